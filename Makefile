@@ -1,0 +1,84 @@
+# Set-up and everyday commands. `make train` and `make test` need Python 3.11 or newer, nothing else.
+#
+#   make train ARGS="--train.steps 50"     make test ARGS="tests/test_mesh.py -v"
+#   make train PYTHON=/path/to/python3.12  make train EXTRAS=tb,cuda13   (on NVIDIA GPUs)
+
+VENV := .venv
+EXTRAS := tb
+ARGS :=
+PYTHON :=
+
+BIN := $(VENV)/bin
+# A stamp says that an install of pyproject.toml's packages went well. The first line of a recipe
+# removes both, so what was cut short is made again, from nothing.
+TRAIN_STAMP := $(VENV)/.installed-train-$(EXTRAS)
+DEV_STAMP := $(VENV)/.installed-dev
+
+# An environment that does not answer (moved, or its Python is gone) has no valid stamp.
+ifeq ($(shell $(BIN)/python -c 'import sys; print(sys.prefix != sys.base_prefix)' 2>/dev/null),)
+.PHONY: $(TRAIN_STAMP) $(DEV_STAMP)
+endif
+
+# $(call install,EXTRAS): a fresh environment unless a good one is there, then the packages.
+define install
+	@if ! ls $(VENV)/.installed-* >/dev/null 2>&1 || ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+	    python=$$($(FIND_PYTHON)) && \
+	    echo "Setting up $(VENV) with $$python ..." && \
+	    "$$python" -m venv --clear $(VENV); \
+	fi
+	@rm -f $(VENV)/.installed-*
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(1)]'
+endef
+
+# Prints the first Python that will do; else one line that says what is missing. The versions that
+# are tested come first.
+define FIND_PYTHON
+found=; \
+for python in $(or $(PYTHON),python3.12 python3.11 python3.13 python3.14 python3 python); do \
+    "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
+    found="$$python"; \
+    "$$python" -c 'import venv, ensurepip' 2>/dev/null && echo "$$python" && exit 0; \
+done; \
+if [ -n "$$found" ]; then \
+    echo "error: $$found cannot make virtual environments; install its venv package (Debian, Ubuntu: apt install python3-venv)" >&2; \
+else \
+    echo "error: no Python 3.11 or newer $(if $(PYTHON),at PYTHON=$(PYTHON),on PATH); install one, or name one: make PYTHON=/path/to/python3.12" >&2; \
+fi; exit 1
+endef
+
+.PHONY: help train test slow lint docs clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/make \1: \2/p' $(MAKEFILE_LIST)
+
+train: $(TRAIN_STAMP)  ## train a small GPT: configs/quickstart.yaml, with ARGS="--section.field value ..."
+	$(BIN)/python -m jaxptd.train --config configs/quickstart.yaml $(ARGS)
+
+test: $(DEV_STAMP)  ## run the tests, with ARGS for pytest
+	$(BIN)/python -m pytest $(ARGS)
+
+slow: $(DEV_STAMP)  ## run the slow tests
+	$(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)
+
+lint: $(DEV_STAMP)  ## check style, types and which module imports which
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	PYTHONPATH=. $(BIN)/lint-imports --no-logo --cache-dir .import_linter_cache
+
+docs: $(DEV_STAMP)  ## build the documentation into docs/_build
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	$(BIN)/python -m sphinx -W -b html docs docs/_build/html
+
+clean:  ## remove the environment, caches and built documentation; runs/ stays
+	rm -rf .venv .venv-* .jax_cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .import_linter_cache build dist docs/_build *.egg-info
+
+# Whoever can test can train, so the second stamp comes with the first.
+$(DEV_STAMP): pyproject.toml
+	$(call install,dev)
+	@touch $@ $(TRAIN_STAMP)
+
+$(TRAIN_STAMP): pyproject.toml
+	$(call install,$(EXTRAS))
+	@touch $@

@@ -1,0 +1,48 @@
+"""Eight simulated CPU devices for every test, and a cache of what was compiled before.
+
+`pytest --gpu` runs the tests marked gpu instead, on the accelerators that JAX finds.
+"""
+
+import os
+from pathlib import Path
+
+import jax
+import pytest
+
+# What JAX keeps of compiled programs: everything that took 0.1 s or more.
+CACHE = {
+    "jax_compilation_cache_dir": str(Path(__file__).parent / ".jax_cache"),
+    "jax_persistent_cache_min_compile_time_secs": 0.1,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+}
+
+# A slow or busy machine brings the simulated devices to a collective one after the other. XLA warns
+# after 20 s and ends the process after 40. A name it does not know would end the process at once:
+# these are known to the jaxlib of every version of jax in pyproject.toml.
+PATIENCE = (
+    "--xla_cpu_collective_call_warn_stuck_timeout_seconds=300"
+    " --xla_cpu_collective_call_terminate_timeout_seconds=1200"
+    " --xla_cpu_collective_timeout_seconds=1200"
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds `--gpu`."""
+    parser.addoption("--gpu", action="store_true", help="run the tests marked gpu, on accelerators")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Settles, before JAX starts, which devices this process and the commands it starts see."""
+    for name, value in CACHE.items():
+        jax.config.update(name, value)
+        os.environ[name.upper()] = str(value)
+    if config.getoption("--gpu"):
+        config.option.markexpr = "gpu"
+        if jax.default_backend() == "cpu":
+            raise pytest.UsageError("--gpu: JAX finds no accelerator; install an extra, cuda13 say")
+        return
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 8)
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    # XLA reads this when the first device is asked for.
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {PATIENCE}".strip()

@@ -1,0 +1,102 @@
+"""Collectives in conjugate pairs: what one moves forward, its partner moves backward.
+
+| function         | forward moves              | backward moves | partner          |
+|------------------|----------------------------|----------------|------------------|
+| `copy_to`        | nothing                    | all-reduce     | `reduce_from`    |
+| `reduce_from`    | all-reduce                 | nothing        | `copy_to`        |
+| `scatter_to`     | nothing: keep own block    | all-gather     | `gather_from`    |
+| `gather_from`    | all-gather                 | nothing        | `scatter_to`     |
+| `all_gather`     | all-gather                 | reduce-scatter | `reduce_scatter` |
+| `reduce_scatter` | reduce-scatter             | all-gather     | `all_gather`     |
+
+The first two pairs stand between replicated values and blocks (tensor parallelism); the last pair
+between blocks of the sequence and blocks of the hidden dim (sequence parallelism): what leaves
+`all_gather` is whole on every device, but each device will make something else of it.
+
+Under `check_vma=True` the type of a value says along which axes it varies; `varying_axes` and
+`as_varying` are the only places that touch that type, because its spelling differs between versions.
+
+Source: Shoeybi et al., arXiv 1909.08053 (f and g); Korthikanti et al., arXiv 2205.05198 (g and g-bar).
+"""
+
+from collections.abc import Iterable
+from functools import partial
+
+import jax
+from jax import Array
+from jax import lax
+
+def varying_axes(x: Array) -> frozenset[str]:
+    """The mesh axes along which `x` differs from device to device."""
+    return frozenset(jax.typeof(x).manual_axis_type.varying)
+
+
+def as_varying(x: Array, axes: Iterable[str]) -> Array:
+    """`x`, typed as varying over `axes` too. Moves nothing; its gradient is summed over the new ones."""
+    known = varying_axes(x)
+    missing = tuple(axis for axis in axes if axis not in known)
+    return lax.pcast(x, missing, to="varying") if missing else x
+
+
+def alike(*arrays: Array) -> tuple[Array, ...]:
+    """The arrays, each varying over every axis that one of them varies over."""
+    axes = sorted(frozenset().union(*(varying_axes(x) for x in arrays)))
+    return tuple(as_varying(x, axes) for x in arrays)
+
+
+def copy_to(x: Array, axis: str) -> Array:
+    """x -> x, to be used differently along `axis`; backward: all-reduce. Partner: `reduce_from`."""
+    return lax.pcast(x, axis, to="varying")
+
+
+def reduce_from(x: Array, axis: str) -> Array:
+    """x{+axis} -> x: all-reduce; backward: nothing. Partner: `copy_to`."""
+    return lax.psum(x, axis)
+
+
+def own_block(x: Array, axis: str, dim: int) -> Array:
+    """x[.., n, ..] -> x[.., n/axis, ..]: this device's block of `dim`.
+
+    Raises:
+        ValueError: `dim` does not split over `axis`.
+    """
+    size, parts = x.shape[dim], lax.axis_size(axis)
+    if size % parts:
+        raise ValueError(f"dim {dim} of {x.shape} does not split over {axis}={parts}")
+    start = lax.axis_index(axis) * (size // parts)
+    return lax.dynamic_slice_in_dim(as_varying(x, [axis]), start, size // parts, dim)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def scatter_to(x: Array, axis: str, dim: int = -1) -> Array:
+    """x[.., n] -> x[.., n/axis]: own block; backward: all-gather. Partner: `gather_from`."""
+    return own_block(x, axis, dim)
+
+
+def _scatter_fwd(x: Array, axis: str, dim: int) -> tuple[Array, None]:
+    return own_block(x, axis, dim), None
+
+
+def _scatter_bwd(axis: str, dim: int, _: None, dy: Array) -> tuple[Array]:
+    return (gather_from(dy, axis, dim),)
+
+
+scatter_to.defvjp(_scatter_fwd, _scatter_bwd)
+
+
+def gather_from(x: Array, axis: str, dim: int = -1) -> Array:
+    """x[.., n/axis] -> x[.., n]: all-gather; backward: own block. Partner: `scatter_to`."""
+    return lax.all_gather(x, axis, axis=dim % x.ndim, tiled=True, to="invarying")
+
+
+def all_gather(x: Array, axis: str, dim: int = 1) -> Array:
+    """x[B, T/axis, D] -> x[B, T, D]: all-gather; backward: reduce-scatter. Partner: `reduce_scatter`."""
+    return lax.all_gather(x, axis, axis=dim % x.ndim, tiled=True)
+
+
+def reduce_scatter(x: Array, axis: str, dim: int = 1) -> Array:
+    """x[B, T, D]{+axis} -> x[B, T/axis, D]: reduce-scatter; backward: all-gather.
+
+    Partner: `all_gather`.
+    """
+    return lax.psum_scatter(x, axis, scatter_dimension=dim % x.ndim, tiled=True)

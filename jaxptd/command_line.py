@@ -1,0 +1,164 @@
+"""Reading a config: YAML (`--config F`) plus overrides (`--model.num_layers 4`), by jsonargparse.
+
+Unknown key, wrong type, impossible layout: `UserError`, one line with the field and the remedy.
+"""
+
+import argparse
+import dataclasses
+import difflib
+import re
+import sys
+import types
+import typing
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonargparse
+import yaml
+
+from jaxptd.config import Config, from_dict
+from jaxptd.errors import Parser, UserError
+
+
+def make_parser(prog: str, description: str) -> jsonargparse.ArgumentParser:
+    """A parser of `--config F` and one option a field, that raises instead of exiting."""
+    parser = jsonargparse.ArgumentParser(
+        prog=prog, description=description, exit_on_error=False, allow_abbrev=False
+    )
+    help_text = "YAML file; options after it override it"
+    parser.add_argument("--config", action="config", help=help_text)
+    parser.add_class_arguments(Config, None, fail_untyped=True)
+    for action in parser._actions:
+        if action.dest in _sections():  # `--model FILE`, a second way to say --config
+            action.help = argparse.SUPPRESS
+    return parser
+
+
+def parse(
+    parser: jsonargparse.ArgumentParser, argv: Sequence[str] | None
+) -> tuple[Config, dict[str, Any]]:
+    """The config that the command line asks for, and the parser's other options.
+
+    Raises:
+        UserError: unknown key, wrong type, impossible layout, unreadable file.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    _check_options(argv)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # jsonargparse announces renamings of its own here
+            values = parser.parse_args(argv)
+    except argparse.ArgumentError as error:
+        raise UserError(_in_words(str(error))) from error
+    except (ValueError, OSError) as error:
+        raise UserError(f"{error}; see --help") from error
+    tree = values.as_dict()
+    sections = {name: tree.pop(name) for name in _sections()}
+    tree.pop("config", None)
+    return from_dict(sections), tree
+
+
+def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
+    """The config in a YAML file, with overrides as on the command line.
+
+    Raises:
+        UserError: as `parse`.
+    """
+    return parse(make_parser("jaxptd", "a run"), ["--config", str(path), *overrides])[0]
+
+
+def _check_options(argv: Sequence[str]) -> None:
+    """Raises UserError for an option that is a whole section, or a `--config` file that is none."""
+    parser = Parser(add_help=False)
+    parser.add_argument("--config", action="append", default=[])
+    files, others = parser.parse_known_args(argv)
+    for section in _sections():
+        if any(other.partition("=")[0] == f"--{section}" for other in others):
+            raise UserError(f"--{section} is a section; give its fields, as --{section}.name value")
+    for path in files.config:
+        _check_file(path)
+
+
+def _check_file(path: str) -> None:
+    """Raises UserError, naming the file, unless it is YAML with sections and fields of a config."""
+    try:
+        text = Path(path).expanduser().read_text(encoding="utf-8")
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not text; name a YAML file of a config") from error
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; name a YAML file of a config") from error
+    except (yaml.YAMLError, RecursionError) as error:
+        place = str(error).replace(' in "<unicode string>",', " at")
+        raise UserError(f"{path} is not YAML: {place}") from error
+    for section, fields in _entries(path, root):
+        if section not in _sections():
+            raise UserError(f"{path}: unknown section {section}; use {', '.join(_sections())}")
+        for name, _ in _entries(f"{path}: section {section}", fields):
+            key = f"{section}.{name}"
+            if key not in _field_types():
+                raise UserError(f"{path}: unknown key {key}; {_nearest(key)}")
+
+
+def _entries(where: str, node: yaml.Node | None) -> Iterator[tuple[str, yaml.Node]]:
+    """Keys and values of a YAML mapping, each key once."""
+    if not isinstance(node, yaml.MappingNode) or not node.value:
+        found = node.tag.rpartition(":")[2] if node else "nothing"
+        raise UserError(f"{where}: expected `name: value` lines, found {found}; see --print_config")
+    seen = set()
+    for key, value in node.value:
+        if str(key.value) in seen:
+            raise UserError(f"{where}: {key.value} stands there twice; leave one of them")
+        seen.add(str(key.value))
+        yield str(key.value), value
+
+
+def _sections() -> list[str]:
+    return [field.name for field in dataclasses.fields(Config)]
+
+
+def _field_types() -> dict[str, Any]:
+    """Every `section.field` of a config and its type."""
+    return {
+        f"{section.name}.{field.name}": field.type
+        for section in dataclasses.fields(Config)
+        for field in dataclasses.fields(section.type)  # type: ignore[arg-type]
+    }
+
+
+def _nearest(key: str) -> str:
+    """The remedy for an unknown key: the field whose name is like its last part."""
+    fields = {field.rpartition(".")[2]: field for field in _field_types()}
+    found = difflib.get_close_matches(key.rpartition(".")[2], fields, n=1)
+    return f"did you mean {fields[found[0]]}?" if found else "see --help for every field"
+
+
+def _type_in_words(annotation: Any) -> str:
+    """`int | None` as "int or null", `Literal["a", "b"]` as "one of a, b"."""
+    if annotation is types.NoneType:
+        return "null"
+    members = typing.get_args(annotation)
+    if typing.get_origin(annotation) is typing.Literal:
+        return f"one of {', '.join(map(str, members))}"
+    if isinstance(annotation, types.UnionType):
+        return " or ".join(map(_type_in_words, members))
+    return str(annotation) if members else str(annotation.__name__)
+
+
+def _in_words(message: str) -> str:
+    """jsonargparse's message as one line that names the field and the remedy."""
+    text = " ".join(message.split())
+    if match := re.search(r"Group '(\S+)' does not accept option '(\S+)'", text):
+        key = f"{match[1]}.{match[2]}"
+        return f"unknown key {key}; {_nearest(key)}"
+    if match := re.search(
+        r"(?:[Uu]nrecognized arguments: (?:--)?|Option ')([^\s'=]+)(?:' is not accepted)?", text
+    ):
+        return f"unknown key {match[1]}; {_nearest(match[1])}"
+    match = re.search(r'Parser key "([\w.]+)".*(?:Got|Given) value: (.*)', text)
+    if match and match[1] in _field_types():
+        expected = _type_in_words(_field_types()[match[1]])
+        return f"{match[1]}: expected {expected}, got {match[2]}"
+    return f"{text}; see --help"

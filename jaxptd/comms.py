@@ -1,0 +1,181 @@
+"""What a training step moves: its collectives by kind, axis, bytes and executions.
+
+`python -m jaxptd.comms --config F [overrides] [--json]` traces the step, counts every collective of
+its jaxpr (scan lengths multiplied in) and of the compiled HLO, and holds both against the formula.
+Nothing is run, and no parameter is made.
+
+Bytes are of the whole tensor that a collective makes or sums, on one device: all-reduce its operand,
+all-gather its result, reduce-scatter its operand. `wire_bytes` is what a ring sends from each device:
+with g devices (g-1)/g of that, twice for an all-reduce. Axes of size 1 move nothing and are left out.
+
+Source of the formulas: Shoeybi et al., arXiv 1909.08053; Korthikanti et al., arXiv 2205.05198.
+"""
+
+import collections
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from jax.sharding import Mesh
+from rich.console import Console
+from rich.table import Table
+
+from jaxptd.command_line import make_parser, parse
+from jaxptd.config import Config
+from jaxptd.devices import prepare
+from jaxptd.errors import run_command
+from jaxptd.formulas import Collective, expected
+from jaxptd.hlo import collectives_from_hlo
+from jaxptd.mesh import make_mesh
+from jaxptd.step import Program
+from jaxptd.verify import with_vocabulary
+
+KINDS = {
+    "psum": "all-reduce",
+    "psum_invariant": "all-reduce",
+    "pmax": "all-reduce",
+    "pmin": "all-reduce",
+    "all_gather": "all-gather",
+    "all_gather_invariant": "all-gather",
+    "reduce_scatter": "reduce-scatter",
+    "ppermute": "collective-permute",
+    "all_to_all": "all-to-all",
+    "pbroadcast": "collective-broadcast",
+}
+
+
+def collectives_of(jaxpr: Any, mesh: Mesh) -> list[Collective]:
+    """Every collective of a jaxpr, like ones added up.
+
+    Raises:
+        ValueError: one stands in a loop whose length is not known before it runs.
+    """
+    return add_up(_walk(getattr(jaxpr, "jaxpr", jaxpr), 1, dict(mesh.shape)))
+
+
+def _walk(jaxpr: Any, times: int, sizes: Mapping[str, int]) -> Iterator[Collective]:
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        if name in KINDS:
+            yield from _read(equation, times, sizes)
+        inner = list(_sub_jaxprs(equation.params.values()))
+        found = [c for sub in inner for c in _walk(sub, times * equation.params.get("length", 1), sizes)]
+        if name == "while" and found:
+            raise ValueError(f"{found[0].kind} inside a while loop: how often it runs is not known")
+        yield from found
+
+
+def _sub_jaxprs(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            item = getattr(item, "jaxpr", item)
+            if hasattr(item, "eqns"):
+                yield item
+
+
+def _read(equation: Any, times: int, sizes: Mapping[str, int]) -> Iterator[Collective]:
+    axes = equation.params.get("axes", equation.params.get("axis_name"))
+    axes = tuple(str(axis) for axis in (axes if isinstance(axes, tuple) else (axes,)) if sizes[axis] > 1)
+    kind = KINDS[equation.primitive.name]
+    for variable in equation.outvars if kind == "all-gather" else equation.invars:
+        if axes:
+            size = math.prod(variable.aval.shape) * variable.aval.dtype.itemsize
+            yield Collective(kind, axes, times, times * size)
+
+
+def add_up(collectives: Iterable[Collective]) -> list[Collective]:
+    """One entry for each kind and set of axes, in order of bytes."""
+    total: dict[tuple, list[int]] = collections.defaultdict(lambda: [0, 0])
+    for each in collectives:
+        entry = total[each.kind, tuple(sorted(each.axes))]
+        entry[0] += each.count
+        entry[1] += each.bytes
+    merged = [Collective(*key, *entry) for key, entry in total.items()]
+    return sorted(merged, key=lambda c: (-c.bytes, c.kind, c.axes))
+
+
+def subtract(more: Sequence[Collective], less: Sequence[Collective]) -> list[Collective]:
+    """What `more` has beyond `less`."""
+    negative = [dataclasses.replace(c, count=-c.count, bytes=-c.bytes) for c in less]
+    return [c for c in add_up([*more, *negative]) if c.count or c.bytes]
+
+
+def count(program: Program) -> list[Collective]:
+    """The collectives of a program's training step, from its jaxpr."""
+    return collectives_of(_trace(program).jaxpr, program.mesh)
+
+
+def count_compiled(program: Program) -> list[Collective]:
+    """The collectives of the compiled step, from its HLO: XLA may have merged some into one."""
+    return add_up(collectives_from_hlo(_trace(program).lower().compile().as_text(), dict(program.mesh.shape)))
+
+
+def per_layer(program: Program) -> list[Collective]:
+    """What one more layer moves."""
+    model = program.config.model
+    deeper = dataclasses.replace(model, num_layers=model.num_layers + 1)
+    more = dataclasses.replace(program, config=dataclasses.replace(program.config, model=deeper))
+    blocks = [c for c in count(more) if not _is_reduction_of_gradients(c, program)]
+    return subtract(blocks, [c for c in count(program) if not _is_reduction_of_gradients(c, program)])
+
+
+def _is_reduction_of_gradients(collective: Collective, program: Program) -> bool:
+    return "dp" in collective.axes
+
+
+def _trace(program: Program) -> Any:
+    return program.train_step.trace(program.abstract_state, program.abstract_batch)
+
+
+def report(config: Config) -> dict[str, list[Collective]]:
+    """The step's collectives: counted in the jaxpr, counted in the HLO, by the formula, and a layer's."""
+    program = Program(config, make_mesh(config.layout))
+    return {
+        "jaxpr": count(program),
+        "compiled": count_compiled(program),
+        "formula": add_up(expected(program.config, program.infos)),
+        "per_layer": per_layer(program),
+    }
+
+
+def _table(title: str, rows: Sequence[Collective], sizes: Mapping[str, int]) -> Table:
+    table = Table("collective", "axes", "executions", "bytes", "ring bytes sent", title=title)
+    for row in rows:
+        table.add_row(row.kind, " x ".join(row.axes), f"{row.count:,}", f"{row.bytes:,}", f"{row.wire_bytes(sizes):,}")
+    return table
+
+
+TITLES = {
+    "jaxpr": "one training step, from the jaxpr",
+    "compiled": "one training step, from the compiled HLO",
+    "formula": "one training step, by the formula",
+    "per_layer": "of which one layer, forward and backward, all micro-batches",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Counts what one training step moves between devices, and holds it against the formula."""
+    parser = make_parser("python -m jaxptd.comms", main.__doc__ or "")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    config, options = parse(parser, argv)
+    config = with_vocabulary(config)
+    where = prepare(config)
+    sizes = {str(axis): size for axis, size in config.layout.sizes.items()}
+    found = report(config)
+    if options["json"]:
+        rows = {name: [row.as_dict(sizes) for row in each] for name, each in found.items()}
+        print(json.dumps({"mesh": sizes, **rows}))
+        return 0
+    console = Console()
+    console.print(f"{config.layout} on {where}", highlight=False)
+    for name, rows in found.items():
+        console.print(_table(TITLES[name], rows, sizes))
+    same = subtract(found["jaxpr"], found["formula"]) == []
+    console.print("the jaxpr moves what the formula says" if same else "the jaxpr does NOT move what the formula says")
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

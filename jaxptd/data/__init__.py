@@ -1,0 +1,115 @@
+"""The data of a run: from `data.source` to the sequences of step n. Needs numpy, not JAX.
+
+`sources` (which files) -> `corpora` and `tokenizers` (text), or `token_files` (ids) -> `batches`.
+`python -m jaxptd.data` tokenizes text once, into a file that later runs map instead.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jaxptd.data.batches import Windows, WindowsInOrder
+from jaxptd.data.corpora import tokenize
+from jaxptd.data.sources import find_files
+from jaxptd.data.token_files import is_token_file, open_tokens
+from jaxptd.data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
+from jaxptd.errors import UserError
+
+if TYPE_CHECKING:
+    from jaxptd.config import DataConfig  # imports JAX
+
+__all__ = [
+    "ByteTokenizer",
+    "Data",
+    "Tokenizer",
+    "Windows",
+    "WindowsInOrder",
+    "load_tokenizer",
+    "open_data",
+]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Data:
+    """The two parts of a corpus.
+
+    Args:
+        train: its beginning, in random order.
+        validation: its end, in order; None if `data.validation_fraction` is 0.
+    """
+
+    train: Windows
+    validation: Windows | None
+
+
+def open_data(
+    config: "DataConfig", tokenizer: Tokenizer, *, seq_length: int, vocab_size: int, seed: int
+) -> Data:
+    """The sequences of a run.
+
+    Text is read and tokenized here, each document followed by the end of document; `.bin` files are
+    mapped, and their ids are as they are, whatever `tokenizer` is.
+
+    Raises:
+        UserError: a source is missing or broken, text and token files are mixed, the tokenizer does
+            not fit `vocab_size`, or a part is shorter than one sequence.
+    """
+    files = find_files(config.source)
+    tokens = (
+        open_tokens(files) if _are_token_files(files) else _read_text(files, tokenizer, vocab_size)
+    )
+    sizes = {"seq_length": seq_length, "seed": seed, "vocab_size": vocab_size}
+    if config.validation_fraction == 0:
+        return Data(train=Windows(tokens, **sizes), validation=None)
+    cut = _cut(len(tokens), config.validation_fraction, seq_length)
+    return Data(
+        train=Windows(tokens[:cut], **sizes), validation=WindowsInOrder(tokens[cut:], **sizes)
+    )
+
+
+def _are_token_files(files: Sequence[Path]) -> bool:
+    text = [path for path in files if not is_token_file(path)]
+    ids = [path for path in files if is_token_file(path)]
+    if text and ids:
+        raise UserError(
+            f"data.source mixes tokens ({ids[0]}) with text ({text[0]}); tokenize the text first, "
+            "with python -m jaxptd.data, or use one kind"
+        )
+    return bool(ids)
+
+
+def _read_text(files: Sequence[Path], tokenizer: Tokenizer, vocab_size: int) -> np.ndarray:
+    if vocab_size < tokenizer.vocab_size:
+        raise UserError(
+            f"model.vocab_size={vocab_size} is below the tokenizer's {tokenizer.vocab_size}; "
+            f"use {tokenizer.vocab_size} or more, or null"
+        )
+    return np.concatenate(list(tokenize(files, tokenizer)))
+
+
+def _cut(num_tokens: int, fraction: float, seq_length: int) -> int:
+    """Where the validation part begins; both parts hold a sequence."""
+    validation = round(num_tokens * fraction)
+    shortest = seq_length + 1
+    for part, size in (
+        ("leaves validation", validation),
+        ("leaves training", num_tokens - validation),
+    ):
+        if size < shortest:
+            raise UserError(
+                f"data.validation_fraction={fraction} of {num_tokens} tokens {part} {size}, one "
+                f"sequence takes model.seq_length + 1 = {shortest}; {_remedy(num_tokens, shortest)}"
+            )
+    return num_tokens - validation
+
+
+def _remedy(num_tokens: int, shortest: int) -> str:
+    others = "more data or a smaller model.seq_length"
+    least = math.ceil(1000 * shortest / num_tokens)
+    if least > 500:
+        return f"use {others}, or data.validation_fraction=0"
+    return f"use {least / 1000} to {(1000 - least) / 1000}, 0 for no validation, {others}"

@@ -1,0 +1,117 @@
+"""The sequences of a step, as a function of the seed and the sample number only.
+
+Sample number = step * global_batch_size + row in the batch. No process, device or earlier call has
+a say, so any process can ask for its rows alone and a resumed run goes on where it was.
+
+N tokens in the corpus, T = seq_length; a sequence is T + 1 tokens, for T predictions.
+"""
+
+import dataclasses
+import functools
+
+import numpy as np
+
+from jaxptd.data.joined import Joined, locate
+from jaxptd.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Windows:
+    """Sequences in random order.
+
+    Epoch e is samples [e * W, (e + 1) * W): the W windows that start at shift + T * k, each once,
+    in an order and with a shift drawn for (seed, e). The shift moves the cuts from epoch to epoch.
+    What an epoch leaves out is fewer than 2 T tokens, at the two ends, different ones each time.
+
+    Args:
+        tokens: ids[N], an array, a memmap or `Joined` memmaps.
+        seq_length: T.
+        seed: of the order, 0 or more.
+        vocab_size: ids are in [0, vocab_size).
+
+    Raises:
+        UserError: the corpus is shorter than one sequence.
+    """
+
+    tokens: np.ndarray | Joined
+    seq_length: int
+    seed: int
+    vocab_size: int
+
+    def __post_init__(self) -> None:
+        if len(self.tokens) < self.seq_length + 1:
+            raise UserError(
+                f"the corpus has {len(self.tokens)} tokens, one sequence takes model.seq_length + "
+                f"1 = {self.seq_length + 1}; use more data or a smaller model.seq_length"
+            )
+
+    @property
+    def windows_per_epoch(self) -> int:
+        """W: one window fewer than fit, to leave room for the shift."""
+        return max(1, len(self.tokens) // self.seq_length - 1)
+
+    def starts(self, indices: np.ndarray) -> np.ndarray:
+        """Sample numbers[n] -> the place of each one's first token[n], both int64."""
+        # Shifts 0 to room - 1 fit: a window ends one token beyond where the next one starts.
+        room = len(self.tokens) - self.windows_per_epoch * self.seq_length
+        epochs, places = np.divmod(indices, self.windows_per_epoch)
+        starts = np.empty_like(indices)
+        for epoch in np.unique(epochs):
+            drawn, order = _draw_epoch(self.seed, int(epoch), self.windows_per_epoch)
+            inside = epochs == epoch
+            starts[inside] = drawn % room + self.seq_length * order[places[inside]]
+        return starts
+
+    def rows(self, indices: np.ndarray) -> np.ndarray:
+        """Sample numbers[n], 0 or more, in any order -> their sequences, int32[n, T + 1].
+
+        Raises:
+            UserError: an id is outside [0, vocab_size); names the file and the place.
+        """
+        indices = np.asarray(indices, dtype=np.int64)
+        rows = np.empty((len(indices), self.seq_length + 1), dtype=np.int32)
+        for row, start in zip(rows, self.starts(indices).tolist(), strict=True):
+            ids = np.asarray(self.tokens[start : start + self.seq_length + 1])
+            self._check(ids, start)
+            row[:] = ids
+        return rows
+
+    def _check(self, ids: np.ndarray, start: int) -> None:
+        wrong = np.flatnonzero((ids < 0) | (ids >= self.vocab_size))
+        if len(wrong):
+            raise UserError(
+                f"{locate(self.tokens, start + int(wrong[0]))} has id {ids[wrong[0]]}, outside the "
+                f"model's {self.vocab_size} (0 to {self.vocab_size - 1}); use the tokenizer the "
+                "data was made with, or a larger model.vocab_size"
+            )
+
+
+class WindowsInOrder(Windows):
+    """Sequences in the order of the corpus, for evaluation: no shuffle, no shift, no seed.
+
+    After the last window comes the first again, so every evaluation reads the same tokens.
+    """
+
+    @property
+    def windows_per_epoch(self) -> int:
+        """As many as fit."""
+        return (len(self.tokens) - 1) // self.seq_length
+
+    def starts(self, indices: np.ndarray) -> np.ndarray:
+        return indices % self.windows_per_epoch * self.seq_length
+
+
+# A batch lies in one or two epochs; a draw of 10 million windows takes a second, too long a step.
+@functools.lru_cache(maxsize=2)
+def _draw_epoch(seed: int, epoch: int, num_windows: int) -> tuple[int, np.ndarray]:
+    """A random number for the shift and an order[num_windows] of the windows: a pure function.
+
+    Philox is counter-based: (seed, epoch) is its key. Its raw output is fixed for good, while numpy
+    may change what `Generator.permutation` makes of it (NEP 19), and so a resumed run's data.
+    """
+    drawn = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)).random_raw(
+        num_windows + 1
+    )
+    order = np.argsort(drawn[1:], kind="stable")
+    order.setflags(write=False)  # it is shared by every caller
+    return int(drawn[0]), order

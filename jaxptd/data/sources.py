@@ -1,0 +1,119 @@
+"""Which files `data.source` names, in an order that no file system decides.
+
+A source is `stdlib`, a path, or a glob (`**` goes into folders); a path that exists is never taken
+as a glob. The matches of a glob come sorted. Megatron's pair `x.bin` + `x.idx` is one source, named
+by either file or by the prefix `x`; here it is `x.bin`.
+"""
+
+import glob
+import hashlib
+import os
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxptd.errors import UserError
+
+STDLIB = "stdlib"
+# Other people's packages; and tests, which are not always installed, nor always Python 3.
+NOT_STDLIB = frozenset(
+    {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__"}
+)
+# Written when Python was built or installed: two machines with the same Python differ in these.
+OF_THE_MACHINE = ("config-", "_sysconfigdata", "sitecustomize")
+
+
+def find_files(source: str | Sequence[str]) -> list[Path]:
+    """The files of every source, in the order given.
+
+    Raises:
+        UserError: a source matches nothing, is a folder, or names a file a second time (one copy
+            could be trained on, the other validated on).
+    """
+    names = [source] if isinstance(source, str) else source
+    found: dict[str, str] = {}
+    files = []
+    for name in names:
+        for path in _expand(name):
+            key = os.path.realpath(path)
+            if key in found:
+                raise UserError(
+                    f"data.source: {path} is named twice, by {found[key]!r} and {name!r}; "
+                    "name it once"
+                )
+            found[key] = name
+            files.append(path)
+    return files
+
+
+def stdlib_files() -> list[Path]:
+    """The .py files of the running Python's standard library, about 11 MB.
+
+    They are shuffled, by a hash of each name: sorted, the last part, which validation takes, would
+    be a few packages (xml, zipfile) unlike the rest. The same Python has the same order anywhere.
+
+    Raises:
+        UserError: this Python has no such files (it keeps its library in a zip).
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    names = [
+        path.relative_to(root).as_posix()
+        for path in root.rglob("*.py")
+        if _is_stdlib(path.relative_to(root))
+    ]
+    files = [root / name for name in sorted(names, key=_hash)]
+    files = [path for path in files if path.stat().st_size > 0]
+    if not files:
+        raise UserError(
+            f"data.source=stdlib: this Python has no source files in {root}; name text files"
+        )
+    return files
+
+
+def _is_stdlib(path: Path) -> bool:
+    return not NOT_STDLIB.intersection(path.parts) and not path.parts[0].startswith(OF_THE_MACHINE)
+
+
+def _hash(name: str) -> bytes:
+    return hashlib.sha256(name.encode()).digest()
+
+
+def _expand(name: str) -> list[Path]:
+    if name == STDLIB:
+        return stdlib_files()
+    if os.path.isdir(name):
+        pattern = os.path.join(name, "**", "*.txt")
+        raise UserError(
+            f"data.source={name!r} is a folder; name its files with a glob, such as {pattern!r}"
+        )
+    if os.path.exists(name):
+        matches = [name]
+    elif os.path.isfile(f"{name}.idx"):
+        matches = [f"{name}.idx"]
+    else:
+        matches = [match for match in sorted(_glob(name)) if not os.path.isdir(match)]
+    if not matches:
+        raise UserError(
+            f"data.source={name!r} matches no file; use {STDLIB}, or paths or globs of files "
+            "(relative ones start at the working folder)"
+        )
+    return list(dict.fromkeys(_checked(Path(match)) for match in matches))
+
+
+def _glob(pattern: str) -> list[str]:
+    try:
+        return glob.glob(pattern, recursive=True)
+    except (ValueError, OSError):  # a pattern no file can have, with NUL in it say
+        return []
+
+
+def _checked(path: Path) -> Path:
+    if not os.path.isfile(path):
+        raise UserError(f"data.source: {path} is not a regular file; name one on disk")
+    if path.suffix != ".idx":
+        return path
+    if not os.path.isfile(tokens := path.with_suffix(".bin")):
+        raise UserError(
+            f"data.source: {path} is a Megatron index but {tokens} is missing; put it beside"
+        )
+    return tokens

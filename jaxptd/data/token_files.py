@@ -1,0 +1,167 @@
+"""Files of token ids, memory-mapped: nothing is read until a batch asks for it.
+
+- **nanoGPT** `.bin` (data/openwebtext/prepare.py): little-endian uint16 ids, nothing else; each
+  document is followed by its end of document.
+- **Megatron** `.bin` + `.idx` (Megatron-LM core/datasets/indexed_dataset.py): the `.bin` is ids,
+  nothing else. The `.idx`, little-endian: magic `MMIDIDX\\0\\0`; version u64 = 1; dtype code u8
+  (1 uint8, 2 int8, 3 int16, 4 int32, 5 int64, 6 float64, 7 float32, 8 uint16); number of sequences
+  u64; length of the document index u64; each sequence's length int32; each sequence's byte offset
+  in the `.bin` int64; the document index int64. The ids are read as they lie; have
+  preprocess_data.py put the ends of documents in them (`--append-eod`).
+
+A `.bin` with an `.idx` beside it is Megatron's, any other nanoGPT's.
+"""
+
+import os
+import struct
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from jaxptd.data.joined import Joined
+from jaxptd.errors import UserError
+
+NANOGPT_DTYPE = np.dtype("<u2")
+NANOGPT_VOCAB_SIZE = 2**16
+
+MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
+MEGATRON_HEADER = struct.Struct("<9sQBQQ")  # magic, version, dtype code, sequences, document index
+MEGATRON_VERSION = 1
+MEGATRON_DTYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # ids: no floats
+
+
+def is_token_file(path: Path) -> bool:
+    """Whether the file holds ids (.bin) rather than text."""
+    return path.suffix == ".bin"
+
+
+def open_tokens(files: Sequence[Path]) -> np.ndarray | Joined:
+    """The ids of `.bin` files, one after the other: a memmap, or `Joined` memmaps of several.
+
+    Raises:
+        UserError: a file cannot be read, or breaks its format.
+    """
+    parts = [open_token_file(path) for path in files]
+    return parts[0] if len(parts) == 1 else Joined(tuple(parts))
+
+
+def open_token_file(path: Path) -> np.memmap:
+    """The ids of one `.bin` file, Megatron's if an `.idx` lies beside it.
+
+    Raises:
+        UserError: the file cannot be read, or breaks its format.
+    """
+    index = path.with_suffix(".idx")
+    try:
+        dtype = _read_megatron_dtype(index, path) if index.is_file() else NANOGPT_DTYPE
+        size = path.stat().st_size
+        if size == 0:
+            raise UserError(f"data.source: {path} is empty; leave it out")
+        if size % dtype.itemsize:
+            raise UserError(
+                f"data.source: {path} has {size} bytes, not a multiple of {dtype.itemsize} "
+                f"({dtype.name} ids); it is cut short or is no token file, make it again"
+            )
+        return np.memmap(path, dtype=dtype, mode="r")
+    except OSError as error:
+        raise UserError(f"data.source: cannot read {path}: {error.strerror or error}") from error
+
+
+def _read_megatron_dtype(index: Path, tokens: Path) -> np.dtype:
+    """The dtype an `.idx` gives for its `.bin`, once the two are found to agree."""
+    with open(index, "rb") as file:
+        header = file.read(MEGATRON_HEADER.size)
+    if len(header) < MEGATRON_HEADER.size or not header.startswith(MEGATRON_MAGIC):
+        raise UserError(
+            f"data.source: {index} is not a Megatron index (no MMIDIDX at its start); make it again"
+        )
+    _, version, code, num_sequences, num_documents = MEGATRON_HEADER.unpack(header)
+    if version != MEGATRON_VERSION:
+        raise UserError(
+            f"data.source: {index} has version {version}, not {MEGATRON_VERSION}; make it again"
+        )
+    if code not in MEGATRON_DTYPES:
+        known = ", ".join(
+            f"{known} {np.dtype(name).name}" for known, name in MEGATRON_DTYPES.items()
+        )
+        raise UserError(f"data.source: {index} has dtype code {code}; ids are one of {known}")
+    expected = MEGATRON_HEADER.size + num_sequences * (4 + 8) + num_documents * 8
+    if (size := index.stat().st_size) != expected:
+        raise UserError(
+            f"data.source: {index} has {size} bytes, {num_sequences} sequences and {num_documents} "
+            f"document entries take {expected}; it is cut short or multimodal, make it again"
+        )
+    dtype = np.dtype(MEGATRON_DTYPES[code])
+    _check_megatron_sequences(index, tokens, num_sequences=num_sequences, itemsize=dtype.itemsize)
+    return dtype
+
+
+def _check_megatron_sequences(
+    index: Path, tokens: Path, *, num_sequences: int, itemsize: int
+) -> None:
+    """Sequences lie one after the other and fill the `.bin`, so it reads as one run of ids."""
+    start = MEGATRON_HEADER.size
+    lengths = np.fromfile(index, "<i4", num_sequences, offset=start).astype(np.int64)
+    pointers = np.fromfile(index, "<i8", num_sequences, offset=start + 4 * num_sequences)
+    ends = np.cumsum(lengths) * itemsize
+    if (lengths < 0).any() or not np.array_equal(pointers, ends - lengths * itemsize):
+        raise UserError(
+            f"data.source: {index}: its sequences do not lie one after the other; make it again"
+        )
+    expected = int(ends[-1]) if num_sequences else 0
+    if (size := tokens.stat().st_size) != expected:
+        raise UserError(
+            f"data.source: {tokens} has {size} bytes, {index} says {expected}; make both again"
+        )
+
+
+def write_bin(path: Path | str, tokens: np.ndarray) -> None:
+    """Writes ids as a nanoGPT `.bin`.
+
+    Raises:
+        UserError: as `write_bin_parts`.
+    """
+    write_bin_parts(path, [tokens])
+
+
+def write_bin_parts(path: Path | str, parts: Iterable[np.ndarray]) -> int:
+    """Writes 1D arrays of ids, one after the other, as one nanoGPT `.bin`; the number of ids.
+
+    The file is written aside and moved into place when it is whole: an error leaves what was there.
+
+    Raises:
+        UserError: an id is outside [0, 65536), there are none, or the file cannot be written.
+    """
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise UserError(f"cannot write {path}: there is no folder {path.parent}; make it first")
+    aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with open(aside, "wb") as file:
+            count = (
+                sum(file.write(_as_nanogpt(part).tobytes()) for part in parts)
+                // NANOGPT_DTYPE.itemsize
+            )
+            file.flush()
+            os.fsync(file.fileno())
+        if not count:
+            raise UserError(f"{path}: there are no tokens to write")
+        os.replace(aside, path)
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path}: {error.strerror}; use a folder that can be written and has room"
+        ) from error
+    finally:
+        aside.unlink(missing_ok=True)
+    return count
+
+
+def _as_nanogpt(tokens: np.ndarray) -> np.ndarray:
+    wrong = tokens[(tokens < 0) | (tokens >= NANOGPT_VOCAB_SIZE)]
+    if len(wrong):
+        raise UserError(
+            f"id {wrong[0]} does not fit a nanoGPT .bin (0 to {NANOGPT_VOCAB_SIZE - 1}); "
+            "use a smaller vocabulary"
+        )
+    return tokens.astype(NANOGPT_DTYPE)

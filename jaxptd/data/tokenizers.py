@@ -1,0 +1,146 @@
+"""Text to token ids and back: bytes, or a Hugging Face `tokenizers` JSON file.
+
+A tokenizer never emits its end-of-document id for text, whatever the text says; whoever joins
+documents puts it between them. In decoded text it is a line feed, and ids that no token has (a
+model's padded vocabulary can write them) are U+FFFD.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from jaxptd.errors import UserError
+
+BYTES = "bytes"
+END_OF_DOCUMENT_NAMES = ("<|endoftext|>", "</s>", "<eos>", "[SEP]")
+UNKNOWN = "\N{REPLACEMENT CHARACTER}"
+
+
+class Tokenizer(Protocol):
+    """What turns text into ids in [0, vocab_size) and back."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def end_of_document(self) -> int:
+        """The id that stands after each document."""
+
+    def encode(self, text: str) -> np.ndarray:
+        """The ids of `text`, 1D, in the smallest of uint16 and uint32 that holds vocab_size.
+
+        Raises:
+            UserError: the text has no UTF-8 form (half a surrogate pair).
+        """
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`; any integers will do, broken text shows as U+FFFD."""
+
+
+def id_dtype(vocab_size: int) -> type[np.unsignedinteger]:
+    """The smallest of uint16 and uint32 that holds the ids of a vocabulary."""
+    return np.uint16 if vocab_size <= 2**16 else np.uint32
+
+
+class ByteTokenizer:
+    """The UTF-8 bytes of the text; 256 ends a document."""
+
+    vocab_size = 257
+    end_of_document = 256
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.frombuffer(_utf8(text), dtype=np.uint8).astype(np.uint16)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        values = np.asarray(ids, dtype=np.int64)
+        values = np.where(values == self.end_of_document, ord("\n"), values)
+        # 0xFF occurs in no UTF-8 text, so it decodes to U+FFFD whatever stands around it.
+        values = np.where((values < 0) | (values > 0xFF), 0xFF, values)
+        return values.astype(np.uint8).tobytes().decode("utf-8", errors="replace")
+
+
+class JsonTokenizer:
+    """A trained tokenizer of the `tokenizers` library, as `load_tokenizer` read it."""
+
+    def __init__(self, tokenizer: Any, *, end_of_document: int) -> None:
+        # Files keep the padding and truncation they were last used with; a corpus wants neither.
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        # "<|endoftext|>" within a text is text: only we end documents (tiktoken's encode_ordinary).
+        tokenizer.encode_special_tokens = True
+        self._tokenizer = tokenizer
+        self._known = frozenset(tokenizer.get_vocab(with_added_tokens=True).values())
+        self.end_of_document = end_of_document
+        self.vocab_size = max(self._known) + 1  # ids can have gaps
+
+    def encode(self, text: str) -> np.ndarray:
+        _utf8(text)
+        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return np.array(ids, dtype=id_dtype(self.vocab_size))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        pieces: list[str] = []
+        run: list[int] = []
+        for token in map(int, ids):
+            if token in self._known and token != self.end_of_document:
+                run.append(token)
+                continue
+            pieces += [self._decode_run(run), "\n" if token == self.end_of_document else UNKNOWN]
+            run = []
+        return "".join([*pieces, self._decode_run(run)])
+
+    def _decode_run(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False) if ids else ""
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    """The tokenizer `data.tokenizer` names: "bytes", or the path of a `tokenizers` JSON file.
+
+    The JSON tokenizer's end of document is the first it knows of "<|endoftext|>", "</s>", "<eos>"
+    and "[SEP]".
+
+    Raises:
+        UserError: no such file, not a tokenizer, none of those tokens, or no `hf` extra.
+    """
+    if name == BYTES:
+        return ByteTokenizer()
+    if not os.path.isfile(name):
+        raise UserError(
+            f"data.tokenizer={name!r}: no such file; use bytes, or the path of a tokenizers JSON"
+        )
+    return _load_json(name)
+
+
+def _load_json(path: str) -> JsonTokenizer:
+    try:
+        import tokenizers  # the optional extra; everything else here needs numpy only
+    except ImportError as error:
+        raise UserError(
+            f"data.tokenizer={path!r} needs the tokenizers library; pip install 'jaxptd[hf]'"
+        ) from error
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(path)
+    except Exception as error:  # the library raises bare Exception
+        raise UserError(
+            f"data.tokenizer={path!r} is not a tokenizers JSON file: {error}"
+        ) from error
+    known = [tokenizer.token_to_id(token) for token in END_OF_DOCUMENT_NAMES]
+    ends = [token for token in known if token is not None]
+    if not ends:
+        raise UserError(
+            f"data.tokenizer={path!r} has no token to end a document with; "
+            f"add one of {', '.join(END_OF_DOCUMENT_NAMES)} to it"
+        )
+    return JsonTokenizer(tokenizer, end_of_document=ends[0])
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"text has half a surrogate pair ({text[error.start]!a} at character {error.start}), "
+            "which UTF-8 cannot hold; remove it"
+        ) from error

@@ -1,0 +1,38 @@
+"""What a person can put right: raised with the numbers and the remedy, printed as one line."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+BAD_INPUT = 2
+
+
+class UserError(ValueError):
+    """Bad input. The message is one line: what is wrong, with the numbers, and the remedy."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with bad arguments raised as `UserError` and no abbreviated options."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})  # type: ignore[arg-type]
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; see --help")
+
+
+def run_command(main: Callable[[], int | None]) -> None:
+    """Runs `main` as a command: exit code from its result; a `UserError` is one line and exit 2."""
+    try:
+        code = main()
+        sys.stdout.flush()
+    except UserError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        code = BAD_INPUT
+    except BrokenPipeError:
+        # The reader of our output (`| head`) has gone, and Python flushes once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code)

@@ -1,0 +1,112 @@
+"""Collectives from the text of a compiled program: what XLA made of those in the jaxpr.
+
+Loops count with their known trip counts. Works for CPU and CUDA programs; both spell a group of
+devices as lists, as iota (`[2,4]<=[8]`) or as mesh axes.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from jaxptd.formulas import Collective
+
+KINDS = (
+    "all-gather",
+    "reduce-scatter",
+    "all-reduce",
+    "collective-permute",
+    "all-to-all",
+    "collective-broadcast",
+)
+_BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s32": 4, "u32": 4}
+_BYTES |= {"f32": 4, "s64": 8, "u64": 8, "f64": 8}
+_ARRAY = re.compile(r"\b(pred|bf16|[suf]\d+)\[([\d,]*)\]")
+_COLLECTIVE = re.compile(r"(?:ROOT )?%?[\w.\-]+ = (.*?) (" + "|".join(KINDS) + r")(-start)?\(")
+
+
+def collectives_from_hlo(text: str, sizes: Mapping[str, int]) -> Iterator[Collective]:
+    """Every collective of a compiled module.
+
+    Args:
+        text: `compiled.as_text()`.
+        sizes: of the mesh axes, in mesh order.
+
+    Raises:
+        ValueError: a collective stands in a loop without a known trip count.
+    """
+    computations, entry = _computations(text)
+    for line, times in _executed(computations, entry, 1):
+        if match := _COLLECTIVE.match(line):
+            axes = _axes(line, sizes)
+            if axes:
+                result, kind, start = match.groups()
+                size = _payload(result, kind, started=bool(start))
+                if kind == "reduce-scatter":  # its operand, as in the jaxpr
+                    size *= math.prod(sizes[axis] for axis in axes)
+                yield Collective(kind, axes, times, times * size)
+
+
+def _computations(text: str) -> tuple[dict[str, list[str]], str]:
+    """The lines of each computation by its name, and the entry's name."""
+    computations: dict[str, list[str]] = {}
+    entry, lines = "", []
+    for line in text.splitlines():
+        head = re.match(r"(ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .* )?\{", line)
+        if head and not line.startswith("HloModule"):
+            lines = computations.setdefault(head[2], [])
+            entry = head[2] if head[1] else entry
+        elif " = " in line:
+            lines.append(line.strip())
+    return computations, entry
+
+
+def _executed(computations: Mapping[str, list[str]], name: str, times: int) -> Iterator[tuple[str, int]]:
+    """Every line with how often it runs."""
+    for line in computations.get(name, ()):
+        yield line, times
+        if " while(" in line:
+            body = re.search(r"body=%?([\w.\-]+)", line)
+            trips = re.search(r'"known_trip_count":\{"n":"(\d+)"', line)
+            inside = list(_executed(computations, body[1], times * int(trips[1]) if trips else times)) if body else []
+            if not trips and any(_COLLECTIVE.match(each) for each, _ in inside):
+                raise ValueError(f"a collective in a loop of unknown length: {line[:80]}")
+            yield from inside
+        elif match := re.search(r" (?:call|async-start)\(.*?(?:to_apply|calls)=%?([\w.\-]+)", line):
+            yield from _executed(computations, match[1], times)
+
+
+def _payload(result: str, kind: str, *, started: bool) -> int:
+    """Bytes of a collective's result; a started one returns (operands, results)."""
+    sizes = [math.prod(int(n) for n in dims.split(",") if n) * _BYTES[d] for d, dims in _ARRAY.findall(result)]
+    if not started or kind == "all-reduce":
+        return sum(sizes)
+    if kind == "all-gather":
+        return max(sizes) if len(sizes) == 2 else sum(sizes[len(sizes) // 2 :])
+    return sizes[1] if kind == "collective-permute" else min(sizes)
+
+
+def _axes(line: str, sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """The mesh axes along which the devices of a group differ; none if each group is one device."""
+    if named := re.search(r"replica_groups=mesh\[[^\]]*\] ?\{([^}]*)\}", line):
+        axes = re.findall(r"'([^']+)'", named[1])
+        return tuple(axis for axis in axes if sizes[axis] > 1)
+    shape = tuple(sizes.values())
+    coordinates = np.stack(np.unravel_index(np.arange(math.prod(shape)), shape), -1)
+    varying: set[int] = set()
+    for group in _groups(line, math.prod(shape)):
+        where = coordinates[list(group)]
+        varying |= set(np.nonzero((where != where[0]).any(0))[0].tolist())
+    return tuple(axis for i, axis in enumerate(sizes) if i in varying)
+
+
+def _groups(line: str, devices: int) -> list[tuple[int, ...]]:
+    if lists := re.search(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{} ]*\})\}", line):
+        return [tuple(int(n) for n in group.split(",")) for group in re.findall(r"\{([\d,]+)\}", lists[1])]
+    if iota := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):
+        shape, source, order = ([int(n) for n in part.split(",")] if part else None for part in iota.groups())
+        ranks = np.arange(math.prod(source)).reshape(source)
+        ranks = ranks.transpose(order) if order else ranks
+        return [tuple(group) for group in ranks.reshape(shape).tolist()]
+    return [tuple(range(devices))]

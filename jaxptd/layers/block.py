@@ -1,0 +1,108 @@
+"""The pre-norm transformer block, and how a stack of them runs. Letters: B batch, T position, D model, L layers."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array, lax
+
+from jaxptd.config import ModelConfig
+from jaxptd.layers.attention import Cache, SelfAttention
+from jaxptd.layers.dropout import Places, Site, dropout
+from jaxptd.layers.mlp import MLP
+from jaxptd.layers.norm import LayerNorm
+from jaxptd.layers.tensor_parallel import TensorParallel
+from jaxptd.params import normal, stacked
+
+
+class Block(nnx.Module):
+    """`x + attention(norm(x))`, then `x + mlp(norm(x))`.
+
+    The products that end in the residual stream start smaller, by 1 / sqrt(2 L).
+    Source: Radford et al., 2019 (GPT-2), section 2.3.
+    """
+
+    def __init__(self, config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
+        init_out = normal(0.02 / (2 * config.num_layers) ** 0.5)
+        self.attention_norm = LayerNorm(config.hidden_size, form=form, rngs=rngs)
+        self.attention = SelfAttention(config, form=form, rngs=rngs, init_out=init_out)
+        self.mlp_norm = LayerNorm(config.hidden_size, form=form, rngs=rngs)
+        self.mlp = MLP(config.hidden_size, config.mlp_size, form=form, rngs=rngs, init_out=init_out)
+        self.rate, self.form = config.dropout, form
+
+    def __call__(
+        self, x_BTD: Array, places: Places, layer: Array, cache: Cache | None
+    ) -> tuple[Array, Cache | None]:
+        """x, as the residual stream has it, -> the same; and the cache with this x's keys and values."""
+        a_BTD, cache = self.attention(
+            self.attention_norm(x_BTD), places.at(layer, Site.ATTENTION), cache
+        )
+        x_BTD = x_BTD + self._dropout(a_BTD, places.at(layer, Site.ATTENTION_OUTPUT))
+        h_BTD = self.mlp(self.mlp_norm(x_BTD))
+        return x_BTD + self._dropout(h_BTD, places.at(layer, Site.MLP_OUTPUT)), cache
+
+    def _dropout(self, x_BTD: Array, places: Places) -> Array:
+        return drop_residual(x_BTD, places, form=self.form, rate=self.rate)
+
+
+def drop_residual(x_BTD: Array, places: Places, *, form: TensorParallel, rate: float) -> Array:
+    """Dropout of a block of the residual stream, whichever tokens and hidden units it holds."""
+    own = places._replace(position_T=form.own_tokens(places.position_T))
+    return dropout(x_BTD, own, form.own_hidden(x_BTD.shape[-1]), rate)
+
+
+def make_blocks(config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs) -> Block:
+    """L blocks as one, its parameters stacked `[L, ...]`."""
+    keys = jax.random.split(rngs(), config.num_layers)
+    return stacked(lambda key: Block(config, form=form, rngs=nnx.Rngs(key)), keys)
+
+
+def run_blocks(
+    blocks: Block, x_BTD: Array, places: Places, *, cache: Cache | None, config: ModelConfig
+) -> tuple[Array, Cache | None]:
+    """x -> x after all blocks, scanned or unrolled; the cache's arrays have a leading dim L."""
+    layer_L = jnp.arange(config.num_layers, dtype=jnp.int32)
+    run = _remat(_run_block, config)
+    xs = (blocks, layer_L, cache)
+    if config.scan_layers:
+        return lax.scan(lambda x, block: run(x, places, block), x_BTD, xs)
+    caches = []
+    for block in _unstack(xs, config.num_layers):
+        x_BTD, new = run(x_BTD, places, block)
+        caches.append(new)
+    return x_BTD, jax.tree.map(lambda *each: jnp.stack(each), *caches)
+
+
+def _run_block(x_BTD: Array, places: Places, block: tuple) -> tuple[Array, Cache | None]:
+    module, layer, cache = block
+    return module(x_BTD, places, layer, cache)
+
+
+def _unstack(tree: Any, length: int) -> list[Any]:
+    """A tree of `[L, ...]` -> L trees; its transpose is one concatenation, not L padded sums."""
+
+    def split(x: Array) -> list[Array]:
+        return [part[0] for part in lax.split(x, [1] * length)]
+
+    leaves, treedef = jax.tree.flatten(tree)
+    return [treedef.unflatten(parts) for parts in zip(*map(split, leaves), strict=True)]
+
+
+_SUMS = frozenset({"psum", "psum_invariant", "reduce_scatter"})
+
+
+def _save_products(prim: Any, *args: Any, **params: Any) -> bool:
+    """Keep matrix products and what was summed over devices, so that backward repeats no sum."""
+    if prim.name in _SUMS or prim.name.startswith("dot_product_attention"):
+        return True
+    return jax.checkpoint_policies.dots_with_no_batch_dims_saveable(prim, *args, **params)
+
+
+def _remat(run: Any, config: ModelConfig) -> Any:
+    """`run`, keeping for backward what `model.remat` says."""
+    again = partial(jax.checkpoint, prevent_cse=not config.scan_layers)
+    if config.remat == "full":
+        return again(run)
+    return again(run, policy=_save_products) if config.remat == "dots" else run

@@ -1,0 +1,45 @@
+"""Token and position embeddings. Letters: B batch, T position, D model, V vocabulary."""
+
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+
+from jaxptd.layers.tensor_parallel import TensorParallel
+from jaxptd.params import normal, param
+
+
+class VocabParallelEmbedding(nnx.Module):
+    """A table `[V, D]` cut over the vocabulary; also the output layer, tied or of its own.
+
+    V that does not split is padded with zero rows. They are never looked up, and the loss gives them
+    no probability, so they get no gradient and stay zero.
+
+    Source: Shoeybi et al., arXiv 1909.08053, section 3.
+    """
+
+    def __init__(self, vocab_size: int, size: int, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
+        held = (form.padded(vocab_size), size)
+        self.table = param(rngs(), (vocab_size, size), normal(0.02), spec=form.table_spec(), held=held)
+        self.vocab_size, self.form = vocab_size, form
+
+    def __call__(self, tokens_BT: Array, dtype: DTypeLike) -> Array:
+        """tokens[B, T], ids in [0, V), -> x as the residual stream has it, in `dtype`."""
+        return self.form.lookup(tokens_BT, self.table[...], dtype)
+
+    def logits(self, x_BTD: Array) -> Array:
+        """x -> logits[B, T, V], cut over V, the padding's included."""
+        return self.form.logits(x_BTD, self.table[...])
+
+
+class PositionEmbedding(nnx.Module):
+    """A learned vector for each position, table `[T, D]`, whole on every device.
+
+    Source: Radford et al., Language Models are Unsupervised Multitask Learners, 2019 (GPT-2).
+    """
+
+    def __init__(self, seq_length: int, size: int, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
+        self.table = param(rngs(), (seq_length, size), normal(0.02), spec=form.position_spec())
+
+    def __call__(self, position_T: Array, dtype: DTypeLike) -> Array:
+        """positions[T] in [0, seq_length) -> [T, D]."""
+        return self.table[...][position_T].astype(dtype)

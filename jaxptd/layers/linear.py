@@ -1,0 +1,90 @@
+"""The two linear layers of tensor parallelism. Letters: B batch, T position, D model, F hidden."""
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from jaxptd.layers.tensor_parallel import TensorParallel
+from jaxptd.params import Initialiser, normal, param, zeros
+
+
+class ColumnParallelLinear(nnx.Module):
+    """`x[B, T, D] -> h[B, T, *out]`, the weight `[D, *out]` cut along dim `cut` of `out`.
+
+    Args:
+        in_features: D.
+        out_features: the shape `out`; `(3, N, H)` for attention, `(F,)` for the MLP.
+        cut: the dim of `out` that is cut.
+        form: how matrices are held.
+        rngs: of the initial weight.
+        bias: whether a bias `[*out]` is added.
+        gather_output: leave h whole on every device.
+        init: of the weight.
+
+    Source: Shoeybi et al., arXiv 1909.08053, section 3.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: Sequence[int],
+        *,
+        form: TensorParallel,
+        rngs: nnx.Rngs,
+        cut: int = 0,
+        bias: bool = True,
+        gather_output: bool = False,
+        init: Initialiser = normal(0.02),
+    ) -> None:
+        out, dims = tuple(out_features), len(out_features)
+        self.w = param(rngs(), (in_features, *out), init, spec=form.column_spec(dims, cut))
+        self.b = param(rngs(), out, zeros, spec=form.cut_spec(dims, cut), decay=False) if bias else None
+        self.form, self.cut, self.gather_output = form, cut, gather_output
+
+    def __call__(self, x_BTD: Array) -> Array:
+        h = self.form.column(x_BTD, self.w[...])
+        if self.b is not None:
+            h = h + self.b.astype(h.dtype)
+        return self.form.gather(h, x_BTD.ndim - 1 + self.cut) if self.gather_output else h
+
+
+class RowParallelLinear(nnx.Module):
+    """`h[B, T, *in] -> y[B, T, D]`, the weight `[*in, D]` cut along dim `cut` of `in`.
+
+    Args:
+        in_features: the shape `in`; `(N, H)` for attention, `(F,)` for the MLP.
+        out_features: D.
+        cut: the dim of `in` that is cut.
+        form: how matrices are held.
+        rngs: of the initial weight.
+        bias: whether a bias `[D]` is added, once, after the sum.
+        input_is_parallel: h is cut already; else this device takes its own block.
+        init: of the weight.
+
+    Source: Shoeybi et al., arXiv 1909.08053, section 3.
+    """
+
+    def __init__(
+        self,
+        in_features: Sequence[int],
+        out_features: int,
+        *,
+        form: TensorParallel,
+        rngs: nnx.Rngs,
+        cut: int = 0,
+        bias: bool = True,
+        input_is_parallel: bool = True,
+        init: Initialiser = normal(0.02),
+    ) -> None:
+        inside, dims = tuple(in_features), len(in_features)
+        self.w = param(rngs(), (*inside, out_features), init, spec=form.row_spec(dims, cut))
+        self.b = param(rngs(), (out_features,), zeros, spec=form.hidden_spec(), decay=False) if bias else None
+        self.form, self.cut, self.input_is_parallel = form, cut, input_is_parallel
+
+    def __call__(self, h: Array) -> Array:
+        if not self.input_is_parallel:
+            h = self.form.scatter(h, h.ndim - (self.w.ndim - 1) + self.cut)
+        y_BTD = self.form.row(h, self.w[...])
+        return y_BTD if self.b is None else y_BTD + self.b.astype(y_BTD.dtype)

@@ -1,0 +1,66 @@
+"""Cross-entropy over a vocabulary that is cut over devices. Letters: B batch, T position, V vocabulary.
+
+`[B, T, V]` never exists on one device; what moves is one maximum and two sums a token.
+Source: Shoeybi et al., arXiv 1909.08053, section 3.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jaxptd.layers.tensor_parallel import TensorParallel
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def vocab_parallel_cross_entropy(
+    logits_BTV: Array, targets_BT: Array, form: TensorParallel, vocab_size: int
+) -> Array:
+    """-log softmax(logits)[target] of each token, `[B, T]`, float32 at least.
+
+    Kept for backward: the logits in their own precision and the logsumexp. Backward is one
+    elementwise pass, `softmax - one_hot`; nothing is scattered.
+
+    Args:
+        logits_BTV: this device's part of V, perhaps with padding ids at V and beyond.
+        targets_BT: ids in [0, vocab_size), the same on every device; others give the logsumexp.
+        form: how the vocabulary is cut.
+        vocab_size: V without padding.
+    """
+    return _forward(logits_BTV, targets_BT, form, vocab_size)[0]
+
+
+def _wide(logits_BTV: Array, form: TensorParallel, vocab_size: int) -> tuple[Array, Array]:
+    """Logits in float32 at least, the padding's at minus infinity; and the token ids."""
+    ids_V = form.vocab_ids(logits_BTV.shape[-1])
+    wide_BTV = logits_BTV.astype(jnp.promote_types(logits_BTV.dtype, jnp.float32))
+    return jnp.where(ids_V < vocab_size, wide_BTV, -jnp.inf), ids_V
+
+
+def _forward(
+    logits_BTV: Array, targets_BT: Array, form: TensorParallel, vocab_size: int
+) -> tuple[Array, tuple[Array, Array, Array]]:
+    wide_BTV, ids_V = _wide(logits_BTV, form, vocab_size)
+    max_BT = form.vocab_max(wide_BTV.max(-1))
+    exp_BT = jnp.exp(wide_BTV - max_BT[..., None]).sum(-1)
+    local_BT = targets_BT - ids_V[0]
+    mine_BT = (local_BT >= 0) & (local_BT < ids_V.shape[0])
+    index_BT1 = jnp.where(mine_BT, local_BT, 0)[..., None]
+    target_BT = jnp.where(mine_BT, jnp.take_along_axis(wide_BTV, index_BT1, -1)[..., 0], 0)
+    exp_BT, target_BT = form.vocab_sum(jnp.stack([exp_BT, target_BT]))
+    logsumexp_BT = jnp.log(exp_BT) + max_BT
+    return logsumexp_BT - target_BT, (logits_BTV, targets_BT, logsumexp_BT)
+
+
+def _backward(
+    form: TensorParallel, vocab_size: int, kept: tuple[Array, Array, Array], d_BT: Array
+) -> tuple[Array, None]:
+    logits_BTV, targets_BT, logsumexp_BT = kept
+    wide_BTV, ids_V = _wide(logits_BTV, form, vocab_size)
+    softmax_BTV = jnp.exp(wide_BTV - logsumexp_BT[..., None])
+    d_BTV = jnp.where(ids_V == targets_BT[..., None], softmax_BTV - 1, softmax_BTV) * d_BT[..., None]
+    return d_BTV.astype(logits_BTV.dtype), None
+
+
+vocab_parallel_cross_entropy.defvjp(_forward, _backward)

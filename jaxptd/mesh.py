@@ -1,0 +1,203 @@
+"""The mesh: its axes, how many devices lie along each, and who talks to whom.
+
+The only place that spells an axis. Axes from the slowest link to the fastest, in Megatron's rank
+order (tp fastest, then cp, dp, pp): `pp, dp, cp, row, col, tp`. All are always in the mesh, most of
+them with size 1. `python -m jaxptd.mesh --world-size 16 --tp 2 --pp 4` prints the rank groups.
+
+Source: Narayanan et al., arXiv 2104.04473; Megatron-LM's `parallel_state`.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+from jaxptd.errors import Parser, UserError, run_command
+
+
+class Axis(StrEnum):
+    """A mesh axis. Their order here is the order in the mesh, slowest link first."""
+
+    PP = "pp"  # pipeline stages
+    DP = "dp"  # data parallel: the batch is cut
+    CP = "cp"  # context parallel: the sequence is cut, attention goes round a ring
+    ROW = "row"  # 2D tensor parallel grid
+    COL = "col"
+    TP = "tp"  # Megatron tensor parallel: weight matrices are cut one way
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How a model is spread over devices.
+
+    Args:
+        pp: pipeline stages.
+        dp: parts the batch is cut into.
+        cp: parts the sequence is cut into for ring attention.
+        tp: parts each weight matrix is cut into, one way (Megatron). Either this or row x col.
+        row: rows of the 2D grid of weight blocks.
+        col: columns of the 2D grid of weight blocks.
+        sequence_parallel: cut the sequence over tp too, between the matrix products.
+    """
+
+    pp: int = 1
+    dp: int = 1
+    cp: int = 1
+    tp: int = 1
+    row: int = 1
+    col: int = 1
+    sequence_parallel: bool = False
+
+    def __post_init__(self) -> None:
+        for axis, size in self.sizes.items():
+            if size < 1:
+                raise UserError(
+                    f"layout.{axis}={size}: an axis has at least one device; use 1 or more"
+                )
+        if self.tp > 1 and self.row * self.col > 1:
+            raise UserError(
+                f"layout.tp={self.tp} with layout.row={self.row}, layout.col={self.col}: a matrix "
+                "is held by tp or by a row x col grid, not both; set tp=1 or row=col=1"
+            )
+
+    @property
+    def sizes(self) -> dict[Axis, int]:
+        """Devices along each axis, in mesh order."""
+        return {axis: getattr(self, axis.value) for axis in Axis}
+
+    @property
+    def num_devices(self) -> int:
+        return math.prod(self.sizes.values())
+
+    def __str__(self) -> str:
+        sizes = [f"{axis}={size}" for axis, size in self.sizes.items() if size > 1]
+        sequence = ["sequence_parallel"] if self.sequence_parallel else []
+        return " ".join(sizes + sequence) or "one device"
+
+
+def make_mesh(layout: Layout, devices: Sequence[Any] | None = None) -> Mesh:
+    """The mesh of `layout` over the first `layout.num_devices` of `devices` (default: JAX's).
+
+    Raises:
+        UserError: there are fewer devices than the layout needs.
+    """
+    devices = jax.devices() if devices is None else devices
+    needed = layout.num_devices
+    if needed > len(devices):
+        raise UserError(
+            f"layout ({layout}) needs {needed} devices, there are {len(devices)}; "
+            "use smaller axes, or train.platform=cpu to simulate devices"
+        )
+    block = np.array(devices[:needed], dtype=object).reshape(tuple(layout.sizes.values()))
+    return Mesh(block, tuple(layout.sizes), axis_types=(AxisType.Auto,) * len(Axis))
+
+
+Groups = list[list[int]]
+
+
+def ranks_along(layout: Layout, *axes: Axis) -> Groups:
+    """The groups of ranks that differ along `axes` only, each ascending, ordered by first rank."""
+    order = list(layout.sizes)
+    ranks = np.arange(layout.num_devices).reshape(tuple(layout.sizes.values()))
+    inside = [order.index(axis) for axis in Axis if axis in axes]
+    outside = [i for i in range(len(order)) if i not in inside]
+    size = math.prod(layout.sizes[axis] for axis in axes)
+    return ranks.transpose(outside + inside).reshape(-1, size).tolist()
+
+
+def rank_groups(layout: Layout) -> dict[str, Groups]:
+    """Every process group of the layout, by name.
+
+    `model` is tp x pp (the devices of one copy of the model); `embedding` the first and last stage
+    of each pipeline, which share tied weights; `position_embedding` the first stage.
+    """
+    pipelines = ranks_along(layout, Axis.PP)
+    return {
+        "tp": ranks_along(layout, Axis.TP),
+        "cp": ranks_along(layout, Axis.CP),
+        "dp": ranks_along(layout, Axis.DP),
+        "pp": pipelines,
+        "dp_cp": ranks_along(layout, Axis.DP, Axis.CP),
+        "row": ranks_along(layout, Axis.ROW),
+        "col": ranks_along(layout, Axis.COL),
+        "model": ranks_along(layout, Axis.PP, Axis.ROW, Axis.COL, Axis.TP),
+        "embedding": [sorted({stages[0], stages[-1]}) for stages in pipelines],
+        "position_embedding": [[stages[0]] for stages in pipelines],
+    }
+
+
+def draw(layout: Layout) -> str:
+    """The mesh as text: a column a pipeline stage, a line a dp and cp index, tp ranks in a box."""
+    pp, dp, cp = layout.pp, layout.dp, layout.cp
+    digits = len(str(layout.num_devices - 1))
+    ranks = np.arange(layout.num_devices).reshape(pp, dp * cp, -1)
+    d_width, c_width = len(str(dp - 1)), len(str(cp - 1))
+    labels = [f"dp {d:>{d_width}} cp {c:>{c_width}} " for d, c in np.ndindex(dp, cp)]
+    rows = [
+        [" ".join(f"{rank:>{digits}}" for rank in box) for box in line]
+        for line in ranks.swapaxes(0, 1)
+    ]
+    cell = max(len(rows[0][0]), len(f"pp {pp - 1}"))
+    margin = " " * len(labels[0])
+    title = margin + " ".join(f"  {f'pp {stage}':<{cell}}" for stage in range(pp)).rstrip()
+    rule = margin + ("+" + "-" * (cell + 2)) * pp + "+"
+    body = [
+        label + "".join(f"| {text:<{cell}} " for text in row) + "|"
+        for label, row in zip(labels, rows, strict=True)
+    ]
+    grid = layout.row * layout.col > 1
+    across = f"row {layout.row} x col {layout.col}" if grid else f"tp {layout.tp}"
+    return "\n".join([title, rule, *body, rule, f"{margin}in each box: {across}"])
+
+
+# Printing every group takes memory for every rank: about a gigabyte at this many.
+MAX_WORLD_SIZE = 2**20
+
+
+def _layout_of(world_size: int, sizes: dict[str, int | None]) -> Layout:
+    """The layout of a world: dp is what the other sizes leave, unless it is given."""
+    given: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
+    layout = Layout(**given)
+    if not 1 <= world_size <= MAX_WORLD_SIZE:
+        raise UserError(f"world size {world_size}: use 1 to {MAX_WORLD_SIZE} devices")
+    rest, remainder = divmod(world_size, layout.num_devices)
+    if "dp" not in given and remainder == 0:
+        return dataclasses.replace(layout, dp=rest)
+    if world_size != layout.num_devices:
+        product = " x ".join(f"{name}={size}" for name, size in given.items())
+        remedy = f"use a multiple of {layout.num_devices}, or other sizes"
+        if "dp" in given:
+            remedy = f"use world size {layout.num_devices}, or leave --dp out"
+        raise UserError(f"world size {world_size} does not split into {product}; {remedy}")
+    return layout
+
+
+def _text(layout: Layout) -> str:
+    lines = [f"{layout.num_devices} devices: {layout}", "", draw(layout), ""]
+    for name, groups in rank_groups(layout).items():
+        lines.append(f"{name}: " + " ".join(f"[{','.join(map(str, group))}]" for group in groups))
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints the rank groups of a world, as text or JSON."""
+    parser = Parser(prog="python -m jaxptd.mesh", description=main.__doc__)
+    parser.add_argument("--world-size", type=int, required=True, help="number of devices")
+    for axis in Axis:
+        text = "default: what the other sizes leave" if axis is Axis.DP else "default: 1"
+        parser.add_argument(f"--{axis}", type=int, help=text)
+    parser.add_argument("--json", action="store_true", help="print the groups as JSON")
+    args = vars(parser.parse_args(argv))
+    world_size, as_json = args.pop("world_size"), args.pop("json")
+    layout = _layout_of(world_size, args)
+    print(json.dumps(rank_groups(layout)) if as_json else _text(layout))
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,63 @@
+"""GPT-2: learned positions, pre-norm blocks, GELU, tied output. No axis and no collective in it.
+
+Letters: B batch, T position, S longest text, D model, L layers, N heads, H head size, V vocabulary.
+Source: Radford et al., Language Models are Unsupervised Multitask Learners, 2019.
+"""
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from jaxptd.config import ModelConfig
+from jaxptd.layers.attention import Cache
+from jaxptd.layers.block import drop_residual, make_blocks, run_blocks
+from jaxptd.layers.dropout import Places, Site
+from jaxptd.layers.embedding import PositionEmbedding, VocabParallelEmbedding
+from jaxptd.layers.loss import vocab_parallel_cross_entropy
+from jaxptd.layers.norm import LayerNorm
+from jaxptd.layers.tensor_parallel import TensorParallel
+
+
+class GPT(nnx.Module):
+    """A decoder-only language model.
+
+    Args:
+        config: sizes and choices; vocab_size must be set.
+        form: how matrices are held.
+        rngs: of the initial parameters.
+    """
+
+    def __init__(self, config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
+        if config.vocab_size is None:
+            raise ValueError("model.vocab_size is not set; take it from the tokenizer")
+        vocab = (config.vocab_size, config.hidden_size)
+        self.tokens = VocabParallelEmbedding(*vocab, form=form, rngs=rngs)
+        self.positions = PositionEmbedding(config.seq_length, config.hidden_size, form=form, rngs=rngs)
+        self.blocks = make_blocks(config, form=form, rngs=rngs)
+        self.norm = LayerNorm(config.hidden_size, form=form, rngs=rngs)
+        self.head = None if config.tie_embeddings else VocabParallelEmbedding(*vocab, form=form, rngs=rngs)
+        self.config, self.form = config, form
+
+    def logits(
+        self, tokens_BT: Array, places: Places, cache: Cache | None = None
+    ) -> tuple[Array, Cache | None]:
+        """tokens[B, T] -> logits[B, T, V], cut over V as the form has it; and the cache, filled."""
+        dtype = jnp.dtype(self.config.dtype)
+        own_T = self.form.own_tokens(places.position_T)
+        x_BTD = self.tokens(tokens_BT, dtype) + self.positions(own_T, dtype)
+        embedded = places.at(0, Site.EMBEDDING)
+        x_BTD = drop_residual(x_BTD, embedded, form=self.form, rate=self.config.dropout)
+        x_BTD, cache = run_blocks(self.blocks, x_BTD, places, cache=cache, config=self.config)
+        return (self.head or self.tokens).logits(self.norm(x_BTD)), cache
+
+    def loss(self, tokens_BT: Array, targets_BT: Array, places: Places) -> Array:
+        """-log probability of each target, nats, `[B, T]`, float32 at least."""
+        logits_BTV, _ = self.logits(tokens_BT, places)
+        return vocab_parallel_cross_entropy(logits_BTV, targets_BT, self.form, self.config.vocab_size)
+
+    def empty_cache(self, batch: int, heads: int) -> Cache:
+        """A cache for texts of up to seq_length tokens, `heads` of the N heads on this device."""
+        config = self.config
+        shape = (config.num_layers, batch, config.seq_length, heads, config.head_size)
+        k_LBSNH = jnp.zeros(shape, config.dtype)
+        return Cache(k_LBSNH, k_LBSNH, jnp.zeros(config.num_layers, jnp.int32))

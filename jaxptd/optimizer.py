@@ -1,0 +1,57 @@
+"""AdamW with warm-up, decay and global-norm clipping, on blocks of parameters.
+
+Everything but the norm is elementwise, so it runs on each device's blocks as it would on whole arrays.
+Source: Loshchilov and Hutter, arXiv 1711.05101; Pascanu et al., arXiv 1211.5063 (clipping).
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+from jax import Array, lax
+
+from jaxptd.config import OptimizerConfig
+from jaxptd.params import ParamInfo, Params
+
+EPSILON = 1e-8
+FINAL_SHARE = 0.1  # of the peak learning rate, at the last step of a decay
+
+
+def learning_rate(config: OptimizerConfig, *, step: Array, steps: int) -> Array:
+    """The rate of step number `step` (from 0) of `steps`: linear warm-up, then the decay; float32."""
+    done = step.astype(jnp.float32)
+    warm = jnp.minimum(1.0, (done + 1) / max(config.warmup_steps, 1))
+    rest = max(steps - config.warmup_steps - 1, 1)
+    progress = jnp.clip((done - config.warmup_steps) / rest, 0.0, 1.0)
+    shares = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + jnp.cos(math.pi * progress)) / 2}
+    share = shares[config.decay]
+    return jnp.float32(config.learning_rate) * warm * (FINAL_SHARE + (1 - FINAL_SHARE) * share)
+
+
+def adamw(config: OptimizerConfig, infos: Mapping[str, ParamInfo]) -> optax.GradientTransformation:
+    """Adam's direction plus weight decay where `infos` says so; to be scaled by minus the rate."""
+    return optax.chain(
+        optax.scale_by_adam(config.beta1, config.beta2, EPSILON),
+        optax.add_decayed_weights(
+            config.weight_decay, mask={name: info.decay for name, info in infos.items()}
+        ),
+    )
+
+
+def global_norm(grads: Params, infos: Mapping[str, ParamInfo]) -> Array:
+    """The norm of all gradients together, every element counted once: one scalar summed per set of axes."""
+    squares: dict[tuple[str, ...], Any] = {}
+    for name, g in grads.items():
+        axes = tuple(sorted(infos[name].axes))
+        squares[axes] = squares.get(axes, 0) + jnp.sum(jnp.square(g))
+    return jnp.sqrt(sum(lax.psum(square, axes) if axes else square for axes, square in squares.items()))
+
+
+def clip(grads: Params, norm: Array, limit: float) -> Params:
+    """Scales the gradients to a norm of at most `limit`; 0 never clips."""
+    if limit == 0:
+        return grads
+    scale = jnp.minimum(1.0, limit / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
+    return {name: g * scale for name, g in grads.items()}

@@ -1,0 +1,148 @@
+"""Parameters: declared in one line by a layer, gathered into a `Blueprint` of the whole model.
+
+Inside the step parameters are a plain dict `{"blocks.mlp.up.w": array, ...}`, each array a device's block.
+A parameter has two global forms. *Held*: what the layout lays over the mesh, perhaps zero-padded so
+that it splits evenly. *Canonical*: without padding, the same for every layout; checkpoints and
+`verify` speak of that one only.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+Params = dict[str, Array]
+Initialiser = Callable[[Array, Sequence[int]], Array]
+
+
+def normal(stddev: float) -> Initialiser:
+    """Draws from a normal distribution; float32, so that every precision starts from the same numbers."""
+    return lambda key, shape: stddev * jax.random.normal(key, shape, jnp.float32)
+
+
+def zeros(key: Array, shape: Sequence[int]) -> Array:
+    return jnp.zeros(shape, jnp.float32)
+
+
+def ones(key: Array, shape: Sequence[int]) -> Array:
+    return jnp.ones(shape, jnp.float32)
+
+
+def param(
+    key: Array,
+    shape: Sequence[int],
+    init: Initialiser,
+    *,
+    spec: P,
+    held: Sequence[int] | None = None,
+    decay: bool = True,
+) -> nnx.Param:
+    """Declares a parameter.
+
+    Args:
+        key: of its random numbers.
+        shape: its canonical global shape.
+        init: makes it from key and shape.
+        spec: how its held form lies over the mesh.
+        held: its global shape with padding, where that differs.
+        decay: whether weight decay applies.
+    """
+    held = tuple(held or shape)
+    padding = [(0, have - want) for have, want in zip(held, shape, strict=True)]
+    return nnx.Param(jnp.pad(init(key, tuple(shape)), padding), spec=spec, canonical=tuple(shape), decay=decay)
+
+
+def stacked(make: Callable[[Array], Any], keys: Array) -> Any:
+    """One module whose parameters are those of `make(key)` for every key, stacked `[L, ...]`."""
+    modules = jax.vmap(make)(keys)
+
+    def relabel(p: nnx.Param) -> nnx.Param:
+        canonical = (keys.shape[0], *p.canonical)
+        return nnx.Param(p.get_value(), spec=P(None, *p.spec), canonical=canonical, decay=p.decay)
+
+    return jax.tree.map(relabel, modules, is_leaf=lambda p: isinstance(p, nnx.Param))
+
+
+@dataclasses.dataclass(frozen=True)
+class ParamInfo:
+    """What is known of a parameter before it exists: canonical and held shape, spec, decay."""
+
+    shape: tuple[int, ...]
+    held: tuple[int, ...]
+    spec: P
+    decay: bool
+
+    @property
+    def axes(self) -> frozenset[str]:
+        """The mesh axes it is cut over."""
+        names = [axis if isinstance(axis, tuple) else (axis,) for axis in self.spec if axis is not None]
+        return frozenset(axis for group in names for axis in group)
+
+    def canonical(self, x: Array) -> Array:
+        """Held -> canonical: the padding cut off."""
+        return x[tuple(slice(n) for n in self.shape)]
+
+    def pad(self, x: Array) -> Array:
+        """Canonical -> held: zeros appended."""
+        return jnp.pad(x, [(0, h - n) for h, n in zip(self.held, self.shape, strict=True)])
+
+
+@dataclasses.dataclass(frozen=True)
+class Blueprint:
+    """The parameters of the model that `make(key)` builds, without building it."""
+
+    make: Callable[[Array], Any]
+
+    @cached_property
+    def _abstract(self) -> Any:
+        with nnx.use_eager_sharding(False):
+            return jax.eval_shape(self.make, jax.random.key(0))
+
+    @cached_property
+    def infos(self) -> dict[str, ParamInfo]:
+        leaves = jax.tree_util.tree_leaves_with_path(self._abstract, is_leaf=_is_param)
+        return {_name(path): ParamInfo(p.canonical, p.get_value().shape, p.spec, p.decay) for path, p in leaves}
+
+    @property
+    def specs(self) -> dict[str, P]:
+        return {name: info.spec for name, info in self.infos.items()}
+
+    def build(self, params: Mapping[str, Array]) -> Any:
+        """The model with these arrays as its parameters."""
+        return jax.tree.unflatten(jax.tree.structure(self._abstract), [params[name] for name in self.infos])
+
+    def shardings(self, mesh: Mesh) -> dict[str, NamedSharding]:
+        return {name: NamedSharding(mesh, info.spec) for name, info in self.infos.items()}
+
+    def init(self, seed: int, *, mesh: Mesh, dtype: Any) -> Params:
+        """Initial parameters, laid over the mesh; the same numbers on every mesh."""
+
+        def make(key: Array) -> Params:
+            with nnx.use_eager_sharding(False):
+                leaves = jax.tree.leaves(self.make(key))
+            return {name: leaf.astype(dtype) for name, leaf in zip(self.infos, leaves, strict=True)}
+
+        return jax.jit(make, out_shardings=self.shardings(mesh))(jax.random.key(seed))
+
+    def canonical(self, params: Mapping[str, Array]) -> Params:
+        """Held -> canonical, for every parameter."""
+        return {name: self.infos[name].canonical(x) for name, x in params.items()}
+
+    def held(self, params: Mapping[str, Array]) -> Params:
+        """Canonical -> held, for every parameter."""
+        return {name: self.infos[name].pad(x) for name, x in params.items()}
+
+
+def _is_param(leaf: Any) -> bool:
+    return isinstance(leaf, nnx.Param)
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")

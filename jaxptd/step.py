@@ -1,0 +1,231 @@
+"""The training step of any layout: forward, backward, reduction, clip and update in one shard_map.
+
+Letters: B batch, T position, M micro-batches.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax import Array, lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxptd.collectives import as_varying, own_block
+from jaxptd.config import Config, ModelConfig
+from jaxptd.flash import cudnn_obstacle
+from jaxptd.errors import UserError
+from jaxptd.layers.dropout import Places
+from jaxptd.layers.tensor_parallel import TensorParallel, make_form
+from jaxptd.mesh import Axis
+from jaxptd.models.gpt import GPT
+from jaxptd.optimizer import adamw, clip, global_norm, learning_rate
+from jaxptd.params import Blueprint, ParamInfo, Params
+
+State = dict[str, Any]  # params: Params, optimizer: optax's, step: int32
+Batch = dict[str, Array]  # tokens, targets: int32 [B, T]; a target below 0 counts for nothing
+Metrics = dict[str, Array]
+
+BATCH_AXES = (Axis.DP, Axis.CP)  # they cut the tokens of a batch
+BATCH_SPEC = P(Axis.DP, Axis.CP)
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What a config compiles to on a mesh. Methods that begin with `_` run inside the shard_map."""
+
+    config: Config
+    mesh: Mesh
+
+    @cached_property
+    def model(self) -> ModelConfig:
+        """The model's config with the attention kernel that this mesh's devices will run."""
+        return dataclasses.replace(self.config.model, attention=_attention_kernel(self.config.model, self.mesh)[0])
+
+    @cached_property
+    def form(self) -> TensorParallel:
+        return make_form(self.config.layout)
+
+    @cached_property
+    def blueprint(self) -> Blueprint:
+        return Blueprint(lambda key: GPT(self.model, form=self.form, rngs=nnx.Rngs(key)))
+
+    @cached_property
+    def infos(self) -> dict[str, ParamInfo]:
+        return self.blueprint.infos
+
+    @cached_property
+    def optimizer(self) -> optax.GradientTransformation:
+        return adamw(self.config.optimizer, self.infos)
+
+    @property
+    def master_dtype(self) -> Any:
+        """Precision of parameters, gradients' sums and optimizer."""
+        return jnp.promote_types(self.model.dtype, jnp.float32)
+
+    # ---- state ------------------------------------------------------------------------------
+
+    def map_state(self, fn: Callable[[Any, ParamInfo], Any], state: State, other: Callable[[Any], Any]) -> State:
+        """`fn(leaf, info)` on every leaf that is shaped as a parameter, `other(leaf)` on the rest."""
+        params = {name: fn(x, self.infos[name]) for name, x in state["params"].items()}
+        optimizer = optax.tree_map_params(
+            self.optimizer, fn, state["optimizer"], self.infos, transform_non_params=other
+        )
+        return {"params": params, "optimizer": optimizer, "step": other(state["step"])}
+
+    def _new_state(self, params: Params) -> State:
+        return {"params": params, "optimizer": self.optimizer.init(params), "step": jnp.zeros((), jnp.int32)}
+
+    @cached_property
+    def _shapes(self) -> State:
+        shapes = {n: jax.ShapeDtypeStruct(info.held, self.master_dtype) for n, info in self.infos.items()}
+        return jax.eval_shape(self._new_state, shapes)
+
+    @cached_property
+    def state_specs(self) -> State:
+        return self.map_state(lambda _, info: info.spec, self._shapes, lambda _: P())
+
+    @cached_property
+    def abstract_state(self) -> State:
+        """Shapes, precisions and shardings of the state, for compiling without it."""
+        return jax.tree.map(
+            lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(self.mesh, spec)),
+            self._shapes,
+            self.state_specs,
+        )
+
+    @property
+    def abstract_batch(self) -> Batch:
+        shape = (self.config.train.global_batch_size, self.model.seq_length)
+        x = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self.batch_sharding)
+        return {"tokens": x, "targets": x}
+
+    @property
+    def batch_sharding(self) -> NamedSharding:
+        return NamedSharding(self.mesh, BATCH_SPEC)
+
+    def init_state(self) -> State:
+        """Step 0: the same numbers on every mesh."""
+        params = self.blueprint.init(self.config.train.seed, mesh=self.mesh, dtype=self.master_dtype)
+        shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state)
+        return jax.jit(self._new_state, out_shardings=shardings, donate_argnums=0)(params)
+
+    # ---- the step ---------------------------------------------------------------------------
+
+    @cached_property
+    def train_step(self) -> Callable[[State, Batch], tuple[State, Metrics]]:
+        """(state, batch) -> (state, metrics); the old state's memory is used for the new one."""
+        return jax.jit(lambda state, batch: self._step_on_mesh(state, batch)[:2], donate_argnums=0)
+
+    @cached_property
+    def step_with_gradients(self) -> Callable[[State, Batch], tuple[State, Metrics, Params]]:
+        """As `train_step`, and the gradients that it reduced; keeps the old state."""
+        return jax.jit(self._step_on_mesh)
+
+    @cached_property
+    def eval_step(self) -> Callable[[Params, Batch], Metrics]:
+        """(params, batch) -> loss_sum, in nats, and tokens, over the whole batch; no dropout."""
+        return jax.jit(self._shard(self._evaluate, (self.blueprint.specs, BATCH_SPEC), P()))
+
+    def _shard(self, fn: Callable, in_specs: Any, out_specs: Any) -> Callable:
+        return jax.shard_map(fn, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True)
+
+    @property
+    def _step_on_mesh(self) -> Callable[[State, Batch], tuple[State, Metrics, Params]]:
+        outs = (self.state_specs, P(), self.blueprint.specs)
+        return self._shard(self._step, (self.state_specs, BATCH_SPEC), outs)
+
+    def _step(self, state: State, batch: Batch) -> tuple[State, Metrics, Params]:
+        loss, grads = self._gradients(state["params"], batch, state["step"])
+        norm = global_norm(grads, self.infos)
+        rate = learning_rate(self.config.optimizer, step=state["step"], steps=self.config.train.steps)
+        clipped = clip(grads, norm, self.config.optimizer.grad_clip)
+        direction, optimizer = self.optimizer.update(clipped, state["optimizer"], state["params"])
+        params = {name: p - rate.astype(p.dtype) * direction[name] for name, p in state["params"].items()}
+        state = {"params": params, "optimizer": optimizer, "step": state["step"] + 1}
+        return state, {"loss": loss, "grad_norm": norm, "learning_rate": rate}, grads
+
+    def _gradients(self, params: Params, batch: Batch, step: Array) -> tuple[Array, Params]:
+        """The mean loss over all target tokens, and its gradients: each reduced once, whatever M is.
+
+        Parameters vary over the axes that cut tokens before the micro-batches run, so that their
+        gradients are local sums until the end.
+        """
+        count = lax.psum(jnp.sum(batch["targets"] >= 0), BATCH_AXES).astype(self.master_dtype)
+        varying = {name: as_varying(p, self._owed_axes(name)) for name, p in params.items()}
+        places = self._places(batch, self._seed(step))
+
+        def mean_loss(params: Params, micro: Batch, sample_B: Array) -> Array:
+            own = places._replace(sample_B=sample_B)
+            return self._loss_sum(params, micro, own) / count
+
+        def add(total: tuple, micro: tuple[Batch, Array]) -> tuple[tuple, None]:
+            return jax.tree.map(jnp.add, total, jax.value_and_grad(mean_loss)(varying, *micro)), None
+
+        zero = as_varying(jnp.zeros((), self.master_dtype), BATCH_AXES)
+        start = (zero, jax.tree.map(jnp.zeros_like, varying))
+        (loss, grads), _ = lax.scan(add, start, self._micro_batches((batch, places.sample_B)))
+        return lax.psum(loss, BATCH_AXES), self._reduce(grads)
+
+    def _owed_axes(self, name: str) -> tuple[str, ...]:
+        """Axes over which a device's gradient of a parameter is a partial sum: those that cut tokens."""
+        return tuple(a for a in (*BATCH_AXES, *self.form.token_axes) if a not in self.infos[name].axes)
+
+    def _reduce(self, grads: Params) -> Params:
+        """Owed sums made: one reduction for each set of axes."""
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for name in grads:
+            groups.setdefault(self._owed_axes(name), []).append(name)
+        reduced: Params = {}
+        for axes, names in groups.items():
+            reduced |= lax.psum({name: grads[name] for name in names}, axes)
+        return {name: reduced[name] for name in grads}
+
+    def _micro_batches(self, tree: Any) -> Any:
+        """[B, ...] -> [M, B/M, ...]."""
+        parts = self.config.train.micro_batches
+        return jax.tree.map(lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), tree)
+
+    def _evaluate(self, params: Params, batch: Batch) -> Metrics:
+        varying = {name: as_varying(p, self._owed_axes(name)) for name, p in params.items()}
+        loss = self._loss_sum(varying, batch, self._places(batch, None))
+        tokens = jnp.sum(batch["targets"] >= 0)
+        return lax.psum({"loss_sum": loss, "tokens": tokens}, BATCH_AXES)
+
+    def _loss_sum(self, params: Params, batch: Batch, places: Places) -> Array:
+        targets_BT = batch["targets"]
+        loss_BT = self.blueprint.build(params).loss(batch["tokens"], targets_BT, places)
+        return jnp.sum(jnp.where(targets_BT >= 0, loss_BT, 0))
+
+    def _seed(self, step: Array) -> Array | None:
+        """Two words that all dropout of a step is drawn from; None without dropout."""
+        if self.model.dropout == 0:
+            return None
+        return jax.random.key_data(jax.random.fold_in(jax.random.key(self.config.train.seed), step))
+
+    def _places(self, batch: Batch, seed: Array | None) -> Places:
+        """Where this device's tokens lie in the global batch."""
+        local_B = jnp.arange(batch["tokens"].shape[0], dtype=jnp.int32)
+        sample_B = lax.axis_index(Axis.DP) * local_B.size + local_B
+        position_T = own_block(jnp.arange(self.model.seq_length, dtype=jnp.int32), Axis.CP, 0)
+        return Places(sample_B, position_T, seed)
+
+
+def _attention_kernel(model: ModelConfig, mesh: Mesh) -> tuple[str, str | None]:
+    """The kernel that `model.attention` means on these devices, and what speaks against cuDNN's.
+
+    Raises:
+        UserError: cudnn is asked for where it cannot run.
+    """
+    platform = mesh.devices.flat[0].platform
+    obstacle = cudnn_obstacle(platform, model.dtype, head_size=model.head_size, dropout=model.dropout)
+    if model.attention == "cudnn" and obstacle:
+        raise UserError(f"model.attention=cudnn: {obstacle}; use model.attention=xla")
+    if model.attention == "xla" or obstacle:
+        return "xla", obstacle
+    return "cudnn", None

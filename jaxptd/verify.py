@@ -1,0 +1,255 @@
+"""Any layout against one device: one training step of the real model, tensor by tensor.
+
+`python -m jaxptd.verify --config F [overrides]` runs the step in float64 and in float32 on the layout
+and on one device, from the same parameters and batch, and compares loss, gradient norm, every
+gradient and every updated parameter in canonical form. Exit code 0: equal; 1: not, and the first
+wrong tensor (in the order of backward) is named.
+
+*Tolerance.* Two layouts add the same numbers in another order, so their gradients differ by roundings,
+carried through the network. How far the network carries them is measured, not guessed: every
+parameter is changed by one rounding error (a relative eps, of either sign), on one device, and what
+that does to each gradient is the yardstick; it grows with the depth as C^(L+1-l). A gradient may
+differ by `ROUNDINGS` yardsticks. The update is Adam's first, g / (|g| + eps'): it may differ by what
+the measured difference of the gradients makes of it, element by element.
+
+Source of the method: TTrace, arXiv 2506.09280.
+"""
+
+import dataclasses
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from jaxptd.command_line import make_parser, parse
+from jaxptd.config import Config, OptimizerConfig
+from jaxptd.data.tokenizers import load_tokenizer
+from jaxptd.devices import prepare
+from jaxptd.errors import UserError, run_command
+from jaxptd.mesh import Layout, make_mesh
+from jaxptd.optimizer import EPSILON
+from jaxptd.step import Batch, Program
+
+ROUNDINGS = 4  # a layer rounds in its four products, not only in its parameters
+IGNORED = -1
+
+Tensors = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """One step: loss, norm, learning rate, gradients and updated parameters, canonical, by layer."""
+
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    gradients: Tensors
+    parameters: Tensors
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One comparison: relative difference, and how much is allowed."""
+
+    name: str
+    what: str
+    error: float
+    allowed: float
+
+    @property
+    def equal(self) -> bool:
+        return self.error <= self.allowed  # False for NaN
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """All comparisons of a layout in one precision, in the order of backward."""
+
+    layout: Layout
+    dtype: str
+    rows: list[Row]
+
+    @property
+    def wrong(self) -> list[Row]:
+        return [row for row in self.rows if not row.equal]
+
+    @property
+    def worst_gradient(self) -> float:
+        """The largest relative difference of any gradient."""
+        return max(row.error for row in self.rows if row.what == "gradient")
+
+    @property
+    def verdict(self) -> str:
+        if not self.wrong:
+            return f"equal to one device in {self.dtype}: gradients to {self.worst_gradient:.1e}"
+        first = self.wrong[0]
+        return (
+            f"NOT equal to one device in {self.dtype}: {len(self.wrong)} of {len(self.rows)} comparisons; first "
+            f"{first.what} {first.name}, off by {first.error:.2e}, allowed {first.allowed:.2e}"
+        )
+
+
+def verify(config: Config, *, dtype: str) -> Report:
+    """Holds one step of `config` on its layout against one device, computing in `dtype`.
+
+    Args:
+        config: model.vocab_size must be set; JAX must have the layout's devices.
+        dtype: float32, or float64 (needs jax_enable_x64).
+    """
+    model = dataclasses.replace(config.model, dtype=dtype)
+    config = dataclasses.replace(config, model=model)
+    single = dataclasses.replace(config, layout=Layout())
+    reference = Bench(Program(single, make_mesh(single.layout)))
+    start = reference.parameters()
+    eps = float(np.finfo(dtype).eps)
+    expected = reference.run(start)
+    rounded = reference.run(_perturbed(start, eps))
+    found = Bench(Program(config, make_mesh(config.layout))).run(start)
+    rows = list(_compare(expected, rounded, found, config=config.optimizer, eps=eps))
+    return Report(config.layout, dtype, sorted(rows, key=lambda row: _backward_order(row, model.num_layers)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """Runs single steps of a program from canonical parameters."""
+
+    program: Program
+
+    def parameters(self) -> Tensors:
+        """Initial parameters, every one moved a little, so that biases and norms matter too."""
+        params = self.program.blueprint.canonical(self.program.init_state()["params"])
+        return {name: np.asarray(p) + _noise(name, p.shape).astype(p.dtype) for name, p in params.items()}
+
+    @cached_property
+    def batch(self) -> Batch:
+        """Random tokens; some targets count for nothing, more on some devices than on others."""
+        config = self.program.config
+        rng = np.random.default_rng(config.train.seed)
+        shape = (config.train.global_batch_size, config.model.seq_length + 1)
+        rows = rng.integers(0, config.model.vocab_size, shape).astype(np.int32)
+        targets = np.where(rng.random((shape[0], shape[1] - 1)) < rng.random((shape[0], 1)) / 2, IGNORED, rows[:, 1:])
+        return jax.device_put({"tokens": rows[:, :-1], "targets": targets}, self.program.batch_sharding)
+
+    def run(self, params: Tensors) -> Outcome:
+        state = self.program.init_state()
+        shardings = self.program.blueprint.shardings(self.program.mesh)
+        held = jax.device_put({name: np.asarray(p) for name, p in self.program.blueprint.held(params).items()}, shardings)
+        state, metrics, grads = self.program.step_with_gradients({**state, "params": held}, self.batch)
+        return Outcome(
+            *(float(metrics[name]) for name in ("loss", "grad_norm", "learning_rate")),
+            gradients=self._by_layer(grads),
+            parameters=self._by_layer(state["params"]),
+        )
+
+    def _by_layer(self, tensors: Mapping[str, jax.Array]) -> Tensors:
+        """Canonical, and stacked layers taken apart: `blocks.mlp.up.w` -> `blocks.0.mlp.up.w`, ..."""
+        result: Tensors = {}
+        for name, x in self.program.blueprint.canonical(tensors).items():
+            root, _, rest = name.partition(".")
+            if root == "blocks":
+                result |= {f"blocks.{layer}.{rest}": part for layer, part in enumerate(np.asarray(x))}
+            else:
+                result[name] = np.asarray(x)
+        return result
+
+
+def _noise(name: str, shape: Sequence[int]) -> np.ndarray:
+    return 0.02 * np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape).astype(np.float32)
+
+
+def _perturbed(params: Tensors, eps: float) -> Tensors:
+    """Every element changed by one rounding error, up or down."""
+    rng = np.random.default_rng(1)
+    return {name: p * (1 + eps * rng.choice([-1, 1], p.shape)).astype(p.dtype) for name, p in params.items()}
+
+
+def _relative(found: np.ndarray, expected: np.ndarray) -> float:
+    """Norm of the difference / norm of what is expected."""
+    scale = np.linalg.norm(expected.astype(np.float64))
+    difference = np.linalg.norm(found.astype(np.float64) - expected)
+    return float(difference / scale) if scale else float(difference)
+
+
+def _compare(expected: Outcome, rounded: Outcome, found: Outcome, *, config: OptimizerConfig, eps: float):
+    for name in ("loss", "grad_norm"):
+        values = [np.array(getattr(outcome, name)) for outcome in (expected, rounded, found)]
+        yield Row(name, "scalar", _relative(values[2], values[0]), ROUNDINGS * max(_relative(values[1], values[0]), eps))
+    for name, want in expected.gradients.items():
+        yardstick = max(_relative(rounded.gradients[name], want), eps)
+        yield Row(name, "gradient", _relative(found.gradients[name], want), ROUNDINGS * yardstick)
+        yield Row(name, "parameter", *_update_difference(name, expected, found, config=config, eps=eps))
+
+
+def _update_difference(
+    name: str, expected: Outcome, found: Outcome, *, config: OptimizerConfig, eps: float
+) -> tuple[float, float]:
+    """Largest difference of an updated element as a multiple of what its gradient explains; allowed: 1.
+
+    Adam's first step is u(g) = g / (|g| + EPSILON), so |u(a) - u(b)| <= min(2, 2 |a - b| / (max(|a|, |b|) + EPSILON)).
+    """
+    a, b = (_clipped(outcome, name, config.grad_clip) for outcome in (expected, found))
+    largest = np.maximum(np.abs(a), np.abs(b)) + EPSILON
+    moved = np.minimum(2, 2 * np.abs(a - b) / largest) + ROUNDINGS * eps
+    size = np.abs(expected.parameters[name].astype(np.float64))
+    allowed = expected.learning_rate * (moved + ROUNDINGS * eps * config.weight_decay * size) + ROUNDINGS * eps * size
+    difference = np.abs(found.parameters[name].astype(np.float64) - expected.parameters[name])
+    return float(np.max(difference / allowed)), 1.0
+
+
+def _clipped(outcome: Outcome, name: str, limit: float) -> np.ndarray:
+    scale = min(1.0, limit / outcome.grad_norm) if limit else 1.0
+    return outcome.gradients[name].astype(np.float64) * scale
+
+
+def _backward_order(row: Row, num_layers: int) -> tuple[int, int]:
+    """From the loss to the embedding; gradients before the parameters they update."""
+    if row.what == "scalar":
+        return -1, 0
+    layer = re.match(r"blocks\.(\d+)\.", row.name)
+    depth = num_layers - int(layer[1]) if layer else 0 if row.name.startswith(("norm", "head")) else num_layers + 1
+    return depth, ("gradient", "parameter").index(row.what)
+
+
+def with_vocabulary(config: Config) -> Config:
+    """The config with model.vocab_size set; from the tokenizer where it was left to that."""
+    if config.model.vocab_size is not None:
+        return config
+    size = load_tokenizer(config.data.tokenizer).vocab_size
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=size))
+
+
+def _table(report: Report) -> Table:
+    table = Table("tensor", "what", "difference", "allowed", "", title=f"{report.layout}, {report.dtype}, against one device")
+    for row in report.rows:
+        mark = "" if row.equal else "[red]WRONG[/red]"
+        table.add_row(row.name, row.what, f"{row.error:.2e}", f"{row.allowed:.2e}", mark)
+    return table
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Proves that a layout computes what one device computes: exit code 0 equal, 1 not."""
+    parser = make_parser("python -m jaxptd.verify", main.__doc__ or "")
+    parser.add_argument("--quiet", action="store_true", help="print the verdicts only")
+    config, options = parse(parser, argv)
+    config = with_vocabulary(config)
+    console = Console()
+    console.print(f"verify {config.layout} on {prepare(config, double=True)}", highlight=False)
+    if config.model.attention == "cudnn":
+        raise UserError("model.attention=cudnn computes in bfloat16 only; verify with model.attention=xla")
+    equal = True
+    for dtype in ("float64", "float32"):
+        report = verify(config, dtype=dtype)
+        if not options["quiet"] or report.wrong:
+            console.print(_table(report))
+        console.print(report.verdict, highlight=False, style="green" if not report.wrong else "bold red")
+        equal &= not report.wrong
+    return 0 if equal else 1
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,94 @@
+"""`python -m jaxptd.data`: the file it writes is what training would have read."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tokenizers
+
+from jaxptd.config import DataConfig
+from jaxptd.data import ByteTokenizer, __main__, open_data
+from jaxptd.data.__main__ import main
+from jaxptd.data.token_files import open_token_file, write_bin
+from jaxptd.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """The working folder, with two corpora in it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("one document")
+    (tmp_path / "b.jsonl").write_text('{"text": "two"}\n{"text": "three"}\n')
+    return tmp_path
+
+
+def test_tokenized_once_or_every_time_is_the_same(folder, capsys):
+    main(["--source", "a.txt", "--source", "*.jsonl", "--tokenizer", "bytes", "--out", "t.bin"])
+    printed = capsys.readouterr()
+    sizes = {"seq_length": 4, "vocab_size": 257, "seed": 0}
+    text = DataConfig(source=["a.txt", "b.jsonl"], validation_fraction=0.0)
+    file = DataConfig(source="t.bin", validation_fraction=0.0)
+    expected = open_data(text, ByteTokenizer(), **sizes).train
+    read = open_data(file, ByteTokenizer(), **sizes).train
+    assert (
+        read.tokens.tolist()
+        == expected.tokens.tolist()
+        == [*b"one document", 256, *b"two", 256, *b"three", 256]
+    )
+    assert printed.out == "t.bin: 23 tokens from 2 files; vocabulary 257, end of document 256\n"
+    assert printed.err.startswith("file 1 of 2, 13 tokens, ")
+
+
+def test_progress_on_a_terminal_is_one_line_rewritten(folder, capsys, monkeypatch):
+    monkeypatch.setattr(__main__.sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(__main__.time, "monotonic", iter(range(100)).__next__)
+    main(["--source", "a.txt", "b.jsonl", "--out", "t.bin"])
+    lines = capsys.readouterr().err.split("\r")
+    assert [line.split(",")[0] for line in lines] == [
+        "file 1 of 2",
+        "file 2 of 2",
+        "file 2 of 2",
+        "\n",
+    ]
+
+
+def test_it_is_a_command_that_overwrites_nothing(folder):
+    command = [sys.executable, "-m", "jaxptd.data", "--source", "a.txt", "--out", "t.bin"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.run(command, capture_output=True, text=True, env=environment)
+    again = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert run.returncode == 0
+    assert len(open_token_file(folder / "t.bin")) == 13
+    assert again.returncode == 2
+    assert again.stderr == "error: --out t.bin: t.bin exists; choose another name, or remove it\n"
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--source", "a.txt"], "--out; see --help"),
+        (["--source", "a.txt", "--out", "tokens"], r"--out tokens: .*end it in \.bin"),
+        (["--source", "a.txt", "--out", "no/t.bin"], "there is no folder no; make it first"),
+        (["--source", "a.txt", "--out", "taken.bin"], r"taken\.idx exists; choose another"),
+        (["--source", "a.txt", "--out", "t.bin", "--tokenizer", "gpt2"], "no such file"),
+        (["--source", "a.txt", "--out", "t.bin", "--tokenizer", "big.json"], "has 70001 ids"),
+        (
+            ["--source", "a.txt", "tokens.bin", "--out", "t.bin"],
+            r"tokens\.bin holds tokens already",
+        ),
+        (["--source", "missing", "--out", "t.bin"], "matches no file"),
+        (["--source", "a.txt", "broken.jsonl", "--out", "t.bin"], r"broken\.jsonl line 1"),
+    ],
+)
+def test_bad_input_is_an_error_that_writes_nothing(folder, options, message):
+    write_bin("tokens.bin", np.arange(9))
+    (folder / "taken.idx").touch()
+    (folder / "broken.jsonl").write_text("{")
+    model = tokenizers.models.WordLevel({"<eos>": 0, "a": 70_000}, unk_token="<eos>")
+    tokenizers.Tokenizer(model).save("big.json")
+    before = sorted(os.listdir(folder))
+    with pytest.raises(UserError, match=message):
+        main(options)
+    assert sorted(os.listdir(folder)) == before

@@ -1,0 +1,209 @@
+"""Token files: what is written is read, nothing is read early, broken files are errors."""
+
+import errno
+import os
+import struct
+
+import numpy as np
+import pytest
+
+from jaxptd.data import token_files
+from jaxptd.data.joined import Joined, locate
+from jaxptd.data.token_files import (
+    is_token_file,
+    open_token_file,
+    open_tokens,
+    write_bin,
+    write_bin_parts,
+)
+from jaxptd.errors import UserError
+
+CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "float32": 7, "uint16": 8}
+
+
+def write_megatron(
+    prefix, sequences, *, dtype="uint16", magic=b"MMIDIDX\0\0", version=1, pointers=None
+):
+    """The pair of files Megatron-LM's IndexedDatasetBuilder writes, one sequence a document."""
+    arrays = [np.array(ids, dtype=dtype) for ids in sequences]
+    lengths = np.array([len(array) for array in arrays], np.int32)
+    if pointers is None:
+        pointers = (np.cumsum(lengths) - lengths) * np.dtype(dtype).itemsize
+    documents = np.arange(len(arrays) + 1, dtype=np.int64)
+    header = magic + struct.pack("<QBQQ", version, CODES[dtype], len(arrays), len(documents))
+    index = (
+        header + lengths.tobytes() + np.array(pointers, np.int64).tobytes() + documents.tobytes()
+    )
+    prefix.with_suffix(".idx").write_bytes(index)
+    prefix.with_suffix(".bin").write_bytes(b"".join(array.tobytes() for array in arrays))
+    return prefix.with_suffix(".bin")
+
+
+def test_nanogpt_round_trip(tmp_path):
+    write_bin(tmp_path / "a.bin", np.array([0, 258, 65535], dtype=np.int64))
+    tokens = open_token_file(tmp_path / "a.bin")
+    assert (tmp_path / "a.bin").read_bytes() == b"\x00\x00\x02\x01\xff\xff"
+    assert isinstance(tokens, np.memmap)
+    assert tokens.dtype == np.uint16
+    assert tokens.tolist() == [0, 258, 65535]
+
+
+def test_writing_parts_counts_them(tmp_path):
+    parts = (np.array(ids, np.uint16) for ids in ([1, 2], [], [3]))
+    assert write_bin_parts(tmp_path / "a.bin", parts) == 3
+    assert open_token_file(tmp_path / "a.bin").tolist() == [1, 2, 3]
+
+
+def test_an_interrupted_write_leaves_what_was_there(tmp_path):
+    def parts():
+        yield np.array([1, 2])
+        raise KeyboardInterrupt
+
+    write_bin(tmp_path / "a.bin", np.array([7]))
+    with pytest.raises(KeyboardInterrupt):
+        write_bin_parts(tmp_path / "a.bin", parts())
+    assert open_token_file(tmp_path / "a.bin").tolist() == [7]
+    assert os.listdir(tmp_path) == ["a.bin"]
+
+
+@pytest.mark.parametrize("wrong", [-1, 65536])
+def test_an_id_beyond_uint16_is_an_error(tmp_path, wrong):
+    with pytest.raises(UserError, match=rf"id {wrong} does not fit a nanoGPT \.bin \(0 to 65535\)"):
+        write_bin(tmp_path / "a.bin", np.array([70, wrong, 3]))
+    assert os.listdir(tmp_path) == []
+
+
+def test_nothing_to_write_and_nowhere_to_write_are_errors(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="no tokens to write"):
+        write_bin(tmp_path / "a.bin", np.array([], np.uint16))
+    for folder in ("missing", "file"):
+        with pytest.raises(UserError, match=rf"there is no folder .*{folder}; make it first"):
+            write_bin(tmp_path / folder / "a.bin", np.array([1]))
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_full_disk_is_an_error(tmp_path, monkeypatch):
+    def fail(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(token_files.os, "fsync", fail)
+    with pytest.raises(UserError, match=r"cannot write .*a\.bin: No space left on device"):
+        write_bin(tmp_path / "a.bin", np.array([1]))
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32", "int64", "uint16"])
+def test_megatron_is_read_in_its_dtype(tmp_path, dtype):
+    tokens = open_token_file(write_megatron(tmp_path / "m", [[1, 2, 3], [], [100]], dtype=dtype))
+    assert isinstance(tokens, np.memmap)
+    assert tokens.dtype == dtype
+    assert tokens.tolist() == [1, 2, 3, 100]
+
+
+def test_a_mapped_file_is_not_read(tmp_path):
+    """A sparse file larger than the memory of the machine."""
+    path = tmp_path / "a.bin"
+    path.touch()
+    os.truncate(path, 2**40)
+    tokens = open_tokens([path])
+    assert isinstance(tokens, np.memmap)
+    assert isinstance(tokens[10:], np.memmap)
+    assert len(tokens) >= 2**32
+    assert tokens[-3:].tolist() == [0, 0, 0]
+
+
+def test_only_bin_files_are_token_files(tmp_path):
+    assert is_token_file(tmp_path / "a.bin")
+    assert not is_token_file(tmp_path / "bin.txt")
+
+
+@pytest.mark.parametrize(
+    "size, message", [(0, "is empty"), (3, "has 3 bytes, not a multiple of 2")]
+)
+def test_nanogpt_of_a_wrong_size_is_an_error(tmp_path, size, message):
+    (tmp_path / "a.bin").write_bytes(bytes(size))
+    with pytest.raises(UserError, match=rf"a\.bin {message}"):
+        open_token_file(tmp_path / "a.bin")
+
+
+def test_a_missing_file_is_an_error(tmp_path):
+    with pytest.raises(UserError, match=r"cannot read .*a\.bin: No such file"):
+        open_token_file(tmp_path / "a.bin")
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"magic": b"TNTIDX\0\0\0"}, "is not a Megatron index"),
+        ({"version": 2}, "has version 2, not 1"),
+        ({"dtype": "float32"}, "has dtype code 7; ids are one of 1 uint8, "),
+        ({"pointers": [0, 6]}, "do not lie one after the other"),
+        ({"pointers": [4, 0]}, "do not lie one after the other"),
+    ],
+)
+def test_a_broken_megatron_index_is_an_error(tmp_path, change, message):
+    path = write_megatron(tmp_path / "m", [[1, 2], [3]], **change)
+    with pytest.raises(UserError, match=rf"m\.idx.* {message}"):
+        open_token_file(path)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 33])
+def test_a_megatron_index_cut_in_its_header_is_an_error(tmp_path, keep):
+    path = write_megatron(tmp_path / "m", [[1, 2]])
+    os.truncate(tmp_path / "m.idx", keep)
+    with pytest.raises(UserError, match=r"m\.idx is not a Megatron index"):
+        open_token_file(path)
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_megatron_files_of_a_wrong_size_are_errors(tmp_path, change):
+    path = write_megatron(tmp_path / "m", [[1, 2], [3]])
+    index = tmp_path / "m.idx"
+    whole = index.read_bytes()
+    os.truncate(index, len(whole) + change)
+    with pytest.raises(UserError, match=rf"m\.idx has {len(whole) + change} bytes, 2 sequences"):
+        open_token_file(path)
+    index.write_bytes(whole)
+    os.truncate(path, 6 + change)
+    with pytest.raises(UserError, match=rf"m\.bin has {6 + change} bytes, .*m\.idx says 6"):
+        open_token_file(path)
+
+
+def test_an_empty_megatron_file_is_an_error(tmp_path):
+    with pytest.raises(UserError, match=r"m\.bin is empty"):
+        open_token_file(write_megatron(tmp_path / "m", []))
+
+
+def test_several_files_are_joined_without_reading(tmp_path):
+    write_bin(tmp_path / "a.bin", np.arange(10))
+    write_megatron(tmp_path / "m", [range(10, 30)], dtype="int32")
+    joined = open_tokens([tmp_path / "a.bin", tmp_path / "m.bin"])
+    assert isinstance(joined, Joined)
+    assert len(joined) == 30
+    assert all(isinstance(part, np.memmap) for part in joined[5:25].parts)
+    assert np.asarray(joined[5:25]).tolist() == list(range(5, 25))
+
+
+def test_slices_of_joined_arrays_are_those_of_one_array():
+    whole = np.arange(7)
+    joined = Joined((whole[:3], whole[3:3], whole[3:5], whole[5:]))
+    for start in (None, *range(-8, 9)):
+        for stop in (None, *range(-8, 9)):
+            assert np.asarray(joined[start:stop]).tolist() == whole[start:stop].tolist()
+    with pytest.raises(IndexError, match="step 1"):
+        joined[::2]
+
+
+def test_a_token_is_located_in_its_file(tmp_path):
+    write_bin(tmp_path / "a.bin", np.arange(10))
+    write_bin(tmp_path / "b.bin", np.arange(10))
+    alone = open_tokens([tmp_path / "a.bin"])
+    joined = open_tokens([tmp_path / "a.bin", tmp_path / "b.bin"])
+    assert locate(alone, 3) == f"token 3 of {tmp_path / 'a.bin'}"
+    assert locate(alone[4:][1:], 3) == f"token 8 of {tmp_path / 'a.bin'}"
+    assert locate(joined[7:], 3) == f"token 0 of {tmp_path / 'b.bin'}"
+    assert locate(joined[12:], 3) == f"token 5 of {tmp_path / 'b.bin'}"
+    assert locate(np.arange(9), 3) == "token 3 of the data"
+    with pytest.raises(IndexError):
+        locate(joined, 20)

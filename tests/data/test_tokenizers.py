@@ -1,0 +1,156 @@
+"""Text to ids and back, for both kinds of tokenizer, and every way a tokenizer can be wrong."""
+
+import sys
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxptd.data.tokenizers import UNKNOWN, ByteTokenizer, JsonTokenizer, id_dtype, load_tokenizer
+from jaxptd.errors import UserError
+
+ENDS = ["<|endoftext|>", "</s>", "<eos>", "[SEP]"]
+
+
+def train_bpe(path, *, special_tokens, change=lambda tokenizer: None):
+    """A byte-level BPE tokenizer with a few merges, saved as JSON."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        special_tokens=special_tokens,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["hello world hello"], trainer)
+    change(tokenizer)
+    tokenizer.save(str(path))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def bpe(tmp_path_factory) -> JsonTokenizer:
+    path = tmp_path_factory.mktemp("bpe") / "tokenizer.json"
+    return load_tokenizer(train_bpe(path, special_tokens=["<pad>", "<|endoftext|>"]))
+
+
+def test_bytes_are_the_utf8_of_the_text():
+    tokenizer = load_tokenizer("bytes")
+    ids = tokenizer.encode("aé\n")
+    assert isinstance(tokenizer, ByteTokenizer)
+    assert (tokenizer.vocab_size, tokenizer.end_of_document) == (257, 256)
+    assert ids.dtype == np.uint16
+    assert ids.tolist() == [97, 0xC3, 0xA9, 10]
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_bytes_round_trip(text):
+    assert ByteTokenizer().decode(ByteTokenizer().encode(text)) == text
+
+
+@given(st.lists(st.integers(-5, 400)))
+def test_bytes_decode_anything(ids):
+    assert isinstance(ByteTokenizer().decode(ids), str)
+
+
+def test_bytes_decode_ends_strangers_and_broken_text():
+    assert ByteTokenizer().decode([97, 256, 98]) == "a\nb"
+    assert ByteTokenizer().decode([97, 300, 98]) == f"a{UNKNOWN}b"
+    assert ByteTokenizer().decode([0xC3, 98]) == f"{UNKNOWN}b"
+    assert ByteTokenizer().decode([]) == ""
+
+
+def test_bytes_of_a_large_text_are_copied_not_looped_over():
+    text = "word " * 4_000_000
+    assert ByteTokenizer().encode(text).shape == (20_000_000,)
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs"])))
+def test_json_round_trip(bpe, text):
+    assert bpe.decode(bpe.encode(text)) == text
+
+
+def test_json_merges_and_knows_its_end(bpe):
+    ids = bpe.encode("hello world")
+    assert len(ids) < len("hello world")
+    assert ids.dtype == np.uint16
+    assert bpe.end_of_document == 1
+    assert bpe.vocab_size > max(ids)
+
+
+def test_json_text_cannot_forge_the_end_of_a_document(bpe):
+    ids = bpe.encode("a<|endoftext|>b")
+    assert bpe.end_of_document not in ids
+    assert bpe.decode(ids) == "a<|endoftext|>b"
+
+
+def test_json_decodes_ends_and_strangers(bpe):
+    a, b = bpe.encode("a"), bpe.encode("b")
+    assert bpe.decode([*a, bpe.end_of_document, *b]) == "a\nb"
+    assert bpe.decode([*a, bpe.vocab_size + 5, -1, *b]) == f"a{UNKNOWN}{UNKNOWN}b"
+    assert isinstance(bpe.decode(range(bpe.vocab_size)), str)
+
+
+def test_json_ignores_saved_padding_and_truncation(tmp_path):
+    def change(tokenizer):
+        tokenizer.enable_padding(length=50)
+        tokenizer.enable_truncation(3)
+
+    path = train_bpe(tmp_path / "t.json", special_tokens=["</s>"], change=change)
+    tokenizer = load_tokenizer(path)
+    assert tokenizer.decode(tokenizer.encode("one two three four")) == "one two three four"
+
+
+def test_json_vocabulary_with_gaps_covers_its_largest_id(tmp_path):
+    model = tokenizers.models.WordLevel({"<eos>": 3, "a": 70_000}, unk_token="<eos>")
+    tokenizers.Tokenizer(model).save(str(tmp_path / "t.json"))
+    tokenizer = load_tokenizer(str(tmp_path / "t.json"))
+    assert tokenizer.vocab_size == 70_001
+    assert tokenizer.encode("a").dtype == np.uint32
+    assert tokenizer.decode([70_000, 5]) == f"a{UNKNOWN}"
+
+
+@pytest.mark.parametrize("first", range(len(ENDS)))
+def test_json_end_of_document_is_the_first_known(tmp_path, first):
+    path = train_bpe(tmp_path / "t.json", special_tokens=list(reversed(ENDS[first:])))
+    assert load_tokenizer(path).end_of_document == len(ENDS) - 1 - first
+
+
+def test_json_without_an_end_of_document_is_an_error(tmp_path):
+    path = train_bpe(tmp_path / "t.json", special_tokens=["<pad>"])
+    with pytest.raises(UserError, match=r"no token to end a document.*<\|endoftext\|>"):
+        load_tokenizer(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"a": 1}', b"\xff\x00"])
+def test_file_that_is_no_tokenizer_is_an_error(tmp_path, content):
+    path = tmp_path / "t.json"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"data\.tokenizer=.*t\.json.* is not a tokenizers JSON"):
+        load_tokenizer(str(path))
+
+
+def test_missing_file_is_an_error(tmp_path):
+    for name in ("gpt2", str(tmp_path), "a\0b"):
+        with pytest.raises(UserError, match=r"data\.tokenizer=.*no such file; use bytes"):
+            load_tokenizer(name)
+
+
+def test_missing_extra_is_an_error(tmp_path, monkeypatch):
+    path = train_bpe(tmp_path / "t.json", special_tokens=["</s>"])
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(UserError, match=r"pip install 'jaxptd\[hf\]'"):
+        load_tokenizer(path)
+
+
+def test_half_a_surrogate_pair_is_an_error(bpe):
+    for tokenizer in (ByteTokenizer(), bpe):
+        with pytest.raises(UserError, match=r"half a surrogate pair \('\\ud800' at character 2\)"):
+            tokenizer.encode("ab\ud800")
+
+
+def test_id_dtype_is_the_smallest():
+    assert id_dtype(2**16) is np.uint16
+    assert id_dtype(2**16 + 1) is np.uint32
