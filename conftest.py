@@ -6,6 +6,7 @@
 import os
 from pathlib import Path
 
+import hypothesis
 import jax
 import pytest
 
@@ -24,6 +25,11 @@ PATIENCE = (
     " --xla_cpu_collective_call_terminate_timeout_seconds=1200"
     " --xla_cpu_collective_timeout_seconds=1200"
 )
+
+
+# The same examples each time, however slow the machine.
+hypothesis.settings.register_profile("jaxptd", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("jaxptd")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -14,7 +14,9 @@ import contextlib
 import logging
 import os
 import re
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,8 @@ except ImportError:  # orbax 0.12 still keeps its v1 interface here
     from orbax.checkpoint.experimental import v1 as ocp
 
 ARRAYS = "arrays"
-PATIENCE = 60.0  # seconds for a write in progress to end after another one failed
+PATIENCE = 60.0  # seconds that a write may still take after another one failed
+SETTLE = 0.5  # seconds for tensorstore's own threads, which cannot be waited for
 
 __all__ = ["CheckpointError", "Checkpoints", "read_description", "restore_path"]
 
@@ -72,7 +75,7 @@ class Checkpoints:
         """
         last = max(self._good_steps(), default=None)
         tensors = _savable(state)
-        content = {"step": step, "description": description, "tensors": _shapes(tensors)}
+        content = {"step": step, "description": description, "tensors": files.shapes(tensors)}
         partial = self._hidden(step, "partial")
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -208,22 +211,11 @@ def restore_path(path: Path, target: Any) -> tuple[int, Any]:
     path = Path(path)
     manifest = files.read_manifest(path)
     files.check_files(path, manifest["files"])
-    wanted = _by_name(target)
-    files.check_tensors(path, manifest["tensors"], _shapes(wanted))
+    wanted = files.by_name(target)
+    files.check_tensors(path, manifest["tensors"], files.shapes(wanted))
     arrays = _load_arrays(path, wanted)
     state = jax.tree.unflatten(jax.tree.structure(target), [arrays[name] for name in wanted])
     return manifest["step"], state
-
-
-def _by_name(tree: Any) -> dict[str, Any]:
-    """The leaves by name, in the tree's order."""
-    named: dict[str, Any] = {}
-    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        name = jax.tree_util.keystr(path, simple=True, separator=".")
-        if name in named:
-            raise CheckpointError(f"two tensors of the state are named {name}; rename one")
-        named[name] = leaf
-    return named
 
 
 def _savable(state: Any) -> dict[str, jax.Array]:
@@ -232,7 +224,7 @@ def _savable(state: Any) -> dict[str, jax.Array]:
         raise CheckpointError(
             f"{jax.process_count()} processes: checkpoints are saved by one process so far"
         )
-    named = _by_name(state)
+    named = files.by_name(state)
     for name, leaf in named.items():
         if not isinstance(leaf, jax.Array):
             raise CheckpointError(
@@ -245,20 +237,24 @@ def _savable(state: Any) -> dict[str, jax.Array]:
     return named
 
 
-def _shapes(tensors: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {name: {"shape": list(x.shape), "dtype": str(x.dtype)} for name, x in tensors.items()}
-
-
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """No log lines from orbax: what matters comes as an exception, and then as one line of ours."""
+    """No lines on the console from orbax: what matters is an exception, then one line of ours."""
     loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
     levels = [logger.level for logger in loggers]
+    outer_hook = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:  # a write that ends after orbax gave up on all of them
+        if str(unraisable.exc_value) != "Event loop is closed":
+            outer_hook(unraisable)
+
     for logger in loggers:
         logger.setLevel(logging.CRITICAL + 1)
+    sys.unraisablehook = hook
     try:
         yield
     finally:
+        sys.unraisablehook = outer_hook
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
 
@@ -270,15 +266,17 @@ def _save_arrays(path: Path, tensors: dict[str, jax.Array]) -> None:
     with _quiet(), context:
         try:
             ocp.save(path.absolute(), tensors)
-        finally:
-            _join_orbax_threads()
+        except BaseException:
+            _wait_for_writers()
+            raise
 
 
-def _join_orbax_threads() -> None:
-    """Waits for the writers that orbax leaves behind when one fails: they still write, and log."""
+def _wait_for_writers() -> None:
+    """When one write fails orbax leaves the others behind, to write into what is removed next."""
     for thread in threading.enumerate():
         if type(thread).__module__.startswith("orbax."):
             thread.join(PATIENCE)
+    time.sleep(SETTLE)
 
 
 def _load_arrays(folder: Path, wanted: dict[str, Any]) -> dict[str, jax.Array]:
@@ -297,6 +295,6 @@ def _load_arrays(folder: Path, wanted: dict[str, Any]) -> dict[str, jax.Array]:
         if arrays[name].dtype != x.dtype:
             raise CheckpointError(
                 f"checkpoint {folder}: {name} is {x.dtype}, jax made it {arrays[name].dtype}; "
-                "set jax_enable_x64"
+                'call jax.config.update("jax_enable_x64", True)'
             )
     return arrays

@@ -13,6 +13,8 @@ import zlib
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import jax
+
 from jaxptd.errors import UserError
 
 MANIFEST = "manifest.json"
@@ -94,6 +96,21 @@ def check_files(folder: Path, files: dict[str, dict[str, int]]) -> None:
             raise DamagedCheckpointError(folder, f"{name} has {sizes}")
         if found["crc32"] != saved["crc32"]:
             raise DamagedCheckpointError(folder, f"{name} was changed (its CRC-32 differs)")
+
+
+def by_name(tree: Any) -> dict[str, Any]:
+    """The tensors of a state by name, in the state's order."""
+    named: dict[str, Any] = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        if name in named:
+            raise CheckpointError(f"two tensors of the state are named {name}; rename one")
+        named[name] = leaf
+    return named
+
+
+def shapes(tensors: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {name: {"shape": list(x.shape), "dtype": str(x.dtype)} for name, x in tensors.items()}
 
 
 def check_tensors(path: Path, saved: dict[str, Any], wanted: dict[str, Any]) -> None:

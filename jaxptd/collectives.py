@@ -23,8 +23,8 @@ from collections.abc import Iterable
 from functools import partial
 
 import jax
-from jax import Array
-from jax import lax
+from jax import Array, lax
+
 
 def varying_axes(x: Array) -> frozenset[str]:
     """The mesh axes along which `x` differs from device to device."""

@@ -157,8 +157,8 @@ def _in_words(message: str) -> str:
         r"(?:[Uu]nrecognized arguments: (?:--)?|Option ')([^\s'=]+)(?:' is not accepted)?", text
     ):
         return f"unknown key {match[1]}; {_nearest(match[1])}"
-    match = re.search(r'Parser key "([\w.]+)".*(?:Got|Given) value: (.*)', text)
+    match = re.search(r'Parser key "([\w.]+)".*(?:Got|Given) value: ?(.*)', text)
     if match and match[1] in _field_types():
         expected = _type_in_words(_field_types()[match[1]])
-        return f"{match[1]}: expected {expected}, got {match[2]}"
+        return f"{match[1]}: expected {expected}, got {match[2] or 'nothing'}"
     return f"{text}; see --help"

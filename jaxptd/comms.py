@@ -24,13 +24,13 @@ from rich.table import Table
 
 from jaxptd.command_line import make_parser, parse
 from jaxptd.config import Config
+from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.devices import prepare
 from jaxptd.errors import run_command
 from jaxptd.formulas import Collective, expected
 from jaxptd.hlo import collectives_from_hlo
 from jaxptd.mesh import make_mesh
 from jaxptd.step import Program
-from jaxptd.verify import with_vocabulary
 
 KINDS = {
     "psum": "all-reduce",
@@ -61,7 +61,9 @@ def _walk(jaxpr: Any, times: int, sizes: Mapping[str, int]) -> Iterator[Collecti
         if name in KINDS:
             yield from _read(equation, times, sizes)
         inner = list(_sub_jaxprs(equation.params.values()))
-        found = [c for sub in inner for c in _walk(sub, times * equation.params.get("length", 1), sizes)]
+        found = [
+            c for sub in inner for c in _walk(sub, times * equation.params.get("length", 1), sizes)
+        ]
         if name == "while" and found:
             raise ValueError(f"{found[0].kind} inside a while loop: how often it runs is not known")
         yield from found
@@ -77,7 +79,9 @@ def _sub_jaxprs(values: Iterable[Any]) -> Iterator[Any]:
 
 def _read(equation: Any, times: int, sizes: Mapping[str, int]) -> Iterator[Collective]:
     axes = equation.params.get("axes", equation.params.get("axis_name"))
-    axes = tuple(str(axis) for axis in (axes if isinstance(axes, tuple) else (axes,)) if sizes[axis] > 1)
+    axes = tuple(
+        str(axis) for axis in (axes if isinstance(axes, tuple) else (axes,)) if sizes[axis] > 1
+    )
     kind = KINDS[equation.primitive.name]
     for variable in equation.outvars if kind == "all-gather" else equation.invars:
         if axes:
@@ -109,20 +113,17 @@ def count(program: Program) -> list[Collective]:
 
 def count_compiled(program: Program) -> list[Collective]:
     """The collectives of the compiled step, from its HLO: XLA may have merged some into one."""
-    return add_up(collectives_from_hlo(_trace(program).lower().compile().as_text(), dict(program.mesh.shape)))
+    return add_up(
+        collectives_from_hlo(_trace(program).lower().compile().as_text(), dict(program.mesh.shape))
+    )
 
 
 def per_layer(program: Program) -> list[Collective]:
-    """What one more layer moves."""
+    """What one more layer moves; its gradients make the step's reductions longer, not more."""
     model = program.config.model
     deeper = dataclasses.replace(model, num_layers=model.num_layers + 1)
     more = dataclasses.replace(program, config=dataclasses.replace(program.config, model=deeper))
-    blocks = [c for c in count(more) if not _is_reduction_of_gradients(c, program)]
-    return subtract(blocks, [c for c in count(program) if not _is_reduction_of_gradients(c, program)])
-
-
-def _is_reduction_of_gradients(collective: Collective, program: Program) -> bool:
-    return "dp" in collective.axes
+    return subtract(count(more), count(program))
 
 
 def _trace(program: Program) -> Any:
@@ -143,7 +144,13 @@ def report(config: Config) -> dict[str, list[Collective]]:
 def _table(title: str, rows: Sequence[Collective], sizes: Mapping[str, int]) -> Table:
     table = Table("collective", "axes", "executions", "bytes", "ring bytes sent", title=title)
     for row in rows:
-        table.add_row(row.kind, " x ".join(row.axes), f"{row.count:,}", f"{row.bytes:,}", f"{row.wire_bytes(sizes):,}")
+        table.add_row(
+            row.kind,
+            " x ".join(row.axes),
+            f"{row.count:,}",
+            f"{row.bytes:,}",
+            f"{row.wire_bytes(sizes):,}",
+        )
     return table
 
 
@@ -173,7 +180,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, rows in found.items():
         console.print(_table(TITLES[name], rows, sizes))
     same = subtract(found["jaxpr"], found["formula"]) == []
-    console.print("the jaxpr moves what the formula says" if same else "the jaxpr does NOT move what the formula says")
+    console.print(
+        "the jaxpr moves what the formula says"
+        if same
+        else "the jaxpr does NOT move what the formula says"
+    )
     return 0
 
 

@@ -1,9 +1,31 @@
 """Which devices a command runs on: the accelerators there are, or simulated ones on the CPU."""
 
+import os
+from typing import Any
+
 import jax
 
 from jaxptd.config import Config
 from jaxptd.errors import UserError
+
+# A slow or busy machine brings the simulated devices to a collective one after the other. XLA warns
+# after 20 s and ends the process after 40. A name it does not know would end the process at once:
+# these are known to the jaxlib of every version of jax in pyproject.toml.
+PATIENCE = (
+    "--xla_cpu_collective_call_warn_stuck_timeout_seconds=300"
+    " --xla_cpu_collective_call_terminate_timeout_seconds=1200"
+    " --xla_cpu_collective_timeout_seconds=1200"
+)
+
+# Dense bfloat16 products per second, from the makers' data sheets.
+PEAK_FLOPS = {"H200": 989.5e12, "H100": 989.5e12, "A100": 312e12}
+
+
+def peak_flops(mesh: Any) -> float | None:
+    """Of all devices of the mesh together; None where no data sheet is at hand."""
+    kind = mesh.devices.flat[0].device_kind
+    peaks = [peak for name, peak in PEAK_FLOPS.items() if name in kind]
+    return peaks[0] * mesh.devices.size if peaks else None
 
 
 def prepare(config: Config, *, double: bool = False) -> str:
@@ -17,6 +39,7 @@ def prepare(config: Config, *, double: bool = False) -> str:
         UserError: an accelerator machine has fewer devices than the layout needs.
     """
     needed = config.layout.num_devices
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {PATIENCE}".strip()
     if config.train.platform == "cpu":
         jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", needed)

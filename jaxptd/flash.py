@@ -53,7 +53,9 @@ def _drop(p_BNTS: Array, sites: Sites, dropout: Dropout) -> Array:
     return jnp.where(keep_BNTS, p_BNTS / (1 - dropout.rate), 0)
 
 
-def flash_fwd(q_BTNH: Array, k_BSNH: Array, v_BSNH: Array, sites: Sites, dropout: Dropout) -> tuple[Array, Array]:
+def flash_fwd(
+    q_BTNH: Array, k_BSNH: Array, v_BSNH: Array, sites: Sites, dropout: Dropout
+) -> tuple[Array, Array]:
     """-> o[B, T, N, H] and the logsumexp of the scores, [B, N, T], float32 at least."""
     s_BNTS = _scores(q_BTNH, k_BSNH, sites)
     max_BNT = s_BNTS.max(axis=-1)
@@ -102,7 +104,9 @@ def _xla_bwd(dropout: Dropout, saved: tuple, do: Array) -> tuple[Array, Array, A
 _xla.defvjp(_xla_fwd, _xla_bwd)
 
 
-def attend_xla(q_BTNH: Array, k_BSNH: Array, v_BSNH: Array, sites: Sites, dropout: Dropout) -> Array:
+def attend_xla(
+    q_BTNH: Array, k_BSNH: Array, v_BSNH: Array, sites: Sites, dropout: Dropout
+) -> Array:
     """Causal attention, any positions, with dropout: -> o[B, T, N, H]."""
     return _xla(*alike(q_BTNH, k_BSNH, v_BSNH), sites, dropout)
 
@@ -114,7 +118,9 @@ def attend_cudnn(q_BTNH: Array, k_BTNH: Array, v_BTNH: Array) -> Array:
     )
 
 
-def cudnn_obstacle(platform: str, dtype: jnp.dtype, *, head_size: int, dropout: float) -> str | None:
+def cudnn_obstacle(
+    platform: str, dtype: jnp.dtype, *, head_size: int, dropout: float
+) -> str | None:
     """Why cuDNN's kernel cannot be used, in words; None if it can. Limits: cuDNN 9 on Hopper."""
     if platform not in ("gpu", "cuda"):
         return f"it needs an NVIDIA GPU, not {platform}"

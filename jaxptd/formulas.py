@@ -53,7 +53,11 @@ def expected(config: Config, infos: Mapping[str, ParamInfo]) -> Iterator[Collect
 
 
 def _tokens(config: Config) -> int:
-    return config.train.global_batch_size // (config.layout.dp * config.train.micro_batches) * config.model.seq_length
+    return (
+        config.train.global_batch_size
+        // (config.layout.dp * config.train.micro_batches)
+        * config.model.seq_length
+    )
 
 
 def _activations(config: Config) -> Iterator[Collective]:

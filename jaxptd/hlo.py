@@ -62,14 +62,20 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str]:
     return computations, entry
 
 
-def _executed(computations: Mapping[str, list[str]], name: str, times: int) -> Iterator[tuple[str, int]]:
+def _executed(
+    computations: Mapping[str, list[str]], name: str, times: int
+) -> Iterator[tuple[str, int]]:
     """Every line with how often it runs."""
     for line in computations.get(name, ()):
         yield line, times
         if " while(" in line:
             body = re.search(r"body=%?([\w.\-]+)", line)
             trips = re.search(r'"known_trip_count":\{"n":"(\d+)"', line)
-            inside = list(_executed(computations, body[1], times * int(trips[1]) if trips else times)) if body else []
+            inside = (
+                list(_executed(computations, body[1], times * int(trips[1]) if trips else times))
+                if body
+                else []
+            )
             if not trips and any(_COLLECTIVE.match(each) for each, _ in inside):
                 raise ValueError(f"a collective in a loop of unknown length: {line[:80]}")
             yield from inside
@@ -79,7 +85,10 @@ def _executed(computations: Mapping[str, list[str]], name: str, times: int) -> I
 
 def _payload(result: str, kind: str, *, started: bool) -> int:
     """Bytes of a collective's result; a started one returns (operands, results)."""
-    sizes = [math.prod(int(n) for n in dims.split(",") if n) * _BYTES[d] for d, dims in _ARRAY.findall(result)]
+    sizes = [
+        math.prod(int(n) for n in dims.split(",") if n) * _BYTES[d]
+        for d, dims in _ARRAY.findall(result)
+    ]
     if not started or kind == "all-reduce":
         return sum(sizes)
     if kind == "all-gather":
@@ -103,9 +112,14 @@ def _axes(line: str, sizes: Mapping[str, int]) -> tuple[str, ...]:
 
 def _groups(line: str, devices: int) -> list[tuple[int, ...]]:
     if lists := re.search(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{} ]*\})\}", line):
-        return [tuple(int(n) for n in group.split(",")) for group in re.findall(r"\{([\d,]+)\}", lists[1])]
+        return [
+            tuple(int(n) for n in group.split(","))
+            for group in re.findall(r"\{([\d,]+)\}", lists[1])
+        ]
     if iota := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):
-        shape, source, order = ([int(n) for n in part.split(",")] if part else None for part in iota.groups())
+        shape, source, order = (
+            [int(n) for n in part.split(",")] if part else None for part in iota.groups()
+        )
         ranks = np.arange(math.prod(source)).reshape(source)
         ranks = ranks.transpose(order) if order else ranks
         return [tuple(group) for group in ranks.reshape(shape).tolist()]

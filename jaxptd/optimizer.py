@@ -25,7 +25,11 @@ def learning_rate(config: OptimizerConfig, *, step: Array, steps: int) -> Array:
     warm = jnp.minimum(1.0, (done + 1) / max(config.warmup_steps, 1))
     rest = max(steps - config.warmup_steps - 1, 1)
     progress = jnp.clip((done - config.warmup_steps) / rest, 0.0, 1.0)
-    shares = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + jnp.cos(math.pi * progress)) / 2}
+    shares = {
+        "constant": 1.0,
+        "linear": 1 - progress,
+        "cosine": (1 + jnp.cos(math.pi * progress)) / 2,
+    }
     share = shares[config.decay]
     return jnp.float32(config.learning_rate) * warm * (FINAL_SHARE + (1 - FINAL_SHARE) * share)
 
@@ -46,7 +50,9 @@ def global_norm(grads: Params, infos: Mapping[str, ParamInfo]) -> Array:
     for name, g in grads.items():
         axes = tuple(sorted(infos[name].axes))
         squares[axes] = squares.get(axes, 0) + jnp.sum(jnp.square(g))
-    return jnp.sqrt(sum(lax.psum(square, axes) if axes else square for axes, square in squares.items()))
+    return jnp.sqrt(
+        sum(lax.psum(square, axes) if axes else square for axes, square in squares.items())
+    )
 
 
 def clip(grads: Params, norm: Array, limit: float) -> Params:

@@ -56,7 +56,9 @@ def param(
     """
     held = tuple(held or shape)
     padding = [(0, have - want) for have, want in zip(held, shape, strict=True)]
-    return nnx.Param(jnp.pad(init(key, tuple(shape)), padding), spec=spec, canonical=tuple(shape), decay=decay)
+    return nnx.Param(
+        jnp.pad(init(key, tuple(shape)), padding), spec=spec, canonical=tuple(shape), decay=decay
+    )
 
 
 def stacked(make: Callable[[Array], Any], keys: Array) -> Any:
@@ -82,7 +84,9 @@ class ParamInfo:
     @property
     def axes(self) -> frozenset[str]:
         """The mesh axes it is cut over."""
-        names = [axis if isinstance(axis, tuple) else (axis,) for axis in self.spec if axis is not None]
+        names = [
+            axis if isinstance(axis, tuple) else (axis,) for axis in self.spec if axis is not None
+        ]
         return frozenset(axis for group in names for axis in group)
 
     def canonical(self, x: Array) -> Array:
@@ -108,7 +112,10 @@ class Blueprint:
     @cached_property
     def infos(self) -> dict[str, ParamInfo]:
         leaves = jax.tree_util.tree_leaves_with_path(self._abstract, is_leaf=_is_param)
-        return {_name(path): ParamInfo(p.canonical, p.get_value().shape, p.spec, p.decay) for path, p in leaves}
+        return {
+            _name(path): ParamInfo(p.canonical, p.get_value().shape, p.spec, p.decay)
+            for path, p in leaves
+        }
 
     @property
     def specs(self) -> dict[str, P]:
@@ -116,7 +123,9 @@ class Blueprint:
 
     def build(self, params: Mapping[str, Array]) -> Any:
         """The model with these arrays as its parameters."""
-        return jax.tree.unflatten(jax.tree.structure(self._abstract), [params[name] for name in self.infos])
+        return jax.tree.unflatten(
+            jax.tree.structure(self._abstract), [params[name] for name in self.infos]
+        )
 
     def shardings(self, mesh: Mesh) -> dict[str, NamedSharding]:
         return {name: NamedSharding(mesh, info.spec) for name, info in self.infos.items()}

@@ -5,7 +5,7 @@ Letters: B batch, T position, M micro-batches.
 
 import dataclasses
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -18,8 +18,8 @@ from jax.sharding import PartitionSpec as P
 
 from jaxptd.collectives import as_varying, own_block
 from jaxptd.config import Config, ModelConfig
-from jaxptd.flash import cudnn_obstacle
 from jaxptd.errors import UserError
+from jaxptd.flash import cudnn_obstacle
 from jaxptd.layers.dropout import Places
 from jaxptd.layers.tensor_parallel import TensorParallel, make_form
 from jaxptd.mesh import Axis
@@ -45,7 +45,12 @@ class Program:
     @cached_property
     def model(self) -> ModelConfig:
         """The model's config with the attention kernel that this mesh's devices will run."""
-        return dataclasses.replace(self.config.model, attention=_attention_kernel(self.config.model, self.mesh)[0])
+        return dataclasses.replace(self.config.model, attention=self.attention_kernel[0])
+
+    @cached_property
+    def attention_kernel(self) -> tuple[str, str | None]:
+        """The kernel, and what speaks against cuDNN's."""
+        return _attention_kernel(self.config.model, self.mesh)
 
     @cached_property
     def form(self) -> TensorParallel:
@@ -70,7 +75,9 @@ class Program:
 
     # ---- state ------------------------------------------------------------------------------
 
-    def map_state(self, fn: Callable[[Any, ParamInfo], Any], state: State, other: Callable[[Any], Any]) -> State:
+    def map_state(
+        self, fn: Callable[[Any, ParamInfo], Any], state: State, other: Callable[[Any], Any]
+    ) -> State:
         """`fn(leaf, info)` on every leaf that is shaped as a parameter, `other(leaf)` on the rest."""
         params = {name: fn(x, self.infos[name]) for name, x in state["params"].items()}
         optimizer = optax.tree_map_params(
@@ -79,11 +86,17 @@ class Program:
         return {"params": params, "optimizer": optimizer, "step": other(state["step"])}
 
     def _new_state(self, params: Params) -> State:
-        return {"params": params, "optimizer": self.optimizer.init(params), "step": jnp.zeros((), jnp.int32)}
+        return {
+            "params": params,
+            "optimizer": self.optimizer.init(params),
+            "step": jnp.zeros((), jnp.int32),
+        }
 
     @cached_property
     def _shapes(self) -> State:
-        shapes = {n: jax.ShapeDtypeStruct(info.held, self.master_dtype) for n, info in self.infos.items()}
+        shapes = {
+            n: jax.ShapeDtypeStruct(info.held, self.master_dtype) for n, info in self.infos.items()
+        }
         return jax.eval_shape(self._new_state, shapes)
 
     @cached_property
@@ -94,7 +107,9 @@ class Program:
     def abstract_state(self) -> State:
         """Shapes, precisions and shardings of the state, for compiling without it."""
         return jax.tree.map(
-            lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(self.mesh, spec)),
+            lambda x, spec: jax.ShapeDtypeStruct(
+                x.shape, x.dtype, sharding=NamedSharding(self.mesh, spec)
+            ),
             self._shapes,
             self.state_specs,
         )
@@ -111,7 +126,9 @@ class Program:
 
     def init_state(self) -> State:
         """Step 0: the same numbers on every mesh."""
-        params = self.blueprint.init(self.config.train.seed, mesh=self.mesh, dtype=self.master_dtype)
+        params = self.blueprint.init(
+            self.config.train.seed, mesh=self.mesh, dtype=self.master_dtype
+        )
         shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state)
         return jax.jit(self._new_state, out_shardings=shardings, donate_argnums=0)(params)
 
@@ -133,7 +150,9 @@ class Program:
         return jax.jit(self._shard(self._evaluate, (self.blueprint.specs, BATCH_SPEC), P()))
 
     def _shard(self, fn: Callable, in_specs: Any, out_specs: Any) -> Callable:
-        return jax.shard_map(fn, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True)
+        return jax.shard_map(
+            fn, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True
+        )
 
     @property
     def _step_on_mesh(self) -> Callable[[State, Batch], tuple[State, Metrics, Params]]:
@@ -143,10 +162,14 @@ class Program:
     def _step(self, state: State, batch: Batch) -> tuple[State, Metrics, Params]:
         loss, grads = self._gradients(state["params"], batch, state["step"])
         norm = global_norm(grads, self.infos)
-        rate = learning_rate(self.config.optimizer, step=state["step"], steps=self.config.train.steps)
+        rate = learning_rate(
+            self.config.optimizer, step=state["step"], steps=self.config.train.steps
+        )
         clipped = clip(grads, norm, self.config.optimizer.grad_clip)
         direction, optimizer = self.optimizer.update(clipped, state["optimizer"], state["params"])
-        params = {name: p - rate.astype(p.dtype) * direction[name] for name, p in state["params"].items()}
+        params = {
+            name: p - rate.astype(p.dtype) * direction[name] for name, p in state["params"].items()
+        }
         state = {"params": params, "optimizer": optimizer, "step": state["step"] + 1}
         return state, {"loss": loss, "grad_norm": norm, "learning_rate": rate}, grads
 
@@ -165,7 +188,9 @@ class Program:
             return self._loss_sum(params, micro, own) / count
 
         def add(total: tuple, micro: tuple[Batch, Array]) -> tuple[tuple, None]:
-            return jax.tree.map(jnp.add, total, jax.value_and_grad(mean_loss)(varying, *micro)), None
+            return jax.tree.map(
+                jnp.add, total, jax.value_and_grad(mean_loss)(varying, *micro)
+            ), None
 
         zero = as_varying(jnp.zeros((), self.master_dtype), BATCH_AXES)
         start = (zero, jax.tree.map(jnp.zeros_like, varying))
@@ -174,7 +199,9 @@ class Program:
 
     def _owed_axes(self, name: str) -> tuple[str, ...]:
         """Axes over which a device's gradient of a parameter is a partial sum: those that cut tokens."""
-        return tuple(a for a in (*BATCH_AXES, *self.form.token_axes) if a not in self.infos[name].axes)
+        return tuple(
+            a for a in (*BATCH_AXES, *self.form.token_axes) if a not in self.infos[name].axes
+        )
 
     def _reduce(self, grads: Params) -> Params:
         """Owed sums made: one reduction for each set of axes."""
@@ -223,7 +250,9 @@ def _attention_kernel(model: ModelConfig, mesh: Mesh) -> tuple[str, str | None]:
         UserError: cudnn is asked for where it cannot run.
     """
     platform = mesh.devices.flat[0].platform
-    obstacle = cudnn_obstacle(platform, model.dtype, head_size=model.head_size, dropout=model.dropout)
+    obstacle = cudnn_obstacle(
+        platform, model.dtype, head_size=model.head_size, dropout=model.dropout
+    )
     if model.attention == "cudnn" and obstacle:
         raise UserError(f"model.attention=cudnn: {obstacle}; use model.attention=xla")
     if model.attention == "xla" or obstacle:

@@ -28,7 +28,7 @@ from rich.table import Table
 
 from jaxptd.command_line import make_parser, parse
 from jaxptd.config import Config, OptimizerConfig
-from jaxptd.data.tokenizers import load_tokenizer
+from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.devices import prepare
 from jaxptd.errors import UserError, run_command
 from jaxptd.mesh import Layout, make_mesh
@@ -111,7 +111,9 @@ def verify(config: Config, *, dtype: str) -> Report:
     rounded = reference.run(_perturbed(start, eps))
     found = Bench(Program(config, make_mesh(config.layout))).run(start)
     rows = list(_compare(expected, rounded, found, config=config.optimizer, eps=eps))
-    return Report(config.layout, dtype, sorted(rows, key=lambda row: _backward_order(row, model.num_layers)))
+    return Report(
+        config.layout, dtype, sorted(rows, key=lambda row: _backward_order(row, model.num_layers))
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +125,10 @@ class Bench:
     def parameters(self) -> Tensors:
         """Initial parameters, every one moved a little, so that biases and norms matter too."""
         params = self.program.blueprint.canonical(self.program.init_state()["params"])
-        return {name: np.asarray(p) + _noise(name, p.shape).astype(p.dtype) for name, p in params.items()}
+        return {
+            name: np.asarray(p) + _noise(name, p.shape).astype(p.dtype)
+            for name, p in params.items()
+        }
 
     @cached_property
     def batch(self) -> Batch:
@@ -132,14 +137,25 @@ class Bench:
         rng = np.random.default_rng(config.train.seed)
         shape = (config.train.global_batch_size, config.model.seq_length + 1)
         rows = rng.integers(0, config.model.vocab_size, shape).astype(np.int32)
-        targets = np.where(rng.random((shape[0], shape[1] - 1)) < rng.random((shape[0], 1)) / 2, IGNORED, rows[:, 1:])
-        return jax.device_put({"tokens": rows[:, :-1], "targets": targets}, self.program.batch_sharding)
+        targets = np.where(
+            rng.random((shape[0], shape[1] - 1)) < rng.random((shape[0], 1)) / 2,
+            IGNORED,
+            rows[:, 1:],
+        )
+        return jax.device_put(
+            {"tokens": rows[:, :-1], "targets": targets}, self.program.batch_sharding
+        )
 
     def run(self, params: Tensors) -> Outcome:
         state = self.program.init_state()
         shardings = self.program.blueprint.shardings(self.program.mesh)
-        held = jax.device_put({name: np.asarray(p) for name, p in self.program.blueprint.held(params).items()}, shardings)
-        state, metrics, grads = self.program.step_with_gradients({**state, "params": held}, self.batch)
+        held = jax.device_put(
+            {name: np.asarray(p) for name, p in self.program.blueprint.held(params).items()},
+            shardings,
+        )
+        state, metrics, grads = self.program.step_with_gradients(
+            {**state, "params": held}, self.batch
+        )
         return Outcome(
             *(float(metrics[name]) for name in ("loss", "grad_norm", "learning_rate")),
             gradients=self._by_layer(grads),
@@ -152,20 +168,27 @@ class Bench:
         for name, x in self.program.blueprint.canonical(tensors).items():
             root, _, rest = name.partition(".")
             if root == "blocks":
-                result |= {f"blocks.{layer}.{rest}": part for layer, part in enumerate(np.asarray(x))}
+                result |= {
+                    f"blocks.{layer}.{rest}": part for layer, part in enumerate(np.asarray(x))
+                }
             else:
                 result[name] = np.asarray(x)
         return result
 
 
 def _noise(name: str, shape: Sequence[int]) -> np.ndarray:
-    return 0.02 * np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape).astype(np.float32)
+    return 0.02 * np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape).astype(
+        np.float32
+    )
 
 
 def _perturbed(params: Tensors, eps: float) -> Tensors:
     """Every element changed by one rounding error, up or down."""
     rng = np.random.default_rng(1)
-    return {name: p * (1 + eps * rng.choice([-1, 1], p.shape)).astype(p.dtype) for name, p in params.items()}
+    return {
+        name: p * (1 + eps * rng.choice([-1, 1], p.shape)).astype(p.dtype)
+        for name, p in params.items()
+    }
 
 
 def _relative(found: np.ndarray, expected: np.ndarray) -> float:
@@ -175,14 +198,23 @@ def _relative(found: np.ndarray, expected: np.ndarray) -> float:
     return float(difference / scale) if scale else float(difference)
 
 
-def _compare(expected: Outcome, rounded: Outcome, found: Outcome, *, config: OptimizerConfig, eps: float):
+def _compare(
+    expected: Outcome, rounded: Outcome, found: Outcome, *, config: OptimizerConfig, eps: float
+):
     for name in ("loss", "grad_norm"):
         values = [np.array(getattr(outcome, name)) for outcome in (expected, rounded, found)]
-        yield Row(name, "scalar", _relative(values[2], values[0]), ROUNDINGS * max(_relative(values[1], values[0]), eps))
+        yield Row(
+            name,
+            "scalar",
+            _relative(values[2], values[0]),
+            ROUNDINGS * max(_relative(values[1], values[0]), eps),
+        )
     for name, want in expected.gradients.items():
         yardstick = max(_relative(rounded.gradients[name], want), eps)
         yield Row(name, "gradient", _relative(found.gradients[name], want), ROUNDINGS * yardstick)
-        yield Row(name, "parameter", *_update_difference(name, expected, found, config=config, eps=eps))
+        yield Row(
+            name, "parameter", *_update_difference(name, expected, found, config=config, eps=eps)
+        )
 
 
 def _update_difference(
@@ -196,7 +228,10 @@ def _update_difference(
     largest = np.maximum(np.abs(a), np.abs(b)) + EPSILON
     moved = np.minimum(2, 2 * np.abs(a - b) / largest) + ROUNDINGS * eps
     size = np.abs(expected.parameters[name].astype(np.float64))
-    allowed = expected.learning_rate * (moved + ROUNDINGS * eps * config.weight_decay * size) + ROUNDINGS * eps * size
+    allowed = (
+        expected.learning_rate * (moved + ROUNDINGS * eps * config.weight_decay * size)
+        + ROUNDINGS * eps * size
+    )
     difference = np.abs(found.parameters[name].astype(np.float64) - expected.parameters[name])
     return float(np.max(difference / allowed)), 1.0
 
@@ -211,20 +246,25 @@ def _backward_order(row: Row, num_layers: int) -> tuple[int, int]:
     if row.what == "scalar":
         return -1, 0
     layer = re.match(r"blocks\.(\d+)\.", row.name)
-    depth = num_layers - int(layer[1]) if layer else 0 if row.name.startswith(("norm", "head")) else num_layers + 1
+    depth = (
+        num_layers - int(layer[1])
+        if layer
+        else 0
+        if row.name.startswith(("norm", "head"))
+        else num_layers + 1
+    )
     return depth, ("gradient", "parameter").index(row.what)
 
 
-def with_vocabulary(config: Config) -> Config:
-    """The config with model.vocab_size set; from the tokenizer where it was left to that."""
-    if config.model.vocab_size is not None:
-        return config
-    size = load_tokenizer(config.data.tokenizer).vocab_size
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=size))
-
-
 def _table(report: Report) -> Table:
-    table = Table("tensor", "what", "difference", "allowed", "", title=f"{report.layout}, {report.dtype}, against one device")
+    table = Table(
+        "tensor",
+        "what",
+        "difference",
+        "allowed",
+        "",
+        title=f"{report.layout}, {report.dtype}, against one device",
+    )
     for row in report.rows:
         mark = "" if row.equal else "[red]WRONG[/red]"
         table.add_row(row.name, row.what, f"{row.error:.2e}", f"{row.allowed:.2e}", mark)
@@ -240,13 +280,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console()
     console.print(f"verify {config.layout} on {prepare(config, double=True)}", highlight=False)
     if config.model.attention == "cudnn":
-        raise UserError("model.attention=cudnn computes in bfloat16 only; verify with model.attention=xla")
+        raise UserError(
+            "model.attention=cudnn computes in bfloat16 only; verify with model.attention=xla"
+        )
     equal = True
     for dtype in ("float64", "float32"):
         report = verify(config, dtype=dtype)
         if not options["quiet"] or report.wrong:
             console.print(_table(report))
-        console.print(report.verdict, highlight=False, style="green" if not report.wrong else "bold red")
+        console.print(
+            report.verdict, highlight=False, style="green" if not report.wrong else "bold red"
+        )
         equal &= not report.wrong
     return 0 if equal else 1
 

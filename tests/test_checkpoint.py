@@ -111,14 +111,19 @@ def test_restores_every_bit(tmp_path):
 
 
 def test_restores_float64(tmp_path):
-    with jax.enable_x64(True):
+    jax.config.update("jax_enable_x64", True)  # a context manager would not reach orbax's threads
+    try:
         state = {"w": put(make_mesh(2, 4), np.arange(8.0) / 3, "tp")}
         assert state["w"].dtype == jnp.float64
         checkpoints = Checkpoints(tmp_path, keep=1)
         checkpoints.save(1, state, description={})
         target = abstract(state)
         assert_same(checkpoints.restore(1, target), state)
-    with pytest.raises(CheckpointError, match="w is float64.*set jax_enable_x64"):
+    finally:
+        jax.config.update("jax_enable_x64", False)
+    with pytest.raises(
+        CheckpointError, match=r"w is float64, jax made it float32; call .*jax_enable_x64"
+    ):
         checkpoints.restore(1, target)
 
 
@@ -177,10 +182,7 @@ def test_keeps_the_newest(tmp_path):
 def test_saving_a_step_again_replaces_it(tmp_path):
     checkpoints = save(tmp_path, 1, 2)
     checkpoints.save(2, make_state(99), description={"again": True})
-    assert os.listdir(tmp_path / "00000002") and sorted(os.listdir(tmp_path)) == [
-        "00000001",
-        "00000002",
-    ]
+    assert sorted(os.listdir(tmp_path)) == ["00000001", "00000002"]
     assert_same(checkpoints.restore(2, abstract(make_state())), make_state(99))
     assert checkpoints.description(2) == {"again": True}
 
@@ -260,14 +262,12 @@ def test_every_bit_flipped_in_the_manifest_is_seen(tmp_path):
     save(tmp_path, 1)
     path = tmp_path / "00000001" / "manifest.json"
     good = path.read_bytes()
-    before = read_description(path.parent)
     for at in range(0, len(good), 7):
         path.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
-        try:
-            assert read_description(path.parent) == before  # white space: nothing changed
-            assert good[at : at + 1].isspace()
-        except CheckpointError as error:
-            assert "00000001 is damaged: manifest.json" in str(error)
+        if good[at : at + 1].isspace():
+            continue
+        with pytest.raises(CheckpointError, match=r"00000001 is damaged: manifest\.json"):
+            read_description(path.parent)
 
 
 def test_all_damaged_is_none_after_naming_each(tmp_path):
@@ -298,13 +298,27 @@ def change(state, name, leaf):
 @pytest.mark.parametrize(
     ("name", "leaf", "words"),
     [
-        ("blocks.mlp.w", jax.ShapeDtypeStruct((4, 16), jnp.bfloat16), r"is \[4, 8\] in the checkpoint, \[4, 16\] in this run"),
-        ("blocks.mlp.w", jax.ShapeDtypeStruct((4, 8), jnp.float32), "is bfloat16 in the checkpoint, float32 in this run"),
-        ("blocks.mlp.b", jax.ShapeDtypeStruct((8,), jnp.float32), "is in this run, not in the checkpoint"),
+        (
+            "blocks.mlp.w",
+            jax.ShapeDtypeStruct((4, 16), jnp.bfloat16),
+            r"is \[4, 8\] in the checkpoint, \[4, 16\] in this run",
+        ),
+        (
+            "blocks.mlp.w",
+            jax.ShapeDtypeStruct((4, 8), jnp.float32),
+            "is bfloat16 in the checkpoint, float32 in this run",
+        ),
+        (
+            "blocks.mlp.b",
+            jax.ShapeDtypeStruct((8,), jnp.float32),
+            "is in this run, not in the checkpoint",
+        ),
         ("norm", None, "is in the checkpoint, not in this run"),
     ],
 )
-def test_another_model_is_refused_by_the_name_of_its_tensor(tmp_path, monkeypatch, name, leaf, words):
+def test_another_model_is_refused_by_the_name_of_its_tensor(
+    tmp_path, monkeypatch, name, leaf, words
+):
     checkpoints = save(tmp_path, 1, 2)
     monkeypatch.setattr(checkpoint, "_load_arrays", lambda *_: pytest.fail("read before checking"))
     target = change(abstract(make_state()), name, leaf)
@@ -313,7 +327,9 @@ def test_another_model_is_refused_by_the_name_of_its_tensor(tmp_path, monkeypatc
         lambda: checkpoints.restore_newest(target, report=pytest.fail),  # good: never skipped
         lambda: restore_path(tmp_path / "00000002", target),
     ):
-        with pytest.raises(CheckpointError, match=rf"00000002 does not fit: params\.{name} {words}"):
+        with pytest.raises(
+            CheckpointError, match=rf"00000002 does not fit: params\.{name} {words}"
+        ):
             restore()
 
 
@@ -339,13 +355,13 @@ def test_several_processes_are_refused(tmp_path, monkeypatch):
 
 def test_a_step_or_path_that_is_not_there(tmp_path):
     checkpoints = save(tmp_path / "c", 1)
-    with pytest.raises(CheckpointError, match="no checkpoint of step 2 in .*it has steps 1"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint of step 2 in .*it has steps 1"):
         checkpoints.restore(2, abstract(make_state()))
-    with pytest.raises(CheckpointError, match="there is no checkpoint .*nowhere"):
+    with pytest.raises(CheckpointError, match=r"there is no checkpoint .*nowhere"):
         read_description(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match="c is not a checkpoint; name a folder such as"):
         restore_path(tmp_path / "c", abstract(make_state()))
-    with pytest.raises(CheckpointError, match="checkpoint.keep=0"):
+    with pytest.raises(CheckpointError, match=r"checkpoint.keep=0"):
         Checkpoints(tmp_path, keep=0)
 
 
@@ -353,7 +369,9 @@ def test_another_format_is_not_taken_for_damage(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint_files, "FORMAT", 2)
         save(tmp_path, 1)
-    with pytest.raises(CheckpointError, match="00000001 has format 2, this version of jaxptd reads 1"):
+    with pytest.raises(
+        CheckpointError, match="00000001 has format 2, this version of jaxptd reads 1"
+    ):
         newest(tmp_path)
 
 
@@ -371,7 +389,7 @@ def test_other_things_in_the_directory_are_left_alone(tmp_path):
 def test_a_full_disk_leaves_the_previous_ones(tmp_path, monkeypatch, place):
     checkpoints = save(tmp_path, 1, 2)
 
-    def full(*_):
+    def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     owner, name = {
@@ -386,7 +404,8 @@ def test_a_full_disk_leaves_the_previous_ones(tmp_path, monkeypatch, place):
         with pytest.raises(CheckpointError) as caught:
             save(tmp_path, 3)
     assert str(caught.value) == (
-        f"could not save step 3 in {tmp_path}: No space left on device; the last good checkpoint is step 2"
+        f"could not save step 3 in {tmp_path}: No space left on device; "
+        "the last good checkpoint is step 2"
     )
     assert checkpoints.steps() == [1, 2]
     assert sorted(os.listdir(tmp_path)) == ["00000001", "00000002"]
@@ -400,7 +419,7 @@ def test_a_real_write_that_fails_is_one_line(tmp_path):
         import resource
         save(Path(sys.argv[1]), 1)
         _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        for size in (0, 200, 500, 1000):
+        for size in (0, 100, 200, 500, 1000):
             resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
             try:
                 save(Path(sys.argv[1]), 2)
@@ -412,10 +431,16 @@ def test_a_real_write_that_fails_is_one_line(tmp_path):
     """
     done = run_python(code, tmp_path)
     assert done.returncode == 0, done.stderr
-    line = f"could not save step 2 in {tmp_path}: File too large; the last good checkpoint is step 1"
-    assert done.stdout.splitlines() == [line] * 4
+    line = (
+        f"could not save step 2 in {tmp_path}: File too large; the last good checkpoint is step 1"
+    )
+    assert done.stdout.splitlines() == [line] * 5
     assert done.stderr == ""
     assert newest(tmp_path) == 1
+
+
+def refuse(*_, **__):
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def test_a_directory_that_cannot_be_written(tmp_path, monkeypatch):
@@ -423,27 +448,30 @@ def test_a_directory_that_cannot_be_written(tmp_path, monkeypatch):
     for directory in (tmp_path / "file", tmp_path / "file" / "checkpoints"):
         with pytest.raises(CheckpointError, match=r"file.*: Not a directory"):
             save(directory, 1)
-    monkeypatch.setattr(Path, "mkdir", lambda *_, **__: os.chmod("/proc/self/nothing", 0))
-    with pytest.raises(CheckpointError, match=r"could not save step 1 in .*the last good checkpoint is none"):
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    words = "could not save step 1 in .*: Permission denied; the last good checkpoint is none"
+    with pytest.raises(CheckpointError, match=words):
         save(tmp_path / "c", 1)
 
 
 def test_old_checkpoints_that_cannot_be_deleted(tmp_path, monkeypatch):
     checkpoints = save(tmp_path, 1, keep=1)
-    monkeypatch.setattr(Path, "rename", rename_unless_old := guard_rename("00000001"))
-    with pytest.raises(CheckpointError, match="saved step 2 .*could not delete the old step 1: Permission denied"):
+    monkeypatch.setattr(Path, "rename", refuse_to_move("00000001"))
+    with pytest.raises(
+        CheckpointError, match=r"saved step 2 .*could not delete the old step 1: Permission denied"
+    ):
         checkpoints.save(2, make_state(2), description={})
-    assert rename_unless_old is not None
+    assert checkpoints.steps() == [1, 2]
     assert newest(tmp_path) == 2
 
 
-def guard_rename(name):
+def refuse_to_move(name):
     """Path.rename that refuses to move `name`."""
     rename = Path.rename
 
     def guarded(self, to):
         if self.name == name:
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            refuse()
         return rename(self, to)
 
     return guarded
@@ -536,12 +564,22 @@ def test_orbax_failing_to_read_whole_files_is_not_damage(tmp_path, monkeypatch):
         raise ValueError("RESOURCE_EXHAUSTED: too little\nmemory")
 
     monkeypatch.setattr(checkpoint.ocp, "load", fail)
-    with pytest.raises(CheckpointError, match="could not read checkpoint .*00000001: RESOURCE_EXHAUSTED: too little memory"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"could not read checkpoint .*00000001: RESOURCE_EXHAUSTED: too little memory",
+    ):
         newest(tmp_path)
 
 
 def test_importing_starts_no_device():
-    """The number of simulated devices is set after the import, and only before the first of them."""
-    code = "assert len(jax.devices()) == 8; import jax._src.xla_bridge as b"
-    done = run_python("from jaxptd import checkpoint\n" + code)
-    assert done.returncode == 0, done.stderr
+    """A run sets the number of simulated devices after its imports, before the first of them."""
+    code = """if True:
+        from jaxptd import checkpoint
+        import jax
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", 5)
+        assert len(jax.devices()) == 5
+    """
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

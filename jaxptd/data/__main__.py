@@ -46,14 +46,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _check_out(path: Path) -> None:
-    """Before the work: the result can be written, loses nothing, will be read as what it is."""
+    """The result loses nothing and will be read as what it is; checked before the work."""
     if path.suffix != ".bin":
         raise UserError(f"--out {path}: token files are known by their name; end it in .bin")
     for taken in (path, path.with_suffix(".idx")):
         if taken.exists():
             raise UserError(f"--out {path}: {taken} exists; choose another name, or remove it")
-    if not path.parent.is_dir():
-        raise UserError(f"--out {path}: there is no folder {path.parent}; make it first")
 
 
 def _check_vocabulary(name: str, tokenizer: Tokenizer) -> None:

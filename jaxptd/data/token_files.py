@@ -1,9 +1,9 @@
-"""Files of token ids, memory-mapped: nothing is read until a batch asks for it.
+r"""Files of token ids, memory-mapped: nothing is read until a batch asks for it.
 
 - **nanoGPT** `.bin` (data/openwebtext/prepare.py): little-endian uint16 ids, nothing else; each
   document is followed by its end of document.
 - **Megatron** `.bin` + `.idx` (Megatron-LM core/datasets/indexed_dataset.py): the `.bin` is ids,
-  nothing else. The `.idx`, little-endian: magic `MMIDIDX\\0\\0`; version u64 = 1; dtype code u8
+  nothing else. The `.idx`, little-endian: magic `MMIDIDX\0\0`; version u64 = 1; dtype code u8
   (1 uint8, 2 int8, 3 int16, 4 int32, 5 int64, 6 float64, 7 float32, 8 uint16); number of sequences
   u64; length of the document index u64; each sequence's length int32; each sequence's byte offset
   in the `.bin` int64; the document index int64. The ids are read as they lie; have

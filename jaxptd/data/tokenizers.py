@@ -5,13 +5,17 @@ documents puts it between them. In decoded text it is a line feed, and ids that 
 model's padded vocabulary can write them) are U+FFFD.
 """
 
+import dataclasses
 import os
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from jaxptd.errors import UserError
+
+if TYPE_CHECKING:
+    from jaxptd.config import Config  # imports JAX
 
 BYTES = "bytes"
 END_OF_DOCUMENT_NAMES = ("<|endoftext|>", "</s>", "<eos>", "[SEP]")
@@ -111,6 +115,14 @@ def load_tokenizer(name: str) -> Tokenizer:
             f"data.tokenizer={name!r}: no such file; use bytes, or the path of a tokenizers JSON"
         )
     return _load_json(name)
+
+
+def with_vocabulary(config: "Config") -> "Config":
+    """The config with model.vocab_size set; from the tokenizer where it was left to that."""
+    if config.model.vocab_size is not None:
+        return config
+    size = load_tokenizer(config.data.tokenizer).vocab_size
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=size))
 
 
 def _load_json(path: str) -> JsonTokenizer:

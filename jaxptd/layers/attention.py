@@ -42,7 +42,9 @@ class SelfAttention(nnx.Module):
         self, config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs, init_out: Initialiser
     ) -> None:
         heads = (config.num_heads, config.head_size)
-        self.qkv = ColumnParallelLinear(config.hidden_size, (3, *heads), cut=1, form=form, rngs=rngs)
+        self.qkv = ColumnParallelLinear(
+            config.hidden_size, (3, *heads), cut=1, form=form, rngs=rngs
+        )
         self.out = RowParallelLinear(heads, config.hidden_size, form=form, rngs=rngs, init=init_out)
         self.form, self.config = form, config
 
@@ -65,7 +67,11 @@ class SelfAttention(nnx.Module):
         return self.out(o_BTNH), cache
 
     def _attend(self, q_BTNH: Array, k_BTNH: Array, v_BTNH: Array, places: Places) -> Array:
-        attend = attend_cudnn if self.config.attention == "cudnn" else partial(self._attend_xla, places=places)
+        attend = (
+            attend_cudnn
+            if self.config.attention == "cudnn"
+            else partial(self._attend_xla, places=places)
+        )
         if self.config.remat == "attention":
             attend = jax.checkpoint(attend, prevent_cse=not self.config.scan_layers)
         return attend(q_BTNH, k_BTNH, v_BTNH)

@@ -19,7 +19,9 @@ class VocabParallelEmbedding(nnx.Module):
 
     def __init__(self, vocab_size: int, size: int, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
         held = (form.padded(vocab_size), size)
-        self.table = param(rngs(), (vocab_size, size), normal(0.02), spec=form.table_spec(), held=held)
+        self.table = param(
+            rngs(), (vocab_size, size), normal(0.02), spec=form.table_spec(), held=held
+        )
         self.vocab_size, self.form = vocab_size, form
 
     def __call__(self, tokens_BT: Array, dtype: DTypeLike) -> Array:

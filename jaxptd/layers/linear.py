@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
@@ -40,7 +39,9 @@ class ColumnParallelLinear(nnx.Module):
     ) -> None:
         out, dims = tuple(out_features), len(out_features)
         self.w = param(rngs(), (in_features, *out), init, spec=form.column_spec(dims, cut))
-        self.b = param(rngs(), out, zeros, spec=form.cut_spec(dims, cut), decay=False) if bias else None
+        self.b = (
+            param(rngs(), out, zeros, spec=form.cut_spec(dims, cut), decay=False) if bias else None
+        )
         self.form, self.cut, self.gather_output = form, cut, gather_output
 
     def __call__(self, x_BTD: Array) -> Array:
@@ -80,7 +81,11 @@ class RowParallelLinear(nnx.Module):
     ) -> None:
         inside, dims = tuple(in_features), len(in_features)
         self.w = param(rngs(), (*inside, out_features), init, spec=form.row_spec(dims, cut))
-        self.b = param(rngs(), (out_features,), zeros, spec=form.hidden_spec(), decay=False) if bias else None
+        self.b = (
+            param(rngs(), (out_features,), zeros, spec=form.hidden_spec(), decay=False)
+            if bias
+            else None
+        )
         self.form, self.cut, self.input_is_parallel = form, cut, input_is_parallel
 
     def __call__(self, h: Array) -> Array:

@@ -32,10 +32,14 @@ class GPT(nnx.Module):
             raise ValueError("model.vocab_size is not set; take it from the tokenizer")
         vocab = (config.vocab_size, config.hidden_size)
         self.tokens = VocabParallelEmbedding(*vocab, form=form, rngs=rngs)
-        self.positions = PositionEmbedding(config.seq_length, config.hidden_size, form=form, rngs=rngs)
+        self.positions = PositionEmbedding(
+            config.seq_length, config.hidden_size, form=form, rngs=rngs
+        )
         self.blocks = make_blocks(config, form=form, rngs=rngs)
         self.norm = LayerNorm(config.hidden_size, form=form, rngs=rngs)
-        self.head = None if config.tie_embeddings else VocabParallelEmbedding(*vocab, form=form, rngs=rngs)
+        self.head = (
+            None if config.tie_embeddings else VocabParallelEmbedding(*vocab, form=form, rngs=rngs)
+        )
         self.config, self.form = config, form
 
     def logits(
@@ -53,11 +57,13 @@ class GPT(nnx.Module):
     def loss(self, tokens_BT: Array, targets_BT: Array, places: Places) -> Array:
         """-log probability of each target, nats, `[B, T]`, float32 at least."""
         logits_BTV, _ = self.logits(tokens_BT, places)
-        return vocab_parallel_cross_entropy(logits_BTV, targets_BT, self.form, self.config.vocab_size)
+        return vocab_parallel_cross_entropy(
+            logits_BTV, targets_BT, self.form, self.config.vocab_size
+        )
 
-    def empty_cache(self, batch: int, heads: int) -> Cache:
-        """A cache for texts of up to seq_length tokens, `heads` of the N heads on this device."""
-        config = self.config
+    def empty_cache(self, batch: int) -> Cache:
+        """A cache for texts of up to seq_length tokens, for the heads that this device holds."""
+        config, heads = self.config, self.blocks.attention.qkv.w.shape[-2]
         shape = (config.num_layers, batch, config.seq_length, heads, config.head_size)
         k_LBSNH = jnp.zeros(shape, config.dtype)
         return Cache(k_LBSNH, k_LBSNH, jnp.zeros(config.num_layers, jnp.int32))

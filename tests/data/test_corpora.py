@@ -46,7 +46,7 @@ def test_each_document_is_followed_by_its_end(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, content, message",
+    ("name", "content", "message"),
     [
         ("a.txt", b"", "holds no text"),
         ("a.txt", b"\xef\xbb\xbf", "holds no text"),

@@ -66,7 +66,7 @@ def test_it_is_a_command_that_overwrites_nothing(folder):
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    ("options", "message"),
     [
         (["--source", "a.txt"], "--out; see --help"),
         (["--source", "a.txt", "--out", "tokens"], r"--out tokens: .*end it in \.bin"),

@@ -86,7 +86,7 @@ def test_a_corpus_shorter_than_a_sequence_is_an_error(text):
 
 
 @pytest.mark.parametrize(
-    "fraction, seq_length, message",
+    ("fraction", "seq_length", "message"),
     [
         (0.1, 4, r"leaves validation 2, .* = 5; use 0\.25 to 0\.75, 0 for no validation"),
         (0.9, 4, r"leaves training 2, .* = 5; use 0\.25 to 0\.75, 0 for no validation"),

@@ -119,7 +119,7 @@ def test_only_bin_files_are_token_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "size, message", [(0, "is empty"), (3, "has 3 bytes, not a multiple of 2")]
+    ("size", "message"), [(0, "is empty"), (3, "has 3 bytes, not a multiple of 2")]
 )
 def test_nanogpt_of_a_wrong_size_is_an_error(tmp_path, size, message):
     (tmp_path / "a.bin").write_bytes(bytes(size))
@@ -133,7 +133,7 @@ def test_a_missing_file_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change, message",
+    ("change", "message"),
     [
         ({"magic": b"TNTIDX\0\0\0"}, "is not a Megatron index"),
         ({"version": 2}, "has version 2, not 1"),

@@ -1,0 +1,75 @@
+"""The state of a run in canonical form: the same tree of the same shapes whatever the layout.
+
+`{"params": {name: array}, "optimizer": {name: array}, "step": int32}`; checkpoints hold this form.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+from jax import Array
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxptd.params import ParamInfo
+from jaxptd.step import Program, State
+
+Canonical = dict[str, Any]
+
+
+def to_canonical(program: Program, state: State) -> Canonical:
+    """The state's arrays without padding; what has none is not copied."""
+
+    def unpad(x: Array, info: ParamInfo) -> Array:
+        if info.shape == info.held:
+            return x
+        return jax.jit(info.canonical, out_shardings=_sharding(program, info))(x)
+
+    return _as_dicts(program.map_state(unpad, state, lambda x: x))
+
+
+def abstract_canonical(program: Program) -> Canonical:
+    """Shapes, precisions and shardings to restore into."""
+
+    def describe(x: jax.ShapeDtypeStruct, info: ParamInfo) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(info.shape, x.dtype, sharding=_sharding(program, info))
+
+    return _as_dicts(program.map_state(describe, program.abstract_state, lambda x: x))
+
+
+def from_canonical(program: Program, canonical: Canonical) -> State:
+    """The state, laid over the program's mesh."""
+    leaves, treedef = jax.tree.flatten(program.abstract_state["optimizer"])
+    optimizer = treedef.unflatten([canonical["optimizer"][name] for name in _names(program)])
+    assert len(leaves) == len(canonical["optimizer"])
+
+    def pad(x: Array, info: ParamInfo) -> Array:
+        if info.shape == info.held:
+            return x
+        return jax.jit(info.pad, out_shardings=NamedSharding(program.mesh, info.spec))(x)
+
+    return program.map_state(pad, {**canonical, "optimizer": optimizer}, lambda x: x)
+
+
+def _as_dicts(state: State) -> Canonical:
+    named = jax.tree_util.tree_leaves_with_path(state["optimizer"])
+    return {**state, "optimizer": {_name(path): leaf for path, leaf in named}}
+
+
+def _names(program: Program) -> list[str]:
+    return [
+        _name(path)
+        for path, _ in jax.tree_util.tree_leaves_with_path(program.abstract_state["optimizer"])
+    ]
+
+
+_name = partial(jax.tree_util.keystr, simple=True, separator=".")
+
+
+def _sharding(program: Program, info: ParamInfo) -> NamedSharding:
+    """As held, but whole along padded dims, whose canonical size may not split."""
+    whole = [
+        None if n != held else axis
+        for n, held, axis in zip(info.shape, info.held, info.spec, strict=True)
+    ]
+    return NamedSharding(program.mesh, P(*whole))

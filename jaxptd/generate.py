@@ -1,0 +1,200 @@
+"""Text from a trained model, with a cache of keys and values.
+
+`python -m jaxptd.generate --run-dir runs/quickstart --prompt "def " --tokens 200` reads the newest
+good checkpoint of a run. A text longer than the model's seq_length goes on from its last half.
+
+Letters: B batch (one text), T position, V vocabulary.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.sharding import PartitionSpec as P
+
+from jaxptd.canonical import abstract_canonical
+from jaxptd.checkpoint import Checkpoints
+from jaxptd.config import Config, from_dict
+from jaxptd.data.tokenizers import Tokenizer, load_tokenizer
+from jaxptd.devices import prepare
+from jaxptd.errors import Parser, UserError, run_command
+from jaxptd.layers.dropout import Places
+from jaxptd.mesh import Layout, make_mesh
+from jaxptd.params import Params
+from jaxptd.step import Program
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn.
+
+    Args:
+        temperature: of the softmax; 0 takes the likeliest token.
+        top_k: draw from the k likeliest only; 0 from all.
+        seed: of the draws.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.temperature >= 0:
+            raise UserError(f"temperature={self.temperature} must be 0 or more")
+        if self.top_k < 0:
+            raise UserError(f"top_k={self.top_k} must be 0 (all tokens) or more")
+        if self.seed < 0:
+            raise UserError(f"seed={self.seed} must be 0 or more")
+
+
+@dataclasses.dataclass(frozen=True)
+class Generator:
+    """Writes text with a program's model, on the program's mesh, in its layout of parameters.
+
+    Args:
+        program: sequence parallelism, if any, is left aside: a token cannot be cut.
+        vocab_size: ids below this are drawn.
+        sampling: how.
+    """
+
+    program: Program
+    vocab_size: int
+    sampling: Sampling
+
+    @cached_property
+    def _whole_tokens(self) -> Program:
+        config = self.program.config
+        layout = dataclasses.replace(config.layout, sequence_parallel=False)
+        model = dataclasses.replace(config.model, remat="none")
+        return Program(dataclasses.replace(config, layout=layout, model=model), self.program.mesh)
+
+    def __call__(self, params: Params, prompt: Sequence[int], tokens: int) -> list[int]:
+        """Up to `tokens` new ids after the prompt's."""
+        text, longest = list(prompt), self.program.model.seq_length
+        end = len(text) + tokens
+        while len(text) < end:
+            seen = text[-max(longest // 2, 1) :] if len(text) >= longest else text
+            count = min(end - len(text), longest - len(seen))
+            key = jax.random.fold_in(jax.random.key(self.sampling.seed), len(text))
+            new = self._write(count)(params, jnp.asarray([seen], jnp.int32), key)
+            text += np.asarray(new)[:, 0].tolist()
+        return text[-tokens:] if tokens else []
+
+    def _write(self, count: int) -> Any:
+        program = self._whole_tokens
+        specs = (program.blueprint.specs, P(), P())
+        body = partial(self._run, count=count)
+        return jax.jit(
+            jax.shard_map(body, mesh=program.mesh, in_specs=specs, out_specs=P(), check_vma=True)
+        )
+
+    def _run(self, params: Params, prompt_BT: Array, key: Array, *, count: int) -> Array:
+        """prompt[B, T] -> ids[count, B]: the prompt in one pass, then a token at a time."""
+        model = self._whole_tokens.blueprint.build(params)
+        length = prompt_BT.shape[1]
+
+        def forward(tokens_BT: Array, start: Array, cache: Any) -> tuple[Array, Any]:
+            position_T = start + jnp.arange(tokens_BT.shape[1], dtype=jnp.int32)
+            places = Places(jnp.zeros(tokens_BT.shape[0], jnp.int32), position_T, None)
+            logits_BTV, cache = model.logits(tokens_BT, places, cache)
+            return self._draw(logits_BTV[:, -1:], jax.random.fold_in(key, start)), cache
+
+        def advance(carry: tuple[Array, Any], i: Array) -> tuple[tuple[Array, Any], Array]:
+            token_B, cache = carry
+            return forward(token_B[:, None], length + i, cache), token_B
+
+        first = forward(prompt_BT, jnp.int32(0), model.empty_cache(prompt_BT.shape[0]))
+        return lax.scan(advance, first, jnp.arange(count, dtype=jnp.int32))[1]
+
+    def _draw(self, logits_B1V: Array, key: Array) -> Array:
+        """Logits of the next token, cut over V -> its id, `[B]`, the same on every device."""
+        logits_BV = self._whole_tokens.form.gather(logits_B1V, 2)[:, 0, : self.vocab_size].astype(
+            jnp.float32
+        )
+        if self.sampling.temperature == 0:
+            return jnp.argmax(logits_BV, -1).astype(jnp.int32)
+        if 0 < self.sampling.top_k < self.vocab_size:
+            least = lax.top_k(logits_BV, self.sampling.top_k)[0][:, -1:]
+            logits_BV = jnp.where(logits_BV < least, -jnp.inf, logits_BV)
+        return jax.random.categorical(key, logits_BV / self.sampling.temperature).astype(jnp.int32)
+
+
+def write_text(
+    program: Program,
+    params: Params,
+    tokenizer: Tokenizer,
+    *,
+    prompt: str,
+    tokens: int,
+    sampling: Sampling,
+) -> str:
+    """The prompt and what the model writes after it. An empty prompt starts a new document."""
+    vocab_size = min(tokenizer.vocab_size, program.model.vocab_size or 0)
+    ids = tokenizer.encode(prompt).tolist() or [tokenizer.end_of_document]
+    return prompt + tokenizer.decode(Generator(program, vocab_size, sampling)(params, ids, tokens))
+
+
+def load_run(run_dir: Path, *, tp: int, platform: str) -> tuple[Program, Params]:
+    """The model of a run's newest good checkpoint, on `tp` devices.
+
+    Raises:
+        UserError: no run, no good checkpoint, or too few devices.
+    """
+    checkpoints = Checkpoints(run_dir / "checkpoints", keep=1)
+    if not checkpoints.steps():
+        raise UserError(
+            f"{run_dir} holds no checkpoint; train with --train.run_dir {run_dir} first"
+        )
+    saved = from_dict(checkpoints.description(checkpoints.steps()[-1])["config"])
+    train = dataclasses.replace(
+        saved.train, platform=platform, global_batch_size=1, micro_batches=1
+    )
+    config = Config(
+        saved.model, Layout(tp=tp), saved.data, saved.optimizer, train, saved.checkpoint
+    )
+    prepare(config)
+    program = Program(config, make_mesh(config.layout))
+    target = abstract_canonical(program)
+    found = checkpoints.restore_newest(target, report=lambda line: print(f"warning: {line}"))
+    if found is None:
+        raise UserError(f"{run_dir}: no checkpoint can be read")
+    return program, jax.device_put(
+        program.blueprint.held(found[1]["params"]), program.blueprint.shardings(program.mesh)
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Writes text with the model of a run directory."""
+    parser = Parser(prog="python -m jaxptd.generate", description=main.__doc__)
+    parser.add_argument("--run-dir", type=Path, required=True, help="train.run_dir of the run")
+    parser.add_argument("--prompt", default="", help="text to go on from; empty starts a document")
+    parser.add_argument("--tokens", type=int, default=200, help="tokens to write")
+    parser.add_argument(
+        "--temperature", type=float, default=Sampling.temperature, help="0 takes the likeliest"
+    )
+    parser.add_argument("--top-k", type=int, default=Sampling.top_k, help="0 draws from all tokens")
+    parser.add_argument("--seed", type=int, default=Sampling.seed)
+    parser.add_argument("--tp", type=int, default=1, help="devices to hold the model on")
+    parser.add_argument("--platform", choices=["auto", "cpu"], default="auto")
+    args = parser.parse_args(argv)
+    if args.tokens < 1:
+        raise UserError(f"--tokens {args.tokens}: write 1 token or more")
+    sampling = Sampling(args.temperature, args.top_k, args.seed)
+    program, params = load_run(args.run_dir, tp=args.tp, platform=args.platform)
+    tokenizer = load_tokenizer(program.config.data.tokenizer)
+    print(
+        write_text(
+            program, params, tokenizer, prompt=args.prompt, tokens=args.tokens, sampling=sampling
+        )
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

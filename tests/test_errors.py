@@ -1,0 +1,85 @@
+"""Bad input: one line and exit code 2; a reader that goes away: no complaint."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from jaxptd.errors import BAD_INPUT, Parser, UserError, run_command
+
+
+def exit_code(main) -> object:
+    with pytest.raises(SystemExit) as stop:
+        run_command(main)
+    return stop.value.code
+
+
+def fail_with(message: str):
+    def main() -> None:
+        raise UserError(message)
+
+    return main
+
+
+def test_a_user_error_is_one_line_and_exit_code_2(capsys):
+    assert exit_code(fail_with("first line\n  second\tline")) == BAD_INPUT == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == "error: first line second line\n"
+
+
+@pytest.mark.parametrize("code", [None, 0, 1])
+def test_the_result_of_main_is_the_exit_code(code):
+    assert exit_code(lambda: code) == code
+
+
+def test_a_defect_keeps_its_traceback():
+    def main() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run_command(main)
+
+
+def make_parser() -> Parser:
+    parser = Parser(prog="prog")
+    parser.add_argument("--number", type=int)
+    return parser
+
+
+@pytest.mark.parametrize(
+    ("argv", "names"),
+    [
+        (["--number", "x"], ["--number", "'x'", "int"]),
+        (["--numb", "1"], ["--numb"]),  # no abbreviations: a new option could make them ambiguous
+        (["stray"], ["stray"]),
+        (["--number"], ["--number", "one argument"]),
+    ],
+)
+def test_bad_arguments_are_user_errors(argv, names):
+    with pytest.raises(UserError) as caught:
+        make_parser().parse_args(argv)
+    assert all(name in str(caught.value) for name in [*names, "--help"])
+
+
+def test_help_is_no_error(capsys):
+    assert exit_code(lambda: make_parser().parse_args(["--help"])) == 0
+    assert "--number" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("lines", [1, 200_000])  # fewer than a pipe holds, and many more
+def test_a_reader_that_goes_away_is_no_error(lines):
+    program = (
+        "import sys; from jaxptd.errors import run_command; sys.stdin.readline();"
+        f"run_command(lambda: print('\\n'.join(['line'] * {lines})))"
+    )
+    pipe = subprocess.PIPE
+    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}  # as it is by default
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=buffered) as writer:
+        writer.stdout.close()  # before it writes anything: it waits for a line
+        writer.stdin.write(b"go\n")
+        writer.stdin.close()
+        assert writer.stderr.read() == b""
+    assert writer.returncode == 0

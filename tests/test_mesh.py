@@ -1,0 +1,250 @@
+"""Rank groups against the literature and against what a group is; the mesh; the command."""
+
+import itertools
+import json
+import math
+import subprocess
+import sys
+
+import jax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import AxisType
+
+from jaxptd.errors import UserError, run_command
+from jaxptd.mesh import (
+    MAX_WORLD_SIZE,
+    Axis,
+    Layout,
+    draw,
+    main,
+    make_mesh,
+    rank_groups,
+    ranks_along,
+)
+
+# 16 devices, tp=2, pp=4, so dp=2: the groups that Megatron-LM's documentation lists.
+LITERATURE = {
+    "tp": [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11], [12, 13], [14, 15]],
+    "cp": [[rank] for rank in range(16)],
+    "dp": [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11], [12, 14], [13, 15]],
+    "pp": [[0, 4, 8, 12], [1, 5, 9, 13], [2, 6, 10, 14], [3, 7, 11, 15]],
+    "dp_cp": [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11], [12, 14], [13, 15]],
+    "row": [[rank] for rank in range(16)],
+    "col": [[rank] for rank in range(16)],
+    "model": [[0, 1, 4, 5, 8, 9, 12, 13], [2, 3, 6, 7, 10, 11, 14, 15]],
+    "embedding": [[0, 12], [1, 13], [2, 14], [3, 15]],
+    "position_embedding": [[0], [1], [2], [3]],
+}
+ARGV = ["--world-size", "16", "--tp", "2", "--pp", "4"]
+
+
+def run(argv: list[str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "jaxptd.mesh", *argv]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+# --- Layout
+
+
+def test_a_layout_counts_its_devices():
+    layout = Layout(pp=2, dp=3, cp=5, tp=7, sequence_parallel=True)
+    assert layout.num_devices == 210
+    assert list(layout.sizes) == ["pp", "dp", "cp", "row", "col", "tp"]
+    assert str(layout) == "pp=2 dp=3 cp=5 tp=7 sequence_parallel"
+    assert str(Layout()) == "one device"
+
+
+@pytest.mark.parametrize("axis", list(Axis))
+@pytest.mark.parametrize("size", [0, -2])
+def test_an_axis_has_at_least_one_device(axis, size):
+    with pytest.raises(UserError, match=rf"layout\.{axis}={size}: .* use 1 or more"):
+        Layout(**{axis: size})
+
+
+@pytest.mark.parametrize("grid", [{"row": 2}, {"col": 2}, {"row": 2, "col": 2}])
+def test_tp_and_a_grid_exclude_each_other(grid):
+    assert Layout(**grid).num_devices > 1
+    with pytest.raises(UserError, match=r"layout\.tp=2 .*set tp=1 or row=col=1"):
+        Layout(tp=2, **grid)
+
+
+# --- Groups
+
+
+def test_groups_are_those_of_the_literature():
+    groups = rank_groups(Layout(pp=4, dp=2, tp=2))
+    assert groups == LITERATURE
+    assert list(groups) == list(LITERATURE)
+
+
+SIZES = st.integers(1, 3)
+TENSOR = st.one_of(
+    st.fixed_dictionaries({"tp": SIZES}), st.fixed_dictionaries({"row": SIZES, "col": SIZES})
+)
+LAYOUTS = st.builds(
+    lambda pp, dp, cp, tensor: Layout(pp=pp, dp=dp, cp=cp, **tensor), SIZES, SIZES, SIZES, TENSOR
+)
+# tp moves fastest, then cp, dp, pp; a grid stands where tp does, with col the faster.
+FASTEST_FIRST = ["tp", "col", "row", "cp", "dp", "pp"]
+ALONG = {
+    **{axis.value: {axis.value} for axis in Axis},
+    "dp_cp": {"dp", "cp"},
+    "model": {"pp", "row", "col", "tp"},
+}
+
+
+def coordinates(layout: Layout) -> list[dict[str, int]]:
+    """Each rank's place along each axis, counted out in Megatron's order."""
+    ranges = [range(getattr(layout, axis)) for axis in reversed(FASTEST_FIRST)]
+    return [
+        dict(zip(reversed(FASTEST_FIRST), place, strict=True))
+        for place in itertools.product(*ranges)
+    ]
+
+
+@given(LAYOUTS)
+def test_groups_partition_the_ranks_and_differ_along_their_axes_only(layout):
+    places, groups = coordinates(layout), rank_groups(layout)
+    for name, axes in ALONG.items():
+        size = math.prod(getattr(layout, axis) for axis in axes)
+        assert sorted(rank for group in groups[name] for rank in group) == list(range(len(places)))
+        assert {len(group) for group in groups[name]} == {size}
+        for group in groups[name]:
+            others = [{a: i for a, i in places[r].items() if a not in axes} for r in group]
+            assert all(other == others[0] for other in others)
+
+
+@given(LAYOUTS)
+def test_groups_ascend_and_stand_in_order_of_their_first_rank(layout):
+    for groups in rank_groups(layout).values():
+        assert all(group == sorted(group) for group in groups)
+        firsts = [group[0] for group in groups]
+        assert firsts == sorted(set(firsts))
+
+
+@given(LAYOUTS)
+def test_embedding_groups_are_the_ends_of_the_pipelines(layout):
+    groups = rank_groups(layout)
+    ends = [[stages[0], stages[-1]] for stages in groups["pp"]]
+    assert groups["embedding"] == (ends if layout.pp > 1 else [end[:1] for end in ends])
+    assert groups["position_embedding"] == [[stages[0]] for stages in groups["pp"]]
+
+
+def test_ranks_along_takes_axes_in_any_order():
+    layout = Layout(pp=2, dp=2, tp=2)
+    assert ranks_along(layout, Axis.TP, Axis.DP) == ranks_along(layout, Axis.DP, Axis.TP)
+    assert ranks_along(layout, Axis.TP, Axis.DP) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+# --- The mesh
+
+
+def test_a_mesh_has_every_axis_and_ranks_in_order():
+    mesh = make_mesh(Layout(dp=2, tp=2))
+    assert mesh.axis_names == ("pp", "dp", "cp", "row", "col", "tp")
+    assert mesh.devices.shape == (1, 2, 1, 1, 1, 2)
+    assert [device.id for device in mesh.devices.flat] == [0, 1, 2, 3]
+    assert set(mesh.axis_types) == {AxisType.Auto}
+
+
+def test_a_mesh_of_given_devices():
+    devices = jax.devices()[::-1]
+    assert make_mesh(Layout(dp=8), devices).devices.flatten().tolist() == devices
+
+
+def test_too_few_devices_is_a_user_error():
+    with pytest.raises(
+        UserError, match=r"dp=3 tp=3.* needs 9 devices, there are 8; .*platform=cpu"
+    ):
+        make_mesh(Layout(dp=3, tp=3))
+
+
+# --- The picture
+
+
+def test_the_picture_of_four_stages():
+    assert draw(Layout(pp=4, dp=2, tp=2)).splitlines() == [
+        "            pp 0    pp 1    pp 2    pp 3",
+        "          +-------+-------+-------+-------+",
+        "dp 0 cp 0 |  0  1 |  4  5 |  8  9 | 12 13 |",
+        "dp 1 cp 0 |  2  3 |  6  7 | 10 11 | 14 15 |",
+        "          +-------+-------+-------+-------+",
+        "          in each box: tp 2",
+    ]
+
+
+@given(LAYOUTS)
+def test_every_picture_shows_each_rank_once_in_lines_of_one_length(layout):
+    title, *rows, caption = draw(layout).splitlines()
+    assert len({len(row) for row in rows}) == 1
+    body = [row.partition("|")[2] for row in rows if "|" in row]
+    shown = [int(word) for row in body for word in row.replace("|", " ").split()]
+    assert sorted(shown) == list(range(layout.num_devices))
+    assert title.count("pp") == layout.pp
+    assert "x" in caption or f"tp {layout.tp}" in caption
+
+
+def test_a_picture_with_ten_and_more_replicas_lines_up():
+    rows = draw(Layout(dp=11, row=2, col=2)).splitlines()
+    assert len({len(row) for row in rows[1:-1]}) == 1
+    assert rows[-1].endswith("row 2 x col 2")
+
+
+# --- The command
+
+
+def test_json_is_the_groups(capsys):
+    main([*ARGV, "--json"])
+    out = capsys.readouterr().out
+    assert json.loads(out) == LITERATURE
+    assert out.count("\n") == 1
+
+
+def test_text_lists_the_groups(capsys):
+    main(ARGV)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "16 devices: pp=4 dp=2 tp=2"
+    assert "dp: [0,2] [1,3] [4,6] [5,7] [8,10] [9,11] [12,14] [13,15]" in lines
+    assert "model: [0,1,4,5,8,9,12,13] [2,3,6,7,10,11,14,15]" in lines
+    assert draw(Layout(pp=4, dp=2, tp=2)) in "\n".join(lines)
+
+
+@pytest.mark.parametrize("given_dp", [[], ["--dp", "2"]])
+def test_dp_is_what_is_left_unless_it_is_given(capsys, given_dp):
+    main(["--world-size", "12", "--tp", "3", "--cp", "2", *given_dp])
+    assert capsys.readouterr().out.startswith("12 devices: dp=2 cp=2 tp=3\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--world-size", "10", "--tp", "4"], ["world size 10", "tp=4", "multiple of 4"]),
+        (["--world-size", "2", "--tp", "2", "--pp", "2"], ["world size 2", "tp=2", "pp=2"]),
+        (["--world-size", "18", "--dp", "3"], ["world size 18", "dp=3", "world size 3"]),
+        (["--world-size", "0"], ["world size 0", "1 to"]),
+        (["--world-size", "-4"], ["world size -4", "1 to"]),
+        (["--world-size", str(MAX_WORLD_SIZE + 1)], [str(MAX_WORLD_SIZE)]),
+        (["--world-size", "4", "--tp", "0"], ["tp=0", "use 1 or more"]),
+        (["--world-size", "8", "--tp", "2", "--row", "2"], ["tp=2", "row=2", "set tp=1"]),
+        (["--world-size", "four"], ["--world-size", "four"]),
+        (["--tp", "2"], ["--world-size", "required"]),
+        (["--world-size", "4", "--ep", "2"], ["--ep"]),
+    ],
+)
+def test_bad_sizes_are_one_line_and_exit_code_2(capsys, argv, words):
+    with pytest.raises(SystemExit) as stop:
+        run_command(lambda: main(argv))
+    out, err = capsys.readouterr()
+    assert (stop.value.code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert all(word in err for word in words), err
+
+
+def test_as_a_command():
+    good = run([*ARGV, "--json"])
+    assert (good.returncode, good.stderr, json.loads(good.stdout)) == (0, "", LITERATURE)
+    bad = run(["--world-size", "10", "--tp", "4"])
+    assert (bad.returncode, bad.stdout, bad.stderr.count("\n")) == (2, "", 1)
