@@ -39,9 +39,9 @@ def abstract_canonical(program: Program) -> Canonical:
 
 def from_canonical(program: Program, canonical: Canonical) -> State:
     """The state, laid over the program's mesh."""
-    leaves, treedef = jax.tree.flatten(program.abstract_state["optimizer"])
-    optimizer = treedef.unflatten([canonical["optimizer"][name] for name in _names(program)])
-    assert len(leaves) == len(canonical["optimizer"])
+    structure = jax.tree.structure(program.abstract_state["optimizer"])
+    leaves = [canonical["optimizer"][name] for name in _names(program)]
+    optimizer = jax.tree.unflatten(structure, leaves)
 
     def pad(x: Array, info: ParamInfo) -> Array:
         if info.shape == info.held:

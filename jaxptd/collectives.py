@@ -9,14 +9,14 @@
 | `all_gather`     | all-gather                 | reduce-scatter | `reduce_scatter` |
 | `reduce_scatter` | reduce-scatter             | all-gather     | `all_gather`     |
 
-The first two pairs stand between replicated values and blocks (tensor parallelism); the last pair
+The first two pairs stand between replicated values and blocks (tensor parallelism), the last pair
 between blocks of the sequence and blocks of the hidden dim (sequence parallelism): what leaves
 `all_gather` is whole on every device, but each device will make something else of it.
 
-Under `check_vma=True` the type of a value says along which axes it varies; `varying_axes` and
-`as_varying` are the only places that touch that type, because its spelling differs between versions.
+Under `check_vma=True` the type of a value says along which axes it varies; only `varying_axes`
+and `as_varying` touch that type, because its spelling differs between versions of JAX.
 
-Source: Shoeybi et al., arXiv 1909.08053 (f and g); Korthikanti et al., arXiv 2205.05198 (g and g-bar).
+Source: Shoeybi et al., arXiv 1909.08053 (f and g); Korthikanti et al., arXiv 2205.05198 (g, g-bar).
 """
 
 from collections.abc import Iterable
@@ -32,7 +32,7 @@ def varying_axes(x: Array) -> frozenset[str]:
 
 
 def as_varying(x: Array, axes: Iterable[str]) -> Array:
-    """`x`, typed as varying over `axes` too. Moves nothing; its gradient is summed over the new ones."""
+    """`x`, typed as varying over `axes` too. Moves nothing; its gradient is summed over those."""
     known = varying_axes(x)
     missing = tuple(axis for axis in axes if axis not in known)
     return lax.pcast(x, missing, to="varying") if missing else x
@@ -90,7 +90,10 @@ def gather_from(x: Array, axis: str, dim: int = -1) -> Array:
 
 
 def all_gather(x: Array, axis: str, dim: int = 1) -> Array:
-    """x[B, T/axis, D] -> x[B, T, D]: all-gather; backward: reduce-scatter. Partner: `reduce_scatter`."""
+    """x[B, T/axis, D] -> x[B, T, D]: all-gather; backward: reduce-scatter.
+
+    Partner: `reduce_scatter`.
+    """
     return lax.all_gather(x, axis, axis=dim % x.ndim, tiled=True)
 
 

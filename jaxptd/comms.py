@@ -4,9 +4,10 @@
 its jaxpr (scan lengths multiplied in) and of the compiled HLO, and holds both against the formula.
 Nothing is run, and no parameter is made.
 
-Bytes are of the whole tensor that a collective makes or sums, on one device: all-reduce its operand,
-all-gather its result, reduce-scatter its operand. `wire_bytes` is what a ring sends from each device:
-with g devices (g-1)/g of that, twice for an all-reduce. Axes of size 1 move nothing and are left out.
+Bytes are of the whole tensor that a collective makes or sums, on one device: of an all-reduce its
+operand, of an all-gather its result, of a reduce-scatter its operand. `wire_bytes` is what a ring
+sends from each device: with g devices (g-1)/g of that, twice for an all-reduce. Axes of size 1 move
+nothing and are left out.
 
 Source of the formulas: Shoeybi et al., arXiv 1909.08053; Korthikanti et al., arXiv 2205.05198.
 """
@@ -112,7 +113,7 @@ def count(program: Program) -> list[Collective]:
 
 
 def count_compiled(program: Program) -> list[Collective]:
-    """The collectives of the compiled step, from its HLO: XLA may have merged some into one."""
+    """The collectives of the compiled step, from its HLO; XLA may have merged some into one."""
     return add_up(
         collectives_from_hlo(_trace(program).lower().compile().as_text(), dict(program.mesh.shape))
     )
@@ -127,11 +128,12 @@ def per_layer(program: Program) -> list[Collective]:
 
 
 def _trace(program: Program) -> Any:
-    return program.train_step.trace(program.abstract_state, program.abstract_batch)
+    step: Any = program.train_step
+    return step.trace(program.abstract_state, program.abstract_batch)
 
 
 def report(config: Config) -> dict[str, list[Collective]]:
-    """The step's collectives: counted in the jaxpr, counted in the HLO, by the formula, and a layer's."""
+    """The step's collectives: as in the jaxpr, in the HLO, by the formula; and one layer's."""
     program = Program(config, make_mesh(config.layout))
     return {
         "jaxpr": count(program),
@@ -172,8 +174,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     sizes = {str(axis): size for axis, size in config.layout.sizes.items()}
     found = report(config)
     if options["json"]:
-        rows = {name: [row.as_dict(sizes) for row in each] for name, each in found.items()}
-        print(json.dumps({"mesh": sizes, **rows}))
+        plain = {name: [row.as_dict(sizes) for row in each] for name, each in found.items()}
+        print(json.dumps({"mesh": sizes, **plain}))
         return 0
     console = Console()
     console.print(f"{config.layout} on {where}", highlight=False)

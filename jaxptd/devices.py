@@ -1,5 +1,6 @@
 """Which devices a command runs on: the accelerators there are, or simulated ones on the CPU."""
 
+import contextlib
 import os
 from typing import Any
 
@@ -31,24 +32,34 @@ def peak_flops(mesh: Any) -> float | None:
 def prepare(config: Config, *, double: bool = False) -> str:
     """Sets JAX up for a config, before anything has run; says in a line what it runs on.
 
+    Where JAX has started already, as in a test or a notebook, its devices stay as they are.
+
     Args:
         config: its layout says how many devices, train.platform which.
         double: allow float64.
 
     Raises:
-        UserError: an accelerator machine has fewer devices than the layout needs.
+        UserError: there are fewer devices than the layout needs, or they do not start.
     """
     needed = config.layout.num_devices
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {PATIENCE}".strip()
+    flags = os.environ.get("XLA_FLAGS", "")
+    if PATIENCE not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {PATIENCE}".strip()
     if config.train.platform == "cpu":
         jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", needed)
+    with contextlib.suppress(RuntimeError):  # JAX has started already, with devices of its own
+        jax.config.update("jax_num_cpu_devices", needed)
     jax.config.update("jax_enable_x64", double or config.model.dtype == "float64")
-    devices = jax.devices()
+    try:
+        devices = jax.devices()
+    except RuntimeError as error:
+        raise UserError(
+            f"JAX cannot start its devices: {error}; use train.platform=cpu to simulate them"
+        ) from error
     if len(devices) < needed:
         raise UserError(
             f"layout ({config.layout}) needs {needed} devices, this machine has {len(devices)} "
-            f"({devices[0].device_kind}); use smaller axes, or train.platform=cpu to simulate devices"
+            f"({devices[0].device_kind}); use smaller axes, or train.platform=cpu to simulate them"
         )
     if devices[0].platform == "cpu":
         return f"{needed} simulated CPU device{'s' if needed > 1 else ''}"

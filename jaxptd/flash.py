@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
 from jaxptd.collectives import alike
 
@@ -21,8 +22,8 @@ from jaxptd.collectives import alike
 class Sites(NamedTuple):
     """Global numbers of the rows and columns of the scores, all int32, and the seed of dropout.
 
-    query_T and key_S are positions: a query sees the keys at or before its own. seed_BN2: two words
-    for each sequence and head, or None to drop nothing.
+    query_T and key_S are positions: a query sees the keys at or before its own. seed_BN2: two
+    words for each sequence and head, or None to drop nothing.
     """
 
     query_T: Array
@@ -31,14 +32,14 @@ class Sites(NamedTuple):
 
 
 class Dropout(NamedTuple):
-    """Share of the probabilities dropped, and the mask: `kept(seed, query, key, rate) -> bool`."""
+    """Share of the probabilities dropped; mask: `kept(seed, query, key, rate)`, True stays."""
 
     rate: float
     kept: Callable[[Array, Array, Array, float], Array]
 
 
 def _scores(q_BTNH: Array, k_BSNH: Array, sites: Sites) -> Array:
-    """Scaled scores `[B, N, T, S]` in float32 at least, minus infinity where a query may not look."""
+    """Scaled scores `[B, N, T, S]`, float32 at least, minus infinity where a query may not look."""
     wide = jnp.promote_types(q_BTNH.dtype, jnp.float32)
     s_BNTS = jnp.einsum("BTNH,BSNH->BNTS", q_BTNH, k_BSNH, preferred_element_type=wide)
     visible_TS = sites.query_T[:, None] >= sites.key_S
@@ -119,12 +120,12 @@ def attend_cudnn(q_BTNH: Array, k_BTNH: Array, v_BTNH: Array) -> Array:
 
 
 def cudnn_obstacle(
-    platform: str, dtype: jnp.dtype, *, head_size: int, dropout: float
+    platform: str, dtype: DTypeLike, *, head_size: int, dropout: float
 ) -> str | None:
     """Why cuDNN's kernel cannot be used, in words; None if it can. Limits: cuDNN 9 on Hopper."""
     if platform not in ("gpu", "cuda"):
         return f"it needs an NVIDIA GPU, not {platform}"
-    if dtype != jnp.bfloat16:
+    if jnp.dtype(dtype) != jnp.bfloat16:
         return f"it needs model.dtype=bfloat16, not {jnp.dtype(dtype).name}"
     if head_size % 8 or head_size > 256:
         return f"it needs a head size that is a multiple of 8, at most 256, not {head_size}"

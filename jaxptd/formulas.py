@@ -1,6 +1,7 @@
 """What a training step must move, by formula. `comms` counts what it does move.
 
-Letters: b sequences of a micro-batch on one device, T tokens in a sequence, D model, M micro-batches, L layers.
+Letters: b sequences of a micro-batch on one device, T tokens in a sequence, D model,
+M micro-batches, L layers.
 Source: Shoeybi et al., arXiv 1909.08053; Korthikanti et al., arXiv 2205.05198.
 """
 
@@ -20,7 +21,7 @@ ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all-reduce", "all-gather", "reduce-sca
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """How often a step runs one kind of collective over one set of axes, and the bytes of it in all."""
+    """How often a step runs one kind of collective over one set of axes, and its bytes in all."""
 
     kind: str
     axes: tuple[str, ...]
@@ -61,7 +62,7 @@ def _tokens(config: Config) -> int:
 
 
 def _activations(config: Config) -> Iterator[Collective]:
-    """Four a layer (or four and four), one at the embedding, one at the output layer, of b*T*D each."""
+    """Of b*T*D each: four a layer (or four and four), two beside: embedding and output layer."""
     model, parts = config.model, config.train.micro_batches
     size = _tokens(config) * model.hidden_size * jnp.dtype(model.dtype).itemsize
     reduce_again, gather_again, scatter_again = _AGAIN[model.remat]

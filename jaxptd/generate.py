@@ -3,11 +3,14 @@
 `python -m jaxptd.generate --run-dir runs/quickstart --prompt "def " --tokens 200` reads the newest
 good checkpoint of a run. A text longer than the model's seq_length goes on from its last half.
 
-Letters: B batch (one text), T position, V vocabulary.
+Letters: B batch (one text), T position, V vocabulary, K the likeliest tokens.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+import math
+import sys
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 from jaxptd.canonical import abstract_canonical
-from jaxptd.checkpoint import Checkpoints
+from jaxptd.checkpoint import CheckpointError, Checkpoints
 from jaxptd.config import Config, from_dict
 from jaxptd.data.tokenizers import Tokenizer, load_tokenizer
 from jaxptd.devices import prepare
@@ -27,7 +30,10 @@ from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.layers.dropout import Places
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.params import Params
+from jaxptd.progress import printable
 from jaxptd.step import Program
+
+GREEDY = 1e-6  # a temperature below leaves one token likely, and float32 divides by no less
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,12 +51,12 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0:
-            raise UserError(f"temperature={self.temperature} must be 0 or more")
+        if not 0 <= self.temperature < math.inf:
+            raise UserError(f"temperature={self.temperature} must be a number, 0 or more")
         if self.top_k < 0:
             raise UserError(f"top_k={self.top_k} must be 0 (all tokens) or more")
-        if self.seed < 0:
-            raise UserError(f"seed={self.seed} must be 0 or more")
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"seed={self.seed} must be 0 or more, and below 2**32")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,17 +88,23 @@ class Generator:
             seen = text[-max(longest // 2, 1) :] if len(text) >= longest else text
             count = min(end - len(text), longest - len(seen))
             key = jax.random.fold_in(jax.random.key(self.sampling.seed), len(text))
-            new = self._write(count)(params, jnp.asarray([seen], jnp.int32), key)
+            new = self._write(params, jnp.asarray([seen], jnp.int32), key, count=count)
             text += np.asarray(new)[:, 0].tolist()
         return text[-tokens:] if tokens else []
 
-    def _write(self, count: int) -> Any:
+    @cached_property
+    def _write(self) -> Callable[..., Array]:
+        """(params, prompt[B, T], key, count=...) -> ids[count, B]; compiled once a shape."""
         program = self._whole_tokens
         specs = (program.blueprint.specs, P(), P())
-        body = partial(self._run, count=count)
-        return jax.jit(
-            jax.shard_map(body, mesh=program.mesh, in_specs=specs, out_specs=P(), check_vma=True)
-        )
+
+        def write(params: Params, prompt_BT: Array, key: Array, *, count: int) -> Array:
+            body = partial(self._run, count=count)
+            return jax.shard_map(
+                body, mesh=program.mesh, in_specs=specs, out_specs=P(), check_vma=True
+            )(params, prompt_BT, key)
+
+        return jax.jit(write, static_argnames="count")
 
     def _run(self, params: Params, prompt_BT: Array, key: Array, *, count: int) -> Array:
         """prompt[B, T] -> ids[count, B]: the prompt in one pass, then a token at a time."""
@@ -117,12 +129,13 @@ class Generator:
         logits_BV = self._whole_tokens.form.gather(logits_B1V, 2)[:, 0, : self.vocab_size].astype(
             jnp.float32
         )
-        if self.sampling.temperature == 0:
+        if self.sampling.temperature < GREEDY:
             return jnp.argmax(logits_BV, -1).astype(jnp.int32)
-        if 0 < self.sampling.top_k < self.vocab_size:
-            least = lax.top_k(logits_BV, self.sampling.top_k)[0][:, -1:]
-            logits_BV = jnp.where(logits_BV < least, -jnp.inf, logits_BV)
-        return jax.random.categorical(key, logits_BV / self.sampling.temperature).astype(jnp.int32)
+        number = min(self.sampling.top_k or self.vocab_size, self.vocab_size)
+        logits_BK, ids_BK = lax.top_k(logits_BV, number)
+        logits_BK -= logits_BK[:, :1]  # the largest: so that none overflows
+        drawn_B1 = jax.random.categorical(key, logits_BK / self.sampling.temperature)[:, None]
+        return jnp.take_along_axis(ids_BK, drawn_B1, axis=1)[:, 0].astype(jnp.int32)
 
 
 def write_text(
@@ -134,13 +147,22 @@ def write_text(
     tokens: int,
     sampling: Sampling,
 ) -> str:
-    """The prompt and what the model writes after it. An empty prompt starts a new document."""
+    """The prompt and what the model writes after it. An empty prompt starts a new document.
+
+    Raises:
+        UserError: the model's vocabulary does not hold the prompt.
+    """
     vocab_size = min(tokenizer.vocab_size, program.model.vocab_size or 0)
     ids = tokenizer.encode(prompt).tolist() or [tokenizer.end_of_document]
+    if max(ids) >= vocab_size:
+        raise UserError(
+            f"the prompt {prompt!r} has id {max(ids)}, the model knows 0 to {vocab_size - 1}; it "
+            "was trained on token files made with another tokenizer than data.tokenizer"
+        )
     return prompt + tokenizer.decode(Generator(program, vocab_size, sampling)(params, ids, tokens))
 
 
-def load_run(run_dir: Path, *, tp: int, platform: str) -> tuple[Program, Params]:
+def load_run(run_dir: Path, *, tp: int, platform: Any) -> tuple[Program, Params]:
     """The model of a run's newest good checkpoint, on `tp` devices.
 
     Raises:
@@ -151,7 +173,7 @@ def load_run(run_dir: Path, *, tp: int, platform: str) -> tuple[Program, Params]
         raise UserError(
             f"{run_dir} holds no checkpoint; train with --train.run_dir {run_dir} first"
         )
-    saved = from_dict(checkpoints.description(checkpoints.steps()[-1])["config"])
+    saved = _saved_config(checkpoints, run_dir)
     train = dataclasses.replace(
         saved.train, platform=platform, global_batch_size=1, micro_batches=1
     )
@@ -161,12 +183,24 @@ def load_run(run_dir: Path, *, tp: int, platform: str) -> tuple[Program, Params]
     prepare(config)
     program = Program(config, make_mesh(config.layout))
     target = abstract_canonical(program)
-    found = checkpoints.restore_newest(target, report=lambda line: print(f"warning: {line}"))
+    found = checkpoints.restore_newest(target, report=_warn)
     if found is None:
-        raise UserError(f"{run_dir}: no checkpoint can be read")
+        raise UserError(f"no checkpoint of {run_dir} can be read; all of them are damaged")
     return program, jax.device_put(
         program.blueprint.held(found[1]["params"]), program.blueprint.shardings(program.mesh)
     )
+
+
+def _saved_config(checkpoints: Checkpoints, run_dir: Path) -> Config:
+    """Of the newest checkpoint whose manifest can be read; all of a run are of one model."""
+    for step in reversed(checkpoints.steps()):
+        with contextlib.suppress(CheckpointError):
+            return from_dict(checkpoints.description(step)["config"])
+    raise UserError(f"no checkpoint of {run_dir} can be read; all of them are damaged")
+
+
+def _warn(line: str) -> None:
+    print(f"warning: {line}", file=sys.stderr)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -188,11 +222,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     sampling = Sampling(args.temperature, args.top_k, args.seed)
     program, params = load_run(args.run_dir, tp=args.tp, platform=args.platform)
     tokenizer = load_tokenizer(program.config.data.tokenizer)
-    print(
-        write_text(
-            program, params, tokenizer, prompt=args.prompt, tokens=args.tokens, sampling=sampling
-        )
+    text = write_text(
+        program, params, tokenizer, prompt=args.prompt, tokens=args.tokens, sampling=sampling
     )
+    print(printable(text, sys.stdout.encoding))
     return 0
 
 

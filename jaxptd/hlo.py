@@ -118,7 +118,7 @@ def _groups(line: str, devices: int) -> list[tuple[int, ...]]:
         ]
     if iota := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):
         shape, source, order = (
-            [int(n) for n in part.split(",")] if part else None for part in iota.groups()
+            [int(n) for n in (part or "").split(",") if n] for part in iota.groups()
         )
         ranks = np.arange(math.prod(source)).reshape(source)
         ranks = ranks.transpose(order) if order else ranks

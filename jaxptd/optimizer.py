@@ -1,6 +1,6 @@
 """AdamW with warm-up, decay and global-norm clipping, on blocks of parameters.
 
-Everything but the norm is elementwise, so it runs on each device's blocks as it would on whole arrays.
+Everything but the norm is elementwise, so it runs on blocks as it would on whole arrays.
 Source: Loshchilov and Hutter, arXiv 1711.05101; Pascanu et al., arXiv 1211.5063 (clipping).
 """
 
@@ -20,7 +20,7 @@ FINAL_SHARE = 0.1  # of the peak learning rate, at the last step of a decay
 
 
 def learning_rate(config: OptimizerConfig, *, step: Array, steps: int) -> Array:
-    """The rate of step number `step` (from 0) of `steps`: linear warm-up, then the decay; float32."""
+    """The rate of step `step` (from 0) of `steps`: linear warm-up, then the decay; float32."""
     done = step.astype(jnp.float32)
     warm = jnp.minimum(1.0, (done + 1) / max(config.warmup_steps, 1))
     rest = max(steps - config.warmup_steps - 1, 1)
@@ -30,8 +30,8 @@ def learning_rate(config: OptimizerConfig, *, step: Array, steps: int) -> Array:
         "linear": 1 - progress,
         "cosine": (1 + jnp.cos(math.pi * progress)) / 2,
     }
-    share = shares[config.decay]
-    return jnp.float32(config.learning_rate) * warm * (FINAL_SHARE + (1 - FINAL_SHARE) * share)
+    share = FINAL_SHARE + (1 - FINAL_SHARE) * jnp.asarray(shares[config.decay], jnp.float32)
+    return jnp.float32(config.learning_rate) * warm * share
 
 
 def adamw(config: OptimizerConfig, infos: Mapping[str, ParamInfo]) -> optax.GradientTransformation:
@@ -45,7 +45,7 @@ def adamw(config: OptimizerConfig, infos: Mapping[str, ParamInfo]) -> optax.Grad
 
 
 def global_norm(grads: Params, infos: Mapping[str, ParamInfo]) -> Array:
-    """The norm of all gradients together, every element counted once: one scalar summed per set of axes."""
+    """The norm of all gradients together, each element counted once: a scalar per set of axes."""
     squares: dict[tuple[str, ...], Any] = {}
     for name, g in grads.items():
         axes = tuple(sorted(infos[name].axes))

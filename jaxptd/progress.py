@@ -1,11 +1,21 @@
-"""What a person sees while a run trains: a bar on a terminal, a line for each logged step elsewhere."""
+"""What a person sees while a run trains: a bar on a terminal, elsewhere a line a logged step.
+
+And the numbers in it: `Meter` times the steps and holds their metrics.
+"""
 
 import contextlib
-from collections.abc import Iterator
+import math
+import time
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from jaxptd.devices import peak_flops
+from jaxptd.errors import UserError
+from jaxptd.step import Program
 
 
 class Display:
@@ -53,4 +63,94 @@ class Display:
             self.say(f"step {row['step']}/{self._total}  {text}{left}")
 
     def say(self, line: str) -> None:
-        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+        text = printable(line, self._console.encoding)
+        self._console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+def printable(text: str, encoding: str) -> str:
+    """The text with what an output of this encoding cannot show as question marks."""
+    return text.encode(encoding, "replace").decode(encoding)
+
+
+class Meter:
+    """Times steps, without compilation, evaluations and checkpoints, and holds their metrics.
+
+    Only the first step cannot be told apart from its compilation, if it is logged by itself.
+
+    Args:
+        program: what runs.
+        step: the steps after this one are measured.
+    """
+
+    def __init__(self, program: Program, step: int) -> None:
+        self._program = program
+        self._first = step + 1
+        self._step, self._metrics = step, dict[str, jax.Array]()
+        self.restart()
+
+    def restart(self) -> None:
+        """Times from here."""
+        self.wait()
+        self._since, self._time = self._step, time.perf_counter()
+
+    def add(self, step: int, metrics: dict[str, jax.Array]) -> None:
+        """Takes the metrics of a step just started, once the one before it has ended.
+
+        So there is always a step for the device to go on with, and never more than one.
+        """
+        if self._step == self._first:
+            self.restart()
+        self.wait()
+        self._step, self._metrics = step, metrics
+
+    def wait(self) -> dict[str, float]:
+        """Metrics of the newest step, once it has ended. Raises UserError if one is not finite."""
+        values = {name: float(value) for name, value in self._metrics.items()}
+        check_finite(self._step, values)
+        return values
+
+    def row(self) -> dict[str, Any]:
+        """The newest step's line of metrics.jsonl; step_time is the mean since the last one."""
+        values = self.wait()
+        names = ("loss", "grad_norm", "learning_rate")
+        row = {"step": self._step, **{name: values[name] for name in names}, **self._speed()}
+        self.restart()
+        return row
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is done inside counts for no step."""
+        self.wait()
+        before = time.perf_counter()
+        yield
+        self._time += time.perf_counter() - before
+
+    def _speed(self) -> dict[str, Any]:
+        config, model = self._program.config.train, self._program.model
+        seconds = (time.perf_counter() - self._time) / (self._step - self._since)
+        a_step = config.global_batch_size * model.seq_length
+        peak = peak_flops(self._program.mesh)
+        return {
+            "tokens": self._step * a_step,
+            "tokens_per_second": a_step / seconds,
+            "step_time": seconds,
+            "mfu": a_step * self._flops_per_token() / seconds / peak if peak else None,
+        }
+
+    def _flops_per_token(self) -> float:
+        """6 a parameter of a product, and attention's 12 L D T (arXiv 2204.02311, appendix B)."""
+        model, infos = self._program.model, self._program.infos
+        looked_up = {"positions.table"} | (set() if model.tie_embeddings else {"tokens.table"})
+        matrices = [n for n, info in infos.items() if info.decay and n not in looked_up]
+        weights = sum(math.prod(infos[name].shape) for name in matrices)
+        return 6 * weights + 12 * model.num_layers * model.hidden_size * model.seq_length
+
+
+def check_finite(step: int, values: Mapping[str, float]) -> None:
+    """Raises UserError, naming the first value that is not finite."""
+    for name, value in values.items():
+        if not math.isfinite(value):
+            raise UserError(
+                f"{name} is {value} at step {step}, which is not saved; start again in another "
+                "train.run_dir with a smaller optimizer.learning_rate or more warmup_steps"
+            )

@@ -1,9 +1,14 @@
 """The run directory: the resolved config, and one line of metrics for each logged step."""
 
 import contextlib
+import importlib.util
 import json
 import os
-from collections.abc import Iterator
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +17,8 @@ import yaml
 from jaxptd.command_line import load_config
 from jaxptd.config import Config, to_dict
 from jaxptd.errors import UserError
+
+Row = dict[str, Any]
 
 # What a resumed run may change: it changes where and how fast the numbers come, not the numbers.
 _FREE_SECTIONS = frozenset({"layout", "checkpoint"})
@@ -28,7 +35,7 @@ _FREE = frozenset(
 
 
 def difference(config: Config, saved: Config) -> str | None:
-    """The first field in which two configs are different runs, in words; None if they are the same."""
+    """The first field in which two configs are different runs, in words; None if there is none."""
     old = to_dict(saved)
     for section, fields in to_dict(config).items():
         for name, value in fields.items():
@@ -39,7 +46,7 @@ def difference(config: Config, saved: Config) -> str | None:
 
 
 class RunDir:
-    """Where a run writes: `config.yaml`, `metrics.jsonl`, `checkpoints/`. Makes nothing until `open`."""
+    """Where a run writes: `config.yaml`, `metrics.jsonl`, `checkpoints/`; nothing until `open`."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -47,18 +54,17 @@ class RunDir:
         self._config, self._metrics = self.path / "config.yaml", self.path / "metrics.jsonl"
 
     def check(self, config: Config) -> None:
-        """Raises UserError if this directory holds another run, or one that is not to be resumed."""
+        """Raises UserError if this directory holds another run, or one not to be resumed."""
         with _explained(self.path):
             if self.path.exists() and not self.path.is_dir():
                 raise UserError(f"train.run_dir={self.path} is a file; name a directory")
-            if not self._config.exists():
-                return
-        if config.checkpoint.resume == "never":
+            known, used = self._config.exists(), self.checkpoints.exists()
+        if config.checkpoint.resume == "never" and (known or used):
             raise UserError(
                 f"train.run_dir={self.path} holds a run and checkpoint.resume is never; "
                 "use another directory, or checkpoint.resume=auto"
             )
-        changed = difference(config, load_config(self._config))
+        changed = difference(config, load_config(self._config)) if known else None
         if changed:
             raise UserError(
                 f"train.run_dir={self.path} holds another run: {changed}; "
@@ -73,27 +79,80 @@ class RunDir:
             rows = [row for row in self.metrics() if row["step"] <= step]
             _write(self._metrics, "".join(json.dumps(row) + "\n" for row in rows))
 
-    def log(self, row: dict[str, Any]) -> None:
+    def log(self, row: Row) -> None:
         """Appends one step's metrics."""
         with _explained(self.path), self._metrics.open("a") as file:
             file.write(json.dumps(row) + "\n")
 
-    def metrics(self) -> list[dict[str, Any]]:
-        """Every step logged so far; a last line cut short by a kill is left out."""
+    def metrics(self) -> list[Row]:
+        """Every step logged so far; a line cut short by a kill or a crash is left out."""
         if not self._metrics.exists():
             return []
         rows = []
-        for line in self._metrics.read_text().splitlines():
+        for line in self._metrics.read_text(errors="replace").splitlines():
             with contextlib.suppress(json.JSONDecodeError):
                 rows.append(json.loads(line))
-        return rows
+        return [row for row in rows if isinstance(row, dict) and isinstance(row.get("step"), int)]
+
+    def tensorboard(self, *, step: int) -> Callable[[Row], None]:
+        """What writes rows for TensorBoard too, in `tensorboard/`; nothing without tensorboardX.
+
+        Args:
+            step: TensorBoard hides what it has of later steps.
+        """
+        if importlib.util.find_spec("tensorboardX") is None:
+            return lambda row: None
+        folder = self.path / "tensorboard"
+        with _explained(self.path):
+            folder.mkdir(exist_ok=True)
+            name = f"events.out.tfevents.{int(time.time())}.{os.getpid()}.{socket.gethostname()}"
+            _start_events(folder / name, step)
+        return partial(self._add_events, folder / name)
+
+    def _add_events(self, file: Path, row: Row) -> None:
+        with _explained(self.path):
+            _add_events(file, row)
+
+
+# TensorBoard's events. tensorboardX's own SummaryWriter hands them to a thread, which ends when the
+# disk is full, and the run then waits for it for ever; here the run is told.
+
+
+def _start_events(file: Path, step: int) -> None:
+    from tensorboardX.proto.event_pb2 import SessionLog
+
+    start = SessionLog(status=SessionLog.START)
+    _append(file, [{"file_version": "brain.Event:2"}, {"step": step + 1, "session_log": start}])
+
+
+def _add_events(file: Path, row: Row) -> None:
+    from tensorboardX.summary import scalar
+
+    values = [(name, value) for name, value in row.items() if name != "step" and value is not None]
+    _append(file, [{"step": row["step"], "summary": scalar(*value)} for value in values])
+
+
+def _append(file: Path, events: list[dict[str, Any]]) -> None:
+    """Each event as a record: length, its CRC, the event, its CRC."""
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.record_writer import masked_crc32c
+
+    with file.open("ab") as out:
+        for event in events:
+            data = Event(wall_time=time.time(), **event).SerializeToString()
+            length = struct.pack("<Q", len(data))
+            crcs = [struct.pack("<I", masked_crc32c(part)) for part in (length, data)]
+            out.write(length + crcs[0] + data + crcs[1])
 
 
 def _write(path: Path, text: str) -> None:
     """Written aside, then moved into place."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text)
-    os.replace(partial, path)
+    try:
+        partial.write_text(text)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxptd.collectives import as_varying, own_block
-from jaxptd.config import Config, ModelConfig
+from jaxptd.config import AttentionKind, Config, ModelConfig
 from jaxptd.errors import UserError
 from jaxptd.flash import cudnn_obstacle
 from jaxptd.layers.dropout import Places
@@ -48,7 +48,7 @@ class Program:
         return dataclasses.replace(self.config.model, attention=self.attention_kernel[0])
 
     @cached_property
-    def attention_kernel(self) -> tuple[str, str | None]:
+    def attention_kernel(self) -> tuple[AttentionKind, str | None]:
         """The kernel, and what speaks against cuDNN's."""
         return _attention_kernel(self.config.model, self.mesh)
 
@@ -78,7 +78,7 @@ class Program:
     def map_state(
         self, fn: Callable[[Any, ParamInfo], Any], state: State, other: Callable[[Any], Any]
     ) -> State:
-        """`fn(leaf, info)` on every leaf that is shaped as a parameter, `other(leaf)` on the rest."""
+        """`fn(leaf, info)` on every leaf shaped as a parameter, `other(leaf)` on the rest."""
         params = {name: fn(x, self.infos[name]) for name, x in state["params"].items()}
         optimizer = optax.tree_map_params(
             self.optimizer, fn, state["optimizer"], self.infos, transform_non_params=other
@@ -94,7 +94,7 @@ class Program:
 
     @cached_property
     def _shapes(self) -> State:
-        shapes = {
+        shapes: Any = {
             n: jax.ShapeDtypeStruct(info.held, self.master_dtype) for n, info in self.infos.items()
         }
         return jax.eval_shape(self._new_state, shapes)
@@ -117,7 +117,7 @@ class Program:
     @property
     def abstract_batch(self) -> Batch:
         shape = (self.config.train.global_batch_size, self.model.seq_length)
-        x = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self.batch_sharding)
+        x: Any = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self.batch_sharding)
         return {"tokens": x, "targets": x}
 
     @property
@@ -136,7 +136,7 @@ class Program:
 
     @cached_property
     def train_step(self) -> Callable[[State, Batch], tuple[State, Metrics]]:
-        """(state, batch) -> (state, metrics); the old state's memory is used for the new one."""
+        """(state, batch) -> (state, metrics); the old state's memory is used again."""
         return jax.jit(lambda state, batch: self._step_on_mesh(state, batch)[:2], donate_argnums=0)
 
     @cached_property
@@ -174,7 +174,7 @@ class Program:
         return state, {"loss": loss, "grad_norm": norm, "learning_rate": rate}, grads
 
     def _gradients(self, params: Params, batch: Batch, step: Array) -> tuple[Array, Params]:
-        """The mean loss over all target tokens, and its gradients: each reduced once, whatever M is.
+        """The mean loss over all target tokens, and its gradients, reduced once whatever M is.
 
         Parameters vary over the axes that cut tokens before the micro-batches run, so that their
         gradients are local sums until the end.
@@ -198,7 +198,7 @@ class Program:
         return lax.psum(loss, BATCH_AXES), self._reduce(grads)
 
     def _owed_axes(self, name: str) -> tuple[str, ...]:
-        """Axes over which a device's gradient of a parameter is a partial sum: those that cut tokens."""
+        """Axes over which a device's gradient is a partial sum: those that cut tokens."""
         return tuple(
             a for a in (*BATCH_AXES, *self.form.token_axes) if a not in self.infos[name].axes
         )
@@ -243,7 +243,7 @@ class Program:
         return Places(sample_B, position_T, seed)
 
 
-def _attention_kernel(model: ModelConfig, mesh: Mesh) -> tuple[str, str | None]:
+def _attention_kernel(model: ModelConfig, mesh: Mesh) -> tuple[AttentionKind, str | None]:
     """The kernel that `model.attention` means on these devices, and what speaks against cuDNN's.
 
     Raises:

@@ -7,11 +7,10 @@ command is given again; SIGINT or SIGTERM ends the step, saves and stops.
 
 import contextlib
 import dataclasses
-import importlib.util
 import math
 import signal
-import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,12 @@ from jaxptd.command_line import make_parser, parse
 from jaxptd.config import Config, from_dict, to_dict
 from jaxptd.data import Data, Windows, load_tokenizer, open_data
 from jaxptd.data.tokenizers import Tokenizer, with_vocabulary
-from jaxptd.devices import peak_flops, prepare
+from jaxptd.devices import prepare
 from jaxptd.errors import UserError, run_command
 from jaxptd.generate import Sampling, write_text
 from jaxptd.mesh import make_mesh
-from jaxptd.progress import Display
-from jaxptd.run_dir import RunDir, difference
+from jaxptd.progress import Display, Meter, check_finite
+from jaxptd.run_dir import Row, RunDir, difference
 from jaxptd.step import Batch, Program, State
 
 SAMPLE_PROMPT = "def "
@@ -82,15 +81,32 @@ class Run:
     def start(self) -> State:
         """The state to go on from: a checkpoint's, or a new one."""
         resume, target = self.config.checkpoint.resume, abstract_canonical(self.program)
-        if resume not in ("auto", "never"):
-            _check_same_run(self.config, Path(resume))
-            return self._resumed(*restore_path(Path(resume), target), resume)
-        found = (
-            self.checkpoints.restore_newest(target, report=self._warn) if resume == "auto" else None
-        )
-        if found is None:
+        if resume == "never":
             return self.program.init_state()
-        return self._resumed(*found, str(self.run_dir.checkpoints))
+        if resume != "auto":
+            self._check_same_run(resume, read_description(Path(resume)))
+            found = restore_path(Path(resume), target)
+            self._check_nothing_newer(found[0])
+            return self._resumed(*found, resume)
+        newest = self.checkpoints.restore_newest(target, report=self._warn)
+        if newest is None:
+            return self.program.init_state()
+        where = str(self.run_dir.checkpoints)
+        self._check_same_run(where, self.checkpoints.description(newest[0]))
+        return self._resumed(*newest, where)
+
+    def _check_same_run(self, where: str, description: dict[str, Any]) -> None:
+        changed = difference(self.config, from_dict(description["config"]))
+        if changed:
+            raise UserError(f"{where} is of another run: {changed}; use that run's config")
+
+    def _check_nothing_newer(self, step: int) -> None:
+        newest = max(self.checkpoints.steps(), default=step)
+        if newest > step:
+            raise UserError(
+                f"train.run_dir={self.run_dir.path} holds step {newest}, checkpoint.resume names "
+                f"step {step}; go on with checkpoint.resume=auto, or use another train.run_dir"
+            )
 
     def _resumed(self, step: int, canonical: dict[str, Any], where: str) -> State:
         self.display.say(f"resuming at step {step} from {where}")
@@ -117,13 +133,8 @@ class Run:
             return rows[:, index[1]]
 
         shape = (self.config.train.global_batch_size, length)
-        make = jax.make_array_from_callback
-        return {
-            name: make(
-                shape, self.program.batch_sharding, lambda index, shift=shift: read(index, shift)
-            )
-            for name, shift in (("tokens", 0), ("targets", 1))
-        }
+        make = partial(jax.make_array_from_callback, shape, self.program.batch_sharding)
+        return {"tokens": make(partial(read, shift=0)), "targets": make(partial(read, shift=1))}
 
     def evaluate(self, state: State) -> dict[str, float]:
         """Mean loss, nats a token, over the first `eval_batches` batches of the validation part."""
@@ -144,100 +155,63 @@ class Run:
         self.checkpoints.save(step, to_canonical(self.program, state), description=description)
 
     def train(self, state: State, stop: Stop) -> State:
-        """Runs the steps that are left, logging, evaluating and saving on the way."""
+        """Runs the steps that are left, logging, evaluating and saving on the way.
+
+        Raises:
+            UserError: loss or gradients are not finite any more; such a state is never saved.
+        """
         train, done = self.config.train, int(state["step"])
-        meter = Meter(self, done)
-        saved = done
+        board = self.run_dir.tensorboard(step=done)
         with self.display.steps(done=done, total=train.steps), stop.listening():
+            meter = Meter(self.program, done)
             for step in range(done + 1, train.steps + 1):
                 batch = self.batch(self.data.train, (step - 1) * train.global_batch_size)
                 state, metrics = self.program.train_step(state, batch)
-                last = step == train.steps or stop.asked
-                if _due(step, train.log_every, last) or _due(step, train.eval_every, last):
-                    meter.log(
-                        step,
-                        metrics,
-                        self.evaluate(state) if _due(step, train.eval_every, last) else {},
-                    )
-                self.display.advance(step)
+                meter.add(step, metrics)
+                stopping = stop.asked  # read once: a signal from here on ends the next step
+                last = stopping or step == train.steps
+                if row := self._row(state, step, meter, last=last):
+                    self._log(row)
+                    board(row)
                 if _due(step, self.config.checkpoint.every, last):
-                    self.save(state, step)
-                    saved = step
-                if stop.asked:
-                    where = (
-                        f"saved at step {saved}; the same command goes on"
-                        if saved == step
-                        else "nothing saved"
-                    )
-                    self.display.say(f"stopped at step {step}: {where}")
+                    with meter.paused():
+                        self.save(state, step)
+                self.display.advance(step)
+                if stopping:
+                    self.display.say(f"stopped at step {step}: {self._way_on()}")
                     break
+            meter.wait()
         return state
+
+    def _row(self, state: State, step: int, meter: Meter, *, last: bool) -> Row | None:
+        """This step's line of metrics.jsonl, if one is due, with its evaluation, if that is due."""
+        train = self.config.train
+        evaluating = self.data.validation is not None and _due(step, train.eval_every, last)
+        if not evaluating and not _due(step, train.log_every, last):
+            return None
+        row = meter.row()
+        if not evaluating:
+            return row
+        with meter.paused():
+            evaluation = self.evaluate(state)
+        check_finite(step, evaluation)
+        return row | evaluation
+
+    def _log(self, row: Row) -> None:
+        self.run_dir.log(row)
+        left = (self.config.train.steps - row["step"]) * row["step_time"]
+        self.display.report(row, seconds_left=left)
+
+    def _way_on(self) -> str:
+        checkpoint = self.config.checkpoint
+        if checkpoint.every == 0:
+            return "nothing saved, checkpoint.every is 0"
+        how = "the same command" if checkpoint.resume == "auto" else "checkpoint.resume=auto"
+        return f"saved; {how} goes on"
 
 
 def _due(step: int, every: int, last: bool) -> bool:
     return every > 0 and (step % every == 0 or last)
-
-
-def _check_same_run(config: Config, path: Path) -> None:
-    changed = difference(config, from_dict(read_description(path)["config"]))
-    if changed:
-        raise UserError(
-            f"checkpoint.resume={path} is of another run: {changed}; use that run's config"
-        )
-
-
-class Meter:
-    """Times steps and writes their metrics; TensorBoard's too where tensorboardX is installed."""
-
-    def __init__(self, run: Run, step: int) -> None:
-        self._run, self._step, self._time = run, step, time.perf_counter()
-        self._first = step
-        self._board = _board(run.run_dir.path / "tensorboard")
-
-    def log(self, step: int, metrics: dict[str, jax.Array], evaluation: dict[str, float]) -> None:
-        """Writes one step's row. Raises UserError if the loss is not finite any more."""
-        values = {name: float(value) for name, value in metrics.items()}  # waits for the step
-        row = {"step": step, **values, **self._speed(step), **evaluation}
-        if not math.isfinite(values["loss"]):
-            raise UserError(
-                f"loss is {values['loss']} at step {step}; use a smaller optimizer.learning_rate, "
-                "and resume from the last good checkpoint"
-            )
-        self._run.run_dir.log(row)
-        steps = self._run.config.train.steps
-        self._run.display.report(row, seconds_left=(steps - step) * row["step_time"])
-        if self._board:
-            for name, value in row.items():
-                if name != "step" and value is not None:
-                    self._board.add_scalar(name, value, step)
-        self._step, self._time = step, time.perf_counter()
-
-    def _speed(self, step: int) -> dict[str, Any]:
-        """Since the last logged step: the first time with compilation."""
-        config, model = self._run.config.train, self._run.program.model
-        seconds = (time.perf_counter() - self._time) / max(step - self._step, 1)
-        a_step = config.global_batch_size * model.seq_length
-        peak = peak_flops(self._run.program.mesh)
-        return {
-            "tokens": step * a_step,
-            "tokens_per_second": a_step / seconds,
-            "step_time": seconds,
-            "mfu": a_step * self._flops_per_token() / seconds / peak if peak else None,
-        }
-
-    def _flops_per_token(self) -> float:
-        """6 for each parameter in a product, and attention's 12 L D T (Chowdhery et al., arXiv 2204.02311, B)."""
-        model, infos = self._run.program.model, self._run.program.infos
-        weights = sum(math.prod(info.shape) for info in infos.values() if info.decay)
-        return 6 * weights + 12 * model.num_layers * model.hidden_size * model.seq_length
-
-
-def _board(path: Path) -> Any:
-    if importlib.util.find_spec("tensorboardX") is None:
-        return None
-    from tensorboardX import SummaryWriter
-
-    return SummaryWriter(str(path))
 
 
 def prepare_run(config: Config, console: Console) -> Run:
@@ -270,7 +244,8 @@ def _summary(program: Program, where: str, data: Data) -> str:
     tokens = len(data.train.tokens)
     return (
         f"{parameters / 1e6:.2f} M parameters on {where}, layout {program.config.layout}; "
-        f"attention: {kernel}{f' (cudnn: {obstacle})' if obstacle else ''}; {tokens / 1e6:.2f} M training tokens"
+        f"attention: {kernel}{f' (cudnn: {obstacle})' if obstacle else ''}; "
+        f"{tokens / 1e6:.2f} M training tokens"
     )
 
 
@@ -295,14 +270,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _sample(run: Run, state: State) -> str:
     sampling = Sampling(seed=run.config.train.seed)
     tokens = run.config.train.sample_tokens
-    text = write_text(
-        run.program,
-        state["params"],
-        run.tokenizer,
-        prompt=SAMPLE_PROMPT,
-        tokens=tokens,
-        sampling=sampling,
-    )
+    try:
+        text = write_text(
+            run.program,
+            state["params"],
+            run.tokenizer,
+            prompt=SAMPLE_PROMPT,
+            tokens=tokens,
+            sampling=sampling,
+        )
+    except UserError as error:  # token files whose vocabulary does not hold the prompt
+        return f"no sample: {error}"
     rule = "-" * 72
     return f"{rule}\n{text}\n{rule}"
 

@@ -1,16 +1,16 @@
 """Any layout against one device: one training step of the real model, tensor by tensor.
 
-`python -m jaxptd.verify --config F [overrides]` runs the step in float64 and in float32 on the layout
-and on one device, from the same parameters and batch, and compares loss, gradient norm, every
-gradient and every updated parameter in canonical form. Exit code 0: equal; 1: not, and the first
-wrong tensor (in the order of backward) is named.
+`python -m jaxptd.verify --config F [overrides]` runs the step in float64 and in float32 on the
+layout and on one device, from the same parameters and batch, and compares loss, gradient norm,
+every gradient and every updated parameter in canonical form. Exit code 0: equal; 1: not, and the
+first wrong tensor (in the order of backward) is named.
 
-*Tolerance.* Two layouts add the same numbers in another order, so their gradients differ by roundings,
-carried through the network. How far the network carries them is measured, not guessed: every
-parameter is changed by one rounding error (a relative eps, of either sign), on one device, and what
-that does to each gradient is the yardstick; it grows with the depth as C^(L+1-l). A gradient may
-differ by `ROUNDINGS` yardsticks. The update is Adam's first, g / (|g| + eps'): it may differ by what
-the measured difference of the gradients makes of it, element by element.
+*Tolerance.* Two layouts add the same numbers in another order, so their gradients differ by
+roundings, carried through the network. How far the network carries them is measured, not guessed:
+every parameter is changed by one rounding error (a relative eps, of either sign), on one device,
+and what that does to each gradient is the yardstick; it grows with the depth as C^(L+1-l). A
+gradient may differ by `ROUNDINGS` yardsticks. The update is Adam's first, g / (|g| + eps'): it may
+differ by what the measured difference of the gradients makes of it, element by element.
 
 Source of the method: TTrace, arXiv 2506.09280.
 """
@@ -18,7 +18,7 @@ Source of the method: TTrace, arXiv 2506.09280.
 import dataclasses
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 import jax
@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxptd.command_line import make_parser, parse
-from jaxptd.config import Config, OptimizerConfig
+from jaxptd.config import Config, Dtype, OptimizerConfig
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.devices import prepare
 from jaxptd.errors import UserError, run_command
@@ -43,7 +43,7 @@ Tensors = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """One step: loss, norm, learning rate, gradients and updated parameters, canonical, by layer."""
+    """One step: loss, norm, rate; gradients and updated parameters, canonical, by layer."""
 
     loss: float
     grad_norm: float
@@ -71,7 +71,7 @@ class Report:
     """All comparisons of a layout in one precision, in the order of backward."""
 
     layout: Layout
-    dtype: str
+    dtype: Dtype
     rows: list[Row]
 
     @property
@@ -89,12 +89,13 @@ class Report:
             return f"equal to one device in {self.dtype}: gradients to {self.worst_gradient:.1e}"
         first = self.wrong[0]
         return (
-            f"NOT equal to one device in {self.dtype}: {len(self.wrong)} of {len(self.rows)} comparisons; first "
-            f"{first.what} {first.name}, off by {first.error:.2e}, allowed {first.allowed:.2e}"
+            f"NOT equal to one device in {self.dtype}: {len(self.wrong)} of {len(self.rows)} "
+            f"comparisons; first {first.what} {first.name}, off by {first.error:.2e}, "
+            f"allowed {first.allowed:.2e}"
         )
 
 
-def verify(config: Config, *, dtype: str) -> Report:
+def verify(config: Config, *, dtype: Dtype) -> Report:
     """Holds one step of `config` on its layout against one device, computing in `dtype`.
 
     Args:
@@ -149,21 +150,21 @@ class Bench:
     def run(self, params: Tensors) -> Outcome:
         state = self.program.init_state()
         shardings = self.program.blueprint.shardings(self.program.mesh)
-        held = jax.device_put(
-            {name: np.asarray(p) for name, p in self.program.blueprint.held(params).items()},
-            shardings,
-        )
+        held = {name: self.program.infos[name].pad(p) for name, p in params.items()}
+        held = jax.device_put(held, shardings)
         state, metrics, grads = self.program.step_with_gradients(
             {**state, "params": held}, self.batch
         )
         return Outcome(
-            *(float(metrics[name]) for name in ("loss", "grad_norm", "learning_rate")),
+            loss=float(metrics["loss"]),
+            grad_norm=float(metrics["grad_norm"]),
+            learning_rate=float(metrics["learning_rate"]),
             gradients=self._by_layer(grads),
             parameters=self._by_layer(state["params"]),
         )
 
     def _by_layer(self, tensors: Mapping[str, jax.Array]) -> Tensors:
-        """Canonical, and stacked layers taken apart: `blocks.mlp.up.w` -> `blocks.0.mlp.up.w`, ..."""
+        """Canonical, stacked layers taken apart: `blocks.mlp.up.w` -> `blocks.0.mlp.up.w`, ..."""
         result: Tensors = {}
         for name, x in self.program.blueprint.canonical(tensors).items():
             root, _, rest = name.partition(".")
@@ -200,7 +201,7 @@ def _relative(found: np.ndarray, expected: np.ndarray) -> float:
 
 def _compare(
     expected: Outcome, rounded: Outcome, found: Outcome, *, config: OptimizerConfig, eps: float
-):
+) -> Iterator[Row]:
     for name in ("loss", "grad_norm"):
         values = [np.array(getattr(outcome, name)) for outcome in (expected, rounded, found)]
         yield Row(
@@ -220,9 +221,10 @@ def _compare(
 def _update_difference(
     name: str, expected: Outcome, found: Outcome, *, config: OptimizerConfig, eps: float
 ) -> tuple[float, float]:
-    """Largest difference of an updated element as a multiple of what its gradient explains; allowed: 1.
+    """Largest difference of an updated element, as a multiple of what its gradients explain: 1.
 
-    Adam's first step is u(g) = g / (|g| + EPSILON), so |u(a) - u(b)| <= min(2, 2 |a - b| / (max(|a|, |b|) + EPSILON)).
+    Adam's first step is u(g) = g / (|g| + EPSILON), so two of them differ by
+    |u(a) - u(b)| <= min(2, 2 |a - b| / (max(|a|, |b|) + EPSILON)).
     """
     a, b = (_clipped(outcome, name, config.grad_clip) for outcome in (expected, found))
     largest = np.maximum(np.abs(a), np.abs(b)) + EPSILON
@@ -284,7 +286,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             "model.attention=cudnn computes in bfloat16 only; verify with model.attention=xla"
         )
     equal = True
-    for dtype in ("float64", "float32"):
+    precisions: tuple[Dtype, ...] = ("float64", "float32")
+    for dtype in precisions:
         report = verify(config, dtype=dtype)
         if not options["quiet"] or report.wrong:
             console.print(_table(report))

@@ -289,6 +289,8 @@ def test_a_damaged_checkpoint_neither_counts_nor_is_deleted(tmp_path):
     assert sorted(map(int, os.listdir(tmp_path))) == [2, 3, 4, 5, 6]
     checkpoints.save(3, make_state(3), description={})  # saved again it is as good as any
     assert_same(checkpoints.restore(3, abstract(make_state())), make_state(3))
+    checkpoints.save(7, make_state(7), description={})  # and as old
+    assert sorted(map(int, os.listdir(tmp_path))) == [2, 5, 6, 7]
 
 
 def change(state, name, leaf):
@@ -519,6 +521,19 @@ def test_killed_anywhere_the_previous_or_the_new_one_restores(tmp_path, monkeypa
         assert after[-1] == 4
         assert sorted(os.listdir(copy)) == [f"{step:08d}" for step in after]
         assert newest(copy) == 4
+
+
+def test_a_step_killed_while_it_was_replaced_outlives_a_failing_save(tmp_path, monkeypatch):
+    checkpoints = save(tmp_path, 2)
+    (tmp_path / "00000002").rename(tmp_path / ".00000002.replaced")
+    assert checkpoints.steps() == [2]
+    assert newest(tmp_path) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_save_arrays", refuse)
+        with pytest.raises(CheckpointError, match="the last good checkpoint is step 2"):
+            save(tmp_path, 2)
+    assert os.listdir(tmp_path) == ["00000002"]
+    assert newest(tmp_path) == 2
 
 
 @pytest.mark.parametrize("moment", ["ocp.save", "files.seal", "files.sync_folder"])

@@ -20,7 +20,7 @@ from jaxptd.params import Initialiser
 
 
 class Cache(NamedTuple):
-    """Keys and values of the tokens so far: k, v `[B, S, N, H]`, S the longest text; used: how many."""
+    """Keys and values of the tokens so far: k, v `[B, S, N, H]`, S the longest; used: how many."""
 
     k: Array
     v: Array
@@ -51,7 +51,7 @@ class SelfAttention(nnx.Module):
     def __call__(
         self, x_BTD: Array, places: Places, cache: Cache | None
     ) -> tuple[Array, Cache | None]:
-        """x, as the residual stream has it, -> the same; and the cache with this x's keys and values.
+        """x, as the residual stream has it, -> the same; and the cache, with x's keys and values.
 
         Args:
             x_BTD: the residual stream.

@@ -1,4 +1,7 @@
-"""The pre-norm transformer block, and how a stack of them runs. Letters: B batch, T position, D model, L layers."""
+"""The pre-norm transformer block, and how a stack of them runs.
+
+Letters: B batch, T position, D model, L layers.
+"""
 
 from functools import partial
 from typing import Any
@@ -35,7 +38,7 @@ class Block(nnx.Module):
     def __call__(
         self, x_BTD: Array, places: Places, layer: Array, cache: Cache | None
     ) -> tuple[Array, Cache | None]:
-        """x, as the residual stream has it, -> the same; and the cache with this x's keys and values."""
+        """x, as the residual stream has it, -> the same; and the cache, with x's keys, values."""
         a_BTD, cache = self.attention(
             self.attention_norm(x_BTD), places.at(layer, Site.ATTENTION), cache
         )
@@ -87,7 +90,8 @@ def _unstack(tree: Any, length: int) -> list[Any]:
         return [part[0] for part in lax.split(x, [1] * length)]
 
     leaves, treedef = jax.tree.flatten(tree)
-    return [treedef.unflatten(parts) for parts in zip(*map(split, leaves), strict=True)]
+    layers = zip(*map(split, leaves), strict=True)
+    return [jax.tree.unflatten(treedef, layer) for layer in layers]
 
 
 _SUMS = frozenset({"psum", "psum_invariant", "reduce_scatter"})

@@ -36,7 +36,7 @@ class Places(NamedTuple):
     position_T: Array
     seed: Array | None
 
-    def at(self, layer: Array, site: Site) -> "Places":
+    def at(self, layer: Array | int, site: Site) -> "Places":
         """The same places, with the seed of one site of one layer."""
         return self if self.seed is None else self._replace(seed=fold(self.seed, layer, site))
 
@@ -90,11 +90,11 @@ def dropout(x_BTD: Array, places: Places, hidden_D: Array, rate: float) -> Array
     """
     if places.seed is None or rate == 0:
         return x_BTD
-    return _drop(x_BTD, places, hidden_D, rate)
-
-
-@partial(jax.checkpoint, static_argnums=(3,), prevent_cse=False)
-def _drop(x_BTD: Array, places: Places, hidden_D: Array, rate: float) -> Array:
     seed_B11 = fold(places.seed, places.sample_B, 0)[:, None, None]
-    keep_BTD = kept(seed_B11, places.position_T[:, None], hidden_D, rate)
+    return _drop(x_BTD, seed_B11, places.position_T, hidden_D, rate)
+
+
+@partial(jax.checkpoint, static_argnums=(4,), prevent_cse=False)
+def _drop(x_BTD: Array, seed_B11: Array, position_T: Array, hidden_D: Array, rate: float) -> Array:
+    keep_BTD = kept(seed_B11, position_T[:, None], hidden_D, rate)
     return jnp.where(keep_BTD, x_BTD / (1 - rate), 0)

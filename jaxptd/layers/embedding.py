@@ -11,8 +11,8 @@ from jaxptd.params import normal, param
 class VocabParallelEmbedding(nnx.Module):
     """A table `[V, D]` cut over the vocabulary; also the output layer, tied or of its own.
 
-    V that does not split is padded with zero rows. They are never looked up, and the loss gives them
-    no probability, so they get no gradient and stay zero.
+    V that does not split is padded with zero rows. They are never looked up, and the loss gives
+    them no probability, so they get no gradient and stay zero.
 
     Source: Shoeybi et al., arXiv 1909.08053, section 3.
     """
@@ -41,7 +41,8 @@ class PositionEmbedding(nnx.Module):
 
     def __init__(self, seq_length: int, size: int, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
         self.table = param(rngs(), (seq_length, size), normal(0.02), spec=form.position_spec())
+        self.form = form
 
     def __call__(self, position_T: Array, dtype: DTypeLike) -> Array:
-        """positions[T] in [0, seq_length) -> [T, D]."""
-        return self.table[...][position_T].astype(dtype)
+        """Positions of a cp block, in [0, seq_length), -> [T, D] of the residual stream's tokens."""
+        return self.table[...][self.form.own_tokens(position_T)].astype(dtype)

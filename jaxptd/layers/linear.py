@@ -8,6 +8,8 @@ from jax import Array
 from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.params import Initialiser, normal, param, zeros
 
+INIT = normal(0.02)  # GPT-2's
+
 
 class ColumnParallelLinear(nnx.Module):
     """`x[B, T, D] -> h[B, T, *out]`, the weight `[D, *out]` cut along dim `cut` of `out`.
@@ -35,7 +37,7 @@ class ColumnParallelLinear(nnx.Module):
         cut: int = 0,
         bias: bool = True,
         gather_output: bool = False,
-        init: Initialiser = normal(0.02),
+        init: Initialiser = INIT,
     ) -> None:
         out, dims = tuple(out_features), len(out_features)
         self.w = param(rngs(), (in_features, *out), init, spec=form.column_spec(dims, cut))
@@ -77,7 +79,7 @@ class RowParallelLinear(nnx.Module):
         cut: int = 0,
         bias: bool = True,
         input_is_parallel: bool = True,
-        init: Initialiser = normal(0.02),
+        init: Initialiser = INIT,
     ) -> None:
         inside, dims = tuple(in_features), len(in_features)
         self.w = param(rngs(), (*inside, out_features), init, spec=form.row_spec(dims, cut))

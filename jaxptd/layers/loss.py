@@ -1,6 +1,7 @@
-"""Cross-entropy over a vocabulary that is cut over devices. Letters: B batch, T position, V vocabulary.
+"""Cross-entropy over a vocabulary that is cut over devices.
 
-`[B, T, V]` never exists on one device; what moves is one maximum and two sums a token.
+Letters: B batch, T position, V vocabulary. `[B, T, V]` never exists on one device; what moves is
+one maximum and two sums a token.
 Source: Shoeybi et al., arXiv 1909.08053, section 3.
 """
 

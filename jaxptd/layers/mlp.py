@@ -15,7 +15,7 @@ _gelu = jax.checkpoint(partial(jax.nn.gelu, approximate=True), prevent_cse=False
 
 
 class MLP(nnx.Module):
-    """`gelu(x w_up + b_up) w_down + b_down`; GELU acts on disjoint units, so nothing moves between."""
+    """`gelu(x w_up + b_up) w_down + b_down`; GELU acts on disjoint units, nothing moves there."""
 
     def __init__(
         self, size: int, hidden: int, *, form: TensorParallel, rngs: nnx.Rngs, init_out: Initialiser

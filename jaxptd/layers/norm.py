@@ -16,8 +16,8 @@ EPSILON = 1e-5  # GPT-2's
 class LayerNorm(nnx.Module):
     """`(x - mean) / sqrt(variance + 1e-5) * w + b` over D; statistics in float32 at least.
 
-    Where each device holds a slice of the sequence, a device's gradient of w and b is a partial sum:
-    the type of x says so, and the sum is made where w is made to vary (by autodiff, or once a step).
+    Where each device holds a slice of the sequence, its gradient of w and b is a partial sum: the
+    type of x says so, and the sum is made where w is made to vary (by autodiff, or once a step).
     Backward computes the statistics again from x, which is kept anyway.
 
     Source: Ba et al., arXiv 1607.06450.

@@ -47,8 +47,7 @@ class GPT(nnx.Module):
     ) -> tuple[Array, Cache | None]:
         """tokens[B, T] -> logits[B, T, V], cut over V as the form has it; and the cache, filled."""
         dtype = jnp.dtype(self.config.dtype)
-        own_T = self.form.own_tokens(places.position_T)
-        x_BTD = self.tokens(tokens_BT, dtype) + self.positions(own_T, dtype)
+        x_BTD = self.tokens(tokens_BT, dtype) + self.positions(places.position_T, dtype)
         embedded = places.at(0, Site.EMBEDDING)
         x_BTD = drop_residual(x_BTD, embedded, form=self.form, rate=self.config.dropout)
         x_BTD, cache = run_blocks(self.blocks, x_BTD, places, cache=cache, config=self.config)

@@ -1,0 +1,107 @@
+"""The canonical form: the same on every layout, there and back to the last bit."""
+
+import functools
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jaxptd.canonical import abstract_canonical, from_canonical, to_canonical
+from jaxptd.command_line import load_config
+from jaxptd.mesh import make_mesh
+from jaxptd.step import Program
+
+CONFIG = Path(__file__).parents[1] / "configs" / "test-tiny.yaml"
+VOCAB = 257  # padded to 258 over tp=2, to 260 over tp=4
+
+ONE = ()
+TP2 = ("--layout.tp=2", "--layout.sequence_parallel=true")
+TP4 = ("--layout.tp=4", "--layout.dp=2")
+LAYOUTS = pytest.mark.parametrize("layout", [ONE, TP2, TP4], ids=["one", "tp2", "tp4"])
+
+
+@functools.cache
+def make_program(layout: tuple[str, ...]) -> Program:
+    config = load_config(CONFIG, [f"--model.vocab_size={VOCAB}", *layout])
+    return Program(config, make_mesh(config.layout))
+
+
+@functools.cache
+def trained(layout: tuple[str, ...]) -> dict:
+    """The state after two steps, so that moments are not zero."""
+    program = make_program(layout)
+    rows = np.random.default_rng(0).integers(0, VOCAB, (8, 17)).astype(np.int32)
+    state = program.init_state()
+    for _ in range(2):
+        batch = {"tokens": rows[:, :-1], "targets": rows[:, 1:]}
+        state, _ = program.train_step(state, batch)
+    return state
+
+
+def on_mesh(program: Program, canonical: dict) -> dict:
+    """The same numbers as a checkpoint restored onto the program's mesh."""
+    target = abstract_canonical(program)
+    return jax.tree.map(lambda x, t: jax.device_put(np.asarray(x), t.sharding), canonical, target)
+
+
+def assert_same(found: dict, expected: dict) -> None:
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def description(tree: dict) -> dict:
+    named = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): (x.shape, x.dtype) for path, x in named}
+
+
+@LAYOUTS
+def test_names_and_shapes_are_those_of_one_device(layout):
+    expected = description(abstract_canonical(make_program(ONE)))
+    assert description(abstract_canonical(make_program(layout))) == expected
+    assert description(to_canonical(make_program(layout), trained(layout))) == expected
+
+
+def test_names_are_paths_a_person_can_read():
+    canonical = abstract_canonical(make_program(TP4))
+    assert set(canonical) == {"params", "optimizer", "step"}
+    assert canonical["params"]["tokens.table"].shape == (VOCAB, 16)
+    moments = [name for name in canonical["optimizer"] if name.endswith("blocks.mlp.up.w")]
+    assert sorted(name.split(".")[1] for name in moments) == ["mu", "nu"]
+    assert not any(mark in name for name in canonical["optimizer"] for mark in "[]'")
+
+
+@LAYOUTS
+def test_there_and_back(layout):
+    program, state = make_program(layout), trained(layout)
+    back = from_canonical(program, to_canonical(program, state))
+    assert_same(back, state)
+    shardings = jax.tree.map(
+        lambda x, y: x.sharding.is_equivalent_to(y.sharding, x.ndim), *[back, state]
+    )
+    assert all(jax.tree.leaves(shardings))
+
+
+@LAYOUTS
+def test_from_any_layout_to_any_other(layout):
+    """What one layout saves another holds, and saves again as it was."""
+    saved = to_canonical(make_program(TP4), trained(TP4))
+    program = make_program(layout)
+    state = from_canonical(program, on_mesh(program, saved))
+    assert_same(to_canonical(program, state), saved)
+    held = program.infos["tokens.table"].held
+    assert state["params"]["tokens.table"].shape == held
+
+
+@pytest.mark.parametrize(("layout", "rows"), [(TP2, 258), (TP4, 260)], ids=["tp2", "tp4"])
+def test_padding_stays_zero_while_training(layout, rows):
+    state = trained(layout)
+    named = jax.tree_util.tree_leaves_with_path(state)
+    tables = [(path, x) for path, x in named if "tokens.table" in jax.tree_util.keystr(path)]
+    assert len(tables) == 3  # the parameter and its two moments
+    for path, x in tables:
+        assert x.shape == (rows, 16)
+        assert np.abs(x[:VOCAB]).sum(axis=1).all(), path
+        np.testing.assert_array_equal(x[VOCAB:], 0.0, err_msg=str(path))

@@ -1,0 +1,168 @@
+"""The learning rate, weight decay, clipping and the norm: by hand, against numpy and optax."""
+
+import functools
+import math
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from jaxptd.command_line import load_config
+from jaxptd.config import OptimizerConfig
+from jaxptd.mesh import Axis, Layout, make_mesh
+from jaxptd.optimizer import adamw, clip, global_norm, learning_rate
+from jaxptd.params import ParamInfo
+from jaxptd.step import Program
+
+CONFIG = Path(__file__).parents[1] / "configs" / "test-tiny.yaml"
+PEAK = 1e-2
+WARMUP, STEPS = 4, 25
+
+
+def rates(decay: str, *, warmup: int = WARMUP, steps: int = STEPS) -> np.ndarray:
+    """The rate of every step."""
+    config = OptimizerConfig(learning_rate=PEAK, warmup_steps=warmup, decay=decay)
+    rate = jax.vmap(lambda step: learning_rate(config, step=step, steps=steps))
+    return np.asarray(rate(jnp.arange(steps, dtype=jnp.int32)))
+
+
+def test_warm_up_is_linear_and_its_first_step_is_not_zero():
+    expected = [PEAK * part for part in (0.25, 0.5, 0.75, 1.0)]
+    for decay in ("constant", "linear", "cosine"):
+        np.testing.assert_allclose(rates(decay)[:WARMUP], expected, rtol=1e-6)
+
+
+def test_decays_follow_their_formulas_down_to_a_tenth():
+    progress = np.arange(STEPS - WARMUP) / (STEPS - WARMUP - 1)
+    linear = PEAK * (1 - 0.9 * progress)
+    cosine = PEAK * (0.1 + 0.9 * 0.5 * (1 + np.cos(math.pi * progress)))
+    np.testing.assert_allclose(rates("linear")[WARMUP:], linear, rtol=1e-6)
+    np.testing.assert_allclose(rates("cosine")[WARMUP:], cosine, rtol=1e-5)
+    np.testing.assert_allclose(rates("constant")[WARMUP:], PEAK, rtol=1e-6)
+    for decay in ("linear", "cosine"):
+        assert rates(decay)[-1] == pytest.approx(PEAK / 10, rel=1e-6)
+
+
+def test_the_ends_of_the_schedule():
+    assert rates("cosine", warmup=0)[0] == pytest.approx(PEAK)
+    assert rates("linear", warmup=0, steps=1)[0] == pytest.approx(PEAK)
+    all_warm_up = rates("cosine", warmup=10, steps=5)
+    np.testing.assert_allclose(all_warm_up, PEAK * np.arange(1, 6) / 10, rtol=1e-6)
+
+
+def test_beyond_its_last_step_the_rate_stays_at_a_tenth():
+    config = OptimizerConfig(learning_rate=PEAK, warmup_steps=WARMUP)
+    rate = learning_rate(config, step=jnp.int32(10 * STEPS), steps=STEPS)
+    assert float(rate) == pytest.approx(PEAK / 10)
+
+
+# ---- weight decay ---------------------------------------------------------------------------
+
+
+@functools.cache
+def tiny() -> Program:
+    config = load_config(CONFIG, ["--model.vocab_size", "257"])
+    return Program(config, make_mesh(config.layout))
+
+
+def test_weight_decay_is_on_matrices_only():
+    decayed = {name for name, info in tiny().infos.items() if info.decay}
+    others = set(tiny().infos) - decayed
+    assert {name.rpartition(".")[2] for name in decayed} == {"w", "table"}
+    assert others == {name for name in tiny().infos if name.endswith(".b") or "norm" in name}
+    assert "blocks.mlp.up.w" in decayed
+    assert "norm.w" in others
+
+
+def test_without_gradients_only_weight_decay_moves_parameters():
+    infos = tiny().infos
+    params = {name: np.full(info.held, 2.0, np.float32) for name, info in infos.items()}
+    optimizer = adamw(OptimizerConfig(weight_decay=0.25), infos)
+    zero = jax.tree.map(np.zeros_like, params)
+    direction, _ = jax.jit(optimizer.update)(zero, optimizer.init(params), params)
+    for name, info in infos.items():
+        np.testing.assert_array_equal(direction[name], 0.5 if info.decay else 0.0, err_msg=name)
+
+
+# ---- clipping and the norm ------------------------------------------------------------------
+
+
+def test_clip_scales_to_the_limit_and_leaves_smaller_gradients_alone():
+    grads = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([[4.0]])}
+    norm = jnp.float32(5.0)
+    clipped = clip(grads, norm, 1.0)
+    np.testing.assert_allclose(clipped["a"], [0.6, 0.0], rtol=1e-6)
+    np.testing.assert_allclose(clipped["b"], [[0.8]], rtol=1e-6)
+    for limit in (5.0, 6.0, 0.0):  # 0 never clips
+        same = clip(grads, norm, limit)
+        assert all(np.array_equal(same[name], grads[name]) for name in grads)
+
+
+def test_clip_of_no_gradient_at_all_is_zero():
+    zero = clip({"a": jnp.zeros(3)}, jnp.float32(0.0), 1.0)
+    np.testing.assert_array_equal(zero["a"], 0.0)
+
+
+def test_the_norm_counts_every_element_once_whatever_is_cut_or_copied():
+    mesh = make_mesh(Layout(dp=2, tp=4))
+    specs = {
+        "copied": P(None),
+        "over_tp": P(None, Axis.TP),
+        "over_dp": P(Axis.DP, None),
+        "over_both": P(Axis.TP, Axis.DP),
+        "over_both_at_once": P((Axis.DP, Axis.TP)),
+    }
+    shapes = {"copied": (5,), "over_both_at_once": (16,)}
+    rng = np.random.default_rng(0)
+    grads = {
+        name: rng.standard_normal(shapes.get(name, (4, 8))).astype(np.float32) for name in specs
+    }
+    infos = {
+        name: ParamInfo(g.shape, g.shape, specs[name], decay=True) for name, g in grads.items()
+    }
+    norm = jax.shard_map(
+        lambda g: global_norm(g, infos), mesh=mesh, in_specs=(specs,), out_specs=P(), check_vma=True
+    )
+    expected = np.linalg.norm(np.concatenate([g.ravel() for g in grads.values()]))
+    assert float(jax.jit(norm)(grads)) == pytest.approx(float(expected), rel=1e-6)
+
+
+# ---- the whole step -------------------------------------------------------------------------
+
+
+def test_three_steps_are_those_of_optax_adamw():
+    program = tiny()
+    config = program.config.optimizer
+    steps = program.config.train.steps
+    reference = optax.chain(
+        optax.clip_by_global_norm(config.grad_clip),
+        optax.adamw(
+            lambda step: learning_rate(config, step=step, steps=steps),
+            config.beta1,
+            config.beta2,
+            weight_decay=config.weight_decay,
+            mask={name: info.decay for name, info in program.infos.items()},
+        ),
+    )
+
+    @jax.jit
+    def advance(grads, params, state):
+        updates, state = reference.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    tokens = np.random.default_rng(0).integers(0, 257, (3, 8, 17)).astype(np.int32)
+    state = program.init_state()
+    expected = state["params"]
+    expected_state = reference.init(expected)
+    for rows in tokens:
+        batch = {"tokens": rows[:, :-1], "targets": rows[:, 1:]}
+        state, metrics, grads = program.step_with_gradients(state, batch)
+        norm = np.linalg.norm(np.concatenate([np.ravel(g) for g in grads.values()]))
+        assert float(metrics["grad_norm"]) == pytest.approx(float(norm), rel=1e-6)
+        expected, expected_state = advance(grads, expected, expected_state)
+    for name, value in expected.items():
+        np.testing.assert_allclose(state["params"][name], value, atol=1e-6, err_msg=name)

@@ -1,0 +1,169 @@
+"""What a person sees, on a terminal and in a pipe, and the numbers that the meter makes of it."""
+
+import functools
+import io
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+from rich.console import Console
+
+from jaxptd import progress
+from jaxptd.command_line import load_config
+from jaxptd.errors import UserError
+from jaxptd.mesh import make_mesh
+from jaxptd.progress import Display, Meter, check_finite, printable
+from jaxptd.step import Program
+
+CONFIG = Path(__file__).parents[1] / "configs" / "test-tiny.yaml"
+ROW = {"step": 20, "loss": 3.14159, "tokens_per_second": 12345.6}
+EVALUATION = {"validation_loss": 2.5, "perplexity": 12.18}
+
+
+def shown(*, terminal: bool, rows=(ROW,), **options) -> str:
+    """What a console shows of a run whose steps up to 10 were done before."""
+    console = Console(force_terminal=terminal, file=io.StringIO(), width=100, **options)
+    display = Display(console)
+    with display.steps(done=10, total=30):
+        for row in rows:
+            display.advance(row["step"])
+            display.report(row, seconds_left=90.0)
+    return console.file.getvalue()
+
+
+def test_a_pipe_gets_a_plain_line_a_logged_step():
+    rows = [ROW, {**ROW, "step": 30, "loss": 2.0, **EVALUATION}]
+    assert shown(terminal=False, rows=rows).splitlines() == [
+        "step 20/30  loss 3.1416  12,346 tokens/s  1.5 min left",
+        "step 30/30  loss 2.0000  12,346 tokens/s  validation 2.5000 (perplexity 12.18)"
+        "  1.5 min left",
+    ]
+
+
+def test_a_terminal_gets_a_bar_with_loss_speed_and_time_left():
+    text = shown(terminal=True)
+    assert "20/30" in text
+    assert "━" in text
+    assert "loss 3.1416  12,346 tokens/s" in text
+    assert "compiling" in text  # until the first report
+    assert "step 20/30  loss" not in text  # no line of its own
+
+
+def test_on_a_terminal_an_evaluation_stays_as_a_line():
+    text = shown(terminal=True, rows=[{**ROW, **EVALUATION}])
+    assert "step 20/30  loss 3.1416  12,346 tokens/s  validation 2.5000" in text
+
+
+def test_a_line_is_not_cut_and_not_taken_for_markup():
+    console = Console(file=io.StringIO(), width=20)
+    line = "a [bold]line[/bold] that is wider than [the console] :smile:"
+    Display(console).say(line)
+    assert console.file.getvalue() == line + "\n"
+
+
+def test_a_terminal_of_another_encoding_shows_question_marks():
+    file = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    Display(Console(file=file)).say("é\ufffd")
+    file.flush()
+    assert file.buffer.getvalue() == b"\xe9?\n"
+    assert printable("é\ufffd", "utf-8") == "é\ufffd"
+
+
+# ---- the meter ------------------------------------------------------------------------------
+
+
+@functools.cache
+def program(*overrides: str) -> Program:
+    config = load_config(CONFIG, ["--model.vocab_size=257", *overrides])
+    return Program(config, make_mesh(config.layout))
+
+
+class Clock:
+    """Time that passes when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(progress, "time", clock)
+    return clock
+
+
+def metrics(loss: float = 2.0, norm: float = 1.0) -> dict:
+    numbers = {"grad_norm": norm, "learning_rate": 0.5, "loss": loss}
+    return {name: jnp.float32(value) for name, value in numbers.items()}
+
+
+def run(meter: Meter, clock: Clock, steps: range, *, seconds: float) -> None:
+    for step in steps:
+        clock.now += seconds
+        meter.add(step, metrics(loss=float(step)))
+
+
+def test_a_row_has_the_fields_of_the_contract_in_its_order(clock):
+    meter = Meter(program(), 0)
+    run(meter, clock, range(1, 2), seconds=4.0)
+    assert list(meter.row().items()) == [
+        ("step", 1),
+        ("loss", 1.0),
+        ("grad_norm", 1.0),
+        ("learning_rate", 0.5),
+        ("tokens", 128),
+        ("tokens_per_second", 32.0),
+        ("step_time", 4.0),
+        ("mfu", None),
+    ]
+
+
+def test_compilation_evaluations_and_checkpoints_are_in_no_later_step_time(clock):
+    meter = Meter(program(), 10)  # resumed
+    run(meter, clock, range(11, 12), seconds=60.0)  # compiles
+    run(meter, clock, range(12, 16), seconds=2.0)
+    # The meter hears of step 12 as it starts: three whole steps and the last one's.
+    clock.now += 2.0
+    row = meter.row()
+    assert (row["step"], row["step_time"], row["tokens"]) == (15, 2.0, 15 * 128)
+    with meter.paused():
+        clock.now += 1000.0
+    run(meter, clock, range(16, 18), seconds=3.0)
+    with meter.paused():
+        clock.now += 1000.0
+    assert meter.row()["step_time"] == 3.0
+
+
+@pytest.mark.parametrize(
+    "overrides", [(), ("--model.tie_embeddings=false",)], ids=["tied", "untied"]
+)
+def test_mfu_is_the_share_of_the_peak(overrides, clock, monkeypatch):
+    monkeypatch.setattr(progress, "peak_flops", lambda mesh: 1e9)
+    meter = Meter(program(*overrides), 0)
+    run(meter, clock, range(1, 2), seconds=4.0)
+    products = 257 * 16 + 2 * (4 * 16 * 16 + 2 * 16 * 64)  # output, then two layers
+    flops = 6 * products + 12 * 2 * 16 * 16
+    assert meter.row()["mfu"] == pytest.approx(flops * 128 / 4.0 / 1e9)
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm", "name"), [(float("nan"), 1.0, "loss"), (2.0, float("inf"), "grad_norm")]
+)
+def test_a_step_that_is_not_finite_is_found_at_the_next_at_the_latest(loss, norm, name):
+    line = f"{name} is (nan|inf) at step 1, .*smaller optimizer.learning_rate"
+    for found in ("row", "wait", "add"):
+        meter = Meter(program(), 0)
+        meter.add(1, metrics(loss, norm))
+        with pytest.raises(UserError, match=line):
+            meter.add(2, metrics()) if found == "add" else getattr(meter, found)()
+    with pytest.raises(UserError, match=line), meter.paused():
+        pytest.fail("a checkpoint would be saved here")
+
+
+def test_finite_numbers_pass():
+    check_finite(1, {"loss": 1e30, "grad_norm": 0.0})
+    with pytest.raises(UserError, match="validation_loss is inf at step 7"):
+        check_finite(7, {"loss": 1.0, "validation_loss": float("inf")})

@@ -1,0 +1,256 @@
+"""The run directory: whose it is, what is written in it, and what a killed run leaves."""
+
+import dataclasses
+import importlib.util
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from jaxptd.command_line import load_config
+from jaxptd.config import Config
+from jaxptd.errors import UserError
+from jaxptd.run_dir import RunDir, difference
+
+CONFIG = Path(__file__).parents[1] / "configs" / "test-tiny.yaml"
+
+
+def config_with(*overrides: str) -> Config:
+    return load_config(CONFIG, overrides)
+
+
+def row(step: int, **more: float) -> dict:
+    return {"step": step, "loss": 1.0 / step, "mfu": None, **more}
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    """A run of ten steps."""
+    run = RunDir(tmp_path / "run")
+    run.open(config_with(), step=0)
+    for step in range(1, 11):
+        run.log(row(step))
+    return run
+
+
+# ---- the same run or another ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "--layout.tp=2",
+        "--layout.sequence_parallel=true",
+        "--model.remat=full",
+        "--model.scan_layers=false",
+        "--model.attention=xla",
+        "--train.steps=99",
+        "--train.micro_batches=4",
+        "--train.log_every=0",
+        "--train.eval_every=7",
+        "--train.eval_batches=3",
+        "--train.sample_tokens=0",
+        "--train.run_dir=elsewhere",
+        "--train.platform=auto",
+        "--checkpoint.every=1",
+        "--checkpoint.keep=9",
+        "--checkpoint.resume=never",
+    ],
+)
+def test_what_a_resumed_run_may_change(override):
+    assert config_with(override) != config_with()
+    assert difference(config_with(override), config_with()) is None
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "--model.num_layers=3",
+        "--model.hidden_size=32",
+        "--model.num_heads=2",
+        "--model.ffn_hidden_size=32",
+        "--model.seq_length=8",
+        "--model.vocab_size=300",
+        "--model.dropout=0.2",
+        "--model.dtype=bfloat16",
+        "--model.tie_embeddings=false",
+        "--data.source=other.txt",
+        "--data.tokenizer=other.json",
+        "--data.validation_fraction=0.5",
+        "--optimizer.learning_rate=0.02",
+        "--optimizer.warmup_steps=6",
+        "--optimizer.decay=linear",
+        "--optimizer.weight_decay=0.2",
+        "--optimizer.beta1=0.8",
+        "--optimizer.beta2=0.8",
+        "--optimizer.grad_clip=2",
+        "--train.global_batch_size=16",
+        "--train.seed=1",
+    ],
+)
+def test_what_makes_another_run_is_named_with_both_values(override):
+    field = override.removeprefix("--").partition("=")[0]
+    found = difference(config_with(override), config_with())
+    section, name = field.split(".")
+    values = [getattr(getattr(c, section), name) for c in (config_with(override), config_with())]
+    assert found == f"{field} is {values[0]}, was {values[1]}"
+
+
+def test_every_field_is_one_or_the_other():
+    """The two lists above name every field of a config, so a new one has to be decided on."""
+    marks = [
+        test_what_a_resumed_run_may_change,
+        test_what_makes_another_run_is_named_with_both_values,
+    ]
+    overrides = [each for test in marks for each in test.pytestmark[0].args[1]]
+    named = {override.removeprefix("--").partition("=")[0] for override in overrides}
+    fields = {
+        f"{section.name}.{field.name}"
+        for section in dataclasses.fields(Config)
+        for field in dataclasses.fields(section.type)
+    }
+    decided_for_all = {f for f in fields if f.startswith("layout.")}
+    assert fields - decided_for_all - {"model.family"} == {n for n in named if "layout." not in n}
+
+
+# ---- check ----------------------------------------------------------------------------------
+
+
+def test_a_new_directory_is_fine_and_not_made_by_the_check(tmp_path):
+    RunDir(tmp_path / "a" / "b").check(config_with())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_same_run_is_fine(run_dir):
+    run_dir.check(config_with("--train.steps=99"))
+
+
+def test_another_run_is_refused(run_dir):
+    with pytest.raises(UserError, match=r"holds another run: train.seed is 1, was 0; use another"):
+        run_dir.check(config_with("--train.seed=1"))
+
+
+def test_never_refuses_a_run(run_dir):
+    with pytest.raises(UserError, match="checkpoint.resume is never"):
+        run_dir.check(config_with("--checkpoint.resume=never"))
+
+
+def test_never_refuses_checkpoints_whose_config_is_lost(run_dir):
+    run_dir.checkpoints.mkdir()
+    (run_dir.path / "config.yaml").unlink()
+    with pytest.raises(UserError, match="checkpoint.resume is never"):
+        run_dir.check(config_with("--checkpoint.resume=never"))
+
+
+def test_never_takes_a_directory_with_other_files(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    RunDir(tmp_path).check(config_with("--checkpoint.resume=never"))
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_file_is_refused(tmp_path):
+    (tmp_path / "run").write_text("a file")
+    with pytest.raises(UserError, match="run is a file; name a directory"):
+        RunDir(tmp_path / "run").check(config_with())
+
+
+def test_a_path_the_system_refuses_is_one_line(tmp_path):
+    for path in (tmp_path / ("x" * 300), tmp_path / "file" / "run"):
+        (tmp_path / "file").touch()
+        with pytest.raises(UserError, match="use a directory that can be written"):
+            run = RunDir(path)
+            run.check(config_with())
+            run.open(config_with(), step=0)
+
+
+# ---- writing --------------------------------------------------------------------------------
+
+
+def test_the_written_config_is_read_back_equal(run_dir):
+    assert load_config(run_dir.path / "config.yaml") == config_with()
+    assert sorted(path.name for path in run_dir.path.iterdir()) == ["config.yaml", "metrics.jsonl"]
+
+
+def test_metrics_are_one_object_a_line(run_dir):
+    lines = (run_dir.path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [row(step) for step in range(1, 11)]
+    assert run_dir.metrics() == [row(step) for step in range(1, 11)]
+
+
+def test_going_on_from_a_step_drops_what_came_after_it(run_dir):
+    run_dir.open(config_with("--train.steps=99"), step=7)
+    run_dir.log(row(8, again=1.0))
+    assert run_dir.metrics() == [*(row(step) for step in range(1, 8)), row(8, again=1.0)]
+    assert load_config(run_dir.path / "config.yaml").train.steps == 99
+
+
+@pytest.mark.parametrize(
+    "cut", [b'{"step": 11, "lo', b"\x00\x00\x00\xff", b"11\n", b'{"loss": 1}\n']
+)
+def test_a_line_that_a_kill_or_a_crash_spoilt_is_left_out(run_dir, cut):
+    with (run_dir.path / "metrics.jsonl").open("ab") as file:
+        file.write(cut)
+    run_dir.open(config_with(), step=10)
+    run_dir.log(row(11))
+    assert run_dir.metrics() == [row(step) for step in range(1, 12)]
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_other(run_dir, monkeypatch):
+    before = {path.name: path.read_bytes() for path in run_dir.path.iterdir()}
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("jaxptd.run_dir.os.replace", full)
+    with pytest.raises(UserError, match="No space left on device; use a directory"):
+        run_dir.open(config_with("--train.steps=99"), step=3)
+    assert {path.name: path.read_bytes() for path in run_dir.path.iterdir()} == before
+
+
+# ---- TensorBoard ----------------------------------------------------------------------------
+
+
+def events(folder: Path) -> list:
+    """The events in the files of a folder: a record is length u64, CRC u32, data, CRC u32."""
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.record_writer import masked_crc32c
+
+    found = []
+    for path in sorted(folder.iterdir()):
+        data = path.read_bytes()
+        while data:
+            size, crc = struct.unpack("<QI", data[:12])
+            assert crc == masked_crc32c(data[:8])
+            assert struct.unpack("<I", data[12 + size : 16 + size])[0] == masked_crc32c(
+                data[12 : 12 + size]
+            )
+            found.append(Event.FromString(data[12 : 12 + size]))
+            data = data[16 + size :]
+    return found
+
+
+def test_tensorboard_gets_every_number_of_a_row(run_dir):
+    run_dir.tensorboard(step=4)(row(5, validation_loss=2.0))
+    version, start, *values = events(run_dir.path / "tensorboard")
+    assert version.file_version == "brain.Event:2"
+    assert (start.session_log.status, start.step) == (1, 5)  # START: later steps are hidden
+    found = [(v.summary.value[0].tag, v.summary.value[0].simple_value, v.step) for v in values]
+    assert found == [("loss", pytest.approx(0.2), 5), ("validation_loss", 2.0, 5)]  # no mfu
+
+
+def test_without_tensorboardx_there_is_no_file_for_it(run_dir, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    run_dir.tensorboard(step=0)(row(1))
+    assert not (run_dir.path / "tensorboard").exists()
+
+
+def test_a_full_disk_ends_the_run_with_a_line(run_dir, monkeypatch):
+    write = run_dir.tensorboard(step=0)
+
+    def full(self, *_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(UserError, match="No space left on device; use a directory"):
+        write(row(1))
