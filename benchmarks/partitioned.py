@@ -166,8 +166,7 @@ def with_reduce_scatters(text: str) -> str:
 
 def _split(program: _Program, computation: str, instruction: re.Match) -> Iterator[str]:
     _, name, result, _, rest = instruction.groups()
-    group = re.search(r"replica_groups=\{\{([\d,]+)\}", rest)
-    devices = len(group[1].split(",")) if group else 1
+    devices = _group_size(rest)
     for member, array in enumerate(_ARRAY.finditer(result)):
         only = member if result.startswith("(") else None
         sliced = program.fates(computation, name, only) == {"sliced"}
@@ -175,6 +174,15 @@ def _split(program: _Program, computation: str, instruction: re.Match) -> Iterat
         size = math.prod(int(n) for n in dims.split(",") if n)
         kind, size = ("reduce-scatter", size // devices) if sliced else ("all-reduce", size)
         yield f"  %{name}.{member} = {dtype}[{size}] {kind}({rest}"
+
+
+def _group_size(attributes: str) -> int:
+    """Devices that one collective runs over."""
+    if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", attributes):
+        return len(listed[1].split(","))
+    iota = re.search(r"replica_groups=\[\d+,(\d+)\]<=", attributes)
+    assert iota, attributes
+    return int(iota[1])
 
 
 def sizes_in_order(mesh_shape: Mapping[str, int]) -> dict[str, int]:

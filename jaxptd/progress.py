@@ -84,7 +84,7 @@ class Meter:
 
     def __init__(self, program: Program, step: int) -> None:
         self._program = program
-        self._first = step + 1
+        self._first, self._first_seconds = step + 1, 0.0
         self._step, self._metrics = step, dict[str, jax.Array]()
         self.restart()
 
@@ -98,10 +98,12 @@ class Meter:
 
         So there is always a step for the device to go on with, and never more than one.
         """
-        if self._step == self._first:
-            self.restart()
         self.wait()
         self._step, self._metrics = step, metrics
+        if step == self._first:
+            self.wait()
+            self._first_seconds = time.perf_counter() - self._time
+            self.restart()
 
     def wait(self) -> dict[str, float]:
         """Metrics of the newest step, once it has ended. Raises UserError if one is not finite."""
@@ -127,7 +129,8 @@ class Meter:
 
     def _speed(self) -> dict[str, Any]:
         config, model = self._program.config.train, self._program.model
-        seconds = (time.perf_counter() - self._time) / (self._step - self._since)
+        steps = self._step - self._since
+        seconds = (time.perf_counter() - self._time) / steps if steps else self._first_seconds
         a_step = config.global_batch_size * model.seq_length
         peak = peak_flops(self._program.mesh)
         return {

@@ -1,8 +1,8 @@
 """Holds a layer against its dense form: value, gradients of input and parameters, collectives.
 
-A layer is a `Case`: how to build it, what goes in, how that lies over the mesh, and what it moves. Its
-dense form is the same layer on a mesh of one device, held to numpy in `tests/layers`. A new layer
-is a new row.
+A layer is a `Case`: how to build it, what goes in, how that lies over the mesh, and what it moves.
+Its dense form is the same layer on a mesh of one device, which `tests/layers/test_dense.py` holds
+to numpy. A new layer is a new row.
 """
 
 import dataclasses
@@ -66,12 +66,9 @@ def residual_spec(form: TensorParallel) -> P:
 
 def run(case: Case, layout: Layout, dtype: str) -> Outcome:
     """One forward and backward pass of `sum(weights * output)`, weights random."""
-    form, mesh = make_form(layout), make_mesh(layout)
-    blueprint = Blueprint(lambda key: case.make(form, nnx.Rngs(key)))
-    start = blueprint.init(0, mesh=mesh, dtype=dtype)
+    form, mesh, blueprint = make_form(layout), make_mesh(layout), _blueprint(case, layout)
     arrays = [x.astype(dtype) if np.issubdtype(x.dtype, np.floating) else x for x in case.inputs]
-    params = {name: _moved(blueprint, name, p) for name, p in start.items()}
-    params = jax.device_put(params, blueprint.shardings(mesh))
+    params = starting_params(case, layout, dtype)
 
     def forward(params: Any, *inputs: Array) -> Array:
         return case.call(blueprint.build(params), *inputs)
@@ -109,6 +106,18 @@ def _dense(case: Case, dtype: str) -> Outcome:
     return run(case, Layout(), dtype)
 
 
+def _blueprint(case: Case, layout: Layout) -> Blueprint:
+    return Blueprint(lambda key: case.make(make_form(layout), nnx.Rngs(key)))
+
+
+def starting_params(case: Case, layout: Layout, dtype: str) -> dict[str, Array]:
+    """The parameters that `run` uses, laid over the mesh."""
+    blueprint, mesh = _blueprint(case, layout), make_mesh(layout)
+    start = blueprint.init(0, mesh=mesh, dtype=dtype)
+    params = {name: _moved(blueprint, name, p) for name, p in start.items()}
+    return jax.device_put(params, blueprint.shardings(mesh))
+
+
 def _moved(blueprint: Blueprint, name: str, p: Array) -> np.ndarray:
     """Initial parameters moved by noise that is the same on every layout: biases that matter."""
     info = blueprint.infos[name]
@@ -134,7 +143,9 @@ def hold(case: Case, layout: Layout, *, dtype: str) -> None:
     for name, want in dense.params.items():
         pairs[f"gradient of {name}"] = found.params[name], want
     tolerance = TOLERANCES[dtype]
-    off = {name: relative(*pair) for name, pair in pairs.items() if not relative(*pair) <= tolerance}
+    off = {
+        name: relative(*pair) for name, pair in pairs.items() if not relative(*pair) <= tolerance
+    }
     assert not off, f"off by {off}"
     moved: dict[str, int] = {}
     for collective in found.moved:

@@ -125,8 +125,6 @@ def test_compilation_evaluations_and_checkpoints_are_in_no_later_step_time(clock
     meter = Meter(program(), 10)  # resumed
     run(meter, clock, range(11, 12), seconds=60.0)  # compiles
     run(meter, clock, range(12, 16), seconds=2.0)
-    # The meter hears of step 12 as it starts: three whole steps and the last one's.
-    clock.now += 2.0
     row = meter.row()
     assert (row["step"], row["step_time"], row["tokens"]) == (15, 2.0, 15 * 128)
     with meter.paused():
@@ -135,6 +133,14 @@ def test_compilation_evaluations_and_checkpoints_are_in_no_later_step_time(clock
     with meter.paused():
         clock.now += 1000.0
     assert meter.row()["step_time"] == 3.0
+
+
+def test_every_step_can_be_logged(clock):
+    meter, times = Meter(program(), 0), []
+    for step, seconds in ((1, 60.0), (2, 2.0), (3, 3.0)):
+        run(meter, clock, range(step, step + 1), seconds=seconds)
+        times.append(meter.row()["step_time"])
+    assert times == [60.0, 2.0, 3.0]
 
 
 @pytest.mark.parametrize(
@@ -153,13 +159,18 @@ def test_mfu_is_the_share_of_the_peak(overrides, clock, monkeypatch):
     ("loss", "norm", "name"), [(float("nan"), 1.0, "loss"), (2.0, float("inf"), "grad_norm")]
 )
 def test_a_step_that_is_not_finite_is_found_at_the_next_at_the_latest(loss, norm, name):
-    line = f"{name} is (nan|inf) at step 1, .*smaller optimizer.learning_rate"
-    for found in ("row", "wait", "add"):
+    line = f"{name} is (nan|inf) at step 2, .*smaller optimizer.learning_rate"
+
+    def meter() -> Meter:
         meter = Meter(program(), 0)
-        meter.add(1, metrics(loss, norm))
+        meter.add(1, metrics())
+        meter.add(2, metrics(loss, norm))
+        return meter
+
+    for find in (Meter.row, Meter.wait, lambda meter: meter.add(3, metrics())):
         with pytest.raises(UserError, match=line):
-            meter.add(2, metrics()) if found == "add" else getattr(meter, found)()
-    with pytest.raises(UserError, match=line), meter.paused():
+            find(meter())
+    with pytest.raises(UserError, match=line), meter().paused():
         pytest.fail("a checkpoint would be saved here")
 
 

@@ -3,9 +3,9 @@
 import jax
 import numpy as np
 import pytest
+from contract import Case, hold, residual_spec
 from jax.sharding import PartitionSpec as P
 
-from contract import Case, hold, residual_spec
 from jaxptd.config import ModelConfig
 from jaxptd.formulas import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from jaxptd.layers.attention import SelfAttention
@@ -44,7 +44,7 @@ SEED = np.array([5, 6], np.uint32)
 
 
 def ends(forward_and_backward: int):
-    """So many all-reduces, or as many all-gathers and reduce-scatters under sequence parallelism."""
+    """So many all-reduces, or under sequence parallelism as many gathers and scatters."""
 
     def moves(layout: Layout) -> dict[str, int]:
         if layout.sequence_parallel:
@@ -55,7 +55,7 @@ def ends(forward_and_backward: int):
 
 
 def with_owed(moves, params: int):
-    """And under sequence parallelism, where nobody has put it off, a sum for each whole parameter."""
+    """And under sequence parallelism a sum for each whole parameter; `Program` puts them off."""
 
     def both(layout: Layout) -> dict[str, int]:
         owed = {ALL_REDUCE: params} if layout.sequence_parallel else {}
@@ -87,9 +87,9 @@ CASES = [
         (array(B, T, D),),
         lambda form: (residual_spec(form),),
         lambda form: P(Axis.DP, Axis.CP, Axis.TP),
-        lambda layout: {ALL_GATHER: 1, REDUCE_SCATTER: 1}
-        if layout.sequence_parallel
-        else {ALL_REDUCE: 1},
+        lambda layout: (
+            {ALL_GATHER: 1, REDUCE_SCATTER: 1} if layout.sequence_parallel else {ALL_REDUCE: 1}
+        ),
     ),
     Case(
         "column, gathered, no bias",
@@ -99,9 +99,11 @@ CASES = [
         (array(B, T, D),),
         lambda form: (residual_spec(form),),
         lambda form: P(Axis.DP, Axis.CP),
-        lambda layout: {ALL_GATHER: 2, REDUCE_SCATTER: 1}
-        if layout.sequence_parallel
-        else {ALL_REDUCE: 1, ALL_GATHER: 1},
+        lambda layout: (
+            {ALL_GATHER: 2, REDUCE_SCATTER: 1}
+            if layout.sequence_parallel
+            else {ALL_REDUCE: 1, ALL_GATHER: 1}
+        ),
     ),
     Case(
         "row",
@@ -109,9 +111,11 @@ CASES = [
         (array(B, T, F),),
         lambda form: (P(Axis.DP, Axis.CP, Axis.TP),),
         residual_spec,
-        lambda layout: {REDUCE_SCATTER: 1, ALL_GATHER: 1, ALL_REDUCE: 1}
-        if layout.sequence_parallel
-        else {ALL_REDUCE: 1},
+        lambda layout: (
+            {REDUCE_SCATTER: 1, ALL_GATHER: 1, ALL_REDUCE: 1}
+            if layout.sequence_parallel
+            else {ALL_REDUCE: 1}
+        ),
     ),
     Case(
         "row, whole input, no bias",
@@ -121,9 +125,11 @@ CASES = [
         (array(B, T, N, H),),
         lambda form: (P(Axis.DP, Axis.CP),),
         residual_spec,
-        lambda layout: {REDUCE_SCATTER: 1, ALL_GATHER: 2}
-        if layout.sequence_parallel
-        else {ALL_REDUCE: 1, ALL_GATHER: 1},
+        lambda layout: (
+            {REDUCE_SCATTER: 1, ALL_GATHER: 2}
+            if layout.sequence_parallel
+            else {ALL_REDUCE: 1, ALL_GATHER: 1}
+        ),
     ),
     Case(
         "norm",
@@ -173,9 +179,9 @@ CASES = [
         (TOKENS,),
         lambda form: (TOKEN_SPEC,),
         residual_spec,
-        lambda layout: {REDUCE_SCATTER: 1, ALL_GATHER: 1}
-        if layout.sequence_parallel
-        else {ALL_REDUCE: 1},
+        lambda layout: (
+            {REDUCE_SCATTER: 1, ALL_GATHER: 1} if layout.sequence_parallel else {ALL_REDUCE: 1}
+        ),
         lambda layer, tokens: layer(tokens, layer.table.dtype),
     ),
     Case(
@@ -193,9 +199,11 @@ CASES = [
         (array(B, T, D), TOKENS),
         lambda form: (residual_spec(form), TOKEN_SPEC),
         lambda form: TOKEN_SPEC,
-        lambda layout: {ALL_REDUCE: 2, ALL_GATHER: 1, REDUCE_SCATTER: 1}
-        if layout.sequence_parallel
-        else {ALL_REDUCE: 3},
+        lambda layout: (
+            {ALL_REDUCE: 2, ALL_GATHER: 1, REDUCE_SCATTER: 1}
+            if layout.sequence_parallel
+            else {ALL_REDUCE: 3}
+        ),
         lambda layer, x, targets: vocab_parallel_cross_entropy(
             layer.logits(x), targets, layer.form, V
         ),

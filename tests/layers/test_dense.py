@@ -1,0 +1,93 @@
+"""Layers on one device against their formulas in numpy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from contract import run, starting_params
+from flax import nnx
+from test_contract import CASES, Case
+
+from jaxptd.layers.tensor_parallel import make_form
+from jaxptd.mesh import Layout
+
+
+def outcome(name: str) -> tuple[Case, np.ndarray]:
+    (case,) = (case for case in CASES if case.name == name)
+    with jax.enable_x64(True):
+        return case, run(case, Layout(), "float64").output
+
+
+def parameters(name: str) -> dict[str, np.ndarray]:
+    """The parameters that `run` uses."""
+    (case,) = (case for case in CASES if case.name == name)
+    with jax.enable_x64(True):
+        return {k: np.asarray(v) for k, v in starting_params(case, Layout(), "float64").items()}
+
+
+def norm(x, p, prefix=""):
+    centred = x - x.mean(-1, keepdims=True)
+    return (
+        centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * p[prefix + "w"]
+        + p[prefix + "b"]
+    )
+
+
+def gelu(x):
+    return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def attention(x, p, prefix=""):
+    q, k, v = (
+        np.einsum("BTD,DcNH->cBTNH", x, p[prefix + "qkv.w"]) + p[prefix + "qkv.b"][:, None, None]
+    )
+    s = np.einsum("BTNH,BSNH->BNTS", q, k) / np.sqrt(q.shape[-1])
+    e = np.where(np.tril(np.ones(s.shape[-2:])), np.exp(s), 0)
+    o = np.einsum("BNTS,BSNH->BTNH", e / e.sum(-1, keepdims=True), v)
+    return np.einsum("BTNH,NHD->BTD", o, p[prefix + "out.w"]) + p[prefix + "out.b"]
+
+
+def mlp(x, p, prefix=""):
+    h = gelu(x @ p[prefix + "up.w"] + p[prefix + "up.b"])
+    return h @ p[prefix + "down.w"] + p[prefix + "down.b"]
+
+
+def block(x, p):
+    x = x + attention(norm(x, p, "attention_norm."), p, "attention.")
+    return x + mlp(norm(x, p, "mlp_norm."), p, "mlp.")
+
+
+FORMULAS = {
+    "column": lambda p, x: x @ p["w"] + p["b"],
+    "column, gathered, no bias": lambda p, x: np.einsum("BTD,DcNH->BTcNH", x, p["w"]),
+    "row": lambda p, x: x @ p["w"] + p["b"],
+    "row, whole input, no bias": lambda p, x: np.einsum("BTNH,NHD->BTD", x, p["w"]),
+    "norm": lambda p, x: norm(x, p),
+    "mlp": lambda p, x: mlp(x, p),
+    "attention, dropout 0.0": lambda p, x, *_: attention(x, p),
+    "block, dropout 0.0": lambda p, x, *_: block(x, p),
+    "embedding": lambda p, tokens: p["table"][tokens],
+    "positions": lambda p, x, positions: x * p["table"][positions],
+}
+
+
+def test_every_layer_is_its_formula() -> None:
+    for name, formula in FORMULAS.items():
+        case, found = outcome(name)
+        inputs = [x.astype(np.float64) if x.dtype == np.float32 else x for x in case.inputs]
+        np.testing.assert_allclose(
+            found, formula(parameters(name), *inputs), rtol=1e-10, atol=1e-12, err_msg=name
+        )
+
+
+def test_every_case_has_a_formula_or_a_test_of_its_own() -> None:
+    elsewhere = {"output layer and loss", "attention, dropout 0.3", "block, dropout 0.3"}
+    assert {case.name for case in CASES} == elsewhere | set(FORMULAS)
+
+
+def test_norm_in_bfloat16_computes_in_float32() -> None:
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 4, 16)) + 100, jnp.bfloat16)
+    (case,) = (case for case in CASES if case.name == "norm")
+    found = case.make(make_form(Layout()), nnx.Rngs(0))(x)
+    assert found.dtype == jnp.bfloat16
+    want = norm(np.asarray(x, np.float64), {"w": 1.0, "b": 0.0})
+    np.testing.assert_allclose(np.asarray(found, np.float64), want, atol=2**-7)

@@ -1,0 +1,77 @@
+"""Dropout: the right share, the same mask wherever a value lies, other masks elsewhere."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxptd.layers.dropout import Places, Site, dropout, fold, kept
+
+SEED = jnp.array([1, 2], jnp.uint32)
+
+
+def numbers(n: int) -> jax.Array:
+    return jnp.arange(n, dtype=jnp.int32)
+
+
+def mask(seed: jax.Array, rows: int, columns: int, rate: float) -> np.ndarray:
+    return np.asarray(kept(seed, numbers(rows)[:, None], numbers(columns), rate))
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_the_share_kept_is_one_minus_the_rate(rate: float) -> None:
+    keep = mask(SEED, 1000, 1000, rate)
+    deviation = (rate * (1 - rate) / keep.size) ** 0.5
+    assert abs(keep.mean() - (1 - rate)) < 4 * deviation
+    for axis in (0, 1):  # no row or column is favoured
+        spread = keep.mean(axis).std() / (rate * (1 - rate) / 1000) ** 0.5
+        assert 0.9 < spread < 1.1
+
+
+@pytest.mark.parametrize("shift", [(0, 1), (1, 0), (1, 1), (0, 2), (16, 0), (0, 256)])
+def test_neighbours_are_independent(shift: tuple[int, int]) -> None:
+    keep = mask(SEED, 1000, 1000, 0.5).astype(float) - 0.5
+    other = np.roll(keep, shift, (0, 1))
+    assert abs((keep * other).mean()) < 4 * 0.25 / 1000
+
+
+@pytest.mark.parametrize("other", [(1, 3), (2, 2), (2, 1)])
+def test_seeds_layers_and_sites_have_masks_of_their_own(other: tuple[int, int]) -> None:
+    keep = mask(SEED, 300, 300, 0.5)
+    for seed in (jnp.array(other, jnp.uint32), fold(SEED, *other)):
+        agreement = (keep == mask(seed, 300, 300, 0.5)).mean()
+        assert abs(agreement - 0.5) < 4 * 0.5 / 300
+
+
+def test_a_value_is_dropped_the_same_wherever_it_lies() -> None:
+    places = Places(numbers(6), numbers(8), SEED)
+    x_BTD = jnp.ones((6, 8, 10))
+    whole = np.asarray(dropout(x_BTD, places, numbers(10), 0.4))
+    assert 0 < (whole == 0).mean() < 1
+    part = Places(numbers(6)[3:5], numbers(8)[4:], SEED)
+    piece = np.asarray(dropout(x_BTD[3:5, 4:, 5:], part, numbers(10)[5:], 0.4))
+    np.testing.assert_array_equal(piece, whole[3:5, 4:, 5:])
+
+
+def test_what_stays_is_scaled_and_the_gradient_is_the_same_mask() -> None:
+    places = Places(numbers(2), numbers(8), SEED)
+    x_BTD = jnp.full((2, 8, 16), 3.0)
+    y, back = jax.vjp(lambda x: dropout(x, places, numbers(16), 0.25), x_BTD)
+    keep = np.asarray(y) != 0
+    np.testing.assert_allclose(np.asarray(y)[keep], 4.0)
+    np.testing.assert_allclose(np.asarray(back(jnp.ones_like(y))[0]), keep / 0.75, rtol=1e-6)
+
+
+def test_no_seed_or_no_rate_drops_nothing() -> None:
+    x_BTD = jnp.ones((2, 8, 16))
+    places = Places(numbers(2), numbers(8), None)
+    assert dropout(x_BTD, places, numbers(16), 0.5) is x_BTD
+    assert places.at(1, Site.MLP_OUTPUT) is places
+    assert dropout(x_BTD, places._replace(seed=SEED), numbers(16), 0.0) is x_BTD
+
+
+def test_the_mask_is_not_kept_for_backward() -> None:
+    places = Places(numbers(2), numbers(8), SEED)
+    _, back = jax.vjp(lambda x: dropout(x, places, numbers(16), 0.25), jnp.ones((2, 8, 16)))
+    saved = [x.shape for x in jax.tree.leaves(back) if hasattr(x, "shape")]
+    assert (2, 8, 16) not in saved

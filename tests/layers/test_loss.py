@@ -1,0 +1,108 @@
+"""Cross-entropy over a cut vocabulary against the dense formula in numpy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from jaxptd.layers.loss import vocab_parallel_cross_entropy
+from jaxptd.layers.tensor_parallel import make_form
+from jaxptd.mesh import Axis, Layout, make_mesh
+
+B, T = 2, 3
+SPEC = P(None, None, Axis.TP)
+
+
+def dense(logits: np.ndarray, targets: np.ndarray, weights: np.ndarray):
+    """Loss of each token, and the gradient of their weighted sum."""
+    wide = logits.astype(np.float64)
+    wide = wide - wide.max(-1, keepdims=True)
+    softmax = np.exp(wide) / np.exp(wide).sum(-1, keepdims=True)
+    one_hot = np.eye(logits.shape[-1])[targets]
+    return -np.log((softmax * one_hot).sum(-1)), (softmax - one_hot) * weights[..., None]
+
+
+def run(logits: np.ndarray, targets: np.ndarray, weights: np.ndarray, *, tp: int, vocab_size: int):
+    layout = Layout(tp=tp)
+    form = make_form(layout)
+
+    def body(logits, targets, weights):
+        loss = vocab_parallel_cross_entropy(logits, targets, form, vocab_size)
+        back = jax.grad(
+            lambda x: jnp.sum(vocab_parallel_cross_entropy(x, targets, form, vocab_size) * weights)
+        )
+        return loss, back(logits)
+
+    mapped = jax.shard_map(
+        body,
+        mesh=make_mesh(layout),
+        in_specs=(SPEC, P(), P()),
+        out_specs=(P(), SPEC),
+        check_vma=True,
+    )
+    return [np.asarray(x) for x in jax.jit(mapped)(logits, targets, weights)]
+
+
+@pytest.mark.parametrize(
+    ("tp", "vocab_size", "held"), [(1, 13, 13), (4, 16, 16), (4, 13, 16), (8, 13, 24)]
+)
+def test_value_and_gradient_are_the_dense_ones(tp: int, vocab_size: int, held: int) -> None:
+    rng = np.random.default_rng(0)
+    logits = 20 * rng.standard_normal((B, T, held)).astype(np.float32)
+    logits[..., vocab_size:] = 1e4  # padding that would win every softmax if it took part
+    targets = rng.integers(0, vocab_size, (B, T)).astype(np.int32)
+    weights = rng.standard_normal((B, T)).astype(np.float32)
+    loss, d_logits = run(logits, targets, weights, tp=tp, vocab_size=vocab_size)
+    want, d_want = dense(logits[..., :vocab_size], targets, weights)
+    np.testing.assert_allclose(loss, want, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(d_logits[..., :vocab_size], d_want, atol=2e-6)
+    assert (d_logits[..., vocab_size:] == 0).all()
+
+
+def test_bfloat16_logits_get_float32_losses_and_bfloat16_gradients() -> None:
+    logits = jnp.asarray(np.random.default_rng(1).standard_normal((B, T, 8)), jnp.bfloat16)
+    targets, weights = np.zeros((B, T), np.int32), np.ones((B, T), np.float32)
+    loss, d_logits = run(logits, targets, weights, tp=2, vocab_size=8)
+    want, d_want = dense(np.asarray(logits, np.float32), targets, weights)
+    assert loss.dtype == np.float32
+    assert d_logits.dtype == jnp.bfloat16
+    np.testing.assert_allclose(loss, want, rtol=1e-5)
+    np.testing.assert_allclose(d_logits.astype(np.float32), d_want, atol=2**-8)
+
+
+def test_an_ignored_target_leaves_the_gradient_to_the_weights() -> None:
+    logits = np.zeros((1, 2, 8), np.float32)
+    targets, weights = np.array([[-1, 3]], np.int32), np.array([[0, 1]], np.float32)
+    _, d_logits = run(logits, targets, weights, tp=2, vocab_size=8)
+    assert (d_logits[0, 0] == 0).all()
+    assert d_logits[0, 1, 3] == pytest.approx(1 / 8 - 1)
+
+
+@pytest.mark.parametrize("tp", [2, 8])
+def test_no_device_makes_the_whole_vocabulary_and_nothing_is_scattered(tp: int) -> None:
+    vocab = 64
+    form = make_form(Layout(tp=tp))
+    back = jax.grad(
+        lambda x, t: jnp.sum(vocab_parallel_cross_entropy(x, t, form, vocab)),
+    )
+    mapped = jax.shard_map(
+        back, mesh=make_mesh(Layout(tp=tp)), in_specs=(SPEC, P()), out_specs=SPEC, check_vma=True
+    )
+    logits, targets = np.zeros((B, T, vocab), np.float32), np.zeros((B, T), np.int32)
+    (on_mesh,) = jax.make_jaxpr(mapped)(logits, targets).eqns
+    made = list(equations(on_mesh.params["jaxpr"]))
+    shapes = {v.aval.shape for equation in made for v in equation.outvars}
+    assert (B, T, vocab // tp) in shapes
+    assert (B, T, vocab) not in shapes
+    assert not [equation for equation in made if "scatter" in equation.primitive.name]
+
+
+def equations(jaxpr):
+    """Every equation of a jaxpr and of those inside it."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for value in equation.params.values():
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from equations(inner)

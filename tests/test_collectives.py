@@ -1,0 +1,174 @@
+"""Each collective's value, and its backward against the hand-derived one."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import Array
+from jax.sharding import PartitionSpec as P
+
+from jaxptd import collectives
+from jaxptd.collectives import as_varying, varying_axes
+from jaxptd.comms import collectives_of
+from jaxptd.formulas import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from jaxptd.mesh import Axis, Layout, make_mesh
+
+N = 4
+MESH = make_mesh(Layout(dp=2, tp=N))
+WHOLE, CUT = P(), P(None, None, Axis.TP)
+SEQUENCE = P(None, Axis.TP)
+
+
+def on_mesh(fn: Callable, ins, outs) -> Callable:
+    return jax.jit(jax.shard_map(fn, mesh=MESH, in_specs=ins, out_specs=outs, check_vma=True))
+
+
+def array(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+X, DY = array(2, 8, 12), array(2, 8, 12, seed=1)
+
+
+def copy(x: Array) -> Array:
+    return collectives.copy_to(x, Axis.TP)
+
+
+def reduce(x: Array) -> Array:
+    return collectives.reduce_from(x, Axis.TP)
+
+
+def backward(fn: Callable) -> Callable:
+    """(x, dy) -> dx."""
+    return lambda x, dy: jax.vjp(fn, x)[1](dy)[0]
+
+
+# (function, spec of x, spec of y, value, dx of dy): value and dx written by hand, on whole arrays.
+# Blocks along tp of a whole array are its n parts; a stack of n arrays stands for one a device.
+SPLIT = [
+    pytest.param(lambda x: collectives.scatter_to(x, Axis.TP), WHOLE, CUT, X, DY, id="scatter_to"),
+    pytest.param(
+        lambda x: collectives.gather_from(x, Axis.TP), CUT, WHOLE, X, DY, id="gather_from"
+    ),
+    pytest.param(
+        lambda x: collectives.scatter_to(x, Axis.TP, 1), WHOLE, SEQUENCE, X, DY, id="scatter_T"
+    ),
+    pytest.param(
+        lambda x: collectives.gather_from(x, Axis.TP, 1), SEQUENCE, WHOLE, X, DY, id="gather_T"
+    ),
+]
+
+
+@pytest.mark.parametrize(("fn", "spec_x", "spec_y", "y", "dx"), SPLIT)
+def test_split_and_gather_keep_the_whole_array(fn, spec_x, spec_y, y, dx) -> None:
+    np.testing.assert_array_equal(on_mesh(fn, spec_x, spec_y)(X), y)
+    np.testing.assert_array_equal(on_mesh(backward(fn), (spec_x, spec_y), spec_x)(X, DY), dx)
+
+
+PER_DEVICE = P(Axis.TP)  # leading dim: one array for each device along tp
+
+
+def unstack(fn: Callable) -> Callable:
+    """`fn` on the one array that this device has of a stack."""
+    return lambda x, *rest: fn(x[0], *(r[0] if r.ndim == x.ndim else r for r in rest))
+
+
+def test_copy_to_is_the_identity_and_sums_gradients() -> None:
+    dy = array(N, 2, 8, seed=2)  # every device makes something else of its copy
+    y = on_mesh(lambda x: copy(x)[None], WHOLE, PER_DEVICE)(X[0, 0])
+    np.testing.assert_array_equal(y, np.broadcast_to(X[0, 0], (N, 12)))
+    dx = on_mesh(lambda x, dy: backward(copy)(x, dy[0]), (WHOLE, PER_DEVICE), WHOLE)(
+        X[0, :2, :8], dy
+    )
+    np.testing.assert_allclose(dx, dy.sum(0), rtol=1e-6)
+
+
+def test_reduce_from_sums_and_hands_gradients_through() -> None:
+    x, dy = array(N, 2, 8), array(2, 8, seed=3)
+    np.testing.assert_allclose(
+        on_mesh(lambda x: reduce(x[0]), PER_DEVICE, WHOLE)(x), x.sum(0), rtol=1e-5, atol=1e-6
+    )
+    dx = on_mesh(lambda x, dy: backward(reduce)(x[0], dy)[None], (PER_DEVICE, WHOLE), PER_DEVICE)(
+        x, dy
+    )
+    np.testing.assert_array_equal(dx, np.broadcast_to(dy, (N, 2, 8)))
+
+
+def test_all_gather_of_the_sequence_and_its_reduce_scatter_backward() -> None:
+    dy = array(N, 2, 8, 12, seed=4)
+    gather = lambda x: collectives.all_gather(x, Axis.TP)  # noqa: E731
+    y = on_mesh(lambda x: gather(x)[None], SEQUENCE, PER_DEVICE)(X)
+    np.testing.assert_array_equal(y, np.broadcast_to(X, (N, *X.shape)))
+    dx = on_mesh(lambda x, dy: backward(gather)(x, dy[0]), (SEQUENCE, PER_DEVICE), SEQUENCE)(X, dy)
+    np.testing.assert_allclose(dx, dy.sum(0), rtol=1e-5, atol=1e-6)
+
+
+def test_reduce_scatter_of_the_sequence_and_its_all_gather_backward() -> None:
+    x = array(N, 2, 8, 12)
+    scatter = lambda x: collectives.reduce_scatter(x, Axis.TP)  # noqa: E731
+    y = on_mesh(lambda x: scatter(x[0]), PER_DEVICE, SEQUENCE)(x)
+    np.testing.assert_allclose(y, x.sum(0), rtol=1e-5, atol=1e-6)
+    dx = on_mesh(
+        lambda x, dy: backward(scatter)(x[0], dy)[None], (PER_DEVICE, SEQUENCE), PER_DEVICE
+    )(x, DY)
+    np.testing.assert_array_equal(dx, np.broadcast_to(DY, x.shape))
+
+
+MOVES = [
+    pytest.param(copy, WHOLE, CUT, [], [ALL_REDUCE], id="copy_to"),
+    pytest.param(reduce, CUT, WHOLE, [ALL_REDUCE], [], id="reduce_from"),
+    pytest.param(
+        lambda x: collectives.scatter_to(x, Axis.TP), WHOLE, CUT, [], [ALL_GATHER], id="scatter_to"
+    ),
+    pytest.param(
+        lambda x: collectives.gather_from(x, Axis.TP), CUT, WHOLE, [ALL_GATHER], [], id="gather"
+    ),
+    pytest.param(
+        lambda x: collectives.all_gather(x, Axis.TP),
+        SEQUENCE,
+        CUT,
+        [ALL_GATHER],
+        [REDUCE_SCATTER],
+        id="all_gather",
+    ),
+    pytest.param(
+        lambda x: collectives.reduce_scatter(x, Axis.TP),
+        CUT,
+        SEQUENCE,
+        [REDUCE_SCATTER],
+        [ALL_GATHER],
+        id="reduce_scatter",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fn", "spec_x", "spec_y", "forward", "back"), MOVES)
+def test_what_moves_is_what_the_table_says(fn, spec_x, spec_y, forward, back) -> None:
+    """Forward and backward each, from the traced program: the module docstring's table."""
+    trace = on_mesh(fn, spec_x, spec_y).trace(X)
+    assert [c.kind for c in collectives_of(trace.jaxpr, MESH)] == forward
+    dy = jnp.zeros(jax.eval_shape(on_mesh(fn, spec_x, spec_y), X).shape)
+    only_back = on_mesh(lambda x, dy: jax.linear_transpose(fn, x)(dy)[0], (spec_x, spec_y), spec_x)
+    if fn is not MOVES[2].values[0]:  # a custom_vjp has no linear transpose
+        assert [c.kind for c in collectives_of(only_back.trace(X, dy).jaxpr, MESH)] == back
+    else:
+        trace = on_mesh(backward(fn), (spec_x, spec_y), spec_x).trace(X, dy)
+        assert [c.kind for c in collectives_of(trace.jaxpr, MESH)] == back
+
+
+def test_as_varying_adds_only_what_is_missing() -> None:
+    def body(x: Array) -> Array:
+        assert varying_axes(x) == {"dp"}
+        y = as_varying(x, [Axis.DP, Axis.TP])
+        assert varying_axes(y) == {"dp", "tp"}
+        assert as_varying(y, [Axis.TP]) is y
+        return y
+
+    on_mesh(body, P(Axis.DP), P((Axis.DP, Axis.TP)))(np.zeros((2, 3), np.float32))
+
+
+def test_a_block_that_does_not_split_is_an_error_with_the_numbers() -> None:
+    with pytest.raises(ValueError, match="does not split over tp=4"):
+        on_mesh(lambda x: collectives.own_block(x, Axis.TP, 0), WHOLE, P(Axis.TP))(np.zeros((6, 2)))

@@ -1,0 +1,177 @@
+"""Counted collectives: the jaxpr's, the compiled program's and the formula's are the same."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from jaxptd import comms
+from jaxptd.collectives import as_varying
+from jaxptd.formulas import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Collective, expected
+from jaxptd.hlo import collectives_from_hlo
+from jaxptd.mesh import Axis, Layout, make_mesh
+
+B_T_D = 4 * 8 * 16 * 4  # bytes of a device's x[B/dp, T, D] in float32, with dp=2
+
+
+def by_kind(collectives: list[Collective]) -> dict[str, tuple[int, int]]:
+    return {c.kind: (c.count, c.bytes) for c in collectives if c.axes == ("tp",)}
+
+
+@pytest.mark.parametrize("remat", ["none", "attention"])
+def test_a_layer_makes_four_all_reduces(remat: str) -> None:
+    program = tiny.program(Layout(dp=2, tp=4), micro_batches=1, remat=remat)
+    assert by_kind(comms.per_layer(program)) == {ALL_REDUCE: (4, 4 * B_T_D)}
+
+
+def test_a_layer_makes_four_gathers_and_four_scatters_under_sequence_parallelism() -> None:
+    program = tiny.program(tiny.SEQUENCE_PARALLEL, micro_batches=1)
+    four = (4, 4 * B_T_D)
+    assert by_kind(comms.per_layer(program)) == {ALL_GATHER: four, REDUCE_SCATTER: four}
+
+
+MATRIX = [
+    (layout, choice)
+    for layout in (Layout(), Layout(dp=4), Layout(tp=4), Layout(dp=2, tp=4), tiny.SEQUENCE_PARALLEL)
+    for choice in ({}, {"remat": "full"}, {"remat": "dots"}, {"micro_batches": 1})
+    if layout.num_devices > 1 or not choice
+]
+
+
+@pytest.mark.parametrize(("layout", "choice"), MATRIX, ids=str)
+def test_the_jaxpr_moves_what_the_formula_says(layout: Layout, choice: dict) -> None:
+    program = tiny.program(layout, **choice)
+    formula = comms.add_up(expected(program.config, program.infos))
+    assert comms.subtract(comms.count(program), formula) == []
+
+
+@pytest.mark.parametrize("choice", [{}, {"scan_layers": False, "remat": "dots"}], ids=str)
+@pytest.mark.parametrize("layout", [Layout(dp=2, tp=4), tiny.SEQUENCE_PARALLEL], ids=str)
+def test_the_compiled_program_moves_the_same_bytes(layout: Layout, choice: dict) -> None:
+    """XLA may merge reductions into one: the counts differ then, the bytes do not."""
+    program = tiny.program(layout, **choice)
+    found = {(c.kind, c.axes): c.bytes for c in comms.count_compiled(program)}
+    assert found == {(c.kind, c.axes): c.bytes for c in comms.count(program)}
+
+
+def test_gradients_are_one_message_in_the_compiled_program() -> None:
+    """Over dp, and with sequence parallelism one more, over dp and tp, for norms and biases."""
+    found = {
+        (c.kind, c.axes): c.count
+        for c in comms.count_compiled(tiny.program(tiny.SEQUENCE_PARALLEL))
+    }
+    assert found[ALL_REDUCE, ("dp", "tp")] == 1
+    assert found[ALL_REDUCE, ("dp",)] == 2  # the count of targets comes before, alone
+
+
+def test_loops_count_as_often_as_they_run_and_size_one_axes_not_at_all() -> None:
+    mesh = make_mesh(Layout(dp=2))
+
+    def body(x):
+        add = lambda carry, _: (lax.psum(carry, Axis.DP) * x, None)  # noqa: E731
+        looped = lax.scan(add, x, None, length=5)[0]
+        alone = lax.psum(as_varying(jnp.ones(3), [Axis.TP]), Axis.TP)
+        return lax.psum(looped, Axis.DP) + x + alone
+
+    mapped = jax.shard_map(
+        body, mesh=mesh, in_specs=P(Axis.DP), out_specs=P(Axis.DP), check_vma=True
+    )
+    traced = jax.jit(mapped).trace(jnp.zeros((4, 3)))
+    want = [Collective(ALL_REDUCE, ("dp",), 6, 6 * 2 * 3 * 4)]
+    assert comms.collectives_of(traced.jaxpr, mesh) == want
+    text = traced.lower().compile().as_text()
+    assert comms.add_up(collectives_from_hlo(text, dict(mesh.shape))) == want
+
+
+def test_a_loop_of_unknown_length_is_an_error() -> None:
+    mesh = make_mesh(Layout(dp=2))
+
+    def body(x):
+        return lax.while_loop(lambda x: x.sum() < 9, lambda x: lax.psum(x, Axis.DP), x)
+
+    mapped = jax.shard_map(body, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=True)
+    with pytest.raises(ValueError, match="while loop"):
+        comms.collectives_of(jax.make_jaxpr(mapped)(jnp.ones(3)), mesh)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sent"),
+    [(ALL_REDUCE, 150), (ALL_GATHER, 75), (REDUCE_SCATTER, 75), ("collective-permute", 100)],
+)
+def test_bytes_that_a_ring_sends(kind: str, sent: int) -> None:
+    assert Collective(kind, ("tp",), 1, 100).wire_bytes({"tp": 4, "dp": 2}) == sent
+
+
+HLO = [
+    (
+        "%a = f32[8,4]{1,0} all-gather(%p), replica_groups=[2,4]<=[8], dimensions={0}",
+        ALL_GATHER,
+        ("tp",),
+        128,
+    ),
+    (
+        "%a = bf16[8]{0} all-reduce(%p), replica_groups=[4,2]<=[2,4]T(1,0), to_apply=%add",
+        ALL_REDUCE,
+        ("dp",),
+        16,
+    ),
+    (
+        "%a = (f32[2]{0}, f32[3]{0}) all-reduce(%p, %q), replica_groups={{0,1,2,3,4,5,6,7}}",
+        ALL_REDUCE,
+        ("dp", "tp"),
+        20,
+    ),
+    (
+        "%a = f32[2]{0} reduce-scatter(%p), replica_groups={{0,1,2,3},{4,5,6,7}}, dimensions={0}",
+        REDUCE_SCATTER,
+        ("tp",),
+        32,
+    ),
+    (
+        "%a = (f32[2]{0}, f32[8]{0}) all-gather-start(%p), replica_groups=[2,4]<=[8]",
+        ALL_GATHER,
+        ("tp",),
+        32,
+    ),
+    (
+        "%a = f32[2]{0} all-reduce(%p), replica_groups=mesh['dp'=2,'tp'=4] {'tp'}, to_apply=%add",
+        ALL_REDUCE,
+        ("tp",),
+        8,
+    ),
+    (
+        "%a = (f32[2]{0}, f32[2]{0}, u32[], u32[]) collective-permute-start(%p), "
+        "source_target_pairs={{0,4},{4,0}}",
+        "collective-permute",
+        ("dp",),
+        8,
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "kind", "axes", "size"), HLO)
+def test_spellings_of_hlo(line: str, kind: str, axes: tuple, size: int) -> None:
+    text = f"HloModule m\n\nENTRY %main (p: f32[]) -> f32[] {{\n  {line}\n}}\n"
+    assert list(collectives_from_hlo(text, {"dp": 2, "tp": 4})) == [Collective(kind, axes, 1, size)]
+
+
+def test_groups_of_one_device_are_left_out() -> None:
+    line = "%a = f32[2]{0} all-reduce(%p), replica_groups=[8,1]<=[8]"
+    text = f"HloModule m\n\nENTRY %main () -> f32[] {{\n  {line}\n}}\n"
+    assert list(collectives_from_hlo(text, {"dp": 2, "tp": 4})) == []
+
+
+def test_the_command_prints_json(capsys) -> None:
+    options = [f"--model.{k}={v}" for k, v in vars(tiny.MODEL).items() if v is not None]
+    assert comms.main([*options, "--layout.dp=2", "--layout.tp=4", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["mesh"] == {"pp": 1, "dp": 2, "cp": 1, "row": 1, "col": 1, "tp": 4}
+    assert found["jaxpr"] == found["formula"]
+    rows = {(r["kind"], *r["axes"]): r for r in found["jaxpr"]}
+    assert rows[ALL_REDUCE, "tp"]["wire_bytes"] == rows[ALL_REDUCE, "tp"]["bytes"] * 3 // 2
+    assert np.sum([r["count"] for r in found["per_layer"]]) == 4

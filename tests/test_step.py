@@ -1,0 +1,150 @@
+"""The step: one model whatever the layout's choices, one reduction, padding that stays zero."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from contract import relative
+
+from jaxptd.comms import collectives_of
+from jaxptd.errors import UserError
+from jaxptd.mesh import Layout
+
+
+def gradients(program) -> tuple[float, dict[str, np.ndarray]]:
+    """Loss and canonical gradients of the first step."""
+    _, metrics, grads = program.step_with_gradients(program.init_state(), tiny.batch())
+    return float(metrics["loss"]), jax.tree.map(np.asarray, program.blueprint.canonical(grads))
+
+
+REFERENCE = gradients(tiny.program(Layout(), dropout=0.1))
+
+CHOICES = [
+    {"remat": "full"},
+    {"remat": "dots"},
+    {"remat": "attention"},
+    {"scan_layers": False},
+    {"scan_layers": False, "remat": "dots"},
+    {"micro_batches": 1},
+    {"micro_batches": 4},
+]
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_how_it_is_computed_does_not_change_what_is_computed(choice: dict) -> None:
+    layout = tiny.SEQUENCE_PARALLEL
+    loss, grads = gradients(tiny.program(layout, dropout=0.1, **choice))
+    assert loss == pytest.approx(REFERENCE[0], rel=1e-6)
+    assert {name: relative(grads[name], want) for name, want in REFERENCE[1].items()} == {
+        name: pytest.approx(0, abs=1e-6) for name in grads
+    }
+
+
+def test_an_output_layer_of_its_own_has_its_own_gradient() -> None:
+    one, cut = (
+        gradients(tiny.program(layout, tie_embeddings=False))
+        for layout in (Layout(), tiny.SEQUENCE_PARALLEL)
+    )
+    assert one[1]["head.table"].shape == (tiny.VOCAB, 16)
+    assert relative(one[1]["head.table"], one[1]["tokens.table"]) > 0.1
+    for name, want in one[1].items():
+        assert relative(cut[1][name], want) <= 1e-6, name
+
+
+def test_bfloat16_keeps_float32_masters_and_sums() -> None:
+    program = tiny.program(tiny.SEQUENCE_PARALLEL, dtype="bfloat16")
+    state, metrics, grads = program.step_with_gradients(program.init_state(), tiny.batch())
+    kept = (*state["params"].values(), *grads.values(), *jax.tree.leaves(state["optimizer"])[1:])
+    assert {x.dtype for x in kept} == {jnp.dtype("float32")}
+    assert float(metrics["loss"]) == pytest.approx(REFERENCE[0], rel=0.02)
+    reduced = [
+        v.aval.dtype
+        for equation in equations(
+            program.train_step.trace(program.abstract_state, program.abstract_batch).jaxpr
+        )
+        if equation.primitive.name == "psum_invariant" and "dp" in equation.params["axes"]
+        for v in equation.invars
+    ]
+    assert reduced.count(jnp.dtype("float32")) >= len(grads)
+    assert jnp.dtype("bfloat16") not in reduced
+
+
+def equations(jaxpr):
+    """Every equation of a jaxpr and of those inside it."""
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        yield equation
+        for value in equation.params.values():
+            for item in value if isinstance(value, (tuple, list)) else (value,):
+                item = getattr(item, "jaxpr", item)
+                if hasattr(item, "eqns"):
+                    yield from equations(item)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_gradients_are_reduced_once_whatever_the_micro_batches(micro_batches: int) -> None:
+    program = tiny.program(Layout(dp=2, tp=4), micro_batches=micro_batches)
+    traced = program.train_step.trace(program.abstract_state, program.abstract_batch)
+    (over_dp,) = (c for c in collectives_of(traced.jaxpr, program.mesh) if c.axes == ("dp",))
+    blocks = sum(
+        np.prod(x.sharding.shard_shape(x.shape)) for x in program.abstract_state["params"].values()
+    )
+    assert over_dp.bytes == 4 * blocks + 4 + 4  # the gradients, the count of targets, the loss
+
+
+def test_targets_that_count_for_nothing_leave_the_mean_of_the_others() -> None:
+    """Unevenly many on the devices: a mean of means would be another number."""
+    batch = tiny.batch()
+    targets = batch["targets"].copy()
+    targets[:3] = -1
+    targets[3, 2:] = -1
+    losses = []
+    for layout in (Layout(), Layout(dp=4), tiny.SEQUENCE_PARALLEL):
+        program = tiny.program(layout)
+        _, metrics = program.train_step(program.init_state(), {**batch, "targets": targets})
+        losses.append(float(metrics["loss"]))
+    program = tiny.program(Layout())
+    part = program.eval_step(program.init_state()["params"], {**batch, "targets": targets})
+    assert int(part["tokens"]) == (targets >= 0).sum()
+    assert losses == pytest.approx([float(part["loss_sum"]) / int(part["tokens"])] * 3, rel=1e-6)
+
+
+def test_dropout_differs_from_step_to_step_and_is_off_in_evaluation() -> None:
+    program = tiny.program(Layout(), dropout=0.5)
+    state = program.init_state()
+    first = program.step_with_gradients(state, tiny.batch())[1]["loss"]
+    later = {**state, "step": jnp.int32(1)}
+    assert float(first) != float(program.step_with_gradients(later, tiny.batch())[1]["loss"])
+    sure = tiny.program(Layout()).eval_step(state["params"], tiny.batch())
+    assert float(program.eval_step(state["params"], tiny.batch())["loss_sum"]) == float(
+        sure["loss_sum"]
+    )
+
+
+@pytest.mark.parametrize("layout", [Layout(tp=2), Layout(tp=4), Layout(dp=4)], ids=str)
+def test_every_layout_starts_from_the_same_bits(layout: Layout) -> None:
+    def start(layout: Layout) -> dict[str, np.ndarray]:
+        program = tiny.program(layout)
+        return program.blueprint.canonical(program.init_state()["params"])
+
+    for name, want in start(Layout()).items():
+        np.testing.assert_array_equal(start(layout)[name], want, err_msg=name)
+
+
+def test_initial_weights_are_normal() -> None:
+    """GPT-2's 0.02, smaller where a product ends in the residual stream; norms one, biases zero."""
+    program = tiny.program(Layout(), hidden_size=64, seq_length=64, vocab_size=500)
+    params = program.init_state()["params"]
+    table = np.asarray(params["tokens.table"]) / 0.02
+    assert table.std() == pytest.approx(1, abs=0.02)
+    assert (np.abs(table) > 1.96).mean() == pytest.approx(0.05, abs=0.005)
+    assert np.asarray(params["blocks.mlp.down.w"]).std() == pytest.approx(0.01, abs=3e-4)
+    assert (np.asarray(params["norm.w"]) == 1).all()
+    assert (np.asarray(params["blocks.mlp.up.b"]) == 0).all()
+    one, other = np.asarray(params["blocks.mlp.up.w"])
+    assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 0.05
+
+
+def test_cudnn_on_a_machine_without_it_is_an_error_that_names_the_alternative() -> None:
+    with pytest.raises(UserError, match=r"model\.attention=cudnn: .*use model\.attention=xla"):
+        _ = tiny.program(Layout(), attention="cudnn").model

@@ -1,0 +1,127 @@
+"""verify: equal layouts pass, broken ones are named."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from jax import lax
+
+from jaxptd import collectives, step, verify
+from jaxptd.layers import tensor_parallel
+from jaxptd.mesh import Axis, Layout
+
+DROPPED = {"dropout": 0.1}
+
+
+def report(layout: Layout, dtype: str = "float64", **model) -> verify.Report:
+    with jax.enable_x64(True):
+        return verify.verify(tiny.config(layout, **{**DROPPED, **model}), dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [Layout(dp=4), Layout(tp=4), tiny.SEQUENCE_PARALLEL],
+    ids=str,
+)
+def test_layouts_are_equal_to_one_device(layout: Layout) -> None:
+    double = report(layout)
+    assert double.wrong == []
+    assert double.worst_gradient <= 1e-12
+    assert "equal to one device in float64" in double.verdict
+    single = report(layout, "float32")
+    assert single.wrong == []
+    assert single.worst_gradient <= 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layout",
+    [Layout(tp=2), Layout(dp=2, tp=2), Layout(dp=2, tp=4), Layout(tp=2, sequence_parallel=True)],
+    ids=str,
+)
+@pytest.mark.parametrize("choice", [{}, {"scan_layers": False, "remat": "dots"}], ids=str)
+def test_more_layouts_are_equal_to_one_device(layout: Layout, choice: dict) -> None:
+    for dtype, limit in (("float64", 1e-12), ("float32", 1e-6)):
+        found = report(layout, dtype, **choice)
+        assert found.wrong == []
+        assert found.worst_gradient <= limit
+
+
+def form(layout: Layout, **changes):
+    return dataclasses.replace(tensor_parallel.make_form(layout), **changes)
+
+
+def wrong_block(x, axis, dim=1):
+    """A reduce-scatter that hands each device its neighbour's block."""
+    size = lax.axis_size(axis)
+    ring = [(i, (i + 1) % size) for i in range(size)]
+    return lax.ppermute(collectives.reduce_scatter(x, axis, dim), axis, ring)
+
+
+def summed_twice(x, axis):
+    return 2 * collectives.reduce_from(x, axis)
+
+
+BROKEN = [
+    pytest.param(Layout(tp=4), {"leave": summed_twice}, "loss", id="a sum made twice"),
+    pytest.param(
+        tiny.SEQUENCE_PARALLEL, {"leave": wrong_block}, "loss", id="a ring turned one further"
+    ),
+]
+
+
+@pytest.mark.parametrize(("layout", "changes", "first"), BROKEN)
+def test_a_broken_collective_is_found(monkeypatch, layout, changes, first) -> None:
+    broken = partial(lambda cut: form(cut, **changes) if cut.tp > 1 else form(cut))
+    monkeypatch.setattr(step, "make_form", broken)
+    found = report(layout)
+    assert found.wrong[0].name == first
+    assert "NOT equal" in found.verdict
+
+
+def test_an_owed_sum_that_is_not_made_cannot_even_be_traced(monkeypatch) -> None:
+    monkeypatch.setattr(step.Program, "_reduce", lambda self, grads: grads)
+    with pytest.raises(ValueError, match="varying|replicat"):
+        report(Layout(dp=2))
+
+
+def test_a_gradient_scaled_wrongly_is_named(monkeypatch) -> None:
+    """Only on the layout, only one tensor: the first wrong one is that."""
+    reduce = step.Program._reduce
+
+    def scaled(self, grads):
+        done = reduce(self, grads)
+        return {**done, "norm.b": done["norm.b"] * (1 + 1e-9 * (self.config.layout.dp > 1))}
+
+    monkeypatch.setattr(step.Program, "_reduce", scaled)
+    found = report(Layout(dp=2))
+    assert [row.name for row in found.wrong if row.what == "gradient"] == ["norm.b"]
+
+
+def test_an_update_that_its_gradient_does_not_explain_is_named(monkeypatch) -> None:
+    clip = step.clip
+
+    def lossy(grads, norm, limit):
+        done = clip(grads, norm, limit)
+        cut = lax.axis_size(Axis.DP) > 1
+        return {**done, "norm.w": -done["norm.w"]} if cut else done
+
+    monkeypatch.setattr(step, "clip", lossy)
+    found = report(Layout(dp=2))
+    assert [(row.name, row.what) for row in found.wrong] == [("norm.w", "parameter")]
+
+
+def test_not_a_number_is_not_equal() -> None:
+    assert not verify.Row("x", "gradient", float("nan"), 1.0).equal
+
+
+def test_rows_come_in_the_order_of_backward() -> None:
+    names = [row.name for row in report(Layout(dp=2)).rows if row.what == "gradient"]
+    assert names[0].startswith("norm")
+    assert names[-1] in ("tokens.table", "positions.table")
+    layers = [int(name.split(".")[1]) for name in names if name.startswith("blocks")]
+    assert layers == sorted(layers, reverse=True)
+    assert np.unique(layers).tolist() == [0, 1]
