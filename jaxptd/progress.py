@@ -17,6 +17,8 @@ from jaxptd.devices import peak_flops
 from jaxptd.errors import UserError
 from jaxptd.step import Program
 
+METRICS = ("loss", "grad_norm", "learning_rate")  # of a step, as a person wants to read them
+
 
 class Display:
     """Prints to `console`; the bar is there between `steps(...)` entered and left."""
@@ -107,15 +109,13 @@ class Meter:
 
     def wait(self) -> dict[str, float]:
         """Metrics of the newest step, once it has ended. Raises UserError if one is not finite."""
-        values = {name: float(value) for name, value in self._metrics.items()}
+        values = {name: float(self._metrics[name]) for name in METRICS if self._metrics}
         check_finite(self._step, values)
         return values
 
     def row(self) -> dict[str, Any]:
         """The newest step's line of metrics.jsonl; step_time is the mean since the last one."""
-        values = self.wait()
-        names = ("loss", "grad_norm", "learning_rate")
-        row = {"step": self._step, **{name: values[name] for name in names}, **self._speed()}
+        row = {"step": self._step, **self.wait(), **self._speed()}
         self.restart()
         return row
 

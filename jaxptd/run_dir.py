@@ -1,6 +1,7 @@
 """The run directory: the resolved config, and one line of metrics for each logged step."""
 
 import contextlib
+import errno
 import importlib.util
 import json
 import os
@@ -56,8 +57,11 @@ class RunDir:
     def check(self, config: Config) -> None:
         """Raises UserError if this directory holds another run, or one not to be resumed."""
         with _explained(self.path):
-            if self.path.exists() and not self.path.is_dir():
-                raise UserError(f"train.run_dir={self.path} is a file; name a directory")
+            there = next(each for each in (self.path, *self.path.parents) if each.exists())
+            if not there.is_dir():
+                raise UserError(f"train.run_dir={self.path}: {there} is a file; name a directory")
+            if not os.access(there, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             known, used = self._config.exists(), self.checkpoints.exists()
         if config.checkpoint.resume == "never" and (known or used):
             raise UserError(

@@ -149,19 +149,26 @@ def test_never_takes_a_directory_with_other_files(tmp_path):
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_a_file_is_refused(tmp_path):
-    (tmp_path / "run").write_text("a file")
-    with pytest.raises(UserError, match="run is a file; name a directory"):
-        RunDir(tmp_path / "run").check(config_with())
+@pytest.mark.parametrize("path", ["file", "file/run", "file/a/b"])
+def test_a_file_is_refused(tmp_path, path):
+    (tmp_path / "file").write_text("a file")
+    with pytest.raises(UserError, match="file is a file; name a directory"):
+        RunDir(tmp_path / path).check(config_with())
+
+
+def test_a_directory_that_cannot_be_written_is_found_before_anything_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
+    RunDir(tmp_path.parent / "other").check(config_with())
+    with pytest.raises(UserError, match="a/b: Permission denied; use a directory that can be"):
+        RunDir(tmp_path / "a" / "b").check(config_with())
 
 
 def test_a_path_the_system_refuses_is_one_line(tmp_path):
-    for path in (tmp_path / ("x" * 300), tmp_path / "file" / "run"):
-        (tmp_path / "file").touch()
-        with pytest.raises(UserError, match="use a directory that can be written"):
-            run = RunDir(path)
-            run.check(config_with())
-            run.open(config_with(), step=0)
+    run = RunDir(tmp_path / ("x" * 300))
+    with pytest.raises(UserError, match="use a directory that can be written"):
+        run.check(config_with())
+    with pytest.raises(UserError, match="use a directory that can be written"):
+        run.open(config_with(), step=0)
 
 
 # ---- writing --------------------------------------------------------------------------------

@@ -1,7 +1,4 @@
-"""Training as a person sees it: what a run writes, how it stops and goes on, how it refuses.
-
-That every layout trains the same is in test_layouts below; the rest goes through the command.
-"""
+"""Training as a person sees it: what a run writes, how it stops and goes on, how it refuses."""
 
 import dataclasses
 import functools
@@ -34,9 +31,18 @@ CONFIG = ROOT / "configs" / "test-tiny.yaml"
 TEXT = "".join(f"def function_{n}(a, b): return a + b * {n}\n" for n in range(400))
 STEPS, EVERY = 12, 5  # of the runs below: checkpoints at 5, 10 and 12
 
-FIELDS = "step loss grad_norm learning_rate tokens tokens_per_second step_time mfu".split()
+FIELDS = [
+    "step",
+    "loss",
+    "grad_norm",
+    "learning_rate",
+    "tokens",
+    "tokens_per_second",
+    "step_time",
+    "mfu",
+]
 EVALUATION = ["validation_loss", "perplexity"]
-TIMES = ("tokens_per_second", "step_time")
+TIMES = ("tokens_per_second", "step_time", "mfu")
 
 
 # ---- every layout trains the same -----------------------------------------------------------
@@ -154,6 +160,12 @@ class Trainer:
         """Every file of the run directory."""
         files = (path for path in self.run_dir.path.rglob("*") if path.is_file())
         return {str(path.relative_to(self.run_dir.path)): path.read_bytes() for path in files}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def devices():
+    """JAX starts with the devices of all tests, not with those that the first command needs."""
+    assert len(jax.devices()) == 8
 
 
 @pytest.fixture
@@ -455,7 +467,7 @@ def test_a_run_resumed_by_path_says_how_to_go_on(train, monkeypatch):
         ("--data.tokenizer={folder}/none.json", "no such file; use bytes, or the path"),
         ("--checkpoint.resume={folder}/00000005", "there is no checkpoint"),
         ("--train.run_dir={folder}/text.txt", "text.txt is a file; name a directory"),
-        ("--train.run_dir={folder}/text.txt/run", "use a directory that can be written"),
+        ("--train.run_dir={folder}/text.txt/run", "text.txt is a file; name a directory"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(train, override, line):
@@ -497,7 +509,7 @@ def test_an_id_outside_the_vocabulary_stops_the_run_and_spoils_nothing(train):
     tokens[place] = 300
     write_bin(path, tokens)
     line = train.refused(f"--data.source={path}")
-    assert f"{path}, token {place} has id 300, outside the model's 257" in line or "id 300" in line
+    assert f"token {place} of {path} has id 300, outside the model's 257 (0 to 256); use" in line
     assert train.steps == [5]
     assert [row["step"] for row in train.run_dir.metrics()] == [1, 2, 3, 4, 5, 6]
 
@@ -560,9 +572,10 @@ def test_the_last_step_is_looked_at_too(train, monkeypatch):
 
 
 def test_a_learning_rate_that_is_too_large_says_so(train):
-    line = train.refused("--optimizer.learning_rate=1e37", "--optimizer.grad_clip=0")
-    assert "use" in line or "smaller optimizer.learning_rate" in line
-    assert "Traceback" not in line
+    line = train.refused("--optimizer.learning_rate=1e37", "--checkpoint.every=1")
+    assert " is nan at step 2, " in line
+    assert "with a smaller optimizer.learning_rate" in line
+    assert train.steps == [1]
 
 
 # ---- in a process of its own ----------------------------------------------------------------
@@ -594,7 +607,7 @@ def hurt(train: Trainer, what: str, *, step: int, options=()) -> subprocess.Comp
 
 
 def test_a_full_disk_is_one_line_and_the_last_good_checkpoint_stays(train, whole):
-    size = 3000  # of the largest file: metrics still fit, the arrays of a checkpoint do not
+    size = 10_000  # of the largest file: metrics still fit, the arrays of a checkpoint do not
     ended = hurt(train, f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))", step=7)
     assert ended.returncode == 2, ended
     assert ended.stderr.count("\n") == 1, ended.stderr

@@ -1,0 +1,194 @@
+"""The documentation: its code runs and prints what stands there, its quotes and tables are current.
+
+A page's ```python blocks run one after the other in one namespace. What a block prints must be the
+```text block that follows it; a block without one prints nothing.
+"""
+
+import ast
+import copy
+import dataclasses
+import inspect
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import pytest
+import yaml
+
+import jaxptd
+from jaxptd import mesh
+from jaxptd.command_line import _type_in_words, make_parser, parse
+from jaxptd.config import Config, from_dict
+from jaxptd.run_dir import difference
+
+ROOT = Path(jaxptd.__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+
+
+class Block(NamedTuple):
+    """A fenced block: ```kind argument, its text, and what stands between it and the next one."""
+
+    kind: str
+    argument: str
+    text: str
+    line: int
+    after: str
+
+
+def blocks(source: str) -> list[Block]:
+    parts = re.split(r"^```(\S+)[ \t]*(.*)\n((?:(?!```).*\n)*)```[ \t]*$", source, flags=re.M)
+    found, line = [], parts[0].count("\n") + 1
+    for kind, argument, text, after in zip(
+        parts[1::4], parts[2::4], parts[3::4], parts[4::4], strict=True
+    ):
+        found.append(Block(kind, argument, text, line, after))
+        line += text.count("\n") + 1 + after.count("\n")
+    return found
+
+
+def run(source: str, name: str, printed: Any) -> list[str]:
+    """Runs a page; what is wrong with what it prints. `printed()` gives what was printed last."""
+    found, wrong, namespace = blocks(source), [], {"__name__": "__main__"}
+    for block, follower in zip(found, [*found[1:], None], strict=True):
+        if block.kind != "python":
+            continue
+        code = compile("\n" * block.line + block.text, name, "exec")
+        exec(code, namespace)
+        says = follower.text if follower and follower.kind == "text" and _touch(block) else ""
+        if (prints := printed()) != says:
+            wrong.append(f"{name}:{block.line} prints\n{prints}and the page says\n{says}")
+    return wrong
+
+
+def _touch(block: Block) -> bool:
+    return not block.after.strip()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_code_of_a_page_prints_what_the_page_says(page, capsys, monkeypatch, tmp_path) -> None:
+    monkeypatch.chdir(tmp_path)  # a page may write files
+    wrong = run(page.read_text(encoding="utf-8"), page.name, lambda: capsys.readouterr().out)
+    assert not wrong, "\n".join(wrong)
+    assert not jax.config.jax_enable_x64
+
+
+def test_a_page_that_is_out_of_date_is_found(capsys) -> None:
+    page = "```python\nprint(2)\n```\n\n```text\n3\n```\n\n```python\nprint(4)\n```\n"
+    wrong = run(page, "page", lambda: capsys.readouterr().out)
+    assert [line.partition(" ")[0] for line in wrong] == ["page:1", "page:9"]
+
+
+def quotes() -> list[Any]:
+    return [
+        pytest.param(block, id=f"{page.name}:{block.line}")
+        for page in PAGES
+        for block in blocks(page.read_text(encoding="utf-8"))
+        if block.kind == "{literalinclude}"
+    ]
+
+
+@pytest.mark.parametrize("block", quotes())
+def test_what_a_page_quotes_is_there(block: Block) -> None:
+    source = (DOCS / block.argument).read_text(encoding="utf-8")
+    options = dict(re.findall(r"^:(\S+): (.*)$", block.text, flags=re.M))
+    assert set(options) == {"pyobject"}
+    nodes: Any = ast.parse(source)
+    for name in options["pyobject"].split("."):
+        named = [node for node in nodes.body if getattr(node, "name", None) == name]
+        assert named, f"{block.argument} has no {options['pyobject']}"
+        nodes = named[0]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_pictures_are_there(page) -> None:
+    source = page.read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#:]+)[^):]*\)", source)
+    links += [b.argument for b in blocks(source) if b.kind in ("{figure}", "{literalinclude}")]
+    assert [link for link in links if not (DOCS / link).is_file()] == []
+
+
+def test_every_page_is_in_the_table_of_contents() -> None:
+    index = blocks((DOCS / "index.md").read_text(encoding="utf-8"))
+    trees = [b.text.splitlines() for b in index if b.kind == "{toctree}"]
+    listed = [f"{line}.md" for tree in trees for line in tree if line and not line.startswith(":")]
+    assert sorted(listed) == sorted(page.name for page in PAGES if page.name != "index.md")
+
+
+# ---- commands and configs ---------------------------------------------------------------------
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    """Every `python -m jaxptd.NAME OPTIONS` of the pages."""
+    found = []
+    for page in PAGES:
+        for block in blocks(page.read_text(encoding="utf-8")):
+            if block.kind == "sh":
+                text = block.text.replace("\\\n", " ")
+                found += re.findall(r"^python -m jaxptd\.(\w+)(.*)$", text, flags=re.M)
+    return [(name, options.split()) for name, options in found]
+
+
+def test_commands_are_accepted(monkeypatch, capsys) -> None:
+    monkeypatch.chdir(ROOT)
+    checked = 0
+    for name, options in commands():
+        if name in ("train", "verify", "comms"):
+            own = {"--json", "--quiet"}
+            parse(make_parser(name, ""), [o for o in options if o not in own])
+            checked += 1
+        elif name == "mesh":
+            mesh.main(options)
+            checked += 1
+    assert checked >= 6
+
+
+def test_configs_are_accepted() -> None:
+    configs = [
+        yaml.safe_load(block.text)
+        for page in PAGES
+        for block in blocks(page.read_text(encoding="utf-8"))
+        if block.kind == "yaml"
+    ]
+    assert [isinstance(from_dict(config), Config) for config in configs] == [True] * len(configs)
+    assert configs
+
+
+# ---- the tables of docs/training.md -----------------------------------------------------------
+
+
+def described(section: type) -> dict[str, str]:
+    """The fields of a section and their meaning, from the `Args:` of its docstring."""
+    text = inspect.cleandoc(section.__doc__ or "").partition("Args:\n")[2]
+    fields = re.findall(r"^ {4}(\w+): ((?:.+\n?(?: {8}.*\n?)*))", text, flags=re.M)
+    return {name: " ".join(meaning.split()).rstrip(".") for name, meaning in fields}
+
+
+def may_change(section: str, field: str) -> bool:
+    """Whether a run may be resumed with another value of this field."""
+    saved = copy.deepcopy(Config())
+    object.__setattr__(getattr(saved, section), field, "something else")
+    return difference(Config(), saved) is None
+
+
+def table(section: dataclasses.Field) -> str:
+    """The table of a section as it must stand on the page."""
+    cls: Any = section.type
+    meanings = described(cls)
+    assert list(meanings) == [field.name for field in dataclasses.fields(cls)]
+    rows = ["| field | default | values | resuming | meaning |", "|---|---|---|---|---|"]
+    for field in dataclasses.fields(cls):
+        default = yaml.safe_dump(field.default).splitlines()[0]
+        resuming = "may change" if may_change(section.name, field.name) else "same"
+        values = _type_in_words(field.type)
+        meaning = meanings[field.name]
+        rows.append(f"| `{field.name}` | `{default}` | {values} | {resuming} | {meaning} |")
+    return "\n".join(rows)
+
+
+@pytest.mark.parametrize("section", dataclasses.fields(Config), ids=lambda section: section.name)
+def test_the_table_of_a_section_is_current(section: dataclasses.Field) -> None:
+    page = (DOCS / "training.md").read_text(encoding="utf-8")
+    found = page.partition(f"### `{section.name}`\n")[2].partition("\n\n### ")[0]
+    assert table(section) in found, f"put into docs/training.md:\n\n{table(section)}"

@@ -1,0 +1,329 @@
+"""Writing text: the cache against the whole prefix again, every layout, and the command."""
+
+import functools
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from jaxptd import generate, train
+from jaxptd.command_line import load_config
+from jaxptd.data.tokenizers import ByteTokenizer
+from jaxptd.errors import UserError, run_command
+from jaxptd.generate import Generator, Sampling, write_text
+from jaxptd.layers.dropout import Places
+from jaxptd.mesh import make_mesh
+from jaxptd.step import Program
+
+CONFIG = Path(__file__).parents[1] / "configs" / "test-tiny.yaml"
+TEXT = "".join(f"def function_{n}(a, b): return a + b * {n}\n" for n in range(400))
+VOCAB, LONGEST = 257, 16
+GREEDY = Sampling(temperature=0)
+
+TP2 = ("--layout.tp=2",)
+TP4 = ("--layout.tp=4",)
+GRID = ("--layout.dp=2", "--layout.tp=2", "--layout.sequence_parallel=true")
+
+
+@functools.cache
+def make_program(*overrides: str) -> Program:
+    config = load_config(CONFIG, [f"--model.vocab_size={VOCAB}", *overrides])
+    return Program(config, make_mesh(config.layout))
+
+
+@functools.cache
+def make_params(*overrides: str) -> dict:
+    """Larger than at the start of training, so that what the model writes is not all the same."""
+    program = make_program(*overrides)
+    larger = jax.jit(lambda params: jax.tree.map(lambda p: 8 * p, params))
+    return larger(program.blueprint.init(0, mesh=program.mesh, dtype=jnp.float32))
+
+
+@functools.cache
+def generator(sampling: Sampling, *overrides: str) -> Generator:
+    return Generator(make_program(*overrides), VOCAB, sampling)
+
+
+def write(prompt, tokens: int, *overrides: str, sampling: Sampling = GREEDY) -> list[int]:
+    return generator(sampling, *overrides)(make_params(*overrides), prompt, tokens)
+
+
+@functools.cache
+def next_logits():
+    """(ids[16], length) -> logits of what follows, from the whole text and without a cache."""
+    program = make_program()
+
+    def body(params, tokens_BT):
+        places = Places(jnp.zeros(1, jnp.int32), jnp.arange(LONGEST, dtype=jnp.int32), None)
+        logits_BTV, _ = program.blueprint.build(params).logits(tokens_BT, places)
+        return program.form.gather(logits_BTV, 2)
+
+    specs = (program.blueprint.specs, P())
+    whole = jax.jit(
+        jax.shard_map(body, mesh=program.mesh, in_specs=specs, out_specs=P(), check_vma=True)
+    )
+    return lambda ids, length: whole(make_params(), ids[None])[0, length - 1]
+
+
+def written_without_cache(prompt: list[int], tokens: int) -> list[int]:
+    """Each token from the whole text before it; a text that is full goes on from its last half."""
+    text = list(prompt)
+    seen = list(prompt)
+    for _ in range(tokens):
+        if len(seen) >= LONGEST:
+            seen = seen[-(LONGEST // 2) :]
+        padded = np.zeros(LONGEST, np.int32)
+        padded[: len(seen)] = seen
+        token = int(jnp.argmax(next_logits()(padded, len(seen))))
+        seen.append(token)
+        text.append(token)
+    return text[len(prompt) :]
+
+
+PROMPTS = {
+    "one token": [7],
+    "some": [100, 101, 102, 32],
+    "all but one": list(range(60, 75)),
+    "full": list(range(60, 76)),
+    "longer": list(range(60, 100)),
+}
+
+
+def two_halves_more(prompt: list[int]) -> int:
+    """Tokens that fill a text twice over; other numbers would compile another program."""
+    return max(LONGEST - len(prompt), 0) + LONGEST
+
+
+@pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS)
+def test_the_cache_gives_what_the_whole_prefix_gives(prompt):
+    found = write(prompt, two_halves_more(prompt))
+    assert found == written_without_cache(prompt, two_halves_more(prompt))
+    assert len(set(found)) > 5  # so that there is something to be wrong about
+
+
+@pytest.mark.parametrize("layout", [TP4, GRID], ids=["tp4", "dp2 tp2 sp"])
+def test_every_layout_writes_the_same(layout):
+    prompt = PROMPTS["some"]
+    assert write(prompt, two_halves_more(prompt), *layout) == write(prompt, two_halves_more(prompt))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [TP2, TP4, GRID], ids=["tp2", "tp4", "dp2 tp2 sp"])
+@pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS)
+def test_every_layout_writes_the_same_after_any_prompt(layout, prompt):
+    assert write(prompt, 40, *layout) == written_without_cache(prompt, 40)
+
+
+def test_so_many_tokens_as_asked_for():
+    prompt = PROMPTS["some"]
+    assert [len(write(prompt, tokens)) for tokens in (0, 1, 12, 20)] == [0, 1, 12, 20]
+
+
+# ---- sampling -------------------------------------------------------------------------------
+
+FULL = PROMPTS["full"]  # goes on in halves: one program
+
+
+def test_the_likeliest_one_is_greedy():
+    greedy = write(FULL, 16)
+    assert write(FULL, 16, sampling=Sampling(temperature=1, top_k=1)) == greedy
+    assert write(FULL, 16, sampling=Sampling(temperature=1e-30)) == greedy
+    assert write(FULL, 16, sampling=Sampling(temperature=1e-5)) == greedy
+
+
+def test_the_seed_decides():
+    first = write(FULL, 16, sampling=Sampling(seed=1))
+    assert write(FULL, 16, sampling=Sampling(seed=1)) == first
+    assert write(FULL, 16, sampling=Sampling(seed=2)) != first
+
+
+def drawn(logits: np.ndarray, sampling: Sampling, *, vocab_size: int) -> list[int]:
+    """What is drawn from the same logits with 200 keys."""
+    generator = Generator(make_program(), vocab_size, sampling)
+    draw = jax.shard_map(
+        lambda logits, keys: jax.lax.map(lambda key: generator._draw(logits, key)[0], keys),
+        mesh=make_program().mesh,
+        in_specs=(P(), P()),
+        out_specs=P(),
+        check_vma=True,
+    )
+    keys = jax.random.split(jax.random.key(0), 200)
+    return np.asarray(jax.jit(draw)(logits[None, None], keys)).tolist()
+
+
+def test_only_the_k_likeliest_are_drawn_and_all_of_them():
+    logits = np.array([0.0, 3.0, 1.0, 3.0, 2.0, -1.0], np.float32)
+    assert set(drawn(logits, Sampling(2.0, top_k=3), vocab_size=6)) == {1, 3, 4}
+    assert set(drawn(logits, Sampling(2.0, top_k=0), vocab_size=6)) == set(range(6))
+    assert set(drawn(logits, Sampling(2.0, top_k=99), vocab_size=6)) == set(range(6))
+    assert set(drawn(logits, Sampling(2.0, top_k=1), vocab_size=6)) == {1}  # of equals the first
+
+
+def test_tokens_are_drawn_as_often_as_they_are_likely():
+    logits = np.log(np.array([0.1, 0.2, 0.7], np.float32))
+    counts = np.bincount(drawn(logits, Sampling(1.0, top_k=0), vocab_size=3))
+    np.testing.assert_allclose(counts / 200, [0.1, 0.2, 0.7], atol=0.08)
+    sharper = np.array([0.1, 0.2, 0.7]) ** 2 / np.sum(np.array([0.1, 0.2, 0.7]) ** 2)
+    counts = np.bincount(drawn(logits, Sampling(0.5, top_k=0), vocab_size=3), minlength=3)
+    np.testing.assert_allclose(counts / 200, sharper, atol=0.08)
+
+
+@pytest.mark.parametrize(
+    ("layout", "sampling"),
+    [(TP2, GREEDY), (TP4, Sampling(1.0, top_k=0)), (TP4, Sampling(1.0, top_k=5))],
+    ids=["greedy", "all", "k"],
+)
+def test_padding_is_never_drawn(layout, sampling):
+    """Every token's logit is below 0, padding's is 0."""
+    program = make_program(*layout)
+    held = program.infos["tokens.table"].held
+    assert held[0] > VOCAB
+    params = {name: jnp.zeros_like(p) for name, p in make_params(*layout).items()}
+    params["norm.b"] = jnp.ones_like(params["norm.b"])
+    params["tokens.table"] = jnp.where(
+        jnp.arange(held[0])[:, None] < VOCAB, -2.0, params["tokens.table"]
+    )
+    found = Generator(program, VOCAB, sampling)(params, FULL, 8)
+    assert max(found) < VOCAB
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": -0.1},
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"top_k": -1},
+        {"seed": -1},
+        {"seed": 2**32},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_sampled_with(options):
+    (field,) = options
+    with pytest.raises(UserError, match=f"{field}={options[field]} must be "):
+        Sampling(**options)
+
+
+# ---- text -----------------------------------------------------------------------------------
+
+
+def text(prompt: str, tokens: int = 5) -> str:
+    options = {"prompt": prompt, "tokens": tokens, "sampling": GREEDY}
+    return write_text(make_program(), make_params(), ByteTokenizer(), **options)
+
+
+def test_text_begins_with_its_prompt():
+    ids = write(list(b"def "), 5)
+    assert text("def ") == "def " + ByteTokenizer().decode(ids)
+
+
+def test_an_empty_prompt_starts_a_document():
+    assert text("") == ByteTokenizer().decode(write([256], 5))
+
+
+def test_a_prompt_that_the_model_has_no_ids_for():
+    program = make_program("--model.vocab_size=64")
+    with pytest.raises(UserError, match="prompt 'def ' has id 102, the model knows 0 to 63"):
+        write_text(program, {}, ByteTokenizer(), prompt="def ", tokens=1, sampling=GREEDY)
+
+
+# ---- the command ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    """A run of 12 steps on dp=2, checkpoints at 10 and 12."""
+    assert len(jax.devices()) == 8  # before a command starts JAX with fewer
+    folder = tmp_path_factory.mktemp("generate")
+    (folder / "text.txt").write_text(TEXT)
+    options = ["--train.steps=12", "--train.sample_tokens=0", "--layout.dp=2"]
+    places = [f"--data.source={folder / 'text.txt'}", f"--train.run_dir={folder / 'run'}"]
+    assert train.main(["--config", str(CONFIG), *options, *places]) == 0
+    return folder / "run"
+
+
+def command(*options: object) -> int:
+    argv = [str(option) for option in options]
+    with pytest.raises(SystemExit) as end:
+        run_command(functools.partial(generate.main, argv))
+    return end.value.code
+
+
+@pytest.fixture
+def ask(run_dir, capfd):
+    def run(*options: object, expect: int = 0) -> tuple[str, str]:
+        capfd.readouterr()
+        assert command("--run-dir", run_dir, *options) == expect
+        return capfd.readouterr()
+
+    return run
+
+
+def test_the_command_writes_the_prompt_and_so_many_bytes(ask):
+    out, err = ask("--prompt", "def ", "--tokens", 30, "--temperature", 0)
+    assert err == ""
+    assert out.startswith("def ")
+    assert len(out) == len("def ") + 30 + 1  # and a line feed; the model knows ASCII only
+
+
+def test_the_command_writes_the_same_on_two_devices(ask):
+    options = ("--prompt", "def f", "--tokens", 40, "--temperature", 0)
+    assert ask(*options, "--tp", 2) == ask(*options)
+
+
+def test_the_command_is_a_function_of_its_seed(ask):
+    options = ("--tokens", 30, "--temperature", 1.5)
+    assert ask(*options, "--seed", 1) == ask(*options, "--seed", 1)
+    assert ask(*options, "--seed", 1) != ask(*options, "--seed", 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--temperature", -1], "temperature=-1.0 must be a number, 0 or more"),
+        (
+            ["--temperature", "hot"],
+            "argument --temperature: invalid float value: 'hot'; see --help",
+        ),
+        (["--top-k", -3], "top_k=-3 must be 0 (all tokens) or more"),
+        (["--tokens", 0], "--tokens 0: write 1 token or more"),
+        (["--seed", 2**32], "seed=4294967296 must be 0 or more, and below 2**32"),
+        (["--tp", 3], "model.num_heads=4 does not split over layout.tp=3"),
+        (["--tp", 0], "layout.tp=0: an axis has at least one device"),
+        (["--token", 3], "unrecognized arguments: --token 3"),
+    ],
+)
+def test_bad_options_are_one_line(ask, options, line):
+    out, err = ask(*options, expect=2)
+    assert out == ""
+    assert err.startswith("error: ")
+    assert line in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["none", "empty"])
+def test_without_a_checkpoint_it_says_how_to_get_one(tmp_path, capfd, name):
+    (tmp_path / "empty").mkdir()
+    assert command("--run-dir", tmp_path / name) == 2
+    err = capfd.readouterr().err
+    assert f"{name} holds no checkpoint; train with --train.run_dir" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "arrays/commit_success.txt"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(run_dir, tmp_path, capfd, file):
+    copy = tmp_path / "run"
+    shutil.copytree(run_dir, copy)
+    (copy / "checkpoints" / "00000012" / file).write_bytes(b"?")
+    assert command("--run-dir", copy, "--tokens", 5) == 0
+    out, err = capfd.readouterr()
+    assert err.startswith(f"warning: checkpoint {copy / 'checkpoints' / '00000012'} is damaged: ")
+    assert "warning" not in out
+    (copy / "checkpoints" / "00000010" / file).write_bytes(b"?")
+    assert command("--run-dir", copy, "--tokens", 5) == 2
+    assert "can be read; all of them are damaged" in capfd.readouterr().err
