@@ -20,6 +20,13 @@ from jaxptd.step import Program
 METRICS = ("loss", "grad_norm", "learning_rate")  # of a step, as a person wants to read them
 
 
+class Output(Console):
+    """A console that falls silent when its reader has gone (`| head`): the run goes on."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
 class Display:
     """Prints to `console`; the bar is there between `steps(...)` entered and left."""
 

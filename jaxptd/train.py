@@ -28,7 +28,7 @@ from jaxptd.devices import prepare
 from jaxptd.errors import UserError, run_command
 from jaxptd.generate import Sampling, write_text
 from jaxptd.mesh import make_mesh
-from jaxptd.progress import Display, Meter, check_finite
+from jaxptd.progress import Display, Meter, Output, check_finite
 from jaxptd.run_dir import Row, RunDir, difference
 from jaxptd.step import Batch, Program, State
 
@@ -253,7 +253,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Trains a model on a mesh of devices."""
     parser = make_parser("python -m jaxptd.train", main.__doc__ or "")
     config, _ = parse(parser, argv)
-    run = prepare_run(config, Console())
+    run = prepare_run(config, Output())
     state = run.start()
     step = int(state["step"])
     run.run_dir.open(run.config, step=step)

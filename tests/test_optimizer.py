@@ -55,9 +55,10 @@ def test_the_ends_of_the_schedule():
 
 
 def test_beyond_its_last_step_the_rate_stays_at_a_tenth():
-    config = OptimizerConfig(learning_rate=PEAK, warmup_steps=WARMUP)
-    rate = learning_rate(config, step=jnp.int32(10 * STEPS), steps=STEPS)
-    assert float(rate) == pytest.approx(PEAK / 10)
+    for decay in ("linear", "cosine"):
+        config = OptimizerConfig(learning_rate=PEAK, warmup_steps=WARMUP, decay=decay)
+        rate = learning_rate(config, step=jnp.int32(10 * STEPS), steps=STEPS)
+        assert float(rate) == pytest.approx(PEAK / 10)
 
 
 # ---- weight decay ---------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from jaxptd import progress
 from jaxptd.command_line import load_config
 from jaxptd.errors import UserError
 from jaxptd.mesh import make_mesh
-from jaxptd.progress import Display, Meter, check_finite, printable
+from jaxptd.progress import Display, Meter, Output, check_finite, printable
 from jaxptd.step import Program
 
 CONFIG = Path(__file__).parents[1] / "configs" / "test-tiny.yaml"
@@ -67,6 +67,18 @@ def test_a_terminal_of_another_encoding_shows_question_marks():
     file.flush()
     assert file.buffer.getvalue() == b"\xe9?\n"
     assert printable("é\ufffd", "utf-8") == "é\ufffd"
+
+
+def test_a_reader_that_has_gone_does_not_end_the_run():
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    display = Display(Output(file=Gone()))
+    with display.steps(done=0, total=30):
+        display.say("to nobody")
+        display.report(ROW, seconds_left=90.0)
+    assert display._console.file.getvalue() == ""
 
 
 # ---- the meter ------------------------------------------------------------------------------

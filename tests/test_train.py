@@ -24,7 +24,7 @@ from jaxptd.errors import run_command
 from jaxptd.mesh import make_mesh
 from jaxptd.run_dir import RunDir
 from jaxptd.step import Program
-from jaxptd.train import Run, main
+from jaxptd.train import Run, Stop, main
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "configs" / "test-tiny.yaml"
@@ -409,20 +409,34 @@ def signal_in(method: str, number: int, *, step: int, monkeypatch: pytest.Monkey
 def test_a_signal_ends_the_step_saves_and_the_same_command_goes_on(
     train, whole, number, monkeypatch
 ):
-    handlers = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
     with monkeypatch.context() as patch:
         signal_in("log", number, step=7, monkeypatch=patch)
         outcome = train()
     assert (outcome.code, outcome.err) == (0, "")
     assert "stopped at step 8: saved; the same command goes on" in outcome.out
     assert train.steps == [5, 8]
-    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == handlers
     train()
     rows = numbers(train.run_dir.metrics())
     stopped = rows.pop(7)
     assert set(EVALUATION) < set(stopped)  # a last step is evaluated
     assert rows == [row for row in whole if row["step"] != 8]
     assert {key: stopped[key] for key in whole[7]} == whole[7]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_does_what_it_did_before(number):
+    before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
+    for signals in (0, 1):
+        stop = Stop()
+        with stop.listening():
+            for _ in range(signals):
+                assert signal.getsignal(number) not in before
+                signal.raise_signal(number)
+                assert [
+                    signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)
+                ] == before
+        assert stop.asked == bool(signals)
+        assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == before
 
 
 @pytest.mark.parametrize(("method", "step"), [("evaluate", 10), ("save", 5)])
@@ -482,6 +496,16 @@ def test_bad_input_is_one_line_and_nothing_is_written(train, override, line):
 def test_a_sequence_that_does_not_split_is_refused(train):
     line = train.refused("--layout.tp=4", SEQUENCE, "--model.seq_length=18")
     assert "model.seq_length=18 does not split over layout.tp=4" in line
+    assert not train.run_dir.path.exists()
+
+
+def test_devices_that_do_not_start_are_one_line(train, monkeypatch):
+    def broken():
+        raise RuntimeError("Unable to initialize backend:\n no driver")
+
+    monkeypatch.setattr(jax, "devices", broken)
+    line = train.refused()
+    assert "cannot start its devices: Unable to initialize backend: no driver; use train" in line
     assert not train.run_dir.path.exists()
 
 
@@ -598,11 +622,15 @@ run_command(main)
 """
 
 
+# It writes nothing to the cache of programs: with a full disk JAX would warn of that.
+NOT_CACHED = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
+
+
 def hurt(train: Trainer, what: str, *, step: int, options=()) -> subprocess.CompletedProcess:
     """The command in a process to which `what` happens at the end of `step`."""
     script = textwrap.dedent(HURT).format(step=step, what=what)
     command = [sys.executable, "-c", script, *train.options, *options]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), NOT_CACHED: "1e9"}
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
 
@@ -639,6 +667,17 @@ def test_a_signal_from_outside(train, number):
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "stopped at step 8: saved; the same command goes on" in ended.stdout
     assert train.steps == [5, 8]
+
+
+@pytest.mark.slow
+def test_a_reader_that_goes_away_does_not_end_the_run(train):
+    command = [sys.executable, "-m", "jaxptd.train", *train.options]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        run.stdout.readline()
+        run.stdout.close()
+        assert run.stderr.read() == b""
+    assert run.returncode == 0
+    assert train.steps[-1] == STEPS
 
 
 @pytest.mark.slow
