@@ -10,22 +10,14 @@ import hypothesis
 import jax
 import pytest
 
+from jaxptd.devices import PATIENCE
+
 # What JAX keeps of compiled programs: everything that took 0.1 s or more.
 CACHE = {
     "jax_compilation_cache_dir": str(Path(__file__).parent / ".jax_cache"),
     "jax_persistent_cache_min_compile_time_secs": 0.1,
     "jax_persistent_cache_min_entry_size_bytes": -1,
 }
-
-# A slow or busy machine brings the simulated devices to a collective one after the other. XLA warns
-# after 20 s and ends the process after 40. A name it does not know would end the process at once:
-# these are known to the jaxlib of every version of jax in pyproject.toml.
-PATIENCE = (
-    "--xla_cpu_collective_call_warn_stuck_timeout_seconds=300"
-    " --xla_cpu_collective_call_terminate_timeout_seconds=1200"
-    " --xla_cpu_collective_timeout_seconds=1200"
-)
-
 
 # The same examples each time, however slow the machine.
 hypothesis.settings.register_profile("jaxptd", derandomize=True, deadline=None)
@@ -52,3 +44,4 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"
     # XLA reads this when the first device is asked for.
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {PATIENCE}".strip()
+    jax.devices()  # now, before a command under test could ask for another number

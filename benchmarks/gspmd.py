@@ -1,9 +1,9 @@
 """The peer: the same GPT-2 as a JAX user writes it with plain `jax.jit` and sharding rules.
 
 No shard_map and no collective stands here: arrays are global, `with_sharding_constraint` says how
-activations lie wherever that changes, and XLA's partitioner finds what has to move. Parameters have
-the names and shapes of `jaxptd`'s canonical form, so both start from the same numbers; loss, gradient
-norm and update must then be equal, which `benchmarks.step` checks before it measures anything.
+activations lie wherever that changes, and XLA's partitioner finds what has to move. Parameters
+have the names and shapes of jaxptd's canonical form, so both start from the same numbers; loss,
+gradient norm and update must then be equal, which `benchmarks.step` checks before it measures.
 
 Letters: B batch, T query position, S key position, D model, F hidden, N heads, H head size,
 V vocabulary, L layers.
@@ -105,7 +105,7 @@ class Peer:
         qkv = jnp.einsum("BTD,DCNH->CBTNH", x_BTD, p["attention.qkv.w"].astype(dtype))
         qkv = qkv + p["attention.qkv.b"].astype(dtype)[:, None, None]
         q, k, v = (self._lay(x, "batch", None, "heads", None) for x in qkv)
-        attend = partial(
+        attend: Callable[..., Array] = partial(
             jax.nn.dot_product_attention, is_causal=True, implementation=self.kernel
         )
         if self.model.remat == "attention":
@@ -154,7 +154,9 @@ class Peer:
             jnp.einsum("BTD,VD->BTV", x_BTD, table_VD), "batch", None, "vocab"
         ).astype(jnp.float32)
         # A comparison splits over V as it stands; a gather of the target's logit would not.
-        is_target_BTV = lax.broadcasted_iota(jnp.int32, logits_BTV.shape, 2) == batch["targets"][..., None]
+        is_target_BTV = (
+            lax.broadcasted_iota(jnp.int32, logits_BTV.shape, 2) == batch["targets"][..., None]
+        )
         target_BT = jnp.sum(jnp.where(is_target_BTV, logits_BTV, 0), axis=-1)
         return jnp.mean(jax.nn.logsumexp(logits_BTV, axis=-1) - target_BT)
 
@@ -176,7 +178,7 @@ class Peer:
         loss, grads = jax.value_and_grad(self.loss)(state["params"], batch)
         updates, optimizer = self._optimizer.update(grads, state["optimizer"], state["params"])
         params = optax.apply_updates(state["params"], updates)
-        metrics = {"loss": loss, "grad_norm": optax.global_norm(grads)}
+        metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads)}
         return {"params": params, "optimizer": optimizer}, metrics
 
     @cached_property
@@ -186,7 +188,7 @@ class Peer:
         return jax.jit(self._step, donate_argnums=0, out_shardings=(shardings, self._sharding()))
 
     def arrange(self, canonical: Mapping[str, Any]) -> Params:
-        """Canonical parameters as this program holds them: stacked for a scan, else one dict a layer."""
+        """Canonical parameters as this program holds them: stacked, or one dict a layer."""
         if self.model.scan_layers:
             return dict(canonical)
         top = {n: p for n, p in canonical.items() if not n.startswith(BLOCKS)}
@@ -216,7 +218,7 @@ class Peer:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._sharding(*names))
 
     @property
-    def abstract_batch(self) -> Batch:
+    def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
         shape = (self.config.train.global_batch_size, self.model.seq_length)
         x = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self._sharding("batch", None))
         return {"tokens": x, "targets": x}

@@ -1,16 +1,16 @@
-"""Programs made by XLA's partitioner, put so that `jaxptd.hlo` prices them fairly. Text in, text out.
+"""Programs made by XLA's partitioner, put so that `jaxptd.hlo` prices them fairly: text to text.
 
 Two things differ from a shard_map program. The partitioner names mesh axes of its own
-(`mesh['axis_0'=2,'axis_1'=4] {'axis_1'}`); they are written out as lists of devices. And XLA on CPU
-lacks the pass, which those for GPU and TPU have, that makes a reduce-scatter of an all-reduce of
-which each device uses its own slice only; such an all-reduce is written as the reduce-scatter that it
-would be, so that the peer is not charged twice for what it would send once.
+(`mesh['axis_0'=2,'axis_1'=4] {'axis_1'}`); they are written out as lists of devices. And XLA on
+CPU lacks the pass, which those for GPU and TPU have, that makes a reduce-scatter of an all-reduce
+of which each device uses its own slice only; such an all-reduce is written as the reduce-scatter
+that it would be, so that the peer is not charged twice for what it would send once.
 """
 
 import collections
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -38,7 +38,8 @@ def _listed(mesh: str, ids: str | None, axes: str) -> str:
     for name, before, size in re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", axes):
         whole = sizes[names.index(name)]
         chosen[name].append((int(before or 1), int(size or whole)))
-    factors, inside = [], []
+    factors: list[int] = []
+    inside: list[int] = []
     for name, size in zip(names, sizes, strict=True):
         for factor, taken in _factors(size, sorted(chosen[name])):
             inside += [len(factors)] if taken else []
@@ -152,7 +153,8 @@ def with_reduce_scatters(text: str) -> str:
     """
     text = plain_groups(text)
     program = _Program(text)
-    lines, computation = [], ""
+    lines: list[str] = []
+    computation = ""
     for line in text.splitlines():
         head = _HEAD.match(line)
         computation = head[1] if head and not line.startswith("HloModule") else computation
@@ -183,8 +185,3 @@ def _group_size(attributes: str) -> int:
     iota = re.search(r"replica_groups=\[\d+,(\d+)\]<=", attributes)
     assert iota, attributes
     return int(iota[1])
-
-
-def sizes_in_order(mesh_shape: Mapping[str, int]) -> dict[str, int]:
-    """The mesh's sizes with plain names, as `jaxptd.hlo` wants them."""
-    return {str(axis): size for axis, size in mesh_shape.items()}

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 BAD_INPUT = 2
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
 class UserError(ValueError):
@@ -31,6 +32,9 @@ def run_command(main: Callable[[], int | None]) -> None:
     except UserError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         code = BAD_INPUT
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        code = INTERRUPTED
     except BrokenPipeError:
         # The reader of our output (`| head`) has gone, and Python flushes once more when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -100,14 +100,14 @@ def _axes(line: str, sizes: Mapping[str, int]) -> tuple[str, ...]:
     """The mesh axes along which the devices of a group differ; none if each group is one device."""
     if named := re.search(r"replica_groups=mesh\[[^\]]*\] ?\{([^}]*)\}", line):
         axes = re.findall(r"'([^']+)'", named[1])
-        return tuple(axis for axis in axes if sizes[axis] > 1)
+        return tuple(str(axis) for axis in axes if sizes[axis] > 1)
     shape = tuple(sizes.values())
     coordinates = np.stack(np.unravel_index(np.arange(math.prod(shape)), shape), -1)
     varying: set[int] = set()
     for group in _groups(line, math.prod(shape)):
         where = coordinates[list(group)]
         varying |= set(np.nonzero((where != where[0]).any(0))[0].tolist())
-    return tuple(axis for i, axis in enumerate(sizes) if i in varying)
+    return tuple(str(axis) for i, axis in enumerate(sizes) if i in varying)
 
 
 def _groups(line: str, devices: int) -> list[tuple[int, ...]]:

@@ -59,5 +59,5 @@ def clip(grads: Params, norm: Array, limit: float) -> Params:
     """Scales the gradients to a norm of at most `limit`; 0 never clips."""
     if limit == 0:
         return grads
-    scale = jnp.minimum(1.0, limit / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
+    scale = limit / jnp.maximum(norm, limit)
     return {name: g * scale for name, g in grads.items()}

@@ -83,3 +83,13 @@ def test_a_reader_that_goes_away_is_no_error(lines):
         writer.stdin.close()
         assert writer.stderr.read() == b""
     assert writer.returncode == 0
+
+
+def test_ctrl_c_is_one_line_and_the_shells_code(capsys: pytest.CaptureFixture[str]) -> None:
+    def main() -> int:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as stop:
+        run_command(main)
+    assert stop.value.code == 130
+    assert capsys.readouterr().err == "stopped\n"

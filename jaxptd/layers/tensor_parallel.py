@@ -11,8 +11,10 @@ Source: Shoeybi et al., arXiv 1909.08053; Korthikanti et al., arXiv 2205.05198.
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
@@ -94,8 +96,12 @@ class TensorParallel(Protocol):
         """Which of the N heads this device's `size` are."""
 
 
+@partial(jax.checkpoint, static_argnums=2, prevent_cse=False)
 def product(x: Array, w: Array, contract: int) -> Array:
-    """Contracts the last `contract` dims of `x` with the first of `w`, in the precision of `x`."""
+    """Contracts the last `contract` dims of `x` with the first of `w`, in the precision of `x`.
+
+    Backward casts `w` again, so that a scan over layers does not keep a second copy of all weights.
+    """
     dims = tuple(range(x.ndim - contract, x.ndim)), tuple(range(contract))
     return lax.dot_general(x, w.astype(x.dtype), (dims, ((), ())))
 
@@ -161,7 +167,7 @@ class Megatron1D:
     def logits(self, x: Array, table: Array) -> Array:
         """x, table[V/tp, D] -> [B, T, V/tp]."""
         x_BTD = self.enter(x, Axis.TP)
-        return jnp.einsum("BTD,VD->BTV", x_BTD, table.astype(x_BTD.dtype))
+        return product(x_BTD, table.T, 1)
 
     def vocab_ids(self, size: int) -> Array:
         return _own_numbers(size)

@@ -1,0 +1,110 @@
+"""What the benchmarks share: a compiled training step and its numbers, tables, files."""
+
+import dataclasses
+import importlib.metadata
+import os
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from benchmarks.partitioned import with_reduce_scatters
+from jaxptd.comms import add_up
+from jaxptd.config import Config
+from jaxptd.formulas import Collective
+from jaxptd.hlo import collectives_from_hlo
+
+# XLA on CPU drops the barriers that keep what `jax.checkpoint` computes again apart from what was
+# computed before, and so would undo it in an unrolled program. Both programs are compiled without
+# that pass, so that temporary bytes mean what they mean on a GPU.
+CPU_OPTIONS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
+
+
+def compile_step(program: Any) -> Any:
+    """The compiled training step of a `Program` or a `Peer`, from abstract arguments."""
+    lowered = program.train_step.lower(program.abstract_state, program.abstract_batch)
+    on_cpu = program.mesh.devices.flat[0].platform == "cpu"
+    return lowered.compile(compiler_options=CPU_OPTIONS if on_cpu else None)
+
+
+def collectives(compiled: Any, mesh: Mesh) -> list[Collective]:
+    """What a compiled step moves, by kind and axes; sliced all-reduces as reduce-scatters."""
+    sizes = {str(axis): size for axis, size in mesh.shape.items()}
+    return add_up(collectives_from_hlo(with_reduce_scatters(compiled.as_text()), sizes))
+
+
+def ring_bytes(compiled: Any, mesh: Mesh) -> int:
+    """Bytes that each device sends in a step if every collective runs as a ring."""
+    sizes = {str(axis): size for axis, size in mesh.shape.items()}
+    return sum(each.wire_bytes(sizes) for each in collectives(compiled, mesh))
+
+
+@dataclasses.dataclass
+class Run:
+    """A compiled step with its state: `step` runs it once."""
+
+    compiled: Any
+    state: Any
+    batch: Any
+    seconds: list[float] = dataclasses.field(default_factory=list)
+
+    def step(self) -> dict[str, float]:
+        """One step, timed; its loss and gradient norm."""
+        start = time.perf_counter()
+        self.state, metrics = jax.block_until_ready(self.compiled(self.state, self.batch))
+        self.seconds.append(time.perf_counter() - start)
+        return {name: float(metrics[name]) for name in ("loss", "grad_norm")}
+
+
+def random_batch(config: Config) -> dict[str, np.ndarray]:
+    """Random tokens, each the next one's target."""
+    shape = (config.train.global_batch_size, config.model.seq_length + 1)
+    rows = np.random.default_rng(0).integers(0, config.model.vocab_size, shape, dtype=np.int32)
+    return {"tokens": rows[:, :-1], "targets": rows[:, 1:]}
+
+
+def table(rows: Sequence[Sequence[Any]]) -> str:
+    """A Markdown table; the first row is its head."""
+    head, *body = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+    return "\n".join([head, "|" + "---|" * len(rows[0]), *body])
+
+
+def versions(*packages: str) -> str:
+    """Date, machine and versions, for the head of a file of results."""
+    found = [f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib", *packages)]
+    machine = f"{os.cpu_count()} CPU cores, {platform.machine()}"
+    date = f"{datetime.now(UTC):%Y-%m-%d}"
+    return f"{date}; Python {platform.python_version()}, {', '.join(found)}; {machine}."
+
+
+def write(path: Path, text: str) -> None:
+    """Writes a file aside and moves it into place."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_suffix(path.suffix + ".part")
+    aside.write_text(text, encoding="utf-8")
+    aside.replace(path)
+
+
+def mib(size: float) -> str:
+    return f"{size / 2**20:.1f}"
+
+
+def compared(ours: float, peers: float, form: Any) -> str:
+    """`ours / peer = ratio`; of two zeros there is no ratio."""
+    ratio = f" = **{ours / peers:.2f}**" if peers else ""
+    return f"{form(ours)} / {form(peers)}{ratio}"
+
+
+def rows_by_axes(found: Sequence[Collective], sizes: Mapping[str, int]) -> str:
+    """`all-gather tp 98 (1,540 MiB), ...`: kind, axes, executions and ring bytes."""
+    return ", ".join(
+        f"{each.kind} {'x'.join(each.axes)} {each.count} ({sent / 2**20:,.0f} MiB)"
+        for each in found
+        if (sent := each.wire_bytes(sizes)) >= 2**20
+    )
