@@ -1,7 +1,7 @@
 """jaxptd: transformers on many devices, every layout proved equal to one device.
 
-What is exported here is kept stable; everything else may change between versions. Names are looked up
-when they are first used, so `import jaxptd` is quick and starts no device.
+What is exported here is kept stable; everything else may change between versions. Names are looked
+up when they are first used, so `import jaxptd` is quick and starts no device.
 """
 
 import importlib
@@ -26,7 +26,7 @@ _HOMES = {
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = ["__version__", *sorted(_HOME)]  # noqa: PLE0604
+__all__ = ["__version__", *sorted(_HOME)]
 
 
 def __getattr__(name: str) -> Any:

@@ -44,5 +44,5 @@ class PositionEmbedding(nnx.Module):
         self.form = form
 
     def __call__(self, position_T: Array, dtype: DTypeLike) -> Array:
-        """Positions of a cp block, in [0, seq_length), -> [T, D] of the residual stream's tokens."""
+        """Positions of a cp block, in [0, seq_length), -> [T, D] of the residual's tokens."""
         return self.table[...][self.form.own_tokens(position_T)].astype(dtype)
