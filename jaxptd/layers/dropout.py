@@ -94,7 +94,7 @@ def dropout(x_BTD: Array, places: Places, hidden_D: Array, rate: float) -> Array
     return _drop(x_BTD, seed_B11, places.position_T, hidden_D, rate)
 
 
-@partial(jax.checkpoint, static_argnums=(4,), prevent_cse=False)
+@partial(jax.checkpoint, static_argnums=(4,))
 def _drop(x_BTD: Array, seed_B11: Array, position_T: Array, hidden_D: Array, rate: float) -> Array:
     keep_BTD = kept(seed_B11, position_T[:, None], hidden_D, rate)
     return jnp.where(keep_BTD, x_BTD / (1 - rate), 0)

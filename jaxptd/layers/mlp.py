@@ -11,7 +11,7 @@ from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.params import Initialiser
 
 # Backward computes GELU's inner values again from its input, which is kept anyway.
-_gelu = jax.checkpoint(partial(jax.nn.gelu, approximate=True), prevent_cse=False)
+_gelu = jax.checkpoint(partial(jax.nn.gelu, approximate=True))
 
 
 class MLP(nnx.Module):

@@ -1,7 +1,5 @@
 """Layer normalisation. Letters: B batch, T position, D model."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -31,7 +29,7 @@ class LayerNorm(nnx.Module):
     def __call__(self, x_BTD: Array) -> Array:
         """x, as the residual stream has it, -> the same shape and type."""
 
-        @partial(jax.checkpoint, prevent_cse=False)
+        @jax.checkpoint
         def normalise(x: Array, w: Array, b: Array) -> Array:
             wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
             centred = wide - self._mean(wide)

@@ -101,6 +101,7 @@ def product(x: Array, w: Array, contract: int) -> Array:
     """Contracts the last `contract` dims of `x` with the first of `w`, in the precision of `x`.
 
     Backward casts `w` again, so that a scan over layers does not keep a second copy of all weights.
+    Without a barrier: with one, XLA would copy a layer's slice out of the stack before the cast.
     """
     dims = tuple(range(x.ndim - contract, x.ndim)), tuple(range(contract))
     return lax.dot_general(x, w.astype(x.dtype), (dims, ((), ())))
