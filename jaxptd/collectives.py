@@ -8,6 +8,7 @@
 | `gather_from`    | all-gather                 | nothing        | `scatter_to`     |
 | `all_gather`     | all-gather                 | reduce-scatter | `reduce_scatter` |
 | `reduce_scatter` | reduce-scatter             | all-gather     | `all_gather`     |
+| `shift`          | permute, to the next one   | permute, back  | itself, turned   |
 
 The first two pairs stand between replicated values and blocks (tensor parallelism), the last pair
 between blocks of the sequence and blocks of the hidden dim (sequence parallelism): what leaves
@@ -103,3 +104,12 @@ def reduce_scatter(x: Array, axis: str, dim: int = 1) -> Array:
     Partner: `all_gather`.
     """
     return lax.psum_scatter(x, axis, scatter_dimension=dim % x.ndim, tiled=True)
+
+
+def shift(x: Array, axis: str) -> Array:
+    """x -> what the device before this one along `axis`, a ring, has: permute; backward: permute.
+
+    Partner: itself, with the ring turned round.
+    """
+    size = lax.axis_size(axis)
+    return lax.ppermute(x, axis, [(i, (i + 1) % size) for i in range(size)])

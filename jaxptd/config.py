@@ -15,6 +15,7 @@ from jaxptd.mesh import Axis, Layout
 Dtype = Literal["float32", "bfloat16", "float64"]
 Remat = Literal["none", "dots", "attention", "full"]
 AttentionKind = Literal["auto", "xla", "cudnn"]
+Documents = Literal["joined", "apart"]
 
 
 def _require_positive(section: str, config: Any, *names: str) -> None:
@@ -124,11 +125,14 @@ class DataConfig:
             jsonl, nanoGPT .bin, Megatron .bin/.idx.
         tokenizer: bytes, or the path of a tokenizers JSON file (needs the hf extra).
         validation_fraction: share of the corpus, its last part, held out for evaluation.
+        documents: joined, or apart: attention never crosses from one document of a sequence into
+            another.
     """
 
     source: str | list[str] = "stdlib"
     tokenizer: str = "bytes"
     validation_fraction: float = 0.05
+    documents: Documents = "joined"
 
     def __post_init__(self) -> None:
         _require_below_one("data", self, "validation_fraction")
@@ -248,16 +252,33 @@ class Config:
 
 def check_layout(model: ModelConfig, layout: Layout) -> None:
     """Raises UserError if the model cannot be spread by the layout."""
-    for axis in (Axis.PP, Axis.CP, Axis.ROW, Axis.COL):
+    for axis in (Axis.PP, Axis.ROW, Axis.COL):
         if layout.sizes[axis] > 1:
             raise UserError(
-                f"layout.{axis}={layout.sizes[axis]}: training runs over dp and tp so far; "
+                f"layout.{axis}={layout.sizes[axis]}: training runs over dp, cp and tp so far; "
                 f"use layout.{axis}=1"
             )
     _require_divides("model.num_heads", model.num_heads, "layout.tp", layout.tp)
     _require_divides("model.ffn_hidden_size", model.mlp_size, "layout.tp", layout.tp)
+    _check_sequence(model.seq_length, layout)
+    if layout.ring == "rsa" and layout.cp > 1 and model.attention == "cudnn":
+        raise UserError(
+            "layout.ring=rsa makes its own scores; use model.attention=xla, or layout.ring=zigzag"
+        )
+
+
+def _check_sequence(length: int, layout: Layout) -> None:
+    """Raises UserError if a sequence of `length` does not split over cp, and each part over tp."""
+    if layout.cp > 1 and layout.ring == "zigzag" and length % (2 * layout.cp):
+        raise UserError(
+            f"model.seq_length={length} does not split into two chunks for each of "
+            f"layout.cp={layout.cp}, as layout.ring=zigzag needs; use a multiple of "
+            f"{2 * layout.cp}, or layout.ring=blockwise"
+        )
+    _require_divides("model.seq_length", length, "layout.cp", layout.cp)
     if layout.sequence_parallel:
-        _require_divides("model.seq_length", model.seq_length, "layout.tp", layout.tp)
+        parts = "layout.tp" if layout.cp == 1 else "layout.cp x layout.tp"
+        _require_divides("model.seq_length", length, parts, layout.cp * layout.tp)
 
 
 def from_dict(sections: dict[str, Any]) -> Config:

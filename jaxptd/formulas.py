@@ -1,11 +1,13 @@
 """What a training step must move, by formula. `comms` counts what it does move.
 
-Letters: b sequences of a micro-batch on one device, T tokens in a sequence, D model,
-M micro-batches, L layers.
-Source: Shoeybi et al., arXiv 1909.08053; Korthikanti et al., arXiv 2205.05198.
+Letters: b sequences of a micro-batch on one device, T tokens in a sequence (T/cp of them on one
+device), D model, M micro-batches, L layers.
+Source: Shoeybi et al., arXiv 1909.08053; Korthikanti et al., arXiv 2205.05198; Li et al., arXiv
+2105.13120; Liu et al., arXiv 2310.01889.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -17,6 +19,7 @@ from jaxptd.mesh import Axis, Layout
 from jaxptd.params import ParamInfo
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all-reduce", "all-gather", "reduce-scatter"
+PERMUTE = "collective-permute"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Collective:
     def wire_bytes(self, sizes: Mapping[str, int]) -> int:
         """Bytes that each device sends if the collective runs as a ring."""
         devices = math.prod(sizes[axis] for axis in self.axes)
-        if self.kind in ("collective-permute", "collective-broadcast"):
+        if self.kind in (PERMUTE, "collective-broadcast"):
             return self.bytes
         return (2 if self.kind == ALL_REDUCE else 1) * self.bytes * (devices - 1) // devices
 
@@ -42,27 +45,50 @@ class Collective:
 # What backward moves again, per layer, because `model.remat` does not keep it:
 # without sequence parallelism all-reduces, with it (all-gathers, reduce-scatters).
 _AGAIN = {"none": (0, 0, 0), "attention": (0, 0, 0), "dots": (0, 2, 0), "full": (1, 2, 1)}
+# Of the rings of one layer's forward pass: of k and v together, and of RSA's two.
+_RINGS_AGAIN = {"none": (0, 0), "dots": (0, 1), "attention": (1, 1), "full": (1, 2)}
 
 
 def expected(config: Config, infos: Mapping[str, ParamInfo]) -> Iterator[Collective]:
-    """The collectives of one training step over dp x tp. Axes of size 1 are left out."""
+    """The collectives of one training step over dp x cp x tp. Axes of size 1 are left out."""
     sizes = config.layout.sizes
-    for each in (*_activations(config), *_loss(config), *_gradients(config, infos)):
+    parts = (_activations(config), _ring(config), _loss(config), _gradients(config, infos))
+    for each in itertools.chain(*parts):
         axes = tuple(str(axis) for axis in each.axes if sizes[Axis(axis)] > 1)
         if axes and each.count:
             yield dataclasses.replace(each, axes=axes)
 
 
 def _tokens(config: Config) -> int:
-    return (
-        config.train.global_batch_size
-        // (config.layout.dp * config.train.micro_batches)
-        * config.model.seq_length
-    )
+    """b*T/cp."""
+    sequences = config.train.global_batch_size // (config.layout.dp * config.train.micro_batches)
+    return sequences * config.model.seq_length // config.layout.cp
+
+
+def _ring(config: Config) -> Iterator[Collective]:
+    """Keys and values, b*T*D/(cp*tp) each, cp-1 hops forward, and backward again with gradients.
+
+    A gradient travels in float32. Documents kept apart are numbered once a step, on every device.
+    """
+    model, layout, parts = config.model, config.layout, config.train.micro_batches
+    dtype = jnp.dtype(model.dtype)
+    size = _tokens(config) * model.hidden_size // layout.tp
+    together, alone = _RINGS_AGAIN[model.remat]
+    if layout.ring == "rsa":  # a ring of keys and one of values
+        again, rings = alone, 2
+    else:  # both in one permute
+        again, rings, size = together, 1, 2 * size
+    hops = parts * model.num_layers * (layout.cp - 1)
+    forward, gradients = hops * (2 * rings + again), hops * rings
+    yield Collective(PERMUTE, (Axis.CP,), forward, forward * size * dtype.itemsize)
+    wide = jnp.promote_types(dtype, jnp.float32).itemsize
+    yield Collective(PERMUTE, (Axis.CP,), gradients, gradients * size * wide)
+    if config.data.documents == "apart":
+        yield Collective(ALL_GATHER, (Axis.CP,), 1, 4 * parts * _tokens(config) * layout.cp)
 
 
 def _activations(config: Config) -> Iterator[Collective]:
-    """Of b*T*D each: four a layer (or four and four), two beside: embedding and output layer."""
+    """Of b*T/cp*D each: four a layer (or four and four), two beside: embedding and output layer."""
     model, parts = config.model, config.train.micro_batches
     size = _tokens(config) * model.hidden_size * jnp.dtype(model.dtype).itemsize
     reduce_again, gather_again, scatter_again = _AGAIN[model.remat]

@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -32,6 +32,9 @@ class Axis(StrEnum):
     TP = "tp"  # Megatron tensor parallel: weight matrices are cut one way
 
 
+RingKind = Literal["zigzag", "blockwise", "rsa"]
+
+
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """How a model is spread over devices.
@@ -44,6 +47,8 @@ class Layout:
         row: rows of the 2D grid of weight blocks.
         col: columns of the 2D grid of weight blocks.
         sequence_parallel: cut the sequence over tp too, between the matrix products.
+        ring: attention over cp: zigzag (balanced), blockwise (contiguous parts), or rsa (whole rows
+            of scores, as first published).
     """
 
     pp: int = 1
@@ -53,6 +58,7 @@ class Layout:
     row: int = 1
     col: int = 1
     sequence_parallel: bool = False
+    ring: RingKind = "zigzag"
 
     def __post_init__(self) -> None:
         for axis, size in self.sizes.items():
@@ -78,7 +84,8 @@ class Layout:
     def __str__(self) -> str:
         sizes = [f"{axis}={size}" for axis, size in self.sizes.items() if size > 1]
         sequence = ["sequence_parallel"] if self.sequence_parallel else []
-        return " ".join(sizes + sequence) or "one device"
+        ring = [str(self.ring)] if self.cp > 1 else []
+        return " ".join(sizes + sequence + ring) or "one device"
 
 
 def make_mesh(layout: Layout, devices: Sequence[Any] | None = None) -> Mesh:

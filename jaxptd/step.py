@@ -10,16 +10,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.collectives import as_varying, own_block
+from jaxptd.collectives import as_varying
 from jaxptd.config import AttentionKind, Config, ModelConfig
 from jaxptd.errors import UserError
-from jaxptd.flash import cudnn_obstacle
+from jaxptd.flash_cudnn import obstacle as cudnn_obstacle
 from jaxptd.layers.dropout import Places
 from jaxptd.layers.tensor_parallel import TensorParallel, make_form
 from jaxptd.mesh import Axis
@@ -28,7 +29,9 @@ from jaxptd.optimizer import adamw, clip, global_norm, learning_rate
 from jaxptd.params import Blueprint, ParamInfo, Params
 
 State = dict[str, Any]  # params: Params, optimizer: optax's, step: int32
-Batch = dict[str, Array]  # tokens, targets: int32 [B, T]; a target below 0 counts for nothing
+# tokens, targets: int32 [B, T]; a target below 0 counts for nothing. segments, where documents are
+# kept apart: the number of each token's document in its sequence.
+Batch = dict[str, Array]
 Metrics = dict[str, Array]
 
 BATCH_AXES = (Axis.DP, Axis.CP)  # they cut the tokens of a batch
@@ -50,7 +53,7 @@ class Program:
     @cached_property
     def attention_kernel(self) -> tuple[AttentionKind, str | None]:
         """The kernel, and what speaks against cuDNN's."""
-        return _attention_kernel(self.config.model, self.mesh)
+        return _attention_kernel(self.config, self.mesh)
 
     @cached_property
     def form(self) -> TensorParallel:
@@ -118,11 +121,21 @@ class Program:
     def abstract_batch(self) -> Batch:
         shape = (self.config.train.global_batch_size, self.model.seq_length)
         x: Any = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self.batch_sharding)
-        return {"tokens": x, "targets": x}
+        return dict.fromkeys(batch_fields(self.config), x)
 
     @property
     def batch_sharding(self) -> NamedSharding:
         return NamedSharding(self.mesh, BATCH_SPEC)
+
+    @cached_property
+    def token_order(self) -> np.ndarray:
+        """Positions `[T]` in the order in which the devices along cp hold them."""
+        return self.form.ring.order(self.model.seq_length, self.config.layout.cp)
+
+    def place(self, batch: dict[str, np.ndarray]) -> Batch:
+        """A whole batch, its tokens in the order of the text, on the mesh."""
+        ordered = {name: x[:, self.token_order] for name, x in batch.items()}
+        return jax.device_put(ordered, self.batch_sharding)
 
     def init_state(self) -> State:
         """Step 0: the same numbers on every mesh."""
@@ -183,18 +196,19 @@ class Program:
         varying = {name: as_varying(p, self._owed_axes(name)) for name, p in params.items()}
         places = self._places(batch, self._seed(step))
 
-        def mean_loss(params: Params, micro: Batch, sample_B: Array) -> Array:
-            own = places._replace(sample_B=sample_B)
+        def mean_loss(params: Params, micro: Batch, sample_B: Array, segment: Any) -> Array:
+            own = places._replace(sample_B=sample_B, segment_BCT=segment)
             return self._loss_sum(params, micro, own) / count
 
-        def add(total: tuple, micro: tuple[Batch, Array]) -> tuple[tuple, None]:
+        def add(total: tuple, micro: tuple[Batch, Array, Any]) -> tuple[tuple, None]:
             return jax.tree.map(
                 jnp.add, total, jax.value_and_grad(mean_loss)(varying, *micro)
             ), None
 
         zero = as_varying(jnp.zeros((), self.master_dtype), BATCH_AXES)
         start = (zero, jax.tree.map(jnp.zeros_like, varying))
-        (loss, grads), _ = lax.scan(add, start, self._micro_batches((batch, places.sample_B)))
+        micro = self._micro_batches((batch, places.sample_B, places.segment_BCT))
+        (loss, grads), _ = lax.scan(add, start, micro)
         return lax.psum(loss, BATCH_AXES), self._reduce(grads)
 
     def _owed_axes(self, name: str) -> tuple[str, ...]:
@@ -239,20 +253,35 @@ class Program:
         """Where this device's tokens lie in the global batch."""
         local_B = jnp.arange(batch["tokens"].shape[0], dtype=jnp.int32)
         sample_B = lax.axis_index(Axis.DP) * local_B.size + local_B
-        position_T = own_block(jnp.arange(self.model.seq_length, dtype=jnp.int32), Axis.CP, 0)
-        return Places(sample_B, position_T, seed)
+        segment_BCT = None
+        if "segments" in batch:
+            segment_BCT = lax.all_gather(batch["segments"], Axis.CP, axis=1)
+        position_T = self.form.ring.positions(batch["tokens"].shape[1])
+        return Places(sample_B, position_T, seed, segment_BCT)
 
 
-def _attention_kernel(model: ModelConfig, mesh: Mesh) -> tuple[AttentionKind, str | None]:
+def batch_fields(config: Config) -> tuple[str, ...]:
+    """What a batch holds."""
+    apart = config.data.documents == "apart"
+    return ("tokens", "targets", *(("segments",) if apart else ()))
+
+
+def _attention_kernel(config: Config, mesh: Mesh) -> tuple[AttentionKind, str | None]:
     """The kernel that `model.attention` means on these devices, and what speaks against cuDNN's.
 
     Raises:
         UserError: cudnn is asked for where it cannot run.
     """
-    platform = mesh.devices.flat[0].platform
+    model, layout, platform = config.model, config.layout, mesh.devices.flat[0].platform
     obstacle = cudnn_obstacle(
-        platform, model.dtype, head_size=model.head_size, dropout=model.dropout
+        platform,
+        model.dtype,
+        head_size=model.head_size,
+        dropout=model.dropout,
+        documents=config.data.documents == "apart",
     )
+    if layout.ring == "rsa" and layout.cp > 1:
+        obstacle = "layout.ring=rsa makes its own scores"
     if model.attention == "cudnn" and obstacle:
         raise UserError(f"model.attention=cudnn: {obstacle}; use model.attention=xla")
     if model.attention == "xla" or obstacle:

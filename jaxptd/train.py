@@ -22,7 +22,7 @@ from jaxptd.canonical import abstract_canonical, from_canonical, to_canonical
 from jaxptd.checkpoint import CheckpointError, Checkpoints, read_description, restore_path
 from jaxptd.command_line import make_parser, parse
 from jaxptd.config import Config, from_dict, to_dict
-from jaxptd.data import Data, Windows, load_tokenizer, open_data
+from jaxptd.data import Data, Windows, load_tokenizer, number_documents, open_data
 from jaxptd.data.tokenizers import Tokenizer, with_vocabulary
 from jaxptd.devices import prepare
 from jaxptd.errors import UserError, run_command
@@ -30,7 +30,7 @@ from jaxptd.generate import Sampling, write_text
 from jaxptd.mesh import make_mesh
 from jaxptd.progress import Display, Meter, Output, check_finite
 from jaxptd.run_dir import Row, RunDir, difference
-from jaxptd.step import Batch, Program, State
+from jaxptd.step import Batch, Program, State, batch_fields
 
 SAMPLE_PROMPT = "def "
 
@@ -123,18 +123,22 @@ class Run:
             first: sample number of its first row.
             beyond: samples from here on count for nothing.
         """
-        length = self.config.model.seq_length
+        shape = (self.config.train.global_batch_size, self.config.model.seq_length)
 
-        def read(index: tuple[slice, ...], shift: int) -> np.ndarray:
-            sample = first + np.arange(self.config.train.global_batch_size)[index[0]]
-            rows = windows.rows(sample)[:, shift : shift + length]
-            if shift and beyond is not None:
-                rows = np.where((sample < beyond)[:, None], rows, -1)
-            return rows[:, index[1]]
+        def read(index: tuple[slice, ...], field: str) -> np.ndarray:
+            sample = first + np.arange(shape[0])[index[0]]
+            rows = windows.rows(sample)
+            if field == "targets":
+                counts = sample < (math.inf if beyond is None else beyond)
+                values = np.where(counts[:, None], rows[:, 1:], -1)
+            elif field == "segments":
+                values = number_documents(rows[:, :-1], self.tokenizer.end_of_document)
+            else:
+                values = rows[:, :-1]
+            return values[:, self.program.token_order[index[1]]]
 
-        shape = (self.config.train.global_batch_size, length)
         make = partial(jax.make_array_from_callback, shape, self.program.batch_sharding)
-        return {"tokens": make(partial(read, shift=0)), "targets": make(partial(read, shift=1))}
+        return {field: make(partial(read, field=field)) for field in batch_fields(self.config)}
 
     def evaluate(self, state: State) -> dict[str, float]:
         """Mean loss, nats a token, over the first `eval_batches` batches of the validation part."""

@@ -149,6 +149,19 @@ MODEL = ModelConfig(hidden_size=60, num_heads=30, seq_length=9)
             Layout(tp=2, sequence_parallel=True),
             "model.seq_length=9 does not split over layout.tp=2",
         ),
+        (MODEL, Layout(cp=2), "chunks for each of layout.cp=2, as layout.ring=zigzag needs; use a"),
+        (MODEL, Layout(cp=2, ring="rsa"), "model.seq_length=9 does not split over layout.cp=2"),
+        (
+            dataclasses.replace(MODEL, seq_length=12),
+            Layout(cp=3, tp=5, sequence_parallel=True),
+            "model.seq_length=12 does not split over layout.cp x layout.tp=15",
+        ),
+        (
+            dataclasses.replace(MODEL, seq_length=12, attention="cudnn"),
+            Layout(cp=2, ring="rsa"),
+            "layout.ring=rsa makes its own scores; use model.attention=xla",
+        ),
+        (MODEL, Layout(pp=2), "layout.pp=2: training runs over dp, cp and tp so far"),
     ],
 )
 def test_a_model_that_does_not_split(model, layout, words):
@@ -163,6 +176,8 @@ def test_a_model_that_splits():
     check_layout(MODEL, Layout(tp=3, dp=5, sequence_parallel=True))
     check_layout(MODEL, Layout(tp=2))  # an odd sequence matters only where it is cut
     assert Config(model=MODEL, layout=Layout(tp=3)).layout.num_devices == 3
+    check_layout(MODEL, Layout(cp=3, ring="blockwise"))
+    check_layout(dataclasses.replace(MODEL, seq_length=18), Layout(cp=9))
 
 
 @pytest.mark.parametrize(("dp", "micro_batches"), [(4, 1), (1, 4), (2, 2), (3, 1)])

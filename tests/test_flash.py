@@ -1,96 +1,269 @@
-"""Attention of a block against plain softmax attention, values and gradients."""
+"""What the kernels of attention share: blocks merged, keys seen, probabilities dropped.
+
+Also the plain attention that the tests of kernels and of the ring hold theirs against.
+"""
+
+import math
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import Array
+from hypothesis import given
+from hypothesis import strategies as st
 
-from jaxptd.flash import Dropout, Sites, attend_xla, cudnn_obstacle, flash_bwd, flash_fwd
+from jaxptd.flash import NOWHERE, Dropout, Sites, drop, merge, merge_at, visible
 from jaxptd.layers.dropout import kept
 
-B, T, N, H = 2, 8, 3, 4
+TOLERANCES = {"float32": 1e-6, "float64": 1e-12}  # relative to a tensor's norm; never loosened
+
+
+B, T, S, N, H = 2, 5, 9, 3, 4
 SEED_BN2 = np.random.default_rng(9).integers(0, 2**32, (B, N, 2)).astype(np.uint32)
 
 
-def inputs(dtype: str) -> list[Array]:
-    rng = np.random.default_rng(0)
-    return [jnp.asarray(rng.standard_normal((B, T, N, H)), dtype) for _ in range(4)]
+class Plain(NamedTuple):
+    """What attention gives: float64 numpy arrays."""
+
+    o: np.ndarray
+    lse: np.ndarray
+    dq: np.ndarray
+    dk: np.ndarray
+    dv: np.ndarray
 
 
-def plain(q: Array, k: Array, v: Array, sites: Sites, rate: float) -> Array:
-    s = jnp.einsum("BTNH,BSNH->BNTS", q, k) / H**0.5
-    s = jnp.where(sites.query_T[:, None] >= sites.key_S, s, -jnp.inf)
-    p = jax.nn.softmax(s, -1)
-    if sites.seed_BN2 is not None:
-        seed = sites.seed_BN2[:, :, None, None]
-        p = jnp.where(kept(seed, sites.query_T[:, None], sites.key_S, rate), p / (1 - rate), 0)
-    return jnp.einsum("BNTS,BSNH->BTNH", p, v)
+def plain_seen(sites: Sites, causal: bool) -> np.ndarray:
+    """Which keys each query sees, `[B, 1, T, S]` or `[1, 1, T, S]`, written out."""
+    query_T, key_S = np.asarray(sites.query_T), np.asarray(sites.key_S)
+    seen = np.broadcast_to(key_S != NOWHERE, (1, 1, len(query_T), len(key_S)))
+    if causal:
+        seen = seen & (query_T[:, None] >= key_S)
+    if sites.query_segment_BT is not None:
+        query, key = np.asarray(sites.query_segment_BT), np.asarray(sites.key_segment_BS)
+        seen = seen & ((query[:, :, None] == key[:, None]) & (key[:, None] >= 0))[:, None]
+    return seen
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.3])
-@pytest.mark.parametrize(
-    "order", [np.arange(T), np.array([0, 1, 6, 7, 2, 3, 4, 5])], ids=["whole", "zigzag"]
-)
-def test_value_and_gradients_are_the_plain_ones(rate: float, order: np.ndarray) -> None:
-    position_T = jnp.asarray(order, jnp.int32)
-    sites = Sites(position_T, position_T, jnp.asarray(SEED_BN2) if rate else None)
+def mixed(seed: Any, first: Any, second: Any, rate: float) -> Any:
+    """Stands in for `layers.dropout.kept`: of numpy as of JAX, and quick to compile."""
+    word = first.astype("uint32") * np.uint32(2654435761) + seed[..., 0]
+    word = (word ^ (word >> 15)) * np.uint32(739982445) + second.astype("uint32")
+    word = (word ^ (word >> 13)) * np.uint32(695872825) + seed[..., 1]
+    return (word ^ (word >> 16)) % 1000 >= rate * 1000
+
+
+def plain_weight(sites: Sites, rate: float) -> np.ndarray:
+    """What dropout multiplies each probability by."""
+    if sites.seed_BN2 is None or rate == 0:
+        return np.ones((1, 1, 1, 1))
+    query_T, key_S, seed = (np.asarray(x) for x in (sites.query_T, sites.key_S, sites.seed_BN2))
+    return mixed(seed[:, :, None, None], query_T[:, None], key_S, rate) / (1 - rate)
+
+
+def plain(q: Any, k: Any, v: Any, do: Any, sites: Sites, *, causal: bool, rate: float) -> Plain:
+    """Softmax attention and its gradients by their definitions, in float64."""
+    q, k, v, do = (np.asarray(x, np.float64) for x in (q, k, v, do))
+    seen, weight = plain_seen(sites, causal), plain_weight(sites, rate)
+    scale = q.shape[-1] ** -0.5
+    s = np.where(seen, np.einsum("BTNH,BSNH->BNTS", q, k) * scale, -np.inf)
+    highest = s.max(-1, keepdims=True, where=seen, initial=-1e300)
+    e = np.exp(s - highest)
+    total = e.sum(-1, keepdims=True)
+    p = e / np.where(total == 0, 1, total)
+    dp = np.einsum("BTNH,BSNH->BNTS", do, v) * weight
+    ds = p * (dp - (p * dp).sum(-1, keepdims=True)) * scale
+    log = np.log(total, where=total > 0, out=np.full_like(total, -np.inf))
+    return Plain(
+        np.einsum("BNTS,BSNH->BTNH", p * weight, v),
+        (highest + log)[..., 0].swapaxes(1, 2),
+        np.einsum("BNTS,BSNH->BTNH", ds, k),
+        np.einsum("BNTS,BTNH->BSNH", ds, q),
+        np.einsum("BNTS,BTNH->BSNH", p * weight, do),
+    )
+
+
+def difference(found: Any, want: np.ndarray) -> float:
+    """Norm of the difference, relative to the wanted array's norm."""
+    assert found.shape == want.shape
+    error = np.linalg.norm(np.asarray(found, np.float64) - want)
+    return float(error / (np.linalg.norm(want) or 1))
+
+
+def test_the_plain_attention_is_the_softmax_of_jax_and_its_gradients() -> None:
+    q, k, v, do = np.random.default_rng(0).standard_normal((4, B, T, N, H))
+    place = np.arange(T, dtype=np.int32)
+    sites = Sites(place, place, seed_BN2=SEED_BN2)
+    seen, weight = plain_seen(sites, True), plain_weight(sites, 0.3)
+
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        s = jnp.where(seen, jnp.einsum("BTNH,BSNH->BNTS", q, k) / H**0.5, -jnp.inf)
+        o = jnp.einsum("BNTS,BSNH->BTNH", jax.nn.softmax(s) * weight, v)
+        return o, jax.nn.logsumexp(s, -1).swapaxes(1, 2)
+
+    def both_ways(do: Any, *qkv: Any) -> Any:
+        o, back, lse = jax.vjp(attention, *qkv, has_aux=True)
+        return o, lse, *back(do)
+
     with jax.enable_x64(True):
-        *qkv, do = inputs("float64")
-        o, back = jax.vjp(lambda *x: attend_xla(*x, sites, Dropout(rate, kept)), *qkv)
-        want, want_back = jax.vjp(lambda *x: plain(*x, sites, rate), *qkv)
-        np.testing.assert_allclose(o, want, rtol=1e-12, atol=1e-14)
-        for found, expected in zip(back(do), want_back(do), strict=True):
-            np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-13)
+        found = jax.jit(both_ways)(do, q, k, v)
+    want = plain(q, k, v, do, sites, causal=True, rate=0.3)
+    for x, y in zip(found, want, strict=True):
+        assert difference(x, y) <= TOLERANCES["float64"]
 
 
-def test_keys_of_a_cache_that_are_not_written_yet_are_not_seen() -> None:
-    q, k, v, _ = inputs("float32")
-    key_S = jnp.arange(T, dtype=jnp.int32)
-    sites = Sites(jnp.array([2], jnp.int32), key_S, None)
-    garbage = k.at[:, 3:].set(1e3), v.at[:, 3:].set(1e3)
-    found = attend_xla(q[:, 2:3], *garbage, sites, Dropout(0.0, kept))
-    want = plain(q[:, :3], k[:, :3], v[:, :3], Sites(key_S[:3], key_S[:3], None), 0.0)[:, 2:]
-    np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
+# ---- merge -----------------------------------------------------------------------------------
 
 
-def test_only_o_and_the_logsumexp_join_the_inputs_for_backward() -> None:
-    q, k, v, do = inputs("float32")
-    sites = Sites(jnp.arange(T), jnp.arange(T), None)
-    o, lse_BNT = flash_fwd(q, k, v, sites, Dropout(0.0, kept))
-    assert lse_BNT.shape == (B, N, T)
-    s = np.where(np.tril(np.ones((T, T))), np.einsum("BTNH,BSNH->BNTS", q, k) / H**0.5, -np.inf)
-    np.testing.assert_allclose(lse_BNT, np.log(np.exp(s).sum(-1)), rtol=1e-5, atol=1e-6)
-    grads = flash_bwd((q, k, v, o, lse_BNT), do, sites, Dropout(0.0, kept))
-    _, back = jax.vjp(lambda *x: attend_xla(*x, sites, Dropout(0.0, kept)), q, k, v)
-    for found, expected in zip(grads, back(do), strict=True):
-        np.testing.assert_array_equal(found, expected)
-    saved = [x.shape for x in jax.tree.leaves(back) if hasattr(x, "shape")]
-    assert (B, N, T, T) not in saved
+def parts(*cuts: slice, empty_rows: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
+    """o[B, T, N, H] and logsumexp[B, T, N] of some keys of one attention each.
+
+    The first `empty_rows` queries see no key but the last one.
+    """
+    rng = np.random.default_rng(0)
+    q, do = rng.standard_normal((2, B, T, N, H))
+    k, v = rng.standard_normal((2, B, S, N, H))
+    query_T = np.where(np.arange(T) < empty_rows, 0, 1)
+    key_S = np.where(np.arange(S) == S - 1, 0, 1)
+    found = []
+    for cut in cuts:
+        sites = Sites(query_T, key_S[cut])
+        o, lse, *_ = plain(q, k[:, cut], v[:, cut], do, sites, causal=True, rate=0.0)
+        found.append((o, lse))
+    return found
 
 
-def test_bfloat16_keeps_its_softmax_in_float32() -> None:
-    q, k, v, _ = inputs("bfloat16")
-    sites = Sites(jnp.arange(T), jnp.arange(T), None)
-    o, lse_BNT = flash_fwd(q, k, v, sites, Dropout(0.0, kept))
-    assert (o.dtype, lse_BNT.dtype) == (jnp.bfloat16, jnp.float32)
-    want = plain(*(x.astype("float32") for x in (q, k, v)), sites, 0.0)
-    np.testing.assert_allclose(o.astype("float32"), want, atol=2**-6)
+def hold_equal(found: tuple, want: tuple) -> None:
+    np.testing.assert_allclose(found[0], want[0], rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(found[1], want[1], rtol=1e-13, atol=1e-14)
 
 
-@pytest.mark.parametrize(
-    ("platform", "dtype", "head_size", "dropout", "word"),
-    [
-        ("cpu", "bfloat16", 64, 0.0, "NVIDIA"),
-        ("gpu", "float32", 64, 0.0, "bfloat16"),
-        ("gpu", "bfloat16", 20, 0.0, "multiple of 8"),
-        ("gpu", "bfloat16", 264, 0.0, "256"),
-        ("gpu", "bfloat16", 64, 0.1, "dropout"),
-    ],
-)
-def test_what_speaks_against_cudnn(platform, dtype, head_size, dropout, word) -> None:
-    assert word in cudnn_obstacle(platform, dtype, head_size=head_size, dropout=dropout)
+@pytest.mark.parametrize("empty_rows", [0, 2])
+def test_merged_parts_are_the_attention_to_all_their_keys(empty_rows: int) -> None:
+    cuts = slice(0, 4), slice(4, S), slice(0, S)
+    first, second, whole = parts(*cuts, empty_rows=empty_rows)
+    assert np.isneginf(first[1]).any() == bool(empty_rows)
+    with jax.enable_x64(True):
+        hold_equal(merge(*first, *second), whole)
+        hold_equal(merge(*second, *first), whole)
 
 
-def test_nothing_speaks_against_cudnn_on_a_gpu_in_bfloat16() -> None:
-    assert cudnn_obstacle("gpu", "bfloat16", head_size=64, dropout=0.0) is None
+def test_merging_is_associative_also_with_rows_that_see_nothing() -> None:
+    a, b, c = parts(slice(0, 2), slice(2, 5), slice(5, 8), empty_rows=2)
+    with jax.enable_x64(True):
+        left = merge(*merge(*a, *b), *c)
+        hold_equal(left, tuple(np.asarray(x) for x in merge(*a, *merge(*b, *c))))
+    assert np.isneginf(left[1][:, :2]).all()
+    assert not np.asarray(left[0])[:, :2].any()
+
+
+def test_merging_with_nothing_changes_nothing() -> None:
+    (o, lse), (_, nowhere) = parts(slice(0, S), slice(0, 2), empty_rows=T)
+    nothing = np.zeros_like(o), nowhere
+    assert np.isneginf(nowhere).all()
+    with jax.enable_x64(True):
+        for found in (merge(o, lse, *nothing), merge(*nothing, o, lse)):
+            np.testing.assert_array_equal(found[0], o)
+            np.testing.assert_array_equal(found[1], lse)
+        zero, still_nowhere = merge(*nothing, *nothing)
+    np.testing.assert_array_equal(zero, nothing[0])
+    np.testing.assert_array_equal(still_nowhere, nowhere)
+
+
+@pytest.mark.parametrize("lse", [-5e4, 0.0, 5e4])
+def test_merging_takes_logsumexps_of_any_size(lse: float) -> None:
+    ones = jnp.ones((3, H))
+    o, both = merge(ones, jnp.full(3, lse), 2 * ones, jnp.full(3, lse))
+    # the weights are as exact as a logsumexp of this size is in float32
+    np.testing.assert_allclose(o, 1.5 * ones, rtol=1e-6 + abs(lse) * 2**-23)
+    np.testing.assert_allclose(both, np.full(3, lse + math.log(2)), rtol=1e-6)
+
+
+def test_merging_into_some_rows_leaves_the_others() -> None:
+    whole, part = parts(slice(0, 4), slice(4, S))
+    rows = slice(1, 4)
+    with jax.enable_x64(True):
+        piece = tuple(x[:, rows] for x in part)
+        found = merge_at(whole, piece, jnp.int32(1), dim=1)
+        want = merge(*(x[:, rows] for x in whole), *piece)
+    for x, y, old in zip(found, want, whole, strict=True):
+        np.testing.assert_array_equal(x[:, rows], y)
+        np.testing.assert_array_equal(x[:, :1], old[:, :1])
+        np.testing.assert_array_equal(x[:, 4:], old[:, 4:])
+
+
+def test_merged_rows_keep_the_type_of_the_total() -> None:
+    total = jnp.zeros((3, H)), jnp.full(3, -jnp.inf)
+    part = jnp.ones((2, H), "bfloat16"), jnp.zeros(2)
+    o, lse = merge_at(total, part, 1, dim=0)
+    assert (o.dtype, lse.dtype) == (jnp.float32, jnp.float32)
+    np.testing.assert_array_equal(lse, [-np.inf, 0, 0])
+    np.testing.assert_array_equal(o[:, 0], [0, 1, 1])
+
+
+# ---- visible ---------------------------------------------------------------------------------
+
+numbers = st.lists(st.integers(0, 9), min_size=6, max_size=6)
+documents = st.lists(st.lists(st.integers(-2, 2), min_size=6, max_size=6), min_size=2, max_size=2)
+
+
+@given(numbers, numbers, st.none() | st.tuples(documents, documents), st.booleans())
+def test_a_query_sees_what_the_definition_says(query, key, segments, causal: bool) -> None:
+    key = [*key[:-1], NOWHERE]
+    pair = (None, None) if segments is None else tuple(np.array(x, np.int32) for x in segments)
+    sites = Sites(np.array(query, np.int32), np.array(key, np.int32), *pair)
+    found = np.asarray(visible(sites, causal=causal))
+    shape = (2, 1, 6, 6)
+    want = plain_seen(sites, causal)
+    np.testing.assert_array_equal(np.broadcast_to(found, shape), np.broadcast_to(want, shape))
+
+
+def test_what_is_seen_by_hand() -> None:
+    place = np.array([0, 1, 2], np.int32)
+    causal = np.tril(np.ones((3, 3), bool))
+    np.testing.assert_array_equal(visible(Sites(place, place), causal=True), causal)
+    assert np.broadcast_to(visible(Sites(place, place), causal=False), (3, 3)).all()
+    segment = np.array([[0, 1, 1], [0, 0, -1]], np.int32)
+    seen = visible(Sites(place, place, segment, segment), causal=False)
+    want = [[[1, 0, 0], [0, 1, 1], [0, 1, 1]], [[1, 1, 0], [1, 1, 0], [0, 0, 0]]]
+    np.testing.assert_array_equal(seen[:, 0], np.array(want, bool))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_nobody_sees_a_key_that_is_nowhere(causal: bool) -> None:
+    query_T, key_S = np.array([0, NOWHERE - 1], np.int32), np.array([0, NOWHERE], np.int32)
+    seen = np.broadcast_to(visible(Sites(query_T, key_S), causal=causal), (2, 2))
+    np.testing.assert_array_equal(seen, [[True, False]] * 2)
+
+
+# ---- drop ------------------------------------------------------------------------------------
+
+PLACE = np.arange(64, dtype=np.int32)
+
+
+def test_dropping_nothing_is_the_identity() -> None:
+    p = jnp.ones((B, N, 64, 64))
+    assert drop(p, Sites(PLACE, PLACE, seed_BN2=SEED_BN2), Dropout(0.0, kept)) is p
+    assert drop(p, Sites(PLACE, PLACE), Dropout(0.3, kept)) is p
+
+
+def test_a_share_is_dropped_and_the_rest_scaled() -> None:
+    p = np.random.default_rng(1).random((B, N, 64, 64)).astype(np.float32)
+    sites = Sites(PLACE, PLACE, seed_BN2=jnp.asarray(SEED_BN2))
+    found = np.asarray(drop(p, sites, Dropout(0.3, kept)))
+    keep = kept(sites.seed_BN2[:, :, None, None], PLACE[:, None], PLACE, 0.3)
+    np.testing.assert_allclose(found, p * np.asarray(keep) / 0.7, rtol=1e-6)
+    assert abs((found == 0).mean() - 0.3) < 0.01
+    masks = (found == 0).reshape(B * N, -1)
+    assert len({mask.tobytes() for mask in masks}) == B * N  # each head its own
+
+
+def test_what_is_dropped_follows_positions_not_places_in_the_array() -> None:
+    p = jnp.ones((B, N, 64, 64))
+    rng = np.random.default_rng(2)
+    rows, columns = rng.permutation(64), rng.permutation(64)
+    whole = Sites(PLACE, PLACE, seed_BN2=jnp.asarray(SEED_BN2))
+    moved = whole._replace(query_T=PLACE[rows], key_S=PLACE[columns])
+    found = drop(p, moved, Dropout(0.3, kept))
+    want = np.asarray(drop(p, whole, Dropout(0.3, kept)))[:, :, rows][..., columns]
+    np.testing.assert_array_equal(found, want)

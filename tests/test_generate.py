@@ -16,7 +16,7 @@ from jaxptd.data.tokenizers import ByteTokenizer
 from jaxptd.errors import UserError, run_command
 from jaxptd.generate import Generator, Sampling, write_text
 from jaxptd.layers.dropout import Places
-from jaxptd.mesh import make_mesh
+from jaxptd.mesh import Axis, make_mesh
 from jaxptd.step import Program
 
 CONFIG = Path(__file__).parents[1] / "configs" / "test-tiny.yaml"
@@ -26,6 +26,7 @@ GREEDY = Sampling(temperature=0)
 
 TP2 = ("--layout.tp=2",)
 TP4 = ("--layout.tp=4",)
+CP2_TP2 = ("--layout.cp=2", *TP2)
 GRID = ("--layout.dp=2", "--layout.tp=2", "--layout.sequence_parallel=true")
 
 
@@ -62,9 +63,9 @@ def next_logits():
         logits_BTV, _ = program.blueprint.build(params).logits(tokens_BT, places)
         return program.form.gather(logits_BTV, 2)
 
-    specs = (program.blueprint.specs, P())
+    specs = (program.blueprint.specs, P(None, Axis.CP))
     whole = jax.jit(
-        jax.shard_map(body, mesh=program.mesh, in_specs=specs, out_specs=P(), check_vma=True)
+        jax.shard_map(body, mesh=program.mesh, in_specs=specs, out_specs=specs[1], check_vma=True)
     )
     return lambda ids, length: whole(make_params(), ids[None])[0, length - 1]
 
@@ -112,7 +113,9 @@ def test_every_layout_writes_the_same(layout):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", [TP2, TP4, GRID], ids=["tp2", "tp4", "dp2 tp2 sp"])
+@pytest.mark.parametrize(
+    "layout", [TP2, TP4, CP2_TP2, GRID], ids=["tp2", "tp4", "cp2 tp2", "dp2 tp2 sp"]
+)
 @pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS)
 def test_every_layout_writes_the_same_after_any_prompt(layout, prompt):
     assert write(prompt, 40, *layout) == written_without_cache(prompt, 40)

@@ -10,6 +10,7 @@ from contract import relative
 from jaxptd.comms import collectives_of
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
+from jaxptd.step import batch_fields
 
 
 def gradients(program) -> tuple[float, dict[str, np.ndarray]]:
@@ -148,3 +149,22 @@ def test_initial_weights_are_normal() -> None:
 def test_cudnn_on_a_machine_without_it_is_an_error_that_names_the_alternative() -> None:
     with pytest.raises(UserError, match=r"model\.attention=cudnn: .*use model\.attention=xla"):
         _ = tiny.program(Layout(), attention="cudnn").model
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(cp=4)], ids=str)
+def test_a_document_knows_nothing_of_the_ones_before_it(layout: Layout) -> None:
+    """The loss of the second document's tokens, with other tokens in the first."""
+    fields = tiny.batch()
+    targets = np.where(np.arange(8) < 5, -1, fields["targets"])
+    segments = np.broadcast_to(np.arange(8) >= 5, (8, 8)).astype(np.int32)
+    others = np.where(np.arange(8) < 5, (fields["tokens"] + 1) % tiny.VOCAB, fields["tokens"])
+
+    def loss(documents: str, tokens: np.ndarray) -> float:
+        program = tiny.program(layout, documents=documents)
+        batch = {"tokens": tokens, "targets": targets, "segments": segments}
+        batch = {name: batch[name] for name in batch_fields(program.config)}
+        params = program.init_state()["params"]
+        return float(program.eval_step(params, program.place(batch))["loss_sum"])
+
+    assert loss("apart", others) == loss("apart", fields["tokens"])
+    assert loss("joined", others) != loss("joined", fields["tokens"])

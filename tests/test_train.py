@@ -18,7 +18,7 @@ import yaml
 
 from jaxptd.checkpoint import Checkpoints
 from jaxptd.command_line import load_config
-from jaxptd.data import Windows
+from jaxptd.data import Windows, number_documents
 from jaxptd.data.token_files import write_bin
 from jaxptd.errors import run_command
 from jaxptd.mesh import make_mesh
@@ -62,12 +62,15 @@ def curve(*overrides: str) -> np.ndarray:
     program = Program(config, make_mesh(config.layout))
     state, rows = program.init_state(), []
     for batch in batches(30):
-        tokens = {"tokens": batch[:, :-1], "targets": batch[:, 1:]}
-        state, metrics = program.train_step(state, jax.device_put(tokens, program.batch_sharding))
+        fields = {"tokens": batch[:, :-1], "targets": batch[:, 1:]}
+        if config.data.documents == "apart":  # every line is one
+            fields["segments"] = number_documents(batch[:, :-1], ord("\n"))
+        state, metrics = program.train_step(state, program.place(fields))
         rows.append((float(metrics["loss"]), float(metrics["grad_norm"])))
     return np.array(rows)
 
 
+KINDS = ("zigzag", "blockwise", "rsa")
 SEQUENCE = "--layout.sequence_parallel=true"
 DP4 = ("--layout.dp=4",)
 TP2 = ("--layout.tp=2",)
@@ -76,6 +79,10 @@ DP2_TP2 = ("--layout.dp=2", *TP2)
 DP2_TP4 = ("--layout.dp=2", *TP4)
 LAYOUTS = [DP4, TP2, TP4, DP2_TP2, DP2_TP4]
 LAYOUTS += [(*layout, SEQUENCE) for layout in LAYOUTS[1:]]
+RINGS = [(f"--layout.cp={cp}", f"--layout.ring={ring}") for cp in (2, 8) for ring in KINDS]
+CONTEXT = ("--layout.dp=2", "--layout.cp=2", *TP2, SEQUENCE)
+RINGS += [(*CONTEXT, f"--layout.ring={ring}") for ring in KINDS]
+LAYOUTS += [*RINGS, ("--layout.cp=4", *TP2)]
 WAYS = [(f"--model.remat={remat}",) for remat in ("dots", "attention", "full")]
 WAYS += [("--model.scan_layers=false",), ("--train.micro_batches=1",), ("--train.micro_batches=4",)]
 
@@ -84,7 +91,7 @@ def name(overrides: tuple[str, ...]) -> str:
     return " ".join(o.rpartition(".")[2] for o in overrides)
 
 
-@pytest.mark.parametrize("overrides", [(*DP2_TP4, SEQUENCE), WAYS[2]], ids=name)
+@pytest.mark.parametrize("overrides", [(*DP2_TP4, SEQUENCE), CONTEXT, WAYS[2]], ids=name)
 def test_a_layout_trains_as_one_device_does(overrides):
     expected = curve()
     assert expected[-1, 0] < 0.6 * expected[0, 0]  # it learns
@@ -98,6 +105,14 @@ def test_every_layout_trains_as_one_device_does(overrides):
     with jax.enable_x64(True):
         double = "--model.dtype=float64"
         np.testing.assert_allclose(curve(double, *overrides), curve(double), rtol=1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", [DP2_TP4, *RINGS], ids=name)
+def test_every_layout_keeps_documents_apart_as_one_device_does(overrides):
+    apart = "--data.documents=apart"
+    assert np.abs(curve(apart) - curve()).max() > 1e-3
+    np.testing.assert_allclose(curve(apart, *overrides), curve(apart), rtol=1e-5)
 
 
 # ---- the command ----------------------------------------------------------------------------
@@ -296,12 +311,26 @@ def test_onto_another_layout_it_goes_on_to_rounding(train, whole, monkeypatch):
         kill_after(9, patch)
         with pytest.raises(Killed):
             main([*train.options, "--layout.dp=2"])
-    train("--layout.tp=2", SEQUENCE, "--model.remat=full", "--train.micro_batches=4")
+    train(*CONTEXT[1:], "--model.remat=full", "--train.micro_batches=4")
     rows = numbers(train.run_dir.metrics())
     assert [row["step"] for row in rows] == [row["step"] for row in whole]
     for row, expected in zip(rows, whole, strict=True):
         assert row == pytest.approx(expected, rel=1e-5)
     assert load_config(train.run_dir.path / "config.yaml").layout.tp == 2
+
+
+def test_documents_are_kept_apart_where_the_sequence_is_cut(train):
+    lines = (json.dumps({"text": line}) for line in TEXT.splitlines())
+    source = train.folder / "text.jsonl"
+    source.write_text("\n".join(lines))
+    losses = []
+    for layout in ([], ["--layout.cp=2"]):
+        options = [f"--data.source={source}", "--data.documents=apart", "--train.steps=3"]
+        train(*options, "--checkpoint.every=0", *layout)
+        losses.append([row["loss"] for row in train.run_dir.metrics()])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    train("--train.steps=3", "--checkpoint.every=0", f"--data.source={source}")
+    assert [row["loss"] for row in train.run_dir.metrics()] != pytest.approx(losses[0], rel=1e-4)
 
 
 def test_a_finished_run_has_nothing_left_to_do(train, whole):

@@ -23,15 +23,26 @@ def report(layout: Layout, dtype: str = "float64", **model) -> verify.Report:
 
 @pytest.mark.parametrize(
     "layout",
-    [Layout(dp=4), Layout(tp=4), tiny.SEQUENCE_PARALLEL],
+    [Layout(dp=4), Layout(tp=4), tiny.SEQUENCE_PARALLEL, Layout(cp=8, ring="rsa")],
     ids=str,
 )
 def test_layouts_are_equal_to_one_device(layout: Layout) -> None:
-    double = report(layout)
+    hold(layout)
+
+
+@pytest.mark.parametrize(
+    "layout", [Layout(cp=4), Layout(cp=4, ring="blockwise"), tiny.CONTEXT_PARALLEL], ids=str
+)
+def test_rings_are_equal_to_one_device_with_documents_kept_apart(layout: Layout) -> None:
+    hold(layout, documents="apart")
+
+
+def hold(layout: Layout, **choice) -> None:
+    double = report(layout, **choice)
     assert double.wrong == []
     assert double.worst_gradient <= 1e-12
     assert "equal to one device in float64" in double.verdict
-    single = report(layout, "float32")
+    single = report(layout, "float32", **choice)
     assert single.wrong == []
     assert single.worst_gradient <= 1e-6
 
@@ -44,10 +55,36 @@ def test_layouts_are_equal_to_one_device(layout: Layout) -> None:
 )
 @pytest.mark.parametrize("choice", [{}, {"scan_layers": False, "remat": "dots"}], ids=str)
 def test_more_layouts_are_equal_to_one_device(layout: Layout, choice: dict) -> None:
-    for dtype, limit in (("float64", 1e-12), ("float32", 1e-6)):
-        found = report(layout, dtype, **choice)
-        assert found.wrong == []
-        assert found.worst_gradient <= limit
+    hold(layout, **choice)
+
+
+RINGS = [
+    Layout(cp=2),
+    Layout(cp=4),
+    Layout(cp=8),
+    Layout(cp=2, dp=2),
+    Layout(cp=4, tp=2),
+    Layout(cp=2, tp=4, sequence_parallel=True),
+    Layout(cp=4, tp=2, sequence_parallel=True),
+    tiny.CONTEXT_PARALLEL,
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("documents", ["joined", "apart"])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("ring", ["zigzag", "blockwise", "rsa"])
+@pytest.mark.parametrize("layout", RINGS, ids=str)
+def test_every_ring_is_equal_to_one_device(layout, ring, dropout, documents) -> None:
+    layout = dataclasses.replace(layout, ring=ring)
+    hold(layout, dropout=dropout, documents=documents, seq_length=16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("choice", [{"remat": r} for r in ("dots", "attention", "full")], ids=str)
+@pytest.mark.parametrize("ring", ["zigzag", "blockwise", "rsa"])
+def test_rings_with_an_odd_number_of_heads_and_less_kept(ring, choice) -> None:
+    hold(Layout(cp=4, ring=ring), num_heads=3, hidden_size=12, **choice)
 
 
 def form(layout: Layout, **changes):
@@ -63,6 +100,16 @@ def wrong_block(x, axis, dim=1):
 
 def summed_twice(x, axis):
     return 2 * collectives.reduce_from(x, axis)
+
+
+@pytest.mark.parametrize("ring", ["zigzag", "blockwise", "rsa"])
+def test_a_ring_that_turns_the_wrong_way_is_found(monkeypatch, ring) -> None:
+    def backwards(x, axis):
+        size = lax.axis_size(axis)
+        return lax.ppermute(x, axis, [((i + 1) % size, i) for i in range(size)])
+
+    monkeypatch.setattr("jaxptd.ring.shift", backwards)
+    assert report(Layout(cp=4, ring=ring)).wrong
 
 
 BROKEN = [

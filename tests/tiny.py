@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxptd.config import Config, ModelConfig, OptimizerConfig, TrainConfig
+from jaxptd.config import Config, DataConfig, Documents, ModelConfig, OptimizerConfig, TrainConfig
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import Batch, Program
 
@@ -13,17 +13,22 @@ VOCAB = 13  # odd, so that every tp pads it
 MODEL = ModelConfig(num_layers=2, hidden_size=16, num_heads=4, seq_length=8, vocab_size=VOCAB)
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, warmup_steps=3)
 SEQUENCE_PARALLEL = Layout(dp=2, tp=4, sequence_parallel=True)
+CONTEXT_PARALLEL = Layout(dp=2, cp=2, tp=2, sequence_parallel=True)
 
 
-def config(layout: Layout, *, micro_batches: int = 2, **model: Any) -> Config:
+def config(
+    layout: Layout, *, micro_batches: int = 2, documents: Documents = "joined", **model: Any
+) -> Config:
     """A batch of eight; fields of the model can be set."""
     train = TrainConfig(steps=30, global_batch_size=8, micro_batches=micro_batches)
     sizes = dataclasses.replace(MODEL, **model)
-    return Config(model=sizes, layout=layout, optimizer=OPTIMIZER, train=train)
+    data = DataConfig(documents=documents)
+    return Config(model=sizes, layout=layout, data=data, optimizer=OPTIMIZER, train=train)
 
 
-def program(layout: Layout, *, micro_batches: int = 2, **model: Any) -> Program:
-    return Program(config(layout, micro_batches=micro_batches, **model), make_mesh(layout))
+def program(layout: Layout, **choices: Any) -> Program:
+    """Of `config(layout, **choices)`."""
+    return Program(config(layout, **choices), make_mesh(layout))
 
 
 def batch(seed: int = 0) -> Batch:

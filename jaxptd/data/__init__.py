@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxptd.data.batches import Windows, WindowsInOrder
+from jaxptd.data.batches import Windows, WindowsInOrder, number_documents
 from jaxptd.data.corpora import tokenize
 from jaxptd.data.sources import find_files
 from jaxptd.data.token_files import is_token_file, open_tokens
@@ -29,6 +29,7 @@ __all__ = [
     "Windows",
     "WindowsInOrder",
     "load_tokenizer",
+    "number_documents",
     "open_data",
 ]
 
@@ -56,9 +57,12 @@ def open_data(
 
     Raises:
         UserError: a source is missing or broken, text and token files are mixed, the tokenizer does
-            not fit `vocab_size`, or a part is shorter than one sequence.
+            not fit `vocab_size` or cannot tell documents apart, or a part is shorter than one
+            sequence.
     """
     files = find_files(config.source)
+    if config.documents == "apart" and _are_token_files(files):
+        _check_end_of_document(config, tokenizer, vocab_size)
     tokens = (
         open_tokens(files) if _are_token_files(files) else _read_text(files, tokenizer, vocab_size)
     )
@@ -80,6 +84,14 @@ def _are_token_files(files: Sequence[Path]) -> bool:
             "with python -m jaxptd.data, or use one kind"
         )
     return bool(ids)
+
+
+def _check_end_of_document(config: "DataConfig", tokenizer: Tokenizer, vocab_size: int) -> None:
+    if config.tokenizer == "bytes" and vocab_size > tokenizer.vocab_size:
+        raise UserError(
+            "data.documents=apart has to know the end of document of these token files, and "
+            "data.tokenizer=bytes did not make them; name the tokenizers JSON file that did"
+        )
 
 
 def _read_text(files: Sequence[Path], tokenizer: Tokenizer, vocab_size: int) -> np.ndarray:

@@ -101,6 +101,15 @@ class WindowsInOrder(Windows):
         return indices % self.windows_per_epoch * self.seq_length
 
 
+def number_documents(rows: np.ndarray, end_of_document: int) -> np.ndarray:
+    """ids[n, T] -> in which document of its row each token is, int32[n, T], from 0.
+
+    The end of a document is its last token.
+    """
+    ends = rows == end_of_document
+    return (np.cumsum(ends, axis=1) - ends).astype(np.int32)
+
+
 # A batch lies in one or two epochs; a draw of 10 million windows takes a second, too long a step.
 @functools.lru_cache(maxsize=2)
 def _draw_epoch(seed: int, epoch: int, num_windows: int) -> tuple[int, np.ndarray]:

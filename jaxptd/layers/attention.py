@@ -4,7 +4,7 @@ Letters: B batch, T query position, S key position, D model, N heads, H head siz
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +12,15 @@ from flax import nnx
 from jax import Array, lax
 
 from jaxptd.config import ModelConfig
-from jaxptd.flash import Dropout, Sites, attend_cudnn, attend_xla
+from jaxptd.flash import Dropout, Kernel, Sites
+from jaxptd.flash_cudnn import Cudnn
+from jaxptd.flash_xla import Xla
 from jaxptd.layers.dropout import Places, fold, kept
 from jaxptd.layers.linear import ColumnParallelLinear, RowParallelLinear
 from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.params import Initialiser
+from jaxptd.ring import Tokens
+from jaxptd.ring_attention import attend
 
 
 class Cache(NamedTuple):
@@ -34,7 +38,8 @@ class Cache(NamedTuple):
 class SelfAttention(nnx.Module):
     """Causal multi-head attention; Q, K and V come from one product, `[D, 3, N, H]`, cut over N.
 
-    Each device holds whole heads, so scores, softmax, dropout and context move nothing.
+    Each device holds whole heads, so over tp scores, softmax, dropout and context move nothing;
+    where the sequence is cut over cp, keys and values go round a ring.
     Source: Shoeybi et al., arXiv 1909.08053, section 3.
     """
 
@@ -63,26 +68,32 @@ class SelfAttention(nnx.Module):
             o_BTNH = self._attend(q_BTNH, k_BTNH, v_BTNH, places)
         else:
             cache = cache.append(k_BTNH, v_BTNH)
-            o_BTNH = self._attend_xla(q_BTNH, cache.k, cache.v, places)
+            o_BTNH = self._attend_cache(q_BTNH, cache, places)
         return self.out(o_BTNH), cache
 
     def _attend(self, q_BTNH: Array, k_BTNH: Array, v_BTNH: Array, places: Places) -> Array:
-        attend = (
-            attend_cudnn
-            if self.config.attention == "cudnn"
-            else partial(self._attend_xla, places=places)
+        run: Any = partial(
+            attend, ring=self.form.ring, kernel=make_kernel(self.config), causal=True
         )
         if self.config.remat == "attention":
-            attend = jax.checkpoint(attend, prevent_cse=not self.config.scan_layers)
-        return attend(q_BTNH, k_BTNH, v_BTNH)
+            run = jax.checkpoint(run, prevent_cse=not self.config.scan_layers)
+        tokens = Tokens(places.segment_BCT, self._seed(places, q_BTNH.shape[2]))
+        return run(q_BTNH, k_BTNH, v_BTNH, tokens)
 
-    def _attend_xla(self, q_BTNH: Array, k_BSNH: Array, v_BSNH: Array, places: Places) -> Array:
-        key_S = places.position_T
-        if k_BSNH.shape[1] != q_BTNH.shape[1]:  # a cache: keys from the start of the text
-            key_S = jnp.arange(k_BSNH.shape[1], dtype=jnp.int32)
-        seed_BN2 = None
-        if places.seed is not None:
-            head_N = self.form.own_heads(q_BTNH.shape[2])
-            seed_BN2 = fold(places.seed, places.sample_B[:, None], head_N)
-        sites = Sites(places.position_T, key_S, seed_BN2)
-        return attend_xla(q_BTNH, k_BSNH, v_BSNH, sites, Dropout(self.config.dropout, kept))
+    def _attend_cache(self, q_BTNH: Array, cache: Cache, places: Places) -> Array:
+        """Of the last tokens of a text, with the keys from its start; nothing is dropped."""
+        key_S = jnp.arange(cache.k.shape[1], dtype=jnp.int32)
+        sites = Sites(places.position_T, key_S)
+        o_BTNH, _ = Xla(Dropout(0.0, kept)).fwd(q_BTNH, cache.k, cache.v, sites, causal=True)
+        return o_BTNH.astype(q_BTNH.dtype)
+
+    def _seed(self, places: Places, heads: int) -> Array | None:
+        """Of each sequence and head, `[B, N, 2]`."""
+        if places.seed is None:
+            return None
+        return fold(places.seed, places.sample_B[:, None], self.form.own_heads(heads))
+
+
+def make_kernel(config: ModelConfig) -> Kernel:
+    """The attention kernel that the config names."""
+    return Cudnn() if config.attention == "cudnn" else Xla(Dropout(config.dropout, kept))

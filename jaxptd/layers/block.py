@@ -18,6 +18,7 @@ from jaxptd.layers.mlp import MLP
 from jaxptd.layers.norm import LayerNorm
 from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.params import normal, stacked
+from jaxptd.ring_attention import KEPT
 
 
 class Block(nnx.Module):
@@ -98,8 +99,8 @@ _SUMS = frozenset({"psum", "psum_invariant", "reduce_scatter"})
 
 
 def _save_products(prim: Any, *args: Any, **params: Any) -> bool:
-    """Keep matrix products and what was summed over devices, so that backward repeats no sum."""
-    if prim.name in _SUMS or prim.name.startswith("dot_product_attention"):
+    """Keep products, what attention gave, and what was summed over devices: no sum is repeated."""
+    if prim.name in _SUMS or params.get("name") == KEPT:
         return True
     return jax.checkpoint_policies.dots_with_no_batch_dims_saveable(prim, *args, **params)
 

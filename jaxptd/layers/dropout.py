@@ -30,11 +30,13 @@ class Places(NamedTuple):
 
     sample_B: number of each sequence in the global batch. position_T: position of each token of the
     device's cp block in its sequence. seed: two words for this step, or None to drop nothing.
+    segment_BCT: the document of each token of every cp block, or None where documents are joined.
     """
 
     sample_B: Array
     position_T: Array
     seed: Array | None
+    segment_BCT: Array | None = None
 
     def at(self, layer: Array | int, site: Site) -> "Places":
         """The same places, with the seed of one site of one layer."""

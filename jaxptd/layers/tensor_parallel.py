@@ -22,6 +22,7 @@ from jax.typing import DTypeLike
 
 from jaxptd import collectives
 from jaxptd.mesh import Axis, Layout
+from jaxptd.ring import Ring
 
 
 class TensorParallel(Protocol):
@@ -34,6 +35,10 @@ class TensorParallel(Protocol):
     @property
     def token_axes(self) -> tuple[Axis, ...]:
         """Axes that cut the residual stream's sequence, beyond cp."""
+
+    @property
+    def ring(self) -> Ring:
+        """The devices that hold the sequence of q, k and v."""
 
     def column_spec(self, out_dims: int, cut: int) -> P:
         """Of `w[D, *out]`, cut along dim `cut` of `out`."""
@@ -116,12 +121,14 @@ class Megatron1D:
         token_axes: axes that cut the residual stream's sequence: none, or tp.
         enter: x as the residual stream has it -> x whole, as the first product needs it.
         leave: owed sums of the second product -> x as the residual stream has it.
+        ring: the devices that hold the sequence of q, k and v.
     """
 
     size: int
     token_axes: tuple[Axis, ...]
     enter: Callable[[Array, str], Array]
     leave: Callable[[Array, str], Array]
+    ring: Ring
 
     def column_spec(self, out_dims: int, cut: int) -> P:
         return P(None, *self.cut_spec(out_dims, cut))
@@ -201,6 +208,7 @@ def _own_numbers(size: int) -> Array:
 
 def make_form(layout: Layout) -> TensorParallel:
     """The form in which a layout holds matrices."""
+    make = partial(Megatron1D, layout.tp, ring=Ring(Axis.CP, layout.ring))
     if layout.sequence_parallel:
-        return Megatron1D(layout.tp, (Axis.TP,), collectives.all_gather, collectives.reduce_scatter)
-    return Megatron1D(layout.tp, (), collectives.copy_to, collectives.reduce_from)
+        return make((Axis.TP,), collectives.all_gather, collectives.reduce_scatter)
+    return make((), collectives.copy_to, collectives.reduce_from)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxptd.data.batches import Windows, WindowsInOrder
+from jaxptd.data.batches import Windows, WindowsInOrder, number_documents
 from jaxptd.data.joined import Joined
 from jaxptd.data.token_files import open_tokens, write_bin
 from jaxptd.errors import UserError
@@ -136,3 +136,10 @@ def test_an_id_outside_the_vocabulary_is_located_in_its_file(tmp_path):
         UserError, match=r"token 15 of .*a\.bin has id 15, .*larger model\.vocab_size"
     ):
         WindowsInOrder(tokens, 9, 0, 15).rows(np.array([0]))
+
+
+def test_documents_are_numbered_through_a_row_and_end_with_their_end():
+    rows = np.array([[5, 9, 6, 7, 9, 9, 8], [9, 1, 1, 1, 1, 1, 9], [1, 2, 3, 4, 5, 6, 7]])
+    found = number_documents(rows, 9)
+    assert found.dtype == np.int32
+    assert found.tolist() == [[0, 0, 1, 1, 1, 2, 3], [0, 1, 1, 1, 1, 1, 1], [0] * 7]

@@ -112,3 +112,12 @@ def test_data_does_not_import_jax():
     code = "import sys, jaxptd.data, jaxptd.data.__main__; print('jax' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout == "False\n"
+
+
+def test_documents_of_token_files_are_told_apart_by_their_own_tokenizer_only(tmp_path):
+    write_bin(tmp_path / "a.bin", np.arange(40))
+    config = DataConfig(source=str(tmp_path / "a.bin"), documents="apart")
+    sizes = {"seq_length": 4, "seed": 0}
+    with pytest.raises(UserError, match=r"documents=apart .*tokenizer=bytes did not make them"):
+        open_data(config, ByteTokenizer(), vocab_size=50257, **sizes)
+    assert len(open_data(config, ByteTokenizer(), vocab_size=257, **sizes).train.tokens) == 38

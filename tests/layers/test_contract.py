@@ -28,6 +28,8 @@ LAYOUTS = [
     Layout(tp=4),
     Layout(tp=4, sequence_parallel=True),
     Layout(dp=2, tp=2),
+    Layout(dp=2, cp=4, ring="blockwise"),
+    Layout(cp=2, tp=4, sequence_parallel=True, ring="blockwise"),
     Layout(dp=2, tp=4, sequence_parallel=True),
 ]
 

@@ -1,0 +1,115 @@
+"""One training step's outcome held against another's, tensor by tensor.
+
+*Tolerance.* Two layouts add the same numbers in another order, so their gradients differ by
+roundings, carried through the network. How far the network carries them is measured, not guessed:
+every parameter is changed by one rounding error (a relative eps, of either sign), on one device,
+and what that does to each gradient is the yardstick; it grows with the depth as C^(L+1-l). A
+gradient may differ by `ROUNDINGS` yardsticks. The update is Adam's first, g / (|g| + eps'): it may
+differ by what the measured difference of the gradients makes of it, element by element.
+
+Source of the method: TTrace, arXiv 2506.09280.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from jaxptd.config import OptimizerConfig
+from jaxptd.optimizer import EPSILON
+
+ROUNDINGS = 4  # a layer rounds in its four products, not only in its parameters
+
+Tensors = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """One step: loss, norm, rate; gradients and updated parameters, canonical, by layer."""
+
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    gradients: Tensors
+    parameters: Tensors
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One comparison: relative difference, and how much is allowed."""
+
+    name: str
+    what: str
+    error: float
+    allowed: float
+
+    @property
+    def equal(self) -> bool:
+        return self.error <= self.allowed  # False for NaN
+
+
+def _relative(found: np.ndarray, expected: np.ndarray) -> float:
+    """Norm of the difference / norm of what is expected."""
+    scale = np.linalg.norm(expected.astype(np.float64))
+    difference = np.linalg.norm(found.astype(np.float64) - expected)
+    return float(difference / scale) if scale else float(difference)
+
+
+def compare(
+    expected: Outcome, rounded: Outcome, found: Outcome, *, config: OptimizerConfig, eps: float
+) -> Iterator[Row]:
+    for name in ("loss", "grad_norm"):
+        values = [np.array(getattr(outcome, name)) for outcome in (expected, rounded, found)]
+        yield Row(
+            name,
+            "scalar",
+            _relative(values[2], values[0]),
+            ROUNDINGS * max(_relative(values[1], values[0]), eps),
+        )
+    for name, want in expected.gradients.items():
+        yardstick = max(_relative(rounded.gradients[name], want), eps)
+        yield Row(name, "gradient", _relative(found.gradients[name], want), ROUNDINGS * yardstick)
+        yield Row(
+            name, "parameter", *_update_difference(name, expected, found, config=config, eps=eps)
+        )
+
+
+def _update_difference(
+    name: str, expected: Outcome, found: Outcome, *, config: OptimizerConfig, eps: float
+) -> tuple[float, float]:
+    """Largest difference of an updated element, as a multiple of what its gradients explain: 1.
+
+    Adam's first step is u(g) = g / (|g| + EPSILON), so two of them differ by
+    |u(a) - u(b)| <= min(2, 2 |a - b| / (max(|a|, |b|) + EPSILON)).
+    """
+    a, b = (_clipped(outcome, name, config.grad_clip) for outcome in (expected, found))
+    largest = np.maximum(np.abs(a), np.abs(b)) + EPSILON
+    moved = np.minimum(2, 2 * np.abs(a - b) / largest) + ROUNDINGS * eps
+    size = np.abs(expected.parameters[name].astype(np.float64))
+    allowed = (
+        expected.learning_rate * (moved + ROUNDINGS * eps * config.weight_decay * size)
+        + ROUNDINGS * eps * size
+    )
+    difference = np.abs(found.parameters[name].astype(np.float64) - expected.parameters[name])
+    return float(np.max(difference / allowed)), 1.0
+
+
+def _clipped(outcome: Outcome, name: str, limit: float) -> np.ndarray:
+    scale = min(1.0, limit / outcome.grad_norm) if limit else 1.0
+    return outcome.gradients[name].astype(np.float64) * scale
+
+
+def backward_order(row: Row, num_layers: int) -> tuple[int, int]:
+    """From the loss to the embedding; gradients before the parameters they update."""
+    if row.what == "scalar":
+        return -1, 0
+    layer = re.match(r"blocks\.(\d+)\.", row.name)
+    depth = (
+        num_layers - int(layer[1])
+        if layer
+        else 0
+        if row.name.startswith(("norm", "head"))
+        else num_layers + 1
+    )
+    return depth, ("gradient", "parameter").index(row.what)

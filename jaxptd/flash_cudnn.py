@@ -1,0 +1,105 @@
+"""Attention of one block by cuDNN's fused kernel: NVIDIA GPUs, bfloat16, no dropout, no documents.
+
+`jax.nn.dot_product_attention` cannot serve a ring: it rounds the logsumexp and drops its gradient.
+The primitives behind it can, but they are private to JAX: this file is the only one that touches
+them, `PROVEN` says with which versions, and `tests/test_flash_cudnn.py` holds their types and what
+they lower to.
+
+Letters: B batch, T query position, S key position, N heads, H head size.
+Limits: cuDNN 9 on Hopper.
+"""
+
+import dataclasses
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+
+from jaxptd.flash import Dropout, Saved, Sites
+
+PROVEN = ("0.10.", "0.11.", "0.12.")
+
+
+@cache
+def _private() -> ModuleType | None:
+    """JAX's module with the primitives, or None where it has none that we know."""
+    if not jax.__version__.startswith(PROVEN):
+        return None
+    try:
+        from jax._src.cudnn import fused_attention_stablehlo as module
+    except ImportError:
+        return None
+    names = ("_dot_product_attention_fwd_p_wrapper", "_dot_product_attention_bwd_p_wrapper")
+    return module if all(hasattr(module, name) for name in names) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Cudnn:
+    """cuDNN's kernel, as `flash.Kernel`. `obstacle` says where it cannot be used."""
+
+    @property
+    def dropout(self) -> Dropout:
+        return Dropout(0.0, lambda *_: jnp.ones((), bool))
+
+    def fwd(
+        self, q: Array, k: Array, v: Array, sites: Sites, *, causal: bool
+    ) -> tuple[Array, Array]:
+        """Implements `Kernel.fwd`; o in the precision of q."""
+        module: Any = _private()
+        o_BTNH, lse_BNT = module._dot_product_attention_fwd_p_wrapper.bind(
+            q, k, v, *_nothing(q), **_parameters(module, q, causal=causal), is_training=True
+        )
+        return o_BTNH, lse_BNT.swapaxes(1, 2)
+
+    def bwd(
+        self, saved: Saved, do: Array, sites: Sites, *, causal: bool
+    ) -> tuple[Array, Array, Array]:
+        """Implements `Kernel.bwd`; gradients in the precision of q."""
+        module: Any = _private()
+        q, k, v, o, lse_BTN = saved
+        return tuple(
+            module._dot_product_attention_bwd_p_wrapper.bind(
+                *(q, k, v, *_nothing(q), lse_BTN.swapaxes(1, 2), o, do.astype(q.dtype)),
+                **_parameters(module, q, causal=causal),
+            )
+        )
+
+
+def _nothing(q: Array) -> list[Array]:
+    """No bias, lengths, offsets or page tables."""
+    return [jnp.zeros(0, q.dtype)] * 7
+
+
+def _parameters(module: Any, q: Array, *, causal: bool) -> dict[str, Any]:
+    parameters = {
+        "scale": q.shape[-1] ** -0.5,
+        "seed": 42,  # of a dropout that is not used
+        "dropout_rate": 0.0,
+        "variadic_args": (False, False),
+        "mask_type": module.MaskType.CAUSAL if causal else module.MaskType.NO_MASK,
+        "layout": module.AttentionLayout.BTNH.value,
+        "sliding_window_length": None,
+    }
+    older = jax.__version__.startswith(("0.10.", "0.11."))
+    return parameters if older else parameters | {"score_mod": None}
+
+
+def obstacle(
+    platform: str, dtype: DTypeLike, *, head_size: int, dropout: float, documents: bool
+) -> str | None:
+    """Why cuDNN's kernel cannot be used, in words; None if it can."""
+    if platform not in ("gpu", "cuda"):
+        return f"it needs an NVIDIA GPU, not {platform}"
+    if jnp.dtype(dtype) != jnp.bfloat16:
+        return f"it needs model.dtype=bfloat16, not {jnp.dtype(dtype).name}"
+    if head_size % 8 or head_size > 256:
+        return f"it needs a head size that is a multiple of 8, at most 256, not {head_size}"
+    if dropout > 0:
+        return f"it has no dropout (model.dropout={dropout})"
+    if documents:
+        return "it does not keep documents apart (data.documents=apart)"
+    return None if _private() else f"jax {jax.__version__} is not one it is known to work with"

@@ -1,0 +1,127 @@
+"""A ring: which part of a sequence each of its devices holds, and how parts travel round it.
+
+*Contiguous* (`blockwise`, `rsa`): device i of n holds part i of n. A causal query sees nothing of
+the parts after its own, so the last device has n times the work of the first.
+*Zigzag*: device i holds chunks i and 2n-1-i of 2n. Of any two devices' four pairs of chunks, two
+are seen whole and two not at all, whichever device comes first: the same work on every device.
+
+n devices: n-1 hops, and n-1 more for a gradient that travels with its part, from the first other
+device that sees the part until it is home. None of them is wasted, and each but the last is under
+way while a part is visited.
+
+Letters: B batch, T own query, S own key, C devices of the ring.
+Source: Li et al., arXiv 2105.13120; Liu et al., arXiv 2310.01889.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from jaxptd.collectives import shift
+from jaxptd.flash import Sites
+from jaxptd.mesh import RingKind
+
+
+class Tokens(NamedTuple):
+    """What attention must know of the tokens, beside where they are.
+
+    segment_BCT: the document of each token of every device's part, as `flash.Sites` has it, or
+    None. seed_BN2: of dropout, or None.
+    """
+
+    segment_BCT: Array | None = None
+    seed_BN2: Array | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Ring:
+    """The devices along one mesh axis, and which part of a sequence each of them holds."""
+
+    axis: str
+    kind: RingKind = "zigzag"
+
+    def order(self, length: int, devices: int) -> np.ndarray:
+        """Positions of a sequence's tokens in the order in which the devices hold them."""
+        parts = [self._part(length // devices, i, devices) for i in range(devices)]
+        return np.concatenate([start + np.arange(n) for part in parts for start, n in part])
+
+    def positions(self, length: int, device: Array | None = None) -> Array:
+        """Positions of the `length` tokens that a device (default: this one) holds, int32."""
+        device = lax.axis_index(self.axis) if device is None else device
+        part = self._part(length, device, lax.axis_size(self.axis))
+        return jnp.concatenate([start + jnp.arange(n, dtype=jnp.int32) for start, n in part])
+
+    def _part(self, length: int, device: Any, devices: int) -> list[tuple[Any, int]]:
+        """First position and length of each chunk of `device`'s part."""
+        if self.kind != "zigzag":
+            return [(device * length, length)]
+        half = length // 2
+        return [(device * half, half), ((2 * devices - 1 - device) * half, length - half)]
+
+    def sites(self, tokens: Tokens, length: int, source: Array) -> Sites:
+        """Of this device's queries and the keys of device `source`; `length` tokens each."""
+        query_BT = key_BS = None
+        if tokens.segment_BCT is not None:
+            query_BT, key_BS = (
+                lax.dynamic_index_in_dim(tokens.segment_BCT, device, 1, keepdims=False)
+                for device in (lax.axis_index(self.axis), source)
+            )
+        query_T, key_S = self.positions(length), self.positions(length, source)
+        return Sites(query_T, key_S, query_BT, key_BS, tokens.seed_BN2)
+
+    def all_sites(self, tokens: Tokens, length: int) -> Sites:
+        """Of this device's queries and the keys of all devices, one device after the other."""
+        size = lax.axis_size(self.axis)
+        key_S = jnp.asarray(self.order(length * size, size), jnp.int32)
+        segment = tokens.segment_BCT
+        every = None if segment is None else segment.reshape(segment.shape[0], -1)
+        own = self.sites(tokens, length, lax.axis_index(self.axis))
+        return own._replace(key_S=key_S, key_segment_BS=every)
+
+
+def travel(x: Array, axis: str, total: Any, visit: Callable[[Any, Array, Array], Any]) -> Any:
+    """`total` after `visit(total, x of another device, its number)` for each of the others.
+
+    A hop is under way while the part before it is visited. A loop, so that one visit is over before
+    the next begins and its memory is used again.
+    """
+    me, size = lax.axis_index(axis), lax.axis_size(axis)
+    if size == 1:
+        return total
+
+    def go(carry: tuple[Array, Any], step: Array) -> tuple[tuple[Array, Any], None]:
+        x, total = carry
+        return (shift(x, axis), visit(total, x, (me - step) % size)), None
+
+    (x, total), _ = lax.scan(go, (shift(x, axis), total), jnp.arange(1, size - 1))
+    return visit(total, x, (me + 1) % size)
+
+
+def travel_back(
+    x: Array, axis: str, total: Any, visit: Callable[[Any, Array, Array], tuple[Any, Array]]
+) -> tuple[Any, Array | int]:
+    """As `travel`, where `visit` also gives a gradient of x: its sum comes home to x's device."""
+    me, size = lax.axis_index(axis), lax.axis_size(axis)
+    if size == 1:
+        return total, 0
+    # Else XLA would find that forward made the first hop too, and keep what came of it until here.
+    x = shift(lax.optimization_barrier(x), axis)
+    ahead = shift(x, axis) if size > 2 else x
+    total, dx = visit(total, x, (me - 1) % size)
+
+    def go(carry: tuple[Array, Array, Any], step: Array) -> tuple[tuple[Array, Array, Any], None]:
+        x, dx, total = carry
+        ahead, dx = shift(x, axis), shift(dx, axis)
+        total, part = visit(total, x, (me - step) % size)
+        return (ahead, dx + part, total), None
+
+    (x, dx, total), _ = lax.scan(go, (ahead, dx, total), jnp.arange(2, size - 1))
+    if size > 2:
+        dx = shift(dx, axis)
+        total, part = visit(total, x, (me + 1) % size)
+        dx += part
+    return total, shift(dx, axis)

@@ -1,0 +1,259 @@
+"""Attention of a sequence that is cut over the devices of a ring: `ring.py`.
+
+Blockwise, contiguous or zigzag: keys and values travel, both in one permute, while each device
+joins what its queries find in them (online softmax); no score matrix is larger than a block. What
+is kept for backward is the output and the logsumexp of whole rows; backward is a ring of its own,
+in which keys and values travel again and the float32 sums of their gradients travel with them.
+
+RSA is the published form: all scores of a device's queries in rows `[T, C * S]`, by one ring of
+keys (`ring_qk`) and one of values (`ring_av`). Their gradients travel, too: nothing is all-reduced.
+
+Letters: B batch, T own query, S own key, N heads, H head size, C devices of the ring.
+Source: Liu et al., arXiv 2310.01889 (blockwise); Li et al., arXiv 2105.13120 (RSA).
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxptd.collectives import alike
+from jaxptd.flash import Dropout, Kernel, Saved, Sites, drop, merge_at, visible
+from jaxptd.ring import Ring, Tokens, travel, travel_back
+
+KEPT = "attention"  # the name of o, and of the logsumexp, for remat policies
+
+
+def attend(
+    q: Array, k: Array, v: Array, tokens: Tokens, *, ring: Ring, kernel: Kernel, causal: bool
+) -> Array:
+    """Attention of this device's queries with every device's keys: -> o[B, T, N, H].
+
+    Args:
+        q: this device's part, `[B, T, N, H]`; so are k and v.
+        k: keys.
+        v: values.
+        tokens: their documents, and the seed of dropout.
+        ring: the devices that hold the sequence; one device is a ring, too.
+        kernel: for the blocks. RSA makes its own scores and takes the kernel's dropout only.
+        causal: a token sees itself and those before it; else it sees all.
+    """
+    q, k, v, *_ = alike(q, k, v, lax.axis_index(ring.axis), *jax.tree.leaves(tokens))
+    if ring.kind == "rsa":
+        return _rsa(q, k, v, ring.all_sites(tokens, q.shape[1]), ring.axis, kernel.dropout, causal)
+    return _blockwise(q, k, v, tokens, _Task(ring, kernel, causal))
+
+
+# ---- blockwise ------------------------------------------------------------------------------
+
+
+class _Task(NamedTuple):
+    """Everything about an attention that is known before it runs."""
+
+    ring: Ring
+    kernel: Kernel
+    causal: bool
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _blockwise(q: Array, k: Array, v: Array, tokens: Tokens, task: _Task) -> Array:
+    return _blockwise_fwd(q, k, v, tokens, task)[0]
+
+
+def _blockwise_fwd(
+    q: Array, k: Array, v: Array, tokens: Tokens, task: _Task
+) -> tuple[Array, tuple[Saved, Tokens]]:
+    me = lax.axis_index(task.ring.axis)
+    own = task.ring.sites(tokens, q.shape[1], me)
+    o, lse = task.kernel.fwd(q, k, v, own, causal=task.causal)
+
+    def visit(total: Any, kv: Array, source: Array) -> Any:
+        sites = task.ring.sites(tokens, q.shape[1], source)
+
+        def look(total: Any, block: _Block) -> Any:
+            qs, (ks, vs) = block.queries(q), block.keys(kv)
+            part = task.kernel.fwd(qs, ks, vs, block.sites(sites), causal=False)
+            return merge_at(total, part, block.query, dim=1)
+
+        return _look(task, source, q.shape[1], total, look)
+
+    total = (o.astype(lse.dtype), lse)
+    o, lse = travel(jnp.stack((k, v)), task.ring.axis, total, visit)
+    o, lse = checkpoint_name((o.astype(q.dtype), lse), KEPT)
+    return o, (Saved(q, k, v, o, lse), tokens)
+
+
+def _blockwise_bwd(
+    task: _Task, residuals: tuple[Saved, Tokens], do: Array
+) -> tuple[Array, Array, Array, None]:
+    saved, tokens = residuals
+    length, wide = saved.q.shape[1], saved.lse.dtype
+    own = task.ring.sites(tokens, length, lax.axis_index(task.ring.axis))
+    dq, *dkv = (x.astype(wide) for x in task.kernel.bwd(saved, do, own, causal=task.causal))
+    home = jnp.stack(dkv)
+
+    def visit(dq: Array, kv: Array, source: Array) -> tuple[Array, Array]:
+        sites = task.ring.sites(tokens, length, source)
+
+        def look(total: tuple[Array, Array], block: _Block) -> tuple[Array, Array]:
+            dq, dkv = total
+            qs, os, lses, dos = (block.queries(x) for x in (saved.q, saved.o, saved.lse, do))
+            ks, vs = block.keys(kv)
+            seen = Saved(qs, ks, vs, os, lses)
+            part, *parts = task.kernel.bwd(seen, dos, block.sites(sites), causal=False)
+            dkv = _add_at(dkv, jnp.stack(parts), block.key, dim=2)
+            return _add_at(dq, part, block.query, dim=1), dkv
+
+        return _look(task, source, length, (dq, jnp.zeros_like(home)), look)
+
+    dq, others = travel_back(jnp.stack((saved.k, saved.v)), task.ring.axis, dq, visit)
+    dk, dv = home + others
+    return dq.astype(saved.q.dtype), dk.astype(saved.k.dtype), dv.astype(saved.v.dtype), None
+
+
+_blockwise.defvjp(_blockwise_fwd, _blockwise_bwd)
+
+
+class _Block(NamedTuple):
+    """A block of scores that is seen whole: where its queries and keys begin, and how many."""
+
+    query: Array | int
+    key: Array | int
+    size: int
+
+    def queries(self, x: Array) -> Array:
+        return lax.dynamic_slice_in_dim(x, self.query, self.size, 1)
+
+    def keys(self, kv: Array) -> Array:
+        return lax.dynamic_slice_in_dim(kv, self.key, self.size, 2)
+
+    def sites(self, sites: Sites) -> Sites:
+        query_BT, key_BS = sites.query_segment_BT, sites.key_segment_BS
+        cut = partial(lax.dynamic_slice_in_dim, slice_size=self.size)
+        return sites._replace(
+            query_T=cut(sites.query_T, self.query),
+            key_S=cut(sites.key_S, self.key),
+            query_segment_BT=None if query_BT is None else cut(query_BT, self.query, axis=1),
+            key_segment_BS=None if key_BS is None else cut(key_BS, self.key, axis=1),
+        )
+
+
+def _look(
+    task: _Task, source: Array, length: int, total: Any, look: Callable[[Any, _Block], Any]
+) -> Any:
+    """`look(total, block)` at every block that this device's queries see of `source`, another."""
+    me, half = lax.axis_index(task.ring.axis), length // 2
+    if not task.causal:
+        return look(total, _Block(0, 0, length))
+    if task.ring.kind != "zigzag":
+        return lax.cond(
+            source < me, lambda total: look(total, _Block(0, 0, length)), lambda same: same, total
+        )
+    # Its first chunk lies before our second one. Its second one does too if it comes after us;
+    # else its first chunk lies before our first one.
+    same = jnp.where(source > me, half, 0)
+    query_2 = jnp.stack([jnp.full_like(same, half), same])
+    key_2 = jnp.stack([jnp.zeros_like(same), same])
+
+    def step(total: Any, start: tuple[Array, Array]) -> tuple[Any, None]:
+        return look(total, _Block(*start, half)), None
+
+    return lax.scan(step, total, (query_2, key_2))[0]
+
+
+def _add_at(x: Array, part: Array, start: Array | int, *, dim: int) -> Array:
+    part += lax.dynamic_slice_in_dim(x, start, part.shape[dim], dim)
+    return lax.dynamic_update_slice_in_dim(x, part.astype(x.dtype), start, dim)
+
+
+# ---- RSA ------------------------------------------------------------------------------------
+
+
+def _rsa(
+    q: Array, k: Array, v: Array, sites: Sites, axis: str, dropout: Dropout, causal: bool
+) -> Array:
+    s_BNTS, seen = ring_qk(q, k, axis), visible(sites, causal=causal)
+    lowest = jnp.finfo(s_BNTS.dtype).min  # not infinity: a row may see nothing
+    p_BNTS = jnp.where(seen, jax.nn.softmax(jnp.where(seen, s_BNTS, lowest)), 0)
+    o_BTNH = ring_av(drop(p_BNTS, sites, dropout).astype(v.dtype), v, axis)
+    return checkpoint_name(o_BTNH, KEPT)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def ring_qk(q_BTNH: Array, k_BSNH: Array, axis: str) -> Array:
+    """RingQK: own queries, own keys -> scaled scores `[B, N, T, C * S]`, float32 at least."""
+    wide = jnp.promote_types(q_BTNH.dtype, jnp.float32)
+    scale = q_BTNH.shape[-1] ** -0.5
+
+    def visit(s: Array, k: Array, source: Array) -> Array:
+        part = jnp.einsum("BTNH,BSNH->BNTS", q_BTNH, k, preferred_element_type=wide) * scale
+        return lax.dynamic_update_slice_in_dim(s, part, source * k.shape[1], 3)
+
+    batch, length, heads, _ = q_BTNH.shape
+    shape = (batch, heads, length, k_BSNH.shape[1] * lax.axis_size(axis))
+    s, _ = alike(jnp.zeros(shape, wide), q_BTNH)
+    return travel(k_BSNH, axis, visit(s, k_BSNH, lax.axis_index(axis)), visit)
+
+
+def _qk_fwd(q: Array, k: Array, axis: str) -> tuple[Array, tuple[Array, Array]]:
+    return ring_qk(q, k, axis), (q, k)
+
+
+def _qk_bwd(axis: str, saved: tuple[Array, Array], ds_BNTS: Array) -> tuple[Array, Array]:
+    """Keys travel again; the gradient of each part of them travels with it."""
+    q, k = saved
+    product = partial(jnp.einsum, preferred_element_type=ds_BNTS.dtype)
+    ds_BNTS = ds_BNTS * q.shape[-1] ** -0.5
+
+    def visit(dq: Array, k: Array, source: Array) -> tuple[Array, Array]:
+        ds = lax.dynamic_slice_in_dim(ds_BNTS, source * k.shape[1], k.shape[1], 3).astype(q.dtype)
+        return dq + product("BNTS,BSNH->BTNH", ds, k), product("BNTS,BTNH->BSNH", ds, q)
+
+    start = jnp.zeros_like(q, ds_BNTS.dtype)
+    dq, dk = visit(start, k, lax.axis_index(axis))
+    dq, others = travel_back(k, axis, dq, visit)
+    return dq.astype(q.dtype), (dk + others).astype(k.dtype)
+
+
+ring_qk.defvjp(_qk_fwd, _qk_bwd)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def ring_av(p_BNTS: Array, v_BSNH: Array, axis: str) -> Array:
+    """RingAV: whole rows of probabilities `[B, N, T, C * S]`, own values -> o[B, T, N, H]."""
+    wide = jnp.promote_types(v_BSNH.dtype, jnp.float32)
+
+    def visit(o: Array | int, v: Array, source: Array) -> Array:
+        p = lax.dynamic_slice_in_dim(p_BNTS, source * v.shape[1], v.shape[1], 3)
+        return o + jnp.einsum("BNTS,BSNH->BTNH", p, v, preferred_element_type=wide)
+
+    o = travel(v_BSNH, axis, visit(0, v_BSNH, lax.axis_index(axis)), visit)
+    return o.astype(v_BSNH.dtype)
+
+
+def _av_fwd(p: Array, v: Array, axis: str) -> tuple[Array, tuple[Array, Array]]:
+    return ring_av(p, v, axis), (p, v)
+
+
+def _av_bwd(axis: str, saved: tuple[Array, Array], do_BTNH: Array) -> tuple[Array, Array]:
+    """Values travel again; the gradient of each part of them travels with it."""
+    p_BNTS, v = saved
+    wide = jnp.promote_types(v.dtype, jnp.float32)
+
+    def visit(dp: Array, v: Array, source: Array) -> tuple[Array, Array]:
+        part = jnp.einsum("BTNH,BSNH->BNTS", do_BTNH, v).astype(p_BNTS.dtype)
+        start = source * v.shape[1]
+        p = lax.dynamic_slice_in_dim(p_BNTS, start, v.shape[1], 3)
+        dv = jnp.einsum("BNTS,BTNH->BSNH", p, do_BTNH, preferred_element_type=wide)
+        return lax.dynamic_update_slice_in_dim(dp, part, start, 3), dv
+
+    dp, dv = visit(jnp.zeros_like(p_BNTS), v, lax.axis_index(axis))
+    dp, others = travel_back(v, axis, dp, visit)
+    return dp, (dv + others).astype(v.dtype)
+
+
+ring_av.defvjp(_av_fwd, _av_bwd)

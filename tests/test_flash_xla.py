@@ -1,0 +1,272 @@
+"""The kernel of matrix products in chunks against plain softmax attention."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import Array
+from test_flash import TOLERANCES, Plain, difference, mixed, plain
+
+from jaxptd.flash import Dropout, Saved, Sites
+from jaxptd.flash_xla import Xla
+
+B, N, H = 2, 3, 5
+SEED_BN2 = np.random.default_rng(9).integers(0, 2**32, (B, N, 2)).astype(np.uint32)
+DOCUMENTS = [0, 0, 1, 1, 1, 3, 3]  # of a short sequence; what follows is padding
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """queries, keys: how many; the queries are the last tokens, or all with `halves`.
+
+    halves: the positions of a zigzag part, two runs with a gap between. documents: of each token,
+    with padding at the end.
+    """
+
+    queries: int
+    keys: int
+    chunk: int
+    causal: bool = True
+    rate: float = 0.0
+    documents: bool = False
+    halves: bool = False
+
+    @property
+    def kernel(self) -> Xla:
+        return Xla(Dropout(self.rate, mixed), self.chunk)
+
+    def sites(self) -> Sites:
+        key_S = np.arange(self.keys, dtype=np.int32)
+        if self.halves:
+            key_S = np.where(key_S < self.keys // 2, key_S + 4, key_S + 40).astype(np.int32)
+        first = max(self.keys - self.queries, 0)
+        query_T = key_S if self.queries == self.keys else first + np.arange(self.queries)
+        segments: tuple = (None, None)
+        if self.documents:
+            segments = (self._documents(self.queries), self._documents(self.keys))
+        seed = SEED_BN2 if self.rate else None
+        arrays = (query_T.astype(np.int32), key_S, *segments, seed)
+        return Sites(*(None if x is None else jnp.asarray(x) for x in arrays))
+
+    def _documents(self, length: int) -> np.ndarray:
+        names = np.full((B, length), -1, np.int32)
+        names[0, : len(DOCUMENTS)] = DOCUMENTS[:length]
+        names[1, : length - 1] = 2
+        return names
+
+    def inputs(self, dtype: str) -> list[Array]:
+        rng = np.random.default_rng(0)
+        lengths = (self.queries, self.keys, self.keys, self.queries)
+        return [jnp.asarray(rng.standard_normal((B, n, N, H)), dtype) for n in lengths]
+
+
+@partial(jax.jit, static_argnums=0, static_argnames="causal")
+def both_ways(
+    kernel: Xla, q: Array, k: Array, v: Array, do: Array, sites: Sites, *, causal: bool
+) -> Any:
+    o, lse = kernel.fwd(q, k, v, sites, causal=causal)
+    return o, lse, *kernel.bwd(Saved(q, k, v, o, lse), do, sites, causal=causal)
+
+
+def run(case: Case, dtype: str) -> tuple[tuple[Array, ...], Plain]:
+    """What the kernel gives, and the plain attention to the same numbers."""
+    with jax.enable_x64(dtype == "float64"):
+        inputs, sites = case.inputs(dtype), case.sites()
+        found = both_ways(case.kernel, *inputs, sites, causal=case.causal)
+    want = plain(
+        *(np.asarray(x, "float64") for x in inputs), sites, causal=case.causal, rate=case.rate
+    )
+    return found, want
+
+
+def hold(case: Case, dtype: str) -> None:
+    found, want = run(case, dtype)
+    some = np.isfinite(want.lse)
+    np.testing.assert_array_equal(np.isneginf(found[1]), ~some)
+    for name, x, y in zip(want._fields, found, want, strict=True):
+        x, y = (np.where(some, x, 0), np.where(some, y, 0)) if name == "lse" else (x, y)
+        assert difference(x, y) <= TOLERANCES[dtype], name
+
+
+CASES = [
+    Case(8, 8, 512),
+    Case(8, 8, 4, rate=0.3),
+    Case(7, 7, 3, rate=0.3, documents=True),
+    Case(13, 13, 5, causal=False, documents=True),
+    Case(13, 13, 4, causal=False, rate=0.3),
+    Case(12, 12, 5, halves=True, rate=0.3),
+    Case(5, 11, 4, causal=False),
+    Case(5, 11, 4, rate=0.3),
+    Case(11, 5, 3, documents=True),
+    Case(1, 1, 1),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_value_logsumexp_and_gradients_are_the_plain_ones(case: Case) -> None:
+    hold(case, "float64")
+
+
+@pytest.mark.parametrize("case", [CASES[2], CASES[4]], ids=str)
+def test_in_float32_too(case: Case) -> None:
+    hold(case, "float32")
+
+
+lengths = st.integers(1, 19)
+
+
+@given(lengths, st.none() | lengths, st.integers(1, 21), st.booleans(), st.booleans())
+@settings(max_examples=8)
+def test_any_lengths_and_chunks(queries, keys, chunk: int, causal: bool, rich: bool) -> None:
+    rate = 0.3 if rich else 0.0
+    case = Case(queries, keys or queries, chunk, causal=causal, rate=rate, documents=rich)
+    hold(case, "float64")
+
+
+@pytest.mark.slow
+@given(lengths, st.none() | lengths, st.integers(1, 21), st.booleans(), st.booleans())
+@settings(max_examples=100)
+def test_any_lengths_and_chunks_more_of_them(queries, keys, chunk, causal, rich) -> None:
+    rate = 0.3 if rich else 0.0
+    case = Case(queries, keys or queries, chunk, causal=causal, rate=rate, documents=rich)
+    hold(case, "float64")
+
+
+def test_a_query_that_sees_nothing_gives_nothing_and_gets_no_gradient() -> None:
+    case = Case(11, 11, 4, rate=0.3, documents=True)
+    (o, lse, dq, dk, dv), _ = run(case, "float32")
+    padding = np.asarray(case.sites().query_segment_BT) < 0
+    assert padding.any()
+    for x in (o, dq, dk, dv):
+        assert np.isfinite(x).all()
+        assert not np.asarray(x)[padding].any()
+    assert np.isneginf(np.asarray(lse)[padding]).all()
+    assert np.isfinite(np.asarray(lse)[~padding]).all()
+
+
+@pytest.mark.parametrize("chunk", [3, 512])
+def test_keys_of_a_cache_that_are_not_written_yet_are_not_seen(chunk: int) -> None:
+    case = Case(8, 8, chunk)
+    q, k, v, _ = case.inputs("float32")
+    sites = Sites(jnp.array([2], jnp.int32), jnp.arange(8, dtype=jnp.int32))
+    garbage = k.at[:, 3:].set(1e3), v.at[:, 3:].set(1e3)
+    o, lse = case.kernel.fwd(q[:, 2:3], *garbage, sites, causal=True)
+    whole, whole_lse = case.kernel.fwd(q[:, :3], k[:, :3], v[:, :3], cut(sites, 3), causal=True)
+    np.testing.assert_allclose(o, whole[:, 2:], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(lse, whole_lse[:, 2:], rtol=1e-6)
+
+
+def cut(sites: Sites, length: int) -> Sites:
+    return sites._replace(query_T=sites.key_S[:length], key_S=sites.key_S[:length])
+
+
+def test_bfloat16_keeps_its_softmax_and_sums_in_float32() -> None:
+    found, want = run(Case(16, 16, 4), "bfloat16")
+    assert {x.dtype for x in found} == {jnp.dtype("float32")}
+    assert difference(found[1], want.lse) <= TOLERANCES["float32"]
+    assert difference(found[0], want.o) < 2**-8  # a rounding of the probabilities
+    for x, y in zip(found[2:], want[2:], strict=True):
+        assert difference(x, y) < 2**-7  # and one of the scores' gradients
+
+
+def test_bfloat16_rounds_the_probabilities_and_the_scores_gradients_alone() -> None:
+    """Seen in the program: on CPU XLA computes in float32 what it is told to round."""
+    case = Case(16, 16, 4)
+    made = [e for e, _ in equations(trace(case, "bfloat16")) if e.outvars]
+    multiplied = [e.outvars[0].aval for e in made if e.primitive.name == "dot_general"]
+    assert {aval.dtype for aval in multiplied} == {jnp.dtype("float32")}
+    rounded = [
+        e.outvars[0].aval.shape
+        for e in made
+        if e.primitive.name == "convert_element_type" and e.outvars[0].aval.dtype == jnp.bfloat16
+    ]
+    assert rounded == [(B, N, 4, 4)] * 3  # p forward; p and the gradient of s backward
+
+
+def test_dropped_values_depend_on_the_head_and_the_sequence() -> None:
+    case = Case(8, 8, 512, rate=0.5)
+    q, k, v, _ = (jnp.ones((B, 8, N, H)) for _ in range(4))
+    o, _ = case.kernel.fwd(q, k, v, case.sites(), causal=False)
+    rows = np.asarray(o)[..., 0].swapaxes(1, 2).reshape(B * N, 8)
+    assert len({row.tobytes() for row in rows}) == B * N
+
+
+# ---- work and memory -------------------------------------------------------------------------
+
+
+def equations(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
+    """Every equation of a jaxpr and of those within it, and how often it runs.
+
+    Of a conditional every branch counts.
+    """
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        yield equation, times
+        for value in equation.params.values():
+            for inner in value if isinstance(value, (tuple, list)) else (value,):
+                if hasattr(getattr(inner, "jaxpr", inner), "eqns"):
+                    yield from equations(inner, times * equation.params.get("length", 1))
+
+
+def products(jaxpr: Any) -> int:
+    """Multiplications in matrix products."""
+    total = 0
+    for equation, times in equations(jaxpr):
+        if equation.primitive.name == "dot_general":
+            left, _ = (variable.aval.shape for variable in equation.invars)
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            inner = math.prod(left[i] for i in contracted)
+            total += times * inner * math.prod(equation.outvars[0].aval.shape)
+    return total
+
+
+def shapes(jaxpr: Any) -> set[tuple[int, ...]]:
+    """Of every array that is made on the way."""
+    made = (variable.aval for equation, _ in equations(jaxpr) for variable in equation.outvars)
+    return {aval.shape for aval in made if hasattr(aval, "shape")}
+
+
+def trace(case: Case, dtype: str = "float32") -> Any:
+    run = partial(both_ways, case.kernel, causal=case.causal)
+    return jax.make_jaxpr(run)(*case.inputs(dtype), case.sites())
+
+
+@pytest.mark.parametrize(
+    ("case", "pairs"),
+    [
+        (Case(16, 16, 4), 10),  # of 4 x 4 chunks, those on the diagonal and below it
+        (Case(16, 16, 4, causal=False), 16),
+        (Case(16, 16, 16), 1),
+        (Case(8, 16, 4), 8),  # queries of unknown places: all
+    ],
+    ids=str,
+)
+def test_chunks_above_the_diagonal_are_not_computed(case: Case, pairs: int) -> None:
+    side = min(case.chunk, case.queries)
+    rows = B * N * case.queries * H  # of do times o, summed, once
+    # scores and output forward; backward scores, dp, dv, dq, dk
+    assert products(trace(case)) == pairs * 7 * B * N * side * side * H + rows
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_no_array_is_larger_than_a_chunk_in_both_dims_of_the_scores(causal: bool) -> None:
+    made = shapes(trace(Case(48, 48, 8, causal=causal)))
+    assert (B, N, 8, 8) in made
+    assert not [shape for shape in made if sum(size > 8 for size in shape) > 1]
+
+
+def temporary_bytes(length: int) -> int:
+    case = Case(length, length, 64)
+    lowered = both_ways.lower(case.kernel, *case.inputs("float32"), case.sites(), causal=True)
+    return lowered.compile().memory_analysis().temp_size_in_bytes
+
+
+def test_memory_grows_with_the_length_not_with_its_square() -> None:
+    assert temporary_bytes(1024) <= 2.2 * temporary_bytes(512)

@@ -1,0 +1,300 @@
+"""Attention round a ring against plain attention to the whole sequence, and what it moves."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import Array
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from test_flash import TOLERANCES, Plain, difference, mixed, plain
+from test_flash_xla import equations, products, shapes
+
+from jaxptd.comms import add_up, collectives_of, subtract
+from jaxptd.flash import Dropout, Sites
+from jaxptd.flash_xla import Xla
+from jaxptd.formulas import Collective
+from jaxptd.hlo import collectives_from_hlo
+from jaxptd.mesh import Axis, Layout, make_mesh
+from jaxptd.ring import Tokens
+from jaxptd.ring_attention import KEPT, Ring, attend
+
+B, T, H = 2, 48, 5
+TENSOR = P(Axis.DP, Axis.CP, Axis.TP)  # q[B/dp, T/cp, N/tp, H]
+RINGS = [("zigzag", True), ("blockwise", True), ("blockwise", False), ("rsa", True)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """An attention on a mesh. Its tokens are `order`ed as the devices hold them."""
+
+    layout: Layout
+    causal: bool = True
+    rate: float = 0.0
+    documents: bool = False
+    chunk: int = 2
+    heads: int = 3
+
+    def __str__(self) -> str:
+        layout = str(self.layout) if self.layout.cp > 1 else f"one device {self.layout.ring}"
+        chosen = [layout, "causal" if self.causal else "full"]
+        rich = ["dropout"] * bool(self.rate) + ["documents"] * self.documents
+        return " ".join(chosen + rich).replace(" ", "-")
+
+    @property
+    def mesh(self) -> Mesh:
+        return make_mesh(self.layout)
+
+    @property
+    def ring(self) -> Ring:
+        return Ring(Axis.CP, self.layout.ring)
+
+    @property
+    def part(self) -> int:
+        return T // self.layout.cp
+
+    @property
+    def order(self) -> np.ndarray:
+        return self.ring.order(T, self.layout.cp)
+
+    def inputs(self) -> np.ndarray:
+        """q, k, v and the output's gradient."""
+        return np.random.default_rng(0).standard_normal((4, B, T, self.heads, H))
+
+    def sites(self) -> Sites:
+        """Of the whole sequence."""
+        rng, place = np.random.default_rng(1), np.arange(T, dtype=np.int32)
+        seed = rng.integers(0, 2**32, (B, self.heads, 2)).astype(np.uint32)
+        segment = np.sort(rng.integers(0, 4, (B, T)), 1).astype(np.int32)
+        segment[:, -5:] = -1
+        segments = (segment, segment) if self.documents else (None, None)
+        return Sites(place, place, *segments, seed if self.rate else None)
+
+    def tokens(self) -> Tokens:
+        sites, segment = self.sites(), None
+        if sites.query_segment_BT is not None:
+            segment = sites.query_segment_BT[:, self.order].reshape(B, self.layout.cp, -1)
+        return Tokens(segment, sites.seed_BN2)
+
+    def attention(self, tokens: Tokens) -> Callable[[Array, Array, Array], Array]:
+        kernel = Xla(Dropout(self.rate, mixed), self.chunk)
+        return partial(attend, tokens=tokens, ring=self.ring, kernel=kernel, causal=self.causal)
+
+    def on_mesh(self, body: Callable, outs: Any) -> Callable:
+        """`body(tokens, q, k, v, do)` of each device's parts."""
+        tokens = Tokens(P(Axis.DP), P(Axis.DP, Axis.TP))
+        specs = {"in_specs": (tokens, *[TENSOR] * 4), "out_specs": outs}
+        return jax.shard_map(body, mesh=self.mesh, **specs, check_vma=True)
+
+    def arguments(self, dtype: str) -> tuple[Tokens, *tuple[Array, ...]]:
+        return self.tokens(), *(jnp.asarray(x[:, self.order], dtype) for x in self.inputs())
+
+
+def both_ways(case: Case, wrap: Callable = lambda attention: attention) -> Callable:
+    """-> o, dq, dk, dv."""
+
+    def body(tokens: Tokens, *qkvdo: Array) -> tuple[Array, ...]:
+        *qkv, do = qkvdo
+        o, back = jax.vjp(wrap(case.attention(tokens)), *qkv)
+        return o, *back(do)
+
+    return case.on_mesh(body, TENSOR)
+
+
+def only_forward(case: Case) -> Callable:
+    return case.on_mesh(lambda tokens, q, k, v, do: case.attention(tokens)(q, k, v), TENSOR)
+
+
+def run(case: Case, dtype: str) -> tuple[list[np.ndarray], Plain]:
+    """What the ring gives, in the sequence's order, and the plain attention."""
+    with jax.enable_x64(dtype == "float64"):
+        arguments = case.arguments(dtype)
+        found = jax.jit(both_ways(case))(*arguments)
+    inputs = [np.asarray(x, np.float64)[:, np.argsort(case.order)] for x in arguments[1:]]
+    want = plain(*inputs, case.sites(), causal=case.causal, rate=case.rate)
+    assert {x.dtype for x in found} == {jnp.dtype(dtype)}
+    return [np.asarray(x, np.float64)[:, np.argsort(case.order)] for x in found], want
+
+
+def hold(case: Case, dtype: str) -> None:
+    found, want = run(case, dtype)
+    padding = np.isneginf(want.lse).all(-1)
+    assert padding.any() == case.documents
+    for name, x in zip(("o", "dq", "dk", "dv"), found, strict=True):
+        assert difference(x, getattr(want, name)) <= TOLERANCES[dtype], name
+        assert not x[padding].any(), name
+
+
+def case(ring: Any, cp: int, *, rich: bool = False, causal: bool = True, **choice: Any) -> Case:
+    rate = 0.1 if rich else 0.0
+    return Case(Layout(cp=cp, ring=ring), rate=rate, documents=rich, causal=causal, **choice)
+
+
+CASES = [
+    case("zigzag", 1, rich=True, chunk=512),
+    case("zigzag", 2),
+    case("zigzag", 3, rich=True),
+    case("zigzag", 8, rich=True),
+    case("zigzag", 4, rich=True, causal=False),
+    case("blockwise", 2, rich=True),
+    case("blockwise", 8),
+    case("blockwise", 3, causal=False),
+    case("rsa", 1, rich=True),
+    case("rsa", 2),
+    case("rsa", 4, rich=True),
+    case("rsa", 8, causal=False),
+]
+ALL = [
+    Case(Layout(cp=cp, ring=ring), causal=causal, rate=rate, documents=documents, chunk=4)
+    for ring, cp, causal, rate, documents in itertools.product(
+        ("zigzag", "blockwise", "rsa"), (2, 4, 8), (True, False), (0, 0.1), (False, True)
+    )
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_ring_gives_the_attention_of_one_device(case: Case) -> None:
+    hold(case, "float64")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ALL, ids=str)
+def test_every_ring_gives_the_attention_of_one_device(case: Case) -> None:
+    hold(case, "float64")
+
+
+@pytest.mark.parametrize("case", [case("zigzag", 4, rich=True), case("rsa", 2)], ids=str)
+def test_in_float32_too(case: Case) -> None:
+    hold(case, "float32")
+
+
+@pytest.mark.parametrize("ring", ["zigzag", "blockwise", "rsa"])
+def test_a_ring_does_not_care_for_the_other_axes(ring: Any) -> None:
+    """Sequences cut over dp, heads over tp: each group of cp devices is a ring of its own."""
+    layout = Layout(dp=2, cp=2, tp=2, ring=ring)
+    hold(Case(layout, rate=0.1, documents=True, heads=2), "float64")
+
+
+def test_more_devices_round_no_more_in_bfloat16() -> None:
+    """Outputs and gradients are summed in float32 on their way, and rounded when they are home."""
+    errors = []
+    for cp in (1, 8):
+        found, want = run(case("zigzag", cp), "bfloat16")
+        wanted = (want.o, want.dq, want.dk, want.dv)
+        errors.append([difference(x, y) for x, y in zip(found, wanted, strict=True)])
+    assert max(errors[0]) < 2**-7
+    np.testing.assert_array_less(errors[1], 1.2 * np.array(errors[0]))
+
+
+# ---- what moves ------------------------------------------------------------------------------
+
+
+def trace(case: Case, fn: Callable, dtype: str = "float32") -> Any:
+    return jax.make_jaxpr(fn)(*case.arguments(dtype))
+
+
+def moved(case: Case, fn: Callable, dtype: str) -> list[Collective]:
+    return collectives_of(trace(case, fn, dtype), case.mesh)
+
+
+def permutes(case: Case, count: int, size: int) -> list[Collective]:
+    return [Collective("collective-permute", ("cp",), count, size)] if count else []
+
+
+@pytest.mark.parametrize("cp", [1, 2, 8])
+@pytest.mark.parametrize(("ring", "causal"), RINGS)
+def test_each_part_makes_one_round_forward_and_two_backward(ring: Any, causal: bool, cp: int):
+    """And nothing else moves, over no axis. Keys and values share a permute, but not in RSA."""
+    each = case(ring, cp, causal=causal, rich=True)
+    forward = moved(each, only_forward(each), "bfloat16")
+    backward = subtract(moved(each, both_ways(each), "bfloat16"), forward)
+    hops, part = cp - 1, 2 * B * each.part * each.heads * H  # of k and v together
+    messages = 2 * hops if ring == "rsa" else hops
+    assert forward == permutes(each, messages, hops * part * 2)
+    # they travel again in bfloat16, and their gradients in float32
+    assert backward == permutes(each, 2 * messages, hops * part * (2 + 4))
+
+
+def test_other_axes_move_nothing() -> None:
+    each = Case(Layout(dp=2, cp=2, tp=2), rate=0.1, documents=True, heads=2)
+    part = 2 * (B // 2) * each.part * (each.heads // 2) * H
+    assert moved(each, both_ways(each), "float32") == permutes(each, 3, 3 * part * 4)
+
+
+@pytest.mark.parametrize("ring", ["zigzag", "blockwise"])
+def test_nothing_travels_again_where_remat_keeps_what_attention_names(ring: Any) -> None:
+    each = case(ring, 4)
+    policy = jax.checkpoint_policies.save_only_these_names(KEPT)
+    again = both_ways(each, partial(jax.checkpoint, policy=policy))
+    assert moved(each, again, "float32") == moved(each, both_ways(each), "float32")
+
+
+@pytest.mark.parametrize("ring", ["zigzag", "rsa"])
+def test_the_compiled_program_moves_the_same(ring: Any) -> None:
+    """XLA does not take the first hop of forward for that of backward, and keep what came of it."""
+    each = case(ring, 2)
+    lowered = jax.jit(both_ways(each)).lower(*each.arguments("float32"))
+    # the pass would remove, on CPU, what says that they are two
+    text = lowered.compile({"xla_disable_hlo_passes": "cse_barrier_expander"}).as_text()
+    found = add_up(collectives_from_hlo(text, dict(each.mesh.shape)))
+    assert found == moved(each, both_ways(each), "float32")
+
+
+# ---- what is computed, made and kept ----------------------------------------------------------
+
+
+def conditionals(jaxpr: Any) -> int:
+    return sum(equation.primitive.name == "cond" for equation, _ in equations(jaxpr))
+
+
+@pytest.mark.parametrize(
+    ("ring", "causal", "some"),
+    [("zigzag", True, False), ("blockwise", True, True), ("blockwise", False, False)],
+)
+def test_only_contiguous_parts_are_skipped(ring: Any, causal: bool, some: bool) -> None:
+    """Zigzag has nothing to skip: it does the same work on every device."""
+    each = case(ring, 4, causal=causal)
+    assert bool(conditionals(trace(each, only_forward(each)))) == some
+    assert bool(conditionals(trace(each, both_ways(each)))) == some
+
+
+def test_zigzag_computes_half_of_each_other_part() -> None:
+    each, full = (case("zigzag", 4, causal=causal, chunk=3) for causal in (True, False))
+    heads = B * each.heads * H
+    chunks, others = each.part // 3, each.layout.cp - 1
+    own, other = chunks * (chunks + 1) // 2 * 9, each.part**2
+    forward = 2 * heads  # scores and output
+    half = products(trace(each, only_forward(each)))
+    assert half == forward * (own + others * other // 2)
+    assert products(trace(full, only_forward(full))) == forward * (other + others * other)
+
+
+@pytest.mark.parametrize(("ring", "causal"), RINGS)
+def test_only_rsa_makes_whole_rows_of_scores(ring: Any, causal: bool) -> None:
+    each = case(ring, 4, causal=causal, rich=True, chunk=4)
+    made = shapes(trace(each, both_ways(each)))
+    rows = {shape for shape in made if shape[-2:] == (each.part, T)}
+    blocks = {shape for shape in made if sum(size >= each.part for size in shape) > 1}
+    assert bool(rows) == bool(blocks) == (ring == "rsa")
+
+
+@pytest.mark.parametrize(("ring", "causal"), RINGS[:3])
+def test_the_inputs_the_output_and_the_logsumexp_are_kept(ring: Any, causal: bool) -> None:
+    each = case(ring, 4, causal=causal, rich=True)
+    kept: list[tuple[int, ...]] = []
+
+    def body(tokens: Tokens, *qkvdo: Array) -> Array:
+        o, back = jax.vjp(each.attention(tokens), *qkvdo[:3])
+        kept.extend(x.shape for x in jax.tree.leaves(back))
+        return o
+
+    trace(each, each.on_mesh(body, TENSOR))
+    tensor = (B, each.part, each.heads, H)
+    tokens = [x.shape for x in each.tokens() if x is not None]
+    assert sorted(kept) == sorted([tensor] * 4 + [tensor[:-1]] + tokens)
