@@ -9,11 +9,15 @@ import jax
 from jaxptd.config import Config
 from jaxptd.errors import UserError
 
-# A slow or busy machine brings the simulated devices to a collective one after the other. XLA warns
-# after 20 s and ends the process after 40. A name it does not know would end the process at once:
-# these are known to the jaxlib of every version of jax in pyproject.toml.
-PATIENCE = (
-    "--xla_cpu_collective_call_warn_stuck_timeout_seconds=300"
+# For simulated devices. A name that XLA does not know would end the process at once: these are
+# known to the jaxlib of every version of jax in pyproject.toml.
+# XLA's scheduler for concurrency, in jaxlib 0.10, lets permutes meet that do not wait for each other
+# (the two rings of `layout.ring: rsa`), and the process hangs or aborts; the other scheduler needs
+# less memory, too. A slow or busy machine brings the devices to a collective one after the other:
+# XLA warns after 20 s and ends the process after 40.
+CPU_FLAGS = (
+    "--xla_cpu_enable_concurrency_optimized_scheduler=false"
+    " --xla_cpu_collective_call_warn_stuck_timeout_seconds=300"
     " --xla_cpu_collective_call_terminate_timeout_seconds=1200"
     " --xla_cpu_collective_timeout_seconds=1200"
 )
@@ -43,8 +47,8 @@ def prepare(config: Config, *, double: bool = False) -> str:
     """
     needed = config.layout.num_devices
     flags = os.environ.get("XLA_FLAGS", "")
-    if PATIENCE not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} {PATIENCE}".strip()
+    if CPU_FLAGS not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {CPU_FLAGS}".strip()
     if config.train.platform == "cpu":
         jax.config.update("jax_platforms", "cpu")
     with contextlib.suppress(RuntimeError):  # JAX has started already, with devices of its own

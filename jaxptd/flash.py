@@ -63,6 +63,9 @@ class Kernel(Protocol):
     @property
     def dropout(self) -> Dropout: ...
 
+    def tile(self, side: int) -> int:
+        """Side of the squares in which to show it `side` queries and keys; it divides `side`."""
+
     def fwd(
         self, q: Array, k: Array, v: Array, sites: Sites, *, causal: bool
     ) -> tuple[Array, Array]:

@@ -1,6 +1,6 @@
 """Attention of one block by matrix products in chunks: memory grows with T, never with T * S.
 
-Letters: B batch, T query position, S key position, N heads, H head size.
+Letters: B batch, T query position, S key position, N heads, H head size, G batch and heads.
 Source: Dao et al., arXiv 2205.14135.
 """
 
@@ -50,8 +50,8 @@ class _Chunks:
         return lax.dynamic_update_slice_in_dim(x, part, number * self.size, dim)
 
     def whole(self, x: Array) -> Array:
-        """`[B, N, T, ..]` -> `[B, T, N, ..]` without the padding of T."""
-        return lax.slice_in_dim(x, 0, self.length, axis=2).swapaxes(1, 2)
+        """`x` without its padding."""
+        return lax.slice_in_dim(x, 0, self.length, axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +61,10 @@ class _Grid:
     queries: _Chunks
     keys: _Chunks
     causal: bool
+
+    @property
+    def single(self) -> bool:
+        return self.queries.count == self.keys.count == 1
 
     @property
     def pairs(self) -> tuple[Array, Array]:
@@ -101,27 +105,34 @@ class Xla:
     dropout: Dropout
     chunk: int = CHUNK
 
+    def tile(self, side: int) -> int:
+        """Implements `Kernel.tile`."""
+        chunks = _Chunks(side, self.chunk)
+        return side if side % chunks.count else chunks.size
+
     def fwd(
         self, q: Array, k: Array, v: Array, sites: Sites, *, causal: bool
     ) -> tuple[Array, Array]:
         """Implements `Kernel.fwd`; o is float32 at least, so that `merge` adds nothing rounded."""
         grid = self._grid(q, k, causal)
+        if grid.single:
+            return _block_fwd(q, k, v, sites, self.dropout, causal=causal)
         sites = grid.pad_sites(sites)
-        q, k, v = _by_head(grid, q, k, v)
+        q, k, v = grid.queries.pad(q, 1), grid.keys.pad(k, 1), grid.keys.pad(v, 1)
         zero = jnp.zeros(q.shape, _wide(q))
         total = _as_varying_as((zero, zero[..., 0] - jnp.inf), (q, k, v, sites))
 
         def visit(total: tuple, pair: tuple[Array, Array]) -> tuple[tuple, None]:
             i, j = pair
             part = _block_fwd(
-                grid.queries.take(q, i, 2),
-                grid.keys.take(k, j, 2),
-                grid.keys.take(v, j, 2),
+                grid.queries.take(q, i, 1),
+                grid.keys.take(k, j, 1),
+                grid.keys.take(v, j, 1),
                 grid.sites_at(sites, i, j),
                 self.dropout,
                 causal=causal,
             )
-            return merge_at(total, part, i * grid.queries.size, dim=2), None
+            return merge_at(total, part, i * grid.queries.size, dim=1), None
 
         (o, lse), _ = lax.scan(visit, total, grid.pairs)
         return grid.queries.whole(o), grid.queries.whole(lse)
@@ -131,27 +142,28 @@ class Xla:
     ) -> tuple[Array, Array, Array]:
         """Implements `Kernel.bwd`; the gradients are float32 at least."""
         grid = self._grid(saved.q, saved.k, causal)
+        own = (saved.q, do, saved.o, finite(saved.lse))
+        if grid.single:
+            block = partial(_block_bwd, sites=sites, dropout=self.dropout, causal=causal)
+            return block(*own, saved.k, saved.v)
         sites = grid.pad_sites(sites)
-        # sum_S p * dp, also with dropout: o is the dropped p times v (Dao et al., appendix B.4)
-        delta = jnp.einsum("BTNH,BTNH->BNT", do, saved.o, preferred_element_type=_wide(do))
-        rows = [finite(saved.lse).swapaxes(1, 2), delta]
-        q, k, v = _by_head(grid, saved.q, saved.k, saved.v)
-        do, *rows = (grid.queries.pad(x, 2) for x in (do.swapaxes(1, 2), *rows))
+        q, do, o, lse = (grid.queries.pad(x, 1) for x in own)
+        k, v = grid.keys.pad(saved.k, 1), grid.keys.pad(saved.v, 1)
         zeros = tuple(jnp.zeros(x.shape, _wide(x)) for x in (q, k, v))
-        total = _as_varying_as(zeros, (q, k, v, do, rows, sites))
+        total = _as_varying_as(zeros, (q, k, v, do, o, lse, sites))
 
         def visit(total: tuple, pair: tuple[Array, Array]) -> tuple[tuple, None]:
             i, j = pair
             part = _block_bwd(
-                *(grid.queries.take(x, i, 2) for x in (q, do, *rows)),
-                *(grid.keys.take(x, j, 2) for x in (k, v)),
+                *(grid.queries.take(x, i, 1) for x in (q, do, o, lse)),
+                *(grid.keys.take(x, j, 1) for x in (k, v)),
                 sites=grid.sites_at(sites, i, j),
                 dropout=self.dropout,
                 causal=causal,
             )
             where = ((grid.queries, i), (grid.keys, j), (grid.keys, j))
             added = zip(where, total, part, strict=True)
-            return tuple(chunks.add(x, n, 2, dx) for (chunks, n), x, dx in added), None
+            return tuple(chunks.add(x, n, 1, dx) for (chunks, n), x, dx in added), None
 
         (dq, dk, dv), _ = lax.scan(visit, total, grid.pairs)
         return grid.queries.whole(dq), grid.keys.whole(dk), grid.keys.whole(dv)
@@ -170,51 +182,77 @@ def _as_varying_as(tree: Any, others: Any) -> Any:
     return jax.tree.map(lambda x: as_varying(x, sorted(axes)), tree)
 
 
-def _by_head(grid: _Grid, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
-    """`[B, T, N, H]` -> `[B, N, T, H]`, padded to whole chunks."""
-    q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
-    return grid.queries.pad(q, 2), grid.keys.pad(k, 2), grid.keys.pad(v, 2)
+def _flat(x: Array) -> Array:
+    """`[B, T, N, ..]` -> `[G, T, ..]`, G = B * N: of one rank with the scores that XLA makes.
+
+    It then writes the probabilities over the scores; with B and N apart it would copy.
+    """
+    x = x.swapaxes(1, 2)
+    return x.reshape(-1, *x.shape[2:])
 
 
-def _scores(q_BNTH: Array, k_BNSH: Array, sites: Sites, *, causal: bool) -> Array:
-    """Scaled scores `[B, N, T, S]`, minus infinity where a query may not look."""
-    s_BNTS = jnp.einsum("BNTH,BNSH->BNTS", q_BNTH, k_BNSH, preferred_element_type=_wide(q_BNTH))
-    s_BNTS = s_BNTS * q_BNTH.shape[-1] ** -0.5
-    return jnp.where(visible(sites, causal=causal), s_BNTS, -jnp.inf)
+def _unflat(x: Array, like: Array) -> Array:
+    """The other way round, with the batch and the heads of `like`, `[B, T, N, H]`."""
+    return x.reshape(like.shape[0], like.shape[2], *x.shape[1:]).swapaxes(1, 2)
+
+
+def _scores(q_GTH: Array, k_GSH: Array, seen: Array) -> Array:
+    """Scaled scores `[G, T, S]`, minus infinity where a query may not look."""
+    s_GTS = jnp.einsum("GTH,GSH->GTS", q_GTH, k_GSH, preferred_element_type=_wide(q_GTH))
+    if seen.ndim == 4:  # [B, 1, T, S]
+        seen = jnp.repeat(seen[:, 0], q_GTH.shape[0] // seen.shape[0], axis=0)
+    return jnp.where(seen, s_GTS * q_GTH.shape[-1] ** -0.5, -jnp.inf)
+
+
+def _drop(p_GTS: Array, sites: Sites, dropout: Dropout) -> Array:
+    if sites.seed_BN2 is None:
+        return p_GTS
+    p_BNTS = p_GTS.reshape(*sites.seed_BN2.shape[:2], *p_GTS.shape[1:])
+    return drop(p_BNTS, sites, dropout).reshape(p_GTS.shape)
 
 
 def _block_fwd(
-    q_BNTH: Array, k_BNSH: Array, v_BNSH: Array, sites: Sites, dropout: Dropout, *, causal: bool
+    q_BTNH: Array, k_BSNH: Array, v_BSNH: Array, sites: Sites, dropout: Dropout, *, causal: bool
 ) -> tuple[Array, Array]:
-    """-> o[B, N, T, H], logsumexp[B, N, T], both float32 at least."""
-    s_BNTS = _scores(q_BNTH, k_BNSH, sites, causal=causal)
-    max_BNT = finite(s_BNTS.max(axis=-1))
-    p_BNTS = jnp.exp(s_BNTS - max_BNT[..., None])
-    sum_BNT = p_BNTS.sum(axis=-1)
-    p_BNTS = drop(p_BNTS, sites, dropout).astype(v_BNSH.dtype)
-    o_BNTH = jnp.einsum("BNTS,BNSH->BNTH", p_BNTS, v_BNSH, preferred_element_type=_wide(v_BNSH))
-    return o_BNTH / jnp.where(sum_BNT == 0, 1, sum_BNT)[..., None], max_BNT + jnp.log(sum_BNT)
+    """-> o[B, T, N, H], logsumexp[B, T, N], both float32 at least."""
+    q_BTNH, sites = lax.optimization_barrier((q_BTNH, sites))  # see _block_bwd
+    q_GTH, k_GSH, v_GSH = _flat(q_BTNH), _flat(k_BSNH), _flat(v_BSNH)
+    s_GTS = _scores(q_GTH, k_GSH, visible(sites, causal=causal))
+    max_GT = finite(s_GTS.max(axis=-1))
+    p_GTS = jnp.exp(s_GTS - max_GT[..., None])
+    sum_GT = p_GTS.sum(axis=-1)
+    p_GTS = _drop(p_GTS, sites, dropout).astype(v_GSH.dtype)
+    o_GTH = jnp.einsum("GTS,GSH->GTH", p_GTS, v_GSH, preferred_element_type=_wide(v_GSH))
+    o_GTH = o_GTH / jnp.where(sum_GT == 0, 1, sum_GT)[..., None]
+    return _unflat(o_GTH, q_BTNH), _unflat(max_GT + jnp.log(sum_GT), q_BTNH)
 
 
 def _block_bwd(
-    q_BNTH: Array,
-    do_BNTH: Array,
-    lse_BNT: Array,
-    delta_BNT: Array,
-    k_BNSH: Array,
-    v_BNSH: Array,
+    q_BTNH: Array,
+    do_BTNH: Array,
+    o_BTNH: Array,
+    lse_BTN: Array,
+    k_BSNH: Array,
+    v_BSNH: Array,
     *,
     sites: Sites,
     dropout: Dropout,
     causal: bool,
 ) -> tuple[Array, Array, Array]:
-    dtype, product = q_BNTH.dtype, partial(jnp.einsum, preferred_element_type=_wide(q_BNTH))
-    p_BNTS = jnp.exp(_scores(q_BNTH, k_BNSH, sites, causal=causal) - lse_BNT[..., None])
-    dropped_BNTS = drop(p_BNTS, sites, dropout).astype(dtype)
-    dv_BNSH = product("BNTS,BNTH->BNSH", dropped_BNTS, do_BNTH)
-    dp_BNTS = drop(product("BNTH,BNSH->BNTS", do_BNTH, v_BNSH), sites, dropout)
-    ds_BNTS = p_BNTS * (dp_BNTS - delta_BNT[..., None]) * q_BNTH.shape[-1] ** -0.5
-    ds_BNTS = ds_BNTS.astype(dtype)
-    dq_BNTH = product("BNTS,BNSH->BNTH", ds_BNTS, k_BNSH)
-    dk_BNSH = product("BNTS,BNTH->BNSH", ds_BNTS, q_BNTH)
-    return dq_BNTH, dk_BNSH, dv_BNSH
+    # Masks follow from sites alone. Without the barrier JAX would take them out of the loops over
+    # layers and chunks, and keep those of all chunks: T * S of them.
+    do_BTNH, sites = lax.optimization_barrier((do_BTNH, sites))
+    dtype, product = q_BTNH.dtype, partial(jnp.einsum, preferred_element_type=_wide(q_BTNH))
+    # sum_S p * dp, also with dropout: o is the dropped p times v (Dao et al., appendix B.4)
+    delta_GT = _flat(product("BTNH,BTNH->BTN", do_BTNH, o_BTNH))
+    q_GTH, do_GTH, k_GSH, v_GSH = (_flat(x) for x in (q_BTNH, do_BTNH, k_BSNH, v_BSNH))
+    s_GTS = _scores(q_GTH, k_GSH, visible(sites, causal=causal))
+    p_GTS = jnp.exp(s_GTS - _flat(lse_BTN)[..., None])
+    dropped_GTS = _drop(p_GTS, sites, dropout).astype(dtype)
+    dv_GSH = product("GTS,GTH->GSH", dropped_GTS, do_GTH)
+    dp_GTS = _drop(product("GTH,GSH->GTS", do_GTH, v_GSH), sites, dropout)
+    ds_GTS = p_GTS * (dp_GTS - delta_GT[..., None]) * q_BTNH.shape[-1] ** -0.5
+    ds_GTS = ds_GTS.astype(dtype)
+    dq_GTH = product("GTS,GSH->GTH", ds_GTS, k_GSH)
+    dk_GSH = product("GTS,GTH->GSH", ds_GTS, q_GTH)
+    return _unflat(dq_GTH, q_BTNH), _unflat(dk_GSH, k_BSNH), _unflat(dv_GSH, k_BSNH)

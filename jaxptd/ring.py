@@ -6,8 +6,9 @@ the parts after its own, so the last device has n times the work of the first.
 are seen whole and two not at all, whichever device comes first: the same work on every device.
 
 n devices: n-1 hops, and n-1 more for a gradient that travels with its part, from the first other
-device that sees the part until it is home. None of them is wasted, and each but the last is under
-way while a part is visited.
+device that sees the part until it is home. None of them is wasted. Each of them, but the first of
+`travel_back`, is under way while a part is visited, if the own part is visited before `travel` and
+after `travel_back`.
 
 Letters: B batch, T own query, S own key, C devices of the ring.
 Source: Li et al., arXiv 2105.13120; Liu et al., arXiv 2310.01889.
@@ -104,22 +105,26 @@ def travel(x: Array, axis: str, total: Any, visit: Callable[[Any, Array, Array],
 def travel_back(
     x: Array, axis: str, total: Any, visit: Callable[[Any, Array, Array], tuple[Any, Array]]
 ) -> tuple[Any, Array | int]:
-    """As `travel`, where `visit` also gives a gradient of x: its sum comes home to x's device."""
+    """As `travel`, where `visit` also gives a gradient of x: its sum comes home to x's device.
+
+    Barriers: no hop leaves before the visit over which the one before it lay is done. Else XLA for
+    GPUs puts two visits over one hop, and none over another.
+    """
     me, size = lax.axis_index(axis), lax.axis_size(axis)
     if size == 1:
         return total, 0
-    # Else XLA would find that forward made the first hop too, and keep what came of it until here.
-    x = shift(lax.optimization_barrier(x), axis)
+    x, total = lax.optimization_barrier((shift(x, axis), total))
     ahead = shift(x, axis) if size > 2 else x
     total, dx = visit(total, x, (me - 1) % size)
 
     def go(carry: tuple[Array, Array, Any], step: Array) -> tuple[tuple[Array, Array, Any], None]:
-        x, dx, total = carry
+        x, dx, total = lax.optimization_barrier(carry)
         ahead, dx = shift(x, axis), shift(dx, axis)
         total, part = visit(total, x, (me - step) % size)
         return (ahead, dx + part, total), None
 
-    (x, dx, total), _ = lax.scan(go, (ahead, dx, total), jnp.arange(2, size - 1))
+    carry, _ = lax.scan(go, (ahead, dx, total), jnp.arange(2, size - 1))
+    x, dx, total = lax.optimization_barrier(carry)
     if size > 2:
         dx = shift(dx, axis)
         total, part = visit(total, x, (me + 1) % size)

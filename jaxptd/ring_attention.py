@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
@@ -91,10 +92,9 @@ def _blockwise_bwd(
     task: _Task, residuals: tuple[Saved, Tokens], do: Array
 ) -> tuple[Array, Array, Array, None]:
     saved, tokens = residuals
+    saved = _later(saved)
     length, wide = saved.q.shape[1], saved.lse.dtype
-    own = task.ring.sites(tokens, length, lax.axis_index(task.ring.axis))
-    dq, *dkv = (x.astype(wide) for x in task.kernel.bwd(saved, do, own, causal=task.causal))
-    home = jnp.stack(dkv)
+    dq = jnp.zeros_like(saved.q, wide)
 
     def visit(dq: Array, kv: Array, source: Array) -> tuple[Array, Array]:
         sites = task.ring.sites(tokens, length, source)
@@ -105,13 +105,20 @@ def _blockwise_bwd(
             ks, vs = block.keys(kv)
             seen = Saved(qs, ks, vs, os, lses)
             part, *parts = task.kernel.bwd(seen, dos, block.sites(sites), causal=False)
-            dkv = _add_at(dkv, jnp.stack(parts), block.key, dim=2)
-            return _add_at(dq, part, block.query, dim=1), dkv
+            for number, part_kv in enumerate(parts):
+                dkv = _add_at(dkv, part_kv[None], (number, 0, block.key, 0, 0))
+            return _add_at(dq, part, (0, block.query, 0, 0)), dkv
 
-        return _look(task, source, length, (dq, jnp.zeros_like(home)), look)
+        none = jnp.zeros_like(kv, wide)
+        return _look(task, source, length, (dq, none), look)
 
     dq, others = travel_back(jnp.stack((saved.k, saved.v)), task.ring.axis, dq, visit)
-    dk, dv = home + others
+    # The own block comes last, over the last hop; first, its gradients would lie there all along.
+    saved, do, dq = lax.optimization_barrier((saved, do, dq))
+    own = task.ring.sites(tokens, length, lax.axis_index(task.ring.axis))
+    part, *parts = task.kernel.bwd(saved, do, own, causal=task.causal)
+    dq += part
+    dk, dv = jnp.stack(parts) + others
     return dq.astype(saved.q.dtype), dk.astype(saved.k.dtype), dv.astype(saved.v.dtype), None
 
 
@@ -145,29 +152,53 @@ class _Block(NamedTuple):
 def _look(
     task: _Task, source: Array, length: int, total: Any, look: Callable[[Any, _Block], Any]
 ) -> Any:
-    """`look(total, block)` at every block that this device's queries see of `source`, another."""
-    me, half = lax.axis_index(task.ring.axis), length // 2
-    if not task.causal:
-        return look(total, _Block(0, 0, length))
-    if task.ring.kind != "zigzag":
-        return lax.cond(
-            source < me, lambda total: look(total, _Block(0, 0, length)), lambda same: same, total
-        )
-    # Its first chunk lies before our second one. Its second one does too if it comes after us;
-    # else its first chunk lies before our first one.
-    same = jnp.where(source > me, half, 0)
-    query_2 = jnp.stack([jnp.full_like(same, half), same])
-    key_2 = jnp.stack([jnp.zeros_like(same), same])
+    """`look(total, block)` at every block that this device's queries see of `source`, another.
+
+    One after the other, in a loop, in blocks that the kernel does not cut further.
+    """
+    query_K, key_K, size = _squares(task, source, length)
+    side = task.kernel.tile(size)
+    row_I, column_I = side * np.indices((size // side, size // side), np.int32).reshape(2, -1)
+    starts = (query_K[:, None] + row_I).ravel(), (key_K[:, None] + column_I).ravel()
 
     def step(total: Any, start: tuple[Array, Array]) -> tuple[Any, None]:
-        return look(total, _Block(*start, half)), None
+        return look(total, _Block(*start, side)), None
 
-    return lax.scan(step, total, (query_2, key_2))[0]
+    def look_at_all(total: Any) -> Any:
+        return lax.scan(step, total, starts)[0]
+
+    if not task.causal or task.ring.kind == "zigzag":
+        return look_at_all(total)
+    me = lax.axis_index(task.ring.axis)
+    return lax.cond(source < me, look_at_all, lambda total: total, total)
 
 
-def _add_at(x: Array, part: Array, start: Array | int, *, dim: int) -> Array:
-    part += lax.dynamic_slice_in_dim(x, start, part.shape[dim], dim)
-    return lax.dynamic_update_slice_in_dim(x, part.astype(x.dtype), start, dim)
+def _squares(task: _Task, source: Array, length: int) -> tuple[Array, Array, int]:
+    """First queries and first keys of the squares of scores that are seen, and their side."""
+    if not task.causal or task.ring.kind != "zigzag":
+        zero = jnp.zeros(1, jnp.int32)
+        return zero, zero, length
+    # The first chunk of `source` lies before our second one. If it comes after us, its second chunk
+    # does too; else its first chunk lies before our first one.
+    half = length // 2
+    same = jnp.where(source > lax.axis_index(task.ring.axis), half, 0)
+    query_2 = jnp.stack([jnp.full_like(same, half), same])
+    return query_2, jnp.stack([jnp.zeros_like(same), same]), half
+
+
+def _later(saved: Any) -> Any:
+    """What is kept for backward, none of it before all of it is there.
+
+    Else XLA would make backward's first hop in forward, or find that forward made it too, and keep
+    what came of it until backward.
+    """
+    return lax.optimization_barrier(saved)
+
+
+def _add_at(x: Array, part: Array, start: tuple[Array | int, ...]) -> Array:
+    start = tuple(jnp.asarray(i, jnp.int32) for i in start)
+    part += lax.dynamic_slice(x, start, part.shape)
+    return lax.dynamic_update_slice(x, part.astype(x.dtype), start)
 
 
 # ---- RSA ------------------------------------------------------------------------------------
@@ -178,9 +209,10 @@ def _rsa(
 ) -> Array:
     s_BNTS, seen = ring_qk(q, k, axis), visible(sites, causal=causal)
     lowest = jnp.finfo(s_BNTS.dtype).min  # not infinity: a row may see nothing
-    p_BNTS = jnp.where(seen, jax.nn.softmax(jnp.where(seen, s_BNTS, lowest)), 0)
+    p_BNTS = jax.nn.softmax(jnp.where(seen, s_BNTS, lowest))
     o_BTNH = ring_av(drop(p_BNTS, sites, dropout).astype(v.dtype), v, axis)
-    return checkpoint_name(o_BTNH, KEPT)
+    seen_BTN = jnp.broadcast_to(seen, s_BNTS.shape).any(-1).swapaxes(1, 2)
+    return checkpoint_name(jnp.where(seen_BTN[..., None], o_BTNH, 0), KEPT)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -205,12 +237,12 @@ def _qk_fwd(q: Array, k: Array, axis: str) -> tuple[Array, tuple[Array, Array]]:
 
 def _qk_bwd(axis: str, saved: tuple[Array, Array], ds_BNTS: Array) -> tuple[Array, Array]:
     """Keys travel again; the gradient of each part of them travels with it."""
-    q, k = saved
+    q, k = _later(saved)
     product = partial(jnp.einsum, preferred_element_type=ds_BNTS.dtype)
-    ds_BNTS = ds_BNTS * q.shape[-1] ** -0.5
 
     def visit(dq: Array, k: Array, source: Array) -> tuple[Array, Array]:
-        ds = lax.dynamic_slice_in_dim(ds_BNTS, source * k.shape[1], k.shape[1], 3).astype(q.dtype)
+        ds = lax.dynamic_slice_in_dim(ds_BNTS, source * k.shape[1], k.shape[1], 3)
+        ds = (ds * q.shape[-1] ** -0.5).astype(q.dtype)
         return dq + product("BNTS,BSNH->BTNH", ds, k), product("BNTS,BTNH->BSNH", ds, q)
 
     start = jnp.zeros_like(q, ds_BNTS.dtype)
@@ -241,7 +273,7 @@ def _av_fwd(p: Array, v: Array, axis: str) -> tuple[Array, tuple[Array, Array]]:
 
 def _av_bwd(axis: str, saved: tuple[Array, Array], do_BTNH: Array) -> tuple[Array, Array]:
     """Values travel again; the gradient of each part of them travels with it."""
-    p_BNTS, v = saved
+    p_BNTS, v = _later(saved)
     wide = jnp.promote_types(v.dtype, jnp.float32)
 
     def visit(dp: Array, v: Array, source: Array) -> tuple[Array, Array]:

@@ -150,7 +150,21 @@ class Program:
     @cached_property
     def train_step(self) -> Callable[[State, Batch], tuple[State, Metrics]]:
         """(state, batch) -> (state, metrics); the old state's memory is used again."""
-        return jax.jit(lambda state, batch: self._step_on_mesh(state, batch)[:2], donate_argnums=0)
+        return jax.jit(
+            lambda state, batch: self._step_on_mesh(state, batch)[:2],
+            donate_argnums=0,
+            compiler_options=self._compiler_options,
+        )
+
+    @property
+    def _compiler_options(self) -> dict[str, Any] | None:
+        """Backward of a ring sends twice at a time: keys and values, and the sums they bring home.
+
+        XLA for GPUs would schedule one collective at a time, and wait for the second.
+        """
+        if self.mesh.devices.flat[0].platform == "cpu" or self.config.layout.cp < 3:
+            return None
+        return {"xla_gpu_experimental_parallel_collective_overlap_limit": 2}
 
     @cached_property
     def step_with_gradients(self) -> Callable[[State, Batch], tuple[State, Metrics, Params]]:

@@ -1,0 +1,155 @@
+"""cuDNN's kernel: types and lowering here; values on a GPU, `pytest --gpu`."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import Array
+from jax.sharding import PartitionSpec as P
+
+from jaxptd import flash_cudnn
+from jaxptd.collectives import varying_axes
+from jaxptd.flash import Dropout, Kernel, Saved, Sites
+from jaxptd.flash_cudnn import Cudnn, obstacle
+from jaxptd.flash_xla import Xla
+from jaxptd.layers.dropout import kept
+from jaxptd.mesh import Axis, Layout, RingKind, make_mesh
+from jaxptd.ring import Ring, Tokens
+from jaxptd.ring_attention import attend
+
+B, T, N, H = 2, 128, 3, 64
+DEVICES = 4
+XLA = Xla(Dropout(0.0, kept))
+NO_OBSTACLE = {"head_size": 64, "dropout": 0.0, "documents": False}
+
+
+def abstract(length: int = T) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((B, length, N, H), jnp.bfloat16)
+
+
+def sites(length: int) -> Sites:
+    position_T = jnp.arange(length, dtype=jnp.int32)
+    return Sites(position_T, position_T)
+
+
+def whole(q: Array, k: Array, v: Array, do: Array, *, kernel: Kernel, causal: bool) -> tuple:
+    """o, logsumexp, dq, dk, dv of one block."""
+    where = sites(q.shape[1])
+    o, lse = kernel.fwd(q, k, v, where, causal=causal)
+    saved = Saved(q, k, v, o.astype(q.dtype), lse)
+    return o, lse, *kernel.bwd(saved, do, where, causal=causal)
+
+
+def ringed(
+    q: Array, k: Array, v: Array, do: Array, *, kernel: Kernel, kind: RingKind, devices: int
+) -> tuple:
+    """o, dq, dk, dv of a sequence that a ring of devices holds."""
+    mesh, spec = make_mesh(Layout(cp=devices)), P(None, Axis.CP)
+    run = partial(attend, ring=Ring(Axis.CP, kind), kernel=kernel, causal=True)
+
+    def local(q: Array, k: Array, v: Array, do: Array) -> tuple:
+        o, back = jax.vjp(lambda *x: run(*x, Tokens()), q, k, v)
+        assert varying_axes(o) == {Axis.CP}
+        return o, *back(do)
+
+    return jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=True)(
+        q, k, v, do
+    )
+
+
+# ---- without a GPU ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_shapes_and_types_are_those_of_the_kernel_interface(causal: bool) -> None:
+    o, lse, *grads = jax.eval_shape(
+        partial(whole, kernel=Cudnn(), causal=causal), *[abstract()] * 4
+    )
+    assert (o.shape, o.dtype) == ((B, T, N, H), jnp.bfloat16)
+    assert (lse.shape, lse.dtype) == ((B, T, N), jnp.float32)
+    assert [(x.shape, x.dtype) for x in grads] == [((B, T, N, H), jnp.bfloat16)] * 3
+
+
+@pytest.mark.parametrize("kind", ["zigzag", "blockwise"])
+def test_ring_of_it_lowers_for_cuda(kind: RingKind) -> None:
+    """Traced inside a shard_map that checks along which axes everything varies."""
+    run = jax.jit(partial(ringed, kernel=Cudnn(), kind=kind, devices=DEVICES))
+    text = run.trace(*[abstract()] * 4).lower(lowering_platforms=("cuda",)).as_text()
+    assert "__cudnn$fmhaSoftmax(" in text and "__cudnn$fmhaSoftmaxBackward(" in text
+    assert "CAUSAL" in text and "NO_MASK" in text  # the own part, and the others
+
+
+def test_a_part_that_is_seen_whole_has_no_mask() -> None:
+    run = jax.jit(partial(whole, kernel=Cudnn(), causal=False))
+    text = run.trace(*[abstract()] * 4).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("NO_MASK") == 2 and "CAUSAL" not in text
+
+
+@pytest.mark.parametrize(
+    ("platform", "dtype", "other", "words"),
+    [
+        ("cpu", "bfloat16", {}, "NVIDIA GPU, not cpu"),
+        ("gpu", "float32", {}, "bfloat16, not float32"),
+        ("gpu", "bfloat16", {"head_size": 20}, "multiple of 8, at most 256, not 20"),
+        ("gpu", "bfloat16", {"head_size": 264}, "at most 256, not 264"),
+        ("gpu", "bfloat16", {"dropout": 0.1}, "no dropout (model.dropout=0.1)"),
+        ("gpu", "bfloat16", {"documents": True}, "data.documents=apart"),
+    ],
+)
+def test_what_speaks_against_it_is_said(platform: str, dtype: str, other: dict, words: str) -> None:
+    assert words in (obstacle(platform, dtype, **NO_OBSTACLE | other) or "")
+
+
+def test_nothing_speaks_against_it_on_a_gpu_in_bfloat16() -> None:
+    assert obstacle("cuda", "bfloat16", **NO_OBSTACLE) is None
+
+
+def test_unknown_version_of_jax_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    flash_cudnn._private.cache_clear()
+    try:
+        monkeypatch.setattr(jax, "__version__", "0.99.1")
+        words = "jax 0.99.1 is not one it is known to work with"
+        assert obstacle("gpu", "bfloat16", **NO_OBSTACLE) == words
+    finally:
+        monkeypatch.undo()
+        flash_cudnn._private.cache_clear()
+
+
+# ---- on GPUs ---------------------------------------------------------------------------------
+
+
+def random_inputs(length: int) -> list[Array]:
+    rng = np.random.default_rng(0)
+    return [jnp.asarray(rng.standard_normal((B, length, N, H)), jnp.bfloat16) for _ in range(4)]
+
+
+def assert_close(found: tuple, want: tuple) -> None:
+    """Each array to 1 % of its norm: a few roundings to bfloat16."""
+    for x, y in zip(found, want, strict=True):
+        x, y = (np.asarray(z, np.float64) for z in (x, y))
+        assert np.linalg.norm(x - y) <= 1e-2 * np.linalg.norm(y)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("causal", [False, True])
+def test_values_and_gradients_of_a_block(causal: bool) -> None:
+    found, want = (
+        jax.jit(partial(whole, kernel=kernel, causal=causal))(*random_inputs(1024))
+        for kernel in (Cudnn(), XLA)
+    )
+    assert_close(found, want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["zigzag", "blockwise"])
+def test_values_and_gradients_of_a_ring_of_all_devices(kind: RingKind) -> None:
+    devices = len(jax.devices())
+    found, want = (
+        jax.jit(partial(ringed, kernel=kernel, kind=kind, devices=devices))(
+            *random_inputs(512 * devices)
+        )
+        for kernel in (Cudnn(), XLA)
+    )
+    assert_close(found, want)
