@@ -11,8 +11,8 @@ from jaxptd.errors import UserError
 
 # For simulated devices. A name that XLA does not know would end the process at once: these are
 # known to the jaxlib of every version of jax in pyproject.toml.
-# XLA's scheduler for concurrency, in jaxlib 0.10, lets permutes meet that do not wait for each other
-# (the two rings of `layout.ring: rsa`), and the process hangs or aborts; the other scheduler needs
+# XLA's scheduler for concurrency, in jaxlib 0.10, lets permutes meet that wait for nothing of each
+# other (the two rings of `layout.ring: rsa`): the process hangs or aborts. The other one needs
 # less memory, too. A slow or busy machine brings the devices to a collective one after the other:
 # XLA warns after 20 s and ends the process after 40.
 CPU_FLAGS = (
