@@ -71,8 +71,7 @@ RINGS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("documents", ["joined", "apart"])
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize(("dropout", "documents"), [(0.0, "joined"), (0.1, "apart")])
 @pytest.mark.parametrize("ring", ["zigzag", "blockwise", "rsa"])
 @pytest.mark.parametrize("layout", RINGS, ids=str)
 def test_every_ring_is_equal_to_one_device(layout, ring, dropout, documents) -> None:
