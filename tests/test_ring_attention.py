@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 from test_flash import TOLERANCES, Plain, difference, mixed, plain
 from test_flash_xla import equations, products, shapes
 
+from benchmarks.measure import CPU_OPTIONS
 from jaxptd.comms import add_up, collectives_of, subtract
 from jaxptd.flash import Dropout, Sites
 from jaxptd.flash_xla import Xla
@@ -240,8 +241,8 @@ def test_the_compiled_program_moves_the_same(ring: Any) -> None:
     """XLA does not take the first hop of forward for that of backward, and keep what came of it."""
     each = case(ring, 2)
     lowered = jax.jit(both_ways(each)).lower(*each.arguments("float32"))
-    # the pass would remove, on CPU, what says that they are two
-    text = lowered.compile({"xla_disable_hlo_passes": "cse_barrier_expander"}).as_text()
+    # without the pass that removes, on CPU, what says that they are two
+    text = lowered.compile(CPU_OPTIONS).as_text()
     found = add_up(collectives_from_hlo(text, dict(each.mesh.shape)))
     assert found == moved(each, both_ways(each), "float32")
 
