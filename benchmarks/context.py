@@ -267,7 +267,7 @@ Of the whole training step, from XLA's analysis of the program compiled for the 
 
 {memory_table(n, lengths)}
 
-## Tokens of a device from which every hop is hidden
+## Tokens of a device from which all hops but one are hidden
 
 T/cp for an H200, {PEAK / 1e12:,.1f} TFLOP/s, bfloat16, links at full speed; k and v travel in
 bfloat16, dk and dv in float32.

@@ -9,7 +9,7 @@ operand, of an all-gather its result, of a reduce-scatter its operand. `wire_byt
 sends from each device: with g devices (g-1)/g of that, twice for an all-reduce. Axes of size 1 move
 nothing and are left out.
 
-Source of the formulas: Shoeybi et al., arXiv 1909.08053; Korthikanti et al., arXiv 2205.05198.
+Source of the formulas: see `formulas.py`.
 """
 
 import collections

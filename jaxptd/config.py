@@ -76,7 +76,7 @@ class ModelConfig:
         dtype: compute precision; parameters and optimizer are float32 (float64 for float64).
         tie_embeddings: use the embedding as output layer.
         remat: what backward computes again: none, attention (its core), dots (all but matrix
-            products), full (the block).
+            products and attention), full (the block).
         attention: kernel; auto is cudnn where the device and the shapes allow it, else xla.
         scan_layers: one compiled block run num_layers times; false unrolls it (slower to compile,
             can run faster).

@@ -93,15 +93,24 @@ def _parameters(module: Any, q: Array, *, causal: bool) -> dict[str, Any]:
 
 
 def obstacle(
-    platform: str, dtype: DTypeLike, *, head_size: int, dropout: float, documents: bool
+    platform: str,
+    dtype: DTypeLike,
+    *,
+    head_size: int,
+    dropout: float,
+    documents: bool,
+    capability: float = 9.0,
 ) -> str | None:
-    """Why cuDNN's kernel cannot be used, in words; None if it can."""
+    """Why cuDNN's kernel cannot be used, in words; None if it can. capability: of the GPU."""
     if platform not in ("gpu", "cuda"):
         return f"it needs an NVIDIA GPU, not {platform}"
+    if capability < 8:
+        return f"it needs a GPU of compute capability 8.0 or more, not {capability}"
     if jnp.dtype(dtype) != jnp.bfloat16:
         return f"it needs model.dtype=bfloat16, not {jnp.dtype(dtype).name}"
-    if head_size % 8 or head_size > 256:
-        return f"it needs a head size that is a multiple of 8, at most 256, not {head_size}"
+    largest = 256 if capability >= 9 else 128
+    if head_size % 8 or head_size > largest:
+        return f"it needs a head size that is a multiple of 8, at most {largest}, not {head_size}"
     if dropout > 0:
         return f"it has no dropout (model.dropout={dropout})"
     if documents:

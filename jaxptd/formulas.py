@@ -105,7 +105,7 @@ def _activations(config: Config) -> Iterator[Collective]:
 
 
 def _loss(config: Config) -> Iterator[Collective]:
-    """A maximum and two sums a token over tp; over dp the count of targets and the loss."""
+    """A maximum and two sums a token over tp; over dp and cp the count of targets and the loss."""
     wide = jnp.promote_types(config.model.dtype, jnp.float32).itemsize
     parts = config.train.micro_batches
     yield Collective(ALL_REDUCE, (Axis.TP,), 2 * parts, 3 * parts * _tokens(config) * wide)

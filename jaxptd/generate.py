@@ -177,9 +177,8 @@ def load_run(run_dir: Path, *, tp: int, platform: Any) -> tuple[Program, Params]
     train = dataclasses.replace(
         saved.train, platform=platform, global_batch_size=1, micro_batches=1
     )
-    config = Config(
-        saved.model, Layout(tp=tp), saved.data, saved.optimizer, train, saved.checkpoint
-    )
+    model = dataclasses.replace(saved.model, attention="xla")  # the cache is not cuDNN's
+    config = Config(model, Layout(tp=tp), saved.data, saved.optimizer, train, saved.checkpoint)
     prepare(config)
     program = Program(config, make_mesh(config.layout))
     target = abstract_canonical(program)

@@ -1,7 +1,7 @@
 """A ring: which part of a sequence each of its devices holds, and how parts travel round it.
 
 *Contiguous* (`blockwise`, `rsa`): device i of n holds part i of n. A causal query sees nothing of
-the parts after its own, so the last device has n times the work of the first.
+the parts after its own, so the last device has 2n-1 times the work of the first.
 *Zigzag*: device i holds chunks i and 2n-1-i of 2n. Of any two devices' four pairs of chunks, two
 are seen whole and two not at all, whichever device comes first: the same work on every device.
 

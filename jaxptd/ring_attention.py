@@ -44,7 +44,7 @@ def attend(
         causal: a token sees itself and those before it; else it sees all.
     """
     q, k, v, *_ = alike(q, k, v, lax.axis_index(ring.axis), *jax.tree.leaves(tokens))
-    if ring.kind == "rsa":
+    if ring.kind == "rsa" and lax.axis_size(ring.axis) > 1:
         return _rsa(q, k, v, ring.all_sites(tokens, q.shape[1]), ring.axis, kernel.dropout, causal)
     return _blockwise(q, k, v, tokens, _Task(ring, kernel, causal))
 

@@ -4,7 +4,7 @@ Letters: B batch, T position, M micro-batches.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from jaxptd.collectives import as_varying
 from jaxptd.config import AttentionKind, Config, ModelConfig
 from jaxptd.errors import UserError
-from jaxptd.flash_cudnn import obstacle as cudnn_obstacle
+from jaxptd.layers.attention import choose_kernel
 from jaxptd.layers.dropout import Places
 from jaxptd.layers.tensor_parallel import TensorParallel, make_form
 from jaxptd.mesh import Axis
@@ -30,7 +30,8 @@ from jaxptd.params import Blueprint, ParamInfo, Params
 
 State = dict[str, Any]  # params: Params, optimizer: optax's, step: int32
 # tokens, targets: int32 [B, T]; a target below 0 counts for nothing. segments, where documents are
-# kept apart: the number of each token's document in its sequence.
+# kept apart: the number of each token's document in its sequence. Made by `Program.place`: with
+# cp > 1 the tokens of a sequence lie in the order of the ring.
 Batch = dict[str, Array]
 Metrics = dict[str, Array]
 
@@ -53,7 +54,7 @@ class Program:
     @cached_property
     def attention_kernel(self) -> tuple[AttentionKind, str | None]:
         """The kernel, and what speaks against cuDNN's."""
-        return _attention_kernel(self.config, self.mesh)
+        return choose_kernel(self.config, self.mesh.devices.flat[0])
 
     @cached_property
     def form(self) -> TensorParallel:
@@ -132,8 +133,20 @@ class Program:
         """Positions `[T]` in the order in which the devices along cp hold them."""
         return self.form.ring.order(self.model.seq_length, self.config.layout.cp)
 
-    def place(self, batch: dict[str, np.ndarray]) -> Batch:
-        """A whole batch, its tokens in the order of the text, on the mesh."""
+    def place(self, batch: Mapping[str, np.ndarray]) -> Batch:
+        """A whole batch on the mesh, its tokens in the order of the text so far.
+
+        Raises:
+            UserError: it does not hold what the config needs, or in another shape.
+        """
+        _check_fields(batch, self.config)
+        want = (self.config.train.global_batch_size, self.model.seq_length)
+        for name, x in batch.items():
+            if x.shape != want:
+                raise UserError(
+                    f"{name} of a batch has shape {x.shape}; use {want}, train.global_batch_size x "
+                    "model.seq_length"
+                )
         ordered = {name: x[:, self.token_order] for name, x in batch.items()}
         return jax.device_put(ordered, self.batch_sharding)
 
@@ -162,7 +175,8 @@ class Program:
 
         XLA for GPUs would schedule one collective at a time, and wait for the second.
         """
-        if self.mesh.devices.flat[0].platform == "cpu" or self.config.layout.cp < 3:
+        on_gpu = self.mesh.devices.flat[0].platform in ("gpu", "cuda")
+        if not on_gpu or self.config.layout.cp < 3:
             return None
         return {"xla_gpu_experimental_parallel_collective_overlap_limit": 2}
 
@@ -267,6 +281,7 @@ class Program:
         """Where this device's tokens lie in the global batch."""
         local_B = jnp.arange(batch["tokens"].shape[0], dtype=jnp.int32)
         sample_B = lax.axis_index(Axis.DP) * local_B.size + local_B
+        _check_fields(batch, self.config)
         segment_BCT = None
         if "segments" in batch:
             segment_BCT = lax.all_gather(batch["segments"], Axis.CP, axis=1)
@@ -280,24 +295,9 @@ def batch_fields(config: Config) -> tuple[str, ...]:
     return ("tokens", "targets", *(("segments",) if apart else ()))
 
 
-def _attention_kernel(config: Config, mesh: Mesh) -> tuple[AttentionKind, str | None]:
-    """The kernel that `model.attention` means on these devices, and what speaks against cuDNN's.
-
-    Raises:
-        UserError: cudnn is asked for where it cannot run.
-    """
-    model, layout, platform = config.model, config.layout, mesh.devices.flat[0].platform
-    obstacle = cudnn_obstacle(
-        platform,
-        model.dtype,
-        head_size=model.head_size,
-        dropout=model.dropout,
-        documents=config.data.documents == "apart",
-    )
-    if layout.ring == "rsa" and layout.cp > 1:
-        obstacle = "layout.ring=rsa makes its own scores"
-    if model.attention == "cudnn" and obstacle:
-        raise UserError(f"model.attention=cudnn: {obstacle}; use model.attention=xla")
-    if model.attention == "xla" or obstacle:
-        return "xla", obstacle
-    return "cudnn", None
+def _check_fields(batch: Iterable[str], config: Config) -> None:
+    found, want = ", ".join(batch), ", ".join(batch_fields(config))
+    if set(batch) != set(batch_fields(config)):
+        raise UserError(
+            f"a batch holds {found}; with data.documents={config.data.documents} it holds {want}"
+        )

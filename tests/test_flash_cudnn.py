@@ -94,6 +94,8 @@ def test_a_part_that_is_seen_whole_has_no_mask() -> None:
         ("gpu", "float32", {}, "bfloat16, not float32"),
         ("gpu", "bfloat16", {"head_size": 20}, "multiple of 8, at most 256, not 20"),
         ("gpu", "bfloat16", {"head_size": 264}, "at most 256, not 264"),
+        ("gpu", "bfloat16", {"head_size": 136, "capability": 8.0}, "at most 128, not 136"),
+        ("gpu", "bfloat16", {"capability": 7.5}, "compute capability 8.0 or more, not 7.5"),
         ("gpu", "bfloat16", {"dropout": 0.1}, "no dropout (model.dropout=0.1)"),
         ("gpu", "bfloat16", {"documents": True}, "data.documents=apart"),
     ],

@@ -1,5 +1,7 @@
 """The step: one model whatever the layout's choices, one reduction, padding that stays zero."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,7 @@ from contract import relative
 from jaxptd.comms import collectives_of
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
-from jaxptd.step import batch_fields
+from jaxptd.step import Program, batch_fields
 
 
 def gradients(program) -> tuple[float, dict[str, np.ndarray]]:
@@ -168,3 +170,49 @@ def test_a_document_knows_nothing_of_the_ones_before_it(layout: Layout) -> None:
 
     assert loss("apart", others) == loss("apart", fields["tokens"])
     assert loss("joined", others) != loss("joined", fields["tokens"])
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        ({"tokens": (8, 8)}, "holds tokens; with data.documents=joined it holds tokens, targets"),
+        (
+            {"tokens": (8, 8), "targets": (8, 9)},
+            r"targets of a batch has shape \(8, 9\); use \(8, 8",
+        ),
+        ({"tokens": (4, 8), "targets": (8, 8)}, r"tokens of a batch has shape \(4, 8\)"),
+    ],
+)
+def test_a_batch_that_does_not_fit_is_refused(batch: dict, words: str) -> None:
+    arrays = {name: np.zeros(shape, np.int32) for name, shape in batch.items()}
+    with pytest.raises(UserError, match=words):
+        tiny.program(Layout(cp=2)).place(arrays)
+
+
+def test_segments_are_neither_forgotten_nor_ignored() -> None:
+    batch = tiny.batch()
+    segments = np.zeros((8, 8), np.int32)
+    for documents, given in (("apart", batch), ("joined", {**batch, "segments": segments})):
+        program = tiny.program(Layout(), documents=documents)
+        with pytest.raises(UserError, match=f"data.documents={documents} it holds"):
+            program.train_step(program.init_state(), given)
+
+
+def test_rsa_on_one_device_is_attention_in_chunks() -> None:
+    def products(ring: str) -> set[tuple[int, ...]]:
+        program = tiny.program(Layout(ring=ring), micro_batches=1)
+        traced = program.train_step.trace(program.abstract_state, program.abstract_batch)
+        made = (e.outvars[0] for e in equations(traced.jaxpr) if e.primitive.name == "dot_general")
+        return {variable.aval.shape for variable in made}
+
+    assert products("rsa") == products("zigzag")
+
+
+@pytest.mark.parametrize(
+    ("platform", "cp", "given"), [("cuda", 4, 1), ("cuda", 2, 0), ("cpu", 4, 0)]
+)
+def test_two_hops_may_be_under_way_at_once_on_gpus(platform: str, cp: int, given: int) -> None:
+    device = types.SimpleNamespace(platform=platform)
+    mesh = types.SimpleNamespace(devices=np.array([device]))
+    program = Program(tiny.config(Layout(cp=cp)), mesh)
+    assert len(program._compiler_options or {}) == given

@@ -89,8 +89,9 @@ def _are_token_files(files: Sequence[Path]) -> bool:
 def _check_end_of_document(config: "DataConfig", tokenizer: Tokenizer, vocab_size: int) -> None:
     if config.tokenizer == "bytes" and vocab_size > tokenizer.vocab_size:
         raise UserError(
-            "data.documents=apart has to know the end of document of these token files, and "
-            "data.tokenizer=bytes did not make them; name the tokenizers JSON file that did"
+            "data.documents=apart has to know the end of document of these token files, which "
+            f"data.tokenizer=bytes may not have made (model.vocab_size={vocab_size}); name the "
+            "tokenizers JSON file that did, or use model.vocab_size=null"
         )
 
 

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
 
-from jaxptd.config import ModelConfig
+from jaxptd.config import AttentionKind, Config, ModelConfig
+from jaxptd.errors import UserError
 from jaxptd.flash import Dropout, Kernel, Sites
-from jaxptd.flash_cudnn import Cudnn
+from jaxptd.flash_cudnn import Cudnn, obstacle
 from jaxptd.flash_xla import Xla
 from jaxptd.layers.dropout import Places, fold, kept
 from jaxptd.layers.linear import ColumnParallelLinear, RowParallelLinear
@@ -97,3 +98,25 @@ class SelfAttention(nnx.Module):
 def make_kernel(config: ModelConfig) -> Kernel:
     """The attention kernel that the config names."""
     return Cudnn() if config.attention == "cudnn" else Xla(Dropout(config.dropout, kept))
+
+
+def choose_kernel(config: Config, device: Any) -> tuple[AttentionKind, str | None]:
+    """The kernel that `model.attention` means on a device, and what speaks against cuDNN's.
+
+    Raises:
+        UserError: cudnn is asked for where it cannot run.
+    """
+    model, layout = config.model, config.layout
+    found = obstacle(
+        device.platform,
+        model.dtype,
+        head_size=model.head_size,
+        dropout=model.dropout,
+        documents=config.data.documents == "apart",
+        capability=float(getattr(device, "compute_capability", 9.0)),
+    )
+    if layout.ring == "rsa" and layout.cp > 1:
+        found = "layout.ring=rsa makes its own scores"
+    if model.attention == "cudnn" and found:
+        raise UserError(f"model.attention=cudnn: {found}; use model.attention=xla")
+    return ("xla", found) if model.attention == "xla" or found else ("cudnn", None)

@@ -100,7 +100,7 @@ _SUMS = frozenset({"psum", "psum_invariant", "reduce_scatter"})
 
 def _save_products(prim: Any, *args: Any, **params: Any) -> bool:
     """Keep products, what attention gave, and what was summed over devices: no sum is repeated."""
-    if prim.name in _SUMS or params.get("name") == KEPT:
+    if prim.name in _SUMS or (prim.name == "name" and params["name"] == KEPT):
         return True
     return jax.checkpoint_policies.dots_with_no_batch_dims_saveable(prim, *args, **params)
 
