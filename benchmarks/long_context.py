@@ -176,22 +176,19 @@ def longest(config: Config) -> Iterator[Need]:
         length *= 2
 
 
-def vocabulary_share(found: Need) -> tuple[Need, float]:
-    """The same step with half the vocabulary, and the GiB that the whole of it accounts for."""
-    half = need(with_model(found.config, vocab_size=(found.config.model.vocab_size or 0) // 2))
-    return half, 2 * (found.peak - half.peak)
-
-
 def on_gpus(config: Config) -> str:
-    """The table of what fits, and what the vocabulary takes at the longest that does."""
+    """The table of what fits, and of the longest that does with half the vocabulary."""
     found = list(longest(config))
     held = [each for each in found if each.fits]
     lines = [each.cells for each in found]
     if not held:
         return f"{table([HEAD, *lines])}\n\nNothing fits.\n"
-    half, share = vocabulary_share(held[-1])
-    length = f"T={held[-1].config.model.seq_length:,}"
-    words = f"Longest that fits: {length}. There the vocabulary takes {share:.1f} GiB of the peak."
+    last = held[-1].config
+    half = need(with_model(last, vocab_size=(last.model.vocab_size or 0) // 2))
+    words = (
+        f"Longest that fits: T={last.model.seq_length:,}. "
+        f"With half the vocabulary the peak there is {half.peak:.1f} GiB."
+    )
     return f"{table([HEAD, *lines, half.cells])}\n\n{words}\n"
 
 
