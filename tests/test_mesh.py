@@ -52,7 +52,7 @@ def test_a_layout_counts_its_devices():
     layout = Layout(pp=2, dp=3, cp=5, tp=7, sequence_parallel=True)
     assert layout.num_devices == 210
     assert list(layout.sizes) == ["pp", "dp", "cp", "row", "col", "tp"]
-    assert str(layout) == "pp=2 dp=3 cp=5 tp=7 sequence_parallel"
+    assert str(layout) == "pp=2 dp=3 cp=5 tp=7 sequence_parallel zigzag"
     assert str(Layout()) == "one device"
 
 
@@ -214,7 +214,7 @@ def test_text_lists_the_groups(capsys):
 @pytest.mark.parametrize("given_dp", [[], ["--dp", "2"]])
 def test_dp_is_what_is_left_unless_it_is_given(capsys, given_dp):
     main(["--world-size", "12", "--tp", "3", "--cp", "2", *given_dp])
-    assert capsys.readouterr().out.startswith("12 devices: dp=2 cp=2 tp=3\n")
+    assert capsys.readouterr().out.startswith("12 devices: dp=2 cp=2 tp=3 zigzag\n")
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ def run_dir(tmp_path):
     [
         "--layout.tp=2",
         "--layout.sequence_parallel=true",
+        "--layout.ring=rsa",
         "--model.remat=full",
         "--model.scan_layers=false",
         "--model.attention=xla",
@@ -78,6 +79,7 @@ def test_what_a_resumed_run_may_change(override):
         "--data.source=other.txt",
         "--data.tokenizer=other.json",
         "--data.validation_fraction=0.5",
+        "--data.documents=apart",
         "--optimizer.learning_rate=0.02",
         "--optimizer.warmup_steps=6",
         "--optimizer.decay=linear",
