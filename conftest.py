@@ -10,7 +10,7 @@ import hypothesis
 import jax
 import pytest
 
-from jaxptd.devices import CPU_FLAGS
+from jaxptd.devices import ONE_PERMUTE_AT_A_TIME, PATIENCE
 
 # What JAX keeps of compiled programs: everything that took 0.1 s or more.
 CACHE = {
@@ -43,5 +43,6 @@ def pytest_configure(config: pytest.Config) -> None:
     jax.config.update("jax_num_cpu_devices", 8)
     os.environ["JAX_PLATFORMS"] = "cpu"
     # XLA reads this when the first device is asked for.
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {CPU_FLAGS}".strip()
+    flags = (os.environ.get("XLA_FLAGS", ""), PATIENCE, ONE_PERMUTE_AT_A_TIME)
+    os.environ["XLA_FLAGS"] = " ".join(flags).strip()
     jax.devices()  # now, before a command under test could ask for another number

@@ -29,6 +29,13 @@ CPU_OPTIONS: dict[str, Any] = (
 )
 
 
+TOLERANCE = 1e-5  # relative, float32: another order of sums
+
+
+class DifferentError(AssertionError):
+    """Programs that are compared do not compute the same thing."""
+
+
 def compile_step(program: Any) -> Any:
     """The compiled training step of a `Program` or a `Peer`, from abstract arguments."""
     lowered = program.train_step.lower(program.abstract_state, program.abstract_batch)

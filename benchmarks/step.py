@@ -19,6 +19,8 @@ import numpy as np
 
 from benchmarks.gspmd import Peer
 from benchmarks.measure import (
+    TOLERANCE,
+    DifferentError,
     Run,
     compared,
     compile_step,
@@ -46,12 +48,7 @@ LAYOUTS = {
 MODEL = ModelConfig(num_layers=4, hidden_size=256, num_heads=8, seq_length=256, vocab_size=1024)
 TRAIN = TrainConfig(global_batch_size=8, platform="cpu")
 OPTIMIZER = OptimizerConfig(learning_rate=1e-3, warmup_steps=1)  # at its full rate from step 0
-TOLERANCE = 1e-5  # relative, float32: another order of sums
 GOALS = {"time": 1.0, "temp": 0.9, "bytes": 1.0}
-
-
-class DifferentError(AssertionError):
-    """The two programs do not compute the same thing."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,8 @@ reads them from YAML and options.
 import dataclasses
 import itertools
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 from jaxptd.errors import UserError
@@ -18,25 +20,18 @@ AttentionKind = Literal["auto", "xla", "cudnn"]
 Documents = Literal["joined", "apart"]
 
 
-def _require_positive(section: str, config: Any, *names: str) -> None:
+def _require(
+    words: str, allowed: Callable[[float], bool], section: str, config: Any, *names: str
+) -> None:
     for name in names:
         value = getattr(config, name)
-        if value is not None and not 0 < value < math.inf:
-            raise UserError(f"{section}.{name}={value} must be a number above 0")
+        if value is not None and not allowed(value):
+            raise UserError(f"{section}.{name}={value} must be {words}")
 
 
-def _require_not_negative(section: str, config: Any, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if not 0 <= value < math.inf:
-            raise UserError(f"{section}.{name}={value} must be a number, 0 or more")
-
-
-def _require_below_one(section: str, config: Any, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if not 0 <= value < 1:
-            raise UserError(f"{section}.{name}={value} must be in [0, 1)")
+_require_positive = partial(_require, "a number above 0", lambda x: 0 < x < math.inf)
+_require_not_negative = partial(_require, "a number, 0 or more", lambda x: 0 <= x < math.inf)
+_require_below_one = partial(_require, "in [0, 1)", lambda x: 0 <= x < 1)
 
 
 def _require_not_empty(section: str, config: Any, *names: str) -> None:

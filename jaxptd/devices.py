@@ -11,16 +11,17 @@ from jaxptd.errors import UserError
 
 # For simulated devices. A name that XLA does not know would end the process at once: these are
 # known to the jaxlib of every version of jax in pyproject.toml.
-# XLA's scheduler for concurrency, in jaxlib 0.10, lets permutes meet that wait for nothing of each
-# other (the two rings of `layout.ring: rsa`): the process hangs or aborts. The other one needs
-# less memory, too. A slow or busy machine brings the devices to a collective one after the other:
-# XLA warns after 20 s and ends the process after 40.
-CPU_FLAGS = (
-    "--xla_cpu_enable_concurrency_optimized_scheduler=false"
-    " --xla_cpu_collective_call_warn_stuck_timeout_seconds=300"
+# A slow or busy machine brings the devices to a collective one after the other: XLA warns after
+# 20 s and ends the process after 40.
+PATIENCE = (
+    "--xla_cpu_collective_call_warn_stuck_timeout_seconds=300"
     " --xla_cpu_collective_call_terminate_timeout_seconds=1200"
     " --xla_cpu_collective_timeout_seconds=1200"
 )
+# With XLA's scheduler for concurrency, jaxlib 0.10 lets permutes meet that do not wait for each
+# other (the two rings of `layout.ring: rsa`), and the process hangs or aborts. Without it rings
+# need less memory; unrolled layers without a ring need more.
+ONE_PERMUTE_AT_A_TIME = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 
 # Dense bfloat16 products per second, from the makers' data sheets.
 PEAK_FLOPS = {"H200": 989.5e12, "H100": 989.5e12, "A100": 312e12}
@@ -36,7 +37,8 @@ def peak_flops(mesh: Any) -> float | None:
 def prepare(config: Config, *, double: bool = False) -> str:
     """Sets JAX up for a config, before anything has run; says in a line what it runs on.
 
-    Where JAX has started already, as in a test or a notebook, its devices stay as they are.
+    Where JAX has started already, as in a test or a notebook, its devices stay as they are, and
+    XLA's flags too: see `ONE_PERMUTE_AT_A_TIME` for what a ring then lacks.
 
     Args:
         config: its layout says how many devices, train.platform which.
@@ -46,9 +48,10 @@ def prepare(config: Config, *, double: bool = False) -> str:
         UserError: there are fewer devices than the layout needs, or they do not start.
     """
     needed = config.layout.num_devices
-    flags = os.environ.get("XLA_FLAGS", "")
-    if CPU_FLAGS not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} {CPU_FLAGS}".strip()
+    for flag in (PATIENCE, *((ONE_PERMUTE_AT_A_TIME,) if config.layout.cp > 1 else ())):
+        flags = os.environ.get("XLA_FLAGS", "")
+        if flag not in flags:
+            os.environ["XLA_FLAGS"] = f"{flags} {flag}".strip()
     if config.train.platform == "cpu":
         jax.config.update("jax_platforms", "cpu")
     with contextlib.suppress(RuntimeError):  # JAX has started already, with devices of its own

@@ -35,6 +35,18 @@ class Sites(NamedTuple):
     key_segment_BS: Array | None = None
     seed_BN2: Array | None = None
 
+    def each(
+        self, queries: Callable[[Array, int], Array], keys: Callable[[Array, int], Array]
+    ) -> "Sites":
+        """`queries(x, dim)` of what is said of rows, `keys(x, dim)` of what is said of columns."""
+        query_BT, key_BS = self.query_segment_BT, self.key_segment_BS
+        return self._replace(
+            query_T=queries(self.query_T, 0),
+            key_S=keys(self.key_S, 0),
+            query_segment_BT=None if query_BT is None else queries(query_BT, 1),
+            key_segment_BS=None if key_BS is None else keys(key_BS, 1),
+        )
+
 
 class Dropout(NamedTuple):
     """Share of the probabilities dropped; mask: `kept(seed, query, key, rate)`, True stays."""
@@ -93,6 +105,13 @@ def merge_at(
     o, lse = merge(o, lse, part[0], part[1])
     put = partial(lax.dynamic_update_slice_in_dim, start_index=start, axis=dim)
     return put(total[0], o), put(total[1], lse)
+
+
+def add_at(x: Array, part: Array, start: tuple[Array | int, ...]) -> Array:
+    """`x` with `part` added where it starts, in each dim."""
+    start = tuple(jnp.asarray(i, jnp.int32) for i in start)
+    part += lax.dynamic_slice(x, start, part.shape)
+    return lax.dynamic_update_slice(x, part.astype(x.dtype), start)
 
 
 def finite(lse: Array) -> Array:

@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array, lax
 
 from jaxptd.collectives import as_varying, varying_axes
-from jaxptd.flash import NOWHERE, Dropout, Saved, Sites, drop, finite, merge_at, visible
+from jaxptd.flash import NOWHERE, Dropout, Saved, Sites, add_at, drop, finite, merge_at, visible
 
 CHUNK = 512  # queries and keys of one product; scores of [B, N, CHUNK, CHUNK] exist at a time
 
@@ -44,11 +44,6 @@ class _Chunks:
     def take(self, x: Array, number: Array, dim: int) -> Array:
         return lax.dynamic_slice_in_dim(x, number * self.size, self.size, dim)
 
-    def add(self, x: Array, number: Array, dim: int, part: Array) -> Array:
-        """`x` with `part` added to one chunk."""
-        part += self.take(x, number, dim)
-        return lax.dynamic_update_slice_in_dim(x, part, number * self.size, dim)
-
     def whole(self, x: Array) -> Array:
         """`x` without its padding."""
         return lax.slice_in_dim(x, 0, self.length, axis=1)
@@ -75,21 +70,11 @@ class _Grid:
         return jnp.asarray(query[key <= query]), jnp.asarray(key[key <= query])
 
     def pad_sites(self, sites: Sites) -> Sites:
-        query_BT, key_BS = sites.query_segment_BT, sites.key_segment_BS
-        return sites._replace(
-            query_T=self.queries.pad(sites.query_T, 0),
-            key_S=self.keys.pad(sites.key_S, 0, NOWHERE),
-            query_segment_BT=None if query_BT is None else self.queries.pad(query_BT, 1),
-            key_segment_BS=None if key_BS is None else self.keys.pad(key_BS, 1),
-        )
+        return sites.each(self.queries.pad, lambda x, dim: self.keys.pad(x, dim, NOWHERE))
 
     def sites_at(self, sites: Sites, i: Array, j: Array) -> Sites:
-        query_BT, key_BS = sites.query_segment_BT, sites.key_segment_BS
-        return sites._replace(
-            query_T=self.queries.take(sites.query_T, i, 0),
-            key_S=self.keys.take(sites.key_S, j, 0),
-            query_segment_BT=None if query_BT is None else self.queries.take(query_BT, i, 1),
-            key_segment_BS=None if key_BS is None else self.keys.take(key_BS, j, 1),
+        return sites.each(
+            lambda x, dim: self.queries.take(x, i, dim), lambda x, dim: self.keys.take(x, j, dim)
         )
 
 
@@ -161,9 +146,9 @@ class Xla:
                 dropout=self.dropout,
                 causal=causal,
             )
-            where = ((grid.queries, i), (grid.keys, j), (grid.keys, j))
-            added = zip(where, total, part, strict=True)
-            return tuple(chunks.add(x, n, 1, dx) for (chunks, n), x, dx in added), None
+            starts = (i * grid.queries.size, j * grid.keys.size, j * grid.keys.size)
+            added = zip(total, part, starts, strict=True)
+            return tuple(add_at(x, dx, (0, start, 0, 0)) for x, dx, start in added), None
 
         (dq, dk, dv), _ = lax.scan(visit, total, grid.pairs)
         return grid.queries.whole(dq), grid.keys.whole(dk), grid.keys.whole(dv)

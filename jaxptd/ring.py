@@ -46,7 +46,11 @@ class Ring:
     kind: RingKind = "zigzag"
 
     def order(self, length: int, devices: int) -> np.ndarray:
-        """Positions of a sequence's tokens in the order in which the devices hold them."""
+        """Positions `[length]` of a sequence's tokens in the order in which the devices hold them.
+
+        Raises:
+            ValueError: a zigzag's part has an odd number of tokens.
+        """
         parts = [self._part(length // devices, i, devices) for i in range(devices)]
         return np.concatenate([start + np.arange(n) for part in parts for start, n in part])
 
@@ -60,6 +64,8 @@ class Ring:
         """First position and length of each chunk of `device`'s part."""
         if self.kind != "zigzag":
             return [(device * length, length)]
+        if length % 2 and devices > 1:
+            raise ValueError(f"a part of {length} tokens does not split into a zigzag's two chunks")
         half = length // 2
         return [(device * half, half), ((2 * devices - 1 - device) * half, length - half)]
 

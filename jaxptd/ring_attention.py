@@ -23,7 +23,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.collectives import alike
-from jaxptd.flash import Dropout, Kernel, Saved, Sites, drop, merge_at, visible
+from jaxptd.flash import Dropout, Kernel, Saved, Sites, add_at, drop, merge_at, visible
 from jaxptd.ring import Ring, Tokens, travel, travel_back
 
 KEPT = "attention"  # the name of o, and of the logsumexp, for remat policies
@@ -106,8 +106,8 @@ def _blockwise_bwd(
             seen = Saved(qs, ks, vs, os, lses)
             part, *parts = task.kernel.bwd(seen, dos, block.sites(sites), causal=False)
             for number, part_kv in enumerate(parts):
-                dkv = _add_at(dkv, part_kv[None], (number, 0, block.key, 0, 0))
-            return _add_at(dq, part, (0, block.query, 0, 0)), dkv
+                dkv = add_at(dkv, part_kv[None], (number, 0, block.key, 0, 0))
+            return add_at(dq, part, (0, block.query, 0, 0)), dkv
 
         none = jnp.zeros_like(kv, wide)
         return _look(task, source, length, (dq, none), look)
@@ -139,13 +139,9 @@ class _Block(NamedTuple):
         return lax.dynamic_slice_in_dim(kv, self.key, self.size, 2)
 
     def sites(self, sites: Sites) -> Sites:
-        query_BT, key_BS = sites.query_segment_BT, sites.key_segment_BS
         cut = partial(lax.dynamic_slice_in_dim, slice_size=self.size)
-        return sites._replace(
-            query_T=cut(sites.query_T, self.query),
-            key_S=cut(sites.key_S, self.key),
-            query_segment_BT=None if query_BT is None else cut(query_BT, self.query, axis=1),
-            key_segment_BS=None if key_BS is None else cut(key_BS, self.key, axis=1),
+        return sites.each(
+            lambda x, dim: cut(x, self.query, axis=dim), lambda x, dim: cut(x, self.key, axis=dim)
         )
 
 
@@ -193,12 +189,6 @@ def _later(saved: Any) -> Any:
     what came of it until backward.
     """
     return lax.optimization_barrier(saved)
-
-
-def _add_at(x: Array, part: Array, start: tuple[Array | int, ...]) -> Array:
-    start = tuple(jnp.asarray(i, jnp.int32) for i in start)
-    part += lax.dynamic_slice(x, start, part.shape)
-    return lax.dynamic_update_slice(x, part.astype(x.dtype), start)
 
 
 # ---- RSA ------------------------------------------------------------------------------------

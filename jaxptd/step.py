@@ -141,12 +141,9 @@ class Program:
         """
         _check_fields(batch, self.config)
         want = (self.config.train.global_batch_size, self.model.seq_length)
-        for name, x in batch.items():
-            if x.shape != want:
-                raise UserError(
-                    f"{name} of a batch has shape {x.shape}; use {want}, train.global_batch_size x "
-                    "model.seq_length"
-                )
+        if wrong := [f"{name} {x.shape}" for name, x in batch.items() if x.shape != want]:
+            words = "train.global_batch_size x model.seq_length"
+            raise UserError(f"a batch holds {', '.join(wrong)}; use {want}, {words}")
         ordered = {name: x[:, self.token_order] for name, x in batch.items()}
         return jax.device_put(ordered, self.batch_sharding)
 
@@ -291,13 +288,13 @@ class Program:
 
 def batch_fields(config: Config) -> tuple[str, ...]:
     """What a batch holds."""
-    apart = config.data.documents == "apart"
-    return ("tokens", "targets", *(("segments",) if apart else ()))
+    return ("tokens", "targets", "segments")[: 3 if config.data.documents == "apart" else 2]
 
 
 def _check_fields(batch: Iterable[str], config: Config) -> None:
-    found, want = ", ".join(batch), ", ".join(batch_fields(config))
-    if set(batch) != set(batch_fields(config)):
+    want = batch_fields(config)
+    if set(batch) != set(want):
         raise UserError(
-            f"a batch holds {found}; with data.documents={config.data.documents} it holds {want}"
+            f"a batch holds {', '.join(batch)}; with data.documents={config.data.documents} it "
+            f"holds {', '.join(want)}"
         )

@@ -35,7 +35,7 @@ print(np.isfinite(found[1]).all())
 
 @pytest.mark.slow
 def test_permutes_that_wait_for_nothing_of_each_other_do_not_meet() -> None:
-    """Large arrays, for which XLA runs what it can at the same time; without CPU_FLAGS it hangs
+    """Large arrays, for which XLA runs what it can at the same time; without the flag it hangs
     or aborts, not always.
     """
     found = subprocess.run(

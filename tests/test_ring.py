@@ -181,3 +181,9 @@ def test_hops_stand_in_one_loop(go: Callable, loops: int) -> None:
     text = str(jax.make_jaxpr(on_ring(8, body)[0])())
     assert f"length={loops}" in text
     assert text.count("= sin") == 8 - loops
+
+
+def test_a_zigzag_of_odd_parts_is_refused() -> None:
+    with pytest.raises(ValueError, match="a part of 3 tokens does not split into a zigzag's two"):
+        Ring("cp", "zigzag").order(6, 2)
+    assert Ring("cp", "zigzag").order(3, 1).tolist() == [0, 1, 2]

@@ -178,9 +178,9 @@ def test_a_document_knows_nothing_of_the_ones_before_it(layout: Layout) -> None:
         ({"tokens": (8, 8)}, "holds tokens; with data.documents=joined it holds tokens, targets"),
         (
             {"tokens": (8, 8), "targets": (8, 9)},
-            r"targets of a batch has shape \(8, 9\); use \(8, 8",
+            r"holds targets \(8, 9\); use \(8, 8",
         ),
-        ({"tokens": (4, 8), "targets": (8, 8)}, r"tokens of a batch has shape \(4, 8\)"),
+        ({"tokens": (4, 8), "targets": (8, 8)}, r"holds tokens \(4, 8\); use"),
     ],
 )
 def test_a_batch_that_does_not_fit_is_refused(batch: dict, words: str) -> None:
