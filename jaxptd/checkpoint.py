@@ -253,8 +253,8 @@ def _quiet() -> Iterator[None]:
     sys.unraisablehook = hook
     try:
         yield
+        sys.unraisablehook = outer_hook  # but after a failure it stays: nothing says when all ended
     finally:
-        sys.unraisablehook = outer_hook
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
 
