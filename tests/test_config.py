@@ -149,7 +149,11 @@ MODEL = ModelConfig(hidden_size=60, num_heads=30, seq_length=9)
             Layout(tp=2, sequence_parallel=True),
             "model.seq_length=9 does not split over layout.tp=2",
         ),
-        (MODEL, Layout(cp=2), "chunks for each of layout.cp=2, as layout.ring=zigzag needs; use a"),
+        (
+            dataclasses.replace(MODEL, seq_length=6),
+            Layout(cp=2),
+            "chunks for each of layout.cp=2, as layout.ring=zigzag needs; use a",
+        ),
         (MODEL, Layout(cp=2, ring="rsa"), "model.seq_length=9 does not split over layout.cp=2"),
         (
             dataclasses.replace(MODEL, seq_length=12),
