@@ -9,10 +9,13 @@
 | `all_gather`     | all-gather                 | reduce-scatter | `reduce_scatter` |
 | `reduce_scatter` | reduce-scatter             | all-gather     | `all_gather`     |
 | `shift`          | permute, to the next one   | permute, back  | itself, turned   |
+| `broadcast`      | broadcast (or all-reduce)  | all-reduce     | `reduce_to`      |
+| `reduce_to`      | all-reduce                 | broadcast      | `broadcast`      |
 
 The first two pairs stand between replicated values and blocks (tensor parallelism), the last pair
 between blocks of the sequence and blocks of the hidden dim (sequence parallelism): what leaves
-`all_gather` is whole on every device, but each device will make something else of it.
+`all_gather` is whole on every device, but each device will make something else of it. The last two
+stand inside the products of a grid, which have a backward of their own.
 
 Under `check_vma=True` the type of a value says along which axes it varies; only `varying_axes`
 and `as_varying` touch that type, because its spelling differs between versions of JAX.
@@ -24,6 +27,7 @@ from collections.abc import Iterable
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 from jax import Array, lax
 
 
@@ -106,10 +110,37 @@ def reduce_scatter(x: Array, axis: str, dim: int = 1) -> Array:
     return lax.psum_scatter(x, axis, scatter_dimension=dim % x.ndim, tiled=True)
 
 
-def shift(x: Array, axis: str) -> Array:
-    """x -> what the device before this one along `axis`, a ring, has: permute; backward: permute.
+def shift(x: Array, axis: str | tuple[str, ...], by: int = 1) -> Array:
+    """x -> what the device `by` places before this one along `axis`, a ring, has: permute.
 
-    Partner: itself, with the ring turned round.
+    Backward: permute. Partner: itself, with the ring turned round.
     """
     size = lax.axis_size(axis)
-    return lax.ppermute(x, axis, [(i, (i + 1) % size) for i in range(size)])
+    return lax.ppermute(x, axis, [(i, (i + by) % size) for i in range(size)])
+
+
+def broadcast(x: Array, axis: str, source: int | Array) -> Array:
+    """x -> what device `source` along `axis` has. Partner: `reduce_to`.
+
+    A source that is a number is the same for all groups, as `lax.pbroadcast` wants it. XLA for CPUs
+    has no broadcast, and a source that differs from group to group cannot be said: all-reduces, in
+    which every other device adds zeros.
+    """
+
+    def add_zeros(x: Array) -> Array:
+        mine = jnp.where(lax.axis_index(axis) == source, x, jnp.zeros_like(x))
+        return as_varying(lax.psum(mine, axis), [axis])
+
+    if not isinstance(source, int):
+        return add_zeros(x)
+    send = partial(lax.pbroadcast, axis_name=(axis,), source=source)
+    return lax.platform_dependent(as_varying(x, [axis]), cuda=send, default=add_zeros)
+
+
+def reduce_to(x: Array, axis: str, target: int | Array) -> Array:
+    """x{+axis} -> its sum on device `target` along `axis`, zeros elsewhere. Partner: `broadcast`.
+
+    JAX has no reduction to one device: an all-reduce.
+    """
+    total = lax.psum(x, axis)
+    return jnp.where(lax.axis_index(axis) == target, total, jnp.zeros_like(total))

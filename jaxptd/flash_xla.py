@@ -200,7 +200,9 @@ def _block_fwd(
     q_BTNH: Array, k_BSNH: Array, v_BSNH: Array, sites: Sites, dropout: Dropout, *, causal: bool
 ) -> tuple[Array, Array]:
     """-> o[B, T, N, H], logsumexp[B, T, N], both float32 at least."""
-    q_BTNH, sites = lax.optimization_barrier((q_BTNH, sites))  # see _block_bwd
+    # Masks follow from sites alone. Without the barrier JAX would take them out of the loops over
+    # layers and chunks, and keep those of all chunks: T * S of them.
+    q_BTNH, sites = lax.optimization_barrier((q_BTNH, sites))
     q_GTH, k_GSH, v_GSH = _flat(q_BTNH), _flat(k_BSNH), _flat(v_BSNH)
     s_GTS = _scores(q_GTH, k_GSH, visible(sites, causal=causal))
     max_GT = finite(s_GTS.max(axis=-1))
@@ -224,9 +226,6 @@ def _block_bwd(
     dropout: Dropout,
     causal: bool,
 ) -> tuple[Array, Array, Array]:
-    # Masks follow from sites alone. Without the barrier JAX would take them out of the loops over
-    # layers and chunks, and keep those of all chunks: T * S of them.
-    do_BTNH, sites = lax.optimization_barrier((do_BTNH, sites))
     dtype, product = q_BTNH.dtype, partial(jnp.einsum, preferred_element_type=_wide(q_BTNH))
     # sum_S p * dp, also with dropout: o is the dropped p times v (Dao et al., appendix B.4)
     delta_GT = _flat(product("BTNH,BTNH->BTN", do_BTNH, o_BTNH))

@@ -33,6 +33,8 @@ class Axis(StrEnum):
 
 
 RingKind = Literal["zigzag", "blockwise", "rsa"]
+Matmul2D = Literal["fox", "summa", "cannon", "gather"]
+Attention2D = Literal["heads", "blocks"]
 
 
 @dataclasses.dataclass(frozen=True)
