@@ -30,6 +30,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+Axes = str | tuple[str, ...]  # several are one, numbered through
+
 
 def varying_axes(x: Array) -> frozenset[str]:
     """The mesh axes along which `x` differs from device to device."""
@@ -110,7 +112,7 @@ def reduce_scatter(x: Array, axis: str, dim: int = 1) -> Array:
     return lax.psum_scatter(x, axis, scatter_dimension=dim % x.ndim, tiled=True)
 
 
-def shift(x: Array, axis: str | tuple[str, ...], by: int = 1) -> Array:
+def shift(x: Array, axis: Axes, by: int = 1) -> Array:
     """x -> what the device `by` places before this one along `axis`, a ring, has: permute.
 
     Backward: permute. Partner: itself, with the ring turned round.

@@ -48,26 +48,36 @@ KINDS = {
 
 
 def collectives_of(jaxpr: Any, mesh: Mesh) -> list[Collective]:
-    """Every collective of a jaxpr, like ones added up.
+    """Every collective of a jaxpr, like ones added up, on the devices of the mesh.
 
     Raises:
         ValueError: one stands in a loop whose length is not known before it runs.
     """
-    return add_up(_walk(getattr(jaxpr, "jaxpr", jaxpr), 1, dict(mesh.shape)))
+    platform = mesh.devices.flat[0].platform
+    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+    return add_up(_walk(jaxpr, 1, dict(mesh.shape), "cuda" if platform == "gpu" else platform))
 
 
-def _walk(jaxpr: Any, times: int, sizes: Mapping[str, int]) -> Iterator[Collective]:
+def _walk(jaxpr: Any, times: int, sizes: Mapping[str, int], platform: str) -> Iterator[Collective]:
     for equation in jaxpr.eqns:
         name = equation.primitive.name
         if name in KINDS:
             yield from _read(equation, times, sizes)
-        inner = list(_sub_jaxprs(equation.params.values()))
-        found = [
-            c for sub in inner for c in _walk(sub, times * equation.params.get("length", 1), sizes)
-        ]
+        runs = times * equation.params.get("length", 1)
+        inner = _sub_jaxprs(_taken(equation.params, platform).values())
+        found = [c for sub in inner for c in _walk(sub, runs, sizes, platform)]
         if name == "while" and found:
             raise ValueError(f"{found[0].kind} inside a while loop: how often it runs is not known")
         yield from found
+
+
+def _taken(params: Mapping[str, Any], platform: str) -> Mapping[str, Any]:
+    """Of a choice between platforms, the branch of this one alone."""
+    platforms = params.get("branches_platforms")
+    if platforms is None:
+        return params
+    own = next(i for i, names in enumerate(platforms) if names is None or platform in names)
+    return {"branch": params["branches"][own]}
 
 
 def _sub_jaxprs(values: Iterable[Any]) -> Iterator[Any]:

@@ -5,12 +5,17 @@ reads them from YAML and options.
 """
 
 import dataclasses
-import itertools
 import math
-from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal
 
+from jaxptd.checks import (
+    divisors,
+    require_below_one,
+    require_divides,
+    require_not_empty,
+    require_not_negative,
+    require_positive,
+)
 from jaxptd.errors import UserError
 from jaxptd.mesh import Axis, Layout
 
@@ -18,40 +23,6 @@ Dtype = Literal["float32", "bfloat16", "float64"]
 Remat = Literal["none", "dots", "attention", "full"]
 AttentionKind = Literal["auto", "xla", "cudnn"]
 Documents = Literal["joined", "apart"]
-
-
-def _require(
-    words: str, allowed: Callable[[float], bool], section: str, config: Any, *names: str
-) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and not allowed(value):
-            raise UserError(f"{section}.{name}={value} must be {words}")
-
-
-_require_positive = partial(_require, "a number above 0", lambda x: 0 < x < math.inf)
-_require_not_negative = partial(_require, "a number, 0 or more", lambda x: 0 <= x < math.inf)
-_require_below_one = partial(_require, "in [0, 1)", lambda x: 0 <= x < 1)
-
-
-def _require_not_empty(section: str, config: Any, *names: str) -> None:
-    for name in names:
-        if not getattr(config, name):
-            raise UserError(f"{section}.{name} is empty; leave it out for its default, see --help")
-
-
-def _divisors(number: int) -> str:
-    """The first divisors, for a message: 12 of them, and none above 4096 so that it stays quick."""
-    divisors = (str(d) for d in range(1, min(number, 4096) + 1) if number % d == 0)
-    return ", ".join(itertools.islice(divisors, 12))
-
-
-def _require_divides(what: str, number: int, axis: str, size: int) -> None:
-    if number % size:
-        raise UserError(
-            f"{what}={number} does not split over {axis}={size}; "
-            f"use a size that divides {number} ({_divisors(number)})"
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,10 +63,10 @@ class ModelConfig:
     scan_layers: bool = True
 
     def __post_init__(self) -> None:
-        _require_positive("model", self, "num_layers", "hidden_size", "num_heads")
-        _require_positive("model", self, "ffn_hidden_size", "seq_length", "vocab_size")
-        _require_below_one("model", self, "dropout")
-        _require_divides("model.hidden_size", self.hidden_size, "model.num_heads", self.num_heads)
+        require_positive("model", self, "num_layers", "hidden_size", "num_heads")
+        require_positive("model", self, "ffn_hidden_size", "seq_length", "vocab_size")
+        require_below_one("model", self, "dropout")
+        require_divides("model.hidden_size", self.hidden_size, "model.num_heads", self.num_heads)
         if self.attention == "cudnn" and self.dropout > 0:
             raise UserError(
                 f"model.attention=cudnn has no dropout (model.dropout={self.dropout}); "
@@ -130,8 +101,8 @@ class DataConfig:
     documents: Documents = "joined"
 
     def __post_init__(self) -> None:
-        _require_below_one("data", self, "validation_fraction")
-        _require_not_empty("data", self, "tokenizer")
+        require_below_one("data", self, "validation_fraction")
+        require_not_empty("data", self, "tokenizer")
         if not self.source:
             raise UserError("data.source is empty; name stdlib, or paths or globs of files")
 
@@ -159,9 +130,9 @@ class OptimizerConfig:
     grad_clip: float = 1.0
 
     def __post_init__(self) -> None:
-        _require_positive("optimizer", self, "learning_rate")
-        _require_not_negative("optimizer", self, "warmup_steps", "weight_decay", "grad_clip")
-        _require_below_one("optimizer", self, "beta1", "beta2")
+        require_positive("optimizer", self, "learning_rate")
+        require_not_negative("optimizer", self, "warmup_steps", "weight_decay", "grad_clip")
+        require_below_one("optimizer", self, "beta1", "beta2")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,11 +164,11 @@ class TrainConfig:
     platform: Literal["auto", "cpu"] = "auto"
 
     def __post_init__(self) -> None:
-        _require_positive(
+        require_positive(
             "train", self, "steps", "global_batch_size", "micro_batches", "eval_batches"
         )
-        _require_not_negative("train", self, "seed", "log_every", "eval_every", "sample_tokens")
-        _require_not_empty("train", self, "run_dir")
+        require_not_negative("train", self, "seed", "log_every", "eval_every", "sample_tokens")
+        require_not_empty("train", self, "run_dir")
         if self.seed >= 2**32:
             raise UserError(f"train.seed={self.seed} must be below 2**32")
 
@@ -218,9 +189,9 @@ class CheckpointConfig:
     resume: str = "auto"
 
     def __post_init__(self) -> None:
-        _require_not_negative("checkpoint", self, "every")
-        _require_positive("checkpoint", self, "keep")
-        _require_not_empty("checkpoint", self, "resume")
+        require_not_negative("checkpoint", self, "every")
+        require_positive("checkpoint", self, "keep")
+        require_not_empty("checkpoint", self, "resume")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,33 +218,42 @@ class Config:
 
 def check_layout(model: ModelConfig, layout: Layout) -> None:
     """Raises UserError if the model cannot be spread by the layout."""
-    for axis in (Axis.PP, Axis.ROW, Axis.COL):
-        if layout.sizes[axis] > 1:
-            raise UserError(
-                f"layout.{axis}={layout.sizes[axis]}: training runs over dp, cp and tp so far; "
-                f"use layout.{axis}=1"
-            )
-    _require_divides("model.num_heads", model.num_heads, "layout.tp", layout.tp)
-    _require_divides("model.ffn_hidden_size", model.mlp_size, "layout.tp", layout.tp)
+    if layout.pp > 1:
+        raise UserError(f"layout.pp={layout.pp}: training has no pipeline so far; use layout.pp=1")
+    require_divides("model.num_heads", model.num_heads, "layout.tp", layout.tp)
+    if layout.attention2d == "heads" and model.num_heads % layout.col:
+        raise UserError(
+            f"model.num_heads={model.num_heads} does not split over layout.col={layout.col}; use a "
+            f"size that divides it ({divisors(model.num_heads)}), or layout.attention2d=blocks"
+        )
+    require_divides("model.ffn_hidden_size", model.mlp_size, "layout.tp", layout.tp)
     _check_sequence(model.seq_length, layout)
-    if layout.ring == "rsa" and layout.cp > 1 and model.attention == "cudnn":
+    if layout.ring == "rsa" and layout.ring_size > 1 and model.attention == "cudnn":
         raise UserError(
             "layout.ring=rsa makes its own scores; use model.attention=xla, or layout.ring=zigzag"
         )
 
 
 def _check_sequence(length: int, layout: Layout) -> None:
-    """Raises UserError if a sequence of `length` does not split over cp, and each part over tp."""
-    if layout.cp > 1 and layout.ring == "zigzag" and length % (2 * layout.cp):
+    """Raises UserError if a sequence of `length` does not split over the axes that cut it."""
+    heads = layout.attention2d == "heads"
+    ring, devices = _together(layout, Axis.CP, *((Axis.ROW,) if heads else ()))
+    if devices > 1 and layout.ring == "zigzag" and length % (2 * devices):
         raise UserError(
             f"model.seq_length={length} does not split into two chunks for each of "
-            f"layout.cp={layout.cp}, as layout.ring=zigzag needs; use a multiple of "
-            f"{2 * layout.cp}, or layout.ring=blockwise"
+            f"{ring}={devices}, as layout.ring=zigzag needs; use a multiple of {2 * devices}, or "
+            "layout.ring=blockwise"
         )
-    _require_divides("model.seq_length", length, "layout.cp", layout.cp)
-    if layout.sequence_parallel:
-        parts = "layout.tp" if layout.cp == 1 else "layout.cp x layout.tp"
-        _require_divides("model.seq_length", length, parts, layout.cp * layout.tp)
+    inner = Axis.TP if layout.sequence_parallel else Axis.ROW
+    keys = () if heads else ((Axis.COL,),)
+    for axes in ((Axis.CP,), (Axis.CP, inner), *keys):
+        require_divides("model.seq_length", length, *_together(layout, *axes))
+
+
+def _together(layout: Layout, *axes: Axis) -> tuple[str, int]:
+    """The name of several axes of a layout, for a message, and how many devices they hold."""
+    cut = [axis for axis in axes if layout.sizes[axis] > 1]
+    return " x ".join(f"layout.{axis}" for axis in cut), math.prod(layout.sizes[a] for a in cut)
 
 
 def from_dict(sections: dict[str, Any]) -> Config:

@@ -8,6 +8,7 @@ import jax
 
 from jaxptd.config import Config
 from jaxptd.errors import UserError
+from jaxptd.mesh import Layout
 
 # For simulated devices. A name that XLA does not know would end the process at once: these are
 # known to the jaxlib of every version of jax in pyproject.toml.
@@ -19,8 +20,8 @@ PATIENCE = (
     " --xla_cpu_collective_timeout_seconds=1200"
 )
 # With XLA's scheduler for concurrency, jaxlib 0.10 lets permutes meet that do not wait for each
-# other (the two rings of `layout.ring: rsa`), and the process hangs or aborts. Without it rings
-# need less memory; unrolled layers without a ring need more.
+# other (the two rings of `layout.ring: rsa`, those of a grid), and the process hangs or aborts.
+# Without it rings need less memory; unrolled layers without a ring need more.
 ONE_PERMUTE_AT_A_TIME = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 
 # Dense bfloat16 products per second, from the makers' data sheets.
@@ -32,6 +33,10 @@ def peak_flops(mesh: Any) -> float | None:
     kind = mesh.devices.flat[0].device_kind
     peaks = [peak for name, peak in PEAK_FLOPS.items() if name in kind]
     return peaks[0] * mesh.devices.size if peaks else None
+
+
+def _permutes(layout: Layout) -> bool:
+    return layout.cp * layout.row * layout.col > 1
 
 
 def prepare(config: Config, *, double: bool = False) -> str:
@@ -48,7 +53,7 @@ def prepare(config: Config, *, double: bool = False) -> str:
         UserError: there are fewer devices than the layout needs, or they do not start.
     """
     needed = config.layout.num_devices
-    for flag in (PATIENCE, *((ONE_PERMUTE_AT_A_TIME,) if config.layout.cp > 1 else ())):
+    for flag in (PATIENCE, *((ONE_PERMUTE_AT_A_TIME,) if _permutes(config.layout) else ())):
         flags = os.environ.get("XLA_FLAGS", "")
         if flag not in flags:
             os.environ["XLA_FLAGS"] = f"{flags} {flag}".strip()

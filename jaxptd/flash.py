@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+KEPT = "attention"  # the name of o, and of the logsumexp, for remat policies
 NOWHERE = np.iinfo(np.int32).max  # the position of a key that no query sees
 
 

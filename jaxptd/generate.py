@@ -28,6 +28,8 @@ from jaxptd.data.tokenizers import Tokenizer, load_tokenizer
 from jaxptd.devices import prepare
 from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.layers.dropout import Places
+from jaxptd.layers.form import TensorParallel
+from jaxptd.layers.whole_tokens import whole_tokens
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.params import Params
 from jaxptd.progress import printable
@@ -59,12 +61,20 @@ class Sampling:
             raise UserError(f"seed={self.seed} must be 0 or more, and below 2**32")
 
 
+class _WholeTokens(Program):
+    """A program for a few tokens at a time."""
+
+    @cached_property
+    def form(self) -> TensorParallel:
+        return whole_tokens(self.config.layout)
+
+
 @dataclasses.dataclass(frozen=True)
 class Generator:
     """Writes text with a program's model, on the program's mesh, in its layout of parameters.
 
     Args:
-        program: sequence parallelism, if any, is left aside: a token cannot be cut.
+        program: its sequence is not cut, whatever the layout says: a token cannot be.
         vocab_size: ids below this are drawn.
         sampling: how.
     """
@@ -76,9 +86,8 @@ class Generator:
     @cached_property
     def _whole_tokens(self) -> Program:
         config = self.program.config
-        layout = dataclasses.replace(config.layout, sequence_parallel=False)
         model = dataclasses.replace(config.model, remat="none")
-        return Program(dataclasses.replace(config, layout=layout, model=model), self.program.mesh)
+        return _WholeTokens(dataclasses.replace(config, model=model), self.program.mesh)
 
     def __call__(self, params: Params, prompt: Sequence[int], tokens: int) -> list[int]:
         """Up to `tokens` new ids after the prompt's."""
@@ -126,9 +135,8 @@ class Generator:
 
     def _draw(self, logits_B1V: Array, key: Array) -> Array:
         """Logits of the next token, cut over V -> its id, `[B]`, the same on every device."""
-        logits_BV = self._whole_tokens.form.gather(logits_B1V, 2)[:, 0, : self.vocab_size].astype(
-            jnp.float32
-        )
+        logits_BV = self._whole_tokens.form.vocab_gather(logits_B1V)[:, 0, : self.vocab_size]
+        logits_BV = logits_BV.astype(jnp.float32)
         if self.sampling.temperature < GREEDY:
             return jnp.argmax(logits_BV, -1).astype(jnp.int32)
         number = min(self.sampling.top_k or self.vocab_size, self.vocab_size)

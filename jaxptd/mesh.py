@@ -35,6 +35,7 @@ class Axis(StrEnum):
 RingKind = Literal["zigzag", "blockwise", "rsa"]
 Matmul2D = Literal["fox", "summa", "cannon", "gather"]
 Attention2D = Literal["heads", "blocks"]
+SQUARE: tuple[Matmul2D, ...] = ("fox", "cannon")  # these need as many rows as columns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +50,12 @@ class Layout:
         row: rows of the 2D grid of weight blocks.
         col: columns of the 2D grid of weight blocks.
         sequence_parallel: cut the sequence over tp too, between the matrix products.
-        ring: attention over cp: zigzag (balanced), blockwise (contiguous parts), or rsa (whole rows
-            of scores, as first published).
+        ring: attention over cp (and row): zigzag (balanced), blockwise (contiguous parts), or rsa
+            (whole rows of scores, as first published).
+        matmul2d: products on the grid: gather, summa, or on a square grid fox or cannon.
+        matmul2d_slices: parts in which gather gathers, each during the product of the one before.
+        attention2d: on the grid, heads over col and a ring over row, or blocks of every head, for
+            head counts that col does not divide.
     """
 
     pp: int = 1
@@ -61,6 +66,9 @@ class Layout:
     col: int = 1
     sequence_parallel: bool = False
     ring: RingKind = "zigzag"
+    matmul2d: Matmul2D = "gather"
+    matmul2d_slices: int = 1
+    attention2d: Attention2D = "heads"
 
     def __post_init__(self) -> None:
         for axis, size in self.sizes.items():
@@ -73,11 +81,41 @@ class Layout:
                 f"layout.tp={self.tp} with layout.row={self.row}, layout.col={self.col}: a matrix "
                 "is held by tp or by a row x col grid, not both; set tp=1 or row=col=1"
             )
+        self._check_grid()
+
+    def _check_grid(self) -> None:
+        grid = f"a grid of layout.row={self.row} x layout.col={self.col}"
+        if self.matmul2d_slices < 1:
+            raise UserError(f"layout.matmul2d_slices={self.matmul2d_slices}: use 1 or more")
+        if self.matmul2d_slices > 1 and self.matmul2d != "gather":
+            raise UserError(
+                f"layout.matmul2d_slices={self.matmul2d_slices}: layout.matmul2d={self.matmul2d} "
+                "has no slices; use layout.matmul2d=gather or layout.matmul2d_slices=1"
+            )
+        if self.matmul2d in SQUARE and self.row != self.col:
+            raise UserError(
+                f"{grid} is not square, as layout.matmul2d={self.matmul2d} needs it; "
+                "use layout.matmul2d=gather or summa, or as many rows as columns"
+            )
+        if self.sequence_parallel and self.row * self.col > 1:
+            raise UserError(
+                f"{grid} cuts the sequence by itself; leave layout.sequence_parallel false"
+            )
+        if self.attention2d == "blocks" and self.cp > 1:
+            raise UserError(
+                f"layout.attention2d=blocks has no ring (layout.cp={self.cp}); "
+                "use layout.cp=1 or layout.attention2d=heads"
+            )
 
     @property
     def sizes(self) -> dict[Axis, int]:
         """Devices along each axis, in mesh order."""
         return {axis: getattr(self, axis.value) for axis in Axis}
+
+    @property
+    def ring_size(self) -> int:
+        """Devices among which the keys of a sequence travel."""
+        return self.cp * (self.row if self.attention2d == "heads" else 1)
 
     @property
     def num_devices(self) -> int:
@@ -86,8 +124,12 @@ class Layout:
     def __str__(self) -> str:
         sizes = [f"{axis}={size}" for axis, size in self.sizes.items() if size > 1]
         sequence = ["sequence_parallel"] if self.sequence_parallel else []
-        ring = [str(self.ring)] if self.cp > 1 else []
-        return " ".join(sizes + sequence + ring) or "one device"
+        grid = []
+        if self.row * self.col > 1:
+            slices = f" in {self.matmul2d_slices} slices" if self.matmul2d_slices > 1 else ""
+            grid = [f"{self.matmul2d}{slices}", str(self.attention2d)]
+        ring = [str(self.ring)] if self.ring_size > 1 else []
+        return " ".join(sizes + sequence + ring + grid) or "one device"
 
 
 def make_mesh(layout: Layout, devices: Sequence[Any] | None = None) -> Mesh:

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxptd.collectives import shift
+from jaxptd.collectives import Axes, shift
 from jaxptd.flash import Sites
 from jaxptd.mesh import RingKind
 
@@ -40,9 +40,9 @@ class Tokens(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Ring:
-    """The devices along one mesh axis, and which part of a sequence each of them holds."""
+    """The devices along a mesh axis or several, and which part of a sequence each of them holds."""
 
-    axis: str
+    axis: Axes
     kind: RingKind = "zigzag"
 
     def order(self, length: int, devices: int) -> np.ndarray:
@@ -59,6 +59,19 @@ class Ring:
         device = lax.axis_index(self.axis) if device is None else device
         part = self._part(length, device, lax.axis_size(self.axis))
         return jnp.concatenate([start + jnp.arange(n, dtype=jnp.int32) for start, n in part])
+
+    def positions_along(self, axis: str, length: int) -> Array:
+        """Positions of `length` tokens of this device's block along `axis`, the ring's first.
+
+        Its other axes cut the block further.
+        """
+        inner = lax.axis_size(self.axis) // lax.axis_size(axis)
+        devices = [lax.axis_index(axis) * inner + i for i in range(inner)]
+        return jnp.concatenate([self.positions(length // inner, i) for i in devices])
+
+    def parts(self, x_BCT: Array) -> Array:
+        """What all devices along an axis have, of each of the ring's devices."""
+        return x_BCT.reshape(x_BCT.shape[0], lax.axis_size(self.axis), -1)
 
     def _part(self, length: int, device: Any, devices: int) -> list[tuple[Any, int]]:
         """First position and length of each chunk of `device`'s part."""
@@ -90,7 +103,7 @@ class Ring:
         return own._replace(key_S=key_S, key_segment_BS=every)
 
 
-def travel(x: Array, axis: str, total: Any, visit: Callable[[Any, Array, Array], Any]) -> Any:
+def travel(x: Array, axis: Axes, total: Any, visit: Callable[[Any, Array, Array], Any]) -> Any:
     """`total` after `visit(total, x of another device, its number)` for each of the others.
 
     A hop is under way while the part before it is visited. A loop, so that one visit is over before
@@ -109,7 +122,7 @@ def travel(x: Array, axis: str, total: Any, visit: Callable[[Any, Array, Array],
 
 
 def travel_back(
-    x: Array, axis: str, total: Any, visit: Callable[[Any, Array, Array], tuple[Any, Array]]
+    x: Array, axis: Axes, total: Any, visit: Callable[[Any, Array, Array], tuple[Any, Array]]
 ) -> tuple[Any, Array | int]:
     """As `travel`, where `visit` also gives a gradient of x: its sum comes home to x's device.
 

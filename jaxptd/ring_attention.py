@@ -22,11 +22,9 @@ import numpy as np
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxptd.collectives import alike
-from jaxptd.flash import Dropout, Kernel, Saved, Sites, add_at, drop, merge_at, visible
+from jaxptd.collectives import Axes, alike
+from jaxptd.flash import KEPT, Dropout, Kernel, Saved, Sites, add_at, drop, merge_at, visible
 from jaxptd.ring import Ring, Tokens, travel, travel_back
-
-KEPT = "attention"  # the name of o, and of the logsumexp, for remat policies
 
 
 def attend(
@@ -195,7 +193,7 @@ def _later(saved: Any) -> Any:
 
 
 def _rsa(
-    q: Array, k: Array, v: Array, sites: Sites, axis: str, dropout: Dropout, causal: bool
+    q: Array, k: Array, v: Array, sites: Sites, axis: Axes, dropout: Dropout, causal: bool
 ) -> Array:
     s_BNTS, seen = ring_qk(q, k, axis), visible(sites, causal=causal)
     lowest = jnp.finfo(s_BNTS.dtype).min  # not infinity: a row may see nothing
@@ -206,7 +204,7 @@ def _rsa(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def ring_qk(q_BTNH: Array, k_BSNH: Array, axis: str) -> Array:
+def ring_qk(q_BTNH: Array, k_BSNH: Array, axis: Axes) -> Array:
     """RingQK: own queries, own keys -> scaled scores `[B, N, T, C * S]`, float32 at least."""
     wide = jnp.promote_types(q_BTNH.dtype, jnp.float32)
     scale = q_BTNH.shape[-1] ** -0.5
@@ -221,11 +219,11 @@ def ring_qk(q_BTNH: Array, k_BSNH: Array, axis: str) -> Array:
     return travel(k_BSNH, axis, visit(s, k_BSNH, lax.axis_index(axis)), visit)
 
 
-def _qk_fwd(q: Array, k: Array, axis: str) -> tuple[Array, tuple[Array, Array]]:
+def _qk_fwd(q: Array, k: Array, axis: Axes) -> tuple[Array, tuple[Array, Array]]:
     return ring_qk(q, k, axis), (q, k)
 
 
-def _qk_bwd(axis: str, saved: tuple[Array, Array], ds_BNTS: Array) -> tuple[Array, Array]:
+def _qk_bwd(axis: Axes, saved: tuple[Array, Array], ds_BNTS: Array) -> tuple[Array, Array]:
     """Keys travel again; the gradient of each part of them travels with it."""
     q, k = _later(saved)
     product = partial(jnp.einsum, preferred_element_type=ds_BNTS.dtype)
@@ -245,7 +243,7 @@ ring_qk.defvjp(_qk_fwd, _qk_bwd)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def ring_av(p_BNTS: Array, v_BSNH: Array, axis: str) -> Array:
+def ring_av(p_BNTS: Array, v_BSNH: Array, axis: Axes) -> Array:
     """RingAV: whole rows of probabilities `[B, N, T, C * S]`, own values -> o[B, T, N, H]."""
     wide = jnp.promote_types(v_BSNH.dtype, jnp.float32)
 
@@ -257,11 +255,11 @@ def ring_av(p_BNTS: Array, v_BSNH: Array, axis: str) -> Array:
     return o.astype(v_BSNH.dtype)
 
 
-def _av_fwd(p: Array, v: Array, axis: str) -> tuple[Array, tuple[Array, Array]]:
+def _av_fwd(p: Array, v: Array, axis: Axes) -> tuple[Array, tuple[Array, Array]]:
     return ring_av(p, v, axis), (p, v)
 
 
-def _av_bwd(axis: str, saved: tuple[Array, Array], do_BTNH: Array) -> tuple[Array, Array]:
+def _av_bwd(axis: Axes, saved: tuple[Array, Array], do_BTNH: Array) -> tuple[Array, Array]:
     """Values travel again; the gradient of each part of them travels with it."""
     p_BNTS, v = _later(saved)
     wide = jnp.promote_types(v.dtype, jnp.float32)

@@ -4,7 +4,7 @@ Letters: B batch, T position, M micro-batches.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -17,26 +17,20 @@ from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxptd.batch import BATCH_AXES, BATCH_SPEC, Batch, batch_fields, check_batch, check_fields
 from jaxptd.collectives import as_varying
 from jaxptd.config import AttentionKind, Config, ModelConfig
-from jaxptd.errors import UserError
 from jaxptd.layers.attention import choose_kernel
 from jaxptd.layers.dropout import Places
-from jaxptd.layers.tensor_parallel import TensorParallel, make_form
+from jaxptd.layers.form import TensorParallel
+from jaxptd.layers.tensor_parallel import make_form
 from jaxptd.mesh import Axis
 from jaxptd.models.gpt import GPT
 from jaxptd.optimizer import adamw, clip, global_norm, learning_rate
 from jaxptd.params import Blueprint, ParamInfo, Params
 
 State = dict[str, Any]  # params: Params, optimizer: optax's, step: int32
-# tokens, targets: int32 [B, T]; a target below 0 counts for nothing. segments, where documents are
-# kept apart: the number of each token's document in its sequence. Made by `Program.place`: with
-# cp > 1 the tokens of a sequence lie in the order of the ring.
-Batch = dict[str, Array]
 Metrics = dict[str, Array]
-
-BATCH_AXES = (Axis.DP, Axis.CP)  # they cut the tokens of a batch
-BATCH_SPEC = P(Axis.DP, Axis.CP)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +125,7 @@ class Program:
     @cached_property
     def token_order(self) -> np.ndarray:
         """Positions `[T]` in the order in which the devices along cp hold them."""
-        return self.form.ring.order(self.model.seq_length, self.config.layout.cp)
+        return self.form.ring.order(self.model.seq_length, self.config.layout.ring_size)
 
     def place(self, batch: Mapping[str, np.ndarray]) -> Batch:
         """A whole batch on the mesh, its tokens in the order of the text so far.
@@ -139,11 +133,7 @@ class Program:
         Raises:
             UserError: it does not hold what the config needs, or in another shape.
         """
-        _check_fields(batch, self.config)
-        want = (self.config.train.global_batch_size, self.model.seq_length)
-        if wrong := [f"{name} {x.shape}" for name, x in batch.items() if x.shape != want]:
-            words = "train.global_batch_size x model.seq_length"
-            raise UserError(f"a batch holds {', '.join(wrong)}; use {want}, {words}")
+        check_batch(batch, self.config)
         ordered = {name: x[:, self.token_order] for name, x in batch.items()}
         return jax.device_put(ordered, self.batch_sharding)
 
@@ -173,7 +163,7 @@ class Program:
         XLA for GPUs would schedule one collective at a time, and wait for the second.
         """
         on_gpu = self.mesh.devices.flat[0].platform in ("gpu", "cuda")
-        if not on_gpu or self.config.layout.cp < 3:
+        if not on_gpu or self.config.layout.ring_size < 3:
             return None
         return {"xla_gpu_experimental_parallel_collective_overlap_limit": 2}
 
@@ -230,11 +220,11 @@ class Program:
                 jnp.add, total, jax.value_and_grad(mean_loss)(varying, *micro)
             ), None
 
-        zero = as_varying(jnp.zeros((), self.master_dtype), BATCH_AXES)
+        zero = as_varying(jnp.zeros((), self.master_dtype), self._loss_axes)
         start = (zero, jax.tree.map(jnp.zeros_like, varying))
         micro = self._micro_batches((batch, places.sample_B, places.segment_BCT))
         (loss, grads), _ = lax.scan(add, start, micro)
-        return lax.psum(loss, BATCH_AXES), self._reduce(grads)
+        return lax.psum(loss, self._loss_axes), self._reduce(grads)
 
     def _owed_axes(self, name: str) -> tuple[str, ...]:
         """Axes over which a device's gradient is a partial sum: those that cut tokens."""
@@ -261,12 +251,18 @@ class Program:
         varying = {name: as_varying(p, self._owed_axes(name)) for name, p in params.items()}
         loss = self._loss_sum(varying, batch, self._places(batch, None))
         tokens = jnp.sum(batch["targets"] >= 0)
-        return lax.psum({"loss_sum": loss, "tokens": tokens}, BATCH_AXES)
+        return {
+            "loss_sum": lax.psum(loss, self._loss_axes),
+            "tokens": lax.psum(tokens, BATCH_AXES),
+        }
 
     def _loss_sum(self, params: Params, batch: Batch, places: Places) -> Array:
-        targets_BT = batch["targets"]
-        loss_BT = self.blueprint.build(params).loss(batch["tokens"], targets_BT, places)
-        return jnp.sum(jnp.where(targets_BT >= 0, loss_BT, 0))
+        model = self.blueprint.build(params)
+        return jnp.sum(model.loss(batch["tokens"], batch["targets"], places))
+
+    @property
+    def _loss_axes(self) -> tuple[str, ...]:
+        return (*BATCH_AXES, *self.form.logit_axes)
 
     def _seed(self, step: Array) -> Array | None:
         """Two words that all dropout of a step is drawn from; None without dropout."""
@@ -278,23 +274,9 @@ class Program:
         """Where this device's tokens lie in the global batch."""
         local_B = jnp.arange(batch["tokens"].shape[0], dtype=jnp.int32)
         sample_B = lax.axis_index(Axis.DP) * local_B.size + local_B
-        _check_fields(batch, self.config)
+        check_fields(batch, self.config)
         segment_BCT = None
         if "segments" in batch:
-            segment_BCT = lax.all_gather(batch["segments"], Axis.CP, axis=1)
-        position_T = self.form.ring.positions(batch["tokens"].shape[1])
+            segment_BCT = self.form.ring.parts(lax.all_gather(batch["segments"], Axis.CP, axis=1))
+        position_T = self.form.ring.positions_along(Axis.CP, batch["tokens"].shape[1])
         return Places(sample_B, position_T, seed, segment_BCT)
-
-
-def batch_fields(config: Config) -> tuple[str, ...]:
-    """What a batch holds."""
-    return ("tokens", "targets", "segments")[: 3 if config.data.documents == "apart" else 2]
-
-
-def _check_fields(batch: Iterable[str], config: Config) -> None:
-    want = batch_fields(config)
-    if set(batch) != set(want):
-        raise UserError(
-            f"a batch holds {', '.join(batch)}; with data.documents={config.data.documents} it "
-            f"holds {', '.join(want)}"
-        )

@@ -17,11 +17,10 @@ from jaxptd.flash import Dropout, Kernel, Sites
 from jaxptd.flash_cudnn import Cudnn, obstacle
 from jaxptd.flash_xla import Xla
 from jaxptd.layers.dropout import Places, fold, kept
+from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.linear import ColumnParallelLinear, RowParallelLinear
-from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.params import Initialiser
 from jaxptd.ring import Tokens
-from jaxptd.ring_attention import attend
 
 
 class Cache(NamedTuple):
@@ -49,9 +48,11 @@ class SelfAttention(nnx.Module):
     ) -> None:
         heads = (config.num_heads, config.head_size)
         self.qkv = ColumnParallelLinear(
-            config.hidden_size, (3, *heads), cut=1, form=form, rngs=rngs
+            config.hidden_size, (3, *heads), cut=1 + form.head_dim, form=form, rngs=rngs
         )
-        self.out = RowParallelLinear(heads, config.hidden_size, form=form, rngs=rngs, init=init_out)
+        self.out = RowParallelLinear(
+            heads, config.hidden_size, cut=form.head_dim, form=form, rngs=rngs, init=init_out
+        )
         self.form, self.config = form, config
 
     def __call__(
@@ -68,13 +69,16 @@ class SelfAttention(nnx.Module):
         if cache is None:
             o_BTNH = self._attend(q_BTNH, k_BTNH, v_BTNH, places)
         else:
+            q_BTNH, k_BTNH, v_BTNH = (
+                self.form.join_heads(x, self.config.head_size) for x in (q_BTNH, k_BTNH, v_BTNH)
+            )
             cache = cache.append(k_BTNH, v_BTNH)
-            o_BTNH = self._attend_cache(q_BTNH, cache, places)
+            o_BTNH = self.form.part_heads(self._attend_cache(q_BTNH, cache, places))
         return self.out(o_BTNH), cache
 
     def _attend(self, q_BTNH: Array, k_BTNH: Array, v_BTNH: Array, places: Places) -> Array:
         run: Any = partial(
-            attend, ring=self.form.ring, kernel=make_kernel(self.config), causal=True
+            self.form.attend, kernel=make_kernel(self.config), head_size=self.config.head_size
         )
         if self.config.remat == "attention":
             run = jax.checkpoint(run, prevent_cse=not self.config.scan_layers)

@@ -12,13 +12,13 @@ from flax import nnx
 from jax import Array, lax
 
 from jaxptd.config import ModelConfig
+from jaxptd.flash import KEPT
 from jaxptd.layers.attention import Cache, SelfAttention
 from jaxptd.layers.dropout import Places, Site, dropout
+from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.mlp import MLP
 from jaxptd.layers.norm import LayerNorm
-from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.params import normal, stacked
-from jaxptd.ring_attention import KEPT
 
 
 class Block(nnx.Module):

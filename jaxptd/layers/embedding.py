@@ -4,7 +4,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
-from jaxptd.layers.tensor_parallel import TensorParallel
+from jaxptd.layers.form import TensorParallel
 from jaxptd.params import normal, param
 
 
@@ -18,7 +18,7 @@ class VocabParallelEmbedding(nnx.Module):
     """
 
     def __init__(self, vocab_size: int, size: int, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
-        held = (form.padded(vocab_size), size)
+        held = (form.padded(vocab_size), form.padded_hidden(size))
         self.table = param(
             rngs(), (vocab_size, size), normal(0.02), spec=form.table_spec(), held=held
         )
@@ -34,15 +34,18 @@ class VocabParallelEmbedding(nnx.Module):
 
 
 class PositionEmbedding(nnx.Module):
-    """A learned vector for each position, table `[T, D]`, whole on every device.
+    """A learned vector for each position, table `[T, D]`; its rows split over the devices.
 
     Source: Radford et al., Language Models are Unsupervised Multitask Learners, 2019 (GPT-2).
     """
 
     def __init__(self, seq_length: int, size: int, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
-        self.table = param(rngs(), (seq_length, size), normal(0.02), spec=form.position_spec())
+        held = (seq_length, form.padded_hidden(size))
+        self.table = param(
+            rngs(), (seq_length, size), normal(0.02), spec=form.position_spec(), held=held
+        )
         self.form = form
 
     def __call__(self, position_T: Array, dtype: DTypeLike) -> Array:
         """Positions of a cp block, in [0, seq_length), -> [T, D] of the residual's tokens."""
-        return self.table[...][self.form.own_tokens(position_T)].astype(dtype)
+        return self.form.positions(position_T, self.table[...], dtype)

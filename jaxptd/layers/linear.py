@@ -1,11 +1,12 @@
 """The two linear layers of tensor parallelism. Letters: B batch, T position, D model, F hidden."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from flax import nnx
 from jax import Array
 
-from jaxptd.layers.tensor_parallel import TensorParallel
+from jaxptd.layers.form import TensorParallel
 from jaxptd.params import Initialiser, normal, param, zeros
 
 INIT = normal(0.02)  # GPT-2's
@@ -40,9 +41,18 @@ class ColumnParallelLinear(nnx.Module):
         init: Initialiser = INIT,
     ) -> None:
         out, dims = tuple(out_features), len(out_features)
-        self.w = param(rngs(), (in_features, *out), init, spec=form.column_spec(dims, cut))
+        held = _held(out, cut, form)
+        self.w = param(
+            rngs(),
+            (in_features, *out),
+            init,
+            spec=form.column_spec(dims, cut),
+            held=(form.padded_hidden(in_features), *held),
+        )
         self.b = (
-            param(rngs(), out, zeros, spec=form.cut_spec(dims, cut), decay=False) if bias else None
+            param(rngs(), out, zeros, spec=form.cut_spec(dims, cut), held=held, decay=False)
+            if bias
+            else None
         )
         self.form, self.cut, self.gather_output = form, cut, gather_output
 
@@ -82,16 +92,25 @@ class RowParallelLinear(nnx.Module):
         init: Initialiser = INIT,
     ) -> None:
         inside, dims = tuple(in_features), len(in_features)
-        self.w = param(rngs(), (*inside, out_features), init, spec=form.row_spec(dims, cut))
-        self.b = (
-            param(rngs(), (out_features,), zeros, spec=form.hidden_spec(), decay=False)
-            if bias
-            else None
+        hidden = form.padded_hidden(out_features)
+        self.w = param(
+            rngs(),
+            (*inside, out_features),
+            init,
+            spec=form.row_spec(dims, cut),
+            held=(*_held(inside, cut, form), hidden),
         )
+        bias_of = partial(param, spec=form.hidden_spec(), held=(hidden,), decay=False)
+        self.b = bias_of(rngs(), (out_features,), zeros) if bias else None
         self.form, self.cut, self.input_is_parallel = form, cut, input_is_parallel
 
     def __call__(self, h: Array) -> Array:
         if not self.input_is_parallel:
             h = self.form.scatter(h, h.ndim - (self.w.ndim - 1) + self.cut)
-        y_BTD = self.form.row(h, self.w[...])
+        y_BTD = self.form.row(h, self.w[...], self.cut)
         return y_BTD if self.b is None else y_BTD + self.b.astype(y_BTD.dtype)
+
+
+def _held(shape: tuple[int, ...], cut: int, form: TensorParallel) -> tuple[int, ...]:
+    """The shape with its dim `cut` in equal blocks."""
+    return tuple(form.padded(size) if dim == cut else size for dim, size in enumerate(shape))

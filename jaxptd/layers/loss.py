@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxptd.layers.tensor_parallel import TensorParallel
+from jaxptd.layers.form import TensorParallel
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))

@@ -6,8 +6,8 @@ import jax
 from flax import nnx
 from jax import Array
 
+from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.linear import ColumnParallelLinear, RowParallelLinear
-from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.params import Initialiser
 
 # Backward computes GELU's inner values again from its input, which is kept anyway.

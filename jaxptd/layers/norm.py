@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
 
-from jaxptd.layers.tensor_parallel import TensorParallel
+from jaxptd.layers.form import TensorParallel
 from jaxptd.params import ones, param, zeros
 
 EPSILON = 1e-5  # GPT-2's
@@ -22,8 +22,9 @@ class LayerNorm(nnx.Module):
     """
 
     def __init__(self, size: int, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
-        self.w = param(rngs(), (size,), ones, spec=form.hidden_spec(), decay=False)
-        self.b = param(rngs(), (size,), zeros, spec=form.hidden_spec(), decay=False)
+        held = (form.padded_hidden(size),)
+        self.w = param(rngs(), (size,), ones, spec=form.hidden_spec(), held=held, decay=False)
+        self.b = param(rngs(), (size,), zeros, spec=form.hidden_spec(), held=held, decay=False)
         self.size, self.form = size, form
 
     def __call__(self, x_BTD: Array) -> Array:
@@ -32,7 +33,7 @@ class LayerNorm(nnx.Module):
         @jax.checkpoint
         def normalise(x: Array, w: Array, b: Array) -> Array:
             wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-            centred = wide - self._mean(wide)
+            centred = self.form.only_hidden(wide - self._mean(wide), self.size)
             return (centred * lax.rsqrt(self._mean(centred**2) + EPSILON) * w + b).astype(x.dtype)
 
         return normalise(x_BTD, self.w[...], self.b[...])

@@ -1,115 +1,29 @@
-"""How a weight matrix is held, and what its products move: the interface behind the layers.
+"""The forms in which a layout holds matrices: one way over tp, or in blocks on a row x col grid.
 
-A layer asks its `form` for specs, for the two products of a pair of matrices, and for what its own
-block of tokens, hidden units and vocabulary is. It never names an axis. `Megatron1D` cuts matrices
-one way, over tp; sequence parallelism is the same form with another pair of collectives at the two
-ends of a pair of products. A 2D grid is another implementation of `TensorParallel`.
+`Megatron1D` cuts matrices one way, over tp; sequence parallelism is the same form with another pair
+of collectives at the two ends of a pair of products. `Grid2D` cuts everything both ways. What each
+method is for, and the letters: `form.py`.
 
-Letters: B batch, T query position, D model, F hidden, V vocabulary.
-Source: Shoeybi et al., arXiv 1909.08053; Korthikanti et al., arXiv 2205.05198.
+Source: Shoeybi et al., arXiv 1909.08053; Korthikanti et al., arXiv 2205.05198; Zhu and Dong, CAAI
+Trans. Intelligent Systems 20(5), 2025 (2D).
 """
 
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
-from jaxptd import collectives
+from jaxptd import block_attention, collectives, ring_attention
+from jaxptd.flash import Kernel
+from jaxptd.layers.form import TensorParallel, own_numbers, own_rows, product
 from jaxptd.mesh import Axis, Layout
-from jaxptd.ring import Ring
-
-
-class TensorParallel(Protocol):
-    """One way to hold matrices and the activations between them.
-
-    `x` is an activation as the residual stream has it; `h` one as it is between the two products of
-    a pair (heads, or the MLP's hidden units, are cut); `w` and `table` are this device's blocks.
-    """
-
-    @property
-    def token_axes(self) -> tuple[Axis, ...]:
-        """Axes that cut the residual stream's sequence, beyond cp."""
-
-    @property
-    def ring(self) -> Ring:
-        """The devices that hold the sequence of q, k and v."""
-
-    def column_spec(self, out_dims: int, cut: int) -> P:
-        """Of `w[D, *out]`, cut along dim `cut` of `out`."""
-
-    def row_spec(self, in_dims: int, cut: int) -> P:
-        """Of `w[*in, D]`, cut along dim `cut` of `in`."""
-
-    def cut_spec(self, dims: int, cut: int) -> P:
-        """Of a bias of the first product of a pair, `b[*out]`."""
-
-    def hidden_spec(self) -> P:
-        """Of a vector as wide as the residual stream, `b[D]`."""
-
-    def table_spec(self) -> P:
-        """Of an embedding table, `table[V, D]`."""
-
-    def position_spec(self) -> P:
-        """Of a table of positions, `table[T, D]`, which each device reads at its own tokens."""
-
-    def padded(self, vocab_size: int) -> int:
-        """Rows of a table that holds `vocab_size` of them in equal blocks."""
-
-    def column(self, x: Array, w: Array) -> Array:
-        """First product of a pair: x -> h."""
-
-    def row(self, h: Array, w: Array) -> Array:
-        """Second product of a pair: h -> x."""
-
-    def gather(self, h: Array, dim: int) -> Array:
-        """h -> whole along `dim` on every device."""
-
-    def scatter(self, h: Array, dim: int) -> Array:
-        """Whole along `dim` -> h."""
-
-    def lookup(self, tokens_BT: Array, table: Array, dtype: DTypeLike) -> Array:
-        """Rows of the table, in `dtype`: -> x."""
-
-    def logits(self, x: Array, table: Array) -> Array:
-        """x -> `[B, T, V]`, cut over V."""
-
-    def vocab_ids(self, size: int) -> Array:
-        """Token ids of this device's `size` logits."""
-
-    def vocab_max(self, m: Array) -> Array:
-        """Maximum over the parts of V."""
-
-    def vocab_sum(self, s: Array) -> Array:
-        """Sum over the parts of V."""
-
-    def sum_over_hidden(self, s: Array) -> Array:
-        """Sum over the parts of D."""
-
-    def own_tokens(self, position_T: Array) -> Array:
-        """Positions of the residual stream's tokens, out of those of a cp block."""
-
-    def own_hidden(self, size: int) -> Array:
-        """Which of the D hidden units this device's `size` are."""
-
-    def own_heads(self, size: int) -> Array:
-        """Which of the N heads this device's `size` are."""
-
-
-@partial(jax.checkpoint, static_argnums=2, prevent_cse=False)
-def product(x: Array, w: Array, contract: int) -> Array:
-    """Contracts the last `contract` dims of `x` with the first of `w`, in the precision of `x`.
-
-    Backward casts `w` again, so that a scan over layers does not keep a second copy of all weights.
-    Without a barrier: with one, XLA would copy a layer's slice out of the stack before the cast.
-    """
-    dims = tuple(range(x.ndim - contract, x.ndim)), tuple(range(contract))
-    return lax.dot_general(x, w.astype(x.dtype), (dims, ((), ())))
+from jaxptd.ring import Ring, Tokens
+from jaxptd.spread import Grid, panels
+from jaxptd.summa2d import matmul, matmul_nt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +43,8 @@ class Megatron1D:
     enter: Callable[[Array, str], Array]
     leave: Callable[[Array, str], Array]
     ring: Ring
+    logit_axes: tuple[Axis, ...] = ()
+    head_dim: int = 0
 
     def column_spec(self, out_dims: int, cut: int) -> P:
         return P(None, *self.cut_spec(out_dims, cut))
@@ -137,7 +53,7 @@ class Megatron1D:
         return P(*self.cut_spec(in_dims, cut), None)
 
     def cut_spec(self, dims: int, cut: int) -> P:
-        return P(*(Axis.TP if dim == cut else None for dim in range(dims)))
+        return _cut(Axis.TP, dims, cut)
 
     def hidden_spec(self) -> P:
         return P(None)
@@ -148,14 +64,17 @@ class Megatron1D:
     def position_spec(self) -> P:
         return P(None, None)
 
-    def padded(self, vocab_size: int) -> int:
-        return -(-vocab_size // self.size) * self.size
+    def padded(self, size: int) -> int:
+        return _up(size, self.size)
+
+    def padded_hidden(self, size: int) -> int:
+        return size
 
     def column(self, x: Array, w: Array) -> Array:
         """x[B, T, D], w[D, F/tp] -> h[B, T, F/tp]."""
         return product(self.enter(x, Axis.TP), w, 1)
 
-    def row(self, h: Array, w: Array) -> Array:
+    def row(self, h: Array, w: Array, cut: int) -> Array:
         """h[B, T, F/tp], w[F/tp, D] -> x[B, T, D]: partial sums of D, added over tp."""
         return self.leave(product(h, w, w.ndim - 1), Axis.TP)
 
@@ -165,20 +84,31 @@ class Megatron1D:
     def scatter(self, h: Array, dim: int) -> Array:
         return collectives.scatter_to(h, Axis.TP, dim)
 
+    def attend(
+        self, q: Array, k: Array, v: Array, tokens: Tokens, *, kernel: Kernel, head_size: int
+    ) -> Array:
+        return ring_attention.attend(q, k, v, tokens, ring=self.ring, kernel=kernel, causal=True)
+
+    def join_heads(self, h: Array, head_size: int) -> Array:
+        return h
+
+    def part_heads(self, h: Array) -> Array:
+        return h
+
     def lookup(self, tokens_BT: Array, table: Array, dtype: DTypeLike) -> Array:
         """tokens[B, T], table[V/tp, D] -> x: each device adds the rows it has."""
-        local_BT = tokens_BT - self.vocab_ids(table.shape[0])[0]
-        mine_BT = (local_BT >= 0) & (local_BT < table.shape[0])
-        x_BTD = jnp.where(mine_BT[..., None], table[jnp.where(mine_BT, local_BT, 0)], 0)
-        return self.leave(x_BTD.astype(dtype), Axis.TP)
+        return self.leave(own_rows(table, tokens_BT, Axis.TP).astype(dtype), Axis.TP)
+
+    def positions(self, position_T: Array, table: Array, dtype: DTypeLike) -> Array:
+        """The table is whole: each device reads it at its own tokens."""
+        return table[self.own_tokens(position_T)].astype(dtype)
 
     def logits(self, x: Array, table: Array) -> Array:
         """x, table[V/tp, D] -> [B, T, V/tp]."""
-        x_BTD = self.enter(x, Axis.TP)
-        return product(x_BTD, table.T, 1)
+        return product(self.enter(x, Axis.TP), table.T, 1)
 
     def vocab_ids(self, size: int) -> Array:
-        return _own_numbers(size)
+        return own_numbers(Axis.TP, size)
 
     def vocab_max(self, m: Array) -> Array:
         return lax.pmax(m, Axis.TP)
@@ -186,29 +116,185 @@ class Megatron1D:
     def vocab_sum(self, s: Array) -> Array:
         return lax.psum(s, Axis.TP)
 
+    def vocab_gather(self, logits: Array) -> Array:
+        return self.gather(logits, -1)
+
     def sum_over_hidden(self, s: Array) -> Array:
         return s
+
+    def only_hidden(self, x: Array, size: int) -> Array:
+        return x
 
     def own_tokens(self, position_T: Array) -> Array:
         for axis in self.token_axes:
             position_T = collectives.own_block(position_T, axis, 0)
         return position_T
 
+    def own_logits(self, x_BT: Array) -> Array:
+        return x_BT
+
     def own_hidden(self, size: int) -> Array:
         return jnp.arange(size, dtype=jnp.int32)
 
     def own_heads(self, size: int) -> Array:
-        return _own_numbers(size)
+        return own_numbers(Axis.TP, size)
 
 
-def _own_numbers(size: int) -> Array:
-    """The numbers of this device's block of `size`, of blocks numbered through over tp."""
-    return lax.axis_index(Axis.TP) * size + jnp.arange(size, dtype=jnp.int32)
+@dataclasses.dataclass(frozen=True)
+class Grid2D:
+    """Everything in blocks: `x[B, T/row, D/col]`, `w[D/row, F/col]`, `h[B, T/row, F/col]`.
+
+    No activation and no matrix is ever whole along either axis. Sizes that the grid does not divide
+    are padded with zeros at their end, which stay zero: their weights and gradients are.
+
+    Args:
+        rows: devices along row.
+        cols: devices along col.
+        grid: how they multiply.
+        ring: the devices that hold the sequence of q, k and v: along cp and row.
+        head_dim: 0: heads lie over col and attention is a ring over row; 1: parts of every head do,
+            and attention is made of products on the grid, too.
+    """
+
+    rows: int
+    cols: int
+    grid: Grid
+    ring: Ring
+    head_dim: int = 0
+    token_axes: tuple[Axis, ...] = (Axis.ROW,)
+    logit_axes: tuple[Axis, ...] = (Axis.ROW,)
+
+    def column_spec(self, out_dims: int, cut: int) -> P:
+        return P(Axis.ROW, *self.cut_spec(out_dims, cut))
+
+    def row_spec(self, in_dims: int, cut: int) -> P:
+        return P(*_cut(Axis.ROW, in_dims, cut), Axis.COL)
+
+    def cut_spec(self, dims: int, cut: int) -> P:
+        return _cut(Axis.COL, dims, cut)
+
+    def hidden_spec(self) -> P:
+        return P(Axis.COL)
+
+    def table_spec(self) -> P:
+        return P(Axis.ROW, Axis.COL)
+
+    def position_spec(self) -> P:
+        return P(Axis.ROW, Axis.COL)
+
+    def padded(self, size: int) -> int:
+        return _up(size, panels(self.rows, self.cols, self.grid.slices))
+
+    def padded_hidden(self, size: int) -> int:
+        return self.padded(size)
+
+    def column(self, x: Array, w: Array) -> Array:
+        """x[B, T/row, D/col], w[D/row, *out] -> h[B, T/row, *out], both `out` cut over col."""
+        h = matmul(x, w.reshape(w.shape[0], -1), self.grid)
+        return h.reshape(*x.shape[:-1], *w.shape[1:])
+
+    def row(self, h: Array, w: Array, cut: int) -> Array:
+        """h[B, T/row, *in], in cut over col, w[*in, D/col], in cut over row -> x."""
+        dims = w.ndim - 1
+        lead = h.shape[: h.ndim - dims]
+        h = jnp.moveaxis(h, len(lead) + cut, len(lead))  # so that blocks of `in` are contiguous
+        w = jnp.moveaxis(w, cut, 0)
+        return matmul(h.reshape(*lead, -1), w.reshape(-1, w.shape[-1]), self.grid)
+
+    def gather(self, h: Array, dim: int) -> Array:
+        return collectives.gather_from(h, Axis.COL, dim)
+
+    def scatter(self, h: Array, dim: int) -> Array:
+        return collectives.scatter_to(h, Axis.COL, dim)
+
+    def attend(
+        self, q: Array, k: Array, v: Array, tokens: Tokens, *, kernel: Kernel, head_size: int
+    ) -> Array:
+        if self.head_dim == 0:
+            ring = self.ring
+            return ring_attention.attend(q, k, v, tokens, ring=ring, kernel=kernel, causal=True)
+        return block_attention.attend(
+            q, k, v, tokens, grid=self.grid, dropout=kernel.dropout, scale=head_size**-0.5
+        )
+
+    def join_heads(self, h: Array, head_size: int) -> Array:
+        return self.gather(h, -1)[..., :head_size] if self.head_dim else h
+
+    def part_heads(self, h: Array) -> Array:
+        if not self.head_dim:
+            return h
+        more = self.padded(h.shape[-1]) - h.shape[-1]
+        return self.scatter(jnp.pad(h, [(0, 0)] * (h.ndim - 1) + [(0, more)]), -1)
+
+    def lookup(self, tokens_BT: Array, table: Array, dtype: DTypeLike) -> Array:
+        """tokens[B, T], table[V/row, D/col] -> x: rows of the table, added over row, T is cut."""
+        x_BTD = own_rows(table, tokens_BT, Axis.ROW).astype(dtype)
+        return collectives.reduce_scatter(x_BTD, Axis.ROW, 1)
+
+    def positions(self, position_T: Array, table: Array, dtype: DTypeLike) -> Array:
+        """As `lookup`, of one sequence."""
+        return self.lookup(position_T[None], table, dtype)[0]
+
+    def logits(self, x: Array, table: Array) -> Array:
+        """x, table[V/row, D/col] -> [B, T/row, V/col]."""
+        return matmul_nt(x, table, self.grid)
+
+    def vocab_ids(self, size: int) -> Array:
+        return own_numbers(Axis.COL, size)
+
+    def vocab_max(self, m: Array) -> Array:
+        return lax.pmax(m, Axis.COL)
+
+    def vocab_sum(self, s: Array) -> Array:
+        return lax.psum(s, Axis.COL)
+
+    def vocab_gather(self, logits: Array) -> Array:
+        return self.gather(logits, -1)
+
+    def sum_over_hidden(self, s: Array) -> Array:
+        return lax.psum(s, Axis.COL)
+
+    def only_hidden(self, x: Array, size: int) -> Array:
+        if x.shape[-1] * self.cols == size:
+            return x
+        return jnp.where(self.own_hidden(x.shape[-1]) < size, x, 0)
+
+    def own_tokens(self, position_T: Array) -> Array:
+        return collectives.own_block(position_T, Axis.ROW, 0)
+
+    def own_logits(self, x_BT: Array) -> Array:
+        return collectives.own_block(x_BT, Axis.ROW, 1)
+
+    def own_hidden(self, size: int) -> Array:
+        return own_numbers(Axis.COL, size)
+
+    def own_heads(self, size: int) -> Array:
+        if self.head_dim == 0:
+            return own_numbers(Axis.COL, size)
+        return jnp.arange(size, dtype=jnp.int32)
+
+
+def _cut(axis: Axis, dims: int, cut: int) -> P:
+    return P(*(axis if dim == cut else None for dim in range(dims)))
+
+
+def _up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
 
 
 def make_form(layout: Layout) -> TensorParallel:
     """The form in which a layout holds matrices."""
-    make = partial(Megatron1D, layout.tp, ring=Ring(Axis.CP, layout.ring))
+    if layout.row * layout.col > 1:
+        return _make_grid(layout)
+    make = partial(Megatron1D, layout.tp, ring=Ring((Axis.CP,), layout.ring))
     if layout.sequence_parallel:
         return make((Axis.TP,), collectives.all_gather, collectives.reduce_scatter)
     return make((), collectives.copy_to, collectives.reduce_from)
+
+
+def _make_grid(layout: Layout) -> Grid2D:
+    grid = Grid(layout.matmul2d, layout.matmul2d_slices)
+    make = partial(Grid2D, layout.row, layout.col, grid)
+    if layout.attention2d == "heads":
+        return make(Ring((Axis.CP, Axis.ROW), layout.ring))
+    return make(Ring((Axis.CP,), layout.ring), head_dim=1)

@@ -13,9 +13,9 @@ from jaxptd.layers.attention import Cache
 from jaxptd.layers.block import drop_residual, make_blocks, run_blocks
 from jaxptd.layers.dropout import Places, Site
 from jaxptd.layers.embedding import PositionEmbedding, VocabParallelEmbedding
+from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.loss import vocab_parallel_cross_entropy
 from jaxptd.layers.norm import LayerNorm
-from jaxptd.layers.tensor_parallel import TensorParallel
 
 
 class GPT(nnx.Module):
@@ -54,11 +54,16 @@ class GPT(nnx.Module):
         return (self.head or self.tokens).logits(self.norm(x_BTD)), cache
 
     def loss(self, tokens_BT: Array, targets_BT: Array, places: Places) -> Array:
-        """-log probability of each target, nats, `[B, T]`, float32 at least."""
+        """-log probability of each target, nats, `[B, T]` of the logits' tokens, float32 at least.
+
+        A target below 0 counts for nothing: 0.
+        """
         logits_BTV, _ = self.logits(tokens_BT, places)
-        return vocab_parallel_cross_entropy(
+        targets_BT = self.form.own_logits(targets_BT)
+        loss_BT = vocab_parallel_cross_entropy(
             logits_BTV, targets_BT, self.form, self.config.vocab_size
         )
+        return jnp.where(targets_BT >= 0, loss_BT, 0)
 
     def empty_cache(self, batch: int) -> Cache:
         """A cache for texts of up to seq_length tokens, for the heads that this device holds."""

@@ -1,0 +1,81 @@
+"""Attention as products of blocks on a grid: for head counts that do not split over it.
+
+Of every head each device holds `q[T/row, H/col]`, and k and v alike. Scores are Q K^T on the grid,
+`[T/row, S/col]`; softmax takes its maximum and its sum along col; the output is P V on the grid.
+The whole square of scores exists, a block on each device: T * S / (row * col) of it.
+
+Letters: B batch, T query, S key, N heads, H head size.
+Source: Zhu and Dong, CAAI Trans. Intelligent Systems 20(5), 2025, section 2.1.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxptd.collectives import own_block
+from jaxptd.flash import KEPT, Dropout, Sites, drop, visible
+from jaxptd.ring import Tokens
+from jaxptd.spread import Grid
+from jaxptd.summa2d import matmul, matmul_nt
+
+
+def attend(
+    q: Array,
+    k: Array,
+    v: Array,
+    tokens: Tokens,
+    *,
+    grid: Grid,
+    dropout: Dropout,
+    scale: float,
+    causal: bool = True,
+) -> Array:
+    """-> o[B, T/row, N, H/col].
+
+    Args:
+        q: this device's block, `[B, T/row, N, H/col]`; so are k and v.
+        k: keys.
+        v: values.
+        tokens: of the whole sequence: its documents `[B, 1, T]`, and the seed of dropout.
+        grid: how the devices multiply.
+        dropout: of the probabilities.
+        scale: of the scores.
+        causal: a token sees itself and those before it; else it sees all.
+    """
+    q_BNTH, k_BNSH, v_BNSH = (x.swapaxes(1, 2) for x in (q, k, v))
+    s_BNTS = _each(matmul_nt, grid)(q_BNTH, k_BNSH)
+    wide = jnp.promote_types(q.dtype, jnp.float32)
+    sites = _sites(tokens, q.shape[1] * grid.shape[0], grid)
+    p_BNTS = _softmax(s_BNTS.astype(wide) * scale, visible(sites, causal=causal), grid.col)
+    drop_again = jax.checkpoint(partial(drop, dropout=dropout))  # keeps no mask
+    p_BNTS = drop_again(p_BNTS, sites).astype(v.dtype)
+    o_BNTH = _each(matmul, grid)(p_BNTS, v_BNSH)
+    return checkpoint_name(o_BNTH.swapaxes(1, 2), KEPT)
+
+
+def _each(form: Any, grid: Grid) -> Any:
+    """A form of product for every sequence and head."""
+    return jax.vmap(jax.vmap(partial(form, grid=grid)))
+
+
+def _sites(tokens: Tokens, length: int, grid: Grid) -> Sites:
+    position = jnp.arange(length, dtype=jnp.int32)
+    query_T, key_S = own_block(position, grid.row, 0), own_block(position, grid.col, 0)
+    if tokens.segment_BCT is None:
+        return Sites(query_T, key_S, seed_BN2=tokens.seed_BN2)
+    segment = tokens.segment_BCT.reshape(-1, length)
+    query_BT, key_BS = own_block(segment, grid.row, 1), own_block(segment, grid.col, 1)
+    return Sites(query_T, key_S, query_BT, key_BS, tokens.seed_BN2)
+
+
+def _softmax(s_BNTS: Array, seen: Array, axis: str) -> Array:
+    """Over S, cut along `axis`; zeros where nothing is seen."""
+    s_BNTS = jnp.where(seen, s_BNTS, -jnp.inf)
+    max_BNT1 = lax.pmax(lax.stop_gradient(s_BNTS).max(-1, keepdims=True), axis)
+    p_BNTS = jnp.exp(s_BNTS - jnp.where(jnp.isfinite(max_BNT1), max_BNT1, 0))
+    sum_BNT1 = lax.psum(p_BNTS.sum(-1, keepdims=True), axis)
+    return p_BNTS / jnp.where(sum_BNT1 == 0, 1, sum_BNT1)

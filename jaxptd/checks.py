@@ -1,0 +1,43 @@
+"""Checks of numbers that a person gave, in words: each raises `UserError` with the remedy."""
+
+import itertools
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from jaxptd.errors import UserError
+
+
+def _require(
+    words: str, allowed: Callable[[float], bool], section: str, config: Any, *names: str
+) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not allowed(value):
+            raise UserError(f"{section}.{name}={value} must be {words}")
+
+
+require_positive = partial(_require, "a number above 0", lambda x: 0 < x < math.inf)
+require_not_negative = partial(_require, "a number, 0 or more", lambda x: 0 <= x < math.inf)
+require_below_one = partial(_require, "in [0, 1)", lambda x: 0 <= x < 1)
+
+
+def require_not_empty(section: str, config: Any, *names: str) -> None:
+    for name in names:
+        if not getattr(config, name):
+            raise UserError(f"{section}.{name} is empty; leave it out for its default, see --help")
+
+
+def divisors(number: int) -> str:
+    """The first divisors, for a message: 12 of them, and none above 4096 so that it stays quick."""
+    found = (str(d) for d in range(1, min(number, 4096) + 1) if number % d == 0)
+    return ", ".join(itertools.islice(found, 12))
+
+
+def require_divides(what: str, number: int, axis: str, size: int) -> None:
+    if number % size:
+        raise UserError(
+            f"{what}={number} does not split over {axis}={size}; "
+            f"use a size that divides {number} ({divisors(number)})"
+        )

@@ -1,0 +1,160 @@
+"""How matrices are held, and what their products move: the interface behind the layers.
+
+A layer asks its `form` for specs, for the two products of a pair of matrices, and for what its own
+block of tokens, hidden units, heads and vocabulary is. It never names an axis. The forms are in
+`tensor_parallel.py`.
+
+`x` is an activation as the residual stream has it; `h` one as it is between the two products of a
+pair (heads, or the MLP's hidden units, are cut); `w` and `table` are this device's blocks.
+Letters: B batch, T query position, D model, F hidden, N heads, H head size, V vocabulary.
+"""
+
+from functools import partial
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
+
+from jaxptd.flash import Kernel
+from jaxptd.mesh import Axis
+from jaxptd.ring import Ring, Tokens
+
+
+class TensorParallel(Protocol):
+    """One way to hold matrices and the activations between them."""
+
+    # ---- what is cut ----
+
+    @property
+    def token_axes(self) -> tuple[Axis, ...]:
+        """Axes that cut the residual stream's sequence, beyond cp."""
+
+    @property
+    def logit_axes(self) -> tuple[Axis, ...]:
+        """Those that also cut the sequence of the logits."""
+
+    @property
+    def head_dim(self) -> int:
+        """Which of (N, H) is cut: each device has whole heads, or a part of every head."""
+
+    @property
+    def ring(self) -> Ring:
+        """The devices that hold the sequence of q, k and v."""
+
+    def column_spec(self, out_dims: int, cut: int) -> P:
+        """Of `w[D, *out]`, cut along dim `cut` of `out`."""
+
+    def row_spec(self, in_dims: int, cut: int) -> P:
+        """Of `w[*in, D]`, cut along dim `cut` of `in`."""
+
+    def cut_spec(self, dims: int, cut: int) -> P:
+        """Of a bias of the first product of a pair, `b[*out]`."""
+
+    def hidden_spec(self) -> P:
+        """Of a vector as wide as the residual stream, `b[D]`."""
+
+    def table_spec(self) -> P:
+        """Of an embedding table, `table[V, D]`."""
+
+    def position_spec(self) -> P:
+        """Of a table of positions, `table[T, D]`."""
+
+    def padded(self, size: int) -> int:
+        """Of V, or a dim that is cut between a pair of products: its size in equal blocks."""
+
+    def padded_hidden(self, size: int) -> int:
+        """Of D: its size in equal blocks."""
+
+    # ---- products ----
+
+    def column(self, x: Array, w: Array) -> Array:
+        """First product of a pair, `w[D, *out]`: x -> h."""
+
+    def row(self, h: Array, w: Array, cut: int) -> Array:
+        """Second product of a pair, `w[*in, D]`, cut along dim `cut` of `in`: h -> x."""
+
+    def gather(self, h: Array, dim: int) -> Array:
+        """h -> whole along `dim` on every device."""
+
+    def scatter(self, h: Array, dim: int) -> Array:
+        """Whole along `dim` -> h."""
+
+    def attend(
+        self, q: Array, k: Array, v: Array, tokens: Tokens, *, kernel: Kernel, head_size: int
+    ) -> Array:
+        """Causal attention of q, k, v `[B, T, N, H]`, cut along `head_dim` -> o, the same."""
+
+    def join_heads(self, h: Array, head_size: int) -> Array:
+        """h[B, T, N, H] -> with all of H, for a device that attends alone."""
+
+    def part_heads(self, h: Array) -> Array:
+        """As `join_heads` gave it -> h."""
+
+    # ---- tables and vocabulary ----
+
+    def lookup(self, tokens_BT: Array, table: Array, dtype: DTypeLike) -> Array:
+        """Rows of the table, in `dtype`: -> x."""
+
+    def positions(self, position_T: Array, table: Array, dtype: DTypeLike) -> Array:
+        """Rows of the table of positions, of a cp block's tokens, in `dtype`: -> x without B."""
+
+    def logits(self, x: Array, table: Array) -> Array:
+        """x -> `[B, T, V]`, cut over V, and over T along `logit_axes`."""
+
+    def vocab_ids(self, size: int) -> Array:
+        """Token ids of this device's `size` logits."""
+
+    def vocab_max(self, m: Array) -> Array:
+        """Maximum over the parts of V."""
+
+    def vocab_sum(self, s: Array) -> Array:
+        """Sum over the parts of V."""
+
+    def vocab_gather(self, logits: Array) -> Array:
+        """Logits -> whole along V."""
+
+    # ---- what this device's block is ----
+
+    def sum_over_hidden(self, s: Array) -> Array:
+        """Sum over the parts of D."""
+
+    def only_hidden(self, x: Array, size: int) -> Array:
+        """x, zero at and beyond hidden unit `size`."""
+
+    def own_tokens(self, position_T: Array) -> Array:
+        """Positions of the residual stream's tokens, out of those of a cp block."""
+
+    def own_logits(self, x_BT: Array) -> Array:
+        """What belongs to the tokens of the logits, out of those of a cp block."""
+
+    def own_hidden(self, size: int) -> Array:
+        """Which of the D hidden units this device's `size` are."""
+
+    def own_heads(self, size: int) -> Array:
+        """Which of the N heads this device's `size` are."""
+
+
+@partial(jax.checkpoint, static_argnums=2, prevent_cse=False)
+def product(x: Array, w: Array, contract: int) -> Array:
+    """Contracts the last `contract` dims of `x` with the first of `w`, in the precision of `x`.
+
+    Backward casts `w` again, so that a scan over layers does not keep a second copy of all weights.
+    Without a barrier: with one, XLA would copy a layer's slice out of the stack before the cast.
+    """
+    dims = tuple(range(x.ndim - contract, x.ndim)), tuple(range(contract))
+    return lax.dot_general(x, w.astype(x.dtype), (dims, ((), ())))
+
+
+def own_numbers(axis: Axis, size: int) -> Array:
+    """The numbers of this device's block of `size`, of blocks numbered through over `axis`."""
+    return lax.axis_index(axis) * size + jnp.arange(size, dtype=jnp.int32)
+
+
+def own_rows(table: Array, ids: Array, axis: Axis) -> Array:
+    """Those of a table cut over `axis` that this device has, zeros for the others."""
+    local = ids - own_numbers(axis, table.shape[0])[0]
+    mine = (local >= 0) & (local < table.shape[0])
+    return jnp.where(mine[..., None], table[jnp.where(mine, local, 0)], 0)

@@ -1,0 +1,62 @@
+"""A grid on which tokens are whole, for generation: one token cannot be cut over row.
+
+The parameters lie as `Grid2D` has them: a run's own are used where they are. What is small, the
+activations of a few tokens, is gathered; products of weights are as local as in training.
+"""
+
+import dataclasses
+
+from jax import Array, lax
+from jax.typing import DTypeLike
+
+from jaxptd import collectives
+from jaxptd.layers.form import TensorParallel, own_numbers, own_rows, product
+from jaxptd.layers.tensor_parallel import Grid2D, make_form
+from jaxptd.mesh import Axis, Layout
+
+
+@dataclasses.dataclass(frozen=True)
+class WholeTokens2D(Grid2D):
+    """`x[B, T, D/col]` and `h[B, T, F/col]`, the same along row."""
+
+    token_axes: tuple[Axis, ...] = ()
+    logit_axes: tuple[Axis, ...] = ()
+
+    def column(self, x: Array, w: Array) -> Array:
+        return lax.psum(product(self._turn(x, -1), w, 1), Axis.ROW)
+
+    def row(self, h: Array, w: Array, cut: int) -> Array:
+        dims = w.ndim - 1
+        h = self._turn(h, h.ndim - dims + cut)
+        return lax.psum(product(h, w, dims), Axis.ROW)
+
+    def _turn(self, x: Array, dim: int) -> Array:
+        """Cut along `dim` over col -> over row."""
+        return collectives.own_block(self.gather(x, dim), Axis.ROW, dim)
+
+    def lookup(self, tokens_BT: Array, table: Array, dtype: DTypeLike) -> Array:
+        return lax.psum(own_rows(table, tokens_BT, Axis.ROW).astype(dtype), Axis.ROW)
+
+    def logits(self, x: Array, table: Array) -> Array:
+        """-> [B, T, V/row]."""
+        return lax.psum(product(x, table.T, 1), Axis.COL)
+
+    def vocab_ids(self, size: int) -> Array:
+        return own_numbers(Axis.ROW, size)
+
+    def vocab_gather(self, logits: Array) -> Array:
+        return collectives.gather_from(logits, Axis.ROW, -1)
+
+    def own_tokens(self, position_T: Array) -> Array:
+        return position_T
+
+    def own_logits(self, x_BT: Array) -> Array:
+        return x_BT
+
+
+def whole_tokens(layout: Layout) -> TensorParallel:
+    """The form of a layout, with no token cut."""
+    form = make_form(dataclasses.replace(layout, sequence_parallel=False))
+    if not isinstance(form, Grid2D):
+        return form
+    return WholeTokens2D(form.rows, form.cols, form.grid, form.ring, form.head_dim)
