@@ -33,13 +33,12 @@ from jaxptd.comms import collectives_of, per_layer, subtract
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.devices import prepare
 from jaxptd.errors import Parser, run_command
-from jaxptd.flash import Kernel, Saved
-from jaxptd.formulas import Collective
+from jaxptd.flash import KEPT, Kernel, Saved
 from jaxptd.layers import attention
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.ring import Ring, Tokens
-from jaxptd.ring_attention import KEPT
 from jaxptd.step import Program
+from jaxptd.traffic import Collective
 
 # Dense bfloat16 FLOP/s of an H200, and bytes/s of a link, one direction.
 PEAK = 989.5e12

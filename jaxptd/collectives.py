@@ -121,22 +121,20 @@ def shift(x: Array, axis: Axes, by: int = 1) -> Array:
     return lax.ppermute(x, axis, [(i, (i + by) % size) for i in range(size)])
 
 
-def broadcast(x: Array, axis: str, source: int | Array) -> Array:
+def broadcast(x: Array, axis: str, source: int | Array, *, native: bool = False) -> Array:
     """x -> what device `source` along `axis` has. Partner: `reduce_to`.
 
-    A source that is a number is the same for all groups, as `lax.pbroadcast` wants it. XLA for CPUs
-    has no broadcast, and a source that differs from group to group cannot be said: all-reduces, in
-    which every other device adds zeros.
+    Args:
+        x: of which each device has its own.
+        axis: of the mesh.
+        source: a number that all groups along `axis` share, or one for each device's group.
+        native: by XLA's broadcast, which GPUs have and CPUs have not; its source must be shared.
+            Else by an all-reduce, to which the other devices add zeros.
     """
-
-    def add_zeros(x: Array) -> Array:
-        mine = jnp.where(lax.axis_index(axis) == source, x, jnp.zeros_like(x))
-        return as_varying(lax.psum(mine, axis), [axis])
-
-    if not isinstance(source, int):
-        return add_zeros(x)
-    send = partial(lax.pbroadcast, axis_name=(axis,), source=source)
-    return lax.platform_dependent(as_varying(x, [axis]), cuda=send, default=add_zeros)
+    if native and isinstance(source, int):
+        return lax.pbroadcast(as_varying(x, [axis]), (axis,), source)
+    mine = jnp.where(lax.axis_index(axis) == source, x, jnp.zeros_like(x))
+    return as_varying(lax.psum(mine, axis), [axis])
 
 
 def reduce_to(x: Array, axis: str, target: int | Array) -> Array:

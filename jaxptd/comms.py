@@ -19,6 +19,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 from rich.table import Table
@@ -28,10 +29,11 @@ from jaxptd.config import Config
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.devices import prepare
 from jaxptd.errors import run_command
-from jaxptd.formulas import Collective, expected
+from jaxptd.formulas import expected
 from jaxptd.hlo import collectives_from_hlo
-from jaxptd.mesh import make_mesh
+from jaxptd.mesh import make_mesh, on_gpus
 from jaxptd.step import Program
+from jaxptd.traffic import PERMUTE, Collective
 
 KINDS = {
     "psum": "all-reduce",
@@ -48,36 +50,25 @@ KINDS = {
 
 
 def collectives_of(jaxpr: Any, mesh: Mesh) -> list[Collective]:
-    """Every collective of a jaxpr, like ones added up, on the devices of the mesh.
+    """Every collective of a jaxpr, like ones added up.
 
     Raises:
         ValueError: one stands in a loop whose length is not known before it runs.
     """
-    platform = mesh.devices.flat[0].platform
-    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-    return add_up(_walk(jaxpr, 1, dict(mesh.shape), "cuda" if platform == "gpu" else platform))
+    return add_up(_walk(getattr(jaxpr, "jaxpr", jaxpr), 1, dict(mesh.shape)))
 
 
-def _walk(jaxpr: Any, times: int, sizes: Mapping[str, int], platform: str) -> Iterator[Collective]:
+def _walk(jaxpr: Any, times: int, sizes: Mapping[str, int]) -> Iterator[Collective]:
     for equation in jaxpr.eqns:
         name = equation.primitive.name
         if name in KINDS:
             yield from _read(equation, times, sizes)
         runs = times * equation.params.get("length", 1)
-        inner = _sub_jaxprs(_taken(equation.params, platform).values())
-        found = [c for sub in inner for c in _walk(sub, runs, sizes, platform)]
+        inner = _sub_jaxprs(equation.params.values())
+        found = [c for sub in inner for c in _walk(sub, runs, sizes)]
         if name == "while" and found:
             raise ValueError(f"{found[0].kind} inside a while loop: how often it runs is not known")
         yield from found
-
-
-def _taken(params: Mapping[str, Any], platform: str) -> Mapping[str, Any]:
-    """Of a choice between platforms, the branch of this one alone."""
-    platforms = params.get("branches_platforms")
-    if platforms is None:
-        return params
-    own = next(i for i, names in enumerate(platforms) if names is None or platform in names)
-    return {"branch": params["branches"][own]}
 
 
 def _sub_jaxprs(values: Iterable[Any]) -> Iterator[Any]:
@@ -90,14 +81,24 @@ def _sub_jaxprs(values: Iterable[Any]) -> Iterator[Any]:
 
 def _read(equation: Any, times: int, sizes: Mapping[str, int]) -> Iterator[Collective]:
     axes = equation.params.get("axes", equation.params.get("axis_name"))
-    axes = tuple(
-        str(axis) for axis in (axes if isinstance(axes, tuple) else (axes,)) if sizes[axis] > 1
-    )
+    axes = axes if isinstance(axes, tuple) else (axes,)
     kind = KINDS[equation.primitive.name]
+    if kind == PERMUTE:
+        axes = _moved_along(equation.params["perm"], axes, sizes)
+    axes = tuple(str(axis) for axis in axes if sizes[axis] > 1)
     for variable in equation.outvars if kind == "all-gather" else equation.invars:
         if axes:
             size = math.prod(variable.aval.shape) * variable.aval.dtype.itemsize
             yield Collective(kind, axes, times, times * size)
+
+
+def _moved_along(
+    pairs: Iterable[tuple[int, int]], axes: Sequence[str], sizes: Mapping[str, int]
+) -> Sequence[str]:
+    """Those of a permute's axes along which a source and its target differ."""
+    places = np.array(np.unravel_index(np.array(list(pairs)), [sizes[axis] for axis in axes]))
+    differ = (places[..., 0] != places[..., 1]).any(axis=1)
+    return [axis for axis, along in zip(axes, differ, strict=True) if along]
 
 
 def add_up(collectives: Iterable[Collective]) -> list[Collective]:
@@ -122,11 +123,15 @@ def count(program: Program) -> list[Collective]:
     return collectives_of(_trace(program).jaxpr, program.mesh)
 
 
-def count_compiled(program: Program) -> list[Collective]:
-    """The collectives of the compiled step, from its HLO; XLA may have merged some into one."""
-    return add_up(
-        collectives_from_hlo(_trace(program).lower().compile().as_text(), dict(program.mesh.shape))
-    )
+def count_compiled(program: Program, options: Mapping[str, Any] | None = None) -> list[Collective]:
+    """The collectives of the compiled step, from its HLO; XLA may have merged some into one.
+
+    Args:
+        program: whose training step.
+        options: of the compiler.
+    """
+    text = _trace(program).lower().compile(compiler_options=options).as_text()
+    return add_up(collectives_from_hlo(text, dict(program.mesh.shape)))
 
 
 def per_layer(program: Program) -> list[Collective]:
@@ -148,7 +153,7 @@ def report(config: Config) -> dict[str, list[Collective]]:
     return {
         "jaxpr": count(program),
         "compiled": count_compiled(program),
-        "formula": add_up(expected(program.config, program.infos)),
+        "formula": add_up(expected(program.config, program.infos, native=on_gpus(program.mesh))),
         "per_layer": per_layer(program),
     }
 

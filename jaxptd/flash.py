@@ -17,7 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-KEPT = "attention"  # the name of o, and of the logsumexp, for remat policies
+# Under this name stands what backward shall not make again, if it keeps anything: what products
+# gave or devices summed, statistics of norms, and the output and the logsumexp of attention.
+KEPT = "kept"
 NOWHERE = np.iinfo(np.int32).max  # the position of a key that no query sees
 
 

@@ -10,37 +10,14 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import jax.numpy as jnp
 
 from jaxptd.config import Config
+from jaxptd.formulas_grid import on_grid
 from jaxptd.mesh import Axis, Layout
 from jaxptd.params import ParamInfo
-
-ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all-reduce", "all-gather", "reduce-scatter"
-PERMUTE = "collective-permute"
-
-
-@dataclasses.dataclass(frozen=True)
-class Collective:
-    """How often a step runs one kind of collective over one set of axes, and its bytes in all."""
-
-    kind: str
-    axes: tuple[str, ...]
-    count: int
-    bytes: int
-
-    def wire_bytes(self, sizes: Mapping[str, int]) -> int:
-        """Bytes that each device sends if the collective runs as a ring."""
-        devices = math.prod(sizes[axis] for axis in self.axes)
-        if self.kind in (PERMUTE, "collective-broadcast"):
-            return self.bytes
-        return (2 if self.kind == ALL_REDUCE else 1) * self.bytes * (devices - 1) // devices
-
-    def as_dict(self, sizes: Mapping[str, int]) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "wire_bytes": self.wire_bytes(sizes)}
-
+from jaxptd.traffic import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Collective
 
 # What backward moves again, per layer, because `model.remat` does not keep it:
 # without sequence parallelism all-reduces, with it (all-gathers, reduce-scatters).
@@ -49,11 +26,20 @@ _AGAIN = {"none": (0, 0, 0), "attention": (0, 0, 0), "dots": (0, 2, 0), "full": 
 _RINGS_AGAIN = {"none": (0, 0), "dots": (0, 1), "attention": (1, 1), "full": (1, 2)}
 
 
-def expected(config: Config, infos: Mapping[str, ParamInfo]) -> Iterator[Collective]:
-    """The collectives of one training step over dp x cp x tp. Axes of size 1 are left out."""
+def expected(
+    config: Config, infos: Mapping[str, ParamInfo], *, native: bool = False
+) -> Iterator[Collective]:
+    """The collectives of one training step. Axes of size 1 are left out.
+
+    Args:
+        config: of the run.
+        infos: of its parameters.
+        native: the devices have a broadcast: GPUs.
+    """
     sizes = config.layout.sizes
-    parts = (_activations(config), _ring(config), _loss(config), _gradients(config, infos))
-    for each in itertools.chain(*parts):
+    grid = config.layout.row * config.layout.col > 1
+    inside = on_grid(config, native=native) if grid else _one_way(config)
+    for each in itertools.chain(inside, _ring(config), _ends(config), _gradients(config, infos)):
         axes = tuple(str(axis) for axis in each.axes if sizes[Axis(axis)] > 1)
         if axes and each.count:
             yield dataclasses.replace(each, axes=axes)
@@ -69,26 +55,32 @@ def _ring(config: Config) -> Iterator[Collective]:
     """Keys and values, b*T*D/(cp*tp) each, cp-1 hops forward, and backward again with gradients.
 
     A gradient travels in float32. Documents kept apart are numbered once a step, on every device.
+    On a grid the ring goes on over row, and heads are cut over col.
     """
     model, layout, parts = config.model, config.layout, config.train.micro_batches
     dtype = jnp.dtype(model.dtype)
-    size = _tokens(config) * model.hidden_size // layout.tp
+    parts_of_sequence = layout.ring_size // layout.cp
+    size = _tokens(config) * model.hidden_size // (parts_of_sequence * layout.tp * layout.col)
+    axes = (Axis.CP, Axis.ROW) if layout.ring_size > layout.cp else (Axis.CP,)
     together, alone = _RINGS_AGAIN[model.remat]
     if layout.ring == "rsa":  # a ring of keys and one of values
         again, rings = alone, 2
     else:  # both in one permute
         again, rings, size = together, 1, 2 * size
-    hops = parts * model.num_layers * (layout.cp - 1)
+    hops = parts * model.num_layers * (layout.ring_size - 1)
     forward, gradients = hops * (2 * rings + again), hops * rings
-    yield Collective(PERMUTE, (Axis.CP,), forward, forward * size * dtype.itemsize)
+    yield Collective(PERMUTE, axes, forward, forward * size * dtype.itemsize)
     wide = jnp.promote_types(dtype, jnp.float32).itemsize
-    yield Collective(PERMUTE, (Axis.CP,), gradients, gradients * size * wide)
+    yield Collective(PERMUTE, axes, gradients, gradients * size * wide)
     if config.data.documents == "apart":
         yield Collective(ALL_GATHER, (Axis.CP,), 1, 4 * parts * _tokens(config) * layout.cp)
 
 
-def _activations(config: Config) -> Iterator[Collective]:
-    """Of b*T/cp*D each: four a layer (or four and four), two beside: embedding and output layer."""
+def _one_way(config: Config) -> Iterator[Collective]:
+    """Of b*T/cp*D each: four a layer (or four and four), two beside: embedding and output layer.
+
+    And of the loss a maximum and two sums a token.
+    """
     model, parts = config.model, config.train.micro_batches
     size = _tokens(config) * model.hidden_size * jnp.dtype(model.dtype).itemsize
     reduce_again, gather_again, scatter_again = _AGAIN[model.remat]
@@ -102,24 +94,26 @@ def _activations(config: Config) -> Iterator[Collective]:
         yield times(REDUCE_SCATTER, 4 + scatter_again, 2)
     else:
         yield times(ALL_REDUCE, 4 + reduce_again, 2)
-
-
-def _loss(config: Config) -> Iterator[Collective]:
-    """A maximum and two sums a token over tp; over dp and cp the count of targets and the loss."""
-    wide = jnp.promote_types(config.model.dtype, jnp.float32).itemsize
-    parts = config.train.micro_batches
+    wide = jnp.promote_types(model.dtype, jnp.float32).itemsize
     yield Collective(ALL_REDUCE, (Axis.TP,), 2 * parts, 3 * parts * _tokens(config) * wide)
+
+
+def _ends(config: Config) -> Iterator[Collective]:
+    """The count of targets and the loss, over the axes that cut them."""
+    wide = jnp.promote_types(config.model.dtype, jnp.float32).itemsize
     count = jnp.zeros((), bool).sum().dtype.itemsize
-    yield Collective(ALL_REDUCE, (Axis.DP, Axis.CP), 2, count + wide)
+    yield Collective(ALL_REDUCE, (Axis.DP, Axis.CP), 1, count)
+    yield Collective(ALL_REDUCE, (Axis.DP, Axis.CP, Axis.ROW), 1, wide)
 
 
 def _gradients(config: Config, infos: Mapping[str, ParamInfo]) -> Iterator[Collective]:
-    """Every gradient once over the axes that cut tokens; and the scalar of the norm over tp."""
+    """Every gradient once over the axes that cut tokens but not it; and the scalars of the norm."""
     wide = jnp.promote_types(config.model.dtype, jnp.float32).itemsize
     layout: Layout = config.layout
+    tokens = (Axis.DP, Axis.CP, Axis.ROW, *((Axis.TP,) if layout.sequence_parallel else ()))
     for info in infos.values():
         block = math.prod(info.held) // math.prod(layout.sizes[Axis(axis)] for axis in info.axes)
-        over_tp = layout.sequence_parallel and Axis.TP not in info.axes
-        axes = (Axis.DP, Axis.CP, *((Axis.TP,) if over_tp else ()))
+        axes = tuple(axis for axis in tokens if axis not in info.axes)
         yield Collective(ALL_REDUCE, axes, 1, block * wide)
-    yield Collective(ALL_REDUCE, (Axis.TP,), 1, wide)
+    for cut in {info.axes for info in infos.values()}:
+        yield Collective(ALL_REDUCE, tuple(Axis(axis) for axis in sorted(cut)), 1, wide)

@@ -135,7 +135,7 @@ class Generator:
 
     def _draw(self, logits_B1V: Array, key: Array) -> Array:
         """Logits of the next token, cut over V -> its id, `[B]`, the same on every device."""
-        logits_BV = self._whole_tokens.form.vocab_gather(logits_B1V)[:, 0, : self.vocab_size]
+        logits_BV = self._whole_tokens.form.gather(logits_B1V, 2)[:, 0, : self.vocab_size]
         logits_BV = logits_BV.astype(jnp.float32)
         if self.sampling.temperature < GREEDY:
             return jnp.argmax(logits_BV, -1).astype(jnp.int32)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from jaxptd.formulas import Collective
+from jaxptd.traffic import Collective
 
 KINDS = (
     "all-gather",

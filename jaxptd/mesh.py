@@ -149,6 +149,11 @@ def make_mesh(layout: Layout, devices: Sequence[Any] | None = None) -> Mesh:
     return Mesh(block, tuple(layout.sizes), axis_types=(AxisType.Auto,) * len(Axis))
 
 
+def on_gpus(mesh: Mesh) -> bool:
+    """Whether a mesh is of GPUs, there or only compiled for."""
+    return mesh.devices.flat[0].platform in ("gpu", "cuda")
+
+
 Groups = list[list[int]]
 
 

@@ -34,12 +34,14 @@ class Grid:
     Args:
         algorithm: fox, summa, cannon or gather.
         slices: parts in which `gather` gathers; more need less memory and overlap better.
+        native: the devices have a broadcast: GPUs.
         row: the mesh axis along which the blocks of a column of the matrix lie.
         col: the mesh axis along which those of a row lie.
     """
 
     algorithm: Matmul2D = "gather"
     slices: int = 1
+    native: bool = False
     row: str = Axis.ROW
     col: str = Axis.COL
 
@@ -85,11 +87,11 @@ def ways(grid: Grid, *, first: int = 0) -> tuple[Way, Way]:
         return _Gather(grid.col, rows, steps), _Gather(grid.row, cols, steps)
     if grid.algorithm == "summa":
         steps = math.lcm(rows, cols)
-        return _Broadcast(grid.col, steps, None), _Broadcast(grid.row, steps, None)
+        return _Broadcast(grid, 1, steps, None), _Broadcast(grid, 0, steps, None)
     ring = partial(_Ring, grid, first=first, skewed=grid.algorithm == "cannon")
     if grid.algorithm == "cannon":
         return ring(1), ring(0)
-    return _Broadcast(grid.col, cols, lax.axis_index(grid.row) + first), ring(0)
+    return _Broadcast(grid, 1, cols, lax.axis_index(grid.row) + first), ring(0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,17 +130,25 @@ class _Gather:
 
 @dataclasses.dataclass(frozen=True)
 class _Broadcast:
-    """One panel at a time, from the device that has it to all. start: k of step 0, if not 0."""
+    """One panel at a time, from the device that has it to all.
 
-    axis: str
+    dim: 1 along a row, 0 along a column. start: k of step 0, if not 0.
+    """
+
+    grid: Grid
+    dim: int
     steps: int
     start: Array | None
+
+    @property
+    def axis(self) -> str:
+        return self.grid.axes[self.dim]
 
     def fetch(self, x: Array, dim: int, step: int, previous: Array | None) -> Array:
         source, number = self._owner(step)
         width = x.shape[dim] // self._each
         own = lax.slice_in_dim(x, number * width, (number + 1) * width, axis=dim)
-        return broadcast(own, self.axis, source)
+        return broadcast(own, self.axis, source, native=self.grid.native)
 
     def collect(self, total: Any, part: Array, dim: int, step: int) -> Any:
         target, number = self._owner(step)

@@ -24,7 +24,7 @@ from jaxptd.layers.attention import choose_kernel
 from jaxptd.layers.dropout import Places
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.tensor_parallel import make_form
-from jaxptd.mesh import Axis
+from jaxptd.mesh import Axis, on_gpus
 from jaxptd.models.gpt import GPT
 from jaxptd.optimizer import adamw, clip, global_norm, learning_rate
 from jaxptd.params import Blueprint, ParamInfo, Params
@@ -52,7 +52,7 @@ class Program:
 
     @cached_property
     def form(self) -> TensorParallel:
-        return make_form(self.config.layout)
+        return make_form(self.config.layout, native=on_gpus(self.mesh))
 
     @cached_property
     def blueprint(self) -> Blueprint:
@@ -162,8 +162,7 @@ class Program:
 
         XLA for GPUs would schedule one collective at a time, and wait for the second.
         """
-        on_gpu = self.mesh.devices.flat[0].platform in ("gpu", "cuda")
-        if not on_gpu or self.config.layout.ring_size < 3:
+        if not on_gpus(self.mesh) or self.config.layout.ring_size < 3:
             return None
         return {"xla_gpu_experimental_parallel_collective_overlap_limit": 2}
 

@@ -71,7 +71,7 @@ def _ab(a: Array, b: Array, grid: Grid) -> Array:
 
 
 def _ab_bwd(grid: Grid, kept: Kept, dc: Array) -> Kept:
-    a, b = kept
+    a, b, dc = _later(kept, dc)
     da = _times_transposed(dc, b.astype(a.dtype), grid, a.dtype)
     return da, _transposed_times(a, dc, grid, b.dtype)
 
@@ -82,7 +82,7 @@ def _abt(a: Array, b: Array, grid: Grid) -> Array:
 
 
 def _abt_bwd(grid: Grid, kept: Kept, dc: Array) -> Kept:
-    a, b = kept
+    a, b, dc = _later(kept, dc)
     return _times(dc, b.astype(a.dtype), grid, a.dtype), _transposed_times(dc, a, grid, b.dtype)
 
 
@@ -92,12 +92,21 @@ def _atb(a: Array, b: Array, grid: Grid) -> Array:
 
 
 def _atb_bwd(grid: Grid, kept: Kept, dc: Array) -> Kept:
-    a, b = kept
+    a, b, dc = _later(kept, dc)
     return _times_transposed(b.astype(a.dtype), dc, grid, a.dtype), _times(a, dc, grid, b.dtype)
 
 
 def _keep(form: Any, a: Array, b: Array, grid: Grid) -> tuple[Array, Kept]:
     return form(a, b, grid), (a, b)
+
+
+def _later(kept: Kept, dc: Array) -> tuple[Array, Array, Array]:
+    """Operands and gradient, none before all of them are there.
+
+    Else XLA would find that forward spread the same blocks, and keep all of them until backward.
+    """
+    a, b = kept
+    return lax.optimization_barrier((a, b, dc))
 
 
 _ab.defvjp(partial(_keep, _ab), _ab_bwd)

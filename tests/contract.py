@@ -18,10 +18,10 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from jaxptd.comms import collectives_of
-from jaxptd.formulas import Collective
 from jaxptd.layers.tensor_parallel import TensorParallel, make_form
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.params import Blueprint
+from jaxptd.traffic import Collective
 
 TOLERANCES = {"float32": 1e-6, "float64": 1e-12}  # relative to a tensor's norm; never loosened
 

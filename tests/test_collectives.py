@@ -12,8 +12,8 @@ from jax.sharding import PartitionSpec as P
 from jaxptd import collectives
 from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.comms import collectives_of
-from jaxptd.formulas import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from jaxptd.mesh import Axis, Layout, make_mesh
+from jaxptd.traffic import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 
 N = 4
 MESH = make_mesh(Layout(dp=2, tp=N))

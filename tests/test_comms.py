@@ -11,18 +11,13 @@ import tiny
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from benchmarks.measure import CPU_OPTIONS
 from jaxptd import comms
 from jaxptd.collectives import as_varying
-from jaxptd.formulas import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    PERMUTE,
-    REDUCE_SCATTER,
-    Collective,
-    expected,
-)
+from jaxptd.formulas import expected
 from jaxptd.hlo import collectives_from_hlo
 from jaxptd.mesh import Axis, Layout, make_mesh
+from jaxptd.traffic import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Collective
 
 B_T_D = 4 * 8 * 16 * 4  # bytes of a device's x[B/dp, T, D] in float32, with dp=2
 
@@ -65,6 +60,25 @@ MATRIX += [
     for ring in ("zigzag", "blockwise", "rsa")
     for choice in ({"documents": "apart"}, *({"remat": r} for r in ("attention", "dots", "full")))
 ]
+UNEVEN = {"num_heads": 3, "hidden_size": 15, "ffn_hidden_size": 23}
+GRIDS = [
+    Layout(row=2, col=2),
+    Layout(row=2, col=2, matmul2d="gather", matmul2d_slices=2),
+    Layout(row=2, col=2, matmul2d="summa"),
+    Layout(row=2, col=2, matmul2d="fox"),
+    Layout(row=2, col=2, matmul2d="cannon"),
+    Layout(row=2, col=4, ring="rsa"),
+    Layout(row=4, col=2, matmul2d="summa", ring="blockwise"),
+    Layout(dp=2, cp=2, row=2, col=1),
+    Layout(dp=2, cp=2, row=1, col=2),
+]
+MATRIX += [(layout, {"remat": r}) for layout in GRIDS for r in ("none", "dots", "full")]
+MATRIX += [
+    (Layout(row=2, col=2, matmul2d=kind, attention2d="blocks"), UNEVEN | {"remat": remat})
+    for kind in ("gather", "summa", "fox", "cannon")
+    for remat in ("none", "dots", "attention", "full")
+]
+MATRIX += [(Layout(dp=2, row=2, col=2), {"ffn_hidden_size": 27, "documents": "apart"})]
 
 
 @pytest.mark.parametrize(("layout", "choice"), MATRIX, ids=str)
@@ -83,6 +97,8 @@ COMPILED = [
     ),
     # Unrolled, XLA on CPU drops the barrier in front of the backward ring, and its first hop.
     *((layout, {}) for layout in (tiny.CONTEXT_PARALLEL, Layout(cp=4, ring="rsa"))),
+    # Positions are looked up once for all micro-batches.
+    *((layout, {"micro_batches": 1}) for layout in GRIDS[:6]),
 ]
 
 
@@ -90,7 +106,7 @@ COMPILED = [
 def test_the_compiled_program_moves_the_same_bytes(layout: Layout, choice: dict) -> None:
     """XLA may merge reductions into one: the counts differ then, the bytes do not."""
     program = tiny.program(layout, **choice)
-    found = {(c.kind, c.axes): c.bytes for c in comms.count_compiled(program)}
+    found = {(c.kind, c.axes): c.bytes for c in comms.count_compiled(program, CPU_OPTIONS)}
     assert found == {(c.kind, c.axes): c.bytes for c in comms.count(program)}
 
 

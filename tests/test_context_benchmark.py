@@ -16,11 +16,11 @@ from jax.sharding import PartitionSpec as P
 from benchmarks import context, context_pictures
 from jaxptd.flash import Dropout
 from jaxptd.flash_xla import Xla
-from jaxptd.formulas import Collective
 from jaxptd.layers.dropout import kept
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.ring import Ring, Tokens
 from jaxptd.ring_attention import attend
+from jaxptd.traffic import Collective
 
 PLANS = context.plans(4)
 MODEL = dataclasses.replace(tiny.MODEL, dtype="bfloat16")

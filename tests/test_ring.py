@@ -16,9 +16,9 @@ from jax.sharding import PartitionSpec as P
 
 from jaxptd.collectives import as_varying
 from jaxptd.comms import collectives_of
-from jaxptd.formulas import Collective
 from jaxptd.mesh import Axis, Layout, RingKind, make_mesh
 from jaxptd.ring import Ring, Tokens, travel, travel_back
+from jaxptd.traffic import Collective
 
 KINDS: tuple[RingKind, ...] = get_args(RingKind)
 SIZES = (1, 2, 3, 8)  # a ring of two and one of three have hops that are special

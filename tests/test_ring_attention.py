@@ -18,13 +18,13 @@ from test_flash_xla import equations, products, shapes
 
 from benchmarks.measure import CPU_OPTIONS
 from jaxptd.comms import add_up, collectives_of, subtract
-from jaxptd.flash import Dropout, Sites
+from jaxptd.flash import KEPT, Dropout, Sites
 from jaxptd.flash_xla import Xla
-from jaxptd.formulas import Collective
 from jaxptd.hlo import collectives_from_hlo
 from jaxptd.mesh import Axis, Layout, make_mesh
-from jaxptd.ring import Tokens
-from jaxptd.ring_attention import KEPT, Ring, attend
+from jaxptd.ring import Ring, Tokens
+from jaxptd.ring_attention import attend
+from jaxptd.traffic import Collective
 
 B, T, H = 2, 48, 5
 TENSOR = P(Axis.DP, Axis.CP, Axis.TP)  # q[B/dp, T/cp, N/tp, H]

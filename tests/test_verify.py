@@ -121,7 +121,7 @@ BROKEN = [
 
 @pytest.mark.parametrize(("layout", "changes", "first"), BROKEN)
 def test_a_broken_collective_is_found(monkeypatch, layout, changes, first) -> None:
-    broken = partial(lambda cut: form(cut, **changes) if cut.tp > 1 else form(cut))
+    broken = partial(lambda cut, **_: form(cut, **changes) if cut.tp > 1 else form(cut))
     monkeypatch.setattr(step, "make_form", broken)
     found = report(layout)
     assert found.wrong[0].name == first

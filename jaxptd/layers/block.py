@@ -95,19 +95,11 @@ def _unstack(tree: Any, length: int) -> list[Any]:
     return [jax.tree.unflatten(treedef, layer) for layer in layers]
 
 
-_SUMS = frozenset({"psum", "psum_invariant", "reduce_scatter"})
-
-
-def _save_products(prim: Any, *args: Any, **params: Any) -> bool:
-    """Keep products, what attention gave, and what was summed over devices: no sum is repeated."""
-    if prim.name in _SUMS or (prim.name == "name" and params["name"] == KEPT):
-        return True
-    return jax.checkpoint_policies.dots_with_no_batch_dims_saveable(prim, *args, **params)
-
-
 def _remat(run: Any, config: ModelConfig) -> Any:
     """`run`, keeping for backward what `model.remat` says."""
     again = partial(jax.checkpoint, prevent_cse=not config.scan_layers)
     if config.remat == "full":
         return again(run)
-    return again(run, policy=_save_products) if config.remat == "dots" else run
+    if config.remat == "dots":
+        return again(run, policy=jax.checkpoint_policies.save_only_these_names(KEPT))
+    return run

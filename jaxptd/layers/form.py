@@ -57,7 +57,7 @@ class TensorParallel(Protocol):
         """Of a vector as wide as the residual stream, `b[D]`."""
 
     def table_spec(self) -> P:
-        """Of an embedding table, `table[V, D]`."""
+        """Of an embedding table, `table[V, D]`, whose transpose makes logits by `column`."""
 
     def position_spec(self) -> P:
         """Of a table of positions, `table[T, D]`."""
@@ -71,7 +71,7 @@ class TensorParallel(Protocol):
     # ---- products ----
 
     def column(self, x: Array, w: Array) -> Array:
-        """First product of a pair, `w[D, *out]`: x -> h."""
+        """First product of a pair, `w[D, *out]`: x -> h, cut over T along `logit_axes` only."""
 
     def row(self, h: Array, w: Array, cut: int) -> Array:
         """Second product of a pair, `w[*in, D]`, cut along dim `cut` of `in`: h -> x."""
@@ -101,9 +101,6 @@ class TensorParallel(Protocol):
     def positions(self, position_T: Array, table: Array, dtype: DTypeLike) -> Array:
         """Rows of the table of positions, of a cp block's tokens, in `dtype`: -> x without B."""
 
-    def logits(self, x: Array, table: Array) -> Array:
-        """x -> `[B, T, V]`, cut over V, and over T along `logit_axes`."""
-
     def vocab_ids(self, size: int) -> Array:
         """Token ids of this device's `size` logits."""
 
@@ -112,9 +109,6 @@ class TensorParallel(Protocol):
 
     def vocab_sum(self, s: Array) -> Array:
         """Sum over the parts of V."""
-
-    def vocab_gather(self, logits: Array) -> Array:
-        """Logits -> whole along V."""
 
     # ---- what this device's block is ----
 

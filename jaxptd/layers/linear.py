@@ -5,7 +5,9 @@ from functools import partial
 
 from flax import nnx
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 
+from jaxptd.flash import KEPT
 from jaxptd.layers.form import TensorParallel
 from jaxptd.params import Initialiser, normal, param, zeros
 
@@ -57,7 +59,7 @@ class ColumnParallelLinear(nnx.Module):
         self.form, self.cut, self.gather_output = form, cut, gather_output
 
     def __call__(self, x_BTD: Array) -> Array:
-        h = self.form.column(x_BTD, self.w[...])
+        h = checkpoint_name(self.form.column(x_BTD, self.w[...]), KEPT)
         if self.b is not None:
             h = h + self.b.astype(h.dtype)
         return self.form.gather(h, x_BTD.ndim - 1 + self.cut) if self.gather_output else h
@@ -107,7 +109,7 @@ class RowParallelLinear(nnx.Module):
     def __call__(self, h: Array) -> Array:
         if not self.input_is_parallel:
             h = self.form.scatter(h, h.ndim - (self.w.ndim - 1) + self.cut)
-        y_BTD = self.form.row(h, self.w[...], self.cut)
+        y_BTD = checkpoint_name(self.form.row(h, self.w[...], self.cut), KEPT)
         return y_BTD if self.b is None else y_BTD + self.b.astype(y_BTD.dtype)
 
 

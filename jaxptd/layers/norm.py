@@ -1,10 +1,16 @@
 """Layer normalisation. Letters: B batch, T position, D model."""
 
+from collections.abc import Sequence
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
 
+from jaxptd.collectives import alike
+from jaxptd.flash import KEPT
 from jaxptd.layers.form import TensorParallel
 from jaxptd.params import ones, param, zeros
 
@@ -14,9 +20,9 @@ EPSILON = 1e-5  # GPT-2's
 class LayerNorm(nnx.Module):
     """`(x - mean) / sqrt(variance + 1e-5) * w + b` over D; statistics in float32 at least.
 
-    Where each device holds a slice of the sequence, its gradient of w and b is a partial sum: the
-    type of x says so, and the sum is made where w is made to vary (by autodiff, or once a step).
-    Backward computes the statistics again from x, which is kept anyway.
+    Where D is cut, each statistic is a sum over its parts. Where each device holds a slice of the
+    sequence, its gradient of w and b is a partial sum: the type of x says so, and the sum is made
+    where w is made to vary (by autodiff, or once a step).
 
     Source: Ba et al., arXiv 1607.06450.
     """
@@ -29,14 +35,46 @@ class LayerNorm(nnx.Module):
 
     def __call__(self, x_BTD: Array) -> Array:
         """x, as the residual stream has it, -> the same shape and type."""
+        x_BTD, w_D, b_D = alike(x_BTD, self.w[...], self.b[...])
+        return _normalise(x_BTD, w_D, b_D, self.form, self.size)
 
-        @jax.checkpoint
-        def normalise(x: Array, w: Array, b: Array) -> Array:
-            wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-            centred = self.form.only_hidden(wide - self._mean(wide), self.size)
-            return (centred * lax.rsqrt(self._mean(centred**2) + EPSILON) * w + b).astype(x.dtype)
 
-        return normalise(x_BTD, self.w[...], self.b[...])
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _normalise(x_BTD: Array, w_D: Array, b_D: Array, form: TensorParallel, size: int) -> Array:
+    """Kept for backward: x, which others keep anyway, and two statistics of each token."""
+    return _forward(x_BTD, w_D, b_D, form, size)[0]
 
-    def _mean(self, x: Array) -> Array:
-        return self.form.sum_over_hidden(x.sum(-1, keepdims=True)) / self.size
+
+def _forward(
+    x_BTD: Array, w_D: Array, b_D: Array, form: TensorParallel, size: int
+) -> tuple[Array, tuple[Array, ...]]:
+    wide_BTD = x_BTD.astype(jnp.promote_types(x_BTD.dtype, jnp.float32))
+    mean_BT1 = checkpoint_name(_means((wide_BTD,), form, size)[0], KEPT)
+    centred_BTD = form.only_hidden(wide_BTD - mean_BT1, size)
+    variance_BT1 = _means((centred_BTD**2,), form, size)[0]
+    scale_BT1 = checkpoint_name(lax.rsqrt(variance_BT1 + EPSILON), KEPT)
+    y_BTD = (centred_BTD * scale_BT1 * w_D + b_D).astype(x_BTD.dtype)
+    return y_BTD, (x_BTD, w_D, mean_BT1, scale_BT1)
+
+
+def _backward(
+    form: TensorParallel, size: int, kept: tuple[Array, ...], dy_BTD: Array
+) -> tuple[Array, Array, Array]:
+    """With n = (x - mean) * scale and g = dy * w: dx = scale * (g - mean(g) - n * mean(g n))."""
+    x_BTD, w_D, mean_BT1, scale_BT1 = kept
+    n_BTD = form.only_hidden((x_BTD.astype(mean_BT1.dtype) - mean_BT1) * scale_BT1, size)
+    dy_BTD = dy_BTD.astype(mean_BT1.dtype)
+    g_BTD = dy_BTD * w_D
+    mean_g, mean_gn = _means((g_BTD, g_BTD * n_BTD), form, size)
+    dx_BTD = form.only_hidden((g_BTD - mean_g - n_BTD * mean_gn) * scale_BT1, size)
+    tokens = tuple(range(dy_BTD.ndim - 1))
+    dw_D, db_D = (dy_BTD * n_BTD).sum(tokens), dy_BTD.sum(tokens)
+    return dx_BTD.astype(x_BTD.dtype), dw_D.astype(w_D.dtype), db_D.astype(w_D.dtype)
+
+
+_normalise.defvjp(_forward, _backward)
+
+
+def _means(each: Sequence[Array], form: TensorParallel, size: int) -> Array:
+    """Over D, of several arrays in one message."""
+    return form.sum_over_hidden(jnp.stack([x.sum(-1, keepdims=True) for x in each])) / size

@@ -23,7 +23,7 @@ from jaxptd.layers.form import TensorParallel, own_numbers, own_rows, product
 from jaxptd.mesh import Axis, Layout
 from jaxptd.ring import Ring, Tokens
 from jaxptd.spread import Grid, panels
-from jaxptd.summa2d import matmul, matmul_nt
+from jaxptd.summa2d import matmul
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,10 +103,6 @@ class Megatron1D:
         """The table is whole: each device reads it at its own tokens."""
         return table[self.own_tokens(position_T)].astype(dtype)
 
-    def logits(self, x: Array, table: Array) -> Array:
-        """x, table[V/tp, D] -> [B, T, V/tp]."""
-        return product(self.enter(x, Axis.TP), table.T, 1)
-
     def vocab_ids(self, size: int) -> Array:
         return own_numbers(Axis.TP, size)
 
@@ -115,9 +111,6 @@ class Megatron1D:
 
     def vocab_sum(self, s: Array) -> Array:
         return lax.psum(s, Axis.TP)
-
-    def vocab_gather(self, logits: Array) -> Array:
-        return self.gather(logits, -1)
 
     def sum_over_hidden(self, s: Array) -> Array:
         return s
@@ -177,7 +170,8 @@ class Grid2D:
         return P(Axis.COL)
 
     def table_spec(self) -> P:
-        return P(Axis.ROW, Axis.COL)
+        """The other way round: the transpose lies as a matrix does, for the logits."""
+        return P(Axis.COL, Axis.ROW)
 
     def position_spec(self) -> P:
         return P(Axis.ROW, Axis.COL)
@@ -227,17 +221,15 @@ class Grid2D:
         return self.scatter(jnp.pad(h, [(0, 0)] * (h.ndim - 1) + [(0, more)]), -1)
 
     def lookup(self, tokens_BT: Array, table: Array, dtype: DTypeLike) -> Array:
-        """tokens[B, T], table[V/row, D/col] -> x: rows of the table, added over row, T is cut."""
-        x_BTD = own_rows(table, tokens_BT, Axis.ROW).astype(dtype)
-        return collectives.reduce_scatter(x_BTD, Axis.ROW, 1)
+        """tokens[B, T], table[V/col, D/row] -> x: parts of rows for parts of T, then added."""
+        x_BTD = own_rows(table, tokens_BT, Axis.COL).astype(dtype)
+        x_BTD = lax.all_to_all(x_BTD, Axis.ROW, split_axis=1, concat_axis=2, tiled=True)
+        return collectives.reduce_scatter(x_BTD, Axis.COL, 2)
 
     def positions(self, position_T: Array, table: Array, dtype: DTypeLike) -> Array:
-        """As `lookup`, of one sequence."""
-        return self.lookup(position_T[None], table, dtype)[0]
-
-    def logits(self, x: Array, table: Array) -> Array:
-        """x, table[V/row, D/col] -> [B, T/row, V/col]."""
-        return matmul_nt(x, table, self.grid)
+        """positions[T], table[S/row, D/col] -> [T/row, D/col]: rows of the table, added."""
+        x_TD = own_rows(table, position_T, Axis.ROW).astype(dtype)
+        return collectives.reduce_scatter(x_TD, Axis.ROW, 0)
 
     def vocab_ids(self, size: int) -> Array:
         return own_numbers(Axis.COL, size)
@@ -247,9 +239,6 @@ class Grid2D:
 
     def vocab_sum(self, s: Array) -> Array:
         return lax.psum(s, Axis.COL)
-
-    def vocab_gather(self, logits: Array) -> Array:
-        return self.gather(logits, -1)
 
     def sum_over_hidden(self, s: Array) -> Array:
         return lax.psum(s, Axis.COL)
@@ -282,18 +271,18 @@ def _up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
-def make_form(layout: Layout) -> TensorParallel:
-    """The form in which a layout holds matrices."""
+def make_form(layout: Layout, *, native: bool = False) -> TensorParallel:
+    """The form in which a layout holds matrices. native: the devices have a broadcast, see Grid."""
     if layout.row * layout.col > 1:
-        return _make_grid(layout)
+        return _make_grid(layout, native)
     make = partial(Megatron1D, layout.tp, ring=Ring((Axis.CP,), layout.ring))
     if layout.sequence_parallel:
         return make((Axis.TP,), collectives.all_gather, collectives.reduce_scatter)
     return make((), collectives.copy_to, collectives.reduce_from)
 
 
-def _make_grid(layout: Layout) -> Grid2D:
-    grid = Grid(layout.matmul2d, layout.matmul2d_slices)
+def _make_grid(layout: Layout, native: bool) -> Grid2D:
+    grid = Grid(layout.matmul2d, layout.matmul2d_slices, native)
     make = partial(Grid2D, layout.row, layout.col, grid)
     if layout.attention2d == "heads":
         return make(Ring((Axis.CP, Axis.ROW), layout.ring))

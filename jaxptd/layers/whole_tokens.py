@@ -10,7 +10,7 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from jaxptd import collectives
-from jaxptd.layers.form import TensorParallel, own_numbers, own_rows, product
+from jaxptd.layers.form import TensorParallel, own_rows, product
 from jaxptd.layers.tensor_parallel import Grid2D, make_form
 from jaxptd.mesh import Axis, Layout
 
@@ -35,17 +35,12 @@ class WholeTokens2D(Grid2D):
         return collectives.own_block(self.gather(x, dim), Axis.ROW, dim)
 
     def lookup(self, tokens_BT: Array, table: Array, dtype: DTypeLike) -> Array:
-        return lax.psum(own_rows(table, tokens_BT, Axis.ROW).astype(dtype), Axis.ROW)
+        x_BTD = lax.psum(own_rows(table, tokens_BT, Axis.COL).astype(dtype), Axis.COL)
+        x_BTD = collectives.gather_from(x_BTD, Axis.ROW, -1)
+        return collectives.own_block(x_BTD, Axis.COL, -1)
 
-    def logits(self, x: Array, table: Array) -> Array:
-        """-> [B, T, V/row]."""
-        return lax.psum(product(x, table.T, 1), Axis.COL)
-
-    def vocab_ids(self, size: int) -> Array:
-        return own_numbers(Axis.ROW, size)
-
-    def vocab_gather(self, logits: Array) -> Array:
-        return collectives.gather_from(logits, Axis.ROW, -1)
+    def positions(self, position_T: Array, table: Array, dtype: DTypeLike) -> Array:
+        return lax.psum(own_rows(table, position_T, Axis.ROW).astype(dtype), Axis.ROW)
 
     def own_tokens(self, position_T: Array) -> Array:
         return position_T

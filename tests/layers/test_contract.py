@@ -7,7 +7,6 @@ from contract import Case, hold, residual_spec
 from jax.sharding import PartitionSpec as P
 
 from jaxptd.config import ModelConfig
-from jaxptd.formulas import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from jaxptd.layers.attention import SelfAttention
 from jaxptd.layers.block import Block
 from jaxptd.layers.dropout import Places
@@ -18,6 +17,7 @@ from jaxptd.layers.mlp import MLP
 from jaxptd.layers.norm import LayerNorm
 from jaxptd.mesh import Axis, Layout
 from jaxptd.params import normal
+from jaxptd.traffic import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 
 B, T, D, F, N, H, V = 4, 8, 16, 24, 4, 4, 13
 MODEL = ModelConfig(
