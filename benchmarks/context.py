@@ -28,13 +28,13 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from benchmarks.measure import compile_step, mib, table, versions, write
+from jaxptd import ring_attention
 from jaxptd.collectives import alike
 from jaxptd.comms import collectives_of, per_layer, subtract
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.devices import prepare
 from jaxptd.errors import Parser, run_command
 from jaxptd.flash import KEPT, Kernel, Saved
-from jaxptd.layers import attention
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.ring import Ring, Tokens
 from jaxptd.step import Program
@@ -101,8 +101,8 @@ class Plan:
 
     def patched(self) -> Any:
         """Within this, the model's attention is the plan's."""
-        chosen = attend_gathered if self.gathered else attention.attend
-        return mock.patch.object(attention, "attend", chosen)
+        chosen = attend_gathered if self.gathered else ring_attention.attend
+        return mock.patch.object(ring_attention, "attend", chosen)
 
 
 def plans(n: int) -> list[Plan]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 import jax.numpy as jnp
 
 from jaxptd.config import Config
-from jaxptd.formulas_grid import on_grid
+from jaxptd.formulas_grid import inside, on_grid
 from jaxptd.mesh import Axis, Layout
 from jaxptd.params import ParamInfo
 from jaxptd.traffic import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Collective
@@ -55,12 +55,12 @@ def _ring(config: Config) -> Iterator[Collective]:
     """Keys and values, b*T*D/(cp*tp) each, cp-1 hops forward, and backward again with gradients.
 
     A gradient travels in float32. Documents kept apart are numbered once a step, on every device.
-    On a grid the ring goes on over row, and heads are cut over col.
+    On a grid the ring goes on over row, and heads, as padded, are cut over col.
     """
     model, layout, parts = config.model, config.layout, config.train.micro_batches
     dtype = jnp.dtype(model.dtype)
     parts_of_sequence = layout.ring_size // layout.cp
-    size = _tokens(config) * model.hidden_size // (parts_of_sequence * layout.tp * layout.col)
+    size = _tokens(config) * inside(config) // (parts_of_sequence * layout.tp * layout.col)
     axes = (Axis.CP, Axis.ROW) if layout.ring_size > layout.cp else (Axis.CP,)
     together, alone = _RINGS_AGAIN[model.remat]
     if layout.ring == "rsa":  # a ring of keys and one of values

@@ -68,8 +68,8 @@ def on_grid(config: Config, *, native: bool) -> Iterator[Collective]:
     layers, vocab = parts * model.num_layers, model.vocab_size or 0
     runs = 2 if model.remat == "full" else 1  # of a layer's forward pass, but its last product
     D, F, V = (_padded(config, size) for size in (model.hidden_size, model.mlp_size, vocab))
-    inside = _inside(config)
-    for contract, out, times in ((D, 3 * inside, runs), (inside, D, runs), (D, F, runs), (F, D, 1)):
+    hidden = inside(config)
+    for contract, out, times in ((D, 3 * hidden, runs), (hidden, D, runs), (D, F, runs), (F, D, 1)):
         yield from _product(moves, contract, out, layers, times)
     yield from _product(moves, D, V, parts, 1)  # logits
     yield from _norms(config, 2 * layers, runs)
@@ -120,7 +120,7 @@ def _blocks(moves: Moves, times: int) -> Iterator[Collective]:
     """
     config, layout = moves.config, moves.config.layout
     itemsize = jnp.dtype(config.model.dtype).itemsize
-    k = _rows(config) * _inside(config) // layout.col
+    k = _rows(config) * inside(config) // layout.col
     s = _rows(config) * config.model.num_heads * config.model.seq_length // layout.col
     scores_again = config.model.remat != "none"
     output_again = config.model.remat == "full"
@@ -151,9 +151,11 @@ def _padded(config: Config, size: int) -> int:
     return -(-size // unit) * unit
 
 
-def _inside(config: Config) -> int:
-    """N * H, of which the cut one is padded."""
+def inside(config: Config) -> int:
+    """N * H of attention; on a grid the cut one is padded."""
     model = config.model
+    if config.layout.row * config.layout.col == 1:
+        return model.hidden_size
     if config.layout.attention2d == "heads":
         return _padded(config, model.num_heads) * model.head_size
     return model.num_heads * _padded(config, model.head_size)

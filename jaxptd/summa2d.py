@@ -116,9 +116,10 @@ _atb.defvjp(partial(_keep, _atb), _atb_bwd)
 
 def _times(a_MK: Array, b_KN: Array, grid: Grid, dtype: DTypeLike) -> Array:
     along_row, along_column = ways(grid)
+    wide = jnp.promote_types(dtype, jnp.float32) if along_row.steps > 1 else dtype
 
     def visit(step: int, total: Any, a_Mk: Array, b_kN: Array) -> Any:
-        return total + _dot("mk,kn->mn", a_Mk, b_kN)
+        return total + _dot("mk,kn->mn", a_Mk, b_kN, wide)
 
     return _steps(visit, 0, (along_row, a_MK, 1), (along_column, b_KN, 0)).astype(dtype)
 
@@ -127,7 +128,7 @@ def _times_transposed(a_MN: Array, b_KN: Array, grid: Grid, dtype: DTypeLike) ->
     along_row, along_column = ways(grid)
 
     def visit(step: int, sums: Any, b_kN: Array) -> Any:
-        part = _dot("mn,kn->mk", a_MN, b_kN).astype(dtype)
+        part = _dot("mn,kn->mk", a_MN, b_kN, dtype)
         return _collect(along_row, 1, step, sums), part
 
     return _home(along_row, 1, _steps(visit, None, (along_column, b_KN, 0)))
@@ -137,14 +138,15 @@ def _transposed_times(a_MK: Array, b_MN: Array, grid: Grid, dtype: DTypeLike) ->
     along_row, along_column = ways(grid, first=1)
 
     def visit(step: int, sums: Any, a_Mk: Array) -> Any:
-        part = _dot("mk,mn->kn", a_Mk, b_MN).astype(dtype)
+        part = _dot("mk,mn->kn", a_Mk, b_MN, dtype)
         return _collect(along_column, 0, step, sums), part
 
     return _home(along_column, 0, _steps(visit, None, (along_row, a_MK, 1)))
 
 
-def _dot(sums: str, a: Array, b: Array) -> Array:
-    return jnp.einsum(sums, a, b, preferred_element_type=jnp.promote_types(a.dtype, jnp.float32))
+def _dot(sums: str, a: Array, b: Array, dtype: DTypeLike) -> Array:
+    """In `dtype`; hardware adds in float32 at least, whatever it is."""
+    return jnp.einsum(sums, a, b, preferred_element_type=dtype)
 
 
 # ---- steps: what is moved, one ahead ----------------------------------------------------------

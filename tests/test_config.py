@@ -165,7 +165,24 @@ MODEL = ModelConfig(hidden_size=60, num_heads=30, seq_length=9)
             Layout(cp=2, ring="rsa"),
             "layout.ring=rsa makes its own scores; use model.attention=xla",
         ),
-        (MODEL, Layout(pp=2), "layout.pp=2: training runs over dp, cp and tp so far"),
+        (MODEL, Layout(pp=2), "layout.pp=2: training has no pipeline so far; use layout.pp=1"),
+        (MODEL, Layout(col=4), "model.num_heads=30 does not split over layout.col=4; use a size"),
+        (MODEL, Layout(col=4), "or layout.attention2d=blocks"),
+        (
+            dataclasses.replace(MODEL, seq_length=12),
+            Layout(cp=2, row=2),
+            "two chunks for each of layout.cp x layout.row=4, as layout.ring=zigzag needs",
+        ),
+        (
+            dataclasses.replace(MODEL, seq_length=6),
+            Layout(row=4, ring="blockwise"),
+            "model.seq_length=6 does not split over layout.row=4",
+        ),
+        (
+            dataclasses.replace(MODEL, seq_length=6),
+            Layout(row=2, col=4, attention2d="blocks"),
+            "model.seq_length=6 does not split over layout.col=4",
+        ),
     ],
 )
 def test_a_model_that_does_not_split(model, layout, words):

@@ -27,7 +27,9 @@ GREEDY = Sampling(temperature=0)
 TP2 = ("--layout.tp=2",)
 TP4 = ("--layout.tp=4",)
 CP2_TP2 = ("--layout.cp=2", *TP2)
-GRID = ("--layout.dp=2", "--layout.tp=2", "--layout.sequence_parallel=true")
+SEQUENCE = ("--layout.dp=2", "--layout.tp=2", "--layout.sequence_parallel=true")
+GRID = ("--layout.row=2", "--layout.col=2")
+BLOCKS = ("--layout.row=2", "--layout.col=4", "--layout.attention2d=blocks")
 
 
 @functools.cache
@@ -106,7 +108,7 @@ def test_the_cache_gives_what_the_whole_prefix_gives(prompt):
     assert len(set(found)) > 5  # so that there is something to be wrong about
 
 
-@pytest.mark.parametrize("layout", [TP4, GRID], ids=["tp4", "dp2 tp2 sp"])
+@pytest.mark.parametrize("layout", [TP4, SEQUENCE, GRID], ids=["tp4", "dp2 tp2 sp", "2x2"])
 def test_every_layout_writes_the_same(layout):
     prompt = PROMPTS["some"]
     assert write(prompt, two_halves_more(prompt), *layout) == write(prompt, two_halves_more(prompt))
@@ -114,7 +116,9 @@ def test_every_layout_writes_the_same(layout):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "layout", [TP2, TP4, CP2_TP2, GRID], ids=["tp2", "tp4", "cp2 tp2", "dp2 tp2 sp"]
+    "layout",
+    [TP2, TP4, CP2_TP2, SEQUENCE, GRID, BLOCKS],
+    ids=["tp2", "tp4", "cp2 tp2", "dp2 tp2 sp", "2x2", "2x4 blocks"],
 )
 @pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS)
 def test_every_layout_writes_the_same_after_any_prompt(layout, prompt):

@@ -54,6 +54,9 @@ def test_a_layout_counts_its_devices():
     assert list(layout.sizes) == ["pp", "dp", "cp", "row", "col", "tp"]
     assert str(layout) == "pp=2 dp=3 cp=5 tp=7 sequence_parallel zigzag"
     assert str(Layout()) == "one device"
+    assert str(Layout(row=2, col=2)) == "row=2 col=2 zigzag gather heads"
+    grid = Layout(row=2, col=4, matmul2d_slices=2, attention2d="blocks")
+    assert str(grid) == "row=2 col=4 gather in 2 slices blocks"
 
 
 @pytest.mark.parametrize("axis", list(Axis))
@@ -68,6 +71,35 @@ def test_tp_and_a_grid_exclude_each_other(grid):
     assert Layout(**grid).num_devices > 1
     with pytest.raises(UserError, match=r"layout\.tp=2 .*set tp=1 or row=col=1"):
         Layout(tp=2, **grid)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"row": 2, "col": 4, "matmul2d": "fox"}, "layout.col=4 is not square, as .*=fox needs it"),
+        ({"row": 2, "matmul2d": "cannon"}, "use layout.matmul2d=gather or summa"),
+        ({"matmul2d_slices": 0}, "layout.matmul2d_slices=0: use 1 or more"),
+        ({"matmul2d": "summa", "matmul2d_slices": 2}, "layout.matmul2d=summa has no slices"),
+        ({"col": 2, "sequence_parallel": True}, "leave layout.sequence_parallel false"),
+        ({"cp": 2, "row": 2, "attention2d": "blocks"}, "use layout.cp=1 or .*attention2d=heads"),
+    ],
+)
+def test_a_grid_that_cannot_be(fields, words):
+    with pytest.raises(UserError, match=words):
+        Layout(**fields)
+
+
+@pytest.mark.parametrize(
+    ("layout", "size"),
+    [
+        (Layout(tp=4), 1),
+        (Layout(cp=3, tp=2), 3),
+        (Layout(cp=3, row=2, col=5), 6),
+        (Layout(row=2, col=5, attention2d="blocks"), 1),
+    ],
+)
+def test_keys_travel_among_the_devices_that_cut_the_sequence(layout, size):
+    assert layout.ring_size == size
 
 
 # --- Groups

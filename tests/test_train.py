@@ -83,6 +83,17 @@ RINGS = [(f"--layout.cp={cp}", f"--layout.ring={ring}") for cp in (2, 8) for rin
 CONTEXT = ("--layout.dp=2", "--layout.cp=2", *TP2, SEQUENCE)
 RINGS += [(*CONTEXT, f"--layout.ring={ring}") for ring in KINDS]
 LAYOUTS += [*RINGS, ("--layout.cp=4", *TP2)]
+GRID = ("--layout.row=2", "--layout.col=2")
+GRIDS = [(*GRID, f"--layout.matmul2d={kind}") for kind in ("gather", "summa", "fox", "cannon")]
+GRIDS += [
+    (*GRID, "--layout.dp=2"),
+    (*GRID, "--layout.cp=2"),
+    (*GRID, "--layout.attention2d=blocks"),
+]
+GRIDS += [("--layout.row=2", "--layout.col=4", f"--layout.ring={ring}") for ring in KINDS]
+GRIDS += [("--layout.row=2", "--layout.col=4", "--layout.matmul2d_slices=2")]
+GRIDS += [("--layout.row=2", "--layout.col=4", "--layout.matmul2d=summa")]
+LAYOUTS += GRIDS
 WAYS = [(f"--model.remat={remat}",) for remat in ("dots", "attention", "full")]
 WAYS += [("--model.scan_layers=false",), ("--train.micro_batches=1",), ("--train.micro_batches=4",)]
 
@@ -91,7 +102,7 @@ def name(overrides: tuple[str, ...]) -> str:
     return " ".join(o.rpartition(".")[2] for o in overrides)
 
 
-@pytest.mark.parametrize("overrides", [(*DP2_TP4, SEQUENCE), CONTEXT, WAYS[2]], ids=name)
+@pytest.mark.parametrize("overrides", [(*DP2_TP4, SEQUENCE), CONTEXT, GRIDS[4], WAYS[2]], ids=name)
 def test_a_layout_trains_as_one_device_does(overrides):
     expected = curve()
     assert expected[-1, 0] < 0.6 * expected[0, 0]  # it learns
@@ -108,7 +119,7 @@ def test_every_layout_trains_as_one_device_does(overrides):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overrides", [DP2_TP4, *RINGS], ids=name)
+@pytest.mark.parametrize("overrides", [DP2_TP4, *RINGS, GRIDS[5], GRIDS[6]], ids=name)
 def test_every_layout_keeps_documents_apart_as_one_device_does(overrides):
     apart = "--data.documents=apart"
     assert np.abs(curve(apart) - curve()).max() > 1e-3

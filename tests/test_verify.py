@@ -37,6 +37,25 @@ def test_rings_are_equal_to_one_device_with_documents_kept_apart(layout: Layout)
     hold(layout, documents="apart")
 
 
+GRID = Layout(row=2, col=2)
+UNEVEN = {"hidden_size": 15, "num_heads": 3, "ffn_hidden_size": 23}  # no grid divides them
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [dataclasses.replace(GRID, dp=2), Layout(row=2, col=4, matmul2d_slices=2)],
+    ids=str,
+)
+def test_grids_are_equal_to_one_device(layout: Layout) -> None:
+    hold(layout)
+
+
+@pytest.mark.parametrize("matmul2d", ["fox", "cannon"])
+def test_a_grid_pads_what_it_does_not_divide(matmul2d) -> None:
+    layout = dataclasses.replace(GRID, matmul2d=matmul2d, attention2d="blocks")
+    hold(layout, documents="apart", **UNEVEN)
+
+
 def hold(layout: Layout, **choice) -> None:
     double = report(layout, **choice)
     assert double.wrong == []
@@ -79,6 +98,37 @@ def test_every_ring_is_equal_to_one_device(layout, ring, dropout, documents) -> 
     hold(layout, dropout=dropout, documents=documents, seq_length=16)
 
 
+GRIDS = [
+    GRID,
+    dataclasses.replace(GRID, dp=2),
+    dataclasses.replace(GRID, cp=2),
+    *(Layout(row=2, col=4, ring=ring) for ring in ("zigzag", "blockwise", "rsa")),
+    Layout(row=4, col=2),
+    Layout(row=1, col=4),
+    Layout(row=4, col=1),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dropout", "documents"), [(0.0, "joined"), (0.1, "apart")])
+@pytest.mark.parametrize("matmul2d", ["gather", "summa", "fox", "cannon"])
+@pytest.mark.parametrize("layout", GRIDS, ids=str)
+def test_every_grid_is_equal_to_one_device(layout, matmul2d, dropout, documents) -> None:
+    if layout.row != layout.col and matmul2d in ("fox", "cannon"):
+        layout = dataclasses.replace(layout, matmul2d_slices=2)
+    else:
+        layout = dataclasses.replace(layout, matmul2d=matmul2d)
+    hold(layout, dropout=dropout, documents=documents, seq_length=16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", ["none", "dots", "attention", "full"])
+@pytest.mark.parametrize("matmul2d", ["gather", "summa", "fox", "cannon"])
+def test_blocks_of_attention_are_equal_to_one_device(matmul2d, remat) -> None:
+    layout = dataclasses.replace(GRID, dp=2, matmul2d=matmul2d, attention2d="blocks")
+    hold(layout, remat=remat, documents="apart", tie_embeddings=False, **UNEVEN)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("choice", [{"remat": r} for r in ("dots", "attention", "full")], ids=str)
 @pytest.mark.parametrize("ring", ["zigzag", "blockwise", "rsa"])
@@ -103,7 +153,7 @@ def summed_twice(x, axis):
 
 @pytest.mark.parametrize("ring", ["zigzag", "blockwise", "rsa"])
 def test_a_ring_that_turns_the_wrong_way_is_found(monkeypatch, ring) -> None:
-    def backwards(x, axis):
+    def backwards(x, axis, by=1):
         size = lax.axis_size(axis)
         return lax.ppermute(x, axis, [((i + 1) % size, i) for i in range(size)])
 

@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
@@ -184,16 +185,11 @@ class Grid2D:
 
     def column(self, x: Array, w: Array) -> Array:
         """x[B, T/row, D/col], w[D/row, *out] -> h[B, T/row, *out], both `out` cut over col."""
-        h = matmul(x, w.reshape(w.shape[0], -1), self.grid)
-        return h.reshape(*x.shape[:-1], *w.shape[1:])
+        return _column(x, w, self.grid)
 
     def row(self, h: Array, w: Array, cut: int) -> Array:
         """h[B, T/row, *in], in cut over col, w[*in, D/col], in cut over row -> x."""
-        dims = w.ndim - 1
-        lead = h.shape[: h.ndim - dims]
-        h = jnp.moveaxis(h, len(lead) + cut, len(lead))  # so that blocks of `in` are contiguous
-        w = jnp.moveaxis(w, cut, 0)
-        return matmul(h.reshape(*lead, -1), w.reshape(-1, w.shape[-1]), self.grid)
+        return _row(h, w, cut, self.grid)
 
     def gather(self, h: Array, dim: int) -> Array:
         return collectives.gather_from(h, Axis.COL, dim)
@@ -261,6 +257,21 @@ class Grid2D:
         if self.head_dim == 0:
             return own_numbers(Axis.COL, size)
         return jnp.arange(size, dtype=jnp.int32)
+
+
+@partial(jax.checkpoint, static_argnums=2, prevent_cse=False)
+def _column(x: Array, w: Array, grid: Grid) -> Array:
+    """Reshapes again in backward: a scan would keep second copies of weights and attention."""
+    h = matmul(x, w.reshape(w.shape[0], -1), grid)
+    return h.reshape(*x.shape[:-1], *w.shape[1:])
+
+
+@partial(jax.checkpoint, static_argnums=(2, 3), prevent_cse=False)
+def _row(h: Array, w: Array, cut: int, grid: Grid) -> Array:
+    lead = h.ndim - (w.ndim - 1)
+    h = jnp.moveaxis(h, lead + cut, lead)  # so that blocks of `in` are contiguous
+    w = jnp.moveaxis(w, cut, 0)
+    return matmul(h.reshape(*h.shape[:lead], -1), w.reshape(-1, w.shape[-1]), grid)
 
 
 def _cut(axis: Axis, dims: int, cut: int) -> P:
