@@ -245,8 +245,14 @@ def _check_sequence(length: int, layout: Layout) -> None:
             "layout.ring=blockwise"
         )
     inner = Axis.TP if layout.sequence_parallel else Axis.ROW
-    keys = () if heads else ((Axis.COL,),)
-    for axes in ((Axis.CP,), (Axis.CP, inner), *keys):
+    unit = math.lcm(layout.row, layout.col) * layout.matmul2d_slices
+    if not heads and length % unit:
+        raise UserError(
+            f"model.seq_length={length} does not split into panels of a grid of layout.row="
+            f"{layout.row} x layout.col={layout.col}, layout.matmul2d_slices="
+            f"{layout.matmul2d_slices}, as layout.attention2d=blocks needs; use a multiple of {unit}"
+        )
+    for axes in ((Axis.CP,), (Axis.CP, inner)):
         require_divides("model.seq_length", length, *_together(layout, *axes))
 
 

@@ -109,16 +109,16 @@ class _Gather:
     def fetch(self, x: Array, dim: int, step: int, previous: Array | None) -> Array:
         part = jnp.moveaxis(x, dim, 0)
         part = part.reshape(self._parts, self.steps, -1, part.shape[-1])[:, step]
-        part = jnp.moveaxis(part.reshape(-1, part.shape[-1]), 0, dim)
-        return lax.all_gather(part, self.axis, axis=dim, tiled=True)
+        part = part.reshape(-1, part.shape[-1])
+        return jnp.moveaxis(lax.all_gather(part, self.axis, axis=0, tiled=True), 0, dim)
 
     def collect(self, total: Any, part: Array, dim: int, step: int) -> Any:
-        own = lax.psum_scatter(part, self.axis, scatter_dimension=dim, tiled=True)
+        part = jnp.moveaxis(part, dim, 0)
+        own = lax.psum_scatter(part, self.axis, scatter_dimension=0, tiled=True)
         return [*(total or ()), own]
 
     def home(self, total: Any, dim: int) -> Array:
-        slices = [jnp.moveaxis(x, dim, 0) for x in total]
-        slices = [x.reshape(self._parts, -1, x.shape[-1]) for x in slices]
+        slices = [x.reshape(self._parts, -1, x.shape[-1]) for x in total]
         x = jnp.stack(slices, axis=1)
         return jnp.moveaxis(x.reshape(-1, x.shape[-1]), 0, dim)
 

@@ -160,9 +160,11 @@ class Program:
     def _compiler_options(self) -> dict[str, Any] | None:
         """Backward of a ring sends twice at a time: keys and values, and the sums they bring home.
 
-        XLA for GPUs would schedule one collective at a time, and wait for the second.
+        So do products on a grid: along row and along col. XLA for GPUs would schedule one
+        collective at a time, and wait for the second.
         """
-        if not on_gpus(self.mesh) or self.config.layout.ring_size < 3:
+        layout = self.config.layout
+        if not on_gpus(self.mesh) or (layout.ring_size < 3 and layout.row * layout.col == 1):
             return None
         return {"xla_gpu_experimental_parallel_collective_overlap_limit": 2}
 

@@ -101,12 +101,12 @@ def _keep(form: Any, a: Array, b: Array, grid: Grid) -> tuple[Array, Kept]:
 
 
 def _later(kept: Kept, dc: Array) -> tuple[Array, Array, Array]:
-    """Operands and gradient, none before all of them are there.
+    """Operands that XLA does not take for forward's, whose spread blocks it would keep for them.
 
-    Else XLA would find that forward spread the same blocks, and keep all of them until backward.
+    a is not there before dc is; b, a matrix of weights, may be on its way long before.
     """
-    a, b = kept
-    return lax.optimization_barrier((a, b, dc))
+    a, dc = lax.optimization_barrier((kept[0], dc))
+    return a, lax.optimization_barrier(kept[1]), dc
 
 
 _ab.defvjp(partial(_keep, _ab), _ab_bwd)

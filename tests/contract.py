@@ -2,12 +2,17 @@
 
 A layer is a `Case`: how to build it, what goes in, how that lies over the mesh, and what it moves.
 Its dense form is the same layer on a mesh of one device, which `tests/layers/test_dense.py` holds
-to numpy. A new layer is a new row.
+to numpy. A new layer is a new row, whatever the form of tensor parallelism.
+
+A dim cut over tp or col goes in padded with zeros, as the form holds it. Nothing but zeros may come
+out where the padding was, of the output and of every gradient.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -17,11 +22,11 @@ from flax import nnx
 from jax import Array
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.comms import collectives_of
+from jaxptd.comms import collectives_of, subtract
 from jaxptd.layers.tensor_parallel import TensorParallel, make_form
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.params import Blueprint
-from jaxptd.traffic import Collective
+from jaxptd.traffic import ALL_REDUCE, Collective
 
 TOLERANCES = {"float32": 1e-6, "float64": 1e-12}  # relative to a tensor's norm; never loosened
 
@@ -37,7 +42,8 @@ class Case:
         specs: (form) -> how each of them lies over the mesh.
         out: (form) -> how the output lies over the mesh.
         call: (layer, *inputs) -> output; default: the layer's own call.
-        moves: (layout) -> collectives over tp forward and backward, as {(kind): count}.
+        moves: (layout, dtype) -> collectives over tp, row or col, forward and backward; but for
+            sums of gradients of parameters, which follow from the specs.
     """
 
     name: str
@@ -45,13 +51,13 @@ class Case:
     inputs: tuple[np.ndarray, ...]
     specs: Callable[[TensorParallel], tuple[P, ...]]
     out: Callable[[TensorParallel], P]
-    moves: Callable[[Layout], dict[str, int]]
+    moves: Callable[[Layout, str], Iterable[Collective]]
     call: Callable[..., Array] = lambda layer, *inputs: layer(*inputs)
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a layer gives: its output, the gradients of inputs and (canonical) parameters."""
+    """What a layer gives: its output, the gradients of inputs and parameters; as they are held."""
 
     output: np.ndarray
     inputs: list[np.ndarray]
@@ -61,13 +67,26 @@ class Outcome:
 
 def residual_spec(form: TensorParallel) -> P:
     """How `x[B, T, D]` of the residual stream lies over the mesh."""
-    return P(Axis.DP, (Axis.CP, *form.token_axes), None)
+    return P(Axis.DP, (Axis.CP, *form.token_axes), *form.hidden_spec())
+
+
+def between_spec(form: TensorParallel, dims: int, cut: int) -> P:
+    """How `h[B, T, *dims]` between two products of a pair does, cut along dim `cut` of `dims`."""
+    return P(Axis.DP, (Axis.CP, *form.logit_axes), *form.cut_spec(dims, cut))
+
+
+def token_spec(form: TensorParallel) -> P:
+    """How `loss[B, T]` does, of the tokens of the logits."""
+    return P(Axis.DP, (Axis.CP, *form.logit_axes))
 
 
 def run(case: Case, layout: Layout, dtype: str) -> Outcome:
     """One forward and backward pass of `sum(weights * output)`, weights random."""
     form, mesh, blueprint = make_form(layout), make_mesh(layout), _blueprint(case, layout)
-    arrays = [x.astype(dtype) if np.issubdtype(x.dtype, np.floating) else x for x in case.inputs]
+    specs, out = case.specs(form), case.out(form)
+    floats = [i for i, x in enumerate(case.inputs) if np.issubdtype(x.dtype, np.floating)]
+    arrays = [x.astype(dtype) if i in floats else x for i, x in enumerate(case.inputs)]
+    arrays = [_held(x, spec, form) for x, spec in zip(arrays, specs, strict=True)]
     params = starting_params(case, layout, dtype)
 
     def forward(params: Any, *inputs: Array) -> Array:
@@ -76,29 +95,41 @@ def run(case: Case, layout: Layout, dtype: str) -> Outcome:
     def on_mesh(fn: Callable, ins: Any, outs: Any) -> Callable:
         return jax.shard_map(fn, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=True)
 
-    specs, out = case.specs(form), case.out(form)
-    output = jax.jit(on_mesh(forward, (blueprint.specs, *specs), out))(params, *arrays)
-    weights = np.random.default_rng(7).standard_normal(output.shape).astype(dtype)
+    def both_ways(params: Any, weights: Array, *inputs: Array) -> Any:
+        def weighted(params: Any, *some: Array) -> tuple[Array, Array]:
+            given = dict(zip(floats, some, strict=True))
+            output = forward(params, *(given.get(i, x) for i, x in enumerate(inputs)))
+            return jnp.sum(output * weights), output  # this device's part
 
-    def weighted(params: Any, weights: Array, *inputs: Array) -> Array:
-        return jnp.sum(forward(params, *inputs) * weights)  # this device's part
+        argnums = tuple(range(1 + len(floats)))
+        return jax.grad(weighted, argnums, has_aux=True)(params, *(inputs[i] for i in floats))
 
-    floats = [i for i, x in enumerate(case.inputs) if np.issubdtype(x.dtype, np.floating)]
-
-    def gradients(params: Any, weights: Array, *inputs: Array) -> Any:
-        argnums = (0, *(i + 2 for i in floats))
-        return jax.grad(weighted, argnums=argnums)(params, weights, *inputs)
-
-    outs = (blueprint.specs, *(specs[i] for i in floats))
-    compiled = jax.jit(on_mesh(gradients, (blueprint.specs, out, *specs), outs))
+    whole = jax.eval_shape(on_mesh(forward, (blueprint.specs, *specs), out), params, *arrays)
+    weights = _weights(case, whole.shape, layout, dtype)
+    outs = ((blueprint.specs, *(specs[i] for i in floats)), out)
+    compiled = jax.jit(on_mesh(both_ways, (blueprint.specs, out, *specs), outs))
     traced = compiled.trace(params, weights, *arrays)
-    d_params, *d_inputs = compiled(params, weights, *arrays)
+    (d_params, *d_inputs), output = compiled(params, weights, *arrays)
     return Outcome(
         np.asarray(output),
         [np.asarray(d) for d in d_inputs],
-        {name: np.asarray(d) for name, d in blueprint.canonical(d_params).items()},
-        [c for c in collectives_of(traced.jaxpr, mesh) if Axis.TP in c.axes],
+        {name: np.asarray(d) for name, d in d_params.items()},
+        collectives_of(traced.jaxpr, mesh),
     )
+
+
+def _held(x: np.ndarray, spec: P, form: TensorParallel) -> np.ndarray:
+    """A global array, padded where it is cut over tp or col."""
+    cut = [axis in (Axis.TP, Axis.COL) for axis in spec]
+    more = [form.padded(n) - n if c else 0 for n, c in itertools.zip_longest(x.shape, cut)]
+    return np.pad(x, [(0, n) for n in more])
+
+
+def _weights(case: Case, shape: tuple[int, ...], layout: Layout, dtype: str) -> np.ndarray:
+    """Random, the same on every layout; zero for the padding of an output of this shape."""
+    dense = shape if layout == Layout() else _dense(case, dtype).output.shape
+    weights = np.random.default_rng(7).standard_normal(dense).astype(dtype)
+    return np.pad(weights, [(0, n - m) for n, m in zip(shape, dense, strict=True)])
 
 
 @functools.cache
@@ -136,19 +167,48 @@ def hold(case: Case, layout: Layout, *, dtype: str) -> None:
     float64 needs `jax.enable_x64`.
     """
     dense, found = _dense(case, dtype), run(case, layout, dtype)
-    assert found.output.shape == dense.output.shape
     pairs = {"output": (found.output, dense.output)}
     for i, gradients in enumerate(zip(found.inputs, dense.inputs, strict=True)):
         pairs[f"gradient of input {i}"] = gradients
     for name, want in dense.params.items():
         pairs[f"gradient of {name}"] = found.params[name], want
     tolerance = TOLERANCES[dtype]
-    off = {
-        name: relative(*pair) for name, pair in pairs.items() if not relative(*pair) <= tolerance
-    }
+    off = {name: error for name, pair in pairs.items() if not (error := _error(*pair)) <= tolerance}
     assert not off, f"off by {off}"
-    moved: dict[str, int] = {}
-    for collective in found.moved:
-        moved[collective.kind] = moved.get(collective.kind, 0) + collective.count
-    expected = {kind: n for kind, n in case.moves(layout).items() if n and layout.tp > 1}
-    assert moved == expected, f"moves {moved}, should move {expected}"
+    assert subtract([*_inside(found.moved)], [*_inside(_expected(case, layout, dtype))]) == []
+
+
+def _inside(collectives: Iterable[Collective]) -> Iterator[Collective]:
+    """Those within a copy of the model that move over tp, row or col; cp perhaps with them."""
+    for each in collectives:
+        if set(each.axes) & {Axis.TP, Axis.ROW, Axis.COL}:
+            axes = tuple(axis for axis in each.axes if axis != Axis.DP)
+            yield dataclasses.replace(each, axes=axes)
+
+
+def _error(found: np.ndarray, dense: np.ndarray) -> float:
+    """Of what is no padding; infinite if the padding is not all zero."""
+    own = found[tuple(slice(n) for n in dense.shape)]
+    padding_is_zero = np.count_nonzero(found) == np.count_nonzero(own)
+    return relative(own, dense) if padding_is_zero else np.inf
+
+
+def _expected(case: Case, layout: Layout, dtype: str) -> list[Collective]:
+    """What the case says, along the axes that there are, and sums of gradients."""
+    expected = []
+    for each in case.moves(layout, dtype):
+        axes = tuple(str(axis) for axis in each.axes if layout.sizes[Axis(axis)] > 1)
+        if axes and each.count:
+            expected.append(dataclasses.replace(each, axes=axes))
+    return [*expected, *_owed(case, layout, np.dtype(dtype).itemsize)]
+
+
+def _owed(case: Case, layout: Layout, itemsize: int) -> Iterator[Collective]:
+    """One sum for each parameter that is whole where tokens are cut; `Program` puts them off."""
+    form = make_form(layout)
+    for info in _blueprint(case, layout).infos.values():
+        cut = [axis for axis in (Axis.DP, Axis.CP, *form.token_axes) if layout.sizes[axis] > 1]
+        axes = tuple(str(axis) for axis in cut if axis not in info.axes)
+        block = math.prod(info.held) // math.prod(layout.sizes[Axis(axis)] for axis in info.axes)
+        if set(axes) & set(form.token_axes):
+            yield Collective(ALL_REDUCE, axes, 1, block * itemsize)

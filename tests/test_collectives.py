@@ -13,7 +13,7 @@ from jaxptd import collectives
 from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.comms import collectives_of
 from jaxptd.mesh import Axis, Layout, make_mesh
-from jaxptd.traffic import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from jaxptd.traffic import ALL_GATHER, ALL_REDUCE, BROADCAST, PERMUTE, REDUCE_SCATTER
 
 N = 4
 MESH = make_mesh(Layout(dp=2, tp=N))
@@ -116,6 +116,67 @@ def test_reduce_scatter_of_the_sequence_and_its_all_gather_backward() -> None:
     np.testing.assert_array_equal(dx, np.broadcast_to(DY, x.shape))
 
 
+# ---- from device to device ----------------------------------------------------------------------
+
+
+BOTH = P((Axis.DP, Axis.TP))  # numbered through, they are one ring of eight
+RINGS = [(Axis.TP, PER_DEVICE, N), ((Axis.DP, Axis.TP), BOTH, 2 * N)]
+
+
+@pytest.mark.parametrize("by", [1, -1, 3])
+@pytest.mark.parametrize(("axis", "spec", "devices"), RINGS)
+def test_shift_hands_on_round_the_ring_and_gradients_back(axis, spec, devices: int, by: int):
+    """Device i gets what device i - by has."""
+    x, dy = array(devices, 3), array(devices, 3, seed=5)
+    shift = lambda x: collectives.shift(x, axis, by)  # noqa: E731
+    np.testing.assert_array_equal(on_mesh(shift, spec, spec)(x), np.roll(x, by, axis=0))
+    dx = on_mesh(backward(shift), (spec, spec), spec)(x, dy)
+    np.testing.assert_array_equal(dx, np.roll(dy, -by, axis=0))
+
+
+# The source (or target) that each of the two groups along tp has: one for both, or one for each.
+ONES = [pytest.param(lambda: 2, (2, 2), id="2"), pytest.param(lambda: 3, (3, 3), id="3")]
+EACH = pytest.param(lambda: 1 + 2 * jax.lax.axis_index(Axis.DP), (1, 3), id="each its own")
+
+
+@pytest.mark.parametrize(("source", "numbers"), [*ONES, EACH])
+def test_broadcast_gives_what_the_source_has_and_sums_gradients_there(source, numbers) -> None:
+    x, dy = array(2 * N, 3), array(2 * N, 3, seed=5)
+    broadcast = lambda x: collectives.broadcast(x, Axis.TP, source())  # noqa: E731
+    want, sums = np.zeros_like(x), np.zeros_like(x)
+    for group, number in enumerate(numbers):
+        group_of, at = slice(group * N, (group + 1) * N), group * N + number
+        want[group_of], sums[at] = x[at], dy[group_of].sum(0)
+    np.testing.assert_array_equal(on_mesh(broadcast, BOTH, BOTH)(x), want)
+    dx = on_mesh(backward(broadcast), (BOTH, BOTH), BOTH)(x, dy)
+    np.testing.assert_allclose(dx, sums, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("target", "numbers"), [*ONES, EACH])
+def test_reduce_to_sums_at_the_target_and_broadcasts_gradients(target, numbers) -> None:
+    x, dy = array(2 * N, 3), array(2 * N, 3, seed=5)
+    reduce_to = lambda x: collectives.reduce_to(x, Axis.TP, target())  # noqa: E731
+    sums, want = np.zeros_like(x), np.zeros_like(x)
+    for group, number in enumerate(numbers):
+        group_of, at = slice(group * N, (group + 1) * N), group * N + number
+        sums[at], want[group_of] = x[group_of].sum(0), dy[at]
+    y = on_mesh(reduce_to, BOTH, BOTH)(x)
+    np.testing.assert_allclose(y, sums, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(on_mesh(backward(reduce_to), (BOTH, BOTH), BOTH)(x, dy), want)
+
+
+def test_a_native_broadcast_is_one_only_where_all_groups_share_the_source() -> None:
+    """Traced only: CPUs have none."""
+
+    def kinds(source: Callable) -> list[str]:
+        broadcast = lambda x: collectives.broadcast(x, Axis.TP, source(), native=True)  # noqa: E731
+        trace = on_mesh(broadcast, BOTH, BOTH).trace(array(2 * N, 3))
+        return [c.kind for c in collectives_of(trace.jaxpr, MESH)]
+
+    assert kinds(lambda: 2) == [BROADCAST]
+    assert kinds(lambda: jax.lax.axis_index(Axis.DP)) == [ALL_REDUCE]
+
+
 MOVES = [
     pytest.param(copy, WHOLE, CUT, [], [ALL_REDUCE], id="copy_to"),
     pytest.param(reduce, CUT, WHOLE, [ALL_REDUCE], [], id="reduce_from"),
@@ -140,6 +201,25 @@ MOVES = [
         [REDUCE_SCATTER],
         [ALL_GATHER],
         id="reduce_scatter",
+    ),
+    pytest.param(
+        lambda x: collectives.shift(x, Axis.TP), CUT, CUT, [PERMUTE], [PERMUTE], id="shift"
+    ),
+    pytest.param(
+        lambda x: collectives.broadcast(x, Axis.TP, 1),
+        CUT,
+        CUT,
+        [ALL_REDUCE],
+        [ALL_REDUCE],
+        id="broadcast",
+    ),
+    pytest.param(
+        lambda x: collectives.reduce_to(x, Axis.TP, 1),
+        CUT,
+        CUT,
+        [ALL_REDUCE],
+        [ALL_REDUCE],
+        id="reduce_to",
     ),
 ]
 

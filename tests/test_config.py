@@ -181,7 +181,12 @@ MODEL = ModelConfig(hidden_size=60, num_heads=30, seq_length=9)
         (
             dataclasses.replace(MODEL, seq_length=6),
             Layout(row=2, col=4, attention2d="blocks"),
-            "model.seq_length=6 does not split over layout.col=4",
+            "as layout.attention2d=blocks needs; use a multiple of 4",
+        ),
+        (
+            dataclasses.replace(MODEL, seq_length=8),
+            Layout(row=2, col=2, attention2d="blocks", matmul2d_slices=3),
+            "layout.col=2, layout.matmul2d_slices=3, as layout.attention2d=blocks needs; use a mul",
         ),
     ],
 )

@@ -1,10 +1,29 @@
 """Every layer on every layout against the same layer on one device."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from contract import Case, hold, residual_spec
+from contract import Case, between_spec, hold, residual_spec, token_spec
 from jax.sharding import PartitionSpec as P
+from moves import (
+    ATTENTION_MOVES,
+    MLP_MOVES,
+    NORM,
+    B,
+    D,
+    F,
+    H,
+    N,
+    T,
+    V,
+    ends,
+    message,
+    moves,
+    nothing,
+    position_rows,
+    product,
+)
 
 from jaxptd.config import ModelConfig
 from jaxptd.layers.attention import SelfAttention
@@ -17,9 +36,8 @@ from jaxptd.layers.mlp import MLP
 from jaxptd.layers.norm import LayerNorm
 from jaxptd.mesh import Axis, Layout
 from jaxptd.params import normal
-from jaxptd.traffic import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from jaxptd.traffic import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
 
-B, T, D, F, N, H, V = 4, 8, 16, 24, 4, 4, 13
 MODEL = ModelConfig(
     num_layers=1, hidden_size=D, num_heads=N, ffn_hidden_size=F, seq_length=T, vocab_size=V
 )
@@ -32,6 +50,20 @@ LAYOUTS = [
     Layout(cp=2, tp=4, sequence_parallel=True, ring="blockwise"),
     Layout(dp=2, tp=4, sequence_parallel=True),
 ]
+GRIDS = [
+    Layout(row=2, col=4, ring="blockwise"),
+    Layout(row=4, col=2, ring="blockwise"),
+    Layout(row=2, col=2, cp=2, ring="blockwise"),
+    Layout(dp=2, row=2, col=2, ring="blockwise", matmul2d_slices=3),  # every size is padded
+]
+ALGORITHMS = [
+    Layout(row=2, col=2, ring="blockwise", matmul2d="summa"),
+    Layout(row=2, col=4, attention2d="blocks", matmul2d="summa"),
+    Layout(row=2, col=2, ring="blockwise", matmul2d="fox"),
+    Layout(row=2, col=2, attention2d="blocks", matmul2d="fox"),
+    Layout(dp=2, row=2, col=2, attention2d="blocks", matmul2d="cannon"),
+    Layout(row=2, col=4, attention2d="blocks", matmul2d_slices=2),  # H is padded
+]
 
 
 def array(*shape: int, seed: int = 0) -> np.ndarray:
@@ -39,31 +71,10 @@ def array(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 TOKENS = np.random.default_rng(3).integers(0, V, (B, T)).astype(np.int32)
-TOKEN_SPEC = P(Axis.DP, Axis.CP)
+PLACE_SPEC = P(Axis.DP, Axis.CP)
 SAMPLES = np.arange(B, dtype=np.int32)
 POSITIONS = np.arange(T, dtype=np.int32)
 SEED = np.array([5, 6], np.uint32)
-
-
-def ends(forward_and_backward: int):
-    """So many all-reduces, or under sequence parallelism as many gathers and scatters."""
-
-    def moves(layout: Layout) -> dict[str, int]:
-        if layout.sequence_parallel:
-            return {ALL_GATHER: forward_and_backward, REDUCE_SCATTER: forward_and_backward}
-        return {ALL_REDUCE: forward_and_backward}
-
-    return moves
-
-
-def with_owed(moves, params: int):
-    """And under sequence parallelism a sum for each whole parameter; `Program` puts them off."""
-
-    def both(layout: Layout) -> dict[str, int]:
-        owed = {ALL_REDUCE: params} if layout.sequence_parallel else {}
-        return {**moves(layout), **owed}
-
-    return both
 
 
 def run_attention(layer, x, samples, positions, seed):
@@ -88,10 +99,8 @@ CASES = [
         lambda form, rngs: ColumnParallelLinear(D, (F,), form=form, rngs=rngs),
         (array(B, T, D),),
         lambda form: (residual_spec(form),),
-        lambda form: P(Axis.DP, Axis.CP, Axis.TP),
-        lambda layout: (
-            {ALL_GATHER: 1, REDUCE_SCATTER: 1} if layout.sequence_parallel else {ALL_REDUCE: 1}
-        ),
+        lambda form: between_spec(form, 1, 0),
+        moves(ends(1), product("D", "F")),
     ),
     Case(
         "column, gathered, no bias",
@@ -100,24 +109,20 @@ CASES = [
         ),
         (array(B, T, D),),
         lambda form: (residual_spec(form),),
-        lambda form: P(Axis.DP, Axis.CP),
-        lambda layout: (
-            {ALL_GATHER: 2, REDUCE_SCATTER: 1}
-            if layout.sequence_parallel
-            else {ALL_REDUCE: 1, ALL_GATHER: 1}
+        token_spec,
+        moves(
+            ends(1, message(ALL_GATHER, Axis.TP, "3N")),
+            product("D", "3N"),
+            message(ALL_GATHER, Axis.COL, "3N"),
         ),
     ),
     Case(
         "row",
         lambda form, rngs: RowParallelLinear((F,), D, form=form, rngs=rngs),
         (array(B, T, F),),
-        lambda form: (P(Axis.DP, Axis.CP, Axis.TP),),
+        lambda form: (between_spec(form, 1, 0),),
         residual_spec,
-        lambda layout: (
-            {REDUCE_SCATTER: 1, ALL_GATHER: 1, ALL_REDUCE: 1}
-            if layout.sequence_parallel
-            else {ALL_REDUCE: 1}
-        ),
+        moves(ends(1), product("F", "D")),
     ),
     Case(
         "row, whole input, no bias",
@@ -125,13 +130,14 @@ CASES = [
             (N, H), D, form=form, rngs=rngs, bias=False, input_is_parallel=False
         ),
         (array(B, T, N, H),),
-        lambda form: (P(Axis.DP, Axis.CP),),
+        lambda form: (token_spec(form),),
         residual_spec,
-        lambda layout: (
-            {REDUCE_SCATTER: 1, ALL_GATHER: 2}
-            if layout.sequence_parallel
-            else {ALL_REDUCE: 1, ALL_GATHER: 1}
+        moves(
+            ends(1, message(ALL_GATHER, Axis.TP, "N")),
+            product("N", "D"),
+            message(ALL_GATHER, Axis.COL, "N"),
         ),
+        lambda layer, h: layer(jnp.pad(h, [(0, 0)] * 2 + [(0, layer.form.padded(N) - N), (0, 0)])),
     ),
     Case(
         "norm",
@@ -139,7 +145,7 @@ CASES = [
         (array(B, T, D),),
         lambda form: (residual_spec(form),),
         residual_spec,
-        with_owed(lambda layout: {}, 2),
+        moves(nothing, NORM),
     ),
     Case(
         "mlp",
@@ -147,7 +153,7 @@ CASES = [
         (array(B, T, D),),
         lambda form: (residual_spec(form),),
         residual_spec,
-        with_owed(ends(2), 1),
+        moves(ends(2), *MLP_MOVES),
     ),
     *(
         Case(
@@ -158,7 +164,7 @@ CASES = [
             (array(B, T, D), SAMPLES, POSITIONS, SEED),
             place_specs,
             residual_spec,
-            with_owed(ends(2), 1),
+            moves(ends(2), *ATTENTION_MOVES),
             run_attention,
         )
         for rate in (0.0, 0.3)
@@ -170,7 +176,7 @@ CASES = [
             (array(B, T, D), SAMPLES, POSITIONS, SEED),
             place_specs,
             residual_spec,
-            with_owed(ends(4), 6),
+            moves(ends(4), NORM, *ATTENTION_MOVES, NORM, *MLP_MOVES),
             run_block,
         )
         for rate in (0.0, 0.3)
@@ -179,10 +185,13 @@ CASES = [
         "embedding",
         lambda form, rngs: VocabParallelEmbedding(V, D, form=form, rngs=rngs),
         (TOKENS,),
-        lambda form: (TOKEN_SPEC,),
+        lambda form: (PLACE_SPEC,),
         residual_spec,
-        lambda layout: (
-            {REDUCE_SCATTER: 1, ALL_GATHER: 1} if layout.sequence_parallel else {ALL_REDUCE: 1}
+        moves(
+            ends(1),
+            message(ALL_TO_ALL, Axis.ROW, "D", times=2),
+            message(REDUCE_SCATTER, Axis.COL, "D"),
+            message(ALL_GATHER, Axis.COL, "D"),
         ),
         lambda layer, tokens: layer(tokens, layer.table.dtype),
     ),
@@ -192,30 +201,38 @@ CASES = [
         (array(B, T, D), POSITIONS),
         lambda form: (residual_spec(form), P(Axis.CP)),
         residual_spec,
-        with_owed(lambda layout: {}, 1),
+        moves(nothing, position_rows),
         lambda layer, x, positions: x * layer(positions, x.dtype),
     ),
     Case(
         "output layer and loss",
         lambda form, rngs: VocabParallelEmbedding(V, D, form=form, rngs=rngs),
         (array(B, T, D), TOKENS),
-        lambda form: (residual_spec(form), TOKEN_SPEC),
-        lambda form: TOKEN_SPEC,
-        lambda layout: (
-            {ALL_REDUCE: 2, ALL_GATHER: 1, REDUCE_SCATTER: 1}
-            if layout.sequence_parallel
-            else {ALL_REDUCE: 3}
+        lambda form: (residual_spec(form), PLACE_SPEC),
+        token_spec,
+        moves(
+            ends(1, message(ALL_REDUCE, Axis.TP, "1", times=3, messages=2)),
+            product("D", "V"),
+            message(ALL_REDUCE, Axis.COL, "1", times=3, messages=2),
         ),
         lambda layer, x, targets: vocab_parallel_cross_entropy(
-            layer.logits(x), targets, layer.form, V
+            layer.logits(x), layer.form.own_logits(targets), layer.form, V
         ),
     ),
 ]
+CORE = [case for case in CASES if case.name in ("attention, dropout 0.3", "block, dropout 0.3")]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", [*LAYOUTS, *GRIDS], ids=str)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_layer_is_the_layer_on_one_device(case: Case, layout: Layout) -> None:
+    with jax.enable_x64(True):
+        hold(case, layout, dtype="float64")
+
+
+@pytest.mark.parametrize("layout", ALGORITHMS, ids=str)
+@pytest.mark.parametrize("case", CORE, ids=lambda case: case.name)
+def test_with_every_algorithm_and_attention_in_blocks(case: Case, layout: Layout) -> None:
     with jax.enable_x64(True):
         hold(case, layout, dtype="float64")
 
@@ -223,3 +240,8 @@ def test_layer_is_the_layer_on_one_device(case: Case, layout: Layout) -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_layer_is_the_layer_on_one_device_in_float32(case: Case) -> None:
     hold(case, LAYOUTS[-1], dtype="float32")
+
+
+@pytest.mark.parametrize("case", CORE, ids=lambda case: case.name)
+def test_on_a_grid_in_float32_too(case: Case) -> None:
+    hold(case, GRIDS[-1], dtype="float32")

@@ -11,7 +11,6 @@ from jaxptd.layers.tensor_parallel import make_form
 from jaxptd.mesh import Axis, Layout, make_mesh
 
 B, T = 2, 3
-SPEC = P(None, None, Axis.TP)
 
 
 def dense(logits: np.ndarray, targets: np.ndarray, weights: np.ndarray):
@@ -23,9 +22,17 @@ def dense(logits: np.ndarray, targets: np.ndarray, weights: np.ndarray):
     return -np.log((softmax * one_hot).sum(-1)), (softmax - one_hot) * weights[..., None]
 
 
-def run(logits: np.ndarray, targets: np.ndarray, weights: np.ndarray, *, tp: int, vocab_size: int):
-    layout = Layout(tp=tp)
-    form = make_form(layout)
+def specs(layout: Layout) -> tuple[P, P]:
+    """Of logits and of losses."""
+    if layout.row * layout.col > 1:
+        return P(None, Axis.ROW, Axis.COL), P(None, Axis.ROW)
+    return P(None, None, Axis.TP), P()
+
+
+def run(
+    logits: np.ndarray, targets: np.ndarray, weights: np.ndarray, *, layout: Layout, vocab_size: int
+):
+    form, (spec, token_spec) = make_form(layout), specs(layout)
 
     def body(logits, targets, weights):
         loss = vocab_parallel_cross_entropy(logits, targets, form, vocab_size)
@@ -37,23 +44,33 @@ def run(logits: np.ndarray, targets: np.ndarray, weights: np.ndarray, *, tp: int
     mapped = jax.shard_map(
         body,
         mesh=make_mesh(layout),
-        in_specs=(SPEC, P(), P()),
-        out_specs=(P(), SPEC),
+        in_specs=(spec, token_spec, token_spec),
+        out_specs=(token_spec, spec),
         check_vma=True,
     )
     return [np.asarray(x) for x in jax.jit(mapped)(logits, targets, weights)]
 
 
 @pytest.mark.parametrize(
-    ("tp", "vocab_size", "held"), [(1, 13, 13), (4, 16, 16), (4, 13, 16), (8, 13, 24)]
+    ("layout", "vocab_size", "held"),
+    [
+        (Layout(), 13, 13),
+        (Layout(tp=4), 16, 16),
+        (Layout(tp=4), 13, 16),
+        (Layout(tp=8), 13, 24),
+        (Layout(row=3, col=2), 13, 18),
+        (Layout(row=1, col=4), 16, 16),
+        (Layout(row=1, col=8), 13, 24),
+    ],
+    ids=str,
 )
-def test_value_and_gradient_are_the_dense_ones(tp: int, vocab_size: int, held: int) -> None:
+def test_value_and_gradient_are_the_dense_ones(layout: Layout, vocab_size: int, held: int) -> None:
     rng = np.random.default_rng(0)
     logits = 20 * rng.standard_normal((B, T, held)).astype(np.float32)
     logits[..., vocab_size:] = 1e4  # padding that would win every softmax if it took part
     targets = rng.integers(0, vocab_size, (B, T)).astype(np.int32)
     weights = rng.standard_normal((B, T)).astype(np.float32)
-    loss, d_logits = run(logits, targets, weights, tp=tp, vocab_size=vocab_size)
+    loss, d_logits = run(logits, targets, weights, layout=layout, vocab_size=vocab_size)
     want, d_want = dense(logits[..., :vocab_size], targets, weights)
     np.testing.assert_allclose(loss, want, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(d_logits[..., :vocab_size], d_want, atol=2e-6)
@@ -63,7 +80,7 @@ def test_value_and_gradient_are_the_dense_ones(tp: int, vocab_size: int, held: i
 def test_bfloat16_logits_get_float32_losses_and_bfloat16_gradients() -> None:
     logits = jnp.asarray(np.random.default_rng(1).standard_normal((B, T, 8)), jnp.bfloat16)
     targets, weights = np.zeros((B, T), np.int32), np.ones((B, T), np.float32)
-    loss, d_logits = run(logits, targets, weights, tp=2, vocab_size=8)
+    loss, d_logits = run(logits, targets, weights, layout=Layout(tp=2), vocab_size=8)
     want, d_want = dense(np.asarray(logits, np.float32), targets, weights)
     assert loss.dtype == np.float32
     assert d_logits.dtype == jnp.bfloat16
@@ -74,27 +91,31 @@ def test_bfloat16_logits_get_float32_losses_and_bfloat16_gradients() -> None:
 def test_an_ignored_target_leaves_the_gradient_to_the_weights() -> None:
     logits = np.zeros((1, 2, 8), np.float32)
     targets, weights = np.array([[-1, 3]], np.int32), np.array([[0, 1]], np.float32)
-    _, d_logits = run(logits, targets, weights, tp=2, vocab_size=8)
+    _, d_logits = run(logits, targets, weights, layout=Layout(tp=2), vocab_size=8)
     assert (d_logits[0, 0] == 0).all()
     assert d_logits[0, 1, 3] == pytest.approx(1 / 8 - 1)
 
 
-@pytest.mark.parametrize("tp", [2, 8])
-def test_no_device_makes_the_whole_vocabulary_and_nothing_is_scattered(tp: int) -> None:
-    vocab = 64
-    form = make_form(Layout(tp=tp))
+@pytest.mark.parametrize("layout", [Layout(tp=2), Layout(tp=8), Layout(row=3, col=2)], ids=str)
+def test_no_device_makes_the_whole_vocabulary_and_nothing_is_scattered(layout: Layout) -> None:
+    vocab, parts = 64, layout.tp * layout.col
+    form, (spec, token_spec) = make_form(layout), specs(layout)
     back = jax.grad(
         lambda x, t: jnp.sum(vocab_parallel_cross_entropy(x, t, form, vocab)),
     )
     mapped = jax.shard_map(
-        back, mesh=make_mesh(Layout(tp=tp)), in_specs=(SPEC, P()), out_specs=SPEC, check_vma=True
+        back,
+        mesh=make_mesh(layout),
+        in_specs=(spec, token_spec),
+        out_specs=spec,
+        check_vma=True,
     )
     logits, targets = np.zeros((B, T, vocab), np.float32), np.zeros((B, T), np.int32)
     (on_mesh,) = jax.make_jaxpr(mapped)(logits, targets).eqns
     made = list(equations(on_mesh.params["jaxpr"]))
     shapes = {v.aval.shape for equation in made for v in equation.outvars}
-    assert (B, T, vocab // tp) in shapes
-    assert (B, T, vocab) not in shapes
+    assert (B, T // layout.row, vocab // parts) in shapes
+    assert not {shape for shape in shapes if vocab in shape}
     assert not [equation for equation in made if "scatter" in equation.primitive.name]
 
 

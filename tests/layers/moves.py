@@ -1,0 +1,112 @@
+"""What layers of these sizes move, forward and backward: by form of tensor parallelism, by formula.
+
+Over tp messages are as large as the residual stream; on a grid there are blocks of every matrix.
+"""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from jaxptd.config import Config
+from jaxptd.formulas_grid import Moves
+from jaxptd.layers.tensor_parallel import make_form
+from jaxptd.mesh import Axis, Layout
+from jaxptd.traffic import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Collective
+
+B, T, D, F, N, H, V = 4, 8, 16, 24, 4, 4, 13
+Part = Callable[[Layout, str], Iterator[Collective]]
+
+
+def moves(one_way: Part, *on_grid: Part) -> Part:
+    """Over tp as the first says, on a grid as the others do."""
+
+    def parts(layout: Layout, dtype: str) -> Iterator[Collective]:
+        for part in on_grid if layout.row * layout.col > 1 else (one_way,):
+            yield from part(layout, dtype)
+
+    return parts
+
+
+def tokens(layout: Layout) -> int:
+    """m: those of one device, as the residual stream of a grid has them."""
+    return B * T // (layout.dp * layout.cp * layout.row)
+
+
+def width(layout: Layout, of: str) -> int:
+    """Features as held: D, F, V, N*H with N cut (N) or as attention cuts it (A); 3 of those."""
+    form, many = make_form(layout), 3 if of[0] == "3" else 1
+    if of[-1] == "N" or (of[-1] == "A" and form.head_dim == 0):
+        return many * form.padded(N) * H
+    if of[-1] == "A":
+        return many * N * form.padded(H)
+    if of == "D":
+        return form.padded_hidden(D)
+    return form.padded({"F": F, "V": V}[of])
+
+
+def message(kind: str, axis: Axis, of: str, *, times: int = 1, messages: int | None = None) -> Part:
+    """`times` as large as `of` features of each token, or as one ("1"), in so many messages."""
+
+    def part(layout: Layout, dtype: str) -> Iterator[Collective]:
+        size = tokens(layout) * (1 if of == "1" else width(layout, of)) * np.dtype(dtype).itemsize
+        yield Collective(kind, (axis,), messages or times, times * size)
+
+    return part
+
+
+def ends(count: int, *others: Part) -> Part:
+    """So many all-reduces of x, or under sequence parallelism gathers and scatters; and others."""
+
+    def part(layout: Layout, dtype: str) -> Iterator[Collective]:
+        for kind in (ALL_GATHER, REDUCE_SCATTER) if layout.sequence_parallel else (ALL_REDUCE,):
+            yield from message(kind, Axis.TP, "D", times=count)(layout, dtype)
+        for other in others:
+            yield from other(layout, dtype)
+
+    return part
+
+
+def product(contract: str, out: str) -> Part:
+    """x[m, K] w[K, out]: both spread forward and again backward, their gradients brought home."""
+
+    def part(layout: Layout, dtype: str) -> Iterator[Collective]:
+        grid, itemsize = Moves(Config(layout=layout), native=False), np.dtype(dtype).itemsize
+        x = tokens(layout) * width(layout, contract) // layout.col
+        w = width(layout, contract) * width(layout, out) // (layout.row * layout.col)
+        for axis, block in ((Axis.COL, x), (Axis.ROW, w)):
+            yield from grid.spread(axis, block, 2, itemsize)
+            yield from grid.collect(axis, block, 1, itemsize)
+
+    return part
+
+
+def attention(layout: Layout, dtype: str) -> Iterator[Collective]:
+    """Keys and values three times round the ring; or four products of blocks and a softmax."""
+    itemsize = np.dtype(dtype).itemsize
+    k = tokens(layout) * width(layout, "A") // layout.col
+    if layout.attention2d == "heads":
+        hops = 3 * (layout.ring_size - 1)
+        yield Collective(PERMUTE, (Axis.CP, Axis.ROW), hops, hops * 2 * k * itemsize)
+        return
+    grid, s = Moves(Config(layout=layout), native=False), tokens(layout) * N * T // layout.col
+    for axis, block in ((Axis.ROW, k), (Axis.COL, s)):
+        yield from grid.spread(axis, block, 4, itemsize)
+        yield from grid.collect(axis, block, 2, itemsize)
+    yield Collective(ALL_REDUCE, (Axis.COL,), 3, 3 * tokens(layout) * N * itemsize)
+
+
+def nothing(layout: Layout, dtype: str) -> Iterator[Collective]:
+    yield from ()
+
+
+# Mean and variance; backward two means in one message.
+NORM = message(ALL_REDUCE, Axis.COL, "1", times=4, messages=3)
+ATTENTION_MOVES = product("D", "3A"), attention, product("A", "D")
+MLP_MOVES = product("D", "F"), product("F", "D")
+
+
+def position_rows(layout: Layout, dtype: str) -> Iterator[Collective]:
+    """Of a cp block's positions, D/col of each."""
+    size = T // layout.cp * width(layout, "D") // layout.col * np.dtype(dtype).itemsize
+    yield Collective(REDUCE_SCATTER, (Axis.ROW,), 1, size)
+    yield Collective(ALL_GATHER, (Axis.ROW,), 1, size)

@@ -1,0 +1,110 @@
+"""Products, tables and heads of a grid on which tokens are whole, against dense ones."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from jaxptd.layers.tensor_parallel import Megatron1D
+from jaxptd.layers.whole_tokens import WholeTokens2D, whole_tokens
+from jaxptd.mesh import Axis, Layout, make_mesh
+
+B, T, D, F, N, H, V = 2, 3, 8, 16, 8, 5, 24  # all that is cut splits; tokens do not
+X, TURNED = P(None, None, Axis.COL), P(None, None, Axis.ROW)
+LAYOUTS = [
+    Layout(row=2, col=2),
+    Layout(row=2, col=4, attention2d="blocks"),
+    Layout(row=4, col=2, matmul2d="summa"),
+    Layout(row=1, col=4),
+    Layout(row=4, col=1),
+]
+
+
+def form_of(layout: Layout) -> WholeTokens2D:
+    form = whole_tokens(layout)
+    assert isinstance(form, WholeTokens2D)
+    return form
+
+
+def on_mesh(layout: Layout, body: Callable, ins: Any, outs: Any) -> Callable:
+    mapped = jax.shard_map(
+        body, mesh=make_mesh(layout), in_specs=ins, out_specs=outs, check_vma=True
+    )
+    return jax.jit(mapped)
+
+
+def array(*shape: int) -> np.ndarray:
+    return np.random.default_rng(len(shape)).standard_normal(shape)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_products_are_the_dense_ones_and_results_lie_as_operands_do(layout: Layout) -> None:
+    form = form_of(layout)
+    x_BTD, w_DcN, h_BTNF, w_NFD = array(B, T, D), array(D, 3, N), array(B, T, N, F), array(N, F, D)
+    cuts = [0, 1]  # dim of `in` that is cut
+
+    def body(x, w, *hw):
+        return form.column(x, w), *(
+            form.row(h, w, cut) for cut, h, w in zip(cuts, hw[::2], hw[1::2], strict=True)
+        )
+
+    ins = [X, form.column_spec(2, 1)]
+    for cut in cuts:
+        ins += [P(None, None, *form.cut_spec(2, cut)), form.row_spec(2, cut)]
+    outs = (P(None, None, *form.cut_spec(2, 1)), X, X)
+    with jax.enable_x64(True):
+        found = on_mesh(layout, body, tuple(ins), outs)(x_BTD, w_DcN, *(h_BTNF, w_NFD) * 2)
+    want = np.einsum("BTNF,NFD->BTD", h_BTNF, w_NFD)
+    np.testing.assert_allclose(found[0], np.einsum("BTD,DcN->BTcN", x_BTD, w_DcN), rtol=1e-12)
+    np.testing.assert_allclose(found[1], want, rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(found[2], want, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_rows_of_both_tables(layout: Layout) -> None:
+    form = form_of(layout)
+    tokens = np.random.default_rng(0).integers(0, V, (B, T)).astype(np.int32)
+    positions = np.array([5, 0, 7], np.int32)
+    table, places = array(V, D).astype(np.float32), array(8, D).astype(np.float32)
+
+    def body(tokens, table, positions, places):
+        return (
+            form.lookup(tokens, table, np.float32),
+            form.positions(positions, places, np.float32),
+        )
+
+    ins = (P(), form.table_spec(), P(), form.position_spec())
+    found = on_mesh(layout, body, ins, (X, P(None, Axis.COL)))(tokens, table, positions, places)
+    np.testing.assert_array_equal(found[0], table[tokens])
+    np.testing.assert_array_equal(found[1], places[positions])
+
+
+@pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[1]], ids=str)
+def test_heads_are_whole_for_attention_and_cut_again_after_it(layout: Layout) -> None:
+    """In blocks parts of H are joined, without their padding; else heads stay where they are."""
+    form = form_of(layout)
+    blocks = layout.attention2d == "blocks"
+    held = form.padded(H) if blocks else H
+    h_BTNH = np.zeros((B, T, N, held), np.float32)
+    h_BTNH[..., :H] = array(B, T, N, H)
+    cut = P(None, None, *form.cut_spec(2, form.head_dim))
+
+    def body(h):
+        whole = form.join_heads(h, H)
+        assert whole.shape == (B, T, N if blocks else N // layout.col, H)
+        return form.part_heads(whole)
+
+    np.testing.assert_array_equal(on_mesh(layout, body, cut, cut)(h_BTNH), h_BTNH)
+
+
+def test_tokens_are_cut_nowhere() -> None:
+    form = form_of(LAYOUTS[0])
+    positions = np.arange(3)
+    assert form.token_axes == form.logit_axes == ()
+    assert form.own_tokens(positions) is form.own_logits(positions) is positions
+    form = whole_tokens(Layout(tp=4, sequence_parallel=True))
+    assert isinstance(form, Megatron1D)
+    assert form.token_axes == ()

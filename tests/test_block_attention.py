@@ -1,0 +1,150 @@
+"""Attention made of products on a grid against plain attention to the whole sequence."""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import Array
+from jax.sharding import PartitionSpec as P
+from test_flash import TOLERANCES, Plain, difference, mixed, plain
+from test_flash_xla import shapes
+
+from jaxptd.block_attention import attend
+from jaxptd.flash import Dropout, Sites
+from jaxptd.mesh import Axis, Layout, make_mesh
+from jaxptd.ring import Tokens
+from jaxptd.spread import Grid, panels
+
+B, T, N, H = 2, 8, 3, 5  # neither heads nor their size split over any grid
+TENSOR = P(Axis.DP, Axis.ROW, None, Axis.COL)  # q[B/dp, T/row, N, H/col]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """An attention on a grid."""
+
+    layout: Layout
+    causal: bool = True
+    rate: float = 0.0
+    documents: bool = False
+
+    def __str__(self) -> str:
+        rich = ["dropout"] * bool(self.rate) + ["documents"] * self.documents
+        kind = "causal" if self.causal else "full"
+        return " ".join([str(self.layout), kind, *rich]).replace(" ", "-")
+
+    @property
+    def grid(self) -> Grid:
+        return Grid(self.layout.matmul2d, self.layout.matmul2d_slices)
+
+    def inputs(self) -> np.ndarray:
+        """q, k, v and the output's gradient."""
+        return np.random.default_rng(0).standard_normal((4, B, T, N, H))
+
+    def held(self, dtype: str) -> list[Array]:
+        """Those, with H padded with zeros to a size that splits."""
+        more = -H % panels(self.layout.row, self.layout.col, self.layout.matmul2d_slices)
+        pad = [(0, 0)] * 3 + [(0, more)]
+        return [jnp.asarray(np.pad(x, pad), dtype) for x in self.inputs()]
+
+    def sites(self) -> Sites:
+        """Of the whole sequence."""
+        rng, place = np.random.default_rng(1), np.arange(T, dtype=np.int32)
+        seed = rng.integers(0, 2**32, (B, N, 2)).astype(np.uint32)
+        segment = np.sort(rng.integers(0, 3, (B, T)), 1).astype(np.int32)
+        segment[:, -2:] = -1
+        segments = (segment, segment) if self.documents else (None, None)
+        return Sites(place, place, *segments, seed if self.rate else None)
+
+    def tokens(self) -> Tokens:
+        sites = self.sites()
+        segment = sites.query_segment_BT
+        return Tokens(None if segment is None else segment[:, None], sites.seed_BN2)
+
+    def both_ways(self) -> Any:
+        """(tokens, q, k, v, do) -> o, dq, dk, dv."""
+
+        def body(tokens: Tokens, *qkvdo: Array) -> tuple[Array, ...]:
+            *qkv, do = qkvdo
+            attention = partial(
+                attend,
+                tokens=tokens,
+                grid=self.grid,
+                dropout=Dropout(self.rate, mixed),
+                scale=H**-0.5,
+                causal=self.causal,
+            )
+            o, back = jax.vjp(attention, *qkv)
+            return o, *back(do)
+
+        specs = {"in_specs": (P(Axis.DP), *[TENSOR] * 4), "out_specs": TENSOR}
+        return jax.shard_map(body, mesh=make_mesh(self.layout), **specs, check_vma=True)
+
+
+def run(case: Case, dtype: str) -> tuple[list[np.ndarray], Plain]:
+    """What the grid gives, and the plain attention."""
+    with jax.enable_x64(dtype == "float64"):
+        inputs = case.held(dtype)
+        found = jax.jit(case.both_ways())(case.tokens(), *inputs)
+    assert {x.dtype for x in found} == {jnp.dtype(dtype)}
+    whole = [np.asarray(x, np.float64)[..., :H] for x in inputs]
+    want = plain(*whole, case.sites(), causal=case.causal, rate=case.rate)
+    return [np.asarray(x, np.float64) for x in found], want
+
+
+def hold(case: Case, dtype: str) -> None:
+    found, want = run(case, dtype)
+    unseen = np.isneginf(want.lse).all(-1)
+    assert unseen.any() == case.documents
+    for name, x in zip(("o", "dq", "dk", "dv"), found, strict=True):
+        assert difference(x[..., :H], getattr(want, name)) <= TOLERANCES[dtype], name
+        assert not x[..., H:].any(), name  # padding
+        assert not x[unseen].any(), name
+
+
+def case(row: int, col: int, kind: Any = "gather", *, rich: bool = False, **choice: Any) -> Case:
+    layout = Layout(dp=choice.pop("dp", 1), row=row, col=col, matmul2d=kind, attention2d="blocks")
+    return Case(layout, rate=0.3 if rich else 0.0, documents=rich, **choice)
+
+
+CASES = [
+    case(2, 2),
+    case(2, 4, rich=True),
+    case(4, 2, causal=False),
+    case(4, 2, "summa", rich=True, causal=False),
+    case(2, 2, "fox", rich=True),
+    case(2, 2, "cannon", rich=True, dp=2),
+    case(1, 8, rich=True),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_attention_in_blocks_is_that_of_one_device(case: Case) -> None:
+    """Its dropout drops the same probabilities."""
+    hold(case, "float64")
+
+
+@pytest.mark.parametrize("case", [CASES[1], CASES[4]], ids=str)
+def test_in_float32_too(case: Case) -> None:
+    hold(case, "float32")
+
+
+def test_bfloat16_rounds_scores_and_probabilities_only() -> None:
+    """The softmax is in float32."""
+    found, want = run(case(2, 4), "bfloat16")
+    wanted = (want.o, want.dq, want.dk, want.dv)
+    for x, y in zip(found, wanted, strict=True):
+        assert difference(x[..., :H], y) <= 2**-6
+
+
+def test_each_device_makes_its_block_of_the_scores() -> None:
+    each = case(2, 4, rich=True)
+    made = shapes(jax.make_jaxpr(each.both_ways())(each.tokens(), *each.held("float32")))
+    scores = {shape[2:] for shape in made if len(shape) == 4 and shape[:2] == (B, N)}
+    assert (T // 2, T // 4) in scores
+    assert (T, T) not in scores
+    assert max(np.prod(shape, dtype=int) for shape in scores) <= T * T // 2  # as it is gathered

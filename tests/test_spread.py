@@ -1,0 +1,105 @@
+"""Which panel is where at which step, as the table of algorithms says; and sums brought home."""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import Array, lax
+from jax.sharding import PartitionSpec as P
+
+from jaxptd.mesh import Axis, Layout, make_mesh
+from jaxptd.spread import Grid, Way, panels, ways
+
+WIDTH = 2  # of a panel
+# (rows, columns, how they multiply, panel at step t on device (i, j)).
+ORDERS = [
+    (2, 2, Grid("fox"), lambda i, j, t: (i + t) % 2),
+    (2, 2, Grid("cannon"), lambda i, j, t: (i + j + t) % 2),
+    (2, 4, Grid("summa"), lambda i, j, t: t),
+    (4, 2, Grid("summa"), lambda i, j, t: t),
+]
+GATHER = [(2, 4, Grid("gather", 3)), (4, 2, Grid("gather", 2)), (2, 2, Grid("gather"))]
+NAMES = [f"{rows}x{cols}-{grid.algorithm}" for rows, cols, grid, *_ in [*ORDERS, *GATHER]]
+
+
+def on_grid(rows: int, cols: int, body: Callable, *whole: Array, outs: P) -> np.ndarray:
+    mapped = jax.shard_map(
+        body,
+        mesh=make_mesh(Layout(row=rows, col=cols)),
+        in_specs=(P(Axis.ROW, Axis.COL),) * len(whole),
+        out_specs=outs,
+        check_vma=True,
+    )
+    return np.asarray(jax.jit(mapped)(*whole))
+
+
+def each_step(way: Way, x: Array, dim: int) -> list[Array]:
+    fetched: list[Array] = []
+    for step in range(way.steps):
+        fetched.append(way.fetch(x, dim, step, fetched[-1] if fetched else None))
+    return fetched
+
+
+def numbered(rows: int, cols: int, dim: int) -> np.ndarray:
+    """A matrix whose entries along `dim` are the numbers of its columns (or rows)."""
+    size = panels(rows, cols, 6) * WIDTH
+    return np.broadcast_to(np.arange(size) if dim else np.arange(size)[:, None], (size, size))
+
+
+def arriving(rows: int, cols: int, grid: Grid, dim: int, first: int = 0) -> np.ndarray:
+    """Numbers along K `[rows, cols, step, k]` that arrive at each device."""
+
+    def body(x: Array) -> Array:
+        along = ways(grid, first=first)[1 - dim]
+        fetched = each_step(along, x, dim)
+        return jnp.stack([p[0] if dim else p[:, 0] for p in fetched])[None, None]
+
+    spec = P(Axis.ROW, Axis.COL)
+    return on_grid(rows, cols, body, jnp.asarray(numbered(rows, cols, dim)), outs=spec)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize(("rows", "cols", "grid", "order"), ORDERS, ids=NAMES[: len(ORDERS)])
+def test_the_panel_of_each_step_is_the_tables(rows, cols, grid, order, first: int) -> None:
+    found = [arriving(rows, cols, grid, dim, first) for dim in (1, 0)]
+    count = math.lcm(rows, cols)
+    width = found[0].shape[-1]
+    for i, j, t in np.ndindex(rows, cols, count):
+        k = order(i, j, t + (first if grid.algorithm != "summa" else 0))
+        for numbers in found:  # of A along the row, of B along the column: the same
+            np.testing.assert_array_equal(numbers[i, j, t], k * width + np.arange(width))
+
+
+@pytest.mark.parametrize(("rows", "cols", "grid"), GATHER, ids=NAMES[len(ORDERS) :])
+def test_a_slice_has_the_same_k_of_both_matrices_on_every_device(rows, cols, grid) -> None:
+    a, b = (arriving(rows, cols, grid, dim) for dim in (1, 0))
+    np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(a, np.broadcast_to(a[0, 0], a.shape))
+    assert sorted(a[0, 0].ravel()) == list(range(a[0, 0].size))
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize(
+    ("rows", "cols", "grid"), [case[:3] for case in [*ORDERS, *GATHER]], ids=NAMES
+)
+def test_to_bring_home_is_to_spread_turned_round(rows, cols, grid, first: int, dim: int) -> None:
+    """For whole numbers x and y, exactly: <y, spread x> = <home y, x>."""
+    size = panels(rows, cols, grid.slices) * WIDTH
+    x, y = np.random.default_rng(0).integers(-9, 9, (2, size, size)).astype(np.float32)
+
+    def body(x: Array, y: Array) -> Array:
+        way, total, spread = ways(grid, first=first)[1 - dim], None, jnp.zeros(())
+        # one part of a sum for each step, as large as what arrives there, of this device's own
+        for step, panel in enumerate(each_step(way, x, dim)):
+            part = jnp.resize(y * (step + 1), panel.shape)
+            spread = spread + jnp.vdot(part, panel)
+            total = way.collect(total, part, dim, step)
+        home = jnp.vdot(way.home(total, dim), x)
+        return lax.psum(jnp.stack([spread, home]), (Axis.ROW, Axis.COL))
+
+    spread, home = on_grid(rows, cols, body, jnp.asarray(x), jnp.asarray(y), outs=P())
+    assert spread == home != 0
