@@ -2,30 +2,28 @@
 
 `python -m benchmarks.overlap --config configs/gpt-1.3b-131k.yaml [--layout.cp 8 --compiler a=b]`
 
-A scheduled program says where a permute starts and where its result is waited for. What stands
-between the two runs while the permute is under way. Read here: every collective-permute of the
-step, in loops too, the attention kernels (cuDNN's) and the other matrix products between its start
-and its end, and how often it runs. Not read: time. A permute is hidden as far as that work lasts.
+What is read, and what not: `schedule.py`, of which this takes the collective-permutes.
 """
 
 import collections
-import dataclasses
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
-from benchmarks import kernels
 from benchmarks.compile_gpu import gpus
-from benchmarks.kernels import Computations, Instruction
 from benchmarks.measure import table
+from benchmarks.schedule import Move as Permute
+from benchmarks.schedule import Work, moves
 from jaxptd.command_line import make_parser, parse
 from jaxptd.config import Config
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.errors import UserError, run_command
 from jaxptd.mesh import make_mesh
 from jaxptd.step import Program
+from jaxptd.traffic import PERMUTE
+
+__all__ = ["Permute", "Work", "permutes", "rows", "summary"]
 
 HEAD = (
     "pass",
@@ -38,93 +36,9 @@ HEAD = (
 PASSES = ("forward", "forward again", "backward")
 
 
-@dataclasses.dataclass(frozen=True)
-class Work:
-    """Executions of attention kernels and of other products."""
-
-    attention: int = 0
-    products: int = 0
-
-    def __add__(self, other: "Work") -> "Work":
-        return Work(self.attention + other.attention, self.products + other.products)
-
-    def __mul__(self, times: int) -> "Work":
-        return Work(self.attention * times, self.products * times)
-
-
-@dataclasses.dataclass(frozen=True)
-class Permute:
-    """One permute of the program's text: its pass, bytes, executions, and what it lies over."""
-
-    name: str
-    of: str
-    bytes: int
-    count: int
-    over: Work
-
-    @property
-    def lies_over(self) -> str:
-        if self.over.attention:
-            return "attention"
-        return "products" if self.over.products else "nothing"
-
-
 def permutes(text: str) -> list[Permute]:
     """Every permute of a scheduled program, as it runs."""
-    computations, entry = kernels._parse(text)
-    return [each for each in _permutes(computations, entry, 1) if each.count]
-
-
-def _permutes(computations: Computations, name: str, times: int) -> Iterator[Permute]:
-    under_way: dict[str, Work] = {}
-    for each in computations[name]:
-        if each.kind == "collective-permute-start":
-            under_way[each.name] = Work()
-        elif each.kind == "collective-permute-done":
-            over = under_way.pop(each.operands[0])
-            yield Permute(each.name, _pass(each), each.size, times, over)
-        elif each.kind == "collective-permute":
-            yield Permute(each.name, _pass(each), each.size, times, Work())
-        for body, trips in _inside(each):
-            yield from _permutes(computations, body, times * trips)
-        if under_way:
-            done = _work(each, computations)
-            under_way = {start: over + done for start, over in under_way.items()}
-
-
-def _inside(each: Instruction) -> list[tuple[str, int]]:
-    """The computations that an instruction runs, and how often."""
-    if each.kind == "while":
-        trips = re.search(r'"known_trip_count":\{"n":"(\d+)"', each.rest)
-        return [(each.called("body") or "", int(trips[1]) if trips else 1)]
-    if each.kind in ("call", "async-start"):
-        return [(each.called("(?:to_apply|calls)") or "", 1)]
-    if each.kind == "conditional":
-        listed = re.search(r"branch_computations=\{(.*?)\}", each.rest)
-        named = re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", each.rest)
-        return [(name, 1) for name in re.findall(r"[\w.\-]+", listed[1] if listed else "") or named]
-    return []
-
-
-def _work(each: Instruction, computations: Computations) -> Work:
-    """Of one instruction; of a conditional its heaviest branch."""
-    inside = [
-        sum((_work(x, computations) for x in computations[name]), Work()) * trips
-        for name, trips in _inside(each)
-    ]
-    if inside:
-        return max(inside, key=lambda work: (work.attention, work.products))
-    if "__cudnn$fmha" in each.rest:
-        return Work(attention=1)
-    return Work(products=int(kernels._is_product(each, computations)))
-
-
-def _pass(each: Instruction) -> str:
-    """Which pass of the step an instruction belongs to, from the name that JAX gave it."""
-    name = re.search(r'op_name="([^"]*)"', each.rest)
-    if not name or "transpose(" not in name[1]:
-        return "forward"
-    return "forward again" if "rematted_computation" in name[1] else "backward"
+    return [each for each in moves(text) if each.kind == PERMUTE]
 
 
 def compile_for_h200(config: Config, options: dict[str, Any] | None = None) -> Any:

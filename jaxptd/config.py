@@ -250,7 +250,8 @@ def _check_sequence(length: int, layout: Layout) -> None:
         raise UserError(
             f"model.seq_length={length} does not split into panels of a grid of layout.row="
             f"{layout.row} x layout.col={layout.col}, layout.matmul2d_slices="
-            f"{layout.matmul2d_slices}, as layout.attention2d=blocks needs; use a multiple of {unit}"
+            f"{layout.matmul2d_slices}, as layout.attention2d=blocks needs; "
+            f"use a multiple of {unit}"
         )
     for axes in ((Axis.CP,), (Axis.CP, inner)):
         require_divides("model.seq_length", length, *_together(layout, *axes))

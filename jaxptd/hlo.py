@@ -84,16 +84,18 @@ def _executed(
 
 
 def _payload(result: str, kind: str, *, started: bool) -> int:
-    """Bytes of a collective's result; a started one returns (operands, results)."""
+    """Bytes of a collective's result; a started one returns (operands, results), of one or several.
+
+    A permute of some versions returns two counters more.
+    """
     sizes = [
         math.prod(int(n) for n in dims.split(",") if n) * _BYTES[d]
         for d, dims in _ARRAY.findall(result)
+        if kind != "collective-permute" or not started or dims or d != "u32"
     ]
     if not started or kind == "all-reduce":
         return sum(sizes)
-    if kind == "all-gather":
-        return max(sizes) if len(sizes) == 2 else sum(sizes[len(sizes) // 2 :])
-    return sizes[1] if kind == "collective-permute" else min(sizes)
+    return sum(sizes[len(sizes) // 2 :])
 
 
 def _axes(line: str, sizes: Mapping[str, int]) -> tuple[str, ...]:

@@ -202,6 +202,20 @@ HLO = [
         ("dp",),
         8,
     ),
+    (
+        "%a = ((f32[2]{0}, f32[4]{0}), (f32[2]{0}, f32[4]{0})) collective-permute-start(%p, %q), "
+        "source_target_pairs={{0,4},{4,0}}",
+        "collective-permute",
+        ("dp",),
+        24,
+    ),
+    (
+        "%a = ((f32[8]{0}, f32[4]{0}), (f32[2]{0}, f32[1]{0})) reduce-scatter-start(%p, %q), "
+        "replica_groups={{0,1,2,3},{4,5,6,7}}",
+        REDUCE_SCATTER,
+        ("tp",),
+        48,
+    ),
 ]
 
 
