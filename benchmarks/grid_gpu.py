@@ -16,7 +16,7 @@ from jaxptd.config import Config
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import Program
 
-# Of 4 GPUs: the layout, and what table 2 of the paper says of it.
+# The layouts of table 2 of the paper, 4 and 8 GPUs, and their names there.
 LAYOUTS: tuple[tuple[str, Layout], ...] = (
     ("TP=2, DP=2", Layout(dp=2, tp=2)),
     ("TP=4", Layout(tp=4)),
@@ -27,12 +27,17 @@ LAYOUTS: tuple[tuple[str, Layout], ...] = (
     ("TP2D=4", Layout(row=2, col=2, matmul2d="summa")),
     ("TP2D=4", Layout(row=2, col=2, matmul2d="fox")),
     ("TP2D=4", Layout(row=2, col=2, matmul2d="cannon")),
+    ("TP=8", Layout(tp=8)),
+    ("TP=8", Layout(tp=8, sequence_parallel=True)),
+    ("TP2D=4, DP=2", Layout(dp=2, row=2, col=2)),
+    ("TP2D=4, DP=2", Layout(dp=2, row=2, col=2, matmul2d_slices=4)),
 )
 PUBLISHED = {"TP=2, DP=2": 22.3, "TP=4": 21.5, "TP2D=4": 19.8}  # GB
+PUBLISHED |= {"TP=8": 22.2, "TP2D=4, DP=2": 20.0}
 NEEDS: tuple[str, ...] = ("layout", "peak GiB", "temp GiB", "state GiB", "GiB sent, by axes")
 NEEDS += (
     "in all",
-    "published GB (8x RTX 4090, s=512, batch 32)",
+    "published GB (RTX 4090, s=512, 8 samples a GPU)",
 )
 OVER: tuple[str, ...] = ("layout", "collective", "executions", "GiB sent", "over attention")
 OVER += (
@@ -108,15 +113,20 @@ def gib(size: float) -> str:
 
 
 def laid_out(config: Config, layout: Layout) -> Config:
-    """The config in another layout; with fewer heads, if its own do not split over tp."""
-    model = config.model
+    """The config in another layout, as many samples a device.
+
+    With fewer heads, if its own do not split over tp.
+    """
+    model, devices = config.model, config.layout.num_devices
+    batch = config.train.global_batch_size * layout.num_devices // devices
     heads = next(
         n
         for n in range(model.num_heads, 0, -1)
         if n % layout.tp == 0 and model.hidden_size % (8 * n) == 0  # cuDNN: 8 divides a head's size
     )
     model = dataclasses.replace(model, num_heads=heads)
-    return dataclasses.replace(config, model=model, layout=layout)
+    train = dataclasses.replace(config.train, global_batch_size=batch)
+    return dataclasses.replace(config, model=model, layout=layout, train=train)
 
 
 def compiled(config: Config, named: str = "", options: Mapping[str, Any] | None = None) -> Compiled:
@@ -150,7 +160,8 @@ def report(config: Config, options: Mapping[str, Any] | None = None) -> str:
     model = config.model
     title = (
         f"{model.num_layers} layers, hidden {model.hidden_size}, sequence {model.seq_length}, "
-        f"batch {config.train.global_batch_size}, {model.dtype}, remat {model.remat}"
+        f"{config.train.global_batch_size // config.layout.num_devices} samples a GPU, "
+        f"{model.dtype}, remat {model.remat}"
     )
     chosen = "".join(f", {name}={value}" for name, value in (options or {}).items())
     return "\n".join(

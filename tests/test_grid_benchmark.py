@@ -206,4 +206,4 @@ def test_report_has_a_row_for_every_layout(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(grid_gpu, "PLUGINS", "jax")
     page = grid_gpu.report(config(CONFIGS / "gpt2-2.5b.yaml"))
     assert page.count("| row=2 col=2 zigzag gather in 4 slices heads, 30 heads |") == 2
-    assert "54 layers, hidden 1920, sequence 512, batch 32, bfloat16, remat dots." in page
+    assert "54 layers, hidden 1920, sequence 512, 8 samples a GPU, bfloat16, remat dots." in page
