@@ -228,10 +228,8 @@ def check_layout(model: ModelConfig, layout: Layout) -> None:
         )
     require_divides("model.ffn_hidden_size", model.mlp_size, "layout.tp", layout.tp)
     _check_sequence(model.seq_length, layout)
-    if layout.ring == "rsa" and layout.ring_size > 1 and model.attention == "cudnn":
-        raise UserError(
-            "layout.ring=rsa makes its own scores; use model.attention=xla, or layout.ring=zigzag"
-        )
+    if layout.own_scores and model.attention == "cudnn":
+        raise UserError(f"{layout.own_scores} makes its own scores; use model.attention=xla")
 
 
 def _check_sequence(length: int, layout: Layout) -> None:

@@ -118,6 +118,13 @@ class Layout:
         return self.cp * (self.row if self.attention2d == "heads" else 1)
 
     @property
+    def own_scores(self) -> str | None:
+        """The choice by which attention makes its scores itself, without a kernel."""
+        if self.attention2d == "blocks" and self.row * self.col > 1:
+            return "layout.attention2d=blocks"
+        return "layout.ring=rsa" if self.ring == "rsa" and self.ring_size > 1 else None
+
+    @property
     def num_devices(self) -> int:
         return math.prod(self.sizes.values())
 

@@ -1,0 +1,45 @@
+"""Which attention kernel a device runs, and what speaks against cuDNN's."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from jaxptd.config import Config, ModelConfig
+from jaxptd.errors import UserError
+from jaxptd.layers.attention import choose_kernel
+from jaxptd.mesh import Layout
+
+GPU = SimpleNamespace(platform="gpu", compute_capability="9.0")
+CPU = SimpleNamespace(platform="cpu")
+
+
+def config(layout: Layout, **choices) -> Config:
+    return Config(ModelConfig(**{"dtype": "bfloat16", **choices}), layout)
+
+
+@pytest.mark.parametrize(
+    "layout", [Layout(), Layout(cp=2), Layout(row=2, col=2), Layout(attention2d="blocks")], ids=str
+)
+def test_cudnn_is_picked_where_it_can_run(layout: Layout) -> None:
+    assert choose_kernel(config(layout), GPU) == ("cudnn", None)
+    assert choose_kernel(config(layout, attention="xla"), GPU) == ("xla", None)
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        (Layout(cp=2, ring="rsa"), "layout.ring=rsa makes its own scores"),
+        (Layout(row=2, ring="rsa"), "layout.ring=rsa makes its own scores"),
+        (Layout(row=2, attention2d="blocks"), "layout.attention2d=blocks makes its own scores"),
+    ],
+    ids=str,
+)
+def test_attention_that_makes_its_own_scores_has_no_kernel(layout: Layout, words: str) -> None:
+    assert choose_kernel(config(layout), GPU) == ("xla", words)
+
+
+def test_asking_for_what_cannot_be_is_an_error() -> None:
+    kernel, words = choose_kernel(config(Layout()), CPU)
+    assert kernel == "xla" and words
+    with pytest.raises(UserError, match="model.attention=cudnn: .*; use model.attention=xla"):
+        choose_kernel(config(Layout(), attention="cudnn"), CPU)
