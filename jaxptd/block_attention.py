@@ -47,10 +47,10 @@ def attend(
         causal: a token sees itself and those before it; else it sees all.
     """
     q_BNTH, k_BNSH, v_BNSH = (x.swapaxes(1, 2) for x in (q, k, v))
-    s_BNTS = _each(matmul_nt, grid)(q_BNTH, k_BNSH)
     wide = jnp.promote_types(q.dtype, jnp.float32)
+    s_BNTS = _each(partial(matmul_nt, dtype=wide), grid)(q_BNTH, k_BNSH)
     sites = _sites(tokens, q.shape[1] * grid.shape[0], grid)
-    p_BNTS = _softmax(s_BNTS.astype(wide) * scale, visible(sites, causal=causal), grid.col)
+    p_BNTS = _softmax(s_BNTS * scale, visible(sites, causal=causal), grid.col)
     drop_again = jax.checkpoint(partial(drop, dropout=dropout))  # keeps no mask
     p_BNTS = drop_again(p_BNTS, sites).astype(v.dtype)
     o_BNTH = _each(matmul, grid)(p_BNTS, v_BNSH)

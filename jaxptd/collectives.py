@@ -12,10 +12,11 @@
 | `broadcast`      | broadcast (or all-reduce)  | all-reduce     | `reduce_to`      |
 | `reduce_to`      | all-reduce                 | broadcast      | `broadcast`      |
 
-The first two pairs stand between replicated values and blocks (tensor parallelism), the last pair
+The first two pairs stand between replicated values and blocks (tensor parallelism), the third
 between blocks of the sequence and blocks of the hidden dim (sequence parallelism): what leaves
-`all_gather` is whole on every device, but each device will make something else of it. The last two
-stand inside the products of a grid, which have a backward of their own.
+`all_gather` is whole on every device, but each device will make something else of it. `shift`
+stands in rings, it and the last two inside the products of a grid; both have a backward of their
+own.
 
 Under `check_vma=True` the type of a value says along which axes it varies; only `varying_axes`
 and `as_varying` touch that type, because its spelling differs between versions of JAX.

@@ -5,9 +5,9 @@ its jaxpr (scan lengths multiplied in) and of the compiled HLO, and holds both a
 Nothing is run, and no parameter is made.
 
 Bytes are of the whole tensor that a collective makes or sums, on one device: of an all-reduce its
-operand, of an all-gather its result, of a reduce-scatter its operand. `wire_bytes` is what a ring
-sends from each device: with g devices (g-1)/g of that, twice for an all-reduce. Axes of size 1 move
-nothing and are left out.
+operand, of an all-gather its result, of all others their operand. `wire_bytes` is what a ring sends
+from each device: with g devices (g-1)/g of that, twice for an all-reduce, all of it in a permute or
+a broadcast. Axes of size 1 move nothing and are left out.
 
 Source of the formulas: see `formulas.py`.
 """

@@ -244,12 +244,12 @@ def _check_sequence(length: int, layout: Layout) -> None:
         )
     inner = Axis.TP if layout.sequence_parallel else Axis.ROW
     unit = math.lcm(layout.row, layout.col) * layout.matmul2d_slices
-    if not heads and length % unit:
+    if not heads and layout.row * layout.col > 1 and length % unit:
         raise UserError(
             f"model.seq_length={length} does not split into panels of a grid of layout.row="
             f"{layout.row} x layout.col={layout.col}, layout.matmul2d_slices="
             f"{layout.matmul2d_slices}, as layout.attention2d=blocks needs; "
-            f"use a multiple of {unit}"
+            f"use a multiple of {unit}, or layout.attention2d=heads"
         )
     for axes in ((Axis.CP,), (Axis.CP, inner)):
         require_divides("model.seq_length", length, *_together(layout, *axes))

@@ -36,6 +36,7 @@ def peak_flops(mesh: Any) -> float | None:
 
 
 def _permutes(layout: Layout) -> bool:
+    """Whether rings may run; on every grid, for one rule."""
     return layout.cp * layout.row * layout.col > 1
 
 

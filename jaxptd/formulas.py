@@ -1,4 +1,6 @@
-"""What a training step must move, by formula. `comms` counts what it does move.
+"""What a training step must move, by formula; on a grid, with `formulas_grid.py`.
+
+`comms` counts what it does move.
 
 Letters: b sequences of a micro-batch on one device, T tokens in a sequence (T/cp of them on one
 device), D model, M micro-batches, L layers.
@@ -38,8 +40,8 @@ def expected(
     """
     sizes = config.layout.sizes
     grid = config.layout.row * config.layout.col > 1
-    inside = on_grid(config, native=native) if grid else _one_way(config)
-    for each in itertools.chain(inside, _ring(config), _ends(config), _gradients(config, infos)):
+    moved = on_grid(config, native=native) if grid else _one_way(config)
+    for each in itertools.chain(moved, _ring(config), _ends(config), _gradients(config, infos)):
         axes = tuple(str(axis) for axis in each.axes if sizes[Axis(axis)] > 1)
         if axes and each.count:
             yield dataclasses.replace(each, axes=axes)
@@ -52,10 +54,10 @@ def _tokens(config: Config) -> int:
 
 
 def _ring(config: Config) -> Iterator[Collective]:
-    """Keys and values, b*T*D/(cp*tp) each, cp-1 hops forward, and backward again with gradients.
+    """Keys and values, a device's part of each, ring-1 hops forward, and backward with gradients.
 
-    A gradient travels in float32. Documents kept apart are numbered once a step, on every device.
-    On a grid the ring goes on over row, and heads, as padded, are cut over col.
+    A part is b*T*D/(cp*tp), or b*T*D/(cp*row*col) with the heads as padded. A gradient travels in
+    float32. Documents kept apart are numbered once a step, on every device.
     """
     model, layout, parts = config.model, config.layout, config.train.micro_batches
     dtype = jnp.dtype(model.dtype)

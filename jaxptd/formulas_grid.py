@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from jaxptd.config import Config
 from jaxptd.mesh import Axis
-from jaxptd.spread import panels
+from jaxptd.spread import padded
 from jaxptd.traffic import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -126,7 +126,8 @@ def _blocks(moves: Moves, times: int) -> Iterator[Collective]:
     output_again = config.model.remat == "full"
     yield from moves.spread(Axis.ROW, k, times * (4 + scores_again + output_again), itemsize)
     yield from moves.spread(Axis.COL, s, times * (4 + output_again), itemsize)
-    yield from moves.collect(Axis.COL, s, times * (2 + scores_again), itemsize)
+    yield from moves.collect(Axis.COL, s, times, itemsize)
+    yield from moves.collect(Axis.COL, s, times * (1 + scores_again), _wide(config))
     yield from moves.collect(Axis.ROW, k, times * 2, itemsize)
     rows = _rows(config) * config.model.num_heads * _wide(config)
     softmax = times * (3 + 2 * scores_again)
@@ -145,10 +146,9 @@ def _wide(config: Config) -> int:
     return jnp.promote_types(config.model.dtype, jnp.float32).itemsize
 
 
-def _padded(config: Config, size: int) -> int:
+def _padded(config: Config, size: int, each: int = 1) -> int:
     layout = config.layout
-    unit = panels(layout.row, layout.col, layout.matmul2d_slices)
-    return -(-size // unit) * unit
+    return padded(size, (layout.row, layout.col, layout.matmul2d_slices), each)
 
 
 def inside(config: Config) -> int:
@@ -157,5 +157,5 @@ def inside(config: Config) -> int:
     if config.layout.row * config.layout.col == 1:
         return model.hidden_size
     if config.layout.attention2d == "heads":
-        return _padded(config, model.num_heads) * model.head_size
+        return _padded(config, model.num_heads, model.head_size) * model.head_size
     return model.num_heads * _padded(config, model.head_size)

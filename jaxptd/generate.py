@@ -62,7 +62,7 @@ class Sampling:
 
 
 class _WholeTokens(Program):
-    """A program for a few tokens at a time."""
+    """A program whose form cuts no token."""
 
     @cached_property
     def form(self) -> TensorParallel:

@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import numpy as np
@@ -33,8 +33,13 @@ class Axis(StrEnum):
 
 
 RingKind = Literal["zigzag", "blockwise", "rsa"]
-Matmul2D = Literal["fox", "summa", "cannon", "gather"]
+Matmul2D = Literal["gather", "summa", "fox", "cannon"]
 Attention2D = Literal["heads", "blocks"]
+KNOWN = {
+    "ring": get_args(RingKind),
+    "matmul2d": get_args(Matmul2D),
+    "attention2d": get_args(Attention2D),
+}
 SQUARE: tuple[Matmul2D, ...] = ("fox", "cannon")  # these need as many rows as columns
 
 
@@ -47,8 +52,8 @@ class Layout:
         dp: parts the batch is cut into.
         cp: parts the sequence is cut into for ring attention.
         tp: parts each weight matrix is cut into, one way (Megatron). Either this or row x col.
-        row: rows of the 2D grid of weight blocks.
-        col: columns of the 2D grid of weight blocks.
+        row: rows of the grid of blocks of every matrix; the sequence is cut over them too.
+        col: columns of that grid; hidden units are cut over them too.
         sequence_parallel: cut the sequence over tp too, between the matrix products.
         ring: attention over cp (and row): zigzag (balanced), blockwise (contiguous parts), or rsa
             (whole rows of scores, as first published).
@@ -81,6 +86,11 @@ class Layout:
                 f"layout.tp={self.tp} with layout.row={self.row}, layout.col={self.col}: a matrix "
                 "is held by tp or by a row x col grid, not both; set tp=1 or row=col=1"
             )
+        for name, known in KNOWN.items():
+            if getattr(self, name) not in known:
+                raise UserError(
+                    f"layout.{name}={getattr(self, name)}: use one of {', '.join(known)}"
+                )
         self._check_grid()
 
     def _check_grid(self) -> None:
@@ -101,7 +111,7 @@ class Layout:
             raise UserError(
                 f"{grid} cuts the sequence by itself; leave layout.sequence_parallel false"
             )
-        if self.attention2d == "blocks" and self.cp > 1:
+        if self.attention2d == "blocks" and self.cp > 1 and self.row * self.col > 1:
             raise UserError(
                 f"layout.attention2d=blocks has no ring (layout.cp={self.cp}); "
                 "use layout.cp=1 or layout.attention2d=heads"

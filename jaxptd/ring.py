@@ -70,7 +70,7 @@ class Ring:
         return jnp.concatenate([self.positions(length // inner, i) for i in devices])
 
     def parts(self, x_BCT: Array) -> Array:
-        """What all devices along an axis have, of each of the ring's devices."""
+        """What was gathered along the first axis -> a part for each of the ring's devices."""
         return x_BCT.reshape(x_BCT.shape[0], lax.axis_size(self.axis), -1)
 
     def _part(self, length: int, device: Any, devices: int) -> list[tuple[Any, int]]:

@@ -60,6 +60,16 @@ def panels(rows: int, cols: int, slices: int = 1) -> int:
     return math.lcm(rows, cols) * slices
 
 
+def padded(size: int, grid: tuple[int, int, int], each: int = 1) -> int:
+    """The least number, of `size` or more, that splits over a grid of (rows, cols, slices).
+
+    each: rows or columns of the matrix that belong to one of `size`, as to an attention head.
+    """
+    unit = panels(*grid)
+    unit = math.lcm(panels(*grid[:2]), unit // math.gcd(unit, each))
+    return -(-size // unit) * unit
+
+
 class Way(Protocol):
     """How panels of K are spread along one axis of the grid, and parts of sums brought home."""
 
@@ -91,7 +101,9 @@ def ways(grid: Grid, *, first: int = 0) -> tuple[Way, Way]:
     ring = partial(_Ring, grid, first=first, skewed=grid.algorithm == "cannon")
     if grid.algorithm == "cannon":
         return ring(1), ring(0)
-    return _Broadcast(grid, 1, cols, lax.axis_index(grid.row) + first), ring(0)
+    if grid.algorithm == "fox":
+        return _Broadcast(grid, 1, cols, lax.axis_index(grid.row) + first), ring(0)
+    raise ValueError(f"no algorithm {grid.algorithm!r}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -124,7 +124,7 @@ class Program:
 
     @cached_property
     def token_order(self) -> np.ndarray:
-        """Positions `[T]` in the order in which the devices along cp hold them."""
+        """Positions `[T]` in the order in which the devices of the ring hold them."""
         return self.form.ring.order(self.model.seq_length, self.config.layout.ring_size)
 
     def place(self, batch: Mapping[str, np.ndarray]) -> Batch:
@@ -158,10 +158,10 @@ class Program:
 
     @property
     def _compiler_options(self) -> dict[str, Any] | None:
-        """Backward of a ring sends twice at a time: keys and values, and the sums they bring home.
+        """Two collectives at a time, where XLA for GPUs would schedule one and wait for the second.
 
-        So do products on a grid: along row and along col. XLA for GPUs would schedule one
-        collective at a time, and wait for the second.
+        Backward of a ring sends keys and values and the sums they bring home; products on a grid
+        send along row and along col. Of the training step only: an evaluation is short.
         """
         layout = self.config.layout
         if not on_gpus(self.mesh) or (layout.ring_size < 3 and layout.row * layout.col == 1):
@@ -263,6 +263,7 @@ class Program:
 
     @property
     def _loss_axes(self) -> tuple[str, ...]:
+        """Axes that cut the tokens of the logits, and so the loss."""
         return (*BATCH_AXES, *self.form.logit_axes)
 
     def _seed(self, step: Array) -> Array | None:

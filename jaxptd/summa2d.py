@@ -45,14 +45,22 @@ def matmul(a: Array, b: Array, grid: Grid) -> Array:
     return _ab(a_MK, b_KN, grid).reshape(*a.shape[:-1], -1)
 
 
-def matmul_nt(a: Array, b: Array, grid: Grid) -> Array:
-    """A B^T: a[.., M/row, K/col], b[N/row, K/col] -> [.., M/row, N/col]. Else as `matmul`."""
+def matmul_nt(a: Array, b: Array, grid: Grid, dtype: DTypeLike | None = None) -> Array:
+    """A B^T: a[.., M/row, K/col], b[N/row, K/col] -> [.., M/row, N/col].
+
+    As `matmul`, but a device's product is a part of the sum over K: devices add their parts in
+    `dtype`, the result's, by default a's.
+    """
     a_MK, b_NK = _matrices(a, b, grid)
-    return _abt(a_MK, b_NK, grid).reshape(*a.shape[:-1], -1)
+    return _abt(a_MK, b_NK, grid, dtype or a.dtype).reshape(*a.shape[:-1], -1)
 
 
 def matmul_tn(a: Array, b: Array, grid: Grid) -> Array:
-    """A^T B: a[.., K/row, M/col], b[.., K/row, N/col] -> [M/row, N/col]. Else as `matmul`."""
+    """A^T B: a[.., K/row, M/col], b[.., K/row, N/col] -> [M/row, N/col].
+
+    As `matmul`, but a device's product is a part of the sum over K: devices add their parts in a's
+    precision.
+    """
     return _atb(*_matrices(a, b, grid), grid)
 
 
@@ -76,13 +84,13 @@ def _ab_bwd(grid: Grid, kept: Kept, dc: Array) -> Kept:
     return da, _transposed_times(a, dc, grid, b.dtype)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _abt(a: Array, b: Array, grid: Grid) -> Array:
-    return _times_transposed(a, b.astype(a.dtype), grid, a.dtype)
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _abt(a: Array, b: Array, grid: Grid, dtype: DTypeLike) -> Array:
+    return _times_transposed(a, b.astype(a.dtype), grid, dtype)
 
 
-def _abt_bwd(grid: Grid, kept: Kept, dc: Array) -> Kept:
-    a, b, dc = _later(kept, dc)
+def _abt_bwd(grid: Grid, dtype: DTypeLike, kept: Kept, dc: Array) -> Kept:
+    a, b, dc = _later(kept, dc.astype(kept[0].dtype))
     return _times(dc, b.astype(a.dtype), grid, a.dtype), _transposed_times(dc, a, grid, b.dtype)
 
 
@@ -96,8 +104,8 @@ def _atb_bwd(grid: Grid, kept: Kept, dc: Array) -> Kept:
     return _times_transposed(b.astype(a.dtype), dc, grid, a.dtype), _times(a, dc, grid, b.dtype)
 
 
-def _keep(form: Any, a: Array, b: Array, grid: Grid) -> tuple[Array, Kept]:
-    return form(a, b, grid), (a, b)
+def _keep(form: Any, a: Array, b: Array, *how: Any) -> tuple[Array, Kept]:
+    return form(a, b, *how), (a, b)
 
 
 def _later(kept: Kept, dc: Array) -> tuple[Array, Array, Array]:

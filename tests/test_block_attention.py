@@ -31,6 +31,7 @@ class Case:
     causal: bool = True
     rate: float = 0.0
     documents: bool = False
+    size: float = 1.0  # of q and k
 
     def __str__(self) -> str:
         rich = ["dropout"] * bool(self.rate) + ["documents"] * self.documents
@@ -43,7 +44,8 @@ class Case:
 
     def inputs(self) -> np.ndarray:
         """q, k, v and the output's gradient."""
-        return np.random.default_rng(0).standard_normal((4, B, T, N, H))
+        scale = np.array([self.size, self.size, 1, 1]).reshape(4, 1, 1, 1, 1)
+        return scale * np.random.default_rng(0).standard_normal((4, B, T, N, H))
 
     def held(self, dtype: str) -> list[Array]:
         """Those, with H padded with zeros to a size that splits."""
@@ -133,11 +135,12 @@ def test_in_float32_too(case: Case) -> None:
     hold(case, "float32")
 
 
-def test_bfloat16_rounds_scores_and_probabilities_only() -> None:
-    """The softmax is in float32."""
-    found, want = run(case(2, 4), "bfloat16")
-    wanted = (want.o, want.dq, want.dk, want.dv)
-    for x, y in zip(found, wanted, strict=True):
+@pytest.mark.parametrize("size", [1.0, 3.0])
+def test_bfloat16_rounds_probabilities_and_not_scores(size: float) -> None:
+    """Scores, of any size, and softmax are in float32; so the output is right to its precision."""
+    found, want = run(case(2, 4, size=size), "bfloat16")
+    assert difference(found[0][..., :H], want.o) <= 2**-8
+    for x, y in zip(found[1:], (want.dq, want.dk, want.dv), strict=True):
         assert difference(x[..., :H], y) <= 2**-6
 
 

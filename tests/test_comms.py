@@ -12,12 +12,13 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.measure import CPU_OPTIONS
-from jaxptd import comms
+from jaxptd import comms, step
 from jaxptd.collectives import as_varying
 from jaxptd.formulas import expected
 from jaxptd.hlo import collectives_from_hlo
+from jaxptd.layers.tensor_parallel import make_form
 from jaxptd.mesh import Axis, Layout, make_mesh
-from jaxptd.traffic import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Collective
+from jaxptd.traffic import ALL_GATHER, ALL_REDUCE, BROADCAST, PERMUTE, REDUCE_SCATTER, Collective
 
 B_T_D = 4 * 8 * 16 * 4  # bytes of a device's x[B/dp, T, D] in float32, with dp=2
 
@@ -73,6 +74,7 @@ GRIDS = [
     Layout(dp=2, cp=2, row=1, col=2),
 ]
 MATRIX += [(layout, {"remat": r}) for layout in GRIDS for r in ("none", "dots", "full")]
+MATRIX += [(Layout(row=2, col=2, ring=ring), {"remat": "attention"}) for ring in ("zigzag", "rsa")]
 MATRIX += [
     (Layout(row=2, col=2, matmul2d=kind, attention2d="blocks"), UNEVEN | {"remat": remat})
     for kind in ("gather", "summa", "fox", "cannon")
@@ -86,6 +88,16 @@ def test_the_jaxpr_moves_what_the_formula_says(layout: Layout, choice: dict) -> 
     program = tiny.program(layout, **choice)
     formula = comms.add_up(expected(program.config, program.infos))
     assert comms.subtract(comms.count(program), formula) == []
+
+
+def test_a_grid_of_gpus_moves_what_the_formula_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SUMMA broadcasts; fox cannot."""
+    monkeypatch.setattr(step, "make_form", lambda layout, **_: make_form(layout, native=True))
+    for kind, some in (("summa", True), ("fox", False)):
+        program = tiny.program(Layout(row=2, col=2, matmul2d=kind))
+        formula = comms.add_up(expected(program.config, program.infos, native=True))
+        assert comms.subtract(comms.count(program), formula) == []
+        assert any(each.kind == BROADCAST for each in formula) == some
 
 
 UNROLLED = {"scan_layers": False, "remat": "dots"}

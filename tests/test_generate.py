@@ -117,8 +117,8 @@ def test_every_layout_writes_the_same(layout):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
-    [TP2, TP4, CP2_TP2, SEQUENCE, GRID, BLOCKS],
-    ids=["tp2", "tp4", "cp2 tp2", "dp2 tp2 sp", "2x2", "2x4 blocks"],
+    [TP2, TP4, CP2_TP2, SEQUENCE, GRID, BLOCKS, ("--layout.cp=2", *GRID)],
+    ids=["tp2", "tp4", "cp2 tp2", "dp2 tp2 sp", "2x2", "2x4 blocks", "cp2 2x2"],
 )
 @pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS)
 def test_every_layout_writes_the_same_after_any_prompt(layout, prompt):

@@ -81,6 +81,8 @@ def test_tp_and_a_grid_exclude_each_other(grid):
         ({"matmul2d_slices": 0}, "layout.matmul2d_slices=0: use 1 or more"),
         ({"matmul2d": "summa", "matmul2d_slices": 2}, "layout.matmul2d=summa has no slices"),
         ({"col": 2, "sequence_parallel": True}, "leave layout.sequence_parallel false"),
+        ({"matmul2d": "sumna"}, "matmul2d=sumna: use one of gather, summa, fox, cannon"),
+        ({"attention2d": "block"}, "layout.attention2d=block: use one of heads, blocks"),
         ({"cp": 2, "row": 2, "attention2d": "blocks"}, "use layout.cp=1 or .*attention2d=heads"),
     ],
 )

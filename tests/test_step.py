@@ -209,10 +209,20 @@ def test_rsa_on_one_device_is_attention_in_chunks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("platform", "cp", "given"), [("cuda", 4, 1), ("cuda", 2, 0), ("cpu", 4, 0)]
+    ("platform", "layout", "given"),
+    [
+        ("cuda", Layout(cp=4), 1),
+        ("cuda", Layout(cp=2), 0),
+        ("cuda", Layout(tp=4), 0),
+        ("cuda", Layout(row=1, col=2), 1),
+        ("cuda", Layout(row=2, col=2), 1),
+        ("cpu", Layout(cp=4), 0),
+        ("cpu", Layout(row=2, col=2), 0),
+    ],
+    ids=str,
 )
-def test_two_hops_may_be_under_way_at_once_on_gpus(platform: str, cp: int, given: int) -> None:
+def test_two_collectives_may_be_under_way_at_once_on_gpus(platform, layout, given) -> None:
     device = types.SimpleNamespace(platform=platform)
     mesh = types.SimpleNamespace(devices=np.array([device]))
-    program = Program(tiny.config(Layout(cp=cp)), mesh)
+    program = Program(tiny.config(layout), mesh)
     assert len(program._compiler_options or {}) == given

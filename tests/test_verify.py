@@ -31,7 +31,14 @@ def test_layouts_are_equal_to_one_device(layout: Layout) -> None:
 
 
 @pytest.mark.parametrize(
-    "layout", [Layout(cp=4), Layout(cp=4, ring="blockwise"), tiny.CONTEXT_PARALLEL], ids=str
+    "layout",
+    [
+        Layout(cp=4),
+        Layout(cp=4, ring="blockwise"),
+        tiny.CONTEXT_PARALLEL,
+        Layout(cp=2, row=2, col=2),
+    ],
+    ids=str,
 )
 def test_rings_are_equal_to_one_device_with_documents_kept_apart(layout: Layout) -> None:
     hold(layout, documents="apart")

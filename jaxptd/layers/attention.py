@@ -1,4 +1,4 @@
-"""Self-attention with heads cut over devices.
+"""Self-attention with heads, or parts of every head, cut over devices.
 
 Letters: B batch, T query position, S key position, D model, N heads, H head size.
 """
@@ -36,10 +36,11 @@ class Cache(NamedTuple):
 
 
 class SelfAttention(nnx.Module):
-    """Causal multi-head attention; Q, K and V come from one product, `[D, 3, N, H]`, cut over N.
+    """Causal multi-head attention; Q, K and V come from one product, `[D, 3, N, H]`.
 
-    Each device holds whole heads, so over tp scores, softmax, dropout and context move nothing;
-    where the sequence is cut over cp, keys and values go round a ring.
+    It is cut along N: each device holds whole heads, so scores, softmax, dropout and context move
+    nothing over tp or col; where the sequence is cut, over cp or row, keys and values go round a
+    ring. Or along H (`form.head_dim`): see `block_attention.py`.
     Source: Shoeybi et al., arXiv 1909.08053, section 3.
     """
 

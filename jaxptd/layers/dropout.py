@@ -30,7 +30,8 @@ class Places(NamedTuple):
 
     sample_B: number of each sequence in the global batch. position_T: position of each token of the
     device's cp block in its sequence. seed: two words for this step, or None to drop nothing.
-    segment_BCT: the document of each token of every cp block, or None where documents are joined.
+    segment_BCT: the document of each token of every part of the ring, or None where documents are
+    joined.
     """
 
     sample_B: Array

@@ -9,7 +9,7 @@ from jaxptd.params import normal, param
 
 
 class VocabParallelEmbedding(nnx.Module):
-    """A table `[V, D]` cut over the vocabulary; also the output layer, tied or of its own.
+    """A table `[V, D]` cut over the vocabulary, on a grid over D too; also the output layer.
 
     V that does not split is padded with zero rows. They are never looked up, and the loss gives
     them no probability, so they get no gradient and stay zero.
@@ -34,7 +34,7 @@ class VocabParallelEmbedding(nnx.Module):
 
 
 class PositionEmbedding(nnx.Module):
-    """A learned vector for each position, table `[T, D]`; its rows split over the devices.
+    """A learned vector for each position, table `[T, D]`: whole, or in blocks on a grid.
 
     Source: Radford et al., Language Models are Unsupervised Multitask Learners, 2019 (GPT-2).
     """

@@ -62,8 +62,11 @@ class TensorParallel(Protocol):
     def position_spec(self) -> P:
         """Of a table of positions, `table[T, D]`."""
 
-    def padded(self, size: int) -> int:
-        """Of V, or a dim that is cut between a pair of products: its size in equal blocks."""
+    def padded(self, size: int, each: int = 1) -> int:
+        """Of V, or a dim that is cut between a pair of products: its size in equal blocks.
+
+        each: hidden units that belong to one of it, as to a head.
+        """
 
     def padded_hidden(self, size: int) -> int:
         """Of D: its size in equal blocks."""

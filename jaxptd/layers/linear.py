@@ -1,5 +1,6 @@
 """The two linear layers of tensor parallelism. Letters: B batch, T position, D model, F hidden."""
 
+import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -15,7 +16,8 @@ INIT = normal(0.02)  # GPT-2's
 
 
 class ColumnParallelLinear(nnx.Module):
-    """`x[B, T, D] -> h[B, T, *out]`, the weight `[D, *out]` cut along dim `cut` of `out`.
+    """`x[B, T, D] -> h[B, T, *out]`, the weight `[D, *out]` cut along dim `cut` of `out`, and on
+    a grid along D.
 
     Args:
         in_features: D.
@@ -66,7 +68,8 @@ class ColumnParallelLinear(nnx.Module):
 
 
 class RowParallelLinear(nnx.Module):
-    """`h[B, T, *in] -> y[B, T, D]`, the weight `[*in, D]` cut along dim `cut` of `in`.
+    """`h[B, T, *in] -> y[B, T, D]`, the weight `[*in, D]` cut along dim `cut` of `in`, and on a
+    grid along D.
 
     Args:
         in_features: the shape `in`; `(N, H)` for attention, `(F,)` for the MLP.
@@ -115,4 +118,5 @@ class RowParallelLinear(nnx.Module):
 
 def _held(shape: tuple[int, ...], cut: int, form: TensorParallel) -> tuple[int, ...]:
     """The shape with its dim `cut` in equal blocks."""
-    return tuple(form.padded(size) if dim == cut else size for dim, size in enumerate(shape))
+    cut_size = form.padded(shape[cut], each=math.prod(shape[cut + 1 :]))
+    return (*shape[:cut], cut_size, *shape[cut + 1 :])

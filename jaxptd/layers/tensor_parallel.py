@@ -23,7 +23,7 @@ from jaxptd.flash import Kernel
 from jaxptd.layers.form import TensorParallel, own_numbers, own_rows, product
 from jaxptd.mesh import Axis, Layout
 from jaxptd.ring import Ring, Tokens
-from jaxptd.spread import Grid, panels
+from jaxptd.spread import Grid, padded
 from jaxptd.summa2d import matmul
 
 
@@ -65,8 +65,8 @@ class Megatron1D:
     def position_spec(self) -> P:
         return P(None, None)
 
-    def padded(self, size: int) -> int:
-        return _up(size, self.size)
+    def padded(self, size: int, each: int = 1) -> int:
+        return -(-size // self.size) * self.size
 
     def padded_hidden(self, size: int) -> int:
         return size
@@ -145,7 +145,8 @@ class Grid2D:
         rows: devices along row.
         cols: devices along col.
         grid: how they multiply.
-        ring: the devices that hold the sequence of q, k and v: along cp and row.
+        ring: the devices that hold the sequence of q, k and v: along cp and row, or, where parts of
+            every head lie over col, along cp alone.
         head_dim: 0: heads lie over col and attention is a ring over row; 1: parts of every head do,
             and attention is made of products on the grid, too.
     """
@@ -177,8 +178,8 @@ class Grid2D:
     def position_spec(self) -> P:
         return P(Axis.ROW, Axis.COL)
 
-    def padded(self, size: int) -> int:
-        return _up(size, panels(self.rows, self.cols, self.grid.slices))
+    def padded(self, size: int, each: int = 1) -> int:
+        return padded(size, (self.rows, self.cols, self.grid.slices), each)
 
     def padded_hidden(self, size: int) -> int:
         return self.padded(size)
@@ -276,10 +277,6 @@ def _row(h: Array, w: Array, cut: int, grid: Grid) -> Array:
 
 def _cut(axis: Axis, dims: int, cut: int) -> P:
     return P(*(axis if dim == cut else None for dim in range(dims)))
-
-
-def _up(size: int, unit: int) -> int:
-    return -(-size // unit) * unit
 
 
 def make_form(layout: Layout, *, native: bool = False) -> TensorParallel:
