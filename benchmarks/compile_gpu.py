@@ -21,7 +21,7 @@ from jax.experimental import topologies
 
 from benchmarks.gspmd import Peer
 from benchmarks.kernels import summary
-from benchmarks.measure import collectives, compile_step, rows_by_axes, table, versions, write
+from benchmarks.measure import append, collectives, compile_step, rows_by_axes, table, versions
 from jaxptd.command_line import make_parser, parse
 from jaxptd.config import Config, Remat
 from jaxptd.data.tokenizers import with_vocabulary
@@ -151,9 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 rows.append(cells)
                 print("  ".join(cells), f"(compiled in {seconds:.0f} s)", flush=True)
     if options["out"]:
-        path = Path(options["out"])
-        before = path.read_text(encoding="utf-8") + "\n" if path.exists() else INTRODUCTION
-        write(path, before + report(options["title"], rows))
+        append(Path(options["out"]), INTRODUCTION, report(options["title"], rows))
     return 0
 
 

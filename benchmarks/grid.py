@@ -26,7 +26,7 @@ from jax.sharding import Sharding
 
 from benchmarks import grid_gpu
 from benchmarks.long_context import QUICK
-from benchmarks.measure import table, versions, write
+from benchmarks.measure import append, table, versions
 from benchmarks.overlap import compiler_options
 from jaxptd.command_line import make_parser, parse
 from jaxptd.config import Config, ModelConfig, TrainConfig
@@ -238,9 +238,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         title, body = "Simulated devices", on_cpus()
     print(body)
     if options["out"]:
-        path = Path(options["out"])
-        before = path.read_text(encoding="utf-8") + "\n" if path.exists() else INTRODUCTION
-        write(path, f"{before}## {title}\n\n{body}")
+        append(Path(options["out"]), INTRODUCTION, f"## {title}\n\n{body}")
     return 0
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import jax
 
 from benchmarks.compile_gpu import PLUGINS, gpus
-from benchmarks.measure import CPU_OPTIONS, compile_step, mib, table, versions, write
+from benchmarks.measure import CPU_OPTIONS, append, compile_step, mib, table, versions
 from jaxptd.command_line import make_parser, parse
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.data.tokenizers import with_vocabulary
@@ -212,9 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             draw(points, Path(options["picture"]))
     print(body)
     if options["out"]:
-        path = Path(options["out"])
-        before = path.read_text(encoding="utf-8") + "\n" if path.exists() else INTRODUCTION
-        write(path, f"{before}## {title}\n\n{body}")
+        append(Path(options["out"]), INTRODUCTION, f"## {title}\n\n{body}")
     return 0
 
 

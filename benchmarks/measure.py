@@ -101,6 +101,12 @@ def write(path: Path, text: str) -> None:
     aside.replace(path)
 
 
+def append(path: Path, introduction: str, section: str) -> None:
+    """Writes a section behind what a file has, or behind the introduction of a new one."""
+    before = path.read_text(encoding="utf-8") + "\n" if path.exists() else introduction
+    write(path, before + section)
+
+
 def mib(size: float) -> str:
     return f"{size / 2**20:.1f}"
 

@@ -21,8 +21,6 @@ arXiv 2105.13120 (RSA).
 import argparse
 import dataclasses
 import importlib.metadata
-import statistics
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,17 +30,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding
+from jax.typing import ArrayLike
 
-from benchmarks.measure import (
-    CPU_OPTIONS,
-    TOLERANCE,
-    DifferentError,
-    collectives,
-    mib,
-    table,
-    versions,
-    write,
-)
+from benchmarks.measure import CPU_OPTIONS, TOLERANCE, collectives, mib, table, versions, write
+from benchmarks.race import Runner, race
 from benchmarks.ring_programs import CUT, INSTALL, RINGATTENTION, Program, ours, programs
 from benchmarks.work import work_per_device
 from jaxptd.config import Config, ModelConfig, TrainConfig
@@ -73,44 +64,14 @@ class Size:
 
 
 @dataclasses.dataclass
-class Run:
-    """A compiled program with its arguments, and what was found out about it."""
+class Run(Runner):
+    """A program; it gives the tokens in the order of its ring."""
 
-    program: Program
-    compiled: Any
-    arrays: Sequence[Array]
     order: np.ndarray
     moved: str
-    error: float = 0.0
-    seconds: list[float] = dataclasses.field(default_factory=list)
 
-    def step(self) -> Any:
-        """Runs it once, timed."""
-        start = time.perf_counter()
-        results = jax.block_until_ready(self.compiled(*self.arrays))
-        self.seconds.append(time.perf_counter() - start)
-        return results
-
-    def check(self, expected: Sequence[Array]) -> None:
-        """Sets `error`, the largest relative one of the output and the gradients.
-
-        Raises:
-            DifferentError: it is more than `TOLERANCE`.
-        """
-        for found, right in zip(self.step(), expected, strict=True):
-            there = np.asarray(right)[:, self.order]
-            error = np.linalg.norm(np.asarray(found) - there) / np.linalg.norm(there)
-            self.error = max(self.error, float(error))
-        if not self.error <= TOLERANCE:
-            raise DifferentError(f"{self.program.name} is {self.error:.1e} off plain attention")
-
-    @property
-    def temp(self) -> float:
-        return self.compiled.memory_analysis().temp_size_in_bytes
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.seconds)
+    def laid_out(self, right: ArrayLike) -> np.ndarray:
+        return np.asarray(right)[:, self.order]
 
 
 @jax.jit
@@ -151,13 +112,7 @@ def measure(size: Size, mesh: Mesh, *, chunks: Sequence[int], steps: int) -> lis
     """Every program: checked, then timed `steps` times, interleaved."""
     arrays = size.random()
     runs = [start(program, mesh, arrays) for program in programs(mesh, chunks)]
-    expected = plain(*arrays)
-    for run in runs:
-        run.check(expected)
-        run.seconds.clear()
-    for _ in range(steps):
-        for run in runs:
-            run.step()
+    race(runs, plain(*arrays), steps=steps)
     return runs
 
 

@@ -30,19 +30,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from jax.sharding import Mesh
 
-from benchmarks.measure import (
-    CPU_OPTIONS,
-    TOLERANCE,
-    DifferentError,
-    collectives,
-    mib,
-    table,
-    versions,
-    write,
-)
+from benchmarks.measure import CPU_OPTIONS, TOLERANCE, collectives, mib, table, versions, write
+from benchmarks.race import Runner, race
 from benchmarks.summa2d_programs import SLICES, Program, Size, grids, plain, programs
 from jaxptd.config import Config, TrainConfig
 from jaxptd.devices import PEAK_FLOPS, prepare
@@ -51,44 +42,12 @@ from jaxptd.mesh import Layout, make_mesh
 
 
 @dataclasses.dataclass
-class Run:
-    """A compiled program with its arguments, and what was found out about it."""
+class Run(Runner):
+    """A program; kept: bytes for backward on a device; wire: bytes sent, by axes."""
 
-    program: Program
-    compiled: Any
-    arrays: Sequence[Array]
     kept: int = 0
     wire: dict[str, int] = dataclasses.field(default_factory=dict)
     messages: int = 0
-    error: float = 0.0
-    seconds: list[float] = dataclasses.field(default_factory=list)
-
-    def step(self) -> Any:
-        """Runs it once, timed."""
-        start = time.perf_counter()
-        results = jax.block_until_ready(self.compiled(*self.arrays))
-        self.seconds.append(time.perf_counter() - start)
-        return results
-
-    def check(self, expected: Sequence[np.ndarray]) -> None:
-        """Sets `error`, the largest relative one of the product and the gradients.
-
-        Raises:
-            DifferentError: it is more than `TOLERANCE`.
-        """
-        for found, right in zip(self.step(), expected, strict=True):
-            error = np.linalg.norm(np.asarray(found) - right) / np.linalg.norm(right)
-            self.error = max(self.error, float(error))
-        if not self.error <= TOLERANCE:
-            raise DifferentError(f"{self.program.name} is {self.error:.1e} off one device")
-
-    @property
-    def temp(self) -> float:
-        return self.compiled.memory_analysis().temp_size_in_bytes
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.seconds)
 
 
 def start(program: Program, mesh: Mesh, arrays: Sequence[np.ndarray]) -> Run:
@@ -109,13 +68,7 @@ def measure(size: Size, devices: int, *, steps: int) -> list[Run]:
     """Every program: checked, then timed `steps` times, interleaved."""
     arrays = size.random()
     runs = [start(each, make_mesh(each.layout), arrays) for each in programs(devices)]
-    expected = [np.asarray(each) for each in plain(*arrays)]
-    for run in runs:
-        run.check(expected)
-        run.seconds.clear()
-    for _ in range(steps):
-        for run in runs:
-            run.step()
+    race(runs, plain(*arrays), steps=steps)
     return runs
 
 

@@ -139,30 +139,28 @@ ONES = [pytest.param(lambda: 2, (2, 2), id="2"), pytest.param(lambda: 3, (3, 3),
 EACH = pytest.param(lambda: 1 + 2 * jax.lax.axis_index(Axis.DP), (1, 3), id="each its own")
 
 
-@pytest.mark.parametrize(("source", "numbers"), [*ONES, EACH])
-def test_broadcast_gives_what_the_source_has_and_sums_gradients_there(source, numbers) -> None:
-    x, dy = array(2 * N, 3), array(2 * N, 3, seed=5)
-    broadcast = lambda x: collectives.broadcast(x, Axis.TP, source())  # noqa: E731
-    want, sums = np.zeros_like(x), np.zeros_like(x)
+def spread_and_summed(x: np.ndarray, numbers: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """In each group: what the device of its number has, on all; the sum of all, on that device."""
+    spread, summed = np.zeros_like(x), np.zeros_like(x)
     for group, number in enumerate(numbers):
         group_of, at = slice(group * N, (group + 1) * N), group * N + number
-        want[group_of], sums[at] = x[at], dy[group_of].sum(0)
-    np.testing.assert_array_equal(on_mesh(broadcast, BOTH, BOTH)(x), want)
-    dx = on_mesh(backward(broadcast), (BOTH, BOTH), BOTH)(x, dy)
-    np.testing.assert_allclose(dx, sums, rtol=1e-5, atol=1e-6)
+        spread[group_of], summed[at] = x[at], x[group_of].sum(0)
+    return spread, summed
 
 
-@pytest.mark.parametrize(("target", "numbers"), [*ONES, EACH])
-def test_reduce_to_sums_at_the_target_and_broadcasts_gradients(target, numbers) -> None:
+@pytest.mark.parametrize(("end", "numbers"), [*ONES, EACH])
+def test_broadcast_spreads_and_reduce_to_sums_and_backward_the_other_way(end, numbers) -> None:
     x, dy = array(2 * N, 3), array(2 * N, 3, seed=5)
-    reduce_to = lambda x: collectives.reduce_to(x, Axis.TP, target())  # noqa: E731
-    sums, want = np.zeros_like(x), np.zeros_like(x)
-    for group, number in enumerate(numbers):
-        group_of, at = slice(group * N, (group + 1) * N), group * N + number
-        sums[at], want[group_of] = x[group_of].sum(0), dy[at]
-    y = on_mesh(reduce_to, BOTH, BOTH)(x)
-    np.testing.assert_allclose(y, sums, rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(on_mesh(backward(reduce_to), (BOTH, BOTH), BOTH)(x, dy), want)
+    (spread, summed), (spread_dy, summed_dy) = (spread_and_summed(a, numbers) for a in (x, dy))
+    for one, forward, back in (
+        (collectives.broadcast, spread, summed_dy),
+        (collectives.reduce_to, summed, spread_dy),
+    ):
+        move = lambda x, one=one: one(x, Axis.TP, end())  # noqa: E731
+        y = on_mesh(move, BOTH, BOTH)(x)
+        np.testing.assert_allclose(y, forward, rtol=1e-5, atol=1e-6)
+        dx = on_mesh(backward(move), (BOTH, BOTH), BOTH)(x, dy)
+        np.testing.assert_allclose(dx, back, rtol=1e-5, atol=1e-6)
 
 
 def test_a_native_broadcast_is_one_only_where_all_groups_share_the_source() -> None:

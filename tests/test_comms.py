@@ -80,6 +80,8 @@ MATRIX += [
     for kind in ("gather", "summa", "fox", "cannon")
     for remat in ("none", "dots", "attention", "full")
 ]
+MATRIX += [(layout, {"dtype": "bfloat16"}) for layout in GRIDS[2:5]]
+MATRIX += [(Layout(row=2, col=2, attention2d="blocks"), UNEVEN | {"dtype": "bfloat16"})]
 MATRIX += [(Layout(dp=2, row=2, col=2), {"ffn_hidden_size": 27, "documents": "apart"})]
 
 

@@ -11,7 +11,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 from jaxptd.mesh import Axis, Layout, make_mesh
-from jaxptd.spread import Grid, Way, panels, ways
+from jaxptd.spread import Grid, Way, padded, panels, ways
 
 WIDTH = 2  # of a panel
 # (rows, columns, how they multiply, panel at step t on device (i, j)).
@@ -103,3 +103,21 @@ def test_to_bring_home_is_to_spread_turned_round(rows, cols, grid, first: int, d
 
     spread, home = on_grid(rows, cols, body, jnp.asarray(x), jnp.asarray(y), outs=P())
     assert spread == home != 0
+
+
+@pytest.mark.parametrize(
+    ("size", "grid", "each", "held"),
+    [
+        (12, (2, 4, 1), 1, 12),
+        (13, (2, 4, 1), 1, 16),
+        (13, (2, 2, 3), 1, 18),
+        (30, (2, 2, 4), 64, 30),  # heads, whose units split into slices without more of them
+        (30, (4, 2, 1), 64, 32),
+        (3, (2, 2, 4), 3, 8),
+    ],
+)
+def test_no_more_is_padded_than_must_be(size: int, grid: tuple, each: int, held: int) -> None:
+    """Blocks along either axis are equal, and their units split into panels and slices."""
+    assert padded(size, grid, each) == held
+    rows, cols, slices = grid
+    assert held % rows == held % cols == held * each % (np.lcm(rows, cols) * slices) == 0

@@ -9,6 +9,7 @@ import pytest
 from jax import Array
 
 from benchmarks import summa2d, summa2d_programs
+from benchmarks.measure import DifferentError
 from jaxptd.errors import UserError
 from jaxptd.mesh import make_mesh
 
@@ -43,7 +44,7 @@ def test_another_program_is_noticed() -> None:
     arrays = SIZE.random()
     other = dataclasses.replace(program, products=products)
     run = summa2d.start(other, make_mesh(other.layout), arrays)
-    with pytest.raises(summa2d.DifferentError, match="jaxptd gather is .* off one device"):
+    with pytest.raises(DifferentError, match="jaxptd gather is .* off one device"):
         run.check(summa2d.plain(*arrays))
 
 
@@ -84,7 +85,9 @@ def fake(name: str, *, ours: bool, seconds: list[float]) -> Any:
         def temp(self) -> float:
             return 3 * MIB
 
-    return Fake(program, None, [], MIB, {"row": MIB, "col": MIB // 2}, 7, 1e-7, seconds)
+    return Fake(
+        program, None, [], MIB, {"row": MIB, "col": MIB // 2}, 7, error=1e-7, seconds=seconds
+    )
 
 
 def test_programs_are_held_against_the_fastest_peer() -> None:
