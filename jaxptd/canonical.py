@@ -21,7 +21,7 @@ def to_canonical(program: Program, state: State) -> Canonical:
     """The state's arrays without padding; what has none is not copied."""
 
     def unpad(x: Array, info: ParamInfo) -> Array:
-        if info.shape == info.held:
+        if info.is_canonical:
             return x
         return jax.jit(info.canonical, out_shardings=_sharding(program, info))(x)
 
@@ -44,7 +44,7 @@ def from_canonical(program: Program, canonical: Canonical) -> State:
     optimizer = jax.tree.unflatten(structure, leaves)
 
     def pad(x: Array, info: ParamInfo) -> Array:
-        if info.shape == info.held:
+        if info.is_canonical:
             return x
         return jax.jit(info.pad, out_shardings=NamedSharding(program.mesh, info.spec))(x)
 

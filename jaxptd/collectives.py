@@ -24,19 +24,21 @@ and `as_varying` touch that type, because its spelling differs between versions 
 Source: Shoeybi et al., arXiv 1909.08053 (f and g); Korthikanti et al., arXiv 2205.05198 (g, g-bar).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 Axes = str | tuple[str, ...]  # several are one, numbered through
 
 
-def varying_axes(x: Array) -> frozenset[str]:
-    """The mesh axes along which `x` differs from device to device."""
-    return frozenset(jax.typeof(x).manual_axis_type.varying)
+def varying_axes(x: Array | jax.ShapeDtypeStruct) -> frozenset[str]:
+    """The mesh axes along which `x`, an array or its shape, differs from device to device."""
+    shape = x if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x)
+    return frozenset(shape.manual_axis_type.varying)
 
 
 def as_varying(x: Array, axes: Iterable[str]) -> Array:
@@ -113,13 +115,47 @@ def reduce_scatter(x: Array, axis: str, dim: int = 1) -> Array:
     return lax.psum_scatter(x, axis, scatter_dimension=dim % x.ndim, tiled=True)
 
 
-def shift(x: Array, axis: Axes, by: int = 1) -> Array:
+def shift(x: Array, axis: Axes, by: int = 1, *, native: bool = True) -> Array:
     """x -> what the device `by` places before this one along `axis`, a ring, has: permute.
 
     Backward: permute. Partner: itself, with the ring turned round.
     """
     size = lax.axis_size(axis)
-    return lax.ppermute(x, axis, [(i, (i + by) % size) for i in range(size)])
+    return permute(x, axis, [(i, (i + by) % size) for i in range(size)], native=native)
+
+
+def permute(x: Array, axis: Axes, pairs: Sequence[tuple[int, int]], *, native: bool) -> Array:
+    """x -> what the device that is paired with this one has.
+
+    Args:
+        x: of which each device has its own.
+        axis: of the mesh.
+        pairs: (source, target) for every device along `axis`.
+        native: by XLA's permute. XLA for CPUs brings all devices of the mesh together for it, which
+            a loop cannot do whose trips differ from device to device, as in a pipeline's stages:
+            there by an all-gather along the axes that it moves along, of which one part is taken.
+    """
+    if native:
+        return lax.ppermute(x, axis, pairs)
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    sizes = [lax.axis_size(each) for each in axes]
+    moved = moved_along(pairs, sizes)
+    if not moved:
+        return x
+    source_of = np.array([source for source, _ in sorted(pairs, key=lambda pair: pair[1])])
+    places = [np.unravel_index(source_of, sizes)[i] for i in moved]
+    number = np.ravel_multi_index(places, [sizes[i] for i in moved])
+    x, _ = alike(x, lax.axis_index(axes))
+    every = lax.all_gather(x, tuple(axes[i] for i in moved))
+    mine = jnp.asarray(number, jnp.int32)[lax.axis_index(axes)]
+    return lax.dynamic_index_in_dim(every, mine, 0, keepdims=False)
+
+
+def moved_along(pairs: Iterable[tuple[int, int]], sizes: Sequence[int]) -> list[int]:
+    """Which of several axes of these sizes, numbered through, a permute moves anything along."""
+    places = np.array(np.unravel_index(np.array(list(pairs)), sizes))
+    differ = (places[..., 0] != places[..., 1]).any(axis=1)
+    return np.nonzero(differ)[0].tolist()
 
 
 def broadcast(x: Array, axis: str, source: int | Array, *, native: bool = False) -> Array:

@@ -7,7 +7,8 @@ Nothing is run, and no parameter is made.
 Bytes are of the whole tensor that a collective makes or sums, on one device: of an all-reduce its
 operand, of an all-gather its result, of all others their operand. `wire_bytes` is what a ring sends
 from each device: with g devices (g-1)/g of that, twice for an all-reduce, all of it in a permute or
-a broadcast. Axes of size 1 move nothing and are left out.
+a broadcast. Axes of size 1 move nothing and are left out. What the stages of a pipeline do by
+themselves is added up over them: a layer's collectives count once, whichever stage has it.
 
 Source of the formulas: see `formulas.py`.
 """
@@ -17,13 +18,14 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 from rich.table import Table
 
+from jaxptd.collectives import moved_along
 from jaxptd.command_line import make_parser, parse
 from jaxptd.config import Config
 from jaxptd.data.tokenizers import with_vocabulary
@@ -31,7 +33,7 @@ from jaxptd.devices import prepare
 from jaxptd.errors import run_command
 from jaxptd.formulas import expected
 from jaxptd.hlo import collectives_from_hlo
-from jaxptd.mesh import make_mesh, on_gpus
+from jaxptd.mesh import Axis, make_mesh, on_gpus
 from jaxptd.step import Program
 from jaxptd.traffic import PERMUTE, Collective
 
@@ -49,24 +51,38 @@ KINDS = {
 }
 
 
-def collectives_of(jaxpr: Any, mesh: Mesh) -> list[Collective]:
+def collectives_of(
+    jaxpr: Any, mesh: Mesh, trips: Mapping[str, int] = MappingProxyType({})
+) -> list[Collective]:
     """Every collective of a jaxpr, like ones added up.
+
+    Args:
+        jaxpr: of a program.
+        mesh: that it runs on.
+        trips: of each loop whose length differs from stage to stage, by its scope, of all stages.
 
     Raises:
         ValueError: one stands in a loop whose length is not known before it runs.
     """
-    return add_up(_walk(getattr(jaxpr, "jaxpr", jaxpr), 1, dict(mesh.shape)))
+    sizes = dict(mesh.shape)
+    return add_up(_walk(getattr(jaxpr, "jaxpr", jaxpr), sizes.get(Axis.PP, 1), (sizes, trips)))
 
 
-def _walk(jaxpr: Any, times: int, sizes: Mapping[str, int]) -> Iterator[Collective]:
+def _walk(
+    jaxpr: Any, times: int, known: tuple[Mapping[str, int], Mapping[str, int]]
+) -> Iterator[Collective]:
+    """times: that all stages together run it. known: sizes of the axes, and trips."""
+    sizes, trips = known
     for equation in jaxpr.eqns:
-        name = equation.primitive.name
-        if name in KINDS:
+        if equation.primitive.name in KINDS:
             yield from _read(equation, times, sizes)
-        runs = times * equation.params.get("length", 1)
+        runs, endless = times * equation.params.get("length", 1), False
+        if equation.primitive.name == "while":
+            scope = str(equation.source_info.name_stack).rpartition("/")[2]
+            runs, endless = trips.get(scope, times), scope not in trips
         inner = _sub_jaxprs(equation.params.values())
-        found = [c for sub in inner for c in _walk(sub, runs, sizes)]
-        if name == "while" and found:
+        found = [c for sub in inner for c in _walk(sub, runs, known)]
+        if endless and found:
             raise ValueError(f"{found[0].kind} inside a while loop: how often it runs is not known")
         yield from found
 
@@ -84,21 +100,15 @@ def _read(equation: Any, times: int, sizes: Mapping[str, int]) -> Iterator[Colle
     axes = axes if isinstance(axes, tuple) else (axes,)
     kind = KINDS[equation.primitive.name]
     if kind == PERMUTE:
-        axes = _moved_along(equation.params["perm"], axes, sizes)
+        along = moved_along(equation.params["perm"], [sizes[axis] for axis in axes])
+        axes = tuple(axes[i] for i in along)
     axes = tuple(str(axis) for axis in axes if sizes[axis] > 1)
+    if Axis.PP in axes:  # all stages together
+        times //= sizes[Axis.PP]
     for variable in equation.outvars if kind == "all-gather" else equation.invars:
         if axes:
             size = math.prod(variable.aval.shape) * variable.aval.dtype.itemsize
             yield Collective(kind, axes, times, times * size)
-
-
-def _moved_along(
-    pairs: Iterable[tuple[int, int]], axes: Sequence[str], sizes: Mapping[str, int]
-) -> Sequence[str]:
-    """Those of a permute's axes along which a source and its target differ."""
-    places = np.array(np.unravel_index(np.array(list(pairs)), [sizes[axis] for axis in axes]))
-    differ = (places[..., 0] != places[..., 1]).any(axis=1)
-    return [axis for axis, along in zip(axes, differ, strict=True) if along]
 
 
 def add_up(collectives: Iterable[Collective]) -> list[Collective]:
@@ -120,7 +130,11 @@ def subtract(more: Sequence[Collective], less: Sequence[Collective]) -> list[Col
 
 def count(program: Program) -> list[Collective]:
     """The collectives of a program's training step, from its jaxpr."""
-    return collectives_of(_trace(program).jaxpr, program.mesh)
+    return collectives_of(_trace(program).jaxpr, program.mesh, _trips(program))
+
+
+def _trips(program: Program) -> Mapping[str, int]:
+    return program.plan.trips if program.config.layout.pp > 1 else {}
 
 
 def count_compiled(program: Program, options: Mapping[str, Any] | None = None) -> list[Collective]:
@@ -131,7 +145,14 @@ def count_compiled(program: Program, options: Mapping[str, Any] | None = None) -
         options: of the compiler.
     """
     text = _trace(program).lower().compile(compiler_options=options).as_text()
-    return add_up(collectives_from_hlo(text, dict(program.mesh.shape)))
+    return add_up(collectives_from_hlo(text, dict(program.mesh.shape), _trips(program)))
+
+
+def formula(program: Program) -> list[Collective]:
+    """What a program's training step must move."""
+    plan = program.plan if program.config.layout.pp > 1 else None
+    native = on_gpus(program.mesh)
+    return add_up(expected(program.config, program.infos, plan, native=native))
 
 
 def per_layer(program: Program) -> list[Collective]:
@@ -153,7 +174,7 @@ def report(config: Config) -> dict[str, list[Collective]]:
     return {
         "jaxpr": count(program),
         "compiled": count_compiled(program),
-        "formula": add_up(expected(program.config, program.infos, native=on_gpus(program.mesh))),
+        "formula": formula(program),
         "per_layer": per_layer(program),
     }
 

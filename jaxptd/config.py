@@ -218,8 +218,6 @@ class Config:
 
 def check_layout(model: ModelConfig, layout: Layout) -> None:
     """Raises UserError if the model cannot be spread by the layout."""
-    if layout.pp > 1:
-        raise UserError(f"layout.pp={layout.pp}: training has no pipeline so far; use layout.pp=1")
     require_divides("model.num_heads", model.num_heads, "layout.tp", layout.tp)
     if layout.attention2d == "heads" and model.num_heads % layout.col:
         raise UserError(

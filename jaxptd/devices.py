@@ -36,8 +36,8 @@ def peak_flops(mesh: Any) -> float | None:
 
 
 def _permutes(layout: Layout) -> bool:
-    """Whether rings may run; on every grid, for one rule."""
-    return layout.cp * layout.row * layout.col > 1
+    """Whether rings or a pipeline may run; on every grid, for one rule."""
+    return layout.pp * layout.cp * layout.row * layout.col > 1
 
 
 def prepare(config: Config, *, double: bool = False) -> str:

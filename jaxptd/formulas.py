@@ -1,6 +1,6 @@
 """What a training step must move, by formula; on a grid, with `formulas_grid.py`.
 
-`comms` counts what it does move.
+`comms` counts what it does move. Between the stages of a pipeline: `formulas_pipeline.py`.
 
 Letters: b sequences of a micro-batch on one device, T tokens in a sequence (T/cp of them on one
 device), D model, M micro-batches, L layers.
@@ -11,40 +11,72 @@ Source: Shoeybi et al., arXiv 1909.08053; Korthikanti et al., arXiv 2205.05198; 
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import jax.numpy as jnp
 
 from jaxptd.config import Config
 from jaxptd.formulas_grid import inside, on_grid
+from jaxptd.formulas_pipeline import between_stages
 from jaxptd.mesh import Axis, Layout
 from jaxptd.params import ParamInfo
+from jaxptd.pipeline.plan import Plan
 from jaxptd.traffic import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Collective
 
 # What backward moves again, per layer, because `model.remat` does not keep it:
 # without sequence parallelism all-reduces, with it (all-gathers, reduce-scatters).
 _AGAIN = {"none": (0, 0, 0), "attention": (0, 0, 0), "dots": (0, 2, 0), "full": (1, 2, 1)}
+# A pipeline runs all of a part again, also what no layer after it needs.
+_WHOLE_AGAIN = (2, 2, 2)
 # Of the rings of one layer's forward pass: of k and v together, and of RSA's two.
 _RINGS_AGAIN = {"none": (0, 0), "dots": (0, 1), "attention": (1, 1), "full": (1, 2)}
 
 
 def expected(
-    config: Config, infos: Mapping[str, ParamInfo], *, native: bool = False
+    config: Config,
+    infos: Mapping[str, ParamInfo],
+    plan: Plan | None = None,
+    *,
+    native: bool = False,
 ) -> Iterator[Collective]:
     """The collectives of one training step. Axes of size 1 are left out.
+
+    What the stages of a pipeline do by themselves is added up over them.
 
     Args:
         config: of the run.
         infos: of its parameters.
-        native: the devices have a broadcast: GPUs.
+        plan: of its pipeline, if it has several stages.
+        native: the devices are GPUs: they have a broadcast, and permute in any loop.
     """
     sizes = config.layout.sizes
     grid = config.layout.row * config.layout.col > 1
     moved = on_grid(config, native=native) if grid else _one_way(config)
-    for each in itertools.chain(moved, _ring(config), _ends(config), _gradients(config, infos)):
+    layers: Iterable[Collective] = itertools.chain(moved, _ring(config))
+    if config.layout.pp > 1 and not native:
+        layers = _gathered(layers, config.layout)
+    step = itertools.chain(_documents(config), _ends(config), _gradients(config, infos))
+    between = between_stages(config, infos, plan) if plan else ()
+    for each in itertools.chain(layers, _of_all_stages(step, config.layout), between):
         axes = tuple(str(axis) for axis in each.axes if sizes[Axis(axis)] > 1)
         if axes and each.count:
             yield dataclasses.replace(each, axes=axes)
+
+
+def _of_all_stages(step: Iterable[Collective], layout: Layout) -> Iterator[Collective]:
+    for each in step:
+        stages = 1 if Axis.PP in each.axes else layout.pp
+        yield dataclasses.replace(each, count=each.count * stages, bytes=each.bytes * stages)
+
+
+def _gathered(layers: Iterable[Collective], layout: Layout) -> Iterator[Collective]:
+    """Permutes as the all-gathers that stand for them, see `collectives.permute`."""
+    for each in layers:
+        devices = math.prod(layout.sizes[Axis(axis)] for axis in each.axes)
+        permute = each.kind == PERMUTE
+        yield (
+            Collective(ALL_GATHER, each.axes, each.count, each.bytes * devices) if permute else each
+        )
 
 
 def _tokens(config: Config) -> int:
@@ -57,7 +89,7 @@ def _ring(config: Config) -> Iterator[Collective]:
     """Keys and values, a device's part of each, ring-1 hops forward, and backward with gradients.
 
     A part is b*T*D/(cp*tp), or b*T*D/(cp*row*col) with the heads as padded. A gradient travels in
-    float32. Documents kept apart are numbered once a step, on every device.
+    float32.
     """
     model, layout, parts = config.model, config.layout, config.train.micro_batches
     dtype = jnp.dtype(model.dtype)
@@ -74,8 +106,12 @@ def _ring(config: Config) -> Iterator[Collective]:
     yield Collective(PERMUTE, axes, forward, forward * size * dtype.itemsize)
     wide = jnp.promote_types(dtype, jnp.float32).itemsize
     yield Collective(PERMUTE, axes, gradients, gradients * size * wide)
-    if config.data.documents == "apart":
-        yield Collective(ALL_GATHER, (Axis.CP,), 1, 4 * parts * _tokens(config) * layout.cp)
+
+
+def _documents(config: Config) -> Iterator[Collective]:
+    """Where they are kept apart, their numbers once a step, on every device."""
+    tokens = config.train.micro_batches * _tokens(config) * config.layout.cp
+    yield Collective(ALL_GATHER, (Axis.CP,), int(config.data.documents == "apart"), 4 * tokens)
 
 
 def _one_way(config: Config) -> Iterator[Collective]:
@@ -85,7 +121,8 @@ def _one_way(config: Config) -> Iterator[Collective]:
     """
     model, parts = config.model, config.train.micro_batches
     size = _tokens(config) * model.hidden_size * jnp.dtype(model.dtype).itemsize
-    reduce_again, gather_again, scatter_again = _AGAIN[model.remat]
+    all_again = model.remat == "full" and config.layout.pp > 1
+    reduce_again, gather_again, scatter_again = _WHOLE_AGAIN if all_again else _AGAIN[model.remat]
 
     def times(kind: str, a_layer: int, beside: int) -> Collective:
         count = parts * (model.num_layers * a_layer + beside)
@@ -105,14 +142,20 @@ def _ends(config: Config) -> Iterator[Collective]:
     wide = jnp.promote_types(config.model.dtype, jnp.float32).itemsize
     count = jnp.zeros((), bool).sum().dtype.itemsize
     yield Collective(ALL_REDUCE, (Axis.DP, Axis.CP), 1, count)
-    yield Collective(ALL_REDUCE, (Axis.DP, Axis.CP, Axis.ROW), 1, wide)
+    yield Collective(ALL_REDUCE, (Axis.PP, Axis.DP, Axis.CP, Axis.ROW), 1, wide)
 
 
 def _gradients(config: Config, infos: Mapping[str, ParamInfo]) -> Iterator[Collective]:
     """Every gradient once over the axes that cut tokens but not it; and the scalars of the norm."""
     wide = jnp.promote_types(config.model.dtype, jnp.float32).itemsize
     layout: Layout = config.layout
-    tokens = (Axis.DP, Axis.CP, Axis.ROW, *((Axis.TP,) if layout.sequence_parallel else ()))
+    tokens = (
+        Axis.PP,
+        Axis.DP,
+        Axis.CP,
+        Axis.ROW,
+        *((Axis.TP,) if layout.sequence_parallel else ()),
+    )
     for info in infos.values():
         block = math.prod(info.held) // math.prod(layout.sizes[Axis(axis)] for axis in info.axes)
         axes = tuple(axis for axis in tokens if axis not in info.axes)

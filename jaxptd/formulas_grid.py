@@ -66,10 +66,16 @@ def on_grid(config: Config, *, native: bool) -> Iterator[Collective]:
     """Of products, norms, tables and attention in blocks; the ring is in `formulas.py`."""
     moves, model, parts = Moves(config, native), config.model, config.train.micro_batches
     layers, vocab = parts * model.num_layers, model.vocab_size or 0
-    runs = 2 if model.remat == "full" else 1  # of a layer's forward pass, but its last product
+    runs = 2 if model.remat == "full" else 1  # of a layer's forward pass
+    last = runs if config.layout.pp > 1 else 1  # of its last product: a pipeline runs all again
     D, F, V = (_padded(config, size) for size in (model.hidden_size, model.mlp_size, vocab))
     hidden = inside(config)
-    for contract, out, times in ((D, 3 * hidden, runs), (hidden, D, runs), (D, F, runs), (F, D, 1)):
+    for contract, out, times in (
+        (D, 3 * hidden, runs),
+        (hidden, D, runs),
+        (D, F, runs),
+        (F, D, last),
+    ):
         yield from _product(moves, contract, out, layers, times)
     yield from _product(moves, D, V, parts, 1)  # logits
     yield from _norms(config, 2 * layers, runs)

@@ -117,20 +117,21 @@ class Generator:
 
     def _run(self, params: Params, prompt_BT: Array, key: Array, *, count: int) -> Array:
         """prompt[B, T] -> ids[count, B]: the prompt in one pass, then a token at a time."""
-        model = self._whole_tokens.blueprint.build(params)
-        length = prompt_BT.shape[1]
+        passes, length = self._whole_tokens.passes, prompt_BT.shape[1]
+        params = passes.gathered(params)
 
         def forward(tokens_BT: Array, start: Array, cache: Any) -> tuple[Array, Any]:
             position_T = start + jnp.arange(tokens_BT.shape[1], dtype=jnp.int32)
             places = Places(jnp.zeros(tokens_BT.shape[0], jnp.int32), position_T, None)
-            logits_BTV, cache = model.logits(tokens_BT, places, cache)
+            logits_BTV, cache = passes.logits(params, tokens_BT, places, cache)
             return self._draw(logits_BTV[:, -1:], jax.random.fold_in(key, start)), cache
 
         def advance(carry: tuple[Array, Any], i: Array) -> tuple[tuple[Array, Any], Array]:
             token_B, cache = carry
             return forward(token_B[:, None], length + i, cache), token_B
 
-        first = forward(prompt_BT, jnp.int32(0), model.empty_cache(prompt_BT.shape[0]))
+        cache = passes.empty_cache(params, prompt_BT.shape[0])
+        first = forward(prompt_BT, jnp.int32(0), cache)
         return lax.scan(advance, first, jnp.arange(count, dtype=jnp.int32))[1]
 
     def _draw(self, logits_B1V: Array, key: Array) -> Array:

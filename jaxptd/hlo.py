@@ -7,9 +7,11 @@ devices as lists, as iota (`[2,4]<=[8]`) or as mesh axes.
 import math
 import re
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 import numpy as np
 
+from jaxptd.mesh import Axis
 from jaxptd.traffic import Collective
 
 KINDS = (
@@ -26,21 +28,26 @@ _ARRAY = re.compile(r"\b(pred|bf16|[suf]\d+)\[([\d,]*)\]")
 _COLLECTIVE = re.compile(r"(?:ROOT )?%?[\w.\-]+ = (.*?) (" + "|".join(KINDS) + r")(-start)?\(")
 
 
-def collectives_from_hlo(text: str, sizes: Mapping[str, int]) -> Iterator[Collective]:
+def collectives_from_hlo(
+    text: str, sizes: Mapping[str, int], trips: Mapping[str, int] = MappingProxyType({})
+) -> Iterator[Collective]:
     """Every collective of a compiled module.
 
     Args:
         text: `compiled.as_text()`.
         sizes: of the mesh axes, in mesh order.
+        trips: as `comms.collectives_of` has them.
 
     Raises:
         ValueError: a collective stands in a loop without a known trip count.
     """
     computations, entry = _computations(text)
-    for line, times in _executed(computations, entry, 1):
+    stages = sizes.get(Axis.PP, 1)
+    for line, runs in _executed(computations, entry, (stages, trips)):
         if match := _COLLECTIVE.match(line):
             axes = _axes(line, sizes)
             if axes:
+                times = runs // stages if Axis.PP in axes else runs
                 result, kind, start = match.groups()
                 size = _payload(result, kind, started=bool(start))
                 if kind == "reduce-scatter":  # its operand, as in the jaxpr
@@ -63,24 +70,32 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str]:
 
 
 def _executed(
-    computations: Mapping[str, list[str]], name: str, times: int
+    computations: Mapping[str, list[str]], name: str, runs: tuple[int, Mapping[str, int]]
 ) -> Iterator[tuple[str, int]]:
-    """Every line with how often it runs."""
+    """Every line with how often it runs; runs: how often this computation does, and trips."""
+    times, trips = runs
     for line in computations.get(name, ()):
         yield line, times
         if " while(" in line:
+            length = _length(line, runs)
             body = re.search(r"body=%?([\w.\-]+)", line)
-            trips = re.search(r'"known_trip_count":\{"n":"(\d+)"', line)
-            inside = (
-                list(_executed(computations, body[1], times * int(trips[1]) if trips else times))
-                if body
-                else []
-            )
-            if not trips and any(_COLLECTIVE.match(each) for each, _ in inside):
+            inner = (times if length is None else length), trips
+            inside = list(_executed(computations, body[1], inner)) if body else []
+            if length is None and any(_COLLECTIVE.match(each) for each, _ in inside):
                 raise ValueError(f"a collective in a loop of unknown length: {line[:80]}")
             yield from inside
         elif match := re.search(r" (?:call|async-start)\(.*?(?:to_apply|calls)=%?([\w.\-]+)", line):
-            yield from _executed(computations, match[1], times)
+            yield from _executed(computations, match[1], runs)
+
+
+def _length(line: str, runs: tuple[int, Mapping[str, int]]) -> int | None:
+    """How often the body of a loop runs in all."""
+    times, trips = runs
+    scope = re.search(r'op_name="(?:[^"]*/)?([^"/]+)/while"', line)
+    if scope and scope[1] in trips:
+        return trips[scope[1]]
+    known = re.search(r'"known_trip_count":\{"n":"(\d+)"', line)
+    return times * int(known[1]) if known else None
 
 
 def _payload(result: str, kind: str, *, started: bool) -> int:

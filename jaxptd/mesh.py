@@ -35,6 +35,7 @@ class Axis(StrEnum):
 RingKind = Literal["zigzag", "blockwise", "rsa"]
 Matmul2D = Literal["gather", "summa", "fox", "cannon"]
 Attention2D = Literal["heads", "blocks"]
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v")  # or the path of a table
 KNOWN = {
     "ring": get_args(RingKind),
     "matmul2d": get_args(Matmul2D),
@@ -59,6 +60,12 @@ class Layout:
             (whole rows of scores, as first published).
         matmul2d: products on the grid: gather, summa, or on a square grid fox or cannon.
         matmul2d_slices: parts in which gather gathers, each during the product of the one before.
+        schedule: of the pipeline: 1f1b, gpipe, interleaved, zb-h1, zb-h2, zb-v, or the path of a
+            table (.csv).
+        virtual_stages: parts of the model that each stage holds, where the schedule has several;
+            null is the schedule's own.
+        stage_layers: layers of each stage (of each part of the model in its order, where stages
+            hold several); null spreads them as evenly as possible.
         attention2d: on the grid, heads over col and a ring over row, or blocks of every head, for
             head counts that col does not divide.
     """
@@ -74,6 +81,9 @@ class Layout:
     matmul2d: Matmul2D = "gather"
     matmul2d_slices: int = 1
     attention2d: Attention2D = "heads"
+    schedule: str = "1f1b"
+    virtual_stages: int | None = None
+    stage_layers: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         for axis, size in self.sizes.items():
@@ -92,6 +102,11 @@ class Layout:
                     f"layout.{name}={getattr(self, name)}: use one of {', '.join(known)}"
                 )
         self._check_grid()
+        if self.schedule not in SCHEDULES and not self.schedule.endswith(".csv"):
+            raise UserError(
+                f"layout.schedule={self.schedule}: use one of {', '.join(SCHEDULES)}, or the path "
+                "of a table that ends in .csv"
+            )
 
     def _check_grid(self) -> None:
         grid = f"a grid of layout.row={self.row} x layout.col={self.col}"
@@ -146,7 +161,8 @@ class Layout:
             slices = f" in {self.matmul2d_slices} slices" if self.matmul2d_slices > 1 else ""
             grid = [f"{self.matmul2d}{slices}", str(self.attention2d)]
         ring = [str(self.ring)] if self.ring_size > 1 else []
-        return " ".join(sizes + sequence + ring + grid) or "one device"
+        pipeline = [self.schedule] if self.pp > 1 else []
+        return " ".join(sizes + pipeline + sequence + ring + grid) or "one device"
 
 
 def make_mesh(layout: Layout, devices: Sequence[Any] | None = None) -> Mesh:

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 from jax.sharding import Mesh, NamedSharding
@@ -69,7 +70,11 @@ def param(
     held = tuple(held or shape)
     padding = [(0, have - want) for have, want in zip(held, shape, strict=True)]
     return nnx.Param(
-        jnp.pad(init(key, tuple(shape)), padding), spec=spec, canonical=tuple(shape), decay=decay
+        jnp.pad(init(key, tuple(shape)), padding),
+        spec=spec,
+        canonical=tuple(shape),
+        decay=decay,
+        stacked=False,
     )
 
 
@@ -78,20 +83,31 @@ def stacked(make: Callable[[Array], Any], keys: Array) -> Any:
     modules = jax.vmap(make)(keys)
 
     def relabel(p: nnx.Param) -> nnx.Param:
-        canonical = (keys.shape[0], *p.canonical)
-        return nnx.Param(p.get_value(), spec=P(None, *p.spec), canonical=canonical, decay=p.decay)
+        canonical, spec = (keys.shape[0], *p.canonical), P(None, *p.spec)
+        return nnx.Param(p.get_value(), spec=spec, canonical=canonical, decay=p.decay, stacked=True)
 
     return jax.tree.map(relabel, modules, is_leaf=lambda p: isinstance(p, nnx.Param))
 
 
 @dataclasses.dataclass(frozen=True)
 class ParamInfo:
-    """What is known of a parameter before it exists: canonical and held shape, spec, decay."""
+    """What is known of a parameter before it exists.
+
+    Args:
+        shape: canonical, global.
+        held: with padding, global.
+        spec: how the held form lies over the mesh.
+        decay: whether weight decay applies.
+        stacked: whether it is `[L, ...]`, one of each layer.
+        rows: where it is stacked, the held row of each layer; None: as they are numbered.
+    """
 
     shape: tuple[int, ...]
     held: tuple[int, ...]
     spec: P
     decay: bool
+    stacked: bool = False
+    rows: tuple[int, ...] | None = None
 
     @property
     def axes(self) -> frozenset[str]:
@@ -101,22 +117,41 @@ class ParamInfo:
         ]
         return frozenset(axis for group in names for axis in group)
 
+    @property
+    def is_canonical(self) -> bool:
+        """Whether the held form is the canonical one."""
+        return self.shape == self.held and self.rows in (None, tuple(range(self.held[0])))
+
     def canonical(self, x: Array) -> Array:
-        """Held -> canonical: the padding cut off."""
-        return x[tuple(slice(n) for n in self.shape)]
+        """Held -> canonical: layers in their order, the padding cut off."""
+        ordered = x if self.rows is None else x[np.array(self.rows)]
+        return ordered[tuple(slice(n) for n in self.shape)]
 
     def pad(self, x: ArrayLike) -> Array:
-        """Canonical -> held: zeros appended."""
-        return jnp.pad(
-            jnp.asarray(x), [(0, h - n) for h, n in zip(self.held, self.shape, strict=True)]
-        )
+        """Canonical -> held: zeros appended, layers in their rows."""
+        skip = 0 if self.rows is None else 1
+        sizes = list(zip(self.held, self.shape, strict=True))[skip:]
+        padding = [(0, 0)] * skip + [(0, h - n) for h, n in sizes]
+        return self.arrange(jnp.pad(jnp.asarray(x), padding))
+
+    def arrange(self, x: Array) -> Array:
+        """A stack with all but its rows as held -> its layers in their rows."""
+        if self.rows is None:
+            return x
+        return jnp.zeros(self.held, x.dtype).at[np.array(self.rows)].set(x)
 
 
 @dataclasses.dataclass(frozen=True)
 class Blueprint:
-    """The parameters of the model that `make(key)` builds, without building it."""
+    """The parameters of the model that `make(key)` builds, without building it.
+
+    Args:
+        make: key -> the model.
+        place: how each parameter is held over stages, out of how it is held over one.
+    """
 
     make: Callable[[Array], Any]
+    place: Callable[[ParamInfo], ParamInfo] = lambda info: info
 
     @cached_property
     def _abstract(self) -> Any:
@@ -126,19 +161,16 @@ class Blueprint:
     @cached_property
     def infos(self) -> dict[str, ParamInfo]:
         leaves = jax.tree_util.tree_leaves_with_path(self._abstract, is_leaf=_is_param)
-        return {
-            _name(path): ParamInfo(p.canonical, p.get_value().shape, p.spec, p.decay)
-            for path, p in leaves
-        }
+        return {_name(path): self.place(_info(p)) for path, p in leaves}
 
     @property
     def specs(self) -> dict[str, P]:
         return {name: info.spec for name, info in self.infos.items()}
 
     def build(self, params: Mapping[str, Array]) -> Any:
-        """The model with these arrays as its parameters."""
+        """The model with these arrays as its parameters; one without its others has None there."""
         return jax.tree.unflatten(
-            jax.tree.structure(self._abstract), [params[name] for name in self.infos]
+            jax.tree.structure(self._abstract), [params.get(name) for name in self.infos]
         )
 
     def shardings(self, mesh: Mesh) -> dict[str, NamedSharding]:
@@ -150,7 +182,10 @@ class Blueprint:
         def make(key: Array) -> Params:
             with nnx.use_eager_sharding(False):
                 leaves = jax.tree.leaves(self.make(key))
-            return {name: leaf.astype(dtype) for name, leaf in zip(self.infos, leaves, strict=True)}
+            return {
+                name: info.arrange(leaf.astype(dtype))
+                for (name, info), leaf in zip(self.infos.items(), leaves, strict=True)
+            }
 
         return jax.jit(make, out_shardings=self.shardings(mesh))(jax.random.key(seed))
 
@@ -161,6 +196,10 @@ class Blueprint:
     def held(self, params: Mapping[str, Array]) -> Params:
         """Canonical -> held, for every parameter."""
         return {name: self.infos[name].pad(x) for name, x in params.items()}
+
+
+def _info(p: nnx.Param) -> ParamInfo:
+    return ParamInfo(p.canonical, p.get_value().shape, p.spec, p.decay, p.stacked)
 
 
 def _is_param(leaf: Any) -> bool:

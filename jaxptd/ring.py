@@ -44,6 +44,11 @@ class Ring:
 
     axis: Axes
     kind: RingKind = "zigzag"
+    native: bool = True  # see `collectives.permute`
+
+    def shift(self, x: Array) -> Array:
+        """x -> what the device before this one has."""
+        return shift(x, self.axis, native=self.native)
 
     def order(self, length: int, devices: int) -> np.ndarray:
         """Positions `[length]` of a sequence's tokens in the order in which the devices hold them.
@@ -103,49 +108,49 @@ class Ring:
         return own._replace(key_S=key_S, key_segment_BS=every)
 
 
-def travel(x: Array, axis: Axes, total: Any, visit: Callable[[Any, Array, Array], Any]) -> Any:
+def travel(x: Array, ring: Ring, total: Any, visit: Callable[[Any, Array, Array], Any]) -> Any:
     """`total` after `visit(total, x of another device, its number)` for each of the others.
 
     A hop is under way while the part before it is visited. A loop, so that one visit is over before
     the next begins and its memory is used again.
     """
-    me, size = lax.axis_index(axis), lax.axis_size(axis)
+    me, size = lax.axis_index(ring.axis), lax.axis_size(ring.axis)
     if size == 1:
         return total
 
     def go(carry: tuple[Array, Any], step: Array) -> tuple[tuple[Array, Any], None]:
         x, total = carry
-        return (shift(x, axis), visit(total, x, (me - step) % size)), None
+        return (ring.shift(x), visit(total, x, (me - step) % size)), None
 
-    (x, total), _ = lax.scan(go, (shift(x, axis), total), jnp.arange(1, size - 1))
+    (x, total), _ = lax.scan(go, (ring.shift(x), total), jnp.arange(1, size - 1))
     return visit(total, x, (me + 1) % size)
 
 
 def travel_back(
-    x: Array, axis: Axes, total: Any, visit: Callable[[Any, Array, Array], tuple[Any, Array]]
+    x: Array, ring: Ring, total: Any, visit: Callable[[Any, Array, Array], tuple[Any, Array]]
 ) -> tuple[Any, Array | int]:
     """As `travel`, where `visit` also gives a gradient of x: its sum comes home to x's device.
 
     Barriers: no hop leaves before the visit over which the one before it lay is done. Else XLA for
     GPUs puts two visits over one hop, and none over another.
     """
-    me, size = lax.axis_index(axis), lax.axis_size(axis)
+    me, size = lax.axis_index(ring.axis), lax.axis_size(ring.axis)
     if size == 1:
         return total, 0
-    x, total = lax.optimization_barrier((shift(x, axis), total))
-    ahead = shift(x, axis) if size > 2 else x
+    x, total = lax.optimization_barrier((ring.shift(x), total))
+    ahead = ring.shift(x) if size > 2 else x
     total, dx = visit(total, x, (me - 1) % size)
 
     def go(carry: tuple[Array, Array, Any], step: Array) -> tuple[tuple[Array, Array, Any], None]:
         x, dx, total = lax.optimization_barrier(carry)
-        ahead, dx = shift(x, axis), shift(dx, axis)
+        ahead, dx = ring.shift(x), ring.shift(dx)
         total, part = visit(total, x, (me - step) % size)
         return (ahead, dx + part, total), None
 
     carry, _ = lax.scan(go, (ahead, dx, total), jnp.arange(2, size - 1))
     x, dx, total = lax.optimization_barrier(carry)
     if size > 2:
-        dx = shift(dx, axis)
+        dx = ring.shift(dx)
         total, part = visit(total, x, (me + 1) % size)
         dx += part
-    return total, shift(dx, axis)
+    return total, ring.shift(dx)

@@ -22,7 +22,7 @@ import numpy as np
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxptd.collectives import Axes, alike
+from jaxptd.collectives import alike
 from jaxptd.flash import KEPT, Dropout, Kernel, Saved, Sites, add_at, drop, merge_at, visible
 from jaxptd.ring import Ring, Tokens, travel, travel_back
 
@@ -43,7 +43,7 @@ def attend(
     """
     q, k, v, *_ = alike(q, k, v, lax.axis_index(ring.axis), *jax.tree.leaves(tokens))
     if ring.kind == "rsa" and lax.axis_size(ring.axis) > 1:
-        return _rsa(q, k, v, ring.all_sites(tokens, q.shape[1]), ring.axis, kernel.dropout, causal)
+        return _rsa(q, k, v, ring.all_sites(tokens, q.shape[1]), ring, kernel.dropout, causal)
     return _blockwise(q, k, v, tokens, _Task(ring, kernel, causal))
 
 
@@ -81,7 +81,7 @@ def _blockwise_fwd(
         return _look(task, source, q.shape[1], total, look)
 
     total = (o.astype(lse.dtype), lse)
-    o, lse = travel(jnp.stack((k, v)), task.ring.axis, total, visit)
+    o, lse = travel(jnp.stack((k, v)), task.ring, total, visit)
     o, lse = checkpoint_name((o.astype(q.dtype), lse), KEPT)
     return o, (Saved(q, k, v, o, lse), tokens)
 
@@ -110,7 +110,7 @@ def _blockwise_bwd(
         none = jnp.zeros_like(kv, wide)
         return _look(task, source, length, (dq, none), look)
 
-    dq, others = travel_back(jnp.stack((saved.k, saved.v)), task.ring.axis, dq, visit)
+    dq, others = travel_back(jnp.stack((saved.k, saved.v)), task.ring, dq, visit)
     # The own block comes last, over the last hop; first, its gradients would lie there all along.
     saved, do, dq = lax.optimization_barrier((saved, do, dq))
     own = task.ring.sites(tokens, length, lax.axis_index(task.ring.axis))
@@ -193,18 +193,18 @@ def _later(saved: Any) -> Any:
 
 
 def _rsa(
-    q: Array, k: Array, v: Array, sites: Sites, axis: Axes, dropout: Dropout, causal: bool
+    q: Array, k: Array, v: Array, sites: Sites, ring: Ring, dropout: Dropout, causal: bool
 ) -> Array:
-    s_BNTS, seen = ring_qk(q, k, axis), visible(sites, causal=causal)
+    s_BNTS, seen = ring_qk(q, k, ring), visible(sites, causal=causal)
     lowest = jnp.finfo(s_BNTS.dtype).min  # not infinity: a row may see nothing
     p_BNTS = jax.nn.softmax(jnp.where(seen, s_BNTS, lowest))
-    o_BTNH = ring_av(drop(p_BNTS, sites, dropout).astype(v.dtype), v, axis)
+    o_BTNH = ring_av(drop(p_BNTS, sites, dropout).astype(v.dtype), v, ring)
     seen_BTN = jnp.broadcast_to(seen, s_BNTS.shape).any(-1).swapaxes(1, 2)
     return checkpoint_name(jnp.where(seen_BTN[..., None], o_BTNH, 0), KEPT)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def ring_qk(q_BTNH: Array, k_BSNH: Array, axis: Axes) -> Array:
+def ring_qk(q_BTNH: Array, k_BSNH: Array, ring: Ring) -> Array:
     """RingQK: own queries, own keys -> scaled scores `[B, N, T, C * S]`, float32 at least."""
     wide = jnp.promote_types(q_BTNH.dtype, jnp.float32)
     scale = q_BTNH.shape[-1] ** -0.5
@@ -214,16 +214,16 @@ def ring_qk(q_BTNH: Array, k_BSNH: Array, axis: Axes) -> Array:
         return lax.dynamic_update_slice_in_dim(s, part, source * k.shape[1], 3)
 
     batch, length, heads, _ = q_BTNH.shape
-    shape = (batch, heads, length, k_BSNH.shape[1] * lax.axis_size(axis))
+    shape = (batch, heads, length, k_BSNH.shape[1] * lax.axis_size(ring.axis))
     s, _ = alike(jnp.zeros(shape, wide), q_BTNH)
-    return travel(k_BSNH, axis, visit(s, k_BSNH, lax.axis_index(axis)), visit)
+    return travel(k_BSNH, ring, visit(s, k_BSNH, lax.axis_index(ring.axis)), visit)
 
 
-def _qk_fwd(q: Array, k: Array, axis: Axes) -> tuple[Array, tuple[Array, Array]]:
-    return ring_qk(q, k, axis), (q, k)
+def _qk_fwd(q: Array, k: Array, ring: Ring) -> tuple[Array, tuple[Array, Array]]:
+    return ring_qk(q, k, ring), (q, k)
 
 
-def _qk_bwd(axis: Axes, saved: tuple[Array, Array], ds_BNTS: Array) -> tuple[Array, Array]:
+def _qk_bwd(ring: Ring, saved: tuple[Array, Array], ds_BNTS: Array) -> tuple[Array, Array]:
     """Keys travel again; the gradient of each part of them travels with it."""
     q, k = _later(saved)
     product = partial(jnp.einsum, preferred_element_type=ds_BNTS.dtype)
@@ -234,8 +234,8 @@ def _qk_bwd(axis: Axes, saved: tuple[Array, Array], ds_BNTS: Array) -> tuple[Arr
         return dq + product("BNTS,BSNH->BTNH", ds, k), product("BNTS,BTNH->BSNH", ds, q)
 
     start = jnp.zeros_like(q, ds_BNTS.dtype)
-    dq, dk = visit(start, k, lax.axis_index(axis))
-    dq, others = travel_back(k, axis, dq, visit)
+    dq, dk = visit(start, k, lax.axis_index(ring.axis))
+    dq, others = travel_back(k, ring, dq, visit)
     return dq.astype(q.dtype), (dk + others).astype(k.dtype)
 
 
@@ -243,7 +243,7 @@ ring_qk.defvjp(_qk_fwd, _qk_bwd)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def ring_av(p_BNTS: Array, v_BSNH: Array, axis: Axes) -> Array:
+def ring_av(p_BNTS: Array, v_BSNH: Array, ring: Ring) -> Array:
     """RingAV: whole rows of probabilities `[B, N, T, C * S]`, own values -> o[B, T, N, H]."""
     wide = jnp.promote_types(v_BSNH.dtype, jnp.float32)
 
@@ -251,15 +251,15 @@ def ring_av(p_BNTS: Array, v_BSNH: Array, axis: Axes) -> Array:
         p = lax.dynamic_slice_in_dim(p_BNTS, source * v.shape[1], v.shape[1], 3)
         return o + jnp.einsum("BNTS,BSNH->BTNH", p, v, preferred_element_type=wide)
 
-    o = travel(v_BSNH, axis, visit(0, v_BSNH, lax.axis_index(axis)), visit)
+    o = travel(v_BSNH, ring, visit(0, v_BSNH, lax.axis_index(ring.axis)), visit)
     return o.astype(v_BSNH.dtype)
 
 
-def _av_fwd(p: Array, v: Array, axis: Axes) -> tuple[Array, tuple[Array, Array]]:
-    return ring_av(p, v, axis), (p, v)
+def _av_fwd(p: Array, v: Array, ring: Ring) -> tuple[Array, tuple[Array, Array]]:
+    return ring_av(p, v, ring), (p, v)
 
 
-def _av_bwd(axis: Axes, saved: tuple[Array, Array], do_BTNH: Array) -> tuple[Array, Array]:
+def _av_bwd(ring: Ring, saved: tuple[Array, Array], do_BTNH: Array) -> tuple[Array, Array]:
     """Values travel again; the gradient of each part of them travels with it."""
     p_BNTS, v = _later(saved)
     wide = jnp.promote_types(v.dtype, jnp.float32)
@@ -271,8 +271,8 @@ def _av_bwd(axis: Axes, saved: tuple[Array, Array], do_BTNH: Array) -> tuple[Arr
         dv = jnp.einsum("BNTS,BTNH->BSNH", p, do_BTNH, preferred_element_type=wide)
         return lax.dynamic_update_slice_in_dim(dp, part, start, 3), dv
 
-    dp, dv = visit(jnp.zeros_like(p_BNTS), v, lax.axis_index(axis))
-    dp, others = travel_back(v, axis, dp, visit)
+    dp, dv = visit(jnp.zeros_like(p_BNTS), v, lax.axis_index(ring.axis))
+    dp, others = travel_back(v, ring, dp, visit)
     return dp, (dv + others).astype(v.dtype)
 
 

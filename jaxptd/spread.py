@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxptd.collectives import broadcast, reduce_to, shift
+from jaxptd.collectives import broadcast, permute, reduce_to, shift
 from jaxptd.mesh import SQUARE, Axis, Matmul2D
 
 
@@ -37,6 +37,7 @@ class Grid:
         native: the devices have a broadcast: GPUs.
         row: the mesh axis along which the blocks of a column of the matrix lie.
         col: the mesh axis along which those of a row lie.
+        permutes: by XLA's permute, see `collectives.permute`.
     """
 
     algorithm: Matmul2D = "gather"
@@ -44,6 +45,7 @@ class Grid:
     native: bool = False
     row: str = Axis.ROW
     col: str = Axis.COL
+    permutes: bool = True
 
     @property
     def axes(self) -> tuple[str, str]:
@@ -211,7 +213,7 @@ class _Ring:
         return self._move(total, [(at, self._at(*at, self.first - 1)) for at in self._devices])
 
     def _shift(self, x: Array) -> Array:
-        return shift(x, self.grid.axes[self.dim], by=-1)
+        return shift(x, self.grid.axes[self.dim], by=-1, native=self.grid.permutes)
 
     @property
     def _devices(self) -> list[tuple[int, int]]:
@@ -227,4 +229,4 @@ class _Ring:
         if all(source == target for source, target in pairs):
             return x
         numbers = [(i * self.steps + j, to_i * self.steps + to_j) for (i, j), (to_i, to_j) in pairs]
-        return lax.ppermute(x, self.grid.axes, numbers)
+        return permute(x, self.grid.axes, numbers, native=self.grid.permutes)

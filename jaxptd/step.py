@@ -28,6 +28,8 @@ from jaxptd.mesh import Axis, on_gpus
 from jaxptd.models.gpt import GPT
 from jaxptd.optimizer import adamw, clip, global_norm, learning_rate
 from jaxptd.params import Blueprint, ParamInfo, Params
+from jaxptd.passes import Micro, Passes, Pipelined, Place, Whole, make_plan
+from jaxptd.pipeline.plan import Plan
 
 State = dict[str, Any]  # params: Params, optimizer: optax's, step: int32
 Metrics = dict[str, Array]
@@ -56,7 +58,23 @@ class Program:
 
     @cached_property
     def blueprint(self) -> Blueprint:
-        return Blueprint(lambda key: GPT(self.model, form=self.form, rngs=nnx.Rngs(key)))
+        def make(key: Array) -> GPT:
+            return GPT(self.model, form=self.form, rngs=nnx.Rngs(key))
+
+        layout = self.config.layout
+        return Blueprint(make, Place(self.plan, layout.sizes)) if layout.pp > 1 else Blueprint(make)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """What each stage of the pipeline does at each tick."""
+        return make_plan(self.config)
+
+    @cached_property
+    def passes(self) -> Passes:
+        """How micro-batches go through the model."""
+        if self.config.layout.pp > 1:
+            return Pipelined(self.blueprint, self.model, self.plan)
+        return Whole(self.blueprint)
 
     @cached_property
     def infos(self) -> dict[str, ParamInfo]:
@@ -209,29 +227,17 @@ class Program:
         gradients are local sums until the end.
         """
         count = lax.psum(jnp.sum(batch["targets"] >= 0), BATCH_AXES).astype(self.master_dtype)
-        varying = {name: as_varying(p, self._owed_axes(name)) for name, p in params.items()}
-        places = self._places(batch, self._seed(step))
+        micro, places = self._micro_batches(batch, self._seed(step))
+        loss, grads = self.passes.gradients(self._varying(params), micro, places, 1 / count)
+        return lax.psum(as_varying(loss, self._loss_axes), self._loss_axes), self._reduce(grads)
 
-        def mean_loss(params: Params, micro: Batch, sample_B: Array, segment: Any) -> Array:
-            own = places._replace(sample_B=sample_B, segment_BCT=segment)
-            return self._loss_sum(params, micro, own) / count
-
-        def add(total: tuple, micro: tuple[Batch, Array, Any]) -> tuple[tuple, None]:
-            return jax.tree.map(
-                jnp.add, total, jax.value_and_grad(mean_loss)(varying, *micro)
-            ), None
-
-        zero = as_varying(jnp.zeros((), self.master_dtype), self._loss_axes)
-        start = (zero, jax.tree.map(jnp.zeros_like, varying))
-        micro = self._micro_batches((batch, places.sample_B, places.segment_BCT))
-        (loss, grads), _ = lax.scan(add, start, micro)
-        return lax.psum(loss, self._loss_axes), self._reduce(grads)
+    def _varying(self, params: Params) -> Params:
+        return {name: as_varying(p, self._owed_axes(name)) for name, p in params.items()}
 
     def _owed_axes(self, name: str) -> tuple[str, ...]:
-        """Axes over which a device's gradient is a partial sum: those that cut tokens."""
-        return tuple(
-            a for a in (*BATCH_AXES, *self.form.token_axes) if a not in self.infos[name].axes
-        )
+        """Axes over which a device's gradient is a partial sum: those that cut tokens, and pp."""
+        axes = (Axis.PP, *BATCH_AXES, *self.form.token_axes)
+        return tuple(a for a in axes if a not in self.infos[name].axes)
 
     def _reduce(self, grads: Params) -> Params:
         """Owed sums made: one reduction for each set of axes."""
@@ -243,28 +249,27 @@ class Program:
             reduced |= lax.psum({name: grads[name] for name in names}, axes)
         return {name: reduced[name] for name in grads}
 
-    def _micro_batches(self, tree: Any) -> Any:
-        """[B, ...] -> [M, B/M, ...]."""
-        parts = self.config.train.micro_batches
-        return jax.tree.map(lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), tree)
+    def _micro_batches(self, batch: Batch, seed: Array | None) -> tuple[Micro, Places]:
+        """[B, ...] -> [M, B/M, ...], and where the tokens of all of them are."""
+        parts, places = self.config.train.micro_batches, self._places(batch, seed)
+        micro = jax.tree.map(
+            lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]),
+            Micro(batch, places.sample_B, places.segment_BCT),
+        )
+        return micro, places
 
     def _evaluate(self, params: Params, batch: Batch) -> Metrics:
-        varying = {name: as_varying(p, self._owed_axes(name)) for name, p in params.items()}
-        loss = self._loss_sum(varying, batch, self._places(batch, None))
+        loss = self.passes.loss(self._varying(params), *self._micro_batches(batch, None))
         tokens = jnp.sum(batch["targets"] >= 0)
         return {
-            "loss_sum": lax.psum(loss, self._loss_axes),
+            "loss_sum": lax.psum(as_varying(loss, self._loss_axes), self._loss_axes),
             "tokens": lax.psum(tokens, BATCH_AXES),
         }
 
-    def _loss_sum(self, params: Params, batch: Batch, places: Places) -> Array:
-        model = self.blueprint.build(params)
-        return jnp.sum(model.loss(batch["tokens"], batch["targets"], places))
-
     @property
     def _loss_axes(self) -> tuple[str, ...]:
-        """Axes that cut the tokens of the logits, and so the loss."""
-        return (*BATCH_AXES, *self.form.logit_axes)
+        """Axes that cut the tokens of the logits, and so the loss; of the stages one has it."""
+        return (Axis.PP, *BATCH_AXES, *self.form.logit_axes)
 
     def _seed(self, step: Array) -> Array | None:
         """Two words that all dropout of a step is drawn from; None without dropout."""

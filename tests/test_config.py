@@ -175,7 +175,6 @@ MODEL = ModelConfig(hidden_size=60, num_heads=30, seq_length=9)
             Layout(col=2, attention2d="blocks"),
             "layout.attention2d=blocks makes its own scores; use model.attention=xla",
         ),
-        (MODEL, Layout(pp=2), "layout.pp=2: training has no pipeline so far; use layout.pp=1"),
         (MODEL, Layout(col=4), "model.num_heads=30 does not split over layout.col=4; use a size"),
         (MODEL, Layout(col=4), "or layout.attention2d=blocks"),
         (

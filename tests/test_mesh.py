@@ -52,7 +52,7 @@ def test_a_layout_counts_its_devices():
     layout = Layout(pp=2, dp=3, cp=5, tp=7, sequence_parallel=True)
     assert layout.num_devices == 210
     assert list(layout.sizes) == ["pp", "dp", "cp", "row", "col", "tp"]
-    assert str(layout) == "pp=2 dp=3 cp=5 tp=7 sequence_parallel zigzag"
+    assert str(layout) == "pp=2 dp=3 cp=5 tp=7 1f1b sequence_parallel zigzag"
     assert str(Layout()) == "one device"
     assert str(Layout(row=2, col=2)) == "row=2 col=2 zigzag gather heads"
     grid = Layout(row=2, col=4, matmul2d_slices=2, attention2d="blocks")
@@ -239,7 +239,7 @@ def test_json_is_the_groups(capsys):
 def test_text_lists_the_groups(capsys):
     main(ARGV)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "16 devices: pp=4 dp=2 tp=2"
+    assert lines[0] == "16 devices: pp=4 dp=2 tp=2 1f1b"
     assert "dp: [0,2] [1,3] [4,6] [5,7] [8,10] [9,11] [12,14] [13,15]" in lines
     assert "model: [0,1,4,5,8,9,12,13] [2,3,6,7,10,11,14,15]" in lines
     assert draw(Layout(pp=4, dp=2, tp=2)) in "\n".join(lines)

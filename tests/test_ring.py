@@ -131,7 +131,7 @@ def visited(size: int) -> np.ndarray:
 @pytest.mark.parametrize("size", SIZES)
 def test_every_other_device_is_visited_once_in_order(size: int) -> None:
     def body() -> Any:
-        return travel(lax.axis_index(Axis.CP) + 100, Axis.CP, empty(size), note)
+        return travel(lax.axis_index(Axis.CP) + 100, Ring(Axis.CP), empty(size), note)
 
     run, mesh = on_ring(size, body)
     pages, used = run()
@@ -153,7 +153,7 @@ def test_sums_come_home_to_the_device_that_they_belong_to(size: int) -> None:
 
     def body() -> Any:
         me = lax.axis_index(Axis.CP)
-        diary, home = travel_back(me + 100, Axis.CP, empty(size), partial(visit, me))
+        diary, home = travel_back(me + 100, Ring(Axis.CP), empty(size), partial(visit, me))
         return diary, as_varying(jnp.asarray(home, jnp.int32), [Axis.CP] if size == 1 else [])
 
     run, mesh = on_ring(size, body)
@@ -175,7 +175,7 @@ def test_hops_stand_in_one_loop(go: Callable, loops: int) -> None:
 
     def body() -> Array:
         x = lax.axis_index(Axis.CP) * 1.0
-        total = go(x, Axis.CP, x, visit)
+        total = go(x, Ring(Axis.CP), x, visit)
         return total if go is travel else total[0]
 
     text = str(jax.make_jaxpr(on_ring(8, body)[0])())

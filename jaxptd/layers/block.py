@@ -68,7 +68,7 @@ def run_blocks(
 ) -> tuple[Array, Cache | None]:
     """x -> x after all blocks, scanned or unrolled; the cache's arrays have a leading dim L."""
     layer_L = jnp.arange(config.num_layers, dtype=jnp.int32)
-    run = _remat(_run_block, config)
+    run = with_remat(_run_block, config)
     xs = (blocks, layer_L, cache)
     if config.scan_layers:
         return lax.scan(lambda x, block: run(x, places, block), x_BTD, xs)
@@ -95,7 +95,7 @@ def _unstack(tree: Any, length: int) -> list[Any]:
     return [jax.tree.unflatten(treedef, layer) for layer in layers]
 
 
-def _remat(run: Any, config: ModelConfig) -> Any:
+def with_remat(run: Any, config: ModelConfig) -> Any:
     """`run`, keeping for backward what `model.remat` says."""
     again = partial(jax.checkpoint, prevent_cse=not config.scan_layers)
     if config.remat == "full":

@@ -280,18 +280,23 @@ def _cut(axis: Axis, dims: int, cut: int) -> P:
 
 
 def make_form(layout: Layout, *, native: bool = False) -> TensorParallel:
-    """The form in which a layout holds matrices. native: the devices have a broadcast, see Grid."""
+    """The form in which a layout holds matrices.
+
+    native: the devices have a broadcast, see `Grid`, and permute in any loop, see `permute`.
+    """
+    ring = partial(Ring, kind=layout.ring, native=native or layout.pp == 1)
     if layout.row * layout.col > 1:
-        return _make_grid(layout, native)
-    make = partial(Megatron1D, layout.tp, ring=Ring((Axis.CP,), layout.ring))
+        return _make_grid(layout, ring, native)
+    make = partial(Megatron1D, layout.tp, ring=ring((Axis.CP,)))
     if layout.sequence_parallel:
         return make((Axis.TP,), collectives.all_gather, collectives.reduce_scatter)
     return make((), collectives.copy_to, collectives.reduce_from)
 
 
-def _make_grid(layout: Layout, native: bool) -> Grid2D:
-    grid = Grid(layout.matmul2d, layout.matmul2d_slices, native)
+def _make_grid(layout: Layout, ring: Callable[..., Ring], native: bool) -> Grid2D:
+    permutes = native or layout.pp == 1
+    grid = Grid(layout.matmul2d, layout.matmul2d_slices, native, permutes=permutes)
     make = partial(Grid2D, layout.row, layout.col, grid)
     if layout.attention2d == "heads":
-        return make(Ring((Axis.CP, Axis.ROW), layout.ring))
-    return make(Ring((Axis.CP,), layout.ring), head_dim=1)
+        return make(ring((Axis.CP, Axis.ROW)))
+    return make(ring((Axis.CP,)), head_dim=1)

@@ -46,19 +46,33 @@ class GPT(nnx.Module):
         self, tokens_BT: Array, places: Places, cache: Cache | None = None
     ) -> tuple[Array, Cache | None]:
         """tokens[B, T] -> logits[B, T, V], cut over V as the form has it; and the cache, filled."""
+        x_BTD = self.embed(tokens_BT, places)
+        x_BTD, cache = run_blocks(self.blocks, x_BTD, places, cache=cache, config=self.config)
+        return self.output(x_BTD), cache
+
+    def embed(self, tokens_BT: Array, places: Places) -> Array:
+        """tokens[B, T] -> x, as the residual stream has it."""
         dtype = jnp.dtype(self.config.dtype)
         x_BTD = self.tokens(tokens_BT, dtype) + self.positions(places.position_T, dtype)
         embedded = places.at(0, Site.EMBEDDING)
-        x_BTD = drop_residual(x_BTD, embedded, form=self.form, rate=self.config.dropout)
-        x_BTD, cache = run_blocks(self.blocks, x_BTD, places, cache=cache, config=self.config)
-        return (self.head or self.tokens).logits(self.norm(x_BTD)), cache
+        return drop_residual(x_BTD, embedded, form=self.form, rate=self.config.dropout)
+
+    def output(self, x_BTD: Array) -> Array:
+        """x after all blocks -> logits[B, T, V], cut over V as the form has it."""
+        return (self.head or self.tokens).logits(self.norm(x_BTD))
 
     def loss(self, tokens_BT: Array, targets_BT: Array, places: Places) -> Array:
         """-log probability of each target, nats, `[B, T]` of the logits' tokens, float32 at least.
 
         A target below 0 counts for nothing: 0.
         """
-        logits_BTV, _ = self.logits(tokens_BT, places)
+        x_BTD = self.embed(tokens_BT, places)
+        x_BTD, _ = run_blocks(self.blocks, x_BTD, places, cache=None, config=self.config)
+        return self.output_loss(x_BTD, targets_BT)
+
+    def output_loss(self, x_BTD: Array, targets_BT: Array) -> Array:
+        """x after all blocks -> as `loss`."""
+        logits_BTV = self.output(x_BTD)
         targets_BT = self.form.own_logits(targets_BT)
         loss_BT = vocab_parallel_cross_entropy(
             logits_BTV, targets_BT, self.form, self.config.vocab_size
@@ -68,6 +82,7 @@ class GPT(nnx.Module):
     def empty_cache(self, batch: int) -> Cache:
         """A cache for texts of up to seq_length tokens, for the heads that this device holds."""
         config, heads = self.config, self.blocks.attention.qkv.w.shape[-2]
-        shape = (config.num_layers, batch, config.seq_length, heads, config.head_size)
+        layers = self.blocks.attention.qkv.w.shape[0]
+        shape = (layers, batch, config.seq_length, heads, config.head_size)
         k_LBSNH = jnp.zeros(shape, config.dtype)
-        return Cache(k_LBSNH, k_LBSNH, jnp.zeros(config.num_layers, jnp.int32))
+        return Cache(k_LBSNH, k_LBSNH, jnp.zeros(layers, jnp.int32))

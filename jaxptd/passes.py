@@ -1,0 +1,279 @@
+"""How a step's micro-batches go through the model: all of it at once, or from stage to stage.
+
+Two classes, one small interface: `Whole` differentiates a scan over micro-batches, `Pipelined` runs
+a pipeline's plan. Their methods run inside the shard_map, on parameters that vary over all axes
+over which gradients are owed; what they return are shares, still to be summed.
+
+Letters: M micro-batches, B batch, T position, V vocabulary, L layers.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import PartitionSpec as P
+
+from jaxptd.batch import Batch
+from jaxptd.collectives import all_gather, as_varying, reduce_scatter
+from jaxptd.config import Config, ModelConfig
+from jaxptd.errors import UserError
+from jaxptd.layers.attention import Cache
+from jaxptd.layers.block import Block, with_remat
+from jaxptd.layers.dropout import Places
+from jaxptd.mesh import Axis
+from jaxptd.params import Blueprint, ParamInfo, Params
+from jaxptd.pipeline import executor, pools
+from jaxptd.pipeline.placement import part_sizes, rows_of_layers
+from jaxptd.pipeline.plan import Plan
+from jaxptd.pipeline.schedules import make_schedule
+
+
+class Micro(NamedTuple):
+    """Micro-batches: `[M, B, ...]` of each, B sequences of a micro-batch on this device."""
+
+    batch: Batch
+    sample: Array
+    segment: Array | None
+
+    def places(self, of_all: Places) -> Places:
+        """Where the tokens of one of them are, out of what is the same for all."""
+        return of_all._replace(sample_B=self.sample, segment_BCT=self.segment)
+
+
+class Passes(Protocol):
+    """The ways through the model."""
+
+    def gradients(
+        self, params: Params, micro: Micro, places: Places, share: Array
+    ) -> tuple[Array, Params]:
+        """`share` times the sum of the losses of all tokens, and its gradients."""
+
+    def loss(self, params: Params, micro: Micro, places: Places) -> Array:
+        """The sum of the losses of all tokens."""
+
+    def gathered(self, params: Params) -> Params:
+        """What `empty_cache` and `logits` take, out of what a device holds."""
+
+    def empty_cache(self, params: Params, batch: int) -> Cache:
+        """As `GPT.empty_cache`."""
+
+    def logits(
+        self, params: Params, tokens_BT: Array, places: Places, cache: Cache
+    ) -> tuple[Array, Cache]:
+        """As `GPT.logits`, the same on every stage."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Whole:
+    """Every device runs all layers."""
+
+    blueprint: Blueprint
+
+    def gradients(
+        self, params: Params, micro: Micro, places: Places, share: Array
+    ) -> tuple[Array, Params]:
+        def mean_loss(params: Params, micro: Micro) -> Array:
+            return self._loss_sum(params, micro, places) * share
+
+        def add(total: tuple, micro: Micro) -> tuple[tuple, None]:
+            found = jax.value_and_grad(mean_loss)(params, micro)
+            return jax.tree.map(jnp.add, total, found), None
+
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return lax.scan(add, (self._zero(params, micro, places), zeros), micro)[0]
+
+    def loss(self, params: Params, micro: Micro, places: Places) -> Array:
+        def add(total: Array, micro: Micro) -> tuple[Array, None]:
+            return total + self._loss_sum(params, micro, places), None
+
+        return lax.scan(add, self._zero(params, micro, places), micro)[0]
+
+    def gathered(self, params: Params) -> Params:
+        return params
+
+    def empty_cache(self, params: Params, batch: int) -> Cache:
+        return self.blueprint.build(params).empty_cache(batch)
+
+    def logits(
+        self, params: Params, tokens_BT: Array, places: Places, cache: Cache
+    ) -> tuple[Array, Cache]:
+        return self.blueprint.build(params).logits(tokens_BT, places, cache)
+
+    def _loss_sum(self, params: Params, micro: Micro, places: Places) -> Array:
+        model, batch = self.blueprint.build(params), micro.batch
+        return jnp.sum(model.loss(batch["tokens"], batch["targets"], micro.places(places)))
+
+    def _zero(self, params: Params, micro: Micro, places: Places) -> Array:
+        """A loss of nothing."""
+        first = pools.get(micro, 0)
+        return pools.zeros(jax.eval_shape(self._loss_sum, params, first, places))
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipelined:
+    """Every device runs the layers of its stage; the first embeds, the last has the loss.
+
+    What is not a layer is gathered whole before the first tick, and its gradients are brought home
+    after the last: nobody holds a second copy of tied weights, of their gradient's sum or of their
+    optimizer's state.
+    """
+
+    blueprint: Blueprint
+    model: ModelConfig
+    plan: Plan
+
+    def gradients(
+        self, params: Params, micro: Micro, places: Places, share: Array
+    ) -> tuple[Array, Params]:
+        layer = self._layer if self.plan.recompute else with_remat(self._layer, self.model)
+
+        def run(params: Params, given: tuple, x_BTD: Array) -> Array:
+            return layer(params, given, x_BTD, None)[0]
+
+        def head(ends: Params, given: tuple, x_BTD: Array) -> Array:
+            return self._loss_sum(ends, given, x_BTD) * share
+
+        parts = self._parts(run, head)
+        inputs = self._inputs(self.gathered(params), micro, places)
+        loss, layers, ends = executor.gradients(parts, self.plan, inputs)
+        return loss, layers | {name: self._home(name, g) for name, g in ends.items()}
+
+    def loss(self, params: Params, micro: Micro, places: Places) -> Array:
+        inputs = self._inputs(self.gathered(params), micro, places)
+        parts = self._parts(self._layer, self._loss_sum)
+        return executor.forward(parts, self.plan.forward_only(), inputs)[0]
+
+    def gathered(self, params: Params) -> Params:
+        infos = self.blueprint.infos
+        return {
+            name: p if infos[name].stacked else self._whole(name, p) for name, p in params.items()
+        }
+
+    def empty_cache(self, params: Params, batch: int) -> Cache:
+        return self.blueprint.build(params).empty_cache(batch)
+
+    def logits(
+        self, params: Params, tokens_BT: Array, places: Places, cache: Cache
+    ) -> tuple[Array, Cache]:
+        """One micro-batch; the last stage's logits are brought to all."""
+
+        def head(ends: Params, given: tuple, x_BTD: Array) -> Array:
+            return self.blueprint.build(ends).output(x_BTD)
+
+        micro = Micro({"tokens": tokens_BT[None]}, places.sample_B[None], None)
+        parts, inputs = self._parts(self._layer, head), self._inputs(params, micro, places)
+        plan = self.plan.forward_only(micro_batches=1)
+        logits_BTV, cache = executor.forward(parts, plan, inputs, cache)
+        return lax.psum(logits_BTV, Axis.PP), cache
+
+    # ---- parts of the model -----------------------------------------------------------------
+
+    def _parts(self, layer: Any, head: Any) -> executor.Parts:
+        return executor.Parts(self._embed, layer, head, unroll=not self.model.scan_layers)
+
+    def _embed(self, ends: Params, given: tuple) -> Array:
+        places, micro = given
+        model = self.blueprint.build(ends)
+        return model.embed(micro.batch["tokens"], micro.places(places))
+
+    def _layer(
+        self, params: Params, given: tuple, x_BTD: Array, cache: Cache | None
+    ) -> tuple[Array, Cache | None]:
+        (places, micro), number = given
+        block: Block = self.blueprint.build(params).blocks
+        return block(x_BTD, micro.places(places), number, cache)
+
+    def _loss_sum(self, ends: Params, given: tuple, x_BTD: Array) -> Array:
+        _, micro = given
+        model = self.blueprint.build(ends)
+        return jnp.sum(model.output_loss(x_BTD, micro.batch["targets"]))
+
+    # ---- what is held where -----------------------------------------------------------------
+
+    def _inputs(self, params: Params, micro: Micro, places: Places) -> executor.Inputs:
+        infos = self.blueprint.infos
+        layers = {name: p for name, p in params.items() if infos[name].stacked}
+        ends = {name: p for name, p in params.items() if name not in layers}
+        return executor.Inputs(layers, ends, micro, places)
+
+    def _whole(self, name: str, x: Array) -> Array:
+        dim = stage_dim(self.blueprint.infos[name])
+        return as_varying(x, [Axis.PP]) if dim is None else all_gather(x, Axis.PP, dim)
+
+    def _home(self, name: str, gradient: Array) -> Array:
+        """Of a parameter that is cut over stages, the sum of its own part; else still a share."""
+        dim = stage_dim(self.blueprint.infos[name])
+        return gradient if dim is None else reduce_scatter(gradient, Axis.PP, dim)
+
+
+def make_plan(config: Config) -> Plan:
+    """What each stage of the pipeline does at each tick.
+
+    Raises:
+        UserError: there is no such schedule, or the model's layers do not fill it.
+    """
+    model, layout = config.model, config.layout
+    try:
+        schedule = make_schedule(
+            layout.schedule,
+            stages=layout.pp,
+            micro_batches=config.train.micro_batches,
+            virtual_stages=layout.virtual_stages,
+        )
+    except UserError as error:
+        raise UserError(f"layout.{error}") from error
+    sizes = part_sizes(model.num_layers, schedule.parts, layout.stage_layers)
+    return Plan(schedule, sizes, recompute=model.remat == "full")
+
+
+def stage_dim(info: ParamInfo) -> int | None:
+    """The dim of a parameter that is cut over stages."""
+    cut = (i for i, axes in enumerate(info.spec) if axes and Axis.PP in axes)
+    return next(cut, None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """How parameters are held over stages, out of how they are held over one.
+
+    Layers lie where their part of the model is. Anything else is cut into equal blocks, along its
+    longest dim that splits over the stages; what has none is whole on every stage.
+    """
+
+    plan: Plan
+    sizes: Mapping[Axis, int]  # devices along each axis
+
+    def __call__(self, info: ParamInfo) -> ParamInfo:
+        return self._layers(info) if info.stacked else self._end(info)
+
+    def _layers(self, info: ParamInfo) -> ParamInfo:
+        schedule = self.plan.schedule
+        rows = rows_of_layers(schedule, self.plan.sizes)
+        held = (schedule.parts * self.plan.depth, *info.held[1:])
+        return dataclasses.replace(
+            info,
+            held=held,
+            spec=P(Axis.PP, *info.spec[1:]),
+            rows=None if rows == tuple(range(held[0])) else rows,
+        )
+
+    def _end(self, info: ParamInfo) -> ParamInfo:
+        axes = [() if a is None else a if isinstance(a, tuple) else (a,) for a in info.spec]
+
+        def block(dim: int) -> int:
+            parts = [self.sizes[Axis(axis)] for axis in axes[dim]]
+            size = info.held[dim]
+            for part in parts:
+                size //= part
+            return size
+
+        able = [dim for dim in range(len(axes)) if block(dim) % self.sizes[Axis.PP] == 0]
+        if not able:
+            return info
+        dim = max(able, key=block)
+        spec = [*info.spec]
+        spec[dim] = (*axes[dim], Axis.PP) if axes[dim] else Axis.PP
+        return dataclasses.replace(info, spec=P(*spec))

@@ -1,0 +1,151 @@
+"""`python -m jaxptd.pipeline`: a schedule as text, picture, trace or table, and what it costs."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from jaxptd.errors import Parser, UserError, run_command
+from jaxptd.pipeline import picture, statistics
+from jaxptd.pipeline.schedules import SCHEDULES, Schedule, make_schedule, to_csv
+from jaxptd.pipeline.statistics import Durations
+
+
+def report(schedule: Schedule, durations: Durations) -> dict[str, Any]:
+    """What a schedule costs: counted in its table and simulated, and by formula where it has one.
+
+    Times are in the unit of the durations, held activations in micro-batches.
+    """
+    timing = statistics.simulate(schedule, durations)
+    expected = statistics.expected_peak(schedule)
+    return {
+        "schedule": schedule.name,
+        "stages": schedule.stages,
+        "micro_batches": schedule.micro_batches,
+        "virtual_stages": schedule.chunks,
+        "placement": schedule.placement,
+        "ticks": schedule.ticks,
+        "time": timing.makespan,
+        "bubble": timing.bubble,
+        "bubble_formula": statistics.expected_bubble(schedule, durations),
+        "idle": timing.idle,
+        "held": statistics.peak(schedule).tolist(),
+        "held_formula": None if expected is None else expected.tolist(),
+        "messages": statistics.messages(schedule),
+    }
+
+
+def _numbers(values: Sequence[float] | None) -> str:
+    return "-" if values is None else " ".join(f"{value:g}" for value in values)
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _summary(row: dict[str, Any]) -> Table:
+    table = Table("", "counted", "by formula")
+    table.add_row("ticks", str(row["ticks"]))
+    table.add_row("time of a step", f"{row['time']:g}")
+    table.add_row("bubble", _share(row["bubble"]), _share(row["bubble_formula"]))
+    table.add_row("idle, with start and end", _share(row["idle"]))
+    table.add_row("held by each stage", _numbers(row["held"]), _numbers(row["held_formula"]))
+    table.add_row("messages", str(row["messages"]))
+    return table
+
+
+def _comparison(rows: Sequence[dict[str, Any]]) -> Table:
+    names = ("schedule", "chunks", "ticks", "time", "bubble", "formula", "idle", "held", "sent")
+    first = rows[0]
+    sizes = f"stages={first['stages']}, micro_batches={first['micro_batches']}"
+    table = Table(*names, title=f"schedules of {sizes}")
+    for row in sorted(rows, key=lambda row: [*SCHEDULES, row["schedule"]].index(row["schedule"])):
+        table.add_row(
+            row["schedule"],
+            str(row["virtual_stages"]),
+            str(row["ticks"]),
+            f"{row['time']:g}",
+            _share(row["bubble"]),
+            _share(row["bubble_formula"]),
+            _share(row["idle"]),
+            f"{np.max(row['held']):g}",
+            str(row["messages"]),
+        )
+    return table
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="python -m jaxptd.pipeline", description=main.__doc__)
+    names = f"{', '.join(SCHEDULES)}, or a .csv file"
+    parser.add_argument("--schedule", default="1f1b", help=f"{names}; default: 1f1b")
+    parser.add_argument("--stages", type=int, required=True, help="pipeline stages")
+    parser.add_argument("--micro-batches", type=int, required=True, help="of a step")
+    parser.add_argument("--virtual-stages", type=int, help="chunks a stage, of interleaved")
+    parser.add_argument(
+        "--durations",
+        type=float,
+        nargs=3,
+        metavar=("F", "B", "W"),
+        default=list(statistics.EQUAL),
+        help="of a stage's forward and the two halves of its backward; default: 1 1 1",
+    )
+    parser.add_argument("--compare", action="store_true", help="print a table of all schedules")
+    parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    parser.add_argument("--picture", type=Path, help="write a picture, .png or .svg")
+    parser.add_argument("--trace", type=Path, help="write a trace for ui.perfetto.dev, .json")
+    parser.add_argument("--csv", type=Path, help="write the table, to be changed and read again")
+    return parser
+
+
+def _schedules(args: Any) -> list[Schedule]:
+    """The schedule asked for first, then with `--compare` all others."""
+    sizes = {"stages": args.stages, "micro_batches": args.micro_batches}
+    schedules = [make_schedule(args.schedule, **sizes, virtual_stages=args.virtual_stages)]
+    if args.compare:
+        others = (name for name in SCHEDULES if name != args.schedule)
+        schedules += [make_schedule(name, **sizes) for name in others]
+    return schedules
+
+
+def _files(args: Any, schedule: Schedule, durations: Durations) -> dict[Path, bytes]:
+    """What to write where."""
+    paths = [path for path in (args.picture, args.trace, args.csv) if path]
+    if len(set(paths)) < len(paths):
+        raise UserError("--picture, --trace and --csv name the same file; use one for each")
+    files = {}
+    if args.picture:
+        files[args.picture] = picture.render(schedule, args.picture)
+    if args.trace:
+        files[args.trace] = json.dumps(picture.as_trace(schedule, durations)).encode()
+    if args.csv:
+        files[args.csv] = to_csv(schedule).encode()
+    return files
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints a pipeline schedule and its bubble, memory and messages, counted and by formula."""
+    args = _parser().parse_args(argv)
+    durations = Durations(*args.durations)
+    schedules = _schedules(args)
+    rows = [report(schedule, durations) for schedule in schedules]
+    picture.write(_files(args, schedules[0], durations))
+    if args.json:
+        print(json.dumps(rows if args.compare else rows[0]))
+        return 0
+    console = Console(highlight=False)
+    with console.capture() as captured:
+        if args.compare:
+            console.print(_comparison(rows))
+        else:
+            console.print(picture.as_text(schedules[0], width=console.width), soft_wrap=True)
+            console.print(_summary(rows[0]))
+    print(captured.get(), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,258 @@
+"""Pictures of a schedule: on a terminal, as PNG or SVG, and as a trace for Perfetto.
+
+Only `draw` and `render` need matplotlib (the viz extra).
+"""
+
+import contextlib
+import errno
+import importlib.util
+import io
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.text import Text
+
+from jaxptd.errors import UserError
+from jaxptd.pipeline.statistics import EQUAL, Durations, bubble, held, simulate
+from jaxptd.pipeline.table import B, F, Operation, Schedule, W, cell_text
+
+STYLES = {F: "blue", B: "green", W: "dark_orange"}  # on a terminal
+COLORS = {F: "#63a4e8", B: "#6cc08b", W: "#f2a65a"}  # of chunk 0; later chunks are darker
+FORMATS = (".png", ".svg")
+FOLDS = 8  # blocks of ticks that `as_text` shows of a table wider than the terminal
+NUMBERS = 4000  # cells up to which a picture has the micro-batches' numbers; more cannot be read
+
+
+# ---- text ---------------------------------------------------------------------------------------
+
+
+def as_text(schedule: Schedule, *, width: int = 80) -> Text:
+    """A line a stage, a cell a tick: F3 is the forward of micro-batch 3, F3.1 of chunk 1.
+
+    Args:
+        schedule: the schedule.
+        width: columns of the terminal. A wider table goes on below; what does not fit in `FOLDS`
+            such blocks is left out, and the last line says so.
+    """
+    rows = [
+        [cell_text(schedule, cell) for cell in column]
+        for column in schedule.table.swapaxes(0, 1).tolist()
+    ]
+    cell = max(len(str(schedule.ticks - 1)), *(len(text) for row in rows for text in row)) + 1
+    label = len(f"stage {schedule.stages - 1} ")
+    ticks = max(1, (width - label) // cell)  # of a block
+    blocks = [
+        _block(rows, range(t, min(t + ticks, schedule.ticks)), label=label, cell=cell)
+        for t in range(0, min(schedule.ticks, FOLDS * ticks), ticks)
+    ]
+    if (left := schedule.ticks - FOLDS * ticks) > 0:
+        blocks.append(Text(f"and {left} more ticks, not shown; a picture or a CSV has them"))
+    return Text("\n\n").join(blocks)
+
+
+def _block(rows: list[list[str]], ticks: range, *, label: int, cell: int) -> Text:
+    lines = [Text("tick".ljust(label) + "".join(f"{t:<{cell}}" for t in ticks).rstrip())]
+    for stage, row in enumerate(rows):
+        line = Text(f"stage {stage}".ljust(label))
+        for tick in ticks:
+            text = row[tick]
+            style = STYLES[Operation[text[0]]] if text else "dim"
+            line.append((text or ".").ljust(cell), style)
+        line.rstrip()
+        lines.append(line)
+    return Text("\n").join(lines)
+
+
+# ---- picture ------------------------------------------------------------------------------------
+
+
+def draw(schedule: Schedule, path: str | Path) -> None:
+    """Writes a picture, PNG or SVG by the path's ending, the same bytes each time.
+
+    Ticks across, stages down, a micro-batch's number in each cell; below, what each stage holds.
+
+    Raises:
+        UserError: matplotlib is not installed, or the file cannot be written.
+    """
+    write({Path(path): render(schedule, path)})
+
+
+def render(schedule: Schedule, path: str | Path) -> bytes:
+    """The picture for a file of that name, not written yet; see `draw`."""
+    suffix = Path(path).suffix.lower()
+    if suffix not in FORMATS:
+        raise UserError(f"picture {path}: use a name that ends in {' or '.join(FORMATS)}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UserError("a picture needs matplotlib; pip install 'jaxptd[viz]'")
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    style: Any = {"svg.hashsalt": "jaxptd", "svg.fonttype": "none", "font.size": 10}
+    metadata = {"Date": None, "Creator": None} if suffix == ".svg" else {"Software": None}
+    with matplotlib.rc_context(style):
+        size = np.clip(schedule.ticks * 0.26 + 1.2, 9, 48), schedule.stages * 0.34 + 3.2
+        figure = Figure(figsize=size, layout="constrained")
+        ratios = [schedule.stages * 0.34 + 0.4, 1.8]
+        cells, curves = figure.subplots(2, 1, sharex=True, height_ratios=ratios)
+        _draw_cells(cells, schedule)
+        _draw_held(curves, schedule)
+        out = io.BytesIO()
+        figure.savefig(out, format=suffix[1:], dpi=120, metadata=metadata)
+    return out.getvalue()
+
+
+def _draw_cells(axes: Any, schedule: Schedule) -> None:
+    """Tick t is from t to t + 1."""
+    operation, micro_batch, chunk = np.moveaxis(schedule.table.swapaxes(0, 1), -1, 0)
+    axes.pcolormesh(_shades(schedule), edgecolors="white", linewidth=0.6)
+    if operation.size <= NUMBERS:
+        for stage, tick in np.argwhere(operation > 0).tolist():
+            ink = "white" if chunk[stage, tick] else "#1a202c"
+            where = tick + 0.5, stage + 0.5
+            number = str(micro_batch[stage, tick])
+            axes.text(*where, number, ha="center", va="center", fontsize=8, color=ink)
+    axes.invert_yaxis()
+    names = [f"stage {stage}" for stage in range(schedule.stages)]
+    axes.set_yticks(np.arange(schedule.stages) + 0.5, names)
+    axes.set_title(
+        f"{schedule.name}: {_count(schedule.stages, 'stage')}, "
+        f"{_count(schedule.micro_batches, 'micro-batch', 'es')}, {_count(schedule.chunks, 'chunk')}"
+        f" a stage, {schedule.ticks} ticks, bubble {bubble(schedule):.1%}"
+    )
+    kinds = {F: "forward", B: "backward"}
+    if schedule.splits:
+        kinds |= {B: "gradient of input", W: "gradient of weights"}
+    for kind, label in kinds.items():
+        axes.plot([], [], "s", color=COLORS[kind], label=label)
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=8)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+def _shades(schedule: Schedule) -> np.ndarray:
+    """Colours `[stages, ticks, 3]`: by operation, from chunk to chunk darker, idle a light grey."""
+    operation, _, chunk = np.moveaxis(schedule.table.swapaxes(0, 1), -1, 0)
+    bright = [[int(c[i : i + 2], 16) / 255 for i in (1, 3, 5)] for c in COLORS.values()]
+    shade = 1 - 0.5 * chunk / max(1, schedule.chunks - 1)
+    return np.array([[0.95] * 3, *bright])[operation] * shade[..., None]
+
+
+def _draw_held(axes: Any, schedule: Schedule) -> None:
+    counts = held(schedule) / schedule.chunks
+    ends = {0, schedule.stages - 1}
+    for stage in range(schedule.stages):
+        shade = str(0.75 * stage / max(1, schedule.stages - 1))  # a grey, the first stage black
+        label = f"stage {stage}" if schedule.stages <= 8 or stage in ends else None
+        axes.stairs(counts[:, stage], color=shade, label=label, baseline=None, linewidth=1.4)
+    axes.set(xlim=(0, schedule.ticks), xlabel="tick", ylabel="micro-batches held")
+    axes.set_ylim(0, counts.max() * 1.08)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=8)
+
+
+def _count(number: int, what: str, plural: str = "s") -> str:
+    return f"{number} {what}{'' if number == 1 else plural}"
+
+
+# ---- trace --------------------------------------------------------------------------------------
+
+UNIT = 1000.0  # microseconds of the trace: one unit of a duration is shown as a millisecond
+
+
+def as_trace(schedule: Schedule, durations: Durations = EQUAL) -> dict[str, Any]:
+    """The simulated step as a Chrome trace, for ui.perfetto.dev: dump it as JSON.
+
+    A thread a stage, an event an operation, a counter of what each stage holds, in micro-batches.
+    """
+    names = [_meta("process_name", 0, {"name": f"{schedule.name}, simulated"})]
+    for stage in range(schedule.stages):
+        names.append(_meta("thread_name", stage, {"name": f"stage {stage}"}))
+        names.append(_meta("thread_sort_index", stage, {"sort_index": stage}))
+    events = [*_operations(schedule, durations), *_counters(schedule, durations)]
+    return {"traceEvents": names + events, "displayTimeUnit": "ms"}
+
+
+def _meta(name: str, stage: int, args: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "ph": "M", "pid": 0, "tid": stage, "args": args}
+
+
+def _operations(schedule: Schedule, durations: Durations) -> Iterator[dict[str, Any]]:
+    timing = simulate(schedule, durations)
+    for tick, stage, operation, i, chunk in schedule.operations():
+        start, end = timing.start[tick, stage], timing.end[tick, stage]
+        yield {
+            "name": cell_text(schedule, (operation, i, chunk)),
+            "cat": operation.name,
+            "ph": "X",
+            "pid": 0,
+            "tid": stage,
+            "ts": start * UNIT,
+            "dur": (end - start) * UNIT,
+            "args": {
+                "micro_batch": i,
+                "chunk": chunk,
+                "part": schedule.part(stage, chunk),
+                "tick": tick,
+            },
+        }
+
+
+def _counters(schedule: Schedule, durations: Durations) -> Iterator[dict[str, Any]]:
+    """Up at the start of F, down at the end of B, or of W where backward is split."""
+    timing, last = simulate(schedule, durations), W if schedule.splits else B
+    count = [0] * schedule.stages
+    for tick, stage, operation, _, _ in schedule.operations():
+        if operation not in (F, last):
+            continue
+        count[stage] += 1 if operation == F else -1
+        when = (timing.start if operation == F else timing.end)[tick, stage]
+        yield {
+            "name": f"held by stage {stage}",
+            "ph": "C",
+            "pid": 0,
+            "ts": when * UNIT,
+            "args": {"micro-batches": count[stage] / schedule.chunks},
+        }
+
+
+# ---- files --------------------------------------------------------------------------------------
+
+
+def write(files: Mapping[Path, bytes]) -> None:
+    """Writes all files aside, then moves them into place; if one cannot be written, none is.
+
+    Raises:
+        UserError: a file cannot be written.
+    """
+    for path in files:
+        with _explained(path):
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    aside = {path: path.with_name(f".{path.name}.partial") for path in files}
+    try:
+        for path, data in files.items():
+            with _explained(path):
+                aside[path].write_bytes(data)
+        for path in files:
+            with _explained(path):
+                os.replace(aside[path], path)
+    finally:
+        for partial in aside.values():
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(
+            f"cannot write {path}: {reason}; name a file in a folder that is there"
+        ) from error

@@ -1,0 +1,66 @@
+"""Pools of slots, and the loops that work on them in place.
+
+A pool is an array `[slots, ...]`, or a tree of them. XLA writes into what a loop carries where it
+lies; what a branch of a conditional hands through it would copy.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jaxptd.collectives import as_varying, varying_axes
+from jaxptd.mesh import Axis
+
+Row = dict[str, Array]  # numbers of one tick
+Carry = TypeVar("Carry")
+
+
+def loop(name: str, carry: Carry, row: Row, body: Callable[[Carry, Row], Carry]) -> Carry:
+    """`body`, as often as `row[name]` says: 0 times or once.
+
+    XLA takes out of a loop what is the same at each trip, collectives too, and would run it at
+    every tick. So the numbers that a body reads depend on the trip, and it changes all that it
+    reads of the carry.
+    """
+
+    def trip(i: Array, carry: Carry) -> Carry:
+        return body(carry, {key: number + i for key, number in row.items()})
+
+    with jax.named_scope(name):
+        return lax.fori_loop(0, row[name], trip, carry)
+
+
+def get(pool: Any, *where: Array | int) -> Any:
+    """pool[*where, ...] of every array of a tree."""
+
+    def one(x: Array) -> Array:
+        for i in where:
+            x = lax.dynamic_index_in_dim(x, i, 0, keepdims=False)
+        return x
+
+    return jax.tree.map(one, pool)
+
+
+def put(pool: Any, values: Any, *where: Array | int) -> Any:
+    """The pool with pool[*where, ...] = values, for every array of a tree."""
+
+    def one(pool: Array, x: Array) -> Array:
+        x = as_varying(x, sorted(varying_axes(pool))).astype(pool.dtype)
+        begin = [jnp.int32(i) for i in (*where, *[0] * (pool.ndim - len(where)))]
+        return lax.dynamic_update_slice(pool, x[(None,) * len(where)], begin)
+
+    return jax.tree.map(one, pool, values)
+
+
+def add(pool: Any, values: Any, where: Array) -> Any:
+    """The pool with `values` added at pool[where, ...]."""
+    return put(pool, jax.tree.map(jnp.add, get(pool, where), values), where)
+
+
+def zeros(shape: Any, *lead: int) -> Array:
+    """Zeros `[*lead, ...]` that vary as an array of that shape does, and over pp."""
+    nothing = jnp.zeros((*lead, *shape.shape), shape.dtype)
+    return as_varying(nothing, sorted({Axis.PP, *varying_axes(shape)}))

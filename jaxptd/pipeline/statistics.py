@@ -1,0 +1,160 @@
+"""What a schedule costs: bubble, memory and messages, counted in its table, and as formulas.
+
+m micro-batches, p stages, V chunks; F, B, W how long a forward, the gradient of the input and that
+of the weights take, of one micro-batch and all of a stage's layers. A chunk takes 1/V of it, and a
+backward that is not split B + W.
+
+The *bubble* is how long a stage is idle between its first and its last operation, as a share of the
+time it works; of all stages the largest counts. For schedules whose first stage works from the
+first to the last moment that is the idle time of a step. Where weight gradients fill the ends it is
+what Qi et al. count: the next step may then begin on a stage while another still works.
+
+Source: Narayanan et al., arXiv 2104.04473, section 2.2; Qi et al., arXiv 2401.10241, table 1, and
+arXiv 2405.15362.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxptd.errors import UserError
+from jaxptd.pipeline.table import B, F, Operation, Schedule, W
+
+
+class Durations(NamedTuple):
+    """How long the operations of a stage and micro-batch take, in any unit."""
+
+    F: float = 1.0
+    B: float = 1.0
+    W: float = 1.0
+
+
+EQUAL = Durations()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Timing:
+    """When a schedule's operations run, each as soon as it can.
+
+    Args:
+        start, end: `[ticks, stages]`, of the operation in that cell of the table; 0 if idle.
+    """
+
+    start: np.ndarray
+    end: np.ndarray
+
+    @property
+    def makespan(self) -> float:
+        """From the first operation's start to the last one's end."""
+        return float(self.end.max())
+
+    @property
+    def busy(self) -> np.ndarray:
+        """How long each stage works, `[stages]`."""
+        return (self.end - self.start).sum(0)
+
+    @property
+    def bubble(self) -> float:
+        """Idle time between a stage's operations, as a share of its work; the largest of all."""
+        first = np.where(self.end > 0, self.start, np.inf).min(0)
+        return float(((self.end.max(0) - first - self.busy) / self.busy).max())
+
+    @property
+    def idle(self) -> float:
+        """Idle time as a share of all stages' time, with the step's beginning and end."""
+        return float(1 - self.busy.mean() / self.makespan)
+
+
+def simulate(schedule: Schedule, durations: Durations = EQUAL) -> Timing:
+    """Runs each stage's operations in the table's order, each once its inputs are there.
+
+    Sending takes no time.
+
+    Raises:
+        UserError: a duration is not a positive number, or out of all proportion.
+    """
+    if not all(1e-9 <= length <= 1e9 for length in durations):
+        raise UserError(f"durations F, B, W = {tuple(durations)}: use numbers from 1e-9 to 1e9")
+    backward = durations.B if schedule.splits else durations.B + durations.W
+    length = {F: durations.F, B: backward, W: durations.W}
+    start, end = np.zeros((2, schedule.ticks, schedule.stages))
+    free = [0.0] * schedule.stages
+    done: dict[tuple[Operation, int, int], float] = {}
+    for tick, stage, operation, i, chunk in schedule.operations():
+        part = schedule.part(stage, chunk)
+        inputs = (done[need, before, i] for need, before in schedule.needs(operation, part))
+        begin = max(free[stage], *inputs, 0.0)
+        free[stage] = done[operation, part, i] = begin + length[operation]
+        start[tick, stage], end[tick, stage] = begin, free[stage]
+    return Timing(start / schedule.chunks, end / schedule.chunks)
+
+
+def bubble(schedule: Schedule, durations: Durations = EQUAL) -> float:
+    """The bubble of a simulated step."""
+    return simulate(schedule, durations).bubble
+
+
+def expected_bubble(schedule: Schedule, durations: Durations = EQUAL) -> float | None:
+    """The bubble by its formula; None where there is none for these sizes and durations."""
+    p, m, V = schedule.stages, schedule.micro_batches, schedule.chunks
+    f, b, w = durations
+    work = m * (f + b + w)
+    if schedule.name in ("gpipe", "1f1b"):
+        return (p - 1) / m
+    if schedule.name == "interleaved" and m % p == 0:
+        return (p - 1) / (m * V)
+    if schedule.name == "zb-h1" and m >= p and w <= b:
+        return (p - 1) * (f + b - w) / work
+    if schedule.name == "zb-h2" and m >= 2 * p - 1 and w <= min(f, b):
+        return (p - 1) * (f + b - 2 * w) / work
+    if schedule.name == "zb-v" and m >= 2 * p - 1 and f == b == w:
+        return 0.0
+    return None
+
+
+def idle_ticks(schedule: Schedule) -> float:
+    """Cells of the table without an operation, as a share of all."""
+    return float((schedule.table[..., 0] == Operation.IDLE).mean())
+
+
+def held(schedule: Schedule) -> np.ndarray:
+    """Chunk activations that each stage holds at each tick, `[ticks, stages]`.
+
+    Held from the tick of F to that of B, or of W where backward is split.
+    """
+    operation = schedule.table[..., 0]
+    ends = operation == (W if schedule.splits else B)
+    released = ends.cumsum(0) - ends  # at earlier ticks
+    return (operation == F).cumsum(0) - released
+
+
+def peak(schedule: Schedule) -> np.ndarray:
+    """The most that each stage holds, in micro-batches of all its layers, `[stages]`."""
+    return held(schedule).max(0) / schedule.chunks
+
+
+def expected_peak(schedule: Schedule) -> np.ndarray | None:
+    """The most that each stage holds by its formula; None where there is none for these sizes."""
+    p, m, V = schedule.stages, schedule.micro_batches, schedule.chunks
+    s = np.arange(p)
+    formula = {
+        "gpipe": 0 * s + m,
+        "1f1b": p - s,
+        "interleaved": p + (p - 2 * s - 1) / V,
+        "zb-h1": 0 * s + p,
+        "zb-h2": 0 * s + 2 * p - 1,
+        "zb-v": 0 * s + p,
+    }.get(schedule.name)
+    if formula is None or (schedule.name == "interleaved" and m % p):
+        return None
+    return np.minimum(m, formula).astype(float)
+
+
+def messages(schedule: Schedule) -> int:
+    """Values that go from one stage to another in a step: 2m(pV-1) in a loop, p > 1."""
+    count = 0
+    for _, stage, operation, _, chunk in schedule.operations():
+        to = schedule.part(stage, chunk) + {F: 1, B: -1, W: 0}[operation]
+        count += 0 <= to < schedule.parts and schedule.where(to)[0] != stage
+    return count

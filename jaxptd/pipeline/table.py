@@ -1,0 +1,249 @@
+"""A pipeline's schedule: which stage does what at which tick. The table, its check, its file.
+
+The model is cut into stages * chunks consecutive *parts*. A value that a stage sends at the end of
+tick t can be used from tick t+1 on. Pure numpy.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+
+from jaxptd.errors import UserError
+
+
+class Operation(IntEnum):
+    """What a stage does at a tick."""
+
+    IDLE = 0
+    F = 1  # forward
+    B = 2  # backward; the gradient of the input only, where the schedule splits off the weights'
+    W = 3  # the gradient of the weights
+
+
+Placement = Literal["loop", "v"]
+Need = tuple[Operation, int]
+F, B, W = Operation.F, Operation.B, Operation.W
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Schedule:
+    """A table of operations.
+
+    Args:
+        name: one of `SCHEDULES`, or the file that it was read from.
+        stages: p.
+        micro_batches: m, of a step.
+        chunks: V, parts of the model on each stage.
+        placement: `loop`, part c*p + s is chunk c of stage s; or `v`, two chunks, down and back up.
+        table: int32 `[ticks, stages, 3]`: operation, micro-batch, chunk; zeros where it is idle.
+    """
+
+    name: str
+    stages: int
+    micro_batches: int
+    chunks: int
+    placement: Placement
+    table: np.ndarray
+
+    @property
+    def ticks(self) -> int:
+        return len(self.table)
+
+    @property
+    def parts(self) -> int:
+        return self.stages * self.chunks
+
+    @property
+    def splits(self) -> bool:
+        """Whether weight gradients are operations of their own."""
+        return bool((self.table[..., 0] == W).any())
+
+    def part(self, stage: int, chunk: int) -> int:
+        """Which of the model's consecutive parts a chunk of a stage is."""
+        if self.placement == "v" and chunk == 1:
+            return 2 * self.stages - 1 - stage
+        return chunk * self.stages + stage
+
+    def where(self, part: int) -> tuple[int, int]:
+        """Stage and chunk of a part."""
+        chunk, stage = divmod(part, self.stages)
+        if self.placement == "v" and chunk == 1:
+            stage = self.stages - 1 - stage
+        return stage, chunk
+
+    def operations(self) -> Iterator[tuple[int, int, Operation, int, int]]:
+        """Tick, stage, operation, micro-batch and chunk of all that is not idle, in time."""
+        for tick, stage in np.argwhere(self.table[..., 0] != 0).tolist():
+            operation, micro_batch, chunk = self.table[tick, stage].tolist()
+            yield tick, stage, Operation(operation), micro_batch, chunk
+
+    def needs(self, operation: Operation, part: int) -> list[Need]:
+        """The operations and their parts, of the same micro-batch, that have to be done before."""
+        if operation == F:
+            return [(F, part - 1)] if part else []
+        if operation == B:
+            return [(F, part), (B, part + 1)] if part + 1 < self.parts else [(F, part)]
+        return [(B, part)]
+
+
+# ---- the check ----------------------------------------------------------------------------------
+
+
+def check(schedule: Schedule) -> None:
+    """Raises UserError on the first thing in a table that cannot be, in words.
+
+    Every micro-batch is to have one F and one B (and one W, if any has) on each part, each at a
+    later tick than all it needs; see `Schedule.needs`.
+    """
+    _check_form(schedule)
+    when: dict[tuple[Operation, int, int], int] = {}
+    for tick, stage, operation, i, chunk in schedule.operations():
+        _check_cell(schedule, (tick, stage, i, chunk))
+        key = operation, schedule.part(stage, chunk), i
+        if key in when:
+            raise _impossible(schedule, key, f"done twice, at ticks {when[key]} and {tick}")
+        when[key] = tick
+    kinds = (F, B, W) if schedule.splits else (F, B)
+    for part, i in np.ndindex(schedule.parts, schedule.micro_batches):
+        for operation in kinds:
+            if (operation, part, i) not in when:
+                raise _impossible(schedule, (operation, part, i), "missing; add it")
+    for key in sorted(when, key=lambda key: when[key]):
+        _check_order(schedule, key, when)
+
+
+def _check_form(schedule: Schedule) -> None:
+    known = get_args(Placement)
+    if schedule.placement not in known:
+        raise UserError(
+            f"schedule {schedule.name}: placement={schedule.placement}: use one of "
+            f"{', '.join(known)}"
+        )
+    if schedule.placement == "v" and schedule.chunks != 2:
+        raise UserError(
+            f"schedule {schedule.name}: placement=v has 2 chunks a stage, not {schedule.chunks}; "
+            "use placement=loop"
+        )
+    shape = schedule.table.shape
+    if len(shape) != 3 or shape[1:] != (schedule.stages, 3):
+        raise UserError(
+            f"schedule {schedule.name}: a table of shape {list(shape)}; use [ticks, "
+            f"{schedule.stages}, 3], with operation, micro-batch and chunk in each cell"
+        )
+    operations = schedule.table[..., 0]
+    strange = operations[(operations < 0) | (operations > max(Operation))]
+    if strange.size:
+        raise UserError(
+            f"schedule {schedule.name}: there is no operation {strange[0]}; use 0 (idle), 1 (F), "
+            "2 (B) or 3 (W)"
+        )
+
+
+def _check_cell(schedule: Schedule, cell: tuple[int, int, int, int]) -> None:
+    tick, stage, i, chunk = cell
+    for what, number, count in (
+        ("micro-batch", i, schedule.micro_batches),
+        ("chunk", chunk, schedule.chunks),
+    ):
+        if not 0 <= number < count:
+            raise UserError(
+                f"schedule {schedule.name}: stage {stage} at tick {tick} has {what} {number}; "
+                f"there are {count}, use 0 to {count - 1}"
+            )
+
+
+def _check_order(
+    schedule: Schedule,
+    key: tuple[Operation, int, int],
+    when: dict[tuple[Operation, int, int], int],
+) -> None:
+    operation, part, i = key
+    for need, before in schedule.needs(operation, part):
+        if when[need, before, i] >= when[key]:
+            stage, chunk = schedule.where(before)
+            raise _impossible(
+                schedule,
+                key,
+                f"at tick {when[key]}, but {need.name}{i} of stage {stage}, chunk {chunk}, which "
+                f"it needs, is at tick {when[need, before, i]}; move it to a later tick than that",
+            )
+
+
+def _impossible(schedule: Schedule, key: tuple[Operation, int, int], what: str) -> UserError:
+    operation, part, i = key
+    stage, chunk = schedule.where(part)
+    return UserError(
+        f"schedule {schedule.name}: {operation.name}{i} of stage {stage}, chunk {chunk}, is {what}"
+    )
+
+
+# ---- the file -----------------------------------------------------------------------------------
+
+CELL = re.compile(r"([FBW])([0-9]{1,6})(?:\.([0-9]{1,6}))?")  # F3, or of chunk 1: F3.1
+
+
+def to_csv(schedule: Schedule) -> str:
+    """A line a stage, a cell a tick: F0, B3, W2, with several chunks F0.1; empty is idle.
+
+    The first line says `placement,v` where it is not `loop`.
+    """
+    rows = [["placement", "v"]] if schedule.placement == "v" else []
+    for column in schedule.table.swapaxes(0, 1).tolist():
+        rows.append([cell_text(schedule, cell) for cell in column])
+    return "".join(",".join(row) + "\n" for row in rows)
+
+
+def cell_text(schedule: Schedule, cell: Sequence[int]) -> str:
+    """A cell of the table as in a file: F0, of several chunks F0.1; empty when idle."""
+    operation, i, chunk = cell
+    if operation == Operation.IDLE:
+        return ""
+    return f"{Operation(operation).name}{i}" + (f".{chunk}" if schedule.chunks > 1 else "")
+
+
+def read_csv(path: str | Path) -> Schedule:
+    """The table that a file has, as `to_csv` writes one; its sizes are those that occur in it.
+
+    Raises:
+        UserError: the file cannot be read, or is no schedule (see `check`).
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"schedule {path}: {error.strerror or error}; name a .csv file that can be read"
+        ) from error
+    except ValueError as error:
+        raise UserError(f"schedule {path} is not text; see `--csv` for one") from error
+    lines = [line.split(",") for line in text.splitlines() if line.strip()]
+    placement = "loop"
+    if lines and lines[0][0].strip() == "placement":
+        placement = ",".join(cell.strip() for cell in lines.pop(0)[1:])
+    cells = [[_parsed(path, stage, cell) for cell in line] for stage, line in enumerate(lines)]
+    used = [cell for line in cells for cell in line if cell[0]]
+    if not used:
+        raise UserError(f"schedule {path} is empty; write a line a stage, with cells such as F0")
+    table = np.zeros((max(map(len, cells)), len(cells), 3), np.int32)
+    for stage, line in enumerate(cells):
+        table[: len(line), stage] = line
+    micro_batches, chunks = (1 + max(cell[k] for cell in used) for k in (1, 2))
+    schedule = Schedule(str(path), len(cells), micro_batches, chunks, placement, table)  # type: ignore[arg-type]
+    check(schedule)
+    return schedule
+
+
+def _parsed(path: str | Path, stage: int, cell: str) -> tuple[int, int, int]:
+    match = CELL.fullmatch(cell.strip())
+    if match:
+        return Operation[match[1]], int(match[2]), int(match[3] or 0)
+    if cell.strip():
+        raise UserError(
+            f"schedule {path}: stage {stage} has a cell {cell.strip()[:20]!r}; write F0, B0 or W0, "
+            "with a chunk F0.1, or nothing"
+        )
+    return 0, 0, 0

@@ -1,0 +1,213 @@
+"""Bubble, memory and messages: counted against formulas, and both against the papers' numbers."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from jaxptd.errors import UserError
+from jaxptd.pipeline.schedules import SCHEDULES, Schedule, make_schedule, read_csv
+from jaxptd.pipeline.statistics import (
+    Durations,
+    bubble,
+    expected_bubble,
+    expected_peak,
+    held,
+    idle_ticks,
+    messages,
+    peak,
+    simulate,
+)
+
+STAGES = [1, 2, 3, 4, 8]
+# Equal; as measured of transformers (Qi et al., table 5: W below F below B); a very short W.
+DURATIONS = [Durations(), Durations(1.0, 1.25, 0.75), Durations(3, 2, 2), Durations(1, 1, 0.125)]
+
+
+def all_sizes(name: str, p: int) -> list[Schedule]:
+    chunks = (2, 3) if name == "interleaved" else (None,)
+    return [
+        make_schedule(name, stages=p, micro_batches=m, virtual_stages=V)
+        for V in chunks
+        for m in range(1, 4 * p + 1)
+    ]
+
+
+def from_text(tmp_path, text: str) -> Schedule:
+    path = tmp_path / "table.csv"
+    path.write_text(text)
+    return read_csv(path)
+
+
+# --- The simulation
+
+
+def test_an_operation_starts_when_its_stage_is_free_and_its_inputs_are_there(tmp_path):
+    schedule = from_text(tmp_path, "F0,F1,,B0,,B1\n,F0,B0,F1,B1,\n")
+    timing = simulate(schedule, Durations(1, 2, 1))  # a backward takes 2 + 1
+    assert timing.start.T.tolist() == [[0, 1, 0, 5, 0, 9], [0, 1, 2, 5, 6, 0]]
+    assert timing.end.T.tolist() == [[1, 2, 0, 8, 0, 12], [0, 2, 5, 6, 9, 0]]
+    assert timing.makespan == 12
+    assert timing.busy.tolist() == [8, 8]
+    assert timing.bubble == 4 / 8
+    assert timing.idle == 1 - 8 / 12
+
+
+def test_a_chunk_takes_its_share_and_a_split_backward_its_own_time(tmp_path):
+    schedule = from_text(tmp_path, "placement,v\nF0.0,F0.1,B0.1,W0.1,B0.0,W0.0\n")
+    timing = simulate(schedule, Durations(2, 4, 8))
+    assert timing.end[:, 0].tolist() == [1, 2, 4, 8, 10, 14]
+
+
+def test_the_bubble_is_that_of_the_stage_that_pauses_most(tmp_path):
+    schedule = from_text(tmp_path, "F0,,,B0\n,F0,B0,\n")
+    assert bubble(schedule) == pytest.approx(3 / 3)
+    assert idle_ticks(schedule) == 4 / 8
+
+
+@pytest.mark.parametrize("p", STAGES)
+@pytest.mark.parametrize("durations", DURATIONS)
+def test_how_long_a_step_takes(durations, p):
+    whole = sum(durations)
+    for name in ("gpipe", "1f1b", "interleaved"):
+        for schedule in all_sizes(name, p):
+            m, V = schedule.micro_batches, schedule.chunks
+            time = simulate(schedule, durations).makespan
+            if m % p == 0 or V == 1:
+                assert time == pytest.approx((m + (p - 1) / V) * whole)
+            else:
+                assert time > (m + (p - 1) / V) * whole
+
+
+@pytest.mark.parametrize("bad", [(0, 1, 1), (1, -1, 1), (1, 1, float("nan")), (float("inf"), 1, 1)])
+def test_durations_are_numbers_above_0(bad):
+    with pytest.raises(UserError, match="durations F, B, W = .*: use numbers from 1e-9 to 1e9"):
+        simulate(make_schedule("1f1b", stages=2, micro_batches=2), Durations(*bad))
+
+
+# --- The bubble
+
+
+@pytest.mark.parametrize("p", STAGES)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_bubble_is_that_of_the_formula(name, p):
+    enough = {"zb-h1": p, "zb-h2": 2 * p - 1, "zb-v": 2 * p - 1}.get(name, 1)
+    for schedule in all_sizes(name, p):
+        m = schedule.micro_batches
+        for durations in DURATIONS:
+            known = m >= enough and not (name == "interleaved" and m % p)
+            known &= name != "zb-v" or durations == Durations()
+            expected = expected_bubble(schedule, durations)
+            assert (expected is not None) == known
+            if known:
+                assert bubble(schedule, durations) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "chunks", "expected"),
+    [
+        ("gpipe", None, 3 / 8),
+        ("1f1b", None, 3 / 8),
+        ("interleaved", 2, 3 / 16),
+        ("interleaved", 3, 3 / 24),
+        ("zb-h1", None, 3 * (1 + 1.25 - 0.75) / (8 * 3)),
+        ("zb-h2", None, 3 * (1 + 1.25 - 1.5) / (8 * 3)),
+    ],
+)
+def test_the_bubble_of_4_stages_and_8_micro_batches(name, chunks, expected):
+    """Narayanan et al., section 2.2; Qi et al., table 1."""
+    schedule = make_schedule(name, stages=4, micro_batches=8, virtual_stages=chunks)
+    durations = Durations(1, 1.25, 0.75)
+    assert expected_bubble(schedule, durations) == pytest.approx(expected)
+    assert bubble(schedule, durations) == pytest.approx(expected)
+
+
+def test_there_is_no_formula_where_the_gradient_of_weights_takes_longest():
+    for name, durations in (("zb-h1", (1, 1, 1.5)), ("zb-h2", (1, 1, 1.5)), ("zb-h2", (1, 2, 1.5))):
+        schedule = make_schedule(name, stages=4, micro_batches=8)
+        assert expected_bubble(schedule, Durations(*durations)) is None
+    assert expected_bubble(make_schedule("zb-h1", stages=4, micro_batches=8), Durations(1, 2, 1.5))
+
+
+def test_there_is_no_formula_for_a_table_of_ones_own():
+    schedule = make_schedule("1f1b", stages=2, micro_batches=2)
+    mine = dataclasses.replace(schedule, name="mine.csv")
+    assert expected_bubble(mine) is None
+    assert expected_peak(mine) is None
+    assert bubble(mine) == bubble(schedule)
+
+
+def test_splitting_backward_makes_a_step_shorter_in_order_of_the_papers():
+    times = {
+        name: simulate(make_schedule(name, stages=4, micro_batches=8)).makespan
+        for name in SCHEDULES
+    }
+    assert times == {
+        "gpipe": 33,
+        "1f1b": 33,
+        "interleaved": 28.5,
+        "zb-h1": 27,
+        "zb-h2": 27,  # its stages end one after the other, none pauses
+        "zb-v": 25.5,
+    }
+
+
+# --- Memory
+
+
+def test_held_from_forward_to_backward(tmp_path):
+    schedule = from_text(tmp_path, "F0,F1,,B0,,B1\n,F0,B0,F1,B1,\n")
+    assert held(schedule).T.tolist() == [[1, 2, 2, 2, 1, 1], [0, 1, 1, 1, 1, 0]]
+    assert peak(schedule).tolist() == [2, 1]
+
+
+def test_held_until_the_gradient_of_weights_where_that_is_split_off(tmp_path):
+    schedule = from_text(tmp_path, "placement,v\nF0.0,F0.1,B0.1,W0.1,B0.0,W0.0\n")
+    assert held(schedule)[:, 0].tolist() == [1, 2, 2, 2, 1, 1]
+    assert peak(schedule).tolist() == [1]
+
+
+@pytest.mark.parametrize("p", STAGES)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_peak_is_that_of_the_formula(name, p):
+    for schedule in all_sizes(name, p):
+        expected = expected_peak(schedule)
+        if name == "interleaved" and schedule.micro_batches % p:
+            assert expected is None
+        else:
+            np.testing.assert_allclose(peak(schedule), expected, rtol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("name", "chunks", "expected"),
+    [
+        ("gpipe", None, [8, 8, 8, 8]),
+        ("1f1b", None, [4, 3, 2, 1]),
+        ("interleaved", 2, [5.5, 4.5, 3.5, 2.5]),
+        ("zb-h1", None, [4, 4, 4, 4]),
+        ("zb-h2", None, [7, 7, 7, 7]),
+        ("zb-v", None, [4, 4, 4, 4]),
+    ],
+)
+def test_the_peak_of_4_stages_and_8_micro_batches(name, chunks, expected):
+    schedule = make_schedule(name, stages=4, micro_batches=8, virtual_stages=chunks)
+    assert peak(schedule).tolist() == expected
+
+
+@pytest.mark.parametrize(("p", "V"), [(2, 2), (4, 2), (4, 3), (8, 4)])
+def test_interleaving_takes_more_memory_by_the_papers_factor(p, V):
+    """Narayanan et al.: 1 + (p-1)/(pV) times that of 1F1B, on the first stage."""
+    schedule = make_schedule("interleaved", stages=p, micro_batches=4 * p, virtual_stages=V)
+    assert peak(schedule)[0] == pytest.approx(p * (1 + (p - 1) / (p * V)))
+
+
+# --- Messages
+
+
+@pytest.mark.parametrize("p", STAGES)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_messages(name, p):
+    for schedule in all_sizes(name, p):
+        m, V = schedule.micro_batches, schedule.chunks
+        crossings = 2 * p - 2 if name == "zb-v" else p * V - 1  # a v turns on the last stage
+        assert messages(schedule) == (2 * m * crossings if p > 1 else 0)
