@@ -141,6 +141,9 @@ class _Pass:
         if self.parts.unroll and self.plan.even:
             for i in range(self.plan.depth):
                 carry = one(i, carry)
+                # One layer's sums are written before the next one's are read, or XLA copies them.
+                layers = jax.tree.map(lax.optimization_barrier, carry.layers)
+                carry = carry._replace(layers=layers)
             return carry
         with jax.named_scope(f"{name}_layers"):
             return lax.fori_loop(0, count, one, carry)
