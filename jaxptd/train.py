@@ -28,6 +28,7 @@ from jaxptd.devices import prepare
 from jaxptd.errors import UserError, run_command
 from jaxptd.generate import Sampling, write_text
 from jaxptd.mesh import make_mesh
+from jaxptd.pipeline.statistics import bubble
 from jaxptd.progress import Display, Meter, Output, check_finite
 from jaxptd.run_dir import Row, RunDir, difference
 from jaxptd.step import Batch, Program, State, batch_fields
@@ -246,8 +247,11 @@ def _summary(program: Program, where: str, data: Data) -> str:
     parameters = sum(math.prod(info.shape) for info in program.infos.values())
     kernel, obstacle = program.attention_kernel
     tokens = len(data.train.tokens)
+    layout = str(program.config.layout)
+    if program.config.layout.pp > 1:
+        layout += f" (bubble {bubble(program.plan.schedule):.0%})"
     return (
-        f"{parameters / 1e6:.2f} M parameters on {where}, layout {program.config.layout}; "
+        f"{parameters / 1e6:.2f} M parameters on {where}, layout {layout}; "
         f"attention: {kernel}{f' (cudnn: {obstacle})' if obstacle else ''}; "
         f"{tokens / 1e6:.2f} M training tokens"
     )

@@ -23,7 +23,8 @@ STYLES = {F: "blue", B: "green", W: "dark_orange"}  # on a terminal
 COLORS = {F: "#63a4e8", B: "#6cc08b", W: "#f2a65a"}  # of chunk 0; later chunks are darker
 FORMATS = (".png", ".svg")
 FOLDS = 8  # blocks of ticks that `as_text` shows of a table wider than the terminal
-NUMBERS = 4000  # cells up to which a picture has the micro-batches' numbers; more cannot be read
+NUMBERS = 4000  # cells up to which a picture has the micro-batches' numbers
+SMALLEST = 5.0  # points; numbers that would have to be smaller cannot be read, and are left out
 
 
 # ---- text ---------------------------------------------------------------------------------------
@@ -97,23 +98,30 @@ def render(schedule: Schedule, path: str | Path) -> bytes:
         figure = Figure(figsize=size, layout="constrained")
         ratios = [schedule.stages * 0.34 + 0.4, 1.8]
         cells, curves = figure.subplots(2, 1, sharex=True, height_ratios=ratios)
-        _draw_cells(cells, schedule)
+        _draw_cells(cells, schedule, _size_of_numbers(schedule, width=size[0]))
         _draw_held(curves, schedule)
         out = io.BytesIO()
         figure.savefig(out, format=suffix[1:], dpi=120, metadata=metadata)
     return out.getvalue()
 
 
-def _draw_cells(axes: Any, schedule: Schedule) -> None:
+def _size_of_numbers(schedule: Schedule, *, width: float) -> float:
+    """Points at which a micro-batch's number fits into a cell of a picture `width` inches wide."""
+    cell = (width - 2.2) * 72 / schedule.ticks  # beside the cells are labels and a legend
+    digits = len(str(schedule.micro_batches - 1))
+    return min(10.0, cell / (0.72 * digits))
+
+
+def _draw_cells(axes: Any, schedule: Schedule, points: float) -> None:
     """Tick t is from t to t + 1."""
     operation, micro_batch, chunk = np.moveaxis(schedule.table.swapaxes(0, 1), -1, 0)
     axes.pcolormesh(_shades(schedule), edgecolors="white", linewidth=0.6)
-    if operation.size <= NUMBERS:
+    if operation.size <= NUMBERS and points >= SMALLEST:
         for stage, tick in np.argwhere(operation > 0).tolist():
             ink = "white" if chunk[stage, tick] else "#1a202c"
             where = tick + 0.5, stage + 0.5
             number = str(micro_batch[stage, tick])
-            axes.text(*where, number, ha="center", va="center", fontsize=8, color=ink)
+            axes.text(*where, number, ha="center", va="center", fontsize=points, color=ink)
     axes.invert_yaxis()
     names = [f"stage {stage}" for stage in range(schedule.stages)]
     axes.set_yticks(np.arange(schedule.stages) + 0.5, names)
@@ -127,6 +135,9 @@ def _draw_cells(axes: Any, schedule: Schedule) -> None:
         kinds |= {B: "gradient of input", W: "gradient of weights"}
     for kind, label in kinds.items():
         axes.plot([], [], "s", color=COLORS[kind], label=label)
+    if schedule.chunks > 1:
+        dark = shade(COLORS[F], schedule.chunks - 1, schedule.chunks)
+        axes.plot([], [], "s", color=dark, label="darker: a later chunk")
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=8)
     for spine in axes.spines.values():
         spine.set_visible(False)
@@ -135,9 +146,17 @@ def _draw_cells(axes: Any, schedule: Schedule) -> None:
 def _shades(schedule: Schedule) -> np.ndarray:
     """Colours `[stages, ticks, 3]`: by operation, from chunk to chunk darker, idle a light grey."""
     operation, _, chunk = np.moveaxis(schedule.table.swapaxes(0, 1), -1, 0)
-    bright = [[int(c[i : i + 2], 16) / 255 for i in (1, 3, 5)] for c in COLORS.values()]
-    shade = 1 - 0.5 * chunk / max(1, schedule.chunks - 1)
-    return np.array([[0.95] * 3, *bright])[operation] * shade[..., None]
+    shades = np.full((len(COLORS) + 1, schedule.chunks, 3), 0.95)
+    for row, color in enumerate(COLORS.values(), start=1):
+        for k in range(schedule.chunks):
+            shades[row, k] = shade(color, k, schedule.chunks)
+    return shades[operation, chunk]
+
+
+def shade(color: str, chunk: int, chunks: int) -> np.ndarray:
+    """The colour of a chunk: of the last half as bright as of the first."""
+    bright = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    return bright * (1 - 0.5 * chunk / max(1, chunks - 1))
 
 
 def _draw_held(axes: Any, schedule: Schedule) -> None:

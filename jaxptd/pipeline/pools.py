@@ -4,7 +4,7 @@ A pool is an array `[slots, ...]`, or a tree of them. XLA writes into what a loo
 lies; what a branch of a conditional hands through it would copy.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -37,9 +37,8 @@ def get(pool: Any, *where: Array | int) -> Any:
     """pool[*where, ...] of every array of a tree."""
 
     def one(x: Array) -> Array:
-        for i in where:
-            x = lax.dynamic_index_in_dim(x, i, 0, keepdims=False)
-        return x
+        size = (*[1] * len(where), *x.shape[len(where) :])
+        return lax.dynamic_slice(x, _begin(x, where), size).reshape(x.shape[len(where) :])
 
     return jax.tree.map(one, pool)
 
@@ -49,15 +48,27 @@ def put(pool: Any, values: Any, *where: Array | int) -> Any:
 
     def one(pool: Array, x: Array) -> Array:
         x = as_varying(x, sorted(varying_axes(pool))).astype(pool.dtype)
-        begin = [jnp.int32(i) for i in (*where, *[0] * (pool.ndim - len(where)))]
-        return lax.dynamic_update_slice(pool, x[(None,) * len(where)], begin)
+        return lax.dynamic_update_slice(pool, x[(None,) * len(where)], _begin(pool, where))
 
     return jax.tree.map(one, pool, values)
 
 
 def add(pool: Any, values: Any, where: Array) -> Any:
-    """The pool with `values` added at pool[where, ...]."""
-    return put(pool, jax.tree.map(jnp.add, get(pool, where), values), where)
+    """The pool with `values` added at pool[where, ...].
+
+    Taken out and put back in one shape: else XLA for GPUs copies what was there first.
+    """
+
+    def one(pool: Array, x: Array) -> Array:
+        had = lax.dynamic_slice_in_dim(pool, where, 1)
+        return lax.dynamic_update_slice_in_dim(pool, had + x[None], where, 0)
+
+    return jax.tree.map(one, pool, values)
+
+
+def _begin(pool: Array, where: Sequence[Array | int]) -> list[Array]:
+    """Where a slot begins; the same for `get` and `put`, or XLA copies what both touch."""
+    return [jnp.int32(i) for i in (*where, *[0] * (pool.ndim - len(where)))]
 
 
 def zeros(shape: Any, *lead: int) -> Array:
