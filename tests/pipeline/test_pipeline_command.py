@@ -36,6 +36,7 @@ def test_text_is_the_table_and_its_cost(capsys, wide):
     assert [row for row in rows if row] == [
         ["ticks", "22", ""],
         ["time of a step", "33", ""],
+        ["where neighbours wait", "33", ""],
         ["bubble", "37.5%", "37.5%"],
         ["idle, with start and end", "27.3%", ""],
         ["held by each stage", "4 3 2 1", "4 3 2 1"],
@@ -48,7 +49,9 @@ def test_1f1b_is_what_there_is_without_a_word(capsys):
 
 
 def test_json_has_the_numbers(capsys):
-    assert numbers(capsys, "--schedule", "interleaved", "--virtual-stages", "3") == {
+    found = numbers(capsys, "--schedule", "interleaved", "--virtual-stages", "3")
+    assert 27 < found.pop("time_as_run") <= 54 * 2 / 3  # at most a backward's time a tick
+    assert found == {
         "schedule": "interleaved",
         "stages": 4,
         "micro_batches": 8,
@@ -88,8 +91,9 @@ def test_compare_has_a_line_a_schedule(capsys, wide):
     lines = capsys.readouterr().out.splitlines()
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "│" in line]
     assert [row[0] for row in rows] == list(SCHEDULES)
-    assert rows[2] == ["interleaved", "3", "54", "27", "12.5%", "12.5%", "11.1%", "5", "176"]
-    assert rows[5] == ["zb-v", "2", "51", "25.5", "0.0%", "0.0%", "5.9%", "4", "96"]
+    assert rows[2][:4] == ["interleaved", "3", "54", "27"]
+    assert rows[2][5:] == ["12.5%", "12.5%", "5", "176"]
+    assert rows[5] == ["zb-v", "2", "51", "25.5", "25.5", "0.0%", "0.0%", "4", "96"]
 
 
 def test_compare_as_json(capsys):
