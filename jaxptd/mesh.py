@@ -60,14 +60,14 @@ class Layout:
             (whole rows of scores, as first published).
         matmul2d: products on the grid: gather, summa, or on a square grid fox or cannon.
         matmul2d_slices: parts in which gather gathers, each during the product of the one before.
+        attention2d: on the grid, heads over col and a ring over row, or blocks of every head, for
+            head counts that col does not divide.
         schedule: of the pipeline: 1f1b, gpipe, interleaved, zb-h1, zb-h2, zb-v, or the path of a
             table (.csv).
         virtual_stages: parts of the model that each stage holds, where the schedule has several;
             null is the schedule's own.
         stage_layers: layers of each stage (of each part of the model in its order, where stages
             hold several); null spreads them as evenly as possible.
-        attention2d: on the grid, heads over col and a ring over row, or blocks of every head, for
-            head counts that col does not divide.
     """
 
     pp: int = 1

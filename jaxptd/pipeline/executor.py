@@ -238,6 +238,9 @@ class _Training(_Pass):
         """One layer: x, the gradient of its result, becomes that of its input."""
         kept = get(carry.saved, row["saved"], at)
         if self.halves:
+            # Read before anything is laid over it, or XLA for CPUs copies the pool at every layer.
+            for i in (i for i in self.between.places if i is not None):
+                kept[i] = lax.optimization_barrier(kept[i])
             x, passed = self.halves.now((kept, params, given), carry.x)
             over, rest = self.between.part(passed)
             saved = list(carry.saved)
