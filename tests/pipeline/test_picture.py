@@ -100,7 +100,7 @@ def test_a_picture_says_what_it_shows():
     found = Counter(words(render(V, "out.svg")))
     title = "zb-v: 4 stages, 12 micro-batches, 2 chunks a stage, 75 ticks, bubble 0.0%"
     named = {title, "tick", "micro-batches held", "forward", "gradient of input"}
-    assert named | {"gradient of weights"} <= set(found)
+    assert named | {"gradient of weights", "darker: a later chunk"} <= set(found)
     assert found["stage 0"] == found["stage 3"] == 2  # beside the cells, and of the curves
     # Each micro-batch's number: F, B and W of two chunks on four stages; 10 is a tick's, too.
     assert [found[str(i)] for i in (7, 9, 11)] == [24, 24, 24]
@@ -110,13 +110,37 @@ def test_an_unsplit_backward_is_named_so():
     found = words(render(SMALL, "out.svg"))
     assert "1f1b: 3 stages, 2 micro-batches, 1 chunk a stage, 8 ticks, bubble 100.0%" in found
     assert "backward" in found
-    assert not any(word.startswith("gradient") for word in found)
+    assert not any(word.startswith(("gradient", "darker")) for word in found)
 
 
-def test_a_large_picture_has_no_numbers():
-    schedule = make_schedule("1f1b", stages=16, micro_batches=128)
-    assert schedule.table[..., 0].size > picture.NUMBERS
-    assert "127" not in words(render(schedule, "out.svg"))
+@pytest.mark.parametrize(
+    ("stages", "micro_batches", "shown"), [(16, 128, False), (2, 400, False), (2, 120, True)]
+)
+def test_a_large_picture_has_no_numbers(stages, micro_batches, shown):
+    schedule = make_schedule("1f1b", stages=stages, micro_batches=micro_batches)
+    last = str(micro_batches - 1)
+    assert (last in words(render(schedule, "out.svg"))) == shown
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("micro_batches", [8, 60, 101, 130])
+def test_a_number_fits_into_its_cell(name, micro_batches):
+    """A figure of the text is 0.64 of its size wide."""
+    from matplotlib.figure import Figure
+
+    schedule = make_schedule(name, stages=4, micro_batches=micro_batches)
+    width = float(np.clip(schedule.ticks * 0.26 + 1.2, 9, 48))
+    points = picture._size_of_numbers(schedule, width=width)
+    assert points <= 10
+    figure = Figure(figsize=(width, 4), layout="constrained")
+    cells, curves = figure.subplots(2, 1, sharex=True)
+    picture._draw_cells(cells, schedule, points)
+    picture._draw_held(curves, schedule)
+    figure.draw_without_rendering()
+    cell = cells.get_window_extent().width / figure.dpi * 72 / schedule.ticks
+    assert 0.64 * points * len(str(micro_batches - 1)) <= cell
+    numbers = [text for text in cells.texts if text.get_text().isdigit()]
+    assert bool(numbers) == (points >= picture.SMALLEST and schedule.table[..., 0].size <= 4000)
 
 
 def test_the_colour_of_a_cell_is_its_operations_and_darker_in_the_second_chunk():
