@@ -123,15 +123,44 @@ BOTH = P((Axis.DP, Axis.TP))  # numbered through, they are one ring of eight
 RINGS = [(Axis.TP, PER_DEVICE, N), ((Axis.DP, Axis.TP), BOTH, 2 * N)]
 
 
+@pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("by", [1, -1, 3])
 @pytest.mark.parametrize(("axis", "spec", "devices"), RINGS)
-def test_shift_hands_on_round_the_ring_and_gradients_back(axis, spec, devices: int, by: int):
+def test_shift_hands_on_round_the_ring_and_gradients_back(axis, spec, devices, by, native):
     """Device i gets what device i - by has."""
     x, dy = array(devices, 3), array(devices, 3, seed=5)
-    shift = lambda x: collectives.shift(x, axis, by)  # noqa: E731
+    shift = lambda x: collectives.shift(x, axis, by, native=native)  # noqa: E731
     np.testing.assert_array_equal(on_mesh(shift, spec, spec)(x), np.roll(x, by, axis=0))
     dx = on_mesh(backward(shift), (spec, spec), spec)(x, dy)
     np.testing.assert_array_equal(dx, np.roll(dy, -by, axis=0))
+
+
+# On the 2 x 4 devices (i, j): where what each of them has goes, and along which axes that moves.
+WAYS: dict[str, tuple[Callable, tuple[str, ...]]] = {
+    "skewed along a row": (lambda i, j: (i, (j - i) % N), ("tp",)),
+    "skewed along a column": (lambda i, j: ((i - j) % 2, j), ("dp",)),
+    "round both": (lambda i, j: ((i + (j == N - 1)) % 2, (j + 1) % N), ("dp", "tp")),
+    "nowhere": (lambda i, j: (i, j), ()),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_permute_by_an_all_gather_is_xlas(way: str) -> None:
+    """Values, gradients to the last bit; it gathers along the axes that it moves along only."""
+    to, axes = WAYS[way]
+    pairs = [(N * i + j, N * to(i, j)[0] + to(i, j)[1]) for i in range(2) for j in range(N)]
+    x, dy = array(2 * N, 3), array(2 * N, 3, seed=5)
+    found = []
+    for native in (True, False):
+        move = lambda x, native=native: collectives.permute(  # noqa: E731
+            x, (Axis.DP, Axis.TP), pairs, native=native
+        )
+        y, dx = on_mesh(move, BOTH, BOTH), on_mesh(backward(move), (BOTH, BOTH), BOTH)
+        found.append((np.asarray(y(x)), np.asarray(dx(x, dy))))
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[1][0][[target for _, target in pairs]], x)
+    moved = collectives_of(y.trace(x).jaxpr, MESH)
+    assert [(c.kind, c.axes) for c in moved] == ([(ALL_GATHER, axes)] if axes else [])
 
 
 # The source (or target) that each of the two groups along tp has: one for both, or one for each.

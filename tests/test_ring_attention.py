@@ -41,11 +41,13 @@ class Case:
     documents: bool = False
     chunk: int = 2
     heads: int = 3
+    native: bool = True
 
     def __str__(self) -> str:
         layout = str(self.layout) if self.layout.cp > 1 else f"one device {self.layout.ring}"
         chosen = [layout, "causal" if self.causal else "full"]
         rich = ["dropout"] * bool(self.rate) + ["documents"] * self.documents
+        rich += ["gathered"] * (not self.native)
         return " ".join(chosen + rich).replace(" ", "-")
 
     @property
@@ -54,7 +56,7 @@ class Case:
 
     @property
     def ring(self) -> Ring:
-        return Ring(Axis.CP, self.layout.ring)
+        return Ring(Axis.CP, self.layout.ring, self.native)
 
     @property
     def part(self) -> int:
@@ -180,6 +182,14 @@ def test_a_ring_does_not_care_for_the_other_axes(ring: Any) -> None:
     """Sequences cut over dp, heads over tp: each group of cp devices is a ring of its own."""
     layout = Layout(dp=2, cp=2, tp=2, ring=ring)
     hold(Case(layout, rate=0.1, documents=True, heads=2), "float64")
+
+
+@pytest.mark.parametrize(("ring", "cp"), [("zigzag", 3), ("blockwise", 3), ("rsa", 4)])
+def test_hops_by_all_gathers_bring_the_same(ring: Any, cp: int) -> None:
+    """As inside a pipeline's stages on CPUs: no permute is left, and not a bit is different."""
+    each, other = (case(ring, cp, native=native) for native in (False, True))
+    np.testing.assert_array_equal(run(each, "float64")[0], run(other, "float64")[0])
+    assert {c.kind for c in moved(each, both_ways(each), "float32")} == {"all-gather"}
 
 
 def test_more_devices_round_no_more_in_bfloat16() -> None:

@@ -187,6 +187,18 @@ def test_in_float32_too(case: Case, form: str) -> None:
     hold(dataclasses.replace(case, lead=(2, 3)), form, "float32")
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", ["fox", "cannon"])
+def test_rings_by_all_gathers_bring_the_same(kind: Any, form: str) -> None:
+    """As inside a pipeline's stages on CPUs: no permute is left, and not a bit is different."""
+    permutes, gathers = (Case(2, 2, Grid(kind, permutes=native), (2,)) for native in (True, False))
+    found, moved, _ = run(gathers, form, "float64")
+    for x, want in zip(found, run(permutes, form, "float64")[0], strict=True):
+        np.testing.assert_array_equal(x, want)
+    assert ALL_GATHER in {c.kind for c in moved}
+    assert PERMUTE not in {c.kind for c in moved}
+
+
 def test_a_grid_may_lie_along_any_axes() -> None:
     hold(Case(2, 2, Grid("cannon", row="down", col="across"), (3,)), "A B", "float64")
     hold(Case(2, 4, Grid("summa", row="down", col="across"), (3,)), "At B", "float64")

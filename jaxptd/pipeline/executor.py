@@ -2,7 +2,7 @@
 
 A tick is a row of loops, each of which runs as often as the plan says for this stage, mostly 0
 times or once: embed, forward, head, backward, ... It is a row of loops and not one switch, because
-XLA copies what a branch of a conditional hands through, and gradients and all that is kept for
+XLA copies what the branches of a switch hand through, and gradients and all that is kept for
 backward would be copied at every tick; what a loop carries stays where it is.
 
 Results go on by permutes (`hops.py`), which all stages take or none does. A loop's body may hold
@@ -141,9 +141,6 @@ class _Pass:
         if self.parts.unroll and self.plan.even:
             for i in range(self.plan.depth):
                 carry = one(i, carry)
-                # One layer's sums are written before the next one's are read, or XLA copies them.
-                layers = jax.tree.map(lax.optimization_barrier, carry.layers)
-                carry = carry._replace(layers=layers)
             return carry
         with jax.named_scope(f"{name}_layers"):
             return lax.fori_loop(0, count, one, carry)

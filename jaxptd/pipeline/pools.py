@@ -1,7 +1,7 @@
 """Pools of slots, and the loops that work on them in place.
 
 A pool is an array `[slots, ...]`, or a tree of them. XLA writes into what a loop carries where it
-lies; what a branch of a conditional hands through it would copy.
+lies; what the branches of a switch hand through it would copy.
 """
 
 from collections.abc import Callable, Sequence

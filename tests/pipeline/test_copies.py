@@ -1,0 +1,96 @@
+"""What the compiled ticks copy: no pool, and no gradients."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import Array, lax
+from test_executor import BATCH, WIDTH, Case, make_inputs, step
+
+from benchmarks.measure import CPU_OPTIONS
+from jaxptd.pipeline.pools import add, get, loop, put
+
+
+def copied_in_loops(compiled: Any) -> list[tuple[int, ...]]:
+    """Shapes of what is copied within a loop, at whatever depth."""
+    text = compiled.as_text()
+    bodies = dict(re.findall(r"^(?:ENTRY )?%?([\w.\-]+) \(.*?\{\n(.*?)^\}", text, re.M | re.S))
+    todo = re.findall(r"\bbody=%?([\w.\-]+)", text)
+    assert todo
+    inside: set[str] = set()
+    while todo:
+        name = todo.pop()
+        if name not in inside:
+            inside.add(name)
+            called = r"(?:body|condition|calls|to_apply|\w+_computation)=%?([\w.\-]+)"
+            todo += re.findall(called, bodies[name])
+            for names in re.findall(r"branch_computations=\{(.*?)\}", bodies[name]):
+                todo += re.findall(r"[\w.\-]+", names)
+    copies = (re.findall(r"= \(?\w+\[([\d,]*)\]\S* copy(?:-start)?\(", bodies[n]) for n in inside)
+    return [tuple(int(n) for n in dims.split(",") if n) for each in copies for dims in each]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("1f1b", 2, 5, (2, 2)),
+        Case("1f1b", 2, 5, (2, 1), recompute=True),
+        Case("1f1b", 2, 5, (2, 2), unroll=True),
+        Case("zb-h1", 2, 5, (2, 2)),
+        Case("zb-h1", 2, 5, (2, 2), unroll=True),
+    ],
+    ids=str,
+)
+def test_no_tick_copies_what_is_kept_or_summed(case: Case) -> None:
+    """Neither pools nor parameters nor their gradients, whole: only an activation now and then."""
+    inputs = make_inputs(case)
+    arguments = inputs._replace(layers=case.held(inputs.layers))
+    compiled = step(case).lower(arguments).compile(CPU_OPTIONS)
+    largest = max(map(np.prod, copied_in_loops(compiled)))
+    assert largest <= BATCH * WIDTH
+
+
+def make_ticks(choose: Callable) -> Callable:
+    """A forward or a backward at each tick, on a pool and a sum of gradients."""
+
+    def save(carry: tuple, row: dict) -> tuple:
+        x, pool, total = carry
+        return jnp.sin(x), put(pool, x, row["slot"]), total
+
+    def back(carry: tuple, row: dict) -> tuple:
+        x, pool, total = carry
+        return x * get(pool, row["slot"]), pool, add(total, x, row["slot"])
+
+    def run(x: Array, operations: Array) -> tuple:
+        def tick(carry: tuple, operation: Array) -> tuple[tuple, None]:
+            row = {"save": operation == 1, "back": operation == 2, "slot": operation % 3}
+            row = {name: number.astype(jnp.int32) for name, number in row.items()}
+            return choose(carry, row, save, back), None
+
+        pools = jnp.zeros((4, *x.shape)), jnp.zeros((4, *x.shape))
+        return lax.scan(tick, (x, *pools), operations)[0]
+
+    return run
+
+
+def test_a_switch_would_copy_them() -> None:
+    """What the test above looks for is there in a program that has it."""
+
+    def switch(carry: tuple, row: dict, save: Callable, back: Callable) -> tuple:
+        branches = [lambda c: c, lambda c: save(c, row), lambda c: back(c, row)]
+        return lax.switch(row["save"] + 2 * row["back"], branches, carry)
+
+    def loops(carry: tuple, row: dict, save: Callable, back: Callable) -> tuple:
+        return loop("back", loop("save", carry, row, save), row, back)
+
+    x, operations = jnp.ones((BATCH, WIDTH)), jnp.zeros(6, jnp.int32)
+    copied = [
+        copied_in_loops(jax.jit(make_ticks(choose)).lower(x, operations).compile(CPU_OPTIONS))
+        for choose in (switch, loops)
+    ]
+    assert (4, BATCH, WIDTH) in copied[0]
+    assert (4, BATCH, WIDTH) not in copied[1]

@@ -1,0 +1,263 @@
+"""A small model of its own through every schedule against `jax.grad` on one device."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from contract import TOLERANCES, relative
+from jax import Array, lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from test_plan import random_schedule
+
+from jaxptd.collectives import as_varying, copy_to, reduce_from
+from jaxptd.mesh import Axis, Layout, make_mesh
+from jaxptd.pipeline.executor import Inputs, Parts, forward, gradients
+from jaxptd.pipeline.placement import rows_of_layers
+from jaxptd.pipeline.plan import Plan
+from jaxptd.pipeline.schedules import SCHEDULES, make_schedule, to_csv
+
+BATCH, WIDTH, HIDDEN, WORDS = 3, 4, 6, 7
+LAYERS = {"a": P(Axis.PP, None, Axis.TP), "b": P(Axis.PP, Axis.TP)}
+WHOLE = P()
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A schedule, and what runs in it."""
+
+    schedule: str
+    stages: int
+    micro_batches: int
+    sizes: tuple[int, ...]
+    recompute: bool = False
+    unroll: bool = False
+    tp: int = 1
+
+    def __str__(self) -> str:
+        sizes = "+".join(map(str, self.sizes))
+        more = ["again"] * self.recompute + ["unrolled"] * self.unroll + ["tp"] * (self.tp > 1)
+        name = "table" if self.schedule.endswith(".csv") else self.schedule
+        return " ".join([name, f"p{self.stages}", f"m{self.micro_batches}", sizes, *more])
+
+    @property
+    def plan(self) -> Plan:
+        sizes = {"stages": self.stages, "micro_batches": self.micro_batches}
+        schedule = make_schedule(self.schedule, **sizes, virtual_stages=self.chunks)
+        return Plan(schedule, self.sizes, self.recompute)
+
+    @property
+    def chunks(self) -> int:
+        return len(self.sizes) // self.stages
+
+    @property
+    def rows(self) -> np.ndarray:
+        return np.array(rows_of_layers(self.plan.schedule, self.sizes))
+
+    @property
+    def mesh(self) -> Mesh:
+        return make_mesh(Layout(pp=self.stages, tp=self.tp))
+
+    def held(self, layers: dict[str, Array]) -> dict[str, Array]:
+        """Layers in their rows; what is left over must not be read."""
+        count = len(self.sizes) * max(self.sizes)
+        return {
+            name: jnp.full((count, *x.shape[1:]), jnp.nan, x.dtype).at[self.rows].set(x)
+            for name, x in layers.items()
+        }
+
+
+# ---- the model ----------------------------------------------------------------------------------
+
+
+def make_inputs(case: Case) -> Inputs:
+    """As `Inputs`, layers as they are numbered."""
+    rng, m = np.random.default_rng(0), case.micro_batches
+
+    def draw(*shape: int) -> Array:
+        return jnp.asarray(rng.standard_normal(shape))
+
+    layers = {"a": draw(sum(case.sizes), WIDTH, HIDDEN), "b": draw(sum(case.sizes), HIDDEN, WIDTH)}
+    ends = {"table": draw(WORDS, WIDTH), "bias": draw(WORDS)}
+    tokens = jnp.asarray(rng.integers(0, WORDS, (m, BATCH)), jnp.int32)
+    micro = {"tokens": tokens, "scale": draw(m), "wanted": draw(m, BATCH, WORDS)}
+    return Inputs(layers, ends, micro, draw(HIDDEN))
+
+
+def embed(ends: dict, given: tuple) -> Array:
+    shared, micro = given
+    return ends["table"][micro["tokens"]] * shared[0]
+
+
+def layer(params: dict, given: tuple, x: Array, *, tp: bool = False) -> Array:
+    """Its number, the micro-batch and what they share change what it does."""
+    (shared, micro), number = given
+    scale = jnp.cos(shared[1] * micro["scale"] + number)
+    h = (copy_to(x, Axis.TP) if tp else x) @ params["a"]
+    y = jax.nn.gelu(h * scale) @ params["b"]
+    return x + (reduce_from(y, Axis.TP) if tp else y)
+
+
+def head(ends: dict, given: tuple, x: Array) -> Array:
+    """Tied: the table once more."""
+    _, micro = given
+    return jnp.sum((x @ ends["table"].T + ends["bias"] - micro["wanted"]) ** 2)
+
+
+def on_one_device(inputs: Inputs, through: Callable, last: Callable) -> Any:
+    """The sum of what `last` makes of each micro-batch: every layer in turn, no pipeline."""
+    total = 0.0
+    for i in range(len(inputs.micro["scale"])):
+        given = inputs.shared, jax.tree.map(lambda x, i=i: x[i], inputs.micro)
+        x = embed(inputs.ends, given)
+        for number in range(len(inputs.layers["a"])):
+            params = jax.tree.map(lambda p, number=number: p[number], inputs.layers)
+            x = through(params, (given, number), x)
+        total = total + last(inputs.ends, given, x)
+    return total
+
+
+@functools.cache
+def expected(m: int, layers: int) -> tuple[Array, dict, dict]:
+    """Loss and gradients; the schedule does not matter."""
+    inputs = make_inputs(Case("", 1, m, (layers,)))
+
+    def loss(layers: dict, ends: dict) -> Array:
+        return on_one_device(inputs._replace(layers=layers, ends=ends), layer, head)
+
+    value, (layers_grad, ends_grad) = jax.jit(jax.value_and_grad(loss, (0, 1)))(
+        inputs.layers, inputs.ends
+    )
+    return value, layers_grad, ends_grad
+
+
+def step(case: Case) -> Callable:
+    """Inputs with layers as they are held -> loss, gradients of layers and of ends."""
+    plan = case.plan
+    parts = Parts(embed, functools.partial(layer, tp=True), head, case.unroll)
+
+    def body(inputs: Inputs) -> tuple:
+        ends = jax.tree.map(lambda x: as_varying(x, [Axis.PP]), inputs.ends)
+        loss, layers, ends = gradients(parts, plan, inputs._replace(ends=ends))
+        return lax.psum(loss, Axis.PP), layers, lax.psum(ends, Axis.PP)
+
+    ins = Inputs(LAYERS, WHOLE, WHOLE, WHOLE)
+    outs = (WHOLE, LAYERS, WHOLE)
+    return jax.jit(jax.shard_map(body, mesh=case.mesh, in_specs=(ins,), out_specs=outs))
+
+
+def hold(case: Case) -> None:
+    with jax.enable_x64(True):
+        inputs = make_inputs(case)
+        want_loss, want_layers, want_ends = expected(case.micro_batches, sum(case.sizes))
+        loss, layers, ends = step(case)(inputs._replace(layers=case.held(inputs.layers)))
+    limit = TOLERANCES["float64"]
+    assert relative(np.asarray(loss), np.asarray(want_loss)) <= limit
+    spare = np.setdiff1d(np.arange(len(layers["a"])), case.rows)
+    for name, found in layers.items():
+        assert found.dtype == np.float64
+        assert relative(np.asarray(found)[case.rows], np.asarray(want_layers[name])) <= limit, name
+        assert not np.asarray(found)[spare].any()
+    for name, found in ends.items():
+        assert relative(np.asarray(found), np.asarray(want_ends[name])) <= limit, name
+
+
+# ---- values and gradients -----------------------------------------------------------------------
+
+CASES = [
+    Case("gpipe", 1, 2, (4,)),
+    Case("gpipe", 4, 5, (1, 1, 1, 1)),
+    Case("1f1b", 2, 5, (3, 1)),
+    Case("1f1b", 4, 2, (1, 0, 2, 1)),  # fewer micro-batches than stages, a part without layers
+    Case("1f1b", 4, 5, (1, 1, 2, 0), tp=2),
+    Case("1f1b", 3, 5, (1, 2, 1), recompute=True),
+    Case("1f1b", 8, 5, (1, 0) * 4),
+    Case("interleaved", 2, 5, (1, 1, 1, 1), unroll=True),
+    Case("interleaved", 3, 5, (1, 0, 1, 1, 0, 1), recompute=True),
+    Case("interleaved", 4, 5, (0, 1) * 4, tp=2),
+    Case("zb-h1", 1, 2, (4,)),
+    Case("zb-h1", 3, 5, (1, 2, 1)),
+    Case("zb-h1", 4, 2, (1, 1, 2, 0), tp=2),
+    Case("zb-h1", 2, 5, (2, 2), recompute=True, unroll=True),
+    Case("zb-h2", 4, 5, (1, 1, 1, 1)),
+    Case("zb-v", 2, 5, (1, 2, 1, 0)),
+    Case("zb-v", 4, 5, (1, 0) * 4, recompute=True),
+]
+
+
+def test_every_schedule_has_its_case() -> None:
+    assert {case.schedule for case in CASES} == set(SCHEDULES)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_gradients_are_those_of_one_device(case: Case) -> None:
+    hold(case)
+
+
+@pytest.mark.parametrize(("seed", "splits"), [(57, False), (173, True)])
+def test_so_they_are_with_any_table(seed: int, splits: bool, tmp_path: Any) -> None:
+    """Also where there are two hops at a tick."""
+    schedule = random_schedule(seed)
+    path = tmp_path / "table.csv"
+    path.write_text(to_csv(schedule))
+    sizes = tuple(int(part < 4) for part in range(schedule.parts))
+    case = Case(str(path), schedule.stages, schedule.micro_batches, sizes)
+    assert schedule.splits == splits
+    assert any(len(case.plan.hops.at(tick)) == 2 for tick in range(schedule.ticks))
+    hold(case)
+
+
+# ---- forward ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("case", "only"),
+    [
+        (Case("1f1b", 3, 4, (1, 2, 1)), None),
+        (Case("zb-v", 2, 3, (1, 0, 2, 1), tp=2), 1),
+        (Case("interleaved", 2, 2, (1, 1, 1, 1), unroll=True), None),
+    ],
+    ids=str,
+)
+def test_a_forward_pass_with_states(case: Case, only: int | None) -> None:
+    """Each layer adds up what went into it, and the head's results are added up, any array."""
+    plan = case.plan.forward_only(only)
+    spec = P(Axis.PP)
+
+    def through(params: dict, given: tuple, x: Array, state: Array) -> tuple[Array, Array]:
+        return layer(params, given, x, tp=True), state + x
+
+    def last(ends: dict, given: tuple, x: Array) -> Array:
+        return x @ ends["table"].T
+
+    def body(inputs: Inputs, states: Array) -> tuple[Array, Array]:
+        total, states = forward(Parts(embed, through, last, case.unroll), plan, inputs, states)
+        return lax.psum(total, Axis.PP), states
+
+    def record(params: dict, given: tuple, x: Array) -> Array:
+        seen[given[1]] = seen.get(given[1], 0.0) + x
+        return layer(params, given, x)
+
+    ins = (Inputs(LAYERS, WHOLE, WHOLE, WHOLE), spec)
+    run = jax.jit(jax.shard_map(body, mesh=case.mesh, in_specs=ins, out_specs=(WHOLE, spec)))
+    seen: dict[int, Array] = {}
+    with jax.enable_x64(True):
+        inputs = make_inputs(case)
+        begun = jnp.arange(float(len(case.sizes) * max(case.sizes)))[:, None, None]
+        states = jnp.broadcast_to(begun, (len(begun), BATCH, WIDTH))
+        total, states = run(inputs._replace(layers=case.held(inputs.layers)), states)
+        few = jax.tree.map(lambda x: x[:only], inputs.micro)
+        want = on_one_device(inputs._replace(micro=few), record, last)
+    limit = TOLERANCES["float64"]
+    assert relative(np.asarray(total), np.asarray(want)) <= limit
+    rows = case.rows
+    for number, x in seen.items():
+        found = np.asarray(states)[rows[number]] - rows[number]
+        assert relative(found, np.asarray(x)) <= limit
+    spare = np.setdiff1d(np.arange(len(begun)), rows)
+    np.testing.assert_array_equal(np.asarray(states)[spare][:, 0, 0], spare)

@@ -1,0 +1,134 @@
+"""On which ways results go: between neighbours, on as few hops as bring them all."""
+
+import itertools
+from collections import defaultdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_plan import random_schedule
+
+from jaxptd.pipeline.hops import Hops
+from jaxptd.pipeline.plan import Plan
+from jaxptd.pipeline.schedules import SCHEDULES, Operation, Schedule, make_schedule
+
+STAGES = [1, 2, 3, 4, 5, 7, 8]
+F, B, W = Operation.F, Operation.B, Operation.W
+
+
+def moved(schedule: Schedule) -> dict[int, set[tuple[int, int]]]:
+    """At each tick the (source, target) of every result that another stage goes on with."""
+    found = defaultdict(set)
+    for tick, s, kind, _, chunk in schedule.operations():
+        q = schedule.part(s, chunk) + {F: 1, B: -1, W: 0}[kind]
+        if kind != W and 0 <= q < schedule.parts and schedule.where(q)[0] != s:
+            found[tick].add((s, schedule.where(q)[0]))
+    return found
+
+
+def known(p: int, *, closed: bool) -> dict[str, set[tuple[int, int]]]:
+    """Every hop there is, on a line or closed a ring. An odd ring's last edge is no pair's."""
+    edges = [(s, s + 1) for s in range(p - 1)] + ([(p - 1, 0)] if closed else [])
+    paired = edges[:-1] if closed and p % 2 else edges
+    both = {
+        parity: {way for s, to in paired if s % 2 == parity for way in ((s, to), (to, s))}
+        for parity in (0, 1)
+    }
+    back = {(to, s) for s, to in edges}
+    return {"even": both[0], "odd": both[1], "onward": set(edges), "back": back}
+
+
+def hold(schedule: Schedule) -> None:
+    hops, p, needed = hops_of(schedule), schedule.stages, moved(schedule)
+    every = {pair for pairs in needed.values() for pair in pairs}
+    ways = known(p, closed=p > 2 and bool(every & {(0, p - 1), (p - 1, 0)}))
+    for name, pairs in hops.pairs.items():
+        assert sorted(pairs) == sorted(ways[name])
+        assert len({s for s, _ in pairs}) == len({to for _, to in pairs}) == len(pairs)
+        assert all((to - s) % p in (1, p - 1) for s, to in pairs)
+        assert hops.taken[name].any()
+    for tick in range(schedule.ticks):
+        names = hops.at(tick)
+        assert names == tuple(name for name in hops.pairs if hops.taken[name][tick])
+        assert needed[tick] <= {pair for name in names for pair in hops.pairs[name]}
+        fewest = min(
+            count
+            for count in range(3)
+            for some in itertools.combinations(ways.values(), count)
+            if needed[tick] <= set().union(*some)
+        )
+        assert len(names) == fewest
+        for source, target in needed[tick]:
+            column = hops.column(tick, source, target)
+            assert column.startswith("in_")
+            assert (source, target) in hops.pairs[column[3:]]
+        assert all(hops.column(tick, s, s) == "keep" for s in range(p))
+
+
+def hops_of(schedule: Schedule) -> Hops:
+    return Plan(schedule, (1,) * schedule.parts).hops
+
+
+@pytest.mark.parametrize("p", STAGES)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_as_few_hops_as_bring_everything_to_neighbours(name: str, p: int) -> None:
+    for m in (1, 2, p, p + 1, 2 * p, 3 * p):
+        hold(make_schedule(name, stages=p, micro_batches=m))
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=100)
+def test_of_any_schedule(seed: int) -> None:
+    hold(random_schedule(seed))
+
+
+@pytest.mark.parametrize("p", STAGES)
+def test_1f1b_goes_within_every_second_pair(p: int) -> None:
+    """Never two hops at a tick; at every tick between the first and the last one."""
+    for m in (1, p, 3 * p):
+        hops = hops_of(make_schedule("1f1b", stages=p, micro_batches=m))
+        assert set(hops.pairs) == {"even", "odd"} if p > 2 else set(hops.pairs) <= {"even"}
+        for tick in range(hops.ticks):
+            names = ("even", "odd")[tick % 2] if p > 1 else None
+            assert hops.at(tick) in ((), (names,))
+
+
+@pytest.mark.parametrize("p", STAGES)
+def test_gpipe_goes_one_way_after_the_other(p: int) -> None:
+    """Where all stages work."""
+    hops = hops_of(make_schedule("gpipe", stages=p, micro_batches=2 * p))
+    assert all(len(hops.at(tick)) <= 1 for tick in range(hops.ticks))
+    if p > 2:
+        assert {hops.at(tick) for tick in range(p - 1, 2 * p)} == {("onward",)}
+        assert {hops.at(hops.ticks - 1 - tick) for tick in range(p, 2 * p)} == {("back",)}
+
+
+def test_one_stage_has_nobody_to_send_to() -> None:
+    for name in SCHEDULES:
+        hops = hops_of(make_schedule(name, stages=1, micro_batches=3))
+        assert hops.pairs == hops.taken == {}
+
+
+@pytest.mark.parametrize(
+    ("p", "last"),
+    [
+        (2, {}),  # two stages are neighbours both ways
+        (3, {"onward": (2, 0), "back": (0, 2)}),
+        (4, {"odd": (0, 3), "onward": (3, 0), "back": (0, 3)}),
+        (5, {"onward": (4, 0), "back": (0, 4)}),  # an odd ring cannot be paired
+    ],
+)
+def test_chunks_close_the_ring(p: int, last: dict) -> None:
+    """Between the last stage and the first: what each hop has that it has not on a line."""
+    closed = hops_of(make_schedule("interleaved", stages=p, micro_batches=2 * p)).pairs
+    line = known(p, closed=False)
+    assert set(closed) == ({"even"} if p == 2 else set(line))
+    more = {name: set(pairs) - line[name] for name, pairs in closed.items()}
+    both = {name: {pair, pair[::-1]} if name == "odd" else {pair} for name, pair in last.items()}
+    assert {name: pairs for name, pairs in more.items() if pairs} == both
+
+
+def test_a_v_does_not() -> None:
+    for p in STAGES:
+        for pairs in hops_of(make_schedule("zb-v", stages=p, micro_batches=2 * p)).pairs.values():
+            assert all(abs(source - target) == 1 for source, target in pairs)
