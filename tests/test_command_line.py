@@ -77,6 +77,10 @@ def test_a_later_file_overrides_an_earlier_one(tmp_path):
         (["--data.source", "some text.txt"], "data.source", "some text.txt"),
         (["--data.source", "[a.txt, b.txt]"], "data.source", ["a.txt", "b.txt"]),
         (["--train.run_dir", "3"], "train.run_dir", "3"),
+        (["--layout.stage_layers", "[3, 0, 5]"], "layout.stage_layers", (3, 0, 5)),
+        (["--layout.stage_layers=null"], "layout.stage_layers", None),
+        (["--layout.virtual_stages=3"], "layout.virtual_stages", 3),
+        (["--layout.schedule", "mine.csv"], "layout.schedule", "mine.csv"),
     ],
 )
 def test_values(argv, field, value):
@@ -167,6 +171,8 @@ def test_a_section_is_no_option(argv):
         ("model.tie_embeddings", "maybe", "bool"),
         ("model.dtype", "int8", "one of float32, bfloat16, float64"),
         ("optimizer.decay", "cosin", "one of cosine, linear, constant"),
+        ("layout.virtual_stages", "two", "int or null"),
+        ("layout.stage_layers", "3", "tuple[int, ...] or null"),
     ],
 )
 def test_a_wrong_type_names_the_field_and_what_is_expected(field, value, expected):
@@ -186,6 +192,7 @@ def test_a_wrong_type_names_the_field_and_what_is_expected(field, value, expecte
         (["--layout.dp", "3"], ["global_batch_size=8", "layout.dp=3", "multiple of 3"]),
         (["--layout.tp", "2", "--layout.row", "2"], ["tp=2", "row=2", "not both"]),
         (["--layout.dp", "0"], ["layout.dp=0", "1 or more"]),
+        (["--layout.schedule", "1f2b"], ["layout.schedule=1f2b", "1f1b, gpipe, ", ".csv"]),
         (["--train.steps", "0"], ["train.steps=0", "above 0"]),
         (["--optimizer.learning_rate", "nan"], ["optimizer.learning_rate", "nan"]),
         (["--model.num_layers"], ["--model.num_layers", "one argument"]),

@@ -235,7 +235,7 @@ def test_a_message_lists_few_divisors_however_large_the_number():
 
 CHANGED = Config(
     model=ModelConfig(num_layers=2, dtype="bfloat16", ffn_hidden_size=24),
-    layout=Layout(dp=2, tp=2, sequence_parallel=True),
+    layout=Layout(dp=2, tp=2, sequence_parallel=True, schedule="zb-v", stage_layers=(0, 2)),
     data=DataConfig(source=["a", "b"]),
     optimizer=OptimizerConfig(learning_rate=0.5),
     train=TrainConfig(steps=3),

@@ -1,9 +1,14 @@
 """What simulated devices need of XLA."""
 
+import os
 import subprocess
 import sys
 
 import pytest
+
+from jaxptd.config import Config, ModelConfig
+from jaxptd.devices import ONE_PERMUTE_AT_A_TIME, prepare
+from jaxptd.mesh import Layout
 
 RUN_RSA = """
 import jax, numpy as np
@@ -42,3 +47,19 @@ def test_permutes_that_wait_for_nothing_of_each_other_do_not_meet() -> None:
         [sys.executable, "-c", RUN_RSA], capture_output=True, text=True, timeout=300
     )
     assert found.stdout == "True\n", found.stderr[-500:]
+
+
+@pytest.mark.parametrize(
+    ("layout", "given"),
+    [
+        (Layout(pp=2), True),
+        (Layout(cp=2), True),
+        (Layout(row=2), True),
+        (Layout(dp=2, tp=2), False),
+    ],
+    ids=str,
+)
+def test_where_anything_is_permuted_it_is_one_at_a_time(layout, given, monkeypatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "")
+    prepare(Config(model=ModelConfig(num_layers=2, num_heads=4), layout=layout))
+    assert (ONE_PERMUTE_AT_A_TIME in os.environ["XLA_FLAGS"]) == given

@@ -29,6 +29,14 @@ TP4 = ("--layout.tp=4",)
 CP2_TP2 = ("--layout.cp=2", *TP2)
 SEQUENCE = ("--layout.dp=2", "--layout.tp=2", "--layout.sequence_parallel=true")
 GRID = ("--layout.row=2", "--layout.col=2")
+PIPELINE = ("--layout.pp=2", "--layout.tp=2")
+FOLDED = ("--layout.pp=2", "--layout.schedule=zb-v", "--layout.stage_layers=[1,0,0,1]")
+PIPELINES = [
+    (*PIPELINE, "--layout.dp=2", "--layout.schedule=zb-h1"),
+    ("--layout.pp=2", "--layout.schedule=interleaved", "--layout.stage_layers=[0,1,0,1]"),
+    ("--layout.pp=2", "--layout.cp=2", "--layout.stage_layers=[0,2]"),
+    ("--layout.pp=2", "--layout.row=2", "--layout.col=2", "--layout.matmul2d=cannon"),
+]
 BLOCKS = ("--layout.row=2", "--layout.col=4", "--layout.attention2d=blocks")
 
 
@@ -40,8 +48,14 @@ def make_program(*overrides: str) -> Program:
 
 @functools.cache
 def make_params(*overrides: str) -> dict:
-    """Larger than at the start of training, so that what the model writes is not all the same."""
+    """Larger than at the start of training, so that what the model writes is not all the same.
+
+    The same numbers on every layout of the model.
+    """
     program = make_program(*overrides)
+    if overrides:
+        held = program.blueprint.held(make_params())
+        return jax.device_put(held, program.blueprint.shardings(program.mesh))
     larger = jax.jit(lambda params: jax.tree.map(lambda p: 8 * p, params))
     return larger(program.blueprint.init(0, mesh=program.mesh, dtype=jnp.float32))
 
@@ -108,7 +122,11 @@ def test_the_cache_gives_what_the_whole_prefix_gives(prompt):
     assert len(set(found)) > 5  # so that there is something to be wrong about
 
 
-@pytest.mark.parametrize("layout", [TP4, SEQUENCE, GRID], ids=["tp4", "dp2 tp2 sp", "2x2"])
+@pytest.mark.parametrize(
+    "layout",
+    [TP4, SEQUENCE, GRID, PIPELINE, FOLDED],
+    ids=["tp4", "dp2 tp2 sp", "2x2", "pp2 tp2", "zb-v"],
+)
 def test_every_layout_writes_the_same(layout):
     prompt = PROMPTS["some"]
     assert write(prompt, two_halves_more(prompt), *layout) == write(prompt, two_halves_more(prompt))
@@ -117,8 +135,11 @@ def test_every_layout_writes_the_same(layout):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
-    [TP2, TP4, CP2_TP2, SEQUENCE, GRID, BLOCKS, ("--layout.cp=2", *GRID)],
-    ids=["tp2", "tp4", "cp2 tp2", "dp2 tp2 sp", "2x2", "2x4 blocks", "cp2 2x2"],
+    [TP2, TP4, CP2_TP2, SEQUENCE, GRID, BLOCKS, ("--layout.cp=2", *GRID), *PIPELINES],
+    ids=[
+        *("tp2", "tp4", "cp2 tp2", "dp2 tp2 sp", "2x2", "2x4 blocks", "cp2 2x2"),
+        *("pp2 dp2 tp2", "interleaved", "pp2 cp2", "pp2 2x2"),
+    ],
 )
 @pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS)
 def test_every_layout_writes_the_same_after_any_prompt(layout, prompt):

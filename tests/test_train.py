@@ -21,7 +21,7 @@ from jaxptd.command_line import load_config
 from jaxptd.data import Windows, number_documents
 from jaxptd.data.token_files import write_bin
 from jaxptd.errors import run_command
-from jaxptd.mesh import make_mesh
+from jaxptd.mesh import SCHEDULES, make_mesh
 from jaxptd.run_dir import RunDir
 from jaxptd.step import Program
 from jaxptd.train import Run, Stop, main
@@ -94,6 +94,9 @@ GRIDS += [("--layout.row=2", "--layout.col=4", f"--layout.ring={ring}") for ring
 GRIDS += [("--layout.row=2", "--layout.col=4", "--layout.matmul2d_slices=2")]
 GRIDS += [("--layout.row=2", "--layout.col=4", "--layout.matmul2d=summa")]
 LAYOUTS += GRIDS
+PP2 = ("--layout.pp=2",)
+PIPELINES = [(*PP2, "--layout.dp=2"), (*PP2, *TP2, SEQUENCE), (*PP2, *GRID), (*PP2, *RINGS[0])]
+LAYOUTS += PIPELINES
 WAYS = [(f"--model.remat={remat}",) for remat in ("dots", "attention", "full")]
 WAYS += [("--model.scan_layers=false",), ("--train.micro_batches=1",), ("--train.micro_batches=4",)]
 
@@ -102,7 +105,9 @@ def name(overrides: tuple[str, ...]) -> str:
     return " ".join(o.rpartition(".")[2] for o in overrides)
 
 
-@pytest.mark.parametrize("overrides", [(*DP2_TP4, SEQUENCE), CONTEXT, GRIDS[4], WAYS[2]], ids=name)
+@pytest.mark.parametrize(
+    "overrides", [(*DP2_TP4, SEQUENCE), CONTEXT, GRIDS[4], WAYS[2], PIPELINES[0]], ids=name
+)
 def test_a_layout_trains_as_one_device_does(overrides):
     expected = curve()
     assert expected[-1, 0] < 0.6 * expected[0, 0]  # it learns
@@ -116,6 +121,17 @@ def test_every_layout_trains_as_one_device_does(overrides):
     with jax.enable_x64(True):
         double = "--model.dtype=float64"
         np.testing.assert_allclose(curve(double, *overrides), curve(double), rtol=1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("micro_batches", [1, 4, 8])
+@pytest.mark.parametrize("remat", ["none", "full"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule_trains_as_one_device_does(schedule, remat, micro_batches):
+    model = ("--model.num_layers=5",)
+    how = (f"--model.remat={remat}", f"--train.micro_batches={micro_batches}")
+    found = curve(*model, *PP2, *TP2, f"--layout.schedule={schedule}", *how)
+    np.testing.assert_allclose(found, curve(*model), rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -330,6 +346,53 @@ def test_onto_another_layout_it_goes_on_to_rounding(train, whole, monkeypatch):
     assert load_config(train.run_dir.path / "config.yaml").layout.tp == 2
 
 
+def goes_on(train, rows, monkeypatch, options):
+    """Killed under the first options, stopped under the second, and to the end under the third."""
+    with monkeypatch.context() as patch:
+        kill_after(7, patch)
+        with pytest.raises(Killed):
+            main([*train.options, *options[0]])
+    with monkeypatch.context() as patch:
+        signal_in("log", signal.SIGTERM, step=9, monkeypatch=patch)
+        assert "resuming at step 5" in train(*options[1]).out
+    assert "resuming at step 10" in train(*options[2]).out
+    found = numbers(train.run_dir.metrics())
+    assert [row["step"] for row in found] == list(range(1, STEPS + 1))
+    for row, expected in zip(found, rows, strict=True):
+        assert row == pytest.approx(expected, rel=1e-5)
+
+
+DP2 = ("--layout.dp=2",)
+PP4 = ("--layout.pp=4", "--train.micro_batches=4")
+PARTS = (*PP4, "--layout.schedule=interleaved")
+
+
+def test_onto_another_schedule_it_goes_on_to_rounding(train, whole, monkeypatch):
+    parts = (*PARTS, "--layout.stage_layers=[0,0,1,0,0,1,0,0]")  # the second layer comes first
+    goes_on(train, whole, monkeypatch, [PP2, parts, DP2])
+    finished = train(*parts, "--train.sample_tokens=5")  # written on the pipeline itself
+    assert "resuming at step 12" in finished.out
+    assert finished.out.split("-" * 72)[1].startswith("\ndef ")
+    assert finished.out.split("-" * 72)[1] != "\ndef \n"
+
+
+FOLDED = (*PP4, "--layout.schedule=zb-v", "--layout.stage_layers=[1,2,0,1,1,1,1,1]")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layouts",
+    [[PP2, PARTS, DP2], [DP2_TP2, FOLDED, PP2], [PARTS, DP2, FOLDED]],
+    ids=["to dp", "to 1f1b", "to zb-v"],
+)
+def test_more_layers_onto_another_schedule(train, layouts, monkeypatch):
+    layers = "--model.num_layers=8"
+    other = RunDir(train.folder / "whole")
+    assert main([*train.options, layers, f"--train.run_dir={other.path}"]) == 0
+    options = [(*layout, layers) for layout in layouts]
+    goes_on(train, numbers(other.metrics()), monkeypatch, options)
+
+
 def test_documents_are_kept_apart_where_the_sequence_is_cut(train):
     lines = (json.dumps({"text": line}) for line in TEXT.splitlines())
     source = train.folder / "text.jsonl"
@@ -532,6 +595,52 @@ def test_bad_input_is_one_line_and_nothing_is_written(train, override, line):
     before = sorted([*files, "text.txt"])
     assert line in train.refused(*override.format(folder=train.folder).split())
     assert sorted(path.name for path in train.folder.iterdir()) == before
+
+
+TABLES = {
+    "good": "F0,F1,,B0,,B1\n,F0,B0,F1,B1\n",
+    "early": "F0,B0\nF0,B0\n",
+    "words": "F0,what\n,F0\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        ("--layout.schedule=1f2b", "layout.schedule=1f2b: use one of 1f1b, gpipe, interleaved, "),
+        ("--layout.schedule={folder}/none.csv", "none.csv: No such file"),
+        ("--layout.schedule={folder}/early.csv", "early.csv: F0 of stage 1, chunk 0, is at tick 0"),
+        ("--layout.schedule={folder}/words.csv", "words.csv: stage 0 has a cell 'what'; write F0"),
+        (
+            "--layout.schedule={folder}/good.csv --train.micro_batches=4",
+            "good.csv is a table for micro_batches=2, not 4; use",
+        ),
+        (
+            "--layout.schedule={folder}/good.csv --layout.pp=4 --model.num_layers=4",
+            "good.csv is a table for stages=2, not 4; use",
+        ),
+        ("--layout.virtual_stages=2", "layout.schedule=1f1b has virtual_stages=1, not 2; leave"),
+        (
+            "--layout.virtual_stages=1 --layout.schedule=interleaved",
+            "schedule=interleaved with virtual_stages=1: use 2 or more",
+        ),
+        ("--layout.virtual_stages=0", "layout.virtual_stages=0: use 1 or more"),
+        ("--layout.pp=4", "model.num_layers=2 leaves some of the pipeline's 4 parts"),
+        ("--layout.schedule=zb-v", "model.num_layers=2 leaves some of the pipeline's 4 parts"),
+        ("--layout.stage_layers=[1,2]", "layout.stage_layers=[1, 2]: use 2 numbers, one for each"),
+        ("--layout.stage_layers=[1,0,1]", "that add up to model.num_layers=2"),
+        ("--layout.stage_layers=[3,-1]", "that add up to model.num_layers=2"),
+        ("--layout.pp=16 --model.num_layers=16", "needs 16 devices, this machine has 8"),
+        ("--layout.pp=0", "layout.pp=0: an axis has at least one device"),
+    ],
+)
+def test_a_pipeline_that_cannot_be_is_one_line_and_nothing_is_written(train, overrides, line):
+    for name, table in TABLES.items():
+        (train.folder / f"{name}.csv").write_text(table)
+    before = sorted(path.name for path in train.folder.iterdir())
+    found = train.refused("--layout.pp=2", *overrides.format(folder=train.folder).split())
+    assert line in found
+    assert sorted({path.name for path in train.folder.iterdir()} - {"text.txt"}) == before
 
 
 def test_a_sequence_that_does_not_split_is_refused(train):

@@ -63,6 +63,13 @@ def test_a_grid_pads_what_it_does_not_divide(matmul2d) -> None:
     hold(layout, documents="apart", **UNEVEN)
 
 
+def test_a_pipeline_is_equal_to_one_device() -> None:
+    """As the command says it; more of them: test_pipeline.py."""
+    found = report(Layout(pp=2, dp=2, schedule="zb-h1"))
+    assert found.wrong == []
+    assert found.worst_gradient <= 1e-12
+
+
 def hold(layout: Layout, **choice) -> None:
     double = report(layout, **choice)
     assert double.wrong == []

@@ -17,10 +17,15 @@ CONTEXT_PARALLEL = Layout(dp=2, cp=2, tp=2, sequence_parallel=True)
 
 
 def config(
-    layout: Layout, *, micro_batches: int = 2, documents: Documents = "joined", **model: Any
+    layout: Layout,
+    *,
+    batch: int = 8,
+    micro_batches: int = 2,
+    documents: Documents = "joined",
+    **model: Any,
 ) -> Config:
     """A batch of eight; fields of the model can be set."""
-    train = TrainConfig(steps=30, global_batch_size=8, micro_batches=micro_batches)
+    train = TrainConfig(steps=30, global_batch_size=batch, micro_batches=micro_batches)
     sizes = dataclasses.replace(MODEL, **model)
     data = DataConfig(documents=documents)
     return Config(model=sizes, layout=layout, data=data, optimizer=OPTIMIZER, train=train)

@@ -1,0 +1,300 @@
+"""Training with a pipeline: any schedule, inside it any other parallelism, equals one device."""
+
+import dataclasses
+import functools
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from jaxptd import passes
+from jaxptd.canonical import abstract_canonical, from_canonical, to_canonical
+from jaxptd.checkpoint import Checkpoints
+from jaxptd.comparison import Outcome, Tensors, compare
+from jaxptd.mesh import SCHEDULES, Layout, make_mesh
+from jaxptd.pipeline.schedules import OWN_CHUNKS
+from jaxptd.step import Program, State
+from jaxptd.verify import Bench, Report
+
+ROOT = Path(__file__).parents[1]
+FIVE = {"num_layers": 5, "dropout": 0.1}
+OTHER = FIVE | {"tie_embeddings": False, "documents": "apart"}  # what else a model can be
+
+# A schedule without a name: what came last goes back first.
+LAST_FIRST = """\
+F0,F1,F2,F3,,,B3,B2,B1,B0
+,F0,F1,F2,F3,B3,B2,B1,B0
+"""
+
+
+class FromZeros(Program):
+    """A program whose state is zeros at step 0: nothing to compile."""
+
+    def init_state(self) -> State:
+        return jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), self.abstract_state
+        )
+
+
+# ---- one step -------------------------------------------------------------------------------
+
+
+@functools.cache
+def one_device(choice: tuple[tuple[str, Any], ...]) -> tuple[Tensors, Outcome, Outcome]:
+    """Parameters; the step from them; and from them changed by one rounding error."""
+    one = FromZeros(tiny.config(Layout(), micro_batches=1, **dict(choice)), make_mesh(Layout()))
+    draw, wide = np.random.default_rng(1), one.master_dtype
+    eps = float(np.finfo(wide).eps)
+    start = {
+        name: (0.1 * draw.normal(size=info.shape) + name.endswith("norm.w")).astype(wide)
+        for name, info in one.infos.items()
+    }
+    moved = {
+        name: p * (1 + eps * draw.choice([-1, 1], p.shape)).astype(p.dtype)
+        for name, p in start.items()
+    }
+    return start, Bench(one).run(start), Bench(one).run(moved)
+
+
+HOW = ("remat", "scan_layers", "micro_batches")  # what one device need not do as the layout does
+
+
+def report(layout: Layout, dtype: Any, **choice: Any) -> Report:
+    """As `verify`, with one device's step shared."""
+    with jax.enable_x64(True):
+        same = {name: value for name, value in choice.items() if name not in HOW}
+        start, expected, rounded = one_device(tuple((same | {"dtype": dtype}).items()))
+        config = tiny.config(layout, dtype=dtype, **choice)
+        found = Bench(FromZeros(config, make_mesh(layout))).run(start)
+        eps = float(np.finfo(dtype).eps)
+        rows = compare(expected, rounded, found, config=config.optimizer, eps=eps)
+        return Report(layout, dtype, list(rows))
+
+
+def hold(layout: Layout, **choice: Any) -> None:
+    found = report(layout, "float64", **choice)
+    assert found.wrong == []
+    assert found.worst_gradient <= 1e-12
+
+
+def case(choice: dict, micro_batches: int, **layout: Any) -> Any:
+    given = Layout(**layout)
+    how = " ".join(str(value) for name, value in choice.items() if name in HOW)
+    return pytest.param(
+        given, choice | {"micro_batches": micro_batches}, id=f"{given} m={micro_batches} {how}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("layout", "choice"),
+    [
+        case(FIVE, 2, pp=2, dp=2),
+        case(FIVE | {"remat": "dots"}, 1, pp=4, schedule="gpipe"),
+        case(FIVE | {"remat": "full"}, 8, pp=2, tp=2, sequence_parallel=True),
+        case(OTHER, 4, pp=2, dp=2, cp=2, schedule="interleaved"),
+        case(FIVE | {"remat": "attention"}, 4, pp=4, tp=2, schedule="zb-h1"),
+        case(FIVE | {"remat": "dots"}, 4, pp=2, cp=4, ring="rsa", schedule="zb-h2"),
+        case(OTHER | {"remat": "full"}, 4, pp=2, row=2, col=2, schedule="zb-v"),
+        case(FIVE, 2, pp=2, row=2, col=2, matmul2d="cannon"),
+        case(OTHER, 2, pp=3, stage_layers=(0, 4, 1)),
+        case(FIVE | {"scan_layers": False}, 8, pp=5, schedule="zb-h1"),
+    ],
+)
+def test_a_step_equals_one_device(layout: Layout, choice: dict) -> None:
+    hold(layout, **choice)
+
+
+def test_a_table_of_ones_own_equals_one_device(tmp_path: Path) -> None:
+    path = tmp_path / "last-first.csv"
+    path.write_text(LAST_FIRST)
+    hold(Layout(pp=2, schedule=str(path)), micro_batches=4, **FIVE)
+
+
+def matrix() -> Iterator[Any]:
+    """Every schedule, 2 to 8 stages, on eight devices; an odd number of layers."""
+    for schedule in SCHEDULES:
+        for pp, others in ((2, {"dp": 4}), (2, {"tp": 4}), (4, {"dp": 2}), (4, {"tp": 2}), (8, {})):
+            for m in (pp, 2 * pp, 4 * pp):
+                layers = pp * OWN_CHUNKS.get(schedule, 1) + 1
+                choice = {"num_layers": layers, "dropout": 0.1, "batch": 32}
+                yield case(choice, m, pp=pp, schedule=schedule, **others)
+
+
+def test_layers_of_another_part_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = passes.rows_of_layers
+    monkeypatch.setattr(passes, "rows_of_layers", lambda *given: found(*given)[::-1])
+    assert report(Layout(pp=5), "float64", **FIVE).wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("layout", "choice"), list(matrix()))
+def test_every_schedule_equals_one_device(layout: Layout, choice: dict) -> None:
+    hold(layout, **choice)
+
+
+INSIDE = [
+    {"tp": 4, "sequence_parallel": True},
+    {"cp": 2, "tp": 2, "sequence_parallel": True},
+    *({"cp": 4, "ring": ring} for ring in ("blockwise", "rsa")),
+    *({"row": 2, "col": 2, "matmul2d": kind} for kind in ("gather", "summa", "fox", "cannon")),
+    {"row": 2, "col": 2, "attention2d": "blocks", "ring": "rsa"},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", ["none", "dots", "attention", "full"])
+@pytest.mark.parametrize("inside", INSIDE, ids=str)
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb-h1", "zb-v"])
+def test_every_stage_is_spread_as_a_whole_model_is(schedule, inside, remat) -> None:
+    hold(Layout(pp=2, schedule=schedule, **inside), remat=remat, micro_batches=4, **OTHER)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_layers_written_out_and_many_parts(schedule: str) -> None:
+    """Parts of as many layers each, and of sizes as given, some with none."""
+    parts = 2 * OWN_CHUNKS.get(schedule, 1)
+    layers = {"num_layers": 8, "dropout": 0.1, "micro_batches": 4}
+    layout = Layout(pp=2, tp=2, schedule=schedule)
+    hold(layout, scan_layers=False, **layers)
+    sizes = (5, 0, 3, 0)[: parts - 1]
+    given = (*sizes, 8 - sum(sizes))
+    hold(dataclasses.replace(layout, stage_layers=given), **layers)
+    if schedule == "interleaved":
+        hold(dataclasses.replace(layout, virtual_stages=4), **layers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_float32_is_held_too(schedule: str) -> None:
+    layout = Layout(pp=2, tp=2, sequence_parallel=True, schedule=schedule)
+    found = report(layout, "float32", micro_batches=4, **FIVE)
+    assert found.wrong == []
+    assert found.worst_gradient <= 1e-6
+
+
+MORE_DEVICES = [
+    ("pp=4 dp=2 tp=2 schedule=1f1b", 5),
+    ("pp=2 dp=2 row=2 col=2 schedule=zb-v", 5),
+    ("pp=8 cp=2 schedule=interleaved", 17),
+    ("pp=16 schedule=zb-h2", 17),
+    ("pp=4 dp=2 cp=2 tp=2 sequence_parallel=true schedule=zb-h1", 5),
+    ("pp=8 dp=2 tp=2 schedule=interleaved", 17),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("layout", "layers"), MORE_DEVICES)
+def test_sixteen_and_thirty_two_devices(layout: str, layers: int) -> None:
+    command = [sys.executable, "-m", "jaxptd.verify", "--config", "configs/test-tiny.yaml"]
+    sizes = [f"--model.num_layers={layers}", "--train.global_batch_size=16"]
+    sizes += ["--train.micro_batches=8", "--data.tokenizer=bytes"]
+    spread = [f"--layout.{each}" for each in layout.split()]
+    ended = subprocess.run(
+        [*command, "--quiet", *sizes, *spread],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, ""), ended
+    worst = re.search(r"one device in float64: gradients\s+to\s+(\S+)", ended.stdout)
+    assert worst, ended.stdout
+    assert float(worst[1]) <= 1e-12
+
+
+# ---- beside the step ------------------------------------------------------------------------
+
+SPREAD = [
+    Layout(pp=3, dp=2, stage_layers=(0, 4, 1)),
+    Layout(pp=2, tp=2, schedule="zb-v"),
+    Layout(pp=2, row=2, col=2, schedule="interleaved"),
+]
+
+
+def program(layout: Layout, **choice: Any) -> Program:
+    return FromZeros(tiny.config(layout, **FIVE | choice), make_mesh(layout))
+
+
+def numbers(target: Any) -> Any:
+    """Arrays as described, every one with other numbers."""
+    leaves, tree = jax.tree.flatten(target)
+    draw = np.random.default_rng(0)
+    made = [jax.device_put(draw.normal(size=x.shape).astype(x.dtype), x.sharding) for x in leaves]
+    return jax.tree.unflatten(tree, made)
+
+
+def test_checkpoints_know_nothing_of_the_schedule(tmp_path: Path) -> None:
+    """Saved under one, restored under the next, and saved again, to the last bit."""
+    parts = Layout(pp=2, tp=2, schedule="interleaved")  # no padding, another order
+    layouts = (Layout(), parts, Layout(pp=3, dp=2, stage_layers=(0, 3, 1)))
+    programs = [program(layout, num_layers=4) for layout in layouts]
+    checkpoints = Checkpoints(tmp_path, keep=len(programs))
+    state = numbers(abstract_canonical(programs[0]))
+    expected = jax.tree.map(np.asarray, state)
+    for step, one in enumerate(programs):
+        held, laid = from_canonical(one, state), one.blueprint.held(state["params"])
+        jax.tree.map(np.testing.assert_array_equal, held["params"], laid)
+        found = to_canonical(one, held)
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+        checkpoints.save(step, found, description={})
+        state = checkpoints.restore(step, abstract_canonical(programs[step - 2]))
+        jax.tree.map(np.testing.assert_array_equal, state, expected)
+
+
+def test_an_evaluation_equals_one_devices() -> None:
+    targets = np.where(np.arange(8) < np.arange(8)[:, None], -1, tiny.batch()["targets"])
+    batch = {**tiny.batch(), "targets": targets}
+    found = []
+    state = jax.tree.map(np.asarray, numbers(abstract_canonical(program(Layout()))))
+    for layout in (Layout(), *SPREAD):
+        one = program(layout, micro_batches=4)
+        params = jax.device_put(
+            one.blueprint.held(state["params"]), one.blueprint.shardings(one.mesh)
+        )
+        sums = one.eval_step(params, one.place(batch))
+        found.append((float(sums["loss_sum"]), int(sums["tokens"])))
+    assert found[0][1] == 36
+    for loss, tokens in found[1:]:
+        assert loss == pytest.approx(found[0][0], rel=1e-6)
+        assert tokens == 36
+
+
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """Every equation of a jaxpr and of those inside it."""
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        yield equation
+        for value in equation.params.values():
+            for item in value if isinstance(value, (tuple, list)) else (value,):
+                if hasattr(item := getattr(item, "jaxpr", item), "eqns"):
+                    yield from equations(item)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_bfloat16_keeps_float32_masters_and_sums(schedule: str) -> None:
+    """What goes from tick to tick: sums of gradients in float32, activations in bfloat16."""
+    one = program(Layout(pp=2, dp=2, schedule=schedule), dtype="bfloat16")
+    kept = one.map_state(lambda x, _: x, one.abstract_state, lambda x: jnp.float32(0))
+    assert {x.dtype for x in jax.tree.leaves(kept)} == {jnp.dtype("float32")}
+    jaxpr = one.train_step.trace(one.abstract_state, one.abstract_batch).jaxpr
+    (ticks,) = (
+        e
+        for e in equations(jaxpr)
+        if e.primitive.name == "scan" and e.params["length"] == one.plan.schedule.ticks
+    )
+    carried = [v.aval for v in ticks.outvars]
+    held = {
+        (info.held[0] // 2, *info.held[1:]) if info.stacked else info.held
+        for info in one.infos.values()
+    }
+    sums = [x.dtype for x in carried if x.shape in held]
+    assert sums == [jnp.dtype("float32")] * len(one.infos)
+    assert {x.dtype for x in carried if x.shape[1:] == (2, 8, 16)} == {jnp.dtype("bfloat16")}
