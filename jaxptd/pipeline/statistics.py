@@ -104,7 +104,7 @@ def expected_bubble(schedule: Schedule, durations: Durations = EQUAL) -> float |
         return (p - 1) / m
     if schedule.name == "interleaved" and m % p == 0:
         return (p - 1) / (m * V)
-    if schedule.name == "zb-h1" and m >= p and w <= b:
+    if schedule.name == "zb-h1" and m >= p and w <= min(f, b):
         return (p - 1) * (f + b - w) / work
     if schedule.name == "zb-h2" and m >= 2 * p - 1 and w <= min(f, b):
         return (p - 1) * (f + b - 2 * w) / work
