@@ -9,7 +9,7 @@ time it works; of all stages the largest counts. For schedules whose first stage
 first to the last moment that is the idle time of a step. Where weight gradients fill the ends it is
 what Qi et al. count: the next step may then begin on a stage while another still works.
 
-Source: Narayanan et al., arXiv 2104.04473, section 2.2; Qi et al., arXiv 2401.10241, table 1, and
+Source: Narayanan et al., arXiv 2104.04473, section 2.2; Qi et al., arXiv 2401.10241, section 2, and
 arXiv 2405.15362.
 """
 
