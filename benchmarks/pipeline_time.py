@@ -154,7 +154,7 @@ def report(steps: int) -> str:
         "sending left out: simulated, with each operation as soon as its input is there, and as in "
         "the executor, where stages that exchange something wait for each other. Bubble: of a "
         "stage, over its work; formulas too, those in F, B and W over m(F+B+W). Of the two beside "
-        "zb-h1 its source (arXiv 2401.10241, section 2) has the first for it, the second for zb-h2; "
-        "they hold where W takes no longer than F and B.\n\n"
+        "zb-h1 its source (arXiv 2401.10241, section 2) has the first for it, the second for "
+        "zb-h2; they hold where W takes no longer than F and B.\n\n"
         f"{table([SIMULATED, *simulated(layer, backward)])}\n"
     )

@@ -3,6 +3,7 @@
 `{"params": {name: array}, "optimizer": {name: array}, "step": int32}`; checkpoints hold this form.
 """
 
+import dataclasses
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,9 @@ from jax import Array
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxptd.mesh import Axis
 from jaxptd.params import ParamInfo
+from jaxptd.passes import over_stages
 from jaxptd.step import Program, State
 
 Canonical = dict[str, Any]
@@ -67,9 +70,15 @@ _name = partial(jax.tree_util.keystr, simple=True, separator=".")
 
 
 def _sharding(program: Program, info: ParamInfo) -> NamedSharding:
-    """As held, but whole along padded dims, whose canonical size may not split."""
+    """As held, but whole along padded dims, whose canonical size may not split.
+
+    Layers of uneven parts are cut over stages along another dim: no device holds all of them.
+    """
     whole = [
         None if n != held else axis
         for n, held, axis in zip(info.shape, info.held, info.spec, strict=True)
     ]
-    return NamedSharding(program.mesh, P(*whole))
+    plain = dataclasses.replace(info, held=info.shape, spec=P(*whole))
+    if Axis.PP in info.axes - plain.axes:
+        plain = over_stages(plain, program.config.layout.sizes)
+    return NamedSharding(program.mesh, plain.spec)

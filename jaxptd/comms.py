@@ -157,10 +157,12 @@ def formula(program: Program) -> list[Collective]:
 
 def per_layer(program: Program) -> list[Collective]:
     """What one more layer moves; its gradients make the step's reductions longer, not more."""
-    model = program.config.model
-    deeper = dataclasses.replace(model, num_layers=model.num_layers + 1)
-    more = dataclasses.replace(program, config=dataclasses.replace(program.config, model=deeper))
-    return subtract(count(more), count(program))
+    config, parts = program.config, program.config.layout.stage_layers
+    model = dataclasses.replace(config.model, num_layers=config.model.num_layers + 1)
+    longer = parts and (*parts[:-1], parts[-1] + 1)
+    layout = dataclasses.replace(config.layout, stage_layers=longer)
+    deeper = dataclasses.replace(config, model=model, layout=layout)
+    return subtract(count(dataclasses.replace(program, config=deeper)), count(program))
 
 
 def _trace(program: Program) -> Any:

@@ -107,6 +107,8 @@ class Layout:
                 f"layout.schedule={self.schedule}: use one of {', '.join(SCHEDULES)}, or the path "
                 "of a table that ends in .csv"
             )
+        if self.virtual_stages is not None and self.virtual_stages < 1:
+            raise UserError(f"layout.virtual_stages={self.virtual_stages}: use 1 or more, or null")
 
     def _check_grid(self) -> None:
         grid = f"a grid of layout.row={self.row} x layout.col={self.col}"

@@ -120,7 +120,7 @@ class ParamInfo:
     @property
     def is_canonical(self) -> bool:
         """Whether the held form is the canonical one."""
-        return self.shape == self.held and self.rows in (None, tuple(range(self.held[0])))
+        return self.shape == self.held and self.rows is None
 
     def canonical(self, x: Array) -> Array:
         """Held -> canonical: layers in their order, the padding cut off."""

@@ -8,6 +8,8 @@ Letters: M micro-batches, B batch, T position, V vocabulary, L layers.
 """
 
 import dataclasses
+import math
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -114,7 +116,7 @@ class Whole:
 
 @dataclasses.dataclass(frozen=True)
 class Pipelined:
-    """Every device runs the layers of its stage; the first embeds, the last has the loss.
+    """Every device runs its stage's layers; the first part's embeds, the last part's has the loss.
 
     What is not a layer is gathered whole before the first tick, and its gradients are brought home
     after the last: nobody holds a second copy of tied weights, of their gradient's sum or of their
@@ -158,7 +160,7 @@ class Pipelined:
     def logits(
         self, params: Params, tokens_BT: Array, places: Places, cache: Cache
     ) -> tuple[Array, Cache]:
-        """One micro-batch; the last stage's logits are brought to all."""
+        """One micro-batch; the logits, which one stage has, are brought to all."""
 
         def head(ends: Params, given: tuple, x_BTD: Array) -> Array:
             return self.blueprint.build(ends).output(x_BTD)
@@ -224,15 +226,21 @@ def make_plan(config: Config) -> Plan:
             virtual_stages=layout.virtual_stages,
         )
     except UserError as error:
-        raise UserError(f"layout.{error}") from error
+        fields = {"stages": "layout.pp", "micro_batches": "train.micro_batches"}
+        words = re.sub(r"\b(stages|micro_batches)(?==)", lambda name: fields[name[1]], str(error))
+        raise UserError(f"layout.{words}") from error
     sizes = part_sizes(model.num_layers, schedule.parts, layout.stage_layers)
     return Plan(schedule, sizes, recompute=model.remat == "full")
 
 
 def stage_dim(info: ParamInfo) -> int | None:
     """The dim of a parameter that is cut over stages."""
-    cut = (i for i, axes in enumerate(info.spec) if axes and Axis.PP in axes)
-    return next(cut, None)
+    return next((i for i, axes in enumerate(_axes(info.spec)) if Axis.PP in axes), None)
+
+
+def _axes(spec: P) -> list[tuple[str, ...]]:
+    """The mesh axes of each dim."""
+    return [() if a is None else a if isinstance(a, tuple) else (a,) for a in spec]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,7 +255,7 @@ class Place:
     sizes: Mapping[Axis, int]  # devices along each axis
 
     def __call__(self, info: ParamInfo) -> ParamInfo:
-        return self._layers(info) if info.stacked else self._end(info)
+        return self._layers(info) if info.stacked else over_stages(info, self.sizes)
 
     def _layers(self, info: ParamInfo) -> ParamInfo:
         schedule = self.plan.schedule
@@ -260,20 +268,23 @@ class Place:
             rows=None if rows == tuple(range(held[0])) else rows,
         )
 
-    def _end(self, info: ParamInfo) -> ParamInfo:
-        axes = [() if a is None else a if isinstance(a, tuple) else (a,) for a in info.spec]
 
-        def block(dim: int) -> int:
-            parts = [self.sizes[Axis(axis)] for axis in axes[dim]]
-            size = info.held[dim]
-            for part in parts:
-                size //= part
-            return size
+def over_stages(info: ParamInfo, sizes: Mapping[Axis, int]) -> ParamInfo:
+    """The parameter cut over stages along its longest dim that splits, if it has one.
 
-        able = [dim for dim in range(len(axes)) if block(dim) % self.sizes[Axis.PP] == 0]
-        if not able:
-            return info
-        dim = max(able, key=block)
-        spec = [*info.spec]
-        spec[dim] = (*axes[dim], Axis.PP) if axes[dim] else Axis.PP
-        return dataclasses.replace(info, spec=P(*spec))
+    Args:
+        info: of a parameter that is not cut over stages.
+        sizes: devices along each axis.
+    """
+    axes = _axes(info.spec)
+
+    def block(dim: int) -> int:
+        return info.held[dim] // math.prod(sizes[Axis(axis)] for axis in axes[dim])
+
+    able = [dim for dim in range(len(axes)) if block(dim) % sizes[Axis.PP] == 0]
+    if not able:
+        return info
+    dim = max(able, key=block)
+    spec = [*info.spec]
+    spec[dim] = (*axes[dim], Axis.PP) if axes[dim] else Axis.PP
+    return dataclasses.replace(info, spec=P(*spec))

@@ -79,6 +79,7 @@ def test_tp_and_a_grid_exclude_each_other(grid):
         ({"row": 2, "col": 4, "matmul2d": "fox"}, "layout.col=4 is not square, as .*=fox needs it"),
         ({"row": 2, "matmul2d": "cannon"}, "use layout.matmul2d=gather or summa"),
         ({"matmul2d_slices": 0}, "layout.matmul2d_slices=0: use 1 or more"),
+        ({"virtual_stages": 0}, "layout.virtual_stages=0: use 1 or more, or null"),
         ({"matmul2d": "summa", "matmul2d_slices": 2}, "layout.matmul2d=summa has no slices"),
         ({"col": 2, "sequence_parallel": True}, "leave layout.sequence_parallel false"),
         ({"matmul2d": "sumna"}, "matmul2d=sumna: use one of gather, summa, fox, cannon"),

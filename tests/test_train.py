@@ -613,11 +613,11 @@ TABLES = {
         ("--layout.schedule={folder}/words.csv", "words.csv: stage 0 has a cell 'what'; write F0"),
         (
             "--layout.schedule={folder}/good.csv --train.micro_batches=4",
-            "good.csv is a table for micro_batches=2, not 4; use",
+            "good.csv is a table for train.micro_batches=2, not 4; use",
         ),
         (
             "--layout.schedule={folder}/good.csv --layout.pp=4 --model.num_layers=4",
-            "good.csv is a table for stages=2, not 4; use",
+            "good.csv is a table for layout.pp=2, not 4; use",
         ),
         ("--layout.virtual_stages=2", "layout.schedule=1f1b has virtual_stages=1, not 2; leave"),
         (

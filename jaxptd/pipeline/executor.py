@@ -71,7 +71,7 @@ def gradients(parts: Parts, plan: Plan, inputs: Inputs) -> tuple[Array, Any, Any
 
 
 def forward(parts: Parts, plan: Plan, inputs: Inputs, states: Any = None) -> tuple[Any, Any]:
-    """(sum of what the head makes: zeros but on the last stage, states of the layers)."""
+    """(sum of what the head makes: zeros but on the last part's stage, states of the layers)."""
     run = _Pass(parts, plan, inputs)
     carry = _scan(run, run.start(states), run.tick)
     return carry.total, carry.layers

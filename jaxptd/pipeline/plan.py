@@ -17,9 +17,7 @@ from functools import cached_property
 import numpy as np
 
 from jaxptd.pipeline.hops import Hops
-from jaxptd.pipeline.table import Operation, Schedule
-
-F, B, W = Operation.F, Operation.B, Operation.W
+from jaxptd.pipeline.table import B, F, Schedule, W
 
 
 @dataclasses.dataclass(frozen=True)

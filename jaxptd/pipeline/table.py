@@ -213,7 +213,7 @@ def read_csv(path: str | Path) -> Schedule:
         UserError: the file cannot be read, or is no schedule (see `check`).
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")  # spreadsheets write a mark
     except OSError as error:
         raise UserError(
             f"schedule {path}: {error.strerror or error}; name a .csv file that can be read"
@@ -223,7 +223,7 @@ def read_csv(path: str | Path) -> Schedule:
     lines = [line.split(",") for line in text.splitlines() if line.strip()]
     placement = "loop"
     if lines and lines[0][0].strip() == "placement":
-        placement = ",".join(cell.strip() for cell in lines.pop(0)[1:])
+        placement = ",".join(cell.strip() for cell in lines.pop(0)[1:]).rstrip(",")
     cells = [[_parsed(path, stage, cell) for cell in line] for stage, line in enumerate(lines)]
     used = [cell for line in cells for cell in line if cell[0]]
     if not used:
