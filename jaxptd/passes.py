@@ -255,7 +255,10 @@ class Place:
     sizes: Mapping[Axis, int]  # devices along each axis
 
     def __call__(self, info: ParamInfo) -> ParamInfo:
-        return self._layers(info) if info.stacked else over_stages(info, self.sizes)
+        return self._layers(info) if info.stacked else self._end(info)
+
+    def _end(self, info: ParamInfo) -> ParamInfo:
+        return over_stages(info, self.sizes)
 
     def _layers(self, info: ParamInfo) -> ParamInfo:
         schedule = self.plan.schedule
