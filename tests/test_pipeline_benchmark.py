@@ -115,6 +115,7 @@ def test_what_is_kept_is_slots_times_what_layers_keep(schedule: str) -> None:
         assert between % (slots["between"] * ours.plan.depth) == 0
 
 
+@pytest.mark.slow
 def test_rows_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """1F1B's memory is the same however many micro-batches there are, and nothing is copied."""
     monkeypatch.setattr(
@@ -210,6 +211,7 @@ def test_a_layers_parts_are_timed() -> None:
     assert split.F < split.W < split.B < whole and split.F >= 0.01
 
 
+@pytest.mark.slow
 def test_another_program_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.pipeline_programs.CPU_OPTIONS", QUICK)
     layout = dataclasses.replace(LAYOUT, schedule="interleaved")
