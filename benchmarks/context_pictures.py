@@ -9,34 +9,26 @@ Letters: T tokens of a sequence, D model, n devices.
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.patches import Polygon, Rectangle
 
+from benchmarks import svg
 from benchmarks.context import LINKS, PEAK, Pass, hop_bytes, tokens_to_hide, visit_flops
 from jaxptd.ring import Ring
 
 FILLS = ("#bee3f8", "#feebc8", "#c6f6d5", "#e9d8fd")  # of devices 0, 1, 2, 3
 STROKES = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1")
 INK = "#1a202c"
-STYLE = {"svg.hashsalt": "jaxptd", "svg.fonttype": "none", "font.size": 11, "text.color": INK}
+STYLE = {"text.color": INK}
 WIDTH = 4096  # D of the times that are drawn; where they cross does not depend on it
 
 
 def draw(directory: Path) -> None:
     """Writes both pictures."""
-    with matplotlib.rc_context(STYLE):
-        _save(work_map(), directory / "ring_zigzag.svg")
-        _save(break_even(), directory / "context_break_even.svg")
-
-
-def _save(figure: Figure, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    FigureCanvasSVG(figure)
-    figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
+    pictures = {"ring_zigzag.svg": work_map, "context_break_even.svg": break_even}
+    svg.save(pictures, directory, STYLE)
 
 
 def owners(kind: Any, n: int) -> np.ndarray:

@@ -10,35 +10,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from benchmarks import grid_break_even as even
-from jaxptd.errors import Parser, run_command
+from benchmarks import svg
+from jaxptd.errors import run_command
 
 FILLS = ("#bee3f8", "#feebc8", "#c6f6d5", "#e9d8fd")  # of k = 0, 1, 2; of all of them
 STROKES = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1")
 INK, PALE = "#1a202c", "#718096"
-STYLE: Any = {"svg.hashsalt": "jaxptd", "svg.fonttype": "none", "font.size": 11, "text.color": INK}
+STYLE = {"text.color": INK}
 Q = 3
 HIDDEN = 4096  # of the costs that are drawn; it matters to norms only
 
 
 def draw(directory: Path) -> None:
     """Writes all pictures."""
-    with matplotlib.rc_context(STYLE):
-        for name, make in PICTURES.items():
-            _save(make(), directory / name)
-
-
-def _save(figure: Figure, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    FigureCanvasSVG(figure)
-    figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
+    svg.save(PICTURES, directory, STYLE)
 
 
 # ---- steps of a product -------------------------------------------------------------------------
@@ -195,10 +186,7 @@ PICTURES = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Writes the pictures of docs/grid.md."""
-    parser = Parser(prog="python -m benchmarks.grid_pictures", description=main.__doc__)
-    parser.add_argument("--out", type=Path, default=Path("docs/pictures"), help="where to")
-    draw(parser.parse_args(argv).out)
-    return 0
+    return svg.command(draw, "grid_pictures", main.__doc__, argv)
 
 
 if __name__ == "__main__":

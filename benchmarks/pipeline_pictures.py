@@ -10,18 +10,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from jaxptd.errors import Parser, run_command
+from benchmarks import svg
+from jaxptd.errors import run_command
 from jaxptd.pipeline import picture
 from jaxptd.pipeline.schedules import SCHEDULES, Schedule, make_schedule
 from jaxptd.pipeline.statistics import bubble, peak, simulate
 
-STYLE: Any = {"svg.hashsalt": "jaxptd", "svg.fonttype": "none", "font.size": 10}
+STYLE = {"font.size": 10}
 STAGES, MICRO_BATCHES = 4, 8
 DEEP = 8  # stages of the costs that are drawn
 LINES = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1", "#b83280", "#1a202c")
@@ -35,19 +34,12 @@ def draw(directory: Path) -> None:
     for schedule in schedules():
         path = directory / f"pipeline_{schedule.name}.svg"
         picture.draw(schedule, path)
-    with matplotlib.rc_context(STYLE):
-        for name, make in PICTURES.items():
-            _save(make(), directory / name)
+    svg.save(PICTURES, directory, STYLE)
 
 
 def schedules(stages: int = STAGES, micro_batches: int = MICRO_BATCHES) -> list[Schedule]:
     """All of these sizes."""
     return [make_schedule(n, stages=stages, micro_batches=micro_batches) for n in SCHEDULES]
-
-
-def _save(figure: Figure, path: Path) -> None:
-    FigureCanvasSVG(figure)
-    figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
 
 
 def in_time() -> Figure:
@@ -105,10 +97,7 @@ PICTURES = {"pipeline_time.svg": in_time, "pipeline_cost.svg": cost}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Writes the pictures of docs/pipeline.md."""
-    parser = Parser(prog="python -m benchmarks.pipeline_pictures", description=main.__doc__)
-    parser.add_argument("--out", type=Path, default=Path("docs/pictures"), help="where to")
-    draw(parser.parse_args(argv).out)
-    return 0
+    return svg.command(draw, "pipeline_pictures", main.__doc__, argv)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import yaml
 from jaxptd.command_line import load_config
 from jaxptd.config import Config, to_dict
 from jaxptd.errors import UserError
+from jaxptd.files import explained, write_whole
 
 Row = dict[str, Any]
 
@@ -79,9 +81,12 @@ class RunDir:
         """Makes the directory, writes the config, and drops metrics of steps after `step`."""
         with _explained(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            _write(self._config, yaml.safe_dump(to_dict(config), sort_keys=False))
+            self._write(self._config, yaml.safe_dump(to_dict(config), sort_keys=False))
             rows = [row for row in self.metrics() if row["step"] <= step]
-            _write(self._metrics, "".join(json.dumps(row) + "\n" for row in rows))
+            self._write(self._metrics, "".join(json.dumps(row) + "\n" for row in rows))
+
+    def _write(self, path: Path, text: str) -> None:
+        write_whole({path: text.encode()}, lambda _: _explained(self.path))
 
     def log(self, row: Row) -> None:
         """Appends one step's metrics."""
@@ -149,21 +154,5 @@ def _append(file: Path, events: list[dict[str, Any]]) -> None:
             out.write(length + crcs[0] + data + crcs[1])
 
 
-def _write(path: Path, text: str) -> None:
-    """Written aside, then moved into place."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(text)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"train.run_dir={path}: {error.strerror or error}; use a directory that can be written"
-        ) from error
+def _explained(path: Path) -> AbstractContextManager[None]:
+    return explained(f"train.run_dir={path}", "use a directory that can be written")

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AxisType
+from refusal import refused
 
-from jaxptd.errors import UserError, run_command
+from jaxptd.errors import UserError
 from jaxptd.mesh import (
     MAX_WORLD_SIZE,
     Axis,
@@ -269,12 +270,7 @@ def test_dp_is_what_is_left_unless_it_is_given(capsys, given_dp):
     ],
 )
 def test_bad_sizes_are_one_line_and_exit_code_2(capsys, argv, words):
-    with pytest.raises(SystemExit) as stop:
-        run_command(lambda: main(argv))
-    out, err = capsys.readouterr()
-    assert (stop.value.code, out) == (2, "")
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
+    err = refused(capsys, main, argv)
     assert all(word in err for word in words), err
 
 

@@ -286,17 +286,12 @@ def make_form(layout: Layout, *, native: bool = False) -> TensorParallel:
     """
     ring = partial(Ring, kind=layout.ring, native=native or layout.pp == 1)
     if layout.row * layout.col > 1:
-        return _make_grid(layout, ring, native)
+        heads = layout.attention2d == "heads"
+        around = ring((Axis.CP, Axis.ROW) if heads else (Axis.CP,))
+        slices = layout.matmul2d_slices
+        grid = Grid(layout.matmul2d, slices, native, permutes=around.native)
+        return Grid2D(layout.row, layout.col, grid, around, head_dim=0 if heads else 1)
     make = partial(Megatron1D, layout.tp, ring=ring((Axis.CP,)))
     if layout.sequence_parallel:
         return make((Axis.TP,), collectives.all_gather, collectives.reduce_scatter)
     return make((), collectives.copy_to, collectives.reduce_from)
-
-
-def _make_grid(layout: Layout, ring: Callable[..., Ring], native: bool) -> Grid2D:
-    permutes = native or layout.pp == 1
-    grid = Grid(layout.matmul2d, layout.matmul2d_slices, native, permutes=permutes)
-    make = partial(Grid2D, layout.row, layout.col, grid)
-    if layout.attention2d == "heads":
-        return make(ring((Axis.CP, Axis.ROW)))
-    return make(ring((Axis.CP,)), head_dim=1)

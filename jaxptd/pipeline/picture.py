@@ -3,11 +3,8 @@
 Only `draw` and `render` need matplotlib (the viz extra).
 """
 
-import contextlib
-import errno
 import importlib.util
 import io
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ import numpy as np
 from rich.text import Text
 
 from jaxptd.errors import UserError
+from jaxptd.files import explained, write_whole
 from jaxptd.pipeline.statistics import EQUAL, Durations, bubble, held, simulate
 from jaxptd.pipeline.table import B, F, Operation, Schedule, W, cell_text
 
@@ -243,35 +241,10 @@ def _counters(schedule: Schedule, durations: Durations) -> Iterator[dict[str, An
 
 
 def write(files: Mapping[Path, bytes]) -> None:
-    """Writes all files aside, then moves them into place; if one cannot be written, none is.
+    """Writes all files; if one cannot be written, none is.
 
     Raises:
         UserError: a file cannot be written.
     """
-    for path in files:
-        with _explained(path):
-            if path.is_dir():
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    aside = {path: path.with_name(f".{path.name}.partial") for path in files}
-    try:
-        for path, data in files.items():
-            with _explained(path):
-                aside[path].write_bytes(data)
-        for path in files:
-            with _explained(path):
-                os.replace(aside[path], path)
-    finally:
-        for partial in aside.values():
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or error
-        raise UserError(
-            f"cannot write {path}: {reason}; name a file in a folder that is there"
-        ) from error
+    remedy = "name a file in a folder that is there"
+    write_whole(files, lambda path: explained(f"cannot write {path}", remedy))

@@ -9,7 +9,7 @@ m micro-batches, p stages, V chunks; ticks, and the most that stage s holds, in 
     interleaved  2(mV+p-1)   min(m, p + (p-2s-1)/V)     the same, section 2.2; p divides m
     zb-h1        3m+p-1      min(m, p), m >= p          Qi et al., arXiv 2401.10241, section 2
     zb-h2        3m+p-1      min(m, 2p-1), m >= p       the same
-    zb-v         6m+p-1      min(m, p), m >= 2p-1       the same, section 6, and 2405.15362; V = 2
+    zb-v         6m+p-1      min(m, p), m >= 2p-1       the same, and 2405.15362; V = 2
 
 A tick is as long as one operation on one part. The zb schedules split off the weight gradient.
 """

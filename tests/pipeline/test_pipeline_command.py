@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 import pytest
+from refusal import refused
 
-from jaxptd.errors import run_command
 from jaxptd.pipeline.__main__ import main
 from jaxptd.pipeline.picture import as_text, as_trace, render
 from jaxptd.pipeline.schedules import SCHEDULES, make_schedule, to_csv
@@ -146,12 +146,7 @@ def test_bad_input_is_one_line_and_exit_code_2_and_nothing_is_written(
     capsys, monkeypatch, tmp_path, argv, words
 ):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stop:
-        run_command(lambda: main(argv))
-    out, err = capsys.readouterr()
-    assert (stop.value.code, out) == (2, "")
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
+    err = refused(capsys, main, argv)
     assert all(word in err for word in words), err
     assert not list(tmp_path.iterdir())
 

@@ -5,6 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
+from test_schedules import STAGES, all_sizes
 
 from jaxptd.errors import UserError
 from jaxptd.pipeline.schedules import SCHEDULES, Schedule, make_schedule, read_csv
@@ -20,18 +21,8 @@ from jaxptd.pipeline.statistics import (
     simulate,
 )
 
-STAGES = [1, 2, 3, 4, 8]
-# Equal; as measured of transformers (Qi et al., table 5: W below F below B); a very short W.
+# Equal; as transformers have it, W below F below B; a very short W.
 DURATIONS = [Durations(), Durations(1.0, 1.25, 0.75), Durations(3, 2, 2), Durations(1, 1, 0.125)]
-
-
-def all_sizes(name: str, p: int) -> list[Schedule]:
-    chunks = (2, 3) if name == "interleaved" else (None,)
-    return [
-        make_schedule(name, stages=p, micro_batches=m, virtual_stages=V)
-        for V in chunks
-        for m in range(1, 4 * p + 1)
-    ]
 
 
 def from_text(tmp_path, text: str) -> Schedule:
