@@ -13,8 +13,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxptd.mesh import Axis
-from jaxptd.params import ParamInfo
-from jaxptd.passes import over_stages
+from jaxptd.params import Stored
+from jaxptd.parts import AXES
 from jaxptd.step import Program, State
 
 Canonical = dict[str, Any]
@@ -23,7 +23,7 @@ Canonical = dict[str, Any]
 def to_canonical(program: Program, state: State) -> Canonical:
     """The state's arrays without padding; what has none is not copied."""
 
-    def unpad(x: Array, info: ParamInfo) -> Array:
+    def unpad(x: Array, info: Stored) -> Array:
         if info.is_canonical:
             return x
         return jax.jit(info.canonical, out_shardings=_sharding(program, info))(x)
@@ -34,7 +34,7 @@ def to_canonical(program: Program, state: State) -> Canonical:
 def abstract_canonical(program: Program) -> Canonical:
     """Shapes, precisions and shardings to restore into."""
 
-    def describe(x: jax.ShapeDtypeStruct, info: ParamInfo) -> jax.ShapeDtypeStruct:
+    def describe(x: jax.ShapeDtypeStruct, info: Stored) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(info.shape, x.dtype, sharding=_sharding(program, info))
 
     return _as_dicts(program.map_state(describe, program.abstract_state, lambda x: x))
@@ -46,7 +46,7 @@ def from_canonical(program: Program, canonical: Canonical) -> State:
     leaves = [canonical["optimizer"][name] for name in _names(program)]
     optimizer = jax.tree.unflatten(structure, leaves)
 
-    def pad(x: Array, info: ParamInfo) -> Array:
+    def pad(x: Array, info: Stored) -> Array:
         if info.is_canonical:
             return x
         return jax.jit(info.pad, out_shardings=NamedSharding(program.mesh, info.spec))(x)
@@ -69,16 +69,19 @@ def _names(program: Program) -> list[str]:
 _name = partial(jax.tree_util.keystr, simple=True, separator=".")
 
 
-def _sharding(program: Program, info: ParamInfo) -> NamedSharding:
-    """As held, but whole along padded dims, whose canonical size may not split.
+def _sharding(program: Program, stored: Stored) -> NamedSharding:
+    """As layers hold it, but whole along padded dims, whose canonical size may not split.
 
-    Layers of uneven parts are cut over stages along another dim: no device holds all of them.
+    What is cut over stages or data parallel devices, layers of uneven parts or flat parts, is cut
+    over those along another dim: no device holds all of it.
     """
+    info = stored.info
     whole = [
         None if n != held else axis
         for n, held, axis in zip(info.shape, info.held, info.spec, strict=True)
     ]
     plain = dataclasses.replace(info, held=info.shape, spec=P(*whole))
-    if Axis.PP in info.axes - plain.axes:
-        plain = over_stages(plain, program.config.layout.sizes)
+    for axis in (Axis.PP, *AXES):
+        if axis in stored.axes - plain.axes:
+            plain = plain.cut_over(axis, program.config.layout.sizes)
     return NamedSharding(program.mesh, plain.spec)

@@ -1,6 +1,7 @@
 """What a training step must move, by formula; on a grid, with `formulas_grid.py`.
 
-`comms` counts what it does move. Between the stages of a pipeline: `formulas_pipeline.py`.
+`comms` counts what it does move. Between the stages of a pipeline: `formulas_pipeline.py`; between
+data parallel devices, parameters and their gradients: `formulas_zero.py`.
 
 Letters: b sequences of a micro-batch on one device, T tokens in a sequence (T/cp of them on one
 device), D model, M micro-batches, L layers.
@@ -18,10 +19,12 @@ import jax.numpy as jnp
 from jaxptd.config import Config
 from jaxptd.formulas_grid import inside, on_grid
 from jaxptd.formulas_pipeline import between_stages
+from jaxptd.formulas_zero import alone, at_once
 from jaxptd.mesh import Axis, Layout
-from jaxptd.params import ParamInfo
+from jaxptd.params import ParamInfo, Stored
 from jaxptd.pipeline.plan import Plan
 from jaxptd.traffic import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Collective
+from jaxptd.zero import Zero
 
 # What backward moves again, per layer, because `model.remat` does not keep it:
 # without sequence parallelism all-reduces, with it (all-gathers, reduce-scatters).
@@ -55,7 +58,10 @@ def expected(
     layers: Iterable[Collective] = itertools.chain(moved, _ring(config))
     if config.layout.pp > 1 and not native:
         layers = _gathered(layers, config.layout)
-    step = itertools.chain(_documents(config), _ends(config), _gradients(config, infos))
+    zero = Zero(config.layout.zero, infos, sizes, jnp.dtype(config.model.dtype))
+    layers = itertools.chain(layers, alone(config, zero))
+    norm = _norm(config, zero.stored)
+    step = itertools.chain(_documents(config), _ends(config), at_once(config, zero), norm)
     between = between_stages(config, infos, plan) if plan else ()
     for each in itertools.chain(layers, _of_all_stages(step, config.layout), between):
         axes = tuple(str(axis) for axis in each.axes if sizes[Axis(axis)] > 1)
@@ -145,20 +151,8 @@ def _ends(config: Config) -> Iterator[Collective]:
     yield Collective(ALL_REDUCE, (Axis.PP, Axis.DP, Axis.CP, Axis.ROW), 1, wide)
 
 
-def _gradients(config: Config, infos: Mapping[str, ParamInfo]) -> Iterator[Collective]:
-    """Every gradient once over the axes that cut tokens but not it; and the scalars of the norm."""
+def _norm(config: Config, stored: Mapping[str, Stored]) -> Iterator[Collective]:
+    """The scalars of the gradients' norm: of those cut alike, one."""
     wide = jnp.promote_types(config.model.dtype, jnp.float32).itemsize
-    layout: Layout = config.layout
-    tokens = (
-        Axis.PP,
-        Axis.DP,
-        Axis.CP,
-        Axis.ROW,
-        *((Axis.TP,) if layout.sequence_parallel else ()),
-    )
-    for info in infos.values():
-        block = math.prod(info.held) // math.prod(layout.sizes[Axis(axis)] for axis in info.axes)
-        axes = tuple(axis for axis in tokens if axis not in info.axes)
-        yield Collective(ALL_REDUCE, axes, 1, block * wide)
-    for cut in {info.axes for info in infos.values()}:
+    for cut in {each.axes for each in stored.values()}:
         yield Collective(ALL_REDUCE, tuple(Axis(axis) for axis in sorted(cut)), 1, wide)

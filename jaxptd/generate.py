@@ -105,7 +105,7 @@ class Generator:
     def _write(self) -> Callable[..., Array]:
         """(params, prompt[B, T], key, count=...) -> ids[count, B]; compiled once a shape."""
         program = self._whole_tokens
-        specs = (program.blueprint.specs, P(), P())
+        specs = (program.state_specs["params"], P(), P())
 
         def write(params: Params, prompt_BT: Array, key: Array, *, count: int) -> Array:
             body = partial(self._run, count=count)
@@ -118,7 +118,7 @@ class Generator:
     def _run(self, params: Params, prompt_BT: Array, key: Array, *, count: int) -> Array:
         """prompt[B, T] -> ids[count, B]: the prompt in one pass, then a token at a time."""
         passes, length = self._whole_tokens.passes, prompt_BT.shape[1]
-        params = passes.gathered(params)
+        params = passes.gathered(self._whole_tokens.zero.lend(params, training=False))
 
         def forward(tokens_BT: Array, start: Array, cache: Any) -> tuple[Array, Any]:
             position_T = start + jnp.arange(tokens_BT.shape[1], dtype=jnp.int32)

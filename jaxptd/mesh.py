@@ -68,6 +68,8 @@ class Layout:
             null is the schedule's own.
         stage_layers: layers of each stage (of each part of the model in its order, where stages
             hold several); null spreads them as evenly as possible.
+        zero: what is cut over dp x cp (ZeRO): 1 the state, that is parameters and optimizer, 2
+            gradients too, 3 parameters during a step, too; 0 nothing.
     """
 
     pp: int = 1
@@ -84,6 +86,7 @@ class Layout:
     schedule: str = "1f1b"
     virtual_stages: int | None = None
     stage_layers: tuple[int, ...] | None = None
+    zero: int = 0
 
     def __post_init__(self) -> None:
         for axis, size in self.sizes.items():
@@ -109,6 +112,8 @@ class Layout:
             )
         if self.virtual_stages is not None and self.virtual_stages < 1:
             raise UserError(f"layout.virtual_stages={self.virtual_stages}: use 1 or more, or null")
+        if not 0 <= self.zero <= 3:
+            raise UserError(f"layout.zero={self.zero}: the stages are 0, 1, 2 and 3")
 
     def _check_grid(self) -> None:
         grid = f"a grid of layout.row={self.row} x layout.col={self.col}"
@@ -164,7 +169,8 @@ class Layout:
             grid = [f"{self.matmul2d}{slices}", str(self.attention2d)]
         ring = [str(self.ring)] if self.ring_size > 1 else []
         pipeline = [self.schedule] if self.pp > 1 else []
-        return " ".join(sizes + pipeline + sequence + ring + grid) or "one device"
+        zero = [f"zero={self.zero}"] if self.zero else []
+        return " ".join(sizes + pipeline + sequence + ring + grid + zero) or "one device"
 
 
 def make_mesh(layout: Layout, devices: Sequence[Any] | None = None) -> Mesh:

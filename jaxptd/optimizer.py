@@ -13,7 +13,7 @@ import optax
 from jax import Array, lax
 
 from jaxptd.config import OptimizerConfig
-from jaxptd.params import ParamInfo, Params
+from jaxptd.params import ParamInfo, Params, Stored
 
 EPSILON = 1e-8
 FINAL_SHARE = 0.1  # of the peak learning rate, at the last step of a decay
@@ -44,11 +44,11 @@ def adamw(config: OptimizerConfig, infos: Mapping[str, ParamInfo]) -> optax.Grad
     )
 
 
-def global_norm(grads: Params, infos: Mapping[str, ParamInfo]) -> Array:
+def global_norm(grads: Params, stored: Mapping[str, Stored]) -> Array:
     """The norm of all gradients together, each element counted once: a scalar per set of axes."""
     squares: dict[tuple[str, ...], Any] = {}
     for name, g in grads.items():
-        axes = tuple(sorted(infos[name].axes))
+        axes = tuple(sorted(stored[name].axes))
         squares[axes] = squares.get(axes, 0) + jnp.sum(jnp.square(g))
     return jnp.sqrt(
         sum(lax.psum(square, axes) if axes else square for axes, square in squares.items())

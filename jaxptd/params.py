@@ -7,9 +7,10 @@ that it splits evenly. *Canonical*: without padding, the same for every layout; 
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +57,7 @@ def param(
     spec: P,
     held: Sequence[int] | None = None,
     decay: bool = True,
+    cast: bool = False,
 ) -> nnx.Param:
     """Declares a parameter.
 
@@ -66,6 +68,7 @@ def param(
         spec: how its held form lies over the mesh.
         held: its global shape with padding, where that differs.
         decay: whether weight decay applies.
+        cast: whether all that is read of it is read in the compute precision.
     """
     held = tuple(held or shape)
     padding = [(0, have - want) for have, want in zip(held, shape, strict=True)]
@@ -74,6 +77,7 @@ def param(
         spec=spec,
         canonical=tuple(shape),
         decay=decay,
+        cast=cast,
         stacked=False,
     )
 
@@ -84,9 +88,47 @@ def stacked(make: Callable[[Array], Any], keys: Array) -> Any:
 
     def relabel(p: nnx.Param) -> nnx.Param:
         canonical, spec = (keys.shape[0], *p.canonical), P(None, *p.spec)
-        return nnx.Param(p.get_value(), spec=spec, canonical=canonical, decay=p.decay, stacked=True)
+        same = {"decay": p.decay, "cast": p.cast}
+        return nnx.Param(p.get_value(), spec=spec, canonical=canonical, stacked=True, **same)
 
     return jax.tree.map(relabel, modules, is_leaf=lambda p: isinstance(p, nnx.Param))
+
+
+class Stored(Protocol):
+    """How the state holds an array: its global shape there, and the way to its canonical form."""
+
+    @property
+    def info(self) -> "ParamInfo":
+        """How layers hold it."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Canonical."""
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """Of the held form."""
+
+    @property
+    def spec(self) -> P:
+        """How that lies over the mesh."""
+
+    @property
+    def axes(self) -> frozenset[str]:
+        """The mesh axes it is cut over."""
+
+    @property
+    def is_canonical(self) -> bool:
+        """Whether the held form is the canonical one."""
+
+    def canonical(self, x: Array) -> Array:
+        """Held -> canonical."""
+
+    def pad(self, x: ArrayLike) -> Array:
+        """Canonical -> held."""
+
+    def arrange(self, x: Array) -> Array:
+        """As a layer makes it -> held."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +140,7 @@ class ParamInfo:
         held: with padding, global.
         spec: how the held form lies over the mesh.
         decay: whether weight decay applies.
+        cast: whether all that is read of it is read in the compute precision.
         stacked: whether it is `[L, ...]`, one of each layer.
         rows: where it is stacked, the held row of each layer; None: as they are numbered.
     """
@@ -106,16 +149,23 @@ class ParamInfo:
     held: tuple[int, ...]
     spec: P
     decay: bool
+    cast: bool = False
     stacked: bool = False
     rows: tuple[int, ...] | None = None
 
     @property
+    def info(self) -> "ParamInfo":
+        return self
+
+    @property
     def axes(self) -> frozenset[str]:
         """The mesh axes it is cut over."""
-        names = [
-            axis if isinstance(axis, tuple) else (axis,) for axis in self.spec if axis is not None
-        ]
-        return frozenset(axis for group in names for axis in group)
+        return frozenset(axis for axes in self.axes_of_dims for axis in axes)
+
+    @property
+    def axes_of_dims(self) -> list[tuple[str, ...]]:
+        """The mesh axes that each dim is cut over."""
+        return [() if a is None else a if isinstance(a, tuple) else (a,) for a in self.spec]
 
     @property
     def is_canonical(self) -> bool:
@@ -139,6 +189,26 @@ class ParamInfo:
         if self.rows is None:
             return x
         return jnp.zeros(self.held, x.dtype).at[np.array(self.rows)].set(x)
+
+    def cut_over(self, axis: str, sizes: Mapping[Any, int]) -> "ParamInfo":
+        """Cut over one more axis: along its longest dim that splits; as it is, if none does.
+
+        Args:
+            axis: that it is not cut over.
+            sizes: devices along each axis.
+        """
+        axes = self.axes_of_dims
+        blocks = [
+            n // math.prod(sizes[each] for each in cut)
+            for n, cut in zip(self.held, axes, strict=True)
+        ]
+        able = [dim for dim, block in enumerate(blocks) if block % sizes[axis] == 0]
+        if not able:
+            return self
+        dim = max(able, key=blocks.__getitem__)
+        spec = [*self.spec]
+        spec[dim] = (*axes[dim], axis) if axes[dim] else axis
+        return dataclasses.replace(self, spec=P(*spec))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,20 +244,30 @@ class Blueprint:
         )
 
     def shardings(self, mesh: Mesh) -> dict[str, NamedSharding]:
-        return {name: NamedSharding(mesh, info.spec) for name, info in self.infos.items()}
+        return shardings(self.infos, mesh)
 
-    def init(self, seed: int, *, mesh: Mesh, dtype: Any) -> Params:
-        """Initial parameters, laid over the mesh; the same numbers on every mesh."""
+    def init(
+        self, seed: int, *, mesh: Mesh, dtype: Any, stored: Mapping[str, Stored] | None = None
+    ) -> Params:
+        """Initial parameters, laid over the mesh; the same numbers on every mesh.
+
+        Args:
+            seed: of their random numbers.
+            mesh: to lie on.
+            dtype: their precision.
+            stored: how they are held; None: as layers do.
+        """
+        held: Mapping[str, Stored] = stored or self.infos
 
         def make(key: Array) -> Params:
             with nnx.use_eager_sharding(False):
                 leaves = jax.tree.leaves(self.make(key))
             return {
-                name: info.arrange(leaf.astype(dtype))
-                for (name, info), leaf in zip(self.infos.items(), leaves, strict=True)
+                name: held[name].arrange(leaf.astype(dtype))
+                for name, leaf in zip(self.infos, leaves, strict=True)
             }
 
-        return jax.jit(make, out_shardings=self.shardings(mesh))(jax.random.key(seed))
+        return jax.jit(make, out_shardings=shardings(held, mesh))(jax.random.key(seed))
 
     def canonical(self, params: Mapping[str, Array]) -> Params:
         """Held -> canonical, for every parameter."""
@@ -198,8 +278,13 @@ class Blueprint:
         return {name: self.infos[name].pad(x) for name, x in params.items()}
 
 
+def shardings(stored: Mapping[str, Stored], mesh: Mesh) -> dict[str, NamedSharding]:
+    """How parameters lie over the mesh."""
+    return {name: NamedSharding(mesh, each.spec) for name, each in stored.items()}
+
+
 def _info(p: nnx.Param) -> ParamInfo:
-    return ParamInfo(p.canonical, p.get_value().shape, p.spec, p.decay, p.stacked)
+    return ParamInfo(p.canonical, p.get_value().shape, p.spec, p.decay, p.cast, p.stacked)
 
 
 def _is_param(leaf: Any) -> bool:

@@ -8,7 +8,6 @@ Letters: M micro-batches, B batch, T position, V vocabulary, L layers.
 """
 
 import dataclasses
-import math
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
@@ -19,7 +18,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 from jaxptd.batch import Batch
-from jaxptd.collectives import all_gather, as_varying, reduce_scatter
+from jaxptd.collectives import all_gather, as_varying, reduce_scatter, varying_axes
 from jaxptd.config import Config, ModelConfig
 from jaxptd.errors import UserError
 from jaxptd.layers.attention import Cache
@@ -28,9 +27,11 @@ from jaxptd.layers.dropout import Places
 from jaxptd.mesh import Axis
 from jaxptd.params import Blueprint, ParamInfo, Params
 from jaxptd.pipeline import executor, pools
+from jaxptd.pipeline.model import Inputs, Parts
 from jaxptd.pipeline.placement import part_sizes, rows_of_layers
 from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.schedules import make_schedule
+from jaxptd.zero import Lendings, fetched, parts_of, sent_home, with_parts
 
 
 class Micro(NamedTuple):
@@ -49,23 +50,32 @@ class Passes(Protocol):
     """The ways through the model."""
 
     def gradients(
-        self, params: Params, micro: Micro, places: Places, share: Array
+        self, params: Lendings, micro: Micro, places: Places, share: Array
     ) -> tuple[Array, Params]:
-        """`share` times the sum of the losses of all tokens, and its gradients."""
+        """`share` times the sum of the losses of all tokens, and its gradients, float32 at least.
 
-    def loss(self, params: Params, micro: Micro, places: Places) -> Array:
+        Of lent layers those of their parts, else of all that a device was given.
+        """
+
+    def loss(self, params: Lendings, micro: Micro, places: Places) -> Array:
         """The sum of the losses of all tokens."""
 
-    def gathered(self, params: Params) -> Params:
+    def gathered(self, params: Lendings) -> Lendings:
         """What `empty_cache` and `logits` take, out of what a device holds."""
 
-    def empty_cache(self, params: Params, batch: int) -> Cache:
+    def empty_cache(self, params: Lendings, batch: int) -> Cache:
         """As `GPT.empty_cache`."""
 
     def logits(
-        self, params: Params, tokens_BT: Array, places: Places, cache: Cache
+        self, params: Lendings, tokens_BT: Array, places: Places, cache: Cache
     ) -> tuple[Array, Cache]:
         """As `GPT.logits`, the same on every stage."""
+
+
+def wide_zeros(p: Array) -> Array:
+    """To add gradients of p to: float32 at least, and varying as they do."""
+    zeros = jnp.zeros(p.shape, jnp.promote_types(p.dtype, jnp.float32))
+    return as_varying(zeros, sorted(varying_axes(p)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,40 +85,42 @@ class Whole:
     blueprint: Blueprint
 
     def gradients(
-        self, params: Params, micro: Micro, places: Places, share: Array
+        self, params: Lendings, micro: Micro, places: Places, share: Array
     ) -> tuple[Array, Params]:
-        def mean_loss(params: Params, micro: Micro) -> Array:
-            return self._loss_sum(params, micro, places) * share
+        parts = parts_of(params)
+
+        def mean_loss(parts: Params, micro: Micro) -> Array:
+            return self._loss_sum(with_parts(params, parts), micro, places) * share
 
         def add(total: tuple, micro: Micro) -> tuple[tuple, None]:
-            found = jax.value_and_grad(mean_loss)(params, micro)
+            found = jax.value_and_grad(mean_loss)(parts, micro)
             return jax.tree.map(jnp.add, total, found), None
 
-        zeros = jax.tree.map(jnp.zeros_like, params)
+        zeros = jax.tree.map(wide_zeros, parts)
         return lax.scan(add, (self._zero(params, micro, places), zeros), micro)[0]
 
-    def loss(self, params: Params, micro: Micro, places: Places) -> Array:
+    def loss(self, params: Lendings, micro: Micro, places: Places) -> Array:
         def add(total: Array, micro: Micro) -> tuple[Array, None]:
             return total + self._loss_sum(params, micro, places), None
 
         return lax.scan(add, self._zero(params, micro, places), micro)[0]
 
-    def gathered(self, params: Params) -> Params:
+    def gathered(self, params: Lendings) -> Lendings:
         return params
 
-    def empty_cache(self, params: Params, batch: int) -> Cache:
+    def empty_cache(self, params: Lendings, batch: int) -> Cache:
         return self.blueprint.build(params).empty_cache(batch)
 
     def logits(
-        self, params: Params, tokens_BT: Array, places: Places, cache: Cache
+        self, params: Lendings, tokens_BT: Array, places: Places, cache: Cache
     ) -> tuple[Array, Cache]:
         return self.blueprint.build(params).logits(tokens_BT, places, cache)
 
-    def _loss_sum(self, params: Params, micro: Micro, places: Places) -> Array:
+    def _loss_sum(self, params: Lendings, micro: Micro, places: Places) -> Array:
         model, batch = self.blueprint.build(params), micro.batch
         return jnp.sum(model.loss(batch["tokens"], batch["targets"], micro.places(places)))
 
-    def _zero(self, params: Params, micro: Micro, places: Places) -> Array:
+    def _zero(self, params: Lendings, micro: Micro, places: Places) -> Array:
         """A loss of nothing."""
         first = pools.get(micro, 0)
         return pools.zeros(jax.eval_shape(self._loss_sum, params, first, places))
@@ -128,7 +140,7 @@ class Pipelined:
     plan: Plan
 
     def gradients(
-        self, params: Params, micro: Micro, places: Places, share: Array
+        self, params: Lendings, micro: Micro, places: Places, share: Array
     ) -> tuple[Array, Params]:
         layer = self._layer if self.plan.recompute else with_remat(self._layer, self.model)
 
@@ -143,22 +155,22 @@ class Pipelined:
         loss, layers, ends = executor.gradients(parts, self.plan, inputs)
         return loss, layers | {name: self._home(name, g) for name, g in ends.items()}
 
-    def loss(self, params: Params, micro: Micro, places: Places) -> Array:
+    def loss(self, params: Lendings, micro: Micro, places: Places) -> Array:
         inputs = self._inputs(self.gathered(params), micro, places)
         parts = self._parts(self._layer, self._loss_sum)
         return executor.forward(parts, self.plan.forward_only(), inputs)[0]
 
-    def gathered(self, params: Params) -> Params:
+    def gathered(self, params: Lendings) -> Lendings:
         infos = self.blueprint.infos
         return {
             name: p if infos[name].stacked else self._whole(name, p) for name, p in params.items()
         }
 
-    def empty_cache(self, params: Params, batch: int) -> Cache:
+    def empty_cache(self, params: Lendings, batch: int) -> Cache:
         return self.blueprint.build(params).empty_cache(batch)
 
     def logits(
-        self, params: Params, tokens_BT: Array, places: Places, cache: Cache
+        self, params: Lendings, tokens_BT: Array, places: Places, cache: Cache
     ) -> tuple[Array, Cache]:
         """One micro-batch; the logits, which one stage has, are brought to all."""
 
@@ -173,8 +185,9 @@ class Pipelined:
 
     # ---- parts of the model -----------------------------------------------------------------
 
-    def _parts(self, layer: Any, head: Any) -> executor.Parts:
-        return executor.Parts(self._embed, layer, head, unroll=not self.model.scan_layers)
+    def _parts(self, layer: Any, head: Any) -> Parts:
+        unroll = not self.model.scan_layers
+        return Parts(self._embed, layer, head, fetched, sent_home, unroll)
 
     def _embed(self, ends: Params, given: tuple) -> Array:
         places, micro = given
@@ -195,11 +208,12 @@ class Pipelined:
 
     # ---- what is held where -----------------------------------------------------------------
 
-    def _inputs(self, params: Params, micro: Micro, places: Places) -> executor.Inputs:
+    def _inputs(self, params: Lendings, micro: Micro, places: Places) -> Inputs:
         infos = self.blueprint.infos
         layers = {name: p for name, p in params.items() if infos[name].stacked}
         ends = {name: p for name, p in params.items() if name not in layers}
-        return executor.Inputs(layers, ends, micro, places)
+        zeros = jax.tree.map(wide_zeros, (parts_of(layers), ends))
+        return Inputs(layers, ends, micro, places, zeros)
 
     def _whole(self, name: str, x: Array) -> Array:
         dim = stage_dim(self.blueprint.infos[name])
@@ -235,12 +249,7 @@ def make_plan(config: Config) -> Plan:
 
 def stage_dim(info: ParamInfo) -> int | None:
     """The dim of a parameter that is cut over stages."""
-    return next((i for i, axes in enumerate(_axes(info.spec)) if Axis.PP in axes), None)
-
-
-def _axes(spec: P) -> list[tuple[str, ...]]:
-    """The mesh axes of each dim."""
-    return [() if a is None else a if isinstance(a, tuple) else (a,) for a in spec]
+    return next((i for i, axes in enumerate(info.axes_of_dims) if Axis.PP in axes), None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,10 +264,7 @@ class Place:
     sizes: Mapping[Axis, int]  # devices along each axis
 
     def __call__(self, info: ParamInfo) -> ParamInfo:
-        return self._layers(info) if info.stacked else self._end(info)
-
-    def _end(self, info: ParamInfo) -> ParamInfo:
-        return over_stages(info, self.sizes)
+        return self._layers(info) if info.stacked else info.cut_over(Axis.PP, self.sizes)
 
     def _layers(self, info: ParamInfo) -> ParamInfo:
         schedule = self.plan.schedule
@@ -270,24 +276,3 @@ class Place:
             spec=P(Axis.PP, *info.spec[1:]),
             rows=None if rows == tuple(range(held[0])) else rows,
         )
-
-
-def over_stages(info: ParamInfo, sizes: Mapping[Axis, int]) -> ParamInfo:
-    """The parameter cut over stages along its longest dim that splits, if it has one.
-
-    Args:
-        info: of a parameter that is not cut over stages.
-        sizes: devices along each axis.
-    """
-    axes = _axes(info.spec)
-
-    def block(dim: int) -> int:
-        return info.held[dim] // math.prod(sizes[Axis(axis)] for axis in axes[dim])
-
-    able = [dim for dim in range(len(axes)) if block(dim) % sizes[Axis.PP] == 0]
-    if not able:
-        return info
-    dim = max(able, key=block)
-    spec = [*info.spec]
-    spec[dim] = (*axes[dim], Axis.PP) if axes[dim] else Axis.PP
-    return dataclasses.replace(info, spec=P(*spec))

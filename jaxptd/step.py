@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 from jaxptd.batch import BATCH_AXES, BATCH_SPEC, Batch, batch_fields, check_batch, check_fields
 from jaxptd.collectives import as_varying
 from jaxptd.config import AttentionKind, Config, ModelConfig
+from jaxptd.devices import compiler_options
 from jaxptd.layers.attention import choose_kernel
 from jaxptd.layers.dropout import Places
 from jaxptd.layers.form import TensorParallel
@@ -27,9 +28,10 @@ from jaxptd.layers.tensor_parallel import make_form
 from jaxptd.mesh import Axis, on_gpus
 from jaxptd.models.gpt import GPT
 from jaxptd.optimizer import adamw, clip, global_norm, learning_rate
-from jaxptd.params import Blueprint, ParamInfo, Params
+from jaxptd.params import Blueprint, ParamInfo, Params, Stored
 from jaxptd.passes import Micro, Passes, Pipelined, Place, Whole, make_plan
 from jaxptd.pipeline.plan import Plan
+from jaxptd.zero import Zero
 
 State = dict[str, Any]  # params: Params, optimizer: optax's, step: int32
 Metrics = dict[str, Array]
@@ -81,6 +83,17 @@ class Program:
         return self.blueprint.infos
 
     @cached_property
+    def zero(self) -> Zero:
+        """What of the state is cut over data parallel devices."""
+        layout, dtype = self.config.layout, jnp.dtype(self.model.dtype)
+        return Zero(layout.zero, self.infos, layout.sizes, dtype)
+
+    @property
+    def stored(self) -> dict[str, Stored]:
+        """How the state holds each parameter."""
+        return self.zero.stored
+
+    @cached_property
     def optimizer(self) -> optax.GradientTransformation:
         return adamw(self.config.optimizer, self.infos)
 
@@ -92,14 +105,18 @@ class Program:
     # ---- state ------------------------------------------------------------------------------
 
     def map_state(
-        self, fn: Callable[[Any, ParamInfo], Any], state: State, other: Callable[[Any], Any]
+        self, fn: Callable[[Any, Stored], Any], state: State, other: Callable[[Any], Any]
     ) -> State:
-        """`fn(leaf, info)` on every leaf shaped as a parameter, `other(leaf)` on the rest."""
-        params = {name: fn(x, self.infos[name]) for name, x in state["params"].items()}
+        """`fn(leaf, how it is held)` on leaves that are held as parameters, `other(leaf)` else."""
+        params = {name: fn(x, self.stored[name]) for name, x in state["params"].items()}
         optimizer = optax.tree_map_params(
-            self.optimizer, fn, state["optimizer"], self.infos, transform_non_params=other
+            self.optimizer, fn, state["optimizer"], self.stored, transform_non_params=other
         )
         return {"params": params, "optimizer": optimizer, "step": other(state["step"])}
+
+    def canonical(self, params: Mapping[str, Array]) -> Params:
+        """As the state holds parameters, or gradients -> canonical."""
+        return {name: self.stored[name].canonical(x) for name, x in params.items()}
 
     def _new_state(self, params: Params) -> State:
         return {
@@ -111,13 +128,13 @@ class Program:
     @cached_property
     def _shapes(self) -> State:
         shapes: Any = {
-            n: jax.ShapeDtypeStruct(info.held, self.master_dtype) for n, info in self.infos.items()
+            n: jax.ShapeDtypeStruct(each.held, self.master_dtype) for n, each in self.stored.items()
         }
         return jax.eval_shape(self._new_state, shapes)
 
     @cached_property
     def state_specs(self) -> State:
-        return self.map_state(lambda _, info: info.spec, self._shapes, lambda _: P())
+        return self.map_state(lambda _, each: each.spec, self._shapes, lambda _: P())
 
     @cached_property
     def abstract_state(self) -> State:
@@ -158,7 +175,7 @@ class Program:
     def init_state(self) -> State:
         """Step 0: the same numbers on every mesh."""
         params = self.blueprint.init(
-            self.config.train.seed, mesh=self.mesh, dtype=self.master_dtype
+            self.config.train.seed, mesh=self.mesh, dtype=self.master_dtype, stored=self.stored
         )
         shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state)
         return jax.jit(self._new_state, out_shardings=shardings, donate_argnums=0)(params)
@@ -171,20 +188,8 @@ class Program:
         return jax.jit(
             lambda state, batch: self._step_on_mesh(state, batch)[:2],
             donate_argnums=0,
-            compiler_options=self._compiler_options,
+            compiler_options=compiler_options(self.config, self.mesh),
         )
-
-    @property
-    def _compiler_options(self) -> dict[str, Any] | None:
-        """Two collectives at a time, where XLA for GPUs would schedule one and wait for the second.
-
-        Backward of a ring sends keys and values and the sums they bring home; products on a grid
-        send along row and along col. Of the training step only: an evaluation is short.
-        """
-        layout = self.config.layout
-        if not on_gpus(self.mesh) or (layout.ring_size < 3 and layout.row * layout.col == 1):
-            return None
-        return {"xla_gpu_experimental_parallel_collective_overlap_limit": 2}
 
     @cached_property
     def step_with_gradients(self) -> Callable[[State, Batch], tuple[State, Metrics, Params]]:
@@ -194,7 +199,7 @@ class Program:
     @cached_property
     def eval_step(self) -> Callable[[Params, Batch], Metrics]:
         """(params, batch) -> loss_sum, in nats, and tokens, over the whole batch; no dropout."""
-        return jax.jit(self._shard(self._evaluate, (self.blueprint.specs, BATCH_SPEC), P()))
+        return jax.jit(self._shard(self._evaluate, (self.state_specs["params"], BATCH_SPEC), P()))
 
     def _shard(self, fn: Callable, in_specs: Any, out_specs: Any) -> Callable:
         return jax.shard_map(
@@ -203,12 +208,12 @@ class Program:
 
     @property
     def _step_on_mesh(self) -> Callable[[State, Batch], tuple[State, Metrics, Params]]:
-        outs = (self.state_specs, P(), self.blueprint.specs)
+        outs = (self.state_specs, P(), self.state_specs["params"])
         return self._shard(self._step, (self.state_specs, BATCH_SPEC), outs)
 
     def _step(self, state: State, batch: Batch) -> tuple[State, Metrics, Params]:
         loss, grads = self._gradients(state["params"], batch, state["step"])
-        norm = global_norm(grads, self.infos)
+        norm = global_norm(grads, self.stored)
         rate = learning_rate(
             self.config.optimizer, step=state["step"], steps=self.config.train.steps
         )
@@ -228,16 +233,18 @@ class Program:
         """
         count = lax.psum(jnp.sum(batch["targets"] >= 0), BATCH_AXES).astype(self.master_dtype)
         micro, places = self._micro_batches(batch, self._seed(step))
-        loss, grads = self.passes.gradients(self._varying(params), micro, places, 1 / count)
-        return lax.psum(as_varying(loss, self._loss_axes), self._loss_axes), self._reduce(grads)
+        lent = self.zero.lend(self._varying(params))
+        loss, grads = self.passes.gradients(lent, micro, places, 1 / count)
+        grads = self._reduce(self.zero.home(grads))
+        return lax.psum(as_varying(loss, self._loss_axes), self._loss_axes), grads
 
     def _varying(self, params: Params) -> Params:
         return {name: as_varying(p, self._owed_axes(name)) for name, p in params.items()}
 
     def _owed_axes(self, name: str) -> tuple[str, ...]:
-        """Axes over which a device's gradient is a partial sum: those that cut tokens, and pp."""
+        """Axes over which a part's gradient is a partial sum: of those that cut tokens, and pp."""
         axes = (Axis.PP, *BATCH_AXES, *self.form.token_axes)
-        return tuple(a for a in axes if a not in self.infos[name].axes)
+        return tuple(a for a in axes if a not in self.stored[name].axes)
 
     def _reduce(self, grads: Params) -> Params:
         """Owed sums made: one reduction for each set of axes."""
@@ -259,7 +266,8 @@ class Program:
         return micro, places
 
     def _evaluate(self, params: Params, batch: Batch) -> Metrics:
-        loss = self.passes.loss(self._varying(params), *self._micro_batches(batch, None))
+        lent = self.zero.lend(self._varying(params), training=False)
+        loss = self.passes.loss(lent, *self._micro_batches(batch, None))
         tokens = jnp.sum(batch["targets"] >= 0)
         return {
             "loss_sum": lax.psum(as_varying(loss, self._loss_axes), self._loss_axes),

@@ -25,6 +25,7 @@ from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.devices import prepare
 from jaxptd.errors import UserError, run_command
 from jaxptd.mesh import Layout, make_mesh
+from jaxptd.params import shardings
 from jaxptd.step import Batch, Program, batch_fields
 
 IGNORED = -1
@@ -90,7 +91,7 @@ class Bench:
 
     def parameters(self) -> Tensors:
         """Initial parameters, every one moved a little, so that biases and norms matter too."""
-        params = self.program.blueprint.canonical(self.program.init_state()["params"])
+        params = self.program.canonical(self.program.init_state()["params"])
         return {
             name: np.asarray(p) + _noise(name, p.shape).astype(p.dtype)
             for name, p in params.items()
@@ -116,9 +117,8 @@ class Bench:
 
     def run(self, params: Tensors) -> Outcome:
         state = self.program.init_state()
-        shardings = self.program.blueprint.shardings(self.program.mesh)
-        held = {name: self.program.infos[name].pad(p) for name, p in params.items()}
-        held = jax.device_put(held, shardings)
+        held = {name: self.program.stored[name].pad(p) for name, p in params.items()}
+        held = jax.device_put(held, shardings(self.program.stored, self.program.mesh))
         state, metrics, grads = self.program.step_with_gradients(
             {**state, "params": held}, self.batch
         )
@@ -133,7 +133,7 @@ class Bench:
     def _by_layer(self, tensors: Mapping[str, jax.Array]) -> Tensors:
         """Canonical, stacked layers taken apart: `blocks.mlp.up.w` -> `blocks.0.mlp.up.w`, ..."""
         result: Tensors = {}
-        for name, x in self.program.blueprint.canonical(tensors).items():
+        for name, x in self.program.canonical(tensors).items():
             root, _, rest = name.partition(".")
             if root == "blocks":
                 result |= {

@@ -10,6 +10,7 @@ import tiny
 from contract import relative
 
 from jaxptd.comms import collectives_of
+from jaxptd.devices import compiler_options
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
 from jaxptd.step import Program, batch_fields
@@ -225,4 +226,4 @@ def test_two_collectives_may_be_under_way_at_once_on_gpus(platform, layout, give
     device = types.SimpleNamespace(platform=platform)
     mesh = types.SimpleNamespace(devices=np.array([device]))
     program = Program(tiny.config(layout), mesh)
-    assert len(program._compiler_options or {}) == given
+    assert len(compiler_options(program.config, program.mesh) or {}) == given

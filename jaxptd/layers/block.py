@@ -19,6 +19,7 @@ from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.mlp import MLP
 from jaxptd.layers.norm import LayerNorm
 from jaxptd.params import normal, stacked
+from jaxptd.zero import borrowing
 
 
 class Block(nnx.Module):
@@ -68,20 +69,24 @@ def run_blocks(
 ) -> tuple[Array, Cache | None]:
     """x -> x after all blocks, scanned or unrolled; the cache's arrays have a leading dim L."""
     layer_L = jnp.arange(config.num_layers, dtype=jnp.int32)
-    run = with_remat(_run_block, config)
+    run = borrowing(with_remat(_run_block, config))
+
+    def advance(x_BTD: Array, layer: tuple) -> Any:
+        block, number, cache = layer
+        return run(block, (places, number, cache), x_BTD)
+
     xs = (blocks, layer_L, cache)
     if config.scan_layers:
-        return lax.scan(lambda x, block: run(x, places, block), x_BTD, xs)
+        return lax.scan(advance, x_BTD, xs)
     caches = []
-    for block in _unstack(xs, config.num_layers):
-        x_BTD, new = run(x_BTD, places, block)
+    for layer in _unstack(xs, config.num_layers):
+        x_BTD, new = advance(x_BTD, layer)
         caches.append(new)
     return x_BTD, jax.tree.map(lambda *each: jnp.stack(each), *caches)
 
 
-def _run_block(x_BTD: Array, places: Places, block: tuple) -> tuple[Array, Cache | None]:
-    module, layer, cache = block
-    return module(x_BTD, places, layer, cache)
+def _run_block(block: Block, given: tuple, x_BTD: Array) -> tuple[Array, Cache | None]:
+    return block(x_BTD, *given)
 
 
 def _unstack(tree: Any, length: int) -> list[Any]:

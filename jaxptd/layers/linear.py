@@ -52,12 +52,10 @@ class ColumnParallelLinear(nnx.Module):
             init,
             spec=form.column_spec(dims, cut),
             held=(form.padded_hidden(in_features), *held),
+            cast=True,
         )
-        self.b = (
-            param(rngs(), out, zeros, spec=form.cut_spec(dims, cut), held=held, decay=False)
-            if bias
-            else None
-        )
+        bias_of = partial(param, spec=form.cut_spec(dims, cut), held=held, decay=False, cast=True)
+        self.b = bias_of(rngs(), out, zeros) if bias else None
         self.form, self.cut, self.gather_output = form, cut, gather_output
 
     def __call__(self, x_BTD: Array) -> Array:
@@ -104,8 +102,9 @@ class RowParallelLinear(nnx.Module):
             init,
             spec=form.row_spec(dims, cut),
             held=(*_held(inside, cut, form), hidden),
+            cast=True,
         )
-        bias_of = partial(param, spec=form.hidden_spec(), held=(hidden,), decay=False)
+        bias_of = partial(param, spec=form.hidden_spec(), held=(hidden,), decay=False, cast=True)
         self.b = bias_of(rngs(), (out_features,), zeros) if bias else None
         self.form, self.cut, self.input_is_parallel = form, cut, input_is_parallel
 

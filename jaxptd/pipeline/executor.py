@@ -13,7 +13,7 @@ Letters: M micro-batches, B, T, D of an activation `x[B, T, D]`.
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -23,32 +23,9 @@ from jax import Array, lax
 from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.mesh import Axis
 from jaxptd.pipeline.halves import Between, lean, trace_layer
+from jaxptd.pipeline.model import Inputs, Parts
 from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.pools import Row, add, get, loop, put, zeros
-
-
-class Parts(NamedTuple):
-    """What a model is made of, as functions.
-
-    With given = (shared, micro-batch): embed: (ends, given) -> x. layer: (parameters, (given,
-    number), x) -> x, or in a forward pass (parameters, (given, number), x, state) -> (x, state).
-    head: (ends, given, x) -> its share of the loss; in a forward pass any array, which is added up.
-    unroll: write layers out instead of looping, where all parts have as many.
-    """
-
-    embed: Callable[[Any, Any], Array]
-    layer: Callable[..., Any]
-    head: Callable[[Any, Any, Array], Any]
-    unroll: bool = False
-
-
-class Inputs(NamedTuple):
-    """Parameters, which vary over pp, the micro-batches, `[M, ...]` each, and what they share."""
-
-    layers: Any
-    ends: Any
-    micro: Any
-    shared: Any
 
 
 class _Carry(NamedTuple):
@@ -86,13 +63,21 @@ class _Pass:
         self.x = zeros(jax.eval_shape(parts.embed, inputs.ends, self.given(self.first)))
         self.total = zeros(jax.eval_shape(parts.head, inputs.ends, self.given(self.first), self.x))
 
+    @cached_property
+    def had(self) -> tuple[Any, Any]:
+        """Shapes of a layer's parameters, and what is given with them."""
+
+        def first() -> Any:
+            return self.parts.fetch(get(self.inputs.layers, self.first))
+
+        return jax.eval_shape(first), (self.given(self.first), self.first)
+
     def given(self, micro: Array) -> tuple[Any, Any]:
         """What is given of a micro-batch."""
         return self.inputs.shared, get(self.inputs.micro, micro)
 
     def start(self, states: Any) -> _Carry:
-        had = get(self.inputs.layers, self.first), (self.given(self.first), self.first)
-        _, found = jax.eval_shape(self.parts.layer, *had, self.x, get(states, self.first))
+        _, found = jax.eval_shape(self.parts.layer, *self.had, self.x, get(states, self.first))
         vary = partial(jax.tree.map, lambda x, like: as_varying(x, sorted(varying_axes(like))))
         return self._carry(layers=vary(states, found))
 
@@ -115,9 +100,9 @@ class _Pass:
         return carry._replace(mail=put(carry.mail, x, row["read"]))
 
     def _forward(self, carry: _Carry, row: Row) -> _Carry:
-        def one(carry: _Carry, params: Any, given: Any, at: Array) -> _Carry:
+        def one(carry: _Carry, own: Any, given: Any, at: Array) -> _Carry:
             state = get(carry.layers, row["row"] + at)
-            x, state = self.parts.layer(params, given, carry.x, state)
+            x, state = self.parts.layer(self.parts.fetch(own), given, carry.x, state)
             return carry._replace(x=x, layers=put(carry.layers, state, row["row"] + at))
 
         return self._each_layer("forward", carry, row, one)
@@ -129,14 +114,14 @@ class _Pass:
     def _each_layer(
         self, name: str, carry: _Carry, row: Row, run: Callable, *, back: bool = False
     ) -> _Carry:
-        """`run(carry, parameters, given, number in the part)` for each layer of a part."""
+        """`run(carry, row of layers, given, number in the part)` for each layer of a part."""
         given = self.given(row["micro"])
         count = self.plan.depth if self.plan.even else row["layers"]
 
         def one(i: Any, carry: _Carry) -> _Carry:
             at = count - 1 - i if back else i
-            params = get(self.inputs.layers, row["row"] + at)
-            return run(carry, params, (given, row["layer"] + at), at)
+            own = get(self.inputs.layers, row["row"] + at)
+            return run(carry, own, (given, row["layer"] + at), at)
 
         if self.parts.unroll and self.plan.even:
             for i in range(self.plan.depth):
@@ -162,22 +147,22 @@ class _Training(_Pass):
 
     def __init__(self, parts: Parts, plan: Plan, inputs: Inputs) -> None:
         super().__init__(parts, plan, inputs)
-        had = get(inputs.layers, self.first), (self.given(self.first), self.first)
-        self.layer, self.saved = trace_layer(parts.layer, *had, self.x)
-        self.halves, self.between = None, Between((), [])
+        self.layer, self.saved = trace_layer(parts.layer, *self.had, self.x)
+        self.halves, self.between, self.needed = None, Between((), []), False
         if plan.slots["between"]:
             kept = [zeros(shape) for shape in self.saved]
-            self.halves = self.layer.split(kept, *had, self.x)
-            _, passed = jax.eval_shape(self.halves.now, (kept, *had), self.x)
+            self.halves = self.layer.split(kept, *self.had, self.x)
+            _, passed = jax.eval_shape(self.halves.now, (kept, *self.had), self.x)
             self.between = Between.over(self.saved, self.halves.needs, passed)
+            count = len(jax.tree.leaves(self.had[0]))
+            self.needed = any(self.halves.needs[len(kept) : len(kept) + count])
 
     def start(self) -> _Carry:  # type: ignore[override]
-        plan, inputs = self.plan, self.inputs
+        plan, (layers, ends) = self.plan, self.inputs.zeros
         pools = {
             name: [zeros(shape, plan.slots[name], plan.depth) for shape in shapes]
             for name, shapes in (("saved", self.saved), ("between", self.between.shapes))
         }
-        layers, ends = (jax.tree.map(jnp.zeros_like, p) for p in (inputs.layers, inputs.ends))
         return self._carry(**pools, layers=layers, ends=ends)
 
     def tick(self, carry: _Carry, row: Row) -> _Carry:
@@ -194,16 +179,16 @@ class _Training(_Pass):
     def _run_on(self, carry: _Carry, row: Row) -> _Carry:
         """Layers of a part, nothing kept."""
 
-        def one(carry: _Carry, params: Any, given: Any, at: Array) -> _Carry:
-            return carry._replace(x=self.parts.layer(params, given, carry.x))
+        def one(carry: _Carry, own: Any, given: Any, at: Array) -> _Carry:
+            return carry._replace(x=self.parts.layer(self.parts.fetch(own), given, carry.x))
 
         return self._each_layer("forward", carry, row, one)
 
     def _save(self, carry: _Carry, row: Row, name: str = "forward") -> _Carry:
         """Layers of a part; what they keep for backward is saved."""
 
-        def one(carry: _Carry, params: Any, given: Any, at: Array) -> _Carry:
-            x, kept = self.layer.forward(params, given, carry.x)
+        def one(carry: _Carry, own: Any, given: Any, at: Array) -> _Carry:
+            x, kept = self.layer.forward(self.parts.fetch(own), given, carry.x)
             return carry._replace(x=x, saved=put(carry.saved, kept, row["saved"], at))
 
         return self._each_layer(name, carry, row, one)
@@ -231,8 +216,9 @@ class _Training(_Pass):
         ends = jax.tree.map(jnp.add, carry.ends, ends)
         return carry._replace(x=x, ends=ends, total=carry.total + loss)
 
-    def _back(self, row: Row, carry: _Carry, params: Any, given: Any, at: Array) -> _Carry:
+    def _back(self, row: Row, carry: _Carry, own: Any, given: Any, at: Array) -> _Carry:
         """One layer: x, the gradient of its result, becomes that of its input."""
+        params = self.parts.fetch(own)
         kept = get(carry.saved, row["saved"], at)
         if self.halves:
             # Read before anything is laid over it, or XLA for CPUs copies the pool at every layer.
@@ -246,17 +232,19 @@ class _Training(_Pass):
             rest = put(carry.between, rest, row["between"], at)
             return carry._replace(x=x, saved=saved, between=rest)
         found, x = self.layer.backward(kept, params, given, carry.x)
+        found = self.parts.home(found, own)
         return carry._replace(x=x, layers=add(carry.layers, found, row["row"] + at))
 
     def _weight(self, carry: _Carry, row: Row) -> _Carry:
         """The other half of backward, of each layer by itself."""
         assert self.halves is not None
-        then = self.halves.then
+        halves = self.halves
 
-        def one(carry: _Carry, params: Any, given: Any, at: Array) -> _Carry:
+        def one(carry: _Carry, own: Any, given: Any, at: Array) -> _Carry:
             kept = get(carry.saved, row["saved"], at)
             passed = self.between.join(kept, get(carry.between, row["between"], at))
-            found = then((kept, params, given), passed)
+            params = self.parts.fetch(own) if self.needed else self.had[0]
+            found = self.parts.home(halves.then((kept, params, given), passed), own)
             return carry._replace(layers=add(carry.layers, found, row["row"] + at))
 
         return self._each_layer("weight", carry, row, one)

@@ -17,7 +17,8 @@ from test_plan import random_schedule
 
 from jaxptd.collectives import as_varying, copy_to, reduce_from
 from jaxptd.mesh import Axis, Layout, make_mesh
-from jaxptd.pipeline.executor import Inputs, Parts, forward, gradients
+from jaxptd.pipeline.executor import forward, gradients
+from jaxptd.pipeline.model import Inputs, Parts
 from jaxptd.pipeline.placement import rows_of_layers
 from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.schedules import SCHEDULES, make_schedule, to_csv
@@ -139,11 +140,12 @@ def expected(m: int, layers: int) -> tuple[Array, dict, dict]:
 def step(case: Case) -> Callable:
     """Inputs with layers as they are held -> loss, gradients of layers and of ends."""
     plan = case.plan
-    parts = Parts(embed, functools.partial(layer, tp=True), head, case.unroll)
+    parts = Parts(embed, functools.partial(layer, tp=True), head, unroll=case.unroll)
 
     def body(inputs: Inputs) -> tuple:
         ends = jax.tree.map(lambda x: as_varying(x, [Axis.PP]), inputs.ends)
-        loss, layers, ends = gradients(parts, plan, inputs._replace(ends=ends))
+        zeros = jax.tree.map(jnp.zeros_like, (inputs.layers, ends))
+        loss, layers, ends = gradients(parts, plan, inputs._replace(ends=ends, zeros=zeros))
         return lax.psum(loss, Axis.PP), layers, lax.psum(ends, Axis.PP)
 
     ins = Inputs(LAYERS, WHOLE, WHOLE, WHOLE)
@@ -236,7 +238,9 @@ def test_a_forward_pass_with_states(case: Case, only: int | None) -> None:
         return x @ ends["table"].T
 
     def body(inputs: Inputs, states: Array) -> tuple[Array, Array]:
-        total, states = forward(Parts(embed, through, last, case.unroll), plan, inputs, states)
+        total, states = forward(
+            Parts(embed, through, last, unroll=case.unroll), plan, inputs, states
+        )
         return lax.psum(total, Axis.PP), states
 
     def record(params: dict, given: tuple, x: Array) -> Array:

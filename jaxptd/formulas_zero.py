@@ -1,0 +1,70 @@
+"""What a training step moves to have whole parameters and gradients' sums; see `formulas.py`.
+
+Letters: n elements of a parameter's block (where it is cut by ZeRO with its padding), Z devices
+along dp x cp, L layers, M micro-batches.
+Source: Rajbhandari et al., arXiv 1910.02054, section 7.
+"""
+
+import math
+from collections.abc import Iterator
+
+import jax.numpy as jnp
+
+from jaxptd.config import Config
+from jaxptd.mesh import Axis, Layout
+from jaxptd.params import Stored
+from jaxptd.parts import AXES, Cut
+from jaxptd.traffic import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Collective
+from jaxptd.zero import Zero
+
+
+def at_once(config: Config, zero: Zero) -> Iterator[Collective]:
+    """Once a step: what ZeRO gathers at its beginning, and what is summed at its end.
+
+    A gradient n, or where it is cut n/Z, over all axes that cut tokens but not it.
+    """
+    wide = jnp.promote_types(config.model.dtype, jnp.float32).itemsize
+    for name, stored in zero.stored.items():
+        block = _block(stored, config.layout)
+        yield Collective(ALL_REDUCE, _owed(stored, config.layout), 1, block * wide)
+        if not isinstance(stored, Cut):
+            continue
+        whole = block * math.prod(config.layout.sizes[axis] for axis in AXES)
+        if zero.stage < 3 or not stored.info.stacked:
+            yield Collective(ALL_GATHER, AXES, 1, whole * zero.moved_in(name).itemsize)
+        if not zero.moves_alone(name):
+            yield Collective(REDUCE_SCATTER, AXES, 1, whole * wide)
+
+
+def alone(config: Config, zero: Zero) -> Iterator[Collective]:
+    """Of each layer in each micro-batch: n reduce-scattered; at stage 3 n gathered twice.
+
+    A pipeline's stage that computes a part of the model again gathers it once more.
+    """
+    model, layout = config.model, config.layout
+    times = model.num_layers * config.train.micro_batches
+    gathers = {2: 0, 3: 3 if model.remat == "full" and layout.pp > 1 else 2}.get(zero.stage, 0)
+    wide = jnp.promote_types(model.dtype, jnp.float32).itemsize
+    lengths: dict[tuple, dict[int, int]] = {}  # of those in one message, by precision
+    for name, stored in zero.stored.items():
+        if isinstance(stored, Cut) and zero.moves_alone(name):
+            axes = stored.axes | {*_owed(stored, layout)}
+            group = lengths.setdefault(tuple(sorted(axes)), {})
+            size = zero.moved_in(name).itemsize
+            group[size] = group.get(size, 0) + stored.padded
+    for group in lengths.values():
+        for size, length in group.items():
+            yield Collective(ALL_GATHER, AXES, gathers * times, gathers * times * length * size)
+        yield Collective(REDUCE_SCATTER, AXES, times, times * sum(group.values()) * wide)
+
+
+def _owed(stored: Stored, layout: Layout) -> tuple[Axis, ...]:
+    """Axes over which a gradient, or its part, is still to be summed."""
+    tokens = (Axis.PP, Axis.DP, Axis.CP, Axis.ROW)
+    cut = (*tokens, Axis.TP) if layout.sequence_parallel else tokens
+    return tuple(axis for axis in cut if axis not in stored.axes)
+
+
+def _block(stored: Stored, layout: Layout) -> int:
+    """Elements on one device."""
+    return math.prod(stored.held) // math.prod(layout.sizes[Axis(axis)] for axis in stored.axes)
