@@ -15,7 +15,8 @@ from jax.sharding import PartitionSpec as P
 from jaxptd.mesh import Axis
 from jaxptd.params import Stored
 from jaxptd.parts import AXES
-from jaxptd.step import Program, State
+from jaxptd.state import DEVICE, State
+from jaxptd.step import Program
 
 Canonical = dict[str, Any]
 
@@ -26,7 +27,8 @@ def to_canonical(program: Program, state: State) -> Canonical:
     def unpad(x: Array, info: Stored) -> Array:
         if info.is_canonical:
             return x
-        return jax.jit(info.canonical, out_shardings=_sharding(program, info))(x)
+        there = jax.jit(info.canonical, out_shardings=_sharding(program, info))(_on_device(x))
+        return program.states.settled_one(there)
 
     return _as_dicts(program.map_state(unpad, state, lambda x: x))
 
@@ -35,7 +37,8 @@ def abstract_canonical(program: Program) -> Canonical:
     """Shapes, precisions and shardings to restore into."""
 
     def describe(x: jax.ShapeDtypeStruct, info: Stored) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(info.shape, x.dtype, sharding=_sharding(program, info))
+        sharding = _sharding(program, info).with_memory_kind(program.states.memory)
+        return jax.ShapeDtypeStruct(info.shape, x.dtype, sharding=sharding)
 
     return _as_dicts(program.map_state(describe, program.abstract_state, lambda x: x))
 
@@ -49,9 +52,15 @@ def from_canonical(program: Program, canonical: Canonical) -> State:
     def pad(x: Array, info: Stored) -> Array:
         if info.is_canonical:
             return x
-        return jax.jit(info.pad, out_shardings=NamedSharding(program.mesh, info.spec))(x)
+        there = jax.jit(info.pad, out_shardings=NamedSharding(program.mesh, info.spec))
+        return program.states.settled_one(there(_on_device(x)))
 
     return program.map_state(pad, {**canonical, "optimizer": optimizer}, lambda x: x)
+
+
+def _on_device(x: Array) -> Array:
+    """To compute with."""
+    return jax.device_put(x, x.sharding.with_memory_kind(DEVICE))
 
 
 def _as_dicts(state: State) -> Canonical:

@@ -118,6 +118,7 @@ class Generator:
     def _run(self, params: Params, prompt_BT: Array, key: Array, *, count: int) -> Array:
         """prompt[B, T] -> ids[count, B]: the prompt in one pass, then a token at a time."""
         passes, length = self._whole_tokens.passes, prompt_BT.shape[1]
+        params = self._whole_tokens.states.brought(params)
         params = passes.gathered(self._whole_tokens.zero.lend(params, training=False))
 
         def forward(tokens_BT: Array, start: Array, cache: Any) -> tuple[Array, Any]:

@@ -19,6 +19,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from jaxptd.errors import Parser, UserError, run_command
+from jaxptd.mesh_drawing import draw
 
 
 class Axis(StrEnum):
@@ -35,11 +36,15 @@ class Axis(StrEnum):
 RingKind = Literal["zigzag", "blockwise", "rsa"]
 Matmul2D = Literal["gather", "summa", "fox", "cannon"]
 Attention2D = Literal["heads", "blocks"]
+ZeroStage = Literal[0, 1, 2, 3]
+Offload = Literal["none", "optimizer", "activations"]
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v")  # or the path of a table
 KNOWN = {
     "ring": get_args(RingKind),
     "matmul2d": get_args(Matmul2D),
     "attention2d": get_args(Attention2D),
+    "zero": get_args(ZeroStage),
+    "offload": get_args(Offload),
 }
 SQUARE: tuple[Matmul2D, ...] = ("fox", "cannon")  # these need as many rows as columns
 
@@ -70,6 +75,8 @@ class Layout:
             hold several); null spreads them as evenly as possible.
         zero: what is cut over dp x cp (ZeRO): 1 the state, that is parameters and optimizer, 2
             gradients too, 3 parameters during a step, too; 0 nothing.
+        offload: what lies in host memory: none, optimizer (masters and moments), or activations
+            (what model.remat=dots keeps).
     """
 
     pp: int = 1
@@ -86,7 +93,8 @@ class Layout:
     schedule: str = "1f1b"
     virtual_stages: int | None = None
     stage_layers: tuple[int, ...] | None = None
-    zero: int = 0
+    zero: ZeroStage = 0
+    offload: Offload = "none"
 
     def __post_init__(self) -> None:
         for axis, size in self.sizes.items():
@@ -102,7 +110,7 @@ class Layout:
         for name, known in KNOWN.items():
             if getattr(self, name) not in known:
                 raise UserError(
-                    f"layout.{name}={getattr(self, name)}: use one of {', '.join(known)}"
+                    f"layout.{name}={getattr(self, name)}: use one of {', '.join(map(str, known))}"
                 )
         self._check_grid()
         if self.schedule not in SCHEDULES and not self.schedule.endswith(".csv"):
@@ -112,8 +120,6 @@ class Layout:
             )
         if self.virtual_stages is not None and self.virtual_stages < 1:
             raise UserError(f"layout.virtual_stages={self.virtual_stages}: use 1 or more, or null")
-        if not 0 <= self.zero <= 3:
-            raise UserError(f"layout.zero={self.zero}: the stages are 0, 1, 2 and 3")
 
     def _check_grid(self) -> None:
         grid = f"a grid of layout.row={self.row} x layout.col={self.col}"
@@ -170,7 +176,9 @@ class Layout:
         ring = [str(self.ring)] if self.ring_size > 1 else []
         pipeline = [self.schedule] if self.pp > 1 else []
         zero = [f"zero={self.zero}"] if self.zero else []
-        return " ".join(sizes + pipeline + sequence + ring + grid + zero) or "one device"
+        offload = [f"offload={self.offload}"] if self.offload != "none" else []
+        words = sizes + pipeline + sequence + ring + grid + zero + offload
+        return " ".join(words) or "one device"
 
 
 def make_mesh(layout: Layout, devices: Sequence[Any] | None = None) -> Mesh:
@@ -227,30 +235,6 @@ def rank_groups(layout: Layout) -> dict[str, Groups]:
         "embedding": [sorted({stages[0], stages[-1]}) for stages in pipelines],
         "position_embedding": [[stages[0]] for stages in pipelines],
     }
-
-
-def draw(layout: Layout) -> str:
-    """The mesh as text: a column a pipeline stage, a line a dp and cp index, tp ranks in a box."""
-    pp, dp, cp = layout.pp, layout.dp, layout.cp
-    digits = len(str(layout.num_devices - 1))
-    ranks = np.arange(layout.num_devices).reshape(pp, dp * cp, -1)
-    d_width, c_width = len(str(dp - 1)), len(str(cp - 1))
-    labels = [f"dp {d:>{d_width}} cp {c:>{c_width}} " for d, c in np.ndindex(dp, cp)]
-    rows = [
-        [" ".join(f"{rank:>{digits}}" for rank in box) for box in line]
-        for line in ranks.swapaxes(0, 1)
-    ]
-    cell = max(len(rows[0][0]), len(f"pp {pp - 1}"))
-    margin = " " * len(labels[0])
-    title = margin + " ".join(f"  {f'pp {stage}':<{cell}}" for stage in range(pp)).rstrip()
-    rule = margin + ("+" + "-" * (cell + 2)) * pp + "+"
-    body = [
-        label + "".join(f"| {text:<{cell}} " for text in row) + "|"
-        for label, row in zip(labels, rows, strict=True)
-    ]
-    grid = layout.row * layout.col > 1
-    across = f"row {layout.row} x col {layout.col}" if grid else f"tp {layout.tp}"
-    return "\n".join([title, rule, *body, rule, f"{margin}in each box: {across}"])
 
 
 # Printing every group takes memory for every rank: about a gigabyte at this many.

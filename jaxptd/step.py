@@ -31,9 +31,9 @@ from jaxptd.optimizer import adamw, clip, global_norm, learning_rate
 from jaxptd.params import Blueprint, ParamInfo, Params, Stored
 from jaxptd.passes import Micro, Passes, Pipelined, Place, Whole, make_plan
 from jaxptd.pipeline.plan import Plan
+from jaxptd.state import State, States, state_memory
 from jaxptd.zero import Zero
 
-State = dict[str, Any]  # params: Params, optimizer: optax's, step: int32
 Metrics = dict[str, Array]
 
 
@@ -86,7 +86,8 @@ class Program:
     def zero(self) -> Zero:
         """What of the state is cut over data parallel devices."""
         layout, dtype = self.config.layout, jnp.dtype(self.model.dtype)
-        return Zero(layout.zero, self.infos, layout.sizes, dtype)
+        copies = layout.offload == "optimizer"
+        return Zero(layout.zero, self.infos, layout.sizes, dtype, copies)
 
     @property
     def stored(self) -> dict[str, Stored]:
@@ -104,48 +105,28 @@ class Program:
 
     # ---- state ------------------------------------------------------------------------------
 
-    def map_state(
-        self, fn: Callable[[Any, Stored], Any], state: State, other: Callable[[Any], Any]
-    ) -> State:
-        """`fn(leaf, how it is held)` on leaves that are held as parameters, `other(leaf)` else."""
-        params = {name: fn(x, self.stored[name]) for name, x in state["params"].items()}
-        optimizer = optax.tree_map_params(
-            self.optimizer, fn, state["optimizer"], self.stored, transform_non_params=other
-        )
-        return {"params": params, "optimizer": optimizer, "step": other(state["step"])}
+    @cached_property
+    def states(self) -> States:
+        """What a state is made of, and where it lies."""
+        memory = state_memory(self.config.layout)
+        return States(self.stored, self.optimizer, self.mesh, self.master_dtype, memory)
+
+    @property
+    def map_state(self) -> Callable[..., State]:
+        return self.states.map
+
+    @property
+    def state_specs(self) -> State:
+        return self.states.specs
+
+    @property
+    def abstract_state(self) -> State:
+        """Shapes, precisions and shardings of the state, for compiling without it."""
+        return self.states.abstract
 
     def canonical(self, params: Mapping[str, Array]) -> Params:
         """As the state holds parameters, or gradients -> canonical."""
         return {name: self.stored[name].canonical(x) for name, x in params.items()}
-
-    def _new_state(self, params: Params) -> State:
-        return {
-            "params": params,
-            "optimizer": self.optimizer.init(params),
-            "step": jnp.zeros((), jnp.int32),
-        }
-
-    @cached_property
-    def _shapes(self) -> State:
-        shapes: Any = {
-            n: jax.ShapeDtypeStruct(each.held, self.master_dtype) for n, each in self.stored.items()
-        }
-        return jax.eval_shape(self._new_state, shapes)
-
-    @cached_property
-    def state_specs(self) -> State:
-        return self.map_state(lambda _, each: each.spec, self._shapes, lambda _: P())
-
-    @cached_property
-    def abstract_state(self) -> State:
-        """Shapes, precisions and shardings of the state, for compiling without it."""
-        return jax.tree.map(
-            lambda x, spec: jax.ShapeDtypeStruct(
-                x.shape, x.dtype, sharding=NamedSharding(self.mesh, spec)
-            ),
-            self._shapes,
-            self.state_specs,
-        )
 
     @property
     def abstract_batch(self) -> Batch:
@@ -177,8 +158,7 @@ class Program:
         params = self.blueprint.init(
             self.config.train.seed, mesh=self.mesh, dtype=self.master_dtype, stored=self.stored
         )
-        shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state)
-        return jax.jit(self._new_state, out_shardings=shardings, donate_argnums=0)(params)
+        return self.states.new(params)
 
     # ---- the step ---------------------------------------------------------------------------
 
@@ -212,18 +192,23 @@ class Program:
         return self._shard(self._step, (self.state_specs, BATCH_SPEC), outs)
 
     def _step(self, state: State, batch: Batch) -> tuple[State, Metrics, Params]:
-        loss, grads = self._gradients(state["params"], batch, state["step"])
+        loss, grads = self._gradients(self.states.brought(state["params"]), batch, state["step"])
         norm = global_norm(grads, self.stored)
         rate = learning_rate(
             self.config.optimizer, step=state["step"], steps=self.config.train.steps
         )
         clipped = clip(grads, norm, self.config.optimizer.grad_clip)
+        state = self.states.brought(state)
         direction, optimizer = self.optimizer.update(clipped, state["optimizer"], state["params"])
         params = {
             name: p - rate.astype(p.dtype) * direction[name] for name, p in state["params"].items()
         }
         state = {"params": params, "optimizer": optimizer, "step": state["step"] + 1}
-        return state, {"loss": loss, "grad_norm": norm, "learning_rate": rate}, grads
+        return (
+            self.states.put_back(state),
+            {"loss": loss, "grad_norm": norm, "learning_rate": rate},
+            grads,
+        )
 
     def _gradients(self, params: Params, batch: Batch, step: Array) -> tuple[Array, Params]:
         """The mean loss over all target tokens, and its gradients, reduced once whatever M is.
@@ -266,7 +251,7 @@ class Program:
         return micro, places
 
     def _evaluate(self, params: Params, batch: Batch) -> Metrics:
-        lent = self.zero.lend(self._varying(params), training=False)
+        lent = self.zero.lend(self._varying(self.states.brought(params)), training=False)
         loss = self.passes.loss(lent, *self._micro_batches(batch, None))
         tokens = jnp.sum(batch["targets"] >= 0)
         return {

@@ -45,12 +45,14 @@ class Zero:
         infos: of the parameters.
         sizes: devices along each axis.
         dtype: in which layers compute.
+        copies: whether a step has copies of parameters of its own even where nothing is cut.
     """
 
     stage: int
     infos: Mapping[str, ParamInfo]
     sizes: Mapping[Axis, int]
     dtype: Any
+    copies: bool = False
 
     @cached_property
     def stored(self) -> dict[str, Stored]:
@@ -93,9 +95,9 @@ class Zero:
 
     def _lend(self, name: str, p: Array, training: bool) -> Any:
         cut, info = self.stored[name], self.infos[name]
-        if not isinstance(cut, Cut):
-            return p
         dtype = self.moved_in(name)
+        if not isinstance(cut, Cut):
+            return p.astype(dtype) if self.copies else p
         early = self.stage < 3 or not info.stacked
         whole = cut.gather(p, dtype) if early else None
         alone = self.moves_alone(name) and (training or not early)
