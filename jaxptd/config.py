@@ -228,6 +228,12 @@ def check_layout(model: ModelConfig, layout: Layout) -> None:
     _check_sequence(model.seq_length, layout)
     if layout.own_scores and model.attention == "cudnn":
         raise UserError(f"{layout.own_scores} makes its own scores; use model.attention=xla")
+    if layout.offload == "activations" and (model.remat != "dots" or layout.pp > 1):
+        raise UserError(
+            f"layout.offload=activations with model.remat={model.remat}, layout.pp={layout.pp}: it "
+            "sends away what model.remat=dots keeps, of layers that are not in a pipeline; use "
+            "model.remat=dots and layout.pp=1"
+        )
 
 
 def _check_sequence(length: int, layout: Layout) -> None:

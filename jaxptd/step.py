@@ -22,6 +22,7 @@ from jaxptd.collectives import as_varying
 from jaxptd.config import AttentionKind, Config, ModelConfig
 from jaxptd.devices import compiler_options
 from jaxptd.layers.attention import choose_kernel
+from jaxptd.layers.block import OFFLOADED
 from jaxptd.layers.dropout import Places
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.tensor_parallel import make_form
@@ -46,8 +47,14 @@ class Program:
 
     @cached_property
     def model(self) -> ModelConfig:
-        """The model's config with the attention kernel that this mesh's devices will run."""
-        return dataclasses.replace(self.config.model, attention=self.attention_kernel[0])
+        """The model's config with the attention kernel that this mesh's devices will run.
+
+        And with what `remat: dots` keeps, in host memory, where the layout says so.
+        """
+        model, layout = self.config.model, self.config.layout
+        away = layout.offload == "activations" and model.remat == "dots"
+        remat: Any = OFFLOADED if away else model.remat
+        return dataclasses.replace(model, attention=self.attention_kernel[0], remat=remat)
 
     @cached_property
     def attention_kernel(self) -> tuple[AttentionKind, str | None]:

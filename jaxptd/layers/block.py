@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.config import ModelConfig
 from jaxptd.flash import KEPT
@@ -20,6 +21,8 @@ from jaxptd.layers.mlp import MLP
 from jaxptd.layers.norm import LayerNorm
 from jaxptd.params import normal, stacked
 from jaxptd.zero import borrowing
+
+OFFLOADED = "offloaded"  # of a program's `model.remat`: as dots, what is kept in host memory
 
 
 class Block(nnx.Module):
@@ -107,4 +110,21 @@ def with_remat(run: Any, config: ModelConfig) -> Any:
         return again(run)
     if config.remat == "dots":
         return again(run, policy=jax.checkpoint_policies.save_only_these_names(KEPT))
+    if config.remat == OFFLOADED:
+        return again(partial(_named, run), policy=_to_host())
     return run
+
+
+def _named(run: Any, block: Block, given: tuple, x_BTD: Array) -> Any:
+    """`run`, its input among what is kept by name: an input by itself is kept where it is."""
+    return run(block, given, checkpoint_name(x_BTD, KEPT))
+
+
+def _to_host() -> Any:
+    """What `dots` keeps, in host memory until backward asks for it."""
+    return jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=[KEPT],
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
