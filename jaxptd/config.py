@@ -43,6 +43,8 @@ class ModelConfig:
         tie_embeddings: use the embedding as output layer.
         remat: what backward computes again: none, attention (its core), dots (all but matrix
             products and attention), full (the block).
+        remat_layers: only so many layers, the first, compute that again, in a pipeline the first
+            of each part of the model; null is all.
         attention: kernel; auto is cudnn where the device and the shapes allow it, else xla.
         scan_layers: one compiled block run num_layers times; false unrolls it (slower to compile,
             can run faster).
@@ -59,6 +61,7 @@ class ModelConfig:
     dtype: Dtype = "float32"
     tie_embeddings: bool = True
     remat: Remat = "none"
+    remat_layers: int | None = None
     attention: AttentionKind = "auto"
     scan_layers: bool = True
 
@@ -66,6 +69,12 @@ class ModelConfig:
         require_positive("model", self, "num_layers", "hidden_size", "num_heads")
         require_positive("model", self, "ffn_hidden_size", "seq_length", "vocab_size")
         require_below_one("model", self, "dropout")
+        require_not_negative("model", self, "remat_layers")
+        if (self.remat_layers or 0) > self.num_layers:
+            raise UserError(
+                f"model.remat_layers={self.remat_layers} is more than model.num_layers="
+                f"{self.num_layers}; use fewer, or null for all"
+            )
         require_divides("model.hidden_size", self.hidden_size, "model.num_heads", self.num_heads)
         if self.attention == "cudnn" and self.dropout > 0:
             raise UserError(
@@ -80,6 +89,12 @@ class ModelConfig:
     @property
     def mlp_size(self) -> int:
         return self.ffn_hidden_size or 4 * self.hidden_size
+
+    def remats(self, layers: int) -> tuple[tuple[Remat, int], ...]:
+        """What a stack of so many layers computes again: (policy, layers of it), in their order."""
+        first = layers if self.remat_layers is None else min(self.remat_layers, layers)
+        both: tuple[tuple[Remat, int], ...] = ((self.remat, first), ("none", layers - first))
+        return tuple((remat, count) for remat, count in both if count)
 
 
 @dataclasses.dataclass(frozen=True)

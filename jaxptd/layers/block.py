@@ -3,6 +3,8 @@
 Letters: B batch, T position, D model, L layers.
 """
 
+import dataclasses
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -12,13 +14,16 @@ from flax import nnx
 from jax import Array, lax
 
 from jaxptd.config import ModelConfig
-from jaxptd.flash import KEPT
+from jaxptd.flash import CORE, KEPT, TAKEN
 from jaxptd.layers.attention import Cache, SelfAttention
 from jaxptd.layers.dropout import Places, Site, dropout
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.mlp import MLP
 from jaxptd.layers.norm import LayerNorm
 from jaxptd.params import normal, stacked
+
+# What each policy keeps of a layer, beside its input; none keeps all that backward takes.
+_KEEPS = {"dots": (KEPT, CORE), "attention": (KEPT, TAKEN), "full": ()}
 
 
 class Block(nnx.Module):
@@ -68,15 +73,18 @@ def run_blocks(
 ) -> tuple[Array, Cache | None]:
     """x -> x after all blocks, scanned or unrolled; the cache's arrays have a leading dim L."""
     layer_L = jnp.arange(config.num_layers, dtype=jnp.int32)
-    run = with_remat(_run_block, config)
-    xs = (blocks, layer_L, cache)
-    if config.scan_layers:
-        return lax.scan(lambda x, block: run(x, places, block), x_BTD, xs)
+    remats, over = config.remats(config.num_layers), lax.scan if config.scan_layers else _unrolled
+    stacks = _split((blocks, layer_L, cache), [count for _, count in remats])
     caches = []
-    for block in _unstack(xs, config.num_layers):
-        x_BTD, new = run(x_BTD, places, block)
+
+    def one(x_BTD: Array, block: tuple, run: Any) -> tuple[Array, Cache | None]:
+        return run(x_BTD, places, block)
+
+    for (remat, _), stack in zip(remats, stacks, strict=True):
+        run = with_remat(_run_block, dataclasses.replace(config, remat=remat))
+        x_BTD, new = over(partial(one, run=run), x_BTD, stack)
         caches.append(new)
-    return x_BTD, jax.tree.map(lambda *each: jnp.stack(each), *caches)
+    return x_BTD, jax.tree.map(lambda *each: jnp.concatenate(each), *caches)
 
 
 def _run_block(x_BTD: Array, places: Places, block: tuple) -> tuple[Array, Cache | None]:
@@ -84,22 +92,27 @@ def _run_block(x_BTD: Array, places: Places, block: tuple) -> tuple[Array, Cache
     return module(x_BTD, places, layer, cache)
 
 
-def _unstack(tree: Any, length: int) -> list[Any]:
-    """A tree of `[L, ...]` -> L trees; its transpose is one concatenation, not L padded sums."""
+def _unrolled(run: Any, x: Array, xs: Any) -> tuple[Array, Any]:
+    """As `lax.scan`."""
+    results = []
+    for block in _split(xs, [1] * len(jax.tree.leaves(xs)[0])):
+        x, result = run(x, jax.tree.map(lambda a: a[0], block))
+        results.append(result)
+    return x, jax.tree.map(lambda *each: jnp.stack(each), *results)
 
-    def split(x: Array) -> list[Array]:
-        return [part[0] for part in lax.split(x, [1] * length)]
 
+def _split(tree: Any, sizes: Sequence[int]) -> list[Any]:
+    """A tree of `[L, ...]`, cut along L; its transpose is one concatenation, not padded sums."""
+    if len(sizes) == 1:
+        return [tree]
     leaves, treedef = jax.tree.flatten(tree)
-    layers = zip(*map(split, leaves), strict=True)
-    return [jax.tree.unflatten(treedef, layer) for layer in layers]
+    parts = zip(*(lax.split(x, sizes) for x in leaves), strict=True)
+    return [jax.tree.unflatten(treedef, part) for part in parts]
 
 
 def with_remat(run: Any, config: ModelConfig) -> Any:
     """`run`, keeping for backward what `model.remat` says."""
-    again = partial(jax.checkpoint, prevent_cse=not config.scan_layers)
-    if config.remat == "full":
-        return again(run)
-    if config.remat == "dots":
-        return again(run, policy=jax.checkpoint_policies.save_only_these_names(KEPT))
-    return run
+    if config.remat == "none":
+        return run
+    policy = jax.checkpoint_policies.save_only_these_names(*_KEEPS[config.remat])
+    return jax.checkpoint(run, policy=policy, prevent_cse=not config.scan_layers)

@@ -12,7 +12,7 @@ On every stage: `layers[rows, ...]`, its own; `ends`, all that is not a layer, w
 Letters: M micro-batches, B, T, D of an activation `x[B, T, D]`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,22 +22,24 @@ from jax import Array, lax
 
 from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.mesh import Axis
-from jaxptd.pipeline.halves import Between, lean, trace_layer
-from jaxptd.pipeline.plan import Plan
+from jaxptd.pipeline.halves import lean
+from jaxptd.pipeline.kinds import Kind
+from jaxptd.pipeline.plan import Plan, layers_scope
 from jaxptd.pipeline.pools import Row, add, get, loop, put, zeros
 
 
 class Parts(NamedTuple):
     """What a model is made of, as functions.
 
-    With given = (shared, micro-batch): embed: (ends, given) -> x. layer: (parameters, (given,
-    number), x) -> x, or in a forward pass (parameters, (given, number), x, state) -> (x, state).
+    With given = (shared, micro-batch): embed: (ends, given) -> x. layers, one of each kind that the
+    plan has: (parameters, (given, number), x) -> x, or in a forward pass (parameters, (given,
+    number), x, state) -> (x, state).
     head: (ends, given, x) -> its share of the loss; in a forward pass any array, which is added up.
     unroll: write layers out instead of looping, where all parts have as many.
     """
 
     embed: Callable[[Any, Any], Array]
-    layer: Callable[..., Any]
+    layers: Sequence[Callable[..., Any]]
     head: Callable[[Any, Any, Array], Any]
     unroll: bool = False
 
@@ -92,7 +94,7 @@ class _Pass:
 
     def start(self, states: Any) -> _Carry:
         had = get(self.inputs.layers, self.first), (self.given(self.first), self.first)
-        _, found = jax.eval_shape(self.parts.layer, *had, self.x, get(states, self.first))
+        _, found = jax.eval_shape(self.parts.layers[0], *had, self.x, get(states, self.first))
         vary = partial(jax.tree.map, lambda x, like: as_varying(x, sorted(varying_axes(like))))
         return self._carry(layers=vary(states, found))
 
@@ -115,9 +117,9 @@ class _Pass:
         return carry._replace(mail=put(carry.mail, x, row["read"]))
 
     def _forward(self, carry: _Carry, row: Row) -> _Carry:
-        def one(carry: _Carry, params: Any, given: Any, at: Array) -> _Carry:
+        def one(carry: _Carry, params: Any, given: Any, at: Array, kind: int) -> _Carry:
             state = get(carry.layers, row["row"] + at)
-            x, state = self.parts.layer(params, given, carry.x, state)
+            x, state = self.parts.layers[kind](params, given, carry.x, state)
             return carry._replace(x=x, layers=put(carry.layers, state, row["row"] + at))
 
         return self._each_layer("forward", carry, row, one)
@@ -129,21 +131,25 @@ class _Pass:
     def _each_layer(
         self, name: str, carry: _Carry, row: Row, run: Callable, *, back: bool = False
     ) -> _Carry:
-        """`run(carry, parameters, given, number in the part)` for each layer of a part."""
+        """`run(carry, parameters, given, number in the part, kind)` for each layer of a part."""
         given = self.given(row["micro"])
-        count = self.plan.depth if self.plan.even else row["layers"]
 
-        def one(i: Any, carry: _Carry) -> _Carry:
-            at = count - 1 - i if back else i
+        def one(i: Any, carry: _Carry, kind: int, begin: Any, end: Any) -> _Carry:
+            at = end - 1 - i if back else begin + i
             params = get(self.inputs.layers, row["row"] + at)
-            return run(carry, params, (given, row["layer"] + at), at)
+            return run(carry, params, (given, row["layer"] + at), at, kind)
 
-        if self.parts.unroll and self.plan.even:
-            for i in range(self.plan.depth):
-                carry = one(i, carry)
-            return carry
-        with jax.named_scope(f"{name}_layers"):
-            return lax.fori_loop(0, count, one, carry)
+        kinds = list(enumerate(self.plan.kinds))
+        for kind, rows in reversed(kinds) if back else kinds:
+            begin, end = rows if self.plan.even else (jnp.minimum(i, row["layers"]) for i in rows)
+            body = partial(one, kind=kind, begin=begin, end=end)
+            if self.parts.unroll and self.plan.even:
+                for i in range(end - begin):
+                    carry = body(i, carry)
+                continue
+            with jax.named_scope(layers_scope(name, kind)):
+                carry = lax.fori_loop(0, end - begin, body, carry)
+        return carry
 
     def finish(self, carry: _Carry, row: Row) -> _Carry:
         """Puts the result away, and sends it on."""
@@ -163,19 +169,20 @@ class _Training(_Pass):
     def __init__(self, parts: Parts, plan: Plan, inputs: Inputs) -> None:
         super().__init__(parts, plan, inputs)
         had = get(inputs.layers, self.first), (self.given(self.first), self.first)
-        self.layer, self.saved = trace_layer(parts.layer, *had, self.x)
-        self.halves, self.between = None, Between((), [])
-        if plan.slots["between"]:
-            kept = [zeros(shape) for shape in self.saved]
-            self.halves = self.layer.split(kept, *had, self.x)
-            _, passed = jax.eval_shape(self.halves.now, (kept, *had), self.x)
-            self.between = Between.over(self.saved, self.halves.needs, passed)
+        split = bool(plan.slots["between"])
+        self.kinds = [
+            Kind.of(layer, had, self.x, number=number, begin=plan.kinds[number][0], split=split)
+            for number, layer in enumerate(parts.layers)
+        ]
 
     def start(self) -> _Carry:  # type: ignore[override]
         plan, inputs = self.plan, self.inputs
         pools = {
-            name: [zeros(shape, plan.slots[name], plan.depth) for shape in shapes]
-            for name, shapes in (("saved", self.saved), ("between", self.between.shapes))
+            name: [
+                [zeros(shape, plan.slots[name], end - begin) for shape in kind.shapes[name]]
+                for kind, (begin, end) in zip(self.kinds, plan.kinds, strict=True)
+            ]
+            for name in ("saved", "between")
         }
         layers, ends = (jax.tree.map(jnp.zeros_like, p) for p in (inputs.layers, inputs.ends))
         return self._carry(**pools, layers=layers, ends=ends)
@@ -185,26 +192,25 @@ class _Training(_Pass):
         forward = self._run_on if self.plan.recompute else self._save
         carry = loop("forward", carry, row, forward)
         carry = loop("backward", carry, row, self._backward)
-        if self.halves:
-            carry = loop("weight", carry, row, self._weight)
-        return carry
+        return loop("weight", carry, row, self._weight) if self.plan.slots["between"] else carry
 
     # ---- forward --------------------------------------------------------------------------------
 
     def _run_on(self, carry: _Carry, row: Row) -> _Carry:
         """Layers of a part, nothing kept."""
 
-        def one(carry: _Carry, params: Any, given: Any, at: Array) -> _Carry:
-            return carry._replace(x=self.parts.layer(params, given, carry.x))
+        def one(carry: _Carry, params: Any, given: Any, at: Array, kind: int) -> _Carry:
+            return carry._replace(x=self.parts.layers[kind](params, given, carry.x))
 
         return self._each_layer("forward", carry, row, one)
 
     def _save(self, carry: _Carry, row: Row, name: str = "forward") -> _Carry:
         """Layers of a part; what they keep for backward is saved."""
 
-        def one(carry: _Carry, params: Any, given: Any, at: Array) -> _Carry:
-            x, kept = self.layer.forward(params, given, carry.x)
-            return carry._replace(x=x, saved=put(carry.saved, kept, row["saved"], at))
+        def one(carry: _Carry, params: Any, given: Any, at: Array, kind: int) -> _Carry:
+            x, kept = self.kinds[kind].layer.forward(params, given, carry.x)
+            saved = self.kinds[kind].put(carry.saved, kept, row["saved"], at)
+            return carry._replace(x=x, saved=saved)
 
         return self._each_layer(name, carry, row, one)
 
@@ -231,32 +237,32 @@ class _Training(_Pass):
         ends = jax.tree.map(jnp.add, carry.ends, ends)
         return carry._replace(x=x, ends=ends, total=carry.total + loss)
 
-    def _back(self, row: Row, carry: _Carry, params: Any, given: Any, at: Array) -> _Carry:
+    def _back(self, row: Row, carry: _Carry, *layer: Any) -> _Carry:
         """One layer: x, the gradient of its result, becomes that of its input."""
-        kept = get(carry.saved, row["saved"], at)
-        if self.halves:
+        params, given, at, number = layer
+        kind = self.kinds[number]
+        kept = kind.get(carry.saved, row["saved"], at)
+        if kind.halves:
             # Read before anything is laid over it, or XLA for CPUs copies the pool at every layer.
-            for i in (i for i in self.between.places if i is not None):
+            for i in (i for i in kind.between.places if i is not None):
                 kept[i] = lax.optimization_barrier(kept[i])
-            x, passed = self.halves.now((kept, params, given), carry.x)
-            over, rest = self.between.part(passed)
-            saved = list(carry.saved)
-            for i, each in over.items():
-                saved[i] = put(saved[i], each, row["saved"], at)
-            rest = put(carry.between, rest, row["between"], at)
-            return carry._replace(x=x, saved=saved, between=rest)
-        found, x = self.layer.backward(kept, params, given, carry.x)
+            x, passed = kind.halves.now((kept, params, given), carry.x)
+            over, rest = kind.between.part(passed)
+            saved = kind.put(carry.saved, over, row["saved"], at)
+            between = kind.put(carry.between, rest, row["between"], at)
+            return carry._replace(x=x, saved=saved, between=between)
+        found, x = kind.layer.backward(kept, params, given, carry.x)
         return carry._replace(x=x, layers=add(carry.layers, found, row["row"] + at))
 
     def _weight(self, carry: _Carry, row: Row) -> _Carry:
         """The other half of backward, of each layer by itself."""
-        assert self.halves is not None
-        then = self.halves.then
 
-        def one(carry: _Carry, params: Any, given: Any, at: Array) -> _Carry:
-            kept = get(carry.saved, row["saved"], at)
-            passed = self.between.join(kept, get(carry.between, row["between"], at))
-            found = then((kept, params, given), passed)
+        def one(carry: _Carry, params: Any, given: Any, at: Array, number: int) -> _Carry:
+            kind = self.kinds[number]
+            assert kind.halves is not None
+            kept = kind.get(carry.saved, row["saved"], at)
+            rest = kind.get(carry.between, row["between"], at)
+            found = kind.halves.then((kept, params, given), kind.between.join(kept, rest))
             return carry._replace(layers=add(carry.layers, found, row["row"] + at))
 
         return self._each_layer("weight", carry, row, one)

@@ -139,7 +139,7 @@ def expected(m: int, layers: int) -> tuple[Array, dict, dict]:
 def step(case: Case) -> Callable:
     """Inputs with layers as they are held -> loss, gradients of layers and of ends."""
     plan = case.plan
-    parts = Parts(embed, functools.partial(layer, tp=True), head, case.unroll)
+    parts = Parts(embed, [functools.partial(layer, tp=True)], head, case.unroll)
 
     def body(inputs: Inputs) -> tuple:
         ends = jax.tree.map(lambda x: as_varying(x, [Axis.PP]), inputs.ends)
@@ -236,7 +236,7 @@ def test_a_forward_pass_with_states(case: Case, only: int | None) -> None:
         return x @ ends["table"].T
 
     def body(inputs: Inputs, states: Array) -> tuple[Array, Array]:
-        total, states = forward(Parts(embed, through, last, case.unroll), plan, inputs, states)
+        total, states = forward(Parts(embed, [through], last, case.unroll), plan, inputs, states)
         return lax.psum(total, Axis.PP), states
 
     def record(params: dict, given: tuple, x: Array) -> Array:
