@@ -82,10 +82,8 @@ def _layers(moves: Moves, remat: str, layers: int) -> Iterator[Collective]:
     config, model = moves.config, moves.config.model
     runs = 2 if remat in ("full", "part") else 1  # of a layer's forward pass
     last = 2 if remat == "part" else 1  # of its last product: a pipeline's part runs all again
-    D, F, hidden = (
-        *(_padded(config, n) for n in (model.hidden_size, model.mlp_size)),
-        inside(config),
-    )
+    D, F = (_padded(config, size) for size in (model.hidden_size, model.mlp_size))
+    hidden = inside(config)
     for contract, out, times in (
         (D, 3 * hidden, runs),
         (hidden, D, runs),
