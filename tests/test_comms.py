@@ -178,7 +178,9 @@ MORE_COMPILED = [
     (dataclasses.replace(PIPELINED[1], schedule="zb-h1"), FOUR),
     (Layout(pp=4, schedule="zb-h1", tp=2), FOUR),
     (Layout(pp=4, dp=2), FOUR),
-    *(each for each in MIXED[1:] if each[1].get("scan_layers", True)),
+    *MIXED[3:5],
+    (MIXED[5][0], MIXED[5][1] | {"micro_batches": 1}),
+    *MIXED[7:9],
 ]
 COMPILED += [pytest.param(*each, marks=pytest.mark.slow) for each in MORE_COMPILED]
 

@@ -22,6 +22,7 @@ from jaxptd.layers.mlp import MLP
 from jaxptd.layers.norm import LayerNorm
 from jaxptd.params import normal, stacked
 
+LAYERS = "layers"  # the scope of a loop over them
 # What each policy keeps of a layer, beside its input; none keeps all that backward takes.
 _KEEPS = {"dots": (KEPT, CORE), "attention": (KEPT, TAKEN), "full": ()}
 
@@ -82,7 +83,8 @@ def run_blocks(
 
     for (remat, _), stack in zip(remats, stacks, strict=True):
         run = with_remat(_run_block, dataclasses.replace(config, remat=remat))
-        x_BTD, new = over(partial(one, run=run), x_BTD, stack)
+        with jax.named_scope(LAYERS):
+            x_BTD, new = over(partial(one, run=run), x_BTD, stack)
         caches.append(new)
     return x_BTD, jax.tree.map(lambda *each: jnp.concatenate(each), *caches)
 
