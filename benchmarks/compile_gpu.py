@@ -23,7 +23,7 @@ from benchmarks.gspmd import Peer
 from benchmarks.kernels import summary
 from benchmarks.measure import append, collectives, compile_step, rows_by_axes, table, versions
 from jaxptd.command_line import make_parser, parse
-from jaxptd.config import Config, Remat
+from jaxptd.config import Config, ModelConfig, Remat
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.errors import UserError, run_command
 from jaxptd.mesh import make_mesh
@@ -90,7 +90,7 @@ def line(config: Config, *, peer: bool) -> tuple[list[str], float]:
         str(config.layout),
         str(config.train.global_batch_size // config.layout.dp),
         "scan" if config.model.scan_layers else "unrolled",
-        config.model.remat,
+        in_words(config.model),
         kernel,
         _gib(memory.peak_memory_in_bytes),
         _gib(memory.temp_size_in_bytes),
@@ -100,6 +100,12 @@ def line(config: Config, *, peer: bool) -> tuple[list[str], float]:
         rows_by_axes(collectives(compiled, mesh), sizes) or "none",
     ]
     return cells, seconds
+
+
+def in_words(model: ModelConfig) -> str:
+    """What the layers of a model compute again."""
+    first = model.remat_layers
+    return model.remat if first is None else f"{model.remat}, first {first} of {model.num_layers}"
 
 
 def with_even_vocabulary(config: Config) -> Config:

@@ -5,11 +5,9 @@ reads them from YAML and options.
 """
 
 import dataclasses
-import math
 from typing import Any, Literal
 
 from jaxptd.checks import (
-    divisors,
     require_below_one,
     require_divides,
     require_not_empty,
@@ -17,7 +15,8 @@ from jaxptd.checks import (
     require_positive,
 )
 from jaxptd.errors import UserError
-from jaxptd.mesh import Axis, Layout
+from jaxptd.fit import check_layout
+from jaxptd.mesh import Layout
 
 Dtype = Literal["float32", "bfloat16", "float64"]
 Remat = Literal["none", "dots", "attention", "full"]
@@ -43,6 +42,8 @@ class ModelConfig:
         tie_embeddings: use the embedding as output layer.
         remat: what backward computes again: none, attention (its core), dots (all but matrix
             products and attention), full (the block).
+        remat_layers: only so many layers, the first, compute that again, in a pipeline the first
+            of each part of the model; null is all.
         attention: kernel; auto is cudnn where the device and the shapes allow it, else xla.
         scan_layers: one compiled block run num_layers times; false unrolls it (slower to compile,
             can run faster).
@@ -59,6 +60,7 @@ class ModelConfig:
     dtype: Dtype = "float32"
     tie_embeddings: bool = True
     remat: Remat = "none"
+    remat_layers: int | None = None
     attention: AttentionKind = "auto"
     scan_layers: bool = True
 
@@ -66,6 +68,12 @@ class ModelConfig:
         require_positive("model", self, "num_layers", "hidden_size", "num_heads")
         require_positive("model", self, "ffn_hidden_size", "seq_length", "vocab_size")
         require_below_one("model", self, "dropout")
+        require_not_negative("model", self, "remat_layers")
+        if (self.remat_layers or 0) > self.num_layers:
+            raise UserError(
+                f"model.remat_layers={self.remat_layers} is more than model.num_layers="
+                f"{self.num_layers}; use fewer, or null for all"
+            )
         require_divides("model.hidden_size", self.hidden_size, "model.num_heads", self.num_heads)
         if self.attention == "cudnn" and self.dropout > 0:
             raise UserError(
@@ -80,6 +88,12 @@ class ModelConfig:
     @property
     def mlp_size(self) -> int:
         return self.ffn_hidden_size or 4 * self.hidden_size
+
+    def remats(self, layers: int) -> tuple[tuple[Remat, int], ...]:
+        """What a stack of so many layers computes again: (policy, layers of it), in their order."""
+        first = layers if self.remat_layers is None else min(self.remat_layers, layers)
+        both: tuple[tuple[Remat, int], ...] = ((self.remat, first), ("none", layers - first))
+        return tuple((remat, count) for remat, count in both if count)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,55 +228,6 @@ class Config:
                 f"layout.dp={self.layout.dp} x train.micro_batches={self.train.micro_batches}; "
                 f"use a multiple of {parts}"
             )
-
-
-def check_layout(model: ModelConfig, layout: Layout) -> None:
-    """Raises UserError if the model cannot be spread by the layout."""
-    require_divides("model.num_heads", model.num_heads, "layout.tp", layout.tp)
-    if layout.attention2d == "heads" and model.num_heads % layout.col:
-        raise UserError(
-            f"model.num_heads={model.num_heads} does not split over layout.col={layout.col}; use a "
-            f"size that divides it ({divisors(model.num_heads)}), or layout.attention2d=blocks"
-        )
-    require_divides("model.ffn_hidden_size", model.mlp_size, "layout.tp", layout.tp)
-    _check_sequence(model.seq_length, layout)
-    if layout.own_scores and model.attention == "cudnn":
-        raise UserError(f"{layout.own_scores} makes its own scores; use model.attention=xla")
-    if layout.offload == "activations" and (model.remat != "dots" or layout.pp > 1):
-        raise UserError(
-            f"layout.offload=activations with model.remat={model.remat}, layout.pp={layout.pp}: it "
-            "sends away what model.remat=dots keeps, of layers that are not in a pipeline; use "
-            "model.remat=dots and layout.pp=1"
-        )
-
-
-def _check_sequence(length: int, layout: Layout) -> None:
-    """Raises UserError if a sequence of `length` does not split over the axes that cut it."""
-    heads = layout.attention2d == "heads"
-    ring, devices = _together(layout, Axis.CP, *((Axis.ROW,) if heads else ()))
-    if devices > 1 and layout.ring == "zigzag" and length % (2 * devices):
-        raise UserError(
-            f"model.seq_length={length} does not split into two chunks for each of "
-            f"{ring}={devices}, as layout.ring=zigzag needs; use a multiple of {2 * devices}, or "
-            "layout.ring=blockwise"
-        )
-    inner = Axis.TP if layout.sequence_parallel else Axis.ROW
-    unit = math.lcm(layout.row, layout.col) * layout.matmul2d_slices
-    if not heads and layout.row * layout.col > 1 and length % unit:
-        raise UserError(
-            f"model.seq_length={length} does not split into panels of a grid of layout.row="
-            f"{layout.row} x layout.col={layout.col}, layout.matmul2d_slices="
-            f"{layout.matmul2d_slices}, as layout.attention2d=blocks needs; "
-            f"use a multiple of {unit}, or layout.attention2d=heads"
-        )
-    for axes in ((Axis.CP,), (Axis.CP, inner)):
-        require_divides("model.seq_length", length, *_together(layout, *axes))
-
-
-def _together(layout: Layout, *axes: Axis) -> tuple[str, int]:
-    """The name of several axes of a layout, for a message, and how many devices they hold."""
-    cut = [axis for axis in axes if layout.sizes[axis] > 1]
-    return " x ".join(f"layout.{axis}" for axis in cut), math.prod(layout.sizes[a] for a in cut)
 
 
 def from_dict(sections: dict[str, Any]) -> Config:

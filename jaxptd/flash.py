@@ -17,9 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-# Under this name stands what backward shall not make again, if it keeps anything: what products
-# gave or devices summed, statistics of norms, and the output and the logsumexp of attention.
+# Under these names stands what backward may keep of a layer; `layers/block.py` says which policy
+# keeps which. What products gave or devices summed, and statistics of norms:
 KEPT = "kept"
+# The output and the logsumexp of an attention that makes its scores again:
+CORE = "core"
+# What products, norms, GELU and attention take, where it is none of those:
+TAKEN = "taken"
 NOWHERE = np.iinfo(np.int32).max  # the position of a key that no query sees
 
 

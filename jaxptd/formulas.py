@@ -12,7 +12,7 @@ Source: Shoeybi et al., arXiv 1909.08053; Korthikanti et al., arXiv 2205.05198; 
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import jax.numpy as jnp
 
@@ -28,11 +28,15 @@ from jaxptd.zero import Zero
 
 # What backward moves again, per layer, because `model.remat` does not keep it:
 # without sequence parallelism all-reduces, with it (all-gathers, reduce-scatters).
-_AGAIN = {"none": (0, 0, 0), "attention": (0, 0, 0), "dots": (0, 2, 0), "full": (1, 2, 1)}
-# A pipeline runs all of a part again, also what no layer after it needs.
-_WHOLE_AGAIN = (2, 2, 2)
+_AGAIN = {
+    "none": (0, 0, 0),
+    "attention": (0, 0, 0),
+    "dots": (0, 2, 0),
+    "full": (1, 2, 1),
+    "part": (2, 2, 2),  # of a pipeline, all of it, also what no layer after it needs
+}
 # Of the rings of one layer's forward pass: of k and v together, and of RSA's two.
-_RINGS_AGAIN = {"none": (0, 0), "dots": (0, 1), "attention": (1, 1), "full": (1, 2)}
+_RINGS_AGAIN = {"none": (0, 0), "dots": (0, 1), "attention": (1, 1), "full": (1, 2), "part": (1, 2)}
 
 
 def expected(
@@ -54,12 +58,13 @@ def expected(
     """
     sizes = config.layout.sizes
     grid = config.layout.row * config.layout.col > 1
-    moved = on_grid(config, native=native) if grid else _one_way(config)
-    layers: Iterable[Collective] = itertools.chain(moved, _ring(config))
+    stacks = _stacks(config, plan)
+    moved = on_grid(config, stacks, native=native) if grid else _one_way(config, stacks)
+    layers: Iterable[Collective] = itertools.chain(moved, _ring(config, stacks))
     if config.layout.pp > 1 and not native:
         layers = _gathered(layers, config.layout)
     zero = Zero(config.layout.zero, infos, sizes, jnp.dtype(config.model.dtype))
-    layers = itertools.chain(layers, alone(config, zero))
+    layers = itertools.chain(layers, alone(config, zero, plan))
     norm = _norm(config, zero.stored)
     step = itertools.chain(_documents(config), _ends(config), at_once(config, zero), norm)
     between = between_stages(config, infos, plan) if plan else ()
@@ -67,6 +72,14 @@ def expected(
         axes = tuple(str(axis) for axis in each.axes if sizes[Axis(axis)] > 1)
         if axes and each.count:
             yield dataclasses.replace(each, axes=axes)
+
+
+def _stacks(config: Config, plan: Plan | None) -> list[tuple[str, int]]:
+    """What is computed again, and by how many layers: a policy, or "part", of a pipeline's part."""
+    if plan and plan.recompute:
+        return [("part", config.model.num_layers)]
+    sizes = plan.sizes if plan else (config.model.num_layers,)
+    return [stack for size in sizes for stack in config.model.remats(size)]
 
 
 def _of_all_stages(step: Iterable[Collective], layout: Layout) -> Iterator[Collective]:
@@ -91,7 +104,7 @@ def _tokens(config: Config) -> int:
     return sequences * config.model.seq_length // config.layout.cp
 
 
-def _ring(config: Config) -> Iterator[Collective]:
+def _ring(config: Config, stacks: Sequence[tuple[str, int]]) -> Iterator[Collective]:
     """Keys and values, a device's part of each, ring-1 hops forward, and backward with gradients.
 
     A part is b*T*D/(cp*tp), or b*T*D/(cp*row*col) with the heads as padded. A gradient travels in
@@ -102,13 +115,12 @@ def _ring(config: Config) -> Iterator[Collective]:
     parts_of_sequence = layout.ring_size // layout.cp
     size = _tokens(config) * inside(config) // (parts_of_sequence * layout.tp * layout.col)
     axes = (Axis.CP, Axis.ROW) if layout.ring_size > layout.cp else (Axis.CP,)
-    together, alone = _RINGS_AGAIN[model.remat]
-    if layout.ring == "rsa":  # a ring of keys and one of values
-        again, rings = alone, 2
-    else:  # both in one permute
-        again, rings, size = together, 1, 2 * size
-    hops = parts * model.num_layers * (layout.ring_size - 1)
-    forward, gradients = hops * (2 * rings + again), hops * rings
+    rings = 2 if layout.ring == "rsa" else 1  # of keys and of values, or both in one permute
+    size *= 2 // rings
+    again = sum(count * _RINGS_AGAIN[remat][rings - 1] for remat, count in stacks)
+    hops = parts * (layout.ring_size - 1)
+    forward, gradients = (hops * (n * rings * model.num_layers) for n in (2, 1))
+    forward += hops * again
     yield Collective(PERMUTE, axes, forward, forward * size * dtype.itemsize)
     wide = jnp.promote_types(dtype, jnp.float32).itemsize
     yield Collective(PERMUTE, axes, gradients, gradients * size * wide)
@@ -120,25 +132,19 @@ def _documents(config: Config) -> Iterator[Collective]:
     yield Collective(ALL_GATHER, (Axis.CP,), int(config.data.documents == "apart"), 4 * tokens)
 
 
-def _one_way(config: Config) -> Iterator[Collective]:
+def _one_way(config: Config, stacks: Sequence[tuple[str, int]]) -> Iterator[Collective]:
     """Of b*T/cp*D each: four a layer (or four and four), two beside: embedding and output layer.
 
     And of the loss a maximum and two sums a token.
     """
     model, parts = config.model, config.train.micro_batches
     size = _tokens(config) * model.hidden_size * jnp.dtype(model.dtype).itemsize
-    all_again = model.remat == "full" and config.layout.pp > 1
-    reduce_again, gather_again, scatter_again = _WHOLE_AGAIN if all_again else _AGAIN[model.remat]
-
-    def times(kind: str, a_layer: int, beside: int) -> Collective:
-        count = parts * (model.num_layers * a_layer + beside)
-        return Collective(kind, (Axis.TP,), count, count * size)
-
-    if config.layout.sequence_parallel:
-        yield times(ALL_GATHER, 4 + gather_again, 2)
-        yield times(REDUCE_SCATTER, 4 + scatter_again, 2)
-    else:
-        yield times(ALL_REDUCE, 4 + reduce_again, 2)
+    cut = config.layout.sequence_parallel
+    for again, kind in enumerate((ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER)):
+        if (kind != ALL_REDUCE) == cut:
+            layers = sum(count * (4 + _AGAIN[remat][again]) for remat, count in stacks)
+            times = parts * (layers + 2)
+            yield Collective(kind, (Axis.TP,), times, times * size)
     wide = jnp.promote_types(model.dtype, jnp.float32).itemsize
     yield Collective(ALL_REDUCE, (Axis.TP,), 2 * parts, 3 * parts * _tokens(config) * wide)
 

@@ -7,7 +7,7 @@ Source: Zhu and Dong, CAAI Trans. Intelligent Systems 20(5), 2025; the algorithm
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import jax.numpy as jnp
 
@@ -62,13 +62,27 @@ class Moves:
             yield Collective(ALL_REDUCE, (axis,), times * devices, whole)
 
 
-def on_grid(config: Config, *, native: bool) -> Iterator[Collective]:
-    """Of products, norms, tables and attention in blocks; the ring is in `formulas.py`."""
+def on_grid(
+    config: Config, stacks: Sequence[tuple[str, int]], *, native: bool
+) -> Iterator[Collective]:
+    """Of products, norms, tables and attention in blocks; the ring is in `formulas.py`.
+
+    stacks: what is computed again, and by how many layers.
+    """
     moves, model, parts = Moves(config, native), config.model, config.train.micro_batches
-    layers, vocab = parts * model.num_layers, model.vocab_size or 0
-    runs = 2 if model.remat == "full" else 1  # of a layer's forward pass
-    last = runs if config.layout.pp > 1 else 1  # of its last product: a pipeline runs all again
-    D, F, V = (_padded(config, size) for size in (model.hidden_size, model.mlp_size, vocab))
+    D, V = _padded(config, model.hidden_size), _padded(config, model.vocab_size or 0)
+    for remat, count in stacks:
+        yield from _layers(moves, remat, parts * count)
+    yield from _product(moves, D, V, parts, 1)  # logits
+    yield from _norms(config, parts, 1)
+    yield from _tables(config, D, parts)
+
+
+def _layers(moves: Moves, remat: str, layers: int) -> Iterator[Collective]:
+    config, model = moves.config, moves.config.model
+    runs = 2 if remat in ("full", "part") else 1  # of a layer's forward pass
+    last = 2 if remat == "part" else 1  # of its last product: a pipeline's part runs all again
+    D, F = (_padded(config, size) for size in (model.hidden_size, model.mlp_size))
     hidden = inside(config)
     for contract, out, times in (
         (D, 3 * hidden, runs),
@@ -77,12 +91,9 @@ def on_grid(config: Config, *, native: bool) -> Iterator[Collective]:
         (F, D, last),
     ):
         yield from _product(moves, contract, out, layers, times)
-    yield from _product(moves, D, V, parts, 1)  # logits
     yield from _norms(config, 2 * layers, runs)
-    yield from _norms(config, parts, 1)
-    yield from _tables(config, D, parts)
     if config.layout.attention2d == "blocks":
-        yield from _blocks(moves, layers)
+        yield from _blocks(moves, remat, layers)
 
 
 def _product(moves: Moves, contract: int, out: int, times: int, runs: int) -> Iterator[Collective]:
@@ -119,7 +130,7 @@ def _tables(config: Config, hidden: int, parts: int) -> Iterator[Collective]:
     yield Collective(ALL_REDUCE, (Axis.COL,), 2 * parts, loss)
 
 
-def _blocks(moves: Moves, times: int) -> Iterator[Collective]:
+def _blocks(moves: Moves, remat: str, times: int) -> Iterator[Collective]:
     """Q K^T, softmax and P V of every head: s a block of scores, k one of keys or values.
 
     If anything is made again, the scores are; the output, where the product after it is.
@@ -128,8 +139,7 @@ def _blocks(moves: Moves, times: int) -> Iterator[Collective]:
     itemsize = jnp.dtype(config.model.dtype).itemsize
     k = _rows(config) * inside(config) // layout.col
     s = _rows(config) * config.model.num_heads * config.model.seq_length // layout.col
-    scores_again = config.model.remat != "none"
-    output_again = config.model.remat == "full"
+    scores_again, output_again = remat != "none", remat in ("full", "part")
     yield from moves.spread(Axis.ROW, k, times * (4 + scores_again + output_again), itemsize)
     yield from moves.spread(Axis.COL, s, times * (4 + output_again), itemsize)
     yield from moves.collect(Axis.COL, s, times, itemsize)

@@ -14,6 +14,7 @@ from jaxptd.config import Config
 from jaxptd.mesh import Axis, Layout
 from jaxptd.params import Stored
 from jaxptd.parts import AXES, Cut
+from jaxptd.pipeline.plan import Plan
 from jaxptd.traffic import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Collective
 from jaxptd.zero import Zero
 
@@ -36,14 +37,14 @@ def at_once(config: Config, zero: Zero) -> Iterator[Collective]:
             yield Collective(REDUCE_SCATTER, AXES, 1, whole * wide)
 
 
-def alone(config: Config, zero: Zero) -> Iterator[Collective]:
+def alone(config: Config, zero: Zero, plan: Plan | None) -> Iterator[Collective]:
     """Of each layer in each micro-batch: n reduce-scattered; at stage 3 n gathered twice.
 
     A pipeline's stage that computes a part of the model again gathers it once more.
     """
     model, layout = config.model, config.layout
     times = model.num_layers * config.train.micro_batches
-    gathers = {2: 0, 3: 3 if model.remat == "full" and layout.pp > 1 else 2}.get(zero.stage, 0)
+    gathers = {2: 0, 3: 3 if plan and plan.recompute else 2}.get(zero.stage, 0)
     wide = jnp.promote_types(model.dtype, jnp.float32).itemsize
     lengths: dict[tuple, dict[int, int]] = {}  # of those in one message, by precision
     for name, stored in zero.stored.items():

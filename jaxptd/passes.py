@@ -142,22 +142,24 @@ class Pipelined:
     def gradients(
         self, params: Lendings, micro: Micro, places: Places, share: Array
     ) -> tuple[Array, Params]:
-        layer = self._layer if self.plan.recompute else with_remat(self._layer, self.model)
-
         def run(params: Params, given: tuple, x_BTD: Array) -> Array:
-            return layer(params, given, x_BTD, None)[0]
+            return self._layer(params, given, x_BTD, None)[0]
 
         def head(ends: Params, given: tuple, x_BTD: Array) -> Array:
             return self._loss_sum(ends, given, x_BTD) * share
 
-        parts = self._parts(run, head)
+        remats = [] if self.plan.recompute else self.model.remats(self.plan.depth)
+        kinds = [
+            with_remat(run, dataclasses.replace(self.model, remat=remat)) for remat, _ in remats
+        ]
+        parts = self._parts(kinds or [run], head)
         inputs = self._inputs(self.gathered(params), micro, places)
         loss, layers, ends = executor.gradients(parts, self.plan, inputs)
         return loss, layers | {name: self._home(name, g) for name, g in ends.items()}
 
     def loss(self, params: Lendings, micro: Micro, places: Places) -> Array:
         inputs = self._inputs(self.gathered(params), micro, places)
-        parts = self._parts(self._layer, self._loss_sum)
+        parts = self._parts([self._layer], self._loss_sum)
         return executor.forward(parts, self.plan.forward_only(), inputs)[0]
 
     def gathered(self, params: Lendings) -> Lendings:
@@ -178,16 +180,16 @@ class Pipelined:
             return self.blueprint.build(ends).output(x_BTD)
 
         micro = Micro({"tokens": tokens_BT[None]}, places.sample_B[None], None)
-        parts, inputs = self._parts(self._layer, head), self._inputs(params, micro, places)
+        parts, inputs = self._parts([self._layer], head), self._inputs(params, micro, places)
         plan = self.plan.forward_only(micro_batches=1)
         logits_BTV, cache = executor.forward(parts, plan, inputs, cache)
         return lax.psum(logits_BTV, Axis.PP), cache
 
     # ---- parts of the model -----------------------------------------------------------------
 
-    def _parts(self, layer: Any, head: Any) -> Parts:
+    def _parts(self, layers: Any, head: Any) -> Parts:
         unroll = not self.model.scan_layers
-        return Parts(self._embed, layer, head, fetched, sent_home, unroll)
+        return Parts(self._embed, layers, head, fetched, sent_home, unroll)
 
     def _embed(self, ends: Params, given: tuple) -> Array:
         places, micro = given
@@ -244,7 +246,8 @@ def make_plan(config: Config) -> Plan:
         words = re.sub(r"\b(stages|micro_batches)(?==)", lambda name: fields[name[1]], str(error))
         raise UserError(f"layout.{words}") from error
     sizes = part_sizes(model.num_layers, schedule.parts, layout.stage_layers)
-    return Plan(schedule, sizes, recompute=model.remat == "full")
+    whole = model.remat == "full" and model.remat_layers is None
+    return Plan(schedule, sizes, recompute=whole, first=model.remat_layers)
 
 
 def stage_dim(info: ParamInfo) -> int | None:

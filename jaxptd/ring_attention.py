@@ -23,7 +23,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.collectives import alike
-from jaxptd.flash import KEPT, Dropout, Kernel, Saved, Sites, add_at, drop, merge_at, visible
+from jaxptd.flash import CORE, KEPT, Dropout, Kernel, Saved, Sites, add_at, drop, merge_at, visible
 from jaxptd.ring import Ring, Tokens, travel, travel_back
 
 
@@ -82,7 +82,7 @@ def _blockwise_fwd(
 
     total = (o.astype(lse.dtype), lse)
     o, lse = travel(jnp.stack((k, v)), task.ring, total, visit)
-    o, lse = checkpoint_name((o.astype(q.dtype), lse), KEPT)
+    o, lse = checkpoint_name((o.astype(q.dtype), lse), CORE)
     return o, (Saved(q, k, v, o, lse), tokens)
 
 
@@ -198,7 +198,8 @@ def _rsa(
     s_BNTS, seen = ring_qk(q, k, ring), visible(sites, causal=causal)
     lowest = jnp.finfo(s_BNTS.dtype).min  # not infinity: a row may see nothing
     p_BNTS = jax.nn.softmax(jnp.where(seen, s_BNTS, lowest))
-    o_BTNH = ring_av(drop(p_BNTS, sites, dropout).astype(v.dtype), v, ring)
+    drop_again = jax.checkpoint(partial(drop, dropout=dropout))  # keeps no mask
+    o_BTNH = ring_av(drop_again(p_BNTS, sites).astype(v.dtype), v, ring)
     seen_BTN = jnp.broadcast_to(seen, s_BNTS.shape).any(-1).swapaxes(1, 2)
     return checkpoint_name(jnp.where(seen_BTN[..., None], o_BTNH, 0), KEPT)
 

@@ -27,7 +27,7 @@ Row = dict[str, Any]
 _FREE_SECTIONS = frozenset({"layout", "checkpoint"})
 _FREE = frozenset(
     {
-        *(f"model.{name}" for name in ("remat", "attention", "scan_layers")),
+        *(f"model.{name}" for name in ("remat", "remat_layers", "attention", "scan_layers")),
         *(
             f"train.{name}"
             for name in ("steps", "micro_batches", "log_every", "eval_every", "eval_batches")

@@ -104,9 +104,22 @@ PIPELINES = [
     (Layout(pp=2, row=2, col=2, matmul2d="summa", attention2d="blocks"), FOUR | UNEVEN),
     (Layout(pp=2, row=2, col=2, matmul2d="fox"), FOUR | {"dtype": "bfloat16"}),
 ]
+FIVE = {"num_layers": 5, "remat_layers": 2}
+MIXED = [
+    *((tiny.SEQUENCE_PARALLEL, FIVE | {"remat": remat}) for remat in ("dots", "full")),
+    (Layout(tp=4), FIVE | {"remat": "full", "scan_layers": False}),
+    (Layout(cp=4), FIVE | {"remat": "attention"}),
+    (Layout(cp=2, ring="rsa"), FIVE | {"remat": "dots"}),
+    (Layout(row=2, col=2), FIVE | {"remat": "full"}),
+    (Layout(row=2, col=2, attention2d="blocks"), FIVE | {"remat": "dots"}),
+    # Of parts with 3 and 2 layers, 2 of each.
+    (Layout(pp=2, tp=2, sequence_parallel=True), FIVE | {"remat": "full", "micro_batches": 4}),
+    (Layout(pp=2, cp=2, stage_layers=(1, 4)), FIVE | {"remat": "attention"}),
+    (Layout(pp=2, row=2, col=2, schedule="zb-h1"), FOUR | {"remat": "full", "remat_layers": 1}),
+]
 
 
-@pytest.mark.parametrize(("layout", "choice"), MATRIX + PIPELINES, ids=str)
+@pytest.mark.parametrize(("layout", "choice"), MATRIX + PIPELINES + MIXED, ids=str)
 def test_the_jaxpr_moves_what_the_formula_says(layout: Layout, choice: dict) -> None:
     program = tiny.program(layout, **choice)
     assert comms.subtract(comms.count(program), comms.formula(program)) == []
@@ -156,6 +169,7 @@ COMPILED = [
     # Positions are looked up once for all micro-batches.
     *((layout, {"micro_batches": 1}) for layout in GRIDS[:6]),
     *PIPELINES[1:3],
+    *MIXED[:1],
 ]
 
 
@@ -164,6 +178,9 @@ MORE_COMPILED = [
     (dataclasses.replace(PIPELINED[1], schedule="zb-h1"), FOUR),
     (Layout(pp=4, schedule="zb-h1", tp=2), FOUR),
     (Layout(pp=4, dp=2), FOUR),
+    *MIXED[3:5],
+    (MIXED[5][0], MIXED[5][1] | {"micro_batches": 1}),
+    *MIXED[7:9],
 ]
 COMPILED += [pytest.param(*each, marks=pytest.mark.slow) for each in MORE_COMPILED]
 

@@ -18,7 +18,7 @@ from test_flash_xla import equations, products, shapes
 
 from benchmarks.measure import CPU_OPTIONS
 from jaxptd.comms import add_up, collectives_of, subtract
-from jaxptd.flash import KEPT, Dropout, Sites
+from jaxptd.flash import CORE, Dropout, Sites
 from jaxptd.flash_xla import Xla
 from jaxptd.hlo import collectives_from_hlo
 from jaxptd.mesh import Axis, Layout, make_mesh
@@ -241,7 +241,7 @@ def test_other_axes_move_nothing() -> None:
 @pytest.mark.parametrize("ring", ["zigzag", "blockwise"])
 def test_nothing_travels_again_where_remat_keeps_what_attention_names(ring: Any) -> None:
     each = case(ring, 4)
-    policy = jax.checkpoint_policies.save_only_these_names(KEPT)
+    policy = jax.checkpoint_policies.save_only_these_names(CORE)
     again = both_ways(each, partial(jax.checkpoint, policy=policy))
     assert moved(each, again, "float32") == moved(each, both_ways(each), "float32")
 

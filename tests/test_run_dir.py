@@ -52,6 +52,7 @@ def run_dir(tmp_path):
         "--layout.virtual_stages=3",
         "--layout.stage_layers=[1,1]",
         "--model.remat=full",
+        "--model.remat_layers=1",
         "--model.scan_layers=false",
         "--model.attention=xla",
         "--train.steps=99",

@@ -6,7 +6,6 @@ Letters: B batch, T query position, S key position, D model, N heads, H head siz
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
@@ -78,13 +77,9 @@ class SelfAttention(nnx.Module):
         return self.out(o_BTNH), cache
 
     def _attend(self, q_BTNH: Array, k_BTNH: Array, v_BTNH: Array, places: Places) -> Array:
-        run: Any = partial(
-            self.form.attend, kernel=make_kernel(self.config), head_size=self.config.head_size
-        )
-        if self.config.remat == "attention":
-            run = jax.checkpoint(run, prevent_cse=not self.config.scan_layers)
         tokens = Tokens(places.segment_BCT, self._seed(places, q_BTNH.shape[2]))
-        return run(q_BTNH, k_BTNH, v_BTNH, tokens)
+        kernel, head_size = make_kernel(self.config), self.config.head_size
+        return self.form.attend(q_BTNH, k_BTNH, v_BTNH, tokens, kernel=kernel, head_size=head_size)
 
     def _attend_cache(self, q_BTNH: Array, cache: Cache, places: Places) -> Array:
         """Of the last tokens of a text, with the keys from its start; nothing is dropped."""

@@ -3,6 +3,8 @@
 Letters: B batch, T position, D model, L layers.
 """
 
+import dataclasses
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +15,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.config import ModelConfig
-from jaxptd.flash import KEPT
+from jaxptd.flash import CORE, KEPT, TAKEN
 from jaxptd.layers.attention import Cache, SelfAttention
 from jaxptd.layers.dropout import Places, Site, dropout
 from jaxptd.layers.form import TensorParallel
@@ -23,6 +25,9 @@ from jaxptd.params import normal, stacked
 from jaxptd.zero import borrowing
 
 OFFLOADED = "offloaded"  # of a program's `model.remat`: as dots, what is kept in host memory
+LAYERS = "layers"  # the scope of a loop over them
+# What each policy keeps of a layer, beside its input; none keeps all that backward takes.
+_KEEPS = {"dots": (KEPT, CORE), "attention": (KEPT, TAKEN), "full": ()}
 
 
 class Block(nnx.Module):
@@ -72,47 +77,54 @@ def run_blocks(
 ) -> tuple[Array, Cache | None]:
     """x -> x after all blocks, scanned or unrolled; the cache's arrays have a leading dim L."""
     layer_L = jnp.arange(config.num_layers, dtype=jnp.int32)
-    run = borrowing(with_remat(_run_block, config))
+    remats, over = config.remats(config.num_layers), lax.scan if config.scan_layers else _unrolled
+    stacks = _split((blocks, layer_L, cache), [count for _, count in remats])
+    caches = []
 
-    def advance(x_BTD: Array, layer: tuple) -> Any:
+    def one(x_BTD: Array, layer: tuple, run: Any) -> Any:
         block, number, cache = layer
         return run(block, (places, number, cache), x_BTD)
 
-    xs = (blocks, layer_L, cache)
-    if config.scan_layers:
-        return lax.scan(advance, x_BTD, xs)
-    caches = []
-    for layer in _unstack(xs, config.num_layers):
-        x_BTD, new = advance(x_BTD, layer)
+    for (remat, _), stack in zip(remats, stacks, strict=True):
+        run = borrowing(with_remat(_run_block, dataclasses.replace(config, remat=remat)))
+        with jax.named_scope(LAYERS):
+            x_BTD, new = over(partial(one, run=run), x_BTD, stack)
         caches.append(new)
-    return x_BTD, jax.tree.map(lambda *each: jnp.stack(each), *caches)
+    return x_BTD, jax.tree.map(lambda *each: jnp.concatenate(each), *caches)
 
 
 def _run_block(block: Block, given: tuple, x_BTD: Array) -> tuple[Array, Cache | None]:
     return block(x_BTD, *given)
 
 
-def _unstack(tree: Any, length: int) -> list[Any]:
-    """A tree of `[L, ...]` -> L trees; its transpose is one concatenation, not L padded sums."""
+def _unrolled(run: Any, x: Array, xs: Any) -> tuple[Array, Any]:
+    """As `lax.scan`."""
+    results = []
+    for block in _split(xs, [1] * len(jax.tree.leaves(xs)[0])):
+        x, result = run(x, jax.tree.map(lambda a: a[0], block))
+        results.append(result)
+    return x, jax.tree.map(lambda *each: jnp.stack(each), *results)
 
-    def split(x: Array) -> list[Array]:
-        return [part[0] for part in lax.split(x, [1] * length)]
 
+def _split(tree: Any, sizes: Sequence[int]) -> list[Any]:
+    """A tree of `[L, ...]`, cut along L; its transpose is one concatenation, not padded sums."""
+    if len(sizes) == 1:
+        return [tree]
     leaves, treedef = jax.tree.flatten(tree)
-    layers = zip(*map(split, leaves), strict=True)
-    return [jax.tree.unflatten(treedef, layer) for layer in layers]
+    parts = zip(*(lax.split(x, sizes) for x in leaves), strict=True)
+    return [jax.tree.unflatten(treedef, part) for part in parts]
 
 
 def with_remat(run: Any, config: ModelConfig) -> Any:
     """`run`, keeping for backward what `model.remat` says."""
-    again = partial(jax.checkpoint, prevent_cse=not config.scan_layers)
-    if config.remat == "full":
-        return again(run)
-    if config.remat == "dots":
-        return again(run, policy=jax.checkpoint_policies.save_only_these_names(KEPT))
+    if config.remat == "none":
+        return run
     if config.remat == OFFLOADED:
-        return again(partial(_named, run), policy=_to_host())
-    return run
+        return jax.checkpoint(
+            partial(_named, run), policy=_to_host(), prevent_cse=not config.scan_layers
+        )
+    policy = jax.checkpoint_policies.save_only_these_names(*_KEEPS[config.remat])
+    return jax.checkpoint(run, policy=policy, prevent_cse=not config.scan_layers)
 
 
 def _named(run: Any, block: Block, given: tuple, x_BTD: Array) -> Any:
@@ -124,7 +136,7 @@ def _to_host() -> Any:
     """What `dots` keeps, in host memory until backward asks for it."""
     return jax.checkpoint_policies.save_and_offload_only_these_names(
         names_which_can_be_saved=[],
-        names_which_can_be_offloaded=[KEPT],
+        names_which_can_be_offloaded=list(_KEEPS["dots"]),
         offload_src="device",
         offload_dst="pinned_host",
     )

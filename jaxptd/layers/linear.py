@@ -8,7 +8,7 @@ from flax import nnx
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxptd.flash import KEPT
+from jaxptd.flash import KEPT, TAKEN
 from jaxptd.layers.form import TensorParallel
 from jaxptd.params import Initialiser, normal, param, zeros
 
@@ -61,7 +61,7 @@ class ColumnParallelLinear(nnx.Module):
     def __call__(self, x_BTD: Array) -> Array:
         h = checkpoint_name(self.form.column(x_BTD, self.w[...]), KEPT)
         if self.b is not None:
-            h = h + self.b.astype(h.dtype)
+            h = checkpoint_name(h + self.b.astype(h.dtype), TAKEN)
         return self.form.gather(h, x_BTD.ndim - 1 + self.cut) if self.gather_output else h
 
 

@@ -5,7 +5,9 @@ from functools import partial
 import jax
 from flax import nnx
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 
+from jaxptd.flash import TAKEN
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.linear import ColumnParallelLinear, RowParallelLinear
 from jaxptd.params import Initialiser
@@ -25,5 +27,5 @@ class MLP(nnx.Module):
 
     def __call__(self, x_BTD: Array) -> Array:
         """x, as the residual stream has it, -> the same."""
-        h_BTF = _gelu(self.up(x_BTD))
+        h_BTF = checkpoint_name(_gelu(self.up(x_BTD)), TAKEN)
         return self.down(h_BTF)

@@ -10,7 +10,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.collectives import alike
-from jaxptd.flash import KEPT
+from jaxptd.flash import KEPT, TAKEN
 from jaxptd.layers.form import TensorParallel
 from jaxptd.params import ones, param, zeros
 
@@ -35,8 +35,8 @@ class LayerNorm(nnx.Module):
 
     def __call__(self, x_BTD: Array) -> Array:
         """x, as the residual stream has it, -> the same shape and type."""
-        x_BTD, w_D, b_D = alike(x_BTD, self.w[...], self.b[...])
-        return _normalise(x_BTD, w_D, b_D, self.form, self.size)
+        x_BTD, w_D, b_D = alike(checkpoint_name(x_BTD, TAKEN), self.w[...], self.b[...])
+        return checkpoint_name(_normalise(x_BTD, w_D, b_D, self.form, self.size), TAKEN)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))

@@ -15,11 +15,12 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from jaxptd import block_attention, collectives, ring_attention
-from jaxptd.flash import Kernel
+from jaxptd.flash import TAKEN, Kernel
 from jaxptd.layers.form import TensorParallel, own_numbers, own_rows, product
 from jaxptd.mesh import Axis, Layout
 from jaxptd.ring import Ring, Tokens
@@ -73,7 +74,7 @@ class Megatron1D:
 
     def column(self, x: Array, w: Array) -> Array:
         """x[B, T, D], w[D, F/tp] -> h[B, T, F/tp]."""
-        return product(self.enter(x, Axis.TP), w, 1)
+        return product(checkpoint_name(self.enter(x, Axis.TP), TAKEN), w, 1)
 
     def row(self, h: Array, w: Array, cut: int) -> Array:
         """h[B, T, F/tp], w[F/tp, D] -> x[B, T, D]: partial sums of D, added over tp."""

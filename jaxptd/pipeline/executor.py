@@ -22,9 +22,10 @@ from jax import Array, lax
 
 from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.mesh import Axis
-from jaxptd.pipeline.halves import Between, lean, trace_layer
+from jaxptd.pipeline.halves import lean
+from jaxptd.pipeline.kinds import Kind
 from jaxptd.pipeline.model import Inputs, Parts
-from jaxptd.pipeline.plan import Plan
+from jaxptd.pipeline.plan import Plan, layers_scope
 from jaxptd.pipeline.pools import Row, add, get, loop, put, zeros
 
 
@@ -77,7 +78,8 @@ class _Pass:
         return self.inputs.shared, get(self.inputs.micro, micro)
 
     def start(self, states: Any) -> _Carry:
-        _, found = jax.eval_shape(self.parts.layer, *self.had, self.x, get(states, self.first))
+        state = get(states, self.first)
+        _, found = jax.eval_shape(self.parts.layers[0], *self.had, self.x, state)
         vary = partial(jax.tree.map, lambda x, like: as_varying(x, sorted(varying_axes(like))))
         return self._carry(layers=vary(states, found))
 
@@ -100,9 +102,9 @@ class _Pass:
         return carry._replace(mail=put(carry.mail, x, row["read"]))
 
     def _forward(self, carry: _Carry, row: Row) -> _Carry:
-        def one(carry: _Carry, own: Any, given: Any, at: Array) -> _Carry:
-            state = get(carry.layers, row["row"] + at)
-            x, state = self.parts.layer(self.parts.fetch(own), given, carry.x, state)
+        def one(carry: _Carry, own: Any, given: Any, at: Array, kind: int) -> _Carry:
+            params, state = self.parts.fetch(own), get(carry.layers, row["row"] + at)
+            x, state = self.parts.layers[kind](params, given, carry.x, state)
             return carry._replace(x=x, layers=put(carry.layers, state, row["row"] + at))
 
         return self._each_layer("forward", carry, row, one)
@@ -114,21 +116,25 @@ class _Pass:
     def _each_layer(
         self, name: str, carry: _Carry, row: Row, run: Callable, *, back: bool = False
     ) -> _Carry:
-        """`run(carry, row of layers, given, number in the part)` for each layer of a part."""
+        """`run(carry, row of layers, given, number in the part, kind)` for each layer of a part."""
         given = self.given(row["micro"])
-        count = self.plan.depth if self.plan.even else row["layers"]
 
-        def one(i: Any, carry: _Carry) -> _Carry:
-            at = count - 1 - i if back else i
+        def one(i: Any, carry: _Carry, kind: int, begin: Any, end: Any) -> _Carry:
+            at = end - 1 - i if back else begin + i
             own = get(self.inputs.layers, row["row"] + at)
-            return run(carry, own, (given, row["layer"] + at), at)
+            return run(carry, own, (given, row["layer"] + at), at, kind)
 
-        if self.parts.unroll and self.plan.even:
-            for i in range(self.plan.depth):
-                carry = one(i, carry)
-            return carry
-        with jax.named_scope(f"{name}_layers"):
-            return lax.fori_loop(0, count, one, carry)
+        kinds = list(enumerate(self.plan.kinds))
+        for kind, rows in reversed(kinds) if back else kinds:
+            begin, end = rows if self.plan.even else (jnp.minimum(i, row["layers"]) for i in rows)
+            body = partial(one, kind=kind, begin=begin, end=end)
+            if self.parts.unroll and self.plan.even:
+                for i in range(end - begin):
+                    carry = body(i, carry)
+                continue
+            with jax.named_scope(layers_scope(name, kind)):
+                carry = lax.fori_loop(0, end - begin, body, carry)
+        return carry
 
     def finish(self, carry: _Carry, row: Row) -> _Carry:
         """Puts the result away, and sends it on."""
@@ -147,21 +153,22 @@ class _Training(_Pass):
 
     def __init__(self, parts: Parts, plan: Plan, inputs: Inputs) -> None:
         super().__init__(parts, plan, inputs)
-        self.layer, self.saved = trace_layer(parts.layer, *self.had, self.x)
-        self.halves, self.between, self.needed = None, Between((), []), False
-        if plan.slots["between"]:
-            kept = [zeros(shape) for shape in self.saved]
-            self.halves = self.layer.split(kept, *self.had, self.x)
-            _, passed = jax.eval_shape(self.halves.now, (kept, *self.had), self.x)
-            self.between = Between.over(self.saved, self.halves.needs, passed)
-            count = len(jax.tree.leaves(self.had[0]))
-            self.needed = any(self.halves.needs[len(kept) : len(kept) + count])
+        split = bool(plan.slots["between"])
+        self.kinds = [
+            Kind.of(
+                layer, self.had, self.x, number=number, begin=plan.kinds[number][0], split=split
+            )
+            for number, layer in enumerate(parts.layers)
+        ]
 
     def start(self) -> _Carry:  # type: ignore[override]
         plan, (layers, ends) = self.plan, self.inputs.zeros
         pools = {
-            name: [zeros(shape, plan.slots[name], plan.depth) for shape in shapes]
-            for name, shapes in (("saved", self.saved), ("between", self.between.shapes))
+            name: [
+                [zeros(shape, plan.slots[name], end - begin) for shape in kind.shapes[name]]
+                for kind, (begin, end) in zip(self.kinds, plan.kinds, strict=True)
+            ]
+            for name in ("saved", "between")
         }
         return self._carry(**pools, layers=layers, ends=ends)
 
@@ -170,26 +177,25 @@ class _Training(_Pass):
         forward = self._run_on if self.plan.recompute else self._save
         carry = loop("forward", carry, row, forward)
         carry = loop("backward", carry, row, self._backward)
-        if self.halves:
-            carry = loop("weight", carry, row, self._weight)
-        return carry
+        return loop("weight", carry, row, self._weight) if self.plan.slots["between"] else carry
 
     # ---- forward --------------------------------------------------------------------------------
 
     def _run_on(self, carry: _Carry, row: Row) -> _Carry:
         """Layers of a part, nothing kept."""
 
-        def one(carry: _Carry, own: Any, given: Any, at: Array) -> _Carry:
-            return carry._replace(x=self.parts.layer(self.parts.fetch(own), given, carry.x))
+        def one(carry: _Carry, own: Any, given: Any, at: Array, kind: int) -> _Carry:
+            return carry._replace(x=self.parts.layers[kind](self.parts.fetch(own), given, carry.x))
 
         return self._each_layer("forward", carry, row, one)
 
     def _save(self, carry: _Carry, row: Row, name: str = "forward") -> _Carry:
         """Layers of a part; what they keep for backward is saved."""
 
-        def one(carry: _Carry, own: Any, given: Any, at: Array) -> _Carry:
-            x, kept = self.layer.forward(self.parts.fetch(own), given, carry.x)
-            return carry._replace(x=x, saved=put(carry.saved, kept, row["saved"], at))
+        def one(carry: _Carry, own: Any, given: Any, at: Array, kind: int) -> _Carry:
+            x, kept = self.kinds[kind].layer.forward(self.parts.fetch(own), given, carry.x)
+            saved = self.kinds[kind].put(carry.saved, kept, row["saved"], at)
+            return carry._replace(x=x, saved=saved)
 
         return self._each_layer(name, carry, row, one)
 
@@ -216,35 +222,35 @@ class _Training(_Pass):
         ends = jax.tree.map(jnp.add, carry.ends, ends)
         return carry._replace(x=x, ends=ends, total=carry.total + loss)
 
-    def _back(self, row: Row, carry: _Carry, own: Any, given: Any, at: Array) -> _Carry:
+    def _back(self, row: Row, carry: _Carry, *layer: Any) -> _Carry:
         """One layer: x, the gradient of its result, becomes that of its input."""
-        params = self.parts.fetch(own)
-        kept = get(carry.saved, row["saved"], at)
-        if self.halves:
+        own, given, at, number = layer
+        kind, params = self.kinds[number], self.parts.fetch(own)
+        kept = kind.get(carry.saved, row["saved"], at)
+        if kind.halves:
             # Read before anything is laid over it, or XLA for CPUs copies the pool at every layer.
-            for i in (i for i in self.between.places if i is not None):
+            for i in (i for i in kind.between.places if i is not None):
                 kept[i] = lax.optimization_barrier(kept[i])
-            x, passed = self.halves.now((kept, params, given), carry.x)
-            over, rest = self.between.part(passed)
-            saved = list(carry.saved)
-            for i, each in over.items():
-                saved[i] = put(saved[i], each, row["saved"], at)
-            rest = put(carry.between, rest, row["between"], at)
-            return carry._replace(x=x, saved=saved, between=rest)
-        found, x = self.layer.backward(kept, params, given, carry.x)
+            x, passed = kind.halves.now((kept, params, given), carry.x)
+            over, rest = kind.between.part(passed)
+            saved = kind.put(carry.saved, over, row["saved"], at)
+            between = kind.put(carry.between, rest, row["between"], at)
+            return carry._replace(x=x, saved=saved, between=between)
+        found, x = kind.layer.backward(kept, params, given, carry.x)
         found = self.parts.home(found, own)
         return carry._replace(x=x, layers=add(carry.layers, found, row["row"] + at))
 
     def _weight(self, carry: _Carry, row: Row) -> _Carry:
         """The other half of backward, of each layer by itself."""
-        assert self.halves is not None
-        halves = self.halves
 
-        def one(carry: _Carry, own: Any, given: Any, at: Array) -> _Carry:
-            kept = get(carry.saved, row["saved"], at)
-            passed = self.between.join(kept, get(carry.between, row["between"], at))
-            params = self.parts.fetch(own) if self.needed else self.had[0]
-            found = self.parts.home(halves.then((kept, params, given), passed), own)
+        def one(carry: _Carry, own: Any, given: Any, at: Array, number: int) -> _Carry:
+            kind = self.kinds[number]
+            assert kind.halves is not None
+            params = self.parts.fetch(own) if kind.reads_parameters else self.had[0]
+            kept = kind.get(carry.saved, row["saved"], at)
+            rest = kind.get(carry.between, row["between"], at)
+            found = kind.halves.then((kept, params, given), kind.between.join(kept, rest))
+            found = self.parts.home(found, own)
             return carry._replace(layers=add(carry.layers, found, row["row"] + at))
 
         return self._each_layer("weight", carry, row, one)

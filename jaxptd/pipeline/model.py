@@ -1,6 +1,6 @@
 """A model as a pipeline runs it: functions, and the arrays they run on."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from jax import Array
@@ -9,8 +9,9 @@ from jax import Array
 class Parts(NamedTuple):
     """What a model is made of, as functions.
 
-    With given = (shared, micro-batch): embed: (ends, given) -> x. layer: (parameters, (given,
-    number), x) -> x, or in a forward pass (parameters, (given, number), x, state) -> (x, state).
+    With given = (shared, micro-batch): embed: (ends, given) -> x. layers, one of each kind that the
+    plan has: (parameters, (given, number), x) -> x, or in a forward pass (parameters, (given,
+    number), x, state) -> (x, state).
     head: (ends, given, x) -> its share of the loss; in a forward pass any array, which is added up.
     fetch: a row of `Inputs.layers` -> a layer's parameters.
     home: (gradients of those, the row) -> what is added up of them.
@@ -18,7 +19,7 @@ class Parts(NamedTuple):
     """
 
     embed: Callable[[Any, Any], Array]
-    layer: Callable[..., Any]
+    layers: Sequence[Callable[..., Any]]
     head: Callable[[Any, Any, Array], Any]
     fetch: Callable[[Any], Any] = lambda own: own
     home: Callable[[Any, Any], Any] = lambda found, own: found

@@ -43,11 +43,14 @@ class Plan:
         schedule: which operation runs when; without any B a forward pass only.
         sizes: layers of each of the p*V parts, in the order of the model.
         recompute: backward starts from a part's input: its layers run forward again.
+        first: the first so many layers of each part keep something else than the others; None: all
+            keep the same.
     """
 
     schedule: Schedule
     sizes: tuple[int, ...]
     recompute: bool = False
+    first: int | None = None
 
     @property
     def depth(self) -> int:
@@ -58,6 +61,12 @@ class Plan:
     def even(self) -> bool:
         """Whether all parts have as many layers."""
         return min(self.sizes) == self.depth
+
+    @property
+    def kinds(self) -> tuple[tuple[int, int], ...]:
+        """Rows of a part, from and up to, whose layers keep the same."""
+        first = self.depth if self.first is None else min(self.first, self.depth)
+        return tuple((a, b) for a, b in ((0, first), (first, self.depth)) if a < b)
 
     @cached_property
     def trains(self) -> bool:
@@ -92,12 +101,14 @@ class Plan:
     @cached_property
     def trips(self) -> dict[str, int]:
         """How often each loop of the executor runs, by its scope, over all ticks and all stages."""
-        micro_batches, layers = self.schedule.micro_batches, sum(self.sizes)
+        micro_batches = self.schedule.micro_batches
         stages, hops = self.schedule.stages, self.hops.taken
         trips = {f"hop_{name}": stages * int(taken.sum()) for name, taken in hops.items()}
         for name in ("embed", "forward", "head", "backward", "unembed", "weight"):
             trips[name] = int(self.columns[name].sum())
-            trips[f"{name}_layers"] = micro_batches * layers if trips[name] else 0
+            for kind, (begin, end) in enumerate(self.kinds):
+                layers = sum(min(size, end) - min(size, begin) for size in self.sizes)
+                trips[layers_scope(name, kind)] = micro_batches * layers if trips[name] else 0
         trips["again_layers"] = trips["backward_layers"] if self.recompute else 0
         return trips
 
@@ -220,6 +231,11 @@ class Plan:
             for column, tick in value.cells:
                 columns[column][tick, value.stage] = slot
         return columns, slots
+
+
+def layers_scope(name: str, kind: int) -> str:
+    """The scope of a loop over the layers of a part that are of one kind."""
+    return f"{name}_layers_{kind}" if kind else f"{name}_layers"
 
 
 def _place(values: list[Value]) -> Iterator[tuple[Value, int]]:

@@ -140,7 +140,7 @@ def expected(m: int, layers: int) -> tuple[Array, dict, dict]:
 def step(case: Case) -> Callable:
     """Inputs with layers as they are held -> loss, gradients of layers and of ends."""
     plan = case.plan
-    parts = Parts(embed, functools.partial(layer, tp=True), head, unroll=case.unroll)
+    parts = Parts(embed, [functools.partial(layer, tp=True)], head, unroll=case.unroll)
 
     def body(inputs: Inputs) -> tuple:
         ends = jax.tree.map(lambda x: as_varying(x, [Axis.PP]), inputs.ends)
@@ -239,7 +239,7 @@ def test_a_forward_pass_with_states(case: Case, only: int | None) -> None:
 
     def body(inputs: Inputs, states: Array) -> tuple[Array, Array]:
         total, states = forward(
-            Parts(embed, through, last, unroll=case.unroll), plan, inputs, states
+            Parts(embed, [through], last, unroll=case.unroll), plan, inputs, states
         )
         return lax.psum(total, Axis.PP), states
 

@@ -1,0 +1,62 @@
+"""Whether a model can be spread by a layout, in words."""
+
+import math
+from typing import Any
+
+from jaxptd.checks import divisors, require_divides
+from jaxptd.errors import UserError
+from jaxptd.mesh import Axis, Layout
+
+
+def check_layout(model: Any, layout: Layout) -> None:
+    """Raises UserError if the model cannot be spread by the layout.
+
+    Args:
+        model: a `config.ModelConfig`, whose sizes are read.
+        layout: over how many devices, and how.
+    """
+    require_divides("model.num_heads", model.num_heads, "layout.tp", layout.tp)
+    if layout.attention2d == "heads" and model.num_heads % layout.col:
+        raise UserError(
+            f"model.num_heads={model.num_heads} does not split over layout.col={layout.col}; use a "
+            f"size that divides it ({divisors(model.num_heads)}), or layout.attention2d=blocks"
+        )
+    require_divides("model.ffn_hidden_size", model.mlp_size, "layout.tp", layout.tp)
+    _check_sequence(model.seq_length, layout)
+    if layout.own_scores and model.attention == "cudnn":
+        raise UserError(f"{layout.own_scores} makes its own scores; use model.attention=xla")
+    if layout.offload == "activations" and (model.remat != "dots" or layout.pp > 1):
+        raise UserError(
+            f"layout.offload=activations with model.remat={model.remat}, layout.pp={layout.pp}: it "
+            "sends away what model.remat=dots keeps, of layers that are not in a pipeline; use "
+            "model.remat=dots and layout.pp=1"
+        )
+
+
+def _check_sequence(length: int, layout: Layout) -> None:
+    """Raises UserError if a sequence of `length` does not split over the axes that cut it."""
+    heads = layout.attention2d == "heads"
+    ring, devices = _together(layout, Axis.CP, *((Axis.ROW,) if heads else ()))
+    if devices > 1 and layout.ring == "zigzag" and length % (2 * devices):
+        raise UserError(
+            f"model.seq_length={length} does not split into two chunks for each of "
+            f"{ring}={devices}, as layout.ring=zigzag needs; use a multiple of {2 * devices}, or "
+            "layout.ring=blockwise"
+        )
+    inner = Axis.TP if layout.sequence_parallel else Axis.ROW
+    unit = math.lcm(layout.row, layout.col) * layout.matmul2d_slices
+    if not heads and layout.row * layout.col > 1 and length % unit:
+        raise UserError(
+            f"model.seq_length={length} does not split into panels of a grid of layout.row="
+            f"{layout.row} x layout.col={layout.col}, layout.matmul2d_slices="
+            f"{layout.matmul2d_slices}, as layout.attention2d=blocks needs; "
+            f"use a multiple of {unit}, or layout.attention2d=heads"
+        )
+    for axes in ((Axis.CP,), (Axis.CP, inner)):
+        require_divides("model.seq_length", length, *_together(layout, *axes))
+
+
+def _together(layout: Layout, *axes: Axis) -> tuple[str, int]:
+    """The name of several axes of a layout, for a message, and how many devices they hold."""
+    cut = [axis for axis in axes if layout.sizes[axis] > 1]
+    return " x ".join(f"layout.{axis}" for axis in cut), math.prod(layout.sizes[a] for a in cut)

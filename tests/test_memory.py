@@ -1,0 +1,163 @@
+"""Memory by formula: to the byte what the step's program keeps; and the published formulas."""
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+import jax
+import pytest
+import tiny
+
+from jaxptd import formulas_memory, memory
+from jaxptd.config import Config, ModelConfig
+from jaxptd.mesh import Layout
+from jaxptd.step import Program
+
+REMATS = ("none", "attention", "dots", "full")
+UNEVEN = {"num_heads": 3, "hidden_size": 15, "ffn_hidden_size": 23}
+BLOCKS = Layout(row=2, col=2, attention2d="blocks")
+FIVE = {"num_layers": 5, "micro_batches": 4}
+
+
+def every(layout: Layout, **choice: Any) -> list[Any]:
+    return [(layout, choice | {"remat": remat}) for remat in REMATS]
+
+
+QUICK = [
+    *every(tiny.SEQUENCE_PARALLEL, dropout=0.1),
+    *every(Layout(row=2, col=2), dtype="bfloat16")[:1],
+    *every(BLOCKS, **UNEVEN)[:1],
+    *every(Layout(cp=4, ring="rsa"), dropout=0.1)[:2],
+    (Layout(tp=4), {"num_layers": 5, "remat": "full", "remat_layers": 2}),
+    (Layout(pp=2, tp=2), FIVE),
+    (Layout(pp=2, cp=2), FIVE | {"remat": "dots", "remat_layers": 2, "dropout": 0.1}),
+    (Layout(pp=2), FIVE | {"remat": "full"}),
+]
+SLOW = [
+    *every(Layout(row=2, col=2), dtype="bfloat16")[1:],
+    *every(BLOCKS, **UNEVEN)[1:],
+    *every(Layout(dp=2), dtype="bfloat16", dropout=0.1),
+    *every(Layout(tp=4)),
+    *every(tiny.CONTEXT_PARALLEL, dropout=0.1),
+    *every(Layout(cp=4)),
+    *every(Layout(cp=2, row=2, col=2), dropout=0.1),
+    *every(BLOCKS, **UNEVEN, dtype="bfloat16", dropout=0.1),
+    *every(Layout(row=4, col=2, matmul2d="summa", attention2d="blocks"), **UNEVEN),
+    *every(Layout(pp=2, schedule="gpipe", cp=2, ring="rsa"), **FIVE, dropout=0.1),
+    *every(Layout(pp=2, schedule="interleaved", row=2, col=2), **FIVE, remat_layers=1),
+]
+
+
+@pytest.mark.parametrize(
+    ("layout", "choice"),
+    [*QUICK, *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW)],
+    ids=str,
+)
+def test_a_step_keeps_what_the_formula_says(layout: Layout, choice: dict[str, Any]) -> None:
+    program = tiny.program(layout, **choice)
+    plan = program.plan if layout.pp > 1 else None
+    assert memory.counted(program) == formulas_memory.activations(program.config, plan)
+
+
+def test_backward_in_halves_keeps_something_between_them_too() -> None:
+    program = tiny.program(Layout(pp=2, schedule="zb-h1"), **FIVE)
+    found = memory.counted(program)
+    assert found is not None
+    assert found > formulas_memory.activations(program.config, program.plan)
+
+
+def test_unrolled_layers_are_not_counted() -> None:
+    assert memory.counted(tiny.program(Layout(), scan_layers=False)) is None
+
+
+# ---- parameters, gradients and optimizer --------------------------------------------------------
+
+
+def on_a_device(program: Program) -> dict[str, int]:
+    """Bytes of a device, out of the shapes and shardings of the state; without counters."""
+
+    def block(x: Any) -> int:
+        return math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize if x.ndim else 0
+
+    state = program.abstract_state
+    return {n: sum(map(block, jax.tree.leaves(state[n]))) for n in ("params", "optimizer")}
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [Layout(dp=2, tp=4), Layout(row=2, col=2), Layout(pp=2, cp=2, tp=2), Layout(pp=3)],
+    ids=str,
+)
+def test_state_is_what_lies_on_a_device(layout: Layout) -> None:
+    program = tiny.program(layout, num_layers=5)
+    found, want = formulas_memory.state(program.config, program.infos), on_a_device(program)
+    assert (found["parameters"], found["optimizer"]) == (want["params"], want["optimizer"])
+    assert found["gradients"] == found["parameters"]
+
+
+def test_each_stage_of_zero_cuts_one_more_over_dp_and_cp() -> None:
+    program = tiny.program(Layout(dp=2, cp=2))
+    whole = formulas_memory.state(program.config, program.infos)
+    parts = sum(-(-math.prod(info.held) // 4) for info in program.infos.values()) * 4
+    assert whole["parameters"] / 4 <= parts < whole["parameters"] / 3.9
+    found = [formulas_memory.state(program.config, program.infos, zero=z) for z in range(4)]
+    assert [s["optimizer"] for s in found] == [whole["optimizer"], *[2 * parts] * 3]
+    assert [s["gradients"] for s in found] == [whole["gradients"]] * 2 + [parts] * 2
+    assert [s["parameters"] for s in found] == [whole["parameters"]] * 3 + [parts]
+    published = formulas_memory.published_state(program.config, program.infos, zero=3)
+    bytes_of_all = 4 * sum(math.prod(info.shape) for info in program.infos.values())
+    assert published == {
+        "parameters": bytes_of_all // 2,  # 2P/N
+        "gradients": bytes_of_all // 4,
+        "optimizer": bytes_of_all // 2,
+    }
+
+
+# ---- as published -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layout", "each"),
+    [
+        # 5 N T / D = 20; bytes over b T D, of none, attention, full
+        (Layout(), (54, 34, 2)),
+        (Layout(tp=4), (10 + 24 / 4 + 20 / 4, 10 + 24 / 4, 2)),
+        (Layout(tp=4, sequence_parallel=True), (54 / 4, 34 / 4, 2 / 4)),
+        (Layout(row=2, col=2), (54 / 4, 34 / 4, 2 / 4)),
+        (Layout(cp=4), (54 / 4, 34 / 4, 2 / 4)),
+    ],
+    ids=str,
+)
+def test_published_bytes_of_a_layer(layout: Layout, each: tuple[float, ...]) -> None:
+    model = ModelConfig(hidden_size=64, num_heads=4, seq_length=64, vocab_size=13)
+    config = Config(model=model, layout=layout)
+    found = [formulas_memory.published_layer(config, r) for r in ("none", "attention", "full")]
+    assert found == [8 * 64 * 64 * units for units in each]
+    assert formulas_memory.published_layer(config, "dots") is None
+
+
+def test_in_16_bits_this_library_keeps_32_where_34_and_scores_are_published() -> None:
+    """A kernel keeps no scores, and masks are made again: 32 b T D, statistics, a logsumexp."""
+    model = dataclasses.replace(tiny.MODEL, dtype="bfloat16")
+    config = Config(model=model, layout=Layout())
+    tokens = 8 * model.seq_length
+    beside = 4 * tokens * (4 + model.num_heads)
+    assert formulas_memory.layer(config, "none") == 32 * tokens * model.hidden_size + beside
+
+
+# ---- the command --------------------------------------------------------------------------------
+
+
+def test_the_command_prints_a_table_or_json(capsys: pytest.CaptureFixture) -> None:
+    options = [f"--model.{k}={v}" for k, v in vars(tiny.MODEL).items() if v is not None]
+    options += ["--layout.tp=2", "--train.platform=cpu"]
+    assert memory.main([*options, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    rows = {row["part"]: row for row in found["rows"]}
+    layers = rows["all layers: 2 layers x 1 micro-batches"]
+    assert layers["formula"] == layers["counted"] > 0
+    assert rows["temporary: gradients, layers, all else"]["compiled"] > layers["formula"]
+    assert rows["a layer, remat none"]["published"] > rows["a layer, remat none"]["formula"] / 4
+    state = sum(rows[name]["formula"] for name in ("parameters", "optimizer"))
+    assert 0 < rows["all that enters the step"]["compiled"] - state < 2000  # tokens, counters

@@ -1,0 +1,120 @@
+"""What backward computes again under each policy, counted in the step's jaxpr; and mixed layers."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from contract import relative
+
+from benchmarks.remat import executed, is_product
+from jaxptd import step
+from jaxptd.config import ModelConfig, Remat
+from jaxptd.errors import UserError
+from jaxptd.mesh import Layout
+
+REMATS: tuple[Remat, ...] = ("none", "attention", "dots", "full")
+LAYERS = tiny.MODEL.num_layers
+
+
+def again(layout: Layout, weigh: Any = is_product, **choice: Any) -> dict[str, float]:
+    """What each policy executes beyond none, of a layer and micro-batch."""
+    runs = LAYERS * choice.setdefault("micro_batches", 1)
+    found = {r: executed(tiny.program(layout, remat=r, **choice), weigh) for r in REMATS}
+    return {remat: (count - found["none"]) / runs for remat, count in found.items()}
+
+
+CASES = [
+    # Attention's products forward; the part of them that dots makes again, too.
+    (Layout(tp=2), {}, 2, 0),
+    (Layout(tp=2), {"scan_layers": False}, 2, 0),
+    (tiny.SEQUENCE_PARALLEL, {}, 2, 0),
+    (Layout(cp=2), {}, 6, 0),  # a zigzag of two: its own block, and two quarters of the other's
+    (Layout(cp=2, ring="rsa"), {}, 4, 2),
+    (Layout(row=2, col=2), {}, 6, 0),
+    (Layout(row=2, col=2, attention2d="blocks"), {}, 2, 1),
+]
+
+
+@pytest.mark.parametrize(("layout", "choice", "core", "scores"), CASES, ids=str)
+def test_backward_makes_again_what_the_policy_says(layout, choice, core, scores) -> None:
+    """Where whole rows of scores are made, those are the core; full leaves the last product out."""
+    attention = scores or core
+    want = {"none": 0, "attention": attention, "dots": scores, "full": 3 + core}
+    assert again(layout, **choice) == want
+
+
+def test_a_pipeline_runs_all_of_a_part_again_and_a_mix_only_its_first_layers() -> None:
+    layout, choice = Layout(pp=2), {"micro_batches": 2, "num_layers": 4}
+    none, full, mixed = (
+        executed(tiny.program(layout, **choice, **how), is_product)
+        for how in ({}, {"remat": "full"}, {"remat": "full", "remat_layers": 1})
+    )
+    assert full - none == 4 * 2 * (4 + 2)
+    assert mixed - none == 2 * 2 * (3 + 2)  # one layer of each part, two parts, two micro-batches
+
+
+def test_cudnn_runs_again_only_where_the_core_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step, "choose_kernel", lambda *_: ("cudnn", None))
+    choice = {"dtype": "bfloat16", "hidden_size": 32}
+
+    def is_forward(equation: Any) -> int:
+        return int(equation.primitive.name == "dot_product_attention_fwd_wrapper")
+
+    found = again(Layout(), is_forward, **choice)
+    assert found == {"none": 0, "attention": 1, "dots": 0, "full": 1}
+    assert executed(tiny.program(Layout(), micro_batches=1, **choice), is_forward) == LAYERS
+
+
+# ---- mixed layers -------------------------------------------------------------------------------
+
+
+def gradients(layout: Layout, **choice: Any) -> dict[str, np.ndarray]:
+    program = tiny.program(layout, num_layers=3, dropout=0.1, **choice)
+    state = program.init_state()
+    _, _, found = program.step_with_gradients(state, program.place(tiny.batch()))
+    return jax.tree.map(np.asarray, program.blueprint.canonical(found))
+
+
+MIXES: list[Any] = [
+    (Layout(tp=2), {"remat": "dots", "remat_layers": 1}),
+    # three layers on one stage, so that the second kind has two
+    (Layout(pp=2, tp=2, stage_layers=(3, 0)), {"remat": "full", "remat_layers": 1}),
+    *(
+        pytest.param(*each, marks=pytest.mark.slow)
+        for each in (
+            (Layout(tp=2), {"remat": "full", "remat_layers": 2, "scan_layers": False}),
+            (Layout(row=2, col=2), {"remat": "attention", "remat_layers": 2}),
+            (Layout(pp=2, schedule="zb-h1"), {"remat": "dots", "remat_layers": 1}),
+            (
+                Layout(pp=2, schedule="zb-v", stage_layers=(0, 2, 0, 1)),
+                {"remat": "attention", "remat_layers": 1, "scan_layers": False},
+            ),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("layout", "choice"), MIXES, ids=str)
+def test_a_mix_computes_the_same(layout: Layout, choice: dict[str, Any]) -> None:
+    want, found = gradients(Layout()), gradients(layout, **choice)
+    assert {name: relative(found[name], x) for name, x in want.items()} == {
+        name: pytest.approx(0, abs=1e-6) for name in want
+    }
+
+
+def test_which_layers_of_a_stack_compute_again() -> None:
+    model = ModelConfig(num_layers=4, remat="dots", remat_layers=3)
+    assert model.remats(4) == (("dots", 3), ("none", 1))
+    assert model.remats(2) == (("dots", 2),)
+    assert ModelConfig(num_layers=4, remat="dots", remat_layers=0).remats(4) == (("none", 4),)
+    assert ModelConfig(num_layers=4, remat="full").remats(4) == (("full", 4),)
+
+
+@pytest.mark.parametrize(
+    ("layers", "words"), [(-1, "a number, 0 or more"), (5, "more than model.num_layers=4")]
+)
+def test_more_layers_than_there_are_are_refused(layers: int, words: str) -> None:
+    with pytest.raises(UserError, match=f"model.remat_layers={layers}.*{words}"):
+        ModelConfig(num_layers=4, remat_layers=layers)
