@@ -25,6 +25,39 @@ def barrier(name: str, *, seconds: float = 600.0) -> None:
         client.wait_at_barrier(f"jaxptd.{name}", int(seconds * 1000))
 
 
+def share(name: str, value: str, *, seconds: float = 600.0) -> list[str]:
+    """Brings one value and waits for the others': those of all processes, in their order.
+
+    Args:
+        name: of this meeting, as in `barrier`; it may be used again once another one has been held.
+        value: of this process.
+        seconds: to wait at most.
+    """
+    client = _client()
+    if client is None:
+        return [value]
+    own = f"{_folder(name)}{jax.process_index()}"
+    client.key_value_set(own, value)
+    barrier(f"{name}.said", seconds=seconds)
+    values = said(name)
+    barrier(f"{name}.heard", seconds=seconds)
+    client.key_value_delete(own)
+    return [values[process] for process in range(jax.process_count())]
+
+
+def said(name: str) -> dict[int, str]:
+    """What processes have brought so far to a `share` that is not over; waits for nobody."""
+    client = _client()
+    if client is None:
+        return {}
+    pairs = client.key_value_dir_get(_folder(name))
+    return {int(key.rpartition("/")[2]): value for key, value in pairs}
+
+
+def _folder(name: str) -> str:
+    return f"jaxptd.{name}/"
+
+
 def _client() -> Any:
     """JAX's coordination service; None in a run of one process."""
     from jax._src import distributed  # no public name yet

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxptd import checkpoint, checkpoint_files
+from jaxptd import checkpoint_arrays, checkpoint_files, checkpoint_writer
 from jaxptd.checkpoint import CheckpointError, Checkpoints, read_description, restore_path
 
 ROOT = Path(__file__).parents[1]
@@ -322,7 +322,7 @@ def test_another_model_is_refused_by_the_name_of_its_tensor(
     tmp_path, monkeypatch, name, leaf, words
 ):
     checkpoints = save(tmp_path, 1, 2)
-    monkeypatch.setattr(checkpoint, "_load_arrays", lambda *_: pytest.fail("read before checking"))
+    monkeypatch.setattr(checkpoint_arrays, "load", lambda *_: pytest.fail("read before checking"))
     target = change(abstract(make_state()), name, leaf)
     for restore in (
         lambda: checkpoints.restore(2, target),
@@ -347,12 +347,6 @@ def test_what_cannot_be_saved_is_refused_first(tmp_path, state, words):
     with pytest.raises(CheckpointError, match=words):
         Checkpoints(tmp_path / "c", keep=1).save(1, state, description={})
     assert list(tmp_path.iterdir()) == []
-
-
-def test_several_processes_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(CheckpointError, match="2 processes"):
-        save(tmp_path, 1)
 
 
 def test_a_step_or_path_that_is_not_there(tmp_path):
@@ -396,7 +390,7 @@ def test_a_full_disk_leaves_the_previous_ones(tmp_path, monkeypatch, place):
 
     owner, name = {
         "before": (Path, "mkdir"),
-        "arrays": (checkpoint, "_save_arrays"),
+        "arrays": (checkpoint_writer, "ArraysBeingWritten"),
         "files": (os, "fsync"),
         "manifest": (Path, "write_text"),
         "rename": (Path, "rename"),
@@ -486,7 +480,7 @@ class Watcher:
         self.directory, self.copies = directory, copies
         for owner, name in [(os, "fsync"), (Path, "rename"), (Path, "mkdir"), (Path, "write_text")]:
             monkeypatch.setattr(owner, name, self.first(getattr(owner, name)))
-        for owner, name in [(checkpoint.ocp, "save"), (checkpoint_files, "remove")]:
+        for owner, name in [(checkpoint_arrays.ocp, "save_async"), (checkpoint_files, "remove")]:
             monkeypatch.setattr(owner, name, self.first(getattr(owner, name)))
 
     def first(self, function):
@@ -529,22 +523,24 @@ def test_a_step_killed_while_it_was_replaced_outlives_a_failing_save(tmp_path, m
     assert checkpoints.steps() == [2]
     assert newest(tmp_path) == 2
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_save_arrays", refuse)
+        patch.setattr(checkpoint_writer, "ArraysBeingWritten", refuse)
         with pytest.raises(CheckpointError, match="the last good checkpoint is step 2"):
             save(tmp_path, 2)
     assert os.listdir(tmp_path) == ["00000002"]
     assert newest(tmp_path) == 2
 
 
-@pytest.mark.parametrize("moment", ["ocp.save", "files.seal", "files.sync_folder"])
+@pytest.mark.parametrize(
+    "moment",
+    ["checkpoint_arrays.ocp.save_async", "checkpoint_files.seal", "checkpoint_files.sync_folder"],
+)
 def test_sigkill(tmp_path, moment):
     """Killed with nothing saved but step 1: before, inside and at the end of saving step 2."""
     code = """
-        import signal, threading
-        from jaxptd import checkpoint
+        import operator, signal, threading, jaxptd
         save(Path(sys.argv[1]), 1)
-        owner = getattr(checkpoint, sys.argv[2].split(".")[0])
-        name = sys.argv[2].split(".")[1]
+        *owner, name = sys.argv[2].split(".")
+        owner = operator.attrgetter(".".join(owner))(jaxptd)
         function = getattr(owner, name)
         def killed(*args):
             threading.Timer(float(sys.argv[3]), os.kill, (os.getpid(), signal.SIGKILL)).start()
@@ -578,7 +574,7 @@ def test_orbax_failing_to_read_whole_files_is_not_damage(tmp_path, monkeypatch):
     def fail(*_):
         raise ValueError("RESOURCE_EXHAUSTED: too little\nmemory")
 
-    monkeypatch.setattr(checkpoint.ocp, "load", fail)
+    monkeypatch.setattr(checkpoint_arrays.ocp, "load", fail)
     with pytest.raises(
         CheckpointError,
         match=r"could not read checkpoint .*00000001: RESOURCE_EXHAUSTED: too little memory",

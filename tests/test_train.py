@@ -311,12 +311,19 @@ class Killed(BaseException):
 
 
 def kill_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = RunDir.log
+    """At a moment when no checkpoint is being written: this process lives on, and would write."""
+    log, save = RunDir.log, Checkpoints.save_behind
 
     def deadly(self, row):
         log(self, row)
         if row["step"] == step:
             raise Killed
+
+    def at_once(self, *args, **kwargs):
+        save(self, *args, **kwargs)
+        self.wait()
+
+    monkeypatch.setattr(Checkpoints, "save_behind", at_once)
 
     monkeypatch.setattr(RunDir, "log", deadly)
 
