@@ -23,8 +23,8 @@ import jax
 from jaxptd import checkpoint_arrays as arrays
 from jaxptd import checkpoint_files as files
 from jaxptd import checkpoint_writer as writer
-from jaxptd.agreement import agreed, by_first
 from jaxptd.background import Background
+from jaxptd.checkpoint_agreement import agreed, by_first
 from jaxptd.checkpoint_files import CheckpointError, DamagedCheckpointError, reason
 from jaxptd.checkpoint_folders import Folders
 
@@ -153,7 +153,7 @@ class Checkpoints:
                 aside = self._folders.set_aside(later)
                 report(f"step {later} is later than step {step}: moved to {aside}")
 
-        by_first("checkpoint.aside", rename, why=reason)
+        by_first("aside", rename)
 
     def description(self, step: int) -> dict[str, Any]:
         """What `save` was given with this step. Raises CheckpointError as `restore`."""
@@ -176,7 +176,7 @@ class Checkpoints:
                     return str(folder)
             return None
 
-        found = by_first("checkpoint.found", look, why=reason)
+        found = by_first("found", look)
         return None if found is None else _load(Path(found), target)
 
     def _best(self, report: Report = lambda line: None) -> list[int]:
@@ -238,7 +238,7 @@ def restore_path(path: Path, target: Any) -> tuple[int, Any]:
         CheckpointError: a tensor's name, shape or dtype is another than in `target`.
     """
     path = Path(path)
-    by_first("checkpoint.checked", partial(_check, path, target), why=reason)
+    by_first("checked", partial(_check, path, target))
     return _load(path, target)
 
 
@@ -251,7 +251,7 @@ def _check(path: Path, target: Any) -> None:
 
 def _load(path: Path, target: Any) -> tuple[int, Any]:
     """Step and state of a checkpoint that has been checked."""
-    agreed("checkpoint.there", partial(writer.require_seen, path), why=reason)
+    agreed("there", partial(writer.require_seen, path))
     wanted = files.by_name(target)
     found = arrays.load(path / writer.ARRAYS, wanted, of=path)
     state = jax.tree.unflatten(jax.tree.structure(target), [found[name] for name in wanted])

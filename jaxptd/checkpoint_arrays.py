@@ -8,7 +8,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,9 @@ try:
 except ImportError:  # orbax 0.12 still keeps its v1 interface here
     from orbax.checkpoint.experimental import v1 as ocp
 
-LONGEST = 3600  # seconds that a write may take
 PATIENCE = 60.0  # seconds that a write may still take after another one failed
 SETTLE = 0.5  # seconds for tensorstore's own threads, which cannot be waited for
-LOOK = 0.25  # seconds between looks at the other processes
+LOOK = 0.25  # seconds between looks whether a write has failed
 
 
 class ArraysBeingWritten:
@@ -35,16 +34,20 @@ class ArraysBeingWritten:
     On accelerators they have been copied to the host. On the CPU orbax's view of a buffer is what
     keeps JAX from writing into it: a step that wants to copies it first.
 
+    Once a process's arrays are written, orbax waits for the other processes, and could not be told
+    that one of them failed. So it is held before that until `end` or `give_up`.
+
     Args:
         path: the folder to make.
         tensors: arrays by name.
     """
 
     def __init__(self, path: Path, tensors: dict[str, jax.Array]) -> None:
+        self._gate = _Gate(len(tensors))
         context = ocp.Context()
         # At once: later, an early failure leaves a coroutine that warns of not being awaited.
         context.asynchronous.create_directories_asynchronously = False
-        context.asynchronous.timeout_secs = LONGEST
+        context.memory.serialization_status_callback = self._gate
         self._quiet = contextlib.ExitStack()
         self._quiet.enter_context(_quiet())
         try:
@@ -55,29 +58,56 @@ class ArraysBeingWritten:
             raise
         self._writing = Background(response.result)
 
-    def wait(self, *, given_up: Callable[[], bool]) -> None:
-        """Waits until all processes have written.
+    def wait(self) -> None:
+        """Waits until this process's arrays are written. Raises what orbax does if they cannot."""
+        while not self._gate.reached.wait(LOOK):
+            if self._writing.wait(0):
+                return
 
-        Args:
-            given_up: whether another process has failed: nothing more is waited for then.
-
-        Raises:
-            Exception: the write failed here, as orbax has it.
-        """
-        try:
-            while not self._writing.wait(LOOK):
-                if given_up():
-                    raise CheckpointError("another process failed to write")
-        except CheckpointError:
-            raise
-        except BaseException:
-            self._end_after_failure()
-            raise
+    def end(self) -> None:
+        """After all processes' `wait`: finishes the folder. Raises what orbax does."""
+        self._gate.open.set()
+        self._writing.wait()
         self._quiet.close()
+
+    def give_up(self) -> None:
+        """After a failure, here or elsewhere: nothing is being written any more."""
+        self._gate.given_up = True
+        self._gate.open.set()
+        try:
+            self._writing.wait()
+        except Exception:
+            self._end_after_failure()
 
     def _end_after_failure(self) -> None:
         _wait_for_writers()
         self._quiet.__exit__(*sys.exc_info())
+
+
+class _Gate:
+    """Holds orbax once it has written `left` arrays: its SerializationStatusCallback."""
+
+    def __init__(self, left: int) -> None:
+        self.reached, self.open, self.given_up = threading.Event(), threading.Event(), False
+        self._left = left
+
+    def on_transfer_start(self, _: Any) -> None:
+        """Nothing to do."""
+
+    def on_transfer_end(self, _: Any) -> None:
+        """Nothing to do."""
+
+    def on_write_start(self, _: Any) -> None:
+        """Nothing to do."""
+
+    def on_write_end(self, _: Any) -> None:
+        """An array is written."""
+        self._left -= 1
+        if self._left == 0:
+            self.reached.set()
+            self.open.wait()
+            if self.given_up:
+                raise CheckpointError("given up")
 
 
 def load(folder: Path, wanted: dict[str, Any], *, of: Path) -> dict[str, jax.Array]:

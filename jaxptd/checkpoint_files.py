@@ -39,12 +39,12 @@ class DamagedCheckpointError(CheckpointError):
 def put_on_disk(folder: Path, process: int, *, processes: int) -> dict[str, dict[str, int]]:
     """Puts one process's share of the files in a folder on the disk; size and CRC-32 of each.
 
-    What orbax has a process write lies in a folder of its number; the rest is the first one's.
+    What orbax has a process write lies under its number; the rest is the first one's.
     """
     mine = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        match = re.search(r"ocdbt\.process_(\d+)/", name)
+        match = re.search(r"process_(\d+)(/|$)", name)
         writer = int(match[1]) if match and int(match[1]) < processes else 0
         if writer == process and path.is_file():
             mine[name] = _sync_file(path)

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from jaxptd import checkpoint_files as files
-from jaxptd.agreement import agreed, by_first, failed_elsewhere
+from jaxptd.checkpoint_agreement import agreed, by_first
 from jaxptd.checkpoint_arrays import ArraysBeingWritten
 from jaxptd.checkpoint_files import CheckpointError, reason
 from jaxptd.checkpoint_folders import Folders
@@ -19,19 +19,16 @@ from jaxptd.processes import is_first
 
 ARRAYS = "arrays"
 
-_agreed = partial(agreed, why=reason)
-_by_first = partial(by_first, why=reason)
-
 
 def start(folders: Folders, step: int, tensors: dict[str, jax.Array]) -> ArraysBeingWritten:
     """Makes the folder and copies what the next step changes. Raises what went wrong."""
     folder = folders.partial(step)
-    _by_first("checkpoint.made", lambda: folders.make_partial(step))
+    by_first("made", lambda: folders.make_partial(step))
     arrays: list[ArraysBeingWritten] = []
     try:
-        _agreed("checkpoint.seen", lambda: require_seen(folder))
-        _agreed(
-            "checkpoint.copied",
+        agreed("seen", lambda: require_seen(folder))
+        agreed(
+            "copied",
             lambda: arrays.append(ArraysBeingWritten(folder / ARRAYS, tensors)),
         )
     except BaseException:
@@ -45,13 +42,16 @@ def finish(folders: Folders, content: dict[str, Any], arrays: ArraysBeingWritten
     step = content["step"]
     folder = folders.partial(step)
     try:
-        written = "checkpoint.written"
-        _agreed(written, lambda: arrays.wait(given_up=lambda: failed_elsewhere(written)))
+        agreed("written", arrays.wait)
+        agreed("merged", arrays.end)
         part = partial(files.put_on_disk, folder, jax.process_index())
-        shares = _agreed("checkpoint.on_disk", partial(part, processes=jax.process_count()))
+        shares = agreed("on_disk", partial(part, processes=jax.process_count()))
         found = {name: held for share in shares for name, held in share.items()}
-        _by_first("checkpoint.sealed", lambda: files.seal(folder, content, found))
-        _by_first("checkpoint.placed", lambda: folders.move_into_place(step))
+        by_first("sealed", lambda: files.seal(folder, content, found))
+        by_first("placed", lambda: folders.move_into_place(step))
+    except Exception:
+        arrays.give_up()
+        raise
     finally:
         _remove(folder)
 
@@ -79,4 +79,4 @@ def delete(folders: Folders, steps: Callable[[], list[int]]) -> None:
                     f"could not delete the old step {step}: {reason(error)}"
                 ) from error
 
-    _by_first("checkpoint.deleted", each)
+    by_first("deleted", each)

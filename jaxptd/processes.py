@@ -36,26 +36,14 @@ def share(name: str, value: str, *, seconds: float = 600.0) -> list[str]:
     client = _client()
     if client is None:
         return [value]
-    own = f"{_folder(name)}{jax.process_index()}"
+    folder = f"jaxptd.{name}/"
+    own = f"{folder}{jax.process_index()}"
     client.key_value_set(own, value)
     barrier(f"{name}.said", seconds=seconds)
-    values = said(name)
+    values = dict(client.key_value_dir_get(folder))
     barrier(f"{name}.heard", seconds=seconds)
     client.key_value_delete(own)
-    return [values[process] for process in range(jax.process_count())]
-
-
-def said(name: str) -> dict[int, str]:
-    """What processes have brought so far to a `share` that is not over; waits for nobody."""
-    client = _client()
-    if client is None:
-        return {}
-    pairs = client.key_value_dir_get(_folder(name))
-    return {int(key.rpartition("/")[2]): value for key, value in pairs}
-
-
-def _folder(name: str) -> str:
-    return f"jaxptd.{name}/"
+    return [values[f"{folder}{process}"] for process in range(jax.process_count())]
 
 
 def _client() -> Any:

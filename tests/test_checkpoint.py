@@ -32,9 +32,9 @@ def put(mesh, value, *spec):
     return jax.device_put(value, NamedSharding(mesh, PartitionSpec(*spec)))
 
 
-def make_state(seed=0):
+def make_state(seed=0, *sizes):
     """Every kind of tensor a run holds, over 2 x 4 devices; other numbers for another seed."""
-    draw, mesh = np.random.default_rng(seed), make_mesh(2, 4)
+    draw, mesh = np.random.default_rng(seed), make_mesh(*(sizes or (2, 4)))
     weight = draw.standard_normal((4, 8))
     return {
         "params": {
