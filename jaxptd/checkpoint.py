@@ -28,6 +28,7 @@ from jaxptd.checkpoint_agreement import agreed, by_first
 from jaxptd.checkpoint_files import CheckpointError, DamagedCheckpointError, reason
 from jaxptd.checkpoint_folders import Folders
 
+GRACE = 10.0  # seconds for the save that goes on when Ctrl-C ends the run at once
 VALIDATION_LOSS = "validation_loss"  # of a description: what makes a checkpoint the best
 
 __all__ = ["CheckpointError", "Checkpoints", "read_description", "restore_path"]
@@ -64,9 +65,12 @@ class Checkpoints:
     ) -> None:
         if error is None:
             self.wait()
-        elif isinstance(error, Exception):  # not a second Ctrl-C
-            with contextlib.suppress(CheckpointError):
+            return
+        with contextlib.suppress(CheckpointError):
+            if isinstance(error, Exception):
                 self.wait()
+            elif self._saving is not None:
+                self._saving.wait(GRACE)
 
     def steps(self) -> list[int]:
         """Steps with a complete checkpoint (it has its manifest; files are not read), ascending."""

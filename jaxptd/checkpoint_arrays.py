@@ -169,5 +169,6 @@ def _wait_for_writers() -> None:
     """When one write fails orbax leaves the others behind, to write into what is removed next."""
     for thread in threading.enumerate():
         if type(thread).__module__.startswith("orbax."):
-            thread.join(PATIENCE)
+            with contextlib.suppress(Exception):  # its own
+                thread.join(PATIENCE)
     time.sleep(SETTLE)
