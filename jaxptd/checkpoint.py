@@ -4,96 +4,127 @@
     directory/00000100/manifest.json   step, description, tensors, size and CRC-32 of every file
     directory/.00000100.partial        being written or deleted; never counts, goes at the next save
     directory/.00000100.replaced       the old step 100 until a new step 100 is in its place
+    directory/00000100.aside           was later than the best one, from which a run went on
 
 The manifest is written last and the folder then renamed, so a folder either has everything or does
 not count, whenever the process is killed. A tensor's name is its path in the state, as in
-params.blocks.mlp.w. The only file that imports orbax (its v1 interface).
+params.blocks.mlp.w. In a run of many processes all of them call the same methods in the same order.
 """
 
 import contextlib
-import logging
-import os
-import re
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import jax
-from jax.sharding import SingleDeviceSharding
 
+from jaxptd import checkpoint_arrays as arrays
 from jaxptd import checkpoint_files as files
+from jaxptd import checkpoint_writer as writer
+from jaxptd.background import Background
+from jaxptd.checkpoint_agreement import agreed, by_first
 from jaxptd.checkpoint_files import CheckpointError, DamagedCheckpointError, reason
+from jaxptd.checkpoint_folders import Folders
 
-try:
-    from orbax.checkpoint import v1 as ocp
-except ImportError:  # orbax 0.12 still keeps its v1 interface here
-    from orbax.checkpoint.experimental import v1 as ocp
-
-ARRAYS = "arrays"
-PATIENCE = 60.0  # seconds that a write may still take after another one failed
-SETTLE = 0.5  # seconds for tensorstore's own threads, which cannot be waited for
+GRACE = 10.0  # seconds for the save that goes on when Ctrl-C ends the run at once
+VALIDATION_LOSS = "validation_loss"  # of a description: what makes a checkpoint the best
 
 __all__ = ["CheckpointError", "Checkpoints", "read_description", "restore_path"]
+
+Report = Callable[[str], None]
 
 
 class Checkpoints:
     """The checkpoints of a run, one folder a step. Creates nothing until the first save.
+
+    `with` it waits at the end for the save that goes on.
 
     Args:
         directory: where they are; its parents are created too.
         keep: newest checkpoints kept. The one just saved always stays. Only complete ones count and
             only they are deleted: one found damaged by `restore_newest`, or without its manifest,
             stays for a person to look at (until its step is saved again).
+        keep_best: those with the lowest validation loss, kept too.
     """
 
-    def __init__(self, directory: Path, *, keep: int) -> None:
+    def __init__(self, directory: Path, *, keep: int, keep_best: int = 0) -> None:
         if keep < 1:
             raise CheckpointError(f"checkpoint.keep={keep} must be above 0")
-        self._directory = Path(directory)
-        self._keep = keep
+        self._folders = Folders(directory)
+        self._keep, self._keep_best = keep, keep_best
         self._damaged: set[int] = set()
+        self._saving: Background | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.wait()
+            return
+        with contextlib.suppress(CheckpointError):
+            if isinstance(error, Exception):
+                self.wait()
+            elif self._saving is not None:
+                self._saving.wait(GRACE)
 
     def steps(self) -> list[int]:
         """Steps with a complete checkpoint (it has its manifest; files are not read), ascending."""
-        folders = self._folders().items()
+        folders = self._folders.all().items()
         return [step for step, folder in folders if (folder / files.MANIFEST).is_file()]
 
+    def best(self) -> int | None:
+        """The step with the lowest validation loss (of equal ones the newest); None without any."""
+        return next(iter(self._best()), None)
+
     def save(self, step: int, state: Any, *, description: dict[str, Any]) -> None:
-        """Saves a state, then deletes what is more than `keep`. Saving a step again replaces it.
+        """`save_behind`, waited for."""
+        self.save_behind(step, state, description=description)
+        self.wait()
+
+    def save_behind(self, step: int, state: Any, *, description: dict[str, Any]) -> None:
+        """Saves a state while the caller goes on, then deletes old ones. A step again replaces it.
+
+        The state may be changed or donated when this returns. It waits for the save before it.
 
         Args:
             step: 0 or more.
             state: nested dict of jax arrays, sharded in any way.
-            description: anything JSON can hold, for `description` and `read_description`.
+            description: anything JSON can hold, for `description` and `read_description`; with the
+                number validation_loss it can be the best one.
 
         Raises:
-            CheckpointError: it cannot be written (disk full, no permission); earlier checkpoints
-                are as they were and nothing of this one is left.
+            CheckpointError: as `wait`, of the save before it, or of this one.
         """
+        self.wait()
         last = max(self._good_steps(), default=None)
         tensors = _savable(state)
         content = {"step": step, "description": description, "tensors": files.shapes(tensors)}
-        partial = self._hidden(step, "partial")
-        try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            self._clear_leftovers()
-            partial.mkdir()
-            _save_arrays(partial / ARRAYS, tensors)
-            files.seal(partial, content)
-            self._move_into_place(step)
-        except Exception as error:
-            kept = f"is step {last}" if last is not None else "is none: this was the first"
-            raise CheckpointError(
-                f"could not save step {step} in {self._directory}: {reason(error)}; "
-                f"the last good checkpoint {kept}"
-            ) from error
-        finally:
-            files.remove(partial)
-        self._damaged.discard(step)
-        self._delete_old(step)
+        with self._explained(step, last):
+            writing = writer.start(self._folders, step, tensors)
+
+        def finish() -> None:
+            with self._explained(step, last):
+                writer.finish(self._folders, content, writing)
+            self._damaged.discard(step)
+            self._delete_old(step)
+
+        self._saving = Background(finish)
+
+    def wait(self) -> None:
+        """Waits until what `save_behind` saves is in its place.
+
+        Raises:
+            CheckpointError: it cannot be written (disk full, no permission), on any process;
+                earlier checkpoints are as they were and nothing of this one is left.
+        """
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.wait()
 
     def restore(self, step: int, target: Any) -> Any:
         """The state of a step, as `restore_path`.
@@ -101,11 +132,9 @@ class Checkpoints:
         Raises:
             CheckpointError: there is no such step, it is damaged, or it does not fit `target`.
         """
-        return restore_path(self._folder(step), target)[1]
+        return restore_path(self._folders.folder(step), target)[1]
 
-    def restore_newest(
-        self, target: Any, *, report: Callable[[str], None]
-    ) -> tuple[int, Any] | None:
+    def restore_newest(self, target: Any, *, report: Report) -> tuple[int, Any] | None:
         """Step and state of the newest good checkpoint, or None if there is none.
 
         Each damaged one on the way is named to `report` in one line and skipped.
@@ -114,81 +143,85 @@ class Checkpoints:
             CheckpointError: a good checkpoint does not fit `target`. It is not skipped: going on
                 from an older one, or from nothing, would throw away the newest in silence.
         """
-        for step, folder in reversed(self._folders().items()):
-            try:
-                return restore_path(folder, target)
-            except DamagedCheckpointError as error:
-                self._damaged.add(step)
-                report(f"{error}; skipped")
-        return None
+        return self._restore(lambda: reversed(self._folders.all()), target, report)
+
+    def restore_best(self, target: Any, *, report: Report) -> tuple[int, Any] | None:
+        """As `restore_newest`, of those with a validation loss in the order of `best`."""
+        return self._restore(lambda: self._best(report), target, report)
+
+    def set_aside_after(self, step: int, *, report: Report) -> None:
+        """Renames later checkpoints, so that they do not count any more; names them to `report`."""
+
+        def rename() -> None:
+            for later in [each for each in self._folders.all() if each > step]:
+                aside = self._folders.set_aside(later)
+                report(f"step {later} is later than step {step}: moved to {aside}")
+
+        by_first("aside", rename)
 
     def description(self, step: int) -> dict[str, Any]:
         """What `save` was given with this step. Raises CheckpointError as `restore`."""
-        return read_description(self._folder(step))
+        return read_description(self._folders.folder(step))
+
+    def _restore(
+        self, steps: Callable[[], Iterable[int]], target: Any, report: Report
+    ) -> tuple[int, Any] | None:
+        """The first good one; the first process looks, and all take what it found."""
+
+        def look() -> str | None:
+            for step in steps():
+                folder = self._folders.folder(step)
+                try:
+                    _check(folder, target)
+                except DamagedCheckpointError as error:
+                    self._damaged.add(step)
+                    report(f"{error}; skipped")
+                else:
+                    return str(folder)
+            return None
+
+        found = by_first("found", look)
+        return None if found is None else _load(Path(found), target)
+
+    def _best(self, report: Report = lambda line: None) -> list[int]:
+        """Steps with a validation loss, the lowest first."""
+        losses = {}
+        for step in self._good_steps():
+            try:
+                loss = self.description(step).get(VALIDATION_LOSS)
+            except CheckpointError as error:
+                report(f"{error}; skipped")
+                continue
+            if loss is not None:
+                losses[step] = loss
+        return sorted(losses, key=lambda step: (losses[step], -step))
 
     def _good_steps(self) -> list[int]:
         """Complete and not found damaged, as far as is known without reading them."""
         return [step for step in self.steps() if step not in self._damaged]
 
-    def _folders(self) -> dict[int, Path]:
-        """Folder of each step, complete or not, ascending."""
+    @contextlib.contextmanager
+    def _explained(self, step: int, last: int | None) -> Iterator[None]:
         try:
-            names = os.listdir(self._directory)
-        except FileNotFoundError:
-            return {}
-        except OSError as error:
+            yield
+        except Exception as error:
+            kept = f"is step {last}" if last is not None else "is none: this was the first"
             raise CheckpointError(
-                f"cannot look for checkpoints in {self._directory}: {reason(error)}"
+                f"could not save step {step} in {self._folders.directory}: {reason(error)}; "
+                f"the last good checkpoint {kept}"
             ) from error
-        found = {}
-        for name in sorted(names):  # "." sorts first: once there is a new step, that one counts
-            match = re.fullmatch(rf"({files.STEP})|\.({files.STEP})\.replaced", name)
-            if match and (self._directory / name).is_dir():
-                found[int(match[1] or match[2])] = self._directory / name
-        return dict(sorted(found.items()))
-
-    def _folder(self, step: int) -> Path:
-        folders = self._folders()
-        if step not in folders:
-            there = f"it has steps {', '.join(map(str, folders))}" if folders else "it has none"
-            raise CheckpointError(f"no checkpoint of step {step} in {self._directory}; {there}")
-        return folders[step]
-
-    def _final(self, step: int) -> Path:
-        return self._directory / f"{step:08d}"
-
-    def _hidden(self, step: int, kind: str) -> Path:
-        return self._directory / f".{step:08d}.{kind}"
-
-    def _clear_leftovers(self) -> None:
-        """Removes what a killed save left; a step that lost its place to nothing gets it back."""
-        for path in self._directory.iterdir():
-            match = re.fullmatch(rf"\.({files.STEP})\.(partial|replaced)", path.name)
-            if match and match[2] == "replaced" and not self._final(int(match[1])).exists():
-                path.rename(self._final(int(match[1])))
-            elif match:
-                files.remove(path)
-
-    def _move_into_place(self, step: int) -> None:
-        final, replaced = self._final(step), self._hidden(step, "replaced")
-        if final.exists():
-            final.rename(replaced)  # a folder cannot be renamed onto one that is not empty
-        self._hidden(step, "partial").rename(final)
-        files.sync_folder(self._directory)
-        files.remove(replaced)
 
     def _delete_old(self, saved: int) -> None:
-        others = [step for step in self._good_steps() if step != saved]
-        for step in others[: max(0, len(others) - (self._keep - 1))]:
-            doomed = self._hidden(step, "partial")
-            try:
-                self._final(step).rename(doomed)  # killed while deleting, it does not look damaged
-            except OSError as error:
-                raise CheckpointError(
-                    f"saved step {saved} in {self._directory}, but could not delete the old "
-                    f"step {step}: {reason(error)}"
-                ) from error
-            files.remove(doomed)
+        def old() -> list[int]:
+            others = [step for step in self._good_steps() if step != saved]
+            best = self._best()[: self._keep_best] if self._keep_best else []
+            return [s for s in others[: max(0, len(others) - (self._keep - 1))] if s not in best]
+
+        try:
+            writer.delete(self._folders, old)
+        except Exception as error:
+            where = self._folders.directory
+            raise CheckpointError(f"saved step {saved} in {where}, but {reason(error)}") from error
 
 
 def read_description(path: Path) -> dict[str, Any]:
@@ -209,21 +242,28 @@ def restore_path(path: Path, target: Any) -> tuple[int, Any]:
         CheckpointError: a tensor's name, shape or dtype is another than in `target`.
     """
     path = Path(path)
+    by_first("checked", partial(_check, path, target))
+    return _load(path, target)
+
+
+def _check(path: Path, target: Any) -> None:
+    """Raises CheckpointError unless the checkpoint is whole and fits."""
     manifest = files.read_manifest(path)
     files.check_files(path, manifest["files"])
+    files.check_tensors(path, manifest["tensors"], files.shapes(files.by_name(target)))
+
+
+def _load(path: Path, target: Any) -> tuple[int, Any]:
+    """Step and state of a checkpoint that has been checked."""
+    agreed("there", partial(writer.require_seen, path))
     wanted = files.by_name(target)
-    files.check_tensors(path, manifest["tensors"], files.shapes(wanted))
-    arrays = _load_arrays(path, wanted)
-    state = jax.tree.unflatten(jax.tree.structure(target), [arrays[name] for name in wanted])
-    return manifest["step"], state
+    found = arrays.load(path / writer.ARRAYS, wanted, of=path)
+    state = jax.tree.unflatten(jax.tree.structure(target), [found[name] for name in wanted])
+    return files.read_manifest(path)["step"], state
 
 
 def _savable(state: Any) -> dict[str, jax.Array]:
     """The tensors by name, refused here if orbax could not save them."""
-    if jax.process_count() > 1:
-        raise CheckpointError(
-            f"{jax.process_count()} processes: checkpoints are saved by one process so far"
-        )
     named = files.by_name(state)
     for name, leaf in named.items():
         if not isinstance(leaf, jax.Array):
@@ -235,66 +275,3 @@ def _savable(state: Any) -> dict[str, jax.Array]:
                 f"{name} of the state is empty ({list(leaf.shape)}); leave it out"
             )
     return named
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """No lines on the console from orbax: what matters is an exception, then one line of ours."""
-    loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
-    levels = [logger.level for logger in loggers]
-    outer_hook = sys.unraisablehook
-
-    def hook(unraisable: Any) -> None:  # a write that ends after orbax gave up on all of them
-        if str(unraisable.exc_value) != "Event loop is closed":
-            outer_hook(unraisable)
-
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL + 1)
-    sys.unraisablehook = hook
-    try:
-        yield
-        sys.unraisablehook = outer_hook  # but after a failure it stays: nothing says when all ended
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
-def _save_arrays(path: Path, tensors: dict[str, jax.Array]) -> None:
-    context = ocp.Context()
-    # At once: asynchronously, an early failure leaves a coroutine that warns of not being awaited.
-    context.asynchronous.create_directories_asynchronously = False
-    with _quiet(), context:
-        try:
-            ocp.save(path.absolute(), tensors)
-        except BaseException:
-            _wait_for_writers()
-            raise
-
-
-def _wait_for_writers() -> None:
-    """When one write fails orbax leaves the others behind, to write into what is removed next."""
-    for thread in threading.enumerate():
-        if type(thread).__module__.startswith("orbax."):
-            thread.join(PATIENCE)
-    time.sleep(SETTLE)
-
-
-def _load_arrays(folder: Path, wanted: dict[str, Any]) -> dict[str, jax.Array]:
-    first_device = SingleDeviceSharding(jax.devices()[0])
-    shardings = {name: getattr(x, "sharding", None) or first_device for name, x in wanted.items()}
-    abstract = {
-        name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=shardings[name])
-        for name, x in wanted.items()
-    }
-    with _quiet():
-        try:
-            arrays = ocp.load((folder / ARRAYS).absolute(), abstract)
-        except Exception as error:  # its files are whole: another orbax, too little memory
-            raise CheckpointError(f"could not read checkpoint {folder}: {reason(error)}") from error
-    for name, x in wanted.items():
-        if arrays[name].dtype != x.dtype:
-            raise CheckpointError(
-                f"checkpoint {folder}: {name} is {x.dtype}, jax made it {arrays[name].dtype}; "
-                'call jax.config.update("jax_enable_x64", True)'
-            )
-    return arrays

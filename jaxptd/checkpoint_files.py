@@ -1,8 +1,8 @@
 """A checkpoint's folder: everything in it on the disk, and proof that nothing changed since.
 
-`seal` writes manifest.json last: step, description, tensors: {name: {shape, dtype}}, files:
-{name: {size, crc32}}, format and crc32, its own, so that nothing in it changes unseen either.
-`read_manifest`, `check_files` and `check_tensors` hold a folder against it.
+`put_on_disk` and `seal` write manifest.json last: step, description, tensors: {name: {shape,
+dtype}}, files: {name: {size, crc32}}, format and crc32, its own, so that nothing in it changes
+unseen either. `read_manifest`, `check_files` and `check_tensors` hold a folder against it.
 """
 
 import json
@@ -20,6 +20,8 @@ from jaxptd.errors import UserError
 MANIFEST = "manifest.json"
 STEP = "[0-9]{8,}"  # the name of a checkpoint's folder
 FORMAT = 1
+SHARED = "train.run_dir must lie where all processes see the same files"
+LISTED = 5  # tensors that differ, in one message
 CHUNK = 2**20  # bytes read at a time for the CRC: large enough for full disk speed
 
 
@@ -34,13 +36,35 @@ class DamagedCheckpointError(CheckpointError):
         super().__init__(f"checkpoint {folder} is damaged: {what}")
 
 
-def seal(folder: Path, content: dict[str, Any]) -> None:
-    """Puts all files of a folder on the disk, then `content` and what they hold as its manifest."""
+def put_on_disk(folder: Path, process: int, *, processes: int) -> dict[str, dict[str, int]]:
+    """Puts one process's share of the files in a folder on the disk; size and CRC-32 of each.
+
+    What orbax has a process write lies under its number; the rest is the first one's.
+    """
+    mine = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        match = re.search(r"process_(\d+)(/|$)", name)
+        writer = int(match[1]) if match and int(match[1]) < processes else 0
+        if writer == process and path.is_file():
+            mine[name] = _sync_file(path)
+    return mine
+
+
+def seal(folder: Path, content: dict[str, Any], files: dict[str, dict[str, int]]) -> None:
+    """Puts the names in a folder on the disk, then `content` and what its files hold: its manifest.
+
+    Args:
+        folder: what is sealed.
+        content: step, description, tensors.
+        files: what `put_on_disk` gave, of all processes.
+    """
     manifest = json.loads(json.dumps(content)) | {"format": FORMAT}  # its CRC is of what is read
     inside = sorted(folder.rglob("*"))
-    manifest["files"] = {
-        p.relative_to(folder).as_posix(): _sync_file(p) for p in inside if p.is_file()
-    }
+    names = {p.relative_to(folder).as_posix() for p in inside if p.is_file()}
+    if unseen := sorted(names ^ files.keys()):
+        raise CheckpointError(f"{unseen[0]} is not there for every process; {SHARED}")
+    manifest["files"] = {name: files[name] for name in sorted(files)}
     for path in inside:
         if path.is_dir():
             sync_folder(path)
@@ -114,22 +138,27 @@ def shapes(tensors: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def check_tensors(path: Path, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Raises CheckpointError naming the first tensor that checkpoint and run do not share."""
-    for name in [*wanted, *saved]:
-        here, there = wanted.get(name), saved.get(name)
-        if there is None:
-            wrong = f"{name} is in this run, not in the checkpoint"
-        elif here is None:
-            wrong = f"{name} is in the checkpoint, not in this run"
-        elif here["shape"] != there["shape"]:
-            wrong = f"{name} is {there['shape']} in the checkpoint, {here['shape']} in this run"
-        elif here["dtype"] != there["dtype"]:
-            wrong = f"{name} is {there['dtype']} in the checkpoint, {here['dtype']} in this run"
-        else:
-            continue
+    """Raises CheckpointError naming the tensors that checkpoint and run do not share."""
+    names = dict.fromkeys([*wanted, *saved])
+    wrong = [line for name in names if (line := _other(name, saved.get(name), wanted.get(name)))]
+    if wrong:
+        more = f"; and {len(wrong) - LISTED} more" if len(wrong) > LISTED else ""
         raise CheckpointError(
-            f"checkpoint {path} does not fit: {wrong}; use the config it was saved with"
+            f"checkpoint {path} does not fit: {'; '.join(wrong[:LISTED])}{more}; "
+            "use the config it was saved with"
         )
+
+
+def _other(name: str, there: dict[str, Any] | None, here: dict[str, Any] | None) -> str | None:
+    """How a tensor of the checkpoint differs from this run's; None if it does not."""
+    if there is None:
+        return f"{name} is in this run, not in the checkpoint"
+    if here is None:
+        return f"{name} is in the checkpoint, not in this run"
+    for key in ("shape", "dtype"):
+        if here[key] != there[key]:
+            return f"{name} is {there[key]} in the checkpoint, {here[key]} in this run"
+    return None
 
 
 def _crc_of(manifest: dict[str, Any]) -> int:
@@ -166,6 +195,8 @@ def remove(folder: Path) -> None:
 
 def reason(error: BaseException) -> str:
     """What went wrong in the system's own words: tensorstore hides its error number in the text."""
+    if isinstance(error, UserError):
+        return str(error)
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:

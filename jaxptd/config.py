@@ -194,16 +194,20 @@ class CheckpointConfig:
     Args:
         every: steps between checkpoints; 0 is never.
         keep: newest checkpoints kept.
-        resume: auto (from the newest good one of run_dir, if any), never, or the path of a
-            checkpoint.
+        keep_best: checkpoints with the lowest validation loss kept beyond them.
+        asynchronous: the run goes on while a checkpoint is written.
+        resume: auto (from the newest good one of run_dir, if any), best (from the one with the
+            lowest validation loss; later ones are set aside), never, or the path of a checkpoint.
     """
 
     every: int = 500
     keep: int = 2
+    keep_best: int = 1
+    asynchronous: bool = True
     resume: str = "auto"
 
     def __post_init__(self) -> None:
-        require_not_negative("checkpoint", self, "every")
+        require_not_negative("checkpoint", self, "every", "keep_best")
         require_positive("checkpoint", self, "keep")
         require_not_empty("checkpoint", self, "resume")
 

@@ -10,18 +10,16 @@ import dataclasses
 import math
 import signal
 from collections.abc import Iterator, Sequence
-from functools import partial
-from pathlib import Path
+from functools import cached_property, partial
 from typing import Any
 
 import jax
 import numpy as np
 from rich.console import Console
 
-from jaxptd.canonical import abstract_canonical, from_canonical, to_canonical
-from jaxptd.checkpoint import CheckpointError, Checkpoints, read_description, restore_path
+from jaxptd.checkpoint import CheckpointError
 from jaxptd.command_line import make_parser, parse
-from jaxptd.config import Config, from_dict, to_dict
+from jaxptd.config import Config
 from jaxptd.data import Data, Windows, load_tokenizer, number_documents, open_data
 from jaxptd.data.tokenizers import Tokenizer, with_vocabulary
 from jaxptd.devices import prepare
@@ -30,7 +28,8 @@ from jaxptd.generate import Sampling, write_text
 from jaxptd.mesh import make_mesh
 from jaxptd.pipeline.statistics import bubble
 from jaxptd.progress import Display, Meter, Output, check_finite
-from jaxptd.run_dir import Row, RunDir, difference
+from jaxptd.run_checkpoints import RunCheckpoints, without_best
+from jaxptd.run_dir import Row, RunDir
 from jaxptd.step import Batch, Program, State, batch_fields
 
 SAMPLE_PROMPT = "def "
@@ -75,46 +74,9 @@ class Run:
     def config(self) -> Config:
         return self.program.config
 
-    @property
-    def checkpoints(self) -> Checkpoints:
-        return Checkpoints(self.run_dir.checkpoints, keep=self.config.checkpoint.keep)
-
-    def start(self) -> State:
-        """The state to go on from: a checkpoint's, or a new one."""
-        resume, target = self.config.checkpoint.resume, abstract_canonical(self.program)
-        if resume == "never":
-            return self.program.init_state()
-        if resume != "auto":
-            self._check_same_run(resume, read_description(Path(resume)))
-            found = restore_path(Path(resume), target)
-            self._check_nothing_newer(found[0])
-            return self._resumed(*found, resume)
-        newest = self.checkpoints.restore_newest(target, report=self._warn)
-        if newest is None:
-            return self.program.init_state()
-        where = str(self.run_dir.checkpoints)
-        self._check_same_run(where, self.checkpoints.description(newest[0]))
-        return self._resumed(*newest, where)
-
-    def _check_same_run(self, where: str, description: dict[str, Any]) -> None:
-        changed = difference(self.config, from_dict(description["config"]))
-        if changed:
-            raise UserError(f"{where} is of another run: {changed}; use that run's config")
-
-    def _check_nothing_newer(self, step: int) -> None:
-        newest = max(self.checkpoints.steps(), default=step)
-        if newest > step:
-            raise UserError(
-                f"train.run_dir={self.run_dir.path} holds step {newest}, checkpoint.resume names "
-                f"step {step}; go on with checkpoint.resume=auto, or use another train.run_dir"
-            )
-
-    def _resumed(self, step: int, canonical: dict[str, Any], where: str) -> State:
-        self.display.say(f"resuming at step {step} from {where}")
-        return from_canonical(self.program, canonical)
-
-    def _warn(self, line: str) -> None:
-        self.display.say(f"warning: {line}")
+    @cached_property
+    def checkpoints(self) -> RunCheckpoints:
+        return RunCheckpoints(self.program, self.run_dir, self.display.say)
 
     def batch(self, windows: Windows, first: int, *, beyond: int | None = None) -> Batch:
         """The batch of samples `first`, `first + 1`, ...; each device reads its own rows.
@@ -155,9 +117,9 @@ class Run:
         loss = sum(float(s["loss_sum"]) for s in sums) / sum(int(s["tokens"]) for s in sums)
         return {"validation_loss": loss, "perplexity": math.exp(min(loss, 700))}
 
-    def save(self, state: State, step: int) -> None:
-        description = {"config": to_dict(self.config)}
-        self.checkpoints.save(step, to_canonical(self.program, state), description=description)
+    def save(self, state: State, step: int, row: Row | None) -> None:
+        """After a step, whose line of metrics may hold an evaluation."""
+        self.checkpoints.save(state, step, row)
 
     def train(self, state: State, stop: Stop) -> State:
         """Runs the steps that are left, logging, evaluating and saving on the way.
@@ -166,8 +128,8 @@ class Run:
             UserError: loss or gradients are not finite any more; such a state is never saved.
         """
         train, done = self.config.train, int(state["step"])
-        board = self.run_dir.tensorboard(step=done)
-        with self.display.steps(done=done, total=train.steps), stop.listening():
+        board, saved = self.run_dir.tensorboard(step=done), self.checkpoints.files
+        with self.display.steps(done=done, total=train.steps), stop.listening(), saved:
             meter = Meter(self.program, done)
             for step in range(done + 1, train.steps + 1):
                 batch = self.batch(self.data.train, (step - 1) * train.global_batch_size)
@@ -180,7 +142,9 @@ class Run:
                     board(row)
                 if _due(step, self.config.checkpoint.every, last):
                     with meter.paused():
-                        self.save(state, step)
+                        self.save(state, step, row)
+                        if last:
+                            saved.wait()
                 self.display.advance(step)
                 if stopping:
                     self.display.say(f"stopped at step {step}: {self._way_on()}")
@@ -240,6 +204,8 @@ def prepare_run(config: Config, console: Console) -> Run:
     where = prepare(config)
     program = Program(config, make_mesh(config.layout))
     display.say(_summary(program, where, data))
+    if data.validation is not None and (warning := without_best(config)):
+        display.say(warning)
     return Run(program, data, tokenizer, run_dir, display)
 
 
@@ -262,7 +228,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser("python -m jaxptd.train", main.__doc__ or "")
     config, _ = parse(parser, argv)
     run = prepare_run(config, Output())
-    state = run.start()
+    state = run.checkpoints.start()
     step = int(state["step"])
     run.run_dir.open(run.config, step=step)
     stop = Stop()

@@ -65,6 +65,8 @@ def run_dir(tmp_path):
         "--train.platform=auto",
         "--checkpoint.every=1",
         "--checkpoint.keep=9",
+        "--checkpoint.keep_best=2",
+        "--checkpoint.asynchronous=false",
         "--checkpoint.resume=never",
     ],
 )

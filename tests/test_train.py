@@ -311,12 +311,19 @@ class Killed(BaseException):
 
 
 def kill_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = RunDir.log
+    """At a moment when no checkpoint is being written: this process lives on, and would write."""
+    log, save = RunDir.log, Checkpoints.save_behind
 
     def deadly(self, row):
         log(self, row)
         if row["step"] == step:
             raise Killed
+
+    def at_once(self, *args, **kwargs):
+        save(self, *args, **kwargs)
+        self.wait()
+
+    monkeypatch.setattr(Checkpoints, "save_behind", at_once)
 
     monkeypatch.setattr(RunDir, "log", deadly)
 
@@ -755,7 +762,7 @@ def test_a_learning_rate_that_is_too_large_says_so(train):
 # ---- in a process of its own ----------------------------------------------------------------
 
 HURT = """
-import os, resource, signal, sys
+import os, resource, signal, sys, threading
 from jaxptd.errors import run_command
 from jaxptd.run_dir import RunDir
 from jaxptd.train import main
@@ -786,7 +793,9 @@ def hurt(train: Trainer, what: str, *, step: int, options=()) -> subprocess.Comp
 
 def test_a_full_disk_is_one_line_and_the_last_good_checkpoint_stays(train, whole):
     size = 10_000  # of the largest file: metrics still fit, the arrays of a checkpoint do not
-    ended = hurt(train, f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))", step=7)
+    full = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))"
+    saved = "[each.join() for each in threading.enumerate() if each.name == 'jaxptd-background']"
+    ended = hurt(train, f"{saved}; {full}", step=7)
     assert ended.returncode == 2, ended
     assert ended.stderr.count("\n") == 1, ended.stderr
     assert "could not save step 10" in ended.stderr

@@ -1,0 +1,121 @@
+"""The checkpoints of a run: what is saved with its state, and which state it goes on from."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from jaxptd.canonical import abstract_canonical, from_canonical, to_canonical
+from jaxptd.checkpoint import VALIDATION_LOSS, Checkpoints, read_description, restore_path
+from jaxptd.config import CheckpointConfig, Config, from_dict, to_dict
+from jaxptd.errors import UserError
+from jaxptd.run_dir import Row, RunDir, difference
+from jaxptd.step import Program, State
+
+
+@dataclasses.dataclass(frozen=True)
+class RunCheckpoints:
+    """Saves and resumes a run.
+
+    Args:
+        program: whose state it is.
+        run_dir: where the checkpoints are.
+        say: takes a line for the person who reads along.
+    """
+
+    program: Program
+    run_dir: RunDir
+    say: Callable[[str], None]
+
+    @cached_property
+    def files(self) -> Checkpoints:
+        """All of this run, and the save that goes on."""
+        settings = self._settings
+        return Checkpoints(
+            self.run_dir.checkpoints, keep=settings.keep, keep_best=settings.keep_best
+        )
+
+    @property
+    def _settings(self) -> CheckpointConfig:
+        return self.program.config.checkpoint
+
+    def save(self, state: State, step: int, row: Row | None) -> None:
+        """Saves the state after a step, with its validation loss if its row has one."""
+        description = {"config": to_dict(self.program.config)}
+        if row and VALIDATION_LOSS in row:
+            description[VALIDATION_LOSS] = row[VALIDATION_LOSS]
+        canonical = to_canonical(self.program, state)
+        save = self.files.save_behind if self._settings.asynchronous else self.files.save
+        save(step, canonical, description=description)
+
+    def start(self) -> State:
+        """The state to go on from: a checkpoint's, or a new one.
+
+        Raises:
+            UserError: the checkpoint is of another run, or there is none to go on from.
+        """
+        resume = self._settings.resume
+        if resume == "never":
+            return self.program.init_state()
+        target = abstract_canonical(self.program)
+        if resume == "auto":
+            newest = self.files.restore_newest(target, report=self._warn)
+            return self._resumed(*newest) if newest else self.program.init_state()
+        if resume == "best":
+            return self._start_from_best(target)
+        self._check_same_run(resume, read_description(Path(resume)))
+        step, canonical = restore_path(Path(resume), target)
+        self._check_nothing_newer(step)
+        return self._going_on(step, canonical, resume)
+
+    def _start_from_best(self, target: dict[str, Any]) -> State:
+        best = self.files.restore_best(target, report=self._warn)
+        if best is None:
+            raise UserError(
+                f"checkpoint.resume=best, but no good checkpoint in {self.run_dir.checkpoints} has "
+                "a validation loss; use checkpoint.resume=auto"
+            )
+        state = self._resumed(*best)
+        self.files.set_aside_after(best[0], report=self._warn)
+        return state
+
+    def _resumed(self, step: int, canonical: dict[str, Any]) -> State:
+        where = str(self.run_dir.checkpoints)
+        self._check_same_run(where, self.files.description(step))
+        return self._going_on(step, canonical, where)
+
+    def _going_on(self, step: int, canonical: dict[str, Any], where: str) -> State:
+        self.say(f"resuming at step {step} from {where}")
+        return from_canonical(self.program, canonical)
+
+    def _check_same_run(self, where: str, description: dict[str, Any]) -> None:
+        changed = difference(self.program.config, from_dict(description["config"]))
+        if changed:
+            raise UserError(f"{where} is of another run: {changed}; use that run's config")
+
+    def _check_nothing_newer(self, step: int) -> None:
+        newest = max(self.files.steps(), default=step)
+        if newest > step:
+            raise UserError(
+                f"train.run_dir={self.run_dir.path} holds step {newest}, checkpoint.resume names "
+                f"step {step}; go on with checkpoint.resume=auto, or use another train.run_dir"
+            )
+
+    def _warn(self, line: str) -> None:
+        self.say(f"warning: {line}")
+
+
+def without_best(config: Config) -> str | None:
+    """What to warn of if no checkpoint before the last will have a validation loss."""
+    every, evaluated = config.checkpoint.every, config.train.eval_every
+    if not (config.checkpoint.keep_best and every and evaluated) or every >= config.train.steps:
+        return None
+    if math.lcm(every, evaluated) < config.train.steps:
+        return None
+    return (
+        f"warning: checkpoint.keep_best={config.checkpoint.keep_best} finds no checkpoint before "
+        f"the last: none is evaluated; make checkpoint.every={every} a multiple of "
+        f"train.eval_every={evaluated}, or checkpoint.keep_best=0"
+    )

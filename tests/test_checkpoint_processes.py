@@ -1,0 +1,143 @@
+"""Checkpoints of two processes, for real: gloo on loopback, two simulated devices each."""
+
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from test_checkpoint import abstract, assert_same, make_state, save
+
+from jaxptd.checkpoint import Checkpoints
+
+ROOT = Path(__file__).parents[1]
+START = """
+    import os, resource, signal, sys
+    from pathlib import Path
+    sys.path[:0] = [{root!r}, {tests!r}]
+    import jax
+    process, folder = int(sys.argv[1]), Path(sys.argv[3])
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 2)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"localhost:{{sys.argv[2]}}", 2, process)
+    from jaxptd.checkpoint import CheckpointError
+    from test_checkpoint_processes import *
+    checkpoints = Checkpoints(folder, keep=9)
+"""
+
+
+def two_processes(code, folder):
+    """Runs code in two processes that together have `make_state(seed, 2, 2)`."""
+    start = START.format(root=str(ROOT), tests=str(ROOT / "tests"))
+    code = textwrap.dedent(start) + textwrap.dedent(code)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    command = [sys.executable, "-W", "error", "-c", code]
+    running = [
+        subprocess.Popen(
+            [*command, str(process), port, str(folder)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for process in range(2)
+    ]
+    try:
+        outputs = [each.communicate(timeout=120) for each in running]
+    finally:
+        for each in running:
+            each.kill()
+    for each, (_, error) in zip(running, outputs, strict=True):
+        assert each.returncode == 0, error
+    return [_without_gloo(out) for out, _ in outputs], [_without_gloo(err) for _, err in outputs]
+
+
+def _without_gloo(text):
+    return [line for line in text.splitlines() if not line.startswith("[Gloo]")]
+
+
+def assert_same_here(got, expected):
+    """Every bit of what lies on this process's devices."""
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        assert (a.dtype, a.sharding) == (b.dtype, b.sharding)
+        for x, y in zip(a.addressable_shards, b.addressable_shards, strict=True):
+            assert np.asarray(x.data).tobytes() == np.asarray(y.data).tobytes()
+
+
+def test_any_number_of_processes_restores_what_any_number_saved(tmp_path):
+    """And a disk that is full for one is full for all, and is over for all when it is over."""
+    save(tmp_path, 1)
+    code = """
+        target = abstract(make_state(0, 2, 2))
+        step, state = checkpoints.restore_newest(target, report=print)
+        assert step == 1
+        assert_same_here(state, make_state(1, 2, 2))
+
+        checkpoints.save(2, make_state(2, 2, 2), description={"by": 2})
+        assert checkpoints.steps() == [1, 2]
+        assert_same_here(checkpoints.restore(2, target), make_state(2, 2, 2))
+
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        for full in (0, 1):
+            if process == full:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+            checkpoints.save_behind(3, make_state(3, 2, 2), description={})
+            try:
+                checkpoints.wait()
+            except CheckpointError as error:
+                print(error)
+            assert checkpoints.steps() == [1, 2]
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        checkpoints.save(4, make_state(4, 2, 2), description={})
+        assert checkpoints.steps() == [1, 2, 4]
+
+        largest = max((folder / "00000004").rglob("d/*"), key=lambda path: path.stat().st_size)
+        jax.experimental.multihost_utils.sync_global_devices("looked")
+        if process == 1:
+            os.truncate(largest, 10)
+        jax.experimental.multihost_utils.sync_global_devices("damaged")
+        step, state = checkpoints.restore_newest(target, report=lambda line: print("damaged"))
+        assert step == 2
+        assert_same_here(state, make_state(2, 2, 2))
+        try:
+            checkpoints.restore(4, target)
+        except CheckpointError as error:
+            print(" ".join(str(error).split()[2:]))
+    """
+    outputs, errors = two_processes(code, tmp_path)
+    line = f"could not save step 3 in {tmp_path}: File too large"
+    last = "; the last good checkpoint is step 2"
+    damaged = outputs[0][3]
+    assert damaged.startswith("is damaged: arrays/")
+    assert damaged.count("has 10 bytes, not") == 1
+    assert outputs == [
+        [line + last, f"{line} (process 1){last}", "damaged", damaged],  # the first one names it
+        [f"{line} (process 0){last}", line + last, f"{damaged} (process 0)"],
+    ]
+    assert errors == [[], []]
+    checkpoints = Checkpoints(tmp_path, keep=9)
+    assert_same(checkpoints.restore(2, abstract(make_state())), make_state(2))
+    assert checkpoints.description(2) == {"by": 2}
+    assert sorted(os.listdir(tmp_path)) == ["00000001", "00000002", "00000004"]
+
+
+@pytest.mark.slow
+def test_a_directory_that_not_all_processes_see(tmp_path):
+    code = """
+        checkpoints = Checkpoints(folder / str(process), keep=9)
+        try:
+            checkpoints.save(1, make_state(1, 2, 2), description={})
+        except CheckpointError as error:
+            print(error)
+    """
+    outputs, errors = two_processes(code, tmp_path)
+    for output in outputs:
+        assert len(output) == 1
+        assert "train.run_dir must lie where all processes see the same files" in output[0]
+    assert errors == [[], []]

@@ -1,0 +1,121 @@
+"""A run that is killed again and again ends as if nobody had touched it."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+CONFIG = ROOT / "configs" / "test-tiny.yaml"
+STEPS, KILLS = 60, 30
+NEVER = "run:never:1:0"
+TIMES = {"tokens_per_second", "step_time", "mfu"}
+
+# Kills itself some time after a moment of the run: its start, a step, or inside a save.
+RUN = """
+import os, random, signal, sys, threading, time
+from jaxptd import checkpoint_arrays, checkpoint_files, checkpoint_folders
+from jaxptd.errors import run_command
+from jaxptd.run_dir import RunDir
+from jaxptd.train import main
+
+owner, name, times, seconds = sys.argv.pop(1).split(":")
+owner = {"log": RunDir, "arrays": checkpoint_arrays.ocp, "files": checkpoint_files,
+         "folders": checkpoint_folders.Folders, "run": None}[owner]
+left = int(times)
+
+def kill():
+    os.kill(os.getpid(), 9)
+
+def after():
+    timer = threading.Timer(float(seconds), kill)
+    timer.daemon = True
+    timer.start()
+
+if name == "start":
+    after()
+elif name != "never":
+    function = getattr(owner, name)
+
+    def counted(*args, **kwargs):
+        global left
+        left -= 1
+        if left == 0:
+            after()
+        return function(*args, **kwargs)
+
+    setattr(owner, name, counted)
+run_command(main)
+"""
+
+
+def moments():
+    """Thirty of them, spread over start-up, steps and saves: what, which call, seconds after it."""
+    draw = random.Random(0)
+    places = [
+        "run:start",
+        "log:log",
+        "arrays:save_async",
+        "files:put_on_disk",
+        "files:seal",
+        "folders:move_into_place",
+        "folders:delete",
+    ]
+    found = []
+    for number in range(KILLS):
+        place = places[number % len(places)]
+        longest = 4 if place == "run:start" else draw.choice([0, 0.03])
+        found.append(f"{place}:{draw.randint(1, 2)}:{draw.uniform(0, longest)}")
+    return found
+
+
+def run(folder, moment):
+    options = {
+        "data.source": folder / "text.txt",
+        "train.run_dir": folder / "run",
+        "train.steps": STEPS,
+        "train.sample_tokens": 0,
+        "checkpoint.every": 3,
+        "train.eval_every": 6,
+    }
+    command = [sys.executable, "-c", RUN, moment, "--config", str(CONFIG)]
+    command += [f"--{key}={value}" for key, value in options.items()]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    if moment != NEVER:  # nor is a program killed while it is put into the cache
+        environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "1e9"
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+def rows(folder):
+    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
+
+
+@pytest.mark.slow
+def test_thirty_kills_change_nothing(tmp_path):
+    """Each step stands in the metrics once, equal to the last digit, evaluations too.
+
+    So every step had the state and the samples that it has in a run that nobody kills.
+    """
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "text.txt").write_text("".join(f"line {i * i}\n" for i in range(3000)))
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert run(whole, NEVER).returncode == 0
+    reached = []
+    for moment in moments():
+        ended = run(killed, moment)
+        assert ended.returncode == -signal.SIGKILL, (moment, ended.stdout, ended.stderr)
+        metrics = killed / "run" / "metrics.jsonl"
+        reached.append(len(rows(killed)) if metrics.exists() else 0)
+    ended = run(killed, NEVER)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert [row["step"] for row in rows(killed)] == list(range(1, STEPS + 1))
+    assert rows(killed) == rows(whole)
+    assert max(reached) > 30, reached  # it went on, and was killed far from its start too
+    assert (killed / "run" / "checkpoints" / "00000060").is_dir()

@@ -1,0 +1,124 @@
+"""A run's checkpoints: what is saved of a step, which one it goes on from, and what it says."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from jaxptd.command_line import load_config
+from jaxptd.errors import UserError
+from jaxptd.mesh import make_mesh
+from jaxptd.run_checkpoints import RunCheckpoints, without_best
+from jaxptd.run_dir import RunDir
+from jaxptd.step import Program
+
+CONFIG = Path(__file__).parents[1] / "configs" / "test-tiny.yaml"
+LOSSES = {5: 3.0, 10: 2.0, 15: 2.5, 20: None}
+
+
+def config_with(*overrides):
+    return load_config(CONFIG, ["--model.vocab_size=13", *overrides])
+
+
+@pytest.fixture(scope="module")
+def state():
+    return program().init_state()
+
+
+def program(*overrides):
+    config = config_with(*overrides)
+    return Program(config, make_mesh(config.layout))
+
+
+@pytest.fixture
+def saved(tmp_path, state):
+    """Opens the checkpoints of a run that saved at the steps of LOSSES; `lines` is what it says."""
+
+    def opened(*overrides):
+        lines = []
+        each = RunCheckpoints(program(*overrides), RunDir(tmp_path), lines.append)
+        return SimpleNamespace(checkpoints=each, files=each.files, lines=lines)
+
+    first = opened("--checkpoint.keep=9").checkpoints
+    for step, loss in LOSSES.items():
+        row = {"step": step} if loss is None else {"step": step, "validation_loss": loss}
+        first.save(state | {"step": state["step"] + step}, step, row)
+    first.files.wait()
+    return opened
+
+
+def test_the_validation_loss_is_saved_with_the_step(saved):
+    files = saved().files
+    assert [files.description(step).get("validation_loss") for step in LOSSES] == [*LOSSES.values()]
+    assert files.best() == 10
+
+
+def test_best_goes_on_from_the_lowest_validation_loss(saved, tmp_path, state):
+    run = saved("--checkpoint.resume=best")
+    best = run.checkpoints.start()
+    assert int(best["step"]) == 10
+    jax.tree.map(np.testing.assert_array_equal, best["params"], state["params"])
+    assert run.lines[0] == f"resuming at step 10 from {tmp_path}/checkpoints"
+    assert run.lines[1:] == [
+        f"warning: step {step} is later than step 10: moved to "
+        f"{tmp_path}/checkpoints/{step:08d}.aside"
+        for step in (15, 20)
+    ]
+    assert run.files.steps() == [5, 10]
+    assert int(saved().checkpoints.start()["step"]) == 10
+
+
+def test_auto_goes_on_from_the_newest(saved):
+    assert int(saved().checkpoints.start()["step"]) == 20
+
+
+def test_without_an_evaluated_checkpoint_there_is_no_best(tmp_path):
+    run = RunCheckpoints(program("--checkpoint.resume=best"), RunDir(tmp_path), pytest.fail)
+    with pytest.raises(UserError, match=r"no good checkpoint in .* has a validation loss; use"):
+        run.start()
+
+
+def test_best_of_another_run_is_refused_and_nothing_is_moved(saved):
+    run = saved("--checkpoint.resume=best", "--train.seed=7")
+    with pytest.raises(UserError, match="of another run: train.seed is 7, was 0"):
+        run.checkpoints.start()
+    assert run.files.steps() == [*LOSSES]
+
+
+@pytest.mark.parametrize("behind", [True, False])
+def test_saving_behind_the_step_or_not(saved, state, behind, monkeypatch):
+    run = saved(f"--checkpoint.asynchronous={str(behind).lower()}", "--checkpoint.keep=9")
+    called = []
+    for name in ("save", "save_behind"):
+        monkeypatch.setattr(run.files, name, lambda *_, name=name, **__: called.append(name))
+    run.checkpoints.save(state, 25, None)
+    assert called == ["save_behind" if behind else "save"]
+
+
+@pytest.mark.parametrize(
+    ("every", "evaluated", "keep_best", "warned"),
+    [
+        (5, 10, 1, False),
+        (7, 4, 1, True),  # they meet at 28 of 28 steps, the last
+        (7, 4, 0, False),
+        (0, 4, 1, False),
+        (7, 0, 1, False),  # nobody asked for evaluations
+        (28, 5, 1, False),  # only the last step is saved, and evaluated
+        (3, 9, 1, False),
+        (9, 7, 1, True),
+    ],
+)
+def test_a_best_that_cannot_be_is_warned_of(every, evaluated, keep_best, warned):
+    line = without_best(
+        config_with(
+            f"--checkpoint.every={every}",
+            f"--train.eval_every={evaluated}",
+            f"--checkpoint.keep_best={keep_best}",
+            "--train.steps=28",
+        )
+    )
+    assert bool(line) == warned
+    if line:
+        assert f"make checkpoint.every={every} a multiple of train.eval_every={evaluated}" in line
