@@ -19,7 +19,9 @@ from jax.sharding import PartitionSpec as P
 
 from jaxptd.batch import BATCH_AXES, BATCH_SPEC, Batch, batch_fields, check_batch, check_fields
 from jaxptd.collectives import as_varying
+from jaxptd.compiler import compiler_options
 from jaxptd.config import AttentionKind, Config, ModelConfig
+from jaxptd.guard import advance, new_guard, unscaled
 from jaxptd.layers.attention import choose_kernel
 from jaxptd.layers.dropout import Places
 from jaxptd.layers.form import TensorParallel
@@ -31,7 +33,7 @@ from jaxptd.params import Blueprint, ParamInfo, Params
 from jaxptd.passes import Micro, Passes, Pipelined, Place, Whole, make_plan
 from jaxptd.pipeline.plan import Plan
 
-State = dict[str, Any]  # params: Params, optimizer: optax's, step: int32
+State = dict[str, Any]  # params: Params, optimizer: optax's, step: int32, guard: Guard
 Metrics = dict[str, Array]
 
 
@@ -99,13 +101,15 @@ class Program:
         optimizer = optax.tree_map_params(
             self.optimizer, fn, state["optimizer"], self.infos, transform_non_params=other
         )
-        return {"params": params, "optimizer": optimizer, "step": other(state["step"])}
+        alike = {name: jax.tree.map(other, state[name]) for name in ("step", "guard")}
+        return {"params": params, "optimizer": optimizer, **alike}
 
     def _new_state(self, params: Params) -> State:
         return {
             "params": params,
             "optimizer": self.optimizer.init(params),
             "step": jnp.zeros((), jnp.int32),
+            "guard": new_guard(self.model.dtype),
         }
 
     @cached_property
@@ -171,20 +175,8 @@ class Program:
         return jax.jit(
             lambda state, batch: self._step_on_mesh(state, batch)[:2],
             donate_argnums=0,
-            compiler_options=self._compiler_options,
+            compiler_options=compiler_options(self.config, self.mesh),
         )
-
-    @property
-    def _compiler_options(self) -> dict[str, Any] | None:
-        """Two collectives at a time, where XLA for GPUs would schedule one and wait for the second.
-
-        Backward of a ring sends keys and values and the sums they bring home; products on a grid
-        send along row and along col. Of the training step only: an evaluation is short.
-        """
-        layout = self.config.layout
-        if not on_gpus(self.mesh) or (layout.ring_size < 3 and layout.row * layout.col == 1):
-            return None
-        return {"xla_gpu_experimental_parallel_collective_overlap_limit": 2}
 
     @cached_property
     def step_with_gradients(self) -> Callable[[State, Batch], tuple[State, Metrics, Params]]:
@@ -207,7 +199,9 @@ class Program:
         return self._shard(self._step, (self.state_specs, BATCH_SPEC), outs)
 
     def _step(self, state: State, batch: Batch) -> tuple[State, Metrics, Params]:
-        loss, grads = self._gradients(state["params"], batch, state["step"])
+        scale = state["guard"]["scale"]
+        found = self._gradients(state["params"], batch, state["step"], scale=scale)
+        loss, grads = unscaled(found, scale, self.model.dtype)
         norm = global_norm(grads, self.infos)
         rate = learning_rate(
             self.config.optimizer, step=state["step"], steps=self.config.train.steps
@@ -217,18 +211,23 @@ class Program:
         params = {
             name: p - rate.astype(p.dtype) * direction[name] for name, p in state["params"].items()
         }
-        state = {"params": params, "optimizer": optimizer, "step": state["step"] + 1}
-        return state, {"loss": loss, "grad_norm": norm, "learning_rate": rate}, grads
+        new = {"params": params, "optimizer": optimizer}
+        metrics = {"loss": loss, "grad_norm": norm, "learning_rate": rate}
+        return *advance(state, new, metrics, self.config), grads
 
-    def _gradients(self, params: Params, batch: Batch, step: Array) -> tuple[Array, Params]:
-        """The mean loss over all target tokens, and its gradients, reduced once whatever M is.
+    def _gradients(
+        self, params: Params, batch: Batch, step: Array, *, scale: Array
+    ) -> tuple[Array, Params]:
+        """`scale` x the mean loss over all target tokens, and its gradients.
+
+        They are reduced once, whatever M is.
 
         Parameters vary over the axes that cut tokens before the micro-batches run, so that their
         gradients are local sums until the end.
         """
         count = lax.psum(jnp.sum(batch["targets"] >= 0), BATCH_AXES).astype(self.master_dtype)
         micro, places = self._micro_batches(batch, self._seed(step))
-        loss, grads = self.passes.gradients(self._varying(params), micro, places, 1 / count)
+        loss, grads = self.passes.gradients(self._varying(params), micro, places, scale / count)
         return lax.psum(as_varying(loss, self._loss_axes), self._loss_axes), self._reduce(grads)
 
     def _varying(self, params: Params) -> Params:

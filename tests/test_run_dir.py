@@ -56,6 +56,8 @@ def run_dir(tmp_path):
         "--model.attention=xla",
         "--train.steps=99",
         "--train.micro_batches=4",
+        "--train.max_skipped=3",
+        "--optimizer.skip_above=5",
         "--train.log_every=0",
         "--train.eval_every=7",
         "--train.eval_batches=3",
