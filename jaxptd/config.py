@@ -20,6 +20,7 @@ from jaxptd.errors import UserError
 from jaxptd.mesh import Axis, Layout
 
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
+Products = Literal["native", "fp8"]
 Remat = Literal["none", "dots", "attention", "full"]
 AttentionKind = Literal["auto", "xla", "cudnn"]
 Documents = Literal["joined", "apart"]
@@ -41,6 +42,8 @@ class ModelConfig:
             residual sum.
         dtype: compute precision; parameters and optimizer are float32 (float64 for float64);
             float16 scales the loss.
+        products: precision of a block's four matrix products: native is dtype, fp8 is 8-bit
+            numbers with a scale for each tensor.
         tie_embeddings: use the embedding as output layer.
         remat: what backward computes again: none, attention (its core), dots (all but matrix
             products and attention), full (the block).
@@ -58,6 +61,7 @@ class ModelConfig:
     vocab_size: int | None = None
     dropout: float = 0.0
     dtype: Dtype = "float32"
+    products: Products = "native"
     tie_embeddings: bool = True
     remat: Remat = "none"
     attention: AttentionKind = "auto"
@@ -224,6 +228,11 @@ class Config:
 
 def check_layout(model: ModelConfig, layout: Layout) -> None:
     """Raises UserError if the model cannot be spread by the layout."""
+    if model.products == "fp8" and layout.row * layout.col > 1:
+        raise UserError(
+            f"model.products=fp8 with layout.row={layout.row}, layout.col={layout.col}: products "
+            "on a grid are native; use layout.tp, or model.products=native"
+        )
     require_divides("model.num_heads", model.num_heads, "layout.tp", layout.tp)
     if layout.attention2d == "heads" and model.num_heads % layout.col:
         raise UserError(

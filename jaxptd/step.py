@@ -25,6 +25,7 @@ from jaxptd.guard import advance, new_guard, unscaled
 from jaxptd.layers.attention import choose_kernel
 from jaxptd.layers.dropout import Places
 from jaxptd.layers.form import TensorParallel
+from jaxptd.layers.fp8 import choose_product
 from jaxptd.layers.tensor_parallel import make_form
 from jaxptd.mesh import Axis, on_gpus
 from jaxptd.models.gpt import GPT
@@ -56,7 +57,8 @@ class Program:
 
     @cached_property
     def form(self) -> TensorParallel:
-        return make_form(self.config.layout, native=on_gpus(self.mesh))
+        dot = choose_product(self.config.model.products, self.mesh.devices.flat[0])
+        return make_form(self.config.layout, native=on_gpus(self.mesh), dot=dot)
 
     @cached_property
     def blueprint(self) -> Blueprint:

@@ -85,6 +85,7 @@ def test_what_a_resumed_run_may_change(override):
         "--model.vocab_size=300",
         "--model.dropout=0.2",
         "--model.dtype=bfloat16",
+        "--model.products=fp8",
         "--model.tie_embeddings=false",
         "--data.source=other.txt",
         "--data.tokenizer=other.json",

@@ -226,3 +226,11 @@ def test_two_collectives_may_be_under_way_at_once_on_gpus(platform, layout, give
     device = types.SimpleNamespace(platform=platform)
     mesh = types.SimpleNamespace(devices=np.array([device]))
     assert len(compiler_options(tiny.config(layout), mesh) or {}) == given
+
+
+def test_8_bit_products_are_asked_for_on_gpus() -> None:
+    config = tiny.config(Layout(cp=4), products="fp8")
+    for platform, given in (("cuda", False), ("cpu", None)):
+        mesh = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform=platform)]))
+        options = compiler_options(config, mesh) or {}
+        assert options.get("xla_gpu_enable_triton_gemm") is given
