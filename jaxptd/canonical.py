@@ -30,7 +30,7 @@ def to_canonical(program: Program, state: State) -> Canonical:
         there = jax.jit(info.canonical, out_shardings=_sharding(program, info))(_on_device(x))
         return program.states.settled_one(there)
 
-    return _as_dicts(program.map_state(unpad, state, lambda x: x))
+    return _as_dicts(program.states.map(unpad, state, lambda x: x))
 
 
 def abstract_canonical(program: Program) -> Canonical:
@@ -40,7 +40,7 @@ def abstract_canonical(program: Program) -> Canonical:
         sharding = _sharding(program, info).with_memory_kind(program.states.memory)
         return jax.ShapeDtypeStruct(info.shape, x.dtype, sharding=sharding)
 
-    return _as_dicts(program.map_state(describe, program.abstract_state, lambda x: x))
+    return _as_dicts(program.states.map(describe, program.abstract_state, lambda x: x))
 
 
 def from_canonical(program: Program, canonical: Canonical) -> State:
@@ -55,7 +55,7 @@ def from_canonical(program: Program, canonical: Canonical) -> State:
         there = jax.jit(info.pad, out_shardings=NamedSharding(program.mesh, info.spec))
         return program.states.settled_one(there(_on_device(x)))
 
-    return program.map_state(pad, {**canonical, "optimizer": optimizer}, lambda x: x)
+    return program.states.map(pad, {**canonical, "optimizer": optimizer}, lambda x: x)
 
 
 def _on_device(x: Array) -> Array:

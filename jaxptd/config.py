@@ -18,7 +18,8 @@ from jaxptd.errors import UserError
 from jaxptd.fit import check_layout
 from jaxptd.mesh import Layout
 
-Dtype = Literal["float32", "bfloat16", "float64"]
+Dtype = Literal["float32", "bfloat16", "float16", "float64"]
+Products = Literal["native", "fp8"]
 Remat = Literal["none", "dots", "attention", "full"]
 AttentionKind = Literal["auto", "xla", "cudnn"]
 Documents = Literal["joined", "apart"]
@@ -38,7 +39,10 @@ class ModelConfig:
         vocab_size: token ids the model knows; null is the tokenizer's.
         dropout: share of values dropped after the embedding, in attention and before each
             residual sum.
-        dtype: compute precision; parameters and optimizer are float32 (float64 for float64).
+        dtype: compute precision; parameters and optimizer are float32 (float64 for float64);
+            float16 scales the loss.
+        products: precision of a block's four matrix products: native is dtype, fp8 is 8-bit
+            numbers with a scale for each tensor.
         tie_embeddings: use the embedding as output layer.
         remat: what backward computes again: none, attention (its core), dots (all but matrix
             products and attention), full (the block).
@@ -58,6 +62,7 @@ class ModelConfig:
     vocab_size: int | None = None
     dropout: float = 0.0
     dtype: Dtype = "float32"
+    products: Products = "native"
     tie_embeddings: bool = True
     remat: Remat = "none"
     remat_layers: int | None = None
@@ -133,6 +138,8 @@ class OptimizerConfig:
         beta1: decay of the gradient's mean.
         beta2: decay of its square's mean.
         grad_clip: largest global gradient norm; 0 never clips.
+        skip_above: a step with a gradient norm above it is skipped; 0 skips only what is not
+            finite.
     """
 
     learning_rate: float = 3e-4
@@ -142,10 +149,12 @@ class OptimizerConfig:
     beta1: float = 0.9
     beta2: float = 0.95
     grad_clip: float = 1.0
+    skip_above: float = 0.0
 
     def __post_init__(self) -> None:
         require_positive("optimizer", self, "learning_rate")
         require_not_negative("optimizer", self, "warmup_steps", "weight_decay", "grad_clip")
+        require_not_negative("optimizer", self, "skip_above")
         require_below_one("optimizer", self, "beta1", "beta2")
 
 
@@ -157,6 +166,7 @@ class TrainConfig:
         steps: optimizer steps in all.
         global_batch_size: sequences a step, over all devices.
         micro_batches: parts each device's batch is run in, one after the other.
+        max_skipped: skipped steps in a row that end the run.
         seed: of initial parameters, dropout and the order of the data.
         log_every: steps between log lines; 0 is never.
         eval_every: steps between evaluations; 0 is never.
@@ -169,6 +179,7 @@ class TrainConfig:
     steps: int = 1000
     global_batch_size: int = 8
     micro_batches: int = 1
+    max_skipped: int = 10
     seed: int = 0
     log_every: int = 10
     eval_every: int = 100
@@ -178,9 +189,8 @@ class TrainConfig:
     platform: Literal["auto", "cpu"] = "auto"
 
     def __post_init__(self) -> None:
-        require_positive(
-            "train", self, "steps", "global_batch_size", "micro_batches", "eval_batches"
-        )
+        require_positive("train", self, "steps", "global_batch_size", "micro_batches")
+        require_positive("train", self, "max_skipped", "eval_batches")
         require_not_negative("train", self, "seed", "log_every", "eval_every", "sample_tokens")
         require_not_empty("train", self, "run_dir")
         if self.seed >= 2**32:

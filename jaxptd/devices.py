@@ -5,11 +5,10 @@ import os
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
 from jaxptd.config import Config
 from jaxptd.errors import UserError
-from jaxptd.mesh import Layout, on_gpus
+from jaxptd.mesh import Layout
 
 # For simulated devices. A name that XLA does not know would end the process at once: these are
 # known to the jaxlib of every version of jax in pyproject.toml.
@@ -34,18 +33,6 @@ def peak_flops(mesh: Any) -> float | None:
     kind = mesh.devices.flat[0].device_kind
     peaks = [peak for name, peak in PEAK_FLOPS.items() if name in kind]
     return peaks[0] * mesh.devices.size if peaks else None
-
-
-def compiler_options(config: Config, mesh: Mesh) -> dict[str, Any] | None:
-    """XLA's for the training step: two collectives at a time, where one would wait for the other.
-
-    Backward of a ring sends keys and values and the sums they bring home; products on a grid
-    send along row and along col. Of the training step only: an evaluation is short.
-    """
-    layout = config.layout
-    if not on_gpus(mesh) or (layout.ring_size < 3 and layout.row * layout.col == 1):
-        return None
-    return {"xla_gpu_experimental_parallel_collective_overlap_limit": 2}
 
 
 def _permutes(layout: Layout) -> bool:

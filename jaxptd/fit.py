@@ -15,6 +15,11 @@ def check_layout(model: Any, layout: Layout) -> None:
         model: a `config.ModelConfig`, whose sizes are read.
         layout: over how many devices, and how.
     """
+    if model.products == "fp8" and layout.row * layout.col > 1:
+        raise UserError(
+            f"model.products=fp8 with layout.row={layout.row}, layout.col={layout.col}: products "
+            "on a grid are native; use layout.tp, or model.products=native"
+        )
     require_divides("model.num_heads", model.num_heads, "layout.tp", layout.tp)
     if layout.attention2d == "heads" and model.num_heads % layout.col:
         raise UserError(

@@ -187,7 +187,8 @@ def load_run(run_dir: Path, *, tp: int, platform: Any) -> tuple[Program, Params]
     train = dataclasses.replace(
         saved.train, platform=platform, global_batch_size=1, micro_batches=1
     )
-    model = dataclasses.replace(saved.model, attention="xla")  # the cache is not cuDNN's
+    # The cache is not cuDNN's, and one token at a time is no product for 8 bits.
+    model = dataclasses.replace(saved.model, attention="xla", products="native")
     config = Config(model, Layout(tp=tp), saved.data, saved.optimizer, train, saved.checkpoint)
     prepare(config)
     program = Program(config, make_mesh(config.layout))

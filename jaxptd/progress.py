@@ -6,7 +6,7 @@ And the numbers in it: `Meter` times the steps and holds their metrics.
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,9 +15,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from jaxptd.devices import peak_flops
 from jaxptd.errors import UserError
+from jaxptd.guard import check_in_row, check_parameters
 from jaxptd.step import Program
 
-METRICS = ("loss", "grad_norm", "learning_rate")  # of a step, as a person wants to read them
+# Of a step, as a person wants to read them; the scale there is in float16 only.
+METRICS = ("loss", "grad_norm", "learning_rate", "skipped", "loss_scale")
+COUNTS = ("skipped", "skipped_in_row")
 
 
 class Output(Console):
@@ -60,7 +63,10 @@ class Display:
 
     def report(self, row: dict[str, Any], *, seconds_left: float) -> None:
         """One logged step."""
-        text = f"loss {row['loss']:.4f}  {row['tokens_per_second']:,.0f} tokens/s"
+        loss = "not finite" if row["loss"] is None else f"{row['loss']:.4f}"
+        text = f"loss {loss}  {row['tokens_per_second']:,.0f} tokens/s"
+        if row.get("skipped"):
+            text += f"  {row['skipped']} skipped"
         if "validation_loss" in row:
             text += (
                 f"  validation {row['validation_loss']:.4f} (perplexity {row['perplexity']:.2f})"
@@ -89,10 +95,13 @@ class Meter:
     Args:
         program: what runs.
         step: the steps after this one are measured.
+        saved: -> steps of the checkpoints that there are.
     """
 
-    def __init__(self, program: Program, step: int) -> None:
-        self._program = program
+    def __init__(
+        self, program: Program, step: int, saved: Callable[[], Sequence[int]] = lambda: ()
+    ) -> None:
+        self._program, self._saved = program, saved
         self._first, self._first_seconds = step + 1, 0.0
         self._step, self._metrics = step, dict[str, jax.Array]()
         self.restart()
@@ -115,16 +124,42 @@ class Meter:
             self.restart()
 
     def wait(self) -> dict[str, float]:
-        """Metrics of the newest step, once it has ended. Raises UserError if one is not finite."""
-        values = {name: float(self._metrics[name]) for name in METRICS if self._metrics}
-        check_finite(self._step, values)
+        """Metrics of the newest step, once it has ended.
+
+        Raises:
+            UserError: it was one too many in a row that were skipped.
+        """
+        values = {n: int(x) if n in COUNTS else float(x) for n, x in self._metrics.items()}
+        if values:
+            limit = self._program.config.train.max_skipped
+            check_in_row(self._step, values, limit=limit, saved=self._saved)
         return values
 
     def row(self) -> dict[str, Any]:
-        """The newest step's line of metrics.jsonl; step_time is the mean since the last one."""
-        row = {"step": self._step, **self.wait(), **self._speed()}
+        """The newest step's line of metrics.jsonl; step_time is the mean since the last one.
+
+        Of a skipped step, what is not finite is None.
+        """
+        values = self.wait()
+        shown = {n: values[n] for n in METRICS if n in values}
+        finite = {n: x if math.isfinite(x) else None for n, x in shown.items()}
+        row = {"step": self._step, **finite, **self._speed()}
         self.restart()
         return row
+
+    @property
+    def skipping(self) -> bool:
+        """Whether the newest step was skipped. Raises UserError as `wait`.
+
+        Its state is sound, but what it goes out from may be what makes steps unsound, and should
+        not take the place of an older checkpoint.
+        """
+        return bool(self.wait()["skipped_in_row"])
+
+    def check(self, params: Mapping[str, jax.Array]) -> None:
+        """Raises UserError as `wait`, or if a parameter of the newest step is not finite."""
+        self.wait()
+        check_parameters(self._step, params)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

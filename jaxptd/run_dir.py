@@ -24,6 +24,7 @@ from jaxptd.files import explained, write_whole
 Row = dict[str, Any]
 
 # What a resumed run may change: it changes where and how fast the numbers come, not the numbers.
+# But for steps (the decay's end) and skip_above: a run whose gradients exploded goes on with it.
 _FREE_SECTIONS = frozenset({"layout", "checkpoint"})
 _FREE = frozenset(
     {
@@ -32,7 +33,8 @@ _FREE = frozenset(
             f"train.{name}"
             for name in ("steps", "micro_batches", "log_every", "eval_every", "eval_batches")
         ),
-        *(f"train.{name}" for name in ("sample_tokens", "run_dir", "platform")),
+        *(f"train.{name}" for name in ("sample_tokens", "run_dir", "platform", "max_skipped")),
+        "optimizer.skip_above",
     }
 )
 

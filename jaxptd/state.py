@@ -1,4 +1,4 @@
-"""The state of a run: parameters, the optimizer's moments, the step; and the memory it lies in.
+"""The state of a run: parameters, the optimizer's moments, the step, the guard; in which memory.
 
 With `layout.offload: optimizer` parameters (the float32 masters) and moments lie in host memory. A
 step brings parameters twice: for its passes, as copies in the precision that layers compute in, and
@@ -20,10 +20,11 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxptd.guard import new_guard
 from jaxptd.mesh import Layout
 from jaxptd.params import Params, Stored
 
-State = dict[str, Any]  # params: Params, optimizer: optax's, step: int32
+State = dict[str, Any]  # params: Params, optimizer: optax's, step: int32, guard: Guard
 
 HOST, DEVICE = "pinned_host", "device"  # JAX's kinds of memory
 
@@ -42,6 +43,7 @@ class States:
         optimizer: whose state belongs to it.
         mesh: on which it lies.
         dtype: of parameters.
+        model_dtype: in which the model computes.
         memory: the kind of memory of all that is held as parameters are.
     """
 
@@ -49,6 +51,7 @@ class States:
     optimizer: optax.GradientTransformation
     mesh: Mesh
     dtype: Any
+    model_dtype: Any
     memory: str
 
     def map(
@@ -59,13 +62,15 @@ class States:
         optimizer = optax.tree_map_params(
             self.optimizer, fn, state["optimizer"], self.stored, transform_non_params=other
         )
-        return {"params": params, "optimizer": optimizer, "step": other(state["step"])}
+        alike = {name: jax.tree.map(other, state[name]) for name in ("step", "guard")}
+        return {"params": params, "optimizer": optimizer, **alike}
 
     def _make(self, params: Params) -> State:
         return {
             "params": params,
             "optimizer": self.optimizer.init(params),
             "step": jnp.zeros((), jnp.int32),
+            "guard": new_guard(self.model_dtype),
         }
 
     @cached_property

@@ -19,12 +19,14 @@ from jax.sharding import PartitionSpec as P
 
 from jaxptd.batch import BATCH_AXES, BATCH_SPEC, Batch, batch_fields, check_batch, check_fields
 from jaxptd.collectives import as_varying
+from jaxptd.compiler import compiler_options
 from jaxptd.config import AttentionKind, Config, ModelConfig
-from jaxptd.devices import compiler_options
+from jaxptd.guard import advance, unscaled
 from jaxptd.layers.attention import choose_kernel
 from jaxptd.layers.block import OFFLOADED
 from jaxptd.layers.dropout import Places
 from jaxptd.layers.form import TensorParallel
+from jaxptd.layers.fp8 import choose_product
 from jaxptd.layers.tensor_parallel import make_form
 from jaxptd.mesh import Axis, on_gpus
 from jaxptd.models.gpt import GPT
@@ -63,7 +65,8 @@ class Program:
 
     @cached_property
     def form(self) -> TensorParallel:
-        return make_form(self.config.layout, native=on_gpus(self.mesh))
+        dot = choose_product(self.config.model.products, self.mesh.devices.flat[0])
+        return make_form(self.config.layout, native=on_gpus(self.mesh), dot=dot)
 
     @cached_property
     def blueprint(self) -> Blueprint:
@@ -115,12 +118,14 @@ class Program:
     @cached_property
     def states(self) -> States:
         """What a state is made of, and where it lies."""
-        memory = state_memory(self.config.layout)
-        return States(self.stored, self.optimizer, self.mesh, self.master_dtype, memory)
-
-    @property
-    def map_state(self) -> Callable[..., State]:
-        return self.states.map
+        return States(
+            self.stored,
+            self.optimizer,
+            self.mesh,
+            dtype=self.master_dtype,
+            model_dtype=self.model.dtype,
+            memory=state_memory(self.config.layout),
+        )
 
     @property
     def state_specs(self) -> State:
@@ -199,7 +204,10 @@ class Program:
         return self._shard(self._step, (self.state_specs, BATCH_SPEC), outs)
 
     def _step(self, state: State, batch: Batch) -> tuple[State, Metrics, Params]:
-        loss, grads = self._gradients(self.states.brought(state["params"]), batch, state["step"])
+        scale = state["guard"]["scale"]
+        params = self.states.brought(state["params"])
+        found = self._gradients(params, batch, state["step"], scale=scale)
+        loss, grads = unscaled(found, scale, self.model.dtype)
         norm = global_norm(grads, self.stored)
         rate = learning_rate(
             self.config.optimizer, step=state["step"], steps=self.config.train.steps
@@ -210,15 +218,17 @@ class Program:
         params = {
             name: p - rate.astype(p.dtype) * direction[name] for name, p in state["params"].items()
         }
-        state = {"params": params, "optimizer": optimizer, "step": state["step"] + 1}
-        return (
-            self.states.put_back(state),
-            {"loss": loss, "grad_norm": norm, "learning_rate": rate},
-            grads,
-        )
+        new = {"params": params, "optimizer": optimizer}
+        metrics = {"loss": loss, "grad_norm": norm, "learning_rate": rate}
+        state, metrics = advance(state, new, metrics, self.config)
+        return self.states.put_back(state), metrics, grads
 
-    def _gradients(self, params: Params, batch: Batch, step: Array) -> tuple[Array, Params]:
-        """The mean loss over all target tokens, and its gradients, reduced once whatever M is.
+    def _gradients(
+        self, params: Params, batch: Batch, step: Array, *, scale: Array
+    ) -> tuple[Array, Params]:
+        """`scale` x the mean loss over all target tokens, and its gradients.
+
+        They are reduced once, whatever M is.
 
         Parameters vary over the axes that cut tokens before the micro-batches run, so that their
         gradients are local sums until the end.
@@ -226,7 +236,7 @@ class Program:
         count = lax.psum(jnp.sum(batch["targets"] >= 0), BATCH_AXES).astype(self.master_dtype)
         micro, places = self._micro_batches(batch, self._seed(step))
         lent = self.zero.lend(self._varying(params))
-        loss, grads = self.passes.gradients(lent, micro, places, 1 / count)
+        loss, grads = self.passes.gradients(lent, micro, places, scale / count)
         grads = self._reduce(self.zero.home(grads))
         return lax.psum(as_varying(loss, self._loss_axes), self._loss_axes), grads
 

@@ -125,12 +125,13 @@ class Run:
         """Runs the steps that are left, logging, evaluating and saving on the way.
 
         Raises:
-            UserError: loss or gradients are not finite any more; such a state is never saved.
+            UserError: too many steps in a row were skipped, or a parameter or validation loss is
+                not finite; such a state is never saved.
         """
         train, done = self.config.train, int(state["step"])
         board, saved = self.run_dir.tensorboard(step=done), self.checkpoints.files
         with self.display.steps(done=done, total=train.steps), stop.listening(), saved:
-            meter = Meter(self.program, done)
+            meter = Meter(self.program, done, saved.steps)
             for step in range(done + 1, train.steps + 1):
                 batch = self.batch(self.data.train, (step - 1) * train.global_batch_size)
                 state, metrics = self.program.train_step(state, batch)
@@ -140,7 +141,9 @@ class Run:
                 if row := self._row(state, step, meter, last=last):
                     self._log(row)
                     board(row)
-                if _due(step, self.config.checkpoint.every, last):
+                due = _due(step, self.config.checkpoint.every, last)
+                if due and (last or not meter.skipping):
+                    meter.check(state["params"])
                     with meter.paused():
                         self.save(state, step, row)
                         if last:
@@ -149,7 +152,7 @@ class Run:
                 if stopping:
                     self.display.say(f"stopped at step {step}: {self._way_on()}")
                     break
-            meter.wait()
+            meter.check(state["params"])
         return state
 
     def _row(self, state: State, step: int, meter: Meter, *, last: bool) -> Row | None:

@@ -79,7 +79,7 @@ def test_names_and_shapes_are_those_of_one_device(layout):
 
 def test_names_are_paths_a_person_can_read():
     canonical = abstract_canonical(make_program(TP4))
-    assert set(canonical) == {"params", "optimizer", "step"}
+    assert set(canonical) == {"params", "optimizer", "step", "guard"}
     assert canonical["params"]["tokens.table"].shape == (VOCAB, 16)
     moments = [name for name in canonical["optimizer"] if name.endswith("blocks.mlp.up.w")]
     assert sorted(name.split(".")[1] for name in moments) == ["mu", "nu"]

@@ -59,11 +59,11 @@ def test_sizes_that_follow_from_others():
 POSITIVE = {
     ModelConfig: ["num_layers", "hidden_size", "num_heads", "ffn_hidden_size", "vocab_size"],
     OptimizerConfig: ["learning_rate"],
-    TrainConfig: ["steps", "global_batch_size", "micro_batches", "eval_batches"],
+    TrainConfig: ["steps", "global_batch_size", "micro_batches", "max_skipped", "eval_batches"],
     CheckpointConfig: ["keep"],
 }
 NOT_NEGATIVE = {
-    OptimizerConfig: ["warmup_steps", "weight_decay", "grad_clip"],
+    OptimizerConfig: ["warmup_steps", "weight_decay", "grad_clip", "skip_above"],
     TrainConfig: ["seed", "log_every", "eval_every", "sample_tokens"],
     CheckpointConfig: ["every"],
 }

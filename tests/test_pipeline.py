@@ -282,7 +282,7 @@ def equations(jaxpr: Any) -> Iterator[Any]:
 def test_bfloat16_keeps_float32_masters_and_sums(schedule: str) -> None:
     """What goes from tick to tick: sums of gradients in float32, activations in bfloat16."""
     one = program(Layout(pp=2, dp=2, schedule=schedule), dtype="bfloat16")
-    kept = one.map_state(lambda x, _: x, one.abstract_state, lambda x: jnp.float32(0))
+    kept = one.states.map(lambda x, _: x, one.abstract_state, lambda x: jnp.float32(0))
     assert {x.dtype for x in jax.tree.leaves(kept)} == {jnp.dtype("float32")}
     jaxpr = one.train_step.trace(one.abstract_state, one.abstract_batch).jaxpr
     (ticks,) = (

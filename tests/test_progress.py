@@ -2,6 +2,7 @@
 
 import functools
 import io
+import json
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -107,9 +108,10 @@ def clock(monkeypatch):
     return clock
 
 
-def metrics(loss: float = 2.0, norm: float = 1.0) -> dict:
+def metrics(loss: float = 2.0, norm: float = 1.0, skipped: int = 0, in_row: int = 0) -> dict:
     numbers = {"grad_norm": norm, "learning_rate": 0.5, "loss": loss}
-    return {name: jnp.float32(value) for name, value in numbers.items()}
+    counts = {"skipped": jnp.int32(skipped), "skipped_in_row": jnp.int32(in_row)}
+    return {name: jnp.float32(value) for name, value in numbers.items()} | counts
 
 
 def run(meter: Meter, clock: Clock, steps: range, *, seconds: float) -> None:
@@ -126,6 +128,7 @@ def test_a_row_has_the_fields_of_the_contract_in_its_order(clock):
         ("loss", 1.0),
         ("grad_norm", 1.0),
         ("learning_rate", 0.5),
+        ("skipped", 0),
         ("tokens", 128),
         ("tokens_per_second", 32.0),
         ("step_time", 4.0),
@@ -167,23 +170,58 @@ def test_mfu_is_the_share_of_the_peak(overrides, clock, monkeypatch):
     assert meter.row()["mfu"] == pytest.approx(flops * 128 / 4.0 / 1e9)
 
 
-@pytest.mark.parametrize(
-    ("loss", "norm", "name"), [(float("nan"), 1.0, "loss"), (2.0, float("inf"), "grad_norm")]
-)
-def test_a_step_that_is_not_finite_is_found_at_the_next_at_the_latest(loss, norm, name):
-    line = f"{name} is (nan|inf) at step 2, .*smaller optimizer.learning_rate"
+def test_a_row_of_float16_has_its_scale_and_none_for_what_is_not_finite(clock):
+    meter = Meter(program(), 0)
+    clock.now += 1.0
+    meter.add(1, {**metrics(float("nan"), float("inf"), 3, 2), "loss_scale": jnp.float32(8)})
+    row = meter.row()
+    assert (row["loss"], row["grad_norm"], row["skipped"], row["loss_scale"]) == (None, None, 3, 8)
+    assert "skipped_in_row" not in row
+    json.loads(json.dumps(row, allow_nan=False))
+
+
+def test_skipped_steps_are_shown():
+    text = shown(terminal=False, rows=[{**ROW, "loss": None, "skipped": 2}, {**ROW, "skipped": 0}])
+    assert text.splitlines() == [
+        "step 20/30  loss not finite  12,346 tokens/s  2 skipped  1.5 min left",
+        "step 20/30  loss 3.1416  12,346 tokens/s  1.5 min left",
+    ]
+
+
+def test_too_many_skipped_steps_are_found_at_the_next_at_the_latest():
+    line = (
+        "loss is nan at step 2, the last of 10 in a row that were skipped "
+        r"\(train.max_skipped=10\); the last good checkpoint is step 1;"
+    )
 
     def meter() -> Meter:
-        meter = Meter(program(), 0)
-        meter.add(1, metrics())
-        meter.add(2, metrics(loss, norm))
+        meter = Meter(program(), 0, saved=lambda: [1])
+        meter.add(1, metrics(float("nan"), skipped=9, in_row=9))
+        meter.add(2, metrics(float("nan"), skipped=10, in_row=10))
         return meter
 
-    for find in (Meter.row, Meter.wait, lambda meter: meter.add(3, metrics())):
+    for find in (
+        Meter.row,
+        Meter.wait,
+        lambda meter: meter.skipping,
+        lambda meter: meter.check({}),
+        lambda meter: meter.add(3, metrics()),
+    ):
         with pytest.raises(UserError, match=line):
             find(meter())
     with pytest.raises(UserError, match=line), meter().paused():
         pytest.fail("a checkpoint would be saved here")
+
+
+def test_a_run_knows_that_it_is_skipping_and_which_parameter_is_no_number():
+    meter = Meter(program(), 0)
+    meter.add(1, metrics())
+    assert not meter.skipping
+    meter.add(2, metrics(float("nan"), skipped=1, in_row=1))
+    assert meter.skipping
+    meter.check({"w": jnp.ones(3)})
+    with pytest.raises(UserError, match="parameter b is not finite after step 2, which is not"):
+        meter.check({"w": jnp.ones(3), "b": jnp.array([1.0, jnp.nan])})
 
 
 def test_finite_numbers_pass():

@@ -10,10 +10,10 @@ import tiny
 from contract import relative
 
 from jaxptd.comms import collectives_of
-from jaxptd.devices import compiler_options
+from jaxptd.compiler import compiler_options
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
-from jaxptd.step import Program, batch_fields
+from jaxptd.step import batch_fields
 
 
 def gradients(program) -> tuple[float, dict[str, np.ndarray]]:
@@ -225,5 +225,12 @@ def test_rsa_on_one_device_is_attention_in_chunks() -> None:
 def test_two_collectives_may_be_under_way_at_once_on_gpus(platform, layout, given) -> None:
     device = types.SimpleNamespace(platform=platform)
     mesh = types.SimpleNamespace(devices=np.array([device]))
-    program = Program(tiny.config(layout), mesh)
-    assert len(compiler_options(program.config, program.mesh) or {}) == given
+    assert len(compiler_options(tiny.config(layout), mesh) or {}) == given
+
+
+def test_8_bit_products_are_asked_for_on_gpus() -> None:
+    config = tiny.config(Layout(cp=4), products="fp8")
+    for platform, given in (("cuda", False), ("cpu", None)):
+        mesh = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform=platform)]))
+        options = compiler_options(config, mesh) or {}
+        assert options.get("xla_gpu_enable_triton_gemm") is given

@@ -30,7 +30,7 @@ class VocabParallelEmbedding(nnx.Module):
 
     def logits(self, x_BTD: Array) -> Array:
         """x -> logits[B, T, V], cut over V, the padding's included."""
-        return self.form.column(x_BTD, self.table[...].T)
+        return self.form.logits(x_BTD, self.table[...].T)
 
 
 class PositionEmbedding(nnx.Module):

@@ -9,6 +9,7 @@ pair (heads, or the MLP's hidden units, are cut); `w` and `table` are this devic
 Letters: B batch, T query position, D model, F hidden, N heads, H head size, V vocabulary.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
@@ -21,6 +22,8 @@ from jax.typing import DTypeLike
 from jaxptd.flash import Kernel
 from jaxptd.mesh import Axis
 from jaxptd.ring import Ring, Tokens
+
+Product = Callable[[Array, Array, int], Array]  # as `product`
 
 
 class TensorParallel(Protocol):
@@ -75,6 +78,9 @@ class TensorParallel(Protocol):
 
     def column(self, x: Array, w: Array) -> Array:
         """First product of a pair, `w[D, *out]`: x -> h, cut over T along `logit_axes` only."""
+
+    def logits(self, x: Array, w: Array) -> Array:
+        """As `column`, of the output layer: never in less than the precision of `x`."""
 
     def row(self, h: Array, w: Array, cut: int) -> Array:
         """Second product of a pair, `w[*in, D]`, cut along dim `cut` of `in`: h -> x."""

@@ -54,14 +54,14 @@ class ColumnParallelLinear(nnx.Module):
             held=(form.padded_hidden(in_features), *held),
             cast=True,
         )
-        bias_of = partial(param, spec=form.cut_spec(dims, cut), held=held, decay=False, cast=True)
+        bias_of = partial(param, spec=form.cut_spec(dims, cut), held=held, decay=False)
         self.b = bias_of(rngs(), out, zeros) if bias else None
         self.form, self.cut, self.gather_output = form, cut, gather_output
 
     def __call__(self, x_BTD: Array) -> Array:
         h = checkpoint_name(self.form.column(x_BTD, self.w[...]), KEPT)
         if self.b is not None:
-            h = checkpoint_name(h + self.b.astype(h.dtype), TAKEN)
+            h = checkpoint_name(add_bias(h, self.b[...]), TAKEN)
         return self.form.gather(h, x_BTD.ndim - 1 + self.cut) if self.gather_output else h
 
 
@@ -104,7 +104,7 @@ class RowParallelLinear(nnx.Module):
             held=(*_held(inside, cut, form), hidden),
             cast=True,
         )
-        bias_of = partial(param, spec=form.hidden_spec(), held=(hidden,), decay=False, cast=True)
+        bias_of = partial(param, spec=form.hidden_spec(), held=(hidden,), decay=False)
         self.b = bias_of(rngs(), (out_features,), zeros) if bias else None
         self.form, self.cut, self.input_is_parallel = form, cut, input_is_parallel
 
@@ -112,7 +112,15 @@ class RowParallelLinear(nnx.Module):
         if not self.input_is_parallel:
             h = self.form.scatter(h, h.ndim - (self.w.ndim - 1) + self.cut)
         y_BTD = checkpoint_name(self.form.row(h, self.w[...], self.cut), KEPT)
-        return y_BTD if self.b is None else y_BTD + self.b.astype(y_BTD.dtype)
+        return y_BTD if self.b is None else add_bias(y_BTD, self.b[...])
+
+
+def add_bias(x: Array, b: Array) -> Array:
+    """x + b, in the precision of x; the bias's gradient, a sum over all tokens, in its own.
+
+    A sum of thousands in bfloat16 stops growing: 2**8 + 1 is 2**8 there.
+    """
+    return (x + b).astype(x.dtype)
 
 
 def _held(shape: tuple[int, ...], cut: int, form: TensorParallel) -> tuple[int, ...]:

@@ -12,7 +12,6 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
@@ -21,11 +20,11 @@ from jax.typing import DTypeLike
 
 from jaxptd import block_attention, collectives, ring_attention
 from jaxptd.flash import TAKEN, Kernel
-from jaxptd.layers.form import TensorParallel, own_numbers, own_rows, product
+from jaxptd.layers.form import Product, TensorParallel, own_numbers, own_rows, product
+from jaxptd.layers.grid_products import column, row
 from jaxptd.mesh import Axis, Layout
 from jaxptd.ring import Ring, Tokens
 from jaxptd.spread import Grid, padded
-from jaxptd.summa2d import matmul
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +37,7 @@ class Megatron1D:
         enter: x as the residual stream has it -> x whole, as the first product needs it.
         leave: owed sums of the second product -> x as the residual stream has it.
         ring: the devices that hold the sequence of q, k and v.
+        dot: the product of a layer's matrix.
     """
 
     size: int
@@ -45,6 +45,7 @@ class Megatron1D:
     enter: Callable[[Array, str], Array]
     leave: Callable[[Array, str], Array]
     ring: Ring
+    dot: Product = product
     logit_axes: tuple[Axis, ...] = ()
     head_dim: int = 0
 
@@ -74,11 +75,14 @@ class Megatron1D:
 
     def column(self, x: Array, w: Array) -> Array:
         """x[B, T, D], w[D, F/tp] -> h[B, T, F/tp]."""
-        return product(checkpoint_name(self.enter(x, Axis.TP), TAKEN), w, 1)
+        return self.dot(checkpoint_name(self.enter(x, Axis.TP), TAKEN), w, 1)
+
+    def logits(self, x: Array, w: Array) -> Array:
+        return product(self.enter(x, Axis.TP), w, 1)
 
     def row(self, h: Array, w: Array, cut: int) -> Array:
         """h[B, T, F/tp], w[F/tp, D] -> x[B, T, D]: partial sums of D, added over tp."""
-        return self.leave(product(h, w, w.ndim - 1), Axis.TP)
+        return self.leave(self.dot(h, w, w.ndim - 1), Axis.TP)
 
     def gather(self, h: Array, dim: int) -> Array:
         return collectives.gather_from(h, Axis.TP, dim)
@@ -187,11 +191,14 @@ class Grid2D:
 
     def column(self, x: Array, w: Array) -> Array:
         """x[B, T/row, D/col], w[D/row, *out] -> h[B, T/row, *out], both `out` cut over col."""
-        return _column(x, w, self.grid)
+        return column(x, w, self.grid)
+
+    def logits(self, x: Array, w: Array) -> Array:
+        return self.column(x, w)
 
     def row(self, h: Array, w: Array, cut: int) -> Array:
         """h[B, T/row, *in], in cut over col, w[*in, D/col], in cut over row -> x."""
-        return _row(h, w, cut, self.grid)
+        return row(h, w, cut, self.grid)
 
     def gather(self, h: Array, dim: int) -> Array:
         return collectives.gather_from(h, Axis.COL, dim)
@@ -261,29 +268,15 @@ class Grid2D:
         return jnp.arange(size, dtype=jnp.int32)
 
 
-@partial(jax.checkpoint, static_argnums=2, prevent_cse=False)
-def _column(x: Array, w: Array, grid: Grid) -> Array:
-    """Reshapes again in backward: a scan would keep second copies of weights and attention."""
-    h = matmul(x, w.reshape(w.shape[0], -1), grid)
-    return h.reshape(*x.shape[:-1], *w.shape[1:])
-
-
-@partial(jax.checkpoint, static_argnums=(2, 3), prevent_cse=False)
-def _row(h: Array, w: Array, cut: int, grid: Grid) -> Array:
-    lead = h.ndim - (w.ndim - 1)
-    h = jnp.moveaxis(h, lead + cut, lead)  # so that blocks of `in` are contiguous
-    w = jnp.moveaxis(w, cut, 0)
-    return matmul(h.reshape(*h.shape[:lead], -1), w.reshape(-1, w.shape[-1]), grid)
-
-
 def _cut(axis: Axis, dims: int, cut: int) -> P:
     return P(*(axis if dim == cut else None for dim in range(dims)))
 
 
-def make_form(layout: Layout, *, native: bool = False) -> TensorParallel:
+def make_form(layout: Layout, *, native: bool = False, dot: Product = product) -> TensorParallel:
     """The form in which a layout holds matrices.
 
     native: the devices have a broadcast, see `Grid`, and permute in any loop, see `permute`.
+    dot: the product of a layer's matrix; a grid has its own.
     """
     ring = partial(Ring, kind=layout.ring, native=native or layout.pp == 1)
     if layout.row * layout.col > 1:
@@ -292,7 +285,7 @@ def make_form(layout: Layout, *, native: bool = False) -> TensorParallel:
         slices = layout.matmul2d_slices
         grid = Grid(layout.matmul2d, slices, native, permutes=around.native)
         return Grid2D(layout.row, layout.col, grid, around, head_dim=0 if heads else 1)
-    make = partial(Megatron1D, layout.tp, ring=ring((Axis.CP,)))
+    make = partial(Megatron1D, layout.tp, ring=ring((Axis.CP,)), dot=dot)
     if layout.sequence_parallel:
         return make((Axis.TP,), collectives.all_gather, collectives.reduce_scatter)
     return make((), collectives.copy_to, collectives.reduce_from)

@@ -1,0 +1,270 @@
+"""Steps that are skipped, and float16 with the scale of its loss: alike on every layout."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from contract import relative
+
+from jaxptd import guard
+from jaxptd.canonical import from_canonical, to_canonical
+from jaxptd.errors import UserError
+from jaxptd.mesh import Layout, make_mesh
+from jaxptd.step import Program
+
+PIPELINE = Layout(pp=2, dp=2, tp=2, schedule="zb-h1")
+GRID = Layout(dp=2, row=2, col=2)
+MORE = [PIPELINE, tiny.CONTEXT_PARALLEL, GRID, Layout(cp=4, ring="rsa"), Layout(row=2, col=2, cp=2)]
+MORE += [Layout(pp=2, tp=2, cp=2, sequence_parallel=True), Layout(pp=2, schedule="gpipe")]
+EVERY = [tiny.SEQUENCE_PARALLEL]
+EVERY += [pytest.param(layout, marks=pytest.mark.slow) for layout in MORE]
+
+
+@functools.cache
+def program(layout: Layout, *, skip_above: float = 0.0, **choices) -> Program:
+    config = tiny.config(layout, **choices)
+    optimizer = dataclasses.replace(config.optimizer, skip_above=skip_above)
+    return Program(dataclasses.replace(config, optimizer=optimizer), make_mesh(layout))
+
+
+def steps(program: Program, state: dict, count: int) -> tuple[dict, list[dict]]:
+    """The state after some steps, and their metrics."""
+    rows = []
+    for _ in range(count):
+        batch = program.place(tiny.batch(int(state["step"])))
+        state, metrics = program.train_step(state, batch)
+        rows.append({name: float(x) for name, x in metrics.items()})
+    return state, rows
+
+
+def scaled(program: Program, scale: float) -> dict:
+    """Step 0 with another scale of the loss."""
+    state = program.init_state()
+    like = state["guard"]["scale"]
+    return {
+        **state,
+        "guard": {**state["guard"], "scale": jax.device_put(np.float32(scale), like.sharding)},
+    }
+
+
+def column(rows: list[dict], name: str) -> np.ndarray:
+    return np.array([row[name] for row in rows])
+
+
+def copied(tree):
+    return jax.tree.map(np.array, tree)
+
+
+# ---- what the guard remembers -----------------------------------------------------------------
+
+
+def after(scale: float, good: int, *, norm: float, sound: bool, dtype="float16") -> tuple:
+    start = {**guard.new_guard(dtype), "scale": jnp.float32(scale), "good": jnp.int32(good)}
+    start |= {"skipped": jnp.int32(5), "in_row": jnp.int32(2)}
+    end = guard.after_step(start, jnp.array(sound), jnp.float32(norm), dtype)
+    assert {name: x.dtype for name, x in end.items()} == {n: x.dtype for n, x in start.items()}
+    return tuple(float(end[name]) for name in ("scale", "good", "skipped", "in_row"))
+
+
+def test_the_scale_is_halved_by_an_overflow_and_doubled_by_many_good_steps():
+    last = guard.GROW_AFTER - 1
+    assert after(8, 3, norm=1, sound=True) == (8, 4, 5, 0)
+    assert after(8, last, norm=1, sound=True) == (16, 0, 5, 0)
+    assert after(8, last, norm=math.inf, sound=False) == (4, 0, 6, 3)
+    assert after(8, 3, norm=math.nan, sound=False) == (4, 0, 6, 3)
+    assert after(1, 3, norm=math.nan, sound=False) == (1, 0, 6, 3)
+    assert after(guard.LARGEST_SCALE, last, norm=0, sound=True) == (guard.LARGEST_SCALE, 0, 5, 0)
+
+
+def test_an_explosion_is_no_overflow():
+    assert after(8, 3, norm=1e9, sound=False) == (8, 0, 6, 3)
+
+
+def test_other_precisions_are_not_scaled():
+    assert after(1, 1999, norm=1, sound=True, dtype="bfloat16") == (1, 2000, 5, 0)
+    assert after(1, 3, norm=math.nan, sound=False, dtype="float32") == (1, 0, 6, 3)
+    assert float(guard.new_guard("float32")["scale"]) == 1
+    assert float(guard.new_guard("float16")["scale"]) == 2**15
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm", "limit", "sound"),
+    [
+        (1, 5, 0, True),
+        (1, 5, 5, True),
+        (1, 5.1, 5, False),
+        (math.nan, 5, 0, False),
+        (math.inf, 5, 0, False),
+        (1, math.nan, 0, False),
+        (1, math.nan, 9, False),
+        (1, math.inf, 0, False),
+    ],
+)
+def test_which_steps_are_taken(loss, norm, limit, sound):
+    assert bool(guard.is_sound(jnp.float32(loss), jnp.float32(norm), limit)) is sound
+
+
+# ---- steps ------------------------------------------------------------------------------------
+
+
+def assert_left(before: dict, state: dict) -> None:
+    for part in ("params", "optimizer"):
+        for old, new in zip(*map(jax.tree.leaves, (before[part], state[part])), strict=True):
+            np.testing.assert_array_equal(old, new)
+
+
+def test_an_explosion_is_skipped_in_any_precision():
+    run, cautious = program(Layout()), program(Layout(), skip_above=1e-9)
+    state, _ = steps(run, run.init_state(), 1)  # so that moments are not zero
+    before = copied(state)
+    state, rows = steps(cautious, state, 2)
+    assert_left(before, state)
+    assert int(state["step"]) == 3
+    assert column(rows, "skipped").tolist() == column(rows, "skipped_in_row").tolist() == [1, 2]
+    assert rows[0]["learning_rate"] < rows[1]["learning_rate"]  # which goes by the step
+    state, (row,) = steps(run, state, 1)
+    assert (row["skipped"], row["skipped_in_row"]) == (2, 0)
+    assert np.abs(np.asarray(state["params"]["norm.w"]) - before["params"]["norm.w"]).max() > 0
+    assert "loss_scale" not in row
+
+
+@functools.cache
+def overflowing(layout: Layout) -> list[dict]:
+    """Metrics of a step that overflows by far, and of five with a scale that fits by far."""
+    run = program(layout, dtype="float16")
+    state = scaled(run, 2.0**40)
+    before = copied(state)
+    state, first = steps(run, state, 1)
+    assert_left(before, state)
+    assert {float(x.data) for x in state["guard"]["scale"].addressable_shards} == {2.0**39}
+    state["guard"]["scale"] = scaled(run, 2.0**10)["guard"]["scale"]
+    return first + steps(run, state, 5)[1]
+
+
+@pytest.mark.parametrize("layout", EVERY, ids=str)
+def test_an_overflow_is_skipped_and_float16_trains_alike_on_every_layout(layout):
+    """Numbers of float16 differ by roundings of 2**-11."""
+    rows, want = overflowing(layout), overflowing(Layout())
+    assert column(rows, "skipped").tolist() == [1] * 6
+    assert column(rows, "skipped_in_row").tolist() == [1, 0, 0, 0, 0, 0]
+    assert not np.isfinite(rows[0]["grad_norm"])
+    np.testing.assert_allclose(column(rows, "loss"), column(want, "loss"), rtol=2**-11)
+    norms = (column(each, "grad_norm")[1:] for each in (rows, want))
+    np.testing.assert_allclose(*norms, rtol=4 * 2**-11)
+
+
+def test_a_scale_that_is_too_large_comes_down_by_itself():
+    """Where it ends depends a little on the layout: local sums are smaller on more devices."""
+    run = program(tiny.SEQUENCE_PARALLEL, dtype="float16")
+    state, rows = steps(run, scaled(run, 2.0**26), 12)
+    skipped = int(rows[-1]["skipped"])
+    assert 2 <= skipped <= 9
+    scale = 2.0 ** (26 - np.minimum(np.arange(12), skipped))
+    np.testing.assert_array_equal(column(rows, "loss_scale"), scale)
+    assert (int(state["step"]), int(state["guard"]["good"])) == (12, 12 - skipped)
+    assert float(state["guard"]["scale"]) == 2.0 ** (26 - skipped)
+
+
+def test_a_resumed_run_remembers_the_scale_and_goes_on_bit_for_bit(monkeypatch):
+    monkeypatch.setattr(guard, "GROW_AFTER", 4)
+    run = Program(
+        tiny.config(tiny.SEQUENCE_PARALLEL, dtype="float16"), make_mesh(tiny.SEQUENCE_PARALLEL)
+    )
+    state, first = steps(run, run.init_state(), 3)
+    saved = copied(to_canonical(run, state))
+    _, rest = steps(run, state, 4)
+    assert [row["loss_scale"] / 2**15 for row in first + rest] == [1, 1, 1, 1, 2, 2, 2]
+    target = jax.tree.map(lambda x: x.sharding, to_canonical(run, run.init_state()))
+    back = from_canonical(run, jax.tree.map(jax.device_put, saved, target))
+    assert steps(run, back, 4)[1] == rest
+
+
+# ---- float16 ----------------------------------------------------------------------------------
+
+
+def gradients(run: Program, state: dict | None = None) -> dict[str, np.ndarray]:
+    _, metrics, grads = run.step_with_gradients(state or run.init_state(), run.place(tiny.batch()))
+    assert int(metrics["skipped"]) == 0
+    assert {g.dtype for g in grads.values()} == {jnp.dtype("float32")}
+    return copied(run.blueprint.canonical(grads))
+
+
+def errors(found: dict, expected: dict) -> np.ndarray:
+    return np.array([relative(found[name], want) for name, want in expected.items()])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [tiny.SEQUENCE_PARALLEL, *MORE], ids=str)
+def test_float16_on_a_layout_is_float16_on_one_device(layout):
+    """Both differ from float32 by roundings of 2**-11 each, some ten of them in a row."""
+    exact = gradients(program(Layout(), dropout=0.1))
+    one = gradients(program(Layout(), dtype="float16", dropout=0.1))
+    found = gradients(program(layout, dtype="float16", dropout=0.1))
+    assert 1e-4 < errors(one, exact).max() < 10 * 2**-11
+    assert errors(found, exact).max() < 10 * 2**-11
+    assert errors(found, one).max() < 10 * 2**-11
+
+
+def test_the_scale_keeps_small_gradients():
+    """Of a loss with so little weight that float16 has no numbers for its gradients."""
+    run, exact = program(Layout(), dtype="float16"), program(Layout())
+    norms = [
+        steps(each, state, 1)[1][0]["grad_norm"]
+        for each, state in (
+            (exact, exact.init_state()),
+            (run, run.init_state()),
+            (run, scaled(run, 2.0**-14)),
+        )
+    ]
+    assert norms[1] == pytest.approx(norms[0], rel=1e-3)
+    assert abs(norms[2] / norms[0] - 1) > 0.1
+
+
+@pytest.mark.slow
+def test_float16_learns_as_float32_does():
+    curves = {
+        dtype: column(steps(run, run.init_state(), 30)[1], "loss")
+        for dtype in ("float32", "float16")
+        for run in [program(tiny.SEQUENCE_PARALLEL, dtype=dtype)]
+    }
+    np.testing.assert_allclose(curves["float16"], curves["float32"], rtol=5e-3)
+
+
+# ---- the end of a run -------------------------------------------------------------------------
+
+
+def values(loss=2.0, norm=1.0, in_row=3) -> dict[str, float]:
+    return {"loss": loss, "grad_norm": norm, "skipped_in_row": in_row}
+
+
+@pytest.mark.parametrize(
+    ("row", "saved", "words"),
+    [
+        (values(norm=math.nan), [2, 5], "grad_norm is nan at step 9, the last of 3 in a row"),
+        (
+            values(loss=math.inf),
+            [5],
+            "loss is inf at step 9, .* the last good checkpoint is step 5",
+        ),
+        (values(norm=7.5), [5], "grad_norm is 7.5, above optimizer.skip_above, at step 9"),
+        (values(norm=7.5), [5], r"\(train.max_skipped=3\).*go on from it with another optimizer"),
+        (values(norm=7.5), [], "there is no checkpoint; start again in another train.run_dir"),
+    ],
+)
+def test_too_many_in_a_row_are_named_with_the_reason_and_a_way_on(row, saved, words):
+    with pytest.raises(UserError, match=words):
+        guard.check_in_row(9, row, limit=3, saved=lambda: saved)
+    guard.check_in_row(9, row, limit=4, saved=lambda: saved)
+
+
+def test_parameters_that_are_not_finite_are_found():
+    params = program(tiny.SEQUENCE_PARALLEL).init_state()["params"]
+    guard.check_parameters(3, params)
+    bad = {**params, "norm.b": params["norm.b"].at[5].set(jnp.inf)}
+    with pytest.raises(UserError, match=r"parameter norm\.b is not finite after step 3"):
+        guard.check_parameters(3, bad)
