@@ -18,6 +18,7 @@ from jaxptd.checks import (
 )
 from jaxptd.errors import UserError
 from jaxptd.mesh import Axis, Layout
+from jaxptd.world import ProcessesConfig
 
 Dtype = Literal["float32", "bfloat16", "float64"]
 Remat = Literal["none", "dots", "attention", "full"]
@@ -204,6 +205,7 @@ class Config:
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+    processes: ProcessesConfig = dataclasses.field(default_factory=ProcessesConfig)
 
     def __post_init__(self) -> None:
         check_layout(self.model, self.layout)

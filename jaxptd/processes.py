@@ -1,11 +1,54 @@
-"""The processes of a run: which one this is, and how they wait for each other.
+"""The processes of a run: how they come together, wait for each other and tell each other things.
 
-Nothing here runs on devices, so a thread may call it while a step runs.
+What they tell goes through JAX's coordination service, which process 0 holds. Nothing here runs on
+devices, so a thread may call it while a step runs.
 """
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
 import jax
+
+from jaxptd.errors import UserError
+from jaxptd.world import ProcessesConfig, World
+
+KEYS = "jaxptd/"  # before every key, JAX has its own
+
+
+def join(world: World, config: ProcessesConfig, *, devices: int) -> None:
+    """Brings the processes together; before JAX starts its devices.
+
+    Args:
+        world: which processes.
+        config: how long they wait.
+        devices: of the whole layout.
+
+    Raises:
+        UserError: the devices do not split over the processes, or some do not come in time.
+    """
+    if world.alone:
+        return
+    share = world.share(devices)
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    try:
+        jax.distributed.initialize(
+            world.coordinator,
+            world.count,
+            world.id,
+            world.device_ids(share),
+            cluster_detection_method="deactivate",  # `world` did it
+            initialization_timeout=max(1, int(config.wait)),
+            # `Lifeline` is quicker, and says more.
+            heartbeat_timeout_seconds=max(100, int(3 * config.stuck_after)),
+        )
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"{world.name} could not join the others at {world.coordinator} in processes.wait="
+            f"{config.wait:g} s ({reason[:200]}); start all of them, with the same coordinator"
+        ) from error
 
 
 def is_first() -> bool:
@@ -23,6 +66,59 @@ def barrier(name: str, *, seconds: float = 600.0) -> None:
     client = _client()
     if client is not None:
         client.wait_at_barrier(f"jaxptd.{name}", int(seconds * 1000))
+
+
+def tell(key: str, value: str) -> None:
+    """Writes what all can read, over what stood there."""
+    _client().key_value_set(KEYS + key, value, allow_overwrite=True)
+
+
+def told(folder: str) -> dict[str, str]:
+    """What stands under `folder/`, by the rest of its key."""
+    prefix = f"{KEYS}{folder}/"
+    return {key.removeprefix(prefix): x for key, x in _client().key_value_dir_get(prefix)}
+
+
+def settle(folder: str, value: str) -> str:
+    """What the first process that came here said; all get the same."""
+    try:
+        _client().key_value_set(f"{KEYS}{folder}/settled", value)
+    except jax.errors.JaxRuntimeError:  # another was first
+        return told(folder)["settled"]
+    return value
+
+
+def settled(folder: str) -> str | None:
+    """What `settle` was given there so far."""
+    return told(folder).get("settled")
+
+
+def wait_for(folder: str, *, seconds: float) -> str:
+    """What `settle` is given there, as soon as it is. Raises RuntimeError when the time is over."""
+    return _client().blocking_key_value_get(f"{KEYS}{folder}/settled", int(seconds * 1000))
+
+
+def check_alike(name: str, facts: Mapping[str, Any], *, remedy: str) -> None:
+    """Raises UserError, in all processes, unless all of them give the same facts.
+
+    Args:
+        name: of this meeting; each meeting of a run needs one of its own.
+        facts: what JSON can hold, by names for a person.
+        remedy: what to do where they differ.
+    """
+    if _client() is None:
+        return
+    mine = json.loads(json.dumps(facts))
+    tell(f"{name}/{jax.process_index()}", json.dumps(mine))
+    barrier(name)
+    said = {int(rank): json.loads(text) for rank, text in told(name).items()}
+    for rank in sorted(said):
+        for what, value in said[rank].items():
+            if value != said[0].get(what):
+                raise UserError(
+                    f"{what} is {value} in process {rank} and {said[0].get(what)} in process 0; "
+                    f"{remedy}"
+                )
 
 
 def _client() -> Any:

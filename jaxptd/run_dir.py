@@ -24,7 +24,7 @@ from jaxptd.files import explained, write_whole
 Row = dict[str, Any]
 
 # What a resumed run may change: it changes where and how fast the numbers come, not the numbers.
-_FREE_SECTIONS = frozenset({"layout", "checkpoint"})
+_FREE_SECTIONS = frozenset({"layout", "checkpoint", "processes"})
 _FREE = frozenset(
     {
         *(f"model.{name}" for name in ("remat", "attention", "scan_layers")),
@@ -121,6 +121,19 @@ class RunDir:
     def _add_events(self, file: Path, row: Row) -> None:
         with _explained(self.path):
             _add_events(file, row)
+
+
+class Onlooker(RunDir):
+    """The run directory for a process that is not the first: it reads there and writes nothing."""
+
+    def check(self, config: Config) -> None: ...
+
+    def open(self, config: Config, *, step: int) -> None: ...
+
+    def log(self, row: Row) -> None: ...
+
+    def tensorboard(self, *, step: int) -> Callable[[Row], None]:
+        return lambda row: None
 
 
 # TensorBoard's events. tensorboardX's own SummaryWriter hands them to a thread, which ends when the

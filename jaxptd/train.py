@@ -5,19 +5,18 @@ lets the model write. A run that was killed goes on from its newest good checkpo
 command is given again; SIGINT or SIGTERM ends the step, saves and stops.
 """
 
-import contextlib
 import dataclasses
 import math
-import signal
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from rich.console import Console
 
+from jaxptd import processes
 from jaxptd.canonical import abstract_canonical, from_canonical, to_canonical
 from jaxptd.checkpoint import CheckpointError, Checkpoints, read_description, restore_path
 from jaxptd.command_line import make_parser, parse
@@ -27,38 +26,17 @@ from jaxptd.data.tokenizers import Tokenizer, with_vocabulary
 from jaxptd.devices import prepare
 from jaxptd.errors import UserError, run_command
 from jaxptd.generate import Sampling, write_text
+from jaxptd.lifeline import Lifeline
 from jaxptd.mesh import make_mesh
 from jaxptd.pipeline.statistics import bubble
 from jaxptd.progress import Display, Meter, Output, check_finite
-from jaxptd.run_dir import Row, RunDir, difference
+from jaxptd.run_dir import Onlooker, Row, RunDir, difference
 from jaxptd.step import Batch, Program, State, batch_fields
+from jaxptd.stop import Stop
+from jaxptd.watchdog import Phase, Watchdog
+from jaxptd.world import World, find
 
 SAMPLE_PROMPT = "def "
-
-
-class Stop:
-    """Set by SIGINT or SIGTERM; a second one ends the process at once."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        signals = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.getsignal(number) for number in signals}
-
-        def ask(number: int, _: Any) -> None:
-            self.asked = True
-            for each in signals:
-                signal.signal(each, before[each])
-
-        for number in signals:
-            signal.signal(number, ask)
-        try:
-            yield
-        finally:
-            for number in signals:
-                signal.signal(number, before[number])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +48,7 @@ class Run:
     tokenizer: Tokenizer
     run_dir: RunDir
     display: Display
+    watchdog: Watchdog
 
     @property
     def config(self) -> Config:
@@ -148,11 +127,14 @@ class Run:
             return {}
         size, number = self.config.train.global_batch_size, windows.windows_per_epoch
         batches = min(self.config.train.eval_batches, math.ceil(number / size))
-        sums = [
-            self.program.eval_step(state["params"], self.batch(windows, i * size, beyond=number))
-            for i in range(batches)
-        ]
-        loss = sum(float(s["loss_sum"]) for s in sums) / sum(int(s["tokens"]) for s in sums)
+        sums = []
+        for i in range(batches):
+            with self.watchdog.phase(Phase.READING):
+                batch = self.batch(windows, i * size, beyond=number)
+            with self.watchdog.calling("eval_step"):
+                sums.append(self.program.eval_step(state["params"], batch))
+        with self.watchdog.phase(Phase.WAITING):
+            loss = sum(float(s["loss_sum"]) for s in sums) / sum(int(s["tokens"]) for s in sums)
         return {"validation_loss": loss, "perplexity": math.exp(min(loss, 700))}
 
     def save(self, state: State, step: int) -> None:
@@ -169,17 +151,20 @@ class Run:
         board = self.run_dir.tensorboard(step=done)
         with self.display.steps(done=done, total=train.steps), stop.listening():
             meter = Meter(self.program, done)
-            for step in range(done + 1, train.steps + 1):
-                batch = self.batch(self.data.train, (step - 1) * train.global_batch_size)
-                state, metrics = self.program.train_step(state, batch)
-                meter.add(step, metrics)
-                stopping = stop.asked  # read once: a signal from here on ends the next step
+            for step in self.watchdog.steps(done + 1, train.steps):
+                with self.watchdog.phase(Phase.READING):
+                    batch = self.batch(self.data.train, (step - 1) * train.global_batch_size)
+                with self.watchdog.calling("train_step"):
+                    state, metrics = self.program.train_step(state, batch)
+                with self.watchdog.phase(Phase.WAITING):
+                    meter.add(step, metrics)
+                stopping = stop.after(step)  # read once: a signal from here on ends the next step
                 last = stopping or step == train.steps
                 if row := self._row(state, step, meter, last=last):
                     self._log(row)
                     board(row)
                 if _due(step, self.config.checkpoint.every, last):
-                    with meter.paused():
+                    with meter.paused(), self.watchdog.phase(Phase.SAVING):
                         self.save(state, step)
                 self.display.advance(step)
                 if stopping:
@@ -197,7 +182,7 @@ class Run:
         row = meter.row()
         if not evaluating:
             return row
-        with meter.paused():
+        with meter.paused(), self.watchdog.phase(Phase.EVALUATING):
             evaluation = self.evaluate(state)
         check_finite(step, evaluation)
         return row | evaluation
@@ -219,16 +204,15 @@ def _due(step: int, every: int, last: bool) -> bool:
     return every > 0 and (step % every == 0 or last)
 
 
-def prepare_run(config: Config, console: Console) -> Run:
+def prepare_run(config: Config, world: World, *, display: Display, watchdog: Watchdog) -> Run:
     """Everything a run needs, checked, with nothing written yet.
 
     Raises:
         UserError: bad data, another run in run_dir, too few devices.
     """
-    display = Display(console)
     tokenizer = load_tokenizer(config.data.tokenizer)
     config = with_vocabulary(config)
-    run_dir = RunDir(config.train.run_dir)
+    run_dir = (RunDir if world.first else Onlooker)(config.train.run_dir)
     run_dir.check(config)
     data = open_data(
         config.data,
@@ -237,10 +221,10 @@ def prepare_run(config: Config, console: Console) -> Run:
         vocab_size=config.model.vocab_size or tokenizer.vocab_size,
         seed=config.train.seed,
     )
-    where = prepare(config)
+    where = prepare(config, world=world)
     program = Program(config, make_mesh(config.layout))
     display.say(_summary(program, where, data))
-    return Run(program, data, tokenizer, run_dir, display)
+    return Run(program, data, tokenizer, run_dir, display, watchdog)
 
 
 def _summary(program: Program, where: str, data: Data) -> str:
@@ -261,18 +245,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Trains a model on a mesh of devices."""
     parser = make_parser("python -m jaxptd.train", main.__doc__ or "")
     config, _ = parse(parser, argv)
-    run = prepare_run(config, Output())
+    world = find(config.processes, os.environ)
+    processes.join(world, config.processes, devices=config.layout.num_devices)
+    config = dataclasses.replace(config, processes=config.processes.anywhere())
+    display = Display(Output(quiet=not world.first))
+    watchdog = Watchdog(config.processes.stuck_after)
+    with Lifeline(world, watchdog, report=display.say).watching():
+        _run(prepare_run(config, world, display=display, watchdog=watchdog), world)
+    return 0
+
+
+def _run(run: Run, world: World) -> None:
+    """From the state that is there to the last step, or until a person stops it."""
     state = run.start()
-    step = int(state["step"])
+    step, stop = int(state["step"]), Stop(alone=world.alone)
+    _check_alike(run, step)
     run.run_dir.open(run.config, step=step)
-    stop = Stop()
     try:
         state = run.train(state, stop)
     except CheckpointError as error:
         raise UserError(f"{error}; free some space and give the same command again") from error
-    if not stop.asked and run.config.train.sample_tokens:
-        run.display.say(_sample(run, state))
-    return 0
+    if not stop.asked_anywhere() and run.config.train.sample_tokens:
+        with run.watchdog.phase(Phase.SAMPLING):
+            run.display.say(_sample(run, state))
+
+
+def _check_alike(run: Run, step: int) -> None:
+    """Raises UserError unless every process is about to do the same."""
+    facts = {f"{s}.{name}": x for s, v in to_dict(run.config).items() for name, x in v.items()}
+    del facts["data.source"]  # each host may have its own copy
+    facts["the number of training tokens"] = len(run.data.train.tokens)
+    facts["the step to go on from"] = step
+    remedy = "give all processes the same config, data and train.run_dir"
+    processes.check_alike("alike", facts, remedy=remedy)
 
 
 def _sample(run: Run, state: State) -> str:
