@@ -87,7 +87,7 @@ class Lifeline:
         hold = _last_words(self._coordinator_lost)
         try:
             yield
-            processes.barrier("end")
+            processes.barrier("end", seconds=processes.DAY)
             processes.settle("end", json.dumps(_WELL))
         except UserError as error:
             self.end(f"{self._world.name}: {error}", BAD_INPUT)

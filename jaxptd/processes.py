@@ -5,7 +5,7 @@ devices, so a thread may call it while a step runs.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from jaxptd.errors import UserError
 from jaxptd.world import ProcessesConfig, World
 
 KEYS = "jaxptd/"  # before every key, JAX has its own
+DAY = 86400.0  # seconds; who is dead or stuck meanwhile, `Lifeline` finds
 
 
 def join(world: World, config: ProcessesConfig, *, devices: int) -> None:
@@ -110,7 +111,7 @@ def check_alike(name: str, facts: Mapping[str, Any], *, remedy: str) -> None:
         return
     mine = json.loads(json.dumps(facts))
     tell(f"{name}/{jax.process_index()}", json.dumps(mine))
-    barrier(name)
+    barrier(name, seconds=DAY)
     said = {int(rank): json.loads(text) for rank, text in told(name).items()}
     for rank in sorted(said):
         for what, value in said[rank].items():
@@ -119,6 +120,18 @@ def check_alike(name: str, facts: Mapping[str, Any], *, remedy: str) -> None:
                     f"{what} is {value} in process {rank} and {said[0].get(what)} in process 0; "
                     f"{remedy}"
                 )
+
+
+def compile_together(name: str, program: Callable, *args: Any) -> Callable:
+    """The jitted program, compiled for these arguments once all processes have done so.
+
+    Who runs it first would wait for the others to compile it, and gloo does so for 30 s only.
+    """
+    if _client() is None:
+        return program
+    compiled = program.lower(*args).compile()  # type: ignore[attr-defined]
+    barrier(f"compile.{name}", seconds=DAY)
+    return compiled
 
 
 def _client() -> Any:

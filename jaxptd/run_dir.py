@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from jaxptd import processes
 from jaxptd.command_line import load_config
 from jaxptd.config import Config, to_dict
 from jaxptd.errors import UserError
@@ -46,6 +47,21 @@ def difference(config: Config, saved: Config) -> str | None:
             if section not in _FREE_SECTIONS and key not in _FREE and value != old[section][name]:
                 return f"{key} is {value}, was {old[section][name]}"
     return None
+
+
+def check_alike(config: Config, facts: dict[str, Any]) -> None:
+    """Raises UserError, in all processes of a run, unless they are about to do the same.
+
+    Args:
+        config: of this process.
+        facts: what else must be the same, by names for a person.
+    """
+    fields = {
+        f"{s}.{name}": x for s, section in to_dict(config).items() for name, x in section.items()
+    }
+    del fields["data.source"]  # each host may have its own copy
+    remedy = "give all processes the same config, data and train.run_dir"
+    processes.check_alike("alike", fields | facts, remedy=remedy)
 
 
 class RunDir:

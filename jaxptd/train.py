@@ -30,7 +30,7 @@ from jaxptd.lifeline import Lifeline
 from jaxptd.mesh import make_mesh
 from jaxptd.pipeline.statistics import bubble
 from jaxptd.progress import Display, Meter, Output, check_finite
-from jaxptd.run_dir import Onlooker, Row, RunDir, difference
+from jaxptd.run_dir import Onlooker, Row, RunDir, check_alike, difference
 from jaxptd.step import Batch, Program, State, batch_fields
 from jaxptd.stop import Stop
 from jaxptd.watchdog import Phase, Watchdog
@@ -131,8 +131,8 @@ class Run:
         for i in range(batches):
             with self.watchdog.phase(Phase.READING):
                 batch = self.batch(windows, i * size, beyond=number)
-            with self.watchdog.calling("eval_step"):
-                sums.append(self.program.eval_step(state["params"], batch))
+            program = self.program.eval_step
+            sums.append(self.watchdog.call("eval_step", program, state["params"], batch))
         with self.watchdog.phase(Phase.WAITING):
             loss = sum(float(s["loss_sum"]) for s in sums) / sum(int(s["tokens"]) for s in sums)
         return {"validation_loss": loss, "perplexity": math.exp(min(loss, 700))}
@@ -154,8 +154,8 @@ class Run:
             for step in self.watchdog.steps(done + 1, train.steps):
                 with self.watchdog.phase(Phase.READING):
                     batch = self.batch(self.data.train, (step - 1) * train.global_batch_size)
-                with self.watchdog.calling("train_step"):
-                    state, metrics = self.program.train_step(state, batch)
+                program = self.program.train_step
+                state, metrics = self.watchdog.call("train_step", program, state, batch)
                 with self.watchdog.phase(Phase.WAITING):
                     meter.add(step, metrics)
                 stopping = stop.after(step)  # read once: a signal from here on ends the next step
@@ -259,7 +259,10 @@ def _run(run: Run, world: World) -> None:
     """From the state that is there to the last step, or until a person stops it."""
     state = run.start()
     step, stop = int(state["step"]), Stop(alone=world.alone)
-    _check_alike(run, step)
+    tokens = len(run.data.train.tokens)
+    check_alike(
+        run.config, {"the number of training tokens": tokens, "the step to go on from": step}
+    )
     run.run_dir.open(run.config, step=step)
     try:
         state = run.train(state, stop)
@@ -268,16 +271,6 @@ def _run(run: Run, world: World) -> None:
     if not stop.asked_anywhere() and run.config.train.sample_tokens:
         with run.watchdog.phase(Phase.SAMPLING):
             run.display.say(_sample(run, state))
-
-
-def _check_alike(run: Run, step: int) -> None:
-    """Raises UserError unless every process is about to do the same."""
-    facts = {f"{s}.{name}": x for s, v in to_dict(run.config).items() for name, x in v.items()}
-    del facts["data.source"]  # each host may have its own copy
-    facts["the number of training tokens"] = len(run.data.train.tokens)
-    facts["the step to go on from"] = step
-    remedy = "give all processes the same config, data and train.run_dir"
-    processes.check_alike("alike", facts, remedy=remedy)
 
 
 def _sample(run: Run, state: State) -> str:

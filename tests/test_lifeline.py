@@ -39,8 +39,7 @@ with Lifeline(world, watchdog, report=lambda line: print(line, flush=True)).watc
     body = lambda x: jax.lax.psum(x, "x")
     total = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P("x"), out_specs=P()))
     for step in watchdog.steps(1, {steps}):
-        with watchdog.calling("total"):
-            y = total(x)
+        y = watchdog.call("total", total, x)
         with watchdog.phase(Phase.READING):
             fail(step)
         with watchdog.phase(Phase.WAITING):

@@ -65,6 +65,11 @@ def run_dir(tmp_path):
         "--checkpoint.every=1",
         "--checkpoint.keep=9",
         "--checkpoint.resume=never",
+        "--processes.coordinator=node01:5000",
+        "--processes.count=2",
+        "--processes.id=1",
+        "--processes.wait=60",
+        "--processes.stuck_after=0",
     ],
 )
 def test_what_a_resumed_run_may_change(override):
