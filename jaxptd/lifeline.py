@@ -6,27 +6,26 @@ counts how long each of them has been silent, or in the same thing. Who finds th
 on says so to all, and all end with one line that names the process, and the same exit code.
 
 The coordination service is process 0's: without an answer from it, process 0 is the silent one. If
-it is killed, JAX aborts the others at once; see `_last_words`.
+it is killed, JAX aborts the others at once; see `on_abort`.
 """
 
 import contextlib
-import ctypes
 import json
 import os
 import re
-import signal
 import socket
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jax
 
 from jaxptd import processes
 from jaxptd.errors import BAD_INPUT, BUG, INTERRUPTED, LOST, UserError, print_error
+from jaxptd.last_words import on_abort
 from jaxptd.watchdog import Beat, Phase, Watchdog, long_phases, stuck
 from jaxptd.world import World
 
@@ -84,7 +83,7 @@ class Lifeline:
     @contextlib.contextmanager
     def _failures(self) -> Iterator[None]:
         """What the main thread raises ends all processes, without waiting for any of them."""
-        hold = _last_words(self._coordinator_lost)
+        hold = on_abort(self._coordinator_lost)
         try:
             yield
             processes.barrier("end", seconds=processes.DAY)
@@ -234,23 +233,3 @@ class Lifeline:
 
 def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
-
-
-def _last_words(speak: Callable[[], None]) -> Callable[[], None]:
-    """Has `speak` called when the process aborts; what it gives back ends that.
-
-    JAX's client of the coordination service aborts the process, in C++, as soon as the service is
-    gone, and its option for a function to call instead is neither public nor does it work
-    (jaxlib 0.10, 0.12). Python's own handlers run between two instructions of the main thread: too
-    late. A handler through ctypes runs in the thread that aborts, which holds no lock of Python's.
-    """
-    handler_type = ctypes.CFUNCTYPE(None, ctypes.c_int)
-    handler = handler_type(lambda _: speak())
-    libc: Any = ctypes.CDLL(None)
-    libc.signal.restype, libc.signal.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_void_p]
-    before = libc.signal(signal.SIGABRT, ctypes.cast(handler, ctypes.c_void_p))
-
-    def put_back(_: Any = handler) -> None:  # it also keeps the handler from being collected
-        libc.signal(signal.SIGABRT, before)
-
-    return put_back

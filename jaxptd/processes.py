@@ -5,12 +5,14 @@ devices, so a thread may call it while a step runs.
 """
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
-from jaxptd.errors import UserError
+from jaxptd.errors import BAD_INPUT, UserError, print_error
+from jaxptd.last_words import on_abort
 from jaxptd.world import ProcessesConfig, World
 
 KEYS = "jaxptd/"  # before every key, JAX has its own
@@ -33,6 +35,16 @@ def join(world: World, config: ProcessesConfig, *, devices: int) -> None:
     share = world.share(devices)
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    line = (
+        f"{world.name} could not join the others at {world.coordinator} in processes.wait="
+        f"{config.wait:g} s; start all of them, with the same coordinator"
+    )
+
+    def give_up() -> None:  # not all came in time: JAX aborts
+        print_error(line)
+        os._exit(BAD_INPUT)
+
+    put_back = on_abort(give_up)
     try:
         jax.distributed.initialize(
             world.coordinator,
@@ -45,11 +57,9 @@ def join(world: World, config: ProcessesConfig, *, devices: int) -> None:
             heartbeat_timeout_seconds=max(100, int(3 * config.stuck_after)),
         )
     except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise UserError(
-            f"{world.name} could not join the others at {world.coordinator} in processes.wait="
-            f"{config.wait:g} s ({reason[:200]}); start all of them, with the same coordinator"
-        ) from error
+        raise UserError(f"{line} ({' '.join(str(error).split())[:200]})") from error
+    finally:
+        put_back()
 
 
 def is_first() -> bool:

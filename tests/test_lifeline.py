@@ -126,6 +126,15 @@ def test_a_process_that_hangs_is_named_with_what_it_is_in(start):
 
 
 @pytest.mark.slow
+def test_a_hang_ends_a_run_of_one_process_too(start):
+    run = start("time.sleep(1000)", count=1)
+    run.wait_for("going")
+    (ended,) = run.ended(seconds=60)
+    assert ended.code == 3
+    assert ended.err.startswith("error: the run is stuck: reading data for 2 s at step 20; give")
+
+
+@pytest.mark.slow
 def test_who_compiles_for_long_is_not_stuck(start):
     compiling = f"with watchdog.phase(Phase.COMPILING): time.sleep({4.5 * STUCK_AFTER})"
     run = start(compiling, culprit=1, steps=30)
