@@ -20,6 +20,7 @@ from jaxptd.mesh import (
     Layout,
     draw,
     main,
+    in_process_order,
     make_mesh,
     rank_groups,
     ranks_along,
