@@ -1,6 +1,6 @@
 """Several processes of one run on this machine, for tests: each a command of its own.
 
-Each runs `CODE` with what a test adds in front of it: patches, or another loop than the trainer's.
+Each runs the code that a test gives: the trainer with something changed, or a loop of its own.
 """
 
 import dataclasses
