@@ -23,6 +23,7 @@ _HOMES = {
     "jaxptd.mesh": ("Axis", "Layout", "make_mesh", "rank_groups"),
     "jaxptd.models.gpt": ("GPT",),
     "jaxptd.step": ("Program",),
+    "jaxptd.world": ("ProcessesConfig",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -17,6 +17,7 @@ from jaxptd.checks import (
 from jaxptd.errors import UserError
 from jaxptd.fit import check_layout
 from jaxptd.mesh import Layout
+from jaxptd.world import ProcessesConfig
 
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 Products = Literal["native", "fp8"]
@@ -232,6 +233,7 @@ class Config:
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+    processes: ProcessesConfig = dataclasses.field(default_factory=ProcessesConfig)
 
     def __post_init__(self) -> None:
         check_layout(self.model, self.layout)

@@ -9,6 +9,7 @@ import jax
 from jaxptd.config import Config
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
+from jaxptd.world import World
 
 # For simulated devices. A name that XLA does not know would end the process at once: these are
 # known to the jaxlib of every version of jax in pyproject.toml.
@@ -40,7 +41,7 @@ def _permutes(layout: Layout) -> bool:
     return layout.pp * layout.cp * layout.row * layout.col > 1
 
 
-def prepare(config: Config, *, double: bool = False) -> str:
+def prepare(config: Config, *, double: bool = False, world: World | None = None) -> str:
     """Sets JAX up for a config, before anything has run; says in a line what it runs on.
 
     Where JAX has started already, as in a test or a notebook, its devices stay as they are, and
@@ -49,10 +50,13 @@ def prepare(config: Config, *, double: bool = False) -> str:
     Args:
         config: its layout says how many devices, train.platform which.
         double: allow float64.
+        world: the processes of the run, which have joined; none: only this one.
 
     Raises:
-        UserError: there are fewer devices than the layout needs, or they do not start.
+        UserError: there are fewer devices than the layout needs, they do not start, or not each
+            process has its share of them.
     """
+    world = world or World()
     needed = config.layout.num_devices
     for flag in (PATIENCE, *((ONE_PERMUTE_AT_A_TIME,) if _permutes(config.layout) else ())):
         flags = os.environ.get("XLA_FLAGS", "")
@@ -61,7 +65,7 @@ def prepare(config: Config, *, double: bool = False) -> str:
     if config.train.platform == "cpu":
         jax.config.update("jax_platforms", "cpu")
     with contextlib.suppress(RuntimeError):  # JAX has started already, with devices of its own
-        jax.config.update("jax_num_cpu_devices", needed)
+        jax.config.update("jax_num_cpu_devices", world.share(needed))
     jax.config.update("jax_enable_x64", double or config.model.dtype == "float64")
     try:
         devices = jax.devices()
@@ -71,9 +75,20 @@ def prepare(config: Config, *, double: bool = False) -> str:
         ) from error
     if len(devices) < needed:
         raise UserError(
-            f"layout ({config.layout}) needs {needed} devices, this machine has {len(devices)} "
+            f"layout ({config.layout}) needs {needed} devices, "
+            f"{'this machine has' if world.alone else 'all processes have'} {len(devices)} "
             f"({devices[0].device_kind}); use smaller axes, or train.platform=cpu to simulate them"
         )
+    if not world.alone and len(jax.local_devices()) != world.share(needed):
+        raise UserError(
+            f"{world.name} has {len(jax.local_devices())} devices, its share of the layout "
+            f"({config.layout}) is {world.share(needed)}; use a layout of {len(devices)} devices, "
+            "or let each process see its share only (CUDA_VISIBLE_DEVICES)"
+        )
+    return _description(devices, needed) + (f" of {world.count} processes" * (not world.alone))
+
+
+def _description(devices: list[Any], needed: int) -> str:
     if devices[0].platform == "cpu":
         return f"{needed} simulated CPU device{'s' if needed > 1 else ''}"
     return f"{needed} of {len(devices)} x {devices[0].device_kind}"

@@ -6,7 +6,9 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+BUG = 1
 BAD_INPUT = 2
+LOST = 3  # a process of the run is dead or stuck
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
@@ -24,13 +26,19 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; see --help")
 
 
+def print_error(message: object) -> None:
+    """One line on stderr, in one piece."""
+    sys.stderr.write(f"error: {' '.join(str(message).split())}\n")
+    sys.stderr.flush()
+
+
 def run_command(main: Callable[[], int | None]) -> None:
     """Runs `main` as a command: exit code from its result; a `UserError` is one line and exit 2."""
     try:
         code = main()
         sys.stdout.flush()
     except UserError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        print_error(error)
         code = BAD_INPUT
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)

@@ -1,11 +1,65 @@
-"""The processes of a run: which one this is, and how they wait for each other.
+"""The processes of a run: how they come together, wait for each other and tell each other things.
 
-Nothing here runs on devices, so a thread may call it while a step runs.
+What they tell goes through JAX's coordination service, which process 0 holds. Nothing here runs on
+devices, so a thread may call it while a step runs.
 """
 
+import json
+import os
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+
+from jaxptd.errors import BAD_INPUT, UserError, print_error
+from jaxptd.last_words import on_abort
+from jaxptd.world import ProcessesConfig, World
+
+KEYS = "jaxptd/"  # before every key, JAX has its own
+DAY = 86400.0  # seconds; who is dead or stuck meanwhile, `Lifeline` finds
+
+
+def join(world: World, config: ProcessesConfig, *, devices: int) -> None:
+    """Brings the processes together; before JAX starts its devices.
+
+    Args:
+        world: which processes.
+        config: how long they wait.
+        devices: of the whole layout.
+
+    Raises:
+        UserError: the devices do not split over the processes, or some do not come in time.
+    """
+    if world.alone:
+        return
+    share = world.share(devices)
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    line = (
+        f"{world.name} could not join the others at {world.coordinator} in processes.wait="
+        f"{config.wait:g} s; start all of them, with the same coordinator"
+    )
+
+    def give_up() -> None:  # not all came in time: JAX aborts
+        print_error(line)
+        os._exit(BAD_INPUT)
+
+    put_back = on_abort(give_up)
+    try:
+        jax.distributed.initialize(
+            world.coordinator,
+            world.count,
+            world.id,
+            world.device_ids(share),
+            cluster_detection_method="deactivate",  # `world` did it
+            initialization_timeout=max(1, int(config.wait)),
+            # `Lifeline` is quicker, and says more.
+            heartbeat_timeout_seconds=max(100, int(3 * config.stuck_after)),
+        )
+    except RuntimeError as error:
+        raise UserError(f"{line} ({' '.join(str(error).split())[:200]})") from error
+    finally:
+        put_back()
 
 
 def is_first() -> bool:
@@ -44,6 +98,71 @@ def share(name: str, value: str, *, seconds: float = 600.0) -> list[str]:
     barrier(f"{name}.heard", seconds=seconds)
     client.key_value_delete(own)
     return [values[f"{folder}{process}"] for process in range(jax.process_count())]
+
+
+def tell(key: str, value: str) -> None:
+    """Writes what all can read, over what stood there."""
+    _client().key_value_set(KEYS + key, value, allow_overwrite=True)
+
+
+def told(folder: str) -> dict[str, str]:
+    """What stands under `folder/`, by the rest of its key."""
+    prefix = f"{KEYS}{folder}/"
+    return {key.removeprefix(prefix): x for key, x in _client().key_value_dir_get(prefix)}
+
+
+def settle(folder: str, value: str) -> str:
+    """What the first process that came here said; all get the same."""
+    try:
+        _client().key_value_set(f"{KEYS}{folder}/settled", value)
+    except jax.errors.JaxRuntimeError:  # another was first
+        return told(folder)["settled"]
+    return value
+
+
+def settled(folder: str) -> str | None:
+    """What `settle` was given there so far."""
+    return told(folder).get("settled")
+
+
+def wait_for(folder: str, *, seconds: float) -> str:
+    """What `settle` is given there, as soon as it is. Raises RuntimeError when the time is over."""
+    return _client().blocking_key_value_get(f"{KEYS}{folder}/settled", int(seconds * 1000))
+
+
+def check_alike(name: str, facts: Mapping[str, Any], *, remedy: str) -> None:
+    """Raises UserError, in all processes, unless all of them give the same facts.
+
+    Args:
+        name: of this meeting; each meeting of a run needs one of its own.
+        facts: what JSON can hold, by names for a person.
+        remedy: what to do where they differ.
+    """
+    if _client() is None:
+        return
+    mine = json.loads(json.dumps(facts))
+    tell(f"{name}/{jax.process_index()}", json.dumps(mine))
+    barrier(name, seconds=DAY)
+    said = {int(rank): json.loads(text) for rank, text in told(name).items()}
+    for rank in sorted(said):
+        for what, value in said[rank].items():
+            if value != said[0].get(what):
+                raise UserError(
+                    f"{what} is {value} in process {rank} and {said[0].get(what)} in process 0; "
+                    f"{remedy}"
+                )
+
+
+def compile_together(name: str, program: Callable, *args: Any) -> Callable:
+    """The jitted program, compiled for these arguments once all processes have done so.
+
+    Who runs it first would wait for the others to compile it, and gloo does so for 30 s only.
+    """
+    if _client() is None:
+        return program
+    compiled = program.lower(*args).compile()  # type: ignore[attr-defined]
+    barrier(f"compile.{name}", seconds=DAY)
+    return compiled
 
 
 def _client() -> Any:

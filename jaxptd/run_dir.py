@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from jaxptd import processes
 from jaxptd.command_line import load_config
 from jaxptd.config import Config, to_dict
 from jaxptd.errors import UserError
@@ -25,7 +26,7 @@ Row = dict[str, Any]
 
 # What a resumed run may change: it changes where and how fast the numbers come, not the numbers.
 # But for steps (the decay's end) and skip_above: a run whose gradients exploded goes on with it.
-_FREE_SECTIONS = frozenset({"layout", "checkpoint"})
+_FREE_SECTIONS = frozenset({"layout", "checkpoint", "processes"})
 _FREE = frozenset(
     {
         *(f"model.{name}" for name in ("remat", "remat_layers", "attention", "scan_layers")),
@@ -48,6 +49,21 @@ def difference(config: Config, saved: Config) -> str | None:
             if section not in _FREE_SECTIONS and key not in _FREE and value != old[section][name]:
                 return f"{key} is {value}, was {old[section][name]}"
     return None
+
+
+def check_alike(config: Config, facts: dict[str, Any]) -> None:
+    """Raises UserError, in all processes of a run, unless they are about to do the same.
+
+    Args:
+        config: of this process.
+        facts: what else must be the same, by names for a person.
+    """
+    fields = {
+        f"{s}.{name}": x for s, section in to_dict(config).items() for name, x in section.items()
+    }
+    del fields["data.source"]  # each host may have its own copy
+    remedy = "give all processes the same config, data and train.run_dir"
+    processes.check_alike("alike", fields | facts, remedy=remedy)
 
 
 class RunDir:
@@ -123,6 +139,19 @@ class RunDir:
     def _add_events(self, file: Path, row: Row) -> None:
         with _explained(self.path):
             _add_events(file, row)
+
+
+class Onlooker(RunDir):
+    """The run directory for a process that is not the first: it reads there and writes nothing."""
+
+    def check(self, config: Config) -> None: ...
+
+    def open(self, config: Config, *, step: int) -> None: ...
+
+    def log(self, row: Row) -> None: ...
+
+    def tensorboard(self, *, step: int) -> Callable[[Row], None]:
+        return lambda row: None
 
 
 # TensorBoard's events. tensorboardX's own SummaryWriter hands them to a thread, which ends when the

@@ -5,7 +5,7 @@ Letters: B batch, T position, M micro-batches.
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -162,8 +162,9 @@ class Program:
             UserError: it does not hold what the config needs, or in another shape.
         """
         check_batch(batch, self.config)
-        ordered = {name: x[:, self.token_order] for name, x in batch.items()}
-        return jax.device_put(ordered, self.batch_sharding)
+        ordered = {name: np.asarray(x)[:, self.token_order] for name, x in batch.items()}
+        make = partial(jax.make_array_from_callback, sharding=self.batch_sharding)
+        return {name: make(x.shape, data_callback=x.__getitem__) for name, x in ordered.items()}
 
     def init_state(self) -> State:
         """Step 0: the same numbers on every mesh."""

@@ -5,18 +5,16 @@ lets the model write. A run that was killed goes on from its newest good checkpo
 command is given again; SIGINT or SIGTERM ends the step, saves and stops.
 """
 
-import contextlib
 import dataclasses
 import math
-import signal
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Sequence
 from functools import cached_property, partial
-from typing import Any
 
 import jax
 import numpy as np
-from rich.console import Console
 
+from jaxptd import processes
 from jaxptd.checkpoint import CheckpointError
 from jaxptd.command_line import make_parser, parse
 from jaxptd.config import Config
@@ -25,39 +23,18 @@ from jaxptd.data.tokenizers import Tokenizer, with_vocabulary
 from jaxptd.devices import prepare
 from jaxptd.errors import UserError, run_command
 from jaxptd.generate import Sampling, write_text
+from jaxptd.lifeline import Lifeline
 from jaxptd.mesh import make_mesh
 from jaxptd.pipeline.statistics import bubble
 from jaxptd.progress import Display, Meter, Output, check_finite
 from jaxptd.run_checkpoints import RunCheckpoints, without_best
-from jaxptd.run_dir import Row, RunDir
+from jaxptd.run_dir import Onlooker, Row, RunDir, check_alike
 from jaxptd.step import Batch, Program, State, batch_fields
+from jaxptd.stop import Stop
+from jaxptd.watchdog import Phase, Watchdog
+from jaxptd.world import World, find
 
 SAMPLE_PROMPT = "def "
-
-
-class Stop:
-    """Set by SIGINT or SIGTERM; a second one ends the process at once."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        signals = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.getsignal(number) for number in signals}
-
-        def ask(number: int, _: Any) -> None:
-            self.asked = True
-            for each in signals:
-                signal.signal(each, before[each])
-
-        for number in signals:
-            signal.signal(number, ask)
-        try:
-            yield
-        finally:
-            for number in signals:
-                signal.signal(number, before[number])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +46,7 @@ class Run:
     tokenizer: Tokenizer
     run_dir: RunDir
     display: Display
+    watchdog: Watchdog
 
     @property
     def config(self) -> Config:
@@ -110,11 +88,14 @@ class Run:
             return {}
         size, number = self.config.train.global_batch_size, windows.windows_per_epoch
         batches = min(self.config.train.eval_batches, math.ceil(number / size))
-        sums = [
-            self.program.eval_step(state["params"], self.batch(windows, i * size, beyond=number))
-            for i in range(batches)
-        ]
-        loss = sum(float(s["loss_sum"]) for s in sums) / sum(int(s["tokens"]) for s in sums)
+        sums = []
+        for i in range(batches):
+            with self.watchdog.phase(Phase.READING):
+                batch = self.batch(windows, i * size, beyond=number)
+            program = self.program.eval_step
+            sums.append(self.watchdog.call("eval_step", program, state["params"], batch))
+        with self.watchdog.phase(Phase.WAITING):
+            loss = sum(float(s["loss_sum"]) for s in sums) / sum(int(s["tokens"]) for s in sums)
         return {"validation_loss": loss, "perplexity": math.exp(min(loss, 700))}
 
     def save(self, state: State, step: int, row: Row | None) -> None:
@@ -132,11 +113,14 @@ class Run:
         board, saved = self.run_dir.tensorboard(step=done), self.checkpoints.files
         with self.display.steps(done=done, total=train.steps), stop.listening(), saved:
             meter = Meter(self.program, done, saved.steps)
-            for step in range(done + 1, train.steps + 1):
-                batch = self.batch(self.data.train, (step - 1) * train.global_batch_size)
-                state, metrics = self.program.train_step(state, batch)
-                meter.add(step, metrics)
-                stopping = stop.asked  # read once: a signal from here on ends the next step
+            for step in self.watchdog.steps(done + 1, train.steps):
+                with self.watchdog.phase(Phase.READING):
+                    batch = self.batch(self.data.train, (step - 1) * train.global_batch_size)
+                program = self.program.train_step
+                state, metrics = self.watchdog.call("train_step", program, state, batch)
+                with self.watchdog.phase(Phase.WAITING):
+                    meter.add(step, metrics)
+                stopping = stop.after(step)  # read once: a signal from here on ends the next step
                 last = stopping or step == train.steps
                 if row := self._row(state, step, meter, last=last):
                     self._log(row)
@@ -144,7 +128,7 @@ class Run:
                 due = _due(step, self.config.checkpoint.every, last)
                 if due and (last or not meter.skipping):
                     meter.check(state["params"])
-                    with meter.paused():
+                    with meter.paused(), self.watchdog.phase(Phase.SAVING):
                         self.save(state, step, row)
                         if last:
                             saved.wait()
@@ -164,7 +148,7 @@ class Run:
         row = meter.row()
         if not evaluating:
             return row
-        with meter.paused():
+        with meter.paused(), self.watchdog.phase(Phase.EVALUATING):
             evaluation = self.evaluate(state)
         check_finite(step, evaluation)
         return row | evaluation
@@ -186,16 +170,15 @@ def _due(step: int, every: int, last: bool) -> bool:
     return every > 0 and (step % every == 0 or last)
 
 
-def prepare_run(config: Config, console: Console) -> Run:
+def prepare_run(config: Config, world: World, *, display: Display, watchdog: Watchdog) -> Run:
     """Everything a run needs, checked, with nothing written yet.
 
     Raises:
         UserError: bad data, another run in run_dir, too few devices.
     """
-    display = Display(console)
     tokenizer = load_tokenizer(config.data.tokenizer)
     config = with_vocabulary(config)
-    run_dir = RunDir(config.train.run_dir)
+    run_dir = (RunDir if world.first else Onlooker)(config.train.run_dir)
     run_dir.check(config)
     data = open_data(
         config.data,
@@ -204,12 +187,12 @@ def prepare_run(config: Config, console: Console) -> Run:
         vocab_size=config.model.vocab_size or tokenizer.vocab_size,
         seed=config.train.seed,
     )
-    where = prepare(config)
+    where = prepare(config, world=world)
     program = Program(config, make_mesh(config.layout))
     display.say(_summary(program, where, data))
     if data.validation is not None and (warning := without_best(config)):
         display.say(warning)
-    return Run(program, data, tokenizer, run_dir, display)
+    return Run(program, data, tokenizer, run_dir, display, watchdog)
 
 
 def _summary(program: Program, where: str, data: Data) -> str:
@@ -230,18 +213,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Trains a model on a mesh of devices."""
     parser = make_parser("python -m jaxptd.train", main.__doc__ or "")
     config, _ = parse(parser, argv)
-    run = prepare_run(config, Output())
+    world = find(config.processes, os.environ)
+    processes.join(world, config.processes, devices=config.layout.num_devices)
+    config = dataclasses.replace(config, processes=config.processes.anywhere())
+    display = Display(Output(quiet=not world.first))
+    watchdog = Watchdog(config.processes.stuck_after)
+    with Lifeline(world, watchdog, report=display.say).watching():
+        _run(prepare_run(config, world, display=display, watchdog=watchdog), world)
+    return 0
+
+
+def _run(run: Run, world: World) -> None:
+    """From the state that is there to the last step, or until a person stops it."""
     state = run.checkpoints.start()
-    step = int(state["step"])
+    step, stop = int(state["step"]), Stop(alone=world.alone)
+    tokens = len(run.data.train.tokens)
+    check_alike(
+        run.config, {"the number of training tokens": tokens, "the step to go on from": step}
+    )
     run.run_dir.open(run.config, step=step)
-    stop = Stop()
     try:
         state = run.train(state, stop)
     except CheckpointError as error:
         raise UserError(f"{error}; free some space and give the same command again") from error
-    if not stop.asked and run.config.train.sample_tokens:
-        run.display.say(_sample(run, state))
-    return 0
+    if not stop.asked_anywhere() and run.config.train.sample_tokens:
+        with run.watchdog.phase(Phase.SAMPLING):
+            run.display.say(_sample(run, state))
 
 
 def _sample(run: Run, state: State) -> str:

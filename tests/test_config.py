@@ -19,6 +19,7 @@ from jaxptd.config import (
 )
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
+from jaxptd.world import ProcessesConfig
 
 SECTIONS = {
     "model": ModelConfig,
@@ -27,6 +28,7 @@ SECTIONS = {
     "optimizer": OptimizerConfig,
     "train": TrainConfig,
     "checkpoint": CheckpointConfig,
+    "processes": ProcessesConfig,
 }
 
 
@@ -61,11 +63,13 @@ POSITIVE = {
     OptimizerConfig: ["learning_rate"],
     TrainConfig: ["steps", "global_batch_size", "micro_batches", "max_skipped", "eval_batches"],
     CheckpointConfig: ["keep"],
+    ProcessesConfig: ["count", "wait"],
 }
 NOT_NEGATIVE = {
     OptimizerConfig: ["warmup_steps", "weight_decay", "grad_clip", "skip_above"],
     TrainConfig: ["seed", "log_every", "eval_every", "sample_tokens"],
     CheckpointConfig: ["every"],
+    ProcessesConfig: ["id", "stuck_after"],
 }
 SHARES = {
     ModelConfig: ["dropout"],

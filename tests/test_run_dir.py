@@ -70,6 +70,11 @@ def run_dir(tmp_path):
         "--checkpoint.keep_best=2",
         "--checkpoint.asynchronous=false",
         "--checkpoint.resume=never",
+        "--processes.coordinator=node01:5000",
+        "--processes.count=2",
+        "--processes.id=1",
+        "--processes.wait=60",
+        "--processes.stuck_after=0",
     ],
 )
 def test_what_a_resumed_run_may_change(override):

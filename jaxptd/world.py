@@ -1,0 +1,270 @@
+"""Which process of a run this is: given by `processes`, or found from what started it.
+
+Slurm, Open MPI, Kubernetes and torchrun each say it in environment variables of their own. They are
+read from a mapping that the caller gives, in the order `find` has them: the innermost launcher
+first, since torchrun may run inside Slurm, and `mpirun` in a Slurm batch script.
+"""
+
+import dataclasses
+import math
+import re
+import zlib
+from collections.abc import Mapping
+
+from jaxptd.checks import require_not_negative, require_positive
+from jaxptd.errors import UserError
+
+Environ = Mapping[str, str]
+
+PORTS = range(61440, 65536)  # where a launcher names no port: of its job's number, as JAX does it
+KUBERNETES_PORT = 55527  # JAX's own there
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessesConfig:
+    """The processes of a run. What is null is found from Slurm, Open MPI, Kubernetes or torchrun.
+
+    Args:
+        coordinator: host:port of process 0 as the others reach it; the port is free there.
+        count: processes of the run; null without a launcher, or 1, is this one alone.
+        id: number of this process, from 0.
+        wait: seconds that processes wait for each other when a run starts.
+        stuck_after: seconds without a sign of life, or in one thing (a step: ten times what steps
+            take, if that is longer), after which a process counts as dead or stuck and the run
+            ends; 0 is never.
+    """
+
+    coordinator: str | None = None
+    count: int | None = None
+    id: int | None = None
+    wait: float = 300.0
+    stuck_after: float = 40.0
+
+    def __post_init__(self) -> None:
+        require_positive("processes", self, "count", "wait")
+        require_not_negative("processes", self, "id", "stuck_after")
+        if self.coordinator is not None:
+            check_address("processes.coordinator", self.coordinator)
+
+    def anywhere(self) -> "ProcessesConfig":
+        """Without what says where a run ran: it may go on elsewhere."""
+        return dataclasses.replace(self, coordinator=None, count=None, id=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """All processes of a run, and which of them this is.
+
+    Args:
+        count: of all of them.
+        id: of this one, from 0.
+        coordinator: host:port of process 0; None in a run of one process.
+        local: number of this process among those on its host; None where nobody said.
+        visible: devices that its environment lets it see; None is all of the host.
+    """
+
+    count: int = 1
+    id: int = 0
+    coordinator: str | None = None
+    local: int | None = None
+    visible: int | None = None
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes logs and the run directory."""
+        return self.id == 0
+
+    @property
+    def alone(self) -> bool:
+        return self.count == 1
+
+    @property
+    def name(self) -> str:
+        return self.name_of(self.id)
+
+    def name_of(self, rank: int) -> str:
+        return f"process {rank} of {self.count}"
+
+    def share(self, devices: int) -> int:
+        """Devices of each process. Raises UserError if they do not split over the processes."""
+        if devices % self.count:
+            raise UserError(
+                f"the layout's {devices} devices do not split over processes.count={self.count}; "
+                "use a layout or a number of processes that does"
+            )
+        return devices // self.count
+
+    def device_ids(self, share: int) -> list[int] | None:
+        """Which devices of its host are this process's; None: all that it sees."""
+        if self.local is None or (self.visible is not None and self.visible <= share):
+            return None
+        return list(range(self.local * share, (self.local + 1) * share))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """What a launcher says; None is what it leaves open."""
+
+    launcher: str
+    coordinator: str | None
+    count: int | None
+    id: int | None
+    local: int | None = None
+    per_host: int | None = None
+
+
+def find(config: ProcessesConfig, environ: Environ) -> World:
+    """The processes of this run; what the config gives goes before what the environment says.
+
+    Raises:
+        UserError: something is said, but not all that is needed, or it cannot be.
+    """
+    if config.count == 1:
+        return World()
+    found = _launcher(environ)
+    if found is not None and found.count == 1 and config.count is None:
+        return World()
+    given = {name: getattr(config, name) for name in ("coordinator", "count", "id")}
+    if found is not None:
+        said = {name: getattr(found, name) for name in given}
+        given = {name: said[name] if x is None else x for name, x in given.items()}
+    if all(value is None for value in given.values()):
+        return World()
+    _check_whole(given, found)
+    if not 0 <= given["id"] < given["count"]:
+        raise UserError(
+            f"processes.id={given['id']} with processes.count={given['count']}: "
+            f"use 0 to {given['count'] - 1}"
+        )
+    local = found.local if found is not None and found.per_host != 1 else None
+    devices = environ.get("CUDA_VISIBLE_DEVICES")
+    visible = len(devices.split(",")) if devices else None
+    return World(given["count"], given["id"], given["coordinator"], local, visible)
+
+
+def check_address(what: str, address: str) -> None:
+    """Raises UserError unless it is host:port."""
+    match = re.fullmatch(r"(\[[^\]]+\]|[^\s:\[\]]+):(\d+)", address)
+    if not match or not 0 < int(match[2]) < 65536:
+        raise UserError(f"{what}={address}: use host:port, as in node01:55527")
+
+
+def _check_whole(given: dict[str, str | int | None], found: _Found | None) -> None:
+    missing = [f"processes.{name}" for name, value in given.items() if value is None]
+    if not missing:
+        return
+    there = [f"processes.{name}={value}" for name, value in given.items() if value is not None]
+    source = f" ({found.launcher} has no more)" if found else ""
+    raise UserError(
+        f"{' and '.join(missing)} missing beside {', '.join(there)}{source}; give "
+        f"{' '.join(f'--{name} ...' for name in missing)}, or --processes.count 1 for a run of "
+        "one process"
+    )
+
+
+# ---- the launchers --------------------------------------------------------------------------
+
+
+def _launcher(environ: Environ) -> _Found | None:
+    """The innermost launcher that speaks up."""
+    if "RANK" in environ or "WORLD_SIZE" in environ:
+        return _torchrun(environ)
+    if "OMPI_COMM_WORLD_RANK" in environ:
+        return _open_mpi(environ)
+    if "SLURM_STEP_NODELIST" in environ and "SLURM_PROCID" in environ:  # started by srun
+        return _slurm(environ)
+    if "JOB_COMPLETION_INDEX" in environ:
+        return _kubernetes(environ)
+    if "MASTER_ADDR" in environ:
+        return _torchrun(environ)
+    return None
+
+
+def _torchrun(environ: Environ) -> _Found:
+    """torchrun's variables, which other launchers (Kubeflow, Lightning) set too."""
+    host, port = environ.get("MASTER_ADDR"), _integer(environ, "MASTER_PORT")
+    if port is not None and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        port += 1  # torchrun itself listens at the other
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environ]
+    return _Found(
+        "torchrun's environment" + (f" without {' and '.join(missing)}" if missing else ""),
+        f"{host}:{port}" if host and port is not None else None,
+        _integer(environ, "WORLD_SIZE"),
+        _integer(environ, "RANK"),
+        _integer(environ, "LOCAL_RANK"),
+        _integer(environ, "LOCAL_WORLD_SIZE"),
+    )
+
+
+def _open_mpi(environ: Environ) -> _Found:
+    """Process 0 is taken to be on mpirun's host, whose address version 4 gives, version 5 not."""
+    count = _integer(environ, "OMPI_COMM_WORLD_SIZE")
+    per_host = _integer(environ, "OMPI_COMM_WORLD_LOCAL_SIZE")
+    uri = environ.get("OMPI_MCA_orte_hnp_uri", "")
+    job = uri.partition(".")[0] or environ.get("PMIX_NAMESPACE", "")
+    match = re.search(r"tcp://([^,:]+)|tcp6://\[([^,\]]+)", uri)
+    host = (match[1] or f"[{match[2]}]") if match else None
+    if count is not None and count == per_host:
+        host = "127.0.0.1"
+    return _Found(
+        "Open MPI",
+        f"{host}:{_port(zlib.crc32(job.encode()))}" if host else None,
+        count,
+        _integer(environ, "OMPI_COMM_WORLD_RANK"),
+        _integer(environ, "OMPI_COMM_WORLD_LOCAL_RANK"),
+        per_host,
+    )
+
+
+def _slurm(environ: Environ) -> _Found:
+    """The tasks of a step; `salloc` and a batch script set SLURM_NTASKS too, but are no step."""
+    count = _integer(environ, "SLURM_STEP_NUM_TASKS")
+    job, step = _integer(environ, "SLURM_JOB_ID"), _integer(environ, "SLURM_STEP_ID")
+    nodes = _integer(environ, "SLURM_STEP_NUM_NODES")
+    host = first_host(environ["SLURM_STEP_NODELIST"])
+    return _Found(
+        "Slurm",
+        f"{host}:{_port(job + (step or 0))}" if job is not None else None,
+        _integer(environ, "SLURM_NTASKS") if count is None else count,
+        _integer(environ, "SLURM_PROCID"),
+        _integer(environ, "SLURM_LOCALID"),
+        math.ceil(count / nodes) if count and nodes else None,
+    )
+
+
+def _kubernetes(environ: Environ) -> _Found:
+    """A pod of an indexed Job, whose headless service has the Job's name.
+
+    Its hostname is the Job's name and its index. How many pods there are, no variable says.
+    """
+    index = _integer(environ, "JOB_COMPLETION_INDEX")
+    job = environ.get("HOSTNAME", "").removesuffix(f"-{index}")
+    host = f"{job}-0.{job}:{KUBERNETES_PORT}" if job else None
+    return _Found("Kubernetes", host, None, index)
+
+
+def first_host(nodes: str) -> str:
+    """The first of Slurm's list of hosts.
+
+    >>> first_host("node[07-09,12],other"), first_host("a1,a2"), first_host("gpu")
+    ('node07', 'a1', 'gpu')
+    """
+    match = re.match(r"([^,\[]*)(?:\[([^,\-\]]+)[^\]]*\]([^,\[]*))?", nodes)
+    assert match is not None  # it matches the empty string
+    return "".join(part or "" for part in match.groups())
+
+
+def _port(number: int) -> int:
+    return PORTS[number % len(PORTS)]
+
+
+def _integer(environ: Environ, name: str) -> int | None:
+    if name not in environ:
+        return None
+    try:
+        return int(environ[name])
+    except ValueError as error:
+        raise UserError(
+            f"the environment has {name}={environ[name]}, not a number; unset it, or give "
+            "--processes.count 1 for a run of one process"
+        ) from error

@@ -1,0 +1,103 @@
+"""Who is asked to stop, and when: every process stops after the same step."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from jaxptd import stop as module
+from jaxptd.stop import Stop
+
+
+class Service:
+    """What processes tell each other, within this one; the first word counts."""
+
+    def __init__(self) -> None:
+        self.words: dict[str, str] = {}
+
+    def settle(self, folder: str, value: str) -> str:
+        return self.words.setdefault(folder, value)
+
+    def settled(self, folder: str) -> str | None:
+        return self.words.get(folder)
+
+    def barrier(self, name: str) -> None:
+        pass
+
+
+@pytest.fixture
+def service(monkeypatch):
+    service = Service()
+    for name in ("settle", "settled", "barrier"):
+        monkeypatch.setattr(module.processes, name, getattr(service, name))
+    return service
+
+
+def loop(stop: Stop, started: list[int], rank: int, *, steps: int) -> Iterator[int | None]:
+    """The trainer's loop; it yields where other processes may run meanwhile.
+
+    Step s is started, step s - 1 has ended once all have started it, then it looks for the word.
+    """
+    for step in range(1, steps + 1):
+        started[rank] = step
+        yield None
+        while min(started) < step - 1:
+            yield None
+        if stop.after(step):
+            yield step
+            return
+    yield steps
+
+
+def run(seed: int, *, count: int, steps: int, asked: int) -> tuple[list[int], int]:
+    """In any order of what the processes do, the steps they stop after, and the first one asked."""
+    choose = random.Random(seed)
+    stops, started = [Stop(alone=False) for _ in range(count)], [0] * count
+    loops = [loop(each, started, rank, steps=steps) for rank, each in enumerate(stops)]
+    ends: dict[int, int] = {}
+    first = steps
+    for _ in range(2000):
+        rank = choose.choice([r for r in range(count) if r not in ends])
+        if started[rank] >= asked and choose.random() < 0.5:
+            first = min(first, max(started))
+            stops[rank].asked = True
+        if end := next(loops[rank]):
+            ends[rank] = end
+            started[rank] = steps + 1  # it starts no other, and nobody waits for it
+        if len(ends) == count:
+            assert len({each.asked_anywhere() for each in stops}) == 1
+            return [ends[r] for r in range(count)], first
+    raise AssertionError(f"a deadlock: {started}")
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_in_any_order_all_stop_after_the_same_step_and_soon(service, count):
+    for seed in range(300):
+        service.words.clear()
+        ends, first = run(seed, count=count, steps=12, asked=5)
+        assert len(set(ends)) == 1, (seed, ends)
+        assert 5 <= ends[0] <= first + 3
+
+
+def test_one_step_ahead_would_be_too_late_for_some(service, monkeypatch):
+    monkeypatch.setattr(module, "AHEAD", 1)
+    with pytest.raises((RuntimeError, AssertionError)):
+        test_in_any_order_all_stop_after_the_same_step_and_soon(service, 3)
+
+
+def test_the_first_word_counts_and_a_late_one_is_a_bug(service):
+    first, second = Stop(alone=False), Stop(alone=False)
+    first.asked = second.asked = True
+    assert [first.after(7), second.after(8)] == [False, False]
+    assert [first.after(8), second.after(9), first.after(9)] == [False, True, True]
+    late = Stop(alone=False)
+    with pytest.raises(RuntimeError, match="stop at step 9 was heard of in step 10"):
+        late.after(10)
+
+
+def test_alone_it_stops_at_once():
+    stop = Stop()
+    assert not stop.after(3)
+    stop.asked = True
+    assert stop.after(4)
+    assert stop.asked_anywhere()

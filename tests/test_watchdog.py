@@ -1,0 +1,97 @@
+"""Which process holds a run up, told from who only waits and who compiles."""
+
+import pytest
+
+from jaxptd.watchdog import Beat, Phase, Watchdog, long_phases, stuck
+
+W, R, C = Phase.WAITING, Phase.READING, Phase.COMPILING
+
+
+def beat(phase: Phase, seconds: float, *, limit: float | None = 40.0, step: int = 7) -> Beat:
+    return Beat(step, phase, seconds, limit)
+
+
+@pytest.mark.parametrize(
+    ("beats", "rank"),
+    [
+        ([beat(W, 39), beat(W, 39)], None),
+        ([beat(W, 41), beat(R, 41)], 1),  # it waits for who reads
+        ([beat(W, 90), beat(R, 10)], None),  # who reads has not read for long
+        ([beat(W, 900), beat(C, 900, limit=None)], None),  # and compiling takes what it takes
+        ([beat(W, 41), beat(W, 39)], None),
+        ([beat(W, 41), beat(W, 41, step=6)], 1),
+        ([beat(W, 41), beat(W, 41)], 0),
+        ([beat(R, 41), beat(R, 50), beat(W, 60)], 1),
+        ([beat(R, 41)], 0),
+        ([beat(C, 9e9, limit=None)], None),
+    ],
+)
+def test_who_holds_the_run_up(beats, rank):
+    assert stuck(dict(enumerate(beats))) == rank
+
+
+def test_a_beat_goes_through_json():
+    for each in (Beat(), beat(R, 1.5), beat(C, 2, limit=None)):
+        assert Beat.from_json(each.to_json()) == each
+    assert str(beat(R, 1.5)) == "reading data at step 7"
+
+
+def test_phases_begin_anew_and_go_back_to_the_outer_one():
+    watchdog = Watchdog(40)
+    watchdog.tick(5)
+    assert watchdog.beat() == Beat(0, Phase.STARTING, 5, None)
+    with watchdog.phase(Phase.SAVING):
+        watchdog.tick(3)
+        assert watchdog.beat() == Beat(0, Phase.SAVING, 3, 400)
+        with pytest.raises(KeyError), watchdog.phase(Phase.READING):
+            watchdog.tick(2)
+            assert watchdog.beat() == Beat(0, Phase.READING, 2, 40)
+            raise KeyError
+        assert watchdog.beat().phase is Phase.SAVING
+    assert watchdog.beat() == Beat(0, Phase.STARTING, 0, None)
+
+
+def test_only_the_first_call_compiles():
+    watchdog, phases = Watchdog(40), []
+    for name in ("train_step", "train_step", "eval_step"):
+        assert watchdog.call(name, lambda: phases.append(watchdog.beat().phase)) is None
+    assert phases == [C, W, C]
+
+
+def limit(*waits: float, stuck_after: float = 40.0) -> float | None:
+    """Of waiting, after steps in which these seconds were waited."""
+    watchdog = Watchdog(stuck_after)
+    steps = watchdog.steps(1, len(waits) + 1)
+    for seconds in waits:
+        next(steps)
+        for part in (0.25, 0.75):  # in two parts
+            with watchdog.phase(Phase.WAITING):
+                watchdog.tick(part * seconds)
+    next(steps)
+    assert watchdog.beat().phase is Phase.LOOP
+    with watchdog.phase(Phase.WAITING):
+        return watchdog.beat().limit
+
+
+def test_the_limit_of_a_step_follows_from_those_before():
+    assert limit() == 400  # nobody knows yet
+    assert limit(0.1) == 40
+    assert limit(6, 6, 300, 6) == 60  # one was long: the others compiled
+    assert limit(6, stuck_after=0) is None
+    watchdog = Watchdog(0)
+    with watchdog.phase(Phase.READING):
+        assert watchdog.beat().limit is None
+
+
+def test_what_takes_long_is_said_each_time_it_has_doubled():
+    times = [
+        long_phases({0: beat(C, seconds)}, 10).get(0, 0) for seconds in (9, 10, 19, 20, 39, 81)
+    ]
+    assert times == [0, 1, 1, 2, 2, 4]
+    assert long_phases({0: beat(C, 100)}, 0) == {}
+
+
+def test_it_says_in_which_line_of_the_package_the_thread_is():
+    watchdog = Watchdog(40)
+    assert watchdog.where().startswith(" (watchdog.py:")
+    assert watchdog.where().endswith(" in where)")

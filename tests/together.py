@@ -1,0 +1,121 @@
+"""Several processes of one run on this machine, for tests: each a command of its own.
+
+Each runs the code that a test gives: the trainer with something changed, or a loop of its own.
+"""
+
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+TRAIN = """
+import os, signal, sys, time
+from pathlib import Path
+import jax
+from jaxptd.checkpoint import Checkpoints
+from jaxptd.errors import run_command
+from jaxptd.train import Run, main
+
+RANK = int(os.environ["RANK"])
+{patches}
+if __name__ == "__main__":
+    run_command(main)
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """How a process ended: exit code (minus the signal), output, seconds from `since`."""
+
+    code: int | None
+    out: str
+    err: str
+    seconds: float
+
+    @property
+    def lines(self) -> list[str]:
+        """What it printed, without what gloo prints."""
+        return [line for line in self.out.splitlines() if "[Gloo]" not in line]
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
+
+
+class Together:
+    """Started processes, in the order of their ranks; they find each other by torchrun's variables.
+
+    Args:
+        code: of all of them.
+        argv: of all of them.
+        folder: where their output goes.
+        count: of them.
+    """
+
+    def __init__(self, code: str, argv: list[str], folder: Path, *, count: int = 2) -> None:
+        self.folder, self.count = folder, count
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        shared |= {"WORLD_SIZE": str(count), "PYTHONPATH": str(ROOT)}
+        self.processes = []
+        for rank in range(count):
+            environment = {**os.environ, **shared, "RANK": str(rank)}
+            with self._file(rank, "out").open("w") as out, self._file(rank, "err").open("w") as err:
+                command = [sys.executable, "-c", code, *argv]
+                self.processes.append(
+                    subprocess.Popen(command, stdout=out, stderr=err, env=environment)
+                )
+        self.since = time.monotonic()
+
+    def _file(self, rank: int, kind: str) -> Path:
+        return self.folder / f"{rank}.{kind}"
+
+    def wait_for(self, text: str, *, rank: int = 0, seconds: float = 240.0) -> None:
+        """Until a process has printed this."""
+        end = time.monotonic() + seconds
+        while text not in self._file(rank, "out").read_text():
+            assert time.monotonic() < end, self._file(rank, "err").read_text()
+            assert self.processes[rank].poll() is None, self._file(rank, "err").read_text()
+            time.sleep(0.02)
+
+    def signal(self, rank: int, number: int) -> None:
+        """From here on seconds are counted."""
+        self.processes[rank].send_signal(number)
+        self.since = time.monotonic()
+
+    def ended(self, *, seconds: float = 240.0, without: int | None = None) -> list[Ended | None]:
+        """How each ended, all but `without`; whoever has not ended in time is killed."""
+        found: list[Ended | None] = [None] * self.count
+        while any(x is None for rank, x in enumerate(found) if rank != without):
+            for rank, process in enumerate(self.processes):
+                if found[rank] is None and process.poll() is not None:
+                    found[rank] = self._ended(rank, process.returncode)
+            if time.monotonic() - self.since > seconds:
+                break
+            time.sleep(0.02)
+        self.kill()
+        return [x or self._ended(rank, None) for rank, x in enumerate(found)]
+
+    def _ended(self, rank: int, code: int | None) -> Ended:
+        texts = [self._file(rank, kind).read_text() for kind in ("out", "err")]
+        return Ended(code, *texts, time.monotonic() - self.since)
+
+    def kill(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+                process.wait()
+
+
+def trainer(patches: str = "") -> str:
+    """The training command, with what a test changes in it."""
+    return TRAIN.format(patches=textwrap.dedent(patches))
