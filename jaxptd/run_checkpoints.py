@@ -50,6 +50,11 @@ class RunCheckpoints:
         save = self.files.save_behind if self._settings.asynchronous else self.files.save
         save(step, canonical, description=description)
 
+    def steps(self) -> list[int]:
+        """Of all checkpoints there are, once a save that goes on has ended."""
+        self.files.wait()
+        return self.files.steps()
+
     def start(self) -> State:
         """The state to go on from: a checkpoint's, or a new one.
 

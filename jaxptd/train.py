@@ -112,7 +112,7 @@ class Run:
         train, done = self.config.train, int(state["step"])
         board, saved = self.run_dir.tensorboard(step=done), self.checkpoints.files
         with self.display.steps(done=done, total=train.steps), stop.listening(), saved:
-            meter = Meter(self.program, done, saved.steps)
+            meter = Meter(self.program, done, self.checkpoints.steps)
             for step in self.watchdog.steps(done + 1, train.steps):
                 with self.watchdog.phase(Phase.READING):
                     batch = self.batch(self.data.train, (step - 1) * train.global_batch_size)
