@@ -51,6 +51,8 @@ def run_dir(tmp_path):
         "--layout.schedule=zb-v",
         "--layout.virtual_stages=3",
         "--layout.stage_layers=[1,1]",
+        "--layout.zero=3",
+        "--layout.offload=optimizer",
         "--model.remat=full",
         "--model.remat_layers=1",
         "--model.scan_layers=false",
