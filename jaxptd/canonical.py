@@ -4,8 +4,9 @@
 """
 
 import dataclasses
+import functools
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from jax import Array
@@ -26,7 +27,7 @@ def to_canonical(program: Program, state: State) -> Canonical:
     def unpad(x: Array, info: Stored) -> Array:
         if info.is_canonical:
             return x
-        return jax.jit(info.canonical, out_shardings=_sharding(program, info))(x)
+        return _moved(x, info, "canonical", _sharding(program, info))
 
     return _as_dicts(program.map_state(unpad, state, lambda x: x))
 
@@ -49,9 +50,23 @@ def from_canonical(program: Program, canonical: Canonical) -> State:
     def pad(x: Array, info: Stored) -> Array:
         if info.is_canonical:
             return x
-        return jax.jit(info.pad, out_shardings=NamedSharding(program.mesh, info.spec))(x)
+        return _moved(x, info, "pad", NamedSharding(program.mesh, info.spec))
 
     return program.map_state(pad, {**canonical, "optimizer": optimizer}, lambda x: x)
+
+
+Way = Literal["canonical", "pad"]
+
+
+def _moved(x: Array, stored: Stored, way: Way, to: NamedSharding) -> Array:
+    """There or back. One at a time: many under way would wait for each other's devices on CPUs."""
+    return _compiled(stored, way, to)(x).block_until_ready()
+
+
+@functools.cache
+def _compiled(stored: Stored, way: Way, to: NamedSharding) -> Any:
+    """Of a parameter, and of its moments too; and every save takes the same."""
+    return jax.jit(getattr(stored, way), out_shardings=to)
 
 
 def _as_dicts(state: State) -> Canonical:
