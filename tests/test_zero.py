@@ -34,12 +34,13 @@ UNROLLED = THREE | {"scan_layers": False}
     ("layout", "choice"),
     [
         case(THREE, 2, dp=3, cp=2, zero=3),  # they divide next to nothing
-        case(THREE | {"remat": "dots"}, 2, dp=2, tp=4, sequence_parallel=True, zero=1),
+        case(THREE, 2, dp=2, tp=4, sequence_parallel=True, zero=1),
         case(UNROLLED | {"remat": "full"}, 2, dp=2, row=2, col=2, zero=3),
         case(UNROLLED, 2, dp=3, zero=2),
-        case(THREE, 2, pp=2, dp=2, zero=2),
+        case(THREE, 2, pp=3, dp=2, zero=2),  # what is no layer does not split over stages
         case(FULL, 2, pp=2, dp=2, cp=2, zero=3),
-        case(THREE, 2, pp=2, dp=2, schedule="zb-h1", zero=3),
+        # The later half of backward reads parameters, and fetches them once more.
+        case(THREE | {"remat": "dots"}, 2, pp=2, dp=2, schedule="zb-h1", zero=3),
     ],
 )
 def test_a_step_equals_one_device(layout: Layout, choice: dict) -> None:
@@ -60,6 +61,7 @@ INSIDE = [
     {"pp": 2, "dp": 1, "cp": 2, "schedule": "zb-v"},
     {"pp": 2, "dp": 1, "cp": 2, "row": 1, "col": 2, "schedule": "interleaved"},
     {"pp": 4, "dp": 2, "schedule": "gpipe"},
+    {"pp": 3, "dp": 2},
 ]
 WAYS = [{"remat": "none"}, {"remat": "dots"}, {"remat": "attention"}, {"remat": "full"}]
 WAYS += [{"remat": "none", "scan_layers": False}, {"remat": "full", "scan_layers": False}]

@@ -30,6 +30,7 @@ INSIDE = [
     (Layout(cp=2, row=2, col=2, matmul2d="summa"), {"remat": "dots"}),
     (Layout(pp=2, dp=2, tp=2), THREE | {"remat": "full"}),
     (Layout(pp=2, dp=2, cp=2, schedule="zb-h1"), THREE | {"dtype": "bfloat16"}),
+    (Layout(pp=3, dp=2), THREE),
     (Layout(pp=2, dp=2, schedule="interleaved"), {"num_layers": 5, "tie_embeddings": False}),
 ]
 MATRIX = [
