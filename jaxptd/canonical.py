@@ -4,8 +4,9 @@
 """
 
 import dataclasses
+import functools
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from jax import Array
@@ -27,8 +28,7 @@ def to_canonical(program: Program, state: State) -> Canonical:
     def unpad(x: Array, info: Stored) -> Array:
         if info.is_canonical:
             return x
-        there = jax.jit(info.canonical, out_shardings=_sharding(program, info))(_on_device(x))
-        return program.states.settled_one(there)
+        return program.states.settled_one(_moved(x, info, "canonical", _sharding(program, info)))
 
     return _as_dicts(program.states.map(unpad, state, lambda x: x))
 
@@ -52,15 +52,25 @@ def from_canonical(program: Program, canonical: Canonical) -> State:
     def pad(x: Array, info: Stored) -> Array:
         if info.is_canonical:
             return x
-        there = jax.jit(info.pad, out_shardings=NamedSharding(program.mesh, info.spec))
-        return program.states.settled_one(there(_on_device(x)))
+        to = NamedSharding(program.mesh, info.spec)
+        return program.states.settled_one(_moved(x, info, "pad", to))
 
     return program.states.map(pad, {**canonical, "optimizer": optimizer}, lambda x: x)
 
 
-def _on_device(x: Array) -> Array:
-    """To compute with."""
-    return jax.device_put(x, x.sharding.with_memory_kind(DEVICE))
+Way = Literal["canonical", "pad"]
+
+
+def _moved(x: Array, stored: Stored, way: Way, to: NamedSharding) -> Array:
+    """There or back. One at a time: many under way would wait for each other's devices on CPUs."""
+    on_device = jax.device_put(x, x.sharding.with_memory_kind(DEVICE))
+    return _compiled(stored, way, to)(on_device).block_until_ready()
+
+
+@functools.cache
+def _compiled(stored: Stored, way: Way, to: NamedSharding) -> Any:
+    """Of a parameter, and of its moments too; and every save takes the same."""
+    return jax.jit(getattr(stored, way), out_shardings=to)
 
 
 def _as_dicts(state: State) -> Canonical:

@@ -48,6 +48,12 @@ def as_varying(x: Array, axes: Iterable[str]) -> Array:
     return lax.pcast(x, missing, to="varying") if missing else x
 
 
+def as_same(x: Array) -> Array:
+    """`x`, of which every device has the same numbers, typed as varying nowhere: an all-reduce."""
+    axes = sorted(varying_axes(x))
+    return lax.pmax(x, tuple(axes)) if axes else x
+
+
 def alike(*arrays: Array) -> tuple[Array, ...]:
     """The arrays, each varying over every axis that one of them varies over."""
     axes = sorted(frozenset().union(*(varying_axes(x) for x in arrays)))

@@ -23,6 +23,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxptd.canonical import abstract_canonical
 from jaxptd.checkpoint import CheckpointError, Checkpoints
+from jaxptd.collectives import as_same
 from jaxptd.config import Config, from_dict
 from jaxptd.data.tokenizers import Tokenizer, load_tokenizer
 from jaxptd.devices import prepare
@@ -125,7 +126,8 @@ class Generator:
             position_T = start + jnp.arange(tokens_BT.shape[1], dtype=jnp.int32)
             places = Places(jnp.zeros(tokens_BT.shape[0], jnp.int32), position_T, None)
             logits_BTV, cache = passes.logits(params, tokens_BT, places, cache)
-            return self._draw(logits_BTV[:, -1:], jax.random.fold_in(key, start)), cache
+            ids_B = self._draw(logits_BTV[:, -1:], jax.random.fold_in(key, start))
+            return as_same(ids_B), cache  # parameters gathered by ZeRO are typed as varying
 
         def advance(carry: tuple[Array, Any], i: Array) -> tuple[tuple[Array, Any], Array]:
             token_B, cache = carry

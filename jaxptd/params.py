@@ -130,6 +130,9 @@ class Stored(Protocol):
     def arrange(self, x: Array) -> Array:
         """As a layer makes it -> held."""
 
+    def __hash__(self) -> int:
+        """What is compiled for it is kept by it."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ParamInfo:

@@ -25,7 +25,7 @@ from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.devices import prepare
 from jaxptd.errors import UserError, run_command
 from jaxptd.mesh import Layout, make_mesh
-from jaxptd.params import shardings
+from jaxptd.params import Params, shardings
 from jaxptd.step import Batch, Program, batch_fields
 
 IGNORED = -1
@@ -118,7 +118,7 @@ class Bench:
 
     def run(self, params: Tensors) -> Outcome:
         state = self.program.init_state()
-        held = {name: self.program.stored[name].pad(p) for name, p in params.items()}
+        held = jax.jit(self._held)(params)
         held = jax.device_put(held, shardings(self.program.stored, self.program.mesh))
         state, metrics, grads = self.program.step_with_gradients(
             {**state, "params": held}, self.batch
@@ -131,10 +131,13 @@ class Bench:
             parameters=self._by_layer(state["params"]),
         )
 
+    def _held(self, params: Tensors) -> Params:
+        return {name: self.program.stored[name].pad(p) for name, p in params.items()}
+
     def _by_layer(self, tensors: Mapping[str, jax.Array]) -> Tensors:
         """Canonical, stacked layers taken apart: `blocks.mlp.up.w` -> `blocks.0.mlp.up.w`, ..."""
         result: Tensors = {}
-        for name, x in self.program.canonical(tensors).items():
+        for name, x in jax.jit(self.program.canonical)(tensors).items():
             root, _, rest = name.partition(".")
             if root == "blocks":
                 result |= {

@@ -12,7 +12,7 @@ during a step; what is not a layer is treated as at stage 1.
 | 3     | gathered for forward, again for backward | as at stage 2                                 |
 
 Gathers move the precision that layers compute in, gradients are summed in float32. At stages 2 and
-3 a layer's parameters travel in one message, or one of each precision.
+3 a layer's parameters travel in one message of each precision and set of axes that cut them.
 
 Letters: L layers, Z devices along dp x cp.
 Source: Rajbhandari et al., arXiv 1910.02054.

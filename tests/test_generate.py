@@ -270,6 +270,7 @@ def run_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("generate")
     (folder / "text.txt").write_text(TEXT)
     options = ["--train.steps=12", "--train.sample_tokens=0", "--layout.dp=2"]
+    options += ["--layout.zero=3"]
     places = [f"--data.source={folder / 'text.txt'}", f"--train.run_dir={folder / 'run'}"]
     assert train.main(["--config", str(CONFIG), *options, *places]) == 0
     return folder / "run"

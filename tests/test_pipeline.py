@@ -1,10 +1,6 @@
 """Training with a pipeline: any schedule, inside it any other parallelism, equals one device."""
 
 import dataclasses
-import functools
-import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,17 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from one_device import FromZeros, case, hold, hold_in_a_process, report
 
 from jaxptd import passes
 from jaxptd.canonical import abstract_canonical, from_canonical, to_canonical
 from jaxptd.checkpoint import Checkpoints
-from jaxptd.comparison import Outcome, Tensors, compare
 from jaxptd.mesh import SCHEDULES, Layout, make_mesh
 from jaxptd.pipeline.schedules import OWN_CHUNKS
-from jaxptd.step import Program, State
-from jaxptd.verify import Bench, Report
+from jaxptd.step import Program
 
-ROOT = Path(__file__).parents[1]
 FIVE = {"num_layers": 5, "dropout": 0.1}
 OTHER = FIVE | {"tie_embeddings": False, "documents": "apart"}  # what else a model can be
 
@@ -33,64 +27,6 @@ LAST_FIRST = """\
 F0,F1,F2,F3,,,B3,B2,B1,B0
 ,F0,F1,F2,F3,B3,B2,B1,B0
 """
-
-
-class FromZeros(Program):
-    """A program whose state is zeros at step 0: nothing to compile."""
-
-    def init_state(self) -> State:
-        return jax.tree.map(
-            lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), self.abstract_state
-        )
-
-
-# ---- one step -------------------------------------------------------------------------------
-
-
-@functools.cache
-def one_device(choice: tuple[tuple[str, Any], ...]) -> tuple[Tensors, Outcome, Outcome]:
-    """Parameters; the step from them; and from them changed by one rounding error."""
-    one = FromZeros(tiny.config(Layout(), micro_batches=1, **dict(choice)), make_mesh(Layout()))
-    draw, wide = np.random.default_rng(1), one.master_dtype
-    eps = float(np.finfo(wide).eps)
-    start = {
-        name: (0.1 * draw.normal(size=info.shape) + name.endswith("norm.w")).astype(wide)
-        for name, info in one.infos.items()
-    }
-    moved = {
-        name: p * (1 + eps * draw.choice([-1, 1], p.shape)).astype(p.dtype)
-        for name, p in start.items()
-    }
-    return start, Bench(one).run(start), Bench(one).run(moved)
-
-
-HOW = ("remat", "scan_layers", "micro_batches")  # what one device need not do as the layout does
-
-
-def report(layout: Layout, dtype: Any, **choice: Any) -> Report:
-    """As `verify`, with one device's step shared."""
-    with jax.enable_x64(True):
-        same = {name: value for name, value in choice.items() if name not in HOW}
-        start, expected, rounded = one_device(tuple((same | {"dtype": dtype}).items()))
-        config = tiny.config(layout, dtype=dtype, **choice)
-        found = Bench(FromZeros(config, make_mesh(layout))).run(start)
-        eps = float(np.finfo(dtype).eps)
-        rows = compare(expected, rounded, found, config=config.optimizer, eps=eps)
-        return Report(layout, dtype, list(rows))
-
-
-def hold(layout: Layout, **choice: Any) -> None:
-    found = report(layout, "float64", **choice)
-    assert found.wrong == []
-    assert found.worst_gradient <= 1e-12
-
-
-def case(choice: dict, micro_batches: int, **layout: Any) -> Any:
-    given = Layout(**layout)
-    how = " ".join(str(value) for name, value in choice.items() if name in HOW)
-    return pytest.param(
-        given, choice | {"micro_batches": micro_batches}, id=f"{given} m={micro_batches} {how}"
-    )
 
 
 @pytest.mark.parametrize(
@@ -194,21 +130,7 @@ MORE_DEVICES = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("layout", "layers"), MORE_DEVICES)
 def test_sixteen_and_thirty_two_devices(layout: str, layers: int) -> None:
-    command = [sys.executable, "-m", "jaxptd.verify", "--config", "configs/test-tiny.yaml"]
-    sizes = [f"--model.num_layers={layers}", "--train.global_batch_size=16"]
-    sizes += ["--train.micro_batches=8", "--data.tokenizer=bytes"]
-    spread = [f"--layout.{each}" for each in layout.split()]
-    ended = subprocess.run(
-        [*command, "--quiet", *sizes, *spread],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (ended.returncode, ended.stderr) == (0, ""), ended
-    worst = re.search(r"one device in float64: gradients\s+to\s+(\S+)", ended.stdout)
-    assert worst, ended.stdout
-    assert float(worst[1]) <= 1e-12
+    hold_in_a_process(layout, num_layers=layers)
 
 
 # ---- beside the step ------------------------------------------------------------------------

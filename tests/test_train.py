@@ -98,6 +98,12 @@ LAYOUTS += GRIDS
 PP2 = ("--layout.pp=2",)
 PIPELINES = [(*PP2, "--layout.dp=2"), (*PP2, *TP2, SEQUENCE), (*PP2, *GRID), (*PP2, *RINGS[0])]
 LAYOUTS += PIPELINES
+ZEROS = [
+    (*layout, f"--layout.zero={stage}")
+    for layout in (DP4, (*DP2_TP4, SEQUENCE), (*GRID, "--layout.dp=2"), CONTEXT, PIPELINES[0])
+    for stage in (1, 2, 3)
+]
+LAYOUTS += ZEROS
 WAYS = [(f"--model.remat={remat}",) for remat in ("dots", "attention", "full")]
 WAYS += [("--model.scan_layers=false",), ("--train.micro_batches=1",), ("--train.micro_batches=4",)]
 
@@ -107,7 +113,9 @@ def name(overrides: tuple[str, ...]) -> str:
 
 
 @pytest.mark.parametrize(
-    "overrides", [(*DP2_TP4, SEQUENCE), CONTEXT, GRIDS[4], WAYS[2], PIPELINES[0]], ids=name
+    "overrides",
+    [(*DP2_TP4, SEQUENCE), CONTEXT, GRIDS[4], WAYS[2], PIPELINES[0], ZEROS[-1]],
+    ids=name,
 )
 def test_a_layout_trains_as_one_device_does(overrides):
     expected = curve()
@@ -583,6 +591,7 @@ def test_a_run_resumed_by_path_says_how_to_go_on(train, monkeypatch):
     [
         ("--model.num_layer=2", "unknown key model.num_layer; did you mean model.num_layers?"),
         ("--train.steps=many", "train.steps: expected int, got many"),
+        ("--layout.zero=4", "layout.zero=4: the stages are 0, 1, 2 and 3"),
         ("--layout.tp=3", "model.num_heads=4 does not split over layout.tp=3; use a size"),
         ("--layout.dp=3", "train.global_batch_size=8 does not split over layout.dp=3"),
         ("--layout.dp=16 --train.global_batch_size=32", "needs 16 devices, this machine has 8"),

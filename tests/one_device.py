@@ -1,0 +1,102 @@
+"""A step of any layout against one device's, which layouts of the same model share."""
+
+import functools
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from jaxptd.comparison import Outcome, Tensors, compare
+from jaxptd.mesh import Layout, make_mesh
+from jaxptd.step import Program, State
+from jaxptd.verify import Bench, Report
+
+ROOT = Path(__file__).parents[1]
+
+
+class FromZeros(Program):
+    """A program whose state is zeros at step 0: nothing to compile."""
+
+    def init_state(self) -> State:
+        return jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), self.abstract_state
+        )
+
+
+@functools.cache
+def one_device(choice: tuple[tuple[str, Any], ...]) -> tuple[Tensors, Outcome, Outcome]:
+    """Parameters; the step from them; and from them changed by one rounding error."""
+    one = FromZeros(tiny.config(Layout(), micro_batches=1, **dict(choice)), make_mesh(Layout()))
+    draw, wide = np.random.default_rng(1), one.master_dtype
+    eps = float(np.finfo(wide).eps)
+    start = {
+        name: (0.1 * draw.normal(size=info.shape) + name.endswith("norm.w")).astype(wide)
+        for name, info in one.infos.items()
+    }
+    moved = {
+        name: p * (1 + eps * draw.choice([-1, 1], p.shape)).astype(p.dtype)
+        for name, p in start.items()
+    }
+    return start, Bench(one).run(start), Bench(one).run(moved)
+
+
+HOW = ("remat", "scan_layers", "micro_batches")  # what one device need not do as the layout does
+
+
+def report(layout: Layout, dtype: Any, **choice: Any) -> Report:
+    """As `verify`, with one device's step shared."""
+    with jax.enable_x64(True):
+        same = {name: value for name, value in choice.items() if name not in HOW}
+        start, expected, rounded = one_device(tuple((same | {"dtype": dtype}).items()))
+        config = tiny.config(layout, dtype=dtype, **choice)
+        found = Bench(FromZeros(config, make_mesh(layout))).run(start)
+        eps = float(np.finfo(dtype).eps)
+        rows = compare(expected, rounded, found, config=config.optimizer, eps=eps)
+        return Report(layout, dtype, list(rows))
+
+
+def hold(layout: Layout, **choice: Any) -> None:
+    found = report(layout, "float64", **choice)
+    assert found.wrong == []
+    assert found.worst_gradient <= 1e-12
+
+
+def case(choice: dict, micro_batches: int, **layout: Any) -> Any:
+    given = Layout(**layout)
+    how = " ".join(str(value) for name, value in choice.items() if name in HOW)
+    return pytest.param(
+        given, choice | {"micro_batches": micro_batches}, id=f"{given} m={micro_batches} {how}"
+    )
+
+
+def hold_in_a_process(layout: str, *, num_layers: int, **model: Any) -> None:
+    """`verify` as a command, on as many devices as it takes.
+
+    Args:
+        layout: its fields, as in `dp=2 tp=2`.
+        num_layers: of the model.
+        model: other fields.
+    """
+    command = [sys.executable, "-m", "jaxptd.verify", "--config", "configs/test-tiny.yaml"]
+    fields = {"num_layers": num_layers, **model}
+    sizes = [f"--model.{name}={value}" for name, value in fields.items()]
+    sizes += ["--train.global_batch_size=16", "--train.micro_batches=8"]
+    spread = [f"--layout.{each}" for each in layout.split()]
+    ended = subprocess.run(
+        [*command, "--quiet", "--data.tokenizer=bytes", *sizes, *spread],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, ""), ended
+    worst = re.search(r"one device in float64: gradients\s+to\s+(\S+)", ended.stdout)
+    assert worst, ended.stdout
+    assert float(worst[1]) <= 1e-12

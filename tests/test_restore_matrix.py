@@ -1,0 +1,163 @@
+"""Saved on one layout, restored on another: every ordered pair, to the last bit, and it goes on."""
+
+import functools
+import itertools
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from one_device import FromZeros
+
+from jaxptd.canonical import abstract_canonical, from_canonical, to_canonical
+from jaxptd.checkpoint import Checkpoints
+from jaxptd.mesh import Layout, make_mesh
+from jaxptd.step import Program, State
+
+LAYOUTS = {
+    "one": Layout(),
+    "dp8": Layout(dp=8),
+    "tp4": Layout(tp=4),
+    "sp": Layout(dp=2, tp=4, sequence_parallel=True),
+    "cp": Layout(cp=4),
+    "2x2": Layout(row=2, col=2),
+    "2x4 padded": Layout(row=2, col=4),
+    "1f1b": Layout(pp=4, dp=2),
+    "interleaved": Layout(pp=2, tp=2, schedule="interleaved"),
+    "uneven": Layout(pp=2, tp=2, stage_layers=(1, 3)),
+    "zero1": Layout(dp=3, cp=2, zero=1),
+    "zero2 tp": Layout(dp=2, tp=4, zero=2),
+    "zero3 pp": Layout(pp=2, dp=4, zero=3),
+    "zero3 cp": Layout(dp=2, cp=2, zero=3),
+    "zero3 2x2": Layout(dp=2, row=2, col=2, zero=3),
+    "zero3 uneven": Layout(pp=2, dp=3, stage_layers=(1, 3), schedule="zb-h1", zero=3),
+}
+PAIRS = list(itertools.permutations(LAYOUTS, 2))
+SIZES = {"num_layers": 4, "hidden_size": 8, "ffn_hidden_size": 12, "batch": 24, "micro_batches": 1}
+
+
+@functools.cache
+def program(name: str) -> Program:
+    layout = LAYOUTS[name]
+    return FromZeros(tiny.config(layout, **SIZES), make_mesh(layout))
+
+
+def same(found: Any, expected: Any) -> None:
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for (path, a), b in zip(
+        jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(expected), strict=True
+    ):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes(), path
+
+
+def numbers() -> Any:
+    """A canonical state, no two numbers of it alike: parameters, moments and step."""
+    leaves, tree = jax.tree.flatten(abstract_canonical(program("one")))
+    draw = np.random.default_rng(0)
+    return jax.tree.unflatten(
+        tree,
+        [draw.normal(size=x.shape).astype(x.dtype) if x.shape else x.dtype.type(7) for x in leaves],
+    )
+
+
+def on(name: str, canonical: Any) -> State:
+    """The state of a layout, out of numbers that lie anywhere."""
+    target = abstract_canonical(program(name))
+    placed = jax.tree.map(lambda x, t: jax.device_put(x, t.sharding), canonical, target)
+    return from_canonical(program(name), placed)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, Checkpoints]]:
+    """A state, and a checkpoint of it from each layout, which held it as training does."""
+    state, found = numbers(), {}
+    for name in LAYOUTS:
+        held = on(name, state)
+        expected = jax.tree.map(lambda x: (x.shape, x.dtype), program(name).abstract_state)
+        assert jax.tree.map(lambda x: (x.shape, x.dtype), held) == expected
+        found[name] = Checkpoints(tmp_path_factory.mktemp("saved"), keep=1)
+        found[name].save(7, to_canonical(program(name), held), description={})
+    return state, found
+
+
+@pytest.mark.parametrize("there", LAYOUTS)
+def test_from_every_layout_the_same_bits_come_to_every_other(saved, there: str) -> None:
+    """What is restored depends on the target alone; so once, it is laid out and taken back."""
+    state, checkpoints = saved
+    target = abstract_canonical(program(there))
+    for here in LAYOUTS:
+        if here != there:
+            restored = checkpoints[here].restore(7, target)
+            same(restored, state)
+            for x, wanted in zip(jax.tree.leaves(restored), jax.tree.leaves(target), strict=True):
+                assert x.sharding.is_equivalent_to(wanted.sharding, x.ndim)
+    same(to_canonical(program(there), from_canonical(program(there), restored)), state)
+
+
+def test_there_are_enough_pairs() -> None:
+    assert len(LAYOUTS) >= 12
+    assert len(PAIRS) == len(LAYOUTS) * (len(LAYOUTS) - 1)
+
+
+# ---- and training goes on -----------------------------------------------------------------------
+
+BEFORE, AFTER = 2, 2  # steps
+
+
+@functools.cache
+def rows(step: int) -> dict[str, np.ndarray]:
+    """The batch of a step, from 0."""
+    shape = (SIZES["batch"], tiny.MODEL.seq_length + 1)
+    ids = np.random.default_rng(step).integers(0, tiny.VOCAB, shape).astype(np.int32)
+    return {"tokens": ids[:, :-1], "targets": ids[:, 1:]}
+
+
+def steps(name: str, state: State, numbers: range) -> tuple[State, list[tuple[float, float]]]:
+    """The state after these steps; loss and norm of each."""
+    found = []
+    for step in numbers:
+        state, metrics = program(name).train_step(state, program(name).place(rows(step)))
+        found.append((float(metrics["loss"]), float(metrics["grad_norm"])))
+    return state, found
+
+
+@functools.cache
+def begun(name: str) -> Any:
+    """A layout's state after its first steps, canonical, as numpy arrays."""
+    state = Program(program(name).config, program(name).mesh).init_state()
+    state, _ = steps(name, state, range(BEFORE))
+    return jax.tree.map(np.asarray, to_canonical(program(name), state))
+
+
+@functools.cache
+def uninterrupted() -> list[tuple[float, float]]:
+    """Loss and norm of the steps after those, on one device."""
+    return steps("one", on("one", begun("one")), range(BEFORE, BEFORE + AFTER))[1]
+
+
+def goes_on(here: str, there: str, folder: Path) -> None:
+    checkpoints, target = Checkpoints(folder, keep=1), abstract_canonical(program(there))
+    state = begun(here)
+    checkpoints.save(BEFORE, to_canonical(program(here), on(here, state)), description={})
+    restored = checkpoints.restore(BEFORE, target)
+    same(restored, state)
+    assert int(restored["step"]) == BEFORE
+    mine = from_canonical(program(there), restored)
+    _, found = steps(there, mine, range(BEFORE, BEFORE + AFTER))
+    np.testing.assert_allclose(found, uninterrupted(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("here", "there"), [("zero3 pp", "one"), ("one", "zero2 tp"), ("zero2 tp", "zero3 pp")]
+)
+def test_the_curve_goes_on(here: str, there: str, tmp_path: Path) -> None:
+    goes_on(here, there, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("here", "there"), PAIRS)
+def test_the_curve_goes_on_from_every_layout_to_every_other(here, there, tmp_path) -> None:
+    goes_on(here, there, tmp_path)

@@ -1,0 +1,194 @@
+"""ZeRO: every stage, with any other parallelism, trains as one device does; evaluates, and writes.
+
+What it moves and what it takes: test_zero_costs.py.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from one_device import FromZeros, case, hold, hold_in_a_process, report
+
+from jaxptd import zero
+from jaxptd.errors import UserError
+from jaxptd.generate import Generator, Sampling
+from jaxptd.mesh import Layout, make_mesh
+from jaxptd.params import shardings
+from jaxptd.step import Program
+
+# Two stages do not share three layers evenly, and three devices a batch of twelve.
+THREE = {"num_layers": 3, "dropout": 0.1, "batch": 12}
+FULL = THREE | {"remat": "full"}
+UNROLLED = THREE | {"scan_layers": False}
+
+
+# ---- one step -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layout", "choice"),
+    [
+        case(THREE, 2, dp=3, cp=2, zero=3),  # they divide next to nothing
+        case(THREE, 2, dp=2, tp=4, sequence_parallel=True, zero=1),
+        case(UNROLLED | {"remat": "full"}, 2, dp=2, row=2, col=2, zero=3),
+        case(UNROLLED, 2, dp=3, zero=2),
+        case(THREE, 2, pp=3, dp=2, zero=2),  # what is no layer does not split over stages
+        case(FULL, 2, pp=2, dp=2, cp=2, zero=3),
+        # The later half of backward reads parameters, and fetches them once more.
+        case(THREE | {"remat": "dots"}, 2, pp=2, dp=2, schedule="zb-h1", zero=3),
+    ],
+)
+def test_a_step_equals_one_device(layout: Layout, choice: dict) -> None:
+    hold(layout, **choice)
+
+
+INSIDE = [
+    {"dp": 8},
+    {"dp": 2, "tp": 4},
+    {"dp": 4, "tp": 2, "sequence_parallel": True},
+    {"dp": 2, "row": 2, "col": 2},
+    {"cp": 2, "row": 2, "col": 2, "matmul2d": "cannon"},
+    {"cp": 4, "ring": "rsa"},
+    {"dp": 2, "cp": 2, "tp": 2},
+    {"pp": 2, "dp": 4},
+    {"pp": 2, "dp": 2, "cp": 2},
+    {"pp": 2, "dp": 2, "tp": 2, "sequence_parallel": True, "schedule": "zb-h1"},
+    {"pp": 2, "dp": 1, "cp": 2, "schedule": "zb-v"},
+    {"pp": 2, "dp": 1, "cp": 2, "row": 1, "col": 2, "schedule": "interleaved"},
+    {"pp": 4, "dp": 2, "schedule": "gpipe"},
+    {"pp": 3, "dp": 2},
+]
+WAYS = [{"remat": "none"}, {"remat": "dots"}, {"remat": "attention"}, {"remat": "full"}]
+WAYS += [{"remat": "none", "scan_layers": False}, {"remat": "full", "scan_layers": False}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("inside", INSIDE[:10:3], ids=str)
+def test_every_stage_of_another_model(inside: dict, stage: int) -> None:
+    choice = THREE | {"batch": 16, "tie_embeddings": False, "documents": "apart"}
+    hold(Layout(zero=stage, **inside), micro_batches=2, **choice)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", WAYS, ids=str)
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("inside", INSIDE, ids=str)
+def test_every_stage_in_every_layout(inside: dict, stage: int, how: dict) -> None:
+    layout = Layout(zero=stage, **inside)
+    choice = {"num_layers": 5, "dropout": 0.1, "batch": 24, "micro_batches": 3} | how
+    hold(layout, **choice)
+    single = report(layout, "float32", **choice)
+    assert single.wrong == []
+    assert single.worst_gradient <= 1e-6
+
+
+MORE_DEVICES = [
+    "dp=16",
+    "dp=4 tp=4 sequence_parallel=true",
+    "dp=2 cp=2 row=2 col=2",
+    "pp=4 dp=2 cp=2",
+    "pp=2 dp=2 tp=4 schedule=zb-h1",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("layout", MORE_DEVICES)
+def test_sixteen_devices(layout: str, stage: int) -> None:
+    hold_in_a_process(f"{layout} zero={stage}", num_layers=5)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [Layout(dp=2, zero=3), pytest.param(Layout(pp=2, dp=2, zero=2), marks=pytest.mark.slow)],
+    ids=str,
+)
+def test_in_bfloat16_it_gives_what_it_gives_without(layout: Layout) -> None:
+    """The same products of the same numbers, and sums in float32: far below bfloat16's 2**-8."""
+    found = []
+    for stage in (0, layout.zero):
+        program = made(dataclasses.replace(layout, zero=stage), dtype="bfloat16")
+        state, batch = drawn(program), program.place(tiny.batch())
+        state, metrics, grads = program.step_with_gradients(state, batch)
+        found.append((float(metrics["loss"]), jax.jit(program.canonical)(grads)))
+    (loss, want), (again, grads) = found
+    assert again == pytest.approx(loss, rel=1e-6)
+    for name, g in grads.items():
+        assert g.dtype == jnp.float32
+        size = np.linalg.norm(want[name])
+        assert np.linalg.norm(g - want[name]) <= 1e-5 * size, name
+
+
+def test_what_is_sent_home_to_the_wrong_device_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    split = zero._split
+    monkeypatch.setattr(zero, "_split", lambda rows, widths: split(rows[::-1], widths))
+    assert report(Layout(dp=2, zero=3), "float64", **THREE).wrong
+
+
+# ---- beside the step ----------------------------------------------------------------------------
+
+SPREAD = [Layout(dp=2, tp=2, zero=2), Layout(pp=2, dp=2, zero=3), Layout(cp=2, zero=3)]
+
+
+@functools.cache
+def made(layout: Layout, **choice: Any) -> Program:
+    return FromZeros(tiny.config(layout, **choice), make_mesh(layout))
+
+
+def drawn(program: Program) -> dict[str, Any]:
+    """A state at step 0 with parameters that are the same on every layout, moments zero."""
+    draw = np.random.default_rng(0)
+    params = {
+        name: (0.3 * draw.normal(size=info.shape) + name.endswith("norm.w")).astype(np.float32)
+        for name, info in program.infos.items()
+    }
+    stored = program.stored
+    held = jax.jit(lambda params: {name: stored[name].pad(p) for name, p in params.items()})
+    placed = jax.device_put(held(params), shardings(stored, program.mesh))
+    return {**program.init_state(), "params": placed}
+
+
+def test_an_evaluation_equals_one_devices() -> None:
+    targets = np.where(np.arange(8) < np.arange(8)[:, None], -1, tiny.batch()["targets"])
+    batch = {**tiny.batch(), "targets": targets}
+    found = []
+    for layout in (Layout(), *SPREAD):
+        program = made(layout)
+        sums = program.eval_step(drawn(program)["params"], program.place(batch))
+        found.append((float(sums["loss_sum"]), int(sums["tokens"])))
+    for loss, tokens in found:
+        assert loss == pytest.approx(found[0][0], rel=1e-6)
+        assert tokens == 36
+
+
+def test_it_writes_what_one_device_writes() -> None:
+    written = []
+    for layout in (Layout(), *SPREAD[:2]):
+        program = made(layout)
+        write = Generator(program, tiny.VOCAB, Sampling(temperature=0))
+        written.append(write(drawn(program)["params"], [1, 2, 3], 5))
+    assert len(set(written[0])) > 1
+    assert written == [written[0]] * len(written)
+
+
+def test_it_starts_from_the_same_bits() -> None:
+    want = tiny.program(Layout()).init_state()["params"]
+    program = tiny.program(Layout(pp=2, dp=2, zero=3))
+    found = jax.jit(program.canonical)(program.init_state()["params"])
+    for name, x in found.items():
+        np.testing.assert_array_equal(x, want[name], err_msg=name)
+
+
+# ---- bad values ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", [4, -1])
+def test_a_stage_that_is_not_is_refused(stage: int) -> None:
+    with pytest.raises(UserError, match=rf"layout.zero={stage}: the stages are 0, 1, 2 and 3"):
+        Layout(zero=stage)

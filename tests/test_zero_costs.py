@@ -1,0 +1,209 @@
+"""What ZeRO moves and what it takes: the issue's table, from jaxprs and compiled programs."""
+
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+import tiny
+
+from benchmarks.measure import CPU_OPTIONS
+from jaxptd import comms
+from jaxptd.mesh import Axis, Layout
+from jaxptd.parts import AXES, Cut
+from jaxptd.step import Program
+from jaxptd.traffic import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+
+STAGES = (1, 2, 3)
+THREE = {"num_layers": 3}
+
+# ---- what is moved ------------------------------------------------------------------------------
+
+INSIDE = [
+    (Layout(dp=4), {}),
+    (Layout(dp=3, cp=2), {"batch": 12, "documents": "apart"}),
+    (Layout(dp=2, tp=4, sequence_parallel=True), {"remat": "full"}),
+    (Layout(dp=2, row=2, col=2), {"dtype": "bfloat16"}),
+    (Layout(cp=2, row=2, col=2, matmul2d="summa"), {"remat": "dots"}),
+    (Layout(pp=2, dp=2, tp=2), THREE | {"remat": "full"}),
+    (Layout(pp=2, dp=2, cp=2, schedule="zb-h1"), THREE | {"dtype": "bfloat16"}),
+    (Layout(pp=3, dp=2), THREE),
+    (Layout(pp=2, dp=2, schedule="interleaved"), {"num_layers": 5, "tie_embeddings": False}),
+]
+MATRIX = [
+    (dataclasses.replace(layout, zero=stage), choice)
+    for (layout, choice), stage in itertools.product(INSIDE, STAGES)
+]
+
+
+@pytest.mark.parametrize(("layout", "choice"), MATRIX, ids=str)
+def test_the_jaxpr_moves_what_the_formula_says(layout: Layout, choice: dict) -> None:
+    program = tiny.program(layout, **choice)
+    assert comms.subtract(comms.count(program), comms.formula(program)) == []
+
+
+COMPILED = [
+    (Layout(dp=4, zero=3), {}),
+    (Layout(pp=2, dp=2, zero=2), THREE),
+    *(pytest.param(*each, marks=pytest.mark.slow) for each in MATRIX if "dtype" not in each[1]),
+]
+
+
+@pytest.mark.parametrize(("layout", "choice"), COMPILED, ids=str)
+def test_the_compiled_program_moves_the_same_bytes(layout: Layout, choice: dict) -> None:
+    """XLA may merge some into one: the counts differ then, the bytes do not."""
+    program = tiny.program(layout, **choice)
+    found = {(c.kind, c.axes): c.bytes for c in comms.count_compiled(program, CPU_OPTIONS)}
+    assert found == {(c.kind, c.axes): c.bytes for c in comms.count(program)}
+
+
+def bytes_of(program: Program, *, layers: bool) -> int:
+    """Of parameters, with their padding, in float32: of layers, or of what is none."""
+    return sum(
+        4 * math.prod(each.held)
+        for name, each in program.stored.items()
+        if program.infos[name].stacked == layers
+    )
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_parameters_are_gathered_once_or_twice_and_gradients_scattered_once(stage: int) -> None:
+    """Over dp nothing else but the count of targets, the loss, and two squares of the norm."""
+    program = tiny.program(Layout(dp=3, zero=stage), batch=6, micro_batches=1)
+    found = {c.kind: c for c in comms.count(program)}
+    layers, rest = bytes_of(program, layers=True), bytes_of(program, layers=False)
+    assert found.keys() == {ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE}
+    assert found[ALL_GATHER].bytes == (2 if stage == 3 else 1) * layers + rest
+    assert found[REDUCE_SCATTER].bytes == layers + rest
+    assert found[ALL_REDUCE].bytes == 4 * 4
+    compiled: dict[str, int] = {}
+    for each in comms.count_compiled(program, CPU_OPTIONS):
+        compiled[each.kind] = compiled.get(each.kind, 0) + each.bytes
+    assert compiled == {kind: each.bytes for kind, each in found.items()}
+    number = sum(not info.stacked for info in program.infos.values())
+    if stage >= 2:  # of each layer two messages: of what tp would cut, and of the rest
+        assert found[REDUCE_SCATTER].count == number + 2 * program.model.num_layers
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("inside", [{"dp": 4}, {"pp": 2, "dp": 2}, {"row": 2, "col": 2, "dp": 2}])
+def test_sums_are_made_in_float32_whatever_was_gathered(inside: dict, stage: int) -> None:
+    program = tiny.program(Layout(zero=stage, **inside), dtype="bfloat16")
+    traced: Any = program.train_step
+    jaxpr = traced.trace(program.abstract_state, program.abstract_batch).jaxpr
+    moved: dict[str, set] = {"all_gather": set(), "reduce_scatter": set(), "psum": set()}
+    for equation in equations(jaxpr):
+        kind = equation.primitive.name.removesuffix("_invariant")
+        axes = equation.params.get("axes", equation.params.get("axis_name", ()))
+        if kind in moved and Axis.DP in axes:
+            moved[kind] |= {v.aval.dtype for v in equation.invars if v.aval.size > 1}
+    assert moved["reduce_scatter"] == {jnp.dtype("float32")}
+    assert jnp.dtype("bfloat16") not in moved["psum"]
+    assert jnp.dtype("bfloat16") in moved["all_gather"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("inside", [{"dp": 2, "row": 2, "col": 2}, {"dp": 2, "tp": 4}], ids=str)
+def test_inside_a_copy_of_the_model_nothing_else_is_moved(inside: dict, stage: int) -> None:
+    """On a grid gradients are summed inside the layer: in the same precision, too."""
+    found = []
+    for zero in (0, stage):
+        program = tiny.program(Layout(zero=zero, **inside), dtype="bfloat16")
+        every = comms.count(program)
+        found.append([c for c in every if not {*c.axes} & {*AXES} and c.kind != ALL_REDUCE])
+    assert found[0] == found[1]
+    assert bool(found[0]) == ("row" in inside)
+
+
+def equations(jaxpr: Any) -> Any:
+    """Every equation of a jaxpr and of those inside it."""
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        yield equation
+        for value in equation.params.values():
+            for item in value if isinstance(value, (tuple, list)) else (value,):
+                if hasattr(item := getattr(item, "jaxpr", item), "eqns"):
+                    yield from equations(item)
+
+
+# ---- what is held -------------------------------------------------------------------------------
+
+HELD = [
+    Layout(dp=8),
+    Layout(dp=3, cp=2),
+    Layout(dp=2, tp=4, sequence_parallel=True),
+    Layout(dp=2, row=2, col=2),
+    Layout(pp=2, dp=3, stage_layers=(2, 1)),
+    Layout(pp=2, dp=2, cp=2, schedule="interleaved", stage_layers=(1, 1, 1, 0)),
+]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("layout", HELD, ids=str)
+def test_a_device_holds_one_part_of_parameters_and_moments(layout: Layout, stage: int) -> None:
+    """Of n elements n/Z, rounded up: of a block, or where layers travel alone of a layer's."""
+    choice = {"num_layers": 3, "batch": 48, "micro_batches": 1}
+    whole = tiny.program(dataclasses.replace(layout, zero=0), **choice)
+    program = tiny.program(dataclasses.replace(layout, zero=stage), **choice)
+    number = layout.dp * layout.cp
+    for held in (program.abstract_state["params"], *moments(program)):
+        assert held.keys() == whole.infos.keys()
+        for name, x in held.items():
+            info = whole.infos[name]
+            sharding = whole.abstract_state["params"][name].sharding
+            block = sharding.shard_shape(info.held)
+            rows = block[0] if stage >= 2 and info.stacked else 1
+            size = math.prod(block) // rows
+            assert math.prod(x.sharding.shard_shape(x.shape)) == rows * math.ceil(size / number)
+            assert x.dtype == jnp.float32
+    everything = sum(math.prod(x.sharding.shard_shape(x.shape)) for x in state(program))
+    once = sum(math.prod(x.sharding.shard_shape(x.shape)) for x in state(whole))
+    rows = 3 * sum(i.held[0] if i.stacked else 1 for i in whole.infos.values())
+    assert once / number <= everything < once / number + rows
+
+
+def moments(program: Program) -> list[dict[str, Any]]:
+    adam = program.abstract_state["optimizer"][0]
+    return [adam.mu, adam.nu]
+
+
+def state(program: Program) -> list[Any]:
+    """All of it but two counters."""
+    counted = jax.tree.leaves(program.abstract_state)
+    return [x for x in counted if x.shape]
+
+
+# ---- what a step takes --------------------------------------------------------------------------
+
+WIDE = {"num_layers": 12, "hidden_size": 64, "num_heads": 4, "micro_batches": 2}
+
+
+def temporary(stage: int, layout: Layout, **choice: Any) -> tuple[int, int, int]:
+    """Bytes that the compiled step takes beside the state; of a device's layers; of their parts."""
+    program = tiny.program(dataclasses.replace(layout, zero=stage), **WIDE | choice)
+    traced: Any = program.train_step
+    lowered = traced.trace(program.abstract_state, program.abstract_batch).lower()
+    taken = lowered.compile(compiler_options=CPU_OPTIONS).memory_analysis().temp_size_in_bytes
+    cuts = [c for n, c in program.stored.items() if program.infos[n].stacked]
+    held = sum(c.info.held[0] // layout.pp * math.prod(_block(c, layout)) for c in cuts)
+    return taken, 4 * held, 4 * held // math.prod(layout.sizes[axis] for axis in AXES)
+
+
+def _block(stored: Any, layout: Layout) -> tuple[int, ...]:
+    return Cut(stored.info, layout.sizes, lead=1).block
+
+
+@pytest.mark.parametrize(
+    "layout", [Layout(dp=4), pytest.param(Layout(pp=2, dp=4), marks=pytest.mark.slow)], ids=str
+)
+def test_memory_of_a_step_falls_by_gradients_and_then_by_layers(layout: Layout) -> None:
+    first, layers, part = temporary(1, layout)
+    second, third = (temporary(stage, layout)[0] for stage in (2, 3))
+    one = layers * layout.pp // WIDE["num_layers"]
+    # Sums of gradients: of all layers whole, or a part of each, and one layer's on the way home,
+    # as backward makes it and in the order of the message.
+    assert first - second >= layers - part - 2 * one
+    # Parameters: of all layers, or of the one at work, as it comes and in its shape.
+    assert second - third >= layers - 2 * one
