@@ -17,50 +17,50 @@ import jax.numpy as jnp
 from jaxptd.config import Config, Remat
 from jaxptd.formulas_grid import inside
 from jaxptd.mesh import Axis, Layout
-from jaxptd.params import ParamInfo
+from jaxptd.params import ParamInfo, Stored
 from jaxptd.pipeline.plan import Plan
 from jaxptd.spread import padded
-
-STATE = ("parameters", "gradients", "optimizer")
-
+from jaxptd.zero import Zero
 
 # ---- parameters, gradients and optimizer ---------------------------------------------------------
 
 
-def state(config: Config, infos: Mapping[str, ParamInfo], zero: int = 0) -> dict[str, int]:
-    """Bytes of parameters, of their gradients and of the optimizer's two moments.
+def state(config: Config, zero: Zero) -> dict[str, int]:
+    """Bytes of parameters, of the optimizer's two moments, and of what a step makes of them.
 
-    Args:
-        config: of the run.
-        infos: of its parameters.
-        zero: what is cut over dp x cp besides: from 1 on the optimizer, from 2 on the gradients, at
-            3 the parameters; each parameter into equal parts, the last one padded.
+    The first two lie in the device's memory or in the host's (`layout.offload`). Gathered: whole
+    parameters that a step has from its beginning to its end, beside the state's.
     """
-    sizes, replicas = config.layout.sizes, config.layout.dp * config.layout.cp
+    sizes, wide = config.layout.sizes, _wide(config)
 
-    def block(info: ParamInfo) -> int:
-        return math.prod(info.held) // math.prod(sizes[Axis(axis)] for axis in info.axes)
+    def block(held: Stored) -> int:
+        return math.prod(held.held) // math.prod(sizes[Axis(axis)] for axis in held.axes)
 
-    def total(parts: int) -> int:
-        return sum(-(-block(info) // parts) for info in infos.values()) * _wide(config)
+    def summed(name: str) -> int:
+        return block(zero.stored[name] if zero.moves_alone(name) else zero.infos[name])
 
-    cut = {name: total(replicas if zero >= stage else 1) for name, stage in _FROM.items()}
-    return cut | {"optimizer": 2 * cut["optimizer"]}
+    early = [name for name, info in zero.infos.items() if zero.stage < 3 or not info.stacked]
+    copies = early if zero.stage or zero.copies else []
+    parameters = sum(map(block, zero.stored.values())) * wide
+    return {
+        "parameters": parameters,
+        "gradients": sum(map(summed, zero.infos)) * wide,
+        "optimizer": 2 * parameters,
+        "gathered": sum(block(zero.infos[n]) * zero.moved_in(n).itemsize for n in copies),
+    }
 
 
-_FROM = {"parameters": 3, "gradients": 2, "optimizer": 1}  # the stage at which each is cut
+_FROM = {"parameters": 3, "gradients": 2, "optimizer": 1}  # the stage at which each is cut there
 
 
-def published_state(
-    config: Config, infos: Mapping[str, ParamInfo], zero: int = 0
-) -> dict[str, int]:
+def published_state(config: Config, infos: Mapping[str, ParamInfo]) -> dict[str, int]:
     """The same by table 1: P/N, G/N, A/N of N devices; with ZeRO's third stage 2P/N."""
     layout = config.layout
     devices = layout.tp * layout.row * layout.col * layout.pp
     whole = sum(math.prod(info.shape) for info in infos.values()) * _wide(config) / devices
-    parts = {n: layout.dp * layout.cp if zero >= s else 1 for n, s in _FROM.items()}
-    times = {"parameters": 2 if zero >= 3 else 1, "gradients": 1, "optimizer": 2}
-    return {name: round(times[name] * whole / parts[name]) for name in STATE}
+    parts = {n: layout.dp * layout.cp if layout.zero >= s else 1 for n, s in _FROM.items()}
+    times = {"parameters": 2 if layout.zero >= 3 else 1, "gradients": 1, "optimizer": 2}
+    return {name: round(times[name] * whole / parts[name]) for name in _FROM}
 
 
 # ---- activations, as published -------------------------------------------------------------------

@@ -25,6 +25,7 @@ from jaxptd.errors import run_command
 from jaxptd.layers.block import LAYERS
 from jaxptd.mesh import make_mesh
 from jaxptd.pipeline.plan import Plan
+from jaxptd.state import HOST
 from jaxptd.step import Program
 
 Row = dict[str, Any]  # part, published, formula, counted, compiled: bytes, or None
@@ -78,26 +79,31 @@ def _bytes(x: Any) -> int:
     return math.prod(x.shape) * x.dtype.itemsize
 
 
-def report(config: Config, zero: int = 0) -> list[Row]:
-    """The table's rows. The third stage of ZeRO and so on (`zero`) are by formula only."""
+def report(config: Config) -> list[Row]:
+    """The table's rows."""
     program = Program(config, make_mesh(config.layout))
     plan = program.plan if config.layout.pp > 1 else None
     step: Any = program.train_step
     compiled = step.lower(program.abstract_state, program.abstract_batch).compile()
     memory = compiled.memory_analysis()
     return [
-        *_state(program, zero),
-        {"part": "all that enters the step", "compiled": memory.argument_size_in_bytes},
+        *_state(program),
+        {
+            "part": "all that enters the step",
+            "compiled": memory.argument_size_in_bytes + memory.host_argument_size_in_bytes,
+        },
         *_layers(config, plan),
         *_total(program, plan),
         {"part": "temporary: gradients, layers, all else", "compiled": memory.temp_size_in_bytes},
     ]
 
 
-def _state(program: Program, zero: int) -> Iterator[Row]:
-    published = by_formula.published_state(program.config, program.infos, zero)
-    for name, size in by_formula.state(program.config, program.infos, zero).items():
-        yield {"part": name, "published": published[name], "formula": size}
+def _state(program: Program) -> Iterator[Row]:
+    published = by_formula.published_state(program.config, program.infos)
+    for name, size in by_formula.state(program.config, program.zero).items():
+        away = name in ("parameters", "optimizer") and program.states.memory == HOST
+        part = f"{name}, in host memory" if away else name
+        yield {"part": part, "published": published.get(name), "formula": size}
 
 
 def _layers(config: Config, plan: Plan | None) -> Iterator[Row]:

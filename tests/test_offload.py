@@ -1,0 +1,119 @@
+"""State and activations in host memory: where arrays lie, and that no number changes."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from jaxptd.canonical import abstract_canonical, from_canonical, to_canonical
+from jaxptd.checkpoint import Checkpoints
+from jaxptd.errors import UserError
+from jaxptd.mesh import Layout
+from jaxptd.state import DEVICE, HOST
+
+GRID = Layout(dp=2, row=2, col=2)
+PARTS = Layout(dp=2, tp=2, zero=3)
+PIPELINE = Layout(dp=2, pp=2, zero=1, schedule="zb-h1")
+RING = Layout(dp=2, cp=2, zero=2)
+
+
+def slow(layout: Layout):
+    return pytest.param(layout, marks=pytest.mark.slow)
+
+
+def run(program, steps: int = 2):
+    """The state after some steps, and their losses."""
+    state, losses = program.init_state(), []
+    for step in range(steps):
+        state, metrics = program.train_step(state, program.place(tiny.batch(step)))
+        losses.append(float(metrics["loss"]))
+    return state, losses
+
+
+def memories(tree) -> set[str]:
+    return {x.sharding.memory_kind for x in jax.tree.leaves(tree)}
+
+
+def equal(one, other) -> bool:
+    return jax.tree.all(
+        jax.tree.map(lambda a, b: np.array_equal(np.asarray(a), np.asarray(b)), one, other)
+    )
+
+
+def moves(program, kind: str) -> int:
+    """How many transfers to a kind of memory the step's program has."""
+    jaxpr = program.train_step.trace(program.abstract_state, program.abstract_batch).jaxpr
+    return str(jaxpr).count(f"devices=(MemorySpace.{kind}")
+
+
+@pytest.mark.parametrize("layout", [Layout(), PARTS, slow(GRID), slow(PIPELINE)], ids=str)
+def test_the_state_in_host_memory_changes_no_number(layout: Layout) -> None:
+    there = tiny.program(dataclasses.replace(layout, offload="optimizer"), dropout=0.1)
+    here = tiny.program(layout, dropout=0.1)
+    (state, losses), (plain, expected) = run(there), run(here)
+    assert losses == expected
+    assert memories(state["params"]) == {HOST} and memories(plain) == {DEVICE}
+    assert memories(there.states.abstract["optimizer"]) == memories(state["optimizer"])
+    assert HOST in memories(state["optimizer"]) and memories(state["step"]) == {DEVICE}
+    assert equal(to_canonical(there, state), to_canonical(here, plain))
+
+
+def test_in_bfloat16_layers_get_copies_and_the_masters_stay_wide() -> None:
+    there = tiny.program(Layout(dp=2, offload="optimizer"), dtype="bfloat16")
+    (state, losses), (plain, expected) = (
+        run(there),
+        run(tiny.program(Layout(dp=2), dtype="bfloat16")),
+    )
+    np.testing.assert_allclose(losses, expected, rtol=1e-3)
+    assert {str(x.dtype) for x in state["params"].values()} == {"float32"}
+    lent = jax.eval_shape(there.zero.lend, plain["params"])
+    assert str(lent["blocks.mlp.up.w"].dtype) == "bfloat16"
+    assert str(lent["tokens.table"].dtype) == "float32"
+
+
+def test_evaluation_reads_the_state_from_host_memory() -> None:
+    losses = [
+        float(p.eval_step(p.init_state()["params"], p.place(tiny.batch()))["loss_sum"])
+        for p in (tiny.program(GRID), tiny.program(dataclasses.replace(GRID, offload="optimizer")))
+    ]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("before, after", [("none", "optimizer"), ("optimizer", "none")])
+def test_a_checkpoint_goes_from_one_memory_to_the_other(before, after, tmp_path) -> None:
+    one = tiny.program(dataclasses.replace(PARTS, offload=before))
+    other = tiny.program(dataclasses.replace(GRID, offload=after))
+    state, _ = run(one, steps=1)
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(1, to_canonical(one, state), description={})
+    found = from_canonical(other, checkpoints.restore(1, abstract_canonical(other)))
+    want = memories(other.init_state())
+    assert memories(found) == want == ({HOST, DEVICE} if after == "optimizer" else {DEVICE})
+    assert equal(to_canonical(other, found), to_canonical(one, state))
+
+
+@pytest.mark.parametrize("layout", [GRID, slow(Layout()), slow(PARTS), slow(RING)], ids=str)
+def test_activations_in_host_memory_change_no_number(layout: Layout) -> None:
+    away = dataclasses.replace(layout, offload="activations")
+    there, here = (tiny.program(each, dropout=0.1, remat="dots") for each in (away, layout))
+    (state, losses), (plain, expected) = run(there), run(here)
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+    assert memories(state) == memories(plain) == {DEVICE}
+    assert moves(there, "Host") > 0 and moves(there, "Device") > 0
+    assert moves(here, "Host") == moves(here, "Device") == 0
+
+
+@pytest.mark.parametrize(
+    "layout, remat",
+    [(Layout(), "none"), (Layout(), "full"), (Layout(pp=2), "dots")],
+)
+def test_activations_that_cannot_go_are_refused(layout: Layout, remat: str) -> None:
+    with pytest.raises(UserError, match="layout.offload=activations with model.remat"):
+        tiny.config(dataclasses.replace(layout, offload="activations"), remat=remat)
+
+
+def test_an_unknown_place_is_refused() -> None:
+    with pytest.raises(UserError, match="layout.offload=disk: use one of none, optimizer"):
+        Layout(offload="disk")  # type: ignore[arg-type]
