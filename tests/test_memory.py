@@ -33,9 +33,12 @@ QUICK = [
     (Layout(pp=2, tp=2), FIVE),
     (Layout(pp=2, cp=2), FIVE | {"remat": "dots", "remat_layers": 2, "dropout": 0.1}),
     (Layout(pp=2), FIVE | {"remat": "full"}),
+    (Layout(dp=2, tp=2, zero=3), {}),  # no whole parameter is kept
 ]
 SLOW = [
     *every(Layout(row=2, col=2), dtype="bfloat16")[1:],
+    *every(Layout(dp=2, zero=2)),
+    *every(Layout(dp=2, pp=2, zero=3)),
     *every(BLOCKS, **UNEVEN)[1:],
     *every(Layout(dp=2), dtype="bfloat16", dropout=0.1),
     *every(Layout(tp=4)),
