@@ -7,11 +7,13 @@ Letters: L layers, Z devices along dp x cp, n elements of a block with the paddi
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping
 from functools import cached_property
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike, DTypeLike
@@ -42,10 +44,6 @@ class Cut:
         return self.info.shape
 
     @property
-    def decay(self) -> bool:
-        return self.info.decay
-
-    @property
     def is_canonical(self) -> bool:
         return False
 
@@ -55,16 +53,16 @@ class Cut:
         return self.info.axes | {*AXES}
 
     @cached_property
-    def _cuts(self) -> list[tuple[int, ...]]:
-        """Devices along each axis that a dim is cut over, of the dims that are flattened."""
+    def _cuts(self) -> list[int]:
+        """Into how many blocks each dim is cut, of the dims that are flattened."""
         dims = self.info.axes_of_dims[self.lead :]
-        return [tuple(self.sizes[Axis(axis)] for axis in axes) for axes in dims]
+        return [math.prod(self.sizes[Axis(axis)] for axis in axes) for axes in dims]
 
     @property
     def block(self) -> tuple[int, ...]:
         """What layers hold of it on one device, without the leading dim."""
         sizes = self.info.held[self.lead :]
-        return tuple(n // math.prod(cut) for n, cut in zip(sizes, self._cuts, strict=True))
+        return tuple(n // cut for n, cut in zip(sizes, self._cuts, strict=True))
 
     @property
     def part(self) -> int:
@@ -79,8 +77,7 @@ class Cut:
     @property
     def held(self) -> tuple[int, ...]:
         """Global, as the state holds it."""
-        blocks = math.prod(math.prod(cut) for cut in self._cuts)
-        return (*self.info.held[: self.lead], blocks * self.padded)
+        return (*self.info.held[: self.lead], math.prod(self._cuts) * self.padded)
 
     @property
     def spec(self) -> P:
@@ -102,26 +99,22 @@ class Cut:
     def _flat(self, x: Array) -> Array:
         """As layers hold it -> as the state does, global."""
         lead = self.info.held[: self.lead]
-        pairs = [
-            n for cut, b in zip(self._cuts, self.block, strict=True) for n in (math.prod(cut), b)
-        ]
-        x = x.reshape(*lead, *pairs)
-        order = [*range(self.lead), *self._places(0), *self._places(1)]
-        blocks = x.transpose(order).reshape(*lead, -1, math.prod(self.block))
-        more = [(0, 0)] * (blocks.ndim - 1) + [(0, self.padded - blocks.shape[-1])]
-        return jnp.pad(blocks, more).reshape(self.held)
+        pairs = itertools.chain.from_iterable(zip(self._cuts, self.block, strict=True))
+        apart = x.reshape(*lead, *pairs).transpose(self._order)
+        return self.flat(apart.reshape(*lead, -1, *self.block)).reshape(self.held)
 
     def _shaped(self, x: Array) -> Array:
         """As the state holds it -> as layers do, global."""
-        lead, dims = self.info.held[: self.lead], len(self.block)
-        blocks = x.reshape(*lead, -1, self.padded)[..., : math.prod(self.block)]
-        x = blocks.reshape(*lead, *(math.prod(cut) for cut in self._cuts), *self.block)
-        order = [place + self.lead for i in range(dims) for place in (i, dims + i)]
-        return x.transpose(*range(self.lead), *order).reshape(self.info.held)
+        lead = self.info.held[: self.lead]
+        blocks = self.shaped(x.reshape(*lead, -1, self.padded))
+        apart = blocks.reshape(*lead, *self._cuts, *self.block)
+        return apart.transpose(np.argsort(self._order)).reshape(self.info.held)
 
-    def _places(self, second: int) -> list[int]:
-        """Of blocks' numbers (0) or of what is in them (1), where both stand in turns."""
-        return [self.lead + 2 * i + second for i in range(len(self.block))]
+    @property
+    def _order(self) -> list[int]:
+        """[.., cut, block, cut, block] -> [.., cut, cut, block, block]."""
+        end = self.lead + 2 * len(self.block)
+        return [*range(self.lead), *range(self.lead, end, 2), *range(self.lead + 1, end, 2)]
 
     # ---- on a device ----------------------------------------------------------------------------
 

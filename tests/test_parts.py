@@ -274,6 +274,6 @@ def test_padding_stays_zero_while_training(layout: Layout) -> None:
         padded.append(beyond.size)
         return x
 
-    program.map_state(look, state, lambda x: x)
+    program.states.map(look, state, lambda x: x)
     assert len(padded) == 3 * len(program.infos)
     assert sum(padded) > 0
