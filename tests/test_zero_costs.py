@@ -207,3 +207,14 @@ def test_memory_of_a_step_falls_by_gradients_and_then_by_layers(layout: Layout) 
     assert first - second >= layers - part - 2 * one
     # Parameters: of all layers, or of the one at work, as it comes and in its shape.
     assert second - third >= layers - 2 * one
+
+
+def test_unrolled_layers_too_are_gathered_again_for_backward() -> None:
+    """XLA would keep what forward gathered; on CPUs it does unless barriers are left in."""
+    layout = Layout(dp=4, zero=3)
+    program = tiny.program(layout, scan_layers=False, micro_batches=1, num_layers=3)
+    moved = [
+        sum(each.bytes for each in found if each.kind == ALL_GATHER)
+        for found in (comms.count(program), comms.count_compiled(program, CPU_OPTIONS))
+    ]
+    assert moved[0] == moved[1]
