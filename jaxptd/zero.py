@@ -223,8 +223,8 @@ def borrowing(run: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], 
 
     def backward(residuals: tuple, dy: Any) -> tuple:
         back, layer, given = residuals
-        # Or XLA sees, where layers are unrolled, that forward gathered the same, and keeps that until
-        # now. One by one: what goes through one barrier comes out varying over the same axes.
+        # Else XLA finds, where layers are unrolled, that forward gathered the same, and keeps that.
+        # One by one: what goes through one barrier comes out varying over the same axes.
         again = jax.tree.map(lax.optimization_barrier, layer)
         found, dx = back(fetched(again), given, dy)
         return _of_parts(layer, sent_home(found, layer)), None, dx

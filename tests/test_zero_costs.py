@@ -1,4 +1,4 @@
-"""What ZeRO moves and what it takes: the issue's table, from jaxprs and compiled programs."""
+"""What ZeRO moves and what it takes, from jaxprs and compiled programs."""
 
 import dataclasses
 import itertools
