@@ -100,8 +100,8 @@ class Scanned(Pipelined):
 class WholeEnds(Place):
     """What is not a layer lies whole on every stage."""
 
-    def _end(self, info: ParamInfo) -> ParamInfo:
-        return info
+    def __call__(self, info: ParamInfo) -> ParamInfo:
+        return super().__call__(info) if info.stacked else info
 
 
 class Peer(Program):

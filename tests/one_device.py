@@ -14,6 +14,7 @@ import pytest
 import tiny
 
 from jaxptd.comparison import Outcome, Tensors, compare
+from jaxptd.guard import new_guard
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import Program, State
 from jaxptd.verify import Bench, Report
@@ -22,12 +23,13 @@ ROOT = Path(__file__).parents[1]
 
 
 class FromZeros(Program):
-    """A program whose state is zeros at step 0: nothing to compile."""
+    """A program whose state is zeros at step 0, all but its guard: nothing to compile."""
 
     def init_state(self) -> State:
-        return jax.tree.map(
+        zeros = jax.tree.map(
             lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), self.abstract_state
         )
+        return {**zeros, "guard": new_guard(self.model.dtype)}
 
 
 @functools.cache
