@@ -591,7 +591,7 @@ def test_a_run_resumed_by_path_says_how_to_go_on(train, monkeypatch):
     [
         ("--model.num_layer=2", "unknown key model.num_layer; did you mean model.num_layers?"),
         ("--train.steps=many", "train.steps: expected int, got many"),
-        ("--layout.zero=4", "layout.zero=4: the stages are 0, 1, 2 and 3"),
+        ("--layout.zero=4", "layout.zero: expected one of 0, 1, 2, 3, got 4"),
         ("--layout.tp=3", "model.num_heads=4 does not split over layout.tp=3; use a size"),
         ("--layout.dp=3", "train.global_batch_size=8 does not split over layout.dp=3"),
         ("--layout.dp=16 --train.global_batch_size=32", "needs 16 devices, this machine has 8"),

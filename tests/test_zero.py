@@ -190,5 +190,5 @@ def test_it_starts_from_the_same_bits() -> None:
 
 @pytest.mark.parametrize("stage", [4, -1])
 def test_a_stage_that_is_not_is_refused(stage: int) -> None:
-    with pytest.raises(UserError, match=rf"layout.zero={stage}: the stages are 0, 1, 2 and 3"):
+    with pytest.raises(UserError, match=rf"layout.zero={stage}: use one of 0, 1, 2, 3"):
         Layout(zero=stage)
