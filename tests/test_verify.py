@@ -2,6 +2,7 @@
 
 import dataclasses
 from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -30,13 +31,17 @@ def test_layouts_are_equal_to_one_device(layout: Layout) -> None:
     hold(layout)
 
 
+def slow(case: Any) -> Any:
+    return pytest.param(case, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     "layout",
     [
-        Layout(cp=4),
-        Layout(cp=4, ring="blockwise"),
         tiny.CONTEXT_PARALLEL,
         Layout(cp=2, row=2, col=2),
+        slow(Layout(cp=4)),
+        slow(Layout(cp=4, ring="blockwise")),
     ],
     ids=str,
 )
@@ -50,14 +55,14 @@ UNEVEN = {"hidden_size": 15, "num_heads": 3, "ffn_hidden_size": 23}  # no grid d
 
 @pytest.mark.parametrize(
     "layout",
-    [dataclasses.replace(GRID, dp=2), Layout(row=2, col=4, matmul2d_slices=2)],
+    [dataclasses.replace(GRID, dp=2), slow(Layout(row=2, col=4, matmul2d_slices=2))],
     ids=str,
 )
 def test_grids_are_equal_to_one_device(layout: Layout) -> None:
     hold(layout)
 
 
-@pytest.mark.parametrize("matmul2d", ["fox", "cannon"])
+@pytest.mark.parametrize("matmul2d", [slow("fox"), "cannon"])
 def test_a_grid_pads_what_it_does_not_divide(matmul2d) -> None:
     layout = dataclasses.replace(GRID, matmul2d=matmul2d, attention2d="blocks")
     hold(layout, documents="apart", **UNEVEN)
