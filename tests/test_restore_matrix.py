@@ -150,9 +150,7 @@ def goes_on(here: str, there: str, folder: Path) -> None:
     np.testing.assert_allclose(found, uninterrupted(), rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("here", "there"), [("zero3 pp", "one"), ("one", "zero2 tp"), ("zero2 tp", "zero3 pp")]
-)
+@pytest.mark.parametrize(("here", "there"), [("zero2 tp", "zero3 pp")])
 def test_the_curve_goes_on(here: str, there: str, tmp_path: Path) -> None:
     goes_on(here, there, tmp_path)
 

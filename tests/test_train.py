@@ -383,6 +383,7 @@ PP4 = ("--layout.pp=4", "--train.micro_batches=4")
 PARTS = (*PP4, "--layout.schedule=interleaved")
 
 
+@pytest.mark.slow
 def test_onto_another_schedule_it_goes_on_to_rounding(train, whole, monkeypatch):
     parts = (*PARTS, "--layout.stage_layers=[0,0,1,0,0,1,0,0]")  # the second layer comes first
     goes_on(train, whole, monkeypatch, [PP2, parts, DP2])

@@ -22,24 +22,24 @@ def report(layout: Layout, dtype: str = "float64", **model) -> verify.Report:
         return verify.verify(tiny.config(layout, **{**DROPPED, **model}), dtype=dtype)
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [Layout(dp=4), Layout(tp=4), tiny.SEQUENCE_PARALLEL, Layout(cp=8, ring="rsa")],
-    ids=str,
-)
-def test_layouts_are_equal_to_one_device(layout: Layout) -> None:
-    hold(layout)
-
-
 def slow(case: Any) -> Any:
     return pytest.param(case, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(
     "layout",
+    [Layout(dp=4), slow(Layout(tp=4)), tiny.SEQUENCE_PARALLEL, slow(Layout(cp=8, ring="rsa"))],
+    ids=str,
+)
+def test_layouts_are_equal_to_one_device(layout: Layout) -> None:
+    hold(layout)
+
+
+@pytest.mark.parametrize(
+    "layout",
     [
         tiny.CONTEXT_PARALLEL,
-        Layout(cp=2, row=2, col=2),
+        slow(Layout(cp=2, row=2, col=2)),
         slow(Layout(cp=4)),
         slow(Layout(cp=4, ring="blockwise")),
     ],

@@ -102,7 +102,8 @@ def test_sums_are_made_in_float32_whatever_was_gathered(inside: dict, stage: int
             moved[kind] |= {v.aval.dtype for v in equation.invars if v.aval.size > 1}
     assert moved["reduce_scatter"] == {jnp.dtype("float32")}
     assert jnp.dtype("bfloat16") not in moved["psum"]
-    assert jnp.dtype("bfloat16") in moved["all_gather"]
+    narrow = "row" not in inside  # a grid sums gradients inside a layer, so all of it is wide
+    assert (jnp.dtype("bfloat16") in moved["all_gather"]) == narrow
 
 
 @pytest.mark.parametrize("stage", STAGES)

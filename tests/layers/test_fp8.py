@@ -165,6 +165,7 @@ def equations(jaxpr):
                     yield from equations(item)
 
 
+@pytest.mark.slow
 def test_it_learns_as_native_products_do():
     curves = []
     for products in ("native", "fp8"):
