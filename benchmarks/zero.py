@@ -45,7 +45,7 @@ STAGES = (0, 1, 2, 3)
 ROUNDS = 5
 HEAD = ("zero", "state MiB: formula", "compiled", "temporary MiB", "over dp x cp, KiB: jaxpr")
 HEAD += ("formula", "compiled", "time, of stage 0")
-GPU_HEAD = ("layout", "remat", "B a GPU", "state GiB", "in host memory", "temporary GiB")
+GPU_HEAD = ("layout", "remat", "B, M a GPU", "state GiB", "in host memory", "temporary GiB")
 GPU_HEAD += ("in host memory", "over dp, GiB a GPU")
 INTRODUCTION = """# ZeRO and host memory
 
@@ -145,11 +145,13 @@ def gpu_line(config: Config) -> list[str]:
     compiled = compile_step(program)
     memory = compiled.memory_analysis()
     sizes = {str(axis): size for axis, size in mesh.shape.items()}
+    # What stages do by themselves is added up over them; a GPU is on one.
     sent = sum(c.wire_bytes(sizes) for c in comms.count(program) if {"dp", "cp"} & {*c.axes})
+    sent //= config.layout.pp
     return [
         str(config.layout),
         config.model.remat,
-        str(config.train.global_batch_size // config.layout.dp),
+        f"{config.train.global_batch_size // config.layout.dp}, {config.train.micro_batches}",
         *map(
             gib,
             (
