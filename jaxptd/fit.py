@@ -30,9 +30,12 @@ def check_layout(model: Any, layout: Layout) -> None:
     _check_sequence(model.seq_length, layout)
     if layout.own_scores and model.attention == "cudnn":
         raise UserError(f"{layout.own_scores} makes its own scores; use model.attention=xla")
-    if layout.offload == "activations" and (model.remat != "dots" or layout.pp > 1):
+    none = model.remat != "dots" or model.remat_layers == 0
+    if layout.offload == "activations" and (none or layout.pp > 1):
+        layers = "" if model.remat_layers is None else f", model.remat_layers={model.remat_layers}"
         raise UserError(
-            f"layout.offload=activations with model.remat={model.remat}, layout.pp={layout.pp}: it "
+            f"layout.offload=activations with model.remat={model.remat}{layers}, "
+            f"layout.pp={layout.pp}: it "
             "sends away what model.remat=dots keeps, of layers that are not in a pipeline; use "
             "model.remat=dots and layout.pp=1"
         )

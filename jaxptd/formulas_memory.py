@@ -36,17 +36,23 @@ def state(config: Config, zero: Zero) -> dict[str, int]:
     def block(held: Stored) -> int:
         return math.prod(held.held) // math.prod(sizes[Axis(axis)] for axis in held.axes)
 
+    def whole(name: str) -> int:  # a stage holds what is no layer whole
+        info = zero.infos[name]
+        ends = Axis.PP in info.axes and not info.stacked
+        return block(info) * (sizes[Axis.PP] if ends else 1)
+
     def summed(name: str) -> int:
-        return block(zero.stored[name] if zero.moves_alone(name) else zero.infos[name])
+        return block(zero.stored[name]) if zero.moves_alone(name) else whole(name)
 
     early = [name for name, info in zero.infos.items() if zero.stage < 3 or not info.stacked]
-    copies = early if zero.stage or zero.copies else []
+    ends = [name for name, info in zero.infos.items() if not info.stacked]
+    copies = early if zero.stage or zero.copies else ends if config.layout.pp > 1 else []
     parameters = sum(map(block, zero.stored.values())) * wide
     return {
         "parameters": parameters,
         "gradients": sum(map(summed, zero.infos)) * wide,
         "optimizer": 2 * parameters,
-        "gathered": sum(block(zero.infos[n]) * zero.moved_in(n).itemsize for n in copies),
+        "gathered": sum(whole(n) * zero.moved_in(n).itemsize for n in copies),
     }
 
 

@@ -40,11 +40,12 @@ def at_once(config: Config, zero: Zero) -> Iterator[Collective]:
 def alone(config: Config, zero: Zero, plan: Plan | None) -> Iterator[Collective]:
     """Of each layer in each micro-batch: n reduce-scattered; at stage 3 n gathered twice.
 
-    A pipeline's stage that computes a part of the model again gathers it once more.
+    In a pipeline a layer is gathered once more where its part of the model runs again, and where
+    the second half of a backward in two computes again what `dots` does not keep.
     """
     model, layout = config.model, config.layout
     times = model.num_layers * config.train.micro_batches
-    gathers = {2: 0, 3: 3 if plan and plan.recompute else 2}.get(zero.stage, 0)
+    gathers = _gathers(config, plan) if zero.stage == 3 else 0
     wide = jnp.promote_types(model.dtype, jnp.float32).itemsize
     lengths: dict[tuple, dict[int, int]] = {}  # of those in one message, by precision
     for name, stored in zero.stored.items():
@@ -55,8 +56,20 @@ def alone(config: Config, zero: Zero, plan: Plan | None) -> Iterator[Collective]
             group[size] = group.get(size, 0) + stored.padded
     for group in lengths.values():
         for size, length in group.items():
-            yield Collective(ALL_GATHER, AXES, gathers * times, gathers * times * length * size)
+            yield Collective(ALL_GATHER, AXES, gathers, gathers * length * size)
         yield Collective(REDUCE_SCATTER, AXES, times, times * sum(group.values()) * wide)
+
+
+def _gathers(config: Config, plan: Plan | None) -> int:
+    """How often layers are gathered in a step at stage 3, all together."""
+    model, parts = config.model, config.train.micro_batches
+    again = 0
+    if plan and plan.recompute:
+        again = model.num_layers
+    elif plan and plan.slots["between"] and model.remat == "dots":
+        most = model.num_layers if model.remat_layers is None else model.remat_layers
+        again = sum(min(most, size) for size in plan.sizes)
+    return (2 * model.num_layers + again) * parts
 
 
 def _owed(stored: Stored, layout: Layout) -> tuple[Axis, ...]:

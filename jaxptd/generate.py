@@ -87,8 +87,11 @@ class Generator:
     @cached_property
     def _whole_tokens(self) -> Program:
         config = self.program.config
-        model = dataclasses.replace(config.model, remat="none")
-        return _WholeTokens(dataclasses.replace(config, model=model), self.program.mesh)
+        model, layout = dataclasses.replace(config.model, remat="none"), config.layout
+        if layout.offload == "activations":  # nothing is kept
+            layout = dataclasses.replace(layout, offload="none")
+        config = dataclasses.replace(config, model=model, layout=layout)
+        return _WholeTokens(config, self.program.mesh)
 
     def __call__(self, params: Params, prompt: Sequence[int], tokens: int) -> list[int]:
         """Up to `tokens` new ids after the prompt's."""

@@ -31,7 +31,7 @@ from jaxptd.pipeline.model import Inputs, Parts
 from jaxptd.pipeline.placement import part_sizes, rows_of_layers
 from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.schedules import make_schedule
-from jaxptd.zero import Lendings, fetched, parts_of, sent_home, with_parts
+from jaxptd.zero import Lendings, fetched, fetched_again, parts_of, sent_home, with_parts
 
 
 class Micro(NamedTuple):
@@ -189,7 +189,7 @@ class Pipelined:
 
     def _parts(self, layers: Any, head: Any) -> Parts:
         unroll = not self.model.scan_layers
-        return Parts(self._embed, layers, head, fetched, sent_home, unroll)
+        return Parts(self._embed, layers, head, fetched, fetched_again, sent_home, unroll)
 
     def _embed(self, ends: Params, given: tuple) -> Array:
         places, micro = given

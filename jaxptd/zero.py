@@ -1,9 +1,7 @@
 """ZeRO: state that data parallel devices would hold alike, cut into parts, one on each.
 
-At every stage from 1 the state (parameters, moments) lies in parts. A parameter's block is
-flattened and cut into as many equal parts as there are devices along dp x cp, the last one padded
-with zeros, so that any shape is cut evenly. What the stages differ in is the layers' parameters
-during a step; what is not a layer is treated as at stage 1.
+At every stage from 1 the state (parameters, moments) lies in parts (`parts.py`). What the stages
+differ in is the layers' parameters during a step; what is not a layer is treated as at stage 1.
 
 | stage | a layer's parameters                     | its gradient                                  |
 |-------|------------------------------------------|-----------------------------------------------|
@@ -172,6 +170,19 @@ def fetched(layer: Any) -> Any:
     return jax.tree.unflatten(tree, whole)
 
 
+def fetched_again(layer: Any) -> Any:
+    """As `fetched`, for backward.
+
+    Through barriers, or XLA finds, where layers are unrolled, that forward gathered the same, and
+    keeps that. One by one: what goes through one barrier comes out varying over the same axes.
+    """
+
+    def apart(leaf: Any) -> Any:
+        return jax.tree.map(lax.optimization_barrier, leaf) if _is_lent(leaf) else leaf
+
+    return fetched(jax.tree.map(apart, layer, is_leaf=_is_lent))
+
+
 def sent_home(gradients: Any, layer: Any) -> Any:
     """Gradients of `fetched(layer)` -> of the parts, summed over Z: one reduce-scatter for alike.
 
@@ -223,10 +234,7 @@ def borrowing(run: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], 
 
     def backward(residuals: tuple, dy: Any) -> tuple:
         back, layer, given = residuals
-        # Else XLA finds, where layers are unrolled, that forward gathered the same, and keeps that.
-        # One by one: what goes through one barrier comes out varying over the same axes.
-        again = jax.tree.map(lax.optimization_barrier, layer)
-        found, dx = back(fetched(again), given, dy)
+        found, dx = back(fetched_again(layer), given, dy)
         return _of_parts(layer, sent_home(found, layer)), None, dx
 
     borrowed.defvjp(forward, backward)

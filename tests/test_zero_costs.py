@@ -29,7 +29,7 @@ INSIDE = [
     (Layout(dp=2, row=2, col=2), {"dtype": "bfloat16"}),
     (Layout(cp=2, row=2, col=2, matmul2d="summa"), {"remat": "dots"}),
     (Layout(pp=2, dp=2, tp=2), THREE | {"remat": "full"}),
-    (Layout(pp=2, dp=2, cp=2, schedule="zb-h1"), THREE | {"dtype": "bfloat16"}),
+    (Layout(pp=2, dp=2, cp=2, schedule="zb-h1"), THREE | {"dtype": "bfloat16", "remat": "dots"}),
     (Layout(pp=3, dp=2), THREE),
     (Layout(pp=2, dp=2, schedule="interleaved"), {"num_layers": 5, "tie_embeddings": False}),
 ]
@@ -210,10 +210,17 @@ def test_memory_of_a_step_falls_by_gradients_and_then_by_layers(layout: Layout) 
     assert second - third >= layers - 2 * one
 
 
-def test_unrolled_layers_too_are_gathered_again_for_backward() -> None:
+@pytest.mark.parametrize(
+    ("layout", "choice"),
+    [
+        (Layout(dp=4, zero=3), {"micro_batches": 1}),
+        (Layout(dp=2, pp=2, zero=3), {"remat": "full"}),
+    ],
+    ids=str,
+)
+def test_unrolled_layers_too_are_gathered_again_for_backward(layout, choice) -> None:
     """XLA would keep what forward gathered; on CPUs it does unless barriers are left in."""
-    layout = Layout(dp=4, zero=3)
-    program = tiny.program(layout, scan_layers=False, micro_batches=1, num_layers=3)
+    program = tiny.program(layout, scan_layers=False, num_layers=4, **choice)
     moved = [
         sum(each.bytes for each in found if each.kind == ALL_GATHER)
         for found in (comms.count(program), comms.count_compiled(program, CPU_OPTIONS))

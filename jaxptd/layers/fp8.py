@@ -64,8 +64,9 @@ def _power_of_two(x: Array) -> Array:
 def fp8_product(x: Array, w: Array, contract: int) -> Array:
     """As `form.product`, in fp8: contracts the last `contract` dims of x with the first of w.
 
-    A gradient has the precision of its operand. Kept for backward: x in 8 bits, and w as it is,
-    which is rounded again, so that a scan over layers does not keep a second copy of all weights.
+    As there, w is read and its gradient made in the precision of x, whatever w has: with ZeRO it
+    comes in that precision, and every layout rounds alike. Kept for backward: x in 8 bits, and w as
+    it is, to be rounded again, so that a scan over layers keeps no second copy of all weights.
     """
     return _product(*alike(x, w), contract)
 
@@ -76,16 +77,16 @@ def _product(x: Array, w: Array, contract: int) -> Array:
 
 
 def _forward(x: Array, w: Array, contract: int) -> tuple[Array, tuple[Scaled, Array]]:
-    x8, w8 = quantised(x, FORWARD), quantised(w, FORWARD)
+    x8, w8 = quantised(x, FORWARD), quantised(w.astype(x.dtype), FORWARD)
     return _dot(x8, w8, (_last(x, contract), tuple(range(contract))), x.dtype), (x8, w)
 
 
 def _backward(contract: int, kept: tuple[Scaled, Array], dy: Array) -> tuple[Array, Array]:
     x8, w = kept
-    dy8, w8 = quantised(dy, BACKWARD), quantised(w, FORWARD)
+    dy8, w8 = quantised(dy, BACKWARD), quantised(w.astype(dy.dtype), FORWARD)
     rows, out = tuple(range(x8.bits.ndim - contract)), w.ndim - contract
     dx = _dot(dy8, w8, (_last(dy, out), _last(w, out)), dy.dtype, EXACT)
-    return dx, _dot(x8, dy8, (rows, rows), w.dtype, EXACT)
+    return dx, _dot(x8, dy8, (rows, rows), dy.dtype, EXACT).astype(w.dtype)
 
 
 _product.defvjp(_forward, _backward)

@@ -225,7 +225,7 @@ class _Training(_Pass):
     def _back(self, row: Row, carry: _Carry, *layer: Any) -> _Carry:
         """One layer: x, the gradient of its result, becomes that of its input."""
         own, given, at, number = layer
-        kind, params = self.kinds[number], self.parts.fetch(own)
+        kind, params = self.kinds[number], self.parts.fetch_again(own)
         kept = kind.get(carry.saved, row["saved"], at)
         if kind.halves:
             # Read before anything is laid over it, or XLA for CPUs copies the pool at every layer.

@@ -14,6 +14,7 @@ class Parts(NamedTuple):
     number), x, state) -> (x, state).
     head: (ends, given, x) -> its share of the loss; in a forward pass any array, which is added up.
     fetch: a row of `Inputs.layers` -> a layer's parameters.
+    fetch_again: the same, for backward.
     home: (gradients of those, the row) -> what is added up of them.
     unroll: write layers out instead of looping, where all parts have as many.
     """
@@ -22,6 +23,7 @@ class Parts(NamedTuple):
     layers: Sequence[Callable[..., Any]]
     head: Callable[[Any, Any, Array], Any]
     fetch: Callable[[Any], Any] = lambda own: own
+    fetch_again: Callable[[Any], Any] = lambda own: own
     home: Callable[[Any, Any], Any] = lambda found, own: found
     unroll: bool = False
 
