@@ -90,7 +90,9 @@ def test_value_and_gradients_are_as_near_as_the_formats_allow(dtype):
     assert near(y, want) == pytest.approx(np.hypot(forward, forward), rel=0.15)
     assert near(dx, want_dx) == pytest.approx(np.hypot(forward, backward), rel=0.15)
     assert near(dw, want_dw) == pytest.approx(np.hypot(forward, backward), rel=0.15)
-    exact = jnp.einsum("btnh,nhdf->btdf", *(quantised(each, FORWARD).values for each in (x, w)))
+    exact = jnp.einsum(
+        "btnh,nhdf->btdf", *(quantised(each, FORWARD).values for each in (x, w.astype(dtype)))
+    )
     assert near(y, exact) <= float(jnp.finfo(dtype).eps)
 
 
