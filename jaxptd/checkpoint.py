@@ -122,9 +122,14 @@ class Checkpoints:
             CheckpointError: it cannot be written (disk full, no permission), on any process;
                 earlier checkpoints are as they were and nothing of this one is left.
         """
-        saving, self._saving = self._saving, None
-        if saving is not None:
-            saving.wait()
+        if self._saving is None:
+            return
+        try:
+            self._saving.wait()
+        except Exception:
+            self._saving = None
+            raise
+        self._saving = None  # not if a person interrupts: what is saved still goes on
 
     def restore(self, step: int, target: Any) -> Any:
         """The state of a step, as `restore_path`.

@@ -7,6 +7,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -96,12 +97,17 @@ class Meter:
         program: what runs.
         step: the steps after this one are measured.
         saved: -> steps of the checkpoints that there are.
+        waiting: -> what is entered while it waits for a step.
     """
 
     def __init__(
-        self, program: Program, step: int, saved: Callable[[], Sequence[int]] = lambda: ()
+        self,
+        program: Program,
+        step: int,
+        saved: Callable[[], Sequence[int]] = lambda: (),
+        waiting: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> None:
-        self._program, self._saved = program, saved
+        self._program, self._saved, self._waiting = program, saved, waiting
         self._first, self._first_seconds = step + 1, 0.0
         self._step, self._metrics = step, dict[str, jax.Array]()
         self.restart()
@@ -129,7 +135,8 @@ class Meter:
         Raises:
             UserError: it was one too many in a row that were skipped.
         """
-        values = {n: int(x) if n in COUNTS else float(x) for n, x in self._metrics.items()}
+        with self._waiting():
+            values = {n: int(x) if n in COUNTS else float(x) for n, x in self._metrics.items()}
         if values:
             limit = self._program.config.train.max_skipped
             check_in_row(self._step, values, limit=limit, saved=self._saved)

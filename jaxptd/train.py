@@ -5,6 +5,7 @@ lets the model write. A run that was killed goes on from its newest good checkpo
 command is given again; SIGINT or SIGTERM ends the step, saves and stops.
 """
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -94,8 +95,7 @@ class Run:
                 batch = self.batch(windows, i * size, beyond=number)
             program = self.program.eval_step
             sums.append(self.watchdog.call("eval_step", program, state["params"], batch))
-        with self.watchdog.phase(Phase.WAITING):
-            loss = sum(float(s["loss_sum"]) for s in sums) / sum(int(s["tokens"]) for s in sums)
+        loss = sum(float(s["loss_sum"]) for s in sums) / sum(int(s["tokens"]) for s in sums)
         return {"validation_loss": loss, "perplexity": math.exp(min(loss, 700))}
 
     def save(self, state: State, step: int, row: Row | None) -> None:
@@ -112,14 +112,14 @@ class Run:
         train, done = self.config.train, int(state["step"])
         board, saved = self.run_dir.tensorboard(step=done), self.checkpoints.files
         with self.display.steps(done=done, total=train.steps), stop.listening(), saved:
-            meter = Meter(self.program, done, self.checkpoints.steps)
+            waiting = partial(self.watchdog.phase, Phase.WAITING)
+            meter = Meter(self.program, done, self._saved_steps, waiting)
             for step in self.watchdog.steps(done + 1, train.steps):
                 with self.watchdog.phase(Phase.READING):
                     batch = self.batch(self.data.train, (step - 1) * train.global_batch_size)
                 program = self.program.train_step
                 state, metrics = self.watchdog.call("train_step", program, state, batch)
-                with self.watchdog.phase(Phase.WAITING):
-                    meter.add(step, metrics)
+                meter.add(step, metrics)
                 stopping = stop.after(step)  # read once: a signal from here on ends the next step
                 last = stopping or step == train.steps
                 if row := self._row(state, step, meter, last=last):
@@ -127,8 +127,8 @@ class Run:
                     board(row)
                 due = _due(step, self.config.checkpoint.every, last)
                 if due and (last or not meter.skipping):
-                    meter.check(state["params"])
                     with meter.paused(), self.watchdog.phase(Phase.SAVING):
+                        meter.check(state["params"])
                         self.save(state, step, row)
                         if last:
                             saved.wait()
@@ -136,8 +136,16 @@ class Run:
                 if stopping:
                     self.display.say(f"stopped at step {step}: {self._way_on()}")
                     break
-            meter.check(state["params"])
+            with self.watchdog.phase(Phase.SAVING):
+                meter.check(state["params"])
+                saved.wait()
         return state
+
+    def _saved_steps(self) -> list[int]:
+        """Of the checkpoints there are, once a save that goes on has ended, well or not."""
+        with self.watchdog.phase(Phase.SAVING), contextlib.suppress(CheckpointError):
+            return self.checkpoints.steps()
+        return self.checkpoints.files.steps()
 
     def _row(self, state: State, step: int, meter: Meter, *, last: bool) -> Row | None:
         """This step's line of metrics.jsonl, if one is due, with its evaluation, if that is due."""
@@ -225,12 +233,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(run: Run, world: World) -> None:
     """From the state that is there to the last step, or until a person stops it."""
+    check_alike(run.config, {"the number of training tokens": len(run.data.train.tokens)})
     state = run.checkpoints.start()
     step, stop = int(state["step"]), Stop(alone=world.alone)
-    tokens = len(run.data.train.tokens)
-    check_alike(
-        run.config, {"the number of training tokens": tokens, "the step to go on from": step}
-    )
+    remedy = "train.run_dir must be the same directory for all processes"
+    processes.check_alike("alike.step", {"the step to go on from": step}, remedy=remedy)
     run.run_dir.open(run.config, step=step)
     try:
         state = run.train(state, stop)
