@@ -33,6 +33,7 @@ from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.devices import prepare
 from jaxptd.errors import run_command
+from jaxptd.jaxprs import equations
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import Program
 
@@ -141,17 +142,8 @@ def _on_each(arrays: Any, shardings: Any) -> int:
 
 def _layers(jaxpr: Any, layers: int) -> Any:
     """The loop over layers, forward."""
-    return next(scan for scan in _scans(jaxpr) if scan.params["length"] == layers)
-
-
-def _scans(jaxpr: Any) -> Iterator[Any]:
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "scan":
-            yield equation
-        for value in equation.params.values():
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                yield from _scans(inner)
+    scans = (each for each in equations(jaxpr) if each.primitive.name == "scan")
+    return next(scan for scan in scans if scan.params["length"] == layers)
 
 
 def _results(scan: Any, *, stacked: bool) -> Iterator[tuple[int, ...]]:

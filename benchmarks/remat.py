@@ -9,16 +9,17 @@ several steps, taken in turns. Products and times are shares of those of `none` 
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import Run, append, compile_step, mib, random_batch, table, versions
+from benchmarks.work import product_flops
 from jaxptd import formulas_memory
 from jaxptd.config import Config, ModelConfig, Remat, TrainConfig
 from jaxptd.devices import prepare
 from jaxptd.errors import Parser, run_command
+from jaxptd.jaxprs import inside
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import Program
 
@@ -86,11 +87,7 @@ def _executed(jaxpr: Any, times: int, weigh: Callable, trips: Mapping[str, int])
         if equation.primitive.name == "while":
             runs = trips.get(str(equation.source_info.name_stack).rpartition("/")[2], times)
         total += times * weigh(equation)
-        for value in equation.params.values():
-            for item in value if isinstance(value, (tuple, list)) else (value,):
-                inner = getattr(item, "jaxpr", item)
-                if hasattr(inner, "eqns"):
-                    total += _executed(inner, runs, weigh, trips)
+        total += sum(_executed(inner, runs, weigh, trips) for inner in inside(equation))
     return total
 
 
@@ -100,11 +97,7 @@ def is_product(equation: Any) -> int:
 
 def flops(equation: Any) -> int:
     """Of a product."""
-    if not is_product(equation):
-        return 0
-    (contracted, _), _ = equation.params["dimension_numbers"]
-    left, result = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
-    return 2 * math.prod(result) * math.prod(left[i] for i in contracted)
+    return product_flops(equation) if is_product(equation) else 0
 
 
 # ---- one layout -----------------------------------------------------------------------------

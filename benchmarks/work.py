@@ -71,7 +71,7 @@ class _Device:
         if name == "dot_general":
             if not self.inside:
                 raise ValueError("a product outside of every shard_map: XLA decides who makes it")
-            return _flops(equation), unknown
+            return product_flops(equation), unknown
         if name == "axis_index":
             return 0, [self._index(equation.params["axis_name"])]
         if name in ("shard_map", "cond", "scan", "while"):
@@ -165,13 +165,11 @@ def _carried(params: Any) -> tuple[int, int]:
 
 def _branches(jaxpr: Any) -> bool:
     """Whether a `cond` or a `while` stands in it."""
-    return any(
-        equation.primitive.name in ("cond", "while") or any(map(_branches, _inner(equation)))
-        for equation in _open(jaxpr).eqns
-    )
+    return any(each.primitive.name in ("cond", "while") for each in equations(jaxpr))
 
 
-def _flops(equation: Any) -> int:
+def product_flops(equation: Any) -> int:
+    """Of a `dot_general`: two for each multiplication."""
     (contracted, _), _ = equation.params["dimension_numbers"]
     left, result = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
     return 2 * math.prod(result) * math.prod(left[i] for i in contracted)

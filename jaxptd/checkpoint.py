@@ -101,7 +101,7 @@ class Checkpoints:
             CheckpointError: as `wait`, of the save before it, or of this one.
         """
         self.wait()
-        last = max(self._good_steps(), default=None)
+        last = max(self.good_steps(), default=None)
         tensors = _savable(state)
         content = {"step": step, "description": description, "tensors": files.shapes(tensors)}
         with self._explained(step, last):
@@ -155,11 +155,21 @@ class Checkpoints:
         return self._restore(lambda: self._best(report), target, report)
 
     def set_aside_after(self, step: int, *, report: Report) -> None:
-        """Renames later checkpoints, so that they do not count any more; names them to `report`."""
+        """Renames later checkpoints, so that they do not count any more; names them to `report`.
+
+        Raises:
+            CheckpointError: one cannot be renamed.
+        """
 
         def rename() -> None:
             for later in [each for each in self._folders.all() if each > step]:
-                aside = self._folders.set_aside(later)
+                try:
+                    aside = self._folders.set_aside(later)
+                except OSError as error:
+                    raise CheckpointError(
+                        f"could not set step {later} of {self._folders.directory} aside: "
+                        f"{reason(error)}"
+                    ) from error
                 report(f"step {later} is later than step {step}: moved to {aside}")
 
         by_first("aside", rename)
@@ -191,17 +201,18 @@ class Checkpoints:
     def _best(self, report: Report = lambda line: None) -> list[int]:
         """Steps with a validation loss, the lowest first."""
         losses = {}
-        for step in self._good_steps():
+        for step in self.good_steps():
             try:
                 loss = self.description(step).get(VALIDATION_LOSS)
             except CheckpointError as error:
+                self._damaged.add(step)
                 report(f"{error}; skipped")
                 continue
             if loss is not None:
                 losses[step] = loss
         return sorted(losses, key=lambda step: (losses[step], -step))
 
-    def _good_steps(self) -> list[int]:
+    def good_steps(self) -> list[int]:
         """Complete and not found damaged, as far as is known without reading them."""
         return [step for step in self.steps() if step not in self._damaged]
 
@@ -218,7 +229,7 @@ class Checkpoints:
 
     def _delete_old(self, saved: int) -> None:
         def old() -> list[int]:
-            others = [step for step in self._good_steps() if step != saved]
+            others = [step for step in self.good_steps() if step != saved]
             best = self._best()[: self._keep_best] if self._keep_best else []
             return [s for s in others[: max(0, len(others) - (self._keep - 1))] if s not in best]
 

@@ -26,8 +26,8 @@ def agreed(name: str, part: Callable[[], Any]) -> list[Any]:
         The results of all processes, in their order.
 
     Raises:
-        Exception: this process's own, if it was the first in order to fail.
-        CheckpointError: the failure of another process.
+        Exception: this process's own, if no other one failed.
+        CheckpointError: all failures, each with its process.
     """
     mine, failure = None, None
     try:
@@ -37,11 +37,12 @@ def agreed(name: str, part: Callable[[], Any]) -> list[Any]:
     message = {"result": mine, "failure": reason(failure) if failure else None}
     heard = share(f"checkpoint.{name}", json.dumps(message), seconds=PATIENCE)
     everyone = [json.loads(text) for text in heard]
-    for process, each in enumerate(everyone):
-        if each["failure"] is not None:
-            if failure is not None and process == jax.process_index():
-                raise failure
-            raise CheckpointError(f"{each['failure']} (process {process})") from failure
+    failed = {process: each["failure"] for process, each in enumerate(everyone) if each["failure"]}
+    if failure is not None and [*failed] == [jax.process_index()]:
+        raise failure
+    if failed:
+        text = "; ".join(f"{each} (process {process})" for process, each in failed.items())
+        raise CheckpointError(text) from failure
     return [each["result"] for each in everyone]
 
 

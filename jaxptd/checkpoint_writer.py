@@ -32,6 +32,8 @@ def start(folders: Folders, step: int, tensors: dict[str, jax.Array]) -> ArraysB
             lambda: arrays.append(ArraysBeingWritten(folder / ARRAYS, tensors)),
         )
     except BaseException:
+        for each in arrays:
+            each.give_up()
         _remove(folder)
         raise
     return arrays[0]

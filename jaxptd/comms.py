@@ -33,6 +33,7 @@ from jaxptd.devices import prepare
 from jaxptd.errors import run_command
 from jaxptd.formulas import expected
 from jaxptd.hlo import collectives_from_hlo
+from jaxptd.jaxprs import inside
 from jaxptd.mesh import Axis, make_mesh, on_gpus
 from jaxptd.step import Program
 from jaxptd.traffic import PERMUTE, Collective
@@ -80,19 +81,10 @@ def _walk(
         if equation.primitive.name == "while":
             scope = str(equation.source_info.name_stack).rpartition("/")[2]
             runs, endless = trips.get(scope, times), scope not in trips
-        inner = _sub_jaxprs(equation.params.values())
-        found = [c for sub in inner for c in _walk(sub, runs, known)]
+        found = [c for sub in inside(equation) for c in _walk(sub, runs, known)]
         if endless and found:
             raise ValueError(f"{found[0].kind} inside a while loop: how often it runs is not known")
         yield from found
-
-
-def _sub_jaxprs(values: Iterable[Any]) -> Iterator[Any]:
-    for value in values:
-        for item in value if isinstance(value, (tuple, list)) else (value,):
-            item = getattr(item, "jaxpr", item)
-            if hasattr(item, "eqns"):
-                yield item
 
 
 def _read(equation: Any, times: int, sizes: Mapping[str, int]) -> Iterator[Collective]:

@@ -29,7 +29,7 @@ from jaxptd.last_words import on_abort
 from jaxptd.watchdog import Beat, Phase, Watchdog, long_phases, stuck
 from jaxptd.world import World
 
-GO_ON = "give the same command again to go on from the last checkpoint"
+GO_ON = "go on from the last checkpoint with checkpoint.resume=auto, the default"
 BEATS = 20  # in the time after which a process counts as silent
 FAREWELL = 1.0  # seconds that a process that ends gives the others to hear of it
 HOUR = 3600.0

@@ -22,6 +22,7 @@ from jaxptd.config import Config
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.devices import prepare
 from jaxptd.errors import run_command
+from jaxptd.jaxprs import equations
 from jaxptd.layers.block import LAYERS
 from jaxptd.mesh import make_mesh
 from jaxptd.pipeline.plan import Plan
@@ -55,13 +56,7 @@ def _pools(program: Program, jaxpr: Any) -> list[Any]:
 
 
 def _scans(jaxpr: Any) -> Iterator[Any]:
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "scan":
-            yield equation
-        for value in equation.params.values():
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                yield from _scans(inner)
+    return (each for each in equations(jaxpr) if each.primitive.name == "scan")
 
 
 def _is_forward(scan: Any) -> bool:

@@ -54,9 +54,14 @@ def join(world: World, config: ProcessesConfig, *, devices: int) -> None:
             cluster_detection_method="deactivate",  # `world` did it
             initialization_timeout=max(1, int(config.wait)),
             # `Lifeline` is quicker, and says more.
-            heartbeat_timeout_seconds=max(100, int(3 * config.stuck_after)),
+            heartbeat_timeout_seconds=max(100, int(3 * config.stuck_after or DAY)),
         )
     except RuntimeError as error:
+        if "Failed to start RPC server" in str(error):
+            raise UserError(
+                f"{world.name} cannot listen at {world.coordinator}: the port is taken, or the "
+                "host is another one; use another processes.coordinator"
+            ) from error
         raise UserError(f"{line} ({' '.join(str(error).split())[:200]})") from error
     finally:
         put_back()

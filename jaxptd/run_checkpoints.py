@@ -53,7 +53,16 @@ class RunCheckpoints:
     def steps(self) -> list[int]:
         """Of all checkpoints there are, once a save that goes on has ended."""
         self.files.wait()
-        return self.files.steps()
+        return self.files.good_steps()
+
+    def begin(self, step: int) -> None:
+        """What going on from a step changes, once nothing speaks against it any more.
+
+        Raises:
+            CheckpointError: a checkpoint cannot be renamed.
+        """
+        if self._settings.resume == "best":
+            self.files.set_aside_after(step, report=self._warn)
 
     def start(self) -> State:
         """The state to go on from: a checkpoint's, or a new one.
@@ -82,9 +91,7 @@ class RunCheckpoints:
                 f"checkpoint.resume=best, but no good checkpoint in {self.run_dir.checkpoints} has "
                 "a validation loss; use checkpoint.resume=auto"
             )
-        state = self._resumed(*best)
-        self.files.set_aside_after(best[0], report=self._warn)
-        return state
+        return self._resumed(*best)
 
     def _resumed(self, step: int, canonical: dict[str, Any]) -> State:
         where = str(self.run_dir.checkpoints)

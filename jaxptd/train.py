@@ -24,7 +24,7 @@ from jaxptd.data.tokenizers import Tokenizer, with_vocabulary
 from jaxptd.devices import prepare
 from jaxptd.errors import UserError, run_command
 from jaxptd.generate import Sampling, write_text
-from jaxptd.lifeline import Lifeline
+from jaxptd.lifeline import GO_ON, Lifeline
 from jaxptd.mesh import make_mesh
 from jaxptd.pipeline.statistics import bubble
 from jaxptd.progress import Display, Meter, Output, check_finite
@@ -145,7 +145,7 @@ class Run:
         """Of the checkpoints there are, once a save that goes on has ended, well or not."""
         with self.watchdog.phase(Phase.SAVING), contextlib.suppress(CheckpointError):
             return self.checkpoints.steps()
-        return self.checkpoints.files.steps()
+        return self.checkpoints.files.good_steps()
 
     def _row(self, state: State, step: int, meter: Meter, *, last: bool) -> Row | None:
         """This step's line of metrics.jsonl, if one is due, with its evaluation, if that is due."""
@@ -240,10 +240,13 @@ def _run(run: Run, world: World) -> None:
     processes.check_alike("alike.step", {"the step to go on from": step}, remedy=remedy)
     run.run_dir.open(run.config, step=step)
     try:
+        run.checkpoints.begin(step)
         state = run.train(state, stop)
     except CheckpointError as error:
-        raise UserError(f"{error}; free some space and give the same command again") from error
-    if not stop.asked_anywhere() and run.config.train.sample_tokens:
+        raise UserError(f"{error}; mend that (free some space, say), and {GO_ON}") from error
+    with run.watchdog.phase(Phase.WAITING):
+        stopped = stop.asked_anywhere()
+    if not stopped and run.config.train.sample_tokens:
         with run.watchdog.phase(Phase.SAMPLING):
             run.display.say(_sample(run, state))
 

@@ -157,6 +157,26 @@ def test_ctrl_c_does_not_wait_for_ever(tmp_path, monkeypatch, sealing):
     checkpoints.wait()
 
 
+def test_ctrl_c_while_it_waits_leaves_the_save_its_time(tmp_path, monkeypatch, sealing):
+    """A second Ctrl-C mostly comes while the run's end waits for the last save."""
+    waits = []
+
+    def interrupted(self, seconds=None):
+        waits.append(seconds)
+        if len(waits) == 1:
+            raise KeyboardInterrupt
+        sealing.let_go.set()
+        return wait(self, seconds)
+
+    with pytest.raises(KeyboardInterrupt), Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save_behind(1, make_state(1), description={})
+        wait = checkpoint.Background.wait
+        monkeypatch.setattr(checkpoint.Background, "wait", interrupted)
+        checkpoints.wait()
+    assert waits[:2] == [None, checkpoint.GRACE]
+    assert checkpoints.steps() == [1]
+
+
 def test_sigkill_in_the_middle_of_a_save_leaves_the_one_before(tmp_path):
     code = """
         import signal

@@ -17,6 +17,7 @@ from test_flash import TOLERANCES, Plain, difference, mixed, plain
 
 from jaxptd.flash import Dropout, Saved, Sites
 from jaxptd.flash_xla import Xla
+from jaxptd.jaxprs import inside
 
 B, N, H = 2, 3, 5
 SEED_BN2 = np.random.default_rng(9).integers(0, 2**32, (B, N, 2)).astype(np.uint32)
@@ -209,10 +210,8 @@ def equations(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
     """
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         yield equation, times
-        for value in equation.params.values():
-            for inner in value if isinstance(value, (tuple, list)) else (value,):
-                if hasattr(getattr(inner, "jaxpr", inner), "eqns"):
-                    yield from equations(inner, times * equation.params.get("length", 1))
+        for inner in inside(equation):
+            yield from equations(inner, times * equation.params.get("length", 1))
 
 
 def products(jaxpr: Any) -> int:

@@ -75,7 +75,7 @@ def test_the_others_of_a_killed_process_name_it_and_end(start):
     for each in (ended[0], ended[2]):
         line = each.err.splitlines()[-1]
         assert line.startswith("error: process 1 of 3 has been silent for 2 s, last heard ")
-        assert "killed, stopped or cut off; give the same command again to go on" in line
+        assert "killed, stopped or cut off; go on from the last checkpoint" in line
         assert each.seconds < STUCK_AFTER + 3
 
 

@@ -15,6 +15,7 @@ from one_device import FromZeros, case, hold, hold_in_a_process, report
 from jaxptd import passes
 from jaxptd.canonical import abstract_canonical, from_canonical, to_canonical
 from jaxptd.checkpoint import Checkpoints
+from jaxptd.jaxprs import equations
 from jaxptd.mesh import SCHEDULES, Layout, make_mesh
 from jaxptd.pipeline.schedules import OWN_CHUNKS
 from jaxptd.step import Program
@@ -188,16 +189,6 @@ def test_an_evaluation_equals_one_devices() -> None:
     for loss, tokens in found[1:]:
         assert loss == pytest.approx(found[0][0], rel=1e-6)
         assert tokens == 36
-
-
-def equations(jaxpr: Any) -> Iterator[Any]:
-    """Every equation of a jaxpr and of those inside it."""
-    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        yield equation
-        for value in equation.params.values():
-            for item in value if isinstance(value, (tuple, list)) else (value,):
-                if hasattr(item := getattr(item, "jaxpr", item), "eqns"):
-                    yield from equations(item)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])

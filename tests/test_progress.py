@@ -1,5 +1,6 @@
 """What a person sees, on a terminal and in a pipe, and the numbers that the meter makes of it."""
 
+import contextlib
 import functools
 import io
 import json
@@ -118,6 +119,28 @@ def run(meter: Meter, clock: Clock, steps: range, *, seconds: float) -> None:
     for step in steps:
         clock.now += seconds
         meter.add(step, metrics(loss=float(step)))
+
+
+def test_it_says_when_it_waits_for_a_step():
+    """Reading a step's numbers waits for it; a watchdog has to know that it is no hang."""
+    inside = []
+
+    @contextlib.contextmanager
+    def waiting():
+        inside.append(True)
+        yield
+        inside.pop()
+
+    class Late(float):
+        def __float__(self):
+            seen.append(bool(inside))
+            return 1.0
+
+    seen: list[bool] = []
+    meter = Meter(program(), 0, waiting=waiting)
+    meter.add(1, {**metrics(), "loss": Late()})
+    meter.row()
+    assert seen and all(seen)
 
 
 def test_a_row_has_the_fields_of_the_contract_in_its_order(clock):

@@ -60,7 +60,9 @@ def test_best_goes_on_from_the_lowest_validation_loss(saved, tmp_path, state):
     best = run.checkpoints.start()
     assert int(best["step"]) == 10
     jax.tree.map(np.testing.assert_array_equal, best["params"], state["params"])
-    assert run.lines[0] == f"resuming at step 10 from {tmp_path}/checkpoints"
+    assert run.lines == [f"resuming at step 10 from {tmp_path}/checkpoints"]
+    assert run.files.steps() == [5, 10, 15, 20]  # nothing changes before the run begins
+    run.checkpoints.begin(10)
     assert run.lines[1:] == [
         f"warning: step {step} is later than step 10: moved to "
         f"{tmp_path}/checkpoints/{step:08d}.aside"

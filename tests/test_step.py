@@ -12,6 +12,7 @@ from contract import relative
 from jaxptd.comms import collectives_of
 from jaxptd.compiler import compiler_options
 from jaxptd.errors import UserError
+from jaxptd.jaxprs import equations
 from jaxptd.mesh import Layout
 from jaxptd.step import batch_fields
 
@@ -72,17 +73,6 @@ def test_bfloat16_keeps_float32_masters_and_sums() -> None:
     ]
     assert reduced.count(jnp.dtype("float32")) >= len(grads)
     assert jnp.dtype("bfloat16") not in reduced
-
-
-def equations(jaxpr):
-    """Every equation of a jaxpr and of those inside it."""
-    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        yield equation
-        for value in equation.params.values():
-            for item in value if isinstance(value, (tuple, list)) else (value,):
-                item = getattr(item, "jaxpr", item)
-                if hasattr(item, "eqns"):
-                    yield from equations(item)
 
 
 @pytest.mark.parametrize("micro_batches", [1, 4])

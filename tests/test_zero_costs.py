@@ -12,6 +12,7 @@ import tiny
 
 from benchmarks.measure import CPU_OPTIONS
 from jaxptd import comms
+from jaxptd.jaxprs import equations
 from jaxptd.mesh import Axis, Layout
 from jaxptd.parts import AXES, Cut
 from jaxptd.step import Program
@@ -117,16 +118,6 @@ def test_inside_a_copy_of_the_model_nothing_else_is_moved(inside: dict, stage: i
         found.append([c for c in every if not {*c.axes} & {*AXES} and c.kind != ALL_REDUCE])
     assert found[0] == found[1]
     assert bool(found[0]) == ("row" in inside)
-
-
-def equations(jaxpr: Any) -> Any:
-    """Every equation of a jaxpr and of those inside it."""
-    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        yield equation
-        for value in equation.params.values():
-            for item in value if isinstance(value, (tuple, list)) else (value,):
-                if hasattr(item := getattr(item, "jaxpr", item), "eqns"):
-                    yield from equations(item)
 
 
 # ---- what is held -------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from contract import relative
 
 from jaxptd.comms import collectives_of
 from jaxptd.errors import UserError
+from jaxptd.jaxprs import equations
 from jaxptd.layers.form import product
 from jaxptd.layers.fp8 import BACKWARD, FORWARD, choose_product, fp8_product, quantised
 from jaxptd.mesh import Layout
@@ -154,17 +155,6 @@ def test_four_products_a_block_with_their_gradients_and_no_others_are_in_8_bits(
 
 def is_dot(equation) -> bool:
     return equation.primitive.name == "dot_general"
-
-
-def equations(jaxpr):
-    """Every equation of a jaxpr and of those inside it."""
-    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        yield equation
-        for value in equation.params.values():
-            for item in value if isinstance(value, (tuple, list)) else (value,):
-                item = getattr(item, "jaxpr", item)
-                if hasattr(item, "eqns"):
-                    yield from equations(item)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from jaxptd.jaxprs import equations
 from jaxptd.layers.loss import vocab_parallel_cross_entropy
 from jaxptd.layers.tensor_parallel import make_form
 from jaxptd.mesh import Axis, Layout, make_mesh
@@ -117,13 +118,3 @@ def test_no_device_makes_the_whole_vocabulary_and_nothing_is_scattered(layout: L
     assert (B, T // layout.row, vocab // parts) in shapes
     assert not {shape for shape in shapes if vocab in shape}
     assert not [equation for equation in made if "scatter" in equation.primitive.name]
-
-
-def equations(jaxpr):
-    """Every equation of a jaxpr and of those inside it."""
-    for equation in jaxpr.eqns:
-        yield equation
-        for value in equation.params.values():
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                yield from equations(inner)

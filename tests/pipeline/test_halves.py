@@ -1,6 +1,6 @@
 """A layer's backward in two halves against the whole of it; what is kept, and what is left out."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
+from jaxptd.jaxprs import equations
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.pipeline.halves import Between, Halves, Layer, lean, trace_layer
 
@@ -137,15 +138,6 @@ def test_what_passes_may_lie_over_what_only_the_first_half_reads(name: str) -> N
 
 
 # ---- which products are in which half -----------------------------------------------------------
-
-
-def equations(jaxpr: Any) -> Iterator[Any]:
-    """Also of the programs within."""
-    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        yield eqn
-        for param in jax.tree.leaves(eqn.params, is_leaf=lambda p: hasattr(p, "eqns")):
-            if hasattr(param, "eqns") or hasattr(param, "jaxpr"):
-                yield from equations(param)
 
 
 def products(program: Callable, *arguments: Any) -> list[tuple[int, ...]]:
