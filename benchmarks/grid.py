@@ -33,7 +33,7 @@ from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.devices import prepare
 from jaxptd.errors import run_command
-from jaxptd.jaxprs import equations
+from jaxptd.jaxprs import scans
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import Program
 
@@ -142,8 +142,7 @@ def _on_each(arrays: Any, shardings: Any) -> int:
 
 def _layers(jaxpr: Any, layers: int) -> Any:
     """The loop over layers, forward."""
-    scans = (each for each in equations(jaxpr) if each.primitive.name == "scan")
-    return next(scan for scan in scans if scan.params["length"] == layers)
+    return next(scan for scan in scans(jaxpr) if scan.params["length"] == layers)
 
 
 def _results(scan: Any, *, stacked: bool) -> Iterator[tuple[int, ...]]:

@@ -18,10 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from benchmarks.grid import _scans
 from benchmarks.measure import CPU_OPTIONS, random_batch
 from benchmarks.race import Runner
 from jaxptd.config import Config, ModelConfig, Remat, TrainConfig
+from jaxptd.jaxprs import scans
 from jaxptd.layers.block import with_remat
 from jaxptd.layers.dropout import Places
 from jaxptd.mesh import Axis, Layout, make_mesh
@@ -159,7 +159,7 @@ def pools_of(program: Program) -> Pools:
     plan, step = program.plan, cast(Any, program.train_step)
     traced = step.trace(program.abstract_state, program.abstract_batch)
     ticks = plan.schedule.ticks
-    scan = next(each for each in _scans(traced.jaxpr.jaxpr) if each.params["length"] == ticks)
+    scan = next(each for each in scans(traced.jaxpr.jaxpr) if each.params["length"] == ticks)
     _, mail, *rest = (var.aval for var in scan.outvars)  # as `executor._Carry` has them
     kept = rest[: -len(program.infos) - 1]  # less gradients of every parameter, and the loss
     return Pools(plan.slots, sum(map(_bytes, kept)), _bytes(mail))

@@ -50,7 +50,7 @@ def _panel(axes: Axes, config: Config) -> None:
         begin = {r: begin[r] + size for r, size in zip(POLICIES, sizes, strict=True)}
     label = "published: none without scores, full"
     for remat, like in (("none", "attention"), ("full", "full")):
-        y, size = POLICIES.index(remat), published_layer(config, like) or 0  # type: ignore[arg-type]
+        y, size = POLICIES.index(remat), published_layer(config, like) or 0
         axes.plot([size / unit] * 2, [y - 0.45, y + 0.45], color="black", lw=2, label=label)
         label = "_"
     axes.set_title(str(config.layout), fontsize=10, loc="left")

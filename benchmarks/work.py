@@ -10,13 +10,15 @@ it all the same.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 from jax.extend.core import Literal
 from jax.sharding import Mesh
+
+from jaxptd.jaxprs import equations, inside
 
 Value = np.ndarray | None  # of a variable; None: unknown
 Found = tuple[int, list[Value]]  # FLOPs of the products, and the results' values
@@ -51,20 +53,20 @@ class _Device:
 
     def run(self, jaxpr: Any, arguments: Sequence[Value]) -> Found:
         """FLOPs and results of a jaxpr."""
-        inside, total = _open(jaxpr), 0
+        opened, total = _open(jaxpr), 0
         known: dict[Any, Value] = {}
-        known.update(zip(inside.constvars, map(_small, getattr(jaxpr, "consts", ())), strict=False))
-        known.update(zip(inside.invars, arguments, strict=True))
+        known.update(zip(opened.constvars, map(_small, getattr(jaxpr, "consts", ())), strict=False))
+        known.update(zip(opened.invars, arguments, strict=True))
 
         def read(variable: Any) -> Value:
             is_literal = isinstance(variable, Literal)
             return np.asarray(variable.val) if is_literal else known.get(variable)
 
-        for equation in inside.eqns:
+        for equation in opened.eqns:
             flops, values = self._equation(equation, [read(x) for x in equation.invars])
             total += flops
             known.update(zip(equation.outvars, values, strict=True))
-        return total, [read(x) for x in inside.outvars]
+        return total, [read(x) for x in opened.outvars]
 
     def _equation(self, equation: Any, inputs: list[Value]) -> Found:
         name, unknown = equation.primitive.name, [None] * len(equation.outvars)
@@ -76,7 +78,7 @@ class _Device:
             return 0, [self._index(equation.params["axis_name"])]
         if name in ("shard_map", "cond", "scan", "while"):
             return getattr(self, f"_{name}")(equation, inputs)
-        inner = list(_inner(equation))
+        inner = list(inside(equation))
         if not inner:
             return 0, _compute(equation, inputs)
         if len(inner) == 1 and len(_open(inner[0]).invars) == len(inputs):
@@ -145,14 +147,6 @@ class _Device:
 
 def _open(jaxpr: Any) -> Any:
     return getattr(jaxpr, "jaxpr", jaxpr)
-
-
-def _inner(equation: Any) -> Iterator[Any]:
-    """The jaxprs that an equation calls."""
-    for value in equation.params.values():
-        for item in value if isinstance(value, (tuple, list)) else (value,):
-            if hasattr(_open(item), "eqns"):
-                yield item
 
 
 def _carried(params: Any) -> tuple[int, int]:

@@ -5,17 +5,21 @@ from typing import Any
 
 
 def inside(equation: Any) -> Iterator[Any]:
-    """The jaxprs that an equation holds: of a scan its body, of a conditional its branches."""
+    """The jaxprs that an equation holds, closed or not: a scan's body, a conditional's branches."""
     for value in equation.params.values():
         for item in value if isinstance(value, (tuple, list)) else (value,):
-            item = getattr(item, "jaxpr", item)
             if hasattr(item, "eqns"):
                 yield item
 
 
 def equations(jaxpr: Any) -> Iterator[Any]:
     """Every equation of a jaxpr, closed or not, and of those inside it, each once."""
-    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+    for equation in jaxpr.eqns:
         yield equation
         for inner in inside(equation):
             yield from equations(inner)
+
+
+def scans(jaxpr: Any) -> Iterator[Any]:
+    """The loops of known length among them."""
+    return (each for each in equations(jaxpr) if each.primitive.name == "scan")

@@ -22,7 +22,7 @@ from jaxptd.config import Config
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.devices import prepare
 from jaxptd.errors import run_command
-from jaxptd.jaxprs import equations
+from jaxptd.jaxprs import scans
 from jaxptd.layers.block import LAYERS
 from jaxptd.mesh import make_mesh
 from jaxptd.pipeline.plan import Plan
@@ -44,19 +44,15 @@ def counted(program: Program) -> int | None:
     jaxpr = step.trace(program.abstract_state, program.abstract_batch).jaxpr.jaxpr
     if program.config.layout.pp > 1:
         return sum(map(_bytes, _pools(program, jaxpr)))
-    forward = [scan for scan in _scans(jaxpr) if _is_forward(scan)]
+    forward = [scan for scan in scans(jaxpr) if _is_forward(scan)]
     return sum(_bytes(x) for scan in forward for x in _stacked(scan))
 
 
 def _pools(program: Program, jaxpr: Any) -> list[Any]:
     """What ticks carry, less x, mail, the gradients of every parameter and the loss."""
     ticks = program.plan.schedule.ticks
-    scan = next(each for each in _scans(jaxpr) if each.params["length"] == ticks)
+    scan = next(each for each in scans(jaxpr) if each.params["length"] == ticks)
     return [var.aval for var in scan.outvars][2 : -len(program.infos) - 1]
-
-
-def _scans(jaxpr: Any) -> Iterator[Any]:
-    return (each for each in equations(jaxpr) if each.primitive.name == "scan")
 
 
 def _is_forward(scan: Any) -> bool:
