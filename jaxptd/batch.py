@@ -8,15 +8,14 @@ from jax.sharding import PartitionSpec as P
 
 from jaxptd.config import Config
 from jaxptd.errors import UserError
-from jaxptd.mesh import Axis
+from jaxptd.mesh import BATCH_AXES
 
 # tokens, targets: int32 [B, T]; a target below 0 counts for nothing. segments, where documents are
 # kept apart: the number of each token's document in its sequence. Made by `Program.place`: where
 # there is a ring, the tokens of a sequence lie in its order.
 Batch = dict[str, Array]
 
-BATCH_AXES = (Axis.DP, Axis.CP)  # they cut the tokens of a batch
-BATCH_SPEC = P(Axis.DP, Axis.CP)
+BATCH_SPEC = P(*BATCH_AXES)
 
 
 def batch_fields(config: Config) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """The state of a run in canonical form: the same tree of the same shapes whatever the layout.
 
 `{"params": {name: array}, "optimizer": {name: array}, "step": int32}`; checkpoints hold this form.
+What a state holds in another form goes to host memory, and comes from there, one array at a time.
 """
 
 import dataclasses
@@ -15,20 +16,20 @@ from jax.sharding import PartitionSpec as P
 
 from jaxptd.mesh import Axis
 from jaxptd.params import Stored
-from jaxptd.parts import AXES
-from jaxptd.state import DEVICE, State
+from jaxptd.state import DEVICE, HOST, State
 from jaxptd.step import Program
 
 Canonical = dict[str, Any]
 
 
 def to_canonical(program: Program, state: State) -> Canonical:
-    """The state's arrays without padding; what has none is not copied."""
+    """The state's arrays; those that it holds in another form are copies, in host memory."""
 
     def unpad(x: Array, info: Stored) -> Array:
         if info.is_canonical:
             return x
-        return program.states.settled_one(_moved(x, info, "canonical", _sharding(program, info)))
+        to = _sharding(program, info)
+        return jax.device_put(_moved(x, info, "canonical", to), to.with_memory_kind(HOST))
 
     return _as_dicts(program.states.map(unpad, state, lambda x: x))
 
@@ -37,7 +38,8 @@ def abstract_canonical(program: Program) -> Canonical:
     """Shapes, precisions and shardings to restore into."""
 
     def describe(x: jax.ShapeDtypeStruct, info: Stored) -> jax.ShapeDtypeStruct:
-        sharding = _sharding(program, info).with_memory_kind(program.states.memory)
+        memory = program.states.memory if info.is_canonical else HOST
+        sharding = _sharding(program, info).with_memory_kind(memory)
         return jax.ShapeDtypeStruct(info.shape, x.dtype, sharding=sharding)
 
     return _as_dicts(program.states.map(describe, program.abstract_state, lambda x: x))
@@ -53,7 +55,7 @@ def from_canonical(program: Program, canonical: Canonical) -> State:
         if info.is_canonical:
             return x
         to = NamedSharding(program.mesh, info.spec)
-        return program.states.settled_one(_moved(x, info, "pad", to))
+        return program.states.settled(_moved(x, info, "pad", to))
 
     return program.states.map(pad, {**canonical, "optimizer": optimizer}, lambda x: x)
 
@@ -89,18 +91,20 @@ _name = partial(jax.tree_util.keystr, simple=True, separator=".")
 
 
 def _sharding(program: Program, stored: Stored) -> NamedSharding:
-    """As layers hold it, but whole along padded dims, whose canonical size may not split.
+    """As the state holds it, if that is the canonical form.
 
-    What is cut over stages or data parallel devices, layers of uneven parts or flat parts, is cut
-    over those along another dim: no device holds all of it.
+    Else as layers hold it, but whole along padded dims, whose canonical size may not split; and cut
+    over all other axes along other dims, so that hosts have one copy where dims split so.
     """
+    if stored.is_canonical:
+        return NamedSharding(program.mesh, stored.spec)
     info = stored.info
     whole = [
         None if n != held else axis
         for n, held, axis in zip(info.shape, info.held, info.spec, strict=True)
     ]
     plain = dataclasses.replace(info, held=info.shape, spec=P(*whole))
-    for axis in (Axis.PP, *AXES):
-        if axis in stored.axes - plain.axes:
+    for axis in Axis:
+        if axis not in plain.axes:
             plain = plain.cut_over(axis, program.config.layout.sizes)
     return NamedSharding(program.mesh, plain.spec)

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import jax.numpy as jnp
 
 from jaxptd.config import Config
-from jaxptd.mesh import Axis, Layout
+from jaxptd.mesh import BATCH_AXES, Axis, Layout
 from jaxptd.params import Stored
-from jaxptd.parts import AXES, Cut
+from jaxptd.parts import Cut
 from jaxptd.pipeline.plan import Plan
 from jaxptd.traffic import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Collective
 from jaxptd.zero import Zero
@@ -30,11 +30,11 @@ def at_once(config: Config, zero: Zero) -> Iterator[Collective]:
         yield Collective(ALL_REDUCE, _owed(stored, config.layout), 1, block * wide)
         if not isinstance(stored, Cut):
             continue
-        whole = block * math.prod(config.layout.sizes[axis] for axis in AXES)
+        whole = block * math.prod(config.layout.sizes[axis] for axis in BATCH_AXES)
         if zero.stage < 3 or not stored.info.stacked:
-            yield Collective(ALL_GATHER, AXES, 1, whole * zero.moved_in(name).itemsize)
+            yield Collective(ALL_GATHER, BATCH_AXES, 1, whole * zero.moved_in(name).itemsize)
         if not zero.moves_alone(name):
-            yield Collective(REDUCE_SCATTER, AXES, 1, whole * wide)
+            yield Collective(REDUCE_SCATTER, BATCH_AXES, 1, whole * wide)
 
 
 def alone(config: Config, zero: Zero, plan: Plan | None) -> Iterator[Collective]:
@@ -56,8 +56,8 @@ def alone(config: Config, zero: Zero, plan: Plan | None) -> Iterator[Collective]
             group[size] = group.get(size, 0) + stored.padded
     for group in lengths.values():
         for size, length in group.items():
-            yield Collective(ALL_GATHER, AXES, gathers, gathers * length * size)
-        yield Collective(REDUCE_SCATTER, AXES, times, times * sum(group.values()) * wide)
+            yield Collective(ALL_GATHER, BATCH_AXES, gathers, gathers * length * size)
+        yield Collective(REDUCE_SCATTER, BATCH_AXES, times, times * sum(group.values()) * wide)
 
 
 def _gathers(config: Config, plan: Plan | None) -> int:

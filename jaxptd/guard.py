@@ -129,8 +129,8 @@ def check_in_row(
 
 def check_parameters(step: int, params: Mapping[str, Array]) -> None:
     """Raises UserError, naming the first parameter that is not finite: it is not to be saved."""
-    for name, finite in _finite(dict(params)).items():
-        if not finite:
+    for name, p in params.items():
+        if not _finite(p):
             raise UserError(
                 f"parameter {name} is not finite after step {step}, which is not saved; start "
                 "again in another train.run_dir with a smaller optimizer.learning_rate or more "
@@ -139,6 +139,6 @@ def check_parameters(step: int, params: Mapping[str, Array]) -> None:
 
 
 @jax.jit
-def _finite(params: dict[str, Array]) -> dict[str, Array]:
-    on_device = jax.device_put(params, jax.memory.Space.Device)  # from wherever the state has them
-    return {name: jnp.isfinite(p).all() for name, p in on_device.items()}
+def _finite(p: Array) -> Array:
+    """Of one parameter, so no more of them is on a device at once, wherever the state has them."""
+    return jnp.isfinite(jax.device_put(p, jax.memory.Space.Device)).all()

@@ -33,6 +33,7 @@ class Axis(StrEnum):
     TP = "tp"  # Megatron tensor parallel: weight matrices are cut one way
 
 
+BATCH_AXES = (Axis.DP, Axis.CP)  # they cut the tokens of a batch; ZeRO cuts the state over them
 RingKind = Literal["zigzag", "blockwise", "rsa"]
 Matmul2D = Literal["gather", "summa", "fox", "cannon"]
 Attention2D = Literal["heads", "blocks"]

@@ -18,10 +18,8 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxptd.mesh import Axis
+from jaxptd.mesh import BATCH_AXES, Axis
 from jaxptd.params import ParamInfo
-
-AXES = (Axis.DP, Axis.CP)  # over which the state is cut
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,7 +48,7 @@ class Cut:
     @property
     def axes(self) -> frozenset[str]:
         """The mesh axes it is cut over."""
-        return self.info.axes | {*AXES}
+        return self.info.axes | {*BATCH_AXES}
 
     @cached_property
     def _cuts(self) -> list[int]:
@@ -67,12 +65,12 @@ class Cut:
     @property
     def part(self) -> int:
         """The length of one part."""
-        return -(-math.prod(self.block) // math.prod(self.sizes[axis] for axis in AXES))
+        return -(-math.prod(self.block) // math.prod(self.sizes[axis] for axis in BATCH_AXES))
 
     @property
     def padded(self) -> int:
         """The length of all parts of a block."""
-        return self.part * math.prod(self.sizes[axis] for axis in AXES)
+        return self.part * math.prod(self.sizes[axis] for axis in BATCH_AXES)
 
     @property
     def held(self) -> tuple[int, ...]:
@@ -82,7 +80,7 @@ class Cut:
     @property
     def spec(self) -> P:
         axes = [axis for axes in self.info.axes_of_dims[self.lead :] for axis in axes]
-        return P(*self.info.spec[: self.lead], (*axes, *AXES))
+        return P(*self.info.spec[: self.lead], (*axes, *BATCH_AXES))
 
     def arrange(self, x: Array) -> Array:
         """All but its rows as layers hold it -> as the state holds it."""
@@ -120,13 +118,13 @@ class Cut:
 
     def gather(self, part: Array, dtype: DTypeLike) -> Array:
         """part[.., n/Z] -> the block, all-gathered in `dtype`. Partner: `home`."""
-        flat = lax.all_gather(part.astype(dtype), AXES, axis=part.ndim - 1, tiled=True)
+        flat = lax.all_gather(part.astype(dtype), BATCH_AXES, axis=part.ndim - 1, tiled=True)
         return self.shaped(flat)
 
     def home(self, gradient: Array) -> Array:
         """The block's gradient -> its part of the sum over Z: reduce-scatter. Partner: `gather`."""
         flat = self.flat(gradient)
-        return lax.psum_scatter(flat, AXES, scatter_dimension=flat.ndim - 1, tiled=True)
+        return lax.psum_scatter(flat, BATCH_AXES, scatter_dimension=flat.ndim - 1, tiled=True)
 
     def shaped(self, flat: Array) -> Array:
         """[.., padded] -> the block."""

@@ -99,17 +99,21 @@ class States:
         )
 
     def new(self, params: Params) -> State:
-        """The state of step 0, of parameters on the devices, which are used up."""
-        shardings = jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self.specs)
-        make = jax.jit(self._make, out_shardings=shardings, donate_argnums=0)
-        return self.settled(make(params))
+        """The state of step 0, of parameters on the devices, which are used up.
 
-    def settled(self, state: State) -> State:
-        """Each array in the memory where a state has it; what is there already is not copied."""
-        return jax.device_put(state, jax.tree.map(lambda x: x.sharding, self.abstract))
+        What goes to host memory goes as it is made, so devices never hold a whole state.
+        """
+        shardings = jax.tree.map(lambda x: x.sharding, self.abstract)
+        used_up = 0 if self.memory == DEVICE else ()  # memory of another kind is of no use
+        make = jax.jit(
+            lambda params: self.put_back(self._make(params)),
+            out_shardings=shardings,
+            donate_argnums=used_up,
+        )
+        return make(params)
 
-    def settled_one(self, x: Array) -> Array:
-        """As `settled`, of one array that is held as parameters are."""
+    def settled(self, x: Array) -> Array:
+        """An array that is held as parameters are, in their memory; not copied if it is there."""
         return jax.device_put(x, x.sharding.with_memory_kind(self.memory))
 
     # ---- inside a compiled step -----------------------------------------------------------------

@@ -17,7 +17,7 @@ from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.batch import BATCH_AXES, BATCH_SPEC, Batch, batch_fields, check_batch, check_fields
+from jaxptd.batch import BATCH_SPEC, Batch, batch_fields, check_batch, check_fields
 from jaxptd.collectives import as_varying
 from jaxptd.compiler import compiler_options
 from jaxptd.config import AttentionKind, Config, ModelConfig
@@ -28,7 +28,7 @@ from jaxptd.layers.dropout import Places
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.fp8 import choose_product
 from jaxptd.layers.tensor_parallel import make_form
-from jaxptd.mesh import Axis, on_gpus
+from jaxptd.mesh import BATCH_AXES, Axis, on_gpus
 from jaxptd.models.gpt import GPT
 from jaxptd.optimizer import adamw, clip, global_norm, learning_rate
 from jaxptd.params import Blueprint, ParamInfo, Params, Stored

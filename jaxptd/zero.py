@@ -26,9 +26,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxptd.collectives import varying_axes
-from jaxptd.mesh import Axis
+from jaxptd.mesh import BATCH_AXES, Axis
 from jaxptd.params import ParamInfo, Params, Stored
-from jaxptd.parts import AXES, Cut
+from jaxptd.parts import Cut
 from jaxptd.pipeline.halves import trace_layer
 
 Lendings = dict[str, Any]  # parameters as a step's passes take them: arrays, or layers' `Lent`
@@ -161,7 +161,7 @@ def fetched(layer: Any) -> Any:
     away = [i for i, leaf in enumerate(leaves) if _is_lent(leaf) and leaf.whole is None]
     for numbers in _alike(away, lambda i: (leaves[i].part, leaves[i].dtype)):
         parts = [leaves[i].part.astype(leaves[i].dtype) for i in numbers]
-        every = lax.all_gather(jnp.concatenate(parts), AXES)
+        every = lax.all_gather(jnp.concatenate(parts), BATCH_AXES)
         for i, flat in zip(
             numbers, _split(every, [leaves[i].cut.part for i in numbers]), strict=True
         ):
@@ -195,7 +195,7 @@ def sent_home(gradients: Any, layer: Any) -> Any:
         flats = [leaves[i].cut.flat(found[i].astype(leaves[i].part.dtype)) for i in numbers]
         widths = [leaves[i].cut.part for i in numbers]
         rows = [flat.reshape(-1, n) for flat, n in zip(flats, widths, strict=True)]
-        mine = lax.psum_scatter(jnp.concatenate(rows, axis=1), AXES, tiled=True)
+        mine = lax.psum_scatter(jnp.concatenate(rows, axis=1), BATCH_AXES, tiled=True)
         for i, part in zip(numbers, _split(mine, widths), strict=True):
             found[i] = part.reshape(-1)
     return jax.tree.unflatten(tree, found)

@@ -10,6 +10,7 @@ import pytest
 from jaxptd.canonical import abstract_canonical, from_canonical, to_canonical
 from jaxptd.command_line import load_config
 from jaxptd.mesh import make_mesh
+from jaxptd.state import DEVICE, HOST
 from jaxptd.step import Program
 
 CONFIG = Path(__file__).parents[1] / "configs" / "test-tiny.yaml"
@@ -21,8 +22,9 @@ TP4 = ("--layout.tp=4", "--layout.dp=2")
 PP2 = ("--layout.pp=2", "--layout.tp=2", "--layout.stage_layers=[2,3]")
 LOOP = ("--layout.pp=2", "--layout.dp=2", "--layout.schedule=interleaved")
 V = ("--layout.pp=2", "--layout.row=2", "--layout.col=2", "--layout.schedule=zb-v")
+ZERO = ("--layout.dp=4", "--layout.tp=2", "--layout.zero=3")
 PIPELINES = (PP2, LOOP, V)
-ALL = {"one": ONE, "tp2": TP2, "tp4": TP4, "pp2": PP2, "loop": LOOP, "v": V}
+ALL = {"one": ONE, "tp2": TP2, "tp4": TP4, "pp2": PP2, "loop": LOOP, "v": V, "zero": ZERO}
 LAYOUTS = pytest.mark.parametrize("layout", ALL.values(), ids=ALL)
 LAYERS = 5
 SIZES = (f"--model.vocab_size={VOCAB}", f"--model.num_layers={LAYERS}")
@@ -104,8 +106,24 @@ def test_from_any_layout_to_any_other(layout):
     program = make_program(layout)
     state = from_canonical(program, on_mesh(program, saved))
     assert_same(to_canonical(program, state), saved)
-    held = program.infos["tokens.table"].held
+    held = program.stored["tokens.table"].held
     assert state["params"]["tokens.table"].shape == held
+
+
+@pytest.mark.parametrize("layout", [TP4, ZERO, V], ids=["tp4", "zero", "v"])
+def test_what_is_a_copy_lies_in_host_memory_in_one_piece_for_each_device(layout):
+    """As far as its dims split; 8 devices."""
+    program = make_program(layout)
+    found = to_canonical(program, trained(layout))
+    want = abstract_canonical(program)
+    for name, stored in program.stored.items():
+        x = found["params"][name]
+        assert x.sharding.is_equivalent_to(want["params"][name].sharding, x.ndim)
+        assert x.sharding.memory_kind == (DEVICE if stored.is_canonical else HOST)
+    copies = [name for name, stored in program.stored.items() if not stored.is_canonical]
+    assert "tokens.table" in copies
+    part = found["params"]["tokens.table"].addressable_shards[0].data
+    assert part.shape == (VOCAB, 16 // 8)
 
 
 @pytest.mark.parametrize(("layout", "rows"), [(TP2, 258), (TP4, 260)], ids=["tp2", "tp4"])

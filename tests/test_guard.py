@@ -21,7 +21,9 @@ PIPELINE = Layout(pp=2, dp=2, tp=2, schedule="zb-h1")
 GRID = Layout(dp=2, row=2, col=2)
 MORE = [PIPELINE, tiny.CONTEXT_PARALLEL, GRID, Layout(cp=4, ring="rsa"), Layout(row=2, col=2, cp=2)]
 MORE += [Layout(pp=2, tp=2, cp=2, sequence_parallel=True), Layout(pp=2, schedule="gpipe")]
-EVERY = [tiny.SEQUENCE_PARALLEL]
+MORE += [dataclasses.replace(GRID, zero=3), dataclasses.replace(PIPELINE, zero=2)]
+MORE += [Layout(dp=2, cp=2, zero=1), Layout(offload="optimizer")]
+EVERY = [tiny.SEQUENCE_PARALLEL, Layout(dp=2, tp=2, zero=3, offload="optimizer")]
 EVERY += [pytest.param(layout, marks=pytest.mark.slow) for layout in MORE]
 
 

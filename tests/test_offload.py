@@ -61,6 +61,15 @@ def test_the_state_in_host_memory_changes_no_number(layout: Layout) -> None:
     assert equal(to_canonical(there, state), to_canonical(here, plain))
 
 
+def test_a_run_starts_without_a_whole_state_on_the_devices() -> None:
+    """Each array goes to host memory in the program that makes it."""
+    program = tiny.program(Layout(dp=2, offload="optimizer"))
+    made = jax.make_jaxpr(program.states.new)(program.init_state()["params"])
+    (call,) = made.eqns
+    inside = call.params["jaxpr"].out_avals
+    assert {x.memory_space for x in inside if x.ndim} == {jax.memory.Space.Host}
+
+
 def test_in_bfloat16_layers_get_copies_and_the_masters_stay_wide() -> None:
     there = tiny.program(Layout(dp=2, offload="optimizer"), dtype="bfloat16")
     (state, losses), (plain, expected) = (

@@ -16,15 +16,18 @@ import numpy as np
 import pytest
 import yaml
 
+import jaxptd.train
 from jaxptd.checkpoint import Checkpoints
 from jaxptd.command_line import load_config
 from jaxptd.data import Windows, number_documents
 from jaxptd.data.token_files import write_bin
 from jaxptd.errors import run_command
 from jaxptd.mesh import SCHEDULES, make_mesh
+from jaxptd.run_checkpoints import RunCheckpoints
 from jaxptd.run_dir import RunDir
 from jaxptd.step import Program
 from jaxptd.train import Run, Stop, main
+from jaxptd.watchdog import Phase, Watchdog
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "configs" / "test-tiny.yaml"
@@ -268,6 +271,48 @@ def test_what_a_run_writes(train):
     assert rule == "-" * 72
     assert sample.startswith("\ndef ")
     assert len(sample) > len("\ndef \n")
+
+
+def test_the_watchdog_knows_what_a_run_is_in(train, monkeypatch):
+    """Else a long evaluation, or the end's wait for a save, is taken for a hang."""
+    dogs, found = [], {}
+
+    def made(*args):
+        dogs.append(Watchdog(*args))
+        return dogs[0]
+
+    def note(owner, name):
+        plain = getattr(owner, name)
+
+        def noting(*args, **kwargs):
+            found.setdefault(name, set()).add(dogs[0].beat().phase)
+            return plain(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, noting)
+
+    monkeypatch.setattr("jaxptd.train.Watchdog", made)
+    for owner, name in (
+        (RunCheckpoints, "start"),
+        (Windows, "rows"),
+        (Run, "evaluate"),
+        (Run, "save"),
+        (Run, "_log"),
+        (Checkpoints, "wait"),
+        (Stop, "asked_anywhere"),
+        (jaxptd.train, "write_text"),
+    ):
+        note(owner, name)
+    assert main([*train.options, "--train.sample_tokens=2"]) == 0
+    assert found == {
+        "start": {Phase.STARTING},
+        "rows": {Phase.READING},
+        "evaluate": {Phase.EVALUATING},
+        "save": {Phase.SAVING},
+        "_log": {Phase.LOOP},
+        "wait": {Phase.SAVING, Phase.STARTING},  # the second time with nothing left to wait for
+        "asked_anywhere": {Phase.WAITING},
+        "write_text": {Phase.SAMPLING},
+    }
 
 
 def test_the_resolved_config_alone_is_the_same_run(train):
