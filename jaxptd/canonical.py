@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxptd.mesh import Axis
-from jaxptd.params import Stored
+from jaxptd.params import Params, Stored
 from jaxptd.state import DEVICE, HOST, State
 from jaxptd.step import Program
 
@@ -50,14 +50,22 @@ def from_canonical(program: Program, canonical: Canonical) -> State:
     structure = jax.tree.structure(program.abstract_state["optimizer"])
     leaves = [canonical["optimizer"][name] for name in _names(program)]
     optimizer = jax.tree.unflatten(structure, leaves)
+    held = partial(_held, program)
+    return program.states.map(held, {**canonical, "optimizer": optimizer}, lambda x: x)
 
-    def pad(x: Array, info: Stored) -> Array:
-        if info.is_canonical:
-            return x
-        to = NamedSharding(program.mesh, info.spec)
-        return program.states.settled(_moved(x, info, "pad", to))
 
-    return program.states.map(pad, {**canonical, "optimizer": optimizer}, lambda x: x)
+def params_from_canonical(program: Program, canonical: Canonical) -> Params:
+    """The state's parameters alone."""
+    stored = program.stored
+    return {name: _held(program, x, stored[name]) for name, x in canonical["params"].items()}
+
+
+def _held(program: Program, x: Array, stored: Stored) -> Array:
+    """An array as the state holds it."""
+    if stored.is_canonical:
+        return x
+    to = NamedSharding(program.mesh, stored.spec)
+    return program.states.settled(_moved(x, stored, "pad", to))
 
 
 Way = Literal["canonical", "pad"]

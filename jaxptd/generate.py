@@ -21,7 +21,7 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.canonical import abstract_canonical
+from jaxptd.canonical import abstract_canonical, params_from_canonical
 from jaxptd.checkpoint import CheckpointError, Checkpoints
 from jaxptd.collectives import as_same
 from jaxptd.config import Config, from_dict
@@ -201,9 +201,7 @@ def load_run(run_dir: Path, *, tp: int, platform: Any) -> tuple[Program, Params]
     found = checkpoints.restore_newest(target, report=_warn)
     if found is None:
         raise UserError(f"no checkpoint of {run_dir} can be read; all of them are damaged")
-    return program, jax.device_put(
-        program.blueprint.held(found[1]["params"]), program.blueprint.shardings(program.mesh)
-    )
+    return program, params_from_canonical(program, found[1])
 
 
 def _saved_config(checkpoints: Checkpoints, run_dir: Path) -> Config:
