@@ -1,5 +1,6 @@
 """Writing text: the cache against the whole prefix again, every layout, and the command."""
 
+import dataclasses
 import functools
 import shutil
 from pathlib import Path
@@ -291,6 +292,19 @@ def ask(run_dir, capfd):
         return capfd.readouterr()
 
     return run
+
+
+def test_a_run_is_sampled_where_its_kernels_and_8_bits_are_not(run_dir, monkeypatch):
+    saved = generate._saved_config
+
+    def on_gpus(*args):
+        config = saved(*args)
+        model = dataclasses.replace(config.model, dropout=0.0, attention="cudnn", products="fp8")
+        return dataclasses.replace(config, model=model)
+
+    monkeypatch.setattr(generate, "_saved_config", on_gpus)
+    program, _ = generate.load_run(run_dir, tp=1, platform="cpu")
+    assert (program.model.attention, program.model.products) == ("xla", "native")
 
 
 def test_the_command_writes_the_prompt_and_so_many_bytes(ask):

@@ -1,5 +1,6 @@
 """Training as a person sees it: what a run writes, how it stops and goes on, how it refuses."""
 
+import collections
 import dataclasses
 import functools
 import json
@@ -275,7 +276,7 @@ def test_what_a_run_writes(train):
 
 def test_the_watchdog_knows_what_a_run_is_in(train, monkeypatch):
     """Else a long evaluation, or the end's wait for a save, is taken for a hang."""
-    dogs, found = [], {}
+    dogs, found = [], collections.defaultdict(list)
 
     def made(*args):
         dogs.append(Watchdog(*args))
@@ -285,7 +286,7 @@ def test_the_watchdog_knows_what_a_run_is_in(train, monkeypatch):
         plain = getattr(owner, name)
 
         def noting(*args, **kwargs):
-            found.setdefault(name, set()).add(dogs[0].beat().phase)
+            found[name].append(dogs[0].beat().phase)
             return plain(*args, **kwargs)
 
         monkeypatch.setattr(owner, name, noting)
@@ -303,13 +304,14 @@ def test_the_watchdog_knows_what_a_run_is_in(train, monkeypatch):
     ):
         note(owner, name)
     assert main([*train.options, "--train.sample_tokens=2"]) == 0
-    assert found == {
+    assert found["wait"][-2:] == [Phase.SAVING, Phase.STARTING]  # then nothing is left to wait for
+    assert {name: {*phases} for name, phases in found.items()} == {
         "start": {Phase.STARTING},
         "rows": {Phase.READING},
         "evaluate": {Phase.EVALUATING},
         "save": {Phase.SAVING},
         "_log": {Phase.LOOP},
-        "wait": {Phase.SAVING, Phase.STARTING},  # the second time with nothing left to wait for
+        "wait": {Phase.SAVING, Phase.STARTING},
         "asked_anywhere": {Phase.WAITING},
         "write_text": {Phase.SAMPLING},
     }
@@ -364,6 +366,10 @@ class Killed(BaseException):
     """Ends a run as a kill does, as far as its files can tell."""
 
 
+def killed(*_, **__):
+    raise Killed
+
+
 def kill_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """At a moment when no checkpoint is being written: this process lives on, and would write."""
     log, save = RunDir.log, Checkpoints.save_behind
@@ -392,6 +398,22 @@ def test_a_killed_run_goes_on_to_the_last_digit(train, whole, step, monkeypatch)
     outcome = train()
     assert ("resuming at step 5" in outcome.out) == (step == 9)
     assert numbers(train.run_dir.metrics()) == whole
+
+
+def test_from_the_best_it_goes_on_and_later_ones_are_moved_once_it_begins(train, monkeypatch):
+    losses = iter((1.0, 2.0, 3.0))  # of steps 10 and 12, and of 12 again
+    monkeypatch.setattr(Run, "evaluate", lambda *_: dict.fromkeys(EVALUATION, next(losses)))
+    main(train.options)
+    assert train.steps == [10, 12]
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(RunDir, "open", killed)
+        main([*train.options, "--checkpoint.resume=best"])
+    assert train.steps == [10, 12]
+    main([*train.options, "--checkpoint.resume=best"])
+    assert train.steps == [10, 12]
+    assert [row["step"] for row in train.run_dir.metrics()] == [*range(1, STEPS + 1)]
+    assert train.run_dir.metrics()[-1]["validation_loss"] == 3.0
+    assert (train.run_dir.checkpoints / "00000012.aside").is_dir()
 
 
 def test_onto_another_layout_it_goes_on_to_rounding(train, whole, monkeypatch):

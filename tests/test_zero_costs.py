@@ -13,8 +13,8 @@ import tiny
 from benchmarks.measure import CPU_OPTIONS
 from jaxptd import comms
 from jaxptd.jaxprs import equations
-from jaxptd.mesh import Axis, Layout
-from jaxptd.parts import AXES, Cut
+from jaxptd.mesh import BATCH_AXES, Axis, Layout
+from jaxptd.parts import Cut
 from jaxptd.step import Program
 from jaxptd.traffic import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 
@@ -115,7 +115,7 @@ def test_inside_a_copy_of_the_model_nothing_else_is_moved(inside: dict, stage: i
     for zero in (0, stage):
         program = tiny.program(Layout(zero=zero, **inside), dtype="bfloat16")
         every = comms.count(program)
-        found.append([c for c in every if not {*c.axes} & {*AXES} and c.kind != ALL_REDUCE])
+        found.append([c for c in every if not {*c.axes} & {*BATCH_AXES} and c.kind != ALL_REDUCE])
     assert found[0] == found[1]
     assert bool(found[0]) == ("row" in inside)
 
@@ -180,7 +180,7 @@ def temporary(stage: int, layout: Layout, **choice: Any) -> tuple[int, int, int]
     taken = lowered.compile(compiler_options=CPU_OPTIONS).memory_analysis().temp_size_in_bytes
     cuts = [c for n, c in program.stored.items() if program.infos[n].stacked]
     held = sum(c.info.held[0] // layout.pp * math.prod(_block(c, layout)) for c in cuts)
-    return taken, 4 * held, 4 * held // math.prod(layout.sizes[axis] for axis in AXES)
+    return taken, 4 * held, 4 * held // math.prod(layout.sizes[axis] for axis in BATCH_AXES)
 
 
 def _block(stored: Any, layout: Layout) -> tuple[int, ...]:
