@@ -36,9 +36,14 @@ def peak_flops(mesh: Any) -> float | None:
     return peaks[0] * mesh.devices.size if peaks else None
 
 
-def _permutes(layout: Layout) -> bool:
-    """Whether rings or a pipeline may run; on every grid, for one rule."""
-    return layout.pp * layout.cp * layout.row * layout.col > 1
+def _set_flags(layout: Layout) -> None:
+    """Puts XLA's flags into the environment, unless they stand there."""
+    # Rings or a pipeline may run; on every grid, for one rule.
+    permutes = layout.pp * layout.cp * layout.row * layout.col > 1
+    for flag in (PATIENCE, *((ONE_PERMUTE_AT_A_TIME,) if permutes else ())):
+        flags = os.environ.get("XLA_FLAGS", "")
+        if flag not in flags:
+            os.environ["XLA_FLAGS"] = f"{flags} {flag}".strip()
 
 
 def prepare(config: Config, *, double: bool = False, world: World | None = None) -> str:
@@ -58,10 +63,7 @@ def prepare(config: Config, *, double: bool = False, world: World | None = None)
     """
     world = world or World()
     needed = config.layout.num_devices
-    for flag in (PATIENCE, *((ONE_PERMUTE_AT_A_TIME,) if _permutes(config.layout) else ())):
-        flags = os.environ.get("XLA_FLAGS", "")
-        if flag not in flags:
-            os.environ["XLA_FLAGS"] = f"{flags} {flag}".strip()
+    _set_flags(config.layout)
     if config.train.platform == "cpu":
         jax.config.update("jax_platforms", "cpu")
     with contextlib.suppress(RuntimeError):  # JAX has started already, with devices of its own
