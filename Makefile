@@ -9,6 +9,9 @@ ARGS :=
 PYTHON :=
 
 BIN := $(VENV)/bin
+# Tests run in as many processes as there are cores, up to four; those of a file in one, which share
+# what they compiled. ARGS=-n0: in this process.
+SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadfile
 # A stamp says that an install of pyproject.toml's packages went well. The first line of a recipe
 # removes both, so what was cut short is made again, from nothing.
 TRAIN_STAMP := $(VENV)/.installed-train-$(EXTRAS)
@@ -55,10 +58,10 @@ train: $(TRAIN_STAMP)  ## train a small GPT: configs/quickstart.yaml, with ARGS=
 	$(BIN)/python -m jaxptd.train --config configs/quickstart.yaml $(ARGS)
 
 test: $(DEV_STAMP)  ## run the tests, with ARGS for pytest
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
 slow: $(DEV_STAMP)  ## run the slow tests
-	$(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "slow and not gpu" $(ARGS)
 
 lint: $(DEV_STAMP)  ## check style, types and which module imports which
 	$(BIN)/ruff check

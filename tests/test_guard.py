@@ -193,7 +193,7 @@ def gradients(run: Program, state: dict | None = None) -> dict[str, np.ndarray]:
     _, metrics, grads = run.step_with_gradients(state or run.init_state(), run.place(tiny.batch()))
     assert int(metrics["skipped"]) == 0
     assert {g.dtype for g in grads.values()} == {jnp.dtype("float32")}
-    return copied(run.blueprint.canonical(grads))
+    return copied(run.canonical(grads))
 
 
 def errors(found: dict, expected: dict) -> np.ndarray:
