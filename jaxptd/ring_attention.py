@@ -111,8 +111,9 @@ def _blockwise_bwd(
         return _look(task, source, length, (dq, none), look)
 
     dq, others = travel_back(jnp.stack((saved.k, saved.v)), task.ring, dq, visit)
-    # The own block comes last, over the last hop; first, its gradients would lie there all along.
-    saved, do, dq = lax.optimization_barrier((saved, do, dq))
+    if lax.axis_size(task.ring.axis) > 1:
+        # The own block comes last, over the last hop; else its gradients would lie there all along.
+        saved, do, dq = lax.optimization_barrier((saved, do, dq))
     own = task.ring.sites(tokens, length, lax.axis_index(task.ring.axis))
     part, *parts = task.kernel.bwd(saved, do, own, causal=task.causal)
     dq += part

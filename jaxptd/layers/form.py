@@ -9,6 +9,7 @@ pair (heads, or the MLP's hidden units, are cut); `w` and `table` are this devic
 Letters: B batch, T query position, D model, F hidden, N heads, H head size, V vocabulary.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
@@ -121,8 +122,8 @@ class TensorParallel(Protocol):
 
     # ---- what this device's block is ----
 
-    def sum_over_hidden(self, s: Array) -> Array:
-        """Sum over the parts of D."""
+    def sum_over_hidden(self, sums: tuple[Array, ...]) -> tuple[Array, ...]:
+        """Sums over the parts of D, in one message."""
 
     def only_hidden(self, x: Array, size: int) -> Array:
         """x, zero at and beyond hidden unit `size`."""
@@ -147,8 +148,10 @@ def product(x: Array, w: Array, contract: int) -> Array:
     Backward casts `w` again, so that a scan over layers does not keep a second copy of all weights.
     Without a barrier: with one, XLA would copy a layer's slice out of the stack before the cast.
     """
-    dims = tuple(range(x.ndim - contract, x.ndim)), tuple(range(contract))
-    return lax.dot_general(x, w.astype(x.dtype), (dims, ((), ())))
+    lead, inside = x.shape[: x.ndim - contract], math.prod(w.shape[:contract])
+    # As matrices: of more dims, XLA transposes the gradient of the result in memory.
+    y = jnp.matmul(x.reshape(*lead, inside), w.reshape(inside, -1).astype(x.dtype))
+    return y.reshape(*lead, *w.shape[contract:])
 
 
 def own_numbers(axis: Axis, size: int) -> Array:

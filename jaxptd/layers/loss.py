@@ -9,7 +9,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from jaxptd.layers.form import TensorParallel
 
@@ -43,15 +43,29 @@ def _forward(
     logits_BTV: Array, targets_BT: Array, form: TensorParallel, vocab_size: int
 ) -> tuple[Array, tuple[Array, Array, Array]]:
     wide_BTV, ids_V = _wide(logits_BTV, form, vocab_size)
-    max_BT = form.vocab_max(wide_BTV.max(-1))
-    exp_BT = jnp.exp(wide_BTV - max_BT[..., None]).sum(-1)
+    own_BT, exp_BT = _max_and_sum(wide_BTV)
+    max_BT = form.vocab_max(own_BT)
+    exp_BT = exp_BT * jnp.exp(own_BT - max_BT)
     local_BT = targets_BT - ids_V[0]
-    mine_BT = (local_BT >= 0) & (local_BT < ids_V.shape[0])
+    mine_BT = (local_BT >= 0) & (local_BT < ids_V.shape[0]) & (targets_BT < vocab_size)
     index_BT1 = jnp.where(mine_BT, local_BT, 0)[..., None]
-    target_BT = jnp.where(mine_BT, jnp.take_along_axis(wide_BTV, index_BT1, -1)[..., 0], 0)
+    target_BT1 = jnp.take_along_axis(logits_BTV, index_BT1, -1)
+    target_BT = jnp.where(mine_BT, target_BT1[..., 0].astype(wide_BTV.dtype), 0)
     exp_BT, target_BT = form.vocab_sum(jnp.stack([exp_BT, target_BT]))
     logsumexp_BT = jnp.log(exp_BT) + max_BT
     return logsumexp_BT - target_BT, (logits_BTV, targets_BT, logsumexp_BT)
+
+
+def _max_and_sum(x_BTV: Array) -> tuple[Array, Array]:
+    """max over V, and the sum of exp(x - max), in one pass over x."""
+    low, none = jnp.finfo(x_BTV.dtype).min, jnp.zeros((), x_BTV.dtype)
+
+    def join(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
+        top = jnp.maximum(a[0], b[0])
+        return top, a[1] * jnp.exp(a[0] - top) + b[1] * jnp.exp(b[0] - top)
+
+    parts = (x_BTV, jnp.ones_like(x_BTV))
+    return lax.reduce(parts, (low, none), join, (x_BTV.ndim - 1,))
 
 
 def _backward(

@@ -1,7 +1,5 @@
 """The MLP of a block. Letters: B batch, T position, D model, F hidden."""
 
-from functools import partial
-
 import jax
 from flax import nnx
 from jax import Array
@@ -9,11 +7,14 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.flash import TAKEN
 from jaxptd.layers.form import TensorParallel
-from jaxptd.layers.linear import ColumnParallelLinear, RowParallelLinear
+from jaxptd.layers.linear import ColumnParallelLinear, RowParallelLinear, add_bias
 from jaxptd.params import Initialiser
 
-# Backward computes GELU's inner values again from its input, which is kept anyway.
-_gelu = jax.checkpoint(partial(jax.nn.gelu, approximate=True))
+
+@jax.checkpoint
+def _activate(h_BTF: Array, b_F: Array) -> Array:
+    """Backward computes everything again from the product, which is there anyway."""
+    return jax.nn.gelu(add_bias(h_BTF, b_F), approximate=True)
 
 
 class MLP(nnx.Module):
@@ -27,5 +28,5 @@ class MLP(nnx.Module):
 
     def __call__(self, x_BTD: Array) -> Array:
         """x, as the residual stream has it, -> the same."""
-        h_BTF = checkpoint_name(_gelu(self.up(x_BTD)), TAKEN)
-        return self.down(h_BTF)
+        h_BTF = _activate(self.up.product(x_BTD), self.up.b[...])
+        return self.down(checkpoint_name(h_BTF, TAKEN))

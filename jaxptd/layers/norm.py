@@ -1,6 +1,5 @@
 """Layer normalisation. Letters: B batch, T position, D model."""
 
-from collections.abc import Sequence
 from functools import partial
 
 import jax
@@ -49,9 +48,9 @@ def _forward(
     x_BTD: Array, w_D: Array, b_D: Array, form: TensorParallel, size: int
 ) -> tuple[Array, tuple[Array, ...]]:
     wide_BTD = x_BTD.astype(jnp.promote_types(x_BTD.dtype, jnp.float32))
-    mean_BT1 = checkpoint_name(_means((wide_BTD,), form, size)[0], KEPT)
+    mean_BT1 = checkpoint_name(_means(form, size, wide_BTD)[0], KEPT)
     centred_BTD = form.only_hidden(wide_BTD - mean_BT1, size)
-    variance_BT1 = _means((centred_BTD**2,), form, size)[0]
+    variance_BT1 = _means(form, size, centred_BTD**2)[0]
     scale_BT1 = checkpoint_name(lax.rsqrt(variance_BT1 + EPSILON), KEPT)
     y_BTD = (centred_BTD * scale_BT1 * w_D + b_D).astype(x_BTD.dtype)
     return y_BTD, (x_BTD, w_D, mean_BT1, scale_BT1)
@@ -62,12 +61,18 @@ def _backward(
 ) -> tuple[Array, Array, Array]:
     """With n = (x - mean) * scale and g = dy * w: dx = scale * (g - mean(g) - n * mean(g n))."""
     x_BTD, w_D, mean_BT1, scale_BT1 = kept
-    n_BTD = form.only_hidden((x_BTD.astype(mean_BT1.dtype) - mean_BT1) * scale_BT1, size)
-    dy_BTD = dy_BTD.astype(mean_BT1.dtype)
+
+    def wide(x_BTD: Array, dy_BTD: Array) -> tuple[Array, Array]:
+        n_BTD = form.only_hidden((x_BTD.astype(mean_BT1.dtype) - mean_BT1) * scale_BT1, size)
+        return n_BTD, dy_BTD.astype(mean_BT1.dtype)
+
+    again = lax.optimization_barrier(x_BTD), lax.optimization_barrier(dy_BTD)
+    n_BTD, dy_BTD = wide(x_BTD, dy_BTD)
     g_BTD = dy_BTD * w_D
-    mean_g, mean_gn = _means((g_BTD, g_BTD * n_BTD), form, size)
+    mean_g, mean_gn = _means(form, size, g_BTD, g_BTD * n_BTD)
     dx_BTD = form.only_hidden((g_BTD - mean_g - n_BTD * mean_gn) * scale_BT1, size)
     tokens = tuple(range(dy_BTD.ndim - 1))
+    n_BTD, dy_BTD = wide(*again)
     dw_D, db_D = (dy_BTD * n_BTD).sum(tokens), dy_BTD.sum(tokens)
     return dx_BTD.astype(x_BTD.dtype), dw_D.astype(w_D.dtype), db_D.astype(w_D.dtype)
 
@@ -75,6 +80,7 @@ def _backward(
 _normalise.defvjp(_forward, _backward)
 
 
-def _means(each: Sequence[Array], form: TensorParallel, size: int) -> Array:
+def _means(form: TensorParallel, size: int, *each: Array) -> list[Array]:
     """Over D, of several arrays in one message."""
-    return form.sum_over_hidden(jnp.stack([x.sum(-1, keepdims=True) for x in each])) / size
+    sums = form.sum_over_hidden(tuple(x.sum(-1, keepdims=True) for x in each))
+    return [s / size for s in sums]

@@ -118,8 +118,8 @@ class Megatron1D:
     def vocab_sum(self, s: Array) -> Array:
         return lax.psum(s, Axis.TP)
 
-    def sum_over_hidden(self, s: Array) -> Array:
-        return s
+    def sum_over_hidden(self, sums: tuple[Array, ...]) -> tuple[Array, ...]:
+        return sums
 
     def only_hidden(self, x: Array, size: int) -> Array:
         return x
@@ -245,8 +245,8 @@ class Grid2D:
     def vocab_sum(self, s: Array) -> Array:
         return lax.psum(s, Axis.COL)
 
-    def sum_over_hidden(self, s: Array) -> Array:
-        return lax.psum(s, Axis.COL)
+    def sum_over_hidden(self, sums: tuple[Array, ...]) -> tuple[Array, ...]:
+        return tuple(lax.psum(jnp.stack(sums), Axis.COL))
 
     def only_hidden(self, x: Array, size: int) -> Array:
         if x.shape[-1] * self.cols == size:
