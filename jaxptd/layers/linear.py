@@ -58,14 +58,18 @@ class ColumnParallelLinear(nnx.Module):
         self.b = bias_of(rngs(), out, zeros) if bias else None
         self.form, self.cut, self.gather_output = form, cut, gather_output
 
+    @property
+    def bias(self) -> Array | None:
+        return None if self.b is None else self.b[...]
+
     def product(self, x_BTD: Array) -> Array:
         """h, but for the bias and the gathering."""
         return checkpoint_name(self.form.column(x_BTD, self.w[...]), KEPT)
 
     def __call__(self, x_BTD: Array) -> Array:
         h = self.product(x_BTD)
-        if self.b is not None:
-            h = checkpoint_name(add_bias(h, self.b[...]), TAKEN)
+        if self.bias is not None:
+            h = checkpoint_name(add_bias(h, self.bias), TAKEN)
         return self.form.gather(h, x_BTD.ndim - 1 + self.cut) if self.gather_output else h
 
 

@@ -12,9 +12,10 @@ from jaxptd.params import Initialiser
 
 
 @jax.checkpoint
-def _activate(h_BTF: Array, b_F: Array) -> Array:
+def _activate(h_BTF: Array, b_F: Array | None) -> Array:
     """Backward computes everything again from the product, which is there anyway."""
-    return jax.nn.gelu(add_bias(h_BTF, b_F), approximate=True)
+    h_BTF = h_BTF if b_F is None else add_bias(h_BTF, b_F)
+    return jax.nn.gelu(h_BTF, approximate=True)
 
 
 class MLP(nnx.Module):
@@ -28,5 +29,5 @@ class MLP(nnx.Module):
 
     def __call__(self, x_BTD: Array) -> Array:
         """x, as the residual stream has it, -> the same."""
-        h_BTF = _activate(self.up.product(x_BTD), self.up.b[...])
+        h_BTF = _activate(self.up.product(x_BTD), self.up.bias)
         return self.down(checkpoint_name(h_BTF, TAKEN))
