@@ -5,6 +5,7 @@ reads them from YAML and options.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Literal
 
 from jaxptd.checks import (
@@ -38,6 +39,8 @@ class ModelConfig:
         ffn_hidden_size: width inside the MLP; null is 4 * hidden_size.
         seq_length: tokens in a sequence.
         vocab_size: token ids the model knows; null is the tokenizer's.
+        vocab_multiple: rows of the token table on each device are a multiple of it, the last ones
+            unused; GPUs multiply by matrices of 128's multiples faster.
         dropout: share of values dropped after the embedding, in attention and before each
             residual sum.
         dtype: compute precision; parameters and optimizer are float32 (float64 for float64);
@@ -61,6 +64,7 @@ class ModelConfig:
     ffn_hidden_size: int | None = None
     seq_length: int = 256
     vocab_size: int | None = None
+    vocab_multiple: int = 1
     dropout: float = 0.0
     dtype: Dtype = "float32"
     products: Products = "native"
@@ -73,6 +77,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         require_positive("model", self, "num_layers", "hidden_size", "num_heads")
         require_positive("model", self, "ffn_hidden_size", "seq_length", "vocab_size")
+        require_positive("model", self, "vocab_multiple")
         require_below_one("model", self, "dropout")
         require_not_negative("model", self, "remat_layers")
         if (self.remat_layers or 0) > self.num_layers:
@@ -94,6 +99,10 @@ class ModelConfig:
     @property
     def mlp_size(self) -> int:
         return self.ffn_hidden_size or 4 * self.hidden_size
+
+    def padded_vocab(self, padded: Callable[[int], int]) -> int:
+        """Rows of the token table. padded: a size -> in as many equal parts as it is cut into."""
+        return self.vocab_multiple * padded(-(-(self.vocab_size or 0) // self.vocab_multiple))
 
     def remats(self, layers: int) -> tuple[tuple[Remat, int], ...]:
         """What a stack of so many layers computes again: (policy, layers of it), in their order."""

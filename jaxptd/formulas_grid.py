@@ -8,6 +8,7 @@ Source: Zhu and Dong, CAAI Trans. Intelligent Systems 20(5), 2025; the algorithm
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import jax.numpy as jnp
 
@@ -70,7 +71,7 @@ def on_grid(
     stacks: what is computed again, and by how many layers.
     """
     moves, model, parts = Moves(config, native), config.model, config.train.micro_batches
-    D, V = _padded(config, model.hidden_size), _padded(config, model.vocab_size or 0)
+    D, V = _padded(config, model.hidden_size), model.padded_vocab(partial(_padded, config))
     for remat, count in stacks:
         yield from _layers(moves, remat, parts * count)
     yield from _product(moves, D, V, parts, 1)  # logits

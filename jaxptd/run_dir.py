@@ -30,6 +30,7 @@ _FREE_SECTIONS = frozenset({"layout", "checkpoint", "processes"})
 _FREE = frozenset(
     {
         *(f"model.{name}" for name in ("remat", "remat_layers", "attention", "scan_layers")),
+        "model.vocab_multiple",
         *(
             f"train.{name}"
             for name in ("steps", "micro_batches", "log_every", "eval_every", "eval_batches")

@@ -24,7 +24,17 @@ LOOP = ("--layout.pp=2", "--layout.dp=2", "--layout.schedule=interleaved")
 V = ("--layout.pp=2", "--layout.row=2", "--layout.col=2", "--layout.schedule=zb-v")
 ZERO = ("--layout.dp=4", "--layout.tp=2", "--layout.zero=3")
 PIPELINES = (PP2, LOOP, V)
-ALL = {"one": ONE, "tp2": TP2, "tp4": TP4, "pp2": PP2, "loop": LOOP, "v": V, "zero": ZERO}
+TILES = ("--layout.tp=2", "--model.vocab_multiple=128")
+ALL = {
+    "one": ONE,
+    "tiles": TILES,
+    "tp2": TP2,
+    "tp4": TP4,
+    "pp2": PP2,
+    "loop": LOOP,
+    "v": V,
+    "zero": ZERO,
+}
 LAYOUTS = pytest.mark.parametrize("layout", ALL.values(), ids=ALL)
 LAYERS = 5
 SIZES = (f"--model.vocab_size={VOCAB}", f"--model.num_layers={LAYERS}")
@@ -126,7 +136,9 @@ def test_what_is_a_copy_lies_in_host_memory_in_one_piece_for_each_device(layout)
     assert part.shape == (VOCAB, 16 // 8)
 
 
-@pytest.mark.parametrize(("layout", "rows"), [(TP2, 258), (TP4, 260)], ids=["tp2", "tp4"])
+@pytest.mark.parametrize(
+    ("layout", "rows"), [(TP2, 258), (TP4, 260), (TILES, 512)], ids=["tp2", "tp4", "tiles"]
+)
 def test_padding_stays_zero_while_training(layout, rows):
     state = trained(layout)
     named = jax.tree_util.tree_leaves_with_path(state)

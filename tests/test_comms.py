@@ -111,6 +111,8 @@ MIXED = [
     (Layout(cp=4), FIVE | {"remat": "attention"}),
     (Layout(cp=2, ring="rsa"), FIVE | {"remat": "dots"}),
     (Layout(row=2, col=2), FIVE | {"remat": "full"}),
+    (Layout(row=2, col=2), {"vocab_multiple": 32}),
+    (Layout(tp=4), {"vocab_multiple": 32}),
     (Layout(row=2, col=2, attention2d="blocks"), FIVE | {"remat": "dots"}),
     # Of parts with 3 and 2 layers, 2 of each.
     (Layout(pp=2, tp=2, sequence_parallel=True), FIVE | {"remat": "full", "micro_batches": 4}),

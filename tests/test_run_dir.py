@@ -56,6 +56,7 @@ def run_dir(tmp_path):
         "--model.remat=full",
         "--model.remat_layers=1",
         "--model.scan_layers=false",
+        "--model.vocab_multiple=128",
         "--model.attention=xla",
         "--train.steps=99",
         "--train.micro_batches=4",

@@ -30,6 +30,7 @@ CHOICES = [
     {"remat": "dots"},
     {"remat": "attention"},
     {"scan_layers": False},
+    {"vocab_multiple": 128},
     {"scan_layers": False, "remat": "dots"},
     {"micro_batches": 1},
     {"micro_batches": 4},

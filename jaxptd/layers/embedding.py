@@ -14,11 +14,26 @@ class VocabParallelEmbedding(nnx.Module):
     V that does not split is padded with zero rows. They are never looked up, and the loss gives
     them no probability, so they get no gradient and stay zero.
 
+    Args:
+        vocab_size: V.
+        size: D.
+        form: how matrices are held.
+        rngs: of the initial table.
+        rows: V with its padding; None: as many as split.
+
     Source: Shoeybi et al., arXiv 1909.08053, section 3.
     """
 
-    def __init__(self, vocab_size: int, size: int, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
-        held = (form.padded(vocab_size), form.padded_hidden(size))
+    def __init__(
+        self,
+        vocab_size: int,
+        size: int,
+        *,
+        form: TensorParallel,
+        rngs: nnx.Rngs,
+        rows: int | None = None,
+    ) -> None:
+        held = (rows or form.padded(vocab_size), form.padded_hidden(size))
         self.table = param(
             rngs(), (vocab_size, size), normal(0.02), spec=form.table_spec(), held=held
         )

@@ -4,6 +4,8 @@ Letters: B batch, T position, S longest text, D model, L layers, N heads, H head
 Source: Radford et al., Language Models are Unsupervised Multitask Learners, 2019.
 """
 
+from functools import partial
+
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
@@ -30,16 +32,20 @@ class GPT(nnx.Module):
     def __init__(self, config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
         if config.vocab_size is None:
             raise ValueError("model.vocab_size is not set; take it from the tokenizer")
-        vocab = (config.vocab_size, config.hidden_size)
-        self.tokens = VocabParallelEmbedding(*vocab, form=form, rngs=rngs)
+        make_table = partial(
+            VocabParallelEmbedding,
+            *(config.vocab_size, config.hidden_size),
+            form=form,
+            rngs=rngs,
+            rows=config.padded_vocab(form.padded),
+        )
+        self.tokens = make_table()
         self.positions = PositionEmbedding(
             config.seq_length, config.hidden_size, form=form, rngs=rngs
         )
         self.blocks = make_blocks(config, form=form, rngs=rngs)
         self.norm = LayerNorm(config.hidden_size, form=form, rngs=rngs)
-        self.head = (
-            None if config.tie_embeddings else VocabParallelEmbedding(*vocab, form=form, rngs=rngs)
-        )
+        self.head = None if config.tie_embeddings else make_table()
         self.config, self.form = config, form
 
     def logits(
