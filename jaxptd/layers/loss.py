@@ -57,14 +57,17 @@ def _forward(
 
 
 def _max_and_sum(x_BTV: Array) -> tuple[Array, Array]:
-    """max over V, and the sum of exp(x - max), in one pass over x."""
+    """max over V, and the sum of exp(x - max), in one pass over x; of minus infinities the least max.
+
+    Two of those would make no number of their difference.
+    """
     low, none = jnp.finfo(x_BTV.dtype).min, jnp.zeros((), x_BTV.dtype)
 
     def join(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
         top = jnp.maximum(a[0], b[0])
         return top, a[1] * jnp.exp(a[0] - top) + b[1] * jnp.exp(b[0] - top)
 
-    parts = (x_BTV, jnp.ones_like(x_BTV))
+    parts = (jnp.maximum(x_BTV, low), jnp.ones_like(x_BTV))
     return lax.reduce(parts, (low, none), join, (x_BTV.ndim - 1,))
 
 

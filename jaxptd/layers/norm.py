@@ -66,6 +66,7 @@ def _backward(
         n_BTD = form.only_hidden((x_BTD.astype(mean_BT1.dtype) - mean_BT1) * scale_BT1, size)
         return n_BTD, dy_BTD.astype(mean_BT1.dtype)
 
+    # Apart, or XLA writes dy * n in float32 for both: `docs/performance.md`.
     again = lax.optimization_barrier(x_BTD), lax.optimization_barrier(dy_BTD)
     n_BTD, dy_BTD = wide(x_BTD, dy_BTD)
     g_BTD = dy_BTD * w_D
