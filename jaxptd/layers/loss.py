@@ -57,9 +57,9 @@ def _forward(
 
 
 def _max_and_sum(x_BTV: Array) -> tuple[Array, Array]:
-    """max over V, and the sum of exp(x - max), in one pass over x; of minus infinities the least max.
+    """max over V, and the sum of exp(x - max), in one pass over x.
 
-    Two of those would make no number of their difference.
+    Minus infinity counts as the least number: two of them differ by no number.
     """
     low, none = jnp.finfo(x_BTV.dtype).min, jnp.zeros((), x_BTV.dtype)
 
