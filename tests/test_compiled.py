@@ -66,6 +66,7 @@ def test_store_then_check(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(compiled, "BUDGET", tmp_path / "budget.json")
     monkeypatch.setattr(compiled, "read_budget", lambda: stored())
     monkeypatch.setattr(compiled, "measure", lambda case: dict(FIGURES))
+    monkeypatch.setattr(compiled, "versions", lambda *_: "versions")
 
     def stored() -> dict:
         path = tmp_path / "budget.json"

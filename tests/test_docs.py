@@ -8,6 +8,7 @@ import ast
 import copy
 import dataclasses
 import inspect
+import itertools
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,7 +53,7 @@ def blocks(source: str) -> list[Block]:
 def run(source: str, name: str, printed: Any) -> list[str]:
     """Runs a page; what is wrong with what it prints. `printed()` gives what was printed last."""
     found, wrong, namespace = blocks(source), [], {"__name__": "__main__"}
-    for block, follower in zip(found, [*found[1:], None], strict=True):
+    for block, follower in itertools.zip_longest(found, found[1:]):
         if block.kind != "python":
             continue
         code = compile("\n" * block.line + block.text, name, "exec")

@@ -62,7 +62,8 @@ def test_grids_are_equal_to_one_device(layout: Layout) -> None:
     hold(layout)
 
 
-@pytest.mark.parametrize("matmul2d", [slow("fox"), "cannon"])
+@pytest.mark.slow
+@pytest.mark.parametrize("matmul2d", ["fox", "cannon"])
 def test_a_grid_pads_what_it_does_not_divide(matmul2d) -> None:
     layout = dataclasses.replace(GRID, matmul2d=matmul2d, attention2d="blocks")
     hold(layout, documents="apart", **UNEVEN)
