@@ -14,7 +14,7 @@ from jax import Array
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.mesh import Axis
+from jaxptd.mesh import BATCH_AXES, Axis
 from jaxptd.params import Params, Stored
 from jaxptd.state import DEVICE, HOST, State
 from jaxptd.step import Program
@@ -101,8 +101,9 @@ _name = partial(jax.tree_util.keystr, simple=True, separator=".")
 def _sharding(program: Program, stored: Stored) -> NamedSharding:
     """As the state holds it, if that is the canonical form.
 
-    Else as layers hold it, but whole along padded dims, whose canonical size may not split; and cut
-    over all other axes along other dims, so that hosts have one copy where dims split so.
+    Else as layers hold it, but whole along padded dims, whose canonical size may not split. What is
+    cut over stages or data parallel devices, layers of uneven parts or flat parts, is cut over
+    those along another dim: no device holds all of it.
     """
     if stored.is_canonical:
         return NamedSharding(program.mesh, stored.spec)
@@ -112,7 +113,7 @@ def _sharding(program: Program, stored: Stored) -> NamedSharding:
         for n, held, axis in zip(info.shape, info.held, info.spec, strict=True)
     ]
     plain = dataclasses.replace(info, held=info.shape, spec=P(*whole))
-    for axis in Axis:
-        if axis not in plain.axes:
+    for axis in (Axis.PP, *BATCH_AXES):
+        if axis in stored.axes - plain.axes:
             plain = plain.cut_over(axis, program.config.layout.sizes)
     return NamedSharding(program.mesh, plain.spec)
