@@ -124,13 +124,14 @@ def section(name: str, rounds: int) -> str:
 
 
 def variants(config: Config) -> Iterator[Config]:
-    """The config with every stage, and with what host memory can take."""
-    for stage in STAGES:
+    """The config with every stage that cuts something, and with what host memory can take."""
+    stages = STAGES if config.layout.dp * config.layout.cp > 1 else (0,)
+    for stage in stages:
         yield with_layout(config, zero=stage)
     if config.layout.num_devices == 1:
         yield with_layout(config, offload="optimizer")
     if config.model.remat == "dots" and config.layout.pp == 1:
-        for stage in (0, 3):
+        for stage in dict.fromkeys((0, stages[-1])):
             yield with_layout(config, zero=stage, offload="activations")
 
 

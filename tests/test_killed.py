@@ -1,5 +1,6 @@
 """A run that is killed again and again ends as if nobody had touched it."""
 
+import itertools
 import json
 import os
 import random
@@ -66,12 +67,9 @@ def moments():
         "folders:move_into_place",
         "folders:delete",
     ]
-    found = []
-    for number in range(KILLS):
-        place = places[number % len(places)]
+    for place in itertools.cycle(places):
         longest = 4 if place == "run:start" else draw.choice([0, 0.03])
-        found.append(f"{place}:{draw.randint(1, 2)}:{draw.uniform(0, longest)}")
-    return found
+        yield f"{place}:{draw.randint(1, 2)}:{draw.uniform(0, longest)}"
 
 
 def run(folder, moment):
@@ -96,26 +94,37 @@ def rows(folder):
     return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
 
 
+def started(folder):
+    folder.mkdir()
+    (folder / "text.txt").write_text("".join(f"line {i * i}\n" for i in range(3000)))
+    return folder
+
+
 @pytest.mark.slow
 def test_thirty_kills_change_nothing(tmp_path):
     """Each step stands in the metrics once, equal to the last digit, evaluations too.
 
     So every step had the state and the samples that it has in a run that nobody kills.
     """
-    for name in ("whole", "killed"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "text.txt").write_text("".join(f"line {i * i}\n" for i in range(3000)))
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole, killed = started(tmp_path / "whole"), started(tmp_path / "killed")
     assert run(whole, NEVER).returncode == 0
+
+    def check(ended, folder):
+        assert (ended.returncode, ended.stderr) == (0, "")
+        assert [row["step"] for row in rows(folder)] == list(range(1, STEPS + 1))
+        assert rows(folder) == rows(whole)
+        assert (folder / "run" / "checkpoints" / "00000060").is_dir()
+
     reached = []
-    for moment in moments():
+    for number, moment in enumerate(moments()):
         ended = run(killed, moment)
-        assert ended.returncode == -signal.SIGKILL, (moment, ended.stdout, ended.stderr)
+        if ended.returncode != -signal.SIGKILL:  # it came to its end before that moment: another
+            check(ended, killed)
+            killed = started(tmp_path / f"killed{number}")
+            continue
         metrics = killed / "run" / "metrics.jsonl"
         reached.append(len(rows(killed)) if metrics.exists() else 0)
-    ended = run(killed, NEVER)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert [row["step"] for row in rows(killed)] == list(range(1, STEPS + 1))
-    assert rows(killed) == rows(whole)
+        if len(reached) == KILLS:
+            break
+    check(run(killed, NEVER), killed)
     assert max(reached) > 30, reached  # it went on, and was killed far from its start too
-    assert (killed / "run" / "checkpoints" / "00000060").is_dir()
