@@ -1,8 +1,9 @@
 """Training steps compiled for H200s that are not there, held against a stored budget.
 
 `python -m benchmarks.compiled [--cases 124m ...]` prints a table; `--out FILE` appends it to a
-page; `--check` compares with `benchmarks/results/budget.json`, which has a section for each version
-of JAX, and ends with exit code 1 where a figure is worse; `--store` writes that section.
+page; `--kernels 20` names the kernels that move most; `--check` compares with
+`benchmarks/results/budget.json`, which has a section for each version of JAX, and ends with exit
+code 1 where a figure is worse; `--store` writes that section.
 
 All figures follow from the program, so they are the same on every machine: peak memory, kernels,
 bytes of all kernels that are no products as milliseconds at 4.3 TB/s, FLOPs of products and of
@@ -19,7 +20,7 @@ from typing import Any
 import jax
 
 from benchmarks.compile_gpu import PLUGINS, gpus
-from benchmarks.kernels import summary
+from benchmarks.kernels import largest, summary
 from benchmarks.measure import append, compile_step, table, versions, write
 from benchmarks.remat import executed, flops
 from benchmarks.schedule import moves
@@ -91,18 +92,21 @@ was run.
 """
 
 
-def measure(case: Case) -> Figures:
-    """What is known of a compiled step."""
+def measure(case: Case, kernels: int = 0) -> Figures:
+    """What is known of a compiled step. kernels: so many, that move most, are printed."""
     mesh = make_mesh(case.layout, gpus(case.layout.num_devices))
     program: Any = Program(case.config, mesh)
     compiled = compile_step(program)
-    text, kernels = compiled.as_text(), summary(compiled.as_text())
+    text = compiled.as_text()
+    every = summary(text)
+    for size, count, words in largest(text, kernels):
+        print(f"{size / 1e9:7.2f} GB {count:6,}  {words}")
     found = moves(text, {str(axis): size for axis, size in mesh.shape.items()})
     hidden = sum(each.count for each in found if each.lies_over != "nothing")
     return {
         "peak_gib": round(compiled.memory_analysis().peak_memory_in_bytes / 2**30, 2),
-        "kernels": kernels.count,
-        "others_ms": round(1e3 * kernels.other_bytes / BANDWIDTH, 2),
+        "kernels": every.count,
+        "others_ms": round(1e3 * every.other_bytes / BANDWIDTH, 2),
         "product_tflop": round(executed(program, flops) / 1e12, 2),
         "attention_tflop": round(executed(program, attention_flops) / 1e12, 2),
         "collectives": sum(each.count for each in found),
@@ -157,9 +161,9 @@ def worse(found: Mapping[str, Figures], stored: Mapping[str, Figures]) -> list[s
     return lines
 
 
-def read_budget(path: Path = BUDGET) -> dict[str, dict[str, Figures]]:
+def read_budget() -> dict[str, dict[str, Figures]]:
     """By version of JAX, then by case."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return json.loads(BUDGET.read_text(encoding="utf-8")) if BUDGET.exists() else {}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -169,13 +173,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", default="", help="Markdown file to append the table to")
     parser.add_argument("--check", action="store_true", help="exit code 1 if over the budget")
     parser.add_argument("--store", action="store_true", help="write the budget of this JAX")
+    parser.add_argument("--kernels", type=int, default=0, help="print so many that move most")
     options = parser.parse_args(argv)
     if options.check and options.store:
         raise UserError("--check and --store: give one of them")
     jax.config.update("jax_platforms", "cpu")  # what starts here; compiled is for GPUs
     found: dict[str, Figures] = {}
     for name in options.cases:
-        found[name] = measure(CASES[name])
+        found[name] = measure(CASES[name], options.kernels)
         print("  ".join(row(name, found[name])), flush=True)
     if options.out:
         lines = table([HEAD, *(row(name, each) for name, each in found.items())])
@@ -185,8 +190,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.store:
         budgets[version()] = budgets.get(version(), {}) | found
         write(BUDGET, json.dumps(budgets, indent=1) + "\n")
-    over = worse(found, budgets.get(version(), {})) if options.check else []
-    print("\n".join(over) or "within the budget") if options.check else None
+    if not options.check:
+        return 0
+    over = worse(found, budgets.get(version(), {}))
+    print("\n".join(over) or "within the budget")
     return int(bool(over))
 
 

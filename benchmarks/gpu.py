@@ -3,7 +3,7 @@
 `python -m benchmarks.gpu [--cases 124m 1.5b ...] [--steps 20] [--out benchmarks/results/gpu.md]`
 
 Each trainer of each case runs in a process of its own, one after the other, so that neither holds
-memory that the other needs (`gpu_jaxptd.py`, `gpu_torch.py`: what they do). MFU is of the products
+memory that the other needs (`gpu_trainer.py` says how). MFU is of the products
 that a step needs by formula, 6N + 12 L D T a token, and once more with the half of attention that
 the mask hides left out. Beside the table, with `--out`, a JSON file with every step's time.
 """
@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_cases import CASES, mfu, parameters
+from benchmarks.gpu_trainer import TRAINERS, add_steps, check_steps
 from benchmarks.measure import append, table, write
 from jaxptd.devices import PEAK_FLOPS
 from jaxptd.errors import Parser, UserError, run_command
 
-TRAINERS = ("jaxptd", "torch")
 HEAD = ("model", "B, T", "trainer", "tokens/s", "MFU", "causal MFU", "step ms, median")
 HEAD += ("10 % to 90 %", "peak GiB", "attention", "against torch")
 INTRODUCTION = """# One GPU, beside PyTorch
@@ -36,7 +36,7 @@ Result = Mapping[str, Any]  # what a trainer prints
 
 def measure(trainer: str, name: str, steps: int) -> Result:
     """What a trainer prints of a case; with "error", in words, where it could not run."""
-    command = [sys.executable, "-m", f"benchmarks.gpu_{trainer}"]
+    command = [sys.executable, "-m", "benchmarks.gpu_trainer", trainer]
     done = subprocess.run(
         [*command, "--case", name, "--steps", str(steps)], capture_output=True, text=True
     )
@@ -106,11 +106,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Trains GPT-2 in several sizes on this machine's first GPU, ours and PyTorch's."""
     parser = Parser(prog="python -m benchmarks.gpu", description=main.__doc__)
     parser.add_argument("--cases", nargs="+", choices=tuple(CASES), default=list(CASES))
-    parser.add_argument("--steps", type=int, default=20, help="timed, after three; 2 or more")
+    add_steps(parser)
     parser.add_argument("--out", default="", help="Markdown file to append to; JSON beside it")
     options = parser.parse_args(argv)
-    if options.steps < 2:
-        raise UserError(f"--steps={options.steps} must be at least 2")
+    check_steps(options.steps)
     lines, found = rows(options.cases, options.steps, measure)
     if all("error" in each["jaxptd"] for each in found.values()):
         raise UserError(f"nothing was measured: {found[options.cases[0]]['jaxptd']['error']}")

@@ -1,16 +1,11 @@
-"""PyTorch's steps of `benchmarks/gpu.py`, in a process of their own.
-
-`python -m benchmarks.gpu_torch --case 124m --steps 20` prints one JSON object, as `gpu_jaxptd.py`.
+"""PyTorch's steps of `benchmarks/gpu.py`; run by `gpu_trainer.py`.
 
 GPT-2 written for speed: bfloat16 autocast over float32 weights, `torch.compile`, scaled dot product
 attention by cuDNN or FlashAttention, fused AdamW, the same clipping, batch and vocabulary as ours.
 `tests/test_gpu_benchmark.py` holds its loss and gradients against ours.
 """
 
-import argparse
-import json
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,9 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.gpu_cases import CASES, VOCABULARY, Case
+from benchmarks.gpu_cases import VOCABULARY, Case
+from benchmarks.measure import random_batch
+from jaxptd.errors import UserError
 
-WARM_UP = 3
 BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
 DECAY, CLIP = 0.1, 1.0  # as OptimizerConfig's
 
@@ -114,48 +110,38 @@ def groups(model: nn.Module) -> list[dict[str, Any]]:
     ]
 
 
-def run(case: Case, steps: int) -> dict[str, Any]:
-    """Trains on one batch, again and again."""
+def start(case: Case) -> tuple[Callable[[], float], Callable[[], dict[str, Any]]]:
+    """A step and the facts, as `gpu_trainer.Trainer`.
+
+    Raises:
+        UserError: PyTorch finds no GPU.
+    """
+    if not torch.cuda.is_available():
+        raise UserError("PyTorch finds no GPU; install its build for CUDA")
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
-    device = torch.device("cuda")
-    model = GPT(case).to(device)
+    model = GPT(case).to("cuda")
     optimizer = torch.optim.AdamW(groups(model), lr=1e-4, betas=(0.9, 0.95), fused=True)
     compiled = torch.compile(model)
-    rows = torch.randint(0, VOCABULARY, (case.batch, case.length + 1), device=device)
-    seconds, losses = [], []
-    for _ in range(WARM_UP + steps):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
+    batch = random_batch(case.config)
+    ids = {n: torch.from_numpy(x.astype(np.int64)).to("cuda") for n, x in batch.items()}
+
+    def step() -> float:
         with torch.autocast("cuda", torch.bfloat16), sdpa_kernel(BACKENDS, set_priority=True):
-            loss = compiled(rows[:, :-1], rows[:, 1:])
+            loss = compiled(ids["tokens"], ids["targets"])
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        losses.append(loss.item())
         torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return {
-        "seconds": seconds[WARM_UP:],
-        "compiling": seconds[0],
-        "losses": losses,
-        "peak_bytes": torch.cuda.max_memory_allocated(),
-        "device": torch.cuda.get_device_name(),
-        "versions": {"torch": torch.__version__},
-        "attention": "cudnn or flash",
-    }
+        return loss.item()
 
+    def facts() -> dict[str, Any]:
+        return {
+            "peak_bytes": torch.cuda.max_memory_allocated(),
+            "device": torch.cuda.get_device_name(),
+            "versions": {"torch": torch.__version__},
+            "attention": "cudnn or flash",
+        }
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Times steps of a model on this machine's first GPU."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_torch")
-    parser.add_argument("--case", choices=tuple(CASES), required=True)
-    parser.add_argument("--steps", type=int, default=20)
-    options = parser.parse_args(argv)
-    print(json.dumps(run(CASES[options.case], options.steps)))
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+    return step, facts

@@ -68,6 +68,26 @@ def summary(text: str) -> Summary:
     return Summary(count, total)
 
 
+def largest(text: str, number: int) -> list[tuple[int, int, str]]:
+    """The kernels that `summary` counts the bytes of, those that are alike together.
+
+    Returns:
+        bytes, executions, and result with the end of the name that JAX gave them; most bytes first.
+    """
+    computations, entry = _parse(text)
+    found: dict[str, tuple[int, int]] = {}
+    for instruction, scope, times in _kernels(computations, entry, 1):
+        if _COLLECTIVE.match(instruction.kind) or _is_product(instruction, computations):
+            continue
+        name = re.search(r'op_name="([^"]*)"', instruction.rest)
+        words = f"{instruction.result}  {name[1][-60:] if name else instruction.kind}"
+        size, count = found.get(words, (0, 0))
+        more = times * _bytes(instruction, scope, computations)
+        found[words] = (size + more, count + times)
+    rows = [(size, count, words) for words, (size, count) in found.items()]
+    return sorted(rows, reverse=True)[:number]
+
+
 def _parse(text: str) -> tuple[Computations, str]:
     computations: Computations = {}
     entry, body = "", []

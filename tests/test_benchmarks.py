@@ -10,7 +10,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from benchmarks import compile_gpu, step
-from benchmarks.kernels import summary
+from benchmarks.kernels import largest, summary
 from benchmarks.partitioned import plain_groups, with_reduce_scatters
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.errors import UserError
@@ -115,6 +115,14 @@ def test_kernels_are_counted_with_what_they_read() -> None:
     assert found.count == 5 + 1 + 1
     one_row = 2 * 256 * 4 + 4  # read and written, and the index
     assert found.other_bytes == 5 * one_row + 2 * 256 * 256 * 4  # the product's are not among them
+
+
+def test_the_largest_kernels_are_those_that_are_counted() -> None:
+    rows = largest(KERNELS, 9)
+    assert sum(size for size, _, _ in rows) == summary(KERNELS).other_bytes
+    assert sum(count for _, count, _ in rows) == summary(KERNELS).count - 1  # a product
+    assert [size for size, _, _ in rows] == sorted((size for size, _, _ in rows), reverse=True)
+    assert largest(KERNELS, 1) == rows[:1]
 
 
 def test_missing_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """What compiled steps may cost: figures, the budget, and what a figure over it says."""
 
 import importlib.util
-import json
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -64,19 +63,14 @@ def test_flops_of_attention(name, mask, flops):
 
 def test_store_then_check(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(compiled, "BUDGET", tmp_path / "budget.json")
-    monkeypatch.setattr(compiled, "read_budget", lambda: stored())
-    monkeypatch.setattr(compiled, "measure", lambda case: dict(FIGURES))
+    monkeypatch.setattr(compiled, "measure", lambda *_: dict(FIGURES))
     monkeypatch.setattr(compiled, "versions", lambda *_: "versions")
-
-    def stored() -> dict:
-        path = tmp_path / "budget.json"
-        return json.loads(path.read_text()) if path.exists() else {}
 
     cases = ["--cases", "124m"]
     assert compiled.main([*cases, "--check"]) == 1
     assert "124m has no budget" in capsys.readouterr().out
     assert compiled.main([*cases, "--store"]) == 0
-    assert stored() == {compiled.version(): {"124m": FIGURES}}
+    assert compiled.read_budget() == {compiled.version(): {"124m": FIGURES}}
     assert compiled.main([*cases, "--check", "--out", str(tmp_path / "page.md")]) == 0
     assert "within the budget" in capsys.readouterr().out
     assert "| 124m | one device | 32 | unrolled |" in (tmp_path / "page.md").read_text()

@@ -4,12 +4,14 @@ import dataclasses
 import json
 import math
 import subprocess
+import sys
 
 import numpy as np
 import pytest
 from contract import relative
+from refusal import refused
 
-from benchmarks import gpu
+from benchmarks import gpu, gpu_trainer
 from benchmarks.gpu_cases import CASES, VOCABULARY, Case, mfu, parameters
 from jaxptd.canonical import to_canonical
 from jaxptd.errors import UserError
@@ -73,7 +75,8 @@ def test_what_did_not_run_is_said():
 
 def test_a_trainer_that_fails_is_one_line(monkeypatch):
     def failing(command, **_):
-        assert command[1:] == ["-m", "benchmarks.gpu_torch", "--case", "124m", "--steps", "3"]
+        words = "-m benchmarks.gpu_trainer torch --case 124m --steps 3"
+        assert command[1:] == words.split()
         return subprocess.CompletedProcess(command, 1, "", "Traceback\nValueError: no\n")
 
     monkeypatch.setattr(subprocess, "run", failing)
@@ -103,6 +106,34 @@ def test_without_a_gpu_nothing_is_written(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="^nothing was measured: JAX finds no GPU$"):
         gpu.main(["--cases", "124m", "--out", str(out)])
     assert not out.exists()
+
+
+def test_a_trainer_is_timed_after_it_has_compiled(monkeypatch):
+    clock = iter(range(100))
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock) ** 2)
+    losses = iter([5.0, 4.0, 3.0, 2.0, 1.0])
+    trainer = gpu_trainer.Trainer(lambda: next(losses), lambda: {"device": "x"})
+    assert gpu_trainer.run(trainer, 2) == {
+        "seconds": [13, 17],
+        "compiling": 1,
+        "losses": [5.0, 4.0, 3.0, 2.0, 1.0],
+        "device": "x",
+    }
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["jaxptd", "--steps=1", "--case=124m"], "error: --steps=1 must be at least 2"),
+        (["jaxptd", "--case=124m"], "error: JAX finds no GPU; pip install 'jax[cuda13]'"),
+        (["torch", "--case=124m"], "error: torch is not installed; pip install torch"),
+        (["jaxptd", "--case=7b"], "invalid choice: '7b'"),
+    ],
+)
+def test_a_trainer_that_cannot_start_is_one_line(argv, line, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "benchmarks.gpu_torch", raising=False)
+    assert line in refused(capsys, gpu_trainer.main, argv)
 
 
 @pytest.mark.gpu
