@@ -80,6 +80,9 @@ CASES = {
     "1.5b": Case(XL, 16, remat="full"),
     "1.5b dots": Case(XL, 16, remat="dots"),
     "1.5b tp8": Case((48, 1536, 24), 16, Layout(tp=8, sequence_parallel=True)),
+    "1.5b tp8 ring": Case(
+        (48, 1536, 24), 16, Layout(tp=8, sequence_parallel=True, collective_matmul=True)
+    ),
     "2.5b grid": Case((54, 1920, 30), 32, Layout(row=2, col=2), "dots", length=512),
 }
 HEAD = ("case", "layout", "B", "layers", "remat", "peak GiB", "kernels", "others, ms")

@@ -16,7 +16,8 @@ The first two pairs stand between replicated values and blocks (tensor paralleli
 between blocks of the sequence and blocks of the hidden dim (sequence parallelism): what leaves
 `all_gather` is whole on every device, but each device will make something else of it. `shift`
 stands in rings, it and the last two inside the products of a grid; both have a backward of their
-own.
+own. Those two put their blocks first and move them by themselves: told the dim, XLA for GPUs lays
+all around it with that dim first, and copies where a kernel wants another.
 
 Under `check_vma=True` the type of a value says along which axes it varies; only `varying_axes`
 and `as_varying` touch that type, because its spelling differs between versions of JAX.
@@ -110,7 +111,9 @@ def all_gather(x: Array, axis: str, dim: int = 1) -> Array:
 
     Partner: `reduce_scatter`.
     """
-    return lax.all_gather(x, axis, axis=dim % x.ndim, tiled=True)
+    dim %= x.ndim
+    y = jnp.moveaxis(lax.all_gather(x, axis), 0, dim)
+    return y.reshape(*x.shape[:dim], -1, *x.shape[dim + 1 :])
 
 
 def reduce_scatter(x: Array, axis: str, dim: int = 1) -> Array:
@@ -118,7 +121,9 @@ def reduce_scatter(x: Array, axis: str, dim: int = 1) -> Array:
 
     Partner: `all_gather`.
     """
-    return lax.psum_scatter(x, axis, scatter_dimension=dim % x.ndim, tiled=True)
+    dim %= x.ndim
+    y = x.reshape(*x.shape[:dim], lax.axis_size(axis), -1, *x.shape[dim + 1 :])
+    return lax.psum_scatter(jnp.moveaxis(y, dim, 0), axis)
 
 
 def shift(x: Array, axis: Axes, by: int = 1, *, native: bool = True) -> Array:

@@ -20,6 +20,11 @@ def check_layout(model: Any, layout: Layout) -> None:
             f"model.products=fp8 with layout.row={layout.row}, layout.col={layout.col}: products "
             "on a grid are native; use layout.tp, or model.products=native"
         )
+    if model.products == "fp8" and layout.collective_matmul:
+        raise UserError(
+            "model.products=fp8 with layout.collective_matmul=true: products in ring steps are "
+            "native; use layout.collective_matmul=false, or model.products=native"
+        )
     require_divides("model.num_heads", model.num_heads, "layout.tp", layout.tp)
     if layout.attention2d == "heads" and model.num_heads % layout.col:
         raise UserError(

@@ -35,6 +35,8 @@ _AGAIN = {
     "full": (1, 2, 1),
     "part": (2, 2, 2),  # of a pipeline, all of it, also what no layer after it needs
 }
+# With collective matmul: its rounds of n-1 hops, of four forward and six backward.
+_ROUNDS_AGAIN = {"none": 0, "attention": 0, "dots": 0, "full": 3, "part": 4}
 # Of the rings of one layer's forward pass: of k and v together, and of RSA's two.
 _RINGS_AGAIN = {"none": (0, 0), "dots": (0, 1), "attention": (1, 1), "full": (1, 2), "part": (1, 2)}
 
@@ -135,16 +137,21 @@ def _documents(config: Config) -> Iterator[Collective]:
 def _one_way(config: Config, stacks: Sequence[tuple[str, int]]) -> Iterator[Collective]:
     """Of b*T/cp*D each: four a layer (or four and four), two beside: embedding and output layer.
 
-    And of the loss a maximum and two sums a token.
+    With collective matmul a layer's are rounds of tp-1 hops of a part each. And of the loss a
+    maximum and two sums a token.
     """
-    model, parts = config.model, config.train.micro_batches
+    model, parts, tp = config.model, config.train.micro_batches, config.layout.tp
     size = _tokens(config) * model.hidden_size * jnp.dtype(model.dtype).itemsize
-    cut = config.layout.sequence_parallel
+    cut, steps = config.layout.sequence_parallel, config.layout.collective_matmul
     for again, kind in enumerate((ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER)):
         if (kind != ALL_REDUCE) == cut:
             layers = sum(count * (4 + _AGAIN[remat][again]) for remat, count in stacks)
+            layers = 0 if steps else layers
             times = parts * (layers + 2)
             yield Collective(kind, (Axis.TP,), times, times * size)
+    rounds = sum(count * (10 + _ROUNDS_AGAIN[remat]) for remat, count in stacks) if steps else 0
+    hops = parts * rounds * (tp - 1)
+    yield Collective(PERMUTE, (Axis.TP,), hops, hops * size // tp)
     wide = jnp.promote_types(model.dtype, jnp.float32).itemsize
     yield Collective(ALL_REDUCE, (Axis.TP,), 2 * parts, 3 * parts * _tokens(config) * wide)
 

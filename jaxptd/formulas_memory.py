@@ -119,7 +119,8 @@ def layer_parts(config: Config) -> Iterator[Kept]:
     cut = layout.tp * layout.row * layout.col
     rows = tokens // (layout.row * (layout.tp if layout.sequence_parallel else 1))
     x = rows * (_padded(config, model.hidden_size) // layout.col) * narrow
-    whole = x if grid else tokens * model.hidden_size * narrow  # what a column product takes
+    kept_cut = grid or layout.collective_matmul
+    whole = x if kept_cut else tokens * model.hidden_size * narrow  # what a column product takes
     heads = tokens * inside(config) // cut * narrow
     hidden = tokens * _padded(config, model.mlp_size) // cut * narrow
     most, some = _by("none", "attention", "dots"), _by("none", "attention")
@@ -140,17 +141,13 @@ def layer_parts(config: Config) -> Iterator[Kept]:
 
 
 def _attention(config: Config, output: int) -> Iterator[Kept]:
-    """A kernel's output and logsumexp; else, of whole rows of scores, their probabilities too.
-
-    The product that follows takes the output: `dots` keeps a kernel's twice, as what the kernel
-    gave and as what the product takes.
-    """
+    """A kernel's output and logsumexp; else, of whole rows of scores, their probabilities too."""
     model, layout = config.model, config.layout
     narrow, wide = jnp.dtype(model.dtype).itemsize, _wide(config)
     rows = _tokens(config) // layout.row * _heads(config)
     blocks = layout.row * layout.col > 1 and layout.attention2d == "blocks"
     if not blocks and (layout.ring != "rsa" or layout.ring_size == 1):
-        yield Kept("attention's output", output, {"none": 1, "dots": 2})
+        yield Kept("attention's output", output, _by("none", "dots"))
         yield Kept("logsumexp", rows * wide, _by("none", "dots"))
         return
     scores = rows * model.seq_length // (layout.col if blocks else 1)

@@ -62,6 +62,8 @@ class Layout:
         row: rows of the grid of blocks of every matrix; the sequence is cut over them too.
         col: columns of that grid; hidden units are cut over them too.
         sequence_parallel: cut the sequence over tp too, between the matrix products.
+        collective_matmul: with sequence_parallel, gather and reduce-scatter in steps round a ring,
+            each under a part of the product that needs them.
         ring: attention over cp (and row): zigzag (balanced), blockwise (contiguous parts), or rsa
             (whole rows of scores, as first published).
         matmul2d: products on the grid: gather, summa, or on a square grid fox or cannon.
@@ -87,6 +89,7 @@ class Layout:
     row: int = 1
     col: int = 1
     sequence_parallel: bool = False
+    collective_matmul: bool = False
     ring: RingKind = "zigzag"
     matmul2d: Matmul2D = "gather"
     matmul2d_slices: int = 1
@@ -114,6 +117,11 @@ class Layout:
                     f"layout.{name}={getattr(self, name)}: use one of {', '.join(map(str, known))}"
                 )
         self._check_grid()
+        if self.collective_matmul and not self.sequence_parallel:
+            raise UserError(
+                "layout.collective_matmul=true gathers and scatters what layout.sequence_parallel "
+                "cuts; set layout.sequence_parallel=true, too"
+            )
         if self.schedule not in SCHEDULES and not self.schedule.endswith(".csv"):
             raise UserError(
                 f"layout.schedule={self.schedule}: use one of {', '.join(SCHEDULES)}, or the path "
@@ -169,7 +177,8 @@ class Layout:
 
     def __str__(self) -> str:
         sizes = [f"{axis}={size}" for axis, size in self.sizes.items() if size > 1]
-        sequence = ["sequence_parallel"] if self.sequence_parallel else []
+        names = ("sequence_parallel", "collective_matmul")
+        sequence = [name for name in names if getattr(self, name)]
         grid = []
         if self.row * self.col > 1:
             slices = f" in {self.matmul2d_slices} slices" if self.matmul2d_slices > 1 else ""

@@ -39,6 +39,12 @@ def test_a_layer_makes_four_gathers_and_four_scatters_under_sequence_parallelism
     assert by_kind(comms.per_layer(program)) == {ALL_GATHER: four, REDUCE_SCATTER: four}
 
 
+def test_a_layer_makes_ten_rounds_of_hops_with_collective_matmul() -> None:
+    """Two gathers and two scatters, their derivatives, and the two blocks of x once more."""
+    program = tiny.program(RING_STEPS, micro_batches=1)
+    assert by_kind(comms.per_layer(program)) == {PERMUTE: (30, 30 * B_T_D // 4)}
+
+
 @pytest.mark.parametrize(("ring", "hops"), [("zigzag", 9), ("blockwise", 9), ("rsa", 18)])
 def test_a_layer_sends_keys_and_values_round_and_their_gradients_home(ring, hops) -> None:
     """Over cp nothing else moves: no gather, and no sum of gradients at full length."""
@@ -55,6 +61,8 @@ MATRIX = [
     for choice in ({}, {"remat": "full"}, {"remat": "dots"}, {"micro_batches": 1})
     if layout.num_devices > 1 or not choice
 ]
+RING_STEPS = dataclasses.replace(tiny.SEQUENCE_PARALLEL, collective_matmul=True)
+MATRIX += [(RING_STEPS, {"remat": r}) for r in ("none", "attention", "dots", "full")]
 MATRIX += [
     (dataclasses.replace(layout, ring=ring), choice)
     for layout in (Layout(cp=4), tiny.CONTEXT_PARALLEL)
@@ -95,6 +103,7 @@ PIPELINES = [
     (Layout(pp=4), FOUR | {"micro_batches": 1}),
     (Layout(pp=2, dp=2, tp=2), FOUR | {"num_layers": 5, "tie_embeddings": False}),
     (Layout(pp=2, schedule="interleaved", tp=4, sequence_parallel=True), EIGHT),
+    (Layout(pp=2, tp=4, sequence_parallel=True, collective_matmul=True), EIGHT),
     (Layout(pp=3, schedule="gpipe", dp=2, stage_layers=(0, 3, 1)), FOUR | {"remat": "dots"}),
     (Layout(pp=2, schedule="zb-v", cp=2, tp=2), FOUR | {"documents": "apart"}),
     (Layout(pp=4, schedule="zb-h2", cp=2, ring="rsa"), FOUR | {"remat": "full"}),

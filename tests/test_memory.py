@@ -16,6 +16,7 @@ from jaxptd.step import Program
 
 REMATS = ("none", "attention", "dots", "full")
 UNEVEN = {"num_heads": 3, "hidden_size": 15, "ffn_hidden_size": 23}
+RING_STEPS = dataclasses.replace(tiny.SEQUENCE_PARALLEL, collective_matmul=True)
 BLOCKS = Layout(row=2, col=2, attention2d="blocks")
 FIVE = {"num_layers": 5, "micro_batches": 4}
 
@@ -43,6 +44,7 @@ SLOW = [
     *every(Layout(dp=2), dtype="bfloat16", dropout=0.1),
     *every(Layout(tp=4)),
     *every(tiny.CONTEXT_PARALLEL, dropout=0.1),
+    *every(RING_STEPS),
     *every(Layout(cp=4)),
     *every(Layout(cp=2, row=2, col=2), dropout=0.1),
     *every(BLOCKS, **UNEVEN, dtype="bfloat16", dropout=0.1),

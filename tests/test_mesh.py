@@ -84,12 +84,13 @@ def test_tp_and_a_grid_exclude_each_other(grid):
         ({"virtual_stages": 0}, "layout.virtual_stages=0: use 1 or more, or null"),
         ({"matmul2d": "summa", "matmul2d_slices": 2}, "layout.matmul2d=summa has no slices"),
         ({"col": 2, "sequence_parallel": True}, "leave layout.sequence_parallel false"),
+        ({"tp": 2, "collective_matmul": True}, "set layout.sequence_parallel=true, too"),
         ({"matmul2d": "sumna"}, "matmul2d=sumna: use one of gather, summa, fox, cannon"),
         ({"attention2d": "block"}, "layout.attention2d=block: use one of heads, blocks"),
         ({"cp": 2, "row": 2, "attention2d": "blocks"}, "use layout.cp=1 or .*attention2d=heads"),
     ],
 )
-def test_a_grid_that_cannot_be(fields, words):
+def test_a_layout_that_cannot_be(fields, words):
     with pytest.raises(UserError, match=words):
         Layout(**fields)
 

@@ -23,6 +23,8 @@ from jaxptd.step import Program
 FIVE = {"num_layers": 5, "dropout": 0.1}
 OTHER = FIVE | {"tie_embeddings": False, "documents": "apart"}  # what else a model can be
 
+RING_STEPS: dict[str, Any] = {"tp": 4, "sequence_parallel": True, "collective_matmul": True}
+
 # A schedule without a name: what came last goes back first.
 LAST_FIRST = """\
 F0,F1,F2,F3,,,B3,B2,B1,B0
@@ -36,6 +38,7 @@ F0,F1,F2,F3,,,B3,B2,B1,B0
         case(FIVE, 2, pp=2, dp=2),
         case(FIVE | {"remat": "dots"}, 1, pp=4, schedule="gpipe"),
         case(FIVE | {"remat": "full"}, 8, pp=2, tp=2, sequence_parallel=True),
+        case(FIVE | {"remat": "full"}, 4, pp=2, **RING_STEPS, schedule="zb-h1"),
         case(OTHER, 4, pp=2, dp=2, cp=2, schedule="interleaved"),
         case(FIVE | {"remat": "attention"}, 4, pp=4, tp=2, schedule="zb-h1"),
         case(FIVE | {"remat": "dots"}, 4, pp=2, cp=4, ring="rsa", schedule="zb-h2"),
@@ -80,6 +83,7 @@ def test_every_schedule_equals_one_device(layout: Layout, choice: dict) -> None:
 INSIDE = [
     {"tp": 4, "sequence_parallel": True},
     {"cp": 2, "tp": 2, "sequence_parallel": True},
+    RING_STEPS,
     *({"cp": 4, "ring": ring} for ring in ("blockwise", "rsa")),
     *({"row": 2, "col": 2, "matmul2d": kind} for kind in ("gather", "summa", "fox", "cannon")),
     {"row": 2, "col": 2, "attention2d": "blocks", "ring": "rsa"},

@@ -84,6 +84,7 @@ DP2_TP2 = ("--layout.dp=2", *TP2)
 DP2_TP4 = ("--layout.dp=2", *TP4)
 LAYOUTS = [DP4, TP2, TP4, DP2_TP2, DP2_TP4]
 LAYOUTS += [(*layout, SEQUENCE) for layout in LAYOUTS[1:]]
+LAYOUTS += [(*DP2_TP4, SEQUENCE, "--layout.collective_matmul=true")]
 RINGS = [(f"--layout.cp={cp}", f"--layout.ring={ring}") for cp in (2, 8) for ring in KINDS]
 CONTEXT = ("--layout.dp=2", "--layout.cp=2", *TP2, SEQUENCE)
 RINGS += [(*CONTEXT, f"--layout.ring={ring}") for ring in KINDS]

@@ -2,6 +2,7 @@
 
 import dataclasses
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import pytest
 import tiny
 from jax import lax
 
-from jaxptd import collectives, step, verify
+from jaxptd import collectives, ring, step, verify
 from jaxptd.layers import tensor_parallel
 from jaxptd.mesh import Axis, Layout
 
@@ -67,6 +68,61 @@ def test_grids_are_equal_to_one_device(layout: Layout) -> None:
 def test_a_grid_pads_what_it_does_not_divide(matmul2d) -> None:
     layout = dataclasses.replace(GRID, matmul2d=matmul2d, attention2d="blocks")
     hold(layout, documents="apart", **UNEVEN)
+
+
+RING_STEPS = dataclasses.replace(tiny.SEQUENCE_PARALLEL, collective_matmul=True)
+FAST = {"scan_layers": False, "vocab_multiple": 32}
+
+
+def test_collective_matmul_is_equal_to_one_device() -> None:
+    found = report(RING_STEPS, vocab_multiple=32)
+    assert found.wrong == []
+    assert found.worst_gradient <= 1e-12
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(),
+        RING_STEPS,
+        slow(dataclasses.replace(RING_STEPS, dp=1, cp=2, ring="blockwise", zero=2)),
+        slow(dataclasses.replace(GRID, dp=2)),
+    ],
+    ids=str,
+)
+def test_bfloat16_is_float32_on_one_device_but_for_its_roundings(layout: Layout) -> None:
+    """What trains fast, with what backward computes again, against the plain step."""
+    found = report(layout, "bfloat16", **FAST, remat="dots")
+    assert found.wrong == []
+    assert 1e-3 <= found.worst_gradient <= 0.05
+    assert "in bfloat16, which computes in float32" in found.verdict
+
+
+def test_bfloat16_leaves_no_room_for_a_lost_part(monkeypatch) -> None:
+    """A ring turned round: blocks of other tokens' products, and of their sums."""
+    there = collectives.shift
+    turned = lambda x, axis, by=1, **how: there(x, axis, -by, **how)  # noqa: E731
+    monkeypatch.setattr(ring, "shift", turned)
+    wrong = report(RING_STEPS, "bfloat16", **FAST).wrong
+    assert wrong[0].name == "loss" or wrong[0].what == "gradient"
+    assert max(row.error / row.allowed for row in wrong) > 3
+
+
+def test_the_command_adds_bfloat16_where_the_config_computes_in_it(capsys, monkeypatch) -> None:
+    row = verify.Row("norm.b", "gradient", 0.0, 1.0)
+    monkeypatch.setattr(verify, "prepare", lambda config, double: "no device")
+    monkeypatch.setattr(
+        verify, "verify", lambda config, dtype: verify.Report(config.layout, dtype, [row])
+    )
+    path = str(Path(__file__).parents[1] / "configs" / "test-tiny.yaml")
+    command = ["--config", path, "--quiet", "--layout.tp", "2", "--model.dtype", "bfloat16"]
+    assert verify.main(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines[1:]] == [
+        "equal to one device in float64",
+        "equal to one device in float32",
+        "equal to one device in bfloat16, which computes in float32",
+    ]
 
 
 def test_a_pipeline_is_equal_to_one_device() -> None:

@@ -20,6 +20,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
+from jaxptd.collectives import alike
 from jaxptd.flash import Kernel
 from jaxptd.mesh import Axis
 from jaxptd.ring import Ring, Tokens
@@ -141,17 +142,40 @@ class TensorParallel(Protocol):
         """Which of the N heads this device's `size` are."""
 
 
-@partial(jax.checkpoint, static_argnums=2, prevent_cse=False)
 def product(x: Array, w: Array, contract: int) -> Array:
     """Contracts the last `contract` dims of `x` with the first of `w`, in the precision of `x`.
 
     Backward casts `w` again, so that a scan over layers does not keep a second copy of all weights.
-    Without a barrier: with one, XLA would copy a layer's slice out of the stack before the cast.
     """
-    lead, inside = x.shape[: x.ndim - contract], math.prod(w.shape[:contract])
-    # As matrices: of more dims, XLA transposes the gradient of the result in memory.
-    y = jnp.matmul(x.reshape(*lead, inside), w.reshape(inside, -1).astype(x.dtype))
+    return _product(*alike(x, w), contract)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _product(x: Array, w: Array, contract: int) -> Array:
+    lead = x.shape[: x.ndim - contract]
+    y = jnp.matmul(x.reshape(*lead, -1), _matrix(w, contract).astype(x.dtype))
     return y.reshape(*lead, *w.shape[contract:])
+
+
+def _product_fwd(x: Array, w: Array, contract: int) -> tuple[Array, tuple[Array, Array]]:
+    return _product(x, w, contract), (x, w)
+
+
+def _product_bwd(contract: int, kept: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
+    x, w = kept
+    w_DF = _matrix(w, contract)
+    # As matrices: of more dims, XLA transposes dy in memory.
+    dy = dy.reshape(*dy.shape[: x.ndim - contract], -1)
+    dw = jnp.matmul(x.reshape(-1, w_DF.shape[0]).T, dy.reshape(-1, w_DF.shape[1]))
+    dx = jnp.matmul(dy, w_DF.astype(x.dtype).T)
+    return dx.reshape(x.shape), dw.reshape(w.shape).astype(w.dtype)
+
+
+_product.defvjp(_product_fwd, _product_bwd)
+
+
+def _matrix(w: Array, contract: int) -> Array:
+    return w.reshape(math.prod(w.shape[:contract]), -1)
 
 
 def own_numbers(axis: Axis, size: int) -> Array:

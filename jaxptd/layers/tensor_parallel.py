@@ -1,8 +1,8 @@
 """The forms in which a layout holds matrices: one way over tp, or in blocks on a row x col grid.
 
 `Megatron1D` cuts matrices one way, over tp; sequence parallelism is the same form with another pair
-of collectives at the two ends of a pair of products. `Grid2D` cuts everything both ways. What each
-method is for, and the letters: `form.py`.
+of collectives at the two ends of a pair of products, or (`RingSteps1D`) in steps inside them.
+`Grid2D` cuts everything both ways. What each method is for, and the letters: `form.py`.
 
 Source: Shoeybi et al., arXiv 1909.08053; Korthikanti et al., arXiv 2205.05198; Zhu and Dong, CAAI
 Trans. Intelligent Systems 20(5), 2025 (2D).
@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from jaxptd import block_attention, collectives, ring_attention
+from jaxptd.collective_matmul import gather_product, product_scatter
 from jaxptd.flash import TAKEN, Kernel
 from jaxptd.layers.form import Product, TensorParallel, own_numbers, own_rows, product
 from jaxptd.layers.grid_products import column, row
@@ -74,7 +75,6 @@ class Megatron1D:
         return size
 
     def column(self, x: Array, w: Array) -> Array:
-        """x[B, T, D], w[D, F/tp] -> h[B, T, F/tp]."""
         return self.dot(checkpoint_name(self.enter(x, Axis.TP), TAKEN), w, 1)
 
     def logits(self, x: Array, w: Array) -> Array:
@@ -106,7 +106,6 @@ class Megatron1D:
         return self.leave(own_rows(table, tokens_BT, Axis.TP).astype(dtype), Axis.TP)
 
     def positions(self, position_T: Array, table: Array, dtype: DTypeLike) -> Array:
-        """The table is whole: each device reads it at its own tokens."""
         return table[self.own_tokens(position_T)].astype(dtype)
 
     def vocab_ids(self, size: int) -> Array:
@@ -140,6 +139,17 @@ class Megatron1D:
 
 
 @dataclasses.dataclass(frozen=True)
+class RingSteps1D(Megatron1D):
+    """Sequence parallelism, its gathers and scatters in steps round a ring along tp."""
+
+    def column(self, x: Array, w: Array) -> Array:
+        return gather_product(x, w, dataclasses.replace(self.ring, axis=Axis.TP))
+
+    def row(self, h: Array, w: Array, cut: int) -> Array:
+        return product_scatter(h, w, dataclasses.replace(self.ring, axis=Axis.TP))
+
+
+@dataclasses.dataclass(frozen=True)
 class Grid2D:
     """Everything in blocks: `x[B, T/row, D/col]`, `w[D/row, F/col]`, `h[B, T/row, F/col]`.
 
@@ -147,8 +157,7 @@ class Grid2D:
     are padded with zeros at their end, which stay zero: their weights and gradients are.
 
     Args:
-        rows: devices along row.
-        cols: devices along col.
+        rows, cols: devices along row and along col.
         grid: how they multiply.
         ring: the devices that hold the sequence of q, k and v: along cp and row, or, where parts of
             every head lie over col, along cp alone.
@@ -276,16 +285,16 @@ def make_form(layout: Layout, *, native: bool = False, dot: Product = product) -
     """The form in which a layout holds matrices.
 
     native: the devices have a broadcast, see `Grid`, and permute in any loop, see `permute`.
-    dot: the product of a layer's matrix; a grid has its own.
+    dot: the product of a layer's matrix; a grid and ring steps have their own.
     """
     ring = partial(Ring, kind=layout.ring, native=native or layout.pp == 1)
     if layout.row * layout.col > 1:
         heads = layout.attention2d == "heads"
         around = ring((Axis.CP, Axis.ROW) if heads else (Axis.CP,))
-        slices = layout.matmul2d_slices
-        grid = Grid(layout.matmul2d, slices, native, permutes=around.native)
+        grid = Grid(layout.matmul2d, layout.matmul2d_slices, native, permutes=around.native)
         return Grid2D(layout.row, layout.col, grid, around, head_dim=0 if heads else 1)
-    make = partial(Megatron1D, layout.tp, ring=ring((Axis.CP,)), dot=dot)
+    kind = RingSteps1D if layout.collective_matmul else Megatron1D
+    make = partial(kind, layout.tp, ring=ring((Axis.CP,)), dot=dot)
     if layout.sequence_parallel:
         return make((Axis.TP,), collectives.all_gather, collectives.reduce_scatter)
     return make((), collectives.copy_to, collectives.reduce_from)

@@ -51,7 +51,7 @@ class WholeTokens2D(Grid2D):
 
 def whole_tokens(layout: Layout) -> TensorParallel:
     """The form of a layout, with no token cut."""
-    form = make_form(dataclasses.replace(layout, sequence_parallel=False))
+    form = make_form(dataclasses.replace(layout, sequence_parallel=False, collective_matmul=False))
     if not isinstance(form, Grid2D):
         return form
     return WholeTokens2D(form.rows, form.cols, form.grid, form.ring, form.head_dim)

@@ -54,12 +54,21 @@ def message(kind: str, axis: Axis, of: str, *, times: int = 1, messages: int | N
     return part
 
 
-def ends(count: int, *others: Part) -> Part:
-    """So many all-reduces of x, or under sequence parallelism gathers and scatters; and others."""
+def ends(count: int, *others: Part, rounds: int = 0) -> Part:
+    """So many all-reduces of x, or under sequence parallelism gathers and scatters; and others.
+
+    rounds: with collective matmul instead, of hops of a block of x, forward and backward; 0: what
+    is no part of a layer knows none.
+    """
 
     def part(layout: Layout, dtype: str) -> Iterator[Collective]:
-        for kind in (ALL_GATHER, REDUCE_SCATTER) if layout.sequence_parallel else (ALL_REDUCE,):
-            yield from message(kind, Axis.TP, "D", times=count)(layout, dtype)
+        if layout.collective_matmul and rounds:
+            hops = rounds * (layout.tp - 1)
+            size = tokens(layout) // layout.tp * width(layout, "D") * np.dtype(dtype).itemsize
+            yield Collective(PERMUTE, (Axis.TP,), hops, hops * size)
+        else:
+            for kind in (ALL_GATHER, REDUCE_SCATTER) if layout.sequence_parallel else (ALL_REDUCE,):
+                yield from message(kind, Axis.TP, "D", times=count)(layout, dtype)
         for other in others:
             yield from other(layout, dtype)
 

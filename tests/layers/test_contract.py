@@ -48,6 +48,8 @@ LAYOUTS = [
     Layout(dp=2, tp=2),
     Layout(dp=2, cp=4, ring="blockwise"),
     Layout(cp=2, tp=4, sequence_parallel=True, ring="blockwise"),
+    Layout(tp=2, cp=2, sequence_parallel=True, collective_matmul=True, ring="blockwise"),
+    Layout(dp=2, tp=4, sequence_parallel=True, collective_matmul=True),
     Layout(dp=2, tp=4, sequence_parallel=True),
 ]
 GRIDS = [
@@ -100,7 +102,7 @@ CASES = [
         (array(B, T, D),),
         lambda form: (residual_spec(form),),
         lambda form: between_spec(form, 1, 0),
-        moves(ends(1), product("D", "F")),
+        moves(ends(1, rounds=3), product("D", "F")),
     ),
     Case(
         "column, gathered, no bias",
@@ -111,7 +113,7 @@ CASES = [
         lambda form: (residual_spec(form),),
         token_spec,
         moves(
-            ends(1, message(ALL_GATHER, Axis.TP, "3N")),
+            ends(1, message(ALL_GATHER, Axis.TP, "3N"), rounds=3),
             product("D", "3N"),
             message(ALL_GATHER, Axis.COL, "3N"),
         ),
@@ -122,7 +124,7 @@ CASES = [
         (array(B, T, F),),
         lambda form: (between_spec(form, 1, 0),),
         residual_spec,
-        moves(ends(1), product("F", "D")),
+        moves(ends(1, rounds=2), product("F", "D")),
     ),
     Case(
         "row, whole input, no bias",
@@ -133,7 +135,7 @@ CASES = [
         lambda form: (token_spec(form),),
         residual_spec,
         moves(
-            ends(1, message(ALL_GATHER, Axis.TP, "N")),
+            ends(1, message(ALL_GATHER, Axis.TP, "N"), rounds=2),
             product("N", "D"),
             message(ALL_GATHER, Axis.COL, "N"),
         ),
@@ -153,7 +155,7 @@ CASES = [
         (array(B, T, D),),
         lambda form: (residual_spec(form),),
         residual_spec,
-        moves(ends(2), *MLP_MOVES),
+        moves(ends(2, rounds=5), *MLP_MOVES),
     ),
     *(
         Case(
@@ -164,7 +166,7 @@ CASES = [
             (array(B, T, D), SAMPLES, POSITIONS, SEED),
             place_specs,
             residual_spec,
-            moves(ends(2), *ATTENTION_MOVES),
+            moves(ends(2, rounds=5), *ATTENTION_MOVES),
             run_attention,
         )
         for rate in (0.0, 0.3)
@@ -176,7 +178,7 @@ CASES = [
             (array(B, T, D), SAMPLES, POSITIONS, SEED),
             place_specs,
             residual_spec,
-            moves(ends(4), NORM, *ATTENTION_MOVES, NORM, *MLP_MOVES),
+            moves(ends(4, rounds=10), NORM, *ATTENTION_MOVES, NORM, *MLP_MOVES),
             run_block,
         )
         for rate in (0.0, 0.3)

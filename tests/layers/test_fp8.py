@@ -196,6 +196,12 @@ def test_a_grid_is_refused():
         tiny.config(Layout(row=2), products="fp8")
 
 
+def test_ring_steps_are_refused():
+    layout = Layout(tp=2, sequence_parallel=True, collective_matmul=True)
+    with pytest.raises(UserError, match=r"products in ring steps are native; use layout\.coll"):
+        tiny.config(layout, products="fp8")
+
+
 def test_evaluation_has_the_same_precision():
     run = program(Layout(), dtype="bfloat16")
     native = dataclasses.replace(run, config=tiny.config(Layout(), dtype="bfloat16"))

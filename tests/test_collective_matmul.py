@@ -1,0 +1,131 @@
+"""Products in ring steps against whole ones: values, gradients, what moves and what is kept."""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from contract import TOLERANCES, relative
+from jax import Array
+from jax.sharding import PartitionSpec as P
+
+from jaxptd.collective_matmul import gather_product, product_scatter
+from jaxptd.collectives import varying_axes
+from jaxptd.comms import collectives_of
+from jaxptd.mesh import Axis, Layout, make_mesh
+from jaxptd.ring import Ring
+from jaxptd.traffic import PERMUTE, Collective
+
+B, D, HEADS, SIZE = 2, 6, 3, 5  # w is [D, 3 n, SIZE] or its turn: its own cut dim splits over n
+X, H = P(None, Axis.TP), P(None, None, Axis.TP)
+FORMS: dict[str, tuple[Callable, P, P, P]] = {
+    "gather": (gather_product, X, P(None, Axis.TP), H),
+    "scatter": (product_scatter, H, P(Axis.TP), X),
+}
+
+
+def tokens(devices: int) -> int:
+    return 2 * devices
+
+
+def inputs(form: str, devices: int) -> tuple[np.ndarray, ...]:
+    """x, w and the gradient of y, whole."""
+    rng, heads = np.random.default_rng(0), (HEADS * devices, SIZE)
+    wide, narrow = (B, tokens(devices), *heads), (B, tokens(devices), D)
+    shapes = (narrow, (D, *heads), wide) if form == "gather" else (wide, (*heads, D), narrow)
+    return tuple(rng.standard_normal(shape) for shape in shapes)
+
+
+def dense(form: str, x: np.ndarray, w: np.ndarray, dy: np.ndarray) -> list[np.ndarray]:
+    """y, dx, dw."""
+    if form == "gather":
+        sums = "btd,dnh->btnh", "btnh,dnh->btd", "btd,btnh->dnh"
+    else:
+        sums = "btnh,nhd->btd", "btd,nhd->btnh", "btnh,btd->nhd"
+    pairs = (x, w), (dy, w), (x, dy)
+    return [np.einsum(how, *pair) for how, pair in zip(sums, pairs, strict=True)]
+
+
+def on_ring(form: str, devices: int, native: bool = True) -> Callable:
+    """x, w, dy -> y, dx, dw."""
+    product, x, w, y = FORMS[form]
+    ring = Ring(Axis.TP, native=native)
+
+    def body(a: Array, b: Array, dy: Array) -> tuple[Array, ...]:
+        result, back = jax.vjp(partial(product, ring=ring), a, b)
+        return result, *back(dy)
+
+    return jax.shard_map(
+        body,
+        mesh=make_mesh(Layout(tp=devices)),
+        in_specs=(x, w, y),
+        out_specs=(y, x, w),
+        check_vma=True,
+    )
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_value_and_gradients_are_the_dense_ones(form: str, devices: int, dtype: str) -> None:
+    x, w, dy = inputs(form, devices)
+    with jax.enable_x64(dtype == "float64"):
+        found = jax.jit(on_ring(form, devices))(*(jnp.asarray(a, dtype) for a in (x, w, dy)))
+    for name, got, want in zip(("y", "dx", "dw"), found, dense(form, x, w, dy), strict=True):
+        assert got.dtype == dtype
+        assert relative(np.asarray(got), want) <= TOLERANCES[dtype], name
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_precision_is_that_of_x_and_of_dw_that_of_w(form: str) -> None:
+    """bfloat16 has 8 bits; y is rounded once a hop where sums travel, dw once at its end."""
+    x, w, dy = (a.astype(np.float32) for a in inputs(form, 4))
+    narrow = [jnp.asarray(a, jnp.bfloat16) for a in (x, dy)]
+    y, dx, dw = jax.jit(on_ring(form, 4))(narrow[0], w, narrow[1])
+    assert (y.dtype, dx.dtype, dw.dtype) == (jnp.bfloat16, jnp.bfloat16, jnp.float32)
+    rounded = np.asarray(narrow[0], np.float32), np.asarray(narrow[1], np.float32)
+    want = dense(form, rounded[0], np.asarray(jnp.asarray(w, jnp.bfloat16), np.float32), rounded[1])
+    for got, exact, bits in zip((y, dx, dw), want, (8, 8, 22), strict=True):
+        assert relative(np.asarray(got, np.float32), exact) <= 2.0**-bits * 2
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+@pytest.mark.parametrize("form", FORMS)
+def test_three_or_two_rounds_of_hops_and_nothing_else(form: str, devices: int) -> None:
+    """Forward one; backward sums and blocks of x, or blocks of dy."""
+    arrays = [jnp.asarray(a, jnp.float32) for a in inputs(form, devices)]
+    traced = jax.jit(on_ring(form, devices)).trace(*arrays)
+    moved = collectives_of(traced.jaxpr, make_mesh(Layout(tp=devices)))
+    hops = (3 if form == "gather" else 2) * (devices - 1)
+    block = B * tokens(devices) // devices * D * 4
+    assert moved == [Collective(PERMUTE, ("tp",), hops, hops * block)] * (devices > 1)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_without_a_permute_the_numbers_are_the_same(form: str) -> None:
+    """As in the loops of a pipeline's stages on CPUs."""
+    arrays = [jnp.asarray(a, jnp.float32) for a in inputs(form, 4)]
+    native, gathered = (jax.jit(on_ring(form, 4, native=n))(*arrays) for n in (True, False))
+    for a, b in zip(native, gathered, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_nothing_whole_is_kept_for_backward(form: str) -> None:
+    """Only the operands, as this device has them."""
+    product, x_spec, w_spec, y_spec = FORMS[form]
+    kept: list[tuple[int, ...]] = []
+
+    def body(x: Array, w: Array) -> Array:
+        y, back = jax.vjp(partial(product, ring=Ring(Axis.TP)), x, w)
+        kept.extend(leaf.shape for leaf in jax.tree.leaves(back))
+        assert varying_axes(y) == {"tp"}
+        return y
+
+    x, w, _ = inputs(form, 4)
+    specs = {"in_specs": (x_spec, w_spec), "out_specs": y_spec}
+    jax.eval_shape(jax.shard_map(body, mesh=make_mesh(Layout(tp=4)), **specs), x, w)
+    elements = sorted(int(np.prod(shape)) for shape in kept)
+    assert elements == sorted((x.size // 4, w.size // 4))
