@@ -105,7 +105,7 @@ def run(case: Case, layout: Layout, dtype: str) -> Outcome:
         return jax.grad(weighted, argnums, has_aux=True)(params, *(inputs[i] for i in floats))
 
     whole = jax.eval_shape(on_mesh(forward, (blueprint.specs, *specs), out), params, *arrays)
-    weights = _weights(case, whole.shape, layout, dtype)
+    weights = random_weights(case, whole.shape, layout, dtype)
     outs = ((blueprint.specs, *(specs[i] for i in floats)), out)
     compiled = jax.jit(on_mesh(both_ways, (blueprint.specs, out, *specs), outs))
     traced = compiled.trace(params, weights, *arrays)
@@ -125,7 +125,7 @@ def _held(x: np.ndarray, spec: P, form: TensorParallel) -> np.ndarray:
     return np.pad(x, [(0, n) for n in more])
 
 
-def _weights(case: Case, shape: tuple[int, ...], layout: Layout, dtype: str) -> np.ndarray:
+def random_weights(case: Case, shape: tuple[int, ...], layout: Layout, dtype: str) -> np.ndarray:
     """Random, the same on every layout; zero for the padding of an output of this shape."""
     dense = shape if layout == Layout() else _dense(case, dtype).output.shape
     weights = np.random.default_rng(7).standard_normal(dense).astype(dtype)

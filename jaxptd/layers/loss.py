@@ -77,9 +77,8 @@ def _backward(
     logits_BTV, targets_BT, logsumexp_BT = kept
     wide_BTV, ids_V = _wide(logits_BTV, form, vocab_size)
     softmax_BTV = jnp.exp(wide_BTV - logsumexp_BT[..., None])
-    d_BTV = (
-        jnp.where(ids_V == targets_BT[..., None], softmax_BTV - 1, softmax_BTV) * d_BT[..., None]
-    )
+    target_BTV = (ids_V == targets_BT[..., None]) & (ids_V < vocab_size)
+    d_BTV = jnp.where(target_BTV, softmax_BTV - 1, softmax_BTV) * d_BT[..., None]
     return d_BTV.astype(logits_BTV.dtype), None
 
 

@@ -3,7 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from contract import run, starting_params
+import pytest
+from contract import random_weights, run, starting_params
 from flax import nnx
 from test_contract import CASES, Case
 
@@ -76,6 +77,33 @@ def test_every_layer_is_its_formula() -> None:
         inputs = [x.astype(np.float64) if x.dtype == np.float32 else x for x in case.inputs]
         np.testing.assert_allclose(
             found, formula(parameters(name), *inputs), rtol=1e-10, atol=1e-12, err_msg=name
+        )
+
+
+STEP = 1e-5  # of a central difference: its error is STEP**2 times a third derivative
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_every_gradient_is_the_derivative_of_the_formula(name: str) -> None:
+    """Of the weighted sum that `run` differentiates, along a random direction of each argument."""
+    (case,) = (case for case in CASES if case.name == name)
+    with jax.enable_x64(True):
+        found = run(case, Layout(), "float64")
+    floats = {i: x for i, x in enumerate(case.inputs) if x.dtype == np.float32}
+    arguments = parameters(name) | {str(i): x.astype(np.float64) for i, x in floats.items()}
+    gradients = found.params | dict(zip(map(str, floats), found.inputs, strict=True))
+    weights = random_weights(case, found.output.shape, Layout(), "float64")
+
+    def total(moved: dict[str, np.ndarray]) -> float:
+        inputs = [moved.get(str(i), x) for i, x in enumerate(case.inputs)]
+        return float((FORMULAS[name](moved, *inputs) * weights).sum())
+
+    for argument, x in arguments.items():
+        along = np.random.default_rng(5).standard_normal(x.shape)
+        ends = [total(arguments | {argument: x + sign * STEP * along}) for sign in (1, -1)]
+        derivative = (ends[0] - ends[1]) / (2 * STEP)
+        np.testing.assert_allclose(
+            (gradients[argument] * along).sum(), derivative, rtol=1e-6, atol=1e-8, err_msg=argument
         )
 
 

@@ -78,6 +78,21 @@ def test_value_and_gradient_are_the_dense_ones(layout: Layout, vocab_size: int, 
     assert (d_logits[..., vocab_size:] == 0).all()
 
 
+@pytest.mark.parametrize("layout", [Layout(), Layout(tp=4), Layout(row=1, col=4)], ids=str)
+def test_a_target_that_is_no_token_gives_the_logsumexp(layout: Layout) -> None:
+    """Below 0, of the padding, beyond it; the gradient is the softmax."""
+    rng = np.random.default_rng(0)
+    logits = rng.standard_normal((B, T, 16)).astype(np.float32)
+    targets = np.array([[-1, 13, 15], [-100, 16, 99]], np.int32)
+    weights = rng.standard_normal((B, T)).astype(np.float32)
+    loss, d_logits = run(logits, targets, weights, layout=layout, vocab_size=13)
+    exp = np.exp(logits[..., :13].astype(np.float64))
+    np.testing.assert_allclose(loss, np.log(exp.sum(-1)), rtol=1e-6)
+    want = exp / exp.sum(-1, keepdims=True) * weights[..., None]
+    np.testing.assert_allclose(d_logits[..., :13], want, atol=1e-6)
+    assert (d_logits[..., 13:] == 0).all()
+
+
 def test_bfloat16_logits_get_float32_losses_and_bfloat16_gradients() -> None:
     logits = jnp.asarray(np.random.default_rng(1).standard_normal((B, T, 8)), jnp.bfloat16)
     targets, weights = np.zeros((B, T), np.int32), np.ones((B, T), np.float32)
