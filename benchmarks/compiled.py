@@ -72,13 +72,18 @@ class Case:
         return Config(model, self.layout, train=TrainConfig(global_batch_size=self.batch))
 
 
-XL = (48, 1600, 25)
+MEDIUM, XL = (24, 1024, 16), (48, 1600, 25)
 CASES = {
     "124m": Case((12, 768, 12), 32, scan=False),
     "124m scan": Case((12, 768, 12), 32),
-    "350m": Case((24, 1024, 16), 32, remat="dots"),
+    "350m": Case(MEDIUM, 32, remat="dots"),
+    "350m dp8": Case(MEDIUM, 64, Layout(dp=8, zero=2), "dots"),
+    "350m dp8 unrolled": Case(MEDIUM, 64, Layout(dp=8, zero=2), "dots", scan=False),
+    "350m zero3 unrolled": Case(MEDIUM, 64, Layout(dp=8, zero=3), "dots", scan=False),
     "1.5b": Case(XL, 16, remat="full"),
     "1.5b dots": Case(XL, 16, remat="dots"),
+    "1.5b dots unrolled": Case(XL, 16, remat="dots", scan=False),
+    "1.5b unrolled": Case(XL, 16, scan=False),
     "1.5b tp8": Case((48, 1536, 24), 16, Layout(tp=8, sequence_parallel=True)),
     "1.5b tp8 ring": Case(
         (48, 1536, 24), 16, Layout(tp=8, sequence_parallel=True, collective_matmul=True)

@@ -109,12 +109,12 @@ def first(devices: int, hidden: int, links: Links = BYTES) -> tuple[int, int, fl
 
 def kept_one_way(devices: int, *, remat: str) -> float:
     """Bytes that a layer keeps for backward, over M D, on one device; norms' statistics aside."""
-    return {"none": 4 + 28 / devices, "dots": 22 / devices, "full": 2 / devices}[remat]
+    return {"none": 4 + 28 / devices, "dots": 20 / devices, "full": 2 / devices}[remat]
 
 
 def kept_on_grid(devices: int, *, remat: str) -> float:
     """As `kept_one_way`: the inputs of products are kept as they lie, in blocks."""
-    return {"none": 32 / devices, "dots": 22 / devices, "full": 2 / devices}[remat]
+    return {"none": 32 / devices, "dots": 20 / devices, "full": 2 / devices}[remat]
 
 
 # ---- the tables ---------------------------------------------------------------------------------

@@ -41,9 +41,29 @@ class Instruction:
             for dtype, dims in _ARRAY.findall(self.result)
         )
 
+    @property
+    def op_name(self) -> str:
+        """The name that JAX gave it, with scopes; empty where it gave none."""
+        match = re.search(r'op_name="([^"]*)"', self.rest)
+        return match[1] if match else ""
+
     def called(self, how: str) -> str | None:
         match = re.search(rf"{how}=%?([\w.\-]+)", self.rest)
         return match[1] if match else None
+
+
+PRODUCT, ATTENTION, COLLECTIVE, OTHER = "products", "attention kernel", "collectives", "other"
+KINDS = (PRODUCT, ATTENTION, OTHER, COLLECTIVE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A kernel, how often a step runs it, and the bytes that it moves in all."""
+
+    instruction: Instruction
+    kind: str
+    count: int
+    bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,13 +79,9 @@ Computations = dict[str, list[Instruction]]
 
 def summary(text: str) -> Summary:
     """Of a scheduled program."""
-    computations, entry = _parse(text)
-    count = total = 0
-    for instruction, scope, times in _kernels(computations, entry, 1):
-        count += times
-        if not _COLLECTIVE.match(instruction.kind) and not _is_product(instruction, computations):
-            total += times * _bytes(instruction, scope, computations)
-    return Summary(count, total)
+    every = list(kernels(text))
+    others = sum(kernel.bytes for kernel in every if kernel.kind == OTHER)
+    return Summary(sum(kernel.count for kernel in every), others)
 
 
 def largest(text: str, number: int) -> list[tuple[int, int, str]]:
@@ -74,18 +90,33 @@ def largest(text: str, number: int) -> list[tuple[int, int, str]]:
     Returns:
         bytes, executions, and result with the end of the name that JAX gave them; most bytes first.
     """
-    computations, entry = _parse(text)
     found: dict[str, tuple[int, int]] = {}
-    for instruction, scope, times in _kernels(computations, entry, 1):
-        if _COLLECTIVE.match(instruction.kind) or _is_product(instruction, computations):
+    for kernel in kernels(text):
+        if kernel.kind != OTHER:
             continue
-        name = re.search(r'op_name="([^"]*)"', instruction.rest)
-        words = f"{instruction.result}  {name[1][-60:] if name else instruction.kind}"
+        each = kernel.instruction
+        words = f"{each.result}  {each.op_name[-60:] or each.kind}"
         size, count = found.get(words, (0, 0))
-        more = times * _bytes(instruction, scope, computations)
-        found[words] = (size + more, count + times)
+        found[words] = (size + kernel.bytes, count + kernel.count)
     rows = [(size, count, words) for words, (size, count) in found.items()]
     return sorted(rows, reverse=True)[:number]
+
+
+def kernels(text: str) -> Iterator[Kernel]:
+    """Every one of a scheduled program."""
+    computations, entry = _parse(text)
+    for instruction, scope, times in _kernels(computations, entry, 1):
+        kind = kind_of(instruction, computations)
+        yield Kernel(instruction, kind, times, times * _bytes(instruction, scope, computations))
+
+
+def kind_of(instruction: Instruction, computations: Computations) -> str:
+    """One of `KINDS`."""
+    if _COLLECTIVE.match(instruction.kind):
+        return COLLECTIVE
+    if "__cudnn$fmha" in instruction.rest:
+        return ATTENTION
+    return PRODUCT if _is_product(instruction, computations) else OTHER
 
 
 def _parse(text: str) -> tuple[Computations, str]:

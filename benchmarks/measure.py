@@ -36,11 +36,14 @@ class DifferentError(AssertionError):
     """Programs that are compared do not compute the same thing."""
 
 
-def compile_step(program: Any) -> Any:
-    """The compiled training step of a `Program` or a `Peer`, from abstract arguments."""
+def compile_step(program: Any, gpu_options: Mapping[str, Any] | None = None) -> Any:
+    """The compiled training step of a `Program` or a `Peer`, from abstract arguments.
+
+    gpu_options: what XLA is asked for on GPUs beside the step's own.
+    """
     lowered = program.train_step.lower(program.abstract_state, program.abstract_batch)
     on_cpu = program.mesh.devices.flat[0].platform == "cpu"
-    return lowered.compile(compiler_options=CPU_OPTIONS if on_cpu else None)
+    return lowered.compile(compiler_options=CPU_OPTIONS if on_cpu else gpu_options)
 
 
 def collectives(compiled: Any, mesh: Mesh) -> list[Collective]:

@@ -9,7 +9,7 @@ several steps, taken in turns. Products and times are shares of those of `none` 
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,21 +74,28 @@ def executed(program: Program, weigh: Callable[[Any], int]) -> int:
 
     Of a conditional all branches count.
     """
+    return sum(times * weigh(equation) for equation, times, _ in executions(program))
+
+
+def executions(program: Program) -> Iterator[tuple[Any, int, str]]:
+    """Every equation of a step, how often it runs, and the names of the scopes it stands in."""
     step: Any = program.train_step
     jaxpr = step.trace(program.abstract_state, program.abstract_batch).jaxpr.jaxpr
     stages = program.config.layout.pp
-    return _executed(jaxpr, stages, weigh, program.plan.trips if stages > 1 else {})
+    return _executions(jaxpr, stages, "", program.plan.trips if stages > 1 else {})
 
 
-def _executed(jaxpr: Any, times: int, weigh: Callable, trips: Mapping[str, int]) -> int:
-    total = 0
+def _executions(
+    jaxpr: Any, times: int, scopes: str, trips: Mapping[str, int]
+) -> Iterator[tuple[Any, int, str]]:
     for equation in jaxpr.eqns:
+        own = str(equation.source_info.name_stack)
         runs = times * equation.params.get("length", 1)
         if equation.primitive.name == "while":
-            runs = trips.get(str(equation.source_info.name_stack).rpartition("/")[2], times)
-        total += times * weigh(equation)
-        total += sum(_executed(inner, runs, weigh, trips) for inner in inside(equation))
-    return total
+            runs = trips.get(own.rpartition("/")[2], times)
+        yield equation, times, f"{scopes}/{own}"
+        for inner in inside(equation):
+            yield from _executions(inner, runs, f"{scopes}/{own}", trips)
 
 
 def is_product(equation: Any) -> int:

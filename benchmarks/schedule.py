@@ -129,7 +129,6 @@ def work(each: Instruction, computations: Computations) -> Work:
 
 def pass_of(each: Instruction) -> str:
     """Which pass of the step an instruction belongs to, from the name that JAX gave it."""
-    name = re.search(r'op_name="([^"]*)"', each.rest)
-    if not name or "transpose(" not in name[1]:
+    if "transpose(" not in each.op_name:
         return "forward"
-    return "forward again" if "rematted_computation" in name[1] else "backward"
+    return "forward again" if "rematted_computation" in each.op_name else "backward"

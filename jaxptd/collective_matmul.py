@@ -104,12 +104,12 @@ def _times_each(
     me, size = lax.axis_index(ring.axis), lax.axis_size(ring.axis)
     y, dw = _zeros((x.shape[0], x.shape[1] * size, w.shape[-1]), x), None
     for step in range(size):
-        source = (me - step) % size
-        ahead = ring.shift(x) if step < size - 1 else x
-        y = _put(y, x @ w, source)
+        x, y, dw = lax.optimization_barrier((x, y, dw))
+        source, now = (me - step) % size, x
+        x = ring.shift(x) if step < size - 1 else x
+        y = _put(y, now @ w, source)
         if other is not None:
-            dw = _added(dw, _transposed_times(_take(other, source, size), x))
-        x, y, dw = lax.optimization_barrier((ahead, y, dw))
+            dw = _added(dw, _transposed_times(_take(other, source, size), now))
     return y, dw
 
 
@@ -123,15 +123,14 @@ def _sum_of_each(
     me, size = lax.axis_index(ring.axis), lax.axis_size(ring.axis)
     x, before, total, dw = bring, _take(h, me, size), None, None
     for step in range(size):
-        on_its_way = None if total is None else ring.shift(total)
-        ahead = x if x is None or step == size - 1 else ring.shift(x)
+        total, x, before, dw, h = lax.optimization_barrier((total, x, before, dw, h))
+        arrived, now = None if total is None else ring.shift(total), x
+        x = x if x is None or step == size - 1 else ring.shift(x)
+        if now is not None:
+            dw = _added(dw, _transposed_times(now, before))
+        before = _take(h, (me - 1 - step) % size, size)
         # Apart, or the product would add to what arrived, and wait for it.
-        block = _take(h, (me - 1 - step) % size, size)
-        part = lax.optimization_barrier(block @ w)
-        if x is not None:
-            dw = _added(dw, _transposed_times(x, before))
-        total = _added(on_its_way, part)
-        total, x, before, dw, h = lax.optimization_barrier((total, ahead, block, dw, h))
+        total = _added(arrived, lax.optimization_barrier(before @ w))
     return total, dw
 
 

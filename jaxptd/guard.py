@@ -48,6 +48,7 @@ def unscaled(tree: Any, scale: Array, dtype: DTypeLike) -> Any:
     return jax.tree.map(lambda x: x / scale, tree) if scales(dtype) else tree
 
 
+@jax.named_scope("optimizer")
 def advance(
     state: dict[str, Any], new: dict[str, Any], metrics: Metrics, config: Config
 ) -> tuple[dict[str, Any], Metrics]:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import optax
 from jax import Array, lax
@@ -44,6 +45,7 @@ def adamw(config: OptimizerConfig, infos: Mapping[str, ParamInfo]) -> optax.Grad
     )
 
 
+@jax.named_scope("optimizer")
 def global_norm(grads: Params, stored: Mapping[str, Stored]) -> Array:
     """The norm of all gradients together, each element counted once: a scalar per set of axes."""
     squares: dict[tuple[str, ...], Any] = {}
@@ -55,6 +57,7 @@ def global_norm(grads: Params, stored: Mapping[str, Stored]) -> Array:
     )
 
 
+@jax.named_scope("optimizer")
 def clip(grads: Params, norm: Array, limit: float) -> Params:
     """Scales the gradients to a norm of at most `limit`; 0 never clips."""
     if limit == 0:

@@ -6,6 +6,7 @@ Letters: B batch, T query position, S key position, D model, N heads, H head siz
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
@@ -55,6 +56,7 @@ class SelfAttention(nnx.Module):
         )
         self.form, self.config = form, config
 
+    @jax.named_scope("attention")
     def __call__(
         self, x_BTD: Array, places: Places, cache: Cache | None
     ) -> tuple[Array, Cache | None]:

@@ -27,6 +27,7 @@ class MLP(nnx.Module):
         self.up = ColumnParallelLinear(size, (hidden,), form=form, rngs=rngs)
         self.down = RowParallelLinear((hidden,), size, form=form, rngs=rngs, init=init_out)
 
+    @jax.named_scope("mlp")
     def __call__(self, x_BTD: Array) -> Array:
         """x, as the residual stream has it, -> the same."""
         h_BTF = _activate(self.up.product(x_BTD), self.up.bias)

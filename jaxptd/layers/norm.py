@@ -32,6 +32,7 @@ class LayerNorm(nnx.Module):
         self.b = param(rngs(), (size,), zeros, spec=form.hidden_spec(), held=held, decay=False)
         self.size, self.form = size, form
 
+    @jax.named_scope("norm")
     def __call__(self, x_BTD: Array) -> Array:
         """x, as the residual stream has it, -> the same shape and type."""
         x_BTD, w_D, b_D = alike(checkpoint_name(x_BTD, TAKEN), self.w[...], self.b[...])

@@ -6,6 +6,7 @@ Source: Radford et al., Language Models are Unsupervised Multitask Learners, 201
 
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
@@ -56,6 +57,7 @@ class GPT(nnx.Module):
         x_BTD, cache = run_blocks(self.blocks, x_BTD, places, cache=cache, config=self.config)
         return self.output(x_BTD), cache
 
+    @jax.named_scope("embedding")
     def embed(self, tokens_BT: Array, places: Places) -> Array:
         """tokens[B, T] -> x, as the residual stream has it."""
         dtype = jnp.dtype(self.config.dtype)
@@ -76,6 +78,7 @@ class GPT(nnx.Module):
         x_BTD, _ = run_blocks(self.blocks, x_BTD, places, cache=None, config=self.config)
         return self.output_loss(x_BTD, targets_BT)
 
+    @jax.named_scope("loss")
     def output_loss(self, x_BTD: Array, targets_BT: Array) -> Array:
         """x after all blocks -> as `loss`."""
         logits_BTV = self.output(x_BTD)

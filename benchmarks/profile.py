@@ -1,0 +1,110 @@
+"""Where the time of a training step goes, measured by JAX's profiler on the devices at hand.
+
+`python -m benchmarks.profile --config configs/gpt2-124m.yaml [--steps 5] [--picture step.svg]`
+
+Prints milliseconds of a step by part (`parts.py`): a scope of the model, and products, attention
+kernel, other kernels or collectives. Times of devices that run at once are averaged; where kernels
+lie over each other on one device, each counts in full. The trace itself, which Perfetto and XProf
+open, stays where `--trace DIR` says. Random tokens, no data.
+"""
+
+import collections
+import gzip
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+
+from benchmarks import svg
+from benchmarks.kernels import _parse, kind_of
+from benchmarks.measure import compile_step, random_batch, table, versions
+from benchmarks.parts import STYLE, Times, lines, picture, scope_of
+from benchmarks.schedule import inside
+from jaxptd.command_line import make_parser, parse
+from jaxptd.config import Config
+from jaxptd.data.tokenizers import with_vocabulary
+from jaxptd.devices import prepare
+from jaxptd.errors import UserError, run_command
+from jaxptd.mesh import make_mesh
+from jaxptd.step import Program
+
+WARM_UP = 2
+
+
+def measure(config: Config, steps: int, directory: Path) -> Times:
+    """Seconds of a step by part, on one device, from a trace of so many steps."""
+    program = Program(config, make_mesh(config.layout))
+    compiled = compile_step(program, {"xla_gpu_enable_command_buffer": ""})  # it hides names
+    state, batch = program.init_state(), program.place(random_batch(config))
+    for _ in range(WARM_UP):
+        state, _ = jax.block_until_ready(compiled(state, batch))
+    with jax.profiler.trace(directory):
+        for _ in range(steps):
+            state, _ = jax.block_until_ready(compiled(state, batch))
+    runs = steps * config.layout.num_devices
+    return of_events(events(directory), compiled.as_text(), runs)
+
+
+def events(directory: Path) -> Iterator[dict[str, Any]]:
+    """What a trace says of single instructions of a program: `ts`, `dur` in us, `args`.
+
+    Raises:
+        UserError: it has none.
+    """
+    found = 0
+    for path in sorted(directory.glob("**/*.trace.json.gz")):
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            for event in json.load(file)["traceEvents"]:
+                if event.get("ph") == "X" and "hlo_op" in event.get("args", {}):
+                    found += 1
+                    yield event
+    if not found:
+        raise UserError(f"the profiler left no instruction of a program in {directory}")
+
+
+def of_events(every: Iterator[dict[str, Any]], text: str, runs: int) -> Times:
+    """Seconds by part of one of so many runs of a program. text: of the compiled program."""
+    computations, _ = _parse(text)
+    known = {each.name: each for body in computations.values() for each in body}
+    times: Times = collections.defaultdict(float)
+    for event in every:
+        each = known.get(event["args"]["hlo_op"])
+        if each is not None and not inside(each):  # a loop's time is that of what it runs
+            part = scope_of(each.op_name), kind_of(each, computations)
+            times[part] += event["dur"] * 1e-6 / runs
+    return times
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures where the time of a training step goes."""
+    parser = make_parser("python -m benchmarks.profile", main.__doc__ or "")
+    parser.add_argument("--steps", type=int, default=5, help="in the trace, after two")
+    parser.add_argument("--picture", default="", help="SVG file to draw")
+    parser.add_argument("--trace", default="", help="directory that keeps the trace")
+    config, options = parse(parser, argv)
+    if options["steps"] < 1:
+        raise UserError(f"--steps={options['steps']} must be at least 1")
+    if options["trace"] and Path(options["trace"]).exists():
+        raise UserError(f"--trace={options['trace']}: is there already; name a new directory")
+    config = with_vocabulary(config)
+    console = Console()
+    where = prepare(config)
+    console.print(f"profiling {config.layout} on {where}", highlight=False)
+    with tempfile.TemporaryDirectory() as aside:
+        times = measure(config, options["steps"], Path(options["trace"] or aside))
+    print(versions())
+    print(table([("part", "kernels", "ms a step", "share"), *lines(times)]))
+    if options["picture"]:
+        path = Path(options["picture"])
+        title = f"{config.layout}, {where}"
+        figure = lambda: picture({title: times}, "ms a step, measured")  # noqa: E731
+        svg.save({path.name: figure}, path.parent, STYLE)
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)
