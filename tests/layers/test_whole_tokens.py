@@ -105,6 +105,7 @@ def test_tokens_are_cut_nowhere() -> None:
     positions = np.arange(3)
     assert form.token_axes == form.logit_axes == ()
     assert form.own_tokens(positions) is form.own_logits(positions) is positions
-    form = whole_tokens(Layout(tp=4, sequence_parallel=True))
-    assert isinstance(form, Megatron1D)
-    assert form.token_axes == ()
+    for steps in (False, True):
+        form = whole_tokens(Layout(tp=4, sequence_parallel=True, collective_matmul=steps))
+        assert type(form) is Megatron1D
+        assert form.token_axes == ()
