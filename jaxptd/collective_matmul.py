@@ -4,13 +4,13 @@ With the sequence cut over n devices, the first product of a pair needs every de
 and the second leaves on every device a part of a sum for every block. Instead of one collective
 before or after the whole product:
 
-| product          | at each of n steps                                   | what travels, n-1 hops     |
-|------------------|------------------------------------------------------|----------------------------|
-| `gather_product` | y of the block that is there                         | blocks of x                |
-| `product_scatter`| the part for the block whose sum is there, and added | sums, to where they belong |
+| product           | at each of n steps                         | what travels, n-1 hops     |
+|-------------------|--------------------------------------------|----------------------------|
+| `gather_product`  | y of the block that is there               | blocks of x                |
+| `product_scatter` | the part for the block whose sum comes now | sums, to where they belong |
 
-The derivative of x (of h) is the other product, with w transposed; that of w is a sum of parts, too,
-made as the blocks of x (of dy) come by once more. So nothing whole is kept for backward.
+The derivative of x (of h) is the other product, with w transposed; that of w is a sum of parts,
+too, made as the blocks of x (of dy) come by once more. So nothing whole is kept for backward.
 
 Barriers between steps: no hop leaves before the part is done over which the one before it lay, and
 XLA does not glue the parts together to one product again.
@@ -22,6 +22,7 @@ Deep Learning Models, ASPLOS 2023.
 
 import math
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -94,9 +95,7 @@ def _matrix(w: Array, contract: int) -> Array:
 # ---- rounds: a hop is under way during each step but the last -----------------------------------
 
 
-def _times_each(
-    x: Array, w: Array, ring: Ring, other: Array | None = None
-) -> tuple[Array, Array | None]:
+def _times_each(x: Array, w: Array, ring: Ring, other: Array | None = None) -> tuple[Array, Any]:
     """x[B, T/n, D], w[D, F] -> y[B, T, F], x w of every device's block.
 
     And, of another h[B, T, G], h^T x over all blocks, [G, D].
@@ -113,15 +112,14 @@ def _times_each(
     return y, dw
 
 
-def _sum_of_each(
-    h: Array, w: Array, ring: Ring, bring: Array | None = None
-) -> tuple[Array, Array | None]:
+def _sum_of_each(h: Array, w: Array, ring: Ring, bring: Array | None = None) -> tuple[Array, Any]:
     """h[B, T, F], w[F, D] -> the own block of the sum of all h w, [B, T/n, D].
 
     And, of a block x[B, T/n, G] to bring, x^T h over all blocks, [G, F].
     """
     me, size = lax.axis_index(ring.axis), lax.axis_size(ring.axis)
-    x, before, total, dw = bring, _take(h, me, size), None, None
+    x, before, dw = bring, _take(h, me, size), None
+    total: Any = None
     for step in range(size):
         total, x, before, dw, h = lax.optimization_barrier((total, x, before, dw, h))
         arrived, now = None if total is None else ring.shift(total), x
