@@ -1,109 +1,279 @@
-"""The parts of a step: who they are, their least time, and what a profile says of them."""
+"""Parts of a parameter: any shape, cut any way, in equal parts; and back to the last bit."""
 
-import re
-from pathlib import Path
+import dataclasses
+import itertools
+import math
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from benchmarks import profile
-from benchmarks.kernels import ATTENTION, COLLECTIVE, OTHER, PRODUCT, kernels
-from benchmarks.measure import compile_step
-from benchmarks.parts import BANDWIDTH, SCOPES, least, lines, picture, scope_of
-from benchmarks.remat import executed, flops
-from jaxptd.errors import UserError
-from jaxptd.mesh import Layout
+from jaxptd.mesh import Axis, Layout, make_mesh
+from jaxptd.params import ParamInfo
+from jaxptd.parts import Cut
+from jaxptd.zero import Lent, fetched, sent_home
 
-CONFIG = str(Path(__file__).parents[1] / "configs" / "test-tiny.yaml")
+
+def numbers(shape: tuple[int, ...], seed: int = 1) -> np.ndarray:
+    """No zeros among them."""
+    return np.random.default_rng(seed).uniform(1, 2, shape).astype(np.float32)
+
+
+def info(shape: tuple, held: tuple, *spec: Any, rows: tuple[int, ...] | None = None) -> ParamInfo:
+    return ParamInfo(shape, held, P(*spec), decay=True, stacked=rows is not None, rows=rows)
+
+
+def cut(of: ParamInfo, layout: Layout, *, lead: int = 0) -> Cut:
+    return Cut(of, layout.sizes, lead)
+
+
+# Rows of two stages, three layers each: the second stage has two.
+UNEVEN = info((5, 3, 7), (6, 3, 8), "pp", None, "tp", rows=(0, 1, 2, 3, 4))
+FOLDED = info((5, 3, 7), (8, 3, 8), "pp", None, "tp", rows=(0, 6, 2, 3, 4))
+CASES = [
+    (cut(info((7,), (7,), None), Layout(dp=4)), 2),
+    (cut(info((1,), (1,), None), Layout(dp=2, cp=3)), 1),
+    (cut(info((5, 3), (5, 3), None, None), Layout(dp=3)), 5),
+    (cut(info((13, 6), (16, 6), "tp", None), Layout(dp=2, tp=4)), 12),
+    (cut(info((3, 5, 7), (3, 6, 7), None, "tp", None), Layout(dp=3, tp=2)), 21),
+    (cut(info((7, 5), (8, 6), "row", "col"), Layout(dp=2, row=2, col=2)), 6),
+    (cut(info((7, 5), (8, 5), ("row", "col"), None), Layout(cp=2, row=2, col=2)), 5),
+    (cut(info((5, 7), (5, 8), None, ("col", "row")), Layout(dp=2, row=2, col=2)), 5),
+    (cut(info((6, 5), (6, 5), "pp", None), Layout(pp=2, dp=2, cp=2)), 4),
+    (cut(UNEVEN, Layout(pp=2, dp=2, tp=2)), 18),
+    (cut(UNEVEN, Layout(pp=2, dp=2, tp=2), lead=1), 6),
+    (cut(FOLDED, Layout(pp=2, dp=2, tp=2)), 24),
+    (cut(FOLDED, Layout(pp=2, cp=2, tp=2), lead=1), 6),
+    (cut(info((2, 5, 3), (2, 5, 3), None, None, None), Layout(dp=3, cp=2), lead=1), 3),
+]
+IDS = [f"{cut.shape} over {cut.spec}" for cut, _ in CASES]
+TABLE = pytest.mark.parametrize(("stored", "part"), CASES, ids=IDS)
+
+
+def parts_by_hand(stored: Cut, held: np.ndarray, at: dict[Axis, int]) -> np.ndarray:
+    """What the device at these places along the axes holds of the array that layers hold."""
+    for dim, axes in enumerate(stored.info.axes_of_dims):
+        for axis in axes:  # the first is the slowest
+            held = np.split(held, stored.sizes[Axis(axis)], dim)[at[Axis(axis)]]
+    rows = held.reshape(*held.shape[: stored.lead], -1)
+    number = stored.sizes[Axis.DP] * stored.sizes[Axis.CP]
+    length = math.ceil(rows.shape[-1] / number)
+    own = at[Axis.DP] * stored.sizes[Axis.CP] + at[Axis.CP]
+    part = np.zeros((*rows.shape[:-1], length), held.dtype)
+    found = rows[..., own * length : (own + 1) * length]
+    part[..., : found.shape[-1]] = found
+    return part
+
+
+@TABLE
+def test_every_device_holds_its_part(stored: Cut, part: int) -> None:
+    """Whatever the shape, as much as any other; by hand."""
+    layout = Layout(**{axis.value: size for axis, size in stored.sizes.items()})
+    mesh = make_mesh(layout)
+    x = numbers(stored.shape)
+    placed = jax.device_put(stored.pad(x), NamedSharding(mesh, stored.spec))
+    assert placed.shape == stored.held
+    held = np.asarray(stored.info.pad(x))
+    assert stored.part == part
+    for shard in placed.addressable_shards:
+        place = np.argwhere(mesh.device_ids == shard.device.id)[0]
+        want = parts_by_hand(stored, held, dict(zip(Axis, place, strict=True)))
+        np.testing.assert_array_equal(shard.data, want)
+
+
+@TABLE
+def test_there_and_back(stored: Cut, part: int) -> None:
+    x = numbers(stored.shape)
+    there = stored.pad(x)
+    np.testing.assert_array_equal(stored.canonical(there), x)
+    assert np.count_nonzero(there) == x.size  # the rest is padding
+    own = stored.info  # as layers make it: held, but for the order of its rows
+    made = np.asarray(
+        dataclasses.replace(own, rows=None, held=(own.shape[0], *own.held[1:])).pad(x)
+    )
+    same = stored.arrange(jnp.asarray(made if own.rows else own.pad(x)))
+    np.testing.assert_array_equal(same, there)
+
+
+@st.composite
+def cuts(draw: st.DrawFn) -> Cut:
+    """Up to three dims, cut over any axes but dp and cp, padded or not; no device is needed."""
+    size = st.integers(1, 3)
+    sizes = {axis: draw(size) for axis in Axis}
+    axes = draw(st.permutations(["pp", "row", "col", "tp"]))
+    dims, spec, held, shape = draw(st.integers(1, 3)), [], [], []
+    lead = draw(st.integers(0, min(1, dims - 1)))
+    for _ in range(dims):
+        count = draw(st.integers(0, min(2, len(axes))))
+        own, axes = tuple(axes[:count]), axes[count:]
+        spec.append(own if count > 1 else own[0] if own else None)
+        held.append(math.prod(sizes[Axis(axis)] for axis in own) * draw(st.integers(1, 4)))
+        shape.append(draw(st.integers(1, held[-1])))
+    return Cut(info(tuple(shape), tuple(held), *spec), sizes, lead)
+
+
+@settings(max_examples=40)
+@given(cuts())
+def test_any_cut_is_there_and_back_and_wastes_less_than_a_device_each(stored: Cut) -> None:
+    x = np.arange(1, 1 + math.prod(stored.shape), dtype=np.float32).reshape(stored.shape)
+    there = np.asarray(stored.pad(x))
+    assert there.shape == stored.held
+    np.testing.assert_array_equal(stored.canonical(there), x)
+    number = stored.sizes[Axis.DP] * stored.sizes[Axis.CP]
+    assert 0 <= stored.padded - math.prod(stored.block) < number
+    assert stored.padded == number * stored.part
+    held = np.asarray(stored.info.pad(x))
+    shape = [stored.sizes[axis] for axis in Axis]
+    cut_over = [Axis(axis) for axes in stored.spec for axis in _tuple(axes)]
+    for place in itertools.islice(np.ndindex(*shape), 0, None, 5):
+        at = dict(zip(Axis, place, strict=True))
+        want, found = parts_by_hand(stored, held, at), there
+        for dim, axes in enumerate(stored.spec):
+            for axis in _tuple(axes):
+                found = np.split(found, stored.sizes[Axis(axis)], dim)[at[Axis(axis)]]
+        np.testing.assert_array_equal(found, want)
+    assert len(cut_over) == len(set(cut_over))
+    assert {*cut_over} == {Axis(axis) for axis in stored.axes}
+
+
+def _tuple(axes: Any) -> tuple[str, ...]:
+    return () if axes is None else axes if isinstance(axes, tuple) else (axes,)
+
+
+# ---- gathered, and sent home --------------------------------------------------------------------
+
+
+def on_mesh(stored: Cut, body: Any, specs: tuple[Any, Any]) -> Any:
+    layout = Layout(**{axis.value: size for axis, size in stored.sizes.items()})
+    into, out = specs
+    mesh = make_mesh(layout)
+    return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=into, out_specs=out, check_vma=True))
+
+
+@pytest.mark.parametrize("number", [1, 6, 8, 10, 13])
+def test_gathered_parts_are_the_block_and_gradients_go_home_in_parts(number: int) -> None:
+    """On every device of dp x cp the same block; of what each makes, the sum, a part on each."""
+    stored, _ = CASES[number]
+    every = P(Axis.DP, Axis.CP, *stored.info.spec)
+    x = numbers(stored.shape)
+
+    def gather(part: jax.Array) -> jax.Array:
+        return stored.gather(part, jnp.float32)[None, None]
+
+    whole = on_mesh(stored, gather, (stored.spec, every))(stored.pad(x))
+    for each in np.asarray(whole).reshape(-1, *stored.info.held):
+        np.testing.assert_array_equal(each, stored.info.pad(x))
+
+    copies = (stored.sizes[Axis.DP], stored.sizes[Axis.CP])
+    gradients = numbers((*copies, *stored.info.held), seed=2)
+
+    def home(gradient: jax.Array) -> jax.Array:
+        return stored.home(gradient[0, 0])
+
+    sums = on_mesh(stored, home, (every, stored.spec))(gradients)
+    want = gradients.sum((0, 1), dtype=np.float64)
+    found = np.asarray(stored._shaped(sums))
+    np.testing.assert_allclose(found, want, rtol=1e-6)
+    assert np.count_nonzero(np.asarray(sums)) == want.size  # the padding stays zero
+
+
+LAYER = Layout(dp=2, cp=2, tp=2)
+ODD = cut(info((2, 5, 2), (2, 5, 2), None, None, "tp", rows=(0, 1)), LAYER, lead=1)
+SMALL = cut(info((2, 3), (2, 3), None, None, rows=(0, 1)), LAYER, lead=1)
+
+
+def lent(part: jax.Array, stored: Cut, dtype: Any) -> Lent:
+    return Lent(part, None, stored, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_layers_parameters_travel_together_and_each_comes_out_whole(dtype: str) -> None:
+    """Some alike, some in another precision or cut over fewer axes."""
+    stored = {"odd": ODD, "small": SMALL, "more": ODD, "wide": ODD}
+    x = {name: numbers(each.shape, i) for i, (name, each) in enumerate(stored.items())}
+    kinds = {name: "float32" if name == "wide" else dtype for name in stored}
+
+    def body(parts: dict) -> dict:
+        layer = {n: lent(p[1], stored[n], jnp.dtype(kinds[n])) for n, p in parts.items()}
+        return {n: whole[None, None] for n, whole in fetched(layer).items()}
+
+    specs = {n: each.spec for n, each in stored.items()}
+    out = {n: P(Axis.DP, Axis.CP, *each.info.spec[1:]) for n, each in stored.items()}
+    found = on_mesh(ODD, body, ((specs,), out))({n: stored[n].pad(x[n]) for n in x})
+    for name, whole in found.items():
+        assert whole.dtype == kinds[name]
+        for each in np.asarray(whole).reshape(-1, *stored[name].shape[1:]):
+            np.testing.assert_array_equal(each, x[name][1].astype(kinds[name]))
+
+
+# In bfloat16 1 + 2**-9 is 1: a sum in that precision would lose what three of the devices give.
+STEP = 2.0**-9
+
+
+def test_gradients_of_what_was_fetched_in_bfloat16_are_summed_in_float32() -> None:
+    stored = {"odd": ODD, "small": SMALL}
+    kinds = {"odd": jnp.dtype("bfloat16"), "small": jnp.dtype("float32")}
+    shapes = {n: each.shape[1:] for n, each in stored.items()}
+
+    def body(parts: dict) -> dict:
+        layer = {n: lent(p[0], stored[n], kinds[n]) for n, p in parts.items()}
+        first = (jax.lax.axis_index(Axis.DP) == 0) & (jax.lax.axis_index(Axis.CP) == 0)
+        share = jnp.where(first, 1.0, STEP)
+        made = jax.tree.map(lambda x: jnp.zeros_like(x) + share.astype(x.dtype), fetched(layer))
+        found = sent_home(made, layer)
+        assert {n: g.dtype for n, g in found.items()} == dict.fromkeys(stored, jnp.float32)
+        return {n: g[None] for n, g in found.items()}
+
+    specs = {n: each.spec for n, each in stored.items()}
+    parts = {n: each.pad(numbers(each.shape)) for n, each in stored.items()}
+    found = on_mesh(ODD, body, ((specs,), specs))(parts)
+    for name, part in found.items():
+        one = np.asarray(part).ravel()
+        assert (one[one != 0] == 1 + 3 * STEP).all()
+        assert np.count_nonzero(one) == math.prod(shapes[name])
+
+
+# ---- in training --------------------------------------------------------------------------------
+
+SIXTHS = Layout(dp=3, cp=2)  # divides next to nothing of the model
 
 
 @pytest.mark.parametrize(
-    ("name", "scope"),
+    "layout",
     [
-        ("jit(f)/while/body/transpose(jvp(layers))/mlp/dot_general", "mlp"),
-        ("jit(f)/jvp(loss)/norm/reduce_sum", "norm"),
-        ("jit(f)/transpose(jvp(embedding))/scatter-add", "embedding"),
-        ("jit(f)/dot_product_attention_fwd", "rest"),
-        ("", "rest"),
+        dataclasses.replace(SIXTHS, zero=3),
+        pytest.param(dataclasses.replace(SIXTHS, zero=1), marks=pytest.mark.slow),
+        pytest.param(Layout(pp=2, dp=3, stage_layers=(2, 1), zero=2), marks=pytest.mark.slow),
     ],
+    ids=str,
 )
-def test_the_innermost_scope_counts(name: str, scope: str) -> None:
-    assert scope_of(name) == scope
+def test_padding_stays_zero_while_training(layout: Layout) -> None:
+    """Of parameters and moments."""
+    program = tiny.program(layout, batch=6, micro_batches=1, num_layers=3)
+    batch = program.place({name: x[:6] for name, x in tiny.batch().items()})
+    state = program.init_state()
+    for _ in range(2):
+        state, metrics = program.train_step(state, batch)
+    assert np.isfinite(float(metrics["loss"]))
+    padded = []
 
+    def look(x: jax.Array, stored: Any) -> jax.Array:
+        rows = np.asarray(x).reshape(-1, stored.padded)
+        beyond = rows[:, math.prod(stored.block) :]
+        assert (beyond == 0).all(), stored.info
+        # Nothing but padding is lost on the way there and back: rows no layer lies in, too.
+        again = np.asarray(stored.pad(stored.canonical(x)))
+        np.testing.assert_array_equal(again, np.asarray(x))
+        padded.append(beyond.size)
+        return x
 
-@pytest.fixture(scope="module")
-def step():
-    program = tiny.program(Layout(tp=2), micro_batches=1)
-    return program, compile_step(program).as_text()
-
-
-def test_every_scope_is_in_a_step_and_all_its_products_are_in_one(step) -> None:
-    program, text = step
-    found = {scope_of(kernel.instruction.op_name) for kernel in kernels(text)}
-    assert found == set(SCOPES)
-    times = least(program, text)
-    products = {scope: times[scope, PRODUCT] for scope in SCOPES}
-    assert sum(products.values()) * 989.5e12 == pytest.approx(executed(program, flops))
-    assert products["rest"] == products["norm"] == products["optimizer"] == 0
-    # Of the MLP three times 2 T D 4D, twice.
-    tokens, hidden, layers = 8 * 8, 16, program.model.num_layers
-    one = 2 * tokens * hidden * 4 * hidden / 2
-    assert products["mlp"] * 989.5e12 == pytest.approx(layers * 3 * 2 * one)
-    others = sum(kernel.bytes for kernel in kernels(text) if kernel.kind == OTHER)
-    assert sum(times[scope, OTHER] for scope in SCOPES) == pytest.approx(others / BANDWIDTH)
-
-
-HLO = """HloModule step
-
-ENTRY main () -> f32[8] {
-  %a = f32[8]{0} constant({...})
-  %dot.1 = f32[8]{0} dot(%a, %a), metadata={op_name="jvp(layers)/mlp/dot_general"}
-  %fmha.2 = f32[8]{0} custom-call(%dot.1), custom_call_target="__cudnn$fmhaSoftmax", metadata={op_name="attention/x"}
-  %all-reduce.3 = f32[8]{0} all-reduce(%fmha.2), metadata={op_name="transpose(jvp(mlp))/psum"}
-  %while.4 = f32[8]{0} while(%all-reduce.3), body=%body, metadata={op_name="layers/while"}
-  ROOT %fusion.5 = f32[8]{0} negate(%while.4)
-}
-"""  # noqa: E501
-
-
-def test_what_a_trace_says_is_added_up_by_part_and_a_loop_counts_by_what_it_runs() -> None:
-    names = ("dot.1", "dot.1", "fmha.2", "all-reduce.3", "while.4", "fusion.5", "of another step")
-    events = [{"dur": 10.0 * (i + 1), "args": {"hlo_op": name}} for i, name in enumerate(names)]
-    found = profile.of_events(iter(events), HLO, runs=2)
-    want = {("mlp", PRODUCT): 30, ("attention", ATTENTION): 30, ("mlp", COLLECTIVE): 40}
-    want |= {("rest", OTHER): 60}
-    assert found == {part: pytest.approx(us * 1e-6 / 2) for part, us in want.items()}
-
-
-def test_lines_are_longest_first_with_their_shares() -> None:
-    times = {("mlp", PRODUCT): 3e-3, ("loss", OTHER): 1e-3, ("norm", OTHER): 0.0}
-    assert lines(times) == [["mlp", "products", "3", "75.0%"], ["loss", "other", "1", "25.0%"]]
-
-
-def test_the_picture_has_a_bar_a_scope() -> None:
-    figure = picture({"a step": {("mlp", PRODUCT): 3e-3, ("mlp", COLLECTIVE): 1e-3}}, "ms")
-    (axes,) = figure.axes
-    assert axes.get_title(loc="left") == "a step: 4 ms"
-    widths = [bar.get_width() for bar in axes.patches if bar.get_width()]
-    assert widths == [3.0, 1.0]
-
-
-def test_a_profile_of_this_machine(capsys, tmp_path: Path) -> None:
-    drawn = tmp_path / "step.svg"
-    command = ["--config", CONFIG, "--steps", "2", "--layout.tp", "2", "--picture", str(drawn)]
-    assert profile.main([*command, "--trace", str(tmp_path / "trace")]) == 0
-    printed = capsys.readouterr().out
-    rows = re.findall(r"^\| (\w+) \| ([\w ]+) \| ([\d.e-]+) \| ([\d.]+)% \|$", printed, re.M)
-    assert {("mlp", PRODUCT), ("attention", COLLECTIVE), ("optimizer", OTHER)} <= {
-        (scope, kind) for scope, kind, _, _ in rows
-    }
-    assert sum(float(share) for *_, share in rows) == pytest.approx(100, abs=1)
-    assert "ms a step, measured" in drawn.read_text()
-    assert list((tmp_path / "trace").glob("**/*.trace.json.gz"))
-    with pytest.raises(UserError, match="is there already; name a new directory"):
-        profile.main([*command, "--trace", str(tmp_path / "trace")])
-
-
-def test_without_instructions_there_is_no_profile(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="the profiler left no instruction"):
-        list(profile.events(tmp_path))
+    program.states.map(look, state, lambda x: x)
+    assert len(padded) == 3 * len(program.infos)
+    assert sum(padded) > 0

@@ -2,7 +2,7 @@
 
 A part is a scope of the model (`SCOPES`: what `jax.named_scope` calls it there) and a kind of
 kernel. The least time is its FLOPs at the GPU's peak, or its bytes at the bandwidth that kernels
-reach. `python -m benchmarks.parts [--out docs/pictures]` draws it for steps compiled for H200s;
+reach. `python -m benchmarks.step_parts [--out docs/pictures]` draws it for steps compiled for H200s;
 `benchmarks/profile.py` measures the same parts where a step can run. Needs the viz extra.
 """
 
@@ -112,7 +112,7 @@ def draw(directory: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Draws the least time of each part of steps compiled for H200s."""
-    return svg.command(draw, "parts", main.__doc__, argv)
+    return svg.command(draw, "step_parts", main.__doc__, argv)
 
 
 if __name__ == "__main__":
