@@ -2,10 +2,10 @@
 
 `python -m benchmarks.profile --config configs/gpt2-124m.yaml [--steps 5] [--picture step.svg]`
 
-Prints milliseconds of a step by part (`step_parts.py`): a scope of the model, and products, attention
-kernel, other kernels or collectives. Times of devices that run at once are averaged; where kernels
-lie over each other on one device, each counts in full. The trace itself, which Perfetto and XProf
-open, stays where `--trace DIR` says. Random tokens, no data.
+Prints milliseconds of a step by part (`step_parts.py`): a scope of the model, and products,
+attention kernel, other kernels or collectives. Times of devices that run at once are averaged;
+where kernels lie over each other on one device, each counts in full. The trace itself, which
+Perfetto and XProf open, stays where `--trace DIR` says. Random tokens, no data.
 """
 
 import collections
@@ -22,8 +22,8 @@ from rich.console import Console
 from benchmarks import svg
 from benchmarks.kernels import _parse, kind_of
 from benchmarks.measure import compile_step, random_batch, table, versions
-from benchmarks.step_parts import STYLE, Times, lines, picture, scope_of
 from benchmarks.schedule import inside
+from benchmarks.step_parts import STYLE, Times, lines, picture, scope_of
 from jaxptd.command_line import make_parser, parse
 from jaxptd.config import Config
 from jaxptd.data.tokenizers import with_vocabulary

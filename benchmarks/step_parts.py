@@ -2,8 +2,8 @@
 
 A part is a scope of the model (`SCOPES`: what `jax.named_scope` calls it there) and a kind of
 kernel. The least time is its FLOPs at the GPU's peak, or its bytes at the bandwidth that kernels
-reach. `python -m benchmarks.step_parts [--out docs/pictures]` draws it for steps compiled for H200s;
-`benchmarks/profile.py` measures the same parts where a step can run. Needs the viz extra.
+reach. `python -m benchmarks.step_parts [--out docs/pictures]` draws it for steps compiled for
+H200s; `benchmarks/profile.py` measures the same parts where a step can run. Needs the viz extra.
 """
 
 import collections

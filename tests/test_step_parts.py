@@ -9,8 +9,8 @@ import tiny
 from benchmarks import profile
 from benchmarks.kernels import ATTENTION, COLLECTIVE, OTHER, PRODUCT, kernels
 from benchmarks.measure import compile_step
-from benchmarks.step_parts import BANDWIDTH, SCOPES, least, lines, picture, scope_of
 from benchmarks.remat import executed, flops
+from benchmarks.step_parts import BANDWIDTH, SCOPES, least, lines, picture, scope_of
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
 
