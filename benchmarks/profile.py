@@ -12,7 +12,7 @@ import collections
 import gzip
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,24 +49,34 @@ def measure(config: Config, steps: int, directory: Path) -> Times:
     return of_events(events(directory), compiled.as_text(), runs)
 
 
-def events(directory: Path) -> Iterator[dict[str, Any]]:
+def events(directory: Path) -> list[dict[str, Any]]:
     """What a trace says of single instructions of a program: `ts`, `dur` in us, `args`.
 
     Raises:
         UserError: it has none.
     """
-    found = 0
+    found = []
     for path in sorted(directory.glob("**/*.trace.json.gz")):
         with gzip.open(path, "rt", encoding="utf-8") as file:
-            for event in json.load(file)["traceEvents"]:
-                if event.get("ph") == "X" and "hlo_op" in event.get("args", {}):
-                    found += 1
-                    yield event
+            found += _of_devices(json.load(file)["traceEvents"])
     if not found:
         raise UserError(f"the profiler left no instruction of a program in {directory}")
+    return found
 
 
-def of_events(every: Iterator[dict[str, Any]], text: str, runs: int) -> Times:
+def _of_devices(every: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of instructions; of GPUs what ran on a stream, not what is told of it once more."""
+    found, streams = [], set()
+    for event in every:
+        args, thread = event.get("args", {}), (event.get("pid"), event.get("tid"))
+        if event.get("name") == "thread_name" and args.get("name", "").startswith("Stream"):
+            streams.add(thread)
+        if event.get("ph") == "X" and "hlo_op" in args:
+            found.append((thread, event))
+    return [event for thread, event in found if not streams or thread in streams]
+
+
+def of_events(every: Iterable[dict[str, Any]], text: str, runs: int) -> Times:
     """Seconds by part of one of so many runs of a program. text: of the compiled program."""
     computations, _ = _parse(text)
     known = {each.name: each for body in computations.values() for each in body}

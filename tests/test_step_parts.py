@@ -1,5 +1,7 @@
 """The parts of a step: who they are, their least time, and what a profile says of them."""
 
+import gzip
+import json
 import re
 from pathlib import Path
 
@@ -69,7 +71,7 @@ ENTRY main () -> f32[8] {
 def test_what_a_trace_says_is_added_up_by_part_and_a_loop_counts_by_what_it_runs() -> None:
     names = ("dot.1", "dot.1", "fmha.2", "all-reduce.3", "while.4", "fusion.5", "of another step")
     events = [{"dur": 10.0 * (i + 1), "args": {"hlo_op": name}} for i, name in enumerate(names)]
-    found = profile.of_events(iter(events), HLO, runs=2)
+    found = profile.of_events(events, HLO, runs=2)
     want = {("mlp", PRODUCT): 30, ("attention", ATTENTION): 30, ("mlp", COLLECTIVE): 40}
     want |= {("rest", OTHER): 60}
     assert found == {part: pytest.approx(us * 1e-6 / 2) for part, us in want.items()}
@@ -106,4 +108,20 @@ def test_a_profile_of_this_machine(capsys, tmp_path: Path) -> None:
 
 def test_without_instructions_there_is_no_profile(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the profiler left no instruction"):
-        list(profile.events(tmp_path))
+        profile.events(tmp_path)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_of_a_gpu_only_what_ran_on_its_streams_counts(streams: bool, tmp_path: Path) -> None:
+    """Its trace tells the same once more, as lines of modules and of operations."""
+
+    def event(thread: int, **more: object) -> dict[str, object]:
+        return {"pid": 1, "tid": thread, **more}
+
+    names = {7: "Stream #13(Compute)", 8: "XLA Ops"} if streams else {7: "tf_Eigen", 8: "other"}
+    every = [event(t, ph="M", name="thread_name", args={"name": name}) for t, name in names.items()]
+    every += [event(t, ph="X", dur=float(t), args={"hlo_op": "dot.1"}) for t in names]
+    every += [event(7, ph="X", dur=1.0, args={}), event(9, ph="X", name="no arguments", dur=1.0)]
+    with gzip.open(tmp_path / "host.trace.json.gz", "wt") as file:
+        json.dump({"traceEvents": every}, file)
+    assert [each["dur"] for each in profile.events(tmp_path)] == ([7.0] if streams else [7.0, 8.0])
