@@ -1,6 +1,7 @@
 """Where the time of a training step goes, measured by JAX's profiler on the devices at hand.
 
 `python -m benchmarks.profile --config configs/gpt2-124m.yaml [--steps 5] [--picture step.svg]`
+needs matplotlib (the viz extra).
 
 Prints milliseconds of a step by part (`step_parts.py`): a scope of the model, and products,
 attention kernel, other kernels or collectives. Times of devices that run at once are averaged;
@@ -98,22 +99,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     config, options = parse(parser, argv)
     if options["steps"] < 1:
         raise UserError(f"--steps={options['steps']} must be at least 1")
-    if options["trace"] and Path(options["trace"]).exists():
-        raise UserError(f"--trace={options['trace']}: is there already; name a new directory")
+    trace, drawn = (options[name] and Path(options[name]) for name in ("trace", "picture"))
+    if trace and trace.exists():
+        raise UserError(f"--trace={trace}: is there already; name a new directory")
+    if drawn and drawn.suffix != ".svg":
+        raise UserError(f"--picture={drawn}: name a file that ends in .svg")
+    for option, directory in (("trace", trace), ("picture", drawn and drawn.parent)):
+        _make(option, directory)
     config = with_vocabulary(config)
     console = Console()
     where = prepare(config)
     console.print(f"profiling {config.layout} on {where}", highlight=False)
     with tempfile.TemporaryDirectory() as aside:
-        times = measure(config, options["steps"], Path(options["trace"] or aside))
+        times = measure(config, options["steps"], Path(trace or aside))
     print(versions())
     print(table([("part", "kernels", "ms a step", "share"), *lines(times)]))
-    if options["picture"]:
-        path = Path(options["picture"])
-        title = f"{config.layout}, {where}"
-        figure = lambda: picture({title: times}, "ms a step, measured")  # noqa: E731
-        svg.save({path.name: figure}, path.parent, STYLE)
+    if drawn:
+        panels = {f"{config.layout}, {where}": times}
+        pictures = {drawn.name: lambda: picture(panels, "ms a step, measured")}
+        svg.save(pictures, drawn.parent, STYLE)
     return 0
+
+
+def _make(option: str, directory: Path | str) -> None:
+    """Before anything runs. Raises UserError: it cannot be made."""
+    try:
+        if directory:
+            Path(directory).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--{option}: {error.strerror}: {directory}") from error
 
 
 if __name__ == "__main__":

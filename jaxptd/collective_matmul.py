@@ -51,7 +51,7 @@ Kept = tuple[Array, Array]
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _gather_product(x: Array, w: Array, ring: Ring) -> Array:
-    y = _times_each(x, _matrix(w, 1).astype(x.dtype), ring)[0]
+    y = _times_each(x, as_matrix(w, 1).astype(x.dtype), ring)[0]
     return y.reshape(*y.shape[:2], *w.shape[1:])
 
 
@@ -62,14 +62,14 @@ def _gather_product_fwd(x: Array, w: Array, ring: Ring) -> tuple[Array, Kept]:
 def _gather_product_bwd(ring: Ring, kept: Kept, dy: Array) -> Kept:
     x, w = kept
     dy = dy.reshape(*dy.shape[:2], -1)
-    dx, dw = _sum_of_each(dy, _matrix(w, 1).astype(x.dtype).T, ring, bring=x)
+    dx, dw = _sum_of_each(dy, as_matrix(w, 1).astype(x.dtype).T, ring, bring=x)
     return dx, dw.reshape(w.shape).astype(w.dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _product_scatter(h: Array, w: Array, ring: Ring) -> Array:
     rows = h.reshape(*h.shape[:2], -1)
-    return _sum_of_each(rows, _matrix(w, w.ndim - 1).astype(h.dtype), ring)[0]
+    return _sum_of_each(rows, as_matrix(w, w.ndim - 1).astype(h.dtype), ring)[0]
 
 
 def _product_scatter_fwd(h: Array, w: Array, ring: Ring) -> tuple[Array, Kept]:
@@ -79,7 +79,7 @@ def _product_scatter_fwd(h: Array, w: Array, ring: Ring) -> tuple[Array, Kept]:
 def _product_scatter_bwd(ring: Ring, kept: Kept, dy: Array) -> Kept:
     h, w = kept
     rows = h.reshape(*h.shape[:2], -1)
-    w_DF = _matrix(w, w.ndim - 1).astype(h.dtype).T
+    w_DF = as_matrix(w, w.ndim - 1).astype(h.dtype).T
     dh, dw = _times_each(dy, w_DF, ring, other=rows)
     return dh.reshape(h.shape), dw.reshape(w.shape).astype(w.dtype)
 
@@ -88,7 +88,8 @@ _gather_product.defvjp(_gather_product_fwd, _gather_product_bwd)
 _product_scatter.defvjp(_product_scatter_fwd, _product_scatter_bwd)
 
 
-def _matrix(w: Array, contract: int) -> Array:
+def as_matrix(w: Array, contract: int) -> Array:
+    """w of which the first `contract` dims are summed over -> [these, the others]."""
     return w.reshape(math.prod(w.shape[:contract]), -1)
 
 
@@ -103,7 +104,7 @@ def _times_each(x: Array, w: Array, ring: Ring, other: Array | None = None) -> t
     me, size = lax.axis_index(ring.axis), lax.axis_size(ring.axis)
     y, dw = _zeros((x.shape[0], x.shape[1] * size, w.shape[-1]), x), None
     for step in range(size):
-        x, y, dw = lax.optimization_barrier((x, y, dw))
+        x, y = lax.optimization_barrier((x, y))
         source, now = (me - step) % size, x
         x = ring.shift(x) if step < size - 1 else x
         y = _put(y, now @ w, source)
@@ -121,7 +122,8 @@ def _sum_of_each(h: Array, w: Array, ring: Ring, bring: Array | None = None) -> 
     x, before, dw = bring, _take(h, me, size), None
     total: Any = None
     for step in range(size):
-        total, x, before, dw, h = lax.optimization_barrier((total, x, before, dw, h))
+        total, h = lax.optimization_barrier((total, h))
+        x, dw = lax.optimization_barrier((x, dw))
         arrived, now = None if total is None else ring.shift(total), x
         x = x if x is None or step == size - 1 else ring.shift(x)
         if now is not None:

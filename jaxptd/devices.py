@@ -21,7 +21,8 @@ PATIENCE = (
     " --xla_cpu_collective_timeout_seconds=1200"
 )
 # With XLA's scheduler for concurrency, jaxlib 0.10 lets permutes meet that do not wait for each
-# other (the two rings of `layout.ring: rsa`, those of a grid), and the process hangs or aborts.
+# other (the two rings of `layout.ring: rsa`, those of a grid, blocks and sums of
+# `layout.collective_matmul`), and the process hangs or aborts.
 # Without it rings need less memory; unrolled layers without a ring need more.
 ONE_PERMUTE_AT_A_TIME = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 
@@ -39,7 +40,7 @@ def peak_flops(mesh: Any) -> float | None:
 def _set_flags(layout: Layout) -> None:
     """Puts XLA's flags into the environment, unless they stand there."""
     # Rings or a pipeline may run; on every grid, for one rule.
-    permutes = layout.pp * layout.cp * layout.row * layout.col > 1
+    permutes = layout.pp * layout.cp * layout.row * layout.col > 1 or layout.collective_matmul
     for flag in (PATIENCE, *((ONE_PERMUTE_AT_A_TIME,) if permutes else ())):
         flags = os.environ.get("XLA_FLAGS", "")
         if flag not in flags:

@@ -141,13 +141,17 @@ def layer_parts(config: Config) -> Iterator[Kept]:
 
 
 def _attention(config: Config, output: int) -> Iterator[Kept]:
-    """A kernel's output and logsumexp; else, of whole rows of scores, their probabilities too."""
+    """A kernel's output and logsumexp; else, of whole rows of scores, their probabilities too.
+
+    `dots` keeps a kernel's output twice on a grid: as it was given, and with heads in one dim.
+    """
     model, layout = config.model, config.layout
     narrow, wide = jnp.dtype(model.dtype).itemsize, _wide(config)
     rows = _tokens(config) // layout.row * _heads(config)
     blocks = layout.row * layout.col > 1 and layout.attention2d == "blocks"
     if not blocks and (layout.ring != "rsa" or layout.ring_size == 1):
-        yield Kept("attention's output", output, _by("none", "dots"))
+        twice = 2 if layout.row * layout.col > 1 else 1
+        yield Kept("attention's output", output, {"none": 1, "dots": twice})
         yield Kept("logsumexp", rows * wide, _by("none", "dots"))
         return
     scores = rows * model.seq_length // (layout.col if blocks else 1)

@@ -119,8 +119,8 @@ class Layout:
         self._check_grid()
         if self.collective_matmul and not self.sequence_parallel:
             raise UserError(
-                "layout.collective_matmul=true gathers and scatters what layout.sequence_parallel "
-                "cuts; set layout.sequence_parallel=true, too"
+                "layout.collective_matmul=true is for layout.sequence_parallel=true; set both, or "
+                "leave it false (a grid has layout.matmul2d_slices)"
             )
         if self.schedule not in SCHEDULES and not self.schedule.endswith(".csv"):
             raise UserError(

@@ -3,8 +3,9 @@
 `python -m jaxptd.verify --config F [overrides]` runs the step in float64 and in float32 on the
 layout and on one device, from the same parameters and batch, and compares loss, gradient norm,
 every gradient and every updated parameter in canonical form. If the config computes in bfloat16,
-then in that, too, with the kernels that it trains with, against float32 on one device. Exit code 0:
-equal; 1: not, and the first wrong tensor (in the order of backward) is named.
+then in that, too, with the attention kernel that it trains with, against float32 on one device;
+products are native, also where it trains in fp8. Exit code 0: equal; 1: not, and the first wrong
+tensor (in the order of backward) is named.
 
 Source of the method: TTrace, arXiv 2506.09280; the tolerance is `comparison.py`'s.
 """
@@ -26,6 +27,7 @@ from jaxptd.config import Config, Dtype
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.devices import prepare
 from jaxptd.errors import run_command
+from jaxptd.layers.attention import choose_kernel
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.params import Params, shardings
 from jaxptd.step import Batch, Program, batch_fields
@@ -204,6 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = with_vocabulary(config)
     console = Console()
     console.print(f"verify {config.layout} on {prepare(config, double=True)}", highlight=False)
+    choose_kernel(config, jax.devices()[0])  # or the last precision would refuse, after the others
     equal = True
     precisions: tuple[Dtype, ...] = ("float64", "float32")
     if config.model.dtype in EXACT:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,9 @@ from jax.sharding import PartitionSpec as P
 from jaxptd.collective_matmul import gather_product, product_scatter
 from jaxptd.collectives import varying_axes
 from jaxptd.comms import collectives_of
+from jaxptd.jaxprs import equations
 from jaxptd.mesh import Axis, Layout, make_mesh
+from jaxptd.pipeline.halves import Halves
 from jaxptd.ring import Ring
 from jaxptd.traffic import PERMUTE, Collective
 
@@ -110,6 +113,38 @@ def test_without_a_permute_the_numbers_are_the_same(form: str) -> None:
     native, gathered = (jax.jit(on_ring(form, 4, native=n))(*arrays) for n in (True, False))
     for a, b in zip(native, gathered, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_backward_in_halves_leaves_the_weights_products_to_the_second(form: str) -> None:
+    """As in a pipeline with a zero-bubble schedule: n products a half, and hops of sums once."""
+    product, x_spec, w_spec, y_spec = FORMS[form]
+    counted: list[dict[str, int]] = []
+
+    def count(half: Callable, *arguments: Any) -> None:
+        names = [each.primitive.name for each in equations(jax.make_jaxpr(half)(*arguments).jaxpr)]
+        counted.append({name: names.count(name) for name in ("dot_general", "ppermute")})
+
+    def body(x: Array, w: Array, dy: Array) -> tuple[Array, Array]:
+        def backward(kept: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
+            dx, dw = jax.vjp(partial(product, ring=Ring(Axis.TP)), *kept)[1](dy)
+            return dw, dx
+
+        halves = Halves.of(backward, (x, w), dy)
+        dx, passed = halves.now((x, w), dy)
+        count(halves.now, (x, w), dy)
+        count(halves.then, (x, w), passed)
+        return dx, halves.then((x, w), passed)
+
+    x, w, dy = inputs(form, 4)
+    specs = {"in_specs": (x_spec, w_spec, y_spec), "out_specs": (x_spec, w_spec)}
+    with jax.enable_x64(True):
+        run = jax.jit(jax.shard_map(body, mesh=make_mesh(Layout(tp=4)), **specs))
+        found = run(x, w, dy)
+    for got, want in zip(found, dense(form, x, w, dy)[1:], strict=True):
+        assert relative(np.asarray(got), want) <= 1e-12
+    hops = (3, 3) if form == "gather" else (3, 0)  # blocks of dy came by in the first half
+    assert counted == [{"dot_general": 4, "ppermute": hop} for hop in hops]
 
 
 @pytest.mark.parametrize("form", FORMS)

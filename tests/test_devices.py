@@ -56,6 +56,8 @@ def test_permutes_that_wait_for_nothing_of_each_other_do_not_meet() -> None:
         (Layout(cp=2), True),
         (Layout(row=2), True),
         (Layout(dp=2, tp=2), False),
+        (Layout(dp=2, tp=2, sequence_parallel=True), False),
+        (Layout(tp=2, sequence_parallel=True, collective_matmul=True), True),
     ],
     ids=str,
 )

@@ -38,7 +38,7 @@ F0,F1,F2,F3,,,B3,B2,B1,B0
         case(FIVE, 2, pp=2, dp=2),
         case(FIVE | {"remat": "dots"}, 1, pp=4, schedule="gpipe"),
         case(FIVE | {"remat": "full"}, 8, pp=2, tp=2, sequence_parallel=True),
-        case(FIVE | {"remat": "full"}, 4, pp=2, **RING_STEPS, schedule="zb-h1"),
+        case(FIVE, 4, pp=2, **RING_STEPS, schedule="zb-v"),
         case(OTHER, 4, pp=2, dp=2, cp=2, schedule="interleaved"),
         case(FIVE | {"remat": "attention"}, 4, pp=4, tp=2, schedule="zb-h1"),
         case(FIVE | {"remat": "dots"}, 4, pp=2, cp=4, ring="rsa", schedule="zb-h2"),

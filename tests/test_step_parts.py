@@ -13,6 +13,7 @@ from benchmarks.kernels import ATTENTION, COLLECTIVE, OTHER, PRODUCT, kernels
 from benchmarks.measure import compile_step
 from benchmarks.remat import executed, flops
 from benchmarks.step_parts import BANDWIDTH, SCOPES, least, lines, picture, scope_of
+from jaxptd.devices import PEAK_FLOPS
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
 
@@ -45,12 +46,12 @@ def test_every_scope_is_in_a_step_and_all_its_products_are_in_one(step) -> None:
     assert found == set(SCOPES)
     times = least(program, text)
     products = {scope: times[scope, PRODUCT] for scope in SCOPES}
-    assert sum(products.values()) * 989.5e12 == pytest.approx(executed(program, flops))
+    assert sum(products.values()) * PEAK_FLOPS["H200"] == pytest.approx(executed(program, flops))
     assert products["rest"] == products["norm"] == products["optimizer"] == 0
     # Of the MLP three times 2 T D 4D, twice.
     tokens, hidden, layers = 8 * 8, 16, program.model.num_layers
     one = 2 * tokens * hidden * 4 * hidden / 2
-    assert products["mlp"] * 989.5e12 == pytest.approx(layers * 3 * 2 * one)
+    assert products["mlp"] * PEAK_FLOPS["H200"] == pytest.approx(layers * 3 * 2 * one)
     others = sum(kernel.bytes for kernel in kernels(text) if kernel.kind == OTHER)
     assert sum(times[scope, OTHER] for scope in SCOPES) == pytest.approx(others / BANDWIDTH)
 
@@ -104,6 +105,20 @@ def test_a_profile_of_this_machine(capsys, tmp_path: Path) -> None:
     assert list((tmp_path / "trace").glob("**/*.trace.json.gz"))
     with pytest.raises(UserError, match="is there already; name a new directory"):
         profile.main([*command, "--trace", str(tmp_path / "trace")])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--steps", "0"], "--steps=0 must be at least 1"),
+        (["--picture", "step.png"], "--picture=step.png: name a file that ends in .svg"),
+        (["--trace", "/dev/null/trace"], "--trace: Not a directory: /dev/null/trace"),
+        (["--picture", "/dev/null/step.svg"], "--picture: .*: /dev/null"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_runs(options: list[str], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        profile.main(["--config", CONFIG, *options])
 
 
 def test_without_instructions_there_is_no_profile(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import tiny
 from jax import lax
 
 from jaxptd import collectives, ring, step, verify
+from jaxptd.errors import UserError
 from jaxptd.layers import tensor_parallel
 from jaxptd.mesh import Axis, Layout
 
@@ -123,6 +124,22 @@ def test_the_command_adds_bfloat16_where_the_config_computes_in_it(capsys, monke
         "equal to one device in float32",
         "equal to one device in bfloat16, which computes in float32",
     ]
+
+
+def test_cudnn_is_refused_before_anything_runs_where_it_cannot_run(monkeypatch) -> None:
+    monkeypatch.setattr(verify, "prepare", lambda config, double: "no device")
+    monkeypatch.setattr(verify, "verify", None)
+    path = str(Path(__file__).parents[1] / "configs" / "test-tiny.yaml")
+    command = ["--config", path, "--model.dtype", "bfloat16", "--model.attention", "cudnn"]
+    with pytest.raises(UserError, match="model.attention=cudnn: it needs an NVIDIA GPU"):
+        verify.main([*command, "--model.dropout", "0"])
+
+
+def test_wider_precisions_take_another_kernel_than_cudnn() -> None:
+    config = tiny.config(Layout(), dtype="bfloat16", attention="cudnn")
+    kernels = {dtype: verify._in(dtype, config).model.attention for dtype in ("float64", "float32")}
+    assert kernels == {"float64": "auto", "float32": "auto"}
+    assert verify._in("bfloat16", config).model.attention == "cudnn"
 
 
 def test_a_pipeline_is_equal_to_one_device() -> None:

@@ -9,7 +9,6 @@ pair (heads, or the MLP's hidden units, are cut); `w` and `table` are this devic
 Letters: B batch, T query position, D model, F hidden, N heads, H head size, V vocabulary.
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
@@ -20,6 +19,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
+from jaxptd.collective_matmul import as_matrix
 from jaxptd.collectives import alike
 from jaxptd.flash import Kernel
 from jaxptd.mesh import Axis
@@ -153,7 +153,7 @@ def product(x: Array, w: Array, contract: int) -> Array:
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _product(x: Array, w: Array, contract: int) -> Array:
     lead = x.shape[: x.ndim - contract]
-    y = jnp.matmul(x.reshape(*lead, -1), _matrix(w, contract).astype(x.dtype))
+    y = jnp.matmul(x.reshape(*lead, -1), as_matrix(w, contract).astype(x.dtype))
     return y.reshape(*lead, *w.shape[contract:])
 
 
@@ -163,19 +163,18 @@ def _product_fwd(x: Array, w: Array, contract: int) -> tuple[Array, tuple[Array,
 
 def _product_bwd(contract: int, kept: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
     x, w = kept
-    w_DF = _matrix(w, contract)
+    w_DF = as_matrix(w, contract)
     # As matrices: of more dims, XLA transposes dy in memory.
     dy = dy.reshape(*dy.shape[: x.ndim - contract], -1)
     dw = jnp.matmul(x.reshape(-1, w_DF.shape[0]).T, dy.reshape(-1, w_DF.shape[1]))
+    # Or XLA may leave the rounding out where w is wider, and layouts would round differently.
+    precision = jnp.finfo(x.dtype)
+    dw = lax.reduce_precision(dw.astype(w.dtype), precision.nexp, precision.nmant)
     dx = jnp.matmul(dy, w_DF.astype(x.dtype).T)
-    return dx.reshape(x.shape), dw.reshape(w.shape).astype(w.dtype)
+    return dx.reshape(x.shape), dw.reshape(w.shape)
 
 
 _product.defvjp(_product_fwd, _product_bwd)
-
-
-def _matrix(w: Array, contract: int) -> Array:
-    return w.reshape(math.prod(w.shape[:contract]), -1)
 
 
 def own_numbers(axis: Axis, size: int) -> Array:

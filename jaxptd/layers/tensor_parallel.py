@@ -140,7 +140,7 @@ class Megatron1D:
 
 @dataclasses.dataclass(frozen=True)
 class RingSteps1D(Megatron1D):
-    """Sequence parallelism, its gathers and scatters in steps round a ring along tp."""
+    """Sequence parallelism, gathers and scatters in steps round a ring; `dot` is not used."""
 
     def column(self, x: Array, w: Array) -> Array:
         return gather_product(x, w, dataclasses.replace(self.ring, axis=Axis.TP))

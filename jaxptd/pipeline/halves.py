@@ -139,8 +139,9 @@ class Halves:
         rest = _without(jaxpr.eqns, _needed(jaxpr.eqns, now))
         now += [var for var in later if not any(map(_is_heavy, _needed(rest, [var])))]
         first = _needed(jaxpr.eqns, now)
-        second = _needed(_without(jaxpr.eqns, first), later)
-        made = {var for eqn in first for var in eqn.outvars} | {*jaxpr.invars[self.kept :]}
+        given = _without(first, _of_nothing(jaxpr))
+        second = _needed(_without(jaxpr.eqns, given), later)
+        made = {var for eqn in given for var in eqn.outvars} | {*jaxpr.invars[self.kept :]}
         used = [var for eqn in second for var in eqn.invars] + later
         passed = dict.fromkeys(v for v in used if _is_var(v) and v in made)
         return first, second, list(passed)
@@ -257,6 +258,17 @@ def _value(env: dict, var: Any) -> Any:
 def _is_heavy(equation: Any) -> bool:
     """Whether it is a product, or a loop, which may hold some."""
     return equation.primitive.name in ("dot_general", "scan", "while", "cond")
+
+
+def _of_nothing(jaxpr: Any) -> list[Any]:
+    """Equations that read no argument, as of a device's number: they can be made again anywhere."""
+    read, found = {*jaxpr.invars}, []
+    for eqn in jaxpr.eqns:
+        if read.isdisjoint(var for var in eqn.invars if _is_var(var)):
+            found.append(eqn)
+        else:
+            read |= {*eqn.outvars}
+    return found
 
 
 def _without(equations: Sequence[Any], some: Sequence[Any]) -> list[Any]:
