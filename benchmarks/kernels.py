@@ -104,7 +104,7 @@ def largest(text: str, number: int) -> list[tuple[int, int, str]]:
 
 def kernels(text: str) -> Iterator[Kernel]:
     """Every one of a scheduled program."""
-    computations, entry = _parse(text)
+    computations, entry = parse(text)
     for instruction, scope, times in _kernels(computations, entry, 1):
         kind = kind_of(instruction, computations)
         yield Kernel(instruction, kind, times, times * _bytes(instruction, scope, computations))
@@ -119,7 +119,8 @@ def kind_of(instruction: Instruction, computations: Computations) -> str:
     return PRODUCT if _is_product(instruction, computations) else OTHER
 
 
-def _parse(text: str) -> tuple[Computations, str]:
+def parse(text: str) -> tuple[Computations, str]:
+    """The computations of a program by name, and the name of the one that runs."""
     computations: Computations = {}
     entry, body = "", []
     for line in text.splitlines():

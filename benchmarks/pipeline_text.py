@@ -51,7 +51,7 @@ def tick(text: str, ticks: int, activation: tuple[int, ...]) -> Tick:
     Raises:
         ValueError: there is no such loop.
     """
-    computations, _ = kernels._parse(text)
+    computations, _ = kernels.parse(text)
     loops = [
         each
         for body in computations.values()

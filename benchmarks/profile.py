@@ -1,7 +1,6 @@
 """Where the time of a training step goes, measured by JAX's profiler on the devices at hand.
 
 `python -m benchmarks.profile --config configs/gpt2-124m.yaml [--steps 5] [--picture step.svg]`
-needs matplotlib (the viz extra).
 
 Prints milliseconds of a step by part (`step_parts.py`): a scope of the model, and products,
 attention kernel, other kernels or collectives. Times of devices that run at once are averaged;
@@ -11,20 +10,21 @@ Perfetto and XProf open, stays where `--trace DIR` says. Random tokens, no data.
 
 import collections
 import gzip
+import importlib
 import json
 import tempfile
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 from rich.console import Console
 
-from benchmarks import svg
-from benchmarks.kernels import _parse, kind_of
+from benchmarks import kernels
 from benchmarks.measure import compile_step, random_batch, table, versions
 from benchmarks.schedule import inside
-from benchmarks.step_parts import STYLE, Times, lines, picture, scope_of
+from benchmarks.step_parts import Times, lines, scope_of
 from jaxptd.command_line import make_parser, parse
 from jaxptd.config import Config
 from jaxptd.data.tokenizers import with_vocabulary
@@ -79,13 +79,13 @@ def _of_devices(every: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def of_events(every: Iterable[dict[str, Any]], text: str, runs: int) -> Times:
     """Seconds by part of one of so many runs of a program. text: of the compiled program."""
-    computations, _ = _parse(text)
+    computations, _ = kernels.parse(text)
     known = {each.name: each for body in computations.values() for each in body}
     times: Times = collections.defaultdict(float)
     for event in every:
         each = known.get(event["args"]["hlo_op"])
         if each is not None and not inside(each):  # a loop's time is that of what it runs
-            part = scope_of(each.op_name), kind_of(each, computations)
+            part = scope_of(each.op_name), kernels.kind_of(each, computations)
             times[part] += event["dur"] * 1e-6 / runs
     return times
 
@@ -104,6 +104,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError(f"--trace={trace}: is there already; name a new directory")
     if drawn and drawn.suffix != ".svg":
         raise UserError(f"--picture={drawn}: name a file that ends in .svg")
+    if drawn:
+        _pictures()
     for option, directory in (("trace", trace), ("picture", drawn and drawn.parent)):
         _make(option, directory)
     config = with_vocabulary(config)
@@ -115,10 +117,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(versions())
     print(table([("part", "kernels", "ms a step", "share"), *lines(times)]))
     if drawn:
-        panels = {f"{config.layout}, {where}": times}
-        pictures = {drawn.name: lambda: picture(panels, "ms a step, measured")}
-        svg.save(pictures, drawn.parent, STYLE)
+        draw(drawn, f"{config.layout}, {where}", times)
     return 0
+
+
+def _pictures() -> Any:
+    """Raises UserError: there is nothing to draw with."""
+    try:
+        return importlib.import_module("benchmarks.step_pictures")
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"--picture: {error.name} is not installed; pip install -e '.[viz]'"
+        ) from error
+
+
+def draw(path: Path, title: str, times: Times) -> None:
+    """Writes the picture of one step."""
+    pictures = _pictures()
+    make = partial(pictures.picture, {title: times}, "ms a step, measured")
+    pictures.svg.save({path.name: make}, path.parent, pictures.STYLE)
 
 
 def _make(option: str, directory: Path | str) -> None:

@@ -75,7 +75,7 @@ def moves(text: str, sizes: Mapping[str, int] | None = None) -> list[Move]:
         text: `compiled.as_text()`.
         sizes: of the mesh axes, in mesh order; None: axes are not told.
     """
-    computations, entry = kernels._parse(text)
+    computations, entry = kernels.parse(text)
     found = _moves(computations, entry, 1, sizes)
     return [each for each in found if each.count and (each.axes or not sizes)]
 

@@ -2,37 +2,22 @@
 
 A part is a scope of the model (`SCOPES`: what `jax.named_scope` calls it there) and a kind of
 kernel. The least time is its FLOPs at the GPU's peak, or its bytes at the bandwidth that kernels
-reach. `python -m benchmarks.step_parts [--out docs/pictures]` draws it for steps compiled for
-H200s; `benchmarks/profile.py` measures the same parts where a step can run. Needs the viz extra.
+reach. `step_pictures.py` draws it; `profile.py` measures the same parts where a step can run.
 """
 
 import collections
 import re
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-import jax
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
-from benchmarks import svg
-from benchmarks.compile_gpu import gpus
-from benchmarks.compiled import BANDWIDTH, CASES, attention_flops
-from benchmarks.kernels import ATTENTION, KINDS, OTHER, PRODUCT, kernels
-from benchmarks.measure import compile_step
+from benchmarks.compiled import BANDWIDTH, attention_flops
+from benchmarks.kernels import ATTENTION, OTHER, PRODUCT, kernels
 from benchmarks.remat import executions, flops
 from jaxptd.devices import PEAK_FLOPS
-from jaxptd.errors import run_command
-from jaxptd.mesh import make_mesh
 from jaxptd.step import Program
 
+PEAK = PEAK_FLOPS["H200"]
 REST = "rest"
 SCOPES = ("embedding", "norm", "attention", "mlp", "loss", "optimizer", REST)
 _SCOPE = re.compile(rf"\b({'|'.join(SCOPES[:-1])})\b")
-COLORS = dict(zip(KINDS, ("#2b6cb0", "#63b3ed", "#f6ad55", "#c05621"), strict=True))
-DRAWN = {"124m": "GPT-2 124M, 32 x 1024 tokens", "1.5b": "GPT-2 1.5B, 16 x 1024, remat full"}
-STYLE = {"font.size": 9}
 Times = dict[tuple[str, str], float]  # seconds of a step, by scope and kind
 
 
@@ -44,19 +29,14 @@ def scope_of(name: str) -> str:
 
 def least(program: Program, text: str) -> Times:
     """Of a step compiled for a GPU, collectives left out. text: of the compiled program."""
-    peak = _peak()
     times: Times = collections.defaultdict(float)
     for equation, count, names in executions(program):
         for kind, weigh in ((PRODUCT, flops), (ATTENTION, attention_flops)):
-            times[scope_of(names), kind] += count * weigh(equation) / peak
+            times[scope_of(names), kind] += count * weigh(equation) / PEAK
     for kernel in kernels(text):
         if kernel.kind == OTHER:
             times[scope_of(kernel.instruction.op_name), OTHER] += kernel.bytes / BANDWIDTH
     return times
-
-
-def _peak() -> float:
-    return PEAK_FLOPS["H200"]
 
 
 def lines(times: Times) -> list[list[str]]:
@@ -68,57 +48,3 @@ def lines(times: Times) -> list[list[str]]:
         for (scope, kind), seconds in longest
         if seconds
     ]
-
-
-def picture(panels: Mapping[str, Times], label: str) -> Figure:
-    """A panel a step, a bar a scope, a color a kind."""
-    figure = Figure(figsize=(9.6, 3.2), layout="constrained")
-    every = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axes, (title, times) in zip(every, panels.items(), strict=True):
-        _panel(axes, times)
-        axes.set_title(f"{title}: {1e3 * sum(times.values()):.3g} ms", fontsize=10, loc="left")
-        axes.set_xlabel(label)
-    handles, names = every[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
-    return figure
-
-
-def _panel(axes: Axes, times: Times) -> None:
-    left = np.zeros(len(SCOPES))
-    for kind in KINDS:
-        widths = np.array([1e3 * times.get((scope, kind), 0.0) for scope in SCOPES])
-        if kind == KINDS[-1] and not widths.any():
-            continue
-        axes.barh(SCOPES, widths, left=left, color=COLORS[kind], ec="white", lw=0.5, label=kind)
-        left += widths
-    axes.invert_yaxis()
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def compiled_parts() -> Figure:
-    """Of the steps in `DRAWN`."""
-    panels = {}
-    for name, title in DRAWN.items():
-        case = CASES[name]
-        program = Program(case.config, make_mesh(case.layout, gpus(1)))
-        panels[title] = least(program, compile_step(program).as_text())
-    rates = f"{_peak() / 1e12:g} TFLOP/s and {BANDWIDTH / 1e12:.1f} TB/s"
-    return picture(panels, f"ms at {rates}: compiled, not run")
-
-
-PICTURES = {"step_parts.svg": compiled_parts}
-
-
-def draw(directory: Path) -> None:
-    """Writes the picture."""
-    jax.config.update("jax_platforms", "cpu")  # what starts here; compiled is for GPUs
-    svg.save(PICTURES, directory, STYLE)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Draws the least time of each part of steps compiled for H200s."""
-    return svg.command(draw, "step_parts", main.__doc__, argv)
-
-
-if __name__ == "__main__":
-    run_command(main)

@@ -39,7 +39,14 @@ def gather_product(x: Array, w: Array, ring: Ring) -> Array:
 
 
 def product_scatter(h: Array, w: Array, ring: Ring) -> Array:
-    """h[B, T, *in], w[*in, D] -> y[B, T/n, D]: the sum over the ring, in the precision of h."""
+    """h[B, T, *in], w[*in, D] -> y[B, T/n, D]: the sum over the ring, in the precision of h.
+
+    Raises:
+        ValueError: T does not split over the ring.
+    """
+    length, size = h.shape[1], lax.axis_size(ring.axis)
+    if length % size:
+        raise ValueError(f"{length} tokens do not split over {ring.axis}={size}")
     h, w, _ = alike(h, w, lax.axis_index(ring.axis))
     return _product_scatter(h, w, ring)
 
@@ -55,10 +62,6 @@ def _gather_product(x: Array, w: Array, ring: Ring) -> Array:
     return y.reshape(*y.shape[:2], *w.shape[1:])
 
 
-def _gather_product_fwd(x: Array, w: Array, ring: Ring) -> tuple[Array, Kept]:
-    return _gather_product(x, w, ring), (x, w)
-
-
 def _gather_product_bwd(ring: Ring, kept: Kept, dy: Array) -> Kept:
     x, w = kept
     dy = dy.reshape(*dy.shape[:2], -1)
@@ -72,10 +75,6 @@ def _product_scatter(h: Array, w: Array, ring: Ring) -> Array:
     return _sum_of_each(rows, as_matrix(w, w.ndim - 1).astype(h.dtype), ring)[0]
 
 
-def _product_scatter_fwd(h: Array, w: Array, ring: Ring) -> tuple[Array, Kept]:
-    return _product_scatter(h, w, ring), (h, w)
-
-
 def _product_scatter_bwd(ring: Ring, kept: Kept, dy: Array) -> Kept:
     h, w = kept
     rows = h.reshape(*h.shape[:2], -1)
@@ -84,8 +83,12 @@ def _product_scatter_bwd(ring: Ring, kept: Kept, dy: Array) -> Kept:
     return dh.reshape(h.shape), dw.reshape(w.shape).astype(w.dtype)
 
 
-_gather_product.defvjp(_gather_product_fwd, _gather_product_bwd)
-_product_scatter.defvjp(_product_scatter_fwd, _product_scatter_bwd)
+def _keep(product: Any, x: Array, w: Array, ring: Ring) -> tuple[Array, Kept]:
+    return product(x, w, ring), (x, w)
+
+
+_gather_product.defvjp(partial(_keep, _gather_product), _gather_product_bwd)
+_product_scatter.defvjp(partial(_keep, _product_scatter), _product_scatter_bwd)
 
 
 def as_matrix(w: Array, contract: int) -> Array:

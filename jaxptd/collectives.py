@@ -16,8 +16,8 @@ The first two pairs stand between replicated values and blocks (tensor paralleli
 between blocks of the sequence and blocks of the hidden dim (sequence parallelism): what leaves
 `all_gather` is whole on every device, but each device will make something else of it. `shift`
 stands in rings, it and the last two inside the products of a grid; both have a backward of their
-own. Those two put their blocks first and move them by themselves: told the dim, XLA for GPUs lays
-all around it with that dim first, and copies where a kernel wants another.
+own. `all_gather` and `reduce_scatter` put blocks first and move them by themselves: told the dim,
+XLA for GPUs lays all around it with that dim first, and copies where a kernel wants another.
 
 Under `check_vma=True` the type of a value says along which axes it varies; only `varying_axes`
 and `as_varying` touch that type, because its spelling differs between versions of JAX.

@@ -147,6 +147,14 @@ def test_a_backward_in_halves_leaves_the_weights_products_to_the_second(form: st
     assert counted == [{"dot_general": 4, "ppermute": hop} for hop in hops]
 
 
+def test_a_sequence_that_does_not_split_is_refused() -> None:
+    x, w, _ = inputs("scatter", 4)
+    arguments = {"in_specs": (H, P(Axis.TP)), "out_specs": X, "mesh": make_mesh(Layout(tp=4))}
+    run = jax.shard_map(partial(product_scatter, ring=Ring(Axis.TP)), **arguments)
+    with pytest.raises(ValueError, match="7 tokens do not split over tp=4"):
+        jax.eval_shape(run, x[:, :7], w)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_nothing_whole_is_kept_for_backward(form: str) -> None:
     """Only the operands, as this device has them."""

@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from benchmarks import profile
 from benchmarks.kernels import ATTENTION, COLLECTIVE, OTHER, PRODUCT, kernels
 from benchmarks.measure import compile_step
 from benchmarks.remat import executed, flops
-from benchmarks.step_parts import BANDWIDTH, SCOPES, least, lines, picture, scope_of
+from benchmarks.step_parts import BANDWIDTH, SCOPES, least, lines, scope_of
+from benchmarks.step_pictures import picture
 from jaxptd.devices import PEAK_FLOPS
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
@@ -119,6 +121,15 @@ def test_a_profile_of_this_machine(capsys, tmp_path: Path) -> None:
 def test_bad_options_are_refused_before_anything_runs(options: list[str], words: str) -> None:
     with pytest.raises(UserError, match=words):
         profile.main(["--config", CONFIG, *options])
+
+
+def test_a_picture_without_matplotlib_is_refused_before_anything_runs(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.axes", None)
+    monkeypatch.delitem(sys.modules, "benchmarks.step_pictures")
+    with pytest.raises(
+        UserError, match=r"matplotlib.axes is not installed; pip install -e '.\[viz\]'"
+    ):
+        profile.main(["--config", CONFIG, "--picture", "step.svg"])
 
 
 def test_without_instructions_there_is_no_profile(tmp_path: Path) -> None:
