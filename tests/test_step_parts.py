@@ -89,8 +89,8 @@ def test_the_picture_has_a_bar_a_scope() -> None:
     figure = picture({"a step": {("mlp", PRODUCT): 3e-3, ("mlp", COLLECTIVE): 1e-3}}, "ms")
     (axes,) = figure.axes
     assert axes.get_title(loc="left") == "a step: 4 ms"
-    widths = [bar.get_width() for bar in axes.patches if bar.get_width()]
-    assert widths == [3.0, 1.0]
+    bars = [(bar.get_x(), bar.get_width()) for bar in axes.patches if bar.get_width()]
+    assert bars == [(0.0, 3.0), (3.0, 1.0)]
 
 
 def test_a_profile_of_this_machine(capsys, tmp_path: Path) -> None:
@@ -126,6 +126,7 @@ def test_bad_options_are_refused_before_anything_runs(options: list[str], words:
 def test_a_picture_without_matplotlib_is_refused_before_anything_runs(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.axes", None)
     monkeypatch.delitem(sys.modules, "benchmarks.step_pictures")
+    monkeypatch.setattr(profile, "measure", None)
     with pytest.raises(
         UserError, match=r"matplotlib.axes is not installed; pip install -e '.\[viz\]'"
     ):
