@@ -20,7 +20,7 @@ from jaxptd import processes
 from jaxptd.command_line import load_config
 from jaxptd.config import Config, to_dict
 from jaxptd.errors import UserError
-from jaxptd.files import explained, write_whole
+from jaxptd.atomic_files import explained, write_whole
 
 Row = dict[str, Any]
 

@@ -235,7 +235,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(run_dir, monkeypatc
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("jaxptd.files.os.replace", full)
+    monkeypatch.setattr("jaxptd.atomic_files.os.replace", full)
     with pytest.raises(UserError, match="No space left on device; use a directory"):
         run_dir.open(config_with("--train.steps=99"), step=3)
     assert {path.name: path.read_bytes() for path in run_dir.path.iterdir()} == before

@@ -13,7 +13,7 @@ import numpy as np
 from rich.text import Text
 
 from jaxptd.errors import UserError
-from jaxptd.files import explained, write_whole
+from jaxptd.atomic_files import explained, write_whole
 from jaxptd.pipeline.statistics import EQUAL, Durations, bubble, held, simulate
 from jaxptd.pipeline.table import B, F, Operation, Schedule, W, cell_text
 
