@@ -32,7 +32,7 @@ from benchmarks.measure import DifferentError, table, versions, write
 from jaxptd.canonical import abstract_canonical, to_canonical
 from jaxptd.checkpoint import Checkpoints
 from jaxptd.checkpoint_arrays import ocp
-from jaxptd.command_line import load_config
+from jaxptd.config.command_line import load_config
 from jaxptd.config import Config, TrainConfig
 from jaxptd.devices import prepare
 from jaxptd.errors import Parser, UserError, run_command

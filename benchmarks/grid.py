@@ -28,7 +28,7 @@ from benchmarks import grid_gpu
 from benchmarks.long_context import QUICK
 from benchmarks.measure import append, table, versions
 from benchmarks.overlap import compiler_options
-from jaxptd.command_line import make_parser, parse
+from jaxptd.config.command_line import make_parser, parse
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.devices import prepare

@@ -24,7 +24,7 @@ import jax
 
 from benchmarks.compile_gpu import PLUGINS, gpus
 from benchmarks.measure import CPU_OPTIONS, append, compile_step, mib, table, versions
-from jaxptd.command_line import make_parser, parse
+from jaxptd.config.command_line import make_parser, parse
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.devices import prepare

@@ -15,7 +15,7 @@ from benchmarks.compile_gpu import gpus
 from benchmarks.measure import table
 from benchmarks.schedule import Move as Permute
 from benchmarks.schedule import Work, moves
-from jaxptd.command_line import make_parser, parse
+from jaxptd.config.command_line import make_parser, parse
 from jaxptd.config import Config
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.errors import UserError, run_command

@@ -23,7 +23,7 @@ import jax
 from benchmarks import pipeline_gpu, pipeline_memory, pipeline_time
 from benchmarks.measure import append, table, versions
 from benchmarks.pipeline_programs import STAGES
-from jaxptd.command_line import make_parser, parse
+from jaxptd.config.command_line import make_parser, parse
 from jaxptd.config import Config, TrainConfig
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.devices import prepare

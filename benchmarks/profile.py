@@ -25,7 +25,7 @@ from benchmarks import kernels
 from benchmarks.measure import compile_step, random_batch, table, versions
 from benchmarks.schedule import inside
 from benchmarks.step_parts import Times, lines, scope_of
-from jaxptd.command_line import make_parser, parse
+from jaxptd.config.command_line import make_parser, parse
 from jaxptd.config import Config
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.devices import prepare

@@ -22,7 +22,7 @@ import jax
 from benchmarks.compile_gpu import gpus
 from benchmarks.measure import Run, append, compile_step, mib, random_batch, table, versions
 from jaxptd import comms, formulas_memory
-from jaxptd.command_line import make_parser, parse
+from jaxptd.config.command_line import make_parser, parse
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.devices import prepare

@@ -18,7 +18,7 @@ _HOMES = {
         "OptimizerConfig",
         "TrainConfig",
     ),
-    "jaxptd.command_line": ("load_config",),
+    "jaxptd.config.command_line": ("load_config",),
     "jaxptd.errors": ("UserError",),
     "jaxptd.mesh": ("Axis", "Layout", "make_mesh", "rank_groups"),
     "jaxptd.models.gpt": ("GPT",),

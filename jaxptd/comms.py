@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxptd.collectives import moved_along
-from jaxptd.command_line import make_parser, parse
+from jaxptd.config.command_line import make_parser, parse
 from jaxptd.config import Config
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.devices import prepare

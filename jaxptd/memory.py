@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxptd import formulas_memory as by_formula
-from jaxptd.command_line import make_parser, parse
+from jaxptd.config.command_line import make_parser, parse
 from jaxptd.config import Config
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.devices import prepare

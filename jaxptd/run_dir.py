@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from jaxptd import processes
-from jaxptd.command_line import load_config
+from jaxptd.config.command_line import load_config
 from jaxptd.config import Config, to_dict
 from jaxptd.errors import UserError
 from jaxptd.atomic_files import explained, write_whole

@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxptd import processes
 from jaxptd.checkpoint import CheckpointError
-from jaxptd.command_line import make_parser, parse
+from jaxptd.config.command_line import make_parser, parse
 from jaxptd.config import Config
 from jaxptd.data import Data, Windows, load_tokenizer, number_documents, open_data
 from jaxptd.data.tokenizers import Tokenizer, with_vocabulary

@@ -21,7 +21,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from jaxptd.command_line import make_parser, parse
+from jaxptd.config.command_line import make_parser, parse
 from jaxptd.comparison import Outcome, Row, Tensors, backward_order, compare
 from jaxptd.config import Config, Dtype
 from jaxptd.data.tokenizers import with_vocabulary

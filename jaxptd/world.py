@@ -11,7 +11,7 @@ import re
 import zlib
 from collections.abc import Mapping
 
-from jaxptd.checks import require_not_negative, require_positive
+from jaxptd.config.checks import require_not_negative, require_positive
 from jaxptd.errors import UserError
 
 Environ = Mapping[str, str]

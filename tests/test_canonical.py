@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxptd.canonical import abstract_canonical, from_canonical, to_canonical
-from jaxptd.command_line import load_config
+from jaxptd.config.command_line import load_config
 from jaxptd.mesh import make_mesh
 from jaxptd.state import DEVICE, HOST
 from jaxptd.step import Program

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from jaxptd import config as config_module
+from jaxptd.config import sections as config_module
 from jaxptd.config import (
     CheckpointConfig,
     Config,

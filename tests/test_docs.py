@@ -20,7 +20,7 @@ import yaml
 
 import jaxptd
 from jaxptd import mesh
-from jaxptd.command_line import _type_in_words, make_parser, parse
+from jaxptd.config.command_line import _type_in_words, make_parser, parse
 from jaxptd.config import Config, from_dict
 from jaxptd.run_dir import difference
 

@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from jaxptd import generate, train
-from jaxptd.command_line import load_config
+from jaxptd.config.command_line import load_config
 from jaxptd.data.tokenizers import ByteTokenizer
 from jaxptd.errors import UserError, run_command
 from jaxptd.generate import Generator, Sampling, write_text

@@ -8,7 +8,7 @@ from benchmarks import grid, grid_gpu
 from benchmarks.grid import Held, held
 from benchmarks.grid_gpu import Compiled, laid_out
 from benchmarks.schedule import Move, Work, moves
-from jaxptd.command_line import make_parser, parse
+from jaxptd.config.command_line import make_parser, parse
 from jaxptd.config import Config
 from jaxptd.mesh import Layout
 

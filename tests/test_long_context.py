@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import long_context, overlap
 from benchmarks.overlap import Permute, Work, permutes
-from jaxptd.command_line import make_parser, parse
+from jaxptd.config.command_line import make_parser, parse
 from jaxptd.config import Config
 from jaxptd.errors import UserError
 

@@ -11,7 +11,7 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.command_line import load_config
+from jaxptd.config.command_line import load_config
 from jaxptd.config import OptimizerConfig
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.optimizer import adamw, clip, global_norm, learning_rate

@@ -23,7 +23,7 @@ from benchmarks.pipeline_programs import (
     start,
 )
 from benchmarks.pipeline_text import Tick, hops, tick
-from jaxptd.command_line import make_parser, parse
+from jaxptd.config.command_line import make_parser, parse
 from jaxptd.config import Config, ModelConfig, Remat, TrainConfig
 from jaxptd.errors import UserError
 from jaxptd.mesh import SCHEDULES, Layout, make_mesh

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from jaxptd import progress
-from jaxptd.command_line import load_config
+from jaxptd.config.command_line import load_config
 from jaxptd.errors import UserError
 from jaxptd.mesh import make_mesh
 from jaxptd.progress import Display, Meter, Output, check_finite, printable

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxptd.command_line import load_config
+from jaxptd.config.command_line import load_config
 from jaxptd.config import Config
 from jaxptd.errors import UserError
 from jaxptd.run_dir import RunDir, difference

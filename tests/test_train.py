@@ -19,7 +19,7 @@ import yaml
 
 import jaxptd.train
 from jaxptd.checkpoint import Checkpoints
-from jaxptd.command_line import load_config
+from jaxptd.config.command_line import load_config
 from jaxptd.data import Windows, number_documents
 from jaxptd.data.token_files import write_bin
 from jaxptd.errors import run_command

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from jaxptd.checks import divisors, require_divides
+from jaxptd.config.checks import divisors, require_divides
 from jaxptd.errors import UserError
 from jaxptd.mesh import Axis, Layout
 

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal
 
-from jaxptd.checks import (
+from jaxptd.config.checks import (
     require_below_one,
     require_divides,
     require_not_empty,
@@ -16,7 +16,7 @@ from jaxptd.checks import (
     require_positive,
 )
 from jaxptd.errors import UserError
-from jaxptd.fit import check_layout
+from jaxptd.config.layout_checks import check_layout
 from jaxptd.mesh import Layout
 from jaxptd.world import ProcessesConfig
 
