@@ -34,9 +34,9 @@ from jaxptd.comms import collectives_of, per_layer, subtract
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.devices import prepare
 from jaxptd.errors import Parser, run_command
-from jaxptd.flash import KEPT, Kernel, Saved
+from jaxptd.attention.kernel import KEPT, Kernel, Saved
 from jaxptd.mesh import Layout, make_mesh
-from jaxptd.ring import Ring, Tokens
+from jaxptd.attention.ring import Ring, Tokens
 from jaxptd.step import Program
 from jaxptd.traffic import Collective
 

@@ -16,7 +16,7 @@ from matplotlib.patches import Polygon, Rectangle
 
 from benchmarks import svg
 from benchmarks.context import LINKS, PEAK, Pass, hop_bytes, tokens_to_hide, visit_flops
-from jaxptd.ring import Ring
+from jaxptd.attention.ring import Ring
 
 FILLS = ("#bee3f8", "#feebc8", "#c6f6d5", "#e9d8fd")  # of devices 0, 1, 2, 3
 STROKES = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1")

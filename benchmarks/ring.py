@@ -40,7 +40,7 @@ from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.devices import prepare
 from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.mesh import Layout, RingKind, make_mesh
-from jaxptd.ring import Ring
+from jaxptd.attention.ring import Ring
 
 GOALS = {"temp": 1.0, "time": 0.9, "work": 1.02}
 

@@ -17,11 +17,11 @@ from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.flash import Dropout
-from jaxptd.flash_xla import Xla
+from jaxptd.attention.kernel import Dropout
+from jaxptd.attention.xla import Xla
 from jaxptd.layers.dropout import kept
 from jaxptd.mesh import RingKind
-from jaxptd.ring import Ring, Tokens
+from jaxptd.attention.ring import Ring, Tokens
 from jaxptd.ring_attention import attend
 
 CUT = P(None, "cp")  # every array: [B, T, N, H], its tokens over the ring

@@ -17,8 +17,8 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.collectives import own_block
-from jaxptd.flash import KEPT, Dropout, Sites, drop, visible
-from jaxptd.ring import Tokens
+from jaxptd.attention.kernel import KEPT, Dropout, Sites, drop, visible
+from jaxptd.attention.ring import Tokens
 from jaxptd.spread import Grid
 from jaxptd.summa2d import matmul, matmul_nt
 

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxptd.collectives import alike, as_varying, varying_axes
-from jaxptd.ring import Ring
+from jaxptd.attention.ring import Ring
 
 
 def gather_product(x: Array, w: Array, ring: Ring) -> Array:

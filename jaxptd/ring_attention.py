@@ -23,8 +23,8 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.collectives import alike
-from jaxptd.flash import CORE, KEPT, Dropout, Kernel, Saved, Sites, add_at, drop, merge_at, visible
-from jaxptd.ring import Ring, Tokens, travel, travel_back
+from jaxptd.attention.kernel import CORE, KEPT, Dropout, Kernel, Saved, Sites, add_at, drop, merge_at, visible
+from jaxptd.attention.ring import Ring, Tokens, travel, travel_back
 
 
 def attend(

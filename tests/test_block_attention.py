@@ -14,9 +14,9 @@ from test_flash import TOLERANCES, Plain, difference, mixed, plain
 from test_flash_xla import shapes
 
 from jaxptd.block_attention import attend
-from jaxptd.flash import Dropout, Sites
+from jaxptd.attention.kernel import Dropout, Sites
 from jaxptd.mesh import Axis, Layout, make_mesh
-from jaxptd.ring import Tokens
+from jaxptd.attention.ring import Tokens
 from jaxptd.spread import Grid, panels
 
 B, T, N, H = 2, 8, 3, 5  # neither heads nor their size split over any grid

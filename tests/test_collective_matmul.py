@@ -18,7 +18,7 @@ from jaxptd.comms import collectives_of
 from jaxptd.jaxprs import equations
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.pipeline.halves import Halves
-from jaxptd.ring import Ring
+from jaxptd.attention.ring import Ring
 from jaxptd.traffic import PERMUTE, Collective
 
 B, D, HEADS, SIZE = 2, 6, 3, 5  # w is [D, 3 n, SIZE] or its turn: its own cut dim splits over n

@@ -14,11 +14,11 @@ import tiny
 from jax.sharding import PartitionSpec as P
 
 from benchmarks import context, context_pictures
-from jaxptd.flash import Dropout
-from jaxptd.flash_xla import Xla
+from jaxptd.attention.kernel import Dropout
+from jaxptd.attention.xla import Xla
 from jaxptd.layers.dropout import kept
 from jaxptd.mesh import Layout, make_mesh
-from jaxptd.ring import Ring, Tokens
+from jaxptd.attention.ring import Ring, Tokens
 from jaxptd.ring_attention import attend
 from jaxptd.traffic import Collective
 

@@ -15,10 +15,10 @@ import jax, numpy as np
 from jax.sharding import PartitionSpec as P
 from jaxptd.config import Config
 from jaxptd.devices import prepare
-from jaxptd.flash import Dropout
-from jaxptd.flash_xla import Xla
+from jaxptd.attention.kernel import Dropout
+from jaxptd.attention.xla import Xla
 from jaxptd.mesh import Layout, make_mesh
-from jaxptd.ring import Ring, Tokens
+from jaxptd.attention.ring import Ring, Tokens
 from jaxptd.ring_attention import attend
 
 layout = Layout(cp=8, ring="rsa")

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxptd.flash import NOWHERE, Dropout, Sites, drop, merge, merge_at, visible
+from jaxptd.attention.kernel import NOWHERE, Dropout, Sites, drop, merge, merge_at, visible
 from jaxptd.layers.dropout import kept
 
 TOLERANCES = {"float32": 1e-6, "float64": 1e-12}  # relative to a tensor's norm; never loosened

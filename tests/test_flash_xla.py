@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from jax import Array
 from test_flash import TOLERANCES, Plain, difference, mixed, plain
 
-from jaxptd.flash import Dropout, Saved, Sites
-from jaxptd.flash_xla import Xla
+from jaxptd.attention.kernel import Dropout, Saved, Sites
+from jaxptd.attention.xla import Xla
 from jaxptd.jaxprs import inside
 
 B, N, H = 2, 3, 5

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from jaxptd.collectives import as_varying
 from jaxptd.comms import collectives_of
 from jaxptd.mesh import Axis, Layout, RingKind, make_mesh
-from jaxptd.ring import Ring, Tokens, travel, travel_back
+from jaxptd.attention.ring import Ring, Tokens, travel, travel_back
 from jaxptd.traffic import Collective
 
 KINDS: tuple[RingKind, ...] = get_args(RingKind)

@@ -18,11 +18,11 @@ from test_flash_xla import equations, products, shapes
 
 from benchmarks.measure import CPU_OPTIONS
 from jaxptd.comms import add_up, collectives_of, subtract
-from jaxptd.flash import CORE, Dropout, Sites
-from jaxptd.flash_xla import Xla
+from jaxptd.attention.kernel import CORE, Dropout, Sites
+from jaxptd.attention.xla import Xla
 from jaxptd.hlo import collectives_from_hlo
 from jaxptd.mesh import Axis, Layout, make_mesh
-from jaxptd.ring import Ring, Tokens
+from jaxptd.attention.ring import Ring, Tokens
 from jaxptd.ring_attention import attend
 from jaxptd.traffic import Collective
 

@@ -11,7 +11,8 @@ import pytest
 import tiny
 from jax import lax
 
-from jaxptd import collectives, ring, step, verify
+from jaxptd import collectives, step, verify
+from jaxptd.attention import ring
 from jaxptd.errors import UserError
 from jaxptd.layers import tensor_parallel
 from jaxptd.mesh import Axis, Layout
@@ -250,7 +251,7 @@ def test_a_ring_that_turns_the_wrong_way_is_found(monkeypatch, ring) -> None:
         size = lax.axis_size(axis)
         return lax.ppermute(x, axis, [((i + 1) % size, i) for i in range(size)])
 
-    monkeypatch.setattr("jaxptd.ring.shift", backwards)
+    monkeypatch.setattr("jaxptd.attention.ring.shift", backwards)
     assert report(Layout(cp=4, ring=ring)).wrong
 
 

@@ -15,7 +15,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.config import ModelConfig
-from jaxptd.flash import CORE, KEPT, TAKEN
+from jaxptd.attention.kernel import CORE, KEPT, TAKEN
 from jaxptd.layers.attention import Cache, SelfAttention
 from jaxptd.layers.dropout import Places, Site, dropout
 from jaxptd.layers.form import TensorParallel

@@ -21,9 +21,9 @@ from jax.typing import DTypeLike
 
 from jaxptd.collective_matmul import as_matrix
 from jaxptd.collectives import alike
-from jaxptd.flash import Kernel
+from jaxptd.attention.kernel import Kernel
 from jaxptd.mesh import Axis
-from jaxptd.ring import Ring, Tokens
+from jaxptd.attention.ring import Ring, Tokens
 
 Product = Callable[[Array, Array, int], Array]  # as `product`
 

@@ -8,7 +8,7 @@ from flax import nnx
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxptd.flash import KEPT, TAKEN
+from jaxptd.attention.kernel import KEPT, TAKEN
 from jaxptd.layers.form import TensorParallel
 from jaxptd.params import Initialiser, normal, param, zeros
 

@@ -5,7 +5,7 @@ from flax import nnx
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxptd.flash import TAKEN
+from jaxptd.attention.kernel import TAKEN
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.linear import ColumnParallelLinear, RowParallelLinear, add_bias
 from jaxptd.params import Initialiser

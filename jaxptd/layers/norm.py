@@ -9,7 +9,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.collectives import alike
-from jaxptd.flash import KEPT, TAKEN
+from jaxptd.attention.kernel import KEPT, TAKEN
 from jaxptd.layers.form import TensorParallel
 from jaxptd.params import ones, param, zeros
 

@@ -20,11 +20,11 @@ from jax.typing import DTypeLike
 
 from jaxptd import block_attention, collectives, ring_attention
 from jaxptd.collective_matmul import gather_product, product_scatter
-from jaxptd.flash import TAKEN, Kernel
+from jaxptd.attention.kernel import TAKEN, Kernel
 from jaxptd.layers.form import Product, TensorParallel, own_numbers, own_rows, product
 from jaxptd.layers.grid_products import column, row
 from jaxptd.mesh import Axis, Layout
-from jaxptd.ring import Ring, Tokens
+from jaxptd.attention.ring import Ring, Tokens
 from jaxptd.spread import Grid, padded
 
 

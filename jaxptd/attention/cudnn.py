@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from jaxptd.flash import Dropout, Saved, Sites
+from jaxptd.attention.kernel import Dropout, Saved, Sites
 
 PROVEN = ("0.10.", "0.11.", "0.12.")
 

@@ -23,7 +23,7 @@ import numpy as np
 from jax import Array, lax
 
 from jaxptd.collectives import Axes, shift
-from jaxptd.flash import Sites
+from jaxptd.attention.kernel import Sites
 from jaxptd.mesh import RingKind
 
 
