@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jaxptd.config import Config
 from jaxptd.mesh import Axis
-from jaxptd.spread import padded
+from jaxptd.matmul.grid import padded
 from jaxptd.traffic import (
     ALL_GATHER,
     ALL_REDUCE,

@@ -19,7 +19,7 @@ from jaxptd.formulas_grid import inside
 from jaxptd.mesh import Axis, Layout
 from jaxptd.params import ParamInfo, Stored
 from jaxptd.pipeline.plan import Plan
-from jaxptd.spread import padded
+from jaxptd.matmul.grid import padded
 from jaxptd.zero import Zero
 
 # ---- parameters, gradients and optimizer ---------------------------------------------------------

@@ -12,7 +12,7 @@ from jaxptd.config import Config
 from jaxptd.mesh import Axis
 from jaxptd.params import ParamInfo
 from jaxptd.pipeline.plan import Plan
-from jaxptd.spread import padded
+from jaxptd.matmul.grid import padded
 from jaxptd.traffic import ALL_GATHER, PERMUTE, REDUCE_SCATTER, Collective
 
 

@@ -30,7 +30,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from jaxptd.collectives import alike
-from jaxptd.spread import Grid, Way, panels, ways
+from jaxptd.matmul.grid import Grid, Way, panels, ways
 
 # ---- the three forms ------------------------------------------------------------------------
 

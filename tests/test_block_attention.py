@@ -17,7 +17,7 @@ from jaxptd.block_attention import attend
 from jaxptd.attention.kernel import Dropout, Sites
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.attention.ring import Tokens
-from jaxptd.spread import Grid, panels
+from jaxptd.matmul.grid import Grid, panels
 
 B, T, N, H = 2, 8, 3, 5  # neither heads nor their size split over any grid
 TENSOR = P(Axis.DP, Axis.ROW, None, Axis.COL)  # q[B/dp, T/row, N, H/col]

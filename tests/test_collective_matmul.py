@@ -12,7 +12,7 @@ from contract import TOLERANCES, relative
 from jax import Array
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.collective_matmul import gather_product, product_scatter
+from jaxptd.matmul.ring import gather_product, product_scatter
 from jaxptd.collectives import varying_axes
 from jaxptd.comms import collectives_of
 from jaxptd.jaxprs import equations

@@ -17,7 +17,7 @@ from benchmarks import grid_pictures
 from jaxptd import comms
 from jaxptd.config import Config, TrainConfig
 from jaxptd.mesh import Layout, make_mesh
-from jaxptd.spread import Grid, ways
+from jaxptd.matmul.grid import Grid, ways
 from jaxptd.step import Program
 from jaxptd.traffic import Collective
 

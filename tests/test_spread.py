@@ -11,7 +11,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 from jaxptd.mesh import Axis, Layout, make_mesh
-from jaxptd.spread import Grid, Way, padded, panels, ways
+from jaxptd.matmul.grid import Grid, Way, padded, panels, ways
 
 WIDTH = 2  # of a panel
 # (rows, columns, how they multiply, panel at step t on device (i, j)).

@@ -24,7 +24,7 @@ from jaxptd.comms import add_up, collectives_of, subtract
 from jaxptd.devices import ONE_PERMUTE_AT_A_TIME, PATIENCE
 from jaxptd.hlo import collectives_from_hlo
 from jaxptd.mesh import Axis, Layout, make_mesh
-from jaxptd.spread import Grid, panels
+from jaxptd.matmul.grid import Grid, panels
 from jaxptd.summa2d import matmul, matmul_nt, matmul_tn, multiply
 from jaxptd.traffic import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Collective
 

@@ -19,7 +19,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
-from jaxptd.collective_matmul import as_matrix
+from jaxptd.matmul.ring import as_matrix
 from jaxptd.collectives import alike
 from jaxptd.attention.kernel import Kernel
 from jaxptd.mesh import Axis

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxptd.spread import Grid
+from jaxptd.matmul.grid import Grid
 from jaxptd.summa2d import matmul
 
 

@@ -19,13 +19,13 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from jaxptd import block_attention, collectives, ring_attention
-from jaxptd.collective_matmul import gather_product, product_scatter
+from jaxptd.matmul.ring import gather_product, product_scatter
 from jaxptd.attention.kernel import TAKEN, Kernel
 from jaxptd.layers.form import Product, TensorParallel, own_numbers, own_rows, product
 from jaxptd.layers.grid_products import column, row
 from jaxptd.mesh import Axis, Layout
 from jaxptd.attention.ring import Ring, Tokens
-from jaxptd.spread import Grid, padded
+from jaxptd.matmul.grid import Grid, padded
 
 
 @dataclasses.dataclass(frozen=True)

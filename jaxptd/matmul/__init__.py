@@ -1,0 +1,1 @@
+"""Products of matrices whose blocks lie on a grid or around a ring of devices."""
