@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxptd.config import Config
 from jaxptd.mesh import BATCH_AXES, Axis, Layout
 from jaxptd.params import Stored
-from jaxptd.parts import Cut
+from jaxptd.zero.shards import Cut
 from jaxptd.pipeline.plan import Plan
 from jaxptd.traffic import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Collective
 from jaxptd.zero import Zero

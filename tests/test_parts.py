@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.params import ParamInfo
-from jaxptd.parts import Cut
+from jaxptd.zero.shards import Cut
 from jaxptd.zero import Lent, fetched, sent_home
 
 

@@ -14,7 +14,7 @@ import pytest
 import tiny
 from one_device import FromZeros, case, hold, hold_in_a_process, report
 
-from jaxptd import zero
+from jaxptd.zero import zero
 from jaxptd.errors import UserError
 from jaxptd.generate import Generator, Sampling
 from jaxptd.mesh import Layout, make_mesh

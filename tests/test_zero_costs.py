@@ -14,7 +14,7 @@ from benchmarks.measure import CPU_OPTIONS
 from jaxptd import comms
 from jaxptd.jaxprs import equations
 from jaxptd.mesh import BATCH_AXES, Axis, Layout
-from jaxptd.parts import Cut
+from jaxptd.zero.shards import Cut
 from jaxptd.step import Program
 from jaxptd.traffic import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 

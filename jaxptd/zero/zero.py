@@ -28,7 +28,7 @@ from jax import Array, lax
 from jaxptd.collectives import varying_axes
 from jaxptd.mesh import BATCH_AXES, Axis
 from jaxptd.params import ParamInfo, Params, Stored
-from jaxptd.parts import Cut
+from jaxptd.zero.shards import Cut
 from jaxptd.pipeline.halves import trace_layer
 
 Lendings = dict[str, Any]  # parameters as a step's passes take them: arrays, or layers' `Lent`
