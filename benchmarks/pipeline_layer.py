@@ -24,7 +24,7 @@ from jaxptd.mesh import BATCH_AXES, Axis, make_mesh
 from jaxptd.params import Params
 from jaxptd.passes import Pipelined
 from jaxptd.pipeline import pools
-from jaxptd.pipeline.halves import trace_layer
+from jaxptd.pipeline.split_backward import trace_layer
 from jaxptd.pipeline.statistics import Durations
 from jaxptd.step import Program
 

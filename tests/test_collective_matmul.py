@@ -17,7 +17,7 @@ from jaxptd.collectives import varying_axes
 from jaxptd.comms import collectives_of
 from jaxptd.jaxprs import equations
 from jaxptd.mesh import Axis, Layout, make_mesh
-from jaxptd.pipeline.halves import Halves
+from jaxptd.pipeline.split_backward import Halves
 from jaxptd.attention.ring import Ring
 from jaxptd.traffic import PERMUTE, Collective
 

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxptd.jaxprs import equations
 from jaxptd.mesh import Axis, Layout, make_mesh
-from jaxptd.pipeline.halves import Between, Halves, Layer, lean, trace_layer
+from jaxptd.pipeline.split_backward import Between, Halves, Layer, lean, trace_layer
 
 T, D, F = 4, 3, 5  # sizes that tell what an array is by its shape
 

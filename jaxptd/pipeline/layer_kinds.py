@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax import Array
 
-from jaxptd.pipeline.halves import Between, Halves, Layer, trace_layer
+from jaxptd.pipeline.split_backward import Between, Halves, Layer, trace_layer
 from jaxptd.pipeline.pools import get, put, zeros
 
 
