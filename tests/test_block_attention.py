@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from test_flash import TOLERANCES, Plain, difference, mixed, plain
 from test_flash_xla import shapes
 
-from jaxptd.block_attention import attend
+from jaxptd.layers.grid_attention import attend
 from jaxptd.attention.kernel import Dropout, Sites
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.attention.ring import Tokens

@@ -18,7 +18,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
-from jaxptd import block_attention, collectives, ring_attention
+from jaxptd import collectives, ring_attention
+from jaxptd.layers import grid_attention as block_attention
 from jaxptd.matmul.ring import gather_product, product_scatter
 from jaxptd.attention.kernel import TAKEN, Kernel
 from jaxptd.layers.form import Product, TensorParallel, own_numbers, own_rows, product
