@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxptd.config import Config, ModelConfig
 from jaxptd.mesh import Axis
-from jaxptd.optimizer import learning_rate
+from jaxptd.step.optimizer import learning_rate
 
 Params = dict[str, Any]  # canonical names; without scan_layers "blocks" is a list of L dicts
 Block = dict[str, Array]

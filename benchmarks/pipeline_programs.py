@@ -26,7 +26,7 @@ from jaxptd.layers.block import with_remat
 from jaxptd.layers.dropout import Places
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.params import Blueprint, ParamInfo, Params
-from jaxptd.passes import Micro, Pipelined, Place
+from jaxptd.step.passes import Micro, Pipelined, Place
 from jaxptd.pipeline import pools
 from jaxptd.step import Program
 

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxptd.mesh import BATCH_AXES, Axis
 from jaxptd.params import Params, Stored
-from jaxptd.state import DEVICE, HOST, State
+from jaxptd.step.state import DEVICE, HOST, State
 from jaxptd.step import Program
 
 Canonical = dict[str, Any]

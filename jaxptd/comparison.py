@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from jaxptd.config import OptimizerConfig
-from jaxptd.optimizer import EPSILON
+from jaxptd.step.optimizer import EPSILON
 
 ROUNDINGS = 4  # a layer rounds in its four products, not only in its parameters
 

@@ -26,7 +26,7 @@ from jaxptd.jaxprs import scans
 from jaxptd.layers.block import LAYERS
 from jaxptd.mesh import make_mesh
 from jaxptd.pipeline.plan import Plan
-from jaxptd.state import HOST
+from jaxptd.step.state import HOST
 from jaxptd.step import Program
 
 Row = dict[str, Any]  # part, published, formula, counted, compiled: bytes, or None

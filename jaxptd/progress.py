@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from jaxptd.devices import peak_flops
 from jaxptd.errors import UserError
-from jaxptd.guard import check_in_row, check_parameters
+from jaxptd.step.skipping import check_in_row, check_parameters
 from jaxptd.step import Program
 
 # Of a step, as a person wants to read them; the scale there is in float16 only.

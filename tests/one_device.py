@@ -14,7 +14,7 @@ import pytest
 import tiny
 
 from jaxptd.comparison import Outcome, Tensors, compare
-from jaxptd.guard import new_guard
+from jaxptd.step.skipping import new_guard
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import Program, State
 from jaxptd.verify import Bench, Report

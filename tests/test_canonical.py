@@ -10,7 +10,7 @@ import pytest
 from jaxptd.canonical import abstract_canonical, from_canonical, to_canonical
 from jaxptd.config.command_line import load_config
 from jaxptd.mesh import make_mesh
-from jaxptd.state import DEVICE, HOST
+from jaxptd.step.state import DEVICE, HOST
 from jaxptd.step import Program
 
 CONFIG = Path(__file__).parents[1] / "configs" / "test-tiny.yaml"

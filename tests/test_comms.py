@@ -12,7 +12,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.measure import CPU_OPTIONS
-from jaxptd import comms, step
+from jaxptd import comms
+from jaxptd.step import program as step
 from jaxptd.collectives import as_varying
 from jaxptd.formulas import expected
 from jaxptd.hlo import collectives_from_hlo

@@ -11,7 +11,7 @@ import pytest
 import tiny
 from contract import relative
 
-from jaxptd import guard
+from jaxptd.step import skipping as guard
 from jaxptd.canonical import from_canonical, to_canonical
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout, make_mesh

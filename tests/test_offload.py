@@ -12,7 +12,7 @@ from jaxptd.checkpoint import Checkpoints
 from jaxptd.errors import UserError
 from jaxptd.generate import Generator, Sampling
 from jaxptd.mesh import Layout
-from jaxptd.state import DEVICE, HOST
+from jaxptd.step.state import DEVICE, HOST
 
 GRID = Layout(dp=2, row=2, col=2)
 PARTS = Layout(dp=2, tp=2, zero=3)

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jaxptd.config.command_line import load_config
 from jaxptd.config import OptimizerConfig
 from jaxptd.mesh import Axis, Layout, make_mesh
-from jaxptd.optimizer import adamw, clip, global_norm, learning_rate
+from jaxptd.step.optimizer import adamw, clip, global_norm, learning_rate
 from jaxptd.params import ParamInfo
 from jaxptd.step import Program
 

@@ -9,7 +9,7 @@ import tiny
 from contract import relative
 
 from benchmarks.remat import executed, is_product
-from jaxptd import step
+from jaxptd.step import program as step
 from jaxptd.config import ModelConfig, Remat
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout

@@ -10,7 +10,7 @@ import tiny
 from contract import relative
 
 from jaxptd.comms import collectives_of
-from jaxptd.compiler import compiler_options
+from jaxptd.step.compiler import compiler_options
 from jaxptd.errors import UserError
 from jaxptd.jaxprs import equations
 from jaxptd.mesh import Layout

@@ -11,7 +11,8 @@ import pytest
 import tiny
 from jax import lax
 
-from jaxptd import collectives, step, verify
+from jaxptd import collectives, verify
+from jaxptd.step import program as step
 from jaxptd.attention import ring
 from jaxptd.errors import UserError
 from jaxptd.layers import tensor_parallel

@@ -20,7 +20,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.guard import new_guard
+from jaxptd.step.skipping import new_guard
 from jaxptd.mesh import Layout
 from jaxptd.params import Params, Stored
 

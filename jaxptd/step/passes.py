@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.batch import Batch
+from jaxptd.step.batch import Batch
 from jaxptd.collectives import all_gather, as_varying, reduce_scatter, varying_axes
 from jaxptd.config import Config, ModelConfig
 from jaxptd.errors import UserError
