@@ -29,9 +29,9 @@ import jax
 import numpy as np
 
 from benchmarks.measure import DifferentError, table, versions, write
-from jaxptd.canonical import abstract_canonical, to_canonical
+from jaxptd.checkpoint.canonical import abstract_canonical, to_canonical
 from jaxptd.checkpoint import Checkpoints
-from jaxptd.checkpoint_arrays import ocp
+from jaxptd.checkpoint.arrays import ocp
 from jaxptd.config.command_line import load_config
 from jaxptd.config import Config, TrainConfig
 from jaxptd.devices import prepare

@@ -21,7 +21,7 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.canonical import abstract_canonical, params_from_canonical
+from jaxptd.checkpoint.canonical import abstract_canonical, params_from_canonical
 from jaxptd.checkpoint import CheckpointError, Checkpoints
 from jaxptd.collectives import as_same
 from jaxptd.config import Config, from_dict

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxptd.canonical import abstract_canonical, from_canonical, to_canonical
+from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical, to_canonical
 from jaxptd.config.command_line import load_config
 from jaxptd.mesh import make_mesh
 from jaxptd.step.state import DEVICE, HOST

@@ -15,7 +15,10 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxptd import checkpoint, checkpoint_arrays, checkpoint_files, checkpoint_writer
+from jaxptd.checkpoint import checkpoints as checkpoint
+from jaxptd.checkpoint import arrays as checkpoint_arrays
+from jaxptd.checkpoint import manifest as checkpoint_files
+from jaxptd.checkpoint import save as checkpoint_writer
 from jaxptd.checkpoint import CheckpointError, Checkpoints, read_description, restore_path
 
 ROOT = Path(__file__).parents[1]
@@ -683,7 +686,7 @@ def test_orbax_failing_to_read_whole_files_is_not_damage(tmp_path, monkeypatch):
 def test_importing_starts_no_device():
     """A run sets the number of simulated devices after its imports, before the first of them."""
     code = """if True:
-        from jaxptd import checkpoint
+        from jaxptd.checkpoint import checkpoints as checkpoint
         import jax
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", 5)

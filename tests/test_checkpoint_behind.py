@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from test_checkpoint import abstract, assert_same, make_mesh, make_state, put, run_python, save
 
-from jaxptd import checkpoint, checkpoint_files, checkpoint_writer
-from jaxptd.background import Background
+from jaxptd.checkpoint import checkpoints as checkpoint
+from jaxptd.checkpoint import manifest as checkpoint_files
+from jaxptd.checkpoint import save as checkpoint_writer
+from jaxptd.checkpoint.background import Background
 from jaxptd.checkpoint import CheckpointError, Checkpoints
 
 

@@ -13,7 +13,7 @@ from refusal import refused
 
 from benchmarks import gpu, gpu_trainer
 from benchmarks.gpu_cases import CASES, VOCABULARY, Case, mfu, parameters
-from jaxptd.canonical import to_canonical
+from jaxptd.checkpoint.canonical import to_canonical
 from jaxptd.errors import UserError
 from jaxptd.mesh import make_mesh
 from jaxptd.step import Program

@@ -12,7 +12,7 @@ import tiny
 from contract import relative
 
 from jaxptd.step import skipping as guard
-from jaxptd.canonical import from_canonical, to_canonical
+from jaxptd.checkpoint.canonical import from_canonical, to_canonical
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import Program

@@ -20,7 +20,9 @@ TIMES = {"tokens_per_second", "step_time", "mfu"}
 # Kills itself some time after a moment of the run: its start, a step, or inside a save.
 RUN = """
 import os, random, signal, sys, threading, time
-from jaxptd import checkpoint_arrays, checkpoint_files, checkpoint_folders
+from jaxptd.checkpoint import arrays as checkpoint_arrays
+from jaxptd.checkpoint import manifest as checkpoint_files
+from jaxptd.checkpoint import folders as checkpoint_folders
 from jaxptd.errors import run_command
 from jaxptd.run_dir import RunDir
 from jaxptd.train import main

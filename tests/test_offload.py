@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tiny
 
-from jaxptd.canonical import abstract_canonical, from_canonical, to_canonical
+from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical, to_canonical
 from jaxptd.checkpoint import Checkpoints
 from jaxptd.errors import UserError
 from jaxptd.generate import Generator, Sampling

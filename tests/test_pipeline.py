@@ -13,7 +13,7 @@ import tiny
 from one_device import FromZeros, case, hold, hold_in_a_process, report
 
 from jaxptd.step import passes
-from jaxptd.canonical import abstract_canonical, from_canonical, to_canonical
+from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical, to_canonical
 from jaxptd.checkpoint import Checkpoints
 from jaxptd.jaxprs import equations
 from jaxptd.mesh import SCHEDULES, Layout, make_mesh

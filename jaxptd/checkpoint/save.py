@@ -10,11 +10,11 @@ from typing import Any
 
 import jax
 
-from jaxptd import checkpoint_files as files
-from jaxptd.checkpoint_agreement import agreed, by_first
-from jaxptd.checkpoint_arrays import ArraysBeingWritten
-from jaxptd.checkpoint_files import CheckpointError, reason
-from jaxptd.checkpoint_folders import Folders
+from jaxptd.checkpoint import manifest as files
+from jaxptd.checkpoint.agreement import agreed, by_first
+from jaxptd.checkpoint.arrays import ArraysBeingWritten
+from jaxptd.checkpoint.manifest import CheckpointError, reason
+from jaxptd.checkpoint.folders import Folders
 from jaxptd.processes import is_first
 
 ARRAYS = "arrays"

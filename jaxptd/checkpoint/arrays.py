@@ -15,8 +15,8 @@ from typing import Any
 import jax
 from jax.sharding import SingleDeviceSharding
 
-from jaxptd.background import Background
-from jaxptd.checkpoint_files import CheckpointError, reason
+from jaxptd.checkpoint.background import Background
+from jaxptd.checkpoint.manifest import CheckpointError, reason
 
 try:
     from orbax.checkpoint import v1 as ocp

@@ -7,8 +7,8 @@ import os
 import re
 from pathlib import Path
 
-from jaxptd import checkpoint_files as files
-from jaxptd.checkpoint_files import CheckpointError, reason
+from jaxptd.checkpoint import manifest as files
+from jaxptd.checkpoint.manifest import CheckpointError, reason
 
 
 class Folders:

@@ -20,13 +20,13 @@ from typing import Any, Self
 
 import jax
 
-from jaxptd import checkpoint_arrays as arrays
-from jaxptd import checkpoint_files as files
-from jaxptd import checkpoint_writer as writer
-from jaxptd.background import Background
-from jaxptd.checkpoint_agreement import agreed, by_first
-from jaxptd.checkpoint_files import CheckpointError, DamagedCheckpointError, reason
-from jaxptd.checkpoint_folders import Folders
+from jaxptd.checkpoint import arrays
+from jaxptd.checkpoint import manifest as files
+from jaxptd.checkpoint import save as writer
+from jaxptd.checkpoint.background import Background
+from jaxptd.checkpoint.agreement import agreed, by_first
+from jaxptd.checkpoint.manifest import CheckpointError, DamagedCheckpointError, reason
+from jaxptd.checkpoint.folders import Folders
 
 GRACE = 10.0  # seconds for the save that goes on when Ctrl-C ends the run at once
 VALIDATION_LOSS = "validation_loss"  # of a description: what makes a checkpoint the best
