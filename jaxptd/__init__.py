@@ -23,7 +23,7 @@ _HOMES = {
     "jaxptd.mesh": ("Axis", "Layout", "make_mesh", "rank_groups"),
     "jaxptd.models.gpt": ("GPT",),
     "jaxptd.step": ("Program",),
-    "jaxptd.world": ("ProcessesConfig",),
+    "jaxptd.distributed.launchers": ("ProcessesConfig",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from jaxptd import processes
+from jaxptd.distributed import coordination as processes
 from jaxptd.config.command_line import load_config
 from jaxptd.config import Config, to_dict
 from jaxptd.errors import UserError

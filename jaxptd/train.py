@@ -15,7 +15,7 @@ from functools import cached_property, partial
 import jax
 import numpy as np
 
-from jaxptd import processes
+from jaxptd.distributed import coordination as processes
 from jaxptd.checkpoint import CheckpointError
 from jaxptd.config.command_line import make_parser, parse
 from jaxptd.config import Config
@@ -24,16 +24,16 @@ from jaxptd.data.tokenizers import Tokenizer, with_vocabulary
 from jaxptd.devices import prepare
 from jaxptd.errors import UserError, run_command
 from jaxptd.generate import Sampling, write_text
-from jaxptd.lifeline import GO_ON, Lifeline
+from jaxptd.distributed.liveness import GO_ON, Lifeline
 from jaxptd.mesh import make_mesh
 from jaxptd.pipeline.statistics import bubble
 from jaxptd.progress import Display, Meter, Output, check_finite
 from jaxptd.run_checkpoints import RunCheckpoints, without_best
 from jaxptd.run_dir import Onlooker, Row, RunDir, check_alike
 from jaxptd.step import Batch, Program, State, batch_fields
-from jaxptd.stop import Stop
-from jaxptd.watchdog import Phase, Watchdog
-from jaxptd.world import World, find
+from jaxptd.distributed.stop import Stop
+from jaxptd.distributed.watchdog import Phase, Watchdog
+from jaxptd.distributed.launchers import World, find
 
 SAMPLE_PROMPT = "def "
 

@@ -19,7 +19,7 @@ from jaxptd.config import (
 )
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
-from jaxptd.world import ProcessesConfig
+from jaxptd.distributed.launchers import ProcessesConfig
 
 SECTIONS = {
     "model": ModelConfig,

@@ -15,11 +15,11 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from jaxptd import processes
+from jaxptd.distributed import coordination as processes
 from jaxptd.errors import UserError
-from jaxptd.lifeline import Lifeline
-from jaxptd.watchdog import Phase, Watchdog
-from jaxptd.world import ProcessesConfig, find
+from jaxptd.distributed.liveness import Lifeline
+from jaxptd.distributed.watchdog import Phase, Watchdog
+from jaxptd.distributed.launchers import ProcessesConfig, find
 
 config = ProcessesConfig(stuck_after={stuck_after})
 world = find(config, os.environ)

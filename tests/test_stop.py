@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from jaxptd import stop as module
-from jaxptd.stop import Stop
+from jaxptd.distributed import stop as module
+from jaxptd.distributed.stop import Stop
 
 
 class Service:

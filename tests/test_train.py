@@ -28,7 +28,7 @@ from jaxptd.run_checkpoints import RunCheckpoints
 from jaxptd.run_dir import RunDir
 from jaxptd.step import Program
 from jaxptd.train import Run, Stop, main
-from jaxptd.watchdog import Phase, Watchdog
+from jaxptd.distributed.watchdog import Phase, Watchdog
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "configs" / "test-tiny.yaml"

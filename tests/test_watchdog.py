@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxptd.watchdog import Beat, Phase, Watchdog, long_phases, stuck
+from jaxptd.distributed.watchdog import Beat, Phase, Watchdog, long_phases, stuck
 
 W, R, C = Phase.WAITING, Phase.READING, Phase.COMPILING
 

@@ -3,7 +3,7 @@
 import pytest
 
 from jaxptd.errors import UserError
-from jaxptd.world import ProcessesConfig, World, find
+from jaxptd.distributed.launchers import ProcessesConfig, World, find
 
 NOTHING = ProcessesConfig()
 TORCHRUN = {

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from jaxptd.checkpoint.manifest import CheckpointError, reason
-from jaxptd.processes import is_first, share
+from jaxptd.distributed.coordination import is_first, share
 
 PATIENCE = 3600.0  # seconds for the slowest process; a dead one is noticed much earlier
 

@@ -15,7 +15,7 @@ from jaxptd.checkpoint.agreement import agreed, by_first
 from jaxptd.checkpoint.arrays import ArraysBeingWritten
 from jaxptd.checkpoint.manifest import CheckpointError, reason
 from jaxptd.checkpoint.folders import Folders
-from jaxptd.processes import is_first
+from jaxptd.distributed.coordination import is_first
 
 ARRAYS = "arrays"
 

@@ -18,7 +18,7 @@ from jaxptd.config.checks import (
 from jaxptd.errors import UserError
 from jaxptd.config.layout_checks import check_layout
 from jaxptd.mesh import Layout
-from jaxptd.world import ProcessesConfig
+from jaxptd.distributed.launchers import ProcessesConfig
 
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 Products = Literal["native", "fp8"]

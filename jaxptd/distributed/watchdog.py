@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxptd import processes
+from jaxptd.distributed import coordination as processes
 
 PATIENT = 10  # how much longer than `stuck_after` phases may take whose length nobody knows
 STEPS = 10  # how many step times a step may take

@@ -18,7 +18,7 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
-from jaxptd import processes
+from jaxptd.distributed import coordination as processes
 
 AHEAD = 2  # steps
 

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 
 from jaxptd.errors import BAD_INPUT, UserError, print_error
-from jaxptd.last_words import on_abort
-from jaxptd.world import ProcessesConfig, World
+from jaxptd.distributed.abort_hook import on_abort
+from jaxptd.distributed.launchers import ProcessesConfig, World
 
 KEYS = "jaxptd/"  # before every key, JAX has its own
 DAY = 86400.0  # seconds; who is dead or stuck meanwhile, `Lifeline` finds

@@ -1,0 +1,1 @@
+"""The processes of a run: finding, joining, stopping and watching them."""
