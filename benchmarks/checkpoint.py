@@ -34,7 +34,7 @@ from jaxptd.checkpoint import Checkpoints
 from jaxptd.checkpoint.arrays import ocp
 from jaxptd.config.command_line import load_config
 from jaxptd.config import Config, TrainConfig
-from jaxptd.devices import prepare
+from jaxptd.run.devices import prepare
 from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import Program

@@ -32,7 +32,7 @@ from jaxptd import ring_attention
 from jaxptd.collectives import alike
 from jaxptd.comms import collectives_of, per_layer, subtract
 from jaxptd.config import Config, ModelConfig, TrainConfig
-from jaxptd.devices import prepare
+from jaxptd.run.devices import prepare
 from jaxptd.errors import Parser, run_command
 from jaxptd.attention.kernel import KEPT, Kernel, Saved
 from jaxptd.mesh import Layout, make_mesh

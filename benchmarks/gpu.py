@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.gpu_cases import CASES, mfu, parameters
 from benchmarks.gpu_trainer import TRAINERS, add_steps, check_steps
 from benchmarks.measure import append, table, write
-from jaxptd.devices import PEAK_FLOPS
+from jaxptd.run.devices import PEAK_FLOPS
 from jaxptd.errors import Parser, UserError, run_command
 
 HEAD = ("model", "B, T", "trainer", "tokens/s", "MFU", "causal MFU", "step ms, median")

@@ -31,7 +31,7 @@ from benchmarks.overlap import compiler_options
 from jaxptd.config.command_line import make_parser, parse
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.data.tokenizers import with_vocabulary
-from jaxptd.devices import prepare
+from jaxptd.run.devices import prepare
 from jaxptd.errors import run_command
 from jaxptd.jaxprs import scans
 from jaxptd.mesh import Layout, make_mesh

@@ -27,7 +27,7 @@ from benchmarks.measure import CPU_OPTIONS, append, compile_step, mib, table, ve
 from jaxptd.config.command_line import make_parser, parse
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.data.tokenizers import with_vocabulary
-from jaxptd.devices import prepare
+from jaxptd.run.devices import prepare
 from jaxptd.errors import run_command
 from jaxptd.mesh import Layout, RingKind, make_mesh
 from jaxptd.step import Program

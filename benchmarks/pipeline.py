@@ -26,7 +26,7 @@ from benchmarks.pipeline_programs import STAGES
 from jaxptd.config.command_line import make_parser, parse
 from jaxptd.config import Config, TrainConfig
 from jaxptd.data.tokenizers import with_vocabulary
-from jaxptd.devices import prepare
+from jaxptd.run.devices import prepare
 from jaxptd.errors import UserError, run_command
 from jaxptd.mesh import SCHEDULES, Layout
 from jaxptd.pipeline.schedules import make_schedule

@@ -28,7 +28,7 @@ from benchmarks.step_parts import Times, lines, scope_of
 from jaxptd.config.command_line import make_parser, parse
 from jaxptd.config import Config
 from jaxptd.data.tokenizers import with_vocabulary
-from jaxptd.devices import prepare
+from jaxptd.run.devices import prepare
 from jaxptd.errors import UserError, run_command
 from jaxptd.mesh import make_mesh
 from jaxptd.step import Program

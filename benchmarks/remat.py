@@ -17,7 +17,7 @@ from benchmarks.measure import Run, append, compile_step, mib, random_batch, tab
 from benchmarks.work import product_flops
 from jaxptd import formulas_memory
 from jaxptd.config import Config, ModelConfig, Remat, TrainConfig
-from jaxptd.devices import prepare
+from jaxptd.run.devices import prepare
 from jaxptd.errors import Parser, run_command
 from jaxptd.jaxprs import inside
 from jaxptd.mesh import Layout, make_mesh

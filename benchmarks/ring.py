@@ -37,7 +37,7 @@ from benchmarks.race import Runner, race
 from benchmarks.ring_programs import CUT, INSTALL, RINGATTENTION, Program, ours, programs
 from benchmarks.work import work_per_device
 from jaxptd.config import Config, ModelConfig, TrainConfig
-from jaxptd.devices import prepare
+from jaxptd.run.devices import prepare
 from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.mesh import Layout, RingKind, make_mesh
 from jaxptd.attention.ring import Ring

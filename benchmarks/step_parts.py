@@ -11,7 +11,7 @@ import re
 from benchmarks.compiled import BANDWIDTH, attention_flops
 from benchmarks.kernels import ATTENTION, OTHER, PRODUCT, kernels
 from benchmarks.remat import executions, flops
-from jaxptd.devices import PEAK_FLOPS
+from jaxptd.run.devices import PEAK_FLOPS
 from jaxptd.step import Program
 
 PEAK = PEAK_FLOPS["H200"]

@@ -25,7 +25,7 @@ from jaxptd import comms, formulas_memory
 from jaxptd.config.command_line import make_parser, parse
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.data.tokenizers import with_vocabulary
-from jaxptd.devices import prepare
+from jaxptd.run.devices import prepare
 from jaxptd.errors import UserError, run_command
 from jaxptd.hlo import collectives_from_hlo
 from jaxptd.mesh import Layout, make_mesh

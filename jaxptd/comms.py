@@ -29,7 +29,7 @@ from jaxptd.collectives import moved_along
 from jaxptd.config.command_line import make_parser, parse
 from jaxptd.config import Config
 from jaxptd.data.tokenizers import with_vocabulary
-from jaxptd.devices import prepare
+from jaxptd.run.devices import prepare
 from jaxptd.errors import run_command
 from jaxptd.formulas import expected
 from jaxptd.hlo import collectives_from_hlo

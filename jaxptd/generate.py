@@ -26,14 +26,14 @@ from jaxptd.checkpoint import CheckpointError, Checkpoints
 from jaxptd.collectives import as_same
 from jaxptd.config import Config, from_dict
 from jaxptd.data.tokenizers import Tokenizer, load_tokenizer
-from jaxptd.devices import prepare
+from jaxptd.run.devices import prepare
 from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.layers.dropout import Places
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.whole_tokens import whole_tokens
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.params import Params
-from jaxptd.progress import printable
+from jaxptd.run.progress import printable
 from jaxptd.step import Program
 
 GREEDY = 1e-6  # a temperature below leaves one token likely, and float32 divides by no less

@@ -20,7 +20,7 @@ from jaxptd import formulas_memory as by_formula
 from jaxptd.config.command_line import make_parser, parse
 from jaxptd.config import Config
 from jaxptd.data.tokenizers import with_vocabulary
-from jaxptd.devices import prepare
+from jaxptd.run.devices import prepare
 from jaxptd.errors import run_command
 from jaxptd.jaxprs import scans
 from jaxptd.layers.block import LAYERS

@@ -21,15 +21,15 @@ from jaxptd.config.command_line import make_parser, parse
 from jaxptd.config import Config
 from jaxptd.data import Data, Windows, load_tokenizer, number_documents, open_data
 from jaxptd.data.tokenizers import Tokenizer, with_vocabulary
-from jaxptd.devices import prepare
+from jaxptd.run.devices import prepare
 from jaxptd.errors import UserError, run_command
 from jaxptd.generate import Sampling, write_text
 from jaxptd.distributed.liveness import GO_ON, Lifeline
 from jaxptd.mesh import make_mesh
 from jaxptd.pipeline.statistics import bubble
-from jaxptd.progress import Display, Meter, Output, check_finite
-from jaxptd.run_checkpoints import RunCheckpoints, without_best
-from jaxptd.run_dir import Onlooker, Row, RunDir, check_alike
+from jaxptd.run.progress import Display, Meter, Output, check_finite
+from jaxptd.run.checkpoints import RunCheckpoints, without_best
+from jaxptd.run.folder import Onlooker, Row, RunDir, check_alike
 from jaxptd.step import Batch, Program, State, batch_fields
 from jaxptd.distributed.stop import Stop
 from jaxptd.distributed.watchdog import Phase, Watchdog

@@ -25,7 +25,7 @@ from jaxptd.config.command_line import make_parser, parse
 from jaxptd.comparison import Outcome, Row, Tensors, backward_order, compare
 from jaxptd.config import Config, Dtype
 from jaxptd.data.tokenizers import with_vocabulary
-from jaxptd.devices import prepare
+from jaxptd.run.devices import prepare
 from jaxptd.errors import run_command
 from jaxptd.layers.attention import choose_kernel
 from jaxptd.mesh import Layout, make_mesh

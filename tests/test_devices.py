@@ -7,14 +7,14 @@ import sys
 import pytest
 
 from jaxptd.config import Config, ModelConfig
-from jaxptd.devices import ONE_PERMUTE_AT_A_TIME, prepare
+from jaxptd.run.devices import ONE_PERMUTE_AT_A_TIME, prepare
 from jaxptd.mesh import Layout
 
 RUN_RSA = """
 import jax, numpy as np
 from jax.sharding import PartitionSpec as P
 from jaxptd.config import Config
-from jaxptd.devices import prepare
+from jaxptd.run.devices import prepare
 from jaxptd.attention.kernel import Dropout
 from jaxptd.attention.xla import Xla
 from jaxptd.mesh import Layout, make_mesh

@@ -22,7 +22,7 @@ import jaxptd
 from jaxptd import mesh
 from jaxptd.config.command_line import _type_in_words, make_parser, parse
 from jaxptd.config import Config, from_dict
-from jaxptd.run_dir import difference
+from jaxptd.run.folder import difference
 
 ROOT = Path(jaxptd.__file__).parents[1]
 DOCS = ROOT / "docs"

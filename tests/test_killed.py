@@ -24,7 +24,7 @@ from jaxptd.checkpoint import arrays as checkpoint_arrays
 from jaxptd.checkpoint import manifest as checkpoint_files
 from jaxptd.checkpoint import folders as checkpoint_folders
 from jaxptd.errors import run_command
-from jaxptd.run_dir import RunDir
+from jaxptd.run.folder import RunDir
 from jaxptd.train import main
 
 owner, name, times, seconds = sys.argv.pop(1).split(":")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from together import ROOT, Together, trainer
 
-from jaxptd.run_dir import RunDir
+from jaxptd.run.folder import RunDir
 
 CONFIG = ROOT / "configs" / "test-tiny.yaml"
 TEXT = "".join(f"def function_{n}(a, b): return a + b * {n}\n" for n in range(400))

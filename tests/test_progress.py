@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import pytest
 from rich.console import Console
 
-from jaxptd import progress
+from jaxptd.run import progress
 from jaxptd.config.command_line import load_config
 from jaxptd.errors import UserError
 from jaxptd.mesh import make_mesh
-from jaxptd.progress import Display, Meter, Output, check_finite, printable
+from jaxptd.run.progress import Display, Meter, Output, check_finite, printable
 from jaxptd.step import Program
 
 CONFIG = Path(__file__).parents[1] / "configs" / "test-tiny.yaml"

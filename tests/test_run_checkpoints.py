@@ -10,8 +10,8 @@ import pytest
 from jaxptd.config.command_line import load_config
 from jaxptd.errors import UserError
 from jaxptd.mesh import make_mesh
-from jaxptd.run_checkpoints import RunCheckpoints, without_best
-from jaxptd.run_dir import RunDir
+from jaxptd.run.checkpoints import RunCheckpoints, without_best
+from jaxptd.run.folder import RunDir
 from jaxptd.step import Program
 
 CONFIG = Path(__file__).parents[1] / "configs" / "test-tiny.yaml"

@@ -11,7 +11,7 @@ import pytest
 from jaxptd.config.command_line import load_config
 from jaxptd.config import Config
 from jaxptd.errors import UserError
-from jaxptd.run_dir import RunDir, difference
+from jaxptd.run.folder import RunDir, difference
 
 CONFIG = Path(__file__).parents[1] / "configs" / "test-tiny.yaml"
 

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from benchmarks.measure import CPU_OPTIONS
 from jaxptd.comms import add_up, collectives_of, subtract
-from jaxptd.devices import ONE_PERMUTE_AT_A_TIME, PATIENCE
+from jaxptd.run.devices import ONE_PERMUTE_AT_A_TIME, PATIENCE
 from jaxptd.hlo import collectives_from_hlo
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.matmul.grid import Grid, panels

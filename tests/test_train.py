@@ -24,8 +24,8 @@ from jaxptd.data import Windows, number_documents
 from jaxptd.data.token_files import write_bin
 from jaxptd.errors import run_command
 from jaxptd.mesh import SCHEDULES, make_mesh
-from jaxptd.run_checkpoints import RunCheckpoints
-from jaxptd.run_dir import RunDir
+from jaxptd.run.checkpoints import RunCheckpoints
+from jaxptd.run.folder import RunDir
 from jaxptd.step import Program
 from jaxptd.train import Run, Stop, main
 from jaxptd.distributed.watchdog import Phase, Watchdog
@@ -880,7 +880,7 @@ def test_a_learning_rate_that_is_too_large_says_so(train):
 HURT = """
 import os, resource, signal, sys, threading
 from jaxptd.errors import run_command
-from jaxptd.run_dir import RunDir
+from jaxptd.run.folder import RunDir
 from jaxptd.train import main
 
 log = RunDir.log

@@ -14,7 +14,7 @@ import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from jaxptd.devices import peak_flops
+from jaxptd.run.devices import peak_flops
 from jaxptd.errors import UserError
 from jaxptd.step.skipping import check_in_row, check_parameters
 from jaxptd.step import Program

@@ -11,7 +11,7 @@ from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical, to_c
 from jaxptd.checkpoint import VALIDATION_LOSS, Checkpoints, read_description, restore_path
 from jaxptd.config import CheckpointConfig, Config, from_dict, to_dict
 from jaxptd.errors import UserError
-from jaxptd.run_dir import Row, RunDir, difference
+from jaxptd.run.folder import Row, RunDir, difference
 from jaxptd.step import Program, State
 
 

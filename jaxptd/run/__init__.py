@@ -1,0 +1,1 @@
+"""What a run has besides its program: directory, checkpoints, progress, devices."""
