@@ -38,7 +38,7 @@ from jaxptd.attention.kernel import KEPT, Kernel, Saved
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.attention.ring import Ring, Tokens
 from jaxptd.step import Program
-from jaxptd.traffic import Collective
+from jaxptd.analysis.collective import Collective
 
 # Dense bfloat16 FLOP/s of an H200, and bytes/s of a link, one direction.
 PEAK = 989.5e12

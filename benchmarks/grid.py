@@ -33,7 +33,7 @@ from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.run.devices import prepare
 from jaxptd.errors import run_command
-from jaxptd.jaxprs import scans
+from jaxptd.analysis.jaxprs import scans
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import Program
 

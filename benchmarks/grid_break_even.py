@@ -6,7 +6,7 @@ run or traced; tests/test_grid_pictures.py holds the bytes against those of a tr
 One layer of a GPT, forward and backward, bfloat16, `model.remat: none`, a micro-batch of M tokens;
 on the grid all-gathers in one slice, attention by heads. Collectives run as rings.
 Letters: M tokens, D model (F = 4 D), N devices. `row` and `col` are the mesh axes.
-Source: jaxptd/formulas.py and formulas_grid.py; Korthikanti et al., arXiv 2205.05198.
+Source: jaxptd/analysis/traffic/step.py and formulas_grid.py; Korthikanti et al., arXiv 2205.05198.
 """
 
 import dataclasses

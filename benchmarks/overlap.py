@@ -21,7 +21,7 @@ from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.errors import UserError, run_command
 from jaxptd.mesh import make_mesh
 from jaxptd.step import Program
-from jaxptd.traffic import PERMUTE
+from jaxptd.analysis.collective import PERMUTE
 
 __all__ = ["Permute", "Work", "permutes", "rows", "summary"]
 

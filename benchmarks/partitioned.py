@@ -1,4 +1,4 @@
-"""Programs made by XLA's partitioner, put so that `jaxptd.hlo` prices them fairly: text to text.
+"""Programs made by XLA's partitioner, put so that `jaxptd.analysis.hlo` prices them fairly: text to text.
 
 Two things differ from a shard_map program. The partitioner names mesh axes of its own
 (`mesh['axis_0'=2,'axis_1'=4] {'axis_1'}`); they are written out as lists of devices. And XLA on

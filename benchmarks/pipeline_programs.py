@@ -21,7 +21,7 @@ from jax import Array, lax
 from benchmarks.measure import CPU_OPTIONS, random_batch
 from benchmarks.race import Runner
 from jaxptd.config import Config, ModelConfig, Remat, TrainConfig
-from jaxptd.jaxprs import scans
+from jaxptd.analysis.jaxprs import scans
 from jaxptd.layers.block import with_remat
 from jaxptd.layers.dropout import Places
 from jaxptd.mesh import Axis, Layout, make_mesh

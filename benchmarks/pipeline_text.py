@@ -14,7 +14,7 @@ from benchmarks import kernels
 from benchmarks.kernels import Computations, Instruction
 from benchmarks.schedule import Move, inside, moves
 from jaxptd.mesh import Axis
-from jaxptd.traffic import PERMUTE
+from jaxptd.analysis.collective import PERMUTE
 
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _FUSED = ("fusion", "fusion-start")

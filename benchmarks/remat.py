@@ -2,7 +2,7 @@
 
 `python -m benchmarks.remat [--layouts one tp ...] [--out benchmarks/results/remat.md]`
 
-A small GPT, float32, on simulated CPU devices. Kept: by formula (`jaxptd/formulas_memory.py`), of
+A small GPT, float32, on simulated CPU devices. Kept: by formula (`jaxptd/analysis/memory_model.py`), of
 all layers of one device, in a pipeline with what waits for a stage. Temporary: of the compiled
 step. Products: FLOPs of forward and backward, counted in the step's jaxpr. Time: the fastest of
 several steps, taken in turns. Products and times are shares of those of `none` in the same run.
@@ -15,11 +15,11 @@ from typing import Any
 
 from benchmarks.measure import Run, append, compile_step, mib, random_batch, table, versions
 from benchmarks.work import product_flops
-from jaxptd import formulas_memory
+from jaxptd.analysis import memory_model as formulas_memory
 from jaxptd.config import Config, ModelConfig, Remat, TrainConfig
 from jaxptd.run.devices import prepare
 from jaxptd.errors import Parser, run_command
-from jaxptd.jaxprs import inside
+from jaxptd.analysis.jaxprs import inside
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import Program
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 
 from benchmarks import kernels
 from benchmarks.kernels import Computations, Instruction
-from jaxptd import hlo
-from jaxptd.traffic import PERMUTE, REDUCE_SCATTER, Collective
+from jaxptd.analysis import hlo
+from jaxptd.analysis.collective import PERMUTE, REDUCE_SCATTER, Collective
 
 _KIND = re.compile(f"({'|'.join(hlo.KINDS)})(-start|-done)?")
 

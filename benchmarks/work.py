@@ -18,7 +18,7 @@ import numpy as np
 from jax.extend.core import Literal
 from jax.sharding import Mesh
 
-from jaxptd.jaxprs import equations, inside
+from jaxptd.analysis.jaxprs import equations, inside
 
 Value = np.ndarray | None  # of a variable; None: unknown
 Found = tuple[int, list[Value]]  # FLOPs of the products, and the results' values

@@ -31,12 +31,12 @@ from jaxptd.config import Config
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.run.devices import prepare
 from jaxptd.errors import run_command
-from jaxptd.formulas import expected
-from jaxptd.hlo import collectives_from_hlo
-from jaxptd.jaxprs import inside
+from jaxptd.analysis.traffic.step import expected
+from jaxptd.analysis.hlo import collectives_from_hlo
+from jaxptd.analysis.jaxprs import inside
 from jaxptd.mesh import Axis, make_mesh, on_gpus
 from jaxptd.step import Program
-from jaxptd.traffic import PERMUTE, Collective
+from jaxptd.analysis.collective import PERMUTE, Collective
 
 KINDS = {
     "psum": "all-reduce",

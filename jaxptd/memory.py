@@ -16,13 +16,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from jaxptd import formulas_memory as by_formula
+from jaxptd.analysis import memory_model as by_formula
 from jaxptd.config.command_line import make_parser, parse
 from jaxptd.config import Config
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.run.devices import prepare
 from jaxptd.errors import run_command
-from jaxptd.jaxprs import scans
+from jaxptd.analysis.jaxprs import scans
 from jaxptd.layers.block import LAYERS
 from jaxptd.mesh import make_mesh
 from jaxptd.pipeline.plan import Plan

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tiny
 
-from jaxptd.comparison import Outcome, Tensors, compare
+from jaxptd.analysis.comparison import Outcome, Tensors, compare
 from jaxptd.step.skipping import new_guard
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import Program, State

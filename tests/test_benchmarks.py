@@ -14,7 +14,7 @@ from benchmarks.kernels import largest, summary
 from benchmarks.partitioned import plain_groups, with_reduce_scatters
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.errors import UserError
-from jaxptd.hlo import collectives_from_hlo
+from jaxptd.analysis.hlo import collectives_from_hlo
 from jaxptd.mesh import Layout
 
 MODEL = ModelConfig(num_layers=2, hidden_size=16, num_heads=4, seq_length=8, vocab_size=16)

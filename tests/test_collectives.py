@@ -13,7 +13,7 @@ from jaxptd import collectives
 from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.comms import collectives_of
 from jaxptd.mesh import Axis, Layout, make_mesh
-from jaxptd.traffic import ALL_GATHER, ALL_REDUCE, BROADCAST, PERMUTE, REDUCE_SCATTER
+from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, BROADCAST, PERMUTE, REDUCE_SCATTER
 
 N = 4
 MESH = make_mesh(Layout(dp=2, tp=N))

@@ -20,7 +20,7 @@ from jaxptd.layers.dropout import kept
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.attention.ring import Ring, Tokens
 from jaxptd.ring_attention import attend
-from jaxptd.traffic import Collective
+from jaxptd.analysis.collective import Collective
 
 PLANS = context.plans(4)
 MODEL = dataclasses.replace(tiny.MODEL, dtype="bfloat16")

@@ -19,7 +19,7 @@ from jaxptd.config import Config, TrainConfig
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.matmul.grid import Grid, ways
 from jaxptd.step import Program
-from jaxptd.traffic import Collective
+from jaxptd.analysis.collective import Collective
 
 MODEL = dataclasses.replace(tiny.MODEL, dtype="bfloat16")
 BATCH = 2

@@ -9,7 +9,8 @@ import jax
 import pytest
 import tiny
 
-from jaxptd import formulas_memory, memory
+from jaxptd import memory
+from jaxptd.analysis import memory_model as formulas_memory
 from jaxptd.config import Config, ModelConfig
 from jaxptd.mesh import Layout
 from jaxptd.step import Program

@@ -15,7 +15,7 @@ from one_device import FromZeros, case, hold, hold_in_a_process, report
 from jaxptd.step import passes
 from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical, to_canonical
 from jaxptd.checkpoint import Checkpoints
-from jaxptd.jaxprs import equations
+from jaxptd.analysis.jaxprs import equations
 from jaxptd.mesh import SCHEDULES, Layout, make_mesh
 from jaxptd.pipeline.schedules import OWN_CHUNKS
 from jaxptd.step import Program

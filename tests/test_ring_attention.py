@@ -20,11 +20,11 @@ from benchmarks.measure import CPU_OPTIONS
 from jaxptd.comms import add_up, collectives_of, subtract
 from jaxptd.attention.kernel import CORE, Dropout, Sites
 from jaxptd.attention.xla import Xla
-from jaxptd.hlo import collectives_from_hlo
+from jaxptd.analysis.hlo import collectives_from_hlo
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.attention.ring import Ring, Tokens
 from jaxptd.ring_attention import attend
-from jaxptd.traffic import Collective
+from jaxptd.analysis.collective import Collective
 
 B, T, H = 2, 48, 5
 TENSOR = P(Axis.DP, Axis.CP, Axis.TP)  # q[B/dp, T/cp, N/tp, H]

@@ -12,7 +12,7 @@ from contract import relative
 from jaxptd.comms import collectives_of
 from jaxptd.step.compiler import compiler_options
 from jaxptd.errors import UserError
-from jaxptd.jaxprs import equations
+from jaxptd.analysis.jaxprs import equations
 from jaxptd.mesh import Layout
 from jaxptd.step import batch_fields
 

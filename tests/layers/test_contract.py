@@ -36,7 +36,7 @@ from jaxptd.layers.mlp import MLP
 from jaxptd.layers.norm import LayerNorm
 from jaxptd.mesh import Axis, Layout
 from jaxptd.params import normal
-from jaxptd.traffic import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
+from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
 
 MODEL = ModelConfig(
     num_layers=1, hidden_size=D, num_heads=N, ffn_hidden_size=F, seq_length=T, vocab_size=V

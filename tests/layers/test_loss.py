@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.jaxprs import equations
+from jaxptd.analysis.jaxprs import equations
 from jaxptd.layers.loss import vocab_parallel_cross_entropy
 from jaxptd.layers.tensor_parallel import make_form
 from jaxptd.mesh import Axis, Layout, make_mesh

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.jaxprs import equations
+from jaxptd.analysis.jaxprs import equations
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.pipeline.split_backward import Between, Halves, Layer, lean, trace_layer
 

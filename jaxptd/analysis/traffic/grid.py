@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxptd.config import Config
 from jaxptd.mesh import Axis
 from jaxptd.matmul.grid import padded
-from jaxptd.traffic import (
+from jaxptd.analysis.collective import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,

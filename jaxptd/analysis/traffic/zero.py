@@ -15,7 +15,7 @@ from jaxptd.mesh import BATCH_AXES, Axis, Layout
 from jaxptd.params import Stored
 from jaxptd.zero.shards import Cut
 from jaxptd.pipeline.plan import Plan
-from jaxptd.traffic import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Collective
+from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Collective
 from jaxptd.zero import Zero
 
 

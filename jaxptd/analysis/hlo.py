@@ -12,7 +12,7 @@ from types import MappingProxyType
 import numpy as np
 
 from jaxptd.mesh import Axis
-from jaxptd.traffic import Collective
+from jaxptd.analysis.collective import Collective
 
 KINDS = (
     "all-gather",

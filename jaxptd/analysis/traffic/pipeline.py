@@ -13,7 +13,7 @@ from jaxptd.mesh import Axis
 from jaxptd.params import ParamInfo
 from jaxptd.pipeline.plan import Plan
 from jaxptd.matmul.grid import padded
-from jaxptd.traffic import ALL_GATHER, PERMUTE, REDUCE_SCATTER, Collective
+from jaxptd.analysis.collective import ALL_GATHER, PERMUTE, REDUCE_SCATTER, Collective
 
 
 def between_stages(

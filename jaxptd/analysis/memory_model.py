@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from jaxptd.config import Config, Remat
-from jaxptd.formulas_grid import inside
+from jaxptd.analysis.traffic.grid import inside
 from jaxptd.mesh import Axis, Layout
 from jaxptd.params import ParamInfo, Stored
 from jaxptd.pipeline.plan import Plan

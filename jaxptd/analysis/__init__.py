@@ -1,0 +1,1 @@
+"""What a program moves, holds and computes, counted and by formula."""
