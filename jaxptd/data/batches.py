@@ -11,7 +11,7 @@ import functools
 
 import numpy as np
 
-from jaxptd.data.joined import Joined, locate
+from jaxptd.data.concatenated import Joined, locate
 from jaxptd.errors import UserError
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxptd.data.joined import Joined
+from jaxptd.data.concatenated import Joined
 from jaxptd.errors import UserError
 
 NANOGPT_DTYPE = np.dtype("<u2")

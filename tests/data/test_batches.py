@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxptd.data.batches import Windows, WindowsInOrder, number_documents
-from jaxptd.data.joined import Joined
+from jaxptd.data.concatenated import Joined
 from jaxptd.data.token_files import open_tokens, write_bin
 from jaxptd.errors import UserError
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxptd.data import token_files
-from jaxptd.data.joined import Joined, locate
+from jaxptd.data.concatenated import Joined, locate
 from jaxptd.data.token_files import (
     is_token_file,
     open_token_file,
