@@ -29,14 +29,14 @@ import jax
 import numpy as np
 
 from benchmarks.measure import DifferentError, table, versions, write
-from jaxptd.checkpoint.canonical import abstract_canonical, to_canonical
 from jaxptd.checkpoint import Checkpoints
 from jaxptd.checkpoint.arrays import ocp
-from jaxptd.config.command_line import load_config
+from jaxptd.checkpoint.canonical import abstract_canonical, to_canonical
 from jaxptd.config import Config, TrainConfig
-from jaxptd.run.devices import prepare
+from jaxptd.config.command_line import load_config
 from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.mesh import Layout, make_mesh
+from jaxptd.run.devices import prepare
 from jaxptd.step import Program
 
 CONFIG = Path("configs/gpt2-124m.yaml")

@@ -22,8 +22,8 @@ from jax.experimental import topologies
 from benchmarks.gspmd import Peer
 from benchmarks.kernels import summary
 from benchmarks.measure import append, collectives, compile_step, rows_by_axes, table, versions
-from jaxptd.config.command_line import make_parser, parse
 from jaxptd.config import Config, ModelConfig, Remat
+from jaxptd.config.command_line import make_parser, parse
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.errors import UserError, run_command
 from jaxptd.mesh import make_mesh

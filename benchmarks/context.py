@@ -29,16 +29,16 @@ from jax.ad_checkpoint import checkpoint_name
 
 from benchmarks.measure import compile_step, mib, table, versions, write
 from jaxptd import ring_attention
+from jaxptd.analysis.collective import Collective
+from jaxptd.attention.kernel import KEPT, Kernel, Saved
+from jaxptd.attention.ring import Ring, Tokens
 from jaxptd.collectives import alike
 from jaxptd.comms import collectives_of, per_layer, subtract
 from jaxptd.config import Config, ModelConfig, TrainConfig
-from jaxptd.run.devices import prepare
 from jaxptd.errors import Parser, run_command
-from jaxptd.attention.kernel import KEPT, Kernel, Saved
 from jaxptd.mesh import Layout, make_mesh
-from jaxptd.attention.ring import Ring, Tokens
+from jaxptd.run.devices import prepare
 from jaxptd.step import Program
-from jaxptd.analysis.collective import Collective
 
 # Dense bfloat16 FLOP/s of an H200, and bytes/s of a link, one direction.
 PEAK = 989.5e12

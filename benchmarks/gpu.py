@@ -21,8 +21,8 @@ from typing import Any
 from benchmarks.gpu_cases import CASES, mfu, parameters
 from benchmarks.gpu_trainer import TRAINERS, add_steps, check_steps
 from benchmarks.measure import append, table, write
-from jaxptd.run.devices import PEAK_FLOPS
 from jaxptd.errors import Parser, UserError, run_command
+from jaxptd.run.devices import PEAK_FLOPS
 
 HEAD = ("model", "B, T", "trainer", "tokens/s", "MFU", "causal MFU", "step ms, median")
 HEAD += ("10 % to 90 %", "peak GiB", "attention", "against torch")

@@ -28,13 +28,13 @@ from benchmarks import grid_gpu
 from benchmarks.long_context import QUICK
 from benchmarks.measure import append, table, versions
 from benchmarks.overlap import compiler_options
-from jaxptd.config.command_line import make_parser, parse
-from jaxptd.config import Config, ModelConfig, TrainConfig
-from jaxptd.data.tokenizers import with_vocabulary
-from jaxptd.run.devices import prepare
-from jaxptd.errors import run_command
 from jaxptd.analysis.jaxprs import scans
+from jaxptd.config import Config, ModelConfig, TrainConfig
+from jaxptd.config.command_line import make_parser, parse
+from jaxptd.data.tokenizers import with_vocabulary
+from jaxptd.errors import run_command
 from jaxptd.mesh import Layout, make_mesh
+from jaxptd.run.devices import prepare
 from jaxptd.step import Program
 
 DEVICES, SEQUENCES = 4, 8

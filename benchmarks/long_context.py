@@ -24,12 +24,12 @@ import jax
 
 from benchmarks.compile_gpu import PLUGINS, gpus
 from benchmarks.measure import CPU_OPTIONS, append, compile_step, mib, table, versions
-from jaxptd.config.command_line import make_parser, parse
 from jaxptd.config import Config, ModelConfig, TrainConfig
+from jaxptd.config.command_line import make_parser, parse
 from jaxptd.data.tokenizers import with_vocabulary
-from jaxptd.run.devices import prepare
 from jaxptd.errors import run_command
 from jaxptd.mesh import Layout, RingKind, make_mesh
+from jaxptd.run.devices import prepare
 from jaxptd.step import Program
 
 SIZES = (1, 2, 4, 8)

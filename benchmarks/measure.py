@@ -15,10 +15,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from benchmarks.partitioned import with_reduce_scatters
+from jaxptd.analysis.collective import Collective
+from jaxptd.analysis.hlo import collectives_from_hlo
 from jaxptd.comms import add_up
 from jaxptd.config import Config
-from jaxptd.analysis.hlo import collectives_from_hlo
-from jaxptd.analysis.collective import Collective
 
 # XLA on CPU drops the barriers that keep what `jax.checkpoint` computes again apart from what was
 # computed before, and so would undo it in an unrolled program. Both programs are compiled without

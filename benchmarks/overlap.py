@@ -15,13 +15,13 @@ from benchmarks.compile_gpu import gpus
 from benchmarks.measure import table
 from benchmarks.schedule import Move as Permute
 from benchmarks.schedule import Work, moves
-from jaxptd.config.command_line import make_parser, parse
+from jaxptd.analysis.collective import PERMUTE
 from jaxptd.config import Config
+from jaxptd.config.command_line import make_parser, parse
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.errors import UserError, run_command
 from jaxptd.mesh import make_mesh
 from jaxptd.step import Program
-from jaxptd.analysis.collective import PERMUTE
 
 __all__ = ["Permute", "Work", "permutes", "rows", "summary"]
 

@@ -23,15 +23,15 @@ import jax
 from benchmarks import pipeline_gpu, pipeline_memory, pipeline_time
 from benchmarks.measure import append, table, versions
 from benchmarks.pipeline_programs import STAGES
-from jaxptd.config.command_line import make_parser, parse
 from jaxptd.config import Config, TrainConfig
+from jaxptd.config.command_line import make_parser, parse
 from jaxptd.data.tokenizers import with_vocabulary
-from jaxptd.run.devices import prepare
 from jaxptd.errors import UserError, run_command
 from jaxptd.mesh import SCHEDULES, Layout
 from jaxptd.pipeline.schedules import make_schedule
 from jaxptd.pipeline.statistics import bubble, expected_bubble, expected_peak, messages, peak
 from jaxptd.pipeline.table import Schedule
+from jaxptd.run.devices import prepare
 
 INTRODUCTION = """# Pipelines
 

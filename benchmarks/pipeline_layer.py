@@ -17,16 +17,16 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.measure import random_batch
-from jaxptd.step.batch import BATCH_SPEC
 from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.config import Config
 from jaxptd.mesh import BATCH_AXES, Axis, make_mesh
 from jaxptd.params import Params
-from jaxptd.step.passes import Pipelined
 from jaxptd.pipeline import pools
 from jaxptd.pipeline.split_backward import trace_layer
 from jaxptd.pipeline.statistics import Durations
 from jaxptd.step import Program
+from jaxptd.step.batch import BATCH_SPEC
+from jaxptd.step.passes import Pipelined
 
 Call = Callable[[], Any]
 

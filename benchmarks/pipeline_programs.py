@@ -20,15 +20,15 @@ from jax import Array, lax
 
 from benchmarks.measure import CPU_OPTIONS, random_batch
 from benchmarks.race import Runner
-from jaxptd.config import Config, ModelConfig, Remat, TrainConfig
 from jaxptd.analysis.jaxprs import scans
+from jaxptd.config import Config, ModelConfig, Remat, TrainConfig
 from jaxptd.layers.block import with_remat
 from jaxptd.layers.dropout import Places
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.params import Blueprint, ParamInfo, Params
-from jaxptd.step.passes import Micro, Pipelined, Place
 from jaxptd.pipeline import pools
 from jaxptd.step import Program
+from jaxptd.step.passes import Micro, Pipelined, Place
 
 PEER = "differentiated scan"
 # Sizes by which gradients, weights and pools have shapes that nothing else has.

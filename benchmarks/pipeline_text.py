@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from benchmarks import kernels
 from benchmarks.kernels import Computations, Instruction
 from benchmarks.schedule import Move, inside, moves
-from jaxptd.mesh import Axis
 from jaxptd.analysis.collective import PERMUTE
+from jaxptd.mesh import Axis
 
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _FUSED = ("fusion", "fusion-start")

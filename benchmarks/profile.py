@@ -25,12 +25,12 @@ from benchmarks import kernels
 from benchmarks.measure import compile_step, random_batch, table, versions
 from benchmarks.schedule import inside
 from benchmarks.step_parts import Times, lines, scope_of
-from jaxptd.config.command_line import make_parser, parse
 from jaxptd.config import Config
+from jaxptd.config.command_line import make_parser, parse
 from jaxptd.data.tokenizers import with_vocabulary
-from jaxptd.run.devices import prepare
 from jaxptd.errors import UserError, run_command
 from jaxptd.mesh import make_mesh
+from jaxptd.run.devices import prepare
 from jaxptd.step import Program
 
 WARM_UP = 2

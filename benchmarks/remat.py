@@ -16,11 +16,11 @@ from typing import Any
 from benchmarks.measure import Run, append, compile_step, mib, random_batch, table, versions
 from benchmarks.work import product_flops
 from jaxptd.analysis import memory_model as formulas_memory
-from jaxptd.config import Config, ModelConfig, Remat, TrainConfig
-from jaxptd.run.devices import prepare
-from jaxptd.errors import Parser, run_command
 from jaxptd.analysis.jaxprs import inside
+from jaxptd.config import Config, ModelConfig, Remat, TrainConfig
+from jaxptd.errors import Parser, run_command
 from jaxptd.mesh import Layout, make_mesh
+from jaxptd.run.devices import prepare
 from jaxptd.step import Program
 
 MODEL = ModelConfig(num_layers=8, hidden_size=128, num_heads=8, seq_length=128, vocab_size=256)

@@ -13,9 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks import svg
+from jaxptd.analysis.memory_model import layer_parts, published_layer
 from jaxptd.config import Config, ModelConfig, Remat
 from jaxptd.errors import run_command
-from jaxptd.analysis.memory_model import layer_parts, published_layer
 from jaxptd.mesh import Layout
 
 # One layer of a GPT-2 of 1.5 B parameters, in bfloat16.

@@ -36,11 +36,11 @@ from benchmarks.measure import CPU_OPTIONS, TOLERANCE, collectives, mib, table, 
 from benchmarks.race import Runner, race
 from benchmarks.ring_programs import CUT, INSTALL, RINGATTENTION, Program, ours, programs
 from benchmarks.work import work_per_device
+from jaxptd.attention.ring import Ring
 from jaxptd.config import Config, ModelConfig, TrainConfig
-from jaxptd.run.devices import prepare
 from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.mesh import Layout, RingKind, make_mesh
-from jaxptd.attention.ring import Ring
+from jaxptd.run.devices import prepare
 
 GOALS = {"temp": 1.0, "time": 0.9, "work": 1.02}
 

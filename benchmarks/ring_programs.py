@@ -18,10 +18,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxptd.attention.kernel import Dropout
+from jaxptd.attention.ring import Ring, Tokens
 from jaxptd.attention.xla import Xla
 from jaxptd.layers.dropout import kept
 from jaxptd.mesh import RingKind
-from jaxptd.attention.ring import Ring, Tokens
 from jaxptd.ring_attention import attend
 
 CUT = P(None, "cp")  # every array: [B, T, N, H], its tokens over the ring

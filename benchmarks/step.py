@@ -32,9 +32,9 @@ from benchmarks.measure import (
     write,
 )
 from jaxptd.config import Config, ModelConfig, OptimizerConfig, TrainConfig
-from jaxptd.run.devices import prepare
 from jaxptd.errors import Parser, run_command
 from jaxptd.mesh import Layout, make_mesh
+from jaxptd.run.devices import prepare
 from jaxptd.step import Program
 
 LAYOUTS = {

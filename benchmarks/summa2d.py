@@ -36,9 +36,9 @@ from benchmarks.measure import CPU_OPTIONS, TOLERANCE, collectives, mib, table, 
 from benchmarks.race import Runner, race
 from benchmarks.summa2d_programs import SLICES, Program, Size, grids, plain, programs
 from jaxptd.config import Config, TrainConfig
-from jaxptd.run.devices import PEAK_FLOPS, prepare
 from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.mesh import Layout, make_mesh
+from jaxptd.run.devices import PEAK_FLOPS, prepare
 
 
 @dataclasses.dataclass

@@ -70,7 +70,7 @@ def without_places(text: str) -> str:
 
 def step_text(step: Program) -> Iterator[str]:
     """The training step as it enters XLA, and as it leaves."""
-    lowered: Any = step.train_step.lower(step.abstract_state, step.abstract_batch)  # type: ignore[attr-defined]
+    lowered: Any = step.train_step.lower(step.abstract_state, step.abstract_batch)
     yield lowered.compiler_ir("hlo").as_hlo_text()
     yield lowered.compile().as_text()
 

@@ -23,15 +23,15 @@ from benchmarks.compile_gpu import gpus
 from benchmarks.measure import Run, append, compile_step, mib, random_batch, table, versions
 from jaxptd import comms
 from jaxptd.analysis import memory_model as formulas_memory
-from jaxptd.config.command_line import make_parser, parse
-from jaxptd.config import Config, ModelConfig, TrainConfig
-from jaxptd.data.tokenizers import with_vocabulary
-from jaxptd.run.devices import prepare
-from jaxptd.errors import UserError, run_command
-from jaxptd.analysis.hlo import collectives_from_hlo
-from jaxptd.mesh import Layout, make_mesh
-from jaxptd.step import Program
 from jaxptd.analysis.collective import Collective
+from jaxptd.analysis.hlo import collectives_from_hlo
+from jaxptd.config import Config, ModelConfig, TrainConfig
+from jaxptd.config.command_line import make_parser, parse
+from jaxptd.data.tokenizers import with_vocabulary
+from jaxptd.errors import UserError, run_command
+from jaxptd.mesh import Layout, make_mesh
+from jaxptd.run.devices import prepare
+from jaxptd.step import Program
 
 MODEL = ModelConfig(num_layers=8, hidden_size=128, num_heads=8, seq_length=64, vocab_size=256)
 LAYOUTS = {

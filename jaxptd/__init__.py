@@ -16,6 +16,7 @@ _HOMES = {
         "DataConfig",
         "ModelConfig",
         "OptimizerConfig",
+        "ProcessesConfig",
         "TrainConfig",
     ),
     "jaxptd.config.command_line": ("load_config",),
@@ -23,7 +24,6 @@ _HOMES = {
     "jaxptd.mesh": ("Axis", "Layout", "make_mesh", "rank_groups"),
     "jaxptd.models.gpt": ("GPT",),
     "jaxptd.step": ("Program",),
-    "jaxptd.distributed.launchers": ("ProcessesConfig",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -25,18 +25,18 @@ from jax.sharding import Mesh
 from rich.console import Console
 from rich.table import Table
 
-from jaxptd.collectives import moved_along
-from jaxptd.config.command_line import make_parser, parse
-from jaxptd.config import Config
-from jaxptd.data.tokenizers import with_vocabulary
-from jaxptd.run.devices import prepare
-from jaxptd.errors import run_command
-from jaxptd.analysis.traffic.step import expected
+from jaxptd.analysis.collective import PERMUTE, Collective
 from jaxptd.analysis.hlo import collectives_from_hlo
 from jaxptd.analysis.jaxprs import inside
+from jaxptd.analysis.traffic.step import expected
+from jaxptd.collectives import moved_along
+from jaxptd.config import Config
+from jaxptd.config.command_line import make_parser, parse
+from jaxptd.data.tokenizers import with_vocabulary
+from jaxptd.errors import run_command
 from jaxptd.mesh import Axis, make_mesh, on_gpus
+from jaxptd.run.devices import prepare
 from jaxptd.step import Program
-from jaxptd.analysis.collective import PERMUTE, Collective
 
 KINDS = {
     "psum": "all-reduce",

@@ -21,18 +21,18 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.checkpoint.canonical import abstract_canonical, params_from_canonical
 from jaxptd.checkpoint import CheckpointError, Checkpoints
+from jaxptd.checkpoint.canonical import abstract_canonical, params_from_canonical
 from jaxptd.collectives import as_same
 from jaxptd.config import Config, from_dict
 from jaxptd.data.tokenizers import Tokenizer, load_tokenizer
-from jaxptd.run.devices import prepare
 from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.layers.dropout import Places
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.whole_tokens import whole_tokens
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.params import Params
+from jaxptd.run.devices import prepare
 from jaxptd.run.progress import printable
 from jaxptd.step import Program
 

@@ -17,17 +17,17 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxptd.analysis import memory_model as by_formula
-from jaxptd.config.command_line import make_parser, parse
-from jaxptd.config import Config
-from jaxptd.data.tokenizers import with_vocabulary
-from jaxptd.run.devices import prepare
-from jaxptd.errors import run_command
 from jaxptd.analysis.jaxprs import scans
+from jaxptd.config import Config
+from jaxptd.config.command_line import make_parser, parse
+from jaxptd.data.tokenizers import with_vocabulary
+from jaxptd.errors import run_command
 from jaxptd.layers.block import LAYERS
 from jaxptd.mesh import make_mesh
 from jaxptd.pipeline.plan import Plan
-from jaxptd.step.state import HOST
+from jaxptd.run.devices import prepare
 from jaxptd.step import Program
+from jaxptd.step.state import HOST
 
 Row = dict[str, Any]  # part, published, formula, counted, compiled: bytes, or None
 

@@ -22,9 +22,20 @@ import numpy as np
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxptd.collectives import alike
-from jaxptd.attention.kernel import CORE, KEPT, Dropout, Kernel, Saved, Sites, add_at, drop, merge_at, visible
+from jaxptd.attention.kernel import (
+    CORE,
+    KEPT,
+    Dropout,
+    Kernel,
+    Saved,
+    Sites,
+    add_at,
+    drop,
+    merge_at,
+    visible,
+)
 from jaxptd.attention.ring import Ring, Tokens, travel, travel_back
+from jaxptd.collectives import alike
 
 
 def attend(

@@ -15,25 +15,25 @@ from functools import cached_property, partial
 import jax
 import numpy as np
 
-from jaxptd.distributed import coordination as processes
 from jaxptd.checkpoint import CheckpointError
-from jaxptd.config.command_line import make_parser, parse
 from jaxptd.config import Config
+from jaxptd.config.command_line import make_parser, parse
 from jaxptd.data import Data, Windows, load_tokenizer, number_documents, open_data
 from jaxptd.data.tokenizers import Tokenizer, with_vocabulary
-from jaxptd.run.devices import prepare
-from jaxptd.errors import UserError, run_command
-from jaxptd.generate import Sampling, write_text
+from jaxptd.distributed import coordination as processes
+from jaxptd.distributed.launchers import World, find
 from jaxptd.distributed.liveness import GO_ON, Lifeline
-from jaxptd.mesh import make_mesh
-from jaxptd.pipeline.statistics import bubble
-from jaxptd.run.progress import Display, Meter, Output, check_finite
-from jaxptd.run.checkpoints import RunCheckpoints, without_best
-from jaxptd.run.folder import Onlooker, Row, RunDir, check_alike
-from jaxptd.step import Batch, Program, State, batch_fields
 from jaxptd.distributed.stop import Stop
 from jaxptd.distributed.watchdog import Phase, Watchdog
-from jaxptd.distributed.launchers import World, find
+from jaxptd.errors import UserError, run_command
+from jaxptd.generate import Sampling, write_text
+from jaxptd.mesh import make_mesh
+from jaxptd.pipeline.statistics import bubble
+from jaxptd.run.checkpoints import RunCheckpoints, without_best
+from jaxptd.run.devices import prepare
+from jaxptd.run.folder import Onlooker, Row, RunDir, check_alike
+from jaxptd.run.progress import Display, Meter, Output, check_finite
+from jaxptd.step import Batch, Program, State, batch_fields
 
 SAMPLE_PROMPT = "def "
 

@@ -21,15 +21,15 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from jaxptd.config.command_line import make_parser, parse
 from jaxptd.analysis.comparison import Outcome, Row, Tensors, backward_order, compare
 from jaxptd.config import Config, Dtype
+from jaxptd.config.command_line import make_parser, parse
 from jaxptd.data.tokenizers import with_vocabulary
-from jaxptd.run.devices import prepare
 from jaxptd.errors import run_command
 from jaxptd.layers.attention import choose_kernel
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.params import Params, shardings
+from jaxptd.run.devices import prepare
 from jaxptd.step import Batch, Program, batch_fields
 
 EXACT: Mapping[Dtype, Dtype] = {"bfloat16": "float32"}  # what is held against another precision

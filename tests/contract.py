@@ -22,11 +22,11 @@ from flax import nnx
 from jax import Array
 from jax.sharding import PartitionSpec as P
 
+from jaxptd.analysis.collective import ALL_REDUCE, Collective
 from jaxptd.comms import collectives_of, subtract
 from jaxptd.layers.tensor_parallel import TensorParallel, make_form
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.params import Blueprint
-from jaxptd.analysis.collective import ALL_REDUCE, Collective
 
 TOLERANCES = {"float32": 1e-6, "float64": 1e-12}  # relative to a tensor's norm; never loosened
 

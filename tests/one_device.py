@@ -14,9 +14,9 @@ import pytest
 import tiny
 
 from jaxptd.analysis.comparison import Outcome, Tensors, compare
-from jaxptd.step.skipping import new_guard
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import Program, State
+from jaxptd.step.skipping import new_guard
 from jaxptd.verify import Bench, Report
 
 ROOT = Path(__file__).parents[1]

@@ -12,9 +12,9 @@ from jax.sharding import PartitionSpec as P
 from benchmarks import compile_gpu, step
 from benchmarks.kernels import largest, summary
 from benchmarks.partitioned import plain_groups, with_reduce_scatters
+from jaxptd.analysis.hlo import collectives_from_hlo
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.errors import UserError
-from jaxptd.analysis.hlo import collectives_from_hlo
 from jaxptd.mesh import Layout
 
 MODEL = ModelConfig(num_layers=2, hidden_size=16, num_heads=4, seq_length=8, vocab_size=16)

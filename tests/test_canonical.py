@@ -10,8 +10,8 @@ import pytest
 from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical, to_canonical
 from jaxptd.config.command_line import load_config
 from jaxptd.mesh import make_mesh
-from jaxptd.step.state import DEVICE, HOST
 from jaxptd.step import Program
+from jaxptd.step.state import DEVICE, HOST
 
 CONFIG = Path(__file__).parents[1] / "configs" / "test-tiny.yaml"
 VOCAB = 257  # padded to 258 over tp=2, to 260 over tp=4

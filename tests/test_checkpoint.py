@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxptd.checkpoint import checkpoints as checkpoint
+from jaxptd.checkpoint import CheckpointError, Checkpoints, read_description, restore_path
 from jaxptd.checkpoint import arrays as checkpoint_arrays
+from jaxptd.checkpoint import checkpoints as checkpoint
 from jaxptd.checkpoint import manifest as checkpoint_files
 from jaxptd.checkpoint import save as checkpoint_writer
-from jaxptd.checkpoint import CheckpointError, Checkpoints, read_description, restore_path
 
 ROOT = Path(__file__).parents[1]
 DESCRIPTION = {"config": {"model": {"num_layers": 2}, "source": ["a", "b"], "lr": 3e-4}}

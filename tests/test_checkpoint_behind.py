@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from test_checkpoint import abstract, assert_same, make_mesh, make_state, put, run_python, save
 
+from jaxptd.checkpoint import CheckpointError, Checkpoints
 from jaxptd.checkpoint import checkpoints as checkpoint
 from jaxptd.checkpoint import manifest as checkpoint_files
 from jaxptd.checkpoint import save as checkpoint_writer
 from jaxptd.checkpoint.background import Background
-from jaxptd.checkpoint import CheckpointError, Checkpoints
 
 
 class Held:

@@ -12,14 +12,14 @@ from contract import TOLERANCES, relative
 from jax import Array
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.matmul.ring import gather_product, product_scatter
+from jaxptd.analysis.collective import PERMUTE, Collective
+from jaxptd.analysis.jaxprs import equations
+from jaxptd.attention.ring import Ring
 from jaxptd.collectives import varying_axes
 from jaxptd.comms import collectives_of
-from jaxptd.analysis.jaxprs import equations
+from jaxptd.matmul.ring import gather_product, product_scatter
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.pipeline.split_backward import Halves
-from jaxptd.attention.ring import Ring
-from jaxptd.analysis.collective import PERMUTE, Collective
 
 B, D, HEADS, SIZE = 2, 6, 3, 5  # w is [D, 3 n, SIZE] or its turn: its own cut dim splits over n
 X, H = P(None, Axis.TP), P(None, None, Axis.TP)

@@ -10,10 +10,10 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from jaxptd import collectives
+from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, BROADCAST, PERMUTE, REDUCE_SCATTER
 from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.comms import collectives_of
 from jaxptd.mesh import Axis, Layout, make_mesh
-from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, BROADCAST, PERMUTE, REDUCE_SCATTER
 
 N = 4
 MESH = make_mesh(Layout(dp=2, tp=N))

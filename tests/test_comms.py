@@ -13,13 +13,20 @@ from jax.sharding import PartitionSpec as P
 
 from benchmarks.measure import CPU_OPTIONS
 from jaxptd import comms
-from jaxptd.step import program as step
-from jaxptd.collectives import as_varying
-from jaxptd.analysis.traffic.step import expected
+from jaxptd.analysis.collective import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BROADCAST,
+    PERMUTE,
+    REDUCE_SCATTER,
+    Collective,
+)
 from jaxptd.analysis.hlo import collectives_from_hlo
+from jaxptd.analysis.traffic.step import expected
+from jaxptd.collectives import as_varying
 from jaxptd.layers.tensor_parallel import make_form
 from jaxptd.mesh import SCHEDULES, Axis, Layout, make_mesh
-from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, BROADCAST, PERMUTE, REDUCE_SCATTER, Collective
+from jaxptd.step import program as step
 
 B_T_D = 4 * 8 * 16 * 4  # bytes of a device's x[B/dp, T, D] in float32, with dp=2
 

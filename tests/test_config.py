@@ -5,21 +5,21 @@ import math
 
 import pytest
 
-from jaxptd.config import sections as config_module
 from jaxptd.config import (
     CheckpointConfig,
     Config,
     DataConfig,
     ModelConfig,
     OptimizerConfig,
+    ProcessesConfig,
     TrainConfig,
     check_layout,
     from_dict,
     to_dict,
 )
+from jaxptd.config import sections as config_module
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
-from jaxptd.distributed.launchers import ProcessesConfig
 
 SECTIONS = {
     "model": ModelConfig,

@@ -14,13 +14,13 @@ import tiny
 from jax.sharding import PartitionSpec as P
 
 from benchmarks import context, context_pictures
+from jaxptd.analysis.collective import Collective
 from jaxptd.attention.kernel import Dropout
+from jaxptd.attention.ring import Ring, Tokens
 from jaxptd.attention.xla import Xla
 from jaxptd.layers.dropout import kept
 from jaxptd.mesh import Layout, make_mesh
-from jaxptd.attention.ring import Ring, Tokens
 from jaxptd.ring_attention import attend
-from jaxptd.analysis.collective import Collective
 
 PLANS = context.plans(4)
 MODEL = dataclasses.replace(tiny.MODEL, dtype="bfloat16")

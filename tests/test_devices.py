@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from jaxptd.config import Config, ModelConfig
-from jaxptd.run.devices import ONE_PERMUTE_AT_A_TIME, prepare
 from jaxptd.mesh import Layout
+from jaxptd.run.devices import ONE_PERMUTE_AT_A_TIME, prepare
 
 RUN_RSA = """
 import jax, numpy as np

@@ -20,8 +20,8 @@ import yaml
 
 import jaxptd
 from jaxptd import mesh
-from jaxptd.config.command_line import _type_in_words, make_parser, parse
 from jaxptd.config import Config, from_dict
+from jaxptd.config.command_line import _type_in_words, make_parser, parse
 from jaxptd.run.folder import difference
 
 ROOT = Path(jaxptd.__file__).parents[1]

@@ -10,13 +10,13 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from jaxptd.attention import cudnn as flash_cudnn
-from jaxptd.collectives import varying_axes
-from jaxptd.attention.kernel import Dropout, Kernel, Saved, Sites
 from jaxptd.attention.cudnn import Cudnn, obstacle
+from jaxptd.attention.kernel import Dropout, Kernel, Saved, Sites
+from jaxptd.attention.ring import Ring, Tokens
 from jaxptd.attention.xla import Xla
+from jaxptd.collectives import varying_axes
 from jaxptd.layers.dropout import kept
 from jaxptd.mesh import Axis, Layout, RingKind, make_mesh
-from jaxptd.attention.ring import Ring, Tokens
 from jaxptd.ring_attention import attend
 
 B, T, N, H = 2, 128, 3, 64

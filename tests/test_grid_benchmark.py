@@ -8,8 +8,8 @@ from benchmarks import grid, grid_gpu
 from benchmarks.grid import Held, held
 from benchmarks.grid_gpu import Compiled, laid_out
 from benchmarks.schedule import Move, Work, moves
-from jaxptd.config.command_line import make_parser, parse
 from jaxptd.config import Config
+from jaxptd.config.command_line import make_parser, parse
 from jaxptd.mesh import Layout
 
 CONFIGS = Path(__file__).parents[1] / "configs"

@@ -15,11 +15,11 @@ from jax.sharding import PartitionSpec as P
 from benchmarks import grid_break_even as even
 from benchmarks import grid_pictures
 from jaxptd import comms
-from jaxptd.config import Config, TrainConfig
-from jaxptd.mesh import Layout, make_mesh
-from jaxptd.matmul.grid import Grid, ways
-from jaxptd.step import Program
 from jaxptd.analysis.collective import Collective
+from jaxptd.config import Config, TrainConfig
+from jaxptd.matmul.grid import Grid, ways
+from jaxptd.mesh import Layout, make_mesh
+from jaxptd.step import Program
 
 MODEL = dataclasses.replace(tiny.MODEL, dtype="bfloat16")
 BATCH = 2

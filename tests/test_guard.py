@@ -11,11 +11,11 @@ import pytest
 import tiny
 from contract import relative
 
-from jaxptd.step import skipping as guard
 from jaxptd.checkpoint.canonical import from_canonical, to_canonical
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import Program
+from jaxptd.step import skipping as guard
 
 PIPELINE = Layout(pp=2, dp=2, tp=2, schedule="zb-h1")
 GRID = Layout(dp=2, row=2, col=2)

@@ -19,7 +19,8 @@ from jaxptd.distributed import coordination as processes
 from jaxptd.errors import UserError
 from jaxptd.distributed.liveness import Lifeline
 from jaxptd.distributed.watchdog import Phase, Watchdog
-from jaxptd.distributed.launchers import ProcessesConfig, find
+from jaxptd.config import ProcessesConfig
+from jaxptd.distributed.launchers import find
 
 config = ProcessesConfig(stuck_after={stuck_after})
 world = find(config, os.environ)

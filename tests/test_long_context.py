@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks import long_context, overlap
 from benchmarks.overlap import Permute, Work, permutes
-from jaxptd.config.command_line import make_parser, parse
 from jaxptd.config import Config
+from jaxptd.config.command_line import make_parser, parse
 from jaxptd.errors import UserError
 
 CONFIGS = Path(__file__).parents[1] / "configs"

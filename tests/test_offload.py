@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tiny
 
-from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical, to_canonical
 from jaxptd.checkpoint import Checkpoints
+from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical, to_canonical
 from jaxptd.errors import UserError
 from jaxptd.generate import Generator, Sampling
 from jaxptd.mesh import Layout

@@ -11,12 +11,12 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.config.command_line import load_config
 from jaxptd.config import OptimizerConfig
+from jaxptd.config.command_line import load_config
 from jaxptd.mesh import Axis, Layout, make_mesh
-from jaxptd.step.optimizer import adamw, clip, global_norm, learning_rate
 from jaxptd.params import ParamInfo
 from jaxptd.step import Program
+from jaxptd.step.optimizer import adamw, clip, global_norm, learning_rate
 
 CONFIG = Path(__file__).parents[1] / "configs" / "test-tiny.yaml"
 PEAK = 1e-2

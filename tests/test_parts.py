@@ -17,8 +17,8 @@ from jax.sharding import PartitionSpec as P
 
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.params import ParamInfo
-from jaxptd.zero.shards import Cut
 from jaxptd.zero import Lent, fetched, sent_home
+from jaxptd.zero.shards import Cut
 
 
 def numbers(shape: tuple[int, ...], seed: int = 1) -> np.ndarray:

@@ -12,13 +12,12 @@ import pytest
 import tiny
 from one_device import FromZeros, case, hold, hold_in_a_process, report
 
-from jaxptd.step import passes
-from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical, to_canonical
-from jaxptd.checkpoint import Checkpoints
 from jaxptd.analysis.jaxprs import equations
+from jaxptd.checkpoint import Checkpoints
+from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical, to_canonical
 from jaxptd.mesh import SCHEDULES, Layout, make_mesh
 from jaxptd.pipeline.schedules import OWN_CHUNKS
-from jaxptd.step import Program
+from jaxptd.step import Program, passes
 
 FIVE = {"num_layers": 5, "dropout": 0.1}
 OTHER = FIVE | {"tie_embeddings": False, "documents": "apart"}  # what else a model can be

@@ -23,8 +23,8 @@ from benchmarks.pipeline_programs import (
     start,
 )
 from benchmarks.pipeline_text import Tick, hops, tick
-from jaxptd.config.command_line import make_parser, parse
 from jaxptd.config import Config, ModelConfig, Remat, TrainConfig
+from jaxptd.config.command_line import make_parser, parse
 from jaxptd.errors import UserError
 from jaxptd.mesh import SCHEDULES, Layout, make_mesh
 from jaxptd.pipeline.schedules import make_schedule

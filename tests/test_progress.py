@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import pytest
 from rich.console import Console
 
-from jaxptd.run import progress
 from jaxptd.config.command_line import load_config
 from jaxptd.errors import UserError
 from jaxptd.mesh import make_mesh
+from jaxptd.run import progress
 from jaxptd.run.progress import Display, Meter, Output, check_finite, printable
 from jaxptd.step import Program
 

@@ -9,10 +9,10 @@ import tiny
 from contract import relative
 
 from benchmarks.remat import executed, is_product
-from jaxptd.step import program as step
 from jaxptd.config import ModelConfig, Remat
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
+from jaxptd.step import program as step
 
 REMATS: tuple[Remat, ...] = ("none", "attention", "dots", "full")
 LAYERS = tiny.MODEL.num_layers

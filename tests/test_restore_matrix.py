@@ -11,8 +11,8 @@ import pytest
 import tiny
 from one_device import FromZeros
 
-from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical, to_canonical
 from jaxptd.checkpoint import Checkpoints
+from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical, to_canonical
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import Program, State
 

@@ -14,11 +14,11 @@ from jax import Array, lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from jaxptd.analysis.collective import Collective
+from jaxptd.attention.ring import Ring, Tokens, travel, travel_back
 from jaxptd.collectives import as_varying
 from jaxptd.comms import collectives_of
 from jaxptd.mesh import Axis, Layout, RingKind, make_mesh
-from jaxptd.attention.ring import Ring, Tokens, travel, travel_back
-from jaxptd.analysis.collective import Collective
 
 KINDS: tuple[RingKind, ...] = get_args(RingKind)
 SIZES = (1, 2, 3, 8)  # a ring of two and one of three have hops that are special

@@ -17,14 +17,14 @@ from test_flash import TOLERANCES, Plain, difference, mixed, plain
 from test_flash_xla import equations, products, shapes
 
 from benchmarks.measure import CPU_OPTIONS
-from jaxptd.comms import add_up, collectives_of, subtract
-from jaxptd.attention.kernel import CORE, Dropout, Sites
-from jaxptd.attention.xla import Xla
-from jaxptd.analysis.hlo import collectives_from_hlo
-from jaxptd.mesh import Axis, Layout, make_mesh
-from jaxptd.attention.ring import Ring, Tokens
-from jaxptd.ring_attention import attend
 from jaxptd.analysis.collective import Collective
+from jaxptd.analysis.hlo import collectives_from_hlo
+from jaxptd.attention.kernel import CORE, Dropout, Sites
+from jaxptd.attention.ring import Ring, Tokens
+from jaxptd.attention.xla import Xla
+from jaxptd.comms import add_up, collectives_of, subtract
+from jaxptd.mesh import Axis, Layout, make_mesh
+from jaxptd.ring_attention import attend
 
 B, T, H = 2, 48, 5
 TENSOR = P(Axis.DP, Axis.CP, Axis.TP)  # q[B/dp, T/cp, N/tp, H]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxptd.config.command_line import load_config
 from jaxptd.config import Config
+from jaxptd.config.command_line import load_config
 from jaxptd.errors import UserError
 from jaxptd.run.folder import RunDir, difference
 

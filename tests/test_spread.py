@@ -10,8 +10,8 @@ import pytest
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.matmul.grid import Grid, Way, padded, panels, ways
+from jaxptd.mesh import Axis, Layout, make_mesh
 
 WIDTH = 2  # of a panel
 # (rows, columns, how they multiply, panel at step t on device (i, j)).

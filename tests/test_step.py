@@ -9,12 +9,12 @@ import pytest
 import tiny
 from contract import relative
 
-from jaxptd.comms import collectives_of
-from jaxptd.step.compiler import compiler_options
-from jaxptd.errors import UserError
 from jaxptd.analysis.jaxprs import equations
+from jaxptd.comms import collectives_of
+from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
 from jaxptd.step import batch_fields
+from jaxptd.step.compiler import compiler_options
 
 
 def gradients(program) -> tuple[float, dict[str, np.ndarray]]:

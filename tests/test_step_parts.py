@@ -15,9 +15,9 @@ from benchmarks.measure import compile_step
 from benchmarks.remat import executed, flops
 from benchmarks.step_parts import BANDWIDTH, SCOPES, least, lines, scope_of
 from benchmarks.step_pictures import picture
-from jaxptd.run.devices import PEAK_FLOPS
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
+from jaxptd.run.devices import PEAK_FLOPS
 
 CONFIG = str(Path(__file__).parents[1] / "configs" / "test-tiny.yaml")
 

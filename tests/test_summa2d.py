@@ -20,13 +20,13 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.measure import CPU_OPTIONS
-from jaxptd.comms import add_up, collectives_of, subtract
-from jaxptd.run.devices import ONE_PERMUTE_AT_A_TIME, PATIENCE
-from jaxptd.analysis.hlo import collectives_from_hlo
-from jaxptd.mesh import Axis, Layout, make_mesh
-from jaxptd.matmul.grid import Grid, panels
-from jaxptd.summa2d import matmul, matmul_nt, matmul_tn, multiply
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Collective
+from jaxptd.analysis.hlo import collectives_from_hlo
+from jaxptd.comms import add_up, collectives_of, subtract
+from jaxptd.matmul.grid import Grid, panels
+from jaxptd.mesh import Axis, Layout, make_mesh
+from jaxptd.run.devices import ONE_PERMUTE_AT_A_TIME, PATIENCE
+from jaxptd.summa2d import matmul, matmul_nt, matmul_tn, multiply
 
 M, K, N = 2, 3, 5  # rows and columns, in the least unit that splits
 FORMS: dict[str, Callable] = {"A B": matmul, "A Bt": matmul_nt, "At B": matmul_tn}

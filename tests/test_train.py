@@ -22,13 +22,13 @@ from jaxptd.checkpoint import Checkpoints
 from jaxptd.config.command_line import load_config
 from jaxptd.data import Windows, number_documents
 from jaxptd.data.token_files import write_bin
+from jaxptd.distributed.watchdog import Phase, Watchdog
 from jaxptd.errors import run_command
 from jaxptd.mesh import SCHEDULES, make_mesh
 from jaxptd.run.checkpoints import RunCheckpoints
 from jaxptd.run.folder import RunDir
 from jaxptd.step import Program
 from jaxptd.train import Run, Stop, main
-from jaxptd.distributed.watchdog import Phase, Watchdog
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "configs" / "test-tiny.yaml"

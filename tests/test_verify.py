@@ -12,11 +12,11 @@ import tiny
 from jax import lax
 
 from jaxptd import collectives, verify
-from jaxptd.step import program as step
 from jaxptd.attention import ring
 from jaxptd.errors import UserError
 from jaxptd.layers import tensor_parallel
 from jaxptd.mesh import Axis, Layout
+from jaxptd.step import program as step
 
 DROPPED = {"dropout": 0.1}
 

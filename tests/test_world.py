@@ -2,8 +2,9 @@
 
 import pytest
 
+from jaxptd.config import ProcessesConfig
+from jaxptd.distributed.launchers import World, find
 from jaxptd.errors import UserError
-from jaxptd.distributed.launchers import ProcessesConfig, World, find
 
 NOTHING = ProcessesConfig()
 TORCHRUN = {

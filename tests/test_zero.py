@@ -14,12 +14,12 @@ import pytest
 import tiny
 from one_device import FromZeros, case, hold, hold_in_a_process, report
 
-from jaxptd.zero import zero
 from jaxptd.errors import UserError
 from jaxptd.generate import Generator, Sampling
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.params import shardings
 from jaxptd.step import Program
+from jaxptd.zero import zero
 
 # Two stages do not share three layers evenly, and three devices a batch of twelve.
 THREE = {"num_layers": 3, "dropout": 0.1, "batch": 12}

@@ -12,11 +12,11 @@ import tiny
 
 from benchmarks.measure import CPU_OPTIONS
 from jaxptd import comms
+from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from jaxptd.analysis.jaxprs import equations
 from jaxptd.mesh import BATCH_AXES, Axis, Layout
-from jaxptd.zero.shards import Cut
 from jaxptd.step import Program
-from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from jaxptd.zero.shards import Cut
 
 STAGES = (1, 2, 3)
 THREE = {"num_layers": 3}

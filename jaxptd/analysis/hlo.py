@@ -11,8 +11,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from jaxptd.mesh import Axis
 from jaxptd.analysis.collective import Collective
+from jaxptd.mesh import Axis
 
 KINDS = (
     "all-gather",

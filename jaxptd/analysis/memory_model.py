@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from jaxptd.config import Config, Remat
 from jaxptd.analysis.traffic.grid import inside
+from jaxptd.config import Config, Remat
+from jaxptd.matmul.grid import padded
 from jaxptd.mesh import Axis, Layout
 from jaxptd.params import ParamInfo, Stored
 from jaxptd.pipeline.plan import Plan
-from jaxptd.matmul.grid import padded
 from jaxptd.zero import Zero
 
 # ---- parameters, gradients and optimizer ---------------------------------------------------------

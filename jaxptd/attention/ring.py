@@ -22,8 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxptd.collectives import Axes, shift
 from jaxptd.attention.kernel import Sites
+from jaxptd.collectives import Axes, shift
 from jaxptd.mesh import RingKind
 
 

@@ -13,8 +13,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from jaxptd.attention.kernel import (
+    NOWHERE,
+    Dropout,
+    Saved,
+    Sites,
+    add_at,
+    drop,
+    finite,
+    merge_at,
+    visible,
+)
 from jaxptd.collectives import as_varying, varying_axes
-from jaxptd.attention.kernel import NOWHERE, Dropout, Saved, Sites, add_at, drop, finite, merge_at, visible
 
 CHUNK = 512  # queries and keys of one product; scores of [B, N, CHUNK, CHUNK] exist at a time
 

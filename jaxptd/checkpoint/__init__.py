@@ -1,12 +1,17 @@
 """Checkpoints that any layout and number of processes can restore."""
 
-from jaxptd.checkpoint.checkpoints import Checkpoints, read_description, restore_path
-from jaxptd.checkpoint.manifest import VALIDATION_LOSS, CheckpointError
+from jaxptd.checkpoint.checkpoints import (
+    VALIDATION_LOSS,
+    Checkpoints,
+    read_description,
+    restore_path,
+)
+from jaxptd.checkpoint.manifest import CheckpointError
 
 __all__ = [
+    "VALIDATION_LOSS",
     "CheckpointError",
     "Checkpoints",
-    "VALIDATION_LOSS",
     "read_description",
     "restore_path",
 ]

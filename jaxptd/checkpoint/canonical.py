@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec as P
 
 from jaxptd.mesh import BATCH_AXES, Axis
 from jaxptd.params import Params, Stored
-from jaxptd.step.state import DEVICE, HOST, State
 from jaxptd.step import Program
+from jaxptd.step.state import DEVICE, HOST, State
 
 Canonical = dict[str, Any]
 

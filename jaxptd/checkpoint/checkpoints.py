@@ -23,10 +23,10 @@ import jax
 from jaxptd.checkpoint import arrays
 from jaxptd.checkpoint import manifest as files
 from jaxptd.checkpoint import save as writer
-from jaxptd.checkpoint.background import Background
 from jaxptd.checkpoint.agreement import agreed, by_first
-from jaxptd.checkpoint.manifest import CheckpointError, DamagedCheckpointError, reason
+from jaxptd.checkpoint.background import Background
 from jaxptd.checkpoint.folders import Folders
+from jaxptd.checkpoint.manifest import CheckpointError, DamagedCheckpointError, reason
 
 GRACE = 10.0  # seconds for the save that goes on when Ctrl-C ends the run at once
 VALIDATION_LOSS = "validation_loss"  # of a description: what makes a checkpoint the best

@@ -13,8 +13,8 @@ import jax
 from jaxptd.checkpoint import manifest as files
 from jaxptd.checkpoint.agreement import agreed, by_first
 from jaxptd.checkpoint.arrays import ArraysBeingWritten
-from jaxptd.checkpoint.manifest import CheckpointError, reason
 from jaxptd.checkpoint.folders import Folders
+from jaxptd.checkpoint.manifest import CheckpointError, reason
 from jaxptd.distributed.coordination import is_first
 
 ARRAYS = "arrays"

@@ -15,10 +15,10 @@ from jaxptd.config.checks import (
     require_not_negative,
     require_positive,
 )
-from jaxptd.errors import UserError
 from jaxptd.config.layout_checks import check_layout
+from jaxptd.config.processes import ProcessesConfig
+from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
-from jaxptd.distributed.launchers import ProcessesConfig
 
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 Products = Literal["native", "fp8"]

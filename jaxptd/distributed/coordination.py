@@ -11,9 +11,10 @@ from typing import Any
 
 import jax
 
-from jaxptd.errors import BAD_INPUT, UserError, print_error
+from jaxptd.config import ProcessesConfig
 from jaxptd.distributed.abort_hook import on_abort
-from jaxptd.distributed.launchers import ProcessesConfig, World
+from jaxptd.distributed.launchers import World
+from jaxptd.errors import BAD_INPUT, UserError, print_error
 
 KEYS = "jaxptd/"  # before every key, JAX has its own
 DAY = 86400.0  # seconds; who is dead or stuck meanwhile, `Lifeline` finds

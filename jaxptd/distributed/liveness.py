@@ -24,10 +24,10 @@ from typing import NoReturn
 import jax
 
 from jaxptd.distributed import coordination as processes
-from jaxptd.errors import BAD_INPUT, BUG, INTERRUPTED, LOST, UserError, print_error
 from jaxptd.distributed.abort_hook import on_abort
-from jaxptd.distributed.watchdog import Beat, Phase, Watchdog, long_phases, stuck
 from jaxptd.distributed.launchers import World
+from jaxptd.distributed.watchdog import Beat, Phase, Watchdog, long_phases, stuck
+from jaxptd.errors import BAD_INPUT, BUG, INTERRUPTED, LOST, UserError, print_error
 
 GO_ON = "go on from the last checkpoint with checkpoint.resume=auto, the default"
 BEATS = 20  # in the time after which a process counts as silent

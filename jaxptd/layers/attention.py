@@ -11,16 +11,16 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
 
+from jaxptd.attention.cudnn import Cudnn, obstacle
+from jaxptd.attention.kernel import Dropout, Kernel, Sites
+from jaxptd.attention.ring import Tokens
+from jaxptd.attention.xla import Xla
 from jaxptd.config import AttentionKind, Config, ModelConfig
 from jaxptd.errors import UserError
-from jaxptd.attention.kernel import Dropout, Kernel, Sites
-from jaxptd.attention.cudnn import Cudnn, obstacle
-from jaxptd.attention.xla import Xla
 from jaxptd.layers.dropout import Places, fold, kept
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.linear import ColumnParallelLinear, RowParallelLinear
 from jaxptd.params import Initialiser
-from jaxptd.attention.ring import Tokens
 
 
 class Cache(NamedTuple):

@@ -14,8 +14,8 @@ from flax import nnx
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxptd.config import ModelConfig
 from jaxptd.attention.kernel import CORE, KEPT, TAKEN
+from jaxptd.config import ModelConfig
 from jaxptd.layers.attention import Cache, SelfAttention
 from jaxptd.layers.dropout import Places, Site, dropout
 from jaxptd.layers.form import TensorParallel

@@ -19,11 +19,11 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
-from jaxptd.matmul.ring import as_matrix
-from jaxptd.collectives import alike
 from jaxptd.attention.kernel import Kernel
-from jaxptd.mesh import Axis
 from jaxptd.attention.ring import Ring, Tokens
+from jaxptd.collectives import alike
+from jaxptd.matmul.ring import as_matrix
+from jaxptd.mesh import Axis
 
 Product = Callable[[Array, Array, int], Array]  # as `product`
 

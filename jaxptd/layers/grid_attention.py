@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxptd.collectives import own_block
 from jaxptd.attention.kernel import KEPT, Dropout, Sites, drop, visible
 from jaxptd.attention.ring import Tokens
+from jaxptd.collectives import own_block
 from jaxptd.matmul.grid import Grid
 from jaxptd.summa2d import matmul, matmul_nt
 

@@ -8,8 +8,8 @@ from flax import nnx
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxptd.collectives import alike
 from jaxptd.attention.kernel import KEPT, TAKEN
+from jaxptd.collectives import alike
 from jaxptd.layers.form import TensorParallel
 from jaxptd.params import ones, param, zeros
 

@@ -19,14 +19,14 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from jaxptd import collectives, ring_attention
-from jaxptd.layers import grid_attention as block_attention
-from jaxptd.matmul.ring import gather_product, product_scatter
 from jaxptd.attention.kernel import TAKEN, Kernel
+from jaxptd.attention.ring import Ring, Tokens
+from jaxptd.layers import grid_attention as block_attention
 from jaxptd.layers.form import Product, TensorParallel, own_numbers, own_rows, product
 from jaxptd.layers.grid_products import column, row
-from jaxptd.mesh import Axis, Layout
-from jaxptd.attention.ring import Ring, Tokens
 from jaxptd.matmul.grid import Grid, padded
+from jaxptd.matmul.ring import gather_product, product_scatter
+from jaxptd.mesh import Axis, Layout
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,8 +28,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxptd.collectives import alike, as_varying, varying_axes
 from jaxptd.attention.ring import Ring
+from jaxptd.collectives import alike, as_varying, varying_axes
 
 
 def gather_product(x: Array, w: Array, ring: Ring) -> Array:

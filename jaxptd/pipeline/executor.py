@@ -22,11 +22,11 @@ from jax import Array, lax
 
 from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.mesh import Axis
-from jaxptd.pipeline.split_backward import lean
 from jaxptd.pipeline.layer_kinds import Kind
 from jaxptd.pipeline.model import Inputs, Parts
 from jaxptd.pipeline.plan import Plan, layers_scope
 from jaxptd.pipeline.pools import Row, add, get, loop, put, zeros
+from jaxptd.pipeline.split_backward import lean
 
 
 class _Carry(NamedTuple):

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 from jax import Array
 
-from jaxptd.pipeline.split_backward import Between, Halves, Layer, trace_layer
 from jaxptd.pipeline.pools import get, put, zeros
+from jaxptd.pipeline.split_backward import Between, Halves, Layer, trace_layer
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

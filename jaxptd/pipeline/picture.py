@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
-from jaxptd.errors import UserError
 from jaxptd.atomic_files import explained, write_whole
+from jaxptd.errors import UserError
 from jaxptd.pipeline.statistics import EQUAL, Durations, bubble, held, simulate
 from jaxptd.pipeline.table import B, F, Operation, Schedule, W, cell_text
 
@@ -165,7 +165,7 @@ def _draw_held(axes: Any, schedule: Schedule) -> None:
         label = f"stage {stage}" if schedule.stages <= 8 or stage in ends else None
         axes.stairs(counts[:, stage], color=shade, label=label, baseline=None, linewidth=1.4)
     axes.set(xlim=(0, schedule.ticks), xlabel="tick", ylabel="micro-batches held")
-    axes.set_ylim(0, counts.max() * 1.08)
+    axes.set_ylim(0, float(np.max(counts)) * 1.08)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.yaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.3)

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxptd.errors import UserError
+from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.table import B, F, Operation, Schedule, W
 
 
@@ -158,3 +159,25 @@ def messages(schedule: Schedule) -> int:
         to = schedule.part(stage, chunk) + {F: 1, B: -1, W: 0}[operation]
         count += 0 <= to < schedule.parts and schedule.where(to)[0] != stage
     return count
+
+
+def makespan(plan: Plan, durations: Durations = EQUAL) -> float:
+    """From the first operation to the end of the last, in the unit of the durations.
+
+    Args:
+        plan: of a schedule.
+        durations: of a micro-batch's operations on all layers of a stage.
+    """
+    schedule, hops = plan.schedule, plan.hops
+    backward = durations.B + (0 if schedule.splits else durations.W)
+    each = {Operation.F: durations.F, Operation.B: backward, Operation.W: durations.W}
+    cost = np.array([each.get(Operation(o), 0.0) for o in range(len(Operation))]) / schedule.chunks
+    done = np.zeros(schedule.stages)
+    for tick, cells in enumerate(schedule.table):
+        done = done + cost[cells[:, 0]]
+        for hop in hops.at(tick):
+            before = done.copy()
+            for source, target in hops.pairs[hop]:
+                latest = max(before[source], before[target])
+                done[[source, target]] = np.maximum(done[[source, target]], latest)
+    return float(np.max(done))

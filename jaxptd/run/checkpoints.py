@@ -7,8 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical, to_canonical
 from jaxptd.checkpoint import VALIDATION_LOSS, Checkpoints, read_description, restore_path
+from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical, to_canonical
 from jaxptd.config import CheckpointConfig, Config, from_dict, to_dict
 from jaxptd.errors import UserError
 from jaxptd.run.folder import Row, RunDir, difference

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 
 from jaxptd.config import Config
+from jaxptd.distributed.launchers import World
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
-from jaxptd.distributed.launchers import World
 
 # For simulated devices. A name that XLA does not know would end the process at once: these are
 # known to the jaxlib of every version of jax in pyproject.toml.

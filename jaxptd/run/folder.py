@@ -16,11 +16,11 @@ from typing import Any
 
 import yaml
 
-from jaxptd.distributed import coordination as processes
-from jaxptd.config.command_line import load_config
-from jaxptd.config import Config, to_dict
-from jaxptd.errors import UserError
 from jaxptd.atomic_files import explained, write_whole
+from jaxptd.config import Config, to_dict
+from jaxptd.config.command_line import load_config
+from jaxptd.distributed import coordination as processes
+from jaxptd.errors import UserError
 
 Row = dict[str, Any]
 

@@ -14,10 +14,10 @@ import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from jaxptd.run.devices import peak_flops
 from jaxptd.errors import UserError
-from jaxptd.step.skipping import check_in_row, check_parameters
+from jaxptd.run.devices import peak_flops
 from jaxptd.step import Program
+from jaxptd.step.skipping import check_in_row, check_parameters
 
 # Of a step, as a person wants to read them; the scale there is in float16 only.
 METRICS = ("loss", "grad_norm", "learning_rate", "skipped", "loss_scale")

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.step.batch import Batch
 from jaxptd.collectives import all_gather, as_varying, reduce_scatter, varying_axes
 from jaxptd.config import Config, ModelConfig
 from jaxptd.errors import UserError
@@ -31,6 +30,7 @@ from jaxptd.pipeline.model import Inputs, Parts
 from jaxptd.pipeline.placement import part_sizes, rows_of_layers
 from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.schedules import make_schedule
+from jaxptd.step.batch import Batch
 from jaxptd.zero import Lendings, fetched, fetched_again, parts_of, sent_home, with_parts
 
 

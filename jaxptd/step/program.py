@@ -17,11 +17,8 @@ from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.step.batch import BATCH_SPEC, Batch, batch_fields, check_batch, check_fields
 from jaxptd.collectives import as_varying
-from jaxptd.step.compiler import compiler_options
 from jaxptd.config import AttentionKind, Config, ModelConfig
-from jaxptd.step.skipping import advance, unscaled
 from jaxptd.layers.attention import choose_kernel
 from jaxptd.layers.block import OFFLOADED
 from jaxptd.layers.dropout import Places
@@ -30,10 +27,13 @@ from jaxptd.layers.fp8 import choose_product
 from jaxptd.layers.tensor_parallel import make_form
 from jaxptd.mesh import BATCH_AXES, Axis, on_gpus
 from jaxptd.models.gpt import GPT
-from jaxptd.step.optimizer import adamw, clip, global_norm, learning_rate
 from jaxptd.params import Blueprint, ParamInfo, Params, Stored
-from jaxptd.step.passes import Micro, Passes, Pipelined, Place, Whole, make_plan
 from jaxptd.pipeline.plan import Plan
+from jaxptd.step.batch import BATCH_SPEC, Batch, batch_fields, check_batch, check_fields
+from jaxptd.step.compiler import compiler_options
+from jaxptd.step.optimizer import adamw, clip, global_norm, learning_rate
+from jaxptd.step.passes import Micro, Passes, Pipelined, Place, Whole, make_plan
+from jaxptd.step.skipping import advance, unscaled
 from jaxptd.step.state import State, States, state_memory
 from jaxptd.zero import Zero
 

@@ -20,9 +20,9 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.step.skipping import new_guard
 from jaxptd.mesh import Layout
 from jaxptd.params import Params, Stored
+from jaxptd.step.skipping import new_guard
 
 State = dict[str, Any]  # params: Params, optimizer: optax's, step: int32, guard: Guard
 

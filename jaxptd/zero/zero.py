@@ -28,8 +28,8 @@ from jax import Array, lax
 from jaxptd.collectives import varying_axes
 from jaxptd.mesh import BATCH_AXES, Axis
 from jaxptd.params import ParamInfo, Params, Stored
-from jaxptd.zero.shards import Cut
 from jaxptd.pipeline.split_backward import trace_layer
+from jaxptd.zero.shards import Cut
 
 Lendings = dict[str, Any]  # parameters as a step's passes take them: arrays, or layers' `Lent`
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from jaxptd.config import Config
+from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Collective
 from jaxptd.analysis.traffic.grid import Moves
+from jaxptd.config import Config
 from jaxptd.layers.tensor_parallel import make_form
 from jaxptd.mesh import Axis, Layout
-from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Collective
 
 B, T, D, F, N, H, V = 4, 8, 16, 24, 4, 4, 13
 Part = Callable[[Layout, str], Iterator[Collective]]

@@ -25,6 +25,7 @@ from moves import (
     product,
 )
 
+from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
 from jaxptd.config import ModelConfig
 from jaxptd.layers.attention import SelfAttention
 from jaxptd.layers.block import Block
@@ -36,7 +37,6 @@ from jaxptd.layers.mlp import MLP
 from jaxptd.layers.norm import LayerNorm
 from jaxptd.mesh import Axis, Layout
 from jaxptd.params import normal
-from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
 
 MODEL = ModelConfig(
     num_layers=1, hidden_size=D, num_heads=N, ffn_hidden_size=F, seq_length=T, vocab_size=V

@@ -10,8 +10,8 @@ import pytest
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.analysis.hlo import collectives_from_hlo
+from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.pipeline.pools import add, get, loop, put, zeros
 

@@ -12,9 +12,6 @@ from functools import partial
 
 import jax.numpy as jnp
 
-from jaxptd.config import Config
-from jaxptd.mesh import Axis
-from jaxptd.matmul.grid import padded
 from jaxptd.analysis.collective import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -24,6 +21,9 @@ from jaxptd.analysis.collective import (
     REDUCE_SCATTER,
     Collective,
 )
+from jaxptd.config import Config
+from jaxptd.matmul.grid import padded
+from jaxptd.mesh import Axis
 
 
 @dataclasses.dataclass(frozen=True)

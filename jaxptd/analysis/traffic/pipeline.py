@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 
 import jax.numpy as jnp
 
+from jaxptd.analysis.collective import ALL_GATHER, PERMUTE, REDUCE_SCATTER, Collective
 from jaxptd.config import Config
+from jaxptd.matmul.grid import padded
 from jaxptd.mesh import Axis
 from jaxptd.params import ParamInfo
 from jaxptd.pipeline.plan import Plan
-from jaxptd.matmul.grid import padded
-from jaxptd.analysis.collective import ALL_GATHER, PERMUTE, REDUCE_SCATTER, Collective
 
 
 def between_stages(

@@ -16,14 +16,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import jax.numpy as jnp
 
-from jaxptd.config import Config
+from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Collective
 from jaxptd.analysis.traffic.grid import inside, on_grid
 from jaxptd.analysis.traffic.pipeline import between_stages
 from jaxptd.analysis.traffic.zero import alone, at_once
+from jaxptd.config import Config
 from jaxptd.mesh import Axis, Layout
 from jaxptd.params import ParamInfo, Stored
 from jaxptd.pipeline.plan import Plan
-from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Collective
 from jaxptd.zero import Zero
 
 # What backward moves again, per layer, because `model.remat` does not keep it:

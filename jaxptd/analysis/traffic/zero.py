@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 import jax.numpy as jnp
 
+from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Collective
 from jaxptd.config import Config
 from jaxptd.mesh import BATCH_AXES, Axis, Layout
 from jaxptd.params import Stored
-from jaxptd.zero.shards import Cut
 from jaxptd.pipeline.plan import Plan
-from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Collective
 from jaxptd.zero import Zero
+from jaxptd.zero.shards import Cut
 
 
 def at_once(config: Config, zero: Zero) -> Iterator[Collective]:
