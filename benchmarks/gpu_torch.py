@@ -2,7 +2,7 @@
 
 GPT-2 written for speed: bfloat16 autocast over float32 weights, `torch.compile`, scaled dot product
 attention by cuDNN or FlashAttention, fused AdamW, the same clipping, batch and vocabulary as ours.
-`tests/test_gpu_benchmark.py` holds its loss and gradients against ours.
+`benchmarks/tests/test_gpu_benchmark.py` holds its loss and gradients against ours.
 """
 
 from collections.abc import Callable, Mapping

@@ -30,7 +30,7 @@ from jaxptd.run.folder import RunDir
 from jaxptd.step import Program
 from jaxptd.train import Run, Stop, main
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "configs" / "test-tiny.yaml"
 TEXT = "".join(f"def function_{n}(a, b): return a + b * {n}\n" for n in range(400))
 STEPS, EVERY = 12, 5  # of the runs below: checkpoints at 5, 10 and 12

@@ -19,7 +19,7 @@ from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
 from jaxptd.run.devices import PEAK_FLOPS
 
-CONFIG = str(Path(__file__).parents[1] / "configs" / "test-tiny.yaml")
+CONFIG = str(Path(__file__).parents[2] / "configs" / "test-tiny.yaml")
 
 
 @pytest.mark.parametrize(

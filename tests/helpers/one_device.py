@@ -19,7 +19,7 @@ from jaxptd.step import Program, State
 from jaxptd.step.skipping import new_guard
 from jaxptd.verify import Bench, Report
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 class FromZeros(Program):

@@ -13,7 +13,7 @@ from jaxptd.config.command_line import load_config
 from jaxptd.errors import UserError
 from jaxptd.run.folder import RunDir, difference
 
-CONFIG = Path(__file__).parents[1] / "configs" / "test-tiny.yaml"
+CONFIG = Path(__file__).parents[2] / "configs" / "test-tiny.yaml"
 
 
 def config_with(*overrides: str) -> Config:

@@ -14,7 +14,7 @@ from jaxptd.run.checkpoints import RunCheckpoints, without_best
 from jaxptd.run.folder import RunDir
 from jaxptd.step import Program
 
-CONFIG = Path(__file__).parents[1] / "configs" / "test-tiny.yaml"
+CONFIG = Path(__file__).parents[2] / "configs" / "test-tiny.yaml"
 LOSSES = {5: 3.0, 10: 2.0, 15: 2.5, 20: None}
 
 

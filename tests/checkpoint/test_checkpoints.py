@@ -21,7 +21,7 @@ from jaxptd.checkpoint import checkpoints as checkpoint
 from jaxptd.checkpoint import manifest as checkpoint_files
 from jaxptd.checkpoint import save as checkpoint_writer
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DESCRIPTION = {"config": {"model": {"num_layers": 2}, "source": ["a", "b"], "lr": 3e-4}}
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "configs" / "test-tiny.yaml"
 STEPS, KILLS = 60, 30
 NEVER = "run:never:1:0"

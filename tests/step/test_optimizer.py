@@ -18,7 +18,7 @@ from jaxptd.params import ParamInfo
 from jaxptd.step import Program
 from jaxptd.step.optimizer import adamw, clip, global_norm, learning_rate
 
-CONFIG = Path(__file__).parents[1] / "configs" / "test-tiny.yaml"
+CONFIG = Path(__file__).parents[2] / "configs" / "test-tiny.yaml"
 PEAK = 1e-2
 WARMUP, STEPS = 4, 25
 

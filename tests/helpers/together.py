@@ -13,7 +13,7 @@ import textwrap
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 TRAIN = """
 import os, signal, sys, time

@@ -14,7 +14,7 @@ from test_checkpoint import abstract, assert_same, make_state, save
 
 from jaxptd.checkpoint import Checkpoints
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 START = """
     import os, resource, signal, sys
     from pathlib import Path

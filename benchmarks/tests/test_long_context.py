@@ -10,7 +10,7 @@ from jaxptd.config import Config
 from jaxptd.config.command_line import make_parser, parse
 from jaxptd.errors import UserError
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from jaxptd.run import progress
 from jaxptd.run.progress import Display, Meter, Output, check_finite, printable
 from jaxptd.step import Program
 
-CONFIG = Path(__file__).parents[1] / "configs" / "test-tiny.yaml"
+CONFIG = Path(__file__).parents[2] / "configs" / "test-tiny.yaml"
 ROW = {"step": 20, "loss": 3.14159, "tokens_per_second": 12345.6}
 EVALUATION = {"validation_loss": 2.5, "perplexity": 12.18}
 

@@ -12,7 +12,7 @@ from jaxptd.config import Config
 from jaxptd.config.command_line import make_parser, parse
 from jaxptd.mesh import Layout
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 GRIDS = [layout for named, layout in grid.LAYOUTS if named == "TP2D"]
 
 

@@ -13,7 +13,7 @@ from jaxptd.mesh import make_mesh
 from jaxptd.step import Program
 from jaxptd.step.state import DEVICE, HOST
 
-CONFIG = Path(__file__).parents[1] / "configs" / "test-tiny.yaml"
+CONFIG = Path(__file__).parents[2] / "configs" / "test-tiny.yaml"
 VOCAB = 257  # padded to 258 over tp=2, to 260 over tp=4
 
 ONE = ()

@@ -31,7 +31,7 @@ from jaxptd.pipeline.schedules import make_schedule
 from jaxptd.pipeline.statistics import Durations
 from jaxptd.step import Program
 
-CONFIG = Path(__file__).parents[1] / "configs" / "gpt-145b.yaml"
+CONFIG = Path(__file__).parents[2] / "configs" / "gpt-145b.yaml"
 LAYOUT = Layout(pp=2, dp=2, schedule="gpipe")
 MODEL = ModelConfig(num_layers=4, hidden_size=16, num_heads=4, seq_length=8, vocab_size=13)
 
