@@ -11,7 +11,6 @@ import tiny
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.measure import CPU_OPTIONS
 from jaxptd import comms
 from jaxptd.analysis.collective import (
     ALL_GATHER,
@@ -21,6 +20,7 @@ from jaxptd.analysis.collective import (
     REDUCE_SCATTER,
     Collective,
 )
+from jaxptd.analysis.compiled_step import CPU_OPTIONS
 from jaxptd.analysis.hlo import collectives_from_hlo
 from jaxptd.analysis.traffic.step import expected
 from jaxptd.collectives import as_varying

@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec as P
 from test_flash import TOLERANCES, Plain, difference, mixed, plain
 from test_flash_xla import equations, products, shapes
 
-from benchmarks.measure import CPU_OPTIONS
 from jaxptd.analysis.collective import Collective
+from jaxptd.analysis.compiled_step import CPU_OPTIONS
 from jaxptd.analysis.hlo import collectives_from_hlo
 from jaxptd.attention.kernel import CORE, Dropout, Sites
 from jaxptd.attention.ring import Ring, Tokens

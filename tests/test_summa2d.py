@@ -19,8 +19,8 @@ from jax import Array
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.measure import CPU_OPTIONS
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Collective
+from jaxptd.analysis.compiled_step import CPU_OPTIONS
 from jaxptd.analysis.hlo import collectives_from_hlo
 from jaxptd.comms import add_up, collectives_of, subtract
 from jaxptd.matmul.grid import Grid, panels

@@ -2,8 +2,8 @@
 
 `jax.nn.dot_product_attention` cannot serve a ring: it rounds the logsumexp and drops its gradient.
 The primitives behind it can, but they are private to JAX: this file is the only one that touches
-them, `PROVEN` says with which versions, and `tests/attention/test_cudnn.py` holds their types and what
-they lower to.
+them, `PROVEN` says with which versions, and `tests/attention/test_cudnn.py` holds their types and
+what they lower to.
 
 Letters: B batch, T query position, S key position, N heads, H head size.
 Limits: cuDNN 9 on Hopper.

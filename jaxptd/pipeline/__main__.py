@@ -13,8 +13,7 @@ from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.pipeline import picture, statistics
 from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.schedules import SCHEDULES, Schedule, make_schedule, to_csv
-from jaxptd.pipeline.statistics import Durations
-from jaxptd.pipeline.waits import makespan
+from jaxptd.pipeline.statistics import Durations, makespan
 
 
 def report(schedule: Schedule, durations: Durations) -> dict[str, Any]:

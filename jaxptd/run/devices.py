@@ -26,16 +26,6 @@ PATIENCE = (
 # Without it rings need less memory; unrolled layers without a ring need more.
 ONE_PERMUTE_AT_A_TIME = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 
-# Dense bfloat16 products per second, from the makers' data sheets.
-PEAK_FLOPS = {"H200": 989.5e12, "H100": 989.5e12, "A100": 312e12}
-
-
-def peak_flops(mesh: Any) -> float | None:
-    """Of all devices of the mesh together; None where no data sheet is at hand."""
-    kind = mesh.devices.flat[0].device_kind
-    peaks = [peak for name, peak in PEAK_FLOPS.items() if name in kind]
-    return peaks[0] * mesh.devices.size if peaks else None
-
 
 def _set_flags(layout: Layout) -> None:
     """Puts XLA's flags into the environment, unless they stand there."""

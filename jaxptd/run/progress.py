@@ -14,8 +14,8 @@ import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from jaxptd.analysis.hardware import peak_flops
 from jaxptd.errors import UserError
-from jaxptd.run.devices import peak_flops
 from jaxptd.step import Program
 from jaxptd.step.skipping import check_in_row, check_parameters
 

@@ -272,7 +272,8 @@ def test_one_line_on_stderr_and_exit_code_2(capsys, write):
 
 
 def test_arguments_of_the_process_are_the_default():
-    program = "from jaxptd.config.command_line import *; print(parse(make_parser('p', 'd'), None)[0].train)"
+    imports = "from jaxptd.config.command_line import make_parser, parse"
+    program = f"{imports}; print(parse(make_parser('p', 'd'), None)[0].train)"
     command = [sys.executable, "-c", program, "--train.steps", "3"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
     assert shown.strip() == repr(dataclasses.replace(Config().train, steps=3))

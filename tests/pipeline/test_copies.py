@@ -11,7 +11,7 @@ import pytest
 from jax import Array, lax
 from test_executor import BATCH, WIDTH, Case, make_inputs, step
 
-from benchmarks.measure import CPU_OPTIONS
+from jaxptd.analysis.compiled_step import CPU_OPTIONS
 from jaxptd.pipeline.pools import add, get, loop, put
 
 

@@ -4,8 +4,7 @@ import pytest
 
 from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.schedules import make_schedule
-from jaxptd.pipeline.statistics import Durations, simulate
-from jaxptd.pipeline.waits import makespan
+from jaxptd.pipeline.statistics import Durations, makespan, simulate
 
 SIZES = [(2, 4), (4, 8), (5, 10), (8, 32)]
 

@@ -8,7 +8,7 @@ import pytest
 import tiny
 from contract import relative
 
-from benchmarks.remat import executed, is_product
+from jaxptd.analysis.flops import executed, is_product
 from jaxptd.config import ModelConfig, Remat
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout

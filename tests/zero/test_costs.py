@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import pytest
 import tiny
 
-from benchmarks.measure import CPU_OPTIONS
 from jaxptd import comms
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from jaxptd.analysis.compiled_step import CPU_OPTIONS
 from jaxptd.analysis.jaxprs import equations
 from jaxptd.mesh import BATCH_AXES, Axis, Layout
 from jaxptd.step import Program

@@ -1,0 +1,67 @@
+"""Closed forms of what a layer moves, and of when a hop takes as long as attention.
+
+Letters: B batch, T query, D model, n devices.
+Source: Li et al., arXiv 2105.13120; Liu et al., arXiv 2310.01889; Korthikanti et al., arXiv
+2205.05198.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import jax.numpy as jnp
+
+from benchmarks.context.plans import Plan
+from jaxptd.analysis.collective import Collective
+from jaxptd.analysis.hardware import PEAK_FLOPS
+from jaxptd.config import ModelConfig
+
+PEAK = PEAK_FLOPS["H200"]
+# Bytes/s of a link, one direction.
+LINKS = {"NVLink, 450 GB/s": 450e9, "400 Gb/s InfiniBand, 50 GB/s": 50e9}
+Pass = Literal["forward", "backward"]
+
+
+def moves(plan: Plan, model: ModelConfig, batch: int) -> dict[Pass, list[Collective]]:
+    """What one layer's activations move, where everything is kept (`model.remat: none`)."""
+    layout = plan.layout
+    elements = batch * model.seq_length * model.hidden_size
+    size = elements * jnp.dtype(model.dtype).itemsize
+    wide = elements * jnp.promote_types(model.dtype, jnp.float32).itemsize
+    if layout.tp > 1:
+        both = [Collective(kind, ("tp",), 2, 2 * size) for kind in ("all-gather", "reduce-scatter")]
+        return {"forward": both, "backward": both}
+    if plan.gathered:
+        gather = Collective("all-gather", ("cp",), 1, 2 * size)
+        scatter = Collective("reduce-scatter", ("cp",), 1, 2 * wide)
+        return {"forward": [gather], "backward": [gather, scatter]}
+    hops = layout.cp - 1
+    rings = 2 if layout.ring == "rsa" else 1  # k and v apart, or both in one permute
+    there = Collective("collective-permute", ("cp",), rings * hops, 2 * size * hops // layout.cp)
+    again = Collective(
+        "collective-permute", ("cp",), 2 * rings * hops, 2 * (size + wide) * hops // layout.cp
+    )
+    return {"forward": [there], "backward": [again]}
+
+
+def messages(found: Sequence[Collective], n: int) -> int:
+    """Sends of each device, one after the other, where every collective runs as a ring."""
+    steps = {"collective-permute": 1, "all-reduce": 2 * (n - 1)}
+    return sum(each.count * steps.get(each.kind, n - 1) for each in found)
+
+
+def hop_bytes(which: Pass) -> int:
+    """Bytes of one hop for each token of a device and unit of D: bfloat16 k, v; float32 dk, dv."""
+    return 2 * 2 + (2 * 4 if which == "backward" else 0)
+
+
+def visit_flops(which: Pass, ring: str) -> int:
+    """FLOPs of the products of one visit, over (T/n)^2 D; of the slowest device.
+
+    Two products forward, five backward, 2 (T/n)^2 D each; of a zigzag block half is seen.
+    """
+    return (4 if which == "forward" else 10) // (2 if ring == "zigzag" else 1)
+
+
+def tokens_to_hide(which: Pass, ring: str, *, link: float, efficiency: float) -> float:
+    """T/n from which a visit takes as long as a hop, at full link speed."""
+    return hop_bytes(which) / visit_flops(which, ring) * efficiency * PEAK / link

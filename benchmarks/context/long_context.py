@@ -1,0 +1,229 @@
+"""Memory of a training step as the sequence grows, and how long a sequence eight H200s can hold.
+
+`python -m benchmarks.context.long_context [--out FILE --picture FILE]`
+`python -m benchmarks.context.long_context --gpu [--config configs/gpt-1.3b-131k.yaml --out FILE]`
+
+The first: temporary bytes on each device of the compiled step of a tiny GPT, float32, simulated CPU
+devices. On every device the ring holds T/cp tokens, and blocks of scores whose size does not depend
+on T: memory ~ (T/cp)^1. RSA holds T/cp rows of T scores: memory ~ T^2/cp. The exponent printed is
+the slope between the two longest sequences, in logarithms.
+The second: the step of a config compiled for H200s that are not there (`compile_gpu.py`), at ever
+longer sequences, until one does not fit. Peak is XLA's, state included. Not in it: what cuDNN's
+backward asks for while it runs, at least a float32 sum of dq, 4 T/cp D / tp bytes.
+
+Letters: T tokens of a sequence, D model, V vocabulary.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from benchmarks.lib.gpus import PLUGINS, gpus
+from benchmarks.lib.measure import append, mib
+from jaxptd.analysis.compiled_step import CPU_OPTIONS, compile_step
+from jaxptd.analysis.report import table, versions
+from jaxptd.config import Config, ModelConfig, TrainConfig
+from jaxptd.config.command_line import make_parser, parse
+from jaxptd.data.tokenizers import with_vocabulary
+from jaxptd.errors import run_command
+from jaxptd.mesh import Layout, RingKind, make_mesh
+from jaxptd.run.devices import prepare
+from jaxptd.step import Program
+
+SIZES = (1, 2, 4, 8)
+LENGTHS = {"zigzag": (16384, 65536), "rsa": (1024, 4096)}
+MODEL = ModelConfig(num_layers=2, hidden_size=32, num_heads=2, vocab_size=64, remat="full")
+H200 = 140  # GiB that the driver shows of a GPU's 141 GB and more
+LONGEST = 2**24  # no config is compiled beyond it
+
+# Code of no speed, in half the time: buffers are assigned before code is made.
+QUICK: dict[str, Any] = CPU_OPTIONS | {"xla_backend_optimization_level": 0}
+QUICK |= {"xla_llvm_disable_expensive_passes": True}
+
+Points = dict[tuple[RingKind, int], dict[int, int]]  # ring, cp -> T -> bytes
+
+
+def temporary_bytes(length: int, cp: int, ring: RingKind, model: ModelConfig = MODEL) -> int:
+    """Of one device's training step on simulated devices, all state left out."""
+    config = simulated(Layout(cp=cp, ring=ring), dataclasses.replace(model, seq_length=length))
+    program = Program(config, make_mesh(config.layout))
+    step: Any = program.train_step
+    lowered = step.lower(program.abstract_state, program.abstract_batch)
+    return lowered.compile(compiler_options=QUICK).memory_analysis().temp_size_in_bytes
+
+
+def simulated(layout: Layout, model: ModelConfig = MODEL) -> Config:
+    """One sequence a step, on simulated devices."""
+    train = TrainConfig(global_batch_size=1, platform="cpu")
+    return Config(model=model, layout=layout, train=train)
+
+
+def measure(lengths: Mapping[RingKind, Sequence[int]], sizes: Sequence[int] = SIZES) -> Points:
+    """Temporary bytes for every ring, size of it, and length; a ring of one is zigzag's."""
+    return {
+        (ring, cp): {length: temporary_bytes(length, cp, ring) for length in lengths[ring]}
+        for ring in lengths
+        for cp in sizes
+        if cp > 1 or ring == "zigzag"
+    }
+
+
+def exponent(points: Mapping[int, int]) -> float:
+    """Of memory as a power of T, between the two longest sequences."""
+    (short, less), (long, more) = sorted(points.items())[-2:]
+    return math.log(more / less) / math.log(long / short)
+
+
+def rows(points: Points) -> list[list[str]]:
+    """The table: a row for each ring and size, a column for each length."""
+    lengths = sorted({length for found in points.values() for length in found})
+    head = ["ring", "cp", *(f"T={length}" for length in lengths), "grows as"]
+    body = [
+        [
+            ring,
+            str(cp),
+            *(mib(found[length]) if length in found else "" for length in lengths),
+            f"T^{exponent(found):.2f}",
+        ]
+        for (ring, cp), found in points.items()
+    ]
+    return [head, *body]
+
+
+def draw(points: Points, path: Path) -> None:
+    """Memory against T, both in powers of two; the same bytes from the same points."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({"svg.hashsalt": "jaxptd", "font.size": 9}):
+        figure = Figure(figsize=(6, 4), layout="constrained")
+        axes = figure.subplots()
+        for (ring, cp), found in points.items():
+            style = {"zigzag": "o-", "rsa": "s--"}[ring]
+            size = [bytes_ / 2**20 for bytes_ in found.values()]
+            color = f"C{SIZES.index(cp)}"
+            axes.plot(list(found), size, style, color=color, ms=4, label=f"{ring}, cp={cp}")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        axes.set_xlabel("tokens in a sequence")
+        axes.set_ylabel("temporary MiB on each device")
+        axes.grid(visible=True, alpha=0.3)
+        axes.legend(fontsize=8)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, format="svg", metadata={"Date": None})
+
+
+# ---- H200s ----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Need:
+    """What a step needs of each GPU, in GiB."""
+
+    config: Config
+    peak: float
+    state: float
+    temporary: float
+
+    @property
+    def workspace(self) -> float:
+        """At least, of cuDNN's backward: the whole part's dq in float32."""
+        model, layout = self.config.model, self.config.layout
+        return 4 * model.seq_length / layout.cp * model.hidden_size / layout.tp / 2**30
+
+    @property
+    def fits(self) -> bool:
+        return self.peak + self.workspace <= H200
+
+    @property
+    def cells(self) -> list[str]:
+        figures = (self.state, self.temporary, self.peak, self.workspace)
+        words = [f"{self.config.model.seq_length:,}", str(self.config.layout)]
+        vocabulary = f"{self.config.model.vocab_size:,}"
+        return [*words, vocabulary, *(f"{x:.1f}" for x in figures), "yes" if self.fits else "no"]
+
+
+HEAD = ["T", "layout", "V", "state GiB", "temp GiB", "peak GiB", "cuDNN GiB", f"fits in {H200}"]
+
+
+def need(config: Config) -> Need:
+    """Of a config's step, compiled for H200s."""
+    program: Any = Program(config, make_mesh(config.layout, gpus(config.layout.num_devices)))
+    memory = compile_step(program).memory_analysis()
+    sizes = (
+        memory.peak_memory_in_bytes,
+        memory.argument_size_in_bytes,
+        memory.temp_size_in_bytes,
+    )
+    return Need(config, *(size / 2**30 for size in sizes))
+
+
+def with_model(config: Config, **sizes: int) -> Config:
+    """The config with other sizes of the model."""
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, **sizes))
+
+
+def longest(config: Config) -> Iterator[Need]:
+    """Of the config's sequence length, its double, and so on, until one does not fit."""
+    length = config.model.seq_length
+    while length <= LONGEST:
+        found = need(with_model(config, seq_length=length))
+        yield found
+        if not found.fits:
+            return
+        length *= 2
+
+
+def on_gpus(config: Config) -> str:
+    """The table of what fits, and of the longest that does with half the vocabulary."""
+    found = list(longest(config))
+    held = [each for each in found if each.fits]
+    lines = [each.cells for each in found]
+    if not held:
+        return f"{table([HEAD, *lines])}\n\nNothing fits.\n"
+    last = held[-1].config
+    half = need(with_model(last, vocab_size=(last.model.vocab_size or 0) // 2))
+    words = (
+        f"Longest that fits: T={last.model.seq_length:,}. "
+        f"With half the vocabulary the peak there is {half.peak:.1f} GiB."
+    )
+    return f"{table([HEAD, *lines, half.cells])}\n\n{words}\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures memory against the length of a sequence, simulated or compiled for H200s."""
+    parser = make_parser("python -m benchmarks.context.long_context", main.__doc__ or "")
+    parser.add_argument("--gpu", action="store_true", help="compile the config for H200s")
+    parser.add_argument("--out", default="", help="Markdown file to append the table to")
+    parser.add_argument("--picture", default="", help="SVG file to draw")
+    config, options = parse(parser, argv)
+    if options["gpu"]:
+        jax.config.update("jax_platforms", "cpu")  # what starts here; compiled is for GPUs
+        config = with_vocabulary(config)
+        title = f"Compiled for H200s: {config.layout}"
+        body = f"{versions(*PLUGINS.split())}\n\n{on_gpus(config)}"
+    else:
+        prepare(simulated(Layout(cp=max(SIZES))))
+        points = measure(LENGTHS)
+        title, body = "Simulated devices", f"{versions()}\n\n{table(rows(points))}\n"
+        if options["picture"]:
+            draw(points, Path(options["picture"]))
+    print(body)
+    if options["out"]:
+        append(Path(options["out"]), INTRODUCTION, f"## {title}\n\n{body}")
+    return 0
+
+
+INTRODUCTION = """# Long context
+
+Made by `python -m benchmarks.context.long_context`, whose head says what is measured and what is
+not.
+
+"""
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,101 @@
+"""What each hop of the ring lies over, in a training step that was compiled for H200s.
+
+`python -m benchmarks.context.overlap --config configs/gpt-1.3b-131k.yaml [--layout.cp 8 --compiler
+a=b]`
+
+What is read, and what not: `schedule.py`, of which this takes the collective-permutes.
+"""
+
+import collections
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from benchmarks.lib.gpus import gpus
+from jaxptd.analysis.collective import PERMUTE
+from jaxptd.analysis.overlap import Move as Permute
+from jaxptd.analysis.overlap import Work, moves
+from jaxptd.analysis.report import table
+from jaxptd.config import Config
+from jaxptd.config.command_line import make_parser, parse
+from jaxptd.data.tokenizers import with_vocabulary
+from jaxptd.errors import UserError, run_command
+from jaxptd.mesh import make_mesh
+from jaxptd.step import Program
+
+__all__ = ["Permute", "Work", "permutes", "rows", "summary"]
+
+HEAD = (
+    "pass",
+    "executions",
+    "MiB each",
+    "attention kernels under way",
+    "other products",
+    "lies over",
+)
+PASSES = ("forward", "forward again", "backward")
+
+
+def permutes(text: str) -> list[Permute]:
+    """Every permute of a scheduled program, as it runs."""
+    return [each for each in moves(text) if each.kind == PERMUTE]
+
+
+def compile_for_h200(config: Config, options: dict[str, Any] | None = None) -> Any:
+    """The training step of a config, compiled for H200s that need not be there."""
+    mesh = make_mesh(config.layout, gpus(config.layout.num_devices))
+    program: Any = Program(config, mesh)
+    lowered = program.train_step.lower(program.abstract_state, program.abstract_batch)
+    return lowered.compile(compiler_options=options or None)
+
+
+def rows(found: Sequence[Permute]) -> list[tuple[str, ...]]:
+    """The table's rows: permutes that are alike as one."""
+    alike: collections.Counter[tuple] = collections.Counter()
+    for each in found:
+        work = (each.over.attention, each.over.products, each.lies_over)
+        alike[PASSES.index(each.of), each.bytes, *work] += each.count
+    return [
+        (PASSES[of], str(count), f"{size / 2**20:,.0f}", *map(str, work))
+        for (of, size, *work), count in sorted(alike.items())
+    ]
+
+
+def summary(found: Sequence[Permute]) -> str:
+    """How many permutes of a step, and how many bytes, lie over what."""
+    parts = []
+    for what in ("attention", "products", "nothing"):
+        those = [each for each in found if each.lies_over == what]
+        mib = sum(each.count * each.bytes for each in those) / 2**20
+        parts.append(f"over {what} {sum(each.count for each in those)} ({mib:,.0f} MiB)")
+    return f"Permutes of a step: {', '.join(parts)}."
+
+
+def compiler_options(words: Sequence[str]) -> dict[str, str]:
+    """`name=value` words as XLA's options.
+
+    Raises:
+        UserError: a word is not of that form.
+    """
+    for word in words:
+        if "=" not in word:
+            raise UserError(f"--compiler {word}: write it as name=value")
+    return dict(word.split("=", 1) for word in words)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Says what each permute of a config's training step lies over, compiled for H200s."""
+    parser = make_parser("python -m benchmarks.context.overlap", main.__doc__ or "")
+    parser.add_argument("--compiler", nargs="+", default=[], help="XLA's options, name=value")
+    config, options = parse(parser, argv)
+    jax.config.update("jax_platforms", "cpu")  # what starts here; compiled is for GPUs
+    chosen = compiler_options(options["compiler"])
+    found = permutes(compile_for_h200(with_vocabulary(config), chosen).as_text())
+    print(table([HEAD, *rows(found)]))
+    print(summary(found))
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,118 @@
+"""Pictures of the cost of a ring: which scores each device makes, and when a hop is hidden.
+
+Drawn by `python -m benchmarks.context --pictures DIR`; the same bytes each time. Needs matplotlib
+(the viz extra).
+
+Letters: T tokens of a sequence, D model, n devices.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Polygon, Rectangle
+
+from benchmarks.context.formulas import LINKS, PEAK, Pass, hop_bytes, tokens_to_hide, visit_flops
+from jaxptd.analysis import svg
+from jaxptd.attention.ring import Ring
+
+FILLS = ("#bee3f8", "#feebc8", "#c6f6d5", "#e9d8fd")  # of devices 0, 1, 2, 3
+STROKES = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1")
+INK = "#1a202c"
+STYLE = {"text.color": INK}
+WIDTH = 4096  # D of the times that are drawn; where they cross does not depend on it
+
+
+def draw(directory: Path) -> None:
+    """Writes both pictures."""
+    pictures = {"ring_zigzag.svg": work_map, "context_break_even.svg": break_even}
+    svg.save(pictures, directory, STYLE)
+
+
+def owners(kind: Any, n: int) -> np.ndarray:
+    """Which device holds each of 2n chunks of a sequence."""
+    order = Ring("cp", kind).order(2 * n, n)
+    device = np.empty(2 * n, int)
+    device[order] = np.arange(2 * n) // 2
+    return device
+
+
+def work(kind: Any, n: int) -> np.ndarray:
+    """Scores that each device makes, in units of a chunk's queries times a chunk's keys."""
+    device = owners(kind, n)
+    return np.array([np.sum(np.flatnonzero(device == i) + 0.5) for i in range(n)])
+
+
+def work_map(n: int = 4) -> Figure:
+    """The T x T scores of causal attention, coloured by the device that makes them."""
+    figure = Figure(figsize=(9, 4.9), layout="constrained")
+    kinds = {"blockwise": "contiguous (blockwise)", "zigzag": "zigzag"}
+    for axes, (kind, title) in zip(figure.subplots(1, 2), kinds.items(), strict=True):
+        device = owners(kind, n)
+        for row, key in np.ndindex(2 * n, 2 * n):
+            if key <= row:
+                _cell(axes, row, key, device[row])
+        made = "   ".join(f"{i}: {amount:g}" for i, amount in enumerate(work(kind, n)))
+        axes.set(xlim=(0, 2 * n), ylim=(2 * n, 0), aspect="equal", title=title)
+        axes.set_xlabel(f"chunks of keys\nblocks made by device   {made}")
+        axes.set_ylabel("chunks of queries, and the device that holds them")
+        axes.set_xticks([])
+        axes.set_yticks(np.arange(2 * n) + 0.5, [str(i) for i in device])
+    return figure
+
+
+def _cell(axes: Axes, row: int, key: int, device: int) -> None:
+    """One block of scores: a square, or below the diagonal a triangle."""
+    style = {"facecolor": FILLS[device], "edgecolor": STROKES[device]}
+    if key < row:
+        axes.add_patch(Rectangle((key, row), 1, 1, **style))
+    else:
+        axes.add_patch(Polygon([(key, row), (key, row + 1), (key + 1, row + 1)], **style))
+
+
+def break_even() -> Figure:
+    """Time of a hop, and of the attention that hides it, against the tokens of a device."""
+    figure = Figure(figsize=(9, 4.2), layout="constrained")
+    pair = figure.subplots(1, 2, sharey=True)
+    both: tuple[Pass, Pass] = ("forward", "backward")
+    for axes, which in zip(pair, both, strict=True):
+        _times(axes, which)
+    pair[0].set_ylabel(f"microseconds, B = 1, D = {WIDTH}")
+    pair[0].legend(loc="upper left", fontsize=9)
+    return figure
+
+
+def _times(axes: Axes, which: Pass) -> None:
+    tokens = np.geomspace(512, 131072, 33)
+    fastest = visit_flops(which, "zigzag") * tokens**2 * WIDTH / PEAK * 1e6
+    axes.fill_between(
+        tokens,
+        fastest,
+        2 * fastest,
+        color=FILLS[0],
+        label="zigzag attention of a visit,\n100 % to 50 % of peak",
+    )
+    for (name, link), color in zip(LINKS.items(), (STROKES[1], STROKES[3]), strict=True):
+        axes.plot(
+            tokens,
+            hop_bytes(which) * tokens * WIDTH / link * 1e6,
+            color=color,
+            label=f"hop, {name}",
+        )
+        edges = [
+            tokens_to_hide(which, "zigzag", link=link, efficiency=share) for share in (0.5, 1.0)
+        ]
+        times = [hop_bytes(which) * x * WIDTH / link * 1e6 for x in edges]
+        axes.plot(edges, times, "o", color=color, markersize=4)
+        for x, y, side in zip(edges, times, ("right", "left"), strict=True):
+            where = (-6, 4) if side == "right" else (6, -10)
+            axes.annotate(
+                f"{x:,.0f}", (x, y), where, textcoords="offset points", ha=side, fontsize=9
+            )
+    axes.set(xscale="log", yscale="log", title=which, xlabel="tokens of a device, T / cp")
+    axes.set_xlim(tokens[0], tokens[-1])
+    axes.set_xticks(2 ** np.arange(9, 18, 2), [f"{2**i:,}" for i in range(9, 18, 2)])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)

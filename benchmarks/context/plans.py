@@ -1,0 +1,90 @@
+"""The ways to spread one sequence that are compared; one, the peer, gathers keys and values.
+
+Letters: B batch, T query, S key, D model, N heads, H head size, n devices.
+Source: Llama Team, arXiv 2407.21783, section 3.3.2 (all-gathered keys and values).
+"""
+
+import dataclasses
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxptd import ring_attention
+from jaxptd.attention.kernel import KEPT, Kernel, Saved
+from jaxptd.attention.ring import Ring, Tokens
+from jaxptd.collectives import alike
+from jaxptd.config import Config, ModelConfig, TrainConfig
+from jaxptd.mesh import Layout, make_mesh
+from jaxptd.step import Program
+
+
+def attend_gathered(
+    q: Array, k: Array, v: Array, tokens: Tokens, *, ring: Ring, kernel: Kernel, causal: bool
+) -> Array:
+    """As `ring_attention.attend`, with all keys and values on every device."""
+    q, k, v, *_ = alike(q, k, v, lax.axis_index(ring.axis), *jax.tree.leaves(tokens))
+    return _gathered(q, k, v, tokens, (ring, kernel, causal))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _gathered(q: Array, k: Array, v: Array, tokens: Tokens, task: Any) -> Array:
+    return _gathered_fwd(q, k, v, tokens, task)[0]
+
+
+def _gathered_fwd(q: Array, k: Array, v: Array, tokens: Tokens, task: Any) -> tuple[Array, Any]:
+    ring, kernel, causal = task
+    every = lax.all_gather(jnp.stack((k, v)), ring.axis, axis=2, tiled=True)
+    o, lse = kernel.fwd(q, *every, ring.all_sites(tokens, q.shape[1]), causal=causal)
+    o, lse = checkpoint_name((o.astype(q.dtype), lse), KEPT)
+    return o, (Saved(q, k, v, o, lse), tokens)
+
+
+def _gathered_bwd(task: Any, residuals: Any, do: Array) -> tuple[Array, Array, Array, None]:
+    ring, kernel, causal = task
+    saved, tokens = residuals
+    every = lax.all_gather(jnp.stack((saved.k, saved.v)), ring.axis, axis=2, tiled=True)
+    whole = saved._replace(k=every[0], v=every[1])
+    sites = ring.all_sites(tokens, do.shape[1])
+    dq, *dkv = kernel.bwd(whole, do, sites, causal=causal)
+    sums = jnp.stack(dkv).astype(saved.lse.dtype)
+    dk, dv = lax.psum_scatter(sums, ring.axis, scatter_dimension=2, tiled=True)
+    dtype = saved.q.dtype
+    return dq.astype(dtype), dk.astype(dtype), dv.astype(dtype), None
+
+
+_gathered.defvjp(_gathered_fwd, _gathered_bwd)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A way to spread one sequence over n devices."""
+
+    name: str
+    layout: Layout
+    gathered: bool = False
+
+    def program(self, model: ModelConfig, *, batch: int = 1) -> Program:
+        train = TrainConfig(global_batch_size=batch, platform="cpu")
+        return Program(Config(model, self.layout, train=train), make_mesh(self.layout))
+
+    def patched(self) -> Any:
+        """Within this, the model's attention is the plan's."""
+        chosen = attend_gathered if self.gathered else ring_attention.attend
+        return mock.patch.object(ring_attention, "attend", chosen)
+
+
+def plans(n: int) -> list[Plan]:
+    """All of them, over n devices."""
+    contiguous = Layout(cp=n, ring="blockwise")
+    return [
+        Plan("ring, zigzag", Layout(cp=n)),
+        Plan("ring, blockwise", contiguous),
+        Plan("ring, rsa", Layout(cp=n, ring="rsa")),
+        Plan("all-gather of k and v", contiguous, gathered=True),
+        Plan("tp, sequence parallel", Layout(tp=n, sequence_parallel=True)),
+    ]

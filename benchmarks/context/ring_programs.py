@@ -1,0 +1,151 @@
+"""Programs for `benchmarks.context.ring`: attention over a ring of devices, ours and the peers'.
+
+Letters: B batch, T query, S key, N heads, H head size.
+"""
+
+import dataclasses
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxptd.attention.kernel import Dropout
+from jaxptd.attention.ring import Ring, Tokens
+from jaxptd.attention.xla import Xla
+from jaxptd.layers.dropout import kept
+from jaxptd.mesh import RingKind
+from jaxptd.ring_attention import attend
+
+CUT = P(None, "cp")  # every array: [B, T, N, H], its tokens over the ring
+RINGATTENTION = "ringattention"
+INSTALL = "not installed: `pip install --no-deps ringattention==0.1.2 einops`"
+
+Attention = Callable[[Array, Array, Array], Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """One way to compute it.
+
+    attention: of one device's part, or, if `local` is False, of whole arrays that are laid out cut.
+    chunk: most queries, and keys, of one product; None: products are not cut.
+    kind: which tokens a device holds. ours: not a peer's. typed: passes `check_vma=True`.
+    """
+
+    name: str
+    attention: Attention
+    chunk: int | None = None
+    kind: RingKind = "blockwise"
+    ours: bool = False
+    local: bool = True
+    typed: bool = True
+
+    def gradients(self, mesh: Mesh) -> Any:
+        """jit of `q, k, v, do -> o, dq, dk, dv`."""
+
+        def both(q: Array, k: Array, v: Array, do: Array) -> tuple[Array, ...]:
+            o, backward = jax.vjp(self.attention, q, k, v)
+            return o, *backward(do)
+
+        if self.local:
+            specs = {"in_specs": (CUT,) * 4, "out_specs": (CUT,) * 4}
+            return jax.jit(jax.shard_map(both, mesh=mesh, **specs, check_vma=self.typed))
+        cut = NamedSharding(mesh, CUT)
+        return jax.jit(both, in_shardings=cut, out_shardings=cut)
+
+
+# ---- the programs ---------------------------------------------------------------------------
+
+
+def ours(kind: RingKind, chunk: int | None) -> Program:
+    """jaxptd's, with the kernel of matrix products in chunks."""
+    kernel = Xla(Dropout(0.0, kept), chunk or 1)  # RSA does not use the kernel
+    ring = Ring("cp", kind)
+
+    def attention(q: Array, k: Array, v: Array) -> Array:
+        return attend(q, k, v, Tokens(), ring=ring, kernel=kernel, causal=True)
+
+    return Program(f"jaxptd {kind}", attention, chunk, kind, ours=True)
+
+
+def gather() -> Program:
+    """All keys and values on every device."""
+
+    def attention(q: Array, k: Array, v: Array) -> Array:
+        k, v = (lax.all_gather(x, "cp", axis=1, tiled=True) for x in (k, v))
+        query_T = Ring("cp", "blockwise").positions(q.shape[1])
+        seen_TS = query_T[:, None] >= jnp.arange(k.shape[1])
+        return jax.nn.dot_product_attention(q, k, v, mask=seen_TS[None, None], implementation="xla")
+
+    return Program("gather", attention)
+
+
+def partitioned(mesh: Mesh) -> Program:
+    """XLA's partitioner, told that queries and outputs are cut and that keys and values are not."""
+
+    def attention(q: Array, k: Array, v: Array) -> Array:
+        keep = partial(lax.with_sharding_constraint, shardings=NamedSharding(mesh, CUT))
+        k, v = (lax.with_sharding_constraint(x, NamedSharding(mesh, P())) for x in (k, v))
+        return keep(
+            jax.nn.dot_product_attention(keep(q), k, v, is_causal=True, implementation="xla")
+        )
+
+    return Program("jit", attention, local=False)
+
+
+def ringattention(chunk: int) -> Program | None:
+    """The package, or None if it is not installed."""
+    module = _module()
+    if module is None:
+        return None
+
+    def attention(q: Array, k: Array, v: Array) -> Array:
+        size = min(chunk, q.shape[1])
+        options = {
+            "causal_block_size": 1,
+            "deterministic": True,
+            "dropout_rng": None,
+            "attn_pdrop": 0.0,
+            "query_chunk_size": size,
+            "key_chunk_size": size,
+            "dtype": jnp.float32,
+            "policy": jax.checkpoint_policies.nothing_saveable,
+            "precision": None,
+            "prevent_cse": False,  # it stands in a scan
+        }
+        return module.ring_attention(q, k, v, None, None, None, "cp", True, options)
+
+    return Program(RINGATTENTION, attention, chunk, typed=False)
+
+
+def _module() -> ModuleType | None:
+    """`ringattention.ringattention_jax` by itself: the package needs a JAX older than 0.8."""
+    package = importlib.util.find_spec(RINGATTENTION)
+    if package is None or package.origin is None or not importlib.util.find_spec("einops"):
+        return None
+    path = Path(package.origin).with_name("ringattention_jax.py")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        return None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def programs(mesh: Mesh, chunks: Sequence[int]) -> Iterator[Program]:
+    """All that there are here; a chunked one once for each chunk."""
+    for chunk in chunks:
+        yield ours("zigzag", chunk)
+        yield ours("blockwise", chunk)
+    yield ours("rsa", None)
+    yield gather()
+    yield partitioned(mesh)
+    yield from filter(None, map(ringattention, chunks))

@@ -1,0 +1,199 @@
+"""Training steps compiled for H200s that are not there, held against a stored budget.
+
+`python -m benchmarks.gpu.compiled [--cases 124m ...]` prints a table; `--out FILE` appends it to a
+page; `--kernels 20` names the kernels that move most; `--check` compares with
+`benchmarks/results/budget.json`, which has a section for each version of JAX, and ends with exit
+code 1 where a figure is worse; `--store` writes that section.
+
+All figures follow from the program, so they are the same on every machine: peak memory, kernels,
+bytes of all kernels that are no products as milliseconds at 4.3 TB/s, FLOPs of products and of
+attention, and what the collectives of a step lie over. Not known: time. What compiling needs:
+`benchmarks/gpu/compile_gpu.py`, or `pip install -e '.[h200]'`.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from benchmarks.lib.gpus import PLUGINS, gpus
+from benchmarks.lib.measure import append, write
+from jaxptd.analysis.compiled_step import compile_step
+from jaxptd.analysis.flops import attention_flops, executed, flops
+from jaxptd.analysis.hardware import BANDWIDTH
+from jaxptd.analysis.kernels import largest, summary
+from jaxptd.analysis.overlap import moves
+from jaxptd.analysis.report import table, versions
+from jaxptd.config import Config, ModelConfig, Remat, TrainConfig
+from jaxptd.errors import Parser, UserError, run_command
+from jaxptd.mesh import Layout, make_mesh
+from jaxptd.step import Program
+
+BUDGET = Path(__file__).parent / "results" / "budget.json"
+SLACK = 1.01  # a figure may be so much worse
+Figures = dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A model on H200s.
+
+    Args:
+        sizes: L, D, N.
+        batch: sequences in all.
+        layout: over GPUs.
+        remat: what backward computes again.
+        scan: whether layers are one compiled block.
+        length: T.
+    """
+
+    sizes: tuple[int, int, int]
+    batch: int
+    layout: Layout = dataclasses.field(default_factory=Layout)
+    remat: Remat = "none"
+    scan: bool = True
+    length: int = 1024
+
+    @property
+    def config(self) -> Config:
+        layers, hidden, heads = self.sizes
+        model = ModelConfig(
+            num_layers=layers,
+            hidden_size=hidden,
+            num_heads=heads,
+            seq_length=self.length,
+            vocab_size=50257,
+            vocab_multiple=128,
+            dtype="bfloat16",
+            remat=self.remat,
+            scan_layers=self.scan,
+        )
+        return Config(model, self.layout, train=TrainConfig(global_batch_size=self.batch))
+
+
+MEDIUM, XL = (24, 1024, 16), (48, 1600, 25)
+CASES = {
+    "124m": Case((12, 768, 12), 32, scan=False),
+    "124m scan": Case((12, 768, 12), 32),
+    "350m": Case(MEDIUM, 32, remat="dots"),
+    "350m dp8": Case(MEDIUM, 64, Layout(dp=8, zero=2), "dots"),
+    "350m dp8 unrolled": Case(MEDIUM, 64, Layout(dp=8, zero=2), "dots", scan=False),
+    "350m zero3 unrolled": Case(MEDIUM, 64, Layout(dp=8, zero=3), "dots", scan=False),
+    "1.5b": Case(XL, 16, remat="full"),
+    "1.5b dots": Case(XL, 16, remat="dots"),
+    "1.5b dots unrolled": Case(XL, 16, remat="dots", scan=False),
+    "1.5b unrolled": Case(XL, 16, scan=False),
+    "1.5b tp8": Case((48, 1536, 24), 16, Layout(tp=8, sequence_parallel=True)),
+    "1.5b tp8 ring": Case(
+        (48, 1536, 24), 16, Layout(tp=8, sequence_parallel=True, collective_matmul=True)
+    ),
+    "2.5b grid": Case((54, 1920, 30), 32, Layout(row=2, col=2), "dots", length=512),
+}
+HEAD = ("case", "layout", "B", "layers", "remat", "peak GiB", "kernels", "others, ms")
+HEAD += ("product TFLOP", "attention TFLOP", "collectives", "over products or attention")
+INTRODUCTION = """# Training steps compiled for H200s
+
+Made by `python -m benchmarks.gpu.compiled`, whose head says what the figures are; of one GPU.
+Nothing was run.
+
+"""
+
+
+def measure(case: Case, kernels: int = 0) -> Figures:
+    """What is known of a compiled step. kernels: so many, that move most, are printed."""
+    mesh = make_mesh(case.layout, gpus(case.layout.num_devices))
+    program: Any = Program(case.config, mesh)
+    compiled = compile_step(program)
+    text = compiled.as_text()
+    every = summary(text)
+    for size, count, words in largest(text, kernels):
+        print(f"{size / 1e9:7.2f} GB {count:6,}  {words}")
+    found = moves(text, {str(axis): size for axis, size in mesh.shape.items()})
+    hidden = sum(each.count for each in found if each.lies_over != "nothing")
+    return {
+        "peak_gib": round(compiled.memory_analysis().peak_memory_in_bytes / 2**30, 2),
+        "kernels": every.count,
+        "others_ms": round(1e3 * every.other_bytes / BANDWIDTH, 2),
+        "product_tflop": round(executed(program, flops) / 1e12, 2),
+        "attention_tflop": round(executed(program, attention_flops) / 1e12, 2),
+        "collectives": sum(each.count for each in found),
+        "hidden": hidden,
+    }
+
+
+def row(name: str, found: Figures) -> list[str]:
+    """A line of the table."""
+    case = CASES[name]
+    return [
+        name,
+        str(case.layout),
+        str(case.batch),
+        "scan" if case.scan else "unrolled",
+        case.remat,
+        *(f"{found[key]:,}" for key in ("peak_gib", "kernels", "others_ms")),
+        *(f"{found[key]:,}" for key in ("product_tflop", "attention_tflop")),
+        *(f"{found[key]:,}" for key in ("collectives", "hidden")),
+    ]
+
+
+def version() -> str:
+    """Of JAX, as far as the budget tells versions apart."""
+    return ".".join(jax.__version__.split(".")[:2])
+
+
+def worse(found: Mapping[str, Figures], stored: Mapping[str, Figures]) -> list[str]:
+    """What is over the budget, in words; a case without one is, too."""
+    lines = []
+    for name, figures in found.items():
+        if name not in stored:
+            lines.append(f"{name} has no budget; python -m benchmarks.gpu.compiled --store")
+            continue
+        for key, value in figures.items():
+            budget = stored[name][key]
+            over = value * SLACK < budget if key == "hidden" else value > budget * SLACK
+            if over:
+                lines.append(f"{name}: {key} is {value:,}, the budget is {budget:,}")
+    return lines
+
+
+def read_budget() -> dict[str, dict[str, Figures]]:
+    """By version of JAX, then by case."""
+    return json.loads(BUDGET.read_text(encoding="utf-8")) if BUDGET.exists() else {}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compiles training steps for H200s and compares them with what they may cost."""
+    parser = Parser(prog="python -m benchmarks.gpu.compiled", description=main.__doc__)
+    parser.add_argument("--cases", nargs="+", choices=tuple(CASES), default=list(CASES))
+    parser.add_argument("--out", default="", help="Markdown file to append the table to")
+    parser.add_argument("--check", action="store_true", help="exit code 1 if over the budget")
+    parser.add_argument("--store", action="store_true", help="write the budget of this JAX")
+    parser.add_argument("--kernels", type=int, default=0, help="print so many that move most")
+    options = parser.parse_args(argv)
+    if options.check and options.store:
+        raise UserError("--check and --store: give one of them")
+    jax.config.update("jax_platforms", "cpu")  # what starts here; compiled is for GPUs
+    found: dict[str, Figures] = {}
+    for name in options.cases:
+        found[name] = measure(CASES[name], options.kernels)
+        print("  ".join(row(name, found[name])), flush=True)
+    if options.out:
+        lines = table([HEAD, *(row(name, each) for name, each in found.items())])
+        section = f"{versions('flax', 'optax', *PLUGINS.split())}\n\n{lines}\n"
+        append(Path(options.out), INTRODUCTION, section)
+    budgets = read_budget()
+    if options.store:
+        budgets[version()] = budgets.get(version(), {}) | found
+        write(BUDGET, json.dumps(budgets, indent=1) + "\n")
+    if not options.check:
+        return 0
+    over = worse(found, budgets.get(version(), {}))
+    print("\n".join(over) or "within the budget")
+    return int(bool(over))
+
+
+if __name__ == "__main__":
+    run_command(main)

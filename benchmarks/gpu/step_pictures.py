@@ -1,0 +1,54 @@
+"""A picture of the least time that each part of a step takes on an H200, from compiled steps.
+
+`python -m benchmarks.gpu.step_pictures [--out docs/pictures]` compiles and draws. Needs matplotlib
+(the viz extra) and, as `benchmarks/gpu/compile_gpu.py` says, XLA's compiler for GPUs.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+from matplotlib.figure import Figure
+
+from benchmarks.gpu.compiled import CASES
+from benchmarks.lib.gpus import gpus
+from benchmarks.lib.svg import command
+from jaxptd.analysis import svg
+from jaxptd.analysis.compiled_step import compile_step
+from jaxptd.analysis.hardware import BANDWIDTH
+from jaxptd.analysis.step_parts import PEAK, least
+from jaxptd.analysis.step_picture import STYLE, picture
+from jaxptd.errors import run_command
+from jaxptd.mesh import make_mesh
+from jaxptd.step import Program
+
+DRAWN = {"124m": "GPT-2 124M, 32 x 1024 tokens", "1.5b": "GPT-2 1.5B, 16 x 1024, remat full"}
+
+
+def compiled_parts() -> Figure:
+    """Of the steps in `DRAWN`."""
+    panels = {}
+    for name, title in DRAWN.items():
+        case = CASES[name]
+        program = Program(case.config, make_mesh(case.layout, gpus(1)))
+        panels[title] = least(program, compile_step(program).as_text())
+    rates = f"{PEAK / 1e12:g} TFLOP/s and {BANDWIDTH / 1e12:.1f} TB/s"
+    return picture(panels, f"ms at {rates}: compiled, not run")
+
+
+PICTURES = {"step_parts.svg": compiled_parts}
+
+
+def draw(directory: Path) -> None:
+    """Writes the picture."""
+    jax.config.update("jax_platforms", "cpu")  # what starts here; compiled is for GPUs
+    svg.save(PICTURES, directory, STYLE)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Draws the least time of each part of steps compiled for H200s."""
+    return command(draw, "gpu.step_pictures", main.__doc__, argv)
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,238 @@
+"""What each device holds under data, tensor and 2D tensor parallelism: table 1 of the paper.
+
+`python -m benchmarks.grid [--out FILE]`
+`python -m benchmarks.grid --gpu --config configs/gpt2-2.5b.yaml [--compiler a=b --out FILE]`
+
+The first: a small GPT, float32, compiled for simulated CPU devices. From the compiled program come
+the blocks that a device has of parameters, gradients and optimizer; from its jaxpr what a layer
+keeps for backward, and the residual stream that a layer gets. Every figure is divided by one
+device's, which has as many sequences as each device under data parallelism.
+The second: the step of a config compiled for H200s that are not there, see `grid_gpu.py`.
+
+Letters: B batch, T position, D model, N heads. Of the paper: D data, P parameters, G gradients,
+A optimizer, M activations, N devices.
+Source: Zhu and Dong, CAAI Trans. Intelligent Systems 20(5), 2025, tables 1 and 2.
+"""
+
+import collections
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Sharding
+
+from benchmarks.context.long_context import QUICK
+from benchmarks.context.overlap import compiler_options
+from benchmarks.grid import gpu as grid_gpu
+from benchmarks.lib.measure import append
+from jaxptd.analysis.jaxprs import scans
+from jaxptd.analysis.report import table, versions
+from jaxptd.config import Config, ModelConfig, TrainConfig
+from jaxptd.config.command_line import make_parser, parse
+from jaxptd.data.tokenizers import with_vocabulary
+from jaxptd.errors import run_command
+from jaxptd.mesh import Layout, make_mesh
+from jaxptd.run.devices import prepare
+from jaxptd.step import Program
+
+DEVICES, SEQUENCES = 4, 8
+# As many layers as no other loop of the step has rounds.
+MODEL = ModelConfig(num_layers=7, hidden_size=64, num_heads=8, seq_length=32, vocab_size=128)
+
+PAPER = {
+    "DP": ("D", "P", "G", "A", "M"),
+    "TP": ("D", "P/N", "G/N", "A/N", "M"),
+    "TP2D": ("D/N", "P/N", "G/N", "A/N", "M/N"),
+    "ZeRO": ("D/N", "2P/N", "G/N", "A/N", "M/N"),
+}
+LAYOUTS: tuple[tuple[str, Layout], ...] = (
+    ("DP", Layout(dp=4)),
+    ("TP", Layout(tp=4)),
+    ("TP", Layout(tp=4, sequence_parallel=True)),
+    ("TP2D", Layout(row=2, col=2)),
+    ("TP2D", Layout(row=2, col=2, matmul2d="summa")),
+    ("TP2D", Layout(row=2, col=2, matmul2d="fox")),
+    ("TP2D", Layout(row=2, col=2, matmul2d="cannon")),
+)
+HEAD = ("N=4", "data", "parameters", "gradients", "optimizer", "activations", "token ids")
+KEPT_HEAD = (
+    "",
+    "B T D",
+    "times the cut, over one device",
+    "without statistics",
+    "shapes kept of a layer",
+)
+INTRODUCTION = """# Memory on a grid
+
+Made by `python -m benchmarks.grid`, whose head says what is measured and what is not.
+
+"""
+
+# ---- one program ----------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """Bytes on each device.
+
+    Args:
+        data: of the residual stream that enters a layer.
+        weights: of each parameter, by its name.
+        gradients: of all of them.
+        optimizer: its state.
+        ids: of tokens.
+        kept: shapes of what one layer keeps for backward.
+    """
+
+    data: int
+    weights: dict[str, int]
+    gradients: int
+    optimizer: int
+    ids: int
+    kept: tuple[tuple[int, ...], ...]
+
+    @property
+    def activations(self) -> int:
+        return 4 * sum(map(math.prod, self.kept))
+
+    @property
+    def statistics(self) -> int:
+        """Of LayerNorm, two numbers for each token and norm, `[B, T, 1]`."""
+        return 4 * sum(math.prod(shape) for shape in self.kept if shape[2:] == (1,))
+
+    @property
+    def figures(self) -> tuple[int, ...]:
+        """In the order of the paper's table."""
+        parameters = sum(self.weights.values())
+        return (self.data, parameters, self.gradients, self.optimizer, self.activations)
+
+
+def held(layout: Layout, model: ModelConfig = MODEL) -> Held:
+    """What a step in a layout holds, float32."""
+    train = TrainConfig(global_batch_size=SEQUENCES * layout.dp, platform="cpu")
+    config = Config(model=model, layout=layout, train=train)
+    program: Any = Program(config, make_mesh(layout))
+    arguments = program.abstract_state, program.abstract_batch
+    step = program.step_with_gradients
+    compiled = step.lower(*arguments).compile(compiler_options=QUICK)
+    state, batch = compiled.input_shardings[0]
+    params = program.abstract_state["params"]
+    optimizer = program.abstract_state["optimizer"]
+    layers = _layers(step.trace(*arguments).jaxpr.jaxpr, model.num_layers)
+    return Held(
+        4 * math.prod(next(_results(layers, stacked=False))),
+        {name: _on_each(x, state["params"][name]) for name, x in params.items()},
+        _on_each(params, compiled.output_shardings[2]),
+        _on_each(optimizer, state["optimizer"]),
+        _on_each(program.abstract_batch["tokens"], batch["tokens"]),
+        tuple(_results(layers, stacked=True)),
+    )
+
+
+def _on_each(arrays: Any, shardings: Any) -> int:
+    """Bytes that a device has of arrays that lie so; of matrices and vectors, not of counters."""
+
+    def block(x: Any, sharding: Sharding) -> int:
+        return math.prod(sharding.shard_shape(x.shape)) * x.dtype.itemsize if x.ndim else 0
+
+    return sum(jax.tree.leaves(jax.tree.map(block, arrays, shardings)))
+
+
+def _layers(jaxpr: Any, layers: int) -> Any:
+    """The loop over layers, forward."""
+    return next(scan for scan in scans(jaxpr) if scan.params["length"] == layers)
+
+
+def _results(scan: Any, *, stacked: bool) -> Iterator[tuple[int, ...]]:
+    """Shapes of a loop's results on a device: what goes from round to round, or is kept of each."""
+    for every, one in zip(scan.outvars, scan.params["jaxpr"].out_avals, strict=True):
+        if (every.aval.shape != one.shape) == stacked:
+            yield one.shape
+
+
+# ---- the tables -----------------------------------------------------------------------------
+
+
+def shares(layout: Layout, one: Held, here: Held) -> list[str]:
+    """A row of the first table: parts of what one device holds, beside the paper's entries."""
+    named = next(named for named, each in LAYOUTS if each == layout)
+    parts = zip(here.figures, one.figures, PAPER[named], strict=True)
+    cells = [f"{ours / whole:.3f} ({entry})" for ours, whole, entry in parts]
+    return [f"{named}: {layout}", *cells, f"{here.ids / one.ids:.3f}"]
+
+
+def more_than_a_part(one: Held, here: Held) -> str:
+    """The parameters of which a device holds more than 1/N: `1/2 of NAME, ...`."""
+    share = {name: one.weights[name] // here.weights[name] for name in one.weights}
+    return ", ".join(f"1/{share[name]} of {name}" for name in share if share[name] < DEVICES)
+
+
+def activations(layout: Layout, one: Held, here: Held) -> list[str]:
+    """A row of the second: what a layer keeps, whole and but for LayerNorm's statistics."""
+    rest = (here.activations - here.statistics) / (one.activations - one.statistics)
+    return [
+        str(layout),
+        f"{here.activations / (4 * SEQUENCES * MODEL.seq_length * MODEL.hidden_size):.3f}",
+        f"{here.activations / one.activations * layout.num_devices / layout.dp:.4f}",
+        f"{rest * layout.num_devices / layout.dp:.4f}",
+        ", ".join(f"{n} {list(shape)}" for shape, n in _counted(here.kept)),
+    ]
+
+
+def _counted(shapes: Sequence[tuple[int, ...]]) -> list[tuple[tuple[int, ...], int]]:
+    return sorted(collections.Counter(shapes).items())
+
+
+def on_cpus() -> str:
+    """Both tables, from programs compiled for simulated devices."""
+    one, found = held(Layout()), {layout: held(layout) for _, layout in LAYOUTS}
+    more = "\n".join(
+        f"- {layout}: {more_than_a_part(one, found[layout])}."
+        for layout in (Layout(tp=4), Layout(row=2, col=2))
+    )
+    kept = {Layout(): one, **found}
+    zero = [f"not built yet ({entry})" for entry in PAPER["ZeRO"]]
+    model = f"{MODEL.num_layers} layers, T={MODEL.seq_length}, D={MODEL.hidden_size}"
+    return "\n".join(
+        [
+            versions() + "\n",
+            f"Measured, as a part of what one device holds (the paper's entry). {model}, "
+            f"N={MODEL.num_heads}, V={MODEL.vocab_size}, B={SEQUENCES} for each part of dp. Data: "
+            "the residual stream that enters a layer.\n",
+            table([HEAD, *(shares(a, one, b) for a, b in found.items()), ["ZeRO", *zero, ""]]),
+            f"\nWhat is not cut into N:\n\n{more}",
+            "\nActivations that a layer keeps for backward on each device (`remat: none`). The "
+            "statistics of LayerNorm, `[B, T, 1]`, are cut over row and the same along col:\n",
+            table([KEPT_HEAD, *(activations(a, one, b) for a, b in kept.items())]),
+            "",
+        ]
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Shows what each device of a grid holds, simulated or compiled for H200s."""
+    parser = make_parser("python -m benchmarks.grid", main.__doc__ or "")
+    parser.add_argument("--gpu", action="store_true", help="compile the config for H200s")
+    parser.add_argument("--compiler", nargs="+", default=[], help="XLA's options, name=value")
+    parser.add_argument("--out", default="", help="Markdown file to append the tables to")
+    config, options = parse(parser, argv)
+    if options["gpu"]:
+        jax.config.update("jax_platforms", "cpu")  # what starts here; compiled is for GPUs
+        chosen = compiler_options(options["compiler"])
+        title = f"Compiled for H200s, remat {config.model.remat}"
+        body = grid_gpu.report(with_vocabulary(config), chosen)
+    else:
+        train = TrainConfig(global_batch_size=DEVICES, platform="cpu")
+        prepare(Config(layout=Layout(dp=DEVICES), train=train))
+        title, body = "Simulated devices", on_cpus()
+    print(body)
+    if options["out"]:
+        append(Path(options["out"]), INTRODUCTION, f"## {title}\n\n{body}")
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,176 @@
+"""When a row x col grid is cheaper than 1D tensor with sequence parallelism, by closed forms.
+
+`python -m benchmarks.grid.break_even [--hidden 4096]` prints the tables of docs/grid.md. Nothing is
+run or traced; benchmarks/grid/test_pictures.py holds the bytes against those of a training step.
+
+One layer of a GPT, forward and backward, bfloat16, `model.remat: none`, a micro-batch of M tokens;
+on the grid all-gathers in one slice, attention by heads. Collectives run as rings.
+Letters: M tokens, D model (F = 4 D), N devices. `row` and `col` are the mesh axes.
+Source: jaxptd/analysis/traffic/step.py and formulas_grid.py; Korthikanti et al., arXiv 2205.05198.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from jaxptd.errors import Parser, run_command
+
+HALF, WIDE = 2, 4  # bytes of an activation, and of a gradient of weights or of k and v
+WIDTHS = 3 + 1 + 4 + 4  # weights of the four products, over D^2
+INPUTS = 1 + 1 + 1 + 4  # their inputs, over M D
+
+
+@dataclasses.dataclass(frozen=True)
+class Links:
+    """Bytes/s that a device sends along each axis, and seconds of a message. Default: bytes."""
+
+    tp: float = 1.0
+    row: float = 1.0
+    col: float = 1.0
+    latency: float = 0.0
+
+
+BYTES = Links()
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """`each` M + `fixed`: of bytes or seconds of one layer on one device."""
+
+    each: float
+    fixed: float = 0.0
+
+    def at(self, tokens: float) -> float:
+        return self.each * tokens + self.fixed
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(self.each + other.each, self.fixed + other.fixed)
+
+    def __truediv__(self, speed: float) -> "Cost":
+        return Cost(self.each / speed, self.fixed / speed)
+
+
+def one_way(devices: int, hidden: int, links: Links = BYTES) -> Cost:
+    """1D with sequence parallelism: four all-gathers and four reduce-scatters of [M, D]."""
+    sent = Cost(8 * HALF * hidden * (devices - 1) / devices)
+    return sent / links.tp + Cost(0, messages_one_way(devices) * links.latency)
+
+
+def along_col(rows: int, cols: int, hidden: int) -> Cost:
+    """Inputs of products, twice, and their gradients, once; eight sums of float32 for two norms."""
+    share = (cols - 1) / (rows * cols)
+    return Cost(share * (3 * INPUTS * HALF * hidden + 2 * 8 * WIDE))
+
+
+def along_row(rows: int, cols: int, hidden: int) -> Cost:
+    """Weights, twice, and their float32 gradients, once; and the ring of k, v and dk, dv."""
+    share = (rows - 1) / (rows * cols)
+    ring = 2 * hidden * (2 * HALF + WIDE)
+    return Cost(share * ring, share * WIDTHS * hidden**2 * (2 * HALF + WIDE))
+
+
+def on_grid(rows: int, cols: int, hidden: int, links: Links = BYTES) -> Cost:
+    """The grid: both axes, one after the other."""
+    both = along_row(rows, cols, hidden) / links.row + along_col(rows, cols, hidden) / links.col
+    return both + Cost(0, messages_on_grid(rows, cols) * links.latency)
+
+
+def messages_one_way(devices: int) -> int:
+    """Sends of a device, one after the other."""
+    return 8 * (devices - 1)
+
+
+def messages_on_grid(rows: int, cols: int) -> int:
+    """Three for each product and axis; three rings of attention; six all-reduces of norms."""
+    return (4 * 3 + 6 * 2) * (cols - 1) + (4 * 3 + 3) * (rows - 1)
+
+
+def cheaper(rows: int, cols: int, hidden: int, links: Links = BYTES) -> tuple[float, float] | None:
+    """From how many tokens a micro-batch on, and up to how many, the grid costs less; or never."""
+    grid, line = on_grid(rows, cols, hidden, links), one_way(rows * cols, hidden, links)
+    saved, more = line.each - grid.each, grid.fixed - line.fixed
+    if saved > 0:
+        return max(0.0, more / saved), math.inf
+    return (0.0, more / saved if saved else math.inf) if more < 0 else None
+
+
+def first(devices: int, hidden: int, links: Links = BYTES) -> tuple[int, int, float] | None:
+    """The grid, (rows, cols), that is cheaper at the fewest tokens, and those; none: never."""
+    found = []
+    for cols in (cols for cols in range(2, devices) if devices % cols == 0):
+        span = cheaper(devices // cols, cols, hidden, links)
+        if span and span[1] == math.inf:
+            found.append((span[0], -cols))
+    if not found:
+        return None
+    tokens, cols = min(found)
+    return devices // -cols, -cols, tokens
+
+
+def kept_one_way(devices: int, *, remat: str) -> float:
+    """Bytes that a layer keeps for backward, over M D, on one device; norms' statistics aside."""
+    return {"none": 4 + 28 / devices, "dots": 20 / devices, "full": 2 / devices}[remat]
+
+
+def kept_on_grid(devices: int, *, remat: str) -> float:
+    """As `kept_one_way`: the inputs of products are kept as they lie, in blocks."""
+    return {"none": 32 / devices, "dots": 22 / devices, "full": 2 / devices}[remat]
+
+
+# ---- the tables ---------------------------------------------------------------------------------
+
+GRIDS = ((2, 2), (4, 2), (4, 4), (8, 2), (8, 4), (8, 8))
+NVLINK, NETWORK, LATENCY = 450e9, 50e9, 10e-6  # bytes/s of an H200's links; seconds, assumed
+NODE = 8  # GPUs, each with a link of either kind
+
+
+def over_nodes(cols: int) -> Links:
+    """Rows of the grid within a node, columns over nodes; all of a node's network links in use.
+
+    The ring of 1D has them all; those of `cols` columns share them.
+    """
+    line, column = (min(NVLINK, NODE / rings * NETWORK) for rings in (1, cols))
+    return Links(tp=line, row=column, col=NVLINK, latency=LATENCY)
+
+
+def table(hidden: int) -> str:
+    """A line a grid: bytes and messages of both ways, and from which M / D on the grid has less."""
+    sent = ("1D: bytes / (M D)", "grid: bytes / (M D)", "and / D²", "messages: 1D", "grid")
+    evens = ("fewer bytes", "less time, NVLink", "less time, over nodes")
+    lines = [_row("row x col", *sent, *evens), "|---" * 9 + "|"]
+    nvlink = Links(NVLINK, NVLINK, NVLINK, LATENCY)
+    for rows, cols in GRIDS:
+        devices, grid = rows * cols, on_grid(rows, cols, hidden)
+        each = [f"{cost / hidden:.2f}" for cost in (one_way(devices, hidden).each, grid.each)]
+        messages = messages_one_way(devices), messages_on_grid(rows, cols)
+        spans = [_span(rows, cols, hidden, links) for links in (BYTES, nvlink)]
+        spans += [_span(rows, cols, hidden, over_nodes(cols)) if devices > NODE else "one node"]
+        fixed = f"{grid.fixed / hidden**2:.1f}"
+        lines.append(_row(f"{rows} x {cols}", *each, fixed, *messages, *spans))
+    return "\n".join(lines)
+
+
+def _row(*cells: object) -> str:
+    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+
+
+def _span(rows: int, cols: int, hidden: int, links: Links) -> str:
+    span = cheaper(rows, cols, hidden, links)
+    if span is None:
+        return "never"
+    low, high = (tokens / hidden for tokens in span)
+    if (low, high) == (0, math.inf):
+        return "always"
+    return f"from {low:.2f}" if high == math.inf else f"{low:.2f} to {high:.2f}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints when a grid is cheaper than 1D tensor with sequence parallelism."""
+    parser = Parser(prog="python -m benchmarks.grid.break_even", description=main.__doc__)
+    parser.add_argument("--hidden", type=int, default=4096, help="hidden size D (default: 4096)")
+    print(table(parser.parse_args(argv).hidden))
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

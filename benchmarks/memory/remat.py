@@ -1,0 +1,147 @@
+"""What each remat policy keeps, needs, computes and takes, in several layouts.
+
+`python -m benchmarks.memory.remat [--layouts one tp ...] [--out benchmarks/results/remat.md]`
+
+A small GPT, float32, on simulated CPU devices. Kept: by formula
+(`jaxptd/analysis/memory_model.py`), of all layers of one device, in a pipeline with what waits for
+a stage. Temporary: of the compiled step. Products: FLOPs of forward and backward, counted in the
+step's jaxpr. Time: the fastest of several steps, taken in turns. Products and times are shares of
+those of `none` in the same run.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.lib.measure import Run, append, mib
+from jaxptd.analysis import memory_model as formulas_memory
+from jaxptd.analysis.compiled_step import compile_step, random_batch
+from jaxptd.analysis.flops import executed, flops
+from jaxptd.analysis.report import table, versions
+from jaxptd.config import Config, ModelConfig, Remat, TrainConfig
+from jaxptd.errors import Parser, run_command
+from jaxptd.mesh import Layout, make_mesh
+from jaxptd.run.devices import prepare
+from jaxptd.step import Program
+
+MODEL = ModelConfig(num_layers=8, hidden_size=128, num_heads=8, seq_length=128, vocab_size=256)
+SEQUENCES = 8  # of each part of dp
+LAYOUTS: dict[str, Layout] = {
+    "one": Layout(),
+    "tp": Layout(tp=4),
+    "sp": Layout(tp=4, sequence_parallel=True),
+    "dp": Layout(dp=2, tp=4),
+    "grid": Layout(row=2, col=2),
+    "pp": Layout(pp=4),
+}
+# The policy, and the share of layers that have it.
+POLICIES: tuple[tuple[Remat, float], ...] = (
+    ("none", 1),
+    ("attention", 1),
+    ("dots", 1),
+    ("dots", 0.5),
+    ("full", 0.5),
+    ("full", 1),
+)
+ROUNDS = 5
+HEAD = ("remat", "kept MiB", "less than none", "temporary MiB", "less than none")
+HEAD += ("products, of none", "time, of none")
+INTRODUCTION = """# Remat policies
+
+The first part is made by `python -m benchmarks.memory.remat`, whose head says what is measured; the
+second by `python -m benchmarks.gpu.compile_gpu`, as its words say.
+
+"""
+
+
+def config_of(layout: Layout, remat: Remat, share: float) -> Config:
+    """The step of a layout; a pipeline has as many micro-batches as sequences."""
+    part = MODEL.num_layers // layout.pp
+    first = None if share == 1 else round(share * part)
+    model = dataclasses.replace(MODEL, remat=remat, remat_layers=first)
+    train = TrainConfig(
+        global_batch_size=SEQUENCES * layout.dp,
+        micro_batches=SEQUENCES if layout.pp > 1 else 1,
+        platform="cpu",
+    )
+    return Config(model=model, layout=layout, train=train)
+
+
+# ---- one layout -----------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Found:
+    """What is known of a step: bytes, FLOPs, and the step itself, to be timed."""
+
+    kept: int
+    temporary: int
+    flops: int
+    run: Run
+
+
+def measure(config: Config) -> Found:
+    """One policy in one layout, compiled."""
+    program = Program(config, make_mesh(config.layout))
+    plan = program.plan if config.layout.pp > 1 else None
+    kept = formulas_memory.activations(config, plan)
+    kept += formulas_memory.mail(config, plan) if plan else 0
+    compiled = compile_step(program)
+    run = Run(compiled, program.init_state(), program.place(random_batch(config)))
+    temporary = compiled.memory_analysis().temp_size_in_bytes
+    return Found(kept, temporary, executed(program, flops), run)
+
+
+def rows(layout: Layout, rounds: int) -> list[list[str]]:
+    """The table's, all policies timed in turns."""
+    found = [measure(config_of(layout, *policy)) for policy in POLICIES]
+    for _ in range(rounds + 1):  # one to warm up
+        for each in found:
+            each.run.step()
+    fastest = [min(each.run.seconds[1:]) for each in found]
+    return [
+        [
+            remat if share == 1 else f"{remat}, half of the layers",
+            mib(each.kept),
+            mib(found[0].kept - each.kept),
+            mib(each.temporary),
+            mib(found[0].temporary - each.temporary),
+            f"{each.flops / found[0].flops:.3f}",
+            f"{seconds / fastest[0]:.2f}",
+        ]
+        for (remat, share), each, seconds in zip(POLICIES, found, fastest, strict=True)
+    ]
+
+
+def report(names: Sequence[str], rounds: int = ROUNDS) -> str:
+    """A table a layout."""
+    words = (
+        f"{MODEL.num_layers} layers, D={MODEL.hidden_size}, N={MODEL.num_heads}, "
+        f"T={MODEL.seq_length}, V={MODEL.vocab_size}, float32, {SEQUENCES} sequences for each part "
+        "of dp, in the pipeline (1f1b) one a micro-batch."
+    )
+    sections = [f"### {LAYOUTS[n]}\n\n{table([HEAD, *rows(LAYOUTS[n], rounds)])}\n" for n in names]
+    return "\n".join([f"{versions()}\n\n{words}\n", *sections])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures the remat policies on simulated devices."""
+    parser = Parser(prog="python -m benchmarks.memory.remat", description=main.__doc__)
+    parser.add_argument("--layouts", nargs="+", choices=list(LAYOUTS), default=list(LAYOUTS))
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="steps that are timed")
+    parser.add_argument("--out", default="", help="Markdown file to append the tables to")
+    args = parser.parse_args(argv)
+    prepare(config_of(max((LAYOUTS[n] for n in args.layouts), key=_devices), "none", 1))
+    body = report(args.layouts, args.rounds)
+    print(body)
+    if args.out:
+        append(Path(args.out), INTRODUCTION, f"## On simulated devices\n\n{body}")
+    return 0
+
+
+def _devices(layout: Layout) -> int:
+    return layout.num_devices
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,126 @@
+"""Training on one NVIDIA GPU beside PyTorch, in the same run on the same GPU.
+
+`python -m benchmarks.one_device [--cases 124m 1.5b ...] [--steps 20] [--out
+benchmarks/results/gpu.md]`
+
+Each trainer of each case runs in a process of its own, one after the other, so that neither holds
+memory that the other needs (`gpu_trainer.py` says how). MFU is of the products
+that a step needs by formula, 6N + 12 L D T a token, and once more with the half of attention that
+the mask hides left out. Beside the table, with `--out`, a JSON file with every step's time.
+"""
+
+import json
+import math
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lib.measure import append, write
+from benchmarks.one_device.cases import CASES, mfu, parameters
+from benchmarks.one_device.trainer import TRAINERS, add_steps, check_steps
+from jaxptd.analysis.hardware import PEAK_FLOPS
+from jaxptd.analysis.report import table
+from jaxptd.errors import Parser, UserError, run_command
+
+HEAD = ("model", "B, T", "trainer", "tokens/s", "MFU", "causal MFU", "step ms, median")
+HEAD += ("10 % to 90 %", "peak GiB", "attention", "against torch")
+INTRODUCTION = """# One GPU, beside PyTorch
+
+Made by `python -m benchmarks.one_device`, whose head says what is measured.
+
+"""
+Result = Mapping[str, Any]  # what a trainer prints
+
+
+def measure(trainer: str, name: str, steps: int) -> Result:
+    """What a trainer prints of a case; with "error", in words, where it could not run."""
+    command = [sys.executable, "-m", "benchmarks.one_device.trainer", trainer]
+    done = subprocess.run(
+        [*command, "--case", name, "--steps", str(steps)], capture_output=True, text=True
+    )
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["no word"]
+        return {"error": lines[-1].removeprefix("error: ")[:200]}
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def row(name: str, trainer: str, found: Result, peer: Result | None) -> list[str]:
+    """A line of the table."""
+    case = CASES[name]
+    head = [f"{name}, {parameters(case) / 1e6:,.0f} M", f"{case.batch}, {case.length}", trainer]
+    if "error" in found:
+        return [*head, f"not measured: {found['error']}", *[""] * (len(HEAD) - 4)]
+    seconds = statistics.median(found["seconds"])
+    low, *_, high = statistics.quantiles(found["seconds"], n=10)
+    shares = [mfu(case, seconds, peak_of(found), causal=causal) for causal in (False, True)]
+    return [
+        *head,
+        f"{case.tokens / seconds:,.0f}",
+        *("" if math.isnan(share) else f"{share:.1%}" for share in shares),
+        f"{1e3 * seconds:.1f}",
+        f"{1e3 * low:.1f} to {1e3 * high:.1f}",
+        f"{found['peak_bytes'] / 2**30:.1f}",
+        found["attention"],
+        against(seconds, peer),
+    ]
+
+
+def peak_of(found: Result) -> float:
+    """Dense bfloat16 FLOPs a second of the GPU; 0 where no data sheet is at hand."""
+    return next((peak for name, peak in PEAK_FLOPS.items() if name in found["device"]), 0.0)
+
+
+def against(seconds: float, peer: Result | None) -> str:
+    """How much faster than the peer."""
+    if peer is None or "error" in peer:
+        return ""
+    return f"**{statistics.median(peer['seconds']) / seconds:.2f}x**"
+
+
+def rows(
+    names: Sequence[str], steps: int, ask: Callable[[str, str, int], Result]
+) -> tuple[list[list[str]], dict[str, dict[str, Result]]]:
+    """The table's lines, and all that was found: by case, then by trainer."""
+    lines, every = [], {}
+    for name in names:
+        every[name] = found = {trainer: ask(trainer, name, steps) for trainer in TRAINERS}
+        peers = {"jaxptd": found["torch"], "torch": None}
+        lines += [row(name, trainer, found[trainer], peers[trainer]) for trainer in TRAINERS]
+        for line in lines[-2:]:
+            print("  ".join(line), flush=True)
+    return lines, every
+
+
+def versions(found: Mapping[str, Mapping[str, Result]]) -> str:
+    """Date, device and versions, of trainers that ran."""
+    ran = [each for case in found.values() for each in case.values() if "error" not in each]
+    known = {name: version for each in ran for name, version in each["versions"].items()}
+    devices = sorted({each["device"] for each in ran})
+    words = [f"{name} {version}" for name, version in sorted(known.items())]
+    return f"{datetime.now(UTC):%Y-%m-%d}; {', '.join([*devices, *words]) or 'no GPU'}."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Trains GPT-2 in several sizes on this machine's first GPU, ours and PyTorch's."""
+    parser = Parser(prog="python -m benchmarks.one_device", description=main.__doc__)
+    parser.add_argument("--cases", nargs="+", choices=tuple(CASES), default=list(CASES))
+    add_steps(parser)
+    parser.add_argument("--out", default="", help="Markdown file to append to; JSON beside it")
+    options = parser.parse_args(argv)
+    check_steps(options.steps)
+    lines, found = rows(options.cases, options.steps, measure)
+    if all("error" in each["jaxptd"] for each in found.values()):
+        raise UserError(f"nothing was measured: {found[options.cases[0]]['jaxptd']['error']}")
+    if options.out:
+        section = f"{versions(found)}\n\n{table([HEAD, *lines])}\n"
+        append(Path(options.out), INTRODUCTION, section)
+        write(Path(options.out).with_suffix(".json"), json.dumps(found, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,40 @@
+"""Our steps of `benchmarks.one_device`; run by `gpu_trainer.py`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from benchmarks.one_device.cases import Case
+from jaxptd.analysis.compiled_step import random_batch
+from jaxptd.errors import UserError
+from jaxptd.mesh import make_mesh
+from jaxptd.step import Program
+
+
+def start(case: Case) -> tuple[Callable[[], float], Callable[[], dict[str, Any]]]:
+    """A step and the facts, as `gpu_trainer.Trainer`.
+
+    Raises:
+        UserError: JAX finds no GPU.
+    """
+    device = jax.devices()[0]
+    if device.platform != "gpu":
+        raise UserError("JAX finds no GPU; pip install 'jax[cuda13]'")
+    program = Program(case.config, make_mesh(case.config.layout))
+    state, batch = program.init_state(), program.place(random_batch(case.config))
+
+    def step() -> float:
+        nonlocal state
+        state, metrics = jax.block_until_ready(program.train_step(state, batch))
+        return float(metrics["loss"])
+
+    def facts() -> dict[str, Any]:
+        return {
+            "peak_bytes": (device.memory_stats() or {}).get("peak_bytes_in_use", 0),
+            "device": device.device_kind,
+            "versions": {"jax": jax.__version__},
+            "attention": program.attention_kernel[0],
+        }
+
+    return step, facts

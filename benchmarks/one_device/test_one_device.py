@@ -1,0 +1,163 @@
+"""The benchmark on one GPU: its figures, what it prints of what did not run, and its peer."""
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from contract import relative
+from refusal import refused
+
+from benchmarks.one_device import __main__ as gpu
+from benchmarks.one_device import trainer as gpu_trainer
+from benchmarks.one_device.cases import CASES, VOCABULARY, Case, mfu, parameters
+from jaxptd.checkpoint.canonical import to_canonical
+from jaxptd.errors import UserError
+from jaxptd.mesh import make_mesh
+from jaxptd.step import Program
+
+SMALL = Case(2, 64, 4, 32, 2, unrolled=True)
+SECONDS = [0.1] * 10 + [0.2]
+
+
+def found(device: str = "NVIDIA H200", **more) -> dict:
+    return {
+        "seconds": SECONDS,
+        "peak_bytes": 3 * 2**30,
+        "device": device,
+        "versions": {"jax": "1"},
+        "attention": "cudnn",
+    } | more
+
+
+@pytest.mark.parametrize("name", ["124m", "350m"])
+def test_parameters_are_the_models(name):
+    program = Program(CASES[name].config, make_mesh(CASES[name].config.layout))
+    shapes = [math.prod(info.shape) for info in program.infos.values()]
+    assert parameters(CASES[name]) == sum(shapes)
+    matrices = sum(math.prod(i.shape) for i in program.infos.values() if i.decay)
+    assert CASES[name].weights == matrices - CASES[name].length * CASES[name].hidden
+
+
+def test_mfu_is_six_n_and_attention():
+    case = CASES["124m"]
+    n = 12 * 12 * 768**2 + VOCABULARY * 768
+    assert case.flops(causal=False) == 6 * n + 12 * 12 * 768 * 1024
+    assert case.flops(causal=True) == 6 * n + 6 * 12 * 768 * 1024
+    assert mfu(case, 1.0, case.flops(causal=False) * 32 * 1024 * 2, causal=False) == 0.5
+    assert math.isnan(mfu(case, 1.0, 0.0, causal=True))
+
+
+def test_a_line_of_the_table():
+    line = gpu.row("124m", "jaxptd", found(), found(seconds=[0.15] * 11))
+    cells = dict(zip(gpu.HEAD, line, strict=True))
+    assert cells["tokens/s"] == "327,680"
+    assert cells["step ms, median"] == "100.0"
+    assert cells["MFU"] == f"{327680 * CASES['124m'].flops(causal=False) / 989.5e12:.1%}"
+    assert cells["peak GiB"] == "3.0"
+    assert cells["against torch"] == "**1.50x**"
+    unknown = gpu.row("124m", "torch", found("Some GPU"), None)
+    assert unknown[4] == unknown[5] == unknown[-1] == ""
+
+
+def test_what_did_not_run_is_said():
+    error = {"error": "no torch here"}
+    lines, every = gpu.rows(
+        ["350m"], 3, lambda trainer, *_: error if trainer == "torch" else found()
+    )
+    assert lines[1][3] == "not measured: no torch here"
+    assert len(lines[0]) == len(lines[1]) == len(gpu.HEAD)
+    assert lines[0][-1] == ""
+    assert every["350m"]["torch"] == error
+
+
+def test_a_trainer_that_fails_is_one_line(monkeypatch):
+    def failing(command, **_):
+        words = "-m benchmarks.one_device.trainer torch --case 124m --steps 3"
+        assert command[1:] == words.split()
+        return subprocess.CompletedProcess(command, 1, "", "Traceback\nValueError: no\n")
+
+    monkeypatch.setattr(subprocess, "run", failing)
+    assert gpu.measure("torch", "124m", 3) == {"error": "ValueError: no"}
+
+
+def test_the_last_line_is_the_result(monkeypatch):
+    done = subprocess.CompletedProcess([], 0, 'a word\n{"seconds": [1]}\n', "")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+    assert gpu.measure("jaxptd", "124m", 3) == {"seconds": [1]}
+
+
+def test_results_are_a_table_and_json(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "measure", lambda *_: found())
+    out = tmp_path / "gpu.md"
+    assert gpu.main(["--cases", "124m", "--steps", "2", "--out", str(out)]) == 0
+    text = out.read_text()
+    assert text.startswith(gpu.INTRODUCTION)
+    assert "NVIDIA H200, jax 1." in text
+    assert text.count("\n| 124m, 124 M") == 2
+    assert json.loads(out.with_suffix(".json").read_text())["124m"]["torch"] == found()
+
+
+def test_without_a_gpu_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "measure", lambda *_: {"error": "JAX finds no GPU"})
+    out = tmp_path / "gpu.md"
+    with pytest.raises(UserError, match="^nothing was measured: JAX finds no GPU$"):
+        gpu.main(["--cases", "124m", "--out", str(out)])
+    assert not out.exists()
+
+
+def test_a_trainer_is_timed_after_it_has_compiled(monkeypatch):
+    clock = iter(range(100))
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock) ** 2)
+    losses = iter([5.0, 4.0, 3.0, 2.0, 1.0])
+    trainer = gpu_trainer.Trainer(lambda: next(losses), lambda: {"device": "x"})
+    assert gpu_trainer.run(trainer, 2) == {
+        "seconds": [13, 17],
+        "compiling": 1,
+        "losses": [5.0, 4.0, 3.0, 2.0, 1.0],
+        "device": "x",
+    }
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["jaxptd", "--steps=1", "--case=124m"], "error: --steps=1 must be at least 2"),
+        (["jaxptd", "--case=124m"], "error: JAX finds no GPU; pip install 'jax[cuda13]'"),
+        (["torch", "--case=124m"], "error: torch is not installed; pip install torch"),
+        (["jaxptd", "--case=7b"], "invalid choice: '7b'"),
+    ],
+)
+def test_a_trainer_that_cannot_start_is_one_line(argv, line, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "benchmarks.one_device.torch_trainer", raising=False)
+    assert line in refused(capsys, gpu_trainer.main, argv)
+
+
+@pytest.mark.gpu
+def test_the_peer_computes_what_we_do():
+    """In float32, from our parameters: loss and every gradient."""
+    from benchmarks import gpu_torch  # it needs PyTorch
+
+    torch = gpu_torch.torch
+    config = SMALL.config
+    model = dataclasses.replace(config.model, dtype="float32")
+    program = Program(dataclasses.replace(config, model=model), make_mesh(config.layout))
+    state = program.init_state()
+    rows = np.random.default_rng(0).integers(0, VOCABULARY, (2, 33), dtype=np.int32)
+    batch = program.place({"tokens": rows[:, :-1], "targets": rows[:, 1:]})
+    _, metrics, grads = program.step_with_gradients(state, batch)
+    peer = gpu_torch.GPT(SMALL)
+    gpu_torch.load(
+        peer, {n: np.asarray(x) for n, x in to_canonical(program, state)["params"].items()}
+    )
+    ids = torch.from_numpy(rows.astype(np.int64))
+    loss = peer(ids[:, :-1], ids[:, 1:])
+    loss.backward()
+    assert loss.item() == pytest.approx(float(metrics["loss"]), rel=1e-6)
+    ours = {name: np.asarray(g) for name, g in program.canonical(grads).items()}
+    for name, gradient in gpu_torch.gradients(peer).items():
+        assert relative(gradient, gpu_torch._ours(name, ours).reshape(gradient.shape)) < 1e-5, name

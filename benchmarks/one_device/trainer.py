@@ -1,0 +1,81 @@
+"""Steps of one trainer of `benchmarks.one_device`, in a process of their own.
+
+`python -m benchmarks.one_device.trainer jaxptd --case 124m --steps 20`, or `torch`, prints one JSON
+object: seconds of each step, losses, bytes. The trainers are `gpu_jaxptd.py` and `gpu_torch.py`.
+"""
+
+import importlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from benchmarks.one_device.cases import CASES, Case
+from jaxptd.errors import Parser, UserError, run_command
+
+TRAINERS = ("jaxptd", "torch")
+WARM_UP = 3  # steps that are not timed; the first compiles
+
+
+class Trainer(NamedTuple):
+    """A model that is trained on one batch, again and again.
+
+    Args:
+        step: runs one, to its end -> its loss.
+        facts: what is known afterwards: peak_bytes, device, versions, attention.
+    """
+
+    step: Callable[[], float]
+    facts: Callable[[], dict[str, Any]]
+
+
+def start(name: str, case: Case) -> Trainer:
+    """The trainer of that name.
+
+    Raises:
+        UserError: it is not installed, or finds no GPU.
+    """
+    try:
+        module = importlib.import_module(f"benchmarks.gpu_{name}")
+    except ModuleNotFoundError as error:
+        raise UserError(f"{error.name} is not installed; pip install {error.name}") from error
+    return Trainer(*module.start(case))
+
+
+def run(trainer: Trainer, steps: int) -> dict[str, Any]:
+    """What `benchmarks.one_device` reads: seconds of `steps` steps, all losses, and the facts."""
+    seconds, losses = [], []
+    for _ in range(WARM_UP + steps):
+        begin = time.perf_counter()
+        losses.append(trainer.step())
+        seconds.append(time.perf_counter() - begin)
+    return {"seconds": seconds[WARM_UP:], "compiling": seconds[0], "losses": losses} | (
+        trainer.facts()
+    )
+
+
+def add_steps(parser: Parser) -> None:
+    """The option `--steps`."""
+    parser.add_argument("--steps", type=int, default=20, help="timed, after three; 2 or more")
+
+
+def check_steps(steps: int) -> None:
+    """Raises UserError: quantiles need two."""
+    if steps < 2:
+        raise UserError(f"--steps={steps} must be at least 2")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Times steps of a model on this machine's first GPU."""
+    parser = Parser(prog="python -m benchmarks.one_device.trainer", description=main.__doc__)
+    parser.add_argument("trainer", choices=TRAINERS)
+    parser.add_argument("--case", choices=tuple(CASES), required=True)
+    add_steps(parser)
+    options = parser.parse_args(argv)
+    check_steps(options.steps)
+    print(json.dumps(run(start(options.trainer, CASES[options.case]), options.steps)))
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,279 @@
+"""The peer: the same GPT-2 as a JAX user writes it with plain `jax.jit` and sharding rules.
+
+No shard_map and no collective stands here: arrays are global, `with_sharding_constraint` says how
+activations lie wherever that changes, and XLA's partitioner finds what has to move. Parameters
+have the names and shapes of jaxptd's canonical form, so both start from the same numbers; loss,
+gradient norm and update must then be equal, which `benchmarks.peers.step` checks before it
+measures.
+
+Letters: B batch, T query position, S key position, D model, F hidden, N heads, H head size,
+V vocabulary, L layers.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array, lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxptd.config import Config, ModelConfig
+from jaxptd.mesh import Axis
+from jaxptd.step.optimizer import learning_rate
+
+Params = dict[str, Any]  # canonical names; without scan_layers "blocks" is a list of L dicts
+Block = dict[str, Array]
+State = dict[str, Any]
+Batch = dict[str, Array]
+
+# How each parameter lies: one logical name a dim. A block's have a leading dim L, never cut.
+LOGICAL = {
+    "tokens.table": ("vocab", None),
+    "positions.table": (None, None),
+    "norm.w": (None,),
+    "norm.b": (None,),
+    "attention_norm.w": (None,),
+    "attention_norm.b": (None,),
+    "attention.qkv.w": (None, None, "heads", None),
+    "attention.qkv.b": (None, "heads", None),
+    "attention.out.w": ("heads", None, None),
+    "attention.out.b": (None,),
+    "mlp_norm.w": (None,),
+    "mlp_norm.b": (None,),
+    "mlp.up.w": (None, "hidden"),
+    "mlp.up.b": ("hidden",),
+    "mlp.down.w": ("hidden", None),
+    "mlp.down.b": (None,),
+}
+BLOCKS = "blocks."
+NO_DECAY = ("norm.w", "norm.b", ".b")
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """The training step of `config` on a mesh that has the axes dp and tp.
+
+    Args:
+        config: without dropout and micro-batches; the embedding is tied.
+        mesh: as `jaxptd.mesh.make_mesh` makes it.
+        kernel: of attention, xla or cudnn.
+    """
+
+    config: Config
+    mesh: Mesh
+    kernel: str = "xla"
+
+    @property
+    def model(self) -> ModelConfig:
+        return self.config.model
+
+    # ---- how arrays lie ---------------------------------------------------------------------
+
+    def _spec(self, *names: str | None) -> P:
+        sequence = Axis.TP if self.config.layout.sequence_parallel else None
+        rules = {
+            "batch": Axis.DP,
+            "sequence": sequence,  # of the residual stream
+            "heads": Axis.TP,
+            "hidden": Axis.TP,
+            "vocab": Axis.TP,
+            None: None,
+        }
+        return P(*(rules[name] for name in names))
+
+    def _sharding(self, *names: str | None) -> NamedSharding:
+        return NamedSharding(self.mesh, self._spec(*names))
+
+    def _lay(self, x: Array, *names: str | None) -> Array:
+        return lax.with_sharding_constraint(x, self._sharding(*names))
+
+    def _residual(self, x_BTD: Array) -> Array:
+        return self._lay(x_BTD, "batch", "sequence", None)
+
+    def _whole(self, x_BTD: Array) -> Array:
+        """The input of a product, its sequence whole; its gradient comes back as it lay before."""
+        return self._lay(self._residual(x_BTD), "batch", None, None)
+
+    # ---- the model --------------------------------------------------------------------------
+
+    def _attention(self, p: Block, x_BTD: Array) -> Array:
+        dtype = x_BTD.dtype
+        qkv = jnp.einsum("BTD,DCNH->CBTNH", x_BTD, p["attention.qkv.w"].astype(dtype))
+        qkv = qkv + p["attention.qkv.b"].astype(dtype)[:, None, None]
+        q, k, v = (self._lay(x, "batch", None, "heads", None) for x in qkv)
+        attend: Callable[..., Array] = partial(
+            jax.nn.dot_product_attention, is_causal=True, implementation=self.kernel
+        )
+        if self.model.remat == "attention":
+            attend = jax.checkpoint(attend, prevent_cse=not self.model.scan_layers)
+        o_BTNH = self._lay(attend(q, k, v), "batch", None, "heads", None)
+        y_BTD = jnp.einsum("BTNH,NHD->BTD", o_BTNH, p["attention.out.w"].astype(dtype))
+        return self._residual(y_BTD) + p["attention.out.b"].astype(dtype)
+
+    def _mlp(self, p: Block, x_BTD: Array) -> Array:
+        dtype = x_BTD.dtype
+        h_BTF = jnp.einsum("BTD,DF->BTF", x_BTD, p["mlp.up.w"].astype(dtype))
+        h_BTF = jax.nn.gelu(h_BTF + p["mlp.up.b"].astype(dtype), approximate=True)
+        h_BTF = self._lay(h_BTF, "batch", None, "hidden")
+        y_BTD = jnp.einsum("BTF,FD->BTD", h_BTF, p["mlp.down.w"].astype(dtype))
+        return self._residual(y_BTD) + p["mlp.down.b"].astype(dtype)
+
+    def _block(self, x_BTD: Array, p: Block) -> Array:
+        h_BTD = _norm(x_BTD, p["attention_norm.w"], p["attention_norm.b"])
+        x_BTD = x_BTD + self._attention(p, self._whole(h_BTD))
+        h_BTD = _norm(x_BTD, p["mlp_norm.w"], p["mlp_norm.b"])
+        return self._residual(x_BTD + self._mlp(p, self._whole(h_BTD)))
+
+    def _blocks(self, x_BTD: Array, params: Params) -> Array:
+        run: Callable = self._block
+        again = partial(jax.checkpoint, prevent_cse=not self.model.scan_layers)
+        if self.model.remat == "full":
+            run = again(run)
+        if self.model.remat == "dots":
+            run = again(run, policy=_save_products)
+        if self.model.scan_layers:
+            stacked = {n.removeprefix(BLOCKS): p for n, p in params.items() if n.startswith(BLOCKS)}
+            return lax.scan(lambda x, p: (run(x, p), None), x_BTD, stacked)[0]
+        for p in params["blocks"]:
+            x_BTD = run(x_BTD, p)
+        return x_BTD
+
+    def loss(self, params: Params, batch: Batch) -> Array:
+        """The mean of -log probability over all tokens, nats."""
+        dtype = self.model.dtype
+        table_VD = params["tokens.table"].astype(dtype)
+        x_BTD = self._lay(table_VD[batch["tokens"]], "batch", None, None)
+        x_BTD = self._residual(x_BTD + params["positions.table"].astype(dtype))
+        x_BTD = self._blocks(x_BTD, params)
+        x_BTD = self._whole(_norm(x_BTD, params["norm.w"], params["norm.b"]))
+        logits_BTV = self._lay(
+            jnp.einsum("BTD,VD->BTV", x_BTD, table_VD), "batch", None, "vocab"
+        ).astype(jnp.float32)
+        # A comparison splits over V as it stands; a gather of the target's logit would not.
+        is_target_BTV = (
+            lax.broadcasted_iota(jnp.int32, logits_BTV.shape, 2) == batch["targets"][..., None]
+        )
+        target_BT = jnp.sum(jnp.where(is_target_BTV, logits_BTV, 0), axis=-1)
+        return jnp.mean(jax.nn.logsumexp(logits_BTV, axis=-1) - target_BT)
+
+    # ---- the step ---------------------------------------------------------------------------
+
+    @cached_property
+    def _optimizer(self) -> optax.GradientTransformation:
+        c, steps = self.config.optimizer, self.config.train.steps
+        adamw = optax.adamw(
+            lambda count: learning_rate(c, step=count, steps=steps),
+            b1=c.beta1,
+            b2=c.beta2,
+            weight_decay=c.weight_decay,
+            mask=partial(jax.tree_util.tree_map_with_path, _decays),
+        )
+        return optax.chain(optax.clip_by_global_norm(c.grad_clip), adamw) if c.grad_clip else adamw
+
+    def _step(self, state: State, batch: Batch) -> tuple[State, dict[str, Array]]:
+        loss, grads = jax.value_and_grad(self.loss)(state["params"], batch)
+        updates, optimizer = self._optimizer.update(grads, state["optimizer"], state["params"])
+        params = optax.apply_updates(state["params"], updates)
+        metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads)}
+        return {"params": params, "optimizer": optimizer}, metrics
+
+    @cached_property
+    def train_step(self) -> Callable[[State, Batch], tuple[State, dict[str, Array]]]:
+        """(state, batch) -> (state, metrics); the old state's memory is used for the new one."""
+        shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state)
+        return jax.jit(self._step, donate_argnums=0, out_shardings=(shardings, self._sharding()))
+
+    def arrange(self, canonical: Mapping[str, Any]) -> Params:
+        """Canonical parameters as this program holds them: stacked, or one dict a layer."""
+        if self.model.scan_layers:
+            return dict(canonical)
+        top = {n: p for n, p in canonical.items() if not n.startswith(BLOCKS)}
+        stacked = {n.removeprefix(BLOCKS): p for n, p in canonical.items() if n.startswith(BLOCKS)}
+        layers = range(self.model.num_layers)
+        return {**top, "blocks": [{n: p[layer] for n, p in stacked.items()} for layer in layers]}
+
+    def init_state(self, canonical: Mapping[str, Any]) -> State:
+        """Step 0 from these parameters, laid over the mesh."""
+        params = self.arrange({name: jnp.asarray(p) for name, p in canonical.items()})
+        shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state)
+        return jax.device_put(self._new_state(params), shardings)
+
+    def _new_state(self, params: Params) -> State:
+        return {"params": params, "optimizer": self._optimizer.init(params)}
+
+    @cached_property
+    def abstract_state(self) -> State:
+        """Shapes, precisions and shardings of the state, for compiling without it."""
+        shapes = jax.eval_shape(lambda: self.arrange(_zeros(self.model)))
+        state = jax.eval_shape(self._new_state, shapes)
+        return jax.tree_util.tree_map_with_path(self._describe, state)
+
+    def _describe(self, path: Any, x: Any) -> jax.ShapeDtypeStruct:
+        names = LOGICAL.get(_name(path), ())
+        names = (None,) * (x.ndim - len(names)) + names  # a leading L, or a scalar of the optimizer
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._sharding(*names))
+
+    @property
+    def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
+        shape = (self.config.train.global_batch_size, self.model.seq_length)
+        x = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self._sharding("batch", None))
+        return {"tokens": x, "targets": x}
+
+
+def _norm(x_BTD: Array, w_D: Array, b_D: Array) -> Array:
+    wide = x_BTD.astype(jnp.float32)
+    centred = wide - wide.mean(-1, keepdims=True)
+    variance = jnp.square(centred).mean(-1, keepdims=True)
+    return (centred * lax.rsqrt(variance + 1e-5) * w_D + b_D).astype(x_BTD.dtype)
+
+
+def _save_products(prim: Any, *args: Any, **params: Any) -> bool:
+    """Products without a batch dim, and cuDNN's attention, which XLA's policies do not know."""
+    if prim.name.startswith("dot_product_attention"):
+        return True
+    return jax.checkpoint_policies.dots_with_no_batch_dims_saveable(prim, *args, **params)
+
+
+def _name(path: Any) -> str:
+    """The parameter that a leaf of the state belongs to, as in `LOGICAL`."""
+    keys = [str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey)]
+    return keys[-1].removeprefix(BLOCKS) if keys else ""
+
+
+def _decays(path: Any, _: Any) -> bool:
+    return not _name(path).endswith(NO_DECAY)
+
+
+def _zeros(model: ModelConfig) -> dict[str, Array]:
+    """Arrays of the canonical parameters' shapes; to be traced, not made."""
+    layers, hidden, width = model.num_layers, model.mlp_size, model.hidden_size
+    heads = (model.num_heads, model.head_size)
+    block = {
+        "attention_norm.w": (width,),
+        "attention_norm.b": (width,),
+        "attention.qkv.w": (width, 3, *heads),
+        "attention.qkv.b": (3, *heads),
+        "attention.out.w": (*heads, width),
+        "attention.out.b": (width,),
+        "mlp_norm.w": (width,),
+        "mlp_norm.b": (width,),
+        "mlp.up.w": (width, hidden),
+        "mlp.up.b": (hidden,),
+        "mlp.down.w": (hidden, width),
+        "mlp.down.b": (width,),
+    }
+    shapes: dict[str, tuple[int, ...]] = {
+        BLOCKS + name: (layers, *shape) for name, shape in block.items()
+    }
+    shapes |= {
+        "tokens.table": (model.vocab_size or 0, width),
+        "positions.table": (model.seq_length, width),
+        "norm.w": (width,),
+        "norm.b": (width,),
+    }
+    return {name: jnp.zeros(shape) for name, shape in shapes.items()}

@@ -1,0 +1,123 @@
+"""How long a layer's forward takes, and the two halves of its backward: what a tick is made of.
+
+Each is compiled by itself and gets in memory what was kept for it, as in the executor's loops.
+"""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import PartitionSpec as P
+
+from jaxptd.analysis.compiled_step import random_batch
+from jaxptd.collectives import as_varying, varying_axes
+from jaxptd.config import Config
+from jaxptd.mesh import BATCH_AXES, Axis, make_mesh
+from jaxptd.params import Params
+from jaxptd.pipeline import pools
+from jaxptd.pipeline.split_backward import trace_layer
+from jaxptd.pipeline.statistics import Durations
+from jaxptd.step import Program
+from jaxptd.step.batch import BATCH_SPEC
+from jaxptd.step.passes import Pipelined
+
+Call = Callable[[], Any]
+
+
+def calls(config: Config) -> dict[str, Call]:
+    """Forward, the two halves of backward (now, then) and the whole of it, of a layer, compiled.
+
+    One micro-batch of `config`, whose layout has one device; its residual stream is random,
+    and the gradient is the same.
+    """
+    program = Program(config, make_mesh(config.layout))
+    params = program.init_state()["params"]
+    layer = {name: x[0] for name, x in params.items() if program.infos[name].stacked}
+    batch = program.place(random_batch(config))
+    shape = (1, *batch["tokens"].shape, config.model.hidden_size)
+    x = jnp.asarray(np.random.default_rng(0).standard_normal(shape), config.model.dtype)
+    parts = {name: _Layer(program).alone(name) for name in ("forward", "now", "then", "whole")}
+    _, kept = parts["forward"](layer, batch, x)
+    _, passed = parts["now"](layer, batch, kept, x)
+    arrays = {"forward": (x,), "now": (kept, x), "then": (kept, passed, x), "whole": (kept, x)}
+    return {name: partial(part, layer, batch, *arrays[name]) for name, part in parts.items()}
+
+
+def durations(parts: Mapping[str, Call], *, runs: int) -> tuple[Durations, float]:
+    """Median seconds of F, B and W, and of the whole backward, of `calls`; one after the other."""
+    seconds: dict[str, list[float]] = {name: [] for name in parts}
+    for _ in range(runs + 1):
+        for name, part in parts.items():
+            begin = time.perf_counter()
+            jax.block_until_ready(part())
+            seconds[name].append(time.perf_counter() - begin)
+    median = {name: statistics.median(times[1:]) for name, times in seconds.items()}  # one compiled
+    return Durations(median["forward"], median["now"], median["then"]), median["whole"]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layer:
+    """A layer's parts as functions of a device: (parameters, batch, arrays) -> arrays."""
+
+    program: Program
+
+    def alone(self, name: str) -> Callable:
+        mesh = self.program.mesh
+        every, cut = P(mesh.axis_names), P((Axis.PP, *BATCH_AXES))
+
+        def run(layers: Params, batch: Any, *arrays: Any) -> Any:
+            arrays = jax.tree.map(lambda x: x[0], arrays)
+            results = getattr(self, name)(*self._given(layers, batch), *arrays)
+            return jax.tree.map(lambda x: as_varying(x, mesh.axis_names)[None], results)
+
+        def call(layers: Params, batch: Any, *arrays: Any) -> Any:
+            specs = (P(), BATCH_SPEC, *(cut for _ in arrays))
+            mapped = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=every)
+            return mapped(layers, batch, *arrays)
+
+        return jax.jit(call)
+
+    def _given(self, layers: Params, batch: Any) -> tuple[Any, Any]:
+        micro, places = self.program._micro_batches(batch, None)
+        vary = [Axis.PP, *BATCH_AXES]
+        params = {name: as_varying(x, vary) for name, x in layers.items()}
+        return params, ((places, pools.get(micro, 0)), jnp.int32(0))
+
+    def _traced(self, params: Any, given: Any, x: Array) -> tuple[Any, list[Any]]:
+        program = self.program
+        passes = Pipelined(program.blueprint, program.model, program.plan)
+
+        def run(params: Params, given: tuple, x_BTD: Array) -> Array:
+            return passes._layer(params, given, x_BTD, None)[0]
+
+        return trace_layer(run, params, given, x)
+
+    def _kept(self, shapes: Any, kept: Any) -> list[Array]:
+        pairs = zip(shapes, kept, strict=True)
+        return [as_varying(x, sorted(varying_axes(shape))) for shape, x in pairs]
+
+    def forward(self, params: Any, given: Any, x: Array) -> tuple[Array, list[Array]]:
+        return self._traced(params, given, x)[0].forward(params, given, x)
+
+    def now(self, params: Any, given: Any, kept: Any, dy: Array) -> tuple[Array, list[Array]]:
+        layer, shapes = self._traced(params, given, dy)
+        had = (self._kept(shapes, kept), params, given)
+        return layer.split(*had, dy).now(had, dy)
+
+    def then(self, params: Any, given: Any, kept: Any, passed: Any, dy: Array) -> Any:
+        layer, shapes = self._traced(params, given, dy)
+        had = (self._kept(shapes, kept), params, given)
+        halves = layer.split(*had, dy)
+        _, like = jax.eval_shape(halves.now, had, dy)
+        return halves.then(had, self._kept(like, passed))
+
+    def whole(self, params: Any, given: Any, kept: Any, dy: Array) -> Any:
+        layer, shapes = self._traced(params, given, dy)
+        return layer.backward(self._kept(shapes, kept), params, given, dy)

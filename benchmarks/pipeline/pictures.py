@@ -1,0 +1,105 @@
+"""Pictures of pipeline schedules: their tables, all in one time scale, and what they cost.
+
+`python -m benchmarks.pipeline.pictures [--out docs/pictures]` writes them, the same bytes each
+time. Needs matplotlib (the viz extra). `python -m jaxptd.pipeline --picture` draws any other table.
+
+Letters: p stages, m micro-batches; F, B, W as `jaxptd/pipeline/table.py` has them, 1 each.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.lib.svg import command
+from jaxptd.analysis import svg
+from jaxptd.errors import run_command
+from jaxptd.pipeline import picture
+from jaxptd.pipeline.schedules import SCHEDULES, Schedule, make_schedule
+from jaxptd.pipeline.statistics import bubble, peak, simulate
+
+STYLE = {"font.size": 10}
+STAGES, MICRO_BATCHES = 4, 8
+DEEP = 8  # stages of the costs that are drawn
+LINES = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1", "#b83280", "#1a202c")
+MARKS = ("o", "s", "^", "v", "D", "x")
+WIDTHS = (6, 1.5, 1.5, 3.5, 1.5, 1)  # wide below narrow, where lines are the same
+
+
+def draw(directory: Path) -> None:
+    """Writes all pictures."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for schedule in schedules():
+        path = directory / f"pipeline_{schedule.name}.svg"
+        picture.draw(schedule, path)
+    svg.save(PICTURES, directory, STYLE)
+
+
+def schedules(stages: int = STAGES, micro_batches: int = MICRO_BATCHES) -> list[Schedule]:
+    """All of these sizes."""
+    return [make_schedule(n, stages=stages, micro_batches=micro_batches) for n in SCHEDULES]
+
+
+def in_time() -> Figure:
+    """Every schedule as it runs when F, B and W take as long as each other, B + W in one twice."""
+    found = schedules()
+    figure = Figure(figsize=(9, 8.2), layout="constrained")
+    end = max(simulate(each).makespan for each in found)
+    for axes, schedule in zip(figure.subplots(len(found), 1, sharex=True), found, strict=True):
+        _strip(axes, schedule)
+        held = f"holds {peak(schedule).max():g} micro-batches"
+        time = f"time {simulate(schedule).makespan:g}, bubble {bubble(schedule):.1%}"
+        axes.set_title(f"{schedule.name}: {time}, {held}", fontsize=10, loc="left")
+        axes.set_xlim(0, end)
+    axes.set_xlabel("time, a forward of all layers of a stage is 1")
+    return figure
+
+
+def _strip(axes: Axes, schedule: Schedule) -> None:
+    """A bar an operation, a line a stage."""
+    timing = simulate(schedule)
+    for tick, stage, operation, _, chunk in schedule.operations():
+        start, end = timing.start[tick, stage], timing.end[tick, stage]
+        color = picture.shade(picture.COLORS[operation], chunk, schedule.chunks)
+        axes.barh(stage, end - start, left=start, height=0.9, color=color, ec="white", lw=0.5)
+    axes.set_yticks(range(schedule.stages), [f"stage {s}" for s in range(schedule.stages)])
+    axes.invert_yaxis()
+    axes.set_facecolor("#f2f2f2")
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+def cost() -> Figure:
+    """Bubble and memory of each schedule against the number of micro-batches."""
+    figure = Figure(figsize=(9.6, 4), layout="constrained")
+    bubbles, held = figure.subplots(1, 2)
+    counts = DEEP * np.array([1, 2, 4, 8])
+    for name, color, mark, wide in zip(SCHEDULES, LINES, MARKS, WIDTHS, strict=True):
+        made = [make_schedule(name, stages=DEEP, micro_batches=int(m)) for m in counts]
+        style: Any = {"color": color, "marker": mark, "markersize": 5, "lw": wide, "label": name}
+        bubbles.plot(counts, [100 * bubble(each) for each in made], **style)
+        held.plot(counts, [peak(each).max() for each in made], **style)
+    bubbles.set(title=f"bubble, per cent of the work, {DEEP} stages")
+    held.set(title="micro-batches that the busiest stage holds", ylim=(0, 34))
+    for axes in (bubbles, held):
+        axes.set(xscale="log", xlabel="micro-batches")
+        axes.set_xticks(counts, [str(m) for m in counts])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=9, loc="upper right")
+    return figure
+
+
+PICTURES = {"pipeline_time.svg": in_time, "pipeline_cost.svg": cost}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Writes the pictures of docs/pipeline.md."""
+    return command(draw, "pipeline.pictures", main.__doc__, argv)
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,233 @@
+"""What `benchmarks.pipeline` compares: jaxptd's step, and GPipe made by differentiating a scan.
+
+The peer is what users of MaxText and praxis have: a scan over m+p-1 ticks in a `shard_map`, at each
+of which every stage runs its layers on what the stage before it sent at the last one, and
+`jax.grad` through all of it. The model's parts, optimizer and sums over devices are jaxptd's;
+embeddings, tied weights with them, lie whole on every stage. All micro-batches are embedded before
+the first tick, and go through the head after the last one, on the last stage only.
+
+Letters: M or m micro-batches, p stages, B batch, T position, D model, V vocabulary, L layers.
+"""
+
+import dataclasses
+from functools import cached_property
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from benchmarks.lib.race import Runner
+from jaxptd.analysis.compiled_step import CPU_OPTIONS, random_batch
+from jaxptd.analysis.jaxprs import scans
+from jaxptd.config import Config, ModelConfig, Remat, TrainConfig
+from jaxptd.layers.block import with_remat
+from jaxptd.layers.dropout import Places
+from jaxptd.mesh import Axis, Layout, make_mesh
+from jaxptd.params import Blueprint, ParamInfo, Params
+from jaxptd.pipeline import pools
+from jaxptd.step import Program
+from jaxptd.step.passes import Micro, Pipelined, Place
+
+PEER = "differentiated scan"
+# Sizes by which gradients, weights and pools have shapes that nothing else has.
+MODEL = ModelConfig(num_layers=8, hidden_size=128, num_heads=4, seq_length=64, vocab_size=640)
+STAGES, SEQUENCES = 4, 4  # stages, and sequences of a micro-batch on a device
+
+
+@dataclasses.dataclass(frozen=True)
+class Scanned(Pipelined):
+    """GPipe whose backward is JAX's: every stage runs at every tick, on nothing at the ends."""
+
+    def gradients(
+        self, params: Params, micro: Micro, places: Places, share: Array
+    ) -> tuple[Array, Params]:
+        def loss(params: Params) -> Array:
+            return self._loss_of_all(params, micro, places) * share
+
+        return jax.value_and_grad(loss)(params)
+
+    def _loss_of_all(self, params: Params, micro: Micro, places: Places) -> Array:
+        inputs = self._inputs(params, micro, places)
+        x_MBTD = lax.map(lambda each: self._embed(inputs.ends, (places, each)), micro)
+        x_MBTD = self._stages(inputs.layers, (places, micro), x_MBTD)
+
+        def add(total: Array, each: tuple) -> tuple[Array, None]:
+            x_BTD, micro = each
+            return total + self._loss_sum(inputs.ends, (places, micro), x_BTD), None
+
+        first = pools.get((x_MBTD, micro), 0)
+        shape = jax.eval_shape(lambda each: add(jnp.float32(0), each)[0], first)
+        zero = pools.zeros(shape)
+        last = lax.axis_index(Axis.PP) == self.plan.schedule.stages - 1
+        return lax.cond(last, lambda: lax.scan(add, zero, (x_MBTD, micro))[0], lambda: zero)
+
+    def _stages(self, layers: Params, given: tuple, x_MBTD: Array) -> Array:
+        """x of every micro-batch -> what the last stage makes of it; on other stages nothing."""
+        stage, stages = lax.axis_index(Axis.PP), self.plan.schedule.stages
+        M, onward = len(x_MBTD), [(s, s + 1) for s in range(stages - 1)]
+        places, micro = given
+
+        def tick(x_BTD: Array, each: tuple) -> tuple[Array, Array]:
+            first_BTD, t = each
+            own = pools.get(micro, jnp.clip(t - stage, 0, M - 1))
+            x_BTD = self._stage(layers, (places, own), jnp.where(stage == 0, first_BTD, x_BTD))
+            return lax.ppermute(x_BTD, Axis.PP, onward), x_BTD
+
+        nothing = jnp.zeros_like(x_MBTD[: stages - 1])
+        ticks = jnp.arange(M + stages - 1, dtype=jnp.int32)
+        first = jnp.concatenate([x_MBTD, nothing])
+        return lax.scan(tick, pools.zeros(x_MBTD[0]), (first, ticks))[1][stages - 1 :]
+
+    def _stage(self, layers: Params, given: tuple, x_BTD: Array) -> Array:
+        """A stage's layers; with remat full it keeps its input, and runs again for backward."""
+        depth = self.plan.depth
+        whole = self.model.remat == "full"
+        layer = self._layer if whole else with_remat(self._layer, self.model)
+        begin = lax.axis_index(Axis.PP) * depth
+
+        def run(layers: Params, given: tuple, x_BTD: Array) -> Array:
+            def one(x_BTD: Array, each: tuple) -> tuple[Array, None]:
+                params, number = each
+                return layer(params, (given, begin + number), x_BTD, None)[0], None
+
+            return lax.scan(one, x_BTD, (layers, jnp.arange(depth, dtype=jnp.int32)))[0]
+
+        return (jax.checkpoint(run, prevent_cse=False) if whole else run)(layers, given, x_BTD)
+
+
+class WholeEnds(Place):
+    """What is not a layer lies whole on every stage."""
+
+    def __call__(self, info: ParamInfo) -> ParamInfo:
+        return super().__call__(info) if info.stacked else info
+
+
+class Peer(Program):
+    """The step of a config whose schedule is gpipe, run by `Scanned`."""
+
+    @cached_property
+    def blueprint(self) -> Blueprint:
+        place = WholeEnds(self.plan, self.config.layout.sizes)
+        return Blueprint(super().blueprint.make, place)
+
+    @cached_property
+    def passes(self) -> Scanned:
+        return Scanned(self.blueprint, self.model, self.plan)
+
+
+def program_of(name: str, remat: Remat, m: int, layout: Layout | None = None) -> Any:
+    """A step with m micro-batches of `SEQUENCES` on each device."""
+    schedule = "gpipe" if name == PEER else name
+    layout = layout or Layout(pp=STAGES, schedule=schedule)
+    train = TrainConfig(
+        global_batch_size=m * SEQUENCES * layout.dp, micro_batches=m, platform="cpu"
+    )
+    config = Config(model=dataclasses.replace(MODEL, remat=remat), layout=layout, train=train)
+    return (Peer if name == PEER else Program)(config, make_mesh(layout))
+
+
+def words() -> str:
+    return (
+        f"{MODEL.num_layers} layers, D={MODEL.hidden_size}, T={MODEL.seq_length}, "
+        f"V={MODEL.vocab_size}, float32, micro-batches of {SEQUENCES} sequences on a device, "
+        f"p={STAGES}."
+    )
+
+
+# ---- what a step holds ----------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Pools:
+    """Bytes that a device carries from tick to tick.
+
+    Args:
+        slots: of each pool.
+        kept: for backward, and between its halves, in all slots of both.
+        mail: activations and gradients on their way, in all slots.
+    """
+
+    slots: dict[str, int]
+    kept: int
+    mail: int
+
+
+def pools_of(program: Program) -> Pools:
+    """Of a pipeline's step, read from its jaxpr."""
+    plan, step = program.plan, cast(Any, program.train_step)
+    traced = step.trace(program.abstract_state, program.abstract_batch)
+    ticks = plan.schedule.ticks
+    scan = next(each for each in scans(traced.jaxpr.jaxpr) if each.params["length"] == ticks)
+    _, mail, *rest = (var.aval for var in scan.outvars)  # as `executor._Carry` has them
+    kept = rest[: -len(program.infos) - 1]  # less gradients of every parameter, and the loss
+    return Pools(plan.slots, sum(map(_bytes, kept)), _bytes(mail))
+
+
+def kept_by_a_layer(program: Program) -> int:
+    """Bytes that a layer keeps of a micro-batch for its backward, float32, tp=1, by formula.
+
+    4 B T times 16 D, four statistics of its norms, and a logsumexp for each head.
+    """
+    model = program.model
+    return 4 * _tokens(program) * (16 * model.hidden_size + 4 + model.num_heads)
+
+
+def kept_by_the_peer(program: Peer) -> int:
+    """Bytes that the peer keeps, by formula: of every tick, idle ones too.
+
+    With remat full a stage's input at every tick, and of one tick all that its layers keep.
+    """
+    depth, ticks = program.plan.depth, ticks_of_the_peer(program)
+    if program.model.remat == "full":
+        inputs = ticks * 4 * _tokens(program) * program.model.hidden_size
+        return inputs + depth * kept_by_a_layer(program)
+    return ticks * depth * kept_by_a_layer(program)
+
+
+def ticks_of_the_peer(program: Program) -> int:
+    """Of each of its two loops."""
+    schedule = program.plan.schedule
+    return schedule.micro_batches + schedule.stages - 1
+
+
+def _tokens(program: Program) -> int:
+    """Of a micro-batch on a device."""
+    train, layout = program.config.train, program.config.layout
+    sequences = train.global_batch_size // (layout.dp * train.micro_batches)
+    return sequences * program.model.seq_length
+
+
+def _bytes(x: Any) -> int:
+    return x.size * x.dtype.itemsize
+
+
+# ---- what runs ------------------------------------------------------------------------------
+
+
+class Named(NamedTuple):
+    """A program with a name."""
+
+    name: str
+    program: Program
+
+
+class Step(Runner):
+    """A step, whose results are its loss and gradients in canonical form."""
+
+    def step(self) -> list[Any]:
+        _, metrics, gradients = super().step()
+        host: Any = {name: np.asarray(x) for name, x in gradients.items()}
+        return [metrics["loss"], *self.program.program.blueprint.canonical(host).values()]
+
+
+def start(named: Named) -> Step:
+    """Compiled, with its state and the same batch as all others."""
+    program = named.program
+    step: Any = program.step_with_gradients
+    lowered = step.lower(program.abstract_state, program.abstract_batch)
+    compiled = lowered.compile(compiler_options=CPU_OPTIONS)
+    return Step(
+        named, compiled, (program.init_state(), program.place(random_batch(program.config)))
+    )

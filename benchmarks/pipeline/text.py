@@ -1,0 +1,119 @@
+"""What a compiled pipeline does at each tick, from its text: loops, copies, hops.
+
+Read here: the loops over ticks, by how often they run, with all that they hold. A loop in them of
+unknown length runs 0 times or once a tick, as the tick's row says; here it counts once, so figures
+are of a tick at which all of them run. Not read: time.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+from jaxptd.analysis import kernels
+from jaxptd.analysis.collective import PERMUTE
+from jaxptd.analysis.kernels import Computations, Instruction
+from jaxptd.analysis.overlap import Move, inside, moves
+from jaxptd.mesh import Axis
+
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_FUSED = ("fusion", "fusion-start")
+
+
+@dataclasses.dataclass(frozen=True)
+class Tick:
+    """A tick, or one of the forward and one of the backward pass where each has a loop.
+
+    Args:
+        loops: of unknown length, those that run 0 times or once.
+        known: of known length: over layers.
+        conditionals: branches.
+        carried: bytes that copies move whose shape is that of an array that goes from tick to
+            tick, or comes from before the first: gradients, weights, pools.
+        others: bytes that other copies move.
+    """
+
+    loops: int = 0
+    known: int = 0
+    conditionals: int = 0
+    carried: int = 0
+    others: int = 0
+
+
+def tick(text: str, ticks: int, activation: tuple[int, ...]) -> Tick:
+    """Of a program whose loops over ticks, and no others, run so often.
+
+    Args:
+        text: `compiled.as_text()`.
+        ticks: trips.
+        activation: the shape of a micro-batch's, which does not count as carried.
+
+    Raises:
+        ValueError: there is no such loop.
+    """
+    computations, _ = kernels.parse(text)
+    loops = [
+        each
+        for body in computations.values()
+        for each in body
+        if each.kind == "while" and _trips(each) == ticks
+    ]
+    if not loops:
+        raise ValueError(f"no loop of {ticks} ticks")
+    found = [_tick(each, computations, activation) for each in loops]
+    return Tick(*(sum(column) for column in zip(*map(dataclasses.astuple, found), strict=True)))
+
+
+def _tick(loop: Instruction, computations: Computations, activation: tuple[int, ...]) -> Tick:
+    shapes = {shape for shape in _shapes(loop) if math.prod(shape) > 1} - {_wide(activation)}
+    body = list(_all(computations, loop.called("body") or "", 1))
+    copies = [(each, times) for each, times in body if each.kind in ("copy", "copy-start")]
+    carried = [(each, n) for each, n in copies if shapes.intersection(_shapes(each))]
+    of = {id(each) for each, _ in carried}
+    loops = [each for each, _ in body if each.kind == "while"]
+    return Tick(
+        sum(_trips(each) is None for each in loops),
+        sum(_trips(each) is not None for each in loops),
+        sum(each.kind == "conditional" for each, _ in body),
+        sum(n * _moved(each) for each, n in carried),
+        sum(n * _moved(each) for each, n in copies if id(each) not in of),
+    )
+
+
+def _moved(copy: Instruction) -> int:
+    """Bytes of what it makes; a started one names its operand and a counter, too."""
+    return copy.size // 2 if copy.kind == "copy-start" else copy.size
+
+
+def _all(computations: Computations, name: str, times: int) -> Iterator[tuple[Instruction, int]]:
+    """Every instruction that a computation runs, and how often; a fusion's copy, if it ends so."""
+    for each in computations.get(name, ()):
+        yield each, times
+        for body, trips in inside(each):
+            yield from _all(computations, body, times * trips)
+        if each.kind in _FUSED:
+            fused = computations.get(each.called("calls") or "", ())
+            yield from ((last, times) for last in fused if last.is_root and last.kind == "copy")
+
+
+def _shapes(each: Instruction) -> list[tuple[int, ...]]:
+    """Of its results that are numbers to compute with, without dims of 1."""
+    return [
+        _wide(int(n) for n in dims.split(",") if n)
+        for dtype, dims in kernels._ARRAY.findall(each.result)
+        if dtype in ("f32", "bf16", "f64")
+    ]
+
+
+def _wide(shape: Iterable[int]) -> tuple[int, ...]:
+    return tuple(n for n in shape if n > 1)
+
+
+def _trips(loop: Instruction) -> int | None:
+    known = _TRIPS.search(loop.rest)
+    return int(known[1]) if known else None
+
+
+def hops(text: str, sizes: Mapping[str, int]) -> list[Move]:
+    """Permutes between stages, each where it stands in the program."""
+    return [each for each in moves(text, sizes) if (each.kind, each.axes) == (PERMUTE, (Axis.PP,))]

@@ -1,0 +1,22 @@
+"""Tables of results in Markdown, and the versions that they are of."""
+
+import importlib.metadata
+import os
+import platform
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+
+def table(rows: Sequence[Sequence[Any]]) -> str:
+    """A Markdown table; the first row is its head."""
+    head, *body = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+    return "\n".join([head, "|" + "---|" * len(rows[0]), *body])
+
+
+def versions(*packages: str) -> str:
+    """Date, machine and versions, for the head of a file of results."""
+    found = [f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib", *packages)]
+    machine = f"{os.cpu_count()} CPU cores, {platform.machine()}"
+    date = f"{datetime.now(UTC):%Y-%m-%d}"
+    return f"{date}; Python {platform.python_version()}, {', '.join(found)}; {machine}."
