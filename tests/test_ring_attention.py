@@ -13,8 +13,6 @@ import pytest
 from jax import Array
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from test_flash import TOLERANCES, Plain, difference, mixed, plain
-from test_flash_xla import equations, products, shapes
 
 from jaxptd.analysis.collective import Collective
 from jaxptd.analysis.compiled_step import CPU_OPTIONS
@@ -25,6 +23,8 @@ from jaxptd.attention.xla import Xla
 from jaxptd.comms import add_up, collectives_of, subtract
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.ring_attention import attend
+from tests.attention.test_kernel import TOLERANCES, Plain, difference, mixed, plain
+from tests.attention.test_xla import equations, products, shapes
 
 B, T, H = 2, 48, 5
 TENSOR = P(Axis.DP, Axis.CP, Axis.TP)  # q[B/dp, T/cp, N/tp, H]

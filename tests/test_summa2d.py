@@ -208,7 +208,7 @@ MANY = """
 import itertools, jax, sys
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 16)
-from test_summa2d import FORMS, Case, Grid, hold
+from tests.test_summa2d import FORMS, Case, Grid, hold
 for kind, form in itertools.product(sys.argv[2:], FORMS):
     hold(Case(int(sys.argv[1]), int(sys.argv[1]), Grid(kind), (2,)), form, "float64")
 print("held")
@@ -222,7 +222,7 @@ def test_grids_of_more_than_eight_devices(grid: tuple) -> None:
     here = Path(__file__).parent
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)]),
+        "PYTHONPATH": os.pathsep.join([str(here / "helpers"), str(here.parent)]),
         "XLA_FLAGS": f"{PATIENCE} {ONE_PERMUTE_AT_A_TIME}",
     }
     command = [sys.executable, "-W", "error", "-c", MANY, *map(str, grid)]

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import jax
 import pytest
 
+from benchmarks.gpu import compiled
 from benchmarks.gpu.compiled import CASES, row, worse
-from benchmarks.one_device.__main__ import compiled
 from jaxptd.analysis.flops import attention_flops
 from jaxptd.errors import UserError
 

@@ -9,8 +9,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from benchmarks.gpu import compile_gpu
 from benchmarks.lib.partitioned import plain_groups, with_reduce_scatters
-from benchmarks.one_device.__main__ import compile_gpu
 from benchmarks.peers import step
 from jaxptd.analysis.hlo import collectives_from_hlo
 from jaxptd.analysis.kernels import largest, summary

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import Array
-from test_flash import TOLERANCES, Plain, difference, mixed, plain
 
 from jaxptd.analysis.jaxprs import inside
 from jaxptd.attention.kernel import Dropout, Saved, Sites
 from jaxptd.attention.xla import Xla
+from tests.attention.test_kernel import TOLERANCES, Plain, difference, mixed, plain
 
 B, N, H = 2, 3, 5
 SEED_BN2 = np.random.default_rng(9).integers(0, 2**32, (B, N, 2)).astype(np.uint32)

@@ -10,9 +10,9 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from test_checkpoint import abstract, assert_same, make_state, save
 
 from jaxptd.checkpoint import Checkpoints
+from tests.checkpoint.test_checkpoints import abstract, assert_same, make_state, save
 
 ROOT = Path(__file__).parents[2]
 START = """
@@ -26,14 +26,14 @@ START = """
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"localhost:{{sys.argv[2]}}", 2, process)
     from jaxptd.checkpoint import CheckpointError
-    from test_checkpoint_processes import *
+    from tests.checkpoint.test_agreement import *
     checkpoints = Checkpoints(folder, keep=9)
 """
 
 
 def two_processes(code, folder):
     """Runs code in two processes that together have `make_state(seed, 2, 2)`."""
-    start = START.format(root=str(ROOT), tests=str(ROOT / "tests"))
+    start = START.format(root=str(ROOT), tests=str(ROOT / "tests" / "helpers"))
     code = textwrap.dedent(start) + textwrap.dedent(code)
     with socket.socket() as free:
         free.bind(("localhost", 0))

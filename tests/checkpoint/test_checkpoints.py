@@ -98,8 +98,8 @@ def run_python(code, *args):
         import jax, sys
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", 8)
-        sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
-        from test_checkpoint import *
+        sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests" / "helpers")!r}]
+        from tests.checkpoint.test_checkpoints import *
     """
     code = textwrap.dedent(start) + textwrap.dedent(code)
     command = [sys.executable, "-W", "error", "-c", code, *map(str, args)]

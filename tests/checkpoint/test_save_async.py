@@ -7,13 +7,21 @@ import threading
 import jax
 import numpy as np
 import pytest
-from test_checkpoint import abstract, assert_same, make_mesh, make_state, put, run_python, save
 
 from jaxptd.checkpoint import CheckpointError, Checkpoints
 from jaxptd.checkpoint import checkpoints as checkpoint
 from jaxptd.checkpoint import manifest as checkpoint_files
 from jaxptd.checkpoint import save as checkpoint_writer
 from jaxptd.checkpoint.background import Background
+from tests.checkpoint.test_checkpoints import (
+    abstract,
+    assert_same,
+    make_mesh,
+    make_state,
+    put,
+    run_python,
+    save,
+)
 
 
 class Held:

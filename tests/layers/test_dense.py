@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from contract import random_weights, run, starting_params
 from flax import nnx
-from test_contract import CASES, Case
 
 from jaxptd.layers.tensor_parallel import make_form
 from jaxptd.mesh import Layout
+from tests.layers.test_contract import CASES, Case
 
 
 def outcome(name: str) -> tuple[Case, np.ndarray]:

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from jax import Array
 from jax.sharding import PartitionSpec as P
-from test_flash import TOLERANCES, Plain, difference, mixed, plain
-from test_flash_xla import shapes
 
 from jaxptd.attention.kernel import Dropout, Sites
 from jaxptd.attention.ring import Tokens
 from jaxptd.layers.grid_attention import attend
 from jaxptd.matmul.grid import Grid, panels
 from jaxptd.mesh import Axis, Layout, make_mesh
+from tests.attention.test_kernel import TOLERANCES, Plain, difference, mixed, plain
+from tests.attention.test_xla import shapes
 
 B, T, N, H = 2, 8, 3, 5  # neither heads nor their size split over any grid
 TENSOR = P(Axis.DP, Axis.ROW, None, Axis.COL)  # q[B/dp, T/row, N, H/col]

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import Array, lax
-from test_executor import BATCH, WIDTH, Case, make_inputs, step
 
 from jaxptd.analysis.compiled_step import CPU_OPTIONS
 from jaxptd.pipeline.pools import add, get, loop, put
+from tests.pipeline.test_executor import BATCH, WIDTH, Case, make_inputs, step
 
 
 def copied_in_loops(compiled: Any) -> list[tuple[int, ...]]:

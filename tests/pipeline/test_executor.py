@@ -13,7 +13,6 @@ from contract import TOLERANCES, relative
 from jax import Array, lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from test_plan import random_schedule
 
 from jaxptd.collectives import as_varying, copy_to, reduce_from
 from jaxptd.mesh import Axis, Layout, make_mesh
@@ -22,6 +21,7 @@ from jaxptd.pipeline.model import Inputs, Parts
 from jaxptd.pipeline.placement import rows_of_layers
 from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.schedules import SCHEDULES, make_schedule, to_csv
+from tests.pipeline.test_plan import random_schedule
 
 BATCH, WIDTH, HIDDEN, WORDS = 3, 4, 6, 7
 LAYERS = {"a": P(Axis.PP, None, Axis.TP), "b": P(Axis.PP, Axis.TP)}

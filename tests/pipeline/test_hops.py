@@ -6,11 +6,11 @@ from collections import defaultdict
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_plan import random_schedule
 
 from jaxptd.pipeline.hops import Hops
 from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.schedules import SCHEDULES, Operation, Schedule, make_schedule
+from tests.pipeline.test_plan import random_schedule
 
 STAGES = [1, 2, 3, 4, 5, 7, 8]
 F, B, W = Operation.F, Operation.B, Operation.W

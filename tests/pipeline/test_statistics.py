@@ -5,7 +5,6 @@ import itertools
 
 import numpy as np
 import pytest
-from test_schedules import STAGES, all_sizes
 
 from jaxptd.errors import UserError
 from jaxptd.pipeline.schedules import SCHEDULES, Schedule, make_schedule, read_csv
@@ -20,6 +19,7 @@ from jaxptd.pipeline.statistics import (
     peak,
     simulate,
 )
+from tests.pipeline.test_schedules import STAGES, all_sizes
 
 # Equal; as transformers have it, W below F below B; a very short W.
 DURATIONS = [Durations(), Durations(1.0, 1.25, 0.75), Durations(3, 2, 2), Durations(1, 1, 0.125)]

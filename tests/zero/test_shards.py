@@ -17,8 +17,9 @@ from jax.sharding import PartitionSpec as P
 
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.params import ParamInfo
-from jaxptd.zero import Lent, fetched, sent_home
+from jaxptd.zero import fetched, sent_home
 from jaxptd.zero.shards import Cut
+from jaxptd.zero.zero import Lent
 
 
 def numbers(shape: tuple[int, ...], seed: int = 1) -> np.ndarray:
