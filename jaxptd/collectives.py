@@ -71,7 +71,7 @@ def reduce_from(x: Array, axis: str) -> Array:
     return lax.psum(x, axis)
 
 
-def own_block(x: Array, axis: str, dim: int) -> Array:
+def local_block(x: Array, axis: str, dim: int) -> Array:
     """x[.., n, ..] -> x[.., n/axis, ..]: this device's block of `dim`.
 
     Raises:
@@ -87,11 +87,11 @@ def own_block(x: Array, axis: str, dim: int) -> Array:
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def scatter_to(x: Array, axis: str, dim: int = -1) -> Array:
     """x[.., n] -> x[.., n/axis]: own block; backward: all-gather. Partner: `gather_from`."""
-    return own_block(x, axis, dim)
+    return local_block(x, axis, dim)
 
 
 def _scatter_fwd(x: Array, axis: str, dim: int) -> tuple[Array, None]:
-    return own_block(x, axis, dim), None
+    return local_block(x, axis, dim), None
 
 
 def _scatter_bwd(axis: str, dim: int, _: None, dy: Array) -> tuple[Array]:

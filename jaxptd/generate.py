@@ -27,9 +27,9 @@ from jaxptd.collectives import as_same
 from jaxptd.config import Config, from_dict
 from jaxptd.data.tokenizers import Tokenizer, load_tokenizer
 from jaxptd.errors import Parser, UserError, run_command
+from jaxptd.layers.decode_grid import for_decoding
 from jaxptd.layers.dropout import Places
 from jaxptd.layers.form import TensorParallel
-from jaxptd.layers.whole_tokens import whole_tokens
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.params import Params
 from jaxptd.run.devices import prepare
@@ -67,7 +67,7 @@ class _WholeTokens(Program):
 
     @cached_property
     def form(self) -> TensorParallel:
-        return whole_tokens(self.config.layout)
+        return for_decoding(self.config.layout)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Generator:
         """prompt[B, T] -> ids[count, B]: the prompt in one pass, then a token at a time."""
         passes, length = self._whole_tokens.passes, prompt_BT.shape[1]
         params = self._whole_tokens.states.brought(params)
-        params = passes.gathered(self._whole_tokens.zero.lend(params, training=False))
+        params = passes.gathered(self._whole_tokens.zero.begin_step(params, training=False))
 
         def forward(tokens_BT: Array, start: Array, cache: Any) -> tuple[Array, Any]:
             position_T = start + jnp.arange(tokens_BT.shape[1], dtype=jnp.int32)

@@ -101,7 +101,7 @@ def _blockwise_bwd(
     task: _Task, residuals: tuple[Saved, Tokens], do: Array
 ) -> tuple[Array, Array, Array, None]:
     saved, tokens = residuals
-    saved = _later(saved)
+    saved = _pin_order(saved)
     length, wide = saved.q.shape[1], saved.lse.dtype
     dq = jnp.zeros_like(saved.q, wide)
 
@@ -192,7 +192,7 @@ def _squares(task: _Task, source: Array, length: int) -> tuple[Array, Array, int
     return query_2, jnp.stack([jnp.zeros_like(same), same]), half
 
 
-def _later(saved: Any) -> Any:
+def _pin_order(saved: Any) -> Any:
     """What is kept for backward, none of it before all of it is there.
 
     Else XLA would make backward's first hop in forward, or find that forward made it too, and keep
@@ -238,7 +238,7 @@ def _qk_fwd(q: Array, k: Array, ring: Ring) -> tuple[Array, tuple[Array, Array]]
 
 def _qk_bwd(ring: Ring, saved: tuple[Array, Array], ds_BNTS: Array) -> tuple[Array, Array]:
     """Keys travel again; the gradient of each part of them travels with it."""
-    q, k = _later(saved)
+    q, k = _pin_order(saved)
     product = partial(jnp.einsum, preferred_element_type=ds_BNTS.dtype)
 
     def visit(dq: Array, k: Array, source: Array) -> tuple[Array, Array]:
@@ -274,7 +274,7 @@ def _av_fwd(p: Array, v: Array, ring: Ring) -> tuple[Array, tuple[Array, Array]]
 
 def _av_bwd(ring: Ring, saved: tuple[Array, Array], do_BTNH: Array) -> tuple[Array, Array]:
     """Values travel again; the gradient of each part of them travels with it."""
-    p_BNTS, v = _later(saved)
+    p_BNTS, v = _pin_order(saved)
     wide = jnp.promote_types(v.dtype, jnp.float32)
 
     def visit(dp: Array, v: Array, source: Array) -> tuple[Array, Array]:

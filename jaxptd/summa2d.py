@@ -30,7 +30,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from jaxptd.collectives import alike
-from jaxptd.matmul.grid import Grid, Way, panels, ways
+from jaxptd.matmul.grid import Grid, PanelMove, panel_moves, panels
 
 # ---- the three forms ------------------------------------------------------------------------
 
@@ -79,7 +79,7 @@ def _ab(a: Array, b: Array, grid: Grid) -> Array:
 
 
 def _ab_bwd(grid: Grid, kept: Kept, dc: Array) -> Kept:
-    a, b, dc = _later(kept, dc)
+    a, b, dc = _pin_order(kept, dc)
     da = _times_transposed(dc, b.astype(a.dtype), grid, a.dtype)
     return da, _transposed_times(a, dc, grid, b.dtype)
 
@@ -90,7 +90,7 @@ def _abt(a: Array, b: Array, grid: Grid, dtype: DTypeLike) -> Array:
 
 
 def _abt_bwd(grid: Grid, dtype: DTypeLike, kept: Kept, dc: Array) -> Kept:
-    a, b, dc = _later(kept, dc.astype(kept[0].dtype))
+    a, b, dc = _pin_order(kept, dc.astype(kept[0].dtype))
     return _times(dc, b.astype(a.dtype), grid, a.dtype), _transposed_times(dc, a, grid, b.dtype)
 
 
@@ -100,7 +100,7 @@ def _atb(a: Array, b: Array, grid: Grid) -> Array:
 
 
 def _atb_bwd(grid: Grid, kept: Kept, dc: Array) -> Kept:
-    a, b, dc = _later(kept, dc)
+    a, b, dc = _pin_order(kept, dc)
     return _times_transposed(b.astype(a.dtype), dc, grid, a.dtype), _times(a, dc, grid, b.dtype)
 
 
@@ -108,7 +108,7 @@ def _keep(form: Any, a: Array, b: Array, *how: Any) -> tuple[Array, Kept]:
     return form(a, b, *how), (a, b)
 
 
-def _later(kept: Kept, dc: Array) -> tuple[Array, Array, Array]:
+def _pin_order(kept: Kept, dc: Array) -> tuple[Array, Array, Array]:
     """Operands that XLA does not take for forward's, whose spread blocks it would keep for them.
 
     a is not there before dc is; b, a matrix of weights, may be on its way long before.
@@ -123,7 +123,7 @@ _atb.defvjp(partial(_keep, _atb), _atb_bwd)
 
 
 def _times(a_MK: Array, b_KN: Array, grid: Grid, dtype: DTypeLike) -> Array:
-    along_row, along_column = ways(grid)
+    along_row, along_column = panel_moves(grid)
     wide = jnp.promote_types(dtype, jnp.float32) if along_row.steps > 1 else dtype
 
     def visit(step: int, total: Any, a_Mk: Array, b_kN: Array) -> Any:
@@ -133,7 +133,7 @@ def _times(a_MK: Array, b_KN: Array, grid: Grid, dtype: DTypeLike) -> Array:
 
 
 def _times_transposed(a_MN: Array, b_KN: Array, grid: Grid, dtype: DTypeLike) -> Array:
-    along_row, along_column = ways(grid)
+    along_row, along_column = panel_moves(grid)
 
     def visit(step: int, sums: Any, b_kN: Array) -> Any:
         part = _dot("mn,kn->mk", a_MN, b_kN, dtype)
@@ -143,7 +143,7 @@ def _times_transposed(a_MN: Array, b_KN: Array, grid: Grid, dtype: DTypeLike) ->
 
 
 def _transposed_times(a_MK: Array, b_MN: Array, grid: Grid, dtype: DTypeLike) -> Array:
-    along_row, along_column = ways(grid, first=1)
+    along_row, along_column = panel_moves(grid, first=1)
 
     def visit(step: int, sums: Any, a_Mk: Array) -> Any:
         part = _dot("mk,mn->kn", a_Mk, b_MN, dtype)
@@ -160,7 +160,7 @@ def _dot(sums: str, a: Array, b: Array, dtype: DTypeLike) -> Array:
 # ---- steps: what is moved, one ahead ----------------------------------------------------------
 
 
-def _steps(visit: Any, total: Any, *spread: tuple[Way, Array, int]) -> Any:
+def _steps(visit: Any, total: Any, *spread: tuple[PanelMove, Array, int]) -> Any:
     """`total` after `visit(step, total, *panels)` at each step; (way, x, dim of K) are spread."""
     steps, matrices = spread[0][0].steps, [x for _, x, _ in spread]
     panels = [way.fetch(x, dim, 0, None) for way, x, dim in spread]
@@ -174,7 +174,7 @@ def _steps(visit: Any, total: Any, *spread: tuple[Way, Array, int]) -> Any:
     return visit(steps - 1, total, *panels)
 
 
-def _collect(way: Way, dim: int, step: int, sums: Any) -> Any:
+def _collect(way: PanelMove, dim: int, step: int, sums: Any) -> Any:
     """Sums on their way home, with the parts of the step before `step`."""
     if step == 0:
         return None
@@ -182,7 +182,7 @@ def _collect(way: Way, dim: int, step: int, sums: Any) -> Any:
     return way.collect(total, part, dim, step - 1)
 
 
-def _home(way: Way, dim: int, sums: Any) -> Array:
+def _home(way: PanelMove, dim: int, sums: Any) -> Array:
     return way.home(_collect(way, dim, way.steps, sums), dim)
 
 

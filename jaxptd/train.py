@@ -22,7 +22,7 @@ from jaxptd.data import Data, Windows, load_tokenizer, number_documents, open_da
 from jaxptd.data.tokenizers import Tokenizer, with_vocabulary
 from jaxptd.distributed import coordination as processes
 from jaxptd.distributed.launchers import World, find
-from jaxptd.distributed.liveness import GO_ON, Lifeline
+from jaxptd.distributed.liveness import GO_ON, Liveness
 from jaxptd.distributed.stop import Stop
 from jaxptd.distributed.watchdog import Phase, Watchdog
 from jaxptd.errors import UserError, run_command
@@ -31,7 +31,7 @@ from jaxptd.mesh import make_mesh
 from jaxptd.pipeline.statistics import bubble
 from jaxptd.run.checkpoints import RunCheckpoints, without_best
 from jaxptd.run.devices import prepare
-from jaxptd.run.folder import Onlooker, Row, RunDir, check_alike
+from jaxptd.run.folder import ReadOnlyRunDir, Row, RunDir, check_alike
 from jaxptd.run.progress import Display, Meter, Output, check_finite
 from jaxptd.step import Batch, Program, State, batch_fields
 
@@ -186,7 +186,7 @@ def prepare_run(config: Config, world: World, *, display: Display, watchdog: Wat
     """
     tokenizer = load_tokenizer(config.data.tokenizer)
     config = with_vocabulary(config)
-    run_dir = (RunDir if world.first else Onlooker)(config.train.run_dir)
+    run_dir = (RunDir if world.first else ReadOnlyRunDir)(config.train.run_dir)
     run_dir.check(config)
     data = open_data(
         config.data,
@@ -226,7 +226,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = dataclasses.replace(config, processes=config.processes.anywhere())
     display = Display(Output(quiet=not world.first))
     watchdog = Watchdog(config.processes.stuck_after)
-    with Lifeline(world, watchdog, report=display.say).watching():
+    with Liveness(world, watchdog, report=display.say).watching():
         _run(prepare_run(config, world, display=display, watchdog=watchdog), world)
     return 0
 

@@ -278,4 +278,6 @@ def test_as_varying_adds_only_what_is_missing() -> None:
 
 def test_a_block_that_does_not_split_is_an_error_with_the_numbers() -> None:
     with pytest.raises(ValueError, match="does not split over tp=4"):
-        on_mesh(lambda x: collectives.own_block(x, Axis.TP, 0), WHOLE, P(Axis.TP))(np.zeros((6, 2)))
+        on_mesh(lambda x: collectives.local_block(x, Axis.TP, 0), WHOLE, P(Axis.TP))(
+            np.zeros((6, 2))
+        )

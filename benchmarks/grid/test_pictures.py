@@ -17,7 +17,7 @@ from benchmarks.grid import pictures as grid_pictures
 from jaxptd import comms
 from jaxptd.analysis.collective import Collective
 from jaxptd.config import Config, TrainConfig
-from jaxptd.matmul.grid import Grid, ways
+from jaxptd.matmul.grid import Grid, panel_moves
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import Program
 
@@ -131,7 +131,7 @@ def test_blocks_of_each_step_are_where_the_picture_has_them(
     def visit(own: jax.Array) -> jax.Array:
         """own[1, 1], the number of a block -> those of A and of B at each step, [1, 1, 2, 2]."""
         both = []
-        for way, dim in zip(ways(grid), (1, 0), strict=True):
+        for way, dim in zip(panel_moves(grid), (1, 0), strict=True):
             first = way.fetch(own, dim, 0, None)
             both.append(jnp.stack([first, way.fetch(own, dim, 1, first)], -1))
         return jnp.stack(both, -2)

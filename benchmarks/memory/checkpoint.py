@@ -52,13 +52,13 @@ class Way:
     Args:
         name: of the way.
         save: state and folder -> when all is written.
-        save_behind: the same, but returns when the state may change; its result waits for the rest.
+        save_async: the same, but returns when the state may change; its result waits for the rest.
         restore: folder -> state.
     """
 
     name: str
     save: Callable[[Any, Path], None]
-    save_behind: Callable[[Any, Path], Callable[[], None]]
+    save_async: Callable[[Any, Path], Callable[[], None]]
     restore: Callable[[Path], Any]
     seconds: dict[str, list[float]] = dataclasses.field(
         default_factory=lambda: {name: [] for name in TIMES}
@@ -70,7 +70,7 @@ class Way:
             self.save(state, folder / "save")
         with self._timed("save behind: in all"):
             with self._timed("save behind: blocking"):
-                wait = self.save_behind(state, folder / "behind")
+                wait = self.save_async(state, folder / "behind")
             wait()
         _drop(folder / "save")
         with self._timed("restore"):
@@ -116,12 +116,12 @@ def ways(target: Any) -> Iterator[Way]:
     def save(state: Any, folder: Path) -> None:
         Checkpoints(folder, keep=1).save(1, state, description={})
 
-    def save_behind(state: Any, folder: Path) -> Callable[[], None]:
+    def save_async(state: Any, folder: Path) -> Callable[[], None]:
         checkpoints = Checkpoints(folder, keep=1)
-        checkpoints.save_behind(1, state, description={})
+        checkpoints.save_async(1, state, description={})
         return checkpoints.wait
 
-    yield Way("jaxptd", save, save_behind, lambda f: Checkpoints(f, keep=1).restore(1, target))
+    yield Way("jaxptd", save, save_async, lambda f: Checkpoints(f, keep=1).restore(1, target))
     yield Way(
         "orbax",
         lambda state, folder: ocp.save(folder.absolute(), state),

@@ -42,7 +42,7 @@ def state(config: Config, zero: Zero) -> dict[str, int]:
         return block(info) * (sizes[Axis.PP] if ends else 1)
 
     def summed(name: str) -> int:
-        return block(zero.stored[name]) if zero.moves_alone(name) else whole(name)
+        return block(zero.stored[name]) if zero.per_layer(name) else whole(name)
 
     early = [name for name, info in zero.infos.items() if zero.stage < 3 or not info.stacked]
     ends = [name for name, info in zero.infos.items() if not info.stacked]
@@ -52,7 +52,7 @@ def state(config: Config, zero: Zero) -> dict[str, int]:
         "parameters": parameters,
         "gradients": sum(map(summed, zero.infos)) * wide,
         "optimizer": 2 * parameters,
-        "gathered": sum(whole(n) * zero.moved_in(n).itemsize for n in copies),
+        "gathered": sum(whole(n) * zero.gather_dtype(n).itemsize for n in copies),
     }
 
 

@@ -68,17 +68,17 @@ def _held(program: Program, x: Array, stored: Stored) -> Array:
     return program.states.settled(_moved(x, stored, "pad", to))
 
 
-Way = Literal["canonical", "pad"]
+Direction = Literal["canonical", "pad"]
 
 
-def _moved(x: Array, stored: Stored, way: Way, to: NamedSharding) -> Array:
+def _moved(x: Array, stored: Stored, way: Direction, to: NamedSharding) -> Array:
     """There or back. One at a time: many under way would wait for each other's devices on CPUs."""
     on_device = jax.device_put(x, x.sharding.with_memory_kind(DEVICE))
     return _compiled(stored, way, to)(on_device).block_until_ready()
 
 
 @functools.cache
-def _compiled(stored: Stored, way: Way, to: NamedSharding) -> Any:
+def _compiled(stored: Stored, way: Direction, to: NamedSharding) -> Any:
     """Of a parameter, and of its moments too; and every save takes the same."""
     return jax.jit(getattr(stored, way), out_shardings=to)
 

@@ -82,11 +82,11 @@ class Checkpoints:
         return next(iter(self._best()), None)
 
     def save(self, step: int, state: Any, *, description: dict[str, Any]) -> None:
-        """`save_behind`, waited for."""
-        self.save_behind(step, state, description=description)
+        """`save_async`, waited for."""
+        self.save_async(step, state, description=description)
         self.wait()
 
-    def save_behind(self, step: int, state: Any, *, description: dict[str, Any]) -> None:
+    def save_async(self, step: int, state: Any, *, description: dict[str, Any]) -> None:
         """Saves a state while the caller goes on, then deletes old ones. A step again replaces it.
 
         The state may be changed or donated when this returns. It waits for the save before it.
@@ -116,7 +116,7 @@ class Checkpoints:
         self._saving = Background(finish)
 
     def wait(self) -> None:
-        """Waits until what `save_behind` saves is in its place.
+        """Waits until what `save_async` saves is in its place.
 
         Raises:
             CheckpointError: it cannot be written (disk full, no permission), on any process;

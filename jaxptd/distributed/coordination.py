@@ -17,7 +17,7 @@ from jaxptd.distributed.launchers import World
 from jaxptd.errors import BAD_INPUT, UserError, print_error
 
 KEYS = "jaxptd/"  # before every key, JAX has its own
-DAY = 86400.0  # seconds; who is dead or stuck meanwhile, `Lifeline` finds
+DAY = 86400.0  # seconds; who is dead or stuck meanwhile, `Liveness` finds
 
 
 def join(world: World, config: ProcessesConfig, *, devices: int) -> None:
@@ -54,7 +54,7 @@ def join(world: World, config: ProcessesConfig, *, devices: int) -> None:
             world.device_ids(share),
             cluster_detection_method="deactivate",  # `world` did it
             initialization_timeout=max(1, int(config.wait)),
-            # `Lifeline` is quicker, and says more.
+            # `Liveness` is quicker, and says more.
             heartbeat_timeout_seconds=max(100, int(3 * config.stuck_after or DAY)),
         )
     except RuntimeError as error:
@@ -106,33 +106,33 @@ def share(name: str, value: str, *, seconds: float = 600.0) -> list[str]:
     return [values[f"{folder}{process}"] for process in range(jax.process_count())]
 
 
-def tell(key: str, value: str) -> None:
+def put(key: str, value: str) -> None:
     """Writes what all can read, over what stood there."""
     _client().key_value_set(KEYS + key, value, allow_overwrite=True)
 
 
-def told(folder: str) -> dict[str, str]:
+def get_all(folder: str) -> dict[str, str]:
     """What stands under `folder/`, by the rest of its key."""
     prefix = f"{KEYS}{folder}/"
     return {key.removeprefix(prefix): x for key, x in _client().key_value_dir_get(prefix)}
 
 
-def settle(folder: str, value: str) -> str:
+def put_first(folder: str, value: str) -> str:
     """What the first process that came here said; all get the same."""
     try:
         _client().key_value_set(f"{KEYS}{folder}/settled", value)
     except jax.errors.JaxRuntimeError:  # another was first
-        return told(folder)["settled"]
+        return get_all(folder)["settled"]
     return value
 
 
-def settled(folder: str) -> str | None:
-    """What `settle` was given there so far."""
-    return told(folder).get("settled")
+def get_first(folder: str) -> str | None:
+    """What `put_first` was given there so far."""
+    return get_all(folder).get("settled")
 
 
 def wait_for(folder: str, *, seconds: float) -> str:
-    """What `settle` is given there, as soon as it is. Raises RuntimeError when the time is over."""
+    """Waits for what `put_first` is given there; RuntimeError when the time is over."""
     return _client().blocking_key_value_get(f"{KEYS}{folder}/settled", int(seconds * 1000))
 
 
@@ -147,9 +147,9 @@ def check_alike(name: str, facts: Mapping[str, Any], *, remedy: str) -> None:
     if _client() is None:
         return
     mine = json.loads(json.dumps(facts))
-    tell(f"{name}/{jax.process_index()}", json.dumps(mine))
+    put(f"{name}/{jax.process_index()}", json.dumps(mine))
     barrier(name, seconds=DAY)
-    said = {int(rank): json.loads(text) for rank, text in told(name).items()}
+    said = {int(rank): json.loads(text) for rank, text in get_all(name).items()}
     for rank in sorted(said):
         for what, value in said[rank].items():
             if value != said[0].get(what):

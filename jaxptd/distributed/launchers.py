@@ -71,7 +71,7 @@ class World:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Found:
+class _LauncherHints:
     """What a launcher says; None is what it leaves open."""
 
     launcher: str
@@ -111,7 +111,7 @@ def find(config: ProcessesConfig, environ: Environ) -> World:
     return World(given["count"], given["id"], given["coordinator"], local, visible)
 
 
-def _check_whole(given: dict[str, str | int | None], found: _Found | None) -> None:
+def _check_whole(given: dict[str, str | int | None], found: _LauncherHints | None) -> None:
     missing = [f"processes.{name}" for name, value in given.items() if value is None]
     if not missing:
         return
@@ -127,7 +127,7 @@ def _check_whole(given: dict[str, str | int | None], found: _Found | None) -> No
 # ---- the launchers --------------------------------------------------------------------------
 
 
-def _launcher(environ: Environ) -> _Found | None:
+def _launcher(environ: Environ) -> _LauncherHints | None:
     """The innermost launcher that speaks up."""
     if "RANK" in environ or "WORLD_SIZE" in environ:
         return _torchrun(environ)
@@ -142,13 +142,13 @@ def _launcher(environ: Environ) -> _Found | None:
     return None
 
 
-def _torchrun(environ: Environ) -> _Found:
+def _torchrun(environ: Environ) -> _LauncherHints:
     """torchrun's variables, which other launchers (Kubeflow, Lightning) set too."""
     host, port = environ.get("MASTER_ADDR"), _integer(environ, "MASTER_PORT")
     if port is not None and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         port += 1  # torchrun itself listens at the other
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environ]
-    return _Found(
+    return _LauncherHints(
         "torchrun's environment" + (f" without {' and '.join(missing)}" if missing else ""),
         f"{host}:{port}" if host and port is not None else None,
         _integer(environ, "WORLD_SIZE"),
@@ -158,7 +158,7 @@ def _torchrun(environ: Environ) -> _Found:
     )
 
 
-def _open_mpi(environ: Environ) -> _Found:
+def _open_mpi(environ: Environ) -> _LauncherHints:
     """Process 0 is taken to be on mpirun's host, whose address version 4 gives, version 5 not."""
     count = _integer(environ, "OMPI_COMM_WORLD_SIZE")
     per_host = _integer(environ, "OMPI_COMM_WORLD_LOCAL_SIZE")
@@ -168,7 +168,7 @@ def _open_mpi(environ: Environ) -> _Found:
     host = (match[1] or f"[{match[2]}]") if match else None
     if count is not None and count == per_host:
         host = "127.0.0.1"
-    return _Found(
+    return _LauncherHints(
         "Open MPI",
         f"{host}:{_port(zlib.crc32(job.encode()))}" if host else None,
         count,
@@ -178,13 +178,13 @@ def _open_mpi(environ: Environ) -> _Found:
     )
 
 
-def _slurm(environ: Environ) -> _Found:
+def _slurm(environ: Environ) -> _LauncherHints:
     """The tasks of a step; `salloc` and a batch script set SLURM_NTASKS too, but are no step."""
     count = _integer(environ, "SLURM_STEP_NUM_TASKS")
     job, step = _integer(environ, "SLURM_JOB_ID"), _integer(environ, "SLURM_STEP_ID")
     nodes = _integer(environ, "SLURM_STEP_NUM_NODES")
     host = first_host(environ["SLURM_STEP_NODELIST"])
-    return _Found(
+    return _LauncherHints(
         "Slurm",
         f"{host}:{_port(job + (step or 0))}" if job is not None else None,
         _integer(environ, "SLURM_NTASKS") if count is None else count,
@@ -194,7 +194,7 @@ def _slurm(environ: Environ) -> _Found:
     )
 
 
-def _kubernetes(environ: Environ) -> _Found:
+def _kubernetes(environ: Environ) -> _LauncherHints:
     """A pod of an indexed Job, whose headless service has the Job's name.
 
     Its hostname is the Job's name and its index. How many pods there are, no variable says.
@@ -202,7 +202,7 @@ def _kubernetes(environ: Environ) -> _Found:
     index = _integer(environ, "JOB_COMPLETION_INDEX")
     job = environ.get("HOSTNAME", "").removesuffix(f"-{index}")
     host = f"{job}-0.{job}:{KUBERNETES_PORT}" if job else None
-    return _Found("Kubernetes", host, None, index)
+    return _LauncherHints("Kubernetes", host, None, index)
 
 
 def first_host(nodes: str) -> str:

@@ -38,7 +38,7 @@ _WELL = ["", 0]  # how a run ends that has come to its end
 _OF_PARTNERS = re.compile("(UNKNOWN|INTERNAL|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED): ")
 
 
-class Lifeline:
+class Liveness:
     """The threads of one process; they run while `watching()`.
 
     Args:
@@ -87,7 +87,7 @@ class Lifeline:
         try:
             yield
             processes.barrier("end", seconds=processes.DAY)
-            processes.settle("end", json.dumps(_WELL))
+            processes.put_first("end", json.dumps(_WELL))
         except UserError as error:
             self.end(f"{self._world.name}: {error}", BAD_INPUT)
         except KeyboardInterrupt:
@@ -124,7 +124,7 @@ class Lifeline:
         heard = [said]
 
         def settle() -> None:
-            heard.append(processes.settle("end", said))
+            heard.append(processes.put_first("end", said))
 
         thread = threading.Thread(target=settle, daemon=True)
         thread.start()
@@ -163,10 +163,10 @@ class Lifeline:
         while not self._over.wait(self._interval):
             count += 1
             with contextlib.suppress(jax.errors.JaxRuntimeError):  # silence is counted
-                processes.tell(
+                processes.put(
                     f"beat/{self._world.id}", f"{count} {self._watchdog.beat().to_json()}"
                 )
-                for rank, text in processes.told("beat").items():
+                for rank, text in processes.get_all("beat").items():
                     self._hear(int(rank), text)
 
     def _hear(self, rank: int, text: str) -> None:

@@ -64,8 +64,8 @@ class Stop:
         return self._at == step
 
     def _word(self, step: int) -> int | None:
-        word = processes.settle("stop", str(step + AHEAD)) if self.asked else None
-        word = word or processes.settled("stop")
+        word = processes.put_first("stop", str(step + AHEAD)) if self.asked else None
+        word = word or processes.get_first("stop")
         return None if word is None else int(word)
 
     def asked_anywhere(self) -> bool:
@@ -73,6 +73,6 @@ class Stop:
         if self._alone:
             return self.asked
         if self.asked:
-            processes.settle("stop", "0")
+            processes.put_first("stop", "0")
         processes.barrier("stop")
-        return processes.settled("stop") is not None
+        return processes.get_first("stop") is not None

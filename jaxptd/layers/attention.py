@@ -94,7 +94,7 @@ class SelfAttention(nnx.Module):
         """Of each sequence and head, `[B, N, 2]`."""
         if places.seed is None:
             return None
-        return fold(places.seed, places.sample_B[:, None], self.form.own_heads(heads))
+        return fold(places.seed, places.sample_B[:, None], self.form.local_heads(heads))
 
 
 def make_kernel(config: ModelConfig) -> Kernel:

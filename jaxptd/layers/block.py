@@ -22,7 +22,7 @@ from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.mlp import MLP
 from jaxptd.layers.norm import LayerNorm
 from jaxptd.params import normal, stacked
-from jaxptd.zero import borrowing
+from jaxptd.zero import with_gathering
 
 OFFLOADED = "offloaded"  # of a program's `model.remat`: as dots, what is kept in host memory
 LAYERS = "layers"  # the scope of a loop over them
@@ -62,8 +62,8 @@ class Block(nnx.Module):
 
 def drop_residual(x_BTD: Array, places: Places, *, form: TensorParallel, rate: float) -> Array:
     """Dropout of a block of the residual stream, whichever tokens and hidden units it holds."""
-    own = places._replace(position_T=form.own_tokens(places.position_T))
-    return dropout(x_BTD, own, form.own_hidden(x_BTD.shape[-1]), rate)
+    own = places._replace(position_T=form.local_tokens(places.position_T))
+    return dropout(x_BTD, own, form.local_hidden(x_BTD.shape[-1]), rate)
 
 
 def make_blocks(config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs) -> Block:
@@ -86,7 +86,7 @@ def run_blocks(
         return run(block, (places, number, cache), x_BTD)
 
     for (remat, _), stack in zip(remats, stacks, strict=True):
-        run = borrowing(with_remat(_run_block, dataclasses.replace(config, remat=remat)))
+        run = with_gathering(with_remat(_run_block, dataclasses.replace(config, remat=remat)))
         with jax.named_scope(LAYERS):
             x_BTD, new = over(partial(one, run=run), x_BTD, stack)
         caches.append(new)

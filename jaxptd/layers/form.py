@@ -129,16 +129,16 @@ class TensorParallel(Protocol):
     def only_hidden(self, x: Array, size: int) -> Array:
         """x, zero at and beyond hidden unit `size`."""
 
-    def own_tokens(self, position_T: Array) -> Array:
+    def local_tokens(self, position_T: Array) -> Array:
         """Positions of the residual stream's tokens, out of those of a cp block."""
 
-    def own_logits(self, x_BT: Array) -> Array:
+    def local_logits(self, x_BT: Array) -> Array:
         """What belongs to the tokens of the logits, out of those of a cp block."""
 
-    def own_hidden(self, size: int) -> Array:
+    def local_hidden(self, size: int) -> Array:
         """Which of the D hidden units this device's `size` are."""
 
-    def own_heads(self, size: int) -> Array:
+    def local_heads(self, size: int) -> Array:
         """Which of the N heads this device's `size` are."""
 
 
@@ -177,13 +177,13 @@ def _product_bwd(contract: int, kept: tuple[Array, Array], dy: Array) -> tuple[A
 _product.defvjp(_product_fwd, _product_bwd)
 
 
-def own_numbers(axis: Axis, size: int) -> Array:
+def local_numbers(axis: Axis, size: int) -> Array:
     """The numbers of this device's block of `size`, of blocks numbered through over `axis`."""
     return lax.axis_index(axis) * size + jnp.arange(size, dtype=jnp.int32)
 
 
-def own_rows(table: Array, ids: Array, axis: Axis) -> Array:
+def local_rows(table: Array, ids: Array, axis: Axis) -> Array:
     """Those of a table cut over `axis` that this device has, zeros for the others."""
-    local = ids - own_numbers(axis, table.shape[0])[0]
+    local = ids - local_numbers(axis, table.shape[0])[0]
     mine = (local >= 0) & (local < table.shape[0])
     return jnp.where(mine[..., None], table[jnp.where(mine, local, 0)], 0)

@@ -18,7 +18,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.attention.kernel import KEPT, Dropout, Sites, drop, visible
 from jaxptd.attention.ring import Tokens
-from jaxptd.collectives import own_block
+from jaxptd.collectives import local_block
 from jaxptd.matmul.grid import Grid
 from jaxptd.summa2d import matmul, matmul_nt
 
@@ -64,11 +64,11 @@ def _each(form: Any, grid: Grid) -> Any:
 
 def _sites(tokens: Tokens, length: int, grid: Grid) -> Sites:
     position = jnp.arange(length, dtype=jnp.int32)
-    query_T, key_S = own_block(position, grid.row, 0), own_block(position, grid.col, 0)
+    query_T, key_S = local_block(position, grid.row, 0), local_block(position, grid.col, 0)
     if tokens.segment_BCT is None:
         return Sites(query_T, key_S, seed_BN2=tokens.seed_BN2)
     segment = tokens.segment_BCT.reshape(-1, length)
-    query_BT, key_BS = own_block(segment, grid.row, 1), own_block(segment, grid.col, 1)
+    query_BT, key_BS = local_block(segment, grid.row, 1), local_block(segment, grid.col, 1)
     return Sites(query_T, key_S, query_BT, key_BS, tokens.seed_BN2)
 
 

@@ -22,7 +22,7 @@ from jaxptd import collectives, ring_attention
 from jaxptd.attention.kernel import TAKEN, Kernel
 from jaxptd.attention.ring import Ring, Tokens
 from jaxptd.layers import grid_attention as block_attention
-from jaxptd.layers.form import Product, TensorParallel, own_numbers, own_rows, product
+from jaxptd.layers.form import Product, TensorParallel, local_numbers, local_rows, product
 from jaxptd.layers.grid_products import column, row
 from jaxptd.matmul.grid import Grid, padded
 from jaxptd.matmul.ring import gather_product, product_scatter
@@ -104,13 +104,13 @@ class Megatron1D:
 
     def lookup(self, tokens_BT: Array, table: Array, dtype: DTypeLike) -> Array:
         """tokens[B, T], table[V/tp, D] -> x: each device adds the rows it has."""
-        return self.leave(own_rows(table, tokens_BT, Axis.TP).astype(dtype), Axis.TP)
+        return self.leave(local_rows(table, tokens_BT, Axis.TP).astype(dtype), Axis.TP)
 
     def positions(self, position_T: Array, table: Array, dtype: DTypeLike) -> Array:
-        return table[self.own_tokens(position_T)].astype(dtype)
+        return table[self.local_tokens(position_T)].astype(dtype)
 
     def vocab_ids(self, size: int) -> Array:
-        return own_numbers(Axis.TP, size)
+        return local_numbers(Axis.TP, size)
 
     def vocab_max(self, m: Array) -> Array:
         return lax.pmax(m, Axis.TP)
@@ -124,19 +124,19 @@ class Megatron1D:
     def only_hidden(self, x: Array, size: int) -> Array:
         return x
 
-    def own_tokens(self, position_T: Array) -> Array:
+    def local_tokens(self, position_T: Array) -> Array:
         for axis in self.token_axes:
-            position_T = collectives.own_block(position_T, axis, 0)
+            position_T = collectives.local_block(position_T, axis, 0)
         return position_T
 
-    def own_logits(self, x_BT: Array) -> Array:
+    def local_logits(self, x_BT: Array) -> Array:
         return x_BT
 
-    def own_hidden(self, size: int) -> Array:
+    def local_hidden(self, size: int) -> Array:
         return jnp.arange(size, dtype=jnp.int32)
 
-    def own_heads(self, size: int) -> Array:
-        return own_numbers(Axis.TP, size)
+    def local_heads(self, size: int) -> Array:
+        return local_numbers(Axis.TP, size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,17 +237,17 @@ class Grid2D:
 
     def lookup(self, tokens_BT: Array, table: Array, dtype: DTypeLike) -> Array:
         """tokens[B, T], table[V/col, D/row] -> x: parts of rows for parts of T, then added."""
-        x_BTD = own_rows(table, tokens_BT, Axis.COL).astype(dtype)
+        x_BTD = local_rows(table, tokens_BT, Axis.COL).astype(dtype)
         x_BTD = lax.all_to_all(x_BTD, Axis.ROW, split_axis=1, concat_axis=2, tiled=True)
         return collectives.reduce_scatter(x_BTD, Axis.COL, 2)
 
     def positions(self, position_T: Array, table: Array, dtype: DTypeLike) -> Array:
         """positions[T], table[S/row, D/col] -> [T/row, D/col]: rows of the table, added."""
-        x_TD = own_rows(table, position_T, Axis.ROW).astype(dtype)
+        x_TD = local_rows(table, position_T, Axis.ROW).astype(dtype)
         return collectives.reduce_scatter(x_TD, Axis.ROW, 0)
 
     def vocab_ids(self, size: int) -> Array:
-        return own_numbers(Axis.COL, size)
+        return local_numbers(Axis.COL, size)
 
     def vocab_max(self, m: Array) -> Array:
         return lax.pmax(m, Axis.COL)
@@ -261,20 +261,20 @@ class Grid2D:
     def only_hidden(self, x: Array, size: int) -> Array:
         if x.shape[-1] * self.cols == size:
             return x
-        return jnp.where(self.own_hidden(x.shape[-1]) < size, x, 0)
+        return jnp.where(self.local_hidden(x.shape[-1]) < size, x, 0)
 
-    def own_tokens(self, position_T: Array) -> Array:
-        return collectives.own_block(position_T, Axis.ROW, 0)
+    def local_tokens(self, position_T: Array) -> Array:
+        return collectives.local_block(position_T, Axis.ROW, 0)
 
-    def own_logits(self, x_BT: Array) -> Array:
-        return collectives.own_block(x_BT, Axis.ROW, 1)
+    def local_logits(self, x_BT: Array) -> Array:
+        return collectives.local_block(x_BT, Axis.ROW, 1)
 
-    def own_hidden(self, size: int) -> Array:
-        return own_numbers(Axis.COL, size)
+    def local_hidden(self, size: int) -> Array:
+        return local_numbers(Axis.COL, size)
 
-    def own_heads(self, size: int) -> Array:
+    def local_heads(self, size: int) -> Array:
         if self.head_dim == 0:
-            return own_numbers(Axis.COL, size)
+            return local_numbers(Axis.COL, size)
         return jnp.arange(size, dtype=jnp.int32)
 
 

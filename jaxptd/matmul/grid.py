@@ -72,7 +72,7 @@ def padded(size: int, grid: tuple[int, int, int], each: int = 1) -> int:
     return -(-size // unit) * unit
 
 
-class Way(Protocol):
+class PanelMove(Protocol):
     """How panels of K are spread along one axis of the grid, and parts of sums brought home."""
 
     @property
@@ -89,7 +89,7 @@ class Way(Protocol):
         """The whole sum of this device's own block, once all steps are in `total`."""
 
 
-def ways(grid: Grid, *, first: int = 0) -> tuple[Way, Way]:
+def panel_moves(grid: Grid, *, first: int = 0) -> tuple[PanelMove, PanelMove]:
     """How panels move along a row of devices and along a column; `first` is added to k."""
     rows, cols = grid.shape
     if grid.algorithm in SQUARE and rows != cols:

@@ -82,7 +82,7 @@ class GPT(nnx.Module):
     def output_loss(self, x_BTD: Array, targets_BT: Array) -> Array:
         """x after all blocks -> as `loss`."""
         logits_BTV = self.output(x_BTD)
-        targets_BT = self.form.own_logits(targets_BT)
+        targets_BT = self.form.local_logits(targets_BT)
         loss_BT = vocab_parallel_cross_entropy(
             logits_BTV, targets_BT, self.form, self.config.vocab_size
         )

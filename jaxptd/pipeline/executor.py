@@ -65,7 +65,7 @@ class _Pass:
         self.total = zeros(jax.eval_shape(parts.head, inputs.ends, self.given(self.first), self.x))
 
     @cached_property
-    def had(self) -> tuple[Any, Any]:
+    def example(self) -> tuple[Any, Any]:
         """Shapes of a layer's parameters, and what is given with them."""
 
         def first() -> Any:
@@ -79,7 +79,7 @@ class _Pass:
 
     def start(self, states: Any) -> _Carry:
         state = get(states, self.first)
-        _, found = jax.eval_shape(self.parts.layers[0], *self.had, self.x, state)
+        _, found = jax.eval_shape(self.parts.layers[0], *self.example, self.x, state)
         vary = partial(jax.tree.map, lambda x, like: as_varying(x, sorted(varying_axes(like))))
         return self._carry(layers=vary(states, found))
 
@@ -156,7 +156,7 @@ class _Training(_Pass):
         split = bool(plan.slots["between"])
         self.kinds = [
             Kind.of(
-                layer, self.had, self.x, number=number, begin=plan.kinds[number][0], split=split
+                layer, self.example, self.x, number=number, begin=plan.kinds[number][0], split=split
             )
             for number, layer in enumerate(parts.layers)
         ]
@@ -246,7 +246,7 @@ class _Training(_Pass):
         def one(carry: _Carry, own: Any, given: Any, at: Array, number: int) -> _Carry:
             kind = self.kinds[number]
             assert kind.halves is not None
-            params = self.parts.fetch(own) if kind.reads_parameters else self.had[0]
+            params = self.parts.fetch(own) if kind.reads_parameters else self.example[0]
             kept = kind.get(carry.saved, row["saved"], at)
             rest = kind.get(carry.between, row["between"], at)
             found = kind.halves.then((kept, params, given), kind.between.join(kept, rest))

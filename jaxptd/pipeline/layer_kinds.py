@@ -38,18 +38,25 @@ class Kind:
 
     @classmethod
     def of(
-        cls, run: Callable, had: tuple[Any, Any], x: Array, *, number: int, begin: int, split: bool
+        cls,
+        run: Callable,
+        example: tuple[Any, Any],
+        x: Array,
+        *,
+        number: int,
+        begin: int,
+        split: bool,
     ) -> "Kind":
-        """Of a layer, `run(params, given, x) -> x`; had: parameters and given like its own."""
-        layer, saved = trace_layer(run, *had, x)
+        """Of a layer, `run(params, given, x) -> x`; example: parameters and given like its own."""
+        layer, saved = trace_layer(run, *example, x)
         halves, between = None, Between((), [])
         if split:
             kept = [zeros(shape) for shape in saved]
-            halves = layer.split(kept, *had, x)
-            _, passed = jax.eval_shape(halves.now, (kept, *had), x)
+            halves = layer.split(kept, *example, x)
+            _, passed = jax.eval_shape(halves.now, (kept, *example), x)
             between = Between.over(saved, halves.needs, passed)
         shapes = {"saved": saved, "between": between.shapes}
-        parameters = len(jax.tree.leaves(had[0]))
+        parameters = len(jax.tree.leaves(example[0]))
         return cls(number, parameters, begin, layer, shapes, halves, between)
 
     @property

@@ -60,8 +60,8 @@ def add(pool: Any, values: Any, where: Array) -> Any:
     """
 
     def one(pool: Array, x: Array) -> Array:
-        had = lax.dynamic_slice_in_dim(pool, where, 1)
-        return lax.dynamic_update_slice_in_dim(pool, had + x[None], where, 0)
+        before = lax.dynamic_slice_in_dim(pool, where, 1)
+        return lax.dynamic_update_slice_in_dim(pool, before + x[None], where, 0)
 
     return jax.tree.map(one, pool, values)
 

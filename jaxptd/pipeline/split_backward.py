@@ -68,8 +68,8 @@ class Layer:
     def split(self, kept: Sequence[Array], params: Any, given: Any, dy: Array) -> "Halves":
         """The two halves of `backward`, for arguments like these."""
 
-        def program(had: tuple, dy: Array) -> tuple:
-            return self.backward(had[0], had[1], had[2], dy)
+        def program(inputs: tuple, dy: Array) -> tuple:
+            return self.backward(inputs[0], inputs[1], inputs[2], dy)
 
         return Halves.of(program, (kept, params, given), dy)
 

@@ -47,7 +47,7 @@ class RunCheckpoints:
         if row and VALIDATION_LOSS in row:
             description[VALIDATION_LOSS] = row[VALIDATION_LOSS]
         canonical = to_canonical(self.program, state)
-        save = self.files.save_behind if self._settings.asynchronous else self.files.save
+        save = self.files.save_async if self._settings.asynchronous else self.files.save
         save(step, canonical, description=description)
 
     def steps(self) -> list[int]:

@@ -142,7 +142,7 @@ class RunDir:
             _add_events(file, row)
 
 
-class Onlooker(RunDir):
+class ReadOnlyRunDir(RunDir):
     """The run directory for a process that is not the first: it reads there and writes nothing."""
 
     def check(self, config: Config) -> None: ...

@@ -1,8 +1,8 @@
 """How a step's micro-batches go through the model: all of it at once, or from stage to stage.
 
-Two classes, one small interface: `Whole` differentiates a scan over micro-batches, `Pipelined` runs
-a pipeline's plan. Their methods run inside the shard_map, on parameters that vary over all axes
-over which gradients are owed; what they return are shares, still to be summed.
+Two classes, one small interface: `Unpipelined` differentiates a scan over micro-batches,
+`Pipelined` runs a pipeline's plan. Their methods run inside the shard_map, on parameters that vary
+over all axes over which gradients are owed; what they return are shares, still to be summed.
 
 Letters: M micro-batches, B batch, T position, V vocabulary, L layers.
 """
@@ -31,7 +31,7 @@ from jaxptd.pipeline.placement import part_sizes, rows_of_layers
 from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.schedules import make_schedule
 from jaxptd.step.batch import Batch
-from jaxptd.zero import Lendings, fetched, fetched_again, parts_of, sent_home, with_parts
+from jaxptd.zero import StepParams, gathered, reduce_scattered, regathered, shards_of, with_shards
 
 
 class Micro(NamedTuple):
@@ -50,24 +50,24 @@ class Passes(Protocol):
     """The ways through the model."""
 
     def gradients(
-        self, params: Lendings, micro: Micro, places: Places, share: Array
+        self, params: StepParams, micro: Micro, places: Places, share: Array
     ) -> tuple[Array, Params]:
         """`share` times the sum of the losses of all tokens, and its gradients, float32 at least.
 
         Of lent layers those of their parts, else of all that a device was given.
         """
 
-    def loss(self, params: Lendings, micro: Micro, places: Places) -> Array:
+    def loss(self, params: StepParams, micro: Micro, places: Places) -> Array:
         """The sum of the losses of all tokens."""
 
-    def gathered(self, params: Lendings) -> Lendings:
+    def gathered(self, params: StepParams) -> StepParams:
         """What `empty_cache` and `logits` take, out of what a device holds."""
 
-    def empty_cache(self, params: Lendings, batch: int) -> Cache:
+    def empty_cache(self, params: StepParams, batch: int) -> Cache:
         """As `GPT.empty_cache`."""
 
     def logits(
-        self, params: Lendings, tokens_BT: Array, places: Places, cache: Cache
+        self, params: StepParams, tokens_BT: Array, places: Places, cache: Cache
     ) -> tuple[Array, Cache]:
         """As `GPT.logits`, the same on every stage."""
 
@@ -79,18 +79,18 @@ def wide_zeros(p: Array) -> Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Whole:
+class Unpipelined:
     """Every device runs all layers."""
 
     blueprint: Blueprint
 
     def gradients(
-        self, params: Lendings, micro: Micro, places: Places, share: Array
+        self, params: StepParams, micro: Micro, places: Places, share: Array
     ) -> tuple[Array, Params]:
-        parts = parts_of(params)
+        parts = shards_of(params)
 
         def mean_loss(parts: Params, micro: Micro) -> Array:
-            return self._loss_sum(with_parts(params, parts), micro, places) * share
+            return self._loss_sum(with_shards(params, parts), micro, places) * share
 
         def add(total: tuple, micro: Micro) -> tuple[tuple, None]:
             found = jax.value_and_grad(mean_loss)(parts, micro)
@@ -99,28 +99,28 @@ class Whole:
         zeros = jax.tree.map(wide_zeros, parts)
         return lax.scan(add, (self._zero(params, micro, places), zeros), micro)[0]
 
-    def loss(self, params: Lendings, micro: Micro, places: Places) -> Array:
+    def loss(self, params: StepParams, micro: Micro, places: Places) -> Array:
         def add(total: Array, micro: Micro) -> tuple[Array, None]:
             return total + self._loss_sum(params, micro, places), None
 
         return lax.scan(add, self._zero(params, micro, places), micro)[0]
 
-    def gathered(self, params: Lendings) -> Lendings:
+    def gathered(self, params: StepParams) -> StepParams:
         return params
 
-    def empty_cache(self, params: Lendings, batch: int) -> Cache:
+    def empty_cache(self, params: StepParams, batch: int) -> Cache:
         return self.blueprint.build(params).empty_cache(batch)
 
     def logits(
-        self, params: Lendings, tokens_BT: Array, places: Places, cache: Cache
+        self, params: StepParams, tokens_BT: Array, places: Places, cache: Cache
     ) -> tuple[Array, Cache]:
         return self.blueprint.build(params).logits(tokens_BT, places, cache)
 
-    def _loss_sum(self, params: Lendings, micro: Micro, places: Places) -> Array:
+    def _loss_sum(self, params: StepParams, micro: Micro, places: Places) -> Array:
         model, batch = self.blueprint.build(params), micro.batch
         return jnp.sum(model.loss(batch["tokens"], batch["targets"], micro.places(places)))
 
-    def _zero(self, params: Lendings, micro: Micro, places: Places) -> Array:
+    def _zero(self, params: StepParams, micro: Micro, places: Places) -> Array:
         """A loss of nothing."""
         first = pools.get(micro, 0)
         return pools.zeros(jax.eval_shape(self._loss_sum, params, first, places))
@@ -140,7 +140,7 @@ class Pipelined:
     plan: Plan
 
     def gradients(
-        self, params: Lendings, micro: Micro, places: Places, share: Array
+        self, params: StepParams, micro: Micro, places: Places, share: Array
     ) -> tuple[Array, Params]:
         def run(params: Params, given: tuple, x_BTD: Array) -> Array:
             return self._layer(params, given, x_BTD, None)[0]
@@ -157,22 +157,22 @@ class Pipelined:
         loss, layers, ends = executor.gradients(parts, self.plan, inputs)
         return loss, layers | {name: self._home(name, g) for name, g in ends.items()}
 
-    def loss(self, params: Lendings, micro: Micro, places: Places) -> Array:
+    def loss(self, params: StepParams, micro: Micro, places: Places) -> Array:
         inputs = self._inputs(self.gathered(params), micro, places)
         parts = self._parts([self._layer], self._loss_sum)
         return executor.forward(parts, self.plan.forward_only(), inputs)[0]
 
-    def gathered(self, params: Lendings) -> Lendings:
+    def gathered(self, params: StepParams) -> StepParams:
         infos = self.blueprint.infos
         return {
             name: p if infos[name].stacked else self._whole(name, p) for name, p in params.items()
         }
 
-    def empty_cache(self, params: Lendings, batch: int) -> Cache:
+    def empty_cache(self, params: StepParams, batch: int) -> Cache:
         return self.blueprint.build(params).empty_cache(batch)
 
     def logits(
-        self, params: Lendings, tokens_BT: Array, places: Places, cache: Cache
+        self, params: StepParams, tokens_BT: Array, places: Places, cache: Cache
     ) -> tuple[Array, Cache]:
         """One micro-batch; the logits, which one stage has, are brought to all."""
 
@@ -189,7 +189,7 @@ class Pipelined:
 
     def _parts(self, layers: Any, head: Any) -> Parts:
         unroll = not self.model.scan_layers
-        return Parts(self._embed, layers, head, fetched, fetched_again, sent_home, unroll)
+        return Parts(self._embed, layers, head, gathered, regathered, reduce_scattered, unroll)
 
     def _embed(self, ends: Params, given: tuple) -> Array:
         places, micro = given
@@ -210,11 +210,11 @@ class Pipelined:
 
     # ---- what is held where -----------------------------------------------------------------
 
-    def _inputs(self, params: Lendings, micro: Micro, places: Places) -> Inputs:
+    def _inputs(self, params: StepParams, micro: Micro, places: Places) -> Inputs:
         infos = self.blueprint.infos
         layers = {name: p for name, p in params.items() if infos[name].stacked}
         ends = {name: p for name, p in params.items() if name not in layers}
-        zeros = jax.tree.map(wide_zeros, (parts_of(layers), ends))
+        zeros = jax.tree.map(wide_zeros, (shards_of(layers), ends))
         return Inputs(layers, ends, micro, places, zeros)
 
     def _whole(self, name: str, x: Array) -> Array:

@@ -32,7 +32,7 @@ from jaxptd.pipeline.plan import Plan
 from jaxptd.step.batch import BATCH_SPEC, Batch, batch_fields, check_batch, check_fields
 from jaxptd.step.compiler import compiler_options
 from jaxptd.step.optimizer import adamw, clip, global_norm, learning_rate
-from jaxptd.step.passes import Micro, Passes, Pipelined, Place, Whole, make_plan
+from jaxptd.step.passes import Micro, Passes, Pipelined, Place, Unpipelined, make_plan
 from jaxptd.step.skipping import advance, unscaled
 from jaxptd.step.state import State, States, state_memory
 from jaxptd.zero import Zero
@@ -86,7 +86,7 @@ class Program:
         """How micro-batches go through the model."""
         if self.config.layout.pp > 1:
             return Pipelined(self.blueprint, self.model, self.plan)
-        return Whole(self.blueprint)
+        return Unpipelined(self.blueprint)
 
     @cached_property
     def infos(self) -> dict[str, ParamInfo]:
@@ -236,9 +236,9 @@ class Program:
         """
         count = lax.psum(jnp.sum(batch["targets"] >= 0), BATCH_AXES).astype(self.master_dtype)
         micro, places = self._micro_batches(batch, self._seed(step))
-        lent = self.zero.lend(self._varying(params))
+        lent = self.zero.begin_step(self._varying(params))
         loss, grads = self.passes.gradients(lent, micro, places, scale / count)
-        grads = self._reduce(self.zero.home(grads))
+        grads = self._reduce(self.zero.end_step(grads))
         return lax.psum(as_varying(loss, self._loss_axes), self._loss_axes), grads
 
     def _varying(self, params: Params) -> Params:
@@ -269,7 +269,7 @@ class Program:
         return micro, places
 
     def _evaluate(self, params: Params, batch: Batch) -> Metrics:
-        lent = self.zero.lend(self._varying(self.states.brought(params)), training=False)
+        lent = self.zero.begin_step(self._varying(self.states.brought(params)), training=False)
         loss = self.passes.loss(lent, *self._micro_batches(batch, None))
         tokens = jnp.sum(batch["targets"] >= 0)
         return {

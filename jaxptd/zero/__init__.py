@@ -1,23 +1,23 @@
 """ZeRO: parameters, gradients and optimizer state sharded over data parallel devices."""
 
 from jaxptd.zero.zero import (
-    Lendings,
+    StepParams,
     Zero,
-    borrowing,
-    fetched,
-    fetched_again,
-    parts_of,
-    sent_home,
-    with_parts,
+    gathered,
+    reduce_scattered,
+    regathered,
+    shards_of,
+    with_gathering,
+    with_shards,
 )
 
 __all__ = [
-    "Lendings",
+    "StepParams",
     "Zero",
-    "borrowing",
-    "fetched",
-    "fetched_again",
-    "parts_of",
-    "sent_home",
-    "with_parts",
+    "gathered",
+    "reduce_scattered",
+    "regathered",
+    "shards_of",
+    "with_gathering",
+    "with_shards",
 ]

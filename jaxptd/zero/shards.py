@@ -23,7 +23,7 @@ from jaxptd.params import ParamInfo
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Cut:
+class Shard:
     """A parameter as the state holds it: `[L, parts]` at stages that move single layers, else flat.
 
     Args:
@@ -117,11 +117,11 @@ class Cut:
     # ---- on a device ----------------------------------------------------------------------------
 
     def gather(self, part: Array, dtype: DTypeLike) -> Array:
-        """part[.., n/Z] -> the block, all-gathered in `dtype`. Partner: `home`."""
+        """part[.., n/Z] -> the block, all-gathered in `dtype`. Partner: `reduce_scatter`."""
         flat = lax.all_gather(part.astype(dtype), BATCH_AXES, axis=part.ndim - 1, tiled=True)
         return self.shaped(flat)
 
-    def home(self, gradient: Array) -> Array:
+    def reduce_scatter(self, gradient: Array) -> Array:
         """The block's gradient -> its part of the sum over Z: reduce-scatter. Partner: `gather`."""
         flat = self.flat(gradient)
         return lax.psum_scatter(flat, BATCH_AXES, scatter_dimension=flat.ndim - 1, tiled=True)

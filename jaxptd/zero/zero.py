@@ -29,9 +29,11 @@ from jaxptd.collectives import varying_axes
 from jaxptd.mesh import BATCH_AXES, Axis
 from jaxptd.params import ParamInfo, Params, Stored
 from jaxptd.pipeline.split_backward import trace_layer
-from jaxptd.zero.shards import Cut
+from jaxptd.zero.shards import Shard
 
-Lendings = dict[str, Any]  # parameters as a step's passes take them: arrays, or layers' `Lent`
+StepParams = dict[
+    str, Any
+]  # parameters as a step's passes take them: arrays, or layers' `Gatherable`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,31 +60,31 @@ class Zero:
         if self.stage == 0:
             return {**self.infos}
         return {
-            name: Cut(info, self.sizes, lead=int(self.moves_alone(name)))
+            name: Shard(info, self.sizes, lead=int(self.per_layer(name)))
             for name, info in self.infos.items()
         }
 
-    def lend(self, params: Params, *, training: bool = True) -> Lendings:
+    def begin_step(self, params: Params, *, training: bool = True) -> StepParams:
         """The state's parameters, which vary over the axes of their gradients' sums -> a step's.
 
         Args:
             params: as the state holds them.
             training: whether there will be gradients.
         """
-        return {name: self._lend(name, p, training) for name, p in params.items()}
+        return {name: self._begin(name, p, training) for name, p in params.items()}
 
-    def home(self, gradients: Params) -> Params:
+    def end_step(self, gradients: Params) -> Params:
         """Gradients of what was lent -> of what the state holds, summed over dp x cp if it is cut.
 
         Those of layers that travel alone are home already.
         """
-        return {name: self._home(name, g) for name, g in gradients.items()}
+        return {name: self._end(name, g) for name, g in gradients.items()}
 
-    def moves_alone(self, name: str) -> bool:
+    def per_layer(self, name: str) -> bool:
         """Whether it is a layer's, and moved layer by layer."""
         return self.stage >= 2 and self.infos[name].stacked
 
-    def moved_in(self, name: str) -> Any:
+    def gather_dtype(self, name: str) -> Any:
         """The precision in which it is gathered.
 
         A grid sums gradients inside a layer, in the precision of what they are of: float32 then.
@@ -91,28 +93,28 @@ class Zero:
         narrow = info.cast and Axis.ROW not in info.axes
         return self.dtype if narrow else jnp.promote_types(self.dtype, jnp.float32)
 
-    def _lend(self, name: str, p: Array, training: bool) -> Any:
+    def _begin(self, name: str, p: Array, training: bool) -> Any:
         cut, info = self.stored[name], self.infos[name]
-        dtype = self.moved_in(name)
-        if not isinstance(cut, Cut):
+        dtype = self.gather_dtype(name)
+        if not isinstance(cut, Shard):
             return p.astype(dtype) if self.copies else p
         early = self.stage < 3 or not info.stacked
         whole = cut.gather(p, dtype) if early else None
-        alone = self.moves_alone(name) and (training or not early)
-        return Lent(p, whole, cut, dtype) if alone else whole
+        alone = self.per_layer(name) and (training or not early)
+        return Gatherable(p, whole, cut, dtype) if alone else whole
 
-    def _home(self, name: str, gradient: Array) -> Array:
+    def _end(self, name: str, gradient: Array) -> Array:
         cut = self.stored[name]
-        if not isinstance(cut, Cut) or self.moves_alone(name):
+        if not isinstance(cut, Shard) or self.per_layer(name):
             return gradient
-        return cut.home(gradient)
+        return cut.reduce_scatter(gradient)
 
 
 @partial(
     jax.tree_util.register_dataclass, data_fields=["part", "whole"], meta_fields=["cut", "dtype"]
 )
 @dataclasses.dataclass(frozen=True)
-class Lent:
+class Gatherable:
     """A layer's parameter during a step, as a leaf of its module: a layer is made whole to run.
 
     Args:
@@ -124,7 +126,7 @@ class Lent:
 
     part: Array
     whole: Array | None
-    cut: Cut
+    cut: Shard
     dtype: Any
 
     @property
@@ -133,32 +135,34 @@ class Lent:
         return (*self.part.shape[:-1], *self.cut.block)
 
 
-def _is_lent(leaf: Any) -> bool:
-    return isinstance(leaf, Lent)
+def _is_gatherable(leaf: Any) -> bool:
+    return isinstance(leaf, Gatherable)
 
 
-def parts_of(lent: Any) -> Any:
+def shards_of(lent: Any) -> Any:
     """What gradients are of: of each lent leaf its part, the rest as it is."""
-    return jax.tree.map(lambda leaf: leaf.part if _is_lent(leaf) else leaf, lent, is_leaf=_is_lent)
-
-
-def with_parts(lent: Any, parts: Any) -> Any:
-    """`lent` with other arrays for `parts_of(lent)`."""
     return jax.tree.map(
-        lambda leaf, part: dataclasses.replace(leaf, part=part) if _is_lent(leaf) else part,
+        lambda leaf: leaf.part if _is_gatherable(leaf) else leaf, lent, is_leaf=_is_gatherable
+    )
+
+
+def with_shards(lent: Any, parts: Any) -> Any:
+    """`lent` with other arrays for `shards_of(lent)`."""
+    return jax.tree.map(
+        lambda leaf, part: dataclasses.replace(leaf, part=part) if _is_gatherable(leaf) else part,
         lent,
         parts,
-        is_leaf=_is_lent,
+        is_leaf=_is_gatherable,
     )
 
 
 # ---- one layer ----------------------------------------------------------------------------------
 
 
-def fetched(layer: Any) -> Any:
+def gathered(layer: Any) -> Any:
     """A layer's tree -> the same with every lent leaf whole: one all-gather for those alike."""
-    leaves, tree = jax.tree.flatten(layer, is_leaf=_is_lent)
-    away = [i for i, leaf in enumerate(leaves) if _is_lent(leaf) and leaf.whole is None]
+    leaves, tree = jax.tree.flatten(layer, is_leaf=_is_gatherable)
+    away = [i for i, leaf in enumerate(leaves) if _is_gatherable(leaf) and leaf.whole is None]
     for numbers in _alike(away, lambda i: (leaves[i].part, leaves[i].dtype)):
         parts = [leaves[i].part.astype(leaves[i].dtype) for i in numbers]
         every = lax.all_gather(jnp.concatenate(parts), BATCH_AXES)
@@ -166,31 +170,31 @@ def fetched(layer: Any) -> Any:
             numbers, _split(every, [leaves[i].cut.part for i in numbers]), strict=True
         ):
             leaves[i] = leaves[i].cut.shaped(flat.reshape(-1))
-    whole = [leaf.whole if _is_lent(leaf) else leaf for leaf in leaves]
+    whole = [leaf.whole if _is_gatherable(leaf) else leaf for leaf in leaves]
     return jax.tree.unflatten(tree, whole)
 
 
-def fetched_again(layer: Any) -> Any:
-    """As `fetched`, for backward.
+def regathered(layer: Any) -> Any:
+    """As `gathered`, for backward.
 
     Through barriers, or XLA finds, where layers are unrolled, that forward gathered the same, and
     keeps that. One by one: what goes through one barrier comes out varying over the same axes.
     """
 
     def apart(leaf: Any) -> Any:
-        return jax.tree.map(lax.optimization_barrier, leaf) if _is_lent(leaf) else leaf
+        return jax.tree.map(lax.optimization_barrier, leaf) if _is_gatherable(leaf) else leaf
 
-    return fetched(jax.tree.map(apart, layer, is_leaf=_is_lent))
+    return gathered(jax.tree.map(apart, layer, is_leaf=_is_gatherable))
 
 
-def sent_home(gradients: Any, layer: Any) -> Any:
-    """Gradients of `fetched(layer)` -> of the parts, summed over Z: one reduce-scatter for alike.
+def reduce_scattered(gradients: Any, layer: Any) -> Any:
+    """Gradients of `gathered(layer)` -> of the parts, summed over Z: one reduce-scatter for alike.
 
     Where a leaf is lent, the result has the gradient of its part alone.
     """
-    leaves, tree = jax.tree.flatten(layer, is_leaf=_is_lent)
+    leaves, tree = jax.tree.flatten(layer, is_leaf=_is_gatherable)
     found = jax.tree.leaves(gradients)
-    lent = [i for i, leaf in enumerate(leaves) if _is_lent(leaf)]
+    lent = [i for i, leaf in enumerate(leaves) if _is_gatherable(leaf)]
     for numbers in _alike(lent, lambda i: (leaves[i].part, leaves[i].part.dtype)):
         flats = [leaves[i].cut.flat(found[i].astype(leaves[i].part.dtype)) for i in numbers]
         widths = [leaves[i].cut.part for i in numbers]
@@ -216,7 +220,7 @@ def _split(rows: Array, widths: list[int]) -> list[Array]:
     return jnp.split(rows, ends, axis=1)
 
 
-def borrowing(run: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
+def with_gathering(run: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
     """`run(layer, given, x)`, for a layer that may have lent leaves: whole only while it runs.
 
     Backward keeps what `run` keeps, but no parameter: it fetches the layer again.
@@ -224,33 +228,35 @@ def borrowing(run: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], 
 
     @jax.custom_vjp
     def borrowed(layer: Any, given: Any, x: Array) -> Any:
-        return run(fetched(layer), given, x)
+        return run(gathered(layer), given, x)
 
     def forward(layer: Any, given: Any, x: Array) -> tuple[Any, tuple]:
-        whole = fetched(layer)
+        whole = gathered(layer)
         traced, _ = trace_layer(run, whole, given, x)
         y, kept = traced.forward(whole, given, x)
         return y, (jax.tree_util.Partial(traced.backward, kept), layer, given)
 
     def backward(residuals: tuple, dy: Any) -> tuple:
         back, layer, given = residuals
-        found, dx = back(fetched_again(layer), given, dy)
-        return _of_parts(layer, sent_home(found, layer)), None, dx
+        found, dx = back(regathered(layer), given, dy)
+        return _of_shards(layer, reduce_scattered(found, layer)), None, dx
 
     borrowed.defvjp(forward, backward)
 
     def either(layer: Any, given: Any, x: Array) -> Any:
-        lent = any(map(_is_lent, jax.tree.leaves(layer, is_leaf=_is_lent)))
+        lent = any(map(_is_gatherable, jax.tree.leaves(layer, is_leaf=_is_gatherable)))
         return borrowed(layer, given, x) if lent else run(layer, given, x)
 
     return either
 
 
-def _of_parts(layer: Any, gradients: Any) -> Any:
+def _of_shards(layer: Any, gradients: Any) -> Any:
     """The layer's tree with gradients of its parts; None, which is zero, for what is whole."""
     return jax.tree.map(
-        lambda leaf, g: dataclasses.replace(leaf, part=g, whole=None) if _is_lent(leaf) else g,
+        lambda leaf, g: (
+            dataclasses.replace(leaf, part=g, whole=None) if _is_gatherable(leaf) else g
+        ),
         layer,
         gradients,
-        is_leaf=_is_lent,
+        is_leaf=_is_gatherable,
     )

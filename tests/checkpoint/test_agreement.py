@@ -87,7 +87,7 @@ def test_any_number_of_processes_restores_what_any_number_saved(tmp_path):
         for full in (0, 1):
             if process == full:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
-            checkpoints.save_behind(3, make_state(3, 2, 2), description={})
+            checkpoints.save_async(3, make_state(3, 2, 2), description={})
             try:
                 checkpoints.wait()
             except CheckpointError as error:

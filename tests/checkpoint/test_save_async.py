@@ -48,7 +48,7 @@ def sealing(monkeypatch):
 
 def test_the_caller_goes_on_while_files_are_written(tmp_path, sealing):
     checkpoints = Checkpoints(tmp_path, keep=9)
-    checkpoints.save_behind(1, make_state(1), description={})
+    checkpoints.save_async(1, make_state(1), description={})
     assert sealing.called.wait(60)  # and this thread is here
     assert checkpoints.steps() == []
     sealing.let_go.set()
@@ -67,7 +67,7 @@ def test_what_the_step_donates_is_saved_as_it_was(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=9)
     for number in range(1, 6):
         state = jax.block_until_ready(step(state))
-        checkpoints.save_behind(number, state, description={})
+        checkpoints.save_async(number, state, description={})
         state = jax.block_until_ready(step(step(step(step(state)))))  # also into its own buffers
     checkpoints.wait()
     for number in range(1, 6):
@@ -77,9 +77,9 @@ def test_what_the_step_donates_is_saved_as_it_was(tmp_path):
 
 def test_a_second_save_waits_for_the_first(tmp_path, sealing):
     checkpoints = Checkpoints(tmp_path, keep=9)
-    checkpoints.save_behind(1, make_state(1), description={})
+    checkpoints.save_async(1, make_state(1), description={})
     assert sealing.called.wait(60)
-    second = Background(lambda: checkpoints.save_behind(2, make_state(2), description={}))
+    second = Background(lambda: checkpoints.save_async(2, make_state(2), description={}))
     assert not second.wait(0.3)
     assert sealing.times == 1
     sealing.let_go.set()
@@ -103,10 +103,10 @@ def fail_once(monkeypatch):
 def test_a_failure_is_raised_once_at_the_next_save_or_at_the_end(tmp_path, monkeypatch, end):
     checkpoints = save(tmp_path, 1)
     fail_once(monkeypatch)
-    checkpoints.save_behind(2, make_state(2), description={})
+    checkpoints.save_async(2, make_state(2), description={})
     with pytest.raises(CheckpointError) as caught:
         if end == "save":
-            checkpoints.save_behind(3, make_state(3), description={})
+            checkpoints.save_async(3, make_state(3), description={})
         elif end == "wait":
             checkpoints.wait()
         else:
@@ -125,10 +125,10 @@ def test_an_error_of_the_run_is_not_hidden_by_one_of_the_writer(tmp_path, monkey
     checkpoints = Checkpoints(tmp_path, keep=1)
     fail_once(monkeypatch)
     with pytest.raises(ZeroDivisionError), checkpoints:
-        checkpoints.save_behind(1, make_state(1), description={})
+        checkpoints.save_async(1, make_state(1), description={})
         _ = 1 / 0
     with pytest.raises(ZeroDivisionError), checkpoints:
-        checkpoints.save_behind(2, make_state(2), description={})
+        checkpoints.save_async(2, make_state(2), description={})
         _ = 1 / 0
     assert checkpoints.steps() == [2]  # it waited
 
@@ -137,7 +137,7 @@ def test_nothing_is_left_running(tmp_path):
     before = set(threading.enumerate())
     with Checkpoints(tmp_path, keep=1) as checkpoints:
         for step in (1, 2):
-            checkpoints.save_behind(step, make_state(step), description={})
+            checkpoints.save_async(step, make_state(step), description={})
     assert set(threading.enumerate()) <= before
 
 
@@ -146,8 +146,8 @@ def test_the_process_ends_quietly(tmp_path, error):
     """Also on Ctrl-C in the middle of a save, which is finished first."""
     code = """
         with Checkpoints(Path(sys.argv[1]), keep=9) as checkpoints:
-            checkpoints.save_behind(1, make_state(1), description={})
-            checkpoints.save_behind(2, make_state(2), description={})
+            checkpoints.save_async(1, make_state(1), description={})
+            checkpoints.save_async(2, make_state(2), description={})
             if sys.argv[2]:
                 raise KeyboardInterrupt
     """
@@ -160,7 +160,7 @@ def test_the_process_ends_quietly(tmp_path, error):
 def test_ctrl_c_does_not_wait_for_ever(tmp_path, monkeypatch, sealing):
     monkeypatch.setattr(checkpoint, "GRACE", 0.1)
     with pytest.raises(KeyboardInterrupt), Checkpoints(tmp_path, keep=1) as checkpoints:
-        checkpoints.save_behind(1, make_state(1), description={})
+        checkpoints.save_async(1, make_state(1), description={})
         raise KeyboardInterrupt
     assert checkpoints.steps() == []
     sealing.let_go.set()
@@ -179,7 +179,7 @@ def test_ctrl_c_while_it_waits_leaves_the_save_its_time(tmp_path, monkeypatch, s
         return wait(self, seconds)
 
     with pytest.raises(KeyboardInterrupt), Checkpoints(tmp_path, keep=1) as checkpoints:
-        checkpoints.save_behind(1, make_state(1), description={})
+        checkpoints.save_async(1, make_state(1), description={})
         wait = checkpoint.Background.wait
         monkeypatch.setattr(checkpoint.Background, "wait", interrupted)
         checkpoints.wait()
@@ -193,7 +193,7 @@ def test_sigkill_in_the_middle_of_a_save_leaves_the_one_before(tmp_path):
         save(Path(sys.argv[1]), 1)
         checkpoint_files.seal = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
         checkpoints = Checkpoints(Path(sys.argv[1]), keep=9)
-        checkpoints.save_behind(2, make_state(2), description={})
+        checkpoints.save_async(2, make_state(2), description={})
         while True:
             pass
     """
@@ -210,5 +210,5 @@ def test_a_failed_start_leaves_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(checkpoint_writer, "ArraysBeingWritten", broken)
     with pytest.raises(CheckpointError, match="No space left on device; .* none: this was the"):
-        Checkpoints(tmp_path, keep=1).save_behind(1, make_state(1), description={})
+        Checkpoints(tmp_path, keep=1).save_async(1, make_state(1), description={})
     assert os.listdir(tmp_path) == []

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 
 from jaxptd.distributed import coordination as processes
 from jaxptd.errors import UserError
-from jaxptd.distributed.liveness import Lifeline
+from jaxptd.distributed.liveness import Liveness
 from jaxptd.distributed.watchdog import Phase, Watchdog
 from jaxptd.config import ProcessesConfig
 from jaxptd.distributed.launchers import find
@@ -33,7 +33,7 @@ def fail(step):
         return
     {what}
 
-with Lifeline(world, watchdog, report=lambda line: print(line, flush=True)).watching():
+with Liveness(world, watchdog, report=lambda line: print(line, flush=True)).watching():
     mesh = jax.make_mesh((world.count,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     cut, numbers = NamedSharding(mesh, P("x")), np.arange(world.count)
     x = jax.make_array_from_callback(numbers.shape, cut, numbers.__getitem__)

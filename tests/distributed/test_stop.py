@@ -15,10 +15,10 @@ class Service:
     def __init__(self) -> None:
         self.words: dict[str, str] = {}
 
-    def settle(self, folder: str, value: str) -> str:
+    def put_first(self, folder: str, value: str) -> str:
         return self.words.setdefault(folder, value)
 
-    def settled(self, folder: str) -> str | None:
+    def get_first(self, folder: str) -> str | None:
         return self.words.get(folder)
 
     def barrier(self, name: str) -> None:
@@ -28,7 +28,7 @@ class Service:
 @pytest.fixture
 def service(monkeypatch):
     service = Service()
-    for name in ("settle", "settled", "barrier"):
+    for name in ("put_first", "get_first", "barrier"):
         monkeypatch.setattr(module.processes, name, getattr(service, name))
     return service
 

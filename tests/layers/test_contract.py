@@ -218,7 +218,7 @@ CASES = [
             message(ALL_REDUCE, Axis.COL, "1", times=3, messages=2),
         ),
         lambda layer, x, targets: vocab_parallel_cross_entropy(
-            layer.logits(x), layer.form.own_logits(targets), layer.form, V
+            layer.logits(x), layer.form.local_logits(targets), layer.form, V
         ),
     ),
 ]

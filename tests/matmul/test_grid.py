@@ -10,7 +10,7 @@ import pytest
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.matmul.grid import Grid, Way, padded, panels, ways
+from jaxptd.matmul.grid import Grid, PanelMove, padded, panel_moves, panels
 from jaxptd.mesh import Axis, Layout, make_mesh
 
 WIDTH = 2  # of a panel
@@ -36,7 +36,7 @@ def on_grid(rows: int, cols: int, body: Callable, *whole: Array, outs: P) -> np.
     return np.asarray(jax.jit(mapped)(*whole))
 
 
-def each_step(way: Way, x: Array, dim: int) -> list[Array]:
+def each_step(way: PanelMove, x: Array, dim: int) -> list[Array]:
     fetched: list[Array] = []
     for step in range(way.steps):
         fetched.append(way.fetch(x, dim, step, fetched[-1] if fetched else None))
@@ -53,7 +53,7 @@ def arriving(rows: int, cols: int, grid: Grid, dim: int, first: int = 0) -> np.n
     """Numbers along K `[rows, cols, step, k]` that arrive at each device."""
 
     def body(x: Array) -> Array:
-        along = ways(grid, first=first)[1 - dim]
+        along = panel_moves(grid, first=first)[1 - dim]
         fetched = each_step(along, x, dim)
         return jnp.stack([p[0] if dim else p[:, 0] for p in fetched])[None, None]
 
@@ -92,7 +92,7 @@ def test_to_bring_home_is_to_spread_turned_round(rows, cols, grid, first: int, d
     x, y = np.random.default_rng(0).integers(-9, 9, (2, size, size)).astype(np.float32)
 
     def body(x: Array, y: Array) -> Array:
-        way, total, spread = ways(grid, first=first)[1 - dim], None, jnp.zeros(())
+        way, total, spread = panel_moves(grid, first=first)[1 - dim], None, jnp.zeros(())
         # one part of a sum for each step, as large as what arrives there, of this device's own
         for step, panel in enumerate(each_step(way, x, dim)):
             part = jnp.resize(y * (step + 1), panel.shape)

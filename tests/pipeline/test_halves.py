@@ -151,10 +151,10 @@ def products_of_halves(run: Callable) -> list[list[tuple[int, ...]]]:
     """Of the whole backward, of the first half and of the second."""
     params, given, _, dy = arguments()
     layer, kept, halves = trace(run)
-    had = (kept, params, given)
-    _, passed = halves.now(had, dy)
-    whole = products(layer.backward, *had, dy)
-    return [whole, products(halves.now, had, dy), products(halves.then, had, passed)]
+    example = (kept, params, given)
+    _, passed = halves.now(example, dy)
+    whole = products(layer.backward, *example, dy)
+    return [whole, products(halves.now, example, dy), products(halves.then, example, passed)]
 
 
 @pytest.mark.parametrize("name", ["dense", "custom_vjp", "jit"])

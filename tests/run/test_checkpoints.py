@@ -93,10 +93,10 @@ def test_best_of_another_run_is_refused_and_nothing_is_moved(saved):
 def test_saving_behind_the_step_or_not(saved, state, behind, monkeypatch):
     run = saved(f"--checkpoint.asynchronous={str(behind).lower()}", "--checkpoint.keep=9")
     called = []
-    for name in ("save", "save_behind"):
+    for name in ("save", "save_async"):
         monkeypatch.setattr(run.files, name, lambda *_, name=name, **__: called.append(name))
     run.checkpoints.save(state, 25, None)
-    assert called == ["save_behind" if behind else "save"]
+    assert called == ["save_async" if behind else "save"]
 
 
 @pytest.mark.parametrize(

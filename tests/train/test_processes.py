@@ -21,7 +21,7 @@ SAVED = """
 def save(self, step, state, *, description):
     with Path(f"{FOLDER}/saved.{RANK}").open("a") as file:
         file.write(f"{step}\\n")
-Checkpoints.save = Checkpoints.save_behind = save
+Checkpoints.save = Checkpoints.save_async = save
 """
 # And which rows of the data it reads.
 ROWS = """

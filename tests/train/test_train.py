@@ -373,7 +373,7 @@ def killed(*_, **__):
 
 def kill_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """At a moment when no checkpoint is being written: this process lives on, and would write."""
-    log, save = RunDir.log, Checkpoints.save_behind
+    log, save = RunDir.log, Checkpoints.save_async
 
     def deadly(self, row):
         log(self, row)
@@ -384,7 +384,7 @@ def kill_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
         save(self, *args, **kwargs)
         self.wait()
 
-    monkeypatch.setattr(Checkpoints, "save_behind", at_once)
+    monkeypatch.setattr(Checkpoints, "save_async", at_once)
 
     monkeypatch.setattr(RunDir, "log", deadly)
 

@@ -16,7 +16,7 @@ from jaxptd.analysis.compiled_step import CPU_OPTIONS
 from jaxptd.analysis.jaxprs import equations
 from jaxptd.mesh import BATCH_AXES, Axis, Layout
 from jaxptd.step import Program
-from jaxptd.zero.shards import Cut
+from jaxptd.zero.shards import Shard
 
 STAGES = (1, 2, 3)
 THREE = {"num_layers": 3}
@@ -184,7 +184,7 @@ def temporary(stage: int, layout: Layout, **choice: Any) -> tuple[int, int, int]
 
 
 def _block(stored: Any, layout: Layout) -> tuple[int, ...]:
-    return Cut(stored.info, layout.sizes, lead=1).block
+    return Shard(stored.info, layout.sizes, lead=1).block
 
 
 @pytest.mark.parametrize(

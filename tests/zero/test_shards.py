@@ -17,9 +17,9 @@ from jax.sharding import PartitionSpec as P
 
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.params import ParamInfo
-from jaxptd.zero import fetched, sent_home
-from jaxptd.zero.shards import Cut
-from jaxptd.zero.zero import Lent
+from jaxptd.zero import gathered, reduce_scattered
+from jaxptd.zero.shards import Shard
+from jaxptd.zero.zero import Gatherable
 
 
 def numbers(shape: tuple[int, ...], seed: int = 1) -> np.ndarray:
@@ -31,8 +31,8 @@ def info(shape: tuple, held: tuple, *spec: Any, rows: tuple[int, ...] | None = N
     return ParamInfo(shape, held, P(*spec), decay=True, stacked=rows is not None, rows=rows)
 
 
-def cut(of: ParamInfo, layout: Layout, *, lead: int = 0) -> Cut:
-    return Cut(of, layout.sizes, lead)
+def cut(of: ParamInfo, layout: Layout, *, lead: int = 0) -> Shard:
+    return Shard(of, layout.sizes, lead)
 
 
 # Rows of two stages, three layers each: the second stage has two.
@@ -58,7 +58,7 @@ IDS = [f"{cut.shape} over {cut.spec}" for cut, _ in CASES]
 TABLE = pytest.mark.parametrize(("stored", "part"), CASES, ids=IDS)
 
 
-def parts_by_hand(stored: Cut, held: np.ndarray, at: dict[Axis, int]) -> np.ndarray:
+def parts_by_hand(stored: Shard, held: np.ndarray, at: dict[Axis, int]) -> np.ndarray:
     """What the device at these places along the axes holds of the array that layers hold."""
     for dim, axes in enumerate(stored.info.axes_of_dims):
         for axis in axes:  # the first is the slowest
@@ -74,7 +74,7 @@ def parts_by_hand(stored: Cut, held: np.ndarray, at: dict[Axis, int]) -> np.ndar
 
 
 @TABLE
-def test_every_device_holds_its_part(stored: Cut, part: int) -> None:
+def test_every_device_holds_its_part(stored: Shard, part: int) -> None:
     """Whatever the shape, as much as any other; by hand."""
     layout = Layout(**{axis.value: size for axis, size in stored.sizes.items()})
     mesh = make_mesh(layout)
@@ -90,7 +90,7 @@ def test_every_device_holds_its_part(stored: Cut, part: int) -> None:
 
 
 @TABLE
-def test_there_and_back(stored: Cut, part: int) -> None:
+def test_there_and_back(stored: Shard, part: int) -> None:
     x = numbers(stored.shape)
     there = stored.pad(x)
     np.testing.assert_array_equal(stored.canonical(there), x)
@@ -104,7 +104,7 @@ def test_there_and_back(stored: Cut, part: int) -> None:
 
 
 @st.composite
-def cuts(draw: st.DrawFn) -> Cut:
+def cuts(draw: st.DrawFn) -> Shard:
     """Up to three dims, cut over any axes but dp and cp, padded or not; no device is needed."""
     size = st.integers(1, 3)
     sizes = {axis: draw(size) for axis in Axis}
@@ -117,12 +117,12 @@ def cuts(draw: st.DrawFn) -> Cut:
         spec.append(own if count > 1 else own[0] if own else None)
         held.append(math.prod(sizes[Axis(axis)] for axis in own) * draw(st.integers(1, 4)))
         shape.append(draw(st.integers(1, held[-1])))
-    return Cut(info(tuple(shape), tuple(held), *spec), sizes, lead)
+    return Shard(info(tuple(shape), tuple(held), *spec), sizes, lead)
 
 
 @settings(max_examples=40)
 @given(cuts())
-def test_any_cut_is_there_and_back_and_wastes_less_than_a_device_each(stored: Cut) -> None:
+def test_any_cut_is_there_and_back_and_wastes_less_than_a_device_each(stored: Shard) -> None:
     x = np.arange(1, 1 + math.prod(stored.shape), dtype=np.float32).reshape(stored.shape)
     there = np.asarray(stored.pad(x))
     assert there.shape == stored.held
@@ -151,7 +151,7 @@ def _tuple(axes: Any) -> tuple[str, ...]:
 # ---- gathered, and sent home --------------------------------------------------------------------
 
 
-def on_mesh(stored: Cut, body: Any, specs: tuple[Any, Any]) -> Any:
+def on_mesh(stored: Shard, body: Any, specs: tuple[Any, Any]) -> Any:
     layout = Layout(**{axis.value: size for axis, size in stored.sizes.items()})
     into, out = specs
     mesh = make_mesh(layout)
@@ -176,7 +176,7 @@ def test_gathered_parts_are_the_block_and_gradients_go_home_in_parts(number: int
     gradients = numbers((*copies, *stored.info.held), seed=2)
 
     def home(gradient: jax.Array) -> jax.Array:
-        return stored.home(gradient[0, 0])
+        return stored.reduce_scatter(gradient[0, 0])
 
     sums = on_mesh(stored, home, (every, stored.spec))(gradients)
     want = gradients.sum((0, 1), dtype=np.float64)
@@ -190,8 +190,8 @@ ODD = cut(info((2, 5, 2), (2, 5, 2), None, None, "tp", rows=(0, 1)), LAYER, lead
 SMALL = cut(info((2, 3), (2, 3), None, None, rows=(0, 1)), LAYER, lead=1)
 
 
-def lent(part: jax.Array, stored: Cut, dtype: Any) -> Lent:
-    return Lent(part, None, stored, dtype)
+def lent(part: jax.Array, stored: Shard, dtype: Any) -> Gatherable:
+    return Gatherable(part, None, stored, dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -203,7 +203,7 @@ def test_a_layers_parameters_travel_together_and_each_comes_out_whole(dtype: str
 
     def body(parts: dict) -> dict:
         layer = {n: lent(p[1], stored[n], jnp.dtype(kinds[n])) for n, p in parts.items()}
-        return {n: whole[None, None] for n, whole in fetched(layer).items()}
+        return {n: whole[None, None] for n, whole in gathered(layer).items()}
 
     specs = {n: each.spec for n, each in stored.items()}
     out = {n: P(Axis.DP, Axis.CP, *each.info.spec[1:]) for n, each in stored.items()}
@@ -227,8 +227,8 @@ def test_gradients_of_what_was_fetched_in_bfloat16_are_summed_in_float32() -> No
         layer = {n: lent(p[0], stored[n], kinds[n]) for n, p in parts.items()}
         first = (jax.lax.axis_index(Axis.DP) == 0) & (jax.lax.axis_index(Axis.CP) == 0)
         share = jnp.where(first, 1.0, STEP)
-        made = jax.tree.map(lambda x: jnp.zeros_like(x) + share.astype(x.dtype), fetched(layer))
-        found = sent_home(made, layer)
+        made = jax.tree.map(lambda x: jnp.zeros_like(x) + share.astype(x.dtype), gathered(layer))
+        found = reduce_scattered(made, layer)
         assert {n: g.dtype for n, g in found.items()} == dict.fromkeys(stored, jnp.float32)
         return {n: g[None] for n, g in found.items()}
 

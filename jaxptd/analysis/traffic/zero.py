@@ -16,7 +16,7 @@ from jaxptd.mesh import BATCH_AXES, Axis, Layout
 from jaxptd.params import Stored
 from jaxptd.pipeline.plan import Plan
 from jaxptd.zero import Zero
-from jaxptd.zero.shards import Cut
+from jaxptd.zero.shards import Shard
 
 
 def at_once(config: Config, zero: Zero) -> Iterator[Collective]:
@@ -28,12 +28,12 @@ def at_once(config: Config, zero: Zero) -> Iterator[Collective]:
     for name, stored in zero.stored.items():
         block = _block(stored, config.layout)
         yield Collective(ALL_REDUCE, _owed(stored, config.layout), 1, block * wide)
-        if not isinstance(stored, Cut):
+        if not isinstance(stored, Shard):
             continue
         whole = block * math.prod(config.layout.sizes[axis] for axis in BATCH_AXES)
         if zero.stage < 3 or not stored.info.stacked:
-            yield Collective(ALL_GATHER, BATCH_AXES, 1, whole * zero.moved_in(name).itemsize)
-        if not zero.moves_alone(name):
+            yield Collective(ALL_GATHER, BATCH_AXES, 1, whole * zero.gather_dtype(name).itemsize)
+        if not zero.per_layer(name):
             yield Collective(REDUCE_SCATTER, BATCH_AXES, 1, whole * wide)
 
 
@@ -49,10 +49,10 @@ def alone(config: Config, zero: Zero, plan: Plan | None) -> Iterator[Collective]
     wide = jnp.promote_types(model.dtype, jnp.float32).itemsize
     lengths: dict[tuple, dict[int, int]] = {}  # of those in one message, by precision
     for name, stored in zero.stored.items():
-        if isinstance(stored, Cut) and zero.moves_alone(name):
+        if isinstance(stored, Shard) and zero.per_layer(name):
             axes = stored.axes | {*_owed(stored, layout)}
             group = lengths.setdefault(tuple(sorted(axes)), {})
-            size = zero.moved_in(name).itemsize
+            size = zero.gather_dtype(name).itemsize
             group[size] = group.get(size, 0) + stored.padded
     for group in lengths.values():
         for size, length in group.items():

@@ -10,13 +10,13 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from jaxptd import collectives
-from jaxptd.layers.form import TensorParallel, own_rows, product
+from jaxptd.layers.form import TensorParallel, local_rows, product
 from jaxptd.layers.tensor_parallel import Grid2D, make_form
 from jaxptd.mesh import Axis, Layout
 
 
 @dataclasses.dataclass(frozen=True)
-class WholeTokens2D(Grid2D):
+class DecodeGrid2D(Grid2D):
     """`x[B, T, D/col]` and `h[B, T, F/col]`, the same along row."""
 
     token_axes: tuple[Axis, ...] = ()
@@ -32,26 +32,26 @@ class WholeTokens2D(Grid2D):
 
     def _turn(self, x: Array, dim: int) -> Array:
         """Cut along `dim` over col -> over row."""
-        return collectives.own_block(self.gather(x, dim), Axis.ROW, dim)
+        return collectives.local_block(self.gather(x, dim), Axis.ROW, dim)
 
     def lookup(self, tokens_BT: Array, table: Array, dtype: DTypeLike) -> Array:
-        x_BTD = lax.psum(own_rows(table, tokens_BT, Axis.COL).astype(dtype), Axis.COL)
+        x_BTD = lax.psum(local_rows(table, tokens_BT, Axis.COL).astype(dtype), Axis.COL)
         x_BTD = collectives.gather_from(x_BTD, Axis.ROW, -1)
-        return collectives.own_block(x_BTD, Axis.COL, -1)
+        return collectives.local_block(x_BTD, Axis.COL, -1)
 
     def positions(self, position_T: Array, table: Array, dtype: DTypeLike) -> Array:
-        return lax.psum(own_rows(table, position_T, Axis.ROW).astype(dtype), Axis.ROW)
+        return lax.psum(local_rows(table, position_T, Axis.ROW).astype(dtype), Axis.ROW)
 
-    def own_tokens(self, position_T: Array) -> Array:
+    def local_tokens(self, position_T: Array) -> Array:
         return position_T
 
-    def own_logits(self, x_BT: Array) -> Array:
+    def local_logits(self, x_BT: Array) -> Array:
         return x_BT
 
 
-def whole_tokens(layout: Layout) -> TensorParallel:
+def for_decoding(layout: Layout) -> TensorParallel:
     """The form of a layout, with no token cut."""
     form = make_form(dataclasses.replace(layout, sequence_parallel=False, collective_matmul=False))
     if not isinstance(form, Grid2D):
         return form
-    return WholeTokens2D(form.rows, form.cols, form.grid, form.ring, form.head_dim)
+    return DecodeGrid2D(form.rows, form.cols, form.grid, form.ring, form.head_dim)

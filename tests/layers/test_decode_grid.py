@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from jaxptd.layers.decode_grid import DecodeGrid2D, for_decoding
 from jaxptd.layers.tensor_parallel import Megatron1D
-from jaxptd.layers.whole_tokens import WholeTokens2D, whole_tokens
 from jaxptd.mesh import Axis, Layout, make_mesh
 
 B, T, D, F, N, H, V = 2, 3, 8, 16, 8, 5, 24  # all that is cut splits; tokens do not
@@ -23,9 +23,9 @@ LAYOUTS = [
 ]
 
 
-def form_of(layout: Layout) -> WholeTokens2D:
-    form = whole_tokens(layout)
-    assert isinstance(form, WholeTokens2D)
+def form_of(layout: Layout) -> DecodeGrid2D:
+    form = for_decoding(layout)
+    assert isinstance(form, DecodeGrid2D)
     return form
 
 
@@ -104,8 +104,8 @@ def test_tokens_are_cut_nowhere() -> None:
     form = form_of(LAYOUTS[0])
     positions = np.arange(3)
     assert form.token_axes == form.logit_axes == ()
-    assert form.own_tokens(positions) is form.own_logits(positions) is positions
+    assert form.local_tokens(positions) is form.local_logits(positions) is positions
     for steps in (False, True):
-        form = whole_tokens(Layout(tp=4, sequence_parallel=True, collective_matmul=steps))
+        form = for_decoding(Layout(tp=4, sequence_parallel=True, collective_matmul=steps))
         assert type(form) is Megatron1D
         assert form.token_axes == ()
