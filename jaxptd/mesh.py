@@ -106,7 +106,7 @@ class Layout:
                 raise UserError(
                     f"layout.{axis}={size}: an axis has at least one device; use 1 or more"
                 )
-        if self.tp > 1 and self.row * self.col > 1:
+        if self.tp > 1 and self.has_grid:
             raise UserError(
                 f"layout.tp={self.tp} with layout.row={self.row}, layout.col={self.col}: a matrix "
                 "is held by tp or by a row x col grid, not both; set tp=1 or row=col=1"
@@ -144,11 +144,9 @@ class Layout:
                 f"{grid} is not square, as layout.matmul2d={self.matmul2d} needs it; "
                 "use layout.matmul2d=gather or summa, or as many rows as columns"
             )
-        if self.sequence_parallel and self.row * self.col > 1:
-            raise UserError(
-                f"{grid} cuts the sequence by itself; leave layout.sequence_parallel false"
-            )
-        if self.attention2d == "blocks" and self.cp > 1 and self.row * self.col > 1:
+        if self.sequence_parallel and self.has_grid:
+            raise UserError(f"{grid} shards the sequence; leave layout.sequence_parallel=false")
+        if self.attention2d == "blocks" and self.cp > 1 and self.has_grid:
             raise UserError(
                 f"layout.attention2d=blocks has no ring (layout.cp={self.cp}); "
                 "use layout.cp=1 or layout.attention2d=heads"
@@ -160,6 +158,10 @@ class Layout:
         return {axis: getattr(self, axis.value) for axis in Axis}
 
     @property
+    def has_grid(self) -> bool:
+        return self.row * self.col > 1
+
+    @property
     def ring_size(self) -> int:
         """Devices among which the keys of a sequence travel."""
         return self.cp * (self.row if self.attention2d == "heads" else 1)
@@ -167,7 +169,7 @@ class Layout:
     @property
     def own_scores(self) -> str | None:
         """The choice by which attention makes its scores itself, without a kernel."""
-        if self.attention2d == "blocks" and self.row * self.col > 1:
+        if self.attention2d == "blocks" and self.has_grid:
             return "layout.attention2d=blocks"
         return "layout.ring=rsa" if self.ring == "rsa" and self.ring_size > 1 else None
 
@@ -179,10 +181,8 @@ class Layout:
         sizes = [f"{axis}={size}" for axis, size in self.sizes.items() if size > 1]
         names = ("sequence_parallel", "collective_matmul")
         sequence = [name for name in names if getattr(self, name)]
-        grid = []
-        if self.row * self.col > 1:
-            slices = f" in {self.matmul2d_slices} slices" if self.matmul2d_slices > 1 else ""
-            grid = [f"{self.matmul2d}{slices}", str(self.attention2d)]
+        slices = f" in {self.matmul2d_slices} slices" if self.matmul2d_slices > 1 else ""
+        grid = [f"{self.matmul2d}{slices}", str(self.attention2d)] if self.has_grid else []
         ring = [str(self.ring)] if self.ring_size > 1 else []
         pipeline = [self.schedule] if self.pp > 1 else []
         zero = [f"zero={self.zero}"] if self.zero else []

@@ -28,6 +28,5 @@ def draw(layout: Any) -> str:
         label + "".join(f"| {text:<{cell}} " for text in row) + "|"
         for label, row in zip(labels, rows, strict=True)
     ]
-    grid = layout.row * layout.col > 1
-    across = f"row {layout.row} x col {layout.col}" if grid else f"tp {layout.tp}"
+    across = f"row {layout.row} x col {layout.col}" if layout.has_grid else f"tp {layout.tp}"
     return "\n".join([title, rule, *body, rule, f"{margin}in each box: {across}"])

@@ -115,7 +115,7 @@ def layer_parts(config: Config) -> Iterator[Kept]:
     """All that some policy keeps of one layer and one micro-batch."""
     layout, model = config.layout, config.model
     narrow, wide = jnp.dtype(model.dtype).itemsize, _wide(config)
-    tokens, grid = _tokens(config), layout.row * layout.col > 1
+    tokens, grid = _tokens(config), layout.has_grid
     cut = layout.tp * layout.row * layout.col
     rows = tokens // (layout.row * (layout.tp if layout.sequence_parallel else 1))
     x = rows * (_padded(config, model.hidden_size) // layout.col) * narrow
@@ -148,9 +148,9 @@ def _attention(config: Config, output: int) -> Iterator[Kept]:
     model, layout = config.model, config.layout
     narrow, wide = jnp.dtype(model.dtype).itemsize, _wide(config)
     rows = _tokens(config) // layout.row * _heads(config)
-    blocks = layout.row * layout.col > 1 and layout.attention2d == "blocks"
+    blocks = layout.has_grid and layout.attention2d == "blocks"
     if not blocks and (layout.ring != "rsa" or layout.ring_size == 1):
-        twice = 2 if layout.row * layout.col > 1 else 1
+        twice = 2 if layout.has_grid else 1
         yield Kept("attention's output", output, {"none": 1, "dots": twice})
         yield Kept("logsumexp", rows * wide, _by("none", "dots"))
         return
@@ -214,14 +214,14 @@ def _tokens(config: Config) -> int:
 def _heads(config: Config) -> int:
     """Heads of which a device has all, or a part."""
     model, layout = config.model, config.layout
-    if layout.row * layout.col > 1 and layout.attention2d == "blocks":
+    if layout.has_grid and layout.attention2d == "blocks":
         return model.num_heads
     return inside(config) // model.head_size // (layout.tp * layout.col)
 
 
 def _padded(config: Config, size: int) -> int:
     layout: Layout = config.layout
-    if layout.row * layout.col == 1:
+    if not layout.has_grid:
         return size
     return padded(size, (layout.row, layout.col, layout.matmul2d_slices))
 

@@ -15,7 +15,7 @@ def check_layout(model: Any, layout: Layout) -> None:
         model: a `config.ModelConfig`, whose sizes are read.
         layout: over how many devices, and how.
     """
-    if model.products == "fp8" and layout.row * layout.col > 1:
+    if model.products == "fp8" and layout.has_grid:
         raise UserError(
             f"model.products=fp8 with layout.row={layout.row}, layout.col={layout.col}: products "
             "on a grid are native; use layout.tp, or model.products=native"
@@ -58,7 +58,7 @@ def _check_sequence(length: int, layout: Layout) -> None:
         )
     inner = Axis.TP if layout.sequence_parallel else Axis.ROW
     unit = math.lcm(layout.row, layout.col) * layout.matmul2d_slices
-    if not heads and layout.row * layout.col > 1 and length % unit:
+    if not heads and layout.has_grid and length % unit:
         raise UserError(
             f"model.seq_length={length} does not split into panels of a grid of layout.row="
             f"{layout.row} x layout.col={layout.col}, layout.matmul2d_slices="

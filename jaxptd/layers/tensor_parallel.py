@@ -289,7 +289,7 @@ def make_form(layout: Layout, *, native: bool = False, dot: Product = product) -
     dot: the product of a layer's matrix; a grid and ring steps have their own.
     """
     ring = partial(Ring, kind=layout.ring, native=native or layout.pp == 1)
-    if layout.row * layout.col > 1:
+    if layout.has_grid:
         heads = layout.attention2d == "heads"
         around = ring((Axis.CP, Axis.ROW) if heads else (Axis.CP,))
         grid = Grid(layout.matmul2d, layout.matmul2d_slices, native, permutes=around.native)

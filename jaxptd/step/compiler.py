@@ -18,7 +18,7 @@ def compiler_options(config: Config, mesh: Mesh) -> dict[str, Any] | None:
     if not on_gpus(mesh):
         return None
     layout, options = config.layout, dict[str, Any]()
-    if layout.ring_size > 2 or layout.row * layout.col > 1:
+    if layout.ring_size > 2 or layout.has_grid:
         options["xla_gpu_experimental_parallel_collective_overlap_limit"] = 2
     if config.model.products == "fp8":
         options["xla_gpu_enable_triton_gemm"] = False

@@ -21,7 +21,7 @@ def moves(one_way: Part, *on_grid: Part) -> Part:
     """Over tp as the first says, on a grid as the others do."""
 
     def parts(layout: Layout, dtype: str) -> Iterator[Collective]:
-        for part in on_grid if layout.row * layout.col > 1 else (one_way,):
+        for part in on_grid if layout.has_grid else (one_way,):
             yield from part(layout, dtype)
 
     return parts

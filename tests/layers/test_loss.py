@@ -25,7 +25,7 @@ def dense(logits: np.ndarray, targets: np.ndarray, weights: np.ndarray):
 
 def specs(layout: Layout) -> tuple[P, P]:
     """Of logits and of losses."""
-    if layout.row * layout.col > 1:
+    if layout.has_grid:
         return P(None, Axis.ROW, Axis.COL), P(None, Axis.ROW)
     return P(None, None, Axis.TP), P()
 

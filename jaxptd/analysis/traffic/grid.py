@@ -171,7 +171,7 @@ def _padded(config: Config, size: int, each: int = 1) -> int:
 def inside(config: Config) -> int:
     """N * H of attention; on a grid the cut one is padded."""
     model = config.model
-    if config.layout.row * config.layout.col == 1:
+    if not config.layout.has_grid:
         return model.hidden_size
     if config.layout.attention2d == "heads":
         return _padded(config, model.num_heads, model.head_size) * model.head_size

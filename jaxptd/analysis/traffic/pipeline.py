@@ -27,7 +27,7 @@ def between_stages(
     hops = sum(int(taken.sum()) for taken in plan.hops.taken.values())
     tokens = train.global_batch_size // (layout.dp * train.micro_batches) * config.model.seq_length
     hidden = config.model.hidden_size
-    if layout.row * layout.col > 1:
+    if layout.has_grid:
         hidden = padded(hidden, (layout.row, layout.col, layout.matmul2d_slices))
     cut = layout.cp * layout.row * layout.col * (layout.tp if layout.sequence_parallel else 1)
     size = tokens * hidden // cut * jnp.dtype(config.model.dtype).itemsize

@@ -59,7 +59,7 @@ def expected(
         native: the devices are GPUs: they have a broadcast, and permute in any loop.
     """
     sizes = config.layout.sizes
-    grid = config.layout.row * config.layout.col > 1
+    grid = config.layout.has_grid
     stacks = _stacks(config, plan)
     moved = on_grid(config, stacks, native=native) if grid else _one_way(config, stacks)
     layers: Iterable[Collective] = itertools.chain(moved, _ring(config, stacks))
