@@ -145,7 +145,7 @@ class Layout:
                 "use layout.matmul2d=gather or summa, or as many rows as columns"
             )
         if self.sequence_parallel and self.has_grid:
-            raise UserError(f"{grid} shards the sequence; leave layout.sequence_parallel=false")
+            raise UserError(f"{grid} shards the sequence; leave layout.sequence_parallel false")
         if self.attention2d == "blocks" and self.cp > 1 and self.has_grid:
             raise UserError(
                 f"layout.attention2d=blocks has no ring (layout.cp={self.cp}); "
