@@ -19,6 +19,7 @@ import jsonargparse
 import yaml
 
 from jaxptd.config import Config, from_dict
+from jaxptd.config.packaged import find_config
 from jaxptd.errors import Parser, UserError
 
 
@@ -27,13 +28,22 @@ def make_parser(prog: str, description: str) -> jsonargparse.ArgumentParser:
     parser = jsonargparse.ArgumentParser(
         prog=prog, description=description, exit_on_error=False, allow_abbrev=False
     )
-    help_text = "YAML file; options after it override it"
-    parser.add_argument("--config", action="config", help=help_text)
+    help_text = "YAML file, or the name of a packaged config; options after it override it"
+    parser.add_argument("--config", action=_ConfigFile, help=help_text)
     parser.add_class_arguments(Config, None, fail_untyped=True)
     for action in parser._actions:
         if action.dest in _sections():  # `--model FILE`, a second way to say --config
             action.help = argparse.SUPPRESS
     return parser
+
+
+class _ConfigFile(jsonargparse.ActionConfigFile):
+    """jsonargparse's option for a config file, which also takes the name of a packaged config."""
+
+    def __call__(
+        self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
+    ) -> None:
+        super().__call__(parser, namespace, find_config(values), option_string)
 
 
 def parse(
@@ -61,7 +71,7 @@ def parse(
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
-    """The config in a YAML file, with overrides as on the command line.
+    """Reads a YAML file, or a packaged config by its name, with overrides as on a command line.
 
     Raises:
         UserError: as `parse`.
@@ -78,7 +88,7 @@ def _check_options(argv: Sequence[str]) -> None:
         if any(other.partition("=")[0] == f"--{section}" for other in others):
             raise UserError(f"--{section} is a section; give its fields, as --{section}.name value")
     for path in files.config:
-        _check_file(path)
+        _check_file(find_config(path))
 
 
 def _check_file(path: str) -> None:

@@ -1,0 +1,42 @@
+"""The configs that come with jaxptd, found by name: `--config quickstart`."""
+
+import os
+from pathlib import Path
+
+from jaxptd.errors import UserError
+
+SUFFIX = ".yaml"
+
+
+def packaged_configs() -> dict[str, Path]:
+    """Name -> YAML file, sorted by name."""
+    return {path.stem: path for path in sorted(_folder().glob(f"*{SUFFIX}"))}
+
+
+def find_config(name: str) -> str:
+    """Resolves what follows `--config`: a path as it is, else the name of a packaged config.
+
+    Args:
+        name: a path, or a name without a folder, with or without `.yaml`. A file of that name in
+            the current directory comes first.
+
+    Raises:
+        UserError: there is neither such a file nor such a config.
+    """
+    if os.path.basename(name) != name or os.path.exists(name):
+        return name
+    configs = packaged_configs()
+    stem = name.removesuffix(SUFFIX)
+    if stem not in configs:
+        raise UserError(
+            f"{name}: no such file, and no packaged config of that name; use the path of a YAML "
+            f"file, or one of {', '.join(configs)}"
+        )
+    return str(configs[stem])
+
+
+def _folder() -> Path:
+    """`jaxptd/configs` of an installed wheel; in a source checkout `configs` beside `jaxptd`."""
+    package = Path(__file__).parents[1]
+    installed = package / "configs"
+    return installed if installed.is_dir() else package.parent / "configs"
