@@ -22,6 +22,7 @@ from jaxptd.config import Config
 from jaxptd.mesh import BATCH_AXES, Axis, make_mesh
 from jaxptd.params import Params
 from jaxptd.pipeline import pools
+from jaxptd.pipeline.model import LayerInputs
 from jaxptd.pipeline.split_backward import trace_layer
 from jaxptd.pipeline.statistics import Durations
 from jaxptd.step import Program
@@ -74,7 +75,7 @@ class _Layer:
 
         def run(layers: Params, batch: Any, *arrays: Any) -> Any:
             arrays = jax.tree.map(lambda x: x[0], arrays)
-            results = getattr(self, name)(*self._given(layers, batch), *arrays)
+            results = getattr(self, name)(*self._arguments(layers, batch), *arrays)
             return jax.tree.map(lambda x: as_varying(x, mesh.axis_names)[None], results)
 
         def call(layers: Params, batch: Any, *arrays: Any) -> Any:
@@ -84,40 +85,42 @@ class _Layer:
 
         return jax.jit(call)
 
-    def _given(self, layers: Params, batch: Any) -> tuple[Any, Any]:
+    def _arguments(self, layers: Params, batch: Any) -> tuple[Any, LayerInputs]:
         micro, places = self.program._micro_batches(batch, None)
         vary = [Axis.PP, *BATCH_AXES]
         params = {name: as_varying(x, vary) for name, x in layers.items()}
-        return params, ((places, pools.get(micro, 0)), jnp.int32(0))
+        return params, LayerInputs(pools.get(micro, 0).places(places), jnp.int32(0))
 
-    def _traced(self, params: Any, given: Any, x: Array) -> tuple[Any, list[Any]]:
+    def _traced(self, params: Any, inputs: LayerInputs, x: Array) -> tuple[Any, list[Any]]:
         program = self.program
         passes = Pipelined(program.blueprint, program.model, program.plan)
 
-        def run(params: Params, given: tuple, x_BTD: Array) -> Array:
-            return passes._layer(params, given, x_BTD, None)[0]
+        def run(params: Params, inputs: LayerInputs, x_BTD: Array) -> Array:
+            return passes._layer(params, inputs, x_BTD)[0]
 
-        return trace_layer(run, params, given, x)
+        return trace_layer(run, params, inputs, x)
 
     def _kept(self, shapes: Any, kept: Any) -> list[Array]:
         pairs = zip(shapes, kept, strict=True)
         return [as_varying(x, sorted(varying_axes(shape))) for shape, x in pairs]
 
-    def forward(self, params: Any, given: Any, x: Array) -> tuple[Array, list[Array]]:
-        return self._traced(params, given, x)[0].forward(params, given, x)
+    def forward(self, params: Any, inputs: LayerInputs, x: Array) -> tuple[Array, list[Array]]:
+        return self._traced(params, inputs, x)[0].forward(params, inputs, x)
 
-    def now(self, params: Any, given: Any, kept: Any, dy: Array) -> tuple[Array, list[Array]]:
-        layer, shapes = self._traced(params, given, dy)
-        had = (self._kept(shapes, kept), params, given)
+    def now(
+        self, params: Any, inputs: LayerInputs, kept: Any, dy: Array
+    ) -> tuple[Array, list[Array]]:
+        layer, shapes = self._traced(params, inputs, dy)
+        had = (self._kept(shapes, kept), params, inputs)
         return layer.split(*had, dy).now(had, dy)
 
-    def then(self, params: Any, given: Any, kept: Any, passed: Any, dy: Array) -> Any:
-        layer, shapes = self._traced(params, given, dy)
-        had = (self._kept(shapes, kept), params, given)
+    def then(self, params: Any, inputs: LayerInputs, kept: Any, passed: Any, dy: Array) -> Any:
+        layer, shapes = self._traced(params, inputs, dy)
+        had = (self._kept(shapes, kept), params, inputs)
         halves = layer.split(*had, dy)
         _, like = jax.eval_shape(halves.now, had, dy)
         return halves.then(had, self._kept(like, passed))
 
-    def whole(self, params: Any, given: Any, kept: Any, dy: Array) -> Any:
-        layer, shapes = self._traced(params, given, dy)
-        return layer.backward(self._kept(shapes, kept), params, given, dy)
+    def whole(self, params: Any, inputs: LayerInputs, kept: Any, dy: Array) -> Any:
+        layer, shapes = self._traced(params, inputs, dy)
+        return layer.backward(self._kept(shapes, kept), params, inputs, dy)

@@ -27,6 +27,7 @@ from jaxptd.layers.dropout import Places
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.params import Blueprint, ParamInfo, Params
 from jaxptd.pipeline import pools
+from jaxptd.pipeline.model import LayerInputs
 from jaxptd.step import Program
 from jaxptd.step.passes import Micro, Pipelined, Place
 
@@ -49,13 +50,13 @@ class Scanned(Pipelined):
         return jax.value_and_grad(loss)(params)
 
     def _loss_of_all(self, params: Params, micro: Micro, places: Places) -> Array:
-        inputs = self._inputs(params, micro, places)
-        x_MBTD = lax.map(lambda each: self._embed(inputs.ends, (places, each)), micro)
-        x_MBTD = self._stages(inputs.layers, (places, micro), x_MBTD)
+        arrays = self._arrays(params, micro, places)
+        x_MBTD = lax.map(lambda m: self._embed(arrays.ends, m, m.places(places)), micro)
+        x_MBTD = self._stages(arrays.layers, (places, micro), x_MBTD)
 
         def add(total: Array, each: tuple) -> tuple[Array, None]:
             x_BTD, micro = each
-            return total + self._loss_sum(inputs.ends, (places, micro), x_BTD), None
+            return total + self._loss_sum(arrays.ends, micro, x_BTD), None
 
         first = pools.get((x_MBTD, micro), 0)
         shape = jax.eval_shape(lambda each: add(jnp.float32(0), each)[0], first)
@@ -63,16 +64,16 @@ class Scanned(Pipelined):
         last = lax.axis_index(Axis.PP) == self.plan.schedule.stages - 1
         return lax.cond(last, lambda: lax.scan(add, zero, (x_MBTD, micro))[0], lambda: zero)
 
-    def _stages(self, layers: Params, given: tuple, x_MBTD: Array) -> Array:
+    def _stages(self, layers: Params, tokens: tuple[Places, Micro], x_MBTD: Array) -> Array:
         """x of every micro-batch -> what the last stage makes of it; on other stages nothing."""
         stage, stages = lax.axis_index(Axis.PP), self.plan.schedule.stages
         M, onward = len(x_MBTD), [(s, s + 1) for s in range(stages - 1)]
-        places, micro = given
+        places, micro = tokens
 
         def tick(x_BTD: Array, each: tuple) -> tuple[Array, Array]:
             first_BTD, t = each
             own = pools.get(micro, jnp.clip(t - stage, 0, M - 1))
-            x_BTD = self._stage(layers, (places, own), jnp.where(stage == 0, first_BTD, x_BTD))
+            x_BTD = self._stage(layers, own.places(places), jnp.where(stage == 0, first_BTD, x_BTD))
             return lax.ppermute(x_BTD, Axis.PP, onward), x_BTD
 
         nothing = jnp.zeros_like(x_MBTD[: stages - 1])
@@ -80,21 +81,21 @@ class Scanned(Pipelined):
         first = jnp.concatenate([x_MBTD, nothing])
         return lax.scan(tick, pools.zeros(x_MBTD[0]), (first, ticks))[1][stages - 1 :]
 
-    def _stage(self, layers: Params, given: tuple, x_BTD: Array) -> Array:
+    def _stage(self, layers: Params, places: Places, x_BTD: Array) -> Array:
         """A stage's layers; with remat full it keeps its input, and runs again for backward."""
         depth = self.plan.depth
         whole = self.model.remat == "full"
         layer = self._layer if whole else with_remat(self._layer, self.model)
         begin = lax.axis_index(Axis.PP) * depth
 
-        def run(layers: Params, given: tuple, x_BTD: Array) -> Array:
+        def run(layers: Params, places: Places, x_BTD: Array) -> Array:
             def one(x_BTD: Array, each: tuple) -> tuple[Array, None]:
                 params, number = each
-                return layer(params, (given, begin + number), x_BTD, None)[0], None
+                return layer(params, LayerInputs(places, begin + number), x_BTD)[0], None
 
             return lax.scan(one, x_BTD, (layers, jnp.arange(depth, dtype=jnp.int32)))[0]
 
-        return (jax.checkpoint(run, prevent_cse=False) if whole else run)(layers, given, x_BTD)
+        return (jax.checkpoint(run, prevent_cse=False) if whole else run)(layers, places, x_BTD)
 
 
 class WholeEnds(Place):

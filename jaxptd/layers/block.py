@@ -22,6 +22,7 @@ from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.mlp import MLP
 from jaxptd.layers.norm import LayerNorm
 from jaxptd.params import normal, stacked
+from jaxptd.pipeline.model import LayerInputs
 from jaxptd.zero import with_gathering
 
 OFFLOADED = "offloaded"  # of a program's `model.remat`: as dots, what is kept in host memory
@@ -83,7 +84,7 @@ def run_blocks(
 
     def one(x_BTD: Array, layer: tuple, run: Any) -> Any:
         block, number, cache = layer
-        return run(block, (places, number, cache), x_BTD)
+        return run(block, LayerInputs(places, number, cache), x_BTD)
 
     for (remat, _), stack in zip(remats, stacks, strict=True):
         run = with_gathering(with_remat(_run_block, dataclasses.replace(config, remat=remat)))
@@ -93,8 +94,8 @@ def run_blocks(
     return x_BTD, jax.tree.map(lambda *each: jnp.concatenate(each), *caches)
 
 
-def _run_block(block: Block, given: tuple, x_BTD: Array) -> tuple[Array, Cache | None]:
-    return block(x_BTD, *given)
+def _run_block(block: Block, inputs: LayerInputs, x_BTD: Array) -> tuple[Array, Cache | None]:
+    return block(x_BTD, *inputs)
 
 
 def _unrolled(run: Any, x: Array, xs: Any) -> tuple[Array, Any]:
@@ -127,9 +128,9 @@ def with_remat(run: Any, config: ModelConfig) -> Any:
     return jax.checkpoint(run, policy=policy, prevent_cse=not config.scan_layers)
 
 
-def _named(run: Any, block: Block, given: tuple, x_BTD: Array) -> Any:
+def _named(run: Any, block: Block, inputs: LayerInputs, x_BTD: Array) -> Any:
     """`run`, its input among what is kept by name: an input by itself is kept where it is."""
-    return run(block, given, checkpoint_name(x_BTD, KEPT))
+    return run(block, inputs, checkpoint_name(x_BTD, KEPT))
 
 
 def _to_host() -> Any:

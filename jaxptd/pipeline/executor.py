@@ -23,7 +23,7 @@ from jax import Array, lax
 from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.mesh import Axis
 from jaxptd.pipeline.layer_kinds import Kind
-from jaxptd.pipeline.model import Inputs, Parts
+from jaxptd.pipeline.model import LayerInputs, ModelArrays, ModelFunctions
 from jaxptd.pipeline.plan import Plan, layers_scope
 from jaxptd.pipeline.pools import Row, add, get, loop, put, zeros
 from jaxptd.pipeline.split_backward import lean
@@ -36,52 +36,57 @@ class _Carry(NamedTuple):
     mail: Array
     saved: Any
     between: Any
-    layers: Any  # their gradients, or in a forward pass their states
+    layers: Any  # their gradients, or in a forward pass their caches
     ends: Any
     total: Any
 
 
-def gradients(parts: Parts, plan: Plan, inputs: Inputs) -> tuple[Array, Any, Any]:
+def gradients(functions: ModelFunctions, plan: Plan, arrays: ModelArrays) -> tuple[Array, Any, Any]:
     """(loss, gradients of layers, gradients of ends): this stage's shares, ends of the ends too."""
-    run = _Training(parts, plan, inputs)
+    run = _Training(functions, plan, arrays)
     carry = _scan(run, run.start(), run.tick)
     return carry.total, carry.layers, carry.ends
 
 
-def forward(parts: Parts, plan: Plan, inputs: Inputs, states: Any = None) -> tuple[Any, Any]:
-    """(sum of what the head makes: zeros but on the last part's stage, states of the layers)."""
-    run = _Pass(parts, plan, inputs)
-    carry = _scan(run, run.start(states), run.tick)
+def forward(
+    functions: ModelFunctions, plan: Plan, arrays: ModelArrays, caches: Any = None
+) -> tuple[Any, Any]:
+    """(sum of what the head makes: zeros but on the last part's stage, caches of the layers)."""
+    run = _Pass(functions, plan, arrays)
+    carry = _scan(run, run.start(caches), run.tick)
     return carry.total, carry.layers
 
 
 class _Pass:
     """A forward pass; and what training has in common with it."""
 
-    def __init__(self, parts: Parts, plan: Plan, inputs: Inputs) -> None:
-        self.parts, self.plan, self.inputs = parts, plan, inputs
+    def __init__(self, functions: ModelFunctions, plan: Plan, arrays: ModelArrays) -> None:
+        self.functions, self.plan, self.arrays = functions, plan, arrays
         self.first = as_varying(jnp.int32(0), [Axis.PP])
-        self.x = zeros(jax.eval_shape(parts.embed, inputs.ends, self.given(self.first)))
-        self.total = zeros(jax.eval_shape(parts.head, inputs.ends, self.given(self.first), self.x))
+        micro, places = self.micro_batch(self.first)
+        self.x = zeros(jax.eval_shape(functions.embed, arrays.ends, micro, places))
+        self.total = zeros(jax.eval_shape(functions.head, arrays.ends, micro, self.x))
 
     @cached_property
-    def example(self) -> tuple[Any, Any]:
-        """Shapes of a layer's parameters, and what is given with them."""
+    def example(self) -> tuple[Any, LayerInputs]:
+        """Shapes of a layer's parameters, and its inputs."""
 
         def first() -> Any:
-            return self.parts.fetch(get(self.inputs.layers, self.first))
+            return self.functions.gathered(get(self.arrays.layers, self.first))
 
-        return jax.eval_shape(first), (self.given(self.first), self.first)
+        return jax.eval_shape(first), LayerInputs(self.micro_batch(self.first)[1], self.first)
 
-    def given(self, micro: Array) -> tuple[Any, Any]:
-        """What is given of a micro-batch."""
-        return self.inputs.shared, get(self.inputs.micro, micro)
+    def micro_batch(self, number: Array) -> tuple[Any, Any]:
+        """A micro-batch, and the places of its tokens."""
+        micro = get(self.arrays.micro, number)
+        return micro, self.functions.places(micro, self.arrays.shared)
 
-    def start(self, states: Any) -> _Carry:
-        state = get(states, self.first)
-        _, found = jax.eval_shape(self.parts.layers[0], *self.example, self.x, state)
+    def start(self, caches: Any) -> _Carry:
+        params, inputs = self.example
+        inputs = inputs._replace(cache=get(caches, self.first))
+        _, found = jax.eval_shape(self.functions.layers[0], params, inputs, self.x)
         vary = partial(jax.tree.map, lambda x, like: as_varying(x, sorted(varying_axes(like))))
-        return self._carry(layers=vary(states, found))
+        return self._carry(layers=vary(caches, found))
 
     def _carry(self, **others: Any) -> _Carry:
         mail = zeros(self.x, self.plan.slots["mail"])
@@ -98,37 +103,39 @@ class _Pass:
         return carry._replace(x=get(carry.mail, row["read"]))
 
     def _embed(self, carry: _Carry, row: Row) -> _Carry:
-        x = self.parts.embed(self.inputs.ends, self.given(row["micro"]))
+        x = self.functions.embed(self.arrays.ends, *self.micro_batch(row["micro"]))
         return carry._replace(mail=put(carry.mail, x, row["read"]))
 
     def _forward(self, carry: _Carry, row: Row) -> _Carry:
-        def one(carry: _Carry, own: Any, given: Any, at: Array, kind: int) -> _Carry:
-            params, state = self.parts.fetch(own), get(carry.layers, row["row"] + at)
-            x, state = self.parts.layers[kind](params, given, carry.x, state)
-            return carry._replace(x=x, layers=put(carry.layers, state, row["row"] + at))
+        def one(carry: _Carry, own: Any, inputs: LayerInputs, at: Array, kind: int) -> _Carry:
+            params, cache = self.functions.gathered(own), get(carry.layers, row["row"] + at)
+            inputs = inputs._replace(cache=cache)
+            x, cache = self.functions.layers[kind](params, inputs, carry.x)
+            return carry._replace(x=x, layers=put(carry.layers, cache, row["row"] + at))
 
         return self._each_layer("forward", carry, row, one)
 
     def _head(self, carry: _Carry, row: Row) -> _Carry:
-        value = self.parts.head(self.inputs.ends, self.given(row["micro"]), carry.x)
+        micro, _ = self.micro_batch(row["micro"])
+        value = self.functions.head(self.arrays.ends, micro, carry.x)
         return carry._replace(x=jnp.zeros_like(carry.x), total=carry.total + value)
 
     def _each_layer(
         self, name: str, carry: _Carry, row: Row, run: Callable, *, back: bool = False
     ) -> _Carry:
-        """`run(carry, row of layers, given, number in the part, kind)` for each layer of a part."""
-        given = self.given(row["micro"])
+        """`run(carry, layer's row, inputs, number in the part, kind)` for each layer of a part."""
+        _, places = self.micro_batch(row["micro"])
 
         def one(i: Any, carry: _Carry, kind: int, begin: Any, end: Any) -> _Carry:
             at = end - 1 - i if back else begin + i
-            own = get(self.inputs.layers, row["row"] + at)
-            return run(carry, own, (given, row["layer"] + at), at, kind)
+            own = get(self.arrays.layers, row["row"] + at)
+            return run(carry, own, LayerInputs(places, row["layer"] + at), at, kind)
 
         kinds = list(enumerate(self.plan.kinds))
         for kind, rows in reversed(kinds) if back else kinds:
             begin, end = rows if self.plan.even else (jnp.minimum(i, row["layers"]) for i in rows)
             body = partial(one, kind=kind, begin=begin, end=end)
-            if self.parts.unroll and self.plan.even:
+            if self.functions.unroll and self.plan.even:
                 for i in range(end - begin):
                     carry = body(i, carry)
                 continue
@@ -151,18 +158,18 @@ class _Pass:
 class _Training(_Pass):
     """Forward and backward."""
 
-    def __init__(self, parts: Parts, plan: Plan, inputs: Inputs) -> None:
-        super().__init__(parts, plan, inputs)
+    def __init__(self, functions: ModelFunctions, plan: Plan, arrays: ModelArrays) -> None:
+        super().__init__(functions, plan, arrays)
         split = bool(plan.slots["between"])
         self.kinds = [
             Kind.of(
                 layer, self.example, self.x, number=number, begin=plan.kinds[number][0], split=split
             )
-            for number, layer in enumerate(parts.layers)
+            for number, layer in enumerate(functions.layers)
         ]
 
     def start(self) -> _Carry:  # type: ignore[override]
-        plan, (layers, ends) = self.plan, self.inputs.zeros
+        plan, (layers, ends) = self.plan, self.arrays.zeros
         pools = {
             name: [
                 [zeros(shape, plan.slots[name], end - begin) for shape in kind.shapes[name]]
@@ -184,16 +191,18 @@ class _Training(_Pass):
     def _run_on(self, carry: _Carry, row: Row) -> _Carry:
         """Layers of a part, nothing kept."""
 
-        def one(carry: _Carry, own: Any, given: Any, at: Array, kind: int) -> _Carry:
-            return carry._replace(x=self.parts.layers[kind](self.parts.fetch(own), given, carry.x))
+        def one(carry: _Carry, own: Any, inputs: LayerInputs, at: Array, kind: int) -> _Carry:
+            return carry._replace(
+                x=self.functions.layers[kind](self.functions.gathered(own), inputs, carry.x)
+            )
 
         return self._each_layer("forward", carry, row, one)
 
     def _save(self, carry: _Carry, row: Row, name: str = "forward") -> _Carry:
         """Layers of a part; what they keep for backward is saved."""
 
-        def one(carry: _Carry, own: Any, given: Any, at: Array, kind: int) -> _Carry:
-            x, kept = self.kinds[kind].layer.forward(self.parts.fetch(own), given, carry.x)
+        def one(carry: _Carry, own: Any, inputs: LayerInputs, at: Array, kind: int) -> _Carry:
+            x, kept = self.kinds[kind].layer.forward(self.functions.gathered(own), inputs, carry.x)
             saved = self.kinds[kind].put(carry.saved, kept, row["saved"], at)
             return carry._replace(x=x, saved=saved)
 
@@ -212,56 +221,56 @@ class _Training(_Pass):
 
     def _head(self, carry: _Carry, row: Row) -> _Carry:
         """The loss; x becomes its gradient."""
-        given = self.given(row["micro"])
+        micro, _ = self.micro_batch(row["micro"])
 
         def head(ends: Any, x: Array) -> Array:
-            return self.parts.head(ends, given, x)
+            return self.functions.head(ends, micro, x)
 
-        loss, vjp = jax.vjp(head, self.inputs.ends, carry.x)
+        loss, vjp = jax.vjp(head, self.arrays.ends, carry.x)
         ends, x = vjp(jnp.ones_like(loss))
         ends = jax.tree.map(jnp.add, carry.ends, ends)
         return carry._replace(x=x, ends=ends, total=carry.total + loss)
 
     def _back(self, row: Row, carry: _Carry, *layer: Any) -> _Carry:
         """One layer: x, the gradient of its result, becomes that of its input."""
-        own, given, at, number = layer
-        kind, params = self.kinds[number], self.parts.fetch_again(own)
+        own, inputs, at, number = layer
+        kind, params = self.kinds[number], self.functions.regathered(own)
         kept = kind.get(carry.saved, row["saved"], at)
         if kind.halves:
             # Read before anything is laid over it, or XLA for CPUs copies the pool at every layer.
             for i in (i for i in kind.between.places if i is not None):
                 kept[i] = lax.optimization_barrier(kept[i])
-            x, passed = kind.halves.now((kept, params, given), carry.x)
+            x, passed = kind.halves.now((kept, params, inputs), carry.x)
             over, rest = kind.between.part(passed)
             saved = kind.put(carry.saved, over, row["saved"], at)
             between = kind.put(carry.between, rest, row["between"], at)
             return carry._replace(x=x, saved=saved, between=between)
-        found, x = kind.layer.backward(kept, params, given, carry.x)
-        found = self.parts.home(found, own)
+        found, x = kind.layer.backward(kept, params, inputs, carry.x)
+        found = self.functions.reduce_scattered(found, own)
         return carry._replace(x=x, layers=add(carry.layers, found, row["row"] + at))
 
     def _weight(self, carry: _Carry, row: Row) -> _Carry:
         """The other half of backward, of each layer by itself."""
 
-        def one(carry: _Carry, own: Any, given: Any, at: Array, number: int) -> _Carry:
+        def one(carry: _Carry, own: Any, inputs: LayerInputs, at: Array, number: int) -> _Carry:
             kind = self.kinds[number]
             assert kind.halves is not None
-            params = self.parts.fetch(own) if kind.reads_parameters else self.example[0]
+            params = self.functions.gathered(own) if kind.reads_parameters else self.example[0]
             kept = kind.get(carry.saved, row["saved"], at)
             rest = kind.get(carry.between, row["between"], at)
-            found = kind.halves.then((kept, params, given), kind.between.join(kept, rest))
-            found = self.parts.home(found, own)
+            found = kind.halves.then((kept, params, inputs), kind.between.join(kept, rest))
+            found = self.functions.reduce_scattered(found, own)
             return carry._replace(layers=add(carry.layers, found, row["row"] + at))
 
         return self._each_layer("weight", carry, row, one)
 
     def _unembed(self, carry: _Carry, row: Row) -> _Carry:
-        given = self.given(row["micro"])
+        micro, places = self.micro_batch(row["micro"])
 
         def back(ends: Any, x: Array) -> Any:
-            return jax.vjp(lambda ends: self.parts.embed(ends, given), ends)[1](x)[0]
+            return jax.vjp(lambda ends: self.functions.embed(ends, micro, places), ends)[1](x)[0]
 
-        ends = lean(back, self.inputs.ends, carry.x)
+        ends = lean(back, self.arrays.ends, carry.x)
         ends = jax.tree.map(jnp.add, carry.ends, ends)
         return carry._replace(x=jnp.zeros_like(carry.x), ends=ends)
 

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from jax import Array
 
+from jaxptd.pipeline.model import LayerInputs
 from jaxptd.pipeline.pools import get, put, zeros
 from jaxptd.pipeline.split_backward import Between, Halves, Layer, trace_layer
 
@@ -40,14 +41,14 @@ class Kind:
     def of(
         cls,
         run: Callable,
-        example: tuple[Any, Any],
+        example: tuple[Any, LayerInputs],
         x: Array,
         *,
         number: int,
         begin: int,
         split: bool,
     ) -> "Kind":
-        """Of a layer, `run(params, given, x) -> x`; example: parameters and given like its own."""
+        """Traces a layer, `run(params, inputs, x) -> x`; example: its parameters and inputs."""
         layer, saved = trace_layer(run, *example, x)
         halves, between = None, Between((), [])
         if split:

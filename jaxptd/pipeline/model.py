@@ -1,4 +1,4 @@
-"""A model as a pipeline runs it: functions, and the arrays they run on."""
+"""A model as a pipeline runs it: its functions, and the arrays that they run on."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -6,32 +6,52 @@ from typing import Any, NamedTuple
 from jax import Array
 
 
-class Parts(NamedTuple):
-    """What a model is made of, as functions.
+class LayerInputs(NamedTuple):
+    """The inputs of a layer besides its parameters and x; none of them gets a gradient.
 
-    With given = (shared, micro-batch): embed: (ends, given) -> x. layers, one of each kind that the
-    plan has: (parameters, (given, number), x) -> x, or in a forward pass (parameters, (given,
-    number), x, state) -> (x, state).
-    head: (ends, given, x) -> its share of the loss; in a forward pass any array, which is added up.
-    fetch: a row of `Inputs.layers` -> a layer's parameters.
-    fetch_again: the same, for backward.
-    home: (gradients of those, the row) -> what is added up of them.
-    unroll: write layers out instead of looping, where all parts have as many.
+    places: where the tokens are in the global batch (`jaxptd.layers.dropout.Places`).
+    number: of the layer in the model, int32.
+    cache: keys and values of the tokens before; None in training.
     """
 
-    embed: Callable[[Any, Any], Array]
+    places: Any
+    number: Any
+    cache: Any = None
+
+
+class ModelFunctions(NamedTuple):
+    """The model as functions. A micro-batch is one element of `ModelArrays.micro`.
+
+    embed: (ends, micro-batch, places) -> x.
+    layers: one function for each kind of layer that the plan has: (parameters, `LayerInputs`, x)
+        -> x in training, -> (x, cache) in a forward pass.
+    head: (ends, micro-batch, x) -> the micro-batch's share of the loss; in a forward pass any
+        array, which is summed over micro-batches.
+    places: (micro-batch, `ModelArrays.shared`) -> places of its tokens.
+    gathered: a row of `ModelArrays.layers` -> a layer's parameters, for forward.
+    regathered: the same, for backward.
+    reduce_scattered: (gradients of those parameters, the row) -> gradients to accumulate.
+    unroll: unrolls the loop over layers, if all parts have the same number of layers.
+    """
+
+    embed: Callable[[Any, Any, Any], Array]
     layers: Sequence[Callable[..., Any]]
     head: Callable[[Any, Any, Array], Any]
-    fetch: Callable[[Any], Any] = lambda own: own
-    fetch_again: Callable[[Any], Any] = lambda own: own
-    home: Callable[[Any, Any], Any] = lambda found, own: found
+    places: Callable[[Any, Any], Any]
+    gathered: Callable[[Any], Any] = lambda row: row
+    regathered: Callable[[Any], Any] = lambda row: row
+    reduce_scattered: Callable[[Any, Any], Any] = lambda gradients, row: gradients
     unroll: bool = False
 
 
-class Inputs(NamedTuple):
-    """Parameters, which vary over pp, the micro-batches, `[M, ...]` each, and what they share.
+class ModelArrays(NamedTuple):
+    """Parameters, which vary over pp, and the micro-batches of a step.
 
-    zeros: to add gradients to, of layers and of ends; a forward pass needs none.
+    layers: parameters of this stage's layers, stacked.
+    ends: all other parameters.
+    micro: the micro-batches, `[M, ...]` of each array.
+    shared: what all micro-batches have in common.
+    zeros: (of layers, of ends), to add gradients to; a forward pass needs none.
     """
 
     layers: Any

@@ -17,6 +17,8 @@ import jax
 from jax import Array
 from jax.extend.core import Literal
 
+from jaxptd.pipeline.model import LayerInputs
+
 # Equations that only call, and where they hold the program that they call.
 CALLS = {
     "jit": "jaxpr",
@@ -32,14 +34,14 @@ CALLS = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layer:
-    """A layer, `run(params, given, x) -> x`, with its backward pass.
+    """A layer, `run(params, inputs, x) -> x`, with its backward pass.
 
     Args:
-        run: the layer; no gradient of `given` is wanted.
+        run: the layer; its parameters and x get gradients, `inputs` do not.
         tree: how what backward needs is put together again.
         flat: the program that makes what backward needs, without calls.
-        kept: of each array that backward needs, whether it must be kept; else it is a parameter, or
-            given, or made of what is given: positions, masks.
+        kept: of each array that backward needs, whether it must be kept; else it is a
+            parameter, an input, or computed from inputs alone: positions, masks.
     """
 
     run: Callable[[Any, Any, Array], Array]
@@ -47,16 +49,16 @@ class Layer:
     flat: Any
     kept: tuple[bool, ...]
 
-    def forward(self, params: Any, given: Any, x: Array) -> tuple[Array, list[Array]]:
+    def forward(self, params: Any, inputs: LayerInputs, x: Array) -> tuple[Array, list[Array]]:
         """The result, and what to keep."""
-        y, leaves, _ = _vjp(self.run, params, given, x)
+        y, leaves, _ = _vjp(self.run, params, inputs, x)
         return y, [leaf for leaf, kept in zip(leaves, self.kept, strict=True) if kept]
 
-    def backward(self, kept: Sequence[Array], params: Any, given: Any, dy: Array) -> tuple:
+    def backward(self, kept: Sequence[Array], params: Any, inputs: LayerInputs, dy: Array) -> tuple:
         """What was kept, and the gradient of the result -> gradients of params and of x."""
         jaxpr, keep = self.flat.jaxpr, iter(kept)
         made = [var for var, kept in zip(jaxpr.outvars, self.kept, strict=True) if not kept]
-        env = dict(zip(jaxpr.invars, jax.tree.leaves((params, given)), strict=False))
+        env = dict(zip(jaxpr.invars, jax.tree.leaves((params, inputs)), strict=False))
         env |= dict(zip(jaxpr.constvars, self.flat.consts, strict=True))
         _evaluate(_needed(jaxpr.eqns, made), env)
         leaves = [
@@ -65,25 +67,28 @@ class Layer:
         ]
         return jax.tree.unflatten(self.tree, leaves)(dy)
 
-    def split(self, kept: Sequence[Array], params: Any, given: Any, dy: Array) -> "Halves":
+    def split(self, kept: Sequence[Array], params: Any, inputs: LayerInputs, dy: Array) -> "Halves":
         """The two halves of `backward`, for arguments like these."""
 
-        def program(inputs: tuple, dy: Array) -> tuple:
-            return self.backward(inputs[0], inputs[1], inputs[2], dy)
+        def program(arguments: tuple, dy: Array) -> tuple:
+            kept, params, inputs = arguments
+            return self.backward(kept, params, inputs, dy)
 
-        return Halves.of(program, (kept, params, given), dy)
+        return Halves.of(program, (kept, params, inputs), dy)
 
 
-def trace_layer(run: Callable, params: Any, given: Any, x: Array) -> tuple[Layer, list[Any]]:
+def trace_layer(
+    run: Callable, params: Any, inputs: LayerInputs, x: Array
+) -> tuple[Layer, list[Any]]:
     """The layer for arguments like these, and shapes of what it keeps."""
     tree = None
 
-    def needs(params: Any, given: Any, x: Array) -> list[Array]:
+    def needs(params: Any, inputs: LayerInputs, x: Array) -> list[Array]:
         nonlocal tree
-        _, leaves, tree = _vjp(run, params, given, x)
+        _, leaves, tree = _vjp(run, params, inputs, x)
         return leaves
 
-    flat, shapes = _flat(needs, params, given, x)
+    flat, shapes = _flat(needs, params, inputs, x)
     jaxpr, parameters = flat.jaxpr, len(jax.tree.leaves(params))
     computed = {*jaxpr.invars[:parameters], *jaxpr.invars[-1:]}  # what depends on these is kept
 
@@ -95,8 +100,10 @@ def trace_layer(run: Callable, params: Any, given: Any, x: Array) -> tuple[Layer
     return Layer(run, tree, flat, kept), [s for s, k in zip(shapes, kept, strict=True) if k]
 
 
-def _vjp(run: Callable, params: Any, given: Any, x: Array) -> tuple[Array, list[Array], Any]:
-    y, vjp = jax.vjp(lambda params, x: run(params, given, x), params, x)
+def _vjp(
+    run: Callable, params: Any, inputs: LayerInputs, x: Array
+) -> tuple[Array, list[Array], Any]:
+    y, vjp = jax.vjp(lambda params, x: run(params, inputs, x), params, x)
     return y, *jax.tree.flatten(vjp)
 
 

@@ -26,7 +26,7 @@ from jaxptd.layers.dropout import Places
 from jaxptd.mesh import Axis
 from jaxptd.params import Blueprint, ParamInfo, Params
 from jaxptd.pipeline import executor, pools
-from jaxptd.pipeline.model import Inputs, Parts
+from jaxptd.pipeline.model import LayerInputs, ModelArrays, ModelFunctions
 from jaxptd.pipeline.placement import part_sizes, rows_of_layers
 from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.schedules import make_schedule
@@ -142,25 +142,25 @@ class Pipelined:
     def gradients(
         self, params: StepParams, micro: Micro, places: Places, share: Array
     ) -> tuple[Array, Params]:
-        def run(params: Params, given: tuple, x_BTD: Array) -> Array:
-            return self._layer(params, given, x_BTD, None)[0]
+        def run(params: Params, inputs: LayerInputs, x_BTD: Array) -> Array:
+            return self._layer(params, inputs, x_BTD)[0]
 
-        def head(ends: Params, given: tuple, x_BTD: Array) -> Array:
-            return self._loss_sum(ends, given, x_BTD) * share
+        def head(ends: Params, micro: Micro, x_BTD: Array) -> Array:
+            return self._loss_sum(ends, micro, x_BTD) * share
 
         remats = [] if self.plan.recompute else self.model.remats(self.plan.depth)
         kinds = [
             with_remat(run, dataclasses.replace(self.model, remat=remat)) for remat, _ in remats
         ]
-        parts = self._parts(kinds or [run], head)
-        inputs = self._inputs(self.gathered(params), micro, places)
-        loss, layers, ends = executor.gradients(parts, self.plan, inputs)
+        functions = self._functions(kinds or [run], head)
+        arrays = self._arrays(self.gathered(params), micro, places)
+        loss, layers, ends = executor.gradients(functions, self.plan, arrays)
         return loss, layers | {name: self._home(name, g) for name, g in ends.items()}
 
     def loss(self, params: StepParams, micro: Micro, places: Places) -> Array:
-        inputs = self._inputs(self.gathered(params), micro, places)
-        parts = self._parts([self._layer], self._loss_sum)
-        return executor.forward(parts, self.plan.forward_only(), inputs)[0]
+        functions = self._functions([self._layer], self._loss_sum)
+        arrays = self._arrays(self.gathered(params), micro, places)
+        return executor.forward(functions, self.plan.forward_only(), arrays)[0]
 
     def gathered(self, params: StepParams) -> StepParams:
         infos = self.blueprint.infos
@@ -176,46 +176,51 @@ class Pipelined:
     ) -> tuple[Array, Cache]:
         """One micro-batch; the logits, which one stage has, are brought to all."""
 
-        def head(ends: Params, given: tuple, x_BTD: Array) -> Array:
+        def head(ends: Params, micro: Micro, x_BTD: Array) -> Array:
             return self.blueprint.build(ends).output(x_BTD)
 
         micro = Micro({"tokens": tokens_BT[None]}, places.sample_B[None], None)
-        parts, inputs = self._parts([self._layer], head), self._inputs(params, micro, places)
+        functions = self._functions([self._layer], head)
+        arrays = self._arrays(params, micro, places)
         plan = self.plan.forward_only(micro_batches=1)
-        logits_BTV, cache = executor.forward(parts, plan, inputs, cache)
+        logits_BTV, cache = executor.forward(functions, plan, arrays, cache)
         return lax.psum(logits_BTV, Axis.PP), cache
 
-    # ---- parts of the model -----------------------------------------------------------------
+    # ---- the model's functions --------------------------------------------------------------
 
-    def _parts(self, layers: Any, head: Any) -> Parts:
-        unroll = not self.model.scan_layers
-        return Parts(self._embed, layers, head, gathered, regathered, reduce_scattered, unroll)
+    def _functions(self, layers: Any, head: Any) -> ModelFunctions:
+        return ModelFunctions(
+            embed=self._embed,
+            layers=layers,
+            head=head,
+            places=Micro.places,
+            gathered=gathered,
+            regathered=regathered,
+            reduce_scattered=reduce_scattered,
+            unroll=not self.model.scan_layers,
+        )
 
-    def _embed(self, ends: Params, given: tuple) -> Array:
-        places, micro = given
-        model = self.blueprint.build(ends)
-        return model.embed(micro.batch["tokens"], micro.places(places))
+    def _embed(self, ends: Params, micro: Micro, places: Places) -> Array:
+        return self.blueprint.build(ends).embed(micro.batch["tokens"], places)
 
     def _layer(
-        self, params: Params, given: tuple, x_BTD: Array, cache: Cache | None
+        self, params: Params, inputs: LayerInputs, x_BTD: Array
     ) -> tuple[Array, Cache | None]:
-        (places, micro), number = given
         block: Block = self.blueprint.build(params).blocks
-        return block(x_BTD, micro.places(places), number, cache)
+        return block(x_BTD, *inputs)
 
-    def _loss_sum(self, ends: Params, given: tuple, x_BTD: Array) -> Array:
-        _, micro = given
+    def _loss_sum(self, ends: Params, micro: Micro, x_BTD: Array) -> Array:
         model = self.blueprint.build(ends)
         return jnp.sum(model.output_loss(x_BTD, micro.batch["targets"]))
 
     # ---- what is held where -----------------------------------------------------------------
 
-    def _inputs(self, params: StepParams, micro: Micro, places: Places) -> Inputs:
+    def _arrays(self, params: StepParams, micro: Micro, places: Places) -> ModelArrays:
         infos = self.blueprint.infos
         layers = {name: p for name, p in params.items() if infos[name].stacked}
         ends = {name: p for name, p in params.items() if name not in layers}
         zeros = jax.tree.map(wide_zeros, (shards_of(layers), ends))
-        return Inputs(layers, ends, micro, places, zeros)
+        return ModelArrays(layers, ends, micro, places, zeros)
 
     def _whole(self, name: str, x: Array) -> Array:
         dim = stage_dim(self.blueprint.infos[name])

@@ -28,6 +28,7 @@ from jax import Array, lax
 from jaxptd.collectives import varying_axes
 from jaxptd.mesh import BATCH_AXES, Axis
 from jaxptd.params import ParamInfo, Params, Stored
+from jaxptd.pipeline.model import LayerInputs
 from jaxptd.pipeline.split_backward import trace_layer
 from jaxptd.zero.shards import Shard
 
@@ -220,32 +221,34 @@ def _split(rows: Array, widths: list[int]) -> list[Array]:
     return jnp.split(rows, ends, axis=1)
 
 
-def with_gathering(run: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
-    """`run(layer, given, x)`, for a layer that may have lent leaves: whole only while it runs.
+def with_gathering(
+    run: Callable[[Any, LayerInputs, Any], Any],
+) -> Callable[[Any, LayerInputs, Any], Any]:
+    """`run(layer, inputs, x)`, for a layer that may have lent leaves: whole only while it runs.
 
     Backward keeps what `run` keeps, but no parameter: it fetches the layer again.
     """
 
     @jax.custom_vjp
-    def borrowed(layer: Any, given: Any, x: Array) -> Any:
-        return run(gathered(layer), given, x)
+    def borrowed(layer: Any, inputs: LayerInputs, x: Array) -> Any:
+        return run(gathered(layer), inputs, x)
 
-    def forward(layer: Any, given: Any, x: Array) -> tuple[Any, tuple]:
+    def forward(layer: Any, inputs: LayerInputs, x: Array) -> tuple[Any, tuple]:
         whole = gathered(layer)
-        traced, _ = trace_layer(run, whole, given, x)
-        y, kept = traced.forward(whole, given, x)
-        return y, (jax.tree_util.Partial(traced.backward, kept), layer, given)
+        traced, _ = trace_layer(run, whole, inputs, x)
+        y, kept = traced.forward(whole, inputs, x)
+        return y, (jax.tree_util.Partial(traced.backward, kept), layer, inputs)
 
     def backward(residuals: tuple, dy: Any) -> tuple:
-        back, layer, given = residuals
-        found, dx = back(regathered(layer), given, dy)
+        back, layer, inputs = residuals
+        found, dx = back(regathered(layer), inputs, dy)
         return _of_shards(layer, reduce_scattered(found, layer)), None, dx
 
     borrowed.defvjp(forward, backward)
 
-    def either(layer: Any, given: Any, x: Array) -> Any:
+    def either(layer: Any, inputs: LayerInputs, x: Array) -> Any:
         lent = any(map(_is_gatherable, jax.tree.leaves(layer, is_leaf=_is_gatherable)))
-        return borrowed(layer, given, x) if lent else run(layer, given, x)
+        return borrowed(layer, inputs, x) if lent else run(layer, inputs, x)
 
     return either
 

@@ -12,7 +12,7 @@ from jax import Array, lax
 
 from jaxptd.analysis.compiled_step import CPU_OPTIONS
 from jaxptd.pipeline.pools import add, get, loop, put
-from tests.pipeline.test_executor import BATCH, WIDTH, Case, make_inputs, step
+from tests.pipeline.test_executor import BATCH, WIDTH, Case, make_arrays, step
 
 
 def copied_in_loops(compiled: Any) -> list[tuple[int, ...]]:
@@ -47,8 +47,8 @@ def copied_in_loops(compiled: Any) -> list[tuple[int, ...]]:
 )
 def test_no_tick_copies_what_is_kept_or_summed(case: Case) -> None:
     """Neither pools nor parameters nor their gradients, whole: only an activation now and then."""
-    inputs = make_inputs(case)
-    arguments = inputs._replace(layers=case.held(inputs.layers))
+    arrays = make_arrays(case)
+    arguments = arrays._replace(layers=case.held(arrays.layers))
     compiled = step(case).lower(arguments).compile(CPU_OPTIONS)
     largest = max(map(np.prod, copied_in_loops(compiled)))
     assert largest <= BATCH * WIDTH

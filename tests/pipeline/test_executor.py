@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from jaxptd.collectives import as_varying, copy_to, reduce_from
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.pipeline.executor import forward, gradients
-from jaxptd.pipeline.model import Inputs, Parts
+from jaxptd.pipeline.model import LayerInputs, ModelArrays, ModelFunctions
 from jaxptd.pipeline.placement import rows_of_layers
 from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.schedules import SCHEDULES, make_schedule, to_csv
@@ -76,8 +76,8 @@ class Case:
 # ---- the model ----------------------------------------------------------------------------------
 
 
-def make_inputs(case: Case) -> Inputs:
-    """As `Inputs`, layers as they are numbered."""
+def make_arrays(case: Case) -> ModelArrays:
+    """The model's arrays, layers in the order of their numbers."""
     rng, m = np.random.default_rng(0), case.micro_batches
 
     def draw(*shape: int) -> Array:
@@ -87,52 +87,55 @@ def make_inputs(case: Case) -> Inputs:
     ends = {"table": draw(WORDS, WIDTH), "bias": draw(WORDS)}
     tokens = jnp.asarray(rng.integers(0, WORDS, (m, BATCH)), jnp.int32)
     micro = {"tokens": tokens, "scale": draw(m), "wanted": draw(m, BATCH, WORDS)}
-    return Inputs(layers, ends, micro, draw(HIDDEN))
+    return ModelArrays(layers, ends, micro, draw(HIDDEN))
 
 
-def embed(ends: dict, given: tuple) -> Array:
-    shared, micro = given
-    return ends["table"][micro["tokens"]] * shared[0]
+def places(micro: dict, shared: Array) -> tuple[Array, Array]:
+    return shared, micro["scale"]
 
 
-def layer(params: dict, given: tuple, x: Array, *, tp: bool = False) -> Array:
-    """Its number, the micro-batch and what they share change what it does."""
-    (shared, micro), number = given
-    scale = jnp.cos(shared[1] * micro["scale"] + number)
+def embed(ends: dict, micro: dict, places: tuple[Array, Array]) -> Array:
+    return ends["table"][micro["tokens"]] * places[0][0]
+
+
+def layer(params: dict, inputs: LayerInputs, x: Array, *, tp: bool = False) -> Array:
+    """The result depends on the layer's number, the micro-batch and what those share."""
+    shared, each = inputs.places
+    scale = jnp.cos(shared[1] * each + inputs.number)
     h = (copy_to(x, Axis.TP) if tp else x) @ params["a"]
     y = jax.nn.gelu(h * scale) @ params["b"]
     return x + (reduce_from(y, Axis.TP) if tp else y)
 
 
-def head(ends: dict, given: tuple, x: Array) -> Array:
+def head(ends: dict, micro: dict, x: Array) -> Array:
     """Tied: the table once more."""
-    _, micro = given
     return jnp.sum((x @ ends["table"].T + ends["bias"] - micro["wanted"]) ** 2)
 
 
-def on_one_device(inputs: Inputs, through: Callable, last: Callable) -> Any:
+def on_one_device(arrays: ModelArrays, through: Callable, last: Callable) -> Any:
     """The sum of what `last` makes of each micro-batch: every layer in turn, no pipeline."""
     total = 0.0
-    for i in range(len(inputs.micro["scale"])):
-        given = inputs.shared, jax.tree.map(lambda x, i=i: x[i], inputs.micro)
-        x = embed(inputs.ends, given)
-        for number in range(len(inputs.layers["a"])):
-            params = jax.tree.map(lambda p, number=number: p[number], inputs.layers)
-            x = through(params, (given, number), x)
-        total = total + last(inputs.ends, given, x)
+    for i in range(len(arrays.micro["scale"])):
+        micro = jax.tree.map(lambda x, i=i: x[i], arrays.micro)
+        where = places(micro, arrays.shared)
+        x = embed(arrays.ends, micro, where)
+        for number in range(len(arrays.layers["a"])):
+            params = jax.tree.map(lambda p, number=number: p[number], arrays.layers)
+            x = through(params, LayerInputs(where, number), x)
+        total = total + last(arrays.ends, micro, x)
     return total
 
 
 @functools.cache
 def expected(m: int, layers: int) -> tuple[Array, dict, dict]:
     """Loss and gradients; the schedule does not matter."""
-    inputs = make_inputs(Case("", 1, m, (layers,)))
+    arrays = make_arrays(Case("", 1, m, (layers,)))
 
     def loss(layers: dict, ends: dict) -> Array:
-        return on_one_device(inputs._replace(layers=layers, ends=ends), layer, head)
+        return on_one_device(arrays._replace(layers=layers, ends=ends), layer, head)
 
     value, (layers_grad, ends_grad) = jax.jit(jax.value_and_grad(loss, (0, 1)))(
-        inputs.layers, inputs.ends
+        arrays.layers, arrays.ends
     )
     return value, layers_grad, ends_grad
 
@@ -140,24 +143,25 @@ def expected(m: int, layers: int) -> tuple[Array, dict, dict]:
 def step(case: Case) -> Callable:
     """Inputs with layers as they are held -> loss, gradients of layers and of ends."""
     plan = case.plan
-    parts = Parts(embed, [functools.partial(layer, tp=True)], head, unroll=case.unroll)
+    through = functools.partial(layer, tp=True)
+    functions = ModelFunctions(embed, [through], head, places, unroll=case.unroll)
 
-    def body(inputs: Inputs) -> tuple:
-        ends = jax.tree.map(lambda x: as_varying(x, [Axis.PP]), inputs.ends)
-        zeros = jax.tree.map(jnp.zeros_like, (inputs.layers, ends))
-        loss, layers, ends = gradients(parts, plan, inputs._replace(ends=ends, zeros=zeros))
+    def body(arrays: ModelArrays) -> tuple:
+        ends = jax.tree.map(lambda x: as_varying(x, [Axis.PP]), arrays.ends)
+        zeros = jax.tree.map(jnp.zeros_like, (arrays.layers, ends))
+        loss, layers, ends = gradients(functions, plan, arrays._replace(ends=ends, zeros=zeros))
         return lax.psum(loss, Axis.PP), layers, lax.psum(ends, Axis.PP)
 
-    ins = Inputs(LAYERS, WHOLE, WHOLE, WHOLE)
+    ins = ModelArrays(LAYERS, WHOLE, WHOLE, WHOLE)
     outs = (WHOLE, LAYERS, WHOLE)
     return jax.jit(jax.shard_map(body, mesh=case.mesh, in_specs=(ins,), out_specs=outs))
 
 
 def hold(case: Case) -> None:
     with jax.enable_x64(True):
-        inputs = make_inputs(case)
+        arrays = make_arrays(case)
         want_loss, want_layers, want_ends = expected(case.micro_batches, sum(case.sizes))
-        loss, layers, ends = step(case)(inputs._replace(layers=case.held(inputs.layers)))
+        loss, layers, ends = step(case)(arrays._replace(layers=case.held(arrays.layers)))
     limit = TOLERANCES["float64"]
     assert relative(np.asarray(loss), np.asarray(want_loss)) <= limit
     spare = np.setdiff1d(np.arange(len(layers["a"])), case.rows)
@@ -226,42 +230,41 @@ def test_so_they_are_with_any_table(seed: int, splits: bool, tmp_path: Any) -> N
     ],
     ids=str,
 )
-def test_a_forward_pass_with_states(case: Case, only: int | None) -> None:
+def test_a_forward_pass_with_caches(case: Case, only: int | None) -> None:
     """Each layer adds up what went into it, and the head's results are added up, any array."""
     plan = case.plan.forward_only(only)
     spec = P(Axis.PP)
 
-    def through(params: dict, given: tuple, x: Array, state: Array) -> tuple[Array, Array]:
-        return layer(params, given, x, tp=True), state + x
+    def through(params: dict, inputs: LayerInputs, x: Array) -> tuple[Array, Array]:
+        return layer(params, inputs, x, tp=True), inputs.cache + x
 
-    def last(ends: dict, given: tuple, x: Array) -> Array:
+    def last(ends: dict, micro: dict, x: Array) -> Array:
         return x @ ends["table"].T
 
-    def body(inputs: Inputs, states: Array) -> tuple[Array, Array]:
-        total, states = forward(
-            Parts(embed, [through], last, unroll=case.unroll), plan, inputs, states
-        )
-        return lax.psum(total, Axis.PP), states
+    def body(arrays: ModelArrays, caches: Array) -> tuple[Array, Array]:
+        functions = ModelFunctions(embed, [through], last, places, unroll=case.unroll)
+        total, caches = forward(functions, plan, arrays, caches)
+        return lax.psum(total, Axis.PP), caches
 
-    def record(params: dict, given: tuple, x: Array) -> Array:
-        seen[given[1]] = seen.get(given[1], 0.0) + x
-        return layer(params, given, x)
+    def record(params: dict, inputs: LayerInputs, x: Array) -> Array:
+        seen[inputs.number] = seen.get(inputs.number, 0.0) + x
+        return layer(params, inputs, x)
 
-    ins = (Inputs(LAYERS, WHOLE, WHOLE, WHOLE), spec)
+    ins = (ModelArrays(LAYERS, WHOLE, WHOLE, WHOLE), spec)
     run = jax.jit(jax.shard_map(body, mesh=case.mesh, in_specs=ins, out_specs=(WHOLE, spec)))
     seen: dict[int, Array] = {}
     with jax.enable_x64(True):
-        inputs = make_inputs(case)
+        arrays = make_arrays(case)
         begun = jnp.arange(float(len(case.sizes) * max(case.sizes)))[:, None, None]
-        states = jnp.broadcast_to(begun, (len(begun), BATCH, WIDTH))
-        total, states = run(inputs._replace(layers=case.held(inputs.layers)), states)
-        few = jax.tree.map(lambda x: x[:only], inputs.micro)
-        want = on_one_device(inputs._replace(micro=few), record, last)
+        caches = jnp.broadcast_to(begun, (len(begun), BATCH, WIDTH))
+        total, caches = run(arrays._replace(layers=case.held(arrays.layers)), caches)
+        few = jax.tree.map(lambda x: x[:only], arrays.micro)
+        want = on_one_device(arrays._replace(micro=few), record, last)
     limit = TOLERANCES["float64"]
     assert relative(np.asarray(total), np.asarray(want)) <= limit
     rows = case.rows
     for number, x in seen.items():
-        found = np.asarray(states)[rows[number]] - rows[number]
+        found = np.asarray(caches)[rows[number]] - rows[number]
         assert relative(found, np.asarray(x)) <= limit
     spare = np.setdiff1d(np.arange(len(begun)), rows)
-    np.testing.assert_array_equal(np.asarray(states)[spare][:, 0, 0], spare)
+    np.testing.assert_array_equal(np.asarray(caches)[spare][:, 0, 0], spare)

@@ -15,14 +15,15 @@ from jax.sharding import PartitionSpec as P
 
 from jaxptd.analysis.jaxprs import equations
 from jaxptd.mesh import Axis, Layout, make_mesh
+from jaxptd.pipeline.model import LayerInputs
 from jaxptd.pipeline.split_backward import Between, Halves, Layer, lean, trace_layer
 
 T, D, F = 4, 3, 5  # sizes that tell what an array is by its shape
 
 
-def dense(params: dict, given: Array, x: Array) -> Array:
-    """Two products; a mask made of what is given alone."""
-    mask_TF = jnp.cos(given[:, None] * jnp.arange(1.0, F + 1))
+def dense(params: dict, inputs: LayerInputs, x: Array) -> Array:
+    """Two products; a mask computed from the inputs alone."""
+    mask_TF = jnp.cos(inputs.places[:, None] * jnp.arange(1.0, F + 1))
     return x + jnp.tanh(x @ params["a"] + params["c"]) * mask_TF @ params["b"]
 
 
@@ -43,29 +44,29 @@ def product_bwd(saved: tuple, dy: Array) -> tuple:
 product.defvjp(product_fwd, product_bwd)
 
 
-def with_rule(params: dict, given: Array, x: Array) -> Array:
-    h = jnp.sin(product(x, params["a"]) * given[:, None] + params["c"])
+def with_rule(params: dict, inputs: LayerInputs, x: Array) -> Array:
+    h = jnp.sin(product(x, params["a"]) * inputs.places[:, None] + params["c"])
     return x + product(h, params["b"])
 
 
-def scanned(params: dict, given: Array, x: Array) -> Array:
+def scanned(params: dict, inputs: LayerInputs, x: Array) -> Array:
     """Several layers in a loop, and a product after it."""
 
     def one(x: Array, scale: Array) -> tuple[Array, None]:
         return jnp.tanh(x @ params["a"] * scale) @ params["b"] + x, None
 
-    x, _ = lax.scan(one, x, given)
+    x, _ = lax.scan(one, x, inputs.places)
     return jnp.sin(x @ params["a"] + params["c"]) @ params["b"]
 
 
-def nested(params: dict, given: Array, x: Array) -> Array:
+def nested(params: dict, inputs: LayerInputs, x: Array) -> Array:
     """Calls within calls."""
     inner = jax.jit(jax.checkpoint(jax.jit(with_rule)))
-    return jax.checkpoint(dense)(params, given, inner(params, given, x))
+    return jax.checkpoint(dense)(params, inputs, inner(params, inputs, x))
 
 
-def chosen(params: dict, given: Array, x: Array) -> Array:
-    return lax.cond(given[0] > 0, dense, with_rule, params, given, x)
+def chosen(params: dict, inputs: LayerInputs, x: Array) -> Array:
+    return lax.cond(inputs.places[0] > 0, dense, with_rule, params, inputs, x)
 
 
 LAYERS: dict[str, Callable] = {
@@ -79,22 +80,22 @@ LAYERS: dict[str, Callable] = {
 }
 
 
-def arguments() -> tuple[dict, Array, Array, Array]:
+def arguments() -> tuple[dict, LayerInputs, Array, Array]:
     rng = np.random.default_rng(0)
-    a, b, c, given, x, dy = (
+    a, b, c, places, x, dy = (
         jnp.asarray(rng.standard_normal(shape))
         for shape in ((D, F), (F, D), (F,), (T,), (T, D), (T, D))
     )
-    return {"a": a, "b": b, "c": c}, given, x, dy
+    return {"a": a, "b": b, "c": c}, LayerInputs(places, jnp.int32(0)), x, dy
 
 
 def trace(run: Callable) -> tuple[Layer, list[Array], Halves]:
     """The layer, what it keeps, its halves."""
-    params, given, x, dy = arguments()
-    layer, shapes = trace_layer(run, params, given, x)
-    _, kept = layer.forward(params, given, x)
+    params, inputs, x, dy = arguments()
+    layer, shapes = trace_layer(run, params, inputs, x)
+    _, kept = layer.forward(params, inputs, x)
     assert [(k.shape, k.dtype) for k in kept] == [(s.shape, s.dtype) for s in shapes]
-    return layer, kept, layer.split(kept, params, given, dy)
+    return layer, kept, layer.split(kept, params, inputs, dy)
 
 
 def same(found: Any, wanted: Any) -> None:
@@ -108,24 +109,24 @@ def same(found: Any, wanted: Any) -> None:
 def test_both_halves_are_the_whole_backward(name: str) -> None:
     run = LAYERS[name]
     with jax.enable_x64(True):
-        params, given, x, dy = arguments()
+        params, inputs, x, dy = arguments()
         layer, kept, halves = trace(run)
-        y, back = jax.vjp(lambda params, x: run(params, given, x), params, x)
-        same(layer.forward(params, given, x)[0], y)
+        y, back = jax.vjp(lambda params, x: run(params, inputs, x), params, x)
+        same(layer.forward(params, inputs, x)[0], y)
         wanted = back(dy)
-        same(layer.backward(kept, params, given, dy), wanted)
-        dx, passed = halves.now((kept, params, given), dy)
+        same(layer.backward(kept, params, inputs, dy), wanted)
+        dx, passed = halves.now((kept, params, inputs), dy)
         same(dx, wanted[1])
-        same(halves.then((kept, params, given), passed), wanted[0])
+        same(halves.then((kept, params, inputs), passed), wanted[0])
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_what_passes_may_lie_over_what_only_the_first_half_reads(name: str) -> None:
     """The rest of what is kept can be anything by then."""
     with jax.enable_x64(True):
-        params, given, _, dy = arguments()
+        params, inputs, _, dy = arguments()
         layer, kept, halves = trace(LAYERS[name])
-        _, passed = halves.now((kept, params, given), dy)
+        _, passed = halves.now((kept, params, inputs), dy)
         between = Between.over(list(map(jax.typeof, kept)), halves.needs, passed)
         over, rest = between.part(passed)
         assert not any(halves.needs[i] for i in over)
@@ -133,8 +134,8 @@ def test_what_passes_may_lie_over_what_only_the_first_half_reads(name: str) -> N
             over.get(i, k if need else jnp.full_like(k, jnp.nan))
             for i, (k, need) in enumerate(zip(kept, halves.needs, strict=False))
         ]
-        found = halves.then((left, params, given), between.join(left, rest))
-        same(found, layer.backward(kept, params, given, dy)[0])
+        found = halves.then((left, params, inputs), between.join(left, rest))
+        same(found, layer.backward(kept, params, inputs, dy)[0])
 
 
 # ---- which products are in which half -----------------------------------------------------------
@@ -149,9 +150,9 @@ def products(program: Callable, *arguments: Any) -> list[tuple[int, ...]]:
 
 def products_of_halves(run: Callable) -> list[list[tuple[int, ...]]]:
     """Of the whole backward, of the first half and of the second."""
-    params, given, _, dy = arguments()
+    params, inputs, _, dy = arguments()
     layer, kept, halves = trace(run)
-    example = (kept, params, given)
+    example = (kept, params, inputs)
     _, passed = halves.now(example, dy)
     whole = products(layer.backward, *example, dy)
     return [whole, products(halves.now, example, dy), products(halves.then, example, passed)]
@@ -179,13 +180,13 @@ def test_what_is_run_again_is_run_in_the_first_half() -> None:
 
 def test_sums_without_a_product_are_made_in_the_first_half() -> None:
     """Of the bias's gradient: else a whole activation would have to wait for it."""
-    params, given, _, dy = arguments()
+    params, inputs, _, dy = arguments()
     _, kept, halves = trace(dense)
-    _, passed = halves.now((kept, params, given), dy)
+    _, passed = halves.now((kept, params, inputs), dy)
     assert (F,) in [x.shape for x in passed]
     sums = [
         eqn.primitive.name
-        for eqn in equations(jax.make_jaxpr(halves.then)((kept, params, given), passed))
+        for eqn in equations(jax.make_jaxpr(halves.then)((kept, params, inputs), passed))
     ]
     assert "reduce_sum" not in sums
 
@@ -208,8 +209,8 @@ def test_parameters_are_never_kept(name: str) -> None:
 def test_what_is_made_of_what_is_given_alone_is_not_kept() -> None:
     """The input, the activation and its slope are, but not the mask `[T, F]`."""
 
-    def linear(params: dict, given: Array, x: Array) -> Array:
-        mask_TF = jnp.cos(given[:, None] * jnp.arange(1.0, F + 1))
+    def linear(params: dict, inputs: LayerInputs, x: Array) -> Array:
+        mask_TF = jnp.cos(inputs.places[:, None] * jnp.arange(1.0, F + 1))
         return (x @ params["a"] * mask_TF) @ params["b"]
 
     assert shapes(trace(linear)[1]) == [(T, D), (T, F)]
