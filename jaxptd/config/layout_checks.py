@@ -33,8 +33,10 @@ def check_layout(model: Any, layout: Layout) -> None:
         )
     require_divides("model.ffn_hidden_size", model.mlp_size, "layout.tp", layout.tp)
     _check_sequence(model.seq_length, layout)
-    if layout.own_scores and model.attention == "cudnn":
-        raise UserError(f"{layout.own_scores} makes its own scores; use model.attention=xla")
+    if layout.unfused_attention and model.attention == "cudnn":
+        raise UserError(
+            f"{layout.unfused_attention} has no fused attention kernel; use model.attention=xla"
+        )
     none = model.remat != "dots" or model.remat_layers == 0
     if layout.offload == "activations" and (none or layout.pp > 1):
         layers = "" if model.remat_layers is None else f", model.remat_layers={model.remat_layers}"

@@ -117,8 +117,8 @@ def choose_kernel(config: Config, device: Any) -> tuple[AttentionKind, str | Non
         documents=config.data.documents == "apart",
         capability=float(getattr(device, "compute_capability", 9.0)),
     )
-    if layout.own_scores:
-        found = f"{layout.own_scores} makes its own scores"
+    if layout.unfused_attention:
+        found = f"{layout.unfused_attention} has no fused attention kernel"
     if model.attention == "cudnn" and found:
         raise UserError(f"model.attention=cudnn: {found}; use model.attention=xla")
     return ("xla", found) if model.attention == "xla" or found else ("cudnn", None)

@@ -167,17 +167,17 @@ MODEL = ModelConfig(hidden_size=60, num_heads=30, seq_length=9)
         (
             dataclasses.replace(MODEL, seq_length=12, attention="cudnn"),
             Layout(cp=2, ring="rsa"),
-            "layout.ring=rsa makes its own scores; use model.attention=xla",
+            "layout.ring=rsa has no fused attention kernel; use model.attention=xla",
         ),
         (
             dataclasses.replace(MODEL, seq_length=12, attention="cudnn"),
             Layout(row=2, ring="rsa"),
-            "layout.ring=rsa makes its own scores; use model.attention=xla",
+            "layout.ring=rsa has no fused attention kernel; use model.attention=xla",
         ),
         (
             dataclasses.replace(MODEL, seq_length=12, attention="cudnn"),
             Layout(col=2, attention2d="blocks"),
-            "layout.attention2d=blocks makes its own scores; use model.attention=xla",
+            "layout.attention2d=blocks has no fused attention kernel; use model.attention=xla",
         ),
         (MODEL, Layout(col=4), "model.num_heads=30 does not split over layout.col=4; use a size"),
         (MODEL, Layout(col=4), "or layout.attention2d=blocks"),

@@ -28,13 +28,16 @@ def test_cudnn_is_picked_where_it_can_run(layout: Layout) -> None:
 @pytest.mark.parametrize(
     ("layout", "words"),
     [
-        (Layout(cp=2, ring="rsa"), "layout.ring=rsa makes its own scores"),
-        (Layout(row=2, ring="rsa"), "layout.ring=rsa makes its own scores"),
-        (Layout(row=2, attention2d="blocks"), "layout.attention2d=blocks makes its own scores"),
+        (Layout(cp=2, ring="rsa"), "layout.ring=rsa has no fused attention kernel"),
+        (Layout(row=2, ring="rsa"), "layout.ring=rsa has no fused attention kernel"),
+        (
+            Layout(row=2, attention2d="blocks"),
+            "layout.attention2d=blocks has no fused attention kernel",
+        ),
     ],
     ids=str,
 )
-def test_attention_that_makes_its_own_scores_has_no_kernel(layout: Layout, words: str) -> None:
+def test_attention_without_a_fused_kernel(layout: Layout, words: str) -> None:
     assert choose_kernel(config(layout), GPU) == ("xla", words)
 
 

@@ -1,0 +1,201 @@
+"""The axes of the mesh, and `Layout`: how a model is spread over devices.
+
+The only place that spells an axis. Axes from the slowest link to the fastest, in Megatron's rank
+order (tp fastest, then cp, dp, pp): `pp, dp, cp, row, col, tp`. All are always in the mesh, most of
+them with size 1.
+
+Source: Narayanan et al., arXiv 2104.04473; Megatron-LM's `parallel_state`.
+"""
+
+import dataclasses
+import math
+from enum import StrEnum
+from typing import Literal, get_args
+
+from jaxptd.errors import UserError
+
+
+class Axis(StrEnum):
+    """A mesh axis. The order here is the order in the mesh, slowest link first."""
+
+    PP = "pp"  # pipeline stages
+    DP = "dp"  # data parallelism: shards the batch
+    CP = "cp"  # context parallelism: shards the sequence, for ring attention
+    ROW = "row"  # 2D tensor parallel grid
+    COL = "col"
+    TP = "tp"  # Megatron's tensor parallelism: shards weight matrices along one dimension
+
+
+BATCH_AXES = (Axis.DP, Axis.CP)  # they shard the tokens of a batch; ZeRO shards the state over them
+RingKind = Literal["zigzag", "blockwise", "rsa"]
+Matmul2D = Literal["gather", "summa", "fox", "cannon"]
+Attention2D = Literal["heads", "blocks"]
+ZeroStage = Literal[0, 1, 2, 3]
+Offload = Literal["none", "optimizer", "activations"]
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v")  # or the path of a table
+KNOWN = {
+    "ring": get_args(RingKind),
+    "matmul2d": get_args(Matmul2D),
+    "attention2d": get_args(Attention2D),
+    "zero": get_args(ZeroStage),
+    "offload": get_args(Offload),
+}
+SQUARE: tuple[Matmul2D, ...] = ("fox", "cannon")  # these need as many rows as columns
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How a model is spread over devices.
+
+    Args:
+        pp: pipeline stages.
+        dp: data-parallel replicas, each with its share of the batch.
+        cp: devices that share each sequence, for ring attention (context parallel).
+        tp: devices that shard each weight matrix along one dimension (Megatron). Either this or
+            row x col.
+        row: rows of the grid that shards every matrix in blocks; it shards the sequence too.
+        col: columns of that grid; it shards hidden units too.
+        sequence_parallel: shard the sequence over tp too, between the matrix products.
+        collective_matmul: with sequence_parallel, gather and reduce-scatter in ring steps, each
+            overlapped with a piece of the product that needs it.
+        ring: ring attention over cp (and row): zigzag (balanced), blockwise (contiguous shards), or
+            rsa (whole rows of scores, as first published).
+        matmul2d: matrix products on the grid: gather, summa, or on a square grid fox or cannon.
+        matmul2d_slices: slices in which gather gathers, each during the product of the slice
+            before.
+        attention2d: attention on the grid: heads (heads over col, a ring over row), or blocks
+            (blocks of every head, for head counts that col does not divide).
+        schedule: pipeline schedule: 1f1b, gpipe, interleaved, zb-h1, zb-h2, zb-v, or the path of a
+            table (.csv).
+        virtual_stages: parts of the model that each stage holds, where the schedule has several;
+            null is the schedule's own number.
+        stage_layers: layers of each stage (of each part of the model in its order, where stages
+            hold several); null spreads them as evenly as possible.
+        zero: ZeRO stage, sharded over dp x cp: 1 parameters and optimizer state between steps, 2
+            gradients too, 3 parameters during a step too; 0 nothing.
+        offload: kept in host memory: none, optimizer (master parameters and moments), or
+            activations (what model.remat=dots keeps).
+    """
+
+    pp: int = 1
+    dp: int = 1
+    cp: int = 1
+    tp: int = 1
+    row: int = 1
+    col: int = 1
+    sequence_parallel: bool = False
+    collective_matmul: bool = False
+    ring: RingKind = "zigzag"
+    matmul2d: Matmul2D = "gather"
+    matmul2d_slices: int = 1
+    attention2d: Attention2D = "heads"
+    schedule: str = "1f1b"
+    virtual_stages: int | None = None
+    stage_layers: tuple[int, ...] | None = None
+    zero: ZeroStage = 0
+    offload: Offload = "none"
+
+    def __post_init__(self) -> None:
+        self._check_sizes()
+        for name, known in KNOWN.items():
+            if getattr(self, name) not in known:
+                raise UserError(
+                    f"layout.{name}={getattr(self, name)}: use one of {', '.join(map(str, known))}"
+                )
+        self._check_matmul2d()
+        self._check_sequence()
+        self._check_schedule()
+
+    def _check_sizes(self) -> None:
+        for axis, size in self.sizes.items():
+            if size < 1:
+                raise UserError(
+                    f"layout.{axis}={size}: an axis has at least one device; use 1 or more"
+                )
+        if self.tp > 1 and self.has_grid:
+            raise UserError(
+                f"layout.tp={self.tp} with layout.row={self.row}, layout.col={self.col}: a matrix "
+                "is sharded over tp or over a row x col grid, not both; set tp=1 or row=col=1"
+            )
+
+    def _check_matmul2d(self) -> None:
+        if self.matmul2d_slices < 1:
+            raise UserError(f"layout.matmul2d_slices={self.matmul2d_slices}: use 1 or more")
+        if self.matmul2d_slices > 1 and self.matmul2d != "gather":
+            raise UserError(
+                f"layout.matmul2d_slices={self.matmul2d_slices}: layout.matmul2d={self.matmul2d} "
+                "has no slices; use layout.matmul2d=gather or layout.matmul2d_slices=1"
+            )
+        if self.matmul2d in SQUARE and self.row != self.col:
+            raise UserError(
+                f"{self._grid} is not square, as layout.matmul2d={self.matmul2d} needs it; "
+                "use layout.matmul2d=gather or summa, or as many rows as columns"
+            )
+
+    def _check_sequence(self) -> None:
+        if self.sequence_parallel and self.has_grid:
+            raise UserError(
+                f"{self._grid} shards the sequence; leave layout.sequence_parallel false"
+            )
+        if self.attention2d == "blocks" and self.cp > 1 and self.has_grid:
+            raise UserError(
+                f"layout.attention2d=blocks has no ring (layout.cp={self.cp}); "
+                "use layout.cp=1 or layout.attention2d=heads"
+            )
+        if self.collective_matmul and not self.sequence_parallel:
+            raise UserError(
+                "layout.collective_matmul=true is for layout.sequence_parallel=true; set both, or "
+                "leave it false (a grid has layout.matmul2d_slices)"
+            )
+
+    def _check_schedule(self) -> None:
+        if self.schedule not in SCHEDULES and not self.schedule.endswith(".csv"):
+            raise UserError(
+                f"layout.schedule={self.schedule}: use one of {', '.join(SCHEDULES)}, or the path "
+                "of a table that ends in .csv"
+            )
+        if self.virtual_stages is not None and self.virtual_stages < 1:
+            raise UserError(f"layout.virtual_stages={self.virtual_stages}: use 1 or more, or null")
+
+    @property
+    def _grid(self) -> str:
+        return f"a grid of layout.row={self.row} x layout.col={self.col}"
+
+    @property
+    def sizes(self) -> dict[Axis, int]:
+        """Devices along each axis, in mesh order."""
+        return {axis: getattr(self, axis.value) for axis in Axis}
+
+    @property
+    def has_grid(self) -> bool:
+        """Matrices are sharded over a grid of devices (1 x n and n x 1 are grids, too)."""
+        return self.row * self.col > 1
+
+    @property
+    def ring_size(self) -> int:
+        """Devices that share a sequence's keys, and pass them round a ring."""
+        return self.cp * (self.row if self.attention2d == "heads" else 1)
+
+    @property
+    def unfused_attention(self) -> str | None:
+        """The option that computes attention without a fused kernel, as `name=value`, if any."""
+        if self.attention2d == "blocks" and self.has_grid:
+            return "layout.attention2d=blocks"
+        return "layout.ring=rsa" if self.ring == "rsa" and self.ring_size > 1 else None
+
+    @property
+    def num_devices(self) -> int:
+        return math.prod(self.sizes.values())
+
+    def __str__(self) -> str:
+        sizes = [f"{axis}={size}" for axis, size in self.sizes.items() if size > 1]
+        names = ("sequence_parallel", "collective_matmul")
+        sequence = [name for name in names if getattr(self, name)]
+        slices = f" in {self.matmul2d_slices} slices" if self.matmul2d_slices > 1 else ""
+        grid = [f"{self.matmul2d}{slices}", str(self.attention2d)] if self.has_grid else []
+        ring = [str(self.ring)] if self.ring_size > 1 else []
+        pipeline = [self.schedule] if self.pp > 1 else []
+        zero = [f"zero={self.zero}"] if self.zero else []
+        offload = [f"offload={self.offload}"] if self.offload != "none" else []
+        words = sizes + pipeline + sequence + ring + grid + zero + offload
+        return " ".join(words) or "one device"
