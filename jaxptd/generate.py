@@ -27,9 +27,9 @@ from jaxptd.collectives import as_same
 from jaxptd.config import Config, from_dict
 from jaxptd.data.tokenizers import Tokenizer, load_tokenizer
 from jaxptd.errors import Parser, UserError, run_command
-from jaxptd.layers.decode_grid import for_decoding
 from jaxptd.layers.dropout import Places
 from jaxptd.layers.form import TensorParallel
+from jaxptd.layers.forms import for_decoding
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.params import Params
 from jaxptd.run.devices import prepare
@@ -142,7 +142,7 @@ class Generator:
 
     def _draw(self, logits_B1V: Array, key: Array) -> Array:
         """Logits of the next token, cut over V -> its id, `[B]`, the same on every device."""
-        logits_BV = self._whole_tokens.form.gather(logits_B1V, 2)[:, 0, : self.vocab_size]
+        logits_BV = self._whole_tokens.form.axes.gather(logits_B1V, 2)[:, 0, : self.vocab_size]
         logits_BV = logits_BV.astype(jnp.float32)
         if self.sampling.temperature < GREEDY:
             return jnp.argmax(logits_BV, -1).astype(jnp.int32)

@@ -24,7 +24,7 @@ from jaxptd.analysis.compiled_step import CPU_OPTIONS
 from jaxptd.analysis.hlo import collectives_from_hlo
 from jaxptd.analysis.traffic.step import expected
 from jaxptd.collectives import as_varying
-from jaxptd.layers.tensor_parallel import make_form
+from jaxptd.layers.forms import make_form
 from jaxptd.mesh import SCHEDULES, Axis, Layout, make_mesh
 from jaxptd.step import program as step
 

@@ -78,7 +78,7 @@ def next_logits():
     def body(params, tokens_BT):
         places = Places(jnp.zeros(1, jnp.int32), jnp.arange(LONGEST, dtype=jnp.int32), None)
         logits_BTV, _ = program.blueprint.build(params).logits(tokens_BT, places)
-        return program.form.gather(logits_BTV, 2)
+        return program.form.axes.gather(logits_BTV, 2)
 
     specs = (program.blueprint.specs, P(None, Axis.CP))
     whole = jax.jit(

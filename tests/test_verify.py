@@ -14,7 +14,7 @@ from jax import lax
 from jaxptd import collectives, verify
 from jaxptd.attention import ring
 from jaxptd.errors import UserError
-from jaxptd.layers import tensor_parallel
+from jaxptd.layers import forms
 from jaxptd.mesh import Axis, Layout
 from jaxptd.step import program as step
 
@@ -232,7 +232,7 @@ def test_rings_with_an_odd_number_of_heads_and_less_kept(ring, choice) -> None:
 
 
 def form(layout: Layout, **changes):
-    return dataclasses.replace(tensor_parallel.make_form(layout), **changes)
+    return dataclasses.replace(forms.make_form(layout), **changes)
 
 
 def wrong_block(x, axis, dim=1):

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from jaxptd.attention.kernel import Dropout
 from jaxptd.attention.ring import Ring, Tokens
 from jaxptd.attention.xla import Xla
-from jaxptd.layers.dropout import kept
+from jaxptd.layers.dropout import keep_mask
 from jaxptd.mesh import RingKind
 from jaxptd.ring_attention import attend
 
@@ -67,7 +67,7 @@ class Program:
 
 def ours(kind: RingKind, chunk: int | None) -> Program:
     """jaxptd's, with the kernel of matrix products in chunks."""
-    kernel = Xla(Dropout(0.0, kept), chunk or 1)  # RSA does not use the kernel
+    kernel = Xla(Dropout(0.0, keep_mask), chunk or 1)  # RSA does not use the kernel
     ring = Ring("cp", kind)
 
     def attention(q: Array, k: Array, v: Array) -> Array:

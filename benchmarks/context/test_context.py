@@ -20,7 +20,7 @@ from jaxptd.analysis.collective import Collective
 from jaxptd.attention.kernel import Dropout
 from jaxptd.attention.ring import Ring, Tokens
 from jaxptd.attention.xla import Xla
-from jaxptd.layers.dropout import kept
+from jaxptd.layers.dropout import keep_mask
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.ring_attention import attend
 
@@ -49,7 +49,7 @@ def test_peer_computes_what_the_ring_computes() -> None:
     rng = np.random.default_rng(0)
     qkv = jnp.asarray(rng.normal(size=(3, 2, 16, 2, 4)), jnp.float32)
     seed_BN2 = jnp.asarray(rng.integers(0, 2**32, (2, 2, 2)), jnp.uint32)
-    ring, kernel = Ring("cp", "blockwise"), Xla(Dropout(0.1, kept), chunk=8)
+    ring, kernel = Ring("cp", "blockwise"), Xla(Dropout(0.1, keep_mask), chunk=8)
     spec = P(None, None, "cp")
 
     def gradients(attend: Any) -> jax.Array:

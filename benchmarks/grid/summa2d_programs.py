@@ -16,7 +16,7 @@ from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.layers.tensor_parallel import make_form
+from jaxptd.layers.forms import make_form
 from jaxptd.mesh import SQUARE, Layout, Matmul2D, make_mesh
 
 SLICES = (1, 2, 4)  # of gather
@@ -121,13 +121,15 @@ class Program:
 def form(name: str, layout: Layout, *, ours: bool, again: bool = False) -> Program:
     """As jaxptd's layers do it. again: what the first product gathers is gathered again."""
     held = make_form(layout)
-    column = jax.checkpoint(held.column) if again else held.column
+    column = jax.checkpoint(held.column_parallel) if again else held.column_parallel
 
     def products(x: Array, w1: Array, w2: Array) -> Array:
-        return held.row(column(x, w1), w2, 0)
+        return held.row_parallel(column(x, w1), w2, 0)
 
-    x = P(None, held.token_axes, *held.hidden_spec())
-    return Program(name, layout, products, (x, held.column_spec(1, 0), held.row_spec(1, 0)), ours)
+    x = P(None, held.axes.tokens, *held.axes.hidden_spec())
+    return Program(
+        name, layout, products, (x, held.axes.column_spec(1, 0), held.axes.row_spec(1, 0)), ours
+    )
 
 
 def grid(algorithm: Matmul2D, rows: int, cols: int, slices: int = 1) -> Program:

@@ -56,10 +56,10 @@ class Sites(NamedTuple):
 
 
 class Dropout(NamedTuple):
-    """Share of the probabilities dropped; mask: `kept(seed, query, key, rate)`, True stays."""
+    """Share of the probabilities dropped; mask: `keep_mask(seed, query, key, rate)`, True stays."""
 
     rate: float
-    kept: Callable[[Array, Array, Array, float], Array]
+    keep_mask: Callable[[Array, Array, Array, float], Array]
 
 
 class Saved(NamedTuple):
@@ -141,5 +141,5 @@ def drop(p_BNTS: Array, sites: Sites, dropout: Dropout) -> Array:
     if sites.seed_BN2 is None or dropout.rate == 0:
         return p_BNTS
     seed_BN112 = sites.seed_BN2[:, :, None, None]
-    keep_BNTS = dropout.kept(seed_BN112, sites.query_T[:, None], sites.key_S, dropout.rate)
+    keep_BNTS = dropout.keep_mask(seed_BN112, sites.query_T[:, None], sites.key_S, dropout.rate)
     return jnp.where(keep_BNTS, p_BNTS / (1 - dropout.rate), 0)

@@ -1,4 +1,4 @@
-"""Self-attention with heads, or parts of every head, cut over devices.
+"""Self-attention with heads, or slices of every head, sharded over devices.
 
 Letters: B batch, T query position, S key position, D model, N heads, H head size.
 """
@@ -17,14 +17,17 @@ from jaxptd.attention.ring import Tokens
 from jaxptd.attention.xla import Xla
 from jaxptd.config import AttentionKind, Config, ModelConfig
 from jaxptd.errors import UserError
-from jaxptd.layers.dropout import Places, fold, kept
+from jaxptd.layers.dropout import Places, fold, keep_mask
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.linear import ColumnParallelLinear, RowParallelLinear
 from jaxptd.params import Initialiser
 
 
 class Cache(NamedTuple):
-    """Keys and values of the tokens so far: k, v `[B, S, N, H]`, S the longest; used: how many."""
+    """Keys and values of the tokens so far.
+
+    k, v: `[B, S, N, H]`, S the maximum length. used: the number of tokens stored.
+    """
 
     k: Array
     v: Array
@@ -38,9 +41,10 @@ class Cache(NamedTuple):
 class SelfAttention(nnx.Module):
     """Causal multi-head attention; Q, K and V come from one product, `[D, 3, N, H]`.
 
-    It is cut along N: each device holds whole heads, so scores, softmax, dropout and context move
-    nothing over tp or col; where the sequence is cut, over cp or row, keys and values go round a
-    ring. Or along H (`form.head_dim`): see `block_attention.py`.
+    The product is sharded over N: each device holds whole heads, so scores, softmax, dropout and
+    context need no collective over tp or col; where the sequence is sharded, over cp or row, keys
+    and values travel around a ring. Or it is sharded over H (`form.axes.head_dim`): see
+    `grid_attention.py`.
     Source: Shoeybi et al., arXiv 1909.08053, section 3.
     """
 
@@ -49,10 +53,15 @@ class SelfAttention(nnx.Module):
     ) -> None:
         heads = (config.num_heads, config.head_size)
         self.qkv = ColumnParallelLinear(
-            config.hidden_size, (3, *heads), cut=1 + form.head_dim, form=form, rngs=rngs
+            config.hidden_size, (3, *heads), shard_dim=1 + form.axes.head_dim, form=form, rngs=rngs
         )
         self.out = RowParallelLinear(
-            heads, config.hidden_size, cut=form.head_dim, form=form, rngs=rngs, init=init_out
+            heads,
+            config.hidden_size,
+            shard_dim=form.axes.head_dim,
+            form=form,
+            rngs=rngs,
+            init=init_out,
         )
         self.form, self.config = form, config
 
@@ -60,12 +69,12 @@ class SelfAttention(nnx.Module):
     def __call__(
         self, x_BTD: Array, places: Places, cache: Cache | None
     ) -> tuple[Array, Cache | None]:
-        """x, as the residual stream has it, -> the same; and the cache, with x's keys and values.
+        """x as the residual stream has it -> the same, and the cache with x's keys and values.
 
         Args:
             x_BTD: the residual stream.
-            places: where its tokens are; its seed is that of this layer's probabilities.
-            cache: keys and values before these, or None.
+            places: its tokens, and the seed for dropout of this layer's probabilities.
+            cache: keys and values of the tokens before these, or None.
         """
         q_BTNH, k_BTNH, v_BTNH = jnp.moveaxis(self.qkv(x_BTD), 2, 0)
         if cache is None:
@@ -75,7 +84,7 @@ class SelfAttention(nnx.Module):
                 self.form.join_heads(x, self.config.head_size) for x in (q_BTNH, k_BTNH, v_BTNH)
             )
             cache = cache.append(k_BTNH, v_BTNH)
-            o_BTNH = self.form.part_heads(self._attend_cache(q_BTNH, cache, places))
+            o_BTNH = self.form.split_heads(self._attend_cache(q_BTNH, cache, places))
         return self.out(o_BTNH), cache
 
     def _attend(self, q_BTNH: Array, k_BTNH: Array, v_BTNH: Array, places: Places) -> Array:
@@ -84,32 +93,32 @@ class SelfAttention(nnx.Module):
         return self.form.attend(q_BTNH, k_BTNH, v_BTNH, tokens, kernel=kernel, head_size=head_size)
 
     def _attend_cache(self, q_BTNH: Array, cache: Cache, places: Places) -> Array:
-        """Of the last tokens of a text, with the keys from its start; nothing is dropped."""
+        """Attends from the last tokens of a text to all cached keys, without dropout."""
         key_S = jnp.arange(cache.k.shape[1], dtype=jnp.int32)
         sites = Sites(places.position_T, key_S)
-        o_BTNH, _ = Xla(Dropout(0.0, kept)).fwd(q_BTNH, cache.k, cache.v, sites, causal=True)
+        o_BTNH, _ = Xla(Dropout(0.0, keep_mask)).fwd(q_BTNH, cache.k, cache.v, sites, causal=True)
         return o_BTNH.astype(q_BTNH.dtype)
 
     def _seed(self, places: Places, heads: int) -> Array | None:
-        """Of each sequence and head, `[B, N, 2]`."""
+        """Dropout seeds `[B, N, 2]`, one per sequence and head."""
         if places.seed is None:
             return None
-        return fold(places.seed, places.sample_B[:, None], self.form.local_heads(heads))
+        return fold(places.seed, places.sample_B[:, None], self.form.axes.local_heads(heads))
 
 
 def make_kernel(config: ModelConfig) -> Kernel:
     """The attention kernel that the config names."""
-    return Cudnn() if config.attention == "cudnn" else Xla(Dropout(config.dropout, kept))
+    return Cudnn() if config.attention == "cudnn" else Xla(Dropout(config.dropout, keep_mask))
 
 
 def choose_kernel(config: Config, device: Any) -> tuple[AttentionKind, str | None]:
-    """The kernel that `model.attention` means on a device, and what speaks against cuDNN's.
+    """The kernel that `model.attention` selects on a device, and why cuDNN cannot be used, if so.
 
     Raises:
-        UserError: cudnn is asked for where it cannot run.
+        UserError: `cudnn` is requested where it cannot run.
     """
     model, layout = config.model, config.layout
-    found = obstacle(
+    reason = obstacle(
         device.platform,
         model.dtype,
         head_size=model.head_size,
@@ -118,7 +127,7 @@ def choose_kernel(config: Config, device: Any) -> tuple[AttentionKind, str | Non
         capability=float(getattr(device, "compute_capability", 9.0)),
     )
     if layout.unfused_attention:
-        found = f"{layout.unfused_attention} has no fused attention kernel"
-    if model.attention == "cudnn" and found:
-        raise UserError(f"model.attention=cudnn: {found}; use model.attention=xla")
-    return ("xla", found) if model.attention == "xla" or found else ("cudnn", None)
+        reason = f"{layout.unfused_attention} has no fused attention kernel"
+    if model.attention == "cudnn" and reason:
+        raise UserError(f"model.attention=cudnn: {reason}; use model.attention=xla")
+    return ("xla", reason) if model.attention == "xla" or reason else ("cudnn", None)

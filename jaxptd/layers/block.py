@@ -1,4 +1,4 @@
-"""The pre-norm transformer block, and how a stack of them runs.
+"""The pre-norm transformer block, and the loop over a stack of them.
 
 Letters: B batch, T position, D model, L layers.
 """
@@ -25,10 +25,10 @@ from jaxptd.params import normal, stacked
 from jaxptd.pipeline.model import LayerInputs
 from jaxptd.zero import with_gathering
 
-OFFLOADED = "offloaded"  # of a program's `model.remat`: as dots, what is kept in host memory
-LAYERS = "layers"  # the scope of a loop over them
-# What each policy keeps of a layer, beside its input; none keeps all that backward takes.
-_KEEPS = {"dots": (KEPT, CORE), "attention": (KEPT, TAKEN), "full": ()}
+OFFLOADED = "offloaded"  # value of a program's `model.remat`: as dots, saved in host memory
+LAYERS = "layers"  # named scope of the loop over layers
+# What each policy saves of a layer, beside its input; `none` saves all that backward needs.
+_SAVES = {"dots": (KEPT, CORE), "attention": (KEPT, TAKEN), "full": ()}
 
 
 class Block(nnx.Module):
@@ -49,7 +49,7 @@ class Block(nnx.Module):
     def __call__(
         self, x_BTD: Array, places: Places, layer: Array, cache: Cache | None
     ) -> tuple[Array, Cache | None]:
-        """x, as the residual stream has it, -> the same; and the cache, with x's keys, values."""
+        """x as the residual stream has it -> the same, and the cache with x's keys and values."""
         a_BTD, cache = self.attention(
             self.attention_norm(x_BTD), places.at(layer, Site.ATTENTION), cache
         )
@@ -62,13 +62,13 @@ class Block(nnx.Module):
 
 
 def drop_residual(x_BTD: Array, places: Places, *, form: TensorParallel, rate: float) -> Array:
-    """Dropout of a block of the residual stream, whichever tokens and hidden units it holds."""
-    own = places._replace(position_T=form.local_tokens(places.position_T))
-    return dropout(x_BTD, own, form.local_hidden(x_BTD.shape[-1]), rate)
+    """Dropout of this device's block of the residual stream."""
+    local = places._replace(position_T=form.axes.local_tokens(places.position_T))
+    return dropout(x_BTD, local, form.axes.local_hidden(x_BTD.shape[-1]), rate)
 
 
 def make_blocks(config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs) -> Block:
-    """L blocks as one, its parameters stacked `[L, ...]`."""
+    """One `Block` with the parameters of L blocks, stacked `[L, ...]`."""
     keys = jax.random.split(rngs(), config.num_layers)
     return stacked(lambda key: Block(config, form=form, rngs=nnx.Rngs(key)), keys)
 
@@ -76,7 +76,7 @@ def make_blocks(config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs) ->
 def run_blocks(
     blocks: Block, x_BTD: Array, places: Places, *, cache: Cache | None, config: ModelConfig
 ) -> tuple[Array, Cache | None]:
-    """x -> x after all blocks, scanned or unrolled; the cache's arrays have a leading dim L."""
+    """x -> x after all blocks, scanned or unrolled; arrays of the cache have a leading dim L."""
     layer_L = jnp.arange(config.num_layers, dtype=jnp.int32)
     remats, over = config.remats(config.num_layers), lax.scan if config.scan_layers else _unrolled
     stacks = _split((blocks, layer_L, cache), [count for _, count in remats])
@@ -99,7 +99,7 @@ def _run_block(block: Block, inputs: LayerInputs, x_BTD: Array) -> tuple[Array, 
 
 
 def _unrolled(run: Any, x: Array, xs: Any) -> tuple[Array, Any]:
-    """As `lax.scan`."""
+    """Runs `run` over the leading dim of xs as `lax.scan` does, without a loop."""
     results = []
     for block in _split(xs, [1] * len(jax.tree.leaves(xs)[0])):
         x, result = run(x, jax.tree.map(lambda a: a[0], block))
@@ -108,36 +108,36 @@ def _unrolled(run: Any, x: Array, xs: Any) -> tuple[Array, Any]:
 
 
 def _split(tree: Any, sizes: Sequence[int]) -> list[Any]:
-    """A tree of `[L, ...]`, cut along L; its transpose is one concatenation, not padded sums."""
+    """Splits arrays `[L, ...]` along L; the transpose is one concatenation, not padded sums."""
     if len(sizes) == 1:
         return [tree]
     leaves, treedef = jax.tree.flatten(tree)
-    parts = zip(*(lax.split(x, sizes) for x in leaves), strict=True)
-    return [jax.tree.unflatten(treedef, part) for part in parts]
+    pieces = zip(*(lax.split(x, sizes) for x in leaves), strict=True)
+    return [jax.tree.unflatten(treedef, piece) for piece in pieces]
 
 
 def with_remat(run: Any, config: ModelConfig) -> Any:
-    """`run`, keeping for backward what `model.remat` says."""
+    """`run`, saving for backward what `model.remat` selects."""
     if config.remat == "none":
         return run
     if config.remat == OFFLOADED:
         return jax.checkpoint(
             partial(_named, run), policy=_to_host(), prevent_cse=not config.scan_layers
         )
-    policy = jax.checkpoint_policies.save_only_these_names(*_KEEPS[config.remat])
+    policy = jax.checkpoint_policies.save_only_these_names(*_SAVES[config.remat])
     return jax.checkpoint(run, policy=policy, prevent_cse=not config.scan_layers)
 
 
 def _named(run: Any, block: Block, inputs: LayerInputs, x_BTD: Array) -> Any:
-    """`run`, its input among what is kept by name: an input by itself is kept where it is."""
+    """`run` with its input named, so that it is offloaded too (unnamed ones are not)."""
     return run(block, inputs, checkpoint_name(x_BTD, KEPT))
 
 
 def _to_host() -> Any:
-    """What `dots` keeps, in host memory until backward asks for it."""
+    """Saves what `dots` saves, in host memory until backward needs it."""
     return jax.checkpoint_policies.save_and_offload_only_these_names(
         names_which_can_be_saved=[],
-        names_which_can_be_offloaded=list(_KEEPS["dots"]),
+        names_which_can_be_offloaded=list(_SAVES["dots"]),
         offload_src="device",
         offload_dst="pinned_host",
     )

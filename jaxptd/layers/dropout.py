@@ -1,7 +1,7 @@
-"""Dropout whose mask is a function of (seed, layer, site, global position), never of the device.
+"""Dropout whose mask depends on (seed, layer, site, global position), never on the device.
 
-The mask is hashed from global numbers, so that every layout drops the same values, and it is hashed
-again in backward instead of being kept.
+The mask is hashed from global numbers, so every layout drops the same values. Backward hashes again
+instead of saving the mask.
 
 Letters: B batch, T query position, D model.
 Source of the hash: Jarzynski and Olano, Hash Functions for GPU Rendering, JCGT 9(3), 2020 (pcg4d).
@@ -17,7 +17,7 @@ from jax import Array
 
 
 class Site(IntEnum):
-    """Where in a block values are dropped; each has masks of its own."""
+    """A place in a block where values are dropped; each site has masks of its own."""
 
     EMBEDDING = 0
     ATTENTION = 1
@@ -26,12 +26,12 @@ class Site(IntEnum):
 
 
 class Places(NamedTuple):
-    """Which tokens of the global batch a device's activations are, and what to drop of them.
+    """The global numbers of a device's tokens, and the dropout seed.
 
     sample_B: number of each sequence in the global batch. position_T: position of each token of the
-    device's cp block in its sequence. seed: two words for this step, or None to drop nothing.
-    segment_BCT: the document of each token of every part of the ring, or None where documents are
-    joined.
+    device's cp block in its sequence. seed: two words for this step, or None for no dropout.
+    segment_BCT: the document of each token on each device of the ring, or None where attention
+    ignores documents.
     """
 
     sample_B: Array
@@ -40,12 +40,12 @@ class Places(NamedTuple):
     segment_BCT: Array | None = None
 
     def at(self, layer: Array | int, site: Site) -> "Places":
-        """The same places, with the seed of one site of one layer."""
+        """The same tokens, with the seed for one site of one layer."""
         return self if self.seed is None else self._replace(seed=fold(self.seed, layer, site))
 
 
 def _pcg4d(x: Array, y: Array, z: Array, w: Array) -> tuple[Array, Array, Array, Array]:
-    """Four uint32 words -> four well mixed ones."""
+    """Hashes four uint32 words to four well mixed ones."""
     x, y, z, w = (v * jnp.uint32(1664525) + jnp.uint32(1013904223) for v in (x, y, z, w))
     x = x + y * w
     y = y + z * x
@@ -64,32 +64,32 @@ def _words(*numbers: Array | int) -> list[Array]:
 
 
 def fold(seed: Array, first: Array | int, second: Array | int) -> Array:
-    """The seed `[.., 2]` of two numbers within `seed[2]`; the numbers broadcast."""
+    """Derives a seed `[.., 2]` from `seed[2]` and two numbers, which broadcast."""
     _, _, z, w = _pcg4d(*_words(first, second, seed[..., 0], seed[..., 1]))
     return jnp.stack([z, w], axis=-1)
 
 
-def kept(seed: Array, first: Array, second: Array, rate: float) -> Array:
-    """True where a value stays: for each pair of numbers with probability 1 - rate, to 2**-32.
+def keep_mask(seed: Array, first: Array, second: Array, rate: float) -> Array:
+    """True with probability 1 - rate, to within 2**-32, for each pair of numbers.
 
     Args:
         seed: uint32 `[.., 2]`; its leading dims, and both numbers, broadcast.
         first: int32.
         second: int32.
-        rate: share dropped.
+        rate: fraction of values dropped.
     """
     *_, word = _pcg4d(*_words(first, second, seed[..., 0], seed[..., 1]))
     return word >= jnp.uint32(round(rate * 2**32))
 
 
 def dropout(x_BTD: Array, places: Places, hidden_D: Array, rate: float) -> Array:
-    """Zeroes a share `rate` of x and scales the rest by 1 / (1 - rate).
+    """Zeroes a fraction `rate` of x and scales the rest by 1 / (1 - rate).
 
     Args:
         x_BTD: this device's block of the residual stream.
-        places: its samples, positions (as many as x has) and the seed of this site.
-        hidden_D: which hidden units its last dim holds.
-        rate: share dropped, in [0, 1).
+        places: samples and positions of x's tokens, and the seed of this site.
+        hidden_D: global numbers of x's hidden units.
+        rate: fraction of values dropped, in [0, 1).
     """
     if places.seed is None or rate == 0:
         return x_BTD
@@ -99,5 +99,5 @@ def dropout(x_BTD: Array, places: Places, hidden_D: Array, rate: float) -> Array
 
 @partial(jax.checkpoint, static_argnums=(4,))
 def _drop(x_BTD: Array, seed_B11: Array, position_T: Array, hidden_D: Array, rate: float) -> Array:
-    keep_BTD = kept(seed_B11, position_T[:, None], hidden_D, rate)
+    keep_BTD = keep_mask(seed_B11, position_T[:, None], hidden_D, rate)
     return jnp.where(keep_BTD, x_BTD / (1 - rate), 0)

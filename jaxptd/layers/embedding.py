@@ -9,17 +9,17 @@ from jaxptd.params import normal, param
 
 
 class VocabParallelEmbedding(nnx.Module):
-    """A table `[V, D]` cut over the vocabulary, on a grid over D too; also the output layer.
+    """A table `[V, D]` sharded over the vocabulary, on a grid over D too; also the output layer.
 
-    V that does not split is padded with zero rows. They are never looked up, and the loss gives
-    them no probability, so they get no gradient and stay zero.
+    A vocabulary that does not split evenly is padded with zero rows. They are never looked up, and
+    the loss gives them no probability, so they get no gradient and stay zero.
 
     Args:
         vocab_size: V.
         size: D.
-        form: how matrices are held.
-        rngs: of the initial table.
-        rows: V with its padding; None: as many as split.
+        form: how matrices are sharded.
+        rngs: random keys of the initial table.
+        rows: V with its padding; None: as `form` pads it.
 
     Source: Shoeybi et al., arXiv 1909.08053, section 3.
     """
@@ -35,21 +35,21 @@ class VocabParallelEmbedding(nnx.Module):
     ) -> None:
         held = (rows or form.padded(vocab_size), form.padded_hidden(size))
         self.table = param(
-            rngs(), (vocab_size, size), normal(0.02), spec=form.table_spec(), held=held
+            rngs(), (vocab_size, size), normal(0.02), spec=form.axes.table_spec(), held=held
         )
         self.vocab_size, self.form = vocab_size, form
 
     def __call__(self, tokens_BT: Array, dtype: DTypeLike) -> Array:
-        """tokens[B, T], ids in [0, V), -> x as the residual stream has it, in `dtype`."""
+        """tokens[B, T] with ids in [0, V) -> x as the residual stream has it, in `dtype`."""
         return self.form.lookup(tokens_BT, self.table[...], dtype)
 
     def logits(self, x_BTD: Array) -> Array:
-        """x -> logits[B, T, V], cut over V, the padding's included."""
+        """x -> logits[B, T, V], sharded over V, with those of the padding."""
         return self.form.logits(x_BTD, self.table[...].T)
 
 
 class PositionEmbedding(nnx.Module):
-    """A learned vector for each position, table `[T, D]`: whole, or in blocks on a grid.
+    """A learned vector for each position, table `[T, D]`: replicated, or in blocks on a grid.
 
     Source: Radford et al., Language Models are Unsupervised Multitask Learners, 2019 (GPT-2).
     """
@@ -57,10 +57,10 @@ class PositionEmbedding(nnx.Module):
     def __init__(self, seq_length: int, size: int, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
         held = (seq_length, form.padded_hidden(size))
         self.table = param(
-            rngs(), (seq_length, size), normal(0.02), spec=form.position_spec(), held=held
+            rngs(), (seq_length, size), normal(0.02), spec=form.axes.position_spec(), held=held
         )
         self.form = form
 
     def __call__(self, position_T: Array, dtype: DTypeLike) -> Array:
-        """Positions of a cp block, in [0, seq_length), -> [T, D] of the residual's tokens."""
+        """positions[T] of a cp block -> [T, D] for the tokens of the residual stream."""
         return self.form.positions(position_T, self.table[...], dtype)

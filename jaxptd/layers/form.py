@@ -1,145 +1,102 @@
-"""How matrices are held, and what their products move: the interface behind the layers.
+"""The interface through which layers see tensor parallelism: `TensorParallel`, a layer's `form`.
 
-A layer asks its `form` for specs, for the two products of a pair of matrices, and for what its own
-block of tokens, hidden units, heads and vocabulary is. It never names an axis. The forms are in
-`tensor_parallel.py`.
+A layer never names a mesh axis. It asks `form.axes` for specs and for the numbers of its tokens,
+hidden units, heads and token ids, and the form itself for products, look-ups and attention. The
+implementations: `megatron.py` (1D) and `grid.py` (2D); `forms.py` chooses one for a layout.
 
-`x` is an activation as the residual stream has it; `h` one as it is between the two products of a
-pair (heads, or the MLP's hidden units, are cut); `w` and `table` are this device's blocks.
+`x` is an activation as the residual stream has it; `h` one between the two products of a pair,
+where heads, or the MLP's hidden units, are sharded; `w` and `table` are this device's blocks.
 Letters: B batch, T query position, D model, F hidden, N heads, H head size, V vocabulary.
 """
 
+import abc
+import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from jaxptd.attention.kernel import Kernel
 from jaxptd.attention.ring import Ring, Tokens
 from jaxptd.collectives import alike
+from jaxptd.layers.axes import ShardingAxes
 from jaxptd.matmul.ring import as_matrix
-from jaxptd.mesh import Axis
 
 Product = Callable[[Array, Array, int], Array]  # as `product`
 
 
-class TensorParallel(Protocol):
-    """One way to hold matrices and the activations between them."""
+@dataclasses.dataclass(frozen=True)
+class TensorParallel(abc.ABC):
+    """One way to shard matrices and the activations between them.
 
-    # ---- what is cut ----
+    Args:
+        axes: which mesh axis shards which dim.
+        ring: the devices over which the sequence of q, k and v is sharded.
+    """
 
-    @property
-    def token_axes(self) -> tuple[Axis, ...]:
-        """Axes that cut the residual stream's sequence, beyond cp."""
+    axes: ShardingAxes
+    ring: Ring
 
-    @property
-    def logit_axes(self) -> tuple[Axis, ...]:
-        """Those that also cut the sequence of the logits."""
+    # ---- padding ----
 
-    @property
-    def head_dim(self) -> int:
-        """Which of (N, H) is cut: each device has whole heads, or a part of every head."""
-
-    @property
-    def ring(self) -> Ring:
-        """The devices that hold the sequence of q, k and v."""
-
-    def column_spec(self, out_dims: int, cut: int) -> P:
-        """Of `w[D, *out]`, cut along dim `cut` of `out`."""
-
-    def row_spec(self, in_dims: int, cut: int) -> P:
-        """Of `w[*in, D]`, cut along dim `cut` of `in`."""
-
-    def cut_spec(self, dims: int, cut: int) -> P:
-        """Of a bias of the first product of a pair, `b[*out]`."""
-
-    def hidden_spec(self) -> P:
-        """Of a vector as wide as the residual stream, `b[D]`."""
-
-    def table_spec(self) -> P:
-        """Of an embedding table, `table[V, D]`, whose transpose makes logits by `column`."""
-
-    def position_spec(self) -> P:
-        """Of a table of positions, `table[T, D]`."""
-
+    @abc.abstractmethod
     def padded(self, size: int, each: int = 1) -> int:
-        """Of V, or a dim that is cut between a pair of products: its size in equal blocks.
+        """Rounds V, or a dim between a pair of products, up to a size that splits evenly.
 
-        each: hidden units that belong to one of it, as to a head.
+        Args:
+            size: of the dim.
+            each: columns of the weight that belong to one of `size`: H for a head, else 1.
         """
 
     def padded_hidden(self, size: int) -> int:
-        """Of D: its size in equal blocks."""
+        """Rounds D up to a size that splits evenly."""
+        return self.padded(size) if self.axes.hidden else size
 
     # ---- products ----
 
-    def column(self, x: Array, w: Array) -> Array:
-        """First product of a pair, `w[D, *out]`: x -> h, cut over T along `logit_axes` only."""
+    @abc.abstractmethod
+    def column_parallel(self, x: Array, w: Array) -> Array:
+        """First product of a pair, `w[D, *out]`: x -> h, with the tokens of the logits."""
 
+    @abc.abstractmethod
+    def row_parallel(self, h: Array, w: Array, shard_dim: int) -> Array:
+        """Second product of a pair, `w[*in, D]`, dim `shard_dim` of `in` sharded: h -> x."""
+
+    @abc.abstractmethod
     def logits(self, x: Array, w: Array) -> Array:
-        """As `column`, of the output layer: never in less than the precision of `x`."""
+        """The output layer: as `column_parallel`, but never in less than the precision of `x`."""
 
-    def row(self, h: Array, w: Array, cut: int) -> Array:
-        """Second product of a pair, `w[*in, D]`, cut along dim `cut` of `in`: h -> x."""
+    # ---- tables ----
 
-    def gather(self, h: Array, dim: int) -> Array:
-        """h -> whole along `dim` on every device."""
+    @abc.abstractmethod
+    def lookup(self, tokens_BT: Array, table: Array, dtype: DTypeLike) -> Array:
+        """Rows of the embedding table `[V, D]`, in `dtype`: -> x."""
 
-    def scatter(self, h: Array, dim: int) -> Array:
-        """Whole along `dim` -> h."""
+    @abc.abstractmethod
+    def positions(self, position_T: Array, table: Array, dtype: DTypeLike) -> Array:
+        """Rows of the position table `[T, D]` for a cp block's tokens: -> x without B."""
 
+    # ---- attention ----
+
+    @abc.abstractmethod
     def attend(
         self, q: Array, k: Array, v: Array, tokens: Tokens, *, kernel: Kernel, head_size: int
     ) -> Array:
-        """Causal attention of q, k, v `[B, T, N, H]`, cut along `head_dim` -> o, the same."""
+        """Causal attention: q, k, v `[B, T, N, H]`, sharded as h -> o, sharded as h."""
 
     def join_heads(self, h: Array, head_size: int) -> Array:
-        """h[B, T, N, H] -> with all of H, for a device that attends alone."""
+        """h[B, T, N, H] -> the same with whole heads, for attention with a cache."""
+        return self.axes.gather(h, -1)[..., :head_size] if self.axes.head_dim else h
 
-    def part_heads(self, h: Array) -> Array:
-        """As `join_heads` gave it -> h."""
-
-    # ---- tables and vocabulary ----
-
-    def lookup(self, tokens_BT: Array, table: Array, dtype: DTypeLike) -> Array:
-        """Rows of the table, in `dtype`: -> x."""
-
-    def positions(self, position_T: Array, table: Array, dtype: DTypeLike) -> Array:
-        """Rows of the table of positions, of a cp block's tokens, in `dtype`: -> x without B."""
-
-    def vocab_ids(self, size: int) -> Array:
-        """Token ids of this device's `size` logits."""
-
-    def vocab_max(self, m: Array) -> Array:
-        """Maximum over the parts of V."""
-
-    def vocab_sum(self, s: Array) -> Array:
-        """Sum over the parts of V."""
-
-    # ---- what this device's block is ----
-
-    def sum_over_hidden(self, sums: tuple[Array, ...]) -> tuple[Array, ...]:
-        """Sums over the parts of D, in one message."""
-
-    def only_hidden(self, x: Array, size: int) -> Array:
-        """x, zero at and beyond hidden unit `size`."""
-
-    def local_tokens(self, position_T: Array) -> Array:
-        """Positions of the residual stream's tokens, out of those of a cp block."""
-
-    def local_logits(self, x_BT: Array) -> Array:
-        """What belongs to the tokens of the logits, out of those of a cp block."""
-
-    def local_hidden(self, size: int) -> Array:
-        """Which of the D hidden units this device's `size` are."""
-
-    def local_heads(self, size: int) -> Array:
-        """Which of the N heads this device's `size` are."""
+    def split_heads(self, h: Array) -> Array:
+        """h[B, T, N, H] with whole heads -> h. Undoes `join_heads`."""
+        if not self.axes.head_dim:
+            return h
+        padding = self.padded(h.shape[-1]) - h.shape[-1]
+        return self.axes.scatter(jnp.pad(h, [(0, 0)] * (h.ndim - 1) + [(0, padding)]), -1)
 
 
 def product(x: Array, w: Array, contract: int) -> Array:
@@ -161,13 +118,13 @@ def _product_fwd(x: Array, w: Array, contract: int) -> tuple[Array, tuple[Array,
     return _product(x, w, contract), (x, w)
 
 
-def _product_bwd(contract: int, kept: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
-    x, w = kept
+def _product_bwd(contract: int, saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
+    x, w = saved
     w_DF = as_matrix(w, contract)
-    # As matrices: of more dims, XLA transposes dy in memory.
+    # Matrices, because with more dims XLA transposes dy in memory.
     dy = dy.reshape(*dy.shape[: x.ndim - contract], -1)
     dw = jnp.matmul(x.reshape(-1, w_DF.shape[0]).T, dy.reshape(-1, w_DF.shape[1]))
-    # Or XLA may leave the rounding out where w is wider, and layouts would round differently.
+    # Where w is wider, XLA may skip this rounding, and layouts would round differently.
     precision = jnp.finfo(x.dtype)
     dw = lax.reduce_precision(dw.astype(w.dtype), precision.nexp, precision.nmant)
     dx = jnp.matmul(dy, w_DF.astype(x.dtype).T)
@@ -175,15 +132,3 @@ def _product_bwd(contract: int, kept: tuple[Array, Array], dy: Array) -> tuple[A
 
 
 _product.defvjp(_product_fwd, _product_bwd)
-
-
-def local_numbers(axis: Axis, size: int) -> Array:
-    """The numbers of this device's block of `size`, of blocks numbered through over `axis`."""
-    return lax.axis_index(axis) * size + jnp.arange(size, dtype=jnp.int32)
-
-
-def local_rows(table: Array, ids: Array, axis: Axis) -> Array:
-    """Those of a table cut over `axis` that this device has, zeros for the others."""
-    local = ids - local_numbers(axis, table.shape[0])[0]
-    mine = (local >= 0) & (local < table.shape[0])
-    return jnp.where(mine[..., None], table[jnp.where(mine, local, 0)], 0)

@@ -1,8 +1,8 @@
-"""Attention as products of blocks on a grid: for head counts that do not split over it.
+"""Attention by products on the grid, for numbers of heads that do not split over it.
 
-Of every head each device holds `q[T/row, H/col]`, and k and v alike. Scores are Q K^T on the grid,
+Each device holds `q[T/row, H/col]` of every head, and k and v alike. Scores are Q K^T on the grid,
 `[T/row, S/col]`; softmax takes its maximum and its sum along col; the output is P V on the grid.
-The whole square of scores exists, a block on each device: T * S / (row * col) of it.
+All scores exist at once: a device holds T * S / (row * col) of them per head.
 
 Letters: B batch, T query, S key, N heads, H head size.
 Source: Zhu and Dong, CAAI Trans. Intelligent Systems 20(5), 2025, section 2.1.
@@ -34,32 +34,32 @@ def attend(
     scale: float,
     causal: bool = True,
 ) -> Array:
-    """-> o[B, T/row, N, H/col].
+    """q, k, v[B, T/row, N, H/col] -> o[B, T/row, N, H/col].
 
     Args:
-        q: this device's block, `[B, T/row, N, H/col]`; so are k and v.
-        k: keys.
-        v: values.
-        tokens: of the whole sequence: its documents `[B, 1, T]`, and the seed of dropout.
+        q: this device's block of the queries.
+        k: its block of the keys.
+        v: its block of the values.
+        tokens: documents of the whole sequence `[B, 1, T]`, and the seed of dropout.
         grid: how the devices multiply.
-        dropout: of the probabilities.
-        scale: of the scores.
-        causal: a token sees itself and those before it; else it sees all.
+        dropout: dropout of the probabilities.
+        scale: factor of the scores.
+        causal: whether a token attends to itself and earlier tokens only; else to all.
     """
     q_BNTH, k_BNSH, v_BNSH = (x.swapaxes(1, 2) for x in (q, k, v))
     wide = jnp.promote_types(q.dtype, jnp.float32)
     s_BNTS = _each(partial(matmul_nt, dtype=wide), grid)(q_BNTH, k_BNSH)
     sites = _sites(tokens, q.shape[1] * grid.shape[0], grid)
     p_BNTS = _softmax(s_BNTS * scale, visible(sites, causal=causal), grid.col)
-    drop_again = jax.checkpoint(partial(drop, dropout=dropout))  # keeps no mask
+    drop_again = jax.checkpoint(partial(drop, dropout=dropout))  # saves no mask
     p_BNTS = drop_again(p_BNTS, sites).astype(v.dtype)
     o_BNTH = _each(matmul, grid)(p_BNTS, v_BNSH)
     return checkpoint_name(o_BNTH.swapaxes(1, 2), KEPT)
 
 
-def _each(form: Any, grid: Grid) -> Any:
-    """A form of product for every sequence and head."""
-    return jax.vmap(jax.vmap(partial(form, grid=grid)))
+def _each(multiply: Any, grid: Grid) -> Any:
+    """Maps a product on the grid over sequences and heads."""
+    return jax.vmap(jax.vmap(partial(multiply, grid=grid)))
 
 
 def _sites(tokens: Tokens, length: int, grid: Grid) -> Sites:
@@ -73,7 +73,7 @@ def _sites(tokens: Tokens, length: int, grid: Grid) -> Sites:
 
 
 def _softmax(s_BNTS: Array, seen: Array, axis: str) -> Array:
-    """Over S, cut along `axis`; zeros where nothing is seen."""
+    """Softmax over S, which is sharded over `axis`; zeros in rows that see nothing."""
     s_BNTS = jnp.where(seen, s_BNTS, -jnp.inf)
     max_BNT1 = lax.pmax(lax.stop_gradient(s_BNTS).max(-1, keepdims=True), axis)
     p_BNTS = jnp.exp(s_BNTS - jnp.where(jnp.isfinite(max_BNT1), max_BNT1, 0))

@@ -16,18 +16,18 @@ INIT = normal(0.02)  # GPT-2's
 
 
 class ColumnParallelLinear(nnx.Module):
-    """`x[B, T, D] -> h[B, T, *out]`, the weight `[D, *out]` cut along dim `cut` of `out`, and on
-    a grid along D.
+    """`x[B, T, D] -> h[B, T, *out]`; the weight `[D, *out]` is sharded over one dim of `out`, and
+    on a grid over D, too.
 
     Args:
         in_features: D.
         out_features: the shape `out`; `(3, N, H)` for attention, `(F,)` for the MLP.
-        cut: the dim of `out` that is cut.
-        form: how matrices are held.
-        rngs: of the initial weight.
+        shard_dim: the dim of `out` that is sharded.
+        form: how matrices are sharded.
+        rngs: random keys of the initial weight.
         bias: whether a bias `[*out]` is added.
-        gather_output: leave h whole on every device.
-        init: of the weight.
+        gather_output: whether every device gets all of h.
+        init: initialiser of the weight.
 
     Source: Shoeybi et al., arXiv 1909.08053, section 3.
     """
@@ -39,53 +39,55 @@ class ColumnParallelLinear(nnx.Module):
         *,
         form: TensorParallel,
         rngs: nnx.Rngs,
-        cut: int = 0,
+        shard_dim: int = 0,
         bias: bool = True,
         gather_output: bool = False,
         init: Initialiser = INIT,
     ) -> None:
         out, dims = tuple(out_features), len(out_features)
-        held = _held(out, cut, form)
+        held = _padded(out, shard_dim, form)
         self.w = param(
             rngs(),
             (in_features, *out),
             init,
-            spec=form.column_spec(dims, cut),
+            spec=form.axes.column_spec(dims, shard_dim),
             held=(form.padded_hidden(in_features), *held),
             cast=True,
         )
-        bias_of = partial(param, spec=form.cut_spec(dims, cut), held=held, decay=False)
+        bias_of = partial(param, spec=form.axes.inner_spec(dims, shard_dim), held=held, decay=False)
         self.b = bias_of(rngs(), out, zeros) if bias else None
-        self.form, self.cut, self.gather_output = form, cut, gather_output
+        self.form, self.shard_dim, self.gather_output = form, shard_dim, gather_output
 
     @property
     def bias(self) -> Array | None:
         return None if self.b is None else self.b[...]
 
     def product(self, x_BTD: Array) -> Array:
-        """h, but for the bias and the gathering."""
-        return checkpoint_name(self.form.column(x_BTD, self.w[...]), KEPT)
+        """x -> h without the bias, not gathered."""
+        return checkpoint_name(self.form.column_parallel(x_BTD, self.w[...]), KEPT)
 
     def __call__(self, x_BTD: Array) -> Array:
         h = self.product(x_BTD)
         if self.bias is not None:
             h = checkpoint_name(add_bias(h, self.bias), TAKEN)
-        return self.form.gather(h, x_BTD.ndim - 1 + self.cut) if self.gather_output else h
+        return (
+            self.form.axes.gather(h, x_BTD.ndim - 1 + self.shard_dim) if self.gather_output else h
+        )
 
 
 class RowParallelLinear(nnx.Module):
-    """`h[B, T, *in] -> y[B, T, D]`, the weight `[*in, D]` cut along dim `cut` of `in`, and on a
-    grid along D.
+    """`h[B, T, *in] -> y[B, T, D]`; the weight `[*in, D]` is sharded over one dim of `in`, and on a
+    grid over D, too.
 
     Args:
         in_features: the shape `in`; `(N, H)` for attention, `(F,)` for the MLP.
         out_features: D.
-        cut: the dim of `in` that is cut.
-        form: how matrices are held.
-        rngs: of the initial weight.
-        bias: whether a bias `[D]` is added, once, after the sum.
-        input_is_parallel: h is cut already; else this device takes its own block.
-        init: of the weight.
+        shard_dim: the dim of `in` that is sharded.
+        form: how matrices are sharded.
+        rngs: random keys of the initial weight.
+        bias: whether a bias `[D]` is added, once, after the sum over devices.
+        input_is_parallel: whether h is sharded already; else each device takes its block of it.
+        init: initialiser of the weight.
 
     Source: Shoeybi et al., arXiv 1909.08053, section 3.
     """
@@ -97,7 +99,7 @@ class RowParallelLinear(nnx.Module):
         *,
         form: TensorParallel,
         rngs: nnx.Rngs,
-        cut: int = 0,
+        shard_dim: int = 0,
         bias: bool = True,
         input_is_parallel: bool = True,
         init: Initialiser = INIT,
@@ -108,30 +110,30 @@ class RowParallelLinear(nnx.Module):
             rngs(),
             (*inside, out_features),
             init,
-            spec=form.row_spec(dims, cut),
-            held=(*_held(inside, cut, form), hidden),
+            spec=form.axes.row_spec(dims, shard_dim),
+            held=(*_padded(inside, shard_dim, form), hidden),
             cast=True,
         )
-        bias_of = partial(param, spec=form.hidden_spec(), held=(hidden,), decay=False)
+        bias_of = partial(param, spec=form.axes.hidden_spec(), held=(hidden,), decay=False)
         self.b = bias_of(rngs(), (out_features,), zeros) if bias else None
-        self.form, self.cut, self.input_is_parallel = form, cut, input_is_parallel
+        self.form, self.shard_dim, self.input_is_parallel = form, shard_dim, input_is_parallel
 
     def __call__(self, h: Array) -> Array:
         if not self.input_is_parallel:
-            h = self.form.scatter(h, h.ndim - (self.w.ndim - 1) + self.cut)
-        y_BTD = checkpoint_name(self.form.row(h, self.w[...], self.cut), KEPT)
+            h = self.form.axes.scatter(h, h.ndim - (self.w.ndim - 1) + self.shard_dim)
+        y_BTD = checkpoint_name(self.form.row_parallel(h, self.w[...], self.shard_dim), KEPT)
         return y_BTD if self.b is None else add_bias(y_BTD, self.b[...])
 
 
 def add_bias(x: Array, b: Array) -> Array:
-    """x + b, in the precision of x; the bias's gradient, a sum over all tokens, in its own.
+    """x + b in the precision of x; the gradient of b, a sum over all tokens, in the precision of b.
 
     A sum of thousands in bfloat16 stops growing: 2**8 + 1 is 2**8 there.
     """
     return (x + b).astype(x.dtype)
 
 
-def _held(shape: tuple[int, ...], cut: int, form: TensorParallel) -> tuple[int, ...]:
-    """The shape with its dim `cut` in equal blocks."""
-    cut_size = form.padded(shape[cut], each=math.prod(shape[cut + 1 :]))
-    return (*shape[:cut], cut_size, *shape[cut + 1 :])
+def _padded(shape: tuple[int, ...], shard_dim: int, form: TensorParallel) -> tuple[int, ...]:
+    """The shape with dim `shard_dim` padded so that it splits evenly."""
+    before, size, after = shape[:shard_dim], shape[shard_dim], shape[shard_dim + 1 :]
+    return (*before, form.padded(size, each=math.prod(after)), *after)

@@ -13,13 +13,13 @@ from jaxptd.params import Initialiser
 
 @jax.checkpoint
 def _activate(h_BTF: Array, b_F: Array | None) -> Array:
-    """Backward computes everything again from the product, which is there anyway."""
+    """Bias and GELU; backward recomputes both from the product, which is saved anyway."""
     h_BTF = h_BTF if b_F is None else add_bias(h_BTF, b_F)
     return jax.nn.gelu(h_BTF, approximate=True)
 
 
 class MLP(nnx.Module):
-    """`gelu(x w_up + b_up) w_down + b_down`; GELU acts on disjoint units, nothing moves there."""
+    """`gelu(x w_up + b_up) w_down + b_down`; GELU is elementwise and needs no collective."""
 
     def __init__(
         self, size: int, hidden: int, *, form: TensorParallel, rngs: nnx.Rngs, init_out: Initialiser
@@ -29,6 +29,6 @@ class MLP(nnx.Module):
 
     @jax.named_scope("mlp")
     def __call__(self, x_BTD: Array) -> Array:
-        """x, as the residual stream has it, -> the same."""
+        """x as the residual stream has it -> the same."""
         h_BTF = _activate(self.up.product(x_BTD), self.up.bias)
         return self.down(checkpoint_name(h_BTF, TAKEN))

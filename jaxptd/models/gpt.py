@@ -1,6 +1,7 @@
-"""GPT-2: learned positions, pre-norm blocks, GELU, tied output. No axis and no collective in it.
+"""GPT-2: learned positions, pre-norm blocks, GELU, tied output; names no axis and no collective.
 
-Letters: B batch, T position, S longest text, D model, L layers, N heads, H head size, V vocabulary.
+Letters: B batch, T position, S maximum length, D model, L layers, N heads, H head size,
+V vocabulary.
 Source: Radford et al., Language Models are Unsupervised Multitask Learners, 2019.
 """
 
@@ -26,8 +27,11 @@ class GPT(nnx.Module):
 
     Args:
         config: sizes and choices; vocab_size must be set.
-        form: how matrices are held.
-        rngs: of the initial parameters.
+        form: how matrices are sharded.
+        rngs: random keys of the initial parameters.
+
+    Raises:
+        ValueError: vocab_size is not set.
     """
 
     def __init__(self, config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
@@ -52,27 +56,27 @@ class GPT(nnx.Module):
     def logits(
         self, tokens_BT: Array, places: Places, cache: Cache | None = None
     ) -> tuple[Array, Cache | None]:
-        """tokens[B, T] -> logits[B, T, V], cut over V as the form has it; and the cache, filled."""
+        """tokens[B, T] -> logits[B, T, V], V sharded, and the cache with these tokens."""
         x_BTD = self.embed(tokens_BT, places)
         x_BTD, cache = run_blocks(self.blocks, x_BTD, places, cache=cache, config=self.config)
         return self.output(x_BTD), cache
 
     @jax.named_scope("embedding")
     def embed(self, tokens_BT: Array, places: Places) -> Array:
-        """tokens[B, T] -> x, as the residual stream has it."""
+        """tokens[B, T] -> x as the residual stream has it."""
         dtype = jnp.dtype(self.config.dtype)
         x_BTD = self.tokens(tokens_BT, dtype) + self.positions(places.position_T, dtype)
         embedded = places.at(0, Site.EMBEDDING)
         return drop_residual(x_BTD, embedded, form=self.form, rate=self.config.dropout)
 
     def output(self, x_BTD: Array) -> Array:
-        """x after all blocks -> logits[B, T, V], cut over V as the form has it."""
+        """x after all blocks -> logits[B, T, V], V sharded."""
         return (self.head or self.tokens).logits(self.norm(x_BTD))
 
     def loss(self, tokens_BT: Array, targets_BT: Array, places: Places) -> Array:
-        """-log probability of each target, nats, `[B, T]` of the logits' tokens, float32 at least.
+        """-log probability of each target in nats, `[B, T]`, float32 at least; 0 for targets < 0.
 
-        A target below 0 counts for nothing: 0.
+        T is sharded as in the logits.
         """
         x_BTD = self.embed(tokens_BT, places)
         x_BTD, _ = run_blocks(self.blocks, x_BTD, places, cache=None, config=self.config)
@@ -80,16 +84,16 @@ class GPT(nnx.Module):
 
     @jax.named_scope("loss")
     def output_loss(self, x_BTD: Array, targets_BT: Array) -> Array:
-        """x after all blocks -> as `loss`."""
+        """x after all blocks -> the loss of each token, as `loss` gives it."""
         logits_BTV = self.output(x_BTD)
-        targets_BT = self.form.local_logits(targets_BT)
+        targets_BT = self.form.axes.local_logit_tokens(targets_BT)
         loss_BT = vocab_parallel_cross_entropy(
-            logits_BTV, targets_BT, self.form, self.config.vocab_size
+            logits_BTV, targets_BT, self.form.axes, self.config.vocab_size
         )
         return jnp.where(targets_BT >= 0, loss_BT, 0)
 
     def empty_cache(self, batch: int) -> Cache:
-        """A cache for texts of up to seq_length tokens, for the heads that this device holds."""
+        """An empty cache for up to seq_length tokens and this device's heads."""
         config, heads = self.config, self.blocks.attention.qkv.w.shape[-2]
         layers = self.blocks.attention.qkv.w.shape[0]
         shape = (layers, batch, config.seq_length, heads, config.head_size)

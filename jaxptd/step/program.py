@@ -23,8 +23,8 @@ from jaxptd.layers.attention import choose_kernel
 from jaxptd.layers.block import OFFLOADED
 from jaxptd.layers.dropout import Places
 from jaxptd.layers.form import TensorParallel
+from jaxptd.layers.forms import make_form
 from jaxptd.layers.fp8 import choose_product
-from jaxptd.layers.tensor_parallel import make_form
 from jaxptd.mesh import BATCH_AXES, Axis, on_gpus
 from jaxptd.models.gpt import GPT
 from jaxptd.params import Blueprint, ParamInfo, Params, Stored
@@ -246,7 +246,7 @@ class Program:
 
     def _owed_axes(self, name: str) -> tuple[str, ...]:
         """Axes over which a part's gradient is a partial sum: of those that cut tokens, and pp."""
-        axes = (Axis.PP, *BATCH_AXES, *self.form.token_axes)
+        axes = (Axis.PP, *BATCH_AXES, *self.form.axes.tokens)
         return tuple(a for a in axes if a not in self.stored[name].axes)
 
     def _reduce(self, grads: Params) -> Params:
@@ -280,7 +280,7 @@ class Program:
     @property
     def _loss_axes(self) -> tuple[str, ...]:
         """Axes that cut the tokens of the logits, and so the loss; of the stages one has it."""
-        return (Axis.PP, *BATCH_AXES, *self.form.logit_axes)
+        return (Axis.PP, *BATCH_AXES, *self.form.axes.logit_tokens)
 
     def _seed(self, step: Array) -> Array | None:
         """Two words that all dropout of a step is drawn from; None without dropout."""

@@ -15,13 +15,13 @@ from jaxptd.attention.kernel import Dropout, Kernel, Saved, Sites
 from jaxptd.attention.ring import Ring, Tokens
 from jaxptd.attention.xla import Xla
 from jaxptd.collectives import varying_axes
-from jaxptd.layers.dropout import kept
+from jaxptd.layers.dropout import keep_mask
 from jaxptd.mesh import Axis, Layout, RingKind, make_mesh
 from jaxptd.ring_attention import attend
 
 B, T, N, H = 2, 128, 3, 64
 DEVICES = 4
-XLA = Xla(Dropout(0.0, kept))
+XLA = Xla(Dropout(0.0, keep_mask))
 NO_OBSTACLE = {"head_size": 64, "dropout": 0.0, "documents": False}
 
 

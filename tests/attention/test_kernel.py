@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxptd.attention.kernel import NOWHERE, Dropout, Sites, drop, merge, merge_at, visible
-from jaxptd.layers.dropout import kept
+from jaxptd.layers.dropout import keep_mask
 
 TOLERANCES = {"float32": 1e-6, "float64": 1e-12}  # relative to a tensor's norm; never loosened
 
@@ -46,7 +46,7 @@ def plain_seen(sites: Sites, causal: bool) -> np.ndarray:
 
 
 def mixed(seed: Any, first: Any, second: Any, rate: float) -> Any:
-    """Stands in for `layers.dropout.kept`: of numpy as of JAX, and quick to compile."""
+    """Stands in for `layers.dropout.keep_mask`: of numpy as of JAX, and quick to compile."""
     word = first.astype("uint32") * np.uint32(2654435761) + seed[..., 0]
     word = (word ^ (word >> 15)) * np.uint32(739982445) + second.astype("uint32")
     word = (word ^ (word >> 13)) * np.uint32(695872825) + seed[..., 1]
@@ -243,15 +243,15 @@ PLACE = np.arange(64, dtype=np.int32)
 
 def test_dropping_nothing_is_the_identity() -> None:
     p = jnp.ones((B, N, 64, 64))
-    assert drop(p, Sites(PLACE, PLACE, seed_BN2=SEED_BN2), Dropout(0.0, kept)) is p
-    assert drop(p, Sites(PLACE, PLACE), Dropout(0.3, kept)) is p
+    assert drop(p, Sites(PLACE, PLACE, seed_BN2=SEED_BN2), Dropout(0.0, keep_mask)) is p
+    assert drop(p, Sites(PLACE, PLACE), Dropout(0.3, keep_mask)) is p
 
 
 def test_a_share_is_dropped_and_the_rest_scaled() -> None:
     p = np.random.default_rng(1).random((B, N, 64, 64)).astype(np.float32)
     sites = Sites(PLACE, PLACE, seed_BN2=jnp.asarray(SEED_BN2))
-    found = np.asarray(drop(p, sites, Dropout(0.3, kept)))
-    keep = kept(sites.seed_BN2[:, :, None, None], PLACE[:, None], PLACE, 0.3)
+    found = np.asarray(drop(p, sites, Dropout(0.3, keep_mask)))
+    keep = keep_mask(sites.seed_BN2[:, :, None, None], PLACE[:, None], PLACE, 0.3)
     np.testing.assert_allclose(found, p * np.asarray(keep) / 0.7, rtol=1e-6)
     assert abs((found == 0).mean() - 0.3) < 0.01
     masks = (found == 0).reshape(B * N, -1)
@@ -264,6 +264,6 @@ def test_what_is_dropped_follows_positions_not_places_in_the_array() -> None:
     rows, columns = rng.permutation(64), rng.permutation(64)
     whole = Sites(PLACE, PLACE, seed_BN2=jnp.asarray(SEED_BN2))
     moved = whole._replace(query_T=PLACE[rows], key_S=PLACE[columns])
-    found = drop(p, moved, Dropout(0.3, kept))
-    want = np.asarray(drop(p, whole, Dropout(0.3, kept)))[:, :, rows][..., columns]
+    found = drop(p, moved, Dropout(0.3, keep_mask))
+    want = np.asarray(drop(p, whole, Dropout(0.3, keep_mask)))[:, :, rows][..., columns]
     np.testing.assert_array_equal(found, want)

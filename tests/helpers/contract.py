@@ -24,7 +24,8 @@ from jax.sharding import PartitionSpec as P
 
 from jaxptd.analysis.collective import ALL_REDUCE, Collective
 from jaxptd.comms import collectives_of, subtract
-from jaxptd.layers.tensor_parallel import TensorParallel, make_form
+from jaxptd.layers.form import TensorParallel
+from jaxptd.layers.forms import make_form
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.params import Blueprint
 
@@ -67,17 +68,17 @@ class Outcome:
 
 def residual_spec(form: TensorParallel) -> P:
     """How `x[B, T, D]` of the residual stream lies over the mesh."""
-    return P(Axis.DP, (Axis.CP, *form.token_axes), *form.hidden_spec())
+    return P(Axis.DP, (Axis.CP, *form.axes.tokens), *form.axes.hidden_spec())
 
 
 def between_spec(form: TensorParallel, dims: int, cut: int) -> P:
     """How `h[B, T, *dims]` between two products of a pair does, cut along dim `cut` of `dims`."""
-    return P(Axis.DP, (Axis.CP, *form.logit_axes), *form.cut_spec(dims, cut))
+    return P(Axis.DP, (Axis.CP, *form.axes.logit_tokens), *form.axes.inner_spec(dims, cut))
 
 
 def token_spec(form: TensorParallel) -> P:
     """How `loss[B, T]` does, of the tokens of the logits."""
-    return P(Axis.DP, (Axis.CP, *form.logit_axes))
+    return P(Axis.DP, (Axis.CP, *form.axes.logit_tokens))
 
 
 def run(case: Case, layout: Layout, dtype: str) -> Outcome:
@@ -207,8 +208,8 @@ def _owed(case: Case, layout: Layout, itemsize: int) -> Iterator[Collective]:
     """One sum for each parameter that is whole where tokens are cut; `Program` puts them off."""
     form = make_form(layout)
     for info in _blueprint(case, layout).infos.values():
-        cut = [axis for axis in (Axis.DP, Axis.CP, *form.token_axes) if layout.sizes[axis] > 1]
+        cut = [axis for axis in (Axis.DP, Axis.CP, *form.axes.tokens) if layout.sizes[axis] > 1]
         axes = tuple(str(axis) for axis in cut if axis not in info.axes)
         block = math.prod(info.held) // math.prod(layout.sizes[Axis(axis)] for axis in info.axes)
-        if set(axes) & set(form.token_axes):
+        if set(axes) & set(form.axes.tokens):
             yield Collective(ALL_REDUCE, axes, 1, block * itemsize)

@@ -10,7 +10,7 @@ import numpy as np
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Collective
 from jaxptd.analysis.traffic.grid import Moves
 from jaxptd.config import Config
-from jaxptd.layers.tensor_parallel import make_form
+from jaxptd.layers.forms import make_form
 from jaxptd.mesh import Axis, Layout
 
 B, T, D, F, N, H, V = 4, 8, 16, 24, 4, 4, 13
@@ -35,7 +35,7 @@ def tokens(layout: Layout) -> int:
 def width(layout: Layout, of: str) -> int:
     """Features as held: D, F, V, N*H with N cut (N) or as attention cuts it (A); 3 of those."""
     form, many = make_form(layout), 3 if of[0] == "3" else 1
-    if of[-1] == "N" or (of[-1] == "A" and form.head_dim == 0):
+    if of[-1] == "N" or (of[-1] == "A" and form.axes.head_dim == 0):
         return many * form.padded(N) * H
     if of[-1] == "A":
         return many * N * form.padded(H)

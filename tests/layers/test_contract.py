@@ -107,7 +107,7 @@ CASES = [
     Case(
         "column, gathered, no bias",
         lambda form, rngs: ColumnParallelLinear(
-            D, (3, N, H), cut=1, form=form, rngs=rngs, bias=False, gather_output=True
+            D, (3, N, H), shard_dim=1, form=form, rngs=rngs, bias=False, gather_output=True
         ),
         (array(B, T, D),),
         lambda form: (residual_spec(form),),
@@ -218,7 +218,7 @@ CASES = [
             message(ALL_REDUCE, Axis.COL, "1", times=3, messages=2),
         ),
         lambda layer, x, targets: vocab_parallel_cross_entropy(
-            layer.logits(x), layer.form.local_logits(targets), layer.form, V
+            layer.logits(x), layer.form.axes.local_logit_tokens(targets), layer.form.axes, V
         ),
     ),
 ]

@@ -7,7 +7,7 @@ import pytest
 from contract import random_weights, run, starting_params
 from flax import nnx
 
-from jaxptd.layers.tensor_parallel import make_form
+from jaxptd.layers.forms import make_form
 from jaxptd.mesh import Layout
 from tests.layers.test_contract import CASES, Case
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxptd.layers.dropout import Places, Site, dropout, fold, kept
+from jaxptd.layers.dropout import Places, Site, dropout, fold, keep_mask
 
 SEED = jnp.array([1, 2], jnp.uint32)
 
@@ -15,7 +15,7 @@ def numbers(n: int) -> jax.Array:
 
 
 def mask(seed: jax.Array, rows: int, columns: int, rate: float) -> np.ndarray:
-    return np.asarray(kept(seed, numbers(rows)[:, None], numbers(columns), rate))
+    return np.asarray(keep_mask(seed, numbers(rows)[:, None], numbers(columns), rate))
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])

@@ -7,8 +7,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from jaxptd.analysis.jaxprs import equations
+from jaxptd.layers.forms import make_form
 from jaxptd.layers.loss import vocab_parallel_cross_entropy
-from jaxptd.layers.tensor_parallel import make_form
 from jaxptd.mesh import Axis, Layout, make_mesh
 
 B, T = 2, 3
@@ -36,9 +36,11 @@ def run(
     form, (spec, token_spec) = make_form(layout), specs(layout)
 
     def body(logits, targets, weights):
-        loss = vocab_parallel_cross_entropy(logits, targets, form, vocab_size)
+        loss = vocab_parallel_cross_entropy(logits, targets, form.axes, vocab_size)
         back = jax.grad(
-            lambda x: jnp.sum(vocab_parallel_cross_entropy(x, targets, form, vocab_size) * weights)
+            lambda x: jnp.sum(
+                vocab_parallel_cross_entropy(x, targets, form.axes, vocab_size) * weights
+            )
         )
         return loss, back(logits)
 
@@ -117,7 +119,7 @@ def test_no_device_makes_the_whole_vocabulary_and_nothing_is_scattered(layout: L
     vocab, parts = 64, layout.tp * layout.col
     form, (spec, token_spec) = make_form(layout), specs(layout)
     back = jax.grad(
-        lambda x, t: jnp.sum(vocab_parallel_cross_entropy(x, t, form, vocab)),
+        lambda x, t: jnp.sum(vocab_parallel_cross_entropy(x, t, form.axes, vocab)),
     )
     mapped = jax.shard_map(
         back,

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.layers.decode_grid import DecodeGrid2D, for_decoding
-from jaxptd.layers.tensor_parallel import Megatron1D
+from jaxptd.layers.forms import for_decoding
+from jaxptd.layers.grid import DecodeGrid2D
+from jaxptd.layers.megatron import Megatron1D
 from jaxptd.mesh import Axis, Layout, make_mesh
 
 B, T, D, F, N, H, V = 2, 3, 8, 16, 8, 5, 24  # all that is cut splits; tokens do not
@@ -47,14 +48,14 @@ def test_products_are_the_dense_ones_and_results_lie_as_operands_do(layout: Layo
     cuts = [0, 1]  # dim of `in` that is cut
 
     def body(x, w, *hw):
-        return form.column(x, w), *(
-            form.row(h, w, cut) for cut, h, w in zip(cuts, hw[::2], hw[1::2], strict=True)
+        return form.column_parallel(x, w), *(
+            form.row_parallel(h, w, cut) for cut, h, w in zip(cuts, hw[::2], hw[1::2], strict=True)
         )
 
-    ins = [X, form.column_spec(2, 1)]
+    ins = [X, form.axes.column_spec(2, 1)]
     for cut in cuts:
-        ins += [P(None, None, *form.cut_spec(2, cut)), form.row_spec(2, cut)]
-    outs = (P(None, None, *form.cut_spec(2, 1)), X, X)
+        ins += [P(None, None, *form.axes.inner_spec(2, cut)), form.axes.row_spec(2, cut)]
+    outs = (P(None, None, *form.axes.inner_spec(2, 1)), X, X)
     with jax.enable_x64(True):
         found = on_mesh(layout, body, tuple(ins), outs)(x_BTD, w_DcN, *(h_BTNF, w_NFD) * 2)
     want = np.einsum("BTNF,NFD->BTD", h_BTNF, w_NFD)
@@ -76,7 +77,7 @@ def test_rows_of_both_tables(layout: Layout) -> None:
             form.positions(positions, places, np.float32),
         )
 
-    ins = (P(), form.table_spec(), P(), form.position_spec())
+    ins = (P(), form.axes.table_spec(), P(), form.axes.position_spec())
     found = on_mesh(layout, body, ins, (X, P(None, Axis.COL)))(tokens, table, positions, places)
     np.testing.assert_array_equal(found[0], table[tokens])
     np.testing.assert_array_equal(found[1], places[positions])
@@ -90,12 +91,12 @@ def test_heads_are_whole_for_attention_and_cut_again_after_it(layout: Layout) ->
     held = form.padded(H) if blocks else H
     h_BTNH = np.zeros((B, T, N, held), np.float32)
     h_BTNH[..., :H] = array(B, T, N, H)
-    cut = P(None, None, *form.cut_spec(2, form.head_dim))
+    cut = P(None, None, *form.axes.inner_spec(2, form.axes.head_dim))
 
     def body(h):
         whole = form.join_heads(h, H)
         assert whole.shape == (B, T, N if blocks else N // layout.col, H)
-        return form.part_heads(whole)
+        return form.split_heads(whole)
 
     np.testing.assert_array_equal(on_mesh(layout, body, cut, cut)(h_BTNH), h_BTNH)
 
@@ -103,9 +104,9 @@ def test_heads_are_whole_for_attention_and_cut_again_after_it(layout: Layout) ->
 def test_tokens_are_cut_nowhere() -> None:
     form = form_of(LAYOUTS[0])
     positions = np.arange(3)
-    assert form.token_axes == form.logit_axes == ()
-    assert form.local_tokens(positions) is form.local_logits(positions) is positions
+    assert form.axes.tokens == form.axes.logit_tokens == ()
+    assert form.axes.local_tokens(positions) is form.axes.local_logit_tokens(positions) is positions
     for steps in (False, True):
         form = for_decoding(Layout(tp=4, sequence_parallel=True, collective_matmul=steps))
         assert type(form) is Megatron1D
-        assert form.token_axes == ()
+        assert form.axes.tokens == ()

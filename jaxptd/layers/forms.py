@@ -1,0 +1,56 @@
+"""Chooses the form of tensor parallelism for a layout: 1D over tp, or 2D on a row x col grid."""
+
+import dataclasses
+from functools import partial
+
+from jaxptd import collectives
+from jaxptd.attention.ring import Ring
+from jaxptd.layers.axes import ShardingAxes
+from jaxptd.layers.form import Product, TensorParallel, product
+from jaxptd.layers.grid import DecodeGrid2D, Grid2D
+from jaxptd.layers.megatron import Megatron1D, RingSteps1D
+from jaxptd.matmul.grid import Grid
+from jaxptd.mesh import Axis, Layout
+
+
+def make_form(layout: Layout, *, native: bool = False, dot: Product = product) -> TensorParallel:
+    """The form in which a layout shards matrices for training.
+
+    native: the devices have a broadcast, see `Grid`, and permute in any loop, see `permute`.
+    dot: the product of a layer's matrix; a grid and ring steps have their own.
+    """
+    ring = partial(Ring, kind=layout.ring, native=native or layout.pp == 1)
+    if layout.has_grid:
+        heads = layout.attention2d == "heads"
+        # With a slice of every head over col, attention is products on the grid, not a ring.
+        around = ring((Axis.CP, Axis.ROW) if heads else (Axis.CP,))
+        grid = Grid(layout.matmul2d, layout.matmul2d_slices, native, permutes=around.native)
+        axes = ShardingAxes(
+            inner=Axis.COL,
+            hidden=Axis.COL,
+            contraction=Axis.ROW,
+            tokens=(Axis.ROW,),
+            logit_tokens=(Axis.ROW,),
+            head_dim=0 if heads else 1,
+        )
+        return Grid2D(axes, around, layout.row, layout.col, grid)
+    return _form_1d(layout, ring((Axis.CP,)), dot)
+
+
+def _form_1d(layout: Layout, ring: Ring, dot: Product) -> TensorParallel:
+    enter, leave = collectives.copy_to, collectives.reduce_from
+    if layout.sequence_parallel:
+        enter, leave = collectives.all_gather, collectives.reduce_scatter
+    axes = ShardingAxes(inner=Axis.TP, tokens=(Axis.TP,) if layout.sequence_parallel else ())
+    if layout.collective_matmul:
+        return RingSteps1D(axes, ring, layout.tp, enter, leave)
+    return Megatron1D(axes, ring, layout.tp, enter, leave, dot)
+
+
+def for_decoding(layout: Layout) -> TensorParallel:
+    """The form for generation: parameters sharded as in training, tokens not sharded."""
+    form = make_form(dataclasses.replace(layout, sequence_parallel=False, collective_matmul=False))
+    if not isinstance(form, Grid2D):
+        return form
+    axes = dataclasses.replace(form.axes, tokens=(), logit_tokens=())
+    return DecodeGrid2D(axes, form.ring, form.rows, form.cols, form.grid)

@@ -1,0 +1,133 @@
+"""2D tensor parallelism: matrices and activations in blocks on a row x col grid of devices.
+
+`Grid2D` is the form for training, `DecodeGrid2D` the one for generation, with the same blocks of
+parameters. For each method's purpose, and the letters, see `form.py`.
+
+Source: Zhu and Dong, CAAI Trans. Intelligent Systems 20(5), 2025.
+"""
+
+import dataclasses
+from functools import partial
+from typing import final
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import DTypeLike
+
+from jaxptd import collectives, ring_attention
+from jaxptd.attention.kernel import Kernel
+from jaxptd.attention.ring import Tokens
+from jaxptd.layers import grid_attention
+from jaxptd.layers.axes import local_rows
+from jaxptd.layers.form import TensorParallel, product
+from jaxptd.matmul.grid import Grid, padded
+from jaxptd.mesh import Axis
+from jaxptd.summa2d import matmul
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorParallel2D(TensorParallel):
+    """What training and generation share: `w[D/row, F/col]`, `w[F/row, D/col]`.
+
+    Sizes that the grid does not divide are padded with zeros at their end. The padding stays zero:
+    its weights and gradients are zero.
+
+    Args:
+        rows: number of devices along row.
+        cols: number of devices along col.
+        grid: how they multiply.
+    """
+
+    rows: int
+    cols: int
+    grid: Grid
+
+    def padded(self, size: int, each: int = 1) -> int:
+        return padded(size, (self.rows, self.cols, self.grid.slices), each)
+
+    def logits(self, x: Array, w: Array) -> Array:
+        return self.column_parallel(x, w)
+
+    def attend(
+        self, q: Array, k: Array, v: Array, tokens: Tokens, *, kernel: Kernel, head_size: int
+    ) -> Array:
+        if self.axes.head_dim == 0:
+            ring = self.ring
+            return ring_attention.attend(q, k, v, tokens, ring=ring, kernel=kernel, causal=True)
+        return grid_attention.attend(
+            q, k, v, tokens, grid=self.grid, dropout=kernel.dropout, scale=head_size**-0.5
+        )
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Grid2D(TensorParallel2D):
+    """Training: `x[B, T/row, D/col]`, `h[B, T/row, F/col]`.
+
+    No device ever has a whole row or column of an activation or a matrix.
+    """
+
+    def column_parallel(self, x: Array, w: Array) -> Array:
+        """x[B, T/row, D/col], w[D/row, *out] -> h[B, T/row, *out], both `out` sharded over col."""
+        return _column(x, w, self.grid)
+
+    def row_parallel(self, h: Array, w: Array, shard_dim: int) -> Array:
+        """h[B, T/row, *in], `in` sharded over col, w[*in, D/col], `in` sharded over row -> x."""
+        return _row(h, w, shard_dim, self.grid)
+
+    def lookup(self, tokens_BT: Array, table: Array, dtype: DTypeLike) -> Array:
+        """tokens[B, T], table[V/col, D/row] -> x: trades slices of D for slices of T, then adds."""
+        x_BTD = local_rows(table, tokens_BT, Axis.COL).astype(dtype)
+        x_BTD = lax.all_to_all(x_BTD, Axis.ROW, split_axis=1, concat_axis=2, tiled=True)
+        return collectives.reduce_scatter(x_BTD, Axis.COL, 2)
+
+    def positions(self, position_T: Array, table: Array, dtype: DTypeLike) -> Array:
+        """positions[T], table[S/row, D/col] -> [T/row, D/col]: rows of the table, added."""
+        x_TD = local_rows(table, position_T, Axis.ROW).astype(dtype)
+        return collectives.reduce_scatter(x_TD, Axis.ROW, 0)
+
+
+@partial(jax.checkpoint, static_argnums=2, prevent_cse=False)
+def _column(x: Array, w: Array, grid: Grid) -> Array:
+    """Reshapes again in backward: a scan would keep second copies of weights and attention."""
+    h = matmul(x, w.reshape(w.shape[0], -1), grid)
+    return h.reshape(*x.shape[:-1], *w.shape[1:])
+
+
+@partial(jax.checkpoint, static_argnums=(2, 3), prevent_cse=False)
+def _row(h: Array, w: Array, shard_dim: int, grid: Grid) -> Array:
+    lead = h.ndim - (w.ndim - 1)
+    h = jnp.moveaxis(h, lead + shard_dim, lead)  # so that blocks of `in` are contiguous
+    w = jnp.moveaxis(w, shard_dim, 0)
+    return matmul(h.reshape(*h.shape[:lead], -1), w.reshape(-1, w.shape[-1]), grid)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class DecodeGrid2D(TensorParallel2D):
+    """Generation: `x[B, T, D/col]` and `h[B, T, F/col]`, replicated along row.
+
+    One token cannot be sharded over row. The parameters are sharded as in `Grid2D`, so those of a
+    training run are used in place; the activations of a few tokens are small, and gathered.
+    """
+
+    def column_parallel(self, x: Array, w: Array) -> Array:
+        return lax.psum(product(self._col_to_row(x, -1), w, 1), Axis.ROW)
+
+    def row_parallel(self, h: Array, w: Array, shard_dim: int) -> Array:
+        dims = w.ndim - 1
+        h = self._col_to_row(h, h.ndim - dims + shard_dim)
+        return lax.psum(product(h, w, dims), Axis.ROW)
+
+    def _col_to_row(self, x: Array, dim: int) -> Array:
+        """x with `dim` sharded over col -> over row."""
+        return collectives.local_block(self.axes.gather(x, dim), Axis.ROW, dim)
+
+    def lookup(self, tokens_BT: Array, table: Array, dtype: DTypeLike) -> Array:
+        x_BTD = lax.psum(local_rows(table, tokens_BT, Axis.COL).astype(dtype), Axis.COL)
+        x_BTD = collectives.gather_from(x_BTD, Axis.ROW, -1)
+        return collectives.local_block(x_BTD, Axis.COL, -1)
+
+    def positions(self, position_T: Array, table: Array, dtype: DTypeLike) -> Array:
+        return lax.psum(local_rows(table, position_T, Axis.ROW).astype(dtype), Axis.ROW)
