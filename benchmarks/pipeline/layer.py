@@ -112,14 +112,14 @@ class _Layer:
     ) -> tuple[Array, list[Array]]:
         layer, shapes = self._traced(params, inputs, dy)
         had = (self._kept(shapes, kept), params, inputs)
-        return layer.split(*had, dy).now(had, dy)
+        return layer.split(*had, dy).input_backward(had, dy)
 
     def then(self, params: Any, inputs: LayerInputs, kept: Any, passed: Any, dy: Array) -> Any:
         layer, shapes = self._traced(params, inputs, dy)
         had = (self._kept(shapes, kept), params, inputs)
-        halves = layer.split(*had, dy)
-        _, like = jax.eval_shape(halves.now, had, dy)
-        return halves.then(had, self._kept(like, passed))
+        split = layer.split(*had, dy)
+        _, like = jax.eval_shape(split.input_backward, had, dy)
+        return split.weight_backward(had, self._kept(like, passed))
 
     def whole(self, params: Any, inputs: LayerInputs, kept: Any, dy: Array) -> Any:
         layer, shapes = self._traced(params, inputs, dy)

@@ -161,7 +161,7 @@ def pools_of(program: Program) -> Pools:
     traced = step.trace(program.abstract_state, program.abstract_batch)
     ticks = plan.schedule.ticks
     scan = next(each for each in scans(traced.jaxpr.jaxpr) if each.params["length"] == ticks)
-    _, mail, *rest = (var.aval for var in scan.outvars)  # as `executor._Carry` has them
+    _, mail, *rest = (var.aval for var in scan.outvars)  # as `executor.Carry` has them
     kept = rest[: -len(program.infos) - 1]  # less gradients of every parameter, and the loss
     return Pools(plan.slots, sum(map(_bytes, kept)), _bytes(mail))
 

@@ -1,6 +1,7 @@
-"""The kinds of layers that a pipeline runs: what each keeps for backward, and how it runs backward.
+"""The kinds of layers in a pipeline: what each saves for backward, and its traced backward pass.
 
-Layers of one part are of two kinds where only some of them compute again (`model.remat_layers`).
+Layers of one part of the model are of two kinds if only some of them recompute in backward
+(`model.remat_layers`).
 """
 
 import dataclasses
@@ -12,33 +13,33 @@ from jax import Array
 
 from jaxptd.pipeline.model import LayerInputs
 from jaxptd.pipeline.pools import get, put, zeros
-from jaxptd.pipeline.split_backward import Between, Halves, Layer, trace_layer
+from jaxptd.pipeline.split_backward import PassedStorage, SplitBackward, TracedLayer, trace_layer
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Kind:
-    """Layers that keep the same.
+class LayerKind:
+    """Layers that save the same arrays for backward.
 
     Args:
         number: of the kind.
-        parameters: how many a layer has.
-        begin: the first of these layers in each part.
-        layer: one of them, with its backward pass.
-        shapes: of what lies in the pools *saved* and *between* for one of them.
-        halves: of its backward, where the schedule splits it.
-        between: where what passes between the halves lies.
+        parameters: the number of parameters of a layer.
+        begin: the offset in each part of the first layer of this kind.
+        layer: any of them, traced.
+        shapes: what one of them keeps in the pools *saved* and *between*.
+        split: its backward pass as B and W, if the schedule splits it.
+        storage: where B's results wait for W.
     """
 
     number: int
     parameters: int
     begin: int
-    layer: Layer
+    layer: TracedLayer
     shapes: dict[str, list[Any]]
-    halves: Halves | None
-    between: Between
+    split: SplitBackward | None
+    storage: PassedStorage
 
     @classmethod
-    def of(
+    def trace(
         cls,
         run: Callable,
         example: tuple[Any, LayerInputs],
@@ -46,35 +47,39 @@ class Kind:
         *,
         number: int,
         begin: int,
-        split: bool,
-    ) -> "Kind":
-        """Traces a layer, `run(params, inputs, x) -> x`; example: its parameters and inputs."""
+        splits: bool,
+    ) -> "LayerKind":
+        """Traces a layer, `run(params, inputs, x) -> x`; example: its params and inputs."""
         layer, saved = trace_layer(run, *example, x)
-        halves, between = None, Between((), [])
-        if split:
-            kept = [zeros(shape) for shape in saved]
-            halves = layer.split(kept, *example, x)
-            _, passed = jax.eval_shape(halves.now, (kept, *example), x)
-            between = Between.over(saved, halves.needs, passed)
-        shapes = {"saved": saved, "between": between.shapes}
+        split, storage = None, PassedStorage((), [])
+        if splits:
+            arrays = [zeros(shape) for shape in saved]
+            split = layer.split(arrays, *example, x)
+            _, passed = jax.eval_shape(split.input_backward, (arrays, *example), x)
+            storage = PassedStorage.plan(saved, split.weight_reads, passed)
+        shapes = {"saved": saved, "between": storage.between}
         parameters = len(jax.tree.leaves(example[0]))
-        return cls(number, parameters, begin, layer, shapes, halves, between)
+        return cls(number, parameters, begin, layer, shapes, split, storage)
 
     @property
-    def reads_parameters(self) -> bool:
-        """Whether the second half of backward does."""
-        kept, count = len(self.shapes["saved"]), self.parameters
-        return self.halves is not None and any(self.halves.needs[kept : kept + count])
+    def weight_backward_reads_params(self) -> bool:
+        """Whether W reads any parameter of the layer."""
+        saved, count = len(self.shapes["saved"]), self.parameters
+        return self.split is not None and any(self.split.weight_reads[saved : saved + count])
 
-    def get(self, pools: Sequence[Any], slot: Array, at: Array) -> list[Array]:
-        """What lies in a slot for layer `at` of a part; pools: of each kind."""
-        return get(pools[self.number], slot, at - self.begin)
+    def get(self, pools: Sequence[Any], slot: Array, offset: Array) -> list[Array]:
+        """The arrays of the layer at an offset in a part in a slot; pools: one for each kind."""
+        return get(pools[self.number], slot, offset - self.begin)
 
     def put(
-        self, pools: Sequence[Any], new: Sequence[Array] | dict[int, Array], slot: Array, at: Array
+        self,
+        pools: Sequence[Any],
+        new: Sequence[Array] | dict[int, Array],
+        slot: Array,
+        offset: Array,
     ) -> list[Any]:
-        """The pools with that put in, or some of it, by its numbers there."""
-        own = list(pools[self.number])
+        """The pools with all of a layer's arrays replaced, or those whose numbers `new` has."""
+        pool = list(pools[self.number])
         for i, x in new.items() if isinstance(new, dict) else enumerate(new):
-            own[i] = put(own[i], x, slot, at - self.begin)
-        return [*pools[: self.number], own, *pools[self.number + 1 :]]
+            pool[i] = put(pool[i], x, slot, offset - self.begin)
+        return [*pools[: self.number], pool, *pools[self.number + 1 :]]

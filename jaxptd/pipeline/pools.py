@@ -14,12 +14,17 @@ from jax import Array, lax
 from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.mesh import Axis
 
-Row = dict[str, Array]  # numbers of one tick
+Instruction = dict[str, Array]  # the numbers that a plan has for a stage and tick
 Carry = TypeVar("Carry")
 
 
-def loop(name: str, carry: Carry, row: Row, body: Callable[[Carry, Row], Carry]) -> Carry:
-    """`body`, as often as `row[name]` says: 0 times or once.
+def loop(
+    name: str,
+    carry: Carry,
+    instruction: Instruction,
+    body: Callable[[Carry, Instruction], Carry],
+) -> Carry:
+    """`body`, as often as `instruction[name]` says: 0 times or once.
 
     XLA takes out of a loop what is the same at each trip, collectives too, and would run it at
     every tick. So the numbers that a body reads depend on the trip, and it changes all that it
@@ -27,10 +32,10 @@ def loop(name: str, carry: Carry, row: Row, body: Callable[[Carry, Row], Carry])
     """
 
     def trip(i: Array, carry: Carry) -> Carry:
-        return body(carry, {key: number + i for key, number in row.items()})
+        return body(carry, {key: number + i for key, number in instruction.items()})
 
     with jax.named_scope(name):
-        return lax.fori_loop(0, row[name], trip, carry)
+        return lax.fori_loop(0, instruction[name], trip, carry)
 
 
 def get(pool: Any, *where: Array | int) -> Any:

@@ -25,7 +25,7 @@ from jaxptd.layers.block import Block, with_remat
 from jaxptd.layers.dropout import Places
 from jaxptd.mesh import Axis
 from jaxptd.params import Blueprint, ParamInfo, Params
-from jaxptd.pipeline import executor, pools
+from jaxptd.pipeline import executor, pools, training
 from jaxptd.pipeline.model import LayerInputs, ModelArrays, ModelFunctions
 from jaxptd.pipeline.placement import part_sizes, rows_of_layers
 from jaxptd.pipeline.plan import Plan
@@ -154,7 +154,7 @@ class Pipelined:
         ]
         functions = self._functions(kinds or [run], head)
         arrays = self._arrays(self.gathered(params), micro, places)
-        loss, layers, ends = executor.gradients(functions, self.plan, arrays)
+        loss, layers, ends = training.gradients(functions, self.plan, arrays)
         return loss, layers | {name: self._home(name, g) for name, g in ends.items()}
 
     def loss(self, params: StepParams, micro: Micro, places: Places) -> Array:

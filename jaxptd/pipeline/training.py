@@ -1,0 +1,167 @@
+"""Training in a pipeline: the forward and backward operations of a plan, and their gradients."""
+
+from functools import partial
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jaxptd.pipeline.executor import Carry, CurrentLayer, Ticks
+from jaxptd.pipeline.layer_kinds import LayerKind
+from jaxptd.pipeline.model import ModelArrays, ModelFunctions
+from jaxptd.pipeline.plan import Plan
+from jaxptd.pipeline.pools import Instruction, add, get, loop, zeros
+from jaxptd.pipeline.programs import run_without_dead_code
+
+
+def gradients(functions: ModelFunctions, plan: Plan, arrays: ModelArrays) -> tuple[Array, Any, Any]:
+    """(loss, gradients of layers, gradients of ends).
+
+    The loss and the gradients of ends are this stage's shares, to be summed over pp.
+    """
+    ticks = Training(functions, plan, arrays)
+    carry = ticks.scan(ticks.start())
+    return carry.total, carry.layers, carry.ends
+
+
+@final
+class Training(Ticks):
+    """The operations F, B and W; without W, B computes all gradients."""
+
+    def __init__(self, functions: ModelFunctions, plan: Plan, arrays: ModelArrays) -> None:
+        super().__init__(functions, plan, arrays)
+        self.splits = bool(plan.slots["between"])
+        self.kinds = [
+            LayerKind.trace(layer, self.example, self.x, number=i, begin=begin, splits=self.splits)
+            for i, (layer, (begin, _)) in enumerate(zip(functions.layers, plan.kinds, strict=True))
+        ]
+
+    def start(self) -> Carry:
+        """The carry before the first tick."""
+        plan, (layers, ends) = self.plan, self.arrays.zeros
+        pools = {
+            name: [
+                [zeros(shape, plan.slots[name], end - begin) for shape in kind.shapes[name]]
+                for kind, (begin, end) in zip(self.kinds, plan.kinds, strict=True)
+            ]
+            for name in ("saved", "between")
+        }
+        return self.initial(**pools, layers=layers, ends=ends)
+
+    def compute(self, carry: Carry, instruction: Instruction) -> Carry:
+        forward = self._forward if self.plan.recompute else self._forward_saving
+        carry = loop("forward", carry, instruction, forward)
+        carry = loop("backward", carry, instruction, self._backward)
+        return loop("weight", carry, instruction, self._weight) if self.splits else carry
+
+    # ---- F --------------------------------------------------------------------------------------
+
+    def _forward(self, carry: Carry, instruction: Instruction) -> Carry:
+        """Runs the part's layers and saves nothing."""
+
+        def run(carry: Carry, layer: CurrentLayer) -> Carry:
+            params = self.functions.gathered(layer.params)
+            return carry._replace(
+                x=self.functions.layers[layer.kind](params, layer.inputs, carry.x)
+            )
+
+        return self.each_layer("forward", carry, instruction, run)
+
+    def _forward_saving(
+        self, carry: Carry, instruction: Instruction, name: str = "forward"
+    ) -> Carry:
+        """Runs the part's layers and saves what their backward needs."""
+
+        def run(carry: Carry, layer: CurrentLayer) -> Carry:
+            kind, params = self.kinds[layer.kind], self.functions.gathered(layer.params)
+            x, new = kind.layer.forward(params, layer.inputs, carry.x)
+            saved = kind.put(carry.saved, new, instruction["saved"], layer.offset)
+            return carry._replace(x=x, saved=saved)
+
+        return self.each_layer(name, carry, instruction, run)
+
+    # ---- B --------------------------------------------------------------------------------------
+
+    def _backward(self, carry: Carry, instruction: Instruction) -> Carry:
+        """Backward through the last part's head, the layers and the first part's embedding."""
+        if self.plan.recompute:
+            again = carry._replace(x=get(carry.mail, instruction["input"]))
+            again = self._forward_saving(again, instruction, "again")
+            carry = again._replace(x=carry.x)
+        carry = loop("head", carry, instruction, self._head)
+        run = partial(self._input_backward if self.splits else self._layer_backward, instruction)
+        carry = self.each_layer("backward", carry, instruction, run, reverse=True)
+        return loop("unembed", carry, instruction, self._unembed)
+
+    def _head(self, carry: Carry, instruction: Instruction) -> Carry:
+        """Adds the loss to the total; x becomes its gradient."""
+        micro, _ = self.micro_batch(instruction["micro"])
+
+        def head(ends: Any, x: Array) -> Array:
+            return self.functions.head(ends, micro, x)
+
+        loss, vjp = jax.vjp(head, self.arrays.ends, carry.x)
+        ends, x = vjp(jnp.ones_like(loss))
+        ends = jax.tree.map(jnp.add, carry.ends, ends)
+        return carry._replace(x=x, ends=ends, total=carry.total + loss)
+
+    def _layer_backward(self, instruction: Instruction, carry: Carry, layer: CurrentLayer) -> Carry:
+        """All gradients of a layer; x, the gradient of its output, becomes that of its input."""
+        kind, params = self.kinds[layer.kind], self.functions.regathered(layer.params)
+        saved = kind.get(carry.saved, instruction["saved"], layer.offset)
+        found, x = kind.layer.backward(saved, params, layer.inputs, carry.x)
+        return self._accumulate(found, instruction, carry, layer)._replace(x=x)
+
+    def _input_backward(self, instruction: Instruction, carry: Carry, layer: CurrentLayer) -> Carry:
+        """As `_layer_backward`, but leaves the gradients of parameters to `_weight`."""
+        kind, params = self.kinds[layer.kind], self.functions.regathered(layer.params)
+        assert kind.split is not None
+        saved = kind.get(carry.saved, instruction["saved"], layer.offset)
+        # Read before their slots are overwritten, or XLA for CPUs copies the pool at every layer.
+        for i in (i for i in kind.storage.replaced if i is not None):
+            saved[i] = lax.optimization_barrier(saved[i])
+        x, passed = kind.split.input_backward((saved, params, layer.inputs), carry.x)
+        in_saved, in_between = kind.storage.separate(passed)
+        return carry._replace(
+            x=x,
+            saved=kind.put(carry.saved, in_saved, instruction["saved"], layer.offset),
+            between=kind.put(carry.between, in_between, instruction["between"], layer.offset),
+        )
+
+    def _unembed(self, carry: Carry, instruction: Instruction) -> Carry:
+        """Adds the gradient of the embedding's parameters; nothing is left to send."""
+        micro, places = self.micro_batch(instruction["micro"])
+
+        def backward(ends: Any, x: Array) -> Any:
+            return jax.vjp(lambda ends: self.functions.embed(ends, micro, places), ends)[1](x)[0]
+
+        ends = run_without_dead_code(backward, self.arrays.ends, carry.x)
+        ends = jax.tree.map(jnp.add, carry.ends, ends)
+        return carry._replace(x=jnp.zeros_like(carry.x), ends=ends)
+
+    # ---- W --------------------------------------------------------------------------------------
+
+    def _weight(self, carry: Carry, instruction: Instruction) -> Carry:
+        """Gradients of the parameters of each of the part's layers."""
+
+        def run(carry: Carry, layer: CurrentLayer) -> Carry:
+            kind = self.kinds[layer.kind]
+            assert kind.split is not None
+            reads = kind.weight_backward_reads_params
+            params = self.functions.gathered(layer.params) if reads else self.example[0]
+            saved = kind.get(carry.saved, instruction["saved"], layer.offset)
+            between = kind.get(carry.between, instruction["between"], layer.offset)
+            passed = kind.storage.join(saved, between)
+            found = kind.split.weight_backward((saved, params, layer.inputs), passed)
+            return self._accumulate(found, instruction, carry, layer)
+
+        return self.each_layer("weight", carry, instruction, run)
+
+    def _accumulate(
+        self, gradients: Any, instruction: Instruction, carry: Carry, layer: CurrentLayer
+    ) -> Carry:
+        """Adds a layer's gradients to the stage's."""
+        gradients = self.functions.reduce_scattered(gradients, layer.params)
+        row = instruction["row"] + layer.offset
+        return carry._replace(layers=add(carry.layers, gradients, row))
