@@ -1,21 +1,18 @@
-"""A run's configuration: its sections, their checks, and how a command line is read."""
+"""A run's configuration: its sections, their checks, and how a command line is read.
+
+`model`, `training` and `processes` define sections, `run` joins them to a `Config`.
+"""
 
 from jaxptd.config.layout_checks import check_layout
+from jaxptd.config.model import AttentionKind, Dtype, ModelConfig, Products, Remat
 from jaxptd.config.processes import ProcessesConfig
-from jaxptd.config.sections import (
-    AttentionKind,
+from jaxptd.config.run import Config, from_dict, to_dict
+from jaxptd.config.training import (
     CheckpointConfig,
-    Config,
     DataConfig,
     Documents,
-    Dtype,
-    ModelConfig,
     OptimizerConfig,
-    Products,
-    Remat,
     TrainConfig,
-    from_dict,
-    to_dict,
 )
 
 __all__ = [

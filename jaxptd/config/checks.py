@@ -1,4 +1,4 @@
-"""Checks of numbers that a person gave, in words: each raises `UserError` with the remedy."""
+"""Checks of single values of a config. Each raises `UserError` with the remedy."""
 
 import itertools
 import math
@@ -12,6 +12,7 @@ from jaxptd.errors import UserError
 def _require(
     words: str, allowed: Callable[[float], bool], section: str, config: Any, *names: str
 ) -> None:
+    """Raises unless each of these fields is None or allowed. words: the range, for the message."""
     for name in names:
         value = getattr(config, name)
         if value is not None and not allowed(value):
@@ -30,12 +31,13 @@ def require_not_empty(section: str, config: Any, *names: str) -> None:
 
 
 def divisors(number: int) -> str:
-    """The first divisors, for a message: 12 of them, and none above 4096 so that it stays quick."""
+    """Lists the first 12 divisors for a message; none above 4096, so that the search is quick."""
     found = (str(d) for d in range(1, min(number, 4096) + 1) if number % d == 0)
     return ", ".join(itertools.islice(found, 12))
 
 
 def require_divides(what: str, number: int, axis: str, size: int) -> None:
+    """Raises unless `size` devices or heads, named `axis`, divide a number named `what`."""
     if number % size:
         raise UserError(
             f"{what}={number} does not split over {axis}={size}; "

@@ -1,6 +1,7 @@
-"""Reading a config: YAML (`--config F`) plus overrides (`--model.num_layers 4`), by jsonargparse.
+"""Reads a config from YAML (`--config F`) and overrides (`--model.num_layers 4`).
 
-Unknown key, wrong type, impossible layout: `UserError`, one line with the field and the remedy.
+jsonargparse does the parsing. An unknown key, a wrong type or an impossible layout raises
+`UserError`: one line with the field and the remedy.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from jaxptd.errors import Parser, UserError
 
 
 def make_parser(prog: str, description: str) -> jsonargparse.ArgumentParser:
-    """A parser of `--config F` and one option a field, that raises instead of exiting."""
+    """Makes a parser with `--config F` and an option per field, which raises instead of exiting."""
     parser = jsonargparse.ArgumentParser(
         prog=prog, description=description, exit_on_error=False, allow_abbrev=False
     )
@@ -32,7 +33,7 @@ def make_parser(prog: str, description: str) -> jsonargparse.ArgumentParser:
     parser.add_argument("--config", action=_ConfigFile, help=help_text)
     parser.add_class_arguments(Config, None, fail_untyped=True)
     for action in parser._actions:
-        if action.dest in _sections():  # `--model FILE`, a second way to say --config
+        if action.dest in _sections():  # `--model FILE`, which --config makes superfluous
             action.help = argparse.SUPPRESS
     return parser
 
@@ -49,7 +50,11 @@ class _ConfigFile(jsonargparse.ActionConfigFile):
 def parse(
     parser: jsonargparse.ArgumentParser, argv: Sequence[str] | None
 ) -> tuple[Config, dict[str, Any]]:
-    """The config that the command line asks for, and the parser's other options.
+    """Reads the config of a command line. Returns it with the values of the parser's other options.
+
+    Args:
+        parser: made by `make_parser`; may have options besides the config's.
+        argv: the command line without the program; None is that of this process.
 
     Raises:
         UserError: unknown key, wrong type, impossible layout, unreadable file.
@@ -58,10 +63,10 @@ def parse(
     _check_options(argv)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # jsonargparse announces renamings of its own here
+            warnings.simplefilter("ignore")  # jsonargparse's own deprecations
             values = parser.parse_args(argv)
     except argparse.ArgumentError as error:
-        raise UserError(_in_words(str(error))) from error
+        raise UserError(_rephrase(str(error))) from error
     except (ValueError, OSError) as error:
         raise UserError(f"{error}; see --help") from error
     tree = values.as_dict()
@@ -80,7 +85,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
 
 
 def _check_options(argv: Sequence[str]) -> None:
-    """Raises UserError for an option that is a whole section, or a `--config` file that is none."""
+    """Raises UserError for an option that names a section, or a `--config` file that is wrong."""
     parser = Parser(add_help=False)
     parser.add_argument("--config", action="append", default=[])
     files, others = parser.parse_known_args(argv)
@@ -92,7 +97,7 @@ def _check_options(argv: Sequence[str]) -> None:
 
 
 def _check_file(path: str) -> None:
-    """Raises UserError, naming the file, unless it is YAML with sections and fields of a config."""
+    """Raises UserError unless the file is YAML whose keys are sections and fields of a config."""
     try:
         text = Path(path).expanduser().read_text(encoding="utf-8")
         root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -113,14 +118,14 @@ def _check_file(path: str) -> None:
 
 
 def _entries(where: str, node: yaml.Node | None) -> Iterator[tuple[str, yaml.Node]]:
-    """Keys and values of a YAML mapping, each key once."""
+    """Keys and values of a YAML mapping. Raises UserError for no mapping, or a repeated key."""
     if not isinstance(node, yaml.MappingNode) or not node.value:
         found = node.tag.rpartition(":")[2] if node else "nothing"
         raise UserError(f"{where}: expected `name: value` lines, found {found}; see --print_config")
     seen = set()
     for key, value in node.value:
         if str(key.value) in seen:
-            raise UserError(f"{where}: {key.value} stands there twice; leave one of them")
+            raise UserError(f"{where}: {key.value} appears twice; remove one")
         seen.add(str(key.value))
         yield str(key.value), value
 
@@ -139,26 +144,26 @@ def _field_types() -> dict[str, Any]:
 
 
 def _nearest(key: str) -> str:
-    """The remedy for an unknown key: the field whose name is like its last part."""
+    """Remedy for an unknown key: the field whose name is most like the end of the key."""
     fields = {field.rpartition(".")[2]: field for field in _field_types()}
     found = difflib.get_close_matches(key.rpartition(".")[2], fields, n=1)
     return f"did you mean {fields[found[0]]}?" if found else "see --help for every field"
 
 
-def _type_in_words(annotation: Any) -> str:
-    """`int | None` as "int or null", `Literal["a", "b"]` as "one of a, b"."""
+def describe_type(annotation: Any) -> str:
+    """Describes a type: `int | None` as "int or null", `Literal["a", "b"]` as "one of a, b"."""
     if annotation is types.NoneType:
         return "null"
     members = typing.get_args(annotation)
     if typing.get_origin(annotation) is typing.Literal:
         return f"one of {', '.join(map(str, members))}"
     if isinstance(annotation, types.UnionType):
-        return " or ".join(map(_type_in_words, members))
+        return " or ".join(map(describe_type, members))
     return str(annotation) if members else str(annotation.__name__)
 
 
-def _in_words(message: str) -> str:
-    """jsonargparse's message as one line that names the field and the remedy."""
+def _rephrase(message: str) -> str:
+    """Turns a message of jsonargparse into one line that names the field and the remedy."""
     text = " ".join(message.split())
     if match := re.search(r"Group '(\S+)' does not accept option '(\S+)'", text):
         key = f"{match[1]}.{match[2]}"
@@ -169,6 +174,6 @@ def _in_words(message: str) -> str:
         return f"unknown key {match[1]}; {_nearest(match[1])}"
     match = re.search(r'Parser key "([\w.]+)".*(?:Got|Given) value: ?(.*)', text)
     if match and match[1] in _field_types():
-        expected = _type_in_words(_field_types()[match[1]])
+        expected = describe_type(_field_types()[match[1]])
         return f"{match[1]}: expected {expected}, got {match[2] or 'nothing'}"
     return f"{text}; see --help"

@@ -1,30 +1,16 @@
-"""Whether a model can be spread by a layout, in words."""
+"""Checks that a layout divides a model's sizes and supports its options."""
 
 import math
-from typing import Any
 
 from jaxptd.config.checks import divisors, require_divides
+from jaxptd.config.model import ModelConfig
 from jaxptd.errors import UserError
 from jaxptd.mesh import Axis, Layout
 
 
-def check_layout(model: Any, layout: Layout) -> None:
-    """Raises UserError if the model cannot be spread by the layout.
-
-    Args:
-        model: a `config.ModelConfig`, whose sizes are read.
-        layout: over how many devices, and how.
-    """
-    if model.products == "fp8" and layout.has_grid:
-        raise UserError(
-            f"model.products=fp8 with layout.row={layout.row}, layout.col={layout.col}: products "
-            "on a grid are native; use layout.tp, or model.products=native"
-        )
-    if model.products == "fp8" and layout.collective_matmul:
-        raise UserError(
-            "model.products=fp8 with layout.collective_matmul=true: products in ring steps are "
-            "native; use layout.collective_matmul=false, or model.products=native"
-        )
+def check_layout(model: ModelConfig, layout: Layout) -> None:
+    """Raises UserError if the model cannot run with the layout."""
+    _check_products(model, layout)
     require_divides("model.num_heads", model.num_heads, "layout.tp", layout.tp)
     if layout.attention2d == "heads" and model.num_heads % layout.col:
         raise UserError(
@@ -37,21 +23,37 @@ def check_layout(model: Any, layout: Layout) -> None:
         raise UserError(
             f"{layout.unfused_attention} has no fused attention kernel; use model.attention=xla"
         )
-    none = model.remat != "dots" or model.remat_layers == 0
-    if layout.offload == "activations" and (none or layout.pp > 1):
+    _check_offload(model, layout)
+
+
+def _check_products(model: ModelConfig, layout: Layout) -> None:
+    if model.products == "fp8" and layout.has_grid:
+        raise UserError(
+            f"model.products=fp8 with layout.row={layout.row}, layout.col={layout.col}: products "
+            "on a grid are native; use layout.tp, or model.products=native"
+        )
+    if model.products == "fp8" and layout.collective_matmul:
+        raise UserError(
+            "model.products=fp8 with layout.collective_matmul=true: products in ring steps are "
+            "native; use layout.collective_matmul=false, or model.products=native"
+        )
+
+
+def _check_offload(model: ModelConfig, layout: Layout) -> None:
+    nothing_kept = model.remat != "dots" or model.remat_layers == 0
+    if layout.offload == "activations" and (nothing_kept or layout.pp > 1):
         layers = "" if model.remat_layers is None else f", model.remat_layers={model.remat_layers}"
         raise UserError(
             f"layout.offload=activations with model.remat={model.remat}{layers}, "
-            f"layout.pp={layout.pp}: it "
-            "sends away what model.remat=dots keeps, of layers that are not in a pipeline; use "
-            "model.remat=dots and layout.pp=1"
+            f"layout.pp={layout.pp}: it offloads what model.remat=dots keeps, without a pipeline; "
+            "use model.remat=dots and layout.pp=1"
         )
 
 
 def _check_sequence(length: int, layout: Layout) -> None:
-    """Raises UserError if a sequence of `length` does not split over the axes that cut it."""
+    """Raises UserError if a sequence of `length` does not split over the axes that shard it."""
     heads = layout.attention2d == "heads"
-    ring, devices = _together(layout, Axis.CP, *((Axis.ROW,) if heads else ()))
+    ring, devices = _product(layout, Axis.CP, *((Axis.ROW,) if heads else ()))
     if devices > 1 and layout.ring == "zigzag" and length % (2 * devices):
         raise UserError(
             f"model.seq_length={length} does not split into two chunks for each of "
@@ -68,10 +70,10 @@ def _check_sequence(length: int, layout: Layout) -> None:
             f"use a multiple of {unit}, or layout.attention2d=heads"
         )
     for axes in ((Axis.CP,), (Axis.CP, inner)):
-        require_divides("model.seq_length", length, *_together(layout, *axes))
+        require_divides("model.seq_length", length, *_product(layout, *axes))
 
 
-def _together(layout: Layout, *axes: Axis) -> tuple[str, int]:
-    """The name of several axes of a layout, for a message, and how many devices they hold."""
-    cut = [axis for axis in axes if layout.sizes[axis] > 1]
-    return " x ".join(f"layout.{axis}" for axis in cut), math.prod(layout.sizes[a] for a in cut)
+def _product(layout: Layout, *axes: Axis) -> tuple[str, int]:
+    """Name of the product of several axes, for a message, and its number of devices."""
+    used = [axis for axis in axes if layout.sizes[axis] > 1]
+    return " x ".join(f"layout.{axis}" for axis in used), math.prod(layout.sizes[a] for a in used)

@@ -9,16 +9,16 @@ from jaxptd.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class ProcessesConfig:
-    """The processes of a run. What is null is found from Slurm, Open MPI, Kubernetes or torchrun.
+    """The processes of a run. Null fields are read from Slurm, Open MPI, Kubernetes or torchrun.
 
     Args:
-        coordinator: host:port of process 0 as the others reach it; the port is free there.
-        count: processes of the run; null without a launcher, or 1, is this one alone.
+        coordinator: host:port of process 0, as the others reach it, with a port that is free there.
+        count: number of processes; 1, or null without a launcher, is this process alone.
         id: number of this process, from 0.
         wait: seconds that processes wait for each other when a run starts.
-        stuck_after: seconds without a sign of life, or in one thing (a step: ten times what steps
-            take, if that is longer), after which a process counts as dead or stuck and the run
-            ends; 0 is never.
+        stuck_after: the run ends when a process has sent no sign of life for so many seconds, or
+            spent them in one phase (in a step, ten times the usual duration if that is longer); 0
+            is never.
     """
 
     coordinator: str | None = None
@@ -34,12 +34,12 @@ class ProcessesConfig:
             check_address("processes.coordinator", self.coordinator)
 
     def anywhere(self) -> "ProcessesConfig":
-        """Without what says where a run ran: it may go on elsewhere."""
+        """Clears the fields that say where a run ran, since it may be resumed elsewhere."""
         return dataclasses.replace(self, coordinator=None, count=None, id=None)
 
 
 def check_address(what: str, address: str) -> None:
-    """Raises UserError unless it is host:port."""
+    """Raises UserError unless `address` is host:port. what: the field, for the message."""
     match = re.fullmatch(r"(\[[^\]]+\]|[^\s:\[\]]+):(\d+)", address)
     if not match or not 0 < int(match[2]) < 65536:
         raise UserError(f"{what}={address}: use host:port, as in node01:55527")

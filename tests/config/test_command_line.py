@@ -229,8 +229,8 @@ def test_impossible_values(argv, words):
         ("model: {zz: 2}", ["unknown key model.zz", "--help"]),
         ("modle: {num_layers: 2}", ["unknown section modle", "model, layout"]),
         ("num_layers: 2", ["unknown section num_layers"]),
-        ("model: {num_layers: 2, num_layers: 3}", ["num_layers stands there twice"]),
-        ("train: {steps: 1}\ntrain: {steps: 2}", ["train stands there twice"]),
+        ("model: {num_layers: 2, num_layers: 3}", ["num_layers appears twice"]),
+        ("train: {steps: 1}\ntrain: {steps: 2}", ["train appears twice"]),
     ],
 )
 def test_a_bad_file_is_named(write, content, words):

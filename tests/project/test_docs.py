@@ -21,7 +21,7 @@ import yaml
 import jaxptd
 from jaxptd import mesh
 from jaxptd.config import Config, from_dict
-from jaxptd.config.command_line import _type_in_words, make_parser, parse
+from jaxptd.config.command_line import describe_type, make_parser, parse
 from jaxptd.run.folder import difference
 
 ROOT = Path(jaxptd.__file__).parents[1]
@@ -190,7 +190,7 @@ def table(section: dataclasses.Field) -> str:
     for field in dataclasses.fields(cls):
         default = yaml.safe_dump(field.default).splitlines()[0]
         resuming = "may change" if may_change(section.name, field.name) else "same"
-        values = _type_in_words(field.type)
+        values = describe_type(field.type)
         meaning = meanings[field.name]
         rows.append(f"| `{field.name}` | `{default}` | {values} | {resuming} | {meaning} |")
     return "\n".join(rows)

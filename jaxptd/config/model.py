@@ -1,0 +1,103 @@
+"""The section `model` of a config."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Literal
+
+from jaxptd.config.checks import (
+    require_below_one,
+    require_divides,
+    require_not_negative,
+    require_positive,
+)
+from jaxptd.errors import UserError
+
+Dtype = Literal["float32", "bfloat16", "float16", "float64"]
+Products = Literal["native", "fp8"]
+Remat = Literal["none", "dots", "attention", "full"]
+AttentionKind = Literal["auto", "xla", "cudnn"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """The model.
+
+    Args:
+        family: architecture; gpt is GPT-2.
+        num_layers: transformer blocks.
+        hidden_size: width of the residual stream.
+        num_heads: attention heads; a divisor of hidden_size.
+        ffn_hidden_size: width inside the MLP; null is 4 * hidden_size.
+        seq_length: tokens in a sequence.
+        vocab_size: number of token ids; null is the tokenizer's.
+        vocab_multiple: pads the token table with unused rows, so that each device has a multiple
+            of it; GPUs multiply matrices faster when sizes are multiples of 128.
+        dropout: share of values dropped after the embedding, in attention and before each
+            residual sum.
+        dtype: compute precision; parameters and optimizer are float32 (float64 for float64);
+            float16 scales the loss.
+        products: precision of a block's four matrix products: native is dtype, fp8 is 8-bit
+            numbers with a scale for each tensor.
+        tie_embeddings: use the embedding as output layer.
+        remat: recomputed in backward: none, attention (its core), dots (all but matrix products
+            and attention), full (the block).
+        remat_layers: number of layers that recompute, the first ones (in a pipeline, the first of
+            each part of the model); null is all.
+        attention: attention kernel; auto is cudnn where the device and the shapes allow it, else
+            xla.
+        scan_layers: compile one block and run it num_layers times in a loop; false unrolls the
+            loop (slower to compile, can run faster).
+    """
+
+    family: Literal["gpt"] = "gpt"
+    num_layers: int = 4
+    hidden_size: int = 256
+    num_heads: int = 8
+    ffn_hidden_size: int | None = None
+    seq_length: int = 256
+    vocab_size: int | None = None
+    vocab_multiple: int = 1
+    dropout: float = 0.0
+    dtype: Dtype = "float32"
+    products: Products = "native"
+    tie_embeddings: bool = True
+    remat: Remat = "none"
+    remat_layers: int | None = None
+    attention: AttentionKind = "auto"
+    scan_layers: bool = True
+
+    def __post_init__(self) -> None:
+        require_positive("model", self, "num_layers", "hidden_size", "num_heads")
+        require_positive("model", self, "ffn_hidden_size", "seq_length", "vocab_size")
+        require_positive("model", self, "vocab_multiple")
+        require_below_one("model", self, "dropout")
+        require_not_negative("model", self, "remat_layers")
+        if (self.remat_layers or 0) > self.num_layers:
+            raise UserError(
+                f"model.remat_layers={self.remat_layers} is more than model.num_layers="
+                f"{self.num_layers}; use fewer, or null for all"
+            )
+        require_divides("model.hidden_size", self.hidden_size, "model.num_heads", self.num_heads)
+        if self.attention == "cudnn" and self.dropout > 0:
+            raise UserError(
+                f"model.attention=cudnn has no dropout (model.dropout={self.dropout}); "
+                "use model.attention=xla or model.dropout=0"
+            )
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
+    def mlp_size(self) -> int:
+        return self.ffn_hidden_size or 4 * self.hidden_size
+
+    def padded_vocab(self, padded: Callable[[int], int]) -> int:
+        """Rows of the token table; `padded` rounds a size up to equal shards."""
+        return self.vocab_multiple * padded(-(-(self.vocab_size or 0) // self.vocab_multiple))
+
+    def remats(self, layers: int) -> tuple[tuple[Remat, int], ...]:
+        """Splits a stack of layers by what they recompute: (policy, number of layers), in order."""
+        first = layers if self.remat_layers is None else min(self.remat_layers, layers)
+        both: tuple[tuple[Remat, int], ...] = ((self.remat, first), ("none", layers - first))
+        return tuple((remat, count) for remat, count in both if count)

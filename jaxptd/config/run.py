@@ -1,0 +1,61 @@
+"""`Config`: every section of a run, checked together; from plain dicts and back.
+
+Anything wrong raises `UserError`: one line that names the field and the remedy. `command_line.py`
+reads configs from YAML and options.
+"""
+
+import dataclasses
+from typing import Any
+
+from jaxptd.config.layout_checks import check_layout
+from jaxptd.config.model import ModelConfig
+from jaxptd.config.processes import ProcessesConfig
+from jaxptd.config.training import CheckpointConfig, DataConfig, OptimizerConfig, TrainConfig
+from jaxptd.errors import UserError
+from jaxptd.layout import Layout
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The configuration of a run. Checks that the sections fit each other."""
+
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    layout: Layout = dataclasses.field(default_factory=Layout)
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+    checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+    processes: ProcessesConfig = dataclasses.field(default_factory=ProcessesConfig)
+
+    def __post_init__(self) -> None:
+        check_layout(self.model, self.layout)
+        slices = self.layout.dp * self.train.micro_batches
+        if self.train.global_batch_size % slices:
+            raise UserError(
+                f"train.global_batch_size={self.train.global_batch_size} does not split over "
+                f"layout.dp={self.layout.dp} x train.micro_batches={self.train.micro_batches}; "
+                f"use a multiple of {slices}"
+            )
+
+
+def from_dict(sections: dict[str, Any]) -> Config:
+    """Builds and checks a config from its sections, as `{"model": {"num_layers": 4}, ...}`.
+
+    Raises:
+        UserError: unknown section or field, or values that do not fit each other.
+    """
+    types: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Config)}
+    for name, values in sections.items():
+        if name not in types:
+            raise UserError(f"unknown section {name}; the sections are {', '.join(types)}")
+        if not isinstance(values, dict):
+            raise UserError(f"{name}: expected a section of fields, got {values!r}")
+        known = {field.name for field in dataclasses.fields(types[name])}
+        if unknown := sorted(set(values) - known):
+            raise UserError(f"unknown key {name}.{unknown[0]}; see --help for every field")
+    return Config(**{name: types[name](**values) for name, values in sections.items()})
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """Converts a config to nested dicts, as in its YAML file."""
+    return dataclasses.asdict(config)

@@ -1,0 +1,135 @@
+"""The sections `data`, `optimizer`, `train` and `checkpoint` of a config."""
+
+import dataclasses
+from typing import Literal
+
+from jaxptd.config.checks import (
+    require_below_one,
+    require_not_empty,
+    require_not_negative,
+    require_positive,
+)
+from jaxptd.errors import UserError
+
+Documents = Literal["joined", "apart"]
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """The corpus.
+
+    Args:
+        source: stdlib (the Python standard library's source text), or paths or globs of text,
+            jsonl, nanoGPT .bin, Megatron .bin/.idx.
+        tokenizer: bytes, or the path of a tokenizers JSON file (needs the hf extra).
+        validation_fraction: share of the corpus held out for evaluation, from its end.
+        documents: joined, or apart (attention never crosses from one document of a sequence into
+            another).
+    """
+
+    source: str | list[str] = "stdlib"
+    tokenizer: str = "bytes"
+    validation_fraction: float = 0.05
+    documents: Documents = "joined"
+
+    def __post_init__(self) -> None:
+        require_below_one("data", self, "validation_fraction")
+        require_not_empty("data", self, "tokenizer")
+        if not self.source:
+            raise UserError("data.source is empty; name stdlib, or paths or globs of files")
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW and its learning rate.
+
+    Args:
+        learning_rate: peak learning rate, after warm-up.
+        warmup_steps: steps of linear warm-up.
+        decay: from the peak to a tenth of it over the remaining steps, or constant.
+        weight_decay: for matrices; norms and biases have none.
+        beta1: decay of the running mean of gradients.
+        beta2: decay of the running mean of squared gradients.
+        grad_clip: largest global gradient norm; 0 never clips.
+        skip_above: skip a step whose gradient norm is larger; 0 skips only non-finite gradients.
+    """
+
+    learning_rate: float = 3e-4
+    warmup_steps: int = 100
+    decay: Literal["cosine", "linear", "constant"] = "cosine"
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    grad_clip: float = 1.0
+    skip_above: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_positive("optimizer", self, "learning_rate")
+        require_not_negative("optimizer", self, "warmup_steps", "weight_decay", "grad_clip")
+        require_not_negative("optimizer", self, "skip_above")
+        require_below_one("optimizer", self, "beta1", "beta2")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """The run.
+
+    Args:
+        steps: optimizer steps in total.
+        global_batch_size: sequences per step, over all devices.
+        micro_batches: equal slices of each device's batch, run one after the other.
+        max_skipped: number of consecutive skipped steps that ends the run.
+        seed: seed of initial parameters, dropout and the order of the data.
+        log_every: steps between log lines; 0 is never.
+        eval_every: steps between evaluations; 0 is never.
+        eval_batches: global batches per evaluation.
+        sample_tokens: tokens of text that the trained model writes at the end; 0 is none.
+        run_dir: folder for everything the run writes.
+        platform: auto, or cpu to simulate devices on the CPU.
+    """
+
+    steps: int = 1000
+    global_batch_size: int = 8
+    micro_batches: int = 1
+    max_skipped: int = 10
+    seed: int = 0
+    log_every: int = 10
+    eval_every: int = 100
+    eval_batches: int = 8
+    sample_tokens: int = 200
+    run_dir: str = "runs/default"
+    platform: Literal["auto", "cpu"] = "auto"
+
+    def __post_init__(self) -> None:
+        require_positive("train", self, "steps", "global_batch_size", "micro_batches")
+        require_positive("train", self, "max_skipped", "eval_batches")
+        require_not_negative("train", self, "seed", "log_every", "eval_every", "sample_tokens")
+        require_not_empty("train", self, "run_dir")
+        if self.seed >= 2**32:
+            raise UserError(f"train.seed={self.seed} must be below 2**32")
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+    """Saving and resuming.
+
+    Args:
+        every: steps between checkpoints; 0 is never.
+        keep: number of newest checkpoints to keep.
+        keep_best: number of further checkpoints to keep, those with the lowest validation loss.
+        asynchronous: train on while a checkpoint is written.
+        resume: auto (from the newest valid checkpoint of run_dir, if any), best (from the one with
+            the lowest validation loss; later ones are set aside), never, or the path of a
+            checkpoint.
+    """
+
+    every: int = 500
+    keep: int = 2
+    keep_best: int = 1
+    asynchronous: bool = True
+    resume: str = "auto"
+
+    def __post_init__(self) -> None:
+        require_not_negative("checkpoint", self, "every", "keep_best")
+        require_positive("checkpoint", self, "keep")
+        require_not_empty("checkpoint", self, "resume")

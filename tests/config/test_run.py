@@ -1,0 +1,74 @@
+"""A whole run: sections that fit each other, and the way to plain dicts and back."""
+
+import dataclasses
+import importlib
+
+import pytest
+
+from jaxptd.config import (
+    CheckpointConfig,
+    Config,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TrainConfig,
+    from_dict,
+    to_dict,
+)
+from jaxptd.errors import UserError
+from jaxptd.mesh import Layout
+
+CHANGED = Config(
+    model=ModelConfig(num_layers=2, dtype="bfloat16", ffn_hidden_size=24),
+    layout=Layout(dp=2, tp=2, sequence_parallel=True, schedule="zb-v", stage_layers=(0, 2)),
+    data=DataConfig(source=["a", "b"]),
+    optimizer=OptimizerConfig(learning_rate=0.5),
+    train=TrainConfig(steps=3),
+    checkpoint=CheckpointConfig(resume="never"),
+)
+
+
+@pytest.mark.parametrize("config", [Config(), CHANGED])
+def test_round_trip(config):
+    plain = to_dict(config)
+    assert list(plain) == [field.name for field in dataclasses.fields(Config)]
+    assert all(type(section) is dict for section in plain.values())
+    assert from_dict(plain) == config
+
+
+def test_what_is_left_out_has_its_default():
+    assert from_dict({}) == Config()
+    expected = dataclasses.replace(Config(), train=TrainConfig(steps=3))
+    assert from_dict({"train": {"steps": 3}}) == expected
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"modle": {}}, "unknown section modle; the sections are model, layout"),
+        ({"model": {"num_layer": 2}}, "unknown key model.num_layer"),
+        ({"model": 3}, "model: expected a section of fields, got 3"),
+        ({"model": {"num_layers": 0}}, "model.num_layers=0"),
+        ({"layout": {"tp": 3}}, "model.num_heads=8 does not split over layout.tp=3"),
+    ],
+)
+def test_bad_sections(sections, words):
+    with pytest.raises(UserError) as caught:
+        from_dict(sections)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("module", ["model", "processes", "run", "training"])
+def test_a_module_keeps_no_state(module):
+    members = vars(importlib.import_module(f"jaxptd.config.{module}"))
+    public = {name: value for name, value in members.items() if not name.startswith("_")}
+    assert not [name for name, value in public.items() if isinstance(value, dict | list | set)]
+
+
+@pytest.mark.parametrize(("dp", "micro_batches"), [(4, 1), (1, 4), (2, 2), (3, 1)])
+def test_a_batch_that_does_not_split(dp, micro_batches):
+    layout, train = Layout(dp=dp), TrainConfig(global_batch_size=10, micro_batches=micro_batches)
+    with pytest.raises(
+        UserError, match=rf"global_batch_size=10 .*multiple of {dp * micro_batches}"
+    ):
+        Config(layout=layout, train=train)
