@@ -17,9 +17,9 @@ from typing import Any
 
 from rich.console import Console
 
-from jaxptd.analysis.profiler import measure
+from jaxptd.analysis.profiling.profiler import measure
+from jaxptd.analysis.profiling.step_parts import Times, lines
 from jaxptd.analysis.report import table, versions
-from jaxptd.analysis.step_parts import Times, lines
 from jaxptd.config.command_line import make_parser, parse
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.errors import UserError, run_command
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _pictures() -> Any:
     """Raises UserError: there is nothing to draw with."""
     try:
-        return importlib.import_module("jaxptd.analysis.step_picture")
+        return importlib.import_module("jaxptd.analysis.profiling.step_picture")
     except ModuleNotFoundError as error:
         raise UserError(
             f"--picture: {error.name} is not installed; pip install -e '.[viz]'"

@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 from jaxptd import collectives
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, BROADCAST, PERMUTE, REDUCE_SCATTER
+from jaxptd.analysis.count import collectives_of
 from jaxptd.collectives import as_varying, varying_axes
-from jaxptd.comms import collectives_of
 from jaxptd.mesh import Axis, Layout, make_mesh
 
 N = 4

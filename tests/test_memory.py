@@ -10,7 +10,7 @@ import pytest
 import tiny
 
 from jaxptd import memory
-from jaxptd.analysis import memory_model as formulas_memory
+from jaxptd.analysis import memory_model
 from jaxptd.config import Config, ModelConfig
 from jaxptd.mesh import Layout
 from jaxptd.step import Program
@@ -64,14 +64,14 @@ SLOW = [
 def test_a_step_keeps_what_the_formula_says(layout: Layout, choice: dict[str, Any]) -> None:
     program = tiny.program(layout, **choice)
     plan = program.plan if layout.pp > 1 else None
-    assert memory.counted(program) == formulas_memory.activations(program.config, plan)
+    assert memory.counted(program) == memory_model.activations(program.config, plan)
 
 
 def test_backward_in_halves_keeps_something_between_them_too() -> None:
     program = tiny.program(Layout(pp=2, schedule="zb-h1"), **FIVE)
     found = memory.counted(program)
     assert found is not None
-    assert found > formulas_memory.activations(program.config, program.plan)
+    assert found > memory_model.activations(program.config, program.plan)
 
 
 def test_unrolled_layers_are_not_counted() -> None:
@@ -101,13 +101,13 @@ def on_a_device(program: Program) -> dict[str, int]:
 )
 def test_state_is_what_lies_on_a_device(layout: Layout) -> None:
     program = tiny.program(layout, num_layers=5)
-    found, want = formulas_memory.state(program.config, program.zero), on_a_device(program)
+    found, want = memory_model.state(program.config, program.zero), on_a_device(program)
     assert (found["parameters"], found["optimizer"]) == (want["params"], want["optimizer"])
 
 
 def test_what_each_stage_of_zero_cuts_over_dp_and_cp() -> None:
     programs = [tiny.program(Layout(dp=2, cp=2, zero=z), dtype="bfloat16") for z in range(4)]
-    found = [formulas_memory.state(p.config, p.zero) for p in programs]
+    found = [memory_model.state(p.config, p.zero) for p in programs]
     infos = programs[0].infos.values()
     whole = 4 * sum(math.prod(info.shape) for info in infos)
     ends = 4 * sum(math.prod(info.shape) for info in infos if not info.stacked)
@@ -124,7 +124,7 @@ def test_what_each_stage_of_zero_cuts_over_dp_and_cp() -> None:
 def test_table_1_of_the_third_stage() -> None:
     program = tiny.program(Layout(dp=2, cp=2, zero=3))
     bytes_of_all = 4 * sum(math.prod(info.shape) for info in program.infos.values())
-    assert formulas_memory.published_state(program.config, program.infos) == {
+    assert memory_model.published_state(program.config, program.infos) == {
         "parameters": bytes_of_all // 2,  # 2P/N
         "gradients": bytes_of_all // 4,
         "optimizer": bytes_of_all // 2,
@@ -149,9 +149,9 @@ def test_table_1_of_the_third_stage() -> None:
 def test_published_bytes_of_a_layer(layout: Layout, each: tuple[float, ...]) -> None:
     model = ModelConfig(hidden_size=64, num_heads=4, seq_length=64, vocab_size=13)
     config = Config(model=model, layout=layout)
-    found = [formulas_memory.published_layer(config, r) for r in ("none", "attention", "full")]
+    found = [memory_model.published_layer(config, r) for r in ("none", "attention", "full")]
     assert found == [8 * 64 * 64 * units for units in each]
-    assert formulas_memory.published_layer(config, "dots") is None
+    assert memory_model.published_layer(config, "dots") is None
 
 
 def test_in_16_bits_this_library_keeps_32_where_34_and_scores_are_published() -> None:
@@ -160,7 +160,7 @@ def test_in_16_bits_this_library_keeps_32_where_34_and_scores_are_published() ->
     config = Config(model=model, layout=Layout())
     tokens = 8 * model.seq_length
     beside = 4 * tokens * (4 + model.num_heads)
-    assert formulas_memory.layer(config, "none") == 32 * tokens * model.hidden_size + beside
+    assert memory_model.layer(config, "none") == 32 * tokens * model.hidden_size + beside
 
 
 # ---- the command --------------------------------------------------------------------------------

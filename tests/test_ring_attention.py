@@ -14,13 +14,13 @@ from jax import Array
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.analysis.collective import Collective
+from jaxptd.analysis.collective import Collective, add_up, subtract
 from jaxptd.analysis.compiled_step import CPU_OPTIONS
+from jaxptd.analysis.count import collectives_of
 from jaxptd.analysis.hlo import collectives_from_hlo
 from jaxptd.attention.kernel import CORE, Dropout, Sites
 from jaxptd.attention.ring import Ring, Tokens
 from jaxptd.attention.xla import Xla
-from jaxptd.comms import add_up, collectives_of, subtract
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.ring_attention import attend
 from tests.attention.test_kernel import TOLERANCES, Plain, difference, mixed, plain

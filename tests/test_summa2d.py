@@ -19,10 +19,18 @@ from jax import Array
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Collective
+from jaxptd.analysis.collective import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    PERMUTE,
+    REDUCE_SCATTER,
+    Collective,
+    add_up,
+    subtract,
+)
 from jaxptd.analysis.compiled_step import CPU_OPTIONS
+from jaxptd.analysis.count import collectives_of
 from jaxptd.analysis.hlo import collectives_from_hlo
-from jaxptd.comms import add_up, collectives_of, subtract
 from jaxptd.matmul.grid import Grid, panels
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.run.devices import ONE_PERMUTE_AT_A_TIME, PATIENCE

@@ -23,10 +23,10 @@ from typing import Any
 from benchmarks.context.formulas import LINKS, PEAK, Pass, messages, moves, tokens_to_hide
 from benchmarks.context.plans import Plan, plans
 from benchmarks.lib.measure import mib, write
-from jaxptd.analysis.collective import Collective
+from jaxptd.analysis.collective import Collective, subtract
 from jaxptd.analysis.compiled_step import compile_step
+from jaxptd.analysis.count import collectives_of, per_layer
 from jaxptd.analysis.report import table, versions
-from jaxptd.comms import collectives_of, per_layer, subtract
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.errors import Parser, run_command
 from jaxptd.mesh import Layout

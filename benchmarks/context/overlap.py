@@ -14,8 +14,8 @@ import jax
 
 from benchmarks.lib.gpus import gpus
 from jaxptd.analysis.collective import PERMUTE
-from jaxptd.analysis.overlap import Move as Permute
-from jaxptd.analysis.overlap import Work, moves
+from jaxptd.analysis.hlo.overlap import Move as Permute
+from jaxptd.analysis.hlo.overlap import Work, moves
 from jaxptd.analysis.report import table
 from jaxptd.config import Config
 from jaxptd.config.command_line import make_parser, parse
@@ -54,7 +54,7 @@ def rows(found: Sequence[Permute]) -> list[tuple[str, ...]]:
     """The table's rows: permutes that are alike as one."""
     alike: collections.Counter[tuple] = collections.Counter()
     for each in found:
-        work = (each.over.attention, each.over.products, each.lies_over)
+        work = (each.over.attention, each.over.products, each.hidden_by)
         alike[PASSES.index(each.of), each.bytes, *work] += each.count
     return [
         (PASSES[of], str(count), f"{size / 2**20:,.0f}", *map(str, work))
@@ -66,7 +66,7 @@ def summary(found: Sequence[Permute]) -> str:
     """How many permutes of a step, and how many bytes, lie over what."""
     parts = []
     for what in ("attention", "products", "nothing"):
-        those = [each for each in found if each.lies_over == what]
+        those = [each for each in found if each.hidden_by == what]
         mib = sum(each.count * each.bytes for each in those) / 2**20
         parts.append(f"over {what} {sum(each.count for each in those)} ({mib:,.0f} MiB)")
     return f"Permutes of a step: {', '.join(parts)}."

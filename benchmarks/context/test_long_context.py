@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.context import long_context, overlap
-from benchmarks.context.overlap import Permute, Work, permutes
+from benchmarks.context.overlap import Permute, Work
 from jaxptd.config import Config
 from jaxptd.config.command_line import make_parser, parse
 from jaxptd.errors import UserError
@@ -92,54 +92,6 @@ def test_long_configs_hold_what_their_names_say() -> None:
 
 # ---- permutes over work ----------------------------------------------------------------------
 
-SCHEDULE = """
-%product (p0: f32[4,4], p1: f32[4,4]) -> f32[4,4] {
-  %p0 = f32[4,4]{1,0} parameter(0)
-  %p1 = f32[4,4]{1,0} parameter(1)
-  ROOT %dot = f32[4,4]{1,0} dot(%p0, %p1), lhs_contracting_dims={1}
-}
-
-%visits (p: (s32[], f32[4,4])) -> (s32[], f32[4,4]) {
-  %p = (s32[], f32[4,4]) parameter(0)
-  %i = s32[] get-tuple-element(%p), index=0
-  %x = f32[4,4]{1,0} get-tuple-element(%p), index=1
-  %o = (f32[4,4]{1,0}, u8[0]{0}) custom-call(%x), custom_call_target="__cudnn$fmhaSoftmax"
-  ROOT %t = (s32[], f32[4,4]) tuple(%i, %x)
-}
-
-%round (p: (s32[], f32[4,4])) -> (s32[], f32[4,4]) {
-  %p = (s32[], f32[4,4]) parameter(0)
-  %i = s32[] get-tuple-element(%p), index=0
-  %x = f32[4,4]{1,0} get-tuple-element(%p), index=1
-  %a = (f32[4,4], f32[4,4]) collective-permute-start(%x), channel_id=1
-  %b = ((f32[4,4]), f32[4,4]) collective-permute-start(%x), channel_id=2
-  %w = (s32[], f32[4,4]) while(%p), condition=%c, body=%visits, b={"known_trip_count":{"n":"2"}}
-  %a.done = f32[4,4]{1,0} collective-permute-done(%a), metadata={op_name="jit(f)/ppermute"}
-  %n = f32[4,4]{1,0} fusion(%x, %x), kind=kOutput, calls=%product
-  %b.done = f32[4,4]{1,0} collective-permute-done(%b), metadata={op_name="transpose(jvp())"}
-  ROOT %t = (s32[], f32[4,4]) tuple(%i, %a.done)
-}
-
-ENTRY %main (x: f32[4,4], s: (s32[], f32[4,4])) -> f32[4,4] {
-  %x = f32[4,4]{1,0} parameter(0)
-  %s = (s32[], f32[4,4]) parameter(1)
-  %w = (s32[], f32[4,4]) while(%s), condition=%c, body=%round, b={"known_trip_count":{"n":"5"}}
-  %y = f32[4,4]{1,0} collective-permute(%x), metadata={op_name="transpose(rematted_computation)/x"}
-  %a = (f32[4,4], f32[4,4]) collective-permute-start(%y), channel_id=3
-  %n = f32[4,4]{1,0} fusion(%x, %x), kind=kOutput, calls=%product
-  ROOT %done = f32[4,4]{1,0} collective-permute-done(%a), metadata={op_name="jit(f)/ppermute"}
-}
-"""
-
-
-def test_every_permute_is_found_with_what_it_lies_over() -> None:
-    assert permutes(SCHEDULE) == [
-        Permute("a.done", "forward", 64, 5, Work(attention=2)),
-        Permute("b.done", "backward", 64, 5, Work(attention=2, products=1)),
-        Permute("y", "forward again", 64, 1, Work()),
-        Permute("done", "forward", 64, 1, Work(products=1)),
-    ]
-
 
 def test_permutes_that_are_alike_are_one_row() -> None:
     found = [Permute(name, "forward", 2**20, 3, Work(2)) for name in "ab"]
@@ -156,13 +108,3 @@ def test_compiler_option_without_a_value_is_refused() -> None:
     assert overlap.compiler_options(["a=b=c", "d=1"]) == {"a": "b=c", "d": "1"}
     with pytest.raises(UserError, match="--compiler fast: write it as name=value"):
         overlap.compiler_options(["fast"])
-
-
-def test_branches_count_with_the_heaviest() -> None:
-    text = SCHEDULE.replace(
-        "%n = f32[4,4]{1,0} fusion(%x, %x), kind=kOutput, calls=%product\n  ROOT",
-        "%n = (s32[], f32[4,4]) conditional(%i, %s, %s), branch_computations={%visits, %empty}\n"
-        "  ROOT",
-    )
-    empty = "%empty (p: f32[4,4]) -> f32[4,4] {\n  %p = f32[4,4]{1,0} parameter(0)\n}\n"
-    assert permutes(empty + text)[-1].over == Work(attention=1)

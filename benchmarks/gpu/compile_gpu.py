@@ -22,7 +22,7 @@ from benchmarks.lib.gpus import PLUGINS, gpus
 from benchmarks.lib.measure import append, collectives, rows_by_axes
 from benchmarks.peers.gspmd import Peer
 from jaxptd.analysis.compiled_step import compile_step
-from jaxptd.analysis.kernels import summary
+from jaxptd.analysis.hlo.kernels import summary
 from jaxptd.analysis.report import table, versions
 from jaxptd.config import Config, ModelConfig, Remat
 from jaxptd.config.command_line import make_parser, parse

@@ -24,8 +24,8 @@ from benchmarks.lib.measure import append, write
 from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.flops import attention_flops, executed, flops
 from jaxptd.analysis.hardware import BANDWIDTH
-from jaxptd.analysis.kernels import largest, summary
-from jaxptd.analysis.overlap import moves
+from jaxptd.analysis.hlo.kernels import largest, summary
+from jaxptd.analysis.hlo.overlap import moves
 from jaxptd.analysis.report import table, versions
 from jaxptd.config import Config, ModelConfig, Remat, TrainConfig
 from jaxptd.errors import Parser, UserError, run_command
@@ -112,7 +112,7 @@ def measure(case: Case, kernels: int = 0) -> Figures:
     for size, count, words in largest(text, kernels):
         print(f"{size / 1e9:7.2f} GB {count:6,}  {words}")
     found = moves(text, {str(axis): size for axis, size in mesh.shape.items()})
-    hidden = sum(each.count for each in found if each.lies_over != "nothing")
+    hidden = sum(each.count for each in found if each.hidden_by != "nothing")
     return {
         "peak_gib": round(compiled.memory_analysis().peak_memory_in_bytes / 2**30, 2),
         "kernels": every.count,

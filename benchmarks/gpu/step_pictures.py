@@ -16,8 +16,8 @@ from benchmarks.lib.svg import command
 from jaxptd.analysis import svg
 from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.hardware import BANDWIDTH
-from jaxptd.analysis.step_parts import PEAK, least
-from jaxptd.analysis.step_picture import STYLE, picture
+from jaxptd.analysis.profiling.step_parts import PEAK, least
+from jaxptd.analysis.profiling.step_picture import STYLE, picture
 from jaxptd.errors import run_command
 from jaxptd.mesh import make_mesh
 from jaxptd.step import Program

@@ -3,14 +3,12 @@
 import importlib.util
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import jax
 import pytest
 
 from benchmarks.gpu import compiled
 from benchmarks.gpu.compiled import CASES, row, worse
-from jaxptd.analysis.flops import attention_flops
 from jaxptd.errors import UserError
 
 FIGURES = {
@@ -44,22 +42,6 @@ def test_a_case_without_a_budget_is_named():
     assert worse({"350m": FIGURES}, {}) == [
         "350m has no budget; python -m benchmarks.gpu.compiled --store"
     ]
-
-
-@pytest.mark.parametrize(
-    ("name", "mask", "flops"),
-    [
-        ("dot_product_attention_fwd_wrapper", "CAUSAL", 2 * 2 * 4 * 128**2 * 64),
-        ("dot_product_attention_bwd_wrapper", "CAUSAL", 5 * 2 * 4 * 128**2 * 64),
-        ("dot_general", "CAUSAL", 0),
-    ],
-)
-def test_flops_of_attention(name, mask, flops):
-    q = SimpleNamespace(aval=SimpleNamespace(shape=(2, 128, 4, 64)))
-    equation = SimpleNamespace(
-        primitive=SimpleNamespace(name=name), params={"mask_type": mask}, invars=[q]
-    )
-    assert attention_flops(equation) == flops
 
 
 def test_store_then_check(tmp_path, monkeypatch, capsys):

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.lib.gpus import PLUGINS, gpus
 from jaxptd.analysis.compiled_step import compile_step
-from jaxptd.analysis.overlap import Move, moves
+from jaxptd.analysis.hlo.overlap import Move, moves
 from jaxptd.analysis.report import table, versions
 from jaxptd.config import Config
 from jaxptd.mesh import Layout, make_mesh
@@ -74,7 +74,7 @@ class Compiled:
             for each in self.moves
             if kind in ("", each.kind)
             and axes in ("", _joined(each))
-            and over in ("", each.lies_over)
+            and over in ("", each.hidden_by)
         )
 
     @property

@@ -8,7 +8,8 @@ from benchmarks.grid import __main__ as grid
 from benchmarks.grid import gpu as grid_gpu
 from benchmarks.grid.__main__ import Held, held
 from benchmarks.grid.gpu import Compiled, laid_out
-from jaxptd.analysis.overlap import Move, Work, moves
+from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from jaxptd.analysis.hlo.overlap import Move, Work
 from jaxptd.config import Config
 from jaxptd.config.command_line import make_parser, parse
 from jaxptd.mesh import Layout
@@ -128,59 +129,17 @@ def test_table_is_written_with_what_is_not_built(
 
 # ---- compiled for GPUs ------------------------------------------------------------------------
 
-SCHEDULE = """
-%product (p0: f32[4,4], p1: f32[4,4]) -> f32[4,4] {
-  %p0 = f32[4,4]{1,0} parameter(0)
-  %p1 = f32[4,4]{1,0} parameter(1)
-  ROOT %dot = f32[4,4]{1,0} dot(%p0, %p1), lhs_contracting_dims={1}
-}
-
-%layer (p: (s32[], f32[4,4])) -> (s32[], f32[4,4]) {
-  %p = (s32[], f32[4,4]) parameter(0)
-  %i = s32[] get-tuple-element(%p), index=0
-  %x = f32[4,4]{1,0} get-tuple-element(%p), index=1
-  %g = (f32[4,4], f32[8,4]) all-gather-start(%x), replica_groups={{0,1},{2,3}}, dimensions={0}
-  %n = f32[4,4]{1,0} fusion(%x, %x), kind=kOutput, calls=%product
-  %g.done = f32[8,4]{1,0} all-gather-done(%g)
-  %r = ((f32[4,4], f32[4,4]), (f32[2,4], f32[2,4])) reduce-scatter-start(%n, %n), \
-replica_groups={{0,2},{1,3}}, dimensions={0}, to_apply=%add
-  %a = f32[4,4]{1,0} all-reduce(%x), replica_groups={{0,1,2,3}}, to_apply=%add
-  %o = (f32[4,4]{1,0}, u8[0]{0}) custom-call(%x), custom_call_target="__cudnn$fmhaSoftmax"
-  %r.done = (f32[2,4]{1,0}, f32[2,4]{1,0}) reduce-scatter-done(%r), metadata={op_name="transpose()"}
-  ROOT %t = (s32[], f32[4,4]) tuple(%i, %n)
-}
-
-ENTRY %main (s: (s32[], f32[4,4])) -> (s32[], f32[4,4]) {
-  %s = (s32[], f32[4,4]) parameter(0)
-  ROOT %w = (s32[], f32[4,4]) while(%s), condition=%c, body=%layer, b={"known_trip_count":{"n":"5"}}
-}
-"""
-SIZES = {"dp": 1, "row": 2, "col": 2}
-
-
-def test_collectives_are_found_with_axes_and_what_they_lie_over() -> None:
-    gathered, reduced, scattered = moves(SCHEDULE, SIZES)
-    assert gathered == Move("g.done", "forward", 128, 5, Work(products=1), "all-gather", ("col",))
-    assert reduced == Move("a", "forward", 64, 5, Work(), "all-reduce", ("row", "col"))
-    assert scattered == Move(
-        "r.done", "backward", 64, 5, Work(attention=1), "reduce-scatter", ("row",)
-    )
-    assert [each.sent(SIZES) for each in (gathered, reduced, scattered)] == [
-        5 * 128 // 2,
-        5 * 2 * 64 * 3 // 4,
-        5 * 2 * 64 // 2,  # a device has half of what is reduced
-    ]
-
-
-def test_a_group_of_one_device_moves_nothing() -> None:
-    text = SCHEDULE.replace("{{0,1},{2,3}}", "{{0},{1},{2},{3}}")
-    assert [each.name for each in moves(text, SIZES)] == ["a", "r.done"]
+MOVES = [
+    Move("g.done", "forward", 128, 5, Work(products=1), ALL_GATHER, ("col",)),
+    Move("a", "forward", 64, 5, Work(), ALL_REDUCE, ("row", "col")),
+    Move("r.done", "backward", 64, 5, Work(attention=1), REDUCE_SCATTER, ("row",)),
+]
 
 
 def test_bytes_are_told_by_axes_and_by_what_hides_them() -> None:
     layout = Layout(row=2, col=2)
     small = laid_out(Config(), layout)
-    found = Compiled(small, "TP2D=4", 3 << 30, 2 << 30, 1 << 30, moves(SCHEDULE, SIZES))
+    found = Compiled(small, "TP2D=4", 3 << 30, 2 << 30, 1 << 30, MOVES)
     assert found.sent() == 320 + 480 + 320
     assert found.sent(axes="row x col") == 480 and found.sent(over="attention") == 320
     assert found.needs[1:4] == ["3.00", "2.00", "1.00"]

@@ -10,9 +10,8 @@ import jax
 from jax.sharding import Mesh
 
 from benchmarks.lib.partitioned import with_reduce_scatters
-from jaxptd.analysis.collective import Collective
+from jaxptd.analysis.collective import Collective, add_up
 from jaxptd.analysis.hlo import collectives_from_hlo
-from jaxptd.comms import add_up
 
 TOLERANCE = 1e-5  # relative, float32: another order of sums
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.lib.measure import Run, append, mib
-from jaxptd.analysis import memory_model as formulas_memory
+from jaxptd.analysis import memory_model
 from jaxptd.analysis.compiled_step import compile_step, random_batch
 from jaxptd.analysis.flops import executed, flops
 from jaxptd.analysis.report import table, versions
@@ -84,8 +84,8 @@ def measure(config: Config) -> Found:
     """One policy in one layout, compiled."""
     program = Program(config, make_mesh(config.layout))
     plan = program.plan if config.layout.pp > 1 else None
-    kept = formulas_memory.activations(config, plan)
-    kept += formulas_memory.mail(config, plan) if plan else 0
+    kept = memory_model.activations(config, plan)
+    kept += memory_model.mail(config, plan) if plan else 0
     compiled = compile_step(program)
     run = Run(compiled, program.init_state(), program.place(random_batch(config)))
     temporary = compiled.memory_analysis().temp_size_in_bytes

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.lib.svg import command
 from jaxptd.analysis import svg
-from jaxptd.analysis.memory_model import layer_parts, published_layer
+from jaxptd.analysis.memory_model import kept_by_layer, published_layer
 from jaxptd.config import Config, ModelConfig, Remat
 from jaxptd.errors import run_command
 from jaxptd.mesh import Layout
@@ -44,7 +44,7 @@ def kept() -> Figure:
 def _panel(axes: Axes, config: Config) -> None:
     unit = config.train.global_batch_size * MODEL.seq_length * MODEL.hidden_size
     begin = dict.fromkeys(POLICIES, 0.0)
-    for part, color in zip(layer_parts(config), COLORS, strict=False):
+    for part, color in zip(kept_by_layer(config), COLORS, strict=False):
         sizes = [part.bytes * part.times.get(remat, 0) / unit for remat in POLICIES]
         left = list(begin.values())
         axes.barh(POLICIES, sizes, left=left, color=color, ec="white", lw=0.5, label=part.name)

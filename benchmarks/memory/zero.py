@@ -23,7 +23,7 @@ import jax
 from benchmarks.lib.gpus import gpus
 from benchmarks.lib.measure import Run, append, mib
 from jaxptd import comms
-from jaxptd.analysis import memory_model as formulas_memory
+from jaxptd.analysis import memory_model
 from jaxptd.analysis.collective import Collective
 from jaxptd.analysis.compiled_step import compile_step, random_batch
 from jaxptd.analysis.hlo import collectives_from_hlo
@@ -92,7 +92,7 @@ def measure(config: Config) -> Found:
     program = Program(config, make_mesh(config.layout))
     compiled = compile_step(program)
     memory = compiled.memory_analysis()
-    state = formulas_memory.state(config, program.zero)
+    state = memory_model.state(config, program.zero)
     mesh = {str(axis): size for axis, size in program.mesh.shape.items()}
     trips = program.plan.trips if config.layout.pp > 1 else {}
     moved = comms.add_up(collectives_from_hlo(compiled.as_text(), mesh, trips))

@@ -12,7 +12,7 @@ from benchmarks.grid.gpu import gib
 from benchmarks.lib.gpus import PLUGINS, gpus
 from benchmarks.pipeline.text import Tick, hops, tick
 from jaxptd.analysis.compiled_step import compile_step
-from jaxptd.analysis.overlap import Move
+from jaxptd.analysis.hlo.overlap import Move
 from jaxptd.analysis.report import table, versions
 from jaxptd.config import Config, Remat
 from jaxptd.mesh import make_mesh
@@ -60,7 +60,7 @@ class Compiled:
         tick = self.tick
         copied = (f"{size / 2**20:.1f}" for size in (tick.carried, tick.others))
         loops = map(str, (self.ticks, tick.loops, tick.known, tick.conditionals))
-        hops = ", ".join(f"{hop.bytes / 2**20:.1f} {hop.lies_over}" for hop in self.hops)
+        hops = ", ".join(f"{hop.bytes / 2**20:.1f} {hop.hidden_by}" for hop in self.hops)
         return [*self._named, *loops, *copied, hops]
 
 

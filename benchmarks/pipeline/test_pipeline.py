@@ -192,7 +192,7 @@ def test_hops_are_the_permutes_between_stages() -> None:
     sizes = {str(axis): size for axis, size in ours.mesh.shape.items()}
     found = hops(text, sizes)
     assert [hop.bytes for hop in found] == [4 * 2 * 8 * 16] * len(ours.plan.hops.pairs)
-    assert {hop.lies_over for hop in found} == {"nothing"}
+    assert {hop.hidden_by for hop in found} == {"nothing"}
 
 
 # ---- time -------------------------------------------------------------------------------------

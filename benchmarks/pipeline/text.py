@@ -7,16 +7,13 @@ are of a tick at which all of them run. Not read: time.
 
 import dataclasses
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from jaxptd.analysis import kernels
 from jaxptd.analysis.collective import PERMUTE
-from jaxptd.analysis.kernels import Computations, Instruction
-from jaxptd.analysis.overlap import Move, inside, moves
+from jaxptd.analysis.hlo.overlap import Move, moves
+from jaxptd.analysis.hlo.text import Computations, Instruction, parse
 from jaxptd.mesh import Axis
 
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _FUSED = ("fusion", "fusion-start")
 
 
@@ -51,12 +48,12 @@ def tick(text: str, ticks: int, activation: tuple[int, ...]) -> Tick:
     Raises:
         ValueError: there is no such loop.
     """
-    computations, _ = kernels.parse(text)
+    computations, _ = parse(text)
     loops = [
         each
         for body in computations.values()
         for each in body
-        if each.kind == "while" and _trips(each) == ticks
+        if each.kind == "while" and each.trip_count == ticks
     ]
     if not loops:
         raise ValueError(f"no loop of {ticks} ticks")
@@ -66,14 +63,14 @@ def tick(text: str, ticks: int, activation: tuple[int, ...]) -> Tick:
 
 def _tick(loop: Instruction, computations: Computations, activation: tuple[int, ...]) -> Tick:
     shapes = {shape for shape in _shapes(loop) if math.prod(shape) > 1} - {_wide(activation)}
-    body = list(_all(computations, loop.called("body") or "", 1))
+    body = list(_all(computations, loop.body, 1))
     copies = [(each, times) for each, times in body if each.kind in ("copy", "copy-start")]
     carried = [(each, n) for each, n in copies if shapes.intersection(_shapes(each))]
     of = {id(each) for each, _ in carried}
     loops = [each for each, _ in body if each.kind == "while"]
     return Tick(
-        sum(_trips(each) is None for each in loops),
-        sum(_trips(each) is not None for each in loops),
+        sum(each.trip_count is None for each in loops),
+        sum(each.trip_count is not None for each in loops),
         sum(each.kind == "conditional" for each, _ in body),
         sum(n * _moved(each) for each, n in carried),
         sum(n * _moved(each) for each, n in copies if id(each) not in of),
@@ -89,29 +86,20 @@ def _all(computations: Computations, name: str, times: int) -> Iterator[tuple[In
     """Every instruction that a computation runs, and how often; a fusion's copy, if it ends so."""
     for each in computations.get(name, ()):
         yield each, times
-        for body, trips in inside(each):
+        for body, trips in each.calls:
             yield from _all(computations, body, times * trips)
         if each.kind in _FUSED:
-            fused = computations.get(each.called("calls") or "", ())
+            fused = computations.get(each.called("calls"), ())
             yield from ((last, times) for last in fused if last.is_root and last.kind == "copy")
 
 
 def _shapes(each: Instruction) -> list[tuple[int, ...]]:
     """Of its results that are numbers to compute with, without dims of 1."""
-    return [
-        _wide(int(n) for n in dims.split(",") if n)
-        for dtype, dims in kernels._ARRAY.findall(each.result)
-        if dtype in ("f32", "bf16", "f64")
-    ]
+    return [_wide(array.shape) for array in each.arrays if array.dtype in ("f32", "bf16", "f64")]
 
 
 def _wide(shape: Iterable[int]) -> tuple[int, ...]:
     return tuple(n for n in shape if n > 1)
-
-
-def _trips(loop: Instruction) -> int | None:
-    known = _TRIPS.search(loop.rest)
-    return int(known[1]) if known else None
 
 
 def hops(text: str, sizes: Mapping[str, int]) -> list[Move]:

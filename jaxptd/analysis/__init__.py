@@ -1,1 +1,1 @@
-"""What a program moves, holds and computes, counted and by formula."""
+"""What a program communicates, keeps and computes: counted in it, and predicted by formula."""

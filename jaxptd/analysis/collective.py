@@ -1,18 +1,21 @@
-"""A collective of a program: its kind, axes, executions and bytes."""
+"""A kind of collective in a program: its axes, executions and bytes."""
 
+import collections
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+# XLA's names.
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all-reduce", "all-gather", "reduce-scatter"
 PERMUTE, BROADCAST = "collective-permute", "collective-broadcast"
 ALL_TO_ALL = "all-to-all"
+KINDS = (ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, PERMUTE, ALL_TO_ALL, BROADCAST)
 
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """How often a step runs one kind of collective over one set of axes, and its bytes in all."""
+    """How often a program runs one kind of collective over one set of axes, and the total bytes."""
 
     kind: str
     axes: tuple[str, ...]
@@ -28,3 +31,20 @@ class Collective:
 
     def as_dict(self, sizes: Mapping[str, int]) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "wire_bytes": self.wire_bytes(sizes)}
+
+
+def add_up(collectives: Iterable[Collective]) -> list[Collective]:
+    """Adds up collectives of the same kind and axes; most bytes first."""
+    total: dict[tuple, list[int]] = collections.defaultdict(lambda: [0, 0])
+    for each in collectives:
+        entry = total[each.kind, tuple(sorted(each.axes))]
+        entry[0] += each.count
+        entry[1] += each.bytes
+    merged = [Collective(*key, *entry) for key, entry in total.items()]
+    return sorted(merged, key=lambda c: (-c.bytes, c.kind, c.axes))
+
+
+def subtract(more: Sequence[Collective], less: Sequence[Collective]) -> list[Collective]:
+    """The difference of two lists, without the collectives in which they agree."""
+    negative = [dataclasses.replace(c, count=-c.count, bytes=-c.bytes) for c in less]
+    return [c for c in add_up([*more, *negative]) if c.count or c.bytes]

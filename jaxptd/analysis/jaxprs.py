@@ -1,11 +1,31 @@
-"""Walking a jaxpr: its equations, and those of the programs inside them."""
+"""Traces training steps, and walks jaxprs: their equations, and those of the jaxprs inside them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+from jaxptd.pipeline.plan import Plan
+from jaxptd.step import Program
+
+
+def traced(program: Program) -> Any:
+    """The training step of a program, traced with abstract arguments."""
+    step: Any = program.train_step
+    return step.trace(program.abstract_state, program.abstract_batch)
+
+
+def plan_of(program: Program) -> Plan | None:
+    """The plan of a program's pipeline; None if there is only one stage."""
+    return program.plan if program.config.layout.pp > 1 else None
+
+
+def trips_of(program: Program) -> Mapping[str, int]:
+    """Trips, by scope, of the loops whose length differs between stages; summed over stages."""
+    plan = plan_of(program)
+    return plan.trips if plan else {}
 
 
 def inside(equation: Any) -> Iterator[Any]:
-    """The jaxprs that an equation holds, closed or not: a scan's body, a conditional's branches."""
+    """The jaxprs in an equation, closed or not: the body of a scan, the branches of a cond."""
     for value in equation.params.values():
         for item in value if isinstance(value, (tuple, list)) else (value,):
             if hasattr(item, "eqns"):
@@ -13,7 +33,7 @@ def inside(equation: Any) -> Iterator[Any]:
 
 
 def equations(jaxpr: Any) -> Iterator[Any]:
-    """Every equation of a jaxpr, closed or not, and of those inside it, each once."""
+    """Every equation of a jaxpr, closed or not, and of the jaxprs inside it, each once."""
     for equation in jaxpr.eqns:
         yield equation
         for inner in inside(equation):
@@ -21,5 +41,5 @@ def equations(jaxpr: Any) -> Iterator[Any]:
 
 
 def scans(jaxpr: Any) -> Iterator[Any]:
-    """The loops of known length among them."""
+    """The scans among those equations."""
     return (each for each in equations(jaxpr) if each.primitive.name == "scan")

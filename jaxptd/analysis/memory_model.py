@@ -111,7 +111,7 @@ def _by(*policies: Remat) -> dict[Remat, int]:
     return dict.fromkeys(policies, 1)
 
 
-def layer_parts(config: Config) -> Iterator[Kept]:
+def kept_by_layer(config: Config) -> Iterator[Kept]:
     """All that some policy keeps of one layer and one micro-batch."""
     layout, model = config.layout, config.model
     narrow, wide = jnp.dtype(model.dtype).itemsize, _wide(config)
@@ -162,7 +162,7 @@ def _attention(config: Config, output: int) -> Iterator[Kept]:
 
 def layer(config: Config, remat: Remat) -> int:
     """Bytes that one layer keeps for backward of one micro-batch."""
-    return sum(part.bytes * part.times.get(remat, 0) for part in layer_parts(config))
+    return sum(part.bytes * part.times.get(remat, 0) for part in kept_by_layer(config))
 
 
 class Stack(NamedTuple):
@@ -195,7 +195,7 @@ def activations(config: Config, plan: Plan | None = None) -> int:
 
 def mail(config: Config, plan: Plan) -> int:
     """Bytes of activations and gradients that wait for their operation on a pipeline's stage."""
-    return plan.slots["mail"] * next(layer_parts(config)).bytes
+    return plan.slots["mail"] * next(kept_by_layer(config)).bytes
 
 
 # ---- sizes ---------------------------------------------------------------------------------------

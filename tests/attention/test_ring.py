@@ -15,9 +15,9 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxptd.analysis.collective import Collective
+from jaxptd.analysis.count import collectives_of
 from jaxptd.attention.ring import Ring, Tokens, travel, travel_back
 from jaxptd.collectives import as_varying
-from jaxptd.comms import collectives_of
 from jaxptd.mesh import Axis, Layout, RingKind, make_mesh
 
 KINDS: tuple[RingKind, ...] = get_args(RingKind)

@@ -22,8 +22,8 @@ from flax import nnx
 from jax import Array
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.analysis.collective import ALL_REDUCE, Collective
-from jaxptd.comms import collectives_of, subtract
+from jaxptd.analysis.collective import ALL_REDUCE, Collective, subtract
+from jaxptd.analysis.count import collectives_of
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.forms import make_form
 from jaxptd.mesh import Axis, Layout, make_mesh

@@ -14,10 +14,10 @@ import pytest
 import tiny
 
 from jaxptd.analysis.comparison import Outcome, Tensors, compare
+from jaxptd.analysis.verification import OneStep, Report
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import Program, State
 from jaxptd.step.skipping import new_guard
-from jaxptd.verify import Bench, Report
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,7 +46,7 @@ def one_device(choice: tuple[tuple[str, Any], ...]) -> tuple[Tensors, Outcome, O
         name: p * (1 + eps * draw.choice([-1, 1], p.shape)).astype(p.dtype)
         for name, p in start.items()
     }
-    return start, Bench(one).run(start), Bench(one).run(moved)
+    return start, OneStep(one).run(start), OneStep(one).run(moved)
 
 
 HOW = ("remat", "scan_layers", "micro_batches")  # what one device need not do as the layout does
@@ -58,7 +58,7 @@ def report(layout: Layout, dtype: Any, **choice: Any) -> Report:
         same = {name: value for name, value in choice.items() if name not in HOW}
         start, expected, rounded = one_device(tuple((same | {"dtype": dtype}).items()))
         config = tiny.config(layout, dtype=dtype, **choice)
-        found = Bench(FromZeros(config, make_mesh(layout))).run(start)
+        found = OneStep(FromZeros(config, make_mesh(layout))).run(start)
         eps = float(np.finfo(dtype).eps)
         rows = compare(expected, rounded, found, config=config.optimizer, eps=eps)
         return Report(layout, dtype, list(rows))

@@ -11,8 +11,8 @@ import pytest
 import tiny
 from contract import relative
 
+from jaxptd.analysis.count import collectives_of
 from jaxptd.analysis.jaxprs import equations
-from jaxptd.comms import collectives_of
 from jaxptd.errors import UserError
 from jaxptd.layers.form import product
 from jaxptd.layers.fp8 import BACKWARD, FORWARD, choose_product, fp8_product, quantised

@@ -9,8 +9,8 @@ import pytest
 import tiny
 from contract import relative
 
+from jaxptd.analysis.count import collectives_of
 from jaxptd.analysis.jaxprs import equations
-from jaxptd.comms import collectives_of
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
 from jaxptd.step import batch_fields

@@ -1,64 +1,25 @@
-"""Kernels of a compiled GPU program and the bytes they move, from its scheduled text.
+"""Reads the kernels of a compiled GPU program and the bytes they move, from its scheduled text.
 
-A kernel reads each operand once (of a slice or a gather only what it takes, of an update in place
-nothing) and writes its result. Loops count with their known trip counts.
+A kernel reads each operand once (for a slice or a gather only the elements taken, for an update in
+place nothing) and writes its result. Loops count with their known trip counts.
 """
 
 import dataclasses
-import math
 import re
 from collections.abc import Iterator
 
-_BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s32": 4, "u32": 4}
-_BYTES |= {"f32": 4, "s64": 8, "u64": 8, "f64": 8}
-_ARRAY = re.compile(r"\b(pred|bf16|[suf]\d+)\[([\d,]*)\]")
-_HEAD = re.compile(r"(ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .* )?\{")
-_INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\((.*)")
+from jaxptd.analysis.hlo.text import Computations, Instruction, parse
+
 _NO_KERNEL = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "conditional"}
 _NO_KERNEL |= {"partition-id", "replica-id", "after-all", "iota", "opt-barrier", "async-update"}
 _COLLECTIVE = re.compile(r"(all-|reduce-scatter|collective-)")
-
-
-@dataclasses.dataclass(frozen=True)
-class Instruction:
-    """One line of a computation."""
-
-    name: str
-    result: str
-    kind: str
-    rest: str
-    is_root: bool
-
-    @property
-    def operands(self) -> list[str]:
-        return re.findall(r"%([\w.\-]+)", self.rest.split("), ")[0])
-
-    @property
-    def size(self) -> int:
-        """Bytes of its result."""
-        return sum(
-            _BYTES[dtype] * math.prod(int(n) for n in dims.split(",") if n)
-            for dtype, dims in _ARRAY.findall(self.result)
-        )
-
-    @property
-    def op_name(self) -> str:
-        """The name that JAX gave it, with scopes; empty where it gave none."""
-        match = re.search(r'op_name="([^"]*)"', self.rest)
-        return match[1] if match else ""
-
-    def called(self, how: str) -> str | None:
-        match = re.search(rf"{how}=%?([\w.\-]+)", self.rest)
-        return match[1] if match else None
-
-
 PRODUCT, ATTENTION, COLLECTIVE, OTHER = "products", "attention kernel", "collectives", "other"
 KINDS = (PRODUCT, ATTENTION, OTHER, COLLECTIVE)
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """A kernel, how often a step runs it, and the bytes that it moves in all."""
+    """A kernel, its executions in a step, and the total bytes that it moves."""
 
     instruction: Instruction
     kind: str
@@ -68,27 +29,24 @@ class Kernel:
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """Kernels of a step, and the bytes of those that are neither product, attention, collective."""
+    """Executions of kernels in a step, and the bytes moved by those of kind `OTHER`."""
 
     count: int
     other_bytes: int
 
 
-Computations = dict[str, list[Instruction]]
-
-
 def summary(text: str) -> Summary:
-    """Of a scheduled program."""
+    """Summarises the kernels of a scheduled program."""
     every = list(kernels(text))
     others = sum(kernel.bytes for kernel in every if kernel.kind == OTHER)
     return Summary(sum(kernel.count for kernel in every), others)
 
 
 def largest(text: str, number: int) -> list[tuple[int, int, str]]:
-    """The kernels that `summary` counts the bytes of, those that are alike together.
+    """The kernels of kind `OTHER` that move the most bytes; like ones are added up.
 
     Returns:
-        bytes, executions, and result with the end of the name that JAX gave them; most bytes first.
+        For each: bytes, executions, and its result with the end of the name that JAX gave it.
     """
     found: dict[str, tuple[int, int]] = {}
     for kernel in kernels(text):
@@ -103,7 +61,7 @@ def largest(text: str, number: int) -> list[tuple[int, int, str]]:
 
 
 def kernels(text: str) -> Iterator[Kernel]:
-    """Every one of a scheduled program."""
+    """Every kernel of a scheduled program."""
     computations, entry = parse(text)
     for instruction, scope, times in _kernels(computations, entry, 1):
         kind = kind_of(instruction, computations)
@@ -111,7 +69,7 @@ def kernels(text: str) -> Iterator[Kernel]:
 
 
 def kind_of(instruction: Instruction, computations: Computations) -> str:
-    """One of `KINDS`."""
+    """The kind of a kernel, one of `KINDS`."""
     if _COLLECTIVE.match(instruction.kind):
         return COLLECTIVE
     if "__cudnn$fmha" in instruction.rest:
@@ -119,40 +77,22 @@ def kind_of(instruction: Instruction, computations: Computations) -> str:
     return PRODUCT if _is_product(instruction, computations) else OTHER
 
 
-def parse(text: str) -> tuple[Computations, str]:
-    """The computations of a program by name, and the name of the one that runs."""
-    computations: Computations = {}
-    entry, body = "", []
-    for line in text.splitlines():
-        head = _HEAD.match(line)
-        if head and not line.startswith("HloModule"):
-            body = computations.setdefault(head[2], [])
-            entry = head[2] if head[1] else entry
-        elif match := _INSTRUCTION.match(re.sub(r"/\*.*?\*/", "", line)):
-            name, result, kind, rest = match.groups()
-            is_root = line.lstrip().startswith("ROOT ")
-            body.append(Instruction(name, result, kind, rest, is_root))
-    return computations, entry
-
-
 def _kernels(
     computations: Computations, name: str, times: int
 ) -> Iterator[tuple[Instruction, dict[str, Instruction], int]]:
-    """Every instruction that runs something, with those around it and how often it runs."""
+    """Every instruction that is a kernel, its computation by name, and its executions."""
     scope = {each.name: each for each in computations[name]}
     for each in computations[name]:
-        if each.kind == "while":
-            trips = re.search(r'"known_trip_count":\{"n":"(\d+)"', each.rest)
-            inside = times * (int(trips[1]) if trips else 1)
-            yield from _kernels(computations, each.called("body") or "", inside)
-        elif each.kind in ("call", "async-start"):
-            yield from _kernels(computations, each.called("(?:to_apply|calls)") or "", times)
+        if each.body:
+            for body, trips in each.calls:
+                yield from _kernels(computations, body, times * trips)
         elif each.kind not in _NO_KERNEL and not each.kind.endswith("-done"):
             yield each, scope, times
 
 
 def _is_product(instruction: Instruction, computations: Computations) -> bool:
-    body = computations.get(instruction.called("calls") or "", [])
+    """Whether an instruction is a matrix product, as a dot or as a library's kernel."""
+    body = computations.get(instruction.called("calls"), [])
     marks = ("__cublas", "__cudnn$fmha", "__triton_gemm", "nested_gemm")
     return (
         instruction.kind == "dot"
@@ -162,7 +102,8 @@ def _is_product(instruction: Instruction, computations: Computations) -> bool:
 
 
 def _bytes(kernel: Instruction, scope: dict[str, Instruction], computations: Computations) -> int:
-    body = computations.get(kernel.called("calls") or "")
+    """Bytes that one execution of a kernel reads and writes."""
+    body = computations.get(kernel.called("calls"))
     if not body:
         read = sum(scope[name].size for name in kernel.operands if name in scope)
         return kernel.size + read
@@ -171,7 +112,7 @@ def _bytes(kernel: Instruction, scope: dict[str, Instruction], computations: Com
 
 
 def _read(body: list[Instruction], value: Instruction, whole: int) -> int:
-    """Bytes of a fusion's operand that it reads."""
+    """Bytes that a fusion reads of one of its operands."""
     total = 0
     for each in body:
         if value.name not in each.operands:
@@ -187,7 +128,7 @@ def _read(body: list[Instruction], value: Instruction, whole: int) -> int:
 
 
 def _written(body: list[Instruction]) -> int:
-    """Bytes that a fusion writes; of an update in place only the update."""
+    """Bytes that a fusion writes; for an update in place only the update."""
     sizes = {each.name: each.size for each in body}
     root = next(each for each in body if each.is_root)
     updates = [each for each in body if each.kind == "dynamic-update-slice"]

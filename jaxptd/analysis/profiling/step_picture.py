@@ -6,8 +6,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from jaxptd.analysis.kernels import KINDS
-from jaxptd.analysis.step_parts import SCOPES, Times
+from jaxptd.analysis.hlo.kernels import KINDS
+from jaxptd.analysis.profiling.step_parts import SCOPES, Times
 
 COLORS = dict(zip(KINDS, ("#2b6cb0", "#63b3ed", "#f6ad55", "#c05621"), strict=True))
 STYLE = {"font.size": 9}

@@ -1,9 +1,9 @@
-"""What lies over what in a scheduled GPU program: work between a collective's start and its done.
+"""Finds what can hide a collective: work between its start and its done in a scheduled GPU program.
 
-A scheduled program says where a collective starts and where its result is waited for. What stands
-between the two runs while it is under way. Read here: every collective, in loops too, with the
-attention kernels (cuDNN's) and the other matrix products between its two ends, and how often it
-runs. Not read: time. A collective is hidden as far as that work lasts.
+The text of a scheduled program says where a collective starts and where its result is awaited. The
+instructions between the two run meanwhile. For every collective, in loops too, this module reads
+its executions and the attention kernels (cuDNN's) and other matrix products between the two ends.
+Times are not in the text: a collective is hidden for as long as that work takes.
 """
 
 import dataclasses
@@ -11,11 +11,12 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
-from jaxptd.analysis import hlo, kernels
-from jaxptd.analysis.collective import PERMUTE, REDUCE_SCATTER, Collective
-from jaxptd.analysis.kernels import Computations, Instruction
+from jaxptd.analysis.collective import KINDS, PERMUTE, REDUCE_SCATTER, Collective
+from jaxptd.analysis.hlo.collectives import axes_of
+from jaxptd.analysis.hlo.kernels import ATTENTION, PRODUCT, kind_of
+from jaxptd.analysis.hlo.text import Computations, Instruction, parse
 
-_KIND = re.compile(f"({'|'.join(hlo.KINDS)})(-start|-done)?")
+_KIND = re.compile(f"({'|'.join(KINDS)})(-start|-done)?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,15 +35,15 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class Move:
-    """One collective of the program's text, and what it lies over.
+    """One collective in the text of a program, and the work that runs beside it.
 
     Args:
         name: of its last instruction.
-        of: forward, forward again or backward.
+        of: the pass: forward, forward again or backward.
         bytes: of its result on each device.
         count: executions.
-        over: the work while it is under way.
-        kind: which collective.
+        over: work between its start and its done.
+        kind: of collective.
         axes: of the mesh.
     """
 
@@ -55,26 +56,27 @@ class Move:
     axes: tuple[str, ...] = ()
 
     @property
-    def lies_over(self) -> str:
+    def hidden_by(self) -> str:
+        """The kind of work that hides the collective best."""
         if self.over.attention:
             return "attention"
         return "products" if self.over.products else "nothing"
 
     def sent(self, sizes: Mapping[str, int]) -> int:
-        """Bytes that each device sends in a step, if it runs as a ring."""
+        """Bytes that each device sends in a step if the collective runs as a ring."""
         operand = math.prod(sizes[a] for a in self.axes) if self.kind == REDUCE_SCATTER else 1
         whole = self.count * self.bytes * operand
         return Collective(self.kind, self.axes, self.count, whole).wire_bytes(sizes)
 
 
 def moves(text: str, sizes: Mapping[str, int] | None = None) -> list[Move]:
-    """Every collective of a scheduled program that runs, and moves something.
+    """Every collective of a scheduled program that runs and moves something.
 
     Args:
         text: `compiled.as_text()`.
-        sizes: of the mesh axes, in mesh order; None: axes are not told.
+        sizes: of the mesh axes, in mesh order; None leaves the axes of each move empty.
     """
-    computations, entry = kernels.parse(text)
+    computations, entry = parse(text)
     found = _moves(computations, entry, 1, sizes)
     return [each for each in found if each.count and (each.axes or not sizes)]
 
@@ -82,6 +84,7 @@ def moves(text: str, sizes: Mapping[str, int] | None = None) -> list[Move]:
 def _moves(
     computations: Computations, name: str, times: int, sizes: Mapping[str, int] | None
 ) -> Iterator[Move]:
+    """The collectives of one computation; times: its executions."""
     under_way: dict[str, tuple[Instruction, Work]] = {}
     for each in computations[name]:
         known = _KIND.fullmatch(each.kind)
@@ -90,44 +93,29 @@ def _moves(
             under_way[each.name] = each, Work()
         elif kind:
             start, over = under_way.pop(each.operands[0]) if end else (each, Work())
-            axes = hlo._axes(start.rest, sizes) if sizes else ()
+            axes = axes_of(start, sizes) if sizes else ()
             yield Move(each.name, pass_of(each), each.size, times, over, kind, axes)
-        for body, trips in inside(each):
+        for body, trips in each.calls:
             yield from _moves(computations, body, times * trips, sizes)
         if under_way:
             done = work(each, computations)
             under_way = {name: (start, over + done) for name, (start, over) in under_way.items()}
 
 
-def inside(each: Instruction) -> list[tuple[str, int]]:
-    """The computations that an instruction runs, and how often."""
-    if each.kind == "while":
-        trips = re.search(r'"known_trip_count":\{"n":"(\d+)"', each.rest)
-        return [(each.called("body") or "", int(trips[1]) if trips else 1)]
-    if each.kind in ("call", "async-start"):
-        return [(each.called("(?:to_apply|calls)") or "", 1)]
-    if each.kind == "conditional":
-        listed = re.search(r"branch_computations=\{(.*?)\}", each.rest)
-        named = re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", each.rest)
-        return [(name, 1) for name in re.findall(r"[\w.\-]+", listed[1] if listed else "") or named]
-    return []
-
-
 def work(each: Instruction, computations: Computations) -> Work:
-    """Of one instruction; of a conditional its heaviest branch."""
+    """The work of one instruction; for a conditional that of the heaviest branch."""
     bodies = [
         sum((work(x, computations) for x in computations[name]), Work()) * trips
-        for name, trips in inside(each)
+        for name, trips in each.calls
     ]
     if bodies:
         return max(bodies, key=lambda work: (work.attention, work.products))
-    if "__cudnn$fmha" in each.rest:
-        return Work(attention=1)
-    return Work(products=int(kernels._is_product(each, computations)))
+    kind = kind_of(each, computations)
+    return Work(attention=int(kind == ATTENTION), products=int(kind == PRODUCT))
 
 
 def pass_of(each: Instruction) -> str:
-    """Which pass of the step an instruction belongs to, from the name that JAX gave it."""
+    """The pass of the step that an instruction belongs to, from the name that JAX gave it."""
     if "transpose(" not in each.op_name:
         return "forward"
     return "forward again" if "rematted_computation" in each.op_name else "backward"

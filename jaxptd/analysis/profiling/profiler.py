@@ -9,10 +9,10 @@ from typing import Any
 
 import jax
 
-from jaxptd.analysis import kernels
 from jaxptd.analysis.compiled_step import compile_step, random_batch
-from jaxptd.analysis.overlap import inside
-from jaxptd.analysis.step_parts import Times, scope_of
+from jaxptd.analysis.hlo import kernels
+from jaxptd.analysis.hlo.text import parse
+from jaxptd.analysis.profiling.step_parts import Times, scope_of
 from jaxptd.config import Config
 from jaxptd.errors import UserError
 from jaxptd.mesh import make_mesh
@@ -64,12 +64,12 @@ def _of_devices(every: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def of_events(every: Iterable[dict[str, Any]], text: str, runs: int) -> Times:
     """Seconds by part of one of so many runs of a program. text: of the compiled program."""
-    computations, _ = kernels.parse(text)
+    computations, _ = parse(text)
     known = {each.name: each for body in computations.values() for each in body}
     times: Times = collections.defaultdict(float)
     for event in every:
         each = known.get(event["args"]["hlo_op"])
-        if each is not None and not inside(each):  # a loop's time is that of what it runs
+        if each is not None and not each.calls:  # a loop's time is that of what it runs
             part = scope_of(each.op_name), kernels.kind_of(each, computations)
             times[part] += event["dur"] * 1e-6 / runs
     return times

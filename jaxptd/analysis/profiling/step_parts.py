@@ -10,7 +10,7 @@ import re
 
 from jaxptd.analysis.flops import attention_flops, executions, flops
 from jaxptd.analysis.hardware import BANDWIDTH, PEAK_FLOPS
-from jaxptd.analysis.kernels import ATTENTION, OTHER, PRODUCT, kernels
+from jaxptd.analysis.hlo.kernels import ATTENTION, OTHER, PRODUCT, kernels
 from jaxptd.step import Program
 
 PEAK = PEAK_FLOPS["H200"]

@@ -1,0 +1,135 @@
+"""Counts the collectives of a program in its jaxpr, with the lengths of loops multiplied in.
+
+Bytes are those of the whole tensor on one device: an all-gather's result, the operand of any other
+collective. Axes of size 1 are left out, because nothing is sent along them. In a pipeline the
+stages are added up: the collectives of a layer count once, whichever stage has the layer.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from jax.sharding import Mesh
+
+from jaxptd.analysis.collective import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    BROADCAST,
+    PERMUTE,
+    REDUCE_SCATTER,
+    Collective,
+    add_up,
+    subtract,
+)
+from jaxptd.analysis.hlo import collectives_from_hlo
+from jaxptd.analysis.jaxprs import inside, plan_of, traced, trips_of
+from jaxptd.analysis.traffic import expected
+from jaxptd.collectives import moved_along
+from jaxptd.mesh import Axis, on_gpus
+from jaxptd.step import Program
+
+PRIMITIVES = {
+    "psum": ALL_REDUCE,
+    "psum_invariant": ALL_REDUCE,
+    "pmax": ALL_REDUCE,
+    "pmin": ALL_REDUCE,
+    "all_gather": ALL_GATHER,
+    "all_gather_invariant": ALL_GATHER,
+    "reduce_scatter": REDUCE_SCATTER,
+    "ppermute": PERMUTE,
+    "all_to_all": ALL_TO_ALL,
+    "pbroadcast": BROADCAST,
+}
+
+
+def collectives_of(
+    jaxpr: Any, mesh: Mesh, trips: Mapping[str, int] = MappingProxyType({})
+) -> list[Collective]:
+    """The collectives of a jaxpr, added up by kind and axes.
+
+    Args:
+        jaxpr: of the program.
+        mesh: the mesh that the program runs on.
+        trips: for loops whose length differs from stage to stage: the name of the loop's scope ->
+            trips of all stages together.
+
+    Raises:
+        ValueError: a collective is in a while loop whose length is unknown.
+    """
+    sizes = dict(mesh.shape)
+    return add_up(_walk(getattr(jaxpr, "jaxpr", jaxpr), sizes.get(Axis.PP, 1), (sizes, trips)))
+
+
+def _walk(
+    jaxpr: Any, times: int, known: tuple[Mapping[str, int], Mapping[str, int]]
+) -> Iterator[Collective]:
+    """times: executions of this jaxpr by all stages together. known: axis sizes, and trips."""
+    sizes, trips = known
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in PRIMITIVES:
+            yield from _read(equation, times, sizes)
+        runs, endless = times * equation.params.get("length", 1), False
+        if equation.primitive.name == "while":
+            scope = str(equation.source_info.name_stack).rpartition("/")[2]
+            runs, endless = trips.get(scope, times), scope not in trips
+        found = [c for sub in inside(equation) for c in _walk(sub, runs, known)]
+        if endless and found:
+            raise ValueError(
+                f"{found[0].kind} in a while loop: the number of executions is unknown"
+            )
+        yield from found
+
+
+def _read(equation: Any, times: int, sizes: Mapping[str, int]) -> Iterator[Collective]:
+    """The collectives of one equation, one for each operand."""
+    axes = equation.params.get("axes", equation.params.get("axis_name"))
+    axes = axes if isinstance(axes, tuple) else (axes,)
+    kind = PRIMITIVES[equation.primitive.name]
+    if kind == PERMUTE:
+        along = moved_along(equation.params["perm"], [sizes[axis] for axis in axes])
+        axes = tuple(axes[i] for i in along)
+    axes = tuple(str(axis) for axis in axes if sizes[axis] > 1)
+    if Axis.PP in axes:  # all stages run it together, as one
+        times //= sizes[Axis.PP]
+    for variable in equation.outvars if kind == ALL_GATHER else equation.invars:
+        if axes:
+            size = math.prod(variable.aval.shape) * variable.aval.dtype.itemsize
+            yield Collective(kind, axes, times, times * size)
+
+
+# ---- a training step -----------------------------------------------------------------------------
+
+
+def count(program: Program) -> list[Collective]:
+    """The collectives of a training step, from its jaxpr."""
+    return collectives_of(traced(program).jaxpr, program.mesh, trips_of(program))
+
+
+def count_compiled(program: Program, options: Mapping[str, Any] | None = None) -> list[Collective]:
+    """The collectives of a compiled training step, from its HLO; XLA may have merged some.
+
+    Args:
+        program: with the training step.
+        options: for the compiler.
+    """
+    text = traced(program).lower().compile(compiler_options=options).as_text()
+    return add_up(collectives_from_hlo(text, dict(program.mesh.shape), trips_of(program)))
+
+
+def formula(program: Program) -> list[Collective]:
+    """The collectives that a training step must run."""
+    native = on_gpus(program.mesh)
+    return add_up(expected(program.config, program.infos, plan_of(program), native=native))
+
+
+def per_layer(program: Program) -> list[Collective]:
+    """The collectives of one more layer; gradients add bytes to the step's sums, not executions."""
+    config, counts = program.config, program.config.layout.stage_layers
+    model = dataclasses.replace(config.model, num_layers=config.model.num_layers + 1)
+    longer = counts and (*counts[:-1], counts[-1] + 1)
+    layout = dataclasses.replace(config.layout, stage_layers=longer)
+    deeper = dataclasses.replace(config, model=model, layout=layout)
+    return subtract(count(dataclasses.replace(program, config=deeper)), count(program))

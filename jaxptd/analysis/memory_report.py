@@ -1,0 +1,114 @@
+"""Collects a device's memory in a training step: published, by formula, in the jaxpr, compiled.
+
+Compiled figures are those of the machine at hand. On CPUs they are meaningful in float32 only,
+because XLA computes bfloat16 in float32 there.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from jaxptd.analysis import memory_model
+from jaxptd.analysis.jaxprs import plan_of, scans, traced
+from jaxptd.config import Config
+from jaxptd.layers.block import LAYERS
+from jaxptd.mesh import make_mesh
+from jaxptd.pipeline.plan import Plan
+from jaxptd.step import Program
+from jaxptd.step.state import HOST
+
+COLUMNS = ("published", "formula", "counted", "compiled")
+Row = dict[str, Any]  # "part": a name; of `COLUMNS`, those that are known: bytes
+
+
+def report(config: Config) -> list[Row]:
+    """The rows of the table."""
+    program = Program(config, make_mesh(config.layout))
+    memory = traced(program).lower().compile().memory_analysis()
+    arguments = memory.argument_size_in_bytes + memory.host_argument_size_in_bytes
+    return [
+        *_state(program),
+        {"part": "all that enters the step", "compiled": arguments},
+        *_layers(config, plan_of(program)),
+        *_total(program, plan_of(program)),
+        {"part": "temporary: gradients, layers, all else", "compiled": memory.temp_size_in_bytes},
+    ]
+
+
+def _state(program: Program) -> Iterator[Row]:
+    """The state of the step, its gradients, and parameters gathered for the whole step."""
+    published = memory_model.published_state(program.config, program.infos)
+    for name, size in memory_model.state(program.config, program.zero).items():
+        on_host = name in ("parameters", "optimizer") and program.states.memory == HOST
+        part = f"{name}, in host memory" if on_host else name
+        yield {"part": part, "published": published.get(name), "formula": size}
+
+
+def _layers(config: Config, plan: Plan | None) -> Iterator[Row]:
+    """What one layer of each kind keeps of one micro-batch: item by item, and in total."""
+    for stack in memory_model.stacks(config, plan):
+        for kept in memory_model.kept_by_layer(config):
+            if times := kept.times.get(stack.remat, 0):
+                name = f"  {kept.name}" + (f", {times} times" if times > 1 else "")
+                yield {"part": name, "formula": times * kept.bytes}
+        yield {
+            "part": f"a layer, remat {stack.remat}",
+            "published": memory_model.published_layer(config, stack.remat),
+            "formula": memory_model.layer(config, stack.remat),
+        }
+
+
+def _total(program: Program, plan: Plan | None) -> Iterator[Row]:
+    """What all layers of a device keep, and what waits for its operation in a pipeline."""
+    config, found = program.config, memory_model.stacks(program.config, plan)
+    published = [memory_model.published_layer(config, each.remat) for each in found]
+    sums = [s.layers * s.micro_batches * (p or 0) for s, p in zip(found, published, strict=True)]
+    how = " + ".join(f"{s.layers} layers x {s.micro_batches} micro-batches" for s in found)
+    yield {
+        "part": f"all layers: {how}",
+        "published": None if None in published else sum(sums),
+        "formula": memory_model.activations(config, plan),
+        "counted": counted(program),
+    }
+    if plan:
+        yield {"part": "waiting for a stage", "formula": memory_model.mail(config, plan)}
+
+
+# ---- counted in the jaxpr ------------------------------------------------------------------------
+
+
+def counted(program: Program) -> int | None:
+    """Bytes that all layers keep for backward, in the jaxpr of the step; None if unrolled.
+
+    A scan over layers keeps the results that it stacks. A pipeline keeps the buffers that its ticks
+    carry, with what a split backward hands from its first half to its second.
+    """
+    plan = plan_of(program)
+    if not program.model.scan_layers and not plan:
+        return None
+    jaxpr = traced(program).jaxpr.jaxpr
+    if plan:
+        return sum(map(_bytes, _pools(program, plan, jaxpr)))
+    forward = [scan for scan in scans(jaxpr) if _is_forward(scan)]
+    return sum(_bytes(x) for scan in forward for x in _stacked(scan))
+
+
+def _pools(program: Program, plan: Plan, jaxpr: Any) -> list[Any]:
+    """What ticks carry except x, mail, the gradients of every parameter, and the loss."""
+    scan = next(each for each in scans(jaxpr) if each.params["length"] == plan.schedule.ticks)
+    return [var.aval for var in scan.outvars][2 : -len(program.infos) - 1]
+
+
+def _is_forward(scan: Any) -> bool:
+    """Whether a scan is the forward loop over layers."""
+    scope = str(scan.source_info.name_stack).rpartition("/")[2]
+    return LAYERS in scope and "transpose" not in scope
+
+
+def _stacked(scan: Any) -> Iterator[Any]:
+    pairs = zip(scan.outvars, scan.params["jaxpr"].out_avals, strict=True)
+    return (var.aval for var, one in pairs if var.aval.shape != one.shape)
+
+
+def _bytes(x: Any) -> int:
+    return math.prod(x.shape) * x.dtype.itemsize

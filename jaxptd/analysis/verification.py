@@ -1,0 +1,168 @@
+"""Compares one training step on a layout with the same step on one device, tensor by tensor.
+
+Both start from the same parameters and batch. Loss, gradient norm, every gradient and every updated
+parameter are compared in canonical form, in the order of backward.
+Source of the method: TTrace, arXiv 2506.09280; the tolerance is explained in `comparison.py`.
+"""
+
+import dataclasses
+import zlib
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxptd.analysis.comparison import Outcome, Row, Tensors, backward_order, compare
+from jaxptd.config import Config, Dtype
+from jaxptd.mesh import Layout, make_mesh
+from jaxptd.params import Params, shardings
+from jaxptd.step import Batch, Program, batch_fields
+
+# Precisions too coarse to be their own reference -> the precision of the one device.
+REFERENCE_DTYPE: Mapping[Dtype, Dtype] = {"bfloat16": "float32"}
+IGNORED = -1
+DOCUMENT_ENDS = 0.2  # share of tokens after which a new document begins
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """All comparisons of a layout in one precision, in the order of backward."""
+
+    layout: Layout
+    dtype: Dtype
+    rows: list[Row]
+
+    @property
+    def wrong(self) -> list[Row]:
+        return [row for row in self.rows if not row.equal]
+
+    @property
+    def worst_gradient(self) -> float:
+        """The largest relative difference of any gradient."""
+        return max(row.error for row in self.rows if row.what == "gradient")
+
+    @property
+    def precision(self) -> str:
+        """The precision in words, with the one device's if that is another."""
+        other = REFERENCE_DTYPE.get(self.dtype)
+        return f"in {self.dtype}" + (f", which computes in {other}" if other else "")
+
+    @property
+    def verdict(self) -> str:
+        if not self.wrong:
+            return f"equal to one device {self.precision}: gradients to {self.worst_gradient:.1e}"
+        first = self.wrong[0]
+        return (
+            f"NOT equal to one device {self.precision}: {len(self.wrong)} of {len(self.rows)} "
+            f"comparisons; first {first.what} {first.name}, off by {first.error:.2e}, "
+            f"allowed {first.allowed:.2e}"
+        )
+
+
+def verify(config: Config, *, dtype: Dtype) -> Report:
+    """Compares one step of `config` on its layout with one device, computing in `dtype`.
+
+    Args:
+        config: with model.vocab_size set; JAX must have the layout's devices.
+        dtype: float32, float64 (needs jax_enable_x64), or bfloat16, compared with float32.
+    """
+    optimizer = dataclasses.replace(config.optimizer, skip_above=0.0)  # or nothing is updated
+    config = with_dtype(dtype, dataclasses.replace(config, optimizer=optimizer))
+    single = dataclasses.replace(config, layout=Layout())
+    single = with_dtype(REFERENCE_DTYPE.get(dtype, dtype), single)
+    reference = OneStep(Program(single, make_mesh(single.layout)))
+    start = reference.parameters()
+    eps = float(jnp.finfo(dtype).eps)
+    expected = reference.run(start)
+    rounded = reference.run(_perturbed(start, eps))
+    found = OneStep(Program(config, make_mesh(config.layout))).run(start)
+    rows = compare(expected, rounded, found, config=config.optimizer, eps=eps)
+    order = sorted(rows, key=lambda row: backward_order(row, config.model.num_layers))
+    return Report(config.layout, dtype, order)
+
+
+def with_dtype(dtype: Dtype, config: Config) -> Config:
+    """The config with native products in `dtype`, and an attention kernel that computes in it."""
+    model = dataclasses.replace(config.model, dtype=dtype, products="native")
+    if model.attention == "cudnn" and dtype not in REFERENCE_DTYPE:
+        model = dataclasses.replace(model, attention="auto")
+    return dataclasses.replace(config, model=model)
+
+
+@dataclasses.dataclass(frozen=True)
+class OneStep:
+    """Runs single steps of a program from canonical parameters."""
+
+    program: Program
+
+    def parameters(self) -> Tensors:
+        """Initial parameters with a little noise, so that no bias or norm starts without effect."""
+        params = self.program.canonical(self.program.init_state()["params"])
+        return {
+            name: np.asarray(p) + _noise(name, p.shape).astype(p.dtype)
+            for name, p in params.items()
+        }
+
+    @cached_property
+    def batch(self) -> Batch:
+        """Random tokens; the share of ignored targets differs from sequence to sequence."""
+        config = self.program.config
+        rng = np.random.default_rng(config.train.seed)
+        shape = (config.train.global_batch_size, config.model.seq_length + 1)
+        rows = rng.integers(0, config.model.vocab_size, shape).astype(np.int32)
+        targets = np.where(
+            rng.random((shape[0], shape[1] - 1)) < rng.random((shape[0], 1)) / 2,
+            IGNORED,
+            rows[:, 1:],
+        )
+        ends = rng.random(targets.shape) < DOCUMENT_ENDS
+        batch = {"tokens": rows[:, :-1], "targets": targets, "segments": ends.cumsum(1)}
+        return self.program.place(
+            {name: batch[name].astype(np.int32) for name in batch_fields(config)}
+        )
+
+    def run(self, params: Tensors) -> Outcome:
+        """Runs one step from `params`, canonical."""
+        stored = jax.jit(self._stored)(params)
+        stored = jax.device_put(stored, shardings(self.program.stored, self.program.mesh))
+        state, metrics, grads = self.program.step_with_gradients(
+            {**self.program.init_state(), "params": stored}, self.batch
+        )
+        return Outcome(
+            loss=float(metrics["loss"]),
+            grad_norm=float(metrics["grad_norm"]),
+            learning_rate=float(metrics["learning_rate"]),
+            gradients=self._by_layer(grads),
+            parameters=self._by_layer(state["params"]),
+        )
+
+    def _stored(self, params: Tensors) -> Params:
+        return {name: self.program.stored[name].pad(p) for name, p in params.items()}
+
+    def _by_layer(self, tensors: Mapping[str, jax.Array]) -> Tensors:
+        """Canonical tensors, one for each layer: `blocks.mlp.up.w` -> `blocks.0.mlp.up.w`, ..."""
+        result: Tensors = {}
+        for name, x in jax.jit(self.program.canonical)(tensors).items():
+            root, _, rest = name.partition(".")
+            if root == "blocks":
+                layers = enumerate(np.asarray(x))
+                result |= {f"blocks.{number}.{rest}": layer for number, layer in layers}
+            else:
+                result[name] = np.asarray(x)
+        return result
+
+
+def _noise(name: str, shape: Sequence[int]) -> np.ndarray:
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    return 0.02 * rng.standard_normal(shape).astype(np.float32)
+
+
+def _perturbed(params: Tensors, eps: float) -> Tensors:
+    """Every element changed by one rounding error, up or down."""
+    rng = np.random.default_rng(1)
+    return {
+        name: p * (1 + eps * rng.choice([-1, 1], p.shape)).astype(p.dtype)
+        for name, p in params.items()
+    }

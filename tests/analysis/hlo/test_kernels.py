@@ -1,0 +1,48 @@
+"""Kernels of a scheduled program, and the bytes they move."""
+
+from jaxptd.analysis.hlo.kernels import largest, summary
+
+KERNELS = """
+%fused (p0: f32[8,256], p1: s32[]) -> f32[1,256] {
+  %p0 = f32[8,256]{1,0} parameter(0)
+  %p1 = s32[] parameter(1)
+  ROOT %slice = f32[1,256]{1,0} dynamic-slice(%p0, %p1, %p1), dynamic_slice_sizes={1,256}
+}
+
+%product (p0: f32[256,256], p1: f32[256,256]) -> f32[256,256] {
+  %p0 = f32[256,256]{1,0} parameter(0)
+  %p1 = f32[256,256]{1,0} parameter(1)
+  ROOT %dot = f32[256,256]{1,0} dot(%p0, %p1), lhs_contracting_dims={1}
+}
+
+%body (p: (s32[], f32[8,256])) -> (s32[], f32[8,256]) {
+  %p = (s32[], f32[8,256]) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %x = f32[8,256]{1,0} get-tuple-element(%p), index=1
+  %row = f32[1,256]{1,0} fusion(%x, %i), kind=kLoop, calls=%fused
+  ROOT %t = (s32[], f32[8,256]) tuple(%i, %x)
+}
+
+ENTRY %main (a: f32[256,256], s: (s32[], f32[8,256])) -> f32[256,256] {
+  %a = f32[256,256]{1,0} parameter(0)
+  %s = (s32[], f32[8,256]) parameter(1)
+  %w = (s32[], f32[8,256]) while(%s), condition=%c, body=%body, b={"known_trip_count":{"n":"5"}}
+  %n = f32[256,256]{1,0} negate(%a)
+  ROOT %m = f32[256,256]{1,0} fusion(%n, %n), kind=kCustom, calls=%product
+}
+"""
+
+
+def test_kernels_are_counted_with_what_they_read() -> None:
+    found = summary(KERNELS)
+    assert found.count == 5 + 1 + 1
+    one_row = 2 * 256 * 4 + 4  # read and written, and the index
+    assert found.other_bytes == 5 * one_row + 2 * 256 * 256 * 4  # the product's are not among them
+
+
+def test_the_largest_kernels_are_those_that_are_counted() -> None:
+    rows = largest(KERNELS, 9)
+    assert sum(size for size, _, _ in rows) == summary(KERNELS).other_bytes
+    assert sum(count for _, count, _ in rows) == summary(KERNELS).count - 1  # a product
+    assert [size for size, _, _ in rows] == sorted((size for size, _, _ in rows), reverse=True)
+    assert largest(KERNELS, 1) == rows[:1]

@@ -1,0 +1,149 @@
+"""Counted collectives: the jaxpr's, the compiled program's and the formula's are the same."""
+
+import dataclasses
+
+import pytest
+import tiny
+
+from jaxptd.analysis.collective import BROADCAST, add_up, subtract
+from jaxptd.analysis.compiled_step import CPU_OPTIONS
+from jaxptd.analysis.count import count, count_compiled, formula
+from jaxptd.analysis.traffic import expected
+from jaxptd.layers.forms import make_form
+from jaxptd.mesh import SCHEDULES, Layout
+from jaxptd.step import program as step
+
+MATRIX = [
+    (layout, choice)
+    for layout in (Layout(), Layout(dp=4), Layout(tp=4), Layout(dp=2, tp=4), tiny.SEQUENCE_PARALLEL)
+    for choice in ({}, {"remat": "full"}, {"remat": "dots"}, {"micro_batches": 1})
+    if layout.num_devices > 1 or not choice
+]
+RING_STEPS = dataclasses.replace(tiny.SEQUENCE_PARALLEL, collective_matmul=True)
+MATRIX += [(RING_STEPS, {"remat": r}) for r in ("none", "attention", "dots", "full")]
+MATRIX += [
+    (dataclasses.replace(layout, ring=ring), choice)
+    for layout in (Layout(cp=4), tiny.CONTEXT_PARALLEL)
+    for ring in ("zigzag", "blockwise", "rsa")
+    for choice in ({"documents": "apart"}, *({"remat": r} for r in ("attention", "dots", "full")))
+]
+UNEVEN = {"num_heads": 3, "hidden_size": 15, "ffn_hidden_size": 23}
+PIPELINED = [
+    Layout(pp=2, dp=2, tp=2),
+    Layout(pp=2, cp=2, tp=2, sequence_parallel=True, ring="rsa"),
+    *(Layout(pp=2, row=2, col=2, matmul2d=kind) for kind in ("gather", "summa", "fox", "cannon")),
+]
+GRIDS = [
+    Layout(row=2, col=2),
+    Layout(row=2, col=2, matmul2d="gather", matmul2d_slices=2),
+    Layout(row=2, col=2, matmul2d="summa"),
+    Layout(row=2, col=2, matmul2d="fox"),
+    Layout(row=2, col=2, matmul2d="cannon"),
+    Layout(row=2, col=4, ring="rsa"),
+    Layout(row=4, col=2, matmul2d="summa", ring="blockwise"),
+    Layout(dp=2, cp=2, row=2, col=1),
+    Layout(dp=2, cp=2, row=1, col=2),
+]
+MATRIX += [(layout, {"remat": r}) for layout in GRIDS for r in ("none", "dots", "full")]
+MATRIX += [(Layout(row=2, col=2, ring=ring), {"remat": "attention"}) for ring in ("zigzag", "rsa")]
+MATRIX += [
+    (Layout(row=2, col=2, matmul2d=kind, attention2d="blocks"), UNEVEN | {"remat": remat})
+    for kind in ("gather", "summa", "fox", "cannon")
+    for remat in ("none", "dots", "attention", "full")
+]
+MATRIX += [(layout, {"dtype": "bfloat16"}) for layout in GRIDS[2:5]]
+MATRIX += [(Layout(row=2, col=2, attention2d="blocks"), UNEVEN | {"dtype": "bfloat16"})]
+MATRIX += [(Layout(dp=2, row=2, col=2), {"ffn_hidden_size": 27, "documents": "apart"})]
+FOUR = {"num_layers": 4, "micro_batches": 4}
+# Of parts of one layer XLA drops what the layer's second run need not make.
+EIGHT = FOUR | {"num_layers": 8, "remat": "full"}
+PIPELINES = [
+    (Layout(pp=4), FOUR | {"micro_batches": 1}),
+    (Layout(pp=2, dp=2, tp=2), FOUR | {"num_layers": 5, "tie_embeddings": False}),
+    (Layout(pp=2, schedule="interleaved", tp=4, sequence_parallel=True), EIGHT),
+    (Layout(pp=2, tp=4, sequence_parallel=True, collective_matmul=True), EIGHT),
+    (Layout(pp=3, schedule="gpipe", dp=2, stage_layers=(0, 3, 1)), FOUR | {"remat": "dots"}),
+    (Layout(pp=2, schedule="zb-v", cp=2, tp=2), FOUR | {"documents": "apart"}),
+    (Layout(pp=4, schedule="zb-h2", cp=2, ring="rsa"), FOUR | {"remat": "full"}),
+    (Layout(pp=4, schedule="zb-h1", tp=2), FOUR | {"dtype": "bfloat16", "remat": "attention"}),
+    (Layout(pp=2, row=2, col=2), FOUR | {"remat": "full"}),
+    (Layout(pp=2, row=2, col=2, matmul2d="cannon", schedule="zb-h1"), FOUR),
+    (Layout(pp=2, row=2, col=2, matmul2d="summa", attention2d="blocks"), FOUR | UNEVEN),
+    (Layout(pp=2, row=2, col=2, matmul2d="fox"), FOUR | {"dtype": "bfloat16"}),
+]
+FIVE = {"num_layers": 5, "remat_layers": 2}
+MIXED = [
+    *((tiny.SEQUENCE_PARALLEL, FIVE | {"remat": remat}) for remat in ("dots", "full")),
+    (Layout(tp=4), FIVE | {"remat": "full", "scan_layers": False}),
+    (Layout(cp=4), FIVE | {"remat": "attention"}),
+    (Layout(cp=2, ring="rsa"), FIVE | {"remat": "dots"}),
+    (Layout(row=2, col=2), FIVE | {"remat": "full"}),
+    (Layout(row=2, col=2), {"vocab_multiple": 32}),
+    (Layout(tp=4), {"vocab_multiple": 32}),
+    (Layout(row=2, col=2, attention2d="blocks"), FIVE | {"remat": "dots"}),
+    # Of parts with 3 and 2 layers, 2 of each.
+    (Layout(pp=2, tp=2, sequence_parallel=True), FIVE | {"remat": "full", "micro_batches": 4}),
+    (Layout(pp=2, cp=2, stage_layers=(1, 4)), FIVE | {"remat": "attention"}),
+    (Layout(pp=2, row=2, col=2, schedule="zb-h1"), FOUR | {"remat": "full", "remat_layers": 1}),
+]
+
+
+@pytest.mark.parametrize(("layout", "choice"), MATRIX + PIPELINES + MIXED, ids=str)
+def test_the_jaxpr_moves_what_the_formula_says(layout: Layout, choice: dict) -> None:
+    program = tiny.program(layout, **choice)
+    assert subtract(count(program), formula(program)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", ["none", "dots", "attention", "full"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("layout", PIPELINED, ids=str)
+def test_every_pipeline_moves_what_the_formula_says(layout, schedule, remat) -> None:
+    program = tiny.program(dataclasses.replace(layout, schedule=schedule), remat=remat, **FOUR)
+    assert subtract(count(program), formula(program)) == []
+
+
+def test_a_grid_of_gpus_moves_what_the_formula_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SUMMA broadcasts; fox cannot."""
+    monkeypatch.setattr(step, "make_form", lambda layout, **_: make_form(layout, native=True))
+    for kind, some in (("summa", True), ("fox", False)):
+        program = tiny.program(Layout(row=2, col=2, matmul2d=kind))
+        wanted = add_up(expected(program.config, program.infos, native=True))
+        assert subtract(count(program), wanted) == []
+        assert any(each.kind == BROADCAST for each in wanted) == some
+
+
+UNROLLED = {"scan_layers": False, "remat": "dots"}
+COMPILED = [
+    *(
+        (layout, choice)
+        for layout in (Layout(dp=2, tp=4), tiny.SEQUENCE_PARALLEL)
+        for choice in ({}, UNROLLED)
+    ),
+    # Unrolled, XLA on CPU drops the barrier in front of the backward ring, and its first hop.
+    *((layout, {}) for layout in (tiny.CONTEXT_PARALLEL, Layout(cp=4, ring="rsa"))),
+    # Positions are looked up once for all micro-batches.
+    *((layout, {"micro_batches": 1}) for layout in GRIDS[:6]),
+    *PIPELINES[1:3],
+    *MIXED[:1],
+]
+
+
+MORE_COMPILED = [
+    *((dataclasses.replace(PIPELINED[0], schedule=kind), EIGHT) for kind in SCHEDULES),
+    (dataclasses.replace(PIPELINED[1], schedule="zb-h1"), FOUR),
+    (Layout(pp=4, schedule="zb-h1", tp=2), FOUR),
+    (Layout(pp=4, dp=2), FOUR),
+    *MIXED[3:5],
+    (MIXED[5][0], MIXED[5][1] | {"micro_batches": 1}),
+    *MIXED[7:9],
+]
+COMPILED += [pytest.param(*each, marks=pytest.mark.slow) for each in MORE_COMPILED]
+
+
+@pytest.mark.parametrize(("layout", "choice"), COMPILED, ids=str)
+def test_the_compiled_program_moves_the_same_bytes(layout: Layout, choice: dict) -> None:
+    """XLA may merge reductions into one: the counts differ then, the bytes do not."""
+    program = tiny.program(layout, **choice)
+    found = {(c.kind, c.axes): c.bytes for c in count_compiled(program, CPU_OPTIONS)}
+    assert found == {(c.kind, c.axes): c.bytes for c in count(program)}
