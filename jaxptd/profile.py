@@ -1,24 +1,23 @@
-"""Where the time of a training step goes, measured by JAX's profiler on the devices at hand.
+"""Measures the time of a training step by part, with JAX's profiler on the devices at hand.
 
 `python -m jaxptd.profile --config configs/gpt2-124m.yaml [--steps 5] [--picture step.svg]`
 
-Prints milliseconds of a step by part (`step_parts.py`): a scope of the model, and products,
-attention kernel, other kernels or collectives. Times of devices that run at once are averaged;
-where kernels lie over each other on one device, each counts in full. The trace itself, which
-Perfetto and XProf open, stays where `--trace DIR` says. Random tokens, no data.
+Prints the milliseconds of each part of a step: a scope of the model, and products, attention
+kernel, other kernels or collectives (`step_parts.py`). Times are averaged over the devices; kernels
+that run at once on one device each count in full. `--trace DIR` keeps the trace, which Perfetto and
+XProf open. The tokens are random; no data is read.
 """
 
 import importlib
 import tempfile
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from jaxptd.analysis.profiling.profiler import measure
-from jaxptd.analysis.profiling.step_parts import Times, lines
+from jaxptd.analysis.profiling.step_parts import lines
 from jaxptd.analysis.report import table, versions
 from jaxptd.config.command_line import make_parser, parse
 from jaxptd.data.tokenizers import with_vocabulary
@@ -33,32 +32,45 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--picture", default="", help="SVG file to draw")
     parser.add_argument("--trace", default="", help="directory that keeps the trace")
     config, options = parse(parser, argv)
-    if options["steps"] < 1:
-        raise UserError(f"--steps={options['steps']} must be at least 1")
-    trace, drawn = (options[name] and Path(options[name]) for name in ("trace", "picture"))
-    if trace and trace.exists():
-        raise UserError(f"--trace={trace}: is there already; name a new directory")
-    if drawn and drawn.suffix != ".svg":
-        raise UserError(f"--picture={drawn}: name a file that ends in .svg")
-    if drawn:
-        _pictures()
-    for option, directory in (("trace", trace), ("picture", drawn and drawn.parent)):
-        _make(option, directory)
+    trace, picture = _checked(options)
+    pictures = _pictures() if picture else None
+    for option, directory in (("trace", trace), ("picture", picture and picture.parent)):
+        if directory:
+            _make_directory(option, directory)
     config = with_vocabulary(config)
-    console = Console()
     where = prepare(config)
-    console.print(f"profiling {config.layout} on {where}", highlight=False)
-    with tempfile.TemporaryDirectory() as aside:
-        times = measure(config, options["steps"], Path(trace or aside))
+    Console().print(f"profiling {config.layout} on {where}", highlight=False)
+    with tempfile.TemporaryDirectory() as temporary:
+        times = measure(config, options["steps"], trace or Path(temporary))
     print(versions())
     print(table([("part", "kernels", "ms a step", "share"), *lines(times)]))
-    if drawn:
-        draw(drawn, f"{config.layout}, {where}", times)
+    if pictures:
+        pictures.draw(picture, {f"{config.layout}, {where}": times}, "ms a step, measured")
     return 0
 
 
+def _checked(options: Mapping[str, Any]) -> tuple[Path | None, Path | None]:
+    """The paths of the trace and the picture.
+
+    Raises:
+        UserError: an option that cannot be.
+    """
+    if options["steps"] < 1:
+        raise UserError(f"--steps={options['steps']} must be at least 1")
+    trace, picture = (Path(options[n]) if options[n] else None for n in ("trace", "picture"))
+    if trace and trace.exists():
+        raise UserError(f"--trace={trace}: is there already; name a new directory")
+    if picture and picture.suffix != ".svg":
+        raise UserError(f"--picture={picture}: name a file that ends in .svg")
+    return trace, picture
+
+
 def _pictures() -> Any:
-    """Raises UserError: there is nothing to draw with."""
+    """The module that draws.
+
+    Raises:
+        UserError: matplotlib is not installed.
+    """
     try:
         return importlib.import_module("jaxptd.analysis.profiling.step_picture")
     except ModuleNotFoundError as error:
@@ -67,18 +79,10 @@ def _pictures() -> Any:
         ) from error
 
 
-def draw(path: Path, title: str, times: Times) -> None:
-    """Writes the picture of one step."""
-    pictures = _pictures()
-    make = partial(pictures.picture, {title: times}, "ms a step, measured")
-    pictures.svg.save({path.name: make}, path.parent, pictures.STYLE)
-
-
-def _make(option: str, directory: Path | str) -> None:
-    """Before anything runs. Raises UserError: it cannot be made."""
+def _make_directory(option: str, directory: Path) -> None:
+    """Makes the directory that an option needs, before anything runs."""
     try:
-        if directory:
-            Path(directory).mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--{option}: {error.strerror}: {directory}") from error
 

@@ -1,11 +1,14 @@
-"""Draws the time of each part of a step as bars. Needs the viz extra."""
+"""Draws the times of a step's parts as bars. Needs the viz extra."""
 
 from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from jaxptd.analysis import svg
 from jaxptd.analysis.hlo.kernels import KINDS
 from jaxptd.analysis.profiling.step_parts import SCOPES, Times
 
@@ -13,8 +16,18 @@ COLORS = dict(zip(KINDS, ("#2b6cb0", "#63b3ed", "#f6ad55", "#c05621"), strict=Tr
 STYLE = {"font.size": 9}
 
 
+def draw(path: Path, panels: Mapping[str, Times], label: str) -> None:
+    """Writes `picture` to an SVG file."""
+    svg.save({path.name: partial(picture, panels, label)}, path.parent, STYLE)
+
+
 def picture(panels: Mapping[str, Times], label: str) -> Figure:
-    """A panel a step, a bar a scope, a color a kind."""
+    """A panel for each step, with a bar for each scope and a color for each kind of kernel.
+
+    Args:
+        panels: titles -> times.
+        label: of the horizontal axis.
+    """
     figure = Figure(figsize=(9.6, 3.2), layout="constrained")
     every = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (title, times) in zip(every, panels.items(), strict=True):
