@@ -1,13 +1,13 @@
-"""What each device holds under data, tensor and 2D tensor parallelism: table 1 of the paper.
+"""Memory of each device under data, ZeRO, tensor and 2D tensor parallelism: table 1 of the paper.
 
 `python -m benchmarks.grid [--out FILE]`
 `python -m benchmarks.grid --gpu --config configs/gpt2-2.5b.yaml [--compiler a=b --out FILE]`
 
-The first: a small GPT, float32, compiled for simulated CPU devices. From the compiled program come
-the blocks that a device has of parameters, gradients and optimizer; from its jaxpr what a layer
-keeps for backward, and the residual stream that a layer gets. Every figure is divided by one
-device's, which has as many sequences as each device under data parallelism.
-The second: the step of a config compiled for H200s that are not there, see `grid_gpu.py`.
+The first command compiles a small GPT, float32, for simulated CPU devices. The blocks of parameters,
+gradients and optimizer state on a device are read from the compiled program; what a layer keeps for
+backward, and the residual stream that enters a layer, from its jaxpr. Every figure is divided by
+that of one device with as many sequences as each device has under data parallelism.
+The second command compiles the step of a config for H200s, without having any: see `gpu.py`.
 
 Letters: B batch, T position, D model, N heads. Of the paper: D data, P parameters, G gradients,
 A optimizer, M activations, N devices.
@@ -39,7 +39,7 @@ from jaxptd.run.devices import prepare
 from jaxptd.step import Program
 
 DEVICES, SEQUENCES = 4, 8
-# As many layers as no other loop of the step has rounds.
+# No other loop of the step runs 7 times, so the loop over layers is found by its length.
 MODEL = ModelConfig(num_layers=7, hidden_size=64, num_heads=8, seq_length=32, vocab_size=128)
 
 PAPER = {
@@ -50,6 +50,7 @@ PAPER = {
 }
 LAYOUTS: tuple[tuple[str, Layout], ...] = (
     ("DP", Layout(dp=4)),
+    ("ZeRO", Layout(dp=4, zero=3)),
     ("TP", Layout(tp=4)),
     ("TP", Layout(tp=4, sequence_parallel=True)),
     ("TP2D", Layout(row=2, col=2)),
@@ -79,12 +80,12 @@ class Held:
     """Bytes on each device.
 
     Args:
-        data: of the residual stream that enters a layer.
-        weights: of each parameter, by its name.
-        gradients: of all of them.
-        optimizer: its state.
-        ids: of tokens.
-        kept: shapes of what one layer keeps for backward.
+        data: the residual stream that enters a layer.
+        weights: each parameter, by its name.
+        gradients: all gradients together, after their reduction.
+        optimizer: the optimizer's state.
+        ids: token ids.
+        kept: the shapes of the arrays that one layer keeps for backward; not bytes.
     """
 
     data: int
@@ -100,18 +101,18 @@ class Held:
 
     @property
     def statistics(self) -> int:
-        """Of LayerNorm, two numbers for each token and norm, `[B, T, 1]`."""
+        """Bytes of LayerNorm's statistics: two numbers for each token and norm, `[B, T, 1]`."""
         return 4 * sum(math.prod(shape) for shape in self.kept if shape[2:] == (1,))
 
     @property
     def figures(self) -> tuple[int, ...]:
-        """In the order of the paper's table."""
+        """The figures in the order of the paper's table."""
         parameters = sum(self.weights.values())
         return (self.data, parameters, self.gradients, self.optimizer, self.activations)
 
 
 def held(layout: Layout, model: ModelConfig = MODEL) -> Held:
-    """What a step in a layout holds, float32."""
+    """Compiles a step in a layout, float32, and reads what each device holds."""
     train = TrainConfig(global_batch_size=SEQUENCES * layout.dp, platform="cpu")
     config = Config(model=model, layout=layout, train=train)
     program: Any = Program(config, make_mesh(layout))
@@ -133,7 +134,7 @@ def held(layout: Layout, model: ModelConfig = MODEL) -> Held:
 
 
 def _on_each(arrays: Any, shardings: Any) -> int:
-    """Bytes that a device has of arrays that lie so; of matrices and vectors, not of counters."""
+    """Bytes on each device of arrays with these shardings; scalars such as counters are left out."""
 
     def block(x: Any, sharding: Sharding) -> int:
         return math.prod(sharding.shard_shape(x.shape)) * x.dtype.itemsize if x.ndim else 0
@@ -142,12 +143,12 @@ def _on_each(arrays: Any, shardings: Any) -> int:
 
 
 def _layers(jaxpr: Any, layers: int) -> Any:
-    """The loop over layers, forward."""
+    """Finds the forward loop over layers."""
     return next(scan for scan in scans(jaxpr) if scan.params["length"] == layers)
 
 
 def _results(scan: Any, *, stacked: bool) -> Iterator[tuple[int, ...]]:
-    """Shapes of a loop's results on a device: what goes from round to round, or is kept of each."""
+    """Shapes of a loop's results on a device: those stacked over rounds, or those carried."""
     for every, one in zip(scan.outvars, scan.params["jaxpr"].out_avals, strict=True):
         if (every.aval.shape != one.shape) == stacked:
             yield one.shape
@@ -157,21 +158,21 @@ def _results(scan: Any, *, stacked: bool) -> Iterator[tuple[int, ...]]:
 
 
 def shares(layout: Layout, one: Held, here: Held) -> list[str]:
-    """A row of the first table: parts of what one device holds, beside the paper's entries."""
+    """A row of the first table: fractions of one device's bytes, beside the paper's entries."""
     named = next(named for named, each in LAYOUTS if each == layout)
-    parts = zip(here.figures, one.figures, PAPER[named], strict=True)
-    cells = [f"{ours / whole:.3f} ({entry})" for ours, whole, entry in parts]
+    figures = zip(here.figures, one.figures, PAPER[named], strict=True)
+    cells = [f"{ours / whole:.3f} ({entry})" for ours, whole, entry in figures]
     return [f"{named}: {layout}", *cells, f"{here.ids / one.ids:.3f}"]
 
 
-def more_than_a_part(one: Held, here: Held) -> str:
-    """The parameters of which a device holds more than 1/N: `1/2 of NAME, ...`."""
+def more_than_nth(one: Held, here: Held) -> str:
+    """Lists the parameters of which a device holds more than 1/N: `1/2 of NAME, ...`."""
     share = {name: one.weights[name] // here.weights[name] for name in one.weights}
     return ", ".join(f"1/{share[name]} of {name}" for name in share if share[name] < DEVICES)
 
 
 def activations(layout: Layout, one: Held, here: Held) -> list[str]:
-    """A row of the second: what a layer keeps, whole and but for LayerNorm's statistics."""
+    """A row of the second table: what a layer keeps, with and without LayerNorm's statistics."""
     rest = (here.activations - here.statistics) / (one.activations - one.statistics)
     return [
         str(layout),
@@ -187,25 +188,24 @@ def _counted(shapes: Sequence[tuple[int, ...]]) -> list[tuple[tuple[int, ...], i
 
 
 def on_cpus() -> str:
-    """Both tables, from programs compiled for simulated devices."""
+    """Makes both tables from programs compiled for simulated devices."""
     one, found = held(Layout()), {layout: held(layout) for _, layout in LAYOUTS}
     more = "\n".join(
-        f"- {layout}: {more_than_a_part(one, found[layout])}."
+        f"- {layout}: {more_than_nth(one, found[layout])}."
         for layout in (Layout(tp=4), Layout(row=2, col=2))
     )
     kept = {Layout(): one, **found}
-    zero = [f"not built yet ({entry})" for entry in PAPER["ZeRO"]]
     model = f"{MODEL.num_layers} layers, T={MODEL.seq_length}, D={MODEL.hidden_size}"
     return "\n".join(
         [
             versions() + "\n",
-            f"Measured, as a part of what one device holds (the paper's entry). {model}, "
-            f"N={MODEL.num_heads}, V={MODEL.vocab_size}, B={SEQUENCES} for each part of dp. Data: "
-            "the residual stream that enters a layer.\n",
-            table([HEAD, *(shares(a, one, b) for a, b in found.items()), ["ZeRO", *zero, ""]]),
-            f"\nWhat is not cut into N:\n\n{more}",
+            f"Measured, as a fraction of what one device holds (the paper's entry). {model}, "
+            f"N={MODEL.num_heads}, V={MODEL.vocab_size}, B={SEQUENCES} on each device along dp. "
+            "Data: the residual stream that enters a layer.\n",
+            table([HEAD, *(shares(a, one, b) for a, b in found.items())]),
+            f"\nParameters that are not sharded over all N devices:\n\n{more}",
             "\nActivations that a layer keeps for backward on each device (`remat: none`). The "
-            "statistics of LayerNorm, `[B, T, 1]`, are cut over row and the same along col:\n",
+            "statistics of LayerNorm, `[B, T, 1]`, are sharded over row and replicated over col:\n",
             table([KEPT_HEAD, *(activations(a, one, b) for a, b in kept.items())]),
             "",
         ]
@@ -220,7 +220,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", default="", help="Markdown file to append the tables to")
     config, options = parse(parser, argv)
     if options["gpu"]:
-        jax.config.update("jax_platforms", "cpu")  # what starts here; compiled is for GPUs
+        jax.config.update("jax_platforms", "cpu")  # the host runs no GPU; programs are for GPUs
         chosen = compiler_options(options["compiler"])
         title = f"Compiled for H200s, remat {config.model.remat}"
         body = grid_gpu.report(with_vocabulary(config), chosen)

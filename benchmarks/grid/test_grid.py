@@ -1,4 +1,4 @@
-"""Memory on a grid is what table 1 says; every config loads; what collectives lie over is read."""
+"""Memory on a grid is what table 1 says; every config loads; overlaps of collectives are read."""
 
 from pathlib import Path
 
@@ -73,17 +73,25 @@ def test_one_device_keeps_sixteen_and_what_is_known_of_each_token(one: Held) -> 
     assert one.data == 4 * tokens * D and one.ids == 4 * tokens
 
 
-def test_a_device_of_the_grid_has_its_part(one: Held, gather: Held) -> None:
-    """Of all that is kept, but for statistics: those are the same along col."""
+def test_zero_holds_an_nth_of_the_state_and_all_activations(one: Held) -> None:
+    found = held(Layout(dp=4, zero=3))
+    assert all(4 * found.weights[name] == size for name, size in one.weights.items())
+    assert 4 * found.gradients == one.gradients
+    assert 4 * found.optimizer == one.optimizer
+    assert (found.data, found.kept, found.ids) == (one.data, one.kept, one.ids)
+
+
+def test_a_device_of_the_grid_has_its_share(one: Held, gather: Held) -> None:
+    """Statistics are replicated over col; all else that is kept is sharded over both axes."""
     assert (gather.activations - gather.statistics) * 4 == one.activations - one.statistics
     assert gather.statistics * 2 == one.statistics
     assert gather.data * 4 == one.data
     assert gather.ids == one.ids
     vectors = [name for name, size in one.weights.items() if gather.weights[name] * 2 == size]
-    parts = [name for name, size in one.weights.items() if gather.weights[name] * 4 == size]
-    assert sorted(vectors + parts) == sorted(one.weights)
+    matrices = [name for name, size in one.weights.items() if gather.weights[name] * 4 == size]
+    assert sorted(vectors + matrices) == sorted(one.weights)
     assert all(name.endswith((".b", "norm.w")) for name in vectors)
-    assert all(name.endswith((".w", ".table")) for name in parts)
+    assert all(name.endswith((".w", ".table")) for name in matrices)
     assert gather.gradients == sum(gather.weights.values())
     assert gather.optimizer == 2 * gather.gradients  # both of Adam's means
 
@@ -93,17 +101,17 @@ def test_every_algorithm_holds_the_same(layout: Layout, gather: Held) -> None:
     assert held(layout) == gather
 
 
-def test_one_way_is_no_nth_of_the_activations(one: Held) -> None:
-    """Sequence parallelism: 2 of 16 whole as the input of products, in all 2 * 4 parts of 4."""
+def test_1d_holds_more_than_an_nth_of_the_activations(one: Held) -> None:
+    """With sequence parallelism 4 of 16 are kept whole on every device: inputs and weights' sums."""
     found = held(Layout(tp=4, sequence_parallel=True))
     tokens, D, N = 8 * 32, 64, 8
     kept = 4 * D + 12 * D // 4 + 4 // 4 + N // 4
     assert found.activations < one.activations
     assert found.activations == 4 * tokens * (kept - 2 * D + 2 * D // 4)
-    assert "1/1 of positions.table" in grid.more_than_a_part(one, found)
+    assert "1/1 of positions.table" in grid.more_than_nth(one, found)
 
 
-def test_rows_stand_beside_the_papers(one: Held, gather: Held) -> None:
+def test_rows_have_the_papers_entries(one: Held, gather: Held) -> None:
     row = grid.shares(GRIDS[0], one, gather)
     assert row[0] == "TP2D: row=2 col=2 zigzag gather heads"
     assert row[1] == "0.250 (D/N)" and row[5] == "0.251 (M/N)" and row[6] == "1.000"
@@ -111,11 +119,11 @@ def test_rows_stand_beside_the_papers(one: Held, gather: Held) -> None:
     words = grid.activations(GRIDS[0], one, gather)
     assert words[1:4] == ["4.062", "1.0039", "1.0000"]
     assert len(words) == len(grid.KEPT_HEAD)
-    more = grid.more_than_a_part(one, gather)
+    more = grid.more_than_nth(one, gather)
     assert "1/2 of norm.w" in more and "table" not in more
 
 
-def test_table_is_written_with_what_is_not_built(
+def test_table_is_written_with_a_row_for_each_layout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gather: Held
 ) -> None:
     monkeypatch.setattr(grid, "held", lambda layout: gather)
@@ -123,8 +131,8 @@ def test_table_is_written_with_what_is_not_built(
     assert grid.main(["--out", str(path)]) == 0
     text = path.read_text(encoding="utf-8")
     assert text.startswith("# Memory on a grid\n") and "## Simulated devices" in text
-    assert "| ZeRO | not built yet (D/N) | not built yet (2P/N) |" in text
-    assert text.count("| TP2D:") == 4
+    assert "not built" not in text
+    assert text.count("| TP2D:") == 4 and text.count("| ZeRO: dp=4 zero=3 |") == 1
 
 
 # ---- compiled for GPUs ------------------------------------------------------------------------

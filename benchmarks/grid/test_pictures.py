@@ -24,7 +24,7 @@ from jaxptd.step import Program
 MODEL = dataclasses.replace(tiny.MODEL, dtype="bfloat16")
 BATCH = 2
 TOKENS = BATCH * MODEL.seq_length
-ROOT = Path(grid_pictures.__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def layer(layout: Layout) -> list[Collective]:

@@ -10,7 +10,7 @@ from benchmarks.pipeline import pictures as pipeline_pictures
 from jaxptd.pipeline.schedules import SCHEDULES, make_schedule
 from jaxptd.pipeline.statistics import expected_bubble, expected_peak, simulate
 
-PICTURES = Path(pipeline_pictures.__file__).parents[1] / "docs" / "pictures"
+PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 NAMES = [*(f"pipeline_{name}.svg" for name in SCHEDULES), *pipeline_pictures.PICTURES]
 
 
