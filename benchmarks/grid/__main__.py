@@ -62,7 +62,7 @@ HEAD = ("N=4", "data", "parameters", "gradients", "optimizer", "activations", "t
 KEPT_HEAD = (
     "",
     "B T D",
-    "times the cut, over one device",
+    "times the number of shards, over one device",
     "without statistics",
     "shapes kept of a layer",
 )
