@@ -3,9 +3,9 @@
 `python -m benchmarks.grid [--out FILE]`
 `python -m benchmarks.grid --gpu --config configs/gpt2-2.5b.yaml [--compiler a=b --out FILE]`
 
-The first command compiles a small GPT, float32, for simulated CPU devices. The blocks of parameters,
-gradients and optimizer state on a device are read from the compiled program; what a layer keeps for
-backward, and the residual stream that enters a layer, from its jaxpr. Every figure is divided by
+The first command compiles a small GPT, float32, for simulated CPU devices. It reads a device's
+blocks of parameters, gradients and optimizer state from the compiled program, and the residual
+stream and the values that a layer keeps for backward from the jaxpr. Every figure is divided by
 that of one device with as many sequences as each device has under data parallelism.
 The second command compiles the step of a config for H200s, without having any: see `gpu.py`.
 
