@@ -134,7 +134,7 @@ def held(layout: Layout, model: ModelConfig = MODEL) -> Held:
 
 
 def _on_each(arrays: Any, shardings: Any) -> int:
-    """Bytes on each device of arrays with these shardings; scalars such as counters are left out."""
+    """Bytes on each device of arrays with these shardings, without scalars such as counters."""
 
     def block(x: Any, sharding: Sharding) -> int:
         return math.prod(sharding.shard_shape(x.shape)) * x.dtype.itemsize if x.ndim else 0
