@@ -102,7 +102,7 @@ def test_every_algorithm_holds_the_same(layout: Layout, gather: Held) -> None:
 
 
 def test_1d_holds_more_than_an_nth_of_the_activations(one: Held) -> None:
-    """With sequence parallelism 2 of 16 B T D are whole, the inputs of products; the rest is 1/4."""
+    """With sequence parallelism 2 of 16 B T D are whole, the inputs of products; others are 1/4."""
     found = held(Layout(tp=4, sequence_parallel=True))
     tokens, D, N = 8 * 32, 64, 8
     kept = 4 * D + 12 * D // 4 + 4 // 4 + N // 4
