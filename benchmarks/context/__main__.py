@@ -1,14 +1,15 @@
-"""The cost of a sequence cut over devices: rings, gathered keys and values, tensor parallelism.
+"""The cost of sharding a sequence: rings, gathered keys and values, tensor parallelism.
 
 `python -m benchmarks.context [--devices 8 --lengths 2048 8192 --out FILE --pictures docs/pictures]`
 
-Counts what one layer of a small GPT sends, from the jaxpr of its training step, and stops unless
-that is what the closed forms here say. Temporary memory is of the same step, compiled for simulated
-CPU devices in float32. Nothing is run or timed. The pictures are drawn from the same closed forms.
+Counts the bytes that one layer of a small GPT sends, in the jaxpr of its training step, and stops
+if they differ from the closed forms of `formulas.py`. Temporary memory is that of the same step,
+compiled for simulated CPU devices in float32. Nothing is run or timed. The pictures are drawn from
+the same closed forms.
 
-*all-gather*, the peer, is a causal attention of the same interface as `ring_attention.attend`: it
-gathers k and v, and gathers them again in backward, whose dk and dv are summed in float32 and
-scattered. In the GPT it stands in the place of the ring.
+*all-gather*, the peer, is a causal attention with the same interface as `ring_attention.attend`. It
+gathers k and v, and again in backward, where it sums dk and dv in float32 and scatters them. The
+GPT uses it instead of the ring.
 
 Letters: B batch, T query, S key, D model, N heads, H head size, n devices.
 Source: Li et al., arXiv 2105.13120; Liu et al., arXiv 2310.01889; Korthikanti et al., arXiv
@@ -36,10 +37,10 @@ from jaxptd.run.devices import prepare
 
 
 def count(plan: Plan, model: ModelConfig, batch: int) -> dict[Pass, list[Collective]]:
-    """What one layer's activations move, from the jaxprs of the training and evaluation steps.
+    """Counts what one layer's activations move, in the jaxprs of the training and evaluation steps.
 
     Raises:
-        ValueError: it is not what `moves` says.
+        ValueError: the count differs from `moves`.
     """
     with plan.patched():
         program = plan.program(model, batch=batch)
@@ -63,7 +64,7 @@ def _forward(plan: Plan, model: ModelConfig, batch: int) -> list[Collective]:
 
 
 def memory(plan: Plan, model: ModelConfig) -> Any:
-    """XLA's account of the memory of the compiled training step, of one device."""
+    """XLA's memory analysis of the compiled training step, for one device."""
     with plan.patched():
         return compile_step(plan.program(model)).memory_analysis()
 
@@ -74,7 +75,7 @@ MODEL = ModelConfig(num_layers=2, hidden_size=256, num_heads=8, vocab_size=256)
 
 
 def traffic_table(n: int, model: ModelConfig) -> str:
-    """Bytes and messages of one layer, counted and equal to the formula."""
+    """Makes the table of bytes and messages of one layer, counted and equal to the formula."""
     unit = model.seq_length * model.hidden_size * (n - 1) / n
     rows = [["one layer", "forward", "backward", "messages", "bytes sent / (B T D (n-1)/n)"]]
     for plan in plans(n):
@@ -90,7 +91,7 @@ def traffic_table(n: int, model: ModelConfig) -> str:
 
 
 def memory_table(n: int, lengths: Sequence[int]) -> str:
-    """Temporary memory of a step at each length, and the state's."""
+    """Makes the table of a step's temporary memory at each length, and of the state's."""
     head = ["float32", "state, MiB", *(f"temporary, MiB, T={length:,}" for length in lengths)]
     rows = [head]
     for plan in plans(n):
@@ -101,7 +102,7 @@ def memory_table(n: int, lengths: Sequence[int]) -> str:
 
 
 def hiding_table() -> str:
-    """Tokens of a device from which hops are hidden."""
+    """Makes the table of the tokens of a device from which hops are hidden."""
     shares = (1.0, 0.75, 0.5)
     rows = [["ring", "pass", "link", *(f"attention at {share:.0%} of peak" for share in shares)]]
     for ring in ("zigzag", "blockwise"):
@@ -113,10 +114,10 @@ def hiding_table() -> str:
 
 
 def page(n: int, lengths: Sequence[int]) -> str:
-    """The file of results."""
+    """Makes the page of results."""
     counted = dataclasses.replace(MODEL, seq_length=lengths[0], dtype="bfloat16")
     sizes = f"D={MODEL.hidden_size}, {MODEL.num_heads} heads, L={MODEL.num_layers}"
-    return f"""# A sequence cut over {n} devices: what moves and what is kept
+    return f"""# A sequence sharded over {n} devices: what moves and what is kept
 
 {versions()} {n} simulated CPU devices. By `python -m benchmarks.context`.
 
@@ -124,14 +125,14 @@ Model: {sizes}, B=1, AdamW, `model.remat: none`. Nothing here was run or timed.
 
 ## Sent, bfloat16
 
-Counted from the jaxpr, equal to the closed form; n = {n}. Messages: sends of a device one after the
-other, if gathers and scatters run as rings.
+Counted in the jaxpr, equal to the closed form; n = {n}. Messages: consecutive sends of a device, if
+gathers and scatters run as rings.
 
 {traffic_table(n, counted)}
 
 ## Memory of one device
 
-Of the whole training step, from XLA's analysis of the program compiled for the CPU.
+Of the whole training step, by XLA's analysis of the program compiled for the CPU.
 
 {memory_table(n, lengths)}
 

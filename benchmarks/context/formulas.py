@@ -1,4 +1,4 @@
-"""Closed forms of what a layer moves, and of when a hop takes as long as attention.
+"""Closed forms for the bytes that a layer moves, and for when a hop takes as long as attention.
 
 Letters: B batch, T query, D model, n devices.
 Source: Li et al., arXiv 2105.13120; Liu et al., arXiv 2310.01889; Korthikanti et al., arXiv
@@ -22,7 +22,7 @@ Pass = Literal["forward", "backward"]
 
 
 def moves(plan: Plan, model: ModelConfig, batch: int) -> dict[Pass, list[Collective]]:
-    """What one layer's activations move, where everything is kept (`model.remat: none`)."""
+    """The collectives of one layer's activations, with everything kept (`model.remat: none`)."""
     layout = plan.layout
     elements = batch * model.seq_length * model.hidden_size
     size = elements * jnp.dtype(model.dtype).itemsize
@@ -35,7 +35,7 @@ def moves(plan: Plan, model: ModelConfig, batch: int) -> dict[Pass, list[Collect
         scatter = Collective("reduce-scatter", ("cp",), 1, 2 * wide)
         return {"forward": [gather], "backward": [gather, scatter]}
     hops = layout.cp - 1
-    rings = 2 if layout.ring == "rsa" else 1  # k and v apart, or both in one permute
+    rings = 2 if layout.ring == "rsa" else 1  # k and v separately, or both in one permute
     there = Collective("collective-permute", ("cp",), rings * hops, 2 * size * hops // layout.cp)
     again = Collective(
         "collective-permute", ("cp",), 2 * rings * hops, 2 * (size + wide) * hops // layout.cp
@@ -44,20 +44,20 @@ def moves(plan: Plan, model: ModelConfig, batch: int) -> dict[Pass, list[Collect
 
 
 def messages(found: Sequence[Collective], n: int) -> int:
-    """Sends of each device, one after the other, where every collective runs as a ring."""
+    """Consecutive sends of each device, if every collective runs as a ring."""
     steps = {"collective-permute": 1, "all-reduce": 2 * (n - 1)}
     return sum(each.count * steps.get(each.kind, n - 1) for each in found)
 
 
 def hop_bytes(which: Pass) -> int:
-    """Bytes of one hop for each token of a device and unit of D: bfloat16 k, v; float32 dk, dv."""
+    """Bytes of one hop per token of a device and unit of D: bfloat16 k, v; float32 dk, dv."""
     return 2 * 2 + (2 * 4 if which == "backward" else 0)
 
 
 def visit_flops(which: Pass, ring: str) -> int:
-    """FLOPs of the products of one visit, over (T/n)^2 D; of the slowest device.
+    """FLOPs of the products of one visit on the slowest device, divided by (T/n)^2 D.
 
-    Two products forward, five backward, 2 (T/n)^2 D each; of a zigzag block half is seen.
+    Two products forward, five backward, 2 (T/n)^2 D each; a zigzag needs half of each block.
     """
     return (4 if which == "forward" else 10) // (2 if ring == "zigzag" else 1)
 

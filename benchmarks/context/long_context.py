@@ -3,13 +3,14 @@
 `python -m benchmarks.context.long_context [--out FILE --picture FILE]`
 `python -m benchmarks.context.long_context --gpu [--config configs/gpt-1.3b-131k.yaml --out FILE]`
 
-The first: temporary bytes on each device of the compiled step of a tiny GPT, float32, simulated CPU
-devices. On every device the ring holds T/cp tokens, and blocks of scores whose size does not depend
-on T: memory ~ (T/cp)^1. RSA holds T/cp rows of T scores: memory ~ T^2/cp. The exponent printed is
-the slope between the two longest sequences, in logarithms.
-The second: the step of a config compiled for H200s that are not there (`compile_gpu.py`), at ever
-longer sequences, until one does not fit. Peak is XLA's, state included. Not in it: what cuDNN's
-backward asks for while it runs, at least a float32 sum of dq, 4 T/cp D / tp bytes.
+The first command prints the temporary bytes on each device for the compiled step of a tiny GPT,
+float32, simulated CPU devices. With the ring a device has T/cp tokens, and blocks of scores whose
+size does not depend on T: memory ~ (T/cp)^1. With RSA it has T/cp rows of T scores: memory ~
+T^2/cp. The exponent printed is the slope between the two longest sequences, in logarithms.
+The second command compiles the step of a config for H200s, without having any (see
+`benchmarks/gpu/compile_gpu.py`), at ever longer sequences, until one does not fit. Peak is XLA's,
+state included, without the memory that cuDNN's backward allocates while it runs: at least a float32
+sum of dq, 4 T/cp D / tp bytes.
 
 Letters: T tokens of a sequence, D model, V vocabulary.
 """
@@ -37,10 +38,10 @@ from jaxptd.step import Program
 SIZES = (1, 2, 4, 8)
 LENGTHS = {"zigzag": (16384, 65536), "rsa": (1024, 4096)}
 MODEL = ModelConfig(num_layers=2, hidden_size=32, num_heads=2, vocab_size=64, remat="full")
-H200 = 140  # GiB that the driver shows of a GPU's 141 GB and more
-LONGEST = 2**24  # no config is compiled beyond it
+H200 = 140  # GiB that the driver reports for a GPU of 141 GB
+LONGEST = 2**24  # no longer sequence is compiled
 
-# Code of no speed, in half the time: buffers are assigned before code is made.
+# Slow code, compiled in half the time; memory is the same, as buffers are assigned before.
 QUICK: dict[str, Any] = CPU_OPTIONS | {"xla_backend_optimization_level": 0}
 QUICK |= {"xla_llvm_disable_expensive_passes": True}
 
@@ -48,7 +49,7 @@ Points = dict[tuple[RingKind, int], dict[int, int]]  # ring, cp -> T -> bytes
 
 
 def temporary_bytes(length: int, cp: int, ring: RingKind, model: ModelConfig = MODEL) -> int:
-    """Of one device's training step on simulated devices, all state left out."""
+    """Temporary bytes of one device's training step on simulated devices, without the state."""
     config = simulated(Layout(cp=cp, ring=ring), dataclasses.replace(model, seq_length=length))
     program = Program(config, make_mesh(config.layout))
     step: Any = program.train_step
@@ -57,13 +58,13 @@ def temporary_bytes(length: int, cp: int, ring: RingKind, model: ModelConfig = M
 
 
 def simulated(layout: Layout, model: ModelConfig = MODEL) -> Config:
-    """One sequence a step, on simulated devices."""
+    """Makes a config with one sequence a step, on simulated devices."""
     train = TrainConfig(global_batch_size=1, platform="cpu")
     return Config(model=model, layout=layout, train=train)
 
 
 def measure(lengths: Mapping[RingKind, Sequence[int]], sizes: Sequence[int] = SIZES) -> Points:
-    """Temporary bytes for every ring, size of it, and length; a ring of one is zigzag's."""
+    """Temporary bytes for every kind of ring, size and length; a ring of one counts as zigzag."""
     return {
         (ring, cp): {length: temporary_bytes(length, cp, ring) for length in lengths[ring]}
         for ring in lengths
@@ -73,7 +74,7 @@ def measure(lengths: Mapping[RingKind, Sequence[int]], sizes: Sequence[int] = SI
 
 
 def exponent(points: Mapping[int, int]) -> float:
-    """Of memory as a power of T, between the two longest sequences."""
+    """The exponent of T with which memory grows, between the two longest sequences."""
     (short, less), (long, more) = sorted(points.items())[-2:]
     return math.log(more / less) / math.log(long / short)
 
@@ -95,7 +96,7 @@ def rows(points: Points) -> list[list[str]]:
 
 
 def draw(points: Points, path: Path) -> None:
-    """Memory against T, both in powers of two; the same bytes from the same points."""
+    """Draws memory over T, both in powers of two; the same points give the same bytes."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -122,7 +123,7 @@ def draw(points: Points, path: Path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Need:
-    """What a step needs of each GPU, in GiB."""
+    """Memory that a step needs on each GPU, in GiB."""
 
     config: Config
     peak: float
@@ -131,7 +132,7 @@ class Need:
 
     @property
     def workspace(self) -> float:
-        """At least, of cuDNN's backward: the whole part's dq in float32."""
+        """The least workspace of cuDNN's backward: dq of all local tokens in float32."""
         model, layout = self.config.model, self.config.layout
         return 4 * model.seq_length / layout.cp * model.hidden_size / layout.tp / 2**30
 
@@ -151,7 +152,7 @@ HEAD = ["T", "layout", "V", "state GiB", "temp GiB", "peak GiB", "cuDNN GiB", f"
 
 
 def need(config: Config) -> Need:
-    """Of a config's step, compiled for H200s."""
+    """Compiles a config's step for H200s and reads its memory."""
     program: Any = Program(config, make_mesh(config.layout, gpus(config.layout.num_devices)))
     memory = compile_step(program).memory_analysis()
     sizes = (
@@ -163,12 +164,12 @@ def need(config: Config) -> Need:
 
 
 def with_model(config: Config, **sizes: int) -> Config:
-    """The config with other sizes of the model."""
+    """Copies the config with other sizes of the model."""
     return dataclasses.replace(config, model=dataclasses.replace(config.model, **sizes))
 
 
 def longest(config: Config) -> Iterator[Need]:
-    """Of the config's sequence length, its double, and so on, until one does not fit."""
+    """Compiles the config's sequence length, its double, and so on, until one does not fit."""
     length = config.model.seq_length
     while length <= LONGEST:
         found = need(with_model(config, seq_length=length))
@@ -179,7 +180,7 @@ def longest(config: Config) -> Iterator[Need]:
 
 
 def on_gpus(config: Config) -> str:
-    """The table of what fits, and of the longest that does with half the vocabulary."""
+    """Makes the table of lengths, and of the longest that fits with half the vocabulary."""
     found = list(longest(config))
     held = [each for each in found if each.fits]
     lines = [each.cells for each in found]
@@ -195,14 +196,14 @@ def on_gpus(config: Config) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures memory against the length of a sequence, simulated or compiled for H200s."""
+    """Measures memory over the length of a sequence, on simulated devices or compiled for H200s."""
     parser = make_parser("python -m benchmarks.context.long_context", main.__doc__ or "")
     parser.add_argument("--gpu", action="store_true", help="compile the config for H200s")
     parser.add_argument("--out", default="", help="Markdown file to append the table to")
     parser.add_argument("--picture", default="", help="SVG file to draw")
     config, options = parse(parser, argv)
     if options["gpu"]:
-        jax.config.update("jax_platforms", "cpu")  # what starts here; compiled is for GPUs
+        jax.config.update("jax_platforms", "cpu")  # the step is only compiled for GPUs
         config = with_vocabulary(config)
         title = f"Compiled for H200s: {config.layout}"
         body = f"{versions(*PLUGINS.split())}\n\n{on_gpus(config)}"

@@ -1,9 +1,9 @@
-"""What each hop of the ring lies over, in a training step that was compiled for H200s.
+"""The work that overlaps with each hop of the ring, in a training step compiled for H200s.
 
 `python -m benchmarks.context.overlap --config configs/gpt-1.3b-131k.yaml [--layout.cp 8 --compiler
 a=b]`
 
-What is read, and what not: `schedule.py`, of which this takes the collective-permutes.
+Reads the collective-permutes from the schedule; `jaxptd/analysis/hlo/overlap.py` says what is read.
 """
 
 import collections
@@ -38,12 +38,12 @@ PASSES = ("forward", "forward again", "backward")
 
 
 def permutes(text: str) -> list[Permute]:
-    """Every permute of a scheduled program, as it runs."""
+    """Lists the permutes of a scheduled program, in the order in which they run."""
     return [each for each in moves(text) if each.kind == PERMUTE]
 
 
 def compile_for_h200(config: Config, options: dict[str, Any] | None = None) -> Any:
-    """The training step of a config, compiled for H200s that need not be there."""
+    """Compiles the training step of a config for H200s; no GPU is needed."""
     mesh = make_mesh(config.layout, gpus(config.layout.num_devices))
     program: Any = Program(config, mesh)
     lowered = program.train_step.lower(program.abstract_state, program.abstract_batch)
@@ -51,7 +51,7 @@ def compile_for_h200(config: Config, options: dict[str, Any] | None = None) -> A
 
 
 def rows(found: Sequence[Permute]) -> list[tuple[str, ...]]:
-    """The table's rows: permutes that are alike as one."""
+    """The table's rows: one for all permutes that are alike."""
     alike: collections.Counter[tuple] = collections.Counter()
     for each in found:
         work = (each.over.attention, each.over.products, each.hidden_by)
@@ -63,17 +63,17 @@ def rows(found: Sequence[Permute]) -> list[tuple[str, ...]]:
 
 
 def summary(found: Sequence[Permute]) -> str:
-    """How many permutes of a step, and how many bytes, lie over what."""
-    parts = []
+    """Counts the permutes of a step, and their bytes, by the work that overlaps with them."""
+    shares = []
     for what in ("attention", "products", "nothing"):
         those = [each for each in found if each.hidden_by == what]
         mib = sum(each.count * each.bytes for each in those) / 2**20
-        parts.append(f"over {what} {sum(each.count for each in those)} ({mib:,.0f} MiB)")
-    return f"Permutes of a step: {', '.join(parts)}."
+        shares.append(f"over {what} {sum(each.count for each in those)} ({mib:,.0f} MiB)")
+    return f"Permutes of a step: {', '.join(shares)}."
 
 
 def compiler_options(words: Sequence[str]) -> dict[str, str]:
-    """`name=value` words as XLA's options.
+    """Parses `name=value` words into XLA's options.
 
     Raises:
         UserError: a word is not of that form.
@@ -85,11 +85,11 @@ def compiler_options(words: Sequence[str]) -> dict[str, str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Says what each permute of a config's training step lies over, compiled for H200s."""
+    """Shows the work that overlaps with each permute of a training step compiled for H200s."""
     parser = make_parser("python -m benchmarks.context.overlap", main.__doc__ or "")
     parser.add_argument("--compiler", nargs="+", default=[], help="XLA's options, name=value")
     config, options = parse(parser, argv)
-    jax.config.update("jax_platforms", "cpu")  # what starts here; compiled is for GPUs
+    jax.config.update("jax_platforms", "cpu")  # the step is only compiled for GPUs
     chosen = compiler_options(options["compiler"])
     found = permutes(compile_for_h200(with_vocabulary(config), chosen).as_text())
     print(table([HEAD, *rows(found)]))

@@ -1,7 +1,7 @@
-"""Pictures of the cost of a ring: which scores each device makes, and when a hop is hidden.
+"""Pictures of the cost of a ring: which scores each device computes, and when a hop is hidden.
 
-Drawn by `python -m benchmarks.context --pictures DIR`; the same bytes each time. Needs matplotlib
-(the viz extra).
+Drawn by `python -m benchmarks.context --pictures DIR`, with the same bytes each time. Needs
+matplotlib (the viz extra).
 
 Letters: T tokens of a sequence, D model, n devices.
 """
@@ -18,11 +18,11 @@ from benchmarks.context.formulas import LINKS, PEAK, Pass, hop_bytes, tokens_to_
 from jaxptd.analysis import svg
 from jaxptd.attention.ring import Ring
 
-FILLS = ("#bee3f8", "#feebc8", "#c6f6d5", "#e9d8fd")  # of devices 0, 1, 2, 3
+FILLS = ("#bee3f8", "#feebc8", "#c6f6d5", "#e9d8fd")  # for devices 0, 1, 2, 3
 STROKES = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1")
 INK = "#1a202c"
 STYLE = {"text.color": INK}
-WIDTH = 4096  # D of the times that are drawn; where they cross does not depend on it
+WIDTH = 4096  # D of the times that are drawn; the points where lines cross do not depend on it
 
 
 def draw(directory: Path) -> None:
@@ -32,7 +32,7 @@ def draw(directory: Path) -> None:
 
 
 def owners(kind: Any, n: int) -> np.ndarray:
-    """Which device holds each of 2n chunks of a sequence."""
+    """The device of each of 2n chunks of a sequence."""
     order = Ring("cp", kind).order(2 * n, n)
     device = np.empty(2 * n, int)
     device[order] = np.arange(2 * n) // 2
@@ -40,13 +40,13 @@ def owners(kind: Any, n: int) -> np.ndarray:
 
 
 def work(kind: Any, n: int) -> np.ndarray:
-    """Scores that each device makes, in units of a chunk's queries times a chunk's keys."""
+    """Scores that each device computes, in units of a chunk's queries times a chunk's keys."""
     device = owners(kind, n)
     return np.array([np.sum(np.flatnonzero(device == i) + 0.5) for i in range(n)])
 
 
 def work_map(n: int = 4) -> Figure:
-    """The T x T scores of causal attention, coloured by the device that makes them."""
+    """Draws the T x T scores of causal attention, coloured by the device that computes them."""
     figure = Figure(figsize=(9, 4.9), layout="constrained")
     kinds = {"blockwise": "contiguous (blockwise)", "zigzag": "zigzag"}
     for axes, (kind, title) in zip(figure.subplots(1, 2), kinds.items(), strict=True):
@@ -64,7 +64,7 @@ def work_map(n: int = 4) -> Figure:
 
 
 def _cell(axes: Axes, row: int, key: int, device: int) -> None:
-    """One block of scores: a square, or below the diagonal a triangle."""
+    """Draws one block of scores: a square, or on the diagonal a triangle."""
     style = {"facecolor": FILLS[device], "edgecolor": STROKES[device]}
     if key < row:
         axes.add_patch(Rectangle((key, row), 1, 1, **style))
@@ -73,7 +73,7 @@ def _cell(axes: Axes, row: int, key: int, device: int) -> None:
 
 
 def break_even() -> Figure:
-    """Time of a hop, and of the attention that hides it, against the tokens of a device."""
+    """Draws the time of a hop, and of the attention that hides it, over the tokens of a device."""
     figure = Figure(figsize=(9, 4.2), layout="constrained")
     pair = figure.subplots(1, 2, sharey=True)
     both: tuple[Pass, Pass] = ("forward", "backward")

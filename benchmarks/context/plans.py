@@ -1,4 +1,4 @@
-"""The ways to spread one sequence that are compared; one, the peer, gathers keys and values.
+"""The ways to shard one sequence that are compared; the peer gathers keys and values.
 
 Letters: B batch, T query, S key, D model, N heads, H head size, n devices.
 Source: Llama Team, arXiv 2407.21783, section 3.3.2 (all-gathered keys and values).
@@ -26,7 +26,7 @@ from jaxptd.step import Program
 def attend_gathered(
     q: Array, k: Array, v: Array, tokens: Tokens, *, ring: Ring, kernel: Kernel, causal: bool
 ) -> Array:
-    """As `ring_attention.attend`, with all keys and values on every device."""
+    """Computes `ring_attention.attend` with all keys and values gathered on every device."""
     q, k, v, *_ = alike(q, k, v, lax.axis_index(ring.axis), *jax.tree.leaves(tokens))
     return _gathered(q, k, v, tokens, (ring, kernel, causal))
 
@@ -62,7 +62,7 @@ _gathered.defvjp(_gathered_fwd, _gathered_bwd)
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A way to spread one sequence over n devices."""
+    """A way to shard one sequence over n devices."""
 
     name: str
     layout: Layout
@@ -73,13 +73,13 @@ class Plan:
         return Program(Config(model, self.layout, train=train), make_mesh(self.layout))
 
     def patched(self) -> Any:
-        """Within this, the model's attention is the plan's."""
+        """Replaces the model's attention by the plan's within the context."""
         chosen = attend_gathered if self.gathered else ring_attention.attend
         return mock.patch.object(ring_attention, "attend", chosen)
 
 
 def plans(n: int) -> list[Plan]:
-    """All of them, over n devices."""
+    """The plans that are compared, over n devices."""
     contiguous = Layout(cp=n, ring="blockwise")
     return [
         Plan("ring, zigzag", Layout(cp=n)),

@@ -1,18 +1,18 @@
-"""Attention of a sequence cut over a ring of devices: time, temporary memory, bytes, work.
+"""Attention of a sequence sharded over a ring of devices: time, temporary memory, bytes, work.
 
 `python -m benchmarks.context.ring [--devices 8 --length 2048 8192 --chunk 512 128 --steps 11 --out
 FILE]`
 
-One causal attention with its gradients, float32: jaxptd's zigzag, blockwise and RSA beside
+Measures one causal attention with its gradients, float32: jaxptd's zigzag, blockwise and RSA beside
 
 - *gather*: k and v all-gathered, then `jax.nn.dot_product_attention(implementation="xla")`;
 - *jit*: the same left to XLA's partitioner, by sharding constraints;
-- *ringattention*: its authors' package of that name, the program that it runs on a CPU.
+- *ringattention*: the authors' package of that name, the program that it runs on a CPU.
 
-Every program must give the output and gradients of plain softmax attention on one device; else
-nothing is measured. Then all are timed in one run, one after the other, again and again. The
-devices are simulated on the CPU, so times compare work and say nothing of how it scales. The last
-table counts products, device by device: on a machine the slowest device is what a step takes.
+Every program must give the output and gradients of plain softmax attention on one device, or
+nothing is measured. Then all are timed in one run, in turns. The devices are simulated on the CPU,
+so times compare work and do not show how it scales. The last table counts products, device by
+device: on real devices the slowest determines the time of a step.
 
 Letters: B batch, T query, S key, H head size.
 Source: Liu et al., arXiv 2310.01889 (github.com/forhaoliu/ringattention 0.1.2); Li et al.,
@@ -50,7 +50,7 @@ GOALS = {"temp": 1.0, "time": 0.9, "work": 1.02}
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """Of the arrays: batch, tokens, heads, head size."""
+    """The size of the arrays: batch, tokens, heads, head size."""
 
     batch: int
     length: int
@@ -58,7 +58,7 @@ class Size:
     head_size: int
 
     def random(self) -> list[np.ndarray]:
-        """q, k, v and the gradient of the output."""
+        """Draws q, k, v and the gradient of the output."""
         rng, shape = np.random.default_rng(0), dataclasses.astuple(self)
         return [rng.standard_normal(shape, np.float32) for _ in range(4)]
 
@@ -68,7 +68,7 @@ class Size:
 
 @dataclasses.dataclass
 class Run(Runner):
-    """A program; it gives the tokens in the order of its ring."""
+    """A program whose results have the tokens in the order of its ring."""
 
     order: np.ndarray
     moved: str
@@ -79,7 +79,7 @@ class Run(Runner):
 
 @jax.jit
 def plain(q: Array, k: Array, v: Array, do: Array) -> tuple[Array, ...]:
-    """Softmax attention as it is written in papers, one head at a time: -> o, dq, dk, dv."""
+    """Computes o, dq, dk, dv of softmax attention as papers write it, one head at a time."""
 
     def head(arrays: tuple[Array, ...]) -> tuple[Array, ...]:
         def attention(q_BTH: Array, k_BSH: Array, v_BSH: Array) -> Array:
@@ -95,7 +95,7 @@ def plain(q: Array, k: Array, v: Array, do: Array) -> tuple[Array, ...]:
 
 
 def start(program: Program, mesh: Mesh, arrays: Sequence[np.ndarray]) -> Run:
-    """The program, compiled, with its arguments in its order on the mesh."""
+    """Compiles the program and puts its arguments on the mesh, in the order of its ring."""
     order = Ring("cp", program.kind).order(arrays[0].shape[1], mesh.shape["cp"])
     laid = [jax.device_put(x[:, order], NamedSharding(mesh, CUT)) for x in arrays]
     compiled = program.gradients(mesh).lower(*laid).compile(compiler_options=CPU_OPTIONS)
@@ -112,7 +112,7 @@ def moved(compiled: Any, mesh: Mesh) -> str:
 
 
 def measure(size: Size, mesh: Mesh, *, chunks: Sequence[int], steps: int) -> list[Run]:
-    """Every program: checked, then timed `steps` times, interleaved."""
+    """Checks every program, then times each `steps` times, in turns."""
     arrays = size.random()
     runs = [start(program, mesh, arrays) for program in programs(mesh, chunks)]
     race(runs, plain(*arrays), steps=steps)
@@ -126,19 +126,19 @@ HEAD += ["of the best peer's", "moved by a device", "largest error"]
 
 
 def rivals(run: Run, runs: Sequence[Run]) -> list[Run]:
-    """The peers that a program is held against: all of its chunk, and those that have none."""
+    """The peers to compare with a program: those with the same chunk, and those without chunks."""
     peers = [each for each in runs if not each.program.ours]
     return [each for each in peers if each.program.chunk in (run.program.chunk, None)]
 
 
 def share(run: Run, runs: Sequence[Run], name: str) -> float | None:
-    """`temp` or `median` of ours, over the least of the rivals'."""
+    """`temp` or `median` of one of our programs, divided by the least of its rivals'."""
     others = [getattr(each, name) for each in rivals(run, runs)]
     return getattr(run, name) / min(others) if run.program.ours and others else None
 
 
 def row(run: Run, runs: Sequence[Run]) -> list[str]:
-    """One line of the table."""
+    """Makes one line of the table."""
 
     def ratio(name: str) -> str:
         found = share(run, runs, name)
@@ -157,7 +157,7 @@ def row(run: Run, runs: Sequence[Run]) -> list[str]:
 
 
 def section(size: Size, runs: Sequence[Run]) -> str:
-    """The table of one length."""
+    """Makes the table of one length."""
     rows = [row(run, runs) for run in runs]
     if not any(run.program.name == RINGATTENTION for run in runs):
         rows.append([RINGATTENTION, "", INSTALL, *[""] * (len(HEAD) - 3)])
@@ -165,7 +165,7 @@ def section(size: Size, runs: Sequence[Run]) -> str:
 
 
 def balance(kind: RingKind, devices: int, length: int) -> float:
-    """FLOPs of the products of the slowest device over those of the mean one."""
+    """FLOPs of the products on the slowest device, divided by the mean over devices."""
     mesh = make_mesh(Layout(cp=devices))
     shape = jax.ShapeDtypeStruct((1, length, 1, 8), jnp.float32, sharding=NamedSharding(mesh, CUT))
     traced = ours(kind, length).gradients(mesh).trace(*[shape] * 4)
@@ -174,7 +174,7 @@ def balance(kind: RingKind, devices: int, length: int) -> float:
 
 
 def balances(devices: int, length: int = 256) -> str:
-    """The table of work, over 2, 4, .. up to `devices` devices."""
+    """Makes the table of work, for 2, 4, .. up to `devices` devices."""
     head = ["devices", "zigzag", "blockwise: contiguous"]
     counts = [n for n in (2, 4, 8, 16, 32, 64) if n <= devices]
     kinds: tuple[RingKind, ...] = ("zigzag", "blockwise")
@@ -187,33 +187,33 @@ Causal attention with the gradients of q, k and v, float32. Goals: zigzag and bl
 {GOALS["temp"]}x the temporary memory and {GOALS["time"]}x the time of each peer at the same chunk;
 work of the slowest device with zigzag at most {GOALS["work"]}x the mean.
 
-- jaxptd: `Xla` kernel; RSA makes whole rows of scores.
+- jaxptd: `Xla` kernel; RSA computes whole rows of scores.
 - gather: k and v all-gathered, then `jax.nn.dot_product_attention(implementation="xla")`.
-- jit: the same, made by XLA's partitioner from sharding constraints.
+- jit: the same, by XLA's partitioner from sharding constraints.
 - ringattention: 0.1.2 from PyPI, its JAX program, `causal_block_size=1`. Chunks are the same for
-  queries and keys, and at most the device's part.
+  queries and keys, and at most a device's tokens.
 
 Every program was within {TOLERANCE:.0e} (relative, in norm) of plain softmax attention on one
-device, output and gradients, before it was timed. Temporary memory is of one device's program;
-the scores of one product are in it. Moved: executions, and bytes that each device sends in a ring.
+device, output and gradients, before it was timed. Temporary memory is that of one device's program
+with the scores of one product. Moved: executions, and bytes that each device sends in a ring.
 """
 
 
 def report(sections: Sequence[str], work: str, *, devices: int, steps: int) -> str:
-    """The Markdown page."""
+    """Makes the Markdown page."""
     try:
         peer = f"{RINGATTENTION} {importlib.metadata.version(RINGATTENTION)}"
     except importlib.metadata.PackageNotFoundError:
         peer = f"no {RINGATTENTION}"
     head = f"{versions()} {peer}; {devices} simulated CPU devices; {steps} runs each, interleaved."
     title = "# Attention over a ring beside its peers"
-    parts = [title, head, ABOUT, *sections, "## Work of the slowest device over the mean"]
-    note = "FLOPs of products, counted device by device from the jaxpr, masked parts included."
-    return "\n\n".join(part.strip() for part in [*parts, note, work]) + "\n"
+    blocks = [title, head, ABOUT, *sections, "## Work of the slowest device over the mean"]
+    note = "FLOPs of products, counted device by device in the jaxpr, masked scores included."
+    return "\n\n".join(block.strip() for block in [*blocks, note, work]) + "\n"
 
 
 def options(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line.
+    """Parses the command line.
 
     Raises:
         UserError: a sequence does not split over the devices.
@@ -230,8 +230,8 @@ def options(argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     for length in args.length:
         if length % (2 * args.devices):
-            parts = 2 * args.devices
-            raise UserError(f"--length {length} does not split into {parts} chunks of a zigzag")
+            chunks = 2 * args.devices
+            raise UserError(f"--length {length} does not split into {chunks} chunks of a zigzag")
     return args
 
 

@@ -24,7 +24,7 @@ from jaxptd.layers.dropout import keep_mask
 from jaxptd.mesh import RingKind
 from jaxptd.ring_attention import attend
 
-CUT = P(None, "cp")  # every array: [B, T, N, H], its tokens over the ring
+CUT = P(None, "cp")  # of every array [B, T, N, H]: tokens are sharded over the ring
 RINGATTENTION = "ringattention"
 INSTALL = "not installed: `pip install --no-deps ringattention==0.1.2 einops`"
 
@@ -33,11 +33,11 @@ Attention = Callable[[Array, Array, Array], Array]
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """One way to compute it.
+    """One way to compute attention over the ring.
 
-    attention: of one device's part, or, if `local` is False, of whole arrays that are laid out cut.
-    chunk: most queries, and keys, of one product; None: products are not cut.
-    kind: which tokens a device holds. ours: not a peer's. typed: passes `check_vma=True`.
+    attention: takes a device's local blocks, or, if `local` is False, whole sharded arrays.
+    chunk: most queries, and keys, in one product; None: products are whole.
+    kind: the order of tokens. ours: not a peer's. typed: passes `check_vma=True`.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Program:
     typed: bool = True
 
     def gradients(self, mesh: Mesh) -> Any:
-        """jit of `q, k, v, do -> o, dq, dk, dv`."""
+        """Makes the jitted function `q, k, v, do -> o, dq, dk, dv`."""
 
         def both(q: Array, k: Array, v: Array, do: Array) -> tuple[Array, ...]:
             o, backward = jax.vjp(self.attention, q, k, v)
@@ -66,7 +66,7 @@ class Program:
 
 
 def ours(kind: RingKind, chunk: int | None) -> Program:
-    """jaxptd's, with the kernel of matrix products in chunks."""
+    """jaxptd's attention, with the kernel of matrix products in chunks."""
     kernel = Xla(Dropout(0.0, keep_mask), chunk or 1)  # RSA does not use the kernel
     ring = Ring("cp", kind)
 
@@ -77,7 +77,7 @@ def ours(kind: RingKind, chunk: int | None) -> Program:
 
 
 def gather() -> Program:
-    """All keys and values on every device."""
+    """The peer that gathers all keys and values on every device."""
 
     def attention(q: Array, k: Array, v: Array) -> Array:
         k, v = (lax.all_gather(x, "cp", axis=1, tiled=True) for x in (k, v))
@@ -89,7 +89,7 @@ def gather() -> Program:
 
 
 def partitioned(mesh: Mesh) -> Program:
-    """XLA's partitioner, told that queries and outputs are cut and that keys and values are not."""
+    """The peer of XLA's partitioner: queries and outputs are sharded, keys and values are not."""
 
     def attention(q: Array, k: Array, v: Array) -> Array:
         keep = partial(lax.with_sharding_constraint, shardings=NamedSharding(mesh, CUT))
@@ -102,7 +102,7 @@ def partitioned(mesh: Mesh) -> Program:
 
 
 def ringattention(chunk: int) -> Program | None:
-    """The package, or None if it is not installed."""
+    """The peer of the package ringattention, or None if it is not installed."""
     module = _module()
     if module is None:
         return None
@@ -119,7 +119,7 @@ def ringattention(chunk: int) -> Program | None:
             "dtype": jnp.float32,
             "policy": jax.checkpoint_policies.nothing_saveable,
             "precision": None,
-            "prevent_cse": False,  # it stands in a scan
+            "prevent_cse": False,  # not needed inside a scan
         }
         return module.ring_attention(q, k, v, None, None, None, "cp", True, options)
 
@@ -127,7 +127,7 @@ def ringattention(chunk: int) -> Program | None:
 
 
 def _module() -> ModuleType | None:
-    """`ringattention.ringattention_jax` by itself: the package needs a JAX older than 0.8."""
+    """Imports only `ringattention.ringattention_jax`: the package needs a JAX older than 0.8."""
     package = importlib.util.find_spec(RINGATTENTION)
     if package is None or package.origin is None or not importlib.util.find_spec("einops"):
         return None
@@ -141,7 +141,7 @@ def _module() -> ModuleType | None:
 
 
 def programs(mesh: Mesh, chunks: Sequence[int]) -> Iterator[Program]:
-    """All that there are here; a chunked one once for each chunk."""
+    """Yields all programs; those with chunks once for each chunk."""
     for chunk in chunks:
         yield ours("zigzag", chunk)
         yield ours("blockwise", chunk)

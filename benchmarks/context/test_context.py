@@ -26,7 +26,7 @@ from jaxptd.ring_attention import attend
 
 PLANS = plans.plans(4)
 MODEL = dataclasses.replace(tiny.MODEL, dtype="bfloat16")
-UNIT = 2 * MODEL.seq_length * MODEL.hidden_size / 4  # elements of a part of q, a batch of two
+UNIT = 2 * MODEL.seq_length * MODEL.hidden_size / 4  # elements of a block of q, a batch of two
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.name)

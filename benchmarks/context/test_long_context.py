@@ -1,4 +1,4 @@
-"""Memory grows with the part of a sequence that a device holds; what permutes lie over."""
+"""Memory grows with the tokens of a device; the work that overlaps with permutes is read right."""
 
 from pathlib import Path
 
@@ -54,7 +54,7 @@ def config(name: str, *words: str) -> Config:
 
 @pytest.fixture
 def gib_a_thousand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A compiler by whose word a step needs one GiB for each 1024 tokens and 1000 ids, and ten."""
+    """Replaces the compiler: a step needs ten GiB, and one for each 1024 tokens and 1000 ids."""
 
     def need(config: Config) -> long_context.Need:
         tokens, ids = config.model.seq_length / 1024, (config.model.vocab_size or 0) / 1000
@@ -74,7 +74,7 @@ def test_lengths_double_until_one_does_not_fit(gib_a_thousand: None) -> None:
 
 
 def test_cudnns_own_memory_counts() -> None:
-    """Of 16,384 tokens and 2048 hidden units, a float32 each."""
+    """The workspace is a float32 for each of 16,384 tokens and 2048 hidden units."""
     long = config("gpt-1.3b-131k.yaml")
     found = long_context.Need(long, long_context.H200 - 0.1, 0, 0)
     assert found.workspace == 16384 * 2048 * 4 / 2**30 and not found.fits

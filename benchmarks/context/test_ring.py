@@ -1,4 +1,4 @@
-"""The benchmark of ring attention: every program is one, and work is counted rightly."""
+"""The benchmark of ring attention: every program computes it, and work is counted rightly."""
 
 import dataclasses
 import importlib.util
@@ -70,7 +70,7 @@ def test_ours_is_held_against_the_best_peer_of_its_chunk() -> None:
 @pytest.mark.parametrize("devices", [2, 4, 8])
 def test_work_is_balanced_by_zigzag_and_by_nothing_else(devices: int) -> None:
     assert ring.balance("zigzag", devices, 64) <= ring.GOALS["work"]
-    # The last of n contiguous parts sees n whole blocks, the mean one (n + 1) / 2.
+    # The last of n contiguous chunks sees n whole blocks, the mean one (n + 1) / 2.
     contiguous = ring.balance("blockwise", devices, 64)
     assert contiguous == pytest.approx(2 * devices / (devices + 1), rel=0.01)
 

@@ -220,7 +220,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", default="", help="Markdown file to append the tables to")
     config, options = parse(parser, argv)
     if options["gpu"]:
-        jax.config.update("jax_platforms", "cpu")  # the host runs no GPU; programs are for GPUs
+        jax.config.update("jax_platforms", "cpu")  # the step is only compiled for GPUs
         chosen = compiler_options(options["compiler"])
         title = f"Compiled for H200s, remat {config.model.remat}"
         body = grid_gpu.report(with_vocabulary(config), chosen)
