@@ -1,16 +1,16 @@
-"""Records what a change that only moves or renames code must leave as it is, and compares records.
+"""Records what a change that only moves or renames code must not change, and compares records.
 
 `python -m benchmarks.yardstick --out DIR` writes into DIR:
 
 - `<layout>.hlo`: the training step of ten layouts as HLO, before and after XLA's passes on CPUs,
-  without the places in the source that it names;
-- `comms-<config>.json`: what `python -m jaxptd.comms --json` counts for every config that names up
-  to eight devices;
+  without references to source lines;
+- `comms-<config>.json`: the output of `python -m jaxptd.comms --json` for every config with at most
+  eight devices;
 - `tests.txt`: the ids of the collected tests, without their folders.
 
 `python -m benchmarks.yardstick --compare OLD NEW` prints the files that differ and ends with exit
 code 1 if there are any. Both records have to come from the same versions of Python and JAX. The
-compiled budgets are held by `--check` of the benchmark of compiled steps.
+compiled budgets are checked by `python -m benchmarks.gpu.compiled --check`.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from jaxptd.errors import Parser, run_command
 ROOT = Path(__file__).parents[1]
 DEVICES = 8
 TENSOR = {"tp": 4, "sequence_parallel": True}
-# Name, layout, and what differs from MODEL.
+# Name, layout, and the fields that differ from MODEL.
 LAYOUTS: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     ("one-device", {}, {}),
     ("dp", {"dp": 8}, {}),
@@ -52,7 +52,7 @@ MODEL = {"num_layers": 2, "hidden_size": 16, "num_heads": 4, "seq_length": 16, "
 
 
 def program(layout: dict[str, Any], model: dict[str, Any]) -> Program:
-    """A tiny model's program."""
+    """Makes the program of a tiny model."""
     config = Config(
         model=ModelConfig(**{**MODEL, **model}),
         layout=Layout(**layout),
@@ -69,14 +69,14 @@ def without_places(text: str) -> str:
 
 
 def step_text(step: Program) -> Iterator[str]:
-    """The training step as it enters XLA, and as it leaves."""
+    """Yields the HLO of the training step as it enters XLA, and as it leaves."""
     lowered: Any = step.train_step.lower(step.abstract_state, step.abstract_batch)
     yield lowered.compiler_ir("hlo").as_hlo_text()
     yield lowered.compile().as_text()
 
 
 def collected_tests() -> str:
-    """Each test's name and parameters, and how many tests have that id."""
+    """Lists each test's name and parameters, and how many tests have that id."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", ""]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     ids = [line.partition("::")[2] for line in found.splitlines() if "::" in line]
@@ -84,7 +84,7 @@ def collected_tests() -> str:
 
 
 def counted(config: str) -> str:
-    """What `comms --json` prints for a config."""
+    """The output of `comms --json` for a config."""
     printed = io.StringIO()
     here = ("--model.attention", "xla", "--train.platform", "cpu")
     with contextlib.redirect_stdout(printed):
@@ -93,7 +93,7 @@ def counted(config: str) -> str:
 
 
 def records() -> Iterator[tuple[str, Callable[[], str]]]:
-    """Names of files, and what makes their text."""
+    """Yields the names of files, and the functions that make their text."""
     for name, layout, model in LAYOUTS:
         made = program(layout, model)
         yield f"{name}.hlo", lambda made=made: "\n".join(map(without_places, step_text(made)))  # type: ignore[misc]
@@ -104,7 +104,7 @@ def records() -> Iterator[tuple[str, Callable[[], str]]]:
 
 
 def differing(old: Path, new: Path) -> list[str]:
-    """Names of files that are not the same in both directories."""
+    """Lists the files that differ between two directories."""
     names = {path.name for directory in (old, new) for path in directory.iterdir()}
 
     def digest(path: Path) -> str:

@@ -1,12 +1,13 @@
-"""Compiles a training step for H200s on a machine that has none, and says what it would need.
+"""Compiles a training step for H200s on any machine, and shows what it would need.
 
 `python -m benchmarks.gpu.compile_gpu --config configs/gpt2-124m.yaml [--layout.dp 1 --peer ...]`
 
-XLA compiles ahead of time for the hardware described in `h200.txtpb`, down to kernels and schedule.
-Known from that: memory of each GPU, kernels, collectives, and the bytes that kernels which are no
-matrix product move. Not known: time; products are not tuned, because that takes the hardware.
+XLA compiles ahead of time for the hardware described in `benchmarks/lib/h200.txtpb`, down to
+kernels and schedule. This gives the memory of each GPU, kernels, collectives, and the bytes that
+kernels other than matrix products move. It does not give time; products are not tuned, because
+that needs the hardware.
 
-Needs, of JAX's own version: `pip install --no-deps jax-cuda13-plugin jax-cuda13-pjrt
+Needs, in JAX's version: `pip install --no-deps jax-cuda13-plugin jax-cuda13-pjrt
 nvidia-cudnn-cu13`. CUDA itself is not needed.
 """
 

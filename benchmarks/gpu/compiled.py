@@ -1,14 +1,14 @@
-"""Training steps compiled for H200s that are not there, held against a stored budget.
+"""Compiles training steps for H200s and compares them with a stored budget; no GPU is needed.
 
 `python -m benchmarks.gpu.compiled [--cases 124m ...]` prints a table; `--out FILE` appends it to a
 page; `--kernels 20` names the kernels that move most; `--check` compares with
 `benchmarks/results/budget.json`, which has a section for each version of JAX, and ends with exit
-code 1 where a figure is worse; `--store` writes that section.
+code 1 if a figure is worse; `--store` writes that section.
 
 All figures follow from the program, so they are the same on every machine: peak memory, kernels,
-bytes of all kernels that are no products as milliseconds at 4.3 TB/s, FLOPs of products and of
-attention, and what the collectives of a step lie over. Not known: time. What compiling needs:
-`benchmarks/gpu/compile_gpu.py`, or `pip install -e '.[h200]'`.
+bytes of all kernels except products as milliseconds at 4.3 TB/s, FLOPs of products and of
+attention, and the collectives that overlap with work. Time is not known. For what compiling needs
+see `benchmarks/gpu/compile_gpu.py`, or `pip install -e '.[h200]'`.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import Program
 
 BUDGET = Path(__file__).parents[1] / "results" / "budget.json"
-SLACK = 1.01  # a figure may be so much worse
+SLACK = 1.01  # a figure may be worse by this factor
 Figures = dict[str, float]
 
 
@@ -43,7 +43,7 @@ class Case:
 
     Args:
         sizes: L, D, N.
-        batch: sequences in all.
+        batch: sequences in total.
         layout: over GPUs.
         remat: what backward computes again.
         scan: whether layers are one compiled block.
@@ -103,7 +103,7 @@ Nothing was run.
 
 
 def measure(case: Case, kernels: int = 0) -> Figures:
-    """What is known of a compiled step. kernels: so many, that move most, are printed."""
+    """Compiles a case and reads its figures. kernels: print this many, those that move most."""
     mesh = make_mesh(case.layout, gpus(case.layout.num_devices))
     program: Any = Program(case.config, mesh)
     compiled = compile_step(program)
@@ -125,7 +125,7 @@ def measure(case: Case, kernels: int = 0) -> Figures:
 
 
 def row(name: str, found: Figures) -> list[str]:
-    """A line of the table."""
+    """Makes a line of the table."""
     case = CASES[name]
     return [
         name,
@@ -140,12 +140,12 @@ def row(name: str, found: Figures) -> list[str]:
 
 
 def version() -> str:
-    """Of JAX, as far as the budget tells versions apart."""
+    """The version of JAX, as far as the budget distinguishes versions."""
     return ".".join(jax.__version__.split(".")[:2])
 
 
 def worse(found: Mapping[str, Figures], stored: Mapping[str, Figures]) -> list[str]:
-    """What is over the budget, in words; a case without one is, too."""
+    """Lists the figures over the budget, in words, and the cases without a budget."""
     lines = []
     for name, figures in found.items():
         if name not in stored:
@@ -160,12 +160,12 @@ def worse(found: Mapping[str, Figures], stored: Mapping[str, Figures]) -> list[s
 
 
 def read_budget() -> dict[str, dict[str, Figures]]:
-    """By version of JAX, then by case."""
+    """Reads the budget: by version of JAX, then by case."""
     return json.loads(BUDGET.read_text(encoding="utf-8")) if BUDGET.exists() else {}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compiles training steps for H200s and compares them with what they may cost."""
+    """Compiles training steps for H200s and compares them with their budget."""
     parser = Parser(prog="python -m benchmarks.gpu.compiled", description=main.__doc__)
     parser.add_argument("--cases", nargs="+", choices=tuple(CASES), default=list(CASES))
     parser.add_argument("--out", default="", help="Markdown file to append the table to")
@@ -175,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.check and options.store:
         raise UserError("--check and --store: give one of them")
-    jax.config.update("jax_platforms", "cpu")  # what starts here; compiled is for GPUs
+    jax.config.update("jax_platforms", "cpu")  # the steps are only compiled for GPUs
     found: dict[str, Figures] = {}
     for name in options.cases:
         found[name] = measure(CASES[name], options.kernels)

@@ -1,7 +1,7 @@
-"""A picture of the least time that each part of a step takes on an H200, from compiled steps.
+"""A picture of the least time that each scope of a step takes on an H200, from compiled steps.
 
 `python -m benchmarks.gpu.step_pictures [--out docs/pictures]` compiles and draws. Needs matplotlib
-(the viz extra) and, as `benchmarks/gpu/compile_gpu.py` says, XLA's compiler for GPUs.
+(the viz extra) and XLA's compiler for GPUs, as described in `benchmarks/gpu/compile_gpu.py`.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ DRAWN = {"124m": "GPT-2 124M, 32 x 1024 tokens", "1.5b": "GPT-2 1.5B, 16 x 1024,
 
 
 def compiled_parts() -> Figure:
-    """Of the steps in `DRAWN`."""
+    """Draws the steps in `DRAWN`."""
     panels = {}
     for name, title in DRAWN.items():
         case = CASES[name]
@@ -41,12 +41,12 @@ PICTURES = {"step_parts.svg": compiled_parts}
 
 def draw(directory: Path) -> None:
     """Writes the picture."""
-    jax.config.update("jax_platforms", "cpu")  # what starts here; compiled is for GPUs
+    jax.config.update("jax_platforms", "cpu")  # the steps are only compiled for GPUs
     svg.save(PICTURES, directory, STYLE)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Draws the least time of each part of steps compiled for H200s."""
+    """Draws the least time of each scope of steps compiled for H200s."""
     return command(draw, "gpu.step_pictures", main.__doc__, argv)
 
 

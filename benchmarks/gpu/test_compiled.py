@@ -1,4 +1,4 @@
-"""What compiled steps may cost: figures, the budget, and what a figure over it says."""
+"""The budget of compiled steps: figures, comparison, and the message for a figure over it."""
 
 import importlib.util
 import subprocess

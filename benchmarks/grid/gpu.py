@@ -1,7 +1,7 @@
-"""Training on a grid, compiled for H200s that are not there: memory, bytes, and what hides them.
+"""Training on a grid, compiled for H200s: memory, bytes, and the work that hides them.
 
-What `python -m benchmarks.grid --gpu` prints. One config, in the layouts of table 2 of Zhu and
-Dong, CAAI Trans. Intelligent Systems 20(5), 2025, with every algorithm on the grid.
+Makes the output of `python -m benchmarks.grid --gpu`: one config in the layouts of table 2 of Zhu
+and Dong, CAAI Trans. Intelligent Systems 20(5), 2025, with every algorithm on the grid.
 """
 
 import dataclasses

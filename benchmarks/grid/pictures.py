@@ -1,7 +1,7 @@
-"""Pictures of products on a grid: who has which block at each step; and what a layer sends.
+"""Pictures of products on a grid: the blocks of each step, and the bytes that a layer sends.
 
-`python -m benchmarks.grid.pictures [--out docs/pictures]` writes them, the same bytes each time.
-Needs matplotlib (the viz extra).
+`python -m benchmarks.grid.pictures [--out docs/pictures]` writes them, with the same bytes each
+time. Needs matplotlib (the viz extra).
 
 Letters: A B = C, in q x q blocks; i, j a device's row and column; k the panel of a step.
 """
@@ -20,12 +20,12 @@ from benchmarks.lib.svg import command
 from jaxptd.analysis import svg
 from jaxptd.errors import run_command
 
-FILLS = ("#bee3f8", "#feebc8", "#c6f6d5", "#e9d8fd")  # of k = 0, 1, 2; of all of them
+FILLS = ("#bee3f8", "#feebc8", "#c6f6d5", "#e9d8fd")  # for k = 0, 1, 2; for all of them
 STROKES = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1")
 INK, PALE = "#1a202c", "#718096"
 STYLE = {"text.color": INK}
 Q = 3
-HIDDEN = 4096  # of the costs that are drawn; it matters to norms only
+HIDDEN = 4096  # D of the costs that are drawn; only the norms depend on it
 
 
 def draw(directory: Path) -> None:
@@ -37,17 +37,17 @@ def draw(directory: Path) -> None:
 
 
 def panel(algorithm: str, i: int, j: int, step: int) -> int:
-    """k of a step on device (i, j) of a q x q grid."""
+    """The panel k that device (i, j) of a q x q grid multiplies at a step."""
     return {"fox": i + step, "cannon": i + j + step, "summa": step}[algorithm] % Q
 
 
 def source(algorithm: str, i: int, j: int, step: int) -> bool:
-    """Whether the block of A in use is this device's own: then it is what a broadcast sends."""
+    """Whether device (i, j) uses its local block of A, which a broadcast then sends."""
     return panel(algorithm, i, j, step) == j
 
 
 def fox() -> Figure:
-    """A broadcast along rows, B one up at each step."""
+    """Draws Fox: A is broadcast along rows, B moves one up at each step."""
     figure = Figure(figsize=(9.6, 4.1), layout="constrained")
     for step, axes in enumerate(figure.subplots(1, Q)):
         _grid(axes, "fox", step)
@@ -60,7 +60,7 @@ def fox() -> Figure:
 
 
 def cannon() -> Figure:
-    """Both skewed once; then A one to the left, B one up at each step."""
+    """Draws Cannon: both are skewed once; then A moves one to the left, B one up at each step."""
     figure = Figure(figsize=(9.6, 4.1), layout="constrained")
     for step, axes in enumerate(figure.subplots(1, Q)):
         _grid(axes, "cannon", step)
@@ -96,7 +96,7 @@ def _frame(axes: Axes, title: str) -> None:
 
 
 def _grid(axes: Axes, algorithm: str, step: int) -> None:
-    """The devices, coloured by k; in bold those whose own block of A is the one in use."""
+    """Draws the devices, coloured by k; bold are those whose local block of A is in use."""
     _frame(axes, f"step {step}")
     for i, j in np.ndindex(Q, Q):
         k = panel(algorithm, i, j, step)
@@ -116,13 +116,13 @@ def _device(axes: Axes, i: int, j: int, fill: str, a: str, b: str) -> None:
 
 
 def _along_row(axes: Axes, i: int, source: int) -> None:
-    """Arrows from device (i, source) to the ends of its row, above the names of blocks."""
+    """Draws arrows from device (i, source) to the ends of its row, above the names of blocks."""
     for end in {0, Q - 1} - {source}:
         _arrow(axes, (source + 0.5, i + 0.17), (end + 0.5, i + 0.17))
 
 
 def _along_column(axes: Axes, j: int, source: int) -> None:
-    """Arrows from device (source, j) to the ends of its column, beside the names of blocks."""
+    """Draws arrows from device (source, j) to the ends of its column, beside the blocks' names."""
     for end in {0, Q - 1} - {source}:
         _arrow(axes, (j + 0.13, source + 0.5), (j + 0.13, end + 0.5))
 
@@ -133,7 +133,7 @@ def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> 
 
 
 def _rings(axes: Axes, *, up: bool, left: bool) -> None:
-    """Arrows outside the grid that say which way blocks went before this step."""
+    """Draws arrows outside the grid in the direction in which blocks moved before this step."""
     for n in range(Q):
         if up:
             _arrow(axes, (n + 0.5, 0), (n + 0.5, -0.3))
@@ -145,7 +145,7 @@ def _rings(axes: Axes, *, up: bool, left: bool) -> None:
 
 
 def break_even() -> Figure:
-    """Bytes that a device sends a layer, against M / D; and what it keeps, against N."""
+    """Draws the bytes that a device sends a layer, over M / D; and the bytes it keeps, over N."""
     figure = Figure(figsize=(9.6, 4.2), layout="constrained")
     sent, kept = figure.subplots(1, 2)
     ratio = np.geomspace(0.25, 128, 64)

@@ -2,17 +2,17 @@
 
 `python -m benchmarks.grid.summa2d [--devices 4 8 --size 4096x256x1024 1024x1024x1024 --out FILE]`
 
-y = (x w1) w2, an MLP without its nonlinearity, and the gradients of x, w1 and w2, float32: every
-algorithm of a row x col grid beside
+Measures y = (x w1) w2, an MLP without its nonlinearity, and the gradients of x, w1 and w2, float32,
+with every algorithm of a row x col grid beside
 
-- *Megatron*: w1 cut by columns, w2 by rows, tokens cut between pairs (sequence parallelism);
-- *autodiff*: blocks all-gathered on the grid, backward made by autodiff;
-- *jit*: every operand and result cut both ways, the rest left to XLA's partitioner.
+- *Megatron*: w1 sharded by columns, w2 by rows, tokens sharded between pairs (sequence
+  parallelism);
+- *autodiff*: blocks all-gathered on the grid, backward by autodiff;
+- *jit*: every operand and result sharded both ways, the rest left to XLA's partitioner.
 
-Every program must give what one device gives; else nothing is measured. Then all are timed in one
-run, one after the other, again and again. The devices are simulated on the CPU, so times compare
-work, copies and waiting, and say nothing of how it scales. `--gpu` adds what one GPU takes for a
-pair in bfloat16.
+Every program must give the result of one device, or nothing is measured. Then all are timed in one
+run, in turns. The devices are simulated on the CPU, so times compare work, copies and waiting, and
+do not show how they scale. `--gpu` adds the time of a pair in bfloat16 on one GPU.
 
 Letters: M tokens, D model, F hidden.
 """
@@ -54,7 +54,7 @@ class Run(Runner):
 
 
 def start(program: Program, mesh: Mesh, arrays: Sequence[np.ndarray]) -> Run:
-    """The program, compiled, with its arguments laid out on the mesh."""
+    """Compiles the program and shards its arguments over the mesh."""
     shardings = program.shardings(mesh)
     laid = [jax.device_put(*each) for each in zip(arrays, (*shardings, shardings[0]), strict=True)]
     compiled = program.gradients(mesh).lower(*laid).compile(compiler_options=CPU_OPTIONS)
@@ -68,7 +68,7 @@ def start(program: Program, mesh: Mesh, arrays: Sequence[np.ndarray]) -> Run:
 
 
 def measure(size: Size, devices: int, *, steps: int) -> list[Run]:
-    """Every program: checked, then timed `steps` times, interleaved."""
+    """Checks every program, then times each `steps` times, in turns."""
     arrays = size.random()
     runs = [start(each, make_mesh(each.layout), arrays) for each in programs(devices)]
     race(runs, plain(*arrays), steps=steps)
@@ -81,7 +81,7 @@ GPU_SIZES = (Size(65536, 2048, 8192), Size(8192, 8192, 8192))
 
 
 def floor(sizes: Sequence[Size] = GPU_SIZES, *, steps: int = 11, gpu: bool = True) -> str:
-    """What this process's first device takes for a pair in bfloat16, as text.
+    """Times a pair in bfloat16 on this process's first device, and reports it as text.
 
     With `gpu`, only a GPU is measured.
     """
@@ -100,7 +100,7 @@ def floor(sizes: Sequence[Size] = GPU_SIZES, *, steps: int = 11, gpu: bool = Tru
 
 
 def _alone(size: Size, device: Any, steps: int) -> float:
-    """Median seconds of a pair, forward and backward, in bfloat16."""
+    """The median seconds of a pair, forward and backward, in bfloat16."""
     arrays = [jax.device_put(jnp.ones(shape, jnp.bfloat16), device) for shape in size.shapes]
     seconds = []
     for _ in range(steps + 1):
@@ -111,7 +111,7 @@ def _alone(size: Size, device: Any, steps: int) -> float:
 
 
 def floor_apart() -> str:
-    """`floor` in a process of its own: this one's devices are simulated."""
+    """Runs `floor` in a process of its own, because this process simulates its devices."""
     apart = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, apart) as process:
         return process.submit(floor).result()
@@ -124,12 +124,12 @@ HEAD += ["kept for backward, MiB", "sent by a device, MiB", "messages", "largest
 
 
 def share(run: Run, runs: Sequence[Run]) -> float:
-    """Its median over that of the fastest peer."""
+    """The median of a program, divided by that of the fastest peer."""
     return run.median / min(each.median for each in runs if not each.program.ours)
 
 
 def row(run: Run, runs: Sequence[Run]) -> list[str]:
-    """One line of the table."""
+    """Makes one line of the table."""
     layout, ratio = run.program.layout, f"{share(run, runs):.2f}"
     sent = " + ".join(f"{axes} {size / 2**20:.2f}" for axes, size in sorted(run.wire.items()))
     return [
@@ -146,7 +146,7 @@ def row(run: Run, runs: Sequence[Run]) -> list[str]:
 
 
 def section(size: Size, devices: int, runs: Sequence[Run]) -> str:
-    """The table of one size on so many devices."""
+    """Makes the table of one size on so many devices."""
     title = f"## {devices} devices, {size}"
     return f"{title}\n\n{table([HEAD, *(row(run, runs) for run in runs)])}"
 
@@ -188,10 +188,10 @@ def parse_size(text: str) -> Size:
 
 
 def options(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line.
+    """Parses the command line.
 
     Raises:
-        UserError: so many devices make no grid, or a size does not split over them.
+        UserError: the number of devices forms no grid, or a size does not split over them.
     """
     parser = Parser(prog="python -m benchmarks.grid.summa2d", description=main.__doc__)
     parser.add_argument("--devices", type=int, nargs="+", default=[4, 8])
@@ -215,7 +215,7 @@ def options(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures a pair of products on grids of devices beside Megatron's and XLA's own."""
+    """Measures a pair of products on grids of devices beside Megatron's and XLA's."""
     args = options(argv)
     sections = [f"## One GPU, bfloat16\n\n{floor_apart()}"] if args.gpu else []
     rows, cols = grids(max(args.devices))[0]

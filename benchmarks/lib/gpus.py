@@ -1,4 +1,4 @@
-"""H200s to compile for on a machine that has none: the hardware described in `h200.txtpb`."""
+"""H200s to compile for without having any: the hardware described in `h200.txtpb`."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the benchmarks share: a compiled training step and its numbers, tables, files."""
+"""Shared by the benchmarks: a compiled training step and its numbers, tables, files."""
 
 import dataclasses
 import time

@@ -1,10 +1,10 @@
-"""Rewrites programs made by XLA's partitioner so that `jaxptd.analysis.hlo` prices them fairly.
+"""Rewrites programs made by XLA's partitioner so that `jaxptd.analysis.hlo` counts them fairly.
 
 Two things differ from a shard_map program. The partitioner names mesh axes of its own
-(`mesh['axis_0'=2,'axis_1'=4] {'axis_1'}`); they are written out as lists of devices. And XLA on
-CPU lacks the pass, which those for GPU and TPU have, that makes a reduce-scatter of an all-reduce
-of which each device uses its own slice only; such an all-reduce is written as the reduce-scatter
-that it would be, so that the peer is not charged twice for what it would send once.
+(`mesh['axis_0'=2,'axis_1'=4] {'axis_1'}`); they are written as lists of devices. And XLA on CPU
+lacks a pass of XLA on GPU and TPU, which replaces an all-reduce by a reduce-scatter if each device
+uses only its slice; such an all-reduce is written as that reduce-scatter, so that the peer is not
+charged for twice the bytes.
 """
 
 import collections

@@ -1,4 +1,4 @@
-"""Compiled programs raced: each is held against right results, then all are timed in one run."""
+"""Races compiled programs: each is compared with right results, then all are timed in one run."""
 
 import dataclasses
 import statistics

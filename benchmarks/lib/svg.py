@@ -1,4 +1,4 @@
-"""SVG pictures for the documentation, the same bytes each time. Needs the viz extra."""
+"""SVG pictures for the documentation, with the same bytes each time. Needs the viz extra."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

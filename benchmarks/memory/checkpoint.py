@@ -5,13 +5,13 @@
 The whole state of a model (parameters and two moments, float32) is saved and restored in turns, in
 one run, by
 
-- *jaxptd*: `Checkpoints`: everything on the disk (fsync), a CRC-32 of every file, moved into place;
-  restored after every file was read and checked;
+- *jaxptd*: `Checkpoints`: everything flushed to the disk (fsync), a CRC-32 of every file, and a
+  rename at the end; it restores after every file was read and checked;
 - *orbax*: `ocp.save`, `ocp.save_async` and `ocp.load` of the same arrays, which do none of that.
 
-Blocking is how long the caller waits before it may change the state. Every restored state is held
-against the saved one, bit by bit. The devices are simulated on the CPU, where there is no copy from
-a device to the host; what the next step must copy instead is not in these times.
+Blocking is the time that the caller waits before it may change the state. Every restored state is
+compared with the saved one, bit by bit. The devices are simulated on the CPU, where there is no
+copy from a device to the host; the copies that the next step makes instead are not timed.
 """
 
 import argparse
@@ -47,7 +47,7 @@ TIMES = ("save", "save behind: blocking", "save behind: in all", "restore")
 
 @dataclasses.dataclass
 class Way:
-    """A way to save and restore; seconds of each of TIMES, of every turn.
+    """A way to save and restore, with the seconds of each of TIMES in every turn.
 
     Args:
         name: of the way.
@@ -65,7 +65,7 @@ class Way:
     )
 
     def turn(self, state: Any, folder: Path) -> None:
-        """Saves in both ways and restores, timed. Raises DifferentError."""
+        """Saves in both modes and restores, timed. Raises DifferentError."""
         with self._timed("save"):
             self.save(state, folder / "save")
         with self._timed("save behind: in all"):
@@ -83,7 +83,7 @@ class Way:
 
 
 class Clock:
-    """Appends the seconds of its `with` to a list."""
+    """Appends the seconds of its `with` block to a list."""
 
     def __init__(self, seconds: list[float]) -> None:
         self._seconds = seconds
@@ -96,7 +96,7 @@ class Clock:
 
 
 def _drop(folder: Path) -> None:
-    """Deletes a folder, and waits until the disk has nothing to do for it any more."""
+    """Deletes a folder, and waits until the disk has finished."""
     shutil.rmtree(folder)
     os.sync()
 
@@ -111,7 +111,7 @@ def require_same(name: str, restored: Any, state: Any) -> None:
 
 
 def ways(target: Any) -> Iterator[Way]:
-    """jaxptd's and orbax's, of states like `target`."""
+    """Yields jaxptd's and orbax's ways, for states like `target`."""
 
     def save(state: Any, folder: Path) -> None:
         Checkpoints(folder, keep=1).save(1, state, description={})
@@ -131,7 +131,7 @@ def ways(target: Any) -> Iterator[Way]:
 
 
 def measure(config: Config, folder: Path, *, repeats: int) -> tuple[int, list[Way]]:
-    """Bytes of the state, and both ways after so many turns (one more, the first, not counted)."""
+    """The bytes of the state, and both ways after so many turns and one that does not count."""
     program = Program(config, make_mesh(config.layout))
     state = jax.block_until_ready(to_canonical(program, program.init_state()))
     found = list(ways(abstract_canonical(program)))
@@ -148,7 +148,7 @@ HEAD = ["", "jaxptd, s", "jaxptd, MB/s", "orbax, s", "orbax, MB/s", "jaxptd / or
 
 
 def section(config: Config, size: int, found: Sequence[Way]) -> str:
-    """The table of one layout."""
+    """Makes the table of one layout."""
     rows = [HEAD]
     for name in TIMES:
         medians = [statistics.median(way.seconds[name]) for way in found]
@@ -172,7 +172,7 @@ def report(sections: Sequence[str], *, config: Path, repeats: int) -> str:
 
 
 def options(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line. Raises UserError."""
+    """Parses the command line. Raises UserError."""
     parser = Parser(prog="python -m benchmarks.memory.checkpoint", description=main.__doc__)
     parser.add_argument("--config", type=Path, default=CONFIG, help="whose model is saved")
     parser.add_argument("--repeats", type=int, default=3, help="counted turns (default: 3)")

@@ -1,12 +1,12 @@
-"""What each remat policy keeps, needs, computes and takes, in several layouts.
+"""Memory, work and time of each remat policy, in several layouts.
 
 `python -m benchmarks.memory.remat [--layouts one tp ...] [--out benchmarks/results/remat.md]`
 
-A small GPT, float32, on simulated CPU devices. Kept: by formula
-(`jaxptd/analysis/memory_model.py`), of all layers of one device, in a pipeline with what waits for
-a stage. Temporary: of the compiled step. Products: FLOPs of forward and backward, counted in the
-step's jaxpr. Time: the fastest of several steps, taken in turns. Products and times are shares of
-those of `none` in the same run.
+Measures a small GPT, float32, on simulated CPU devices. Kept: by formula
+(`jaxptd/analysis/memory_model.py`), for all layers of one device, in a pipeline with the values
+that wait on a stage. Temporary: of the compiled step. Products: FLOPs of forward and backward,
+counted in the step's jaxpr. Time: the fastest of several steps, taken in turns. Products and times
+are divided by those of `none` in the same run.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from jaxptd.run.devices import prepare
 from jaxptd.step import Program
 
 MODEL = ModelConfig(num_layers=8, hidden_size=128, num_heads=8, seq_length=128, vocab_size=256)
-SEQUENCES = 8  # of each part of dp
+SEQUENCES = 8  # on each device along dp
 LAYOUTS: dict[str, Layout] = {
     "one": Layout(),
     "tp": Layout(tp=4),
@@ -34,7 +34,7 @@ LAYOUTS: dict[str, Layout] = {
     "grid": Layout(row=2, col=2),
     "pp": Layout(pp=4),
 }
-# The policy, and the share of layers that have it.
+# The policy, and the fraction of layers that have it.
 POLICIES: tuple[tuple[Remat, float], ...] = (
     ("none", 1),
     ("attention", 1),
@@ -55,7 +55,7 @@ second by `python -m benchmarks.gpu.compile_gpu`, as its words say.
 
 
 def config_of(layout: Layout, remat: Remat, share: float) -> Config:
-    """The step of a layout; a pipeline has as many micro-batches as sequences."""
+    """Makes the config of a layout; a pipeline has as many micro-batches as sequences."""
     part = MODEL.num_layers // layout.pp
     first = None if share == 1 else round(share * part)
     model = dataclasses.replace(MODEL, remat=remat, remat_layers=first)
@@ -72,7 +72,7 @@ def config_of(layout: Layout, remat: Remat, share: float) -> Config:
 
 @dataclasses.dataclass
 class Found:
-    """What is known of a step: bytes, FLOPs, and the step itself, to be timed."""
+    """A step and its figures: bytes, FLOPs, and the compiled step, to be timed."""
 
     kept: int
     temporary: int
@@ -81,7 +81,7 @@ class Found:
 
 
 def measure(config: Config) -> Found:
-    """One policy in one layout, compiled."""
+    """Compiles one policy in one layout."""
     program = Program(config, make_mesh(config.layout))
     plan = program.plan if config.layout.pp > 1 else None
     kept = memory_model.activations(config, plan)
@@ -93,7 +93,7 @@ def measure(config: Config) -> Found:
 
 
 def rows(layout: Layout, rounds: int) -> list[list[str]]:
-    """The table's, all policies timed in turns."""
+    """Makes the table's rows, with all policies timed in turns."""
     found = [measure(config_of(layout, *policy)) for policy in POLICIES]
     for _ in range(rounds + 1):  # one to warm up
         for each in found:

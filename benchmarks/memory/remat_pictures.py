@@ -1,7 +1,7 @@
-"""A picture of what a layer keeps for backward under each remat policy, by formula.
+"""A picture of the bytes that a layer keeps for backward under each remat policy, by formula.
 
-`python -m benchmarks.memory.remat_pictures [--out docs/pictures]` writes it, the same bytes each
-time. Needs matplotlib (the viz extra).
+`python -m benchmarks.memory.remat_pictures [--out docs/pictures]` writes it, with the same bytes
+each time. Needs matplotlib (the viz extra).
 
 Letters: b sequences of a micro-batch, T tokens, D model.
 """
@@ -31,7 +31,7 @@ STYLE = {"font.size": 9}
 
 
 def kept() -> Figure:
-    """A bar a policy, a panel a layout; what is published beside it, without scores, as a line."""
+    """Draws a bar per policy, a panel per layout, and published figures without scores as lines."""
     figure = Figure(figsize=(9.6, 5.6), layout="constrained")
     panels = figure.subplots(2, 2, sharey=True).flat
     for axes, layout in zip(panels, LAYOUTS, strict=True):
@@ -69,7 +69,7 @@ def draw(directory: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Draws what a layer keeps under each remat policy."""
+    """Draws the bytes that a layer keeps under each remat policy."""
     return command(draw, "memory.remat_pictures", main.__doc__, argv)
 
 

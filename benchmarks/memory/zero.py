@@ -1,16 +1,15 @@
-"""What each stage of ZeRO and what host memory save, cost and move.
+"""Memory, time and bytes of each stage of ZeRO, and of state in host memory.
 
-`python -m benchmarks.memory.zero [--out benchmarks/results/zero.md]`: a small GPT, float32, on
-simulated CPU devices. Of one device: state by formula and as the compiled step takes it, temporary
-memory of that step, bytes over dp (x cp) in its jaxpr, by formula and in its compiled program, and
-the fastest step, taken in turns, as a share of stage 0's in the same run (simulated devices share
-their cores, so time compares work, not messages).
+`python -m benchmarks.memory.zero [--out benchmarks/results/zero.md]` measures a small GPT, float32,
+on simulated CPU devices. The figures of one device: state by formula and as an argument of the
+compiled step, temporary memory of that step, bytes over dp (x cp) in its jaxpr, by formula and in
+its compiled program, and the fastest step, taken in turns, divided by stage 0's in the same run
+(simulated devices share their cores, so time compares work, not messages).
 
-`python -m benchmarks.memory.zero --gpu --config F [overrides]`: a config's step with every stage
-and everything in host memory that goes there, compiled for H200s that are not there (see
-`benchmarks/gpu/compile_gpu.py` for what that needs); nothing is run. The state in host memory is
-there for one device only: of several, ahead of time, XLA does not say in which memory arguments
-are.
+`python -m benchmarks.memory.zero --gpu --config F [overrides]` compiles a config's step for H200s
+with every stage, and with everything possible in host memory; nothing is run (see
+`benchmarks/gpu/compile_gpu.py` for what it needs). The state in host memory is shown for one device
+only: compiled ahead of time for several, XLA does not report in which memory arguments are.
 """
 
 import dataclasses
@@ -62,7 +61,7 @@ Made by `python -m benchmarks.memory.zero`, whose head says what is measured.
 
 
 def config_of(name: str, stage: int) -> Config:
-    """The step of a layout at a stage."""
+    """Makes the config of a layout at a stage."""
     layout = dataclasses.replace(LAYOUTS[name], zero=stage)
     train = TrainConfig(
         global_batch_size=16, micro_batches=MICRO_BATCHES.get(name, 1), platform="cpu"
@@ -81,14 +80,14 @@ def over_replicas(found: Sequence[Collective]) -> str:
 
 @dataclasses.dataclass
 class Found:
-    """A line of the table but for the time; and the step, to be timed."""
+    """A line of the table without the time; and the step, to be timed."""
 
     cells: list[str]
     run: Run
 
 
 def measure(config: Config) -> Found:
-    """One stage of one layout, compiled."""
+    """Compiles one stage of one layout."""
     program = Program(config, make_mesh(config.layout))
     compiled = compile_step(program)
     memory = compiled.memory_analysis()
@@ -108,7 +107,7 @@ def measure(config: Config) -> Found:
 
 
 def section(name: str, rounds: int) -> str:
-    """A layout's table, all stages timed in turns."""
+    """Makes a layout's table, with all stages timed in turns."""
     prepare(config_of(name, 0))
     found = [measure(config_of(name, stage)) for stage in STAGES]
     for _ in range(rounds + 1):  # one to warm up
@@ -128,7 +127,7 @@ def section(name: str, rounds: int) -> str:
 
 
 def variants(config: Config) -> Iterator[Config]:
-    """The config with every stage that cuts something, and with what host memory can take."""
+    """Yields the config with every stage that shards, and with all that host memory can take."""
     stages = STAGES if config.layout.dp * config.layout.cp > 1 else (0,)
     for stage in stages:
         yield with_layout(config, zero=stage)
@@ -144,13 +143,13 @@ def with_layout(config: Config, **fields: Any) -> Config:
 
 
 def gpu_line(config: Config) -> list[str]:
-    """A line of the table of H200s."""
+    """Makes a line of the table of H200s."""
     mesh = make_mesh(config.layout, gpus(config.layout.num_devices))
     program = Program(config, mesh)
     compiled = compile_step(program)
     memory = compiled.memory_analysis()
     sizes = {str(axis): size for axis, size in mesh.shape.items()}
-    # What stages do by themselves is added up over them; a GPU is on one.
+    # Collectives within a stage are added up over stages; a GPU is on one.
     sent = sum(c.wire_bytes(sizes) for c in comms.count(program) if {"dp", "cp"} & {*c.axes})
     sent //= config.layout.pp
     return [
@@ -185,7 +184,7 @@ def gpu_section(config: Config) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures ZeRO's stages, or compiles them for GPUs that are not there."""
+    """Measures ZeRO's stages, or compiles them for GPUs."""
     parser = make_parser("python -m benchmarks.memory.zero", main.__doc__ or "")
     parser.add_argument("--gpu", action="store_true", help="compile --config for H200s")
     parser.add_argument("--layouts", nargs="+", choices=tuple(LAYOUTS), default=list(LAYOUTS))
@@ -195,7 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options["rounds"] < 1:
         raise UserError(f"--rounds {options['rounds']}: use 1 or more")
     if options["gpu"]:
-        jax.config.update("jax_platforms", "cpu")  # what starts here; compiled is for GPUs
+        jax.config.update("jax_platforms", "cpu")  # the steps are only compiled for GPUs
         made = [gpu_section(with_vocabulary(config))]
     else:
         made = [section(name, options["rounds"]) for name in options["layouts"]]

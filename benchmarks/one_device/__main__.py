@@ -4,9 +4,9 @@
 benchmarks/results/gpu.md]`
 
 Each trainer of each case runs in a process of its own, one after the other, so that neither holds
-memory that the other needs (`gpu_trainer.py` says how). MFU is of the products
-that a step needs by formula, 6N + 12 L D T a token, and once more with the half of attention that
-the mask hides left out. Beside the table, with `--out`, a JSON file with every step's time.
+memory that the other needs (see `trainer.py`). MFU counts the products that a step needs by
+formula, 6N + 12 L D T a token, and once more without the half of attention that the mask hides.
+With `--out`, a JSON file beside the table has every step's time.
 """
 
 import json
@@ -37,7 +37,7 @@ Result = Mapping[str, Any]  # what a trainer prints
 
 
 def measure(trainer: str, name: str, steps: int) -> Result:
-    """What a trainer prints of a case; with "error", in words, where it could not run."""
+    """Runs a trainer on a case and returns what it prints; {"error": words} if it cannot run."""
     command = [sys.executable, "-m", "benchmarks.one_device.trainer", trainer]
     done = subprocess.run(
         [*command, "--case", name, "--steps", str(steps)], capture_output=True, text=True
@@ -49,7 +49,7 @@ def measure(trainer: str, name: str, steps: int) -> Result:
 
 
 def row(name: str, trainer: str, found: Result, peer: Result | None) -> list[str]:
-    """A line of the table."""
+    """Makes a line of the table."""
     case = CASES[name]
     head = [f"{name}, {parameters(case) / 1e6:,.0f} M", f"{case.batch}, {case.length}", trainer]
     if "error" in found:
@@ -70,12 +70,12 @@ def row(name: str, trainer: str, found: Result, peer: Result | None) -> list[str
 
 
 def peak_of(found: Result) -> float:
-    """Dense bfloat16 FLOPs a second of the GPU; 0 where no data sheet is at hand."""
+    """Dense bfloat16 FLOPs a second of the GPU; 0 if its data sheet is not known."""
     return next((peak for name, peak in PEAK_FLOPS.items() if name in found["device"]), 0.0)
 
 
 def against(seconds: float, peer: Result | None) -> str:
-    """How much faster than the peer."""
+    """The speed-up over the peer."""
     if peer is None or "error" in peer:
         return ""
     return f"**{statistics.median(peer['seconds']) / seconds:.2f}x**"
@@ -84,7 +84,7 @@ def against(seconds: float, peer: Result | None) -> str:
 def rows(
     names: Sequence[str], steps: int, ask: Callable[[str, str, int], Result]
 ) -> tuple[list[list[str]], dict[str, dict[str, Result]]]:
-    """The table's lines, and all that was found: by case, then by trainer."""
+    """Returns the table's lines, and all results: by case, then by trainer."""
     lines, every = [], {}
     for name in names:
         every[name] = found = {trainer: ask(trainer, name, steps) for trainer in TRAINERS}
@@ -96,7 +96,7 @@ def rows(
 
 
 def versions(found: Mapping[str, Mapping[str, Result]]) -> str:
-    """Date, device and versions, of trainers that ran."""
+    """Date, device and versions of the trainers that ran."""
     ran = [each for case in found.values() for each in case.values() if "error" not in each]
     known = {name: version for each in ran for name, version in each["versions"].items()}
     devices = sorted({each["device"] for each in ran})
@@ -105,7 +105,7 @@ def versions(found: Mapping[str, Mapping[str, Result]]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Trains GPT-2 in several sizes on this machine's first GPU, ours and PyTorch's."""
+    """Trains GPT-2 in several sizes on this machine's first GPU, with jaxptd and with PyTorch."""
     parser = Parser(prog="python -m benchmarks.one_device", description=main.__doc__)
     parser.add_argument("--cases", nargs="+", choices=tuple(CASES), default=list(CASES))
     add_steps(parser)

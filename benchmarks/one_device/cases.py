@@ -1,4 +1,4 @@
-"""What `benchmarks.one_device` trains: models, batches, and what a token of them costs."""
+"""The models and batches that `benchmarks.one_device` trains, and the FLOPs of a token."""
 
 import dataclasses
 import math
@@ -30,7 +30,7 @@ class Case:
 
     @property
     def config(self) -> Config:
-        """Ours: bfloat16 products, float32 masters."""
+        """The config of jaxptd's step: bfloat16 products, float32 masters."""
         model = ModelConfig(
             num_layers=self.layers,
             hidden_size=self.hidden,
@@ -54,7 +54,7 @@ class Case:
         return 12 * self.layers * self.hidden**2 + VOCABULARY * self.hidden
 
     def flops(self, *, causal: bool) -> int:
-        """Of a token: 6N + 12 L D T; causal: what attention's mask hides is left out.
+        """FLOPs of a token: 6N + 12 L D T; causal: without what attention's mask hides.
 
         Source: Chowdhery et al., PaLM, arXiv 2204.02311, appendix B.
         """
@@ -73,11 +73,11 @@ CASES = {
 
 
 def parameters(case: Case) -> int:
-    """All of a GPT-2, biases, norms and positions too."""
+    """All parameters of a GPT-2, with biases, norms and positions."""
     layer = 12 * case.hidden**2 + 13 * case.hidden
     return case.layers * layer + (VOCABULARY + case.length + 2) * case.hidden
 
 
 def mfu(case: Case, seconds: float, peak: float, *, causal: bool) -> float:
-    """The share of a GPU's FLOPs that a step of this many seconds uses."""
+    """The fraction of a GPU's FLOPs that a step of this many seconds uses."""
     return case.flops(causal=causal) * case.tokens / seconds / peak if peak else math.nan

@@ -1,4 +1,4 @@
-"""Our steps of `benchmarks.one_device`; run by `gpu_trainer.py`."""
+"""jaxptd's steps of `benchmarks.one_device`; run by `trainer.py`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from jaxptd.step import Program
 
 
 def start(case: Case) -> tuple[Callable[[], float], Callable[[], dict[str, Any]]]:
-    """A step and the facts, as `gpu_trainer.Trainer`.
+    """Makes the step and the facts of `trainer.Trainer`.
 
     Raises:
         UserError: JAX finds no GPU.

@@ -1,4 +1,4 @@
-"""The benchmark on one GPU: its figures, what it prints of what did not run, and its peer."""
+"""The benchmark on one GPU: its figures, its report of trainers that did not run, and its peer."""
 
 import dataclasses
 import json
@@ -139,10 +139,10 @@ def test_a_trainer_that_cannot_start_is_one_line(argv, line, capsys, monkeypatch
 
 @pytest.mark.gpu
 def test_the_peer_computes_what_we_do():
-    """In float32, from our parameters: loss and every gradient."""
-    from benchmarks import gpu_torch  # it needs PyTorch
+    """Compares loss and every gradient in float32, from jaxptd's parameters."""
+    from benchmarks.one_device import torch_trainer  # it needs PyTorch
 
-    torch = gpu_torch.torch
+    torch = torch_trainer.torch
     config = SMALL.config
     model = dataclasses.replace(config.model, dtype="float32")
     program = Program(dataclasses.replace(config, model=model), make_mesh(config.layout))
@@ -150,8 +150,8 @@ def test_the_peer_computes_what_we_do():
     rows = np.random.default_rng(0).integers(0, VOCABULARY, (2, 33), dtype=np.int32)
     batch = program.place({"tokens": rows[:, :-1], "targets": rows[:, 1:]})
     _, metrics, grads = program.step_with_gradients(state, batch)
-    peer = gpu_torch.GPT(SMALL)
-    gpu_torch.load(
+    peer = torch_trainer.GPT(SMALL)
+    torch_trainer.load(
         peer, {n: np.asarray(x) for n, x in to_canonical(program, state)["params"].items()}
     )
     ids = torch.from_numpy(rows.astype(np.int64))
@@ -159,5 +159,7 @@ def test_the_peer_computes_what_we_do():
     loss.backward()
     assert loss.item() == pytest.approx(float(metrics["loss"]), rel=1e-6)
     ours = {name: np.asarray(g) for name, g in program.canonical(grads).items()}
-    for name, gradient in gpu_torch.gradients(peer).items():
-        assert relative(gradient, gpu_torch._ours(name, ours).reshape(gradient.shape)) < 1e-5, name
+    for name, gradient in torch_trainer.gradients(peer).items():
+        assert relative(gradient, torch_trainer._ours(name, ours).reshape(gradient.shape)) < 1e-5, (
+            name
+        )

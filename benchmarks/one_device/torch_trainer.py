@@ -1,8 +1,8 @@
-"""PyTorch's steps of `benchmarks.one_device`; run by `gpu_trainer.py`.
+"""PyTorch's steps of `benchmarks.one_device`; run by `trainer.py`.
 
 GPT-2 written for speed: bfloat16 autocast over float32 weights, `torch.compile`, scaled dot product
-attention by cuDNN or FlashAttention, fused AdamW, the same clipping, batch and vocabulary as ours.
-`benchmarks/one_device/test_one_device.py` holds its loss and gradients against ours.
+attention by cuDNN or FlashAttention, fused AdamW, with jaxptd's clipping, batch and vocabulary.
+`benchmarks/one_device/test_one_device.py` compares its loss and gradients with jaxptd's.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from jaxptd.analysis.compiled_step import random_batch
 from jaxptd.errors import UserError
 
 BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
-DECAY, CLIP = 0.1, 1.0  # as OptimizerConfig's
+DECAY, CLIP = 0.1, 1.0  # those of OptimizerConfig
 
 
 class Block(nn.Module):
@@ -33,7 +33,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x[B, T, D] -> the same."""
+        """x[B, T, D] -> x[B, T, D]."""
         B, T, D = x.shape
         qkv = self.qkv(self.attention_norm(x)).view(B, T, 3, self.heads, D // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
@@ -44,7 +44,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """GPT-2, its output tied to its tokens."""
+    """GPT-2 with the output tied to the token table."""
 
     def __init__(self, case: Case, vocabulary: int = VOCABULARY) -> None:
         super().__init__()
@@ -73,19 +73,19 @@ class GPT(nn.Module):
 
 
 def load(model: GPT, params: Mapping[str, np.ndarray]) -> None:
-    """Our canonical parameters into the peer's."""
+    """Loads jaxptd's canonical parameters into the peer."""
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.copy_(torch.from_numpy(np.array(_ours(name, params))).view_as(p))
 
 
 def gradients(model: GPT) -> dict[str, np.ndarray]:
-    """The peer's, by the peer's names."""
+    """The peer's gradients, by the peer's names."""
     return {n: p.grad.numpy() for n, p in model.named_parameters() if p.grad is not None}
 
 
 def _ours(name: str, params: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Our array for a parameter of the peer, its output dim first."""
+    """jaxptd's array for a parameter of the peer, its output dim first."""
     head, _, kind = name.rpartition(".")
     if head in ("tokens", "positions"):
         return params[f"{head}.table"]
@@ -102,7 +102,7 @@ def _ours(name: str, params: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def groups(model: nn.Module) -> list[dict[str, Any]]:
-    """Matrices and tables decay, vectors do not."""
+    """Groups parameters: matrices and tables decay, vectors do not."""
     parameters = list(model.parameters())
     return [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": DECAY},
@@ -111,7 +111,7 @@ def groups(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def start(case: Case) -> tuple[Callable[[], float], Callable[[], dict[str, Any]]]:
-    """A step and the facts, as `gpu_trainer.Trainer`.
+    """Makes the step and the facts of `trainer.Trainer`.
 
     Raises:
         UserError: PyTorch finds no GPU.

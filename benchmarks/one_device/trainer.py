@@ -1,7 +1,8 @@
 """Steps of one trainer of `benchmarks.one_device`, in a process of their own.
 
 `python -m benchmarks.one_device.trainer jaxptd --case 124m --steps 20`, or `torch`, prints one JSON
-object: seconds of each step, losses, bytes. The trainers are `gpu_jaxptd.py` and `gpu_torch.py`.
+object: seconds of each step, losses, bytes. The trainers are `jaxptd_trainer.py` and
+`torch_trainer.py`.
 """
 
 import importlib
@@ -21,8 +22,8 @@ class Trainer(NamedTuple):
     """A model that is trained on one batch, again and again.
 
     Args:
-        step: runs one, to its end -> its loss.
-        facts: what is known afterwards: peak_bytes, device, versions, attention.
+        step: runs one step to its end -> its loss.
+        facts: returns what is known afterwards: peak_bytes, device, versions, attention.
     """
 
     step: Callable[[], float]
@@ -30,20 +31,20 @@ class Trainer(NamedTuple):
 
 
 def start(name: str, case: Case) -> Trainer:
-    """The trainer of that name.
+    """Starts the trainer of that name.
 
     Raises:
         UserError: it is not installed, or finds no GPU.
     """
     try:
-        module = importlib.import_module(f"benchmarks.gpu_{name}")
+        module = importlib.import_module(f"benchmarks.one_device.{name}_trainer")
     except ModuleNotFoundError as error:
         raise UserError(f"{error.name} is not installed; pip install {error.name}") from error
     return Trainer(*module.start(case))
 
 
 def run(trainer: Trainer, steps: int) -> dict[str, Any]:
-    """What `benchmarks.one_device` reads: seconds of `steps` steps, all losses, and the facts."""
+    """Runs the trainer: seconds of `steps` steps, all losses, the facts."""
     seconds, losses = [], []
     for _ in range(WARM_UP + steps):
         begin = time.perf_counter()
@@ -55,12 +56,12 @@ def run(trainer: Trainer, steps: int) -> dict[str, Any]:
 
 
 def add_steps(parser: Parser) -> None:
-    """The option `--steps`."""
+    """Adds the option `--steps`."""
     parser.add_argument("--steps", type=int, default=20, help="timed, after three; 2 or more")
 
 
 def check_steps(steps: int) -> None:
-    """Raises UserError: quantiles need two."""
+    """Raises UserError for fewer than two steps, since quantiles need two."""
     if steps < 2:
         raise UserError(f"--steps={steps} must be at least 2")
 

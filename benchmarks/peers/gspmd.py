@@ -1,10 +1,10 @@
 """The peer: the same GPT-2 as a JAX user writes it with plain `jax.jit` and sharding rules.
 
-No shard_map and no collective stands here: arrays are global, `with_sharding_constraint` says how
-activations lie wherever that changes, and XLA's partitioner finds what has to move. Parameters
-have the names and shapes of jaxptd's canonical form, so both start from the same numbers; loss,
-gradient norm and update must then be equal, which `benchmarks.peers.step` checks before it
-measures.
+It has no shard_map and no collective: arrays are global, `with_sharding_constraint` gives the
+sharding of activations wherever it changes, and XLA's partitioner finds what has to move.
+Parameters have the names and shapes of jaxptd's canonical form, so both start from the same
+numbers; loss, gradient norm and update must then be equal, which `benchmarks.peers.step` checks
+before it measures.
 
 Letters: B batch, T query position, S key position, D model, F hidden, N heads, H head size,
 V vocabulary, L layers.
@@ -31,7 +31,7 @@ Block = dict[str, Array]
 State = dict[str, Any]
 Batch = dict[str, Array]
 
-# How each parameter lies: one logical name a dim. A block's have a leading dim L, never cut.
+# The sharding of each parameter: one logical name per dim. A block's have a leading dim L, whole.
 LOGICAL = {
     "tokens.table": ("vocab", None),
     "positions.table": (None, None),
@@ -60,7 +60,7 @@ class Peer:
 
     Args:
         config: without dropout and micro-batches; the embedding is tied.
-        mesh: as `jaxptd.mesh.make_mesh` makes it.
+        mesh: from `jaxptd.mesh.make_mesh`.
         kernel: of attention, xla or cudnn.
     """
 
@@ -72,13 +72,13 @@ class Peer:
     def model(self) -> ModelConfig:
         return self.config.model
 
-    # ---- how arrays lie ---------------------------------------------------------------------
+    # ---- shardings --------------------------------------------------------------------------
 
     def _spec(self, *names: str | None) -> P:
         sequence = Axis.TP if self.config.layout.sequence_parallel else None
         rules = {
             "batch": Axis.DP,
-            "sequence": sequence,  # of the residual stream
+            "sequence": sequence,  # that of the residual stream
             "heads": Axis.TP,
             "hidden": Axis.TP,
             "vocab": Axis.TP,
@@ -96,7 +96,7 @@ class Peer:
         return self._lay(x_BTD, "batch", "sequence", None)
 
     def _whole(self, x_BTD: Array) -> Array:
-        """The input of a product, its sequence whole; its gradient comes back as it lay before."""
+        """Gathers the sequence for the input of a product; the gradient is sharded again."""
         return self._lay(self._residual(x_BTD), "batch", None, None)
 
     # ---- the model --------------------------------------------------------------------------
@@ -154,7 +154,7 @@ class Peer:
         logits_BTV = self._lay(
             jnp.einsum("BTD,VD->BTV", x_BTD, table_VD), "batch", None, "vocab"
         ).astype(jnp.float32)
-        # A comparison splits over V as it stands; a gather of the target's logit would not.
+        # A comparison works on logits sharded over V; a gather of the target's logit would not.
         is_target_BTV = (
             lax.broadcasted_iota(jnp.int32, logits_BTV.shape, 2) == batch["targets"][..., None]
         )
@@ -184,12 +184,12 @@ class Peer:
 
     @cached_property
     def train_step(self) -> Callable[[State, Batch], tuple[State, dict[str, Array]]]:
-        """(state, batch) -> (state, metrics); the old state's memory is used for the new one."""
+        """Makes (state, batch) -> (state, metrics); the new state reuses the old one's memory."""
         shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state)
         return jax.jit(self._step, donate_argnums=0, out_shardings=(shardings, self._sharding()))
 
     def arrange(self, canonical: Mapping[str, Any]) -> Params:
-        """Canonical parameters as this program holds them: stacked, or one dict a layer."""
+        """Arranges canonical parameters for this program: stacked, or one dict per layer."""
         if self.model.scan_layers:
             return dict(canonical)
         top = {n: p for n, p in canonical.items() if not n.startswith(BLOCKS)}
@@ -198,7 +198,7 @@ class Peer:
         return {**top, "blocks": [{n: p[layer] for n, p in stacked.items()} for layer in layers]}
 
     def init_state(self, canonical: Mapping[str, Any]) -> State:
-        """Step 0 from these parameters, laid over the mesh."""
+        """Makes step 0 from these parameters, sharded over the mesh."""
         params = self.arrange({name: jnp.asarray(p) for name, p in canonical.items()})
         shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state)
         return jax.device_put(self._new_state(params), shardings)
@@ -208,7 +208,7 @@ class Peer:
 
     @cached_property
     def abstract_state(self) -> State:
-        """Shapes, precisions and shardings of the state, for compiling without it."""
+        """Shapes, precisions and shardings of the state, to compile without it."""
         shapes = jax.eval_shape(lambda: self.arrange(_zeros(self.model)))
         state = jax.eval_shape(self._new_state, shapes)
         return jax.tree_util.tree_map_with_path(self._describe, state)
@@ -233,14 +233,14 @@ def _norm(x_BTD: Array, w_D: Array, b_D: Array) -> Array:
 
 
 def _save_products(prim: Any, *args: Any, **params: Any) -> bool:
-    """Products without a batch dim, and cuDNN's attention, which XLA's policies do not know."""
+    """Saves products without a batch dim, and cuDNN's attention, unknown to XLA's policies."""
     if prim.name.startswith("dot_product_attention"):
         return True
     return jax.checkpoint_policies.dots_with_no_batch_dims_saveable(prim, *args, **params)
 
 
 def _name(path: Any) -> str:
-    """The parameter that a leaf of the state belongs to, as in `LOGICAL`."""
+    """The name in `LOGICAL` of the parameter that a leaf of the state belongs to."""
     keys = [str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey)]
     return keys[-1].removeprefix(BLOCKS) if keys else ""
 
@@ -250,7 +250,7 @@ def _decays(path: Any, _: Any) -> bool:
 
 
 def _zeros(model: ModelConfig) -> dict[str, Array]:
-    """Arrays of the canonical parameters' shapes; to be traced, not made."""
+    """Arrays with the canonical parameters' shapes; to be traced, not allocated."""
     layers, hidden, width = model.num_layers, model.mlp_size, model.hidden_size
     heads = (model.num_heads, model.head_size)
     block = {

@@ -3,9 +3,9 @@
 `python -m benchmarks.peers.step [--layouts one dp ...] [--remat none dots ...] [--out FILE]`
 
 Both programs start from the same parameters and batch, and must give the same loss and gradient
-norm for three steps; else nothing is measured. Then they are timed in one run, a step of one after
-a step of the other (A B A B ...), because the speed of a shared machine drifts. The devices are
-simulated on the CPU, so times compare the work of two programs and say nothing of how they scale.
+norm for three steps, or nothing is measured. Then they are timed in one run, in turns (A B A B
+...), because the speed of a shared machine drifts. The devices are simulated on the CPU, so times
+compare the work of two programs and do not show how they scale.
 """
 
 import dataclasses

@@ -66,7 +66,7 @@ def test_groups_of_a_partitioner_mesh_become_lists() -> None:
 
 
 def test_sliced_all_reduce_counts_as_reduce_scatter() -> None:
-    """A product of cut matrices whose result is cut again: XLA on CPU sums all, and slices."""
+    """XLA on CPU sums a product of sharded matrices whole, and slices the sharded result."""
     mesh = jax.make_mesh((2, 4), ("dp", "tp"), axis_types=(AxisType.Auto,) * 2)
     lay = [NamedSharding(mesh, spec) for spec in (P(None, "tp"), P("tp", None), P("tp", None))]
     product = jax.jit(jnp.matmul, in_shardings=lay[:2], out_shardings=lay[2])

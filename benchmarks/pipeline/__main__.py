@@ -1,14 +1,14 @@
 """Schedules of a pipeline: bubble, memory and messages, counted, compiled and timed.
 
-`python -m benchmarks.pipeline [--out FILE]`: counted in the schedules' tables, beside the formulas.
-`python -m benchmarks.pipeline --memory [--out FILE]`: temporary memory of the compiled step as the
-number m of micro-batches grows, and what a tick copies, beside GPipe made by differentiating a scan
-(`pipeline_programs.py`); the tick's reading: `pipeline_text.py`.
-`python -m benchmarks.pipeline --time [--out FILE]`: a step of one model and batch in several
-layouts, timed in one run; and what the bubbles would be where stages do not share cores, simulated
-from the measured time of a layer's forward and of the two halves of its backward.
-`python -m benchmarks.pipeline --gpu --config configs/gpt-145b.yaml [--out FILE]`: compiled for
-H200s that are not there, see `pipeline_gpu.py`.
+`python -m benchmarks.pipeline [--out FILE]` counts in the schedules' tables, beside the formulas.
+`python -m benchmarks.pipeline --memory [--out FILE]` shows the temporary memory of the compiled
+step as the number m of micro-batches grows, and what a tick copies, beside GPipe made by
+differentiating a scan (`programs.py`); `text.py` reads the ticks.
+`python -m benchmarks.pipeline --time [--out FILE]` times a step of one model and batch in several
+layouts, in one run; and simulates the bubbles of stages that do not share cores, from the measured
+times of a layer's forward and of the two halves of its backward.
+`python -m benchmarks.pipeline --gpu --config configs/gpt-145b.yaml [--out FILE]` compiles for
+H200s, see `gpu.py`.
 
 Letters: p stages, m micro-batches, V chunks a stage; F, B, W a forward, the gradient of the input
 and that of the weights, of one micro-batch and a stage's layers.
@@ -52,13 +52,13 @@ def expected_ticks(schedule: Schedule) -> int:
 
 
 def expected_messages(schedule: Schedule) -> int:
-    """Of each micro-batch one each way over every edge between parts that leaves a stage."""
+    """One message each way per micro-batch over every edge between parts that leaves a stage."""
     p, m, V = schedule.stages, schedule.micro_batches, schedule.chunks
     return 2 * m * (p * V - 1 - (schedule.placement == "v"))
 
 
 def counted(schedule: Schedule) -> list[str]:
-    """A row of the first table."""
+    """Makes a row of the first table."""
 
     def number(value: Any) -> str:
         return "" if value is None else f"{value:.4g}"
@@ -93,7 +93,7 @@ def schedules(sizes: Sequence[int] = (4, 8, 16), times: Sequence[int] = (1, 2, 4
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Shows what a pipeline's schedules cost: counted, compiled or timed."""
+    """Shows the costs of a pipeline's schedules: counted, compiled or timed."""
     parser = make_parser("python -m benchmarks.pipeline", main.__doc__ or "")
     parser.add_argument("--memory", action="store_true", help="memory as m grows, compiled")
     parser.add_argument("--time", action="store_true", help="time of a step, in one run")
@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def section(config: Config, options: Mapping[str, Any]) -> tuple[str, str]:
-    """The title and text that the options ask for.
+    """Makes the title and text that the options ask for.
 
     Raises:
         UserError: they ask for several, for no step, or for a config without a pipeline.
@@ -122,7 +122,7 @@ def section(config: Config, options: Mapping[str, Any]) -> tuple[str, str]:
     if options["gpu"] and config.layout.pp == 1:
         raise UserError("--gpu: layout.pp=1 is no pipeline; use --config configs/gpt-145b.yaml")
     if options["gpu"]:
-        jax.config.update("jax_platforms", "cpu")  # what starts here; compiled is for GPUs
+        jax.config.update("jax_platforms", "cpu")  # the steps are only compiled for GPUs
         body = pipeline_gpu.report(pipeline_gpu.variants(with_vocabulary(config)))
         return "Compiled for H200s: `--gpu --config FILE`", body
     if not chosen:

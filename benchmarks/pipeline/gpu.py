@@ -1,6 +1,6 @@
-"""A pipeline's step compiled for H200s that are not there: memory, and what a tick does.
+"""A pipeline's step compiled for H200s: memory, and what a tick does.
 
-What `python -m benchmarks.pipeline --gpu --config configs/gpt-145b.yaml` prints.
+Makes the output of `python -m benchmarks.pipeline --gpu --config configs/gpt-145b.yaml`.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ Hops: every permute between stages in the program's text.
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """What is known of a compiled step; memory in bytes: peak, temporary, state."""
+    """The figures of a compiled step; memory in bytes: peak, temporary, state."""
 
     config: Config
     slots: dict[str, int]
@@ -65,7 +65,7 @@ class Compiled:
 
 
 def compiled(config: Config) -> Compiled:
-    """A config's step, compiled for H200s."""
+    """Compiles a config's step for H200s."""
     mesh = make_mesh(config.layout, gpus(config.layout.num_devices))
     program: Any = Program(config, mesh)
     start = time.perf_counter()
@@ -84,7 +84,7 @@ def compiled(config: Config) -> Compiled:
 
 
 def activation(config: Config) -> tuple[int, ...]:
-    """The shape of a micro-batch's on a device of one tp group, `[B, T, D]`."""
+    """The shape of a micro-batch's activation on a device of one tp group, `[B, T, D]`."""
     train, layout = config.train, config.layout
     sequences = train.global_batch_size // (layout.dp * train.micro_batches)
     cut = layout.cp * (layout.tp if layout.sequence_parallel else 1)
@@ -92,7 +92,7 @@ def activation(config: Config) -> tuple[int, ...]:
 
 
 def variants(config: Config) -> list[Config]:
-    """The config with every schedule and remat."""
+    """Lists the config with every schedule and remat policy."""
     return [
         dataclasses.replace(
             config,
@@ -105,7 +105,7 @@ def variants(config: Config) -> list[Config]:
 
 
 def report(configs: Sequence[Config]) -> str:
-    """The tables, of every config."""
+    """Makes the tables of all configs."""
     found = []
     for config in configs:
         found.append(compiled(config))

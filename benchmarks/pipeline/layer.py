@@ -1,6 +1,6 @@
-"""How long a layer's forward takes, and the two halves of its backward: what a tick is made of.
+"""Times a layer's forward, and the two halves of its backward: the operations of a tick.
 
-Each is compiled by itself and gets in memory what was kept for it, as in the executor's loops.
+Each is compiled separately and gets its kept values from memory, as in the executor's loops.
 """
 
 import dataclasses
@@ -33,10 +33,10 @@ Call = Callable[[], Any]
 
 
 def calls(config: Config) -> dict[str, Call]:
-    """Forward, the two halves of backward (now, then) and the whole of it, of a layer, compiled.
+    """Compiles a layer's forward, the two halves of its backward (now, then), and it whole.
 
-    One micro-batch of `config`, whose layout has one device; its residual stream is random,
-    and the gradient is the same.
+    One micro-batch of `config`, whose layout has one device; its residual stream is random, and the
+    gradient is the same.
     """
     program = Program(config, make_mesh(config.layout))
     params = program.init_state()["params"]
@@ -52,20 +52,21 @@ def calls(config: Config) -> dict[str, Call]:
 
 
 def durations(parts: Mapping[str, Call], *, runs: int) -> tuple[Durations, float]:
-    """Median seconds of F, B and W, and of the whole backward, of `calls`; one after the other."""
+    """Median seconds of F, B and W, and of the whole backward, of `calls`; timed in turns."""
     seconds: dict[str, list[float]] = {name: [] for name in parts}
     for _ in range(runs + 1):
         for name, part in parts.items():
             begin = time.perf_counter()
             jax.block_until_ready(part())
             seconds[name].append(time.perf_counter() - begin)
-    median = {name: statistics.median(times[1:]) for name, times in seconds.items()}  # one compiled
+    # The first run compiled.
+    median = {name: statistics.median(times[1:]) for name, times in seconds.items()}
     return Durations(median["forward"], median["now"], median["then"]), median["whole"]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Layer:
-    """A layer's parts as functions of a device: (parameters, batch, arrays) -> arrays."""
+    """A layer's operations as functions of a device: (parameters, batch, arrays) -> arrays."""
 
     program: Program
 

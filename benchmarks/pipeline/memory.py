@@ -1,6 +1,6 @@
-"""Memory of a pipeline's step as its micro-batches grow in number, and what a tick copies.
+"""Memory of a pipeline's step as its number of micro-batches grows, and what a tick copies.
 
-What `python -m benchmarks.pipeline --memory` prints.
+Makes the output of `python -m benchmarks.pipeline --memory`.
 """
 
 import dataclasses
@@ -73,7 +73,7 @@ class Memory:
 
 
 def memory(name: str, remat: Remat, m: int) -> Memory:
-    """Compiled and read, not run."""
+    """Compiles a step and reads its memory; nothing is run."""
     program = program_of(name, remat, m)
     step = program.train_step.lower(program.abstract_state, program.abstract_batch)
     compiled = step.compile(compiler_options=QUICK)
@@ -93,7 +93,7 @@ def memory(name: str, remat: Remat, m: int) -> Memory:
 
 
 def compared(found: Sequence[Memory]) -> str:
-    """How temporary memory grows with m, of each program; and 1f1b's beside gpipe's."""
+    """Reports how temporary memory grows with m in each program, and 1f1b's beside gpipe's."""
     lines = []
     for name, remat in COMPILED:
         those = [each for each in found if (each.name, each.remat) == (name, remat)]

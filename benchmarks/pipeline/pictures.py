@@ -1,6 +1,6 @@
-"""Pictures of pipeline schedules: their tables, all in one time scale, and what they cost.
+"""Pictures of pipeline schedules: their tables, all in one time scale, and their costs.
 
-`python -m benchmarks.pipeline.pictures [--out docs/pictures]` writes them, the same bytes each
+`python -m benchmarks.pipeline.pictures [--out docs/pictures]` writes them, with the same bytes each
 time. Needs matplotlib (the viz extra). `python -m jaxptd.pipeline --picture` draws any other table.
 
 Letters: p stages, m micro-batches; F, B, W as `jaxptd/pipeline/table.py` has them, 1 each.
@@ -26,7 +26,7 @@ STAGES, MICRO_BATCHES = 4, 8
 DEEP = 8  # stages of the costs that are drawn
 LINES = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1", "#b83280", "#1a202c")
 MARKS = ("o", "s", "^", "v", "D", "x")
-WIDTHS = (6, 1.5, 1.5, 3.5, 1.5, 1)  # wide below narrow, where lines are the same
+WIDTHS = (6, 1.5, 1.5, 3.5, 1.5, 1)  # wide below narrow, where lines coincide
 
 
 def draw(directory: Path) -> None:
@@ -39,12 +39,12 @@ def draw(directory: Path) -> None:
 
 
 def schedules(stages: int = STAGES, micro_batches: int = MICRO_BATCHES) -> list[Schedule]:
-    """All of these sizes."""
+    """Makes all schedules of these sizes."""
     return [make_schedule(n, stages=stages, micro_batches=micro_batches) for n in SCHEDULES]
 
 
 def in_time() -> Figure:
-    """Every schedule as it runs when F, B and W take as long as each other, B + W in one twice."""
+    """Draws every schedule in time, with F, B and W equally long; a whole backward is B + W."""
     found = schedules()
     figure = Figure(figsize=(9, 8.2), layout="constrained")
     end = max(simulate(each).makespan for each in found)
@@ -59,7 +59,7 @@ def in_time() -> Figure:
 
 
 def _strip(axes: Axes, schedule: Schedule) -> None:
-    """A bar an operation, a line a stage."""
+    """Draws a bar per operation, a line per stage."""
     timing = simulate(schedule)
     for tick, stage, operation, _, chunk in schedule.operations():
         start, end = timing.start[tick, stage], timing.end[tick, stage]
@@ -73,7 +73,7 @@ def _strip(axes: Axes, schedule: Schedule) -> None:
 
 
 def cost() -> Figure:
-    """Bubble and memory of each schedule against the number of micro-batches."""
+    """Draws bubble and memory of each schedule over the number of micro-batches."""
     figure = Figure(figsize=(9.6, 4), layout="constrained")
     bubbles, held = figure.subplots(1, 2)
     counts = DEEP * np.array([1, 2, 4, 8])

@@ -1,10 +1,10 @@
-"""What `benchmarks.pipeline` compares: jaxptd's step, and GPipe made by differentiating a scan.
+"""The programs that `benchmarks.pipeline` compares: jaxptd's, and GPipe by differentiating a scan.
 
-The peer is what users of MaxText and praxis have: a scan over m+p-1 ticks in a `shard_map`, at each
-of which every stage runs its layers on what the stage before it sent at the last one, and
-`jax.grad` through all of it. The model's parts, optimizer and sums over devices are jaxptd's;
-embeddings, tied weights with them, lie whole on every stage. All micro-batches are embedded before
-the first tick, and go through the head after the last one, on the last stage only.
+The peer is what users of MaxText and praxis have: a scan over m+p-1 ticks in a `shard_map`. At each
+tick every stage runs its layers on what the stage before sent at the last tick; `jax.grad`
+differentiates the whole scan. The model's functions, optimizer and sums over devices are jaxptd's;
+embeddings, with tied weights, are whole on every stage. All micro-batches are embedded before the
+first tick, and go through the head after the last one, on the last stage only.
 
 Letters: M or m micro-batches, p stages, B batch, T position, D model, V vocabulary, L layers.
 """
@@ -32,14 +32,14 @@ from jaxptd.step import Program
 from jaxptd.step.passes import Micro, Pipelined, Place
 
 PEER = "differentiated scan"
-# Sizes by which gradients, weights and pools have shapes that nothing else has.
+# With these sizes, gradients, weights and pools have shapes that nothing else has.
 MODEL = ModelConfig(num_layers=8, hidden_size=128, num_heads=4, seq_length=64, vocab_size=640)
 STAGES, SEQUENCES = 4, 4  # stages, and sequences of a micro-batch on a device
 
 
 @dataclasses.dataclass(frozen=True)
 class Scanned(Pipelined):
-    """GPipe whose backward is JAX's: every stage runs at every tick, on nothing at the ends."""
+    """GPipe with JAX's backward: every stage runs at every tick, on zeros at the ends."""
 
     def gradients(
         self, params: Params, micro: Micro, places: Places, share: Array
@@ -65,7 +65,7 @@ class Scanned(Pipelined):
         return lax.cond(last, lambda: lax.scan(add, zero, (x_MBTD, micro))[0], lambda: zero)
 
     def _stages(self, layers: Params, tokens: tuple[Places, Micro], x_MBTD: Array) -> Array:
-        """x of every micro-batch -> what the last stage makes of it; on other stages nothing."""
+        """Takes x of every micro-batch through all stages; valid on the last stage only."""
         stage, stages = lax.axis_index(Axis.PP), self.plan.schedule.stages
         M, onward = len(x_MBTD), [(s, s + 1) for s in range(stages - 1)]
         places, micro = tokens
@@ -82,7 +82,7 @@ class Scanned(Pipelined):
         return lax.scan(tick, pools.zeros(x_MBTD[0]), (first, ticks))[1][stages - 1 :]
 
     def _stage(self, layers: Params, places: Places, x_BTD: Array) -> Array:
-        """A stage's layers; with remat full it keeps its input, and runs again for backward."""
+        """Runs a stage's layers; with remat full it keeps its input, and backward runs it again."""
         depth = self.plan.depth
         whole = self.model.remat == "full"
         layer = self._layer if whole else with_remat(self._layer, self.model)
@@ -99,7 +99,7 @@ class Scanned(Pipelined):
 
 
 class WholeEnds(Place):
-    """What is not a layer lies whole on every stage."""
+    """Leaves parameters outside the layers whole on every stage."""
 
     def __call__(self, info: ParamInfo) -> ParamInfo:
         return super().__call__(info) if info.stacked else info
@@ -119,7 +119,7 @@ class Peer(Program):
 
 
 def program_of(name: str, remat: Remat, m: int, layout: Layout | None = None) -> Any:
-    """A step with m micro-batches of `SEQUENCES` on each device."""
+    """Makes a step with m micro-batches of `SEQUENCES` on each device."""
     schedule = "gpipe" if name == PEER else name
     layout = layout or Layout(pp=STAGES, schedule=schedule)
     train = TrainConfig(
@@ -147,7 +147,7 @@ class Pools:
     Args:
         slots: of each pool.
         kept: for backward, and between its halves, in all slots of both.
-        mail: activations and gradients on their way, in all slots.
+        mail: activations and gradients that wait for their operation, in all slots.
     """
 
     slots: dict[str, int]
@@ -156,7 +156,7 @@ class Pools:
 
 
 def pools_of(program: Program) -> Pools:
-    """Of a pipeline's step, read from its jaxpr."""
+    """Reads the pools of a pipeline's step from its jaxpr."""
     plan, step = program.plan, cast(Any, program.train_step)
     traced = step.trace(program.abstract_state, program.abstract_batch)
     ticks = plan.schedule.ticks
@@ -176,9 +176,9 @@ def kept_by_a_layer(program: Program) -> int:
 
 
 def kept_by_the_peer(program: Peer) -> int:
-    """Bytes that the peer keeps, by formula: of every tick, idle ones too.
+    """Bytes that the peer keeps, by formula: for every tick, idle ones too.
 
-    With remat full a stage's input at every tick, and of one tick all that its layers keep.
+    With remat full a stage's input at every tick, and for one tick all that its layers keep.
     """
     depth, ticks = program.plan.depth, ticks_of_the_peer(program)
     if program.model.remat == "full":
@@ -188,13 +188,13 @@ def kept_by_the_peer(program: Peer) -> int:
 
 
 def ticks_of_the_peer(program: Program) -> int:
-    """Of each of its two loops."""
+    """Trips of each of the peer's two loops over ticks."""
     schedule = program.plan.schedule
     return schedule.micro_batches + schedule.stages - 1
 
 
 def _tokens(program: Program) -> int:
-    """Of a micro-batch on a device."""
+    """Tokens of a micro-batch on a device."""
     train, layout = program.config.train, program.config.layout
     sequences = train.global_batch_size // (layout.dp * train.micro_batches)
     return sequences * program.model.seq_length
@@ -224,7 +224,7 @@ class Step(Runner):
 
 
 def start(named: Named) -> Step:
-    """Compiled, with its state and the same batch as all others."""
+    """Compiles a program, with its state and the same batch as all others."""
     program = named.program
     step: Any = program.step_with_gradients
     lowered = step.lower(program.abstract_state, program.abstract_batch)

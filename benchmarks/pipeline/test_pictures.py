@@ -1,4 +1,4 @@
-"""The pictures of docs/pipeline.md: what they show is what the schedules are, and current."""
+"""The pictures of docs/pipeline.md: they show what the schedules are, and are current."""
 
 from pathlib import Path
 from xml.etree import ElementTree

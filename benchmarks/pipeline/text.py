@@ -1,8 +1,8 @@
-"""What a compiled pipeline does at each tick, from its text: loops, copies, hops.
+"""Reads from a compiled pipeline's text what it does at each tick: loops, copies, hops.
 
-Read here: the loops over ticks, by how often they run, with all that they hold. A loop in them of
-unknown length runs 0 times or once a tick, as the tick's row says; here it counts once, so figures
-are of a tick at which all of them run. Not read: time.
+Finds the loops over ticks by how often they run, with everything in them. A loop in them of unknown
+length runs 0 times or once a tick, as the tick's row says; here it counts once, so figures are for
+a tick at which all of them run. The text does not tell times.
 """
 
 import dataclasses
@@ -19,14 +19,14 @@ _FUSED = ("fusion", "fusion-start")
 
 @dataclasses.dataclass(frozen=True)
 class Tick:
-    """A tick, or one of the forward and one of the backward pass where each has a loop.
+    """A tick, or one of the forward and one of the backward pass if each has a loop.
 
     Args:
         loops: of unknown length, those that run 0 times or once.
         known: of known length: over layers.
         conditionals: branches.
-        carried: bytes that copies move whose shape is that of an array that goes from tick to
-            tick, or comes from before the first: gradients, weights, pools.
+        carried: bytes moved by copies of arrays that go from tick to tick, or come from before the
+            first: gradients, weights, pools. They are recognised by their shape.
         others: bytes that other copies move.
     """
 
@@ -38,12 +38,12 @@ class Tick:
 
 
 def tick(text: str, ticks: int, activation: tuple[int, ...]) -> Tick:
-    """Of a program whose loops over ticks, and no others, run so often.
+    """Reads the ticks of a program; only its loops over ticks may have that many trips.
 
     Args:
         text: `compiled.as_text()`.
         ticks: trips.
-        activation: the shape of a micro-batch's, which does not count as carried.
+        activation: the shape of a micro-batch's activation, which does not count as carried.
 
     Raises:
         ValueError: there is no such loop.
@@ -78,12 +78,12 @@ def _tick(loop: Instruction, computations: Computations, activation: tuple[int, 
 
 
 def _moved(copy: Instruction) -> int:
-    """Bytes of what it makes; a started one names its operand and a counter, too."""
+    """Bytes that a copy writes; one that was started also names its operand and a counter."""
     return copy.size // 2 if copy.kind == "copy-start" else copy.size
 
 
 def _all(computations: Computations, name: str, times: int) -> Iterator[tuple[Instruction, int]]:
-    """Every instruction that a computation runs, and how often; a fusion's copy, if it ends so."""
+    """Yields every instruction of a computation and how often it runs; of fusions, final copies."""
     for each in computations.get(name, ()):
         yield each, times
         for body, trips in each.calls:
@@ -94,7 +94,7 @@ def _all(computations: Computations, name: str, times: int) -> Iterator[tuple[In
 
 
 def _shapes(each: Instruction) -> list[tuple[int, ...]]:
-    """Of its results that are numbers to compute with, without dims of 1."""
+    """Shapes of its results that are numbers to compute with, without dims of 1."""
     return [_wide(array.shape) for array in each.arrays if array.dtype in ("f32", "bf16", "f64")]
 
 
@@ -103,5 +103,5 @@ def _wide(shape: Iterable[int]) -> tuple[int, ...]:
 
 
 def hops(text: str, sizes: Mapping[str, int]) -> list[Move]:
-    """Permutes between stages, each where it stands in the program."""
+    """Lists the permutes between stages, in the order of the program."""
     return [each for each in moves(text, sizes) if (each.kind, each.axes) == (PERMUTE, (Axis.PP,))]

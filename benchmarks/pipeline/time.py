@@ -1,6 +1,6 @@
 """A step of one model and batch in several layouts, timed; and bubbles, from a layer's times.
 
-What `python -m benchmarks.pipeline --time` prints.
+Makes the output of `python -m benchmarks.pipeline --time`.
 """
 
 import os
@@ -61,7 +61,7 @@ FORMULAS: dict[str, tuple[str, ...]] = {
 
 
 def programs() -> list[Named]:
-    """Data parallel first, then every pipeline; of one global batch."""
+    """Lists data parallelism, then every pipeline, all with one global batch."""
     dp = DEVICES // STAGES
     found = [Named("dp", program_of("dp", "none", MICRO_BATCHES // STAGES, Layout(dp=DEVICES)))]
     for name in RACED:
@@ -71,7 +71,7 @@ def programs() -> list[Named]:
 
 
 def raced(steps: int) -> list[Step]:
-    """Every program: held against one device, then timed `steps` times, interleaved."""
+    """Compares every program with one device, then times each `steps` times, in turns."""
     one = program_of("one", "none", MICRO_BATCHES * DEVICES // STAGES, Layout())
     expected = start(Named("one", one)).step()
     runs = [start(named) for named in programs()]
@@ -80,7 +80,7 @@ def raced(steps: int) -> list[Step]:
 
 
 def row(run: Step, dp: Step) -> list[str]:
-    """A line of the first table."""
+    """Makes a line of the first table."""
     config = run.program.program.config
     sizes = (f"{axis}={size}" for axis, size in config.layout.sizes.items() if size > 1)
     return [
@@ -99,7 +99,7 @@ def row(run: Step, dp: Step) -> list[str]:
 
 
 def by_formula(schedule: Schedule, name: str, stage: Durations) -> float:
-    """The bubble over a stage's work."""
+    """The bubble of a stage by formula, divided by its work."""
     p, m, V = schedule.stages, schedule.micro_batches, schedule.chunks
     F, B, W = stage
     idle = {"(p-1)(F+B-W)": F + B - W, "(p-1)(F+B-2W)": F + B - 2 * W}
@@ -107,7 +107,7 @@ def by_formula(schedule: Schedule, name: str, stage: Durations) -> float:
 
 
 def simulated(layer: Durations, backward: float, times: Sequence[int] = (2, 4)) -> list[list[str]]:
-    """Rows of the second table; layer, backward: seconds of one layer, halves and whole."""
+    """Makes the second table's rows; layer, backward: seconds of one layer, halves and whole."""
     rows, layers = [], MODEL.num_layers // STAGES
     split = Durations(*(layers * 1e3 * each for each in layer))
     whole = Durations(split.F, layers * 1e3 * backward / 2, layers * 1e3 * backward / 2)
