@@ -1,7 +1,7 @@
 """The data of a run: from `data.source` to the sequences of step n. Needs numpy, not JAX.
 
-`sources` (which files) -> `corpora` and `tokenizers` (text), or `token_files` (ids) -> `batches`.
-`python -m jaxptd.data` tokenizes text once, into a file that later runs map instead.
+`sources` (file names) -> `corpora` and `tokenizers` (text), or `token_files` (ids) -> `batches`.
+`python -m jaxptd.data` tokenizes text once, into a file that later runs memory-map.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxptd.data.batches import Windows, WindowsInOrder, number_documents
+from jaxptd.data.batches import ShuffledWindows, Windows, WindowsInOrder, number_documents
 from jaxptd.data.corpora import tokenize
 from jaxptd.data.sources import find_files
 from jaxptd.data.token_files import is_token_file, open_tokens
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ByteTokenizer",
     "Data",
+    "ShuffledWindows",
     "Tokenizer",
     "Windows",
     "WindowsInOrder",
@@ -36,11 +37,11 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Data:
-    """The two parts of a corpus.
+    """The two splits of a corpus.
 
     Args:
-        train: its beginning, in random order.
-        validation: its end, in order; None if `data.validation_fraction` is 0.
+        train: the beginning of the corpus, in random order.
+        validation: the end of the corpus, in order; None if `data.validation_fraction` is 0.
     """
 
     train: Windows
@@ -50,14 +51,14 @@ class Data:
 def open_data(
     config: "DataConfig", tokenizer: Tokenizer, *, seq_length: int, vocab_size: int, seed: int
 ) -> Data:
-    """The sequences of a run.
+    """Opens the data of a run.
 
     Text is read and tokenized here, each document followed by the end of document; `.bin` files are
-    mapped, and their ids are as they are, whatever `tokenizer` is.
+    memory-mapped, and their ids used unchanged, whatever `tokenizer` is.
 
     Raises:
         UserError: a source is missing or broken, text and token files are mixed, the tokenizer does
-            not fit `vocab_size` or cannot tell documents apart, or a part is shorter than one
+            not fit `vocab_size` or cannot tell documents apart, or a split is shorter than one
             sequence.
     """
     files = find_files(config.source)
@@ -66,16 +67,18 @@ def open_data(
     tokens = (
         open_tokens(files) if _are_token_files(files) else _read_text(files, tokenizer, vocab_size)
     )
-    sizes = {"seq_length": seq_length, "seed": seed, "vocab_size": vocab_size}
+    sizes = {"seq_length": seq_length, "vocab_size": vocab_size}
     if config.validation_fraction == 0:
-        return Data(train=Windows(tokens, **sizes), validation=None)
-    cut = _cut(len(tokens), config.validation_fraction, seq_length)
+        return Data(train=ShuffledWindows(tokens, seed=seed, **sizes), validation=None)
+    split = _validation_start(len(tokens), config.validation_fraction, seq_length)
     return Data(
-        train=Windows(tokens[:cut], **sizes), validation=WindowsInOrder(tokens[cut:], **sizes)
+        train=ShuffledWindows(tokens[:split], seed=seed, **sizes),
+        validation=WindowsInOrder(tokens[split:], **sizes),
     )
 
 
 def _are_token_files(files: Sequence[Path]) -> bool:
+    """True if the files hold ids, False if they hold text. Raises UserError for a mixture."""
     text = [path for path in files if not is_token_file(path)]
     ids = [path for path in files if is_token_file(path)]
     if text and ids:
@@ -91,7 +94,7 @@ def _check_end_of_document(config: "DataConfig", tokenizer: Tokenizer, vocab_siz
         raise UserError(
             "data.documents=apart has to know the end of document of these token files, which "
             f"data.tokenizer=bytes may not have made (model.vocab_size={vocab_size}); name the "
-            "tokenizers JSON file that did, or use model.vocab_size=null"
+            "tokenizers JSON file that made them, or use model.vocab_size=null"
         )
 
 
@@ -104,17 +107,17 @@ def _read_text(files: Sequence[Path], tokenizer: Tokenizer, vocab_size: int) -> 
     return np.concatenate(list(tokenize(files, tokenizer)))
 
 
-def _cut(num_tokens: int, fraction: float, seq_length: int) -> int:
-    """Where the validation part begins; both parts hold a sequence."""
+def _validation_start(num_tokens: int, fraction: float, seq_length: int) -> int:
+    """Index of the first validation token. Both splits hold at least one sequence."""
     validation = round(num_tokens * fraction)
     shortest = seq_length + 1
-    for part, size in (
+    for split, size in (
         ("leaves validation", validation),
         ("leaves training", num_tokens - validation),
     ):
         if size < shortest:
             raise UserError(
-                f"data.validation_fraction={fraction} of {num_tokens} tokens {part} {size}, one "
+                f"data.validation_fraction={fraction} of {num_tokens} tokens {split} {size}, one "
                 f"sequence takes model.seq_length + 1 = {shortest}; {_remedy(num_tokens, shortest)}"
             )
     return num_tokens - validation

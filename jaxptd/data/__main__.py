@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxptd.data.corpora import tokenize
 from jaxptd.data.sources import find_files
-from jaxptd.data.token_files import NANOGPT_VOCAB_SIZE, is_token_file, write_bin_parts
+from jaxptd.data.token_files import NANOGPT_VOCAB_SIZE, is_token_file, write_bin_arrays
 from jaxptd.data.tokenizers import Tokenizer, load_tokenizer
 from jaxptd.errors import Parser, UserError, run_command
 
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     _check_vocabulary(args.tokenizer, tokenizer)
     files = find_files(args.source)
     _check_text(files)
-    count = write_bin_parts(args.out, _tokenize(files, tokenizer))
+    count = write_bin_arrays(args.out, _tokenize(files, tokenizer))
     print(
         f"{args.out}: {count} tokens from {len(files)} files; vocabulary {tokenizer.vocab_size}, "
         f"end of document {tokenizer.end_of_document}"
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _check_out(path: Path) -> None:
-    """The result loses nothing and will be read as what it is; checked before the work."""
+    """Raises UserError for an output that exists, or that would not be read as a nanoGPT file."""
     if path.suffix != ".bin":
         raise UserError(f"--out {path}: token files are known by their name; end it in .bin")
     for taken in (path, path.with_suffix(".idx")):
@@ -69,14 +69,14 @@ def _check_text(files: Sequence[Path]) -> None:
 
 
 def _tokenize(files: Sequence[Path], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
-    """`corpora.tokenize` with a line of progress: rewritten on a terminal, else one every 10 s."""
+    """Tokenizes and prints progress: on a terminal one line, rewritten; else a line every 10 s."""
     pause, end = (0.5, "\r") if sys.stderr.isatty() else (10.0, "\n")
     started, shown, count = time.monotonic(), -pause, 0
     try:
         for number, path in enumerate(files, start=1):
-            for part in tokenize([path], tokenizer):
-                yield part
-                count += len(part)
+            for document in tokenize([path], tokenizer):
+                yield document
+                count += len(document)
                 now = time.monotonic()
                 if now - shown >= pause:
                     rate = count / max(now - started, 1e-9) / 1e6
@@ -85,7 +85,7 @@ def _tokenize(files: Sequence[Path], tokenizer: Tokenizer) -> Iterator[np.ndarra
                     shown = now
     finally:
         if end == "\r":
-            print(file=sys.stderr)  # what comes next, an error too, has a line of its own
+            print(file=sys.stderr)  # later output, an error too, begins on a line of its own
 
 
 if __name__ == "__main__":

@@ -1,41 +1,37 @@
 """The sequences of a step, as a function of the seed and the sample number only.
 
-Sample number = step * global_batch_size + row in the batch. No process, device or earlier call has
-a say, so any process can ask for its rows alone and a resumed run goes on where it was.
+Sample number = step * global_batch_size + row in the batch. No process, device or earlier call
+changes a sample, so each process reads its own rows only, and a resumed run continues with the
+next sample.
 
 N tokens in the corpus, T = seq_length; a sequence is T + 1 tokens, for T predictions.
 """
 
+import abc
 import dataclasses
 import functools
 
 import numpy as np
 
-from jaxptd.data.concatenated import Joined, locate
+from jaxptd.data.concatenated import Concatenated, locate
 from jaxptd.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Windows:
-    """Sequences in random order.
-
-    Epoch e is samples [e * W, (e + 1) * W): the W windows that start at shift + T * k, each once,
-    in an order and with a shift drawn for (seed, e). The shift moves the cuts from epoch to epoch.
-    What an epoch leaves out is fewer than 2 T tokens, at the two ends, different ones each time.
+class Windows(abc.ABC):
+    """Sequences of a corpus. Subclasses say in which order.
 
     Args:
-        tokens: ids[N], an array, a memmap or `Joined` memmaps.
+        tokens: ids[N], an array, a memmap or `Concatenated` memmaps.
         seq_length: T.
-        seed: of the order, 0 or more.
         vocab_size: ids are in [0, vocab_size).
 
     Raises:
         UserError: the corpus is shorter than one sequence.
     """
 
-    tokens: np.ndarray | Joined
+    tokens: np.ndarray | Concatenated
     seq_length: int
-    seed: int
     vocab_size: int
 
     def __post_init__(self) -> None:
@@ -46,27 +42,19 @@ class Windows:
             )
 
     @property
+    @abc.abstractmethod
     def windows_per_epoch(self) -> int:
-        """W: one window fewer than fit, to leave room for the shift."""
-        return max(1, len(self.tokens) // self.seq_length - 1)
+        """W: sequences that each epoch reads."""
 
+    @abc.abstractmethod
     def starts(self, indices: np.ndarray) -> np.ndarray:
-        """Sample numbers[n] -> the place of each one's first token[n], both int64."""
-        # Shifts 0 to room - 1 fit: a window ends one token beyond where the next one starts.
-        room = len(self.tokens) - self.windows_per_epoch * self.seq_length
-        epochs, places = np.divmod(indices, self.windows_per_epoch)
-        starts = np.empty_like(indices)
-        for epoch in np.unique(epochs):
-            drawn, order = _draw_epoch(self.seed, int(epoch), self.windows_per_epoch)
-            inside = epochs == epoch
-            starts[inside] = drawn % room + self.seq_length * order[places[inside]]
-        return starts
+        """Sample numbers[n] -> index of each sample's first token[n], both int64."""
 
     def rows(self, indices: np.ndarray) -> np.ndarray:
         """Sample numbers[n], 0 or more, in any order -> their sequences, int32[n, T + 1].
 
         Raises:
-            UserError: an id is outside [0, vocab_size); names the file and the place.
+            UserError: an id is outside [0, vocab_size); names the file and the position.
         """
         indices = np.asarray(indices, dtype=np.int64)
         rows = np.empty((len(indices), self.seq_length + 1), dtype=np.int32)
@@ -86,15 +74,50 @@ class Windows:
             )
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class ShuffledWindows(Windows):
+    """Sequences in random order.
+
+    Epoch e is samples [e * W, (e + 1) * W): the W windows that start at shift + T * k, each once.
+    Order and shift are drawn for (seed, e). The shift moves the windows' boundaries from epoch to
+    epoch. An epoch leaves out fewer than 2 T tokens, at the two ends, different ones each time.
+
+    Args:
+        tokens: ids[N], see `Windows`.
+        seq_length: T.
+        vocab_size: ids are in [0, vocab_size).
+        seed: seed of order and shifts, 0 or more.
+    """
+
+    seed: int
+
+    @property
+    def windows_per_epoch(self) -> int:
+        """W: one window fewer than fit, to leave room for the shift."""
+        return max(1, len(self.tokens) // self.seq_length - 1)
+
+    def starts(self, indices: np.ndarray) -> np.ndarray:
+        """Sample numbers[n] -> index of each sample's first token[n], both int64."""
+        # Shifts 0 to room - 1 fit: a window ends one token beyond the next window's start.
+        room = len(self.tokens) - self.windows_per_epoch * self.seq_length
+        epochs, places = np.divmod(indices, self.windows_per_epoch)
+        starts = np.empty_like(indices)
+        for epoch in np.unique(epochs):
+            drawn, order = _draw_epoch(self.seed, int(epoch), self.windows_per_epoch)
+            inside = epochs == epoch
+            starts[inside] = drawn % room + self.seq_length * order[places[inside]]
+        return starts
+
+
 class WindowsInOrder(Windows):
     """Sequences in the order of the corpus, for evaluation: no shuffle, no shift, no seed.
 
-    After the last window comes the first again, so every evaluation reads the same tokens.
+    The first window follows the last, so every evaluation reads the same tokens.
     """
 
     @property
     def windows_per_epoch(self) -> int:
-        """As many as fit."""
+        """W: as many as fit."""
         return (len(self.tokens) - 1) // self.seq_length
 
     def starts(self, indices: np.ndarray) -> np.ndarray:
@@ -102,25 +125,25 @@ class WindowsInOrder(Windows):
 
 
 def number_documents(rows: np.ndarray, end_of_document: int) -> np.ndarray:
-    """ids[n, T] -> in which document of its row each token is, int32[n, T], from 0.
+    """ids[n, T] -> each token's document, numbered from 0 in its row, int32[n, T].
 
-    The end of a document is its last token.
+    The end-of-document token belongs to the document that it ends.
     """
     ends = rows == end_of_document
     return (np.cumsum(ends, axis=1) - ends).astype(np.int32)
 
 
-# A batch lies in one or two epochs; a draw of 10 million windows takes a second, too long a step.
+# Cached, since a draw of 10 million windows takes a second; a batch spans one or two epochs.
 @functools.lru_cache(maxsize=2)
 def _draw_epoch(seed: int, epoch: int, num_windows: int) -> tuple[int, np.ndarray]:
-    """A random number for the shift and an order[num_windows] of the windows: a pure function.
+    """Draws a random number for the shift, and order[num_windows], as a pure function.
 
-    Philox is counter-based: (seed, epoch) is its key. Its raw output is fixed for good, while numpy
-    may change what `Generator.permutation` makes of it (NEP 19), and so a resumed run's data.
+    Philox is counter-based: (seed, epoch) is its key. Its raw output never changes, while numpy may
+    change `Generator.permutation` (NEP 19), which would change a resumed run's data.
     """
     drawn = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)).random_raw(
         num_windows + 1
     )
     order = np.argsort(drawn[1:], kind="stable")
-    order.setflags(write=False)  # it is shared by every caller
+    order.setflags(write=False)  # the cache shares it among callers
     return int(drawn[0]), order

@@ -7,36 +7,36 @@ import numpy as np
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Joined:
-    """1D arrays, memmaps, one after the other. A slice is `Joined` views; `np.asarray` reads it."""
+class Concatenated:
+    """A sequence of 1D arrays or memmaps. Slices are views; `np.asarray` reads and copies."""
 
-    parts: tuple[np.ndarray, ...]
+    arrays: tuple[np.ndarray, ...]
 
     def __len__(self) -> int:
-        return sum(len(part) for part in self.parts)
+        return sum(len(array) for array in self.arrays)
 
-    def __getitem__(self, part: slice) -> "Joined":
-        start, stop, step = part.indices(len(self))
+    def __getitem__(self, index: slice) -> "Concatenated":
+        start, stop, step = index.indices(len(self))
         if step != 1:
             raise IndexError("only slices of step 1")
         views, first = [], 0
-        for array in self.parts:
+        for array in self.arrays:
             low, high = max(start - first, 0), min(stop - first, len(array))
             views += [array[low:high]] if low < high else []
             first += len(array)
-        return Joined(tuple(views))
+        return Concatenated(tuple(views))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
-            raise ValueError("joined arrays cannot be read without a copy")
-        array = np.concatenate(self.parts) if self.parts else np.empty(0, np.uint16)
+            raise ValueError("concatenated arrays cannot be read without a copy")
+        array = np.concatenate(self.arrays) if self.arrays else np.empty(0, np.uint16)
         return array.astype(dtype or array.dtype, copy=False)
 
 
-def locate(tokens: np.ndarray | Joined, index: int) -> str:
-    """Where token `index` stands, in words: its place in its file, or in the array."""
-    if isinstance(tokens, Joined):
-        for array in tokens.parts:
+def locate(tokens: np.ndarray | Concatenated, index: int) -> str:
+    """Describes the position of token `index` in its file, or in an array, for a message."""
+    if isinstance(tokens, Concatenated):
+        for array in tokens.arrays:
             if index < len(array):
                 return locate(array, index)
             index -= len(array)

@@ -1,9 +1,9 @@
-"""Documents out of text files, and their tokens.
+"""Reads documents from text files and tokenizes them.
 
-- `.jsonl`: one JSON object a line, its "text" is a document (other fields are ignored, empty lines
-  and empty texts skipped);
-- any other file: UTF-8 text, the whole file is one document, line ends as they are, a byte order
-  mark dropped.
+- `.jsonl`: one JSON object per line, whose "text" is a document (other fields are ignored, empty
+  lines and empty texts skipped);
+- any other file: UTF-8 text, the whole file is one document, line ends unchanged, a byte order mark
+  dropped.
 """
 
 import json
@@ -17,7 +17,7 @@ from jaxptd.errors import UserError
 
 
 def read_documents(path: Path) -> Iterator[str]:
-    """The documents of one file, in order; a .jsonl file is read line by line.
+    """Yields the documents of one file, in order; a .jsonl file is read line by line.
 
     Raises:
         UserError: the file cannot be read, holds no text, is binary, or a line of jsonl is not an
@@ -35,7 +35,7 @@ def read_documents(path: Path) -> Iterator[str]:
 
 
 def tokenize(files: Iterable[Path], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
-    """The tokens of each document of each file, 1D, its end of document last.
+    """Yields the tokens of each document of each file, 1D, with the end of document last.
 
     Raises:
         UserError: as `read_documents`.
@@ -83,7 +83,7 @@ def _text_of(line: bytes, where: str) -> str:
 
 
 def _decode(data: bytes, where: str) -> str:
-    """Strict UTF-8 without NUL, which no text has and most binary formats do."""
+    """Decodes strict UTF-8. Refuses NUL, which no text has and most binary formats do."""
     if (nul := data.find(b"\0")) >= 0:
         raise UserError(
             f"data.source: {where} is binary, not text (NUL at byte {nul}); "

@@ -1,8 +1,8 @@
-"""Which files `data.source` names, in an order that no file system decides.
+"""Finds the files that `data.source` names, in an order that does not depend on the file system.
 
-A source is `stdlib`, a path, or a glob (`**` goes into folders); a path that exists is never taken
-as a glob. The matches of a glob come sorted. Megatron's pair `x.bin` + `x.idx` is one source, named
-by either file or by the prefix `x`; here it is `x.bin`.
+A source is `stdlib`, a path, or a glob (`**` matches folders too); a path that exists is never read
+as a glob. The matches of a glob are sorted. Megatron's pair `x.bin` + `x.idx` is one source, named
+by either file or by the prefix `x`; `find_files` returns `x.bin`.
 """
 
 import glob
@@ -24,7 +24,7 @@ OF_THE_MACHINE = ("config-", "_sysconfigdata", "sitecustomize")
 
 
 def find_files(source: str | Sequence[str]) -> list[Path]:
-    """The files of every source, in the order given.
+    """Finds the files of every source, in the order given.
 
     Raises:
         UserError: a source matches nothing, is a folder, or names a file a second time (one copy
@@ -49,8 +49,9 @@ def find_files(source: str | Sequence[str]) -> list[Path]:
 def stdlib_files() -> list[Path]:
     """The .py files of the running Python's standard library, about 11 MB.
 
-    They are shuffled, by a hash of each name: sorted, the last part, which validation takes, would
-    be a few packages (xml, zipfile) unlike the rest. The same Python has the same order anywhere.
+    They are shuffled, by a hash of each name: if they were sorted, the validation split, the end,
+    would be a few packages (xml, zipfile) unlike the rest. The order is the same on every machine
+    with the same Python.
 
     Raises:
         UserError: this Python has no such files (it keeps its library in a zip).
@@ -103,7 +104,7 @@ def _expand(name: str) -> list[Path]:
 def _glob(pattern: str) -> list[str]:
     try:
         return glob.glob(pattern, recursive=True)
-    except (ValueError, OSError):  # a pattern no file can have, with NUL in it say
+    except (ValueError, OSError):  # a pattern that no file can have, such as one with NUL
         return []
 
 

@@ -6,8 +6,8 @@ r"""Files of token ids, memory-mapped: nothing is read until a batch asks for it
   nothing else. The `.idx`, little-endian: magic `MMIDIDX\0\0`; version u64 = 1; dtype code u8
   (1 uint8, 2 int8, 3 int16, 4 int32, 5 int64, 6 float64, 7 float32, 8 uint16); number of sequences
   u64; length of the document index u64; each sequence's length int32; each sequence's byte offset
-  in the `.bin` int64; the document index int64. The ids are read as they lie; have
-  preprocess_data.py put the ends of documents in them (`--append-eod`).
+  in the `.bin` int64; the document index int64. The ids are read unchanged; let
+  preprocess_data.py add the ends of documents (`--append-eod`).
 
 A `.bin` with an `.idx` beside it is Megatron's, any other nanoGPT's.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxptd.data.concatenated import Joined
+from jaxptd.data.concatenated import Concatenated
 from jaxptd.errors import UserError
 
 NANOGPT_DTYPE = np.dtype("<u2")
@@ -32,22 +32,22 @@ MEGATRON_DTYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  
 
 
 def is_token_file(path: Path) -> bool:
-    """Whether the file holds ids (.bin) rather than text."""
+    """True if the file holds ids (.bin) rather than text."""
     return path.suffix == ".bin"
 
 
-def open_tokens(files: Sequence[Path]) -> np.ndarray | Joined:
-    """The ids of `.bin` files, one after the other: a memmap, or `Joined` memmaps of several.
+def open_tokens(files: Sequence[Path]) -> np.ndarray | Concatenated:
+    """Maps the ids of `.bin` files, in their order: a memmap, or `Concatenated` memmaps of several.
 
     Raises:
         UserError: a file cannot be read, or breaks its format.
     """
-    parts = [open_token_file(path) for path in files]
-    return parts[0] if len(parts) == 1 else Joined(tuple(parts))
+    arrays = [open_token_file(path) for path in files]
+    return arrays[0] if len(arrays) == 1 else Concatenated(tuple(arrays))
 
 
 def open_token_file(path: Path) -> np.memmap:
-    """The ids of one `.bin` file, Megatron's if an `.idx` lies beside it.
+    """Maps the ids of one `.bin` file, in Megatron's format if an `.idx` is beside it.
 
     Raises:
         UserError: the file cannot be read, or breaks its format.
@@ -61,7 +61,7 @@ def open_token_file(path: Path) -> np.memmap:
         if size % dtype.itemsize:
             raise UserError(
                 f"data.source: {path} has {size} bytes, not a multiple of {dtype.itemsize} "
-                f"({dtype.name} ids); it is cut short or is no token file, make it again"
+                f"({dtype.name} ids); it is truncated or is no token file, make it again"
             )
         return np.memmap(path, dtype=dtype, mode="r")
     except OSError as error:
@@ -69,7 +69,7 @@ def open_token_file(path: Path) -> np.memmap:
 
 
 def _read_megatron_dtype(index: Path, tokens: Path) -> np.dtype:
-    """The dtype an `.idx` gives for its `.bin`, once the two are found to agree."""
+    """Reads the dtype of a `.bin` from its `.idx`, and checks that the two agree."""
     with open(index, "rb") as file:
         header = file.read(MEGATRON_HEADER.size)
     if len(header) < MEGATRON_HEADER.size or not header.startswith(MEGATRON_MAGIC):
@@ -90,7 +90,7 @@ def _read_megatron_dtype(index: Path, tokens: Path) -> np.dtype:
     if (size := index.stat().st_size) != expected:
         raise UserError(
             f"data.source: {index} has {size} bytes, {num_sequences} sequences and {num_documents} "
-            f"document entries take {expected}; it is cut short or multimodal, make it again"
+            f"document entries take {expected}; it is truncated or multimodal, make it again"
         )
     dtype = np.dtype(MEGATRON_DTYPES[code])
     _check_megatron_sequences(index, tokens, num_sequences=num_sequences, itemsize=dtype.itemsize)
@@ -100,15 +100,13 @@ def _read_megatron_dtype(index: Path, tokens: Path) -> np.dtype:
 def _check_megatron_sequences(
     index: Path, tokens: Path, *, num_sequences: int, itemsize: int
 ) -> None:
-    """Sequences lie one after the other and fill the `.bin`, so it reads as one run of ids."""
+    """Checks that sequences are contiguous and fill the `.bin`, so that it is one array of ids."""
     start = MEGATRON_HEADER.size
     lengths = np.fromfile(index, "<i4", num_sequences, offset=start).astype(np.int64)
     pointers = np.fromfile(index, "<i8", num_sequences, offset=start + 4 * num_sequences)
     ends = np.cumsum(lengths) * itemsize
     if (lengths < 0).any() or not np.array_equal(pointers, ends - lengths * itemsize):
-        raise UserError(
-            f"data.source: {index}: its sequences do not lie one after the other; make it again"
-        )
+        raise UserError(f"data.source: {index}: its sequences are not contiguous; make it again")
     expected = int(ends[-1]) if num_sequences else 0
     if (size := tokens.stat().st_size) != expected:
         raise UserError(
@@ -120,15 +118,15 @@ def write_bin(path: Path | str, tokens: np.ndarray) -> None:
     """Writes ids as a nanoGPT `.bin`.
 
     Raises:
-        UserError: as `write_bin_parts`.
+        UserError: as `write_bin_arrays`.
     """
-    write_bin_parts(path, [tokens])
+    write_bin_arrays(path, [tokens])
 
 
-def write_bin_parts(path: Path | str, parts: Iterable[np.ndarray]) -> int:
-    """Writes 1D arrays of ids, one after the other, as one nanoGPT `.bin`; the number of ids.
+def write_bin_arrays(path: Path | str, arrays: Iterable[np.ndarray]) -> int:
+    """Writes 1D arrays of ids, in their order, as one nanoGPT `.bin`. Returns the number of ids.
 
-    The file is written aside and moved into place when it is whole: an error leaves what was there.
+    A temporary file is renamed when it is complete: an error leaves an existing file unchanged.
 
     Raises:
         UserError: an id is outside [0, 65536), there are none, or the file cannot be written.
@@ -136,24 +134,24 @@ def write_bin_parts(path: Path | str, parts: Iterable[np.ndarray]) -> int:
     path = Path(path)
     if not path.parent.is_dir():
         raise UserError(f"cannot write {path}: there is no folder {path.parent}; make it first")
-    aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with open(aside, "wb") as file:
+        with open(partial, "wb") as file:
             count = (
-                sum(file.write(_as_nanogpt(part).tobytes()) for part in parts)
+                sum(file.write(_as_nanogpt(array).tobytes()) for array in arrays)
                 // NANOGPT_DTYPE.itemsize
             )
             file.flush()
             os.fsync(file.fileno())
         if not count:
             raise UserError(f"{path}: there are no tokens to write")
-        os.replace(aside, path)
+        os.replace(partial, path)
     except OSError as error:
         raise UserError(
             f"cannot write {path}: {error.strerror}; use a folder that can be written and has room"
         ) from error
     finally:
-        aside.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
     return count
 
 

@@ -1,8 +1,8 @@
-"""Text to token ids and back: bytes, or a Hugging Face `tokenizers` JSON file.
+"""Converts text to token ids and back: bytes, or a Hugging Face `tokenizers` JSON file.
 
-A tokenizer never emits its end-of-document id for text, whatever the text says; whoever joins
-documents puts it between them. In decoded text it is a line feed, and ids that no token has (a
-model's padded vocabulary can write them) are U+FFFD.
+A tokenizer never emits its end-of-document id for text, whatever the text says; `corpora.tokenize`
+adds it after each document. In decoded text it is a line feed, and ids that no token has (a model's
+padded vocabulary can produce them) are U+FFFD.
 """
 
 import dataclasses
@@ -23,14 +23,14 @@ UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 
 
 class Tokenizer(Protocol):
-    """What turns text into ids in [0, vocab_size) and back."""
+    """Converts text to ids in [0, vocab_size) and back."""
 
     @property
     def vocab_size(self) -> int: ...
 
     @property
     def end_of_document(self) -> int:
-        """The id that stands after each document."""
+        """The id that follows each document."""
 
     def encode(self, text: str) -> np.ndarray:
         """The ids of `text`, 1D, in the smallest of uint16 and uint32 that holds vocab_size.
@@ -40,7 +40,7 @@ class Tokenizer(Protocol):
         """
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`; any integers will do, broken text shows as U+FFFD."""
+        """The text of `ids`, which may be any integers; invalid text is shown as U+FFFD."""
 
 
 def id_dtype(vocab_size: int) -> type[np.unsignedinteger]:
@@ -60,19 +60,20 @@ class ByteTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         values = np.asarray(ids, dtype=np.int64)
         values = np.where(values == self.end_of_document, ord("\n"), values)
-        # 0xFF occurs in no UTF-8 text, so it decodes to U+FFFD whatever stands around it.
+        # 0xFF occurs in no UTF-8 text, so it decodes to U+FFFD whatever its neighbours are.
         values = np.where((values < 0) | (values > 0xFF), 0xFF, values)
         return values.astype(np.uint8).tobytes().decode("utf-8", errors="replace")
 
 
 class JsonTokenizer:
-    """A trained tokenizer of the `tokenizers` library, as `load_tokenizer` read it."""
+    """A trained tokenizer of the `tokenizers` library, read by `load_tokenizer`."""
 
     def __init__(self, tokenizer: Any, *, end_of_document: int) -> None:
-        # Files keep the padding and truncation they were last used with; a corpus wants neither.
+        # Files keep the padding and truncation they were last used with; a corpus needs neither.
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        # "<|endoftext|>" within a text is text: only we end documents (tiktoken's encode_ordinary).
+        # "<|endoftext|>" within a text is text (as in tiktoken's encode_ordinary): only
+        # `corpora.tokenize` ends documents.
         tokenizer.encode_special_tokens = True
         self._tokenizer = tokenizer
         self._known = frozenset(tokenizer.get_vocab(with_added_tokens=True).values())
@@ -100,10 +101,10 @@ class JsonTokenizer:
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """The tokenizer `data.tokenizer` names: "bytes", or the path of a `tokenizers` JSON file.
+    """Loads the tokenizer that `data.tokenizer` names: "bytes", or a `tokenizers` JSON file.
 
-    The JSON tokenizer's end of document is the first it knows of "<|endoftext|>", "</s>", "<eos>"
-    and "[SEP]".
+    The end of document of a JSON tokenizer is the first token that it has of "<|endoftext|>",
+    "</s>", "<eos>" and "[SEP]".
 
     Raises:
         UserError: no such file, not a tokenizer, none of those tokens, or no `hf` extra.
@@ -118,7 +119,7 @@ def load_tokenizer(name: str) -> Tokenizer:
 
 
 def with_vocabulary(config: "Config") -> "Config":
-    """The config with model.vocab_size set; from the tokenizer where it was left to that."""
+    """Sets model.vocab_size to the tokenizer's where it is None."""
     if config.model.vocab_size is not None:
         return config
     size = load_tokenizer(config.data.tokenizer).vocab_size
@@ -142,7 +143,7 @@ def _load_json(path: str) -> JsonTokenizer:
     ends = [token for token in known if token is not None]
     if not ends:
         raise UserError(
-            f"data.tokenizer={path!r} has no token to end a document with; "
+            f"data.tokenizer={path!r} has no end-of-document token; "
             f"add one of {', '.join(END_OF_DOCUMENT_NAMES)} to it"
         )
     return JsonTokenizer(tokenizer, end_of_document=ends[0])

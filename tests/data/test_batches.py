@@ -5,15 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxptd.data.batches import Windows, WindowsInOrder, number_documents
-from jaxptd.data.concatenated import Joined
+from jaxptd.data.batches import ShuffledWindows, WindowsInOrder, number_documents
+from jaxptd.data.concatenated import Concatenated
 from jaxptd.data.token_files import open_tokens, write_bin
 from jaxptd.errors import UserError
 
 
-def make(num_tokens, seq_length, *, seed=0, kind=Windows):
-    """Windows over tokens that are their own places."""
-    return kind(np.arange(num_tokens), seq_length, seed, num_tokens)
+def make(num_tokens, seq_length, *, seed=0, kind=ShuffledWindows):
+    """Windows over tokens each of which is its own index."""
+    seeds = {"seed": seed} if kind is ShuffledWindows else {}
+    return kind(np.arange(num_tokens), seq_length, vocab_size=num_tokens, **seeds)
 
 
 @st.composite
@@ -54,8 +55,8 @@ def test_rows_do_not_depend_on_what_else_is_asked(data, indices):
 def test_processes_that_share_a_batch_see_the_rows_of_one():
     batch = np.arange(16) + 3 * 16
     whole = make(100, 4, seed=5).rows(batch)
-    parts = [make(100, 4, seed=5).rows(batch[rank::4]) for rank in range(4)]
-    assert all((part == whole[rank::4]).all() for rank, part in enumerate(parts))
+    shares = [make(100, 4, seed=5).rows(batch[rank::4]) for rank in range(4)]
+    assert all((share == whole[rank::4]).all() for rank, share in enumerate(shares))
 
 
 def test_every_token_is_seen_within_some_epochs():
@@ -98,17 +99,17 @@ def test_rows_of_mapped_and_joined_files_are_those_of_one_array(tmp_path):
     write_bin(tmp_path / "whole.bin", tokens)
     mapped = open_tokens([tmp_path / "whole.bin"])
     joined = open_tokens([tmp_path / "a.bin", tmp_path / "b.bin"])
-    expected = Windows(tokens, 5, 3, 100).rows(np.arange(40))
-    assert isinstance(joined, Joined)
-    assert (Windows(mapped, 5, 3, 100).rows(np.arange(40)) == expected).all()
-    assert (Windows(joined, 5, 3, 100).rows(np.arange(40)) == expected).all()
+    expected = ShuffledWindows(tokens, 5, 100, seed=3).rows(np.arange(40))
+    assert isinstance(joined, Concatenated)
+    assert (ShuffledWindows(mapped, 5, 100, seed=3).rows(np.arange(40)) == expected).all()
+    assert (ShuffledWindows(joined, 5, 100, seed=3).rows(np.arange(40)) == expected).all()
 
 
 def test_no_rows():
     assert make(10, 3).rows(np.array([])).shape == (0, 4)
 
 
-@pytest.mark.parametrize("kind", [Windows, WindowsInOrder])
+@pytest.mark.parametrize("kind", [ShuffledWindows, WindowsInOrder])
 def test_the_shortest_corpus_has_one_window_and_less_is_an_error(kind):
     assert make(5, 4, kind=kind).rows(np.arange(3)).tolist() == [[0, 1, 2, 3, 4]] * 3
     with pytest.raises(UserError, match=r"has 4 tokens, .* \+ 1 = 5; use more data or a smaller"):
@@ -121,7 +122,7 @@ def test_the_shortest_corpus_has_one_window_and_less_is_an_error(kind):
 def test_an_id_outside_the_vocabulary_is_an_error(wrong, dtype):
     tokens = np.arange(20, dtype=dtype)
     tokens[13] = wrong
-    data = WindowsInOrder(tokens, 4, 0, 100)
+    data = WindowsInOrder(tokens, 4, 100)
     assert data.rows(np.arange(3)).max() == 12
     with pytest.raises(
         UserError, match=rf"token 13 of the data has id {wrong}, outside .* 100 \(0 to 99\)"
@@ -135,7 +136,7 @@ def test_an_id_outside_the_vocabulary_is_located_in_its_file(tmp_path):
     with pytest.raises(
         UserError, match=r"token 15 of .*a\.bin has id 15, .*larger model\.vocab_size"
     ):
-        WindowsInOrder(tokens, 9, 0, 15).rows(np.array([0]))
+        WindowsInOrder(tokens, 9, 15).rows(np.array([0]))
 
 
 def test_documents_are_numbered_through_a_row_and_end_with_their_end():

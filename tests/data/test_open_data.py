@@ -1,4 +1,4 @@
-"""From the config to the two parts of a corpus."""
+"""From the config to the two splits of a corpus."""
 
 import subprocess
 import sys
@@ -52,7 +52,7 @@ def test_token_files_stay_mapped(tmp_path):
     assert isinstance(alone.validation.tokens, np.memmap)
     assert alone.validation.tokens.tolist() == list(range(30, 40))
     assert np.asarray(both.validation.tokens).tolist() == list(range(20, 40))
-    assert all(isinstance(part, np.memmap) for part in both.train.tokens.parts)
+    assert all(isinstance(array, np.memmap) for array in both.train.tokens.arrays)
 
 
 def test_stdlib():
@@ -93,7 +93,7 @@ def test_a_corpus_shorter_than_a_sequence_is_an_error(text):
         (0.1, 12, r"leaves validation 2, .* = 13; use more data .* or data\.validation_fraction=0"),
     ],
 )
-def test_a_part_shorter_than_a_sequence_is_an_error(text, fraction, seq_length, message):
+def test_a_split_shorter_than_a_sequence_is_an_error(text, fraction, seq_length, message):
     with pytest.raises(UserError, match=rf"data\.validation_fraction={fraction} of 20 .*{message}"):
         open_bytes(text, fraction=fraction, seq_length=seq_length)
 
@@ -105,7 +105,9 @@ def test_the_fractions_an_error_suggests_work(shortest, num_tokens):
         assert num_tokens < 2 * shortest + 20
         return
     for fraction in (float(remedy.split()[1]), float(remedy.split()[3].rstrip(","))):
-        assert shortest - 1 <= num_tokens - jaxptd.data._cut(num_tokens, fraction, shortest - 1)
+        assert shortest - 1 <= num_tokens - jaxptd.data._validation_start(
+            num_tokens, fraction, shortest - 1
+        )
 
 
 def test_data_does_not_import_jax():

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from jaxptd.data import token_files
-from jaxptd.data.concatenated import Joined, locate
+from jaxptd.data.concatenated import Concatenated, locate
 from jaxptd.data.token_files import (
     is_token_file,
     open_token_file,
     open_tokens,
     write_bin,
-    write_bin_parts,
+    write_bin_arrays,
 )
 from jaxptd.errors import UserError
 
@@ -49,19 +49,19 @@ def test_nanogpt_round_trip(tmp_path):
 
 
 def test_writing_parts_counts_them(tmp_path):
-    parts = (np.array(ids, np.uint16) for ids in ([1, 2], [], [3]))
-    assert write_bin_parts(tmp_path / "a.bin", parts) == 3
+    arrays = (np.array(ids, np.uint16) for ids in ([1, 2], [], [3]))
+    assert write_bin_arrays(tmp_path / "a.bin", arrays) == 3
     assert open_token_file(tmp_path / "a.bin").tolist() == [1, 2, 3]
 
 
 def test_an_interrupted_write_leaves_what_was_there(tmp_path):
-    def parts():
+    def arrays():
         yield np.array([1, 2])
         raise KeyboardInterrupt
 
     write_bin(tmp_path / "a.bin", np.array([7]))
     with pytest.raises(KeyboardInterrupt):
-        write_bin_parts(tmp_path / "a.bin", parts())
+        write_bin_arrays(tmp_path / "a.bin", arrays())
     assert open_token_file(tmp_path / "a.bin").tolist() == [7]
     assert os.listdir(tmp_path) == ["a.bin"]
 
@@ -138,8 +138,8 @@ def test_a_missing_file_is_an_error(tmp_path):
         ({"magic": b"TNTIDX\0\0\0"}, "is not a Megatron index"),
         ({"version": 2}, "has version 2, not 1"),
         ({"dtype": "float32"}, "has dtype code 7; ids are one of 1 uint8, "),
-        ({"pointers": [0, 6]}, "do not lie one after the other"),
-        ({"pointers": [4, 0]}, "do not lie one after the other"),
+        ({"pointers": [0, 6]}, "are not contiguous"),
+        ({"pointers": [4, 0]}, "are not contiguous"),
     ],
 )
 def test_a_broken_megatron_index_is_an_error(tmp_path, change, message):
@@ -179,15 +179,15 @@ def test_several_files_are_joined_without_reading(tmp_path):
     write_bin(tmp_path / "a.bin", np.arange(10))
     write_megatron(tmp_path / "m", [range(10, 30)], dtype="int32")
     joined = open_tokens([tmp_path / "a.bin", tmp_path / "m.bin"])
-    assert isinstance(joined, Joined)
+    assert isinstance(joined, Concatenated)
     assert len(joined) == 30
-    assert all(isinstance(part, np.memmap) for part in joined[5:25].parts)
+    assert all(isinstance(array, np.memmap) for array in joined[5:25].arrays)
     assert np.asarray(joined[5:25]).tolist() == list(range(5, 25))
 
 
 def test_slices_of_joined_arrays_are_those_of_one_array():
     whole = np.arange(7)
-    joined = Joined((whole[:3], whole[3:3], whole[3:5], whole[5:]))
+    joined = Concatenated((whole[:3], whole[3:3], whole[3:5], whole[5:]))
     for start in (None, *range(-8, 9)):
         for stop in (None, *range(-8, 9)):
             assert np.asarray(joined[start:stop]).tolist() == whole[start:stop].tolist()

@@ -115,7 +115,7 @@ def test_json_end_of_document_is_the_first_known(tmp_path, first):
 
 def test_json_without_an_end_of_document_is_an_error(tmp_path):
     path = train_bpe(tmp_path / "t.json", special_tokens=["<pad>"])
-    with pytest.raises(UserError, match=r"no token to end a document.*<\|endoftext\|>"):
+    with pytest.raises(UserError, match=r"no end-of-document token.*<\|endoftext\|>"):
         load_tokenizer(path)
 
 

@@ -20,7 +20,7 @@ import yaml
 import jaxptd.train
 from jaxptd.checkpoint import Checkpoints
 from jaxptd.config.command_line import load_config
-from jaxptd.data import Windows, number_documents
+from jaxptd.data import ShuffledWindows, Windows, number_documents
 from jaxptd.data.token_files import write_bin
 from jaxptd.distributed.watchdog import Phase, Watchdog
 from jaxptd.errors import run_command
@@ -754,12 +754,12 @@ def test_never_resumes_nothing(train):
     assert train.contents() == before
 
 
-def token_file(folder: Path, *, vocab_size: int) -> tuple[Path, Windows]:
+def token_file(folder: Path, *, vocab_size: int) -> tuple[Path, ShuffledWindows]:
     """Ids below `vocab_size` in a nanoGPT file; and the sequences that training makes of them."""
     tokens = np.random.default_rng(0).integers(0, vocab_size, 4000)
     path = folder / "tokens.bin"
     write_bin(path, tokens)
-    return path, Windows(tokens[:3800], seq_length=16, seed=0, vocab_size=vocab_size)
+    return path, ShuffledWindows(tokens[:3800], seq_length=16, seed=0, vocab_size=vocab_size)
 
 
 def test_an_id_outside_the_vocabulary_stops_the_run_and_spoils_nothing(train):
