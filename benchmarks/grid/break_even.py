@@ -1,12 +1,12 @@
 """When a row x col grid is cheaper than 1D tensor with sequence parallelism, by closed forms.
 
 `python -m benchmarks.grid.break_even [--hidden 4096]` prints the tables of docs/grid.md. Nothing is
-run or traced; benchmarks/grid/test_pictures.py compares the bytes with those of a training step.
+run or traced; benchmarks/grid/test_pictures.py holds the bytes against those of a training step.
 
 One layer of a GPT, forward and backward, bfloat16, `model.remat: none`, a micro-batch of M tokens;
 on the grid all-gathers in one slice, attention by heads. Collectives run as rings.
 Letters: M tokens, D model (F = 4 D), N devices. `row` and `col` are the mesh axes.
-Source: jaxptd/analysis/traffic/step.py and traffic/grid.py; Korthikanti et al., arXiv 2205.05198.
+Source: jaxptd/analysis/traffic/; Korthikanti et al., arXiv 2205.05198.
 """
 
 import dataclasses

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Collective
-from jaxptd.analysis.traffic.grid import Moves
-from jaxptd.config import Config
+from jaxptd.analysis.traffic.grid import Panels
 from jaxptd.layers.forms import make_form
 from jaxptd.mesh import Axis, Layout
 
@@ -79,12 +78,12 @@ def product(contract: str, out: str) -> Part:
     """x[m, K] w[K, out]: both spread forward and again backward, their gradients brought home."""
 
     def part(layout: Layout, dtype: str) -> Iterator[Collective]:
-        grid, itemsize = Moves(Config(layout=layout), native=False), np.dtype(dtype).itemsize
+        grid, itemsize = Panels(layout, native=False), np.dtype(dtype).itemsize
         x = tokens(layout) * width(layout, contract) // layout.col
         w = width(layout, contract) * width(layout, out) // (layout.row * layout.col)
         for axis, block in ((Axis.COL, x), (Axis.ROW, w)):
-            yield from grid.spread(axis, block, 2, itemsize)
-            yield from grid.collect(axis, block, 1, itemsize)
+            yield from grid.spread(axis, block, times=2, itemsize=itemsize)
+            yield from grid.collect(axis, block, times=1, itemsize=itemsize)
 
     return part
 
@@ -97,10 +96,10 @@ def attention(layout: Layout, dtype: str) -> Iterator[Collective]:
         hops = 3 * (layout.ring_size - 1)
         yield Collective(PERMUTE, (Axis.CP, Axis.ROW), hops, hops * 2 * k * itemsize)
         return
-    grid, s = Moves(Config(layout=layout), native=False), tokens(layout) * N * T // layout.col
+    grid, s = Panels(layout, native=False), tokens(layout) * N * T // layout.col
     for axis, block in ((Axis.ROW, k), (Axis.COL, s)):
-        yield from grid.spread(axis, block, 4, itemsize)
-        yield from grid.collect(axis, block, 2, itemsize)
+        yield from grid.spread(axis, block, times=4, itemsize=itemsize)
+        yield from grid.collect(axis, block, times=2, itemsize=itemsize)
     yield Collective(ALL_REDUCE, (Axis.COL,), 3, 3 * tokens(layout) * N * itemsize)
 
 

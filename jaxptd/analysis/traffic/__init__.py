@@ -1,4 +1,4 @@
-"""What a step must move, by formula: by tensor and data parallelism, grids, ZeRO, pipelines."""
+"""Predicts the collectives of a training step from its config."""
 
 from jaxptd.analysis.traffic.step import expected
 

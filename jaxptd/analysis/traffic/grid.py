@@ -1,16 +1,14 @@
-"""What a training step on a row x col grid moves, by formula; see `formulas.py`.
+"""Predicts the collectives of a training step on a row x col grid.
 
 Letters: b sequences of a micro-batch on one device, T tokens in a sequence, of which a device has
-m = b*T/(cp*row) in all; D model, F hidden, V vocabulary, N heads, H head size, all as padded.
-Source: Zhu and Dong, CAAI Trans. Intelligent Systems 20(5), 2025; the algorithms' in `spread.py`.
+m = b*T/(cp*row); D model, F hidden, V vocabulary, N heads, H head size, all as padded.
+Source: Zhu and Dong, CAAI Trans. Intelligent Systems 20(5), 2025; for the algorithms see
+`matmul/grid.py`.
 """
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
-from functools import partial
-
-import jax.numpy as jnp
+from collections.abc import Iterator
 
 from jaxptd.analysis.collective import (
     ALL_GATHER,
@@ -21,33 +19,36 @@ from jaxptd.analysis.collective import (
     REDUCE_SCATTER,
     Collective,
 )
-from jaxptd.config import Config
-from jaxptd.matmul.grid import padded
-from jaxptd.mesh import Axis
+from jaxptd.analysis.traffic.scenario import Recomputed, Scenario
+from jaxptd.mesh import Axis, Layout
 
 
 @dataclasses.dataclass(frozen=True)
-class Moves:
-    """The collectives of products on the grid of a config. native: broadcasts are XLA's own."""
+class Panels:
+    """The collectives that move panels of matrices along one axis of a grid.
 
-    config: Config
+    Args:
+        layout: with the grid and its algorithm.
+        native: broadcasts are XLA's own, else all-reduces.
+    """
+
+    layout: Layout
     native: bool
 
-    def spread(self, axis: Axis, size: int, times: int, itemsize: int) -> Iterator[Collective]:
-        """Blocks of `size` elements, as the other devices along `axis` need them."""
-        yield from self._move(
-            axis, size * itemsize, times, (ALL_GATHER, BROADCAST if self.native else ALL_REDUCE)
-        )
+    def spread(self, axis: Axis, size: int, *, times: int, itemsize: int) -> Iterator[Collective]:
+        """Every device along `axis` gets the others' blocks of `size` elements."""
+        broadcast = BROADCAST if self.native else ALL_REDUCE
+        yield from self._move(axis, size * itemsize, times, (ALL_GATHER, broadcast))
 
-    def collect(self, axis: Axis, size: int, times: int, itemsize: int) -> Iterator[Collective]:
-        """The parts of a sum, brought to the devices whose blocks of `size` elements they are."""
+    def collect(self, axis: Axis, size: int, *, times: int, itemsize: int) -> Iterator[Collective]:
+        """Partial sums are reduced to the devices that own their blocks of `size` elements."""
         yield from self._move(axis, size * itemsize, times, (REDUCE_SCATTER, ALL_REDUCE))
 
     def _move(
         self, axis: Axis, block: int, times: int, kinds: tuple[str, str]
     ) -> Iterator[Collective]:
-        """`block` bytes, in the kinds of gather and summa."""
-        layout = self.config.layout
+        """Moves of `block` bytes; kinds: of collective, in gather and in summa."""
+        layout = self.layout
         devices, whole = layout.sizes[axis], block * layout.sizes[axis] * times
         ring = Collective(PERMUTE, (axis,), times * (devices - 1), whole - block * times)
         if layout.matmul2d == "gather":
@@ -63,116 +64,86 @@ class Moves:
             yield Collective(ALL_REDUCE, (axis,), times * devices, whole)
 
 
-def on_grid(
-    config: Config, stacks: Sequence[tuple[str, int]], *, native: bool
-) -> Iterator[Collective]:
-    """Of products, norms, tables and attention in blocks; the ring is in `formulas.py`.
-
-    stacks: what is computed again, and by how many layers.
-    """
-    moves, model, parts = Moves(config, native), config.model, config.train.micro_batches
-    D, V = _padded(config, model.hidden_size), model.padded_vocab(partial(_padded, config))
-    for remat, count in stacks:
-        yield from _layers(moves, remat, parts * count)
-    yield from _product(moves, D, V, parts, 1)  # logits
-    yield from _norms(config, parts, 1)
-    yield from _tables(config, D, parts)
+def on_grid(step: Scenario) -> Iterator[Collective]:
+    """Products, norms, tables and attention in blocks; attention by heads is in `ring.py`."""
+    sizes, micro_batches = step.sizes, step.config.train.micro_batches
+    for again, layers in step.stacks:
+        yield from _layers(step, again, micro_batches * layers)
+    yield from _product(step, sizes.hidden, sizes.vocab, forwards=1, times=micro_batches)
+    yield from _norms(step, forwards=1, times=micro_batches)
+    yield from _tables(step)
 
 
-def _layers(moves: Moves, remat: str, layers: int) -> Iterator[Collective]:
-    config, model = moves.config, moves.config.model
-    runs = 2 if remat in ("full", "part") else 1  # of a layer's forward pass
-    last = 2 if remat == "part" else 1  # of its last product: a pipeline's part runs all again
-    D, F = (_padded(config, size) for size in (model.hidden_size, model.mlp_size))
-    hidden = inside(config)
-    for contract, out, times in (
-        (D, 3 * hidden, runs),
-        (hidden, D, runs),
-        (D, F, runs),
-        (F, D, last),
+def _layers(step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
+    """Layers with the same recomputation; times: layers in all micro-batches."""
+    sizes = step.sizes
+    forwards = 1 + again.products
+    for contract, out, runs in (
+        (sizes.hidden, 3 * sizes.attention, forwards),
+        (sizes.attention, sizes.hidden, forwards),
+        (sizes.hidden, sizes.mlp, forwards),
+        (sizes.mlp, sizes.hidden, 1 + again.last_product),
     ):
-        yield from _product(moves, contract, out, layers, times)
-    yield from _norms(config, 2 * layers, runs)
-    if config.layout.attention2d == "blocks":
-        yield from _blocks(moves, remat, layers)
+        yield from _product(step, contract, out, forwards=runs, times=times)
+    yield from _norms(step, forwards=forwards, times=2 * times)
+    if sizes.has_blocks:
+        yield from _blocks(step, again, times)
 
 
-def _product(moves: Moves, contract: int, out: int, times: int, runs: int) -> Iterator[Collective]:
-    """x[m, K] w[K, out], forward `runs` times and backward.
+def _product(
+    step: Scenario, contract: int, out: int, *, forwards: int, times: int
+) -> Iterator[Collective]:
+    """x[m, K] w[K, out], run `forwards` times, and its backward.
 
-    Forward spreads x and w. Backward spreads w again, for the gradient of x, whose parts it brings
-    home, and x again, for the gradient of w, whose parts it brings home in the masters' precision.
+    Forward spreads x and w. Backward spreads w again for the gradient of x, and x for the gradient
+    of w; it collects the gradient of x, and that of w in the masters' precision.
     """
-    layout, itemsize = moves.config.layout, jnp.dtype(moves.config.model.dtype).itemsize
-    x = _rows(moves.config) * contract // layout.col
+    layout, sizes, panels = step.config.layout, step.sizes, Panels(step.config.layout, step.native)
+    x = sizes.rows * contract // layout.col
     w = contract * out // (layout.row * layout.col)
-    yield from moves.spread(Axis.COL, x, times * (runs + 1), itemsize)
-    yield from moves.spread(Axis.ROW, w, times * (runs + 1), itemsize)
-    yield from moves.collect(Axis.COL, x, times, itemsize)
-    yield from moves.collect(Axis.ROW, w, times, _wide(moves.config))
+    spread = times * (forwards + 1)
+    yield from panels.spread(Axis.COL, x, times=spread, itemsize=sizes.itemsize)
+    yield from panels.spread(Axis.ROW, w, times=spread, itemsize=sizes.itemsize)
+    yield from panels.collect(Axis.COL, x, times=times, itemsize=sizes.itemsize)
+    yield from panels.collect(Axis.ROW, w, times=times, itemsize=sizes.master_itemsize)
 
 
-def _norms(config: Config, norms: int, runs: int) -> Iterator[Collective]:
+def _norms(step: Scenario, *, forwards: int, times: int) -> Iterator[Collective]:
     """Mean and variance, one after the other; backward two means in one message."""
-    size = norms * _rows(config) * _wide(config)
-    yield Collective(ALL_REDUCE, (Axis.COL,), norms * (2 * runs + 1), size * (2 * runs + 2))
+    size = times * step.sizes.rows * step.sizes.master_itemsize
+    count, scalars = 2 * forwards + 1, 2 * forwards + 2
+    yield Collective(ALL_REDUCE, (Axis.COL,), times * count, size * scalars)
 
 
-def _tables(config: Config, hidden: int, parts: int) -> Iterator[Collective]:
-    """Rows of both tables, m*D and T/cp*D/col, forward and back; the loss of V cut over col."""
-    layout, itemsize = config.layout, jnp.dtype(config.model.dtype).itemsize
-    rows = parts * _rows(config) * hidden * itemsize
-    positions = parts * config.model.seq_length // layout.cp * hidden // layout.col * itemsize
-    yield Collective(ALL_TO_ALL, (Axis.ROW,), 2 * parts, 2 * rows)
+def _tables(step: Scenario) -> Iterator[Collective]:
+    """Rows of both tables, m*D and T/cp*D/col, forward and back; the loss of V sharded over col."""
+    config, layout, sizes = step.config, step.config.layout, step.sizes
+    micro_batches = config.train.micro_batches
+    rows = micro_batches * sizes.rows * sizes.hidden * sizes.itemsize
+    positions = config.model.seq_length // layout.cp * sizes.hidden // layout.col * sizes.itemsize
+    yield Collective(ALL_TO_ALL, (Axis.ROW,), 2 * micro_batches, 2 * rows)
     for kind in (REDUCE_SCATTER, ALL_GATHER):
-        yield Collective(kind, (Axis.COL,), parts, rows)
-        yield Collective(kind, (Axis.ROW,), parts, positions)
-    loss = 3 * parts * _rows(config) * _wide(config)
-    yield Collective(ALL_REDUCE, (Axis.COL,), 2 * parts, loss)
+        yield Collective(kind, (Axis.COL,), micro_batches, rows)
+        yield Collective(kind, (Axis.ROW,), micro_batches, micro_batches * positions)
+    loss = 3 * micro_batches * sizes.rows * sizes.master_itemsize
+    yield Collective(ALL_REDUCE, (Axis.COL,), 2 * micro_batches, loss)
 
 
-def _blocks(moves: Moves, remat: str, times: int) -> Iterator[Collective]:
-    """Q K^T, softmax and P V of every head: s a block of scores, k one of keys or values.
+def _blocks(step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
+    """Q K^T, softmax and P V of every head: s elements in a block of scores, k in one of keys.
 
-    If anything is made again, the scores are; the output, where the product after it is.
+    Forward and backward of the two products spread keys or values four times and scores four times.
     """
-    config, layout = moves.config, moves.config.layout
-    itemsize = jnp.dtype(config.model.dtype).itemsize
-    k = _rows(config) * inside(config) // layout.col
-    s = _rows(config) * config.model.num_heads * config.model.seq_length // layout.col
-    scores_again, output_again = remat != "none", remat in ("full", "part")
-    yield from moves.spread(Axis.ROW, k, times * (4 + scores_again + output_again), itemsize)
-    yield from moves.spread(Axis.COL, s, times * (4 + output_again), itemsize)
-    yield from moves.collect(Axis.COL, s, times, itemsize)
-    yield from moves.collect(Axis.COL, s, times * (1 + scores_again), _wide(config))
-    yield from moves.collect(Axis.ROW, k, times * 2, itemsize)
-    rows = _rows(config) * config.model.num_heads * _wide(config)
-    softmax = times * (3 + 2 * scores_again)
+    config, sizes, panels = step.config, step.sizes, Panels(step.config.layout, step.native)
+    narrow, wide = sizes.itemsize, sizes.master_itemsize
+    k = sizes.rows * sizes.attention // config.layout.col
+    s = sizes.rows * config.model.num_heads * config.model.seq_length // config.layout.col
+    keys = times * (4 + again.scores + again.values)
+    yield from panels.spread(Axis.ROW, k, times=keys, itemsize=narrow)
+    yield from panels.spread(Axis.COL, s, times=times * (4 + again.values), itemsize=narrow)
+    yield from panels.collect(Axis.COL, s, times=times, itemsize=narrow)
+    yield from panels.collect(Axis.COL, s, times=times * (1 + again.scores), itemsize=wide)
+    yield from panels.collect(Axis.ROW, k, times=times * 2, itemsize=narrow)
+    softmax = times * (3 + 2 * again.scores)
+    rows = sizes.rows * config.model.num_heads * wide
     yield Collective(ALL_REDUCE, (Axis.COL,), softmax, softmax * rows)
-
-
-def _rows(config: Config) -> int:
-    """m."""
-    layout, train = config.layout, config.train
-    sequences = train.global_batch_size // (layout.dp * train.micro_batches)
-    return sequences * config.model.seq_length // (layout.cp * layout.row)
-
-
-def _wide(config: Config) -> int:
-    """Bytes of a number in the precision of sums and masters."""
-    return jnp.promote_types(config.model.dtype, jnp.float32).itemsize
-
-
-def _padded(config: Config, size: int, each: int = 1) -> int:
-    layout = config.layout
-    return padded(size, (layout.row, layout.col, layout.matmul2d_slices), each)
-
-
-def inside(config: Config) -> int:
-    """N * H of attention; on a grid the cut one is padded."""
-    model = config.model
-    if not config.layout.has_grid:
-        return model.hidden_size
-    if config.layout.attention2d == "heads":
-        return _padded(config, model.num_heads, model.head_size) * model.head_size
-    return model.num_heads * _padded(config, model.head_size)
