@@ -9,20 +9,20 @@ ARGS :=
 PYTHON :=
 
 BIN := $(VENV)/bin
-# Tests run in as many processes as there are cores, up to four; those of a file in one, which share
-# what they compiled. ARGS=-n0: in this process.
+# Tests run in as many processes as there are cores, up to four. The tests of a file run in the same
+# process and share what it compiled. ARGS=-n0: all in this process.
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadfile
-# A stamp says that an install of pyproject.toml's packages went well. The first line of a recipe
-# removes both, so what was cut short is made again, from nothing.
+# A stamp marks a complete installation of pyproject.toml's packages. Every installation removes the
+# stamps first, so that one which was interrupted starts again from nothing.
 TRAIN_STAMP := $(VENV)/.installed-train-$(EXTRAS)
 DEV_STAMP := $(VENV)/.installed-dev
 
-# An environment that does not answer (moved, or its Python is gone) has no valid stamp.
+# An environment whose Python does not run (it was moved, or its Python is gone) has no valid stamp.
 ifeq ($(shell $(BIN)/python -c 'import sys; print(sys.prefix != sys.base_prefix)' 2>/dev/null),)
 .PHONY: $(TRAIN_STAMP) $(DEV_STAMP)
 endif
 
-# $(call install,EXTRAS): a fresh environment unless a good one is there, then the packages.
+# $(call install,EXTRAS): makes a fresh environment unless a valid one exists, installs the packages.
 define install
 	@if ! ls $(VENV)/.installed-* >/dev/null 2>&1 || ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
 	    python=$$($(FIND_PYTHON)) && \
@@ -33,8 +33,7 @@ define install
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(1)]'
 endef
 
-# Prints the first Python that will do; else one line that says what is missing. The versions that
-# are tested come first.
+# Prints the first suitable Python, else one line with what is missing. Tested versions come first.
 define FIND_PYTHON
 found=; \
 for python in $(or $(PYTHON),python3.12 python3.11 python3.13 python3.14 python3 python); do \
@@ -77,7 +76,7 @@ clean:  ## remove the environment, caches and built documentation; runs/ stays
 	rm -rf .venv .venv-* .jax_cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -rf .import_linter_cache build dist docs/_build *.egg-info
 
-# Whoever can test can train, so the second stamp comes with the first.
+# The development environment includes what training needs, so it has both stamps.
 $(DEV_STAMP): pyproject.toml
 	$(call install,dev)
 	@touch $@ $(TRAIN_STAMP)

@@ -1,7 +1,7 @@
 """jaxptd: transformers on many devices, every layout proved equal to one device.
 
-What is exported here is kept stable; everything else may change between versions. Names are looked
-up when they are first used, so `import jaxptd` is quick and starts no device.
+Names exported here are kept stable; everything else may change between versions. Their modules are
+imported when a name is first used, so `import jaxptd` is quick and starts no device.
 """
 
 import importlib

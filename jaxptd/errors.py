@@ -1,4 +1,4 @@
-"""What a person can put right: raised with the numbers and the remedy, printed as one line."""
+"""Errors that a user can fix, and how a command reports them: in one line, with the remedy."""
 
 import argparse
 import os
@@ -9,15 +9,15 @@ from typing import NoReturn
 BUG = 1
 BAD_INPUT = 2
 LOST = 3  # a process of the run is dead or stuck
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 class UserError(ValueError):
-    """Bad input. The message is one line: what is wrong, with the numbers, and the remedy."""
+    """Bad input. The message is one line that gives the error, its numbers and the remedy."""
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with bad arguments raised as `UserError` and no abbreviated options."""
+    """argparse's parser. Raises bad arguments as `UserError` and knows no abbreviated options."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})  # type: ignore[arg-type]
@@ -27,13 +27,13 @@ class Parser(argparse.ArgumentParser):
 
 
 def print_error(message: object) -> None:
-    """One line on stderr, in one piece."""
+    """Writes one line to stderr, with one call, so that processes' lines do not mix."""
     sys.stderr.write(f"error: {' '.join(str(message).split())}\n")
     sys.stderr.flush()
 
 
 def run_command(main: Callable[[], int | None]) -> None:
-    """Runs `main` as a command: exit code from its result; a `UserError` is one line and exit 2."""
+    """Runs `main` as a command and exits with its result; a `UserError` is one line and exit 2."""
     try:
         code = main()
         sys.stdout.flush()
@@ -44,7 +44,7 @@ def run_command(main: Callable[[], int | None]) -> None:
         print("stopped", file=sys.stderr)
         code = INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output (`| head`) has gone, and Python flushes once more when it ends.
+        # The reader of the output (`| head`) has ended, and Python flushes once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""Bad input: one line and exit code 2; a reader that goes away: no complaint."""
+"""Bad input is one line and exit code 2; a closed output is no error."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Rank groups against the literature and against what a group is; the mesh; the command."""
+"""Rank groups against the literature and the definition of a group; the mesh; the command."""
 
 import itertools
 import json
@@ -47,68 +47,6 @@ def run(argv: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
-# --- Layout
-
-
-def test_a_layout_counts_its_devices():
-    layout = Layout(pp=2, dp=3, cp=5, tp=7, sequence_parallel=True)
-    assert layout.num_devices == 210
-    assert list(layout.sizes) == ["pp", "dp", "cp", "row", "col", "tp"]
-    assert str(layout) == "pp=2 dp=3 cp=5 tp=7 1f1b sequence_parallel zigzag"
-    assert str(Layout()) == "one device"
-    assert str(Layout(row=2, col=2)) == "row=2 col=2 zigzag gather heads"
-    grid = Layout(row=2, col=4, matmul2d_slices=2, attention2d="blocks")
-    assert str(grid) == "row=2 col=4 gather in 2 slices blocks"
-
-
-@pytest.mark.parametrize("axis", list(Axis))
-@pytest.mark.parametrize("size", [0, -2])
-def test_an_axis_has_at_least_one_device(axis, size):
-    with pytest.raises(UserError, match=rf"layout\.{axis}={size}: .* use 1 or more"):
-        Layout(**{axis: size})
-
-
-@pytest.mark.parametrize("grid", [{"row": 2}, {"col": 2}, {"row": 2, "col": 2}])
-def test_tp_and_a_grid_exclude_each_other(grid):
-    assert Layout(**grid).num_devices > 1
-    with pytest.raises(UserError, match=r"layout\.tp=2 .*set tp=1 or row=col=1"):
-        Layout(tp=2, **grid)
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"row": 2, "col": 4, "matmul2d": "fox"}, "layout.col=4 is not square, as .*=fox needs it"),
-        ({"row": 2, "matmul2d": "cannon"}, "use layout.matmul2d=gather or summa"),
-        ({"matmul2d_slices": 0}, "layout.matmul2d_slices=0: use 1 or more"),
-        ({"virtual_stages": 0}, "layout.virtual_stages=0: use 1 or more, or null"),
-        ({"matmul2d": "summa", "matmul2d_slices": 2}, "layout.matmul2d=summa has no slices"),
-        ({"col": 2, "sequence_parallel": True}, "leave layout.sequence_parallel false"),
-        ({"tp": 2, "collective_matmul": True}, "set both, or leave it false"),
-        ({"row": 2, "collective_matmul": True}, "a grid has layout.matmul2d_slices"),
-        ({"matmul2d": "sumna"}, "matmul2d=sumna: use one of gather, summa, fox, cannon"),
-        ({"attention2d": "block"}, "layout.attention2d=block: use one of heads, blocks"),
-        ({"cp": 2, "row": 2, "attention2d": "blocks"}, "use layout.cp=1 or .*attention2d=heads"),
-    ],
-)
-def test_a_layout_that_cannot_be(fields, words):
-    with pytest.raises(UserError, match=words):
-        Layout(**fields)
-
-
-@pytest.mark.parametrize(
-    ("layout", "size"),
-    [
-        (Layout(tp=4), 1),
-        (Layout(cp=3, tp=2), 3),
-        (Layout(cp=3, row=2, col=5), 6),
-        (Layout(row=2, col=5, attention2d="blocks"), 1),
-    ],
-)
-def test_keys_travel_among_the_devices_that_cut_the_sequence(layout, size):
-    assert layout.ring_size == size
-
-
 # --- Groups
 
 
@@ -125,7 +63,7 @@ TENSOR = st.one_of(
 LAYOUTS = st.builds(
     lambda pp, dp, cp, tensor: Layout(pp=pp, dp=dp, cp=cp, **tensor), SIZES, SIZES, SIZES, TENSOR
 )
-# tp moves fastest, then cp, dp, pp; a grid stands where tp does, with col the faster.
+# tp varies fastest, then cp, dp, pp; a grid takes the place of tp, and col varies faster than row.
 FASTEST_FIRST = ["tp", "col", "row", "cp", "dp", "pp"]
 ALONG = {
     **{axis.value: {axis.value} for axis in Axis},
@@ -135,7 +73,7 @@ ALONG = {
 
 
 def coordinates(layout: Layout) -> list[dict[str, int]]:
-    """Each rank's place along each axis, counted out in Megatron's order."""
+    """Each rank's coordinate along each axis, counted in Megatron's order."""
     ranges = [range(getattr(layout, axis)) for axis in reversed(FASTEST_FIRST)]
     return [
         dict(zip(reversed(FASTEST_FIRST), place, strict=True))
@@ -156,7 +94,7 @@ def test_groups_partition_the_ranks_and_differ_along_their_axes_only(layout):
 
 
 @given(LAYOUTS)
-def test_groups_ascend_and_stand_in_order_of_their_first_rank(layout):
+def test_groups_ascend_and_are_ordered_by_their_first_rank(layout):
     for groups in rank_groups(layout).values():
         assert all(group == sorted(group) for group in groups)
         firsts = [group[0] for group in groups]
@@ -251,7 +189,7 @@ def test_text_lists_the_groups(capsys):
 
 
 @pytest.mark.parametrize("given_dp", [[], ["--dp", "2"]])
-def test_dp_is_what_is_left_unless_it_is_given(capsys, given_dp):
+def test_dp_is_the_quotient_unless_it_is_given(capsys, given_dp):
     main(["--world-size", "12", "--tp", "3", "--cp", "2", *given_dp])
     assert capsys.readouterr().out.startswith("12 devices: dp=2 cp=2 tp=3 zigzag\n")
 
@@ -284,7 +222,7 @@ def test_as_a_command():
     assert (bad.returncode, bad.stdout, bad.stderr.count("\n")) == (2, "", 1)
 
 
-def test_the_devices_of_a_process_lie_together():
+def test_devices_are_sorted_by_process():
     class Device:
         def __init__(self, number: int, process: int) -> None:
             self.id, self.process_index = number, process

@@ -1,4 +1,4 @@
-"""From YAML and options to a config; what is wrong is one line with the field and the remedy."""
+"""Reading a config from YAML and options; errors are one line with the field and the remedy."""
 
 import dataclasses
 import re
@@ -41,7 +41,7 @@ def write(tmp_path):
     return write
 
 
-# --- What is good
+# --- Valid input
 
 
 def test_nothing_given_is_the_defaults():
@@ -94,7 +94,7 @@ def test_a_written_config_reads_back(write):
     assert load_config(write(yaml.safe_dump(to_dict(config)))) == config
 
 
-def test_options_of_the_caller_come_back_beside_the_config():
+def test_options_of_the_caller_are_returned_with_the_config():
     parser = make_parser("prog", "what it does")
     parser.add_argument("--json", action="store_true")
     assert parse(parser, ["--json", "--train.steps", "3"]) == (
@@ -129,7 +129,7 @@ def test_print_config_is_a_config_file_with_every_field(capsys, write):
     assert load_config(write(out)) == from_dict({"train": {"steps": 3}})
 
 
-# --- What is wrong: options
+# --- Errors in options
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_impossible_values(argv, words):
     assert all(word in message for word in words), message
 
 
-# --- What is wrong: files
+# --- Errors in files
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A model that a layout cannot split is refused in words, with the remedy."""
+"""A model whose sizes a layout does not divide is an error with the remedy."""
 
 import dataclasses
 

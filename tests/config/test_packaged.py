@@ -1,4 +1,4 @@
-"""A config by its name: packaged ones, the current directory's first, an unknown name in words."""
+"""Configs found by name: packaged ones, files of the current directory before them."""
 
 from pathlib import Path
 

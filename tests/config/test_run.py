@@ -1,4 +1,4 @@
-"""A whole run: sections that fit each other, and the way to plain dicts and back."""
+"""`Config`: sections that fit each other, conversion to nested dicts and back."""
 
 import dataclasses
 import importlib
@@ -36,7 +36,7 @@ def test_round_trip(config):
     assert from_dict(plain) == config
 
 
-def test_what_is_left_out_has_its_default():
+def test_omitted_fields_have_their_defaults():
     assert from_dict({}) == Config()
     expected = dataclasses.replace(Config(), train=TrainConfig(steps=3))
     assert from_dict({"train": {"steps": 3}}) == expected

@@ -1,4 +1,4 @@
-"""Defaults and ranges of every section, checked in words."""
+"""Defaults and ranges of the fields of every section."""
 
 import dataclasses
 import math

@@ -66,7 +66,7 @@ def test_every_token_is_seen_within_some_epochs():
         assert seen.tolist() == list(range(num_tokens))
 
 
-def test_order_and_cuts_move_with_epoch_and_seed():
+def test_order_and_boundaries_change_with_epoch_and_seed():
     data = make(1000, 10)
     orders = {tuple(epoch_rows(data, epoch)[:, 0].tolist()) for epoch in range(10)}
     shifts = {min(order) for order in orders}
@@ -77,7 +77,7 @@ def test_order_and_cuts_move_with_epoch_and_seed():
 
 
 def test_order_is_the_same_on_every_machine_and_numpy():
-    """A resumed run goes on with the same data: these rows may never change."""
+    """Expected rows that must never change, since a resumed run needs the same data."""
     starts = make(50, 4, seed=7).rows(np.arange(14))[:, 0].tolist()
     assert starts == [28, 12, 0, 20, 8, 4, 40, 24, 16, 32, 36, 45, 13, 37]
 
@@ -92,7 +92,7 @@ def test_in_order_is_in_order_and_wraps_around(seq_length, more):
     assert len(data.tokens) - (rows.max() + 1) < seq_length
 
 
-def test_rows_of_mapped_and_joined_files_are_those_of_one_array(tmp_path):
+def test_rows_of_mapped_and_concatenated_files_are_those_of_one_array(tmp_path):
     tokens = np.arange(100, dtype=np.uint16)
     for name, part in (("a.bin", tokens[:33]), ("b.bin", tokens[33:])):
         write_bin(tmp_path / name, part)

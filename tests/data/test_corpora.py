@@ -1,4 +1,4 @@
-"""Documents and their tokens; a file that is not what its name says is an error naming it."""
+"""Documents and their tokens; a broken file is an error that names it."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""`python -m jaxptd.data`: the file it writes is what training would have read."""
+"""`python -m jaxptd.data` writes the tokens that training would have read."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""From the config to the two splits of a corpus."""
+"""`open_data`: the two splits of a corpus, and configs that it refuses."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ def text(tmp_path) -> str:
     return str(path)
 
 
-def test_both_parts_are_of_one_array(text):
+def test_both_splits_are_of_one_array(text):
     data = open_bytes(text)
     assert bytes(data.train.tokens.tolist()) == b"0123456789abcde"
     assert data.validation.tokens.tolist() == [*b"fghi", 256]

@@ -1,4 +1,4 @@
-"""Which files a source names, in which order."""
+"""The files that a source names, and their order."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Token files: what is written is read, nothing is read early, broken files are errors."""
+"""Token files: round trips, lazy reading, errors for broken files."""
 
 import errno
 import os
@@ -24,7 +24,7 @@ CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "float32": 7
 def write_megatron(
     prefix, sequences, *, dtype="uint16", magic=b"MMIDIDX\0\0", version=1, pointers=None
 ):
-    """The pair of files Megatron-LM's IndexedDatasetBuilder writes, one sequence a document."""
+    """Writes the files of Megatron-LM's IndexedDatasetBuilder, one sequence per document."""
     arrays = [np.array(ids, dtype=dtype) for ids in sequences]
     lengths = np.array([len(array) for array in arrays], np.int32)
     if pointers is None:
@@ -48,7 +48,7 @@ def test_nanogpt_round_trip(tmp_path):
     assert tokens.tolist() == [0, 258, 65535]
 
 
-def test_writing_parts_counts_them(tmp_path):
+def test_writing_arrays_counts_their_ids(tmp_path):
     arrays = (np.array(ids, np.uint16) for ids in ([1, 2], [], [3]))
     assert write_bin_arrays(tmp_path / "a.bin", arrays) == 3
     assert open_token_file(tmp_path / "a.bin").tolist() == [1, 2, 3]
@@ -149,7 +149,7 @@ def test_a_broken_megatron_index_is_an_error(tmp_path, change, message):
 
 
 @pytest.mark.parametrize("keep", [0, 5, 33])
-def test_a_megatron_index_cut_in_its_header_is_an_error(tmp_path, keep):
+def test_a_megatron_index_truncated_in_its_header_is_an_error(tmp_path, keep):
     path = write_megatron(tmp_path / "m", [[1, 2]])
     os.truncate(tmp_path / "m.idx", keep)
     with pytest.raises(UserError, match=r"m\.idx is not a Megatron index"):
@@ -175,7 +175,7 @@ def test_an_empty_megatron_file_is_an_error(tmp_path):
         open_token_file(write_megatron(tmp_path / "m", []))
 
 
-def test_several_files_are_joined_without_reading(tmp_path):
+def test_several_files_are_concatenated_without_reading(tmp_path):
     write_bin(tmp_path / "a.bin", np.arange(10))
     write_megatron(tmp_path / "m", [range(10, 30)], dtype="int32")
     joined = open_tokens([tmp_path / "a.bin", tmp_path / "m.bin"])
@@ -185,7 +185,7 @@ def test_several_files_are_joined_without_reading(tmp_path):
     assert np.asarray(joined[5:25]).tolist() == list(range(5, 25))
 
 
-def test_slices_of_joined_arrays_are_those_of_one_array():
+def test_slices_of_concatenated_arrays_are_those_of_one_array():
     whole = np.arange(7)
     joined = Concatenated((whole[:3], whole[3:3], whole[3:5], whole[5:]))
     for start in (None, *range(-8, 9)):

@@ -1,4 +1,4 @@
-"""Text to ids and back, for both kinds of tokenizer, and every way a tokenizer can be wrong."""
+"""Conversion of text to ids and back, by both kinds of tokenizer; tokenizers that are refused."""
 
 import sys
 
@@ -55,7 +55,7 @@ def test_bytes_decode_anything(ids):
     assert isinstance(ByteTokenizer().decode(ids), str)
 
 
-def test_bytes_decode_ends_strangers_and_broken_text():
+def test_bytes_decode_ends_unknown_ids_and_invalid_text():
     assert ByteTokenizer().decode([97, 256, 98]) == "a\nb"
     assert ByteTokenizer().decode([97, 300, 98]) == f"a{UNKNOWN}b"
     assert ByteTokenizer().decode([0xC3, 98]) == f"{UNKNOWN}b"
@@ -81,7 +81,7 @@ def test_json_text_cannot_forge_the_end_of_a_document(bpe):
     assert bpe.decode(ids) == "a<|endoftext|>b"
 
 
-def test_json_decodes_ends_and_strangers(bpe):
+def test_json_decodes_ends_and_unknown_ids(bpe):
     a, b = bpe.encode("a"), bpe.encode("b")
     assert bpe.decode([*a, bpe.end_of_document, *b]) == "a\nb"
     assert bpe.decode([*a, bpe.vocab_size + 5, -1, *b]) == f"a{UNKNOWN}{UNKNOWN}b"

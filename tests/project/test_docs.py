@@ -1,7 +1,7 @@
-"""The documentation: its code runs and prints what stands there, its quotes and tables are current.
+"""The documentation: its code prints what the page says, its quotes and tables are current.
 
-A page's ```python blocks run one after the other in one namespace. What a block prints must be the
-```text block that follows it; a block without one prints nothing.
+A page's ```python blocks run in order in one namespace. A block must print the ```text block that
+follows it, or nothing if none follows.
 """
 
 import ast
@@ -30,7 +30,7 @@ PAGES = sorted(DOCS.glob("*.md"))
 
 
 class Block(NamedTuple):
-    """A fenced block: ```kind argument, its text, and what stands between it and the next one."""
+    """A fenced block: ```kind argument, its text, and the text between it and the next block."""
 
     kind: str
     argument: str
@@ -51,7 +51,7 @@ def blocks(source: str) -> list[Block]:
 
 
 def run(source: str, name: str, printed: Any) -> list[str]:
-    """Runs a page; what is wrong with what it prints. `printed()` gives what was printed last."""
+    """Runs a page. Returns wrong outputs; `printed()` is the text printed since its last call."""
     found, wrong, namespace = blocks(source), [], {"__name__": "__main__"}
     for block, follower in itertools.zip_longest(found, found[1:]):
         if block.kind != "python":
@@ -175,14 +175,14 @@ def described(section: type) -> dict[str, str]:
 
 
 def may_change(section: str, field: str) -> bool:
-    """Whether a run may be resumed with another value of this field."""
+    """True if a run may be resumed with another value of this field."""
     saved = copy.deepcopy(Config())
     object.__setattr__(getattr(saved, section), field, "something else")
     return difference(Config(), saved) is None
 
 
 def table(section: dataclasses.Field) -> str:
-    """The table of a section as it must stand on the page."""
+    """The table of a section, as the page must have it."""
     cls: Any = section.type
     meanings = described(cls)
     assert list(meanings) == [field.name for field in dataclasses.fields(cls)]

@@ -1,4 +1,4 @@
-"""The README's example runs as it stands, and its commands exist."""
+"""The README's example runs unchanged, and its commands exist."""
 
 import re
 import subprocess

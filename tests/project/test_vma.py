@@ -17,7 +17,7 @@ PACKAGE = Path(jaxptd.__file__).parent
 
 
 def is_shard_map(node: ast.AST) -> bool:
-    """Is this `shard_map`, or something's `.shard_map`?"""
+    """True for `shard_map`, or an attribute `.shard_map`."""
     name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", None)
     return name == "shard_map"
 

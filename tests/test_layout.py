@@ -1,0 +1,65 @@
+"""A layout: its sizes, its description, and options that exclude each other."""
+
+import pytest
+
+from jaxptd.errors import UserError
+from jaxptd.layout import Axis, Layout
+
+
+def test_a_layout_counts_its_devices():
+    layout = Layout(pp=2, dp=3, cp=5, tp=7, sequence_parallel=True)
+    assert layout.num_devices == 210
+    assert list(layout.sizes) == ["pp", "dp", "cp", "row", "col", "tp"]
+    assert str(layout) == "pp=2 dp=3 cp=5 tp=7 1f1b sequence_parallel zigzag"
+    assert str(Layout()) == "one device"
+    assert str(Layout(row=2, col=2)) == "row=2 col=2 zigzag gather heads"
+    grid = Layout(row=2, col=4, matmul2d_slices=2, attention2d="blocks")
+    assert str(grid) == "row=2 col=4 gather in 2 slices blocks"
+
+
+@pytest.mark.parametrize("axis", list(Axis))
+@pytest.mark.parametrize("size", [0, -2])
+def test_an_axis_has_at_least_one_device(axis, size):
+    with pytest.raises(UserError, match=rf"layout\.{axis}={size}: .* use 1 or more"):
+        Layout(**{axis: size})
+
+
+@pytest.mark.parametrize("grid", [{"row": 2}, {"col": 2}, {"row": 2, "col": 2}])
+def test_tp_and_a_grid_exclude_each_other(grid):
+    assert Layout(**grid).num_devices > 1
+    with pytest.raises(UserError, match=r"layout\.tp=2 .*set tp=1 or row=col=1"):
+        Layout(tp=2, **grid)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"row": 2, "col": 4, "matmul2d": "fox"}, "layout.col=4 is not square, as .*=fox needs it"),
+        ({"row": 2, "matmul2d": "cannon"}, "use layout.matmul2d=gather or summa"),
+        ({"matmul2d_slices": 0}, "layout.matmul2d_slices=0: use 1 or more"),
+        ({"virtual_stages": 0}, "layout.virtual_stages=0: use 1 or more, or null"),
+        ({"matmul2d": "summa", "matmul2d_slices": 2}, "layout.matmul2d=summa has no slices"),
+        ({"col": 2, "sequence_parallel": True}, "leave layout.sequence_parallel false"),
+        ({"tp": 2, "collective_matmul": True}, "set both, or leave it false"),
+        ({"row": 2, "collective_matmul": True}, "a grid has layout.matmul2d_slices"),
+        ({"matmul2d": "sumna"}, "matmul2d=sumna: use one of gather, summa, fox, cannon"),
+        ({"attention2d": "block"}, "layout.attention2d=block: use one of heads, blocks"),
+        ({"cp": 2, "row": 2, "attention2d": "blocks"}, "use layout.cp=1 or .*attention2d=heads"),
+    ],
+)
+def test_a_layout_that_cannot_be(fields, words):
+    with pytest.raises(UserError, match=words):
+        Layout(**fields)
+
+
+@pytest.mark.parametrize(
+    ("layout", "size"),
+    [
+        (Layout(tp=4), 1),
+        (Layout(cp=3, tp=2), 3),
+        (Layout(cp=3, row=2, col=5), 6),
+        (Layout(row=2, col=5, attention2d="blocks"), 1),
+    ],
+)
+def test_the_ring_is_of_the_devices_that_shard_the_sequence(layout, size):
+    assert layout.ring_size == size
