@@ -36,7 +36,7 @@ from benchmarks.grid.summa2d_programs import SLICES, Program, Size, grids, plain
 from benchmarks.lib.measure import TOLERANCE, collectives, mib, write
 from benchmarks.lib.race import Runner, race
 from jaxptd.analysis.compiled_step import CPU_OPTIONS
-from jaxptd.analysis.hardware import PEAK_FLOPS
+from jaxptd.analysis.hardware import peak_of
 from jaxptd.analysis.report import table, versions
 from jaxptd.config import Config, TrainConfig
 from jaxptd.errors import Parser, UserError, run_command
@@ -88,7 +88,7 @@ def floor(sizes: Sequence[Size] = GPU_SIZES, *, steps: int = 11, gpu: bool = Tru
     device = jax.devices()[0]
     if gpu and device.platform != "gpu":
         return f"No GPU here (JAX finds {device.device_kind}): no floor in bfloat16."
-    peak = next((flops for name, flops in PEAK_FLOPS.items() if name in device.device_kind), None)
+    peak = peak_of(device.device_kind)
     rows = [["M", "D", "F", "median, ms", "TFLOP/s", "of the peak"]]
     for size in sizes:
         seconds = _alone(size, device, steps)

@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.lib.measure import append, write
 from benchmarks.one_device.cases import CASES, mfu, parameters
 from benchmarks.one_device.trainer import TRAINERS, add_steps, check_steps
-from jaxptd.analysis.hardware import PEAK_FLOPS
+from jaxptd.analysis import hardware
 from jaxptd.analysis.report import table
 from jaxptd.errors import Parser, UserError, run_command
 
@@ -71,7 +71,7 @@ def row(name: str, trainer: str, found: Result, peer: Result | None) -> list[str
 
 def peak_of(found: Result) -> float:
     """Dense bfloat16 FLOPs a second of the GPU; 0 if its data sheet is not known."""
-    return next((peak for name, peak in PEAK_FLOPS.items() if name in found["device"]), 0.0)
+    return hardware.peak_of(found["device"]) or 0.0
 
 
 def against(seconds: float, peer: Result | None) -> str:

@@ -1,11 +1,11 @@
-"""One training step's outcome held against another's, tensor by tensor.
+"""Compares the outcomes of two training steps, tensor by tensor.
 
 *Tolerance.* Two layouts add the same numbers in another order, so their gradients differ by
-roundings, carried through the network. How far the network carries them is measured, not guessed:
-every parameter is changed by one rounding error (a relative eps, of either sign), on one device,
-and what that does to each gradient is the yardstick; it grows with the depth as C^(L+1-l). A
-gradient may differ by `ROUNDINGS` yardsticks. The update is Adam's first, g / (|g| + eps'): it may
-differ by what the measured difference of the gradients makes of it, element by element.
+rounding errors, which the network amplifies. The amplification is measured, not guessed: on one
+device every parameter is changed by one rounding error (a relative eps, of either sign), and the
+resulting change of each gradient is that gradient's yardstick; it grows with the depth as
+C^(L+1-l). A gradient may differ by `ROUNDINGS` yardsticks. The update is Adam's first,
+g / (|g| + eps'): each of its elements may differ as much as the gradients' difference explains.
 
 Source of the method: TTrace, arXiv 2506.09280.
 """
@@ -26,7 +26,7 @@ Tensors = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """One step: loss, norm, rate; gradients and updated parameters, canonical, by layer."""
+    """The results of one step; gradients and updated parameters are canonical, by layer."""
 
     loss: float
     grad_norm: float
@@ -37,7 +37,7 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One comparison: relative difference, and how much is allowed."""
+    """One comparison: the relative difference, and the one that is allowed."""
 
     name: str
     what: str
@@ -50,7 +50,7 @@ class Row:
 
 
 def _relative(found: np.ndarray, expected: np.ndarray) -> float:
-    """Norm of the difference / norm of what is expected."""
+    """Norm of the difference / norm of the expected tensor."""
     scale = np.linalg.norm(expected.astype(np.float64))
     difference = np.linalg.norm(found.astype(np.float64) - expected)
     return float(difference / scale) if scale else float(difference)
@@ -59,6 +59,15 @@ def _relative(found: np.ndarray, expected: np.ndarray) -> float:
 def compare(
     expected: Outcome, rounded: Outcome, found: Outcome, *, config: OptimizerConfig, eps: float
 ) -> Iterator[Row]:
+    """Compares a step with the expected one.
+
+    Args:
+        expected: the step on one device.
+        rounded: that step from parameters changed by one rounding error.
+        found: the step on the layout.
+        config: of the optimizer.
+        eps: of the precision.
+    """
     for name in ("loss", "grad_norm"):
         values = [np.array(getattr(outcome, name)) for outcome in (expected, rounded, found)]
         yield Row(
@@ -78,7 +87,7 @@ def compare(
 def _update_difference(
     name: str, expected: Outcome, found: Outcome, *, config: OptimizerConfig, eps: float
 ) -> tuple[float, float]:
-    """Largest difference of an updated element, as a multiple of what its gradients explain: 1.
+    """The largest difference of an updated element, in multiples of what its gradients explain; 1.
 
     Adam's first step is u(g) = g / (|g| + EPSILON), so two of them differ by
     |u(a) - u(b)| <= min(2, 2 |a - b| / (max(|a|, |b|) + EPSILON)).
@@ -96,12 +105,13 @@ def _update_difference(
 
 
 def _clipped(outcome: Outcome, name: str, limit: float) -> np.ndarray:
+    """A gradient after clipping the norm of all to `limit`; 0 does not clip."""
     scale = min(1.0, limit / outcome.grad_norm) if limit else 1.0
     return outcome.gradients[name].astype(np.float64) * scale
 
 
 def backward_order(row: Row, num_layers: int) -> tuple[int, int]:
-    """From the loss to the embedding; gradients before the parameters they update."""
+    """Sorts rows from the loss to the embedding, each gradient before the parameter it updates."""
     if row.what == "scalar":
         return -1, 0
     layer = re.match(r"blocks\.(\d+)\.", row.name)

@@ -1,12 +1,12 @@
-"""Products that each device of a mesh executes, counted from the jaxpr of a shard_map program.
+"""Counts the products that each device of a mesh executes, in the jaxpr of a shard_map program.
 
-All devices run one program, but not the same branches of it: where the predicate of a `cond` is
-made of the device's number, or of the step of a loop, it is computed, device by device and step by
-step. Small arrays of integers are computed for that; all that comes from an argument is unknown,
-and the branches of a `cond` that hangs on that must have the same products.
+All devices run one program, but not the same branches. If the predicate of a `cond` depends on the
+device's number or on the step of a loop, this module computes the predicate for every device and
+step. It computes small arrays of integers only; values that come from an argument are unknown, and
+the branches of a `cond` with an unknown predicate must have the same products.
 
-A product (`dot_general`) counts whole, also where a mask throws part of it away: the device makes
-it all the same.
+A product (`dot_general`) counts in full even if a mask discards some of its results, because the
+device computes them all the same.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,9 +20,9 @@ from jax.sharding import Mesh
 from jaxptd.analysis.flops import product_flops
 from jaxptd.analysis.jaxprs import equations, inside
 
-Value = np.ndarray | None  # of a variable; None: unknown
+Value = np.ndarray | None  # a variable's; None: unknown
 Found = tuple[int, list[Value]]  # FLOPs of the products, and the results' values
-LARGEST = 1024  # elements of an array that is computed
+LARGEST = 1024  # elements of the arrays that are computed
 
 
 def work_per_device(jaxpr: Any, mesh: Mesh) -> np.ndarray:
@@ -30,10 +30,10 @@ def work_per_device(jaxpr: Any, mesh: Mesh) -> np.ndarray:
 
     Args:
         jaxpr: of the program, `jax.jit(f).trace(*arguments).jaxpr`.
-        mesh: the one that its shard_maps run on.
+        mesh: the mesh of its shard_maps.
 
     Raises:
-        ValueError: the number depends on data, or a product stands outside of every shard_map.
+        ValueError: the FLOPs depend on data, or a product is outside of every shard_map.
     """
     names = [str(axis) for axis in mesh.axis_names]
     work = np.zeros(mesh.devices.shape, np.int64)
@@ -44,7 +44,7 @@ def work_per_device(jaxpr: Any, mesh: Mesh) -> np.ndarray:
 
 
 class _Device:
-    """Runs jaxprs as one device of a mesh would, without the arrays."""
+    """Interprets jaxprs as one device of a mesh, on small arrays of integers only."""
 
     def __init__(self, where: Mapping[str, int], sizes: Mapping[Any, int]) -> None:
         self.where = where
@@ -52,7 +52,7 @@ class _Device:
         self.inside = False  # of a shard_map
 
     def run(self, jaxpr: Any, arguments: Sequence[Value]) -> Found:
-        """FLOPs and results of a jaxpr."""
+        """FLOPs and results of a jaxpr, closed or not."""
         opened, total = _open(jaxpr), 0
         known: dict[Any, Value] = {}
         known.update(zip(opened.constvars, map(_small, getattr(jaxpr, "consts", ())), strict=False))
@@ -73,7 +73,9 @@ class _Device:
         unknown: list[Value] = [None] * len(equation.outvars)
         if name == "dot_general":
             if not self.inside:
-                raise ValueError("a product outside of every shard_map: XLA decides who makes it")
+                raise ValueError(
+                    "a product outside of every shard_map: XLA decides which device runs it"
+                )
             return product_flops(equation), unknown
         if name == "axis_index":
             return 0, [self._index(equation.params["axis_name"])]
@@ -142,7 +144,7 @@ class _Device:
             flops, carry = self.run(params["body_jaxpr"], [*consts, *carry])
             total += flops
         if self.run(params["body_jaxpr"], [*consts, *carry])[0]:
-            raise ValueError("a product in a while loop: how often it runs is not known")
+            raise ValueError("a product in a while loop: the number of executions is unknown")
         return total, [None] * len(carry)
 
 
@@ -151,15 +153,15 @@ def _open(jaxpr: Any) -> Any:
 
 
 def _carried(params: Any) -> tuple[int, int]:
-    """Where the carried ones among the inputs of a scan begin and end."""
+    """Indices at which the carried inputs of a scan begin and end."""
     if "num_carry" in params:  # JAX before 0.12
         return params["num_consts"], params["num_consts"] + params["num_carry"]
-    consts, carry, _ = (len(part) for part in params["ft_in"].unpack())
+    consts, carry, _ = (len(inputs) for inputs in params["ft_in"].unpack())
     return consts, consts + carry
 
 
 def _branches(jaxpr: Any) -> bool:
-    """Whether a `cond` or a `while` stands in it."""
+    """Whether a jaxpr contains a `cond` or a `while`."""
     return any(each.primitive.name in ("cond", "while") for each in equations(jaxpr))
 
 
@@ -167,13 +169,13 @@ def _branches(jaxpr: Any) -> bool:
 
 
 def _small(value: Any) -> Value:
-    """A constant, where it is small and of integers."""
+    """A constant if it is a small array of integers, else None."""
     kind = getattr(getattr(value, "dtype", None), "kind", "")
     return np.asarray(value) if kind in "iub" and kind and value.size <= LARGEST else None
 
 
 def _compute(equation: Any, inputs: Sequence[Value]) -> list[Value]:
-    """Results of an equation of integers; unknown where it, or one of its inputs, is."""
+    """Results of an equation of integers; None if its rule or one of its inputs is unknown."""
     make, out = _RULES.get(equation.primitive.name), equation.outvars[0].aval
     integers = getattr(getattr(out, "dtype", None), "kind", "") in ("i", "u", "b")
     if make is None or not integers or out.size > LARGEST or any(x is None for x in inputs):

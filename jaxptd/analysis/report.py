@@ -1,4 +1,4 @@
-"""Tables of results in Markdown, and the versions that they are of."""
+"""Writes tables of results in Markdown, and the versions they were measured with."""
 
 import importlib.metadata
 import os
@@ -9,13 +9,13 @@ from typing import Any
 
 
 def table(rows: Sequence[Sequence[Any]]) -> str:
-    """A Markdown table; the first row is its head."""
+    """Formats a Markdown table; the first row is the header."""
     head, *body = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
     return "\n".join([head, "|" + "---|" * len(rows[0]), *body])
 
 
 def versions(*packages: str) -> str:
-    """Date, machine and versions, for the head of a file of results."""
+    """The date, the machine and versions, for the top of a file of results."""
     found = [f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib", *packages)]
     machine = f"{os.cpu_count()} CPU cores, {platform.machine()}"
     date = f"{datetime.now(UTC):%Y-%m-%d}"

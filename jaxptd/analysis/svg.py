@@ -1,4 +1,4 @@
-"""SVG pictures, the same bytes each time. Needs the viz extra."""
+"""Saves figures as SVG, with the same bytes each time. Needs the viz extra."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,7 +14,7 @@ STYLE: dict[str, Any] = {"svg.hashsalt": "jaxptd", "svg.fonttype": "none", "font
 def save(
     pictures: Mapping[str, Callable[[], Figure]], directory: Path, style: Mapping[str, Any]
 ) -> None:
-    """Makes each picture, in `STYLE` and what `style` changes of it, and writes it by its name."""
+    """Makes each picture in `STYLE`, with the changes in `style`, and writes it under its name."""
     directory.mkdir(parents=True, exist_ok=True)
     both: Any = STYLE | dict(style)
     with matplotlib.rc_context(both):

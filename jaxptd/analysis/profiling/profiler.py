@@ -1,4 +1,4 @@
-"""Times of a step's parts, measured by JAX's profiler."""
+"""Measures the times of a step's parts with JAX's profiler."""
 
 import collections
 import gzip
@@ -22,9 +22,15 @@ WARM_UP = 2
 
 
 def measure(config: Config, steps: int, directory: Path) -> Times:
-    """Seconds of a step by part, on one device, from a trace of so many steps."""
+    """Seconds of each part of a step, averaged over devices and over the steps of a trace.
+
+    Args:
+        config: of the run.
+        steps: in the trace, after `WARM_UP` others.
+        directory: for the trace.
+    """
     program = Program(config, make_mesh(config.layout))
-    compiled = compile_step(program, {"xla_gpu_enable_command_buffer": ""})  # it hides names
+    compiled = compile_step(program, {"xla_gpu_enable_command_buffer": ""})  # hides names
     state, batch = program.init_state(), program.place(random_batch(config))
     for _ in range(WARM_UP):
         state, _ = jax.block_until_ready(compiled(state, batch))
@@ -36,10 +42,10 @@ def measure(config: Config, steps: int, directory: Path) -> Times:
 
 
 def events(directory: Path) -> list[dict[str, Any]]:
-    """What a trace says of single instructions of a program: `ts`, `dur` in us, `args`.
+    """The events of a trace that belong to instructions of a program: `ts`, `dur` in us, `args`.
 
     Raises:
-        UserError: it has none.
+        UserError: there are none.
     """
     found = []
     for path in sorted(directory.glob("**/*.trace.json.gz")):
@@ -51,7 +57,7 @@ def events(directory: Path) -> list[dict[str, Any]]:
 
 
 def _of_devices(every: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those of instructions; of GPUs what ran on a stream, not what is told of it once more."""
+    """The events of instructions; on GPUs those of streams, as other threads repeat them."""
     found, streams = [], set()
     for event in every:
         args, thread = event.get("args", {}), (event.get("pid"), event.get("tid"))
@@ -63,13 +69,19 @@ def _of_devices(every: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def of_events(every: Iterable[dict[str, Any]], text: str, runs: int) -> Times:
-    """Seconds by part of one of so many runs of a program. text: of the compiled program."""
+    """Seconds of each part in one run of a program.
+
+    Args:
+        every: the events of all runs on all devices.
+        text: of the compiled program.
+        runs: their number.
+    """
     computations, _ = parse(text)
     known = {each.name: each for body in computations.values() for each in body}
     times: Times = collections.defaultdict(float)
     for event in every:
         each = known.get(event["args"]["hlo_op"])
-        if each is not None and not each.calls:  # a loop's time is that of what it runs
+        if each is not None and not each.calls:  # a loop's events include those of its body
             part = scope_of(each.op_name), kernels.kind_of(each, computations)
             times[part] += event["dur"] * 1e-6 / runs
     return times

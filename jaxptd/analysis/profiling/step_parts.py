@@ -1,8 +1,7 @@
-"""What part of a step each kernel belongs to, and the least time that each part takes.
+"""Assigns each kernel to a part of the step, and bounds the time of each part from below.
 
-A part is a scope of the model (`SCOPES`: what `jax.named_scope` calls it there) and a kind of
-kernel. The least time is its FLOPs at the GPU's peak, or its bytes at the bandwidth that kernels
-reach. `step_pictures.py` draws it; `profile.py` measures the same parts where a step can run.
+A part is a scope of the model, as `jax.named_scope` names it (`SCOPES`), and a kind of kernel. The
+least time is its FLOPs at an H200's peak, or its bytes at the bandwidth that kernels reach there.
 """
 
 import collections
@@ -21,13 +20,16 @@ Times = dict[tuple[str, str], float]  # seconds of a step, by scope and kind
 
 
 def scope_of(name: str) -> str:
-    """The innermost scope in a name that JAX gave."""
+    """The innermost of `SCOPES` in a name that JAX gave."""
     found = _SCOPE.findall(name)
     return found[-1] if found else REST
 
 
 def least(program: Program, text: str) -> Times:
-    """Of a step compiled for a GPU, collectives left out. text: of the compiled program."""
+    """The least seconds of each part of a step on an H200, without collectives.
+
+    text: the scheduled program, compiled for the GPU.
+    """
     times: Times = collections.defaultdict(float)
     for equation, count, names in executions(program):
         for kind, weigh in ((PRODUCT, flops), (ATTENTION, attention_flops)):
@@ -39,7 +41,7 @@ def least(program: Program, text: str) -> Times:
 
 
 def lines(times: Times) -> list[list[str]]:
-    """The rows of a table: scope, kind, milliseconds, share; the longest first."""
+    """Rows of a table, longest time first: scope, kind, milliseconds, share."""
     total = sum(times.values())
     longest = sorted(times.items(), key=lambda item: -item[1])
     return [
