@@ -1,4 +1,4 @@
-"""`python -m jaxptd.pipeline`: a schedule as text, picture, trace or table, and what it costs."""
+"""`python -m jaxptd.pipeline`: prints a schedule and its costs, and writes it to files."""
 
 import json
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from jaxptd.pipeline.statistics import Durations, makespan
 
 
 def report(schedule: Schedule, durations: Durations) -> dict[str, Any]:
-    """What a schedule costs: counted in its table and simulated, and by formula where it has one.
+    """The costs of a schedule, counted and simulated, and by formula where there is one.
 
-    Times are in the unit of the durations, held activations in micro-batches. `time` is of stages
-    that wait for their inputs only, `time_as_run` where those that exchange something wait for each
-    other, as in the executor.
+    Times are in the unit of the durations, held activations in micro-batches. For `time` stages
+    wait for their inputs only; for `time_as_run` stages that exchange values at a tick also wait
+    for each other, as in the executor.
     """
     timing = statistics.simulate(schedule, durations)
     expected = statistics.expected_peak(schedule)
@@ -55,7 +55,7 @@ def _summary(row: dict[str, Any]) -> Table:
     table = Table("", "counted", "by formula")
     table.add_row("ticks", str(row["ticks"]))
     table.add_row("time of a step", f"{row['time']:g}")
-    table.add_row("where neighbours wait", f"{row['time_as_run']:g}")
+    table.add_row("as run, with waiting at hops", f"{row['time_as_run']:g}")
     table.add_row("bubble", _share(row["bubble"]), _share(row["bubble_formula"]))
     table.add_row("idle, with start and end", _share(row["idle"]))
     table.add_row("held by each stage", _numbers(row["held"]), _numbers(row["held_formula"]))
@@ -88,26 +88,26 @@ def _parser() -> Parser:
     names = f"{', '.join(SCHEDULES)}, or a .csv file"
     parser.add_argument("--schedule", default="1f1b", help=f"{names}; default: 1f1b")
     parser.add_argument("--stages", type=int, required=True, help="pipeline stages")
-    parser.add_argument("--micro-batches", type=int, required=True, help="of a step")
-    parser.add_argument("--virtual-stages", type=int, help="chunks a stage, of interleaved")
+    parser.add_argument("--micro-batches", type=int, required=True, help="micro-batches of a step")
+    parser.add_argument("--virtual-stages", type=int, help="chunks per stage, for interleaved")
     parser.add_argument(
         "--durations",
         type=float,
         nargs=3,
         metavar=("F", "B", "W"),
         default=list(statistics.EQUAL),
-        help="of a stage's forward and the two halves of its backward; default: 1 1 1",
+        help="times of a stage's forward, input gradient, weight gradients; default: 1 1 1",
     )
     parser.add_argument("--compare", action="store_true", help="print a table of all schedules")
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
     parser.add_argument("--picture", type=Path, help="write a picture, .png or .svg")
     parser.add_argument("--trace", type=Path, help="write a trace for ui.perfetto.dev, .json")
-    parser.add_argument("--csv", type=Path, help="write the table, to be changed and read again")
+    parser.add_argument("--csv", type=Path, help="write the table, to edit and use as --schedule")
     return parser
 
 
 def _schedules(args: Any) -> list[Schedule]:
-    """The schedule asked for first, then with `--compare` all others."""
+    """The chosen schedule first, then with `--compare` all others."""
     sizes = {"stages": args.stages, "micro_batches": args.micro_batches}
     schedules = [make_schedule(args.schedule, **sizes, virtual_stages=args.virtual_stages)]
     if args.compare:
@@ -117,7 +117,7 @@ def _schedules(args: Any) -> list[Schedule]:
 
 
 def _files(args: Any, schedule: Schedule, durations: Durations) -> dict[Path, bytes]:
-    """What to write where."""
+    """The bytes to write, by path."""
     paths = [path for path in (args.picture, args.trace, args.csv) if path]
     if len(set(paths)) < len(paths):
         raise UserError("--picture, --trace and --csv name the same file; use one for each")

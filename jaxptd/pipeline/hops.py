@@ -1,10 +1,10 @@
-"""How results go from stage to stage: the permutes that a schedule's ticks need.
+"""The hops of a schedule: the permutes over pp that send results from stage to stage.
 
-A permute waits for every device it joins. In 1F1B, at each tick only the stages of every second
-pair of neighbours have something for each other, an activation one way and a gradient the other: a
-permute within these pairs keeps nobody else waiting, so that stages that run forward wait for none
-that run backward, which takes twice as long. Where the pairs do not suffice a hop goes to the next
-stage, or to the one before, or one each way.
+A permute synchronizes all devices that it joins. In 1F1B only every second pair of neighbours
+exchanges values at a tick, an activation one way and a gradient the other. So there is a permute
+within the even pairs of stages, (0, 1) (2, 3) ..., and one within the odd pairs, (1, 2) (3, 4) ...:
+no stage that runs forward then waits for one that runs backward, which takes twice as long. Results
+that the pairs do not cover take a hop onward, from every stage to the next, or back.
 """
 
 import dataclasses
@@ -22,8 +22,8 @@ class Hops:
 
     Args:
         stages: p.
-        ticks: of the schedule.
-        moved: (tick, source stage, target stage) of every result that is used again.
+        ticks: the number of ticks of the schedule.
+        moved: (tick, source stage, target stage) of every result that an operation reads.
     """
 
     stages: int
@@ -32,24 +32,24 @@ class Hops:
 
     @cached_property
     def pairs(self) -> dict[str, Pairs]:
-        """(source, target) stages of each hop that is taken at some tick."""
+        """(source, target) stages of each hop that any tick takes."""
         used = {hop for hops in self._at.values() for hop in hops}
         return {name: pairs for name, pairs in self._known.items() if name in used}
 
     @cached_property
     def taken(self) -> dict[str, np.ndarray]:
-        """int32 `[ticks]` of each hop: 1 where it is taken."""
+        """int32 `[ticks]` for each hop: 1 at the ticks that take it."""
         return {
             name: np.array([name in self.at(tick) for tick in range(self.ticks)], np.int32)
             for name in self.pairs
         }
 
     def at(self, tick: int) -> tuple[str, ...]:
-        """The hops taken at the end of a tick."""
+        """The hops taken at the end of a tick, none, one or two."""
         return self._at.get(tick, ())
 
     def column(self, tick: int, source: int, target: int) -> str:
-        """Where a plan says what becomes of a result: it is kept, or arrives by a hop."""
+        """The column of the plan for a result's slot on the target stage: `keep` or `in_<hop>`."""
         if source == target:
             return "keep"
         hop = next(hop for hop in self.at(tick) if (source, target) in self._known[hop])
@@ -64,7 +64,7 @@ class Hops:
         return {tick: self._choose(pairs) for tick, pairs in moved.items()}
 
     def _choose(self, pairs: set[tuple[int, int]]) -> tuple[str, ...]:
-        """As few hops as bring something over all of these pairs."""
+        """The fewest hops that cover all of these (source, target) pairs."""
         known = self._known
         one, two = ((name,) for name in known), itertools.combinations(known, 2)
         return next(
@@ -75,7 +75,7 @@ class Hops:
 
     @cached_property
     def _known(self) -> dict[str, Pairs]:
-        """Of all hops, those within pairs first."""
+        """Every possible hop; those within pairs come first and are preferred."""
         p = self.stages
         closed = p > 2 and any({source, to} == {0, p - 1} for _, source, to in self.moved)
         onward = tuple((s, (s + 1) % p) for s in range(p if closed else p - 1))

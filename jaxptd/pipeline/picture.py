@@ -1,4 +1,4 @@
-"""Pictures of a schedule: on a terminal, as PNG or SVG, and as a trace for Perfetto.
+"""Draws a schedule: as text, as PNG or SVG, and as a trace for Perfetto.
 
 Only `draw` and `render` need matplotlib (the viz extra).
 """
@@ -17,24 +17,24 @@ from jaxptd.errors import UserError
 from jaxptd.pipeline.statistics import EQUAL, Durations, bubble, held, simulate
 from jaxptd.pipeline.table import B, F, Operation, Schedule, W, cell_text
 
-STYLES = {F: "blue", B: "green", W: "dark_orange"}  # on a terminal
-COLORS = {F: "#63a4e8", B: "#6cc08b", W: "#f2a65a"}  # of chunk 0; later chunks are darker
+STYLES = {F: "blue", B: "green", W: "dark_orange"}  # in a terminal
+COLORS = {F: "#63a4e8", B: "#6cc08b", W: "#f2a65a"}  # for chunk 0; later chunks are darker
 FORMATS = (".png", ".svg")
-FOLDS = 8  # blocks of ticks that `as_text` shows of a table wider than the terminal
-NUMBERS = 4000  # cells up to which a picture has the micro-batches' numbers
-SMALLEST = 5.0  # points; numbers that would have to be smaller cannot be read, and are left out
+FOLDS = 8  # the most blocks of lines that `as_text` folds a wide table into
+NUMBERS = 4000  # the most cells of a picture with the micro-batches' numbers
+SMALLEST = 5.0  # points; smaller numbers could not be read, and are left out
 
 
 # ---- text ---------------------------------------------------------------------------------------
 
 
 def as_text(schedule: Schedule, *, width: int = 80) -> Text:
-    """A line a stage, a cell a tick: F3 is the forward of micro-batch 3, F3.1 of chunk 1.
+    """A line per stage and a cell per tick: F3 is the forward of micro-batch 3, F3.1 of chunk 1.
 
     Args:
         schedule: the schedule.
-        width: columns of the terminal. A wider table goes on below; what does not fit in `FOLDS`
-            such blocks is left out, and the last line says so.
+        width: columns of the terminal. A wider table is folded into at most `FOLDS` blocks; the
+            last line says how many ticks are left out.
     """
     rows = [
         [cell_text(schedule, cell) for cell in column]
@@ -69,9 +69,10 @@ def _block(rows: list[list[str]], ticks: range, *, label: int, cell: int) -> Tex
 
 
 def draw(schedule: Schedule, path: str | Path) -> None:
-    """Writes a picture, PNG or SVG by the path's ending, the same bytes each time.
+    """Writes a picture, PNG or SVG by the path's suffix; the same schedule gives the same bytes.
 
-    Ticks across, stages down, a micro-batch's number in each cell; below, what each stage holds.
+    It has a column for each tick, a row for each stage and a micro-batch's number in each cell;
+    below that, the number of micro-batches that each stage holds.
 
     Raises:
         UserError: matplotlib is not installed, or the file cannot be written.
@@ -80,7 +81,7 @@ def draw(schedule: Schedule, path: str | Path) -> None:
 
 
 def render(schedule: Schedule, path: str | Path) -> bytes:
-    """The picture for a file of that name, not written yet; see `draw`."""
+    """The bytes of the picture that `draw` writes to this path."""
     suffix = Path(path).suffix.lower()
     if suffix not in FORMATS:
         raise UserError(f"picture {path}: use a name that ends in {' or '.join(FORMATS)}")
@@ -104,14 +105,14 @@ def render(schedule: Schedule, path: str | Path) -> bytes:
 
 
 def _size_of_numbers(schedule: Schedule, *, width: float) -> float:
-    """Points at which a micro-batch's number fits into a cell of a picture `width` inches wide."""
-    cell = (width - 2.2) * 72 / schedule.ticks  # beside the cells are labels and a legend
+    """The font size, in points, at which numbers fit into the cells; width: inches."""
+    cell = (width - 2.2) * 72 / schedule.ticks  # 2.2 inches are for labels and the legend
     digits = len(str(schedule.micro_batches - 1))
     return min(10.0, cell / (0.72 * digits))
 
 
 def _draw_cells(axes: Any, schedule: Schedule, points: float) -> None:
-    """Tick t is from t to t + 1."""
+    """Draws the table; tick t extends from t to t + 1."""
     operation, micro_batch, chunk = np.moveaxis(schedule.table.swapaxes(0, 1), -1, 0)
     axes.pcolormesh(_shades(schedule), edgecolors="white", linewidth=0.6)
     if operation.size <= NUMBERS and points >= SMALLEST:
@@ -142,7 +143,7 @@ def _draw_cells(axes: Any, schedule: Schedule, points: float) -> None:
 
 
 def _shades(schedule: Schedule) -> np.ndarray:
-    """Colours `[stages, ticks, 3]`: by operation, from chunk to chunk darker, idle a light grey."""
+    """Colours `[stages, ticks, 3]` by operation, darker for later chunks; idle is light grey."""
     operation, _, chunk = np.moveaxis(schedule.table.swapaxes(0, 1), -1, 0)
     shades = np.full((len(COLORS) + 1, schedule.chunks, 3), 0.95)
     for row, color in enumerate(COLORS.values(), start=1):
@@ -152,7 +153,7 @@ def _shades(schedule: Schedule) -> np.ndarray:
 
 
 def shade(color: str, chunk: int, chunks: int) -> np.ndarray:
-    """The colour of a chunk: of the last half as bright as of the first."""
+    """The colour of a chunk; the last chunk's is half as bright as the first's."""
     bright = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
     return bright * (1 - 0.5 * chunk / max(1, chunks - 1))
 
@@ -161,7 +162,7 @@ def _draw_held(axes: Any, schedule: Schedule) -> None:
     counts = held(schedule) / schedule.chunks
     ends = {0, schedule.stages - 1}
     for stage in range(schedule.stages):
-        shade = str(0.75 * stage / max(1, schedule.stages - 1))  # a grey, the first stage black
+        shade = str(0.75 * stage / max(1, schedule.stages - 1))  # greys; the first stage is black
         label = f"stage {stage}" if schedule.stages <= 8 or stage in ends else None
         axes.stairs(counts[:, stage], color=shade, label=label, baseline=None, linewidth=1.4)
     axes.set(xlim=(0, schedule.ticks), xlabel="tick", ylabel="micro-batches held")
@@ -178,13 +179,14 @@ def _count(number: int, what: str, plural: str = "s") -> str:
 
 # ---- trace --------------------------------------------------------------------------------------
 
-UNIT = 1000.0  # microseconds of the trace: one unit of a duration is shown as a millisecond
+UNIT = 1000.0  # microseconds of the trace for one unit of a duration
 
 
 def as_trace(schedule: Schedule, durations: Durations = EQUAL) -> dict[str, Any]:
-    """The simulated step as a Chrome trace, for ui.perfetto.dev: dump it as JSON.
+    """The simulated step as a Chrome trace; its JSON can be opened in ui.perfetto.dev.
 
-    A thread a stage, an event an operation, a counter of what each stage holds, in micro-batches.
+    It has a thread for each stage, an event for each operation, and a counter of the micro-batches
+    that each stage holds.
     """
     names = [_meta("process_name", 0, {"name": f"{schedule.name}, simulated"})]
     for stage in range(schedule.stages):
@@ -220,7 +222,7 @@ def _operations(schedule: Schedule, durations: Durations) -> Iterator[dict[str, 
 
 
 def _counters(schedule: Schedule, durations: Durations) -> Iterator[dict[str, Any]]:
-    """Up at the start of F, down at the end of B, or of W where backward is split."""
+    """Counts up at the start of F, and down at the end of B, or of W if backward is split."""
     timing, last = simulate(schedule, durations), W if schedule.splits else B
     count = [0] * schedule.stages
     for tick, stage, operation, _, _ in schedule.operations():
@@ -241,10 +243,10 @@ def _counters(schedule: Schedule, durations: Durations) -> Iterator[dict[str, An
 
 
 def write(files: Mapping[Path, bytes]) -> None:
-    """Writes all files; if one cannot be written, none is.
+    """Writes all files, or none if one of them cannot be written.
 
     Raises:
         UserError: a file cannot be written.
     """
-    remedy = "name a file in a folder that is there"
+    remedy = "name a file in a folder that exists"
     write_whole(files, lambda path: explained(f"cannot write {path}", remedy))

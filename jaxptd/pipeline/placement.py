@@ -1,7 +1,7 @@
-"""Which layers each part of the model has, and in which rows of its stage's stack they lie.
+"""The layers of each part of the model, and their rows in the stages' stacks of parameters.
 
-Each stage holds its parts' layers in one stack, chunk after chunk, every chunk with as many rows as
-the largest part has layers; what a smaller part leaves over is never run.
+Each stage stacks the layers of its parts, chunk after chunk. Every chunk has as many rows as the
+largest part has layers; the rows that a smaller part does not fill are never run.
 """
 
 from collections.abc import Sequence
@@ -11,18 +11,18 @@ from jaxptd.pipeline.table import Schedule
 
 
 def part_sizes(layers: int, parts: int, given: Sequence[int] | None = None) -> tuple[int, ...]:
-    """Layers of each part of the model, in its order.
+    """The number of layers of each part of the model, in the model's order.
 
-    As even as possible, the parts in the middle first: the first part embeds, the last has the head
-    and the loss.
+    As equal as possible. Parts in the middle get the remainder first, because the first part also
+    has the embedding, and the last the head and the loss.
 
     Args:
-        layers: of the model.
-        parts: stages times the parts that each holds.
-        given: layers of each part, instead.
+        layers: the number of layers of the model.
+        parts: stages times chunks.
+        given: the number of layers of each part, to use instead.
 
     Raises:
-        UserError: a part would be empty, or `given` does not add up.
+        UserError: a part would be empty, or `given` does not add up to `layers`.
     """
     if given is not None:
         if len(given) != parts or sum(given) != layers or min(given) < 0:
@@ -42,7 +42,10 @@ def part_sizes(layers: int, parts: int, given: Sequence[int] | None = None) -> t
 
 
 def rows_of_layers(schedule: Schedule, sizes: Sequence[int]) -> tuple[int, ...]:
-    """The row of every layer in the stages' stacks, one after the other."""
+    """The row of each layer, counted through the stacks of all stages.
+
+    For 1f1b on 2 stages with parts of 3 and 1 layers: rows 0, 1, 2 and 3; rows 4 and 5 are unused.
+    """
     rows: list[int] = []
     for part, size in enumerate(sizes):
         stage, chunk = schedule.where(part)

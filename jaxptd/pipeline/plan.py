@@ -1,12 +1,17 @@
-"""What each stage does at each tick of a schedule, as numbers that an executor can follow.
+"""Plans: a schedule with a slot for every value, as numbers that the executor follows.
 
-A schedule says which operation runs when; a plan adds where its values wait, and on which way they
-go from stage to stage (`hops.py`). What waits lies in pools of slots: in *mail* activations and
-gradients for their operation, in *saved* what layers keep for backward, in *between* what they keep
-between the two halves of a backward that is split. A slot is taken again once its value was read,
-so a pool has as many as values wait at the same time on the busiest stage.
+A schedule has the tick of every operation. A plan adds the slots in which values wait, and the hops
+by which they get from stage to stage (`hops.py`). There are three pools of slots:
 
-Letters: p stages, V parts of the model a stage, L layers.
+    mail      activations and gradients, from the operation that computes them to the one that
+              reads them
+    saved     what layers save for backward
+    between   what layers keep from B to W, where a schedule splits backward
+
+A slot is free again once its value was read, so a pool has as many slots as values wait at the same
+time on the busiest stage.
+
+Letters: p stages, V chunks per stage, L layers.
 """
 
 import dataclasses
@@ -22,10 +27,11 @@ from jaxptd.pipeline.table import B, F, Schedule, W
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """Something that waits in a slot of a pool, on a stage, for a while.
+    """A value that waits in a slot of a pool.
 
-    start, end: moments, two a tick: 2t while its operation runs, 2t + 1 when results are put away.
-    cells: (column, tick) of the plan that must name the slot.
+    start, end: times; tick t has two, 2t when its operation runs and 2t + 1 when results are stored
+        in the mail.
+    cells: (column, tick) of the plan in which its slot is written.
     """
 
     pool: str
@@ -37,14 +43,14 @@ class Value:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
-    """A schedule with a place for every value.
+    """A schedule with a slot for every value.
 
     Args:
-        schedule: which operation runs when; without any B a forward pass only.
-        sizes: layers of each of the p*V parts, in the order of the model.
-        recompute: backward starts from a part's input: its layers run forward again.
-        first: the first so many layers of each part keep something else than the others; None: all
-            keep the same.
+        schedule: the tick of every operation; without any B a forward pass.
+        sizes: the number of layers of each of the p*V parts, in the model's order.
+        recompute: backward starts from the part's input, and runs its layers forward again.
+        first: the number of layers at the start of each part that are of the first kind, see
+            `kinds`; None: all layers are of one kind.
     """
 
     schedule: Schedule
@@ -54,28 +60,32 @@ class Plan:
 
     @property
     def depth(self) -> int:
-        """Rows of a part in its stage's stack of layers: what the largest needs."""
+        """The number of rows of each part in its stage's stack: the layers of the largest part."""
         return max(self.sizes)
 
     @property
     def even(self) -> bool:
-        """Whether all parts have as many layers."""
+        """Whether all parts have the same number of layers."""
         return min(self.sizes) == self.depth
 
     @property
     def kinds(self) -> tuple[tuple[int, int], ...]:
-        """Rows of a part, from and up to, whose layers keep the same."""
+        """The kinds of layers, as (begin, end) of their rows in each part.
+
+        Layers of one kind save the same arrays for backward.
+        """
         first = self.depth if self.first is None else min(self.first, self.depth)
         return tuple((a, b) for a, b in ((0, first), (first, self.depth)) if a < b)
 
     @cached_property
     def trains(self) -> bool:
+        """Whether the schedule has any backward."""
         return bool((self.schedule.table[..., 0] == B).any())
 
     def forward_only(self, micro_batches: int | None = None) -> "Plan":
-        """The forward operations of this plan, each stage's in their order, as soon as they can.
+        """The plan with only the forward operations, in the same order and as early as possible.
 
-        micro_batches: only so many.
+        micro_batches: the number of micro-batches to run; None: all.
         """
         schedule, done, rows = self.schedule, {}, []  # type: ignore[var-annotated]
         count = schedule.micro_batches if micro_batches is None else micro_batches
@@ -100,7 +110,7 @@ class Plan:
 
     @cached_property
     def trips(self) -> dict[str, int]:
-        """How often each loop of the executor runs, by its scope, over all ticks and all stages."""
+        """The trips of each loop of the executor, by its scope, over all ticks and stages."""
         micro_batches = self.schedule.micro_batches
         stages, hops = self.schedule.stages, self.hops.taken
         trips = {f"hop_{name}": stages * int(taken.sum()) for name, taken in hops.items()}
@@ -109,7 +119,7 @@ class Plan:
             for kind, (begin, end) in enumerate(self.kinds):
                 layers = sum(min(size, end) - min(size, begin) for size in self.sizes)
                 trips[layers_scope(name, kind)] = micro_batches * layers if trips[name] else 0
-        trips["again_layers"] = trips["backward_layers"] if self.recompute else 0
+        trips["recompute_layers"] = trips["backward_layers"] if self.recompute else 0
         return trips
 
     @cached_property
@@ -119,12 +129,16 @@ class Plan:
 
     @cached_property
     def columns(self) -> dict[str, np.ndarray]:
-        """int32 `[ticks, p]` of each: what runs, on what, and where that lies.
+        """The numbers of each stage and tick, int32 `[ticks, p]` for each name.
 
-        micro: the micro-batch. row, layer, layers: the part's first row in the stack, its first
-        layer's number, how many. embed ... weight: 1 where that runs. read: slot of the mail to
-        begin with; input: of the part's input, for running it again; keep: where the result stays;
-        in_<hop>: where what arrives lies. saved, between: slots there.
+        micro: the micro-batch.
+        row, layer, layers: the part's first row in the stage's stack, the model's number of its
+            first layer, and how many layers it has.
+        embed, forward, head, backward, unembed, weight: 1 where that loop runs.
+        read, input: slots of the mail: of the operation's x, and of the part's input to recompute
+            from.
+        keep, in_<hop>: slots of the mail for the result, and for what arrives by a hop.
+        saved, between: slots of these pools.
         """
         operation, micro, chunk = np.moveaxis(self.schedule.table, -1, 0)
         part = self._parts[np.arange(self.schedule.stages), chunk]
@@ -142,14 +156,14 @@ class Plan:
             "weight": operation == W,
         }
         columns = {name: column.astype(np.int32) for name, column in columns.items()}
-        return columns | self._places[0]
+        return columns | self._slots[0]
 
     @property
     def slots(self) -> dict[str, int]:
-        """How many slots each pool has."""
-        return self._places[1]
+        """The number of slots of each pool."""
+        return self._slots[1]
 
-    # ---- where values wait --------------------------------------------------------------------
+    # ---- values and their slots ---------------------------------------------------------------
 
     @cached_property
     def _parts(self) -> np.ndarray:
@@ -170,7 +184,7 @@ class Plan:
         }
 
     def _results(self) -> Iterator[tuple[int, int, int, int]]:
-        """(tick, part, part that goes on with it, tick at which it does) of every result."""
+        """(tick, part, the part that reads it, the tick at which it does) of every result."""
         for (operation, part, micro), tick in self._when.items():
             to = part + (operation == F) - (operation == B)
             if to != part and 0 <= to < len(self.sizes):
@@ -179,7 +193,7 @@ class Plan:
                 yield tick, part, part, self._when[B, part, micro]  # for the head
 
     def _values(self) -> Iterator[Value]:
-        """Everything that waits."""
+        """Every value that an operation reads later."""
         when, hops = self._when, self.hops
         for tick, source, target, read in self._results():
             stage, end = self._stage(target), read
@@ -191,15 +205,15 @@ class Plan:
                 cells.append(("input", end))
             yield Value("mail", stage, 2 * tick + 1, 2 * end, tuple(cells))
         for (operation, part, micro), tick in when.items():
-            if operation == F and part == 0:  # what the embedding makes
+            if operation == F and part == 0:  # the embedding's result
                 end = when[B, 0, micro] if self.recompute else tick
                 again = (("input", end),) if self.recompute else ()
                 yield Value("mail", self._stage(0), 2 * tick, 2 * end, (("read", tick), *again))
             if operation == B:
-                yield from self._kept(part, micro)
+                yield from self._saved(part, micro)
 
-    def _kept(self, part: int, micro: int) -> Iterator[Value]:
-        """What the layers of a part keep."""
+    def _saved(self, part: int, micro: int) -> Iterator[Value]:
+        """What the layers of a part save for B, and keep from B to W."""
         stage, backward = self._stage(part), self._when[B, part, micro]
         start = backward if self.recompute else self._when[F, part, micro]
         end = self._when.get((W, part, micro), backward)
@@ -209,24 +223,24 @@ class Plan:
             cells = (("between", backward), ("between", end))
             yield Value("between", stage, 2 * backward, 2 * end, cells)
 
-    def _nothing(self, named: set[tuple[str, int, int]]) -> Iterator[Value]:
-        """What is put away though nobody reads it: a result that left, an arrival of nothing."""
+    def _unread(self, named: set[tuple[str, int, int]]) -> Iterator[Value]:
+        """Values that are stored but not read here: a result to be sent, a hop without a source."""
         for tick, stage in np.ndindex(self.schedule.table.shape[:2]):
             for column in ("keep", *(f"in_{hop}" for hop in self.hops.at(tick))):
                 if (column, tick, stage) not in named:
                     yield Value("mail", stage, 2 * tick + 1, 2 * tick + 1, ((column, tick),))
 
     @cached_property
-    def _places(self) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-        """The columns that name slots, and how many slots the pools have."""
+    def _slots(self) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+        """(the columns with slots, the number of slots of each pool)."""
         values = list(self._values())
         named = {(column, tick, value.stage) for value in values for column, tick in value.cells}
-        values += self._nothing(named)
+        values += self._unread(named)
         names = ("read", "input", "keep", "saved", "between", *(f"in_{h}" for h in self.hops.pairs))
         shape = self.schedule.table.shape[:2]
         columns = {name: np.zeros(shape, np.int32) for name in names}
         slots = {"mail": 0, "saved": 0, "between": 0}
-        for value, slot in _place(values):
+        for value, slot in _assign_slots(values):
             slots[value.pool] = max(slots[value.pool], slot + 1)
             for column, tick in value.cells:
                 columns[column][tick, value.stage] = slot
@@ -234,12 +248,12 @@ class Plan:
 
 
 def layers_scope(name: str, kind: int) -> str:
-    """The scope of a loop over the layers of a part that are of one kind."""
+    """The name of the scope of a loop over a part's layers of one kind."""
     return f"{name}_layers_{kind}" if kind else f"{name}_layers"
 
 
-def _place(values: list[Value]) -> Iterator[tuple[Value, int]]:
-    """Each value with a slot; on each stage no more slots than values that wait at once."""
+def _assign_slots(values: list[Value]) -> Iterator[tuple[Value, int]]:
+    """Each value with a slot; a stage uses as few slots as values wait at the same time."""
     free: dict[tuple[str, int], list[int]] = {}
     taken: dict[tuple[str, int], list[tuple[int, int]]] = {}  # (end, slot)
     count: dict[tuple[str, int], int] = {}

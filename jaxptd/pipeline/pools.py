@@ -1,7 +1,7 @@
-"""Pools of slots, and the loops that work on them in place.
+"""Pools of slots, and loops that update them in place.
 
-A pool is an array `[slots, ...]`, or a tree of them. XLA writes into what a loop carries where it
-lies; what the branches of a switch hand through it would copy.
+A pool is an array `[slots, ...]`, or a tree of them. XLA updates the carry of a loop in place; it
+would copy what the branches of a switch pass through.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,11 +24,11 @@ def loop(
     instruction: Instruction,
     body: Callable[[Carry, Instruction], Carry],
 ) -> Carry:
-    """`body`, as often as `instruction[name]` says: 0 times or once.
+    """Runs `body` zero times or once: `instruction[name]` times.
 
-    XLA takes out of a loop what is the same at each trip, collectives too, and would run it at
-    every tick. So the numbers that a body reads depend on the trip, and it changes all that it
-    reads of the carry.
+    XLA moves loop-invariant code, collectives too, out of a loop, and would run it at every tick.
+    So the numbers that the body gets are made to depend on the trip, and the body must change every
+    array of the carry that it reads.
     """
 
     def trip(i: Array, carry: Carry) -> Carry:
@@ -39,7 +39,7 @@ def loop(
 
 
 def get(pool: Any, *where: Array | int) -> Any:
-    """pool[*where, ...] of every array of a tree."""
+    """`pool[*where, ...]`, for every array of a tree."""
 
     def one(x: Array) -> Array:
         size = (*[1] * len(where), *x.shape[len(where) :])
@@ -49,7 +49,7 @@ def get(pool: Any, *where: Array | int) -> Any:
 
 
 def put(pool: Any, values: Any, *where: Array | int) -> Any:
-    """The pool with pool[*where, ...] = values, for every array of a tree."""
+    """The pool after `pool[*where, ...] = values`, for every array of a tree."""
 
     def one(pool: Array, x: Array) -> Array:
         x = as_varying(x, sorted(varying_axes(pool))).astype(pool.dtype)
@@ -59,9 +59,9 @@ def put(pool: Any, values: Any, *where: Array | int) -> Any:
 
 
 def add(pool: Any, values: Any, where: Array) -> Any:
-    """The pool with `values` added at pool[where, ...].
+    """The pool after `pool[where, ...] += values`, for every array of a tree.
 
-    Taken out and put back in one shape: else XLA for GPUs copies what was there first.
+    The slot is read and written in the same shape, or XLA for GPUs copies it first.
     """
 
     def one(pool: Array, x: Array) -> Array:
@@ -72,11 +72,11 @@ def add(pool: Any, values: Any, where: Array) -> Any:
 
 
 def _begin(pool: Array, where: Sequence[Array | int]) -> list[Array]:
-    """Where a slot begins; the same for `get` and `put`, or XLA copies what both touch."""
+    """The start indices of a slot: the same in `get` and `put`, or XLA copies what both access."""
     return [jnp.int32(i) for i in (*where, *[0] * (pool.ndim - len(where)))]
 
 
 def zeros(shape: Any, *lead: int) -> Array:
-    """Zeros `[*lead, ...]` that vary as an array of that shape does, and over pp."""
-    nothing = jnp.zeros((*lead, *shape.shape), shape.dtype)
-    return as_varying(nothing, sorted({Axis.PP, *varying_axes(shape)}))
+    """Zeros `[*lead, ...]` that vary over pp and over the axes that `shape` varies over."""
+    array = jnp.zeros((*lead, *shape.shape), shape.dtype)
+    return as_varying(array, sorted({Axis.PP, *varying_axes(shape)}))

@@ -1,8 +1,7 @@
-"""The schedules that have a name, for any number of stages and micro-batches.
+"""The named schedules, for any number of stages and micro-batches. Pure numpy.
 
-`table.py` says what a schedule is; `executor.py` runs it. Pure numpy.
-
-m micro-batches, p stages, V chunks; ticks, and the most that stage s holds, in micro-batches:
+For p stages, m micro-batches and V chunks: the number of ticks, and the most micro-batches whose
+activations stage s holds.
 
     gpipe        2(m+p-1)    m                          Huang et al., arXiv 1811.06965
     1f1b         2(m+p-1)    min(m, p-s)                Narayanan et al., arXiv 2104.04473
@@ -11,7 +10,7 @@ m micro-batches, p stages, V chunks; ticks, and the most that stage s holds, in 
     zb-h2        3m+p-1      min(m, 2p-1), m >= p       the same
     zb-v         6m+p-1      min(m, p), m >= 2p-1       the same, and 2405.15362; V = 2
 
-A tick is as long as one operation on one part. The zb schedules split off the weight gradient.
+A tick takes as long as one operation on one part. The zb schedules split backward into B and W.
 """
 
 import dataclasses
@@ -37,24 +36,24 @@ __all__ = [
 
 Cell = tuple[int, int, int]  # operation, micro-batch, chunk
 
-OWN_CHUNKS = {"interleaved": 2, "zb-v": 2}  # of the others 1
-# Beyond it, laying a table out takes many seconds, and nobody's pipeline is as large.
+DEFAULT_CHUNKS = {"interleaved": 2, "zb-v": 2}  # 1 for the others
+# A larger table would take many seconds to build, and no real pipeline is that large.
 MAX_CELLS = 2**19
 
 
 def make_schedule(
     name: str, *, stages: int, micro_batches: int, virtual_stages: int | None = None
 ) -> Schedule:
-    """The schedule of that name, or of a table: a path that ends in `.csv` (see `table.read_csv`).
+    """The schedule of a name, or of a file that ends in `.csv` (see `table.read_csv`).
 
     Args:
         name: one of `SCHEDULES`, or the path.
         stages: p, 1 or more.
-        micro_batches: m, 1 or more; any number, also fewer than stages.
-        virtual_stages: V, chunks a stage; default: the schedule's own.
+        micro_batches: m, 1 or more; fewer than stages is allowed.
+        virtual_stages: V, chunks per stage; None: the schedule's default.
 
     Raises:
-        UserError: there is no such schedule, or not of these sizes.
+        UserError: there is no such schedule, or it does not exist in these sizes.
     """
     sizes = {"stages": stages, "micro_batches": micro_batches, "virtual_stages": virtual_stages}
     for what, size in sizes.items():
@@ -68,7 +67,7 @@ def make_schedule(
     if stages * chunks * (stages + micro_batches) > MAX_CELLS:
         raise UserError(
             f"schedule={name} of stages={stages}, micro_batches={micro_batches} and {chunks} "
-            "chunks a stage is too large to lay out; use fewer"
+            "chunks per stage is too large; use fewer"
         )
     placement: Placement = "v" if name == "zb-v" else "loop"
     empty = np.zeros((0, stages, 3), np.int32)
@@ -78,12 +77,12 @@ def make_schedule(
 
 
 def _chunks(name: str, virtual_stages: int | None) -> int:
-    own = OWN_CHUNKS.get(name, 1)
-    if virtual_stages is None or virtual_stages == own:
-        return own
+    default = DEFAULT_CHUNKS.get(name, 1)
+    if virtual_stages is None or virtual_stages == default:
+        return default
     if name != "interleaved":
         raise UserError(
-            f"schedule={name} has virtual_stages={own}, not {virtual_stages}; "
+            f"schedule={name} has virtual_stages={default}, not {virtual_stages}; "
             "leave virtual_stages out, or use schedule=interleaved"
         )
     if virtual_stages < 2:
@@ -114,16 +113,16 @@ def _from_file(path: str, sizes: dict[str, int | None]) -> Schedule:
 
 
 def _gpipe(schedule: Schedule) -> np.ndarray:
-    """All forwards, then all backwards, without a pause within either."""
+    """All forwards, then all backwards; neither has an idle tick in between."""
     p, m = schedule.stages, schedule.micro_batches
     s, i = np.indices((p, m))
     return _table(schedule, forward=s + i, backward=m + 2 * (p - 1) - s + i)
 
 
 def _one_forward_one_backward(schedule: Schedule) -> np.ndarray:
-    """Every other tick of a stage is a forward's, from its first to its last.
+    """A stage has a forward at every second tick, from its first forward to its last.
 
-    So at tick t stages s and s+1 can exchange values if s == t mod 2, and no others do.
+    So at tick t only stages s and s+1 with s == t mod 2 exchange values.
     """
     p, m = schedule.stages, schedule.micro_batches
     s, i = np.indices((p, m))
@@ -131,7 +130,7 @@ def _one_forward_one_backward(schedule: Schedule) -> np.ndarray:
 
 
 def _table(schedule: Schedule, *, forward: np.ndarray, backward: np.ndarray) -> np.ndarray:
-    """The table of the ticks `[stages, micro_batches]` of F and B."""
+    """The table, from the ticks `[stages, micro_batches]` of F and of B."""
     table = np.zeros((int(backward.max()) + 1, schedule.stages, 3), np.int32)
     s, i = np.indices(forward.shape)
     for operation, tick in ((F, forward), (B, backward)):
@@ -140,22 +139,22 @@ def _table(schedule: Schedule, *, forward: np.ndarray, backward: np.ndarray) -> 
 
 
 def _zero_bubble_v(schedule: Schedule) -> np.ndarray:
-    """Every stage works without a pause, the next one a tick later; see `_v_order`."""
+    """No stage has an idle tick, and each begins a tick after the one before; see `_v_order`."""
     p, m = schedule.stages, schedule.micro_batches
-    if m < 2 * p - 1:  # too few to fill the pipeline as the order has it
+    if m < 2 * p - 1:  # too few to fill the pipeline in that order
         return _listed(schedule)
     table = np.zeros((6 * m + p - 1, p, 3), np.int32)
     for s in range(p):
         order = np.array(_v_order(schedule, s))
         table[s : s + 6 * m, s, 0], table[s : s + 6 * m, s, 2] = order.T
         for operation, chunk in set(map(tuple, order.tolist())):
-            mine = (order == (operation, chunk)).all(1)
-            table[s + np.flatnonzero(mine), s, 1] = np.arange(m)
+            these = (order == (operation, chunk)).all(1)
+            table[s + np.flatnonzero(these), s, 1] = np.arange(m)
     return table
 
 
 def _v_order(schedule: Schedule, s: int) -> list[tuple[Operation, int]]:
-    """Operations and chunks of stage s: fill, a steady state of six operations, drain."""
+    """(operation, chunk) of stage s in order: fill, a steady state of six operations, drain."""
     p, m = schedule.stages, schedule.micro_batches
     down, up = [(B, 0), (W, 0)], [(F, 1), (B, 1), (W, 1)]
     fill = [(F, 0)] * (2 * (p - s) - 1) + [(F, 1), (F, 0)] * s + up * (p - s)
@@ -169,13 +168,14 @@ def _v_order(schedule: Schedule, s: int) -> list[tuple[Operation, int]]:
 
 @dataclasses.dataclass(frozen=True)
 class _Limits:
-    """When a stage may begin another forward.
+    """The limits within which a stage may run another forward.
 
     Args:
-        ahead: of stage s: chunk forwards that may be done before their backward.
-        held: chunk forwards whose weight gradient may be owed.
+        ahead: stage s -> the most forwards of its chunks whose backward has not run.
+        held: the most forwards of its chunks whose last operation has not run.
         group: micro-batches that go through a chunk before any goes through the next.
-        waits: whether a stage waits for what is next, instead of doing what it already can.
+        waits: whether a stage waits for its most urgent operation instead of running the first one
+            whose inputs are there.
     """
 
     ahead: Callable[[int], int]
@@ -187,8 +187,8 @@ class _Limits:
 def _limits(schedule: Schedule) -> _Limits:
     p, m, V = schedule.stages, schedule.micro_batches, schedule.chunks
     return {
-        # Megatron's order: 2(p-s-1) + (V-1)p forwards, then a forward and a backward by turns.
-        # A last group of fewer than p could come to wait for itself.
+        # Megatron's order: 2(p-s-1) + (V-1)p forwards, then a forward and a backward in turn.
+        # With a last group of fewer than p micro-batches, waiting for that order could deadlock.
         "interleaved": _Limits(
             lambda s: 2 * (p - s - 1) + (V - 1) * p + 1, math.inf, p, waits=m % p == 0
         ),
@@ -199,21 +199,22 @@ def _limits(schedule: Schedule) -> _Limits:
 
 
 def _listed(schedule: Schedule) -> np.ndarray:
-    """At each tick each stage does the first it can of: forward within the limits, backward, W.
+    """The table in which each stage runs its most urgent operation of those that are ready.
 
-    The first group of micro-batches goes first, through one chunk after the other.
+    F, if the limits allow it, is more urgent than B, and B than W. Within an operation an earlier
+    group of micro-batches is, and then an earlier chunk (a later one for B and W).
     """
     progress = _Progress(schedule)
     rows: list[list[Cell]] = []
     while not progress.complete:
-        row = [progress.go(stage, len(rows)) for stage in range(schedule.stages)]
-        assert any(operation for operation, *_ in row), f"{schedule.name} stands still"
+        row = [progress.step(stage, len(rows)) for stage in range(schedule.stages)]
+        assert any(operation for operation, *_ in row), f"{schedule.name} is deadlocked"
         rows.append(row)
     return np.array(rows, np.int32)
 
 
 class _Progress:
-    """At which ticks each part did its micro-batches so far; it does them in order."""
+    """The ticks of each part's operations so far; each runs the micro-batches in order."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule, self.limits = schedule, _limits(schedule)
@@ -226,8 +227,8 @@ class _Progress:
     def complete(self) -> bool:
         return all(len(ticks) == self.schedule.micro_batches for ticks in self.done.values())
 
-    def go(self, stage: int, tick: int) -> Cell:
-        """What a stage does at a tick, as a cell of the table."""
+    def step(self, stage: int, tick: int) -> Cell:
+        """Chooses a stage's operation at a tick; idle if none is ready."""
         kinds = self.kinds if self._may_go_forward(stage) else self.kinds[1:]
         wanted = [
             (operation, part, chunk)

@@ -1,13 +1,13 @@
-"""What a schedule costs: bubble, memory and messages, counted in its table, and as formulas.
+"""The costs of a schedule: bubble, memory and messages, counted in its table, and as formulas.
 
-m micro-batches, p stages, V chunks; F, B, W how long a forward, the gradient of the input and that
-of the weights take, of one micro-batch and all of a stage's layers. A chunk takes 1/V of it, and a
-backward that is not split B + W.
+m micro-batches, p stages, V chunks. F, B, W are the times of a forward, of the gradient of the
+input and of those of the weights, for one micro-batch and all layers of a stage. An operation on
+one chunk takes 1/V of that, and a backward that is not split takes B + W.
 
-The *bubble* is how long a stage is idle between its first and its last operation, as a share of the
-time it works; of all stages the largest counts. For schedules whose first stage works from the
-first to the last moment that is the idle time of a step. Where weight gradients fill the ends it is
-what Qi et al. count: the next step may then begin on a stage while another still works.
+The *bubble* is the idle time of a stage between its first and its last operation, divided by the
+time it works; the largest of all stages. If the first stage works at the beginning and at the end
+of a step, the bubble is all idle time of the step. For zb schedules it is what Qi et al. count,
+whose next step may begin on one stage while another still works on the last.
 
 Source: Narayanan et al., arXiv 2104.04473, section 2.2; Qi et al., arXiv 2401.10241, section 2, and
 arXiv 2405.15362.
@@ -24,7 +24,7 @@ from jaxptd.pipeline.table import B, F, Operation, Schedule, W
 
 
 class Durations(NamedTuple):
-    """How long the operations of a stage and micro-batch take, in any unit."""
+    """The times of F, B and W of one micro-batch on all layers of a stage, in any unit."""
 
     F: float = 1.0
     B: float = 1.0
@@ -36,7 +36,7 @@ EQUAL = Durations()
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Timing:
-    """When a schedule's operations run, each as soon as it can.
+    """The times at which a schedule's operations run, if each starts as early as possible.
 
     Args:
         start, end: `[ticks, stages]`, of the operation in that cell of the table; 0 if idle.
@@ -47,33 +47,33 @@ class Timing:
 
     @property
     def makespan(self) -> float:
-        """From the first operation's start to the last one's end."""
+        """The time from the first operation's start to the last one's end."""
         return float(self.end.max())
 
     @property
     def busy(self) -> np.ndarray:
-        """How long each stage works, `[stages]`."""
+        """The time that each stage works, `[stages]`."""
         return (self.end - self.start).sum(0)
 
     @property
     def bubble(self) -> float:
-        """Idle time between a stage's operations, as a share of its work; the largest of all."""
+        """Idle time between a stage's operations, divided by its work; the largest of all."""
         first = np.where(self.end > 0, self.start, np.inf).min(0)
         return float(((self.end.max(0) - first - self.busy) / self.busy).max())
 
     @property
     def idle(self) -> float:
-        """Idle time as a share of all stages' time, with the step's beginning and end."""
+        """The share of all stages' time that is idle, also before and after their operations."""
         return float(1 - self.busy.mean() / self.makespan)
 
 
 def simulate(schedule: Schedule, durations: Durations = EQUAL) -> Timing:
-    """Runs each stage's operations in the table's order, each once its inputs are there.
+    """Simulates each stage's operations in the table's order, each once its inputs are there.
 
-    Sending takes no time.
+    Sending takes no time; `makespan` counts that hops make stages wait for each other.
 
     Raises:
-        UserError: a duration is not a positive number, or out of all proportion.
+        UserError: a duration is not a number from 1e-9 to 1e9.
     """
     if not all(1e-9 <= length <= 1e9 for length in durations):
         raise UserError(f"durations F, B, W = {tuple(durations)}: use numbers from 1e-9 to 1e9")
@@ -97,7 +97,7 @@ def bubble(schedule: Schedule, durations: Durations = EQUAL) -> float:
 
 
 def expected_bubble(schedule: Schedule, durations: Durations = EQUAL) -> float | None:
-    """The bubble by its formula; None where there is none for these sizes and durations."""
+    """The bubble by formula; None if there is no formula for these sizes and durations."""
     p, m, V = schedule.stages, schedule.micro_batches, schedule.chunks
     f, b, w = durations
     work = m * (f + b + w)
@@ -115,14 +115,14 @@ def expected_bubble(schedule: Schedule, durations: Durations = EQUAL) -> float |
 
 
 def idle_ticks(schedule: Schedule) -> float:
-    """Cells of the table without an operation, as a share of all."""
+    """The share of the table's cells that are idle."""
     return float((schedule.table[..., 0] == Operation.IDLE).mean())
 
 
 def held(schedule: Schedule) -> np.ndarray:
-    """Chunk activations that each stage holds at each tick, `[ticks, stages]`.
+    """The number of micro-batches and chunks whose activations a stage holds, `[ticks, stages]`.
 
-    Held from the tick of F to that of B, or of W where backward is split.
+    It holds them from the tick of F to that of B, or of W if backward is split.
     """
     operation = schedule.table[..., 0]
     ends = operation == (W if schedule.splits else B)
@@ -131,12 +131,12 @@ def held(schedule: Schedule) -> np.ndarray:
 
 
 def peak(schedule: Schedule) -> np.ndarray:
-    """The most that each stage holds, in micro-batches of all its layers, `[stages]`."""
+    """The most that each stage holds at a tick, in micro-batches of all its layers, `[stages]`."""
     return held(schedule).max(0) / schedule.chunks
 
 
 def expected_peak(schedule: Schedule) -> np.ndarray | None:
-    """The most that each stage holds by its formula; None where there is none for these sizes."""
+    """`peak` by formula; None if there is no formula for these sizes."""
     p, m, V = schedule.stages, schedule.micro_batches, schedule.chunks
     s = np.arange(p)
     formula = {
@@ -153,7 +153,7 @@ def expected_peak(schedule: Schedule) -> np.ndarray | None:
 
 
 def messages(schedule: Schedule) -> int:
-    """Values that go from one stage to another in a step: 2m(pV-1) in a loop, p > 1."""
+    """The values sent from one stage to another in a step: 2m(pV-1) in a loop with p > 1."""
     count = 0
     for _, stage, operation, _, chunk in schedule.operations():
         to = schedule.part(stage, chunk) + {F: 1, B: -1, W: 0}[operation]
@@ -162,12 +162,7 @@ def messages(schedule: Schedule) -> int:
 
 
 def makespan(plan: Plan, durations: Durations = EQUAL) -> float:
-    """From the first operation to the end of the last, in the unit of the durations.
-
-    Args:
-        plan: of a schedule.
-        durations: of a micro-batch's operations on all layers of a stage.
-    """
+    """The simulated time of a step in which the stages of each hop wait for each other."""
     schedule, hops = plan.schedule, plan.hops
     backward = durations.B + (0 if schedule.splits else durations.W)
     each = {Operation.F: durations.F, Operation.B: backward, Operation.W: durations.W}

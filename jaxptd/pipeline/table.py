@@ -1,7 +1,7 @@
-"""A pipeline's schedule: which stage does what at which tick. The table, its check, its file.
+"""Schedules as tables of each stage's operation at each tick; their check, their CSV files.
 
-The model is cut into stages * chunks consecutive *parts*. A value that a stage sends at the end of
-tick t can be used from tick t+1 on. Pure numpy.
+The model is divided into stages * chunks consecutive *parts*. A value that a stage sends at the end
+of tick t can be read from tick t+1 on. Pure numpy.
 """
 
 import dataclasses
@@ -17,12 +17,12 @@ from jaxptd.errors import UserError
 
 
 class Operation(IntEnum):
-    """What a stage does at a tick."""
+    """The operation of a stage at a tick."""
 
     IDLE = 0
     F = 1  # forward
-    B = 2  # backward; the gradient of the input only, where the schedule splits off the weights'
-    W = 3  # the gradient of the weights
+    B = 2  # backward; if the schedule has W, only the gradient of the input
+    W = 3  # the gradients of the weights
 
 
 Placement = Literal["loop", "v"]
@@ -35,12 +35,13 @@ class Schedule:
     """A table of operations.
 
     Args:
-        name: one of `SCHEDULES`, or the file that it was read from.
+        name: one of `SCHEDULES`, or the path of the file that it was read from.
         stages: p.
         micro_batches: m, of a step.
         chunks: V, parts of the model on each stage.
-        placement: `loop`, part c*p + s is chunk c of stage s; or `v`, two chunks, down and back up.
-        table: int32 `[ticks, stages, 3]`: operation, micro-batch, chunk; zeros where it is idle.
+        placement: `loop`: part c*p + s is chunk c of stage s. `v`, with two chunks: part s is
+            chunk 0 of stage s, and part 2p - 1 - s its chunk 1.
+        table: int32 `[ticks, stages, 3]`: operation, micro-batch, chunk; zeros where idle.
     """
 
     name: str
@@ -60,30 +61,30 @@ class Schedule:
 
     @property
     def splits(self) -> bool:
-        """Whether weight gradients are operations of their own."""
+        """Whether backward is split into B and W."""
         return bool((self.table[..., 0] == W).any())
 
     def part(self, stage: int, chunk: int) -> int:
-        """Which of the model's consecutive parts a chunk of a stage is."""
+        """The part of the model that a chunk of a stage is."""
         if self.placement == "v" and chunk == 1:
             return 2 * self.stages - 1 - stage
         return chunk * self.stages + stage
 
     def where(self, part: int) -> tuple[int, int]:
-        """Stage and chunk of a part."""
+        """(stage, chunk) of a part."""
         chunk, stage = divmod(part, self.stages)
         if self.placement == "v" and chunk == 1:
             stage = self.stages - 1 - stage
         return stage, chunk
 
     def operations(self) -> Iterator[tuple[int, int, Operation, int, int]]:
-        """Tick, stage, operation, micro-batch and chunk of all that is not idle, in time."""
+        """(tick, stage, operation, micro-batch, chunk) of each cell that is not idle, by tick."""
         for tick, stage in np.argwhere(self.table[..., 0] != 0).tolist():
             operation, micro_batch, chunk = self.table[tick, stage].tolist()
             yield tick, stage, Operation(operation), micro_batch, chunk
 
     def needs(self, operation: Operation, part: int) -> list[Need]:
-        """The operations and their parts, of the same micro-batch, that have to be done before."""
+        """The (operation, part)s of the same micro-batch that must run at an earlier tick."""
         if operation == F:
             return [(F, part - 1)] if part else []
         if operation == B:
@@ -95,10 +96,10 @@ class Schedule:
 
 
 def check(schedule: Schedule) -> None:
-    """Raises UserError on the first thing in a table that cannot be, in words.
+    """Raises UserError with the first error in a table.
 
-    Every micro-batch is to have one F and one B (and one W, if any has) on each part, each at a
-    later tick than all it needs; see `Schedule.needs`.
+    Every micro-batch must have one F and one B (and one W, if any has) on each part, each at a
+    later tick than all operations that it needs (`Schedule.needs`).
     """
     _check_form(schedule)
     when: dict[tuple[Operation, int, int], int] = {}
@@ -126,7 +127,7 @@ def _check_form(schedule: Schedule) -> None:
         )
     if schedule.placement == "v" and schedule.chunks != 2:
         raise UserError(
-            f"schedule {schedule.name}: placement=v has 2 chunks a stage, not {schedule.chunks}; "
+            f"schedule {schedule.name}: placement=v has 2 chunks per stage, not {schedule.chunks}; "
             "use placement=loop"
         )
     shape = schedule.table.shape
@@ -184,13 +185,13 @@ def _impossible(schedule: Schedule, key: tuple[Operation, int, int], what: str) 
 
 # ---- the file -----------------------------------------------------------------------------------
 
-CELL = re.compile(r"([FBW])([0-9]{1,6})(?:\.([0-9]{1,6}))?")  # F3, or of chunk 1: F3.1
+CELL = re.compile(r"([FBW])([0-9]{1,6})(?:\.([0-9]{1,6}))?")  # F3, for chunk 1 F3.1
 
 
 def to_csv(schedule: Schedule) -> str:
-    """A line a stage, a cell a tick: F0, B3, W2, with several chunks F0.1; empty is idle.
+    """The table as CSV: a line per stage, a cell per tick, such as F0, with chunks F0.1.
 
-    The first line says `placement,v` where it is not `loop`.
+    An idle cell is empty. If the placement is not `loop`, the first line is `placement,v`.
     """
     rows = [["placement", "v"]] if schedule.placement == "v" else []
     for column in schedule.table.swapaxes(0, 1).tolist():
@@ -199,7 +200,7 @@ def to_csv(schedule: Schedule) -> str:
 
 
 def cell_text(schedule: Schedule, cell: Sequence[int]) -> str:
-    """A cell of the table as in a file: F0, of several chunks F0.1; empty when idle."""
+    """A cell of the table as in a file: F0, with several chunks F0.1; empty if idle."""
     operation, i, chunk = cell
     if operation == Operation.IDLE:
         return ""
@@ -207,13 +208,13 @@ def cell_text(schedule: Schedule, cell: Sequence[int]) -> str:
 
 
 def read_csv(path: str | Path) -> Schedule:
-    """The table that a file has, as `to_csv` writes one; its sizes are those that occur in it.
+    """Reads a schedule from a file that `to_csv` wrote; its sizes follow from its cells.
 
     Raises:
-        UserError: the file cannot be read, or is no schedule (see `check`).
+        UserError: the file cannot be read, or is not a schedule (see `check`).
     """
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")  # spreadsheets write a mark
+        text = Path(path).read_text(encoding="utf-8-sig")  # spreadsheets write a byte order mark
     except OSError as error:
         raise UserError(
             f"schedule {path}: {error.strerror or error}; name a .csv file that can be read"
@@ -227,7 +228,7 @@ def read_csv(path: str | Path) -> Schedule:
     cells = [[_parsed(path, stage, cell) for cell in line] for stage, line in enumerate(lines)]
     used = [cell for line in cells for cell in line if cell[0]]
     if not used:
-        raise UserError(f"schedule {path} is empty; write a line a stage, with cells such as F0")
+        raise UserError(f"schedule {path} is empty; write a line per stage, with cells such as F0")
     table = np.zeros((max(map(len, cells)), len(cells), 3), np.int32)
     for stage, line in enumerate(cells):
         table[: len(line), stage] = line

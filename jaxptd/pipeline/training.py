@@ -87,7 +87,7 @@ class Training(Ticks):
         """Backward through the last part's head, the layers and the first part's embedding."""
         if self.plan.recompute:
             again = carry._replace(x=get(carry.mail, instruction["input"]))
-            again = self._forward_saving(again, instruction, "again")
+            again = self._forward_saving(again, instruction, "recompute")
             carry = again._replace(x=carry.x)
         carry = loop("head", carry, instruction, self._head)
         run = partial(self._input_backward if self.splits else self._layer_backward, instruction)

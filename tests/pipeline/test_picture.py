@@ -233,7 +233,7 @@ def test_files_are_written_all_or_none(tmp_path):
     for bad in (tmp_path / "none" / "x.json", tmp_path):
         with pytest.raises(UserError, match=re.escape(f"cannot write {bad}: ")) as caught:
             write({old: b"after", tmp_path / "new.csv": b"new", bad: b"x"})
-        assert "name a file in a folder that is there" in str(caught.value)
+        assert "name a file in a folder that exists" in str(caught.value)
         assert [each.name for each in tmp_path.iterdir()] == ["old.csv"]
         assert old.read_text() == "before"
     write({old: b"after"})

@@ -36,7 +36,7 @@ def test_text_is_the_table_and_its_cost(capsys, wide):
     assert [row for row in rows if row] == [
         ["ticks", "22", ""],
         ["time of a step", "33", ""],
-        ["where neighbours wait", "33", ""],
+        ["as run, with waiting at hops", "33", ""],
         ["bubble", "37.5%", "37.5%"],
         ["idle, with start and end", "27.3%", ""],
         ["held by each stage", "4 3 2 1", "4 3 2 1"],

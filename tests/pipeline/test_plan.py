@@ -131,7 +131,7 @@ class Replay:
         self.trips["backward_layers"] += layers
         self.read("mail", mail, ("x", count, i) if q + 1 == count else ("dx", q + 1, i))
         if again:
-            self.trips["again_layers"] += layers
+            self.trips["recompute_layers"] += layers
             self.read("mail", (s, row["input"]), ("x", q, i))
             self.write("saved", saved, ("kept", q, i))
         self.read("saved", saved, ("kept", q, i))

@@ -297,7 +297,7 @@ def test_a_value_cannot_be_used_at_the_tick_at_which_it_is_sent():
     ("fields", "words"),
     [
         ({"placement": "z"}, "schedule 1f1b: placement=z: use one of loop, v"),
-        ({"placement": "v"}, "placement=v has 2 chunks a stage, not 1; use placement=loop"),
+        ({"placement": "v"}, "placement=v has 2 chunks per stage, not 1; use placement=loop"),
         ({"stages": 3}, r"a table of shape \[4, 2, 3\]; use \[ticks, 3, 3\]"),
         ({"table": np.zeros((4, 2), int)}, r"a table of shape \[4, 2\]; use"),
         ({"table": np.full((4, 2, 3), 4)}, "there is no operation 4; use 0 .idle., 1 .F., 2"),
@@ -365,7 +365,7 @@ def test_a_file_may_have_spaces_empty_lines_and_lines_of_different_length(tmp_pa
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "is empty; write a line a stage, with cells such as F0"),
+        ("", "is empty; write a line per stage, with cells such as F0"),
         (",,\n", "is empty"),
         ("placement,v\n", "is empty"),
         ("F0,X0\n", "stage 0 has a cell 'X0'; write F0, B0 or W0, with a chunk F0.1, or nothing"),
@@ -380,7 +380,7 @@ def test_a_file_may_have_spaces_empty_lines_and_lines_of_different_length(tmp_pa
         ("F0,,B0\n,F0,B0\n", "B0 of stage 0, chunk 0, is at tick 2, but B0 of stage 1"),
         ("F0,,B0\nF0,B0\n", "F0 of stage 1, chunk 0, is at tick 0, but F0 of stage 0"),
         ("placement,z\nF0,B0\n", "placement=z: use one of loop, v"),
-        ("placement,v\nF0,B0\n", "placement=v has 2 chunks a stage, not 1"),
+        ("placement,v\nF0,B0\n", "placement=v has 2 chunks per stage, not 1"),
     ],
 )
 def test_a_file_that_is_no_schedule(tmp_path, text, words):
@@ -435,7 +435,7 @@ def test_a_file_for_other_sizes(tmp_path, sizes, words):
         ("interleaved", {"virtual_stages": 1}, "use 2 or more, or schedule=1f1b"),
         ("1f1b", {"virtual_stages": 2}, "1f1b has virtual_stages=1, not 2; leave .* out, or use"),
         ("zb-v", {"virtual_stages": 1}, "zb-v has virtual_stages=2, not 1"),
-        ("gpipe", {"micro_batches": MAX_CELLS}, "and 1 chunks a stage is too large to lay out"),
+        ("gpipe", {"micro_batches": MAX_CELLS}, "and 1 chunks per stage is too large"),
         ("1f1b", {"stages": MAX_CELLS}, "use fewer"),
     ],
 )

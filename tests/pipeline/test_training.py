@@ -16,7 +16,7 @@ from jaxptd.analysis.jaxprs import equations
 from jaxptd.checkpoint import Checkpoints
 from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical, to_canonical
 from jaxptd.mesh import SCHEDULES, Layout, make_mesh
-from jaxptd.pipeline.schedules import OWN_CHUNKS
+from jaxptd.pipeline.schedules import DEFAULT_CHUNKS
 from jaxptd.step import Program, passes
 
 FIVE = {"num_layers": 5, "dropout": 0.1}
@@ -62,7 +62,7 @@ def matrix() -> Iterator[Any]:
     for schedule in SCHEDULES:
         for pp, others in ((2, {"dp": 4}), (2, {"tp": 4}), (4, {"dp": 2}), (4, {"tp": 2}), (8, {})):
             for m in (pp, 2 * pp, 4 * pp):
-                layers = pp * OWN_CHUNKS.get(schedule, 1) + 1
+                layers = pp * DEFAULT_CHUNKS.get(schedule, 1) + 1
                 choice = {"num_layers": layers, "dropout": 0.1, "batch": 32}
                 yield case(choice, m, pp=pp, schedule=schedule, **others)
 
@@ -101,7 +101,7 @@ def test_every_stage_is_spread_as_a_whole_model_is(schedule, inside, remat) -> N
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_layers_written_out_and_many_parts(schedule: str) -> None:
     """Parts of as many layers each, and of sizes as given, some with none."""
-    parts = 2 * OWN_CHUNKS.get(schedule, 1)
+    parts = 2 * DEFAULT_CHUNKS.get(schedule, 1)
     layers = {"num_layers": 8, "dropout": 0.1, "micro_batches": 4}
     layout = Layout(pp=2, tp=2, schedule=schedule)
     hold(layout, scan_layers=False, **layers)
