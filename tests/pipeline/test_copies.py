@@ -1,4 +1,4 @@
-"""What the compiled ticks copy: no pool, and no gradients."""
+"""The copies in compiled ticks: no pool and no gradient is copied."""
 
 import re
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from tests.pipeline.test_executor import BATCH, WIDTH, Case, make_arrays, step
 
 
 def copied_in_loops(compiled: Any) -> list[tuple[int, ...]]:
-    """Shapes of what is copied within a loop, at whatever depth."""
+    """Shapes of the copies within loops, at any depth."""
     text = compiled.as_text()
     bodies = dict(re.findall(r"^(?:ENTRY )?%?([\w.\-]+) \(.*?\{\n(.*?)^\}", text, re.M | re.S))
     todo = re.findall(r"\bbody=%?([\w.\-]+)", text)
@@ -45,8 +45,8 @@ def copied_in_loops(compiled: Any) -> list[tuple[int, ...]]:
     ],
     ids=str,
 )
-def test_no_tick_copies_what_is_kept_or_summed(case: Case) -> None:
-    """Neither pools nor parameters nor their gradients, whole: only an activation now and then."""
+def test_no_tick_copies_pools_or_gradients(case: Case) -> None:
+    """No whole pool, parameter or gradient is copied: the largest copy is an activation."""
     arrays = make_arrays(case)
     arguments = arrays._replace(layers=case.held(arrays.layers))
     compiled = step(case).lower(arguments).compile(CPU_OPTIONS)
@@ -55,7 +55,7 @@ def test_no_tick_copies_what_is_kept_or_summed(case: Case) -> None:
 
 
 def make_ticks(choose: Callable) -> Callable:
-    """A forward or a backward at each tick, on a pool and a sum of gradients."""
+    """Ticks with a forward or a backward each, on a pool and a sum of gradients."""
 
     def save(carry: tuple, row: dict) -> tuple:
         x, pool, total = carry
@@ -78,7 +78,7 @@ def make_ticks(choose: Callable) -> Callable:
 
 
 def test_a_switch_would_copy_them() -> None:
-    """What the test above looks for is there in a program that has it."""
+    """A program with a switch has the copies that the test above looks for."""
 
     def switch(carry: tuple, row: dict, save: Callable, back: Callable) -> tuple:
         branches = [lambda c: c, lambda c: save(c, row), lambda c: back(c, row)]

@@ -1,4 +1,4 @@
-"""A small model of its own through every schedule against `jax.grad` on one device."""
+"""A small model in every schedule against `jax.grad` on one device."""
 
 import dataclasses
 import functools
@@ -13,6 +13,7 @@ from contract import TOLERANCES, relative
 from jax import Array, lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+from random_schedules import random_schedule
 
 from jaxptd.collectives import as_varying, copy_to, reduce_from
 from jaxptd.mesh import Axis, Layout, make_mesh
@@ -21,7 +22,6 @@ from jaxptd.pipeline.model import LayerInputs, ModelArrays, ModelFunctions
 from jaxptd.pipeline.placement import rows_of_layers
 from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.schedules import SCHEDULES, make_schedule, to_csv
-from tests.pipeline.test_plan import random_schedule
 
 BATCH, WIDTH, HIDDEN, WORDS = 3, 4, 6, 7
 LAYERS = {"a": P(Axis.PP, None, Axis.TP), "b": P(Axis.PP, Axis.TP)}
@@ -30,7 +30,7 @@ WHOLE = P()
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A schedule, and what runs in it."""
+    """A schedule, and the sizes of the model that it runs."""
 
     schedule: str
     stages: int
@@ -42,7 +42,7 @@ class Case:
 
     def __str__(self) -> str:
         sizes = "+".join(map(str, self.sizes))
-        more = ["again"] * self.recompute + ["unrolled"] * self.unroll + ["tp"] * (self.tp > 1)
+        more = ["recompute"] * self.recompute + ["unrolled"] * self.unroll + ["tp"] * (self.tp > 1)
         name = "table" if self.schedule.endswith(".csv") else self.schedule
         return " ".join([name, f"p{self.stages}", f"m{self.micro_batches}", sizes, *more])
 
@@ -65,7 +65,7 @@ class Case:
         return make_mesh(Layout(pp=self.stages, tp=self.tp))
 
     def held(self, layers: dict[str, Array]) -> dict[str, Array]:
-        """Layers in their rows; what is left over must not be read."""
+        """Layers in their rows; the unused rows are NaN, because nothing may read them."""
         count = len(self.sizes) * max(self.sizes)
         return {
             name: jnp.full((count, *x.shape[1:]), jnp.nan, x.dtype).at[self.rows].set(x)
@@ -108,12 +108,12 @@ def layer(params: dict, inputs: LayerInputs, x: Array, *, tp: bool = False) -> A
 
 
 def head(ends: dict, micro: dict, x: Array) -> Array:
-    """Tied: the table once more."""
+    """The output of tied embeddings."""
     return jnp.sum((x @ ends["table"].T + ends["bias"] - micro["wanted"]) ** 2)
 
 
 def on_one_device(arrays: ModelArrays, through: Callable, last: Callable) -> Any:
-    """The sum of what `last` makes of each micro-batch: every layer in turn, no pipeline."""
+    """The sum of the results of `last` over micro-batches, without a pipeline."""
     total = 0.0
     for i in range(len(arrays.micro["scale"])):
         micro = jax.tree.map(lambda x, i=i: x[i], arrays.micro)
@@ -128,7 +128,7 @@ def on_one_device(arrays: ModelArrays, through: Callable, last: Callable) -> Any
 
 @functools.cache
 def expected(m: int, layers: int) -> tuple[Array, dict, dict]:
-    """Loss and gradients; the schedule does not matter."""
+    """The loss and the gradients on one device, without a schedule."""
     arrays = make_arrays(Case("", 1, m, (layers,)))
 
     def loss(layers: dict, ends: dict) -> Array:
@@ -141,7 +141,7 @@ def expected(m: int, layers: int) -> tuple[Array, dict, dict]:
 
 
 def step(case: Case) -> Callable:
-    """Inputs with layers as they are held -> loss, gradients of layers and of ends."""
+    """A training step: arrays, with layers as held -> loss, gradients of layers, of ends."""
     plan = case.plan
     through = functools.partial(layer, tp=True)
     functions = ModelFunctions(embed, [through], head, places, unroll=case.unroll)
@@ -206,8 +206,8 @@ def test_gradients_are_those_of_one_device(case: Case) -> None:
 
 
 @pytest.mark.parametrize(("seed", "splits"), [(57, False), (173, True)])
-def test_so_they_are_with_any_table(seed: int, splits: bool, tmp_path: Any) -> None:
-    """Also where there are two hops at a tick."""
+def test_gradients_of_a_random_table_too(seed: int, splits: bool, tmp_path: Any) -> None:
+    """In these tables there are ticks with two hops."""
     schedule = random_schedule(seed)
     path = tmp_path / "table.csv"
     path.write_text(to_csv(schedule))
@@ -231,7 +231,7 @@ def test_so_they_are_with_any_table(seed: int, splits: bool, tmp_path: Any) -> N
     ids=str,
 )
 def test_a_forward_pass_with_caches(case: Case, only: int | None) -> None:
-    """Each layer adds up what went into it, and the head's results are added up, any array."""
+    """A layer's cache is the sum of its x; the head's results are summed, here arrays."""
     plan = case.plan.forward_only(only)
     spec = P(Axis.PP)
 

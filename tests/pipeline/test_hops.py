@@ -1,4 +1,4 @@
-"""On which ways results go: between neighbours, on as few hops as bring them all."""
+"""The hops of schedules: between neighbours, and as few as cover all results."""
 
 import itertools
 from collections import defaultdict
@@ -6,18 +6,18 @@ from collections import defaultdict
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_schedules import random_schedule
 
 from jaxptd.pipeline.hops import Hops
 from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.schedules import SCHEDULES, Operation, Schedule, make_schedule
-from tests.pipeline.test_plan import random_schedule
 
 STAGES = [1, 2, 3, 4, 5, 7, 8]
 F, B, W = Operation.F, Operation.B, Operation.W
 
 
 def moved(schedule: Schedule) -> dict[int, set[tuple[int, int]]]:
-    """At each tick the (source, target) of every result that another stage goes on with."""
+    """For each tick the (source, target) of every result that another stage reads."""
     found = defaultdict(set)
     for tick, s, kind, _, chunk in schedule.operations():
         q = schedule.part(s, chunk) + {F: 1, B: -1, W: 0}[kind]
@@ -27,7 +27,7 @@ def moved(schedule: Schedule) -> dict[int, set[tuple[int, int]]]:
 
 
 def known(p: int, *, closed: bool) -> dict[str, set[tuple[int, int]]]:
-    """Every hop there is, on a line or closed a ring. An odd ring's last edge is no pair's."""
+    """Every hop, on a line or a closed ring. The last edge of an odd ring is in no pair."""
     edges = [(s, s + 1) for s in range(p - 1)] + ([(p - 1, 0)] if closed else [])
     paired = edges[:-1] if closed and p % 2 else edges
     both = {
@@ -71,20 +71,20 @@ def hops_of(schedule: Schedule) -> Hops:
 
 @pytest.mark.parametrize("p", STAGES)
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_as_few_hops_as_bring_everything_to_neighbours(name: str, p: int) -> None:
+def test_hops_cover_all_results_and_are_as_few_as_possible(name: str, p: int) -> None:
     for m in (1, 2, p, p + 1, 2 * p, 3 * p):
         hold(make_schedule(name, stages=p, micro_batches=m))
 
 
 @given(st.integers(0, 10**6))
 @settings(max_examples=100)
-def test_of_any_schedule(seed: int) -> None:
+def test_hops_of_a_random_schedule_too(seed: int) -> None:
     hold(random_schedule(seed))
 
 
 @pytest.mark.parametrize("p", STAGES)
-def test_1f1b_goes_within_every_second_pair(p: int) -> None:
-    """Never two hops at a tick; at every tick between the first and the last one."""
+def test_1f1b_alternates_between_even_and_odd_pairs(p: int) -> None:
+    """No tick has two hops."""
     for m in (1, p, 3 * p):
         hops = hops_of(make_schedule("1f1b", stages=p, micro_batches=m))
         assert set(hops.pairs) == {"even", "odd"} if p > 2 else set(hops.pairs) <= {"even"}
@@ -94,8 +94,8 @@ def test_1f1b_goes_within_every_second_pair(p: int) -> None:
 
 
 @pytest.mark.parametrize("p", STAGES)
-def test_gpipe_goes_one_way_after_the_other(p: int) -> None:
-    """Where all stages work."""
+def test_gpipe_has_hops_onward_and_then_back(p: int) -> None:
+    """No tick has two hops; checked where all stages work."""
     hops = hops_of(make_schedule("gpipe", stages=p, micro_batches=2 * p))
     assert all(len(hops.at(tick)) <= 1 for tick in range(hops.ticks))
     if p > 2:
@@ -103,7 +103,7 @@ def test_gpipe_goes_one_way_after_the_other(p: int) -> None:
         assert {hops.at(hops.ticks - 1 - tick) for tick in range(p, 2 * p)} == {("back",)}
 
 
-def test_one_stage_has_nobody_to_send_to() -> None:
+def test_one_stage_has_no_hops() -> None:
     for name in SCHEDULES:
         hops = hops_of(make_schedule(name, stages=1, micro_batches=3))
         assert hops.pairs == hops.taken == {}
@@ -119,7 +119,7 @@ def test_one_stage_has_nobody_to_send_to() -> None:
     ],
 )
 def test_chunks_close_the_ring(p: int, last: dict) -> None:
-    """Between the last stage and the first: what each hop has that it has not on a line."""
+    """With chunks, the hops also join the last stage and the first."""
     closed = hops_of(make_schedule("interleaved", stages=p, micro_batches=2 * p)).pairs
     line = known(p, closed=False)
     assert set(closed) == ({"even"} if p == 2 else set(line))
@@ -128,7 +128,7 @@ def test_chunks_close_the_ring(p: int, last: dict) -> None:
     assert {name: pairs for name, pairs in more.items() if pairs} == both
 
 
-def test_a_v_does_not() -> None:
+def test_a_v_does_not_close_the_ring() -> None:
     for p in STAGES:
         for pairs in hops_of(make_schedule("zb-v", stages=p, micro_batches=2 * p)).pairs.values():
             assert all(abs(source - target) == 1 for source, target in pairs)

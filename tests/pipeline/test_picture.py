@@ -1,4 +1,4 @@
-"""A schedule as text, as a picture and as a trace; files that are written whole or not at all."""
+"""A schedule as text, as a picture and as a trace; files are written all or none."""
 
 import dataclasses
 import importlib.util
@@ -34,7 +34,7 @@ def test_the_text_of_a_small_schedule():
 
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("width", [40, 80, 200])
-def test_a_wide_table_goes_on_below_and_nothing_is_lost(name, width):
+def test_a_wide_table_is_folded_into_blocks_without_loss(name, width):
     schedule = make_schedule(name, stages=4, micro_batches=6)
     blocks = as_text(schedule, width=width).plain.split("\n\n")
     lines = [block.splitlines() for block in blocks]
@@ -50,7 +50,7 @@ def test_a_wide_table_goes_on_below_and_nothing_is_lost(name, width):
         assert all(block[1 + stage].startswith(f"stage {stage} ") for block in lines)
 
 
-def test_what_does_not_fit_is_cut_and_a_line_says_so():
+def test_too_many_ticks_are_left_out_and_counted_in_the_last_line():
     schedule = make_schedule("gpipe", stages=2, micro_batches=400)
     *blocks, last = as_text(schedule, width=80).plain.split("\n\n")
     shown = sum(len(block.splitlines()[0].split()) - 1 for block in blocks)
@@ -59,7 +59,7 @@ def test_what_does_not_fit_is_cut_and_a_line_says_so():
 
 
 @pytest.mark.parametrize("width", [1, 20])
-def test_a_terminal_too_narrow_shows_a_tick_a_block(width):
+def test_a_narrow_terminal_has_one_tick_per_block(width):
     assert as_text(SMALL, width=width).plain.startswith("tick    0")
 
 
@@ -69,7 +69,7 @@ def test_a_table_as_wide_as_the_terminal_is_not_folded():
     assert as_text(SMALL, width=8 + 8 * 3 - 1).plain != whole
 
 
-def test_forward_backward_and_gradients_of_weights_have_their_colours():
+def test_f_b_and_w_have_their_colours():
     text = as_text(V, width=1000)
     colours = {(text.plain[span.start], span.style) for span in text.spans}
     assert colours == {("F", "blue"), ("B", "green"), ("W", "dark_orange"), (".", "dim")}
@@ -96,17 +96,17 @@ def words(svg: bytes) -> list[str]:
     ]
 
 
-def test_a_picture_says_what_it_shows():
+def test_a_picture_has_a_title_labels_and_numbers():
     found = Counter(words(render(V, "out.svg")))
     title = "zb-v: 4 stages, 12 micro-batches, 2 chunks a stage, 75 ticks, bubble 0.0%"
     named = {title, "tick", "micro-batches held", "forward", "gradient of input"}
     assert named | {"gradient of weights", "darker: a later chunk"} <= set(found)
-    assert found["stage 0"] == found["stage 3"] == 2  # beside the cells, and of the curves
+    assert found["stage 0"] == found["stage 3"] == 2  # at the cells and at the curves
     # Each micro-batch's number: F, B and W of two chunks on four stages; 10 is a tick's, too.
     assert [found[str(i)] for i in (7, 9, 11)] == [24, 24, 24]
 
 
-def test_an_unsplit_backward_is_named_so():
+def test_the_legend_of_an_unsplit_backward():
     found = words(render(SMALL, "out.svg"))
     assert "1f1b: 3 stages, 2 micro-batches, 1 chunk a stage, 8 ticks, bubble 100.0%" in found
     assert "backward" in found
@@ -125,7 +125,7 @@ def test_a_large_picture_has_no_numbers(stages, micro_batches, shown):
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("micro_batches", [8, 60, 101, 130])
 def test_a_number_fits_into_its_cell(name, micro_batches):
-    """A figure of the text is 0.64 of its size wide."""
+    """A digit is 0.64 times as wide as its font size."""
     from matplotlib.figure import Figure
 
     schedule = make_schedule(name, stages=4, micro_batches=micro_batches)
@@ -143,7 +143,7 @@ def test_a_number_fits_into_its_cell(name, micro_batches):
     assert bool(numbers) == (points >= picture.SMALLEST and schedule.table[..., 0].size <= 4000)
 
 
-def test_the_colour_of_a_cell_is_its_operations_and_darker_in_the_second_chunk():
+def test_cells_are_coloured_by_operation_and_darker_in_the_second_chunk():
     rgb = picture._shades(V)
     assert rgb.shape == (4, V.ticks, 3)
     colours: dict[tuple[int, int], set] = {}
@@ -157,13 +157,13 @@ def test_the_colour_of_a_cell_is_its_operations_and_darker_in_the_second_chunk()
         np.testing.assert_allclose(one[operation, 1], one[operation, 0] / 2)
 
 
-def test_a_picture_has_an_ending_that_is_known(tmp_path):
+def test_other_suffixes_than_png_and_svg_are_refused(tmp_path):
     for name in ("out.jpg", "out", ".png"):
         with pytest.raises(UserError, match="use a name that ends in .png or .svg"):
             draw(SMALL, tmp_path / name)
 
 
-def test_without_matplotlib_the_extra_is_named(monkeypatch, tmp_path):
+def test_without_matplotlib_the_message_names_the_extra(monkeypatch, tmp_path):
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name)
@@ -178,7 +178,7 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("schedule", [SMALL, V], ids=["1f1b", "zb-v"])
-def test_a_trace_has_an_event_an_operation_at_its_simulated_time(schedule):
+def test_a_trace_has_an_event_for_each_operation_at_its_simulated_time(schedule):
     durations = Durations(1, 1.5, 0.5)
     timing = simulate(schedule, durations)
     trace = as_trace(schedule, durations)
@@ -218,7 +218,7 @@ def test_a_trace_counts_what_is_held(schedule):
         np.testing.assert_allclose(gone, 1000 * simulate(schedule).end[ends, stage])
 
 
-def test_what_is_held_goes_at_the_end_of_the_last_operation():
+def test_the_counter_drops_at_the_end_of_the_last_operation():
     one = make_schedule("1f1b", stages=1, micro_batches=1)
     events = [e for e in as_trace(one)["traceEvents"] if e["ph"] == "C"]
     assert [(e["ts"], e["args"]["micro-batches"]) for e in events] == [(0, 1), (3000, 0)]
@@ -241,13 +241,13 @@ def test_files_are_written_all_or_none(tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ["old.csv"]
 
 
-def test_a_name_that_no_file_can_have(tmp_path):
+def test_a_name_that_no_file_can_have_is_refused(tmp_path):
     with pytest.raises(UserError, match="cannot write"):
         write({tmp_path / ("x" * 300): b""})
     with pytest.raises(UserError, match="cannot write .: Is a directory"):
         write({Path(): b""})
 
 
-def test_the_bubble_of_a_table_of_ones_own_is_in_its_title():
+def test_the_title_of_a_table_from_a_file():
     mine = dataclasses.replace(SMALL, name="mine.csv")
     assert any(word.startswith("mine.csv: 3 stages") for word in words(render(mine, "x.svg")))

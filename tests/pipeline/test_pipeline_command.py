@@ -1,4 +1,4 @@
-"""`python -m jaxptd.pipeline`: what it prints and writes, and what it says of bad input."""
+"""`python -m jaxptd.pipeline`: its output, its files, and its messages about bad input."""
 
 import json
 import subprocess
@@ -27,7 +27,7 @@ def wide(monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
 
 
-def test_text_is_the_table_and_its_cost(capsys, wide):
+def test_it_prints_the_table_and_its_costs(capsys, wide):
     main([*SIZES, "--schedule", "1f1b"])
     out = capsys.readouterr().out
     schedule = make_schedule("1f1b", stages=4, micro_batches=8)
@@ -44,13 +44,13 @@ def test_text_is_the_table_and_its_cost(capsys, wide):
     ]
 
 
-def test_1f1b_is_what_there_is_without_a_word(capsys):
+def test_the_default_is_1f1b(capsys):
     assert numbers(capsys)["schedule"] == "1f1b"
 
 
 def test_json_has_the_numbers(capsys):
     found = numbers(capsys, "--schedule", "interleaved", "--virtual-stages", "3")
-    assert 27 < found.pop("time_as_run") <= 54 * 2 / 3  # at most a backward's time a tick
+    assert 27 < found.pop("time_as_run") <= 54 * 2 / 3  # at most a backward's time per tick
     assert found == {
         "schedule": "interleaved",
         "stages": 4,
@@ -68,7 +68,7 @@ def test_json_has_the_numbers(capsys):
     }
 
 
-def test_where_there_is_no_formula_there_is_none(capsys, wide):
+def test_without_a_formula_there_is_a_dash(capsys, wide):
     argv = ["--schedule", "interleaved", "--stages", "4", "--micro-batches", "7"]
     main([*argv, "--json"])
     found = json.loads(capsys.readouterr().out)
@@ -86,7 +86,7 @@ def test_durations_change_the_times(capsys):
     assert found["ticks"] == 27
 
 
-def test_compare_has_a_line_a_schedule(capsys, wide):
+def test_compare_has_a_line_for_each_schedule(capsys, wide):
     main([*SIZES, "--compare", "--schedule", "interleaved", "--virtual-stages", "3"])
     lines = capsys.readouterr().out.splitlines()
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "│" in line]
@@ -102,7 +102,7 @@ def test_compare_as_json(capsys):
     assert found[1] == numbers(capsys, "--schedule", "gpipe")
 
 
-def test_compare_a_table_of_ones_own(capsys, tmp_path):
+def test_compare_with_a_table_from_a_file(capsys, tmp_path):
     path = tmp_path / "m.csv"
     main([*SIZES, "--schedule", "zb-h1", "--csv", str(path), "--json"])
     capsys.readouterr()
@@ -114,7 +114,7 @@ def test_compare_a_table_of_ones_own(capsys, tmp_path):
     assert (mine["bubble"], mine["held"]) == (same["bubble"], same["held"])
 
 
-def test_files(capsys, tmp_path):
+def test_it_writes_files(capsys, tmp_path):
     paths = {name: tmp_path / f"out.{name}" for name in ("svg", "json", "csv")}
     files = ["--picture", paths["svg"], "--trace", paths["json"], "--csv", paths["csv"]]
     durations = ["--durations", "1", "2", "1"]

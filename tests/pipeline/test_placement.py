@@ -1,4 +1,4 @@
-"""Which layers a part has, and where they lie in the stages' stacks."""
+"""The layers of each part, and their rows in the stages' stacks."""
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ from jaxptd.pipeline.schedules import SCHEDULES, make_schedule
 
 
 def stacks(name: str, p: int, sizes: tuple[int, ...]) -> list[list[int | None]]:
-    """The layers of each stage's stack, None where there is none."""
+    """The layers of each stage's stack by row; None for an unused row."""
     schedule = make_schedule(name, stages=p, micro_batches=2)
     rows, depth = rows_of_layers(schedule, sizes), schedule.chunks * max(sizes)
     assert len(set(rows)) == sum(sizes)
@@ -26,11 +26,11 @@ def test_megatrons_eight_layers_on_two_stages_of_two_chunks() -> None:
     assert stacks("interleaved", 2, sizes) == [[0, 1, 4, 5], [2, 3, 6, 7]]
 
 
-def test_a_v_goes_down_and_up_again() -> None:
+def test_the_stacks_of_a_v() -> None:
     assert stacks("zb-v", 2, part_sizes(8, 4)) == [[0, 1, 6, 7], [2, 3, 4, 5]]
 
 
-def test_smaller_parts_leave_rows_over() -> None:
+def test_smaller_parts_leave_rows_unused() -> None:
     assert stacks("1f1b", 3, (1, 3, 2)) == [[0, None, None], [1, 2, 3], [4, 5, None]]
     assert stacks("interleaved", 2, (1, 2, 0, 1)) == [[0, None, None, None], [1, 2, 3, None]]
     assert stacks("zb-v", 2, (2, 1, 1, 0)) == [[0, 1, None, None], [2, None, 3, None]]
@@ -48,12 +48,12 @@ def test_smaller_parts_leave_rows_over() -> None:
         (8, 3, (3, 3, 2)),
     ],
 )
-def test_the_middle_first_then_the_first_and_never_more_for_the_last(layers, parts, sizes) -> None:
+def test_the_remainder_goes_to_the_middle_then_to_the_first_part(layers, parts, sizes) -> None:
     assert part_sizes(layers, parts) == sizes
 
 
 @given(st.integers(1, 12), st.integers(0, 40))
-def test_as_even_as_can_be(parts: int, more: int) -> None:
+def test_sizes_are_as_equal_as_possible(parts: int, more: int) -> None:
     sizes = part_sizes(parts + more, parts)
     assert sum(sizes) == parts + more
     assert len(sizes) == parts
@@ -63,7 +63,7 @@ def test_as_even_as_can_be(parts: int, more: int) -> None:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_every_layer_has_a_row_of_its_own(name: str) -> None:
+def test_no_two_layers_have_the_same_row(name: str) -> None:
     for p, seed in ((1, 0), (2, 1), (3, 2), (4, 3)):
         parts = make_schedule(name, stages=p, micro_batches=1).parts
         stacks(name, p, tuple(1 + (seed + part * part) % 3 for part in range(parts)))
@@ -76,7 +76,7 @@ def test_sizes_may_be_given() -> None:
 @pytest.mark.parametrize(
     ("given", "parts"), [([3, 3], 3), ([3, 2, 2], 3), ([7, -1], 2), ([2, 2, 2, 0], 3)]
 )
-def test_sizes_that_cannot_be(given: list[int], parts: int) -> None:
+def test_impossible_sizes_are_refused(given: list[int], parts: int) -> None:
     words = f"use {parts} numbers, one for each part .* that add up to model.num_layers=6"
     with pytest.raises(UserError, match=words) as caught:
         part_sizes(6, parts, given)
@@ -84,7 +84,7 @@ def test_sizes_that_cannot_be(given: list[int], parts: int) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_too_few_layers() -> None:
+def test_too_few_layers_are_refused() -> None:
     words = "model.num_layers=3 leaves some of the pipeline's 4 parts .* empty; use more layers"
     with pytest.raises(UserError, match=words) as caught:
         part_sizes(3, 4)

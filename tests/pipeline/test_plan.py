@@ -1,16 +1,16 @@
-"""Every plan replayed, tick by tick, with values that say what they are."""
+"""Plans, replayed tick by tick with values that name themselves."""
 
 import dataclasses
 import itertools
 import random
 from collections import Counter
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_schedules import random_schedule
 
 from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.schedules import SCHEDULES, Operation, Schedule, check, make_schedule
@@ -22,7 +22,7 @@ LOOPS = ("embed", "forward", "head", "backward", "unembed", "weight")
 
 
 def sizes_of(schedule: Schedule, seed: int = 0) -> tuple[int, ...]:
-    """Layers of each part: of seed 0 as many everywhere, else different ones, some of them none."""
+    """Layers of each part: 2 for seed 0, else random ones, some of them 0."""
     draw = random.Random(f"{seed} {schedule.parts}")
     sizes = [2 if seed == 0 else draw.randrange(4) for _ in range(schedule.parts)]
     return (*sizes[:-1], max(1, sizes[-1]))
@@ -30,11 +30,13 @@ def sizes_of(schedule: Schedule, seed: int = 0) -> tuple[int, ...]:
 
 @cache
 def plans(name: str, p: int) -> list[Plan]:
-    """Of 1 to 3p micro-batches, with and without running layers again."""
+    """Plans of 1 to 3p micro-batches, with and without recomputation."""
     found = []
     for m in range(1, 3 * p + 1):
         schedule = make_schedule(name, stages=p, micro_batches=m)
-        found += [Plan(schedule, sizes_of(schedule, m % 2), again) for again in (False, True)]
+        found += [
+            Plan(schedule, sizes_of(schedule, m % 2), recompute) for recompute in (False, True)
+        ]
     return found
 
 
@@ -43,7 +45,7 @@ def plans(name: str, p: int) -> list[Plan]:
 
 @dataclasses.dataclass
 class Stay:
-    """A value in a slot, from the moment it is written to when it is last read."""
+    """A value in a slot, from the time when it is written to the time when it is last read."""
 
     pool: str
     stage: int
@@ -53,10 +55,10 @@ class Stay:
 
 
 class Replay:
-    """Carries a plan out on values that are words: which, of which part and micro-batch.
+    """Runs a plan on values that are tuples: (name, part, micro-batch).
 
-    ("x", q, i) goes into part q, ("dx", q, i) is its gradient, those of part V*p what comes out of
-    the last. Moments are two a tick: while it runs, and while its results are put away.
+    ("x", q, i) is the input of part q and ("dx", q, i) its gradient; q = V*p is the output of the
+    last part. A tick has two times: when its operation runs, and when its result is stored.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -91,7 +93,7 @@ class Replay:
             self.write("mail", (s, row["keep"]), result)
         for name in [name for name in hops.pairs if hops.taken[name][tick]]:
             left = {s: self.slots["mail", s, row["keep"]].value for s, row in enumerate(rows)}
-            assert left == dict(enumerate(results)), "overwritten before all hops have taken it"
+            assert left == dict(enumerate(results)), "overwritten before all hops were sent"
             source_of = {target: source for source, target in hops.pairs[name]}
             for s, row in enumerate(rows):
                 self.trips[f"hop_{name}"] += 1
@@ -99,7 +101,7 @@ class Replay:
                 self.write("mail", (s, row[f"in_{name}"]), arrived)
 
     def work(self, s: int, row: dict[str, int], cell: np.ndarray) -> tuple:
-        """What a stage does, as the loops of the executor do it; -> what it puts away."""
+        """Runs the operation of a stage, as the executor's loops do, and returns its result."""
         operation, i, chunk = Operation(cell[0]), int(cell[1]), int(cell[2])
         q, count = self.schedule.part(s, chunk), self.schedule.parts
         runs = {name for name in LOOPS if row[name]}
@@ -114,33 +116,33 @@ class Replay:
         assert row["layer"] == sum(self.plan.sizes[:q])
         assert row["layers"] == self.plan.sizes[q]
         mail, saved, between = ((s, row[name]) for name in ("read", "saved", "between"))
-        layers, again = self.plan.sizes[q], self.plan.recompute
+        layers, recompute = self.plan.sizes[q], self.plan.recompute
         if operation == F:
             self.trips["forward_layers"] += layers
             if q == 0:
                 self.write("mail", mail, ("x", 0, i))
             self.read("mail", mail, ("x", q, i))
-            if self.plan.trains and not again:
-                self.write("saved", saved, ("kept", q, i))
+            if self.plan.trains and not recompute:
+                self.write("saved", saved, ("saved", q, i))
             return ("x", q + 1, i) if self.plan.trains or q + 1 < count else NOTHING
         if operation == W:
             self.trips["weight_layers"] += layers
-            self.read("saved", saved, ("kept", q, i))
+            self.read("saved", saved, ("saved", q, i))
             self.read("between", between, ("between", q, i))
             return ("unused",)
         self.trips["backward_layers"] += layers
         self.read("mail", mail, ("x", count, i) if q + 1 == count else ("dx", q + 1, i))
-        if again:
+        if recompute:
             self.trips["recompute_layers"] += layers
             self.read("mail", (s, row["input"]), ("x", q, i))
-            self.write("saved", saved, ("kept", q, i))
-        self.read("saved", saved, ("kept", q, i))
+            self.write("saved", saved, ("saved", q, i))
+        self.read("saved", saved, ("saved", q, i))
         if self.schedule.splits:
             self.write("between", between, ("between", q, i))
         return ("dx", q, i) if q else NOTHING
 
     def expected(self, operation: Operation, q: int) -> set[str]:
-        """The loops that have to run."""
+        """The loops that must run."""
         ends = {"head"} if q == self.schedule.parts - 1 else set()
         found = {
             Operation.IDLE: set(),
@@ -150,8 +152,8 @@ class Replay:
         }[operation]
         return found if self.plan.trains or operation != F else found | ends
 
-    def crowd(self, pool: str) -> int:
-        """The most that is there at one moment on a stage."""
+    def most(self, pool: str) -> int:
+        """The most values that wait in a pool at one time, over stages."""
         most = 0
         for s in range(self.schedule.stages):
             come, go = Counter(), Counter()
@@ -165,14 +167,14 @@ class Replay:
 
 
 def hold(plan: Plan) -> None:
-    """All is done once on what it needs, in no more slots than values wait at once."""
+    """Checks that every operation runs once on its inputs, in as few slots as possible."""
     replay, schedule = Replay(plan), plan.schedule
     kinds = ([F, B] if plan.trains else [F]) + [W] * schedule.splits
     todo = np.ndindex(schedule.parts, schedule.micro_batches)
     assert replay.done == Counter((kind, *which) for which in todo for kind in kinds)
     for pool in ("mail", "saved", "between"):
-        assert plan.slots[pool] == replay.crowd(pool), pool
-    none = {f"{name}_layers" for name in ("embed", "head", "unembed")}  # they have no layers
+        assert plan.slots[pool] == replay.most(pool), pool
+    none = {f"{name}_layers" for name in ("embed", "head", "unembed")}  # without layers
     trips = {name: n for name, n in plan.trips.items() if n and name not in none}
     assert trips == +replay.trips
     forms = {(column.dtype.name, column.shape) for column in plan.columns.values()}
@@ -184,13 +186,13 @@ def hold(plan: Plan) -> None:
 
 @pytest.mark.parametrize("p", STAGES)
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_every_plan_can_be_carried_out_in_as_few_slots_as_can_be(name: str, p: int) -> None:
+def test_every_plan_can_run_in_as_few_slots_as_possible(name: str, p: int) -> None:
     for plan in plans(name, p):
         hold(plan)
 
 
 def held(schedule: Schedule) -> int:
-    """The most that a stage holds, in parts: from F to its last operation."""
+    """The most activations that a stage holds, each from F to its last operation."""
     operation = schedule.table[..., 0]
     last = W if schedule.splits else B
     return int(((operation == F).astype(int) - (operation == last)).cumsum(0).max())
@@ -198,8 +200,8 @@ def held(schedule: Schedule) -> int:
 
 @pytest.mark.parametrize("p", STAGES)
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_what_is_kept_is_what_the_schedule_holds(name: str, p: int) -> None:
-    """Where layers run again, of one part only, but until its W where backward is split."""
+def test_as_many_slots_are_saved_as_the_schedule_holds(name: str, p: int) -> None:
+    """With recomputation one slot is saved, unless backward is split: then until W."""
     for plan in plans(name, p):
         m, schedule = plan.schedule.micro_batches, plan.schedule
         if not plan.recompute:
@@ -211,11 +213,11 @@ def test_what_is_kept_is_what_the_schedule_holds(name: str, p: int) -> None:
         assert (plan.slots["between"] > 0) == schedule.splits
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_1f1b_needs_no_more_slots_for_more_micro_batches(again: bool) -> None:
+@pytest.mark.parametrize("recompute", [False, True])
+def test_1f1b_needs_no_more_slots_for_more_micro_batches(recompute: bool) -> None:
     for p in STAGES:
         sizes = [{"stages": p, "micro_batches": m} for m in (p, p + 1, 4 * p, 8 * p)]
-        slots = [Plan(make_schedule("1f1b", **size), (1,) * p, again).slots for size in sizes]
+        slots = [Plan(make_schedule("1f1b", **size), (1,) * p, recompute).slots for size in sizes]
         assert slots == slots[:1] * 4
 
 
@@ -223,7 +225,7 @@ def test_1f1b_needs_no_more_slots_for_more_micro_batches(again: bool) -> None:
 
 
 def orders(schedule: Schedule, count: int) -> list[list[tuple[int, int]]]:
-    """(part, micro-batch) of each stage's forward operations."""
+    """The (part, micro-batch)s of each stage's forward operations, in order."""
     return [
         [(schedule.part(s, c), i) for kind, i, c in column if kind == F and i < count]
         for s, column in enumerate(schedule.table.swapaxes(0, 1).tolist())
@@ -231,7 +233,7 @@ def orders(schedule: Schedule, count: int) -> list[list[tuple[int, int]]]:
 
 
 def shortest(of_stages: list[list[tuple[int, int]]]) -> int:
-    """Ticks: the longest way through what waits for what."""
+    """The fewest ticks for this order: the longest chain of dependences."""
     before = {b: a for order in of_stages for a, b in itertools.pairwise(order)}
 
     @cache
@@ -245,7 +247,7 @@ def shortest(of_stages: list[list[tuple[int, int]]]) -> int:
 
 @pytest.mark.parametrize("p", STAGES)
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_forward_pass_keeps_the_order_and_is_as_short_as_can_be(name: str, p: int) -> None:
+def test_a_forward_pass_keeps_the_order_and_is_as_short_as_possible(name: str, p: int) -> None:
     for plan in plans(name, p)[:: 2 if p < 8 else 6]:
         every = plan.schedule.micro_batches
         for count in sorted({1, (every + 1) // 2, every}):
@@ -263,38 +265,11 @@ def test_a_forward_pass_keeps_the_order_and_is_as_short_as_can_be(name: str, p: 
 # ---- any schedule -------------------------------------------------------------------------------
 
 
-def random_schedule(seed: int) -> Schedule:
-    """Of random sizes: at each tick each stage does something that it can, or nothing."""
-    draw = random.Random(seed)
-    placement: Any = draw.choice(["loop", "v"])
-    p, m = draw.randint(1, 5), draw.randint(1, 5)
-    chunks = 2 if placement == "v" else draw.randint(1, 3)
-    empty = Schedule("random", p, m, chunks, placement, np.zeros((0, p, 3), np.int32))
-    kinds = draw.choice([[F, B], [F, B, W]])
-    lazy, prefer = draw.choice([0.0, 0.3, 0.7]), {kind: draw.random() for kind in kinds}
-    todo = {(kind, q, i) for kind in kinds for q in range(empty.parts) for i in range(m)}
-    done: set[tuple[Operation, int, int]] = set()
-    rows = []
-    while todo:
-        row, now = [(0, 0, 0)] * p, []
-        for s in range(p):
-            mine = [cell for cell in sorted(todo) if empty.where(cell[1])[0] == s]
-            able = [c for c in mine if {(*n, c[2]) for n in empty.needs(*c[:2])} <= done]
-            if able and draw.random() >= lazy:
-                kind, q, i = max(able, key=lambda cell: prefer[cell[0]] + draw.random() / 2)
-                row[s] = (int(kind), i, empty.where(q)[1])
-                now.append((kind, q, i))
-        todo -= set(now)
-        done |= set(now)
-        rows.append(row)
-    return dataclasses.replace(empty, table=np.array(rows, np.int32))
-
-
 @given(st.integers(0, 10**6), st.integers(0, 3), st.booleans())
 @settings(max_examples=150)
-def test_the_plan_of_any_schedule_can_be_carried_out(seed: int, sizes: int, again: bool) -> None:
+def test_the_plan_of_a_random_schedule_can_run(seed: int, sizes: int, recompute: bool) -> None:
     schedule = random_schedule(seed)
     check(schedule)
-    plan = Plan(schedule, sizes_of(schedule, sizes), again)
+    plan = Plan(schedule, sizes_of(schedule, sizes), recompute)
     hold(plan)
     hold(plan.forward_only())

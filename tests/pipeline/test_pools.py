@@ -1,4 +1,4 @@
-"""Slots of pools against numpy; loops of no trip or one, and that nothing is taken out of them."""
+"""Slots of pools against numpy; loops of zero trips or one, out of which XLA moves nothing."""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,7 +31,7 @@ def tree(*lead: int, seed: int = 0) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     return {
         "a": rng.standard_normal((*lead, 2, 3)).astype(np.float32),
-        "b": [rng.integers(0, 9, lead).astype(np.int32)],  # nothing but slots
+        "b": [rng.integers(0, 9, lead).astype(np.int32)],  # each slot is a number
     }
 
 
@@ -85,21 +85,21 @@ def test_zeros_vary_as_the_array_and_over_stages() -> None:
     np.testing.assert_array_equal(found, want)
 
 
-# ---- loops of no trip or one --------------------------------------------------------------------
+# ---- loops of zero trips or one -----------------------------------------------------------------
 
 TICKS = np.array([[1, 0, 0, 1], [0, 0, 1, 1], [0, 0, 0, 0], [1, 1, 1, 1], [0, 1, 0, 0]], np.int32)
 
 
 def careless(name: str, carry: Any, row: dict, body: Callable) -> Any:
-    """A loop as anybody would write it."""
+    """A loop as one would write it without regard to loop-invariant code."""
     with jax.named_scope(name):
         return lax.fori_loop(0, row[name], lambda i, carry: body(carry, row), carry)
 
 
 def make_run(loop: Callable) -> Callable:
-    """-> [stage, group of tp, sum]: the sum over tp of 10 t + number of w at all ticks t taken.
+    """A scan over `TICKS` that adds the sum over tp of 3 * w[1] at each tick that a stage takes.
 
-    A tick reads a weight that is the same at each, and brings its sum over tp.
+    The weight is the same at every tick: without care XLA moves the sum out of the loop.
     """
 
     def body(w: Array) -> Array:
@@ -121,14 +121,14 @@ W = np.arange(2.0 * STAGES * OTHERS * 3, dtype=np.float32).reshape(2 * STAGES, O
 
 
 @pytest.mark.parametrize("loop", [loop, careless])
-def test_a_loop_runs_where_it_is_to_run(loop: Callable) -> None:
-    """Once or not at all, as each stage's number says, with sums over tp within."""
+def test_a_loop_runs_zero_times_or_once(loop: Callable) -> None:
+    """By each stage's number, with a sum over tp in its body."""
     found = np.asarray(make_run(loop)(W))
     np.testing.assert_array_equal(found[:, 0], 3 * TICKS.sum(0)[:, None] * W[1::2].sum(1))
 
 
 def sums(loop: Callable) -> int:
-    """How often the compiled program brings sums over tp, on all stages together."""
+    """The number of sums over tp in the compiled program, over all stages."""
     text = make_run(loop).lower(W).compile().as_text()
     sizes = {str(axis): size for axis, size in MESH.shape.items()}
     found = list(collectives_from_hlo(text, sizes, {"some": int(TICKS.sum())}))
@@ -136,11 +136,11 @@ def sums(loop: Callable) -> int:
     return found[0].count
 
 
-def test_nothing_is_taken_out_of_a_loop() -> None:
-    """What is the same at all ticks too, collectives above all, is run by those who need it."""
+def test_xla_moves_nothing_out_of_a_loop() -> None:
+    """Loop-invariant collectives too run only on the stages and ticks that need them."""
     assert sums(loop) == TICKS.sum()
 
 
-def test_it_would_be_out_of_a_careless_one() -> None:
-    """XLA runs it on every stage, needed or not."""
+def test_xla_moves_the_sum_out_of_a_careless_loop() -> None:
+    """It then runs on every stage, needed or not."""
     assert sums(careless) != TICKS.sum()

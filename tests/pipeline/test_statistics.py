@@ -1,4 +1,4 @@
-"""Bubble, memory and messages: counted against formulas, and both against the papers' numbers."""
+"""Bubble, memory, messages and time: simulated against formulas and the papers' numbers."""
 
 import dataclasses
 import itertools
@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jaxptd.errors import UserError
+from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.schedules import SCHEDULES, Schedule, make_schedule, read_csv
 from jaxptd.pipeline.statistics import (
     Durations,
@@ -15,13 +16,14 @@ from jaxptd.pipeline.statistics import (
     expected_peak,
     held,
     idle_ticks,
+    makespan,
     messages,
     peak,
     simulate,
 )
 from tests.pipeline.test_schedules import STAGES, all_sizes
 
-# Equal; as transformers have it, W below F below B; a very short W.
+# Equal; W < F < B, as of transformers; a very short W.
 DURATIONS = [Durations(), Durations(1.0, 1.25, 0.75), Durations(3, 2, 2), Durations(1, 1, 0.125)]
 
 
@@ -31,10 +33,10 @@ def from_text(tmp_path, text: str) -> Schedule:
     return read_csv(path)
 
 
-# --- The simulation
+# ---- the simulation -----------------------------------------------------------------------------
 
 
-def test_an_operation_starts_when_its_stage_is_free_and_its_inputs_are_there(tmp_path):
+def test_an_operation_starts_when_its_stage_and_its_inputs_are_ready(tmp_path):
     schedule = from_text(tmp_path, "F0,F1,,B0,,B1\n,F0,B0,F1,B1,\n")
     timing = simulate(schedule, Durations(1, 2, 1))  # a backward takes 2 + 1
     assert timing.start.T.tolist() == [[0, 1, 0, 5, 0, 9], [0, 1, 2, 5, 6, 0]]
@@ -45,13 +47,13 @@ def test_an_operation_starts_when_its_stage_is_free_and_its_inputs_are_there(tmp
     assert timing.idle == 1 - 8 / 12
 
 
-def test_a_chunk_takes_its_share_and_a_split_backward_its_own_time(tmp_path):
+def test_a_chunk_takes_its_share_and_b_and_w_their_own_times(tmp_path):
     schedule = from_text(tmp_path, "placement,v\nF0.0,F0.1,B0.1,W0.1,B0.0,W0.0\n")
     timing = simulate(schedule, Durations(2, 4, 8))
     assert timing.end[:, 0].tolist() == [1, 2, 4, 8, 10, 14]
 
 
-def test_the_bubble_is_that_of_the_stage_that_pauses_most(tmp_path):
+def test_the_bubble_is_the_largest_of_all_stages(tmp_path):
     schedule = from_text(tmp_path, "F0,,,B0\n,F0,B0,\n")
     assert bubble(schedule) == pytest.approx(3 / 3)
     assert idle_ticks(schedule) == 4 / 8
@@ -59,7 +61,7 @@ def test_the_bubble_is_that_of_the_stage_that_pauses_most(tmp_path):
 
 @pytest.mark.parametrize("p", STAGES)
 @pytest.mark.parametrize("durations", DURATIONS)
-def test_how_long_a_step_takes(durations, p):
+def test_the_time_of_a_step(durations, p):
     whole = sum(durations)
     for name in ("gpipe", "1f1b", "interleaved"):
         for schedule in all_sizes(name, p):
@@ -72,17 +74,17 @@ def test_how_long_a_step_takes(durations, p):
 
 
 @pytest.mark.parametrize("bad", [(0, 1, 1), (1, -1, 1), (1, 1, float("nan")), (float("inf"), 1, 1)])
-def test_durations_are_numbers_above_0(bad):
+def test_other_durations_than_positive_numbers_are_refused(bad):
     with pytest.raises(UserError, match="durations F, B, W = .*: use numbers from 1e-9 to 1e9"):
         simulate(make_schedule("1f1b", stages=2, micro_batches=2), Durations(*bad))
 
 
-# --- The bubble
+# ---- the bubble ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("p", STAGES)
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_the_bubble_is_that_of_the_formula(name, p):
+def test_the_bubble_equals_its_formula(name, p):
     enough = {"zb-h1": p, "zb-h2": 2 * p - 1, "zb-v": 2 * p - 1}.get(name, 1)
     for schedule in all_sizes(name, p):
         m = schedule.micro_batches
@@ -114,13 +116,13 @@ def test_the_bubble_of_4_stages_and_8_micro_batches(name, chunks, expected):
     assert bubble(schedule, durations) == pytest.approx(expected)
 
 
-def test_there_is_no_formula_where_the_gradient_of_weights_takes_longest():
+def test_there_is_no_formula_if_w_takes_longer_than_f_or_b():
     for name, durations in itertools.product(("zb-h1", "zb-h2"), ((1, 1, 1.5), (1, 2, 1.5))):
         schedule = make_schedule(name, stages=4, micro_batches=8)
         assert expected_bubble(schedule, Durations(*durations)) is None
 
 
-def test_there_is_no_formula_for_a_table_of_ones_own():
+def test_there_is_no_formula_for_a_table_from_a_file():
     schedule = make_schedule("1f1b", stages=2, micro_batches=2)
     mine = dataclasses.replace(schedule, name="mine.csv")
     assert expected_bubble(mine) is None
@@ -128,7 +130,7 @@ def test_there_is_no_formula_for_a_table_of_ones_own():
     assert bubble(mine) == bubble(schedule)
 
 
-def test_splitting_backward_makes_a_step_shorter_in_order_of_the_papers():
+def test_the_times_of_a_step_are_in_the_order_of_the_papers():
     times = {
         name: simulate(make_schedule(name, stages=4, micro_batches=8)).makespan
         for name in SCHEDULES
@@ -138,21 +140,21 @@ def test_splitting_backward_makes_a_step_shorter_in_order_of_the_papers():
         "1f1b": 33,
         "interleaved": 28.5,
         "zb-h1": 27,
-        "zb-h2": 27,  # its stages end one after the other, none pauses
+        "zb-h2": 27,  # no stage pauses, but they end one after the other
         "zb-v": 25.5,
     }
 
 
-# --- Memory
+# ---- memory -------------------------------------------------------------------------------------
 
 
-def test_held_from_forward_to_backward(tmp_path):
+def test_activations_are_held_from_f_to_b(tmp_path):
     schedule = from_text(tmp_path, "F0,F1,,B0,,B1\n,F0,B0,F1,B1,\n")
     assert held(schedule).T.tolist() == [[1, 2, 2, 2, 1, 1], [0, 1, 1, 1, 1, 0]]
     assert peak(schedule).tolist() == [2, 1]
 
 
-def test_held_until_the_gradient_of_weights_where_that_is_split_off(tmp_path):
+def test_activations_are_held_from_f_to_w_if_backward_is_split(tmp_path):
     schedule = from_text(tmp_path, "placement,v\nF0.0,F0.1,B0.1,W0.1,B0.0,W0.0\n")
     assert held(schedule)[:, 0].tolist() == [1, 2, 2, 2, 1, 1]
     assert peak(schedule).tolist() == [1]
@@ -160,7 +162,7 @@ def test_held_until_the_gradient_of_weights_where_that_is_split_off(tmp_path):
 
 @pytest.mark.parametrize("p", STAGES)
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_the_peak_is_that_of_the_formula(name, p):
+def test_the_peak_equals_its_formula(name, p):
     for schedule in all_sizes(name, p):
         expected = expected_peak(schedule)
         if name == "interleaved" and schedule.micro_batches % p:
@@ -186,19 +188,58 @@ def test_the_peak_of_4_stages_and_8_micro_batches(name, chunks, expected):
 
 
 @pytest.mark.parametrize(("p", "V"), [(2, 2), (4, 2), (4, 3), (8, 4)])
-def test_interleaving_takes_more_memory_by_the_papers_factor(p, V):
-    """Narayanan et al.: 1 + (p-1)/(pV) times that of 1F1B, on the first stage."""
+def test_interleaving_takes_more_memory_by_the_factor_of_the_paper(p, V):
+    """Narayanan et al.: on the first stage, 1 + (p-1)/(pV) times the memory of 1F1B."""
     schedule = make_schedule("interleaved", stages=p, micro_batches=4 * p, virtual_stages=V)
     assert peak(schedule)[0] == pytest.approx(p * (1 + (p - 1) / (p * V)))
 
 
-# --- Messages
+# ---- messages -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("p", STAGES)
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_messages(name, p):
+def test_the_number_of_messages(name, p):
     for schedule in all_sizes(name, p):
         m, V = schedule.micro_batches, schedule.chunks
-        crossings = 2 * p - 2 if name == "zb-v" else p * V - 1  # a v turns on the last stage
+        crossings = (
+            2 * p - 2 if name == "zb-v" else p * V - 1
+        )  # a v has one message less: at its turn
         assert messages(schedule) == (2 * m * crossings if p > 1 else 0)
+
+
+# ---- stages that wait for each other at hops ----------------------------------------------------
+
+RUN_SIZES = [(2, 4), (4, 8), (5, 10), (8, 32)]
+
+
+def plan(name: str, stages: int, micro_batches: int) -> Plan:
+    schedule = make_schedule(name, stages=stages, micro_batches=micro_batches)
+    return Plan(schedule, (1,) * schedule.parts)
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), RUN_SIZES)
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb-h1", "zb-v"])
+def test_waiting_at_hops_takes_no_time(name: str, stages: int, micro_batches: int) -> None:
+    each = plan(name, stages, micro_batches)
+    assert makespan(each) == pytest.approx(simulate(each.schedule).makespan)
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), RUN_SIZES)
+def test_with_1f1b_waiting_takes_no_time_whatever_backward_takes(stages, micro_batches) -> None:
+    each, durations = plan("1f1b", stages, micro_batches), Durations(1.0, 1.7, 0.6)
+    want = (micro_batches + stages - 1) * sum(durations)
+    assert makespan(each, durations) == pytest.approx(want)
+
+
+def test_interleaved_waits_for_the_longest_operation() -> None:
+    """Nearly every tick takes as long as a backward, though half of the operations are F."""
+    each = plan("interleaved", 4, 8)
+    assert simulate(each.schedule).makespan == 28.5
+    assert makespan(each) == 34.0
+    alike = Durations(1.0, 0.5, 0.5)  # a forward takes as long as a backward: no waiting
+    assert makespan(each, alike) == pytest.approx(simulate(each.schedule, alike).makespan)
+
+
+def test_one_stage_does_not_wait() -> None:
+    assert makespan(plan("1f1b", 1, 3), Durations(1, 2, 3)) == 18

@@ -1,4 +1,4 @@
-"""Training with a pipeline: any schedule, inside it any other parallelism, equals one device."""
+"""Training in a pipeline, with any schedule and any other parallelism, equals one device."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -20,11 +20,11 @@ from jaxptd.pipeline.schedules import DEFAULT_CHUNKS
 from jaxptd.step import Program, passes
 
 FIVE = {"num_layers": 5, "dropout": 0.1}
-OTHER = FIVE | {"tie_embeddings": False, "documents": "apart"}  # what else a model can be
+OTHER = FIVE | {"tie_embeddings": False, "documents": "apart"}  # the other kinds of models
 
 RING_STEPS: dict[str, Any] = {"tp": 4, "sequence_parallel": True, "collective_matmul": True}
 
-# A schedule without a name: what came last goes back first.
+# A schedule without a name: the last micro-batch is the first to go backward.
 LAST_FIRST = """\
 F0,F1,F2,F3,,,B3,B2,B1,B0
 ,F0,F1,F2,F3,B3,B2,B1,B0
@@ -51,14 +51,14 @@ def test_a_step_equals_one_device(layout: Layout, choice: dict) -> None:
     hold(layout, **choice)
 
 
-def test_a_table_of_ones_own_equals_one_device(tmp_path: Path) -> None:
+def test_a_table_from_a_file_equals_one_device(tmp_path: Path) -> None:
     path = tmp_path / "last-first.csv"
     path.write_text(LAST_FIRST)
     hold(Layout(pp=2, schedule=str(path)), micro_batches=4, **FIVE)
 
 
 def matrix() -> Iterator[Any]:
-    """Every schedule, 2 to 8 stages, on eight devices; an odd number of layers."""
+    """Every schedule with 2 to 8 stages on eight devices, and an odd number of layers."""
     for schedule in SCHEDULES:
         for pp, others in ((2, {"dp": 4}), (2, {"tp": 4}), (4, {"dp": 2}), (4, {"tp": 2}), (8, {})):
             for m in (pp, 2 * pp, 4 * pp):
@@ -67,7 +67,7 @@ def matrix() -> Iterator[Any]:
                 yield case(choice, m, pp=pp, schedule=schedule, **others)
 
 
-def test_layers_of_another_part_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_in_the_wrong_rows_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     found = passes.rows_of_layers
     monkeypatch.setattr(passes, "rows_of_layers", lambda *given: found(*given)[::-1])
     assert report(Layout(pp=5), "float64", **FIVE).wrong
@@ -93,14 +93,14 @@ INSIDE = [
 @pytest.mark.parametrize("remat", ["none", "dots", "attention", "full"])
 @pytest.mark.parametrize("inside", INSIDE, ids=str)
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb-h1", "zb-v"])
-def test_every_stage_is_spread_as_a_whole_model_is(schedule, inside, remat) -> None:
+def test_stages_with_every_other_parallelism_equal_one_device(schedule, inside, remat) -> None:
     hold(Layout(pp=2, schedule=schedule, **inside), remat=remat, micro_batches=4, **OTHER)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_layers_written_out_and_many_parts(schedule: str) -> None:
-    """Parts of as many layers each, and of sizes as given, some with none."""
+def test_unrolled_layers_and_uneven_parts(schedule: str) -> None:
+    """Unrolled layers need equal parts; uneven parts may have no layers."""
     parts = 2 * DEFAULT_CHUNKS.get(schedule, 1)
     layers = {"num_layers": 8, "dropout": 0.1, "micro_batches": 4}
     layout = Layout(pp=2, tp=2, schedule=schedule)
@@ -114,7 +114,7 @@ def test_layers_written_out_and_many_parts(schedule: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_float32_is_held_too(schedule: str) -> None:
+def test_float32_equals_one_device_too(schedule: str) -> None:
     layout = Layout(pp=2, tp=2, sequence_parallel=True, schedule=schedule)
     found = report(layout, "float32", micro_batches=4, **FIVE)
     assert found.wrong == []
@@ -137,7 +137,7 @@ def test_sixteen_and_thirty_two_devices(layout: str, layers: int) -> None:
     hold_in_a_process(layout, num_layers=layers)
 
 
-# ---- beside the step ------------------------------------------------------------------------
+# ---- checkpoints, evaluation, precision -----------------------------------------------------
 
 SPREAD = [
     Layout(pp=3, dp=2, stage_layers=(0, 4, 1)),
@@ -151,16 +151,16 @@ def program(layout: Layout, **choice: Any) -> Program:
 
 
 def numbers(target: Any) -> Any:
-    """Arrays as described, every one with other numbers."""
+    """Arrays of these shapes and shardings, with random numbers."""
     leaves, tree = jax.tree.flatten(target)
     draw = np.random.default_rng(0)
     made = [jax.device_put(draw.normal(size=x.shape).astype(x.dtype), x.sharding) for x in leaves]
     return jax.tree.unflatten(tree, made)
 
 
-def test_checkpoints_know_nothing_of_the_schedule(tmp_path: Path) -> None:
-    """Saved under one, restored under the next, and saved again, to the last bit."""
-    parts = Layout(pp=2, tp=2, schedule="interleaved")  # no padding, another order
+def test_checkpoints_do_not_depend_on_the_schedule(tmp_path: Path) -> None:
+    """A state saved under one layout and restored under the next is the same to the last bit."""
+    parts = Layout(pp=2, tp=2, schedule="interleaved")  # without padding, in another order
     layouts = (Layout(), parts, Layout(pp=3, dp=2, stage_layers=(0, 3, 1)))
     programs = [program(layout, num_layers=4) for layout in layouts]
     checkpoints = Checkpoints(tmp_path, keep=len(programs))
@@ -176,7 +176,7 @@ def test_checkpoints_know_nothing_of_the_schedule(tmp_path: Path) -> None:
         jax.tree.map(np.testing.assert_array_equal, state, expected)
 
 
-def test_an_evaluation_equals_one_devices() -> None:
+def test_an_evaluation_equals_one_device() -> None:
     targets = np.where(np.arange(8) < np.arange(8)[:, None], -1, tiny.batch()["targets"])
     batch = {**tiny.batch(), "targets": targets}
     found = []
@@ -196,7 +196,7 @@ def test_an_evaluation_equals_one_devices() -> None:
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
 def test_bfloat16_keeps_float32_masters_and_sums(schedule: str) -> None:
-    """What goes from tick to tick: sums of gradients in float32, activations in bfloat16."""
+    """Ticks carry sums of gradients in float32 and activations in bfloat16."""
     one = program(Layout(pp=2, dp=2, schedule=schedule), dtype="bfloat16")
     kept = one.states.map(lambda x, _: x, one.abstract_state, lambda x: jnp.float32(0))
     assert {x.dtype for x in jax.tree.leaves(kept)} == {jnp.dtype("float32")}
