@@ -1,4 +1,4 @@
-"""Bytes that a collective sends."""
+"""The bytes that each device sends in a collective."""
 
 import pytest
 

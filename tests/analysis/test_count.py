@@ -1,4 +1,4 @@
-"""Counts collectives of jaxprs: of a layer, between stages, in loops, and of one message."""
+"""Counting collectives in jaxprs: in a layer, between stages, in loops."""
 
 import dataclasses
 
@@ -45,41 +45,43 @@ def test_a_layer_makes_four_gathers_and_four_scatters_under_sequence_parallelism
 
 
 def test_a_layer_makes_ten_rounds_of_hops_with_collective_matmul() -> None:
-    """Two gathers and two scatters, their derivatives, and the two blocks of x once more."""
+    """Two gathers, two scatters and their conjugates; backward gathers both blocks of x again."""
     program = tiny.program(RING_STEPS, micro_batches=1)
     assert by_kind(per_layer(program)) == {PERMUTE: (30, 30 * B_T_D // 4)}
 
 
 @pytest.mark.parametrize(("ring", "hops"), [("zigzag", 9), ("blockwise", 9), ("rsa", 18)])
 def test_a_layer_sends_keys_and_values_round_and_their_gradients_home(ring, hops) -> None:
-    """Over cp nothing else moves: no gather, and no sum of gradients at full length."""
+    """Over cp there is no other collective: no gather, no sum of gradients at full length."""
     program = tiny.program(Layout(cp=4, ring=ring), micro_batches=1)
-    part = 8 * 8 // 4 * 16 * 4  # bytes of a device's k, [B, T/cp, D] in float32
+    block = 8 * 8 // 4 * 16 * 4  # bytes of a device's k, [B, T/cp, D] in float32
     (found,) = [c for c in per_layer(program) if c.kind != ALL_REDUCE]
     # 3 hops of k and v forward, 3 backward, 3 of dk and dv: together, or each on its own in RSA
-    assert found == Collective(PERMUTE, ("cp",), hops, 9 * 2 * part)
+    assert found == Collective(PERMUTE, ("cp",), hops, 9 * 2 * block)
 
 
 def test_between_stages_moves_what_a_message_holds_and_what_is_no_layer_once() -> None:
-    """Over pp alone nothing else but scalars of the norm."""
+    """Over pp alone the only other collectives are scalars of the norm."""
     program = tiny.program(Layout(pp=2, dp=2), **FOUR)
     found = {c.kind: (c.count, c.bytes) for c in count(program) if c.axes == ("pp",)}
     ends = [info for info in program.infos.values() if not info.stacked]
     whole = sum(4 * np.prod(info.shape) for info in ends)
     message = 1 * 8 * 16 * 4  # x[B/dp/M, T, D] in float32
-    # 1F1B, M + p - 1 times: an activation one way, a gradient the other, at the same time.
+    # 1F1B, M + p - 1 times: an activation forward and a gradient backward, at the same time.
     assert found.pop(PERMUTE) == (5, 5 * message)
     assert found.pop(ALL_GATHER) == found.pop(REDUCE_SCATTER) == (len(ends), whole)
-    assert found == {ALL_REDUCE: (2, 8)}  # squares of what tp would cut, and of the rest
+    assert found == {
+        ALL_REDUCE: (2, 8)
+    }  # squares of the parameters that tp would shard, and of the rest
 
 
 def test_gradients_are_one_message_in_the_compiled_program() -> None:
-    """Over dp, and with sequence parallelism one more, over dp and tp, for norms and biases."""
+    """One message over dp; sequence parallelism adds one over dp and tp, for norms and biases."""
     found = {
         (c.kind, c.axes): c.count for c in count_compiled(tiny.program(tiny.SEQUENCE_PARALLEL))
     }
     assert found[ALL_REDUCE, ("dp", "tp")] == 1
-    assert found[ALL_REDUCE, ("dp",)] == 2  # the count of targets comes before, alone
+    assert found[ALL_REDUCE, ("dp",)] == 2  # the number of targets comes first, alone
 
 
 def test_loops_count_as_often_as_they_run_and_size_one_axes_not_at_all() -> None:

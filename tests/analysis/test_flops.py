@@ -1,4 +1,4 @@
-"""FLOPs of single equations."""
+"""The FLOPs of single equations."""
 
 from types import SimpleNamespace
 

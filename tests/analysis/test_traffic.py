@@ -1,4 +1,4 @@
-"""Counted collectives: the jaxpr's, the compiled program's and the formula's are the same."""
+"""The collectives of the jaxpr, of the compiled program and of the formula are the same."""
 
 import dataclasses
 
@@ -55,7 +55,7 @@ MATRIX += [(layout, {"dtype": "bfloat16"}) for layout in GRIDS[2:5]]
 MATRIX += [(Layout(row=2, col=2, attention2d="blocks"), UNEVEN | {"dtype": "bfloat16"})]
 MATRIX += [(Layout(dp=2, row=2, col=2), {"ffn_hidden_size": 27, "documents": "apart"})]
 FOUR = {"num_layers": 4, "micro_batches": 4}
-# Of parts of one layer XLA drops what the layer's second run need not make.
+# More than one layer in a part: XLA drops the end of the second run of a single one.
 EIGHT = FOUR | {"num_layers": 8, "remat": "full"}
 PIPELINES = [
     (Layout(pp=4), FOUR | {"micro_batches": 1}),
@@ -81,7 +81,7 @@ MIXED = [
     (Layout(row=2, col=2), {"vocab_multiple": 32}),
     (Layout(tp=4), {"vocab_multiple": 32}),
     (Layout(row=2, col=2, attention2d="blocks"), FIVE | {"remat": "dots"}),
-    # Of parts with 3 and 2 layers, 2 of each.
+    # The parts have 3 and 2 layers; two of each are recomputed.
     (Layout(pp=2, tp=2, sequence_parallel=True), FIVE | {"remat": "full", "micro_batches": 4}),
     (Layout(pp=2, cp=2, stage_layers=(1, 4)), FIVE | {"remat": "attention"}),
     (Layout(pp=2, row=2, col=2, schedule="zb-h1"), FOUR | {"remat": "full", "remat_layers": 1}),
@@ -104,7 +104,7 @@ def test_every_pipeline_moves_what_the_formula_says(layout, schedule, remat) -> 
 
 
 def test_a_grid_of_gpus_moves_what_the_formula_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SUMMA broadcasts; fox cannot."""
+    """SUMMA uses XLA's broadcast; fox cannot."""
     monkeypatch.setattr(step, "make_form", lambda layout, **_: make_form(layout, native=True))
     for kind, some in (("summa", True), ("fox", False)):
         program = tiny.program(Layout(row=2, col=2, matmul2d=kind))
@@ -143,7 +143,7 @@ COMPILED += [pytest.param(*each, marks=pytest.mark.slow) for each in MORE_COMPIL
 
 @pytest.mark.parametrize(("layout", "choice"), COMPILED, ids=str)
 def test_the_compiled_program_moves_the_same_bytes(layout: Layout, choice: dict) -> None:
-    """XLA may merge reductions into one: the counts differ then, the bytes do not."""
+    """XLA may merge reductions: then the counts differ, but not the bytes."""
     program = tiny.program(layout, **choice)
     found = {(c.kind, c.axes): c.bytes for c in count_compiled(program, CPU_OPTIONS)}
     assert found == {(c.kind, c.axes): c.bytes for c in count(program)}

@@ -1,4 +1,4 @@
-"""Collectives read from the text of compiled programs."""
+"""Reading collectives from the text of compiled programs."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Kernels of a scheduled program, and the bytes they move."""
+"""The kernels of a scheduled program, and the bytes they move."""
 
 from jaxptd.analysis.hlo.kernels import largest, summary
 
@@ -36,7 +36,7 @@ ENTRY %main (a: f32[256,256], s: (s32[], f32[8,256])) -> f32[256,256] {
 def test_kernels_are_counted_with_what_they_read() -> None:
     found = summary(KERNELS)
     assert found.count == 5 + 1 + 1
-    one_row = 2 * 256 * 4 + 4  # read and written, and the index
+    one_row = 2 * 256 * 4 + 4  # read, written, and the index
     assert found.other_bytes == 5 * one_row + 2 * 256 * 256 * 4  # the product's are not among them
 
 

@@ -1,4 +1,4 @@
-"""What runs beside each collective of a scheduled program."""
+"""The work that runs beside each collective of a scheduled program."""
 
 from jaxptd.analysis.hlo.overlap import Move, Work, moves
 
@@ -101,7 +101,7 @@ def test_collectives_are_found_with_axes_and_what_they_lie_over() -> None:
     assert [each.sent(SIZES) for each in (gathered, reduced, scattered)] == [
         5 * 128 // 2,
         5 * 2 * 64 * 3 // 4,
-        5 * 2 * 64 // 2,  # a device has half of what is reduced
+        5 * 2 * 64 // 2,  # the result is half of the operand
     ]
 
 

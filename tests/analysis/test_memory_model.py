@@ -1,0 +1,162 @@
+"""Memory by formula: equal to the byte to what the step's program keeps; the published formulas."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import pytest
+import tiny
+
+from jaxptd.analysis import memory_model
+from jaxptd.analysis.jaxprs import plan_of
+from jaxptd.analysis.memory_report import counted
+from jaxptd.config import Config, ModelConfig
+from jaxptd.mesh import Layout
+from jaxptd.step import Program
+
+REMATS = ("none", "attention", "dots", "full")
+UNEVEN = {"num_heads": 3, "hidden_size": 15, "ffn_hidden_size": 23}
+RING_STEPS = dataclasses.replace(tiny.SEQUENCE_PARALLEL, collective_matmul=True)
+BLOCKS = Layout(row=2, col=2, attention2d="blocks")
+FIVE = {"num_layers": 5, "micro_batches": 4}
+
+
+def every(layout: Layout, **choice: Any) -> list[Any]:
+    return [(layout, choice | {"remat": remat}) for remat in REMATS]
+
+
+QUICK = [
+    *every(tiny.SEQUENCE_PARALLEL, dropout=0.1),
+    *every(Layout(row=2, col=2), dtype="bfloat16")[:1],
+    *every(BLOCKS, **UNEVEN)[:1],
+    *every(RING_STEPS)[:1],
+    *every(Layout(cp=4, ring="rsa"), dropout=0.1)[:2],
+    (Layout(tp=4), {"num_layers": 5, "remat": "full", "remat_layers": 2}),
+    (Layout(pp=2, tp=2), FIVE),
+    (Layout(pp=2, cp=2), FIVE | {"remat": "dots", "remat_layers": 2, "dropout": 0.1}),
+    (Layout(pp=2), FIVE | {"remat": "full"}),
+    (Layout(dp=2, tp=2, zero=3), {}),  # no whole parameter is kept
+]
+SLOW = [
+    *every(Layout(row=2, col=2), dtype="bfloat16")[1:],
+    *every(Layout(dp=2, zero=2)),
+    *every(Layout(dp=2, pp=2, zero=3)),
+    *every(BLOCKS, **UNEVEN)[1:],
+    *every(Layout(dp=2), dtype="bfloat16", dropout=0.1),
+    *every(Layout(tp=4)),
+    *every(tiny.CONTEXT_PARALLEL, dropout=0.1),
+    *every(RING_STEPS)[1:],
+    *every(Layout(cp=4)),
+    *every(Layout(cp=2, row=2, col=2), dropout=0.1),
+    *every(BLOCKS, **UNEVEN, dtype="bfloat16", dropout=0.1),
+    *every(Layout(row=4, col=2, matmul2d="summa", attention2d="blocks"), **UNEVEN),
+    *every(Layout(pp=2, schedule="gpipe", cp=2, ring="rsa"), **FIVE, dropout=0.1),
+    *every(Layout(pp=2, schedule="interleaved", row=2, col=2), **FIVE, remat_layers=1),
+]
+
+
+@pytest.mark.parametrize(
+    ("layout", "choice"),
+    [*QUICK, *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW)],
+    ids=str,
+)
+def test_a_step_keeps_what_the_formula_says(layout: Layout, choice: dict[str, Any]) -> None:
+    program = tiny.program(layout, **choice)
+    assert counted(program) == memory_model.activations(program.config, plan_of(program))
+
+
+def test_backward_in_halves_keeps_something_between_them_too() -> None:
+    program = tiny.program(Layout(pp=2, schedule="zb-h1"), **FIVE)
+    found = counted(program)
+    assert found is not None
+    assert found > memory_model.activations(program.config, plan_of(program))
+
+
+def test_unrolled_layers_are_not_counted() -> None:
+    assert counted(tiny.program(Layout(), scan_layers=False)) is None
+
+
+# ---- parameters, gradients and optimizer --------------------------------------------------------
+
+
+def on_a_device(program: Program) -> dict[str, int]:
+    """Bytes of the state on one device, from its shapes and shardings; without counters."""
+
+    def block(x: Any) -> int:
+        return math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize if x.ndim else 0
+
+    state = program.abstract_state
+    return {n: sum(map(block, jax.tree.leaves(state[n]))) for n in ("params", "optimizer")}
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        *[Layout(dp=2, tp=4), Layout(row=2, col=2), Layout(pp=2, cp=2, tp=2), Layout(pp=3)],
+        *[Layout(dp=4, zero=1), Layout(pp=2, dp=2, cp=2, zero=2), Layout(dp=2, tp=4, zero=3)],
+    ],
+    ids=str,
+)
+def test_state_is_what_lies_on_a_device(layout: Layout) -> None:
+    program = tiny.program(layout, num_layers=5)
+    found, want = memory_model.state(program.config, program.zero), on_a_device(program)
+    assert (found["parameters"], found["optimizer"]) == (want["params"], want["optimizer"])
+
+
+def test_what_each_stage_of_zero_cuts_over_dp_and_cp() -> None:
+    programs = [tiny.program(Layout(dp=2, cp=2, zero=z), dtype="bfloat16") for z in range(4)]
+    found = [memory_model.state(p.config, p.zero) for p in programs]
+    infos = programs[0].infos.values()
+    whole = 4 * sum(math.prod(info.shape) for info in infos)
+    ends = 4 * sum(math.prod(info.shape) for info in infos if not info.stacked)
+    matrices = 2 * sum(math.prod(info.shape) for info in infos if info.cast)
+    few = 4 * 4 * len(infos) * 2  # padding; at stages 2 and 3 every layer has its own
+    for stage, each in enumerate(found):
+        cut = 4 if stage else 1
+        assert 0 <= each["parameters"] - whole / cut <= few
+        assert each["optimizer"] == 2 * each["parameters"]
+        assert 0 <= each["gradients"] - (whole if stage < 2 else ends + (whole - ends) / 4) <= few
+    assert [s["gathered"] for s in found] == [0, whole - matrices, whole - matrices, ends]
+
+
+def test_table_1_of_the_third_stage() -> None:
+    program = tiny.program(Layout(dp=2, cp=2, zero=3))
+    bytes_of_all = 4 * sum(math.prod(info.shape) for info in program.infos.values())
+    assert memory_model.published_state(program.config, program.infos) == {
+        "parameters": bytes_of_all // 2,  # 2P/N
+        "gradients": bytes_of_all // 4,
+        "optimizer": bytes_of_all // 2,
+    }
+
+
+# ---- as published -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layout", "each"),
+    [
+        # 5 N T / D = 20; bytes / (b T D) for none, attention, full
+        (Layout(), (54, 34, 2)),
+        (Layout(tp=4), (10 + 24 / 4 + 20 / 4, 10 + 24 / 4, 2)),
+        (Layout(tp=4, sequence_parallel=True), (54 / 4, 34 / 4, 2 / 4)),
+        (Layout(row=2, col=2), (54 / 4, 34 / 4, 2 / 4)),
+        (Layout(cp=4), (54 / 4, 34 / 4, 2 / 4)),
+    ],
+    ids=str,
+)
+def test_published_bytes_of_a_layer(layout: Layout, each: tuple[float, ...]) -> None:
+    model = ModelConfig(hidden_size=64, num_heads=4, seq_length=64, vocab_size=13)
+    config = Config(model=model, layout=layout)
+    found = [memory_model.published_layer(config, r) for r in ("none", "attention", "full")]
+    assert found == [8 * 64 * 64 * units for units in each]
+    assert memory_model.published_layer(config, "dots") is None
+
+
+def test_in_16_bits_this_library_keeps_32_where_34_and_scores_are_published() -> None:
+    """No scores with a kernel, and no masks: 32 b T D, statistics, a logsumexp."""
+    model = dataclasses.replace(tiny.MODEL, dtype="bfloat16")
+    config = Config(model=model, layout=Layout())
+    tokens = 8 * model.seq_length
+    beside = 4 * tokens * (4 + model.num_heads)
+    assert memory_model.layer(config, "none") == 32 * tokens * model.hidden_size + beside
