@@ -1,12 +1,8 @@
 """Checkpoints that any layout and number of processes can restore."""
 
-from jaxptd.checkpoint.checkpoints import (
-    VALIDATION_LOSS,
-    Checkpoints,
-    read_description,
-    restore_path,
-)
-from jaxptd.checkpoint.manifest import CheckpointError
+from jaxptd.checkpoint.checkpoints import VALIDATION_LOSS, Checkpoints
+from jaxptd.checkpoint.errors import CheckpointError
+from jaxptd.checkpoint.restore import read_description, restore_path
 
 __all__ = [
     "VALIDATION_LOSS",

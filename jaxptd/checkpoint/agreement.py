@@ -1,6 +1,6 @@
-"""Work in which every process has a part, and which counts only if all parts succeed.
+"""Work on all processes that fails on all of them if it fails on one.
 
-Without it a process whose disk is full would leave, and the others wait for it.
+Without it a process whose disk is full would leave a save, and the others would wait for it.
 """
 
 import json
@@ -9,34 +9,34 @@ from typing import Any
 
 import jax
 
-from jaxptd.checkpoint.manifest import CheckpointError, reason
+from jaxptd.checkpoint.errors import CheckpointError, reason
 from jaxptd.distributed.coordination import is_first, share
 
-PATIENCE = 3600.0  # seconds for the slowest process; a dead one is noticed much earlier
+TIMEOUT = 3600.0  # seconds for the slowest process; a dead one is noticed much earlier
 
 
-def agreed(name: str, part: Callable[[], Any]) -> list[Any]:
-    """Does this process's part, and waits for the others'.
+def run_on_all(name: str, work: Callable[[], Any]) -> list[Any]:
+    """Runs work on this process and waits for the other processes, which run theirs.
 
     Args:
-        name: of this piece of work, see `share`.
-        part: its result is anything JSON can hold.
+        name: of this work, see `share`.
+        work: returns what JSON can represent.
 
     Returns:
-        The results of all processes, in their order.
+        The results of all processes, in the order of their ranks.
 
     Raises:
-        Exception: this process's own, if no other one failed.
-        CheckpointError: all failures, each with its process.
+        Exception: this process's own, if no other process failed.
+        CheckpointError: the failures of all processes, each with its rank.
     """
-    mine, failure = None, None
+    result, failure = None, None
     try:
-        mine = part()
+        result = work()
     except Exception as error:
         failure = error
-    message = {"result": mine, "failure": reason(failure) if failure else None}
-    heard = share(f"checkpoint.{name}", json.dumps(message), seconds=PATIENCE)
-    everyone = [json.loads(text) for text in heard]
+    message = {"result": result, "failure": reason(failure) if failure else None}
+    replies = share(f"checkpoint.{name}", json.dumps(message), seconds=TIMEOUT)
+    everyone = [json.loads(text) for text in replies]
     failed = {process: each["failure"] for process, each in enumerate(everyone) if each["failure"]}
     if failure is not None and [*failed] == [jax.process_index()]:
         raise failure
@@ -46,6 +46,6 @@ def agreed(name: str, part: Callable[[], Any]) -> list[Any]:
     return [each["result"] for each in everyone]
 
 
-def by_first(name: str, part: Callable[[], Any]) -> Any:
-    """What process 0 makes of it, on all processes. Raises as `agreed`."""
-    return agreed(name, part if is_first() else lambda: None)[0]
+def run_on_first(name: str, work: Callable[[], Any]) -> Any:
+    """Runs work on process 0 alone; all processes return its result. Raises as `run_on_all`."""
+    return run_on_all(name, work if is_first() else lambda: None)[0]

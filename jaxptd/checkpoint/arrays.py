@@ -1,6 +1,6 @@
-"""The arrays of a checkpoint, in one folder, by orbax. The only file that imports it (its v1).
+"""Reading and writing the arrays of a checkpoint; the only file that imports orbax (its v1).
 
-Each process writes the parts that lie on its devices; any number of processes reads them again.
+Each process writes the shards on its devices; any number of processes can read them.
 """
 
 import contextlib
@@ -16,110 +16,110 @@ import jax
 from jax.sharding import SingleDeviceSharding
 
 from jaxptd.checkpoint.background import Background
-from jaxptd.checkpoint.manifest import CheckpointError, reason
+from jaxptd.checkpoint.errors import CheckpointError, reason
 
 try:
     from orbax.checkpoint import v1 as ocp
 except ImportError:  # orbax 0.12 still keeps its v1 interface here
     from orbax.checkpoint.experimental import v1 as ocp
 
-PATIENCE = 60.0  # seconds that a write may still take after another one failed
-SETTLE = 0.5  # seconds for tensorstore's own threads, which cannot be waited for
-LOOK = 0.25  # seconds between looks whether a write has failed
+JOIN_TIMEOUT = 60.0  # seconds that a write may still take after another one failed
+TENSORSTORE_PAUSE = 0.5  # seconds for tensorstore's own threads, which cannot be joined
+POLL_INTERVAL = 0.25  # seconds between checks whether a write has failed
 
 
-class ArraysBeingWritten:
-    """Arrays on their way to the disk. The caller may change or donate them from here on.
+class PendingWrite:
+    """Writes arrays in the background; the caller may change or donate them at once.
 
-    On accelerators they have been copied to the host. On the CPU orbax's view of a buffer is what
-    keeps JAX from writing into it: a step that wants to copies it first.
+    On accelerators they have been copied to the host. On the CPU orbax keeps a view of each buffer,
+    so a step that donates the buffer writes into a copy instead.
 
-    Once a process's arrays are written, orbax waits for the other processes, and could not be told
-    that one of them failed. So it is held before that until `end` or `give_up`.
+    After writing a process's arrays, orbax waits for the other processes and cannot be told that
+    one of them failed. Therefore it is stopped before that wait, until `finish` or `abort`.
 
     Args:
-        path: the folder to make.
+        folder: to be created.
         tensors: arrays by name.
     """
 
-    def __init__(self, path: Path, tensors: dict[str, jax.Array]) -> None:
+    def __init__(self, folder: Path, tensors: dict[str, jax.Array]) -> None:
         self._gate = _Gate(len(tensors))
         context = ocp.Context()
-        # At once: later, an early failure leaves a coroutine that warns of not being awaited.
+        # Asynchronously, an early failure would leave a coroutine that warns of not being awaited.
         context.asynchronous.create_directories_asynchronously = False
         context.memory.serialization_status_callback = self._gate
         self._quiet = contextlib.ExitStack()
         self._quiet.enter_context(_quiet())
         try:
             with context:
-                response = ocp.save_async(path.absolute(), tensors)
+                response = ocp.save_async(folder.absolute(), tensors)
         except BaseException:
-            self._end_after_failure()
+            self._clean_up_after_failure()
             raise
         self._writing = Background(response.result)
 
-    def wait(self) -> None:
-        """Waits until this process's arrays are written. Raises what orbax does if they cannot."""
-        while not self._gate.reached.wait(LOOK):
+    def wait_written(self) -> None:
+        """Waits until this process's arrays are written. Raises orbax's error if they cannot be."""
+        while not self._gate.reached.wait(POLL_INTERVAL):
             if self._writing.wait(0):
                 return
 
-    def end(self) -> None:
-        """After all processes' `wait`: finishes the folder. Raises what orbax does."""
+    def finish(self) -> None:
+        """Completes the folder once `wait_written` returned on all processes. Raises as orbax."""
         self._gate.open.set()
         self._writing.wait()
         self._quiet.close()
 
-    def give_up(self) -> None:
-        """After a failure, here or elsewhere: nothing is being written any more."""
-        self._gate.given_up = True
+    def abort(self) -> None:
+        """Returns when nothing is being written any more, after a failure on any process."""
+        self._gate.aborted = True
         self._gate.open.set()
         try:
             self._writing.wait()
         except Exception:
-            self._end_after_failure()
+            self._clean_up_after_failure()
 
-    def _end_after_failure(self) -> None:
-        _wait_for_writers()
+    def _clean_up_after_failure(self) -> None:
+        _join_writers()
         self._quiet.__exit__(*sys.exc_info())
 
 
 class _Gate:
-    """Holds orbax once it has written `left` arrays: its SerializationStatusCallback."""
+    """Stops orbax after it has written `count` arrays; its SerializationStatusCallback."""
 
-    def __init__(self, left: int) -> None:
-        self.reached, self.open, self.given_up = threading.Event(), threading.Event(), False
-        self._left = left
+    def __init__(self, count: int) -> None:
+        self.reached, self.open, self.aborted = threading.Event(), threading.Event(), False
+        self._left = count
 
     def on_transfer_start(self, _: Any) -> None:
-        """Nothing to do."""
+        """Does nothing; orbax requires the method."""
 
     def on_transfer_end(self, _: Any) -> None:
-        """Nothing to do."""
+        """Does nothing; orbax requires the method."""
 
     def on_write_start(self, _: Any) -> None:
-        """Nothing to do."""
+        """Does nothing; orbax requires the method."""
 
     def on_write_end(self, _: Any) -> None:
-        """An array is written."""
+        """Blocks after the last array until the gate is open."""
         self._left -= 1
         if self._left == 0:
             self.reached.set()
             self.open.wait()
-            if self.given_up:
-                raise CheckpointError("given up")
+            if self.aborted:
+                raise CheckpointError("aborted")
 
 
-def load(folder: Path, wanted: dict[str, Any], *, of: Path) -> dict[str, jax.Array]:
-    """The arrays in a folder.
+def load(folder: Path, wanted: dict[str, Any], *, checkpoint: Path) -> dict[str, jax.Array]:
+    """Reads the arrays that a `PendingWrite` wrote.
 
     Args:
-        folder: what `ArraysBeingWritten` made.
-        wanted: shape, dtype and sharding (none: the first device) by name.
-        of: the checkpoint, for messages.
+        folder: that `PendingWrite` created.
+        wanted: shape, dtype and sharding (None: the first device) by name.
+        checkpoint: the checkpoint's folder, for messages.
 
     Raises:
-        CheckpointError: orbax cannot read it, or JAX has no such dtype.
+        CheckpointError: orbax cannot read them, or JAX does not have the dtype.
     """
     first_device = SingleDeviceSharding(jax.local_devices()[0])
     shardings = {name: getattr(x, "sharding", None) or first_device for name, x in wanted.items()}
@@ -130,12 +130,14 @@ def load(folder: Path, wanted: dict[str, Any], *, of: Path) -> dict[str, jax.Arr
     with _quiet():
         try:
             arrays = ocp.load(folder.absolute(), abstract)
-        except Exception as error:  # its files are whole: another orbax, too little memory
-            raise CheckpointError(f"could not read checkpoint {of}: {reason(error)}") from error
+        except Exception as error:  # the files are intact: another orbax, too little memory
+            raise CheckpointError(
+                f"could not read checkpoint {checkpoint}: {reason(error)}"
+            ) from error
     for name, x in wanted.items():
         if arrays[name].dtype != x.dtype:
             raise CheckpointError(
-                f"checkpoint {of}: {name} is {x.dtype}, jax made it {arrays[name].dtype}; "
+                f"checkpoint {checkpoint}: {name} is {x.dtype}, jax made it {arrays[name].dtype}; "
                 'call jax.config.update("jax_enable_x64", True)'
             )
     return arrays
@@ -143,7 +145,7 @@ def load(folder: Path, wanted: dict[str, Any], *, of: Path) -> dict[str, jax.Arr
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """No lines on the console from orbax: what matters is an exception, then one line of ours."""
+    """Suppresses orbax's log lines: a failure raises an exception, printed as one line by us."""
     loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
     outer_hook = sys.unraisablehook
 
@@ -159,16 +161,19 @@ def _quiet() -> Iterator[None]:
     sys.unraisablehook = hook
     try:
         yield
-        sys.unraisablehook = outer_hook  # but after a failure it stays: nothing says when all ended
+        sys.unraisablehook = outer_hook  # stays after a failure: nothing says when all writes ended
     finally:
         for logger in loggers:
             logger.removeFilter(silence)
 
 
-def _wait_for_writers() -> None:
-    """When one write fails orbax leaves the others behind, to write into what is removed next."""
+def _join_writers() -> None:
+    """Waits for orbax's threads, which would write into a folder that is removed next.
+
+    When one write fails, orbax does not wait for the others.
+    """
     for thread in threading.enumerate():
         if type(thread).__module__.startswith("orbax."):
-            with contextlib.suppress(Exception):  # its own
-                thread.join(PATIENCE)
-    time.sleep(SETTLE)
+            with contextlib.suppress(Exception):  # the thread's own
+                thread.join(JOIN_TIMEOUT)
+    time.sleep(TENSORSTORE_PAUSE)

@@ -1,13 +1,13 @@
-"""One piece of work behind the one that goes on."""
+"""Work in a thread, whose failure is raised where the caller waits for it."""
 
 import threading
 from collections.abc import Callable
 
 
 class Background:
-    """Runs `work` in a thread at once; `wait` ends it.
+    """Runs `work` in a daemon thread, started at once.
 
-    The thread does not keep the process: what ends it without `wait` ends the work too.
+    The process may exit without `wait`; the work then ends with it.
     """
 
     def __init__(self, work: Callable[[], None]) -> None:
@@ -17,7 +17,7 @@ class Background:
         self._thread.start()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Whether the work is done after so many seconds (none: however long it takes).
+        """Waits for the work, at most so many seconds (None: without limit); whether it is done.
 
         Raises:
             BaseException: what the work raised.

@@ -1,13 +1,14 @@
-"""The state of a run in canonical form: the same tree of the same shapes whatever the layout.
+"""Conversion of a run's state to canonical form and back: same names and shapes on every layout.
 
 `{"params": {name: array}, "optimizer": {name: array}, "step": int32}`; checkpoints hold this form.
-What a state holds in another form goes to host memory, and comes from there, one array at a time.
+Arrays that the state holds in another form are converted one at a time and kept in host memory.
 """
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import jax
 from jax import Array
@@ -23,96 +24,97 @@ Canonical = dict[str, Any]
 
 
 def to_canonical(program: Program, state: State) -> Canonical:
-    """The state's arrays; those that it holds in another form are copies, in host memory."""
+    """Converts a state; arrays not already canonical are copied to host memory."""
 
-    def unpad(x: Array, info: Stored) -> Array:
-        if info.is_canonical:
+    def convert(x: Array, stored: Stored) -> Array:
+        if stored.is_canonical:
             return x
-        to = _sharding(program, info)
-        return jax.device_put(_moved(x, info, "canonical", to), to.with_memory_kind(HOST))
+        sharding = _sharding(program, stored)
+        canonical = _run_alone(_to_canonical(stored, sharding), x)
+        return jax.device_put(canonical, sharding.with_memory_kind(HOST))
 
-    return _as_dicts(program.states.map(unpad, state, lambda x: x))
+    return _with_named_optimizer(program.states.map(convert, state, lambda x: x))
 
 
 def abstract_canonical(program: Program) -> Canonical:
-    """Shapes, precisions and shardings to restore into."""
+    """Shapes, dtypes and shardings to restore a checkpoint into."""
 
-    def describe(x: jax.ShapeDtypeStruct, info: Stored) -> jax.ShapeDtypeStruct:
-        memory = program.states.memory if info.is_canonical else HOST
-        sharding = _sharding(program, info).with_memory_kind(memory)
-        return jax.ShapeDtypeStruct(info.shape, x.dtype, sharding=sharding)
+    def describe(x: jax.ShapeDtypeStruct, stored: Stored) -> jax.ShapeDtypeStruct:
+        memory = program.states.memory if stored.is_canonical else HOST
+        sharding = _sharding(program, stored).with_memory_kind(memory)
+        return jax.ShapeDtypeStruct(stored.shape, x.dtype, sharding=sharding)
 
-    return _as_dicts(program.states.map(describe, program.abstract_state, lambda x: x))
+    return _with_named_optimizer(program.states.map(describe, program.abstract_state, lambda x: x))
 
 
 def from_canonical(program: Program, canonical: Canonical) -> State:
-    """The state, laid over the program's mesh."""
+    """Converts a restored checkpoint to the program's state, on the program's mesh."""
     structure = jax.tree.structure(program.abstract_state["optimizer"])
-    leaves = [canonical["optimizer"][name] for name in _names(program)]
+    leaves = [canonical["optimizer"][name] for name in _optimizer_names(program)]
     optimizer = jax.tree.unflatten(structure, leaves)
     held = partial(_held, program)
     return program.states.map(held, {**canonical, "optimizer": optimizer}, lambda x: x)
 
 
 def params_from_canonical(program: Program, canonical: Canonical) -> Params:
-    """The state's parameters alone."""
+    """Converts the parameters of a restored checkpoint only."""
     stored = program.stored
     return {name: _held(program, x, stored[name]) for name, x in canonical["params"].items()}
 
 
 def _held(program: Program, x: Array, stored: Stored) -> Array:
-    """An array as the state holds it."""
+    """A canonical array as the state holds it."""
     if stored.is_canonical:
         return x
-    to = NamedSharding(program.mesh, stored.spec)
-    return program.states.settled(_moved(x, stored, "pad", to))
+    to_held = _to_held(stored, NamedSharding(program.mesh, stored.spec))
+    return program.states.settled(_run_alone(to_held, x))
 
 
-Direction = Literal["canonical", "pad"]
-
-
-def _moved(x: Array, stored: Stored, way: Direction, to: NamedSharding) -> Array:
-    """There or back. One at a time: many under way would wait for each other's devices on CPUs."""
-    on_device = jax.device_put(x, x.sharding.with_memory_kind(DEVICE))
-    return _compiled(stored, way, to)(on_device).block_until_ready()
+# Cached: a parameter and its moments share one compiled conversion, and so do all saves.
+@functools.cache
+def _to_canonical(stored: Stored, sharding: NamedSharding) -> Callable[[Array], Array]:
+    return jax.jit(stored.canonical, out_shardings=sharding)
 
 
 @functools.cache
-def _compiled(stored: Stored, way: Direction, to: NamedSharding) -> Any:
-    """Of a parameter, and of its moments too; and every save takes the same."""
-    return jax.jit(getattr(stored, way), out_shardings=to)
+def _to_held(stored: Stored, sharding: NamedSharding) -> Callable[[Array], Array]:
+    return jax.jit(stored.pad, out_shardings=sharding)
 
 
-def _as_dicts(state: State) -> Canonical:
+def _run_alone(convert: Callable[[Array], Array], x: Array) -> Array:
+    """Runs a conversion to its end: several at once would wait for each other's devices on CPUs."""
+    return convert(jax.device_put(x, x.sharding.with_memory_kind(DEVICE))).block_until_ready()
+
+
+def _with_named_optimizer(state: State) -> Canonical:
+    """The state with the optimizer's tree replaced by a flat dict, keyed by path."""
     named = jax.tree_util.tree_leaves_with_path(state["optimizer"])
     return {**state, "optimizer": {_name(path): leaf for path, leaf in named}}
 
 
-def _names(program: Program) -> list[str]:
-    return [
-        _name(path)
-        for path, _ in jax.tree_util.tree_leaves_with_path(program.abstract_state["optimizer"])
-    ]
+def _optimizer_names(program: Program) -> list[str]:
+    named = jax.tree_util.tree_leaves_with_path(program.abstract_state["optimizer"])
+    return [_name(path) for path, _ in named]
 
 
 _name = partial(jax.tree_util.keystr, simple=True, separator=".")
 
 
 def _sharding(program: Program, stored: Stored) -> NamedSharding:
-    """As the state holds it, if that is the canonical form.
+    """The sharding of an array's canonical form: the state's own, if the state's is canonical.
 
-    Else as layers hold it, but whole along padded dims, whose canonical size may not split. What is
-    cut over stages or data parallel devices, layers of uneven parts or flat parts, is cut over
-    those along another dim: no device holds all of it.
+    Otherwise the layers' sharding without the padded dims, because their canonical size may not
+    split. If the state shards the array over stages or data parallel devices, this sharding
+    does too, along some other dim, so that no device holds the whole array.
     """
     if stored.is_canonical:
         return NamedSharding(program.mesh, stored.spec)
     info = stored.info
-    whole = [
+    unpadded = [
         None if n != held else axis
         for n, held, axis in zip(info.shape, info.held, info.spec, strict=True)
     ]
-    plain = dataclasses.replace(info, held=info.shape, spec=P(*whole))
+    plain = dataclasses.replace(info, held=info.shape, spec=P(*unpadded))
     for axis in (Axis.PP, *BATCH_AXES):
         if axis in stored.axes - plain.axes:
             plain = plain.cut_over(axis, program.config.layout.sizes)

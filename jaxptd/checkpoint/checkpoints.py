@@ -1,52 +1,45 @@
-"""Checkpoints of a run: written aside, moved into place whole, checked when read, onto any mesh.
+"""Checkpoints of a run: written under a hidden name, renamed when complete, checked when read.
 
     directory/00000100/arrays/         the tensors, by orbax, as one flat {name: array}
     directory/00000100/manifest.json   step, description, tensors, size and CRC-32 of every file
-    directory/.00000100.partial        being written or deleted; never counts, goes at the next save
-    directory/.00000100.replaced       the old step 100 until a new step 100 is in its place
-    directory/00000100.aside           was later than the best one, from which a run went on
+    directory/.00000100.partial        being written or deleted; ignored, the next save removes it
+    directory/.00000100.replaced       the old step 100, until a new step 100 has its name
+    directory/00000100.aside           ignored: later than the best step, from which a run resumed
 
-The manifest is written last and the folder then renamed, so a folder either has everything or does
-not count, whenever the process is killed. A tensor's name is its path in the state, as in
-params.blocks.mlp.w. In a run of many processes all of them call the same methods in the same order.
+The manifest is written last and the folder renamed after that. So a folder is complete or ignored,
+whenever the process is killed. A tensor's name is its path in the state, such as
+params.blocks.mlp.w. In a run of several processes all call the same methods in the same order.
 """
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import jax
-
-from jaxptd.checkpoint import arrays
-from jaxptd.checkpoint import manifest as files
-from jaxptd.checkpoint import save as writer
-from jaxptd.checkpoint.agreement import agreed, by_first
+from jaxptd.checkpoint import manifest, restore, save
+from jaxptd.checkpoint.agreement import run_on_first
 from jaxptd.checkpoint.background import Background
+from jaxptd.checkpoint.errors import CheckpointError, DamagedCheckpointError, reason
 from jaxptd.checkpoint.folders import Folders
-from jaxptd.checkpoint.manifest import CheckpointError, DamagedCheckpointError, reason
 
-GRACE = 10.0  # seconds for the save that goes on when Ctrl-C ends the run at once
-VALIDATION_LOSS = "validation_loss"  # of a description: what makes a checkpoint the best
-
-__all__ = ["CheckpointError", "Checkpoints", "read_description", "restore_path"]
+GRACE = 10.0  # seconds for a pending save when Ctrl-C ends the run
+VALIDATION_LOSS = "validation_loss"  # the entry of a description that ranks checkpoints
 
 Report = Callable[[str], None]
 
 
 class Checkpoints:
-    """The checkpoints of a run, one folder a step. Creates nothing until the first save.
+    """The checkpoints of a run, one folder for each step; created by the first save.
 
-    `with` it waits at the end for the save that goes on.
+    As a context manager, waits for the pending save on exit.
 
     Args:
-        directory: where they are; its parents are created too.
-        keep: newest checkpoints kept. The one just saved always stays. Only complete ones count and
-            only they are deleted: one found damaged by `restore_newest`, or without its manifest,
-            stays for a person to look at (until its step is saved again).
-        keep_best: those with the lowest validation loss, kept too.
+        directory: their folder; created with its parents.
+        keep: newest checkpoints to keep, including the one just saved. Only complete ones count and
+            only they are deleted. One that `restore_newest` found damaged, or without its manifest,
+            stays for a person to look at, until its step is saved again.
+        keep_best: checkpoints with the lowest validation loss to keep as well.
     """
 
     def __init__(self, directory: Path, *, keep: int, keep_best: int = 0) -> None:
@@ -55,7 +48,7 @@ class Checkpoints:
         self._folders = Folders(directory)
         self._keep, self._keep_best = keep, keep_best
         self._damaged: set[int] = set()
-        self._saving: Background | None = None
+        self._pending: Background | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -69,93 +62,98 @@ class Checkpoints:
         with contextlib.suppress(CheckpointError):
             if isinstance(error, Exception):
                 self.wait()
-            elif self._saving is not None:
-                self._saving.wait(GRACE)
+            elif self._pending is not None:
+                self._pending.wait(GRACE)
 
     def steps(self) -> list[int]:
-        """Steps with a complete checkpoint (it has its manifest; files are not read), ascending."""
+        """Steps whose checkpoint has a manifest, ascending; reads no file."""
         folders = self._folders.all().items()
-        return [step for step, folder in folders if (folder / files.MANIFEST).is_file()]
+        return [step for step, folder in folders if (folder / manifest.MANIFEST).is_file()]
+
+    def good_steps(self) -> list[int]:
+        """The `steps` that no restore has found damaged so far, ascending."""
+        return [step for step in self.steps() if step not in self._damaged]
 
     def best(self) -> int | None:
-        """The step with the lowest validation loss (of equal ones the newest); None without any."""
-        return next(iter(self._best()), None)
+        """The step with the lowest validation loss, the newest of equal ones; None without any."""
+        return next(iter(self._by_loss()), None)
 
     def save(self, step: int, state: Any, *, description: dict[str, Any]) -> None:
-        """`save_async`, waited for."""
+        """Saves as `save_async` does, and waits for it."""
         self.save_async(step, state, description=description)
         self.wait()
 
     def save_async(self, step: int, state: Any, *, description: dict[str, Any]) -> None:
-        """Saves a state while the caller goes on, then deletes old ones. A step again replaces it.
+        """Saves a state in the background, then deletes old checkpoints.
 
-        The state may be changed or donated when this returns. It waits for the save before it.
+        The caller may change or donate the state at once. Waits for the previous save first. A
+        checkpoint of the same step is replaced.
 
         Args:
             step: 0 or more.
-            state: nested dict of jax arrays, sharded in any way.
-            description: anything JSON can hold, for `description` and `read_description`; with the
-                number validation_loss it can be the best one.
+            state: nested dict of jax arrays with any sharding.
+            description: what JSON can represent, for `description` and `read_description`; a
+                number `validation_loss` in it ranks the checkpoint.
 
         Raises:
-            CheckpointError: as `wait`, of the save before it, or of this one.
+            CheckpointError: as `wait`, of the previous save or of this one.
         """
         self.wait()
         last = max(self.good_steps(), default=None)
-        tensors = _savable(state)
-        content = {"step": step, "description": description, "tensors": files.shapes(tensors)}
+        tensors = save.savable(state)
+        content = {"step": step, "description": description, "tensors": manifest.shapes(tensors)}
         with self._explained(step, last):
-            writing = writer.start(self._folders, step, tensors)
+            write = save.start(self._folders, step, tensors)
 
         def finish() -> None:
             with self._explained(step, last):
-                writer.finish(self._folders, content, writing)
+                save.finish(self._folders, content, write)
             self._damaged.discard(step)
             self._delete_old(step)
 
-        self._saving = Background(finish)
+        self._pending = Background(finish)
 
     def wait(self) -> None:
-        """Waits until what `save_async` saves is in its place.
+        """Waits until the checkpoint of the last `save_async` has its final name.
 
         Raises:
-            CheckpointError: it cannot be written (disk full, no permission), on any process;
-                earlier checkpoints are as they were and nothing of this one is left.
+            CheckpointError: a process could not write it (disk full, no permission); it is removed
+                and earlier checkpoints are unchanged.
         """
-        if self._saving is None:
+        if self._pending is None:
             return
         try:
-            self._saving.wait()
+            self._pending.wait()
         except Exception:
-            self._saving = None
+            self._pending = None
             raise
-        self._saving = None  # not if a person interrupts: what is saved still goes on
+        self._pending = None  # not after Ctrl-C: the save is still pending then
 
     def restore(self, step: int, target: Any) -> Any:
-        """The state of a step, as `restore_path`.
+        """Restores the state of a step, as `restore_path` does.
 
         Raises:
-            CheckpointError: there is no such step, it is damaged, or it does not fit `target`.
+            CheckpointError: the step has no checkpoint, or it is damaged or does not fit `target`.
         """
-        return restore_path(self._folders.folder(step), target)[1]
+        return restore.restore_path(self._folders.folder(step), target)[1]
 
     def restore_newest(self, target: Any, *, report: Report) -> tuple[int, Any] | None:
-        """Step and state of the newest good checkpoint, or None if there is none.
+        """Restores step and state of the newest good checkpoint; None without any.
 
-        Each damaged one on the way is named to `report` in one line and skipped.
+        Skips damaged ones and passes one line for each to `report`.
 
         Raises:
-            CheckpointError: a good checkpoint does not fit `target`. It is not skipped: going on
-                from an older one, or from nothing, would throw away the newest in silence.
+            CheckpointError: a good checkpoint does not fit `target`. It is not skipped: resuming
+                from an older one would silently discard the newest.
         """
-        return self._restore(lambda: reversed(self._folders.all()), target, report)
+        return self._restore_first(lambda: reversed(self._folders.all()), target, report)
 
     def restore_best(self, target: Any, *, report: Report) -> tuple[int, Any] | None:
-        """As `restore_newest`, of those with a validation loss in the order of `best`."""
-        return self._restore(lambda: self._best(report), target, report)
+        """Restores as `restore_newest`, by validation loss in the order of `best`."""
+        return self._restore_first(lambda: self._by_loss(report), target, report)
 
     def set_aside_after(self, step: int, *, report: Report) -> None:
-        """Renames later checkpoints, so that they do not count any more; names them to `report`.
+        """Renames later checkpoints so that they are ignored; passes their names to `report`.
 
         Raises:
             CheckpointError: one cannot be renamed.
@@ -172,22 +170,22 @@ class Checkpoints:
                     ) from error
                 report(f"step {later} is later than step {step}: moved to {aside}")
 
-        by_first("aside", rename)
+        run_on_first("aside", rename)
 
     def description(self, step: int) -> dict[str, Any]:
-        """What `save` was given with this step. Raises CheckpointError as `restore`."""
-        return read_description(self._folders.folder(step))
+        """The description saved with a step. Raises CheckpointError as `restore`."""
+        return restore.read_description(self._folders.folder(step))
 
-    def _restore(
+    def _restore_first(
         self, steps: Callable[[], Iterable[int]], target: Any, report: Report
     ) -> tuple[int, Any] | None:
-        """The first good one; the first process looks, and all take what it found."""
+        """Restores the first good one of some steps; process 0 chooses it for all processes."""
 
-        def look() -> str | None:
+        def choose() -> str | None:
             for step in steps():
                 folder = self._folders.folder(step)
                 try:
-                    _check(folder, target)
+                    restore.check(folder, target)
                 except DamagedCheckpointError as error:
                     self._damaged.add(step)
                     report(f"{error}; skipped")
@@ -195,11 +193,11 @@ class Checkpoints:
                     return str(folder)
             return None
 
-        found = by_first("found", look)
-        return None if found is None else _load(Path(found), target)
+        found = run_on_first("found", choose)
+        return None if found is None else restore.load(Path(found), target)
 
-    def _best(self, report: Report = lambda line: None) -> list[int]:
-        """Steps with a validation loss, the lowest first."""
+    def _by_loss(self, report: Report = lambda line: None) -> list[int]:
+        """Good steps with a validation loss, the lowest first."""
         losses = {}
         for step in self.good_steps():
             try:
@@ -212,12 +210,9 @@ class Checkpoints:
                 losses[step] = loss
         return sorted(losses, key=lambda step: (losses[step], -step))
 
-    def good_steps(self) -> list[int]:
-        """Complete and not found damaged, as far as is known without reading them."""
-        return [step for step in self.steps() if step not in self._damaged]
-
     @contextlib.contextmanager
     def _explained(self, step: int, last: int | None) -> Iterator[None]:
+        """Raises errors as CheckpointError with the step, the folder and the last good step."""
         try:
             yield
         except Exception as error:
@@ -228,66 +223,23 @@ class Checkpoints:
             ) from error
 
     def _delete_old(self, saved: int) -> None:
-        def old() -> list[int]:
-            others = [step for step in self.good_steps() if step != saved]
-            best = self._best()[: self._keep_best] if self._keep_best else []
-            return [s for s in others[: max(0, len(others) - (self._keep - 1))] if s not in best]
-
         try:
-            writer.delete(self._folders, old)
+            run_on_first("deleted", lambda: self._delete_all(self._old_steps(saved)))
         except Exception as error:
             where = self._folders.directory
             raise CheckpointError(f"saved step {saved} in {where}, but {reason(error)}") from error
 
+    def _old_steps(self, saved: int) -> list[int]:
+        """Good steps that are neither the saved one nor among the newest or best to keep."""
+        others = [step for step in self.good_steps() if step != saved]
+        best = self._by_loss()[: self._keep_best] if self._keep_best else []
+        return [s for s in others[: max(0, len(others) - (self._keep - 1))] if s not in best]
 
-def read_description(path: Path) -> dict[str, Any]:
-    """What `save` was given with the checkpoint in this folder. Raises CheckpointError."""
-    return files.read_manifest(Path(path))["description"]
-
-
-def restore_path(path: Path, target: Any) -> tuple[int, Any]:
-    """Step and state of the checkpoint in this folder, all of its files checked first.
-
-    Args:
-        path: the folder of one step.
-        target: the state as jax.ShapeDtypeStruct with sharding (none: the first device); the mesh
-            and the sharding may be others than those it was saved with.
-
-    Raises:
-        DamagedCheckpointError: a file is missing, cut short or changed.
-        CheckpointError: a tensor's name, shape or dtype is another than in `target`.
-    """
-    path = Path(path)
-    by_first("checked", partial(_check, path, target))
-    return _load(path, target)
-
-
-def _check(path: Path, target: Any) -> None:
-    """Raises CheckpointError unless the checkpoint is whole and fits."""
-    manifest = files.read_manifest(path)
-    files.check_files(path, manifest["files"])
-    files.check_tensors(path, manifest["tensors"], files.shapes(files.by_name(target)))
-
-
-def _load(path: Path, target: Any) -> tuple[int, Any]:
-    """Step and state of a checkpoint that has been checked."""
-    agreed("there", partial(writer.require_seen, path))
-    wanted = files.by_name(target)
-    found = arrays.load(path / writer.ARRAYS, wanted, of=path)
-    state = jax.tree.unflatten(jax.tree.structure(target), [found[name] for name in wanted])
-    return files.read_manifest(path)["step"], state
-
-
-def _savable(state: Any) -> dict[str, jax.Array]:
-    """The tensors by name, refused here if orbax could not save them."""
-    named = files.by_name(state)
-    for name, leaf in named.items():
-        if not isinstance(leaf, jax.Array):
-            raise CheckpointError(
-                f"{name} of the state is a {type(leaf).__name__}, not a jax array"
-            )
-        if leaf.size == 0:
-            raise CheckpointError(
-                f"{name} of the state is empty ({list(leaf.shape)}); leave it out"
-            )
-    return named
+    def _delete_all(self, steps: list[int]) -> None:
+        for step in steps:
+            try:
+                self._folders.delete(step)
+            except OSError as error:
+                raise CheckpointError(
+                    f"could not delete the old step {step}: {reason(error)}"
+                ) from error

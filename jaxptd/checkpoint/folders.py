@@ -1,24 +1,26 @@
-"""The folders of a run's checkpoints: which there are, and how one comes, is replaced and goes.
+"""The folders of a run's checkpoints: listing, creating, replacing and deleting them.
 
-See checkpoint.py for their names. In a run of many processes only the first one changes anything.
+See checkpoints.py for their names. With several processes only process 0 changes anything.
 """
 
 import os
 import re
 from pathlib import Path
 
-from jaxptd.checkpoint import manifest as files
-from jaxptd.checkpoint.manifest import CheckpointError, reason
+from jaxptd.checkpoint import disk
+from jaxptd.checkpoint.errors import CheckpointError, reason
+
+STEP = "[0-9]{8,}"  # the name of a checkpoint's folder
 
 
 class Folders:
-    """One folder a step, in `directory`, which need not be there yet."""
+    """One folder for each step in `directory`, which need not exist yet."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = Path(directory)
 
     def all(self) -> dict[int, Path]:
-        """Folder of each step, complete or not, ascending."""
+        """The folder of each step, complete or not, in ascending order."""
         try:
             names = os.listdir(self.directory)
         except FileNotFoundError:
@@ -28,47 +30,47 @@ class Folders:
                 f"cannot look for checkpoints in {self.directory}: {reason(error)}"
             ) from error
         found = {}
-        for name in sorted(names):  # "." sorts first: once there is a new step, that one counts
-            match = re.fullmatch(rf"({files.STEP})|\.({files.STEP})\.replaced", name)
+        for name in sorted(names):  # "." sorts first, so a new step overrides the one it replaces
+            match = re.fullmatch(rf"({STEP})|\.({STEP})\.replaced", name)
             if match and (self.directory / name).is_dir():
                 found[int(match[1] or match[2])] = self.directory / name
         return dict(sorted(found.items()))
 
     def folder(self, step: int) -> Path:
-        """Raises CheckpointError if there is none."""
+        """The folder of a step. Raises CheckpointError if there is none."""
         folders = self.all()
         if step not in folders:
-            there = f"it has steps {', '.join(map(str, folders))}" if folders else "it has none"
-            raise CheckpointError(f"no checkpoint of step {step} in {self.directory}; {there}")
+            steps = f"it has steps {', '.join(map(str, folders))}" if folders else "it has none"
+            raise CheckpointError(f"no checkpoint of step {step} in {self.directory}; {steps}")
         return folders[step]
 
     def partial(self, step: int) -> Path:
-        """Where a step is written and deleted: it does not count."""
+        """The folder in which a step is written or deleted; `all` ignores it."""
         return self._hidden(step, "partial")
 
     def make_partial(self, step: int) -> None:
-        """An empty folder to write a step into; what a killed save left goes first."""
+        """Creates an empty folder to write a step into, after removing what killed saves left."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self._clear_leftovers()
         self.partial(step).mkdir()
 
     def move_into_place(self, step: int) -> None:
-        """Makes the folder that was written count, instead of an older one of this step."""
+        """Renames a step's complete folder to its final name, replacing an older one."""
         final, replaced = self._final(step), self._hidden(step, "replaced")
         if final.exists():
             final.rename(replaced)  # a folder cannot be renamed onto one that is not empty
         self.partial(step).rename(final)
-        files.sync_folder(self.directory)
-        files.remove(replaced)
+        disk.sync_folder(self.directory)
+        disk.remove(replaced)
 
     def delete(self, step: int) -> None:
-        """Raises OSError if the folder cannot be moved aside."""
+        """Deletes a step. Raises OSError if its folder cannot be renamed first."""
         doomed = self.partial(step)
-        self._final(step).rename(doomed)  # killed while deleting, it does not look damaged
-        files.remove(doomed)
+        self._final(step).rename(doomed)  # if killed while deleting, it does not look damaged
+        disk.remove(doomed)
 
     def set_aside(self, step: int) -> Path:
-        """Renames a step so that it does not count any more; its new name.
+        """Renames a step so that `all` ignores it, and returns its new path.
 
         Raises:
             OSError: it cannot be renamed.
@@ -88,10 +90,10 @@ class Folders:
         return self.directory / f".{step:08d}.{kind}"
 
     def _clear_leftovers(self) -> None:
-        """Removes what a killed save left; a step that lost its place to nothing gets it back."""
+        """Removes what killed saves left; restores a replaced step if its new one is missing."""
         for path in self.directory.iterdir():
-            match = re.fullmatch(rf"\.({files.STEP})\.(partial|replaced)", path.name)
+            match = re.fullmatch(rf"\.({STEP})\.(partial|replaced)", path.name)
             if match and match[2] == "replaced" and not self._final(int(match[1])).exists():
                 path.rename(self._final(int(match[1])))
             elif match:
-                files.remove(path)
+                disk.remove(path)

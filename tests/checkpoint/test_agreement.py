@@ -1,20 +1,16 @@
-"""Checkpoints of two processes, for real: gloo on loopback, two simulated devices each."""
+"""Checkpoints of two real processes: gloo on loopback, two simulated devices each."""
 
 import os
 import socket
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
-import jax
-import numpy as np
 import pytest
+from checkpointing import ROOT, abstract, assert_same, make_state, save
 
 from jaxptd.checkpoint import Checkpoints
-from tests.checkpoint.test_checkpoints import abstract, assert_same, make_state, save
 
-ROOT = Path(__file__).parents[2]
 START = """
     import os, resource, signal, sys
     from pathlib import Path
@@ -25,14 +21,14 @@ START = """
     jax.config.update("jax_num_cpu_devices", 2)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"localhost:{{sys.argv[2]}}", 2, process)
-    from jaxptd.checkpoint import CheckpointError
-    from tests.checkpoint.test_agreement import *
+    from checkpointing import abstract, assert_same_shards, make_state
+    from jaxptd.checkpoint import CheckpointError, Checkpoints
     checkpoints = Checkpoints(folder, keep=9)
 """
 
 
 def two_processes(code, folder):
-    """Runs code in two processes that together have `make_state(seed, 2, 2)`."""
+    """Runs code in two processes; `make_state(seed, 2, 2)` is sharded over both."""
     start = START.format(root=str(ROOT), tests=str(ROOT / "tests" / "helpers"))
     code = textwrap.dedent(start) + textwrap.dedent(code)
     with socket.socket() as free:
@@ -62,26 +58,18 @@ def _without_gloo(text):
     return [line for line in text.splitlines() if not line.startswith("[Gloo]")]
 
 
-def assert_same_here(got, expected):
-    """Every bit of what lies on this process's devices."""
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-        assert (a.dtype, a.sharding) == (b.dtype, b.sharding)
-        for x, y in zip(a.addressable_shards, b.addressable_shards, strict=True):
-            assert np.asarray(x.data).tobytes() == np.asarray(y.data).tobytes()
-
-
 def test_any_number_of_processes_restores_what_any_number_saved(tmp_path):
-    """And a disk that is full for one is full for all, and is over for all when it is over."""
+    """And a full disk of one process fails the save on both; both save again afterwards."""
     save(tmp_path, 1)
     code = """
         target = abstract(make_state(0, 2, 2))
         step, state = checkpoints.restore_newest(target, report=print)
         assert step == 1
-        assert_same_here(state, make_state(1, 2, 2))
+        assert_same_shards(state, make_state(1, 2, 2))
 
         checkpoints.save(2, make_state(2, 2, 2), description={"by": 2})
         assert checkpoints.steps() == [1, 2]
-        assert_same_here(checkpoints.restore(2, target), make_state(2, 2, 2))
+        assert_same_shards(checkpoints.restore(2, target), make_state(2, 2, 2))
 
         hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
         for full in (0, 1):
@@ -104,7 +92,7 @@ def test_any_number_of_processes_restores_what_any_number_saved(tmp_path):
         jax.experimental.multihost_utils.sync_global_devices("damaged")
         step, state = checkpoints.restore_newest(target, report=lambda line: print("damaged"))
         assert step == 2
-        assert_same_here(state, make_state(2, 2, 2))
+        assert_same_shards(state, make_state(2, 2, 2))
         try:
             checkpoints.restore(4, target)
         except CheckpointError as error:
@@ -139,5 +127,5 @@ def test_a_directory_that_not_all_processes_see(tmp_path):
     outputs, errors = two_processes(code, tmp_path)
     for output in outputs:
         assert len(output) == 1
-        assert "train.run_dir must lie where all processes see the same files" in output[0]
+        assert "train.run_dir must be on a file system that all processes see" in output[0]
     assert errors == [[], []]

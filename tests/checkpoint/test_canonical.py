@@ -1,4 +1,4 @@
-"""The canonical form: the same on every layout, there and back to the last bit."""
+"""The canonical form: the same on every layout; converting to it and back keeps every bit."""
 
 import functools
 from pathlib import Path
@@ -38,7 +38,7 @@ ALL = {
 LAYOUTS = pytest.mark.parametrize("layout", ALL.values(), ids=ALL)
 LAYERS = 5
 SIZES = (f"--model.vocab_size={VOCAB}", f"--model.num_layers={LAYERS}")
-# The layer in each held row; of four parts the second has two layers.
+# The layer in each row of a stack; the second of four model parts has two layers.
 ROWS = {"pp2": [0, 1, None, 2, 3, 4], "loop": [0, None, 3, None, 1, 2, 4, None]}
 ROWS["v"] = [0, None, 4, None, 1, 2, 3, None]
 
@@ -51,7 +51,7 @@ def make_program(layout: tuple[str, ...]) -> Program:
 
 @functools.cache
 def trained(layout: tuple[str, ...]) -> dict:
-    """The state after two steps, so that moments are not zero; of a pipeline, tp4's restored."""
+    """The state after two steps, so that moments are not zero; pipelines get tp4's, converted."""
     program = make_program(layout)
     if layout in PIPELINES:
         saved = to_canonical(make_program(TP4), trained(TP4))
@@ -111,7 +111,7 @@ def test_there_and_back(layout):
 
 @LAYOUTS
 def test_from_any_layout_to_any_other(layout):
-    """What one layout saves another holds, and saves again as it was."""
+    """A state of tp4, converted to another layout and back, is unchanged."""
     saved = to_canonical(make_program(TP4), trained(TP4))
     program = make_program(layout)
     state = from_canonical(program, on_mesh(program, saved))
@@ -121,10 +121,10 @@ def test_from_any_layout_to_any_other(layout):
 
 
 @pytest.mark.parametrize(
-    ("layout", "parts"), [(TP4, 1), (ZERO, 4), (PP2, 2)], ids=["tp4", "zero", "pp2"]
+    ("layout", "shards"), [(TP4, 1), (ZERO, 4), (PP2, 2)], ids=["tp4", "zero", "pp2"]
 )
-def test_what_is_a_copy_lies_in_host_memory_cut_as_the_state_is(layout, parts):
-    """Over stages and data parallel devices, along a dim that is not padded."""
+def test_what_is_a_copy_lies_in_host_memory_cut_as_the_state_is(layout, shards):
+    """Sharded over stages and data parallel devices, along a dim that is not padded."""
     program = make_program(layout)
     found = to_canonical(program, trained(layout))
     want = abstract_canonical(program)
@@ -134,8 +134,8 @@ def test_what_is_a_copy_lies_in_host_memory_cut_as_the_state_is(layout, parts):
         assert x.sharding.memory_kind == (DEVICE if stored.is_canonical else HOST)
     copies = [name for name, stored in program.stored.items() if not stored.is_canonical]
     assert "tokens.table" in copies
-    part = found["params"]["tokens.table"].addressable_shards[0].data
-    assert part.shape == (VOCAB, 16 // parts)
+    shard = found["params"]["tokens.table"].addressable_shards[0].data
+    assert shard.shape == (VOCAB, 16 // shards)
 
 
 @pytest.mark.parametrize(

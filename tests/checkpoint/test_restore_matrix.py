@@ -1,4 +1,4 @@
-"""Saved on one layout, restored on another: every ordered pair, to the last bit, and it goes on."""
+"""Saving on one layout and restoring on another: every ordered pair, bit for bit, then training."""
 
 import functools
 import itertools
@@ -54,7 +54,7 @@ def same(found: Any, expected: Any) -> None:
 
 
 def numbers() -> Any:
-    """A canonical state, no two numbers of it alike: parameters, moments and step."""
+    """A canonical state of random numbers: parameters, moments and step."""
     leaves, tree = jax.tree.flatten(abstract_canonical(program("one")))
     draw = np.random.default_rng(0)
     return jax.tree.unflatten(
@@ -64,7 +64,7 @@ def numbers() -> Any:
 
 
 def on(name: str, canonical: Any) -> State:
-    """The state of a layout, out of numbers that lie anywhere."""
+    """The state of a layout, from a canonical state on any devices."""
     target = abstract_canonical(program(name))
     placed = jax.tree.map(lambda x, t: jax.device_put(x, t.sharding), canonical, target)
     return from_canonical(program(name), placed)
@@ -72,7 +72,7 @@ def on(name: str, canonical: Any) -> State:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, Checkpoints]]:
-    """A state, and a checkpoint of it from each layout, which held it as training does."""
+    """A state, and the checkpoint of it that each layout saved from its own form."""
     state, found = numbers(), {}
     for name in LAYOUTS:
         held = on(name, state)
@@ -85,7 +85,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, Chec
 
 @pytest.mark.parametrize("there", LAYOUTS)
 def test_from_every_layout_the_same_bits_come_to_every_other(saved, there: str) -> None:
-    """What is restored depends on the target alone; so once, it is laid out and taken back."""
+    """All restored states are equal, so only the last one is converted to the layout and back."""
     state, checkpoints = saved
     target = abstract_canonical(program(there))
     for here in LAYOUTS:
@@ -102,7 +102,7 @@ def test_there_are_enough_pairs() -> None:
     assert len(PAIRS) == len(LAYOUTS) * (len(LAYOUTS) - 1)
 
 
-# ---- and training goes on -----------------------------------------------------------------------
+# ---- training continues -------------------------------------------------------------------------
 
 BEFORE, AFTER = 2, 2  # steps
 
@@ -116,7 +116,7 @@ def rows(step: int) -> dict[str, np.ndarray]:
 
 
 def steps(name: str, state: State, numbers: range) -> tuple[State, list[tuple[float, float]]]:
-    """The state after these steps; loss and norm of each."""
+    """The state after these steps, with loss and gradient norm of each."""
     found = []
     for step in numbers:
         state, metrics = program(name).train_step(state, program(name).place(rows(step)))
@@ -126,7 +126,7 @@ def steps(name: str, state: State, numbers: range) -> tuple[State, list[tuple[fl
 
 @functools.cache
 def begun(name: str) -> Any:
-    """A layout's state after its first steps, canonical, as numpy arrays."""
+    """A layout's canonical state after its first steps, as numpy arrays."""
     state = Program(program(name).config, program(name).mesh).init_state()
     state, _ = steps(name, state, range(BEFORE))
     return jax.tree.map(np.asarray, to_canonical(program(name), state))
@@ -134,28 +134,28 @@ def begun(name: str) -> Any:
 
 @functools.cache
 def uninterrupted() -> list[tuple[float, float]]:
-    """Loss and norm of the steps after those, on one device."""
+    """Loss and gradient norm of the next steps, on one device."""
     return steps("one", on("one", begun("one")), range(BEFORE, BEFORE + AFTER))[1]
 
 
-def goes_on(here: str, there: str, folder: Path) -> None:
+def check_training_continues(here: str, there: str, folder: Path) -> None:
+    """Saves on one layout, restores on another and compares the next steps with one device's."""
     checkpoints, target = Checkpoints(folder, keep=1), abstract_canonical(program(there))
     state = begun(here)
     checkpoints.save(BEFORE, to_canonical(program(here), on(here, state)), description={})
     restored = checkpoints.restore(BEFORE, target)
     same(restored, state)
     assert int(restored["step"]) == BEFORE
-    mine = from_canonical(program(there), restored)
-    _, found = steps(there, mine, range(BEFORE, BEFORE + AFTER))
+    _, found = steps(there, from_canonical(program(there), restored), range(BEFORE, BEFORE + AFTER))
     np.testing.assert_allclose(found, uninterrupted(), rtol=1e-5)
 
 
 @pytest.mark.parametrize(("here", "there"), [("zero2 tp", "zero3 pp")])
 def test_the_curve_goes_on(here: str, there: str, tmp_path: Path) -> None:
-    goes_on(here, there, tmp_path)
+    check_training_continues(here, there, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("here", "there"), PAIRS)
 def test_the_curve_goes_on_from_every_layout_to_every_other(here, there, tmp_path) -> None:
-    goes_on(here, there, tmp_path)
+    check_training_continues(here, there, tmp_path)

@@ -1,21 +1,15 @@
-"""Saving behind the step: what the step changes is safe, and a failure comes up once, in words."""
+"""Saving in the background: the step may change the state, and a failure is raised once."""
 
-import errno
 import os
 import threading
 
 import jax
 import numpy as np
 import pytest
-
-from jaxptd.checkpoint import CheckpointError, Checkpoints
-from jaxptd.checkpoint import checkpoints as checkpoint
-from jaxptd.checkpoint import manifest as checkpoint_files
-from jaxptd.checkpoint import save as checkpoint_writer
-from jaxptd.checkpoint.background import Background
-from tests.checkpoint.test_checkpoints import (
+from checkpointing import (
     abstract,
     assert_same,
+    disk_full,
     make_mesh,
     make_state,
     put,
@@ -23,9 +17,13 @@ from tests.checkpoint.test_checkpoints import (
     save,
 )
 
+from jaxptd.checkpoint import CheckpointError, Checkpoints, manifest
+from jaxptd.checkpoint.background import Background
+from jaxptd.checkpoint.checkpoints import GRACE
+
 
 class Held:
-    """A function that waits to be let go, once it is called."""
+    """Replaces a function by one that waits for `let_go` before it calls the original."""
 
     def __init__(self, monkeypatch, owner, name):
         self.called, self.let_go, self.times = threading.Event(), threading.Event(), 0
@@ -41,7 +39,7 @@ class Held:
 
 @pytest.fixture
 def sealing(monkeypatch):
-    held = Held(monkeypatch, checkpoint_files, "seal")
+    held = Held(monkeypatch, manifest, "seal")
     yield held
     held.let_go.set()
 
@@ -49,7 +47,7 @@ def sealing(monkeypatch):
 def test_the_caller_goes_on_while_files_are_written(tmp_path, sealing):
     checkpoints = Checkpoints(tmp_path, keep=9)
     checkpoints.save_async(1, make_state(1), description={})
-    assert sealing.called.wait(60)  # and this thread is here
+    assert sealing.called.wait(60)  # while this thread continues
     assert checkpoints.steps() == []
     sealing.let_go.set()
     checkpoints.wait()
@@ -89,14 +87,14 @@ def test_a_second_save_waits_for_the_first(tmp_path, sealing):
 
 
 def fail_once(monkeypatch):
-    """The next write finds the disk full."""
-    seal = checkpoint_files.seal
+    """Makes the disk full for the next save only."""
+    seal = manifest.seal
 
     def full(*_):
-        monkeypatch.setattr(checkpoint_files, "seal", seal)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        monkeypatch.setattr(manifest, "seal", seal)
+        disk_full()
 
-    monkeypatch.setattr(checkpoint_files, "seal", full)
+    monkeypatch.setattr(manifest, "seal", full)
 
 
 @pytest.mark.parametrize("end", ["save", "wait", "with"])
@@ -143,9 +141,9 @@ def test_nothing_is_left_running(tmp_path):
 
 @pytest.mark.parametrize("error", ["", "KeyboardInterrupt"])
 def test_the_process_ends_quietly(tmp_path, error):
-    """Also on Ctrl-C in the middle of a save, which is finished first."""
+    """Also after Ctrl-C during a save, which is completed first."""
     code = """
-        with Checkpoints(Path(sys.argv[1]), keep=9) as checkpoints:
+        with Checkpoints(directory, keep=9) as checkpoints:
             checkpoints.save_async(1, make_state(1), description={})
             checkpoints.save_async(2, make_state(2), description={})
             if sys.argv[2]:
@@ -158,7 +156,7 @@ def test_the_process_ends_quietly(tmp_path, error):
 
 
 def test_ctrl_c_does_not_wait_for_ever(tmp_path, monkeypatch, sealing):
-    monkeypatch.setattr(checkpoint, "GRACE", 0.1)
+    monkeypatch.setattr("jaxptd.checkpoint.checkpoints.GRACE", 0.1)
     with pytest.raises(KeyboardInterrupt), Checkpoints(tmp_path, keep=1) as checkpoints:
         checkpoints.save_async(1, make_state(1), description={})
         raise KeyboardInterrupt
@@ -168,7 +166,7 @@ def test_ctrl_c_does_not_wait_for_ever(tmp_path, monkeypatch, sealing):
 
 
 def test_ctrl_c_while_it_waits_leaves_the_save_its_time(tmp_path, monkeypatch, sealing):
-    """A second Ctrl-C mostly comes while the run's end waits for the last save."""
+    """A second Ctrl-C usually comes while the run waits for its last save."""
     waits = []
 
     def interrupted(self, seconds=None):
@@ -180,19 +178,19 @@ def test_ctrl_c_while_it_waits_leaves_the_save_its_time(tmp_path, monkeypatch, s
 
     with pytest.raises(KeyboardInterrupt), Checkpoints(tmp_path, keep=1) as checkpoints:
         checkpoints.save_async(1, make_state(1), description={})
-        wait = checkpoint.Background.wait
-        monkeypatch.setattr(checkpoint.Background, "wait", interrupted)
+        wait = Background.wait
+        monkeypatch.setattr(Background, "wait", interrupted)
         checkpoints.wait()
-    assert waits[:2] == [None, checkpoint.GRACE]
+    assert waits[:2] == [None, GRACE]
     assert checkpoints.steps() == [1]
 
 
 def test_sigkill_in_the_middle_of_a_save_leaves_the_one_before(tmp_path):
     code = """
-        import signal
-        save(Path(sys.argv[1]), 1)
-        checkpoint_files.seal = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-        checkpoints = Checkpoints(Path(sys.argv[1]), keep=9)
+        from jaxptd.checkpoint import manifest
+        save(directory, 1)
+        manifest.seal = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        checkpoints = Checkpoints(directory, keep=9)
         checkpoints.save_async(2, make_state(2), description={})
         while True:
             pass
@@ -205,10 +203,7 @@ def test_sigkill_in_the_middle_of_a_save_leaves_the_one_before(tmp_path):
 
 
 def test_a_failed_start_leaves_nothing(tmp_path, monkeypatch):
-    def broken(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(checkpoint_writer, "ArraysBeingWritten", broken)
+    monkeypatch.setattr("jaxptd.checkpoint.save.PendingWrite", disk_full)
     with pytest.raises(CheckpointError, match="No space left on device; .* none: this was the"):
         Checkpoints(tmp_path, keep=1).save_async(1, make_state(1), description={})
     assert os.listdir(tmp_path) == []

@@ -20,16 +20,15 @@ TIMES = {"tokens_per_second", "step_time", "mfu"}
 # Kills itself some time after a moment of the run: its start, a step, or inside a save.
 RUN = """
 import os, random, signal, sys, threading, time
-from jaxptd.checkpoint import arrays as checkpoint_arrays
-from jaxptd.checkpoint import manifest as checkpoint_files
-from jaxptd.checkpoint import folders as checkpoint_folders
+from jaxptd.checkpoint import arrays, manifest
+from jaxptd.checkpoint.folders import Folders
 from jaxptd.errors import run_command
 from jaxptd.run.folder import RunDir
 from jaxptd.train import main
 
 owner, name, times, seconds = sys.argv.pop(1).split(":")
-owner = {"log": RunDir, "arrays": checkpoint_arrays.ocp, "files": checkpoint_files,
-         "folders": checkpoint_folders.Folders, "run": None}[owner]
+owner = {"log": RunDir, "arrays": arrays.ocp, "manifest": manifest,
+         "folders": Folders, "run": None}[owner]
 left = int(times)
 
 def kill():
@@ -64,8 +63,8 @@ def moments():
         "run:start",
         "log:log",
         "arrays:save_async",
-        "files:put_on_disk",
-        "files:seal",
+        "manifest:sync_files",
+        "manifest:seal",
         "folders:move_into_place",
         "folders:delete",
     ]

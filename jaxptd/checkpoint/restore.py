@@ -1,0 +1,49 @@
+"""Restoring one checkpoint: every file is checked before anything is read into arrays."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxptd.checkpoint import arrays, manifest
+from jaxptd.checkpoint.agreement import run_on_all, run_on_first
+from jaxptd.checkpoint.save import ARRAYS, require_seen
+
+
+def read_description(path: Path) -> dict[str, Any]:
+    """The description saved with the checkpoint in this folder. Raises CheckpointError."""
+    return manifest.read(Path(path))["description"]
+
+
+def restore_path(path: Path, target: Any) -> tuple[int, Any]:
+    """Checks the checkpoint in this folder and restores its step and state.
+
+    Args:
+        path: the folder of one step.
+        target: the state as jax.ShapeDtypeStruct with sharding (None: the first device); mesh and
+            sharding may differ from those it was saved with.
+
+    Raises:
+        DamagedCheckpointError: a file is missing, truncated or changed.
+        CheckpointError: a tensor's name, shape or dtype differs from `target`.
+    """
+    path = Path(path)
+    run_on_first("checked", partial(check, path, target))
+    return load(path, target)
+
+
+def check(path: Path, target: Any) -> None:
+    """Raises CheckpointError unless the checkpoint is complete, undamaged and fits `target`."""
+    saved = manifest.read(path)
+    manifest.check_files(path, saved["files"])
+    manifest.check_tensors(path, saved["tensors"], manifest.shapes(manifest.by_name(target)))
+
+
+def load(path: Path, target: Any) -> tuple[int, Any]:
+    """Reads step and state of a checkpoint that `check` accepted."""
+    run_on_all("there", partial(require_seen, path))
+    wanted = manifest.by_name(target)
+    found = arrays.load(path / ARRAYS, wanted, checkpoint=path)
+    state = jax.tree.unflatten(jax.tree.structure(target), [found[name] for name in wanted])
+    return manifest.read(path)["step"], state
