@@ -30,9 +30,9 @@ HEAD = (
     "pass",
     "executions",
     "MiB each",
-    "attention kernels under way",
+    "overlapping attention kernels",
     "other products",
-    "lies over",
+    "overlaps with",
 )
 PASSES = ("forward", "forward again", "backward")
 

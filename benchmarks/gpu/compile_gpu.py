@@ -36,11 +36,11 @@ INTRODUCTION = """# Training steps compiled for H200s
 
 Compiled ahead of time by `python -m benchmarks.gpu.compile_gpu` on a machine without a GPU; nothing
 here was run or timed. All figures are of one GPU. Peak: all that the program needs, state included.
-Last column but one: bytes moved by kernels that are neither product, attention nor collective;
-4.3 GB take about a millisecond. Collectives: executions a step, and bytes each GPU sends in a ring.
-XLA's scheduler uses memory that is free to overlap collectives with products, most of all where
-layers are unrolled. The peer, plain jit, sums the gradients of matrices over dp in bfloat16; jaxptd
-sums them in float32, which is twice the bytes.
+Last column but one: bytes moved by kernels other than products, attention and collectives; 4.3 GB
+take about a millisecond. Collectives: executions a step, and bytes each GPU sends in a ring. XLA's
+scheduler uses free memory to overlap collectives with products, most with unrolled layers. The
+peer, plain jit, sums the gradients of matrices over dp in bfloat16; jaxptd sums them in float32,
+which is twice the bytes.
 
 """
 HEAD: tuple[str, ...] = (
@@ -57,7 +57,7 @@ HEAD += ("temp GiB", "state GiB", "kernels", "GB moved by others than products",
 
 
 def line(config: Config, *, peer: bool) -> tuple[list[str], float]:
-    """The table's row for a config, and how long it took to compile, in seconds."""
+    """Makes the table's row for a config; also returns the seconds of compilation."""
     mesh = make_mesh(config.layout, gpus(config.layout.num_devices))
     program: Any = Program(config, mesh)
     kernel = program.attention_kernel[0]
@@ -87,13 +87,13 @@ def line(config: Config, *, peer: bool) -> tuple[list[str], float]:
 
 
 def in_words(model: ModelConfig) -> str:
-    """What the layers of a model compute again."""
+    """Formats a model's remat policy."""
     first = model.remat_layers
     return model.remat if first is None else f"{model.remat}, first {first} of {model.num_layers}"
 
 
 def with_even_vocabulary(config: Config) -> Config:
-    """The config with a vocabulary that splits over tp: plain jit lays no uneven arrays."""
+    """Copies the config with a vocabulary that splits over tp, which plain jit needs."""
     model, tp = config.model, config.layout.tp
     even = -(-(model.vocab_size or 0) // tp) * tp
     return dataclasses.replace(config, model=dataclasses.replace(model, vocab_size=even))
@@ -104,7 +104,7 @@ def _gib(size: int) -> str:
 
 
 def with_options(config: Config, *, remat: Remat | None, layers: str | None) -> Config:
-    """The config with another remat and another way to run its layers."""
+    """Copies the config with another remat policy, and with layers scanned or unrolled."""
     model = dataclasses.replace(
         config.model,
         remat=remat or config.model.remat,
@@ -114,14 +114,14 @@ def with_options(config: Config, *, remat: Remat | None, layers: str | None) -> 
 
 
 def report(title: str, rows: Sequence[Sequence[str]]) -> str:
-    """A section of a Markdown page."""
+    """Makes a section of a Markdown page."""
     return (
         f"## {title}\n\n{versions('flax', 'optax', *PLUGINS.split())}\n\n{table([HEAD, *rows])}\n"
     )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compiles the training step of a config for H200s that are not there."""
+    """Compiles the training step of a config for H200s; no GPU is needed."""
     parser = make_parser("python -m benchmarks.gpu.compile_gpu", main.__doc__ or "")
     remats, ways = ("none", "dots", "attention", "full"), ("scan", "unrolled")
     parser.add_argument("--remats", nargs="+", choices=remats, help="several, instead of one")
@@ -131,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", default="", help="Markdown file to append the table to")
     config, options = parse(parser, argv)
     config = with_vocabulary(config)
-    jax.config.update("jax_platforms", "cpu")  # what starts here; compiled is for GPUs
+    jax.config.update("jax_platforms", "cpu")  # the step is only compiled for GPUs
     rows = []
     for layers in options["layers"] or [None]:
         for remat in options["remats"] or [None]:

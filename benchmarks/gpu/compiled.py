@@ -96,7 +96,7 @@ HEAD = ("case", "layout", "B", "layers", "remat", "peak GiB", "kernels", "others
 HEAD += ("product TFLOP", "attention TFLOP", "collectives", "over products or attention")
 INTRODUCTION = """# Training steps compiled for H200s
 
-Made by `python -m benchmarks.gpu.compiled`, whose head says what the figures are; of one GPU.
+Made by `python -m benchmarks.gpu.compiled`, whose head explains the figures; of one GPU.
 Nothing was run.
 
 """

@@ -22,7 +22,7 @@ INPUTS = 1 + 1 + 1 + 4  # their inputs, over M D
 
 @dataclasses.dataclass(frozen=True)
 class Links:
-    """Bytes/s that a device sends along each axis, and seconds of a message. Default: bytes."""
+    """Bytes/s that a device sends along each axis, and seconds per message; all 1 counts bytes."""
 
     tp: float = 1.0
     row: float = 1.0
@@ -35,7 +35,7 @@ BYTES = Links()
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """`each` M + `fixed`: of bytes or seconds of one layer on one device."""
+    """Bytes or seconds of one layer on one device: `each` M + `fixed`."""
 
     each: float
     fixed: float = 0.0
@@ -51,13 +51,13 @@ class Cost:
 
 
 def one_way(devices: int, hidden: int, links: Links = BYTES) -> Cost:
-    """1D with sequence parallelism: four all-gathers and four reduce-scatters of [M, D]."""
+    """The cost of 1D with sequence parallelism: 4 all-gathers and 4 reduce-scatters of [M, D]."""
     sent = Cost(8 * HALF * hidden * (devices - 1) / devices)
     return sent / links.tp + Cost(0, messages_one_way(devices) * links.latency)
 
 
 def along_col(rows: int, cols: int, hidden: int) -> Cost:
-    """Inputs of products, twice, and their gradients, once; eight sums of float32 for two norms."""
+    """Inputs of products, twice, and their gradients, once; eight float32 sums for two norms."""
     share = (cols - 1) / (rows * cols)
     return Cost(share * (3 * INPUTS * HALF * hidden + 2 * 8 * WIDE))
 
@@ -70,13 +70,13 @@ def along_row(rows: int, cols: int, hidden: int) -> Cost:
 
 
 def on_grid(rows: int, cols: int, hidden: int, links: Links = BYTES) -> Cost:
-    """The grid: both axes, one after the other."""
+    """The cost of the grid: both axes, one after the other."""
     both = along_row(rows, cols, hidden) / links.row + along_col(rows, cols, hidden) / links.col
     return both + Cost(0, messages_on_grid(rows, cols) * links.latency)
 
 
 def messages_one_way(devices: int) -> int:
-    """Sends of a device, one after the other."""
+    """Consecutive sends of a device."""
     return 8 * (devices - 1)
 
 
@@ -86,7 +86,7 @@ def messages_on_grid(rows: int, cols: int) -> int:
 
 
 def cheaper(rows: int, cols: int, hidden: int, links: Links = BYTES) -> tuple[float, float] | None:
-    """From how many tokens a micro-batch on, and up to how many, the grid costs less; or never."""
+    """The range of tokens per micro-batch in which the grid costs less; None if never."""
     grid, line = on_grid(rows, cols, hidden, links), one_way(rows * cols, hidden, links)
     saved, more = line.each - grid.each, grid.fixed - line.fixed
     if saved > 0:
@@ -95,7 +95,7 @@ def cheaper(rows: int, cols: int, hidden: int, links: Links = BYTES) -> tuple[fl
 
 
 def first(devices: int, hidden: int, links: Links = BYTES) -> tuple[int, int, float] | None:
-    """The grid, (rows, cols), that is cheaper at the fewest tokens, and those; none: never."""
+    """The grid that is cheaper from the fewest tokens on, (rows, cols, tokens); None if never."""
     found = []
     for cols in (cols for cols in range(2, devices) if devices % cols == 0):
         span = cheaper(devices // cols, cols, hidden, links)
@@ -108,12 +108,12 @@ def first(devices: int, hidden: int, links: Links = BYTES) -> tuple[int, int, fl
 
 
 def kept_one_way(devices: int, *, remat: str) -> float:
-    """Bytes that a layer keeps for backward, over M D, on one device; norms' statistics aside."""
+    """Bytes / (M D) that a layer keeps for backward on one device, without norms' statistics."""
     return {"none": 4 + 28 / devices, "dots": 20 / devices, "full": 2 / devices}[remat]
 
 
 def kept_on_grid(devices: int, *, remat: str) -> float:
-    """As `kept_one_way`: the inputs of products are kept as they lie, in blocks."""
+    """`kept_one_way` on a grid, where the inputs of products are kept in blocks."""
     return {"none": 32 / devices, "dots": 22 / devices, "full": 2 / devices}[remat]
 
 
@@ -125,16 +125,16 @@ NODE = 8  # GPUs, each with a link of either kind
 
 
 def over_nodes(cols: int) -> Links:
-    """Rows of the grid within a node, columns over nodes; all of a node's network links in use.
+    """Links with rows of the grid within a node, and columns over nodes.
 
-    The ring of 1D has them all; those of `cols` columns share them.
+    The ring of 1D uses all network links of a node; the rings of `cols` columns share them.
     """
     line, column = (min(NVLINK, NODE / rings * NETWORK) for rings in (1, cols))
     return Links(tp=line, row=column, col=NVLINK, latency=LATENCY)
 
 
 def table(hidden: int) -> str:
-    """A line a grid: bytes and messages of both ways, and from which M / D on the grid has less."""
+    """Makes the table, a line per grid: bytes and messages of 1D and grid, and the break-even."""
     sent = ("1D: bytes / (M D)", "grid: bytes / (M D)", "and / D²", "messages: 1D", "grid")
     evens = ("fewer bytes", "less time, NVLink", "less time, over nodes")
     lines = [_row("row x col", *sent, *evens), "|---" * 9 + "|"]

@@ -54,7 +54,7 @@ Where tp does not divide the heads there are fewer and wider ones, of the same w
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """What is known of a compiled step."""
+    """A compiled step's memory and collectives."""
 
     config: Config
     named: str
@@ -68,7 +68,7 @@ class Compiled:
         return {str(axis): size for axis, size in self.config.layout.sizes.items()}
 
     def sent(self, *, kind: str = "", axes: str = "", over: str = "") -> int:
-        """Bytes, of all or of some."""
+        """Bytes sent by all collectives, or by those of a kind, axes or overlap."""
         return sum(
             each.sent(self.sizes)
             for each in self.moves
@@ -114,9 +114,9 @@ def gib(size: float) -> str:
 
 
 def laid_out(config: Config, layout: Layout) -> Config:
-    """The config in another layout, as many samples a device.
+    """Copies the config with another layout and as many samples a device.
 
-    With fewer heads, if its own do not split over tp.
+    With fewer heads, if the config's do not split over tp.
     """
     model, devices = config.model, config.layout.num_devices
     batch = config.train.global_batch_size * layout.num_devices // devices
@@ -131,7 +131,7 @@ def laid_out(config: Config, layout: Layout) -> Config:
 
 
 def compiled(config: Config, named: str = "", options: Mapping[str, Any] | None = None) -> Compiled:
-    """A config's step, compiled for H200s."""
+    """Compiles a config's step for H200s."""
     mesh = make_mesh(config.layout, gpus(config.layout.num_devices))
     program: Any = Program(config, mesh)
     if options:
@@ -151,7 +151,7 @@ def compiled(config: Config, named: str = "", options: Mapping[str, Any] | None 
 
 
 def report(config: Config, options: Mapping[str, Any] | None = None) -> str:
-    """Both tables, of every layout."""
+    """Makes both tables, with every layout."""
     found = []
     for named, layout in LAYOUTS:
         start = time.perf_counter()

@@ -54,7 +54,7 @@ def fox() -> Figure:
         _rings(axes, up=step > 0, left=False)
         for i in range(Q):
             _along_row(axes, i, panel("fox", i, 0, step))
-        moved = "B moved one up" if step else "B as it lies"
+        moved = "B moved one up" if step else "B not moved"
         axes.set_xlabel(f"A from the bold device along its row,\n{moved}")
     return figure
 

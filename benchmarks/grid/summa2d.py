@@ -157,16 +157,16 @@ w2[F, D], float32.
 
 - jaxptd: x, w1, w2, h = x w1 and y in blocks on the grid; backward moves the blocks again.
 - autodiff: the blocks all-gathered, then a local product; backward is JAX's.
-- jit: the same blocks by sharding constraints, made by XLA's partitioner.
-- Megatron: w1 cut by columns, w2 by rows, x and y by tokens (sequence parallelism), as jaxptd has
-  it; what was gathered of x is kept, or gathered again in backward.
+- jit: the same blocks by sharding constraints, with XLA's partitioner.
+- Megatron: w1 sharded by columns, w2 by rows, x and y by tokens (sequence parallelism), by jaxptd;
+  the gathered x is kept, or gathered again in backward.
 
 Every program was within {TOLERANCE:.0e} (relative, in norm) of one device, product and gradients,
-before it was timed. Temporary memory is of one device's program, h and all that arrives included,
-operands and results not. Kept for backward: what `jax.vjp` holds on to, the device's blocks of
-x (D wide), h, w1 and w2 at least. Sent: if every collective runs as a ring. On CPUs a broadcast and
-a sum for one device are all-reduces; on GPUs summa's broadcasts are XLA's, which send half as much.
-Messages: collectives as they are asked for; XLA joins some.
+before it was timed. Temporary memory is that of one device's program, with h and the blocks that
+arrive, without operands and results. Kept for backward: the residuals of `jax.vjp`, at least the
+device's blocks of x (D wide), h, w1 and w2. Sent: if every collective runs as a ring. On CPUs a
+broadcast and a sum for one device are all-reduces; on GPUs summa's broadcasts are XLA's, which send
+half as much. Messages: collectives in the jaxpr; XLA merges some.
 """
 
 
@@ -175,7 +175,7 @@ def report(sections: Sequence[str], *, devices: Sequence[int], steps: int) -> st
     simulated = " and ".join(map(str, devices))
     head = f"{versions()} {simulated} simulated CPU devices; {steps} runs each, interleaved."
     title = "# A pair of products on a grid beside its peers"
-    return "\n\n".join(part.strip() for part in [title, head, ABOUT, *sections]) + "\n"
+    return "\n\n".join(block.strip() for block in [title, head, ABOUT, *sections]) + "\n"
 
 
 def parse_size(text: str) -> Size:

@@ -25,7 +25,7 @@ Products = Callable[[Array, Array, Array], Array]
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """Tokens, model, hidden."""
+    """The size of a pair: tokens, model, hidden."""
 
     M: int
     D: int
@@ -33,16 +33,16 @@ class Size:
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """Of x, w1, w2 and the gradient of y."""
+        """The shapes of x, w1, w2 and the gradient of y."""
         return [(1, self.M, self.D), (self.D, self.F), (self.F, self.D), (1, self.M, self.D)]
 
     @property
     def flops(self) -> int:
-        """Of two products and the two that each has in backward."""
+        """FLOPs of two products, and of two in backward for each."""
         return 6 * 2 * self.M * self.D * self.F
 
     def random(self) -> list[np.ndarray]:
-        """Standard normal; w1 and w2 so that h and y are, too."""
+        """Draws standard normal arrays; w1 and w2 are scaled so that h and y are too."""
         rng, lengths = np.random.default_rng(0), (1, self.D, self.F, 1)
         return [
             rng.standard_normal(shape, np.float32) / np.float32(math.sqrt(length))
@@ -55,7 +55,7 @@ class Size:
 
 @jax.jit
 def plain(x: Array, w1: Array, w2: Array, dy: Array) -> tuple[Array, ...]:
-    """On one device: -> y, dx, dw1, dw2."""
+    """Computes y, dx, dw1, dw2 on one device."""
     y, backward = jax.vjp(lambda x, w1, w2: (x @ w1) @ w2, x, w1, w2)
     return y, *backward(dy)
 
@@ -64,8 +64,8 @@ def plain(x: Array, w1: Array, w2: Array, dy: Array) -> tuple[Array, ...]:
 class Program:
     """One way to compute x[1, M, D] w1[D, F] w2[F, D] -> y[1, M, D].
 
-    products: of one device's blocks, or, if `local` is False, of whole arrays that are laid out
-    cut. specs: of x and y, w1, w2. ours: not a peer's.
+    products: takes a device's blocks, or, if `local` is False, whole sharded arrays.
+    specs: of x and y, w1, w2. ours: not a peer's.
     """
 
     name: str
@@ -76,11 +76,11 @@ class Program:
     local: bool = True
 
     def gradients(self, mesh: Mesh) -> Any:
-        """jit of `x, w1, w2, dy -> y, dx, dw1, dw2`, all of y there before backward begins."""
+        """Makes the jitted `x, w1, w2, dy -> y, dx, dw1, dw2`; backward begins after all of y."""
 
         def both(x: Array, w1: Array, w2: Array, dy: Array) -> tuple[Array, ...]:
             y, backward = jax.vjp(self.products, x, w1, w2)
-            y, dy = lax.optimization_barrier((y, dy))  # in training dy comes of y
+            y, dy = lax.optimization_barrier((y, dy))  # in training dy depends on y
             return y, *backward(dy)
 
         x, w1, w2 = self.specs
@@ -91,7 +91,7 @@ class Program:
         return jax.jit(both, in_shardings=lay(given), out_shardings=lay(made))
 
     def kept(self, mesh: Mesh, arrays: Sequence[Any]) -> int:
-        """Bytes that a device holds between forward and backward: what `jax.vjp` returns."""
+        """Bytes of the residuals of `jax.vjp` on a device, between forward and backward."""
 
         def residuals(*blocks: Array) -> list[Array]:
             return jax.tree.leaves(jax.vjp(self.products, *blocks)[1])
@@ -111,7 +111,7 @@ class Program:
         return sum(math.prod(lay.shard_shape(x.shape)) * x.dtype.itemsize for x, lay in laid)
 
     def shardings(self, mesh: Mesh) -> tuple[NamedSharding, ...]:
-        """Of x, w1, w2."""
+        """The shardings of x, w1, w2."""
         return tuple(NamedSharding(mesh, spec) for spec in self.specs)
 
 
@@ -119,7 +119,7 @@ class Program:
 
 
 def form(name: str, layout: Layout, *, ours: bool, again: bool = False) -> Program:
-    """As jaxptd's layers do it. again: what the first product gathers is gathered again."""
+    """The pair by a form of jaxptd. again: backward gathers the first product's input again."""
     held = make_form(layout)
     column = jax.checkpoint(held.column_parallel) if again else held.column_parallel
 
@@ -133,14 +133,14 @@ def form(name: str, layout: Layout, *, ours: bool, again: bool = False) -> Progr
 
 
 def grid(algorithm: Matmul2D, rows: int, cols: int, slices: int = 1) -> Program:
-    """Everything in blocks."""
+    """jaxptd's pair on a grid, everything in blocks."""
     layout = Layout(row=rows, col=cols, matmul2d=algorithm, matmul2d_slices=slices)
     cut = f" in {slices} slices" if slices > 1 else ""
     return form(f"jaxptd {algorithm}{cut}", layout, ours=True)
 
 
 def gathered(rows: int, cols: int) -> Program:
-    """Blocks gathered whole, and backward left to autodiff."""
+    """The peer that gathers all blocks, and leaves backward to autodiff."""
 
     def product(a: Array, b: Array) -> Array:
         a = lax.all_gather(a, "col", axis=a.ndim - 1, tiled=True)
@@ -154,7 +154,7 @@ def gathered(rows: int, cols: int) -> Program:
 
 
 def partitioned(mesh: Mesh) -> Program:
-    """XLA's partitioner, told that every operand and result is cut both ways."""
+    """The peer of XLA's partitioner: every operand and result is sharded both ways."""
     x_cut, w_cut = P(None, "row", "col"), P("row", "col")
     keep = partial(lax.with_sharding_constraint, shardings=NamedSharding(mesh, x_cut))
 
@@ -174,7 +174,7 @@ def grids(devices: int) -> list[tuple[int, int]]:
 
 
 def programs(devices: int) -> Iterator[Program]:
-    """All that so many devices allow."""
+    """Yields all programs for this number of devices."""
     for rows, cols in grids(devices):
         for slices in SLICES:
             yield grid("gather", rows, cols, slices)

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def layer(layout: Layout) -> list[Collective]:
-    """What the activations and matrices of a layer move, without sums made once a step."""
+    """The collectives of a layer's activations and matrices, without sums made once a step."""
     config = Config(MODEL, layout, train=TrainConfig(global_batch_size=BATCH, platform="cpu"))
     found = comms.per_layer(Program(config, make_mesh(layout)))
     return [each for each in found if each.count]
@@ -128,12 +128,12 @@ def test_blocks_of_each_step_are_where_the_picture_has_them(
     monkeypatch.setattr(grid_pictures, "Q", 2)
     grid = Grid(algorithm)  # type: ignore[arg-type]
 
-    def visit(own: jax.Array) -> jax.Array:
-        """own[1, 1], the number of a block -> those of A and of B at each step, [1, 1, 2, 2]."""
+    def visit(block: jax.Array) -> jax.Array:
+        """block[1, 1], its number -> the numbers of A's and B's at each step, [1, 1, 2, 2]."""
         both = []
         for way, dim in zip(panel_moves(grid), (1, 0), strict=True):
-            first = way.fetch(own, dim, 0, None)
-            both.append(jnp.stack([first, way.fetch(own, dim, 1, first)], -1))
+            first = way.fetch(block, dim, 0, None)
+            both.append(jnp.stack([first, way.fetch(block, dim, 1, first)], -1))
         return jnp.stack(both, -2)
 
     run = jax.shard_map(

@@ -49,21 +49,21 @@ def test_another_program_is_noticed() -> None:
 
 
 def kept(program: summa2d_programs.Program) -> float:
-    """In float32 numbers of a device."""
+    """The float32 numbers that a device keeps."""
     shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in SIZE.shapes[:3]]
     return program.kept(make_mesh(program.layout), shapes) / 4
 
 
 def test_what_is_kept_for_backward_is_counted() -> None:
     M, D, F = SIZE.M, SIZE.D, SIZE.F
-    own = (M * D + M * F + 2 * D * F) // 4  # x, h, w1, w2
+    local = (M * D + M * F + 2 * D * F) // 4  # x, h, w1, w2
     for algorithm in ("gather", "summa", "fox", "cannon"):
-        assert kept(summa2d_programs.grid(algorithm, 2, 2)) == own
+        assert kept(summa2d_programs.grid(algorithm, 2, 2)) == local
     mesh = make_mesh(summa2d_programs.grid("gather", 2, 2).layout)
     assert kept(summa2d_programs.partitioned(mesh)) == own
-    assert kept(summa2d_programs.gathered(2, 2)) == 2 * own
+    assert kept(summa2d_programs.gathered(2, 2)) == 2 * local
     peers = [p for p in summa2d_programs.programs(4) if p.layout.tp == 4]
-    assert [kept(peer) for peer in peers] == [own + 3 * M * D // 4, own]
+    assert [kept(peer) for peer in peers] == [local + 3 * M * D // 4, local]
 
 
 def test_bytes_are_told_apart_by_axis() -> None:

@@ -13,7 +13,7 @@ PLUGINS = "jax-cuda13-plugin jax-cuda13-pjrt nvidia-cudnn-cu13"
 
 
 def gpus(number: int) -> list[Any]:
-    """Devices that can be compiled for.
+    """Makes so many H200s to compile for.
 
     Raises:
         UserError: the CUDA plugin is not installed.

@@ -21,7 +21,7 @@ class DifferentError(AssertionError):
 
 
 def collectives(compiled: Any, mesh: Mesh) -> list[Collective]:
-    """What a compiled step moves, by kind and axes; sliced all-reduces as reduce-scatters."""
+    """A compiled step's collectives by kind and axes; sliced all-reduces are reduce-scatters."""
     sizes = {str(axis): size for axis, size in mesh.shape.items()}
     return add_up(collectives_from_hlo(with_reduce_scatters(compiled.as_text()), sizes))
 
@@ -42,7 +42,7 @@ class Run:
     seconds: list[float] = dataclasses.field(default_factory=list)
 
     def step(self) -> dict[str, float]:
-        """One step, timed; its loss and gradient norm."""
+        """Runs and times one step; returns its loss and gradient norm."""
         start = time.perf_counter()
         self.state, metrics = jax.block_until_ready(self.compiled(self.state, self.batch))
         self.seconds.append(time.perf_counter() - start)
@@ -58,7 +58,7 @@ def write(path: Path, text: str) -> None:
 
 
 def append(path: Path, introduction: str, section: str) -> None:
-    """Writes a section behind what a file has, or behind the introduction of a new one."""
+    """Appends a section to a file, or to the introduction of a new one."""
     before = path.read_text(encoding="utf-8") + "\n" if path.exists() else introduction
     write(path, before + section)
 
@@ -68,13 +68,13 @@ def mib(size: float) -> str:
 
 
 def compared(ours: float, peers: float, form: Any) -> str:
-    """`ours / peer = ratio`; of two zeros there is no ratio."""
+    """Formats `ours / peer = ratio`; two zeros have no ratio."""
     ratio = f" = **{ours / peers:.2f}**" if peers else ""
     return f"{form(ours)} / {form(peers)}{ratio}"
 
 
 def rows_by_axes(found: Sequence[Collective], sizes: Mapping[str, int]) -> str:
-    """`all-gather tp 98 (1,540 MiB), ...`: kind, axes, executions and ring bytes."""
+    """Formats `all-gather tp 98 (1,540 MiB), ...`: kind, axes, executions and ring bytes."""
     return ", ".join(
         f"{each.kind} {'x'.join(each.axes)} {each.count} ({sent / 2**20:,.0f} MiB)"
         for each in found

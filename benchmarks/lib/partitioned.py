@@ -20,12 +20,12 @@ _MESH = re.compile(
 _HEAD = re.compile(r"(?:ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .* )?\{")
 _INSTRUCTION = re.compile(r"\s*(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\((.*)")
 _ARRAY = re.compile(r"\b(\w+)\[([\d,]*)\]")
-# Each element goes on unchanged, perhaps elsewhere.
+# These move elements and change none.
 _THROUGH = ("bitcast", "copy", "reshape", "transpose", "convert")
 
 
 def plain_groups(text: str) -> str:
-    """The program with every group of devices written as a list of ranks."""
+    """Writes every group of devices in the program as a list of ranks."""
     return _MESH.sub(lambda match: f"replica_groups={_listed(*match.groups())}", text)
 
 
@@ -33,7 +33,7 @@ def _listed(mesh: str, ids: str | None, axes: str) -> str:
     names = [name for name, _ in re.findall(r"'(\w+)'=(\d+)", mesh)]
     sizes = [int(size) for _, size in re.findall(r"'(\w+)'=(\d+)", mesh)]
     ranks = _ranks(sizes, ids)
-    # `'a':(2)4` is a part of axis a: of its size 2 * 4 * rest the middle factor.
+    # `'a':(2)4` is a factor of axis a: of its size 2 * 4 * rest the middle one.
     chosen: dict[str, list[tuple[int, int]]] = collections.defaultdict(list)
     for name, before, size in re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", axes):
         whole = sizes[names.index(name)]
@@ -56,20 +56,20 @@ def _ranks(sizes: list[int], ids: str | None) -> np.ndarray:
     if ids is None:
         return ranks
     if iota := re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", ids.strip()):
-        shape, order = ([int(n) for n in (part or "").split(",") if n] for part in iota.groups())
+        shape, order = ([int(n) for n in (dims or "").split(",") if n] for dims in iota.groups())
         ranks = ranks.reshape(shape)
         return ranks.transpose(order) if order else ranks
     return np.array([int(n) for n in ids.split(",")])
 
 
-def _factors(size: int, parts: list[tuple[int, int]]) -> Iterator[tuple[int, bool]]:
-    """`size` as factors, each with whether it is one of `parts` (product before it, size)."""
+def _factors(size: int, taken: list[tuple[int, int]]) -> Iterator[tuple[int, bool]]:
+    """Factors of `size`, each with whether it is one of `taken` (product before it, size)."""
     done = 1
-    for before, part in parts:
+    for before, factor in taken:
         if before > done:
             yield before // done, False
-        yield part, True
-        done = before * part
+        yield factor, True
+        done = before * factor
     if size > done:
         yield size // done, False
 
@@ -78,7 +78,7 @@ def _factors(size: int, parts: list[tuple[int, int]]) -> Iterator[tuple[int, boo
 
 
 class _Program:
-    """The instructions of every computation, and who uses each."""
+    """The instructions of every computation, and the users of each."""
 
     def __init__(self, text: str) -> None:
         self.instructions: dict[str, dict[str, re.Match]] = {}
@@ -98,7 +98,7 @@ class _Program:
         return re.findall(r"%([\w.\-]+)", instruction[5].split("), ")[0])
 
     def fates(self, computation: str, name: str, member: int | None = None) -> set[str]:
-        """What becomes of a value: "sliced", "returned" by its computation, "used" otherwise.
+        """Finds how a value is used: "sliced", "returned" by its computation, or "used" otherwise.
 
         Args:
             computation: where it is.
@@ -133,7 +133,7 @@ class _Program:
         for position, operand in enumerate(self.operands(by)):
             if operand == name:
                 fates |= self.fates(called[1], self._parameter(called[1], position))
-        if "returned" in fates:  # elementwise: go on after the fusion
+        if "returned" in fates:  # elementwise: continue after the fusion
             fates = (fates - {"returned"}) | self.fates(computation, user)
         return fates
 
@@ -146,10 +146,10 @@ class _Program:
 
 
 def with_reduce_scatters(text: str) -> str:
-    """The program with every all-reduce that is only sliced written as a reduce-scatter.
+    """Writes every all-reduce of the program that is only sliced as a reduce-scatter.
 
-    A member of a combined all-reduce becomes a collective of its own. Only kind, groups and bytes
-    are kept right: the text is to be counted, not run.
+    A member of a combined all-reduce becomes a separate collective. Only kind, groups and bytes
+    are right: the text is counted, not run.
     """
     text = plain_groups(text)
     program = _Program(text)
@@ -179,7 +179,7 @@ def _split(program: _Program, computation: str, instruction: re.Match) -> Iterat
 
 
 def _group_size(attributes: str) -> int:
-    """Devices that one collective runs over."""
+    """The number of devices of one group."""
     if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", attributes):
         return len(listed[1].split(","))
     iota = re.search(r"replica_groups=\[\d+,(\d+)\]<=", attributes)

@@ -15,7 +15,7 @@ from benchmarks.lib.measure import TOLERANCE, DifferentError
 
 @dataclasses.dataclass
 class Runner:
-    """A compiled program, by its `program.name`, with its arguments, and what was found of it."""
+    """A compiled program, named `program.name`, with its arguments and its figures."""
 
     program: Any
     compiled: Any
@@ -24,18 +24,18 @@ class Runner:
     seconds: list[float] = dataclasses.field(default_factory=list, kw_only=True)
 
     def step(self) -> Any:
-        """Runs it once, timed."""
+        """Runs and times it once."""
         start = time.perf_counter()
         results = jax.block_until_ready(self.compiled(*self.arrays))
         self.seconds.append(time.perf_counter() - start)
         return results
 
     def laid_out(self, right: ArrayLike) -> np.ndarray:
-        """A right result as this program gives it."""
+        """Arranges a right result in the order of this program."""
         return np.asarray(right)
 
     def check(self, expected: Sequence[ArrayLike]) -> None:
-        """Sets `error`, the largest relative one of the results.
+        """Sets `error`, the largest relative error of the results.
 
         Raises:
             DifferentError: it is more than `TOLERANCE`.
@@ -56,7 +56,7 @@ class Runner:
 
 
 def race(runs: Sequence[Runner], expected: Sequence[ArrayLike], *, steps: int) -> None:
-    """Every program checked, then timed `steps` times, one after the other, again and again."""
+    """Checks every program, then times each `steps` times, in turns."""
     for run in runs:
         run.check(expected)
         run.seconds.clear()

@@ -167,8 +167,8 @@ def report(sections: Sequence[str], *, config: Path, repeats: int) -> str:
     about = (__doc__ or "").partition("\n\n")[2].partition("\n\n")[2].strip()
     head = f"{versions('orbax-checkpoint')} Medians of {repeats} turns of each, one after the other"
     command = f"By `python -m benchmarks.memory.checkpoint`, `{config}`."
-    parts = ["# Checkpoints beside plain orbax", f"{head}.", command, about, *sections]
-    return "\n\n".join(parts) + "\n"
+    blocks = ["# Checkpoints beside plain orbax", f"{head}.", command, about, *sections]
+    return "\n\n".join(blocks) + "\n"
 
 
 def options(argv: Sequence[str] | None) -> argparse.Namespace:

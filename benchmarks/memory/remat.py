@@ -48,16 +48,16 @@ HEAD = ("remat", "kept MiB", "less than none", "temporary MiB", "less than none"
 HEAD += ("products, of none", "time, of none")
 INTRODUCTION = """# Remat policies
 
-The first part is made by `python -m benchmarks.memory.remat`, whose head says what is measured; the
-second by `python -m benchmarks.gpu.compile_gpu`, as its words say.
+The first section is made by `python -m benchmarks.memory.remat`, whose head says what is measured;
+the second by `python -m benchmarks.gpu.compile_gpu`, as its text says.
 
 """
 
 
 def config_of(layout: Layout, remat: Remat, share: float) -> Config:
     """Makes the config of a layout; a pipeline has as many micro-batches as sequences."""
-    part = MODEL.num_layers // layout.pp
-    first = None if share == 1 else round(share * part)
+    layers = MODEL.num_layers // layout.pp  # of a part of the model
+    first = None if share == 1 else round(share * layers)
     model = dataclasses.replace(MODEL, remat=remat, remat_layers=first)
     train = TrainConfig(
         global_batch_size=SEQUENCES * layout.dp,
@@ -114,11 +114,11 @@ def rows(layout: Layout, rounds: int) -> list[list[str]]:
 
 
 def report(names: Sequence[str], rounds: int = ROUNDS) -> str:
-    """A table a layout."""
+    """Makes a table for each layout."""
     words = (
         f"{MODEL.num_layers} layers, D={MODEL.hidden_size}, N={MODEL.num_heads}, "
-        f"T={MODEL.seq_length}, V={MODEL.vocab_size}, float32, {SEQUENCES} sequences for each part "
-        "of dp, in the pipeline (1f1b) one a micro-batch."
+        f"T={MODEL.seq_length}, V={MODEL.vocab_size}, float32, {SEQUENCES} sequences on each "
+        "device along dp, in the pipeline (1f1b) one a micro-batch."
     )
     sections = [f"### {LAYOUTS[n]}\n\n{table([HEAD, *rows(LAYOUTS[n], rounds)])}\n" for n in names]
     return "\n".join([f"{versions()}\n\n{words}\n", *sections])

@@ -44,10 +44,10 @@ def kept() -> Figure:
 def _panel(axes: Axes, config: Config) -> None:
     unit = config.train.global_batch_size * MODEL.seq_length * MODEL.hidden_size
     begin = dict.fromkeys(POLICIES, 0.0)
-    for part, color in zip(kept_by_layer(config), COLORS, strict=False):
-        sizes = [part.bytes * part.times.get(remat, 0) / unit for remat in POLICIES]
+    for kept, color in zip(kept_by_layer(config), COLORS, strict=False):
+        sizes = [kept.bytes * kept.times.get(remat, 0) / unit for remat in POLICIES]
         left = list(begin.values())
-        axes.barh(POLICIES, sizes, left=left, color=color, ec="white", lw=0.5, label=part.name)
+        axes.barh(POLICIES, sizes, left=left, color=color, ec="white", lw=0.5, label=kept.name)
         begin = {r: begin[r] + size for r, size in zip(POLICIES, sizes, strict=True)}
     label = "published: none without scores, full"
     for remat, like in (("none", "attention"), ("full", "full")):

@@ -118,8 +118,8 @@ def section(name: str, rounds: int) -> str:
         [*each.cells, f"{seconds / fastest[0]:.2f}"]
         for each, seconds in zip(found, fastest, strict=True)
     ]
-    parts = MICRO_BATCHES.get(name, 1)
-    words = f"{parts} micro-batch{'es' if parts > 1 else ''}"
+    M = MICRO_BATCHES.get(name, 1)
+    words = f"{M} micro-batch{'es' if M > 1 else ''}"
     return f"## {LAYOUTS[name]}, {words}\n\n{versions()}\n\n{table([HEAD, *rows])}\n"
 
 

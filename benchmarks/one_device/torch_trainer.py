@@ -92,12 +92,12 @@ def _ours(name: str, params: Mapping[str, np.ndarray]) -> np.ndarray:
     ours = {"weight": "w", "bias": "b"}[kind]
     if head == "norm":
         return params[f"norm.{ours}"]
-    _, number, part = head.split(".")
+    _, number, module = head.split(".")
     place = {"qkv": "attention.qkv", "out": "attention.out", "up": "mlp.up", "down": "mlp.down"}
-    x = params[f"blocks.{place.get(part, part)}.{ours}"][int(number)]
-    if kind == "bias" or part.endswith("norm"):
+    x = params[f"blocks.{place.get(module, module)}.{ours}"][int(number)]
+    if kind == "bias" or module.endswith("norm"):
         return x.reshape(-1)
-    outputs = params[f"blocks.{place[part]}.b"][int(number)].size
+    outputs = params[f"blocks.{place[module]}.b"][int(number)].size
     return x.reshape(-1, outputs).T
 
 

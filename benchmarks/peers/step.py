@@ -43,7 +43,7 @@ GOALS = {"time": 1.0, "temp": 0.9, "bytes": 1.0}
 
 @dataclasses.dataclass(frozen=True)
 class Numbers:
-    """Of one program: seconds a step, temporary bytes, ring bytes of a step and of a layer."""
+    """A program's figures: seconds a step, temporary bytes, ring bytes of a step and a layer."""
 
     median: float
     fastest: float
@@ -71,7 +71,7 @@ class Pair:
         return Pair(dataclasses.replace(self.config, model=model))
 
     def start(self) -> tuple[Run, Run]:
-        """Both, compiled, from the same parameters and batch."""
+        """Compiles both, and starts them from the same parameters and batch."""
         ours, peer = self.programs
         batch = jax.device_put(random_batch(self.config), ours.batch_sharding)
         state = ours.init_state()
@@ -81,7 +81,7 @@ class Pair:
 
 
 def check_same(runs: Sequence[Run], steps: int = 3) -> None:
-    """Runs both for some steps: the third is the first that all of AdamW has a part in.
+    """Runs both for some steps; the third is the first that depends on all of AdamW.
 
     Raises:
         DifferentError: loss or gradient norm differ by more than `TOLERANCE`.
@@ -94,7 +94,7 @@ def check_same(runs: Sequence[Run], steps: int = 3) -> None:
 
 
 def measure(config: Config, steps: int) -> list[Numbers]:
-    """Of jaxptd and of the peer, `steps` timed steps each, interleaved."""
+    """Measures jaxptd and the peer, `steps` timed steps each, in turns."""
     pair = Pair(config)
     runs = pair.start()
     check_same(runs)
@@ -128,7 +128,7 @@ HEAD += ("ring bytes a step, MiB", "ring bytes a layer, MiB")
 
 
 def row(config: Config, ours: Numbers, peers: Numbers) -> list[str]:
-    """One line of the table: `jaxptd / peer = ratio` in each cell."""
+    """Makes one line of the table, with `jaxptd / peer = ratio` in each cell."""
 
     def cell(name: str, form: Any) -> str:
         return compared(getattr(ours, name), getattr(peers, name), form)
@@ -150,7 +150,7 @@ def row(config: Config, ours: Numbers, peers: Numbers) -> list[str]:
 
 
 def report(rows: Sequence[Sequence[str]], steps: int) -> str:
-    """The Markdown page."""
+    """Makes the Markdown page."""
     model = (
         f"L={MODEL.num_layers}, D={MODEL.hidden_size}, {MODEL.num_heads} heads, "
         f"T={MODEL.seq_length}, B={TRAIN.global_batch_size}, V={MODEL.vocab_size}, float32"
@@ -164,15 +164,16 @@ def report(rows: Sequence[Sequence[str]], steps: int) -> str:
             f"Model: {model}; AdamW, clipping. Each cell: jaxptd / peer = ratio. "
             f"Goals: time at most {GOALS['time']}x, temporary memory at most {GOALS['temp']}x, "
             f"bytes at most {GOALS['bytes']}x the peer's.",
-            f"Times: {steps} steps each, interleaved. Temporary memory: of one device's program. "
-            "Ring bytes: what each device sends. "
+            f"Times: {steps} steps each, in turns. Temporary memory: of one device's program. "
+            "Ring bytes: those that each device sends. "
             "Both had the same loss and gradient norm to 1e-5 before they were measured.",
             "",
             table([HEAD, *rows]),
             "",
-            "XLA on CPU has no pass that makes a reduce-scatter of an all-reduce of which each "
-            "device uses one slice; GPU and TPU have. The peer's are counted so. Both are "
-            "compiled without `cse_barrier_expander`, which on CPU would undo `jax.checkpoint`.",
+            "XLA on GPU and TPU replaces an all-reduce by a reduce-scatter if each device uses "
+            "only one slice; XLA on CPU does not. The peer's are counted as reduce-scatters. Both "
+            "are compiled without `cse_barrier_expander`, which on CPU would undo "
+            "`jax.checkpoint`.",
             "",
         ]
     )

@@ -85,8 +85,8 @@ def schedules(sizes: Sequence[int] = (4, 8, 16), times: Sequence[int] = (1, 2, 4
         for more in times
     ]
     return (
-        f"{versions()}\n\nEvery operation takes one unit (a backward that is not split two, a "
-        "chunk its part), sending takes none. Bubble: idle time between a stage's first and last "
+        f"{versions()}\n\nEvery operation takes one unit (a whole backward two, a chunk its "
+        "share), sending takes none. Bubble: idle time between a stage's first and last "
         "operation over its work, the largest of all stages. Peak: of the stage that holds most; "
         f"no formula: not known for these sizes.\n\n{table([COUNTED, *rows])}\n"
     )

@@ -24,7 +24,7 @@ NEEDS: tuple[str, ...] = ("schedule", "remat", "slots: saved, mail", "peak GiB",
 NEEDS += ("state GiB", "compiled in, s")
 TICKS: tuple[str, ...] = ("schedule", "remat", "ticks", "loops of 0 or 1 trips")
 TICKS += ("loops over layers", "conditionals", "MiB copied: gradients, weights, pools")
-TICKS += ("of anything else", "hops: MiB, and what lies between start and done")
+TICKS += ("of anything else", "hops: MiB, and the work between start and done")
 INTRODUCTION = """All figures are of one GPU; nothing was run or timed. Peak: all that the program
 needs, state included. A tick: one at which every loop runs, once. Copied: by copy instructions in
 the loop over ticks; those of gradients, weights and pools have the shape of what that loop carries.

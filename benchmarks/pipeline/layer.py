@@ -44,20 +44,20 @@ def calls(config: Config) -> dict[str, Call]:
     batch = program.place(random_batch(config))
     shape = (1, *batch["tokens"].shape, config.model.hidden_size)
     x = jnp.asarray(np.random.default_rng(0).standard_normal(shape), config.model.dtype)
-    parts = {name: _Layer(program).alone(name) for name in ("forward", "now", "then", "whole")}
-    _, kept = parts["forward"](layer, batch, x)
-    _, passed = parts["now"](layer, batch, kept, x)
+    operations = {name: _Layer(program).alone(name) for name in ("forward", "now", "then", "whole")}
+    _, kept = operations["forward"](layer, batch, x)
+    _, passed = operations["now"](layer, batch, kept, x)
     arrays = {"forward": (x,), "now": (kept, x), "then": (kept, passed, x), "whole": (kept, x)}
-    return {name: partial(part, layer, batch, *arrays[name]) for name, part in parts.items()}
+    return {name: partial(call, layer, batch, *arrays[name]) for name, call in operations.items()}
 
 
-def durations(parts: Mapping[str, Call], *, runs: int) -> tuple[Durations, float]:
+def durations(calls: Mapping[str, Call], *, runs: int) -> tuple[Durations, float]:
     """Median seconds of F, B and W, and of the whole backward, of `calls`; timed in turns."""
-    seconds: dict[str, list[float]] = {name: [] for name in parts}
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(runs + 1):
-        for name, part in parts.items():
+        for name, call in calls.items():
             begin = time.perf_counter()
-            jax.block_until_ready(part())
+            jax.block_until_ready(call())
             seconds[name].append(time.perf_counter() - begin)
     # The first run compiled.
     median = {name: statistics.median(times[1:]) for name, times in seconds.items()}

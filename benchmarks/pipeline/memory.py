@@ -85,8 +85,8 @@ def memory(name: str, remat: Remat, m: int) -> Memory:
         kept = kept_by_the_peer(program)
         return Memory(name, remat, m, 0, None, kept, 0, temporary, (at.carried, at.others))
     at, pools = tick(text, schedule.ticks, shape), pools_of(program)
-    part = kept_by_a_layer(program) * program.plan.depth
-    theory = None if schedule.splits else slots["saved"] * part
+    kept_by_part = kept_by_a_layer(program) * program.plan.depth
+    theory = None if schedule.splits else slots["saved"] * kept_by_part
     held = peak(schedule).max()
     copied = (at.carried, at.others)
     return Memory(name, remat, m, held, pools.kept, theory, pools.mail, temporary, copied)
@@ -119,11 +119,11 @@ def _m(found: Memory) -> int:
 def report(times: Sequence[int] = (1, 2, 4)) -> str:
     """The second table."""
     found = [memory(name, remat, STAGES * n) for name, remat in COMPILED for n in times]
-    part = kept_by_a_layer(program_of("gpipe", "none", STAGES)) * MODEL.num_layers // STAGES
+    stage = kept_by_a_layer(program_of("gpipe", "none", STAGES)) * MODEL.num_layers // STAGES
     few, many = times[0] * STAGES, times[-1] * STAGES
     return (
         f"{versions()} {STAGES} simulated devices.\n\n{words()} A stage's layers keep "
-        f"{mib(part)} MiB of a micro-batch, by formula. Kept: what the program carries from tick "
+        f"{mib(stage)} MiB of a micro-batch, by formula. Kept: what the program carries from tick "
         "to tick, in all slots, between the halves of backward too; by theory: slots times that "
         "(with remat full one slot: backward begins with a forward), of the peer ticks, m+p-1, "
         "times that (with remat full: of the inputs). Copied: by copy instructions of both loops "

@@ -72,8 +72,9 @@ class Scanned(Pipelined):
 
         def tick(x_BTD: Array, each: tuple) -> tuple[Array, Array]:
             first_BTD, t = each
-            own = pools.get(micro, jnp.clip(t - stage, 0, M - 1))
-            x_BTD = self._stage(layers, own.places(places), jnp.where(stage == 0, first_BTD, x_BTD))
+            local = pools.get(micro, jnp.clip(t - stage, 0, M - 1))
+            x_BTD = jnp.where(stage == 0, first_BTD, x_BTD)
+            x_BTD = self._stage(layers, local.places(places), x_BTD)
             return lax.ppermute(x_BTD, Axis.PP, onward), x_BTD
 
         nothing = jnp.zeros_like(x_MBTD[: stages - 1])

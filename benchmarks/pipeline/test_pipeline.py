@@ -194,8 +194,8 @@ def test_hops_are_the_permutes_between_stages() -> None:
 
 
 def test_halves_of_a_layer_make_its_whole_backward() -> None:
-    parts = calls(Config(model=MODEL, train=TrainConfig(global_batch_size=2)))
-    (dx, _), later, (found, whole_dx) = (parts[name]() for name in ("now", "then", "whole"))
+    operations = calls(Config(model=MODEL, train=TrainConfig(global_batch_size=2)))
+    (dx, _), later, (found, whole_dx) = (operations[name]() for name in ("now", "then", "whole"))
     halves, whole = jax.tree.leaves((later, dx)), jax.tree.leaves((found, whole_dx))
     assert len(halves) == len(whole) == 13
     for half, right in zip(halves, whole, strict=True):
@@ -203,10 +203,10 @@ def test_halves_of_a_layer_make_its_whole_backward() -> None:
         assert np.linalg.norm(right) > 0
 
 
-def test_a_layers_parts_are_timed() -> None:
+def test_the_operations_of_a_layer_are_timed() -> None:
     waits = {"forward": 0.01, "now": 0.04, "then": 0.02, "whole": 0.06}
-    parts = {name: partial(time.sleep, wait) for name, wait in waits.items()}
-    split, whole = durations(parts, runs=1)
+    operations = {name: partial(time.sleep, wait) for name, wait in waits.items()}
+    split, whole = durations(operations, runs=1)
     assert split.F < split.W < split.B < whole and split.F >= 0.01
 
 
