@@ -17,11 +17,12 @@ from random_schedules import random_schedule
 
 from jaxptd.collectives import as_varying, copy_to, reduce_from
 from jaxptd.mesh import Axis, Layout, make_mesh
-from jaxptd.pipeline.executor import forward, gradients
+from jaxptd.pipeline.executor import forward
 from jaxptd.pipeline.model import LayerInputs, ModelArrays, ModelFunctions
 from jaxptd.pipeline.placement import rows_of_layers
 from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.schedules import SCHEDULES, make_schedule, to_csv
+from jaxptd.pipeline.training import gradients
 
 BATCH, WIDTH, HIDDEN, WORDS = 3, 4, 6, 7
 LAYERS = {"a": P(Axis.PP, None, Axis.TP), "b": P(Axis.PP, Axis.TP)}
