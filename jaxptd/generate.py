@@ -28,13 +28,14 @@ from jaxptd.config import Config, from_dict
 from jaxptd.data.tokenizers import Tokenizer, load_tokenizer
 from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.layers.dropout import Places
-from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.forms import for_decoding
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.params import Params
 from jaxptd.run.devices import prepare
 from jaxptd.run.progress import printable
 from jaxptd.step import Program
+from jaxptd.step.passes import make_passes
+from jaxptd.step.resolved import Resolved, resolve
 
 GREEDY = 1e-6  # a temperature below leaves one token likely, and float32 divides by no less
 
@@ -62,14 +63,6 @@ class Sampling:
             raise UserError(f"seed={self.seed} must be 0 or more, and below 2**32")
 
 
-class _WholeTokens(Program):
-    """A program whose form cuts no token."""
-
-    @cached_property
-    def form(self) -> TensorParallel:
-        return for_decoding(self.config.layout)
-
-
 @dataclasses.dataclass(frozen=True)
 class Generator:
     """Writes text with a program's model, on the program's mesh, in its layout of parameters.
@@ -85,17 +78,19 @@ class Generator:
     sampling: Sampling
 
     @cached_property
-    def _whole_tokens(self) -> Program:
+    def _resolved(self) -> Resolved:
+        """The program's choices, with a form that shards no token."""
         config = self.program.config
         model, layout = dataclasses.replace(config.model, remat="none"), config.layout
         if layout.offload == "activations":  # nothing is kept
             layout = dataclasses.replace(layout, offload="none")
         config = dataclasses.replace(config, model=model, layout=layout)
-        return _WholeTokens(config, self.program.mesh)
+        resolved = resolve(config, self.program.mesh)
+        return dataclasses.replace(resolved, form=for_decoding(layout))
 
     def __call__(self, params: Params, prompt: Sequence[int], tokens: int) -> list[int]:
         """Up to `tokens` new ids after the prompt's."""
-        text, longest = list(prompt), self.program.model.seq_length
+        text, longest = list(prompt), self.program.config.model.seq_length
         end = len(text) + tokens
         while len(text) < end:
             seen = text[-max(longest // 2, 1) :] if len(text) >= longest else text
@@ -108,22 +103,21 @@ class Generator:
     @cached_property
     def _write(self) -> Callable[..., Array]:
         """(params, prompt[B, T], key, count=...) -> ids[count, B]; compiled once a shape."""
-        program = self._whole_tokens
-        specs = (program.state_specs["params"], P(), P())
+        specs = (self.program.states.specs["params"], P(), P())
 
         def write(params: Params, prompt_BT: Array, key: Array, *, count: int) -> Array:
             body = partial(self._run, count=count)
             return jax.shard_map(
-                body, mesh=program.mesh, in_specs=specs, out_specs=P(), check_vma=True
+                body, mesh=self.program.mesh, in_specs=specs, out_specs=P(), check_vma=True
             )(params, prompt_BT, key)
 
         return jax.jit(write, static_argnames="count")
 
     def _run(self, params: Params, prompt_BT: Array, key: Array, *, count: int) -> Array:
         """prompt[B, T] -> ids[count, B]: the prompt in one pass, then a token at a time."""
-        passes, length = self._whole_tokens.passes, prompt_BT.shape[1]
-        params = self._whole_tokens.states.brought(params)
-        params = passes.gathered(self._whole_tokens.zero.begin_step(params, training=False))
+        passes, length = make_passes(self._resolved), prompt_BT.shape[1]
+        params = self.program.states.to_device(params)
+        params = passes.gathered(self._resolved.zero.begin_step(params, training=False))
 
         def forward(tokens_BT: Array, start: Array, cache: Any) -> tuple[Array, Any]:
             position_T = start + jnp.arange(tokens_BT.shape[1], dtype=jnp.int32)
@@ -142,7 +136,7 @@ class Generator:
 
     def _draw(self, logits_B1V: Array, key: Array) -> Array:
         """Logits of the next token, cut over V -> its id, `[B]`, the same on every device."""
-        logits_BV = self._whole_tokens.form.axes.gather(logits_B1V, 2)[:, 0, : self.vocab_size]
+        logits_BV = self._resolved.form.axes.gather(logits_B1V, 2)[:, 0, : self.vocab_size]
         logits_BV = logits_BV.astype(jnp.float32)
         if self.sampling.temperature < GREEDY:
             return jnp.argmax(logits_BV, -1).astype(jnp.int32)
@@ -167,7 +161,7 @@ def write_text(
     Raises:
         UserError: the model's vocabulary does not hold the prompt.
     """
-    vocab_size = min(tokenizer.vocab_size, program.model.vocab_size or 0)
+    vocab_size = min(tokenizer.vocab_size, program.config.model.vocab_size or 0)
     ids = tokenizer.encode(prompt).tolist() or [tokenizer.end_of_document]
     if max(ids) >= vocab_size:
         raise UserError(

@@ -12,7 +12,6 @@ import os
 from collections.abc import Sequence
 from functools import cached_property, partial
 
-import jax
 import numpy as np
 
 from jaxptd.checkpoint import CheckpointError
@@ -33,7 +32,7 @@ from jaxptd.run.checkpoints import RunCheckpoints, without_best
 from jaxptd.run.devices import prepare
 from jaxptd.run.folder import ReadOnlyRunDir, Row, RunDir, check_alike
 from jaxptd.run.progress import Display, Meter, Output, check_finite
-from jaxptd.step import Batch, Program, State, batch_fields
+from jaxptd.step import Batch, Program, State
 
 SAMPLE_PROMPT = "def "
 
@@ -65,22 +64,18 @@ class Run:
             first: sample number of its first row.
             beyond: samples from here on count for nothing.
         """
-        shape = (self.config.train.global_batch_size, self.config.model.seq_length)
 
-        def read(index: tuple[slice, ...], field: str) -> np.ndarray:
-            sample = first + np.arange(shape[0])[index[0]]
+        def rows_of(field: str, numbers: slice) -> np.ndarray:
+            sample = first + np.arange(self.config.train.global_batch_size)[numbers]
             rows = windows.rows(sample)
             if field == "targets":
                 counts = sample < (math.inf if beyond is None else beyond)
-                values = np.where(counts[:, None], rows[:, 1:], -1)
-            elif field == "segments":
-                values = number_documents(rows[:, :-1], self.tokenizer.end_of_document)
-            else:
-                values = rows[:, :-1]
-            return values[:, self.program.token_order[index[1]]]
+                return np.where(counts[:, None], rows[:, 1:], -1)
+            if field == "segments":
+                return number_documents(rows[:, :-1], self.tokenizer.end_of_document)
+            return rows[:, :-1]
 
-        make = partial(jax.make_array_from_callback, shape, self.program.batch_sharding)
-        return {field: make(partial(read, field=field)) for field in batch_fields(self.config)}
+        return self.program.batches.read(rows_of)
 
     def evaluate(self, state: State) -> dict[str, float]:
         """Mean loss, nats a token, over the first `eval_batches` batches of the validation part."""
@@ -205,11 +200,12 @@ def prepare_run(config: Config, world: World, *, display: Display, watchdog: Wat
 
 def _summary(program: Program, where: str, data: Data) -> str:
     parameters = sum(math.prod(info.shape) for info in program.infos.values())
-    kernel, obstacle = program.attention_kernel
+    resolved = program.resolved
+    kernel, obstacle = resolved.model.attention, resolved.attention_obstacle
     tokens = len(data.train.tokens)
     layout = str(program.config.layout)
-    if program.config.layout.pp > 1:
-        layout += f" (bubble {bubble(program.plan.schedule):.0%})"
+    if resolved.plan:
+        layout += f" (bubble {bubble(resolved.plan.schedule):.0%})"
     return (
         f"{parameters / 1e6:.2f} M parameters on {where}, layout {layout}; "
         f"attention: {kernel}{f' (cudnn: {obstacle})' if obstacle else ''}; "

@@ -55,10 +55,10 @@ def make_params(*overrides: str) -> dict:
     """
     program = make_program(*overrides)
     if overrides:
-        held = program.blueprint.held(make_params())
-        return jax.device_put(held, program.blueprint.shardings(program.mesh))
+        held = program.resolved.blueprint.held(make_params())
+        return jax.device_put(held, program.resolved.blueprint.shardings(program.mesh))
     larger = jax.jit(lambda params: jax.tree.map(lambda p: 8 * p, params))
-    return larger(program.blueprint.init(0, mesh=program.mesh, dtype=jnp.float32))
+    return larger(program.resolved.blueprint.init(0, mesh=program.mesh, dtype=jnp.float32))
 
 
 @functools.cache
@@ -77,10 +77,10 @@ def next_logits():
 
     def body(params, tokens_BT):
         places = Places(jnp.zeros(1, jnp.int32), jnp.arange(LONGEST, dtype=jnp.int32), None)
-        logits_BTV, _ = program.blueprint.build(params).logits(tokens_BT, places)
-        return program.form.axes.gather(logits_BTV, 2)
+        logits_BTV, _ = program.resolved.blueprint.build(params).logits(tokens_BT, places)
+        return program.resolved.form.axes.gather(logits_BTV, 2)
 
-    specs = (program.blueprint.specs, P(None, Axis.CP))
+    specs = (program.resolved.blueprint.specs, P(None, Axis.CP))
     whole = jax.jit(
         jax.shard_map(body, mesh=program.mesh, in_specs=specs, out_specs=specs[1], check_vma=True)
     )
@@ -304,7 +304,7 @@ def test_a_run_is_sampled_where_its_kernels_and_8_bits_are_not(run_dir, monkeypa
 
     monkeypatch.setattr(generate, "_saved_config", on_gpus)
     program, _ = generate.load_run(run_dir, tp=1, platform="cpu")
-    assert (program.model.attention, program.model.products) == ("xla", "native")
+    assert (program.resolved.model.attention, program.resolved.model.products) == ("xla", "native")
 
 
 def test_the_command_writes_the_prompt_and_so_many_bytes(ask):

@@ -16,7 +16,7 @@ from jaxptd.attention import ring
 from jaxptd.errors import UserError
 from jaxptd.layers import forms
 from jaxptd.mesh import Axis, Layout
-from jaxptd.step import program as step
+from jaxptd.step import body, resolved
 
 DROPPED = {"dropout": 0.1}
 
@@ -267,40 +267,43 @@ BROKEN = [
 @pytest.mark.parametrize(("layout", "changes", "first"), BROKEN)
 def test_a_broken_collective_is_found(monkeypatch, layout, changes, first) -> None:
     broken = partial(lambda cut, **_: form(cut, **changes) if cut.tp > 1 else form(cut))
-    monkeypatch.setattr(step, "make_form", broken)
+    monkeypatch.setattr(resolved, "make_form", broken)
     found = report(layout)
     assert found.wrong[0].name == first
     assert "NOT equal" in found.verdict
 
 
 def test_an_owed_sum_that_is_not_made_cannot_even_be_traced(monkeypatch) -> None:
-    monkeypatch.setattr(step.Program, "_reduce", lambda self, grads: grads)
+    monkeypatch.setattr(body.StepBody, "_reduce", lambda self, grads: grads)
     with pytest.raises(ValueError, match="varying|replicat"):
         report(Layout(dp=2))
 
 
 def test_a_gradient_scaled_wrongly_is_named(monkeypatch) -> None:
     """Only on the layout, only one tensor: the first wrong one is that."""
-    reduce = step.Program._reduce
+    reduce = body.StepBody._reduce
 
     def scaled(self, grads):
         done = reduce(self, grads)
-        return {**done, "norm.b": done["norm.b"] * (1 + 1e-9 * (self.config.layout.dp > 1))}
+        return {
+            **done,
+            "norm.b": done["norm.b"] * (1 + 1e-9 * (self.resolved.config.layout.dp > 1)),
+        }
 
-    monkeypatch.setattr(step.Program, "_reduce", scaled)
+    monkeypatch.setattr(body.StepBody, "_reduce", scaled)
     found = report(Layout(dp=2))
     assert [row.name for row in found.wrong if row.what == "gradient"] == ["norm.b"]
 
 
 def test_an_update_that_its_gradient_does_not_explain_is_named(monkeypatch) -> None:
-    clip = step.clip
+    clip = body.clip
 
     def lossy(grads, norm, limit):
         done = clip(grads, norm, limit)
         cut = lax.axis_size(Axis.DP) > 1
         return {**done, "norm.w": -done["norm.w"]} if cut else done
 
-    monkeypatch.setattr(step, "clip", lossy)
+    monkeypatch.setattr(body, "clip", lossy)
     found = report(Layout(dp=2))
     assert [(row.name, row.what) for row in found.wrong] == [("norm.w", "parameter")]
 

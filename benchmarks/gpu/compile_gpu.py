@@ -60,7 +60,7 @@ def line(config: Config, *, peer: bool) -> tuple[list[str], float]:
     """Makes the table's row for a config; also returns the seconds of compilation."""
     mesh = make_mesh(config.layout, gpus(config.layout.num_devices))
     program: Any = Program(config, mesh)
-    kernel = program.attention_kernel[0]
+    kernel = program.resolved.model.attention
     if peer:
         program = Peer(with_even_vocabulary(config), mesh, kernel)
     start = time.perf_counter()

@@ -83,7 +83,7 @@ class Found:
 def measure(config: Config) -> Found:
     """Compiles one policy in one layout."""
     program = Program(config, make_mesh(config.layout))
-    plan = program.plan if config.layout.pp > 1 else None
+    plan = program.resolved.plan
     kept = memory_model.activations(config, plan)
     kept += memory_model.mail(config, plan) if plan else 0
     compiled = compile_step(program)

@@ -91,9 +91,9 @@ def measure(config: Config) -> Found:
     program = Program(config, make_mesh(config.layout))
     compiled = compile_step(program)
     memory = compiled.memory_analysis()
-    state = memory_model.state(config, program.zero)
+    state = memory_model.state(config, program.resolved.zero)
     mesh = {str(axis): size for axis, size in program.mesh.shape.items()}
-    trips = program.plan.trips if config.layout.pp > 1 else {}
+    trips = program.resolved.trips
     moved = comms.add_up(collectives_from_hlo(compiled.as_text(), mesh, trips))
     cells = [
         str(config.layout.zero),

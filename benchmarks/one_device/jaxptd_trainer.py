@@ -34,7 +34,7 @@ def start(case: Case) -> tuple[Callable[[], float], Callable[[], dict[str, Any]]
             "peak_bytes": (device.memory_stats() or {}).get("peak_bytes_in_use", 0),
             "device": device.device_kind,
             "versions": {"jax": jax.__version__},
-            "attention": program.attention_kernel[0],
+            "attention": program.resolved.model.attention,
         }
 
     return step, facts

@@ -73,10 +73,10 @@ class Pair:
     def start(self) -> tuple[Run, Run]:
         """Compiles both, and starts them from the same parameters and batch."""
         ours, peer = self.programs
-        batch = jax.device_put(random_batch(self.config), ours.batch_sharding)
+        batch = jax.device_put(random_batch(self.config), ours.batches.sharding)
         state = ours.init_state()
         host: Any = {name: np.asarray(p) for name, p in state["params"].items()}
-        peers = peer.init_state(ours.blueprint.canonical(host))
+        peers = peer.init_state(ours.resolved.blueprint.canonical(host))
         return Run(compile_step(ours), state, batch), Run(compile_step(peer), peers, batch)
 
 

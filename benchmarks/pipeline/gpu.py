@@ -77,10 +77,11 @@ def compiled(config: Config) -> Compiled:
         memory.temp_size_in_bytes,
         memory.argument_size_in_bytes,
     )
-    ticks = program.plan.schedule.ticks
+    plan = program.resolved.plan
+    ticks = plan.schedule.ticks
     sizes = {str(axis): n for axis, n in mesh.shape.items()}
     found = tick(text, ticks, activation(config))
-    return Compiled(config, program.plan.slots, held, seconds, ticks, found, hops(text, sizes))
+    return Compiled(config, plan.slots, held, seconds, ticks, found, hops(text, sizes))
 
 
 def activation(config: Config) -> tuple[int, ...]:

@@ -28,6 +28,7 @@ from jaxptd.pipeline.statistics import Durations
 from jaxptd.step import Program
 from jaxptd.step.batch import BATCH_SPEC
 from jaxptd.step.passes import Pipelined
+from jaxptd.step.stages import make_plan
 
 Call = Callable[[], Any]
 
@@ -87,14 +88,14 @@ class _Layer:
         return jax.jit(call)
 
     def _arguments(self, layers: Params, batch: Any) -> tuple[Any, LayerInputs]:
-        micro, places = self.program._micro_batches(batch, None)
+        micro, places = self.program.body.micro_batches(batch, None)
         vary = [Axis.PP, *BATCH_AXES]
         params = {name: as_varying(x, vary) for name, x in layers.items()}
         return params, LayerInputs(pools.get(micro, 0).places(places), jnp.int32(0))
 
     def _traced(self, params: Any, inputs: LayerInputs, x: Array) -> tuple[Any, list[Any]]:
-        program = self.program
-        passes = Pipelined(program.blueprint, program.model, program.plan)
+        resolved = self.program.resolved
+        passes = Pipelined(resolved.blueprint, resolved.model, make_plan(resolved.config))
 
         def run(params: Params, inputs: LayerInputs, x_BTD: Array) -> Array:
             return passes._layer(params, inputs, x_BTD)[0]

@@ -79,13 +79,14 @@ def memory(name: str, remat: Remat, m: int) -> Memory:
     compiled = step.compile(compiler_options=QUICK)
     text, temporary = compiled.as_text(), compiled.memory_analysis().temp_size_in_bytes
     shape = activation(program.config)
-    schedule, slots = program.plan.schedule, program.plan.slots
+    plan = program.resolved.plan
+    schedule, slots = plan.schedule, plan.slots
     if name == PEER:
         at = tick(text, ticks_of_the_peer(program), shape)
         kept = kept_by_the_peer(program)
         return Memory(name, remat, m, 0, None, kept, 0, temporary, (at.carried, at.others))
     at, pools = tick(text, schedule.ticks, shape), pools_of(program)
-    kept_by_part = kept_by_a_layer(program) * program.plan.depth
+    kept_by_part = kept_by_a_layer(program) * plan.depth
     theory = None if schedule.splits else slots["saved"] * kept_by_part
     held = peak(schedule).max()
     copied = (at.carried, at.others)

@@ -10,7 +10,7 @@ Letters: M or m micro-batches, p stages, B batch, T position, D model, V vocabul
 """
 
 import dataclasses
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -25,11 +25,15 @@ from jaxptd.config import Config, ModelConfig, Remat, TrainConfig
 from jaxptd.layers.block import with_remat
 from jaxptd.layers.dropout import Places
 from jaxptd.mesh import Axis, Layout, make_mesh
-from jaxptd.params import Blueprint, ParamInfo, Params
+from jaxptd.params import ParamInfo, Params
 from jaxptd.pipeline import pools
 from jaxptd.pipeline.model import LayerInputs
+from jaxptd.pipeline.plan import Plan
 from jaxptd.step import Program
-from jaxptd.step.passes import Micro, Pipelined, Place
+from jaxptd.step.body import StepBody
+from jaxptd.step.passes import Micro, Pipelined
+from jaxptd.step.resolved import Resolved, resolve
+from jaxptd.step.stages import StagePlacement
 
 PEER = "differentiated scan"
 # With these sizes, gradients, weights and pools have shapes that nothing else has.
@@ -86,7 +90,9 @@ class Scanned(Pipelined):
         """Runs a stage's layers; with remat full it keeps its input, and backward runs it again."""
         depth = self.plan.depth
         whole = self.model.remat == "full"
-        layer = self._layer if whole else with_remat(self._layer, self.model)
+        model = self.model
+        remat = partial(with_remat, remat=model.remat, scanned=model.scan_layers)
+        layer = self._layer if whole else remat(self._layer)
         begin = lax.axis_index(Axis.PP) * depth
 
         def run(layers: Params, places: Places, x_BTD: Array) -> Array:
@@ -99,7 +105,7 @@ class Scanned(Pipelined):
         return (jax.checkpoint(run, prevent_cse=False) if whole else run)(layers, places, x_BTD)
 
 
-class WholeEnds(Place):
+class WholeEnds(StagePlacement):
     """Leaves parameters outside the layers whole on every stage."""
 
     def __call__(self, info: ParamInfo) -> ParamInfo:
@@ -110,13 +116,21 @@ class Peer(Program):
     """The step of a config whose schedule is gpipe, run by `Scanned`."""
 
     @cached_property
-    def blueprint(self) -> Blueprint:
-        place = WholeEnds(self.plan, self.config.layout.sizes)
-        return Blueprint(super().blueprint.make, place)
+    def resolved(self) -> Resolved:
+        resolved = resolve(self.config, self.mesh)
+        placement = WholeEnds(_plan(resolved), self.config.layout.sizes)
+        return dataclasses.replace(resolved, placement=placement)
 
     @cached_property
-    def passes(self) -> Scanned:
-        return Scanned(self.blueprint, self.model, self.plan)
+    def body(self) -> StepBody:
+        resolved = self.resolved
+        passes = Scanned(resolved.blueprint, resolved.model, _plan(resolved))
+        return StepBody(resolved, self.states, passes)
+
+
+def _plan(resolved: Resolved) -> Plan:
+    assert resolved.plan is not None, "a config without a pipeline"
+    return resolved.plan
 
 
 def program_of(name: str, remat: Remat, m: int, layout: Layout | None = None) -> Any:
@@ -158,7 +172,7 @@ class Pools:
 
 def pools_of(program: Program) -> Pools:
     """Reads the pools of a pipeline's step from its jaxpr."""
-    plan, step = program.plan, cast(Any, program.train_step)
+    plan, step = _plan(program.resolved), cast(Any, program.train_step)
     traced = step.trace(program.abstract_state, program.abstract_batch)
     ticks = plan.schedule.ticks
     scan = next(each for each in scans(traced.jaxpr.jaxpr) if each.params["length"] == ticks)
@@ -172,7 +186,7 @@ def kept_by_a_layer(program: Program) -> int:
 
     4 B T times 16 D, four statistics of its norms, and a logsumexp for each head.
     """
-    model = program.model
+    model = program.config.model
     return 4 * _tokens(program) * (16 * model.hidden_size + 4 + model.num_heads)
 
 
@@ -181,16 +195,16 @@ def kept_by_the_peer(program: Peer) -> int:
 
     With remat full a stage's input at every tick, and for one tick all that its layers keep.
     """
-    depth, ticks = program.plan.depth, ticks_of_the_peer(program)
-    if program.model.remat == "full":
-        inputs = ticks * 4 * _tokens(program) * program.model.hidden_size
+    depth, ticks = _plan(program.resolved).depth, ticks_of_the_peer(program)
+    if program.config.model.remat == "full":
+        inputs = ticks * 4 * _tokens(program) * program.config.model.hidden_size
         return inputs + depth * kept_by_a_layer(program)
     return ticks * depth * kept_by_a_layer(program)
 
 
 def ticks_of_the_peer(program: Program) -> int:
     """Trips of each of the peer's two loops over ticks."""
-    schedule = program.plan.schedule
+    schedule = _plan(program.resolved).schedule
     return schedule.micro_batches + schedule.stages - 1
 
 
@@ -198,7 +212,7 @@ def _tokens(program: Program) -> int:
     """Tokens of a micro-batch on a device."""
     train, layout = program.config.train, program.config.layout
     sequences = train.global_batch_size // (layout.dp * train.micro_batches)
-    return sequences * program.model.seq_length
+    return sequences * program.config.model.seq_length
 
 
 def _bytes(x: Any) -> int:
@@ -221,7 +235,7 @@ class Step(Runner):
     def step(self) -> list[Any]:
         _, metrics, gradients = super().step()
         host: Any = {name: np.asarray(x) for name, x in gradients.items()}
-        return [metrics["loss"], *self.program.program.blueprint.canonical(host).values()]
+        return [metrics["loss"], *self.program.program.resolved.blueprint.canonical(host).values()]
 
 
 def start(named: Named) -> Step:

@@ -104,14 +104,14 @@ def test_tied_weights_lie_whole_on_the_peers_stages() -> None:
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zb-h1"])
 def test_what_is_kept_is_slots_times_what_layers_keep(schedule: str) -> None:
     ours = program(layout=dataclasses.replace(LAYOUT, schedule=schedule), num_layers=8)
-    pools, slots = pools_of(ours), ours.plan.slots
-    part = kept_by_a_layer(ours) * ours.plan.depth
+    pools, slots = pools_of(ours), ours.resolved.plan.slots
+    part = kept_by_a_layer(ours) * ours.resolved.plan.depth
     activation = 4 * 2 * MODEL.seq_length * MODEL.hidden_size
     assert pools.mail == slots["mail"] * activation
     between = pools.kept - slots["saved"] * part
     assert between >= 0 and (between > 0) == (schedule == "zb-h1")
     if schedule == "zb-h1":  # what passes is whole activations, and vectors
-        assert between % (slots["between"] * ours.plan.depth) == 0
+        assert between % (slots["between"] * ours.resolved.plan.depth) == 0
 
 
 @pytest.mark.slow
@@ -186,7 +186,7 @@ def test_hops_are_the_permutes_between_stages() -> None:
     text = step.compile(compiler_options=QUICK).as_text()
     sizes = {str(axis): size for axis, size in ours.mesh.shape.items()}
     found = hops(text, sizes)
-    assert [hop.bytes for hop in found] == [4 * 2 * 8 * 16] * len(ours.plan.hops.pairs)
+    assert [hop.bytes for hop in found] == [4 * 2 * 8 * 16] * len(ours.resolved.plan.hops.pairs)
     assert {hop.hidden_by for hop in found} == {"nothing"}
 
 

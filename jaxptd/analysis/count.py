@@ -25,7 +25,7 @@ from jaxptd.analysis.collective import (
     subtract,
 )
 from jaxptd.analysis.hlo import collectives_from_hlo
-from jaxptd.analysis.jaxprs import inside, plan_of, traced, trips_of
+from jaxptd.analysis.jaxprs import inside, traced
 from jaxptd.analysis.traffic import expected
 from jaxptd.collectives import moved_along
 from jaxptd.mesh import Axis, on_gpus
@@ -105,7 +105,7 @@ def _read(equation: Any, times: int, sizes: Mapping[str, int]) -> Iterator[Colle
 
 def count(program: Program) -> list[Collective]:
     """The collectives of a training step, from its jaxpr."""
-    return collectives_of(traced(program).jaxpr, program.mesh, trips_of(program))
+    return collectives_of(traced(program).jaxpr, program.mesh, program.resolved.trips)
 
 
 def count_compiled(program: Program, options: Mapping[str, Any] | None = None) -> list[Collective]:
@@ -116,13 +116,13 @@ def count_compiled(program: Program, options: Mapping[str, Any] | None = None) -
         options: for the compiler.
     """
     text = traced(program).lower().compile(compiler_options=options).as_text()
-    return add_up(collectives_from_hlo(text, dict(program.mesh.shape), trips_of(program)))
+    return add_up(collectives_from_hlo(text, dict(program.mesh.shape), program.resolved.trips))
 
 
 def formula(program: Program) -> list[Collective]:
     """The collectives that a training step must run."""
     native = on_gpus(program.mesh)
-    return add_up(expected(program.config, program.infos, plan_of(program), native=native))
+    return add_up(expected(program.config, program.infos, program.resolved.plan, native=native))
 
 
 def per_layer(program: Program) -> list[Collective]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from jaxptd.analysis.jaxprs import inside, traced, trips_of
+from jaxptd.analysis.jaxprs import inside, traced
 from jaxptd.step import Program
 
 
@@ -19,7 +19,7 @@ def executed(program: Program, weigh: Callable[[Any], int]) -> int:
 def executions(program: Program) -> Iterator[tuple[Any, int, str]]:
     """Every equation of a step, how often it runs, and the names of the scopes around it."""
     jaxpr = traced(program).jaxpr.jaxpr
-    return _executions(jaxpr, program.config.layout.pp, "", trips_of(program))
+    return _executions(jaxpr, program.config.layout.pp, "", program.resolved.trips)
 
 
 def _executions(

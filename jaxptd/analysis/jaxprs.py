@@ -1,9 +1,8 @@
 """Traces training steps, and walks jaxprs: their equations, and those of the jaxprs inside them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-from jaxptd.pipeline.plan import Plan
 from jaxptd.step import Program
 
 
@@ -11,17 +10,6 @@ def traced(program: Program) -> Any:
     """The training step of a program, traced with abstract arguments."""
     step: Any = program.train_step
     return step.trace(program.abstract_state, program.abstract_batch)
-
-
-def plan_of(program: Program) -> Plan | None:
-    """The plan of a program's pipeline; None if there is only one stage."""
-    return program.plan if program.config.layout.pp > 1 else None
-
-
-def trips_of(program: Program) -> Mapping[str, int]:
-    """Trips, by scope, of the loops whose length differs between stages; summed over stages."""
-    plan = plan_of(program)
-    return plan.trips if plan else {}
 
 
 def inside(equation: Any) -> Iterator[Any]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxptd.analysis import memory_model
-from jaxptd.analysis.jaxprs import plan_of, scans, traced
+from jaxptd.analysis.jaxprs import scans, traced
 from jaxptd.config import Config
 from jaxptd.layers.block import LAYERS
 from jaxptd.mesh import make_mesh
@@ -29,8 +29,8 @@ def report(config: Config) -> list[Row]:
     return [
         *_state(program),
         {"part": "all that enters the step", "compiled": arguments},
-        *_layers(config, plan_of(program)),
-        *_total(program, plan_of(program)),
+        *_layers(config, program.resolved.plan),
+        *_total(program, program.resolved.plan),
         {"part": "temporary: gradients, layers, all else", "compiled": memory.temp_size_in_bytes},
     ]
 
@@ -38,7 +38,7 @@ def report(config: Config) -> list[Row]:
 def _state(program: Program) -> Iterator[Row]:
     """The state of the step, its gradients, and parameters gathered for the whole step."""
     published = memory_model.published_state(program.config, program.infos)
-    for name, size in memory_model.state(program.config, program.zero).items():
+    for name, size in memory_model.state(program.config, program.resolved.zero).items():
         on_host = name in ("parameters", "optimizer") and program.states.memory == HOST
         part = f"{name}, in host memory" if on_host else name
         yield {"part": part, "published": published.get(name), "formula": size}
@@ -83,8 +83,8 @@ def counted(program: Program) -> int | None:
     A scan over layers keeps the results that it stacks. A pipeline keeps the buffers that its ticks
     carry, with what a split backward hands from its first half to its second.
     """
-    plan = plan_of(program)
-    if not program.model.scan_layers and not plan:
+    plan = program.resolved.plan
+    if not program.config.model.scan_layers and not plan:
         return None
     jaxpr = traced(program).jaxpr.jaxpr
     if plan:

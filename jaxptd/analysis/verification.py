@@ -126,7 +126,7 @@ class OneStep:
     def run(self, params: Tensors) -> Outcome:
         """Runs one step from `params`, canonical."""
         stored = jax.jit(self._stored)(params)
-        stored = jax.device_put(stored, shardings(self.program.stored, self.program.mesh))
+        stored = jax.device_put(stored, shardings(self.program.states.stored, self.program.mesh))
         state, metrics, grads = self.program.step_with_gradients(
             {**self.program.init_state(), "params": stored}, self.batch
         )
@@ -139,7 +139,7 @@ class OneStep:
         )
 
     def _stored(self, params: Tensors) -> Params:
-        return {name: self.program.stored[name].pad(p) for name, p in params.items()}
+        return {name: self.program.states.stored[name].pad(p) for name, p in params.items()}
 
     def _by_layer(self, tensors: Mapping[str, jax.Array]) -> Tensors:
         """Canonical tensors, one for each layer: `blocks.mlp.up.w` -> `blocks.0.mlp.up.w`, ..."""

@@ -58,7 +58,7 @@ def from_canonical(program: Program, canonical: Canonical) -> State:
 
 def params_from_canonical(program: Program, canonical: Canonical) -> Params:
     """Converts the parameters of a restored checkpoint only."""
-    stored = program.stored
+    stored = program.states.stored
     return {name: _held(program, x, stored[name]) for name, x in canonical["params"].items()}
 
 
@@ -67,7 +67,7 @@ def _held(program: Program, x: Array, stored: Stored) -> Array:
     if stored.is_canonical:
         return x
     to_held = _to_held(stored, NamedSharding(program.mesh, stored.spec))
-    return program.states.settled(_run_alone(to_held, x))
+    return program.states.in_state_memory(_run_alone(to_held, x))
 
 
 # Cached: a parameter and its moments share one compiled conversion, and so do all saves.

@@ -3,7 +3,6 @@
 Letters: B batch, T position, D model, L layers.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -15,7 +14,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.attention.kernel import CORE, KEPT, TAKEN
-from jaxptd.config import ModelConfig
+from jaxptd.config import ModelConfig, Remat
 from jaxptd.layers.attention import Cache, SelfAttention
 from jaxptd.layers.dropout import Places, Site, dropout
 from jaxptd.layers.form import TensorParallel
@@ -25,7 +24,6 @@ from jaxptd.params import normal, stacked
 from jaxptd.pipeline.model import LayerInputs
 from jaxptd.zero import with_gathering
 
-OFFLOADED = "offloaded"  # value of a program's `model.remat`: as dots, saved in host memory
 LAYERS = "layers"  # named scope of the loop over layers
 # What each policy saves of a layer, beside its input; `none` saves all that backward needs.
 _SAVES = {"dots": (KEPT, CORE), "attention": (KEPT, TAKEN), "full": ()}
@@ -74,7 +72,13 @@ def make_blocks(config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs) ->
 
 
 def run_blocks(
-    blocks: Block, x_BTD: Array, places: Places, *, cache: Cache | None, config: ModelConfig
+    blocks: Block,
+    x_BTD: Array,
+    places: Places,
+    *,
+    cache: Cache | None,
+    config: ModelConfig,
+    offload: bool = False,
 ) -> tuple[Array, Cache | None]:
     """x -> x after all blocks, scanned or unrolled; arrays of the cache have a leading dim L."""
     layer_L = jnp.arange(config.num_layers, dtype=jnp.int32)
@@ -87,9 +91,9 @@ def run_blocks(
         return run(block, LayerInputs(places, number, cache), x_BTD)
 
     for (remat, _), stack in zip(remats, stacks, strict=True):
-        run = with_gathering(with_remat(_run_block, dataclasses.replace(config, remat=remat)))
+        run = with_remat(_run_block, remat, scanned=config.scan_layers, offload=offload)
         with jax.named_scope(LAYERS):
-            x_BTD, new = over(partial(one, run=run), x_BTD, stack)
+            x_BTD, new = over(partial(one, run=with_gathering(run)), x_BTD, stack)
         caches.append(new)
     return x_BTD, jax.tree.map(lambda *each: jnp.concatenate(each), *caches)
 
@@ -116,16 +120,21 @@ def _split(tree: Any, sizes: Sequence[int]) -> list[Any]:
     return [jax.tree.unflatten(treedef, piece) for piece in pieces]
 
 
-def with_remat(run: Any, config: ModelConfig) -> Any:
-    """`run`, saving for backward what `model.remat` selects."""
-    if config.remat == "none":
+def with_remat(run: Any, remat: Remat, *, scanned: bool, offload: bool = False) -> Any:
+    """`run`, saving for backward what the policy selects.
+
+    Args:
+        run: a layer's forward pass.
+        remat: the policy.
+        scanned: whether `run` is the body of a scan, where XLA cannot undo the recomputation.
+        offload: saves to host memory; for the policy dots only.
+    """
+    if remat == "none":
         return run
-    if config.remat == OFFLOADED:
-        return jax.checkpoint(
-            partial(_named, run), policy=_to_host(), prevent_cse=not config.scan_layers
-        )
-    policy = jax.checkpoint_policies.save_only_these_names(*_SAVES[config.remat])
-    return jax.checkpoint(run, policy=policy, prevent_cse=not config.scan_layers)
+    if offload:
+        return jax.checkpoint(partial(_named, run), policy=_to_host(), prevent_cse=not scanned)
+    policy = jax.checkpoint_policies.save_only_these_names(*_SAVES[remat])
+    return jax.checkpoint(run, policy=policy, prevent_cse=not scanned)
 
 
 def _named(run: Any, block: Block, inputs: LayerInputs, x_BTD: Array) -> Any:

@@ -29,12 +29,15 @@ class GPT(nnx.Module):
         config: sizes and choices; vocab_size must be set.
         form: how matrices are sharded.
         rngs: random keys of the initial parameters.
+        offload: whether what `remat: dots` saves for backward is in host memory.
 
     Raises:
         ValueError: vocab_size is not set.
     """
 
-    def __init__(self, config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self, config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs, offload: bool = False
+    ) -> None:
         if config.vocab_size is None:
             raise ValueError("model.vocab_size is not set; take it from the tokenizer")
         make_table = partial(
@@ -51,15 +54,23 @@ class GPT(nnx.Module):
         self.blocks = make_blocks(config, form=form, rngs=rngs)
         self.norm = LayerNorm(config.hidden_size, form=form, rngs=rngs)
         self.head = None if config.tie_embeddings else make_table()
-        self.config, self.form = config, form
+        self.config, self.form, self.offload = config, form, offload
 
     def logits(
         self, tokens_BT: Array, places: Places, cache: Cache | None = None
     ) -> tuple[Array, Cache | None]:
         """tokens[B, T] -> logits[B, T, V], V sharded, and the cache with these tokens."""
         x_BTD = self.embed(tokens_BT, places)
-        x_BTD, cache = run_blocks(self.blocks, x_BTD, places, cache=cache, config=self.config)
+        x_BTD, cache = self._run_blocks(x_BTD, places, cache)
         return self.output(x_BTD), cache
+
+    def _run_blocks(
+        self, x_BTD: Array, places: Places, cache: Cache | None
+    ) -> tuple[Array, Cache | None]:
+        """x after the embedding -> x after all blocks, and the cache with these tokens."""
+        return run_blocks(
+            self.blocks, x_BTD, places, cache=cache, config=self.config, offload=self.offload
+        )
 
     @jax.named_scope("embedding")
     def embed(self, tokens_BT: Array, places: Places) -> Array:
@@ -79,7 +90,7 @@ class GPT(nnx.Module):
         T is sharded as in the logits.
         """
         x_BTD = self.embed(tokens_BT, places)
-        x_BTD, _ = run_blocks(self.blocks, x_BTD, places, cache=None, config=self.config)
+        x_BTD, _ = self._run_blocks(x_BTD, places, None)
         return self.output_loss(x_BTD, targets_BT)
 
     @jax.named_scope("loss")

@@ -177,7 +177,7 @@ class Meter:
         self._time += time.perf_counter() - before
 
     def _speed(self) -> dict[str, Any]:
-        config, model = self._program.config.train, self._program.model
+        config, model = self._program.config.train, self._program.config.model
         steps = self._step - self._since
         seconds = (time.perf_counter() - self._time) / steps if steps else self._first_seconds
         a_step = config.global_batch_size * model.seq_length
@@ -191,7 +191,7 @@ class Meter:
 
     def _flops_per_token(self) -> float:
         """6 a parameter of a product, and attention's 12 L D T (arXiv 2204.02311, appendix B)."""
-        model, infos = self._program.model, self._program.infos
+        model, infos = self._program.config.model, self._program.infos
         looked_up = {"positions.table"} | (set() if model.tie_embeddings else {"tokens.table"})
         matrices = [n for n, info in infos.items() if info.decay and n not in looked_up]
         weights = sum(math.prod(infos[name].shape) for name in matrices)

@@ -1,4 +1,4 @@
-"""What XLA is asked for beyond its defaults, for a training step. An evaluation is short."""
+"""XLA's options for a training step; an evaluation is compiled with the defaults."""
 
 from typing import Any
 
@@ -9,11 +9,12 @@ from jaxptd.mesh import on_gpus
 
 
 def compiler_options(config: Config, mesh: Mesh) -> dict[str, Any] | None:
-    """Options of XLA for GPUs; None elsewhere.
+    """Chooses XLA's options on GPUs; None elsewhere.
 
-    Two collectives at a time, where it would schedule one and wait for the second: backward of a
-    ring sends keys and values and the sums they bring home; products on a grid send along row and
-    along col. And for fp8 cuBLASLt's 8-bit products, which its own kernels would come before.
+    Two collectives at a time, where XLA would by default finish one before it starts the next:
+    backward of a ring sends keys and values, and also their gradients' sums; products on a grid
+    send along row and along col. For fp8, cuBLASLt's 8-bit products: XLA would prefer its Triton
+    kernels.
     """
     if not on_gpus(mesh):
         return None

@@ -8,29 +8,25 @@ Letters: M micro-batches, B batch, T position, V vocabulary, L layers.
 """
 
 import dataclasses
-import re
-from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.sharding import PartitionSpec as P
 
 from jaxptd.collectives import all_gather, as_varying, reduce_scatter, varying_axes
-from jaxptd.config import Config, ModelConfig
-from jaxptd.errors import UserError
+from jaxptd.config import ModelConfig
 from jaxptd.layers.attention import Cache
 from jaxptd.layers.block import Block, with_remat
 from jaxptd.layers.dropout import Places
 from jaxptd.mesh import Axis
-from jaxptd.params import Blueprint, ParamInfo, Params
+from jaxptd.params import Blueprint, Params
 from jaxptd.pipeline import executor, pools, training
 from jaxptd.pipeline.model import LayerInputs, ModelArrays, ModelFunctions
-from jaxptd.pipeline.placement import part_sizes, rows_of_layers
 from jaxptd.pipeline.plan import Plan
-from jaxptd.pipeline.schedules import make_schedule
 from jaxptd.step.batch import Batch
+from jaxptd.step.resolved import Resolved
+from jaxptd.step.stages import stage_dim
 from jaxptd.zero import StepParams, gathered, reduce_scattered, regathered, shards_of, with_shards
 
 
@@ -149,9 +145,8 @@ class Pipelined:
             return self._loss_sum(ends, micro, x_BTD) * share
 
         remats = [] if self.plan.recompute else self.model.remats(self.plan.depth)
-        kinds = [
-            with_remat(run, dataclasses.replace(self.model, remat=remat)) for remat, _ in remats
-        ]
+        scanned = self.model.scan_layers
+        kinds = [with_remat(run, remat, scanned=scanned) for remat, _ in remats]
         functions = self._functions(kinds or [run], head)
         arrays = self._arrays(self.gathered(params), micro, places)
         loss, layers, ends = training.gradients(functions, self.plan, arrays)
@@ -232,55 +227,8 @@ class Pipelined:
         return gradient if dim is None else reduce_scatter(gradient, Axis.PP, dim)
 
 
-def make_plan(config: Config) -> Plan:
-    """What each stage of the pipeline does at each tick.
-
-    Raises:
-        UserError: there is no such schedule, or the model's layers do not fill it.
-    """
-    model, layout = config.model, config.layout
-    try:
-        schedule = make_schedule(
-            layout.schedule,
-            stages=layout.pp,
-            micro_batches=config.train.micro_batches,
-            virtual_stages=layout.virtual_stages,
-        )
-    except UserError as error:
-        fields = {"stages": "layout.pp", "micro_batches": "train.micro_batches"}
-        words = re.sub(r"\b(stages|micro_batches)(?==)", lambda name: fields[name[1]], str(error))
-        raise UserError(f"layout.{words}") from error
-    sizes = part_sizes(model.num_layers, schedule.parts, layout.stage_layers)
-    whole = model.remat == "full" and model.remat_layers is None
-    return Plan(schedule, sizes, recompute=whole, first=model.remat_layers)
-
-
-def stage_dim(info: ParamInfo) -> int | None:
-    """The dim of a parameter that is cut over stages."""
-    return next((i for i, axes in enumerate(info.axes_of_dims) if Axis.PP in axes), None)
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """How parameters are held over stages, out of how they are held over one.
-
-    Layers lie where their part of the model is. Anything else is cut into equal blocks, along its
-    longest dim that splits over the stages; what has none is whole on every stage.
-    """
-
-    plan: Plan
-    sizes: Mapping[Axis, int]  # devices along each axis
-
-    def __call__(self, info: ParamInfo) -> ParamInfo:
-        return self._layers(info) if info.stacked else info.cut_over(Axis.PP, self.sizes)
-
-    def _layers(self, info: ParamInfo) -> ParamInfo:
-        schedule = self.plan.schedule
-        rows = rows_of_layers(schedule, self.plan.sizes)
-        held = (schedule.parts * self.plan.depth, *info.held[1:])
-        return dataclasses.replace(
-            info,
-            held=held,
-            spec=P(Axis.PP, *info.spec[1:]),
-            rows=None if rows == tuple(range(held[0])) else rows,
-        )
+def make_passes(resolved: Resolved) -> Passes:
+    """The way of micro-batches through the model."""
+    if resolved.plan is None:
+        return Unpipelined(resolved.blueprint)
+    return Pipelined(resolved.blueprint, resolved.model, resolved.plan)

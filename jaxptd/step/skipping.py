@@ -1,10 +1,11 @@
-"""Which steps are taken: one whose gradients are no numbers, or exploded, leaves all as it was.
+"""Skips steps with non-finite or exploding gradients, and scales the float16 loss.
 
-And the scale of the loss in float16, whose smallest number is 6e-8: gradients are made of
-loss x scale and divided by it in float32. An overflow costs a step and halves the scale; a long run
-of good steps doubles it. It is a power of two, so it changes no digit.
+A skipped step leaves parameters and moments as they were. Loss scaling: float16's smallest number
+is 6e-8, so gradients are computed of loss x scale, and divided by the scale in float32. An overflow
+skips the step and halves the scale; a long run of good steps doubles the scale. The scale is a
+power of two, so it changes no digit.
 
-Everything here is the same on every device and lies in the state, so a resumed run goes on alike.
+All of this is part of the state, the same on every device, so a resumed run continues identically.
 Source: Micikevicius et al., Mixed Precision Training, arXiv 1710.03740, section 3.2.
 """
 
@@ -21,14 +22,14 @@ from jax.typing import DTypeLike
 from jaxptd.config import Config
 from jaxptd.errors import UserError
 
-# scale: of the loss, float32; good: steps since it last changed, or one was skipped; skipped: in
-# all; in_row: since the last step that was taken. int32.
+# scale: of the loss, float32. As int32, good: steps since the scale changed or a step was skipped;
+# skipped: steps skipped in all; in_row: steps skipped since the last one that was taken.
 Guard = dict[str, Array]
 Metrics = dict[str, Array]
 
 FIRST_SCALE = 2.0**15  # half of float16's range: the gradient of one token's loss is at most 1
 LARGEST_SCALE = 2.0**64  # gradients of zero would double it for ever
-GROW_AFTER = 2000  # good steps; as PyTorch's GradScaler
+GROW_AFTER = 2000  # good steps, as in PyTorch's GradScaler
 
 
 def scales(dtype: DTypeLike) -> bool:
@@ -37,14 +38,14 @@ def scales(dtype: DTypeLike) -> bool:
 
 
 def new_guard(dtype: DTypeLike) -> Guard:
-    """At step 0; the same fields in every precision. dtype: of the model."""
+    """The guard of step 0, with the same fields in every precision. dtype: of the model."""
     none = jnp.zeros((), jnp.int32)
     scale = jnp.float32(FIRST_SCALE if scales(dtype) else 1)
     return {"scale": scale, "good": none, "skipped": none, "in_row": none}
 
 
 def unscaled(tree: Any, scale: Array, dtype: DTypeLike) -> Any:
-    """Loss and gradients of the loss, out of those of loss x scale."""
+    """Divides loss and gradients by the scale, if this precision has one."""
     return jax.tree.map(lambda x: x / scale, tree) if scales(dtype) else tree
 
 
@@ -52,26 +53,26 @@ def unscaled(tree: Any, scale: Array, dtype: DTypeLike) -> Any:
 def advance(
     state: dict[str, Any], new: dict[str, Any], metrics: Metrics, config: Config
 ) -> tuple[dict[str, Any], Metrics]:
-    """The next state, and the step's metrics with what was skipped.
+    """The next state, and the step's metrics with the numbers of skipped steps.
 
     Args:
         state: before the step.
-        new: what becomes of params and optimizer; if the step is not sound they stay as they are,
-            bit for bit. (No copy: XLA selects where it would have written.)
-        metrics: loss and grad_norm decide.
+        new: updated params and optimizer; if the step is not sound, the old ones stay, bit for bit.
+            (That is no copy: XLA selects while it writes.)
+        metrics: loss and grad_norm decide whether the step is sound.
         config: of the run.
     """
     sound = is_sound(metrics["loss"], metrics["grad_norm"], config.optimizer.skip_above)
-    kept = {name: jax.tree.map(partial(jnp.where, sound), new[name], state[name]) for name in new}
+    chosen = {name: jax.tree.map(partial(jnp.where, sound), new[name], state[name]) for name in new}
     before, dtype = state["guard"], config.model.dtype
     guard = after_step(before, sound, metrics["grad_norm"], dtype)
     more = {"skipped": guard["skipped"], "skipped_in_row": guard["in_row"]}
     more |= {"loss_scale": before["scale"]} if scales(dtype) else {}
-    return {**kept, "step": state["step"] + 1, "guard": guard}, metrics | more
+    return {**chosen, "step": state["step"] + 1, "guard": guard}, metrics | more
 
 
 def is_sound(loss: Array, norm: Array, limit: float) -> Array:
-    """Whether to take a step. limit: a gradient norm above it is an explosion; 0: none is."""
+    """Whether to take a step. limit: skip the step if the gradient norm is above it; 0: never."""
     sound = jnp.isfinite(loss) & jnp.isfinite(norm)
     return sound & (norm <= limit) if limit else sound
 
@@ -80,9 +81,10 @@ def after_step(guard: Guard, sound: Array, norm: Array, dtype: DTypeLike) -> Gua
     """The guard after a step.
 
     Args:
-        guard: before it.
-        sound: whether it was taken.
-        norm: of its gradients; the scale is halved if it is not finite, not after an explosion.
+        guard: before the step.
+        sound: whether the step was taken.
+        norm: of the gradients; the scale is halved if the norm is not finite, not if it is above
+            the limit.
         dtype: of the model.
     """
     good, scale = jnp.where(sound, guard["good"] + 1, 0), guard["scale"]
@@ -104,32 +106,32 @@ def after_step(guard: Guard, sound: Array, norm: Array, dtype: DTypeLike) -> Gua
 def check_in_row(
     step: int, values: Mapping[str, float], *, limit: int, saved: Callable[[], Sequence[int]]
 ) -> None:
-    """Raises UserError, with the reason, where too many steps in a row were skipped.
+    """Raises UserError, with the reason, if too many steps in a row were skipped.
 
     Args:
-        step: its number.
-        values: its metrics.
-        limit: steps in a row that end a run.
-        saved: -> steps of the checkpoints that there are.
+        step: number of the newest step.
+        values: metrics of that step.
+        limit: skipped steps in a row that end a run.
+        saved: -> steps that have a checkpoint.
     """
     if values["skipped_in_row"] < limit:
         return
-    strange = [n for n in ("loss", "grad_norm") if not math.isfinite(values[n])]
-    name = strange[0] if strange else "grad_norm"
-    above = "" if strange else ", above optimizer.skip_above,"
+    not_finite = [n for n in ("loss", "grad_norm") if not math.isfinite(values[n])]
+    name = not_finite[0] if not_finite else "grad_norm"
+    above = "" if not_finite else ", above optimizer.skip_above,"
     steps = saved()
     last = f"the last good checkpoint is step {max(steps)}" if steps else "there is no checkpoint"
-    way_on = "go on from it with another optimizer.skip_above, or " if steps else ""
+    remedy = "resume from it with another optimizer.skip_above, or " if steps else ""
     raise UserError(
         f"{name} is {values[name]:g}{above} at step {step}, the last of "
         f"{values['skipped_in_row']:.0f} in a row that were skipped (train.max_skipped={limit}); "
-        f"{last}; {way_on}start again in another train.run_dir with a smaller "
+        f"{last}; {remedy}start again in another train.run_dir with a smaller "
         "optimizer.learning_rate or more warmup_steps"
     )
 
 
 def check_parameters(step: int, params: Mapping[str, Array]) -> None:
-    """Raises UserError, naming the first parameter that is not finite: it is not to be saved."""
+    """Raises UserError, naming the first parameter that is not finite; call it before a save."""
     for name, p in params.items():
         if not _finite(p):
             raise UserError(
@@ -141,5 +143,5 @@ def check_parameters(step: int, params: Mapping[str, Array]) -> None:
 
 @jax.jit
 def _finite(p: Array) -> Array:
-    """Of one parameter, so no more of them is on a device at once, wherever the state has them."""
+    """Checks one parameter at a time, so only one is on the device even with offloading."""
     return jnp.isfinite(jax.device_put(p, jax.memory.Space.Device)).all()

@@ -1,9 +1,10 @@
-"""The state of a run: parameters, the optimizer's moments, the step, the guard; in which memory.
+"""The state of a run: parameters, optimizer moments, step, guard; and the memory that holds them.
 
-With `layout.offload: optimizer` parameters (the float32 masters) and moments lie in host memory. A
-step brings parameters twice: for its passes, as copies in the precision that layers compute in, and
-again, with the moments, for the update, each when the compiler has it updated; what is new goes
-back. JAX's types say in which memory an array is, so nothing is computed in the host's unseen.
+With `layout.offload: optimizer` parameters (the float32 masters) and moments are kept in host
+memory. A step copies parameters to the device twice: for its passes, which cast them to the
+precision of the layers, and again, with the moments, for the update, where XLA schedules each
+parameter's copy by itself. The updated arrays are copied back. An array's memory is part of its JAX
+type, so no computation on the host can slip in unnoticed.
 
 Source: Ren et al., ZeRO-Offload, arXiv 2101.06840 (which computes the update on the host, too).
 """
@@ -30,21 +31,21 @@ HOST, DEVICE = "pinned_host", "device"  # JAX's kinds of memory
 
 
 def state_memory(layout: Layout) -> str:
-    """The kind of memory of all that is held as parameters are."""
+    """The kind of memory of parameters and moments."""
     return HOST if layout.offload == "optimizer" else DEVICE
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class States:
-    """States of a program.
+    """Describes and makes the states of a program.
 
     Args:
-        stored: how parameters are held, and whatever is shaped as they are.
-        optimizer: whose state belongs to it.
-        mesh: on which it lies.
-        dtype: of parameters.
-        model_dtype: in which the model computes.
-        memory: the kind of memory of all that is held as parameters are.
+        stored: how the state holds each parameter; its moments are held alike.
+        optimizer: whose moments are in the state.
+        mesh: that the state is sharded over.
+        dtype: of parameters and moments.
+        model_dtype: that the model computes in.
+        memory: the kind of memory of parameters and moments.
     """
 
     stored: Mapping[str, Stored]
@@ -57,13 +58,13 @@ class States:
     def map(
         self, fn: Callable[[Any, Stored], Any], state: State, other: Callable[[Any], Any]
     ) -> State:
-        """`fn(leaf, how it is held)` on leaves that are held as parameters, `other(leaf)` else."""
+        """`fn(leaf, how it is held)` for parameters and moments, `other(leaf)` for the rest."""
         params = {name: fn(x, self.stored[name]) for name, x in state["params"].items()}
         optimizer = optax.tree_map_params(
             self.optimizer, fn, state["optimizer"], self.stored, transform_non_params=other
         )
-        alike = {name: jax.tree.map(other, state[name]) for name in ("step", "guard")}
-        return {"params": params, "optimizer": optimizer, **alike}
+        rest = {name: jax.tree.map(other, state[name]) for name in ("step", "guard")}
+        return {"params": params, "optimizer": optimizer, **rest}
 
     def _make(self, params: Params) -> State:
         return {
@@ -82,48 +83,50 @@ class States:
 
     @cached_property
     def specs(self) -> State:
+        """How each array is sharded over the mesh."""
         return self.map(lambda _, each: each.spec, self._shapes, lambda _: P())
 
     @cached_property
     def abstract(self) -> State:
         """Shapes, precisions and shardings, for compiling without a state."""
 
-        def place(x: Any, spec: P, memory: str) -> jax.ShapeDtypeStruct:
+        def describe(x: Any, spec: P, memory: str) -> jax.ShapeDtypeStruct:
             sharding = NamedSharding(self.mesh, spec, memory_kind=memory)
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
         return self.map(
-            lambda x, each: place(x, each.spec, self.memory),
+            lambda x, each: describe(x, each.spec, self.memory),
             self._shapes,
-            lambda x: place(x, P(), DEVICE),
+            lambda x: describe(x, P(), DEVICE),
         )
 
     def new(self, params: Params) -> State:
-        """The state of step 0, of parameters on the devices, which are used up.
+        """Makes the state of step 0 from parameters on the devices, which it donates.
 
-        What goes to host memory goes as it is made, so devices never hold a whole state.
+        Each array that belongs in host memory is copied there as soon as it is made, so devices
+        never hold a whole state.
         """
         shardings = jax.tree.map(lambda x: x.sharding, self.abstract)
-        used_up = 0 if self.memory == DEVICE else ()  # memory of another kind is of no use
+        donated = 0 if self.memory == DEVICE else ()  # only memory of the same kind can be reused
         make = jax.jit(
-            lambda params: self.put_back(self._make(params)),
+            lambda params: self.to_host(self._make(params)),
             out_shardings=shardings,
-            donate_argnums=used_up,
+            donate_argnums=donated,
         )
         return make(params)
 
-    def settled(self, x: Array) -> Array:
-        """An array that is held as parameters are, in their memory; not copied if it is there."""
+    def in_state_memory(self, x: Array) -> Array:
+        """Puts a parameter or moment into the state's memory; no copy if the array is there."""
         return jax.device_put(x, x.sharding.with_memory_kind(self.memory))
 
     # ---- inside a compiled step -----------------------------------------------------------------
 
-    def brought(self, tree: Any) -> Any:
-        """Arrays of a state, on the device."""
+    def to_device(self, tree: Any) -> Any:
+        """Copies a state's arrays to device memory, if they are in host memory."""
         return self._moved(tree, jax.memory.Space.Device)
 
-    def put_back(self, state: State) -> State:
-        """The state with each array in the memory where a state has it."""
+    def to_host(self, state: State) -> State:
+        """Copies parameters and moments to host memory, if the state is kept there."""
         return self.map(lambda x, _: self._moved(x, jax.memory.Space.Host), state, lambda x: x)
 
     def _moved(self, tree: Any, space: Any) -> Any:

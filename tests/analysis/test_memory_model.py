@@ -9,7 +9,6 @@ import pytest
 import tiny
 
 from jaxptd.analysis import memory_model
-from jaxptd.analysis.jaxprs import plan_of
 from jaxptd.analysis.memory_report import counted
 from jaxptd.config import Config, ModelConfig
 from jaxptd.mesh import Layout
@@ -63,14 +62,14 @@ SLOW = [
 )
 def test_a_step_keeps_what_the_formula_says(layout: Layout, choice: dict[str, Any]) -> None:
     program = tiny.program(layout, **choice)
-    assert counted(program) == memory_model.activations(program.config, plan_of(program))
+    assert counted(program) == memory_model.activations(program.config, program.resolved.plan)
 
 
 def test_backward_in_halves_keeps_something_between_them_too() -> None:
     program = tiny.program(Layout(pp=2, schedule="zb-h1"), **FIVE)
     found = counted(program)
     assert found is not None
-    assert found > memory_model.activations(program.config, plan_of(program))
+    assert found > memory_model.activations(program.config, program.resolved.plan)
 
 
 def test_unrolled_layers_are_not_counted() -> None:
@@ -100,13 +99,13 @@ def on_a_device(program: Program) -> dict[str, int]:
 )
 def test_state_is_what_lies_on_a_device(layout: Layout) -> None:
     program = tiny.program(layout, num_layers=5)
-    found, want = memory_model.state(program.config, program.zero), on_a_device(program)
+    found, want = memory_model.state(program.config, program.resolved.zero), on_a_device(program)
     assert (found["parameters"], found["optimizer"]) == (want["params"], want["optimizer"])
 
 
 def test_what_each_stage_of_zero_cuts_over_dp_and_cp() -> None:
     programs = [tiny.program(Layout(dp=2, cp=2, zero=z), dtype="bfloat16") for z in range(4)]
-    found = [memory_model.state(p.config, p.zero) for p in programs]
+    found = [memory_model.state(p.config, p.resolved.zero) for p in programs]
     infos = programs[0].infos.values()
     whole = 4 * sum(math.prod(info.shape) for info in infos)
     ends = 4 * sum(math.prod(info.shape) for info in infos if not info.stacked)

@@ -11,7 +11,7 @@ from jaxptd.analysis.count import count, count_compiled, formula
 from jaxptd.analysis.traffic import expected
 from jaxptd.layers.forms import make_form
 from jaxptd.mesh import SCHEDULES, Layout
-from jaxptd.step import program as step
+from jaxptd.step import resolved
 
 MATRIX = [
     (layout, choice)
@@ -105,7 +105,7 @@ def test_every_pipeline_moves_what_the_formula_says(layout, schedule, remat) -> 
 
 def test_a_grid_of_gpus_moves_what_the_formula_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """SUMMA uses XLA's broadcast; fox cannot."""
-    monkeypatch.setattr(step, "make_form", lambda layout, **_: make_form(layout, native=True))
+    monkeypatch.setattr(resolved, "make_form", lambda layout, **_: make_form(layout, native=True))
     for kind, some in (("summa", True), ("fox", False)):
         program = tiny.program(Layout(row=2, col=2, matmul2d=kind))
         wanted = add_up(expected(program.config, program.infos, native=True))

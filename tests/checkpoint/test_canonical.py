@@ -116,7 +116,7 @@ def test_from_any_layout_to_any_other(layout):
     program = make_program(layout)
     state = from_canonical(program, on_mesh(program, saved))
     assert_same(to_canonical(program, state), saved)
-    held = program.stored["tokens.table"].held
+    held = program.states.stored["tokens.table"].held
     assert state["params"]["tokens.table"].shape == held
 
 
@@ -128,11 +128,11 @@ def test_what_is_a_copy_lies_in_host_memory_cut_as_the_state_is(layout, shards):
     program = make_program(layout)
     found = to_canonical(program, trained(layout))
     want = abstract_canonical(program)
-    for name, stored in program.stored.items():
+    for name, stored in program.states.stored.items():
         x = found["params"][name]
         assert x.sharding.is_equivalent_to(want["params"][name].sharding, x.ndim)
         assert x.sharding.memory_kind == (DEVICE if stored.is_canonical else HOST)
-    copies = [name for name, stored in program.stored.items() if not stored.is_canonical]
+    copies = [name for name, stored in program.states.stored.items() if not stored.is_canonical]
     assert "tokens.table" in copies
     shard = found["params"]["tokens.table"].addressable_shards[0].data
     assert shard.shape == (VOCAB, 16 // shards)

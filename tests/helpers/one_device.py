@@ -23,20 +23,20 @@ ROOT = Path(__file__).parents[2]
 
 
 class FromZeros(Program):
-    """A program whose state is zeros at step 0, all but its guard: nothing to compile."""
+    """A program whose state of step 0 is zeros, except its guard: nothing to compile."""
 
     def init_state(self) -> State:
         zeros = jax.tree.map(
             lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), self.abstract_state
         )
-        return {**zeros, "guard": new_guard(self.model.dtype)}
+        return {**zeros, "guard": new_guard(self.resolved.model.dtype)}
 
 
 @functools.cache
 def one_device(choice: tuple[tuple[str, Any], ...]) -> tuple[Tensors, Outcome, Outcome]:
     """Parameters; the step from them; and from them changed by one rounding error."""
     one = FromZeros(tiny.config(Layout(), micro_batches=1, **dict(choice)), make_mesh(Layout()))
-    draw, wide = np.random.default_rng(1), one.master_dtype
+    draw, wide = np.random.default_rng(1), one.resolved.master_dtype
     eps = float(np.finfo(wide).eps)
     start = {
         name: (0.1 * draw.normal(size=info.shape) + name.endswith("norm.w")).astype(wide)

@@ -17,7 +17,7 @@ from jaxptd.checkpoint import Checkpoints
 from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical, to_canonical
 from jaxptd.mesh import SCHEDULES, Layout, make_mesh
 from jaxptd.pipeline.schedules import DEFAULT_CHUNKS
-from jaxptd.step import Program, passes
+from jaxptd.step import Program
 
 FIVE = {"num_layers": 5, "dropout": 0.1}
 OTHER = FIVE | {"tie_embeddings": False, "documents": "apart"}  # the other kinds of models
@@ -68,8 +68,8 @@ def matrix() -> Iterator[Any]:
 
 
 def test_layers_in_the_wrong_rows_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = passes.rows_of_layers
-    monkeypatch.setattr(passes, "rows_of_layers", lambda *given: found(*given)[::-1])
+    found = stages.rows_of_layers
+    monkeypatch.setattr(stages, "rows_of_layers", lambda *given: found(*given)[::-1])
     assert report(Layout(pp=5), "float64", **FIVE).wrong
 
 
@@ -167,7 +167,7 @@ def test_checkpoints_do_not_depend_on_the_schedule(tmp_path: Path) -> None:
     state = numbers(abstract_canonical(programs[0]))
     expected = jax.tree.map(np.asarray, state)
     for step, one in enumerate(programs):
-        held, laid = from_canonical(one, state), one.blueprint.held(state["params"])
+        held, laid = from_canonical(one, state), one.resolved.blueprint.held(state["params"])
         jax.tree.map(np.testing.assert_array_equal, held["params"], laid)
         found = to_canonical(one, held)
         jax.tree.map(np.testing.assert_array_equal, found, expected)
@@ -184,7 +184,7 @@ def test_an_evaluation_equals_one_device() -> None:
     for layout in (Layout(), *SPREAD):
         one = program(layout, micro_batches=4)
         params = jax.device_put(
-            one.blueprint.held(state["params"]), one.blueprint.shardings(one.mesh)
+            one.resolved.blueprint.held(state["params"]), one.resolved.blueprint.shardings(one.mesh)
         )
         sums = one.eval_step(params, one.place(batch))
         found.append((float(sums["loss_sum"]), int(sums["tokens"])))
@@ -204,7 +204,7 @@ def test_bfloat16_keeps_float32_masters_and_sums(schedule: str) -> None:
     (ticks,) = (
         e
         for e in equations(jaxpr)
-        if e.primitive.name == "scan" and e.params["length"] == one.plan.schedule.ticks
+        if e.primitive.name == "scan" and e.params["length"] == one.resolved.plan.schedule.ticks
     )
     carried = [v.aval for v in ticks.outvars]
     held = {

@@ -78,9 +78,9 @@ def test_in_bfloat16_layers_get_copies_and_the_masters_stay_wide() -> None:
     )
     assert losses == expected
     assert {str(x.dtype) for x in state["params"].values()} == {"float32"}
-    lent = jax.eval_shape(there.zero.lend, plain["params"])
-    assert str(lent["blocks.mlp.up.w"].dtype) == "bfloat16"
-    assert str(lent["tokens.table"].dtype) == "float32"
+    copies = jax.eval_shape(there.resolved.zero.begin_step, plain["params"])
+    assert str(copies["blocks.mlp.up.w"].dtype) == "bfloat16"
+    assert str(copies["tokens.table"].dtype) == "float32"
 
 
 def test_evaluation_and_sampling_read_the_state_from_host_memory() -> None:

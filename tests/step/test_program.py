@@ -20,7 +20,7 @@ from jaxptd.step.compiler import compiler_options
 def gradients(program) -> tuple[float, dict[str, np.ndarray]]:
     """Loss and canonical gradients of the first step."""
     _, metrics, grads = program.step_with_gradients(program.init_state(), tiny.batch())
-    return float(metrics["loss"]), jax.tree.map(np.asarray, program.blueprint.canonical(grads))
+    return float(metrics["loss"]), jax.tree.map(np.asarray, program.canonical(grads))
 
 
 REFERENCE = gradients(tiny.program(Layout(), dropout=0.1))
@@ -120,7 +120,7 @@ def test_dropout_differs_from_step_to_step_and_is_off_in_evaluation() -> None:
 def test_every_layout_starts_from_the_same_bits(layout: Layout) -> None:
     def start(layout: Layout) -> dict[str, np.ndarray]:
         program = tiny.program(layout)
-        return program.blueprint.canonical(program.init_state()["params"])
+        return program.canonical(program.init_state()["params"])
 
     for name, want in start(Layout()).items():
         np.testing.assert_array_equal(start(layout)[name], want, err_msg=name)
@@ -142,7 +142,7 @@ def test_initial_weights_are_normal() -> None:
 
 def test_cudnn_on_a_machine_without_it_is_an_error_that_names_the_alternative() -> None:
     with pytest.raises(UserError, match=r"model\.attention=cudnn: .*use model\.attention=xla"):
-        _ = tiny.program(Layout(), attention="cudnn").model
+        _ = tiny.program(Layout(), attention="cudnn").resolved
 
 
 @pytest.mark.parametrize("layout", [Layout(), Layout(cp=4)], ids=str)

@@ -12,7 +12,7 @@ from jaxptd.analysis.flops import executed, is_product
 from jaxptd.config import ModelConfig, Remat
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
-from jaxptd.step import program as step
+from jaxptd.step import resolved
 
 REMATS: tuple[Remat, ...] = ("none", "attention", "dots", "full")
 LAYERS = tiny.MODEL.num_layers
@@ -56,7 +56,7 @@ def test_a_pipeline_runs_all_of_a_part_again_and_a_mix_only_its_first_layers() -
 
 
 def test_cudnn_runs_again_only_where_the_core_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step, "choose_kernel", lambda *_: ("cudnn", None))
+    monkeypatch.setattr(resolved, "choose_kernel", lambda *_: ("cudnn", None))
     choice = {"dtype": "bfloat16", "hidden_size": 32}
 
     def is_forward(equation: Any) -> int:
@@ -74,7 +74,7 @@ def gradients(layout: Layout, **choice: Any) -> dict[str, np.ndarray]:
     program = tiny.program(layout, num_layers=3, dropout=0.1, **choice)
     state = program.init_state()
     _, _, found = program.step_with_gradients(state, program.place(tiny.batch()))
-    return jax.tree.map(np.asarray, program.blueprint.canonical(found))
+    return jax.tree.map(np.asarray, program.canonical(found))
 
 
 MIXES: list[Any] = [

@@ -1,4 +1,4 @@
-"""Steps that are skipped, and float16 with the scale of its loss: alike on every layout."""
+"""Skipped steps, and float16 with loss scaling, are the same on every layout."""
 
 import dataclasses
 import functools
@@ -14,8 +14,7 @@ from contract import relative
 from jaxptd.checkpoint.canonical import from_canonical, to_canonical
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout, make_mesh
-from jaxptd.step import Program
-from jaxptd.step import skipping as guard
+from jaxptd.step import Program, skipping
 
 PIPELINE = Layout(pp=2, dp=2, tp=2, schedule="zb-h1")
 GRID = Layout(dp=2, row=2, col=2)
@@ -62,25 +61,30 @@ def copied(tree):
     return jax.tree.map(np.array, tree)
 
 
-# ---- what the guard remembers -----------------------------------------------------------------
+# ---- the guard --------------------------------------------------------------------------------
 
 
 def after(scale: float, good: int, *, norm: float, sound: bool, dtype="float16") -> tuple:
-    start = {**guard.new_guard(dtype), "scale": jnp.float32(scale), "good": jnp.int32(good)}
+    start = {**skipping.new_guard(dtype), "scale": jnp.float32(scale), "good": jnp.int32(good)}
     start |= {"skipped": jnp.int32(5), "in_row": jnp.int32(2)}
-    end = guard.after_step(start, jnp.array(sound), jnp.float32(norm), dtype)
+    end = skipping.after_step(start, jnp.array(sound), jnp.float32(norm), dtype)
     assert {name: x.dtype for name, x in end.items()} == {n: x.dtype for n, x in start.items()}
     return tuple(float(end[name]) for name in ("scale", "good", "skipped", "in_row"))
 
 
 def test_the_scale_is_halved_by_an_overflow_and_doubled_by_many_good_steps():
-    last = guard.GROW_AFTER - 1
+    last = skipping.GROW_AFTER - 1
     assert after(8, 3, norm=1, sound=True) == (8, 4, 5, 0)
     assert after(8, last, norm=1, sound=True) == (16, 0, 5, 0)
     assert after(8, last, norm=math.inf, sound=False) == (4, 0, 6, 3)
     assert after(8, 3, norm=math.nan, sound=False) == (4, 0, 6, 3)
     assert after(1, 3, norm=math.nan, sound=False) == (1, 0, 6, 3)
-    assert after(guard.LARGEST_SCALE, last, norm=0, sound=True) == (guard.LARGEST_SCALE, 0, 5, 0)
+    assert after(skipping.LARGEST_SCALE, last, norm=0, sound=True) == (
+        skipping.LARGEST_SCALE,
+        0,
+        5,
+        0,
+    )
 
 
 def test_an_explosion_is_no_overflow():
@@ -90,8 +94,8 @@ def test_an_explosion_is_no_overflow():
 def test_other_precisions_are_not_scaled():
     assert after(1, 1999, norm=1, sound=True, dtype="bfloat16") == (1, 2000, 5, 0)
     assert after(1, 3, norm=math.nan, sound=False, dtype="float32") == (1, 0, 6, 3)
-    assert float(guard.new_guard("float32")["scale"]) == 1
-    assert float(guard.new_guard("float16")["scale"]) == 2**15
+    assert float(skipping.new_guard("float32")["scale"]) == 1
+    assert float(skipping.new_guard("float16")["scale"]) == 2**15
 
 
 @pytest.mark.parametrize(
@@ -108,7 +112,7 @@ def test_other_precisions_are_not_scaled():
     ],
 )
 def test_which_steps_are_taken(loss, norm, limit, sound):
-    assert bool(guard.is_sound(jnp.float32(loss), jnp.float32(norm), limit)) is sound
+    assert bool(skipping.is_sound(jnp.float32(loss), jnp.float32(norm), limit)) is sound
 
 
 # ---- steps ------------------------------------------------------------------------------------
@@ -122,13 +126,13 @@ def assert_left(before: dict, state: dict) -> None:
 
 def test_an_explosion_is_skipped_in_any_precision():
     run, cautious = program(Layout()), program(Layout(), skip_above=1e-9)
-    state, _ = steps(run, run.init_state(), 1)  # so that moments are not zero
+    state, _ = steps(run, run.init_state(), 1)  # so that the moments are not zero
     before = copied(state)
     state, rows = steps(cautious, state, 2)
     assert_left(before, state)
     assert int(state["step"]) == 3
     assert column(rows, "skipped").tolist() == column(rows, "skipped_in_row").tolist() == [1, 2]
-    assert rows[0]["learning_rate"] < rows[1]["learning_rate"]  # which goes by the step
+    assert rows[0]["learning_rate"] < rows[1]["learning_rate"]  # it depends on the step alone
     state, (row,) = steps(run, state, 1)
     assert (row["skipped"], row["skipped_in_row"]) == (2, 0)
     assert np.abs(np.asarray(state["params"]["norm.w"]) - before["params"]["norm.w"]).max() > 0
@@ -137,7 +141,7 @@ def test_an_explosion_is_skipped_in_any_precision():
 
 @functools.cache
 def overflowing(layout: Layout) -> list[dict]:
-    """Metrics of a step that overflows by far, and of five with a scale that fits by far."""
+    """Metrics of a step that overflows by far, and of five with a scale far below overflow."""
     run = program(layout, dtype="float16")
     state = scaled(run, 2.0**40)
     before = copied(state)
@@ -161,7 +165,7 @@ def test_an_overflow_is_skipped_and_float16_trains_alike_on_every_layout(layout)
 
 
 def test_a_scale_that_is_too_large_comes_down_by_itself():
-    """Where it ends depends a little on the layout: local sums are smaller on more devices."""
+    """The last scale depends a little on the layout: local sums are smaller on more devices."""
     run = program(tiny.SEQUENCE_PARALLEL, dtype="float16")
     state, rows = steps(run, scaled(run, 2.0**26), 12)
     skipped = int(rows[-1]["skipped"])
@@ -173,7 +177,7 @@ def test_a_scale_that_is_too_large_comes_down_by_itself():
 
 
 def test_a_resumed_run_remembers_the_scale_and_goes_on_bit_for_bit(monkeypatch):
-    monkeypatch.setattr(guard, "GROW_AFTER", 4)
+    monkeypatch.setattr(skipping, "GROW_AFTER", 4)
     run = Program(
         tiny.config(tiny.SEQUENCE_PARALLEL, dtype="float16"), make_mesh(tiny.SEQUENCE_PARALLEL)
     )
@@ -213,7 +217,7 @@ def test_float16_on_a_layout_is_float16_on_one_device(layout):
 
 
 def test_the_scale_keeps_small_gradients():
-    """Of a loss with so little weight that float16 has no numbers for its gradients."""
+    """A tiny scale makes gradients too small for float16."""
     run, exact = program(Layout(), dtype="float16"), program(Layout())
     norms = [
         steps(each, state, 1)[1][0]["grad_norm"]
@@ -254,19 +258,19 @@ def values(loss=2.0, norm=1.0, in_row=3) -> dict[str, float]:
             "loss is inf at step 9, .* the last good checkpoint is step 5",
         ),
         (values(norm=7.5), [5], "grad_norm is 7.5, above optimizer.skip_above, at step 9"),
-        (values(norm=7.5), [5], r"\(train.max_skipped=3\).*go on from it with another optimizer"),
+        (values(norm=7.5), [5], r"\(train.max_skipped=3\).*resume from it with another optimizer"),
         (values(norm=7.5), [], "there is no checkpoint; start again in another train.run_dir"),
     ],
 )
 def test_too_many_in_a_row_are_named_with_the_reason_and_a_way_on(row, saved, words):
     with pytest.raises(UserError, match=words):
-        guard.check_in_row(9, row, limit=3, saved=lambda: saved)
-    guard.check_in_row(9, row, limit=4, saved=lambda: saved)
+        skipping.check_in_row(9, row, limit=3, saved=lambda: saved)
+    skipping.check_in_row(9, row, limit=4, saved=lambda: saved)
 
 
 def test_parameters_that_are_not_finite_are_found():
     params = program(tiny.SEQUENCE_PARALLEL).init_state()["params"]
-    guard.check_parameters(3, params)
+    skipping.check_parameters(3, params)
     bad = {**params, "norm.b": params["norm.b"].at[5].set(jnp.inf)}
     with pytest.raises(UserError, match=r"parameter norm\.b is not finite after step 3"):
-        guard.check_parameters(3, bad)
+        skipping.check_parameters(3, bad)

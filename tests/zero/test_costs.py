@@ -65,7 +65,7 @@ def bytes_of(program: Program, *, layers: bool) -> int:
     """Of parameters, with their padding, in float32: of layers, or of what is none."""
     return sum(
         4 * math.prod(each.held)
-        for name, each in program.stored.items()
+        for name, each in program.states.stored.items()
         if program.infos[name].stacked == layers
     )
 
@@ -86,7 +86,7 @@ def test_parameters_are_gathered_once_or_twice_and_gradients_scattered_once(stag
     assert compiled == {kind: each.bytes for kind, each in found.items()}
     number = sum(not info.stacked for info in program.infos.values())
     if stage >= 2:  # of each layer two messages: of what tp would cut, and of the rest
-        assert found[REDUCE_SCATTER].count == number + 2 * program.model.num_layers
+        assert found[REDUCE_SCATTER].count == number + 2 * program.config.model.num_layers
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -178,7 +178,7 @@ def temporary(stage: int, layout: Layout, **choice: Any) -> tuple[int, int, int]
     traced: Any = program.train_step
     lowered = traced.trace(program.abstract_state, program.abstract_batch).lower()
     taken = lowered.compile(compiler_options=CPU_OPTIONS).memory_analysis().temp_size_in_bytes
-    cuts = [c for n, c in program.stored.items() if program.infos[n].stacked]
+    cuts = [c for n, c in program.states.stored.items() if program.infos[n].stacked]
     held = sum(c.info.held[0] // layout.pp * math.prod(_block(c, layout)) for c in cuts)
     return taken, 4 * held, 4 * held // math.prod(layout.sizes[axis] for axis in BATCH_AXES)
 

@@ -148,7 +148,7 @@ def drawn(program: Program) -> dict[str, Any]:
         name: (0.3 * draw.normal(size=info.shape) + name.endswith("norm.w")).astype(np.float32)
         for name, info in program.infos.items()
     }
-    stored = program.stored
+    stored = program.states.stored
     held = jax.jit(lambda params: {name: stored[name].pad(p) for name, p in params.items()})
     placed = jax.device_put(held(params), shardings(stored, program.mesh))
     return {**program.init_state(), "params": placed}

@@ -41,7 +41,7 @@ def test_every_scope_is_in_a_step_and_all_its_products_are_in_one(step) -> None:
     assert sum(products.values()) * PEAK_FLOPS["H200"] == pytest.approx(executed(program, flops))
     assert products["rest"] == products["norm"] == products["optimizer"] == 0
     # The MLP has two products of 2 T D 4D FLOPs, each once forward and twice backward.
-    tokens, hidden, layers = 8 * 8, 16, program.model.num_layers
+    tokens, hidden, layers = 8 * 8, 16, program.config.model.num_layers
     one = 2 * tokens * hidden * 4 * hidden / 2
     assert products["mlp"] * PEAK_FLOPS["H200"] == pytest.approx(layers * 3 * 2 * one)
     others = sum(kernel.bytes for kernel in kernels(text) if kernel.kind == OTHER)

@@ -1,0 +1,115 @@
+"""A config's open choices, made once for the devices of a mesh.
+
+A config says `attention: auto` or leaves a schedule's plan to be computed. `resolve` decides, and
+everything in a step reads the same record of decisions.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax import Array
+from jax.sharding import Mesh
+
+from jaxptd.config import Config, ModelConfig
+from jaxptd.layers.attention import choose_kernel
+from jaxptd.layers.form import TensorParallel
+from jaxptd.layers.forms import make_form
+from jaxptd.layers.fp8 import choose_product
+from jaxptd.mesh import on_gpus
+from jaxptd.models.gpt import GPT
+from jaxptd.params import Blueprint, ParamInfo, Stored
+from jaxptd.pipeline.plan import Plan
+from jaxptd.step.optimizer import adamw
+from jaxptd.step.stages import StagePlacement, make_plan
+from jaxptd.zero import Zero
+
+
+@dataclasses.dataclass(frozen=True)
+class Resolved:
+    """A config with its choices made for one mesh; everything else here follows from the fields.
+
+    Args:
+        config: as given.
+        model: the config's model, its attention kernel chosen.
+        attention_obstacle: why cuDNN cannot be used, if it cannot.
+        form: how layers hold their matrices.
+        plan: of the pipeline; None without one.
+        placement: a parameter's info without a pipeline -> its info on the stages.
+    """
+
+    config: Config
+    model: ModelConfig
+    attention_obstacle: str | None
+    form: TensorParallel
+    plan: Plan | None
+    placement: Callable[[ParamInfo], ParamInfo]
+
+    @cached_property
+    def blueprint(self) -> Blueprint:
+        """The model and its parameters."""
+        offload = self.config.layout.offload == "activations"
+
+        def make(key: Array) -> GPT:
+            return GPT(self.model, form=self.form, rngs=nnx.Rngs(key), offload=offload)
+
+        return Blueprint(make, self.placement)
+
+    @property
+    def infos(self) -> dict[str, ParamInfo]:
+        """How layers hold each parameter."""
+        return self.blueprint.infos
+
+    @cached_property
+    def zero(self) -> Zero:
+        """What is sharded over data parallel devices."""
+        layout, dtype = self.config.layout, jnp.dtype(self.model.dtype)
+        copies = layout.offload == "optimizer"
+        return Zero(layout.zero, self.infos, layout.sizes, dtype, copies)
+
+    @property
+    def stored(self) -> dict[str, Stored]:
+        """How the state holds each parameter."""
+        return self.zero.stored
+
+    @cached_property
+    def optimizer(self) -> optax.GradientTransformation:
+        return adamw(self.config.optimizer, self.infos)
+
+    @property
+    def master_dtype(self) -> Any:
+        """The precision of the state's parameters, of sums of gradients and of the optimizer."""
+        return jnp.promote_types(self.model.dtype, jnp.float32)
+
+    @property
+    def trips(self) -> Mapping[str, int]:
+        """Executions on all stages, by scope, of loops whose length differs between stages."""
+        return self.plan.trips if self.plan else {}
+
+
+def resolve(config: Config, mesh: Mesh) -> Resolved:
+    """Makes a config's open choices for the devices of a mesh.
+
+    Raises:
+        UserError: the config asks for what these devices do not have, or for no pipeline schedule.
+    """
+    layout, device = config.layout, mesh.devices.flat[0]
+    kernel, obstacle = choose_kernel(config, device)
+    dot = choose_product(config.model.products, device)
+    plan = make_plan(config) if layout.pp > 1 else None
+    return Resolved(
+        config=config,
+        model=dataclasses.replace(config.model, attention=kernel),
+        attention_obstacle=obstacle,
+        form=make_form(layout, native=on_gpus(mesh), dot=dot),
+        plan=plan,
+        placement=StagePlacement(plan, layout.sizes) if plan else _as_it_is,
+    )
+
+
+def _as_it_is(info: ParamInfo) -> ParamInfo:
+    return info

@@ -1,0 +1,74 @@
+"""A pipeline's plan, and the placement of parameters on its stages."""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+
+from jax.sharding import PartitionSpec as P
+
+from jaxptd.config import Config
+from jaxptd.errors import UserError
+from jaxptd.mesh import Axis
+from jaxptd.params import ParamInfo
+from jaxptd.pipeline.placement import part_sizes, rows_of_layers
+from jaxptd.pipeline.plan import Plan
+from jaxptd.pipeline.schedules import make_schedule
+
+
+def make_plan(config: Config) -> Plan:
+    """Plans what each stage of the pipeline does at each tick.
+
+    Raises:
+        UserError: there is no such schedule, or the model's layers do not fill it.
+    """
+    model, layout = config.model, config.layout
+    try:
+        schedule = make_schedule(
+            layout.schedule,
+            stages=layout.pp,
+            micro_batches=config.train.micro_batches,
+            virtual_stages=layout.virtual_stages,
+        )
+    except UserError as error:
+        fields = {"stages": "layout.pp", "micro_batches": "train.micro_batches"}
+        words = re.sub(r"\b(stages|micro_batches)(?==)", lambda name: fields[name[1]], str(error))
+        raise UserError(f"layout.{words}") from error
+    sizes = part_sizes(model.num_layers, schedule.parts, layout.stage_layers)
+    recompute = model.remat == "full" and model.remat_layers is None
+    return Plan(schedule, sizes, recompute=recompute, first=model.remat_layers)
+
+
+@dataclasses.dataclass(frozen=True)
+class StagePlacement:
+    """Shards parameters over stages: without a pipeline's info -> with it.
+
+    Each layer is on the stage that has its part of the model. Any other parameter is cut into equal
+    blocks along its longest dim that splits over the stages; without such a dim, every stage holds
+    all of it.
+
+    Args:
+        plan: of the pipeline.
+        sizes: devices along each axis.
+    """
+
+    plan: Plan
+    sizes: Mapping[Axis, int]
+
+    def __call__(self, info: ParamInfo) -> ParamInfo:
+        return self._layers(info) if info.stacked else info.cut_over(Axis.PP, self.sizes)
+
+    def _layers(self, info: ParamInfo) -> ParamInfo:
+        schedule = self.plan.schedule
+        rows = rows_of_layers(schedule, self.plan.sizes)
+        held = (schedule.parts * self.plan.depth, *info.held[1:])
+        return dataclasses.replace(
+            info,
+            held=held,
+            spec=P(Axis.PP, *info.spec[1:]),
+            rows=None if rows == tuple(range(held[0])) else rows,
+        )
+
+
+def stage_dim(info: ParamInfo) -> int | None:
+    """The dim of a parameter that is sharded over stages; None if there is none."""
+    return next((i for i, axes in enumerate(info.axes_of_dims) if Axis.PP in axes), None)
