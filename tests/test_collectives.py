@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import Array
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 from jaxptd import collectives
@@ -126,10 +127,13 @@ RINGS = [(Axis.TP, PER_DEVICE, N), ((Axis.DP, Axis.TP), BOTH, 2 * N)]
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("by", [1, -1, 3])
 @pytest.mark.parametrize(("axis", "spec", "devices"), RINGS)
-def test_shift_hands_on_round_the_ring_and_gradients_back(axis, spec, devices, by, native):
+def test_shift_sends_around_the_ring_and_gradients_back(
+    monkeypatch, axis, spec, devices, by, native
+):
     """Device i gets what device i - by has."""
+    monkeypatch.setattr(collectives, "permutes_natively", lambda: native)
     x, dy = array(devices, 3), array(devices, 3, seed=5)
-    shift = lambda x: collectives.shift(x, axis, by, native=native)  # noqa: E731
+    shift = lambda x: collectives.shift(x, axis, by)  # noqa: E731
     np.testing.assert_array_equal(on_mesh(shift, spec, spec)(x), np.roll(x, by, axis=0))
     dx = on_mesh(backward(shift), (spec, spec), spec)(x, dy)
     np.testing.assert_array_equal(dx, np.roll(dy, -by, axis=0))
@@ -151,10 +155,8 @@ def test_a_permute_by_an_all_gather_is_xlas(way: str) -> None:
     pairs = [(N * i + j, N * to(i, j)[0] + to(i, j)[1]) for i in range(2) for j in range(N)]
     x, dy = array(2 * N, 3), array(2 * N, 3, seed=5)
     found = []
-    for native in (True, False):
-        move = lambda x, native=native: collectives.permute(  # noqa: E731
-            x, (Axis.DP, Axis.TP), pairs, native=native
-        )
+    for permute in (collectives.permute, collectives.permute_by_gather):
+        move = lambda x, permute=permute: permute(x, (Axis.DP, Axis.TP), pairs)  # noqa: E731
         y, dx = on_mesh(move, BOTH, BOTH), on_mesh(backward(move), (BOTH, BOTH), BOTH)
         found.append((np.asarray(y(x)), np.asarray(dx(x, dy))))
     np.testing.assert_array_equal(found[0], found[1])
@@ -192,16 +194,35 @@ def test_broadcast_spreads_and_reduce_to_sums_and_backward_the_other_way(end, nu
         np.testing.assert_allclose(dx, back, rtol=1e-5, atol=1e-6)
 
 
-def test_a_native_broadcast_is_one_only_where_all_groups_share_the_source() -> None:
-    """Traced only: CPUs have none."""
+def kinds_on(platform: str, fn: Callable, stages: int = 1) -> list[str]:
+    """Kinds of collectives that `fn` is traced to on two devices along tp; none has to exist."""
+    sizes = {Axis.PP: stages, Axis.TP: 2}
+    mesh = AbstractMesh(
+        tuple(sizes.values()),
+        tuple(sizes),
+        axis_types=(AxisType.Auto,) * 2,
+        abstract_device=AbstractDevice("any", None, platform),
+    )
+    spec = P((Axis.PP, Axis.TP))
+    mapped = jax.shard_map(fn, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=True)
+    return [c.kind for c in collectives_of(jax.make_jaxpr(mapped)(array(4)), mesh)]
 
-    def kinds(source: Callable) -> list[str]:
-        broadcast = lambda x: collectives.broadcast(x, Axis.TP, source(), native=True)  # noqa: E731
-        trace = on_mesh(broadcast, BOTH, BOTH).trace(array(2 * N, 3))
-        return [c.kind for c in collectives_of(trace.jaxpr, MESH)]
 
-    assert kinds(lambda: 2) == [BROADCAST]
-    assert kinds(lambda: jax.lax.axis_index(Axis.DP)) == [ALL_REDUCE]
+def test_broadcasts_are_native_on_gpus_where_all_groups_share_the_source() -> None:
+    def kinds(platform: str, source: Callable) -> list[str]:
+        return kinds_on(platform, lambda x: collectives.broadcast(x, Axis.TP, source()))
+
+    assert kinds("gpu", lambda: 1) == [BROADCAST]
+    assert kinds("gpu", lambda: jax.lax.axis_index(Axis.PP)) == [ALL_REDUCE]
+    assert kinds("cpu", lambda: 1) == [ALL_REDUCE]
+
+
+@pytest.mark.parametrize(
+    ("platform", "stages", "kind"),
+    [("gpu", 2, PERMUTE), ("cpu", 1, PERMUTE), ("cpu", 2, ALL_GATHER)],
+)
+def test_permutes_are_native_but_in_a_pipeline_on_cpus(platform, stages, kind) -> None:
+    assert kinds_on(platform, lambda x: collectives.shift(x, Axis.TP), stages) == [kind]
 
 
 MOVES = [

@@ -41,13 +41,11 @@ class Case:
     documents: bool = False
     chunk: int = 2
     heads: int = 3
-    native: bool = True
 
     def __str__(self) -> str:
         layout = str(self.layout) if self.layout.cp > 1 else f"one device {self.layout.ring}"
         chosen = [layout, "causal" if self.causal else "full"]
         rich = ["dropout"] * bool(self.rate) + ["documents"] * self.documents
-        rich += ["gathered"] * (not self.native)
         return " ".join(chosen + rich).replace(" ", "-")
 
     @property
@@ -56,7 +54,7 @@ class Case:
 
     @property
     def ring(self) -> Ring:
-        return Ring(Axis.CP, self.layout.ring, self.native)
+        return Ring(Axis.CP, self.layout.ring)
 
     @property
     def part(self) -> int:
@@ -187,7 +185,7 @@ def test_a_ring_does_not_care_for_the_other_axes(ring: Any) -> None:
 @pytest.mark.parametrize(("ring", "cp"), [("zigzag", 3), ("blockwise", 3), ("rsa", 4)])
 def test_hops_by_all_gathers_bring_the_same(ring: Any, cp: int) -> None:
     """As inside a pipeline's stages on CPUs: no permute is left, and not a bit is different."""
-    each, other = (case(ring, cp, native=native) for native in (False, True))
+    each, other = (Case(Layout(cp=cp, ring=ring, pp=pp)) for pp in (2, 1))
     np.testing.assert_array_equal(run(each, "float64")[0], run(other, "float64")[0])
     assert {c.kind for c in moved(each, both_ways(each), "float32")} == {"all-gather"}
 

@@ -71,6 +71,7 @@ class Case:
     cols: int
     grid: Grid
     lead: tuple[int, ...] = ()
+    stages: int = 1
 
     def __str__(self) -> str:
         slices = f"-{self.grid.slices}" if self.grid.slices > 1 else ""
@@ -79,7 +80,7 @@ class Case:
     @property
     def mesh(self) -> Mesh:
         if self.grid.row == Axis.ROW:
-            return make_mesh(Layout(row=self.rows, col=self.cols))
+            return make_mesh(Layout(row=self.rows, col=self.cols, pp=self.stages))
         names = (AxisType.Auto,) * 2
         return jax.make_mesh((self.rows, self.cols), self.grid.axes, axis_types=names)
 
@@ -199,7 +200,7 @@ def test_in_float32_too(case: Case, form: str) -> None:
 @pytest.mark.parametrize("kind", ["fox", "cannon"])
 def test_rings_by_all_gathers_bring_the_same(kind: Any, form: str) -> None:
     """As inside a pipeline's stages on CPUs: no permute is left, and not a bit is different."""
-    permutes, gathers = (Case(2, 2, Grid(kind, permutes=native), (2,)) for native in (True, False))
+    permutes, gathers = (Case(2, 2, Grid(kind), (2,), stages) for stages in (1, 2))
     found, moved, _ = run(gathers, form, "float64")
     for x, want in zip(found, run(permutes, form, "float64")[0], strict=True):
         np.testing.assert_array_equal(x, want)

@@ -248,7 +248,7 @@ def summed_twice(x, axis):
 
 @pytest.mark.parametrize("ring", ["zigzag", "blockwise", "rsa"])
 def test_a_ring_that_turns_the_wrong_way_is_found(monkeypatch, ring) -> None:
-    def backwards(x, axis, by=1, *, native=True):
+    def backwards(x, axis, by=1):
         size = lax.axis_size(axis)
         return lax.ppermute(x, axis, [((i + 1) % size, i) for i in range(size)])
 

@@ -44,11 +44,10 @@ class Ring:
 
     axis: Axes
     kind: RingKind = "zigzag"
-    native: bool = True  # see `collectives.permute`
 
     def shift(self, x: Array) -> Array:
         """x -> what the device before this one has."""
-        return shift(x, self.axis, native=self.native)
+        return shift(x, self.axis)
 
     def order(self, length: int, devices: int) -> np.ndarray:
         """Positions `[length]` of a sequence's tokens in the order in which the devices hold them.

@@ -1,7 +1,6 @@
 """Chooses the form of tensor parallelism for a layout: 1D over tp, or 2D on a row x col grid."""
 
 import dataclasses
-from functools import partial
 
 from jaxptd import collectives
 from jaxptd.attention.ring import Ring
@@ -13,31 +12,32 @@ from jaxptd.matmul.grid import Grid
 from jaxptd.mesh import Axis, Layout
 
 
-def make_form(layout: Layout, *, native: bool = False, dot: Product = product) -> TensorParallel:
+def make_form(layout: Layout, *, dot: Product = product) -> TensorParallel:
     """The form in which a layout shards matrices for training.
 
-    native: the devices have a broadcast, see `Grid`, and permute in any loop, see `permute`.
-    dot: the product of a layer's matrix; a grid and ring steps have their own.
+    dot: the local product of a layer's matrix; a grid and ring steps have their own.
     """
-    ring = partial(Ring, kind=layout.ring, native=native or layout.pp == 1)
-    if layout.has_grid:
-        heads = layout.attention2d == "heads"
-        # With a slice of every head over col, attention is products on the grid, not a ring.
-        around = ring((Axis.CP, Axis.ROW) if heads else (Axis.CP,))
-        grid = Grid(layout.matmul2d, layout.matmul2d_slices, native, permutes=around.native)
-        axes = ShardingAxes(
-            inner=Axis.COL,
-            hidden=Axis.COL,
-            contraction=Axis.ROW,
-            tokens=(Axis.ROW,),
-            logit_tokens=(Axis.ROW,),
-            head_dim=0 if heads else 1,
-        )
-        return Grid2D(axes, around, layout.row, layout.col, grid)
-    return _form_1d(layout, ring((Axis.CP,)), dot)
+    return _form_2d(layout) if layout.has_grid else _form_1d(layout, dot)
 
 
-def _form_1d(layout: Layout, ring: Ring, dot: Product) -> TensorParallel:
+def _form_2d(layout: Layout) -> TensorParallel:
+    heads = layout.attention2d == "heads"
+    axes = ShardingAxes(
+        inner=Axis.COL,
+        hidden=Axis.COL,
+        contraction=Axis.ROW,
+        tokens=(Axis.ROW,),
+        logit_tokens=(Axis.ROW,),
+        head_dim=0 if heads else 1,
+    )
+    # With a slice of every head over col, attention is products on the grid and no ring over row.
+    ring = Ring((Axis.CP, Axis.ROW) if heads else (Axis.CP,), layout.ring)
+    grid = Grid(layout.matmul2d, layout.matmul2d_slices)
+    return Grid2D(axes, ring, layout.row, layout.col, grid)
+
+
+def _form_1d(layout: Layout, dot: Product) -> TensorParallel:
+    ring = Ring((Axis.CP,), layout.ring)
     enter, leave = collectives.copy_to, collectives.reduce_from
     if layout.sequence_parallel:
         enter, leave = collectives.all_gather, collectives.reduce_scatter

@@ -85,8 +85,8 @@ class RingSteps1D(TensorParallel1D):
 
     def column_parallel(self, x: Array, w: Array) -> Array:
         """x[B, T/tp, D], w[D, F/tp] -> h[B, T, F/tp]."""
-        return gather_product(x, w, dataclasses.replace(self.ring, axis=Axis.TP))
+        return gather_product(x, w, Axis.TP)
 
     def row_parallel(self, h: Array, w: Array, shard_dim: int) -> Array:
         """h[B, T, F/tp], w[F/tp, D] -> x[B, T/tp, D]."""
-        return product_scatter(h, w, dataclasses.replace(self.ring, axis=Axis.TP))
+        return product_scatter(h, w, Axis.TP)

@@ -34,18 +34,14 @@ class Grid:
     Args:
         algorithm: fox, summa, cannon or gather.
         slices: parts in which `gather` gathers; more need less memory and overlap better.
-        native: the devices have a broadcast: GPUs.
         row: the mesh axis along which the blocks of a column of the matrix lie.
         col: the mesh axis along which those of a row lie.
-        permutes: by XLA's permute, see `collectives.permute`.
     """
 
     algorithm: Matmul2D = "gather"
     slices: int = 1
-    native: bool = False
     row: str = Axis.ROW
     col: str = Axis.COL
-    permutes: bool = True
 
     @property
     def axes(self) -> tuple[str, str]:
@@ -162,7 +158,7 @@ class _Broadcast:
         source, number = self._owner(step)
         width = x.shape[dim] // self._each
         own = lax.slice_in_dim(x, number * width, (number + 1) * width, axis=dim)
-        return broadcast(own, self.axis, source, native=self.grid.native)
+        return broadcast(own, self.axis, source)
 
     def collect(self, total: Any, part: Array, dim: int, step: int) -> Any:
         target, number = self._owner(step)
@@ -213,7 +209,7 @@ class _Ring:
         return self._move(total, [(at, self._at(*at, self.first - 1)) for at in self._devices])
 
     def _shift(self, x: Array) -> Array:
-        return shift(x, self.grid.axes[self.dim], by=-1, native=self.grid.permutes)
+        return shift(x, self.grid.axes[self.dim], by=-1)
 
     @property
     def _devices(self) -> list[tuple[int, int]]:
@@ -229,4 +225,4 @@ class _Ring:
         if all(source == target for source, target in pairs):
             return x
         numbers = [(i * self.steps + j, to_i * self.steps + to_j) for (i, j), (to_i, to_j) in pairs]
-        return permute(x, self.grid.axes, numbers, native=self.grid.permutes)
+        return permute(x, self.grid.axes, numbers)

@@ -105,7 +105,7 @@ def resolve(config: Config, mesh: Mesh) -> Resolved:
         config=config,
         model=dataclasses.replace(config.model, attention=kernel),
         attention_obstacle=obstacle,
-        form=make_form(layout, native=on_gpus(mesh), dot=dot),
+        form=make_form(layout, dot=dot),
         plan=plan,
         placement=StagePlacement(plan, layout.sizes) if plan else _as_it_is,
     )

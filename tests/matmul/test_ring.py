@@ -15,7 +15,6 @@ from jax.sharding import PartitionSpec as P
 from jaxptd.analysis.collective import PERMUTE, Collective
 from jaxptd.analysis.count import collectives_of
 from jaxptd.analysis.jaxprs import equations
-from jaxptd.attention.ring import Ring
 from jaxptd.collectives import varying_axes
 from jaxptd.matmul.ring import gather_product, product_scatter
 from jaxptd.mesh import Axis, Layout, make_mesh
@@ -51,18 +50,17 @@ def dense(form: str, x: np.ndarray, w: np.ndarray, dy: np.ndarray) -> list[np.nd
     return [np.einsum(how, *pair) for how, pair in zip(sums, pairs, strict=True)]
 
 
-def on_ring(form: str, devices: int, native: bool = True) -> Callable:
+def on_ring(form: str, devices: int, stages: int = 1) -> Callable:
     """x, w, dy -> y, dx, dw."""
     product, x, w, y = FORMS[form]
-    ring = Ring(Axis.TP, native=native)
 
     def body(a: Array, b: Array, dy: Array) -> tuple[Array, ...]:
-        result, back = jax.vjp(partial(product, ring=ring), a, b)
+        result, back = jax.vjp(partial(product, axis=Axis.TP), a, b)
         return result, *back(dy)
 
     return jax.shard_map(
         body,
-        mesh=make_mesh(Layout(tp=devices)),
+        mesh=make_mesh(Layout(tp=devices, pp=stages)),
         in_specs=(x, w, y),
         out_specs=(y, x, w),
         check_vma=True,
@@ -110,8 +108,8 @@ def test_three_or_two_rounds_of_hops_and_nothing_else(form: str, devices: int) -
 def test_without_a_permute_the_numbers_are_the_same(form: str) -> None:
     """As in the loops of a pipeline's stages on CPUs."""
     arrays = [jnp.asarray(a, jnp.float32) for a in inputs(form, 4)]
-    native, gathered = (jax.jit(on_ring(form, 4, native=n))(*arrays) for n in (True, False))
-    for a, b in zip(native, gathered, strict=True):
+    permuted, gathered = (jax.jit(on_ring(form, 4, stages))(*arrays) for stages in (1, 2))
+    for a, b in zip(permuted, gathered, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -127,7 +125,7 @@ def test_a_backward_in_halves_leaves_the_weights_products_to_the_second(form: st
 
     def body(x: Array, w: Array, dy: Array) -> tuple[Array, Array]:
         def backward(kept: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
-            dx, dw = jax.vjp(partial(product, ring=Ring(Axis.TP)), *kept)[1](dy)
+            dx, dw = jax.vjp(partial(product, axis=Axis.TP), *kept)[1](dy)
             return dw, dx
 
         halves = Halves.of(backward, (x, w), dy)
@@ -150,7 +148,7 @@ def test_a_backward_in_halves_leaves_the_weights_products_to_the_second(form: st
 def test_a_sequence_that_does_not_split_is_refused() -> None:
     x, w, _ = inputs("scatter", 4)
     arguments = {"in_specs": (H, P(Axis.TP)), "out_specs": X, "mesh": make_mesh(Layout(tp=4))}
-    run = jax.shard_map(partial(product_scatter, ring=Ring(Axis.TP)), **arguments)
+    run = jax.shard_map(partial(product_scatter, axis=Axis.TP), **arguments)
     with pytest.raises(ValueError, match="7 tokens do not split over tp=4"):
         jax.eval_shape(run, x[:, :7], w)
 
@@ -162,7 +160,7 @@ def test_nothing_whole_is_kept_for_backward(form: str) -> None:
     kept: list[tuple[int, ...]] = []
 
     def body(x: Array, w: Array) -> Array:
-        y, back = jax.vjp(partial(product, ring=Ring(Axis.TP)), x, w)
+        y, back = jax.vjp(partial(product, axis=Axis.TP), x, w)
         kept.extend(leaf.shape for leaf in jax.tree.leaves(back))
         assert varying_axes(y) == {"tp"}
         return y
