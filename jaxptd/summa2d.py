@@ -1,19 +1,19 @@
 """Products of matrices held in blocks on a row x col grid of devices: A B, A B^T, A^T B.
 
-Every matrix is cut alike: its rows over `row`, its columns over `col`, operand or result. Let K be
-the dim that A B sums over, in panels k = 0, 1, ...
+Every matrix, operand or result, is sharded alike: rows over `row`, columns over `col`. Let K be the
+dim that A B sums over, in panels k = 0, 1, ...
 
-| form  | what moves                                                                    |
-|-------|-------------------------------------------------------------------------------|
-| A B   | at each step device (i, j) gets A[i, k] and B[k, j], and adds their product   |
-| A B^T | it gets B[k, j]; its A[i, j] B[k, j]^T is its part of C[i, k], summed over j  |
-| A^T B | it gets A[i, k]; its A[i, k]^T B[i, j] is its part of C[k, j], summed over i  |
+| form  | device (i, j) at each step                                               |
+|-------|--------------------------------------------------------------------------|
+| A B   | receives A[i, k] and B[k, j], and adds their product                     |
+| A B^T | receives B[k, j]; A[i, j] B[k, j]^T is a partial sum of C[i, k], over j  |
+| A^T B | receives A[i, k]; A[i, k]^T B[i, j] is a partial sum of C[k, j], over i  |
 
-The derivatives of each form are products of the other two. So backward moves blocks again and
-nothing but the operands' own blocks is kept: autodiff would keep every block that arrived.
+The derivatives of each form are products of the other two. So backward moves panels again, and only
+the operands' local blocks are saved: autodiff would save every panel that arrived.
 
-How panels move, and in which order, is an algorithm's: `spread.py`. What the next step needs is
-under way during a step's product; barriers keep it at one step ahead.
+The algorithm says how panels move, and in which order: `matmul/grid.py`. The panels of the next
+step are in flight during a step's product; barriers allow no more than one step ahead.
 
 Source: Zhu and Dong, CAAI Trans. Intelligent Systems 20(5), 2025; van de Geijn and Watts, SUMMA,
 1997 (the three forms).
@@ -38,8 +38,8 @@ from jaxptd.matmul.grid import Grid, PanelMove, panel_moves, panels
 def matmul(a: Array, b: Array, grid: Grid) -> Array:
     """A B: a[.., M/row, K/col], b[K/row, N/col] -> [.., M/row, N/col].
 
-    Leading dims of a are rows. b moves in a's precision; products are summed in float32 at least.
-    A gradient has the precision of its operand, and devices add their parts of it in that, too.
+    Leading dims of a count as rows. b moves in a's precision; products are summed in float32 at
+    least. A gradient has the precision of its operand, and is reduced in it, too.
     """
     a_MK, b_KN = _matrices(a, b, grid)
     return _ab(a_MK, b_KN, grid).reshape(*a.shape[:-1], -1)
@@ -48,8 +48,8 @@ def matmul(a: Array, b: Array, grid: Grid) -> Array:
 def matmul_nt(a: Array, b: Array, grid: Grid, dtype: DTypeLike | None = None) -> Array:
     """A B^T: a[.., M/row, K/col], b[N/row, K/col] -> [.., M/row, N/col].
 
-    As `matmul`, but a device's product is a part of the sum over K: devices add their parts in
-    `dtype`, the result's, by default a's.
+    Like `matmul`, but a device's product is a partial sum over K, and these are reduced in `dtype`,
+    the result's precision (default: a's).
     """
     a_MK, b_NK = _matrices(a, b, grid)
     return _abt(a_MK, b_NK, grid, dtype or a.dtype).reshape(*a.shape[:-1], -1)
@@ -58,19 +58,19 @@ def matmul_nt(a: Array, b: Array, grid: Grid, dtype: DTypeLike | None = None) ->
 def matmul_tn(a: Array, b: Array, grid: Grid) -> Array:
     """A^T B: a[.., K/row, M/col], b[.., K/row, N/col] -> [M/row, N/col].
 
-    As `matmul`, but a device's product is a part of the sum over K: devices add their parts in a's
+    Like `matmul`, but a device's product is a partial sum over K, and these are reduced in a's
     precision.
     """
     return _atb(*_matrices(a, b, grid), grid)
 
 
 def _matrices(a: Array, b: Array, grid: Grid) -> tuple[Array, Array]:
-    """Leading dims joined, both varying over what one of them or the grid does."""
+    """Both as matrices, leading dims merged, varying over the same axes and those of the grid."""
     a, b, *_ = alike(a, b, lax.axis_index(grid.row), lax.axis_index(grid.col))
     return a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1])
 
 
-Kept = tuple[Array, Array]
+Residuals = tuple[Array, Array]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -78,8 +78,8 @@ def _ab(a: Array, b: Array, grid: Grid) -> Array:
     return _times(a, b.astype(a.dtype), grid, a.dtype)
 
 
-def _ab_bwd(grid: Grid, kept: Kept, dc: Array) -> Kept:
-    a, b, dc = _pin_order(kept, dc)
+def _ab_bwd(grid: Grid, residuals: Residuals, dc: Array) -> Residuals:
+    a, b, dc = _pin_to_backward(residuals, dc)
     da = _times_transposed(dc, b.astype(a.dtype), grid, a.dtype)
     return da, _transposed_times(a, dc, grid, b.dtype)
 
@@ -89,8 +89,8 @@ def _abt(a: Array, b: Array, grid: Grid, dtype: DTypeLike) -> Array:
     return _times_transposed(a, b.astype(a.dtype), grid, dtype)
 
 
-def _abt_bwd(grid: Grid, dtype: DTypeLike, kept: Kept, dc: Array) -> Kept:
-    a, b, dc = _pin_order(kept, dc.astype(kept[0].dtype))
+def _abt_bwd(grid: Grid, dtype: DTypeLike, residuals: Residuals, dc: Array) -> Residuals:
+    a, b, dc = _pin_to_backward(residuals, dc.astype(residuals[0].dtype))
     return _times(dc, b.astype(a.dtype), grid, a.dtype), _transposed_times(dc, a, grid, b.dtype)
 
 
@@ -99,27 +99,28 @@ def _atb(a: Array, b: Array, grid: Grid) -> Array:
     return _transposed_times(a, b.astype(a.dtype), grid, a.dtype)
 
 
-def _atb_bwd(grid: Grid, kept: Kept, dc: Array) -> Kept:
-    a, b, dc = _pin_order(kept, dc)
+def _atb_bwd(grid: Grid, residuals: Residuals, dc: Array) -> Residuals:
+    a, b, dc = _pin_to_backward(residuals, dc)
     return _times_transposed(b.astype(a.dtype), dc, grid, a.dtype), _times(a, dc, grid, b.dtype)
 
 
-def _keep(form: Any, a: Array, b: Array, *how: Any) -> tuple[Array, Kept]:
-    return form(a, b, *how), (a, b)
+def _forward(form: Any, a: Array, b: Array, *options: Any) -> tuple[Array, Residuals]:
+    return form(a, b, *options), (a, b)
 
 
-def _pin_order(kept: Kept, dc: Array) -> tuple[Array, Array, Array]:
-    """Operands that XLA does not take for forward's, whose spread blocks it would keep for them.
+def _pin_to_backward(residuals: Residuals, dc: Array) -> tuple[Array, Array, Array]:
+    """Operands behind barriers, so that XLA moves their panels again.
 
-    a is not there before dc is; b, a matrix of weights, may be on its way long before.
+    Otherwise XLA finds that forward moved the same panels, and keeps them until backward. a waits
+    for dc; b, a matrix of weights, may move long before.
     """
-    a, dc = lax.optimization_barrier((kept[0], dc))
-    return a, lax.optimization_barrier(kept[1]), dc
+    a, dc = lax.optimization_barrier((residuals[0], dc))
+    return a, lax.optimization_barrier(residuals[1]), dc
 
 
-_ab.defvjp(partial(_keep, _ab), _ab_bwd)
-_abt.defvjp(partial(_keep, _abt), _abt_bwd)
-_atb.defvjp(partial(_keep, _atb), _atb_bwd)
+_ab.defvjp(partial(_forward, _ab), _ab_bwd)
+_abt.defvjp(partial(_forward, _abt), _abt_bwd)
+_atb.defvjp(partial(_forward, _atb), _atb_bwd)
 
 
 def _times(a_MK: Array, b_KN: Array, grid: Grid, dtype: DTypeLike) -> Array:
@@ -136,63 +137,66 @@ def _times_transposed(a_MN: Array, b_KN: Array, grid: Grid, dtype: DTypeLike) ->
     along_row, along_column = panel_moves(grid)
 
     def visit(step: int, sums: Any, b_kN: Array) -> Any:
-        part = _dot("mn,kn->mk", a_MN, b_kN, dtype)
-        return _collect(along_row, 1, step, sums), part
+        partial_sum = _dot("mn,kn->mk", a_MN, b_kN, dtype)
+        return _reduce(along_row, 1, step, sums), partial_sum
 
-    return _home(along_row, 1, _steps(visit, None, (along_column, b_KN, 0)))
+    return _finish(along_row, 1, _steps(visit, None, (along_column, b_KN, 0)))
 
 
 def _transposed_times(a_MK: Array, b_MN: Array, grid: Grid, dtype: DTypeLike) -> Array:
     along_row, along_column = panel_moves(grid, first=1)
 
     def visit(step: int, sums: Any, a_Mk: Array) -> Any:
-        part = _dot("mk,mn->kn", a_Mk, b_MN, dtype)
-        return _collect(along_column, 0, step, sums), part
+        partial_sum = _dot("mk,mn->kn", a_Mk, b_MN, dtype)
+        return _reduce(along_column, 0, step, sums), partial_sum
 
-    return _home(along_column, 0, _steps(visit, None, (along_row, a_MK, 1)))
-
-
-def _dot(sums: str, a: Array, b: Array, dtype: DTypeLike) -> Array:
-    """In `dtype`; hardware adds in float32 at least, whatever it is."""
-    return jnp.einsum(sums, a, b, preferred_element_type=dtype)
+    return _finish(along_column, 0, _steps(visit, None, (along_row, a_MK, 1)))
 
 
-# ---- steps: what is moved, one ahead ----------------------------------------------------------
+def _dot(formula: str, a: Array, b: Array, dtype: DTypeLike) -> Array:
+    """Einsum with a result in `dtype`; hardware sums in float32 at least, whatever `dtype` is."""
+    return jnp.einsum(formula, a, b, preferred_element_type=dtype)
 
 
-def _steps(visit: Any, total: Any, *spread: tuple[PanelMove, Array, int]) -> Any:
-    """`total` after `visit(step, total, *panels)` at each step; (way, x, dim of K) are spread."""
-    steps, matrices = spread[0][0].steps, [x for _, x, _ in spread]
-    panels = [way.fetch(x, dim, 0, None) for way, x, dim in spread]
+# ---- steps: panels move one step ahead --------------------------------------------------------
+
+
+def _steps(visit: Any, total: Any, *moving: tuple[PanelMove, Array, int]) -> Any:
+    """`total` after `visit(step, total, *panels)` at each step.
+
+    moving: (move, x, dim of K in x) for each matrix whose panels move.
+    """
+    steps, matrices = moving[0][0].steps, [x for _, x, _ in moving]
+    panels = [move.fetch(x, dim, 0, None) for move, x, dim in moving]
     for step in range(steps - 1):
         ahead = [
-            way.fetch(x, dim, step + 1, panel)
-            for (way, _, dim), x, panel in zip(spread, matrices, panels, strict=True)
+            move.fetch(x, dim, step + 1, panel)
+            for (move, _, dim), x, panel in zip(moving, matrices, panels, strict=True)
         ]
         total = visit(step, total, *panels)
         total, panels, matrices = lax.optimization_barrier((total, ahead, matrices))
     return visit(steps - 1, total, *panels)
 
 
-def _collect(way: PanelMove, dim: int, step: int, sums: Any) -> Any:
-    """Sums on their way home, with the parts of the step before `step`."""
+def _reduce(move: PanelMove, dim: int, step: int, sums: Any) -> Any:
+    """The running total with the partial sum of the step before `step`; sums: (total, it)."""
     if step == 0:
         return None
-    total, part = sums
-    return way.collect(total, part, dim, step - 1)
+    total, partial_sum = sums
+    return move.reduce(total, partial_sum, dim, step - 1)
 
 
-def _home(way: PanelMove, dim: int, sums: Any) -> Array:
-    return way.home(_collect(way, dim, way.steps, sums), dim)
+def _finish(move: PanelMove, dim: int, sums: Any) -> Array:
+    return move.finish(_reduce(move, dim, move.steps, sums), dim)
 
 
-# ---- whole matrices ---------------------------------------------------------------------------
+# ---- global matrices --------------------------------------------------------------------------
 
 
 def multiply(a: Array, b: Array, mesh: Mesh, grid: Grid) -> Array:
-    """A B of whole matrices on a mesh: a[.., M, K], b[K, N] -> [.., M, N].
+    """A B of global matrices on a mesh: a[.., M, K], b[K, N] -> [.., M, N].
 
-    They are zero-padded to sizes that split; the padding is cut off the result.
+    They are zero-padded to sizes that split; the result is returned without padding.
     """
     rows, cols = mesh.shape[grid.row], mesh.shape[grid.col]
     unit = panels(rows, cols, grid.slices)

@@ -1,8 +1,8 @@
 """Attention of one block by cuDNN's fused kernel: NVIDIA GPUs, bfloat16, no dropout, no documents.
 
-`jax.nn.dot_product_attention` cannot serve a ring: it rounds the logsumexp and drops its gradient.
-The primitives behind it can, but they are private to JAX: this file is the only one that touches
-them, `PROVEN` says with which versions, and `tests/attention/test_cudnn.py` holds their types and
+`jax.nn.dot_product_attention` cannot be used in a ring: it rounds the logsumexp and drops its
+gradient. The primitives behind it can, but they are private to JAX: only this file uses them,
+`PROVEN` lists the versions that work, and `tests/attention/test_cudnn.py` checks their types and
 what they lower to.
 
 Letters: B batch, T query position, S key position, N heads, H head size.
@@ -26,7 +26,7 @@ PROVEN = ("0.10.", "0.11.", "0.12.")
 
 @cache
 def _private() -> ModuleType | None:
-    """JAX's module with the primitives, or None where it has none that we know."""
+    """JAX's module with the primitives, or None in a version without known ones."""
     if not jax.__version__.startswith(PROVEN):
         return None
     try:
@@ -39,14 +39,14 @@ def _private() -> ModuleType | None:
 
 @dataclasses.dataclass(frozen=True)
 class Cudnn:
-    """cuDNN's kernel, as `flash.Kernel`. `obstacle` says where it cannot be used."""
+    """cuDNN's kernel as a `Kernel`. `obstacle` says where it cannot be used."""
 
     @property
     def dropout(self) -> Dropout:
         return Dropout(0.0, lambda *_: jnp.ones((), bool))
 
     def tile(self, side: int) -> int:
-        """Implements `Kernel.tile`: the kernel cuts by itself."""
+        """Implements `Kernel.tile`: cuDNN splits any square itself."""
         return side
 
     def fwd(
@@ -74,14 +74,14 @@ class Cudnn:
 
 
 def _nothing(q: Array) -> list[Array]:
-    """No bias, lengths, offsets or page tables."""
+    """Empty arrays for bias, lengths, offsets and page tables."""
     return [jnp.zeros(0, q.dtype)] * 7
 
 
 def _parameters(module: Any, q: Array, *, causal: bool) -> dict[str, Any]:
     parameters = {
         "scale": q.shape[-1] ** -0.5,
-        "seed": 42,  # of a dropout that is not used
+        "seed": 42,  # dropout is not used
         "dropout_rate": 0.0,
         "variadic_args": (False, False),
         "mask_type": module.MaskType.CAUSAL if causal else module.MaskType.NO_MASK,
@@ -101,7 +101,16 @@ def obstacle(
     documents: bool,
     capability: float = 9.0,
 ) -> str | None:
-    """Why cuDNN's kernel cannot be used, in words; None if it can. capability: of the GPU."""
+    """The reason why cuDNN's kernel cannot be used; None if it can.
+
+    Args:
+        platform: of the devices, as JAX names it.
+        dtype: precision of q, k and v.
+        head_size: H.
+        dropout: rate of dropout of the probabilities.
+        documents: whether attention is restricted to a token's own document.
+        capability: compute capability of the GPU.
+    """
     if platform not in ("gpu", "cuda"):
         return f"it needs an NVIDIA GPU, not {platform}"
     if capability < 8:

@@ -1,9 +1,9 @@
 """Attention of one block of queries with one block of keys: the interface under every attention.
 
-A kernel gives, forward, the output and the logsumexp of each row; backward it makes the scores
-again from those. Both may be the ones of a longer row of keys than the block it is shown, so that a
-ring can visit one block after the other: `merge` joins what the blocks give. Implementations:
-`flash_xla.Xla`, matrix products in chunks, for anything, and `flash_cudnn.Cudnn`, NVIDIA's.
+Forward, a kernel gives the output and the logsumexp of each row; backward, it uses both to compute
+the scores again. There they may belong to a longer row of keys than the block that it is given. So
+a ring can visit one block after the other, and `merge` joins the results. Implementations:
+`xla.Xla`, matrix products in chunks, which always works, and `cudnn.Cudnn`, NVIDIA's.
 
 Letters: B batch, T query position, S key position, N heads, H head size.
 Source: Dao et al., arXiv 2205.14135; Liu et al., arXiv 2310.01889 (blocks joined over devices).
@@ -17,23 +17,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-# Under these names stands what backward may keep of a layer; `layers/block.py` says which policy
-# keeps which. What products gave or devices summed, and statistics of norms:
+# Names of what backward may save of a layer; `layers/block.py` says which remat policy saves which.
+# Results of products and of sums over devices, and statistics of norms:
 KEPT = "kept"
-# The output and the logsumexp of an attention that makes its scores again:
+# The output and the logsumexp of an attention whose backward computes the scores again:
 CORE = "core"
-# What products, norms, GELU and attention take, where it is none of those:
+# Other inputs of products, norms, GELU and attention:
 TAKEN = "taken"
 NOWHERE = np.iinfo(np.int32).max  # the position of a key that no query sees
 
 
 class Sites(NamedTuple):
-    """Global numbers of the rows and columns of the scores, int32, and the seed of dropout.
+    """Global numbers of the rows and columns of the scores, int32, and dropout seeds.
 
-    query_T, key_S: positions; where attention is causal, a query sees the keys at or before its
-    own. query_segment_BT, key_segment_BS: the document of each token, or both None; a query sees
-    the keys of its own document only, and no query sees a key whose document is negative (padding).
-    seed_BN2: two words for each sequence and head, or None to drop nothing.
+    query_T, key_S: positions; if attention is causal, a query sees keys at its own or an earlier
+    position. query_segment_BT, key_segment_BS: the document of each token, or both None; a query
+    sees keys of its own document only, and no query sees a key whose document is negative
+    (padding). seed_BN2: two words for each sequence and head, or None for no dropout.
     """
 
     query_T: Array
@@ -45,7 +45,7 @@ class Sites(NamedTuple):
     def each(
         self, queries: Callable[[Array, int], Array], keys: Callable[[Array, int], Array]
     ) -> "Sites":
-        """`queries(x, dim)` of what is said of rows, `keys(x, dim)` of what is said of columns."""
+        """Maps `queries(x, dim)` over arrays of queries, and `keys(x, dim)` over arrays of keys."""
         query_BT, key_BS = self.query_segment_BT, self.key_segment_BS
         return self._replace(
             query_T=queries(self.query_T, 0),
@@ -56,14 +56,14 @@ class Sites(NamedTuple):
 
 
 class Dropout(NamedTuple):
-    """Share of the probabilities dropped; mask: `keep_mask(seed, query, key, rate)`, True stays."""
+    """Fraction of probabilities dropped, and `keep_mask(seed, query, key, rate)`, True to keep."""
 
     rate: float
     keep_mask: Callable[[Array, Array, Array, float], Array]
 
 
 class Saved(NamedTuple):
-    """What backward needs: the inputs, the output and the logsumexp `[B, T, N]` of whole rows."""
+    """Residuals for backward: inputs, output, and logsumexp `[B, T, N]` over all keys of a row."""
 
     q: Array
     k: Array
@@ -73,17 +73,17 @@ class Saved(NamedTuple):
 
 
 class Kernel(Protocol):
-    """One implementation; a row that sees nothing has output 0 and logsumexp minus infinity.
+    """An implementation; a row that sees nothing has output 0 and logsumexp minus infinity.
 
-    Where attention is causal and there are as many keys as queries, they are the same tokens, in
-    ascending order. dropout: of the probabilities.
+    If attention is causal and there are as many keys as queries, they are the same tokens, in
+    ascending order. dropout: dropout of the probabilities.
     """
 
     @property
     def dropout(self) -> Dropout: ...
 
     def tile(self, side: int) -> int:
-        """Side of the squares in which to show it `side` queries and keys; it divides `side`."""
+        """Side of the squares in which callers should pass `side` queries and keys; divides it."""
 
     def fwd(
         self, q: Array, k: Array, v: Array, sites: Sites, *, causal: bool
@@ -93,11 +93,11 @@ class Kernel(Protocol):
     def bwd(
         self, saved: Saved, do: Array, sites: Sites, *, causal: bool
     ) -> tuple[Array, Array, Array]:
-        """The output's gradient -> dq, dk, dv."""
+        """Gradient of the output -> dq, dk, dv."""
 
 
 def merge(o: Array, lse: Array, other: Array, other_lse: Array) -> tuple[Array, Array]:
-    """Outputs `[.., H]` and logsumexps `[..]` of two sets of keys -> those of both together."""
+    """Merges outputs `[.., H]` and logsumexps `[..]` over two sets of keys: -> over their union."""
     both = jnp.logaddexp(lse, other_lse)
     safe = finite(both)
     weight, other_weight = (jnp.exp(x - safe)[..., None] for x in (lse, other_lse))
@@ -105,29 +105,29 @@ def merge(o: Array, lse: Array, other: Array, other_lse: Array) -> tuple[Array, 
 
 
 def merge_at(
-    total: tuple[Array, Array], part: tuple[Array, Array], start: Array | int, *, dim: int
+    total: tuple[Array, Array], found: tuple[Array, Array], start: Array | int, *, dim: int
 ) -> tuple[Array, Array]:
-    """`total` with `part` merged into its rows from `start`, along `dim`."""
-    o, lse = (lax.dynamic_slice_in_dim(x, start, part[1].shape[dim], dim) for x in total)
-    o, lse = merge(o, lse, part[0], part[1])
+    """`total` with `found` merged into its rows from `start`, along `dim`."""
+    o, lse = (lax.dynamic_slice_in_dim(x, start, found[1].shape[dim], dim) for x in total)
+    o, lse = merge(o, lse, found[0], found[1])
     put = partial(lax.dynamic_update_slice_in_dim, start_index=start, axis=dim)
     return put(total[0], o), put(total[1], lse)
 
 
-def add_at(x: Array, part: Array, start: tuple[Array | int, ...]) -> Array:
-    """`x` with `part` added where it starts, in each dim."""
+def add_at(x: Array, block: Array, start: tuple[Array | int, ...]) -> Array:
+    """`x` with `block` added at index `start`."""
     start = tuple(jnp.asarray(i, jnp.int32) for i in start)
-    part += lax.dynamic_slice(x, start, part.shape)
-    return lax.dynamic_update_slice(x, part.astype(x.dtype), start)
+    block += lax.dynamic_slice(x, start, block.shape)
+    return lax.dynamic_update_slice(x, block.astype(x.dtype), start)
 
 
 def finite(lse: Array) -> Array:
-    """0 for minus infinity, of a row that sees nothing: exp(score - 0) is 0 all the same."""
+    """lse with 0 for minus infinity, in rows that see nothing: there exp(score - 0) is 0, too."""
     return jnp.where(lse == -jnp.inf, 0, lse)
 
 
 def visible(sites: Sites, *, causal: bool) -> Array:
-    """Which keys each query sees: something that broadcasts to `[B, N, T, S]`."""
+    """Mask of the keys that each query sees; broadcasts to `[B, N, T, S]`."""
     seen_TS = (sites.query_T[:, None] if causal else NOWHERE - 1) >= sites.key_S
     if sites.query_segment_BT is None or sites.key_segment_BS is None:
         return seen_TS
@@ -137,7 +137,7 @@ def visible(sites: Sites, *, causal: bool) -> Array:
 
 
 def drop(p_BNTS: Array, sites: Sites, dropout: Dropout) -> Array:
-    """Probabilities, or their gradients, with a share zeroed and the rest scaled up."""
+    """Probabilities, or their gradients, with a fraction zeroed and the rest scaled up."""
     if sites.seed_BN2 is None or dropout.rate == 0:
         return p_BNTS
     seed_BN112 = sites.seed_BN2[:, :, None, None]

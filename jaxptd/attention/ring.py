@@ -1,16 +1,16 @@
-"""A ring: which part of a sequence each of its devices holds, and how parts travel round it.
+"""A ring of devices: which block of a sequence each device holds, and how blocks travel around it.
 
-*Contiguous* (`blockwise`, `rsa`): device i of n holds part i of n. A causal query sees nothing of
-the parts after its own, so the last device has 2n-1 times the work of the first.
+*Contiguous* (`blockwise`, `rsa`): device i of n holds block i of n. A causal query sees nothing of
+the blocks after its own, so the last device has 2n-1 times the work of the first.
 *Zigzag*: device i holds chunks i and 2n-1-i of 2n. Of any two devices' four pairs of chunks, two
-are seen whole and two not at all, whichever device comes first: the same work on every device.
+are entirely visible and two not at all, whichever device comes first: all devices do equal work.
 
-n devices: n-1 hops, and n-1 more for a gradient that travels with its part, from the first other
-device that sees the part until it is home. None of them is wasted. Each of them, but the first of
-`travel_back`, is under way while a part is visited, if the own part is visited before `travel` and
-after `travel_back`.
+With n devices a pass takes n-1 hops; gradients that travel with their blocks take n-1 more, from
+the first other device that visits a block to the block's owner. Every hop, except the first of
+`travel_back`, overlaps with the visit of a block, if the device visits its local block before
+`travel` and after `travel_back`. `ring_attention.py` has a picture.
 
-Letters: B batch, T own query, S own key, C devices of the ring.
+Letters: B batch, T local query, S local key, C devices of the ring.
 Source: Li et al., arXiv 2105.13120; Liu et al., arXiv 2310.01889.
 """
 
@@ -28,10 +28,10 @@ from jaxptd.mesh import RingKind
 
 
 class Tokens(NamedTuple):
-    """What attention must know of the tokens, beside where they are.
+    """What attention needs to know about the tokens, besides their positions.
 
-    segment_BCT: the document of each token of every device's part, as `flash.Sites` has it, or
-    None. seed_BN2: of dropout, or None.
+    segment_BCT: the document of each token on every device, as in `kernel.Sites`, or None.
+    seed_BN2: dropout seeds, or None.
     """
 
     segment_BCT: Array | None = None
@@ -40,54 +40,56 @@ class Tokens(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Ring:
-    """The devices along a mesh axis or several, and which part of a sequence each of them holds."""
+    """The devices along one or several mesh axes, and which block of a sequence each holds."""
 
     axis: Axes
     kind: RingKind = "zigzag"
 
     def shift(self, x: Array) -> Array:
-        """x -> what the device before this one has."""
+        """Receives the x of the previous device."""
         return shift(x, self.axis)
 
     def order(self, length: int, devices: int) -> np.ndarray:
         """Positions `[length]` of a sequence's tokens in the order in which the devices hold them.
 
         Raises:
-            ValueError: a zigzag's part has an odd number of tokens.
+            ValueError: a zigzag's block has an odd number of tokens.
         """
-        parts = [self._part(length // devices, i, devices) for i in range(devices)]
-        return np.concatenate([start + np.arange(n) for part in parts for start, n in part])
+        blocks = [self._chunks(length // devices, i, devices) for i in range(devices)]
+        return np.concatenate([start + np.arange(n) for chunks in blocks for start, n in chunks])
 
     def positions(self, length: int, device: Array | None = None) -> Array:
-        """Positions of the `length` tokens that a device (default: this one) holds, int32."""
+        """Positions of the `length` tokens of a device (default: this one), int32."""
         device = lax.axis_index(self.axis) if device is None else device
-        part = self._part(length, device, lax.axis_size(self.axis))
-        return jnp.concatenate([start + jnp.arange(n, dtype=jnp.int32) for start, n in part])
+        chunks = self._chunks(length, device, lax.axis_size(self.axis))
+        return jnp.concatenate([start + jnp.arange(n, dtype=jnp.int32) for start, n in chunks])
 
     def positions_along(self, axis: str, length: int) -> Array:
-        """Positions of `length` tokens of this device's block along `axis`, the ring's first.
+        """Positions of the `length` tokens of this device's block along `axis` only.
 
-        Its other axes cut the block further.
+        axis: the ring's first axis; its other axes shard the block further.
         """
         inner = lax.axis_size(self.axis) // lax.axis_size(axis)
         devices = [lax.axis_index(axis) * inner + i for i in range(inner)]
         return jnp.concatenate([self.positions(length // inner, i) for i in devices])
 
-    def parts(self, x_BCT: Array) -> Array:
-        """What was gathered along the first axis -> a part for each of the ring's devices."""
+    def by_device(self, x_BCT: Array) -> Array:
+        """Splits an array gathered along the first axis into one block per device of the ring."""
         return x_BCT.reshape(x_BCT.shape[0], lax.axis_size(self.axis), -1)
 
-    def _part(self, length: int, device: Any, devices: int) -> list[tuple[Any, int]]:
-        """First position and length of each chunk of `device`'s part."""
+    def _chunks(self, length: int, device: Any, devices: int) -> list[tuple[Any, int]]:
+        """First position and length of each chunk of a device's block of `length` tokens."""
         if self.kind != "zigzag":
             return [(device * length, length)]
         if length % 2 and devices > 1:
-            raise ValueError(f"a part of {length} tokens does not split into a zigzag's two chunks")
+            raise ValueError(
+                f"a block of {length} tokens does not split into a zigzag's two chunks"
+            )
         half = length // 2
         return [(device * half, half), ((2 * devices - 1 - device) * half, length - half)]
 
     def sites(self, tokens: Tokens, length: int, source: Array) -> Sites:
-        """Of this device's queries and the keys of device `source`; `length` tokens each."""
+        """Sites of this device's queries and the keys of device `source`, `length` tokens each."""
         query_BT = key_BS = None
         if tokens.segment_BCT is not None:
             query_BT, key_BS = (
@@ -98,40 +100,49 @@ class Ring:
         return Sites(query_T, key_S, query_BT, key_BS, tokens.seed_BN2)
 
     def all_sites(self, tokens: Tokens, length: int) -> Sites:
-        """Of this device's queries and the keys of all devices, one device after the other."""
+        """Sites of this device's queries and the keys of all devices, in the devices' order."""
         size = lax.axis_size(self.axis)
         key_S = jnp.asarray(self.order(length * size, size), jnp.int32)
         segment = tokens.segment_BCT
         every = None if segment is None else segment.reshape(segment.shape[0], -1)
-        own = self.sites(tokens, length, lax.axis_index(self.axis))
-        return own._replace(key_S=key_S, key_segment_BS=every)
+        local = self.sites(tokens, length, lax.axis_index(self.axis))
+        return local._replace(key_S=key_S, key_segment_BS=every)
+
+
+def pin_to_backward(residuals: Any) -> Any:
+    """Residuals behind a barrier that waits for all of them, at the start of a backward pass.
+
+    Without it XLA starts backward's first hop in forward, or finds that forward has made the same
+    hop, and keeps the received block until backward.
+    """
+    return lax.optimization_barrier(residuals)
 
 
 def travel(x: Array, ring: Ring, total: Any, visit: Callable[[Any, Array, Array], Any]) -> Any:
     """`total` after `visit(total, x of another device, its number)` for each of the others.
 
-    A hop is under way while the part before it is visited. A loop, so that one visit is over before
+    Each hop overlaps with the visit of the block before it. A loop, so that one visit ends before
     the next begins and its memory is used again.
     """
     me, size = lax.axis_index(ring.axis), lax.axis_size(ring.axis)
     if size == 1:
         return total
 
-    def go(carry: tuple[Array, Any], step: Array) -> tuple[tuple[Array, Any], None]:
+    def step(carry: tuple[Array, Any], hop: Array) -> tuple[tuple[Array, Any], None]:
         x, total = carry
-        return (ring.shift(x), visit(total, x, (me - step) % size)), None
+        return (ring.shift(x), visit(total, x, (me - hop) % size)), None
 
-    (x, total), _ = lax.scan(go, (ring.shift(x), total), jnp.arange(1, size - 1))
+    (x, total), _ = lax.scan(step, (ring.shift(x), total), jnp.arange(1, size - 1))
     return visit(total, x, (me + 1) % size)
 
 
 def travel_back(
     x: Array, ring: Ring, total: Any, visit: Callable[[Any, Array, Array], tuple[Any, Array]]
 ) -> tuple[Any, Array | int]:
-    """As `travel`, where `visit` also gives a gradient of x: its sum comes home to x's device.
+    """Like `travel`, with a `visit` that also returns a gradient of x: -> (total, dx of local x).
 
-    Barriers: no hop leaves before the visit over which the one before it lay is done. Else XLA for
-    GPUs puts two visits over one hop, and none over another.
+    Barriers: no hop starts before the visit that the previous hop overlapped is done. Otherwise XLA
+    for GPUs overlaps two visits with one hop, and none with another.
     """
     me, size = lax.axis_index(ring.axis), lax.axis_size(ring.axis)
     if size == 1:
@@ -140,16 +151,16 @@ def travel_back(
     ahead = ring.shift(x) if size > 2 else x
     total, dx = visit(total, x, (me - 1) % size)
 
-    def go(carry: tuple[Array, Array, Any], step: Array) -> tuple[tuple[Array, Array, Any], None]:
+    def step(carry: tuple[Array, Array, Any], hop: Array) -> tuple[tuple[Array, Array, Any], None]:
         x, dx, total = lax.optimization_barrier(carry)
         ahead, dx = ring.shift(x), ring.shift(dx)
-        total, part = visit(total, x, (me - step) % size)
-        return (ahead, dx + part, total), None
+        total, local_dx = visit(total, x, (me - hop) % size)
+        return (ahead, dx + local_dx, total), None
 
-    carry, _ = lax.scan(go, (ahead, dx, total), jnp.arange(2, size - 1))
+    carry, _ = lax.scan(step, (ahead, dx, total), jnp.arange(2, size - 1))
     x, dx, total = lax.optimization_barrier(carry)
     if size > 2:
         dx = ring.shift(dx)
-        total, part = visit(total, x, (me + 1) % size)
-        dx += part
+        total, local_dx = visit(total, x, (me + 1) % size)
+        dx += local_dx
     return total, ring.shift(dx)

@@ -1,4 +1,4 @@
-"""Attention of one block by matrix products in chunks: memory grows with T, never with T * S.
+"""Attention of one block by matrix products in chunks: memory grows with T, not with T * S.
 
 Letters: B batch, T query position, S key position, N heads, H head size, G batch and heads.
 Source: Dao et al., arXiv 2205.14135.
@@ -26,12 +26,12 @@ from jaxptd.attention.kernel import (
 )
 from jaxptd.collectives import as_varying, varying_axes
 
-CHUNK = 512  # queries and keys of one product; scores of [B, N, CHUNK, CHUNK] exist at a time
+CHUNK = 512  # queries and keys per product; only scores [B, N, CHUNK, CHUNK] exist at a time
 
 
 @dataclasses.dataclass(frozen=True)
 class _Chunks:
-    """A dim of `length` in chunks of one size, at most `limit`; the last may need padding."""
+    """A dim of `length` split into equal chunks of at most `limit`; the last may need padding."""
 
     length: int
     limit: int
@@ -61,7 +61,7 @@ class _Chunks:
 
 @dataclasses.dataclass(frozen=True)
 class _Grid:
-    """The chunks of queries and of keys, and which pairs of them meet."""
+    """The chunks of queries and of keys, and the pairs of them that are computed."""
 
     queries: _Chunks
     keys: _Chunks
@@ -73,7 +73,7 @@ class _Grid:
 
     @property
     def pairs(self) -> tuple[Array, Array]:
-        """Numbers of query and key chunks, without those above the diagonal: nothing is seen."""
+        """Numbers of query and key chunks; if causal, without pairs above the diagonal."""
         query, key = np.indices((self.queries.count, self.keys.count), np.int32).reshape(2, -1)
         if not self.causal or self.queries.length != self.keys.length:
             return jnp.asarray(query), jnp.asarray(key)
@@ -93,8 +93,8 @@ class Xla:
     """Matrix products in chunks, with dropout, documents and any positions.
 
     Args:
-        dropout: of the probabilities.
-        chunk: most queries, and most keys, of one product.
+        dropout: dropout of the probabilities.
+        chunk: maximum number of queries, and of keys, in one product.
     """
 
     dropout: Dropout
@@ -108,7 +108,7 @@ class Xla:
     def fwd(
         self, q: Array, k: Array, v: Array, sites: Sites, *, causal: bool
     ) -> tuple[Array, Array]:
-        """Implements `Kernel.fwd`; o is float32 at least, so that `merge` adds nothing rounded."""
+        """Implements `Kernel.fwd`; o is float32 at least: `merge` adds unrounded outputs."""
         grid = self._grid(q, k, causal)
         if grid.single:
             return _block_fwd(q, k, v, sites, self.dropout, causal=causal)
@@ -119,7 +119,7 @@ class Xla:
 
         def visit(total: tuple, pair: tuple[Array, Array]) -> tuple[tuple, None]:
             i, j = pair
-            part = _block_fwd(
+            found = _block_fwd(
                 grid.queries.take(q, i, 1),
                 grid.keys.take(k, j, 1),
                 grid.keys.take(v, j, 1),
@@ -127,7 +127,7 @@ class Xla:
                 self.dropout,
                 causal=causal,
             )
-            return merge_at(total, part, i * grid.queries.size, dim=1), None
+            return merge_at(total, found, i * grid.queries.size, dim=1), None
 
         (o, lse), _ = lax.scan(visit, total, grid.pairs)
         return grid.queries.whole(o), grid.queries.whole(lse)
@@ -137,19 +137,19 @@ class Xla:
     ) -> tuple[Array, Array, Array]:
         """Implements `Kernel.bwd`; the gradients are float32 at least."""
         grid = self._grid(saved.q, saved.k, causal)
-        own = (saved.q, do, saved.o, finite(saved.lse))
+        of_queries = (saved.q, do, saved.o, finite(saved.lse))
         if grid.single:
             block = partial(_block_bwd, sites=sites, dropout=self.dropout, causal=causal)
-            return block(*own, saved.k, saved.v)
+            return block(*of_queries, saved.k, saved.v)
         sites = grid.pad_sites(sites)
-        q, do, o, lse = (grid.queries.pad(x, 1) for x in own)
+        q, do, o, lse = (grid.queries.pad(x, 1) for x in of_queries)
         k, v = grid.keys.pad(saved.k, 1), grid.keys.pad(saved.v, 1)
         zeros = tuple(jnp.zeros(x.shape, _wide(x)) for x in (q, k, v))
         total = _as_varying_as(zeros, (q, k, v, do, o, lse, sites))
 
         def visit(total: tuple, pair: tuple[Array, Array]) -> tuple[tuple, None]:
             i, j = pair
-            part = _block_bwd(
+            found = _block_bwd(
                 *(grid.queries.take(x, i, 1) for x in (q, do, o, lse)),
                 *(grid.keys.take(x, j, 1) for x in (k, v)),
                 sites=grid.sites_at(sites, i, j),
@@ -157,7 +157,7 @@ class Xla:
                 causal=causal,
             )
             starts = (i * grid.queries.size, j * grid.keys.size, j * grid.keys.size)
-            added = zip(total, part, starts, strict=True)
+            added = zip(total, found, starts, strict=True)
             return tuple(add_at(x, dx, (0, start, 0, 0)) for x, dx, start in added), None
 
         (dq, dk, dv), _ = lax.scan(visit, total, grid.pairs)
@@ -172,27 +172,27 @@ def _wide(x: Array) -> Any:
 
 
 def _as_varying_as(tree: Any, others: Any) -> Any:
-    """`tree`, varying along every axis that an array of `others` varies along."""
+    """`tree`, typed as varying over every axis that an array of `others` varies over."""
     axes = frozenset().union(*(varying_axes(x) for x in jax.tree.leaves(others)))
     return jax.tree.map(lambda x: as_varying(x, sorted(axes)), tree)
 
 
 def _flat(x: Array) -> Array:
-    """`[B, T, N, ..]` -> `[G, T, ..]`, G = B * N: of one rank with the scores that XLA makes.
+    """`[B, T, N, ..]` -> `[G, T, ..]`, G = B * N: the rank of the scores that XLA computes.
 
-    It then writes the probabilities over the scores; with B and N apart it would copy.
+    XLA then writes the probabilities over the scores; with separate B and N it would copy.
     """
     x = x.swapaxes(1, 2)
     return x.reshape(-1, *x.shape[2:])
 
 
 def _unflat(x: Array, like: Array) -> Array:
-    """The other way round, with the batch and the heads of `like`, `[B, T, N, H]`."""
+    """Undoes `_flat`, with the batch and the heads of `like`, `[B, T, N, H]`."""
     return x.reshape(like.shape[0], like.shape[2], *x.shape[1:]).swapaxes(1, 2)
 
 
 def _scores(q_GTH: Array, k_GSH: Array, seen: Array) -> Array:
-    """Scaled scores `[G, T, S]`, minus infinity where a query may not look."""
+    """Scaled scores `[G, T, S]`, minus infinity for keys that a query does not see."""
     s_GTS = jnp.einsum("GTH,GSH->GTS", q_GTH, k_GSH, preferred_element_type=_wide(q_GTH))
     if seen.ndim == 4:  # [B, 1, T, S]
         seen = jnp.repeat(seen[:, 0], q_GTH.shape[0] // seen.shape[0], axis=0)
@@ -209,9 +209,9 @@ def _drop(p_GTS: Array, sites: Sites, dropout: Dropout) -> Array:
 def _block_fwd(
     q_BTNH: Array, k_BSNH: Array, v_BSNH: Array, sites: Sites, dropout: Dropout, *, causal: bool
 ) -> tuple[Array, Array]:
-    """-> o[B, T, N, H], logsumexp[B, T, N], both float32 at least."""
-    # Masks follow from sites alone. Without the barrier JAX would take them out of the loops over
-    # layers and chunks, and keep those of all chunks: T * S of them.
+    """Output `[B, T, N, H]` and logsumexp `[B, T, N]`, both float32 at least."""
+    # Masks depend on sites only. Without the barrier JAX would move them out of the loops over
+    # layers and chunks, and save those of all chunks: T * S of them.
     q_BTNH, sites = lax.optimization_barrier((q_BTNH, sites))
     q_GTH, k_GSH, v_GSH = _flat(q_BTNH), _flat(k_BSNH), _flat(v_BSNH)
     s_GTS = _scores(q_GTH, k_GSH, visible(sites, causal=causal))

@@ -1,8 +1,8 @@
-"""How panels of matrices are spread over a row x col grid of devices, and sums brought home.
+"""How panels of matrices move over a row x col grid of devices, and how partial sums are reduced.
 
-A product on the grid sums over K, in panels k = 0, 1, ...; A's lie along `col`, B's along `row`. An
-algorithm is one way to spread A's panels along a row of devices, one to spread B's along a column,
-and the order of k. To bring the parts of a sum home is to spread, turned round.
+A product on the grid sums over K, in panels k = 0, 1, ...; a panel is a block of columns of A, or
+of rows of B. An algorithm is one way to move A's panels along a row of devices, one to move B's
+along a column, and the order of k. To reduce partial sums is the transpose of moving panels.
 
 | algorithm | A along a row         | B along a column | k at step t on (i, j) | grid   |
 |-----------|-----------------------|------------------|-----------------------|--------|
@@ -29,13 +29,13 @@ from jaxptd.mesh import SQUARE, Axis, Matmul2D
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """The devices that hold a matrix in blocks, and how they multiply.
+    """The devices that hold a matrix in blocks, and the algorithm by which they multiply.
 
     Args:
         algorithm: fox, summa, cannon or gather.
-        slices: parts in which `gather` gathers; more need less memory and overlap better.
-        row: the mesh axis along which the blocks of a column of the matrix lie.
-        col: the mesh axis along which those of a row lie.
+        slices: number of steps in which `gather` gathers; more need less memory and overlap better.
+        row: the mesh axis over which the rows of a matrix are sharded.
+        col: the mesh axis over which its columns are sharded.
     """
 
     algorithm: Matmul2D = "gather"
@@ -54,14 +54,14 @@ class Grid:
 
 
 def panels(rows: int, cols: int, slices: int = 1) -> int:
-    """A dim of a matrix splits over the grid if this divides it."""
+    """The number of panels: a dim of a matrix splits over the grid if this divides it."""
     return math.lcm(rows, cols) * slices
 
 
 def padded(size: int, grid: tuple[int, int, int], each: int = 1) -> int:
-    """The least number, of `size` or more, that splits over a grid of (rows, cols, slices).
+    """Rounds `size` up to a number that splits over a grid of (rows, cols, slices).
 
-    each: rows or columns of the matrix that belong to one of `size`, as to an attention head.
+    each: rows or columns of the matrix that belong to one of `size`: H for an attention head.
     """
     unit = panels(*grid)
     unit = math.lcm(panels(*grid[:2]), unit // math.gcd(unit, each))
@@ -69,24 +69,24 @@ def padded(size: int, grid: tuple[int, int, int], each: int = 1) -> int:
 
 
 class PanelMove(Protocol):
-    """How panels of K are spread along one axis of the grid, and parts of sums brought home."""
+    """Moves panels along one axis of the grid, and reduces partial sums along it."""
 
     @property
     def steps(self) -> int:
-        """How many a product takes."""
+        """The number of steps of a product."""
 
     def fetch(self, x: Array, dim: int, step: int, previous: Array | None) -> Array:
-        """The panel of a step, out of all devices' x, cut along `dim`; previous: the last one."""
+        """The panel of a step, of x sharded along `dim`; previous: the panel of the step before."""
 
-    def collect(self, total: Any, part: Array, dim: int, step: int) -> Any:
-        """`total` (None at first) with this device's part of the sum that a step made."""
+    def reduce(self, total: Any, partial_sum: Array, dim: int, step: int) -> Any:
+        """`total` (None at first) with the partial sum that this device computed in a step."""
 
-    def home(self, total: Any, dim: int) -> Array:
-        """The whole sum of this device's own block, once all steps are in `total`."""
+    def finish(self, total: Any, dim: int) -> Array:
+        """This device's block of the sum, after the last step."""
 
 
 def panel_moves(grid: Grid, *, first: int = 0) -> tuple[PanelMove, PanelMove]:
-    """How panels move along a row of devices and along a column; `first` is added to k."""
+    """How panels move along a row of devices, and along a column. first: is added to k."""
     rows, cols = grid.shape
     if grid.algorithm in SQUARE and rows != cols:
         raise ValueError(f"{grid.algorithm} needs a square grid, not {rows} x {cols}")
@@ -106,10 +106,10 @@ def panel_moves(grid: Grid, *, first: int = 0) -> tuple[PanelMove, PanelMove]:
 
 @dataclasses.dataclass(frozen=True)
 class _Gather:
-    """Slice by slice, each of all devices. `other`: devices along the other axis of the grid.
+    """All-gathers and reduce-scatters, one slice per step. other: size of the grid's other axis.
 
-    A slice is made of the same k for A as for B, whose blocks differ in length: so it is taken out
-    of each of the parts into which both kinds of block can be cut.
+    A slice has to hold the same k of A and of B, whose blocks differ in length. So it consists of a
+    piece of every section, a length that divides both kinds of block.
     """
 
     axis: str
@@ -117,32 +117,32 @@ class _Gather:
     steps: int
 
     def fetch(self, x: Array, dim: int, step: int, previous: Array | None) -> Array:
-        part = jnp.moveaxis(x, dim, 0)
-        part = part.reshape(self._parts, self.steps, -1, part.shape[-1])[:, step]
-        part = part.reshape(-1, part.shape[-1])
-        return jnp.moveaxis(lax.all_gather(part, self.axis, axis=0, tiled=True), 0, dim)
+        x = jnp.moveaxis(x, dim, 0)
+        pieces = x.reshape(self._sections, self.steps, -1, x.shape[-1])[:, step]
+        local = pieces.reshape(-1, x.shape[-1])
+        return jnp.moveaxis(lax.all_gather(local, self.axis, axis=0, tiled=True), 0, dim)
 
-    def collect(self, total: Any, part: Array, dim: int, step: int) -> Any:
-        part = jnp.moveaxis(part, dim, 0)
-        own = lax.psum_scatter(part, self.axis, scatter_dimension=0, tiled=True)
-        return [*(total or ()), own]
+    def reduce(self, total: Any, partial_sum: Array, dim: int, step: int) -> Any:
+        x = jnp.moveaxis(partial_sum, dim, 0)
+        local = lax.psum_scatter(x, self.axis, scatter_dimension=0, tiled=True)
+        return [*(total or ()), local]
 
-    def home(self, total: Any, dim: int) -> Array:
-        slices = [x.reshape(self._parts, -1, x.shape[-1]) for x in total]
+    def finish(self, total: Any, dim: int) -> Array:
+        slices = [x.reshape(self._sections, -1, x.shape[-1]) for x in total]
         x = jnp.stack(slices, axis=1)
         return jnp.moveaxis(x.reshape(-1, x.shape[-1]), 0, dim)
 
     @property
-    def _parts(self) -> int:
+    def _sections(self) -> int:
         size = lax.axis_size(self.axis)
         return math.lcm(size, self.other) // size
 
 
 @dataclasses.dataclass(frozen=True)
 class _Broadcast:
-    """One panel at a time, from the device that has it to all.
+    """Broadcasts one panel per step from the device that has it; reduces its sum to that device.
 
-    dim: 1 along a row, 0 along a column. start: k of step 0, if not 0.
+    dim: 1 along a row, 0 along a column. start: k of step 0; None: 0.
     """
 
     grid: Grid
@@ -157,25 +157,25 @@ class _Broadcast:
     def fetch(self, x: Array, dim: int, step: int, previous: Array | None) -> Array:
         source, number = self._owner(step)
         width = x.shape[dim] // self._each
-        own = lax.slice_in_dim(x, number * width, (number + 1) * width, axis=dim)
-        return broadcast(own, self.axis, source)
+        local = lax.slice_in_dim(x, number * width, (number + 1) * width, axis=dim)
+        return broadcast(local, self.axis, source)
 
-    def collect(self, total: Any, part: Array, dim: int, step: int) -> Any:
+    def reduce(self, total: Any, partial_sum: Array, dim: int, step: int) -> Any:
         target, number = self._owner(step)
         total = total or [0] * self._each
-        own = total[number] + reduce_to(part, self.axis, target)
-        return [*total[:number], own, *total[number + 1 :]]
+        local = total[number] + reduce_to(partial_sum, self.axis, target)
+        return [*total[:number], local, *total[number + 1 :]]
 
-    def home(self, total: Any, dim: int) -> Array:
+    def finish(self, total: Any, dim: int) -> Array:
         return jnp.concatenate(total, axis=dim)
 
     @property
     def _each(self) -> int:
-        """Panels of a device."""
+        """Panels per device."""
         return self.steps // lax.axis_size(self.axis)
 
     def _owner(self, step: int) -> tuple[int | Array, int]:
-        """The device that has the panel of a step, and the panel's number there."""
+        """The device that has the panel of a step, and the panel's number on that device."""
         if self.start is not None:
             return (self.start + step) % self.steps, 0
         return divmod(step, self._each)
@@ -183,7 +183,7 @@ class _Broadcast:
 
 @dataclasses.dataclass(frozen=True)
 class _Ring:
-    """A panel goes on to the device before this one; sums travel the same way.
+    """Each step receives the next device's panel; partial sums travel in the same direction.
 
     dim: 1 along a row, 0 along a column. skewed: k of step 0 is i + j + first, else i + first.
     """
@@ -202,10 +202,10 @@ class _Ring:
             return self._move(x, [(self._at(*to, self.first), to) for to in self._devices])
         return self._shift(previous)
 
-    def collect(self, total: Any, part: Array, dim: int, step: int) -> Any:
-        return part if total is None else self._shift(total) + part
+    def reduce(self, total: Any, partial_sum: Array, dim: int, step: int) -> Any:
+        return partial_sum if total is None else self._shift(total) + partial_sum
 
-    def home(self, total: Any, dim: int) -> Array:
+    def finish(self, total: Any, dim: int) -> Array:
         return self._move(total, [(at, self._at(*at, self.first - 1)) for at in self._devices])
 
     def _shift(self, x: Array) -> Array:
@@ -221,7 +221,7 @@ class _Ring:
         return (i, k) if self.dim == 1 else (k, j)
 
     def _move(self, x: Array, pairs: list[tuple[tuple[int, int], tuple[int, int]]]) -> Array:
-        """x, from device to device; nothing, if each has its own."""
+        """Permutes x; does nothing if each device keeps its own."""
         if all(source == target for source, target in pairs):
             return x
         numbers = [(i * self.steps + j, to_i * self.steps + to_j) for (i, j), (to_i, to_j) in pairs]

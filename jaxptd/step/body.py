@@ -128,6 +128,6 @@ class StepBody:
         sample_B = lax.axis_index(Axis.DP) * local_B.size + local_B
         ring, segment_BCT = self.resolved.form.ring, None
         if "segments" in batch:
-            segment_BCT = ring.parts(lax.all_gather(batch["segments"], Axis.CP, axis=1))
+            segment_BCT = ring.by_device(lax.all_gather(batch["segments"], Axis.CP, axis=1))
         position_T = ring.positions_along(Axis.CP, batch["tokens"].shape[1])
         return Places(sample_B, position_T, seed, segment_BCT)

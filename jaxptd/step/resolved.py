@@ -20,7 +20,6 @@ from jaxptd.layers.attention import choose_kernel
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.forms import make_form
 from jaxptd.layers.fp8 import choose_product
-from jaxptd.mesh import on_gpus
 from jaxptd.models.gpt import GPT
 from jaxptd.params import Blueprint, ParamInfo, Stored
 from jaxptd.pipeline.plan import Plan

@@ -184,6 +184,6 @@ def test_hops_stand_in_one_loop(go: Callable, loops: int) -> None:
 
 
 def test_a_zigzag_of_odd_parts_is_refused() -> None:
-    with pytest.raises(ValueError, match="a part of 3 tokens does not split into a zigzag's two"):
+    with pytest.raises(ValueError, match="a block of 3 tokens does not split into a zigzag's two"):
         Ring("cp", "zigzag").order(6, 2)
     assert Ring("cp", "zigzag").order(3, 1).tolist() == [0, 1, 2]

@@ -36,10 +36,10 @@ def on_grid(rows: int, cols: int, body: Callable, *whole: Array, outs: P) -> np.
     return np.asarray(jax.jit(mapped)(*whole))
 
 
-def each_step(way: PanelMove, x: Array, dim: int) -> list[Array]:
+def each_step(move: PanelMove, x: Array, dim: int) -> list[Array]:
     fetched: list[Array] = []
-    for step in range(way.steps):
-        fetched.append(way.fetch(x, dim, step, fetched[-1] if fetched else None))
+    for step in range(move.steps):
+        fetched.append(move.fetch(x, dim, step, fetched[-1] if fetched else None))
     return fetched
 
 
@@ -86,23 +86,23 @@ def test_a_slice_has_the_same_k_of_both_matrices_on_every_device(rows, cols, gri
 @pytest.mark.parametrize(
     ("rows", "cols", "grid"), [case[:3] for case in [*ORDERS, *GATHER]], ids=NAMES
 )
-def test_to_bring_home_is_to_spread_turned_round(rows, cols, grid, first: int, dim: int) -> None:
-    """For whole numbers x and y, exactly: <y, spread x> = <home y, x>."""
+def test_to_reduce_is_the_transpose_of_fetching(rows, cols, grid, first: int, dim: int) -> None:
+    """For whole numbers x and y, exactly: <y, fetch x> = <reduce y, x>."""
     size = panels(rows, cols, grid.slices) * WIDTH
     x, y = np.random.default_rng(0).integers(-9, 9, (2, size, size)).astype(np.float32)
 
     def body(x: Array, y: Array) -> Array:
-        way, total, spread = panel_moves(grid, first=first)[1 - dim], None, jnp.zeros(())
-        # one part of a sum for each step, as large as what arrives there, of this device's own
-        for step, panel in enumerate(each_step(way, x, dim)):
-            part = jnp.resize(y * (step + 1), panel.shape)
-            spread = spread + jnp.vdot(part, panel)
-            total = way.collect(total, part, dim, step)
-        home = jnp.vdot(way.home(total, dim), x)
-        return lax.psum(jnp.stack([spread, home]), (Axis.ROW, Axis.COL))
+        move, total, fetched = panel_moves(grid, first=first)[1 - dim], None, jnp.zeros(())
+        # one partial sum for each step, as large as the panel, different on every device
+        for step, panel in enumerate(each_step(move, x, dim)):
+            partial_sum = jnp.resize(y * (step + 1), panel.shape)
+            fetched = fetched + jnp.vdot(partial_sum, panel)
+            total = move.reduce(total, partial_sum, dim, step)
+        reduced = jnp.vdot(move.finish(total, dim), x)
+        return lax.psum(jnp.stack([fetched, reduced]), (Axis.ROW, Axis.COL))
 
-    spread, home = on_grid(rows, cols, body, jnp.asarray(x), jnp.asarray(y), outs=P())
-    assert spread == home != 0
+    fetched, reduced = on_grid(rows, cols, body, jnp.asarray(x), jnp.asarray(y), outs=P())
+    assert fetched == reduced != 0
 
 
 @pytest.mark.parametrize(

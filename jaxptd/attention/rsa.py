@@ -1,0 +1,108 @@
+"""RSA, ring self-attention as first published: all scores of a device's queries at once.
+
+One ring of keys (`ring_qk`) makes the scores, complete rows `[T, C * S]`, and one of values
+(`ring_av`) the output. Gradients of keys and values travel with them: nothing is all-reduced.
+
+Letters: B batch, T local query, S local key, N heads, H head size, C devices of the ring.
+Source: Li et al., arXiv 2105.13120.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxptd.attention.kernel import KEPT, Dropout, Sites, drop, visible
+from jaxptd.attention.ring import Ring, pin_to_backward, travel, travel_back
+from jaxptd.collectives import alike
+
+
+def attend_rsa(
+    q: Array, k: Array, v: Array, sites: Sites, ring: Ring, dropout: Dropout, causal: bool
+) -> Array:
+    """Attention of this device's queries with every device's keys: -> o[B, T, N, H]."""
+    s_BNTS, seen = ring_qk(q, k, ring), visible(sites, causal=causal)
+    lowest = jnp.finfo(s_BNTS.dtype).min  # not minus infinity: a row may see nothing
+    p_BNTS = jax.nn.softmax(jnp.where(seen, s_BNTS, lowest))
+    drop_again = jax.checkpoint(partial(drop, dropout=dropout))  # saves no mask
+    o_BTNH = ring_av(drop_again(p_BNTS, sites).astype(v.dtype), v, ring)
+    seen_BTN = jnp.broadcast_to(seen, s_BNTS.shape).any(-1).swapaxes(1, 2)
+    return checkpoint_name(jnp.where(seen_BTN[..., None], o_BTNH, 0), KEPT)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def ring_qk(q_BTNH: Array, k_BSNH: Array, ring: Ring) -> Array:
+    """RingQK: local queries, local keys -> scaled scores `[B, N, T, C * S]`, float32 at least."""
+    wide = jnp.promote_types(q_BTNH.dtype, jnp.float32)
+    scale = q_BTNH.shape[-1] ** -0.5
+
+    def visit(s: Array, k: Array, source: Array) -> Array:
+        block = jnp.einsum("BTNH,BSNH->BNTS", q_BTNH, k, preferred_element_type=wide) * scale
+        return lax.dynamic_update_slice_in_dim(s, block, source * k.shape[1], 3)
+
+    batch, length, heads, _ = q_BTNH.shape
+    shape = (batch, heads, length, k_BSNH.shape[1] * lax.axis_size(ring.axis))
+    s, _ = alike(jnp.zeros(shape, wide), q_BTNH)
+    return travel(k_BSNH, ring, visit(s, k_BSNH, lax.axis_index(ring.axis)), visit)
+
+
+def _qk_fwd(q: Array, k: Array, ring: Ring) -> tuple[Array, tuple[Array, Array]]:
+    return ring_qk(q, k, ring), (q, k)
+
+
+def _qk_bwd(ring: Ring, residuals: tuple[Array, Array], ds_BNTS: Array) -> tuple[Array, Array]:
+    """Keys travel again, each block with its gradient."""
+    q, k = pin_to_backward(residuals)
+    product = partial(jnp.einsum, preferred_element_type=ds_BNTS.dtype)
+
+    def visit(dq: Array, k: Array, source: Array) -> tuple[Array, Array]:
+        ds = lax.dynamic_slice_in_dim(ds_BNTS, source * k.shape[1], k.shape[1], 3)
+        ds = (ds * q.shape[-1] ** -0.5).astype(q.dtype)
+        return dq + product("BNTS,BSNH->BTNH", ds, k), product("BNTS,BTNH->BSNH", ds, q)
+
+    start = jnp.zeros_like(q, ds_BNTS.dtype)
+    dq, dk = visit(start, k, lax.axis_index(ring.axis))
+    dq, others = travel_back(k, ring, dq, visit)
+    return dq.astype(q.dtype), (dk + others).astype(k.dtype)
+
+
+ring_qk.defvjp(_qk_fwd, _qk_bwd)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def ring_av(p_BNTS: Array, v_BSNH: Array, ring: Ring) -> Array:
+    """RingAV: complete rows of probabilities `[B, N, T, C * S]`, local values -> o[B, T, N, H]."""
+    wide = jnp.promote_types(v_BSNH.dtype, jnp.float32)
+
+    def visit(o: Array | int, v: Array, source: Array) -> Array:
+        p = lax.dynamic_slice_in_dim(p_BNTS, source * v.shape[1], v.shape[1], 3)
+        return o + jnp.einsum("BNTS,BSNH->BTNH", p, v, preferred_element_type=wide)
+
+    o = travel(v_BSNH, ring, visit(0, v_BSNH, lax.axis_index(ring.axis)), visit)
+    return o.astype(v_BSNH.dtype)
+
+
+def _av_fwd(p: Array, v: Array, ring: Ring) -> tuple[Array, tuple[Array, Array]]:
+    return ring_av(p, v, ring), (p, v)
+
+
+def _av_bwd(ring: Ring, residuals: tuple[Array, Array], do_BTNH: Array) -> tuple[Array, Array]:
+    """Values travel again, each block with its gradient."""
+    p_BNTS, v = pin_to_backward(residuals)
+    wide = jnp.promote_types(v.dtype, jnp.float32)
+
+    def visit(dp: Array, v: Array, source: Array) -> tuple[Array, Array]:
+        block = jnp.einsum("BTNH,BSNH->BNTS", do_BTNH, v).astype(p_BNTS.dtype)
+        start = source * v.shape[1]
+        p = lax.dynamic_slice_in_dim(p_BNTS, start, v.shape[1], 3)
+        dv = jnp.einsum("BNTS,BTNH->BSNH", p, do_BTNH, preferred_element_type=wide)
+        return lax.dynamic_update_slice_in_dim(dp, block, start, 3), dv
+
+    dp, dv = visit(jnp.zeros_like(p_BNTS), v, lax.axis_index(ring.axis))
+    dp, others = travel_back(v, ring, dp, visit)
+    return dp, (dv + others).astype(v.dtype)
+
+
+ring_av.defvjp(_av_fwd, _av_bwd)
