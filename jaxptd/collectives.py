@@ -156,11 +156,11 @@ def permutes_natively() -> bool:
     XLA for CPUs synchronises all devices of the mesh in a permute, which deadlocks in a loop whose
     trips differ from device to device, as between the stages of a pipeline.
     """
-    return on_gpus() or jax.sharding.get_abstract_mesh().shape.get(Axis.PP, 1) == 1
+    return traced_for_gpus() or jax.sharding.get_abstract_mesh().shape.get(Axis.PP, 1) == 1
 
 
-def on_gpus() -> bool:
-    """Whether the devices of the surrounding shard_map are GPUs."""
+def traced_for_gpus() -> bool:
+    """Whether the surrounding shard_map is over GPUs."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return device is not None and device.platform in ("gpu", "cuda")
 
@@ -207,7 +207,7 @@ def broadcast(x: Array, axis: str, source: int | Array) -> Array:
         axis: mesh axis.
         source: an int, the same for all groups along `axis`, or an array for each device's group.
     """
-    if isinstance(source, int) and on_gpus():
+    if isinstance(source, int) and traced_for_gpus():
         return lax.pbroadcast(as_varying(x, [axis]), (axis,), source)
     mine = jnp.where(lax.axis_index(axis) == source, x, jnp.zeros_like(x))
     return as_varying(lax.psum(mine, axis), [axis])

@@ -104,15 +104,15 @@ def test_every_pipeline_moves_what_the_formula_says(layout, schedule, remat) -> 
 
 
 @pytest.fixture
-def traced_for_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def as_on_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Programs are traced as on GPUs. JAX must not reuse traces made for CPUs, nor later these."""
-    monkeypatch.setattr("jaxptd.collectives.on_gpus", lambda: True)
+    monkeypatch.setattr("jaxptd.collectives.traced_for_gpus", lambda: True)
     jax.clear_caches()
     yield
     jax.clear_caches()
 
 
-@pytest.mark.usefixtures("traced_for_gpus")
+@pytest.mark.usefixtures("as_on_gpus")
 def test_a_grid_of_gpus_moves_what_the_formula_says() -> None:
     """SUMMA uses XLA's broadcast; fox cannot."""
     for kind, some in (("summa", True), ("fox", False)):
