@@ -18,7 +18,7 @@ from jaxptd.analysis.jaxprs import equations
 from jaxptd.collectives import varying_axes
 from jaxptd.matmul.ring import gather_product, product_scatter
 from jaxptd.mesh import Axis, Layout, make_mesh
-from jaxptd.pipeline.split_backward import Halves
+from jaxptd.pipeline.split_backward import SplitBackward
 
 B, D, HEADS, SIZE = 2, 6, 3, 5  # w is [D, 3 n, SIZE] or its turn: its own cut dim splits over n
 X, H = P(None, Axis.TP), P(None, None, Axis.TP)
@@ -114,13 +114,13 @@ def test_without_a_permute_the_numbers_are_the_same(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_backward_in_halves_leaves_the_weights_products_to_the_second(form: str) -> None:
-    """As in a pipeline with a zero-bubble schedule: n products a half, and hops of sums once."""
+def test_a_split_backward_leaves_the_weights_products_to_w(form: str) -> None:
+    """As in a pipeline with a zero-bubble schedule: n products in B and n in W."""
     product, x_spec, w_spec, y_spec = FORMS[form]
     counted: list[dict[str, int]] = []
 
-    def count(half: Callable, *arguments: Any) -> None:
-        names = [each.primitive.name for each in equations(jax.make_jaxpr(half)(*arguments).jaxpr)]
+    def count(run: Callable, *arguments: Any) -> None:
+        names = [each.primitive.name for each in equations(jax.make_jaxpr(run)(*arguments).jaxpr)]
         counted.append({name: names.count(name) for name in ("dot_general", "ppermute")})
 
     def body(x: Array, w: Array, dy: Array) -> tuple[Array, Array]:
@@ -128,11 +128,11 @@ def test_a_backward_in_halves_leaves_the_weights_products_to_the_second(form: st
             dx, dw = jax.vjp(partial(product, axis=Axis.TP), *kept)[1](dy)
             return dw, dx
 
-        halves = Halves.of(backward, (x, w), dy)
-        dx, passed = halves.now((x, w), dy)
-        count(halves.now, (x, w), dy)
-        count(halves.then, (x, w), passed)
-        return dx, halves.then((x, w), passed)
+        split = SplitBackward.trace(backward, (x, w), dy)
+        dx, passed = split.input_backward((x, w), dy)
+        count(split.input_backward, (x, w), dy)
+        count(split.weight_backward, (x, w), passed)
+        return dx, split.weight_backward((x, w), passed)
 
     x, w, dy = inputs(form, 4)
     specs = {"in_specs": (x_spec, w_spec, y_spec), "out_specs": (x_spec, w_spec)}
@@ -141,7 +141,7 @@ def test_a_backward_in_halves_leaves_the_weights_products_to_the_second(form: st
         found = run(x, w, dy)
     for got, want in zip(found, dense(form, x, w, dy)[1:], strict=True):
         assert relative(np.asarray(got), want) <= 1e-12
-    hops = (3, 3) if form == "gather" else (3, 0)  # blocks of dy came by in the first half
+    hops = (3, 3) if form == "gather" else (3, 0)  # otherwise B has passed the blocks of dy
     assert counted == [{"dot_general": 4, "ppermute": hop} for hop in hops]
 
 
