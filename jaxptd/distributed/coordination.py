@@ -4,6 +4,7 @@ What they tell goes through JAX's coordination service, which process 0 holds. N
 devices, so a thread may call it while a step runs.
 """
 
+import functools
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -68,9 +69,28 @@ def join(world: World, config: ProcessesConfig, *, devices: int) -> None:
         put_back()
 
 
+def is_alone() -> bool:
+    """Whether the run has one process only."""
+    return _client() is None
+
+
 def is_first() -> bool:
-    """Whether this is the process that writes logs and the run directory."""
-    return jax.process_index() == 0
+    """Whether this is the process that prints, and writes the run directory.
+
+    Unlike `jax.process_index()` it starts no devices.
+    """
+    return _state().process_id == 0
+
+
+def first_only(function: Callable[..., None]) -> Callable[..., None]:
+    """Makes a function do nothing except in the first process."""
+
+    @functools.wraps(function)
+    def in_first(*args: Any, **kwargs: Any) -> None:
+        if is_first():
+            function(*args, **kwargs)
+
+    return in_first
 
 
 def barrier(name: str, *, seconds: float = 600.0) -> None:
@@ -159,20 +179,12 @@ def check_alike(name: str, facts: Mapping[str, Any], *, remedy: str) -> None:
                 )
 
 
-def compile_together(name: str, program: Callable, *args: Any) -> Callable:
-    """The jitted program, compiled for these arguments once all processes have done so.
-
-    Who runs it first would wait for the others to compile it, and gloo does so for 30 s only.
-    """
-    if _client() is None:
-        return program
-    compiled = program.lower(*args).compile()  # type: ignore[attr-defined]
-    barrier(f"compile.{name}", seconds=DAY)
-    return compiled
-
-
 def _client() -> Any:
-    """JAX's coordination service; None in a run of one process."""
+    """JAX's client of the coordination service; None in a run of one process."""
+    return _state().client
+
+
+def _state() -> Any:
     from jax._src import distributed  # no public name yet
 
-    return distributed.global_state.client
+    return distributed.global_state

@@ -29,7 +29,7 @@ from jaxptd.distributed.launchers import World
 from jaxptd.distributed.watchdog import Beat, Phase, Watchdog, long_phases, stuck
 from jaxptd.errors import BAD_INPUT, BUG, INTERRUPTED, LOST, UserError, print_error
 
-GO_ON = "go on from the last checkpoint with checkpoint.resume=auto, the default"
+RESUME = "go on from the last checkpoint with checkpoint.resume=auto, the default"
 BEATS = 20  # in the time after which a process counts as silent
 FAREWELL = 1.0  # seconds that a process that ends gives the others to hear of it
 HOUR = 3600.0
@@ -140,7 +140,7 @@ class Liveness:
         here = self._watchdog.beat()
         print_error(
             f"{self._world.name_of(0)} is gone, and with it the coordination service "
-            f"(here: {here}); {GO_ON}"
+            f"(here: {here}); {RESUME}"
         )
         os._exit(LOST)
 
@@ -207,7 +207,7 @@ class Liveness:
         last = f"last heard {beat}" if beat else "never heard"
         return (
             f"{self._world.name_of(rank)} has been silent for {seconds:.0f} s, {last}: killed, "
-            f"stopped or cut off; {GO_ON}"
+            f"stopped or cut off; {RESUME}"
         )
 
     def _stuck(self, rank: int, beat: Beat) -> str:
@@ -215,7 +215,7 @@ class Liveness:
         who = "the run" if self._world.alone else self._world.name_of(rank)
         return (
             f"{who} is stuck: {beat.phase} for {beat.seconds:.0f} s at step {beat.step}{where}; "
-            f"{GO_ON}, processes.stuck_after={self._watchdog.stuck_after:g} can be longer"
+            f"{RESUME}, processes.stuck_after={self._watchdog.stuck_after:g} can be longer"
         )
 
     def _report_long(self) -> None:

@@ -14,15 +14,12 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
-
-from jaxptd.distributed import coordination as processes
 
 PATIENT = 10  # how much longer than `stuck_after` phases may take whose length nobody knows
 STEPS = 10  # how many step times a step may take
-PACKAGE = str(Path(__file__).parent)
+PACKAGE = str(Path(__file__).parents[1])
 
 
 class Phase(enum.StrEnum):
@@ -92,7 +89,6 @@ class Watchdog:
         self._phase, self._since = Phase.STARTING, 0.0
         self._waited = 0.0  # in this step
         self._waits: deque[float] = deque(maxlen=9)  # in the last steps
-        self._compiled: dict[str, Callable] = {}
 
     def tick(self, seconds: float) -> None:
         self.now += seconds
@@ -115,20 +111,6 @@ class Watchdog:
                 self._waited = 0.0
                 yield self.step
                 self._waits.append(self._waited)
-
-    def call(self, name: str, program: Callable, *args: Any) -> Any:
-        """What a jitted program returns; the first time it is compiled, with the other processes.
-
-        Args:
-            name: of the program in this run.
-            program: jitted.
-            args: its arguments; of the same shapes each time.
-        """
-        first = name not in self._compiled
-        with self.phase(Phase.COMPILING if first else Phase.WAITING):
-            if first:
-                self._compiled[name] = processes.compile_together(name, program, *args)
-            return self._compiled[name](*args)
 
     def beat(self) -> Beat:
         phase, since = self._phase, self._since

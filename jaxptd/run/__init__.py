@@ -1,1 +1,1 @@
-"""What a run has besides its program: directory, checkpoints, progress, devices."""
+"""A training run around its program: directory, data, checkpoints, progress, health, devices."""

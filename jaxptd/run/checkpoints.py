@@ -1,5 +1,6 @@
-"""The checkpoints of a run: what is saved with its state, and which state it goes on from."""
+"""The checkpoints of a run: saves a state with its description, and chooses one to resume from."""
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable
@@ -7,7 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from jaxptd.checkpoint import VALIDATION_LOSS, Checkpoints, read_description, restore_path
+from jaxptd.checkpoint import (
+    VALIDATION_LOSS,
+    CheckpointError,
+    Checkpoints,
+    read_description,
+    restore_path,
+)
 from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical, to_canonical
 from jaxptd.config import CheckpointConfig, Config, from_dict, to_dict
 from jaxptd.errors import UserError
@@ -20,9 +27,9 @@ class RunCheckpoints:
     """Saves and resumes a run.
 
     Args:
-        program: whose state it is.
-        run_dir: where the checkpoints are.
-        say: takes a line for the person who reads along.
+        program: makes the state.
+        run_dir: contains the checkpoints.
+        say: prints a line.
     """
 
     program: Program
@@ -31,7 +38,7 @@ class RunCheckpoints:
 
     @cached_property
     def files(self) -> Checkpoints:
-        """All of this run, and the save that goes on."""
+        """The folders of all checkpoints of this run, and the pending save."""
         settings = self._settings
         return Checkpoints(
             self.run_dir.checkpoints, keep=settings.keep, keep_best=settings.keep_best
@@ -50,13 +57,16 @@ class RunCheckpoints:
         save = self.files.save_async if self._settings.asynchronous else self.files.save
         save(step, canonical, description=description)
 
-    def steps(self) -> list[int]:
-        """Of all checkpoints there are, once a save that goes on has ended."""
-        self.files.wait()
+    def good_steps(self) -> list[int]:
+        """Steps of the good checkpoints, after the pending save has ended or failed."""
+        with contextlib.suppress(CheckpointError):
+            self.files.wait()
         return self.files.good_steps()
 
     def begin(self, step: int) -> None:
-        """What going on from a step changes, once nothing speaks against it any more.
+        """Moves later checkpoints aside if the run resumes from its best one.
+
+        Called when everything else has been checked, since this changes files.
 
         Raises:
             CheckpointError: a checkpoint cannot be renamed.
@@ -65,10 +75,10 @@ class RunCheckpoints:
             self.files.set_aside_after(step, report=self._warn)
 
     def start(self) -> State:
-        """The state to go on from: a checkpoint's, or a new one.
+        """The state to resume from: a checkpoint's, or a new one.
 
         Raises:
-            UserError: the checkpoint is of another run, or there is none to go on from.
+            UserError: the checkpoint is of another run, or there is none to resume from.
         """
         resume = self._settings.resume
         if resume == "never":
@@ -82,7 +92,7 @@ class RunCheckpoints:
         self._check_same_run(resume, read_description(Path(resume)))
         step, canonical = restore_path(Path(resume), target)
         self._check_nothing_newer(step)
-        return self._going_on(step, canonical, resume)
+        return self._restored(step, canonical, resume)
 
     def _start_from_best(self, target: dict[str, Any]) -> State:
         best = self.files.restore_best(target, report=self._warn)
@@ -96,9 +106,9 @@ class RunCheckpoints:
     def _resumed(self, step: int, canonical: dict[str, Any]) -> State:
         where = str(self.run_dir.checkpoints)
         self._check_same_run(where, self.files.description(step))
-        return self._going_on(step, canonical, where)
+        return self._restored(step, canonical, where)
 
-    def _going_on(self, step: int, canonical: dict[str, Any], where: str) -> State:
+    def _restored(self, step: int, canonical: dict[str, Any], where: str) -> State:
         self.say(f"resuming at step {step} from {where}")
         return from_canonical(self.program, canonical)
 
@@ -120,7 +130,7 @@ class RunCheckpoints:
 
 
 def without_best(config: Config) -> str | None:
-    """What to warn of if no checkpoint before the last will have a validation loss."""
+    """A warning if no checkpoint before the last will have a validation loss, else None."""
     every, evaluated = config.checkpoint.every, config.train.eval_every
     if not (config.checkpoint.keep_best and every and evaluated) or every >= config.train.steps:
         return None

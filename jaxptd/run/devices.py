@@ -1,4 +1,4 @@
-"""Which devices a command runs on: the accelerators there are, or simulated ones on the CPU."""
+"""Starts the devices of a command: accelerators, or simulated ones on the CPU."""
 
 import contextlib
 import os
@@ -11,25 +11,25 @@ from jaxptd.distributed.launchers import World
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
 
-# For simulated devices. A name that XLA does not know would end the process at once: these are
-# known to the jaxlib of every version of jax in pyproject.toml.
-# A slow or busy machine brings the devices to a collective one after the other: XLA warns after
-# 20 s and ends the process after 40.
+# For simulated devices. XLA ends the process at once for a flag that it does not know; the jaxlib
+# of every version of jax in pyproject.toml knows these.
+# On a slow or busy machine simulated devices reach a collective at very different times: by default
+# XLA warns after 20 s and ends the process after 40.
 PATIENCE = (
     "--xla_cpu_collective_call_warn_stuck_timeout_seconds=300"
     " --xla_cpu_collective_call_terminate_timeout_seconds=1200"
     " --xla_cpu_collective_timeout_seconds=1200"
 )
-# With XLA's scheduler for concurrency, jaxlib 0.10 lets permutes meet that do not wait for each
-# other (the two rings of `layout.ring: rsa`, those of a grid, blocks and sums of
-# `layout.collective_matmul`), and the process hangs or aborts.
-# Without it rings need less memory; unrolled layers without a ring need more.
+# With XLA's scheduler for concurrency, jaxlib 0.10 runs independent permutes at the same time (the
+# two rings of `layout.ring: rsa`, those of a grid, blocks and sums of `layout.collective_matmul`),
+# and the process hangs or aborts.
+# Without that scheduler rings need less memory; unrolled layers without a ring need more.
 ONE_PERMUTE_AT_A_TIME = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 
 
 def _set_flags(layout: Layout) -> None:
-    """Puts XLA's flags into the environment, unless they stand there."""
-    # Rings or a pipeline may run; on every grid, for one rule.
+    """Adds the flags to XLA_FLAGS in the environment, unless they are there already."""
+    # True where rings or a pipeline may run; on every grid, to keep the rule short.
     permutes = layout.pp * layout.cp * layout.row * layout.col > 1 or layout.collective_matmul
     for flag in (PATIENCE, *((ONE_PERMUTE_AT_A_TIME,) if permutes else ())):
         flags = os.environ.get("XLA_FLAGS", "")
@@ -38,19 +38,19 @@ def _set_flags(layout: Layout) -> None:
 
 
 def prepare(config: Config, *, double: bool = False, world: World | None = None) -> str:
-    """Sets JAX up for a config, before anything has run; says in a line what it runs on.
+    """Sets JAX up for a config, before anything has run; describes the devices in a line.
 
-    Where JAX has started already, as in a test or a notebook, its devices stay as they are, and
-    XLA's flags too: see `ONE_PERMUTE_AT_A_TIME` for what a ring then lacks.
+    Where JAX has started already, as in a test or a notebook, its devices and XLA's flags stay as
+    they are: see `ONE_PERMUTE_AT_A_TIME` for what can go wrong with a ring then.
 
     Args:
-        config: its layout says how many devices, train.platform which.
+        config: its layout has the number of devices, train.platform their kind.
         double: allow float64.
-        world: the processes of the run, which have joined; none: only this one.
+        world: the processes of the run, which have joined; None: only this one.
 
     Raises:
-        UserError: there are fewer devices than the layout needs, they do not start, or not each
-            process has its share of them.
+        UserError: there are fewer devices than the layout needs, they do not start, or a process
+            does not have its share of them.
     """
     world = world or World()
     needed = config.layout.num_devices

@@ -9,8 +9,6 @@ All of this is part of the state, the same on every device, so a resumed run con
 Source: Micikevicius et al., Mixed Precision Training, arXiv 1710.03740, section 3.2.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +18,6 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from jaxptd.config import Config
-from jaxptd.errors import UserError
 
 # scale: of the loss, float32. As int32, good: steps since the scale changed or a step was skipped;
 # skipped: steps skipped in all; in_row: steps skipped since the last one that was taken.
@@ -98,50 +95,3 @@ def after_step(guard: Guard, sound: Array, norm: Array, dtype: DTypeLike) -> Gua
         "skipped": guard["skipped"] + ~sound,
         "in_row": jnp.where(sound, 0, guard["in_row"] + 1),
     }
-
-
-# ---- outside the step -------------------------------------------------------------------------
-
-
-def check_in_row(
-    step: int, values: Mapping[str, float], *, limit: int, saved: Callable[[], Sequence[int]]
-) -> None:
-    """Raises UserError, with the reason, if too many steps in a row were skipped.
-
-    Args:
-        step: number of the newest step.
-        values: metrics of that step.
-        limit: skipped steps in a row that end a run.
-        saved: -> steps that have a checkpoint.
-    """
-    if values["skipped_in_row"] < limit:
-        return
-    not_finite = [n for n in ("loss", "grad_norm") if not math.isfinite(values[n])]
-    name = not_finite[0] if not_finite else "grad_norm"
-    above = "" if not_finite else ", above optimizer.skip_above,"
-    steps = saved()
-    last = f"the last good checkpoint is step {max(steps)}" if steps else "there is no checkpoint"
-    remedy = "resume from it with another optimizer.skip_above, or " if steps else ""
-    raise UserError(
-        f"{name} is {values[name]:g}{above} at step {step}, the last of "
-        f"{values['skipped_in_row']:.0f} in a row that were skipped (train.max_skipped={limit}); "
-        f"{last}; {remedy}start again in another train.run_dir with a smaller "
-        "optimizer.learning_rate or more warmup_steps"
-    )
-
-
-def check_parameters(step: int, params: Mapping[str, Array]) -> None:
-    """Raises UserError, naming the first parameter that is not finite; call it before a save."""
-    for name, p in params.items():
-        if not _finite(p):
-            raise UserError(
-                f"parameter {name} is not finite after step {step}, which is not saved; start "
-                "again in another train.run_dir with a smaller optimizer.learning_rate or more "
-                "warmup_steps"
-            )
-
-
-@jax.jit
-def _finite(p: Array) -> Array:
-    """Checks one parameter at a time, so only one is on the device even with offloading."""
-    return jnp.isfinite(jax.device_put(p, jax.memory.Space.Device)).all()

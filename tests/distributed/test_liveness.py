@@ -15,18 +15,20 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from jaxptd.distributed import coordination as processes
+from jaxptd.distributed import coordination
 from jaxptd.errors import UserError
 from jaxptd.distributed.liveness import Liveness
 from jaxptd.distributed.watchdog import Phase, Watchdog
 from jaxptd.config import ProcessesConfig
 from jaxptd.distributed.launchers import find
+from jaxptd.run.programs import Programs
 
 config = ProcessesConfig(stuck_after={stuck_after})
 world = find(config, os.environ)
-processes.join(world, config, devices=world.count)
+coordination.join(world, config, devices=world.count)
 jax.config.update("jax_num_cpu_devices", 1)
 watchdog = Watchdog(config.stuck_after)
+programs = Programs(watchdog)
 
 def fail(step):
     if world.id != {culprit} or step != 20:
@@ -40,7 +42,8 @@ with Liveness(world, watchdog, report=lambda line: print(line, flush=True)).watc
     body = lambda x: jax.lax.psum(x, "x")
     total = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P("x"), out_specs=P()))
     for step in watchdog.steps(1, {steps}):
-        y = watchdog.call("total", total, x)
+        with programs.ready("total", total, x) as compiled:
+            y = compiled(x)
         with watchdog.phase(Phase.READING):
             fail(step)
         with watchdog.phase(Phase.WAITING):

@@ -1,7 +1,11 @@
 """Which process holds a run up, told from who only waits and who compiles."""
 
+import contextlib
+import threading
+
 import pytest
 
+from jaxptd.atomic_files import write_whole
 from jaxptd.distributed.watchdog import Beat, Phase, Watchdog, long_phases, stuck
 
 W, R, C = Phase.WAITING, Phase.READING, Phase.COMPILING
@@ -51,13 +55,6 @@ def test_phases_begin_anew_and_go_back_to_the_outer_one():
     assert watchdog.beat() == Beat(0, Phase.STARTING, 0, None)
 
 
-def test_only_the_first_call_compiles():
-    watchdog, phases = Watchdog(40), []
-    for name in ("train_step", "train_step", "eval_step"):
-        assert watchdog.call(name, lambda: phases.append(watchdog.beat().phase)) is None
-    assert phases == [C, W, C]
-
-
 def limit(*waits: float, stuck_after: float = 40.0) -> float | None:
     """Of waiting, after steps in which these seconds were waited."""
     watchdog = Watchdog(stuck_after)
@@ -91,7 +88,17 @@ def test_what_takes_long_is_said_each_time_it_has_doubled():
     assert long_phases({0: beat(C, 100)}, 0) == {}
 
 
-def test_it_says_in_which_line_of_the_package_the_thread_is():
-    watchdog = Watchdog(40)
+def test_it_says_in_which_line_of_the_package_the_thread_is(tmp_path):
+    watchdog, found = Watchdog(40), []
+
+    def look(_):
+        thread = threading.Thread(target=lambda: found.append(watchdog.where()))
+        thread.start()
+        thread.join()
+        return contextlib.nullcontext()
+
+    write_whole({tmp_path / "file": b""}, look)  # any function of another folder of the package
+    assert found[0].startswith(" (atomic_files.py:")
+    assert found[0].endswith(" in write_whole)")
     assert watchdog.where().startswith(" (watchdog.py:")
     assert watchdog.where().endswith(" in where)")

@@ -1,9 +1,7 @@
 """The run directory: whose it is, what is written in it, and what a killed run leaves."""
 
 import dataclasses
-import importlib.util
 import json
-import struct
 from pathlib import Path
 
 import pytest
@@ -32,6 +30,10 @@ def run_dir(tmp_path):
     for step in range(1, 11):
         run.log(row(step))
     return run
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 # ---- the same run or another ----------------------------------------------------------------
@@ -202,7 +204,8 @@ def test_a_path_the_system_refuses_is_one_line(tmp_path):
 
 def test_the_written_config_is_read_back_equal(run_dir):
     assert load_config(run_dir.path / "config.yaml") == config_with()
-    assert sorted(path.name for path in run_dir.path.iterdir()) == ["config.yaml", "metrics.jsonl"]
+    found = sorted(path.name for path in run_dir.path.iterdir())
+    assert found == ["config.yaml", "metrics.jsonl", "tensorboard"]
 
 
 def test_metrics_are_one_object_a_line(run_dir):
@@ -230,7 +233,7 @@ def test_a_line_that_a_kill_or_a_crash_spoilt_is_left_out(run_dir, cut):
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_other(run_dir, monkeypatch):
-    before = {path.name: path.read_bytes() for path in run_dir.path.iterdir()}
+    before = contents(run_dir.path)
 
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -238,52 +241,4 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(run_dir, monkeypatc
     monkeypatch.setattr("jaxptd.atomic_files.os.replace", full)
     with pytest.raises(UserError, match="No space left on device; use a directory"):
         run_dir.open(config_with("--train.steps=99"), step=3)
-    assert {path.name: path.read_bytes() for path in run_dir.path.iterdir()} == before
-
-
-# ---- TensorBoard ----------------------------------------------------------------------------
-
-
-def events(folder: Path) -> list:
-    """The events in the files of a folder: a record is length u64, CRC u32, data, CRC u32."""
-    from tensorboardX.proto.event_pb2 import Event
-    from tensorboardX.record_writer import masked_crc32c
-
-    found = []
-    for path in sorted(folder.iterdir()):
-        data = path.read_bytes()
-        while data:
-            size, crc = struct.unpack("<QI", data[:12])
-            assert crc == masked_crc32c(data[:8])
-            assert struct.unpack("<I", data[12 + size : 16 + size])[0] == masked_crc32c(
-                data[12 : 12 + size]
-            )
-            found.append(Event.FromString(data[12 : 12 + size]))
-            data = data[16 + size :]
-    return found
-
-
-def test_tensorboard_gets_every_number_of_a_row(run_dir):
-    run_dir.tensorboard(step=4)(row(5, validation_loss=2.0))
-    version, start, *values = events(run_dir.path / "tensorboard")
-    assert version.file_version == "brain.Event:2"
-    assert (start.session_log.status, start.step) == (1, 5)  # START: later steps are hidden
-    found = [(v.summary.value[0].tag, v.summary.value[0].simple_value, v.step) for v in values]
-    assert found == [("loss", pytest.approx(0.2), 5), ("validation_loss", 2.0, 5)]  # no mfu
-
-
-def test_without_tensorboardx_there_is_no_file_for_it(run_dir, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    run_dir.tensorboard(step=0)(row(1))
-    assert not (run_dir.path / "tensorboard").exists()
-
-
-def test_a_full_disk_ends_the_run_with_a_line(run_dir, monkeypatch):
-    write = run_dir.tensorboard(step=0)
-
-    def full(self, *_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "open", full)
-    with pytest.raises(UserError, match="No space left on device; use a directory"):
-        write(row(1))
+    assert contents(run_dir.path) == before

@@ -12,7 +12,6 @@ import tiny
 from contract import relative
 
 from jaxptd.checkpoint.canonical import from_canonical, to_canonical
-from jaxptd.errors import UserError
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import Program, skipping
 
@@ -239,38 +238,3 @@ def test_float16_learns_as_float32_does():
         for run in [program(tiny.SEQUENCE_PARALLEL, dtype=dtype)]
     }
     np.testing.assert_allclose(curves["float16"], curves["float32"], rtol=5e-3)
-
-
-# ---- the end of a run -------------------------------------------------------------------------
-
-
-def values(loss=2.0, norm=1.0, in_row=3) -> dict[str, float]:
-    return {"loss": loss, "grad_norm": norm, "skipped_in_row": in_row}
-
-
-@pytest.mark.parametrize(
-    ("row", "saved", "words"),
-    [
-        (values(norm=math.nan), [2, 5], "grad_norm is nan at step 9, the last of 3 in a row"),
-        (
-            values(loss=math.inf),
-            [5],
-            "loss is inf at step 9, .* the last good checkpoint is step 5",
-        ),
-        (values(norm=7.5), [5], "grad_norm is 7.5, above optimizer.skip_above, at step 9"),
-        (values(norm=7.5), [5], r"\(train.max_skipped=3\).*resume from it with another optimizer"),
-        (values(norm=7.5), [], "there is no checkpoint; start again in another train.run_dir"),
-    ],
-)
-def test_too_many_in_a_row_are_named_with_the_reason_and_a_way_on(row, saved, words):
-    with pytest.raises(UserError, match=words):
-        skipping.check_in_row(9, row, limit=3, saved=lambda: saved)
-    skipping.check_in_row(9, row, limit=4, saved=lambda: saved)
-
-
-def test_parameters_that_are_not_finite_are_found():
-    params = program(tiny.SEQUENCE_PARALLEL).init_state()["params"]
-    skipping.check_parameters(3, params)
-    bad = {**params, "norm.b": params["norm.b"].at[5].set(jnp.inf)}
-    with pytest.raises(UserError, match=r"parameter norm\.b is not finite after step 3"):
-        skipping.check_parameters(3, bad)

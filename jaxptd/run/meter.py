@@ -1,0 +1,121 @@
+"""Times the steps of a run and holds their metrics."""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+
+from jaxptd.analysis.hardware import peak_flops
+from jaxptd.step import Program
+
+# In the order of a row of metrics.jsonl; the loss scale exists in float16 only.
+METRICS = ("loss", "grad_norm", "learning_rate", "skipped", "loss_scale")
+COUNTS = ("skipped", "skipped_in_row")
+
+Values = dict[str, float]
+
+
+class Meter:
+    """Times steps, excluding compilation, evaluations and checkpoints, and holds their metrics.
+
+    The first step's time includes its compilation if that step is logged by itself.
+
+    Args:
+        program: runs the steps.
+        step: the steps after this one are measured.
+        check: called with the number and metrics of each step once it has ended; may raise.
+        waiting: makes the context in which the meter waits for a step.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        step: int,
+        *,
+        check: Callable[[int, Values], None] = lambda step, metrics: None,
+        waiting: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> None:
+        self._program, self._check, self._waiting = program, check, waiting
+        self._first, self._first_seconds = step + 1, 0.0
+        self._step, self._metrics = step, dict[str, jax.Array]()
+        self.restart()
+
+    def restart(self) -> None:
+        """Starts a new measurement after the newest step."""
+        self.wait()
+        self._since, self._time = self._step, time.perf_counter()
+
+    def add(self, step: int, metrics: dict[str, jax.Array]) -> None:
+        """Takes the metrics of a step just started, once the step before it has ended.
+
+        So the device always has one step queued, and never more than one.
+        """
+        self.wait()
+        self._step, self._metrics = step, metrics
+        if step == self._first:
+            self.wait()
+            self._first_seconds = time.perf_counter() - self._time
+            self.restart()
+
+    def wait(self) -> Values:
+        """Waits until the newest step has ended, checks its metrics and returns them."""
+        with self._waiting():
+            values = {n: int(x) if n in COUNTS else float(x) for n, x in self._metrics.items()}
+        if values:
+            self._check(self._step, values)
+        return values
+
+    def row(self) -> dict[str, Any]:
+        """Returns the newest step's row of metrics.jsonl, and starts a new measurement.
+
+        `step_time` is the mean since the last row. A value that is not finite, which only a skipped
+        step has, is None.
+        """
+        values = self.wait()
+        shown = {n: values[n] for n in METRICS if n in values}
+        finite = {n: x if math.isfinite(x) else None for n, x in shown.items()}
+        row = {"step": self._step, **finite, **self._speed()}
+        self.restart()
+        return row
+
+    @property
+    def skipping(self) -> bool:
+        """Whether the newest step was skipped.
+
+        Its state is sound, but may be what makes the steps unsound, so a checkpoint of this state
+        should not replace an older one.
+        """
+        return bool(self.wait()["skipped_in_row"])
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Excludes the time spent inside from the step times."""
+        self.wait()
+        before = time.perf_counter()
+        yield
+        self._time += time.perf_counter() - before
+
+    def _speed(self) -> dict[str, Any]:
+        config, model = self._program.config.train, self._program.config.model
+        steps = self._step - self._since
+        seconds = (time.perf_counter() - self._time) / steps if steps else self._first_seconds
+        tokens = config.global_batch_size * model.seq_length
+        peak = peak_flops(self._program.mesh)
+        return {
+            "tokens": self._step * tokens,
+            "tokens_per_second": tokens / seconds,
+            "step_time": seconds,
+            "mfu": tokens * self._flops_per_token() / seconds / peak if peak else None,
+        }
+
+    def _flops_per_token(self) -> float:
+        """6 a parameter of a product, and attention's 12 L D T (arXiv 2204.02311, appendix B)."""
+        model, infos = self._program.config.model, self._program.infos
+        looked_up = {"positions.table"} | (set() if model.tie_embeddings else {"tokens.table"})
+        matrices = [n for n, info in infos.items() if info.decay and n not in looked_up]
+        weights = sum(math.prod(infos[name].shape) for name in matrices)
+        return 6 * weights + 12 * model.num_layers * model.hidden_size * model.seq_length

@@ -1,0 +1,57 @@
+"""Metrics as TensorBoard events.
+
+tensorboardX's own SummaryWriter passes events to a thread that dies when the disk is full, and the
+run then waits for that thread for ever. Here the run gets the error.
+"""
+
+import importlib.util
+import os
+import socket
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+
+class TensorBoard:
+    """Appends rows of metrics to one events file; does nothing without tensorboardX.
+
+    Args:
+        folder: of the events files; it is made if it does not exist.
+        step: TensorBoard hides events of later steps that an earlier process wrote.
+    """
+
+    def __init__(self, folder: Path, *, step: int) -> None:
+        self._file: Path | None = None
+        if importlib.util.find_spec("tensorboardX") is None:
+            return
+        from tensorboardX.proto.event_pb2 import SessionLog
+
+        folder.mkdir(exist_ok=True)
+        name = f"events.out.tfevents.{int(time.time())}.{os.getpid()}.{socket.gethostname()}"
+        self._file = folder / name
+        start = SessionLog(status=SessionLog.START)
+        self._append({"file_version": "brain.Event:2"})
+        self._append({"step": step + 1, "session_log": start})
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Writes one event for each number of a row, except `step` and those that are None."""
+        if self._file is None:
+            return
+        from tensorboardX.summary import scalar
+
+        for name, value in row.items():
+            if name != "step" and value is not None:
+                self._append({"step": row["step"], "summary": scalar(name, value)})
+
+    def _append(self, event: dict[str, Any]) -> None:
+        """Appends one record: length, CRC of the length, event, CRC of the event."""
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.record_writer import masked_crc32c
+
+        assert self._file is not None
+        data = Event(wall_time=time.time(), **event).SerializeToString()
+        length = struct.pack("<Q", len(data))
+        crcs = [struct.pack("<I", masked_crc32c(each)) for each in (length, data)]
+        with self._file.open("ab") as file:
+            file.write(length + crcs[0] + data + crcs[1])

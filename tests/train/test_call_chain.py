@@ -1,0 +1,51 @@
+"""The call chain from the training command to the first matrix product is short enough to read."""
+
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+import jaxptd
+from jaxptd.train import main
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = Path(jaxptd.__file__).parent
+LONGEST = 21  # named functions, from `main` to the one that multiplies
+BELOW = ("step/", "models/", "layers/", "zero/")  # what the training loop calls
+
+
+class FoundError(Exception):
+    """Ends the run at its first matrix product."""
+
+
+def chain() -> list[str]:
+    """The package's named functions on the stack, outermost first, as `train.py main`."""
+    found, frame = [], sys._getframe()
+    while frame is not None:
+        path, name = Path(frame.f_code.co_filename), frame.f_code.co_qualname
+        if path.is_relative_to(PACKAGE) and not name.endswith(">"):  # as <lambda>
+            found.append(f"{path.relative_to(PACKAGE)} {name}")
+        frame = frame.f_back
+    return found[::-1]
+
+
+def test_few_functions_lie_between_the_command_and_the_first_product(tmp_path, monkeypatch):
+    def stop(*_, **__):
+        raise FoundError("\n".join(chain()))
+
+    monkeypatch.setattr(jax.lax.dot_general_p, "bind", stop)
+    (tmp_path / "text.txt").write_text("some text\n" * 400)
+    values = {
+        "data.source": tmp_path / "text.txt",
+        "train.run_dir": tmp_path / "run",
+        "model.hidden_size": 24,  # shapes of no other test, so that nothing is traced already
+    }
+    options = [f"--{key}={value}" for key, value in values.items()]
+    with pytest.raises(FoundError) as caught:
+        main(["--config", str(ROOT / "configs" / "test-tiny.yaml"), *options])
+    functions = str(caught.value).splitlines()
+    assert functions[0] == "train.py main"
+    assert functions[-1].startswith("layers/")
+    assert [each for each in functions if not each.startswith(BELOW)] == functions[:2]
+    assert len(functions) <= LONGEST, f"{len(functions)} functions:\n{caught.value}"
