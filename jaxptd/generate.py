@@ -1,9 +1,9 @@
-"""Text from a trained model, with a cache of keys and values.
+"""Generates text with a trained model and a cache of keys and values.
 
 `python -m jaxptd.generate --run-dir runs/quickstart --prompt "def " --tokens 200` reads the newest
-good checkpoint of a run. A text longer than the model's seq_length goes on from its last half.
+good checkpoint of a run. A text that fills the model's seq_length is continued from its last half.
 
-Letters: B batch (one text), T position, V vocabulary, K the likeliest tokens.
+Letters: B batch (one text), T position, V vocabulary, K most likely tokens.
 """
 
 import contextlib
@@ -37,16 +37,16 @@ from jaxptd.step import Program
 from jaxptd.step.passes import make_passes
 from jaxptd.step.resolved import Resolved, resolve
 
-GREEDY = 1e-6  # a temperature below leaves one token likely, and float32 divides by no less
+GREEDY = 1e-6  # lower temperatures take the most likely token; float32 could not divide by them
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn.
+    """Settings for drawing the next token.
 
     Args:
-        temperature: of the softmax; 0 takes the likeliest token.
-        top_k: draw from the k likeliest only; 0 from all.
+        temperature: of the softmax; 0 takes the most likely token.
+        top_k: draw from the k most likely tokens only; 0 from all.
         seed: of the draws.
     """
 
@@ -65,12 +65,12 @@ class Sampling:
 
 @dataclasses.dataclass(frozen=True)
 class Generator:
-    """Writes text with a program's model, on the program's mesh, in its layout of parameters.
+    """Generates text with a program's model, on its mesh and with its layout of parameters.
 
     Args:
-        program: its sequence is not cut, whatever the layout says: a token cannot be.
-        vocab_size: ids below this are drawn.
-        sampling: how.
+        program: with the model; its layout may shard sequences, but generation shards none.
+        vocab_size: only ids below this are drawn.
+        sampling: settings of the draws.
     """
 
     program: Program
@@ -89,7 +89,7 @@ class Generator:
         return dataclasses.replace(resolved, form=for_decoding(layout))
 
     def __call__(self, params: Params, prompt: Sequence[int], tokens: int) -> list[int]:
-        """Up to `tokens` new ids after the prompt's."""
+        """Generates `tokens` ids that follow the prompt's."""
         text, longest = list(prompt), self.program.config.model.seq_length
         end = len(text) + tokens
         while len(text) < end:
@@ -102,7 +102,7 @@ class Generator:
 
     @cached_property
     def _write(self) -> Callable[..., Array]:
-        """(params, prompt[B, T], key, count=...) -> ids[count, B]; compiled once a shape."""
+        """(params, prompt[B, T], key, count=...) -> ids[count, B]; compiled once for each shape."""
         specs = (self.program.states.specs["params"], P(), P())
 
         def write(params: Params, prompt_BT: Array, key: Array, *, count: int) -> Array:
@@ -124,7 +124,7 @@ class Generator:
             places = Places(jnp.zeros(tokens_BT.shape[0], jnp.int32), position_T, None)
             logits_BTV, cache = passes.logits(params, tokens_BT, places, cache)
             ids_B = self._draw(logits_BTV[:, -1:], jax.random.fold_in(key, start))
-            return as_same(ids_B), cache  # parameters gathered by ZeRO are typed as varying
+            return as_same(ids_B), cache  # typed as varying where ZeRO gathered the parameters
 
         def advance(carry: tuple[Array, Any], i: Array) -> tuple[tuple[Array, Any], Array]:
             token_B, cache = carry
@@ -135,14 +135,14 @@ class Generator:
         return lax.scan(advance, first, jnp.arange(count, dtype=jnp.int32))[1]
 
     def _draw(self, logits_B1V: Array, key: Array) -> Array:
-        """Logits of the next token, cut over V -> its id, `[B]`, the same on every device."""
+        """Logits of the next token, sharded over V -> its id, `[B]`, equal on every device."""
         logits_BV = self._resolved.form.axes.gather(logits_B1V, 2)[:, 0, : self.vocab_size]
         logits_BV = logits_BV.astype(jnp.float32)
         if self.sampling.temperature < GREEDY:
             return jnp.argmax(logits_BV, -1).astype(jnp.int32)
         number = min(self.sampling.top_k or self.vocab_size, self.vocab_size)
         logits_BK, ids_BK = lax.top_k(logits_BV, number)
-        logits_BK -= logits_BK[:, :1]  # the largest: so that none overflows
+        logits_BK -= logits_BK[:, :1]  # the largest, so that no quotient below overflows
         drawn_B1 = jax.random.categorical(key, logits_BK / self.sampling.temperature)[:, None]
         return jnp.take_along_axis(ids_BK, drawn_B1, axis=1)[:, 0].astype(jnp.int32)
 
@@ -156,10 +156,10 @@ def write_text(
     tokens: int,
     sampling: Sampling,
 ) -> str:
-    """The prompt and what the model writes after it. An empty prompt starts a new document.
+    """The prompt and the text that the model adds. An empty prompt starts a new document.
 
     Raises:
-        UserError: the model's vocabulary does not hold the prompt.
+        UserError: the model's vocabulary lacks an id of the prompt.
     """
     vocab_size = min(tokenizer.vocab_size, program.config.model.vocab_size or 0)
     ids = tokenizer.encode(prompt).tolist() or [tokenizer.end_of_document]
@@ -172,10 +172,10 @@ def write_text(
 
 
 def load_run(run_dir: Path, *, tp: int, platform: Any) -> tuple[Program, Params]:
-    """The model of a run's newest good checkpoint, on `tp` devices.
+    """Loads the model of a run's newest good checkpoint, on `tp` devices.
 
     Raises:
-        UserError: no run, no good checkpoint, or too few devices.
+        UserError: there is no run, no good checkpoint, or too few devices.
     """
     checkpoints = Checkpoints(run_dir / "checkpoints", keep=1)
     if not checkpoints.steps():
@@ -186,7 +186,7 @@ def load_run(run_dir: Path, *, tp: int, platform: Any) -> tuple[Program, Params]
     train = dataclasses.replace(
         saved.train, platform=platform, global_batch_size=1, micro_batches=1
     )
-    # The cache is not cuDNN's, and one token at a time is no product for 8 bits.
+    # cuDNN's kernel has no cache, and products of a single token gain nothing from 8 bits.
     model = dataclasses.replace(saved.model, attention="xla", products="native")
     config = Config(model, Layout(tp=tp), saved.data, saved.optimizer, train, saved.checkpoint)
     prepare(config)
@@ -199,7 +199,7 @@ def load_run(run_dir: Path, *, tp: int, platform: Any) -> tuple[Program, Params]
 
 
 def _saved_config(checkpoints: Checkpoints, run_dir: Path) -> Config:
-    """Of the newest checkpoint whose manifest can be read; all of a run are of one model."""
+    """The config in the newest readable manifest; all checkpoints of a run have the same model."""
     for step in reversed(checkpoints.steps()):
         with contextlib.suppress(CheckpointError):
             return from_dict(checkpoints.description(step)["config"])
@@ -211,13 +211,16 @@ def _warn(line: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Writes text with the model of a run directory."""
+    """Generates text with the model of a run directory."""
     parser = Parser(prog="python -m jaxptd.generate", description=main.__doc__)
     parser.add_argument("--run-dir", type=Path, required=True, help="train.run_dir of the run")
-    parser.add_argument("--prompt", default="", help="text to go on from; empty starts a document")
-    parser.add_argument("--tokens", type=int, default=200, help="tokens to write")
+    parser.add_argument("--prompt", default="", help="text to continue; empty starts a document")
+    parser.add_argument("--tokens", type=int, default=200, help="tokens to generate")
     parser.add_argument(
-        "--temperature", type=float, default=Sampling.temperature, help="0 takes the likeliest"
+        "--temperature",
+        type=float,
+        default=Sampling.temperature,
+        help="0 takes the most likely token",
     )
     parser.add_argument("--top-k", type=int, default=Sampling.top_k, help="0 draws from all tokens")
     parser.add_argument("--seed", type=int, default=Sampling.seed)
