@@ -121,8 +121,8 @@ def count_compiled(program: Program, options: Mapping[str, Any] | None = None) -
 
 def formula(program: Program) -> list[Collective]:
     """The collectives that a training step must run."""
-    native = on_gpus(program.mesh)
-    return add_up(expected(program.config, program.infos, program.resolved.plan, native=native))
+    config, infos, plan = program.config, program.infos, program.resolved.plan
+    return add_up(expected(config, infos, plan, on_gpus=on_gpus(program.mesh)))
 
 
 def per_layer(program: Program) -> list[Collective]:

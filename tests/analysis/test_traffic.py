@@ -117,7 +117,7 @@ def test_a_grid_of_gpus_moves_what_the_formula_says() -> None:
     """SUMMA uses XLA's broadcast; fox cannot."""
     for kind, some in (("summa", True), ("fox", False)):
         program = tiny.program(Layout(row=2, col=2, matmul2d=kind))
-        wanted = add_up(expected(program.config, program.infos, native=True))
+        wanted = add_up(expected(program.config, program.infos, on_gpus=True))
         assert subtract(count(program), wanted) == []
         assert any(each.kind == BROADCAST for each in wanted) == some
 

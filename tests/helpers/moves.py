@@ -78,7 +78,7 @@ def product(contract: str, out: str) -> Part:
     """x[m, K] w[K, out]: both spread forward and again backward, their gradients brought home."""
 
     def part(layout: Layout, dtype: str) -> Iterator[Collective]:
-        grid, itemsize = Panels(layout, native=False), np.dtype(dtype).itemsize
+        grid, itemsize = Panels(layout, on_gpus=False), np.dtype(dtype).itemsize
         x = tokens(layout) * width(layout, contract) // layout.col
         w = width(layout, contract) * width(layout, out) // (layout.row * layout.col)
         for axis, block in ((Axis.COL, x), (Axis.ROW, w)):
@@ -96,7 +96,7 @@ def attention(layout: Layout, dtype: str) -> Iterator[Collective]:
         hops = 3 * (layout.ring_size - 1)
         yield Collective(PERMUTE, (Axis.CP, Axis.ROW), hops, hops * 2 * k * itemsize)
         return
-    grid, s = Panels(layout, native=False), tokens(layout) * N * T // layout.col
+    grid, s = Panels(layout, on_gpus=False), tokens(layout) * N * T // layout.col
     for axis, block in ((Axis.ROW, k), (Axis.COL, s)):
         yield from grid.spread(axis, block, times=4, itemsize=itemsize)
         yield from grid.collect(axis, block, times=2, itemsize=itemsize)

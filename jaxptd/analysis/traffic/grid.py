@@ -29,15 +29,15 @@ class Panels:
 
     Args:
         layout: with the grid and its algorithm.
-        native: broadcasts are XLA's own, else all-reduces.
+        on_gpus: broadcasts are XLA's; CPUs have none, and all-reduce instead.
     """
 
     layout: Layout
-    native: bool
+    on_gpus: bool
 
     def spread(self, axis: Axis, size: int, *, times: int, itemsize: int) -> Iterator[Collective]:
         """Every device along `axis` gets the others' blocks of `size` elements."""
-        broadcast = BROADCAST if self.native else ALL_REDUCE
+        broadcast = BROADCAST if self.on_gpus else ALL_REDUCE
         yield from self._move(axis, size * itemsize, times, (ALL_GATHER, broadcast))
 
     def collect(self, axis: Axis, size: int, *, times: int, itemsize: int) -> Iterator[Collective]:
@@ -98,7 +98,7 @@ def _product(
     Forward spreads x and w. Backward spreads w again for the gradient of x, and x for the gradient
     of w; it collects the gradient of x, and that of w in the masters' precision.
     """
-    layout, sizes, panels = step.config.layout, step.sizes, Panels(step.config.layout, step.native)
+    layout, sizes, panels = step.config.layout, step.sizes, Panels(step.config.layout, step.on_gpus)
     x = sizes.rows * contract // layout.col
     w = contract * out // (layout.row * layout.col)
     spread = times * (forwards + 1)
@@ -134,7 +134,7 @@ def _blocks(step: Scenario, again: Recomputed, times: int) -> Iterator[Collectiv
 
     Forward and backward of the two products spread keys or values four times and scores four times.
     """
-    config, sizes, panels = step.config, step.sizes, Panels(step.config.layout, step.native)
+    config, sizes, panels = step.config, step.sizes, Panels(step.config.layout, step.on_gpus)
     narrow, wide = sizes.itemsize, sizes.master_itemsize
     k = sizes.rows * sizes.attention // config.layout.col
     s = sizes.rows * config.model.num_heads * config.model.seq_length // config.layout.col

@@ -50,12 +50,12 @@ class Scenario:
     Args:
         config: of the run.
         plan: of its pipeline; None if there is one stage.
-        native: the devices are GPUs: they have a broadcast, and permute in any loop.
+        on_gpus: GPUs have a broadcast, and can permute in any loop.
     """
 
     config: Config
     plan: Plan | None = None
-    native: bool = False
+    on_gpus: bool = False
 
     @property
     def sizes(self) -> Sizes:

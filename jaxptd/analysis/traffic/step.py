@@ -28,7 +28,7 @@ def expected(
     infos: Mapping[str, ParamInfo],
     plan: Plan | None = None,
     *,
-    native: bool = False,
+    on_gpus: bool = False,
 ) -> Iterator[Collective]:
     """The collectives of one training step, without axes of size 1.
 
@@ -38,9 +38,9 @@ def expected(
         config: of the run.
         infos: of its parameters.
         plan: of its pipeline, if it has several stages.
-        native: the devices are GPUs: they have a broadcast, and permute in any loop.
+        on_gpus: GPUs have a broadcast, and can permute in any loop.
     """
-    step, sizes = Scenario(config, plan, native), config.layout.sizes
+    step, sizes = Scenario(config, plan, on_gpus), config.layout.sizes
     zero = Zero(config.layout.zero, infos, sizes, jnp.dtype(config.model.dtype))
     ends = itertools.chain(
         _documents(step), _loss(step), once_a_step(step, zero), _norm(step, zero.stored)
@@ -57,7 +57,7 @@ def _layers(step: Scenario) -> Iterable[Collective]:
     """Tensor parallelism and ring attention."""
     moved = on_grid(step) if step.config.layout.has_grid else one_way(step)
     layers = itertools.chain(moved, ring(step))
-    return layers if step.native or not step.plan else as_gathers(layers, step.config.layout)
+    return layers if step.on_gpus or not step.plan else as_gathers(layers, step.config.layout)
 
 
 def _of_all_stages(ends: Iterable[Collective], layout: Layout) -> Iterator[Collective]:
