@@ -12,6 +12,9 @@ BIN := $(VENV)/bin
 # Tests run in as many processes as there are cores, up to four. The tests of a file run in the same
 # process and share what it compiled. ARGS=-n0: all in this process.
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadfile
+# What another version of Python and JAX is tried with: layers, commands, pages.
+SMOKE := tests/layers tests/config tests/project tests/test_verify.py tests/test_comms.py \
+    tests/test_memory.py tests/test_mesh.py tests/test_profile.py tests/test_generate.py
 # A stamp marks a complete installation of pyproject.toml's packages. Every installation removes the
 # stamps first, so that one which was interrupted starts again from nothing.
 TRAIN_STAMP := $(VENV)/.installed-train-$(EXTRAS)
@@ -48,7 +51,7 @@ else \
 fi; exit 1
 endef
 
-.PHONY: help train test slow lint docs clean
+.PHONY: help train test smoke slow lint docs clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/make \1: \2/p' $(MAKEFILE_LIST)
@@ -58,6 +61,9 @@ train: $(TRAIN_STAMP)  ## train a small GPT: configs/quickstart.yaml, with ARGS=
 
 test: $(DEV_STAMP)  ## run the tests, with ARGS for pytest
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
+
+smoke: $(DEV_STAMP)  ## run the contracts, the commands and the documentation only
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(SMOKE) $(ARGS)
 
 slow: $(DEV_STAMP)  ## run the slow tests
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "slow and not gpu" $(ARGS)
