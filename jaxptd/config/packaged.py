@@ -23,7 +23,7 @@ def find_config(name: str) -> str:
     Raises:
         UserError: there is neither such a file nor such a config.
     """
-    if os.path.basename(name) != name or os.path.exists(name):
+    if os.path.basename(name) != name or os.path.isfile(name):
         return name
     configs = packaged_configs()
     stem = name.removesuffix(SUFFIX)

@@ -46,6 +46,11 @@ def test_a_file_of_the_current_directory_comes_first(elsewhere):
     assert load_config("quickstart.yaml").train.steps == 6
 
 
+def test_a_folder_of_the_same_name_is_no_config(elsewhere):
+    (elsewhere / "quickstart").mkdir()
+    assert find_config("quickstart") == str(CONFIGS / "quickstart.yaml")
+
+
 @pytest.mark.parametrize("name", ["quikstart", "quickstart.yml"])
 def test_an_unknown_name_lists_the_packaged_configs(name):
     with pytest.raises(UserError) as caught:
