@@ -10,7 +10,7 @@ import hypothesis
 import jax
 import pytest
 
-from jaxptd.run.devices import ONE_PERMUTE_AT_A_TIME, PATIENCE
+from jaxptd.config.xla import ONE_PERMUTE_AT_A_TIME, PATIENCE
 
 # What JAX keeps of compiled programs: everything that took 0.1 s or more.
 CACHE = {

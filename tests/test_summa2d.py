@@ -31,9 +31,9 @@ from jaxptd.analysis.collective import (
 from jaxptd.analysis.compiled_step import CPU_OPTIONS
 from jaxptd.analysis.count import collectives_of
 from jaxptd.analysis.hlo import collectives_from_hlo
+from jaxptd.config.xla import ONE_PERMUTE_AT_A_TIME, PATIENCE
 from jaxptd.matmul.grid import Grid, panels
 from jaxptd.mesh import Axis, Layout, make_mesh
-from jaxptd.run.devices import ONE_PERMUTE_AT_A_TIME, PATIENCE
 from jaxptd.summa2d import matmul, matmul_nt, matmul_tn, multiply
 
 M, K, N = 2, 3, 5  # rows and columns, in the least unit that splits

@@ -7,31 +7,15 @@ from typing import Any
 import jax
 
 from jaxptd.config import Config
+from jaxptd.config.xla import process_flags
 from jaxptd.distributed.launchers import World
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
 
-# For simulated devices. XLA ends the process at once for a flag that it does not know; the jaxlib
-# of every version of jax in pyproject.toml knows these.
-# On a slow or busy machine simulated devices reach a collective at very different times: by default
-# XLA warns after 20 s and ends the process after 40.
-PATIENCE = (
-    "--xla_cpu_collective_call_warn_stuck_timeout_seconds=300"
-    " --xla_cpu_collective_call_terminate_timeout_seconds=1200"
-    " --xla_cpu_collective_timeout_seconds=1200"
-)
-# With XLA's scheduler for concurrency, jaxlib 0.10 runs independent permutes at the same time (the
-# two rings of `layout.ring: rsa`, those of a grid, blocks and sums of `layout.collective_matmul`),
-# and the process hangs or aborts.
-# Without that scheduler rings need less memory; unrolled layers without a ring need more.
-ONE_PERMUTE_AT_A_TIME = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
-
 
 def _set_flags(layout: Layout) -> None:
-    """Adds the flags to XLA_FLAGS in the environment, unless they are there already."""
-    # True where rings or a pipeline may run; on every grid, to keep the rule short.
-    permutes = layout.pp * layout.cp * layout.row * layout.col > 1 or layout.collective_matmul
-    for flag in (PATIENCE, *((ONE_PERMUTE_AT_A_TIME,) if permutes else ())):
+    """Adds flags to XLA_FLAGS in the environment, unless they are there already."""
+    for flag in process_flags(layout):
         flags = os.environ.get("XLA_FLAGS", "")
         if flag not in flags:
             os.environ["XLA_FLAGS"] = f"{flags} {flag}".strip()
@@ -41,7 +25,7 @@ def prepare(config: Config, *, double: bool = False, world: World | None = None)
     """Sets JAX up for a config, before anything has run; describes the devices in a line.
 
     Where JAX has started already, as in a test or a notebook, its devices and XLA's flags stay as
-    they are: see `ONE_PERMUTE_AT_A_TIME` for what can go wrong with a ring then.
+    they are: see `config.xla` for what can go wrong with a ring then.
 
     Args:
         config: its layout has the number of devices, train.platform their kind.

@@ -12,10 +12,10 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxptd.config import Config
+from jaxptd.config.xla import compiler_options
 from jaxptd.params import ParamInfo, Params
 from jaxptd.step.batch import BATCH_SPEC, Batch, Batches, check_fields
 from jaxptd.step.body import StepBody
-from jaxptd.step.compiler import compiler_options
 from jaxptd.step.passes import make_passes
 from jaxptd.step.resolved import Resolved, resolve
 from jaxptd.step.skipping import Metrics

@@ -7,8 +7,9 @@ import sys
 import pytest
 
 from jaxptd.config import Config, ModelConfig
+from jaxptd.config.xla import ONE_PERMUTE_AT_A_TIME
 from jaxptd.mesh import Layout
-from jaxptd.run.devices import ONE_PERMUTE_AT_A_TIME, prepare
+from jaxptd.run.devices import prepare
 
 RUN_RSA = """
 import jax, numpy as np

@@ -1,7 +1,5 @@
 """The step: one model whatever the layout's choices, one reduction, padding that stays zero."""
 
-import types
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +12,6 @@ from jaxptd.analysis.jaxprs import equations
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
 from jaxptd.step import batch_fields
-from jaxptd.step.compiler import compiler_options
 
 
 def gradients(program) -> tuple[float, dict[str, np.ndarray]]:
@@ -198,30 +195,3 @@ def test_rsa_on_one_device_is_attention_in_chunks() -> None:
         return {variable.aval.shape for variable in made}
 
     assert products("rsa") == products("zigzag")
-
-
-@pytest.mark.parametrize(
-    ("platform", "layout", "given"),
-    [
-        ("cuda", Layout(cp=4), 1),
-        ("cuda", Layout(cp=2), 0),
-        ("cuda", Layout(tp=4), 0),
-        ("cuda", Layout(row=1, col=2), 1),
-        ("cuda", Layout(row=2, col=2), 1),
-        ("cpu", Layout(cp=4), 0),
-        ("cpu", Layout(row=2, col=2), 0),
-    ],
-    ids=str,
-)
-def test_two_collectives_may_be_under_way_at_once_on_gpus(platform, layout, given) -> None:
-    device = types.SimpleNamespace(platform=platform)
-    mesh = types.SimpleNamespace(devices=np.array([device]))
-    assert len(compiler_options(tiny.config(layout), mesh) or {}) == given
-
-
-def test_8_bit_products_are_asked_for_on_gpus() -> None:
-    config = tiny.config(Layout(cp=4), products="fp8")
-    for platform, given in (("cuda", False), ("cpu", None)):
-        mesh = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform=platform)]))
-        options = compiler_options(config, mesh) or {}
-        assert options.get("xla_gpu_enable_triton_gemm") is given

@@ -1,0 +1,49 @@
+"""XLA's options beyond its defaults, chosen by layout and precision."""
+
+from typing import Any
+
+from jax.sharding import Mesh
+
+from jaxptd.config.run import Config
+from jaxptd.layout import Layout
+from jaxptd.mesh import on_gpus
+
+# Flags for simulated devices. XLA ends the process at once for a flag that it does not know; the
+# jaxlib of every version of jax in pyproject.toml knows these.
+# On a slow or busy machine simulated devices reach a collective at very different times: by default
+# XLA warns after 20 s and ends the process after 40.
+PATIENCE = (
+    "--xla_cpu_collective_call_warn_stuck_timeout_seconds=300"
+    " --xla_cpu_collective_call_terminate_timeout_seconds=1200"
+    " --xla_cpu_collective_timeout_seconds=1200"
+)
+# With XLA's scheduler for concurrency, jaxlib 0.10 runs independent permutes at the same time (the
+# two rings of `layout.ring: rsa`, those of a grid, blocks and sums of `layout.collective_matmul`),
+# and the process hangs or aborts.
+# Without that scheduler rings need less memory; unrolled layers without a ring need more.
+ONE_PERMUTE_AT_A_TIME = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
+
+
+def process_flags(layout: Layout) -> tuple[str, ...]:
+    """Chooses flags for `XLA_FLAGS`, which XLA reads once, when the first device is started."""
+    # True where rings or a pipeline may run; on every grid, to keep the rule short.
+    permutes = layout.pp * layout.cp * layout.row * layout.col > 1 or layout.collective_matmul
+    return (PATIENCE, ONE_PERMUTE_AT_A_TIME) if permutes else (PATIENCE,)
+
+
+def compiler_options(config: Config, mesh: Mesh) -> dict[str, Any] | None:
+    """Chooses options for compiling a training step on GPUs; None elsewhere.
+
+    Two collectives at a time, where XLA would by default finish one before it starts the next:
+    backward of a ring sends keys and values, and also their gradients' sums; products on a grid
+    send along row and along col. For fp8, cuBLASLt's 8-bit products: XLA would prefer its Triton
+    kernels.
+    """
+    if not on_gpus(mesh):
+        return None
+    layout, options = config.layout, dict[str, Any]()
+    if layout.ring_size > 2 or layout.has_grid:
+        options["xla_gpu_experimental_parallel_collective_overlap_limit"] = 2
+    if config.model.products == "fp8":
+        options["xla_gpu_enable_triton_gemm"] = False
+    return options or None
