@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written aside, then moved into place."""
+"""Writes files completely or not at all: under another name first, then moved into place."""
 
 import contextlib
 import errno
@@ -12,7 +12,7 @@ from jaxptd.errors import UserError
 
 @contextlib.contextmanager
 def explained(what: str, remedy: str) -> Iterator[None]:
-    """Within it the system's errors are a `UserError`: what, why, and the remedy."""
+    """Inside, the system's errors become a `UserError` with what failed, why, and the remedy."""
     try:
         yield
     except OSError as error:
@@ -22,11 +22,11 @@ def explained(what: str, remedy: str) -> Iterator[None]:
 def write_whole(
     files: Mapping[Path, bytes], explain: Callable[[Path], AbstractContextManager[None]]
 ) -> None:
-    """Writes all files aside, then moves them into place; if one cannot be written, none is.
+    """Writes all files under other names, then moves them into place; all of them or none.
 
     Args:
-        files: what to write where.
-        explain: a context in which the errors of one file are raised, see `explained`.
+        files: the content of each file.
+        explain: makes the context for the errors of one file, see `explained`.
     """
     for path in files:
         with explain(path):

@@ -1,1 +1,1 @@
-"""The processes of a run: finding, joining, stopping and watching them."""
+"""The processes of a run: finds, joins, watches and stops them."""

@@ -1,6 +1,6 @@
-"""The processes of a run: how they come together, wait for each other and tell each other things.
+"""Joins the processes of a run, and passes values between them.
 
-What they tell goes through JAX's coordination service, which process 0 holds. Nothing here runs on
+The values go through JAX's coordination service, which runs in process 0. Nothing here uses the
 devices, so a thread may call it while a step runs.
 """
 
@@ -17,24 +17,24 @@ from jaxptd.distributed.abort_hook import on_abort
 from jaxptd.distributed.launchers import World
 from jaxptd.errors import BAD_INPUT, UserError, print_error
 
-KEYS = "jaxptd/"  # before every key, JAX has its own
-DAY = 86400.0  # seconds; who is dead or stuck meanwhile, `Liveness` finds
+KEYS = "jaxptd/"  # before every key, since JAX has keys of its own
+DAY = 86400.0  # seconds; `Liveness` finds a dead or stuck process long before
 
 
 def join(world: World, config: ProcessesConfig, *, devices: int) -> None:
-    """Brings the processes together; before JAX starts its devices.
+    """Connects this process with the others; to be called before JAX starts its devices.
 
     Args:
-        world: which processes.
-        config: how long they wait.
+        world: the processes.
+        config: has the time to wait for them.
         devices: of the whole layout.
 
     Raises:
-        UserError: the devices do not split over the processes, or some do not come in time.
+        UserError: the devices do not split over the processes, or some do not join in time.
     """
     if world.alone:
         return
-    share = world.share(devices)
+    local_devices = world.share(devices)
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     line = (
@@ -42,18 +42,18 @@ def join(world: World, config: ProcessesConfig, *, devices: int) -> None:
         f"{config.wait:g} s; start all of them, with the same coordinator"
     )
 
-    def give_up() -> None:  # not all came in time: JAX aborts
+    def give_up() -> None:  # JAX aborts when some processes did not join in time
         print_error(line)
         os._exit(BAD_INPUT)
 
-    put_back = on_abort(give_up)
+    remove = on_abort(give_up)
     try:
         jax.distributed.initialize(
             world.coordinator,
             world.count,
             world.id,
-            world.device_ids(share),
-            cluster_detection_method="deactivate",  # `world` did it
+            world.device_ids(local_devices),
+            cluster_detection_method="deactivate",  # `launchers.find` has done it
             initialization_timeout=max(1, int(config.wait)),
             # `Liveness` is quicker, and says more.
             heartbeat_timeout_seconds=max(100, int(3 * config.stuck_after or DAY)),
@@ -66,7 +66,7 @@ def join(world: World, config: ProcessesConfig, *, devices: int) -> None:
             ) from error
         raise UserError(f"{line} ({' '.join(str(error).split())[:200]})") from error
     finally:
-        put_back()
+        remove()
 
 
 def is_alone() -> bool:
@@ -93,11 +93,14 @@ def first_only(function: Callable[..., None]) -> Callable[..., None]:
     return in_first
 
 
+# ---- meetings of all processes ----------------------------------------------------------------
+
+
 def barrier(name: str, *, seconds: float = 600.0) -> None:
-    """Waits until every process has come here.
+    """Waits until every process has called this.
 
     Args:
-        name: of this meeting; each meeting of a run needs one of its own.
+        name: of this meeting; each meeting of a run needs a name of its own.
         seconds: to wait at most.
     """
     client = _client()
@@ -106,10 +109,10 @@ def barrier(name: str, *, seconds: float = 600.0) -> None:
 
 
 def share(name: str, value: str, *, seconds: float = 600.0) -> list[str]:
-    """Brings one value and waits for the others': those of all processes, in their order.
+    """Gathers one value of every process, in the order of the processes.
 
     Args:
-        name: of this meeting, as in `barrier`; it may be used again once another one has been held.
+        name: of this meeting, as in `barrier`; it may be used again after another meeting.
         value: of this process.
         seconds: to wait at most.
     """
@@ -117,66 +120,72 @@ def share(name: str, value: str, *, seconds: float = 600.0) -> list[str]:
     if client is None:
         return [value]
     folder = f"jaxptd.{name}/"
-    own = f"{folder}{jax.process_index()}"
-    client.key_value_set(own, value)
+    key = f"{folder}{jax.process_index()}"
+    client.key_value_set(key, value)
     barrier(f"{name}.said", seconds=seconds)
     values = dict(client.key_value_dir_get(folder))
     barrier(f"{name}.heard", seconds=seconds)
-    client.key_value_delete(own)
+    client.key_value_delete(key)
     return [values[f"{folder}{process}"] for process in range(jax.process_count())]
 
 
+def check_alike(name: str, facts: Mapping[str, Any], *, remedy: str) -> None:
+    """Raises UserError, in all processes, unless all of them have the same facts.
+
+    Args:
+        name: of this meeting; each meeting of a run needs a name of its own.
+        facts: values that JSON can hold, by names for a person.
+        remedy: what to do if they differ.
+    """
+    if is_alone():
+        return
+    put(f"{name}/{jax.process_index()}", json.dumps(facts))
+    barrier(name, seconds=DAY)
+    found = {int(rank): json.loads(text) for rank, text in get_all(name).items()}
+    for rank in sorted(found):
+        for fact, value in found[rank].items():
+            if value != found[0].get(fact):
+                raise UserError(
+                    f"{fact} is {value} in process {rank} and {found[0].get(fact)} in process 0; "
+                    f"{remedy}"
+                )
+
+
+# ---- values without a meeting -----------------------------------------------------------------
+
+
 def put(key: str, value: str) -> None:
-    """Writes what all can read, over what stood there."""
+    """Writes a value that all processes can read, over an earlier one."""
     _client().key_value_set(KEYS + key, value, allow_overwrite=True)
 
 
 def get_all(folder: str) -> dict[str, str]:
-    """What stands under `folder/`, by the rest of its key."""
+    """Reads all values under `folder/`, by the rest of their keys."""
     prefix = f"{KEYS}{folder}/"
     return {key.removeprefix(prefix): x for key, x in _client().key_value_dir_get(prefix)}
 
 
 def put_first(folder: str, value: str) -> str:
-    """What the first process that came here said; all get the same."""
+    """Writes a value unless another process was first; returns the first one."""
     try:
-        _client().key_value_set(f"{KEYS}{folder}/settled", value)
+        _client().key_value_set(f"{KEYS}{folder}/first", value)
     except jax.errors.JaxRuntimeError:  # another was first
-        return get_all(folder)["settled"]
+        return get_all(folder)["first"]
     return value
 
 
 def get_first(folder: str) -> str | None:
-    """What `put_first` was given there so far."""
-    return get_all(folder).get("settled")
+    """Reads the value that `put_first` has written there; None if there is none yet."""
+    return get_all(folder).get("first")
 
 
-def wait_for(folder: str, *, seconds: float) -> str:
-    """Waits for what `put_first` is given there; RuntimeError when the time is over."""
-    return _client().blocking_key_value_get(f"{KEYS}{folder}/settled", int(seconds * 1000))
+def wait_for_first(folder: str, *, seconds: float) -> str:
+    """Waits for the value that `put_first` writes there.
 
-
-def check_alike(name: str, facts: Mapping[str, Any], *, remedy: str) -> None:
-    """Raises UserError, in all processes, unless all of them give the same facts.
-
-    Args:
-        name: of this meeting; each meeting of a run needs one of its own.
-        facts: what JSON can hold, by names for a person.
-        remedy: what to do where they differ.
+    Raises:
+        JaxRuntimeError: there is none in time, or the service does not answer.
     """
-    if _client() is None:
-        return
-    mine = json.loads(json.dumps(facts))
-    put(f"{name}/{jax.process_index()}", json.dumps(mine))
-    barrier(name, seconds=DAY)
-    said = {int(rank): json.loads(text) for rank, text in get_all(name).items()}
-    for rank in sorted(said):
-        for what, value in said[rank].items():
-            if value != said[0].get(what):
-                raise UserError(
-                    f"{what} is {value} in process {rank} and {said[0].get(what)} in process 0; "
-                    f"{remedy}"
-                )
+    return _client().blocking_key_value_get(f"{KEYS}{folder}/first", int(seconds * 1000))
 
 
 def _client() -> Any:

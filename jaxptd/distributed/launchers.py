@@ -1,8 +1,8 @@
-"""Which process of a run this is: given by `processes`, or found from what started it.
+"""Finds the processes of a run, from the config or from the launcher's environment variables.
 
-Slurm, Open MPI, Kubernetes and torchrun each say it in environment variables of their own. They are
-read from a mapping that the caller gives, in the order `find` has them: the innermost launcher
-first, since torchrun may run inside Slurm, and `mpirun` in a Slurm batch script.
+Slurm, Open MPI, Kubernetes and torchrun each set variables of their own. The caller passes them as
+a mapping. The innermost launcher is used, since torchrun may run inside Slurm, and `mpirun` in a
+Slurm batch script.
 """
 
 import dataclasses
@@ -16,20 +16,20 @@ from jaxptd.errors import UserError
 
 Environ = Mapping[str, str]
 
-PORTS = range(61440, 65536)  # where a launcher names no port: of its job's number, as JAX does it
-KUBERNETES_PORT = 55527  # JAX's own there
+PORTS = range(61440, 65536)  # if a launcher sets no port, its job's number picks one, as in JAX
+KUBERNETES_PORT = 55527  # as in JAX
 
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """All processes of a run, and which of them this is.
+    """The processes of a run, and the number of this one among them.
 
     Args:
-        count: of all of them.
-        id: of this one, from 0.
+        count: number of processes.
+        id: of this process, from 0.
         coordinator: host:port of process 0; None in a run of one process.
-        local: number of this process among those on its host; None where nobody said.
-        visible: devices that its environment lets it see; None is all of the host.
+        local: number of this process among those on its host; None if unknown.
+        visible: number of devices that the environment makes visible; None: all of the host.
     """
 
     count: int = 1
@@ -37,11 +37,6 @@ class World:
     coordinator: str | None = None
     local: int | None = None
     visible: int | None = None
-
-    @property
-    def first(self) -> bool:
-        """Whether this is the process that writes logs and the run directory."""
-        return self.id == 0
 
     @property
     def alone(self) -> bool:
@@ -64,7 +59,7 @@ class World:
         return devices // self.count
 
     def device_ids(self, share: int) -> list[int] | None:
-        """Which devices of its host are this process's; None: all that it sees."""
+        """The devices of its host that this process uses; None: all visible ones."""
         if self.local is None or (self.visible is not None and self.visible <= share):
             return None
         return list(range(self.local * share, (self.local + 1) * share))
@@ -72,7 +67,7 @@ class World:
 
 @dataclasses.dataclass(frozen=True)
 class _LauncherHints:
-    """What a launcher says; None is what it leaves open."""
+    """The values that a launcher has set; None: it has not set this one."""
 
     launcher: str
     coordinator: str | None
@@ -83,10 +78,10 @@ class _LauncherHints:
 
 
 def find(config: ProcessesConfig, environ: Environ) -> World:
-    """The processes of this run; what the config gives goes before what the environment says.
+    """Finds the processes of this run; the config's values override the environment's.
 
     Raises:
-        UserError: something is said, but not all that is needed, or it cannot be.
+        UserError: only some of the values are set, or they contradict each other.
     """
     if config.count == 1:
         return World()
@@ -95,11 +90,10 @@ def find(config: ProcessesConfig, environ: Environ) -> World:
         return World()
     given = {name: getattr(config, name) for name in ("coordinator", "count", "id")}
     if found is not None:
-        said = {name: getattr(found, name) for name in given}
-        given = {name: said[name] if x is None else x for name, x in given.items()}
+        given = {name: getattr(found, name) if x is None else x for name, x in given.items()}
     if all(value is None for value in given.values()):
         return World()
-    _check_whole(given, found)
+    _check_complete(given, found)
     if not 0 <= given["id"] < given["count"]:
         raise UserError(
             f"processes.id={given['id']} with processes.count={given['count']}: "
@@ -111,14 +105,14 @@ def find(config: ProcessesConfig, environ: Environ) -> World:
     return World(given["count"], given["id"], given["coordinator"], local, visible)
 
 
-def _check_whole(given: dict[str, str | int | None], found: _LauncherHints | None) -> None:
+def _check_complete(given: dict[str, str | int | None], found: _LauncherHints | None) -> None:
     missing = [f"processes.{name}" for name, value in given.items() if value is None]
     if not missing:
         return
-    there = [f"processes.{name}={value}" for name, value in given.items() if value is not None]
+    present = [f"processes.{name}={value}" for name, value in given.items() if value is not None]
     source = f" ({found.launcher} has no more)" if found else ""
     raise UserError(
-        f"{' and '.join(missing)} missing beside {', '.join(there)}{source}; give "
+        f"{' and '.join(missing)} missing beside {', '.join(present)}{source}; give "
         f"{' '.join(f'--{name} ...' for name in missing)}, or --processes.count 1 for a run of "
         "one process"
     )
@@ -128,7 +122,7 @@ def _check_whole(given: dict[str, str | int | None], found: _LauncherHints | Non
 
 
 def _launcher(environ: Environ) -> _LauncherHints | None:
-    """The innermost launcher that speaks up."""
+    """Reads the variables of the innermost launcher; None without one."""
     if "RANK" in environ or "WORLD_SIZE" in environ:
         return _torchrun(environ)
     if "OMPI_COMM_WORLD_RANK" in environ:
@@ -143,10 +137,10 @@ def _launcher(environ: Environ) -> _LauncherHints | None:
 
 
 def _torchrun(environ: Environ) -> _LauncherHints:
-    """torchrun's variables, which other launchers (Kubeflow, Lightning) set too."""
+    """Reads torchrun's variables, which other launchers (Kubeflow, Lightning) set too."""
     host, port = environ.get("MASTER_ADDR"), _integer(environ, "MASTER_PORT")
     if port is not None and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        port += 1  # torchrun itself listens at the other
+        port += 1  # torchrun itself listens at MASTER_PORT
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environ]
     return _LauncherHints(
         "torchrun's environment" + (f" without {' and '.join(missing)}" if missing else ""),
@@ -159,7 +153,10 @@ def _torchrun(environ: Environ) -> _LauncherHints:
 
 
 def _open_mpi(environ: Environ) -> _LauncherHints:
-    """Process 0 is taken to be on mpirun's host, whose address version 4 gives, version 5 not."""
+    """Reads Open MPI's variables, assuming that process 0 is on mpirun's host.
+
+    Version 4 sets the address of that host, version 5 does not.
+    """
     count = _integer(environ, "OMPI_COMM_WORLD_SIZE")
     per_host = _integer(environ, "OMPI_COMM_WORLD_LOCAL_SIZE")
     uri = environ.get("OMPI_MCA_orte_hnp_uri", "")
@@ -179,7 +176,7 @@ def _open_mpi(environ: Environ) -> _LauncherHints:
 
 
 def _slurm(environ: Environ) -> _LauncherHints:
-    """The tasks of a step; `salloc` and a batch script set SLURM_NTASKS too, but are no step."""
+    """Reads the variables of a step, which `salloc` and batch scripts do not have."""
     count = _integer(environ, "SLURM_STEP_NUM_TASKS")
     job, step = _integer(environ, "SLURM_JOB_ID"), _integer(environ, "SLURM_STEP_ID")
     nodes = _integer(environ, "SLURM_STEP_NUM_NODES")
@@ -195,9 +192,9 @@ def _slurm(environ: Environ) -> _LauncherHints:
 
 
 def _kubernetes(environ: Environ) -> _LauncherHints:
-    """A pod of an indexed Job, whose headless service has the Job's name.
+    """Reads the variables of a pod of an indexed Job, whose headless service has the Job's name.
 
-    Its hostname is the Job's name and its index. How many pods there are, no variable says.
+    The pod's hostname is the Job's name and the pod's index. No variable has the number of pods.
     """
     index = _integer(environ, "JOB_COMPLETION_INDEX")
     job = environ.get("HOSTNAME", "").removesuffix(f"-{index}")
@@ -206,14 +203,14 @@ def _kubernetes(environ: Environ) -> _LauncherHints:
 
 
 def first_host(nodes: str) -> str:
-    """The first of Slurm's list of hosts.
+    """The first host of Slurm's list of hosts.
 
     >>> first_host("node[07-09,12],other"), first_host("a1,a2"), first_host("gpu")
     ('node07', 'a1', 'gpu')
     """
     match = re.match(r"([^,\[]*)(?:\[([^,\-\]]+)[^\]]*\]([^,\[]*))?", nodes)
     assert match is not None  # it matches the empty string
-    return "".join(part or "" for part in match.groups())
+    return "".join(group or "" for group in match.groups())
 
 
 def _port(number: int) -> int:

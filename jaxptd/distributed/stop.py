@@ -1,16 +1,17 @@
-"""A person or a scheduler asks a run to stop: every process stops after the same step.
+"""Stops a run on SIGINT or SIGTERM: every process stops after the same step.
 
-A process that is asked while it is in step s settles with the others on s + AHEAD. That is late
-enough for all to hear of it, and none can have gone further:
+A process that gets the signal in step s writes "stop after step s + AHEAD" for all to read. That is
+late enough for all to read it, and no process can have gone beyond that step:
 
-- A step ends on no device before all processes have started it, and the loop looks for the others'
-  word in each step, once it has started it and the step before has ended (`Meter.add`).
-- The process that was asked writes its word before it starts step s + 1. Whoever looks in step
-  s + 2 knows that step s + 1 has ended, so that it was started everywhere, after the word.
-- So each process reads the word in step s + 2 at the latest, and goes on until that step: all start
-  the same steps, and none waits for a step that another one has not started.
+- A step ends on no device before all processes have started it, and the loop reads the stop step
+  once in each step, after it has started this step and the step before has ended (`Meter.add`).
+- The signalled process writes the stop step before it starts step s + 1. A process that reads in
+  step s + 2 knows that step s + 1 has ended, so every process had started it, after the write.
+- So each process reads the stop step in step s + 2 at the latest, and runs until that step: all
+  start the same steps, and none waits for a step that another one has not started.
 
-Of several words the first counts. Past the last step there is nothing to stop.
+If several processes write a stop step, the first one counts. A stop step beyond the last step of
+the run has no effect.
 """
 
 import contextlib
@@ -18,16 +19,16 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
-from jaxptd.distributed import coordination as processes
+from jaxptd.distributed import coordination
 
 AHEAD = 2  # steps
 
 
 class Stop:
-    """Set by SIGINT or SIGTERM; a second one ends the process at once.
+    """A request to stop, made by SIGINT or SIGTERM; a second signal ends the process at once.
 
     Args:
-        alone: whether the run is this process only.
+        alone: whether the run has one process only.
     """
 
     def __init__(self, *, alone: bool = True) -> None:
@@ -37,6 +38,7 @@ class Stop:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
+        """Inside, SIGINT and SIGTERM are requests to stop."""
         signals = (signal.SIGINT, signal.SIGTERM)
         before = {number: signal.getsignal(number) for number in signals}
 
@@ -54,25 +56,26 @@ class Stop:
                 signal.signal(number, before[number])
 
     def after(self, step: int) -> bool:
-        """Whether the run stops after this step, which has started; asked once in every step."""
+        """Whether the run stops after this step, which has started; to be called in every step."""
         if self._alone:
             return self.asked
         if self._at is None:
-            self._at = self._word(step)
+            self._at = self._agreed(step)
         if self._at is not None and self._at < step:
-            raise RuntimeError(f"stop at step {self._at} was heard of in step {step}")
+            raise RuntimeError(f"stop after step {self._at} was read in step {step}")
         return self._at == step
 
-    def _word(self, step: int) -> int | None:
-        word = processes.put_first("stop", str(step + AHEAD)) if self.asked else None
-        word = word or processes.get_first("stop")
-        return None if word is None else int(word)
+    def _agreed(self, step: int) -> int | None:
+        """The step after which all processes stop, if any process was asked to."""
+        stop = coordination.put_first("stop", str(step + AHEAD)) if self.asked else None
+        stop = stop or coordination.get_first("stop")
+        return None if stop is None else int(stop)
 
     def asked_anywhere(self) -> bool:
-        """Whether a process was asked while the steps ran; the same answer in all of them."""
+        """Whether any process was asked while the steps ran; the same answer in all of them."""
         if self._alone:
             return self.asked
         if self.asked:
-            processes.put_first("stop", "0")
-        processes.barrier("stop")
-        return processes.get_first("stop") is not None
+            coordination.put_first("stop", "0")
+        coordination.barrier("stop")
+        return coordination.get_first("stop") is not None

@@ -1,7 +1,7 @@
-"""What the main thread is in, and for how long: so that a hang is told from slow compilation.
+"""Measures how long the main thread has been in its phase, to tell a hang from slow compilation.
 
-The loop enters phases (`with watchdog.phase(Phase.READING):`). Each has a limit; a process that is
-longer in one than that is stuck. Compiling has none: it takes what it takes, and a line says so.
+The loop enters phases (`with watchdog.phase(Phase.READING):`). A process that exceeds the time
+limit of its phase is stuck. Compilation has no limit; a line reports when it takes long.
 """
 
 import contextlib
@@ -17,13 +17,13 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-PATIENT = 10  # how much longer than `stuck_after` phases may take whose length nobody knows
-STEPS = 10  # how many step times a step may take
-PACKAGE = str(Path(__file__).parents[1])
+PATIENT = 10  # times `stuck_after`: limit of phases whose usual length is unknown
+STEPS = 10  # times the median: limit of a step
+PACKAGE = str(Path(__file__).parents[1])  # jaxptd
 
 
 class Phase(enum.StrEnum):
-    """What a process does; the value ends the sentence "it has been ..."."""
+    """An activity of the main thread; the value completes the sentence "it has been ..."."""
 
     STARTING = "starting"
     COMPILING = "compiling"
@@ -41,13 +41,13 @@ ENDLESS = {Phase.STARTING, Phase.COMPILING, Phase.SAMPLING, Phase.ENDING}
 
 @dataclasses.dataclass(frozen=True)
 class Beat:
-    """A sign of life.
+    """The state of a process, as it is sent to the others.
 
     Args:
-        step: the last one that was started.
-        phase: what it does.
-        seconds: for how long.
-        limit: how long it may, in seconds; None is for ever.
+        step: the last step that was started.
+        phase: of the main thread.
+        seconds: time in this phase.
+        limit: of the time in this phase, in seconds; None: no limit.
     """
 
     step: int = 0
@@ -72,13 +72,13 @@ class Beat:
 
 
 class Watchdog:
-    """Knows the phase of the thread that made it.
+    """Records the phase of the thread that made it.
 
-    Its clock is told to tick. It stands still while the whole process does (a suspended machine,
-    SIGSTOP and SIGCONT), which is no hang of anything in it.
+    Its clock advances by `tick` only, so not while the whole process is suspended (SIGSTOP, or a
+    machine asleep), which is no hang.
 
     Args:
-        stuck_after: seconds; 0 sets no limits.
+        stuck_after: seconds; 0: phases have no limits.
     """
 
     def __init__(self, stuck_after: float = 0.0) -> None:
@@ -87,15 +87,16 @@ class Watchdog:
         self.step = 0
         self._thread = threading.get_ident()
         self._phase, self._since = Phase.STARTING, 0.0
-        self._waited = 0.0  # in this step
-        self._waits: deque[float] = deque(maxlen=9)  # in the last steps
+        self._waited = 0.0  # seconds of waiting in this step
+        self._waits: deque[float] = deque(maxlen=9)  # the same of the last steps
 
     def tick(self, seconds: float) -> None:
+        """Advances the clock."""
         self.now += seconds
 
     @contextlib.contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
-        """Within it the process does this; afterwards what it did before, anew."""
+        """Inside, the main thread is in this phase; afterwards the outer phase starts anew."""
         outer = self._phase
         self._phase, self._since = phase, self.now
         try:
@@ -105,7 +106,7 @@ class Watchdog:
             self._phase, self._since = outer, self.now
 
     def steps(self, first: int, last: int) -> Iterator[int]:
-        """The numbers of the steps, as the loop comes to them."""
+        """Yields the number of each step when the loop begins it."""
         with self.phase(Phase.LOOP):
             for self.step in range(first, last + 1):
                 self._waited = 0.0
@@ -113,11 +114,12 @@ class Watchdog:
                 self._waits.append(self._waited)
 
     def beat(self) -> Beat:
+        """The present state of the main thread."""
         phase, since = self._phase, self._since
         return Beat(self.step, phase, self.now - since, self._limit(phase))
 
     def _limit(self, phase: Phase) -> float | None:
-        """Waiting is for a step: the median of the last ones says how long they take."""
+        """Seconds that a phase may take; for waiting it follows from the last steps."""
         if self.stuck_after == 0 or phase in ENDLESS:
             return None
         if phase in (Phase.READING, Phase.LOOP):
@@ -127,7 +129,7 @@ class Watchdog:
         return PATIENT * self.stuck_after
 
     def where(self) -> str:
-        """The innermost line of this package that the thread is in: ` (file.py:12 in name)`."""
+        """The thread's innermost frame in this package: ` (file.py:12 in name)`; else empty."""
         frame = sys._current_frames().get(self._thread)
         stack = traceback.extract_stack(frame) if frame else []
         for each in reversed(stack):
@@ -137,10 +139,11 @@ class Watchdog:
 
 
 def stuck(beats: Mapping[int, Beat]) -> int | None:
-    """Which process holds the run up, by the last beat of each; None if none does.
+    """The rank of the process that blocks the run, from the last beat of each; None if none does.
 
-    Who waits for the devices waits for the others. So it is one that is late with something else;
-    or, if all wait, none compiles or saves, and all do so for too long, the one at the lowest step.
+    A process that waits for its devices waits for the other processes. So the blocking process is
+    one that exceeds the limit of another phase; or, if all processes wait and all exceed the limit,
+    the one at the lowest step.
     """
     waiting = {rank: beat for rank, beat in beats.items() if beat.phase is Phase.WAITING}
     late = {rank: beat for rank, beat in beats.items() if beat.is_late}
@@ -152,7 +155,7 @@ def stuck(beats: Mapping[int, Beat]) -> int | None:
 
 
 def long_phases(beats: Mapping[int, Beat], stuck_after: float) -> dict[int, int]:
-    """How often each process has doubled `stuck_after` in what it does; for a line each time."""
+    """How often the time of each process in its phase has doubled, counted from `stuck_after`."""
     if stuck_after == 0:
         return {}
     doubled = {r: math.log2(max(b.seconds, 1e-9) / stuck_after) for r, b in beats.items()}

@@ -1,4 +1,4 @@
-"""Who is asked to stop, and when: every process stops after the same step."""
+"""Every process stops after the same step, whichever is asked, and whenever."""
 
 import random
 from collections.abc import Iterator
@@ -10,16 +10,16 @@ from jaxptd.distributed.stop import Stop
 
 
 class Service:
-    """What processes tell each other, within this one; the first word counts."""
+    """The coordination service's values, within this process; the first one written counts."""
 
     def __init__(self) -> None:
-        self.words: dict[str, str] = {}
+        self.values: dict[str, str] = {}
 
     def put_first(self, folder: str, value: str) -> str:
-        return self.words.setdefault(folder, value)
+        return self.values.setdefault(folder, value)
 
     def get_first(self, folder: str) -> str | None:
-        return self.words.get(folder)
+        return self.values.get(folder)
 
     def barrier(self, name: str) -> None:
         pass
@@ -29,14 +29,14 @@ class Service:
 def service(monkeypatch):
     service = Service()
     for name in ("put_first", "get_first", "barrier"):
-        monkeypatch.setattr(module.processes, name, getattr(service, name))
+        monkeypatch.setattr(module.coordination, name, getattr(service, name))
     return service
 
 
 def loop(stop: Stop, started: list[int], rank: int, *, steps: int) -> Iterator[int | None]:
     """The trainer's loop; it yields where other processes may run meanwhile.
 
-    Step s is started, step s - 1 has ended once all have started it, then it looks for the word.
+    Step s is started, step s - 1 has ended once all have started it, then it reads the stop step.
     """
     for step in range(1, steps + 1):
         started[rank] = step
@@ -73,7 +73,7 @@ def run(seed: int, *, count: int, steps: int, asked: int) -> tuple[list[int], in
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_in_any_order_all_stop_after_the_same_step_and_soon(service, count):
     for seed in range(300):
-        service.words.clear()
+        service.values.clear()
         ends, first = run(seed, count=count, steps=12, asked=5)
         assert len(set(ends)) == 1, (seed, ends)
         assert 5 <= ends[0] <= first + 3
@@ -91,7 +91,7 @@ def test_the_first_word_counts_and_a_late_one_is_a_bug(service):
     assert [first.after(7), second.after(8)] == [False, False]
     assert [first.after(8), second.after(9), first.after(9)] == [False, True, True]
     late = Stop(alone=False)
-    with pytest.raises(RuntimeError, match="stop at step 9 was heard of in step 10"):
+    with pytest.raises(RuntimeError, match="stop after step 9 was read in step 10"):
         late.after(10)
 
 
