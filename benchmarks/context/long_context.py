@@ -23,9 +23,10 @@ from typing import Any
 
 import jax
 
+from benchmarks.lib.compiler import QUICK
 from benchmarks.lib.gpus import PLUGINS, gpus
 from benchmarks.lib.measure import append, mib
-from jaxptd.analysis.compiled_step import CPU_OPTIONS, compile_step
+from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.report import table, versions
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.config.command_line import make_parser, parse
@@ -40,10 +41,6 @@ LENGTHS = {"zigzag": (16384, 65536), "rsa": (1024, 4096)}
 MODEL = ModelConfig(num_layers=2, hidden_size=32, num_heads=2, vocab_size=64, remat="full")
 H200 = 140  # GiB that the driver reports for a GPU of 141 GB
 LONGEST = 2**24  # no longer sequence is compiled
-
-# Slow code, compiled in half the time; memory is the same, as buffers are assigned before.
-QUICK: dict[str, Any] = CPU_OPTIONS | {"xla_backend_optimization_level": 0}
-QUICK |= {"xla_llvm_disable_expensive_passes": True}
 
 Points = dict[tuple[RingKind, int], dict[int, int]]  # ring, cp -> T -> bytes
 

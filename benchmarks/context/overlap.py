@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from benchmarks.lib.compiler import compiler_options
 from benchmarks.lib.gpus import gpus
 from jaxptd.analysis.collective import PERMUTE
 from jaxptd.analysis.hlo.overlap import Move as Permute
@@ -20,7 +21,7 @@ from jaxptd.analysis.report import table
 from jaxptd.config import Config
 from jaxptd.config.command_line import make_parser, parse
 from jaxptd.data.tokenizers import with_vocabulary
-from jaxptd.errors import UserError, run_command
+from jaxptd.errors import run_command
 from jaxptd.mesh import make_mesh
 from jaxptd.step import Program
 
@@ -70,18 +71,6 @@ def summary(found: Sequence[Permute]) -> str:
         mib = sum(each.count * each.bytes for each in those) / 2**20
         shares.append(f"over {what} {sum(each.count for each in those)} ({mib:,.0f} MiB)")
     return f"Permutes of a step: {', '.join(shares)}."
-
-
-def compiler_options(words: Sequence[str]) -> dict[str, str]:
-    """Parses `name=value` words into XLA's options.
-
-    Raises:
-        UserError: a word is not of that form.
-    """
-    for word in words:
-        if "=" not in word:
-            raise UserError(f"--compiler {word}: write it as name=value")
-    return dict(word.split("=", 1) for word in words)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.context import long_context, overlap
 from benchmarks.context.overlap import Permute, Work
+from benchmarks.lib.compiler import compiler_options
 from jaxptd.config import Config
 from jaxptd.config.command_line import make_parser, parse
 from jaxptd.errors import UserError
@@ -105,6 +106,6 @@ def test_permutes_that_are_alike_are_one_row() -> None:
 
 
 def test_compiler_option_without_a_value_is_refused() -> None:
-    assert overlap.compiler_options(["a=b=c", "d=1"]) == {"a": "b=c", "d": "1"}
+    assert compiler_options(["a=b=c", "d=1"]) == {"a": "b=c", "d": "1"}
     with pytest.raises(UserError, match="--compiler fast: write it as name=value"):
-        overlap.compiler_options(["fast"])
+        compiler_options(["fast"])

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 
 from benchmarks.lib.gpus import PLUGINS, gpus
-from benchmarks.lib.measure import append, collectives, rows_by_axes
+from benchmarks.lib.measure import append, collectives, gib, rows_by_axes
 from benchmarks.peers.gspmd import Peer
 from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.hlo.kernels import summary
@@ -76,9 +76,9 @@ def line(config: Config, *, peer: bool) -> tuple[list[str], float]:
         "scan" if config.model.scan_layers else "unrolled",
         in_words(config.model),
         kernel,
-        _gib(memory.peak_memory_in_bytes),
-        _gib(memory.temp_size_in_bytes),
-        _gib(memory.argument_size_in_bytes),
+        gib(memory.peak_memory_in_bytes),
+        gib(memory.temp_size_in_bytes),
+        gib(memory.argument_size_in_bytes),
         f"{kernels.count}",
         f"{kernels.other_bytes / 1e9:.1f}",
         rows_by_axes(collectives(compiled, mesh), sizes) or "none",
@@ -97,10 +97,6 @@ def with_even_vocabulary(config: Config) -> Config:
     model, tp = config.model, config.layout.tp
     even = -(-(model.vocab_size or 0) // tp) * tp
     return dataclasses.replace(config, model=dataclasses.replace(model, vocab_size=even))
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.2f}"
 
 
 def with_options(config: Config, *, remat: Remat | None, layers: str | None) -> Config:

@@ -24,9 +24,8 @@ from typing import Any
 import jax
 from jax.sharding import Sharding
 
-from benchmarks.context.long_context import QUICK
-from benchmarks.context.overlap import compiler_options
 from benchmarks.grid import gpu as grid_gpu
+from benchmarks.lib.compiler import QUICK, compiler_options
 from benchmarks.lib.measure import append
 from jaxptd.analysis.jaxprs import scans
 from jaxptd.analysis.report import table, versions

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from benchmarks.lib.gpus import PLUGINS, gpus
+from benchmarks.lib.measure import gib
 from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.hlo.overlap import Move, moves
 from jaxptd.analysis.report import table, versions
@@ -107,10 +108,6 @@ class Compiled:
 
 def _joined(each: Move) -> str:
     return " x ".join(each.axes)
-
-
-def gib(size: float) -> str:
-    return f"{size / 2**30:.2f}"
 
 
 def laid_out(config: Config, layout: Layout) -> Config:

@@ -67,6 +67,10 @@ def mib(size: float) -> str:
     return f"{size / 2**20:.1f}"
 
 
+def gib(size: float) -> str:
+    return f"{size / 2**30:.2f}"
+
+
 def compared(ours: float, peers: float, form: Any) -> str:
     """Formats `ours / peer = ratio`; two zeros have no ratio."""
     ratio = f" = **{ours / peers:.2f}**" if peers else ""

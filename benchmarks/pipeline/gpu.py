@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.grid.gpu import gib
 from benchmarks.lib.gpus import PLUGINS, gpus
+from benchmarks.lib.measure import gib
 from benchmarks.pipeline.text import Tick, hops, tick
 from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.hlo.overlap import Move

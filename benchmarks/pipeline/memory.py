@@ -6,7 +6,7 @@ Makes the output of `python -m benchmarks.pipeline --memory`.
 import dataclasses
 from collections.abc import Sequence
 
-from benchmarks.context.long_context import QUICK
+from benchmarks.lib.compiler import QUICK
 from benchmarks.lib.measure import mib
 from benchmarks.pipeline.gpu import activation
 from benchmarks.pipeline.programs import (

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.context.long_context import QUICK
+from benchmarks.lib.compiler import QUICK
 from benchmarks.lib.measure import DifferentError
 from benchmarks.pipeline import __main__ as pipeline
 from benchmarks.pipeline import memory as pipeline_memory
