@@ -1,4 +1,4 @@
-"""The axes of the mesh, and `Layout`: how a model is spread over devices.
+"""The axes of the mesh, and `Layout`, which says how a model is spread over devices.
 
 The only place that spells an axis. Axes from the slowest link to the fastest, in Megatron's rank
 order (tp fastest, then cp, dp, pp): `pp, dp, cp, row, col, tp`. All are always in the mesh, most of
@@ -45,7 +45,7 @@ SQUARE: tuple[Matmul2D, ...] = ("fox", "cannon")  # these need as many rows as c
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a model is spread over devices.
+    """Sizes of the mesh's axes, and the algorithms that are used along them.
 
     Args:
         pp: pipeline stages.
