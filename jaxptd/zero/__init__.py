@@ -1,8 +1,6 @@
 """ZeRO: parameters, gradients and optimizer state sharded over data parallel devices."""
 
-from jaxptd.zero.zero import (
-    StepParams,
-    Zero,
+from jaxptd.zero.gathering import (
     gathered,
     reduce_scattered,
     regathered,
@@ -10,6 +8,7 @@ from jaxptd.zero.zero import (
     with_gathering,
     with_shards,
 )
+from jaxptd.zero.zero import StepParams, Zero
 
 __all__ = [
     "StepParams",

@@ -1,9 +1,9 @@
-"""How the state holds a parameter that data parallel devices share: flattened, in equal parts.
+"""How the state holds a parameter that is sharded over data parallel devices.
 
-A parameter's block is flattened and cut into as many equal parts as there are devices along dp x
-cp, the last one padded with zeros: any shape is cut evenly.
+The block that layers hold on a device is flattened and split into one shard for each device along
+dp x cp, all of the same size, the last ones padded with zeros: any shape splits evenly.
 
-Letters: L layers, Z devices along dp x cp, n elements of a block with the padding.
+Letters: L layers, Z devices along dp x cp, n elements of a block with its padding.
 """
 
 import dataclasses
@@ -23,13 +23,13 @@ from jaxptd.params import ParamInfo
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Shard:
-    """A parameter as the state holds it: `[L, parts]` at stages that move single layers, else flat.
+class ShardedInfo:
+    """What is known of a sharded parameter: `[L, ..]` if layers are sharded one by one, else flat.
 
     Args:
-        info: as layers hold it.
+        info: of the parameter as layers hold it.
         sizes: devices along each axis.
-        lead: leading dims that stay: 1 where layers are moved one by one, else 0.
+        lead: leading dims that are not flattened: 1 if layers are sharded one by one, else 0.
     """
 
     info: ParamInfo
@@ -38,7 +38,7 @@ class Shard:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Canonical."""
+        """The canonical shape."""
         return self.info.shape
 
     @property
@@ -47,91 +47,93 @@ class Shard:
 
     @property
     def axes(self) -> frozenset[str]:
-        """The mesh axes it is cut over."""
+        """The mesh axes that the parameter is sharded over."""
         return self.info.axes | {*BATCH_AXES}
 
     @cached_property
-    def _cuts(self) -> list[int]:
-        """Into how many blocks each dim is cut, of the dims that are flattened."""
+    def _splits(self) -> list[int]:
+        """The number of blocks along each dim that is flattened."""
         dims = self.info.axes_of_dims[self.lead :]
         return [math.prod(self.sizes[Axis(axis)] for axis in axes) for axes in dims]
 
     @property
-    def block(self) -> tuple[int, ...]:
-        """What layers hold of it on one device, without the leading dim."""
+    def block_shape(self) -> tuple[int, ...]:
+        """The shape that layers hold on one device, without the leading dim."""
         sizes = self.info.held[self.lead :]
-        return tuple(n // cut for n, cut in zip(sizes, self._cuts, strict=True))
+        return tuple(n // split for n, split in zip(sizes, self._splits, strict=True))
 
     @property
-    def part(self) -> int:
-        """The length of one part."""
-        return -(-math.prod(self.block) // math.prod(self.sizes[axis] for axis in BATCH_AXES))
+    def shard_size(self) -> int:
+        """Elements of one shard."""
+        return -(-math.prod(self.block_shape) // math.prod(self.sizes[axis] for axis in BATCH_AXES))
 
     @property
-    def padded(self) -> int:
-        """The length of all parts of a block."""
-        return self.part * math.prod(self.sizes[axis] for axis in BATCH_AXES)
+    def padded_size(self) -> int:
+        """Elements of all shards of a block."""
+        return self.shard_size * math.prod(self.sizes[axis] for axis in BATCH_AXES)
 
     @property
     def held(self) -> tuple[int, ...]:
-        """Global, as the state holds it."""
-        return (*self.info.held[: self.lead], math.prod(self._cuts) * self.padded)
+        """The global shape that the state holds."""
+        return (*self.info.held[: self.lead], math.prod(self._splits) * self.padded_size)
 
     @property
     def spec(self) -> P:
+        """How the state's form is sharded over the mesh."""
         axes = [axis for axes in self.info.axes_of_dims[self.lead :] for axis in axes]
         return P(*self.info.spec[: self.lead], (*axes, *BATCH_AXES))
 
     def arrange(self, x: Array) -> Array:
-        """All but its rows as layers hold it -> as the state holds it."""
-        return self._flat(self.info.arrange(x))
+        """The form of layers, but in the layers' order -> the state's form."""
+        return self._flatten_all(self.info.arrange(x))
 
     def pad(self, x: ArrayLike) -> Array:
-        """Canonical -> as the state holds it."""
-        return self._flat(self.info.pad(x))
+        """Canonical -> the state's form."""
+        return self._flatten_all(self.info.pad(x))
 
     def canonical(self, x: Array) -> Array:
-        """As the state holds it -> canonical."""
-        return self.info.canonical(self._shaped(x))
+        """The state's form -> canonical."""
+        return self.info.canonical(self._unflatten_all(x))
 
-    def _flat(self, x: Array) -> Array:
-        """As layers hold it -> as the state does, global."""
+    def _flatten_all(self, x: Array) -> Array:
+        """The form of layers -> the state's form, both global."""
         lead = self.info.held[: self.lead]
-        pairs = itertools.chain.from_iterable(zip(self._cuts, self.block, strict=True))
-        apart = x.reshape(*lead, *pairs).transpose(self._order)
-        return self.flat(apart.reshape(*lead, -1, *self.block)).reshape(self.held)
+        pairs = itertools.chain.from_iterable(zip(self._splits, self.block_shape, strict=True))
+        blocks = x.reshape(*lead, *pairs).transpose(self._order)
+        return self.flatten(blocks.reshape(*lead, -1, *self.block_shape)).reshape(self.held)
 
-    def _shaped(self, x: Array) -> Array:
-        """As the state holds it -> as layers do, global."""
+    def _unflatten_all(self, x: Array) -> Array:
+        """The state's form -> the form of layers, both global."""
         lead = self.info.held[: self.lead]
-        blocks = self.shaped(x.reshape(*lead, -1, self.padded))
-        apart = blocks.reshape(*lead, *self._cuts, *self.block)
-        return apart.transpose(np.argsort(self._order)).reshape(self.info.held)
+        blocks = self.unflatten(x.reshape(*lead, -1, self.padded_size))
+        blocks = blocks.reshape(*lead, *self._splits, *self.block_shape)
+        return blocks.transpose(np.argsort(self._order)).reshape(self.info.held)
 
     @property
     def _order(self) -> list[int]:
-        """[.., cut, block, cut, block] -> [.., cut, cut, block, block]."""
-        end = self.lead + 2 * len(self.block)
+        """[.., split, block, split, block] -> [.., split, split, block, block]."""
+        end = self.lead + 2 * len(self.block_shape)
         return [*range(self.lead), *range(self.lead, end, 2), *range(self.lead + 1, end, 2)]
 
     # ---- on a device ----------------------------------------------------------------------------
 
-    def gather(self, part: Array, dtype: DTypeLike) -> Array:
-        """part[.., n/Z] -> the block, all-gathered in `dtype`. Partner: `reduce_scatter`."""
-        flat = lax.all_gather(part.astype(dtype), BATCH_AXES, axis=part.ndim - 1, tiled=True)
-        return self.shaped(flat)
+    def gather(self, shard: Array, dtype: DTypeLike) -> Array:
+        """shard[.., n/Z] -> the block, all-gathered in `dtype`. Partner: `reduce_scatter`."""
+        flat = lax.all_gather(shard.astype(dtype), BATCH_AXES, axis=shard.ndim - 1, tiled=True)
+        return self.unflatten(flat)
 
     def reduce_scatter(self, gradient: Array) -> Array:
-        """The block's gradient -> its part of the sum over Z: reduce-scatter. Partner: `gather`."""
-        flat = self.flat(gradient)
+        """The block's gradient -> this shard of its sum over Z. Partner: `gather`."""
+        flat = self.flatten(gradient)
         return lax.psum_scatter(flat, BATCH_AXES, scatter_dimension=flat.ndim - 1, tiled=True)
 
-    def shaped(self, flat: Array) -> Array:
-        """[.., padded] -> the block."""
-        return flat[..., : math.prod(self.block)].reshape(*flat.shape[:-1], *self.block)
+    def unflatten(self, flat: Array) -> Array:
+        """[.., n] -> the block, without the padding."""
+        size = math.prod(self.block_shape)
+        return flat[..., :size].reshape(*flat.shape[:-1], *self.block_shape)
 
-    def flat(self, block: Array) -> Array:
-        """The block -> [.., padded]."""
-        lead = block.shape[: block.ndim - len(self.block)]
+    def flatten(self, block: Array) -> Array:
+        """The block -> [.., n], padded."""
+        lead = block.shape[: block.ndim - len(self.block_shape)]
         rows = block.reshape(*lead, -1)
-        return jnp.pad(rows, [(0, 0)] * len(lead) + [(0, self.padded - rows.shape[-1])])
+        return jnp.pad(rows, [(0, 0)] * len(lead) + [(0, self.padded_size - rows.shape[-1])])

@@ -1,4 +1,4 @@
-"""What ZeRO moves and what it takes, from jaxprs and compiled programs."""
+"""ZeRO's traffic and memory, from jaxprs and compiled programs."""
 
 import dataclasses
 import itertools
@@ -16,12 +16,12 @@ from jaxptd.analysis.compiled_step import CPU_OPTIONS
 from jaxptd.analysis.jaxprs import equations
 from jaxptd.mesh import BATCH_AXES, Axis, Layout
 from jaxptd.step import Program
-from jaxptd.zero.shards import Shard
+from jaxptd.zero.shards import ShardedInfo
 
 STAGES = (1, 2, 3)
 THREE = {"num_layers": 3}
 
-# ---- what is moved ------------------------------------------------------------------------------
+# ---- traffic ------------------------------------------------------------------------------------
 
 INSIDE = [
     (Layout(dp=4), {}),
@@ -55,14 +55,14 @@ COMPILED = [
 
 @pytest.mark.parametrize(("layout", "choice"), COMPILED, ids=str)
 def test_the_compiled_program_moves_the_same_bytes(layout: Layout, choice: dict) -> None:
-    """XLA may merge some into one: the counts differ then, the bytes do not."""
+    """XLA may merge collectives: then the counts differ, the bytes do not."""
     program = tiny.program(layout, **choice)
     found = {(c.kind, c.axes): c.bytes for c in comms.count_compiled(program, CPU_OPTIONS)}
     assert found == {(c.kind, c.axes): c.bytes for c in comms.count(program)}
 
 
 def bytes_of(program: Program, *, layers: bool) -> int:
-    """Of parameters, with their padding, in float32: of layers, or of what is none."""
+    """Bytes of parameters with their padding, in float32: of the layers, or of all others."""
     return sum(
         4 * math.prod(each.held)
         for name, each in program.states.stored.items()
@@ -72,7 +72,7 @@ def bytes_of(program: Program, *, layers: bool) -> int:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_parameters_are_gathered_once_or_twice_and_gradients_scattered_once(stage: int) -> None:
-    """Over dp nothing else but the count of targets, the loss, and two squares of the norm."""
+    """Over dp, else only the count of targets, the loss and two squares of the norm are summed."""
     program = tiny.program(Layout(dp=3, zero=stage), batch=6, micro_batches=1)
     found = {c.kind: c for c in comms.count(program)}
     layers, rest = bytes_of(program, layers=True), bytes_of(program, layers=False)
@@ -85,7 +85,7 @@ def test_parameters_are_gathered_once_or_twice_and_gradients_scattered_once(stag
         compiled[each.kind] = compiled.get(each.kind, 0) + each.bytes
     assert compiled == {kind: each.bytes for kind, each in found.items()}
     number = sum(not info.stacked for info in program.infos.values())
-    if stage >= 2:  # of each layer two messages: of what tp would cut, and of the rest
+    if stage >= 2:  # two messages a layer: parameters that tp would shard, and the others
         assert found[REDUCE_SCATTER].count == number + 2 * program.config.model.num_layers
 
 
@@ -103,14 +103,16 @@ def test_sums_are_made_in_float32_whatever_was_gathered(inside: dict, stage: int
             moved[kind] |= {v.aval.dtype for v in equation.invars if v.aval.size > 1}
     assert moved["reduce_scatter"] == {jnp.dtype("float32")}
     assert jnp.dtype("bfloat16") not in moved["psum"]
-    narrow = "row" not in inside  # a grid sums gradients inside a layer, so all of it is wide
+    narrow = (
+        "row" not in inside
+    )  # a grid sums gradients inside a layer, so all is gathered in float32
     assert (jnp.dtype("bfloat16") in moved["all_gather"]) == narrow
 
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("inside", [{"dp": 2, "row": 2, "col": 2}, {"dp": 2, "tp": 4}], ids=str)
 def test_inside_a_copy_of_the_model_nothing_else_is_moved(inside: dict, stage: int) -> None:
-    """On a grid gradients are summed inside the layer: in the same precision, too."""
+    """On a grid gradients are summed inside the layer, in the same precision with ZeRO."""
     found = []
     for zero in (0, stage):
         program = tiny.program(Layout(zero=zero, **inside), dtype="bfloat16")
@@ -120,7 +122,7 @@ def test_inside_a_copy_of_the_model_nothing_else_is_moved(inside: dict, stage: i
     assert bool(found[0]) == ("row" in inside)
 
 
-# ---- what is held -------------------------------------------------------------------------------
+# ---- state --------------------------------------------------------------------------------------
 
 HELD = [
     Layout(dp=8),
@@ -134,8 +136,8 @@ HELD = [
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("layout", HELD, ids=str)
-def test_a_device_holds_one_part_of_parameters_and_moments(layout: Layout, stage: int) -> None:
-    """Of n elements n/Z, rounded up: of a block, or where layers travel alone of a layer's."""
+def test_a_device_holds_one_shard_of_parameters_and_moments(layout: Layout, stage: int) -> None:
+    """n/Z of the n elements of a block, rounded up; at stages 2 and 3 of each layer's block."""
     choice = {"num_layers": 3, "batch": 48, "micro_batches": 1}
     whole = tiny.program(dataclasses.replace(layout, zero=0), **choice)
     program = tiny.program(dataclasses.replace(layout, zero=stage), **choice)
@@ -162,42 +164,42 @@ def moments(program: Program) -> list[dict[str, Any]]:
 
 
 def state(program: Program) -> list[Any]:
-    """All of it but two counters."""
+    """The state's arrays without two counters."""
     counted = jax.tree.leaves(program.abstract_state)
     return [x for x in counted if x.shape]
 
 
-# ---- what a step takes --------------------------------------------------------------------------
+# ---- memory of a step ---------------------------------------------------------------------------
 
 WIDE = {"num_layers": 12, "hidden_size": 64, "num_heads": 4, "micro_batches": 2}
 
 
 def temporary(stage: int, layout: Layout, **choice: Any) -> tuple[int, int, int]:
-    """Bytes that the compiled step takes beside the state; of a device's layers; of their parts."""
+    """Bytes of the compiled step's temporaries, of a device's layers, and of their shards."""
     program = tiny.program(dataclasses.replace(layout, zero=stage), **WIDE | choice)
     traced: Any = program.train_step
     lowered = traced.trace(program.abstract_state, program.abstract_batch).lower()
     taken = lowered.compile(compiler_options=CPU_OPTIONS).memory_analysis().temp_size_in_bytes
-    cuts = [c for n, c in program.states.stored.items() if program.infos[n].stacked]
-    held = sum(c.info.held[0] // layout.pp * math.prod(_block(c, layout)) for c in cuts)
+    layers = [each for n, each in program.states.stored.items() if program.infos[n].stacked]
+    held = sum(s.info.held[0] // layout.pp * math.prod(_block(s, layout)) for s in layers)
     return taken, 4 * held, 4 * held // math.prod(layout.sizes[axis] for axis in BATCH_AXES)
 
 
 def _block(stored: Any, layout: Layout) -> tuple[int, ...]:
-    return Shard(stored.info, layout.sizes, lead=1).block
+    return ShardedInfo(stored.info, layout.sizes, lead=1).block_shape
 
 
 @pytest.mark.parametrize(
     "layout", [Layout(dp=4), pytest.param(Layout(pp=2, dp=4), marks=pytest.mark.slow)], ids=str
 )
 def test_memory_of_a_step_falls_by_gradients_and_then_by_layers(layout: Layout) -> None:
-    first, layers, part = temporary(1, layout)
+    first, layers, shards = temporary(1, layout)
     second, third = (temporary(stage, layout)[0] for stage in (2, 3))
     one = layers * layout.pp // WIDE["num_layers"]
-    # Sums of gradients: of all layers whole, or a part of each, and one layer's on the way home,
-    # as backward makes it and in the order of the message.
-    assert first - second >= layers - part - 2 * one
-    # Parameters: of all layers, or of the one at work, as it comes and in its shape.
+    # Sums of gradients: blocks of all layers, or shards of them and two copies of one layer's
+    # gradients, as backward makes them and in the order of the message.
+    assert first - second >= layers - shards - 2 * one
+    # Parameters: blocks of all layers, or two copies of one layer's, as gathered and in shape.
     assert second - third >= layers - 2 * one
 
 
@@ -209,8 +211,8 @@ def test_memory_of_a_step_falls_by_gradients_and_then_by_layers(layout: Layout) 
     ],
     ids=str,
 )
-def test_unrolled_layers_too_are_gathered_again_for_backward(layout, choice) -> None:
-    """XLA would keep what forward gathered; on CPUs it does unless barriers are left in."""
+def test_unrolled_layers_are_gathered_again_for_backward(layout, choice) -> None:
+    """Without barriers XLA would keep what forward gathered; on CPUs it does."""
     program = tiny.program(layout, scan_layers=False, num_layers=4, **choice)
     moved = [
         sum(each.bytes for each in found if each.kind == ALL_GATHER)

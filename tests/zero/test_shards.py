@@ -1,4 +1,4 @@
-"""Parts of a parameter: any shape, cut any way, in equal parts; and back to the last bit."""
+"""Shards of a parameter: any shape, sharded in any way, in equal shards; and back bit for bit."""
 
 import dataclasses
 import itertools
@@ -18,12 +18,12 @@ from jax.sharding import PartitionSpec as P
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.params import ParamInfo
 from jaxptd.zero import gathered, reduce_scattered
-from jaxptd.zero.shards import Shard
-from jaxptd.zero.zero import Gatherable
+from jaxptd.zero.gathering import Gatherable
+from jaxptd.zero.shards import ShardedInfo
 
 
 def numbers(shape: tuple[int, ...], seed: int = 1) -> np.ndarray:
-    """No zeros among them."""
+    """Random numbers, none of them 0."""
     return np.random.default_rng(seed).uniform(1, 2, shape).astype(np.float32)
 
 
@@ -31,81 +31,82 @@ def info(shape: tuple, held: tuple, *spec: Any, rows: tuple[int, ...] | None = N
     return ParamInfo(shape, held, P(*spec), decay=True, stacked=rows is not None, rows=rows)
 
 
-def cut(of: ParamInfo, layout: Layout, *, lead: int = 0) -> Shard:
-    return Shard(of, layout.sizes, lead)
+def sharded(info: ParamInfo, layout: Layout, *, lead: int = 0) -> ShardedInfo:
+    return ShardedInfo(info, layout.sizes, lead)
 
 
 # Rows of two stages, three layers each: the second stage has two.
 UNEVEN = info((5, 3, 7), (6, 3, 8), "pp", None, "tp", rows=(0, 1, 2, 3, 4))
 FOLDED = info((5, 3, 7), (8, 3, 8), "pp", None, "tp", rows=(0, 6, 2, 3, 4))
 CASES = [
-    (cut(info((7,), (7,), None), Layout(dp=4)), 2),
-    (cut(info((1,), (1,), None), Layout(dp=2, cp=3)), 1),
-    (cut(info((5, 3), (5, 3), None, None), Layout(dp=3)), 5),
-    (cut(info((13, 6), (16, 6), "tp", None), Layout(dp=2, tp=4)), 12),
-    (cut(info((3, 5, 7), (3, 6, 7), None, "tp", None), Layout(dp=3, tp=2)), 21),
-    (cut(info((7, 5), (8, 6), "row", "col"), Layout(dp=2, row=2, col=2)), 6),
-    (cut(info((7, 5), (8, 5), ("row", "col"), None), Layout(cp=2, row=2, col=2)), 5),
-    (cut(info((5, 7), (5, 8), None, ("col", "row")), Layout(dp=2, row=2, col=2)), 5),
-    (cut(info((6, 5), (6, 5), "pp", None), Layout(pp=2, dp=2, cp=2)), 4),
-    (cut(UNEVEN, Layout(pp=2, dp=2, tp=2)), 18),
-    (cut(UNEVEN, Layout(pp=2, dp=2, tp=2), lead=1), 6),
-    (cut(FOLDED, Layout(pp=2, dp=2, tp=2)), 24),
-    (cut(FOLDED, Layout(pp=2, cp=2, tp=2), lead=1), 6),
-    (cut(info((2, 5, 3), (2, 5, 3), None, None, None), Layout(dp=3, cp=2), lead=1), 3),
+    (sharded(info((7,), (7,), None), Layout(dp=4)), 2),
+    (sharded(info((1,), (1,), None), Layout(dp=2, cp=3)), 1),
+    (sharded(info((5, 3), (5, 3), None, None), Layout(dp=3)), 5),
+    (sharded(info((13, 6), (16, 6), "tp", None), Layout(dp=2, tp=4)), 12),
+    (sharded(info((3, 5, 7), (3, 6, 7), None, "tp", None), Layout(dp=3, tp=2)), 21),
+    (sharded(info((7, 5), (8, 6), "row", "col"), Layout(dp=2, row=2, col=2)), 6),
+    (sharded(info((7, 5), (8, 5), ("row", "col"), None), Layout(cp=2, row=2, col=2)), 5),
+    (sharded(info((5, 7), (5, 8), None, ("col", "row")), Layout(dp=2, row=2, col=2)), 5),
+    (sharded(info((6, 5), (6, 5), "pp", None), Layout(pp=2, dp=2, cp=2)), 4),
+    (sharded(UNEVEN, Layout(pp=2, dp=2, tp=2)), 18),
+    (sharded(UNEVEN, Layout(pp=2, dp=2, tp=2), lead=1), 6),
+    (sharded(FOLDED, Layout(pp=2, dp=2, tp=2)), 24),
+    (sharded(FOLDED, Layout(pp=2, cp=2, tp=2), lead=1), 6),
+    (sharded(info((2, 5, 3), (2, 5, 3), None, None, None), Layout(dp=3, cp=2), lead=1), 3),
 ]
-IDS = [f"{cut.shape} over {cut.spec}" for cut, _ in CASES]
-TABLE = pytest.mark.parametrize(("stored", "part"), CASES, ids=IDS)
+IDS = [f"{stored.shape} over {stored.spec}" for stored, _ in CASES]
+TABLE = pytest.mark.parametrize(("stored", "size"), CASES, ids=IDS)
 
 
-def parts_by_hand(stored: Shard, held: np.ndarray, at: dict[Axis, int]) -> np.ndarray:
-    """What the device at these places along the axes holds of the array that layers hold."""
+def shard_by_hand(stored: ShardedInfo, held: np.ndarray, at: dict[Axis, int]) -> np.ndarray:
+    """The shard of the device at these places along the axes, from the array that layers hold."""
     for dim, axes in enumerate(stored.info.axes_of_dims):
         for axis in axes:  # the first is the slowest
             held = np.split(held, stored.sizes[Axis(axis)], dim)[at[Axis(axis)]]
     rows = held.reshape(*held.shape[: stored.lead], -1)
     number = stored.sizes[Axis.DP] * stored.sizes[Axis.CP]
     length = math.ceil(rows.shape[-1] / number)
-    own = at[Axis.DP] * stored.sizes[Axis.CP] + at[Axis.CP]
-    part = np.zeros((*rows.shape[:-1], length), held.dtype)
-    found = rows[..., own * length : (own + 1) * length]
-    part[..., : found.shape[-1]] = found
-    return part
+    index = at[Axis.DP] * stored.sizes[Axis.CP] + at[Axis.CP]
+    shard = np.zeros((*rows.shape[:-1], length), held.dtype)
+    found = rows[..., index * length : (index + 1) * length]
+    shard[..., : found.shape[-1]] = found
+    return shard
 
 
 @TABLE
-def test_every_device_holds_its_part(stored: Shard, part: int) -> None:
-    """Whatever the shape, as much as any other; by hand."""
+def test_every_device_holds_its_shard(stored: ShardedInfo, size: int) -> None:
+    """All shards have the same size, whatever the shape; compared with shards made by hand."""
     layout = Layout(**{axis.value: size for axis, size in stored.sizes.items()})
     mesh = make_mesh(layout)
     x = numbers(stored.shape)
     placed = jax.device_put(stored.pad(x), NamedSharding(mesh, stored.spec))
     assert placed.shape == stored.held
     held = np.asarray(stored.info.pad(x))
-    assert stored.part == part
+    assert stored.shard_size == size
     for shard in placed.addressable_shards:
         place = np.argwhere(mesh.device_ids == shard.device.id)[0]
-        want = parts_by_hand(stored, held, dict(zip(Axis, place, strict=True)))
+        want = shard_by_hand(stored, held, dict(zip(Axis, place, strict=True)))
         np.testing.assert_array_equal(shard.data, want)
 
 
 @TABLE
-def test_there_and_back(stored: Shard, part: int) -> None:
+def test_pad_and_canonical_are_inverse(stored: ShardedInfo, size: int) -> None:
     x = numbers(stored.shape)
     there = stored.pad(x)
     np.testing.assert_array_equal(stored.canonical(there), x)
     assert np.count_nonzero(there) == x.size  # the rest is padding
-    own = stored.info  # as layers make it: held, but for the order of its rows
+    inner = stored.info
+    # The form in which layers make it: as held, but with rows in the layers' order.
     made = np.asarray(
-        dataclasses.replace(own, rows=None, held=(own.shape[0], *own.held[1:])).pad(x)
+        dataclasses.replace(inner, rows=None, held=(inner.shape[0], *inner.held[1:])).pad(x)
     )
-    same = stored.arrange(jnp.asarray(made if own.rows else own.pad(x)))
+    same = stored.arrange(jnp.asarray(made if inner.rows else inner.pad(x)))
     np.testing.assert_array_equal(same, there)
 
 
 @st.composite
-def cuts(draw: st.DrawFn) -> Shard:
-    """Up to three dims, cut over any axes but dp and cp, padded or not; no device is needed."""
+def cuts(draw: st.DrawFn) -> ShardedInfo:
+    """Up to three dims, sharded over any axes but dp and cp, padded or not; needs no device."""
     size = st.integers(1, 3)
     sizes = {axis: draw(size) for axis in Axis}
     axes = draw(st.permutations(["pp", "row", "col", "tp"]))
@@ -113,45 +114,45 @@ def cuts(draw: st.DrawFn) -> Shard:
     lead = draw(st.integers(0, min(1, dims - 1)))
     for _ in range(dims):
         count = draw(st.integers(0, min(2, len(axes))))
-        own, axes = tuple(axes[:count]), axes[count:]
-        spec.append(own if count > 1 else own[0] if own else None)
-        held.append(math.prod(sizes[Axis(axis)] for axis in own) * draw(st.integers(1, 4)))
+        chosen, axes = tuple(axes[:count]), axes[count:]
+        spec.append(chosen if count > 1 else chosen[0] if chosen else None)
+        held.append(math.prod(sizes[Axis(axis)] for axis in chosen) * draw(st.integers(1, 4)))
         shape.append(draw(st.integers(1, held[-1])))
-    return Shard(info(tuple(shape), tuple(held), *spec), sizes, lead)
+    return ShardedInfo(info(tuple(shape), tuple(held), *spec), sizes, lead)
 
 
 @settings(max_examples=40)
 @given(cuts())
-def test_any_cut_is_there_and_back_and_wastes_less_than_a_device_each(stored: Shard) -> None:
+def test_any_sharding_round_trips_with_less_padding_than_devices(stored: ShardedInfo) -> None:
     x = np.arange(1, 1 + math.prod(stored.shape), dtype=np.float32).reshape(stored.shape)
     there = np.asarray(stored.pad(x))
     assert there.shape == stored.held
     np.testing.assert_array_equal(stored.canonical(there), x)
     number = stored.sizes[Axis.DP] * stored.sizes[Axis.CP]
-    assert 0 <= stored.padded - math.prod(stored.block) < number
-    assert stored.padded == number * stored.part
+    assert 0 <= stored.padded_size - math.prod(stored.block_shape) < number
+    assert stored.padded_size == number * stored.shard_size
     held = np.asarray(stored.info.pad(x))
     shape = [stored.sizes[axis] for axis in Axis]
-    cut_over = [Axis(axis) for axes in stored.spec for axis in _tuple(axes)]
+    over = [Axis(axis) for axes in stored.spec for axis in _tuple(axes)]
     for place in itertools.islice(np.ndindex(*shape), 0, None, 5):
         at = dict(zip(Axis, place, strict=True))
-        want, found = parts_by_hand(stored, held, at), there
+        want, found = shard_by_hand(stored, held, at), there
         for dim, axes in enumerate(stored.spec):
             for axis in _tuple(axes):
                 found = np.split(found, stored.sizes[Axis(axis)], dim)[at[Axis(axis)]]
         np.testing.assert_array_equal(found, want)
-    assert len(cut_over) == len(set(cut_over))
-    assert {*cut_over} == {Axis(axis) for axis in stored.axes}
+    assert len(over) == len(set(over))
+    assert {*over} == {Axis(axis) for axis in stored.axes}
 
 
 def _tuple(axes: Any) -> tuple[str, ...]:
     return () if axes is None else axes if isinstance(axes, tuple) else (axes,)
 
 
-# ---- gathered, and sent home --------------------------------------------------------------------
+# ---- gather and reduce-scatter ------------------------------------------------------------------
 
 
-def on_mesh(stored: Shard, body: Any, specs: tuple[Any, Any]) -> Any:
+def on_mesh(stored: ShardedInfo, body: Any, specs: tuple[Any, Any]) -> Any:
     layout = Layout(**{axis.value: size for axis, size in stored.sizes.items()})
     into, out = specs
     mesh = make_mesh(layout)
@@ -159,58 +160,58 @@ def on_mesh(stored: Shard, body: Any, specs: tuple[Any, Any]) -> Any:
 
 
 @pytest.mark.parametrize("number", [1, 6, 8, 10, 13])
-def test_gathered_parts_are_the_block_and_gradients_go_home_in_parts(number: int) -> None:
-    """On every device of dp x cp the same block; of what each makes, the sum, a part on each."""
+def test_gathered_shards_are_the_block_and_gradients_are_reduce_scattered(number: int) -> None:
+    """Every device of dp x cp gets the same block, and its shard of the sum of all gradients."""
     stored, _ = CASES[number]
     every = P(Axis.DP, Axis.CP, *stored.info.spec)
     x = numbers(stored.shape)
 
-    def gather(part: jax.Array) -> jax.Array:
-        return stored.gather(part, jnp.float32)[None, None]
+    def gather(shard: jax.Array) -> jax.Array:
+        return stored.gather(shard, jnp.float32)[None, None]
 
-    whole = on_mesh(stored, gather, (stored.spec, every))(stored.pad(x))
-    for each in np.asarray(whole).reshape(-1, *stored.info.held):
+    blocks = on_mesh(stored, gather, (stored.spec, every))(stored.pad(x))
+    for each in np.asarray(blocks).reshape(-1, *stored.info.held):
         np.testing.assert_array_equal(each, stored.info.pad(x))
 
     copies = (stored.sizes[Axis.DP], stored.sizes[Axis.CP])
     gradients = numbers((*copies, *stored.info.held), seed=2)
 
-    def home(gradient: jax.Array) -> jax.Array:
+    def reduce_scatter(gradient: jax.Array) -> jax.Array:
         return stored.reduce_scatter(gradient[0, 0])
 
-    sums = on_mesh(stored, home, (every, stored.spec))(gradients)
+    sums = on_mesh(stored, reduce_scatter, (every, stored.spec))(gradients)
     want = gradients.sum((0, 1), dtype=np.float64)
-    found = np.asarray(stored._shaped(sums))
+    found = np.asarray(stored._unflatten_all(sums))
     np.testing.assert_allclose(found, want, rtol=1e-6)
     assert np.count_nonzero(np.asarray(sums)) == want.size  # the padding stays zero
 
 
 LAYER = Layout(dp=2, cp=2, tp=2)
-ODD = cut(info((2, 5, 2), (2, 5, 2), None, None, "tp", rows=(0, 1)), LAYER, lead=1)
-SMALL = cut(info((2, 3), (2, 3), None, None, rows=(0, 1)), LAYER, lead=1)
+ODD = sharded(info((2, 5, 2), (2, 5, 2), None, None, "tp", rows=(0, 1)), LAYER, lead=1)
+SMALL = sharded(info((2, 3), (2, 3), None, None, rows=(0, 1)), LAYER, lead=1)
 
 
-def lent(part: jax.Array, stored: Shard, dtype: Any) -> Gatherable:
-    return Gatherable(part, None, stored, dtype)
+def gatherable(shard: jax.Array, stored: ShardedInfo, dtype: Any) -> Gatherable:
+    return Gatherable(shard, None, stored, dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_layers_parameters_travel_together_and_each_comes_out_whole(dtype: str) -> None:
-    """Some alike, some in another precision or cut over fewer axes."""
+def test_a_layers_parameters_are_gathered_together_and_split_again(dtype: str) -> None:
+    """Two are alike; others are gathered in another precision or sharded over fewer axes."""
     stored = {"odd": ODD, "small": SMALL, "more": ODD, "wide": ODD}
     x = {name: numbers(each.shape, i) for i, (name, each) in enumerate(stored.items())}
     kinds = {name: "float32" if name == "wide" else dtype for name in stored}
 
-    def body(parts: dict) -> dict:
-        layer = {n: lent(p[1], stored[n], jnp.dtype(kinds[n])) for n, p in parts.items()}
-        return {n: whole[None, None] for n, whole in gathered(layer).items()}
+    def body(shards: dict) -> dict:
+        layer = {n: gatherable(p[1], stored[n], jnp.dtype(kinds[n])) for n, p in shards.items()}
+        return {n: block[None, None] for n, block in gathered(layer).items()}
 
     specs = {n: each.spec for n, each in stored.items()}
     out = {n: P(Axis.DP, Axis.CP, *each.info.spec[1:]) for n, each in stored.items()}
     found = on_mesh(ODD, body, ((specs,), out))({n: stored[n].pad(x[n]) for n in x})
-    for name, whole in found.items():
-        assert whole.dtype == kinds[name]
-        for each in np.asarray(whole).reshape(-1, *stored[name].shape[1:]):
+    for name, blocks in found.items():
+        assert blocks.dtype == kinds[name]
+        for each in np.asarray(blocks).reshape(-1, *stored[name].shape[1:]):
             np.testing.assert_array_equal(each, x[name][1].astype(kinds[name]))
 
 
@@ -218,13 +219,13 @@ def test_a_layers_parameters_travel_together_and_each_comes_out_whole(dtype: str
 STEP = 2.0**-9
 
 
-def test_gradients_of_what_was_fetched_in_bfloat16_are_summed_in_float32() -> None:
+def test_gradients_of_parameters_gathered_in_bfloat16_are_summed_in_float32() -> None:
     stored = {"odd": ODD, "small": SMALL}
     kinds = {"odd": jnp.dtype("bfloat16"), "small": jnp.dtype("float32")}
     shapes = {n: each.shape[1:] for n, each in stored.items()}
 
-    def body(parts: dict) -> dict:
-        layer = {n: lent(p[0], stored[n], kinds[n]) for n, p in parts.items()}
+    def body(shards: dict) -> dict:
+        layer = {n: gatherable(p[0], stored[n], kinds[n]) for n, p in shards.items()}
         first = (jax.lax.axis_index(Axis.DP) == 0) & (jax.lax.axis_index(Axis.CP) == 0)
         share = jnp.where(first, 1.0, STEP)
         made = jax.tree.map(lambda x: jnp.zeros_like(x) + share.astype(x.dtype), gathered(layer))
@@ -233,17 +234,17 @@ def test_gradients_of_what_was_fetched_in_bfloat16_are_summed_in_float32() -> No
         return {n: g[None] for n, g in found.items()}
 
     specs = {n: each.spec for n, each in stored.items()}
-    parts = {n: each.pad(numbers(each.shape)) for n, each in stored.items()}
-    found = on_mesh(ODD, body, ((specs,), specs))(parts)
-    for name, part in found.items():
-        one = np.asarray(part).ravel()
+    held = {n: each.pad(numbers(each.shape)) for n, each in stored.items()}
+    found = on_mesh(ODD, body, ((specs,), specs))(held)
+    for name, sums in found.items():
+        one = np.asarray(sums).ravel()
         assert (one[one != 0] == 1 + 3 * STEP).all()
         assert np.count_nonzero(one) == math.prod(shapes[name])
 
 
 # ---- in training --------------------------------------------------------------------------------
 
-SIXTHS = Layout(dp=3, cp=2)  # divides next to nothing of the model
+SIXTHS = Layout(dp=3, cp=2)  # six divides hardly any size of the model
 
 
 @pytest.mark.parametrize(
@@ -256,7 +257,7 @@ SIXTHS = Layout(dp=3, cp=2)  # divides next to nothing of the model
     ids=str,
 )
 def test_padding_stays_zero_while_training(layout: Layout) -> None:
-    """Of parameters and moments."""
+    """The padding of parameters and of moments."""
     program = tiny.program(layout, batch=6, micro_batches=1, num_layers=3)
     batch = program.place({name: x[:6] for name, x in tiny.batch().items()})
     state = program.init_state()
@@ -266,10 +267,10 @@ def test_padding_stays_zero_while_training(layout: Layout) -> None:
     padded = []
 
     def look(x: jax.Array, stored: Any) -> jax.Array:
-        rows = np.asarray(x).reshape(-1, stored.padded)
-        beyond = rows[:, math.prod(stored.block) :]
+        rows = np.asarray(x).reshape(-1, stored.padded_size)
+        beyond = rows[:, math.prod(stored.block_shape) :]
         assert (beyond == 0).all(), stored.info
-        # Nothing but padding is lost on the way there and back: rows no layer lies in, too.
+        # Canonical and back loses nothing but padding; rows without a layer are padding, too.
         again = np.asarray(stored.pad(stored.canonical(x)))
         np.testing.assert_array_equal(again, np.asarray(x))
         padded.append(beyond.size)

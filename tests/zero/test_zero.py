@@ -1,6 +1,6 @@
-"""ZeRO: every stage, with any other parallelism, trains as one device does; evaluates, and writes.
+"""ZeRO at every stage, with any other parallelism, trains, evaluates and writes as one device.
 
-What it moves and what it takes: test_zero_costs.py.
+Traffic and memory: test_costs.py.
 """
 
 import dataclasses
@@ -19,9 +19,9 @@ from jaxptd.generate import Generator, Sampling
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.params import shardings
 from jaxptd.step import Program
-from jaxptd.zero import zero
+from jaxptd.zero import gathering
 
-# Two stages do not share three layers evenly, and three devices a batch of twelve.
+# Three layers do not split evenly over two stages; a batch of twelve splits over three devices.
 THREE = {"num_layers": 3, "dropout": 0.1, "batch": 12}
 FULL = THREE | {"remat": "full"}
 UNROLLED = THREE | {"scan_layers": False}
@@ -33,13 +33,13 @@ UNROLLED = THREE | {"scan_layers": False}
 @pytest.mark.parametrize(
     ("layout", "choice"),
     [
-        case(THREE, 2, dp=3, cp=2, zero=3),  # they divide next to nothing
+        case(THREE, 2, dp=3, cp=2, zero=3),  # six divides hardly any size
         case(THREE, 2, dp=2, tp=4, sequence_parallel=True, zero=1),
         case(UNROLLED | {"remat": "full"}, 2, dp=2, row=2, col=2, zero=3),
         case(UNROLLED, 2, dp=3, zero=2),
-        case(THREE, 2, pp=3, dp=2, zero=2),  # what is no layer does not split over stages
+        case(THREE, 2, pp=3, dp=2, zero=2),
         case(FULL, 2, pp=2, dp=2, cp=2, zero=3),
-        # The later half of backward reads parameters, and fetches them once more.
+        # The later half of backward reads parameters, and gathers them once more.
         case(THREE | {"remat": "dots"}, 2, pp=2, dp=2, schedule="zb-h1", zero=3),
     ],
 )
@@ -109,8 +109,8 @@ def test_sixteen_devices(layout: str, stage: int) -> None:
     [Layout(dp=2, zero=3), pytest.param(Layout(pp=2, dp=2, zero=2), marks=pytest.mark.slow)],
     ids=str,
 )
-def test_in_bfloat16_it_gives_what_it_gives_without(layout: Layout) -> None:
-    """The same products of the same numbers, and sums in float32: far below bfloat16's 2**-8."""
+def test_in_bfloat16_a_step_is_the_same_without_zero(layout: Layout) -> None:
+    """The same products, and sums in float32: differences far below bfloat16's 2**-8."""
     found = []
     for stage in (0, layout.zero):
         program = made(dataclasses.replace(layout, zero=stage), dtype="bfloat16")
@@ -125,13 +125,13 @@ def test_in_bfloat16_it_gives_what_it_gives_without(layout: Layout) -> None:
         assert np.linalg.norm(g - want[name]) <= 1e-5 * size, name
 
 
-def test_what_is_sent_home_to_the_wrong_device_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    split = zero._split
-    monkeypatch.setattr(zero, "_split", lambda rows, widths: split(rows[::-1], widths))
+def test_shards_reduced_on_the_wrong_device_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    split = gathering._split
+    monkeypatch.setattr(gathering, "_split", lambda rows, widths: split(rows[::-1], widths))
     assert report(Layout(dp=2, zero=3), "float64", **THREE).wrong
 
 
-# ---- beside the step ----------------------------------------------------------------------------
+# ---- evaluation, generation, initial state -------------------------------------------------------
 
 SPREAD = [Layout(dp=2, tp=2, zero=2), Layout(pp=2, dp=2, zero=3), Layout(cp=2, zero=3)]
 
@@ -142,7 +142,7 @@ def made(layout: Layout, **choice: Any) -> Program:
 
 
 def drawn(program: Program) -> dict[str, Any]:
-    """A state at step 0 with parameters that are the same on every layout, moments zero."""
+    """A state of step 0 with the same random parameters on every layout; moments are zero."""
     draw = np.random.default_rng(0)
     params = {
         name: (0.3 * draw.normal(size=info.shape) + name.endswith("norm.w")).astype(np.float32)
@@ -167,7 +167,7 @@ def test_an_evaluation_equals_one_devices() -> None:
         assert tokens == 36
 
 
-def test_it_writes_what_one_device_writes() -> None:
+def test_generated_text_equals_one_devices() -> None:
     written = []
     for layout in (Layout(), *SPREAD[:2]):
         program = made(layout)
@@ -177,7 +177,7 @@ def test_it_writes_what_one_device_writes() -> None:
     assert written == [written[0]] * len(written)
 
 
-def test_it_starts_from_the_same_bits() -> None:
+def test_initial_parameters_are_the_same_bits() -> None:
     want = tiny.program(Layout()).init_state()["params"]
     program = tiny.program(Layout(pp=2, dp=2, zero=3))
     found = jax.jit(program.canonical)(program.init_state()["params"])
@@ -189,6 +189,6 @@ def test_it_starts_from_the_same_bits() -> None:
 
 
 @pytest.mark.parametrize("stage", [4, -1])
-def test_a_stage_that_is_not_is_refused(stage: int) -> None:
+def test_an_unknown_stage_is_refused(stage: int) -> None:
     with pytest.raises(UserError, match=rf"layout.zero={stage}: use one of 0, 1, 2, 3"):
         Layout(zero=stage)

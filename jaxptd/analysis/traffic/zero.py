@@ -14,7 +14,7 @@ from jaxptd.analysis.traffic.scenario import Scenario
 from jaxptd.mesh import BATCH_AXES, Axis, Layout
 from jaxptd.params import Stored
 from jaxptd.zero import Zero
-from jaxptd.zero.shards import Shard
+from jaxptd.zero.shards import ShardedInfo
 
 
 def once_a_step(step: Scenario, zero: Zero) -> Iterator[Collective]:
@@ -27,7 +27,7 @@ def once_a_step(step: Scenario, zero: Zero) -> Iterator[Collective]:
     for name, stored in zero.stored.items():
         elements = elements_on_device(stored, layout)
         yield Collective(ALL_REDUCE, _summed_over(stored, layout), 1, elements * wide)
-        if not isinstance(stored, Shard):
+        if not isinstance(stored, ShardedInfo):
             continue
         whole = elements * math.prod(layout.sizes[axis] for axis in BATCH_AXES)
         if zero.stage < 3 or not stored.info.stacked:
@@ -46,11 +46,11 @@ def per_layer(step: Scenario, zero: Zero) -> Iterator[Collective]:
     gathers = _gathers(step) if zero.stage == 3 else 0
     messages: dict[tuple, dict[int, int]] = {}  # axes -> bytes of an element -> elements
     for name, stored in zero.stored.items():
-        if isinstance(stored, Shard) and zero.per_layer(name):
+        if isinstance(stored, ShardedInfo) and zero.per_layer(name):
             axes = stored.axes | {*_summed_over(stored, layout)}
             message = messages.setdefault(tuple(sorted(axes)), {})
             itemsize = zero.gather_dtype(name).itemsize
-            message[itemsize] = message.get(itemsize, 0) + stored.padded
+            message[itemsize] = message.get(itemsize, 0) + stored.padded_size
     for message in messages.values():
         for itemsize, elements in message.items():
             yield Collective(ALL_GATHER, BATCH_AXES, gathers, gathers * elements * itemsize)

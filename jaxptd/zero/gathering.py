@@ -1,0 +1,186 @@
+"""A layer's sharded parameters, gathered only while the layer runs; figure in `zero.py`.
+
+A layer's tree has a `Gatherable` for each such parameter. An example with three, u and w gathered
+in bfloat16 and b in float32, whose shards have 6, 4 and 1 elements, on Z = 2 devices:
+
+    gathered          the shards of u and w, [6] and [4], concatenated: [10]; one all-gather in
+                      bfloat16: [2, 10]; its columns, [2, 6] and [2, 4], unflattened to the blocks
+                      of u and w. The shard of b, [1]: another all-gather, in float32.
+    regathered        the same for backward, behind barriers.
+    reduce_scattered  gradients of the three blocks, in float32, flattened to [2, 6], [2, 4] and
+                      [2, 1] and concatenated: [2, 11]; one reduce-scatter: [1, 11], the sums over
+                      devices of this device's shards; its columns are the shards' gradients.
+
+Parameters that vary over different mesh axes (sharded over tp, or not) make separate messages: the
+result of a concatenation varies over the axes of all its operands.
+
+Letters: L layers, Z devices along dp x cp, n elements of a block with its padding.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jaxptd.collectives import varying_axes
+from jaxptd.mesh import BATCH_AXES
+from jaxptd.pipeline.model import LayerInputs
+from jaxptd.pipeline.split_backward import trace_layer
+from jaxptd.zero.shards import ShardedInfo
+
+
+@partial(
+    jax.tree_util.register_dataclass, data_fields=["shard", "block"], meta_fields=["info", "dtype"]
+)
+@dataclasses.dataclass(frozen=True)
+class Gatherable:
+    """A layer's parameter during a step, as a leaf of the layer's module until the layer runs.
+
+    Args:
+        shard: this device's shard, `[L, n/Z]`, or `[n/Z]` of one layer.
+        block: the gathered block, if it was gathered at the beginning of the step.
+        info: how the block is sharded.
+        dtype: to gather in.
+    """
+
+    shard: Array
+    block: Array | None
+    info: ShardedInfo
+    dtype: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The block's shape."""
+        return (*self.shard.shape[:-1], *self.info.block_shape)
+
+
+def _is_gatherable(leaf: Any) -> bool:
+    return isinstance(leaf, Gatherable)
+
+
+def shards_of(params: Any) -> Any:
+    """The arrays that gradients belong to: the shard of each `Gatherable`, other leaves as is."""
+    return jax.tree.map(
+        lambda leaf: leaf.shard if _is_gatherable(leaf) else leaf, params, is_leaf=_is_gatherable
+    )
+
+
+def with_shards(params: Any, shards: Any) -> Any:
+    """`params` with other arrays in place of `shards_of(params)`."""
+    return jax.tree.map(
+        lambda leaf, new: dataclasses.replace(leaf, shard=new) if _is_gatherable(leaf) else new,
+        params,
+        shards,
+        is_leaf=_is_gatherable,
+    )
+
+
+# ---- one layer ----------------------------------------------------------------------------------
+
+
+def gathered(layer: Any) -> Any:
+    """Replaces each `Gatherable` of a layer by its block: one all-gather for each group."""
+    leaves, tree = jax.tree.flatten(layer, is_leaf=_is_gatherable)
+    missing = [i for i, leaf in enumerate(leaves) if _is_gatherable(leaf) and leaf.block is None]
+    for group in _groups(missing, lambda i: (leaves[i].shard, leaves[i].dtype)):
+        shards = [leaves[i].shard.astype(leaves[i].dtype) for i in group]
+        rows = lax.all_gather(jnp.concatenate(shards), BATCH_AXES)
+        columns = _split(rows, [leaves[i].info.shard_size for i in group])
+        for i, flat in zip(group, columns, strict=True):
+            leaves[i] = leaves[i].info.unflatten(flat.reshape(-1))
+    blocks = [leaf.block if _is_gatherable(leaf) else leaf for leaf in leaves]
+    return jax.tree.unflatten(tree, blocks)
+
+
+def regathered(layer: Any) -> Any:
+    """Gathers a layer again, for backward.
+
+    Behind barriers: in unrolled layers XLA would find that forward gathered the same, and keep that
+    result. Each array has a barrier of its own: all results of one barrier vary over the same axes.
+    """
+
+    def behind_barrier(leaf: Any) -> Any:
+        return jax.tree.map(lax.optimization_barrier, leaf) if _is_gatherable(leaf) else leaf
+
+    return gathered(jax.tree.map(behind_barrier, layer, is_leaf=_is_gatherable))
+
+
+def reduce_scattered(gradients: Any, layer: Any) -> Any:
+    """Gradients of `gathered(layer)` -> of `shards_of(layer)`: one reduce-scatter for each group.
+
+    Gradients of shards are summed over Z; those of other leaves stay as they are.
+    """
+    leaves, tree = jax.tree.flatten(layer, is_leaf=_is_gatherable)
+    grads = jax.tree.leaves(gradients)
+    sharded = [i for i, leaf in enumerate(leaves) if _is_gatherable(leaf)]
+    for group in _groups(sharded, lambda i: (leaves[i].shard, leaves[i].shard.dtype)):
+        flats = [leaves[i].info.flatten(grads[i].astype(leaves[i].shard.dtype)) for i in group]
+        widths = [leaves[i].info.shard_size for i in group]
+        rows = [flat.reshape(-1, n) for flat, n in zip(flats, widths, strict=True)]
+        sums = lax.psum_scatter(jnp.concatenate(rows, axis=1), BATCH_AXES, tiled=True)
+        for i, shard in zip(group, _split(sums, widths), strict=True):
+            grads[i] = shard.reshape(-1)
+    return jax.tree.unflatten(tree, grads)
+
+
+def _groups(indices: list[int], key: Callable[[int], tuple[Array, Any]]) -> list[list[int]]:
+    """Groups indices by precision, and by the axes over which their arrays vary."""
+    groups: dict[Any, list[int]] = {}
+    for i in indices:
+        array, dtype = key(i)
+        groups.setdefault((varying_axes(array), jnp.dtype(dtype)), []).append(i)
+    return list(groups.values())
+
+
+def _split(rows: Array, widths: list[int]) -> list[Array]:
+    """[Z, sum of widths] -> one array of columns for each width."""
+    ends = [sum(widths[: i + 1]) for i in range(len(widths) - 1)]
+    return jnp.split(rows, ends, axis=1)
+
+
+def with_gathering(
+    run: Callable[[Any, LayerInputs, Any], Any],
+) -> Callable[[Any, LayerInputs, Any], Any]:
+    """Makes `run(layer, inputs, x)` gather the layer's parameters, and free them afterwards.
+
+    For backward it keeps what `run` keeps, but no parameter: backward gathers the layer again.
+    """
+
+    @jax.custom_vjp
+    def gathering(layer: Any, inputs: LayerInputs, x: Array) -> Any:
+        return run(gathered(layer), inputs, x)
+
+    def forward(layer: Any, inputs: LayerInputs, x: Array) -> tuple[Any, tuple]:
+        blocks = gathered(layer)
+        traced, _ = trace_layer(run, blocks, inputs, x)
+        y, kept = traced.forward(blocks, inputs, x)
+        return y, (jax.tree_util.Partial(traced.backward, kept), layer, inputs)
+
+    def backward(residuals: tuple, dy: Any) -> tuple:
+        back, layer, inputs = residuals
+        gradients, dx = back(regathered(layer), inputs, dy)
+        return _as_layer(layer, reduce_scattered(gradients, layer)), None, dx
+
+    gathering.defvjp(forward, backward)
+
+    def either(layer: Any, inputs: LayerInputs, x: Array) -> Any:
+        sharded = any(map(_is_gatherable, jax.tree.leaves(layer, is_leaf=_is_gatherable)))
+        return gathering(layer, inputs, x) if sharded else run(layer, inputs, x)
+
+    return either
+
+
+def _as_layer(layer: Any, gradients: Any) -> Any:
+    """Gradients in the layer's tree: those of blocks are None, which is zero."""
+    return jax.tree.map(
+        lambda leaf, g: (
+            dataclasses.replace(leaf, shard=g, block=None) if _is_gatherable(leaf) else g
+        ),
+        layer,
+        gradients,
+        is_leaf=_is_gatherable,
+    )
