@@ -135,7 +135,7 @@ def test_a_hang_ends_a_run_of_one_process_too(start):
     run.wait_for("going")
     (ended,) = run.ended(seconds=60)
     assert ended.code == 3
-    assert ended.err.startswith("error: the run is stuck: reading data for 2 s at step 20; give")
+    assert ended.err.startswith("error: the run is stuck: reading data for 2 s at step 20; go on")
 
 
 @pytest.mark.slow

@@ -1,0 +1,211 @@
+"""A run that was killed, or is continued from a checkpoint, ends with the same numbers."""
+
+import json
+import signal
+
+import pytest
+from runs import (
+    CONTEXT,
+    DP2_TP2,
+    EVALUATION,
+    PP2,
+    STEPS,
+    TEXT,
+    Killed,
+    kill_after,
+    killed,
+    numbers,
+    signal_in,
+)
+
+from jaxptd.config.command_line import load_config
+from jaxptd.run.folder import RunDir
+from jaxptd.train import Run, main
+
+
+@pytest.mark.parametrize("step", [3, 9])
+def test_a_killed_run_goes_on_to_the_last_digit(train, whole, step, monkeypatch):
+    with monkeypatch.context() as patch:
+        kill_after(step, patch)
+        with pytest.raises(Killed):
+            main(train.options)
+    assert [row["step"] for row in train.run_dir.metrics()] == list(range(1, step + 1))
+    outcome = train()
+    assert ("resuming at step 5" in outcome.out) == (step == 9)
+    assert numbers(train.run_dir.metrics()) == whole
+
+
+def test_from_the_best_it_goes_on_and_later_ones_are_moved_once_it_begins(train, monkeypatch):
+    losses = iter((1.0, 2.0, 3.0))  # of steps 10 and 12, and of 12 again
+    monkeypatch.setattr(Run, "evaluate", lambda *_: dict.fromkeys(EVALUATION, next(losses)))
+    main(train.options)
+    assert train.steps == [10, 12]
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(RunDir, "open", killed)
+        main([*train.options, "--checkpoint.resume=best"])
+    assert train.steps == [10, 12]
+    main([*train.options, "--checkpoint.resume=best"])
+    assert train.steps == [10, 12]
+    assert [row["step"] for row in train.run_dir.metrics()] == [*range(1, STEPS + 1)]
+    assert train.run_dir.metrics()[-1]["validation_loss"] == 3.0
+    assert (train.run_dir.checkpoints / "00000012.aside").is_dir()
+
+
+def test_onto_another_layout_it_goes_on_to_rounding(train, whole, monkeypatch):
+    with monkeypatch.context() as patch:
+        kill_after(9, patch)
+        with pytest.raises(Killed):
+            main([*train.options, "--layout.dp=2"])
+    train(*CONTEXT[1:], "--model.remat=full", "--train.micro_batches=4")
+    rows = numbers(train.run_dir.metrics())
+    assert [row["step"] for row in rows] == [row["step"] for row in whole]
+    for row, expected in zip(rows, whole, strict=True):
+        assert row == pytest.approx(expected, rel=1e-5)
+    assert load_config(train.run_dir.path / "config.yaml").layout.tp == 2
+
+
+def goes_on(train, rows, monkeypatch, options):
+    """Killed under the first options, stopped under the second, and to the end under the third."""
+    with monkeypatch.context() as patch:
+        kill_after(7, patch)
+        with pytest.raises(Killed):
+            main([*train.options, *options[0]])
+    with monkeypatch.context() as patch:
+        signal_in("log", signal.SIGTERM, step=9, monkeypatch=patch)
+        assert "resuming at step 5" in train(*options[1]).out
+    assert "resuming at step 10" in train(*options[2]).out
+    found = numbers(train.run_dir.metrics())
+    assert [row["step"] for row in found] == list(range(1, STEPS + 1))
+    for row, expected in zip(found, rows, strict=True):
+        assert row == pytest.approx(expected, rel=1e-5)
+
+
+DP2 = ("--layout.dp=2",)
+PP4 = ("--layout.pp=4", "--train.micro_batches=4")
+PARTS = (*PP4, "--layout.schedule=interleaved")
+
+
+@pytest.mark.slow
+def test_onto_another_schedule_it_goes_on_to_rounding(train, whole, monkeypatch):
+    parts = (*PARTS, "--layout.stage_layers=[0,0,1,0,0,1,0,0]")  # the second layer comes first
+    goes_on(train, whole, monkeypatch, [PP2, parts, DP2])
+    finished = train(*parts, "--train.sample_tokens=5")  # written on the pipeline itself
+    assert "resuming at step 12" in finished.out
+    assert finished.out.split("-" * 72)[1].startswith("\ndef ")
+    assert finished.out.split("-" * 72)[1] != "\ndef \n"
+
+
+FOLDED = (*PP4, "--layout.schedule=zb-v", "--layout.stage_layers=[1,2,0,1,1,1,1,1]")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layouts",
+    [[PP2, PARTS, DP2], [DP2_TP2, FOLDED, PP2], [PARTS, DP2, FOLDED]],
+    ids=["to dp", "to 1f1b", "to zb-v"],
+)
+def test_more_layers_onto_another_schedule(train, layouts, monkeypatch):
+    layers = "--model.num_layers=8"
+    other = RunDir(train.folder / "whole")
+    assert main([*train.options, layers, f"--train.run_dir={other.path}"]) == 0
+    options = [(*layout, layers) for layout in layouts]
+    goes_on(train, numbers(other.metrics()), monkeypatch, options)
+
+
+def test_documents_are_kept_apart_where_the_sequence_is_cut(train):
+    lines = (json.dumps({"text": line}) for line in TEXT.splitlines())
+    source = train.folder / "text.jsonl"
+    source.write_text("\n".join(lines))
+    apart, losses = "--data.documents=apart", []
+    for choice in ([], [apart], [apart, "--layout.cp=2"]):
+        run = train.folder / f"run{len(losses)}"
+        options = [f"--data.source={source}", f"--train.run_dir={run}", "--checkpoint.every=0"]
+        assert train(*options, *choice).code == 0
+        losses.append([row["loss"] for row in RunDir(run).metrics()])
+    joined, one, cut = losses
+    assert cut == pytest.approx(one, rel=1e-5)
+    assert one[-1] != pytest.approx(joined[-1], rel=1e-4)
+
+
+def test_a_finished_run_has_nothing_left_to_do(train, whole):
+    train()
+    before = train.contents()
+    assert "resuming at step 12" in train().out
+    after = train.contents()
+    assert {name for name in after if "tensorboard" not in name} == {
+        name for name in before if "tensorboard" not in name
+    }
+    assert after["metrics.jsonl"] == before["metrics.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "--model.dropout=0.2",
+        "--data.validation_fraction=0.2",
+        "--train.seed=3",
+        "--optimizer.beta1=0.8",
+    ],
+)
+def test_another_run_is_refused_and_nothing_changes(train, override):
+    train("--train.steps=1")
+    before = train.contents()
+    field = override.removeprefix("--").partition("=")[0]
+    assert f"holds another run: {field} is " in train.refused(override)
+    assert train.contents() == before
+
+
+def test_another_run_is_refused_even_if_its_config_is_lost(train):
+    train("--train.steps=1")
+    (train.run_dir.path / "config.yaml").unlink()
+    before = train.contents()
+    assert "another run: train.seed is 3, was 0" in train.refused("--train.seed=3")
+    assert "checkpoint.resume is never" in train.refused("--checkpoint.resume=never")
+    assert train.contents() == before
+    assert "resuming at step 1" in train("--train.steps=2").out
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(train, whole):
+    train()
+    newest = train.run_dir.checkpoints / "00000012"
+    largest = max(newest.rglob("*"), key=lambda path: path.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[:-1])
+    outcome = train()
+    assert (outcome.code, outcome.err) == (0, "")
+    assert f"warning: checkpoint {newest} is damaged: " in outcome.out
+    assert "resuming at step 10" in outcome.out
+    assert numbers(train.run_dir.metrics()) == whole
+    assert "resuming at step 12" in train().out  # saved again, and good
+
+
+# ---- resume by path -------------------------------------------------------------------------
+
+
+def test_a_run_can_start_from_the_checkpoint_of_another_directory(train, whole):
+    train()
+    path = train.run_dir.checkpoints / "00000010"
+    other = RunDir(train.folder / "other")
+    outcome = train(f"--checkpoint.resume={path}", f"--train.run_dir={other.path}")
+    assert f"resuming at step 10 from {path}" in outcome.out
+    assert numbers(other.metrics()) == whole[10:]
+
+
+def test_resuming_by_path_never_drops_newer_checkpoints(train):
+    train()
+    before = train.contents()
+    path = train.run_dir.checkpoints / "00000010"
+    assert "holds step 12, checkpoint.resume names step 10" in train.refused(
+        f"--checkpoint.resume={path}"
+    )
+    assert train.contents() == before
+
+
+def test_resuming_by_path_is_of_the_same_run_too(train):
+    train("--train.steps=1")
+    path = train.run_dir.checkpoints / "00000001"
+    other = train.folder / "other"
+    line = train.refused(
+        f"--checkpoint.resume={path}", f"--train.run_dir={other}", "--train.seed=3"
+    )
+    assert f"{path} is of another run: train.seed is 3, was 0" in line
+    assert not other.exists()
