@@ -1,4 +1,4 @@
-"""Which process this is: by flags, by what each launcher sets, and what is missing in words."""
+"""Finds the processes of a run from flags and from each launcher's variables."""
 
 import pytest
 

@@ -1,6 +1,6 @@
-"""Processes that are killed, stopped, stuck or fail, for real: how the others end, and how soon.
+"""Real processes that are killed, stopped, stuck or fail: how and how soon the others end.
 
-The loop is the smallest that has what the trainer's has: steps with a collective, in phases.
+The loop is a small version of the trainer's: steps with a collective, in phases.
 """
 
 import signal

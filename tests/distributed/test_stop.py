@@ -34,7 +34,7 @@ def service(monkeypatch):
 
 
 def loop(stop: Stop, started: list[int], rank: int, *, steps: int) -> Iterator[int | None]:
-    """The trainer's loop; it yields where other processes may run meanwhile.
+    """The trainer's loop; it yields wherever other processes may run.
 
     Step s is started, step s - 1 has ended once all have started it, then it reads the stop step.
     """
@@ -50,7 +50,7 @@ def loop(stop: Stop, started: list[int], rank: int, *, steps: int) -> Iterator[i
 
 
 def run(seed: int, *, count: int, steps: int, asked: int) -> tuple[list[int], int]:
-    """In any order of what the processes do, the steps they stop after, and the first one asked."""
+    """Runs the processes in a random order; the steps they stop after, and the first step asked."""
     choose = random.Random(seed)
     stops, started = [Stop(alone=False) for _ in range(count)], [0] * count
     loops = [loop(each, started, rank, steps=steps) for rank, each in enumerate(stops)]

@@ -1,4 +1,4 @@
-"""Which process holds a run up, told from who only waits and who compiles."""
+"""Finds the process that blocks a run, among those that only wait or compile."""
 
 import contextlib
 import threading
@@ -56,7 +56,7 @@ def test_phases_begin_anew_and_go_back_to_the_outer_one():
 
 
 def limit(*waits: float, stuck_after: float = 40.0) -> float | None:
-    """Of waiting, after steps in which these seconds were waited."""
+    """The limit of waiting after steps in which these seconds were spent waiting."""
     watchdog = Watchdog(stuck_after)
     steps = watchdog.steps(1, len(waits) + 1)
     for seconds in waits:

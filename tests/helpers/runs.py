@@ -31,7 +31,7 @@ PP2 = ("--layout.pp=2",)
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a command ended, and what it printed."""
+    """The end of a command: exit code and output."""
 
     code: int
     out: str
@@ -47,7 +47,7 @@ class Trainer:
 
     @property
     def options(self) -> list[str]:
-        """Of a run that writes what it can, but samples no text."""
+        """Options of a run that writes all its files, but samples no text."""
         source = self.folder / "text.txt"
         if not source.exists():
             source.write_text(TEXT)
@@ -75,7 +75,7 @@ class Trainer:
         return Outcome(end.value.code or 0, *self.capture.readouterr())
 
     def refused(self, *overrides: str) -> str:
-        """Runs what must fail; its one line on stderr."""
+        """Runs a command that must fail; returns its one line on stderr."""
         outcome = self(*overrides)
         assert outcome.code == 2, outcome
         assert outcome.err.startswith("error: ")
@@ -89,12 +89,12 @@ class Trainer:
 
 
 def numbers(rows: list[dict]) -> list[dict]:
-    """The rows without what the clock says."""
+    """The rows without times."""
     return [{key: value for key, value in row.items() if key not in TIMES} for row in rows]
 
 
 class Killed(BaseException):
-    """Ends a run as a kill does, as far as its files can tell."""
+    """Ends a run with the files that a kill would leave."""
 
 
 def killed(*_, **__):
@@ -102,7 +102,7 @@ def killed(*_, **__):
 
 
 def kill_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At a moment when no checkpoint is being written: this process lives on, and would write."""
+    """Ends a run after a step, but in no save, which this process would complete."""
     log, save = RunDir.log, Checkpoints.save_async
 
     def deadly(self, row):
@@ -120,7 +120,7 @@ def kill_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def signal_in(method: str, number: int, *, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process gets a signal while it logs, evaluates or saves `step`."""
+    """Sends this process a signal while it logs, evaluates or saves `step`."""
     owner = {"log": RunDir, "evaluate": Run, "save": Run}[method]
     original = getattr(owner, method)
 

@@ -1,6 +1,6 @@
-"""Several processes of one run on this machine, for tests: each a command of its own.
+"""Starts several processes of one run on this machine, for tests.
 
-Each runs the code that a test gives: the trainer with something changed, or a loop of its own.
+Each process runs the code of a test: the trainer with a change, or a loop of its own.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ if __name__ == "__main__":
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """How a process ended: exit code (minus the signal), output, seconds from `since`."""
+    """The end of a process: exit code (minus the signal), output, seconds from `since`."""
 
     code: int | None
     out: str
@@ -41,7 +41,7 @@ class Ended:
 
     @property
     def lines(self) -> list[str]:
-        """What it printed, without what gloo prints."""
+        """The lines of its output, without gloo's."""
         return [line for line in self.out.splitlines() if "[Gloo]" not in line]
 
 
@@ -79,7 +79,7 @@ class Together:
         return self.folder / f"{rank}.{kind}"
 
     def wait_for(self, text: str, *, rank: int = 0, seconds: float = 240.0) -> None:
-        """Until a process has printed this."""
+        """Waits until a process has printed this text."""
         end = time.monotonic() + seconds
         while text not in self._file(rank, "out").read_text():
             assert time.monotonic() < end, self._file(rank, "err").read_text()
@@ -87,12 +87,12 @@ class Together:
             time.sleep(0.02)
 
     def signal(self, rank: int, number: int) -> None:
-        """From here on seconds are counted."""
+        """Sends a signal, and counts seconds from now on."""
         self.processes[rank].send_signal(number)
         self.since = time.monotonic()
 
     def ended(self, *, seconds: float = 240.0, without: int | None = None) -> list[Ended | None]:
-        """How each ended, all but `without`; whoever has not ended in time is killed."""
+        """Waits until all but `without` have ended; kills those that have not in time."""
         found: list[Ended | None] = [None] * self.count
         while any(x is None for rank, x in enumerate(found) if rank != without):
             for rank, process in enumerate(self.processes):
@@ -117,5 +117,5 @@ class Together:
 
 
 def trainer(patches: str = "") -> str:
-    """The training command, with what a test changes in it."""
+    """The code of the training command with a test's changes."""
     return TRAIN.format(patches=textwrap.dedent(patches))

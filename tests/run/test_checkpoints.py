@@ -1,4 +1,4 @@
-"""A run's checkpoints: what is saved of a step, which one it goes on from, and what it says."""
+"""A run's checkpoints: saved with their description, and chosen to resume from."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,7 +34,7 @@ def program(*overrides):
 
 @pytest.fixture
 def saved(tmp_path, state):
-    """Opens the checkpoints of a run that saved at the steps of LOSSES; `lines` is what it says."""
+    """Opens the checkpoints of a run that saved at the steps of LOSSES; `lines` has its output."""
 
     def opened(*overrides):
         lines = []

@@ -1,4 +1,4 @@
-"""What simulated devices need of XLA."""
+"""The flags that simulated devices need."""
 
 import os
 import subprocess
@@ -41,8 +41,8 @@ print(np.isfinite(found[1]).all())
 
 @pytest.mark.slow
 def test_permutes_that_wait_for_nothing_of_each_other_do_not_meet() -> None:
-    """Large arrays, for which XLA runs what it can at the same time; without the flag it hangs
-    or aborts, not always.
+    """Uses large arrays, for which XLA runs independent operations at the same time. Without the
+    flag the process hangs or aborts, though not always.
     """
     found = subprocess.run(
         [sys.executable, "-c", RUN_RSA], capture_output=True, text=True, timeout=300

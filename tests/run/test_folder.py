@@ -1,4 +1,4 @@
-"""The run directory: whose it is, what is written in it, and what a killed run leaves."""
+"""The run directory: the same run or another, its files, and those of a killed run."""
 
 import dataclasses
 import json

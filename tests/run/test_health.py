@@ -1,4 +1,4 @@
-"""Which steps, parameters and evaluations end a run, and what is said then."""
+"""Steps, parameters and evaluations that end a run, and the error that names them."""
 
 import math
 

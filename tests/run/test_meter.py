@@ -26,7 +26,7 @@ def program(*overrides: str) -> Program:
 
 
 class Clock:
-    """Time that passes when told to."""
+    """A clock that a test sets."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -55,7 +55,7 @@ def run(meter: Meter, clock: Clock, steps: range, *, seconds: float) -> None:
 
 
 def test_it_says_when_it_waits_for_a_step():
-    """Reading a step's numbers waits for it; a watchdog has to know that it is no hang."""
+    """Reading a step's metrics waits for the step, and the watchdog has to know of that wait."""
     inside = []
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""When the programs of a run are compiled."""
+"""The programs of a run are compiled once, in a phase of their own."""
 
 from jaxptd.distributed.watchdog import Phase, Watchdog
 from jaxptd.run.programs import Programs

@@ -1,4 +1,4 @@
-"""What a person sees of a run, on a terminal and in a pipe."""
+"""The progress of a run, on a terminal and in a pipe."""
 
 import io
 
@@ -11,7 +11,7 @@ EVALUATION = {"validation_loss": 2.5, "perplexity": 12.18}
 
 
 def shown(*, terminal: bool, rows=(ROW,), **options) -> str:
-    """What a console shows of a run whose steps up to 10 were done before."""
+    """The output of a run that resumes after step 10."""
     console = Console(force_terminal=terminal, file=io.StringIO(), width=100, **options)
     display = Display(console)
     with display.steps(done=10, total=30):

@@ -57,7 +57,7 @@ run_command(main)
 
 
 def moments():
-    """Thirty of them, spread over start-up, steps and saves: what, which call, seconds after it."""
+    """Moments in start-up, steps and saves: a function, the number of its call, seconds after it."""
     draw = random.Random(0)
     places = [
         "run:start",
@@ -103,7 +103,7 @@ def started(folder):
 
 @pytest.mark.slow
 def test_thirty_kills_change_nothing(tmp_path):
-    """Each step stands in the metrics once, equal to the last digit, evaluations too.
+    """Each step is in the metrics once, equal to the last digit, evaluations too.
 
     So every step had the state and the samples that it has in a run that nobody kills.
     """

@@ -42,7 +42,7 @@ NOT_CACHED = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
 
 
 def hurt(train: Trainer, what: str, *, step: int, options=()) -> subprocess.CompletedProcess:
-    """The command in a process to which `what` happens at the end of `step`."""
+    """Runs the command in a process to which `what` happens at the end of `step`."""
     script = textwrap.dedent(HURT).format(step=step, what=what)
     command = [sys.executable, "-c", script, *train.options, *options]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), NOT_CACHED: "1e9"}

@@ -1,4 +1,4 @@
-"""Training in several processes, for real: two of four simulated devices each, over loopback."""
+"""Training in two real processes of four simulated devices each, over loopback."""
 
 import json
 import signal
@@ -72,7 +72,7 @@ def start(tmp_path):
 
 
 def numbers(folder: Path) -> list[dict]:
-    """The rows of metrics.jsonl without what the clock says."""
+    """The rows of metrics.jsonl without times."""
     rows = RunDir(folder).metrics()
     return [{key: value for key, value in row.items() if key not in TIMES} for row in rows]
 

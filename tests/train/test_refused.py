@@ -113,7 +113,7 @@ def test_never_resumes_nothing(train):
 
 
 def token_file(folder: Path, *, vocab_size: int) -> tuple[Path, ShuffledWindows]:
-    """Ids below `vocab_size` in a nanoGPT file; and the sequences that training makes of them."""
+    """A nanoGPT file with ids below `vocab_size`, and the sequences that training reads from it."""
     tokens = np.random.default_rng(0).integers(0, vocab_size, 4000)
     path = folder / "tokens.bin"
     write_bin(path, tokens)

@@ -65,7 +65,7 @@ def test_onto_another_layout_it_goes_on_to_rounding(train, whole, monkeypatch):
 
 
 def goes_on(train, rows, monkeypatch, options):
-    """Killed under the first options, stopped under the second, and to the end under the third."""
+    """Kills a run with the first options, stops it with the second, completes it with the third."""
     with monkeypatch.context() as patch:
         kill_after(7, patch)
         with pytest.raises(Killed):

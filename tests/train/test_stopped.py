@@ -1,4 +1,4 @@
-"""A signal ends the step, saves and stops; the same command goes on."""
+"""A signal ends the step, saves and stops the run; the same command resumes it."""
 
 import signal
 

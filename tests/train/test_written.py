@@ -1,4 +1,4 @@
-"""What a run writes and prints, and when it evaluates and saves."""
+"""The files and lines of a run, and the steps at which it evaluates and saves."""
 
 import collections
 import dataclasses
@@ -67,7 +67,7 @@ def test_what_a_run_writes(train):
 
 
 def test_the_watchdog_knows_what_a_run_is_in(train, monkeypatch):
-    """Else a long evaluation, or the end's wait for a save, is taken for a hang."""
+    """Without that a long evaluation, or the last wait for a save, is taken for a hang."""
     dogs, found = [], collections.defaultdict(list)
 
     def made(*args):
