@@ -57,7 +57,7 @@ run_command(main)
 
 
 def moments():
-    """Moments in start-up, steps and saves: a function, the number of its call, seconds after it."""
+    """Moments in start-up, steps and saves: a function, the number of its call, seconds after."""
     draw = random.Random(0)
     places = [
         "run:start",
