@@ -12,9 +12,9 @@ One tick of a stage, here of training:
     hop_...     permutes of x over pp, into the receiver's mail
 
 Each name is a loop of zero trips or one, by the numbers that the plan has for this stage and tick
-(the `Instruction`). They are loops and not branches of one switch because XLA copies what branches
-pass through: it would copy all gradients and saved activations at every tick. What a loop carries
-is updated in place.
+(the `Instruction`). They are loops, not branches of one switch, because XLA copies what branches
+pass through: all gradients and saved activations at every tick. The carry of a loop is updated in
+place.
 
 All stages take part in a hop. Other loops may contain collectives over any axis but pp, along which
 the trips of devices differ.
@@ -39,7 +39,7 @@ from jaxptd.pipeline.pools import Instruction, get, loop, put, zeros
 
 
 class Carry(NamedTuple):
-    """What a tick passes to the next.
+    """The state that a tick passes to the next.
 
     x: the activation or gradient of the current operation.
     mail, saved, between: the pools of slots, see `Plan`.
@@ -58,10 +58,10 @@ class Carry(NamedTuple):
 
 
 class CurrentLayer(NamedTuple):
-    """A layer of the part at work.
+    """A layer of the part that the current operation is on.
 
-    params: its row of `ModelArrays.layers`.
-    offset: the number of its row after the part's first.
+    params: its row of `ModelArrays.layers`; `ModelFunctions.gathered` makes parameters of it.
+    offset: of its row from the part's first row.
     kind: the number of its `LayerKind`.
     """
 
@@ -87,7 +87,7 @@ def forward(
 
 
 class Ticks(abc.ABC):
-    """What a forward pass and training have in common: embedding, loops over layers, hops."""
+    """The base of a forward pass and of training: embedding, loops over layers, hops."""
 
     def __init__(self, functions: ModelFunctions, plan: Plan, arrays: ModelArrays) -> None:
         self.functions, self.plan, self.arrays = functions, plan, arrays
@@ -115,7 +115,7 @@ class Ticks(abc.ABC):
         return micro, self.functions.places(micro, self.arrays.shared)
 
     def initial(self, **others: Any) -> Carry:
-        """The carry before the first tick; others: what is neither x, mail nor total."""
+        """The carry before the first tick; others: the fields that differ between passes."""
         mail = zeros(self.x, self.plan.slots["mail"])
         empty = {"saved": (), "between": (), "ends": ()}
         return Carry(x=self.x, mail=mail, total=self.total, **{**empty, **others})
@@ -152,7 +152,7 @@ class Ticks(abc.ABC):
         *,
         reverse: bool = False,
     ) -> Carry:
-        """Runs `run` on each layer of the part at work."""
+        """Calls `run` for each layer of the current part."""
         _, places = self.micro_batch(instruction["micro"])
 
         def one(i: Any, carry: Carry, kind: int, begin: Any, end: Any) -> Carry:

@@ -10,7 +10,9 @@ from jaxptd.errors import UserError
 from jaxptd.pipeline.table import Schedule
 
 
-def part_sizes(layers: int, parts: int, given: Sequence[int] | None = None) -> tuple[int, ...]:
+def part_sizes(
+    layers: int, parts: int, stage_layers: Sequence[int] | None = None
+) -> tuple[int, ...]:
     """The number of layers of each part of the model, in the model's order.
 
     As equal as possible. Parts in the middle get the remainder first, because the first part also
@@ -19,18 +21,18 @@ def part_sizes(layers: int, parts: int, given: Sequence[int] | None = None) -> t
     Args:
         layers: the number of layers of the model.
         parts: stages times chunks.
-        given: the number of layers of each part, to use instead.
+        stage_layers: the number of layers of each part, to use instead.
 
     Raises:
-        UserError: a part would be empty, or `given` does not add up to `layers`.
+        UserError: a part would be empty, or `stage_layers` does not add up to `layers`.
     """
-    if given is not None:
-        if len(given) != parts or sum(given) != layers or min(given) < 0:
+    if stage_layers is not None:
+        if len(stage_layers) != parts or sum(stage_layers) != layers or min(stage_layers) < 0:
             raise UserError(
-                f"layout.stage_layers={list(given)}: use {parts} numbers, one for each part of the "
-                f"model, that add up to model.num_layers={layers}"
+                f"layout.stage_layers={list(stage_layers)}: use {parts} numbers, one for each "
+                f"part of the model, that add up to model.num_layers={layers}"
             )
-        return tuple(given)
+        return tuple(stage_layers)
     if layers < parts:
         raise UserError(
             f"model.num_layers={layers} leaves some of the pipeline's {parts} parts (layout.pp x "

@@ -207,8 +207,8 @@ class Plan:
         for (operation, part, micro), tick in when.items():
             if operation == F and part == 0:  # the embedding's result
                 end = when[B, 0, micro] if self.recompute else tick
-                again = (("input", end),) if self.recompute else ()
-                yield Value("mail", self._stage(0), 2 * tick, 2 * end, (("read", tick), *again))
+                inputs = (("input", end),) if self.recompute else ()
+                yield Value("mail", self._stage(0), 2 * tick, 2 * end, (("read", tick), *inputs))
             if operation == B:
                 yield from self._saved(part, micro)
 

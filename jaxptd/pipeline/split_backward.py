@@ -1,8 +1,8 @@
 """The backward pass of one layer: what forward saves for it, and its split into B and W.
 
 `jax.vjp` decides, under the layer's own rules (`model.remat`), which arrays backward needs. Those
-that the caller has anyway, parameters above all, are recognized and not saved a second time. Where
-a schedule splits backward, the traced backward program is cut in two: *B* computes the gradient of
+that the caller has anyway, parameters above all, are recognized and not saved a second time. If a
+schedule splits backward, the traced backward program is split in two: *B* computes the gradient of
 the layer's input, *W* later those of its weights.
 
 Source: Qi et al., arXiv 2401.10241 (B and W).

@@ -86,9 +86,9 @@ class Training(Ticks):
     def _backward(self, carry: Carry, instruction: Instruction) -> Carry:
         """Backward through the last part's head, the layers and the first part's embedding."""
         if self.plan.recompute:
-            again = carry._replace(x=get(carry.mail, instruction["input"]))
-            again = self._forward_saving(again, instruction, "recompute")
-            carry = again._replace(x=carry.x)
+            dy, x = carry.x, get(carry.mail, instruction["input"])
+            carry = self._forward_saving(carry._replace(x=x), instruction, "recompute")
+            carry = carry._replace(x=dy)
         carry = loop("head", carry, instruction, self._head)
         run = partial(self._input_backward if self.splits else self._layer_backward, instruction)
         carry = self.each_layer("backward", carry, instruction, run, reverse=True)
@@ -130,7 +130,7 @@ class Training(Ticks):
         )
 
     def _unembed(self, carry: Carry, instruction: Instruction) -> Carry:
-        """Adds the gradient of the embedding's parameters; nothing is left to send."""
+        """Adds the gradients of the embedding; x becomes zeros, because no stage reads it."""
         micro, places = self.micro_batch(instruction["micro"])
 
         def backward(ends: Any, x: Array) -> Any:
