@@ -1,9 +1,18 @@
-"""Parameters: declared in one line by a layer, gathered into a `Blueprint` of the whole model.
+"""Parameters: declared in one line by a layer, collected in a `Blueprint` of the whole model.
 
-Inside the step parameters are a plain dict `{"blocks.mlp.up.w": array, ...}` of a device's blocks.
-A parameter has two global forms. *Held*: what the layout lays over the mesh, perhaps zero-padded so
-that it splits evenly. *Canonical*: without padding, the same for every layout; checkpoints and
-`verify` speak of that one only.
+Inside the step parameters are a plain dict `{"blocks.mlp.up.w": array, ...}` of local blocks. A
+parameter has four forms; as an example `w[D, F]` of every layer, F padded to F' so that it splits:
+
+    canonical  [L, D, F]         global, the same for every layout: in checkpoints and `verify`
+       |  ^
+       |  |    stacked  [L, D, F']   global, as a model's constructor makes it, padded with zeros
+       |  |       |
+       v  |       v  from_stacked: layers into rows of stages (pipelines), flattened (ZeRO)
+    stored     [R, D, F']        global, in the state: `stored_shape`, sharded by `spec`
+       v  shard_map
+    local      [R/pp, D, F'/tp]  one device's block
+
+On the left `from_canonical` goes down, `to_canonical` up.
 """
 
 import dataclasses
@@ -29,8 +38,8 @@ def normal(stddev: float) -> Initialiser:
     """Draws from a normal distribution, as sums of twelve uniform 16-bit integers, float32.
 
     Sums of integers are exact and one rounding follows, so the numbers are the same to the last bit
-    however the array is cut and fused. (The inverse error function of `jax.random.normal` is not:
-    its last bit depends on how XLA vectorises it.)
+    however the array is sharded and fused. (In `jax.random.normal` that bit depends on how XLA
+    vectorises the inverse error function.)
     """
 
     def draw(key: Array, shape: Sequence[int]) -> Array:
@@ -55,23 +64,23 @@ def param(
     init: Initialiser,
     *,
     spec: P,
-    held: Sequence[int] | None = None,
+    padded: Sequence[int] | None = None,
     decay: bool = True,
     cast: bool = False,
 ) -> nnx.Param:
     """Declares a parameter.
 
     Args:
-        key: of its random numbers.
-        shape: its canonical global shape.
-        init: makes it from key and shape.
-        spec: how its held form lies over the mesh.
-        held: its global shape with padding, where that differs.
+        key: random key of its initial values.
+        shape: canonical shape.
+        init: makes the initial values from key and shape.
+        spec: how the padded array is sharded.
+        padded: shape with padding, if that differs.
         decay: whether weight decay applies.
-        cast: whether all that is read of it is read in the compute precision.
+        cast: whether it is only ever read in the compute precision.
     """
-    held = tuple(held or shape)
-    padding = [(0, have - want) for have, want in zip(held, shape, strict=True)]
+    padded = tuple(padded or shape)
+    padding = [(0, size - n) for size, n in zip(padded, shape, strict=True)]
     return nnx.Param(
         jnp.pad(init(key, tuple(shape)), padding),
         spec=spec,
@@ -83,7 +92,7 @@ def param(
 
 
 def stacked(make: Callable[[Array], Any], keys: Array) -> Any:
-    """One module whose parameters are those of `make(key)` for every key, stacked `[L, ...]`."""
+    """A module with the parameters of `make(key)` for all L keys, stacked `[L, ...]`."""
     modules = jax.vmap(make)(keys)
 
     def relabel(p: nnx.Param) -> nnx.Param:
@@ -95,61 +104,60 @@ def stacked(make: Callable[[Array], Any], keys: Array) -> Any:
 
 
 class Stored(Protocol):
-    """How the state holds an array: its global shape there, and the way to its canonical form."""
+    """The stored form of a parameter, and the conversions from and to the other global forms."""
 
     @property
     def info(self) -> "ParamInfo":
-        """How layers hold it."""
+        """The form in which layers use the parameter."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Canonical."""
+        """Canonical shape."""
 
     @property
-    def held(self) -> tuple[int, ...]:
-        """Of the held form."""
+    def stored_shape(self) -> tuple[int, ...]:
+        """Global shape of the stored form."""
 
     @property
     def spec(self) -> P:
-        """How that lies over the mesh."""
+        """How the stored form is sharded."""
 
     @property
     def axes(self) -> frozenset[str]:
-        """The mesh axes it is cut over."""
+        """The mesh axes over which the stored form is sharded."""
 
     @property
     def is_canonical(self) -> bool:
-        """Whether the held form is the canonical one."""
+        """Whether the stored form is the canonical one."""
 
-    def canonical(self, x: Array) -> Array:
-        """Held -> canonical."""
+    def to_canonical(self, x: Array) -> Array:
+        """Stored -> canonical."""
 
-    def pad(self, x: ArrayLike) -> Array:
-        """Canonical -> held."""
+    def from_canonical(self, x: ArrayLike) -> Array:
+        """Canonical -> stored."""
 
-    def arrange(self, x: Array) -> Array:
-        """As a layer makes it -> held."""
+    def from_stacked(self, x: Array) -> Array:
+        """Stacked (or, of a parameter without layers, padded) -> stored."""
 
-    def __hash__(self) -> int:
-        """What is compiled for it is kept by it."""
+    def __hash__(self) -> int: ...  # a key of what is compiled for it
 
 
 @dataclasses.dataclass(frozen=True)
 class ParamInfo:
-    """What is known of a parameter before it exists.
+    """Describes a parameter before it exists, and its stored form without ZeRO.
 
     Args:
-        shape: canonical, global.
-        held: with padding, global.
-        spec: how the held form lies over the mesh.
+        shape: canonical shape.
+        stored_shape: global shape with padding and, on pipelines, the rows of all stages.
+        spec: how the stored form is sharded.
         decay: whether weight decay applies.
-        cast: whether all that is read of it is read in the compute precision.
-        stacked: whether it is `[L, ...]`, one of each layer.
-        rows: where it is stacked, the held row of each layer; None: as they are numbered.
+        cast: whether it is only ever read in the compute precision.
+        stacked: whether it has a leading dim of layers.
+        rows: if stacked, the stored row of each layer; None: layer i is in row i.
     """
 
     shape: tuple[int, ...]
-    held: tuple[int, ...]
+    stored_shape: tuple[int, ...]
     spec: P
     decay: bool
     cast: bool = False
@@ -162,56 +170,51 @@ class ParamInfo:
 
     @property
     def axes(self) -> frozenset[str]:
-        """The mesh axes it is cut over."""
         return frozenset(axis for axes in self.axes_of_dims for axis in axes)
 
     @property
     def axes_of_dims(self) -> list[tuple[str, ...]]:
-        """The mesh axes that each dim is cut over."""
+        """The mesh axes over which each dim is sharded."""
         return [() if a is None else a if isinstance(a, tuple) else (a,) for a in self.spec]
 
     @property
     def is_canonical(self) -> bool:
-        """Whether the held form is the canonical one."""
-        return self.shape == self.held and self.rows is None
+        return self.shape == self.stored_shape and self.rows is None
 
-    def canonical(self, x: Array) -> Array:
-        """Held -> canonical: layers in their order, the padding cut off."""
+    def to_canonical(self, x: Array) -> Array:
+        """Stored -> canonical: puts layers in order, removes the padding."""
         ordered = x if self.rows is None else x[np.array(self.rows)]
         return ordered[tuple(slice(n) for n in self.shape)]
 
-    def pad(self, x: ArrayLike) -> Array:
-        """Canonical -> held: zeros appended, layers in their rows."""
+    def from_canonical(self, x: ArrayLike) -> Array:
+        """Canonical -> stored: appends zeros, puts layers in their rows."""
         skip = 0 if self.rows is None else 1
-        sizes = list(zip(self.held, self.shape, strict=True))[skip:]
-        padding = [(0, 0)] * skip + [(0, h - n) for h, n in sizes]
-        return self.arrange(jnp.pad(jnp.asarray(x), padding))
+        sizes = list(zip(self.stored_shape, self.shape, strict=True))[skip:]
+        padding = [(0, 0)] * skip + [(0, size - n) for size, n in sizes]
+        return self.from_stacked(jnp.pad(jnp.asarray(x), padding))
 
-    def arrange(self, x: Array) -> Array:
-        """A stack with all but its rows as held -> its layers in their rows."""
+    def from_stacked(self, x: Array) -> Array:
+        """Stacked -> stored: puts layers in their rows."""
         if self.rows is None:
             return x
-        return jnp.zeros(self.held, x.dtype).at[np.array(self.rows)].set(x)
+        return jnp.zeros(self.stored_shape, x.dtype).at[np.array(self.rows)].set(x)
 
-    def cut_over(self, axis: str, sizes: Mapping[Any, int]) -> "ParamInfo":
-        """Cut over one more axis: along its longest dim that splits; as it is, if none does.
+    def sharded_over(self, axis: str, sizes: Mapping[Any, int]) -> "ParamInfo":
+        """Also sharded over `axis`, along the longest local dim that splits; else unchanged.
 
         Args:
-            axis: that it is not cut over.
+            axis: a mesh axis over which it is not sharded yet.
             sizes: devices along each axis.
         """
         axes = self.axes_of_dims
-        blocks = [
-            n // math.prod(sizes[each] for each in cut)
-            for n, cut in zip(self.held, axes, strict=True)
-        ]
-        able = [dim for dim, block in enumerate(blocks) if block % sizes[axis] == 0]
+        splits = [math.prod(sizes[each] for each in over) for over in axes]
+        local = [n // split for n, split in zip(self.stored_shape, splits, strict=True)]
+        able = [dim for dim, n in enumerate(local) if n % sizes[axis] == 0]
         if not able:
             return self
-        dim = max(able, key=blocks.__getitem__)
-        spec = [*self.spec]
-        spec[dim] = (*axes[dim], axis) if axes[dim] else axis
-        return dataclasses.replace(self, spec=P(*spec))
+        dim = max(able, key=local.__getitem__)
+        spec = P(*self.spec[:dim], (*axes[dim], axis) if axes[dim] else axis, *self.spec[dim + 1 :])
+        return dataclasses.replace(self, spec=spec)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,7 +223,7 @@ class Blueprint:
 
     Args:
         make: key -> the model.
-        place: how each parameter is held over stages, out of how it is held over one.
+        place: for pipelines, a parameter's info on one stage -> its info on all stages.
     """
 
     make: Callable[[Array], Any]
@@ -241,10 +244,9 @@ class Blueprint:
         return {name: info.spec for name, info in self.infos.items()}
 
     def build(self, params: Mapping[str, Array]) -> Any:
-        """The model with these arrays as its parameters; one without its others has None there."""
-        return jax.tree.unflatten(
-            jax.tree.structure(self._abstract), [params.get(name) for name in self.infos]
-        )
+        """The model with these arrays as its parameters; None for the parameters not given."""
+        leaves = [params.get(name) for name in self.infos]
+        return jax.tree.unflatten(jax.tree.structure(self._abstract), leaves)
 
     def shardings(self, mesh: Mesh) -> dict[str, NamedSharding]:
         return shardings(self.infos, mesh)
@@ -252,37 +254,37 @@ class Blueprint:
     def init(
         self, seed: int, *, mesh: Mesh, dtype: Any, stored: Mapping[str, Stored] | None = None
     ) -> Params:
-        """Initial parameters, laid over the mesh; the same numbers on every mesh.
+        """Initial parameters in stored form, sharded; the same numbers on every mesh.
 
         Args:
-            seed: of their random numbers.
-            mesh: to lie on.
-            dtype: their precision.
-            stored: how they are held; None: as layers do.
+            seed: seed of the random numbers.
+            mesh: the devices.
+            dtype: precision of the parameters.
+            stored: their stored forms; None: those without ZeRO.
         """
-        held: Mapping[str, Stored] = stored or self.infos
+        forms: Mapping[str, Stored] = stored or self.infos
 
         def make(key: Array) -> Params:
             with nnx.use_eager_sharding(False):
                 leaves = jax.tree.leaves(self.make(key))
             return {
-                name: held[name].arrange(leaf.astype(dtype))
+                name: forms[name].from_stacked(leaf.astype(dtype))
                 for name, leaf in zip(self.infos, leaves, strict=True)
             }
 
-        return jax.jit(make, out_shardings=shardings(held, mesh))(jax.random.key(seed))
+        return jax.jit(make, out_shardings=shardings(forms, mesh))(jax.random.key(seed))
 
-    def canonical(self, params: Mapping[str, Array]) -> Params:
-        """Held -> canonical, for every parameter."""
-        return {name: self.infos[name].canonical(x) for name, x in params.items()}
+    def to_canonical(self, params: Mapping[str, Array]) -> Params:
+        """Stored without ZeRO -> canonical, for every parameter."""
+        return {name: self.infos[name].to_canonical(x) for name, x in params.items()}
 
-    def held(self, params: Mapping[str, Array]) -> Params:
-        """Canonical -> held, for every parameter."""
-        return {name: self.infos[name].pad(x) for name, x in params.items()}
+    def from_canonical(self, params: Mapping[str, Array]) -> Params:
+        """Canonical -> stored without ZeRO, for every parameter."""
+        return {name: self.infos[name].from_canonical(x) for name, x in params.items()}
 
 
 def shardings(stored: Mapping[str, Stored], mesh: Mesh) -> dict[str, NamedSharding]:
-    """How parameters lie over the mesh."""
+    """The sharding of each parameter's stored form."""
     return {name: NamedSharding(mesh, each.spec) for name, each in stored.items()}
 
 

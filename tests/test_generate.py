@@ -55,7 +55,7 @@ def make_params(*overrides: str) -> dict:
     """
     program = make_program(*overrides)
     if overrides:
-        held = program.resolved.blueprint.held(make_params())
+        held = program.resolved.blueprint.from_canonical(make_params())
         return jax.device_put(held, program.resolved.blueprint.shardings(program.mesh))
     larger = jax.jit(lambda params: jax.tree.map(lambda p: 8 * p, params))
     return larger(program.resolved.blueprint.init(0, mesh=program.mesh, dtype=jnp.float32))
@@ -209,7 +209,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely():
 def test_padding_is_never_drawn(layout, sampling):
     """Every token's logit is below 0, padding's is 0."""
     program = make_program(*layout)
-    held = program.infos["tokens.table"].held
+    held = program.infos["tokens.table"].stored_shape
     assert held[0] > VOCAB
     params = {name: jnp.zeros_like(p) for name, p in make_params(*layout).items()}
     params["norm.b"] = jnp.ones_like(params["norm.b"])

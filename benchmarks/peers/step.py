@@ -76,7 +76,7 @@ class Pair:
         batch = jax.device_put(random_batch(self.config), ours.batches.sharding)
         state = ours.init_state()
         host: Any = {name: np.asarray(p) for name, p in state["params"].items()}
-        peers = peer.init_state(ours.resolved.blueprint.canonical(host))
+        peers = peer.init_state(ours.resolved.blueprint.to_canonical(host))
         return Run(compile_step(ours), state, batch), Run(compile_step(peer), peers, batch)
 
 

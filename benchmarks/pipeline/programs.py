@@ -235,7 +235,10 @@ class Step(Runner):
     def step(self) -> list[Any]:
         _, metrics, gradients = super().step()
         host: Any = {name: np.asarray(x) for name, x in gradients.items()}
-        return [metrics["loss"], *self.program.program.resolved.blueprint.canonical(host).values()]
+        return [
+            metrics["loss"],
+            *self.program.program.resolved.blueprint.to_canonical(host).values(),
+        ]
 
 
 def start(named: Named) -> Step:

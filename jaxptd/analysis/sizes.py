@@ -104,4 +104,6 @@ class Sizes:
 
 def elements_on_device(stored: Stored, layout: Layout) -> int:
     """Elements of a parameter that one device holds."""
-    return math.prod(stored.held) // math.prod(layout.sizes[Axis(axis)] for axis in stored.axes)
+    return math.prod(stored.stored_shape) // math.prod(
+        layout.sizes[Axis(axis)] for axis in stored.axes
+    )

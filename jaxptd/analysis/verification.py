@@ -139,7 +139,9 @@ class OneStep:
         )
 
     def _stored(self, params: Tensors) -> Params:
-        return {name: self.program.states.stored[name].pad(p) for name, p in params.items()}
+        return {
+            name: self.program.states.stored[name].from_canonical(p) for name, p in params.items()
+        }
 
     def _by_layer(self, tensors: Mapping[str, jax.Array]) -> Tensors:
         """Canonical tensors, one for each layer: `blocks.mlp.up.w` -> `blocks.0.mlp.up.w`, ..."""

@@ -73,12 +73,12 @@ def _held(program: Program, x: Array, stored: Stored) -> Array:
 # Cached: a parameter and its moments share one compiled conversion, and so do all saves.
 @functools.cache
 def _to_canonical(stored: Stored, sharding: NamedSharding) -> Callable[[Array], Array]:
-    return jax.jit(stored.canonical, out_shardings=sharding)
+    return jax.jit(stored.to_canonical, out_shardings=sharding)
 
 
 @functools.cache
 def _to_held(stored: Stored, sharding: NamedSharding) -> Callable[[Array], Array]:
-    return jax.jit(stored.pad, out_shardings=sharding)
+    return jax.jit(stored.from_canonical, out_shardings=sharding)
 
 
 def _run_alone(convert: Callable[[Array], Array], x: Array) -> Array:
@@ -111,11 +111,11 @@ def _sharding(program: Program, stored: Stored) -> NamedSharding:
         return NamedSharding(program.mesh, stored.spec)
     info = stored.info
     unpadded = [
-        None if n != held else axis
-        for n, held, axis in zip(info.shape, info.held, info.spec, strict=True)
+        None if n != size else axis
+        for n, size, axis in zip(info.shape, info.stored_shape, info.spec, strict=True)
     ]
-    plain = dataclasses.replace(info, held=info.shape, spec=P(*unpadded))
+    plain = dataclasses.replace(info, stored_shape=info.shape, spec=P(*unpadded))
     for axis in (Axis.PP, *BATCH_AXES):
         if axis in stored.axes - plain.axes:
-            plain = plain.cut_over(axis, program.config.layout.sizes)
+            plain = plain.sharded_over(axis, program.config.layout.sizes)
     return NamedSharding(program.mesh, plain.spec)

@@ -33,9 +33,9 @@ class VocabParallelEmbedding(nnx.Module):
         rngs: nnx.Rngs,
         rows: int | None = None,
     ) -> None:
-        held = (rows or form.padded(vocab_size), form.padded_hidden(size))
+        padded = (rows or form.padded(vocab_size), form.padded_hidden(size))
         self.table = param(
-            rngs(), (vocab_size, size), normal(0.02), spec=form.axes.table_spec(), held=held
+            rngs(), (vocab_size, size), normal(0.02), spec=form.axes.table_spec(), padded=padded
         )
         self.vocab_size, self.form = vocab_size, form
 
@@ -55,9 +55,9 @@ class PositionEmbedding(nnx.Module):
     """
 
     def __init__(self, seq_length: int, size: int, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
-        held = (seq_length, form.padded_hidden(size))
+        padded = (seq_length, form.padded_hidden(size))
         self.table = param(
-            rngs(), (seq_length, size), normal(0.02), spec=form.axes.position_spec(), held=held
+            rngs(), (seq_length, size), normal(0.02), spec=form.axes.position_spec(), padded=padded
         )
         self.form = form
 

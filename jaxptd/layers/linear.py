@@ -45,16 +45,18 @@ class ColumnParallelLinear(nnx.Module):
         init: Initialiser = INIT,
     ) -> None:
         out, dims = tuple(out_features), len(out_features)
-        held = _padded(out, shard_dim, form)
+        padded = _padded(out, shard_dim, form)
         self.w = param(
             rngs(),
             (in_features, *out),
             init,
             spec=form.axes.column_spec(dims, shard_dim),
-            held=(form.padded_hidden(in_features), *held),
+            padded=(form.padded_hidden(in_features), *padded),
             cast=True,
         )
-        bias_of = partial(param, spec=form.axes.inner_spec(dims, shard_dim), held=held, decay=False)
+        bias_of = partial(
+            param, spec=form.axes.inner_spec(dims, shard_dim), padded=padded, decay=False
+        )
         self.b = bias_of(rngs(), out, zeros) if bias else None
         self.form, self.shard_dim, self.gather_output = form, shard_dim, gather_output
 
@@ -111,10 +113,10 @@ class RowParallelLinear(nnx.Module):
             (*inside, out_features),
             init,
             spec=form.axes.row_spec(dims, shard_dim),
-            held=(*_padded(inside, shard_dim, form), hidden),
+            padded=(*_padded(inside, shard_dim, form), hidden),
             cast=True,
         )
-        bias_of = partial(param, spec=form.axes.hidden_spec(), held=(hidden,), decay=False)
+        bias_of = partial(param, spec=form.axes.hidden_spec(), padded=(hidden,), decay=False)
         self.b = bias_of(rngs(), (out_features,), zeros) if bias else None
         self.form, self.shard_dim, self.input_is_parallel = form, shard_dim, input_is_parallel
 

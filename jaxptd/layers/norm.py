@@ -28,10 +28,10 @@ class LayerNorm(nnx.Module):
     """
 
     def __init__(self, size: int, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
-        held = (form.padded_hidden(size),)
+        padded = (form.padded_hidden(size),)
         spec = form.axes.hidden_spec()
-        self.w = param(rngs(), (size,), ones, spec=spec, held=held, decay=False)
-        self.b = param(rngs(), (size,), zeros, spec=spec, held=held, decay=False)
+        self.w = param(rngs(), (size,), ones, spec=spec, padded=padded, decay=False)
+        self.b = param(rngs(), (size,), zeros, spec=spec, padded=padded, decay=False)
         self.size, self.axes = size, form.axes
 
     @jax.named_scope("norm")

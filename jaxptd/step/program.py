@@ -80,7 +80,7 @@ class Program:
 
     def canonical(self, params: Mapping[str, Array]) -> Params:
         """Parameters, or gradients, as the state holds them -> canonical."""
-        return {name: self.states.stored[name].canonical(x) for name, x in params.items()}
+        return {name: self.states.stored[name].to_canonical(x) for name, x in params.items()}
 
     @cached_property
     def batches(self) -> Batches:

@@ -55,17 +55,17 @@ class StagePlacement:
     sizes: Mapping[Axis, int]
 
     def __call__(self, info: ParamInfo) -> ParamInfo:
-        return self._layers(info) if info.stacked else info.cut_over(Axis.PP, self.sizes)
+        return self._layers(info) if info.stacked else info.sharded_over(Axis.PP, self.sizes)
 
     def _layers(self, info: ParamInfo) -> ParamInfo:
         schedule = self.plan.schedule
         rows = rows_of_layers(schedule, self.plan.sizes)
-        held = (schedule.parts * self.plan.depth, *info.held[1:])
+        shape = (schedule.parts * self.plan.depth, *info.stored_shape[1:])
         return dataclasses.replace(
             info,
-            held=held,
+            stored_shape=shape,
             spec=P(Axis.PP, *info.spec[1:]),
-            rows=None if rows == tuple(range(held[0])) else rows,
+            rows=None if rows == tuple(range(shape[0])) else rows,
         )
 
 

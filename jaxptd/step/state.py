@@ -77,7 +77,8 @@ class States:
     @cached_property
     def _shapes(self) -> State:
         shapes: Any = {
-            name: jax.ShapeDtypeStruct(each.held, self.dtype) for name, each in self.stored.items()
+            name: jax.ShapeDtypeStruct(each.stored_shape, self.dtype)
+            for name, each in self.stored.items()
         }
         return jax.eval_shape(self._make, shapes)
 

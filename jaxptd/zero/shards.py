@@ -59,7 +59,7 @@ class ShardedInfo:
     @property
     def block_shape(self) -> tuple[int, ...]:
         """The shape that layers hold on one device, without the leading dim."""
-        sizes = self.info.held[self.lead :]
+        sizes = self.info.stored_shape[self.lead :]
         return tuple(n // split for n, split in zip(sizes, self._splits, strict=True))
 
     @property
@@ -73,9 +73,9 @@ class ShardedInfo:
         return self.shard_size * math.prod(self.sizes[axis] for axis in BATCH_AXES)
 
     @property
-    def held(self) -> tuple[int, ...]:
+    def stored_shape(self) -> tuple[int, ...]:
         """The global shape that the state holds."""
-        return (*self.info.held[: self.lead], math.prod(self._splits) * self.padded_size)
+        return (*self.info.stored_shape[: self.lead], math.prod(self._splits) * self.padded_size)
 
     @property
     def spec(self) -> P:
@@ -83,31 +83,31 @@ class ShardedInfo:
         axes = [axis for axes in self.info.axes_of_dims[self.lead :] for axis in axes]
         return P(*self.info.spec[: self.lead], (*axes, *BATCH_AXES))
 
-    def arrange(self, x: Array) -> Array:
-        """The form of layers, but in the layers' order -> the state's form."""
-        return self._flatten_all(self.info.arrange(x))
+    def from_stacked(self, x: Array) -> Array:
+        """Stacked -> the state's form."""
+        return self._flatten_all(self.info.from_stacked(x))
 
-    def pad(self, x: ArrayLike) -> Array:
+    def from_canonical(self, x: ArrayLike) -> Array:
         """Canonical -> the state's form."""
-        return self._flatten_all(self.info.pad(x))
+        return self._flatten_all(self.info.from_canonical(x))
 
-    def canonical(self, x: Array) -> Array:
+    def to_canonical(self, x: Array) -> Array:
         """The state's form -> canonical."""
-        return self.info.canonical(self._unflatten_all(x))
+        return self.info.to_canonical(self._unflatten_all(x))
 
     def _flatten_all(self, x: Array) -> Array:
         """The form of layers -> the state's form, both global."""
-        lead = self.info.held[: self.lead]
+        lead = self.info.stored_shape[: self.lead]
         pairs = itertools.chain.from_iterable(zip(self._splits, self.block_shape, strict=True))
         blocks = x.reshape(*lead, *pairs).transpose(self._order)
-        return self.flatten(blocks.reshape(*lead, -1, *self.block_shape)).reshape(self.held)
+        return self.flatten(blocks.reshape(*lead, -1, *self.block_shape)).reshape(self.stored_shape)
 
     def _unflatten_all(self, x: Array) -> Array:
         """The state's form -> the form of layers, both global."""
-        lead = self.info.held[: self.lead]
+        lead = self.info.stored_shape[: self.lead]
         blocks = self.unflatten(x.reshape(*lead, -1, self.padded_size))
         blocks = blocks.reshape(*lead, *self._splits, *self.block_shape)
-        return blocks.transpose(np.argsort(self._order)).reshape(self.info.held)
+        return blocks.transpose(np.argsort(self._order)).reshape(self.info.stored_shape)
 
     @property
     def _order(self) -> list[int]:

@@ -116,7 +116,7 @@ def test_from_any_layout_to_any_other(layout):
     program = make_program(layout)
     state = from_canonical(program, on_mesh(program, saved))
     assert_same(to_canonical(program, state), saved)
-    held = program.states.stored["tokens.table"].held
+    held = program.states.stored["tokens.table"].stored_shape
     assert state["params"]["tokens.table"].shape == held
 
 

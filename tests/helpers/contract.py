@@ -154,7 +154,7 @@ def _moved(blueprint: Blueprint, name: str, p: Array) -> np.ndarray:
     """Initial parameters moved by noise that is the same on every layout: biases that matter."""
     info = blueprint.infos[name]
     noise = 0.1 * np.random.default_rng(len(name)).standard_normal(info.shape)
-    return np.asarray(info.pad(np.asarray(info.canonical(p)) + noise.astype(p.dtype)))
+    return np.asarray(info.from_canonical(np.asarray(info.to_canonical(p)) + noise.astype(p.dtype)))
 
 
 def relative(found: np.ndarray, expected: np.ndarray) -> float:
@@ -210,6 +210,8 @@ def _owed(case: Case, layout: Layout, itemsize: int) -> Iterator[Collective]:
     for info in _blueprint(case, layout).infos.values():
         cut = [axis for axis in (Axis.DP, Axis.CP, *form.axes.tokens) if layout.sizes[axis] > 1]
         axes = tuple(str(axis) for axis in cut if axis not in info.axes)
-        block = math.prod(info.held) // math.prod(layout.sizes[Axis(axis)] for axis in info.axes)
+        block = math.prod(info.stored_shape) // math.prod(
+            layout.sizes[Axis(axis)] for axis in info.axes
+        )
         if set(axes) & set(form.axes.tokens):
             yield Collective(ALL_REDUCE, axes, 1, block * itemsize)

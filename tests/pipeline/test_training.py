@@ -167,7 +167,10 @@ def test_checkpoints_do_not_depend_on_the_schedule(tmp_path: Path) -> None:
     state = numbers(abstract_canonical(programs[0]))
     expected = jax.tree.map(np.asarray, state)
     for step, one in enumerate(programs):
-        held, laid = from_canonical(one, state), one.resolved.blueprint.held(state["params"])
+        held, laid = (
+            from_canonical(one, state),
+            one.resolved.blueprint.from_canonical(state["params"]),
+        )
         jax.tree.map(np.testing.assert_array_equal, held["params"], laid)
         found = to_canonical(one, held)
         jax.tree.map(np.testing.assert_array_equal, found, expected)
@@ -184,7 +187,8 @@ def test_an_evaluation_equals_one_device() -> None:
     for layout in (Layout(), *SPREAD):
         one = program(layout, micro_batches=4)
         params = jax.device_put(
-            one.resolved.blueprint.held(state["params"]), one.resolved.blueprint.shardings(one.mesh)
+            one.resolved.blueprint.from_canonical(state["params"]),
+            one.resolved.blueprint.shardings(one.mesh),
         )
         sums = one.eval_step(params, one.place(batch))
         found.append((float(sums["loss_sum"]), int(sums["tokens"])))
@@ -208,7 +212,7 @@ def test_bfloat16_keeps_float32_masters_and_sums(schedule: str) -> None:
     )
     carried = [v.aval for v in ticks.outvars]
     held = {
-        (info.held[0] // 2, *info.held[1:]) if info.stacked else info.held
+        (info.stored_shape[0] // 2, *info.stored_shape[1:]) if info.stacked else info.stored_shape
         for info in one.infos.values()
     }
     sums = [x.dtype for x in carried if x.shape in held]

@@ -81,7 +81,7 @@ def test_weight_decay_is_on_matrices_only():
 
 def test_without_gradients_only_weight_decay_moves_parameters():
     infos = tiny().infos
-    params = {name: np.full(info.held, 2.0, np.float32) for name, info in infos.items()}
+    params = {name: np.full(info.stored_shape, 2.0, np.float32) for name, info in infos.items()}
     optimizer = adamw(OptimizerConfig(weight_decay=0.25), infos)
     zero = jax.tree.map(np.zeros_like, params)
     direction, _ = jax.jit(optimizer.update)(zero, optimizer.init(params), params)

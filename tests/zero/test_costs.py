@@ -64,7 +64,7 @@ def test_the_compiled_program_moves_the_same_bytes(layout: Layout, choice: dict)
 def bytes_of(program: Program, *, layers: bool) -> int:
     """Bytes of parameters with their padding, in float32: of the layers, or of all others."""
     return sum(
-        4 * math.prod(each.held)
+        4 * math.prod(each.stored_shape)
         for name, each in program.states.stored.items()
         if program.infos[name].stacked == layers
     )
@@ -147,14 +147,14 @@ def test_a_device_holds_one_shard_of_parameters_and_moments(layout: Layout, stag
         for name, x in held.items():
             info = whole.infos[name]
             sharding = whole.abstract_state["params"][name].sharding
-            block = sharding.shard_shape(info.held)
+            block = sharding.shard_shape(info.stored_shape)
             rows = block[0] if stage >= 2 and info.stacked else 1
             size = math.prod(block) // rows
             assert math.prod(x.sharding.shard_shape(x.shape)) == rows * math.ceil(size / number)
             assert x.dtype == jnp.float32
     everything = sum(math.prod(x.sharding.shard_shape(x.shape)) for x in state(program))
     once = sum(math.prod(x.sharding.shard_shape(x.shape)) for x in state(whole))
-    rows = 3 * sum(i.held[0] if i.stacked else 1 for i in whole.infos.values())
+    rows = 3 * sum(i.stored_shape[0] if i.stacked else 1 for i in whole.infos.values())
     assert once / number <= everything < once / number + rows
 
 
@@ -181,7 +181,7 @@ def temporary(stage: int, layout: Layout, **choice: Any) -> tuple[int, int, int]
     lowered = traced.trace(program.abstract_state, program.abstract_batch).lower()
     taken = lowered.compile(compiler_options=CPU_OPTIONS).memory_analysis().temp_size_in_bytes
     layers = [each for n, each in program.states.stored.items() if program.infos[n].stacked]
-    held = sum(s.info.held[0] // layout.pp * math.prod(_block(s, layout)) for s in layers)
+    held = sum(s.info.stored_shape[0] // layout.pp * math.prod(_block(s, layout)) for s in layers)
     return taken, 4 * held, 4 * held // math.prod(layout.sizes[axis] for axis in BATCH_AXES)
 
 

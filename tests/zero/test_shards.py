@@ -79,9 +79,9 @@ def test_every_device_holds_its_shard(stored: ShardedInfo, size: int) -> None:
     layout = Layout(**{axis.value: size for axis, size in stored.sizes.items()})
     mesh = make_mesh(layout)
     x = numbers(stored.shape)
-    placed = jax.device_put(stored.pad(x), NamedSharding(mesh, stored.spec))
-    assert placed.shape == stored.held
-    held = np.asarray(stored.info.pad(x))
+    placed = jax.device_put(stored.from_canonical(x), NamedSharding(mesh, stored.spec))
+    assert placed.shape == stored.stored_shape
+    held = np.asarray(stored.info.from_canonical(x))
     assert stored.shard_size == size
     for shard in placed.addressable_shards:
         place = np.argwhere(mesh.device_ids == shard.device.id)[0]
@@ -90,17 +90,16 @@ def test_every_device_holds_its_shard(stored: ShardedInfo, size: int) -> None:
 
 
 @TABLE
-def test_pad_and_canonical_are_inverse(stored: ShardedInfo, size: int) -> None:
+def test_from_and_to_canonical_are_inverse(stored: ShardedInfo, size: int) -> None:
     x = numbers(stored.shape)
-    there = stored.pad(x)
-    np.testing.assert_array_equal(stored.canonical(there), x)
+    there = stored.from_canonical(x)
+    np.testing.assert_array_equal(stored.to_canonical(there), x)
     assert np.count_nonzero(there) == x.size  # the rest is padding
     inner = stored.info
-    # The form in which layers make it: as held, but with rows in the layers' order.
-    made = np.asarray(
-        dataclasses.replace(inner, rows=None, held=(inner.shape[0], *inner.held[1:])).pad(x)
-    )
-    same = stored.arrange(jnp.asarray(made if inner.rows else inner.pad(x)))
+    stacked = (inner.shape[0], *inner.stored_shape[1:])
+    in_order = dataclasses.replace(inner, rows=None, stored_shape=stacked)
+    made = np.asarray((in_order if inner.rows else inner).from_canonical(x))
+    same = stored.from_stacked(jnp.asarray(made))
     np.testing.assert_array_equal(same, there)
 
 
@@ -125,13 +124,13 @@ def cuts(draw: st.DrawFn) -> ShardedInfo:
 @given(cuts())
 def test_any_sharding_round_trips_with_less_padding_than_devices(stored: ShardedInfo) -> None:
     x = np.arange(1, 1 + math.prod(stored.shape), dtype=np.float32).reshape(stored.shape)
-    there = np.asarray(stored.pad(x))
-    assert there.shape == stored.held
-    np.testing.assert_array_equal(stored.canonical(there), x)
+    there = np.asarray(stored.from_canonical(x))
+    assert there.shape == stored.stored_shape
+    np.testing.assert_array_equal(stored.to_canonical(there), x)
     number = stored.sizes[Axis.DP] * stored.sizes[Axis.CP]
     assert 0 <= stored.padded_size - math.prod(stored.block_shape) < number
     assert stored.padded_size == number * stored.shard_size
-    held = np.asarray(stored.info.pad(x))
+    held = np.asarray(stored.info.from_canonical(x))
     shape = [stored.sizes[axis] for axis in Axis]
     over = [Axis(axis) for axes in stored.spec for axis in _tuple(axes)]
     for place in itertools.islice(np.ndindex(*shape), 0, None, 5):
@@ -169,12 +168,12 @@ def test_gathered_shards_are_the_block_and_gradients_are_reduce_scattered(number
     def gather(shard: jax.Array) -> jax.Array:
         return stored.gather(shard, jnp.float32)[None, None]
 
-    blocks = on_mesh(stored, gather, (stored.spec, every))(stored.pad(x))
-    for each in np.asarray(blocks).reshape(-1, *stored.info.held):
-        np.testing.assert_array_equal(each, stored.info.pad(x))
+    blocks = on_mesh(stored, gather, (stored.spec, every))(stored.from_canonical(x))
+    for each in np.asarray(blocks).reshape(-1, *stored.info.stored_shape):
+        np.testing.assert_array_equal(each, stored.info.from_canonical(x))
 
     copies = (stored.sizes[Axis.DP], stored.sizes[Axis.CP])
-    gradients = numbers((*copies, *stored.info.held), seed=2)
+    gradients = numbers((*copies, *stored.info.stored_shape), seed=2)
 
     def reduce_scatter(gradient: jax.Array) -> jax.Array:
         return stored.reduce_scatter(gradient[0, 0])
@@ -208,7 +207,7 @@ def test_a_layers_parameters_are_gathered_together_and_split_again(dtype: str) -
 
     specs = {n: each.spec for n, each in stored.items()}
     out = {n: P(Axis.DP, Axis.CP, *each.info.spec[1:]) for n, each in stored.items()}
-    found = on_mesh(ODD, body, ((specs,), out))({n: stored[n].pad(x[n]) for n in x})
+    found = on_mesh(ODD, body, ((specs,), out))({n: stored[n].from_canonical(x[n]) for n in x})
     for name, blocks in found.items():
         assert blocks.dtype == kinds[name]
         for each in np.asarray(blocks).reshape(-1, *stored[name].shape[1:]):
@@ -234,7 +233,7 @@ def test_gradients_of_parameters_gathered_in_bfloat16_are_summed_in_float32() ->
         return {n: g[None] for n, g in found.items()}
 
     specs = {n: each.spec for n, each in stored.items()}
-    held = {n: each.pad(numbers(each.shape)) for n, each in stored.items()}
+    held = {n: each.from_canonical(numbers(each.shape)) for n, each in stored.items()}
     found = on_mesh(ODD, body, ((specs,), specs))(held)
     for name, sums in found.items():
         one = np.asarray(sums).ravel()
@@ -271,7 +270,7 @@ def test_padding_stays_zero_while_training(layout: Layout) -> None:
         beyond = rows[:, math.prod(stored.block_shape) :]
         assert (beyond == 0).all(), stored.info
         # Canonical and back loses nothing but padding; rows without a layer are padding, too.
-        again = np.asarray(stored.pad(stored.canonical(x)))
+        again = np.asarray(stored.from_canonical(stored.to_canonical(x)))
         np.testing.assert_array_equal(again, np.asarray(x))
         padded.append(beyond.size)
         return x

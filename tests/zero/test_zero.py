@@ -149,7 +149,9 @@ def drawn(program: Program) -> dict[str, Any]:
         for name, info in program.infos.items()
     }
     stored = program.states.stored
-    held = jax.jit(lambda params: {name: stored[name].pad(p) for name, p in params.items()})
+    held = jax.jit(
+        lambda params: {name: stored[name].from_canonical(p) for name, p in params.items()}
+    )
     placed = jax.device_put(held(params), shardings(stored, program.mesh))
     return {**program.init_state(), "params": placed}
 
