@@ -1,0 +1,81 @@
+"""Breaks the code on purpose, one place at a time, and says whether the tests notice.
+
+`python -m benchmarks.breaks [--only ring ...] [--jobs 2]`
+
+Each row of `table.py` replaces one piece of text of the package (a sum is dropped, a ring turned
+round, a scale doubled) in a copy of the repository, runs the tests that the row names, and expects
+one to fail. Ends with exit code 1 if a break goes unnoticed. A row whose text is not in the code
+any more, or is there twice, is an error: put the table right when the code changes.
+"""
+
+import concurrent.futures
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.breaks.table import BREAKS, Break
+from jaxptd.analysis.report import table
+from jaxptd.errors import Parser, UserError, run_command
+
+ROOT = Path(__file__).parents[2]
+FAILED = 1  # pytest's exit code where tests failed
+
+
+def broken(text: str, row: Break) -> str:
+    """The file's text with the break.
+
+    Raises:
+        UserError: what is to be replaced is not there exactly once.
+    """
+    if text.count(row.old) != 1:
+        found = text.count(row.old)
+        raise UserError(f"{row.name}: {row.file} has {row.old!r} {found} times; mend the table")
+    return text.replace(row.old, row.new)
+
+
+def copy_repository(target: Path) -> None:
+    """Copies the files that git tracks; compiled programs are shared."""
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    for name in tracked.stdout.splitlines():
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, target / name)
+
+
+def outcome(row: Break) -> tuple[str, float]:
+    """`caught`, `NOT caught` or `no result`, and seconds."""
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        copy_repository(Path(folder))
+        path = Path(folder) / row.file
+        path.write_text(broken(path.read_text(), row))
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-n0", *row.tests.split()]
+        command += ["-k", row.select] if row.select else []
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    word = {0: "NOT caught", FAILED: "caught"}.get(done.returncode)
+    return word or f"no result: {done.stdout[-200:]}", time.perf_counter() - begin
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Breaks the code in one place at a time and runs the tests that should notice."""
+    parser = Parser(prog="python -m benchmarks.breaks", description=main.__doc__)
+    parser.add_argument("--only", default="", help="rows whose names contain this")
+    parser.add_argument("--jobs", type=int, default=2, help="rows at a time")
+    options = parser.parse_args(argv)
+    rows = [row for row in BREAKS if options.only in row.name]
+    for row in rows:
+        broken((ROOT / row.file).read_text(), row)  # before anything runs
+    cells = [["break", "file", "tests", "s"]]
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        for row, (word, seconds) in zip(rows, pool.map(outcome, rows), strict=True):
+            print(f"{word:11} {seconds:4.0f} s  {row.name}", flush=True)
+            cells.append([row.name, row.file, word, f"{seconds:.0f}"])
+    print(table(cells))
+    return int(any(cell[2] != "caught" for cell in cells[1:]))
+
+
+if __name__ == "__main__":
+    run_command(main)

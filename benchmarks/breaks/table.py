@@ -1,0 +1,262 @@
+"""The breaks: where, what is replaced by what, and which tests must notice."""
+
+from typing import NamedTuple
+
+
+class Break(NamedTuple):
+    """One break.
+
+    name: what is wrong then.
+    file: of the package.
+    old: text that the file has once.
+    new: what stands there instead.
+    tests: files of tests that are run.
+    select: pytest's -k, or nothing.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+    select: str = ""
+
+
+CONTRACT = "tests/layers/test_contract.py"
+RING = "tests/test_ring_attention.py"
+SUMMA = "tests/test_summa2d.py"
+PIPELINE = "tests/pipeline/test_executor.py"
+
+BREAKS = (
+    # ---- collectives ----
+    Break(
+        "reduce_from sums nothing",
+        "jaxptd/collectives.py",
+        "    return lax.psum(x, axis)\n\n\ndef local_block",
+        "    return lax.pmax(x, axis)\n\n\ndef local_block",
+        "tests/test_collectives.py",
+    ),
+    Break(
+        "local block of the next device",
+        "jaxptd/collectives.py",
+        "start = lax.axis_index(axis) * (size // blocks)",
+        "start = (lax.axis_index(axis) + 1) % blocks * (size // blocks)",
+        "tests/test_collectives.py",
+    ),
+    Break(
+        "scatter_to's gradient not gathered in order",
+        "jaxptd/collectives.py",
+        "return (gather_from(dy, axis, dim),)",
+        "return (gather_from(dy[::-1], axis, dim),)",
+        "tests/test_collectives.py",
+    ),
+    Break(
+        "all_gather puts blocks in the other order",
+        "jaxptd/collectives.py",
+        "y = jnp.moveaxis(lax.all_gather(x, axis), 0, dim)",
+        "y = jnp.moveaxis(lax.all_gather(x, axis)[::-1], 0, dim)",
+        "tests/test_collectives.py",
+    ),
+    Break(
+        "ring turned round",
+        "jaxptd/collectives.py",
+        "(i, (i + by) % size)",
+        "(i, (i - by) % size)",
+        f"tests/test_collectives.py {RING}",
+    ),
+    Break(
+        "permute by gather takes its own block",
+        "jaxptd/collectives.py",
+        "mine = jnp.asarray(number, jnp.int32)[lax.axis_index(axes)]",
+        "mine = jnp.asarray(number, jnp.int32)[0] * 0",
+        "tests/test_collectives.py",
+    ),
+    # ---- attention ----
+    Break(
+        "scores scaled twice",
+        "jaxptd/attention/xla.py",
+        "jnp.where(seen, s_GTS * q_GTH.shape[-1] ** -0.5, -jnp.inf)",
+        "jnp.where(seen, s_GTS / q_GTH.shape[-1], -jnp.inf)",
+        "tests/attention/test_xla.py",
+    ),
+    Break(
+        "gradient of scores not scaled",
+        "jaxptd/attention/xla.py",
+        "ds_GTS = p_GTS * (dp_GTS - delta_GT[..., None]) * q_BTNH.shape[-1] ** -0.5",
+        "ds_GTS = p_GTS * (dp_GTS - delta_GT[..., None])",
+        "tests/attention/test_xla.py",
+    ),
+    Break(
+        "dropout of probabilities forgotten in dv",
+        "jaxptd/attention/xla.py",
+        "dropped_GTS = _drop(p_GTS, sites, dropout).astype(dtype)",
+        "dropped_GTS = p_GTS.astype(dtype)",
+        "tests/attention/test_xla.py",
+    ),
+    Break(
+        "a zigzag's second chunk at its first one's mirror",
+        "jaxptd/attention/ring.py",
+        "((2 * devices - 1 - device) * half, length - half)",
+        "((2 * devices - 2 - device) % (2 * devices) * half, length - half)",
+        f"tests/attention/test_ring.py {RING}",
+    ),
+    Break(
+        "forward ring believes the block is the next device's",
+        "jaxptd/attention/ring.py",
+        "return (ring.shift(x), visit(total, x, (me - hop) % size)), None",
+        "return (ring.shift(x), visit(total, x, (me + hop) % size)), None",
+        RING,
+    ),
+    Break(
+        "gradients of keys stay one device too early",
+        "jaxptd/attention/ring.py",
+        "return total, ring.shift(dx)",
+        "return total, dx",
+        RING,
+    ),
+    Break(
+        "causal ring sees later devices",
+        "jaxptd/ring_attention.py",
+        "return lax.cond(source < me, visit_all",
+        "return lax.cond(source > me, visit_all",
+        RING,
+    ),
+    Break(
+        "documents of the sender ignored",
+        "jaxptd/attention/ring.py",
+        "for device in (lax.axis_index(self.axis), source)",
+        "for device in (lax.axis_index(self.axis), lax.axis_index(self.axis))",
+        RING,
+    ),
+    # ---- grid ----
+    Break(
+        "SUMMA's panels in the wrong order",
+        "jaxptd/matmul/grid.py",
+        "return divmod(step, self._each)",
+        "return divmod((step + 1) % self.steps, self._each)",
+        SUMMA,
+        "summa",
+    ),
+    Break(
+        "gradient of A multiplied with B instead of its transpose's blocks",
+        "jaxptd/summa2d.py",
+        "along_row, along_column = panel_moves(grid, first=1)",
+        "along_row, along_column = panel_moves(grid, first=0)",
+        SUMMA,
+        "fox or cannon",
+    ),
+    Break(
+        "padding of the hidden units not zeroed",
+        "jaxptd/layers/axes.py",
+        "return jnp.where(self.local_hidden(x.shape[-1]) < size, x, 0)",
+        "return x",
+        CONTRACT,
+        "slices and (norm or block)",
+    ),
+    # ---- collective matmul ----
+    Break(
+        "collective matmul: a block too early",
+        "jaxptd/matmul/ring.py",
+        "source, now = (me - step) % size, x",
+        "source, now = (me - step - 1) % size, x",
+        "tests/matmul/test_ring.py",
+    ),
+    Break(
+        "collective matmul: dw in the precision of x",
+        "jaxptd/matmul/ring.py",
+        "return jnp.matmul(x.T, y, preferred_element_type=wide)",
+        "return jnp.matmul(x.T, y)",
+        "tests/matmul/test_ring.py",
+    ),
+    # ---- layers ----
+    Break(
+        "norm's gradient without the mean of g n",
+        "jaxptd/layers/norm.py",
+        "(g_BTD - mean_g - n_BTD * mean_gn) * scale_BT1",
+        "(g_BTD - mean_g) * scale_BT1",
+        "tests/layers/test_dense.py",
+    ),
+    Break(
+        "tokens of the residual stream not sharded for dropout",
+        "jaxptd/layers/axes.py",
+        "return _local_block(position_T, self.tokens, 0)",
+        "return position_T[: position_T.shape[0] // (lax.axis_size(self.tokens[0]) "
+        "if self.tokens else 1)]",
+        CONTRACT,
+        "block and sequence_parallel",
+    ),
+    Break(
+        "rows of the vocabulary of the device before",
+        "jaxptd/layers/axes.py",
+        "mine = (local >= 0) & (local < table.shape[0])",
+        "mine = (local > 0) & (local < table.shape[0])",
+        CONTRACT,
+        "embedding",
+    ),
+    Break(
+        "maximum over the vocabulary is local",
+        "jaxptd/layers/axes.py",
+        "return lax.psum(s, self.inner)",
+        "return lax.pmax(s, self.inner)",
+        f"{CONTRACT} tests/layers/test_loss.py",
+        "loss",
+    ),
+    # ---- step ----
+    Break(
+        "the loss is a mean of one device's tokens",
+        "jaxptd/step/body.py",
+        'count = lax.psum(jnp.sum(batch["targets"] >= 0), BATCH_AXES)',
+        'count = jnp.sum(batch["targets"] >= 0)',
+        "tests/step tests/test_verify.py",
+    ),
+    Break(
+        "samples of all devices have the same numbers",
+        "jaxptd/step/body.py",
+        "sample_B = lax.axis_index(Axis.DP) * local_B.size + local_B",
+        "sample_B = lax.axis_index(Axis.DP) * 0 + local_B",
+        "tests/test_verify.py tests/step/test_program.py",
+    ),
+    Break(
+        "clipping to twice the limit",
+        "jaxptd/step/optimizer.py",
+        "scale = limit / jnp.maximum(norm, limit)",
+        "scale = 2 * limit / jnp.maximum(norm, 2 * limit)",
+        "tests/step/test_optimizer.py",
+    ),
+    Break(
+        "the norm counts what is sharded once per device",
+        "jaxptd/step/optimizer.py",
+        "sum(lax.psum(square, axes) if axes else square",
+        "sum(lax.pmax(square, axes) if axes else square",
+        "tests/step tests/test_verify.py",
+    ),
+    Break(
+        "warm-up from zero",
+        "jaxptd/step/optimizer.py",
+        "(done + 1) / max(config.warmup_steps, 1)",
+        "done / max(config.warmup_steps, 1)",
+        "tests/step/test_optimizer.py",
+    ),
+    # ---- pipeline ----
+    Break(
+        "layers of a part in the wrong order",
+        "jaxptd/pipeline/executor.py",
+        "offset = end - 1 - i if reverse else begin + i",
+        "offset = begin + i",
+        PIPELINE,
+    ),
+    Break(
+        "layers of all parts have the numbers of the first",
+        "jaxptd/pipeline/executor.py",
+        'inputs = LayerInputs(places, instruction["layer"] + offset)',
+        "inputs = LayerInputs(places, offset)",
+        f"{PIPELINE} tests/pipeline/test_training.py",
+    ),
+    Break(
+        "bodies of loops do not depend on the trip",
+        "jaxptd/pipeline/pools.py",
+        "{key: number + i for key, number in instruction.items()}",
+        "dict(instruction)",
+        "tests/pipeline tests/test_comms.py",
+    ),
+)
