@@ -225,10 +225,17 @@ CASES = [
 CORE = [case for case in CASES if case.name in ("attention, dropout 0.3", "block, dropout 0.3")]
 
 
-# Layouts that can tell a layer apart which treats each token by itself: all sequences of a batch and
-# all blocks of a sequence are alike to it. A block has an attention inside; of the pairs with and
+# Layouts that can tell a layer apart which treats each token by itself: sequences of a batch and
+# blocks of a sequence are alike to it. A block has an attention inside; of the pairs with and
 # without dropout one is held on every layout.
-BY_TOKEN = {"column", "column, gathered, no bias", "row", "row, whole input, no bias", "norm", "mlp"}
+BY_TOKEN = {
+    "column",
+    "column, gathered, no bias",
+    "row",
+    "row, whole input, no bias",
+    "norm",
+    "mlp",
+}
 REPEATED = {"attention, dropout 0.3", "block, dropout 0.0"}
 TELLING = [LAYOUTS[1], LAYOUTS[-2], LAYOUTS[-1], GRIDS[0], GRIDS[-1]]
 ALIKE = [LAYOUTS[0], LAYOUTS[2], LAYOUTS[3]]  # as others, with fewer devices or without dp
