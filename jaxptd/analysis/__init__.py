@@ -1,1 +1,1 @@
-"""What a program communicates, keeps and computes: counted in it, and predicted by formula."""
+"""Analyses programs: communication, memory and FLOPs, counted in them and predicted by formula."""

@@ -1,4 +1,4 @@
-"""A kind of collective in a program: its axes, executions and bytes."""
+"""The kinds of collectives, and lists of them with axes, executions and bytes."""
 
 import collections
 import dataclasses
@@ -15,7 +15,7 @@ KINDS = (ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, PERMUTE, ALL_TO_ALL, BROADCAST)
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """How often a program runs one kind of collective over one set of axes, and the total bytes."""
+    """One kind of collective over one set of axes: its executions in a program, and total bytes."""
 
     kind: str
     axes: tuple[str, ...]

@@ -161,7 +161,7 @@ def _carried(params: Any) -> tuple[int, int]:
 
 
 def _branches(jaxpr: Any) -> bool:
-    """Whether a jaxpr contains a `cond` or a `while`."""
+    """True if a jaxpr contains a `cond` or a `while`."""
     return any(each.primitive.name in ("cond", "while") for each in equations(jaxpr))
 
 

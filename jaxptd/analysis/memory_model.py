@@ -1,4 +1,4 @@
-"""Predicts what a device holds in a training step: as published, and as this library does it.
+"""Predicts the memory of a device in a training step: as published, and as this library does it.
 
 Letters: b sequences of a micro-batch on one device, T tokens in a sequence, D model, F hidden, N
 heads, all as padded; M micro-batches, L layers. Bytes are of one device.
@@ -111,7 +111,7 @@ def _by(*policies: Remat) -> dict[Remat, int]:
 
 
 def kept_by_layer(config: Config) -> Iterator[Kept]:
-    """All that some policy keeps of one layer and one micro-batch."""
+    """Every tensor of one layer and one micro-batch that some policy keeps."""
     layout, model, sizes = config.layout, config.model, Sizes(config)
     rows = sizes.rows // (layout.tp if layout.sequence_parallel else 1)
     x = rows * (sizes.hidden // layout.col) * sizes.itemsize

@@ -45,7 +45,7 @@ def _state(program: Program) -> Iterator[Row]:
 
 
 def _layers(config: Config, plan: Plan | None) -> Iterator[Row]:
-    """What one layer of each kind keeps of one micro-batch: item by item, and in total."""
+    """One layer of each kind and one micro-batch: every tensor that it keeps, and the total."""
     for stack in memory_model.stacks(config, plan):
         for kept in memory_model.kept_by_layer(config):
             if times := kept.times.get(stack.remat, 0):
@@ -59,7 +59,7 @@ def _layers(config: Config, plan: Plan | None) -> Iterator[Row]:
 
 
 def _total(program: Program, plan: Plan | None) -> Iterator[Row]:
-    """What all layers of a device keep, and what waits for its operation in a pipeline."""
+    """All layers of a device; in a pipeline also the tensors that wait for their operation."""
     config, found = program.config, memory_model.stacks(program.config, plan)
     published = [memory_model.published_layer(config, each.remat) for each in found]
     sums = [s.layers * s.micro_batches * (p or 0) for s, p in zip(found, published, strict=True)]
@@ -94,13 +94,13 @@ def counted(program: Program) -> int | None:
 
 
 def _pools(program: Program, plan: Plan, jaxpr: Any) -> list[Any]:
-    """What ticks carry except x, mail, the gradients of every parameter, and the loss."""
+    """The arrays that ticks carry, except x, mail, the parameters' gradients and the loss."""
     scan = next(each for each in scans(jaxpr) if each.params["length"] == plan.schedule.ticks)
     return [var.aval for var in scan.outvars][2 : -len(program.infos) - 1]
 
 
 def _is_forward(scan: Any) -> bool:
-    """Whether a scan is the forward loop over layers."""
+    """True for a forward loop over layers."""
     scope = str(scan.source_info.name_stack).rpartition("/")[2]
     return LAYERS in scope and "transpose" not in scope
 

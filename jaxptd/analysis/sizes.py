@@ -86,7 +86,7 @@ class Sizes:
 
     @property
     def has_blocks(self) -> bool:
-        """Whether a grid computes attention in blocks of every head."""
+        """True if a grid computes attention in blocks of every head."""
         return self.config.layout.has_grid and self.config.layout.attention2d == "blocks"
 
     def padded(self, size: int, each: int = 1) -> int:

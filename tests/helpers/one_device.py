@@ -14,7 +14,7 @@ import pytest
 import tiny
 
 from jaxptd.analysis.comparison import Outcome, Tensors, compare
-from jaxptd.analysis.verification import OneStep, Report
+from jaxptd.analysis.verification import OneStep, Report, verify
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import Program, State
 from jaxptd.step.skipping import new_guard
@@ -62,6 +62,12 @@ def report(layout: Layout, dtype: Any, **choice: Any) -> Report:
         eps = float(np.finfo(dtype).eps)
         rows = compare(expected, rounded, found, config=config.optimizer, eps=eps)
         return Report(layout, dtype, list(rows))
+
+
+def verified(layout: Layout, dtype: Any = "float64", **choice: Any) -> Report:
+    """The report of `verify`, by default of a model with dropout."""
+    with jax.enable_x64(True):
+        return verify(tiny.config(layout, **{"dropout": 0.1, **choice}), dtype=dtype)
 
 
 def hold(layout: Layout, **choice: Any) -> None:

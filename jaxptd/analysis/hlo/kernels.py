@@ -91,7 +91,7 @@ def _kernels(
 
 
 def _is_product(instruction: Instruction, computations: Computations) -> bool:
-    """Whether an instruction is a matrix product, as a dot or as a library's kernel."""
+    """True for a matrix product, as a dot or as a library's kernel."""
     body = computations.get(instruction.called("calls"), [])
     marks = ("__cublas", "__cudnn$fmha", "__triton_gemm", "nested_gemm")
     return (

@@ -80,7 +80,7 @@ class Instruction:
 
     @property
     def trip_count(self) -> int | None:
-        """How often the body of this loop runs; None if XLA does not know."""
+        """Trips of this loop; None if XLA does not know them."""
         known = re.search(r'"known_trip_count":\{"n":"(\d+)"', self.rest)
         return int(known[1]) if known else None
 

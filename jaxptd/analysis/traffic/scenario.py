@@ -1,4 +1,4 @@
-"""The training step as the formulas see it, and what its backward pass computes again."""
+"""Describes a training step to the formulas, with the computations that its backward repeats."""
 
 import dataclasses
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from jaxptd.pipeline.plan import Plan
 
 
 class Recomputed(NamedTuple):
-    """What backward of one layer computes again, because forward did not keep it.
+    """The computations of one layer that backward repeats, because forward did not keep them.
 
     Args:
         gathers: the all-gathers of the two column products' inputs, under sequence parallelism.
@@ -63,7 +63,7 @@ class Scenario:
 
     @property
     def stacks(self) -> list[tuple[Recomputed, int]]:
-        """Layers by what their backward computes again: (Recomputed, number of layers)."""
+        """Layers by the computations that backward repeats: (Recomputed, number of layers)."""
         model = self.config.model
         if self.plan and self.plan.recompute:
             return [(WHOLE_PART, model.num_layers)]

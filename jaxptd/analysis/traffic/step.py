@@ -61,7 +61,7 @@ def _layers(step: Scenario) -> Iterable[Collective]:
 
 
 def _of_all_stages(ends: Iterable[Collective], layout: Layout) -> Iterator[Collective]:
-    """What every stage runs, added up; a collective over stages is one already."""
+    """Adds up collectives that every stage runs; one over the stages counts once."""
     for each in ends:
         stages = 1 if Axis.PP in each.axes else layout.pp
         yield dataclasses.replace(each, count=each.count * stages, bytes=each.bytes * stages)

@@ -18,7 +18,7 @@ from jaxptd.zero.shards import ShardedInfo
 
 
 def once_a_step(step: Scenario, zero: Zero) -> Iterator[Collective]:
-    """What ZeRO gathers at the beginning of a step, and the sums of gradients at its end.
+    """ZeRO's gathers at the beginning of a step, and the sums of gradients at its end.
 
     A gradient has n elements, or n/Z where ZeRO shards it; it is summed over all axes that shard
     tokens but not the parameter.

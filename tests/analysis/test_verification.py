@@ -1,0 +1,126 @@
+"""Broken layouts are found, and the first wrong tensor is named."""
+
+import dataclasses
+from functools import partial
+
+import numpy as np
+import pytest
+import tiny
+from jax import lax
+from one_device import verified
+
+from jaxptd import collectives
+from jaxptd.analysis.comparison import Row
+from jaxptd.analysis.verification import with_dtype
+from jaxptd.layers import forms
+from jaxptd.matmul import ring
+from jaxptd.mesh import Axis, Layout
+from jaxptd.step import body, resolved
+
+RING_STEPS = dataclasses.replace(tiny.SEQUENCE_PARALLEL, collective_matmul=True)
+FAST = {"scan_layers": False, "vocab_multiple": 32}
+
+
+def test_bfloat16_leaves_no_room_for_a_lost_part(monkeypatch) -> None:
+    """A ring in the other direction mixes the blocks of other tokens."""
+    monkeypatch.setattr(ring, "shift", lambda x, axis: collectives.shift(x, axis, -1))
+    wrong = verified(RING_STEPS, "bfloat16", **FAST).wrong
+    assert wrong[0].name == "loss" or wrong[0].what == "gradient"
+    assert max(row.error / row.allowed for row in wrong) > 3
+
+
+def test_wider_precisions_take_another_kernel_than_cudnn() -> None:
+    config = tiny.config(Layout(), dtype="bfloat16", attention="cudnn")
+    kernels = {dtype: with_dtype(dtype, config).model.attention for dtype in ("float64", "float32")}
+    assert kernels == {"float64": "auto", "float32": "auto"}
+    assert with_dtype("bfloat16", config).model.attention == "cudnn"
+
+
+def form(layout: Layout, **changes):
+    return dataclasses.replace(forms.make_form(layout), **changes)
+
+
+def wrong_block(x, axis, dim=1):
+    """A reduce-scatter that gives each device its neighbour's block."""
+    size = lax.axis_size(axis)
+    ring = [(i, (i + 1) % size) for i in range(size)]
+    return lax.ppermute(collectives.reduce_scatter(x, axis, dim), axis, ring)
+
+
+def summed_twice(x, axis):
+    return 2 * collectives.reduce_from(x, axis)
+
+
+@pytest.mark.parametrize("ring", ["zigzag", "blockwise", "rsa"])
+def test_a_ring_that_turns_the_wrong_way_is_found(monkeypatch, ring) -> None:
+    def backwards(x, axis, by=1):
+        size = lax.axis_size(axis)
+        return lax.ppermute(x, axis, [((i + 1) % size, i) for i in range(size)])
+
+    monkeypatch.setattr("jaxptd.attention.ring.shift", backwards)
+    assert verified(Layout(cp=4, ring=ring)).wrong
+
+
+BROKEN = [
+    pytest.param(Layout(tp=4), {"leave": summed_twice}, "loss", id="a sum made twice"),
+    pytest.param(
+        tiny.SEQUENCE_PARALLEL, {"leave": wrong_block}, "loss", id="a ring turned one further"
+    ),
+]
+
+
+@pytest.mark.parametrize(("layout", "changes", "first"), BROKEN)
+def test_a_broken_collective_is_found(monkeypatch, layout, changes, first) -> None:
+    broken = partial(lambda cut, **_: form(cut, **changes) if cut.tp > 1 else form(cut))
+    monkeypatch.setattr(resolved, "make_form", broken)
+    found = verified(layout)
+    assert found.wrong[0].name == first
+    assert "NOT equal" in found.verdict
+
+
+def test_an_owed_sum_that_is_not_made_cannot_even_be_traced(monkeypatch) -> None:
+    monkeypatch.setattr(body.StepBody, "_reduce", lambda self, grads: grads)
+    with pytest.raises(ValueError, match="varying|replicat"):
+        verified(Layout(dp=2))
+
+
+def test_a_gradient_scaled_wrongly_is_named(monkeypatch) -> None:
+    """Only one tensor is wrong, and only on the layout; the report names it first."""
+    reduce = body.StepBody._reduce
+
+    def scaled(self, grads):
+        done = reduce(self, grads)
+        return {
+            **done,
+            "norm.b": done["norm.b"] * (1 + 1e-9 * (self.resolved.config.layout.dp > 1)),
+        }
+
+    monkeypatch.setattr(body.StepBody, "_reduce", scaled)
+    found = verified(Layout(dp=2))
+    assert [row.name for row in found.wrong if row.what == "gradient"] == ["norm.b"]
+
+
+def test_an_update_that_its_gradient_does_not_explain_is_named(monkeypatch) -> None:
+    clip = body.clip
+
+    def lossy(grads, norm, limit):
+        done = clip(grads, norm, limit)
+        cut = lax.axis_size(Axis.DP) > 1
+        return {**done, "norm.w": -done["norm.w"]} if cut else done
+
+    monkeypatch.setattr(body, "clip", lossy)
+    found = verified(Layout(dp=2))
+    assert [(row.name, row.what) for row in found.wrong] == [("norm.w", "parameter")]
+
+
+def test_not_a_number_is_not_equal() -> None:
+    assert not Row("x", "gradient", float("nan"), 1.0).equal
+
+
+def test_rows_come_in_the_order_of_backward() -> None:
+    names = [row.name for row in verified(Layout(dp=2)).rows if row.what == "gradient"]
+    assert names[0].startswith("norm")
+    assert names[-1] in ("tokens.table", "positions.table")
+    layers = [int(name.split(".")[1]) for name in names if name.startswith("blocks")]
+    assert layers == sorted(layers, reverse=True)
+    assert np.unique(layers).tolist() == [0, 1]

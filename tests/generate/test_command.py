@@ -1,0 +1,123 @@
+"""The command that generates text from a run's checkpoints."""
+
+import dataclasses
+import functools
+import shutil
+from pathlib import Path
+
+import jax
+import pytest
+
+from jaxptd import generate, train
+from jaxptd.errors import run_command
+
+CONFIG = Path(__file__).parents[2] / "configs" / "test-tiny.yaml"
+TEXT = "".join(f"def function_{n}(a, b): return a + b * {n}\n" for n in range(400))
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    """A run of 12 steps on dp=2 with checkpoints at 10 and 12."""
+    assert len(jax.devices()) == 8  # before a command starts JAX with fewer
+    folder = tmp_path_factory.mktemp("generate")
+    (folder / "text.txt").write_text(TEXT)
+    options = ["--train.steps=12", "--train.sample_tokens=0", "--layout.dp=2"]
+    options += ["--layout.zero=3"]
+    places = [f"--data.source={folder / 'text.txt'}", f"--train.run_dir={folder / 'run'}"]
+    assert train.main(["--config", str(CONFIG), *options, *places]) == 0
+    return folder / "run"
+
+
+def command(*options: object) -> int:
+    argv = [str(option) for option in options]
+    with pytest.raises(SystemExit) as end:
+        run_command(functools.partial(generate.main, argv))
+    return end.value.code
+
+
+@pytest.fixture
+def ask(run_dir, capfd):
+    def run(*options: object, expect: int = 0) -> tuple[str, str]:
+        capfd.readouterr()
+        assert command("--run-dir", run_dir, *options) == expect
+        return capfd.readouterr()
+
+    return run
+
+
+def test_a_run_is_sampled_where_its_kernels_and_8_bits_are_not(run_dir, monkeypatch):
+    saved = generate._saved_config
+
+    def on_gpus(*args):
+        config = saved(*args)
+        model = dataclasses.replace(config.model, dropout=0.0, attention="cudnn", products="fp8")
+        return dataclasses.replace(config, model=model)
+
+    monkeypatch.setattr(generate, "_saved_config", on_gpus)
+    program, _ = generate.load_run(run_dir, tp=1, platform="cpu")
+    assert (program.resolved.model.attention, program.resolved.model.products) == ("xla", "native")
+
+
+def test_the_command_writes_the_prompt_and_so_many_bytes(ask):
+    out, err = ask("--prompt", "def ", "--tokens", 30, "--temperature", 0)
+    assert err == ""
+    assert out.startswith("def ")
+    assert len(out) == len("def ") + 30 + 1  # and a line feed; the model knows ASCII only
+
+
+def test_the_command_writes_the_same_on_two_devices(ask):
+    options = ("--prompt", "def f", "--tokens", 40, "--temperature", 0)
+    assert ask(*options, "--tp", 2) == ask(*options)
+
+
+def test_the_command_is_a_function_of_its_seed(ask):
+    options = ("--tokens", 30, "--temperature", 1.5)
+    assert ask(*options, "--seed", 1) == ask(*options, "--seed", 1)
+    assert ask(*options, "--seed", 1) != ask(*options, "--seed", 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--temperature", -1], "temperature=-1.0 must be a number, 0 or more"),
+        (
+            ["--temperature", "hot"],
+            "argument --temperature: invalid float value: 'hot'; see --help",
+        ),
+        (["--top-k", -3], "top_k=-3 must be 0 (all tokens) or more"),
+        (["--tokens", 0], "--tokens 0: write 1 token or more"),
+        (["--seed", 2**32], "seed=4294967296 must be 0 or more, and below 2**32"),
+        (["--tp", 3], "model.num_heads=4 does not split over layout.tp=3"),
+        (["--tp", 0], "layout.tp=0: an axis has at least one device"),
+        (["--token", 3], "unrecognized arguments: --token 3"),
+    ],
+)
+def test_bad_options_are_one_line(ask, options, line):
+    out, err = ask(*options, expect=2)
+    assert out == ""
+    assert err.startswith("error: ")
+    assert line in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["none", "empty"])
+def test_without_a_checkpoint_it_says_how_to_get_one(tmp_path, capfd, name):
+    (tmp_path / "empty").mkdir()
+    assert command("--run-dir", tmp_path / name) == 2
+    err = capfd.readouterr().err
+    assert f"{name} holds no checkpoint; train with --train.run_dir" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "arrays/commit_success.txt"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(run_dir, tmp_path, capfd, file):
+    copy = tmp_path / "run"
+    shutil.copytree(run_dir, copy)
+    (copy / "checkpoints" / "00000012" / file).write_bytes(b"?")
+    assert command("--run-dir", copy, "--tokens", 5) == 0
+    out, err = capfd.readouterr()
+    assert err.startswith(f"warning: checkpoint {copy / 'checkpoints' / '00000012'} is damaged: ")
+    assert "warning" not in out
+    (copy / "checkpoints" / "00000010" / file).write_bytes(b"?")
+    assert command("--run-dir", copy, "--tokens", 5) == 2
+    assert "can be read; all of them are damaged" in capfd.readouterr().err
