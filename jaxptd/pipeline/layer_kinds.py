@@ -63,7 +63,7 @@ class LayerKind:
 
     @property
     def weight_backward_reads_params(self) -> bool:
-        """Whether W reads any parameter of the layer."""
+        """True if W reads any parameter of the layer."""
         saved, count = len(self.shapes["saved"]), self.parameters
         return self.split is not None and any(self.split.weight_reads[saved : saved + count])
 

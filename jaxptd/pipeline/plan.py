@@ -65,7 +65,7 @@ class Plan:
 
     @property
     def even(self) -> bool:
-        """Whether all parts have the same number of layers."""
+        """True if all parts have the same number of layers."""
         return min(self.sizes) == self.depth
 
     @property
@@ -79,7 +79,7 @@ class Plan:
 
     @cached_property
     def trains(self) -> bool:
-        """Whether the schedule has any backward."""
+        """True if the schedule has any backward."""
         return bool((self.schedule.table[..., 0] == B).any())
 
     def forward_only(self, micro_batches: int | None = None) -> "Plan":
@@ -213,7 +213,7 @@ class Plan:
                 yield from self._saved(part, micro)
 
     def _saved(self, part: int, micro: int) -> Iterator[Value]:
-        """What the layers of a part save for B, and keep from B to W."""
+        """The values that the layers of a part save for B, and keep from B to W."""
         stage, backward = self._stage(part), self._when[B, part, micro]
         start = backward if self.recompute else self._when[F, part, micro]
         end = self._when.get((W, part, micro), backward)

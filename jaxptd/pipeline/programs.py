@@ -104,7 +104,7 @@ def _call(program: Any, arguments: Sequence[Array]) -> list[Any]:
 
 
 def is_variable(atom: Any) -> bool:
-    """Whether an argument or result of an equation is a variable, not a literal."""
+    """True if an argument or result of an equation is a variable, not a literal."""
     return not isinstance(atom, Literal)
 
 

@@ -79,7 +79,7 @@ class TracedLayer:
 def trace_layer(
     run: Callable, params: Any, inputs: LayerInputs, x: Array
 ) -> tuple[TracedLayer, list[Any]]:
-    """The layer for arguments of these shapes, and the shapes of what its forward saves."""
+    """Traces a layer for arguments of these shapes; also the shapes of what its forward saves."""
     tree = None
 
     def residuals(params: Any, inputs: LayerInputs, x: Array) -> list[Array]:
@@ -164,7 +164,7 @@ class SplitBackward:
 
     @property
     def weight_reads(self) -> list[bool]:
-        """Whether weight_backward reads an array of arguments, for each."""
+        """For each array of arguments, whether weight_backward reads it."""
         _, second, _ = self._split
         read = {var for eqn in second for var in eqn.invars if is_variable(var)}
         return [var in read for var in self.program.arguments[: self.arguments]]
@@ -184,13 +184,13 @@ class SplitBackward:
 
 
 def _is_heavy(equation: Any) -> bool:
-    """Whether an equation is a matrix product, or a loop or conditional that may contain some."""
+    """True for a matrix product, and for a loop or conditional that may contain some."""
     return equation.primitive.name in ("dot_general", "scan", "while", "cond")
 
 
 @dataclasses.dataclass(frozen=True)
 class PassedStorage:
-    """Where the arrays that B passes to W wait: in place of saved arrays that only B reads.
+    """The slots in which arrays passed from B to W wait: those of saved arrays that only B reads.
 
     Args:
         replaced: for each passed array, the number of the saved array whose place it takes, or

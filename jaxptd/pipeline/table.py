@@ -61,7 +61,7 @@ class Schedule:
 
     @property
     def splits(self) -> bool:
-        """Whether backward is split into B and W."""
+        """True if backward is split into B and W."""
         return bool((self.table[..., 0] == W).any())
 
     def part(self, stage: int, chunk: int) -> int:

@@ -114,7 +114,7 @@ class Training(Ticks):
         return self._accumulate(found, instruction, carry, layer)._replace(x=x)
 
     def _input_backward(self, instruction: Instruction, carry: Carry, layer: CurrentLayer) -> Carry:
-        """As `_layer_backward`, but leaves the gradients of parameters to `_weight`."""
+        """The gradient of a layer's input only; `_weight` computes those of its parameters."""
         kind, params = self.kinds[layer.kind], self.functions.regathered(layer.params)
         assert kind.split is not None
         saved = kind.get(carry.saved, instruction["saved"], layer.offset)

@@ -173,7 +173,7 @@ def test_no_product_is_computed_twice(name: str) -> None:
 
 
 def test_b_recomputes_what_remat_recomputes() -> None:
-    """Of forward's two products the first is recomputed; nothing needs the second."""
+    """The first of forward's two products is recomputed; nothing needs the second."""
     _, of_b, of_w = products_of_both(LAYERS["checkpoint"])
     assert of_b == sorted([(T, F), (T, D), (T, F)])
     assert len(of_w) == 2

@@ -13,7 +13,7 @@ from jaxptd.pipeline.table import F, Schedule, check, read_csv, to_csv
 
 
 def replay(schedule: Schedule) -> bool:
-    """Whether a table runs every operation once, on inputs from earlier ticks; not as `check`."""
+    """True if every operation runs once, on inputs of earlier ticks; independent of `check`."""
     p, m, V = schedule.stages, schedule.micro_batches, schedule.chunks
     done: set[tuple[str, int, int]] = set()  # at earlier ticks
     for row in schedule.table.tolist():

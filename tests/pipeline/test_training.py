@@ -17,7 +17,7 @@ from jaxptd.checkpoint import Checkpoints
 from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical, to_canonical
 from jaxptd.mesh import SCHEDULES, Layout, make_mesh
 from jaxptd.pipeline.schedules import DEFAULT_CHUNKS
-from jaxptd.step import Program
+from jaxptd.step import Program, stages
 
 FIVE = {"num_layers": 5, "dropout": 0.1}
 OTHER = FIVE | {"tie_embeddings": False, "documents": "apart"}  # the other kinds of models
