@@ -62,7 +62,7 @@ def test_a_layer_sends_keys_and_values_round_and_their_gradients_home(ring, hops
 
 def test_between_stages_moves_what_a_message_holds_and_what_is_no_layer_once() -> None:
     """Over pp alone the only other collectives are scalars of the norm."""
-    program = tiny.program(Layout(pp=2, dp=2), **FOUR)
+    program = tiny.program(Layout(pp=2, dp=2), num_layers=4, micro_batches=4)
     found = {c.kind: (c.count, c.bytes) for c in count(program) if c.axes == ("pp",)}
     ends = [info for info in program.infos.values() if not info.stacked]
     whole = sum(4 * np.prod(info.shape) for info in ends)
