@@ -257,6 +257,6 @@ BREAKS = (
         "jaxptd/pipeline/pools.py",
         "{key: number + i for key, number in instruction.items()}",
         "dict(instruction)",
-        "tests/pipeline tests/test_comms.py",
+        "tests/pipeline tests/analysis/test_traffic.py",
     ),
 )
