@@ -47,7 +47,7 @@ def backward(fn: Callable) -> Callable:
 
 
 # (function, spec of x, spec of y, value, dx of dy): value and dx written by hand, on whole arrays.
-# Blocks along tp of a whole array are its n parts; a stack of n arrays stands for one a device.
+# Blocks along tp of a global array are its n shards; a stack of n arrays is one per device.
 SPLIT = [
     pytest.param(lambda x: collectives.scatter_to(x, Axis.TP), WHOLE, CUT, X, DY, id="scatter_to"),
     pytest.param(
@@ -72,7 +72,7 @@ PER_DEVICE = P(Axis.TP)  # leading dim: one array for each device along tp
 
 
 def unstack(fn: Callable) -> Callable:
-    """`fn` on the one array that this device has of a stack."""
+    """Applies `fn` to this device's array of a stack."""
     return lambda x, *rest: fn(x[0], *(r[0] if r.ndim == x.ndim else r for r in rest))
 
 
@@ -139,7 +139,7 @@ def test_shift_sends_around_the_ring_and_gradients_back(
     np.testing.assert_array_equal(dx, np.roll(dy, -by, axis=0))
 
 
-# On the 2 x 4 devices (i, j): where what each of them has goes, and along which axes that moves.
+# On 2 x 4 devices (i, j): the target of each device's value, and the axes along which values move.
 WAYS: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "skewed along a row": (lambda i, j: (i, (j - i) % N), ("tp",)),
     "skewed along a column": (lambda i, j: ((i - j) % 2, j), ("dp",)),
@@ -150,7 +150,7 @@ WAYS: dict[str, tuple[Callable, tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_permute_by_an_all_gather_is_xlas(way: str) -> None:
-    """Values, gradients to the last bit; it gathers along the axes that it moves along only."""
+    """Values and gradients are equal to the last bit; it gathers along the moved axes only."""
     to, axes = WAYS[way]
     pairs = [(N * i + j, N * to(i, j)[0] + to(i, j)[1]) for i in range(2) for j in range(N)]
     x, dy = array(2 * N, 3), array(2 * N, 3, seed=5)
@@ -171,7 +171,7 @@ EACH = pytest.param(lambda: 1 + 2 * jax.lax.axis_index(Axis.DP), (1, 3), id="eac
 
 
 def spread_and_summed(x: np.ndarray, numbers: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """In each group: what the device of its number has, on all; the sum of all, on that device."""
+    """For each group: the numbered device's array on all; the sum of all on that device."""
     spread, summed = np.zeros_like(x), np.zeros_like(x)
     for group, number in enumerate(numbers):
         group_of, at = slice(group * N, (group + 1) * N), group * N + number
@@ -195,7 +195,7 @@ def test_broadcast_spreads_and_reduce_to_sums_and_backward_the_other_way(end, nu
 
 
 def kinds_on(platform: str, fn: Callable, stages: int = 1) -> list[str]:
-    """Kinds of collectives that `fn` is traced to on two devices along tp; none has to exist."""
+    """Kinds of collectives in the trace of `fn` for two devices along tp, which need not exist."""
     sizes = {Axis.PP: stages, Axis.TP: 2}
     mesh = AbstractMesh(
         tuple(sizes.values()),
@@ -274,7 +274,7 @@ MOVES = [
 
 @pytest.mark.parametrize(("fn", "spec_x", "spec_y", "forward", "back"), MOVES)
 def test_what_moves_is_what_the_table_says(fn, spec_x, spec_y, forward, back) -> None:
-    """Forward and backward each, from the traced program: the module docstring's table."""
+    """Traced collectives, forward and backward, as in the table of the module's docstring."""
     trace = on_mesh(fn, spec_x, spec_y).trace(X)
     assert [c.kind for c in collectives_of(trace.jaxpr, MESH)] == forward
     dy = jnp.zeros(jax.eval_shape(on_mesh(fn, spec_x, spec_y), X).shape)

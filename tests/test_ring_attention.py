@@ -1,4 +1,4 @@
-"""Attention round a ring against plain attention to the whole sequence, and what it moves."""
+"""Attention over a ring against plain attention to the whole sequence, and its messages."""
 
 import dataclasses
 import itertools
@@ -57,7 +57,7 @@ class Case:
         return Ring(Axis.CP, self.layout.ring)
 
     @property
-    def part(self) -> int:
+    def block(self) -> int:
         return T // self.layout.cp
 
     @property
@@ -69,7 +69,7 @@ class Case:
         return np.random.default_rng(0).standard_normal((4, B, T, self.heads, H))
 
     def sites(self) -> Sites:
-        """Of the whole sequence."""
+        """Sites of the whole sequence."""
         rng, place = np.random.default_rng(1), np.arange(T, dtype=np.int32)
         seed = rng.integers(0, 2**32, (B, self.heads, 2)).astype(np.uint32)
         segment = np.sort(rng.integers(0, 4, (B, T)), 1).astype(np.int32)
@@ -88,7 +88,7 @@ class Case:
         return partial(attend, tokens=tokens, ring=self.ring, kernel=kernel, causal=self.causal)
 
     def on_mesh(self, body: Callable, outs: Any) -> Callable:
-        """`body(tokens, q, k, v, do)` of each device's parts."""
+        """Maps `body(tokens, q, k, v, do)` over the devices' blocks."""
         tokens = Tokens(P(Axis.DP), P(Axis.DP, Axis.TP))
         specs = {"in_specs": (tokens, *[TENSOR] * 4), "out_specs": outs}
         return jax.shard_map(body, mesh=self.mesh, **specs, check_vma=True)
@@ -113,7 +113,7 @@ def only_forward(case: Case) -> Callable:
 
 
 def run(case: Case, dtype: str) -> tuple[list[np.ndarray], Plain]:
-    """What the ring gives, in the sequence's order, and the plain attention."""
+    """Results of the ring, in the sequence's order, and of plain attention."""
     with jax.enable_x64(dtype == "float64"):
         arguments = case.arguments(dtype)
         found = jax.jit(both_ways(case))(*arguments)
@@ -177,21 +177,21 @@ def test_in_float32_too(case: Case) -> None:
 
 @pytest.mark.parametrize("ring", ["zigzag", "blockwise", "rsa"])
 def test_a_ring_does_not_care_for_the_other_axes(ring: Any) -> None:
-    """Sequences cut over dp, heads over tp: each group of cp devices is a ring of its own."""
+    """Sequences sharded over dp, heads over tp: each group of cp devices is a ring."""
     layout = Layout(dp=2, cp=2, tp=2, ring=ring)
     hold(Case(layout, rate=0.1, documents=True, heads=2), "float64")
 
 
 @pytest.mark.parametrize(("ring", "cp"), [("zigzag", 3), ("blockwise", 3), ("rsa", 4)])
 def test_hops_by_all_gathers_bring_the_same(ring: Any, cp: int) -> None:
-    """As inside a pipeline's stages on CPUs: no permute is left, and not a bit is different."""
+    """On a mesh of two stages CPUs use no permute; the results are equal to the last bit."""
     each, other = (Case(Layout(cp=cp, ring=ring, pp=pp)) for pp in (2, 1))
     np.testing.assert_array_equal(run(each, "float64")[0], run(other, "float64")[0])
     assert {c.kind for c in moved(each, both_ways(each), "float32")} == {"all-gather"}
 
 
 def test_more_devices_round_no_more_in_bfloat16() -> None:
-    """Outputs and gradients are summed in float32 on their way, and rounded when they are home."""
+    """Outputs and gradients are summed in float32, and rounded once at the end."""
     errors = []
     for cp in (1, 8):
         found, want = run(case("zigzag", cp), "bfloat16")
@@ -219,21 +219,21 @@ def permutes(case: Case, count: int, size: int) -> list[Collective]:
 @pytest.mark.parametrize("cp", [1, 2, 8])
 @pytest.mark.parametrize(("ring", "causal"), RINGS)
 def test_each_part_makes_one_round_forward_and_two_backward(ring: Any, causal: bool, cp: int):
-    """And nothing else moves, over no axis. Keys and values share a permute, but not in RSA."""
+    """Nothing else moves, over any axis. Keys and values share a permute, except in RSA."""
     each = case(ring, cp, causal=causal, rich=True)
     forward = moved(each, only_forward(each), "bfloat16")
     backward = subtract(moved(each, both_ways(each), "bfloat16"), forward)
-    hops, part = cp - 1, 2 * B * each.part * each.heads * H  # of k and v together
+    hops, block = cp - 1, 2 * B * each.block * each.heads * H  # of k and v together
     messages = 2 * hops if ring == "rsa" else hops
-    assert forward == permutes(each, messages, hops * part * 2)
+    assert forward == permutes(each, messages, hops * block * 2)
     # they travel again in bfloat16, and their gradients in float32
-    assert backward == permutes(each, 2 * messages, hops * part * (2 + 4))
+    assert backward == permutes(each, 2 * messages, hops * block * (2 + 4))
 
 
 def test_other_axes_move_nothing() -> None:
     each = Case(Layout(dp=2, cp=2, tp=2), rate=0.1, documents=True, heads=2)
-    part = 2 * (B // 2) * each.part * (each.heads // 2) * H
-    assert moved(each, both_ways(each), "float32") == permutes(each, 3, 3 * part * 4)
+    block = 2 * (B // 2) * each.block * (each.heads // 2) * H
+    assert moved(each, both_ways(each), "float32") == permutes(each, 3, 3 * block * 4)
 
 
 @pytest.mark.parametrize("ring", ["zigzag", "blockwise"])
@@ -246,7 +246,7 @@ def test_nothing_travels_again_where_remat_keeps_what_attention_names(ring: Any)
 
 @pytest.mark.parametrize("ring", ["zigzag", "rsa"])
 def test_the_compiled_program_moves_the_same(ring: Any) -> None:
-    """XLA does not take the first hop of forward for that of backward, and keep what came of it."""
+    """XLA does not reuse forward's first hop in backward, which would save the received block."""
     each = case(ring, 2)
     lowered = jax.jit(both_ways(each)).lower(*each.arguments("float32"))
     # without the pass that removes, on CPU, what says that they are two
@@ -267,7 +267,7 @@ def conditionals(jaxpr: Any) -> int:
     [("zigzag", True, False), ("blockwise", True, True), ("blockwise", False, False)],
 )
 def test_only_contiguous_parts_are_skipped(ring: Any, causal: bool, some: bool) -> None:
-    """Zigzag has nothing to skip: it does the same work on every device."""
+    """Zigzag skips nothing: every device does the same work."""
     each = case(ring, 4, causal=causal)
     assert bool(conditionals(trace(each, only_forward(each)))) == some
     assert bool(conditionals(trace(each, both_ways(each)))) == some
@@ -276,11 +276,11 @@ def test_only_contiguous_parts_are_skipped(ring: Any, causal: bool, some: bool) 
 def test_zigzag_computes_half_of_each_other_part() -> None:
     each, full = (case("zigzag", 4, causal=causal, chunk=3) for causal in (True, False))
     heads = B * each.heads * H
-    chunks, others = each.part // 3, each.layout.cp - 1
-    own, other = chunks * (chunks + 1) // 2 * 9, each.part**2
+    chunks, others = each.block // 3, each.layout.cp - 1
+    local, other = chunks * (chunks + 1) // 2 * 9, each.block**2
     forward = 2 * heads  # scores and output
     half = products(trace(each, only_forward(each)))
-    assert half == forward * (own + others * other // 2)
+    assert half == forward * (local + others * other // 2)
     assert products(trace(full, only_forward(full))) == forward * (other + others * other)
 
 
@@ -288,8 +288,8 @@ def test_zigzag_computes_half_of_each_other_part() -> None:
 def test_only_rsa_makes_whole_rows_of_scores(ring: Any, causal: bool) -> None:
     each = case(ring, 4, causal=causal, rich=True, chunk=4)
     made = shapes(trace(each, both_ways(each)))
-    rows = {shape for shape in made if shape[-2:] == (each.part, T)}
-    blocks = {shape for shape in made if sum(size >= each.part for size in shape) > 1}
+    rows = {shape for shape in made if shape[-2:] == (each.block, T)}
+    blocks = {shape for shape in made if sum(size >= each.block for size in shape) > 1}
     assert bool(rows) == bool(blocks) == (ring == "rsa")
 
 
@@ -304,6 +304,6 @@ def test_the_inputs_the_output_and_the_logsumexp_are_kept(ring: Any, causal: boo
         return o
 
     trace(each, each.on_mesh(body, TENSOR))
-    tensor = (B, each.part, each.heads, H)
+    tensor = (B, each.block, each.heads, H)
     tokens = [x.shape for x in each.tokens() if x is not None]
     assert sorted(kept) == sorted([tensor] * 4 + [tensor[:-1]] + tokens)

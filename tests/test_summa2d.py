@@ -1,4 +1,4 @@
-"""Products of blocks on a grid against whole ones: values, gradients, what is kept and moved."""
+"""Products on a grid against dense ones: values, gradients, residuals and messages."""
 
 import dataclasses
 import functools
@@ -44,12 +44,12 @@ PLAIN: dict[str, Callable] = {
     "A Bt": lambda a, b: a @ b.T,
     "At B": lambda a, b: a.reshape(-1, a.shape[-1]).T @ b.reshape(-1, b.shape[-1]),
 }
-# Of which matrix blocks are spread along a row of devices, and along a column; of which parts are
-# brought home: forward, and in the gradients of A and of B.
+# The matrix whose panels are fetched, or whose partial sums are reduced, along a row of devices,
+# and along a column: forward, and in the gradients of A and of B.
 MOVES = {
-    "A B": [("spread a", "spread b"), ("collect a", "spread b"), ("spread a", "collect b")],
-    "A Bt": [("collect c", "spread b"), ("spread c", "spread b"), ("spread c", "collect b")],
-    "At B": [("spread a", "collect c"), ("collect a", "spread c"), ("spread a", "spread c")],
+    "A B": [("fetch a", "fetch b"), ("reduce a", "fetch b"), ("fetch a", "reduce b")],
+    "A Bt": [("reduce c", "fetch b"), ("fetch c", "fetch b"), ("fetch c", "reduce b")],
+    "At B": [("fetch a", "reduce c"), ("reduce a", "fetch c"), ("fetch a", "fetch c")],
 }
 
 
@@ -85,7 +85,7 @@ class Case:
         return jax.make_mesh((self.rows, self.cols), self.grid.axes, axis_types=names)
 
     def inputs(self, form: str) -> list[np.ndarray]:
-        """a, b and the gradient of the product, whole."""
+        """a, b and the gradient of the product, global."""
         unit, rng = panels(self.rows, self.cols, self.grid.slices), np.random.default_rng(0)
         (rows, inner), (in_b, out) = ([unit * n for n in dims] for dims in SHAPES[form])
         both = form == "At B"
@@ -95,7 +95,7 @@ class Case:
         return [rng.standard_normal(shape) for shape in (*shapes, (*lead, *shape_c))]
 
     def on_mesh(self, body: Callable, *inputs: np.ndarray) -> Callable:
-        """`body` of blocks of such arrays; its results are blocks, too, without leading dims."""
+        """Maps `body` over blocks of such arrays; results are blocks without leading dims."""
         ins = tuple(P(*(None,) * (x.ndim - 2), *self.grid.axes) for x in inputs)
         return jax.shard_map(body, mesh=self.mesh, in_specs=ins, out_specs=ins, check_vma=True)
 
@@ -111,7 +111,7 @@ def both_ways(case: Case, form: str) -> Callable:
 
 
 def run(case: Case, form: str, dtype: str) -> tuple[list[np.ndarray], list[Collective], str]:
-    """da, db and c; what moves, as traced; the compiled program."""
+    """da, db and c; the traced collectives; the compiled program."""
     with jax.enable_x64(dtype == "float64"):
         inputs = [jnp.asarray(x, dtype) for x in case.inputs(form)]
         traced = jax.jit(both_ways(case, form)).trace(*inputs)
@@ -121,7 +121,7 @@ def run(case: Case, form: str, dtype: str) -> tuple[list[np.ndarray], list[Colle
 
 
 def hold(case: Case, form: str, dtype: str) -> None:
-    """Value and gradients against the dense ones; what moves against the formula."""
+    """Checks value and gradients against the dense ones, and collectives against the formula."""
     found, moved, text = run(case, form, dtype)
     c, da, db = dense(form, *case.inputs(form))
     for name, x, want in zip(("da", "db", "c"), found, (da, db, c), strict=True):
@@ -135,25 +135,25 @@ def hold(case: Case, form: str, dtype: str) -> None:
     saved = sum(c.bytes for c in subtract(moved, compiled))
     if form == "A B":
         assert saved == 0
-    else:  # both gradients spread that of c, and XLA may do it once
-        assert 0 <= saved <= sum(c.bytes for c in spread_c(case, form, itemsize))
+    else:  # both gradients fetch that of c, and XLA may do it once
+        assert 0 <= saved <= sum(c.bytes for c in fetch_c(case, form, itemsize))
 
 
 # ---- what moves, by formula ---------------------------------------------------------------------
 
 
 def formula(case: Case, form: str, itemsize: int) -> Iterator[Collective]:
-    """Forward and backward."""
+    """Collectives of forward and backward."""
     for product in MOVES[form]:
         for dim, move in zip((1, 0), product, strict=True):
             what, name = move.split()
             yield from moves(case, dim, what, block(case, form, name) * itemsize)
 
 
-def spread_c(case: Case, form: str, itemsize: int) -> Iterator[Collective]:
-    """As the gradients of A B^T need it along a row, those of A^T B along a column."""
+def fetch_c(case: Case, form: str, itemsize: int) -> Iterator[Collective]:
+    """Collectives that fetch c: gradients of A B^T along a row, of A^T B along a column."""
     dim = 1 if form == "A Bt" else 0
-    return moves(case, dim, "spread", block(case, form, "c") * itemsize)
+    return moves(case, dim, "fetch", block(case, form, "c") * itemsize)
 
 
 def block(case: Case, form: str, name: str) -> int:
@@ -162,12 +162,12 @@ def block(case: Case, form: str, name: str) -> int:
 
 
 def moves(case: Case, dim: int, what: str, size: int) -> Iterator[Collective]:
-    """Blocks of `size` bytes spread along rows (dim 1) or columns, or sums of them collected."""
+    """Collectives that fetch or reduce blocks of `size` bytes along rows (dim 1) or columns."""
     axis, devices = str(case.grid.axes[dim]), (case.rows, case.cols)[dim]
     if devices == 1:
         return
     kind, count = {
-        "gather": (ALL_GATHER if what == "spread" else REDUCE_SCATTER, case.grid.slices),
+        "gather": (ALL_GATHER if what == "fetch" else REDUCE_SCATTER, case.grid.slices),
         "summa": (ALL_REDUCE, math.lcm(case.rows, case.cols)),
         "fox": (ALL_REDUCE, devices) if dim == 1 else (PERMUTE, devices - 1),
         "cannon": (PERMUTE, devices),  # one of them to begin or to end with
@@ -199,7 +199,7 @@ def test_in_float32_too(case: Case, form: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", ["fox", "cannon"])
 def test_rings_by_all_gathers_bring_the_same(kind: Any, form: str) -> None:
-    """As inside a pipeline's stages on CPUs: no permute is left, and not a bit is different."""
+    """On a mesh of two stages CPUs use no permute; the results are equal to the last bit."""
     permutes, gathers = (Case(2, 2, Grid(kind), (2,), stages) for stages in (1, 2))
     found, moved, _ = run(gathers, form, "float64")
     for x, want in zip(found, run(permutes, form, "float64")[0], strict=True):
@@ -227,7 +227,7 @@ QUICK, SLOW = (3, "fox", "cannon"), (4, "gather", "summa", "fox", "cannon")
 
 @pytest.mark.parametrize("grid", [QUICK, pytest.param(SLOW, marks=pytest.mark.slow)], ids=str)
 def test_grids_of_more_than_eight_devices(grid: tuple) -> None:
-    """In a process of its own, which has them. On 2 x 2 both directions of a ring are the same."""
+    """Runs in a process with 16 devices. On 2 x 2 both directions of a ring are the same."""
     here = Path(__file__).parent
     environment = {
         **os.environ,
@@ -245,7 +245,7 @@ def test_grids_of_more_than_eight_devices(grid: tuple) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("case", [*SQUARE, *OBLONG, *SLICED], ids=str)
 def test_the_operands_own_blocks_are_kept_and_nothing_else(case: Case, form: str) -> None:
-    """One n-th of what one device would keep, on each of n, whatever arrived meanwhile."""
+    """Each of n devices saves one n-th of what a single one would, and no received panel."""
     kept: list[tuple[int, ...]] = []
 
     def body(a: Array, b: Array, dc: Array) -> tuple[Array, ...]:
@@ -266,7 +266,7 @@ def test_the_operands_own_blocks_are_kept_and_nothing_else(case: Case, form: str
 
 @pytest.mark.parametrize("case", [*SQUARE, *SLICED], ids=str)
 def test_bfloat16_with_float32_masters(case: Case) -> None:
-    """The gradient of a master comes in float32, and is not rounded on its way."""
+    """The gradient of a float32 master is float32 and never rounded."""
     x, w, dy = case.inputs("A B")
     operands = [jnp.asarray(z, t) for z, t in ((x, "bfloat16"), (w, "float32"), (dy, "bfloat16"))]
     dx, dw, y = jax.jit(both_ways(case, "A B"))(*operands)
@@ -276,7 +276,7 @@ def test_bfloat16_with_float32_masters(case: Case) -> None:
     found = (np.asarray(z, np.float64) for z in (y, dx, dw))
     errors = [relative(*pair) for pair in zip(found, want, strict=True)]
     assert errors[2] <= TOLERANCES["float32"]
-    assert errors[0] <= 2**-9  # rounded once, though its parts came one after the other
+    assert errors[0] <= 2**-9  # rounded once, although panels arrive one after the other
     assert errors[1] <= 2**-7
 
 
@@ -300,7 +300,7 @@ def test_sizes_that_do_not_split(case: Case) -> None:
 
 @pytest.mark.parametrize("case", SQUARE, ids=str)
 def test_padding_gets_no_gradient(case: Case) -> None:
-    """Not a small one: none."""
+    """There is none, not even a small one."""
     a, b, dc = np.random.default_rng(2).standard_normal((3, 8, 8))
     for x, (rows, cols) in ((a, (6, 5)), (b, (5, 7)), (dc, (6, 7))):
         x[rows:], x[:, cols:] = 0, 0

@@ -1,1 +1,1 @@
-"""Attention of one block of queries and keys, and who holds which block of a sequence."""
+"""Attention of one block of queries and keys, and the rings over which a sequence is sharded."""

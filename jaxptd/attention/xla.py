@@ -54,7 +54,7 @@ class _Chunks:
     def take(self, x: Array, number: Array, dim: int) -> Array:
         return lax.dynamic_slice_in_dim(x, number * self.size, self.size, dim)
 
-    def whole(self, x: Array) -> Array:
+    def unpad(self, x: Array) -> Array:
         """`x` without its padding."""
         return lax.slice_in_dim(x, 0, self.length, axis=1)
 
@@ -130,7 +130,7 @@ class Xla:
             return merge_at(total, found, i * grid.queries.size, dim=1), None
 
         (o, lse), _ = lax.scan(visit, total, grid.pairs)
-        return grid.queries.whole(o), grid.queries.whole(lse)
+        return grid.queries.unpad(o), grid.queries.unpad(lse)
 
     def bwd(
         self, saved: Saved, do: Array, sites: Sites, *, causal: bool
@@ -161,7 +161,7 @@ class Xla:
             return tuple(add_at(x, dx, (0, start, 0, 0)) for x, dx, start in added), None
 
         (dq, dk, dv), _ = lax.scan(visit, total, grid.pairs)
-        return grid.queries.whole(dq), grid.keys.whole(dk), grid.keys.whole(dv)
+        return grid.queries.unpad(dq), grid.keys.unpad(dk), grid.keys.unpad(dv)
 
     def _grid(self, q: Array, k: Array, causal: bool) -> _Grid:
         return _Grid(_Chunks(q.shape[1], self.chunk), _Chunks(k.shape[1], self.chunk), causal)

@@ -64,9 +64,9 @@ def _power_of_two(x: Array) -> Array:
 def fp8_product(x: Array, w: Array, contract: int) -> Array:
     """Contracts the last `contract` dims of x with the first of w, in fp8; see `form.product`.
 
-    Like there, w is read, and its gradient computed, in the precision of x: ZeRO gathers w in that
-    precision, and so every layout rounds alike. Saves x in 8 bits for backward, and w unchanged, to
-    be rounded again, so that a scan over layers keeps no second copy of all weights.
+    As in that one, w is read, and its gradient computed, in the precision of x: ZeRO gathers w in
+    it, and so every layout rounds alike. Saves x in 8 bits for backward, and w unchanged, to be
+    rounded again, so that a scan over layers saves no second copy of all weights.
     """
     return _product(*alike(x, w), contract)
 

@@ -1,1 +1,1 @@
-"""Products of matrices whose blocks lie on a grid or around a ring of devices."""
+"""Products of matrices that are sharded over a grid or a ring of devices."""

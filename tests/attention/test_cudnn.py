@@ -45,7 +45,7 @@ def whole(q: Array, k: Array, v: Array, do: Array, *, kernel: Kernel, causal: bo
 def ringed(
     q: Array, k: Array, v: Array, do: Array, *, kernel: Kernel, kind: RingKind, devices: int
 ) -> tuple:
-    """o, dq, dk, dv of a sequence that a ring of devices holds."""
+    """o, dq, dk, dv of a sequence that is sharded over a ring."""
     mesh, spec = make_mesh(Layout(cp=devices)), P(None, Axis.CP)
     run = partial(attend, ring=Ring(Axis.CP, kind), kernel=kernel, causal=True)
 
@@ -78,7 +78,7 @@ def test_ring_of_it_lowers_for_cuda(kind: RingKind) -> None:
     run = jax.jit(partial(ringed, kernel=Cudnn(), kind=kind, devices=DEVICES))
     text = run.trace(*[abstract()] * 4).lower(lowering_platforms=("cuda",)).as_text()
     assert "__cudnn$fmhaSoftmax(" in text and "__cudnn$fmhaSoftmaxBackward(" in text
-    assert "CAUSAL" in text and "NO_MASK" in text  # the own part, and the others
+    assert "CAUSAL" in text and "NO_MASK" in text  # the local block, and the others
 
 
 def test_a_part_that_is_seen_whole_has_no_mask() -> None:

@@ -1,4 +1,4 @@
-"""What the kernels of attention share: blocks merged, keys seen, probabilities dropped.
+"""What attention kernels share: merging blocks, visible keys, dropout of probabilities.
 
 Also the plain attention that the tests of kernels and of the ring hold theirs against.
 """
@@ -24,7 +24,7 @@ SEED_BN2 = np.random.default_rng(9).integers(0, 2**32, (B, N, 2)).astype(np.uint
 
 
 class Plain(NamedTuple):
-    """What attention gives: float64 numpy arrays."""
+    """Results of attention, float64 numpy arrays."""
 
     o: np.ndarray
     lse: np.ndarray
@@ -34,7 +34,7 @@ class Plain(NamedTuple):
 
 
 def plain_seen(sites: Sites, causal: bool) -> np.ndarray:
-    """Which keys each query sees, `[B, 1, T, S]` or `[1, 1, T, S]`, written out."""
+    """Mask of visible keys by definition, `[B, 1, T, S]` or `[1, 1, T, S]`."""
     query_T, key_S = np.asarray(sites.query_T), np.asarray(sites.key_S)
     seen = np.broadcast_to(key_S != NOWHERE, (1, 1, len(query_T), len(key_S)))
     if causal:
@@ -46,7 +46,7 @@ def plain_seen(sites: Sites, causal: bool) -> np.ndarray:
 
 
 def mixed(seed: Any, first: Any, second: Any, rate: float) -> Any:
-    """Stands in for `layers.dropout.keep_mask`: of numpy as of JAX, and quick to compile."""
+    """Replaces `layers.dropout.keep_mask`: works in numpy and JAX, and compiles quickly."""
     word = first.astype("uint32") * np.uint32(2654435761) + seed[..., 0]
     word = (word ^ (word >> 15)) * np.uint32(739982445) + second.astype("uint32")
     word = (word ^ (word >> 13)) * np.uint32(695872825) + seed[..., 1]
@@ -54,7 +54,7 @@ def mixed(seed: Any, first: Any, second: Any, rate: float) -> Any:
 
 
 def plain_weight(sites: Sites, rate: float) -> np.ndarray:
-    """What dropout multiplies each probability by."""
+    """The factor of each probability by dropout."""
     if sites.seed_BN2 is None or rate == 0:
         return np.ones((1, 1, 1, 1))
     query_T, key_S, seed = (np.asarray(x) for x in (sites.query_T, sites.key_S, sites.seed_BN2))
@@ -115,8 +115,8 @@ def test_the_plain_attention_is_the_softmax_of_jax_and_its_gradients() -> None:
 # ---- merge -----------------------------------------------------------------------------------
 
 
-def parts(*cuts: slice, empty_rows: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
-    """o[B, T, N, H] and logsumexp[B, T, N] of some keys of one attention each.
+def over_keys(*cuts: slice, empty_rows: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Pairs o[B, T, N, H], logsumexp[B, T, N]: one attention, each pair to some of its keys.
 
     The first `empty_rows` queries see no key but the last one.
     """
@@ -141,7 +141,7 @@ def hold_equal(found: tuple, want: tuple) -> None:
 @pytest.mark.parametrize("empty_rows", [0, 2])
 def test_merged_parts_are_the_attention_to_all_their_keys(empty_rows: int) -> None:
     cuts = slice(0, 4), slice(4, S), slice(0, S)
-    first, second, whole = parts(*cuts, empty_rows=empty_rows)
+    first, second, whole = over_keys(*cuts, empty_rows=empty_rows)
     assert np.isneginf(first[1]).any() == bool(empty_rows)
     with jax.enable_x64(True):
         hold_equal(merge(*first, *second), whole)
@@ -149,7 +149,7 @@ def test_merged_parts_are_the_attention_to_all_their_keys(empty_rows: int) -> No
 
 
 def test_merging_is_associative_also_with_rows_that_see_nothing() -> None:
-    a, b, c = parts(slice(0, 2), slice(2, 5), slice(5, 8), empty_rows=2)
+    a, b, c = over_keys(slice(0, 2), slice(2, 5), slice(5, 8), empty_rows=2)
     with jax.enable_x64(True):
         left = merge(*merge(*a, *b), *c)
         hold_equal(left, tuple(np.asarray(x) for x in merge(*a, *merge(*b, *c))))
@@ -158,7 +158,7 @@ def test_merging_is_associative_also_with_rows_that_see_nothing() -> None:
 
 
 def test_merging_with_nothing_changes_nothing() -> None:
-    (o, lse), (_, nowhere) = parts(slice(0, S), slice(0, 2), empty_rows=T)
+    (o, lse), (_, nowhere) = over_keys(slice(0, S), slice(0, 2), empty_rows=T)
     nothing = np.zeros_like(o), nowhere
     assert np.isneginf(nowhere).all()
     with jax.enable_x64(True):
@@ -180,10 +180,10 @@ def test_merging_takes_logsumexps_of_any_size(lse: float) -> None:
 
 
 def test_merging_into_some_rows_leaves_the_others() -> None:
-    whole, part = parts(slice(0, 4), slice(4, S))
+    whole, other = over_keys(slice(0, 4), slice(4, S))
     rows = slice(1, 4)
     with jax.enable_x64(True):
-        piece = tuple(x[:, rows] for x in part)
+        piece = tuple(x[:, rows] for x in other)
         found = merge_at(whole, piece, jnp.int32(1), dim=1)
         want = merge(*(x[:, rows] for x in whole), *piece)
     for x, y, old in zip(found, want, whole, strict=True):
@@ -194,8 +194,8 @@ def test_merging_into_some_rows_leaves_the_others() -> None:
 
 def test_merged_rows_keep_the_type_of_the_total() -> None:
     total = jnp.zeros((3, H)), jnp.full(3, -jnp.inf)
-    part = jnp.ones((2, H), "bfloat16"), jnp.zeros(2)
-    o, lse = merge_at(total, part, 1, dim=0)
+    other = jnp.ones((2, H), "bfloat16"), jnp.zeros(2)
+    o, lse = merge_at(total, other, 1, dim=0)
     assert (o.dtype, lse.dtype) == (jnp.float32, jnp.float32)
     np.testing.assert_array_equal(lse, [-np.inf, 0, 0])
     np.testing.assert_array_equal(o[:, 0], [0, 1, 1])

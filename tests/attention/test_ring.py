@@ -1,4 +1,4 @@
-"""The ring: who holds which tokens, and how parts travel round it."""
+"""Rings: which device holds which tokens, and how blocks travel."""
 
 from collections.abc import Callable
 from functools import partial
@@ -25,7 +25,7 @@ SIZES = (1, 2, 3, 8)  # a ring of two and one of three have hops that are specia
 
 
 def on_ring(size: int, body: Callable[..., Any]) -> tuple[Callable, Mesh]:
-    """`body` on each device of a ring; its results stacked, one of each device."""
+    """Runs `body` on each device of a ring and stacks the devices' results."""
     mesh = make_mesh(Layout(cp=size))
 
     def stacked(*inputs: Array) -> Any:
@@ -35,42 +35,42 @@ def on_ring(size: int, body: Callable[..., Any]) -> tuple[Callable, Mesh]:
     return jax.jit(jax.shard_map(stacked, mesh=mesh, **specs, check_vma=True)), mesh
 
 
-# ---- parts -----------------------------------------------------------------------------------
+# ---- blocks ----------------------------------------------------------------------------------
 
 
-def parts(kind: RingKind, length: int, devices: int) -> np.ndarray:
+def blocks(kind: RingKind, length: int, devices: int) -> np.ndarray:
     return Ring(Axis.CP, kind).order(length, devices).reshape(devices, -1)
 
 
 @given(st.sampled_from(KINDS), st.integers(1, 9), st.integers(1, 5))
 def test_each_token_is_held_once_and_each_part_ascends(kind, devices: int, half: int) -> None:
     length = devices * 2 * half
-    held = parts(kind, length, devices)
+    held = blocks(kind, length, devices)
     assert sorted(held.ravel()) == list(range(length))
     assert (np.diff(held) > 0).all()
 
 
-def test_parts_by_hand() -> None:
+def test_blocks_by_hand() -> None:
     zigzag = [[0, 1, 10, 11], [2, 3, 8, 9], [4, 5, 6, 7]]
-    assert parts("zigzag", 12, 3).tolist() == zigzag
+    assert blocks("zigzag", 12, 3).tolist() == zigzag
     contiguous = np.arange(12).reshape(3, 4).tolist()
-    assert parts("blockwise", 12, 3).tolist() == contiguous
-    assert parts("rsa", 12, 3).tolist() == contiguous
+    assert blocks("blockwise", 12, 3).tolist() == contiguous
+    assert blocks("rsa", 12, 3).tolist() == contiguous
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_device_holds_the_sequence_as_it_is(kind: RingKind) -> None:
-    assert parts(kind, 7, 1).tolist() == [list(range(7))]
+    assert blocks(kind, 7, 1).tolist() == [list(range(7))]
 
 
 @pytest.mark.parametrize("devices", [2, 3, 8])
 def test_zigzag_gives_each_device_the_same_work(devices: int) -> None:
-    held = parts("zigzag", 8 * devices, devices)
+    held = blocks("zigzag", 8 * devices, devices)
     seen = (held[:, None, :, None] >= held[None, :, None, :]).sum((2, 3))  # of pairs of devices
     others = ~np.eye(devices, dtype=bool)
     assert (seen[others] == 8 * 8 // 2).all()
     assert len(set(np.diag(seen))) == 1
-    contiguous = parts("blockwise", 8 * devices, devices)
+    contiguous = blocks("blockwise", 8 * devices, devices)
     work = (contiguous[:, :, None] >= contiguous.ravel()).sum((1, 2))
     assert work[-1] > work[0]  # the count does see an imbalance
 
@@ -78,19 +78,22 @@ def test_zigzag_gives_each_device_the_same_work(devices: int) -> None:
 @pytest.mark.parametrize("kind", ["zigzag", "blockwise"])
 @pytest.mark.parametrize("size", [1, 3])
 def test_a_device_knows_the_positions_and_documents_of_all(kind: RingKind, size: int) -> None:
-    ring, part = Ring(Axis.CP, kind), 6
-    held = parts(kind, size * part, size)
-    segment_BCT = np.random.default_rng(0).integers(-1, 9, (2, size, part)).astype(np.int32)
+    ring, length = Ring(Axis.CP, kind), 6
+    held = blocks(kind, size * length, size)
+    segment_BCT = np.random.default_rng(0).integers(-1, 9, (2, size, length)).astype(np.int32)
 
     def body(segment_BCT: Array) -> Any:
         tokens = Tokens(segment_BCT)
-        found = [ring.sites(tokens, part, jnp.int32(source)) for source in range(size)]
-        own, of = ring.positions(part), [ring.positions(part, jnp.int32(i)) for i in range(size)]
-        return own, jnp.stack(of), found, ring.all_sites(tokens, part)
+        found = [ring.sites(tokens, length, jnp.int32(source)) for source in range(size)]
+        local, of = (
+            ring.positions(length),
+            [ring.positions(length, jnp.int32(i)) for i in range(size)],
+        )
+        return local, jnp.stack(of), found, ring.all_sites(tokens, length)
 
-    own, of, found, every = on_ring(size, body)[0](segment_BCT)
-    assert own.dtype == jnp.int32
-    np.testing.assert_array_equal(own, held)
+    local, of, found, every = on_ring(size, body)[0](segment_BCT)
+    assert local.dtype == jnp.int32
+    np.testing.assert_array_equal(local, held)
     np.testing.assert_array_equal(of, np.broadcast_to(held, (size, *held.shape)))
     queries = segment_BCT.swapaxes(0, 1)
     for source, sites in enumerate(found):
@@ -108,7 +111,7 @@ def test_a_device_knows_the_positions_and_documents_of_all(kind: RingKind, size:
 
 
 def note(diary: tuple[Array, Array], x: Array, source: Array) -> tuple[Array, Array]:
-    """Writes down what came, and whose it was said to be."""
+    """Records the block that arrived, and the device named as its source."""
     pages, used = diary
     return pages.at[used].set(jnp.stack([x, source])), used + 1
 
@@ -119,7 +122,7 @@ def empty(size: int) -> Any:
 
 
 def visited(size: int) -> np.ndarray:
-    """By each device: the ones before it, from the nearest; 100 + their number is what they have.
+    """Each device visits those before it, nearest first; device i has the block 100 + i.
 
     `[devices, pages, (what came, whose)]`, -1 where nothing is written.
     """
@@ -141,34 +144,34 @@ def test_every_other_device_is_visited_once_in_order(size: int) -> None:
 
 
 def permutes(count: int) -> list[Collective]:
-    """Of one int32 number each."""
+    """Permutes of one int32 each."""
     return [Collective("collective-permute", ("cp",), count, 4 * count)] if count else []
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_sums_come_home_to_the_device_that_they_belong_to(size: int) -> None:
     def visit(me: Array, diary: Any, x: Array, source: Array) -> Any:
-        """The gradient says who made it for whom."""
+        """The gradient encodes the device that made it, and the block's owner."""
         return note(diary, x, source), 10**me * (source + 1)
 
     def body() -> Any:
         me = lax.axis_index(Axis.CP)
-        diary, home = travel_back(me + 100, Ring(Axis.CP), empty(size), partial(visit, me))
-        return diary, as_varying(jnp.asarray(home, jnp.int32), [Axis.CP] if size == 1 else [])
+        diary, returned = travel_back(me + 100, Ring(Axis.CP), empty(size), partial(visit, me))
+        return diary, as_varying(jnp.asarray(returned, jnp.int32), [Axis.CP] if size == 1 else [])
 
     run, mesh = on_ring(size, body)
-    (pages, used), home = run()
+    (pages, used), returned = run()
     np.testing.assert_array_equal(pages, visited(size))
     assert (np.asarray(used) == size - 1).all()
     others = sum(10**i for i in range(size))
     want = [(others - 10**i) * (i + 1) for i in range(size)]
-    np.testing.assert_array_equal(home, want)
+    np.testing.assert_array_equal(returned, want)
     assert collectives_of(jax.make_jaxpr(run)(), mesh) == permutes(2 * (size - 1))
 
 
 @pytest.mark.parametrize(("go", "loops"), [(travel, 7 - 1), (travel_back, 7 - 2)])
 def test_hops_stand_in_one_loop(go: Callable, loops: int) -> None:
-    """So that the memory of a visit is used again, and a program is no longer for more devices."""
+    """Memory of a visit is used again, and programs for more devices are no longer."""
 
     def visit(total: Array, x: Array, source: Array) -> Any:
         return total + jnp.sin(x) if go is travel else (total + jnp.sin(x), jnp.cos(x))

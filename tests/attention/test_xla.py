@@ -28,7 +28,7 @@ DOCUMENTS = [0, 0, 1, 1, 1, 3, 3]  # of a short sequence; what follows is paddin
 class Case:
     """queries, keys: how many; the queries are the last tokens, or all with `halves`.
 
-    halves: the positions of a zigzag part, two runs with a gap between. documents: of each token,
+    halves: the positions of a zigzag block, two runs with a gap between. documents: of each token,
     with padding at the end.
     """
 
@@ -78,7 +78,7 @@ def both_ways(
 
 
 def run(case: Case, dtype: str) -> tuple[tuple[Array, ...], Plain]:
-    """What the kernel gives, and the plain attention to the same numbers."""
+    """Results of the kernel, and of plain attention."""
     with jax.enable_x64(dtype == "float64"):
         inputs, sites = case.inputs(dtype), case.sites()
         found = both_ways(case.kernel, *inputs, sites, causal=case.causal)
@@ -179,7 +179,7 @@ def test_bfloat16_keeps_its_softmax_and_sums_in_float32() -> None:
 
 
 def test_bfloat16_rounds_the_probabilities_and_the_scores_gradients_alone() -> None:
-    """Seen in the program: on CPU XLA computes in float32 what it is told to round."""
+    """Checks the program: XLA for CPUs computes in float32 what it should round."""
     case = Case(16, 16, 4)
     made = [e for e, _ in equations(trace(case, "bfloat16")) if e.outvars]
     multiplied = [e.outvars[0].aval for e in made if e.primitive.name == "dot_general"]
@@ -204,7 +204,7 @@ def test_dropped_values_depend_on_the_head_and_the_sequence() -> None:
 
 
 def equations(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
-    """Every equation of a jaxpr and of those within it, and how often it runs.
+    """Yields every equation of a jaxpr and of nested ones, and how often it runs.
 
     Of a conditional every branch counts.
     """
@@ -215,7 +215,7 @@ def equations(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
 
 
 def products(jaxpr: Any) -> int:
-    """Multiplications in matrix products."""
+    """The number of multiplications in matrix products."""
     total = 0
     for equation, times in equations(jaxpr):
         if equation.primitive.name == "dot_general":
@@ -227,7 +227,7 @@ def products(jaxpr: Any) -> int:
 
 
 def shapes(jaxpr: Any) -> set[tuple[int, ...]]:
-    """Of every array that is made on the way."""
+    """The shapes of all intermediate arrays."""
     made = (variable.aval for equation, _ in equations(jaxpr) for variable in equation.outvars)
     return {aval.shape for aval in made if hasattr(aval, "shape")}
 

@@ -1,4 +1,4 @@
-"""Which attention kernel a device runs, and what speaks against cuDNN's."""
+"""The attention kernel that a device runs, and the reasons why cuDNN's cannot be used."""
 
 from types import SimpleNamespace
 

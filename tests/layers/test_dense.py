@@ -85,7 +85,7 @@ STEP = 1e-5  # of a central difference: its error is STEP**2 times a third deriv
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_every_gradient_is_the_derivative_of_the_formula(name: str) -> None:
-    """Of the weighted sum that `run` differentiates, along a random direction of each argument."""
+    """Checks the gradient of `run`'s weighted sum along a random direction of each argument."""
     (case,) = (case for case in CASES if case.name == name)
     with jax.enable_x64(True):
         found = run(case, Layout(), "float64")

@@ -1,4 +1,4 @@
-"""Dropout: the right share, the same mask wherever a value lies, other masks elsewhere."""
+"""Dropout: the right fraction, the same mask on any device, other masks at other sites."""
 
 import jax
 import jax.numpy as jnp
@@ -48,8 +48,8 @@ def test_a_value_is_dropped_the_same_wherever_it_lies() -> None:
     x_BTD = jnp.ones((6, 8, 10))
     whole = np.asarray(dropout(x_BTD, places, numbers(10), 0.4))
     assert 0 < (whole == 0).mean() < 1
-    part = Places(numbers(6)[3:5], numbers(8)[4:], SEED)
-    piece = np.asarray(dropout(x_BTD[3:5, 4:, 5:], part, numbers(10)[5:], 0.4))
+    local = Places(numbers(6)[3:5], numbers(8)[4:], SEED)
+    piece = np.asarray(dropout(x_BTD[3:5, 4:, 5:], local, numbers(10)[5:], 0.4))
     np.testing.assert_array_equal(piece, whole[3:5, 4:, 5:])
 
 

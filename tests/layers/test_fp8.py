@@ -1,4 +1,4 @@
-"""Products in 8 bits: rounded as the formats say, alike on every layout with nothing moved."""
+"""Products in 8 bits: rounded as the formats say, the same on every layout, without messages."""
 
 import dataclasses
 import functools
@@ -27,7 +27,7 @@ LAYOUTS = [
         for layout in (PIPELINE, Layout(dp=4), tiny.CONTEXT_PARALLEL, Layout(pp=2, cp=2, tp=2))
     ),
 ]
-# Half the distance of neighbours, of what lies between them: mantissas of 3 and 2 bits.
+# Half the relative distance of neighbouring numbers, with mantissas of 3 and 2 bits.
 ROUNDING = {FORWARD: 2.0**-4, BACKWARD: 2.0**-3}
 FORMATS = pytest.mark.parametrize("dtype", [FORWARD, BACKWARD], ids=["e4m3", "e5m2"])
 
@@ -54,13 +54,13 @@ def test_every_element_is_rounded_to_the_next_number_of_the_format(dtype, size):
 
 @FORMATS
 def test_a_part_is_rounded_as_the_whole_is(dtype):
-    """So no device needs to know the largest element of another."""
+    """Hence no device needs to know the largest element of another."""
     x = normal((256, 16)) * 2.0 ** jnp.linspace(-6, 3, 256)[:, None]
     x = jnp.where(jnp.abs(x) < 2.0**-9, 0, x)
-    parts = [quantised(part, dtype) for part in jnp.split(x, 8)]
-    assert len({float(part.scale) for part in parts}) > 4
+    blocks = [quantised(block, dtype) for block in jnp.split(x, 8)]
+    assert len({float(block.scale) for block in blocks}) > 4
     np.testing.assert_array_equal(
-        np.concatenate([part.values for part in parts]), quantised(x, dtype).values
+        np.concatenate([block.values for block in blocks]), quantised(x, dtype).values
     )
 
 
@@ -81,7 +81,7 @@ def test_nothing_but_zeros_is_zero():
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16], ids=str)
 def test_value_and_gradients_are_as_near_as_the_formats_allow(dtype):
-    """A rounding error is some 0.4 of the largest; two independent ones add as squares do."""
+    """The typical rounding error is 0.4 of the largest; the squares of two independent ones add."""
     x, w = normal((16, 8, 4, 16)).astype(dtype), 0.02 * normal((4, 16, 5, 12), 1)
     dy = normal((16, 8, 5, 12), 2).astype(dtype)
     (y, vjp), (want, want_vjp) = (jax.vjp(lambda x, w, f=f: f(x, w, 2), x, w) for f in FUNCTIONS)
@@ -123,7 +123,7 @@ def worst(found: dict, expected: dict) -> float:
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_layout_computes_what_one_device_does(layout):
-    """In float32, but for the rare element that a rounding of float32 takes to its neighbour."""
+    """Equal in float32, except for rare elements that float32's rounding moves to a neighbour."""
     want = gradients(program(Layout()))
     native = gradients(program(Layout(), products="native"))
     assert 0.02 < worst(want, native) < 0.3
@@ -212,7 +212,7 @@ def test_evaluation_has_the_same_precision():
 
 
 def test_parts_that_come_in_bfloat16_are_rounded_as_whole_ones():
-    """ZeRO gathers weights in the model's precision; the products read them in no other."""
-    plain, cut = (Layout(dp=2), Layout(dp=2, zero=1))
-    found = [gradients(program(layout, dtype="bfloat16")) for layout in (plain, cut)]
+    """ZeRO gathers weights in the model's precision, the one in which products read them."""
+    plain, zero = (Layout(dp=2), Layout(dp=2, zero=1))
+    found = [gradients(program(layout, dtype="bfloat16")) for layout in (plain, zero)]
     assert worst(found[1], found[0]) < 2**-8

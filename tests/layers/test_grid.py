@@ -1,4 +1,4 @@
-"""Products, tables and heads of a grid on which tokens are whole, against dense ones."""
+"""The form for generation on a grid against dense products, tables and heads."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from jaxptd.layers.grid import DecodeGrid2D
 from jaxptd.layers.megatron import Megatron1D
 from jaxptd.mesh import Axis, Layout, make_mesh
 
-B, T, D, F, N, H, V = 2, 3, 8, 16, 8, 5, 24  # all that is cut splits; tokens do not
+B, T, D, F, N, H, V = 2, 3, 8, 16, 8, 5, 24  # all sharded dims split; tokens do not
 X, TURNED = P(None, None, Axis.COL), P(None, None, Axis.ROW)
 LAYOUTS = [
     Layout(row=2, col=2),
@@ -45,16 +45,17 @@ def array(*shape: int) -> np.ndarray:
 def test_products_are_the_dense_ones_and_results_lie_as_operands_do(layout: Layout) -> None:
     form = form_of(layout)
     x_BTD, w_DcN, h_BTNF, w_NFD = array(B, T, D), array(D, 3, N), array(B, T, N, F), array(N, F, D)
-    cuts = [0, 1]  # dim of `in` that is cut
+    shard_dims = [0, 1]  # dim of `in` that is sharded
 
     def body(x, w, *hw):
         return form.column_parallel(x, w), *(
-            form.row_parallel(h, w, cut) for cut, h, w in zip(cuts, hw[::2], hw[1::2], strict=True)
+            form.row_parallel(h, w, dim)
+            for dim, h, w in zip(shard_dims, hw[::2], hw[1::2], strict=True)
         )
 
     ins = [X, form.axes.column_spec(2, 1)]
-    for cut in cuts:
-        ins += [P(None, None, *form.axes.inner_spec(2, cut)), form.axes.row_spec(2, cut)]
+    for dim in shard_dims:
+        ins += [P(None, None, *form.axes.inner_spec(2, dim)), form.axes.row_spec(2, dim)]
     outs = (P(None, None, *form.axes.inner_spec(2, 1)), X, X)
     with jax.enable_x64(True):
         found = on_mesh(layout, body, tuple(ins), outs)(x_BTD, w_DcN, *(h_BTNF, w_NFD) * 2)
@@ -85,20 +86,20 @@ def test_rows_of_both_tables(layout: Layout) -> None:
 
 @pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[1]], ids=str)
 def test_heads_are_whole_for_attention_and_cut_again_after_it(layout: Layout) -> None:
-    """In blocks parts of H are joined, without their padding; else heads stay where they are."""
+    """With slices of every head, H is joined without padding; else heads stay sharded."""
     form = form_of(layout)
     blocks = layout.attention2d == "blocks"
-    held = form.padded(H) if blocks else H
-    h_BTNH = np.zeros((B, T, N, held), np.float32)
+    padded = form.padded(H) if blocks else H
+    h_BTNH = np.zeros((B, T, N, padded), np.float32)
     h_BTNH[..., :H] = array(B, T, N, H)
-    cut = P(None, None, *form.axes.inner_spec(2, form.axes.head_dim))
+    spec = P(None, None, *form.axes.inner_spec(2, form.axes.head_dim))
 
     def body(h):
         whole = form.join_heads(h, H)
         assert whole.shape == (B, T, N if blocks else N // layout.col, H)
         return form.split_heads(whole)
 
-    np.testing.assert_array_equal(on_mesh(layout, body, cut, cut)(h_BTNH), h_BTNH)
+    np.testing.assert_array_equal(on_mesh(layout, body, spec, spec)(h_BTNH), h_BTNH)
 
 
 def test_tokens_are_cut_nowhere() -> None:

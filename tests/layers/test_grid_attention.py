@@ -1,4 +1,4 @@
-"""Attention made of products on a grid against plain attention to the whole sequence."""
+"""Attention by products on a grid against plain attention to the whole sequence."""
 
 import dataclasses
 from functools import partial
@@ -47,14 +47,14 @@ class Case:
         scale = np.array([self.size, self.size, 1, 1]).reshape(4, 1, 1, 1, 1)
         return scale * np.random.default_rng(0).standard_normal((4, B, T, N, H))
 
-    def held(self, dtype: str) -> list[Array]:
-        """Those, with H padded with zeros to a size that splits."""
+    def padded_inputs(self, dtype: str) -> list[Array]:
+        """The inputs, with H padded with zeros to a size that splits."""
         more = -H % panels(self.layout.row, self.layout.col, self.layout.matmul2d_slices)
         pad = [(0, 0)] * 3 + [(0, more)]
         return [jnp.asarray(np.pad(x, pad), dtype) for x in self.inputs()]
 
     def sites(self) -> Sites:
-        """Of the whole sequence."""
+        """Sites of the whole sequence."""
         rng, place = np.random.default_rng(1), np.arange(T, dtype=np.int32)
         seed = rng.integers(0, 2**32, (B, N, 2)).astype(np.uint32)
         segment = np.sort(rng.integers(0, 3, (B, T)), 1).astype(np.int32)
@@ -88,9 +88,9 @@ class Case:
 
 
 def run(case: Case, dtype: str) -> tuple[list[np.ndarray], Plain]:
-    """What the grid gives, and the plain attention."""
+    """Results of the grid, and of plain attention."""
     with jax.enable_x64(dtype == "float64"):
-        inputs = case.held(dtype)
+        inputs = case.padded_inputs(dtype)
         found = jax.jit(case.both_ways())(case.tokens(), *inputs)
     assert {x.dtype for x in found} == {jnp.dtype(dtype)}
     whole = [np.asarray(x, np.float64)[..., :H] for x in inputs]
@@ -126,7 +126,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_attention_in_blocks_is_that_of_one_device(case: Case) -> None:
-    """Its dropout drops the same probabilities."""
+    """Both drop the same probabilities."""
     hold(case, "float64")
 
 
@@ -137,7 +137,7 @@ def test_in_float32_too(case: Case) -> None:
 
 @pytest.mark.parametrize("size", [1.0, 3.0])
 def test_bfloat16_rounds_probabilities_and_not_scores(size: float) -> None:
-    """Scores, of any size, and softmax are in float32; so the output is right to its precision."""
+    """Scores, of any size, and softmax are in float32, so the output is exact to its precision."""
     found, want = run(case(2, 4, size=size), "bfloat16")
     assert difference(found[0][..., :H], want.o) <= 2**-8
     for x, y in zip(found[1:], (want.dq, want.dk, want.dv), strict=True):
@@ -146,7 +146,7 @@ def test_bfloat16_rounds_probabilities_and_not_scores(size: float) -> None:
 
 def test_each_device_makes_its_block_of_the_scores() -> None:
     each = case(2, 4, rich=True)
-    made = shapes(jax.make_jaxpr(each.both_ways())(each.tokens(), *each.held("float32")))
+    made = shapes(jax.make_jaxpr(each.both_ways())(each.tokens(), *each.padded_inputs("float32")))
     scores = {shape[2:] for shape in made if len(shape) == 4 and shape[:2] == (B, N)}
     assert (T // 2, T // 4) in scores
     assert (T, T) not in scores

@@ -1,4 +1,4 @@
-"""Cross-entropy over a cut vocabulary against the dense formula in numpy."""
+"""Cross-entropy over a sharded vocabulary against the dense formula in numpy."""
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ def dense(logits: np.ndarray, targets: np.ndarray, weights: np.ndarray):
 
 
 def specs(layout: Layout) -> tuple[P, P]:
-    """Of logits and of losses."""
+    """Specs of logits and of losses."""
     if layout.has_grid:
         return P(None, Axis.ROW, Axis.COL), P(None, Axis.ROW)
     return P(None, None, Axis.TP), P()
@@ -55,7 +55,7 @@ def run(
 
 
 @pytest.mark.parametrize(
-    ("layout", "vocab_size", "held"),
+    ("layout", "vocab_size", "padded"),
     [
         (Layout(), 13, 13),
         (Layout(tp=4), 16, 16),
@@ -67,9 +67,11 @@ def run(
     ],
     ids=str,
 )
-def test_value_and_gradient_are_the_dense_ones(layout: Layout, vocab_size: int, held: int) -> None:
+def test_value_and_gradient_are_the_dense_ones(
+    layout: Layout, vocab_size: int, padded: int
+) -> None:
     rng = np.random.default_rng(0)
-    logits = 20 * rng.standard_normal((B, T, held)).astype(np.float32)
+    logits = 20 * rng.standard_normal((B, T, padded)).astype(np.float32)
     logits[..., vocab_size:] = 1e4  # padding that would win every softmax if it took part
     targets = rng.integers(0, vocab_size, (B, T)).astype(np.int32)
     weights = rng.standard_normal((B, T)).astype(np.float32)
@@ -82,7 +84,7 @@ def test_value_and_gradient_are_the_dense_ones(layout: Layout, vocab_size: int, 
 
 @pytest.mark.parametrize("layout", [Layout(), Layout(tp=4), Layout(row=1, col=4)], ids=str)
 def test_a_target_that_is_no_token_gives_the_logsumexp(layout: Layout) -> None:
-    """Below 0, of the padding, beyond it; the gradient is the softmax."""
+    """Targets below 0, in the padding and beyond it; the gradient is the softmax."""
     rng = np.random.default_rng(0)
     logits = rng.standard_normal((B, T, 16)).astype(np.float32)
     targets = np.array([[-1, 13, 15], [-100, 16, 99]], np.int32)
@@ -116,7 +118,7 @@ def test_an_ignored_target_leaves_the_gradient_to_the_weights() -> None:
 
 @pytest.mark.parametrize("layout", [Layout(tp=2), Layout(tp=8), Layout(row=3, col=2)], ids=str)
 def test_no_device_makes_the_whole_vocabulary_and_nothing_is_scattered(layout: Layout) -> None:
-    vocab, parts = 64, layout.tp * layout.col
+    vocab, shards = 64, layout.tp * layout.col
     form, (spec, token_spec) = make_form(layout), specs(layout)
     back = jax.grad(
         lambda x, t: jnp.sum(vocab_parallel_cross_entropy(x, t, form.axes, vocab)),
@@ -132,6 +134,6 @@ def test_no_device_makes_the_whole_vocabulary_and_nothing_is_scattered(layout: L
     (on_mesh,) = jax.make_jaxpr(mapped)(logits, targets).eqns
     made = list(equations(on_mesh.params["jaxpr"]))
     shapes = {v.aval.shape for equation in made for v in equation.outvars}
-    assert (B, T // layout.row, vocab // parts) in shapes
+    assert (B, T // layout.row, vocab // shards) in shapes
     assert not {shape for shape in shapes if vocab in shape}
     assert not [equation for equation in made if "scatter" in equation.primitive.name]

@@ -1,4 +1,4 @@
-"""Which panel is where at which step, as the table of algorithms says; and sums brought home."""
+"""Panels of each step, against the table of algorithms; reducing is the transpose of fetching."""
 
 import math
 from collections.abc import Callable
@@ -106,7 +106,7 @@ def test_to_reduce_is_the_transpose_of_fetching(rows, cols, grid, first: int, di
 
 
 @pytest.mark.parametrize(
-    ("size", "grid", "each", "held"),
+    ("size", "grid", "each", "want"),
     [
         (12, (2, 4, 1), 1, 12),
         (13, (2, 4, 1), 1, 16),
@@ -116,8 +116,8 @@ def test_to_reduce_is_the_transpose_of_fetching(rows, cols, grid, first: int, di
         (3, (2, 2, 4), 3, 8),
     ],
 )
-def test_no_more_is_padded_than_must_be(size: int, grid: tuple, each: int, held: int) -> None:
+def test_no_more_is_padded_than_must_be(size: int, grid: tuple, each: int, want: int) -> None:
     """Blocks along either axis are equal, and their units split into panels and slices."""
-    assert padded(size, grid, each) == held
+    assert padded(size, grid, each) == want
     rows, cols, slices = grid
-    assert held % rows == held % cols == held * each % (np.lcm(rows, cols) * slices) == 0
+    assert want % rows == want % cols == want * each % (np.lcm(rows, cols) * slices) == 0

@@ -1,4 +1,4 @@
-"""Products in ring steps against whole ones: values, gradients, what moves and what is kept."""
+"""Products in ring steps against dense ones: values, gradients, messages and residuals."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +20,12 @@ from jaxptd.matmul.ring import gather_product, product_scatter
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.pipeline.split_backward import SplitBackward
 
-B, D, HEADS, SIZE = 2, 6, 3, 5  # w is [D, 3 n, SIZE] or its turn: its own cut dim splits over n
+B, D, HEADS, SIZE = (
+    2,
+    6,
+    3,
+    5,
+)  # w is [D, 3 n, SIZE] or its transpose: its sharded dim splits over n
 X, H = P(None, Axis.TP), P(None, None, Axis.TP)
 FORMS: dict[str, tuple[Callable, P, P, P]] = {
     "gather": (gather_product, X, P(None, Axis.TP), H),
@@ -33,7 +38,7 @@ def tokens(devices: int) -> int:
 
 
 def inputs(form: str, devices: int) -> tuple[np.ndarray, ...]:
-    """x, w and the gradient of y, whole."""
+    """x, w and the gradient of y, global."""
     rng, heads = np.random.default_rng(0), (HEADS * devices, SIZE)
     wide, narrow = (B, tokens(devices), *heads), (B, tokens(devices), D)
     shapes = (narrow, (D, *heads), wide) if form == "gather" else (wide, (*heads, D), narrow)
@@ -81,7 +86,7 @@ def test_value_and_gradients_are_the_dense_ones(form: str, devices: int, dtype: 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_precision_is_that_of_x_and_of_dw_that_of_w(form: str) -> None:
-    """bfloat16 has 8 bits; y is rounded once a hop where sums travel, dw once at its end."""
+    """bfloat16 has 8 bits; y is rounded once per hop where sums travel, dw once at the end."""
     x, w, dy = (a.astype(np.float32) for a in inputs(form, 4))
     narrow = [jnp.asarray(a, jnp.bfloat16) for a in (x, dy)]
     y, dx, dw = jax.jit(on_ring(form, 4))(narrow[0], w, narrow[1])
@@ -95,7 +100,7 @@ def test_the_precision_is_that_of_x_and_of_dw_that_of_w(form: str) -> None:
 @pytest.mark.parametrize("devices", [1, 2, 4])
 @pytest.mark.parametrize("form", FORMS)
 def test_three_or_two_rounds_of_hops_and_nothing_else(form: str, devices: int) -> None:
-    """Forward one; backward sums and blocks of x, or blocks of dy."""
+    """Forward sends one array; backward sums and blocks of x, or blocks of dy."""
     arrays = [jnp.asarray(a, jnp.float32) for a in inputs(form, devices)]
     traced = jax.jit(on_ring(form, devices)).trace(*arrays)
     moved = collectives_of(traced.jaxpr, make_mesh(Layout(tp=devices)))
@@ -106,7 +111,7 @@ def test_three_or_two_rounds_of_hops_and_nothing_else(form: str, devices: int) -
 
 @pytest.mark.parametrize("form", FORMS)
 def test_without_a_permute_the_numbers_are_the_same(form: str) -> None:
-    """As in the loops of a pipeline's stages on CPUs."""
+    """Compares with a mesh of two stages, where CPUs use all-gathers."""
     arrays = [jnp.asarray(a, jnp.float32) for a in inputs(form, 4)]
     permuted, gathered = (jax.jit(on_ring(form, 4, stages))(*arrays) for stages in (1, 2))
     for a, b in zip(permuted, gathered, strict=True):
@@ -115,7 +120,7 @@ def test_without_a_permute_the_numbers_are_the_same(form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_split_backward_leaves_the_weights_products_to_w(form: str) -> None:
-    """As in a pipeline with a zero-bubble schedule: n products in B and n in W."""
+    """Splits backward as zero-bubble schedules do: n products in B and n in W."""
     product, x_spec, w_spec, y_spec = FORMS[form]
     counted: list[dict[str, int]] = []
 
@@ -155,7 +160,7 @@ def test_a_sequence_that_does_not_split_is_refused() -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_nothing_whole_is_kept_for_backward(form: str) -> None:
-    """Only the operands, as this device has them."""
+    """Residuals are the local operands only."""
     product, x_spec, w_spec, y_spec = FORMS[form]
     kept: list[tuple[int, ...]] = []
 
