@@ -1,11 +1,11 @@
-"""Breaks the code on purpose, one place at a time, and says whether the tests notice.
+"""Breaks the code on purpose, one place at a time, and checks that the tests notice.
 
 `python -m benchmarks.breaks [--only ring ...] [--jobs 2]`
 
-Each row of `table.py` replaces one piece of text of the package (a sum is dropped, a ring turned
-round, a scale doubled) in a copy of the repository, runs the tests that the row names, and expects
-one to fail. Ends with exit code 1 if a break goes unnoticed. A row whose text is not in the code
-any more, or is there twice, is an error: put the table right when the code changes.
+Each row of `table.py` replaces one piece of text of the package (a sum is dropped, a ring reversed,
+a scale doubled) in a copy of the repository, runs the tests that the row names, and expects one to
+fail. Ends with exit code 1 if a break goes unnoticed. A row whose text is no longer in the code, or
+is there twice, is an error: correct the table when the code changes.
 """
 
 import concurrent.futures
@@ -22,18 +22,18 @@ from jaxptd.analysis.report import table
 from jaxptd.errors import Parser, UserError, run_command
 
 ROOT = Path(__file__).parents[2]
-FAILED = 1  # pytest's exit code where tests failed
+FAILED = 1  # pytest's exit code if tests failed
 
 
 def broken(text: str, row: Break) -> str:
-    """The file's text with the break.
+    """Returns the file's text with the break.
 
     Raises:
-        UserError: what is to be replaced is not there exactly once.
+        UserError: the text to replace is not there exactly once.
     """
     if text.count(row.old) != 1:
         found = text.count(row.old)
-        raise UserError(f"{row.name}: {row.file} has {row.old!r} {found} times; mend the table")
+        raise UserError(f"{row.name}: {row.file} has {row.old!r} {found} times; correct the table")
     return text.replace(row.old, row.new)
 
 
@@ -46,7 +46,7 @@ def copy_repository(target: Path) -> None:
 
 
 def outcome(row: Break) -> tuple[str, float]:
-    """`caught`, `NOT caught` or `no result`, and seconds."""
+    """Runs a break: `caught`, `NOT caught` or `no result`, and seconds."""
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         copy_repository(Path(folder))

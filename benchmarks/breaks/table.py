@@ -1,4 +1,4 @@
-"""The breaks: where, what is replaced by what, and which tests must notice."""
+"""The breaks: the place, the replacement, and the tests that must notice."""
 
 from typing import NamedTuple
 
@@ -6,10 +6,10 @@ from typing import NamedTuple
 class Break(NamedTuple):
     """One break.
 
-    name: what is wrong then.
+    name: the mistake that it makes.
     file: of the package.
     old: text that the file has once.
-    new: what stands there instead.
+    new: the text that replaces it.
     tests: files of tests that are run.
     select: pytest's -k, or nothing.
     """
