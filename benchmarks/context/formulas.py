@@ -11,7 +11,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from benchmarks.context.plans import Plan
-from jaxptd.analysis.collective import Collective
+from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Collective
 from jaxptd.analysis.hardware import PEAK_FLOPS
 from jaxptd.config import ModelConfig
 
@@ -28,24 +28,22 @@ def moves(plan: Plan, model: ModelConfig, batch: int) -> dict[Pass, list[Collect
     size = elements * jnp.dtype(model.dtype).itemsize
     wide = elements * jnp.promote_types(model.dtype, jnp.float32).itemsize
     if layout.tp > 1:
-        both = [Collective(kind, ("tp",), 2, 2 * size) for kind in ("all-gather", "reduce-scatter")]
+        both = [Collective(kind, ("tp",), 2, 2 * size) for kind in (ALL_GATHER, REDUCE_SCATTER)]
         return {"forward": both, "backward": both}
     if plan.gathered:
-        gather = Collective("all-gather", ("cp",), 1, 2 * size)
-        scatter = Collective("reduce-scatter", ("cp",), 1, 2 * wide)
+        gather = Collective(ALL_GATHER, ("cp",), 1, 2 * size)
+        scatter = Collective(REDUCE_SCATTER, ("cp",), 1, 2 * wide)
         return {"forward": [gather], "backward": [gather, scatter]}
     hops = layout.cp - 1
     rings = 2 if layout.ring == "rsa" else 1  # k and v separately, or both in one permute
-    there = Collective("collective-permute", ("cp",), rings * hops, 2 * size * hops // layout.cp)
-    again = Collective(
-        "collective-permute", ("cp",), 2 * rings * hops, 2 * (size + wide) * hops // layout.cp
-    )
+    there = Collective(PERMUTE, ("cp",), rings * hops, 2 * size * hops // layout.cp)
+    again = Collective(PERMUTE, ("cp",), 2 * rings * hops, 2 * (size + wide) * hops // layout.cp)
     return {"forward": [there], "backward": [again]}
 
 
 def messages(found: Sequence[Collective], n: int) -> int:
     """Consecutive sends of each device, if every collective runs as a ring."""
-    steps = {"collective-permute": 1, "all-reduce": 2 * (n - 1)}
+    steps = {PERMUTE: 1, ALL_REDUCE: 2 * (n - 1)}
     return sum(each.count * steps.get(each.kind, n - 1) for each in found)
 
 

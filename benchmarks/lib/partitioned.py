@@ -14,6 +14,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from jaxptd.analysis.collective import ALL_REDUCE, REDUCE_SCATTER
+
 _MESH = re.compile(
     r"replica_groups=@?mesh\[([^\]]*)\](?:,\s*device_ids=\((.*?)\)(?=\s*\{))?\s*\{([^}]*)\}"
 )
@@ -159,7 +161,7 @@ def with_reduce_scatters(text: str) -> str:
         head = _HEAD.match(line)
         computation = head[1] if head and not line.startswith("HloModule") else computation
         found = _INSTRUCTION.match(re.sub(r"/\*.*?\*/", "", line))
-        if found and found[4] == "all-reduce":
+        if found and found[4] == ALL_REDUCE:
             lines += _split(program, computation, found)
         else:
             lines.append(line)
@@ -174,7 +176,7 @@ def _split(program: _Program, computation: str, instruction: re.Match) -> Iterat
         sliced = program.fates(computation, name, only) == {"sliced"}
         dtype, dims = array.groups()
         size = math.prod(int(n) for n in dims.split(",") if n)
-        kind, size = ("reduce-scatter", size // devices) if sliced else ("all-reduce", size)
+        kind, size = (REDUCE_SCATTER, size // devices) if sliced else (ALL_REDUCE, size)
         yield f"  %{name}.{member} = {dtype}[{size}] {kind}({rest}"
 
 

@@ -23,7 +23,7 @@ from benchmarks.lib.gpus import gpus
 from benchmarks.lib.measure import Run, append, mib
 from jaxptd import comms
 from jaxptd.analysis import memory_model
-from jaxptd.analysis.collective import Collective
+from jaxptd.analysis.collective import PERMUTE, Collective
 from jaxptd.analysis.compiled_step import compile_step, random_batch
 from jaxptd.analysis.hlo import collectives_from_hlo
 from jaxptd.analysis.report import table, versions
@@ -73,7 +73,7 @@ def over_replicas(found: Sequence[Collective]) -> str:
     """KiB of each kind of collective over dp or cp; scalars are left out."""
     sums: dict[str, int] = {}
     for each in found:
-        if {"dp", "cp"} & {*each.axes} and each.kind != "collective-permute":
+        if {"dp", "cp"} & {*each.axes} and each.kind != PERMUTE:
             sums[each.kind] = sums.get(each.kind, 0) + each.bytes
     return ", ".join(f"{kind} {size / 1024:,.0f}" for kind, size in sums.items() if size >= 1024)
 

@@ -1,0 +1,1 @@
+"""Measures, bounds and draws the times of a training step's parts."""
