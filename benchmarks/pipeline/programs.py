@@ -46,10 +46,10 @@ class Scanned(Pipelined):
     """GPipe with JAX's backward: every stage runs at every tick, on zeros at the ends."""
 
     def gradients(
-        self, params: Params, micro: Micro, places: Places, share: Array
+        self, params: Params, micro: Micro, places: Places, weight: Array
     ) -> tuple[Array, Params]:
         def loss(params: Params) -> Array:
-            return self._loss_of_all(params, micro, places) * share
+            return self._loss_of_all(params, micro, places) * weight
 
         return jax.value_and_grad(loss)(params)
 

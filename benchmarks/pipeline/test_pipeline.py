@@ -73,7 +73,7 @@ def results(kind: type[Program], **model: Any) -> dict[str, Any]:
         step = run.step_with_gradients.lower(state, batch).compile(compiler_options=QUICK)
         _, metrics, found = step(state, batch)
         host: Any = {name: np.asarray(x) for name, x in found.items()}
-        return {"loss": metrics["loss"]} | run.blueprint.to_canonical(host)
+        return {"loss": metrics["loss"]} | run.resolved.blueprint.to_canonical(host)
 
 
 @pytest.fixture(scope="module")

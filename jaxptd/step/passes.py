@@ -1,8 +1,9 @@
-"""How a step's micro-batches go through the model: all of it at once, or from stage to stage.
+"""The ways of a step's micro-batches through the model: all layers on each device, or by stages.
 
 Two classes, one small interface: `Unpipelined` differentiates a scan over micro-batches,
 `Pipelined` runs a pipeline's plan. Their methods run inside the shard_map, on parameters that vary
-over all axes over which gradients are owed; what they return are shares, still to be summed.
+over all axes over which gradients are summed later. Losses and gradients that they return are this
+device's partial sums.
 
 Letters: M micro-batches, B batch, T position, V vocabulary, L layers.
 """
@@ -31,68 +32,72 @@ from jaxptd.zero import StepParams, gathered, reduce_scattered, regathered, shar
 
 
 class Micro(NamedTuple):
-    """Micro-batches: `[M, B, ...]` of each, B sequences of a micro-batch on this device."""
+    """A step's micro-batches, `[M, B, ...]` each, or one of them, `[B, ...]`.
+
+    batch: tokens, targets, segments. sample: the number of each sequence in the global batch.
+    segment: the document of each token, as `Places.segment_BCT`; None where documents are joined.
+    """
 
     batch: Batch
     sample: Array
     segment: Array | None
 
-    def places(self, of_all: Places) -> Places:
-        """Where the tokens of one of them are, out of what is the same for all."""
-        return of_all._replace(sample_B=self.sample, segment_BCT=self.segment)
+    def places(self, shared: Places) -> Places:
+        """The places of one micro-batch's tokens; `shared` has what all micro-batches share."""
+        return shared._replace(sample_B=self.sample, segment_BCT=self.segment)
 
 
 class Passes(Protocol):
-    """The ways through the model."""
+    """Runs micro-batches through the model."""
 
     def gradients(
-        self, params: StepParams, micro: Micro, places: Places, share: Array
+        self, params: StepParams, micro: Micro, places: Places, weight: Array
     ) -> tuple[Array, Params]:
-        """`share` times the sum of the losses of all tokens, and its gradients, float32 at least.
+        """`weight` times the sum of the losses of all tokens, and its gradients, float32 at least.
 
-        Of lent layers those of their parts, else of all that a device was given.
+        For layers that ZeRO gathers one by one, the gradients are those of this device's shards.
         """
 
     def loss(self, params: StepParams, micro: Micro, places: Places) -> Array:
         """The sum of the losses of all tokens."""
 
     def gathered(self, params: StepParams) -> StepParams:
-        """What `empty_cache` and `logits` take, out of what a device holds."""
+        """This device's parameters -> the parameters that `empty_cache` and `logits` take."""
 
     def empty_cache(self, params: StepParams, batch: int) -> Cache:
-        """As `GPT.empty_cache`."""
+        """An empty cache for the layers of this device; see `GPT.empty_cache`."""
 
     def logits(
         self, params: StepParams, tokens_BT: Array, places: Places, cache: Cache
     ) -> tuple[Array, Cache]:
-        """As `GPT.logits`, the same on every stage."""
+        """The logits, the same on every stage, and the cache; see `GPT.logits`."""
 
 
 def wide_zeros(p: Array) -> Array:
-    """To add gradients of p to: float32 at least, and varying as they do."""
+    """Zeros to add gradients of p to: float32 at least, varying over the same axes."""
     zeros = jnp.zeros(p.shape, jnp.promote_types(p.dtype, jnp.float32))
     return as_varying(zeros, sorted(varying_axes(p)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Unpipelined:
-    """Every device runs all layers."""
+    """Runs all layers on every device."""
 
     blueprint: Blueprint
 
     def gradients(
-        self, params: StepParams, micro: Micro, places: Places, share: Array
+        self, params: StepParams, micro: Micro, places: Places, weight: Array
     ) -> tuple[Array, Params]:
-        parts = shards_of(params)
+        shards = shards_of(params)
 
-        def mean_loss(parts: Params, micro: Micro) -> Array:
-            return self._loss_sum(with_shards(params, parts), micro, places) * share
+        def loss(shards: Params, micro: Micro) -> Array:
+            return self._loss_sum(with_shards(params, shards), micro, places) * weight
 
         def add(total: tuple, micro: Micro) -> tuple[tuple, None]:
-            found = jax.value_and_grad(mean_loss)(parts, micro)
+            found = jax.value_and_grad(loss)(shards, micro)
             return jax.tree.map(jnp.add, total, found), None
 
-        zeros = jax.tree.map(wide_zeros, parts)
+        zeros = jax.tree.map(wide_zeros, shards)
         return lax.scan(add, (self._zero(params, micro, places), zeros), micro)[0]
 
     def loss(self, params: StepParams, micro: Micro, places: Places) -> Array:
@@ -117,18 +122,19 @@ class Unpipelined:
         return jnp.sum(model.loss(batch["tokens"], batch["targets"], micro.places(places)))
 
     def _zero(self, params: StepParams, micro: Micro, places: Places) -> Array:
-        """A loss of nothing."""
+        """A zero with the type of a loss, to add losses to."""
         first = pools.get(micro, 0)
         return pools.zeros(jax.eval_shape(self._loss_sum, params, first, places))
 
 
 @dataclasses.dataclass(frozen=True)
 class Pipelined:
-    """Every device runs its stage's layers; the first part's embeds, the last part's has the loss.
+    """Runs its stage's layers on every device.
 
-    What is not a layer is gathered whole before the first tick, and its gradients are brought home
-    after the last: nobody holds a second copy of tied weights, of their gradient's sum or of their
-    optimizer's state.
+    The stage with the model's first part embeds, the stage with its last part computes the loss.
+    Parameters outside the layers ("ends") are all-gathered over the stages before the first tick,
+    and their gradients reduce-scattered after the last: no stage holds a second copy of tied
+    weights, of their gradients' sum or of their moments.
     """
 
     blueprint: Blueprint
@@ -136,13 +142,13 @@ class Pipelined:
     plan: Plan
 
     def gradients(
-        self, params: StepParams, micro: Micro, places: Places, share: Array
+        self, params: StepParams, micro: Micro, places: Places, weight: Array
     ) -> tuple[Array, Params]:
         def run(params: Params, inputs: LayerInputs, x_BTD: Array) -> Array:
             return self._layer(params, inputs, x_BTD)[0]
 
         def head(ends: Params, micro: Micro, x_BTD: Array) -> Array:
-            return self._loss_sum(ends, micro, x_BTD) * share
+            return self._loss_sum(ends, micro, x_BTD) * weight
 
         remats = [] if self.plan.recompute else self.model.remats(self.plan.depth)
         scanned = self.model.scan_layers
@@ -150,7 +156,7 @@ class Pipelined:
         functions = self._functions(kinds or [run], head)
         arrays = self._arrays(self.gathered(params), micro, places)
         loss, layers, ends = training.gradients(functions, self.plan, arrays)
-        return loss, layers | {name: self._home(name, g) for name, g in ends.items()}
+        return loss, layers | {name: self._reduce_end(name, g) for name, g in ends.items()}
 
     def loss(self, params: StepParams, micro: Micro, places: Places) -> Array:
         functions = self._functions([self._layer], self._loss_sum)
@@ -160,7 +166,8 @@ class Pipelined:
     def gathered(self, params: StepParams) -> StepParams:
         infos = self.blueprint.infos
         return {
-            name: p if infos[name].stacked else self._whole(name, p) for name, p in params.items()
+            name: p if infos[name].stacked else self._gather_end(name, p)
+            for name, p in params.items()
         }
 
     def empty_cache(self, params: StepParams, batch: int) -> Cache:
@@ -169,7 +176,7 @@ class Pipelined:
     def logits(
         self, params: StepParams, tokens_BT: Array, places: Places, cache: Cache
     ) -> tuple[Array, Cache]:
-        """One micro-batch; the logits, which one stage has, are brought to all."""
+        """Runs one micro-batch, and sends the logits from the last stage to all others."""
 
         def head(ends: Params, micro: Micro, x_BTD: Array) -> Array:
             return self.blueprint.build(ends).output(x_BTD)
@@ -208,7 +215,7 @@ class Pipelined:
         model = self.blueprint.build(ends)
         return jnp.sum(model.output_loss(x_BTD, micro.batch["targets"]))
 
-    # ---- what is held where -----------------------------------------------------------------
+    # ---- parameters -------------------------------------------------------------------------
 
     def _arrays(self, params: StepParams, micro: Micro, places: Places) -> ModelArrays:
         infos = self.blueprint.infos
@@ -217,18 +224,19 @@ class Pipelined:
         zeros = jax.tree.map(wide_zeros, (shards_of(layers), ends))
         return ModelArrays(layers, ends, micro, places, zeros)
 
-    def _whole(self, name: str, x: Array) -> Array:
+    def _gather_end(self, name: str, x: Array) -> Array:
+        """A parameter outside the layers, gathered over the stages. Partner: `_reduce_end`."""
         dim = stage_dim(self.blueprint.infos[name])
         return as_varying(x, [Axis.PP]) if dim is None else all_gather(x, Axis.PP, dim)
 
-    def _home(self, name: str, gradient: Array) -> Array:
-        """Of a parameter that is cut over stages, the sum of its own part; else still a share."""
+    def _reduce_end(self, name: str, gradient: Array) -> Array:
+        """The gradient's sum over stages, sharded, if the parameter is; else the partial sum."""
         dim = stage_dim(self.blueprint.infos[name])
         return gradient if dim is None else reduce_scatter(gradient, Axis.PP, dim)
 
 
 def make_passes(resolved: Resolved) -> Passes:
-    """The way of micro-batches through the model."""
+    """Chooses the way of micro-batches through the model."""
     if resolved.plan is None:
         return Unpipelined(resolved.blueprint)
     return Pipelined(resolved.blueprint, resolved.model, resolved.plan)

@@ -1,4 +1,4 @@
-"""A step of any layout against one device's, which layouts of the same model share."""
+"""Compares a step of any layout with one device's step, which is cached for each model."""
 
 import functools
 import re
@@ -34,7 +34,7 @@ class FromZeros(Program):
 
 @functools.cache
 def one_device(choice: tuple[tuple[str, Any], ...]) -> tuple[Tensors, Outcome, Outcome]:
-    """Parameters; the step from them; and from them changed by one rounding error."""
+    """Parameters, a step from them, and a step from them changed by one rounding error each."""
     one = FromZeros(tiny.config(Layout(), micro_batches=1, **dict(choice)), make_mesh(Layout()))
     draw, wide = np.random.default_rng(1), one.resolved.master_dtype
     eps = float(np.finfo(wide).eps)
@@ -49,11 +49,12 @@ def one_device(choice: tuple[tuple[str, Any], ...]) -> tuple[Tensors, Outcome, O
     return start, OneStep(one).run(start), OneStep(one).run(moved)
 
 
-HOW = ("remat", "scan_layers", "micro_batches")  # what one device need not do as the layout does
+# Fields that change how a step is computed, not what: one device need not do the same.
+HOW = ("remat", "scan_layers", "micro_batches")
 
 
 def report(layout: Layout, dtype: Any, **choice: Any) -> Report:
-    """As `verify`, with one device's step shared."""
+    """The report of `verify`, with one device's step from the cache."""
     with jax.enable_x64(True):
         same = {name: value for name, value in choice.items() if name not in HOW}
         start, expected, rounded = one_device(tuple((same | {"dtype": dtype}).items()))
@@ -71,26 +72,28 @@ def verified(layout: Layout, dtype: Any = "float64", **choice: Any) -> Report:
 
 
 def hold(layout: Layout, **choice: Any) -> None:
+    """Asserts that a step in float64 equals one device's."""
     found = report(layout, "float64", **choice)
     assert found.wrong == []
     assert found.worst_gradient <= 1e-12
 
 
 def case(choice: dict, micro_batches: int, **layout: Any) -> Any:
-    given = Layout(**layout)
+    """A parameter set (layout, choice) of pytest, with a readable id."""
+    made = Layout(**layout)
     how = " ".join(str(value) for name, value in choice.items() if name in HOW)
     return pytest.param(
-        given, choice | {"micro_batches": micro_batches}, id=f"{given} m={micro_batches} {how}"
+        made, choice | {"micro_batches": micro_batches}, id=f"{made} m={micro_batches} {how}"
     )
 
 
 def hold_in_a_process(layout: str, *, num_layers: int, **model: Any) -> None:
-    """`verify` as a command, on as many devices as it takes.
+    """Runs `verify` as a command, on as many devices as the layout needs.
 
     Args:
-        layout: its fields, as in `dp=2 tp=2`.
-        num_layers: of the model.
-        model: other fields.
+        layout: fields, as in `dp=2 tp=2`.
+        num_layers: layers of the model.
+        model: other fields of the model.
     """
     command = [sys.executable, "-m", "jaxptd.verify", "--config", "configs/test-tiny.yaml"]
     fields = {"num_layers": num_layers, **model}

@@ -1,4 +1,4 @@
-"""The tiny model that tests share, so that they also share compiled programs."""
+"""The tiny model that tests share, so that they share compiled programs, too."""
 
 import dataclasses
 from typing import Any
@@ -24,7 +24,7 @@ def config(
     documents: Documents = "joined",
     **model: Any,
 ) -> Config:
-    """A batch of eight; fields of the model can be set."""
+    """The tiny model's config; `model` has fields of the model to set."""
     train = TrainConfig(steps=30, global_batch_size=batch, micro_batches=micro_batches)
     sizes = dataclasses.replace(MODEL, **model)
     data = DataConfig(documents=documents)
@@ -32,12 +32,12 @@ def config(
 
 
 def program(layout: Layout, **choices: Any) -> Program:
-    """Of `config(layout, **choices)`."""
+    """The program of `config(layout, **choices)`."""
     return Program(config(layout, **choices), make_mesh(layout))
 
 
 def batch(seed: int = 0) -> Batch:
-    """Random tokens, as numpy arrays."""
+    """Eight sequences of random tokens, as numpy arrays."""
     rows = (
         np.random.default_rng(seed).integers(0, VOCAB, (8, MODEL.seq_length + 1)).astype(np.int32)
     )

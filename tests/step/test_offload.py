@@ -1,4 +1,4 @@
-"""State and activations in host memory: where arrays lie, and that no number changes."""
+"""State and activations in host memory: memory kinds of arrays, and numbers that do not change."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ from jaxptd.mesh import Layout
 from jaxptd.step.state import DEVICE, HOST
 
 GRID = Layout(dp=2, row=2, col=2)
-PARTS = Layout(dp=2, tp=2, zero=3)
+SHARDED = Layout(dp=2, tp=2, zero=3)
 PIPELINE = Layout(dp=2, pp=2, zero=1, schedule="zb-h1")
 RING = Layout(dp=2, cp=2, zero=2)
 
@@ -44,12 +44,12 @@ def equal(one, other) -> bool:
 
 
 def moves(program, kind: str) -> int:
-    """How many transfers to a kind of memory the step's program has."""
+    """The number of transfers to a kind of memory in the step's program."""
     jaxpr = program.train_step.trace(program.abstract_state, program.abstract_batch).jaxpr
     return str(jaxpr).count(f"devices=(MemorySpace.{kind}")
 
 
-@pytest.mark.parametrize("layout", [Layout(), PARTS, slow(GRID), slow(PIPELINE)], ids=str)
+@pytest.mark.parametrize("layout", [Layout(), SHARDED, slow(GRID), slow(PIPELINE)], ids=str)
 def test_the_state_in_host_memory_changes_no_number(layout: Layout) -> None:
     there = tiny.program(dataclasses.replace(layout, offload="optimizer"), dropout=0.1)
     here = tiny.program(layout, dropout=0.1)
@@ -106,8 +106,8 @@ def test_sampling_needs_no_activations_in_host_memory() -> None:
 
 
 @pytest.mark.parametrize("before, after", [("none", "optimizer"), ("optimizer", "none")])
-def test_a_checkpoint_goes_from_one_memory_to_the_other(before, after, tmp_path) -> None:
-    one = tiny.program(dataclasses.replace(PARTS, offload=before))
+def test_a_checkpoint_is_restored_into_the_other_memory(before, after, tmp_path) -> None:
+    one = tiny.program(dataclasses.replace(SHARDED, offload=before))
     other = tiny.program(dataclasses.replace(GRID, offload=after))
     state, _ = run(one, steps=1)
     checkpoints = Checkpoints(tmp_path, keep=1)
@@ -118,7 +118,7 @@ def test_a_checkpoint_goes_from_one_memory_to_the_other(before, after, tmp_path)
     assert equal(to_canonical(other, found), to_canonical(one, state))
 
 
-@pytest.mark.parametrize("layout", [GRID, slow(Layout()), slow(PARTS), slow(RING)], ids=str)
+@pytest.mark.parametrize("layout", [GRID, slow(Layout()), slow(SHARDED), slow(RING)], ids=str)
 def test_activations_in_host_memory_change_no_number(layout: Layout) -> None:
     away = dataclasses.replace(layout, offload="activations")
     there, here = (tiny.program(each, dropout=0.1, remat="dots") for each in (away, layout))
@@ -133,11 +133,11 @@ def test_activations_in_host_memory_change_no_number(layout: Layout) -> None:
     "layout, remat",
     [(Layout(), "none"), (Layout(), "full"), (Layout(pp=2), "dots")],
 )
-def test_activations_that_cannot_go_are_refused(layout: Layout, remat: str) -> None:
+def test_activations_that_cannot_be_offloaded_are_refused(layout: Layout, remat: str) -> None:
     with pytest.raises(UserError, match="layout.offload=activations with model.remat"):
         tiny.config(dataclasses.replace(layout, offload="activations"), remat=remat)
 
 
-def test_an_unknown_place_is_refused() -> None:
+def test_an_unknown_memory_is_refused() -> None:
     with pytest.raises(UserError, match="layout.offload=disk: use one of none, optimizer"):
         Layout(offload="disk")  # type: ignore[arg-type]

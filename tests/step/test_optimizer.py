@@ -1,4 +1,4 @@
-"""The learning rate, weight decay, clipping and the norm: by hand, against numpy and optax."""
+"""Learning rate, weight decay, clipping and norm, compared with numpy and optax."""
 
 import functools
 import math
@@ -24,14 +24,14 @@ WARMUP, STEPS = 4, 25
 
 
 def rates(decay: str, *, warmup: int = WARMUP, steps: int = STEPS) -> np.ndarray:
-    """The rate of every step."""
+    """The learning rate of every step."""
     config = OptimizerConfig(learning_rate=PEAK, warmup_steps=warmup, decay=decay)
     rate = jax.vmap(lambda step: learning_rate(config, step=step, steps=steps))
     return np.asarray(rate(jnp.arange(steps, dtype=jnp.int32)))
 
 
 def test_warm_up_is_linear_and_its_first_step_is_not_zero():
-    expected = [PEAK * part for part in (0.25, 0.5, 0.75, 1.0)]
+    expected = [PEAK * fraction for fraction in (0.25, 0.5, 0.75, 1.0)]
     for decay in ("constant", "linear", "cosine"):
         np.testing.assert_allclose(rates(decay)[:WARMUP], expected, rtol=1e-6)
 

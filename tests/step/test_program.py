@@ -1,4 +1,4 @@
-"""The step: one model whatever the layout's choices, one reduction, padding that stays zero."""
+"""The step: the same numbers however they are computed, one reduction of gradients, its errors."""
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ CHOICES = [
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
-def test_how_it_is_computed_does_not_change_what_is_computed(choice: dict) -> None:
+def test_choices_of_computation_do_not_change_the_gradients(choice: dict) -> None:
     layout = tiny.SEQUENCE_PARALLEL
     loss, grads = gradients(tiny.program(layout, dropout=0.1, **choice))
     assert loss == pytest.approx(REFERENCE[0], rel=1e-6)
@@ -84,8 +84,8 @@ def test_gradients_are_reduced_once_whatever_the_micro_batches(micro_batches: in
     assert over_dp.bytes == 4 * blocks + 4 + 4  # the gradients, the count of targets, the loss
 
 
-def test_targets_that_count_for_nothing_leave_the_mean_of_the_others() -> None:
-    """Unevenly many on the devices: a mean of means would be another number."""
+def test_masked_targets_leave_the_mean_of_the_others() -> None:
+    """Devices have different numbers of targets: a mean of means would be another number."""
     batch = tiny.batch()
     targets = batch["targets"].copy()
     targets[:3] = -1
@@ -96,9 +96,9 @@ def test_targets_that_count_for_nothing_leave_the_mean_of_the_others() -> None:
         _, metrics = program.train_step(program.init_state(), {**batch, "targets": targets})
         losses.append(float(metrics["loss"]))
     program = tiny.program(Layout())
-    part = program.eval_step(program.init_state()["params"], {**batch, "targets": targets})
-    assert int(part["tokens"]) == (targets >= 0).sum()
-    assert losses == pytest.approx([float(part["loss_sum"]) / int(part["tokens"])] * 3, rel=1e-6)
+    sums = program.eval_step(program.init_state()["params"], {**batch, "targets": targets})
+    assert int(sums["tokens"]) == (targets >= 0).sum()
+    assert losses == pytest.approx([float(sums["loss_sum"]) / int(sums["tokens"])] * 3, rel=1e-6)
 
 
 def test_dropout_differs_from_step_to_step_and_is_off_in_evaluation() -> None:
@@ -124,7 +124,7 @@ def test_every_layout_starts_from_the_same_bits(layout: Layout) -> None:
 
 
 def test_initial_weights_are_normal() -> None:
-    """GPT-2's 0.02, smaller where a product ends in the residual stream; norms one, biases zero."""
+    """GPT-2's 0.02, smaller for products into the residual stream; norms one, biases zero."""
     program = tiny.program(Layout(), hidden_size=64, seq_length=64, vocab_size=500)
     params = program.init_state()["params"]
     table = np.asarray(params["tokens.table"]) / 0.02
@@ -143,8 +143,8 @@ def test_cudnn_on_a_machine_without_it_is_an_error_that_names_the_alternative() 
 
 
 @pytest.mark.parametrize("layout", [Layout(), Layout(cp=4)], ids=str)
-def test_a_document_knows_nothing_of_the_ones_before_it(layout: Layout) -> None:
-    """The loss of the second document's tokens, with other tokens in the first."""
+def test_a_document_does_not_depend_on_the_ones_before_it(layout: Layout) -> None:
+    """The loss of the second document does not depend on the tokens of the first."""
     fields = tiny.batch()
     targets = np.where(np.arange(8) < 5, -1, fields["targets"])
     segments = np.broadcast_to(np.arange(8) >= 5, (8, 8)).astype(np.int32)

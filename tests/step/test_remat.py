@@ -1,4 +1,4 @@
-"""What backward computes again under each policy, counted in the step's jaxpr; and mixed layers."""
+"""Recomputation under each policy, counted in the step's jaxpr; and layers with mixed policies."""
 
 from typing import Any
 
@@ -19,18 +19,23 @@ LAYERS = tiny.MODEL.num_layers
 
 
 def again(layout: Layout, weigh: Any = is_product, **choice: Any) -> dict[str, float]:
-    """What each policy executes beyond none, of a layer and micro-batch."""
+    """What each policy executes more than `none`, for one layer and micro-batch."""
     runs = LAYERS * choice.setdefault("micro_batches", 1)
     found = {r: executed(tiny.program(layout, remat=r, **choice), weigh) for r in REMATS}
     return {remat: (count - found["none"]) / runs for remat, count in found.items()}
 
 
 CASES = [
-    # Attention's products forward; the part of them that dots makes again, too.
+    # Products of attention forward; those of them that dots recomputes, too.
     (Layout(tp=2), {}, 2, 0),
     (Layout(tp=2), {"scan_layers": False}, 2, 0),
     (tiny.SEQUENCE_PARALLEL, {}, 2, 0),
-    (Layout(cp=2), {}, 6, 0),  # a zigzag of two: its own block, and two quarters of the other's
+    (
+        Layout(cp=2),
+        {},
+        6,
+        0,
+    ),  # a zigzag of two: the local block, and two quarters of the other
     (Layout(cp=2, ring="rsa"), {}, 4, 2),
     (Layout(row=2, col=2), {}, 6, 0),
     (Layout(row=2, col=2, attention2d="blocks"), {}, 2, 1),
@@ -38,14 +43,14 @@ CASES = [
 
 
 @pytest.mark.parametrize(("layout", "choice", "core", "scores"), CASES, ids=str)
-def test_backward_makes_again_what_the_policy_says(layout, choice, core, scores) -> None:
-    """Where whole rows of scores are made, those are the core; full leaves the last product out."""
+def test_backward_recomputes_what_the_policy_says(layout, choice, core, scores) -> None:
+    """Where whole rows of scores are made, they are the core; full skips the last product."""
     attention = scores or core
     want = {"none": 0, "attention": attention, "dots": scores, "full": 3 + core}
     assert again(layout, **choice) == want
 
 
-def test_a_pipeline_runs_all_of_a_part_again_and_a_mix_only_its_first_layers() -> None:
+def test_a_pipeline_recomputes_whole_parts_and_a_mix_only_their_first_layers() -> None:
     layout, choice = Layout(pp=2), {"micro_batches": 2, "num_layers": 4}
     none, full, mixed = (
         executed(tiny.program(layout, **choice, **how), is_product)
@@ -55,7 +60,7 @@ def test_a_pipeline_runs_all_of_a_part_again_and_a_mix_only_its_first_layers() -
     assert mixed - none == 2 * 2 * (3 + 2)  # one layer of each part, two parts, two micro-batches
 
 
-def test_cudnn_runs_again_only_where_the_core_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cudnn_is_recomputed_only_where_the_core_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolved, "choose_kernel", lambda *_: ("cudnn", None))
     choice = {"dtype": "bfloat16", "hidden_size": 32}
 
@@ -97,14 +102,14 @@ MIXES: list[Any] = [
 
 
 @pytest.mark.parametrize(("layout", "choice"), MIXES, ids=str)
-def test_a_mix_computes_the_same(layout: Layout, choice: dict[str, Any]) -> None:
+def test_mixed_policies_compute_the_same(layout: Layout, choice: dict[str, Any]) -> None:
     want, found = gradients(Layout()), gradients(layout, **choice)
     assert {name: relative(found[name], x) for name, x in want.items()} == {
         name: pytest.approx(0, abs=1e-6) for name in want
     }
 
 
-def test_which_layers_of_a_stack_compute_again() -> None:
+def test_which_layers_of_a_stack_are_recomputed() -> None:
     model = ModelConfig(num_layers=4, remat="dots", remat_layers=3)
     assert model.remats(4) == (("dots", 3), ("none", 1))
     assert model.remats(2) == (("dots", 2),)

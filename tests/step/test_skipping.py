@@ -163,7 +163,7 @@ def test_an_overflow_is_skipped_and_float16_trains_alike_on_every_layout(layout)
     np.testing.assert_allclose(*norms, rtol=4 * 2**-11)
 
 
-def test_a_scale_that_is_too_large_comes_down_by_itself():
+def test_a_scale_that_is_too_large_decreases_by_itself():
     """The last scale depends a little on the layout: local sums are smaller on more devices."""
     run = program(tiny.SEQUENCE_PARALLEL, dtype="float16")
     state, rows = steps(run, scaled(run, 2.0**26), 12)
@@ -175,7 +175,7 @@ def test_a_scale_that_is_too_large_comes_down_by_itself():
     assert float(state["guard"]["scale"]) == 2.0 ** (26 - skipped)
 
 
-def test_a_resumed_run_remembers_the_scale_and_goes_on_bit_for_bit(monkeypatch):
+def test_a_resumed_run_has_the_scale_and_continues_bit_for_bit(monkeypatch):
     monkeypatch.setattr(skipping, "GROW_AFTER", 4)
     run = Program(
         tiny.config(tiny.SEQUENCE_PARALLEL, dtype="float16"), make_mesh(tiny.SEQUENCE_PARALLEL)
