@@ -24,7 +24,7 @@ from jaxptd.step.state import State, States, state_memory
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What a config compiles to on a mesh.
+    """A config's compiled steps on a mesh.
 
     Args:
         config: of the run.
@@ -41,12 +41,12 @@ class Program:
 
     @property
     def infos(self) -> dict[str, ParamInfo]:
-        """How layers hold each parameter."""
+        """Shapes and shardings of the parameters, as layers hold them."""
         return self.resolved.infos
 
     @cached_property
     def body(self) -> StepBody:
-        """What each device runs inside the `shard_map`."""
+        """The functions that each device runs inside the `shard_map`."""
         return StepBody(self.resolved, self.states, make_passes(self.resolved))
 
     # ---- state and batch ------------------------------------------------------------------------
@@ -114,7 +114,7 @@ class Program:
 
     @cached_property
     def step_with_gradients(self) -> Callable[[State, Batch], tuple[State, Metrics, Params]]:
-        """As `train_step`, and the gradients that it reduced; keeps the old state."""
+        """(state, batch) -> (state, metrics, reduced gradients); keeps the old state."""
         return jax.jit(_train_on_mesh(self))
 
     @cached_property

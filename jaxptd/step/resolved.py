@@ -60,19 +60,19 @@ class Resolved:
 
     @property
     def infos(self) -> dict[str, ParamInfo]:
-        """How layers hold each parameter."""
+        """Shapes and shardings of the parameters, as layers hold them."""
         return self.blueprint.infos
 
     @cached_property
     def zero(self) -> Zero:
-        """What is sharded over data parallel devices."""
+        """Shards the state over data parallel devices, if the layout asks for it."""
         layout, dtype = self.config.layout, jnp.dtype(self.model.dtype)
         copies = layout.offload == "optimizer"
         return Zero(layout.zero, self.infos, layout.sizes, dtype, copies)
 
     @property
     def stored(self) -> dict[str, Stored]:
-        """How the state holds each parameter."""
+        """Shapes and shardings of the parameters, as the state holds them."""
         return self.zero.stored
 
     @cached_property

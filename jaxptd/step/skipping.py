@@ -30,7 +30,7 @@ GROW_AFTER = 2000  # good steps, as in PyTorch's GradScaler
 
 
 def scales(dtype: DTypeLike) -> bool:
-    """Whether the loss is scaled in this precision."""
+    """True for the precision in which the loss is scaled."""
     return jnp.dtype(dtype) == jnp.float16
 
 
@@ -69,7 +69,7 @@ def advance(
 
 
 def is_sound(loss: Array, norm: Array, limit: float) -> Array:
-    """Whether to take a step. limit: skip the step if the gradient norm is above it; 0: never."""
+    """True if a step is to be taken. limit: largest gradient norm of such a step; 0: any."""
     sound = jnp.isfinite(loss) & jnp.isfinite(norm)
     return sound & (norm <= limit) if limit else sound
 

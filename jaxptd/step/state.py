@@ -84,7 +84,7 @@ class States:
 
     @cached_property
     def specs(self) -> State:
-        """How each array is sharded over the mesh."""
+        """The partition spec of each array."""
         return self.map(lambda _, each: each.spec, self._shapes, lambda _: P())
 
     @cached_property

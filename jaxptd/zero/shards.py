@@ -1,4 +1,4 @@
-"""How the state holds a parameter that is sharded over data parallel devices.
+"""The state's form of a parameter that is sharded over data parallel devices.
 
 The block that layers hold on a device is flattened and split into one shard for each device along
 dp x cp, all of the same size, the last ones padded with zeros: any shape splits evenly.
@@ -24,7 +24,7 @@ from jaxptd.params import ParamInfo
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ShardedInfo:
-    """What is known of a sharded parameter: `[L, ..]` if layers are sharded one by one, else flat.
+    """Shapes of a sharded parameter: `[L, ..]` if layers are sharded one by one, else flat.
 
     Args:
         info: of the parameter as layers hold it.
@@ -79,7 +79,7 @@ class ShardedInfo:
 
     @property
     def spec(self) -> P:
-        """How the state's form is sharded over the mesh."""
+        """The partition spec of the state's form."""
         axes = [axis for axes in self.info.axes_of_dims[self.lead :] for axis in axes]
         return P(*self.info.spec[: self.lead], (*axes, *BATCH_AXES))
 

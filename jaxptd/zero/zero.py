@@ -62,7 +62,7 @@ class Zero:
 
     @cached_property
     def stored(self) -> dict[str, Stored]:
-        """How the state holds each parameter."""
+        """Shapes and shardings of the parameters, as the state holds them."""
         if self.stage == 0:
             return {**self.infos}
         return {
@@ -88,7 +88,7 @@ class Zero:
         return {name: self._end(name, g) for name, g in gradients.items()}
 
     def per_layer(self, name: str) -> bool:
-        """Whether the parameter is a layer's, gathered or reduce-scattered layer by layer."""
+        """True for parameters that are gathered or reduce-scattered layer by layer."""
         return self.stage >= 2 and self.infos[name].stacked
 
     def gather_dtype(self, name: str) -> Any:

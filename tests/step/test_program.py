@@ -45,14 +45,14 @@ def test_choices_of_computation_do_not_change_the_gradients(choice: dict) -> Non
 
 
 def test_an_output_layer_of_its_own_has_its_own_gradient() -> None:
-    one, cut = (
+    one, sharded = (
         gradients(tiny.program(layout, tie_embeddings=False))
         for layout in (Layout(), tiny.SEQUENCE_PARALLEL)
     )
     assert one[1]["head.table"].shape == (tiny.VOCAB, 16)
     assert relative(one[1]["head.table"], one[1]["tokens.table"]) > 0.1
     for name, want in one[1].items():
-        assert relative(cut[1][name], want) <= 1e-6, name
+        assert relative(sharded[1][name], want) <= 1e-6, name
 
 
 def test_bfloat16_keeps_float32_masters_and_sums() -> None:

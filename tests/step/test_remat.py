@@ -19,7 +19,7 @@ LAYERS = tiny.MODEL.num_layers
 
 
 def again(layout: Layout, weigh: Any = is_product, **choice: Any) -> dict[str, float]:
-    """What each policy executes more than `none`, for one layer and micro-batch."""
+    """Executions that each policy adds to those of `none`, for one layer and micro-batch."""
     runs = LAYERS * choice.setdefault("micro_batches", 1)
     found = {r: executed(tiny.program(layout, remat=r, **choice), weigh) for r in REMATS}
     return {remat: (count - found["none"]) / runs for remat, count in found.items()}
@@ -44,7 +44,7 @@ CASES = [
 
 @pytest.mark.parametrize(("layout", "choice", "core", "scores"), CASES, ids=str)
 def test_backward_recomputes_what_the_policy_says(layout, choice, core, scores) -> None:
-    """Where whole rows of scores are made, they are the core; full skips the last product."""
+    """The core is the scores, where whole rows of them are made; full skips the last product."""
     attention = scores or core
     want = {"none": 0, "attention": attention, "dots": scores, "full": 3 + core}
     assert again(layout, **choice) == want

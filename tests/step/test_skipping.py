@@ -118,8 +118,8 @@ def test_which_steps_are_taken(loss, norm, limit, sound):
 
 
 def assert_left(before: dict, state: dict) -> None:
-    for part in ("params", "optimizer"):
-        for old, new in zip(*map(jax.tree.leaves, (before[part], state[part])), strict=True):
+    for name in ("params", "optimizer"):
+        for old, new in zip(*map(jax.tree.leaves, (before[name], state[name])), strict=True):
             np.testing.assert_array_equal(old, new)
 
 

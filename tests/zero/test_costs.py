@@ -139,22 +139,22 @@ HELD = [
 def test_a_device_holds_one_shard_of_parameters_and_moments(layout: Layout, stage: int) -> None:
     """n/Z of the n elements of a block, rounded up; at stages 2 and 3 of each layer's block."""
     choice = {"num_layers": 3, "batch": 48, "micro_batches": 1}
-    whole = tiny.program(dataclasses.replace(layout, zero=0), **choice)
+    plain = tiny.program(dataclasses.replace(layout, zero=0), **choice)
     program = tiny.program(dataclasses.replace(layout, zero=stage), **choice)
     number = layout.dp * layout.cp
     for held in (program.abstract_state["params"], *moments(program)):
-        assert held.keys() == whole.infos.keys()
+        assert held.keys() == plain.infos.keys()
         for name, x in held.items():
-            info = whole.infos[name]
-            sharding = whole.abstract_state["params"][name].sharding
+            info = plain.infos[name]
+            sharding = plain.abstract_state["params"][name].sharding
             block = sharding.shard_shape(info.stored_shape)
             rows = block[0] if stage >= 2 and info.stacked else 1
             size = math.prod(block) // rows
             assert math.prod(x.sharding.shard_shape(x.shape)) == rows * math.ceil(size / number)
             assert x.dtype == jnp.float32
     everything = sum(math.prod(x.sharding.shard_shape(x.shape)) for x in state(program))
-    once = sum(math.prod(x.sharding.shard_shape(x.shape)) for x in state(whole))
-    rows = 3 * sum(i.stored_shape[0] if i.stacked else 1 for i in whole.infos.values())
+    once = sum(math.prod(x.sharding.shard_shape(x.shape)) for x in state(plain))
+    rows = 3 * sum(i.stored_shape[0] if i.stacked else 1 for i in plain.infos.values())
     assert once / number <= everything < once / number + rows
 
 
