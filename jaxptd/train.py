@@ -110,7 +110,7 @@ class Run:
             _failed_saves_explained(),
             self.display.steps(done=done, total=end),
             stop.listening(),
-            self.checkpoints.files,
+            self.checkpoints.store,
         ):
             meter = Meter(self.program, done, check=self.health.check_step, waiting=waiting)
             for step in self.watchdog.steps(done + 1, end):
@@ -128,7 +128,7 @@ class Run:
             with self.watchdog.phase(Phase.SAVING):
                 meter.wait()
                 self.health.check_params(int(state["step"]), state["params"])
-                self.checkpoints.files.wait()
+                self.checkpoints.store.wait()
         return state
 
     def evaluate(self, state: State) -> dict[str, float]:
@@ -177,7 +177,7 @@ class Run:
             with meter.paused(), self.watchdog.phase(Phase.SAVING):
                 self.save(state, step, row)
                 if last:
-                    self.checkpoints.files.wait()
+                    self.checkpoints.store.wait()
         self.display.advance(step)
 
     def _row(self, state: State, step: int, meter: Meter, *, last: bool) -> Row | None:

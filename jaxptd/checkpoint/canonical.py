@@ -52,22 +52,22 @@ def from_canonical(program: Program, canonical: Canonical) -> State:
     structure = jax.tree.structure(program.abstract_state["optimizer"])
     leaves = [canonical["optimizer"][name] for name in _optimizer_names(program)]
     optimizer = jax.tree.unflatten(structure, leaves)
-    held = partial(_held, program)
-    return program.states.map(held, {**canonical, "optimizer": optimizer}, lambda x: x)
+    convert = partial(_stored, program)
+    return program.states.map(convert, {**canonical, "optimizer": optimizer}, lambda x: x)
 
 
 def params_from_canonical(program: Program, canonical: Canonical) -> Params:
     """Converts the parameters of a restored checkpoint only."""
     stored = program.states.stored
-    return {name: _held(program, x, stored[name]) for name, x in canonical["params"].items()}
+    return {name: _stored(program, x, stored[name]) for name, x in canonical["params"].items()}
 
 
-def _held(program: Program, x: Array, stored: Stored) -> Array:
+def _stored(program: Program, x: Array, stored: Stored) -> Array:
     """A canonical array as the state holds it."""
     if stored.is_canonical:
         return x
-    to_held = _to_held(stored, NamedSharding(program.mesh, stored.spec))
-    return program.states.in_state_memory(_run_alone(to_held, x))
+    to_stored = _to_stored(stored, NamedSharding(program.mesh, stored.spec))
+    return program.states.in_state_memory(_run_alone(to_stored, x))
 
 
 # Cached: a parameter and its moments share one compiled conversion, and so do all saves.
@@ -77,7 +77,7 @@ def _to_canonical(stored: Stored, sharding: NamedSharding) -> Callable[[Array], 
 
 
 @functools.cache
-def _to_held(stored: Stored, sharding: NamedSharding) -> Callable[[Array], Array]:
+def _to_stored(stored: Stored, sharding: NamedSharding) -> Callable[[Array], Array]:
     return jax.jit(stored.from_canonical, out_shardings=sharding)
 
 

@@ -37,7 +37,7 @@ class RunCheckpoints:
     say: Callable[[str], None]
 
     @cached_property
-    def files(self) -> Checkpoints:
+    def store(self) -> Checkpoints:
         """The folders of all checkpoints of this run, and the pending save."""
         settings = self._settings
         return Checkpoints(
@@ -54,14 +54,14 @@ class RunCheckpoints:
         if row and VALIDATION_LOSS in row:
             description[VALIDATION_LOSS] = row[VALIDATION_LOSS]
         canonical = to_canonical(self.program, state)
-        save = self.files.save_async if self._settings.asynchronous else self.files.save
+        save = self.store.save_async if self._settings.asynchronous else self.store.save
         save(step, canonical, description=description)
 
     def good_steps(self) -> list[int]:
         """Steps of the good checkpoints, after the pending save has ended or failed."""
         with contextlib.suppress(CheckpointError):
-            self.files.wait()
-        return self.files.good_steps()
+            self.store.wait()
+        return self.store.good_steps()
 
     def begin(self, step: int) -> None:
         """Moves later checkpoints aside if the run resumes from its best one.
@@ -72,7 +72,7 @@ class RunCheckpoints:
             CheckpointError: a checkpoint cannot be renamed.
         """
         if self._settings.resume == "best":
-            self.files.set_aside_after(step, report=self._warn)
+            self.store.set_aside_after(step, report=self._warn)
 
     def start(self) -> State:
         """The state to resume from: a checkpoint's, or a new one.
@@ -85,7 +85,7 @@ class RunCheckpoints:
             return self.program.init_state()
         target = abstract_canonical(self.program)
         if resume == "auto":
-            newest = self.files.restore_newest(target, report=self._warn)
+            newest = self.store.restore_newest(target, report=self._warn)
             return self._resumed(*newest) if newest else self.program.init_state()
         if resume == "best":
             return self._start_from_best(target)
@@ -95,7 +95,7 @@ class RunCheckpoints:
         return self._restored(step, canonical, resume)
 
     def _start_from_best(self, target: dict[str, Any]) -> State:
-        best = self.files.restore_best(target, report=self._warn)
+        best = self.store.restore_best(target, report=self._warn)
         if best is None:
             raise UserError(
                 f"checkpoint.resume=best, but no good checkpoint in {self.run_dir.checkpoints} has "
@@ -105,7 +105,7 @@ class RunCheckpoints:
 
     def _resumed(self, step: int, canonical: dict[str, Any]) -> State:
         where = str(self.run_dir.checkpoints)
-        self._check_same_run(where, self.files.description(step))
+        self._check_same_run(where, self.store.description(step))
         return self._restored(step, canonical, where)
 
     def _restored(self, step: int, canonical: dict[str, Any], where: str) -> State:
@@ -118,7 +118,7 @@ class RunCheckpoints:
             raise UserError(f"{where} is of another run: {changed}; use that run's config")
 
     def _check_nothing_newer(self, step: int) -> None:
-        newest = max(self.files.steps(), default=step)
+        newest = max(self.store.steps(), default=step)
         if newest > step:
             raise UserError(
                 f"train.run_dir={self.run_dir.path} holds step {newest}, checkpoint.resume names "

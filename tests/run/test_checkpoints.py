@@ -39,20 +39,20 @@ def saved(tmp_path, state):
     def opened(*overrides):
         lines = []
         each = RunCheckpoints(program(*overrides), RunDir(tmp_path), lines.append)
-        return SimpleNamespace(checkpoints=each, files=each.files, lines=lines)
+        return SimpleNamespace(checkpoints=each, store=each.store, lines=lines)
 
     first = opened("--checkpoint.keep=9").checkpoints
     for step, loss in LOSSES.items():
         row = {"step": step} if loss is None else {"step": step, "validation_loss": loss}
         first.save(state | {"step": state["step"] + step}, step, row)
-    first.files.wait()
+    first.store.wait()
     return opened
 
 
 def test_the_validation_loss_is_saved_with_the_step(saved):
-    files = saved().files
-    assert [files.description(step).get("validation_loss") for step in LOSSES] == [*LOSSES.values()]
-    assert files.best() == 10
+    store = saved().store
+    assert [store.description(step).get("validation_loss") for step in LOSSES] == [*LOSSES.values()]
+    assert store.best() == 10
 
 
 def test_best_goes_on_from_the_lowest_validation_loss(saved, tmp_path, state):
@@ -61,14 +61,14 @@ def test_best_goes_on_from_the_lowest_validation_loss(saved, tmp_path, state):
     assert int(best["step"]) == 10
     jax.tree.map(np.testing.assert_array_equal, best["params"], state["params"])
     assert run.lines == [f"resuming at step 10 from {tmp_path}/checkpoints"]
-    assert run.files.steps() == [5, 10, 15, 20]  # nothing changes before the run begins
+    assert run.store.steps() == [5, 10, 15, 20]  # nothing changes before the run begins
     run.checkpoints.begin(10)
     assert run.lines[1:] == [
         f"warning: step {step} is later than step 10: moved to "
         f"{tmp_path}/checkpoints/{step:08d}.aside"
         for step in (15, 20)
     ]
-    assert run.files.steps() == [5, 10]
+    assert run.store.steps() == [5, 10]
     assert int(saved().checkpoints.start()["step"]) == 10
 
 
@@ -86,7 +86,7 @@ def test_best_of_another_run_is_refused_and_nothing_is_moved(saved):
     run = saved("--checkpoint.resume=best", "--train.seed=7")
     with pytest.raises(UserError, match="of another run: train.seed is 7, was 0"):
         run.checkpoints.start()
-    assert run.files.steps() == [*LOSSES]
+    assert run.store.steps() == [*LOSSES]
 
 
 @pytest.mark.parametrize("behind", [True, False])
@@ -94,7 +94,7 @@ def test_saving_behind_the_step_or_not(saved, state, behind, monkeypatch):
     run = saved(f"--checkpoint.asynchronous={str(behind).lower()}", "--checkpoint.keep=9")
     called = []
     for name in ("save", "save_async"):
-        monkeypatch.setattr(run.files, name, lambda *_, name=name, **__: called.append(name))
+        monkeypatch.setattr(run.store, name, lambda *_, name=name, **__: called.append(name))
     run.checkpoints.save(state, 25, None)
     assert called == ["save_async" if behind else "save"]
 
