@@ -82,24 +82,27 @@ def run_blocks(
 ) -> tuple[Array, Cache | None]:
     """x -> x after all blocks, scanned or unrolled; arrays of the cache have a leading dim L."""
     layer_L = jnp.arange(config.num_layers, dtype=jnp.int32)
-    remats, over = config.remats(config.num_layers), lax.scan if config.scan_layers else _unrolled
+    remats = config.remats(config.num_layers)
+    over: Any = lax.scan if config.scan_layers else _unrolled
     stacks = _split((blocks, layer_L, cache), [count for _, count in remats])
     caches = []
 
-    def one(x_BTD: Array, layer: tuple, run: Any) -> Any:
-        block, number, cache = layer
-        return run(block, LayerInputs(places, number, cache), x_BTD)
-
     for (remat, _), stack in zip(remats, stacks, strict=True):
-        run = with_remat(_run_block, remat, scanned=config.scan_layers, offload=offload)
+        run = with_remat(
+            lambda block, inputs, x_BTD: block(x_BTD, *inputs),
+            remat,
+            scanned=config.scan_layers,
+            offload=offload,
+        )
+        run = with_gathering(run, blocks)
         with jax.named_scope(LAYERS):
-            x_BTD, new = over(partial(one, run=with_gathering(run)), x_BTD, stack)
+            x_BTD, new = over(
+                lambda x_BTD, layer, run=run: run(layer[0], LayerInputs(places, *layer[1:]), x_BTD),
+                x_BTD,
+                stack,
+            )
         caches.append(new)
     return x_BTD, jax.tree.map(lambda *each: jnp.concatenate(each), *caches)
-
-
-def _run_block(block: Block, inputs: LayerInputs, x_BTD: Array) -> tuple[Array, Cache | None]:
-    return block(x_BTD, *inputs)
 
 
 def _unrolled(run: Any, x: Array, xs: Any) -> tuple[Array, Any]:

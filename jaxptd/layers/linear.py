@@ -69,7 +69,7 @@ class ColumnParallelLinear(nnx.Module):
         return checkpoint_name(self.form.column_parallel(x_BTD, self.w[...]), KEPT)
 
     def __call__(self, x_BTD: Array) -> Array:
-        h = self.product(x_BTD)
+        h = checkpoint_name(self.form.column_parallel(x_BTD, self.w[...]), KEPT)
         if self.bias is not None:
             h = checkpoint_name(add_bias(h, self.bias), TAKEN)
         return (

@@ -61,16 +61,9 @@ class GPT(nnx.Module):
     ) -> tuple[Array, Cache | None]:
         """tokens[B, T] -> logits[B, T, V], V sharded, and the cache with these tokens."""
         x_BTD = self.embed(tokens_BT, places)
-        x_BTD, cache = self._run_blocks(x_BTD, places, cache)
+        run = partial(run_blocks, config=self.config, offload=self.offload)
+        x_BTD, cache = run(self.blocks, x_BTD, places, cache=cache)
         return self.output(x_BTD), cache
-
-    def _run_blocks(
-        self, x_BTD: Array, places: Places, cache: Cache | None
-    ) -> tuple[Array, Cache | None]:
-        """x after the embedding -> x after all blocks, and the cache with these tokens."""
-        return run_blocks(
-            self.blocks, x_BTD, places, cache=cache, config=self.config, offload=self.offload
-        )
 
     @jax.named_scope("embedding")
     def embed(self, tokens_BT: Array, places: Places) -> Array:
@@ -90,7 +83,8 @@ class GPT(nnx.Module):
         T is sharded as in the logits.
         """
         x_BTD = self.embed(tokens_BT, places)
-        x_BTD, _ = self._run_blocks(x_BTD, places, None)
+        run = partial(run_blocks, config=self.config, offload=self.offload)
+        x_BTD, _ = run(self.blocks, x_BTD, places, cache=None)
         return self.output_loss(x_BTD, targets_BT)
 
     @jax.named_scope("loss")

@@ -40,8 +40,12 @@ class StepBody:
         config, optimizer = self.resolved.config, self.resolved.optimizer
         scale = state["guard"]["scale"]
         params = self.states.to_device(state["params"])
-        scaled = self._gradients(params, batch, state["step"], scale=scale)
-        loss, grads = unscaled(scaled, scale, self.resolved.model.dtype)
+        count = lax.psum(jnp.sum(batch["targets"] >= 0), BATCH_AXES)
+        count = count.astype(self.resolved.master_dtype)
+        micro, places = self.micro_batches(batch, self._seed(state["step"]))
+        gatherable = self.resolved.zero.begin_step(self._varying(params))
+        sums = self.passes.gradients(gatherable, micro, places, scale / count)
+        loss, grads = unscaled(self._reduced(*sums), scale, self.resolved.model.dtype)
         norm = global_norm(grads, self.resolved.stored)
         rate = learning_rate(config.optimizer, step=state["step"], steps=config.train.steps)
         clipped = clip(grads, norm, config.optimizer.grad_clip)
@@ -74,29 +78,19 @@ class StepBody:
 
     # ---- gradients --------------------------------------------------------------------------
 
-    def _gradients(
-        self, params: Params, batch: Batch, step: Array, *, scale: Array
-    ) -> tuple[Array, Params]:
-        """`scale` x the mean loss over all target tokens, and its gradients.
-
-        Parameters are made varying over the axes that shard tokens before the micro-batches run, so
-        that their gradients stay local sums; these are reduced once, whatever M is.
-        """
-        count = lax.psum(jnp.sum(batch["targets"] >= 0), BATCH_AXES)
-        count = count.astype(self.resolved.master_dtype)
-        micro, places = self.micro_batches(batch, self._seed(step))
-        gatherable = self.resolved.zero.begin_step(self._varying(params))
-        loss, grads = self.passes.gradients(gatherable, micro, places, scale / count)
-        grads = self._reduce(self.resolved.zero.end_step(grads))
-        return self._loss_sum(loss), grads
-
     def _varying(self, params: Params) -> Params:
+        """Parameters that vary over the axes that shard tokens, so gradients stay local sums."""
         return {name: as_varying(p, self._owed_axes(name)) for name, p in params.items()}
 
     def _owed_axes(self, name: str) -> tuple[str, ...]:
         """Axes over which a shard's gradient is a partial sum: those that shard tokens, and pp."""
         axes = (Axis.PP, *BATCH_AXES, *self.resolved.form.axes.tokens)
         return tuple(a for a in axes if a not in self.resolved.stored[name].axes)
+
+    def _reduced(self, loss: Array, grads: Params) -> tuple[Array, Params]:
+        """Sums loss and gradients over the devices: once, whatever M is."""
+        grads = self._reduce(self.resolved.zero.end_step(grads))
+        return self._loss_sum(loss), grads
 
     def _reduce(self, grads: Params) -> Params:
         """Sums the gradients over the axes that `_owed_axes` names: one all-reduce for each set."""

@@ -98,13 +98,15 @@ class Unpipelined:
             return jax.tree.map(jnp.add, total, found), None
 
         zeros = jax.tree.map(wide_zeros, shards)
-        return lax.scan(add, (self._zero(params, micro, places), zeros), micro)[0]
+        like = jax.eval_shape(self._loss_sum, params, pools.get(micro, 0), places)
+        return lax.scan(add, (pools.zeros(like), zeros), micro)[0]
 
     def loss(self, params: StepParams, micro: Micro, places: Places) -> Array:
         def add(total: Array, micro: Micro) -> tuple[Array, None]:
             return total + self._loss_sum(params, micro, places), None
 
-        return lax.scan(add, self._zero(params, micro, places), micro)[0]
+        like = jax.eval_shape(self._loss_sum, params, pools.get(micro, 0), places)
+        return lax.scan(add, pools.zeros(like), micro)[0]
 
     def gathered(self, params: StepParams) -> StepParams:
         return params
@@ -120,11 +122,6 @@ class Unpipelined:
     def _loss_sum(self, params: StepParams, micro: Micro, places: Places) -> Array:
         model, batch = self.blueprint.build(params), micro.batch
         return jnp.sum(model.loss(batch["tokens"], batch["targets"], micro.places(places)))
-
-    def _zero(self, params: StepParams, micro: Micro, places: Places) -> Array:
-        """A zero with the type of a loss, to add losses to."""
-        first = pools.get(micro, 0)
-        return pools.zeros(jax.eval_shape(self._loss_sum, params, first, places))
 
 
 @dataclasses.dataclass(frozen=True)

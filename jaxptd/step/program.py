@@ -134,8 +134,9 @@ def _on_mesh(program: Program, body: Callable, *, specs: Any, outs: Any) -> Call
     """`body`, a function of arrays and a batch, as a function of global arrays."""
     mapped = jax.shard_map(body, mesh=program.mesh, in_specs=specs, out_specs=outs, check_vma=True)
 
-    def step(arrays: Any, batch: Batch) -> Any:
-        check_fields(batch, program.config)
-        return mapped(arrays, batch)
+    return lambda arrays, batch: mapped(arrays, _checked(batch, program.config))
 
-    return step
+
+def _checked(batch: Batch, config: Config) -> Batch:
+    check_fields(batch, config)
+    return batch

@@ -143,12 +143,16 @@ def _split(rows: Array, widths: list[int]) -> list[Array]:
 
 
 def with_gathering(
-    run: Callable[[Any, LayerInputs, Any], Any],
+    run: Callable[[Any, LayerInputs, Any], Any], layers: Any
 ) -> Callable[[Any, LayerInputs, Any], Any]:
     """Makes `run(layer, inputs, x)` gather the layer's parameters, and free them afterwards.
 
+    Without a `Gatherable` among the parameters of `layers` it stays as it is.
+
     For backward it keeps what `run` keeps, but no parameter: backward gathers the layer again.
     """
+    if not any(map(_is_gatherable, jax.tree.leaves(layers, is_leaf=_is_gatherable))):
+        return run
 
     @jax.custom_vjp
     def gathering(layer: Any, inputs: LayerInputs, x: Array) -> Any:
@@ -166,12 +170,7 @@ def with_gathering(
         return _as_layer(layer, reduce_scattered(gradients, layer)), None, dx
 
     gathering.defvjp(forward, backward)
-
-    def either(layer: Any, inputs: LayerInputs, x: Array) -> Any:
-        sharded = any(map(_is_gatherable, jax.tree.leaves(layer, is_leaf=_is_gatherable)))
-        return gathering(layer, inputs, x) if sharded else run(layer, inputs, x)
-
-    return either
+    return gathering
 
 
 def _as_layer(layer: Any, gradients: Any) -> Any:
