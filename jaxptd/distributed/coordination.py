@@ -70,12 +70,12 @@ def join(world: World, config: ProcessesConfig, *, devices: int) -> None:
 
 
 def is_alone() -> bool:
-    """Whether the run has one process only."""
+    """True in a run of one process."""
     return _client() is None
 
 
 def is_first() -> bool:
-    """Whether this is the process that prints, and writes the run directory.
+    """True in process 0, which prints and writes the run directory.
 
     Unlike `jax.process_index()` it starts no devices.
     """

@@ -56,7 +56,7 @@ class Stop:
                 signal.signal(number, before[number])
 
     def after(self, step: int) -> bool:
-        """Whether the run stops after this step, which has started; to be called in every step."""
+        """True if the run stops after this step, which has started; to be called in every step."""
         if self._alone:
             return self.asked
         if self._at is None:
@@ -72,7 +72,7 @@ class Stop:
         return None if stop is None else int(stop)
 
     def asked_anywhere(self) -> bool:
-        """Whether any process was asked while the steps ran; the same answer in all of them."""
+        """True, in all processes, if any of them was asked while the steps ran."""
         if self._alone:
             return self.asked
         if self.asked:

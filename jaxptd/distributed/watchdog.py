@@ -155,7 +155,7 @@ def stuck(beats: Mapping[int, Beat]) -> int | None:
 
 
 def long_phases(beats: Mapping[int, Beat], stuck_after: float) -> dict[int, int]:
-    """How often the time of each process in its phase has doubled, counted from `stuck_after`."""
+    """Counts how often the time of each process in its phase has doubled since `stuck_after`."""
     if stuck_after == 0:
         return {}
     doubled = {r: math.log2(max(b.seconds, 1e-9) / stuck_after) for r, b in beats.items()}

@@ -84,7 +84,7 @@ class Meter:
 
     @property
     def skipping(self) -> bool:
-        """Whether the newest step was skipped.
+        """True if the newest step was skipped.
 
         Its state is sound, but may be what makes the steps unsound, so a checkpoint of this state
         should not replace an older one.

@@ -1,4 +1,4 @@
-"""What a person sees while a run trains: a bar on a terminal, elsewhere a line a logged step."""
+"""Shows the progress of a run: a bar on a terminal, elsewhere a line for each logged step."""
 
 import contextlib
 import math
