@@ -27,11 +27,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from orbax.checkpoint.experimental import v1 as ocp
 
 from benchmarks.lib.measure import DifferentError, write
 from jaxptd.analysis.report import table, versions
 from jaxptd.checkpoint import Checkpoints
+from jaxptd.checkpoint.arrays import ocp
 from jaxptd.checkpoint.canonical import abstract_canonical, to_canonical
 from jaxptd.config import Config, TrainConfig
 from jaxptd.config.command_line import load_config
@@ -42,7 +42,7 @@ from jaxptd.step import Program
 
 CONFIG = Path("configs/gpt2-124m.yaml")
 LAYOUTS = (Layout(), Layout(dp=2, tp=4))
-TIMES = ("save", "save_async: blocking", "save_async: in all", "restore")
+TIMES = ("save", "save behind: blocking", "save behind: in all", "restore")
 
 
 @dataclasses.dataclass
@@ -68,14 +68,14 @@ class Way:
         """Saves in both modes and restores, timed. Raises DifferentError."""
         with self._timed("save"):
             self.save(state, folder / "save")
-        with self._timed("save_async: in all"):
-            with self._timed("save_async: blocking"):
-                wait = self.save_async(state, folder / "async")
+        with self._timed("save behind: in all"):
+            with self._timed("save behind: blocking"):
+                wait = self.save_async(state, folder / "behind")
             wait()
         _drop(folder / "save")
         with self._timed("restore"):
-            restored = jax.block_until_ready(self.restore(folder / "async"))
-        _drop(folder / "async")
+            restored = jax.block_until_ready(self.restore(folder / "behind"))
+        _drop(folder / "behind")
         require_same(self.name, restored, state)
 
     def _timed(self, name: str) -> "Clock":

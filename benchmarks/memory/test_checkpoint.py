@@ -19,7 +19,7 @@ def test_both_ways_restore_what_they_saved(tmp_path):
     assert size > 12 * 4000  # three float32 numbers for each of more than 4000 parameters
     for way in found:
         assert [len(seconds) for seconds in way.seconds.values()] == [1] * len(checkpoint.TIMES)
-        blocking, in_all = (way.seconds[f"save_async: {n}"][0] for n in ("blocking", "in all"))
+        blocking, in_all = (way.seconds[f"save behind: {n}"][0] for n in ("blocking", "in all"))
         assert 0 < blocking < in_all
     assert list(tmp_path.iterdir()) == []
     lines = checkpoint.section(config, size, found).splitlines()
@@ -44,7 +44,7 @@ def test_medians_and_speeds():
     config = tiny.config(Layout())
     text = checkpoint.section(config, 2_000_000_000, [ours, plain])
     assert "| save | 4.00 | 500 | 8.00 | 250 | **0.50** |" in text
-    assert "| save_async: blocking | 4.00 |  | 8.00 |  | **0.50** |" in text
+    assert "| save behind: blocking | 4.00 |  | 8.00 |  | **0.50** |" in text
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Checkpoints of a run: written under a hidden name, renamed when complete, checked when read.
 
-    directory/00000100/arrays/         the tensors, each a folder in zarr format 3
+    directory/00000100/arrays/         the tensors, by orbax, as one flat {name: array}
     directory/00000100/manifest.json   step, description, tensors, size and CRC-32 of every file
     directory/.00000100.partial        being written or deleted; ignored, the next save removes it
     directory/.00000100.replaced       the old step 100, until a new step 100 has its name

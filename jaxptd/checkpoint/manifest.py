@@ -8,7 +8,6 @@ crc32}}, format, and the CRC-32 of the manifest itself. It is written last, by `
 import json
 import re
 import zlib
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,24 @@ from jaxptd.checkpoint.errors import CheckpointError, DamagedCheckpointError, re
 from jaxptd.checkpoint.folders import STEP
 
 MANIFEST = "manifest.json"
-FORMAT = 2
+FORMAT = 1
 SHARED = "train.run_dir must be on a file system that all processes see"
 LISTED = 5  # tensors that differ, in one message
 
 
-def sync_files(folder: Path, paths: Iterable[Path]) -> dict[str, dict[str, int]]:
-    """Calls fsync on files in a folder; size and CRC-32 by path in the folder."""
-    return {path.relative_to(folder).as_posix(): disk.sync_file(path) for path in paths}
+def sync_files(folder: Path, process: int, *, processes: int) -> dict[str, dict[str, int]]:
+    """Calls fsync on the files in a folder that one process wrote; size and CRC-32 of each.
+
+    orbax puts a process's number into the names of its files; process 0 wrote all others.
+    """
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        match = re.search(r"process_(\d+)(/|$)", name)
+        writer = int(match[1]) if match and int(match[1]) < processes else 0
+        if writer == process and path.is_file():
+            found[name] = disk.sync_file(path)
+    return found
 
 
 def seal(folder: Path, content: dict[str, Any], files: dict[str, dict[str, int]]) -> None:
@@ -35,7 +44,7 @@ def seal(folder: Path, content: dict[str, Any], files: dict[str, dict[str, int]]
     Args:
         folder: of the checkpoint.
         content: step, description, tensors.
-        files: the results of `sync_files`, of all processes together.
+        files: the results of `sync_files` of all processes.
     """
     manifest = json.loads(json.dumps(content)) | {"format": FORMAT}  # as `read` will see it
     inside = sorted(folder.rglob("*"))

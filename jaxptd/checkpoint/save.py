@@ -45,8 +45,10 @@ def finish(folders: Folders, content: dict[str, Any], write: PendingWrite) -> No
     step = content["step"]
     folder = folders.partial(step)
     try:
+        run_on_all("written", write.wait_written)
+        run_on_all("merged", write.finish)
         files = {}
-        for each in run_on_all("written", lambda: manifest.sync_files(folder, write.wait())):
+        for each in run_on_all("on_disk", lambda: _sync_files(folder)):
             files.update(each)
         run_on_first("sealed", lambda: manifest.seal(folder, content, files))
         run_on_first("placed", lambda: folders.move_into_place(step))
@@ -58,7 +60,7 @@ def finish(folders: Folders, content: dict[str, Any], write: PendingWrite) -> No
 
 
 def savable(state: Any) -> dict[str, jax.Array]:
-    """The state's tensors by name. Raises CheckpointError if one cannot be saved."""
+    """The state's tensors by name. Raises CheckpointError if orbax could not save one."""
     named = manifest.by_name(state)
     for name, leaf in named.items():
         if not isinstance(leaf, jax.Array):
@@ -76,6 +78,10 @@ def require_seen(folder: Path) -> None:
     """Raises CheckpointError if this process does not see a folder that process 0 sees."""
     if not folder.is_dir():
         raise CheckpointError(f"not every process sees {folder}; {manifest.SHARED}")
+
+
+def _sync_files(folder: Path) -> dict[str, dict[str, int]]:
+    return manifest.sync_files(folder, jax.process_index(), processes=jax.process_count())
 
 
 def _remove_on_first(folder: Path) -> None:

@@ -36,7 +36,7 @@ def test_a_full_disk_leaves_the_previous_ones(tmp_path, monkeypatch, place):
 
 
 def test_a_real_write_that_fails_is_one_line(tmp_path):
-    """Limits the size of files, small to large, so that writing fails in different places."""
+    """Limits the size of files, small to large, so that orbax fails in different places."""
     code = """
         import resource
         save(directory, 1)

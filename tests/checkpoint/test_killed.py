@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from checkpointing import newest, refuse, run_python, save
 
-from jaxptd.checkpoint import CheckpointError, disk, manifest
+from jaxptd.checkpoint import CheckpointError, arrays, disk
 
 
 class Watcher:
@@ -17,7 +17,7 @@ class Watcher:
         self.directory, self.copies = directory, copies
         for owner, name in [(os, "fsync"), (Path, "rename"), (Path, "mkdir"), (Path, "write_text")]:
             monkeypatch.setattr(owner, name, self.first(getattr(owner, name)))
-        for owner, name in [(manifest, "sync_files"), (disk, "remove")]:
+        for owner, name in [(arrays.ocp, "save_async"), (disk, "remove")]:
             monkeypatch.setattr(owner, name, self.first(getattr(owner, name)))
 
     def first(self, function):
@@ -67,9 +67,7 @@ def test_a_step_killed_while_it_was_replaced_outlives_a_failing_save(tmp_path, m
     assert newest(tmp_path) == 2
 
 
-@pytest.mark.parametrize(
-    "moment", ["arrays.PendingWrite._write", "manifest.seal", "disk.sync_folder"]
-)
+@pytest.mark.parametrize("moment", ["arrays.ocp.save_async", "manifest.seal", "disk.sync_folder"])
 def test_sigkill(tmp_path, moment):
     """Kills a process before, inside and at the end of saving step 2."""
     code = """

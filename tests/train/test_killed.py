@@ -27,7 +27,7 @@ from jaxptd.run.folder import RunDir
 from jaxptd.train import main
 
 owner, name, times, seconds = sys.argv.pop(1).split(":")
-owner = {"log": RunDir, "arrays": arrays.PendingWrite, "manifest": manifest,
+owner = {"log": RunDir, "arrays": arrays.ocp, "manifest": manifest,
          "folders": Folders, "run": None}[owner]
 left = int(times)
 
@@ -62,7 +62,7 @@ def moments():
     places = [
         "run:start",
         "log:log",
-        "arrays:_write",
+        "arrays:save_async",
         "manifest:sync_files",
         "manifest:seal",
         "folders:move_into_place",
