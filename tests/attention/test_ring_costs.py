@@ -1,0 +1,128 @@
+"""What a ring sends, computes and keeps."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import pytest
+from jax import Array
+
+from jaxptd.analysis.collective import Collective, add_up, subtract
+from jaxptd.analysis.compiled_step import CPU_OPTIONS
+from jaxptd.analysis.hlo import collectives_from_hlo
+from jaxptd.attention.kernel import CORE
+from jaxptd.attention.ring import Tokens
+from jaxptd.mesh import Layout
+from tests.attention.test_xla import equations, products, shapes
+from tests.test_ring_attention import (
+    RINGS,
+    TENSOR,
+    B,
+    Case,
+    H,
+    T,
+    both_ways,
+    case,
+    moved,
+    only_forward,
+    trace,
+)
+
+# ---- what moves ------------------------------------------------------------------------------
+
+
+def permutes(case: Case, count: int, size: int) -> list[Collective]:
+    return [Collective("collective-permute", ("cp",), count, size)] if count else []
+
+
+@pytest.mark.parametrize("cp", [1, 2, 8])
+@pytest.mark.parametrize(("ring", "causal"), RINGS)
+def test_each_part_makes_one_round_forward_and_two_backward(ring: Any, causal: bool, cp: int):
+    """Nothing else moves, over any axis. Keys and values share a permute, except in RSA."""
+    each = case(ring, cp, causal=causal, rich=True)
+    forward = moved(each, only_forward(each), "bfloat16")
+    backward = subtract(moved(each, both_ways(each), "bfloat16"), forward)
+    hops, block = cp - 1, 2 * B * each.block * each.heads * H  # of k and v together
+    messages = 2 * hops if ring == "rsa" else hops
+    assert forward == permutes(each, messages, hops * block * 2)
+    # they travel again in bfloat16, and their gradients in float32
+    assert backward == permutes(each, 2 * messages, hops * block * (2 + 4))
+
+
+def test_other_axes_move_nothing() -> None:
+    each = Case(Layout(dp=2, cp=2, tp=2), rate=0.1, documents=True, heads=2)
+    block = 2 * (B // 2) * each.block * (each.heads // 2) * H
+    assert moved(each, both_ways(each), "float32") == permutes(each, 3, 3 * block * 4)
+
+
+@pytest.mark.parametrize("ring", ["zigzag", "blockwise"])
+def test_nothing_travels_again_where_remat_keeps_what_attention_names(ring: Any) -> None:
+    each = case(ring, 4)
+    policy = jax.checkpoint_policies.save_only_these_names(CORE)
+    again = both_ways(each, partial(jax.checkpoint, policy=policy))
+    assert moved(each, again, "float32") == moved(each, both_ways(each), "float32")
+
+
+@pytest.mark.parametrize("ring", ["zigzag", "rsa"])
+def test_the_compiled_program_moves_the_same(ring: Any) -> None:
+    """XLA does not reuse forward's first hop in backward, which would save the received block."""
+    each = case(ring, 2)
+    lowered = jax.jit(both_ways(each)).lower(*each.arguments("float32"))
+    # without the pass that removes, on CPU, what says that they are two
+    text = lowered.compile(CPU_OPTIONS).as_text()
+    found = add_up(collectives_from_hlo(text, dict(each.mesh.shape)))
+    assert found == moved(each, both_ways(each), "float32")
+
+
+# ---- what is computed, made and kept ----------------------------------------------------------
+
+
+def conditionals(jaxpr: Any) -> int:
+    return sum(equation.primitive.name == "cond" for equation, _ in equations(jaxpr))
+
+
+@pytest.mark.parametrize(
+    ("ring", "causal", "some"),
+    [("zigzag", True, False), ("blockwise", True, True), ("blockwise", False, False)],
+)
+def test_only_contiguous_parts_are_skipped(ring: Any, causal: bool, some: bool) -> None:
+    """Zigzag skips nothing: every device does the same work."""
+    each = case(ring, 4, causal=causal)
+    assert bool(conditionals(trace(each, only_forward(each)))) == some
+    assert bool(conditionals(trace(each, both_ways(each)))) == some
+
+
+def test_zigzag_computes_half_of_each_other_part() -> None:
+    each, full = (case("zigzag", 4, causal=causal, chunk=3) for causal in (True, False))
+    heads = B * each.heads * H
+    chunks, others = each.block // 3, each.layout.cp - 1
+    local, other = chunks * (chunks + 1) // 2 * 9, each.block**2
+    forward = 2 * heads  # scores and output
+    half = products(trace(each, only_forward(each)))
+    assert half == forward * (local + others * other // 2)
+    assert products(trace(full, only_forward(full))) == forward * (other + others * other)
+
+
+@pytest.mark.parametrize(("ring", "causal"), RINGS)
+def test_only_rsa_makes_whole_rows_of_scores(ring: Any, causal: bool) -> None:
+    each = case(ring, 4, causal=causal, rich=True, chunk=4)
+    made = shapes(trace(each, both_ways(each)))
+    rows = {shape for shape in made if shape[-2:] == (each.block, T)}
+    blocks = {shape for shape in made if sum(size >= each.block for size in shape) > 1}
+    assert bool(rows) == bool(blocks) == (ring == "rsa")
+
+
+@pytest.mark.parametrize(("ring", "causal"), RINGS[:3])
+def test_the_inputs_the_output_and_the_logsumexp_are_kept(ring: Any, causal: bool) -> None:
+    each = case(ring, 4, causal=causal, rich=True)
+    kept: list[tuple[int, ...]] = []
+
+    def body(tokens: Tokens, *qkvdo: Array) -> Array:
+        o, back = jax.vjp(each.attention(tokens), *qkvdo[:3])
+        kept.extend(x.shape for x in jax.tree.leaves(back))
+        return o
+
+    trace(each, each.on_mesh(body, TENSOR))
+    tensor = (B, each.block, each.heads, H)
+    tokens = [x.shape for x in each.tokens() if x is not None]
+    assert sorted(kept) == sorted([tensor] * 4 + [tensor[:-1]] + tokens)
