@@ -16,6 +16,7 @@ import pytest
 from contract import TOLERANCES, relative
 from grid_products import FORMS, PLAIN, Case, both_ways, dense, hold, run
 from jax import Array
+from turns import slow
 
 from jaxptd.analysis.collective import (
     ALL_GATHER,
@@ -74,7 +75,7 @@ print("held")
 QUICK, SLOW = (3, "fox", "cannon"), (4, "gather", "summa", "fox", "cannon")
 
 
-@pytest.mark.parametrize("grid", [QUICK, pytest.param(SLOW, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("grid", [QUICK, slow(SLOW)], ids=str)
 def test_grids_of_more_than_eight_devices(grid: tuple) -> None:
     """Runs in a process with 16 devices. On 2 x 2 both directions of a ring are the same."""
     here = Path(__file__).parent

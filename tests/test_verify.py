@@ -2,24 +2,25 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tiny
 from one_device import verified
+from turns import slow
 
 from jaxptd import verify
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
 
 
-def slow(case: Any) -> Any:
-    return pytest.param(case, marks=pytest.mark.slow)
-
-
 @pytest.mark.parametrize(
     "layout",
-    [Layout(dp=4), slow(Layout(tp=4)), tiny.SEQUENCE_PARALLEL, slow(Layout(cp=8, ring="rsa"))],
+    [
+        slow(Layout(dp=4)),
+        slow(Layout(tp=4)),
+        tiny.SEQUENCE_PARALLEL,
+        slow(Layout(cp=8, ring="rsa")),
+    ],
     ids=str,
 )
 def test_layouts_are_equal_to_one_device(layout: Layout) -> None:
@@ -29,7 +30,7 @@ def test_layouts_are_equal_to_one_device(layout: Layout) -> None:
 @pytest.mark.parametrize(
     "layout",
     [
-        tiny.CONTEXT_PARALLEL,
+        slow(tiny.CONTEXT_PARALLEL),
         slow(Layout(cp=2, row=2, col=2)),
         slow(Layout(cp=4)),
         slow(Layout(cp=4, ring="blockwise")),
@@ -44,9 +45,10 @@ GRID = Layout(row=2, col=2)
 UNEVEN = {"hidden_size": 15, "num_heads": 3, "ffn_hidden_size": 23}  # no grid divides them
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
-    [dataclasses.replace(GRID, dp=2), slow(Layout(row=2, col=4, matmul2d_slices=2))],
+    [dataclasses.replace(GRID, dp=2), Layout(row=2, col=4, matmul2d_slices=2)],
     ids=str,
 )
 def test_grids_are_equal_to_one_device(layout: Layout) -> None:
@@ -64,6 +66,7 @@ RING_STEPS = dataclasses.replace(tiny.SEQUENCE_PARALLEL, collective_matmul=True)
 FAST = {"scan_layers": False, "vocab_multiple": 32}
 
 
+@pytest.mark.slow
 def test_collective_matmul_is_equal_to_one_device() -> None:
     found = verified(RING_STEPS, vocab_multiple=32)
     assert found.wrong == []
@@ -73,7 +76,7 @@ def test_collective_matmul_is_equal_to_one_device() -> None:
 @pytest.mark.parametrize(
     "layout",
     [
-        Layout(),
+        slow(Layout()),
         RING_STEPS,
         slow(dataclasses.replace(RING_STEPS, dp=1, cp=2, ring="blockwise", zero=2)),
         slow(dataclasses.replace(GRID, dp=2)),
@@ -114,6 +117,7 @@ def test_cudnn_is_refused_before_anything_runs_where_it_cannot_run(monkeypatch) 
         verify.main([*command, "--model.dropout", "0"])
 
 
+@pytest.mark.slow
 def test_a_pipeline_is_equal_to_one_device() -> None:
     """More pipelines are in tests/pipeline."""
     found = verified(Layout(pp=2, dp=2, schedule="zb-h1"))

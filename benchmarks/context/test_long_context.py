@@ -23,11 +23,13 @@ def points() -> long_context.Points:
     }
 
 
+@pytest.mark.slow
 def test_memory_of_a_ring_is_linear_and_of_rsa_quadratic(points: long_context.Points) -> None:
     assert 0.7 < long_context.exponent(points["zigzag", 2]) < 1.1
     assert 1.7 < long_context.exponent(points["rsa", 2]) < 2.1
 
 
+@pytest.mark.slow
 def test_twice_the_devices_need_half_the_memory_each(points: long_context.Points) -> None:
     assert 1.4 < points["zigzag", 2][32768] / points["zigzag", 4][32768] < 2.1
 

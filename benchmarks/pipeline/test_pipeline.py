@@ -81,7 +81,7 @@ def ours() -> dict[str, Any]:
     return results(Program)
 
 
-@pytest.mark.parametrize("remat", ["none", "full"])
+@pytest.mark.parametrize("remat", ["none", pytest.param("full", marks=pytest.mark.slow)])
 def test_the_peer_is_the_same_step(remat: Remat, ours: dict[str, Any]) -> None:
     peers = results(Peer, remat=remat)
     assert set(ours) == set(peers) and len(ours) > 10

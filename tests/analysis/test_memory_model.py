@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import pytest
 import tiny
+from turns import slow
 
 from jaxptd.analysis import memory_model
 from jaxptd.analysis.memory_report import counted
@@ -57,7 +58,7 @@ SLOW = [
 
 @pytest.mark.parametrize(
     ("layout", "choice"),
-    [*QUICK, *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW)],
+    [*QUICK, *(slow(*each) for each in SLOW)],
     ids=str,
 )
 def test_a_step_keeps_what_the_formula_says(layout: Layout, choice: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import jax
 import pytest
 import tiny
+from turns import by_turns, slow
 
 from jaxptd.analysis.collective import BROADCAST, add_up, subtract
 from jaxptd.analysis.compiled_step import CPU_OPTIONS
@@ -13,21 +14,15 @@ from jaxptd.analysis.count import count, count_compiled, formula
 from jaxptd.analysis.traffic import expected
 from jaxptd.mesh import SCHEDULES, Layout
 
-MATRIX = [
-    (layout, choice)
-    for layout in (Layout(), Layout(dp=4), Layout(tp=4), Layout(dp=2, tp=4), tiny.SEQUENCE_PARALLEL)
-    for choice in ({}, {"remat": "full"}, {"remat": "dots"}, {"micro_batches": 1})
-    if layout.num_devices > 1 or not choice
-]
+REMATS = [{"remat": remat} for remat in ("none", "dots", "attention", "full")]
+UNEVEN = {"num_heads": 3, "hidden_size": 15, "ffn_hidden_size": 23}
+PLAIN = [Layout(dp=4), Layout(tp=4), Layout(dp=2, tp=4), tiny.SEQUENCE_PARALLEL]
 RING_STEPS = dataclasses.replace(tiny.SEQUENCE_PARALLEL, collective_matmul=True)
-MATRIX += [(RING_STEPS, {"remat": r}) for r in ("none", "attention", "dots", "full")]
-MATRIX += [
-    (dataclasses.replace(layout, ring=ring), choice)
+RINGS = [
+    dataclasses.replace(layout, ring=ring)
     for layout in (Layout(cp=4), tiny.CONTEXT_PARALLEL)
     for ring in ("zigzag", "blockwise", "rsa")
-    for choice in ({"documents": "apart"}, *({"remat": r} for r in ("attention", "dots", "full")))
 ]
-UNEVEN = {"num_heads": 3, "hidden_size": 15, "ffn_hidden_size": 23}
 PIPELINED = [
     Layout(pp=2, dp=2, tp=2),
     Layout(pp=2, cp=2, tp=2, sequence_parallel=True, ring="rsa"),
@@ -44,16 +39,23 @@ GRIDS = [
     Layout(dp=2, cp=2, row=2, col=1),
     Layout(dp=2, cp=2, row=1, col=2),
 ]
-MATRIX += [(layout, {"remat": r}) for layout in GRIDS for r in ("none", "dots", "full")]
-MATRIX += [(Layout(row=2, col=2, ring=ring), {"remat": "attention"}) for ring in ("zigzag", "rsa")]
-MATRIX += [
-    (Layout(row=2, col=2, matmul2d=kind, attention2d="blocks"), UNEVEN | {"remat": remat})
+BLOCKS = [
+    Layout(row=2, col=2, matmul2d=kind, attention2d="blocks")
     for kind in ("gather", "summa", "fox", "cannon")
-    for remat in ("none", "dots", "attention", "full")
 ]
-MATRIX += [(layout, {"dtype": "bfloat16"}) for layout in GRIDS[2:5]]
-MATRIX += [(Layout(row=2, col=2, attention2d="blocks"), UNEVEN | {"dtype": "bfloat16"})]
-MATRIX += [(Layout(dp=2, row=2, col=2), {"ffn_hidden_size": 27, "documents": "apart"})]
+MATRIX = [
+    (Layout(), {}),
+    *by_turns(PLAIN, [*REMATS[:2], REMATS[3], {"micro_batches": 1}]),
+    (tiny.SEQUENCE_PARALLEL, {}),
+    *by_turns([RING_STEPS], REMATS, first=3),
+    *by_turns(RINGS, [*REMATS[1:], {"documents": "apart"}]),
+    *by_turns(GRIDS, [REMATS[0], REMATS[1], REMATS[3]]),
+    *by_turns(BLOCKS, [UNEVEN | remat for remat in REMATS]),
+    *by_turns([Layout(row=2, col=2, ring=ring) for ring in ("zigzag", "rsa")], REMATS[2:3]),
+    *((layout, {"dtype": "bfloat16"}) for layout in GRIDS[2:5]),
+    (Layout(row=2, col=2, attention2d="blocks"), UNEVEN | {"dtype": "bfloat16"}),
+    (Layout(dp=2, row=2, col=2), {"ffn_hidden_size": 27, "documents": "apart"}),
+]
 FOUR = {"num_layers": 4, "micro_batches": 4}
 # More than one layer in a part: XLA drops the end of the second run of a single one.
 EIGHT = FOUR | {"num_layers": 8, "remat": "full"}
@@ -124,21 +126,23 @@ def test_a_grid_of_gpus_moves_what_the_formula_says() -> None:
 
 UNROLLED = {"scan_layers": False, "remat": "dots"}
 COMPILED = [
-    *(
-        (layout, choice)
-        for layout in (Layout(dp=2, tp=4), tiny.SEQUENCE_PARALLEL)
-        for choice in ({}, UNROLLED)
-    ),
+    (Layout(dp=2, tp=4), UNROLLED),
+    (tiny.SEQUENCE_PARALLEL, {}),
     # Unrolled, XLA on CPU drops the barrier in front of the backward ring, and its first hop.
-    *((layout, {}) for layout in (tiny.CONTEXT_PARALLEL, Layout(cp=4, ring="rsa"))),
+    (tiny.CONTEXT_PARALLEL, {}),
     # Positions are looked up once for all micro-batches.
-    *((layout, {"micro_batches": 1}) for layout in GRIDS[:6]),
-    *PIPELINES[1:3],
-    *MIXED[:1],
+    *((layout, {"micro_batches": 1}) for layout in GRIDS[2:5]),
+    PIPELINES[2],
+    MIXED[0],
 ]
 
 
 MORE_COMPILED = [
+    (Layout(dp=2, tp=4), {}),
+    (tiny.SEQUENCE_PARALLEL, UNROLLED),
+    (Layout(cp=4, ring="rsa"), {}),
+    *((layout, {"micro_batches": 1}) for layout in (*GRIDS[:2], GRIDS[5])),
+    PIPELINES[1],
     *((dataclasses.replace(PIPELINED[0], schedule=kind), EIGHT) for kind in SCHEDULES),
     (dataclasses.replace(PIPELINED[1], schedule="zb-h1"), FOUR),
     (Layout(pp=4, schedule="zb-h1", tp=2), FOUR),
@@ -147,7 +151,7 @@ MORE_COMPILED = [
     (MIXED[5][0], MIXED[5][1] | {"micro_batches": 1}),
     *MIXED[7:9],
 ]
-COMPILED += [pytest.param(*each, marks=pytest.mark.slow) for each in MORE_COMPILED]
+COMPILED += [slow(*each) for each in MORE_COMPILED]
 
 
 @pytest.mark.parametrize(("layout", "choice"), COMPILED, ids=str)

@@ -8,6 +8,7 @@ import pytest
 import tiny
 from jax import lax
 from one_device import verified
+from turns import slow
 
 from jaxptd import collectives
 from jaxptd.analysis.comparison import Row
@@ -21,6 +22,7 @@ RING_STEPS = dataclasses.replace(tiny.SEQUENCE_PARALLEL, collective_matmul=True)
 FAST = {"scan_layers": False, "vocab_multiple": 32}
 
 
+@pytest.mark.slow
 def test_bfloat16_leaves_no_room_for_a_lost_part(monkeypatch) -> None:
     """A ring in the other direction mixes the blocks of other tokens."""
     monkeypatch.setattr(ring, "shift", lambda x, axis: collectives.shift(x, axis, -1))
@@ -51,7 +53,7 @@ def summed_twice(x, axis):
     return 2 * collectives.reduce_from(x, axis)
 
 
-@pytest.mark.parametrize("ring", ["zigzag", "blockwise", "rsa"])
+@pytest.mark.parametrize("ring", ["zigzag", slow("blockwise"), slow("rsa")])
 def test_a_ring_that_turns_the_wrong_way_is_found(monkeypatch, ring) -> None:
     def backwards(x, axis, by=1):
         size = lax.axis_size(axis)

@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from turns import slow
 
 from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical, to_canonical
 from jaxptd.config.command_line import load_config
@@ -35,7 +36,11 @@ ALL = {
     "v": V,
     "zero": ZERO,
 }
-LAYOUTS = pytest.mark.parametrize("layout", ALL.values(), ids=ALL)
+SLOW = ("tp2", "loop")  # alike others
+LAYOUTS = pytest.mark.parametrize(
+    "layout",
+    [(slow if name in SLOW else pytest.param)(layout, id=name) for name, layout in ALL.items()],
+)
 LAYERS = 5
 SIZES = (f"--model.vocab_size={VOCAB}", f"--model.num_layers={LAYERS}")
 # The layer in each row of a stack; the second of four model parts has two layers.
@@ -139,7 +144,12 @@ def test_what_is_a_copy_lies_in_host_memory_cut_as_the_state_is(layout, shards):
 
 
 @pytest.mark.parametrize(
-    ("layout", "rows"), [(TP2, 258), (TP4, 260), (TILES, 512)], ids=["tp2", "tp4", "tiles"]
+    ("layout", "rows"),
+    [
+        slow(TP2, 258, id="tp2"),
+        pytest.param(TP4, 260, id="tp4"),
+        pytest.param(TILES, 512, id="tiles"),
+    ],
 )
 def test_padding_stays_zero_while_training(layout, rows):
     state = trained(layout)
@@ -152,7 +162,7 @@ def test_padding_stays_zero_while_training(layout, rows):
         np.testing.assert_array_equal(x[VOCAB:], 0.0, err_msg=str(path))
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", ["pp2", slow("loop"), "v"])
 def test_layers_lie_where_their_part_is_and_rows_left_over_are_zero(name):
     program, state = make_program(ALL[name]), trained(ALL[name])
     rows, canonical = ROWS[name], to_canonical(program, state)["params"]

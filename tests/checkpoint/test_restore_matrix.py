@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ LAYOUTS = {
     "zero3 uneven": Layout(pp=2, dp=3, stage_layers=(1, 3), schedule="zb-h1", zero=3),
 }
 PAIRS = list(itertools.permutations(LAYOUTS, 2))
+DEFAULT = ("one", "sp", "2x4 padded", "interleaved", "zero3 uneven")  # the slow tests meet all
 SIZES = {"num_layers": 4, "hidden_size": 8, "ffn_hidden_size": 12, "batch": 24, "micro_batches": 1}
 
 
@@ -71,30 +73,42 @@ def on(name: str, canonical: Any) -> State:
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, Checkpoints]]:
-    """A state, and the checkpoint of it that each layout saved from its own form."""
-    state, found = numbers(), {}
-    for name in LAYOUTS:
-        held = on(name, state)
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoints]:
+    """Returns the checkpoint that a layout saved of the state of `numbers`, from its own form."""
+
+    @functools.cache
+    def save(name: str) -> Checkpoints:
+        held = on(name, numbers())
         expected = jax.tree.map(lambda x: (x.shape, x.dtype), program(name).abstract_state)
         assert jax.tree.map(lambda x: (x.shape, x.dtype), held) == expected
-        found[name] = Checkpoints(tmp_path_factory.mktemp("saved"), keep=1)
-        found[name].save(7, to_canonical(program(name), held), description={})
-    return state, found
+        checkpoints = Checkpoints(tmp_path_factory.mktemp("saved"), keep=1)
+        checkpoints.save(7, to_canonical(program(name), held), description={})
+        return checkpoints
+
+    return save
 
 
-@pytest.mark.parametrize("there", LAYOUTS)
-def test_from_every_layout_the_same_bits_come_to_every_other(saved, there: str) -> None:
+def check_same_bits(saved: Callable[[str], Checkpoints], names: Iterable[str], there: str) -> None:
     """All restored states are equal, so only the last one is converted to the layout and back."""
-    state, checkpoints = saved
-    target = abstract_canonical(program(there))
-    for here in LAYOUTS:
+    state, target = numbers(), abstract_canonical(program(there))
+    for here in names:
         if here != there:
-            restored = checkpoints[here].restore(7, target)
+            restored = saved(here).restore(7, target)
             same(restored, state)
             for x, wanted in zip(jax.tree.leaves(restored), jax.tree.leaves(target), strict=True):
                 assert x.sharding.is_equivalent_to(wanted.sharding, x.ndim)
     same(to_canonical(program(there), from_canonical(program(there), restored)), state)
+
+
+@pytest.mark.parametrize("there", DEFAULT)
+def test_from_some_layouts_the_same_bits_come_to_others(saved, there: str) -> None:
+    check_same_bits(saved, DEFAULT, there)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("there", LAYOUTS)
+def test_from_every_layout_the_same_bits_come_to_every_other(saved, there: str) -> None:
+    check_same_bits(saved, LAYOUTS, there)
 
 
 def test_there_are_enough_pairs() -> None:

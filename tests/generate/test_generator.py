@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
+from turns import slow
 
 from jaxptd.config.command_line import load_config
 from jaxptd.data.tokenizers import ByteTokenizer
@@ -121,7 +122,7 @@ def test_the_cache_gives_what_the_whole_prefix_gives(prompt):
 
 @pytest.mark.parametrize(
     "layout",
-    [TP4, SEQUENCE, GRID, PIPELINE, FOLDED],
+    [slow(TP4), SEQUENCE, GRID, slow(PIPELINE), FOLDED],
     ids=["tp4", "dp2 tp2 sp", "2x2", "pp2 tp2", "zb-v"],
 )
 def test_every_layout_writes_the_same(layout):

@@ -55,6 +55,9 @@ class Case:
     moves: Callable[[Layout, str], Iterable[Collective]]
     call: Callable[..., Array] = lambda layer, *inputs: layer(*inputs)
 
+    def __str__(self) -> str:
+        return self.name
+
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:

@@ -24,6 +24,7 @@ from moves import (
     position_rows,
     product,
 )
+from turns import by_turns
 
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
 from jaxptd.config import ModelConfig
@@ -237,14 +238,14 @@ BY_TOKEN = {
     "mlp",
 }
 REPEATED = {"attention, dropout 0.3", "block, dropout 0.0"}
-TELLING = [LAYOUTS[1], LAYOUTS[-2], LAYOUTS[-1], GRIDS[0], GRIDS[-1]]
-ALIKE = [LAYOUTS[0], LAYOUTS[2], LAYOUTS[3]]  # as others, with fewer devices or without dp
+TELLING = [LAYOUTS[-2], LAYOUTS[1], LAYOUTS[-1], GRIDS[0], GRIDS[-1]]
+DIFFERENT = [*LAYOUTS[4:8], GRIDS[2]]  # rings of every kind, and what others have one by one
 
 
 def by_default(case: Case, layout: Layout) -> bool:
-    if case.name in BY_TOKEN | REPEATED:
-        return layout in (TELLING if case.name in BY_TOKEN else TELLING[2:4])
-    return layout not in ALIKE
+    if case.name in REPEATED:
+        return layout in TELLING[2:4]
+    return layout in (TELLING[1:] if case.name in BY_TOKEN else [*DIFFERENT, GRIDS[3]])
 
 
 PAIRS = [
@@ -265,8 +266,7 @@ def test_layer_is_the_layer_on_one_device(case: Case, layout: Layout) -> None:
         hold(case, layout, dtype="float64")
 
 
-@pytest.mark.parametrize("layout", ALGORITHMS, ids=str)
-@pytest.mark.parametrize("case", CORE, ids=lambda case: case.name)
+@pytest.mark.parametrize(("layout", "case"), by_turns(ALGORITHMS, CORE), ids=str)
 def test_with_every_algorithm_and_attention_in_blocks(case: Case, layout: Layout) -> None:
     with jax.enable_x64(True):
         hold(case, layout, dtype="float64")

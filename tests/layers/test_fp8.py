@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tiny
 from contract import relative
+from turns import slow
 
 from jaxptd.analysis.count import collectives_of
 from jaxptd.analysis.jaxprs import equations
@@ -23,7 +24,7 @@ PIPELINE = Layout(pp=2, dp=2, tp=2, schedule="zb-h1")
 LAYOUTS = [
     tiny.SEQUENCE_PARALLEL,
     *(
-        pytest.param(layout, marks=pytest.mark.slow)
+        slow(layout)
         for layout in (PIPELINE, Layout(dp=4), tiny.CONTEXT_PARALLEL, Layout(pp=2, cp=2, tp=2))
     ),
 ]
@@ -211,6 +212,7 @@ def test_evaluation_has_the_same_precision():
     assert losses[0] == pytest.approx(losses[1], rel=0.01)
 
 
+@pytest.mark.slow
 def test_parts_that_come_in_bfloat16_are_rounded_as_whole_ones():
     """ZeRO gathers weights in the model's precision, the one in which products read them."""
     plain, zero = (Layout(dp=2), Layout(dp=2, zero=1))

@@ -35,19 +35,29 @@ F0,F1,F2,F3,,,B3,B2,B1,B0
     ("layout", "choice"),
     [
         case(FIVE, 2, pp=2, dp=2),
-        case(FIVE | {"remat": "dots"}, 1, pp=4, schedule="gpipe"),
-        case(FIVE | {"remat": "full"}, 8, pp=2, tp=2, sequence_parallel=True),
         case(FIVE, 4, pp=2, **RING_STEPS, schedule="zb-v"),
         case(OTHER, 4, pp=2, dp=2, cp=2, schedule="interleaved"),
         case(FIVE | {"remat": "attention"}, 4, pp=4, tp=2, schedule="zb-h1"),
-        case(FIVE | {"remat": "dots"}, 4, pp=2, cp=4, ring="rsa", schedule="zb-h2"),
         case(OTHER | {"remat": "full"}, 4, pp=2, row=2, col=2, schedule="zb-v"),
-        case(FIVE, 2, pp=2, row=2, col=2, matmul2d="cannon"),
         case(OTHER, 2, pp=3, stage_layers=(0, 4, 1)),
-        case(FIVE | {"scan_layers": False}, 8, pp=5, schedule="zb-h1"),
     ],
 )
 def test_a_step_equals_one_device(layout: Layout, choice: dict) -> None:
+    hold(layout, **choice)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "choice"),
+    [
+        case(FIVE | {"remat": "dots"}, 1, pp=4, schedule="gpipe"),
+        case(FIVE | {"remat": "full"}, 8, pp=2, tp=2, sequence_parallel=True),
+        case(FIVE | {"remat": "dots"}, 4, pp=2, cp=4, ring="rsa", schedule="zb-h2"),
+        case(FIVE, 2, pp=2, row=2, col=2, matmul2d="cannon"),
+        case(FIVE | {"scan_layers": False}, 8, pp=5, schedule="zb-h1"),
+    ],
+)
+def test_more_steps_equal_one_device(layout: Layout, choice: dict) -> None:
     hold(layout, **choice)
 
 

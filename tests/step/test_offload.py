@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 import tiny
+from turns import slow
 
 from jaxptd.checkpoint import Checkpoints
 from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical, to_canonical
@@ -18,10 +19,6 @@ GRID = Layout(dp=2, row=2, col=2)
 SHARDED = Layout(dp=2, tp=2, zero=3)
 PIPELINE = Layout(dp=2, pp=2, zero=1, schedule="zb-h1")
 RING = Layout(dp=2, cp=2, zero=2)
-
-
-def slow(layout: Layout):
-    return pytest.param(layout, marks=pytest.mark.slow)
 
 
 def run(program, steps: int = 2):
@@ -49,7 +46,7 @@ def moves(program, kind: str) -> int:
     return str(jaxpr).count(f"devices=(MemorySpace.{kind}")
 
 
-@pytest.mark.parametrize("layout", [Layout(), SHARDED, slow(GRID), slow(PIPELINE)], ids=str)
+@pytest.mark.parametrize("layout", [slow(Layout()), SHARDED, slow(GRID), slow(PIPELINE)], ids=str)
 def test_the_state_in_host_memory_changes_no_number(layout: Layout) -> None:
     there = tiny.program(dataclasses.replace(layout, offload="optimizer"), dropout=0.1)
     here = tiny.program(layout, dropout=0.1)
@@ -105,7 +102,7 @@ def test_sampling_needs_no_activations_in_host_memory() -> None:
     assert ids[0] == ids[1]
 
 
-@pytest.mark.parametrize("before, after", [("none", "optimizer"), ("optimizer", "none")])
+@pytest.mark.parametrize("before, after", [("none", "optimizer"), slow("optimizer", "none")])
 def test_a_checkpoint_is_restored_into_the_other_memory(before, after, tmp_path) -> None:
     one = tiny.program(dataclasses.replace(SHARDED, offload=before))
     other = tiny.program(dataclasses.replace(GRID, offload=after))

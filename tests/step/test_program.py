@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tiny
 from contract import relative
+from turns import slow
 
 from jaxptd.analysis.count import collectives_of
 from jaxptd.analysis.jaxprs import equations
@@ -24,13 +25,13 @@ REFERENCE = gradients(tiny.program(Layout(), dropout=0.1))
 
 CHOICES = [
     {"remat": "full"},
-    {"remat": "dots"},
-    {"remat": "attention"},
-    {"scan_layers": False},
-    {"vocab_multiple": 128},
-    {"scan_layers": False, "remat": "dots"},
-    {"micro_batches": 1},
-    {"micro_batches": 4},
+    slow({"remat": "dots"}),
+    slow({"remat": "attention"}),
+    slow({"scan_layers": False}),
+    slow({"vocab_multiple": 128}),
+    {"scan_layers": False, "remat": "dots", "vocab_multiple": 128},
+    slow({"micro_batches": 1}),
+    {"micro_batches": 4, "remat": "attention"},
 ]
 
 
@@ -91,14 +92,14 @@ def test_masked_targets_leave_the_mean_of_the_others() -> None:
     targets[:3] = -1
     targets[3, 2:] = -1
     losses = []
-    for layout in (Layout(), Layout(dp=4), tiny.SEQUENCE_PARALLEL):
+    for layout in (Layout(), Layout(dp=2, tp=2)):
         program = tiny.program(layout)
         _, metrics = program.train_step(program.init_state(), {**batch, "targets": targets})
         losses.append(float(metrics["loss"]))
     program = tiny.program(Layout())
     sums = program.eval_step(program.init_state()["params"], {**batch, "targets": targets})
     assert int(sums["tokens"]) == (targets >= 0).sum()
-    assert losses == pytest.approx([float(sums["loss_sum"]) / int(sums["tokens"])] * 3, rel=1e-6)
+    assert losses == pytest.approx([float(sums["loss_sum"]) / int(sums["tokens"])] * 2, rel=1e-6)
 
 
 def test_dropout_differs_from_step_to_step_and_is_off_in_evaluation() -> None:
@@ -113,7 +114,7 @@ def test_dropout_differs_from_step_to_step_and_is_off_in_evaluation() -> None:
     )
 
 
-@pytest.mark.parametrize("layout", [Layout(tp=2), Layout(tp=4), Layout(dp=4)], ids=str)
+@pytest.mark.parametrize("layout", [slow(Layout(tp=2)), Layout(tp=4), slow(Layout(dp=4))], ids=str)
 def test_every_layout_starts_from_the_same_bits(layout: Layout) -> None:
     def start(layout: Layout) -> dict[str, np.ndarray]:
         program = tiny.program(layout)

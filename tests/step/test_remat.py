@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tiny
 from contract import relative
+from turns import slow
 
 from jaxptd.analysis.flops import executed, is_product
 from jaxptd.config import ModelConfig, Remat
@@ -83,11 +84,11 @@ def gradients(layout: Layout, **choice: Any) -> dict[str, np.ndarray]:
 
 
 MIXES: list[Any] = [
-    (Layout(tp=2), {"remat": "dots", "remat_layers": 1}),
+    slow(Layout(tp=2), {"remat": "dots", "remat_layers": 1}),
     # three layers on one stage, so that the second kind has two
     (Layout(pp=2, tp=2, stage_layers=(3, 0)), {"remat": "full", "remat_layers": 1}),
     *(
-        pytest.param(*each, marks=pytest.mark.slow)
+        slow(*each)
         for each in (
             (Layout(tp=2), {"remat": "full", "remat_layers": 2, "scan_layers": False}),
             (Layout(row=2, col=2), {"remat": "attention", "remat_layers": 2}),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tiny
 from contract import relative
+from turns import slow
 
 from jaxptd.checkpoint.canonical import from_canonical, to_canonical
 from jaxptd.mesh import Layout, make_mesh
@@ -22,7 +23,7 @@ MORE += [Layout(pp=2, tp=2, cp=2, sequence_parallel=True), Layout(pp=2, schedule
 MORE += [dataclasses.replace(GRID, zero=3), dataclasses.replace(PIPELINE, zero=2)]
 MORE += [Layout(dp=2, cp=2, zero=1), Layout(offload="optimizer")]
 EVERY = [tiny.SEQUENCE_PARALLEL, Layout(dp=2, tp=2, zero=3, offload="optimizer")]
-EVERY += [pytest.param(layout, marks=pytest.mark.slow) for layout in MORE]
+EVERY += [slow(layout) for layout in MORE]
 
 
 @functools.cache

@@ -17,13 +17,14 @@ from runs import (
     numbers,
     signal_in,
 )
+from turns import slow
 
 from jaxptd.config.command_line import load_config
 from jaxptd.run.folder import RunDir
 from jaxptd.train import Run, main
 
 
-@pytest.mark.parametrize("step", [3, 9])
+@pytest.mark.parametrize("step", [slow(3), 9])
 def test_a_killed_run_goes_on_to_the_last_digit(train, whole, step, monkeypatch):
     with monkeypatch.context() as patch:
         kill_after(step, patch)
@@ -112,6 +113,7 @@ def test_more_layers_onto_another_schedule(train, layouts, monkeypatch):
     goes_on(train, numbers(other.metrics()), monkeypatch, options)
 
 
+@pytest.mark.slow
 def test_documents_are_kept_apart_where_the_sequence_is_cut(train):
     lines = (json.dumps({"text": line}) for line in TEXT.splitlines())
     source = train.folder / "text.jsonl"

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 import tiny
+from turns import by_turns, slow
 
 from jaxptd import comms
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
@@ -40,16 +41,17 @@ MATRIX = [
 ]
 
 
-@pytest.mark.parametrize(("layout", "choice"), MATRIX, ids=str)
-def test_the_jaxpr_moves_what_the_formula_says(layout: Layout, choice: dict) -> None:
-    program = tiny.program(layout, **choice)
+@pytest.mark.parametrize(("inside", "stage"), by_turns(INSIDE, STAGES), ids=str)
+def test_the_jaxpr_moves_what_the_formula_says(inside: tuple[Layout, dict], stage: int) -> None:
+    layout, choice = inside
+    program = tiny.program(dataclasses.replace(layout, zero=stage), **choice)
     assert comms.subtract(comms.count(program), comms.formula(program)) == []
 
 
 COMPILED = [
     (Layout(dp=4, zero=3), {}),
     (Layout(pp=2, dp=2, zero=2), THREE),
-    *(pytest.param(*each, marks=pytest.mark.slow) for each in MATRIX if "dtype" not in each[1]),
+    *(slow(*each) for each in MATRIX if "dtype" not in each[1]),
 ]
 
 
@@ -70,7 +72,7 @@ def bytes_of(program: Program, *, layers: bool) -> int:
     )
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", [slow(1), 2, 3])
 def test_parameters_are_gathered_once_or_twice_and_gradients_scattered_once(stage: int) -> None:
     """Over dp, else only the count of targets, the loss and two squares of the norm are summed."""
     program = tiny.program(Layout(dp=3, zero=stage), batch=6, micro_batches=1)
@@ -89,8 +91,11 @@ def test_parameters_are_gathered_once_or_twice_and_gradients_scattered_once(stag
         assert found[REDUCE_SCATTER].count == number + 2 * program.config.model.num_layers
 
 
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("inside", [{"dp": 4}, {"pp": 2, "dp": 2}, {"row": 2, "col": 2, "dp": 2}])
+@pytest.mark.parametrize(
+    ("inside", "stage"),
+    by_turns([{"dp": 4}, {"pp": 2, "dp": 2}, {"row": 2, "col": 2, "dp": 2}], STAGES, first=2),
+    ids=str,
+)
 def test_sums_are_made_in_float32_whatever_was_gathered(inside: dict, stage: int) -> None:
     program = tiny.program(Layout(zero=stage, **inside), dtype="bfloat16")
     traced: Any = program.train_step
@@ -109,8 +114,11 @@ def test_sums_are_made_in_float32_whatever_was_gathered(inside: dict, stage: int
     assert (jnp.dtype("bfloat16") in moved["all_gather"]) == narrow
 
 
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("inside", [{"dp": 2, "row": 2, "col": 2}, {"dp": 2, "tp": 4}], ids=str)
+@pytest.mark.parametrize(
+    ("inside", "stage"),
+    by_turns([{"dp": 2, "row": 2, "col": 2}, {"dp": 2, "tp": 4}], STAGES, first=1),
+    ids=str,
+)
 def test_inside_a_copy_of_the_model_nothing_else_is_moved(inside: dict, stage: int) -> None:
     """On a grid gradients are summed inside the layer, in the same precision with ZeRO."""
     found = []
@@ -189,9 +197,7 @@ def _block(stored: Any, layout: Layout) -> tuple[int, ...]:
     return ShardedInfo(stored.info, layout.sizes, lead=1).block_shape
 
 
-@pytest.mark.parametrize(
-    "layout", [Layout(dp=4), pytest.param(Layout(pp=2, dp=4), marks=pytest.mark.slow)], ids=str
-)
+@pytest.mark.parametrize("layout", [Layout(dp=4), slow(Layout(pp=2, dp=4))], ids=str)
 def test_memory_of_a_step_falls_by_gradients_and_then_by_layers(layout: Layout) -> None:
     first, layers, shards = temporary(1, layout)
     second, third = (temporary(stage, layout)[0] for stage in (2, 3))

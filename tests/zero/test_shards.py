@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from turns import slow
 
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.params import ParamInfo
@@ -250,8 +251,8 @@ SIXTHS = Layout(dp=3, cp=2)  # six divides hardly any size of the model
     "layout",
     [
         dataclasses.replace(SIXTHS, zero=3),
-        pytest.param(dataclasses.replace(SIXTHS, zero=1), marks=pytest.mark.slow),
-        pytest.param(Layout(pp=2, dp=3, stage_layers=(2, 1), zero=2), marks=pytest.mark.slow),
+        slow(dataclasses.replace(SIXTHS, zero=1)),
+        slow(Layout(pp=2, dp=3, stage_layers=(2, 1), zero=2)),
     ],
     ids=str,
 )

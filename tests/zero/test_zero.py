@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tiny
 from one_device import FromZeros, case, hold, hold_in_a_process, report
+from turns import slow
 
 from jaxptd.errors import UserError
 from jaxptd.generate import Generator, Sampling
@@ -34,16 +35,27 @@ UNROLLED = THREE | {"scan_layers": False}
     ("layout", "choice"),
     [
         case(THREE, 2, dp=3, cp=2, zero=3),  # six divides hardly any size
-        case(THREE, 2, dp=2, tp=4, sequence_parallel=True, zero=1),
-        case(UNROLLED | {"remat": "full"}, 2, dp=2, row=2, col=2, zero=3),
-        case(UNROLLED, 2, dp=3, zero=2),
-        case(THREE, 2, pp=3, dp=2, zero=2),
-        case(FULL, 2, pp=2, dp=2, cp=2, zero=3),
+        case(UNROLLED | {"remat": "full"}, 2, dp=2, row=2, col=2, zero=2),
         # The later half of backward reads parameters, and gathers them once more.
         case(THREE | {"remat": "dots"}, 2, pp=2, dp=2, schedule="zb-h1", zero=3),
     ],
 )
 def test_a_step_equals_one_device(layout: Layout, choice: dict) -> None:
+    hold(layout, **choice)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "choice"),
+    [
+        case(THREE, 2, dp=2, tp=4, sequence_parallel=True, zero=1),
+        case(UNROLLED | {"remat": "full"}, 2, dp=2, row=2, col=2, zero=3),
+        case(UNROLLED, 2, dp=3, zero=2),
+        case(THREE, 2, pp=3, dp=2, zero=2),
+        case(FULL, 2, pp=2, dp=2, cp=2, zero=3),
+    ],
+)
+def test_more_steps_equal_one_device(layout: Layout, choice: dict) -> None:
     hold(layout, **choice)
 
 
@@ -106,7 +118,7 @@ def test_sixteen_devices(layout: str, stage: int) -> None:
 
 @pytest.mark.parametrize(
     "layout",
-    [Layout(dp=2, zero=3), pytest.param(Layout(pp=2, dp=2, zero=2), marks=pytest.mark.slow)],
+    [Layout(dp=2, zero=3), slow(Layout(pp=2, dp=2, zero=2))],
     ids=str,
 )
 def test_in_bfloat16_a_step_is_the_same_without_zero(layout: Layout) -> None:
