@@ -38,7 +38,10 @@ def broken(text: str, row: Break) -> str:
 
 
 def copy_repository(target: Path) -> None:
-    """Copies the files that git tracks; compiled programs are shared."""
+    """Copies the files that git tracks, and links the cache of compiled programs."""
+    cache = ROOT / ".jax_cache"
+    cache.mkdir(exist_ok=True)
+    (target / cache.name).symlink_to(cache)
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     for name in tracked.stdout.splitlines():
         (target / name).parent.mkdir(parents=True, exist_ok=True)

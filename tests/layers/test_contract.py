@@ -238,14 +238,14 @@ BY_TOKEN = {
     "mlp",
 }
 REPEATED = {"attention, dropout 0.3", "block, dropout 0.0"}
-TELLING = [LAYOUTS[-2], LAYOUTS[1], LAYOUTS[-1], GRIDS[0], GRIDS[-1]]
-DIFFERENT = [*LAYOUTS[4:8], GRIDS[2]]  # rings of every kind, and what others have one by one
+TELLING = [LAYOUTS[1], LAYOUTS[-1], GRIDS[0], GRIDS[-1]]
+DIFFERENT = [*LAYOUTS[4:8], *GRIDS[2:]]  # rings of every kind, and what others have one by one
 
 
 def by_default(case: Case, layout: Layout) -> bool:
     if case.name in REPEATED:
-        return layout in TELLING[2:4]
-    return layout in (TELLING[1:] if case.name in BY_TOKEN else [*DIFFERENT, GRIDS[3]])
+        return layout in TELLING[1:3]
+    return layout in (TELLING if case.name in BY_TOKEN else DIFFERENT)
 
 
 PAIRS = [
