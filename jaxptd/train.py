@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+from jaxptd.analysis.memory_needs import out_of_memory_explained, require_fits
 from jaxptd.api.run import Run, open_corpus
 from jaxptd.checkpoint import CheckpointError
 from jaxptd.config import Config
@@ -128,7 +129,8 @@ class Training:
         """
         run = self.run
         check_alike(self.config, {"the number of training tokens": len(run.data.train.tokens)})
-        run.arrays = run.checkpoints.start()
+        with out_of_memory_explained(run.program):
+            run.arrays = run.checkpoints.start()
         remedy = "train.run_dir must be the same directory for all processes"
         coordination.check_alike("alike.step", {"the step to go on from": run.step}, remedy=remedy)
         run.run_dir.open(self.config, step=run.step)
@@ -146,6 +148,7 @@ class Training:
         waiting = partial(self.watchdog.phase, Phase.WAITING)
         with (
             _failed_saves_explained(),
+            out_of_memory_explained(run.program),
             self.display.steps(done=done, total=end),
             self.stop.listening(),
             run.checkpoints.store,
@@ -238,9 +241,10 @@ def make_run(config: Config, world: World, *, display: Display, watchdog: Watchd
     config = with_vocabulary(config)
     run_dir = RunDir(config.train.run_dir)
     run_dir.check(config)
-    data = open_corpus(config, tokenizer)
     devices = prepare(config, world=world)
     program = Program(config, make_mesh(config.layout))
+    require_fits(program)
+    data = open_corpus(config, tokenizer)
     display.say(summary(program, devices, data))
     if data.validation is not None and (warning := without_best(config)):
         display.say(warning)

@@ -11,6 +11,7 @@ from typing import Any
 
 from jaxptd.analysis import memory_model
 from jaxptd.analysis.jaxprs import scans, traced
+from jaxptd.analysis.memory_needs import out_of_memory_explained
 from jaxptd.config import Config
 from jaxptd.display import Table, bytes_text, html_of
 from jaxptd.layers.block import LAYERS
@@ -68,7 +69,8 @@ def _size(size: int | None) -> str:
 def report(config: Config) -> list[Row]:
     """The rows of the table."""
     program = Program(config, make_mesh(config.layout))
-    memory = traced(program).lower().compile().memory_analysis()
+    with out_of_memory_explained(program):
+        memory = traced(program).lower().compile().memory_analysis()
     arguments = memory.argument_size_in_bytes + memory.host_argument_size_in_bytes
     return [
         *_state(program),

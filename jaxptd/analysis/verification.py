@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxptd.analysis.comparison import Outcome, Row, Tensors, backward_order, compare
+from jaxptd.analysis.memory_needs import out_of_memory_explained, require_fits
 from jaxptd.config import Config, Dtype
 from jaxptd.display import Table, html_of
 from jaxptd.mesh import Layout, make_mesh
@@ -99,11 +100,16 @@ def verify(config: Config, *, dtype: Dtype) -> Report:
     single = dataclasses.replace(config, layout=Layout())
     single = with_dtype(REFERENCE_DTYPE.get(dtype, dtype), single)
     reference = OneStep(Program(single, make_mesh(single.layout)))
-    start = reference.parameters()
+    spread = OneStep(Program(config, make_mesh(config.layout)))
     eps = float(jnp.finfo(dtype).eps)
-    expected = reference.run(start)
-    rounded = reference.run(_perturbed(start, eps))
-    found = OneStep(Program(config, make_mesh(config.layout))).run(start)
+    for each in (reference, spread):
+        require_fits(each.program)
+    with out_of_memory_explained(reference.program):
+        start = reference.parameters()
+        expected = reference.run(start)
+        rounded = reference.run(_perturbed(start, eps))
+    with out_of_memory_explained(spread.program):
+        found = spread.run(start)
     rows = compare(expected, rounded, found, config=config.optimizer, eps=eps)
     order = sorted(rows, key=lambda row: backward_order(row, config.model.num_layers))
     return Report(config.layout, dtype, order)

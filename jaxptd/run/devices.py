@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from jaxptd.analysis.hardware import memory_limit
 from jaxptd.config import Config
 from jaxptd.config.xla import process_flags
 from jaxptd.data.tokenizers import with_vocabulary
@@ -154,8 +155,3 @@ def _description(devices: list[Any], needed: int) -> str:
     names = [name for name in FRACTIONS if os.environ.get(name)]
     share = f" ({names[0]}={os.environ[names[0]]})" if memory and names else ""
     return f"{needed} of {len(devices)} x {devices[0].device_kind}{memory}{share}"
-
-
-def memory_limit(device: Any) -> int | None:
-    """Bytes that this process may use of an accelerator's memory; None: unknown, or a CPU."""
-    return (device.memory_stats() or {}).get("bytes_limit")
