@@ -182,6 +182,8 @@ def generate(
 
     `jaxptd.load(run_dir)` restores a model once for several texts.
 
+    >>> print(generate("runs/quickstart", "def ", tokens=100))  # doctest: +SKIP
+
     Args:
         run_dir: `train.run_dir` of the run.
         prompt: text to continue; empty starts a document.

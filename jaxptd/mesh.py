@@ -83,6 +83,9 @@ def ranks_along(layout: Layout, *axes: Axis) -> Groups:
 def rank_groups(layout: Layout) -> dict[str, Groups]:
     """Every process group of the layout, by name.
 
+    >>> rank_groups(Layout(dp=2, tp=2))["dp"]
+    [[0, 2], [1, 3]]
+
     `model` is the devices of one replica; `embedding` the first and last stage of each pipeline,
     which share tied weights; `position_embedding` the first stage.
     """

@@ -25,6 +25,8 @@ def load(
 ) -> Run:
     """Restores the newest good checkpoint of a run, on any layout.
 
+    >>> load("runs/quickstart", Layout(tp=4)).evaluate()  # doctest: +SKIP
+
     Args:
         run_dir: `train.run_dir` of the run.
         layout: of the loaded run; None: the one it was saved with.

@@ -29,10 +29,8 @@ Metrics = dict[str, np.ndarray]
 class Run:
     """A run and its newest state; made by `jaxptd.train` and `jaxptd.load`.
 
-    >>> import jaxptd
-    >>> config = jaxptd.load_config("test-tiny", ["--train.run_dir=run", "--train.steps=2"])
-    >>> run = jaxptd.train(config, quiet=True)  # doctest: +SKIP
-    >>> run.metrics["loss"], run.evaluate(), run.sample("def ")  # doctest: +SKIP
+    >>> run = jaxptd.load("runs/quickstart")  # doctest: +SKIP
+    >>> run.metrics["loss"][-1], run.evaluate(), run.sample("def ")  # doctest: +SKIP
 
     Args:
         program: the compiled steps; `program.train_step(run.state, batch)` is one of training.

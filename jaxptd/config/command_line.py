@@ -78,6 +78,9 @@ def parse(
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
     """Reads a YAML file, or a packaged config by its name, with overrides as on a command line.
 
+    >>> load_config("quickstart", ["--layout.dp=1", "--train.steps=50"]).layout
+    Layout(tp=2, sequence_parallel=True)
+
     Raises:
         UserError: as `parse`.
     """

@@ -53,6 +53,11 @@ def open_data(
 ) -> Data:
     """Opens the data of a run.
 
+    >>> from jaxptd import DataConfig
+    >>> config, sizes = DataConfig(source=__file__), {"seq_length": 16, "vocab_size": 257}
+    >>> open_data(config, load_tokenizer("bytes"), **sizes, seed=0).train.rows([0, 1]).shape
+    (2, 17)
+
     Text is read and tokenized here, each document followed by the end of document; `.bin` files are
     memory-mapped, and their ids used unchanged, whatever `tokenizer` is.
 

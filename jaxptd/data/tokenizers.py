@@ -103,6 +103,9 @@ class JsonTokenizer:
 def load_tokenizer(name: str) -> Tokenizer:
     """Loads the tokenizer that `data.tokenizer` names: "bytes", or a `tokenizers` JSON file.
 
+    >>> load_tokenizer("bytes").encode("def").tolist()
+    [100, 101, 102]
+
     The end of document of a JSON tokenizer is the first token that it has of "<|endoftext|>",
     "</s>", "<eos>" and "[SEP]".
 

@@ -46,6 +46,9 @@ def make_schedule(
 ) -> Schedule:
     """The schedule of a name, or of a file that ends in `.csv` (see `table.read_csv`).
 
+    >>> make_schedule("zb-h1", stages=4, micro_batches=8)
+    Schedule zb-h1: 4 stages, 8 micro-batches, 1 chunks a stage, 27 ticks
+
     Args:
         name: one of `SCHEDULES`, or the path.
         stages: p, 1 or more.

@@ -51,6 +51,10 @@ class Schedule:
     placement: Placement
     table: np.ndarray
 
+    def __repr__(self) -> str:
+        sizes = f"{self.stages} stages, {self.micro_batches} micro-batches, {self.chunks} chunks"
+        return f"Schedule {self.name}: {sizes} a stage, {self.ticks} ticks"
+
     @property
     def ticks(self) -> int:
         return len(self.table)

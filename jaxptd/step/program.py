@@ -26,6 +26,12 @@ from jaxptd.step.state import State, States, state_memory
 class Program:
     """A config's compiled steps on a mesh.
 
+    >>> import jaxptd
+    >>> config = jaxptd.Config(jaxptd.ModelConfig(vocab_size=257), jaxptd.Layout(tp=2))
+    >>> program = Program(config, jaxptd.make_mesh(config.layout))
+    >>> program.infos["blocks.mlp.up.w"].shape  # L, D, F
+    (4, 256, 1024)
+
     Args:
         config: of the run.
         mesh: of the config's layout.

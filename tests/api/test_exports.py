@@ -12,6 +12,8 @@ import jaxptd.verify as verify_module
 from jaxptd import plot
 
 NAMES = [name for name in jaxptd.__all__ if name != "__version__"]
+EXAMPLES = ("Config", "Layout", "Program", "Run", "describe_mesh", "load", "load_config")
+EXAMPLES += ("load_tokenizer", "make_mesh", "make_schedule", "open_data", "rank_groups", "simulate")
 FUNCTIONS = ("comms", "generate", "memory", "profile", "train", "verify")
 
 ORDERS = """
@@ -46,6 +48,13 @@ def test_type_checkers_see_what_is_exported() -> None:
 def test_every_name_is_there_and_documented(name: str) -> None:
     found = getattr(jaxptd, name)
     assert name == "SCHEDULES" or found.__doc__
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS + EXAMPLES))
+def test_it_has_an_example(name: str) -> None:
+    found = getattr(jaxptd, name)
+    found = getattr(found, name) if name in FUNCTIONS else found
+    assert ">>> " in found.__doc__
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
