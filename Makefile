@@ -1,10 +1,10 @@
 # Set-up and everyday commands. `make train` and `make test` need Python 3.11 or newer, nothing else.
 #
 #   make train ARGS="--train.steps 50"     make test ARGS="tests/test_mesh.py -v"
-#   make train PYTHON=/path/to/python3.12  make train EXTRAS=tb,cuda13   (on NVIDIA GPUs)
+#   make train PYTHON=/path/to/python3.12  make train EXTRAS=tb,viz,cuda13   (on NVIDIA GPUs)
 
 VENV := .venv
-EXTRAS := tb
+EXTRAS := tb,viz
 ARGS :=
 PYTHON :=
 

@@ -12,13 +12,15 @@ From Python: `jaxptd.comms(config)`; of one program `comms.count(program)`, ...
 import json
 from collections.abc import Sequence
 
+import jsonargparse
 from rich.console import Console
 
 from jaxptd.analysis.collective import add_up, subtract
 from jaxptd.analysis.comms_report import TITLES, CommsReport
 from jaxptd.analysis.count import collectives_of, count, count_compiled, formula, per_layer
+from jaxptd.commands.words import add_words
 from jaxptd.config import Config
-from jaxptd.config.command_line import make_parser, parse
+from jaxptd.config.run_options import read_run, run_parser
 from jaxptd.display import callable_module
 from jaxptd.errors import run_command
 from jaxptd.mesh import make_mesh
@@ -64,19 +66,30 @@ def comms(config: Config) -> CommsReport:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Counts what one training step moves between devices, and compares it with the formula."""
-    parser = make_parser("python -m jaxptd.comms", main.__doc__ or "")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    config, options = parse(parser, argv)
+    config, options = read_run(parser(), argv)
     found = comms(config)
     if options["json"]:
         print(json.dumps(found.as_dict()))
         return 0
     console = Console()
-    console.print(f"{config.layout} on {found.devices}", highlight=False)
-    for name in TITLES:
-        console.print(found.table(name))
+    if not options["quiet"]:
+        console.print(f"{config.layout} on {found.devices}", highlight=False)
+        for name in TITLES:
+            console.print(found.table(name))
     console.print(found.verdict)
     return 0
+
+
+def parser() -> jsonargparse.ArgumentParser:
+    """Makes the parser of this command."""
+    examples = (
+        "--config quickstart",
+        "--config quickstart --layout.dp 2 --layout.cp 2 --layout.tp 1 --json",
+        "--run-dir runs/quickstart --layout.zero 3",
+    )
+    made = run_parser("comms", main.__doc__ or "", examples=examples)
+    add_words(made, json="the counts", quiet="print only if the step moves what the formula says")
+    return made
 
 
 callable_module(__name__)

@@ -1,15 +1,21 @@
 """Errors that a user can fix, and how a command reports them: in one line, with the remedy."""
 
 import argparse
+import contextlib
+import difflib
+import errno
 import os
+import re
 import sys
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TextIO
 
 BUG = 1
 BAD_INPUT = 2
 LOST = 3  # a process of the run is dead or stuck
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+TERMINATED = 143  # 128 + SIGTERM
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})  # of a write
 
 
 class UserError(ValueError):
@@ -17,23 +23,40 @@ class UserError(ValueError):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's parser. Raises bad arguments as `UserError` and knows no abbreviated options."""
+    """argparse's parser. Raises bad arguments as `UserError` and knows no abbreviated options.
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **{"allow_abbrev": False, **kwargs})  # type: ignore[arg-type]
+    Args:
+        examples: command lines that `--help` ends with.
+        options: argparse's.
+    """
+
+    def __init__(self, *, examples: Sequence[str] = (), **options: Any) -> None:
+        lines = ["examples:", *(f"  {example}" for example in examples)]
+        style = argparse.RawDescriptionHelpFormatter
+        own = {"formatter_class": style, "epilog": "\n".join(lines) if examples else None}
+        super().__init__(**{"allow_abbrev": False, **own, **options})
+        if self.add_help:  # the other commands' --help is shorter than their --help-all
+            self.add_argument("--help-all", action="help", help="the same")
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; see --help")
+        words = (word if len(word) <= 80 else f"{word[:77]}..." for word in message.split())
+        raise UserError(f"{' '.join(words)[:400]}; {self._remedy(message)}")
+
+    def _remedy(self, message: str) -> str:
+        """Names the option that is most like an unknown one."""
+        unknown = re.match(r"unrecognized arguments: (--[^\s=]+)", message)
+        near = difflib.get_close_matches(unknown[1], self._option_string_actions) if unknown else []
+        return f"did you mean {near[0]}?" if near else "see --help"
 
 
 def print_error(message: object) -> None:
     """Writes one line to stderr, with one call, so that processes' lines do not mix."""
-    sys.stderr.write(f"error: {' '.join(str(message).split())}\n")
-    sys.stderr.flush()
+    _print_line(f"error: {message}")
 
 
 def run_command(main: Callable[[], int | None]) -> None:
     """Runs `main` as a command and exits with its result; a `UserError` is one line and exit 2."""
+    _open_missing_streams()
     try:
         code = main()
         sys.stdout.flush()
@@ -41,10 +64,49 @@ def run_command(main: Callable[[], int | None]) -> None:
         print_error(error)
         code = BAD_INPUT
     except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
+        _print_line("stopped")
         code = INTERRUPTED
     except BrokenPipeError:
-        # The reader of the output (`| head`) has ended, and Python flushes once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout)
         code = 0
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        discard(sys.stdout)
+        where = error.filename or "the output"
+        print_error(f"cannot write {where}: {error.strerror}; free some space, or write elsewhere")
+        code = BAD_INPUT
     sys.exit(code)
+
+
+def discard(stream: TextIO) -> None:
+    """Discards all further output of a stream that cannot be written.
+
+    Python flushes once more at exit; if that fails, the exit code would be 120.
+    """
+    with contextlib.suppress(OSError, ValueError):  # a stream of no file
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+
+
+def _print_line(line: str) -> None:
+    try:
+        sys.stderr.write(f"{' '.join(line.split())}\n")
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        discard(sys.stderr)
+
+
+def _open_missing_streams() -> None:
+    """Opens the null device for a standard stream that is closed (`>&-`).
+
+    Otherwise the next file to be opened gets the stream's number, and output of libraries.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))

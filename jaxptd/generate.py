@@ -7,6 +7,7 @@ Letters: B batch (one text), T position, V vocabulary, K most likely tokens.
 """
 
 import dataclasses
+import json
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -21,6 +22,8 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 from jaxptd.collectives import as_same
+from jaxptd.commands.words import add_words, path_option
+from jaxptd.config.command_line import load_config
 from jaxptd.data.tokenizers import Tokenizer, load_tokenizer
 from jaxptd.display import callable_module
 from jaxptd.errors import Parser, UserError, run_command
@@ -33,6 +36,7 @@ from jaxptd.step import Program
 from jaxptd.step.passes import make_passes
 from jaxptd.step.resolved import Resolved, resolve
 
+MOST_TOKENS = 1_000_000  # of one command
 GREEDY = 1e-6  # lower temperatures take the most likely token; float32 could not divide by them
 
 
@@ -205,25 +209,11 @@ def generate(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Generates text with the model of a run directory."""
-    parser = Parser(prog="python -m jaxptd.generate", description=main.__doc__)
-    parser.add_argument("--run-dir", type=Path, required=True, help="train.run_dir of the run")
-    parser.add_argument("--prompt", default="", help="text to continue; empty starts a document")
-    parser.add_argument("--tokens", type=int, default=200, help="tokens to generate")
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        default=Sampling.temperature,
-        help="0 takes the most likely token",
-    )
-    parser.add_argument("--top-k", type=int, default=Sampling.top_k, help="0 draws from all tokens")
-    parser.add_argument("--seed", type=int, default=Sampling.seed)
-    parser.add_argument("--tp", type=int, default=1, help="devices to hold the model on")
-    parser.add_argument("--platform", choices=["auto", "cpu"], default="auto")
-    args = parser.parse_args(argv)
-    if args.tokens < 1:
-        raise UserError(f"--tokens {args.tokens}: write 1 token or more")
+    args = parser().parse_args(argv)
+    if not 1 <= args.tokens <= MOST_TOKENS:
+        raise UserError(f"--tokens {args.tokens}: write 1 token or more, up to {MOST_TOKENS}")
     text = generate(
-        args.run_dir,
+        _run_dir(args),
         args.prompt,
         tokens=args.tokens,
         temperature=args.temperature,
@@ -232,8 +222,46 @@ def main(argv: Sequence[str] | None = None) -> int:
         tp=args.tp,
         platform=args.platform,
     )
-    print(printable(text, sys.stdout.encoding))
+    if args.json:
+        print(json.dumps({"prompt": args.prompt, "text": text}))
+    else:
+        text = text.removeprefix(args.prompt) if args.quiet else text
+        print(printable(text, sys.stdout.encoding))
     return 0
+
+
+def parser() -> Parser:
+    """Makes the parser of this command."""
+    examples = (
+        "jaxptd generate --run-dir runs/quickstart --prompt 'class '",
+        "jaxptd generate --config quickstart --tokens 500 --temperature 0.5 --seed 1",
+    )
+    made = Parser(prog="jaxptd generate", description=main.__doc__, examples=examples)
+    add = made.add_argument
+    add("--run-dir", type=path_option, metavar="D", help="train.run_dir of the run")
+    add("--config", metavar="F", help="config of the run, instead of its directory")
+    add("--prompt", default="", help="text to continue; empty starts a document")
+    add("--tokens", type=int, default=200, metavar="N", help="to generate; default: 200")
+    default = Sampling.temperature
+    help_text = f"0 takes the most likely token; default: {default}"
+    add("--temperature", type=float, default=default, metavar="X", help=help_text)
+    help_text = f"0 draws from all tokens; default: {Sampling.top_k}"
+    add("--top-k", type=int, default=Sampling.top_k, metavar="N", help=help_text)
+    add("--seed", type=int, default=Sampling.seed, metavar="N", help="of the draws; default: 0")
+    add("--tp", "--layout.tp", type=int, default=1, metavar="N", help="devices; default: 1")
+    help_text = "cpu simulates devices; default: auto"
+    platforms = ("auto", "cpu")
+    add("--platform", "--train.platform", choices=platforms, default="auto", help=help_text)
+    add_words(made, json="prompt and text", quiet="print only what the model adds")
+    return made
+
+
+def _run_dir(args: Any) -> Path:
+    """The directory that `--run-dir` or `--config` names."""
+    if (args.run_dir is None) == (args.config is None):
+        raise UserError("give --run-dir D, the directory of a run, or its --config F")
+    run_dir: Path = args.run_dir or Path(load_config(args.config).train.run_dir).expanduser()
+    return run_dir
 
 
 callable_module(__name__)

@@ -6,14 +6,17 @@ the step keeps, and those of the compiled program. Nothing is run, and no parame
 From Python: `jaxptd.memory(config)`; of one program `memory.counted(program)`.
 """
 
+import dataclasses
 import json
 from collections.abc import Sequence
 
+import jsonargparse
 from rich.console import Console
 
 from jaxptd.analysis.memory_report import MemoryReport, counted, report
+from jaxptd.commands.words import add_words
 from jaxptd.config import Config
-from jaxptd.config.command_line import make_parser, parse
+from jaxptd.config.run_options import read_run, run_parser
 from jaxptd.display import callable_module
 from jaxptd.errors import run_command
 from jaxptd.run.devices import ready
@@ -40,17 +43,33 @@ def memory(config: Config) -> MemoryReport:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Predicts what one training step holds on each device, and compiles it to compare."""
-    parser = make_parser("python -m jaxptd.memory", main.__doc__ or "")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    config, options = parse(parser, argv)
+    config, options = read_run(parser(), argv)
     found = memory(config)
     if options["json"]:
         print(json.dumps(found.as_dict()))
         return 0
     console = Console()
-    console.print(f"{config.layout} on {found.devices}", highlight=False)
-    console.print(found.table())
+    if not options["quiet"]:
+        console.print(f"{config.layout} on {found.devices}", highlight=False)
+    console.print(_compiled(found).table() if options["quiet"] else found.table())
     return 0
+
+
+def parser() -> jsonargparse.ArgumentParser:
+    """Makes the parser of this command."""
+    examples = (
+        "--config quickstart",
+        "--config quickstart --layout.zero 3 --model.remat full",
+        "--run-dir runs/quickstart --json",
+    )
+    made = run_parser("memory", main.__doc__ or "", examples=examples)
+    add_words(made, json="the table", quiet="print only what the compiled step holds")
+    return made
+
+
+def _compiled(report: MemoryReport) -> MemoryReport:
+    rows = [row for row in report.rows if "compiled" in row]
+    return dataclasses.replace(report, rows=rows)
 
 
 callable_module(__name__)

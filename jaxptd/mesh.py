@@ -9,12 +9,15 @@ import dataclasses
 import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
+from jaxptd.commands import mesh_picture, picture
+from jaxptd.commands.words import add_config, add_words, named_config
 from jaxptd.display import preformatted
 from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.layout import BATCH_AXES, SCHEDULES, SQUARE, Axis, Layout, Matmul2D, RingKind
@@ -108,10 +111,21 @@ def rank_groups(layout: Layout) -> dict[str, Groups]:
 MAX_WORLD_SIZE = 2**20
 
 
-def _layout_of(world_size: int, sizes: dict[str, int | None]) -> Layout:
-    """A layout of so many devices: unless dp is given, the quotient of the other sizes."""
+def _layout_of(world_size: int | None, sizes: dict[str, int | None], base: Layout | None) -> Layout:
+    """A layout of so many devices: unless dp is given, the quotient of the other sizes.
+
+    Args:
+        world_size: number of devices; None: those of `base`.
+        sizes: axis -> size; None: that of `base`, or 1.
+        base: of a config; None: without one.
+    """
     given: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
-    layout = Layout(**given)
+    layout = dataclasses.replace(base or Layout(), **given)
+    if world_size is None and base is None:
+        raise UserError("--world-size is required, or a config: --config F, --run-dir D")
+    world_size = layout.num_devices if world_size is None else world_size
+    if "dp" not in given:
+        layout = dataclasses.replace(layout, dp=1)
     if not 1 <= world_size <= MAX_WORLD_SIZE:
         raise UserError(f"world size {world_size}: use 1 to {MAX_WORLD_SIZE} devices")
     rest, remainder = divmod(world_size, layout.num_devices)
@@ -178,25 +192,53 @@ def draw(layout: Layout) -> str:
     return "\n".join([title, rule, *body, rule, f"{margin}in each box: {across}"])
 
 
-def _text(layout: Layout) -> str:
-    lines = [f"{layout.num_devices} devices: {layout}", "", draw(layout), ""]
-    for name, groups in rank_groups(layout).items():
-        lines.append(f"{name}: " + " ".join(f"[{','.join(map(str, group))}]" for group in groups))
-    return "\n".join(lines)
+def _text(layout: Layout, *, quiet: bool) -> str:
+    head = [] if quiet else [f"{layout.num_devices} devices: {layout}", "", draw(layout), ""]
+    groups = (
+        f"{name}: " + " ".join(f"[{','.join(map(str, group))}]" for group in groups)
+        for name, groups in rank_groups(layout).items()
+    )
+    return "\n".join([*head, *groups])
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints the rank groups of a world, as text or JSON."""
-    parser = Parser(prog="python -m jaxptd.mesh", description=main.__doc__)
-    parser.add_argument("--world-size", type=int, required=True, help="number of devices")
+    args = parser().parse_args(argv)
+    sizes = {str(axis): getattr(args, axis) for axis in Axis}
+    config = named_config(args)
+    layout = _layout_of(args.world_size, sizes, config and config.layout)
+    if args.picture:
+        _draw_into(args.picture, layout)
+    print(json.dumps(rank_groups(layout)) if args.json else _text(layout, quiet=args.quiet))
+
+
+def parser() -> Parser:
+    """Makes the parser of this command."""
+    examples = (
+        "jaxptd mesh --world-size 16 --tp 2 --pp 4",
+        "jaxptd mesh --config quickstart",
+        "jaxptd mesh --run-dir runs/quickstart --world-size 64 --json",
+    )
+    made = Parser(prog="jaxptd mesh", description=main.__doc__, examples=examples)
+    help_text = "number of devices; default: the config's"
+    made.add_argument("--world-size", type=int, metavar="N", help=help_text)
     for axis in Axis:
-        text = "default: what the other sizes leave" if axis is Axis.DP else "default: 1"
-        parser.add_argument(f"--{axis}", type=int, help=text)
-    parser.add_argument("--json", action="store_true", help="print the groups as JSON")
-    args = vars(parser.parse_args(argv))
-    world_size, as_json = args.pop("world_size"), args.pop("json")
-    layout = _layout_of(world_size, args)
-    print(json.dumps(rank_groups(layout)) if as_json else _text(layout))
+        rest = "default: what the other sizes leave" if axis is Axis.DP else "default: 1"
+        made.add_argument(f"--{axis}", f"--layout.{axis}", type=int, metavar="N", help=rest)
+    add_config(made)
+    quiet = "print the groups without a drawing"
+    add_words(made, json="the groups", quiet=quiet, picture="the mesh")
+    return made
+
+
+def _draw_into(path: Path, layout: Layout) -> None:
+    if layout.num_devices > mesh_picture.MOST:
+        raise UserError(
+            f"--picture {path}: {layout.num_devices} devices are too many to tell one from the "
+            f"next; draw at most {mesh_picture.MOST}"
+        )
+    picture.check_picture(path)
+    picture.draw(path, lambda: mesh_picture.picture(layout))
 
 
 if __name__ == "__main__":

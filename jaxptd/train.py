@@ -11,11 +11,14 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+import jsonargparse
+
 from jaxptd.analysis.memory_needs import out_of_memory_explained, require_fits
 from jaxptd.api.run import Run, open_corpus
 from jaxptd.checkpoint import CheckpointError
+from jaxptd.commands.words import add_words
 from jaxptd.config import Config
-from jaxptd.config.command_line import make_parser, parse
+from jaxptd.config.run_options import USUAL, read_run, run_parser
 from jaxptd.data import load_tokenizer
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.display import callable_module
@@ -30,21 +33,34 @@ from jaxptd.run.checkpoints import without_best
 from jaxptd.run.devices import prepare, require_config
 from jaxptd.run.folder import Row, RunDir, check_alike
 from jaxptd.run.meter import Meter
-from jaxptd.run.progress import Display, Output, summary
+from jaxptd.run.progress import Display, Output, make_display, summary
+from jaxptd.run.sample import sample_prompt, sample_settings, without_blank_lines
 from jaxptd.step import Program
 
-SAMPLE_PROMPT = "def "
+RUN = ("--data.source", "--optimizer.learning_rate", "--train.steps", "--checkpoint.every")
 OnLog = Callable[[Row], object]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Trains a model on a mesh of devices."""
-    parser = make_parser("python -m jaxptd.train", main.__doc__ or "")
-    config, _ = parse(parser, argv)
-    with session(config, Display(Output())) as training:
+    config, options = read_run(parser(), argv, new=True)
+    with session(config, make_display(Output(), **options)) as training:
         training.train()
         training.finish()
-    return 0
+    return training.stop.exit_code
+
+
+def parser() -> jsonargparse.ArgumentParser:
+    """Makes the parser of this command."""
+    examples = (
+        "--config quickstart",
+        "--config gpt2-124m --data.source data/train.bin --layout.dp 4 --layout.tp 2",
+        "--run-dir runs/quickstart --train.steps 2400     (resumes a run, on any layout)",
+    )
+    made = run_parser("train", main.__doc__ or "", examples=examples, usual=(*USUAL, *RUN))
+    quiet = "print nothing but warnings; metrics.jsonl has the numbers"
+    add_words(made, json="rows of metrics and messages, one a line,", quiet=quiet)
+    return made
 
 
 def train(config: Config, *, on_log: OnLog | None = None, quiet: bool = False) -> Run:
@@ -90,11 +106,20 @@ def session(
     coordination.join(world, config.processes, devices=config.layout.num_devices)
     config = dataclasses.replace(config, processes=config.processes.anywhere())
     watchdog = Watchdog(0.0 if patient and world.alone else config.processes.stuck_after)
-    with Liveness(world, watchdog, report=display.say).watching():
+    liveness = Liveness(world, watchdog, report=display.say)
+    end = None if patient else partial(_end_at_once, display, liveness)
+    stop = Stop(alone=world.alone, on_asked=display.stopping, end=end)
+    with liveness.watching():
         run = make_run(config, world, display=display, watchdog=watchdog)
-        training = Training(run, display, Stop(alone=world.alone), on_log)
+        training = Training(run, display, stop, on_log)
         training.start()
         yield training
+
+
+def _end_at_once(display: Display, liveness: Liveness, code: int) -> None:
+    """Ends the process at a second signal, also while its main thread is inside JAX."""
+    display.close()
+    liveness.interrupted(code)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,13 +210,13 @@ class Training:
     def _after_step(self, step: int, meter: Meter, *, last: bool) -> None:
         """Logs, evaluates and saves, if it is time to."""
         if row := self._row(step, meter, last=last):
-            self._log(row)
+            self._log(row, meter.seconds_left())
         if _due(step, self.config.checkpoint.every, last) and (last or not meter.skipping):
-            with meter.paused(), self.watchdog.phase(Phase.SAVING):
+            with meter.paused("save"), self.watchdog.phase(Phase.SAVING):
                 self.run.checkpoint(step, row)
                 if last:
                     self.run.checkpoints.store.wait()
-        self.display.advance(step)
+        self.display.advance(step, meter.seconds_left())
 
     def _row(self, step: int, meter: Meter, *, last: bool) -> Row | None:
         """This step's row of metrics.jsonl, if one is due, with an evaluation, if one is due."""
@@ -202,17 +227,16 @@ class Training:
         row = meter.row()
         if not evaluating:
             return row
-        with meter.paused(), self.watchdog.phase(Phase.EVALUATING):
+        with meter.paused("evaluation"), self.watchdog.phase(Phase.EVALUATING):
             evaluation = self.run.evaluate()
         self.run.health.check_evaluation(step, evaluation)
         return row | evaluation
 
-    def _log(self, row: Row) -> None:
+    def _log(self, row: Row, seconds_left: float | None) -> None:
         self.run.run_dir.log(row)
         if self.on_log and coordination.is_first():
             self.on_log(row)
-        left = (self.config.train.steps - row["step"]) * row["step_time"]
-        self.display.report(row, seconds_left=left)
+        self.display.report(row, seconds_left=seconds_left)
 
     def _how_to_resume(self) -> str:
         checkpoint = self.config.checkpoint
@@ -222,13 +246,18 @@ class Training:
         return f"saved; {how} goes on"
 
     def _sample(self) -> str:
-        train = self.config.train
+        train, data = self.config.train, self.config.data
         try:
-            text = self.run.sample(SAMPLE_PROMPT, tokens=train.sample_tokens, seed=train.seed)
+            text = self.run.sample(
+                sample_prompt(data),
+                tokens=train.sample_tokens,
+                seed=train.seed,
+                **sample_settings(data),
+            )
         except UserError as error:  # token files whose vocabulary does not hold the prompt
             return f"no sample: {error}"
         rule = "-" * 72
-        return f"{rule}\n{text}\n{rule}"
+        return f"{rule}\n{without_blank_lines(text)}\n{rule}"
 
 
 def make_run(config: Config, world: World, *, display: Display, watchdog: Watchdog) -> Run:

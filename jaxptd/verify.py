@@ -7,17 +7,22 @@ with, and is compared with float32 on one device. Products are native, even if t
 fp8. Exit code 0: equal; 1: not equal, and the first wrong tensor in the order of backward is named.
 """
 
+import dataclasses
+import json
 from collections.abc import Sequence
+from typing import Any
 
 import jax
+import jsonargparse
 from rich.console import Console
 from rich.table import Table
 
 from jaxptd.analysis import verification
 from jaxptd.analysis.comparison import Row
 from jaxptd.analysis.verification import REFERENCE_DTYPE, Report
+from jaxptd.commands.words import add_words
 from jaxptd.config import Config, Dtype
-from jaxptd.config.command_line import make_parser, parse
+from jaxptd.config.run_options import read_run, run_parser
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.display import callable_module
 from jaxptd.errors import run_command
@@ -59,25 +64,51 @@ def _table(report: Report) -> Table:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Proves that a layout computes what one device computes: exit code 0 equal, 1 not."""
-    parser = make_parser("python -m jaxptd.verify", main.__doc__ or "")
-    parser.add_argument("--quiet", action="store_true", help="print the verdicts only")
-    config, options = parse(parser, argv)
+    config, options = read_run(parser(), argv)
     config = with_vocabulary(config)
-    console = Console()
-    console.print(f"verify {config.layout} on {prepare(config, double=True)}", highlight=False)
+    console = Console(quiet=options["json"])
+    where = prepare(config, double=True)
+    console.print(f"verify {config.layout} on {where}", highlight=False)
     choose_kernel(config, jax.devices()[0])  # now: bfloat16, which may be refused, is verified last
-    equal = True
-    precisions: tuple[Dtype, ...] = ("float64", "float32")
-    if config.model.dtype in REFERENCE_DTYPE:
-        precisions += (config.model.dtype,)
-    for dtype in precisions:
-        report = verify(config, dtype=dtype)
-        if not options["quiet"] or report.wrong:
-            console.print(_table(report))
-        style = "bold red" if report.wrong else "green"
-        console.print(report.verdict, highlight=False, style=style)
-        equal &= not report.wrong
+    reports = []
+    for dtype in _precisions(config):
+        reports.append(verify(config, dtype=dtype))
+        _print(console, reports[-1], quiet=options["quiet"])
+    equal = not any(report.wrong for report in reports)
+    if options["json"]:
+        plain = [_as_dict(report) for report in reports]
+        line = {"layout": str(config.layout), "devices": where, "equal": equal, "reports": plain}
+        print(json.dumps(line))
     return 0 if equal else 1
+
+
+def parser() -> jsonargparse.ArgumentParser:
+    """Makes the parser of this command."""
+    examples = (
+        "--config test-tiny --layout.tp 4 --layout.sequence_parallel true",
+        "--config test-tiny --layout.row 2 --layout.col 2 --layout.matmul2d cannon",
+        "--run-dir runs/quickstart --layout.dp 4 --layout.zero 3 --quiet",
+    )
+    made = run_parser("verify", main.__doc__ or "", examples=examples)
+    add_words(made, json="all comparisons", quiet="print the verdicts only")
+    return made
+
+
+def _precisions(config: Config) -> tuple[Dtype, ...]:
+    coarse = (config.model.dtype,) if config.model.dtype in REFERENCE_DTYPE else ()
+    return ("float64", "float32", *coarse)
+
+
+def _print(console: Console, report: Report, *, quiet: bool) -> None:
+    if not quiet or report.wrong:
+        console.print(_table(report))
+    style = "bold red" if report.wrong else "green"
+    console.print(report.verdict, highlight=False, style=style)
+
+
+def _as_dict(report: Report) -> dict[str, Any]:
+    rows = [dataclasses.asdict(row) | {"equal": row.equal} for row in report.rows]
+    return {"dtype": report.dtype, "verdict": report.verdict, "rows": rows}
 
 
 callable_module(__name__)

@@ -19,18 +19,29 @@ from typing import Any
 import jsonargparse
 import yaml
 
+from jaxptd.commands.help import add_help
 from jaxptd.config import Config, from_dict
 from jaxptd.config.packaged import find_config
 from jaxptd.errors import Parser, UserError
 
 
-def make_parser(prog: str, description: str) -> jsonargparse.ArgumentParser:
-    """Makes a parser with `--config F` and an option per field, which raises instead of exiting."""
+def make_parser(
+    prog: str, description: str, *, usual: Sequence[str] = (), examples: Sequence[str] = ()
+) -> jsonargparse.ArgumentParser:
+    """Makes a parser with `--config F` and an option per field, which raises instead of exiting.
+
+    usual, examples: what `--help` shows, see `add_help`.
+    """
     parser = jsonargparse.ArgumentParser(
-        prog=prog, description=description, exit_on_error=False, allow_abbrev=False
+        prog=prog,
+        description=description,
+        exit_on_error=False,
+        allow_abbrev=False,
+        add_help=False,
     )
+    add_help(parser, usual=usual, examples=examples)
     help_text = "YAML file, or the name of a packaged config; options after it override it"
-    parser.add_argument("--config", action=_ConfigFile, help=help_text)
+    parser.add_argument("--config", action=_ConfigFile, metavar="F", help=help_text)
     parser.add_class_arguments(Config, None, fail_untyped=True)
     for action in parser._actions:
         if action.dest in _sections():  # `--model FILE`, which --config makes superfluous

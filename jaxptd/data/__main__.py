@@ -1,12 +1,17 @@
 """`python -m jaxptd.data`: tokenizes text once, into a nanoGPT `.bin` that training maps."""
 
+import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from jaxptd.commands.words import add_words, path_option
+from jaxptd.config import DataConfig
+from jaxptd.config.command_line import load_config
 from jaxptd.data.corpora import tokenize
 from jaxptd.data.sources import find_files
 from jaxptd.data.token_files import NANOGPT_VOCAB_SIZE, is_token_file, write_bin_arrays
@@ -16,33 +21,57 @@ from jaxptd.errors import Parser, UserError, run_command
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Tokenizes text into one nanoGPT .bin file (uint16 ids), for data.source."""
-    parser = Parser(prog="python -m jaxptd.data", description=main.__doc__)
-    parser.add_argument(
-        "--source",
-        nargs="+",
-        action="extend",
-        required=True,
-        help="stdlib, or paths or globs of text and .jsonl",
-    )
-    parser.add_argument(
-        "--tokenizer",
-        default="bytes",
-        help="bytes (the default), or the path of a tokenizers JSON file",
-    )
-    parser.add_argument(
-        "--out", type=Path, required=True, help="the .bin file to write; it must not exist yet"
-    )
-    args = parser.parse_args(argv)
+    args = parser().parse_args(argv)
+    source, name = _corpus(args)
     _check_out(args.out)
-    tokenizer = load_tokenizer(args.tokenizer)
-    _check_vocabulary(args.tokenizer, tokenizer)
-    files = find_files(args.source)
+    tokenizer = load_tokenizer(name)
+    _check_vocabulary(name, tokenizer)
+    files = find_files(source)
     _check_text(files)
-    count = write_bin_arrays(args.out, _tokenize(files, tokenizer))
-    print(
-        f"{args.out}: {count} tokens from {len(files)} files; vocabulary {tokenizer.vocab_size}, "
-        f"end of document {tokenizer.end_of_document}"
+    documents = _tokenize(files, tokenizer, quiet=args.quiet)
+    written: dict[str, Any] = {
+        "out": str(args.out),
+        "tokens": write_bin_arrays(args.out, documents),
+        "files": len(files),
+        "vocabulary": tokenizer.vocab_size,
+        "end_of_document": tokenizer.end_of_document,
+    }
+    if args.json:
+        print(json.dumps(written))
+    elif not args.quiet:
+        print(
+            "{out}: {tokens} tokens from {files} files; vocabulary {vocabulary}, "
+            "end of document {end_of_document}".format(**written)
+        )
+
+
+def parser() -> Parser:
+    """Makes the parser of this command."""
+    examples = (
+        "jaxptd data --source stdlib --out stdlib.bin",
+        "jaxptd data --source 'text/*.txt' more.jsonl --tokenizer tokenizer.json --out train.bin",
+        "jaxptd data --config quickstart --out quickstart.bin",
     )
+    made = Parser(prog="jaxptd data", description=main.__doc__, examples=examples)
+    help_text = "stdlib, or paths or globs of text and .jsonl"
+    names = ("--source", "--data.source")
+    made.add_argument(*names, nargs="+", action="extend", metavar="F", help=help_text)
+    help_text = "bytes (the default), or the path of a tokenizers JSON file"
+    made.add_argument("--tokenizer", "--data.tokenizer", metavar="F", help=help_text)
+    help_text = "a config, for what the options above leave out"
+    made.add_argument("--config", metavar="F", help=help_text)
+    help_text = "the .bin file to write; it must not exist yet"
+    made.add_argument("--out", type=path_option, metavar="F", required=True, help=help_text)
+    add_words(made, json="what was written", quiet="print nothing, no progress either")
+    return made
+
+
+def _corpus(args: Any) -> tuple[str | Sequence[str], str]:
+    """The source and the tokenizer, from the options, else from the config."""
+    config = load_config(args.config).data if args.config else DataConfig()
+    if not args.source and not args.config:
+        raise UserError("give --source, files of text or stdlib; or --config F, which names them")
+    return args.source or config.source, args.tokenizer or config.tokenizer
 
 
 def _check_out(path: Path) -> None:
@@ -68,7 +97,7 @@ def _check_text(files: Sequence[Path]) -> None:
             raise UserError(f"--source {path} holds tokens already; name text or .jsonl files")
 
 
-def _tokenize(files: Sequence[Path], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
+def _tokenize(files: Sequence[Path], tokenizer: Tokenizer, *, quiet: bool) -> Iterator[np.ndarray]:
     """Tokenizes and prints progress: on a terminal one line, rewritten; else a line every 10 s."""
     pause, end = (0.5, "\r") if sys.stderr.isatty() else (10.0, "\n")
     started, shown, count = time.monotonic(), -pause, 0
@@ -78,13 +107,13 @@ def _tokenize(files: Sequence[Path], tokenizer: Tokenizer) -> Iterator[np.ndarra
                 yield document
                 count += len(document)
                 now = time.monotonic()
-                if now - shown >= pause:
+                if not quiet and now - shown >= pause:
                     rate = count / max(now - started, 1e-9) / 1e6
                     line = f"file {number} of {len(files)}, {count} tokens, {rate:.1f} M tokens/s"
                     print(f"{line:<78}", end=end, file=sys.stderr, flush=True)
                     shown = now
     finally:
-        if end == "\r":
+        if end == "\r" and not quiet:
             print(file=sys.stderr)  # later output, an error too, begins on a line of its own
 
 

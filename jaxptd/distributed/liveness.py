@@ -92,7 +92,7 @@ class Liveness:
         except UserError as error:
             self.end(f"{self._world.name}: {error}", BAD_INPUT)
         except KeyboardInterrupt:
-            self.end(f"{self._world.name} was interrupted", INTERRUPTED)
+            self.interrupted(INTERRUPTED)
         except BaseException as error:
             if _PARTNER_ERROR.match(str(error)):
                 self._wait_for_verdict()
@@ -117,6 +117,11 @@ class Liveness:
             time.sleep(FAREWELL)  # the service ends with this process
         sys.stdout.flush()
         os._exit(code)
+
+    def interrupted(self, code: int) -> NoReturn:
+        """Ends the process at once, and with it the others, as a signal has asked for."""
+        name = "the run" if self._world.alone else self._world.name
+        self.end(f"{name} was interrupted", code)
 
     def _agree_on_end(self, message: str) -> str:
         """Sends a message to all; returns the first one sent, or this one without an answer."""

@@ -1,7 +1,8 @@
 """Stops a run on SIGINT or SIGTERM: every process stops after the same step.
 
-A process that gets the signal in step s writes "stop after step s + AHEAD" for all to read. That is
-late enough for all to read it, and no process can have gone beyond that step:
+A process that gets the signal in step s writes "stop after step s + AHEAD", with the signal's
+number, for all to read. That is late enough for all to read it, and no process can have gone beyond
+that step:
 
 - A step ends on no device before all processes have started it, and the loop reads the stop step
   once in each step, after it has started this step and the step before has ended (`Meter.add`).
@@ -17,12 +18,15 @@ the run has no effect.
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxptd.distributed import coordination
+from jaxptd.distributed.signal_watch import signal_watch
 
 AHEAD = 2  # steps
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+ANSWER = 1.0  # seconds in which the main thread ends by itself, unless it is inside JAX
 
 
 class Stop:
@@ -30,34 +34,73 @@ class Stop:
 
     Args:
         alone: whether the run has one process only.
+        on_asked: called at the first signal, in another thread.
+        end: ends the process with an exit code, called at the second signal if the main thread is
+            inside JAX; None: the second signal waits for the main thread.
     """
 
-    def __init__(self, *, alone: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        alone: bool = True,
+        on_asked: Callable[[], None] = lambda: None,
+        end: Callable[[int], object] | None = None,
+    ) -> None:
         self.asked = False
-        self._alone = alone
+        self._alone, self._on_asked, self._end = alone, on_asked, end
+        self._number = int(signal.SIGTERM)  # of the signal
         self._at: int | None = None
+        self._signals = 0
+        self._answered = threading.Event()
+
+    @property
+    def exit_code(self) -> int:
+        """128 + the signal's number if the run was asked to stop, as shells report it; else 0."""
+        return 128 + self._number if self.asked else 0
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Inside, SIGINT and SIGTERM are requests to stop; only the main thread can take them."""
+        """Inside, SIGINT and SIGTERM are requests to stop; only the main thread can take them.
+
+        A second signal does what it did before.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        signals = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.getsignal(number) for number in signals}
+        before = {number: signal.getsignal(number) for number in SIGNALS}
+
+        def again(number: int, frame: Any) -> None:
+            self._answered.set()
+            self._restore(before)
+            signal.raise_signal(number)
 
         def ask(number: int, _: Any) -> None:
-            self.asked = True
-            for each in signals:
-                signal.signal(each, before[each])
+            self.asked, self._number = True, number
+            for each in SIGNALS:
+                signal.signal(each, again)
 
-        for number in signals:
+        for number in SIGNALS:
             signal.signal(number, ask)
         try:
-            yield
+            with signal_watch(self._on_signal):
+                yield
         finally:
-            for number in signals:
-                signal.signal(number, before[number])
+            self._restore(before)
+
+    @staticmethod
+    def _restore(before: dict[signal.Signals, Any]) -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int) -> None:
+        """Called in a thread, also while the main thread is inside JAX."""
+        if number not in SIGNALS:
+            return
+        self._signals += 1
+        if self._signals == 1:
+            self._on_asked()
+        elif self._end and not self._answered.wait(ANSWER):
+            self._end(128 + number)
 
     def after(self, step: int) -> bool:
         """True if the run stops after this step, which has started; to be called in every step."""
@@ -71,15 +114,25 @@ class Stop:
 
     def _agreed(self, step: int) -> int | None:
         """The step after which all processes stop, if any process was asked to."""
-        stop = coordination.put_first("stop", str(step + AHEAD)) if self.asked else None
+        stop = self._ask_all(step + AHEAD) if self.asked else None
         stop = stop or coordination.get_first("stop")
-        return None if stop is None else int(stop)
+        if stop is None:
+            return None
+        step, self._number = map(int, stop.split())
+        self.asked = True
+        return step
+
+    def _ask_all(self, step: int) -> str:
+        """Asks all processes to stop after a step, by this signal; returns the first request."""
+        return coordination.put_first("stop", f"{step} {self._number}")
 
     def asked_anywhere(self) -> bool:
         """True, in all processes, if any of them was asked while the steps ran."""
         if self._alone:
             return self.asked
         if self.asked:
-            coordination.put_first("stop", "0")
+            self._ask_all(0)
         coordination.barrier("stop")
-        return coordination.get_first("stop") is not None
+        if stop := coordination.get_first("stop"):
+            self.asked, self._number = True, int(stop.split()[1])
+        return stop is not None

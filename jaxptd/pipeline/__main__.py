@@ -9,11 +9,15 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from jaxptd.commands.picture import check_picture
+from jaxptd.commands.words import add_config, add_words, named_config, path_option
 from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.pipeline import picture, statistics
 from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.schedules import SCHEDULES, Schedule, make_schedule, to_csv
 from jaxptd.pipeline.statistics import Durations, makespan
+
+MOST = 2**16  # stages x micro-batches x chunks: seconds to build and to simulate
 
 
 def report(schedule: Schedule, durations: Durations) -> dict[str, Any]:
@@ -83,37 +87,71 @@ def _comparison(rows: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def _parser() -> Parser:
-    parser = Parser(prog="python -m jaxptd.pipeline", description=main.__doc__)
-    names = f"{', '.join(SCHEDULES)}, or a .csv file"
-    parser.add_argument("--schedule", default="1f1b", help=f"{names}; default: 1f1b")
-    parser.add_argument("--stages", type=int, required=True, help="pipeline stages")
-    parser.add_argument("--micro-batches", type=int, required=True, help="micro-batches of a step")
-    parser.add_argument("--virtual-stages", type=int, help="chunks per stage, for interleaved")
-    parser.add_argument(
-        "--durations",
-        type=float,
-        nargs=3,
-        metavar=("F", "B", "W"),
-        default=list(statistics.EQUAL),
-        help="times of a stage's forward, input gradient, weight gradients; default: 1 1 1",
+def parser() -> Parser:
+    """Makes the parser of this command."""
+    examples = (
+        "jaxptd pipeline --schedule zb-h1 --stages 4 --micro-batches 8 --picture zb-h1.svg",
+        "jaxptd pipeline --stages 8 --micro-batches 32 --compare",
+        "jaxptd pipeline --config quickstart --layout.pp 2 --train.micro_batches 4",
     )
-    parser.add_argument("--compare", action="store_true", help="print a table of all schedules")
-    parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
-    parser.add_argument("--picture", type=Path, help="write a picture, .png or .svg")
-    parser.add_argument("--trace", type=Path, help="write a trace for ui.perfetto.dev, .json")
-    parser.add_argument("--csv", type=Path, help="write the table, to edit and use as --schedule")
-    return parser
+    made = Parser(prog="jaxptd pipeline", description=main.__doc__, examples=examples)
+    add = made.add_argument
+    known = f"{', '.join(SCHEDULES)}, or a .csv file"
+    add("--schedule", "--layout.schedule", metavar="S", help=f"{known}; default: 1f1b")
+    add("--stages", "--layout.pp", type=int, metavar="P", help="pipeline stages")
+    names = ("--micro-batches", "--train.micro_batches")
+    add(*names, type=int, metavar="M", help="micro-batches of a step")
+    names = ("--virtual-stages", "--layout.virtual_stages")
+    add(*names, type=int, metavar="V", help="chunks per stage, for interleaved")
+    add_config(made)
+    times = "times of a stage's forward, input gradient, weight gradients; default: 1 1 1"
+    letters, equal = ("F", "B", "W"), list(statistics.EQUAL)
+    add("--durations", type=float, nargs=3, metavar=letters, default=equal, help=times)
+    add("--compare", action="store_true", help="print a table of all schedules")
+    add_words(made, json="the numbers", quiet="print the numbers only", picture="the schedule")
+    add("--trace", type=path_option, metavar="F", help="write a .json trace for ui.perfetto.dev")
+    help_text = "write the table, to edit and use as --schedule"
+    add("--csv", type=path_option, metavar="F", help=help_text)
+    return made
+
+
+def _filled_in(args: Any) -> Any:
+    """The options, with a config's values for those that are left out."""
+    if config := named_config(args):
+        given, layout = args.schedule is not None, config.layout
+        args.schedule = args.schedule or layout.schedule
+        args.stages = args.stages or layout.pp
+        args.micro_batches = args.micro_batches or config.train.micro_batches
+        args.virtual_stages = args.virtual_stages or (None if given else layout.virtual_stages)
+    for option in ("stages", "micro_batches"):
+        if getattr(args, option) is None:
+            flag = option.replace("_", "-")
+            raise UserError(f"--{flag} is required, or a config: --config F, --run-dir D")
+    args.schedule = args.schedule or "1f1b"
+    return args
 
 
 def _schedules(args: Any) -> list[Schedule]:
     """The chosen schedule first, then with `--compare` all others."""
     sizes = {"stages": args.stages, "micro_batches": args.micro_batches}
+    _check_size(**sizes, chunks=args.virtual_stages or 1)
     schedules = [make_schedule(args.schedule, **sizes, virtual_stages=args.virtual_stages)]
     if args.compare:
         others = (name for name in SCHEDULES if name != args.schedule)
         schedules += [make_schedule(name, **sizes) for name in others]
+    for schedule in schedules:
+        _check_size(schedule.stages, schedule.micro_batches, schedule.chunks)
     return schedules
+
+
+def _check_size(stages: int, micro_batches: int, chunks: int) -> None:
+    """Raises UserError for a table that would take minutes to build and to simulate."""
+    if stages * micro_batches * chunks > MOST:
+        raise UserError(
+            f"--stages {stages} x --micro-batches {micro_batches} x {chunks} chunks per stage is "
+            f"more than {MOST}; use fewer: bubbles and memory of long schedules are those of "
+            "shorter ones"
+        )
 
 
 def _files(args: Any, schedule: Schedule, durations: Durations) -> dict[Path, bytes]:
@@ -133,7 +171,9 @@ def _files(args: Any, schedule: Schedule, durations: Durations) -> dict[Path, by
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints a pipeline schedule and its bubble, memory and messages, counted and by formula."""
-    args = _parser().parse_args(argv)
+    args = _filled_in(parser().parse_args(argv))
+    if args.picture:
+        check_picture(args.picture)
     durations = Durations(*args.durations)
     schedules = _schedules(args)
     rows = [report(schedule, durations) for schedule in schedules]
@@ -146,7 +186,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.compare:
             console.print(_comparison(rows))
         else:
-            console.print(picture.as_text(schedules[0], width=console.width), soft_wrap=True)
+            if not args.quiet:
+                console.print(picture.as_text(schedules[0], width=console.width), soft_wrap=True)
             console.print(_summary(rows[0]))
     print(captured.get(), end="")
     return 0

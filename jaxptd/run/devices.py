@@ -94,9 +94,11 @@ def _started() -> list[Any]:
     """JAX's devices. Raises UserError if they do not start."""
     try:
         return jax.devices()
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:  # the latter: no plugin of that platform
+        platforms = jax.config.read("jax_platforms")
+        reason = str(error) or f"no plugin for JAX_PLATFORMS={platforms} is installed"
         raise UserError(
-            f"JAX cannot start its devices: {error}; use train.platform=cpu to simulate them"
+            f"JAX cannot start its devices: {reason}; use train.platform=cpu to simulate them"
         ) from error
 
 
@@ -121,7 +123,7 @@ def prepare(config: Config, *, double: bool = False, world: World | None = None)
     if config.train.platform == "cpu":
         jax.config.update("jax_platforms", "cpu")
     with contextlib.suppress(RuntimeError):  # JAX has started already, with devices of its own
-        jax.config.update("jax_num_cpu_devices", world.share(needed))
+        jax.config.update("jax_num_cpu_devices", min(world.share(needed), MOST))
         _set_fraction()
     jax.config.update("jax_enable_x64", double or config.model.dtype == "float64")
     devices = _started()
@@ -142,6 +144,8 @@ def prepare(config: Config, *, double: bool = False, world: World | None = None)
 
 def _more(devices: list[Any], needed: int) -> str:
     """The remedy for too few devices; simulated ones cannot become more once JAX has started."""
+    if devices[0].platform == "cpu" and needed > MOST:
+        return f"accelerators: a process simulates at most {MOST} devices"
     if devices[0].platform == "cpu":
         return f"call jaxptd.simulate({needed}) in a new Python, before anything uses JAX"
     return "train.platform=cpu to simulate them"

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from jaxptd.analysis.hardware import peak_flops
+from jaxptd.run.time_left import Pause, TimeLeft
 from jaxptd.step import Program
 
 # In the order of a row of metrics.jsonl; the loss scale exists in float16 only.
@@ -42,6 +43,7 @@ class Meter:
         self._program, self._check, self._waiting = program, check, waiting
         self._first, self._first_seconds = step + 1, 0.0
         self._step, self._metrics = step, dict[str, jax.Array]()
+        self._left, self._ended, self._end_time = TimeLeft(program.config), step, 0.0
         self.restart()
 
     def restart(self) -> None:
@@ -66,8 +68,21 @@ class Meter:
         with self._waiting():
             values = {n: int(x) if n in COUNTS else float(x) for n, x in self._metrics.items()}
         if values:
+            self._note_end()
             self._check(self._step, values)
         return values
+
+    def _note_end(self) -> None:
+        """Measures the newest step, which has ended, once; not the first one, which compiles."""
+        now, ended = time.perf_counter(), self._ended
+        if self._step > ended:
+            if self._step != self._first:
+                self._left.add_step((now - self._end_time) / (self._step - ended))
+            self._ended, self._end_time = self._step, now
+
+    def seconds_left(self) -> float | None:
+        """Seconds until the end of the run, with evaluations and saves; None if unknown so far."""
+        return self._left.after(self._step)
 
     def row(self) -> dict[str, Any]:
         """Returns the newest step's row of metrics.jsonl, and starts a new measurement.
@@ -92,12 +107,15 @@ class Meter:
         return bool(self.wait()["skipped_in_row"])
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Excludes the time spent inside from the step times."""
+    def paused(self, pause: Pause) -> Iterator[None]:
+        """Excludes the time spent inside, in an evaluation or a save, from the step times."""
         self.wait()
         before = time.perf_counter()
         yield
-        self._time += time.perf_counter() - before
+        spent = time.perf_counter() - before
+        self._time += spent
+        self._end_time += spent
+        self._left.add_pause(pause, spent)
 
     def _speed(self) -> dict[str, Any]:
         config, model = self._program.config.train, self._program.config.model

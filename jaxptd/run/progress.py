@@ -1,17 +1,29 @@
 """Shows the progress of a run: a bar on a terminal, elsewhere a line for each logged step."""
 
 import contextlib
+import json
 import math
 from collections.abc import Iterator
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import Console, RenderableType
+from rich.live import Live
 
 from jaxptd.data import Data
 from jaxptd.distributed.coordination import is_first
 from jaxptd.pipeline.statistics import bubble
+from jaxptd.run.progress_line import (
+    STOPPING,
+    left_text,
+    metrics_parts,
+    metrics_text,
+    progress_line,
+)
 from jaxptd.step import Program
+
+Row = dict[str, Any]
+VALIDATION = ("validation_loss", "perplexity")
+REFRESH = 8  # times a second
 
 
 class Output(Console):
@@ -28,57 +40,95 @@ class Output(Console):
 
 
 class Display:
-    """Prints lines to `console`, and shows a progress bar inside `with display.steps(...)`."""
+    """Prints lines to `console`, and shows a progress line inside `with display.steps(...)`."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._progress: Progress | None = None
-        self._task: Any = None
-        self._total = 0
+        self._live: Live | None = None
+        self._step, self._total = 0, 0
+        self._row: Row = {}  # the last one logged, and the last validation loss
+        self._left: float | None = None
+        self._stopping = False
 
     @contextlib.contextmanager
     def steps(self, *, done: int, total: int) -> Iterator[None]:
-        """Shows progress from step `done` to step `total`."""
-        columns = (
-            TextColumn("step"),
-            MofNCompleteColumn(),
-            BarColumn(),
-            TextColumn("{task.fields[text]}"),
-            TimeRemainingColumn(),
-        )
-        self._total = total
-        self._progress = Progress(
-            *columns, console=self._console, disable=not self._console.is_terminal
-        )
-        with self._progress:
-            self._task = self._progress.add_task("", total=total, completed=done, text="compiling")
+        """Shows progress from step `done` to step `total`; the line vanishes at the end."""
+        self._step, self._total = done, total
+        if not self._console.is_terminal:
+            yield
+            return
+        options: dict[str, Any] = {"console": self._console, "transient": True}
+        with Live(get_renderable=self._line, refresh_per_second=REFRESH, **options) as self._live:
             yield
 
-    def advance(self, step: int) -> None:
-        """Moves the bar to a step."""
-        if self._progress is not None:
-            self._progress.update(self._task, completed=step)
+    def _line(self) -> RenderableType:
+        parts = metrics_parts(self._row, self._left) if self._row else ["compiling"]
+        if self._stopping:
+            parts = [STOPPING]
+        return progress_line(self._step, self._total, parts, width=self._console.width)
 
-    def report(self, row: dict[str, Any], *, seconds_left: float) -> None:
+    def advance(self, step: int, seconds_left: float | None = None) -> None:
+        """Notes that a step has started, and how long the run still takes."""
+        self._step, self._left = step, seconds_left
+
+    def stopping(self) -> None:
+        """Shows that the run stops after the present step; may be called in any thread."""
+        self._stopping = True
+
+    def close(self) -> None:
+        """Removes the progress line, so that the process may end at once."""
+        if self._live is not None:
+            self._live.stop()
+
+    def report(self, row: Row, *, seconds_left: float | None) -> None:
         """Shows the metrics of a logged step."""
-        loss = "not finite" if row["loss"] is None else f"{row['loss']:.4f}"
-        text = f"loss {loss}  {row['tokens_per_second']:,.0f} tokens/s"
-        if row.get("skipped"):
-            text += f"  {row['skipped']} skipped"
-        if "validation_loss" in row:
-            text += (
-                f"  validation {row['validation_loss']:.4f} (perplexity {row['perplexity']:.2f})"
-            )
-        if self._progress is not None:
-            self._progress.update(self._task, text=text)
-        if not self._console.is_terminal or "validation_loss" in row:
-            left = f"  {seconds_left / 60:.1f} min left" if not self._console.is_terminal else ""
-            self.say(f"step {row['step']}/{self._total}  {text}{left}")
+        kept = {name: self._row[name] for name in VALIDATION if name in self._row}
+        self._row, self._left = {**kept, **row}, seconds_left
+        on_terminal = self._console.is_terminal
+        if not on_terminal or "validation_loss" in row or row["step"] == self._total:
+            left = "" if on_terminal else left_text(seconds_left)
+            parts = [f"step {row['step']}/{self._total}", metrics_text(row), left]
+            self.say("  ".join(part for part in parts if part))
 
     def say(self, line: str) -> None:
         """Prints a line as it is: never wrapped, and not read as markup."""
         text = printable(line, self._console.encoding)
         self._console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+class JsonDisplay(Display):
+    """Prints a JSON object per line: the rows of metrics.jsonl, other lines as a `message`."""
+
+    @contextlib.contextmanager
+    def steps(self, *, done: int, total: int) -> Iterator[None]:
+        """Shows nothing."""
+        yield
+
+    def report(self, row: Row, *, seconds_left: float | None) -> None:
+        """Prints the row."""
+        super().say(json.dumps(row))
+
+    def say(self, line: str) -> None:
+        """Prints the line as a message."""
+        super().say(json.dumps({"message": line}))
+
+
+class QuietDisplay(JsonDisplay):
+    """Prints warnings only."""
+
+    def report(self, row: Row, *, seconds_left: float | None) -> None:
+        """Prints nothing."""
+
+    def say(self, line: str) -> None:
+        """Prints a warning."""
+        if line.startswith("warning"):
+            Display.say(self, line)
+
+
+def make_display(console: Console, *, json: bool, quiet: bool, **_: object) -> Display:
+    """Makes the display that the options `--json` and `--quiet` ask for."""
+    kind = JsonDisplay if json else QuietDisplay if quiet else Display
+    return kind(console)
 
 
 def printable(text: str, encoding: str) -> str:

@@ -1,0 +1,1 @@
+"""The table of commands, and what all of them share: words, help, pictures, completion."""

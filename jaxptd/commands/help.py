@@ -1,0 +1,83 @@
+"""Short `--help` for commands with many options; `--help-all` has every option."""
+
+import argparse
+import re
+from collections.abc import Sequence
+from typing import Any
+
+LEFT, RIGHT = 36, 62  # columns of an option and its value, and of its help
+
+
+class _ShortHelp(argparse._HelpAction):
+    """Prints the options most used, and the examples."""
+
+    def __init__(self, usual: Sequence[str] = (), examples: Sequence[str] = (), **options: Any):
+        super().__init__(**options)
+        self.usual, self.examples = usual, examples
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(short_help(parser, self.usual, self.examples), end="")
+        parser.exit()
+
+
+def add_help(
+    parser: argparse.ArgumentParser, *, usual: Sequence[str], examples: Sequence[str]
+) -> None:
+    """Adds a short `--help` and a complete `--help-all` to a parser that has neither.
+
+    Args:
+        parser: made with `add_help=False`.
+        usual: the options that `--help` shows, besides those that belong to no section of a config.
+        examples: command lines that it ends with.
+    """
+    parser.add_argument(
+        *("-h", "--help"),
+        action=_ShortHelp,
+        usual=usual,
+        examples=examples,
+        help="show the options most used",
+    )
+    parser.add_argument("--help-all", action="help", help="show every option with its default")
+
+
+def short_help(
+    parser: argparse.ArgumentParser, usual: Sequence[str], examples: Sequence[str]
+) -> str:
+    """The text of `--help`: what the command does, the options most used, examples."""
+    own = [action for action in parser._actions if is_shown(action) and "." not in action.dest]
+    fields = [parser._option_string_actions[name] for name in usual]
+    return "\n".join(
+        [
+            f"usage: {parser.prog} [--config F] [--section.field value ...] [options]",
+            *("", parser.description or ""),
+            *("", "options:", *map(_row, own)),
+            *("", "fields of a config most used, with their defaults:", *map(_row, fields)),
+            *("", "examples:", *(f"  {example}" for example in examples)),
+            "",
+        ]
+    )
+
+
+def _row(action: argparse.Action) -> str:
+    """An option with its default or the name of its value, and the first words of its help."""
+    names = ", ".join(name for name in action.option_strings if not name.endswith("+"))
+    left = f"{names} {'' if action.nargs == 0 else _value(action)}"
+    return f"  {left:<{LEFT}}{first_words(action.help or '')}"
+
+
+def _value(action: argparse.Action) -> str:
+    unset = action.default is None or action.default is argparse.SUPPRESS
+    value = action.metavar if unset else action.default
+    text = "" if value is None else str(value).strip("\b")
+    return text.lower() if isinstance(value, bool) else text
+
+
+def first_words(text: str) -> str:
+    """A help text up to its first mark that is no comma, and no longer than a line."""
+    first = re.split(r"[.;:](\s|$)", " ".join(text.split()), maxsplit=1)[0]
+    return first if len(first) <= RIGHT else f"{first[: RIGHT - 4].rpartition(' ')[0]} ..."
+
+
+def is_shown(action: argparse.Action) -> bool:
+    """True for an option that help and completion show."""
+    return bool(action.option_strings) and action.help != argparse.SUPPRESS

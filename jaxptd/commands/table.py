@@ -1,0 +1,55 @@
+"""The commands of `jaxptd`, and the module of each."""
+
+import dataclasses
+import difflib
+import importlib
+from typing import Any
+
+from jaxptd.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """One command: `jaxptd NAME`, or `python -m jaxptd.NAME`.
+
+    Args:
+        name: of the command.
+        module: has `main(argv)`, which runs the command, and `parser()`, which reads its options.
+        summary: a line for the list of commands.
+    """
+
+    name: str
+    module: str
+    summary: str
+
+    def load(self) -> Any:
+        """Imports the module of this command, and of no other."""
+        return importlib.import_module(self.module)
+
+
+COMMANDS = (
+    Command("train", "jaxptd.train", "train a model on a mesh of devices, or resume a run"),
+    Command("generate", "jaxptd.generate", "continue a text with the model of a run"),
+    Command("data", "jaxptd.data.__main__", "tokenize text once, into a file that runs map"),
+    Command("verify", "jaxptd.verify", "prove that a layout computes what one device computes"),
+    Command("comms", "jaxptd.comms", "count what a training step moves between devices"),
+    Command("memory", "jaxptd.memory", "predict what a device holds in a training step"),
+    Command("profile", "jaxptd.profile", "measure where the time of a training step goes"),
+    Command("mesh", "jaxptd.mesh", "draw the mesh of a layout and list its rank groups"),
+    Command("pipeline", "jaxptd.pipeline.__main__", "draw and compare pipeline schedules"),
+    Command("completion", "jaxptd.config.completion", "complete commands and options in a shell"),
+)
+
+
+def find_command(name: str) -> Command:
+    """The command of a name.
+
+    Raises:
+        UserError: there is none; the line has the name that is most like it.
+    """
+    names = {command.name: command for command in COMMANDS}
+    if name in names:
+        return names[name]
+    near = difflib.get_close_matches(name, names, n=1)
+    remedy = f"did you mean {near[0]}?" if near else f"use one of {', '.join(names)}"
+    raise UserError(f"unknown command {name[:80]!r}; {remedy}")

@@ -1,0 +1,55 @@
+"""The options that mean the same in every command, and the paths that options name."""
+
+import argparse
+import importlib
+from pathlib import Path
+from typing import Any
+
+from jaxptd.errors import UserError
+
+
+def add_words(parser: Any, *, quiet: str, json: str = "", picture: str = "") -> None:
+    """Adds `--json`, `--quiet` and `--picture F` to a parser.
+
+    Args:
+        parser: of a command.
+        quiet: what `--quiet` leaves out or prints.
+        json: what `--json` prints; empty: the command has no such option.
+        picture: what `--picture` draws; empty: there is nothing to see.
+    """
+    if json:
+        parser.add_argument("--json", action="store_true", help=f"print {json} as JSON")
+    parser.add_argument("--quiet", action="store_true", help=quiet)
+    if picture:
+        help_text = f"draw {picture} into a .png or .svg file"
+        parser.add_argument("--picture", type=path_option, metavar="F", help=help_text)
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """Adds `--config F` and `--run-dir D` to a parser whose command needs no config."""
+    parser.add_argument("--config", metavar="F", help="a config, for what other options leave out")
+    parser.add_argument("--run-dir", type=path_option, metavar="D", help="a run; its config")
+
+
+def named_config(args: argparse.Namespace) -> Any:
+    """The config that `--config` or `--run-dir` names; None if neither is given.
+
+    Raises:
+        UserError: both are given, or there is no such config.
+    """
+    if args.config and args.run_dir:
+        raise UserError("--config and --run-dir both name a config; give one of them")
+    name = args.run_dir / "config.yaml" if args.run_dir else args.config
+    # Found by its name: modules that use this are below the config, and run without one.
+    reader = importlib.import_module("jaxptd.config.command_line")
+    return reader.load_config(name) if name else None
+
+
+def path_option(text: str) -> Path:
+    """Reads the path that an option names; `~` is the home directory."""
+    if not text or "\0" in text:
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is no path; name a file or directory")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:  # ~ of an unknown person
+        raise argparse.ArgumentTypeError(f"{text[:80]}: {error}; write the path out") from error

@@ -1,0 +1,71 @@
+"""The options of a command that takes a config: `--config F`, `--run-dir D`, fields, its own."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import jsonargparse
+
+from jaxptd.commands.words import path_option
+from jaxptd.config import Config
+from jaxptd.config.command_line import make_parser, parse
+from jaxptd.errors import Parser, UserError
+
+MODEL = tuple(f"--model.{name}" for name in ("num_layers", "hidden_size", "seq_length", "dtype"))
+LAYOUT = tuple(f"--layout.{name}" for name in ("dp", "tp", "sequence_parallel", "pp", "cp", "zero"))
+BATCH = ("--train.global_batch_size", "--train.micro_batches", "--train.platform")
+USUAL = (*MODEL, *LAYOUT, *BATCH)
+RUN_CONFIG = "config.yaml"  # in a run's directory, see `jaxptd.run.folder`
+
+
+def run_parser(
+    name: str, description: str, *, examples: Sequence[str], usual: Sequence[str] = USUAL
+) -> jsonargparse.ArgumentParser:
+    """Makes the parser of a command that takes a config.
+
+    Args:
+        name: of the command, as in `jaxptd NAME`.
+        description: what it does.
+        examples: options of command lines that `--help` ends with.
+        usual: fields of the config that `--help` shows.
+    """
+    lines = [f"jaxptd {name} {example}" for example in examples]
+    parser = make_parser(f"jaxptd {name}", description, usual=usual, examples=lines)
+    help_text = "directory of a run; without --config, that run's config"
+    parser.add_argument("--run-dir", metavar="D", help=help_text)
+    parser._option_string_actions["--print_config"].help = "print the resulting config, and exit"
+    return parser
+
+
+def read_run(
+    parser: jsonargparse.ArgumentParser, argv: Sequence[str] | None, *, new: bool = False
+) -> tuple[Config, dict[str, Any]]:
+    """Reads a command line as `parse` does; `--run-dir` comes before `--config` and fields.
+
+    Args:
+        parser: made by `run_parser`.
+        argv: the command line without the program; None is that of this process.
+        new: the run need not exist yet.
+
+    Raises:
+        UserError: as `parse`, or there is no such run.
+    """
+    return parse(parser, _expanded(argv, new=new))
+
+
+def _expanded(argv: Sequence[str] | None, *, new: bool) -> list[str]:
+    """The command line with `--run-dir D` written as `--config D/config.yaml --train.run_dir D`."""
+    words = Parser(add_help=False)
+    words.add_argument("--run-dir", type=path_option)
+    given, others = words.parse_known_args(argv)
+    if given.run_dir is None:
+        return others
+    config = given.run_dir / RUN_CONFIG
+    has_config = any(other.partition("=")[0] == "--config" for other in others)
+    if not has_config and not os.path.exists(config) and not new:
+        raise UserError(
+            f"--run-dir {given.run_dir} holds no run: there is no {config}; name the directory of "
+            "a run, or give --config"
+        )
+    first = [] if has_config or not os.path.exists(config) else [f"--config={config}"]
+    return [*first, *others, f"--train.run_dir={given.run_dir}"]
