@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from jaxptd.commands import mesh_picture, picture
-from jaxptd.commands.words import add_config, add_words, named_config
+from jaxptd.commands.words import add_config, add_words, named_config, picture_path
 from jaxptd.display import preformatted
 from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.layout import BATCH_AXES, SCHEDULES, SQUARE, Axis, Layout, Matmul2D, RingKind
@@ -207,8 +207,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     sizes = {str(axis): getattr(args, axis) for axis in Axis}
     config = named_config(args)
     layout = _layout_of(args.world_size, sizes, config and config.layout)
-    if args.picture:
-        _draw_into(args.picture, layout)
+    if file := picture_path(args.picture):
+        _draw(file, layout)
     print(json.dumps(rank_groups(layout)) if args.json else _text(layout, quiet=args.quiet))
 
 
@@ -231,13 +231,12 @@ def parser() -> Parser:
     return made
 
 
-def _draw_into(path: Path, layout: Layout) -> None:
+def _draw(path: Path, layout: Layout) -> None:
     if layout.num_devices > mesh_picture.MOST:
         raise UserError(
             f"--picture {path}: {layout.num_devices} devices are too many to tell one from the "
             f"next; draw at most {mesh_picture.MOST}"
         )
-    picture.check_picture(path)
     picture.draw(path, lambda: mesh_picture.picture(layout))
 
 

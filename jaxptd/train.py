@@ -34,7 +34,7 @@ from jaxptd.run.devices import prepare, require_config
 from jaxptd.run.folder import Row, RunDir, check_alike
 from jaxptd.run.meter import Meter
 from jaxptd.run.progress import Display, Output, make_display, summary
-from jaxptd.run.sample import sample_prompt, sample_settings, without_blank_lines
+from jaxptd.run.sample import sample_prompt, sample_settings, tidy
 from jaxptd.step import Program
 
 RUN = ("--data.source", "--optimizer.learning_rate", "--train.steps", "--checkpoint.every")
@@ -249,7 +249,7 @@ class Training:
         train, data = self.config.train, self.config.data
         try:
             text = self.run.sample(
-                sample_prompt(data),
+                sample_prompt(data, self.run.tokenizer, self.run.data.validation),
                 tokens=train.sample_tokens,
                 seed=train.seed,
                 **sample_settings(data),
@@ -257,7 +257,7 @@ class Training:
         except UserError as error:  # token files whose vocabulary does not hold the prompt
             return f"no sample: {error}"
         rule = "-" * 72
-        return f"{rule}\n{without_blank_lines(text)}\n{rule}"
+        return f"{rule}\n{tidy(text)}\n{rule}"
 
 
 def make_run(config: Config, world: World, *, display: Display, watchdog: Watchdog) -> Run:

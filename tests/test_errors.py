@@ -51,21 +51,51 @@ def make_parser() -> Parser:
 @pytest.mark.parametrize(
     ("argv", "names"),
     [
-        (["--number", "x"], ["--number", "'x'", "int"]),
-        (["--numb", "1"], ["--numb"]),  # no abbreviations: a new option could make them ambiguous
-        (["stray"], ["stray"]),
-        (["--number"], ["--number", "one argument"]),
+        (["--number", "x"], ["--number", "'x'", "int", "--help"]),
+        # No abbreviations: a new option could make them ambiguous.
+        (["--numb", "1"], ["--numb 1", "did you mean --number?"]),
+        (["--nothing-like-it"], ["--nothing-like-it", "--help"]),
+        (["stray"], ["stray", "--help"]),
+        (["--number"], ["--number", "one argument", "--help"]),
     ],
 )
 def test_bad_arguments_are_user_errors(argv, names):
     with pytest.raises(UserError) as caught:
         make_parser().parse_args(argv)
-    assert all(name in str(caught.value) for name in [*names, "--help"])
+    assert all(name in str(caught.value) for name in names)
 
 
-def test_help_is_no_error(capsys):
-    assert exit_code(lambda: make_parser().parse_args(["--help"])) == 0
-    assert "--number" in capsys.readouterr().out
+@pytest.mark.parametrize("option", ["--help", "--help-all"])
+def test_help_is_no_error_and_ends_with_examples(capsys, option):
+    parser = Parser(prog="prog", examples=["prog --number 1", "prog --number 2"])
+    parser.add_argument("--number", type=int)
+    assert exit_code(lambda: parser.parse_args([option])) == 0
+    out = capsys.readouterr().out
+    assert "--number" in out
+    assert out.endswith("examples:\n  prog --number 1\n  prog --number 2\n")
+
+
+def test_a_message_is_short_however_long_the_value():
+    with pytest.raises(UserError) as caught:
+        make_parser().parse_args(["--number", "9" * 10_000 + "x"])
+    assert len(str(caught.value)) < 500
+    assert "--number" in str(caught.value)
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "> /dev/full"])
+@pytest.mark.parametrize("lines", [1, 200_000])
+def test_an_output_that_is_closed_or_full(closed, lines):
+    """Closed: nothing is said. Full: one line, exit code 2."""
+    code = (
+        "from jaxptd.errors import run_command;"
+        f"run_command(lambda: print('\\n'.join(['line'] * {lines})))"
+    )
+    command = f'exec {sys.executable} -c "{code}" {closed}'
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    full = "full" in closed
+    assert ended.returncode == (BAD_INPUT if full else 0), ended.stderr
+    line = "error: cannot write the output: No space left on device; free some space, or write"
+    assert ended.stderr.startswith(line) if full else ended.stderr == ""
 
 
 @pytest.mark.parametrize("lines", [1, 200_000])  # fewer than a pipe holds, and many more

@@ -5,6 +5,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+from jaxptd.commands.picture import check_picture
 from jaxptd.errors import UserError
 
 
@@ -22,7 +23,20 @@ def add_words(parser: Any, *, quiet: str, json: str = "", picture: str = "") -> 
     parser.add_argument("--quiet", action="store_true", help=quiet)
     if picture:
         help_text = f"draw {picture} into a .png or .svg file"
-        parser.add_argument("--picture", type=path_option, metavar="F", help=help_text)
+        parser.add_argument("--picture", metavar="F", help=help_text)
+
+
+def picture_path(option: str | None) -> Path | None:
+    """The file that `--picture` names, checked; None without the option.
+
+    Raises:
+        UserError: no picture can be drawn there.
+    """
+    if option is None:
+        return None
+    path = as_path(option)
+    check_picture(path)
+    return path
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
@@ -46,10 +60,22 @@ def named_config(args: argparse.Namespace) -> Any:
 
 
 def path_option(text: str) -> Path:
-    """Reads the path that an option names; `~` is the home directory."""
+    """Reads a path for argparse: the `type` of an option."""
+    try:
+        return as_path(text)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def as_path(text: str) -> Path:
+    """Reads a path that an option names; `~` is the home directory.
+
+    Raises:
+        UserError: there can be no such path.
+    """
     if not text or "\0" in text:
-        raise argparse.ArgumentTypeError(f"{text[:80]!r} is no path; name a file or directory")
+        raise UserError(f"{text[:80]!r} is no path; name a file or directory")
     try:
         return Path(text).expanduser()
     except RuntimeError as error:  # ~ of an unknown person
-        raise argparse.ArgumentTypeError(f"{text[:80]}: {error}; write the path out") from error
+        raise UserError(f"{text[:80]}: {error}; write the path out") from error

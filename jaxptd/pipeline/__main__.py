@@ -9,8 +9,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from jaxptd.commands.picture import check_picture
-from jaxptd.commands.words import add_config, add_words, named_config, path_option
+from jaxptd.commands.words import add_config, add_words, named_config, path_option, picture_path
 from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.pipeline import picture, statistics
 from jaxptd.pipeline.plan import Plan
@@ -172,8 +171,7 @@ def _files(args: Any, schedule: Schedule, durations: Durations) -> dict[Path, by
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints a pipeline schedule and its bubble, memory and messages, counted and by formula."""
     args = _filled_in(parser().parse_args(argv))
-    if args.picture:
-        check_picture(args.picture)
+    args.picture = picture_path(args.picture)
     durations = Durations(*args.durations)
     schedules = _schedules(args)
     rows = [report(schedule, durations) for schedule in schedules]

@@ -58,7 +58,9 @@ class Display:
             yield
             return
         options: dict[str, Any] = {"console": self._console, "transient": True}
-        with Live(get_renderable=self._line, refresh_per_second=REFRESH, **options) as self._live:
+        with Live(get_renderable=self._line, refresh_per_second=REFRESH, **options) as live:
+            self._live = live
+            live.refresh()
             yield
 
     def _line(self) -> RenderableType:

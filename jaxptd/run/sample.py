@@ -2,13 +2,12 @@
 
 from typing import TypedDict
 
-from jaxptd.config import DataConfig
-from jaxptd.data.sources import STDLIB
-from jaxptd.data.tokenizers import BYTES
+import numpy as np
 
-# A model of bytes needs a long prompt to begin with, and cooler draws than one of words: an
-# unlikely letter spoils a word, and from then on the text.
-PROMPT = "class Reader:\n    def __init__(self, path):\n        self."
+from jaxptd.config import DataConfig
+from jaxptd.data import Tokenizer, Windows
+from jaxptd.data.sources import STDLIB
+from jaxptd.data.tokenizers import BYTES, UNKNOWN
 
 
 class Settings(TypedDict, total=False):
@@ -18,20 +17,34 @@ class Settings(TypedDict, total=False):
     top_k: int
 
 
-BYTES_DRAWN = Settings(temperature=0.7, top_k=10)
+# A model of bytes needs a long prompt to begin with, and cooler draws than one of words: an
+# unlikely letter spoils a word, and from then on the text.
+PROMPT = "class Reader:\n    def __init__(self, path):\n        self."
+BYTES_SETTINGS = Settings(temperature=0.7, top_k=10)
+PROMPT_TOKENS = 48
 
 
-def sample_prompt(data: DataConfig) -> str:
-    """The beginning of a Python class after the standard library's text; else of a document."""
-    return PROMPT if data.source == STDLIB else ""
+def sample_prompt(data: DataConfig, tokenizer: Tokenizer, validation: Windows | None) -> str:
+    """Text to continue: Python after the standard library's, else the beginning of held-out text.
+
+    Empty without held-out text, which starts a document.
+    """
+    if data.source == STDLIB:
+        return PROMPT
+    if validation is None:
+        return ""
+    ids = np.asarray(validation.tokens[: min(PROMPT_TOKENS, validation.seq_length)])
+    text = tidy(tokenizer.decode(ids.tolist()).strip(UNKNOWN))
+    return text.rpartition(" ")[0] or text  # its last word may be cut
 
 
 def sample_settings(data: DataConfig) -> Settings:
     """The settings that suit the tokenizer."""
-    return BYTES_DRAWN if data.tokenizer == BYTES else Settings()
+    return BYTES_SETTINGS if data.tokenizer == BYTES else Settings()
 
 
-def without_blank_lines(text: str) -> str:
-    """The lines of a text that are not blank, without spaces at their ends."""
-    lines = (line.rstrip() for line in text.splitlines())
+def tidy(text: str) -> str:
+    """The lines of a text that are not blank, without control codes and spaces at their ends."""
+    shown = (c if c.isprintable() or c in "\n\t" else UNKNOWN for c in text.replace("\r", "\n"))
+    lines = (line.rstrip() for line in "".join(shown).split("\n"))
     return "\n".join(line for line in lines if line)

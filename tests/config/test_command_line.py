@@ -103,12 +103,12 @@ def test_options_of_the_caller_are_returned_with_the_config():
     )
 
 
-# --- --help and --print_config
+# --- --help, --help-all and --print_config
 
 
 def test_help_shows_every_field_with_its_default(capsys):
     with pytest.raises(SystemExit) as stop:
-        read("--help")
+        read("--help-all")
     assert stop.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
     for field, default in FIELDS.items():

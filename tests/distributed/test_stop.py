@@ -1,6 +1,8 @@
 """Every process stops after the same step, whichever is asked, and whenever."""
 
 import random
+import signal
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -93,6 +95,53 @@ def test_the_first_word_counts_and_a_late_one_is_a_bug(service):
     late = Stop(alone=False)
     with pytest.raises(RuntimeError, match="stop after step 9 was read in step 10"):
         late.after(10)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_all_processes_end_with_the_code_of_the_signal(service, number):
+    first, second = Stop(alone=False), Stop(alone=False)
+    with first.listening():
+        signal.raise_signal(number)
+    assert not first.after(3)
+    assert [each.after(5) for each in (first, second)] == [True, True]
+    assert [each.asked_anywhere() for each in (first, second)] == [True, True]
+    assert [each.exit_code for each in (first, second)] == [128 + number] * 2
+
+
+def test_a_signal_after_the_last_step_is_known_to_all_as_well(service):
+    first, second = Stop(alone=False), Stop(alone=False)
+    with first.listening():
+        signal.raise_signal(signal.SIGTERM)
+    assert [each.asked_anywhere() for each in (first, second)] == [True, True]
+    assert [each.exit_code for each in (first, second)] == [143, 143]
+
+
+def test_nobody_asked_is_exit_code_0(service):
+    stop = Stop(alone=False)
+    assert not stop.asked_anywhere()
+    assert stop.exit_code == Stop().exit_code == 0
+
+
+def test_the_first_signal_is_said_once():
+    said = []
+    stop = Stop(on_asked=lambda: said.append(True))
+    with stop.listening(), pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+        assert stop.asked
+        signal.raise_signal(signal.SIGINT)
+    assert said == [True]
+
+
+def test_another_thread_than_the_main_one_takes_no_signals():
+    before = signal.getsignal(signal.SIGINT)
+
+    def listen() -> None:
+        with Stop().listening():
+            assert signal.getsignal(signal.SIGINT) == before
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    thread.join()
 
 
 def test_alone_it_stops_at_once():

@@ -98,10 +98,10 @@ def test_compilation_evaluations_and_checkpoints_are_in_no_later_step_time(clock
     run(meter, clock, range(12, 16), seconds=2.0)
     row = meter.row()
     assert (row["step"], row["step_time"], row["tokens"]) == (15, 2.0, 15 * 128)
-    with meter.paused():
+    with meter.paused("save"):
         clock.now += 1000.0
     run(meter, clock, range(16, 18), seconds=3.0)
-    with meter.paused():
+    with meter.paused("evaluation"):
         clock.now += 1000.0
     assert meter.row()["step_time"] == 3.0
 
@@ -156,7 +156,7 @@ def test_too_many_skipped_steps_are_found_at_the_next_at_the_latest():
     ):
         with pytest.raises(UserError, match=line):
             find(meter())
-    with pytest.raises(UserError, match=line), meter().paused():
+    with pytest.raises(UserError, match=line), meter().paused("save"):
         pytest.fail("a checkpoint would be saved here")
 
 

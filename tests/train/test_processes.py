@@ -117,7 +117,7 @@ def test_two_processes_train_as_one_and_only_the_first_writes(start, whole, tmp_
     ended = trains_as_one_process(start, whole, tmp_path, DP2_TP4, ROWS)
     assert "8 simulated CPU devices of 2 processes, layout dp=2 tp=4" in ended[0].out
     assert f"step 10/{STEPS}  loss" in ended[0].out
-    assert "\ndef " in ended[0].out
+    assert "-" * 72 in ended[0].out
     assert ended[1].lines == []
     assert len(list((tmp_path / "run" / "tensorboard").iterdir())) == 1
     written = (tmp_path / "run" / "config.yaml").read_text()
@@ -145,7 +145,8 @@ def test_whatever_axis_crosses_the_processes(start, whole, tmp_path, layout):
 def test_a_signal_to_any_process_stops_all_after_the_same_step(start, tmp_path, rank, step, name):
     run = start(*DP2_TP4, patches=SIGNAL.format(rank=rank, step=step, name=name))
     ended = run.ended(seconds=300)
-    assert [(each.code, each.err) for each in ended] == [(0, "")] * 2
+    code = 128 + getattr(signal, name)
+    assert [(each.code, each.err) for each in ended] == [(code, "")] * 2
     stopped = saved(tmp_path, 0)[-1]
     assert stopped == step + 3  # it comes in after that step was looked at: the next, and 2 more
     assert saved(tmp_path, 0) == saved(tmp_path, 1)
@@ -154,13 +155,13 @@ def test_a_signal_to_any_process_stops_all_after_the_same_step(start, tmp_path, 
 
 
 @pytest.mark.slow
-def test_a_signal_just_before_the_end_is_no_stop_but_ends_without_a_sample(start, tmp_path):
+def test_a_signal_just_before_the_end_stops_no_step_but_ends_without_a_sample(start, tmp_path):
     patches = SIGNAL.format(rank=1, step=STEPS - 1, name="SIGTERM")
     ended = start(*DP2_TP4, "--train.sample_tokens=5", patches=patches).ended(seconds=300)
-    assert [(each.code, each.err) for each in ended] == [(0, "")] * 2
+    assert [(each.code, each.err) for each in ended] == [(143, "")] * 2
     assert saved(tmp_path, 0) == saved(tmp_path, 1) == [5, 10, 12]
     assert "stopped" not in ended[0].out
-    assert "\ndef " not in ended[0].out
+    assert "-" * 72 not in ended[0].out
 
 
 @pytest.mark.slow

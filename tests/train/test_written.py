@@ -63,8 +63,10 @@ def test_what_a_run_writes(train):
     assert f"validation {rows[-1]['validation_loss']:.4f}" in outcome.out
     rule, sample = outcome.out.rstrip().rpartition("\n")[2], outcome.out.split("-" * 72)[1]
     assert rule == "-" * 72
-    assert sample.startswith("\ndef ")
-    assert len(sample) > len("\ndef \n")
+    prompt = "\n_380(a, b):"  # the beginning of the held-out text, less its last word
+    assert sample.startswith(prompt)
+    assert len(sample) > len(prompt)
+    assert "\n\n" not in sample
 
 
 def test_the_watchdog_knows_what_a_run_is_in(train, monkeypatch):

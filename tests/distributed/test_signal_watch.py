@@ -1,0 +1,67 @@
+"""Signals are noticed while the main thread is busy outside Python."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from jaxptd.distributed.signal_watch import signal_watch
+
+# A main thread that Python's handlers cannot reach: one long call into C, without the GIL.
+BUSY = """
+import hashlib, os, signal, sys, time
+from jaxptd.distributed.stop import Stop
+
+stop = Stop(end=os._exit if sys.argv[1] == "insist" else None)
+with stop.listening():
+    print("ready", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", int(sys.argv[2]))
+    print("asked" if stop.asked else "undisturbed", flush=True)
+sys.exit(stop.exit_code)
+"""
+LONG, SHORT = 200_000_000, 300_000  # rounds: far longer than the test waits, and a second
+
+
+def test_each_signal_is_passed_on_and_the_end_is_quiet():
+    threads, found = set(threading.enumerate()), []
+    before = signal.getsignal(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        with signal_watch(found.append):
+            for _ in range(2):
+                signal.raise_signal(signal.SIGUSR1)
+                time.sleep(0.05)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert found == [signal.SIGUSR1] * 2
+    assert set(threading.enumerate()) == threads
+    assert signal.set_wakeup_fd(-1) == -1  # as it was
+
+
+def busy(*argv: str) -> subprocess.Popen:
+    command = [sys.executable, "-c", BUSY, *argv]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_second_signal_ends_a_busy_process_at_once(number, code):
+    with busy("insist", str(LONG)) as process:
+        begin = time.monotonic()
+        for _ in range(2):
+            process.send_signal(number)
+            time.sleep(0.1)
+        assert process.wait(timeout=30) == code
+        assert time.monotonic() - begin < 10
+        assert process.stderr.read() == ""
+
+
+def test_without_insistence_the_process_ends_by_itself():
+    with busy("wait", str(SHORT)) as process:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+        assert process.stdout.read() == "asked\n"
