@@ -15,10 +15,11 @@ from collections.abc import Sequence
 import jsonargparse
 from rich.console import Console
 
+from jaxptd import plot
 from jaxptd.analysis.collective import add_up, subtract
 from jaxptd.analysis.comms_report import TITLES, CommsReport
 from jaxptd.analysis.count import collectives_of, count, count_compiled, formula, per_layer
-from jaxptd.commands.words import add_words
+from jaxptd.commands.words import add_words, picture_path
 from jaxptd.config import Config
 from jaxptd.config.run_options import read_run, run_parser
 from jaxptd.display import callable_module
@@ -67,7 +68,10 @@ def comms(config: Config) -> CommsReport:
 def main(argv: Sequence[str] | None = None) -> int:
     """Counts what one training step moves between devices, and compares it with the formula."""
     config, options = read_run(parser(), argv)
+    picture = picture_path(options["picture"])
     found = comms(config)
+    if picture:
+        plot.save(plot.bytes_by_axis(found), picture)
     if options["json"]:
         print(json.dumps(found.as_dict()))
         return 0
@@ -88,7 +92,8 @@ def parser() -> jsonargparse.ArgumentParser:
         "--run-dir runs/quickstart --layout.zero 3",
     )
     made = run_parser("comms", main.__doc__ or "", examples=examples)
-    add_words(made, json="the counts", quiet="print only if the step moves what the formula says")
+    quiet = "print only if the step moves what the formula says"
+    add_words(made, json="the counts", quiet=quiet, picture="the bytes by axis")
     return made
 
 

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 import jsonargparse
 from rich.console import Console
 
+from jaxptd import plot
 from jaxptd.analysis.memory_report import MemoryReport, counted, report
-from jaxptd.commands.words import add_words
+from jaxptd.commands.words import add_words, picture_path
 from jaxptd.config import Config
 from jaxptd.config.run_options import read_run, run_parser
 from jaxptd.display import callable_module
@@ -44,7 +45,10 @@ def memory(config: Config) -> MemoryReport:
 def main(argv: Sequence[str] | None = None) -> int:
     """Predicts what one training step holds on each device, and compiles it to compare."""
     config, options = read_run(parser(), argv)
+    picture = picture_path(options["picture"])
     found = memory(config)
+    if picture:
+        plot.save(plot.memory(found), picture)
     if options["json"]:
         print(json.dumps(found.as_dict()))
         return 0
@@ -63,7 +67,8 @@ def parser() -> jsonargparse.ArgumentParser:
         "--run-dir runs/quickstart --json",
     )
     made = run_parser("memory", main.__doc__ or "", examples=examples)
-    add_words(made, json="the table", quiet="print only what the compiled step holds")
+    quiet = "print only what the compiled step holds"
+    add_words(made, json="the table", quiet=quiet, picture="the bytes of each part")
     return made
 
 

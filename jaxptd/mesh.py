@@ -9,14 +9,13 @@ import dataclasses
 import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from jaxptd.commands import mesh_picture, picture
+from jaxptd import plot
 from jaxptd.commands.words import add_config, add_words, named_config, picture_path
 from jaxptd.display import preformatted
 from jaxptd.errors import Parser, UserError, run_command
@@ -207,8 +206,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     sizes = {str(axis): getattr(args, axis) for axis in Axis}
     config = named_config(args)
     layout = _layout_of(args.world_size, sizes, config and config.layout)
-    if file := picture_path(args.picture):
-        _draw(file, layout)
+    if picture := picture_path(args.picture):
+        plot.save(plot.mesh(layout), picture)
     print(json.dumps(rank_groups(layout)) if args.json else _text(layout, quiet=args.quiet))
 
 
@@ -229,15 +228,6 @@ def parser() -> Parser:
     quiet = "print the groups without a drawing"
     add_words(made, json="the groups", quiet=quiet, picture="the mesh")
     return made
-
-
-def _draw(path: Path, layout: Layout) -> None:
-    if layout.num_devices > mesh_picture.MOST:
-        raise UserError(
-            f"--picture {path}: {layout.num_devices} devices are too many to tell one from the "
-            f"next; draw at most {mesh_picture.MOST}"
-        )
-    picture.draw(path, lambda: mesh_picture.picture(layout))
 
 
 if __name__ == "__main__":

@@ -8,23 +8,30 @@ that run at once on one device each count in full. `--trace DIR` keeps the trace
 XProf open. The tokens are random; no data is read. From Python: `jaxptd.profile(config)`.
 """
 
+import json
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jsonargparse
 from rich.console import Console
 
+from jaxptd import plot
 from jaxptd.analysis.profiling.profiler import measure
-from jaxptd.analysis.profiling.step_parts import ProfileReport, lines
+from jaxptd.analysis.profiling.step_parts import ProfileReport, Times, lines
 from jaxptd.analysis.report import table, versions
+from jaxptd.atomic_files import explained
+from jaxptd.commands.words import add_words, as_path, picture_path
 from jaxptd.config import Config
-from jaxptd.config.command_line import make_parser, parse
+from jaxptd.config.run_options import read_run, run_parser
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.display import callable_module
 from jaxptd.errors import UserError, run_command
-from jaxptd.plot import drawing
 from jaxptd.run.devices import prepare, ready
+
+MAX_STEPS = 1000  # the trace of more would fill a disk
 
 
 def profile(config: Config, *, steps: int = 5, trace: Path | None = None) -> ProfileReport:
@@ -51,48 +58,63 @@ def profile(config: Config, *, steps: int = 5, trace: Path | None = None) -> Pro
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures where the time of a training step goes."""
-    parser = make_parser("python -m jaxptd.profile", main.__doc__ or "")
-    parser.add_argument("--steps", type=int, default=5, help="in the trace, after two")
-    parser.add_argument("--picture", default="", help="SVG file to draw")
-    parser.add_argument("--trace", default="", help="directory that keeps the trace")
-    config, options = parse(parser, argv)
-    trace, picture = _checked(options)
-    pictures = drawing("jaxptd.analysis.profiling.step_picture") if picture else None
-    for option, directory in (("trace", trace), ("picture", picture and picture.parent)):
-        if directory:
-            _make_directory(option, directory)
+    config, options = read_run(parser(), argv)
+    picture, trace = picture_path(options["picture"]), _checked_trace(options)
+    if trace:
+        _make_directory(trace)
     config = with_vocabulary(config)
-    Console().print(f"profiling {config.layout} on {prepare(config)}", highlight=False)
+    where, plain, quiet = prepare(config), options["json"], options["quiet"]
+    Console(quiet=plain or quiet).print(f"profiling {config.layout} on {where}", highlight=False)
     found = profile(config, steps=options["steps"], trace=trace)
-    print(versions())
-    print(table([("part", "kernels", "ms a step", "share"), *lines(found.times)]))
-    if pictures:
-        pictures.draw(picture, {found.title: found.times}, "ms a step, measured")
+    if plain:
+        line = {"layout": str(config.layout), "devices": where, "parts": _parts(found.times)}
+        print(json.dumps(line))
+    else:
+        _print(found.times, quiet=quiet)
+    if picture:
+        plot.save(plot.step_time(found), picture)
     return 0
 
 
-def _checked(options: Mapping[str, Any]) -> tuple[Path | None, Path | None]:
-    """The paths of the trace and the picture.
+def parser() -> jsonargparse.ArgumentParser:
+    """Makes the parser of this command."""
+    examples = (
+        "--config quickstart --picture step.svg",
+        "--config gpt2-124m --layout.dp 1 --steps 10 --trace trace",
+    )
+    made = run_parser("profile", main.__doc__ or "", examples=examples)
+    made.add_argument("--steps", type=int, default=5, help="steps in the trace, after two others")
+    made.add_argument("--trace", metavar="D", help="new directory that keeps the trace")
+    quiet = "print the table only"
+    add_words(made, json="the seconds of each part", quiet=quiet, picture="the times of the parts")
+    return made
 
-    Raises:
-        UserError: an option that cannot be.
-    """
-    if options["steps"] < 1:
-        raise UserError(f"--steps={options['steps']} must be at least 1")
-    trace, picture = (Path(options[n]) if options[n] else None for n in ("trace", "picture"))
-    if trace and trace.exists():
+
+def _checked_trace(options: Mapping[str, Any]) -> Path | None:
+    """The directory of the trace. Raises UserError for an option that cannot be."""
+    steps, trace = options["steps"], options["trace"] and as_path(options["trace"])
+    if not 1 <= steps <= MAX_STEPS:
+        raise UserError(f"--steps={steps} must be at least 1 and at most {MAX_STEPS}")
+    if trace and os.path.exists(trace):
         raise UserError(f"--trace={trace}: is there already; name a new directory")
-    if picture and picture.suffix != ".svg":
-        raise UserError(f"--picture={picture}: name a file that ends in .svg")
-    return trace, picture
+    return trace
 
 
-def _make_directory(option: str, directory: Path) -> None:
-    """Makes the directory that an option needs, before anything runs."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--{option}: {error.strerror}: {directory}") from error
+def _make_directory(directory: Path) -> None:
+    with explained(f"--trace={directory}", "name a directory that can be made"):
+        directory.mkdir(parents=True)
+
+
+def _parts(times: Times) -> list[dict[str, Any]]:
+    """The parts of a step, longest first, with seconds a step."""
+    longest = sorted(times.items(), key=lambda item: -item[1])
+    return [{"scope": s, "kind": kind, "seconds": seconds} for (s, kind), seconds in longest]
+
+
+def _print(times: Times, *, quiet: bool) -> None:
+    if not quiet:
+        print(versions())
+    print(table([("part", "kernels", "ms a step", "share"), *lines(times)]))
 
 
 callable_module(__name__)

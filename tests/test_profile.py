@@ -33,9 +33,10 @@ def test_a_profile_of_this_machine(capsys, tmp_path: Path) -> None:
     ("options", "words"),
     [
         (["--steps", "0"], "--steps=0 must be at least 1"),
-        (["--picture", "step.png"], "--picture=step.png: name a file that ends in .svg"),
-        (["--trace", "/dev/null/trace"], "--trace: Not a directory: /dev/null/trace"),
-        (["--picture", "/dev/null/step.svg"], "--picture: .*: /dev/null"),
+        (["--steps", "1001"], "--steps=1001 must be at least 1 and at most 1000"),
+        (["--picture", "step.pdf"], "picture step.pdf: use a name that ends in .png or .svg"),
+        (["--trace", "/dev/null/trace"], "--trace=/dev/null/trace: Not a directory; name a dir"),
+        (["--picture", "/dev/null/step.svg"], "--picture /dev/null/step.svg: cannot write in /dev"),
     ],
 )
 def test_bad_options_are_refused_before_anything_runs(options: list[str], words: str) -> None:
@@ -44,8 +45,8 @@ def test_bad_options_are_refused_before_anything_runs(options: list[str], words:
 
 
 def test_a_picture_without_matplotlib_is_refused_before_anything_runs(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.axes", None)
-    monkeypatch.delitem(sys.modules, "jaxptd.analysis.profiling.step_picture", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.delitem(sys.modules, "jaxptd.plot.files", raising=False)
     monkeypatch.setattr(profile, "measure", None)
     with pytest.raises(UserError, match=r"a picture needs matplotlib; pip install 'jaxptd\[viz\]'"):
         profile.main(["--config", CONFIG, "--picture", "step.svg"])

@@ -2,11 +2,12 @@
 
 import argparse
 import importlib
+import os
 from pathlib import Path
 from typing import Any
 
-from jaxptd.commands.picture import check_picture
 from jaxptd.errors import UserError
+from jaxptd.plot import drawing, format_of
 
 
 def add_words(parser: Any, *, quiet: str, json: str = "", picture: str = "") -> None:
@@ -35,7 +36,13 @@ def picture_path(option: str | None) -> Path | None:
     if option is None:
         return None
     path = as_path(option)
-    check_picture(path)
+    format_of(path)
+    if not os.path.isdir(path.parent) or not os.access(path.parent, os.W_OK):
+        raise UserError(
+            f"--picture {path}: cannot write in {path.parent}; name a file in a folder that exists "
+            "and can be written"
+        )
+    drawing("jaxptd.plot.files")
     return path
 
 

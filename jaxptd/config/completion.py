@@ -18,12 +18,16 @@ LITERAL = re.compile(r"\{([^{}]+)\}")  # the values of an option, as jsonargpars
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints a script that completes commands and options in a shell."""
-    shell = parser().parse_args(argv).shell
+    print(completion_script(parser().parse_args(argv).shell), end="")
+
+
+def completion_script(shell: str) -> str:
+    """The script for a shell, one of `SCRIPTS`."""
     found = [
         Completed(command.name, command.summary, *_options_and_words(command.load().parser()))
         for command in COMMANDS
     ]
-    print(SCRIPTS[shell](found), end="")
+    return SCRIPTS[shell](found)
 
 
 def parser() -> Parser:

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxptd.commands.words import add_words, path_option
+from jaxptd.commands.words import add_config, add_words, named_config, path_option
 from jaxptd.config import DataConfig
-from jaxptd.config.command_line import load_config
 from jaxptd.data.corpora import tokenize
 from jaxptd.data.sources import find_files
 from jaxptd.data.token_files import NANOGPT_VOCAB_SIZE, is_token_file, write_bin_arrays
@@ -58,8 +57,7 @@ def parser() -> Parser:
     made.add_argument(*names, nargs="+", action="extend", metavar="F", help=help_text)
     help_text = "bytes (the default), or the path of a tokenizers JSON file"
     made.add_argument("--tokenizer", "--data.tokenizer", metavar="F", help=help_text)
-    help_text = "a config, for what the options above leave out"
-    made.add_argument("--config", metavar="F", help=help_text)
+    add_config(made)
     help_text = "the .bin file to write; it must not exist yet"
     made.add_argument("--out", type=path_option, metavar="F", required=True, help=help_text)
     add_words(made, json="what was written", quiet="print nothing, no progress either")
@@ -68,10 +66,11 @@ def parser() -> Parser:
 
 def _corpus(args: Any) -> tuple[str | Sequence[str], str]:
     """The source and the tokenizer, from the options, else from the config."""
-    config = load_config(args.config).data if args.config else DataConfig()
-    if not args.source and not args.config:
+    config = named_config(args)
+    if not args.source and config is None:
         raise UserError("give --source, files of text or stdlib; or --config F, which names them")
-    return args.source or config.source, args.tokenizer or config.tokenizer
+    data = DataConfig() if config is None else config.data
+    return args.source or data.source, args.tokenizer or data.tokenizer
 
 
 def _check_out(path: Path) -> None:

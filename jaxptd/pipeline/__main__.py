@@ -1,5 +1,6 @@
 """`python -m jaxptd.pipeline`: prints a schedule and its costs, and writes it to files."""
 
+import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.schedules import SCHEDULES, Schedule, make_schedule, to_csv
 from jaxptd.pipeline.statistics import Durations, makespan
 
-MOST = 2**16  # stages x micro-batches x chunks: seconds to build and to simulate
+MOST = 2**17  # for stages * chunks * (stages + micro-batches * chunks): seconds of work
 
 
 def report(schedule: Schedule, durations: Durations) -> dict[str, Any]:
@@ -114,23 +115,26 @@ def parser() -> Parser:
     return made
 
 
-def _filled_in(args: Any) -> Any:
+def _filled_in(args: argparse.Namespace) -> argparse.Namespace:
     """The options, with a config's values for those that are left out."""
-    if config := named_config(args):
-        given, layout = args.schedule is not None, config.layout
-        args.schedule = args.schedule or layout.schedule
-        args.stages = args.stages or layout.pp
-        args.micro_batches = args.micro_batches or config.train.micro_batches
-        args.virtual_stages = args.virtual_stages or (None if given else layout.virtual_stages)
+    config = named_config(args)
+    known: dict[str, Any] = {"schedule": "1f1b"}
+    if config:
+        layout, micro_batches = config.layout, config.train.micro_batches
+        known = {"stages": layout.pp, "micro_batches": micro_batches, "schedule": layout.schedule}
+        if args.schedule is None:
+            known["virtual_stages"] = layout.virtual_stages
+    for option in ("stages", "micro_batches", "schedule", "virtual_stages"):
+        if getattr(args, option) is None:
+            setattr(args, option, known.get(option))
     for option in ("stages", "micro_batches"):
         if getattr(args, option) is None:
-            flag = option.replace("_", "-")
-            raise UserError(f"--{flag} is required, or a config: --config F, --run-dir D")
-    args.schedule = args.schedule or "1f1b"
+            name = option.replace("_", "-")
+            raise UserError(f"--{name} is required, or a config: --config F, --run-dir D")
     return args
 
 
-def _schedules(args: Any) -> list[Schedule]:
+def _schedules(args: argparse.Namespace) -> list[Schedule]:
     """The chosen schedule first, then with `--compare` all others."""
     sizes = {"stages": args.stages, "micro_batches": args.micro_batches}
     _check_size(**sizes, chunks=args.virtual_stages or 1)
@@ -145,15 +149,15 @@ def _schedules(args: Any) -> list[Schedule]:
 
 def _check_size(stages: int, micro_batches: int, chunks: int) -> None:
     """Raises UserError for a table that would take minutes to build and to simulate."""
-    if stages * micro_batches * chunks > MOST:
+    if stages * chunks * (stages + micro_batches * chunks) > MOST:
         raise UserError(
-            f"--stages {stages} x --micro-batches {micro_batches} x {chunks} chunks per stage is "
-            f"more than {MOST}; use fewer: bubbles and memory of long schedules are those of "
-            "shorter ones"
+            f"--stages {stages} x --micro-batches {micro_batches} with {chunks} chunks per stage: "
+            "such a table takes minutes; use fewer (with more micro-batches the bubble shrinks, "
+            "and what a stage holds is the same)"
         )
 
 
-def _files(args: Any, schedule: Schedule, durations: Durations) -> dict[Path, bytes]:
+def _files(args: argparse.Namespace, schedule: Schedule, durations: Durations) -> dict[Path, bytes]:
     """The bytes to write, by path."""
     paths = [path for path in (args.picture, args.trace, args.csv) if path]
     if len(set(paths)) < len(paths):

@@ -37,8 +37,9 @@ __all__ = [
 Cell = tuple[int, int, int]  # operation, micro-batch, chunk
 
 DEFAULT_CHUNKS = {"interleaved": 2, "zb-v": 2}  # 1 for the others
-# A larger table would take many seconds to build, and no real pipeline is that large.
-MAX_CELLS = 2**19
+# For stages * chunks * (stages + micro_batches * chunks), as the time to build a table grows. A
+# larger one would take a minute or more, and no real pipeline is that large.
+MAX_CELLS = 2**20
 
 
 def make_schedule(
@@ -67,7 +68,7 @@ def make_schedule(
     if name not in SCHEDULES:
         raise UserError(f"schedule={name}: use one of {', '.join(SCHEDULES)}, or a .csv file")
     chunks = _chunks(name, virtual_stages)
-    if stages * chunks * (stages + micro_batches) > MAX_CELLS:
+    if stages * chunks * (stages + micro_batches * chunks) > MAX_CELLS:
         raise UserError(
             f"schedule={name} of stages={stages}, micro_batches={micro_batches} and {chunks} "
             "chunks per stage is too large; use fewer"

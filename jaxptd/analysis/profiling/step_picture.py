@@ -1,7 +1,6 @@
 """Draws the times of a step's parts as bars. Needs the viz extra."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,15 +9,9 @@ from matplotlib.figure import Figure
 from jaxptd.analysis.hlo.kernels import KINDS
 from jaxptd.analysis.profiling.step_parts import SCOPES, ProfileReport, Times
 from jaxptd.plot.colors import BLUE, INK, ORANGE, PURPLE, SKY
-from jaxptd.plot.files import save
 from jaxptd.plot.style import new_picture, styled
 
 COLORS = dict(zip(KINDS, (BLUE, SKY, PURPLE, ORANGE), strict=True))
-
-
-def draw(path: Path, panels: Mapping[str, Times], label: str) -> None:
-    """Writes `picture` to a file, SVG or PNG."""
-    save(picture(panels, label), path)
 
 
 def step_time(report: ProfileReport) -> Figure:

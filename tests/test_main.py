@@ -1,0 +1,85 @@
+"""`jaxptd`: the list of commands, the version, unknown names, and a quick start."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import jaxptd
+from jaxptd.__main__ import main
+from jaxptd.commands.table import COMMANDS
+from jaxptd.errors import UserError
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"], ["--help-all"]])
+def test_without_a_command_it_lists_them_with_a_line_each(capsys, argv):
+    assert main(argv) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for command in COMMANDS:
+        assert [line for line in lines if line.split() == [command.name, *command.summary.split()]]
+    assert max(map(len, lines)) <= 100
+
+
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_the_version(capsys, option):
+    assert main([option]) == 0
+    assert capsys.readouterr().out.startswith(f"jaxptd {jaxptd.__version__} (jax ")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("trian", "unknown command 'trian'; did you mean train?"),
+        ("pipelines", "did you mean pipeline?"),
+        ("zzz", "use one of train, generate, "),
+        ("", "unknown command ''"),
+        ("--verison", "unknown command '--verison'"),
+        ("x" * 10_000, "use one of"),
+    ],
+)
+def test_an_unknown_command_names_the_nearest(name, words):
+    with pytest.raises(UserError) as caught:
+        main([name])
+    assert words in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+def test_a_command_gets_the_other_arguments(capsys):
+    main(["mesh", "--world-size", "2", "--json"])
+    assert json.loads(capsys.readouterr().out)["dp"] == [[0, 1]]
+
+
+def test_every_command_can_be_loaded_and_has_a_parser():
+    for command in COMMANDS:
+        module = command.load()
+        assert callable(module.main)
+        assert module.parser().prog == f"jaxptd {command.name}"
+
+
+def test_the_console_script_is_this_module():
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts == {"jaxptd": "jaxptd.__main__:run"}
+
+
+def test_only_the_module_that_is_asked_for_is_imported():
+    code = (
+        "import sys; from jaxptd.__main__ import main; main([]); main(['--version']);"
+        "heavy = {'jax', 'numpy', 'flax', 'jsonargparse', 'rich', 'jaxptd.train', 'jaxptd.mesh'};"
+        "print(sorted(heavy & set(sys.modules)));"
+        "main(['mesh', '--help'])"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert "\n[]\n" in ended.stdout
+    assert ended.stdout.count("usage: ") == 2, ended.stderr
+
+
+def test_as_a_module():
+    command = [sys.executable, "-m", "jaxptd", "meshh"]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    line = "error: unknown command 'meshh'; did you mean mesh?\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", line)
