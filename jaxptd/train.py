@@ -109,7 +109,7 @@ def session(
     liveness = Liveness(world, watchdog, report=display.say)
     end = None if patient else partial(_end_at_once, display, liveness)
     stop = Stop(alone=world.alone, on_asked=display.stopping, end=end)
-    with liveness.watching():
+    with stop.watching(), liveness.watching():
         run = make_run(config, world, display=display, watchdog=watchdog)
         training = Training(run, display, stop, on_log)
         training.start()

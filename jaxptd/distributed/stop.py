@@ -34,7 +34,7 @@ class Stop:
 
     Args:
         alone: whether the run has one process only.
-        on_asked: called at the first signal, in another thread.
+        on_asked: called at the first signal inside `watching`, in another thread.
         end: ends the process with an exit code, called at the second signal if the main thread is
             inside JAX; None: the second signal waits for the main thread.
     """
@@ -57,6 +57,18 @@ class Stop:
     def exit_code(self) -> int:
         """128 + the signal's number if the run was asked to stop, as shells report it; else 0."""
         return 128 + self._number if self.asked else 0
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside, `on_asked` and `end` are called, also while the main thread is inside JAX."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        with signal_watch(self._on_signal):
+            try:
+                yield
+            finally:
+                self._answered.set()
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -82,8 +94,7 @@ class Stop:
         for number in SIGNALS:
             signal.signal(number, ask)
         try:
-            with signal_watch(self._on_signal):
-                yield
+            yield
         finally:
             self._restore(before)
 

@@ -53,7 +53,7 @@ def metrics_parts(row: Mapping[str, Any], seconds_left: float | None) -> list[st
         *([text] if (text := left_text(seconds_left)) else []),
         *_skipped(row),
         *_mfu(row),
-        *_validation(row),
+        *([f"validation {row['validation_loss']:.4f}"] if "validation_loss" in row else []),
         *([f"gradient norm {norm:.3g}"] if norm is not None else []),
     ]
 

@@ -125,7 +125,7 @@ def test_nobody_asked_is_exit_code_0(service):
 def test_the_first_signal_is_said_once():
     said = []
     stop = Stop(on_asked=lambda: said.append(True))
-    with stop.listening(), pytest.raises(KeyboardInterrupt):
+    with stop.watching(), stop.listening(), pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
         assert stop.asked
         signal.raise_signal(signal.SIGINT)
@@ -136,7 +136,7 @@ def test_another_thread_than_the_main_one_takes_no_signals():
     before = signal.getsignal(signal.SIGINT)
 
     def listen() -> None:
-        with Stop().listening():
+        with Stop().watching(), Stop().listening():
             assert signal.getsignal(signal.SIGINT) == before
 
     thread = threading.Thread(target=listen)

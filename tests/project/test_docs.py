@@ -17,11 +17,12 @@ from xml.etree import ElementTree
 import jax
 import pytest
 import yaml
+from command_lines import accept, command_lines
 
 import jaxptd
-from jaxptd import mesh
+from jaxptd.commands.table import COMMANDS
 from jaxptd.config import Config, from_dict
-from jaxptd.config.command_line import describe_type, make_parser, parse
+from jaxptd.config.command_line import describe_type
 from jaxptd.run.folder import difference
 
 ROOT = Path(jaxptd.__file__).parents[1]
@@ -128,29 +129,15 @@ def test_every_page_is_in_the_table_of_contents() -> None:
 # ---- commands and configs ---------------------------------------------------------------------
 
 
-def commands() -> list[tuple[str, list[str]]]:
-    """Every `python -m jaxptd.NAME OPTIONS` of the pages."""
-    found = []
+def test_commands_are_accepted(monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)
+    checked = set()
     for page in PAGES:
         for block in blocks(page.read_text(encoding="utf-8")):
-            if block.kind == "sh":
-                text = block.text.replace("\\\n", " ")
-                found += re.findall(r"^python -m jaxptd\.(\w+)(.*)$", text, flags=re.M)
-    return [(name, options.split()) for name, options in found]
-
-
-def test_commands_are_accepted(monkeypatch, capsys) -> None:
-    monkeypatch.chdir(ROOT)
-    own = {"--json", "--quiet", "--print_config"}
-    checked = []
-    for name, options in commands():
-        if name in ("train", "verify", "comms"):
-            parse(make_parser(name, ""), [option for option in options if option not in own])
-            checked.append(name)
-        elif name == "mesh":
-            mesh.main(options)
-            checked.append(name)
-    assert set(checked) == {"train", "verify", "comms", "mesh"}
+            for name, options in command_lines(block.text) if block.kind == "sh" else ():
+                accept(name, options)
+                checked.add(name)
+    assert checked == {command.name for command in COMMANDS}
 
 
 def test_configs_are_accepted() -> None:

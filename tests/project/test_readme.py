@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from command_lines import accept, command_lines
+
+from jaxptd.commands.table import COMMANDS
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
@@ -40,3 +44,12 @@ def test_every_command_and_file_it_names_exists() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in set(re.findall(r"make (train|test|docs)", README)):
         assert f"\n{target}:" in makefile
+
+
+def test_its_commands_are_accepted(monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    found = list(command_lines("".join(text for kind, text in fenced if not kind)))
+    for name, options in found:
+        accept(name, options)
+    assert {name for name, _ in found} == {command.name for command in COMMANDS}

@@ -1,0 +1,29 @@
+"""Command lines in documentation: found, and read by the command's own parser."""
+
+import re
+import shlex
+from collections.abc import Iterator
+
+import jsonargparse
+
+from jaxptd.commands.table import find_command
+from jaxptd.config.run_options import read_run
+
+COMMAND = re.compile(r"^(?:\$ )?(?:jaxptd |python -m jaxptd\.)(\w+)(?: (.*))?$", re.MULTILINE)
+
+
+def command_lines(shell: str) -> Iterator[tuple[str, list[str]]]:
+    """The name and the options of each `jaxptd NAME ...` or `python -m jaxptd.NAME ...`."""
+    for name, options in COMMAND.findall(shell.replace("\\\n", " ")):
+        options = re.split(r" [>|]|&&", options.replace("[", "").replace("]", ""))[0]
+        yield name, shlex.split(options, comments=True)
+
+
+def accept(name: str, options: list[str]) -> None:
+    """Reads a command line as the command does. Raises UserError for a wrong one."""
+    parser = find_command(name).load().parser()
+    options = [each for each in options if each not in ("--help", "--help-all", "--print_config")]
+    if isinstance(parser, jsonargparse.ArgumentParser):
+        read_run(parser, options, new=True)
+    else:
+        parser.parse_args(options)
