@@ -34,7 +34,7 @@ from jaxptd.run.devices import prepare, require_config
 from jaxptd.run.folder import Row, RunDir, check_alike
 from jaxptd.run.meter import Meter
 from jaxptd.run.progress import Display, Output, make_display, summary
-from jaxptd.run.sample import sample_prompt, sample_settings, tidy
+from jaxptd.run.sample import final_sample
 from jaxptd.step import Program
 
 RUN = ("--data.source", "--optimizer.learning_rate", "--train.steps", "--checkpoint.every")
@@ -201,9 +201,11 @@ class Training:
         """Samples a text at the end of a run that nobody stopped."""
         with self.watchdog.phase(Phase.WAITING):
             stopped = self.stop.asked_anywhere()
+        run = self.run
         if not stopped and self.config.train.sample_tokens:
             with self.watchdog.phase(Phase.SAMPLING):
-                self.display.say(self._sample())
+                data = run.data.validation
+                self.display.say(final_sample(run.sample, self.config, run.tokenizer, data))
 
     # ---- in a step --------------------------------------------------------------------------
 
@@ -244,20 +246,6 @@ class Training:
             return "nothing saved, checkpoint.every is 0"
         how = "the same command" if checkpoint.resume == "auto" else "checkpoint.resume=auto"
         return f"saved; {how} goes on"
-
-    def _sample(self) -> str:
-        train, data = self.config.train, self.config.data
-        try:
-            text = self.run.sample(
-                sample_prompt(data, self.run.tokenizer, self.run.data.validation),
-                tokens=train.sample_tokens,
-                seed=train.seed,
-                **sample_settings(data),
-            )
-        except UserError as error:  # token files whose vocabulary does not hold the prompt
-            return f"no sample: {error}"
-        rule = "-" * 72
-        return f"{rule}\n{tidy(text)}\n{rule}"
 
 
 def make_run(config: Config, world: World, *, display: Display, watchdog: Watchdog) -> Run:

@@ -68,7 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = with_vocabulary(config)
     console = Console(quiet=options["json"])
     where = prepare(config, double=True)
-    console.print(f"verify {config.layout} on {where}", highlight=False)
+    if not options["quiet"]:
+        console.print(f"verify {config.layout} on {where}", highlight=False)
     choose_kernel(config, jax.devices()[0])  # now: bfloat16, which may be refused, is verified last
     reports = []
     for dtype in _precisions(config):

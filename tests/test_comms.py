@@ -6,15 +6,30 @@ import numpy as np
 import tiny
 
 from jaxptd import comms
-from jaxptd.analysis.collective import ALL_REDUCE
+from jaxptd.analysis.collective import ALL_REDUCE, Collective
+from jaxptd.mesh import Layout
+
+OPTIONS = [f"--model.{k}={v}" for k, v in vars(tiny.MODEL).items() if v is not None]
 
 
 def test_the_command_prints_json(capsys) -> None:
-    options = [f"--model.{k}={v}" for k, v in vars(tiny.MODEL).items() if v is not None]
-    assert comms.main([*options, "--layout.dp=2", "--layout.tp=4", "--json"]) == 0
+    assert comms.main([*OPTIONS, "--layout.dp=2", "--layout.tp=4", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["mesh"] == {"pp": 1, "dp": 2, "cp": 1, "row": 1, "col": 1, "tp": 4}
     assert found["jaxpr"] == found["formula"]
     rows = {(r["kind"], *r["axes"]): r for r in found["jaxpr"]}
     assert rows[ALL_REDUCE, "tp"]["wire_bytes"] == rows[ALL_REDUCE, "tp"]["bytes"] * 3 // 2
     assert np.sum([r["count"] for r in found["per_layer"]]) == 4
+
+
+def test_the_command_prints_tables_or_its_verdict_and_draws(capsys, monkeypatch, tmp_path) -> None:
+    moved = Collective(ALL_REDUCE, ("tp",), 4, 128)
+    report = comms.CommsReport(Layout(tp=4), "4 devices", [moved], [moved], [moved], [moved])
+    monkeypatch.setattr(comms, "comms", lambda config: report)
+    assert comms.main([*OPTIONS, "--layout.tp=4", "--picture", str(tmp_path / "moved.svg")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "tp=4 on 4 devices"
+    assert sum("all-reduce" in line for line in lines) == 4
+    assert "tp" in (tmp_path / "moved.svg").read_text()
+    assert comms.main([*OPTIONS, "--layout.tp=4", "--quiet"]) == 0
+    assert capsys.readouterr().out == lines[-1] + "\n" == report.verdict + "\n"

@@ -6,6 +6,7 @@ import pytest
 import tiny
 
 from jaxptd import memory
+from jaxptd.mesh import Layout
 
 
 def test_the_command_prints_a_table_or_json(capsys: pytest.CaptureFixture) -> None:
@@ -20,3 +21,27 @@ def test_the_command_prints_a_table_or_json(capsys: pytest.CaptureFixture) -> No
     assert rows["a layer, remat none"]["published"] > rows["a layer, remat none"]["formula"] / 4
     state = sum(rows[name]["formula"] for name in ("parameters", "optimizer"))
     assert 0 < rows["all that enters the step"]["compiled"] - state < 2000  # tokens, counters
+
+
+def test_quiet_prints_what_the_compiled_step_holds_only(capsys, monkeypatch, tmp_path) -> None:
+    rows = [
+        {"part": "parameters", "published": 4, "formula": 4},
+        {"part": "all that enters the step", "compiled": 4321},
+    ]
+    report = memory.MemoryReport(Layout(tp=2), "2 devices", rows)
+    monkeypatch.setattr(memory, "memory", lambda config: report)
+    assert memory.main(["--config", "test-tiny", "--layout.tp=2"]) == 0
+    out = capsys.readouterr().out
+    assert "parameters" in out and "4,321" in out and "2 devices" in out
+    assert memory.main(["--config", "test-tiny", "--layout.tp=2", "--quiet"]) == 0
+    out = capsys.readouterr().out
+    assert "parameters" not in out and "4,321" in out and "2 devices" not in out
+
+
+def test_a_picture(monkeypatch, tmp_path) -> None:
+    rows = [{"part": "parameters", "formula": 4}, {"part": "gradients", "formula": 8}]
+    report = memory.MemoryReport(Layout(tp=2), "2 devices", rows)
+    monkeypatch.setattr(memory, "memory", lambda config: report)
+    picture = tmp_path / "memory.png"
+    assert memory.main(["--config", "test-tiny", "--picture", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")

@@ -188,6 +188,28 @@ def test_text_lists_the_groups(capsys):
     assert draw(Layout(pp=4, dp=2, tp=2)) in "\n".join(lines)
 
 
+def test_the_layout_of_a_config_or_a_run(capsys, tmp_path):
+    main(["--config", "quickstart"])
+    assert capsys.readouterr().out.startswith("4 devices: dp=2 tp=2 sequence_parallel\n")
+    main(["--config", "quickstart", "--layout.pp", "2", "--world-size", "32"])
+    assert capsys.readouterr().out.startswith("32 devices: pp=2 dp=8 tp=2 1f1b sequence_par")
+    (tmp_path / "config.yaml").write_text("layout: {cp: 4}\n")
+    main(["--run-dir", str(tmp_path), "--json"])
+    assert json.loads(capsys.readouterr().out)["cp"] == [[0, 1, 2, 3]]
+
+
+def test_quiet_prints_the_groups_only(capsys):
+    main([*ARGV, "--quiet"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == list(LITERATURE)
+
+
+def test_a_picture_of_the_mesh(capsys, tmp_path):
+    main([*ARGV, "--picture", str(tmp_path / "mesh.svg"), "--json"])
+    assert json.loads(capsys.readouterr().out) == LITERATURE
+    assert ">15<" in (tmp_path / "mesh.svg").read_text()
+
+
 @pytest.mark.parametrize("given_dp", [[], ["--dp", "2"]])
 def test_dp_is_the_quotient_unless_it_is_given(capsys, given_dp):
     main(["--world-size", "12", "--tp", "3", "--cp", "2", *given_dp])

@@ -1,6 +1,7 @@
 """Layouts that are equal to one device, and the command that verifies them."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -101,11 +102,28 @@ def test_the_command_adds_bfloat16_where_the_config_computes_in_it(capsys, monke
     command = ["--config", path, "--quiet", "--layout.tp", "2", "--model.dtype", "bfloat16"]
     assert verify.main(command) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in lines[1:]] == [
+    assert [line.split(":")[0] for line in lines] == [
         "equal to one device in float64",
         "equal to one device in float32",
         "equal to one device in bfloat16, which computes in float32",
     ]
+
+
+@pytest.mark.parametrize("error", [0.0, 2.0])
+def test_the_command_prints_every_comparison_as_json(capsys, monkeypatch, error) -> None:
+    row = verify.Row("norm.b", "gradient", error, 1.0)
+    monkeypatch.setattr(verify, "prepare", lambda config, double: "no device")
+    monkeypatch.setattr(
+        verify, "verify", lambda config, dtype: verify.Report(config.layout, dtype, [row])
+    )
+    equal = error < 1
+    assert verify.main(["--config", "test-tiny", "--layout.tp", "2", "--json"]) == int(not equal)
+    found = json.loads(capsys.readouterr().out)
+    assert (found["layout"], found["devices"], found["equal"]) == ("tp=2", "no device", equal)
+    assert [report["dtype"] for report in found["reports"]] == ["float64", "float32"]
+    (plain,) = found["reports"][0]["rows"]
+    expected = {"name": "norm.b", "what": "gradient", "error": error, "allowed": 1.0}
+    assert plain == {**expected, "equal": equal}
 
 
 def test_cudnn_is_refused_before_anything_runs_where_it_cannot_run(monkeypatch) -> None:

@@ -1,13 +1,15 @@
 """The text that a run ends with: its prompt, how it is drawn, and its lines."""
 
+from collections.abc import Callable
 from typing import TypedDict
 
 import numpy as np
 
-from jaxptd.config import DataConfig
+from jaxptd.config import Config, DataConfig
 from jaxptd.data import Tokenizer, Windows
 from jaxptd.data.sources import STDLIB
 from jaxptd.data.tokenizers import BYTES, UNKNOWN
+from jaxptd.errors import UserError
 
 
 class Settings(TypedDict, total=False):
@@ -22,6 +24,27 @@ class Settings(TypedDict, total=False):
 PROMPT = "class Reader:\n    def __init__(self, path):\n        self."
 BYTES_SETTINGS = Settings(temperature=0.7, top_k=10)
 PROMPT_TOKENS = 48
+
+
+def final_sample(
+    write: Callable[..., str], config: Config, tokenizer: Tokenizer, validation: Windows | None
+) -> str:
+    """The sample that a run ends with, between two rules.
+
+    Args:
+        write: `Run.sample`, which continues a prompt.
+        config: of the run.
+        tokenizer: of the run.
+        validation: held-out text, if there is any.
+    """
+    prompt = sample_prompt(config.data, tokenizer, validation)
+    settings = sample_settings(config.data)
+    try:
+        text = write(prompt, tokens=config.train.sample_tokens, seed=config.train.seed, **settings)
+    except UserError as error:  # token files whose vocabulary does not hold the prompt
+        return f"no sample: {error}"
+    rule = "-" * 72
+    return f"{rule}\n{tidy(text)}\n{rule}"
 
 
 def sample_prompt(data: DataConfig, tokenizer: Tokenizer, validation: Windows | None) -> str:

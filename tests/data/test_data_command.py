@@ -1,5 +1,6 @@
 """`python -m jaxptd.data` writes the tokens that training would have read."""
 
+import json
 import os
 import subprocess
 import sys
@@ -39,6 +40,28 @@ def test_tokenized_once_or_every_time_is_the_same(folder, capsys):
     )
     assert printed.out == "t.bin: 23 tokens from 2 files; vocabulary 257, end of document 256\n"
     assert printed.err.startswith("file 1 of 2, 13 tokens, ")
+
+
+def test_the_corpus_of_a_config(folder, capsys):
+    (folder / "run.yaml").write_text("data: {source: [a.txt, b.jsonl]}\n")
+    main(["--config", "run.yaml", "--out", "t.bin", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found == {
+        "out": "t.bin",
+        "tokens": 23,
+        "files": 2,
+        "vocabulary": 257,
+        "end_of_document": 256,
+    }
+    main(["--config", "run.yaml", "--data.source", "a.txt", "--out", "u.bin", "--json"])
+    assert json.loads(capsys.readouterr().out)["tokens"] == 13
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_quiet_prints_nothing(folder, capsys, monkeypatch, terminal):
+    monkeypatch.setattr(__main__.sys.stderr, "isatty", lambda: terminal, raising=False)
+    main(["--source", "a.txt", "--out", "t.bin", "--quiet"])
+    assert capsys.readouterr() == ("", "")
 
 
 def test_progress_on_a_terminal_is_one_line_rewritten(folder, capsys, monkeypatch):

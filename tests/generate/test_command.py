@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import shutil
 from pathlib import Path
 
@@ -64,6 +65,14 @@ def test_the_command_writes_the_prompt_and_so_many_bytes(ask):
     assert err == ""
     assert out.startswith("def ")
     assert len(out) == len("def ") + 30 + 1  # and a line feed; the model knows ASCII only
+
+
+def test_the_text_as_json_or_without_the_prompt_from_the_config_of_a_run(ask, run_dir, capfd):
+    options = ("--prompt", "def ", "--tokens", 10, "--temperature", 0)
+    text = ask(*options)[0].removesuffix("\n")
+    assert json.loads(ask(*options, "--json")[0]) == {"prompt": "def ", "text": text}
+    assert command("--config", run_dir / "config.yaml", *options, "--quiet") == 0
+    assert capfd.readouterr() == (text.removeprefix("def ") + "\n", "")
 
 
 def test_the_command_writes_the_same_on_two_devices(ask):

@@ -48,6 +48,31 @@ def test_the_default_is_1f1b(capsys):
     assert numbers(capsys)["schedule"] == "1f1b"
 
 
+def test_a_config_has_what_is_left_out(capsys, tmp_path):
+    (tmp_path / "config.yaml").write_text(
+        "model: {num_layers: 16}\ntrain: {micro_batches: 8}\n"
+        "layout: {pp: 4, schedule: interleaved, virtual_stages: 3}\n"
+    )
+
+    def sizes(*argv: str) -> tuple:
+        main(["--run-dir", str(tmp_path), *argv, "--json"])
+        found = json.loads(capsys.readouterr().out)
+        names = ("schedule", "stages", "micro_batches", "virtual_stages")
+        return tuple(found[name] for name in names)
+
+    assert sizes() == ("interleaved", 4, 8, 3)
+    assert sizes("--layout.pp", "2", "--train.micro_batches=4") == ("interleaved", 2, 4, 3)
+    assert sizes("--schedule", "zb-h1") == ("zb-h1", 4, 8, 1)
+    assert sizes("--virtual-stages", "2") == ("interleaved", 4, 8, 2)
+
+
+def test_quiet_prints_the_numbers_without_the_table(capsys, wide):
+    main([*SIZES, "--quiet"])
+    out = capsys.readouterr().out
+    assert "stage 0" not in out
+    assert "bubble" in out
+
+
 def test_json_has_the_numbers(capsys):
     found = numbers(capsys, "--schedule", "interleaved", "--virtual-stages", "3")
     assert 27 < found.pop("time_as_run") <= 54 * 2 / 3  # at most a backward's time per tick

@@ -9,8 +9,9 @@ import jax
 import pytest
 from jaxlib.xla_client import generate_pjrt_gpu_plugin_options
 
-from jaxptd.config import Config, ModelConfig
+from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.config.xla import ONE_PERMUTE_AT_A_TIME
+from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
 from jaxptd.run import devices
 from jaxptd.run.devices import FRACTIONS, prepare
@@ -105,3 +106,22 @@ def test_where_jax_has_started_no_share_is_set(gpus, monkeypatch) -> None:
     monkeypatch.setattr(jax.config, "update", started)
     assert prepare(Config()) == "1 of 2 x H100, 73.6 GB of memory each"
     assert not any(os.environ[name] for name in FRACTIONS)
+
+
+def test_a_process_simulates_so_many_devices_at_most() -> None:
+    layout = Layout(dp=devices.MOST + 8)
+    train = TrainConfig(global_batch_size=layout.dp)
+    with pytest.raises(UserError, match=r"needs 520 devices, .* simulates at most 512 devices"):
+        prepare(Config(layout=layout, train=train))
+
+
+@pytest.mark.parametrize("name", ["verify", "comms"])
+def test_an_accelerator_that_is_not_there_is_one_line(name) -> None:
+    command = [sys.executable, "-m", "jaxptd", name, "--train.platform", "auto"]
+    environment = {**os.environ, "JAX_PLATFORMS": "cuda"}
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("error: JAX cannot start its devices: ")
+    assert ended.stderr.endswith("use train.platform=cpu to simulate them\n")
+    assert "cuda" in ended.stderr
+    assert ended.stderr.count("\n") == 1
