@@ -13,7 +13,8 @@ BIN := $(VENV)/bin
 # process and share what it compiled. ARGS=-n0: all in this process.
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadfile
 # What another version of Python and JAX is tried with: layers, commands, pages.
-SMOKE := tests/layers tests/config tests/project tests/test_verify.py tests/test_comms.py \
+SMOKE := tests/layers tests/config tests/commands tests/project tests/test_main.py \
+    tests/test_commands.py tests/test_verify.py tests/test_comms.py \
     tests/test_memory.py tests/test_mesh.py tests/test_profile.py tests/generate
 # A stamp marks a complete installation of pyproject.toml's packages. Every installation removes the
 # stamps first, so that one which was interrupted starts again from nothing.
