@@ -125,7 +125,7 @@ class OneStep:
 
     def run(self, params: Tensors) -> Outcome:
         """Runs one step from `params`, canonical."""
-        stored = jax.jit(self._stored)(params)
+        stored = jax.tree.map(np.asarray, jax.jit(self._stored)(params))  # cut without a program
         stored = jax.device_put(stored, shardings(self.program.states.stored, self.program.mesh))
         state, metrics, grads = self.program.step_with_gradients(
             {**self.program.init_state(), "params": stored}, self.batch

@@ -64,7 +64,7 @@ def test_a_ring_that_turns_the_wrong_way_is_found(monkeypatch, ring) -> None:
 
 
 BROKEN = [
-    pytest.param(Layout(tp=4), {"leave": summed_twice}, "loss", id="a sum made twice"),
+    slow(Layout(tp=4), {"leave": summed_twice}, "loss", id="a sum made twice"),
     pytest.param(
         tiny.SEQUENCE_PARALLEL, {"leave": wrong_block}, "loss", id="a ring turned one further"
     ),

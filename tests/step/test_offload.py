@@ -115,7 +115,9 @@ def test_a_checkpoint_is_restored_into_the_other_memory(before, after, tmp_path)
     assert equal(to_canonical(other, found), to_canonical(one, state))
 
 
-@pytest.mark.parametrize("layout", [GRID, slow(Layout()), slow(SHARDED), slow(RING)], ids=str)
+@pytest.mark.parametrize(
+    "layout", [Layout(dp=2), slow(GRID), slow(Layout()), slow(SHARDED), slow(RING)], ids=str
+)
 def test_activations_in_host_memory_change_no_number(layout: Layout) -> None:
     away = dataclasses.replace(layout, offload="activations")
     there, here = (tiny.program(each, dropout=0.1, remat="dots") for each in (away, layout))

@@ -11,6 +11,7 @@ from runs import (
     kill_after,
     numbers,
 )
+from turns import slow
 
 from jaxptd.run.folder import RunDir
 from jaxptd.step import Program
@@ -41,8 +42,8 @@ def poison(monkeypatch: pytest.MonkeyPatch, *, step: int) -> None:
     ("log", "evaluate", "save", "good"),
     [
         (1, 10, 5, [5]),
-        (5, 0, 7, []),
-        (0, 0, 7, []),
+        slow(5, 0, 7, []),
+        slow(0, 0, 7, []),
         (0, 7, 7, []),
         (0, 0, 3, [3, 6]),
         (0, 0, 0, []),

@@ -181,6 +181,7 @@ def test_an_evaluation_equals_one_devices() -> None:
         assert tokens == 36
 
 
+@pytest.mark.slow
 def test_generated_text_equals_one_devices() -> None:
     written = []
     for layout in (Layout(), *SPREAD[:2]):
