@@ -67,6 +67,7 @@ def test_a_run_starts_without_a_whole_state_on_the_devices() -> None:
     assert {x.memory_space for x in inside if x.ndim} == {jax.memory.Space.Host}
 
 
+@pytest.mark.slow
 def test_in_bfloat16_layers_get_copies_and_the_masters_stay_wide() -> None:
     there = tiny.program(Layout(dp=2, offload="optimizer"), dtype="bfloat16")
     (state, losses), (plain, expected) = (

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import tiny
 from one_device import FromZeros, case, hold, hold_in_a_process, report
-from turns import slow
 
 from jaxptd.errors import UserError
 from jaxptd.generate import Generator, Sampling
@@ -116,9 +115,10 @@ def test_sixteen_devices(layout: str, stage: int) -> None:
     hold_in_a_process(f"{layout} zero={stage}", num_layers=5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
-    [Layout(dp=2, zero=3), slow(Layout(pp=2, dp=2, zero=2))],
+    [Layout(dp=2, zero=3), Layout(pp=2, dp=2, zero=2)],
     ids=str,
 )
 def test_in_bfloat16_a_step_is_the_same_without_zero(layout: Layout) -> None:
