@@ -137,11 +137,10 @@ def hold(layout: Layout, **choice) -> None:
 
 
 def hold_fast(layout: Layout, **choice) -> None:
-    """The same with one device's step from the cache, for products of many layouts."""
-    for dtype, limit in (("float64", 1e-12), ("float32", 1e-6)):
-        found = report(layout, dtype, **{"dropout": 0.1, **choice})
-        assert found.wrong == []
-        assert found.worst_gradient <= limit
+    """In float64 with one device's step from the cache, for products of many layouts."""
+    found = report(layout, "float64", **{"dropout": 0.1, **choice})
+    assert found.wrong == []
+    assert found.worst_gradient <= 1e-12
 
 
 @pytest.mark.slow

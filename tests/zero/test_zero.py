@@ -94,9 +94,10 @@ def test_every_stage_in_every_layout(inside: dict, stage: int, how: dict) -> Non
     layout = Layout(zero=stage, **inside)
     choice = {"num_layers": 5, "dropout": 0.1, "batch": 24, "micro_batches": 3} | how
     hold(layout, **choice)
-    single = report(layout, "float32", **choice)
-    assert single.wrong == []
-    assert single.worst_gradient <= 1e-6
+    if how == WAYS[stage]:  # in float32 one way at each stage
+        single = report(layout, "float32", **choice)
+        assert single.wrong == []
+        assert single.worst_gradient <= 1e-6
 
 
 MORE_DEVICES = [
