@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
+from jaxptd.config.effects import refuse_without_effect
 from jaxptd.config.layout_checks import check_layout
 from jaxptd.config.model import ModelConfig
 from jaxptd.config.processes import ProcessesConfig
@@ -32,6 +33,7 @@ class Config:
     def __post_init__(self) -> None:
         check_fields(self)
         check_layout(self.model, self.layout)
+        refuse_without_effect(self.model, self.layout)
         slices = self.layout.dp * self.train.micro_batches
         if self.train.global_batch_size % slices:
             raise UserError(
