@@ -33,6 +33,7 @@ from jaxptd.run.health import Health
 from jaxptd.run.meter import Meter
 from jaxptd.run.programs import Programs
 from jaxptd.run.progress import Display, Output, summary
+from jaxptd.run.remarks import remarks
 from jaxptd.step import Batch, Program, State
 
 SAMPLE_PROMPT = "def "
@@ -247,6 +248,8 @@ def make_run(config: Config, world: World, *, display: Display, watchdog: Watchd
     devices = prepare(config, world=world)
     program = Program(config, make_mesh(config.layout))
     display.say(summary(program, devices, data))
+    for remark in remarks(program):
+        display.say(f"warning: {remark}")
     if data.validation is not None and (warning := without_best(config)):
         display.say(warning)
     return Run(program, data, tokenizer, run_dir, display, watchdog)

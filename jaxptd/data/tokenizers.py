@@ -112,8 +112,9 @@ def load_tokenizer(name: str) -> Tokenizer:
     if name == BYTES:
         return ByteTokenizer()
     if not os.path.isfile(name):
+        what = "it is no file on disk" if os.path.exists(name) else "no such file"
         raise UserError(
-            f"data.tokenizer={name!r}: no such file; use bytes, or the path of a tokenizers JSON"
+            f"data.tokenizer={name!r}: {what}; use bytes, or the path of a tokenizers JSON"
         )
     return _load_json(name)
 

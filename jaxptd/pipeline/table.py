@@ -5,6 +5,7 @@ of tick t can be read from tick t+1 on. Pure numpy.
 """
 
 import dataclasses
+import os
 import re
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
@@ -213,6 +214,8 @@ def read_csv(path: str | Path) -> Schedule:
     Raises:
         UserError: the file cannot be read, or is not a schedule (see `check`).
     """
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe, say, would never end
+        raise UserError(f"schedule {path} is no file on disk; name a .csv file")
     try:
         text = Path(path).read_text(encoding="utf-8-sig")  # spreadsheets write a byte order mark
     except OSError as error:
