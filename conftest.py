@@ -58,3 +58,11 @@ def pytest_configure(config: pytest.Config) -> None:
     flags = (given, PATIENCE, ONE_PERMUTE_AT_A_TIME, NO_LLVM_OPTIMISATION)
     os.environ["XLA_FLAGS"] = " ".join(flags).strip()
     jax.devices()  # now, before a command under test could ask for another number
+
+
+@pytest.fixture(autouse=True)
+def folder_of_a_doctest(request: pytest.FixtureRequest) -> None:
+    """Runs the example of a docstring in a folder of its own, since it may write files."""
+    if isinstance(request.node, pytest.DoctestItem):
+        folder = request.getfixturevalue("tmp_path")
+        request.getfixturevalue("monkeypatch").chdir(folder)

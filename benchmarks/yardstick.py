@@ -25,7 +25,8 @@ from typing import Any
 
 import jax
 
-from jaxptd import Config, Layout, ModelConfig, Program, TrainConfig, comms, load_config, make_mesh
+from jaxptd import Config, Layout, ModelConfig, Program, TrainConfig, load_config, make_mesh
+from jaxptd.comms import main as comms
 from jaxptd.errors import Parser, run_command
 
 ROOT = Path(__file__).parents[1]
@@ -70,7 +71,8 @@ def without_places(text: str) -> str:
 
 def step_text(step: Program) -> Iterator[str]:
     """Yields the HLO of the training step as it enters XLA, and as it leaves."""
-    lowered: Any = step.train_step.lower(step.abstract_state, step.abstract_batch)
+    jitted: Any = step.train_step
+    lowered = jitted.lower(step.abstract_state, step.abstract_batch)
     yield lowered.compiler_ir("hlo").as_hlo_text()
     yield lowered.compile().as_text()
 
@@ -88,7 +90,7 @@ def counted(config: str) -> str:
     printed = io.StringIO()
     here = ("--model.attention", "xla", "--train.platform", "cpu")
     with contextlib.redirect_stdout(printed):
-        comms.main(["--config", config, *here, "--json"])
+        comms(["--config", config, *here, "--json"])
     return printed.getvalue()
 
 

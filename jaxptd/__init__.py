@@ -1,15 +1,61 @@
 """jaxptd: transformers on many devices, every layout proved equal to one device.
 
+    import jaxptd
+
+    jaxptd.simulate(8)  # on a machine without GPUs
+    config = jaxptd.load_config("test-tiny", ["--layout.dp=2", "--layout.tp=4"])
+    run = jaxptd.train(config)  # a Run: run.state, run.metrics, run.sample("def "), ...
+    jaxptd.verify(config)  # the layout computes what one device computes
+    jaxptd.comms(config), jaxptd.memory(config)  # what a step moves, and what a device holds
+
 Names exported here are kept stable; everything else may change between versions. Their modules are
 imported when a name is first used, so `import jaxptd` is quick and starts no device.
+
+`train`, `verify`, `comms`, `memory`, `profile` and `generate` are modules, with what belongs to
+them, and are called like the function of that name.
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxptd import plot as plot
+    from jaxptd.api import Run as Run
+    from jaxptd.api import load as load
+    from jaxptd.comms import comms as comms
+    from jaxptd.config import CheckpointConfig as CheckpointConfig
+    from jaxptd.config import Config as Config
+    from jaxptd.config import DataConfig as DataConfig
+    from jaxptd.config import ModelConfig as ModelConfig
+    from jaxptd.config import OptimizerConfig as OptimizerConfig
+    from jaxptd.config import ProcessesConfig as ProcessesConfig
+    from jaxptd.config import TrainConfig as TrainConfig
+    from jaxptd.config.command_line import load_config as load_config
+    from jaxptd.data import load_tokenizer as load_tokenizer
+    from jaxptd.data import open_data as open_data
+    from jaxptd.errors import UserError as UserError
+    from jaxptd.generate import generate as generate
+    from jaxptd.memory import memory as memory
+    from jaxptd.mesh import Axis as Axis
+    from jaxptd.mesh import Layout as Layout
+    from jaxptd.mesh import describe_mesh as describe_mesh
+    from jaxptd.mesh import make_mesh as make_mesh
+    from jaxptd.mesh import rank_groups as rank_groups
+    from jaxptd.models.gpt import GPT as GPT
+    from jaxptd.pipeline.schedules import SCHEDULES as SCHEDULES
+    from jaxptd.pipeline.schedules import Schedule as Schedule
+    from jaxptd.pipeline.schedules import make_schedule as make_schedule
+    from jaxptd.profile import profile as profile
+    from jaxptd.run.devices import simulate as simulate
+    from jaxptd.step import Program as Program
+    from jaxptd.train import train as train
+    from jaxptd.verify import verify as verify
 
 __version__ = "0.1.0.dev0"
 
+_MODULES = ("comms", "generate", "memory", "plot", "profile", "train", "verify")
 _HOMES = {
+    "jaxptd.api": ("Run", "load"),
     "jaxptd.config": (
         "CheckpointConfig",
         "Config",
@@ -20,17 +66,22 @@ _HOMES = {
         "TrainConfig",
     ),
     "jaxptd.config.command_line": ("load_config",),
+    "jaxptd.data": ("load_tokenizer", "open_data"),
     "jaxptd.errors": ("UserError",),
-    "jaxptd.mesh": ("Axis", "Layout", "make_mesh", "rank_groups"),
+    "jaxptd.mesh": ("Axis", "Layout", "describe_mesh", "make_mesh", "rank_groups"),
     "jaxptd.models.gpt": ("GPT",),
+    "jaxptd.pipeline.schedules": ("SCHEDULES", "Schedule", "make_schedule"),
+    "jaxptd.run.devices": ("simulate",),
     "jaxptd.step": ("Program",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = ["__version__", *sorted(_HOME)]
+__all__ = ["__version__", *sorted((*_HOME, *_MODULES))]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"jaxptd.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'jaxptd' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)

@@ -6,67 +6,60 @@ parameter is made.
 
 `count.py` says what counts as bytes. `wire_bytes` is what a ring of g devices sends from each:
 (g-1)/g of them, twice that for an all-reduce, all of them for a permute or a broadcast.
-From Python: `comms.count(program)`, `comms.formula(program)`, ...
+From Python: `jaxptd.comms(config)`; of one program `comms.count(program)`, ...
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
 
-from jaxptd.analysis.collective import Collective, add_up, subtract
+from jaxptd.analysis.collective import add_up, subtract
+from jaxptd.analysis.comms_report import TITLES, CommsReport
 from jaxptd.analysis.count import collectives_of, count, count_compiled, formula, per_layer
 from jaxptd.config import Config
 from jaxptd.config.command_line import make_parser, parse
-from jaxptd.data.tokenizers import with_vocabulary
+from jaxptd.display import callable_module
 from jaxptd.errors import run_command
 from jaxptd.mesh import make_mesh
-from jaxptd.run.devices import prepare
+from jaxptd.run.devices import ready
 from jaxptd.step import Program
 
 __all__ = [
+    "CommsReport",
     "add_up",
     "collectives_of",
+    "comms",
     "count",
     "count_compiled",
     "formula",
     "main",
     "per_layer",
-    "report",
     "subtract",
 ]
 
-TITLES = {
-    "jaxpr": "one training step, from the jaxpr",
-    "compiled": "one training step, from the compiled HLO",
-    "formula": "one training step, by the formula",
-    "per_layer": "of which one layer, forward and backward, all micro-batches",
-}
 
+def comms(config: Config) -> CommsReport:
+    """Counts the collectives of a config's training step; runs nothing and makes no parameter.
 
-def report(config: Config) -> dict[str, list[Collective]]:
-    """The collectives of a config's training step by each of `TITLES`."""
+    >>> import jaxptd
+    >>> config = jaxptd.load_config("test-tiny", ["--layout.dp=2", "--model.num_layers=1"])
+    >>> jaxptd.comms(config).as_formula
+    True
+
+    Raises:
+        UserError: too few devices.
+    """
+    config, where = ready(config)
     program = Program(config, make_mesh(config.layout))
-    return {
-        "jaxpr": count(program),
-        "compiled": count_compiled(program),
-        "formula": formula(program),
-        "per_layer": per_layer(program),
-    }
-
-
-def _table(title: str, rows: Sequence[Collective], sizes: Mapping[str, int]) -> Table:
-    table = Table("collective", "axes", "executions", "bytes", "ring bytes sent", title=title)
-    for row in rows:
-        table.add_row(
-            row.kind,
-            " x ".join(row.axes),
-            f"{row.count:,}",
-            f"{row.bytes:,}",
-            f"{row.wire_bytes(sizes):,}",
-        )
-    return table
+    return CommsReport(
+        layout=config.layout,
+        devices=where,
+        jaxpr=count(program),
+        compiled=count_compiled(program),
+        formula=formula(program),
+        per_layer=per_layer(program),
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,22 +67,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser("python -m jaxptd.comms", main.__doc__ or "")
     parser.add_argument("--json", action="store_true", help="print JSON")
     config, options = parse(parser, argv)
-    config = with_vocabulary(config)
-    where = prepare(config)
-    sizes = {str(axis): size for axis, size in config.layout.sizes.items()}
-    found = report(config)
+    found = comms(config)
     if options["json"]:
-        plain = {name: [row.as_dict(sizes) for row in each] for name, each in found.items()}
-        print(json.dumps({"mesh": sizes, **plain}))
+        print(json.dumps(found.as_dict()))
         return 0
     console = Console()
-    console.print(f"{config.layout} on {where}", highlight=False)
-    for name, rows in found.items():
-        console.print(_table(TITLES[name], rows, sizes))
-    same = subtract(found["jaxpr"], found["formula"]) == []
-    console.print(f"the jaxpr {'moves' if same else 'does NOT move'} what the formula says")
+    console.print(f"{config.layout} on {found.devices}", highlight=False)
+    for name in TITLES:
+        console.print(found.table(name))
+    console.print(found.verdict)
     return 0
 
 
+callable_module(__name__)
 if __name__ == "__main__":
     run_command(main)

@@ -6,14 +6,13 @@ good checkpoint of a run. A text that fills the model's seq_length is continued 
 Letters: B batch (one text), T position, V vocabulary, K most likely tokens.
 """
 
-import contextlib
 import dataclasses
 import math
 import sys
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,18 +20,15 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.checkpoint import CheckpointError, Checkpoints
-from jaxptd.checkpoint.canonical import abstract_canonical, params_from_canonical
 from jaxptd.collectives import as_same
-from jaxptd.config import Config, from_dict
 from jaxptd.data.tokenizers import Tokenizer, load_tokenizer
+from jaxptd.display import callable_module
 from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.layers.dropout import Places
 from jaxptd.layers.forms import for_decoding
-from jaxptd.mesh import Layout, make_mesh
 from jaxptd.params import Params
-from jaxptd.run.devices import prepare
 from jaxptd.run.progress import printable
+from jaxptd.run.saved import load_run
 from jaxptd.step import Program
 from jaxptd.step.passes import make_passes
 from jaxptd.step.resolved import Resolved, resolve
@@ -171,43 +167,38 @@ def write_text(
     return prompt + tokenizer.decode(Generator(program, vocab_size, sampling)(params, ids, tokens))
 
 
-def load_run(run_dir: Path, *, tp: int, platform: Any) -> tuple[Program, Params]:
-    """Loads the model of a run's newest good checkpoint, on `tp` devices.
+def generate(
+    run_dir: str | Path,
+    prompt: str = "",
+    *,
+    tokens: int = 200,
+    temperature: float = Sampling.temperature,
+    top_k: int = Sampling.top_k,
+    seed: int = 0,
+    tp: int = 1,
+    platform: Literal["auto", "cpu"] = "auto",
+) -> str:
+    """The prompt, and the text that the model of a run directory adds to it.
+
+    `jaxptd.load(run_dir)` restores a model once for several texts.
+
+    Args:
+        run_dir: `train.run_dir` of the run.
+        prompt: text to continue; empty starts a document.
+        tokens: to generate.
+        temperature: of the draws; 0 takes the most likely token.
+        top_k: draw from the k most likely tokens; 0 from all.
+        seed: of the draws.
+        tp: devices to hold the model on.
+        platform: as `train.platform`.
 
     Raises:
         UserError: there is no run, no good checkpoint, or too few devices.
     """
-    checkpoints = Checkpoints(run_dir / "checkpoints", keep=1)
-    if not checkpoints.steps():
-        raise UserError(
-            f"{run_dir} holds no checkpoint; train with --train.run_dir {run_dir} first"
-        )
-    saved = _saved_config(checkpoints, run_dir)
-    train = dataclasses.replace(
-        saved.train, platform=platform, global_batch_size=1, micro_batches=1
-    )
-    # cuDNN's kernel has no cache, and products of a single token gain nothing from 8 bits.
-    model = dataclasses.replace(saved.model, attention="xla", products="native")
-    config = Config(model, Layout(tp=tp), saved.data, saved.optimizer, train, saved.checkpoint)
-    prepare(config)
-    program = Program(config, make_mesh(config.layout))
-    target = abstract_canonical(program)
-    found = checkpoints.restore_newest(target, report=_warn)
-    if found is None:
-        raise UserError(f"no checkpoint of {run_dir} can be read; all of them are damaged")
-    return program, params_from_canonical(program, found[1])
-
-
-def _saved_config(checkpoints: Checkpoints, run_dir: Path) -> Config:
-    """The config in the newest readable manifest; all checkpoints of a run have the same model."""
-    for step in reversed(checkpoints.steps()):
-        with contextlib.suppress(CheckpointError):
-            return from_dict(checkpoints.description(step)["config"])
-    raise UserError(f"no checkpoint of {run_dir} can be read; all of them are damaged")
-
-
-def _warn(line: str) -> None:
-    print(f"warning: {line}", file=sys.stderr)
+    sampling = Sampling(temperature, top_k, seed)
+    program, params = load_run(Path(run_dir).expanduser(), tp=tp, platform=platform)
+    tokenizer = load_tokenizer(program.config.data.tokenizer)
+    return write_text(program, params, tokenizer, prompt=prompt, tokens=tokens, sampling=sampling)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -229,15 +220,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.tokens < 1:
         raise UserError(f"--tokens {args.tokens}: write 1 token or more")
-    sampling = Sampling(args.temperature, args.top_k, args.seed)
-    program, params = load_run(args.run_dir, tp=args.tp, platform=args.platform)
-    tokenizer = load_tokenizer(program.config.data.tokenizer)
-    text = write_text(
-        program, params, tokenizer, prompt=args.prompt, tokens=args.tokens, sampling=sampling
+    text = generate(
+        args.run_dir,
+        args.prompt,
+        tokens=args.tokens,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        seed=args.seed,
+        tp=args.tp,
+        platform=args.platform,
     )
     print(printable(text, sys.stdout.encoding))
     return 0
 
 
+callable_module(__name__)
 if __name__ == "__main__":
     run_command(main)

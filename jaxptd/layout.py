@@ -12,6 +12,7 @@ import math
 from enum import StrEnum
 from typing import Literal
 
+from jaxptd.display import settings_html, settings_text
 from jaxptd.errors import UserError, quoted
 from jaxptd.fields import check_fields
 
@@ -40,6 +41,12 @@ SQUARE: tuple[Matmul2D, ...] = ("fox", "cannon")  # these need as many rows as c
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """Sizes of the mesh's axes, and the algorithms that are used along them.
+
+    >>> layout = Layout(dp=2, tp=4, sequence_parallel=True)
+    >>> layout
+    Layout(dp=2, tp=4, sequence_parallel=True)
+    >>> layout.num_devices
+    8
 
     Args:
         pp: pipeline stages.
@@ -189,3 +196,6 @@ class Layout:
         offload = [f"offload={self.offload}"] if self.offload != "none" else []
         words = sizes + pipeline + sequence + ring + grid + zero + offload
         return " ".join(words) or "one device"
+
+    __repr__ = settings_text
+    _repr_html_ = settings_html

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
+from jaxptd.display import preformatted
 from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.layout import BATCH_AXES, SCHEDULES, SQUARE, Axis, Layout, Matmul2D, RingKind
 
@@ -25,7 +26,9 @@ __all__ = [
     "Axis",
     "Layout",
     "Matmul2D",
+    "MeshDescription",
     "RingKind",
+    "describe_mesh",
     "draw",
     "in_process_order",
     "make_mesh",
@@ -40,6 +43,9 @@ Groups = list[list[int]]
 def make_mesh(layout: Layout, devices: Sequence[Any] | None = None) -> Mesh:
     """Arranges the first `layout.num_devices` of `devices` (default: JAX's) in a mesh.
 
+    >>> make_mesh(Layout(dp=2, tp=4)).devices.shape
+    (1, 2, 1, 1, 1, 4)
+
     Raises:
         UserError: there are fewer devices than the layout needs.
     """
@@ -48,7 +54,7 @@ def make_mesh(layout: Layout, devices: Sequence[Any] | None = None) -> Mesh:
     if needed > len(devices):
         raise UserError(
             f"layout ({layout}) needs {needed} devices, there are {len(devices)}; "
-            "use smaller axes, or train.platform=cpu to simulate devices"
+            f"use smaller axes, or call jaxptd.simulate({needed}) before anything uses JAX"
         )
     block = np.array(devices[:needed], dtype=object).reshape(tuple(layout.sizes.values()))
     return Mesh(block, tuple(layout.sizes), axis_types=(AxisType.Auto,) * len(Axis))
@@ -115,6 +121,35 @@ def _layout_of(world_size: int, sizes: dict[str, int | None]) -> Layout:
             remedy = f"use world size {layout.num_devices}, or leave --dp out"
         raise UserError(f"world size {world_size} does not split into {product}; {remedy}")
     return layout
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class MeshDescription:
+    """The devices of a layout, drawn as text: `describe_mesh` makes it."""
+
+    layout: Layout
+
+    def __repr__(self) -> str:
+        return f"{self.layout.num_devices} devices: {self.layout}\n{draw(self.layout)}"
+
+    def _repr_html_(self) -> str:
+        return preformatted(repr(self))
+
+
+def describe_mesh(mesh: Layout | Mesh) -> MeshDescription:
+    """Shows which devices a layout, or a mesh that `make_mesh` made, puts where.
+
+    >>> describe_mesh(Layout(dp=2, tp=2))
+    4 devices: dp=2 tp=2
+                pp 0
+              +------+
+    dp 0 cp 0 | 0 1  |
+    dp 1 cp 0 | 2 3  |
+              +------+
+              in each box: tp 2
+    """
+    sizes = {} if isinstance(mesh, Layout) else {str(k): n for k, n in mesh.shape.items()}
+    return MeshDescription(mesh if isinstance(mesh, Layout) else Layout(**sizes))
 
 
 def draw(layout: Layout) -> str:

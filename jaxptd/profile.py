@@ -5,7 +5,7 @@
 Prints the milliseconds of each part of a step: a scope of the model, and products, attention
 kernel, other kernels or collectives (`step_parts.py`). Times are averaged over the devices; kernels
 that run at once on one device each count in full. `--trace DIR` keeps the trace, which Perfetto and
-XProf open. The tokens are random; no data is read.
+XProf open. The tokens are random; no data is read. From Python: `jaxptd.profile(config)`.
 """
 
 import importlib
@@ -17,12 +17,36 @@ from typing import Any
 from rich.console import Console
 
 from jaxptd.analysis.profiling.profiler import measure
-from jaxptd.analysis.profiling.step_parts import lines
+from jaxptd.analysis.profiling.step_parts import ProfileReport, lines
 from jaxptd.analysis.report import table, versions
+from jaxptd.config import Config
 from jaxptd.config.command_line import make_parser, parse
 from jaxptd.data.tokenizers import with_vocabulary
+from jaxptd.display import callable_module
 from jaxptd.errors import UserError, run_command
-from jaxptd.run.devices import prepare
+from jaxptd.run.devices import prepare, ready
+
+
+def profile(config: Config, *, steps: int = 5, trace: Path | None = None) -> ProfileReport:
+    """Measures where the time of a config's training step goes, on the devices at hand.
+
+    >>> import jaxptd
+    >>> config = jaxptd.load_config("test-tiny", ["--model.num_layers=1"])
+    >>> jaxptd.profile(config, steps=1).times["mlp", "products"] > 0  # doctest: +SKIP
+    True
+
+    Args:
+        config: of a run; its data is not read, the tokens are random.
+        steps: in the trace, after two.
+        trace: a new directory that keeps the trace; None keeps none.
+
+    Raises:
+        UserError: too few devices.
+    """
+    config, where = ready(config)
+    with tempfile.TemporaryDirectory() as temporary:
+        times = measure(config, steps, trace or Path(temporary))
+    return ProfileReport(f"{config.layout}, {where}", times)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,14 +62,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if directory:
             _make_directory(option, directory)
     config = with_vocabulary(config)
-    where = prepare(config)
-    Console().print(f"profiling {config.layout} on {where}", highlight=False)
-    with tempfile.TemporaryDirectory() as temporary:
-        times = measure(config, options["steps"], trace or Path(temporary))
+    Console().print(f"profiling {config.layout} on {prepare(config)}", highlight=False)
+    found = profile(config, steps=options["steps"], trace=trace)
     print(versions())
-    print(table([("part", "kernels", "ms a step", "share"), *lines(times)]))
+    print(table([("part", "kernels", "ms a step", "share"), *lines(found.times)]))
     if pictures:
-        pictures.draw(picture, {f"{config.layout}, {where}": times}, "ms a step, measured")
+        pictures.draw(picture, {found.title: found.times}, "ms a step, measured")
     return 0
 
 
@@ -87,5 +109,6 @@ def _make_directory(option: str, directory: Path) -> None:
         raise UserError(f"--{option}: {error.strerror}: {directory}") from error
 
 
+callable_module(__name__)
 if __name__ == "__main__":
     run_command(main)

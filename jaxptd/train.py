@@ -2,207 +2,218 @@
 
 Builds the mesh, makes or restores the state, runs the steps, logs, evaluates and saves, and at the
 end samples a text. The same command resumes a killed run from its newest good checkpoint. SIGINT or
-SIGTERM finishes the step, saves and stops.
+SIGTERM finishes the step, saves and stops. From Python: `jaxptd.train(config)`.
 """
 
 import contextlib
 import dataclasses
-import math
 import os
-from collections.abc import Iterator, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
+from jaxptd.analysis.memory_needs import out_of_memory_explained, require_fits
+from jaxptd.api.run import Run, open_corpus
 from jaxptd.checkpoint import CheckpointError
 from jaxptd.config import Config
 from jaxptd.config.command_line import make_parser, parse
-from jaxptd.data import Data, Windows, load_tokenizer, open_data
-from jaxptd.data.tokenizers import Tokenizer, with_vocabulary
+from jaxptd.data import load_tokenizer
+from jaxptd.data.tokenizers import with_vocabulary
+from jaxptd.display import callable_module
 from jaxptd.distributed import coordination
 from jaxptd.distributed.launchers import World, find
 from jaxptd.distributed.liveness import RESUME, Liveness
 from jaxptd.distributed.stop import Stop
 from jaxptd.distributed.watchdog import Phase, Watchdog
 from jaxptd.errors import UserError, run_command
-from jaxptd.generate import Sampling, write_text
 from jaxptd.mesh import make_mesh
-from jaxptd.run.batches import read_batch
-from jaxptd.run.checkpoints import RunCheckpoints, without_best
-from jaxptd.run.devices import prepare
+from jaxptd.run.checkpoints import without_best
+from jaxptd.run.devices import prepare, require_config
 from jaxptd.run.folder import Row, RunDir, check_alike
-from jaxptd.run.health import Health
 from jaxptd.run.meter import Meter
-from jaxptd.run.programs import Programs
 from jaxptd.run.progress import Display, Output, summary
 from jaxptd.run.remarks import remarks
-from jaxptd.step import Batch, Program, State
+from jaxptd.step import Program
 
 SAMPLE_PROMPT = "def "
+OnLog = Callable[[Row], object]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Trains a model on a mesh of devices."""
     parser = make_parser("python -m jaxptd.train", main.__doc__ or "")
     config, _ = parse(parser, argv)
-    world = find(config.processes, os.environ)
-    coordination.join(world, config.processes, devices=config.layout.num_devices)
-    config = dataclasses.replace(config, processes=config.processes.anywhere())
-    display, watchdog = Display(Output()), Watchdog(config.processes.stuck_after)
-    with Liveness(world, watchdog, report=display.say).watching():
-        run = make_run(config, world, display=display, watchdog=watchdog)
-        state, stop = run.start(), Stop(alone=world.alone)
-        state = run.train(state, stop)
-        run.finish(state, stop)
+    with session(config, Display(Output())) as training:
+        training.train()
+        training.finish()
     return 0
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """One training run: its program, data and outputs."""
+def train(config: Config, *, on_log: OnLog | None = None, quiet: bool = False) -> Run:
+    """Trains a model, or goes on with the run in `train.run_dir`; shows the progress.
 
-    program: Program
-    data: Data
-    tokenizer: Tokenizer
-    run_dir: RunDir
+    >>> import jaxptd
+    >>> config = jaxptd.load_config("test-tiny", ["--train.steps=2", "--train.run_dir=run"])
+    >>> run = jaxptd.train(config, quiet=True)
+    >>> run.metrics["step"], run.step
+    (array([1, 2]), 2)
+
+    An interrupt (Ctrl-C, or a notebook's stop button) ends the step, saves, and returns the run
+    with `run.stopped` True; a second one raises KeyboardInterrupt at once.
+
+    Args:
+        config: of the run.
+        on_log: called with each row of metrics.jsonl, in the first process.
+        quiet: print nothing.
+
+    Raises:
+        UserError: bad data, another run in the directory, too few devices, or a run that diverges.
+    """
+    output = Output()
+    output.quiet |= quiet
+    with session(require_config(config), Display(output), on_log=on_log, patient=True) as training:
+        training.train()
+    return training.run
+
+
+@contextlib.contextmanager
+def session(
+    config: Config, display: Display, *, on_log: OnLog | None = None, patient: bool = False
+) -> Iterator["Training"]:
+    """Joins the processes of a run and starts it; inside, all end together if one fails.
+
+    Args:
+        config: of the run.
+        display: shows its progress.
+        on_log: see `train`.
+        patient: a process that is alone is never ended for a step that takes too long.
+    """
+    world = find(config.processes, os.environ)
+    coordination.join(world, config.processes, devices=config.layout.num_devices)
+    config = dataclasses.replace(config, processes=config.processes.anywhere())
+    watchdog = Watchdog(0.0 if patient and world.alone else config.processes.stuck_after)
+    with Liveness(world, watchdog, report=display.say).watching():
+        run = make_run(config, world, display=display, watchdog=watchdog)
+        training = Training(run, display, Stop(alone=world.alone), on_log)
+        training.start()
+        yield training
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """The steps of a run, which log, evaluate and save on the way.
+
+    Args:
+        run: has the state.
+        display: shows the progress.
+        stop: asked for by a signal.
+        on_log: called with each row of metrics.
+    """
+
+    run: Run
     display: Display
-    watchdog: Watchdog
+    stop: Stop
+    on_log: OnLog | None
 
     @property
     def config(self) -> Config:
-        return self.program.config
+        return self.run.config
 
-    @cached_property
-    def checkpoints(self) -> RunCheckpoints:
-        return RunCheckpoints(self.program, self.run_dir, self.display.say)
+    @property
+    def watchdog(self) -> Watchdog:
+        return self.run.watchdog
 
-    @cached_property
-    def health(self) -> Health:
-        return Health(self.config.train.max_skipped, self._good_steps)
-
-    @cached_property
-    def programs(self) -> Programs:
-        return Programs(self.watchdog)
-
-    def start(self) -> State:
+    def start(self) -> None:
         """Restores or makes the state, and opens the run directory.
 
         Raises:
             UserError: the processes disagree on the config, the data or the step.
         """
-        check_alike(self.config, {"the number of training tokens": len(self.data.train.tokens)})
-        state = self.checkpoints.start()
-        step = int(state["step"])
+        run = self.run
+        check_alike(self.config, {"the number of training tokens": len(run.data.train.tokens)})
+        with out_of_memory_explained(run.program):
+            run.arrays = run.checkpoints.start()
         remedy = "train.run_dir must be the same directory for all processes"
-        coordination.check_alike("alike.step", {"the step to go on from": step}, remedy=remedy)
-        self.run_dir.open(self.config, step=step)
+        coordination.check_alike("alike.step", {"the step to go on from": run.step}, remedy=remedy)
+        run.run_dir.open(self.config, step=run.step)
         with _failed_saves_explained():
-            self.checkpoints.begin(step)
-        return state
+            run.checkpoints.begin(run.step)
 
-    def train(self, state: State, stop: Stop) -> State:
-        """Runs the remaining steps, logging, evaluating and saving on the way.
+    def train(self) -> None:
+        """Runs the remaining steps.
 
         Raises:
             UserError: too many steps in a row were skipped, a parameter or validation loss is not
                 finite (such a state is never saved), or a checkpoint cannot be saved.
         """
-        done, end = int(state["step"]), self.config.train.steps
+        run, done, end = self.run, self.run.step, self.config.train.steps
         waiting = partial(self.watchdog.phase, Phase.WAITING)
         with (
             _failed_saves_explained(),
+            out_of_memory_explained(run.program),
             self.display.steps(done=done, total=end),
-            stop.listening(),
-            self.checkpoints.store,
+            self.stop.listening(),
+            run.checkpoints.store,
         ):
-            meter = Meter(self.program, done, check=self.health.check_step, waiting=waiting)
+            meter = Meter(run.program, done, check=run.health.check_step, waiting=waiting)
             for step in self.watchdog.steps(done + 1, end):
                 first = (step - 1) * self.config.train.global_batch_size
-                batch = self._read(self.data.train, first)
-                program = self.program.train_step
-                with self.programs.ready("train_step", program, state, batch) as train_step:
-                    state, metrics = train_step(state, batch)
+                batch = run.read(run.data.train, first)
+                program = run.program.train_step
+                with run.programs.ready("train_step", program, run.arrays, batch) as train_step:
+                    run.arrays, metrics = train_step(run.arrays, batch)
                 meter.add(step, metrics)
-                stopping = stop.after(step)  # read once: a signal from here on ends the next step
-                self._after_step(state, step, meter, last=stopping or step == end)
+                stopping = self.stop.after(step)  # a signal from here on ends the next step
+                self._after_step(step, meter, last=stopping or step == end)
                 if stopping:
+                    run.stopped = True
                     self.display.say(f"stopped at step {step}: {self._how_to_resume()}")
                     break
             with self.watchdog.phase(Phase.SAVING):
                 meter.wait()
-                self.health.check_params(int(state["step"]), state["params"])
-                self.checkpoints.store.wait()
-        return state
+                run.health.check_params(run.step, run.arrays["params"])
+                run.checkpoints.store.wait()
 
-    def evaluate(self, state: State) -> dict[str, float]:
-        """Mean loss, nats a token, over the first `eval_batches` batches of the validation part."""
-        windows = self.data.validation
-        if windows is None:
-            return {}
-        size, number = self.config.train.global_batch_size, windows.windows_per_epoch
-        batches = min(self.config.train.eval_batches, math.ceil(number / size))
-        sums = []
-        for i in range(batches):
-            batch = self._read(windows, i * size, beyond=number)
-            program, params = self.program.eval_step, state["params"]
-            with self.programs.ready("eval_step", program, params, batch) as eval_step:
-                sums.append(eval_step(params, batch))
-        loss = sum(float(s["loss_sum"]) for s in sums) / sum(int(s["tokens"]) for s in sums)
-        return {"validation_loss": loss, "perplexity": math.exp(min(loss, 700))}
-
-    def save(self, state: State, step: int, row: Row | None) -> None:
-        """Saves the state after a step, with that step's evaluation if its row has one."""
-        self.health.check_params(step, state["params"])
-        self.checkpoints.save(state, step, row)
-
-    def finish(self, state: State, stop: Stop) -> None:
+    def finish(self) -> None:
         """Samples a text at the end of a run that nobody stopped."""
         with self.watchdog.phase(Phase.WAITING):
-            stopped = stop.asked_anywhere()
+            stopped = self.stop.asked_anywhere()
         if not stopped and self.config.train.sample_tokens:
             with self.watchdog.phase(Phase.SAMPLING):
-                self.display.say(self._sample(state))
+                self.display.say(self._sample())
 
     # ---- in a step --------------------------------------------------------------------------
 
-    def _read(self, windows: Windows, first: int, *, beyond: float = math.inf) -> Batch:
-        end = self.tokenizer.end_of_document
-        with self.watchdog.phase(Phase.READING):
-            return read_batch(
-                self.program, windows, first=first, end_of_document=end, beyond=beyond
-            )
-
-    def _after_step(self, state: State, step: int, meter: Meter, *, last: bool) -> None:
+    def _after_step(self, step: int, meter: Meter, *, last: bool) -> None:
         """Logs, evaluates and saves, if it is time to."""
-        if row := self._row(state, step, meter, last=last):
+        if row := self._row(step, meter, last=last):
             self._log(row)
         if _due(step, self.config.checkpoint.every, last) and (last or not meter.skipping):
             with meter.paused(), self.watchdog.phase(Phase.SAVING):
-                self.save(state, step, row)
+                self.run.checkpoint(step, row)
                 if last:
-                    self.checkpoints.store.wait()
+                    self.run.checkpoints.store.wait()
         self.display.advance(step)
 
-    def _row(self, state: State, step: int, meter: Meter, *, last: bool) -> Row | None:
+    def _row(self, step: int, meter: Meter, *, last: bool) -> Row | None:
         """This step's row of metrics.jsonl, if one is due, with an evaluation, if one is due."""
         train = self.config.train
-        evaluating = self.data.validation is not None and _due(step, train.eval_every, last)
+        evaluating = self.run.data.validation is not None and _due(step, train.eval_every, last)
         if not evaluating and not _due(step, train.log_every, last):
             return None
         row = meter.row()
         if not evaluating:
             return row
         with meter.paused(), self.watchdog.phase(Phase.EVALUATING):
-            evaluation = self.evaluate(state)
-        self.health.check_evaluation(step, evaluation)
+            evaluation = self.run.evaluate()
+        self.run.health.check_evaluation(step, evaluation)
         return row | evaluation
 
     def _log(self, row: Row) -> None:
-        self.run_dir.log(row)
+        self.run.run_dir.log(row)
+        if self.on_log and coordination.is_first():
+            self.on_log(row)
         left = (self.config.train.steps - row["step"]) * row["step_time"]
         self.display.report(row, seconds_left=left)
-
-    def _good_steps(self) -> list[int]:
-        with self.watchdog.phase(Phase.SAVING):
-            return self.checkpoints.good_steps()
 
     def _how_to_resume(self) -> str:
         checkpoint = self.config.checkpoint
@@ -211,17 +222,10 @@ class Run:
         how = "the same command" if checkpoint.resume == "auto" else "checkpoint.resume=auto"
         return f"saved; {how} goes on"
 
-    def _sample(self, state: State) -> str:
+    def _sample(self) -> str:
         train = self.config.train
         try:
-            text = write_text(
-                self.program,
-                state["params"],
-                self.tokenizer,
-                prompt=SAMPLE_PROMPT,
-                tokens=train.sample_tokens,
-                sampling=Sampling(seed=train.seed),
-            )
+            text = self.run.sample(SAMPLE_PROMPT, tokens=train.sample_tokens, seed=train.seed)
         except UserError as error:  # token files whose vocabulary does not hold the prompt
             return f"no sample: {error}"
         rule = "-" * 72
@@ -229,7 +233,7 @@ class Run:
 
 
 def make_run(config: Config, world: World, *, display: Display, watchdog: Watchdog) -> Run:
-    """Makes and checks all that a run needs; writes nothing.
+    """Makes and checks all that a run needs, except its state; writes nothing.
 
     Raises:
         UserError: bad data, another run in run_dir, or too few devices.
@@ -238,21 +242,16 @@ def make_run(config: Config, world: World, *, display: Display, watchdog: Watchd
     config = with_vocabulary(config)
     run_dir = RunDir(config.train.run_dir)
     run_dir.check(config)
-    data = open_data(
-        config.data,
-        tokenizer,
-        seq_length=config.model.seq_length,
-        vocab_size=config.model.vocab_size or tokenizer.vocab_size,
-        seed=config.train.seed,
-    )
     devices = prepare(config, world=world)
     program = Program(config, make_mesh(config.layout))
+    require_fits(program)
+    data = open_corpus(config, tokenizer)
     display.say(summary(program, devices, data))
     for remark in remarks(program):
         display.say(f"warning: {remark}")
     if data.validation is not None and (warning := without_best(config)):
         display.say(warning)
-    return Run(program, data, tokenizer, run_dir, display, watchdog)
+    return Run(program, tokenizer, lambda: data, run_dir, display.say, watchdog)
 
 
 def _due(step: int, every: int, last: bool) -> bool:
@@ -268,5 +267,6 @@ def _failed_saves_explained() -> Iterator[None]:
         raise UserError(f"{error}; mend that (free some space, say), and {RESUME}") from error
 
 
+callable_module(__name__)
 if __name__ == "__main__":
     run_command(main)

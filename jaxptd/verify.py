@@ -13,16 +13,39 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
+from jaxptd.analysis import verification
 from jaxptd.analysis.comparison import Row
-from jaxptd.analysis.verification import REFERENCE_DTYPE, Report, verify
-from jaxptd.config import Dtype
+from jaxptd.analysis.verification import REFERENCE_DTYPE, Report
+from jaxptd.config import Config, Dtype
 from jaxptd.config.command_line import make_parser, parse
 from jaxptd.data.tokenizers import with_vocabulary
+from jaxptd.display import callable_module
 from jaxptd.errors import run_command
 from jaxptd.layers.attention import choose_kernel
-from jaxptd.run.devices import prepare
+from jaxptd.run.devices import prepare, ready
 
 __all__ = ["Report", "Row", "main", "verify"]
+
+
+def verify(config: Config, *, dtype: Dtype = "float64") -> Report:
+    """Compares one training step of a config on its layout with the same step on one device.
+
+    >>> import jaxptd
+    >>> config = jaxptd.load_config("test-tiny", ["--layout.tp=2", "--model.num_layers=1"])
+    >>> jaxptd.verify(config, dtype="float32").equal
+    True
+
+    Args:
+        config: of a run; its data is not read.
+        dtype: that both compute in: float64 finds mistakes, float32 also sums that are made in a
+            lower precision; bfloat16 is compared with float32.
+
+    Raises:
+        UserError: too few devices.
+    """
+    config, _ = ready(config)
+    with jax.enable_x64(dtype == "float64" or bool(jax.config.read("jax_enable_x64"))):
+        return verification.verify(config, dtype=dtype)
 
 
 def _table(report: Report) -> Table:
@@ -57,5 +80,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if equal else 1
 
 
+callable_module(__name__)
 if __name__ == "__main__":
     run_command(main)

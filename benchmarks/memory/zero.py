@@ -21,10 +21,10 @@ import jax
 
 from benchmarks.lib.gpus import gpus
 from benchmarks.lib.measure import Run, append, mib
-from jaxptd import comms
 from jaxptd.analysis import memory_model
-from jaxptd.analysis.collective import PERMUTE, Collective
+from jaxptd.analysis.collective import PERMUTE, Collective, add_up
 from jaxptd.analysis.compiled_step import compile_step, random_batch
+from jaxptd.analysis.count import count, formula
 from jaxptd.analysis.hlo import collectives_from_hlo
 from jaxptd.analysis.report import table, versions
 from jaxptd.config import Config, ModelConfig, TrainConfig
@@ -94,13 +94,13 @@ def measure(config: Config) -> Found:
     state = memory_model.state(config, program.resolved.zero)
     mesh = {str(axis): size for axis, size in program.mesh.shape.items()}
     trips = program.resolved.trips
-    moved = comms.add_up(collectives_from_hlo(compiled.as_text(), mesh, trips))
+    moved = add_up(collectives_from_hlo(compiled.as_text(), mesh, trips))
     cells = [
         str(config.layout.zero),
         mib(state["parameters"] + state["optimizer"]),
         mib(memory.argument_size_in_bytes),
         mib(memory.temp_size_in_bytes),
-        *map(over_replicas, (comms.count(program), comms.formula(program), moved)),
+        *map(over_replicas, (count(program), formula(program), moved)),
     ]
     run = Run(compiled, program.init_state(), program.place(random_batch(config)))
     return Found(cells, run)
@@ -150,7 +150,7 @@ def gpu_line(config: Config) -> list[str]:
     memory = compiled.memory_analysis()
     sizes = {str(axis): size for axis, size in mesh.shape.items()}
     # Collectives within a stage are added up over stages; a GPU is on one.
-    sent = sum(c.wire_bytes(sizes) for c in comms.count(program) if {"dp", "cp"} & {*c.axes})
+    sent = sum(c.wire_bytes(sizes) for c in count(program) if {"dp", "cp"} & {*c.axes})
     sent //= config.layout.pp
     return [
         str(config.layout),

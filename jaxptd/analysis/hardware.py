@@ -1,5 +1,8 @@
-"""Limits of accelerators, from data sheets and measurements."""
+"""Limits of accelerators, from data sheets and measurements, and the memory that there is."""
 
+import contextlib
+import os
+from pathlib import Path
 from typing import Any
 
 # FLOP/s of dense bfloat16 products, from the makers' data sheets.
@@ -18,3 +21,24 @@ def peak_flops(mesh: Any) -> float | None:
 def peak_of(device_kind: str) -> float | None:
     """FLOP/s of one device of a kind as JAX names it, such as `NVIDIA H200`."""
     return next((peak for name, peak in PEAK_FLOPS.items() if name in device_kind), None)
+
+
+def memory_limit(device: Any) -> int | None:
+    """Bytes that this process may use of an accelerator's memory; None: unknown, or a CPU."""
+    return (device.memory_stats() or {}).get("bytes_limit")
+
+
+# Where Linux has the limit of a container's memory, by the version of control groups.
+CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def host_memory() -> int | None:
+    """Bytes of this machine's memory, or of this container's; None: unknown."""
+    try:
+        limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    except (AttributeError, OSError, ValueError):  # not a POSIX system
+        return None
+    for path in CGROUPS:
+        with contextlib.suppress(OSError, ValueError):  # "max" is no number
+            limits.append(int(Path(path).read_text()))
+    return min(limits)

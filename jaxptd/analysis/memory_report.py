@@ -4,15 +4,18 @@ Compiled figures are those of the machine at hand. On CPUs they are meaningful i
 because XLA computes bfloat16 in float32 there.
 """
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from typing import Any
 
 from jaxptd.analysis import memory_model
 from jaxptd.analysis.jaxprs import scans, traced
+from jaxptd.analysis.memory_needs import out_of_memory_explained
 from jaxptd.config import Config
+from jaxptd.display import Table, bytes_text, html_of
 from jaxptd.layers.block import LAYERS
-from jaxptd.mesh import make_mesh
+from jaxptd.mesh import Layout, make_mesh
 from jaxptd.pipeline.plan import Plan
 from jaxptd.step import Program
 from jaxptd.step.state import HOST
@@ -21,10 +24,53 @@ COLUMNS = ("published", "formula", "counted", "compiled")
 Row = dict[str, Any]  # "part": a name; of `COLUMNS`, those that are known: bytes
 
 
+@dataclasses.dataclass(frozen=True, repr=False)
+class MemoryReport:
+    """The bytes of one device in a training step, part by part.
+
+    Args:
+        layout: of the step.
+        devices: in words.
+        rows: the table.
+    """
+
+    layout: Layout
+    devices: str
+    rows: list[Row]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as JSON has it."""
+        rows = [{"part": row["part"].strip(), **self._columns(row)} for row in self.rows]
+        return {"layout": str(self.layout), "rows": rows}
+
+    def table(self) -> Table:
+        """Every row, in bytes."""
+        rows = [(row["part"], *self._columns(row).values()) for row in self.rows]
+        return Table("bytes of one device", ("part", *COLUMNS), rows)
+
+    @staticmethod
+    def _columns(row: Row) -> dict[str, int | None]:
+        return {name: row.get(name) for name in COLUMNS}
+
+    def __repr__(self) -> str:
+        whole = [row for row in self.rows if not row["part"].startswith(" ")]
+        rows = [(row["part"], *map(_size, self._columns(row).values())) for row in whole]
+        title = f"{self.layout} on {self.devices}, one device"
+        return str(Table(title, ("part", *COLUMNS), rows))
+
+    def _repr_html_(self) -> str:
+        return html_of(f"{self.layout} on {self.devices}", self.table())
+
+
+def _size(size: int | None) -> str:
+    return "" if size is None else bytes_text(size)
+
+
 def report(config: Config) -> list[Row]:
     """The rows of the table."""
     program = Program(config, make_mesh(config.layout))
-    memory = traced(program).lower().compile().memory_analysis()
+    with out_of_memory_explained(program):
+        memory = traced(program).lower().compile().memory_analysis()
     arguments = memory.argument_size_in_bytes + memory.host_argument_size_in_bytes
     return [
         *_state(program),

@@ -15,7 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxptd.analysis.comparison import Outcome, Row, Tensors, backward_order, compare
+from jaxptd.analysis.memory_needs import out_of_memory_explained, require_fits
 from jaxptd.config import Config, Dtype
+from jaxptd.display import Table, html_of
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.params import Params, shardings
 from jaxptd.step import Batch, Program, batch_fields
@@ -26,13 +28,18 @@ IGNORED = -1
 DOCUMENT_ENDS = 0.2  # share of tokens after which a new document begins
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Report:
     """All comparisons of a layout in one precision, in the order of backward."""
 
     layout: Layout
     dtype: Dtype
     rows: list[Row]
+
+    @property
+    def equal(self) -> bool:
+        """True if the layout computes what one device computes."""
+        return not self.wrong
 
     @property
     def wrong(self) -> list[Row]:
@@ -60,6 +67,26 @@ class Report:
             f"allowed {first.allowed:.2e}"
         )
 
+    def __repr__(self) -> str:
+        return "\n".join([f"{self.layout}: {self.verdict}", str(self.table(self.nearest()))])
+
+    def _repr_html_(self) -> str:
+        return html_of(f"{self.layout}: {self.verdict}", self.table(self.rows))
+
+    def nearest(self, number: int = 3) -> list[Row]:
+        """The comparisons that are wrong, or nearest to it, in the order of backward."""
+        worst = sorted(self.rows, key=lambda row: row.error - row.allowed)[-number:]
+        return [row for row in self.rows if row in (self.wrong or worst)][:number]
+
+    def table(self, rows: Sequence[Row]) -> Table:
+        """These rows as a table."""
+        title = f"{len(rows)} of {len(self.rows)} comparisons"
+        cells = [
+            (r.name, r.what, f"{r.error:.1e}", f"{r.allowed:.1e}", "" if r.equal else "WRONG")
+            for r in rows
+        ]
+        return Table(title, ("tensor", "what", "difference", "allowed", ""), cells)
+
 
 def verify(config: Config, *, dtype: Dtype) -> Report:
     """Compares one step of `config` on its layout with one device, computing in `dtype`.
@@ -78,11 +105,16 @@ def _verify(config: Config, dtype: Dtype) -> Report:
     single = dataclasses.replace(config, layout=Layout())
     single = with_dtype(REFERENCE_DTYPE.get(dtype, dtype), single)
     reference = OneStep(Program(single, make_mesh(single.layout)))
-    start = reference.parameters()
+    spread = OneStep(Program(config, make_mesh(config.layout)))
     eps = float(jnp.finfo(dtype).eps)
-    expected = reference.run(start)
-    rounded = reference.run(_perturbed(start, eps))
-    found = OneStep(Program(config, make_mesh(config.layout))).run(start)
+    for each in (reference, spread):
+        require_fits(each.program)
+    with out_of_memory_explained(reference.program):
+        start = reference.parameters()
+        expected = reference.run(start)
+        rounded = reference.run(_perturbed(start, eps))
+    with out_of_memory_explained(spread.program):
+        found = spread.run(start)
     rows = compare(expected, rounded, found, config=config.optimizer, eps=eps)
     order = sorted(rows, key=lambda row: backward_order(row, config.model.num_layers))
     return Report(config.layout, dtype, order)

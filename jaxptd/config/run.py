@@ -13,6 +13,7 @@ from jaxptd.config.layout_checks import check_layout
 from jaxptd.config.model import ModelConfig
 from jaxptd.config.processes import ProcessesConfig
 from jaxptd.config.training import CheckpointConfig, DataConfig, OptimizerConfig, TrainConfig
+from jaxptd.display import settings_html, settings_text
 from jaxptd.errors import UserError, quoted
 from jaxptd.fields import check_fields
 from jaxptd.layout import Layout
@@ -20,7 +21,11 @@ from jaxptd.layout import Layout
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The configuration of a run. Checks that the sections fit each other."""
+    """The configuration of a run. Checks that the sections fit each other.
+
+    >>> Config(layout=Layout(tp=2), train=TrainConfig(steps=100))
+    Config(layout=Layout(tp=2), train=TrainConfig(steps=100))
+    """
 
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     layout: Layout = dataclasses.field(default_factory=Layout)
@@ -41,6 +46,9 @@ class Config:
                 f"layout.dp={self.layout.dp} x train.micro_batches={self.train.micro_batches}; "
                 f"use a multiple of {slices}"
             )
+
+    __repr__ = settings_text
+    _repr_html_ = settings_html
 
 
 def from_dict(sections: dict[str, Any]) -> Config:

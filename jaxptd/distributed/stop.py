@@ -16,6 +16,7 @@ the run has no effect.
 
 import contextlib
 import signal
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,7 +39,10 @@ class Stop:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Inside, SIGINT and SIGTERM are requests to stop."""
+        """Inside, SIGINT and SIGTERM are requests to stop; only the main thread can take them."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
         signals = (signal.SIGINT, signal.SIGTERM)
         before = {number: signal.getsignal(number) for number in signals}
 

@@ -6,11 +6,74 @@ from typing import Any
 
 import jax
 
+from jaxptd.analysis.hardware import memory_limit
 from jaxptd.config import Config
 from jaxptd.config.xla import process_flags
+from jaxptd.data.tokenizers import with_vocabulary
+from jaxptd.display import bytes_text
 from jaxptd.distributed.launchers import World
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
+
+MOST = 512  # simulated devices; each has threads of its own
+
+# The share of a GPU's memory that JAX takes for this process, of its own accord three quarters.
+FRACTION = "0.92"
+FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+
+
+def simulate(devices: int) -> None:
+    """Simulates devices on the CPU; to be called before anything uses JAX.
+
+    >>> import jaxptd
+    >>> jaxptd.simulate(8)
+    >>> jaxptd.make_mesh(jaxptd.Layout(dp=2, tp=4)).size
+    8
+
+    Args:
+        devices: their number.
+
+    Raises:
+        UserError: JAX has started with fewer devices, or others.
+    """
+    if not 1 <= devices <= MOST:
+        raise UserError(f"simulate({devices}): use 1 to {MOST} devices")
+    _set_flags(Layout(pp=devices))
+    with contextlib.suppress(RuntimeError):  # JAX has started already
+        jax.config.update("jax_num_cpu_devices", devices)
+        jax.config.update("jax_platforms", "cpu")
+    found = _started()
+    if found[0].platform != "cpu" or len(found) < devices:
+        raise UserError(
+            f"simulate({devices}): JAX has started already, with {len(found)} x "
+            f"{found[0].device_kind}; restart Python (in a notebook its kernel), and call "
+            f"jaxptd.simulate({devices}) before anything else that uses JAX"
+        )
+
+
+def ready(config: Config) -> tuple[Config, str]:
+    """Prepares for a config that Python code passes; also returns the devices, described in a line.
+
+    float64 stays allowed where it is.
+
+    Returns:
+        the config, with model.vocab_size set.
+
+    Raises:
+        UserError: as `prepare`.
+    """
+    config = with_vocabulary(require_config(config))
+    return config, prepare(config, double=bool(jax.config.read("jax_enable_x64")))
+
+
+def require_config(config: Config) -> Config:
+    """Raises UserError for anything else than a `Config`."""
+    if not isinstance(config, Config):
+        raise UserError(
+            f"expected a Config, got {type(config).__name__}; jaxptd.load_config(name) reads one "
+            "from a YAML file or a packaged config"
+        )
+    return config
 
 
 def _set_flags(layout: Layout) -> None:
@@ -19,6 +82,22 @@ def _set_flags(layout: Layout) -> None:
         flags = os.environ.get("XLA_FLAGS", "")
         if flag not in flags:
             os.environ["XLA_FLAGS"] = f"{flags} {flag}".strip()
+
+
+def _set_fraction() -> None:
+    """Sets the share of a GPU's memory that JAX takes, unless the user has set it."""
+    if not any(os.environ.get(name) for name in FRACTIONS):
+        os.environ[FRACTIONS[0]] = FRACTION
+
+
+def _started() -> list[Any]:
+    """JAX's devices. Raises UserError if they do not start."""
+    try:
+        return jax.devices()
+    except RuntimeError as error:
+        raise UserError(
+            f"JAX cannot start its devices: {error}; use train.platform=cpu to simulate them"
+        ) from error
 
 
 def prepare(config: Config, *, double: bool = False, world: World | None = None) -> str:
@@ -43,18 +122,14 @@ def prepare(config: Config, *, double: bool = False, world: World | None = None)
         jax.config.update("jax_platforms", "cpu")
     with contextlib.suppress(RuntimeError):  # JAX has started already, with devices of its own
         jax.config.update("jax_num_cpu_devices", world.share(needed))
+        _set_fraction()
     jax.config.update("jax_enable_x64", double or config.model.dtype == "float64")
-    try:
-        devices = jax.devices()
-    except RuntimeError as error:
-        raise UserError(
-            f"JAX cannot start its devices: {error}; use train.platform=cpu to simulate them"
-        ) from error
+    devices = _started()
     if len(devices) < needed:
         raise UserError(
             f"layout ({config.layout}) needs {needed} devices, "
             f"{'this machine has' if world.alone else 'all processes have'} {len(devices)} "
-            f"({devices[0].device_kind}); use smaller axes, or train.platform=cpu to simulate them"
+            f"({devices[0].device_kind}); use smaller axes, or {_more(devices, needed)}"
         )
     if not world.alone and len(jax.local_devices()) != world.share(needed):
         raise UserError(
@@ -65,7 +140,18 @@ def prepare(config: Config, *, double: bool = False, world: World | None = None)
     return _description(devices, needed) + (f" of {world.count} processes" * (not world.alone))
 
 
+def _more(devices: list[Any], needed: int) -> str:
+    """The remedy for too few devices; simulated ones cannot become more once JAX has started."""
+    if devices[0].platform == "cpu":
+        return f"call jaxptd.simulate({needed}) in a new Python, before anything uses JAX"
+    return "train.platform=cpu to simulate them"
+
+
 def _description(devices: list[Any], needed: int) -> str:
     if devices[0].platform == "cpu":
         return f"{needed} simulated CPU device{'s' if needed > 1 else ''}"
-    return f"{needed} of {len(devices)} x {devices[0].device_kind}"
+    limit = memory_limit(jax.local_devices()[0])
+    memory = f", {bytes_text(limit)} of memory each" if limit else ""
+    names = [name for name in FRACTIONS if os.environ.get(name)]
+    share = f" ({names[0]}={os.environ[names[0]]})" if memory and names else ""
+    return f"{needed} of {len(devices)} x {devices[0].device_kind}{memory}{share}"

@@ -10,6 +10,7 @@ import pytest
 
 from jaxptd import generate, train
 from jaxptd.errors import run_command
+from jaxptd.run import saved
 
 CONFIG = Path(__file__).parents[2] / "configs" / "test-tiny.yaml"
 TEXT = "".join(f"def function_{n}(a, b): return a + b * {n}\n" for n in range(400))
@@ -46,15 +47,15 @@ def ask(run_dir, capfd):
 
 
 def test_a_run_is_sampled_where_its_kernels_and_8_bits_are_not(run_dir, monkeypatch):
-    saved = generate._saved_config
+    found = saved.saved_config
 
     def on_gpus(*args):
-        config = saved(*args)
+        config = found(*args)
         model = dataclasses.replace(config.model, dropout=0.0, attention="cudnn", products="fp8")
         return dataclasses.replace(config, model=model)
 
-    monkeypatch.setattr(generate, "_saved_config", on_gpus)
-    program, _ = generate.load_run(run_dir, tp=1, platform="cpu")
+    monkeypatch.setattr(saved, "saved_config", on_gpus)
+    program, _ = saved.load_run(run_dir, tp=1, platform="cpu")
     assert (program.resolved.model.attention, program.resolved.model.products) == ("xla", "native")
 
 

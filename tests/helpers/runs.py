@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from jaxptd.api import Run
 from jaxptd.checkpoint import Checkpoints
 from jaxptd.errors import run_command
+from jaxptd.run.checkpoints import RunCheckpoints
 from jaxptd.run.folder import RunDir
-from jaxptd.train import Run, main
+from jaxptd.train import main
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "configs" / "test-tiny.yaml"
@@ -121,12 +123,12 @@ def kill_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def signal_in(method: str, number: int, *, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sends this process a signal while it logs, evaluates or saves `step`."""
-    owner = {"log": RunDir, "evaluate": Run, "save": Run}[method]
+    owner = {"log": RunDir, "evaluate": Run, "save": RunCheckpoints}[method]
     original = getattr(owner, method)
 
     def signalling(self, *args):
-        now = args[0]["step"] if method != "save" else args[1]
-        if int(now) == step:
+        now = args[0]["step"] if method == "log" else args[1] if method == "save" else self.step
+        if now == step:
             signal.raise_signal(number)
         return original(self, *args)
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import jax
 from jaxptd.checkpoint import Checkpoints
 from jaxptd.errors import run_command
-from jaxptd.train import Run, main
+from jaxptd.train import Training, main
 
 RANK = int(os.environ["RANK"])
 {patches}

@@ -1,15 +1,19 @@
-"""The flags that simulated devices need."""
+"""The flags that simulated devices need, and the share of a GPU's memory."""
 
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
+import jax
 import pytest
+from jaxlib.xla_client import generate_pjrt_gpu_plugin_options
 
 from jaxptd.config import Config, ModelConfig
 from jaxptd.config.xla import ONE_PERMUTE_AT_A_TIME
 from jaxptd.mesh import Layout
-from jaxptd.run.devices import prepare
+from jaxptd.run import devices
+from jaxptd.run.devices import FRACTIONS, prepare
 
 RUN_RSA = """
 import jax, numpy as np
@@ -66,3 +70,38 @@ def test_where_anything_is_permuted_it_is_one_at_a_time(layout, given, monkeypat
     monkeypatch.setenv("XLA_FLAGS", "")
     prepare(Config(model=ModelConfig(num_layers=2, num_heads=4), layout=layout))
     assert (ONE_PERMUTE_AT_A_TIME in os.environ["XLA_FLAGS"]) == given
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Two GPUs that JAX has not started yet, and no share of their memory in the environment."""
+    for name in FRACTIONS:
+        monkeypatch.setenv(name, "")
+    stats = {"bytes_limit": 73_600_000_000}
+    gpu = SimpleNamespace(platform="gpu", device_kind="H100", memory_stats=lambda: stats)
+    monkeypatch.setattr(devices, "_started", lambda: [gpu, gpu])
+    monkeypatch.setattr(jax, "local_devices", lambda: [gpu, gpu])
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+
+
+def test_the_share_of_a_gpus_memory_is_set_before_it_starts_and_said(gpus) -> None:
+    words = "1 of 2 x H100, 73.6 GB of memory each (XLA_CLIENT_MEM_FRACTION=0.92)"
+    assert prepare(Config()) == words
+    assert generate_pjrt_gpu_plugin_options()["memory_fraction"] == 0.92
+
+
+@pytest.mark.parametrize("name", FRACTIONS)
+def test_a_share_of_memory_that_the_user_set_stays(name, gpus, monkeypatch) -> None:
+    monkeypatch.setenv(name, "0.5")
+    assert f"73.6 GB of memory each ({name}=0.5)" in prepare(Config())
+    assert generate_pjrt_gpu_plugin_options()["memory_fraction"] == 0.5
+
+
+def test_where_jax_has_started_no_share_is_set(gpus, monkeypatch) -> None:
+    def started(name: str, _: object) -> None:
+        if name == "jax_num_cpu_devices":
+            raise RuntimeError
+
+    monkeypatch.setattr(jax.config, "update", started)
+    assert prepare(Config()) == "1 of 2 x H100, 73.6 GB of memory each"
+    assert not any(os.environ[name] for name in FRACTIONS)

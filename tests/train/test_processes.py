@@ -34,12 +34,12 @@ def noted(self, samples):
 Windows.rows = noted
 """
 SIGNAL = """
-log = Run._row
-def hurt(self, state, step, meter, *, last):
+log = Training._row
+def hurt(self, step, meter, *, last):
     if (RANK, step) == ({rank}, {step}):
         signal.raise_signal(signal.{name})
-    return log(self, state, step, meter, last=last)
-Run._row = hurt
+    return log(self, step, meter, last=last)
+Training._row = hurt
 """
 
 

@@ -19,9 +19,10 @@ from runs import (
 )
 from turns import slow
 
+from jaxptd.api import Run
 from jaxptd.config.command_line import load_config
 from jaxptd.run.folder import RunDir
-from jaxptd.train import Run, main
+from jaxptd.train import main
 
 
 @pytest.mark.parametrize("step", [slow(3), 9])

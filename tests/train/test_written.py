@@ -14,14 +14,15 @@ from runs import (
     numbers,
 )
 
-import jaxptd.train
+import jaxptd.api.run
+from jaxptd.api import Run
 from jaxptd.checkpoint import Checkpoints
 from jaxptd.config.command_line import load_config
 from jaxptd.data import Windows
 from jaxptd.distributed.stop import Stop
 from jaxptd.distributed.watchdog import Phase, Watchdog
 from jaxptd.run.checkpoints import RunCheckpoints
-from jaxptd.train import Run, main
+from jaxptd.train import Training, main
 
 FIELDS = [
     "step",
@@ -88,11 +89,11 @@ def test_the_watchdog_knows_what_a_run_is_in(train, monkeypatch):
         (RunCheckpoints, "start"),
         (Windows, "rows"),
         (Run, "evaluate"),
-        (Run, "save"),
-        (Run, "_log"),
+        (RunCheckpoints, "save"),
+        (Training, "_log"),
         (Checkpoints, "wait"),
         (Stop, "asked_anywhere"),
-        (jaxptd.train, "write_text"),
+        (jaxptd.api.run, "write_text"),
     ):
         note(owner, name)
     assert main([*train.options, "--train.sample_tokens=2"]) == 0

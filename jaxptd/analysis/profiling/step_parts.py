@@ -5,11 +5,13 @@ least time is its FLOPs at an H200's peak, or its bytes at the bandwidth that ke
 """
 
 import collections
+import dataclasses
 import re
 
 from jaxptd.analysis.flops import attention_flops, executions, flops
 from jaxptd.analysis.hardware import BANDWIDTH, PEAK_FLOPS
 from jaxptd.analysis.hlo.kernels import ATTENTION, OTHER, PRODUCT, kernels
+from jaxptd.display import Table
 from jaxptd.step import Program
 
 PEAK = PEAK_FLOPS["H200"]
@@ -17,6 +19,30 @@ REST = "rest"
 SCOPES = ("embedding", "norm", "attention", "mlp", "loss", "optimizer", REST)
 _SCOPE = re.compile(rf"\b({'|'.join(SCOPES[:-1])})\b")
 Times = dict[tuple[str, str], float]  # seconds of a step, by scope and kind
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class ProfileReport:
+    """The measured seconds of a step's parts.
+
+    Args:
+        title: layout and devices.
+        times: by scope and kind of kernel.
+    """
+
+    title: str
+    times: Times
+
+    def table(self) -> Table:
+        """The parts, longest first."""
+        title = f"{self.title}: {1e3 * sum(self.times.values()):.3g} ms a step"
+        return Table(title, ("part", "kernels", "ms a step", "share"), lines(self.times))
+
+    def __repr__(self) -> str:
+        return str(self.table())
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
 
 
 def scope_of(name: str) -> str:

@@ -1,0 +1,223 @@
+"""Compares the memory that a training step needs with what there is, and names settings that help.
+
+Needs follow from the formulas of `memory_model.py`, so nothing is compiled. A step that cannot fit
+is refused before it starts; one that runs out of memory all the same is explained.
+"""
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from jaxptd.analysis import memory_model
+from jaxptd.analysis.hardware import host_memory, memory_limit
+from jaxptd.config import Config
+from jaxptd.display import bytes_text
+from jaxptd.errors import UserError
+from jaxptd.step import Program
+from jaxptd.step.resolved import resolve
+from jaxptd.step.state import HOST, state_memory
+
+MOST = 3  # settings that a message names
+_OUT_OF_MEMORY = re.compile("RESOURCE_EXHAUSTED|[Oo]ut of memory|Unable to allocate|bad_alloc")
+_SIZE = re.compile(r"allocat\w+ ([\d.]+ ?[kKMGT]i?B|\d+ bytes)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Needs:
+    """Bytes that a training step takes on one device, by the formulas.
+
+    Args:
+        state: parameters and the optimizer's moments.
+        gradients: with parameters that are gathered for the whole step.
+        activations: all that backward needs, with what waits for a stage of a pipeline.
+    """
+
+    state: int
+    gradients: int
+    activations: int
+
+    @property
+    def least(self) -> int:
+        """A lower bound: gradients appear while backward frees activations."""
+        return self.state + max(self.gradients, self.activations)
+
+    def __str__(self) -> str:
+        parts = dataclasses.asdict(self).items()
+        each = ", ".join(f"{name} {bytes_text(size)}" for name, size in parts)
+        return f"{bytes_text(self.least)} on a device ({each})"
+
+
+def needs(config: Config, mesh: Any) -> Needs:
+    """What one step of a config takes on each device of a mesh."""
+    state = memory_model.state(config, resolve(config, mesh).zero)
+    on_host = state_memory(config.layout) == HOST and not _on_cpu(mesh)
+    return Needs(
+        state=0 if on_host else state["parameters"] + state["optimizer"],
+        gradients=state["gradients"] + state["gathered"],
+        activations=_activations(config, mesh),
+    )
+
+
+def _activations(config: Config, mesh: Any) -> int:
+    if config.layout.offload == "activations" and not _on_cpu(mesh):
+        return 0
+    plan = resolve(config, mesh).plan
+    waiting = memory_model.mail(config, plan) if plan else 0
+    return memory_model.activations(config, plan) + waiting
+
+
+def available(mesh: Any) -> int | None:
+    """Bytes for each device of a mesh in this process; None: unknown.
+
+    Simulated devices share the host's memory.
+    """
+    if _on_cpu(mesh):
+        memory = host_memory()
+        return memory and memory // len(mesh.local_devices)
+    return memory_limit(mesh.local_devices[0])
+
+
+def require_fits(program: Program) -> None:
+    """Refuses a step that cannot fit, before anything is compiled or allocated.
+
+    Raises:
+        UserError: what the step needs at least, what there is, and settings that would help.
+    """
+    need, there = needs(program.config, program.mesh), available(program.mesh)
+    if there is not None and need.least > there:
+        raise UserError(f"a training step needs at least {need}; {_remedy(program, there)}")
+
+
+@contextlib.contextmanager
+def out_of_memory_explained(program: Program) -> Iterator[None]:
+    """Inside, memory that runs out is an error with the needs and settings that would help."""
+    try:
+        yield
+    except (jax.errors.JaxRuntimeError, MemoryError) as error:
+        if not isinstance(error, MemoryError) and not _OUT_OF_MEMORY.search(str(error)):
+            raise
+        size = _SIZE.search(str(error))
+        asked = f" for {size[1]} more" if size else ""
+        need, there = needs(program.config, program.mesh), available(program.mesh)
+        raise UserError(
+            f"memory ran out{asked}: by the formula a training step needs {need}, besides what "
+            f"XLA takes for itself; {_remedy(program, there)}"
+        ) from error
+
+
+def _on_cpu(mesh: Any) -> bool:
+    return mesh.devices.flat[0].platform == "cpu"
+
+
+# ---- settings that help ----------------------------------------------------------------------
+
+Fields = dict[str, dict[str, Any]]  # by section
+
+
+@dataclasses.dataclass(frozen=True)
+class Saving:
+    """Changed settings, as a person writes them, the config with them, and what a step needs."""
+
+    names: tuple[str, ...]
+    config: Config
+    need: Needs
+
+    @property
+    def least(self) -> int:
+        return self.need.least
+
+    def __str__(self) -> str:
+        *most, last = self.names
+        return f"{', '.join(most)}{' and ' * bool(most)}{last} ({bytes_text(self.least)})"
+
+
+def savings(before: Saving, mesh: Any) -> list[Saving]:
+    """Further settings that make a step need less on the same devices, the best first."""
+    config, need, found = before.config, before.need, []
+    for names, fields in _others(config, need, on_cpu=_on_cpu(mesh)):
+        with contextlib.suppress(UserError):
+            other = _with(config, fields)
+            less = (
+                needs(other, mesh)
+                if "layout" in fields
+                else dataclasses.replace(need, activations=_activations(other, mesh))
+            )
+            found.append(Saving((*before.names, *names), other, less))
+    return sorted((each for each in found if each.least < before.least), key=lambda x: x.least)
+
+
+def _remedy(program: Program, there: int | None) -> str:
+    """What there is, and the settings that save most."""
+    mesh = program.mesh
+    now = Saving((), program.config, needs(program.config, mesh))
+    smaller = "use a smaller model" + ("" if _on_cpu(mesh) else ", or more devices")
+    alone = savings(now, mesh)[:MOST]
+    enough = [each for each in alone if there is None or each.least <= there]
+    together = [] if enough else _together(alone, mesh, there or 0)
+    if together and there and together[0].least <= there:
+        enough = together
+    if enough:
+        return f"{_have(mesh, there)}use {' or '.join(map(str, enough))}"
+    even = f"even {together[0]} is not enough, " if together else ""
+    return f"{_have(mesh, there)}{even}{smaller}"
+
+
+def _together(alone: list[Saving], mesh: Any, there: int) -> list[Saving]:
+    """Joins the best setting with the next best, until they are enough or nothing helps more."""
+    best = alone[:1]
+    for _ in range(MOST - 1):
+        if best and best[0].least > there:
+            best = savings(best[0], mesh)[:1] or best
+    return best
+
+
+def _have(mesh: Any, there: int | None) -> str:
+    if there is None:
+        return ""
+    number = len(mesh.local_devices)
+    if not _on_cpu(mesh):
+        return f"a device has {bytes_text(there)}; "
+    each = f", {bytes_text(there)} for each simulated device" if number > 1 else ""
+    return f"this machine has {bytes_text(there * number)}{each}; "
+
+
+def _others(
+    config: Config, need: Needs, *, on_cpu: bool
+) -> Iterator[tuple[tuple[str, ...], Fields]]:
+    """Settings to try, as a person writes them."""
+    layout, train = config.layout, config.train
+    if layout.dp * layout.cp > 1 and layout.zero < 3:
+        yield ("layout.zero=3",), {"layout": {"zero": 3}}
+    if layout.dp > 1 and not layout.has_grid:
+        tp = layout.tp * layout.dp
+        yield (f"layout.tp={tp}", "layout.dp=1"), {"layout": {"tp": tp, "dp": 1}}
+    if layout.offload == "none" and not on_cpu:
+        yield ("layout.offload=optimizer",), {"layout": {"offload": "optimizer"}}
+    if config.model.remat != "full":
+        yield ("model.remat=full",), {"model": {"remat": "full", "remat_layers": None}}
+    more = _more_micro_batches(config, need)
+    if more > train.micro_batches:
+        yield (f"train.micro_batches={more}",), {"train": {"micro_batches": more}}
+
+
+def _more_micro_batches(config: Config, need: Needs) -> int:
+    """The least number with which activations take no more than gradients, if there is one."""
+    sequences = config.train.global_batch_size // config.layout.dp
+    wanted = config.train.micro_batches * need.activations / max(need.gradients, 1)
+    return min(
+        (n for n in range(1, sequences + 1) if sequences % n == 0 and n >= wanted),
+        default=sequences,
+    )
+
+
+def _with(config: Config, fields: Fields) -> Config:
+    """The config with other fields. Raises UserError if they do not fit each other."""
+    sections = {
+        name: dataclasses.replace(getattr(config, name), **values)
+        for name, values in fields.items()
+    }
+    return dataclasses.replace(config, **sections)

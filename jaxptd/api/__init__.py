@@ -1,0 +1,7 @@
+"""A run as Python code has it, after training or from its directory."""
+
+from jaxptd.api.loading import load
+from jaxptd.api.run import Run
+from jaxptd.api.state import ShownState
+
+__all__ = ["Run", "ShownState", "load"]

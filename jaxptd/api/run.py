@@ -1,0 +1,231 @@
+"""`Run`: what `jaxptd.train` and `jaxptd.load` return."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxptd.api.state import ShownState
+from jaxptd.config import Config
+from jaxptd.data import Data, Tokenizer, Windows, open_data
+from jaxptd.display import Table, count_text, html_of
+from jaxptd.distributed.watchdog import Phase, Watchdog
+from jaxptd.generate import Sampling, write_text
+from jaxptd.run.batches import read_batch
+from jaxptd.run.checkpoints import RunCheckpoints
+from jaxptd.run.folder import Row, RunDir
+from jaxptd.run.health import Health
+from jaxptd.run.programs import Programs
+from jaxptd.step import Batch, Program, State
+
+Metrics = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class Run:
+    """A run and its newest state; made by `jaxptd.train` and `jaxptd.load`.
+
+    >>> import jaxptd
+    >>> config = jaxptd.load_config("test-tiny", ["--train.run_dir=run", "--train.steps=2"])
+    >>> run = jaxptd.train(config, quiet=True)  # doctest: +SKIP
+    >>> run.metrics["loss"], run.evaluate(), run.sample("def ")  # doctest: +SKIP
+
+    Args:
+        program: the compiled steps; `program.train_step(run.state, batch)` is one of training.
+        tokenizer: of the text.
+        opened: opens the corpus, when it is first needed.
+        run_dir: the run's directory.
+        say: prints a line.
+        watchdog: of the thread that runs the steps.
+        arrays: the state, as the steps take and return it.
+        stopped: True if a signal ended the training before its last step.
+    """
+
+    program: Program
+    tokenizer: Tokenizer
+    opened: Callable[[], Data]
+    run_dir: RunDir
+    say: Callable[[str], None]
+    watchdog: Watchdog = dataclasses.field(default_factory=Watchdog)
+    arrays: State = dataclasses.field(default_factory=dict)
+    stopped: bool = False
+
+    @property
+    def config(self) -> Config:
+        return self.program.config
+
+    @property
+    def path(self) -> Path:
+        """The run's directory."""
+        return self.run_dir.path
+
+    @property
+    def state(self) -> ShownState:
+        """Parameters, optimizer, step and guard: a dict of global arrays. May be replaced."""
+        return ShownState(self.arrays)
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self.arrays = dict(state)
+
+    @property
+    def step(self) -> int:
+        """Steps that the state has been trained."""
+        return int(self.arrays["step"])
+
+    @cached_property
+    def data(self) -> Data:
+        """The corpus, split for training and validation."""
+        return self.opened()
+
+    @property
+    def metrics(self) -> Metrics:
+        """The columns of metrics.jsonl: arrays with a value for each logged step.
+
+        NaN where a step has no such value: losses of validation are there for some steps only.
+        """
+        rows = self.run_dir.metrics()
+        names = dict.fromkeys(name for row in rows for name in row)
+        return {name: _column([row.get(name) for row in rows]) for name in names}
+
+    def evaluate(self) -> dict[str, float]:
+        """Mean loss, nats a token, over the first `eval_batches` batches of the validation part.
+
+        Empty without one (`data.validation_fraction` 0).
+        """
+        windows = self.data.validation
+        if windows is None:
+            return {}
+        size, number = self.config.train.global_batch_size, windows.windows_per_epoch
+        batches = min(self.config.train.eval_batches, math.ceil(number / size))
+        sums = []
+        for i in range(batches):
+            batch = self.read(windows, i * size, beyond=number)
+            program, params = self.program.eval_step, self.arrays["params"]
+            with self.programs.ready("eval_step", program, params, batch) as eval_step:
+                sums.append(eval_step(params, batch))
+        loss = sum(float(s["loss_sum"]) for s in sums) / sum(int(s["tokens"]) for s in sums)
+        return {"validation_loss": loss, "perplexity": math.exp(min(loss, 700))}
+
+    def sample(
+        self,
+        prompt: str = "",
+        *,
+        tokens: int = 200,
+        temperature: float = Sampling.temperature,
+        top_k: int = Sampling.top_k,
+        seed: int = 0,
+    ) -> str:
+        """The prompt and the text that the model adds to it.
+
+        Args:
+            prompt: text to continue; empty starts a document.
+            tokens: to generate.
+            temperature: of the draws; 0 takes the most likely token.
+            top_k: draw from the k most likely tokens; 0 from all.
+            seed: of the draws.
+
+        Raises:
+            UserError: the model's vocabulary lacks an id of the prompt.
+        """
+        sampling = Sampling(temperature, top_k, seed)
+        params = self.arrays["params"]
+        return write_text(
+            self.program, params, self.tokenizer, prompt=prompt, tokens=tokens, sampling=sampling
+        )
+
+    def save(self) -> Path:
+        """Saves the state as a checkpoint of its step, and returns the checkpoint's folder.
+
+        Raises:
+            UserError: a parameter is not finite.
+            CheckpointError: the checkpoint could not be written.
+        """
+        step = self.step
+        rows = [row for row in self.run_dir.metrics() if row["step"] == step]
+        self.checkpoint(step, rows[-1] if rows else None)
+        self.checkpoints.store.wait()
+        return self.run_dir.checkpoints / f"{step:08d}"
+
+    # ---- for training ---------------------------------------------------------------------------
+
+    @cached_property
+    def checkpoints(self) -> RunCheckpoints:
+        return RunCheckpoints(self.program, self.run_dir, self.say)
+
+    @cached_property
+    def health(self) -> Health:
+        return Health(self.config.train.max_skipped, self._good_steps)
+
+    @cached_property
+    def programs(self) -> Programs:
+        return Programs(self.watchdog)
+
+    def checkpoint(self, step: int, row: Row | None) -> None:
+        """Saves the state after a step, with that step's evaluation if its row has one."""
+        self.health.check_params(step, self.arrays["params"])
+        self.checkpoints.save(self.arrays, step, row)
+
+    def read(self, windows: Windows, first: int, *, beyond: float = math.inf) -> Batch:
+        """Reads the batch that begins with sample number `first`."""
+        end = self.tokenizer.end_of_document
+        with self.watchdog.phase(Phase.READING):
+            return read_batch(
+                self.program, windows, first=first, end_of_document=end, beyond=beyond
+            )
+
+    def _good_steps(self) -> list[int]:
+        with self.watchdog.phase(Phase.SAVING):
+            return self.checkpoints.good_steps()
+
+    # ---- display --------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        return "\n  ".join([self._title, *(f"{name}: {value}" for name, value in self._facts())])
+
+    def _repr_html_(self) -> str:
+        return html_of(Table(self._title, ("", ""), list(self._facts())))
+
+    @property
+    def _title(self) -> str:
+        return f"Run at step {self.step} of {self.config.train.steps}"
+
+    def _facts(self) -> list[tuple[str, str]]:
+        """What a person wants to see first, as names and values."""
+        parameters = sum(math.prod(info.shape) for info in self.program.infos.values())
+        devices = self.program.mesh.devices
+        kind = f"{devices.size} x {devices.flat[0].device_kind}"
+        rows = self.run_dir.metrics()
+        shown = ("loss", "validation_loss")
+        losses = {name: row[name] for row in rows for name in shown if row.get(name) is not None}
+        return [
+            (
+                "model",
+                f"{count_text(parameters)} parameters, {self.config.model.num_layers} layers",
+            ),
+            ("layout", f"{self.config.layout} on {kind}"),
+            ("directory", str(self.path)),
+            *((name.replace("_", " "), f"{value:.4f}") for name, value in losses.items()),
+        ]
+
+
+def open_corpus(config: Config, tokenizer: Tokenizer) -> Data:
+    """Opens the data of a run. Raises UserError as `open_data`."""
+    return open_data(
+        config.data,
+        tokenizer,
+        seq_length=config.model.seq_length,
+        vocab_size=config.model.vocab_size or tokenizer.vocab_size,
+        seed=config.train.seed,
+    )
+
+
+def _column(values: list[Any]) -> np.ndarray:
+    """Values as numbers; None is NaN."""
+    if all(isinstance(value, int) for value in values):
+        return np.array(values, np.int64)
+    return np.array([math.nan if value is None else value for value in values], np.float64)

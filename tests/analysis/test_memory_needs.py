@@ -1,0 +1,146 @@
+"""Steps that cannot fit are refused before they start; memory that runs out is explained."""
+
+import dataclasses
+import time
+from types import SimpleNamespace
+
+import jax
+import pytest
+import tiny
+
+from jaxptd.analysis import hardware, memory_model, memory_needs
+from jaxptd.analysis.memory_needs import Needs, available, needs, require_fits
+from jaxptd.config import Config, ModelConfig, TrainConfig
+from jaxptd.errors import UserError
+from jaxptd.mesh import Layout, make_mesh
+from jaxptd.step import Program
+
+GPU = SimpleNamespace(
+    platform="gpu", device_kind="NVIDIA H100", memory_stats=lambda: {"bytes_limit": 73 * 10**9}
+)
+
+
+def with_memory(monkeypatch, per_device: float, layout: Layout) -> None:
+    """Makes this machine have so many bytes for each device of a layout."""
+    total = int(per_device * layout.num_devices)
+    monkeypatch.setattr(memory_needs, "host_memory", lambda: total)
+
+
+def refusal(program: Program) -> str:
+    with pytest.raises(UserError) as caught:
+        require_fits(program)
+    return str(caught.value)
+
+
+def test_needs_follow_from_the_formulas() -> None:
+    program = tiny.program(Layout(dp=2, tp=2))
+    state = memory_model.state(program.config, program.resolved.zero)
+    kept = memory_model.activations(program.config)
+    found = needs(program.config, program.mesh)
+    assert found == Needs(3 * state["parameters"], state["gradients"], kept)
+    assert found.least == found.state + max(found.gradients, found.activations)
+
+
+def test_offloading_helps_on_accelerators_only() -> None:
+    config = tiny.config(Layout(offload="optimizer"))
+    mesh = SimpleNamespace(devices=SimpleNamespace(flat=[GPU]), local_devices=[GPU])
+    assert needs(config, mesh).state == 0
+    assert needs(config, make_mesh(Layout())).state > 0
+
+
+def test_two_trillion_parameters_are_refused_within_a_second() -> None:
+    model = ModelConfig(num_layers=128, hidden_size=36864, num_heads=288, vocab_size=257)
+    config = Config(model, Layout(dp=4), train=TrainConfig(global_batch_size=32))
+    program = Program(config, make_mesh(config.layout))
+    before = time.process_time()
+    line = refusal(program)
+    assert time.process_time() - before < 1
+    assert line.startswith("a training step needs at least 33.4 TB on a device (state 25.0 TB")
+    assert "this machine has" in line
+    assert line.endswith("is not enough, use a smaller model")
+
+
+def test_what_fits_is_not_refused(monkeypatch) -> None:
+    program = tiny.program(Layout(dp=2))
+    least = needs(program.config, program.mesh).least
+    with_memory(monkeypatch, least, program.config.layout)
+    require_fits(program)
+    monkeypatch.setattr(memory_needs, "host_memory", lambda: None)  # unknown
+    require_fits(program)
+
+
+@pytest.mark.parametrize(
+    ("layout", "choice", "share", "words"),
+    [
+        (Layout(dp=4), {"hidden_size": 64}, 0.5, "layout.zero=3"),
+        (Layout(dp=2), {"seq_length": 64, "micro_batches": 1}, 0.9, "model.remat=full ("),
+        (Layout(dp=2), {"seq_length": 64, "micro_batches": 1}, 0.9, "train.micro_batches=4 ("),
+        (Layout(dp=4), {"hidden_size": 32, "seq_length": 64}, 0.35, " and "),
+        (Layout(), {}, 0.01, "even "),
+    ],
+)
+def test_the_line_names_settings_that_are_enough(layout, choice, share, words, monkeypatch) -> None:
+    program = tiny.program(layout, **choice)
+    least = needs(program.config, program.mesh).least
+    with_memory(monkeypatch, share * least, layout)
+    assert words in refusal(program)
+
+
+@pytest.mark.parametrize("share", [0.9, 0.5, 0.25])
+def test_a_named_setting_needs_what_the_line_says(share, monkeypatch) -> None:
+    layout = Layout(dp=4)
+    program = tiny.program(layout, hidden_size=32, seq_length=64)
+    now = memory_needs.Saving((), program.config, needs(program.config, program.mesh))
+    for saving in memory_needs.savings(now, program.mesh):
+        mesh = make_mesh(saving.config.layout)
+        assert needs(saving.config, mesh) == saving.need
+        with_memory(monkeypatch, saving.least, layout)
+        require_fits(Program(saving.config, mesh))
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            jax.errors.JaxRuntimeError(
+                "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 21474836480 bytes."
+            ),
+            "memory ran out for 21474836480 bytes more: by the formula a training step needs",
+        ),
+        (MemoryError("Unable to allocate 8.00 TiB for an array"), "ran out for 8.00 TiB more: "),
+        (MemoryError(), "memory ran out: by the formula"),
+    ],
+)
+def test_memory_that_runs_out_is_explained(error, words, monkeypatch) -> None:
+    program = tiny.program(Layout(dp=2))
+    monkeypatch.setattr(memory_needs, "host_memory", lambda: 10**9)
+    with pytest.raises(UserError) as caught, memory_needs.out_of_memory_explained(program):
+        raise error
+    line = str(caught.value)
+    assert words in line
+    assert "this machine has 1.0 GB, 500.0 MB for each simulated device; use layout." in line
+    assert "\n" not in line
+
+
+def test_other_errors_pass() -> None:
+    program = tiny.program(Layout())
+    error = jax.errors.JaxRuntimeError("INTERNAL: something else")
+    with pytest.raises(jax.errors.JaxRuntimeError), memory_needs.out_of_memory_explained(program):
+        raise error
+
+
+def test_the_limit_of_a_gpu_is_what_this_process_may_use() -> None:
+    mesh = SimpleNamespace(devices=SimpleNamespace(flat=[GPU]), local_devices=[GPU])
+    assert available(mesh) == 73 * 10**9
+    assert memory_needs._have(mesh, available(mesh)) == "a device has 73.0 GB; "
+
+
+def test_a_container_has_its_limit(monkeypatch, tmp_path) -> None:
+    whole = hardware.host_memory()
+    for text, expected in (("max\n", whole), ("1000000\n", 1000000), (str(2**63), whole)):
+        (tmp_path / "limit").write_text(text)
+        monkeypatch.setattr(hardware, "CGROUPS", (str(tmp_path / "limit"), "/no/such/file"))
+        assert hardware.host_memory() == expected
+    monkeypatch.setattr(hardware.os, "sysconf", dataclasses.MISSING)
+    monkeypatch.delattr(hardware.os, "sysconf")
+    assert hardware.host_memory() is None

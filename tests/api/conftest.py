@@ -1,0 +1,43 @@
+"""A run that an interrupt ended after a few steps, as Python code has it."""
+
+import dataclasses
+import signal
+from typing import Any
+
+import pytest
+from runs import CONFIG, TEXT
+
+import jaxptd
+from jaxptd.api import Run
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclasses.dataclass(frozen=True)
+class Interrupted:
+    """A run, the rows that its callback was given, and the handlers of signals after it."""
+
+    run: Run
+    rows: list[dict[str, Any]]
+    handlers: tuple[Any, ...]
+
+
+@pytest.fixture(scope="package")
+def config(tmp_path_factory) -> jaxptd.Config:
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "text.txt").write_text(TEXT)
+    values = {"data.source": folder / "text.txt", "train.run_dir": folder / "run"}
+    return jaxptd.load_config(CONFIG, [f"--{key}={value}" for key, value in values.items()])
+
+
+@pytest.fixture(scope="package")
+def interrupted(config: jaxptd.Config) -> Interrupted:
+    rows: list[dict[str, Any]] = []
+
+    def on_log(row: dict[str, Any]) -> None:
+        rows.append(row)
+        if row["step"] == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    run = jaxptd.train(config, on_log=on_log, quiet=True)
+    return Interrupted(run, rows, tuple(signal.getsignal(number) for number in SIGNALS))
