@@ -37,7 +37,8 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})  # type: ignore[arg-type]
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{quoted(message, 4 * QUOTED)}; see --help")
+        words = " ".join(map(quoted, message.split()))
+        raise UserError(f"{quoted(words, 4 * QUOTED)}; see --help")
 
 
 def print_error(message: object) -> None:

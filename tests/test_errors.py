@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from jaxptd.errors import BAD_INPUT, Parser, UserError, run_command
+from jaxptd.errors import BAD_INPUT, Parser, UserError, quoted, run_command
 
 
 def exit_code(main) -> object:
@@ -93,3 +93,39 @@ def test_ctrl_c_is_one_line_and_the_shells_code(capsys: pytest.CaptureFixture[st
         run_command(main)
     assert stop.value.code == 130
     assert capsys.readouterr().err == "stopped\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("4", "4"),
+        (4.5, "4.5"),
+        ([1, "a"], "[1, 'a']"),
+        ("größe", "größe"),
+        ("a\nb\0\x1b[31m\udcff", r"a\nb\x00\x1b[31m\udcff"),
+        ("a" * 80, "a" * 80),
+        ("a" * 81, "a" * 77 + "..."),
+        (10**10_000, "<int>"),
+        ([10**10_000], "<list>"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_quoted_value_is_short_and_on_one_line(value, shown):
+    assert quoted(value) == shown
+    assert len(quoted(value, 20)) <= 3 * 20
+
+
+def test_a_value_that_contains_itself_is_quoted():
+    value = []
+    value.append(value)
+    assert quoted(value) == "[[...]]"
+    for _ in range(100_000):
+        value = [value]
+    assert quoted(value) == "<list>"
+
+
+def test_bad_arguments_are_quoted_in_short():
+    with pytest.raises(UserError) as caught:
+        make_parser().parse_args(["--number", "x" * 200_000])
+    assert str(caught.value).startswith("argument --number: invalid int value: 'xxxx")
+    assert len(str(caught.value)) < 200

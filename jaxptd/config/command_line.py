@@ -177,4 +177,8 @@ def _rephrase(message: str) -> str:
     if match and match[1] in _field_types():
         expected = describe_type(_field_types()[match[1]])
         return f"{match[1]}: expected {expected}, got {quoted(match[2] or 'nothing')}"
+    if match := re.search(
+        r'Parser key "(\w+)": Expected an? <class .(\w+).>. Got value: ?(.*)', text
+    ):
+        return f"--{match[1]}: expected {match[2]}, got {quoted(match[3] or 'nothing')}"
     return f"{quoted(text, 4 * QUOTED)}; see --help"

@@ -66,19 +66,24 @@ def read_yaml(path: str) -> yaml.Node | None:
 
 
 def check_value(name: str, text: str) -> None:
-    """Raises UserError if the value of the option `name`, which is YAML too, is not plain."""
-    option = f"--{quoted(name)}"
+    """Raises UserError if the value of the option `name` is not plain."""
+    _check_text(f"--{quoted(name)}", text)
+
+
+def _check_text(where: str, text: str) -> None:
+    """Raises UserError for a text that is not plain; jsonargparse reads each as YAML, once more."""
     try:
         root = yaml.compose(text, Loader=_Loader)
     except (_TooManyError, RecursionError) as error:
-        raise UserError(f"{option}={quoted(text)}: too many values; use fewer") from error
+        raise UserError(f"{where}={quoted(text)}: too many values; use fewer") from error
     except yaml.YAMLError:
-        return  # then the value is a text
-    _check_plain(option, root)
+        return
+    if not isinstance(root, yaml.ScalarNode) or root.value != text or root.tag != f"{TAG}str":
+        _check_plain(where, root)
 
 
 def _check_plain(where: str, root: yaml.Node | None) -> None:
-    """Raises UserError for tags, for very long numbers, and for aliases of too many values.
+    """Raises UserError for tags, very long numbers, and aliases of too many values.
 
     Args:
         where: the file or option, for the message.
@@ -97,6 +102,8 @@ def _check_plain(where: str, root: yaml.Node | None) -> None:
         if node.tag == f"{TAG}int" and len(node.value) > MOST_DIGITS:
             digits = len(node.value)
             raise UserError(f"{where} has a number of {digits} digits in line {line}; use fewer")
+        if node.tag == f"{TAG}str":
+            _check_text(where, node.value)
 
 
 def _is_implicit(node: yaml.Node) -> bool:

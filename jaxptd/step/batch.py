@@ -100,7 +100,7 @@ def check_batch(batch: Mapping[str, Any], config: Config) -> None:
         raise UserError(f"a batch is a {type(batch).__name__}; use a dict with {fields}")
     if set(batch) != set(batch_fields(config)):
         raise UserError(
-            f"a batch holds {', '.join(map(str, batch))}; with data.documents="
+            f"a batch holds {', '.join(map(str, batch)) or 'nothing'}; with data.documents="
             f"{config.data.documents} it holds {fields}"
         )
     for name, x in batch.items():
