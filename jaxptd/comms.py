@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from jaxptd.analysis.collective import add_up, subtract
-from jaxptd.analysis.comms_report import TITLES, CommsReport
 from jaxptd.analysis.count import collectives_of, count, count_compiled, formula, per_layer
+from jaxptd.analysis.traffic.report import TITLES, CommsReport
 from jaxptd.config import Config
 from jaxptd.config.command_line import make_parser, parse
 from jaxptd.display import callable_module
