@@ -8,7 +8,6 @@ that run at once on one device each count in full. `--trace DIR` keeps the trace
 XProf open. The tokens are random; no data is read. From Python: `jaxptd.profile(config)`.
 """
 
-import importlib
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from jaxptd.config.command_line import make_parser, parse
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.display import callable_module
 from jaxptd.errors import UserError, run_command
+from jaxptd.plot import drawing
 from jaxptd.run.devices import prepare, ready
 
 
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--trace", default="", help="directory that keeps the trace")
     config, options = parse(parser, argv)
     trace, picture = _checked(options)
-    pictures = _pictures() if picture else None
+    pictures = drawing("jaxptd.analysis.profiling.step_picture") if picture else None
     for option, directory in (("trace", trace), ("picture", picture and picture.parent)):
         if directory:
             _make_directory(option, directory)
@@ -85,20 +85,6 @@ def _checked(options: Mapping[str, Any]) -> tuple[Path | None, Path | None]:
     if picture and picture.suffix != ".svg":
         raise UserError(f"--picture={picture}: name a file that ends in .svg")
     return trace, picture
-
-
-def _pictures() -> Any:
-    """The module that draws.
-
-    Raises:
-        UserError: matplotlib is not installed.
-    """
-    try:
-        return importlib.import_module("jaxptd.analysis.profiling.step_picture")
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"--picture: {error.name} is not installed; pip install -e '.[viz]'"
-        ) from error
 
 
 def _make_directory(option: str, directory: Path) -> None:

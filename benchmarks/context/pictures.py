@@ -15,20 +15,17 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Polygon, Rectangle
 
 from benchmarks.context.formulas import LINKS, PEAK, Pass, hop_bytes, tokens_to_hide, visit_flops
-from jaxptd.analysis import svg
 from jaxptd.attention.ring import Ring
+from jaxptd.plot.colors import COLORS, FILLS
+from jaxptd.plot.style import CARD, save
 
-FILLS = ("#bee3f8", "#feebc8", "#c6f6d5", "#e9d8fd")  # for devices 0, 1, 2, 3
-STROKES = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1")
-INK = "#1a202c"
-STYLE = {"text.color": INK}
 WIDTH = 4096  # D of the times that are drawn; the points where lines cross do not depend on it
 
 
 def draw(directory: Path) -> None:
     """Writes both pictures."""
     pictures = {"ring_zigzag.svg": work_map, "context_break_even.svg": break_even}
-    svg.save(pictures, directory, STYLE)
+    save(pictures, directory, CARD)
 
 
 def owners(kind: Any, n: int) -> np.ndarray:
@@ -65,7 +62,7 @@ def work_map(n: int = 4) -> Figure:
 
 def _cell(axes: Axes, row: int, key: int, device: int) -> None:
     """Draws one block of scores: a square, or on the diagonal a triangle."""
-    style = {"facecolor": FILLS[device], "edgecolor": STROKES[device]}
+    style = {"facecolor": FILLS[device], "edgecolor": COLORS[device]}
     if key < row:
         axes.add_patch(Rectangle((key, row), 1, 1, **style))
     else:
@@ -94,7 +91,7 @@ def _times(axes: Axes, which: Pass) -> None:
         color=FILLS[0],
         label="zigzag attention of a visit,\n100 % to 50 % of peak",
     )
-    for (name, link), color in zip(LINKS.items(), (STROKES[1], STROKES[3]), strict=True):
+    for (name, link), color in zip(LINKS.items(), (COLORS[1], COLORS[3]), strict=True):
         axes.plot(
             tokens,
             hop_bytes(which) * tokens * WIDTH / link * 1e6,

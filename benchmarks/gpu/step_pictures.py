@@ -13,13 +13,13 @@ from matplotlib.figure import Figure
 from benchmarks.gpu.compiled import CASES
 from benchmarks.lib.gpus import gpus
 from benchmarks.lib.svg import command
-from jaxptd.analysis import svg
 from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.hardware import BANDWIDTH
 from jaxptd.analysis.profiling.step_parts import PEAK, least
-from jaxptd.analysis.profiling.step_picture import STYLE, picture
+from jaxptd.analysis.profiling.step_picture import picture
 from jaxptd.errors import run_command
 from jaxptd.mesh import make_mesh
+from jaxptd.plot.style import save
 from jaxptd.step import Program
 
 DRAWN = {"124m": "GPT-2 124M, 32 x 1024 tokens", "1.5b": "GPT-2 1.5B, 16 x 1024, remat full"}
@@ -42,7 +42,7 @@ PICTURES = {"step_parts.svg": compiled_parts}
 def draw(directory: Path) -> None:
     """Writes the picture."""
     jax.config.update("jax_platforms", "cpu")  # the steps are only compiled for GPUs
-    svg.save(PICTURES, directory, STYLE)
+    save(PICTURES, directory)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -17,20 +17,17 @@ from matplotlib.patches import Rectangle
 
 from benchmarks.grid import break_even as even
 from benchmarks.lib.svg import command
-from jaxptd.analysis import svg
 from jaxptd.errors import run_command
+from jaxptd.plot.colors import COLORS, DARK, FILLS, INK
+from jaxptd.plot.style import CARD, save
 
-FILLS = ("#bee3f8", "#feebc8", "#c6f6d5", "#e9d8fd")  # for k = 0, 1, 2; for all of them
-STROKES = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1")
-INK, PALE = "#1a202c", "#718096"
-STYLE = {"text.color": INK}
 Q = 3
 HIDDEN = 4096  # D of the costs that are drawn; only the norms depend on it
 
 
 def draw(directory: Path) -> None:
     """Writes all pictures."""
-    svg.save(PICTURES, directory, STYLE)
+    save(PICTURES, directory, CARD)
 
 
 # ---- steps of a product -------------------------------------------------------------------------
@@ -103,16 +100,16 @@ def _grid(axes: Axes, algorithm: str, step: int) -> None:
         _device(axes, i, j, FILLS[k], f"A{i}{k}", f"B{k}{j}")
         if algorithm != "cannon" and source(algorithm, i, j, step):
             place = j + 0.05, i + 0.05
-            axes.add_patch(Rectangle(place, 0.9, 0.9, fill=False, edgecolor=STROKES[k], lw=2.5))
+            axes.add_patch(Rectangle(place, 0.9, 0.9, fill=False, edgecolor=COLORS[k], lw=2.5))
 
 
 def _device(axes: Axes, i: int, j: int, fill: str, a: str, b: str) -> None:
-    axes.add_patch(Rectangle((j + 0.05, i + 0.05), 0.9, 0.9, facecolor=fill, edgecolor=PALE, lw=1))
+    axes.add_patch(Rectangle((j + 0.05, i + 0.05), 0.9, 0.9, facecolor=fill, edgecolor=INK, lw=1))
     style: dict[str, Any] = {"ha": "center", "va": "center"}
     size = 8 if len(a) > 3 else 11
     axes.text(j + 0.53, i + 0.36, a, fontsize=size, **style)
     axes.text(j + 0.53, i + 0.6, b, fontsize=size, **style)
-    axes.text(j + 0.53, i + 0.84, f"adds to C{i}{j}", fontsize=7, color=PALE, **style)
+    axes.text(j + 0.53, i + 0.84, f"adds to C{i}{j}", fontsize=7, color=INK, **style)
 
 
 def _along_row(axes: Axes, i: int, source: int) -> None:
@@ -128,7 +125,7 @@ def _along_column(axes: Axes, j: int, source: int) -> None:
 
 
 def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
-    style = {"arrowstyle": "->", "color": INK, "lw": 1.2, "shrinkA": 0, "shrinkB": 0}
+    style = {"arrowstyle": "->", "color": DARK, "lw": 1.2, "shrinkA": 0, "shrinkB": 0}
     axes.annotate("", end, start, arrowprops=style)
 
 
@@ -149,7 +146,7 @@ def break_even() -> Figure:
     figure = Figure(figsize=(9.6, 4.2), layout="constrained")
     sent, kept = figure.subplots(1, 2)
     ratio = np.geomspace(0.25, 128, 64)
-    for (rows, cols), color in zip(((2, 2), (4, 4), (8, 8)), STROKES, strict=False):
+    for (rows, cols), color in zip(((2, 2), (4, 4), (8, 8)), COLORS, strict=False):
         line, grid = even.one_way(rows * cols, HIDDEN), even.on_grid(rows, cols, HIDDEN)
         each = [grid.at(x * HIDDEN) / (x * HIDDEN**2) for x in ratio]
         name = f"{rows} x {cols}"
@@ -162,9 +159,9 @@ def break_even() -> Figure:
     sent.set_xticks([0.25, 1, 4, 16, 64], ["1/4", "1", "4", "16", "64"])
     devices = np.array([4, 8, 16, 32, 64])
     for name, keep, remat, color in (
-        ("1D, remat: none", even.kept_one_way, "none", STROKES[1]),
-        ("grid, remat: none", even.kept_on_grid, "none", STROKES[0]),
-        ("both, remat: dots", even.kept_on_grid, "dots", STROKES[2]),
+        ("1D, remat: none", even.kept_one_way, "none", COLORS[1]),
+        ("grid, remat: none", even.kept_on_grid, "none", COLORS[0]),
+        ("both, remat: dots", even.kept_on_grid, "dots", COLORS[2]),
     ):
         values = [keep(n, remat=remat) for n in devices]
         kept.plot(devices, values, marker="o", markersize=4, color=color, label=name)

@@ -13,11 +13,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.lib.svg import command
-from jaxptd.analysis import svg
 from jaxptd.analysis.memory_model import kept_by_layer, published_layer
 from jaxptd.config import Config, ModelConfig, Remat
 from jaxptd.errors import run_command
 from jaxptd.mesh import Layout
+from jaxptd.plot.style import CARD, save
 
 # One layer of a GPT-2 of 1.5 B parameters, in bfloat16.
 MODEL = ModelConfig(
@@ -27,7 +27,7 @@ LAYOUTS = (Layout(), Layout(tp=4), Layout(tp=4, sequence_parallel=True), Layout(
 POLICIES: tuple[Remat, ...] = ("none", "attention", "dots", "full")
 COLORS = ("#2b6cb0", "#718096", "#63b3ed", "#c05621", "#f6ad55", "#fbd38d", "#2f855a")
 COLORS += ("#68d391", "#1a202c", "#b794f4", "#6b46c1", "#b83280")
-STYLE = {"font.size": 9}
+STYLE = CARD | {"font.size": 9}
 
 
 def kept() -> Figure:
@@ -65,7 +65,7 @@ PICTURES = {"remat_kept.svg": kept}
 
 def draw(directory: Path) -> None:
     """Writes the picture."""
-    svg.save(PICTURES, directory, STYLE)
+    save(PICTURES, directory, STYLE)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

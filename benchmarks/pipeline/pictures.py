@@ -15,16 +15,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.lib.svg import command
-from jaxptd.analysis import svg
 from jaxptd.errors import run_command
 from jaxptd.pipeline import picture
 from jaxptd.pipeline.schedules import SCHEDULES, Schedule, make_schedule
 from jaxptd.pipeline.statistics import bubble, peak, simulate
+from jaxptd.plot.colors import BLUE, GREEN, INK, ORANGE, PINK, PURPLE
+from jaxptd.plot.style import save
 
-STYLE = {"font.size": 10}
 STAGES, MICRO_BATCHES = 4, 8
 DEEP = 8  # stages of the costs that are drawn
-LINES = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1", "#b83280", "#1a202c")
+LINES = (BLUE, ORANGE, GREEN, PURPLE, PINK, INK)
+EDGE = (0.5, 0.5, 0.5, 0.5)
 MARKS = ("o", "s", "^", "v", "D", "x")
 WIDTHS = (6, 1.5, 1.5, 3.5, 1.5, 1)  # wide below narrow, where lines coincide
 
@@ -35,7 +36,7 @@ def draw(directory: Path) -> None:
     for schedule in schedules():
         path = directory / f"pipeline_{schedule.name}.svg"
         picture.draw(schedule, path)
-    svg.save(PICTURES, directory, STYLE)
+    save(PICTURES, directory)
 
 
 def schedules(stages: int = STAGES, micro_batches: int = MICRO_BATCHES) -> list[Schedule]:
@@ -52,7 +53,7 @@ def in_time() -> Figure:
         _strip(axes, schedule)
         held = f"holds {peak(schedule).max():g} micro-batches"
         time = f"time {simulate(schedule).makespan:g}, bubble {bubble(schedule):.1%}"
-        axes.set_title(f"{schedule.name}: {time}, {held}", fontsize=10, loc="left")
+        axes.set_title(f"{schedule.name}: {time}, {held}", loc="left")
         axes.set_xlim(0, end)
     axes.set_xlabel("time, a forward of all layers of a stage is 1")
     return figure
@@ -64,10 +65,10 @@ def _strip(axes: Axes, schedule: Schedule) -> None:
     for tick, stage, operation, _, chunk in schedule.operations():
         start, end = timing.start[tick, stage], timing.end[tick, stage]
         color = picture.shade(picture.COLORS[operation], chunk, schedule.chunks)
-        axes.barh(stage, end - start, left=start, height=0.9, color=color, ec="white", lw=0.5)
+        axes.barh(stage, end - start, left=start, height=0.9, color=color, ec=EDGE, lw=0.5)
     axes.set_yticks(range(schedule.stages), [f"stage {s}" for s in range(schedule.stages)])
     axes.invert_yaxis()
-    axes.set_facecolor("#f2f2f2")
+    axes.set_facecolor((0.5, 0.5, 0.5, 0.15))
     for spine in axes.spines.values():
         spine.set_visible(False)
 
@@ -88,7 +89,7 @@ def cost() -> Figure:
         axes.set(xscale="log", xlabel="micro-batches")
         axes.set_xticks(counts, [str(m) for m in counts])
         axes.minorticks_off()
-        axes.grid(alpha=0.3)
+        axes.grid()
         axes.legend(fontsize=9, loc="upper right")
     return figure
 

@@ -3,8 +3,6 @@
 Only `draw` and `render` need matplotlib (the viz extra).
 """
 
-import importlib.util
-import io
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,13 +11,13 @@ import numpy as np
 from rich.text import Text
 
 from jaxptd.atomic_files import explained, write_whole
-from jaxptd.errors import UserError
 from jaxptd.pipeline.statistics import EQUAL, Durations, bubble, held, simulate
 from jaxptd.pipeline.table import B, F, Operation, Schedule, W, cell_text
+from jaxptd.plot import drawing, format_of
+from jaxptd.plot.colors import BACKWARD, BLUE, DARK, FORWARD, ORANGE, WEIGHTS
 
 STYLES = {F: "blue", B: "green", W: "dark_orange"}  # in a terminal
-COLORS = {F: "#63a4e8", B: "#6cc08b", W: "#f2a65a"}  # for chunk 0; later chunks are darker
-FORMATS = (".png", ".svg")
+COLORS = {F: FORWARD, B: BACKWARD, W: WEIGHTS}  # for chunk 0; later chunks are darker
 FOLDS = 8  # the most blocks of lines that `as_text` folds a wide table into
 NUMBERS = 4000  # the most cells of a picture with the micro-batches' numbers
 SMALLEST = 5.0  # points; smaller numbers could not be read, and are left out
@@ -82,26 +80,28 @@ def draw(schedule: Schedule, path: str | Path) -> None:
 
 def render(schedule: Schedule, path: str | Path) -> bytes:
     """The bytes of the picture that `draw` writes to this path."""
-    suffix = Path(path).suffix.lower()
-    if suffix not in FORMATS:
-        raise UserError(f"picture {path}: use a name that ends in {' or '.join(FORMATS)}")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UserError("a picture needs matplotlib; pip install 'jaxptd[viz]'")
-    import matplotlib
-    from matplotlib.figure import Figure
+    kind = format_of(path)
+    return drawing("jaxptd.plot.style").to_bytes(figure(schedule), kind)
 
-    style: Any = {"svg.hashsalt": "jaxptd", "svg.fonttype": "none", "font.size": 10}
-    metadata = {"Date": None, "Creator": None} if suffix == ".svg" else {"Software": None}
-    with matplotlib.rc_context(style):
-        size = np.clip(schedule.ticks * 0.26 + 1.2, 9, 48), schedule.stages * 0.34 + 3.2
-        figure = Figure(figsize=size, layout="constrained")
-        ratios = [schedule.stages * 0.34 + 0.4, 1.8]
-        cells, curves = figure.subplots(2, 1, sharex=True, height_ratios=ratios)
-        _draw_cells(cells, schedule, _size_of_numbers(schedule, width=size[0]))
-        _draw_held(curves, schedule)
-        out = io.BytesIO()
-        figure.savefig(out, format=suffix[1:], dpi=120, metadata=metadata)
-    return out.getvalue()
+
+def figure(schedule: Schedule) -> Any:
+    """Draws the operation of each stage at each tick, and the micro-batches that each holds.
+
+    Raises:
+        UserError: matplotlib is not installed.
+    """
+    style = drawing("jaxptd.plot.style")
+    return style.styled(_figure)(schedule, style)
+
+
+def _figure(schedule: Schedule, style: Any) -> Any:
+    size = np.clip(schedule.ticks * 0.26 + 1.2, 9, 48), schedule.stages * 0.34 + 3.2
+    made = style.new_picture(*size)
+    ratios = [schedule.stages * 0.34 + 0.4, 1.8]
+    cells, curves = made.subplots(2, 1, sharex=True, height_ratios=ratios)
+    _draw_cells(cells, schedule, _size_of_numbers(schedule, width=size[0]))
+    _draw_held(curves, schedule)
+    return made
 
 
 def _size_of_numbers(schedule: Schedule, *, width: float) -> float:
@@ -114,10 +114,10 @@ def _size_of_numbers(schedule: Schedule, *, width: float) -> float:
 def _draw_cells(axes: Any, schedule: Schedule, points: float) -> None:
     """Draws the table; tick t extends from t to t + 1."""
     operation, micro_batch, chunk = np.moveaxis(schedule.table.swapaxes(0, 1), -1, 0)
-    axes.pcolormesh(_shades(schedule), edgecolors="white", linewidth=0.6)
+    axes.pcolormesh(_shades(schedule), edgecolors=(0.5, 0.5, 0.5, 0.5), linewidth=0.6)
     if operation.size <= NUMBERS and points >= SMALLEST:
         for stage, tick in np.argwhere(operation > 0).tolist():
-            ink = "white" if chunk[stage, tick] else "#1a202c"
+            ink = "white" if chunk[stage, tick] else DARK
             where = tick + 0.5, stage + 0.5
             number = str(micro_batch[stage, tick])
             axes.text(*where, number, ha="center", va="center", fontsize=points, color=ink)
@@ -143,33 +143,37 @@ def _draw_cells(axes: Any, schedule: Schedule, points: float) -> None:
 
 
 def _shades(schedule: Schedule) -> np.ndarray:
-    """Colours `[stages, ticks, 3]` by operation, darker for later chunks; idle is light grey."""
+    """Colours `[stages, ticks, RGBA]` by operation, darker for later chunks; idle is pale grey."""
     operation, _, chunk = np.moveaxis(schedule.table.swapaxes(0, 1), -1, 0)
-    shades = np.full((len(COLORS) + 1, schedule.chunks, 3), 0.95)
+    shades = np.full((len(COLORS) + 1, schedule.chunks, 4), (0.5, 0.5, 0.5, 0.15))
     for row, color in enumerate(COLORS.values(), start=1):
         for k in range(schedule.chunks):
-            shades[row, k] = shade(color, k, schedule.chunks)
+            shades[row, k] = [*shade(color, k, schedule.chunks), 1]
     return shades[operation, chunk]
 
 
 def shade(color: str, chunk: int, chunks: int) -> np.ndarray:
     """The colour of a chunk; the last chunk's is half as bright as the first's."""
-    bright = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
-    return bright * (1 - 0.5 * chunk / max(1, chunks - 1))
+    return _rgb(color) * (1 - 0.5 * chunk / max(1, chunks - 1))
+
+
+def _rgb(color: str) -> np.ndarray:
+    return np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
 
 
 def _draw_held(axes: Any, schedule: Schedule) -> None:
     counts = held(schedule) / schedule.chunks
     ends = {0, schedule.stages - 1}
     for stage in range(schedule.stages):
-        shade = str(0.75 * stage / max(1, schedule.stages - 1))  # greys; the first stage is black
+        share = stage / max(1, schedule.stages - 1)  # from blue, the first stage, to orange
+        color = (1 - share) * _rgb(BLUE) + share * _rgb(ORANGE)
         label = f"stage {stage}" if schedule.stages <= 8 or stage in ends else None
-        axes.stairs(counts[:, stage], color=shade, label=label, baseline=None, linewidth=1.4)
+        axes.stairs(counts[:, stage], color=color, label=label, baseline=None, linewidth=1.4)
     axes.set(xlim=(0, schedule.ticks), xlabel="tick", ylabel="micro-batches held")
     axes.set_ylim(0, float(np.max(counts)) * 1.08)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.yaxis.get_major_locator().set_params(integer=True)
-    axes.grid(alpha=0.3)
+    axes.grid()
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=8)
 
 

@@ -1,5 +1,74 @@
-"""Figures."""
+"""Figures of a mesh, a schedule, a loss curve, memory, what is moved, and where time goes.
+
+Each function returns a matplotlib Figure, which a notebook shows; `save` writes it to a file.
+Functions are where what they draw is, and are imported when they are first used, since matplotlib
+comes with an extra: `pip install 'jaxptd[viz]'`.
+
+    from jaxptd import plot
+
+    plot.loss(run)                              # a Run, or several by name
+    plot.mesh(jaxptd.Layout(dp=2, tp=4))
+    plot.schedule(jaxptd.make_schedule("zb-h1", stages=4, micro_batches=8))
+    plot.memory(jaxptd.memory(config))
+    plot.bytes_by_axis(jaxptd.comms(config))
+    plot.step_time(jaxptd.profile(config))
+"""
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxptd.errors import UserError
+
+if TYPE_CHECKING:
+    from jaxptd.plot.bars import bytes_by_axis as bytes_by_axis
+    from jaxptd.plot.bars import memory as memory
+    from jaxptd.plot.curves import loss as loss
+    from jaxptd.plot.devices import mesh as mesh
+    from jaxptd.plot.files import save as save
+
+_HOMES = {
+    "bytes_by_axis": ("jaxptd.plot.bars", "bytes_by_axis"),
+    "loss": ("jaxptd.plot.curves", "loss"),
+    "memory": ("jaxptd.plot.bars", "memory"),
+    "mesh": ("jaxptd.plot.devices", "mesh"),
+    "save": ("jaxptd.plot.files", "save"),
+    "schedule": ("jaxptd.pipeline.picture", "figure"),
+    "step_time": ("jaxptd.analysis.profiling.step_picture", "step_time"),
+}
+FORMATS = ("png", "svg")
+
+__all__ = [*_HOMES]
 
 
-def __getattr__(name: str) -> object:
-    raise AttributeError(f"module 'jaxptd.plot' has no attribute {name!r}")
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'jaxptd.plot' has no attribute {name!r}")
+    module, function = _HOMES[name]
+    return getattr(drawing(module), function)
+
+
+def __dir__() -> list[str]:
+    return [*_HOMES]
+
+
+def format_of(path: str | Path) -> str:
+    """The format that a path's suffix names. Raises UserError for another than PNG or SVG."""
+    found = Path(path).suffix.lower().removeprefix(".")
+    if found not in FORMATS:
+        raise UserError(f"picture {path}: use a name that ends in .png or .svg")
+    return found
+
+
+def drawing(module: str) -> Any:
+    """Imports a module that draws.
+
+    Raises:
+        UserError: matplotlib is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "matplotlib":
+            raise
+        raise UserError("a picture needs matplotlib; pip install 'jaxptd[viz]'") from error

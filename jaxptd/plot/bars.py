@@ -1,0 +1,98 @@
+"""Draws the bytes that a device holds, and the bytes that it sends, as bars."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from jaxptd.errors import UserError
+from jaxptd.layout import Layout
+from jaxptd.plot.colors import COLORS
+from jaxptd.plot.style import new_picture, styled
+
+GROUPS = ("published", "formula", "compiled")
+UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+Parts = Mapping[str, Sequence[float]]  # name of a part -> its bytes in each bar
+
+
+class MemoryRows(Protocol):
+    """A `MemoryReport`."""
+
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def rows(self) -> Sequence[Mapping[str, Any]]: ...
+
+
+class Moved(Protocol):
+    """A `CommsReport`."""
+
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def sizes(self) -> Mapping[str, int]: ...
+    @property
+    def jaxpr(self) -> Sequence[Any]: ...
+
+
+@styled
+def memory(report: MemoryRows) -> Figure:
+    """Draws what a device holds: by published formulas, by this library's, and as compiled.
+
+    Args:
+        report: of `jaxptd.memory(config)`.
+    """
+    whole = [row for row in report.rows if not row["part"].startswith((" ", "a layer"))]
+    parts = {
+        row["part"].partition(":")[0]: [row.get(group) or 0 for group in GROUPS] for row in whole
+    }
+    used = {name: sizes for name, sizes in parts.items() if any(sizes)}
+    figure = new_picture(8, 3.4)
+    _bars(figure.subplots(), GROUPS, used, label="bytes of one device")
+    figure.suptitle(f"memory of a training step, {report.layout}", x=0.01, ha="left")
+    return _with_legend(figure)
+
+
+@styled
+def bytes_by_axis(report: Moved) -> Figure:
+    """Draws the bytes that each device sends in a step, by mesh axes and kind of collective.
+
+    Args:
+        report: of `jaxptd.comms(config)`; the collectives are those of its jaxpr, as rings.
+
+    Raises:
+        UserError: the step moves nothing.
+    """
+    axes_of = {" x ".join(each.axes): 0.0 for each in report.jaxpr}
+    if not axes_of:
+        raise UserError(f"a step on layout {report.layout} moves nothing; choose another layout")
+    parts: dict[str, list[float]] = {each.kind: [0.0] * len(axes_of) for each in report.jaxpr}
+    for each in report.jaxpr:
+        parts[each.kind][[*axes_of].index(" x ".join(each.axes))] += each.wire_bytes(report.sizes)
+    figure = new_picture(8, 1.8 + 0.4 * len(axes_of))
+    _bars(figure.subplots(), [*axes_of], parts, label="bytes that each device sends a step")
+    figure.suptitle(f"communication of a training step, {report.layout}", x=0.01, ha="left")
+    return _with_legend(figure)
+
+
+def _bars(axes: Axes, groups: Sequence[str], parts: Parts, *, label: str) -> None:
+    """Draws a bar for each group, with a piece for each part."""
+    most = max(np.sum([*parts.values()], axis=0), default=0)
+    unit, size = next((pair for pair in UNITS if most >= pair[1]), ("bytes", 1.0))
+    left = np.zeros(len(groups))
+    for (name, sizes), color in zip(parts.items(), [*COLORS] * 4, strict=False):
+        widths = np.asarray(sizes, float) / size
+        axes.barh(groups, widths, left=left, height=0.6, color=color, label=name)
+        left += widths
+    axes.invert_yaxis()
+    axes.set_xlabel(label if unit == "bytes" else label.replace("bytes", unit, 1))
+    axes.grid(axis="x")
+    axes.set_axisbelow(True)
+
+
+def _with_legend(figure: Figure) -> Figure:
+    handles, names = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=3, fontsize=8)
+    return figure

@@ -1,0 +1,91 @@
+"""The style of all pictures, and how they are saved. Needs the viz extra.
+
+Backgrounds are transparent, so that a picture is legible on light and on dark pages: `colors.py`.
+"""
+
+import functools
+import io
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ParamSpec
+
+import matplotlib
+from cycler import cycler
+from matplotlib.figure import Figure
+
+from jaxptd.plot.colors import COLORS, DARK, INK
+
+STYLE: dict[str, Any] = {
+    "svg.hashsalt": "jaxptd",
+    "svg.fonttype": "none",
+    "font.size": 10,
+    "axes.titlesize": "medium",
+    "figure.titlesize": "medium",
+    "axes.titlelocation": "left",
+    "axes.prop_cycle": cycler(color=COLORS),
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none"),
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "axes.titlecolor"), INK),
+    **dict.fromkeys(("xtick.color", "ytick.color", "grid.color"), INK),
+    "grid.alpha": 0.3,
+}
+# For pictures with dark text on fills: a white page wherever they are shown.
+CARD: dict[str, Any] = {
+    **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "white"),
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "axes.titlecolor"), DARK),
+    **dict.fromkeys(("xtick.color", "ytick.color"), DARK),
+}
+NO_DATE: dict[str, dict[str, Any]] = {
+    "svg": {"Date": None, "Creator": None},
+    "png": {"Software": None},
+}
+
+
+class Picture(Figure):
+    """A figure that a notebook shows by itself, without pyplot."""
+
+    def _repr_svg_(self) -> str:
+        return to_bytes(self, "svg").decode()
+
+
+def new_picture(width: float, height: float) -> Picture:
+    """An empty picture; sizes in inches."""
+    return Picture(figsize=(width, height), layout="constrained")
+
+
+P = ParamSpec("P")
+
+
+def styled(make: Callable[P, Figure]) -> Callable[P, Figure]:
+    """Makes a function draw its figure in the style of all pictures."""
+
+    @functools.wraps(make)
+    def in_style(*args: P.args, **kwargs: P.kwargs) -> Figure:
+        with matplotlib.rc_context(STYLE):  # type: ignore[arg-type]
+            return make(*args, **kwargs)
+
+    return in_style
+
+
+def to_bytes(figure: Figure, kind: str) -> bytes:
+    """The file of a figure, "svg" or "png"; the same bytes each time."""
+    out = io.BytesIO()
+    with matplotlib.rc_context(STYLE):  # type: ignore[arg-type]
+        figure.savefig(out, format=kind, dpi=120, metadata=NO_DATE[kind])
+    return out.getvalue()
+
+
+def save(
+    pictures: Mapping[str, Callable[[], Figure]],
+    directory: Path,
+    changes: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Makes each picture in `STYLE`, with changes, and writes it as SVG under its name."""
+    directory.mkdir(parents=True, exist_ok=True)
+    both: Any = STYLE | dict(changes)
+    with matplotlib.rc_context(both):
+        for name, make in pictures.items():
+            make().savefig(directory / name, format="svg", metadata=NO_DATE["svg"])
