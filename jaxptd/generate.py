@@ -24,13 +24,14 @@ from jax.sharding import PartitionSpec as P
 from jaxptd.checkpoint import CheckpointError, Checkpoints
 from jaxptd.checkpoint.canonical import abstract_canonical, params_from_canonical
 from jaxptd.collectives import as_same
-from jaxptd.config import Config, from_dict
+from jaxptd.config import Config
 from jaxptd.data.tokenizers import Tokenizer, load_tokenizer
 from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.layers.dropout import Places
 from jaxptd.layers.forms import for_decoding
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.params import Params
+from jaxptd.run.checkpoints import saved_config
 from jaxptd.run.devices import prepare
 from jaxptd.run.progress import printable
 from jaxptd.step import Program
@@ -202,7 +203,7 @@ def _saved_config(checkpoints: Checkpoints, run_dir: Path) -> Config:
     """The config in the newest readable manifest; all checkpoints of a run have the same model."""
     for step in reversed(checkpoints.steps()):
         with contextlib.suppress(CheckpointError):
-            return from_dict(checkpoints.description(step)["config"])
+            return saved_config(str(run_dir), checkpoints.description(step))
     raise UserError(f"no checkpoint of {run_dir} can be read; all of them are damaged")
 
 

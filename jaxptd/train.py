@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import math
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 
@@ -30,9 +31,11 @@ from jaxptd.run.checkpoints import RunCheckpoints, without_best
 from jaxptd.run.devices import prepare
 from jaxptd.run.folder import Row, RunDir, check_alike
 from jaxptd.run.health import Health
+from jaxptd.run.lock import RunLock
 from jaxptd.run.meter import Meter
 from jaxptd.run.programs import Programs
 from jaxptd.run.progress import Display, Output, summary
+from jaxptd.run.streams import OptionalStream
 from jaxptd.step import Batch, Program, State
 
 SAMPLE_PROMPT = "def "
@@ -45,12 +48,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     world = find(config.processes, os.environ)
     coordination.join(world, config.processes, devices=config.layout.num_devices)
     config = dataclasses.replace(config, processes=config.processes.anywhere())
-    display, watchdog = Display(Output()), Watchdog(config.processes.stuck_after)
-    with Liveness(world, watchdog, report=display.say).watching():
+    display = Display(Output(file=OptionalStream(sys.stdout)))
+    watchdog = Watchdog(config.processes.stuck_after)
+    lock = RunLock(config.train.run_dir, say=display.say)
+    liveness = Liveness(world, watchdog, report=display.say, before_exit=lock.release)
+    with liveness.watching():
+        lock.check()
         run = make_run(config, world, display=display, watchdog=watchdog)
-        state, stop = run.start(), Stop(alone=world.alone)
-        state = run.train(state, stop)
-        run.finish(state, stop)
+        with lock.held():
+            state, stop = run.start(), Stop(alone=world.alone)
+            state = run.train(state, stop)
+            run.finish(state, stop)
     return 0
 
 
@@ -82,16 +90,21 @@ class Run:
         return Programs(self.watchdog)
 
     def start(self) -> State:
-        """Restores or makes the state, and opens the run directory.
+        """Restores or makes the state, and opens the run directory if there are steps to run.
 
         Raises:
-            UserError: the processes disagree on the config, the data or the step.
+            UserError: the processes disagree on the config, the data or the step, or another run
+                was in the run directory since it was checked.
         """
+        self.run_dir.check(self.config)
         check_alike(self.config, {"the number of training tokens": len(self.data.train.tokens)})
         state = self.checkpoints.start()
         step = int(state["step"])
         remedy = "train.run_dir must be the same directory for all processes"
         coordination.check_alike("alike.step", {"the step to go on from": step}, remedy=remedy)
+        if step >= self.config.train.steps:
+            self.display.say(self._nothing_left(step))
+            return state
         self.run_dir.open(self.config, step=step)
         with _failed_saves_explained():
             self.checkpoints.begin(step)
@@ -105,6 +118,8 @@ class Run:
                 finite (such a state is never saved), or a checkpoint cannot be saved.
         """
         done, end = int(state["step"]), self.config.train.steps
+        if done >= end:
+            return state
         waiting = partial(self.watchdog.phase, Phase.WAITING)
         with (
             _failed_saves_explained(),
@@ -203,6 +218,12 @@ class Run:
         with self.watchdog.phase(Phase.SAVING):
             return self.checkpoints.good_steps()
 
+    def _nothing_left(self, step: int) -> str:
+        return (
+            f"nothing left to do: {self.run_dir.path} is at step {step}, "
+            f"train.steps={self.config.train.steps}; raise train.steps to train on"
+        )
+
     def _how_to_resume(self) -> str:
         checkpoint = self.config.checkpoint
         if checkpoint.every == 0:
@@ -235,7 +256,7 @@ def make_run(config: Config, world: World, *, display: Display, watchdog: Watchd
     """
     tokenizer = load_tokenizer(config.data.tokenizer)
     config = with_vocabulary(config)
-    run_dir = RunDir(config.train.run_dir)
+    run_dir = RunDir(config.train.run_dir, say=display.say)
     run_dir.check(config)
     data = open_data(
         config.data,

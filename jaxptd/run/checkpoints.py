@@ -16,6 +16,7 @@ from jaxptd.checkpoint import (
     restore_path,
 )
 from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical, to_canonical
+from jaxptd.checkpoint.errors import quoted
 from jaxptd.config import CheckpointConfig, Config, from_dict, to_dict
 from jaxptd.errors import UserError
 from jaxptd.run.folder import Row, RunDir, difference
@@ -113,7 +114,7 @@ class RunCheckpoints:
         return from_canonical(self.program, canonical)
 
     def _check_same_run(self, where: str, description: dict[str, Any]) -> None:
-        changed = difference(self.program.config, from_dict(description["config"]))
+        changed = difference(self.program.config, saved_config(where, description))
         if changed:
             raise UserError(f"{where} is of another run: {changed}; use that run's config")
 
@@ -127,6 +128,26 @@ class RunCheckpoints:
 
     def _warn(self, line: str) -> None:
         self.say(f"warning: {line}")
+
+
+def saved_config(where: str, description: dict[str, Any]) -> Config:
+    """The config of the run that saved a checkpoint.
+
+    Args:
+        where: path of the checkpoint, or of the folder of all.
+        description: of the checkpoint.
+
+    Raises:
+        CheckpointError: the description has no config that this version can read.
+    """
+    try:
+        return from_dict(description["config"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        cause = f"no {error}" if isinstance(error, KeyError) else error
+        raise CheckpointError(
+            f"checkpoint {where} does not say of which run it is ({quoted(str(cause))}); use "
+            "another checkpoint, or the version of jaxptd that saved it"
+        ) from error
 
 
 def without_best(config: Config) -> str | None:
