@@ -1,16 +1,19 @@
 """Errors that a user can fix, and how a command reports them: in one line, with the remedy."""
 
 import argparse
+import contextlib
+import errno
 import os
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 BUG = 1
 BAD_INPUT = 2
 LOST = 3  # a process of the run is dead or stuck
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 QUOTED = 80  # characters of a value in a message
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class UserError(ValueError):
@@ -43,12 +46,12 @@ class Parser(argparse.ArgumentParser):
 
 def print_error(message: object) -> None:
     """Writes one line to stderr, with one call, so that processes' lines do not mix."""
-    sys.stderr.write(f"error: {' '.join(str(message).split())}\n")
-    sys.stderr.flush()
+    _print_line(f"error: {message}")
 
 
 def run_command(main: Callable[[], int | None]) -> None:
     """Runs `main` as a command and exits with its result; a `UserError` is one line and exit 2."""
+    _open_missing_streams()
     try:
         code = main()
         sys.stdout.flush()
@@ -56,10 +59,47 @@ def run_command(main: Callable[[], int | None]) -> None:
         print_error(error)
         code = BAD_INPUT
     except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
+        _print_line("stopped")
         code = INTERRUPTED
     except BrokenPipeError:
-        # The reader of the output (`| head`) has ended, and Python flushes once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout)
         code = 0
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        discard(sys.stdout)
+        where = error.filename or "the output"
+        print_error(f"cannot write {where}: {error.strerror}; free some space, or write elsewhere")
+        code = BAD_INPUT
     sys.exit(code)
+
+
+def discard(stream: TextIO) -> None:
+    """Discards all further output of a stream that cannot be written.
+
+    Python flushes once more at exit; if that fails, the exit code would be 120.
+    """
+    with contextlib.suppress(OSError, ValueError):  # a stream of no file
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+
+
+def _print_line(line: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # nobody can read it
+        sys.stderr.write(f"{' '.join(line.split())}\n")
+        sys.stderr.flush()
+
+
+def _open_missing_streams() -> None:
+    """Opens the null device for a standard stream that is closed (`>&-`).
+
+    Otherwise the next file to be opened gets the stream's number, and output of libraries.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))

@@ -8,12 +8,12 @@ SIGTERM finishes the step, saves and stops. From Python: `jaxptd.train(config)`.
 import contextlib
 import dataclasses
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from jaxptd.analysis.memory_needs import out_of_memory_explained, require_fits
 from jaxptd.api.run import Run, open_corpus
-from jaxptd.checkpoint import CheckpointError
 from jaxptd.config import Config
 from jaxptd.config.command_line import make_parser, parse
 from jaxptd.data import load_tokenizer
@@ -21,17 +21,19 @@ from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.display import callable_module
 from jaxptd.distributed import coordination
 from jaxptd.distributed.launchers import World, find
-from jaxptd.distributed.liveness import RESUME, Liveness
+from jaxptd.distributed.liveness import Liveness
 from jaxptd.distributed.stop import Stop
 from jaxptd.distributed.watchdog import Phase, Watchdog
 from jaxptd.errors import UserError, run_command
 from jaxptd.mesh import make_mesh
-from jaxptd.run.checkpoints import without_best
+from jaxptd.run.checkpoints import failed_saves_explained, without_best
 from jaxptd.run.devices import prepare, require_config
 from jaxptd.run.folder import Row, RunDir, check_alike
+from jaxptd.run.lock import RunLock
 from jaxptd.run.meter import Meter
 from jaxptd.run.progress import Display, Output, summary
-from jaxptd.run.remarks import remarks
+from jaxptd.run.remarks import how_to_resume, nothing_left, remarks
+from jaxptd.run.streams import OptionalStream
 from jaxptd.step import Program
 
 SAMPLE_PROMPT = "def "
@@ -42,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Trains a model on a mesh of devices."""
     parser = make_parser("python -m jaxptd.train", main.__doc__ or "")
     config, _ = parse(parser, argv)
-    with session(config, Display(Output())) as training:
+    with session(config, Display(Output(file=OptionalStream(sys.stdout)))) as training:
         training.train()
         training.finish()
     return 0
@@ -91,11 +93,15 @@ def session(
     coordination.join(world, config.processes, devices=config.layout.num_devices)
     config = dataclasses.replace(config, processes=config.processes.anywhere())
     watchdog = Watchdog(0.0 if patient and world.alone else config.processes.stuck_after)
-    with Liveness(world, watchdog, report=display.say).watching():
+    lock = RunLock(config.train.run_dir, say=display.say)
+    liveness = Liveness(world, watchdog, report=display.say, before_exit=lock.release)
+    with liveness.watching():
+        lock.check()
         run = make_run(config, world, display=display, watchdog=watchdog)
-        training = Training(run, display, Stop(alone=world.alone), on_log)
-        training.start()
-        yield training
+        with lock.held():
+            training = Training(run, display, Stop(alone=world.alone), on_log)
+            training.start()
+            yield training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,19 +129,24 @@ class Training:
         return self.run.watchdog
 
     def start(self) -> None:
-        """Restores or makes the state, and opens the run directory.
+        """Restores or makes the state, and opens the run directory if there are steps to run.
 
         Raises:
-            UserError: the processes disagree on the config, the data or the step.
+            UserError: the processes disagree on the config, the data or the step, or another run
+                was in the run directory since it was checked.
         """
         run = self.run
+        run.run_dir.check(self.config)
         check_alike(self.config, {"the number of training tokens": len(run.data.train.tokens)})
         with out_of_memory_explained(run.program):
             run.arrays = run.checkpoints.start()
         remedy = "train.run_dir must be the same directory for all processes"
         coordination.check_alike("alike.step", {"the step to go on from": run.step}, remedy=remedy)
+        if run.step >= self.config.train.steps:
+            self.display.say(nothing_left(self.config, run.step))
+            return
         run.run_dir.open(self.config, step=run.step)
-        with _failed_saves_explained():
+        with failed_saves_explained():
             run.checkpoints.begin(run.step)
 
     def train(self) -> None:
@@ -146,9 +157,11 @@ class Training:
                 finite (such a state is never saved), or a checkpoint cannot be saved.
         """
         run, done, end = self.run, self.run.step, self.config.train.steps
+        if done >= end:
+            return
         waiting = partial(self.watchdog.phase, Phase.WAITING)
         with (
-            _failed_saves_explained(),
+            failed_saves_explained(),
             out_of_memory_explained(run.program),
             self.display.steps(done=done, total=end),
             self.stop.listening(),
@@ -166,7 +179,7 @@ class Training:
                 self._after_step(step, meter, last=stopping or step == end)
                 if stopping:
                     run.stopped = True
-                    self.display.say(f"stopped at step {step}: {self._how_to_resume()}")
+                    self.display.say(f"stopped at step {step}: {how_to_resume(self.config)}")
                     break
             with self.watchdog.phase(Phase.SAVING):
                 meter.wait()
@@ -215,13 +228,6 @@ class Training:
         left = (self.config.train.steps - row["step"]) * row["step_time"]
         self.display.report(row, seconds_left=left)
 
-    def _how_to_resume(self) -> str:
-        checkpoint = self.config.checkpoint
-        if checkpoint.every == 0:
-            return "nothing saved, checkpoint.every is 0"
-        how = "the same command" if checkpoint.resume == "auto" else "checkpoint.resume=auto"
-        return f"saved; {how} goes on"
-
     def _sample(self) -> str:
         train = self.config.train
         try:
@@ -240,12 +246,12 @@ def make_run(config: Config, world: World, *, display: Display, watchdog: Watchd
     """
     tokenizer = load_tokenizer(config.data.tokenizer)
     config = with_vocabulary(config)
-    run_dir = RunDir(config.train.run_dir)
+    run_dir = RunDir(config.train.run_dir, say=display.say)
     run_dir.check(config)
+    data = open_corpus(config, tokenizer)
     devices = prepare(config, world=world)
     program = Program(config, make_mesh(config.layout))
     require_fits(program)
-    data = open_corpus(config, tokenizer)
     display.say(summary(program, devices, data))
     for remark in remarks(program):
         display.say(f"warning: {remark}")
@@ -256,15 +262,6 @@ def make_run(config: Config, world: World, *, display: Display, watchdog: Watchd
 
 def _due(step: int, every: int, last: bool) -> bool:
     return every > 0 and (step % every == 0 or last)
-
-
-@contextlib.contextmanager
-def _failed_saves_explained() -> Iterator[None]:
-    """Inside, a checkpoint that cannot be saved is an error with a remedy."""
-    try:
-        yield
-    except CheckpointError as error:
-        raise UserError(f"{error}; mend that (free some space, say), and {RESUME}") from error
 
 
 callable_module(__name__)

@@ -129,3 +129,39 @@ def test_bad_arguments_are_quoted_in_short():
         make_parser().parse_args(["--number", "x" * 200_000])
     assert str(caught.value).startswith("argument --number: invalid int value: 'xxxx")
     assert len(str(caught.value)) < 200
+
+
+SAY = "import sys; from jaxptd.errors import UserError, run_command; "
+
+
+@pytest.mark.parametrize(
+    ("main", "redirect", "code", "line"),
+    [
+        ("print('line')", "> /dev/full", 2, "cannot write the output: No space left on device"),
+        ("print('line ' * 10**6)", "> /dev/full", 2, "cannot write the output: No space left"),
+        ("print('line')", ">&-", 0, ""),
+        ("print('line')", "<&- >&- 2>&-", 0, ""),
+        ("exec('raise UserError(1)')", "2> /dev/full", 2, ""),
+        ("exec('raise UserError(1)')", ">&- 2>&-", 2, ""),
+        ("exec('raise KeyboardInterrupt')", "2> /dev/full", 130, ""),
+    ],
+)
+def test_streams_that_are_full_or_closed_change_no_exit_code(main, redirect, code, line):
+    command = f'{sys.executable} -c "{SAY} run_command(lambda: {main})" {redirect}'
+    ended = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert ended.returncode == code
+    assert line in ended.stderr
+    assert ended.stderr.count("\n") == bool(line)
+
+
+def test_a_closed_stream_does_not_give_its_number_to_a_file(tmp_path):
+    for main, closed, code in (
+        (f"open('{tmp_path}/file', 'w').fileno()", "<&- >&- 2>&-", 3),
+        (
+            "bool(__import__('os').system('echo a line'))",
+            ">&-",
+            0,
+        ),  # nor is it closed for a command
+    ):
+        command = f'{sys.executable} -c "{SAY} run_command(lambda: {main})" {closed}'
+        assert subprocess.run(command, shell=True).returncode == code
