@@ -1,5 +1,6 @@
 """The README's example runs unchanged, and its commands exist."""
 
+import os
 import re
 import subprocess
 import sys
@@ -9,14 +10,20 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
 
-def test_the_example_runs_and_learns() -> None:
+def test_the_example_runs_and_learns(tmp_path) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code]
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
     )
-    loss, verdict = done.stdout.splitlines()
-    assert float(loss.removeprefix("loss ")) < 3
+    losses = re.findall(r"^  loss: (\S+)$", done.stdout, re.MULTILINE)
+    assert [float(loss) < 4 for loss in losses] == [True]
+    assert "def " in done.stdout
+    *_, evaluation, verdict = done.stdout.splitlines()
+    assert evaluation.startswith("{'validation_loss': ")
     assert verdict.startswith("equal to one device in float32")
+    assert (tmp_path / "runs" / "readme" / "loss.svg").is_file()
 
 
 def test_the_example_is_short() -> None:
