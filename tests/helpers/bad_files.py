@@ -24,11 +24,12 @@ NO_FILES = {
     "dangling link": (lambda path: os.symlink("nowhere", path), "is not a regular file"),
     "loop": (lambda path: os.symlink(path, path), "is not a regular file"),
 }
+# Names that no file can have, and what is said of them wherever they are given.
 BAD_NAMES = {
-    "long": "x" * 300,
-    "with a null byte": "a\0b",
-    "half a pair": "\ud800",
-    "deep": "x/" * 5000,
+    "long": ("x" * 300, "no path is so long; use"),
+    "with a null byte": ("a\0b", "it has a null byte; remove it"),
+    "half a pair": ("\ud800", "it is not Unicode; use"),
+    "deep": ("x/" * 5000, "no path is so long; use"),
 }
 
 
@@ -81,8 +82,8 @@ def sources():
     for kind, (make, words) in NO_FILES.items():
         yield case(kind, make, words)
     yield case("socket", a_socket, "is not a regular file")
-    for kind, name in BAD_NAMES.items():
-        yield Case(f"a name {kind}", {}, {"data.source": name}, "matches no file")
+    for kind, (name, words) in BAD_NAMES.items():
+        yield Case(f"a name {kind}", {}, {"data.source": name}, words)
     for name in ("", "none.txt", "*.none", "/dev/null", "/dev/stdin"):
         words = "not a regular file" if "dev" in name else "data.source"
         yield Case(f"source {name!r}", {}, {"data.source": [name]}, words)
@@ -168,9 +169,9 @@ def tokenizer_files():
         )
 
     for kind, (make, _) in NO_FILES.items():
-        yield case(kind, make, "no such file; use bytes, or the path")
-    for kind, name in BAD_NAMES.items():
-        yield Case(f"a tokenizer's name {kind}", {}, {"data.tokenizer": name}, "no such file; use")
+        yield case(kind, make, "; use bytes, or the path")
+    for kind, (name, words) in BAD_NAMES.items():
+        yield Case(f"a tokenizer's name {kind}", {}, {"data.tokenizer": name}, words)
     for content in (b"", b"{", b"[]", b"null", b'{"version": "1.0"}', b"\xff\0", b"[" * 10_000):
         yield case(repr(content[:20]), content, "is not a tokenizers JSON file")
     model = tokenizers.models.WordLevel
@@ -194,8 +195,7 @@ def run_dirs():
     yield case("a pipe", {"run": os.mkfifo}, "train.run_dir=run: run is a file; name a directory")
     below = {"train.run_dir": "run/a/b"}
     yield case("below a file", {"run": b""}, "run is a file; name a directory", **below)
-    for kind, name in BAD_NAMES.items():
-        words = "use a directory that can be written"
+    for kind, (name, words) in BAD_NAMES.items():
         yield case(f"a name {kind}", {}, words, **{"train.run_dir": name})
     yield case("a loop", {"run": NO_FILES["loop"][0]}, "Too many levels of symbolic links; use")
     yield case("a dangling link", {"run": NO_FILES["dangling link"][0]}, "run is a file; name a")
@@ -240,8 +240,8 @@ def checkpoint_paths():
     yield case("a file", {}, "text.txt", "there is no checkpoint text.txt; name a folder")
     yield case("a pipe", {"00000005": os.mkfifo}, "00000005", "there is no checkpoint 00000005")
     yield case("a folder of others", {"a/b.txt": b""}, "a", "a is not a checkpoint; name a folder")
-    for kind, name in BAD_NAMES.items():
-        yield case(f"a name {kind}", {}, name, "there is no checkpoint")
+    for kind, (name, words) in BAD_NAMES.items():
+        yield case(f"a name {kind}", {}, name, words)
     yield case("best of none", {}, "best", "has a validation loss; use checkpoint.resume=auto")
     for kind in ("pipe", "device", "folder"):
         files = {"00000005/manifest.json": NO_FILES[kind][0]}

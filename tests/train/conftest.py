@@ -39,11 +39,9 @@ def refused(tmp_path, monkeypatch, capfd):
     (tmp_path / "text.txt").write_text(TEXT)
 
     def run(fields: dict, start: Config | None = None) -> str:
-        config = changed(
-            start or base(), {"data.source": "text.txt", "train.run_dir": "out"} | fields
-        )
+        given = {"data.source": "text.txt", "train.run_dir": "out"} | fields
         monkeypatch.setattr(jaxptd.train, "make_parser", lambda *_: None)
-        monkeypatch.setattr(jaxptd.train, "parse", lambda *_: (config, {}))
+        monkeypatch.setattr(jaxptd.train, "parse", lambda *_: (changed(start or base(), given), {}))
         before = tree(tmp_path)
         capfd.readouterr()
         with pytest.raises(SystemExit) as end:
