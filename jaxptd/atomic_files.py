@@ -1,4 +1,4 @@
-"""Writes files completely or not at all: under another name first, then moved into place."""
+"""Writes files completely or not at all: a new one under another name, then moved into place."""
 
 import contextlib
 import errno
@@ -15,8 +15,17 @@ def explained(what: str, remedy: str) -> Iterator[None]:
     """Inside, the system's errors become a `UserError` with what failed, why, and the remedy."""
     try:
         yield
+    except UserError:
+        raise
     except OSError as error:
         raise UserError(f"{what}: {error.strerror or error}; {remedy}") from error
+    except ValueError as error:  # a name with a null byte, or that the system cannot encode
+        raise UserError(f"{what}: not a name that a file can have ({error}); {remedy}") from error
+
+
+def shown(path: Path | str) -> str:
+    """A path as messages show it: quoted if it has characters that do not print."""
+    return str(path) if str(path).isprintable() else repr(str(path))
 
 
 def write_whole(
@@ -36,6 +45,7 @@ def write_whole(
     try:
         for path, data in files.items():
             with explain(path):
+                aside[path].unlink(missing_ok=True)  # it may be a pipe, on which a write would wait
                 aside[path].write_bytes(data)
         for path in files:
             with explain(path):
@@ -44,3 +54,15 @@ def write_whole(
         for partial in aside.values():
             with contextlib.suppress(OSError):
                 partial.unlink(missing_ok=True)
+
+
+def append_whole(path: Path, data: bytes) -> None:
+    """Appends bytes to a file, all of them or none. Raises OSError."""
+    with path.open("ab", 0) as file:
+        end = file.tell()
+        try:
+            while data:
+                data = data[file.write(data) :]
+        except OSError:
+            file.truncate(end)
+            raise

@@ -17,8 +17,8 @@ from rich.console import Console
 
 from jaxptd import plot
 from jaxptd.analysis.collective import add_up, subtract
-from jaxptd.analysis.comms_report import TITLES, CommsReport
 from jaxptd.analysis.count import collectives_of, count, count_compiled, formula, per_layer
+from jaxptd.analysis.traffic.report import TITLES, CommsReport
 from jaxptd.commands.words import add_words, picture_path
 from jaxptd.config import Config
 from jaxptd.config.run_options import read_run, run_parser

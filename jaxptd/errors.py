@@ -15,11 +15,25 @@ BAD_INPUT = 2
 LOST = 3  # a process of the run is dead or stuck
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 TERMINATED = 143  # 128 + SIGTERM
+QUOTED = 80  # characters of a value in a message
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})  # of a write
 
 
 class UserError(ValueError):
     """Bad input. The message is one line that gives the error, its numbers and the remedy."""
+
+
+def quoted(value: object, longest: int = QUOTED) -> str:
+    """Shows a value in a message: on one line, cut to `longest` characters, without control codes.
+
+    A text is shown without quotes; pass its `repr` to have them.
+    """
+    try:
+        text = value if isinstance(value, str) else repr(value)
+    except (ValueError, RecursionError):  # more digits than Python writes, or too deeply nested
+        text = f"<{type(value).__name__}>"
+    cut = text if len(text) <= longest else f"{text[: longest - 3]}..."
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
 
 
 class Parser(argparse.ArgumentParser):
@@ -39,8 +53,8 @@ class Parser(argparse.ArgumentParser):
             self.add_argument("--help-all", action="help", help="the same")
 
     def error(self, message: str) -> NoReturn:
-        words = (word if len(word) <= 80 else f"{word[:77]}..." for word in message.split())
-        raise UserError(f"{' '.join(words)[:400]}; {self._remedy(message)}")
+        words = " ".join(map(quoted, message.split()))
+        raise UserError(f"{quoted(words, 4 * QUOTED)}; {self._remedy(message)}")
 
     def _remedy(self, message: str) -> str:
         """Names the option that is most like an unknown one."""
@@ -91,11 +105,9 @@ def discard(stream: TextIO) -> None:
 
 
 def _print_line(line: str) -> None:
-    try:
+    with contextlib.suppress(OSError, ValueError):  # nobody can read it
         sys.stderr.write(f"{' '.join(line.split())}\n")
         sys.stderr.flush()
-    except (OSError, ValueError):
-        discard(sys.stderr)
 
 
 def _open_missing_streams() -> None:

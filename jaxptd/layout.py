@@ -10,10 +10,11 @@ Source: Narayanan et al., arXiv 2104.04473; Megatron-LM's `parallel_state`.
 import dataclasses
 import math
 from enum import StrEnum
-from typing import Literal, get_args
+from typing import Literal
 
 from jaxptd.display import settings_html, settings_text
-from jaxptd.errors import UserError
+from jaxptd.errors import UserError, quoted
+from jaxptd.fields import check_fields
 
 
 class Axis(StrEnum):
@@ -34,13 +35,6 @@ Attention2D = Literal["heads", "blocks"]
 ZeroStage = Literal[0, 1, 2, 3]
 Offload = Literal["none", "optimizer", "activations"]
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v")  # or the path of a table
-KNOWN = {
-    "ring": get_args(RingKind),
-    "matmul2d": get_args(Matmul2D),
-    "attention2d": get_args(Attention2D),
-    "zero": get_args(ZeroStage),
-    "offload": get_args(Offload),
-}
 SQUARE: tuple[Matmul2D, ...] = ("fox", "cannon")  # these need as many rows as columns
 
 
@@ -103,12 +97,8 @@ class Layout:
     offload: Offload = "none"
 
     def __post_init__(self) -> None:
+        check_fields(self, "layout")
         self._check_sizes()
-        for name, known in KNOWN.items():
-            if getattr(self, name) not in known:
-                raise UserError(
-                    f"layout.{name}={getattr(self, name)}: use one of {', '.join(map(str, known))}"
-                )
         self._check_matmul2d()
         self._check_sequence()
         self._check_schedule()
@@ -158,8 +148,8 @@ class Layout:
     def _check_schedule(self) -> None:
         if self.schedule not in SCHEDULES and not self.schedule.endswith(".csv"):
             raise UserError(
-                f"layout.schedule={self.schedule}: use one of {', '.join(SCHEDULES)}, or the path "
-                "of a table that ends in .csv"
+                f"layout.schedule={quoted(self.schedule)}: use one of {', '.join(SCHEDULES)}, "
+                "or the path of a table that ends in .csv"
             )
         if self.virtual_stages is not None and self.virtual_stages < 1:
             raise UserError(f"layout.virtual_stages={self.virtual_stages}: use 1 or more, or null")

@@ -8,6 +8,7 @@ SIGTERM finishes the step, saves and stops. From Python: `jaxptd.train(config)`.
 import contextlib
 import dataclasses
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -15,7 +16,6 @@ import jsonargparse
 
 from jaxptd.analysis.memory_needs import out_of_memory_explained, require_fits
 from jaxptd.api.run import Run, open_corpus
-from jaxptd.checkpoint import CheckpointError
 from jaxptd.commands.words import add_words
 from jaxptd.config import Config
 from jaxptd.config.run_options import USUAL, read_run, run_parser
@@ -24,17 +24,20 @@ from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.display import callable_module
 from jaxptd.distributed import coordination
 from jaxptd.distributed.launchers import World, find
-from jaxptd.distributed.liveness import RESUME, Liveness
+from jaxptd.distributed.liveness import Liveness
 from jaxptd.distributed.stop import Stop
 from jaxptd.distributed.watchdog import Phase, Watchdog
 from jaxptd.errors import UserError, run_command
 from jaxptd.mesh import make_mesh
-from jaxptd.run.checkpoints import without_best
+from jaxptd.run.checkpoints import failed_saves_explained, without_best
 from jaxptd.run.devices import prepare, require_config
 from jaxptd.run.folder import Row, RunDir, check_alike
+from jaxptd.run.lock import RunLock
 from jaxptd.run.meter import Meter
 from jaxptd.run.progress import Display, Output, make_display, summary
+from jaxptd.run.remarks import how_to_resume, nothing_left, remarks
 from jaxptd.run.sample import final_sample
+from jaxptd.run.streams import OptionalStream
 from jaxptd.step import Program
 
 RUN = ("--data.source", "--optimizer.learning_rate", "--train.steps", "--checkpoint.every")
@@ -44,7 +47,8 @@ OnLog = Callable[[Row], object]
 def main(argv: Sequence[str] | None = None) -> int:
     """Trains a model on a mesh of devices."""
     config, options = read_run(parser(), argv, new=True)
-    with session(config, make_display(Output(), **options)) as training:
+    output = Output(file=OptionalStream(sys.stdout))
+    with session(config, make_display(output, **options)) as training:
         training.train()
         training.finish()
     return training.stop.exit_code
@@ -106,14 +110,17 @@ def session(
     coordination.join(world, config.processes, devices=config.layout.num_devices)
     config = dataclasses.replace(config, processes=config.processes.anywhere())
     watchdog = Watchdog(0.0 if patient and world.alone else config.processes.stuck_after)
-    liveness = Liveness(world, watchdog, report=display.say)
+    lock = RunLock(config.train.run_dir, say=display.say)
+    liveness = Liveness(world, watchdog, report=display.say, before_exit=lock.release)
     end = None if patient else partial(_end_at_once, display, liveness)
     stop = Stop(alone=world.alone, on_asked=display.stopping, end=end)
     with stop.watching(), liveness.watching():
+        lock.check()
         run = make_run(config, world, display=display, watchdog=watchdog)
-        training = Training(run, display, stop, on_log)
-        training.start()
-        yield training
+        with lock.held():
+            training = Training(run, display, stop, on_log)
+            training.start()
+            yield training
 
 
 def _end_at_once(display: Display, liveness: Liveness, code: int) -> None:
@@ -147,19 +154,24 @@ class Training:
         return self.run.watchdog
 
     def start(self) -> None:
-        """Restores or makes the state, and opens the run directory.
+        """Restores or makes the state, and opens the run directory if there are steps to run.
 
         Raises:
-            UserError: the processes disagree on the config, the data or the step.
+            UserError: the processes disagree on the config, the data or the step, or another run
+                was in the run directory since it was checked.
         """
         run = self.run
+        run.run_dir.check(self.config)
         check_alike(self.config, {"the number of training tokens": len(run.data.train.tokens)})
         with out_of_memory_explained(run.program):
             run.arrays = run.checkpoints.start()
         remedy = "train.run_dir must be the same directory for all processes"
         coordination.check_alike("alike.step", {"the step to go on from": run.step}, remedy=remedy)
+        if run.step >= self.config.train.steps:
+            self.display.say(nothing_left(self.config, run.step))
+            return
         run.run_dir.open(self.config, step=run.step)
-        with _failed_saves_explained():
+        with failed_saves_explained():
             run.checkpoints.begin(run.step)
 
     def train(self) -> None:
@@ -170,9 +182,11 @@ class Training:
                 finite (such a state is never saved), or a checkpoint cannot be saved.
         """
         run, done, end = self.run, self.run.step, self.config.train.steps
+        if done >= end:
+            return
         waiting = partial(self.watchdog.phase, Phase.WAITING)
         with (
-            _failed_saves_explained(),
+            failed_saves_explained(),
             out_of_memory_explained(run.program),
             self.display.steps(done=done, total=end),
             self.stop.listening(),
@@ -190,7 +204,7 @@ class Training:
                 self._after_step(step, meter, last=stopping or step == end)
                 if stopping:
                     run.stopped = True
-                    self.display.say(f"stopped at step {step}: {self._how_to_resume()}")
+                    self.display.say(f"stopped at step {step}: {how_to_resume(self.config)}")
                     break
             with self.watchdog.phase(Phase.SAVING):
                 meter.wait()
@@ -240,12 +254,6 @@ class Training:
             self.on_log(row)
         self.display.report(row, seconds_left=seconds_left)
 
-    def _how_to_resume(self) -> str:
-        checkpoint = self.config.checkpoint
-        if checkpoint.every == 0:
-            return "nothing saved, checkpoint.every is 0"
-        how = "the same command" if checkpoint.resume == "auto" else "checkpoint.resume=auto"
-        return f"saved; {how} goes on"
 
 
 def make_run(config: Config, world: World, *, display: Display, watchdog: Watchdog) -> Run:
@@ -256,13 +264,15 @@ def make_run(config: Config, world: World, *, display: Display, watchdog: Watchd
     """
     tokenizer = load_tokenizer(config.data.tokenizer)
     config = with_vocabulary(config)
-    run_dir = RunDir(config.train.run_dir)
+    run_dir = RunDir(config.train.run_dir, say=display.say)
     run_dir.check(config)
+    data = open_corpus(config, tokenizer)
     devices = prepare(config, world=world)
     program = Program(config, make_mesh(config.layout))
     require_fits(program)
-    data = open_corpus(config, tokenizer)
     display.say(summary(program, devices, data))
+    for remark in remarks(program):
+        display.say(f"warning: {remark}")
     if data.validation is not None and (warning := without_best(config)):
         display.say(warning)
     return Run(program, tokenizer, lambda: data, run_dir, display.say, watchdog)
@@ -270,15 +280,6 @@ def make_run(config: Config, world: World, *, display: Display, watchdog: Watchd
 
 def _due(step: int, every: int, last: bool) -> bool:
     return every > 0 and (step % every == 0 or last)
-
-
-@contextlib.contextmanager
-def _failed_saves_explained() -> Iterator[None]:
-    """Inside, a checkpoint that cannot be saved is an error with a remedy."""
-    try:
-        yield
-    except CheckpointError as error:
-        raise UserError(f"{error}; mend that (free some space, say), and {RESUME}") from error
 
 
 callable_module(__name__)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from jaxptd.errors import BAD_INPUT, Parser, UserError, run_command
+from jaxptd.errors import BAD_INPUT, Parser, UserError, quoted, run_command
 
 
 def exit_code(main) -> object:
@@ -123,3 +123,75 @@ def test_ctrl_c_is_one_line_and_the_shells_code(capsys: pytest.CaptureFixture[st
         run_command(main)
     assert stop.value.code == 130
     assert capsys.readouterr().err == "stopped\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("4", "4"),
+        (4.5, "4.5"),
+        ([1, "a"], "[1, 'a']"),
+        ("größe", "größe"),
+        ("a\nb\0\x1b[31m\udcff", r"a\nb\x00\x1b[31m\udcff"),
+        ("a" * 80, "a" * 80),
+        ("a" * 81, "a" * 77 + "..."),
+        (10**10_000, "<int>"),
+        ([10**10_000], "<list>"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_quoted_value_is_short_and_on_one_line(value, shown):
+    assert quoted(value) == shown
+    assert len(quoted(value, 20)) <= 3 * 20
+
+
+def test_a_value_that_contains_itself_is_quoted():
+    value = []
+    value.append(value)
+    assert quoted(value) == "[[...]]"
+    for _ in range(100_000):
+        value = [value]
+    assert quoted(value) == "<list>"
+
+
+def test_bad_arguments_are_quoted_in_short():
+    with pytest.raises(UserError) as caught:
+        make_parser().parse_args(["--number", "x" * 200_000])
+    assert str(caught.value).startswith("argument --number: invalid int value: 'xxxx")
+    assert len(str(caught.value)) < 200
+
+
+SAY = "import sys; from jaxptd.errors import UserError, run_command; "
+
+
+@pytest.mark.parametrize(
+    ("main", "redirect", "code", "line"),
+    [
+        ("print('line')", "> /dev/full", 2, "cannot write the output: No space left on device"),
+        ("print('line ' * 10**6)", "> /dev/full", 2, "cannot write the output: No space left"),
+        ("print('line')", ">&-", 0, ""),
+        ("print('line')", "<&- >&- 2>&-", 0, ""),
+        ("exec('raise UserError(1)')", "2> /dev/full", 2, ""),
+        ("exec('raise UserError(1)')", ">&- 2>&-", 2, ""),
+        ("exec('raise KeyboardInterrupt')", "2> /dev/full", 130, ""),
+    ],
+)
+def test_streams_that_are_full_or_closed_change_no_exit_code(main, redirect, code, line):
+    command = f'{sys.executable} -c "{SAY} run_command(lambda: {main})" {redirect}'
+    ended = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert ended.returncode == code
+    assert line in ended.stderr
+    assert ended.stderr.count("\n") == bool(line)
+
+
+def test_a_closed_stream_does_not_give_its_number_to_a_file(tmp_path):
+    for main, closed, code in (
+        (f"open('{tmp_path}/file', 'w').fileno()", "<&- >&- 2>&-", 3),
+        (
+            "bool(__import__('os').system('echo a line'))",
+            ">&-",
+            0,
+        ),  # nor is it closed for a command
+    ):
+        command = f'{sys.executable} -c "{SAY} run_command(lambda: {main})" {closed}'
+        assert subprocess.run(command, shell=True).returncode == code

@@ -16,7 +16,7 @@ import pytest
 from contract import TOLERANCES, relative
 from grid_products import FORMS, PLAIN, Case, both_ways, dense, hold, run
 from jax import Array
-from turns import slow
+from turns import by_turns, slow
 
 from jaxptd.analysis.collective import (
     ALL_GATHER,
@@ -40,8 +40,7 @@ def test_products_are_the_dense_ones_and_move_what_they_should(case: Case, form:
     hold(case, form, "float64")
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("case", [*SQUARE, *SLICED], ids=str)
+@pytest.mark.parametrize(("case", "form"), by_turns([*SQUARE, *SLICED], list(FORMS)), ids=str)
 def test_in_float32_too(case: Case, form: str) -> None:
     hold(dataclasses.replace(case, lead=(2, 3)), form, "float32")
 

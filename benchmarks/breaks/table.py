@@ -130,10 +130,10 @@ BREAKS = (
     ),
     # ---- grid ----
     Break(
-        "SUMMA's panels in the wrong order",
+        "SUMMA broadcasts the first device's panels only",
         "jaxptd/matmul/grid.py",
-        "return divmod(step, self._each)",
-        "return divmod((step + 1) % self.steps, self._each)",
+        "return broadcast(local, self.axis, source)",
+        "return broadcast(local, self.axis, 0)",
         SUMMA,
         "summa",
     ),

@@ -45,6 +45,7 @@ def test_another_traffic_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         context.count(PLANS[0], MODEL, 2)
 
 
+@pytest.mark.slow
 def test_peer_computes_what_the_ring_computes() -> None:
     rng = np.random.default_rng(0)
     qkv = jnp.asarray(rng.normal(size=(3, 2, 16, 2, 4)), jnp.float32)
@@ -93,6 +94,7 @@ def test_map_of_work() -> None:
     assert context_pictures.work("blockwise", 4).tolist() == [2, 6, 10, 14]
 
 
+@pytest.mark.slow
 def test_command_writes_the_table_and_the_same_pictures_each_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -96,6 +96,7 @@ def test_a_device_of_the_grid_has_its_share(one: Held, gather: Held) -> None:
     assert gather.optimizer == 2 * gather.gradients  # both of Adam's means
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", GRIDS[1:], ids=lambda layout: layout.matmul2d)
 def test_every_algorithm_holds_the_same(layout: Layout, gather: Held) -> None:
     assert held(layout) == gather

@@ -148,6 +148,7 @@ def test_blocks_of_each_step_are_where_the_picture_has_them(
         assert found[i, j, :, step].tolist() == [2 * i + k, 2 * k + j]
 
 
+@pytest.mark.slow
 def test_pictures_are_the_same_each_time(tmp_path: Path) -> None:
     assert grid_pictures.main(["--out", str(tmp_path / "one")]) == 0
     grid_pictures.draw(tmp_path / "two")

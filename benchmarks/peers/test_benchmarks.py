@@ -39,6 +39,7 @@ def test_peer_computes_the_same(layout: Layout, scan_layers: bool) -> None:
     assert [len(run.seconds) for run in runs] == [3, 3]
 
 
+@pytest.mark.slow
 def test_another_program_is_noticed() -> None:
     ours, peer = step.Pair(config(Layout(dp=2, tp=2), scan_layers=False)).start()
     peer.batch = {name: x[:, ::-1] for name, x in peer.batch.items()}

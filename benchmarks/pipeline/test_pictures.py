@@ -26,6 +26,7 @@ def words(path: Path) -> list[str]:
     return ["".join(each.itertext()).strip() for each in texts]
 
 
+@pytest.mark.slow
 def test_pictures_are_the_same_each_time(drawn: Path, tmp_path: Path) -> None:
     pipeline_pictures.draw(tmp_path)
     assert sorted(each.name for each in tmp_path.iterdir()) == sorted(NAMES)

@@ -81,7 +81,8 @@ def ours() -> dict[str, Any]:
     return results(Program)
 
 
-@pytest.mark.parametrize("remat", ["none", pytest.param("full", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", ["none", "full"])
 def test_the_peer_is_the_same_step(remat: Remat, ours: dict[str, Any]) -> None:
     peers = results(Peer, remat=remat)
     assert set(ours) == set(peers) and len(ours) > 10
@@ -192,6 +193,7 @@ def test_hops_are_the_permutes_between_stages() -> None:
 # ---- time -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_halves_of_a_layer_make_its_whole_backward() -> None:
     operations = calls(Config(model=MODEL, train=TrainConfig(global_batch_size=2)))
     (dx, _), later, (found, whole_dx) = (operations[name]() for name in ("now", "then", "whole"))

@@ -52,7 +52,7 @@ class Needs:
 
 
 def needs(config: Config, mesh: Any) -> Needs:
-    """Evaluates the formulas for one step of a config, on each device of a mesh."""
+    """Predicts the bytes that one step of a config takes on each device of a mesh."""
     state = memory_model.state(config, resolve(config, mesh).zero)
     on_host = state_memory(config.layout) == HOST and not _on_cpu(mesh)
     return Needs(
@@ -151,7 +151,7 @@ def savings(before: Saving, mesh: Any) -> list[Saving]:
 
 
 def _remedy(program: Program, there: int | None) -> str:
-    """Names what there is, and the settings that save most."""
+    """Names the memory that there is, and the settings that save most."""
     mesh = program.mesh
     now = Saving((), program.config, needs(program.config, mesh))
     smaller = "use a smaller model" + ("" if _on_cpu(mesh) else ", or more devices")

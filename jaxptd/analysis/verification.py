@@ -93,8 +93,13 @@ def verify(config: Config, *, dtype: Dtype) -> Report:
 
     Args:
         config: with model.vocab_size set; JAX must have the layout's devices.
-        dtype: float32, float64 (needs jax_enable_x64), or bfloat16, compared with float32.
+        dtype: float32, float64 (which JAX is given here), or bfloat16, compared with float32.
     """
+    with jax.enable_x64(jax.config.jax_enable_x64 or dtype == "float64"):
+        return _verify(config, dtype)
+
+
+def _verify(config: Config, dtype: Dtype) -> Report:
     optimizer = dataclasses.replace(config.optimizer, skip_above=0.0)  # or nothing is updated
     config = with_dtype(dtype, dataclasses.replace(config, optimizer=optimizer))
     single = dataclasses.replace(config, layout=Layout())
@@ -157,7 +162,7 @@ class OneStep:
 
     def run(self, params: Tensors) -> Outcome:
         """Runs one step from `params`, canonical."""
-        stored = jax.jit(self._stored)(params)
+        stored = jax.tree.map(np.asarray, jax.jit(self._stored)(params))  # cut without a program
         stored = jax.device_put(stored, shardings(self.program.states.stored, self.program.mesh))
         state, metrics, grads = self.program.step_with_gradients(
             {**self.program.init_state(), "params": stored}, self.batch

@@ -193,7 +193,7 @@ class Run:
         return f"Run at step {self.step} of {self.config.train.steps}"
 
     def _facts(self) -> list[tuple[str, str]]:
-        """Names and values of what a person wants to see first."""
+        """Names and values that a person wants to see first."""
         parameters = sum(math.prod(info.shape) for info in self.program.infos.values())
         devices = self.program.mesh.devices
         kind = f"{devices.size} x {devices.flat[0].device_kind}"

@@ -12,6 +12,7 @@ params.blocks.mlp.w. In a run of several processes all call the same methods in 
 """
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -68,7 +69,7 @@ class Checkpoints:
     def steps(self) -> list[int]:
         """Steps whose checkpoint has a manifest, ascending; reads no file."""
         folders = self._folders.all().items()
-        return [step for step, folder in folders if (folder / manifest.MANIFEST).is_file()]
+        return [step for step, folder in folders if os.path.isfile(folder / manifest.MANIFEST)]
 
     def good_steps(self) -> list[int]:
         """The `steps` that no restore has found damaged so far, ascending."""
@@ -76,7 +77,7 @@ class Checkpoints:
 
     def best(self) -> int | None:
         """The step with the lowest validation loss, the newest of equal ones; None without any."""
-        return next(iter(self._by_loss()), None)
+        return next(iter(self._by_loss(self.good_steps())), None)
 
     def save(self, step: int, state: Any, *, description: dict[str, Any]) -> None:
         """Saves as `save_async` does, and waits for it."""
@@ -149,8 +150,13 @@ class Checkpoints:
         return self._restore_first(lambda: reversed(self._folders.all()), target, report)
 
     def restore_best(self, target: Any, *, report: Report) -> tuple[int, Any] | None:
-        """Restores as `restore_newest`, by validation loss in the order of `best`."""
-        return self._restore_first(lambda: self._by_loss(report), target, report)
+        """Restores as `restore_newest`, by validation loss in the order of `best`.
+
+        Reports every damaged one that it finds, since it may be newer than the one restored.
+        """
+        return self._restore_first(
+            lambda: self._by_loss(self._folders.all(), report), target, report
+        )
 
     def set_aside_after(self, step: int, *, report: Report) -> None:
         """Renames later checkpoints so that they are ignored; passes their names to `report`.
@@ -196,10 +202,10 @@ class Checkpoints:
         found = run_on_first("found", choose)
         return None if found is None else restore.load(Path(found), target)
 
-    def _by_loss(self, report: Report = lambda line: None) -> list[int]:
-        """Good steps with a validation loss, the lowest first."""
+    def _by_loss(self, steps: Iterable[int], report: Report = lambda line: None) -> list[int]:
+        """Those of the steps that have a validation loss, the lowest first."""
         losses = {}
-        for step in self.good_steps():
+        for step in steps:
             try:
                 loss = self.description(step).get(VALIDATION_LOSS)
             except CheckpointError as error:
@@ -232,7 +238,7 @@ class Checkpoints:
     def _old_steps(self, saved: int) -> list[int]:
         """Good steps that are neither the saved one nor among the newest or best to keep."""
         others = [step for step in self.good_steps() if step != saved]
-        best = self._by_loss()[: self._keep_best] if self._keep_best else []
+        best = self._by_loss(self.good_steps())[: self._keep_best] if self._keep_best else []
         return [s for s in others[: max(0, len(others) - (self._keep - 1))] if s not in best]
 
     def _delete_all(self, steps: list[int]) -> None:

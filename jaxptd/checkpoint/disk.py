@@ -1,7 +1,9 @@
 """Files and folders on the disk: synced, checksummed, removed."""
 
+import errno
 import os
 import shutil
+import stat
 import zlib
 from pathlib import Path
 from typing import BinaryIO
@@ -14,6 +16,15 @@ def sync_file(path: Path) -> dict[str, int]:
     with open(path, "rb") as file:
         os.fsync(file.fileno())
         return size_and_crc(file)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a file to read. Raises OSError also for a pipe, on which a read would wait."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file")
+    return open(descriptor, "rb")
 
 
 def sync_folder(path: Path) -> None:

@@ -2,8 +2,11 @@
 
 import os
 import re
+from typing import Any
 
 from jaxptd.errors import UserError
+
+LONGEST = 80  # characters of a value in a message
 
 
 class CheckpointError(UserError):
@@ -29,3 +32,9 @@ def reason(error: BaseException) -> str:
             return os.strerror(int(match[1]))
         cause = cause.__cause__
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def quoted(value: Any) -> str:
+    """A value as messages show it: on one line, printable, and not long."""
+    text = repr(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

@@ -32,7 +32,7 @@ class Folders:
         found = {}
         for name in sorted(names):  # "." sorts first, so a new step overrides the one it replaces
             match = re.fullmatch(rf"({STEP})|\.({STEP})\.replaced", name)
-            if match and (self.directory / name).is_dir():
+            if match and os.path.isdir(self.directory / name):
                 found[int(match[1] or match[2])] = self.directory / name
         return dict(sorted(found.items()))
 

@@ -1,11 +1,12 @@
 """The manifest of a checkpoint: its content, and size and CRC-32 of every file beside it.
 
 manifest.json holds step, description, tensors: {name: {shape, dtype}}, files: {name: {size,
-crc32}}, format, and the CRC-32 of the manifest itself. It is written last, by `seal`. `read`,
-`check_files` and `check_tensors` compare a folder with it.
+crc32}}, format, and the CRC-32 of the manifest itself. It is written last, by `seal`. `read`
+checks its shape; `check_files` and `check_tensors` compare a folder with it.
 """
 
 import json
+import os
 import re
 import zlib
 from pathlib import Path
@@ -13,13 +14,16 @@ from typing import Any
 
 import jax
 
+from jaxptd.atomic_files import shown
 from jaxptd.checkpoint import disk
-from jaxptd.checkpoint.errors import CheckpointError, DamagedCheckpointError, reason
+from jaxptd.checkpoint.errors import CheckpointError, DamagedCheckpointError, quoted, reason
 from jaxptd.checkpoint.folders import STEP
+from jaxptd.checkpoint.schema import find_fault
 
 MANIFEST = "manifest.json"
 FORMAT = 1
 SHARED = "train.run_dir must be on a file system that all processes see"
+LARGEST = 2**28  # bytes of a manifest: far more than any model's takes
 LISTED = 5  # tensors that differ, in one message
 
 
@@ -62,32 +66,50 @@ def seal(folder: Path, content: dict[str, Any], files: dict[str, dict[str, int]]
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Reads the manifest of a checkpoint and checks its CRC. Raises CheckpointError."""
+    """Reads the manifest of a checkpoint, and checks its CRC and shape. Raises CheckpointError."""
     _check_is_checkpoint(folder)
+    manifest = _load(folder)
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
         intact = manifest.pop("crc32") == _crc_of(manifest)
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _damaged(folder, f"{MANIFEST} is not a manifest") from error
+    if not intact:
+        raise _damaged(folder, f"{MANIFEST} was changed (its CRC-32 differs)")
+    found = manifest.get("format")
+    if type(found) is int and found != FORMAT:
+        raise CheckpointError(
+            f"checkpoint {folder} has format {quoted(found)}, this version of jaxptd reads "
+            f"{FORMAT}; use the version it was saved with"
+        )
+    if fault := find_fault(manifest, folder.name, reserved=MANIFEST):
+        raise _damaged(folder, f"{MANIFEST} has wrong content: {fault}")
+    return manifest
+
+
+def _load(folder: Path) -> Any:
+    try:
+        with disk.open_regular(folder / MANIFEST) as file:
+            if os.fstat(file.fileno()).st_size > LARGEST:
+                raise _damaged(folder, f"{MANIFEST} has more than {LARGEST} bytes")
+            return json.loads(file.read())
     except FileNotFoundError as error:
         raise _damaged(folder, f"{MANIFEST} is missing") from error
     except OSError as error:
         raise _damaged(folder, f"{MANIFEST}: {reason(error)}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except CheckpointError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise _damaged(folder, f"{MANIFEST} is not a manifest") from error
-    if not intact:
-        raise _damaged(folder, f"{MANIFEST} was changed (its CRC-32 differs)")
-    if manifest["format"] != FORMAT:
-        raise CheckpointError(
-            f"checkpoint {folder} has format {manifest['format']}, this version of jaxptd reads "
-            f"{FORMAT}; use the version it was saved with"
-        )
-    return manifest
 
 
 def check_files(folder: Path, files: dict[str, dict[str, int]]) -> None:
     """Raises DamagedCheckpointError naming the first file that differs from what was saved."""
+    for path in folder.rglob("*"):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise _damaged(folder, f"{path.relative_to(folder)} is a pipe or a device")
     for name, saved in files.items():
         try:
-            with open(folder / name, "rb") as file:
+            with disk.open_regular(folder / name) as file:
                 found = disk.size_and_crc(file)
         except FileNotFoundError as error:
             raise _damaged(folder, f"{name} is missing") from error
@@ -132,9 +154,9 @@ def shapes(tensors: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def _check_is_checkpoint(folder: Path) -> None:
     """Raises CheckpointError if a path given by a person is not a checkpoint's."""
     remedy = "name a folder such as run_dir/checkpoints/00000100"
-    if not folder.is_dir():
-        raise CheckpointError(f"there is no checkpoint {folder}; {remedy}")
-    if not (folder / MANIFEST).exists() and not re.search(STEP, folder.name):
+    if not os.path.isdir(folder):
+        raise CheckpointError(f"there is no checkpoint {shown(folder)}; {remedy}")
+    if not os.path.exists(folder / MANIFEST) and not re.search(STEP, folder.name):
         raise CheckpointError(f"{folder} is not a checkpoint; {remedy}")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from jaxptd.errors import UserError
+from jaxptd.errors import UserError, quoted
 
 
 def _require(
@@ -16,7 +16,7 @@ def _require(
     for name in names:
         value = getattr(config, name)
         if value is not None and not allowed(value):
-            raise UserError(f"{section}.{name}={value} must be {words}")
+            raise UserError(f"{section}.{name}={quoted(value)} must be {words}")
 
 
 require_positive = partial(_require, "a number above 0", lambda x: 0 < x < math.inf)

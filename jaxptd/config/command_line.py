@@ -7,6 +7,7 @@ jsonargparse does the parsing. An unknown key, a wrong type or an impossible lay
 import argparse
 import dataclasses
 import difflib
+import itertools
 import re
 import sys
 import types
@@ -21,8 +22,9 @@ import yaml
 
 from jaxptd.commands.help import add_help
 from jaxptd.config import Config, from_dict
+from jaxptd.config.files import check_value, read_yaml
 from jaxptd.config.packaged import find_config
-from jaxptd.errors import Parser, UserError
+from jaxptd.errors import QUOTED, Parser, UserError, quoted
 
 
 def make_parser(
@@ -79,7 +81,7 @@ def parse(
     except argparse.ArgumentError as error:
         raise UserError(_rephrase(str(error))) from error
     except (ValueError, OSError) as error:
-        raise UserError(f"{error}; see --help") from error
+        raise UserError(f"{quoted(str(error), 4 * QUOTED)}; see --help") from error
     tree = values.as_dict()
     sections = {name: tree.pop(name) for name in _sections()}
     tree.pop("config", None)
@@ -99,36 +101,32 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
 
 
 def _check_options(argv: Sequence[str]) -> None:
-    """Raises UserError for an option that names a section, or a `--config` file that is wrong."""
+    """Raises UserError for an option that names a section, or for YAML that is wrong.
+
+    The YAML is that of `--config` files and of values with brackets, anchors, aliases or tags.
+    """
     parser = Parser(add_help=False)
     parser.add_argument("--config", action="append", default=[])
     files, others = parser.parse_known_args(argv)
-    for section in _sections():
-        if any(other.partition("=")[0] == f"--{section}" for other in others):
-            raise UserError(f"--{section} is a section; give its fields, as --{section}.name value")
+    for option, following in itertools.zip_longest(others, others[1:]):
+        name, _, value = option.removeprefix("--").partition("=")
+        if name in _sections() and option.startswith("--"):
+            raise UserError(f"--{name} is a section; give its fields, as --{name}.name value")
+        check_value(name, value or following or "")
     for path in files.config:
         _check_file(find_config(path))
 
 
 def _check_file(path: str) -> None:
     """Raises UserError unless the file is YAML whose keys are sections and fields of a config."""
-    try:
-        text = Path(path).expanduser().read_text(encoding="utf-8")
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not text; name a YAML file of a config") from error
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; name a YAML file of a config") from error
-    except (yaml.YAMLError, RecursionError) as error:
-        place = str(error).replace(' in "<unicode string>",', " at")
-        raise UserError(f"{path} is not YAML: {place}") from error
-    for section, fields in _entries(path, root):
+    for section, fields in _entries(path, read_yaml(path)):
         if section not in _sections():
-            raise UserError(f"{path}: unknown section {section}; use {', '.join(_sections())}")
+            sections = ", ".join(_sections())
+            raise UserError(f"{path}: unknown section {quoted(section)}; use {sections}")
         for name, _ in _entries(f"{path}: section {section}", fields):
             key = f"{section}.{name}"
             if key not in _field_types():
-                raise UserError(f"{path}: unknown key {key}; {_nearest(key)}")
+                raise UserError(f"{path}: unknown key {quoted(key)}; {_nearest(key)}")
 
 
 def _entries(where: str, node: yaml.Node | None) -> Iterator[tuple[str, yaml.Node]]:
@@ -138,10 +136,11 @@ def _entries(where: str, node: yaml.Node | None) -> Iterator[tuple[str, yaml.Nod
         raise UserError(f"{where}: expected `name: value` lines, found {found}; see --print_config")
     seen = set()
     for key, value in node.value:
-        if str(key.value) in seen:
-            raise UserError(f"{where}: {key.value} appears twice; remove one")
-        seen.add(str(key.value))
-        yield str(key.value), value
+        name = key.value if isinstance(key, yaml.ScalarNode) else f"a {key.id}"
+        if name in seen:
+            raise UserError(f"{where}: {quoted(name)} appears twice; remove one")
+        seen.add(name)
+        yield name, value
 
 
 def _sections() -> list[str]:
@@ -160,7 +159,7 @@ def _field_types() -> dict[str, Any]:
 def _nearest(key: str) -> str:
     """Remedy for an unknown key: the field whose name is most like the end of the key."""
     fields = {field.rpartition(".")[2]: field for field in _field_types()}
-    found = difflib.get_close_matches(key.rpartition(".")[2], fields, n=1)
+    found = difflib.get_close_matches(key.rpartition(".")[2][:QUOTED], fields, n=1)
     return f"did you mean {fields[found[0]]}?" if found else "see --help for every field"
 
 
@@ -179,15 +178,21 @@ def describe_type(annotation: Any) -> str:
 def _rephrase(message: str) -> str:
     """Turns a message of jsonargparse into one line that names the field and the remedy."""
     text = " ".join(message.split())
+    if text.lower().endswith("unrecognized arguments:"):
+        return "one of the arguments is empty; remove it, or give it a name, see --help"
     if match := re.search(r"Group '(\S+)' does not accept option '(\S+)'", text):
         key = f"{match[1]}.{match[2]}"
-        return f"unknown key {key}; {_nearest(key)}"
+        return f"unknown key {quoted(key)}; {_nearest(key)}"
     if match := re.search(
         r"(?:[Uu]nrecognized arguments: (?:--)?|Option ')([^\s'=]+)(?:' is not accepted)?", text
     ):
-        return f"unknown key {match[1]}; {_nearest(match[1])}"
+        return f"unknown key {quoted(match[1])}; {_nearest(match[1])}"
     match = re.search(r'Parser key "([\w.]+)".*(?:Got|Given) value: ?(.*)', text)
     if match and match[1] in _field_types():
         expected = describe_type(_field_types()[match[1]])
-        return f"{match[1]}: expected {expected}, got {match[2] or 'nothing'}"
-    return f"{text}; see --help"
+        return f"{match[1]}: expected {expected}, got {quoted(match[2] or 'nothing')}"
+    if match := re.search(
+        r'Parser key "(\w+)": Expected an? <class .(\w+).>. Got value: ?(.*)', text
+    ):
+        return f"--{match[1]}: expected {match[2]}, got {quoted(match[3] or 'nothing')}"
+    return f"{quoted(text, 4 * QUOTED)}; see --help"

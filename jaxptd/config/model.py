@@ -11,6 +11,7 @@ from jaxptd.config.checks import (
     require_positive,
 )
 from jaxptd.errors import UserError
+from jaxptd.fields import check_fields
 
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 Products = Literal["native", "fp8"]
@@ -67,6 +68,7 @@ class ModelConfig:
     scan_layers: bool = True
 
     def __post_init__(self) -> None:
+        check_fields(self, "model")
         require_positive("model", self, "num_layers", "hidden_size", "num_heads")
         require_positive("model", self, "ffn_hidden_size", "seq_length", "vocab_size")
         require_positive("model", self, "vocab_multiple")

@@ -3,7 +3,8 @@
 import os
 from pathlib import Path
 
-from jaxptd.errors import UserError
+from jaxptd.errors import UserError, quoted
+from jaxptd.fields.values import ImpossibleError, convert
 
 SUFFIX = ".yaml"
 
@@ -17,22 +18,30 @@ def find_config(name: str) -> str:
     """Resolves what follows `--config`: a path as it is, else the name of a packaged config.
 
     Args:
-        name: a path, or a name without a folder, with or without `.yaml`. A file of that name in
-            the current directory comes first.
+        name: a path, in which `~` is expanded, or a name without a folder, with or without
+            `.yaml`. A file of that name in the current directory comes first.
 
     Raises:
-        UserError: there is neither such a file nor such a config.
+        UserError: there is neither such a file nor such a config, or no file can have the name.
     """
+    name = _expanded(name)
     if os.path.basename(name) != name or os.path.isfile(name):
         return name
     configs = packaged_configs()
     stem = name.removesuffix(SUFFIX)
     if stem not in configs:
         raise UserError(
-            f"{name}: no such file, and no packaged config of that name; use the path of a YAML "
-            f"file, or one of {', '.join(configs)}"
+            f"{quoted(name) or '--config is empty'}: no such file, and no packaged config of that "
+            f"name; use the path of a YAML file, or one of {', '.join(configs)}"
         )
     return str(configs[stem])
+
+
+def _expanded(name: str) -> str:
+    try:
+        return convert(name, str)
+    except ImpossibleError as error:
+        raise UserError(f"--config={quoted(name)}: {error}") from error
 
 
 def _folder() -> Path:

@@ -4,7 +4,8 @@ import dataclasses
 import re
 
 from jaxptd.config.checks import require_not_negative, require_positive
-from jaxptd.errors import UserError
+from jaxptd.errors import UserError, quoted
+from jaxptd.fields import check_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +29,7 @@ class ProcessesConfig:
     stuck_after: float = 40.0
 
     def __post_init__(self) -> None:
+        check_fields(self, "processes")
         require_positive("processes", self, "count", "wait")
         require_not_negative("processes", self, "id", "stuck_after")
         if self.coordinator is not None:
@@ -42,4 +44,4 @@ def check_address(what: str, address: str) -> None:
     """Raises UserError unless `address` is host:port. what: the field, for the message."""
     match = re.fullmatch(r"(\[[^\]]+\]|[^\s:\[\]]+):(\d+)", address)
     if not match or not 0 < int(match[2]) < 65536:
-        raise UserError(f"{what}={address}: use host:port, as in node01:55527")
+        raise UserError(f"{what}={quoted(address)}: use host:port, as in node01:55527")

@@ -5,14 +5,17 @@ reads configs from YAML and options.
 """
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
+from jaxptd.config.effects import refuse_without_effect
 from jaxptd.config.layout_checks import check_layout
 from jaxptd.config.model import ModelConfig
 from jaxptd.config.processes import ProcessesConfig
 from jaxptd.config.training import CheckpointConfig, DataConfig, OptimizerConfig, TrainConfig
 from jaxptd.display import settings_html, settings_text
-from jaxptd.errors import UserError
+from jaxptd.errors import UserError, quoted
+from jaxptd.fields import check_fields
 from jaxptd.layout import Layout
 
 
@@ -33,7 +36,9 @@ class Config:
     processes: ProcessesConfig = dataclasses.field(default_factory=ProcessesConfig)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_layout(self.model, self.layout)
+        refuse_without_effect(self.model, self.layout)
         slices = self.layout.dp * self.train.micro_batches
         if self.train.global_batch_size % slices:
             raise UserError(
@@ -53,15 +58,22 @@ def from_dict(sections: dict[str, Any]) -> Config:
         UserError: unknown section or field, or values that do not fit each other.
     """
     types: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Config)}
-    for name, values in sections.items():
+    for name, values in _items("a config", sections):
         if name not in types:
-            raise UserError(f"unknown section {name}; the sections are {', '.join(types)}")
-        if not isinstance(values, dict):
-            raise UserError(f"{name}: expected a section of fields, got {values!r}")
+            remedy = f"the sections are {', '.join(types)}"
+            raise UserError(f"unknown section {quoted(name)}; {remedy}")
         known = {field.name for field in dataclasses.fields(types[name])}
-        if unknown := sorted(set(values) - known):
-            raise UserError(f"unknown key {name}.{unknown[0]}; see --help for every field")
+        for key, _ in _items(name, values):
+            if key not in known:
+                raise UserError(f"unknown key {name}.{quoted(key)}; see --help for every field")
     return Config(**{name: types[name](**values) for name, values in sections.items()})
+
+
+def _items(what: str, fields: Any) -> Iterable[tuple[Any, Any]]:
+    """Names and values of fields. Raises UserError for anything but a dict."""
+    if not isinstance(fields, dict):
+        raise UserError(f"{what}: expected a section of fields, got {quoted(fields)}")
+    return fields.items()
 
 
 def to_dict(config: Config) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from jaxptd.config.checks import (
     require_positive,
 )
 from jaxptd.errors import UserError
+from jaxptd.fields import check_fields
 
 Documents = Literal["joined", "apart"]
 
@@ -33,6 +34,7 @@ class DataConfig:
     documents: Documents = "joined"
 
     def __post_init__(self) -> None:
+        check_fields(self, "data")
         require_below_one("data", self, "validation_fraction")
         require_not_empty("data", self, "tokenizer")
         if not self.source:
@@ -64,6 +66,7 @@ class OptimizerConfig:
     skip_above: float = 0.0
 
     def __post_init__(self) -> None:
+        check_fields(self, "optimizer")
         require_positive("optimizer", self, "learning_rate")
         require_not_negative("optimizer", self, "warmup_steps", "weight_decay", "grad_clip")
         require_not_negative("optimizer", self, "skip_above")
@@ -92,7 +95,7 @@ class TrainConfig:
     global_batch_size: int = 8
     micro_batches: int = 1
     max_skipped: int = 10
-    seed: int = 0
+    seed: int = dataclasses.field(default=0, metadata={"below": 2**32})
     log_every: int = 10
     eval_every: int = 100
     eval_batches: int = 8
@@ -101,12 +104,11 @@ class TrainConfig:
     platform: Literal["auto", "cpu"] = "auto"
 
     def __post_init__(self) -> None:
+        check_fields(self, "train")
         require_positive("train", self, "steps", "global_batch_size", "micro_batches")
         require_positive("train", self, "max_skipped", "eval_batches")
         require_not_negative("train", self, "seed", "log_every", "eval_every", "sample_tokens")
         require_not_empty("train", self, "run_dir")
-        if self.seed >= 2**32:
-            raise UserError(f"train.seed={self.seed} must be below 2**32")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +132,7 @@ class CheckpointConfig:
     resume: str = "auto"
 
     def __post_init__(self) -> None:
+        check_fields(self, "checkpoint")
         require_not_negative("checkpoint", self, "every", "keep_best")
         require_positive("checkpoint", self, "keep")
         require_not_empty("checkpoint", self, "resume")

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jaxptd.data.batches import ShuffledWindows, Windows, WindowsInOrder, number_documents
+from jaxptd.data.concatenated import Concatenated
 from jaxptd.data.corpora import tokenize
+from jaxptd.data.ids import scan_ids
 from jaxptd.data.sources import find_files
 from jaxptd.data.token_files import is_token_file, open_tokens
 from jaxptd.data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
@@ -62,16 +64,19 @@ def open_data(
     memory-mapped, and their ids used unchanged, whatever `tokenizer` is.
 
     Raises:
-        UserError: a source is missing or broken, text and token files are mixed, the tokenizer does
-            not fit `vocab_size` or cannot tell documents apart, or a split is shorter than one
-            sequence.
+        UserError: a source is missing or broken, text and token files are mixed, the tokenizer or
+            an id does not fit `vocab_size`, the tokenizer cannot tell documents apart, or a split
+            is shorter than one sequence.
     """
     files = find_files(config.source)
     if config.documents == "apart" and _are_token_files(files):
         _check_end_of_document(config, tokenizer, vocab_size)
-    tokens = (
-        open_tokens(files) if _are_token_files(files) else _read_text(files, tokenizer, vocab_size)
-    )
+    tokens: np.ndarray | Concatenated
+    if _are_token_files(files):
+        tokens = open_tokens(files)
+        scan_ids(tokens, vocab_size)
+    else:
+        tokens = _read_text(files, tokenizer, vocab_size)
     sizes = {"seq_length": seq_length, "vocab_size": vocab_size}
     if config.validation_fraction == 0:
         return Data(train=ShuffledWindows(tokens, seed=seed, **sizes), validation=None)

@@ -1,6 +1,8 @@
 """`python -m jaxptd.data`: tokenizes text once, into a nanoGPT `.bin` that training maps."""
 
+import contextlib
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -78,7 +80,7 @@ def _check_out(path: Path) -> None:
     if path.suffix != ".bin":
         raise UserError(f"--out {path}: token files are known by their name; end it in .bin")
     for taken in (path, path.with_suffix(".idx")):
-        if taken.exists():
+        if os.path.exists(taken):
             raise UserError(f"--out {path}: {taken} exists; choose another name, or remove it")
 
 
@@ -109,7 +111,8 @@ def _tokenize(files: Sequence[Path], tokenizer: Tokenizer, *, quiet: bool) -> It
                 if not quiet and now - shown >= pause:
                     rate = count / max(now - started, 1e-9) / 1e6
                     line = f"file {number} of {len(files)}, {count} tokens, {rate:.1f} M tokens/s"
-                    print(f"{line:<78}", end=end, file=sys.stderr, flush=True)
+                    with contextlib.suppress(OSError):
+                        print(f"{line:<78}", end=end, file=sys.stderr, flush=True)
                     shown = now
     finally:
         if end == "\r" and not quiet:

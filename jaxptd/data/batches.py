@@ -13,7 +13,9 @@ import functools
 
 import numpy as np
 
-from jaxptd.data.concatenated import Concatenated, locate
+from jaxptd.data.concatenated import Concatenated
+from jaxptd.data.ids import check_ids
+from jaxptd.data.mapped import MappedFiles
 from jaxptd.errors import UserError
 
 
@@ -40,6 +42,7 @@ class Windows(abc.ABC):
                 f"the corpus has {len(self.tokens)} tokens, one sequence takes model.seq_length + "
                 f"1 = {self.seq_length + 1}; use more data or a smaller model.seq_length"
             )
+        _ = self._files  # as they are now
 
     @property
     @abc.abstractmethod
@@ -54,24 +57,21 @@ class Windows(abc.ABC):
         """Sample numbers[n], 0 or more, in any order -> their sequences, int32[n, T + 1].
 
         Raises:
-            UserError: an id is outside [0, vocab_size); names the file and the position.
+            UserError: an id is outside [0, vocab_size), or a file was changed since this object
+                was made; names the file.
         """
         indices = np.asarray(indices, dtype=np.int64)
         rows = np.empty((len(indices), self.seq_length + 1), dtype=np.int32)
         for row, start in zip(rows, self.starts(indices).tolist(), strict=True):
-            ids = np.asarray(self.tokens[start : start + self.seq_length + 1])
-            self._check(ids, start)
-            row[:] = ids
+            end = start + self.seq_length + 1
+            self._files.check(self.tokens[start:end])
+            check_ids(self.tokens, start, end=end, vocab_size=self.vocab_size)
+            row[:] = np.asarray(self.tokens[start:end])
         return rows
 
-    def _check(self, ids: np.ndarray, start: int) -> None:
-        wrong = np.flatnonzero((ids < 0) | (ids >= self.vocab_size))
-        if len(wrong):
-            raise UserError(
-                f"{locate(self.tokens, start + int(wrong[0]))} has id {ids[wrong[0]]}, outside the "
-                f"model's {self.vocab_size} (0 to {self.vocab_size - 1}); use the tokenizer the "
-                "data was made with, or a larger model.vocab_size"
-            )
+    @functools.cached_property
+    def _files(self) -> MappedFiles:
+        return MappedFiles(self.tokens)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

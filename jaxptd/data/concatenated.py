@@ -43,11 +43,15 @@ def locate(tokens: np.ndarray | Concatenated, index: int) -> str:
         raise IndexError("beyond the last token")
     if not isinstance(tokens, np.memmap):
         return f"token {index} of the data"
-    whole = tokens
-    while isinstance(whole.base, np.memmap):
-        whole = whole.base
-    skipped = (_address(tokens) - _address(whole)) // tokens.itemsize
+    skipped = (_address(tokens) - _address(whole(tokens))) // tokens.itemsize
     return f"token {skipped + index} of {tokens.filename}"
+
+
+def whole(tokens: np.memmap) -> np.memmap:
+    """The mapping of a whole file that a slice was taken from."""
+    while isinstance(tokens.base, np.memmap):
+        tokens = tokens.base
+    return tokens
 
 
 def _address(array: np.ndarray) -> int:

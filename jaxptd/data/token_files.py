@@ -12,13 +12,16 @@ r"""Files of token ids, memory-mapped: nothing is read until a batch asks for it
 A `.bin` with an `.idx` beside it is Megatron's, any other nanoGPT's.
 """
 
+import contextlib
 import os
 import struct
+import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from jaxptd.atomic_files import explained, shown
 from jaxptd.data.concatenated import Concatenated
 from jaxptd.errors import UserError
 
@@ -54,7 +57,7 @@ def open_token_file(path: Path) -> np.memmap:
     """
     index = path.with_suffix(".idx")
     try:
-        dtype = _read_megatron_dtype(index, path) if index.is_file() else NANOGPT_DTYPE
+        dtype = _read_megatron_dtype(index, path) if index.exists() else NANOGPT_DTYPE
         size = path.stat().st_size
         if size == 0:
             raise UserError(f"data.source: {path} is empty; leave it out")
@@ -70,6 +73,8 @@ def open_token_file(path: Path) -> np.memmap:
 
 def _read_megatron_dtype(index: Path, tokens: Path) -> np.dtype:
     """Reads the dtype of a `.bin` from its `.idx`, and checks that the two agree."""
+    if not index.is_file():
+        raise UserError(f"data.source: {index} is not a regular file; remove it, or make it again")
     with open(index, "rb") as file:
         header = file.read(MEGATRON_HEADER.size)
     if len(header) < MEGATRON_HEADER.size or not header.startswith(MEGATRON_MAGIC):
@@ -132,27 +137,38 @@ def write_bin_arrays(path: Path | str, arrays: Iterable[np.ndarray]) -> int:
         UserError: an id is outside [0, 65536), there are none, or the file cannot be written.
     """
     path = Path(path)
-    if not path.parent.is_dir():
-        raise UserError(f"cannot write {path}: there is no folder {path.parent}; make it first")
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    if not os.path.isdir(path.parent):
+        folder = shown(path.parent)
+        raise UserError(f"cannot write {shown(path)}: there is no folder {folder}; make it first")
+    # Not with the name itself: one that the file system takes could be too long then.
+    short = zlib.crc32(path.name.encode(errors="surrogatepass"))
+    partial = path.with_name(f".{short:08x}.{os.getpid()}.partial")
+    remedy = "use a short name, in a folder that can be written and has room"
     try:
-        with open(partial, "wb") as file:
-            count = (
-                sum(file.write(_as_nanogpt(array).tobytes()) for array in arrays)
-                // NANOGPT_DTYPE.itemsize
-            )
-            file.flush()
-            os.fsync(file.fileno())
-        if not count:
-            raise UserError(f"{path}: there are no tokens to write")
-        os.replace(partial, path)
-    except OSError as error:
-        raise UserError(
-            f"cannot write {path}: {error.strerror}; use a folder that can be written and has room"
-        ) from error
+        with explained(f"cannot write {shown(path)}", remedy):
+            _check_name(path)
+            count = _write(partial, arrays)
+            if not count:
+                raise UserError(f"{shown(path)}: there are no tokens to write")
+            os.replace(partial, path)
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
     return count
+
+
+def _check_name(path: Path) -> None:
+    """Raises OSError or ValueError for a name that no file can have, before any work is done."""
+    with contextlib.suppress(FileNotFoundError):
+        os.lstat(path)
+
+
+def _write(path: Path, arrays: Iterable[np.ndarray]) -> int:
+    with open(path, "wb") as file:
+        size = sum(file.write(_as_nanogpt(array).tobytes()) for array in arrays)
+        file.flush()
+        os.fsync(file.fileno())
+    return size // NANOGPT_DTYPE.itemsize
 
 
 def _as_nanogpt(tokens: np.ndarray) -> np.ndarray:

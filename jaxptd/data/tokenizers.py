@@ -6,6 +6,7 @@ padded vocabulary can produce them) are U+FFFD.
 """
 
 import dataclasses
+import functools
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 BYTES = "bytes"
 END_OF_DOCUMENT_NAMES = ("<|endoftext|>", "</s>", "<eos>", "[SEP]")
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
+RARE_LETTERS = "\N{LINEAR B SYLLABLE B008 A}\N{VAI SYLLABLE EE}\N{GLAGOLITIC CAPITAL LETTER AZU}"
+HAS_ALL = "use a tokenizer of bytes, or one with an unknown token"
 
 
 class Tokenizer(Protocol):
@@ -36,7 +39,8 @@ class Tokenizer(Protocol):
         """The ids of `text`, 1D, in the smallest of uint16 and uint32 that holds vocab_size.
 
         Raises:
-            UserError: the text has no UTF-8 form (half a surrogate pair).
+            UserError: the text has no UTF-8 form (half a surrogate pair), or the tokenizer has no
+                token for a character.
         """
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -66,9 +70,15 @@ class ByteTokenizer:
 
 
 class JsonTokenizer:
-    """A trained tokenizer of the `tokenizers` library, read by `load_tokenizer`."""
+    """A trained tokenizer of the `tokenizers` library, read by `load_tokenizer`.
 
-    def __init__(self, tokenizer: Any, *, end_of_document: int) -> None:
+    Args:
+        tokenizer: of the library.
+        name: of its file.
+        end_of_document: id of the token that ends a document.
+    """
+
+    def __init__(self, tokenizer: Any, *, name: str, end_of_document: int) -> None:
         # Files keep the padding and truncation they were last used with; a corpus needs neither.
         tokenizer.no_padding()
         tokenizer.no_truncation()
@@ -79,11 +89,40 @@ class JsonTokenizer:
         self._known = frozenset(tokenizer.get_vocab(with_added_tokens=True).values())
         self.end_of_document = end_of_document
         self.vocab_size = max(self._known) + 1  # ids can have gaps
+        self._name = name
+        self._has_tokens = set[str]()
 
     def encode(self, text: str) -> np.ndarray:
         _utf8(text)
-        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return np.array(ids, dtype=id_dtype(self.vocab_size))
+        if self._drops_unknown:
+            self._check_known(text)
+        return np.array(self._ids(text), dtype=id_dtype(self.vocab_size))
+
+    def _ids(self, text: str) -> list[int]:
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
+        except Exception as error:  # the library raises bare Exception
+            raise UserError(
+                f"data.tokenizer={self._name!r} cannot encode the text: {error}; {HAS_ALL}"
+            ) from error
+
+    @functools.cached_property
+    def _drops_unknown(self) -> bool:
+        """True if characters that the vocabulary does not have vanish from the text."""
+        try:
+            return not any(self._ids(letter) for letter in RARE_LETTERS)
+        except UserError:
+            return False
+
+    def _check_known(self, text: str) -> None:
+        """Raises UserError if a character of the text has no token."""
+        for character in set(text) - self._has_tokens:
+            if not character.isspace() and not self._ids(character):
+                raise UserError(
+                    f"data.tokenizer={self._name!r} has no token for {character!a} (character "
+                    f"{text.index(character)} of a text), nor one for unknown text; {HAS_ALL}"
+                )
+            self._has_tokens.add(character)
 
     def decode(self, ids: Sequence[int]) -> str:
         pieces: list[str] = []
@@ -115,8 +154,9 @@ def load_tokenizer(name: str) -> Tokenizer:
     if name == BYTES:
         return ByteTokenizer()
     if not os.path.isfile(name):
+        what = "it is no file on disk" if os.path.exists(name) else "no such file"
         raise UserError(
-            f"data.tokenizer={name!r}: no such file; use bytes, or the path of a tokenizers JSON"
+            f"data.tokenizer={name!r}: {what}; use bytes, or the path of a tokenizers JSON"
         )
     return _load_json(name)
 
@@ -149,7 +189,7 @@ def _load_json(path: str) -> JsonTokenizer:
             f"data.tokenizer={path!r} has no end-of-document token; "
             f"add one of {', '.join(END_OF_DOCUMENT_NAMES)} to it"
         )
-    return JsonTokenizer(tokenizer, end_of_document=ends[0])
+    return JsonTokenizer(tokenizer, name=path, end_of_document=ends[0])
 
 
 def _utf8(text: str) -> bytes:

@@ -46,10 +46,19 @@ class Liveness:
         world: the processes.
         watchdog: of the main thread.
         report: prints a line about a phase that takes long and is no hang.
+        before_exit: called when `end` ends this process, whose other cleanups do not run then.
     """
 
-    def __init__(self, world: World, watchdog: Watchdog, *, report: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        world: World,
+        watchdog: Watchdog,
+        *,
+        report: Callable[[str], None],
+        before_exit: Callable[[], None] = lambda: None,
+    ) -> None:
         self._world, self._watchdog, self._report = world, watchdog, report
+        self._before_exit = before_exit
         self._over = threading.Event()
         self._ending = threading.Lock()
         self._beats: dict[int, Beat] = {}
@@ -115,7 +124,9 @@ class Liveness:
         print_error(line)
         if coordination.is_first() and not self._world.alone:
             time.sleep(FAREWELL)  # the service ends with this process
-        sys.stdout.flush()
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+        self._before_exit()
         os._exit(code)
 
     def interrupted(self, code: int) -> NoReturn:

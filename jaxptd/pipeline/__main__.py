@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     schedules = _schedules(args)
     rows = [report(schedule, durations) for schedule in schedules]
     picture.write(_files(args, schedules[0], durations))
+    for warning in filter(None, map(statistics.longer_than_needed, schedules)):
+        print(f"warning: {warning}", file=sys.stderr)
     if args.json:
         print(json.dumps(rows if args.compare else rows[0]))
         return 0

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxptd.errors import UserError
+from jaxptd.errors import UserError, quoted
 from jaxptd.mesh import SCHEDULES
 from jaxptd.pipeline.table import B, F, Operation, Placement, Schedule, W, check, read_csv, to_csv
 
@@ -66,7 +66,8 @@ def make_schedule(
     if name.endswith(".csv"):
         return _from_file(name, sizes)
     if name not in SCHEDULES:
-        raise UserError(f"schedule={name}: use one of {', '.join(SCHEDULES)}, or a .csv file")
+        names = ", ".join(SCHEDULES)
+        raise UserError(f"schedule={quoted(name)}: use one of {names}, or a .csv file")
     chunks = _chunks(name, virtual_stages)
     if stages * chunks * (stages + micro_batches * chunks) > MAX_CELLS:
         raise UserError(

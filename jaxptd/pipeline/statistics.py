@@ -114,6 +114,19 @@ def expected_bubble(schedule: Schedule, durations: Durations = EQUAL) -> float |
     return None
 
 
+def longer_than_needed(schedule: Schedule) -> str | None:
+    """A sentence if p does not divide m, and an interleaved schedule is the longer for it."""
+    p, m, V = schedule.stages, schedule.micro_batches, schedule.chunks
+    ticks = 2 * (m * V + p - 1)  # the formula of schedules.py
+    if schedule.name != "interleaved" or m % p == 0 or schedule.ticks <= ticks:
+        return None
+    better = " or ".join(str(size) for size in (m - m % p, m - m % p + p) if size)
+    return (
+        f"schedule=interleaved takes {schedule.ticks} ticks where {ticks} would do, since "
+        f"micro_batches={m} is no multiple of stages={p}; use {better} micro-batches"
+    )
+
+
 def idle_ticks(schedule: Schedule) -> float:
     """The share of the table's cells that are idle."""
     return float((schedule.table[..., 0] == Operation.IDLE).mean())

@@ -5,6 +5,7 @@ of tick t can be read from tick t+1 on. Pure numpy.
 """
 
 import dataclasses
+import os
 import re
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
@@ -13,7 +14,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from jaxptd.errors import UserError
+from jaxptd.errors import UserError, quoted
 
 
 class Operation(IntEnum):
@@ -217,14 +218,17 @@ def read_csv(path: str | Path) -> Schedule:
     Raises:
         UserError: the file cannot be read, or is not a schedule (see `check`).
     """
+    name = quoted(str(path), 255)
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe, say, would never end
+        raise UserError(f"schedule {name} is no file on disk; name a .csv file that can be read")
     try:
         text = Path(path).read_text(encoding="utf-8-sig")  # spreadsheets write a byte order mark
     except OSError as error:
         raise UserError(
-            f"schedule {path}: {error.strerror or error}; name a .csv file that can be read"
+            f"schedule {name}: {error.strerror or error}; name a .csv file that can be read"
         ) from error
     except ValueError as error:
-        raise UserError(f"schedule {path} is not text; see `--csv` for one") from error
+        raise UserError(f"schedule {name} is not text; see `--csv` for one") from error
     lines = [line.split(",") for line in text.splitlines() if line.strip()]
     placement = "loop"
     if lines and lines[0][0].strip() == "placement":

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ from jaxptd.checkpoint import (
     restore_path,
 )
 from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical, to_canonical
+from jaxptd.checkpoint.errors import quoted
 from jaxptd.config import CheckpointConfig, Config, from_dict, to_dict
+from jaxptd.distributed.liveness import RESUME
 from jaxptd.errors import UserError
 from jaxptd.run.folder import Row, RunDir, difference
 from jaxptd.step import Program, State
@@ -113,7 +115,7 @@ class RunCheckpoints:
         return from_canonical(self.program, canonical)
 
     def _check_same_run(self, where: str, description: dict[str, Any]) -> None:
-        changed = difference(self.program.config, from_dict(description["config"]))
+        changed = difference(self.program.config, saved_config(where, description))
         if changed:
             raise UserError(f"{where} is of another run: {changed}; use that run's config")
 
@@ -129,6 +131,26 @@ class RunCheckpoints:
         self.say(f"warning: {line}")
 
 
+def saved_config(where: str, description: dict[str, Any]) -> Config:
+    """The config of the run that saved a checkpoint.
+
+    Args:
+        where: path of the checkpoint, or of the folder of all.
+        description: of the checkpoint.
+
+    Raises:
+        CheckpointError: the description has no config that this version can read.
+    """
+    try:
+        return from_dict(description["config"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        cause = f"no {error}" if isinstance(error, KeyError) else error
+        raise CheckpointError(
+            f"checkpoint {where} does not say of which run it is ({quoted(str(cause))}); use "
+            "another checkpoint, or the version of jaxptd that saved it"
+        ) from error
+
+
 def without_best(config: Config) -> str | None:
     """A warning if no checkpoint before the last will have a validation loss, else None."""
     every, evaluated = config.checkpoint.every, config.train.eval_every
@@ -141,3 +163,12 @@ def without_best(config: Config) -> str | None:
         f"the last: none is evaluated; make checkpoint.every={every} a multiple of "
         f"train.eval_every={evaluated}, or checkpoint.keep_best=0"
     )
+
+
+@contextlib.contextmanager
+def failed_saves_explained() -> Iterator[None]:
+    """Inside, a checkpoint that cannot be saved is an error with a remedy."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise UserError(f"{error}; mend that (free some space, say), and {RESUME}") from error

@@ -2,23 +2,22 @@
 
 import contextlib
 import errno
-import json
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from jaxptd.atomic_files import explained, write_whole
+from jaxptd.atomic_files import explained, shown, write_whole
 from jaxptd.config import Config, to_dict
 from jaxptd.config.command_line import load_config
 from jaxptd.distributed import coordination
 from jaxptd.distributed.coordination import first_only
 from jaxptd.errors import UserError
+from jaxptd.run.metrics import Metrics, Row, to_line
 from jaxptd.run.tensorboard import TensorBoard
-
-Row = dict[str, Any]
 
 # Fields that a resumed run may change: they decide where and how fast the numbers are computed, not
 # the numbers. Exceptions: steps, where the decay ends, and skip_above, with which a run whose
@@ -73,24 +72,37 @@ class RunDir:
         checkpoints/    see `jaxptd.checkpoint`
 
     Nothing is written before `open`.
+
+    Args:
+        path: of the directory, which need not exist.
+        say: prints a line.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, say: Callable[[str], None] = lambda line: None) -> None:
         self.path = Path(path)
         self.checkpoints = self.path / "checkpoints"
-        self._config, self._metrics = self.path / "config.yaml", self.path / "metrics.jsonl"
+        self._config = self.path / "config.yaml"
+        self._metrics = Metrics(self.path / "metrics.jsonl")
         self._board: TensorBoard | None = None
+        self._say, self._reported = say, set[Path]()
 
     @first_only
     def check(self, config: Config) -> None:
         """Raises UserError if the directory holds another run, or one that must not be resumed."""
-        with _explained(self.path):
-            found = next(each for each in (self.path, *self.path.parents) if each.exists())
+        with run_dir_errors(self.path):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                os.lstat(self.path)  # unlike `exists`, it raises for a name that no file can have
+            found = next(each for each in (self.path, *self.path.parents) if os.path.lexists(each))
             if not found.is_dir():
-                raise UserError(f"train.run_dir={self.path}: {found} is a file; name a directory")
-            if not os.access(found, os.W_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+                raise UserError(
+                    f"train.run_dir={shown(self.path)}: {shown(found)} is a file; name a directory"
+                )
             has_config, has_checkpoints = self._config.exists(), self.checkpoints.exists()
+            if has_config and not self._config.is_file():
+                raise UserError(f"{shown(self._config)} is not a regular file; remove it")
+            for each in (found, self.checkpoints) if has_checkpoints else (found,):
+                if not os.access(each, os.W_OK):
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         if config.checkpoint.resume == "never" and (has_config or has_checkpoints):
             raise UserError(
                 f"train.run_dir={self.path} holds a run and checkpoint.resume is never; "
@@ -105,36 +117,54 @@ class RunDir:
 
     @first_only
     def open(self, config: Config, *, step: int) -> None:
-        """Makes the directory, writes the config, and drops the metrics of steps after `step`."""
-        with _explained(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._write(self._config, yaml.safe_dump(to_dict(config), sort_keys=False))
-            rows = [row for row in self.metrics() if row["step"] <= step]
-            self._write(self._metrics, "".join(json.dumps(row) + "\n" for row in rows))
-            self._board = TensorBoard(self.path / "tensorboard", step=step)
+        """Makes the directory, writes the config, and drops the metrics of steps after `step`.
 
-    def _write(self, path: Path, text: str) -> None:
-        write_whole({path: text.encode()}, lambda _: _explained(self.path))
+        A file of metrics with other lines than rows is kept under another name, which is said.
+        """
+        with run_dir_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            rows, bad = self._metrics.read()
+            if bad:
+                self._say(
+                    f"warning: {self._metrics.path} has lines that are no rows of metrics ({bad}); "
+                    f"it is kept as {self._metrics.set_aside()}, and the run goes on with the "
+                    "good rows"
+                )
+            kept = b"".join(to_line(row) for row in rows if row["step"] <= step)
+            text = yaml.safe_dump(to_dict(config), sort_keys=False)
+            write_whole(
+                {self._config: text.encode(), self._metrics.path: kept},
+                lambda _: run_dir_errors(self.path),
+            )
+        self._board = self._opened_board(step)
 
     @first_only
     def log(self, row: Row) -> None:
-        """Appends the metrics of one step."""
-        with _explained(self.path):
-            with self._metrics.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-            if self._board is not None:
-                self._board.add(row)
+        """Appends the metrics of one step; a file that cannot be written is named once."""
+        self._try_append(self._metrics.path, self._metrics.append, row)
+        if self._board is not None:
+            self._try_append(self._board.folder, self._board.add, row)
 
     def metrics(self) -> list[Row]:
         """Every row logged so far, except lines that a kill or a crash cut short."""
-        if not self._metrics.exists():
-            return []
-        rows = []
-        for line in self._metrics.read_text(errors="replace").splitlines():
-            with contextlib.suppress(json.JSONDecodeError):
-                rows.append(json.loads(line))
-        return [row for row in rows if isinstance(row, dict) and isinstance(row.get("step"), int)]
+        return self._metrics.rows()
+
+    def _opened_board(self, step: int) -> TensorBoard | None:
+        try:
+            return TensorBoard(self.path / "tensorboard", step=step)
+        except Exception as error:  # no disk space, or a library that another package broke
+            self._say(f"warning: this run writes no events for TensorBoard: {error}")
+            return None
+
+    def _try_append(self, path: Path, append: Callable[[Row], None], row: Row) -> None:
+        try:
+            append(row)
+        except OSError as error:
+            if path not in self._reported:
+                self._reported.add(path)
+                self._say(f"warning: cannot write {path}: {error.strerror}; the run goes on")
 
 
-def _explained(path: Path) -> AbstractContextManager[None]:
-    return explained(f"train.run_dir={path}", "use a directory that can be written")
+def run_dir_errors(path: Path) -> AbstractContextManager[None]:
+    """Inside, the system's errors become a `UserError` that names the run directory."""
+    return explained(f"train.run_dir={shown(path)}", "use a directory that can be written")

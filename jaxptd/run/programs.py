@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxptd.distributed import coordination
 from jaxptd.distributed.watchdog import Phase, Watchdog
+from jaxptd.step.compiled import CompiledStep
 
 
 class Programs:
@@ -37,6 +38,8 @@ def compile_together(name: str, program: Callable, *args: Any) -> Callable:
     Without that, the process that runs it first would wait for the others to compile it, and gloo
     waits for 30 s only. A run of one process compiles in the first call.
     """
+    if isinstance(program, CompiledStep):
+        program = program.jitted  # a run places its batches itself
     if coordination.is_alone():
         return program
     compiled = program.lower(*args).compile()  # type: ignore[attr-defined]

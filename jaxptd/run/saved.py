@@ -10,10 +10,11 @@ import jax
 
 from jaxptd.checkpoint import CheckpointError, Checkpoints
 from jaxptd.checkpoint.canonical import abstract_canonical, params_from_canonical
-from jaxptd.config import Config, from_dict
+from jaxptd.config import Config
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.params import Params
+from jaxptd.run.checkpoints import saved_config as described_config
 from jaxptd.run.devices import prepare
 from jaxptd.step import Program
 
@@ -50,7 +51,7 @@ def saved_config(checkpoints: Checkpoints, run_dir: Path) -> Config:
         )
     for step in reversed(checkpoints.steps()):
         with contextlib.suppress(CheckpointError):
-            return from_dict(checkpoints.description(step)["config"])
+            return described_config(str(run_dir), checkpoints.description(step))
     raise _all_damaged(run_dir)
 
 

@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from jaxptd.atomic_files import append_whole
+
 
 class TensorBoard:
     """Appends rows of metrics to one events file; does nothing without tensorboardX.
@@ -22,6 +24,7 @@ class TensorBoard:
     """
 
     def __init__(self, folder: Path, *, step: int) -> None:
+        self.folder = folder
         self._file: Path | None = None
         if importlib.util.find_spec("tensorboardX") is None:
             return
@@ -31,27 +34,33 @@ class TensorBoard:
         name = f"events.out.tfevents.{int(time.time())}.{os.getpid()}.{socket.gethostname()}"
         self._file = folder / name
         start = SessionLog(status=SessionLog.START)
-        self._append({"file_version": "brain.Event:2"})
-        self._append({"step": step + 1, "session_log": start})
+        self._append({"file_version": "brain.Event:2"}, {"step": step + 1, "session_log": start})
 
     def add(self, row: dict[str, Any]) -> None:
-        """Writes one event for each number of a row, except `step` and those that are None."""
+        """Writes one event for each number of a row, except `step` and those that are None.
+
+        Raises:
+            OSError: the file cannot be written; it has no event of this row.
+        """
         if self._file is None:
             return
         from tensorboardX.summary import scalar
 
-        for name, value in row.items():
-            if name != "step" and value is not None:
-                self._append({"step": row["step"], "summary": scalar(name, value)})
+        numbers = {name: x for name, x in row.items() if name != "step" and x is not None}
+        events = [{"step": row["step"], "summary": scalar(*each)} for each in numbers.items()]
+        self._append(*events)
 
-    def _append(self, event: dict[str, Any]) -> None:
-        """Appends one record: length, CRC of the length, event, CRC of the event."""
-        from tensorboardX.proto.event_pb2 import Event
-        from tensorboardX.record_writer import masked_crc32c
-
+    def _append(self, *events: dict[str, Any]) -> None:
         assert self._file is not None
-        data = Event(wall_time=time.time(), **event).SerializeToString()
-        length = struct.pack("<Q", len(data))
-        crcs = [struct.pack("<I", masked_crc32c(each)) for each in (length, data)]
-        with self._file.open("ab") as file:
-            file.write(length + crcs[0] + data + crcs[1])
+        append_whole(self._file, b"".join(map(_record, events)))
+
+
+def _record(event: dict[str, Any]) -> bytes:
+    """An event in the file: length, CRC of the length, event, CRC of the event."""
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.record_writer import masked_crc32c
+
+    data = Event(wall_time=time.time(), **event).SerializeToString()
+    length = struct.pack("<Q", len(data))
+    crcs = [struct.pack("<I", masked_crc32c(each)) for each in (length, data)]
+    return length + crcs[0] + data + crcs[1]

@@ -1,7 +1,7 @@
 """A batch: its fields, and how it is sharded over the mesh."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from typing import Any
 
@@ -76,10 +76,12 @@ class Batches:
         """Puts a whole batch, in text order, on the mesh.
 
         Raises:
-            UserError: the batch has other fields or another shape than the config needs.
+            UserError: the batch has other fields, shapes or types than the config needs, or ids
+                outside the vocabulary.
         """
         check_batch(batch, self.config)
-        return self.read(lambda field, rows: np.asarray(batch[field])[rows])
+        _check_ids(batch, self.config)
+        return self.read(lambda field, rows: np.asarray(batch[field], np.int32)[rows])
 
 
 def batch_fields(config: Config) -> tuple[str, ...]:
@@ -87,20 +89,38 @@ def batch_fields(config: Config) -> tuple[str, ...]:
     return ("tokens", "targets", "segments")[: 3 if config.data.documents == "apart" else 2]
 
 
-def check_fields(batch: Iterable[str], config: Config) -> None:
-    """Raises UserError if a batch has other fields than the config needs."""
-    want = batch_fields(config)
-    if set(batch) != set(want):
+def check_batch(batch: Mapping[str, Any], config: Config) -> None:
+    """Checks the fields of a batch, and their shapes and types; the arrays may be traced ones.
+
+    Raises:
+        UserError: they are not those that the config needs.
+    """
+    fields = ", ".join(batch_fields(config))
+    if not isinstance(batch, Mapping):
+        raise UserError(f"a batch is a {type(batch).__name__}; use a dict with {fields}")
+    if set(batch) != set(batch_fields(config)):
         raise UserError(
-            f"a batch holds {', '.join(batch)}; with data.documents={config.data.documents} it "
-            f"holds {', '.join(want)}"
+            f"a batch holds {', '.join(map(str, batch)) or 'nothing'}; with data.documents="
+            f"{config.data.documents} it holds {fields}"
         )
-
-
-def check_batch(batch: Mapping[str, np.ndarray], config: Config) -> None:
-    """Raises UserError if a whole batch has other fields or shapes than the config needs."""
-    check_fields(batch, config)
+    for name, x in batch.items():
+        kind = getattr(x, "dtype", type(x).__name__)
+        if isinstance(kind, str) or not jnp.issubdtype(kind, jnp.integer):
+            raise UserError(f"a batch holds {name} of {kind}; use an array of int32")
     want = (config.train.global_batch_size, config.model.seq_length)
     if wrong := [f"{name} {x.shape}" for name, x in batch.items() if x.shape != want]:
         words = "train.global_batch_size x model.seq_length"
         raise UserError(f"a batch holds {', '.join(wrong)}; use {want}, {words}")
+
+
+def _check_ids(batch: Mapping[str, np.ndarray], config: Config) -> None:
+    """Raises UserError for ids outside the vocabulary, and for numbers that int32 does not hold."""
+    int32, size = np.iinfo(np.int32), config.model.vocab_size or 0
+    for name, x in batch.items():
+        lowest = 0 if name == "tokens" else int32.min
+        highest = int32.max if name == "segments" else size - 1
+        if wrong := [i for i in (int(x.min()), int(x.max())) if not lowest <= i <= highest]:
+            raise UserError(
+                f"a batch holds {name} with {wrong[0]}; use {lowest} to {highest}, with "
+                f"model.vocab_size={size}"
+            )

@@ -13,9 +13,11 @@ from jax.sharding import PartitionSpec as P
 
 from jaxptd.config import Config
 from jaxptd.config.xla import compiler_options
+from jaxptd.errors import UserError
 from jaxptd.params import ParamInfo, Params
-from jaxptd.step.batch import BATCH_SPEC, Batch, Batches, check_fields
+from jaxptd.step.batch import BATCH_SPEC, Batch, Batches, check_batch
 from jaxptd.step.body import StepBody
+from jaxptd.step.compiled import CompiledStep
 from jaxptd.step.passes import make_passes
 from jaxptd.step.resolved import Resolved, resolve
 from jaxptd.step.skipping import Metrics
@@ -35,10 +37,34 @@ class Program:
     Args:
         config: of the run.
         mesh: of the config's layout.
+
+    Raises:
+        UserError: the mesh is not that of the layout, model.vocab_size is null, or model.dtype is
+            float64 and JAX has none.
     """
 
     config: Config
     mesh: Mesh
+
+    def __post_init__(self) -> None:
+        layout, model = self.config.layout, self.config.model
+        sizes = dict(getattr(self.mesh, "shape", {}))
+        if list(sizes.items()) != list(layout.sizes.items()):
+            found = " ".join(f"{axis}={size}" for axis, size in sizes.items())
+            raise UserError(
+                f"the mesh ({found}) is not that of config.layout ({layout}); use "
+                "make_mesh(config.layout)"
+            )
+        if model.vocab_size is None:
+            raise UserError(
+                "model.vocab_size=null: a program needs the number of token ids; set it, or use "
+                "jaxptd.data.tokenizers.with_vocabulary(config)"
+            )
+        if model.dtype == "float64" and not jax.config.jax_enable_x64:
+            raise UserError(
+                "model.dtype=float64: JAX makes float32 of it; call "
+                'jax.config.update("jax_enable_x64", True) first'
+            )
 
     @cached_property
     def resolved(self) -> Resolved:
@@ -102,32 +128,35 @@ class Program:
         """Puts a whole batch, in text order, on the mesh.
 
         Raises:
-            UserError: the batch has other fields or another shape than the config needs.
+            UserError: the batch has other fields, shapes or types than the config needs, or ids
+                outside the vocabulary.
         """
         return self.batches.place(batch)
 
-    # ---- compiled ---------------------------------------------------------------------------
+    # ---- compiled: batches are on the mesh, or numpy arrays in text order ------------------------
 
     @cached_property
     def train_step(self) -> Callable[[State, Batch], tuple[State, Metrics]]:
         """(state, batch) -> (state, metrics); the old state's memory is used again."""
         step = _train_on_mesh(self)
-        return jax.jit(
+        jitted = jax.jit(
             lambda state, batch: step(state, batch)[:2],
             donate_argnums=0,
             compiler_options=compiler_options(self.config, self.mesh),
         )
+        return CompiledStep(jitted, self.place)
 
     @cached_property
     def step_with_gradients(self) -> Callable[[State, Batch], tuple[State, Metrics, Params]]:
         """(state, batch) -> (state, metrics, reduced gradients); keeps the old state."""
-        return jax.jit(_train_on_mesh(self))
+        return CompiledStep(jax.jit(_train_on_mesh(self)), self.place)
 
     @cached_property
     def eval_step(self) -> Callable[[Params, Batch], Metrics]:
         """(params, batch) -> loss_sum, in nats, and tokens, over the whole batch; no dropout."""
         params = self.states.specs["params"]
-        return jax.jit(_on_mesh(self, self.body.evaluate, specs=(params, BATCH_SPEC), outs=P()))
+        evaluate = _on_mesh(self, self.body.evaluate, specs=(params, BATCH_SPEC), outs=P())
+        return CompiledStep(jax.jit(evaluate), self.place)
 
 
 def _train_on_mesh(program: Program) -> Callable[[State, Batch], tuple[State, Metrics, Params]]:
@@ -144,5 +173,5 @@ def _on_mesh(program: Program, body: Callable, *, specs: Any, outs: Any) -> Call
 
 
 def _checked(batch: Batch, config: Config) -> Batch:
-    check_fields(batch, config)
+    check_batch(batch, config)
     return batch

@@ -30,12 +30,17 @@ def make_plan(config: Config) -> Plan:
             virtual_stages=layout.virtual_stages,
         )
     except UserError as error:
-        fields = {"stages": "layout.pp", "micro_batches": "train.micro_batches"}
-        words = re.sub(r"\b(stages|micro_batches)(?==)", lambda name: fields[name[1]], str(error))
-        raise UserError(f"layout.{words}") from error
+        raise UserError(in_terms_of_config(str(error))) from error
     sizes = part_sizes(model.num_layers, schedule.parts, layout.stage_layers)
     recompute = model.remat == "full" and model.remat_layers is None
     return Plan(schedule, sizes, recompute=recompute, first=model.remat_layers)
+
+
+def in_terms_of_config(sentence: str) -> str:
+    """Replaces the names of a schedule's sizes, in a sentence that begins with one, by fields."""
+    fields = {"stages": "layout.pp", "micro_batches": "train.micro_batches"}
+    words = re.sub(r"\b(stages|micro_batches)(?==)", lambda name: fields[name[1]], sentence)
+    return f"layout.{words}"
 
 
 @dataclasses.dataclass(frozen=True)

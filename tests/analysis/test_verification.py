@@ -64,7 +64,7 @@ def test_a_ring_that_turns_the_wrong_way_is_found(monkeypatch, ring) -> None:
 
 
 BROKEN = [
-    pytest.param(Layout(tp=4), {"leave": summed_twice}, "loss", id="a sum made twice"),
+    slow(Layout(tp=4), {"leave": summed_twice}, "loss", id="a sum made twice"),
     pytest.param(
         tiny.SEQUENCE_PARALLEL, {"leave": wrong_block}, "loss", id="a ring turned one further"
     ),
@@ -86,6 +86,7 @@ def test_an_owed_sum_that_is_not_made_cannot_even_be_traced(monkeypatch) -> None
         verified(Layout(dp=2))
 
 
+@pytest.mark.slow
 def test_a_gradient_scaled_wrongly_is_named(monkeypatch) -> None:
     """Only one tensor is wrong, and only on the layout; the report names it first."""
     reduce = body.StepBody._reduce

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from checkpointing import newest, refuse, run_python, save
+from turns import slow
 
 from jaxptd.checkpoint import CheckpointError, arrays, disk
 
@@ -32,7 +33,9 @@ class Watcher:
             shutil.copytree(self.directory, self.copies / f"{len(os.listdir(self.copies)):04d}")
 
 
-@pytest.mark.parametrize(("steps", "saved"), [((1,), 2), ((1, 2), 2), ((2,), 2), ((1, 2), 3)])
+@pytest.mark.parametrize(
+    ("steps", "saved"), [slow((1,), 2), slow((1, 2), 2), ((2,), 2), ((1, 2), 3)]
+)
 def test_killed_anywhere_the_previous_or_the_new_one_restores(tmp_path, monkeypatch, steps, saved):
     save(tmp_path / "run", *steps)
     (tmp_path / "copies").mkdir()

@@ -164,11 +164,6 @@ def check_training_continues(here: str, there: str, folder: Path) -> None:
     np.testing.assert_allclose(found, uninterrupted(), rtol=1e-5)
 
 
-@pytest.mark.parametrize(("here", "there"), [("zero2 tp", "zero3 pp")])
-def test_the_curve_goes_on(here: str, there: str, tmp_path: Path) -> None:
-    check_training_continues(here, there, tmp_path)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("here", "there"), PAIRS)
 def test_the_curve_goes_on_from_every_layout_to_every_other(here, there, tmp_path) -> None:

@@ -77,10 +77,10 @@ def test_a_later_file_overrides_an_earlier_one(tmp_path):
         (["--data.source", "some text.txt"], "data.source", "some text.txt"),
         (["--data.source", "[a.txt, b.txt]"], "data.source", ["a.txt", "b.txt"]),
         (["--train.run_dir", "3"], "train.run_dir", "3"),
-        (["--layout.stage_layers", "[3, 0, 5]"], "layout.stage_layers", (3, 0, 5)),
+        (["--layout.pp=3", "--layout.stage_layers", "[3, 0, 5]"], "layout.stage_layers", (3, 0, 5)),
         (["--layout.stage_layers=null"], "layout.stage_layers", None),
-        (["--layout.virtual_stages=3"], "layout.virtual_stages", 3),
-        (["--layout.schedule", "mine.csv"], "layout.schedule", "mine.csv"),
+        (["--layout.pp=2", "--layout.virtual_stages=3"], "layout.virtual_stages", 3),
+        (["--layout.pp=2", "--layout.schedule", "mine.csv"], "layout.schedule", "mine.csv"),
     ],
 )
 def test_values(argv, field, value):

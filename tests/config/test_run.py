@@ -20,7 +20,7 @@ from jaxptd.mesh import Layout
 
 CHANGED = Config(
     model=ModelConfig(num_layers=2, dtype="bfloat16", ffn_hidden_size=24),
-    layout=Layout(dp=2, tp=2, sequence_parallel=True, schedule="zb-v", stage_layers=(0, 2)),
+    layout=Layout(pp=2, tp=2, sequence_parallel=True, schedule="zb-v", stage_layers=(0, 2, 0, 0)),
     data=DataConfig(source=["a", "b"]),
     optimizer=OptimizerConfig(learning_rate=0.5),
     train=TrainConfig(steps=3),

@@ -1,5 +1,6 @@
 """`open_data`: the two splits of a corpus, and configs that it refuses."""
 
+import contextlib
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 import jaxptd.data
 from jaxptd.config import DataConfig
 from jaxptd.data import ByteTokenizer, Data, WindowsInOrder, open_data
+from jaxptd.data import ids as ids_module
 from jaxptd.data.token_files import write_bin
 from jaxptd.errors import UserError
 
@@ -53,6 +55,29 @@ def test_token_files_stay_mapped(tmp_path):
     assert alone.validation.tokens.tolist() == list(range(30, 40))
     assert np.asarray(both.validation.tokens).tolist() == list(range(20, 40))
     assert all(isinstance(array, np.memmap) for array in both.train.tokens.arrays)
+
+
+@pytest.mark.parametrize("place", [0, 17, 39])
+def test_an_id_outside_the_vocabulary_is_found_at_once(tmp_path, place):
+    ids = np.arange(40)
+    ids[place] = 300
+    write_bin(tmp_path / "a.bin", np.arange(40))
+    write_bin(tmp_path / "b.bin", ids)
+    source = [str(tmp_path / "a.bin"), str(tmp_path / "b.bin")]
+    with pytest.raises(UserError, match=rf"token {place} of .*b\.bin has id 300, outside the"):
+        open_bytes(source)
+    assert len(open_bytes(source, vocab_size=301).train.tokens) == 60
+
+
+@pytest.mark.parametrize(("place", "found"), [(0, True), (99, True), (39, False)])
+def test_of_very_many_ids_a_part_is_looked_at_at_once(tmp_path, monkeypatch, place, found):
+    monkeypatch.setattr(ids_module, "BLOCK", 10)
+    monkeypatch.setattr(ids_module, "SCANNED", 30)  # of 100: the first, the last and [45, 55)
+    ids = np.zeros(100, np.int64)
+    ids[place] = 300
+    write_bin(tmp_path / "a.bin", ids)
+    with pytest.raises(UserError, match="has id 300") if found else contextlib.nullcontext():
+        open_bytes(str(tmp_path / "a.bin"))
 
 
 def test_stdlib():

@@ -6,6 +6,7 @@ import struct
 
 import numpy as np
 import pytest
+from limited import largest_file
 
 from jaxptd.data import token_files
 from jaxptd.data.concatenated import Concatenated, locate
@@ -71,6 +72,50 @@ def test_an_id_beyond_uint16_is_an_error(tmp_path, wrong):
     with pytest.raises(UserError, match=rf"id {wrong} does not fit a nanoGPT \.bin \(0 to 65535\)"):
         write_bin(tmp_path / "a.bin", np.array([70, wrong, 3]))
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["x" * 300 + ".bin", "a\0b.bin", "\ud800.bin"])
+def test_a_name_that_no_file_can_have_is_one_line(tmp_path, name):
+    with pytest.raises(UserError, match="cannot write .*; use a short name, in a") as caught:
+        write_bin(tmp_path / name, np.arange(3))
+    assert str(caught.value).isprintable()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_name_that_is_as_long_as_can_be_is_written(tmp_path):
+    write_bin(tmp_path / ("x" * 251 + ".bin"), np.arange(3))
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_a_disk_that_refuses_is_one_line(tmp_path, monkeypatch, call, number):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, call, refuse)
+    with pytest.raises(UserError, match=f"{os.strerror(number)}; use a short name, in a folder"):
+        write_bin(tmp_path / "a.bin", np.arange(3))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_disk_that_becomes_full_is_one_line_and_leaves_what_was_there(tmp_path):
+    write_bin(tmp_path / "a.bin", np.array([7]))
+    arrays = (np.arange(1000) for _ in range(1000))
+    with (
+        largest_file(100_000),
+        pytest.raises(UserError, match=r"cannot write .*a\.bin: File too large; use a short name"),
+    ):
+        write_bin_arrays(tmp_path / "a.bin", arrays)
+    assert open_token_file(tmp_path / "a.bin").tolist() == [7]
+    assert os.listdir(tmp_path) == ["a.bin"]
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_an_index_that_is_no_file_is_an_error(tmp_path, make):
+    write_bin(tmp_path / "a.bin", np.arange(3))
+    make(tmp_path / "a.idx")
+    with pytest.raises(UserError, match=r"a\.idx is not a regular file; remove it"):
+        open_token_file(tmp_path / "a.bin")
 
 
 def test_nothing_to_write_and_nowhere_to_write_are_errors(tmp_path):

@@ -128,8 +128,11 @@ def test_file_that_is_no_tokenizer_is_an_error(tmp_path, content):
 
 
 def test_missing_file_is_an_error(tmp_path):
-    for name in ("gpt2", str(tmp_path), "a\0b"):
+    for name in ("gpt2", "a\0b"):
         with pytest.raises(UserError, match=r"data\.tokenizer=.*no such file; use bytes"):
+            load_tokenizer(name)
+    for name in (str(tmp_path), "/dev/zero"):
+        with pytest.raises(UserError, match=r"data\.tokenizer=.*no file on disk; use bytes"):
             load_tokenizer(name)
 
 
@@ -138,6 +141,39 @@ def test_missing_extra_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(UserError, match=r"pip install 'jaxptd\[hf\]'"):
         load_tokenizer(path)
+
+
+def without_unknown(kind):
+    """A tokenizer that knows the letters of "hello" and no unknown token."""
+    vocabulary = {"<eos>": 0, "h": 1, "e": 2, "l": 3, "o": 4}
+    models = tokenizers.models
+    return {
+        "WordLevel": lambda: models.WordLevel(vocabulary),
+        "WordPiece": lambda: models.WordPiece(vocabulary),
+        "Unigram": lambda: models.Unigram([(letter, -1.0) for letter in vocabulary]),
+        "BPE": lambda: models.BPE(vocabulary, []),
+        "BPE whose unknown token is not there": lambda: models.BPE(vocabulary, [], unk_token="?"),
+    }[kind]()
+
+
+@pytest.mark.parametrize(
+    "kind", ["WordLevel", "WordPiece", "Unigram", "BPE", "BPE whose unknown token is not there"]
+)
+def test_text_that_a_tokenizer_without_an_unknown_token_does_not_know_is_an_error(tmp_path, kind):
+    path = str(tmp_path / "t.json")
+    tokenizers.Tokenizer(without_unknown(kind)).save(path)
+    tokenizer = load_tokenizer(path)
+    with pytest.raises(UserError, match=rf"data\.tokenizer='{path}' .*; use a tokenizer of bytes"):
+        tokenizer.encode("hellö")
+
+
+def test_a_tokenizer_that_drops_characters_names_the_first_it_would_drop(tmp_path):
+    path = str(tmp_path / "t.json")
+    tokenizers.Tokenizer(without_unknown("BPE")).save(path)
+    tokenizer = load_tokenizer(path)
+    assert tokenizer.encode("hello\n").tolist() == [1, 2, 3, 3, 4]
+    with pytest.raises(UserError, match=r"has no token for '\\xf6' \(character 4 of a text\)"):
+        tokenizer.encode("hellö")
 
 
 def test_half_a_surrogate_pair_is_an_error(bpe):

@@ -35,7 +35,10 @@ def fail(step):
         return
     {what}
 
-with Liveness(world, watchdog, report=lambda line: print(line, flush=True)).watching():
+def say(line):
+    print(line, flush=True)
+
+with Liveness(world, watchdog, report=say, before_exit=lambda: say("cleaned up")).watching():
     mesh = jax.make_mesh((world.count,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     cut, numbers = NamedSharding(mesh, P("x")), np.arange(world.count)
     x = jax.make_array_from_callback(numbers.shape, cut, numbers.__getitem__)
@@ -77,6 +80,7 @@ def test_the_others_of_a_killed_process_name_it_and_end(start):
     ended = run.ended(seconds=30)
     assert [each.code for each in ended] == [3, -signal.SIGKILL, 3]
     for each in (ended[0], ended[2]):
+        assert each.lines[-1] == "cleaned up"
         line = each.err.splitlines()[-1]
         assert line.startswith("error: process 1 of 3 has been silent for 2 s, last heard ")
         assert "killed, stopped or cut off; go on from the last checkpoint" in line

@@ -1,6 +1,8 @@
 """Ways in which a checkpoint's folder is damaged, and what the error says of each."""
 
+import json
 import shutil
+import zlib
 
 
 def largest_file(folder):
@@ -60,3 +62,13 @@ DAMAGE = {
     change_the_manifest: "manifest.json was changed",
     empty_the_manifest: "manifest.json is not a manifest",
 }
+
+
+def change_and_seal(folder, change):
+    """Rewrites the manifest after `change(manifest)`, with the CRC-32 that then is right."""
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_bytes())
+    del manifest["crc32"]
+    manifest = change(manifest) or manifest
+    crc = zlib.crc32(json.dumps(manifest, sort_keys=True).encode())
+    path.write_text(json.dumps(manifest | {"crc32": crc}))

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
@@ -27,7 +26,7 @@ class FromZeros(Program):
 
     def init_state(self) -> State:
         zeros = jax.tree.map(
-            lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), self.abstract_state
+            lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding), self.abstract_state
         )
         return {**zeros, "guard": new_guard(self.resolved.model.dtype)}
 

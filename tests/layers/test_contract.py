@@ -24,7 +24,7 @@ from moves import (
     position_rows,
     product,
 )
-from turns import by_turns
+from turns import by_turns, slow
 
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
 from jaxptd.config import ModelConfig
@@ -272,11 +272,13 @@ def test_with_every_algorithm_and_attention_in_blocks(case: Case, layout: Layout
         hold(case, layout, dtype="float64")
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [case if case in CORE else slow(case) for case in CASES], ids=lambda case: case.name
+)
 def test_layer_is_the_layer_on_one_device_in_float32(case: Case) -> None:
     hold(case, LAYOUTS[-1], dtype="float32")
 
 
-@pytest.mark.parametrize("case", CORE, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [slow(CORE[0]), CORE[1]], ids=lambda case: case.name)
 def test_on_a_grid_in_float32_too(case: Case) -> None:
     hold(case, GRIDS[-1], dtype="float32")

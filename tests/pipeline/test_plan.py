@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_schedules import random_schedule
+from turns import by_turns
 
 from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.schedules import SCHEDULES, Operation, Schedule, check, make_schedule
@@ -184,8 +185,7 @@ def hold(plan: Plan) -> None:
 # ---- the schedules ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("p", STAGES)
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(("p", "name"), by_turns(STAGES, list(SCHEDULES)))
 def test_every_plan_can_run_in_as_few_slots_as_possible(name: str, p: int) -> None:
     for plan in plans(name, p):
         hold(plan)

@@ -47,13 +47,13 @@ def contents(folder: Path) -> dict[str, bytes]:
         "--layout.collective_matmul=true --layout.sequence_parallel=true",
         "--layout.ring=rsa",
         "--layout.row=2",
-        "--layout.matmul2d=summa",
-        "--layout.matmul2d_slices=2",
+        "--layout.matmul2d=summa --layout.row=2",
+        "--layout.matmul2d_slices=2 --layout.row=2",
         "--layout.attention2d=blocks",
         "--layout.pp=2",
-        "--layout.schedule=zb-v",
-        "--layout.virtual_stages=3",
-        "--layout.stage_layers=[1,1]",
+        "--layout.schedule=zb-v --layout.pp=2",
+        "--layout.virtual_stages=3 --layout.pp=2",
+        "--layout.stage_layers=[1,1] --layout.pp=2",
         "--layout.zero=3",
         "--layout.offload=optimizer",
         "--model.remat=full",
@@ -191,8 +191,16 @@ def test_a_directory_that_cannot_be_written_is_found_before_anything_runs(tmp_pa
         RunDir(tmp_path / "a" / "b").check(config_with())
 
 
-def test_a_path_the_system_refuses_is_one_line(tmp_path):
-    run = RunDir(tmp_path / ("x" * 300))
+def test_a_folder_of_checkpoints_that_cannot_be_written_is_found_too(run_dir, monkeypatch):
+    run_dir.checkpoints.mkdir()
+    monkeypatch.setattr("os.access", lambda path, mode: path != run_dir.checkpoints)
+    with pytest.raises(UserError, match="Permission denied; use a directory that can be"):
+        run_dir.check(config_with())
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "\ud800", "x/" * 5000])
+def test_a_path_the_system_refuses_is_one_line(tmp_path, name):
+    run = RunDir(tmp_path / name)
     with pytest.raises(UserError, match="use a directory that can be written"):
         run.check(config_with())
     with pytest.raises(UserError, match="use a directory that can be written"):
@@ -221,15 +229,18 @@ def test_going_on_from_a_step_drops_what_came_after_it(run_dir):
     assert load_config(run_dir.path / "config.yaml").train.steps == 99
 
 
-@pytest.mark.parametrize(
-    "cut", [b'{"step": 11, "lo', b"\x00\x00\x00\xff", b"11\n", b'{"loss": 1}\n']
-)
-def test_a_line_that_a_kill_or_a_crash_spoilt_is_left_out(run_dir, cut):
-    with (run_dir.path / "metrics.jsonl").open("ab") as file:
-        file.write(cut)
-    run_dir.open(config_with(), step=10)
-    run_dir.log(row(11))
-    assert run_dir.metrics() == [row(step) for step in range(1, 12)]
+def test_a_config_is_not_rewritten_if_the_metrics_cannot_be(run_dir, monkeypatch):
+    before, write = contents(run_dir.path), Path.write_bytes
+
+    def full(self, data):
+        if "metrics" in self.name:
+            raise OSError(28, "No space left on device")
+        return write(self, data)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(UserError, match="No space left on device; use a directory"):
+        run_dir.open(config_with("--train.steps=99"), step=3)
+    assert contents(run_dir.path) == before
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_other(run_dir, monkeypatch):

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from jaxptd.config.command_line import load_config
-from jaxptd.errors import UserError
 from jaxptd.run.folder import RunDir
 
 CONFIG = Path(__file__).parents[2] / "configs" / "test-tiny.yaml"
@@ -58,15 +57,50 @@ def test_without_tensorboardx_there_is_no_file_for_it(run_dir, monkeypatch):
     assert not (run_dir.path / "tensorboard").exists()
 
 
-def test_a_full_disk_ends_the_run_with_a_line(run_dir, monkeypatch):
-    run_dir.open(load_config(CONFIG), step=0)
+def full_for_tensorboard(monkeypatch) -> None:
     plain = Path.open
 
-    def full(self, *args):
+    def full(self, *args, **options):
         if self.parent.name == "tensorboard":
             raise OSError(28, "No space left on device")
-        return plain(self, *args)
+        return plain(self, *args, **options)
 
     monkeypatch.setattr(Path, "open", full)
-    with pytest.raises(UserError, match="No space left on device; use a directory"):
+
+
+def test_a_full_disk_is_said_once_and_the_run_goes_on(tmp_path, monkeypatch):
+    lines = []
+    run_dir = RunDir(tmp_path / "run", say=lines.append)
+    run_dir.open(load_config(CONFIG), step=0)
+    before = events(run_dir.path / "tensorboard")
+    with monkeypatch.context() as patch:
+        full_for_tensorboard(patch)
         run_dir.log(row(1))
+        run_dir.log(row(2))
+    folder = run_dir.path / "tensorboard"
+    assert lines == [f"warning: cannot write {folder}: No space left on device; the run goes on"]
+    assert events(folder) == before
+    run_dir.log(row(3))
+    assert [each.step for each in events(folder)[len(before) :]] == [3]
+    assert run_dir.metrics() == [row(1), row(2), row(3)]
+
+
+@pytest.mark.parametrize("broken", ["disk", "a file in the way", "library"])
+def test_a_run_begins_without_events_that_cannot_be_written(tmp_path, monkeypatch, broken):
+    def raises(name):
+        raise TypeError("Descriptors cannot be created directly")
+
+    if broken == "disk":
+        full_for_tensorboard(monkeypatch)
+    elif broken == "library":
+        monkeypatch.setattr(importlib.util, "find_spec", raises)
+    else:
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "tensorboard").write_text("a file")
+    lines = []
+    run_dir = RunDir(tmp_path / "run", say=lines.append)
+    run_dir.open(load_config(CONFIG), step=0)
+    run_dir.log(row(1))
+    assert len(lines) == 1
+    assert lines[0].startswith("warning: this run writes no events for TensorBoard: ")
+    assert run_dir.metrics() == [row(1)]

@@ -67,6 +67,7 @@ def test_a_run_starts_without_a_whole_state_on_the_devices() -> None:
     assert {x.memory_space for x in inside if x.ndim} == {jax.memory.Space.Host}
 
 
+@pytest.mark.slow
 def test_in_bfloat16_layers_get_copies_and_the_masters_stay_wide() -> None:
     there = tiny.program(Layout(dp=2, offload="optimizer"), dtype="bfloat16")
     (state, losses), (plain, expected) = (
@@ -115,7 +116,9 @@ def test_a_checkpoint_is_restored_into_the_other_memory(before, after, tmp_path)
     assert equal(to_canonical(other, found), to_canonical(one, state))
 
 
-@pytest.mark.parametrize("layout", [GRID, slow(Layout()), slow(SHARDED), slow(RING)], ids=str)
+@pytest.mark.parametrize(
+    "layout", [Layout(dp=2), slow(GRID), slow(Layout()), slow(SHARDED), slow(RING)], ids=str
+)
 def test_activations_in_host_memory_change_no_number(layout: Layout) -> None:
     away = dataclasses.replace(layout, offload="activations")
     there, here = (tiny.program(each, dropout=0.1, remat="dots") for each in (away, layout))

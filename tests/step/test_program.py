@@ -24,7 +24,7 @@ def gradients(program) -> tuple[float, dict[str, np.ndarray]]:
 REFERENCE = gradients(tiny.program(Layout(), dropout=0.1))
 
 CHOICES = [
-    {"remat": "full"},
+    slow({"remat": "full"}),
     slow({"remat": "dots"}),
     slow({"remat": "attention"}),
     slow({"scan_layers": False}),

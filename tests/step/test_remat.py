@@ -28,7 +28,7 @@ def again(layout: Layout, weigh: Any = is_product, **choice: Any) -> dict[str, f
 
 CASES = [
     # Products of attention forward; those of them that dots recomputes, too.
-    (Layout(tp=2), {}, 2, 0),
+    slow(Layout(tp=2), {}, 2, 0),
     (Layout(tp=2), {"scan_layers": False}, 2, 0),
     (tiny.SEQUENCE_PARALLEL, {}, 2, 0),
     (
@@ -84,9 +84,9 @@ def gradients(layout: Layout, **choice: Any) -> dict[str, np.ndarray]:
 
 
 MIXES: list[Any] = [
-    slow(Layout(tp=2), {"remat": "dots", "remat_layers": 1}),
+    (Layout(tp=2), {"remat": "dots", "remat_layers": 1}),
     # three layers on one stage, so that the second kind has two
-    (Layout(pp=2, tp=2, stage_layers=(3, 0)), {"remat": "full", "remat_layers": 1}),
+    slow(Layout(pp=2, tp=2, stage_layers=(3, 0)), {"remat": "full", "remat_layers": 1}),
     *(
         slow(*each)
         for each in (

@@ -2,8 +2,13 @@
 
 import jax
 import pytest
-from runs import Trainer, numbers
+from bad_files import base, changed, tree
+from runs import TEXT, Trainer, numbers
 
+import jaxptd.train
+from jaxptd.config import Config
+from jaxptd.errors import run_command
+from jaxptd.run import lock
 from jaxptd.train import main
 
 
@@ -24,3 +29,28 @@ def whole(tmp_path_factory):
     trainer = Trainer(tmp_path_factory.mktemp("whole"), None)
     assert main(trainer.options) == 0
     return numbers(trainer.run_dir.metrics())
+
+
+@pytest.fixture
+def refused(tmp_path, monkeypatch, capfd):
+    """Runs the training command with a config; it must fail, and change nothing."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(lock, "PATIENCE", 0)
+    (tmp_path / "text.txt").write_text(TEXT)
+
+    def run(fields: dict, start: Config | None = None) -> str:
+        given = {"data.source": "text.txt", "train.run_dir": "out"} | fields
+        monkeypatch.setattr(jaxptd.train, "make_parser", lambda *_: None)
+        monkeypatch.setattr(jaxptd.train, "parse", lambda *_: (changed(start or base(), given), {}))
+        before = tree(tmp_path)
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as end:
+            run_command(jaxptd.train.main)
+        err = capfd.readouterr().err
+        assert (end.value.code, err.count("\n")) == (2, 1), err
+        assert err.startswith("error: ")
+        assert len(err) < 12_000  # a name of 10,000 characters is in it as it is
+        assert tree(tmp_path) == before
+        return err
+
+    return run

@@ -11,6 +11,7 @@ from runs import (
     kill_after,
     numbers,
 )
+from turns import slow
 
 from jaxptd.run.folder import RunDir
 from jaxptd.step import Program
@@ -41,8 +42,8 @@ def poison(monkeypatch: pytest.MonkeyPatch, *, step: int) -> None:
     ("log", "evaluate", "save", "good"),
     [
         (1, 10, 5, [5]),
-        (5, 0, 7, []),
-        (0, 0, 7, []),
+        slow(5, 0, 7, []),
+        slow(0, 0, 7, []),
         (0, 7, 7, []),
         (0, 0, 3, [3, 6]),
         (0, 0, 0, []),
@@ -100,8 +101,8 @@ def test_explosions_are_skipped_and_a_killed_run_remembers_them(train, whole, mo
 
 def test_a_learning_rate_that_is_too_large_says_so(train):
     options = ("--checkpoint.every=1", "--train.eval_every=0", "--train.max_skipped=4")
-    line = train.refused("--optimizer.learning_rate=1e37", *options)
-    assert " is nan at step 5, the last of 4 in a row " in line
-    assert "the last good checkpoint is step 1; " in line
+    line = train.refused("--optimizer.learning_rate=2e9", *options)
+    assert " is nan at step 6, the last of 4 in a row " in line
+    assert "the last good checkpoint is step 2; " in line
     assert "with a smaller optimizer.learning_rate" in line
-    assert train.steps == [1]
+    assert train.steps == [1, 2]

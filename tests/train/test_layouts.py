@@ -17,6 +17,7 @@ from runs import (
     TP2,
     TP4,
 )
+from turns import slow
 
 from jaxptd.config.command_line import load_config
 from jaxptd.data import number_documents
@@ -82,7 +83,7 @@ def name(overrides: tuple[str, ...]) -> str:
 
 @pytest.mark.parametrize(
     "overrides",
-    [CONTEXT, GRIDS[4], ZEROS[-1]],
+    [slow(CONTEXT), GRIDS[4], ZEROS[-1]],
     ids=name,
 )
 def test_a_layout_trains_as_one_device_does(overrides):

@@ -166,7 +166,7 @@ def test_a_signal_just_before_the_end_stops_no_step_but_ends_without_a_sample(st
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("rank", "number"), [(1, "SIGKILL"), (1, "SIGSTOP"), (0, "SIGSTOP")])
-def test_a_dead_or_stopped_process_ends_the_training_of_all(start, rank, number):
+def test_a_dead_or_stopped_process_ends_the_training_of_all(start, tmp_path, rank, number):
     run = start(*DP2_TP4, "--train.steps=100000", "--processes.stuck_after=5")
     run.wait_for("step 20/")
     run.signal(rank, getattr(signal, number))
@@ -176,6 +176,8 @@ def test_a_dead_or_stopped_process_ends_the_training_of_all(start, rank, number)
     assert line.startswith(f"error: process {rank} of 2 has been silent for 5 s, last heard ")
     assert " at step " in line
     assert other.seconds < 15
+    if rank == 1:  # process 0 ended in order
+        assert not (tmp_path / "run" / "lock.json").exists()
 
 
 @pytest.mark.slow

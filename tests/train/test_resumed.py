@@ -66,6 +66,20 @@ def test_onto_another_layout_it_goes_on_to_rounding(train, whole, monkeypatch):
     assert load_config(train.run_dir.path / "config.yaml").layout.tp == 2
 
 
+def test_a_run_that_is_at_its_end_or_beyond_writes_nothing(train):
+    train("--train.steps=6")
+    before = train.contents()
+    for steps in (4, 6):
+        outcome = train(f"--train.steps={steps}", "--train.log_every=3", "--train.sample_tokens=5")
+        assert (outcome.code, outcome.err) == (0, "")
+        assert (
+            f"nothing left to do: {train.run_dir.path} is at step 6, train.steps={steps}; raise "
+            "train.steps to train on\n"
+        ) in outcome.out
+        assert "\ndef " in outcome.out
+        assert train.contents() == before
+
+
 def goes_on(train, rows, monkeypatch, options):
     """Kills a run with the first options, stops it with the second, completes it with the third."""
     with monkeypatch.context() as patch:

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import tiny
 from one_device import FromZeros, case, hold, hold_in_a_process, report
-from turns import slow
 
 from jaxptd.errors import UserError
 from jaxptd.generate import Generator, Sampling
@@ -95,9 +94,10 @@ def test_every_stage_in_every_layout(inside: dict, stage: int, how: dict) -> Non
     layout = Layout(zero=stage, **inside)
     choice = {"num_layers": 5, "dropout": 0.1, "batch": 24, "micro_batches": 3} | how
     hold(layout, **choice)
-    single = report(layout, "float32", **choice)
-    assert single.wrong == []
-    assert single.worst_gradient <= 1e-6
+    if how == WAYS[stage]:  # in float32 one way at each stage
+        single = report(layout, "float32", **choice)
+        assert single.wrong == []
+        assert single.worst_gradient <= 1e-6
 
 
 MORE_DEVICES = [
@@ -116,9 +116,10 @@ def test_sixteen_devices(layout: str, stage: int) -> None:
     hold_in_a_process(f"{layout} zero={stage}", num_layers=5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
-    [Layout(dp=2, zero=3), slow(Layout(pp=2, dp=2, zero=2))],
+    [Layout(dp=2, zero=3), Layout(pp=2, dp=2, zero=2)],
     ids=str,
 )
 def test_in_bfloat16_a_step_is_the_same_without_zero(layout: Layout) -> None:
@@ -181,6 +182,7 @@ def test_an_evaluation_equals_one_devices() -> None:
         assert tokens == 36
 
 
+@pytest.mark.slow
 def test_generated_text_equals_one_devices() -> None:
     written = []
     for layout in (Layout(), *SPREAD[:2]):

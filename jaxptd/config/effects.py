@@ -1,0 +1,97 @@
+"""Fields that have no effect beside the others, though they were set.
+
+Those that only a pipeline or a grid has are refused. The others may stay in a config that is tried
+on fewer devices, and are named when a run starts.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from jaxptd.config.model import ModelConfig
+from jaxptd.errors import UserError, quoted
+from jaxptd.layout import Layout
+
+
+@dataclasses.dataclass(frozen=True)
+class _Need:
+    """The condition under which fields have an effect.
+
+    Args:
+        fields: `section.name` of each.
+        met: tells whether they have an effect.
+        words: the condition.
+        refused: fields without effect are an error.
+    """
+
+    fields: tuple[str, ...]
+    met: Callable[[ModelConfig, Layout], bool]
+    words: str
+    refused: bool = False
+
+
+_NEEDS = (
+    _Need(
+        ("layout.schedule", "layout.virtual_stages", "layout.stage_layers"),
+        lambda model, layout: layout.pp > 1,
+        "a pipeline, layout.pp=2 or more",
+        refused=True,
+    ),
+    _Need(
+        ("layout.matmul2d", "layout.matmul2d_slices"),
+        lambda model, layout: layout.has_grid,
+        "a grid, layout.row or layout.col of 2 or more",
+        refused=True,
+    ),
+    _Need(
+        ("layout.attention2d",),
+        lambda model, layout: layout.has_grid,
+        "a grid, layout.row or layout.col of 2 or more",
+    ),
+    _Need(
+        ("layout.ring",),
+        lambda model, layout: layout.ring_size > 1,
+        "a ring, layout.cp or layout.row of 2 or more",
+    ),
+    _Need(
+        ("layout.sequence_parallel", "layout.collective_matmul"),
+        lambda model, layout: layout.tp > 1,
+        "layout.tp=2 or more",
+    ),
+    _Need(
+        ("layout.zero",),
+        lambda model, layout: layout.dp * layout.cp > 1,
+        "layout.dp or layout.cp of 2 or more",
+    ),
+    _Need(
+        ("model.remat_layers",),
+        lambda model, layout: model.remat != "none",
+        "model.remat",
+    ),
+)
+
+
+def refuse_without_effect(model: ModelConfig, layout: Layout) -> None:
+    """Raises UserError for a field of a pipeline or of a grid where there is none."""
+    for need, field, value in _without_effect(model, layout):
+        if need.refused:
+            raise UserError(
+                f"{field}={quoted(value)} has no effect without {need.words}; set that too, or "
+                f"leave {field} out"
+            )
+
+
+def without_effect(model: ModelConfig, layout: Layout) -> Iterator[str]:
+    """Yields a sentence for each field that was set to another value than its default in vain."""
+    for need, field, value in _without_effect(model, layout):
+        yield f"{field}={quoted(value)} has no effect without {need.words}"
+
+
+def _without_effect(model: ModelConfig, layout: Layout) -> Iterator[tuple[_Need, str, Any]]:
+    sections: dict[str, Any] = {"model": model, "layout": layout}
+    for need in _NEEDS:
+        for field in need.fields if not need.met(model, layout) else ():
+            section, _, name = field.partition(".")
+            value = getattr(sections[section], name)
+            if value != getattr(type(sections[section])(), name):
+                yield need, field, value

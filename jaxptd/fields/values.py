@@ -1,0 +1,151 @@
+"""Converts a value to the type of its field, one of the types that configs have.
+
+These are `bool`, `int`, `float`, `str`, `Literal`, lists and tuples of them, unions, and classes.
+"""
+
+import math
+import numbers
+import os
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+LIMIT = 2**31  # JAX counts steps, tokens and the elements of a dim in int32
+LONGEST_PATH, LONGEST_NAME = 4095, 255  # bytes that Linux allows
+
+
+class OtherTypeError(TypeError):
+    """The value is of another type than its field."""
+
+
+class ImpossibleError(ValueError):
+    """The value is of its field's type, but no field can have it. The message is the remedy."""
+
+
+def convert(value: Any, kind: Any, *, below: int = LIMIT) -> Any:
+    """Converts a value to the type of its field.
+
+    numpy's numbers become Python's, whole numbers floats where the field has floats, and paths
+    texts. A text that begins with `~` is a path in a home directory, and is expanded.
+
+    Args:
+        value: anything.
+        kind: the field's annotation.
+        below: limit for the size of numbers. What is not finite passes, if the field has floats.
+
+    Raises:
+        OtherTypeError: the value is of another type.
+        ImpossibleError: the number is too large, or the text cannot be part of a path.
+    """
+    members, origin = typing.get_args(kind), typing.get_origin(kind)
+    if origin is types.UnionType:
+        return _first(value, members, below)
+    if origin is typing.Literal:
+        return _choice(value, members)
+    if origin in (list, tuple):
+        return origin(convert(item, members[0], below=below) for item in _items(value))
+    if kind in (int, float):
+        number = _number(value) if kind is float else _whole_number(value)
+        return kind(_within(number, below))
+    return _OTHERS[kind](value) if kind in _OTHERS else _instance(value, kind)
+
+
+def describe(kind: Any) -> str:
+    """Describes a type: "a whole number or null"."""
+    members, origin = typing.get_args(kind), typing.get_origin(kind)
+    if origin is types.UnionType:
+        return " or ".join(map(describe, members))
+    if origin is typing.Literal:
+        return f"one of {', '.join(map(str, members))}"
+    if origin in (list, tuple):
+        return f"a list, each of them {describe(members[0])}"
+    return _WORDS.get(kind, f"a {kind.__name__}")
+
+
+_WORDS: Mapping[Any, str] = types.MappingProxyType(
+    {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "a text",
+        types.NoneType: "null",
+    }
+)
+
+
+def _first(value: Any, kinds: Sequence[Any], below: int) -> Any:
+    """Converts the value to the first of these types that it is of."""
+    for kind in kinds:
+        try:
+            return convert(value, kind, below=below)
+        except OtherTypeError:
+            continue
+    raise OtherTypeError
+
+
+def _choice(value: Any, choices: Sequence[Any]) -> Any:
+    plain = value.item() if isinstance(value, np.generic) else value
+    for choice in choices:
+        if isinstance(plain, type(choice)) and not isinstance(plain, bool) and plain == choice:
+            return choice
+    raise OtherTypeError
+
+
+def _items(value: Any) -> Sequence[Any]:
+    found = value.tolist() if isinstance(value, np.ndarray) else value
+    return _instance(found, list | tuple)
+
+
+def _instance(value: Any, kind: Any) -> Any:
+    if not isinstance(value, kind):
+        raise OtherTypeError
+    return value
+
+
+# ---- numbers ------------------------------------------------------------------------------------
+
+
+def _whole_number(value: Any) -> int:
+    if isinstance(value, bool):
+        raise OtherTypeError
+    return int(_instance(value, numbers.Integral))  # numpy's are registered as such
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, float | np.floating) else _whole_number(value)
+
+
+def _within(number: float, below: int) -> float:
+    if below <= abs(number) != math.inf:
+        side = f"below {below}" if number > 0 else f"above {-below}"
+        raise ImpossibleError(f"use a number {side}")
+    return number
+
+
+# ---- truth values and texts ---------------------------------------------------------------------
+
+
+def _truth(value: Any) -> bool:
+    return bool(_instance(value, bool | np.bool_))
+
+
+def _text(value: Any) -> str:
+    found = os.fspath(value) if isinstance(value, os.PathLike) else value
+    text = str.__str__(_instance(found, str))  # a plain str of a numpy.str_
+    if "\0" in text:
+        raise ImpossibleError("it has a null byte; remove it")
+    try:
+        names = text.encode().split(b"/")
+    except UnicodeEncodeError as error:
+        raise ImpossibleError("it is not Unicode; use a text, or a path, that is") from error
+    if max(map(len, names)) > LONGEST_NAME or len(b"/".join(names)) > LONGEST_PATH:
+        raise ImpossibleError(
+            f"no path is so long; use at most {LONGEST_PATH} bytes, {LONGEST_NAME} for each name"
+        )
+    return os.path.expanduser(text) if text.startswith("~") else text
+
+
+_OTHERS: Mapping[Any, Callable[[Any], Any]] = types.MappingProxyType({bool: _truth, str: _text})

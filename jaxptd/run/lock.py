@@ -1,0 +1,191 @@
+"""The lock of a run directory: only one run at a time writes there.
+
+The lock is a file that says which process holds it. It is created with O_EXCL, which is atomic on
+network file systems too. Where the file system can, the holder also keeps a `flock` on it, which
+ends with the process: that shows a live holder in another container, whose pid says nothing here.
+
+A lock that its process left behind, because it was killed, is taken over on the same host. Whether
+a process of another host is alive only a person can find out: its lock is named, with what to do.
+"""
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from jaxptd.atomic_files import shown
+from jaxptd.distributed.coordination import first_only
+from jaxptd.errors import UserError
+from jaxptd.run.folder import run_dir_errors
+from jaxptd.run.holder import Holder
+
+LOCK = "lock.json"
+LONGEST = 4096  # bytes that are read of a lock
+PATIENCE = 0.5  # seconds for a process that has just created a lock to write it
+POLL_INTERVAL = 0.05
+
+
+class RunLock:
+    """The lock of one run directory. Of a run's processes the first takes it for all.
+
+    Args:
+        folder: the run directory, which need not exist.
+        say: prints a line.
+    """
+
+    def __init__(self, folder: Path | str, *, say: Callable[[str], None]) -> None:
+        self.path = Path(folder) / LOCK
+        self._say = say
+        self._file: int | None = None
+        self._made: list[Path] = []
+
+    @first_only
+    def check(self) -> None:
+        """Raises UserError if another run holds the lock; writes nothing."""
+        with run_dir_errors(self.path.parent), self._opened() as file:
+            if file is not None:
+                self._require_stale(file)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Inside, no other run takes the lock. Creates the run directory if it does not exist.
+
+        Raises:
+            UserError: another run holds the lock, or the run directory cannot be written.
+        """
+        try:
+            self._take()
+            yield
+        finally:
+            self.release()
+
+    @first_only
+    def release(self) -> None:
+        """Removes the lock, and the folders that were created for it if nothing else is in them."""
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):
+                if self._is_at_path(file):
+                    self.path.unlink()
+            os.close(file)
+        for folder in self._made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+    @first_only
+    def _take(self) -> None:
+        folder = self.path.parent
+        with run_dir_errors(folder):
+            self._made = [each for each in (folder, *folder.parents) if not each.exists()]
+            folder.mkdir(parents=True, exist_ok=True)
+            while not self._created():
+                self._remove_stale()
+
+    def _created(self) -> bool:
+        """Creates the lock; False if there is one."""
+        try:
+            self._file = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
+        except FileExistsError:
+            return False
+        _flock(self._file)
+        os.write(self._file, Holder.this_process().to_json().encode())
+        os.fsync(self._file)
+        return True
+
+    def _remove_stale(self) -> None:
+        """Removes the lock of a process that has ended. Raises UserError for any other lock."""
+        with self._opened() as file:
+            if file is None:
+                return
+            holder = self._require_stale(file)
+            if self._is_at_path(file):  # not one that was created after that was removed
+                self.path.unlink()
+                self._say(
+                    f"warning: took train.run_dir={shown(self.path.parent)} over from {holder}, "
+                    "which ended without releasing it"
+                )
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int | None]:
+        """Yields a descriptor of the lock; None if there is no lock."""
+        try:
+            file = self._open()
+        except (FileNotFoundError, NotADirectoryError):
+            yield None
+            return
+        try:
+            yield file
+        finally:
+            os.close(file)
+
+    def _open(self) -> int:
+        try:
+            return os.open(self.path, os.O_RDWR | os.O_NONBLOCK)
+        except IsADirectoryError:
+            raise UserError(self._damaged()) from None
+        except PermissionError:  # another user's: it can still be named
+            return os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
+
+    def _require_stale(self, file: int) -> Holder:
+        """Returns the holder of a lock if it has ended.
+
+        After that this process holds the lock's `flock`, so no other takes it over meanwhile.
+
+        Raises:
+            UserError: it may be running.
+        """
+        where, holder = f"train.run_dir={shown(self.path.parent)}", _read(file)
+        if holder is None:
+            raise UserError(self._damaged())
+        if not holder.is_of_this_host():
+            raise UserError(
+                f"{where} is locked by {holder}; if it is not running there any more (ssh "
+                f"{holder.host} ps -p {holder.pid}), delete {shown(self.path)}"
+            )
+        if holder.is_running() or not _flock(file):
+            raise UserError(
+                f"{where} is in use by {holder}; wait until it ends, stop it, or use another "
+                "directory"
+            )
+        return holder
+
+    def _damaged(self) -> str:
+        folder, path = shown(self.path.parent), shown(self.path)
+        return (
+            f"train.run_dir={folder} is locked, but {path} does not say by which process; if no "
+            "run uses the directory, delete that file"
+        )
+
+    def _is_at_path(self, file: int) -> bool:
+        """True if the lock's path still leads to an open file."""
+        try:
+            return os.path.samestat(os.fstat(file), os.stat(self.path))
+        except FileNotFoundError:
+            return False
+
+
+def _read(file: int) -> Holder | None:
+    """The holder that a lock names; None if it still names none after a while."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        with contextlib.suppress(ValueError, OSError):  # a pipe or a device, say
+            return Holder.from_json(os.pread(file, LONGEST, 0))
+        if time.monotonic() > end:
+            return None
+        time.sleep(POLL_INTERVAL)
+
+
+def _flock(file: int) -> bool:
+    """Takes the `flock` of an open file; False if another process has it.
+
+    True also if the file system has no `flock`; then only the pid counts.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -1,0 +1,102 @@
+"""metrics.jsonl: a row of numbers, as one line of JSON, for each logged step."""
+
+import contextlib
+import json
+import math
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from jaxptd.atomic_files import append_whole
+
+Row = dict[str, Any]
+
+
+class Metrics:
+    """The rows of a run, in one file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._waiting: list[bytes] = []
+
+    def rows(self) -> list[Row]:
+        """Every row, in the order of steps; of several rows of a step the last."""
+        return self.read()[0]
+
+    def read(self) -> tuple[list[Row], int]:
+        """Returns the rows as `rows` does, and the number of lines that are no row of their own.
+
+        A last line without its end, which a kill leaves, does not count.
+        """
+        lines = self._lines()
+        torn = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
+        rows = [row for line in lines if (row := _parse(line)) is not None]
+        by_step = {row["step"]: row for row in rows}
+        bad = len(lines) - len(by_step)
+        if (row := _parse(torn)) is not None:
+            by_step[row["step"]] = row
+        return [by_step[step] for step in sorted(by_step)], bad
+
+    def append(self, row: Row) -> None:
+        """Appends a row, after those that an earlier call could not write.
+
+        Raises:
+            OSError: the file cannot be written; it is as before, and the next call tries again.
+        """
+        self._waiting.append(to_line(row))
+        start = b"" if _ends_in_a_line(self.path) else b"\n"
+        append_whole(self.path, start + b"".join(self._waiting))
+        self._waiting.clear()
+
+    def set_aside(self) -> Path:
+        """Gives the file a second name, under which it stays when it is replaced. Returns that."""
+        aside = self.path.with_name(f"{self.path.name}.aside")
+        number = 1
+        while os.path.lexists(aside):
+            number += 1
+            aside = self.path.with_name(f"{self.path.name}.aside{number}")
+        try:
+            os.link(self.path, aside, follow_symlinks=False)
+        except OSError:  # a folder, or a file system without links
+            self.path.rename(aside)
+        return aside
+
+    def _lines(self) -> list[bytes]:
+        """The lines of the file; one empty line if it is a pipe, a device or a folder."""
+        try:
+            if not stat.S_ISREG(self.path.stat().st_mode):
+                return [b"\n"]
+            return self.path.read_bytes().splitlines(keepends=True)
+        except FileNotFoundError:
+            return []
+
+
+def to_line(row: Row) -> bytes:
+    return f"{json.dumps(row)}\n".encode()
+
+
+def _parse(line: bytes) -> Row | None:
+    """The row of a line, None if it is not one: an object with a step and only finite numbers."""
+    with contextlib.suppress(ValueError, RecursionError):  # a number too long, nested too deep
+        row = json.loads(line, parse_float=_finite, parse_constant=_finite)
+        if isinstance(row, dict) and type(row.get("step")) is int and row["step"] > 0:
+            return row
+    return None
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not finite")
+    return number
+
+
+def _ends_in_a_line(path: Path) -> bool:
+    """True if a line can be appended: the file's last one is complete, or there is no file."""
+    try:
+        with path.open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read() == b"\n"
+    except OSError:  # no file, or an empty one
+        return True

@@ -1,0 +1,33 @@
+"""Remarks on a run: on its settings, when it starts; on how it is resumed, when it ends."""
+
+from collections.abc import Iterator
+
+from jaxptd.config import Config
+from jaxptd.config.effects import without_effect
+from jaxptd.pipeline.statistics import longer_than_needed
+from jaxptd.step import Program
+from jaxptd.step.stages import in_terms_of_config
+
+
+def remarks(program: Program) -> Iterator[str]:
+    """Yields a sentence for each field without effect, and for a schedule that could be shorter."""
+    yield from without_effect(program.config.model, program.config.layout)
+    plan = program.resolved.plan
+    if plan and (sentence := longer_than_needed(plan.schedule)):
+        yield in_terms_of_config(sentence)
+
+
+def nothing_left(config: Config, step: int) -> str:
+    """Says that a run is at its end already."""
+    return (
+        f"nothing left to do: {config.train.run_dir} is at step {step}, "
+        f"train.steps={config.train.steps}; raise train.steps to train on"
+    )
+
+
+def how_to_resume(config: Config) -> str:
+    """Says how a run that was stopped is resumed."""
+    if config.checkpoint.every == 0:
+        return "nothing saved, checkpoint.every is 0"
+    same = config.checkpoint.resume == "auto"
+    return f"saved; {'the same command' if same else 'checkpoint.resume=auto'} goes on"

@@ -1,0 +1,38 @@
+"""A compiled step that also takes batches of numpy arrays."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxptd.errors import UserError
+from jaxptd.step.batch import Batch
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CompiledStep:
+    """A jitted function of arrays and a batch; has its methods, `lower` and `trace`, too.
+
+    Args:
+        jitted: (arrays, batch on devices) -> anything.
+        place: checks a batch of numpy arrays, in text order, and puts it on the mesh.
+    """
+
+    jitted: Any
+    place: Callable[[Mapping[str, np.ndarray]], Batch]
+
+    def __call__(self, arrays: Any, batch: Mapping[str, Any]) -> Any:
+        """Runs the step; a batch of numpy arrays is placed first.
+
+        Raises:
+            UserError: the batch is not one that the config has.
+        """
+        values = batch.values() if isinstance(batch, Mapping) else ()  # the step says which dict
+        on_host = [isinstance(x, np.ndarray) for x in values]
+        if any(on_host) and not all(on_host):
+            raise UserError("a batch mixes numpy arrays with others; use Program.place for all")
+        return self.jitted(arrays, self.place(batch) if any(on_host) else batch)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.jitted, name)

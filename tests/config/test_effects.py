@@ -1,0 +1,63 @@
+"""Fields without effect: refused where only a pipeline or a grid has them, else named."""
+
+import dataclasses
+
+import pytest
+
+from jaxptd.config import Config, ModelConfig
+from jaxptd.config.effects import without_effect
+from jaxptd.errors import UserError
+from jaxptd.layout import Layout
+
+MODEL = ModelConfig()
+
+
+@pytest.mark.parametrize(
+    ("fields", "axes", "words"),
+    [
+        (
+            {"schedule": "zb-h1"},
+            {"pp": 2},
+            "layout.schedule=zb-h1 has no effect without a pipeline",
+        ),
+        ({"virtual_stages": 2}, {"pp": 2}, "layout.virtual_stages=2 has no effect without a pipe"),
+        ({"stage_layers": (4,)}, {"pp": 2}, "layout.stage_layers=(4,) has no effect without a pip"),
+        ({"matmul2d": "summa"}, {"row": 2}, "layout.matmul2d=summa has no effect without a grid"),
+        ({"matmul2d_slices": 2}, {"col": 2}, "layout.matmul2d_slices=2 has no effect without a gr"),
+    ],
+)
+def test_fields_of_a_pipeline_or_of_a_grid_are_refused_elsewhere(fields, axes, words) -> None:
+    assert list(without_effect(MODEL, Layout(**axes, **fields))) == []
+    with pytest.raises(UserError) as caught:
+        Config(layout=Layout(dp=2, **fields))
+    assert str(caught.value).startswith(words)
+    assert str(caught.value).endswith(f"set that too, or leave layout.{next(iter(fields))} out")
+
+
+@pytest.mark.parametrize(
+    ("layout", "axes", "sentence"),
+    [
+        (Layout(ring="rsa"), {"cp": 2}, "layout.ring=rsa has no effect without a ring"),
+        (Layout(ring="rsa", tp=2), {"cp": 2}, "layout.ring=rsa has no effect without a ring"),
+        (Layout(ring="blockwise"), {"row": 2}, "layout.ring=blockwise has no effect without a ri"),
+        (Layout(attention2d="blocks"), {"row": 2}, "layout.attention2d=blocks has no effect with"),
+        (Layout(sequence_parallel=True), {"tp": 2}, "layout.sequence_parallel=True has no effect"),
+        (Layout(zero=1, tp=2), {"dp": 2}, "layout.zero=1 has no effect without layout.dp or"),
+        (Layout(zero=3), {"cp": 2}, "layout.zero=3 has no effect without layout.dp or layout.cp"),
+    ],
+)
+def test_other_fields_without_effect_are_named(layout, axes, sentence) -> None:
+    (found,) = without_effect(MODEL, layout)
+    assert found.startswith(sentence)
+    assert Config(layout=layout).layout == layout  # not refused
+    assert list(without_effect(MODEL, dataclasses.replace(layout, **axes))) == []
+
+
+def test_layers_that_recompute_nothing_are_named() -> None:
+    (found,) = without_effect(ModelConfig(remat_layers=1), Layout())
+    assert found == "model.remat_layers=1 has no effect without model.remat"
+    assert list(without_effect(ModelConfig(remat_layers=1, remat="full"), Layout())) == []
+
+
+def test_defaults_are_never_named() -> None:
+    assert list(without_effect(MODEL, Layout())) == []

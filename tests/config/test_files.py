@@ -1,0 +1,58 @@
+"""YAML is read as plain values only; the table of bad files is in tests/front_door."""
+
+import pytest
+
+from jaxptd.config import files
+from jaxptd.config.command_line import load_config, make_parser, parse
+from jaxptd.config.files import read_yaml
+from jaxptd.config.packaged import find_config
+from jaxptd.errors import UserError
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run.yaml"
+
+
+@pytest.mark.parametrize(
+    ("content", "field", "value"),
+    [
+        ("model: {num_layers: &n 3}\ntrain: {steps: *n}", "steps", 3),
+        ("train: {run_dir: !!str 3}", "run_dir", "3"),
+        ("train: {run_dir: 2024-01-01}", "run_dir", "2024-01-01"),
+        ("train: {run_dir: '\"x\"'}", "run_dir", '"x"'),
+        ("\ufefftrain: {run_dir: größe}", "run_dir", "größe"),
+        ("train:\n  run_dir: &a |\n    x", "run_dir", "x"),
+    ],
+)
+def test_plain_values_are_read(path, content, field, value) -> None:
+    path.write_text(content, encoding="utf-8")
+    assert getattr(load_config(path).train, field) == value
+
+
+def test_the_largest_file_is_read_and_a_larger_one_is_not(path, monkeypatch) -> None:
+    content = "train: {steps: 3}"
+    path.write_text(content)
+    monkeypatch.setattr(files, "LARGEST", len(content))
+    assert load_config(path).train.steps == 3
+    path.write_text(content + " ")
+    monkeypatch.setattr(files, "open", None, raising=False)  # it is not even opened
+    with pytest.raises(UserError, match=r"run.yaml has 18 bytes, a config at most 17"):
+        read_yaml(str(path))
+
+
+def test_as_many_values_as_are_allowed(path, monkeypatch) -> None:
+    path.write_text("data: {source: [a, b]}")  # with sections and keys, seven values
+    monkeypatch.setattr(files, "MOST_VALUES", 7)
+    assert load_config(path).data.source == ["a", "b"]
+    monkeypatch.setattr(files, "MOST_VALUES", 6)
+    with pytest.raises(UserError, match="more than 6 values"):
+        load_config(path)
+
+
+def test_a_tilde_is_the_home_directory(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "run.yaml").write_text("train: {steps: 3, run_dir: ~/runs/x}")
+    config, _ = parse(make_parser("prog", "what it does"), ["--config", "~/run.yaml"])
+    assert (config.train.steps, config.train.run_dir) == (3, f"{tmp_path}/runs/x")
+    assert find_config("~/run.yaml") == f"{tmp_path}/run.yaml"

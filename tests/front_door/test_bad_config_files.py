@@ -1,0 +1,159 @@
+"""Bad config files: one line that names the file and the remedy, before anything else happens."""
+
+import pytest
+
+from jaxptd.train import main
+
+SECTIONS = "model, layout, data, optimizer, train, checkpoint, processes"
+KEYS = "expected `name: value` lines"
+LONG = "a" * 200_000
+# Each line stands for nine times the one before.
+BOMB = "  - &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"  - &{outer} [{', '.join([f'*{inner}'] * 9)}]\n"
+    for inner, outer in zip("abcdefgh", "bcdefghi", strict=True)
+)
+TEXT = BOMB.replace("  - ", "    ").replace("\n", ",\n")  # the same as a text of YAML
+
+# The content of a file, and pieces of the message after its name.
+CONTENTS = [
+    ("", KEYS, "found nothing; see --print_config"),
+    ("\n\n", KEYS, "found nothing"),
+    ("# only a comment\n", KEYS, "found nothing"),
+    ("---\n", KEYS, "found null"),
+    ("{}", KEYS, "found map"),
+    ("just words", KEYS, "found str"),
+    ("3", KEYS, "found int"),
+    ("[1, 2]", KEYS, "found seq"),
+    ("- model: {num_layers: 3}", KEYS, "found seq"),
+    ("model:", "section model", KEYS, "found null; see --print_config"),
+    ("model: 3", "section model", KEYS, "found int"),
+    ("model: [num_layers, 3]", "section model", KEYS, "found seq"),
+    ("modle: {num_layers: 2}", f"unknown section modle; use {SECTIONS}"),
+    ("num_layers: 2", f"unknown section num_layers; use {SECTIONS}"),
+    ("model.num_layers: 2", f"unknown section model.num_layers; use {SECTIONS}"),
+    ("config: quickstart", f"unknown section config; use {SECTIONS}"),
+    ("~: 3", f"unknown section ~; use {SECTIONS}"),
+    ("? [a, b]\n: 3", f"unknown section a sequence; use {SECTIONS}"),
+    (f"? {LONG}\n: 3", "unknown section aaaaaaaa", f"...; use {SECTIONS}"),
+    ("model: {num_layer: 2}", "unknown key model.num_layer; did you mean model.num_layers?"),
+    ("model: {zz: 2}", "unknown key model.zz; see --help for every field"),
+    ("model: {1: 2}", "unknown key model.1; see --help"),
+    ("model: {? {a: b} : 3}", "unknown key model.a mapping; see --help"),
+    (f"model: {{? {LONG} : 3}}", "unknown key model.aaaaaaa", "...; see --help"),
+    ("model: &a {num_layers: 2}\ntrain: {<<: *a}", "unknown key train.<<; see --help"),
+    ("model: {num_layers: 2, num_layers: 3}", "section model: num_layers appears twice; remove"),
+    ("train: {steps: 1}\ntrain: {steps: 2}", "train appears twice; remove one"),
+    ("model: [1", "is not YAML", "line 1"),
+    ("model: {num_layers: 2", "is not YAML", "line 1"),
+    ("model:\n\tnum_layers: 3", "is not YAML", "'\\t'", "line 2"),
+    ("model: 'x", "is not YAML"),
+    ("model: *nowhere", "is not YAML: found undefined alias 'nowhere'"),
+    ("model: %x", "is not YAML"),
+    ("a: 1\n---\nb: 2\n", "is not YAML", "single document"),
+    ("%YAML 9.9\n---\nmodel: 3", "is not YAML", "incompatible YAML document"),
+    ("model: {dropout: \x07}", "is not YAML", "special characters are not allowed"),
+    ("model: {dropout: \0}", "is not YAML", "special characters are not allowed"),
+    (f"train: *{LONG}", "is not YAML: found undefined alias 'aaaaaaa", "..."),
+    ("[" * 900, "too many brackets; name a YAML file of a config"),
+    ("data: {source: " + "[" * 700 + "]" * 700 + "}", "too many brackets; name a YAML file"),
+    ("- " * 900, "too many brackets; name a YAML file of a config"),
+    ("train: {run_dir: '!!int'}", "has the tag !!int in line 1; use values without tags"),
+    (f"train: {{run_dir: '{'[' * 500}'}}", "=[[[[[[", "too many values; use fewer"),
+    ("data:\n  source: |\n    [\n" + TEXT + "    ]", "with its aliases it has more than 2000"),
+    ("data:\n  source:\n" + BOMB, "with its aliases it has more than 2000 values; write the"),
+    ("model:\n" + BOMB, "with its aliases it has more than 2000 values; write the values out"),
+    ("data: {source: &a [*a]}", "with its aliases it has more than 2000 values; write the"),
+    ("&a model: *a\ndata: &b {source: *b}", "with its aliases it has more than 2000 values"),
+    (f"data: {{source: [{'a, ' * 3000}]}}", "it has more than 2000 values", "with globs"),
+    (
+        "train: {run_dir: !!python/object/apply:os.abort []}",
+        "tag !!python/object/apply:os.abort",
+    ),
+    ("train: !!python/object:os.abort\n  a: 3", "has the tag !!python/object:os.abort in line 1"),
+    ("train:\n  steps: !!python/name:os.abort", "os.abort in line 2; use values without tags"),
+    ("train: {run_dir: !mine x}", "has the tag !mine in line 1; use values without tags"),
+    (f"train: {{steps: !{LONG} x}}", "has the tag !aaaaaaa", "... in line 1; use values without"),
+    ("train: {steps: !!int x}", "has the tag !!int in line 1; use values without tags"),
+    ("train: {run_dir: !!binary aGk=}", "has the tag !!binary in line 1; use values without"),
+    ("data: {source: !!set {a, b}}", "has the tag !!set in line 1; use values without tags"),
+    ("train:\n  steps: " + "1" * 5000, "has a number of 5000 digits in line 2; use fewer"),
+    (b"\xff\xfe\x00\x01", "is not text; name a YAML file of a config"),
+    ("model: {num_layers: 2}".encode("utf-16"), "is not text; name a YAML file of a config"),
+    (b"model: {num_layers: \xe9}", "is not text; name a YAML file of a config"),
+]
+
+# A value in a file that can be read: the message names the field.
+VALUES = [
+    ("model: {num_layers: x}", "model.num_layers: expected int, got x"),
+    ("model: {num_layers: .nan}", "model.num_layers: expected int, got nan"),
+    ("model: {num_layers: [2]}", "model.num_layers: expected int, got [2]"),
+    ("model: {num_layers: null}", "model.num_layers=None: use a whole number"),
+    (f"model: {{num_layers: {LONG}}}", "model.num_layers: expected int, got aaaa", "..."),
+    ("model: {tie_embeddings: 1}", "model.tie_embeddings: expected bool, got 1"),
+    ("train: {steps: 1e3}", "train.steps: expected int, got 1000.0"),
+    (f"train: {{steps: {10**30}}}", "train.steps=1000000000", "use a number below 2147483648"),
+    ("data: {source: 3}", "data.source: expected str or list[str], got 3"),
+    (f"data: {{source: '{LONG}'}}", "data.source='aaaaaaaaa", "no path is so long; use at most"),
+    ('data: {source: "a\\0b"}', r"data.source='a\x00b': it has a null byte; remove it"),
+    ("optimizer: {learning_rate: .inf}", "optimizer.learning_rate=inf must be a number above 0"),
+    ("layout: {tp: 3}", "model.num_heads=8 does not split over layout.tp=3; use a size"),
+    ("layout: {stage_layers: {a: 1}}", "layout.stage_layers: expected tuple[int, ...] or null"),
+    ("checkpoint: {every: yes}", "checkpoint.every: expected int, got True"),
+]
+
+# What is passed as --config, and pieces of the message.
+PATHS = [
+    ("", "--config is empty", "or one of", "quickstart"),
+    (
+        "quickstrat",
+        "quickstrat: no such file, and no packaged config of that name; use",
+        "quickstar",
+    ),
+    (
+        "quickstart.yml",
+        "no such file, and no packaged config of that name; use the path",
+        "long-32k",
+    ),
+    ("{folder}/none.yaml", "{folder}/none.yaml: No such file or directory; name a YAML file"),
+    ("{folder}/text.txt/run.yaml", "Not a directory; name a YAML file of a config"),
+    ("{folder}/loop", "{folder}/loop: Too many levels of symbolic links; name a YAML file"),
+    ("{folder}", "{folder} is a directory; name a YAML file of a config"),
+    ("{folder}/pipe", "{folder}/pipe is a device or a pipe, not a file on disk; name a YAML file"),
+    ("/dev/zero", "/dev/zero is a device or a pipe, not a file on disk; name a YAML file"),
+    ("/dev/null", "/dev/null is a device or a pipe, not a file on disk; name a YAML file"),
+    ("{folder}/binary.txt", "{folder}/binary.txt is not text; name a YAML file of a config"),
+    ("{folder}/large.yaml", "large.yaml has 1000002 bytes, a config at most 1000000; name a YAML"),
+    ("~/none.yaml", "/nobody/none.yaml: No such file or directory; name a YAML file"),
+    ("a\0b", r"--config=a\x00b: it has a null byte; remove it"),
+    ("./a\0b", r"--config=./a\x00b: it has a null byte; remove it"),
+    ("a\udcffb", r"--config=a\udcffb: it is not Unicode; use a text, or a path, that is"),
+    (LONG, "--config=aaaaaaaaaa", "no path is so long; use at most 4095 bytes, 255 for each name"),
+    ("model: {num_layers: 3}", "no such file, and no packaged config of that name; use the path"),
+]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return tmp_path_factory.mktemp("config") / "run.yaml"
+
+
+@pytest.mark.parametrize(("content", "words"), [(first, rest) for first, *rest in CONTENTS])
+def test_a_file_that_is_no_config_is_named(content, words, path, refused) -> None:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    message = refused(main, ["--config", str(path)])
+    assert message.startswith(str(path))
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize(("content", "words"), [(first, rest) for first, *rest in VALUES])
+def test_a_value_in_a_file_names_its_field(content, words, path, refused) -> None:
+    path.write_text(content)
+    message = refused(main, ["--config", str(path)])
+    assert message.startswith(words[0])
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize(("name", "words"), [(first, rest) for first, *rest in PATHS])
+def test_what_is_no_file_is_refused_unread(name, words, refused) -> None:
+    message = refused(main, ["--config", name])
+    assert all(word in message for word in words), message
