@@ -30,7 +30,7 @@ from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.layers.dropout import Places
 from jaxptd.layers.forms import for_decoding
 from jaxptd.params import Params
-from jaxptd.run.progress import printable
+from jaxptd.run.progress.display import printable
 from jaxptd.run.saved import load_run
 from jaxptd.step import Program
 from jaxptd.step.passes import make_passes

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from jaxptd.analysis.hardware import peak_flops
-from jaxptd.run.time_left import Pause, TimeLeft
+from jaxptd.run.progress.time_left import Pause, TimeLeft
 from jaxptd.step import Program
 
 # In the order of a row of metrics.jsonl; the loss scale exists in float16 only.

@@ -12,7 +12,7 @@ from rich.live import Live
 from jaxptd.data import Data
 from jaxptd.distributed.coordination import is_first
 from jaxptd.pipeline.statistics import bubble
-from jaxptd.run.progress_line import (
+from jaxptd.run.progress.line import (
     STOPPING,
     left_text,
     metrics_parts,

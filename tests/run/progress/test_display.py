@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 from screen import screen
 
-from jaxptd.run.progress import Display, Output, make_display, printable
-from jaxptd.run.progress_line import metrics_text
+from jaxptd.run.progress.display import Display, Output, make_display, printable
+from jaxptd.run.progress.line import metrics_text
 
 ROW = {"step": 20, "loss": 3.14159, "tokens_per_second": 12345.6}
 SHOW_CURSOR = "\x1b[?25h"

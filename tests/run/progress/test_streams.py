@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from jaxptd.run.progress import Display, Output
-from jaxptd.run.streams import OptionalStream
+from jaxptd.run.progress.display import Display, Output
+from jaxptd.run.progress.streams import OptionalStream
 
 
 class Broken(io.StringIO):
