@@ -13,9 +13,9 @@ BIN := $(VENV)/bin
 # process and share what it compiled. ARGS=-n0: all in this process.
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadfile
 # What another version of Python and JAX is tried with: layers, commands, pages.
-SMOKE := tests/layers tests/config tests/commands tests/project tests/test_main.py \
-    tests/test_commands.py tests/test_verify.py tests/test_comms.py \
-    tests/test_memory.py tests/test_mesh.py tests/test_profile.py tests/generate
+SMOKE := tests/layers tests/config tests/commands tests/project tests/generate \
+    tests/test_main.py tests/test_verify.py tests/test_comms.py tests/test_memory.py \
+    tests/test_mesh.py tests/test_profile.py
 # A stamp marks a complete installation of pyproject.toml's packages. Every installation removes the
 # stamps first, so that one which was interrupted starts again from nothing.
 TRAIN_STAMP := $(VENV)/.installed-train-$(EXTRAS)

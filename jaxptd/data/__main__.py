@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 
 from jaxptd.commands.words import add_config, add_words, named_config, path_option
-from jaxptd.config import DataConfig
 from jaxptd.data.corpora import tokenize
 from jaxptd.data.sources import find_files
 from jaxptd.data.token_files import NANOGPT_VOCAB_SIZE, is_token_file, write_bin_arrays
-from jaxptd.data.tokenizers import Tokenizer, load_tokenizer
+from jaxptd.data.tokenizers import BYTES, Tokenizer, load_tokenizer
 from jaxptd.errors import Parser, UserError, run_command
 
 
@@ -69,10 +68,11 @@ def parser() -> Parser:
 def _corpus(args: Any) -> tuple[str | Sequence[str], str]:
     """The source and the tokenizer, from the options, else from the config."""
     config = named_config(args)
-    if not args.source and config is None:
+    source, tokenizer = (config.data.source, config.data.tokenizer) if config else (None, BYTES)
+    source = args.source or source
+    if source is None:
         raise UserError("give --source, files of text or stdlib; or --config F, which names them")
-    data = DataConfig() if config is None else config.data
-    return args.source or data.source, args.tokenizer or data.tokenizer
+    return source, args.tokenizer or tokenizer
 
 
 def _check_out(path: Path) -> None:

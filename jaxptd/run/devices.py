@@ -125,9 +125,6 @@ def prepare(config: Config, *, double: bool = False, world: World | None = None)
     with contextlib.suppress(RuntimeError):  # JAX has started already, with devices of its own
         jax.config.update("jax_num_cpu_devices", min(world.share(needed), MOST))
         _set_fraction()
-    wide = double or config.model.dtype == "float64"
-    if bool(jax.config.read("jax_enable_x64")) != wide:  # inside `jax.enable_x64` it is so already
-        jax.config.update("jax_enable_x64", wide)
     devices = _started()
     if len(devices) < needed:
         raise UserError(
@@ -141,6 +138,9 @@ def prepare(config: Config, *, double: bool = False, world: World | None = None)
             f"({config.layout}) is {world.share(needed)}; use a layout of {len(devices)} devices, "
             "or let each process see its share only (CUDA_VISIBLE_DEVICES)"
         )
+    wide = double or config.model.dtype == "float64"
+    if bool(jax.config.read("jax_enable_x64")) != wide:  # inside `jax.enable_x64` it is so already
+        jax.config.update("jax_enable_x64", wide)
     return _description(devices, needed) + (f" of {world.count} processes" * (not world.alone))
 
 

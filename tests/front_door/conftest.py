@@ -22,7 +22,12 @@ FILES = {
     "lonely.idx": b"nonsense",
     "bad.json": b"{}",
     "large.yaml": b"# " + b"a" * 10**6,
-    "bad.csv": b"what",
+    "words.csv": b"F0,what\n,F0\n",
+    "empty.csv": b"",
+    "table.csv": b"F0,F1,,B0,,B1\n,F0,B0,F1,B1\n",
+    "broken.jsonl": b"{",
+    "paired.idx": b"",
+    "taken.bin": bytes(range(18)),
 }
 
 Refused = Callable[[Callable, Sequence[str]], str]

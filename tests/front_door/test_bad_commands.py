@@ -1,81 +1,228 @@
-"""Bad options of the other commands: one line that names the option or file, and the remedy."""
+"""Bad command lines: each is one line that names the option or field and the remedy.
 
-import importlib
+A line of the table is a command and its options, and words of the message; `{long}`, `{digits}` and
+`{huge}` stand for `MARKS`. Nothing is written, and nothing is printed.
+"""
+
+import shlex
+from collections.abc import Iterator
 
 import pytest
 
-LONG = "a" * 200_000
-MESH, PIPELINE, DATA, GENERATE = (
-    "jaxptd.mesh",
-    "jaxptd.pipeline.__main__",
-    "jaxptd.data.__main__",
-    "jaxptd.generate",
-)
-WITH_CONFIG = ("jaxptd.comms", "jaxptd.memory", "jaxptd.verify", "jaxptd.profile")
-SIZES = "--stages 4 --micro-batches 8"
-OUT = "--out {folder}/new.bin"
-RUN = "--run-dir {folder}/folder"
+from jaxptd.__main__ import main
+from jaxptd.commands.table import COMMANDS
+from jaxptd.errors import UserError
 
-# A command, what is passed, and a piece of the message.
-COMMANDS = [
-    (MESH, "", "--world-size"),
-    (MESH, "--world-size", "--world-size: expected one argument"),
-    (MESH, "--world-size x", "--world-size: invalid int value: 'x'"),
-    (MESH, "--world-size 1.5", "--world-size: invalid int value: '1.5'"),
-    (MESH, f"--world-size {LONG}", "--world-size: invalid int value: 'aaaaaaaaaa"),
-    (MESH, f"--world-size {'1' * 5000}", "--world-size: invalid int value: '11111111"),
-    (MESH, "--world-size 0", "world size 0: use 1 to 1048576 devices"),
-    (MESH, "--world-size 9999999", "world size 9999999: use 1 to 1048576 devices"),
-    (MESH, "--world-size 12 --tp 5", "does not split into tp=5; use a multiple of 5"),
-    (MESH, "--world-size 8 --tp 2 --dp 3", "does not split into dp=3 x tp=2; use world size 6"),
-    (MESH, "--world-size 4 --tp 0", "layout.tp=0: an axis has at least one device; use 1 or more"),
-    (MESH, "--world-size 4 --tp -2", "layout.tp=-2: an axis has at least one device; use 1"),
-    (MESH, f"--world-size 4 --tp {10**30}", "use a number below 2147483648"),
-    (MESH, "--world-size 4 --tp 2 --row 2", "set tp=1 or row=col=1"),
-    (MESH, "--world-size 4 --nonsense", "unrecognized arguments: --nonsense; see --help"),
-    (MESH, f"--world-size 4 --{LONG}", "unrecognized arguments: --aaaaaaaaaa"),
-    (PIPELINE, "--micro-batches 4", "--stages"),
-    (PIPELINE, "--stages 4", "--micro-batches"),
-    (PIPELINE, "--stages x --micro-batches 4", "--stages: invalid int value: 'x'"),
-    (PIPELINE, f"{SIZES} --schedule 1f2b", "schedule=1f2b: use one of 1f1b, gpipe"),
-    (PIPELINE, f"{SIZES} --schedule {LONG}", "...: use one of 1f1b, gpipe"),
-    (PIPELINE, f"{SIZES} --schedule {LONG}.csv", "...: File name too long; name a .csv file"),
-    (PIPELINE, f"{SIZES} --schedule {{folder}}/none.csv", "none.csv: No such file or directory"),
-    (PIPELINE, f"{SIZES} --schedule {{folder}}/bad.csv", "bad.csv: stage 0 has a cell 'what'; wri"),
-    (PIPELINE, f"{SIZES} --schedule {{folder}}/pipe.csv", "pipe.csv is no file on disk; name a"),
-    (PIPELINE, f"{SIZES} --schedule {{folder}}/folder.csv", "folder.csv is no file on disk; name"),
-    (PIPELINE, f"{SIZES} --virtual-stages 2", "leave virtual_stages out, or use schedule=interl"),
-    (PIPELINE, f"{SIZES} --schedule interleaved --virtual-stages 1", "use 2 or more"),
-    (PIPELINE, f"{SIZES} --durations 1 1 nan", "durations F, B, W = (1.0, 1.0, nan): use"),
-    (PIPELINE, f"{SIZES} --durations 1 1", "--durations: expected 3 arguments"),
-    (DATA, OUT, "--source"),
-    (DATA, "--source x", "--out"),
-    (DATA, "--source {folder}/text.txt --out {folder}/x.txt", "end it in .bin"),
-    (DATA, "--source {folder}/text.txt --out {folder}/odd.bin", "odd.bin exists; choose another"),
-    (DATA, f"--source {{folder}}/none.txt {OUT}", "none.txt' matches no file; use stdlib, or"),
-    (DATA, f"--source {{folder}}/folder {OUT}", "is a folder; name its files with a glob"),
-    (DATA, f"--source {{folder}}/pipe {OUT}", "pipe is not a regular file; name one on disk"),
-    (DATA, f"--source {{folder}}/odd.bin {OUT}", "odd.bin holds tokens already; name text or"),
-    (DATA, f"--source x {OUT} --tokenizer {{folder}}/folder", "it is no file on disk; use bytes"),
-    (DATA, f"--source x {OUT} --tokenizer gpt2", "'gpt2': no such file; use bytes, or the path"),
-    (GENERATE, RUN, "{folder}/folder holds no checkpoint; train with --train.run_dir"),
-    (GENERATE, f"{RUN} --tokens 0", "--tokens 0: write 1 token or more"),
-    (GENERATE, f"{RUN} --tokens x", "--tokens: invalid int value: 'x'"),
-    (GENERATE, f"{RUN} --temperature nan", "temperature=nan must be a number, 0 or more"),
-    (GENERATE, f"{RUN} --temperature -1", "temperature=-1.0 must be a number, 0 or more"),
-    (GENERATE, f"{RUN} --top-k -1", "top_k=-1 must be 0 (all tokens) or more"),
-    (GENERATE, f"{RUN} --platform tpu", "--platform: invalid choice: 'tpu' (choose from"),
-    ("jaxptd.profile", "--config test-tiny --steps 0", "--steps=0 must be at least 1"),
-    ("jaxptd.profile", "--config test-tiny --steps x", "--steps: expected int, got x"),
-    *((command, "--config quickstrat", "quickstrat: no such file") for command in WITH_CONFIG),
-    *((command, "--config /dev/zero", "/dev/zero is a device or a") for command in WITH_CONFIG),
-    *((command, "--layout.tp=3", "use a size that divides 8") for command in WITH_CONFIG),
-    *((command, "--layout.schedule=zb-v", "leave layout.schedule out") for command in WITH_CONFIG),
-    *((command, "--data.tokenizer=gpt2", "'gpt2': no such file") for command in WITH_CONFIG),
-]
+MARKS = {"long": "a" * 200_000, "digits": "1" * 5000, "huge": 10**30}
+TABLE = """
+mesh | --world-size is required, or a config
+mesh --world-size | --world-size: expected one argument
+mesh --world-size four | --world-size: invalid int value: 'four'
+mesh --world-size 1e3 | --world-size: invalid int value: '1e3'
+mesh --world-size 0 | world size 0: use 1 to
+mesh --world-size -4 | world size -4: use 1 to
+mesh --world-size 1000000000000 | world size 1000000000000: use 1 to 1048576
+mesh --world-size 10 --tp 4 | does not split into tp=4; use a multiple of 4
+mesh --world-size 10 --layout.tp 4 | does not split into tp=4; use a multiple of 4
+mesh --world-size 16 --tp 0 | layout.tp=0: an axis has at least one device
+mesh --world-size 16 --cp -2 | layout.cp=-2: an axis has at least one device
+mesh --world-size 16 --tp 2 --row 2 | set tp=1 or row=col=1
+mesh --world-size 18 --dp 3 | use world size 3, or leave --dp out
+mesh --world-size 16 --dp 1000000000000 | use a number below 2147483648
+mesh --world-size 16 --ep 2 | unrecognized arguments: --ep 2
+mesh --world-siz 16 | did you mean --world-size?
+mesh --world-size 16 stray | unrecognized arguments: stray; see --help
+mesh --config nowhere.yaml | nowhere.yaml: no such file
+mesh --config quickstar | no packaged config of that name
+mesh --config quickstart --run-dir run | give one of them
+mesh --run-dir nowhere | nowhere/config.yaml: No such file
+mesh --run-dir '' | --run-dir: '' is no path
+mesh --config quickstart --world-size 5 | world size 5 does not split
+mesh --world-size 4 --picture mesh.pdf | mesh.pdf: use a name that ends in .png or .svg
+mesh --world-size 4 --picture no/mesh.svg | name a file in a folder that exists
+mesh --world-size 4 --picture '' | '' is no path; name a file
+mesh --world-size 65536 --picture mesh.svg | draw 4096 or fewer
+mesh --world-size {long} | --world-size: invalid int value: 'aaaaaaaaaa
+mesh --world-size {digits} | --world-size: invalid int value: '11111111
+mesh --world-size 8 --tp 2 --dp 3 | does not split into dp=3 x tp=2; use world size 6
+mesh --world-size 4 --tp {huge} | use a number below 2147483648
+mesh --world-size 4 --nonsense | unrecognized arguments: --nonsense; see --help
+mesh --world-size 4 --{long} | unrecognized arguments: --aaaaaaaaaa
+
+pipeline | --stages is required, or a config
+pipeline --stages 4 | --micro-batches is required, or a config
+pipeline --stages four --micro-batches 8 | --stages/--layout.pp: invalid int value: 'four'
+pipeline --stages 2.5 --micro-batches 8 | --stages/--layout.pp: invalid int value: '2.5'
+pipeline --stages 0 --micro-batches 8 | stages=0: use 1 or more
+pipeline --stages 4 --micro-batches -1 | micro_batches=-1: use 1 or more
+pipeline --stages 4 --micro-batches 8 --schedule 2f | schedule=2f: use one of 1f1b
+pipeline --stages 4 --micro-batches 8 --schedule '' | schedule=
+pipeline --stages 4 --micro-batches 8 --schedule no.csv | no.csv: No such file
+pipeline --stages 4 --micro-batches 8 --schedule empty.csv | empty.csv is empty
+pipeline --stages 4 --micro-batches 8 --schedule words.csv | has a cell 'what'
+pipeline --stages 3 --micro-batches 2 --schedule table.csv | is a table for stages=2, not 3
+pipeline --stages 4 --micro-batches 8 --virtual-stages 2 | leave virtual_stages out
+pipeline --stages 4 --micro-batches 8 --virtual-stages -1 | virtual_stages=-1: use 1 or more
+pipeline --stages 4 --micro-batches 8 --schedule interleaved --virtual-stages 1 | use 2 or more
+pipeline --stages 4 --micro-batches 8 --durations 1 2 | expected 3 arguments
+pipeline --stages 4 --micro-batches 8 --durations 1 0 1 | (1.0, 0.0, 1.0)
+pipeline --stages 4 --micro-batches 8 --durations 1 nan 1 | (1.0, nan, 1.0)
+pipeline --stages 4 --micro-batches 8 --durations 1 1 inf | (1.0, 1.0, inf)
+pipeline --stages 4 --micro-batches 8 --durations 1 1 long | invalid float value: 'long'
+pipeline --stages 1000000000 --micro-batches 8 | takes minutes; use fewer
+pipeline --stages 8 --micro-batches 1000000000000 | takes minutes; use fewer
+pipeline --stages 1000 --micro-batches 1000 --compare | takes minutes; use fewer
+pipeline --stages 64 --micro-batches 600 --schedule zb-v | takes minutes; use fewer
+pipeline --stages 8 --micro-batches 32 --schedule interleaved --virtual-stages 1000000 \
+    | takes minutes; use fewer
+pipeline --stages 8 --micro-batches 32 --schedule interleaved --virtual-stages 200 \
+    | takes minutes; use fewer
+pipeline --stages 4 --micro-batches 8 --picture x.jpg | .png or .svg
+pipeline --stages 4 --micro-batches 8 --picture no/x.svg | a folder that exists
+pipeline --stages 4 --micro-batches 8 --csv no/x.csv | no/x.csv: No such file
+pipeline --stages 4 --micro-batches 8 --trace x --csv x | use one for each
+pipeline --stages 4 --micro-batches 8 --pictures x.svg | did you mean --picture?
+pipeline --config quickstart --stages 0 | stages=0: use 1 or more
+pipeline --config nowhere --stages 4 | no packaged config of that name
+pipeline --config quickstart --run-dir run | give one of them
+pipeline --stages 4 --micro-batches 8 --schedule {long} | ...: use one of 1f1b, gpipe
+pipeline --stages 4 --micro-batches 8 --schedule {long}.csv \
+    | ...: File name too long; name a .csv file
+pipeline --stages 4 --micro-batches 8 --schedule pipe.csv | pipe.csv is no file on disk; name a
+pipeline --stages 4 --micro-batches 8 --schedule folder.csv | folder.csv is no file on disk; name
+pipeline --stages 4 --micro-batches 8 --durations 1 1 nan | durations F, B, W = (1.0, 1.0, nan): use
+pipeline --stages 4 --micro-batches 8 --durations 1 1 | --durations: expected 3 arguments
+
+generate | give --run-dir D, the directory of a run, or
+generate --run-dir run --config quickstart | give --run-dir D, the directory of a run, or
+generate --run-dir nowhere | nowhere holds no checkpoint; train with
+generate --run-dir . | holds no checkpoint; train with
+generate --run-dir text.txt | text.txt/checkpoints: Not a directory
+generate --config nowhere.yaml | nowhere.yaml: no such file
+generate --run-dir . --tokens 0 | --tokens 0: write 1 token or more
+generate --run-dir . --tokens 1000000000000 | write 1 token or more, up to 1000000
+generate --run-dir . --tokens many | --tokens: invalid int value: 'many'
+generate --run-dir . --temperature -1 | temperature=-1.0 must be a number, 0 or more
+generate --run-dir . --temperature inf | temperature=inf must be a number, 0 or more
+generate --run-dir . --temperature nan | temperature=nan must be a number, 0 or more
+generate --run-dir . --temperature hot | --temperature: invalid float value: 'hot'
+generate --run-dir . --top-k -1 | top_k=-1 must be 0 (all tokens) or more
+generate --run-dir . --seed -1 | seed=-1 must be 0 or more, and below 2**32
+generate --run-dir . --seed 4294967296 | seed=4294967296 must be 0 or more, and below
+generate --run-dir . --platform tpu | --platform/--train.platform: invalid choice: 'tpu' (choose
+generate --run-dir . --toknes 5 | did you mean --tokens?
+generate --run-dir . stray | unrecognized arguments: stray
+
+data | required: --out
+data --out t.bin | give --source, files of text or stdlib; or
+data --source text.txt | required: --out
+data --source --out t.bin | --source/--data.source: expected at least one
+data --source text.txt --out tokens | --out tokens: token files are known by their
+data --source text.txt --out taken.bin | taken.bin exists; choose another name
+data --source text.txt --out paired.bin | paired.idx exists; choose another name
+data --source text.txt --out no/t.bin | there is no folder no; make it first
+data --source text.txt --out '' | --out: '' is no path
+data --source missing.txt --out t.bin | matches no file
+data --source '*.nothing' --out t.bin | matches no file
+data --source . --out t.bin | is a folder
+data --source taken.bin --out t.bin | taken.bin holds tokens already
+data --source text.txt text.txt --out t.bin | is named twice
+data --source broken.jsonl --out t.bin | broken.jsonl line 1
+data --source text.txt --tokenizer gpt2 --out t.bin | no such file; use bytes, or the path
+data --source text.txt --tokenizer text.txt --out t.bin | text.txt
+data --config nowhere --out t.bin | no packaged config of that name
+data --source text.txt --output t.bin | --out
+data --out new.bin | --source
+data --source x | --out
+data --source text.txt --out odd.bin | odd.bin exists; choose another
+data --source pipe --out new.bin | pipe is not a regular file; name one on disk
+data --source odd.bin --out new.bin | odd.bin holds tokens already; name text or
+data --source x --out new.bin --tokenizer folder | it is no file on disk; use bytes
+
+train --config nowhere.yaml | nowhere.yaml: no such file
+train --config | --config: expected one argument
+train --train.steps | --train.steps: expected one argument
+train --train.steps x | train.steps: expected int, got x
+train --train.steps 0 | train.steps=0 must be
+train --steps 5 | did you mean train.steps?
+train --model.num_layer 2 | did you mean model.num_layers?
+train --layout.dp 3 | does not split over layout.dp=3
+train --layout.tp 3 | model.num_heads=8 does not split over
+train --model 3 | --model is a section; give its fields
+train --config short.txt | short.txt: expected `name: value` lines
+train --run-dir '' | --run-dir: '' is no path
+train --data.source missing.txt | matches no file
+train --data.source text.txt --model.seq_length 9999 | one sequence takes model.seq_length + 1
+train --config test-tiny --layout.dp 1024 --train.global_batch_size 2048 --data.source text.txt \
+    | simulates at most 512 devices
+train stray | unknown key stray
+
+verify --layout.tp x | layout.tp: expected int, got x
+verify --config test-tiny --layout.tp 16 --model.num_heads 16 | needs 16 devices
+verify --run-dir nowhere | --run-dir nowhere holds no run
+comms --model.dtype int7 | model.dtype: expected one of
+comms --config test-tiny --layout.dp 2048 --train.global_batch_size 4096 | at most 512 devices
+comms --config test-tiny --picture x.txt | x.txt: use a name that ends in .png or .svg
+memory --layout.zero 7 | layout.zero: expected one of 0, 1, 2, 3, got 7
+memory --config test-tiny --picture no/x.png | name a file in a folder that exists
+memory --run-dir . | --run-dir . holds no run
+profile --steps 0 | --steps=0 must be at least 1
+profile --steps 1000000000000 | --steps=1000000000000 must be at least 1
+profile --steps few | steps
+profile --trace folder | folder: is there already; name a new directory
+profile --picture x.pdf | x.pdf: use a name that ends in .png or .svg
+verify --config quickstrat | quickstrat: no such file
+verify --config /dev/zero | /dev/zero is a device or a
+verify --layout.tp=3 | use a size that divides 8
+verify --layout.schedule=zb-v | leave layout.schedule out
+verify --data.tokenizer=gpt2 | 'gpt2': no such file
+comms --config quickstrat | quickstrat: no such file
+comms --config /dev/zero | /dev/zero is a device or a
+comms --layout.tp=3 | use a size that divides 8
+comms --layout.schedule=zb-v | leave layout.schedule out
+comms --data.tokenizer=gpt2 | 'gpt2': no such file
+memory --config quickstrat | quickstrat: no such file
+memory --config /dev/zero | /dev/zero is a device or a
+memory --layout.tp=3 | use a size that divides 8
+memory --layout.schedule=zb-v | leave layout.schedule out
+memory --data.tokenizer=gpt2 | 'gpt2': no such file
+profile --config quickstrat | quickstrat: no such file
+profile --config /dev/zero | /dev/zero is a device or a
+profile --layout.tp=3 | use a size that divides 8
+profile --layout.schedule=zb-v | leave layout.schedule out
+profile --data.tokenizer=gpt2 | 'gpt2': no such file
+
+completion | required: shell
+completion tcsh | invalid choice: 'tcsh'
+trian | did you mean train?
+frobnicate | use one of train, generate, data
+--versoin | unknown command '--versoin'
+"""
 
 
-@pytest.mark.parametrize(("command", "argv", "words"), COMMANDS)
-def test_an_option_is_refused(command, argv, words, refused) -> None:
-    message = refused(importlib.import_module(command).main, argv.split())
+def rows() -> Iterator[tuple[str, str]]:
+    for line in TABLE.replace("\\\n", "").splitlines():
+        if line:
+            command, _, words = line.partition("|")
+            yield command.strip(), words.strip()
+
+
+ROWS = list(rows())
+
+
+def test_the_table_has_bad_lines_for_every_command():
+    assert len(ROWS) >= 100
+    assert {line.split()[0] for line, _ in ROWS} >= {command.name for command in COMMANDS}
+
+
+@pytest.mark.parametrize(("line", "words"), ROWS, ids=[line for line, _ in ROWS])
+def test_a_bad_line_is_refused_in_one_line(folder, monkeypatch, capfd, line, words):
+    monkeypatch.chdir(folder)
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(UserError) as caught:
+        main([word.format_map(MARKS) for word in shlex.split(line)])
+    message = " ".join(str(caught.value).split())
     assert words in message
+    assert len(message) < 700
+    assert capfd.readouterr() == ("", "")
+    assert sorted(folder.rglob("*")) == before

@@ -40,8 +40,9 @@ def refused(tmp_path, monkeypatch, capfd):
 
     def run(fields: dict, start: Config | None = None) -> str:
         given = {"data.source": "text.txt", "train.run_dir": "out"} | fields
-        monkeypatch.setattr(jaxptd.train, "make_parser", lambda *_: None)
-        monkeypatch.setattr(jaxptd.train, "parse", lambda *_: (changed(start or base(), given), {}))
+        words = {"json": False, "quiet": False}
+        read = lambda *_, **__: (changed(start or base(), given), words)  # noqa: E731
+        monkeypatch.setattr(jaxptd.train, "read_run", read)
         before = tree(tmp_path)
         capfd.readouterr()
         with pytest.raises(SystemExit) as end:

@@ -11,12 +11,12 @@ import pytest
 from jaxptd.config.command_line import load_config
 from jaxptd.errors import UserError
 from jaxptd.mesh import make_mesh
-from jaxptd.run.progress import meter as module
 from jaxptd.run.health import Health
+from jaxptd.run.progress import meter as module
 from jaxptd.run.progress.meter import Meter
 from jaxptd.step import Program
 
-CONFIG = Path(__file__).parents[2] / "configs" / "test-tiny.yaml"
+CONFIG = Path(__file__).parents[3] / "configs" / "test-tiny.yaml"
 
 
 @functools.cache
