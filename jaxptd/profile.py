@@ -92,12 +92,16 @@ def parser() -> jsonargparse.ArgumentParser:
 
 def _checked_trace(options: Mapping[str, Any]) -> Path | None:
     """The directory of the trace. Raises UserError for an option that cannot be."""
-    steps, trace = options["steps"], options["trace"] and as_path(options["trace"])
-    if not 1 <= steps <= MAX_STEPS:
-        raise UserError(f"--steps={steps} must be at least 1 and at most {MAX_STEPS}")
+    _check_steps("--steps", options["steps"])
+    trace = options["trace"] and as_path(options["trace"])
     if trace and os.path.exists(trace):
         raise UserError(f"--trace={trace}: is there already; name a new directory")
     return trace
+
+
+def _check_steps(name: str, steps: int) -> None:
+    if not 1 <= steps <= MAX_STEPS:
+        raise UserError(f"{name}={steps} must be at least 1 and at most {MAX_STEPS}")
 
 
 def _make_directory(directory: Path) -> None:

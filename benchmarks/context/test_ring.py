@@ -22,6 +22,7 @@ def mesh() -> Mesh:
     return make_mesh(Layout(cp=4))
 
 
+@pytest.mark.slow
 def test_every_program_computes_attention(mesh: Mesh) -> None:
     runs = ring.measure(SIZE, mesh, chunks=[4], steps=2)  # raises, if one does not
     names = ["jaxptd zigzag", "jaxptd blockwise", "jaxptd rsa", "gather", "jit"]

@@ -10,6 +10,7 @@ SESSION = Path(__file__).parents[2] / "examples" / "notebook_session.py"
 PICTURES = ("held", "loss", "mesh", "moved", "schedule")
 
 
+@pytest.mark.slow
 def test_the_session_runs(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     found = runpy.run_path(str(SESSION))

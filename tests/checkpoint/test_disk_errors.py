@@ -35,6 +35,7 @@ def test_a_full_disk_leaves_the_previous_ones(tmp_path, monkeypatch, place):
     assert save(tmp_path, 3).steps() == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_real_write_that_fails_is_one_line(tmp_path):
     """Limits the size of files, small to large, so that orbax fails in different places."""
     code = """

@@ -47,6 +47,7 @@ def ask(run_dir, capfd):
     return run
 
 
+@pytest.mark.slow
 def test_a_run_is_sampled_where_its_kernels_and_8_bits_are_not(run_dir, monkeypatch):
     found = saved.saved_config
 

@@ -18,6 +18,7 @@ import jax
 import pytest
 import yaml
 from command_lines import accept, command_lines
+from turns import slow
 
 import jaxptd
 from jaxptd.commands.table import COMMANDS
@@ -28,6 +29,7 @@ from jaxptd.run.folder import difference
 ROOT = Path(jaxptd.__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
+LONG = ("context_parallel.md", "grid.md")  # their code runs for many seconds
 
 
 class Block(NamedTuple):
@@ -69,7 +71,11 @@ def _touch(block: Block) -> bool:
     return not block.after.strip()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [slow(page) if page.name in LONG else page for page in PAGES],
+    ids=lambda page: page.name,
+)
 def test_the_code_of_a_page_prints_what_the_page_says(page, capsys, monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)  # a page may write files
     wrong = run(page.read_text(encoding="utf-8"), page.name, lambda: capsys.readouterr().out)

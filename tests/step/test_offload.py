@@ -81,6 +81,7 @@ def test_in_bfloat16_layers_get_copies_and_the_masters_stay_wide() -> None:
     assert str(copies["tokens.table"].dtype) == "float32"
 
 
+@pytest.mark.slow
 def test_evaluation_and_sampling_read_the_state_from_host_memory() -> None:
     found = []
     for offload in ("none", "optimizer"):

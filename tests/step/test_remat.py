@@ -84,7 +84,7 @@ def gradients(layout: Layout, **choice: Any) -> dict[str, np.ndarray]:
 
 
 MIXES: list[Any] = [
-    (Layout(tp=2), {"remat": "dots", "remat_layers": 1}),
+    slow(Layout(tp=2), {"remat": "dots", "remat_layers": 1}),
     # three layers on one stage, so that the second kind has two
     slow(Layout(pp=2, tp=2, stage_layers=(3, 0)), {"remat": "full", "remat_layers": 1}),
     *(

@@ -22,7 +22,7 @@ MORE = [PIPELINE, tiny.CONTEXT_PARALLEL, GRID, Layout(cp=4, ring="rsa"), Layout(
 MORE += [Layout(pp=2, tp=2, cp=2, sequence_parallel=True), Layout(pp=2, schedule="gpipe")]
 MORE += [dataclasses.replace(GRID, zero=3), dataclasses.replace(PIPELINE, zero=2)]
 MORE += [Layout(dp=2, cp=2, zero=1), Layout(offload="optimizer")]
-EVERY = [slow(tiny.SEQUENCE_PARALLEL), Layout(dp=2, tp=2, zero=3, offload="optimizer")]
+EVERY = [slow(tiny.SEQUENCE_PARALLEL), slow(Layout(dp=2, tp=2, zero=3, offload="optimizer"))]
 EVERY += [slow(layout) for layout in MORE]
 
 

@@ -53,6 +53,7 @@ def test_from_the_best_it_goes_on_and_later_ones_are_moved_once_it_begins(train,
     assert (train.run_dir.checkpoints / "00000012.aside").is_dir()
 
 
+@pytest.mark.slow
 def test_onto_another_layout_it_goes_on_to_rounding(train, whole, monkeypatch):
     with monkeypatch.context() as patch:
         kill_after(9, patch)

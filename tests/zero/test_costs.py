@@ -213,7 +213,7 @@ def test_memory_of_a_step_falls_by_gradients_and_then_by_layers(layout: Layout) 
     ("layout", "choice"),
     [
         (Layout(dp=4, zero=3), {"micro_batches": 1}),
-        (Layout(dp=2, pp=2, zero=3), {"remat": "full"}),
+        slow(Layout(dp=2, pp=2, zero=3), {"remat": "full"}),
     ],
     ids=str,
 )
