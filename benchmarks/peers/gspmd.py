@@ -170,6 +170,7 @@ class Peer:
             lambda count: learning_rate(c, step=count, steps=steps),
             b1=c.beta1,
             b2=c.beta2,
+            eps=c.epsilon,
             weight_decay=c.weight_decay,
             mask=partial(jax.tree_util.tree_map_with_path, _decays),
         )

@@ -4,20 +4,21 @@
 rounding errors, which the network amplifies. The amplification is measured, not guessed: on one
 device every parameter is changed by one rounding error (a relative eps, of either sign), and the
 resulting change of each gradient is that gradient's yardstick; it grows with the depth as
-C^(L+1-l). A gradient may differ by `ROUNDINGS` yardsticks. The update is Adam's first,
-g / (|g| + eps'): each of its elements may differ as much as the gradients' difference explains.
+C^(L+1-l). A gradient may differ by `ROUNDINGS` yardsticks. The update is the optimizer's first, of
+Adam g / (|g| + eps'): each of its elements may differ as much as the gradients' difference
+explains (`FIRST_STEPS`).
 
 Source of the method: TTrace, arXiv 2506.09280.
 """
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
-from jaxptd.config import OptimizerConfig
-from jaxptd.step.optimizer import EPSILON
+from jaxptd.config import OptimizerConfig, OptimizerName
 
 ROUNDINGS = 4  # a layer rounds in its four products, not only in its parameters
 
@@ -87,14 +88,10 @@ def compare(
 def _update_difference(
     name: str, expected: Outcome, found: Outcome, *, config: OptimizerConfig, eps: float
 ) -> tuple[float, float]:
-    """The largest difference of an updated element, in multiples of what its gradients explain; 1.
-
-    Adam's first step is u(g) = g / (|g| + EPSILON), so two of them differ by
-    |u(a) - u(b)| <= min(2, 2 |a - b| / (max(|a|, |b|) + EPSILON)).
-    """
+    """The largest difference of an updated element, as a multiple of the explained one; and 1."""
     a, b = (_clipped(outcome, name, config.grad_clip) for outcome in (expected, found))
-    largest = np.maximum(np.abs(a), np.abs(b)) + EPSILON
-    moved = np.minimum(2, 2 * np.abs(a - b) / largest) + ROUNDINGS * eps
+    explained, size_of_step = FIRST_STEPS[config.name](a, b, config.epsilon)
+    moved = explained + ROUNDINGS * eps * size_of_step
     size = np.abs(expected.parameters[name].astype(np.float64))
     allowed = (
         expected.learning_rate * (moved + ROUNDINGS * eps * config.weight_decay * size)
@@ -102,6 +99,30 @@ def _update_difference(
     )
     difference = np.abs(found.parameters[name].astype(np.float64) - expected.parameters[name])
     return float(np.max(difference / allowed)), 1.0
+
+
+def _adam(a: np.ndarray, b: np.ndarray, epsilon: float) -> tuple[np.ndarray, Any]:
+    """u(g) = g / (|g| + e): |u(a) - u(b)| <= min(2, 2 |a - b| / (max(|a|, |b|) + e))."""
+    largest = np.maximum(np.abs(a), np.abs(b)) + epsilon
+    return np.minimum(2, 2 * np.abs(a - b) / largest), 1.0
+
+
+def _lion(a: np.ndarray, b: np.ndarray, _: float) -> tuple[np.ndarray, Any]:
+    """u(g) = sign(g), which differs only if the signs do."""
+    return np.abs(np.sign(a) - np.sign(b)), 1.0
+
+
+def _sgd(a: np.ndarray, b: np.ndarray, _: float) -> tuple[np.ndarray, Any]:
+    """u(g) = g: the momentum is zero at first."""
+    return np.abs(a - b), np.maximum(np.abs(a), np.abs(b))
+
+
+# Of each optimizer, by how much first steps from the gradients a and b differ, and their size.
+FIRST_STEPS: Mapping[OptimizerName, Callable[..., tuple[np.ndarray, Any]]] = {
+    "adamw": _adam,
+    "lion": _lion,
+    "sgd": _sgd,
+}
 
 
 def _clipped(outcome: Outcome, name: str, limit: float) -> np.ndarray:

@@ -15,13 +15,14 @@ from jaxptd.config import Config, Remat
 from jaxptd.mesh import Axis
 from jaxptd.params import ParamInfo
 from jaxptd.pipeline.plan import Plan
+from jaxptd.step.optimizer import DIRECTIONS
 from jaxptd.zero import Zero
 
 # ---- parameters, gradients and optimizer ---------------------------------------------------------
 
 
 def state(config: Config, zero: Zero) -> dict[str, int]:
-    """Bytes of parameters, gradients, the optimizer's two moments, and gathered parameters.
+    """Bytes of parameters, gradients, the optimizer's moments, and gathered parameters.
 
     Parameters and moments are in the device's memory or in the host's (`layout.offload`). Gathered
     are whole parameters that a step keeps from its beginning to its end, beside the state's.
@@ -42,7 +43,7 @@ def state(config: Config, zero: Zero) -> dict[str, int]:
     return {
         "parameters": parameters,
         "gradients": sum(map(summed, zero.infos)) * wide,
-        "optimizer": 2 * parameters,
+        "optimizer": DIRECTIONS[config.optimizer.name].moments * parameters,
         "gathered": sum(whole(n) * zero.gather_dtype(n).itemsize for n in gathered),
     }
 

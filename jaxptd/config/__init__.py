@@ -12,6 +12,7 @@ from jaxptd.config.training import (
     DataConfig,
     Documents,
     OptimizerConfig,
+    OptimizerName,
     TrainConfig,
 )
 
@@ -24,6 +25,7 @@ __all__ = [
     "Dtype",
     "ModelConfig",
     "OptimizerConfig",
+    "OptimizerName",
     "ProcessesConfig",
     "Products",
     "Remat",

@@ -13,6 +13,21 @@ from jaxptd.errors import UserError
 from jaxptd.fields import check_fields
 
 Documents = Literal["joined", "apart"]
+OptimizerName = Literal["adamw", "lion", "sgd"]
+Decay = Literal["cosine", "linear", "wsd", "constant"]
+
+# Fields of the section `optimizer` that a choice does not read.
+_UNREAD_BY_DECAY: dict[Decay, tuple[str, ...]] = {
+    "cosine": ("cooldown_steps",),
+    "linear": ("cooldown_steps",),
+    "wsd": (),
+    "constant": ("decay_steps", "cooldown_steps", "min_learning_rate"),
+}
+_UNREAD_BY_NAME: dict[OptimizerName, tuple[str, ...]] = {
+    "adamw": (),
+    "lion": ("epsilon",),
+    "sgd": ("beta2", "epsilon"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,34 +58,65 @@ class DataConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW and its learning rate.
+    """The optimizer and its learning rate.
 
     Args:
+        name: adamw, lion (one moment, steps by the sign), or sgd (momentum beta1). Weight decay is
+            decoupled from the gradient in all of them.
         learning_rate: peak learning rate, after warm-up.
         warmup_steps: steps of linear warm-up.
-        decay: from the peak to a tenth of it over the remaining steps, or constant.
+        decay: how the rate falls from the peak to min_learning_rate: cosine or linear, after the
+            warm-up; wsd (stable, then linear over cooldown_steps); or constant, which stays.
+        decay_steps: step at which the decay ends; null is train.steps. With a number the rate of a
+            step does not depend on train.steps, so that a run can be made longer.
+        cooldown_steps: for wsd; null is a tenth of decay_steps.
+        min_learning_rate: after the decay; null is a tenth of learning_rate.
         weight_decay: for matrices; norms and biases have none.
         beta1: decay of the running mean of gradients.
-        beta2: decay of the running mean of squared gradients.
+        beta2: decay of the running mean of squared gradients (lion: of the mean that is kept).
+        epsilon: added to the root of the mean of squared gradients.
         grad_clip: largest global gradient norm; 0 never clips.
         skip_above: skip a step whose gradient norm is larger; 0 skips only non-finite gradients.
     """
 
+    name: OptimizerName = "adamw"
     learning_rate: float = 3e-4
     warmup_steps: int = 100
-    decay: Literal["cosine", "linear", "constant"] = "cosine"
+    decay: Decay = "cosine"
+    decay_steps: int | None = None
+    cooldown_steps: int | None = None
+    min_learning_rate: float | None = None
     weight_decay: float = 0.1
     beta1: float = 0.9
     beta2: float = 0.95
+    epsilon: float = 1e-8
     grad_clip: float = 1.0
     skip_above: float = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self, "optimizer")
-        require_positive("optimizer", self, "learning_rate")
+        require_positive("optimizer", self, "learning_rate", "decay_steps", "cooldown_steps")
+        require_positive("optimizer", self, "epsilon")
         require_not_negative("optimizer", self, "warmup_steps", "weight_decay", "grad_clip")
-        require_not_negative("optimizer", self, "skip_above")
+        require_not_negative("optimizer", self, "skip_above", "min_learning_rate")
         require_below_one("optimizer", self, "beta1", "beta2")
+        self._require_effects()
+        if (self.min_learning_rate or 0) > self.learning_rate:
+            raise UserError(
+                f"optimizer.min_learning_rate={self.min_learning_rate} is above "
+                f"optimizer.learning_rate={self.learning_rate}, the peak; use a smaller one"
+            )
+
+    def _require_effects(self) -> None:
+        """Raises UserError for a field that was set and that these choices do not read."""
+        unread = _UNREAD_BY_DECAY[self.decay] + _UNREAD_BY_NAME[self.name]
+        for field in dataclasses.fields(self):
+            if field.name in unread and getattr(self, field.name) != field.default:
+                cause = "decay" if field.name in _UNREAD_BY_DECAY[self.decay] else "name"
+                raise UserError(
+                    f"optimizer.{field.name} has no effect with optimizer.{cause}="
+                    f"{getattr(self, cause)}; leave it out"
+                )
 
 
 @dataclasses.dataclass(frozen=True)

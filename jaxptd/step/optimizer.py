@@ -1,11 +1,13 @@
-"""AdamW with warm-up, decay and global-norm clipping, on shards of parameters.
+"""AdamW, Lion and SGD with warm-up, decay and global-norm clipping, on shards of parameters.
 
 Everything but the norm is elementwise, so it runs on shards as it would on whole arrays.
-Source: Loshchilov and Hutter, arXiv 1711.05101; Pascanu et al., arXiv 1211.5063 (clipping).
+Source: Loshchilov and Hutter, arXiv 1711.05101 (AdamW); Chen et al., arXiv 2302.06675 (Lion);
+Pascanu et al., arXiv 1211.5063 (clipping); Hu et al., arXiv 2404.06395 (warm-up, stable, decay).
 """
 
+import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -13,33 +15,66 @@ import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
-from jaxptd.config import OptimizerConfig
+from jaxptd.config import OptimizerConfig, OptimizerName
 from jaxptd.params import ParamInfo, Params, Stored
 
-EPSILON = 1e-8
-FINAL_FRACTION = 0.1  # of the peak learning rate, at the last step of a decay
+FINAL_FRACTION = 0.1  # of the peak learning rate, at the end of a decay
+COOLDOWN_FRACTION = 0.1  # of all steps, where the decay is wsd
 
 
 def learning_rate(config: OptimizerConfig, *, step: Array, steps: int) -> Array:
     """The learning rate of step `step` (from 0) of `steps`: linear warm-up, then decay; float32."""
     done = step.astype(jnp.float32)
     warm = jnp.minimum(1.0, (done + 1) / max(config.warmup_steps, 1))
-    rest = max(steps - config.warmup_steps - 1, 1)
-    progress = jnp.clip((done - config.warmup_steps) / rest, 0.0, 1.0)
+    begin, end = _decay_span(config, steps)
+    progress = jnp.clip((done - begin) / max(end - 1 - begin, 1), 0.0, 1.0)
     fractions = {
         "constant": 1.0,
         "linear": 1 - progress,
+        "wsd": 1 - progress,
         "cosine": (1 + jnp.cos(math.pi * progress)) / 2,
     }
     decayed = jnp.asarray(fractions[config.decay], jnp.float32)
-    fraction = FINAL_FRACTION + (1 - FINAL_FRACTION) * decayed
-    return jnp.float32(config.learning_rate) * warm * fraction
+    final = config.min_learning_rate
+    last = FINAL_FRACTION if final is None else final / config.learning_rate
+    return jnp.float32(config.learning_rate) * warm * (last + (1 - last) * decayed)
 
 
-def adamw(config: OptimizerConfig, infos: Mapping[str, ParamInfo]) -> optax.GradientTransformation:
-    """Adam's direction plus the weight decay that `infos` asks for; scale it by minus the rate."""
+def _decay_span(config: OptimizerConfig, steps: int) -> tuple[int, int]:
+    """The last step at the peak, and the step after the last of the decay."""
+    end = config.decay_steps or steps
+    if config.decay != "wsd":
+        return config.warmup_steps, end
+    cooldown = config.cooldown_steps or max(round(COOLDOWN_FRACTION * end), 1)
+    return max(end - 1 - cooldown, config.warmup_steps), end
+
+
+@dataclasses.dataclass(frozen=True)
+class Direction:
+    """How an optimizer turns gradients into the direction of a step.
+
+    Args:
+        make: of a config, optax's transformation; elementwise.
+        moments: arrays of the size of the parameters that it keeps.
+    """
+
+    make: Callable[[OptimizerConfig], optax.GradientTransformation]
+    moments: int
+
+
+DIRECTIONS: Mapping[OptimizerName, Direction] = {
+    "adamw": Direction(lambda c: optax.scale_by_adam(c.beta1, c.beta2, c.epsilon), moments=2),
+    "lion": Direction(lambda c: optax.scale_by_lion(c.beta1, c.beta2), moments=1),
+    "sgd": Direction(lambda c: optax.trace(c.beta1), moments=1),
+}
+
+
+def make_optimizer(
+    config: OptimizerConfig, infos: Mapping[str, ParamInfo]
+) -> optax.GradientTransformation:
+    """The direction plus the weight decay that `infos` asks for; scale it by minus the rate."""
     return optax.chain(
-        optax.scale_by_adam(config.beta1, config.beta2, EPSILON),
+        DIRECTIONS[config.name].make(config),
         optax.add_decayed_weights(
             config.weight_decay, mask={name: info.decay for name, info in infos.items()}
         ),

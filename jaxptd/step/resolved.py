@@ -23,7 +23,7 @@ from jaxptd.layers.fp8 import choose_product
 from jaxptd.models.gpt import GPT
 from jaxptd.params import Blueprint, ParamInfo, Stored
 from jaxptd.pipeline.plan import Plan
-from jaxptd.step.optimizer import adamw
+from jaxptd.step.optimizer import make_optimizer
 from jaxptd.step.stages import StagePlacement, make_plan
 from jaxptd.zero import Zero
 
@@ -77,7 +77,7 @@ class Resolved:
 
     @cached_property
     def optimizer(self) -> optax.GradientTransformation:
-        return adamw(self.config.optimizer, self.infos)
+        return make_optimizer(self.config.optimizer, self.infos)
 
     @property
     def master_dtype(self) -> Any:

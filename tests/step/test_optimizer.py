@@ -3,6 +3,7 @@
 import functools
 import math
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,19 +14,20 @@ from jax.sharding import PartitionSpec as P
 
 from jaxptd.config import OptimizerConfig
 from jaxptd.config.command_line import load_config
+from jaxptd.errors import UserError
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.params import ParamInfo
 from jaxptd.step import Program
-from jaxptd.step.optimizer import adamw, clip, global_norm, learning_rate
+from jaxptd.step.optimizer import DIRECTIONS, clip, global_norm, learning_rate, make_optimizer
 
 CONFIG = Path(__file__).parents[2] / "configs" / "test-tiny.yaml"
 PEAK = 1e-2
 WARMUP, STEPS = 4, 25
 
 
-def rates(decay: str, *, warmup: int = WARMUP, steps: int = STEPS) -> np.ndarray:
+def rates(decay: str, *, warmup: int = WARMUP, steps: int = STEPS, **fields: Any) -> np.ndarray:
     """The learning rate of every step."""
-    config = OptimizerConfig(learning_rate=PEAK, warmup_steps=warmup, decay=decay)
+    config = OptimizerConfig(learning_rate=PEAK, warmup_steps=warmup, decay=decay, **fields)
     rate = jax.vmap(lambda step: learning_rate(config, step=step, steps=steps))
     return np.asarray(rate(jnp.arange(steps, dtype=jnp.int32)))
 
@@ -61,6 +63,52 @@ def test_beyond_its_last_step_the_rate_stays_at_a_tenth():
         assert float(rate) == pytest.approx(PEAK / 10)
 
 
+def test_wsd_stays_at_the_peak_and_falls_over_its_last_steps():
+    found = rates("wsd", cooldown_steps=5)
+    np.testing.assert_allclose(found[WARMUP : STEPS - 5], PEAK, rtol=1e-6)
+    falling = PEAK * (1 - 0.9 * np.arange(1, 6) / 5)
+    np.testing.assert_allclose(found[STEPS - 5 :], falling, rtol=1e-6)
+    np.testing.assert_array_equal(rates("wsd", steps=50), rates("wsd", steps=50, cooldown_steps=5))
+    long = rates("wsd", cooldown_steps=100)  # longer than what is left after the warm-up
+    np.testing.assert_allclose(long, rates("linear"), rtol=1e-6)
+
+
+@pytest.mark.parametrize("decay", ["cosine", "linear", "wsd"])
+def test_a_decay_that_ends_at_a_step_of_its_own_does_not_know_how_long_the_run_is(decay):
+    expected = rates(decay)
+    for steps in (10, 40):
+        found = rates(decay, steps=steps, decay_steps=STEPS)
+        np.testing.assert_array_equal(found[:STEPS], expected[:steps])
+        np.testing.assert_allclose(found[STEPS:], PEAK / 10, rtol=1e-6)
+
+
+@pytest.mark.parametrize("decay", ["cosine", "linear", "wsd"])
+def test_a_decay_ends_at_the_rate_that_is_asked_for(decay):
+    assert rates(decay, min_learning_rate=PEAK / 4)[-1] == pytest.approx(PEAK / 4)
+    assert rates(decay, min_learning_rate=0.0)[-1] == 0.0
+    np.testing.assert_allclose(rates(decay, min_learning_rate=PEAK)[WARMUP:], PEAK, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"decay": "constant", "decay_steps": 5}, "decay_steps has no effect with optimizer.decay"),
+        ({"decay": "constant", "min_learning_rate": 1e-5}, "min_learning_rate has no effect"),
+        ({"cooldown_steps": 5}, "cooldown_steps has no effect with optimizer.decay=cosine"),
+        ({"name": "lion", "epsilon": 1e-6}, "epsilon has no effect with optimizer.name=lion"),
+        ({"name": "sgd", "beta2": 0.5}, "beta2 has no effect with optimizer.name=sgd"),
+        ({"min_learning_rate": 1.0}, "is above optimizer.learning_rate=0.0003, the peak"),
+        ({"min_learning_rate": -1.0}, "optimizer.min_learning_rate=-1.0 must be a number, 0 or"),
+        ({"epsilon": 0.0}, "optimizer.epsilon=0.0 must be a number above 0"),
+        ({"decay_steps": 0}, "optimizer.decay_steps=0 must be a number above 0"),
+        ({"name": "adam"}, "optimizer.name=adam: use one of adamw, lion, sgd"),
+    ],
+)
+def test_a_field_that_is_not_read_is_refused(fields, words):
+    with pytest.raises(UserError, match=words):
+        OptimizerConfig(**fields)
+
+
 # ---- weight decay ---------------------------------------------------------------------------
 
 
@@ -82,7 +130,7 @@ def test_weight_decay_is_on_matrices_only():
 def test_without_gradients_only_weight_decay_moves_parameters():
     infos = tiny().infos
     params = {name: np.full(info.stored_shape, 2.0, np.float32) for name, info in infos.items()}
-    optimizer = adamw(OptimizerConfig(weight_decay=0.25), infos)
+    optimizer = make_optimizer(OptimizerConfig(weight_decay=0.25), infos)
     zero = jax.tree.map(np.zeros_like, params)
     direction, _ = jax.jit(optimizer.update)(zero, optimizer.init(params), params)
     for name, info in infos.items():
@@ -130,6 +178,39 @@ def test_the_norm_counts_every_element_once_whatever_is_cut_or_copied():
     )
     expected = np.linalg.norm(np.concatenate([g.ravel() for g in grads.values()]))
     assert float(jax.jit(norm)(grads)) == pytest.approx(float(expected), rel=1e-6)
+
+
+# ---- directions -----------------------------------------------------------------------------
+
+REFERENCES = {
+    "adamw": lambda c, **decay: optax.adamw(c.learning_rate, c.beta1, c.beta2, c.epsilon, **decay),
+    "lion": lambda c, **decay: optax.lion(c.learning_rate, c.beta1, c.beta2, **decay),
+    "sgd": lambda c, **decay: optax.chain(
+        optax.trace(c.beta1), optax.add_decayed_weights(**decay), optax.scale(-c.learning_rate)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIRECTIONS)
+def test_three_updates_are_optax_s(name):
+    rng = np.random.default_rng(0)
+    shapes = {"w": (4, 8), "b": (8,)}
+    infos = {n: ParamInfo(s, s, P(), decay=n == "w") for n, s in shapes.items()}
+    config = OptimizerConfig(name=name, learning_rate=PEAK, weight_decay=0.25)
+    ours = make_optimizer(config, infos)
+    theirs = REFERENCES[name](config, weight_decay=0.25, mask={"w": True, "b": False})
+    found = expected = {n: jnp.asarray(rng.normal(size=s), jnp.float32) for n, s in shapes.items()}
+    state, expected_state = ours.init(found), theirs.init(expected)
+    moments = [x for x in jax.tree.leaves(state) if x.ndim]
+    assert len(moments) == DIRECTIONS[name].moments * len(shapes)
+    for _ in range(3):
+        grads = {n: jnp.asarray(rng.normal(size=s), jnp.float32) for n, s in shapes.items()}
+        direction, state = ours.update(grads, state, found)
+        found = {n: p - config.learning_rate * direction[n] for n, p in found.items()}
+        updates, expected_state = theirs.update(grads, expected_state, expected)
+        expected = optax.apply_updates(expected, updates)
+        for n in shapes:
+            np.testing.assert_allclose(found[n], expected[n], rtol=1e-5, atol=1e-7, err_msg=n)
 
 
 # ---- the whole step -------------------------------------------------------------------------
