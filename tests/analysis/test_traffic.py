@@ -170,6 +170,6 @@ def test_xla_gathers_the_gradient_of_scores_once_for_two_products() -> None:
     more = add_up(subtract(count(program), count_compiled(program, CPU_OPTIONS)))
     sequences, heads, length, layers = 8, tiny.MODEL.num_heads, tiny.MODEL.seq_length, 5
     scores = sequences * heads * (length // 2) * length * 4  # a row of the grid has half of T
-    assert [(c.kind, c.axes, c.count, c.bytes) for c in more] == [
+    assert [(c.kind, c.axes, c.count, c.bytes) for c in more if c.bytes] == [
         (ALL_GATHER, ("col",), layers, layers * scores)
     ]
