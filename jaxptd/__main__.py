@@ -13,7 +13,7 @@ from jaxptd.errors import run_command
 def main(argv: Sequence[str] | None = None) -> int | None:
     """Runs the command that the first argument names, with the other arguments."""
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
-    if name in ("-h", "--help", "--help-all"):
+    if name in ("-h", "--help", "--help-all", "help"):
         print(_overview())
         return 0
     if name in ("-V", "--version"):

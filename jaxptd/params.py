@@ -32,6 +32,7 @@ from jax.typing import ArrayLike
 
 Params = dict[str, Array]
 Initialiser = Callable[[Array, Sequence[int]], Array]
+CPU_OPTIONS = {"xla_backend_optimization_level": 1}  # else random numbers compile for seconds
 
 
 def normal(stddev: float) -> Initialiser:
@@ -248,9 +249,6 @@ class Blueprint:
         leaves = [params.get(name) for name in self.infos]
         return jax.tree.unflatten(jax.tree.structure(self._abstract), leaves)
 
-    def shardings(self, mesh: Mesh) -> dict[str, NamedSharding]:
-        return shardings(self.infos, mesh)
-
     def init(
         self, seed: int, *, mesh: Mesh, dtype: Any, stored: Mapping[str, Stored] | None = None
     ) -> Params:
@@ -272,7 +270,9 @@ class Blueprint:
                 for name, leaf in zip(self.infos, leaves, strict=True)
             }
 
-        return jax.jit(make, out_shardings=shardings(forms, mesh))(jax.random.key(seed))
+        options = CPU_OPTIONS if mesh.devices.flat[0].platform == "cpu" else None
+        compiled = jax.jit(make, out_shardings=shardings(forms, mesh), compiler_options=options)
+        return compiled(jax.random.key(seed))
 
     def to_canonical(self, params: Mapping[str, Array]) -> Params:
         """Stored without ZeRO -> canonical, for every parameter."""

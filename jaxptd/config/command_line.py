@@ -21,10 +21,12 @@ import jsonargparse
 import yaml
 
 from jaxptd.commands.help import add_help
-from jaxptd.config import Config, from_dict
+from jaxptd.config import Config, from_dict, to_dict
 from jaxptd.config.files import check_value, read_yaml
-from jaxptd.config.packaged import find_config
+from jaxptd.config.packaged import find_config, packaged_configs
 from jaxptd.errors import QUOTED, Parser, UserError, quoted
+
+PRINT = "--print_config"
 
 
 def make_parser(
@@ -40,10 +42,13 @@ def make_parser(
         exit_on_error=False,
         allow_abbrev=False,
         add_help=False,
+        print_config=None,  # it would print what it has read so far
     )
     add_help(parser, usual=usual, examples=examples)
-    help_text = "YAML file, or the name of a packaged config; options after it override it"
+    help_text = "YAML file, or the name of a packaged config; options override it"
     parser.add_argument("--config", action=_ConfigFile, metavar="F", help=help_text)
+    help_text = "print the resulting config, and exit"
+    parser.add_argument(PRINT, action="store_true", help=help_text)
     parser.add_class_arguments(Config, None, fail_untyped=True)
     for action in parser._actions:
         if action.dest in _sections():  # `--model FILE`, which --config makes superfluous
@@ -65,6 +70,8 @@ def parse(
 ) -> tuple[Config, dict[str, Any]]:
     """Reads the config of a command line. Returns it with the values of the parser's other options.
 
+    Fields override the file, wherever `--config` stands. `--print_config` prints and exits.
+
     Args:
         parser: made by `make_parser`; may have options besides the config's.
         argv: the command line without the program; None is that of this process.
@@ -72,7 +79,7 @@ def parse(
     Raises:
         UserError: unknown key, wrong type, impossible layout, unreadable file.
     """
-    argv = sys.argv[1:] if argv is None else argv
+    argv = _file_first(sys.argv[1:] if argv is None else argv)
     _check_options(argv)
     try:
         with warnings.catch_warnings():
@@ -80,12 +87,29 @@ def parse(
             values = parser.parse_args(argv)
     except argparse.ArgumentError as error:
         raise UserError(_rephrase(str(error))) from error
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         raise UserError(f"{quoted(str(error), 4 * QUOTED)}; see --help") from error
     tree = values.as_dict()
     sections = {name: tree.pop(name) for name in _sections()}
     tree.pop("config", None)
-    return from_dict(sections), tree
+    config = from_dict(sections)
+    if tree.pop(PRINT.removeprefix("--")):
+        print(as_yaml(config), end="")
+        raise SystemExit(0)
+    return config, tree
+
+
+def as_yaml(config: Config) -> str:
+    """The text of a config file with every field."""
+    return str(yaml.safe_dump(to_dict(config), sort_keys=False))
+
+
+def _file_first(argv: Sequence[str]) -> list[str]:
+    """The command line with `--config F` before the fields; of several files the last wins."""
+    parser = Parser(add_help=False)
+    parser.add_argument("--config", action="append", default=[])
+    files, others = parser.parse_known_args(argv)
+    return [*(f"--config={name}" for name in files.config), *others]
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
@@ -97,24 +121,34 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
     Raises:
         UserError: as `parse`.
     """
-    return parse(make_parser("jaxptd", "a run"), ["--config", str(path), *overrides])[0]
+    _check_overrides(overrides)
+    return parse(make_parser("jaxptd", "a run"), [f"--config={path}", *overrides])[0]
+
+
+def _check_overrides(overrides: Sequence[str]) -> None:
+    """Raises UserError unless these are options of fields: no `--help`, no `--config`."""
+    if not isinstance(overrides, list | tuple) or not all(isinstance(x, str) for x in overrides):
+        options = "use a list of options, as ['--layout.dp=2']"
+        raise UserError(f"load_config: overrides is {quoted(overrides)}; {options}")
+    for option in overrides:
+        name = option.removeprefix("--").partition("=")[0]
+        if option.startswith("-") and name.partition(".")[0] not in _sections():
+            raise UserError(f"unknown key {quoted(name)}; {_nearest(name)}")
 
 
 def _check_options(argv: Sequence[str]) -> None:
     """Raises UserError for an option that names a section, or for YAML that is wrong.
 
-    The YAML is that of `--config` files and of values with brackets, anchors, aliases or tags.
+    The YAML is that of the `--config` file and of values with brackets, anchors, aliases or tags.
     """
-    parser = Parser(add_help=False)
-    parser.add_argument("--config", action="append", default=[])
-    files, others = parser.parse_known_args(argv)
-    for option, following in itertools.zip_longest(others, others[1:]):
+    for option, following in itertools.zip_longest(argv, argv[1:]):
+        if option.startswith("--config="):
+            _check_file(find_config(option.removeprefix("--config=")))
+            continue
         name, _, value = option.removeprefix("--").partition("=")
         if name in _sections() and option.startswith("--"):
             raise UserError(f"--{name} is a section; give its fields, as --{name}.name value")
         check_value(name, value or following or "")
-    for path in files.config:
-        _check_file(find_config(path))
 
 
 def _check_file(path: str) -> None:
@@ -158,6 +192,10 @@ def _field_types() -> dict[str, Any]:
 
 def _nearest(key: str) -> str:
     """Remedy for an unknown key: the field whose name is most like the end of the key."""
+    if key in _field_types():
+        return f"write --{key}"
+    if key in packaged_configs():
+        return f"did you mean --config {key}?"
     fields = {field.rpartition(".")[2]: field for field in _field_types()}
     found = difflib.get_close_matches(key.rpartition(".")[2][:QUOTED], fields, n=1)
     return f"did you mean {fields[found[0]]}?" if found else "see --help for every field"

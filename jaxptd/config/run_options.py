@@ -31,21 +31,20 @@ def run_parser(
     """
     lines = [f"jaxptd {name} {example}" for example in examples]
     parser = make_parser(f"jaxptd {name}", description, usual=usual, examples=lines)
-    help_text = "directory of a run; without --config, that run's config"
+    help_text = "directory of a run, which has its config"
     parser.add_argument("--run-dir", metavar="D", help=help_text)
-    parser._option_string_actions["--print_config"].help = "print the resulting config, and exit"
     return parser
 
 
 def read_run(
     parser: jsonargparse.ArgumentParser, argv: Sequence[str] | None, *, new: bool = False
 ) -> tuple[Config, dict[str, Any]]:
-    """Reads a command line as `parse` does; `--run-dir` comes before `--config` and fields.
+    """Reads a command line as `parse` does; `--run-dir` names a run, and so its config.
 
     Args:
         parser: made by `run_parser`.
         argv: the command line without the program; None is that of this process.
-        new: the run need not exist yet.
+        new: with `--config`, the run in `--run-dir` need not exist yet.
 
     Raises:
         UserError: as `parse`, or there is no such run.
@@ -56,16 +55,22 @@ def read_run(
 def _expanded(argv: Sequence[str] | None, *, new: bool) -> list[str]:
     """The command line with `--run-dir D` written as `--config D/config.yaml --train.run_dir D`."""
     words = Parser(add_help=False)
-    words.add_argument("--run-dir", type=path_option)
+    words.add_argument("--run-dir", type=path_option, action="append", default=[])
     given, others = words.parse_known_args(argv)
-    if given.run_dir is None:
+    if not given.run_dir:
         return others
-    config = given.run_dir / RUN_CONFIG
-    has_config = any(other.partition("=")[0] == "--config" for other in others)
-    if not has_config and not os.path.exists(config) and not new:
+    run_dir, names = given.run_dir[0], {other.partition("=")[0] for other in others}
+    if len(given.run_dir) > 1 or "--train.run_dir" in names:
+        raise UserError("--run-dir: the directory of the run is given twice; give it once")
+    directory = f"--train.run_dir={run_dir}"
+    if "--config" in names and new:
+        return [*others, directory]
+    if "--config" in names:
+        raise UserError("--config and --run-dir both name a config; give one of them")
+    config = run_dir / RUN_CONFIG
+    if not os.path.exists(config):
         raise UserError(
-            f"--run-dir {given.run_dir} holds no run: there is no {config}; name the directory of "
-            "a run, or give --config"
+            f"--run-dir {run_dir} holds no run: there is no {config}; name the directory of a run, "
+            f"or {'add --config to train there' if new else 'give --config instead'}"
         )
-    first = [] if has_config or not os.path.exists(config) else [f"--config={config}"]
-    return [*first, *others, f"--train.run_dir={given.run_dir}"]
+    return [f"--config={config}", *others, directory]

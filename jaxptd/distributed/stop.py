@@ -22,11 +22,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxptd.distributed import coordination
-from jaxptd.distributed.signal_watch import signal_watch
+from jaxptd.errors.signals import ANSWER, signal_watch
 
 AHEAD = 2  # steps
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-ANSWER = 1.0  # seconds in which the main thread ends by itself, unless it is inside JAX
 
 
 class Stop:

@@ -8,11 +8,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from jaxptd.atomic_files import explained, shown, write_whole
 from jaxptd.config import Config, to_dict
-from jaxptd.config.command_line import load_config
+from jaxptd.config.command_line import as_yaml, load_config
 from jaxptd.distributed import coordination
 from jaxptd.distributed.coordination import first_only
 from jaxptd.errors import UserError
@@ -131,7 +129,7 @@ class RunDir:
                     "good rows"
                 )
             kept = b"".join(to_line(row) for row in rows if row["step"] <= step)
-            text = yaml.safe_dump(to_dict(config), sort_keys=False)
+            text = as_yaml(config)
             write_whole(
                 {self._config: text.encode(), self._metrics.path: kept},
                 lambda _: run_dir_errors(self.path),

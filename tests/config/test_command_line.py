@@ -29,18 +29,6 @@ def complaint(*argv: str) -> str:
     return " ".join(str(caught.value).split())
 
 
-@pytest.fixture
-def write(tmp_path):
-    """Writes a config file; returns its path."""
-
-    def write(content: str | bytes) -> str:
-        path = tmp_path / "run.yaml"
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return str(path)
-
-    return write
-
-
 # --- Valid input
 
 
@@ -103,7 +91,7 @@ def test_options_of_the_caller_are_returned_with_the_config():
     )
 
 
-# --- --help, --help-all and --print_config
+# --- --help-all
 
 
 def test_help_shows_every_field_with_its_default(capsys):
@@ -117,16 +105,6 @@ def test_help_shows_every_field_with_its_default(capsys):
         assert found, field
         assert found[1] == ("null" if default is None else str(default)), field
     assert "Path to a configuration file" not in text  # no option that is a whole section
-
-
-def test_print_config_is_a_config_file_with_every_field(capsys, write):
-    with pytest.raises(SystemExit) as stop:
-        read("--train.steps", "3", "--print_config")
-    assert stop.value.code == 0
-    out = capsys.readouterr().out
-    shown = yaml.safe_load(out)
-    assert {f"{s}.{name}" for s, fields in shown.items() for name in fields} == set(FIELDS)
-    assert load_config(write(out)) == from_dict({"train": {"steps": 3}})
 
 
 # --- Errors in options

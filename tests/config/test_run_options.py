@@ -30,14 +30,26 @@ def test_options_override_it_wherever_it_stands(run):
         assert read(*argv).train.steps == 8
 
 
-def test_a_config_comes_first(run):
-    config = read("--run-dir", run, "--config", "quickstart")
+def test_a_config_is_trained_in_the_directory(run):
+    config = read("--run-dir", run, "--config", "quickstart", new=True)
     assert (config.train.steps, config.train.run_dir) == (1200, run)
+    with pytest.raises(UserError, match="both name a config; give one of them"):
+        read("--run-dir", run, "--config=quickstart")
 
 
-def test_a_new_run_needs_no_directory_yet(tmp_path):
+def test_one_directory_only(run):
+    for other in (["--run-dir", "b"], ["--train.run_dir", "b"], ["--train.run_dir=b"]):
+        for argv in (["--run-dir", run, *other], [*other, f"--run-dir={run}"]):
+            with pytest.raises(UserError, match="the directory of the run is given twice; give it"):
+                read(*argv, new=True)
+
+
+def test_a_new_run_needs_no_directory_yet_but_a_config(tmp_path):
     place = str(tmp_path / "new")
-    assert read("--run-dir", place, new=True).train.run_dir == place
+    found = read("--run-dir", place, "--config", "quickstart", new=True)
+    assert found.train.run_dir == place
+    with pytest.raises(UserError, match=r"name the directory of a run, or add --config to train"):
+        read("--run-dir", place, new=True)
     with pytest.raises(UserError, match=r"new holds no run: there is no .*config.yaml; name the"):
         read("--run-dir", place)
     assert list(tmp_path.iterdir()) == []

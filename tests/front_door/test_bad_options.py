@@ -26,6 +26,8 @@ OPTIONS = [
     ("--train.learning_rate=1", "did you mean optimizer.learning_rate?"),
     ("--nonsense", "unknown key nonsense; see --help"),
     ("nonsense", "unknown key nonsense; see --help"),
+    ("quickstart", "unknown key quickstart; did you mean --config quickstart?"),
+    ("layout.dp=2", "unknown key layout.dp; write --layout.dp"),
     ("-x", "unknown key -x; see --help"),
     ("--", "unknown key --; see --help"),
     ("--=3", "see --help"),
@@ -38,7 +40,7 @@ OPTIONS = [
     ("--model={num_layers:3}", "--model is a section; give its fields, as --model.name value"),
     ("--layout tp2", "--layout is a section; give its fields, as --layout.name value"),
     ("--model.num_layers", "--model.num_layers: expected one argument; see --help"),
-    ("--print_config=x", "--print_config; see --help"),
+    ("--print_config=x", "--print_config: ignored explicit argument"),
     (f"--{LONG}=3", "unknown key aaaaaaaaaa", "...; see --help"),
     # --- numbers
     ("--train.steps=1.5", "train.steps: expected int, got 1.5"),
@@ -170,7 +172,7 @@ def test_every_field_refuses_a_value_of_another_type(argv, name, refused) -> Non
     ("argument", "words"),
     [
         ("", "one of the arguments is empty; remove it"),
-        ("--model.num_layers 3", "did you mean model.num_layers?"),
+        ("--model.num_layers 3", "unknown key model.num_layers; write --model.num_layers"),
         ("--train.steps=a\nb", r"train.steps: expected int, got a b"),
         (f"--data.source={BOMB}]", "--data.source: with its aliases it has more than 2000 values"),
         ("--train.steps=!!int x", "--train.steps has the tag !!int in line 1; use values without"),

@@ -16,6 +16,7 @@ from jaxptd.errors import UserError
 from jaxptd.generate import Generator, Sampling, write_text
 from jaxptd.layers.dropout import Places
 from jaxptd.mesh import Axis, make_mesh
+from jaxptd.params import shardings
 from jaxptd.step import Program
 
 CONFIG = Path(__file__).parents[2] / "configs" / "test-tiny.yaml"
@@ -53,7 +54,7 @@ def make_params(*overrides: str) -> dict:
     program = make_program(*overrides)
     if overrides:
         held = program.resolved.blueprint.from_canonical(make_params())
-        return jax.device_put(held, program.resolved.blueprint.shardings(program.mesh))
+        return jax.device_put(held, shardings(program.infos, program.mesh))
     larger = jax.jit(lambda params: jax.tree.map(lambda p: 8 * p, params))
     return larger(program.resolved.blueprint.init(0, mesh=program.mesh, dtype=jnp.float32))
 

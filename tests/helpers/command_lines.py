@@ -24,6 +24,8 @@ def accept(name: str, options: list[str]) -> None:
     parser = find_command(name).load().parser()
     options = [each for each in options if each not in ("--help", "--help-all", "--print_config")]
     if isinstance(parser, jsonargparse.ArgumentParser):
+        if "--run-dir" in options and "--config" not in options:  # there is no such run here
+            options[(at := options.index("--run-dir")) : at + 2] = ["--config", "quickstart"]
         read_run(parser, options, new=True)
     else:
         parser.parse_args(options)

@@ -27,7 +27,7 @@ from jaxptd.analysis.count import collectives_of
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.forms import make_form
 from jaxptd.mesh import Axis, Layout, make_mesh
-from jaxptd.params import Blueprint
+from jaxptd.params import Blueprint, shardings
 
 TOLERANCES = {"float32": 1e-6, "float64": 1e-12}  # relative to a tensor's norm; never loosened
 
@@ -150,7 +150,7 @@ def starting_params(case: Case, layout: Layout, dtype: str) -> dict[str, Array]:
     blueprint, mesh = _blueprint(case, layout), make_mesh(layout)
     start = blueprint.init(0, mesh=mesh, dtype=dtype)
     params = {name: _moved(blueprint, name, p) for name, p in start.items()}
-    return jax.device_put(params, blueprint.shardings(mesh))
+    return jax.device_put(params, shardings(blueprint.infos, mesh))
 
 
 def _moved(blueprint: Blueprint, name: str, p: Array) -> np.ndarray:

@@ -86,18 +86,22 @@ def case(choice: dict, micro_batches: int, **layout: Any) -> Any:
     )
 
 
-def hold_in_a_process(layout: str, *, num_layers: int, **model: Any) -> None:
+def hold_in_a_process(
+    layout: str, *, num_layers: int, batch: int = 16, micro_batches: int = 8, **model: Any
+) -> None:
     """Runs `verify` as a command, on as many devices as the layout needs.
 
     Args:
         layout: fields, as in `dp=2 tp=2`.
         num_layers: layers of the model.
+        batch: sequences of a step.
+        micro_batches: of each device's share of them.
         model: other fields of the model.
     """
     command = [sys.executable, "-m", "jaxptd.verify", "--config", "configs/test-tiny.yaml"]
     fields = {"num_layers": num_layers, **model}
     sizes = [f"--model.{name}={value}" for name, value in fields.items()]
-    sizes += ["--train.global_batch_size=16", "--train.micro_batches=8"]
+    sizes += [f"--train.global_batch_size={batch}", f"--train.micro_batches={micro_batches}"]
     spread = [f"--layout.{each}" for each in layout.split()]
     ended = subprocess.run(
         [*command, "--quiet", "--data.tokenizer=bytes", *sizes, *spread],

@@ -16,6 +16,7 @@ from jaxptd.analysis.jaxprs import equations
 from jaxptd.checkpoint import Checkpoints
 from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical, to_canonical
 from jaxptd.mesh import SCHEDULES, Layout, make_mesh
+from jaxptd.params import shardings
 from jaxptd.pipeline.schedules import DEFAULT_CHUNKS
 from jaxptd.step import Program, stages
 
@@ -199,7 +200,7 @@ def test_an_evaluation_equals_one_device() -> None:
         one = program(layout, micro_batches=4)
         params = jax.device_put(
             one.resolved.blueprint.from_canonical(state["params"]),
-            one.resolved.blueprint.shardings(one.mesh),
+            shardings(one.infos, one.mesh),
         )
         sums = one.eval_step(params, one.place(batch))
         found.append((float(sums["loss_sum"]), int(sums["tokens"])))

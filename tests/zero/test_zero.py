@@ -113,7 +113,7 @@ MORE_DEVICES = [
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("layout", MORE_DEVICES)
 def test_sixteen_devices(layout: str, stage: int) -> None:
-    hold_in_a_process(f"{layout} zero={stage}", num_layers=5)
+    hold_in_a_process(f"{layout} zero={stage}", num_layers=5, batch=32, micro_batches=2)
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from jaxptd.step import Program
 Row = dict[str, Any]
 VALIDATION = ("validation_loss", "perplexity")
 REFRESH = 8  # times a second
+WARNING = "warning"  # the first word of a line that --quiet leaves
 
 
 class Output(Console):
@@ -99,7 +100,16 @@ class Display:
 
 
 class JsonDisplay(Display):
-    """Prints a JSON object per line: the rows of metrics.jsonl, other lines as a `message`."""
+    """Prints a JSON object per line: the rows of metrics.jsonl, other lines as a `message`.
+
+    Args:
+        console: prints the lines.
+        quiet: print no messages but warnings.
+    """
+
+    def __init__(self, console: Console, *, quiet: bool = False) -> None:
+        super().__init__(console)
+        self._quiet = quiet
 
     @contextlib.contextmanager
     def steps(self, *, done: int, total: int) -> Iterator[None]:
@@ -112,25 +122,27 @@ class JsonDisplay(Display):
 
     def say(self, line: str) -> None:
         """Prints the line as a message."""
-        super().say(json.dumps({"message": line}))
+        if not self._quiet or line.startswith(WARNING):
+            super().say(json.dumps({"message": line}))
 
 
 class QuietDisplay(JsonDisplay):
-    """Prints warnings only."""
+    """Prints warnings only, as text."""
 
     def report(self, row: Row, *, seconds_left: float | None) -> None:
         """Prints nothing."""
 
     def say(self, line: str) -> None:
         """Prints a warning."""
-        if line.startswith("warning"):
+        if line.startswith(WARNING):
             Display.say(self, line)
 
 
 def make_display(console: Console, *, json: bool, quiet: bool, **_: object) -> Display:
     """Makes the display that the options `--json` and `--quiet` ask for."""
-    kind = JsonDisplay if json else QuietDisplay if quiet else Display
-    return kind(console)
+    if json:
+        return JsonDisplay(console, quiet=quiet)
+    return QuietDisplay(console) if quiet else Display(console)
 
 
 def printable(text: str, encoding: str) -> str:

@@ -134,6 +134,17 @@ def test_quiet_prints_warnings_only(capsys):
     assert capsys.readouterr().out == "warning: a checkpoint is damaged\n"
 
 
+def test_quiet_json_has_rows_and_warnings(capsys):
+    display = make_display(Console(), json=True, quiet=True)
+    display.say("resuming")
+    display.say("warning: a checkpoint is damaged")
+    display.report(ROW, seconds_left=90.0)
+    assert [*map(json.loads, capsys.readouterr().out.splitlines())] == [
+        {"message": "warning: a checkpoint is damaged"},
+        ROW,
+    ]
+
+
 def test_a_line_is_not_cut_and_not_taken_for_markup():
     console = Console(file=io.StringIO(), width=20)
     line = "a [bold]line[/bold] that is wider than [the console] :smile:"

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 OVER = b"\0"  # no signal has this number
+ANSWER = 1.0  # seconds in which the main thread ends by itself, unless it is inside JAX
 
 
 @contextlib.contextmanager
@@ -38,3 +39,26 @@ def signal_watch(on_signal: Callable[[int], None]) -> Iterator[None]:
 def _read(reader: int, on_signal: Callable[[int], None]) -> None:
     while (number := os.read(reader, 1)) != OVER:
         on_signal(number[0])
+
+
+@contextlib.contextmanager
+def ending_at_once(say: Callable[[], int]) -> Iterator[None]:
+    """Inside, SIGINT ends the process even if the main thread does not answer.
+
+    Args:
+        say: called then; tells why, and returns the exit code.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    answered = threading.Event()
+
+    def end(number: int) -> None:
+        if number == signal.SIGINT and not answered.wait(ANSWER):
+            os._exit(say())
+
+    with signal_watch(end):
+        try:
+            yield
+        finally:
+            answered.set()

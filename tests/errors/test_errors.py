@@ -186,7 +186,7 @@ def test_streams_that_are_full_or_closed_change_no_exit_code(main, redirect, cod
 
 def test_a_closed_stream_does_not_give_its_number_to_a_file(tmp_path):
     for main, closed, code in (
-        (f"open('{tmp_path}/file', 'w').fileno()", "<&- >&- 2>&-", 3),
+        (f"open('{tmp_path}/file', 'w').fileno() in (0, 1, 2)", "<&- >&- 2>&-", 0),
         (
             "bool(__import__('os').system('echo a line'))",
             ">&-",

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from jaxptd.distributed.signal_watch import signal_watch
+from jaxptd.errors.signals import signal_watch
 
 # A main thread that Python's handlers cannot reach: one long call into C, without the GIL.
 BUSY = """
@@ -65,3 +65,29 @@ def test_without_insistence_the_process_ends_by_itself():
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 130
         assert process.stdout.read() == "asked\n"
+
+
+COMMAND = """
+import hashlib, sys, time
+from jaxptd.errors import run_command
+
+def main():
+    print("ready", flush=True)
+    if sys.argv[1] == "busy":
+        hashlib.pbkdf2_hmac("sha256", b"", b"", int(sys.argv[2]))
+    time.sleep(60)
+
+run_command(main)
+"""
+
+
+@pytest.mark.parametrize("kind", ["busy", "idle"])
+def test_one_interrupt_ends_a_command(kind):
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", COMMAND, kind, str(LONG)], **options) as process:
+        assert process.stdout.readline() == "ready\n"
+        begin = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 130
+        assert time.monotonic() - begin < 10
+        assert process.stderr.read() == "stopped\n"

@@ -1,0 +1,30 @@
+"""Errors of a person's input, and how a command says them: one line, and an exit code."""
+
+from jaxptd.errors.messages import (
+    BAD_INPUT,
+    BUG,
+    INTERRUPTED,
+    LOST,
+    QUOTED,
+    TERMINATED,
+    UserError,
+    quoted,
+)
+from jaxptd.errors.parser import Parser
+from jaxptd.errors.running import FULL, discard, print_error, run_command
+
+__all__ = [
+    "BAD_INPUT",
+    "BUG",
+    "FULL",
+    "INTERRUPTED",
+    "LOST",
+    "QUOTED",
+    "TERMINATED",
+    "Parser",
+    "UserError",
+    "discard",
+    "print_error",
+    "quoted",
+    "run_command",
+]

@@ -1,0 +1,82 @@
+"""Runs a command: its exit code, and one line for what can go wrong with a person's input."""
+
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import Callable
+from typing import TextIO
+
+from jaxptd.errors.messages import BAD_INPUT, INTERRUPTED, UserError
+from jaxptd.errors.signals import ending_at_once
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})  # of a write
+
+
+def print_error(message: object) -> None:
+    """Writes one line to stderr, with one call, so that processes' lines do not mix."""
+    _print_line(f"error: {message}")
+
+
+def run_command(main: Callable[[], int | None]) -> None:
+    """Runs `main` as a command and exits with its result; a `UserError` is one line and exit 2.
+
+    SIGINT (Ctrl-C) ends it within seconds, also while it is inside JAX.
+    """
+    _open_missing_streams()
+    try:
+        with ending_at_once(_stopped):
+            code = main()
+            sys.stdout.flush()
+    except UserError as error:
+        print_error(error)
+        code = BAD_INPUT
+    except KeyboardInterrupt:
+        code = _stopped()
+    except BrokenPipeError:
+        discard(sys.stdout)
+        code = 0
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        discard(sys.stdout)
+        where = error.filename or "the output"
+        print_error(f"cannot write {where}: {error.strerror}; free some space, or write elsewhere")
+        code = BAD_INPUT
+    sys.exit(code)
+
+
+def _stopped() -> int:
+    _print_line("stopped")
+    return INTERRUPTED
+
+
+def discard(stream: TextIO) -> None:
+    """Discards all further output of a stream that cannot be written.
+
+    Python flushes once more at exit; if that fails, the exit code would be 120.
+    """
+    with contextlib.suppress(OSError, ValueError):  # a stream of no file
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+
+
+def _print_line(line: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # nobody can read it
+        sys.stderr.write(f"{' '.join(line.split())}\n")
+        sys.stderr.flush()
+
+
+def _open_missing_streams() -> None:
+    """Opens the null device for a standard stream that is closed (`>&-`).
+
+    Otherwise the next file to be opened gets the stream's number, and output of libraries.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
