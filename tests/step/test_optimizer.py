@@ -1,5 +1,6 @@
 """Learning rate, weight decay, clipping and norm, compared with numpy and optax."""
 
+import dataclasses
 import functools
 import math
 from pathlib import Path
@@ -10,8 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import tiny
 from jax.sharding import PartitionSpec as P
+from turns import slow
 
+from jaxptd.analysis import memory_model
+from jaxptd.analysis.verification import verify
 from jaxptd.config import OptimizerConfig
 from jaxptd.config.command_line import load_config
 from jaxptd.errors import UserError
@@ -113,22 +118,22 @@ def test_a_field_that_is_not_read_is_refused(fields, words):
 
 
 @functools.cache
-def tiny() -> Program:
+def quick() -> Program:
     config = load_config(CONFIG, ["--model.vocab_size", "257"])
     return Program(config, make_mesh(config.layout))
 
 
 def test_weight_decay_is_on_matrices_only():
-    decayed = {name for name, info in tiny().infos.items() if info.decay}
-    others = set(tiny().infos) - decayed
+    decayed = {name for name, info in quick().infos.items() if info.decay}
+    others = set(quick().infos) - decayed
     assert {name.rpartition(".")[2] for name in decayed} == {"w", "table"}
-    assert others == {name for name in tiny().infos if name.endswith(".b") or "norm" in name}
+    assert others == {name for name in quick().infos if name.endswith(".b") or "norm" in name}
     assert "blocks.mlp.up.w" in decayed
     assert "norm.w" in others
 
 
 def test_without_gradients_only_weight_decay_moves_parameters():
-    infos = tiny().infos
+    infos = quick().infos
     params = {name: np.full(info.stored_shape, 2.0, np.float32) for name, info in infos.items()}
     optimizer = make_optimizer(OptimizerConfig(weight_decay=0.25), infos)
     zero = jax.tree.map(np.zeros_like, params)
@@ -213,11 +218,40 @@ def test_three_updates_are_optax_s(name):
             np.testing.assert_allclose(found[n], expected[n], rtol=1e-5, atol=1e-7, err_msg=n)
 
 
+PLACES = [
+    Layout(dp=2, tp=2, zero=3),
+    slow(Layout(dp=2, row=2, col=2, zero=1, offload="optimizer")),
+    slow(Layout(pp=2, dp=2, schedule="zb-h1", zero=2)),
+    slow(Layout(cp=2, tp=2, sequence_parallel=True)),
+]
+
+
+@pytest.mark.parametrize("name", [slow("sgd"), "lion"])
+@pytest.mark.parametrize("layout", PLACES, ids=str)
+def test_every_layout_takes_the_step_of_one_device(layout, name):
+    config = tiny.config(layout, dropout=0.1)
+    optimizer = OptimizerConfig(name=name, learning_rate=PEAK, warmup_steps=3)
+    with jax.enable_x64(True):
+        found = verify(dataclasses.replace(config, optimizer=optimizer), dtype="float64")
+    assert found.wrong == []
+
+
+def test_memory_counts_the_moments_of_the_optimizer():
+    for name, direction in DIRECTIONS.items():
+        optimizer = OptimizerConfig(name=name)
+        config = dataclasses.replace(tiny.config(Layout(dp=2)), optimizer=optimizer)
+        program = Program(config, make_mesh(config.layout))
+        counted = memory_model.state(config, program.resolved.zero)
+        moments = [x for x in jax.tree.leaves(program.abstract_state["optimizer"]) if x.ndim]
+        assert counted["optimizer"] == sum(x.size * x.dtype.itemsize for x in moments)
+        assert counted["optimizer"] == direction.moments * counted["parameters"]
+
+
 # ---- the whole step -------------------------------------------------------------------------
 
 
 def test_three_steps_are_those_of_optax_adamw():
-    program = tiny()
+    program = quick()
     config = program.config.optimizer
     steps = program.config.train.steps
     reference = optax.chain(

@@ -1,6 +1,7 @@
 """A run that was killed, or is continued from a checkpoint, ends with the same numbers."""
 
 import json
+import shutil
 import signal
 
 import pytest
@@ -35,6 +36,20 @@ def test_a_killed_run_goes_on_to_the_last_digit(train, whole, step, monkeypatch)
     outcome = train()
     assert ("resuming at step 5" in outcome.out) == (step == 9)
     assert numbers(train.run_dir.metrics()) == whole
+
+
+def test_a_run_is_made_longer_on_the_same_curve(train):
+    """The decay ends at a step of its own, so it does not matter that the run had other plans."""
+    horizon = ("--optimizer.decay=wsd", "--optimizer.decay_steps=8", "--optimizer.cooldown_steps=4")
+    few = ("--checkpoint.every=6", "--train.eval_every=0")
+    train("--train.steps=6", *horizon, *few)
+    train("--train.steps=9", *horizon, *few)
+    pieces = numbers(train.run_dir.metrics())
+    shutil.rmtree(train.run_dir.path)
+    train("--train.steps=9", *horizon, *few)
+    assert pieces == numbers(train.run_dir.metrics())
+    rates = [row["learning_rate"] for row in pieces]
+    assert rates[-1] == pytest.approx(1e-3)  # a tenth of the peak
 
 
 def test_from_the_best_it_goes_on_and_later_ones_are_moved_once_it_begins(train, monkeypatch):
