@@ -25,6 +25,7 @@ from jaxptd.config import Config, from_dict
 from jaxptd.config.files import check_value, read_yaml
 from jaxptd.config.packaged import find_config
 from jaxptd.errors import QUOTED, Parser, UserError, quoted
+from jaxptd.fields import checked
 
 
 def make_parser(
@@ -88,7 +89,8 @@ def parse(
     return from_dict(sections), tree
 
 
-def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
+@checked("jaxptd.load_config")
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Reads a YAML file, or a packaged config by its name, with overrides as on a command line.
 
     >>> load_config("quickstart", ["--layout.dp=1", "--train.steps=50"]).layout
