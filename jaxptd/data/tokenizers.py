@@ -200,6 +200,10 @@ def _load_json(path: str) -> JsonTokenizer:
 def _utf8(text: str) -> bytes:
     try:
         return text.encode("utf-8")
+    except AttributeError as error:
+        raise UserError(
+            f"a tokenizer encodes texts, not {type(text).__name__}; use a str"
+        ) from error
     except UnicodeEncodeError as error:
         raise UserError(
             f"text has half a surrogate pair ({text[error.start]!a} at character {error.start}), "

@@ -15,6 +15,7 @@ PARTS = {
     ("Program", "Config"): "pass program.config",
     ("Run", "Config"): "pass run.config",
     ("Run", "Layout"): "pass run.config.layout",
+    ("Run", "Program"): "pass run.program",
     ("Run", "Path"): "pass run.path",
 }
 # Class that is wanted -> where it comes from
@@ -27,6 +28,7 @@ SOURCES = {
     "MemoryReport": "jaxptd.memory(config) makes one",
     "Mesh": "jaxptd.make_mesh(config.layout) makes one",
     "ProfileReport": "jaxptd.profile(config) makes one",
+    "Program": "jaxptd.Program(config, jaxptd.make_mesh(config.layout)) makes one",
     "Run": "jaxptd.load(run_dir) gives one",
     "Schedule": 'jaxptd.make_schedule("1f1b", stages=4, micro_batches=8), say, makes one',
     "Tokenizer": 'jaxptd.load_tokenizer("bytes"), say, gives one',

@@ -30,8 +30,8 @@ class CompiledStep:
         Raises:
             UserError: the batch is not one that the config has, or the arrays not the program's.
         """
-        values = batch.values() if isinstance(batch, Mapping) else ()  # the step says which dict
-        on_host = [isinstance(x, np.ndarray) for x in values]
+        is_dict = isinstance(batch, Mapping)
+        on_host = [isinstance(x, np.ndarray) for x in batch.values()] if is_dict else [True]
         if any(on_host) and not all(on_host):
             raise UserError("a batch mixes numpy arrays with others; use Program.place for all")
         return self._run(arrays, self.place(batch) if any(on_host) else batch)
@@ -41,7 +41,7 @@ class CompiledStep:
             return self.jitted(arrays, batch)
         except UserError:
             raise
-        except (TypeError, ValueError, LookupError):
+        except (TypeError, ValueError, LookupError, OverflowError):
             self.check(arrays)
             raise
         except RuntimeError as error:

@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 from jaxptd.config import Config
 from jaxptd.config.xla import compiler_options
-from jaxptd.errors import UserError
-from jaxptd.fields import check_argument
+from jaxptd.errors import UserError, quoted
+from jaxptd.fields import check_argument, checked
 from jaxptd.params import ParamInfo, Params
 from jaxptd.step.batch import BATCH_SPEC, Batch, Batches, check_batch
 from jaxptd.step.body import StepBody
@@ -114,8 +114,15 @@ class Program:
         )
         return self.states.new(params)
 
+    @checked("jaxptd.Program.canonical")
     def canonical(self, params: Mapping[str, Array]) -> Params:
-        """Parameters, or gradients, as the state holds them -> canonical."""
+        """Parameters, or gradients, as the state holds them -> canonical.
+
+        Raises:
+            UserError: the model has no such parameter.
+        """
+        if unknown := [name for name in params if name not in self.states.stored]:
+            raise UserError(f"the model has no parameter {quoted(unknown[0])}; see Program.infos")
         return {name: self.states.stored[name].to_canonical(x) for name, x in params.items()}
 
     @cached_property

@@ -11,8 +11,10 @@ import pytest
 
 import jaxptd
 from jaxptd import Layout, UserError, plot
+from jaxptd.comms import count
 from jaxptd.data.tokenizers import ByteTokenizer
 from jaxptd.fields.arguments import NO_KINDS
+from jaxptd.memory import counted
 from jaxptd.models.gpt import GPT
 
 FUNCTIONS = [
@@ -75,9 +77,20 @@ MESHES: list[Row] = [
     (lambda k: jaxptd.Program(k.config, None), "jaxptd.Program: mesh is None; expected a Mesh"),
     (lambda k: jaxptd.Program(k.config, k.config.layout), "pass jaxptd.make_mesh(layout)"),
     (lambda k: jaxptd.Program(k.config, FOREIGN), "the mesh (x=2) is not that of config.layout"),
+    (lambda k: count(k.run), "comms.count: program is a Run; expected a Program: pass run.program"),
+    (lambda k: counted(k.config), "memory.counted: program is a Config; expected a Program"),
+    (lambda k: ByteTokenizer().encode(3), "a tokenizer encodes texts, not int; use a str"),
+    (
+        lambda k: k.run.program.canonical({"x": 1}),
+        "the model has no parameter x; see Program.infos",
+    ),
+    (lambda k: k.run.program.eval_step(k.run.state["params"], 3), "a batch is a int; use a dict"),
     (lambda k: GPT(None, form=None, rngs=None), "jaxptd.GPT: config is None; expected a Model"),
 ]
+TABLE = np.zeros((4, 2, 3), np.int32)
 SCHEDULES: list[Row] = [
+    (lambda k: jaxptd.Schedule("x", "2", 1, 1, "loop", TABLE), "schedule.stages='2': use a whole"),
+    (lambda k: plot.schedule(jaxptd.Schedule("x", 2, 1, 1, "loop", TABLE)), "F0 of stage 0, chunk"),
     (lambda k: schedule(stages="4"), "make_schedule: stages is '4'; expected a whole number"),
     (lambda k: schedule(stages=4.0), "stages is 4.0; expected a whole number"),
     (lambda k: schedule(stages=True), "stages is True; expected a whole number"),
