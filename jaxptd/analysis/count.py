@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from jaxptd.analysis.collective import (
     ALL_GATHER,
@@ -48,7 +48,7 @@ PRIMITIVES = {
 
 @checked("jaxptd.comms.collectives_of")
 def collectives_of(
-    jaxpr: Any, mesh: Mesh, trips: Mapping[str, int] = MappingProxyType({})
+    jaxpr: Any, mesh: Mesh | AbstractMesh, trips: Mapping[str, int] = MappingProxyType({})
 ) -> list[Collective]:
     """The collectives of a jaxpr, added up by kind and axes.
 

@@ -129,9 +129,6 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 def _check_overrides(overrides: Sequence[str]) -> None:
     """Raises UserError unless these are options of fields: no `--help`, no `--config`."""
-    if not isinstance(overrides, list | tuple) or not all(isinstance(x, str) for x in overrides):
-        options = "use a list of options, as ['--layout.dp=2']"
-        raise UserError(f"load_config: overrides is {quoted(overrides)}; {options}")
     for option in overrides:
         name = option.removeprefix("--").partition("=")[0]
         if option.startswith("-") and name.partition(".")[0] not in _sections():

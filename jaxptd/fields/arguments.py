@@ -43,7 +43,7 @@ def checked(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     1.5
     >>> half("3")
     Traceback (most recent call last):
-    jaxptd.errors.UserError: jaxptd.half: number is '3'; expected a number
+    jaxptd.errors.messages.UserError: jaxptd.half: number is '3'; expected a number
 
     Args:
         name: of the function, for messages.
