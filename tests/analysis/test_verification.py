@@ -103,6 +103,7 @@ def test_a_gradient_scaled_wrongly_is_named(monkeypatch) -> None:
     assert [row.name for row in found.wrong if row.what == "gradient"] == ["norm.b"]
 
 
+@pytest.mark.slow
 def test_an_update_that_its_gradient_does_not_explain_is_named(monkeypatch) -> None:
     clip = body.clip
 

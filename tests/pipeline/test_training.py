@@ -79,6 +79,7 @@ def matrix() -> Iterator[Any]:
                 yield case(choice, m, pp=pp, schedule=schedule, **others)
 
 
+@pytest.mark.slow
 def test_layers_in_the_wrong_rows_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     found = stages.rows_of_layers
     monkeypatch.setattr(stages, "rows_of_layers", lambda *given: found(*given)[::-1])

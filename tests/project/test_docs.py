@@ -30,7 +30,7 @@ ROOT = Path(jaxptd.__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 # Pages whose code runs for many seconds.
-LONG = ("context_parallel.md", "grid.md", "pipeline.md", "sequence_parallel.md")
+LONG = ("context_parallel.md", "grid.md", "pipeline.md", "sequence_parallel.md", "verify.md")
 
 
 class Block(NamedTuple):

@@ -63,6 +63,7 @@ def test_an_output_layer_of_its_own_has_its_own_gradient() -> None:
         assert relative(sharded[1][name], want) <= 1e-6, name
 
 
+@pytest.mark.slow
 def test_bfloat16_keeps_float32_masters_and_sums() -> None:
     program = tiny.program(tiny.SEQUENCE_PARALLEL, dtype="bfloat16")
     state, metrics, grads = program.step_with_gradients(program.init_state(), tiny.batch())

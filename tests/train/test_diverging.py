@@ -81,6 +81,7 @@ def test_parameters_that_are_no_numbers_are_not_saved_however_many_steps_may_be_
     assert [row["loss"] for row in rows[6:]] == [None] * 6
 
 
+@pytest.mark.slow
 def test_explosions_are_skipped_and_a_killed_run_remembers_them(train, whole, monkeypatch):
     limit = float(np.median([row["grad_norm"] for row in whole]))
     skip = f"--optimizer.skip_above={limit}"

@@ -104,7 +104,7 @@ def name(overrides: tuple[str, ...]) -> str:
 
 @pytest.mark.parametrize(
     "overrides",
-    [slow(CONTEXT), GRIDS[4], slow(ZEROS[-1])],
+    [slow(CONTEXT), slow(GRIDS[4]), slow(ZEROS[-1])],
     ids=name,
 )
 def test_a_layout_trains_as_one_device_does(overrides):

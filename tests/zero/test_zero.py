@@ -138,6 +138,7 @@ def test_in_bfloat16_a_step_is_the_same_without_zero(layout: Layout) -> None:
         assert np.linalg.norm(g - want[name]) <= 1e-5 * size, name
 
 
+@pytest.mark.slow
 def test_shards_reduced_on_the_wrong_device_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     split = gathering._split
     monkeypatch.setattr(gathering, "_split", lambda rows, widths: split(rows[::-1], widths))
