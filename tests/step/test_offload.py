@@ -94,6 +94,7 @@ def test_evaluation_and_sampling_read_the_state_from_host_memory() -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_sampling_needs_no_activations_in_host_memory() -> None:
     away = tiny.program(Layout(offload="activations"), remat="dots")
     here = tiny.program(Layout(), remat="dots")

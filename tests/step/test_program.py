@@ -152,7 +152,7 @@ def test_cudnn_on_a_machine_without_it_is_an_error_that_names_the_alternative() 
         _ = tiny.program(Layout(), attention="cudnn").resolved
 
 
-@pytest.mark.parametrize("layout", [Layout(), Layout(cp=4)], ids=str)
+@pytest.mark.parametrize("layout", [slow(Layout()), Layout(cp=4)], ids=str)
 def test_a_document_does_not_depend_on_the_ones_before_it(layout: Layout) -> None:
     """The loss of the second document does not depend on the tokens of the first."""
     fields = tiny.batch()

@@ -100,6 +100,7 @@ def test_explosions_are_skipped_and_a_killed_run_remembers_them(train, whole, mo
     assert numbers(RunDir(train.folder / "other").metrics()) == numbers(rows)
 
 
+@pytest.mark.slow
 def test_a_learning_rate_that_is_too_large_says_so(train):
     options = ("--checkpoint.every=1", "--train.eval_every=0", "--train.max_skipped=4")
     line = train.refused("--optimizer.learning_rate=2e9", *options)
