@@ -24,6 +24,7 @@ from jaxptd.config import Config
 from jaxptd.config.run_options import read_run, run_parser
 from jaxptd.display import callable_module
 from jaxptd.errors import run_command
+from jaxptd.fields import checked
 from jaxptd.mesh import make_mesh
 from jaxptd.run.devices import ready
 from jaxptd.step import Program
@@ -42,6 +43,7 @@ __all__ = [
 ]
 
 
+@checked("jaxptd.comms")
 def comms(config: Config) -> CommsReport:
     """Counts the collectives of a config's training step; runs nothing and makes no parameter.
 

@@ -27,6 +27,7 @@ from jaxptd.config.command_line import load_config
 from jaxptd.data.tokenizers import Tokenizer, load_tokenizer
 from jaxptd.display import callable_module
 from jaxptd.errors import Parser, UserError, run_command
+from jaxptd.fields import checked
 from jaxptd.layers.dropout import Places
 from jaxptd.layers.forms import for_decoding
 from jaxptd.params import Params
@@ -36,7 +37,7 @@ from jaxptd.step import Program
 from jaxptd.step.passes import make_passes
 from jaxptd.step.resolved import Resolved, resolve
 
-MOST_TOKENS = 1_000_000  # of one command
+MOST_TOKENS = 1_000_000  # of one text
 GREEDY = 1e-6  # lower temperatures take the most likely token; float32 could not divide by them
 
 
@@ -171,6 +172,13 @@ def write_text(
     return prompt + tokenizer.decode(Generator(program, vocab_size, sampling)(params, ids, tokens))
 
 
+def check_tokens(name: str, tokens: int) -> None:
+    """Raises UserError for a number of tokens that nobody can wait for, or that is negative."""
+    if not 0 <= tokens <= MOST_TOKENS:
+        raise UserError(f"{name} {tokens}: write 0 tokens or more, up to {MOST_TOKENS}")
+
+
+@checked("jaxptd.generate")
 def generate(
     run_dir: str | Path,
     prompt: str = "",
@@ -201,8 +209,9 @@ def generate(
     Raises:
         UserError: there is no run, no good checkpoint, or too few devices.
     """
+    check_tokens("tokens", tokens)
     sampling = Sampling(temperature, top_k, seed)
-    program, params = load_run(Path(run_dir).expanduser(), tp=tp, platform=platform)
+    program, params = load_run(Path(run_dir), tp=tp, platform=platform)
     tokenizer = load_tokenizer(program.config.data.tokenizer)
     return write_text(program, params, tokenizer, prompt=prompt, tokens=tokens, sampling=sampling)
 
@@ -260,7 +269,7 @@ def _run_dir(args: Any) -> Path:
     """The directory that `--run-dir` or `--config` names."""
     if (args.run_dir is None) == (args.config is None):
         raise UserError("give --run-dir D, the directory of a run, or its --config F")
-    run_dir: Path = args.run_dir or Path(load_config(args.config).train.run_dir).expanduser()
+    run_dir: Path = args.run_dir or Path(load_config(args.config).train.run_dir)
     return run_dir
 
 

@@ -20,11 +20,13 @@ from jaxptd.config import Config
 from jaxptd.config.run_options import read_run, run_parser
 from jaxptd.display import callable_module
 from jaxptd.errors import run_command
+from jaxptd.fields import checked
 from jaxptd.run.devices import ready
 
 __all__ = ["MemoryReport", "counted", "main", "memory", "report"]
 
 
+@checked("jaxptd.memory")
 def memory(config: Config) -> MemoryReport:
     """Predicts what a device holds in a config's training step, and compiles it to compare.
 

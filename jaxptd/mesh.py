@@ -18,7 +18,8 @@ from jax.sharding import AxisType, Mesh
 from jaxptd import plot
 from jaxptd.commands.words import add_config, add_words, named_config, picture_path
 from jaxptd.display import preformatted
-from jaxptd.errors import Parser, UserError, run_command
+from jaxptd.errors import Parser, UserError, quoted, run_command
+from jaxptd.fields import checked
 from jaxptd.layout import BATCH_AXES, SCHEDULES, SQUARE, Axis, Layout, Matmul2D, RingKind
 
 __all__ = [
@@ -42,7 +43,8 @@ __all__ = [
 Groups = list[list[int]]
 
 
-def make_mesh(layout: Layout, devices: Sequence[Any] | None = None) -> Mesh:
+@checked("jaxptd.make_mesh")
+def make_mesh(layout: Layout, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Arranges the first `layout.num_devices` of `devices` (default: JAX's) in a mesh.
 
     >>> make_mesh(Layout(dp=2, tp=4)).devices.shape
@@ -82,6 +84,7 @@ def ranks_along(layout: Layout, *axes: Axis) -> Groups:
     return ranks.transpose(outside + inside).reshape(-1, size).tolist()
 
 
+@checked("jaxptd.rank_groups")
 def rank_groups(layout: Layout) -> dict[str, Groups]:
     """Every process group of the layout, by name.
 
@@ -90,7 +93,11 @@ def rank_groups(layout: Layout) -> dict[str, Groups]:
 
     `model` is the devices of one replica; `embedding` the first and last stage of each pipeline,
     which share tied weights; `position_embedding` the first stage.
+
+    Raises:
+        UserError: there are too many devices.
     """
+    _check_size(layout)
     pipelines = ranks_along(layout, Axis.PP)
     return {
         "tp": ranks_along(layout, Axis.TP),
@@ -106,8 +113,13 @@ def rank_groups(layout: Layout) -> dict[str, Groups]:
     }
 
 
-# Printing every group takes memory for every rank: about a gigabyte at this many.
+# Every group, or a drawing, takes memory for every rank: about a gigabyte at this many.
 MAX_WORLD_SIZE = 2**20
+
+
+def _check_size(layout: Layout) -> None:
+    if layout.num_devices > MAX_WORLD_SIZE:
+        raise UserError(f"world size {layout.num_devices}: use 1 to {MAX_WORLD_SIZE} devices")
 
 
 def _layout_of(world_size: int | None, sizes: dict[str, int | None], base: Layout | None) -> Layout:
@@ -152,6 +164,7 @@ class MeshDescription:
         return preformatted(repr(self))
 
 
+@checked("jaxptd.describe_mesh")
 def describe_mesh(mesh: Layout | Mesh) -> MeshDescription:
     """Shows which devices a layout, or a mesh that `make_mesh` made, puts where.
 
@@ -163,9 +176,23 @@ def describe_mesh(mesh: Layout | Mesh) -> MeshDescription:
     dp 1 cp 0 | 2 3  |
               +------+
               in each box: tp 2
+
+    Raises:
+        UserError: the mesh has other axes, or too many devices.
     """
-    sizes = {} if isinstance(mesh, Layout) else {str(k): n for k, n in mesh.shape.items()}
-    return MeshDescription(mesh if isinstance(mesh, Layout) else Layout(**sizes))
+    layout = mesh if isinstance(mesh, Layout) else _layout_of_mesh(mesh)
+    _check_size(layout)
+    return MeshDescription(layout)
+
+
+def _layout_of_mesh(mesh: Mesh) -> Layout:
+    """The sizes of a mesh. Raises UserError if it has an axis that no layout has."""
+    if unknown := [str(name) for name in mesh.shape if name not in [*Axis]]:
+        raise UserError(
+            f"the mesh has axis {quoted(unknown[0])}, a layout has {', '.join(Axis)}; "
+            "use jaxptd.make_mesh(layout)"
+        )
+    return Layout(**{str(name): size for name, size in mesh.shape.items()})
 
 
 def draw(layout: Layout) -> str:

@@ -29,11 +29,13 @@ from jaxptd.config.run_options import read_run, run_parser
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.display import callable_module
 from jaxptd.errors import UserError, run_command
+from jaxptd.fields import checked
 from jaxptd.run.devices import prepare, ready
 
 MAX_STEPS = 1000  # the trace of more would fill a disk
 
 
+@checked("jaxptd.profile")
 def profile(config: Config, *, steps: int = 5, trace: Path | None = None) -> ProfileReport:
     """Measures where the time of a config's training step goes, on the devices at hand.
 
@@ -50,6 +52,7 @@ def profile(config: Config, *, steps: int = 5, trace: Path | None = None) -> Pro
     Raises:
         UserError: too few devices.
     """
+    _check_steps("steps", steps)
     config, where = ready(config)
     with tempfile.TemporaryDirectory() as temporary:
         times = measure(config, steps, trace or Path(temporary))

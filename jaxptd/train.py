@@ -29,9 +29,10 @@ from jaxptd.distributed.liveness import Liveness
 from jaxptd.distributed.stop import Stop
 from jaxptd.distributed.watchdog import Watchdog
 from jaxptd.errors import run_command
+from jaxptd.fields import checked
 from jaxptd.mesh import make_mesh
 from jaxptd.run.checkpoints import without_best
-from jaxptd.run.devices import prepare, require_config
+from jaxptd.run.devices import prepare
 from jaxptd.run.folder import RunDir
 from jaxptd.run.lock import RunLock
 from jaxptd.run.progress.display import Display, Output, make_display, summary
@@ -65,6 +66,7 @@ def parser() -> jsonargparse.ArgumentParser:
     return made
 
 
+@checked("jaxptd.train")
 def train(config: Config, *, on_log: OnLog | None = None, quiet: bool = False) -> Run:
     """Trains a model, or goes on with the run in `train.run_dir`; shows the progress.
 
@@ -87,7 +89,7 @@ def train(config: Config, *, on_log: OnLog | None = None, quiet: bool = False) -
     """
     output = Output()
     output.quiet |= quiet
-    with session(require_config(config), Display(output), on_log=on_log, patient=True) as training:
+    with session(config, Display(output), on_log=on_log, patient=True) as training:
         training.train()
     return training.run
 

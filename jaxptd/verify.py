@@ -26,12 +26,14 @@ from jaxptd.config.run_options import read_run, run_parser
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.display import callable_module
 from jaxptd.errors import run_command
+from jaxptd.fields import checked
 from jaxptd.layers.attention import choose_kernel
 from jaxptd.run.devices import prepare, ready
 
 __all__ = ["Report", "Row", "main", "verify"]
 
 
+@checked("jaxptd.verify")
 def verify(config: Config, *, dtype: Dtype = "float64") -> Report:
     """Compares one training step of a config on its layout with the same step on one device.
 

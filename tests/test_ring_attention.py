@@ -13,6 +13,7 @@ import pytest
 from jax import Array
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+from turns import slow
 
 from jaxptd.analysis.collective import Collective
 from jaxptd.analysis.count import collectives_of
@@ -187,7 +188,7 @@ def test_a_ring_does_not_care_for_the_other_axes(ring: Any) -> None:
     hold(Case(layout, rate=0.1, documents=True, heads=2), "float64")
 
 
-@pytest.mark.parametrize(("ring", "cp"), [("zigzag", 3), ("blockwise", 3), ("rsa", 4)])
+@pytest.mark.parametrize(("ring", "cp"), [("zigzag", 3), slow("blockwise", 3), slow("rsa", 4)])
 def test_hops_by_all_gathers_bring_the_same(ring: Any, cp: int) -> None:
     """On a mesh of two stages CPUs use no permute; the results are equal to the last bit."""
     each, other = (Case(Layout(cp=cp, ring=ring, pp=pp)) for pp in (2, 1))

@@ -74,6 +74,7 @@ def test_collective_matmul_is_equal_to_one_device() -> None:
     assert found.worst_gradient <= 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     [

@@ -117,6 +117,7 @@ def test_command_writes_the_table_and_the_same_pictures_each_time(
         assert b"<dc:date>" not in one.read_bytes()
 
 
+@pytest.mark.slow
 def test_memory_is_of_one_device_of_the_compiled_step() -> None:
     found = context.memory(PLANS[0], tiny.MODEL)
     state = sum(

@@ -81,6 +81,7 @@ def test_zero_holds_an_nth_of_the_state_and_all_activations(one: Held) -> None:
     assert (found.data, found.kept, found.ids) == (one.data, one.kept, one.ids)
 
 
+@pytest.mark.slow
 def test_a_device_of_the_grid_has_its_share(one: Held, gather: Held) -> None:
     """Statistics are replicated over col; all else that is kept is sharded over both axes."""
     assert (gather.activations - gather.statistics) * 4 == one.activations - one.statistics

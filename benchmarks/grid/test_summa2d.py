@@ -17,6 +17,7 @@ SIZE = summa2d.Size(32, 16, 64)
 MIB = 2**20
 
 
+@pytest.mark.slow
 def test_every_program_computes_the_pair() -> None:
     runs = summa2d.measure(SIZE, 4, steps=2)  # raises, if one does not
     grid = ["gather", "gather in 2 slices", "gather in 4 slices", "summa", "fox", "cannon"]

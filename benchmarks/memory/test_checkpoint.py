@@ -12,6 +12,7 @@ from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
 
 
+@pytest.mark.slow
 def test_both_ways_restore_what_they_saved(tmp_path):
     config = tiny.config(Layout(dp=2, tp=2))
     size, found = checkpoint.measure(config, tmp_path, repeats=1)

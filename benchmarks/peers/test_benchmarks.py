@@ -28,7 +28,7 @@ def config(layout: Layout, **model: object) -> Config:
 @pytest.mark.parametrize(
     ("layout", "scan_layers"),
     [
-        (Layout(dp=2, tp=4, sequence_parallel=True), True),
+        pytest.param(Layout(dp=2, tp=4, sequence_parallel=True), True, marks=pytest.mark.slow),
         pytest.param(Layout(dp=2, tp=2), False, marks=pytest.mark.slow),
     ],
     ids=["dp x tp, sequence parallel, scan", "dp x tp, unrolled"],

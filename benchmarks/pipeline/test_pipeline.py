@@ -180,6 +180,7 @@ def test_copies_of_a_tick_are_read() -> None:
         tick(BODY, 8, (1, 8, 16))
 
 
+@pytest.mark.slow
 def test_hops_are_the_permutes_between_stages() -> None:
     ours = program(layout=Layout(pp=2, dp=2))
     step = ours.train_step.lower(ours.abstract_state, ours.abstract_batch)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from jaxptd.analysis.collective import (
     ALL_GATHER,
@@ -28,6 +28,7 @@ from jaxptd.analysis.hlo import collectives_from_hlo
 from jaxptd.analysis.jaxprs import inside, traced
 from jaxptd.analysis.traffic import expected
 from jaxptd.collectives import moved_along
+from jaxptd.fields import checked
 from jaxptd.mesh import Axis, on_gpus
 from jaxptd.step import Program
 
@@ -45,8 +46,9 @@ PRIMITIVES = {
 }
 
 
+@checked("jaxptd.comms.collectives_of")
 def collectives_of(
-    jaxpr: Any, mesh: Mesh, trips: Mapping[str, int] = MappingProxyType({})
+    jaxpr: Any, mesh: Mesh | AbstractMesh, trips: Mapping[str, int] = MappingProxyType({})
 ) -> list[Collective]:
     """The collectives of a jaxpr, added up by kind and axes.
 
@@ -103,11 +105,13 @@ def _read(equation: Any, times: int, sizes: Mapping[str, int]) -> Iterator[Colle
 # ---- a training step -----------------------------------------------------------------------------
 
 
+@checked("jaxptd.comms.count")
 def count(program: Program) -> list[Collective]:
     """The collectives of a training step, from its jaxpr."""
     return collectives_of(traced(program).jaxpr, program.mesh, program.resolved.trips)
 
 
+@checked("jaxptd.comms.count_compiled")
 def count_compiled(program: Program, options: Mapping[str, Any] | None = None) -> list[Collective]:
     """The collectives of a compiled training step, from its HLO; XLA may have merged some.
 
@@ -119,12 +123,14 @@ def count_compiled(program: Program, options: Mapping[str, Any] | None = None) -
     return add_up(collectives_from_hlo(text, dict(program.mesh.shape), program.resolved.trips))
 
 
+@checked("jaxptd.comms.formula")
 def formula(program: Program) -> list[Collective]:
     """The collectives that a training step must run."""
     config, infos, plan = program.config, program.infos, program.resolved.plan
     return add_up(expected(config, infos, plan, on_gpus=on_gpus(program.mesh)))
 
 
+@checked("jaxptd.comms.per_layer")
 def per_layer(program: Program) -> list[Collective]:
     """The collectives of one more layer; gradients add bytes to the step's sums, not executions."""
     config, counts = program.config, program.config.layout.stage_layers

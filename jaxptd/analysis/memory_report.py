@@ -14,6 +14,7 @@ from jaxptd.analysis.jaxprs import scans, traced
 from jaxptd.analysis.memory_needs import out_of_memory_explained
 from jaxptd.config import Config
 from jaxptd.display import Table, bytes_text, html_of
+from jaxptd.fields import checked
 from jaxptd.layers.block import LAYERS
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.pipeline.plan import Plan
@@ -66,6 +67,7 @@ def _size(size: int | None) -> str:
     return "" if size is None else bytes_text(size)
 
 
+@checked("jaxptd.memory.report")
 def report(config: Config) -> list[Row]:
     """The rows of the table."""
     program = Program(config, make_mesh(config.layout))
@@ -123,6 +125,7 @@ def _total(program: Program, plan: Plan | None) -> Iterator[Row]:
 # ---- counted in the jaxpr ------------------------------------------------------------------------
 
 
+@checked("jaxptd.memory.counted")
 def counted(program: Program) -> int | None:
     """Bytes that all layers keep for backward, in the jaxpr of the step; None if unrolled.
 

@@ -9,7 +9,7 @@ from jaxptd.api.run import Run, open_corpus
 from jaxptd.checkpoint import Checkpoints
 from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical
 from jaxptd.data import load_tokenizer
-from jaxptd.errors import UserError
+from jaxptd.fields import checked
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.run.devices import ready
 from jaxptd.run.folder import RunDir
@@ -17,6 +17,7 @@ from jaxptd.run.saved import restore_newest, saved_config
 from jaxptd.step import Program
 
 
+@checked("jaxptd.load")
 def load(
     run_dir: str | Path,
     layout: Layout | None = None,
@@ -35,9 +36,7 @@ def load(
     Raises:
         UserError: there is no run, no good checkpoint, or too few devices.
     """
-    if not isinstance(layout, Layout | None):
-        raise UserError(f"expected a Layout, got {type(layout).__name__}; Layout(tp=2), say")
-    folder = Path(run_dir).expanduser()
+    folder = Path(run_dir)
     checkpoints = Checkpoints(folder / "checkpoints", keep=1)
     saved = saved_config(checkpoints, folder)
     train = dataclasses.replace(

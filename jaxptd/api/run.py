@@ -14,15 +14,18 @@ from jaxptd.config import Config
 from jaxptd.data import Data, Tokenizer, Windows, open_data
 from jaxptd.display import Table, count_text, html_of
 from jaxptd.distributed.watchdog import Phase, Watchdog
-from jaxptd.generate import Sampling, write_text
+from jaxptd.fields import check_range, checked
+from jaxptd.generate import Sampling, check_tokens, write_text
 from jaxptd.run.batches import read_batch
 from jaxptd.run.checkpoints import RunCheckpoints
 from jaxptd.run.folder import Row, RunDir
 from jaxptd.run.health import Health
 from jaxptd.run.programs import Programs
 from jaxptd.step import Batch, Program, State
+from jaxptd.step.given import as_state, check_unused
 
 Metrics = dict[str, np.ndarray]
+LAST_SAMPLE = 2**62  # with a batch after it, still an int64
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -63,16 +66,20 @@ class Run:
 
     @property
     def state(self) -> ShownState:
-        """Parameters, optimizer, step and guard: a dict of global arrays. May be replaced."""
+        """Parameters, optimizer, step and guard: a dict of global arrays. May be replaced.
+
+        Setting it raises UserError if an array's name, shape, precision or sharding is another.
+        """
         return ShownState(self.arrays)
 
     @state.setter
     def state(self, state: State) -> None:
-        self.arrays = dict(state)
+        self.arrays = as_state(state, self.program.abstract_state, name="run.state")
 
     @property
     def step(self) -> int:
         """Steps that the state has been trained."""
+        check_unused({"step": self.arrays["step"]})
         return int(self.arrays["step"])
 
     @cached_property
@@ -96,19 +103,21 @@ class Run:
         Empty without one (`data.validation_fraction` 0).
         """
         windows = self.data.validation
+        check_unused(self.arrays)
         if windows is None:
             return {}
         size, number = self.config.train.global_batch_size, windows.windows_per_epoch
         batches = min(self.config.train.eval_batches, math.ceil(number / size))
         sums = []
         for i in range(batches):
-            batch = self.read(windows, i * size, beyond=number)
+            batch = self.read_batch(windows, i * size, beyond=number)
             program, params = self.program.eval_step, self.arrays["params"]
             with self.programs.ready("eval_step", program, params, batch) as eval_step:
                 sums.append(eval_step(params, batch))
         loss = sum(float(s["loss_sum"]) for s in sums) / sum(int(s["tokens"]) for s in sums)
         return {"validation_loss": loss, "perplexity": math.exp(min(loss, 700))}
 
+    @checked("jaxptd.Run.sample")
     def sample(
         self,
         prompt: str = "",
@@ -130,6 +139,8 @@ class Run:
         Raises:
             UserError: the model's vocabulary lacks an id of the prompt.
         """
+        check_tokens("tokens", tokens)
+        check_unused(self.arrays)
         sampling = Sampling(temperature, top_k, seed)
         params = self.arrays["params"]
         return write_text(
@@ -143,11 +154,24 @@ class Run:
             UserError: a parameter is not finite.
             CheckpointError: the checkpoint could not be written.
         """
+        check_unused(self.arrays)
         step = self.step
         rows = [row for row in self.run_dir.metrics() if row["step"] == step]
         self.checkpoint(step, rows[-1] if rows else None)
         self.checkpoints.store.wait()
         return self.run_dir.checkpoints / f"{step:08d}"
+
+    @checked("jaxptd.Run.read")
+    def read(self, windows: Windows, first: int, *, beyond: float = math.inf) -> Batch:
+        """Reads the batch that begins with sample number `first`.
+
+        Args:
+            windows: `data.train` or `data.validation`.
+            first: sample number, 0 or more.
+            beyond: samples from this number on are masked out of the loss.
+        """
+        check_range("jaxptd.Run.read", "first", first, least=0, most=LAST_SAMPLE)
+        return self.read_batch(windows, first, beyond=beyond)
 
     # ---- for training ---------------------------------------------------------------------------
 
@@ -168,8 +192,8 @@ class Run:
         self.health.check_params(step, self.arrays["params"])
         self.checkpoints.save(self.arrays, step, row)
 
-    def read(self, windows: Windows, first: int, *, beyond: float = math.inf) -> Batch:
-        """Reads the batch that begins with sample number `first`."""
+    def read_batch(self, windows: Windows, first: int, *, beyond: float = math.inf) -> Batch:
+        """Reads a batch as `read` does, without a check of the arguments."""
         end = self.tokenizer.end_of_document
         with self.watchdog.phase(Phase.READING):
             return read_batch(

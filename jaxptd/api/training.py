@@ -86,7 +86,7 @@ class Training:
             meter = Meter(run.program, done, check=run.health.check_step, waiting=waiting)
             for step in self.watchdog.steps(done + 1, end):
                 first = (step - 1) * self.config.train.global_batch_size
-                batch = run.read(run.data.train, first)
+                batch = run.read_batch(run.data.train, first)
                 program = run.program.train_step
                 with run.programs.ready("train_step", program, run.arrays, batch) as train_step:
                     run.arrays, metrics = train_step(run.arrays, batch)

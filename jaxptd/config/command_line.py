@@ -25,6 +25,7 @@ from jaxptd.config import Config, from_dict, to_dict
 from jaxptd.config.files import check_value, read_yaml
 from jaxptd.config.packaged import find_config, packaged_configs
 from jaxptd.errors import QUOTED, Parser, UserError, quoted
+from jaxptd.fields import checked
 
 PRINT = "--print_config"
 
@@ -112,7 +113,8 @@ def _file_first(argv: Sequence[str]) -> list[str]:
     return [*(f"--config={name}" for name in files.config), *others]
 
 
-def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
+@checked("jaxptd.load_config")
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Reads a YAML file, or a packaged config by its name, with overrides as on a command line.
 
     >>> load_config("quickstart", ["--layout.dp=1", "--train.steps=50"]).layout
@@ -127,9 +129,6 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
 
 def _check_overrides(overrides: Sequence[str]) -> None:
     """Raises UserError unless these are options of fields: no `--help`, no `--config`."""
-    if not isinstance(overrides, list | tuple) or not all(isinstance(x, str) for x in overrides):
-        options = "use a list of options, as ['--layout.dp=2']"
-        raise UserError(f"load_config: overrides is {quoted(overrides)}; {options}")
     for option in overrides:
         name = option.removeprefix("--").partition("=")[0]
         if option.startswith("-") and name.partition(".")[0] not in _sections():

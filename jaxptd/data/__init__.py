@@ -20,6 +20,7 @@ from jaxptd.data.sources import find_files
 from jaxptd.data.token_files import is_token_file, open_tokens
 from jaxptd.data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
 from jaxptd.errors import UserError
+from jaxptd.fields import check_range, checked
 
 if TYPE_CHECKING:
     from jaxptd.config import DataConfig  # imports JAX
@@ -50,6 +51,7 @@ class Data:
     validation: Windows | None
 
 
+@checked("jaxptd.open_data")
 def open_data(
     config: "DataConfig", tokenizer: Tokenizer, *, seq_length: int, vocab_size: int, seed: int
 ) -> Data:
@@ -68,6 +70,9 @@ def open_data(
             an id does not fit `vocab_size`, the tokenizer cannot tell documents apart, or a split
             is shorter than one sequence.
     """
+    for name, value in (("seq_length", seq_length), ("vocab_size", vocab_size)):
+        check_range("jaxptd.open_data", name, value, least=1)
+    check_range("jaxptd.open_data", "seed", seed, least=0)
     files = find_files(config.source)
     if config.documents == "apart" and _are_token_files(files):
         _check_end_of_document(config, tokenizer, vocab_size)

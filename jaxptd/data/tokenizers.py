@@ -9,11 +9,13 @@ import dataclasses
 import functools
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from jaxptd.errors import UserError
+from jaxptd.fields import checked
 
 if TYPE_CHECKING:
     from jaxptd.config import Config  # imports JAX
@@ -25,6 +27,7 @@ RARE_LETTERS = "\N{LINEAR B SYLLABLE B008 A}\N{VAI SYLLABLE EE}\N{GLAGOLITIC CAP
 HAS_ALL = "use a tokenizer of bytes, or one with an unknown token"
 
 
+@runtime_checkable
 class Tokenizer(Protocol):
     """Converts text to ids in [0, vocab_size) and back."""
 
@@ -139,7 +142,8 @@ class JsonTokenizer:
         return self._tokenizer.decode(ids, skip_special_tokens=False) if ids else ""
 
 
-def load_tokenizer(name: str) -> Tokenizer:
+@checked("jaxptd.load_tokenizer")
+def load_tokenizer(name: str | Path) -> Tokenizer:
     """Loads the tokenizer that `data.tokenizer` names: "bytes", or a `tokenizers` JSON file.
 
     >>> load_tokenizer("bytes").encode("def").tolist()
@@ -151,6 +155,7 @@ def load_tokenizer(name: str) -> Tokenizer:
     Raises:
         UserError: no such file, not a tokenizer, none of those tokens, or no `hf` extra.
     """
+    name = str(name)
     if name == BYTES:
         return ByteTokenizer()
     if not os.path.isfile(name):
@@ -195,6 +200,10 @@ def _load_json(path: str) -> JsonTokenizer:
 def _utf8(text: str) -> bytes:
     try:
         return text.encode("utf-8")
+    except AttributeError as error:
+        raise UserError(
+            f"a tokenizer encodes texts, not {type(text).__name__}; use a str"
+        ) from error
     except UnicodeEncodeError as error:
         raise UserError(
             f"text has half a surrogate pair ({text[error.start]!a} at character {error.start}), "

@@ -1,8 +1,10 @@
-"""Fields of dataclasses that a user fills in, as YAML, options or Python: checked and converted.
+"""Values that a person gives, as YAML, options or Python: checked and converted.
 
-`values` converts one value to the type of its field, `checks` does so for every field.
+`values` converts one value to a type; `checks` does so for every field of a dataclass, `arguments`
+for every argument of a function.
 """
 
+from jaxptd.fields.arguments import check_argument, check_range, checked
 from jaxptd.fields.checks import check_fields
 
-__all__ = ["check_fields"]
+__all__ = ["check_argument", "check_fields", "check_range", "checked"]

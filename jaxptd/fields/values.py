@@ -145,7 +145,16 @@ def _text(value: Any) -> str:
         raise ImpossibleError(
             f"no path is so long; use at most {LONGEST_PATH} bytes, {LONGEST_NAME} for each name"
         )
-    return os.path.expanduser(text) if text.startswith("~") else text
+    return _in_home(text) if text.startswith("~") else text
+
+
+def _in_home(path: str) -> str:
+    found = os.path.expanduser(path)
+    if found == path:  # expanduser leaves it as it is
+        raise ImpossibleError(
+            f"there is no home directory {path.partition('/')[0]}; write the path out"
+        )
+    return found
 
 
 _OTHERS: Mapping[Any, Callable[[Any], Any]] = types.MappingProxyType({bool: _truth, str: _text})

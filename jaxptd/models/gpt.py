@@ -13,6 +13,7 @@ from flax import nnx
 from jax import Array
 
 from jaxptd.config import ModelConfig
+from jaxptd.fields import check_argument
 from jaxptd.layers.attention import Cache
 from jaxptd.layers.block import drop_residual, make_blocks, run_blocks
 from jaxptd.layers.dropout import Places, Site
@@ -38,6 +39,8 @@ class GPT(nnx.Module):
     def __init__(
         self, config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs, offload: bool = False
     ) -> None:
+        check_argument("jaxptd.GPT", "config", config, ModelConfig)
+        check_argument("jaxptd.GPT", "form", form, TensorParallel)
         if config.vocab_size is None:
             raise ValueError("model.vocab_size is not set; take it from the tokenizer")
         make_table = partial(

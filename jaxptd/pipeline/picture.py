@@ -11,8 +11,9 @@ import numpy as np
 from rich.text import Text
 
 from jaxptd.atomic_files import explained, write_whole
+from jaxptd.fields import checked
 from jaxptd.pipeline.statistics import EQUAL, Durations, bubble, held, simulate
-from jaxptd.pipeline.table import B, F, Operation, Schedule, W, cell_text
+from jaxptd.pipeline.table import B, F, Operation, Schedule, W, cell_text, check
 from jaxptd.plot import drawing, format_of
 from jaxptd.plot.colors import BACKWARD, BLUE, DARK, FORWARD, ORANGE, WEIGHTS
 
@@ -84,12 +85,14 @@ def render(schedule: Schedule, path: str | Path) -> bytes:
     return drawing("jaxptd.plot.style").to_bytes(figure(schedule), kind)
 
 
+@checked("jaxptd.plot.schedule")
 def figure(schedule: Schedule) -> Any:
     """Draws the operation of each stage at each tick, and the micro-batches that each holds.
 
     Raises:
-        UserError: matplotlib is not installed.
+        UserError: the table is wrong, or matplotlib is not installed.
     """
+    check(schedule)
     style = drawing("jaxptd.plot.style")
     return style.styled(_figure)(schedule, style)
 

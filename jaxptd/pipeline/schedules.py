@@ -16,10 +16,12 @@ A tick takes as long as one operation on one part. The zb schedules split backwa
 import dataclasses
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
 from jaxptd.errors import UserError, quoted
+from jaxptd.fields import checked
 from jaxptd.mesh import SCHEDULES
 from jaxptd.pipeline.table import B, F, Operation, Placement, Schedule, W, check, read_csv, to_csv
 
@@ -42,8 +44,9 @@ DEFAULT_CHUNKS = {"interleaved": 2, "zb-v": 2}  # 1 for the others
 MAX_CELLS = 2**20
 
 
+@checked("jaxptd.make_schedule")
 def make_schedule(
-    name: str, *, stages: int, micro_batches: int, virtual_stages: int | None = None
+    name: str | Path, *, stages: int, micro_batches: int, virtual_stages: int | None = None
 ) -> Schedule:
     """The schedule of a name, or of a file that ends in `.csv` (see `table.read_csv`).
 
@@ -63,6 +66,7 @@ def make_schedule(
     for what, size in sizes.items():
         if size is not None and size < 1:
             raise UserError(f"{what}={size}: use 1 or more")
+    name = str(name)
     if name.endswith(".csv"):
         return _from_file(name, sizes)
     if name not in SCHEDULES:

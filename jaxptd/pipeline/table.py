@@ -15,6 +15,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from jaxptd.errors import UserError, quoted
+from jaxptd.fields import check_fields
 
 
 class Operation(IntEnum):
@@ -43,6 +44,9 @@ class Schedule:
         placement: `loop`: part c*p + s is chunk c of stage s. `v`, with two chunks: part s is
             chunk 0 of stage s, and part 2p - 1 - s its chunk 1.
         table: int32 `[ticks, stages, 3]`: operation, micro-batch, chunk; zeros where idle.
+
+    Raises:
+        UserError: a field is of another type. `check` says if the table is wrong.
     """
 
     name: str
@@ -51,6 +55,9 @@ class Schedule:
     chunks: int
     placement: Placement
     table: np.ndarray
+
+    def __post_init__(self) -> None:
+        check_fields(self, "schedule")
 
     def __repr__(self) -> str:
         sizes = f"{self.stages} stages, {self.micro_batches} micro-batches, {self.chunks} chunks"
@@ -124,12 +131,9 @@ def check(schedule: Schedule) -> None:
 
 
 def _check_form(schedule: Schedule) -> None:
-    known = get_args(Placement)
-    if schedule.placement not in known:
-        raise UserError(
-            f"schedule {schedule.name}: placement={schedule.placement}: use one of "
-            f"{', '.join(known)}"
-        )
+    for what in ("stages", "micro_batches", "chunks"):
+        if getattr(schedule, what) < 1:
+            raise UserError(f"schedule.{what}={getattr(schedule, what)}: use 1 or more")
     if schedule.placement == "v" and schedule.chunks != 2:
         raise UserError(
             f"schedule {schedule.name}: placement=v has 2 chunks per stage, not {schedule.chunks}; "
@@ -141,6 +145,8 @@ def _check_form(schedule: Schedule) -> None:
             f"schedule {schedule.name}: a table of shape {list(shape)}; use [ticks, "
             f"{schedule.stages}, 3], with operation, micro-batch and chunk in each cell"
         )
+    if not np.issubdtype(schedule.table.dtype, np.integer):
+        raise UserError(f"schedule {schedule.name}: a table of {schedule.table.dtype}; use int32")
     operations = schedule.table[..., 0]
     strange = operations[(operations < 0) | (operations > max(Operation))]
     if strange.size:
@@ -233,6 +239,7 @@ def read_csv(path: str | Path) -> Schedule:
     placement = "loop"
     if lines and lines[0][0].strip() == "placement":
         placement = ",".join(cell.strip() for cell in lines.pop(0)[1:]).rstrip(",")
+        _check_placement(name, placement)
     cells = [[_parsed(path, stage, cell) for cell in line] for stage, line in enumerate(lines)]
     used = [cell for line in cells for cell in line if cell[0]]
     if not used:
@@ -244,6 +251,12 @@ def read_csv(path: str | Path) -> Schedule:
     schedule = Schedule(str(path), len(cells), micro_batches, chunks, placement, table)  # type: ignore[arg-type]
     check(schedule)
     return schedule
+
+
+def _check_placement(name: str, placement: str) -> None:
+    if placement not in (known := get_args(Placement)):
+        words = f"placement={quoted(placement)}: use one of {', '.join(known)}"
+        raise UserError(f"schedule {name}: {words}")
 
 
 def _parsed(path: str | Path, stage: int, cell: str) -> tuple[int, int, int]:

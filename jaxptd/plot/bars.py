@@ -1,13 +1,14 @@
 """Draws the bytes that a device holds, and the bytes that it sends, as bars."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from jaxptd.errors import UserError
+from jaxptd.fields import checked
 from jaxptd.layout import Layout
 from jaxptd.plot.colors import COLORS
 from jaxptd.plot.style import new_picture, styled
@@ -17,8 +18,9 @@ UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 Parts = Mapping[str, Sequence[float]]  # name of a part -> its bytes in each bar
 
 
-class MemoryRows(Protocol):
-    """A `MemoryReport`."""
+@runtime_checkable
+class MemoryReport(Protocol):
+    """The parts of `jaxptd.memory`'s report that a picture needs."""
 
     @property
     def layout(self) -> Layout: ...
@@ -26,8 +28,9 @@ class MemoryRows(Protocol):
     def rows(self) -> Sequence[Mapping[str, Any]]: ...
 
 
-class Moved(Protocol):
-    """A `CommsReport`."""
+@runtime_checkable
+class CommsReport(Protocol):
+    """The parts of `jaxptd.comms`'s report that a picture needs."""
 
     @property
     def layout(self) -> Layout: ...
@@ -37,8 +40,9 @@ class Moved(Protocol):
     def jaxpr(self) -> Sequence[Any]: ...
 
 
+@checked("jaxptd.plot.memory")
 @styled
-def memory(report: MemoryRows) -> Figure:
+def memory(report: MemoryReport) -> Figure:
     """Draws what a device holds: by published formulas, by this library's, and as compiled.
 
     Args:
@@ -55,8 +59,9 @@ def memory(report: MemoryRows) -> Figure:
     return _with_legend(figure)
 
 
+@checked("jaxptd.plot.bytes_by_axis")
 @styled
-def bytes_by_axis(report: Moved) -> Figure:
+def bytes_by_axis(report: CommsReport) -> Figure:
     """Draws the bytes that each device sends in a step, by mesh axes and kind of collective.
 
     Args:

@@ -1,27 +1,30 @@
 """Draws the loss of runs over their steps."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from jaxptd.errors import UserError
+from jaxptd.fields import checked
 from jaxptd.plot.colors import COLORS
 from jaxptd.plot.style import new_picture, styled
 
 Columns = Mapping[str, Sequence[float] | np.ndarray]
 
 
-class HasMetrics(Protocol):
-    """A `Run`."""
+@runtime_checkable
+class Run(Protocol):
+    """The part of a run that a picture needs."""
 
     @property
     def metrics(self) -> Columns: ...
 
 
+@checked("jaxptd.plot.loss")
 @styled
-def loss(runs: HasMetrics | Columns | Mapping[str, HasMetrics | Columns]) -> Figure:
+def loss(runs: Run | Columns | Mapping[str, Run | Columns]) -> Figure:
     """Draws the training loss of each run as a line, and its validation losses as points.
 
     Args:
@@ -52,9 +55,22 @@ def _named(runs: Any) -> dict[str, Columns]:
         runs = {"": runs}
     found = {name: getattr(run, "metrics", run) for name, run in runs.items()}
     for name, columns in found.items():
-        if not len(columns.get("loss", ())):
-            raise UserError(f"no loss was logged{f' in {name}' if name else ''}; see log_every")
+        _check_columns(name, columns)
     return found
+
+
+def _check_columns(name: str, columns: Any) -> None:
+    where = f" in {name}" if name else ""
+    if not isinstance(columns, Mapping):
+        found = type(columns).__name__
+        raise UserError(
+            f"jaxptd.plot.loss: {name} is of type {found}; expected a run, or its metrics"
+        )
+    if not len(columns.get("loss", ())):
+        raise UserError(f"no loss was logged{where}; see log_every")
+    lengths = {column: len(columns.get(column, ())) for column in ("step", "loss")}
+    if len({*lengths.values()}) > 1:
+        raise UserError(f"columns{where} are of {lengths} values; use the metrics of a run")
 
 
 def _colors() -> list[str]:

@@ -6,6 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from jaxptd.errors import UserError
+from jaxptd.fields import checked
 from jaxptd.layout import Layout
 from jaxptd.plot.colors import COLORS, INK
 from jaxptd.plot.style import new_picture, styled
@@ -14,6 +15,7 @@ MOST = 4096  # devices; more could not be told apart
 NUMBERED = 512  # devices up to which each has its number
 
 
+@checked("jaxptd.plot.mesh")
 @styled
 def mesh(layout: Layout) -> Figure:
     """Draws each device of a layout: a column of boxes a pipeline stage, a row a replica.

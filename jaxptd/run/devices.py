@@ -13,6 +13,7 @@ from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.display import bytes_text
 from jaxptd.distributed.launchers import World
 from jaxptd.errors import UserError
+from jaxptd.fields import checked
 from jaxptd.mesh import Layout
 
 MOST = 512  # simulated devices; each has threads of its own
@@ -22,6 +23,7 @@ FRACTION = "0.92"
 FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
 
+@checked("jaxptd.simulate")
 def simulate(devices: int) -> None:
     """Simulates devices on the CPU; to be called before anything uses JAX.
 
@@ -62,18 +64,8 @@ def ready(config: Config) -> tuple[Config, str]:
     Raises:
         UserError: as `prepare`.
     """
-    config = with_vocabulary(require_config(config))
+    config = with_vocabulary(config)
     return config, prepare(config, double=bool(jax.config.read("jax_enable_x64")))
-
-
-def require_config(config: Config) -> Config:
-    """Raises UserError for anything else than a `Config`."""
-    if not isinstance(config, Config):
-        raise UserError(
-            f"expected a Config, got {type(config).__name__}; jaxptd.load_config(name) reads one "
-            "from a YAML file or a packaged config"
-        )
-    return config
 
 
 def _set_flags(layout: Layout) -> None:

@@ -81,8 +81,13 @@ def _parse(line: bytes) -> Row | None:
     with contextlib.suppress(ValueError, RecursionError):  # a number too long, nested too deep
         row = json.loads(line, parse_float=_finite, parse_constant=_finite)
         if isinstance(row, dict) and type(row.get("step")) is int and row["step"] > 0:
-            return row
+            return row if all(map(_is_number, row.values())) else None
     return None
+
+
+def _is_number(value: Any) -> bool:
+    """True for a number that numpy holds, and for None, which is one that was not finite."""
+    return value is None or isinstance(value, float) or (type(value) is int and abs(value) < 2**63)
 
 
 def _finite(text: str) -> float:

@@ -13,11 +13,13 @@ from jax.sharding import PartitionSpec as P
 
 from jaxptd.config import Config
 from jaxptd.config.xla import compiler_options
-from jaxptd.errors import UserError
+from jaxptd.errors import UserError, quoted
+from jaxptd.fields import check_argument, checked
 from jaxptd.params import ParamInfo, Params
 from jaxptd.step.batch import BATCH_SPEC, Batch, Batches, check_batch
 from jaxptd.step.body import StepBody
 from jaxptd.step.compiled import CompiledStep
+from jaxptd.step.given import as_state
 from jaxptd.step.passes import make_passes
 from jaxptd.step.resolved import Resolved, resolve
 from jaxptd.step.skipping import Metrics
@@ -47,8 +49,10 @@ class Program:
     mesh: Mesh
 
     def __post_init__(self) -> None:
+        for name, kind in (("config", Config), ("mesh", Mesh)):
+            check_argument("jaxptd.Program", name, getattr(self, name), kind)
         layout, model = self.config.layout, self.config.model
-        sizes = dict(getattr(self.mesh, "shape", {}))
+        sizes = dict(self.mesh.shape)
         if list(sizes.items()) != list(layout.sizes.items()):
             found = " ".join(f"{axis}={size}" for axis, size in sizes.items())
             raise UserError(
@@ -110,8 +114,15 @@ class Program:
         )
         return self.states.new(params)
 
+    @checked("jaxptd.Program.canonical")
     def canonical(self, params: Mapping[str, Array]) -> Params:
-        """Parameters, or gradients, as the state holds them -> canonical."""
+        """Parameters, or gradients, as the state holds them -> canonical.
+
+        Raises:
+            UserError: the model has no such parameter.
+        """
+        if unknown := [name for name in params if name not in self.states.stored]:
+            raise UserError(f"the model has no parameter {quoted(unknown[0])}; see Program.infos")
         return {name: self.states.stored[name].to_canonical(x) for name, x in params.items()}
 
     @cached_property
@@ -144,19 +155,25 @@ class Program:
             donate_argnums=0,
             compiler_options=compiler_options(self.config, self.mesh),
         )
-        return CompiledStep(jitted, self.place)
+        return CompiledStep(jitted, self.place, self._check_state)
 
     @cached_property
     def step_with_gradients(self) -> Callable[[State, Batch], tuple[State, Metrics, Params]]:
         """(state, batch) -> (state, metrics, reduced gradients); keeps the old state."""
-        return CompiledStep(jax.jit(_train_on_mesh(self)), self.place)
+        return CompiledStep(jax.jit(_train_on_mesh(self)), self.place, self._check_state)
 
     @cached_property
     def eval_step(self) -> Callable[[Params, Batch], Metrics]:
         """(params, batch) -> loss_sum, in nats, and tokens, over the whole batch; no dropout."""
         params = self.states.specs["params"]
         evaluate = _on_mesh(self, self.body.evaluate, specs=(params, BATCH_SPEC), outs=P())
-        return CompiledStep(jax.jit(evaluate), self.place)
+        return CompiledStep(jax.jit(evaluate), self.place, self._check_params)
+
+    def _check_state(self, state: State) -> None:
+        as_state(state, self.abstract_state)
+
+    def _check_params(self, params: Params) -> None:
+        as_state(params, self.abstract_state["params"], name="params")
 
 
 def _train_on_mesh(program: Program) -> Callable[[State, Batch], tuple[State, Metrics, Params]]:

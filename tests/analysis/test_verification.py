@@ -53,7 +53,7 @@ def summed_twice(x, axis):
     return 2 * collectives.reduce_from(x, axis)
 
 
-@pytest.mark.parametrize("ring", [slow("zigzag"), "rsa", slow("blockwise")])
+@pytest.mark.parametrize("ring", [slow("zigzag"), slow("rsa"), slow("blockwise")])
 def test_a_ring_that_turns_the_wrong_way_is_found(monkeypatch, ring) -> None:
     def backwards(x, axis, by=1):
         size = lax.axis_size(axis)
@@ -103,6 +103,7 @@ def test_a_gradient_scaled_wrongly_is_named(monkeypatch) -> None:
     assert [row.name for row in found.wrong if row.what == "gradient"] == ["norm.b"]
 
 
+@pytest.mark.slow
 def test_an_update_that_its_gradient_does_not_explain_is_named(monkeypatch) -> None:
     clip = body.clip
 
@@ -120,6 +121,7 @@ def test_not_a_number_is_not_equal() -> None:
     assert not Row("x", "gradient", float("nan"), 1.0).equal
 
 
+@pytest.mark.slow
 def test_rows_come_in_the_order_of_backward() -> None:
     names = [row.name for row in verified(Layout(dp=2)).rows if row.what == "gradient"]
     assert names[0].startswith("norm")

@@ -37,7 +37,7 @@ def test_a_sample_begins_with_its_prompt_and_repeats(interrupted) -> None:
     texts = [interrupted.run.sample("def ", tokens=5, seed=1) for _ in range(2)]
     assert texts[0] == texts[1]
     assert texts[0].startswith("def ")
-    with pytest.raises(UserError, match="temperature=-1 must be a number, 0 or more"):
+    with pytest.raises(UserError, match="temperature=-1.0 must be a number, 0 or more"):
         interrupted.run.sample(temperature=-1)
 
 
@@ -89,12 +89,16 @@ def test_another_thread_than_the_main_one_takes_no_signals() -> None:
 
 @pytest.mark.parametrize("function", [jaxptd.train, jaxptd.verify, jaxptd.comms, jaxptd.memory])
 def test_anything_but_a_config_is_refused(function) -> None:
-    with pytest.raises(UserError, match=r"expected a Config, got str; jaxptd.load_config\(name\)"):
+    with pytest.raises(
+        UserError, match=r"config is 'quickstart'; expected a Config: jaxptd.load_config\(name\)"
+    ):
         function("quickstart")
 
 
 def test_what_cannot_be_loaded_is_refused(interrupted, tmp_path) -> None:
-    with pytest.raises(UserError, match="expected a Layout, got str"):
+    with pytest.raises(
+        UserError, match="layout is 'tp=2'; expected a Layout or None: jaxptd.Layout"
+    ):
         jaxptd.load(interrupted.run.path, "tp=2")
     with pytest.raises(UserError, match=r"holds no checkpoint; train with --train.run_dir"):
         jaxptd.load(tmp_path)

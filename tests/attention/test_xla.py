@@ -124,6 +124,7 @@ def test_in_float32_too(case: Case) -> None:
 lengths = st.integers(1, 19)
 
 
+@pytest.mark.slow
 @given(lengths, st.none() | lengths, st.integers(1, 21), st.booleans(), st.booleans())
 @settings(max_examples=8)
 def test_any_lengths_and_chunks(queries, keys, chunk: int, causal: bool, rich: bool) -> None:

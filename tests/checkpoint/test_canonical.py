@@ -36,7 +36,7 @@ ALL = {
     "v": V,
     "zero": ZERO,
 }
-SLOW = ("one", "tp2", "tp4", "loop")  # alike others
+SLOW = ("one", "tiles", "tp2", "tp4", "loop", "v", "zero")  # alike others
 LAYOUTS = pytest.mark.parametrize(
     "layout",
     [(slow if name in SLOW else pytest.param)(layout, id=name) for name, layout in ALL.items()],

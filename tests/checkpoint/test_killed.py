@@ -34,7 +34,7 @@ class Watcher:
 
 
 @pytest.mark.parametrize(
-    ("steps", "saved"), [slow((1,), 2), slow((1, 2), 2), ((2,), 2), ((1, 2), 3)]
+    ("steps", "saved"), [slow((1,), 2), slow((1, 2), 2), slow((2,), 2), ((1, 2), 3)]
 )
 def test_killed_anywhere_the_previous_or_the_new_one_restores(tmp_path, monkeypatch, steps, saved):
     save(tmp_path / "run", *steps)

@@ -51,7 +51,9 @@ def test_an_impossible_config_is_not_printed(capsys):
 
 @pytest.mark.parametrize("overrides", ["--layout.dp=2", {"layout.dp": 2}, [3], None, 3])
 def test_overrides_are_a_list_of_options(overrides):
-    with pytest.raises(UserError, match=r"use a list of options, as \['--layout.dp=2'\]"):
+    with pytest.raises(
+        UserError, match="jaxptd.load_config: overrides is .*; expected a list, each of them a text"
+    ):
         load_config("test-tiny", overrides)
 
 

@@ -60,7 +60,7 @@ def test_an_unknown_name_lists_the_packaged_configs(name):
     assert message.endswith(f"one of {', '.join(sorted(packaged_configs()))}")
 
 
-@pytest.mark.parametrize("path", ["./quickstart", "configs/quickstart", "no/such.yaml"])
+@pytest.mark.parametrize("path", ["no/quickstart", "configs/quickstart", "no/such.yaml"])
 def test_a_path_is_no_name(path):
     with pytest.raises(UserError, match=rf"^{path}: No such file"):
         load_config(path)

@@ -128,9 +128,10 @@ def test_file_that_is_no_tokenizer_is_an_error(tmp_path, content):
 
 
 def test_missing_file_is_an_error(tmp_path):
-    for name in ("gpt2", "a\0b"):
-        with pytest.raises(UserError, match=r"data\.tokenizer=.*no such file; use bytes"):
-            load_tokenizer(name)
+    with pytest.raises(UserError, match=r"data\.tokenizer='gpt2': no such file; use bytes"):
+        load_tokenizer("gpt2")
+    with pytest.raises(UserError, match="it has a null byte"):
+        load_tokenizer("a\0b")
     for name in (str(tmp_path), "/dev/zero"):
         with pytest.raises(UserError, match=r"data\.tokenizer=.*no file on disk; use bytes"):
             load_tokenizer(name)

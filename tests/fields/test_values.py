@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxptd.config import DataConfig, ModelConfig, OptimizerConfig, TrainConfig
+from jaxptd.errors import UserError
 from jaxptd.fields.values import ImpossibleError, OtherTypeError, convert, describe
 from jaxptd.layout import Layout
 
@@ -60,7 +61,7 @@ def test_a_tilde_is_the_home_directory_in_every_path(as_path, monkeypatch) -> No
     assert Layout(schedule=as_path("~/mine.csv")).schedule == "/home/me/mine.csv"
 
 
-@pytest.mark.parametrize("text", ["a b", "größe/文", "a\nb", "~nobody-of-that-name/x", "a" * 255])
+@pytest.mark.parametrize("text", ["a b", "größe/文", "a\nb", "./~no-such-user/x", "a" * 255])
 def test_other_texts_stay_as_they_are(text) -> None:
     assert convert(text, str) == text
 
@@ -69,6 +70,14 @@ def test_other_texts_stay_as_they_are(text) -> None:
 def test_a_text_that_no_path_can_have(text) -> None:
     with pytest.raises(ImpossibleError):
         convert(text, str)
+
+
+def test_a_home_directory_that_nobody_has_is_refused() -> None:
+    with pytest.raises(
+        UserError,
+        match=r"train.run_dir='~no-such-user/x': there is no home directory ~no-such-user;",
+    ):
+        TrainConfig(run_dir="~no-such-user/x")
 
 
 def test_the_first_type_of_a_union_that_fits_is_taken() -> None:

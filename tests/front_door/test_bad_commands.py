@@ -85,9 +85,9 @@ pipeline --stages 4 --micro-batches 8 --pictures x.svg | did you mean --picture?
 pipeline --config quickstart --stages 0 | stages=0: use 1 or more
 pipeline --config nowhere --stages 4 | no packaged config of that name
 pipeline --config quickstart --run-dir run | give one of them
-pipeline --stages 4 --micro-batches 8 --schedule {long} | ...: use one of 1f1b, gpipe
+pipeline --stages 4 --micro-batches 8 --schedule {long} | ...; no path is so long; use
 pipeline --stages 4 --micro-batches 8 --schedule {long}.csv \
-    | ...: File name too long; name a .csv file
+    | ...; no path is so long; use at most
 pipeline --stages 4 --micro-batches 8 --schedule pipe.csv | pipe.csv is no file on disk; name a
 pipeline --stages 4 --micro-batches 8 --schedule folder.csv | folder.csv is no file on disk; name
 pipeline --stages 4 --micro-batches 8 --durations 1 1 nan | durations F, B, W = (1.0, 1.0, nan): use

@@ -76,6 +76,7 @@ def test_the_text_as_json_or_without_the_prompt_from_the_config_of_a_run(ask, ru
     assert capfd.readouterr() == (text.removeprefix("def ") + "\n", "")
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_same_on_two_devices(ask):
     options = ("--prompt", "def f", "--tokens", 40, "--temperature", 0)
     assert ask(*options, "--tp", 2) == ask(*options)

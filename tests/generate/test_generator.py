@@ -155,6 +155,7 @@ def test_so_many_tokens_as_asked_for():
 FULL = PROMPTS["full"]  # continued in halves: one program
 
 
+@pytest.mark.slow
 def test_the_likeliest_one_is_greedy():
     greedy = write(FULL, 16)
     assert write(FULL, 16, sampling=Sampling(temperature=1, top_k=1)) == greedy

@@ -22,7 +22,7 @@ from jaxptd.step import Program
 
 PIPELINE = Layout(pp=2, dp=2, tp=2, schedule="zb-h1")
 LAYOUTS = [
-    tiny.SEQUENCE_PARALLEL,
+    slow(tiny.SEQUENCE_PARALLEL),
     *(
         slow(layout)
         for layout in (PIPELINE, Layout(dp=4), tiny.CONTEXT_PARALLEL, Layout(pp=2, cp=2, tp=2))

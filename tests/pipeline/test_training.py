@@ -37,7 +37,6 @@ F0,F1,F2,F3,,,B3,B2,B1,B0
     [
         case(OTHER, 4, pp=2, dp=2, cp=2, schedule="interleaved"),
         case(OTHER | {"remat": "full"}, 4, pp=2, row=2, col=2, schedule="zb-v"),
-        case(OTHER, 2, pp=3, stage_layers=(0, 4, 1)),
     ],
 )
 def test_a_step_equals_one_device(layout: Layout, choice: dict) -> None:
@@ -49,6 +48,7 @@ def test_a_step_equals_one_device(layout: Layout, choice: dict) -> None:
     ("layout", "choice"),
     [
         case(FIVE, 4, pp=2, **RING_STEPS, schedule="zb-v"),
+        case(OTHER, 2, pp=3, stage_layers=(0, 4, 1)),
         case(FIVE, 2, pp=2, dp=2),
         case(FIVE | {"remat": "attention"}, 4, pp=4, tp=2, schedule="zb-h1"),
         case(FIVE | {"remat": "dots"}, 1, pp=4, schedule="gpipe"),
@@ -62,6 +62,7 @@ def test_more_steps_equal_one_device(layout: Layout, choice: dict) -> None:
     hold(layout, **choice)
 
 
+@pytest.mark.slow
 def test_a_table_from_a_file_equals_one_device(tmp_path: Path) -> None:
     path = tmp_path / "last-first.csv"
     path.write_text(LAST_FIRST)
@@ -78,6 +79,7 @@ def matrix() -> Iterator[Any]:
                 yield case(choice, m, pp=pp, schedule=schedule, **others)
 
 
+@pytest.mark.slow
 def test_layers_in_the_wrong_rows_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     found = stages.rows_of_layers
     monkeypatch.setattr(stages, "rows_of_layers", lambda *given: found(*given)[::-1])
@@ -191,6 +193,7 @@ def test_checkpoints_do_not_depend_on_the_schedule(tmp_path: Path) -> None:
         jax.tree.map(np.testing.assert_array_equal, state, expected)
 
 
+@pytest.mark.slow
 def test_an_evaluation_equals_one_device() -> None:
     targets = np.where(np.arange(8) < np.arange(8)[:, None], -1, tiny.batch()["targets"])
     batch = {**tiny.batch(), "targets": targets}

@@ -29,7 +29,8 @@ from jaxptd.run.folder import difference
 ROOT = Path(jaxptd.__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
-LONG = ("context_parallel.md", "grid.md")  # their code runs for many seconds
+# Pages whose code runs for many seconds.
+LONG = ("context_parallel.md", "grid.md", "pipeline.md", "sequence_parallel.md", "verify.md")
 
 
 class Block(NamedTuple):

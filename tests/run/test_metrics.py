@@ -50,6 +50,11 @@ BAD_LINES = {
     "step 0": b'{"step": 0}\n',
     "a row twice": b'{"step": 3, "loss": 7.0}\n',
     "half a row": b'{"step": 11, "lo\n',
+    "a loss of text": b'{"step": 3, "loss": "x"}\n',
+    "a loss that is true": b'{"step": 3, "loss": true}\n',
+    "a loss of parts": b'{"step": 3, "loss": {"a": 1}}\n',
+    "beyond int64": b'{"step": 3, "loss": 9223372036854775808}\n',
+    "a step beyond int64": b'{"step": 9223372036854775808}\n',
     "an empty line": b"\n",
 }
 

@@ -94,6 +94,7 @@ def test_evaluation_and_sampling_read_the_state_from_host_memory() -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_sampling_needs_no_activations_in_host_memory() -> None:
     away = tiny.program(Layout(offload="activations"), remat="dots")
     here = tiny.program(Layout(), remat="dots")
@@ -104,7 +105,7 @@ def test_sampling_needs_no_activations_in_host_memory() -> None:
     assert ids[0] == ids[1]
 
 
-@pytest.mark.parametrize("before, after", [("none", "optimizer"), slow("optimizer", "none")])
+@pytest.mark.parametrize("before, after", [slow("none", "optimizer"), slow("optimizer", "none")])
 def test_a_checkpoint_is_restored_into_the_other_memory(before, after, tmp_path) -> None:
     one = tiny.program(dataclasses.replace(SHARDED, offload=before))
     other = tiny.program(dataclasses.replace(GRID, offload=after))

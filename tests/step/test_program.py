@@ -1,5 +1,8 @@
 """The step: the same numbers however they are computed, one reduction of gradients, its errors."""
 
+import functools
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +24,10 @@ def gradients(program) -> tuple[float, dict[str, np.ndarray]]:
     return float(metrics["loss"]), jax.tree.map(np.asarray, program.canonical(grads))
 
 
-REFERENCE = gradients(tiny.program(Layout(), dropout=0.1))
+@functools.cache
+def reference() -> Any:
+    return gradients(tiny.program(Layout(), dropout=0.1))
+
 
 CHOICES = [
     slow({"remat": "full"}),
@@ -39,12 +45,13 @@ CHOICES = [
 def test_choices_of_computation_do_not_change_the_gradients(choice: dict) -> None:
     layout = tiny.SEQUENCE_PARALLEL
     loss, grads = gradients(tiny.program(layout, dropout=0.1, **choice))
-    assert loss == pytest.approx(REFERENCE[0], rel=1e-6)
-    assert {name: relative(grads[name], want) for name, want in REFERENCE[1].items()} == {
+    assert loss == pytest.approx(reference()[0], rel=1e-6)
+    assert {name: relative(grads[name], want) for name, want in reference()[1].items()} == {
         name: pytest.approx(0, abs=1e-6) for name in grads
     }
 
 
+@pytest.mark.slow
 def test_an_output_layer_of_its_own_has_its_own_gradient() -> None:
     one, sharded = (
         gradients(tiny.program(layout, tie_embeddings=False))
@@ -56,12 +63,13 @@ def test_an_output_layer_of_its_own_has_its_own_gradient() -> None:
         assert relative(sharded[1][name], want) <= 1e-6, name
 
 
+@pytest.mark.slow
 def test_bfloat16_keeps_float32_masters_and_sums() -> None:
     program = tiny.program(tiny.SEQUENCE_PARALLEL, dtype="bfloat16")
     state, metrics, grads = program.step_with_gradients(program.init_state(), tiny.batch())
     kept = (*state["params"].values(), *grads.values(), *jax.tree.leaves(state["optimizer"])[1:])
     assert {x.dtype for x in kept} == {jnp.dtype("float32")}
-    assert float(metrics["loss"]) == pytest.approx(REFERENCE[0], rel=0.02)
+    assert float(metrics["loss"]) == pytest.approx(reference()[0], rel=0.02)
     reduced = [
         v.aval.dtype
         for equation in equations(
@@ -102,6 +110,7 @@ def test_masked_targets_leave_the_mean_of_the_others() -> None:
     assert losses == pytest.approx([float(sums["loss_sum"]) / int(sums["tokens"])] * 2, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_dropout_differs_from_step_to_step_and_is_off_in_evaluation() -> None:
     program = tiny.program(Layout(), dropout=0.5)
     state = program.init_state()
@@ -143,7 +152,7 @@ def test_cudnn_on_a_machine_without_it_is_an_error_that_names_the_alternative() 
         _ = tiny.program(Layout(), attention="cudnn").resolved
 
 
-@pytest.mark.parametrize("layout", [Layout(), Layout(cp=4)], ids=str)
+@pytest.mark.parametrize("layout", [slow(Layout()), Layout(cp=4)], ids=str)
 def test_a_document_does_not_depend_on_the_ones_before_it(layout: Layout) -> None:
     """The loss of the second document does not depend on the tokens of the first."""
     fields = tiny.batch()

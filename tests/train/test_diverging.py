@@ -81,6 +81,7 @@ def test_parameters_that_are_no_numbers_are_not_saved_however_many_steps_may_be_
     assert [row["loss"] for row in rows[6:]] == [None] * 6
 
 
+@pytest.mark.slow
 def test_explosions_are_skipped_and_a_killed_run_remembers_them(train, whole, monkeypatch):
     limit = float(np.median([row["grad_norm"] for row in whole]))
     skip = f"--optimizer.skip_above={limit}"
@@ -99,6 +100,7 @@ def test_explosions_are_skipped_and_a_killed_run_remembers_them(train, whole, mo
     assert numbers(RunDir(train.folder / "other").metrics()) == numbers(rows)
 
 
+@pytest.mark.slow
 def test_a_learning_rate_that_is_too_large_says_so(train):
     options = ("--checkpoint.every=1", "--train.eval_every=0", "--train.max_skipped=4")
     line = train.refused("--optimizer.learning_rate=2e9", *options)

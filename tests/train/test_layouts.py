@@ -19,6 +19,7 @@ from runs import (
 )
 from turns import slow
 
+from jaxptd.analysis.comparison import ROUNDINGS
 from jaxptd.config.command_line import load_config
 from jaxptd.data import number_documents
 from jaxptd.mesh import SCHEDULES, make_mesh
@@ -33,18 +34,38 @@ def batches(count: int) -> np.ndarray:
 
 
 @functools.cache
-def curve(*overrides: str) -> np.ndarray:
-    """Loss and gradient norm of 30 steps, with dropout and two micro-batches: [30, 2]."""
+def curve(*overrides: str, roundings: float = 0) -> np.ndarray:
+    """Loss and gradient norm of 30 steps, with dropout and two micro-batches: [30, 2].
+
+    roundings: rounding errors by which each parameter is changed before each step.
+    """
     config = load_config(CONFIG, ["--model.vocab_size=257", *overrides])
     program = Program(config, make_mesh(config.layout))
     state, rows = program.init_state(), []
-    for batch in batches(30):
+    for step, batch in enumerate(batches(30)):
+        if roundings:
+            state["params"] = {
+                name: moved(p, roundings, step) for name, p in state["params"].items()
+            }
         fields = {"tokens": batch[:, :-1], "targets": batch[:, 1:]}
         if config.data.documents == "apart":  # every line is one
             fields["segments"] = number_documents(batch[:, :-1], ord("\n"))
         state, metrics = program.train_step(state, program.place(fields))
         rows.append((float(metrics["loss"]), float(metrics["grad_norm"])))
     return np.array(rows)
+
+
+def moved(p: jax.Array, roundings: float, seed: int) -> jax.Array:
+    """A parameter with each element changed by so many rounding errors, up or down."""
+    signs = np.random.default_rng(seed).choice([-1, 1], p.shape)
+    return (p * (1 + roundings * float(np.finfo(p.dtype).eps) * signs)).astype(p.dtype)
+
+
+def spread(*overrides: str) -> np.ndarray:
+    """How far a rounding error of each parameter in each step moves one device's curve, so far."""
+    expected = curve(*overrides)
+    change = np.abs(curve(*overrides, roundings=1) / expected - 1)
+    return np.maximum.accumulate(change)
 
 
 KINDS = ("zigzag", "blockwise", "rsa")
@@ -83,7 +104,7 @@ def name(overrides: tuple[str, ...]) -> str:
 
 @pytest.mark.parametrize(
     "overrides",
-    [slow(CONTEXT), GRIDS[4], slow(ZEROS[-1])],
+    [slow(CONTEXT), slow(GRIDS[4]), slow(ZEROS[-1])],
     ids=name,
 )
 def test_a_layout_trains_as_one_device_does(overrides):
@@ -109,7 +130,8 @@ def test_every_schedule_trains_as_one_device_does(schedule, remat, micro_batches
     model = ("--model.num_layers=5",)
     how = (f"--model.remat={remat}", f"--train.micro_batches={micro_batches}")
     found = curve(*model, *PP2, *TP2, f"--layout.schedule={schedule}", *how)
-    np.testing.assert_allclose(found, curve(*model), rtol=1e-5)
+    allowed = ROUNDINGS * np.maximum(spread(*model), np.finfo(np.float32).eps)
+    np.testing.assert_array_less(np.abs(found / curve(*model) - 1), allowed)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """The command in a process of its own: full disk, kills, signals, a reader that goes away."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -73,7 +74,8 @@ def test_sigkill_and_the_same_command_again(train):
     assert [row["step"] for row in train.run_dir.metrics()] == list(range(1, 18))
     again = hurt(train, "pass", step=17, options=options)
     assert (again.returncode, again.stderr) == (0, "")
-    assert "resuming at step 15" in again.stdout
+    # Step 15 was saved in the background, perhaps not to the end.
+    assert re.search("resuming at step (10|15)", again.stdout)
     assert numbers(train.run_dir.metrics()) == numbers(other.metrics())
 
 

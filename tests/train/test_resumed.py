@@ -38,6 +38,7 @@ def test_a_killed_run_goes_on_to_the_last_digit(train, whole, step, monkeypatch)
     assert numbers(train.run_dir.metrics()) == whole
 
 
+@pytest.mark.slow
 def test_a_run_is_made_longer_on_the_same_curve(train):
     """The decay ends at a step of its own, so it does not matter that the run had other plans."""
     horizon = ("--optimizer.decay=wsd", "--optimizer.decay_steps=8", "--optimizer.cooldown_steps=4")
@@ -52,6 +53,7 @@ def test_a_run_is_made_longer_on_the_same_curve(train):
     assert rates[-1] == pytest.approx(1e-3)  # a tenth of the peak
 
 
+@pytest.mark.slow
 def test_from_the_best_it_goes_on_and_later_ones_are_moved_once_it_begins(train, monkeypatch):
     losses = iter((1.0, 2.0, 3.0))  # of steps 10 and 12, and of 12 again
     monkeypatch.setattr(Run, "evaluate", lambda *_: dict.fromkeys(EVALUATION, next(losses)))

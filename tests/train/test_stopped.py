@@ -8,11 +8,12 @@ from runs import (
     numbers,
     signal_in,
 )
+from turns import slow
 
 from jaxptd.distributed.stop import Stop
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, slow(signal.SIGINT)])
 def test_a_signal_ends_the_step_saves_and_the_same_command_goes_on(
     train, whole, number, monkeypatch
 ):

@@ -112,6 +112,7 @@ def test_the_watchdog_knows_what_a_run_is_in(train, monkeypatch):
     }
 
 
+@pytest.mark.slow
 def test_the_resolved_config_alone_is_the_same_run(train):
     train()
     before = numbers(train.run_dir.metrics())
@@ -149,6 +150,7 @@ def test_a_run_saves_once_when_it_ends(train):
     assert train.steps == [STEPS]
 
 
+@pytest.mark.slow
 def test_the_seed_decides(train, whole):
     train("--train.steps=3", "--train.seed=1")
     assert [row["loss"] for row in train.run_dir.metrics()] != [row["loss"] for row in whole[:3]]

@@ -8,12 +8,14 @@ from matplotlib.figure import Figure
 
 from jaxptd.analysis.hlo.kernels import KINDS
 from jaxptd.analysis.profiling.step_parts import SCOPES, ProfileReport, Times
+from jaxptd.fields import checked
 from jaxptd.plot.colors import BLUE, INK, ORANGE, PURPLE, SKY
 from jaxptd.plot.style import new_picture, styled
 
 COLORS = dict(zip(KINDS, (BLUE, SKY, PURPLE, ORANGE), strict=True))
 
 
+@checked("jaxptd.plot.step_time")
 def step_time(report: ProfileReport) -> Figure:
     """Draws where the time of a step goes.
 

@@ -30,11 +30,22 @@ WARNING = "warning"  # the first word of a line that --quiet leaves
 class Output(Console):
     """Standard output of the first process; the other processes print nothing.
 
-    Falls silent when the reader has gone (`| head`), so the run continues.
+    May be made before the processes have joined. Falls silent when the reader has gone (`| head`),
+    so the run continues.
     """
 
+    _silent = False
+
     def __init__(self, **options: Any) -> None:
-        super().__init__(quiet=not is_first(), **options)
+        super().__init__(**options)
+
+    @property  # of rich it is an attribute
+    def quiet(self) -> bool:
+        return self._silent or not is_first()
+
+    @quiet.setter
+    def quiet(self, silent: bool) -> None:
+        self._silent = silent
 
     def on_broken_pipe(self) -> None:
         self.quiet = True

@@ -145,6 +145,16 @@ def test_quiet_json_has_rows_and_warnings(capsys):
     ]
 
 
+def test_other_processes_print_nothing_though_the_output_was_made_before_they_joined(monkeypatch):
+    output = Output(file=io.StringIO())
+    monkeypatch.setattr("jaxptd.run.progress.display.is_first", lambda: False)
+    Display(output).say("a line")
+    assert output.file.getvalue() == ""
+    monkeypatch.undo()
+    Display(output).say("a line")
+    assert output.file.getvalue() == "a line\n"
+
+
 def test_a_line_is_not_cut_and_not_taken_for_markup():
     console = Console(file=io.StringIO(), width=20)
     line = "a [bold]line[/bold] that is wider than [the console] :smile:"
