@@ -51,7 +51,7 @@ def _decay_span(config: OptimizerConfig, steps: int) -> tuple[int, int]:
 
 @dataclasses.dataclass(frozen=True)
 class Direction:
-    """How an optimizer turns gradients into the direction of a step.
+    """The rule by which an optimizer turns gradients into the direction of a step.
 
     Args:
         make: of a config, optax's transformation; elementwise.

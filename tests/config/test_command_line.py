@@ -148,7 +148,7 @@ def test_a_section_is_no_option(argv):
         ("model.vocab_size", "many", "int or null"),
         ("model.tie_embeddings", "maybe", "bool"),
         ("model.dtype", "int8", "one of float32, bfloat16, float16, float64"),
-        ("optimizer.decay", "cosin", "one of cosine, linear, constant"),
+        ("optimizer.decay", "cosin", "one of cosine, linear, wsd, constant"),
         ("layout.virtual_stages", "two", "int or null"),
         ("layout.stage_layers", "3", "tuple[int, ...] or null"),
     ],
