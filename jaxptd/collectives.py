@@ -151,7 +151,7 @@ def permute(x: Array, axis: Axes, pairs: Sequence[tuple[int, int]]) -> Array:
 
 
 def permutes_natively() -> bool:
-    """Whether XLA's permute can be used in every loop of this mesh's devices.
+    """True if every loop of this mesh's devices can use XLA's permute.
 
     XLA for CPUs synchronises all devices of the mesh in a permute, which deadlocks in a loop whose
     trips differ from device to device, as between the stages of a pipeline.
@@ -160,7 +160,7 @@ def permutes_natively() -> bool:
 
 
 def traced_for_gpus() -> bool:
-    """Whether the surrounding shard_map is over GPUs."""
+    """True if the surrounding shard_map is over GPUs."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return device is not None and device.platform in ("gpu", "cuda")
 

@@ -121,7 +121,7 @@ class Stored(Protocol):
 
     @property
     def spec(self) -> P:
-        """How the stored form is sharded."""
+        """The partition spec of the stored form."""
 
     @property
     def axes(self) -> frozenset[str]:
@@ -129,7 +129,7 @@ class Stored(Protocol):
 
     @property
     def is_canonical(self) -> bool:
-        """Whether the stored form is the canonical one."""
+        """True if the stored form is the canonical one."""
 
     def to_canonical(self, x: Array) -> Array:
         """Stored -> canonical."""

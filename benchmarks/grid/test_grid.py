@@ -65,6 +65,7 @@ def gather() -> Held:
     return held(GRIDS[0])
 
 
+@pytest.mark.slow
 def test_one_device_keeps_sixteen_and_what_is_known_of_each_token(one: Held) -> None:
     """4 + 12 of B T D; four statistics a token, and a logsumexp for each head."""
     tokens, D, N = 8 * 32, 64, 8
@@ -73,6 +74,7 @@ def test_one_device_keeps_sixteen_and_what_is_known_of_each_token(one: Held) -> 
     assert one.data == 4 * tokens * D and one.ids == 4 * tokens
 
 
+@pytest.mark.slow
 def test_zero_holds_an_nth_of_the_state_and_all_activations(one: Held) -> None:
     found = held(Layout(dp=4, zero=3))
     assert all(4 * found.weights[name] == size for name, size in one.weights.items())
@@ -103,6 +105,7 @@ def test_every_algorithm_holds_the_same(layout: Layout, gather: Held) -> None:
     assert held(layout) == gather
 
 
+@pytest.mark.slow
 def test_1d_holds_more_than_an_nth_of_the_activations(one: Held) -> None:
     """With sequence parallelism 2 of 16 B T D are whole, the inputs of products; others are 1/4."""
     found = held(Layout(tp=4, sequence_parallel=True))

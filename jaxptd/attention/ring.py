@@ -28,7 +28,7 @@ from jaxptd.mesh import RingKind
 
 
 class Tokens(NamedTuple):
-    """What attention needs to know about the tokens, besides their positions.
+    """Documents and dropout seeds of the tokens; attention knows their positions itself.
 
     segment_BCT: the document of each token on every device, as in `kernel.Sites`, or None.
     seed_BN2: dropout seeds, or None.

@@ -165,7 +165,7 @@ def _damaged(folder: Path, cause: str) -> DamagedCheckpointError:
 
 
 def _difference(name: str, saved: dict[str, Any] | None, wanted: dict[str, Any] | None) -> str:
-    """How a tensor of the checkpoint differs from this run's; empty if it does not."""
+    """The difference of a tensor in the checkpoint from this run's; empty if there is none."""
     if saved is None:
         return f"{name} is in this run, not in the checkpoint"
     if wanted is None:

@@ -52,7 +52,7 @@ def _changed(mapped: np.memmap, before: os.stat_result | None) -> bool:
 
 
 def _stat(mapped: np.memmap) -> os.stat_result | None:
-    """What the system says of a mapping's path, at which another file may be by now."""
+    """The state of the file at a mapping's path, by now perhaps another file; None without one."""
     with contextlib.suppress(OSError):
         return os.stat(str(mapped.filename))
     return None

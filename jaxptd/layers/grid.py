@@ -28,7 +28,7 @@ from jaxptd.summa2d import matmul
 
 @dataclasses.dataclass(frozen=True)
 class TensorParallel2D(TensorParallel):
-    """What training and generation share: `w[D/row, F/col]`, `w[F/row, D/col]`.
+    """The grid in training and in generation: `w[D/row, F/col]`, `w[F/row, D/col]`.
 
     Sizes that the grid does not divide are padded with zeros at their end. The padding stays zero:
     its weights and gradients are zero.

@@ -1,4 +1,4 @@
-"""How panels of matrices move over a row x col grid of devices, and how partial sums are reduced.
+"""Moves panels of matrices over a row x col grid of devices, and reduces partial sums.
 
 A product on the grid sums over K, in panels k = 0, 1, ...; a panel is a block of columns of A, or
 of rows of B. An algorithm is one way to move A's panels along a row of devices, one to move B's
@@ -86,7 +86,7 @@ class PanelMove(Protocol):
 
 
 def panel_moves(grid: Grid, *, first: int = 0) -> tuple[PanelMove, PanelMove]:
-    """How panels move along a row of devices, and along a column. first: is added to k."""
+    """The moves of panels along a row of devices, and along a column. first: is added to k."""
     rows, cols = grid.shape
     if grid.algorithm in SQUARE and rows != cols:
         raise ValueError(f"{grid.algorithm} needs a square grid, not {rows} x {cols}")

@@ -64,9 +64,12 @@ def test_what_fits_is_not_refused(monkeypatch) -> None:
     program = tiny.program(Layout(dp=2))
     least = needs(program.config, program.mesh).least
     with_memory(monkeypatch, least, program.config.layout)
-    require_fits(program)
+    assert require_fits(program) is None
+    with_memory(monkeypatch, least - 1, program.config.layout)
+    with pytest.raises(UserError, match="a training step needs at least"):
+        require_fits(program)
     monkeypatch.setattr(memory_needs, "host_memory", lambda: None)  # unknown
-    require_fits(program)
+    assert require_fits(program) is None
 
 
 @pytest.mark.parametrize(

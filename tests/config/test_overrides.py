@@ -28,7 +28,11 @@ def test_print_config_is_a_config_file_with_every_field(capsys, write):
 
 @pytest.mark.parametrize("words", list(itertools.permutations(range(3))))
 def test_the_order_of_options_does_not_matter(capsys, write, words):
-    options = [["--train.steps", "3"], ["--config", write("layout: {dp: 2}")], ["--print_config"]]
+    options = [
+        ["--train.steps", "3"],
+        ["--config", write("{layout: {dp: 2}, train: {steps: 5}}")],
+        ["--print_config"],
+    ]
     with pytest.raises(SystemExit):
         read(*(word for i in words for word in options[i]))
     found = load_config(write(capsys.readouterr().out))

@@ -83,7 +83,10 @@ def test_a_name_that_no_file_can_have_is_one_line(tmp_path, name):
 
 
 def test_a_name_that_is_as_long_as_can_be_is_written(tmp_path):
-    write_bin(tmp_path / ("x" * 251 + ".bin"), np.arange(3))
+    name = "x" * 251 + ".bin"
+    write_bin(tmp_path / name, np.arange(3))
+    assert os.listdir(tmp_path) == [name]
+    np.testing.assert_array_equal(np.fromfile(tmp_path / name, np.uint16), np.arange(3))
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])

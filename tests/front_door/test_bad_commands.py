@@ -1,7 +1,7 @@
 """Bad command lines: each is one line that names the option or field and the remedy.
 
-A line of the table is a command and its options, and words of the message; `{long}`, `{digits}` and
-`{huge}` stand for `MARKS`. Nothing is written, and nothing is printed.
+A line of the table is a command (or several, with commas), options, and words of the message;
+`{long}`, `{digits}` and `{huge}` stand for `MARKS`. Nothing is written, and nothing is printed.
 """
 
 import shlex
@@ -171,26 +171,11 @@ profile --steps 1000000000000 | --steps=1000000000000 must be at least 1
 profile --steps few | steps
 profile --trace folder | folder: is there already; name a new directory
 profile --picture x.pdf | x.pdf: use a name that ends in .png or .svg
-verify --config quickstrat | quickstrat: no such file
-verify --config /dev/zero | /dev/zero is a device or a
-verify --layout.tp=3 | use a size that divides 8
-verify --layout.schedule=zb-v | leave layout.schedule out
-verify --data.tokenizer=gpt2 | 'gpt2': no such file
-comms --config quickstrat | quickstrat: no such file
-comms --config /dev/zero | /dev/zero is a device or a
-comms --layout.tp=3 | use a size that divides 8
-comms --layout.schedule=zb-v | leave layout.schedule out
-comms --data.tokenizer=gpt2 | 'gpt2': no such file
-memory --config quickstrat | quickstrat: no such file
-memory --config /dev/zero | /dev/zero is a device or a
-memory --layout.tp=3 | use a size that divides 8
-memory --layout.schedule=zb-v | leave layout.schedule out
-memory --data.tokenizer=gpt2 | 'gpt2': no such file
-profile --config quickstrat | quickstrat: no such file
-profile --config /dev/zero | /dev/zero is a device or a
-profile --layout.tp=3 | use a size that divides 8
-profile --layout.schedule=zb-v | leave layout.schedule out
-profile --data.tokenizer=gpt2 | 'gpt2': no such file
+verify,comms,memory,profile --config quickstrat | quickstrat: no such file
+verify,comms,memory,profile --config /dev/zero | /dev/zero is a device or a
+verify,comms,memory,profile --layout.tp=3 | use a size that divides 8
+verify,comms,memory,profile --layout.schedule=zb-v | leave layout.schedule out
+verify,comms,memory,profile --data.tokenizer=gpt2 | 'gpt2': no such file
 
 completion | required: shell
 completion tcsh | invalid choice: 'tcsh'
@@ -204,7 +189,9 @@ def rows() -> Iterator[tuple[str, str]]:
     for line in TABLE.replace("\\\n", "").splitlines():
         if line:
             command, _, words = line.partition("|")
-            yield command.strip(), words.strip()
+            names, _, options = command.strip().partition(" ")
+            for name in names.split(","):
+                yield f"{name} {options}".strip(), words.strip()
 
 
 ROWS = list(rows())

@@ -83,9 +83,9 @@ def test_the_command_writes_the_same_on_two_devices(ask):
 
 
 def test_the_command_is_a_function_of_its_seed(ask):
-    options = ("--tokens", 30, "--temperature", 1.5)
-    assert ask(*options, "--seed", 1) == ask(*options, "--seed", 1)
-    assert ask(*options, "--seed", 1) != ask(*options, "--seed", 2)
+    options = ("--tokens", 30, "--temperature", 1.5, "--seed")
+    texts = [ask(*options, seed) for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from turns import slow
 
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.params import ParamInfo
@@ -247,12 +246,13 @@ def test_gradients_of_parameters_gathered_in_bfloat16_are_summed_in_float32() ->
 SIXTHS = Layout(dp=3, cp=2)  # six divides hardly any size of the model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     [
         dataclasses.replace(SIXTHS, zero=3),
-        slow(dataclasses.replace(SIXTHS, zero=1)),
-        slow(Layout(pp=2, dp=3, stage_layers=(2, 1), zero=2)),
+        dataclasses.replace(SIXTHS, zero=1),
+        Layout(pp=2, dp=3, stage_layers=(2, 1), zero=2),
     ],
     ids=str,
 )

@@ -57,7 +57,7 @@ class Display:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live: Live | None = None
-        self._step, self._total = 0, 0
+        self._step, self._total, self._compiled = 0, 0, False
         self._row: Row = {}  # the last one logged, and the last validation loss
         self._left: float | None = None
         self._stopping = False
@@ -76,14 +76,19 @@ class Display:
             yield
 
     def _line(self) -> RenderableType:
-        parts = metrics_parts(self._row, self._left) if self._row else ["compiling"]
+        return progress_line(self._step, self._total, self._parts(), width=self._console.width)
+
+    def _parts(self) -> list[str]:
+        """The texts behind the bar, the most important first."""
         if self._stopping:
-            parts = [STOPPING]
-        return progress_line(self._step, self._total, parts, width=self._console.width)
+            return [STOPPING]
+        if self._row:
+            return metrics_parts(self._row, self._left)
+        return [left_text(self._left)] if self._compiled else ["compiling"]
 
     def advance(self, step: int, seconds_left: float | None = None) -> None:
-        """Notes that a step has started, and how long the run still takes."""
-        self._step, self._left = step, seconds_left
+        """Notes that a step has started, compiled by now, and how long the run still takes."""
+        self._step, self._left, self._compiled = step, seconds_left, True
 
     def stopping(self) -> None:
         """Shows that the run stops after the present step; may be called in any thread."""

@@ -61,7 +61,15 @@ def test_a_terminal_gets_a_line_with_a_bar_loss_speed_and_time_left():
     with terminal.display.steps(done=10, total=30):
         (line,) = terminal.lines
         assert line.startswith("step 10/30 ━")
-        assert line.endswith("compiling")  # until the first report
+        assert line.endswith("compiling")
+        for step, left, end in (
+            (11, None, "━"),
+            (12, 90.0, "━ 1.5 min left"),
+        ):  # nothing logged yet
+            terminal.display.advance(step, left)
+            terminal.refresh()
+            assert terminal.lines[0].startswith(f"step {step}/30 ━")
+            assert terminal.lines[0].rstrip().endswith(end)
         terminal.display.report(ROW, seconds_left=90.0)
         terminal.display.advance(20, 90.0)
         terminal.refresh()
