@@ -114,7 +114,6 @@ def test_what_a_resumed_run_may_change(override):
         "--optimizer.weight_decay=0.2",
         "--optimizer.epsilon=1e-6",
         "--optimizer.name=lion",
-        "--optimizer.cooldown_steps=3",
         "--optimizer.beta1=0.8",
         "--optimizer.beta2=0.8",
         "--optimizer.grad_clip=2",
