@@ -4,6 +4,7 @@
 """
 
 from jaxptd.config.layout_checks import check_layout
+from jaxptd.config.block import Activation, BlockOptions, Rope
 from jaxptd.config.model import AttentionKind, Dtype, ModelConfig, Products, Remat
 from jaxptd.config.processes import ProcessesConfig
 from jaxptd.config.run import Config, from_dict, to_dict
@@ -16,7 +17,9 @@ from jaxptd.config.training import (
 )
 
 __all__ = [
+    "Activation",
     "AttentionKind",
+    "BlockOptions",
     "CheckpointConfig",
     "Config",
     "DataConfig",
@@ -27,6 +30,7 @@ __all__ = [
     "ProcessesConfig",
     "Products",
     "Remat",
+    "Rope",
     "TrainConfig",
     "check_layout",
     "from_dict",

@@ -35,13 +35,14 @@ from jaxptd.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from jaxptd.layers.linear import ColumnParallelLinear, RowParallelLinear
 from jaxptd.layers.loss import vocab_parallel_cross_entropy
 from jaxptd.layers.mlp import MLP
-from jaxptd.layers.norm import LayerNorm
+from jaxptd.layers.norm import HeadNorm, Norm
 from jaxptd.mesh import Axis, Layout
 from jaxptd.params import normal
 
 MODEL = ModelConfig(
     num_layers=1, hidden_size=D, num_heads=N, ffn_hidden_size=F, seq_length=T, vocab_size=V
 )
+GPT = MODEL.block
 LAYOUTS = [
     Layout(tp=2),
     Layout(tp=4),
@@ -144,7 +145,7 @@ CASES = [
     ),
     Case(
         "norm",
-        lambda form, rngs: LayerNorm(D, form=form, rngs=rngs),
+        lambda form, rngs: Norm(D, options=GPT, form=form, rngs=rngs),
         (array(B, T, D),),
         lambda form: (residual_spec(form),),
         residual_spec,
@@ -152,7 +153,7 @@ CASES = [
     ),
     Case(
         "mlp",
-        lambda form, rngs: MLP(D, F, form=form, rngs=rngs, init_out=normal(0.02)),
+        lambda form, rngs: MLP(D, F, options=GPT, form=form, rngs=rngs, init_out=normal(0.02)),
         (array(B, T, D),),
         lambda form: (residual_spec(form),),
         residual_spec,
