@@ -20,7 +20,7 @@ import numpy as np
 
 LAYERS = "L"
 
-Ranges = Sequence[tuple[int, int]]  # begin and end along each dim
+Ranges = tuple[tuple[int, int], ...]  # begin and end along each dim
 Held = dict[str, tuple[int, int]]  # begin and end of each factor
 
 
@@ -153,7 +153,7 @@ class Rule:
 
     def ranges(self, index: Ranges) -> Ranges:
         """The ranges along the dims that the tensor has, of ranges along all of ours."""
-        return [index[number] for number in self._kept]
+        return tuple(index[number] for number in self._kept)
 
 
 def _parse(dims: str) -> list[tuple[str, ...]]:
