@@ -2,12 +2,13 @@
 
 from jaxptd.checkpoint.checkpoints import VALIDATION_LOSS, Checkpoints
 from jaxptd.checkpoint.errors import CheckpointError
-from jaxptd.checkpoint.restore import read_description, restore_path
+from jaxptd.checkpoint.restore import read_description, restore_part, restore_path
 
 __all__ = [
     "VALIDATION_LOSS",
     "CheckpointError",
     "Checkpoints",
     "read_description",
+    "restore_part",
     "restore_path",
 ]
