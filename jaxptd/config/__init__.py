@@ -3,8 +3,8 @@
 `model`, `training` and `processes` define sections, `run` joins them to a `Config`.
 """
 
-from jaxptd.config.layout_checks import check_layout
 from jaxptd.config.block import Activation, BlockOptions, Rope
+from jaxptd.config.layout_checks import check_layout
 from jaxptd.config.model import AttentionKind, Dtype, ModelConfig, Products, Remat
 from jaxptd.config.processes import ProcessesConfig
 from jaxptd.config.run import Config, from_dict, to_dict

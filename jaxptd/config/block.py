@@ -147,7 +147,8 @@ def _check_scaling(model: Any) -> None:
         value = getattr(model, name)
         if value is not None and not read:
             raise UserError(
-                f"model.{name} has no effect with model.rope_scaling={scaling or 'null'}; leave it out"
+                f"model.{name} has no effect with model.rope_scaling={scaling or 'null'}; "
+                "leave it out"
             )
         if value is None and read and name != "rope_range":
             raise UserError(f"model.rope_scaling={scaling} needs model.{name}; set it")

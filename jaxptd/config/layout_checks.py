@@ -41,8 +41,8 @@ def _check_kv_heads(model: ModelConfig, layout: Layout) -> None:
     groups = heads < model.num_heads
     if groups and layout.has_grid and layout.attention2d == "heads" and model.num_heads % unit:
         raise UserError(
-            f"model.num_heads={model.num_heads} with model.num_kv_heads={heads} does not split into "
-            f"{unit} panels, as layout.row={layout.row}, layout.col={layout.col}, "
+            f"model.num_heads={model.num_heads} with model.num_kv_heads={heads} does not split "
+            f"into {unit} panels, as layout.row={layout.row}, layout.col={layout.col}, "
             f"layout.matmul2d_slices={layout.matmul2d_slices} need; use layout.attention2d=blocks"
         )
 

@@ -76,7 +76,8 @@ class SelfAttention(nnx.Module):
         kv_dim = 2 if self.gathers_kv else 1 + dim
         self.kv = linear((2, kv_heads, size), shard_dim=kv_dim) if groups else None
         norm = partial(HeadNorm, size, options=options, form=form, rngs=rngs, unit=self.unit)
-        self.q_norm, self.k_norm = (norm(), norm()) if options.qk_norm else (None, None)
+        self.q_norm = norm() if options.qk_norm else None
+        self.k_norm = norm() if options.qk_norm else None
         self.out = RowParallelLinear(
             (config.num_heads, size),
             config.hidden_size,
@@ -94,7 +95,9 @@ class SelfAttention(nnx.Module):
         """Heads of keys and values that a device has in its cache."""
         if self.gathers_kv:
             return max(1, self.config.block.num_kv_heads // self.form.inner_devices)
-        return (self.qkv or self.kv).w.shape[-2]
+        linear = self.qkv or self.kv
+        assert linear is not None
+        return linear.w.shape[-2]
 
     @jax.named_scope("attention")
     def __call__(
@@ -123,7 +126,8 @@ class SelfAttention(nnx.Module):
         return self.out(o_BTNH), cache
 
     def _queries_keys_values(self, x_BTD: Array) -> tuple[Array, Array, Array]:
-        if self.qkv is not None:
+        if self.q is None or self.kv is None:
+            assert self.qkv is not None
             q_BTNH, k_BTNH, v_BTNH = jnp.moveaxis(self.qkv(x_BTD), 2, 0)
             return q_BTNH, k_BTNH, v_BTNH
         q_BTNH, kv = multiply(x_BTD, self.q, self.kv)

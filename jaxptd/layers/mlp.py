@@ -14,7 +14,6 @@ from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.linear import ColumnParallelLinear, RowParallelLinear, add_bias
 from jaxptd.params import Initialiser
 
-
 ACTIVATIONS: Mapping[Activation, Callable[[Array], Array]] = {
     "gelu": partial(jax.nn.gelu, approximate=False),
     "gelu-tanh": partial(jax.nn.gelu, approximate=True),

@@ -26,10 +26,10 @@ def rotate(x_BTNH: Array, position_T: Array, number_H: Array, *, rope: Rope, siz
         rope: wavelengths.
         size: H without padding.
     """
-    turn_P, length = frequencies(rope, size)
+    turns, length = frequencies(rope, size)
     wide = jnp.promote_types(x_BTNH.dtype, jnp.float32)
-    padded = np.append(turn_P, 0.0)  # padding is not turned
-    turn_P = jnp.asarray(padded, wide)[jnp.minimum(number_H[::2] // 2, size // 2)]
+    padded = jnp.asarray(np.append(turns, 0.0), wide)  # padding is not turned
+    turn_P = padded[jnp.minimum(number_H[::2] // 2, size // 2)]
     angle_T1P = position_T[:, None, None].astype(wide) * turn_P
     cos, sin = length * jnp.cos(angle_T1P), length * jnp.sin(angle_T1P)
     even, odd = x_BTNH[..., ::2].astype(wide), x_BTNH[..., 1::2].astype(wide)

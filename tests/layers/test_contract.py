@@ -35,7 +35,7 @@ from jaxptd.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from jaxptd.layers.linear import ColumnParallelLinear, RowParallelLinear
 from jaxptd.layers.loss import vocab_parallel_cross_entropy
 from jaxptd.layers.mlp import MLP
-from jaxptd.layers.norm import HeadNorm, Norm
+from jaxptd.layers.norm import Norm
 from jaxptd.mesh import Axis, Layout
 from jaxptd.params import normal
 
