@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
@@ -145,11 +146,22 @@ def add_bias(x: Array, b: Array) -> Array:
 def multiply(x_BTD: Array, *linears: ColumnParallelLinear) -> list[Array]:
     """The h of several layers that read the same x, in one product, so that x is gathered once."""
     weights = [each.w[...] for each in linears]
-    w = jnp.concatenate([w.reshape(w.shape[0], -1) for w in weights], 1)
-    h = checkpoint_name(linears[0].form.column_parallel(x_BTD, w), KEPT)
+    h = checkpoint_name(_product(x_BTD, weights, linears[0].form), KEPT)
     sizes = [math.prod(w.shape[1:]) for w in weights]
     pieces = zip(linears, weights, lax.split(h, sizes, h.ndim - 1), strict=True)
     return [each.add_bias(h.reshape(*h.shape[:-1], *w.shape[1:])) for each, w, h in pieces]
+
+
+@partial(
+    jax.checkpoint,
+    policy=jax.checkpoint_policies.save_only_these_names(TAKEN),
+    static_argnums=2,
+    prevent_cse=False,
+)
+def _product(x_BTD: Array, weights: Sequence[Array], form: TensorParallel) -> Array:
+    """Joins weights again in backward: a scan would keep second copies of them."""
+    w = jnp.concatenate([w.reshape(w.shape[0], -1) for w in weights], 1)
+    return form.column_parallel(x_BTD, w)
 
 
 def _padded(
