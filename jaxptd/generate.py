@@ -30,13 +30,12 @@ from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.fields import checked
 from jaxptd.hf.load import load_model
 from jaxptd.layers.dropout import Places
-from jaxptd.layers.forms import for_decoding
 from jaxptd.mesh import Layout
 from jaxptd.params import Params
 from jaxptd.run.progress.display import printable
 from jaxptd.step import Program
 from jaxptd.step.passes import make_passes
-from jaxptd.step.resolved import Resolved, resolve
+from jaxptd.step.resolved import Resolved, resolve_for_decoding
 
 MOST_TOKENS = 1_000_000  # of one text
 AXES = ("tp", "pp", "row", "col")  # that shard parameters
@@ -83,13 +82,7 @@ class Generator:
     @cached_property
     def _resolved(self) -> Resolved:
         """The program's choices, with a form that shards no token."""
-        config = self.program.config
-        model, layout = dataclasses.replace(config.model, remat="none"), config.layout
-        if layout.offload == "activations":  # nothing is kept
-            layout = dataclasses.replace(layout, offload="none")
-        config = dataclasses.replace(config, model=model, layout=layout)
-        resolved = resolve(config, self.program.mesh)
-        return dataclasses.replace(resolved, form=for_decoding(layout))
+        return resolve_for_decoding(self.program.config, self.program.mesh)
 
     def __call__(self, params: Params, prompt: Sequence[int], tokens: int) -> list[int]:
         """Generates `tokens` ids that follow the prompt's."""

@@ -47,6 +47,22 @@ def restore_part(path: Path, target: Any) -> Any:
     return load(Path(path), target)[1]
 
 
+def read_tensors(path: Path) -> dict[str, dict[str, Any]]:
+    """Shape and dtype of each tensor of the checkpoint in this folder. Raises CheckpointError."""
+    tensors: dict[str, dict[str, Any]] = manifest.read(Path(path))["tensors"]
+    return tensors
+
+
+def load_part(path: Path, target: Any) -> Any:
+    """Reads a part of a checkpoint that was checked; see `restore_part`."""
+    return load(Path(path), target)[1]
+
+
+def check_whole(path: Path) -> None:
+    """Raises CheckpointError unless the checkpoint is complete and undamaged."""
+    manifest.check_files(path, manifest.read(path)["files"])
+
+
 def check(path: Path, target: Any, *, part: bool = False) -> None:
     """Raises CheckpointError unless the checkpoint is complete, undamaged and fits `target`.
 

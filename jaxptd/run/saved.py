@@ -8,8 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
-from jaxptd.checkpoint import CheckpointError, Checkpoints, read_description, restore_part
+from jaxptd.checkpoint import (
+    CheckpointError,
+    Checkpoints,
+    check_whole,
+    load_part,
+    read_description,
+    read_tensors,
+    restore_part,
+)
 from jaxptd.checkpoint.canonical import abstract_canonical, params_from_canonical
 from jaxptd.checkpoint.manifest import MANIFEST
 from jaxptd.config import Config
@@ -19,6 +28,8 @@ from jaxptd.params import Params
 from jaxptd.run.checkpoints import saved_config as described_config
 from jaxptd.run.devices import prepare
 from jaxptd.step import Program
+
+PARAMS = "params."  # names of parameters in a checkpoint begin so
 
 # Fields of a model that change what is done with its weights, not what they are.
 _NO_WEIGHTS = frozenset(
@@ -95,7 +106,7 @@ def restore_weights(program: Program, path: Path) -> Params:
         steps = Checkpoints(path / "checkpoints", keep=1).steps()
         if not steps:
             raise UserError(f"checkpoint.start={path} is a run without a checkpoint; name another")
-        path = path / "checkpoints" / f"{steps[-1]:08d}"
+        path = _folder(path, steps[-1])
     saved = described_config(str(path), read_description(path)).model
     for field in dataclasses.fields(saved):
         mine, there = getattr(program.config.model, field.name), getattr(saved, field.name)
@@ -106,6 +117,52 @@ def restore_weights(program: Program, path: Path) -> Params:
             )
     target = {"params": abstract_canonical(program)["params"]}
     return params_from_canonical(program, restore_part(path, target))
+
+
+class SavedParams:
+    """The parameters of a run's newest good checkpoint, canonical, read one at a time.
+
+    Args:
+        run_dir: of the run.
+
+    Raises:
+        UserError: there is no run, or no good checkpoint.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        checkpoints = Checkpoints(run_dir / "checkpoints", keep=1)
+        self.config = saved_config(checkpoints, run_dir)
+        self.step = _newest_undamaged(checkpoints, run_dir)
+        self._path = _folder(run_dir, self.step)
+        tensors = {
+            name.removeprefix(PARAMS): each
+            for name, each in read_tensors(self._path).items()
+            if name.startswith(PARAMS)
+        }
+        self.shapes = {name: tuple(each["shape"]) for name, each in tensors.items()}
+        self.dtypes = {name: each["dtype"] for name, each in tensors.items()}
+
+    def read(self, name: str) -> np.ndarray:
+        """One parameter."""
+        wide = self.dtypes[name] == "float64"
+        with jax.enable_x64(wide or jax.config.jax_enable_x64):
+            x: Any = jax.ShapeDtypeStruct(self.shapes[name], self.dtypes[name])
+            return np.asarray(load_part(self._path, {"params": {name: x}})["params"][name])
+
+
+def _newest_undamaged(checkpoints: Checkpoints, run_dir: Path) -> int:
+    for step in reversed(checkpoints.steps()):
+        try:
+            check_whole(_folder(run_dir, step))
+        except CheckpointError as error:
+            _warn(f"{error}; skipped")
+        else:
+            return step
+    raise _all_damaged(run_dir)
+
+
+def _folder(run_dir: Path, step: int) -> Path:
+    return run_dir / "checkpoints" / f"{step:08d}"
 
 
 def _all_damaged(run_dir: Path) -> UserError:
