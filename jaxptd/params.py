@@ -80,8 +80,7 @@ def param(
         padded: shape with padding, if that differs.
         decay: whether weight decay applies.
         cast: whether it is only ever read in the compute precision.
-        over: mesh axes that shard neither it nor tokens, but what it is multiplied with: its
-            gradient is a partial sum over them.
+        over: mesh axes that shard what it is multiplied with, but neither it nor tokens.
     """
     padded = tuple(padded or shape)
     padding = [(0, size - n) for size, n in zip(padded, shape, strict=True)]
@@ -157,7 +156,7 @@ class ParamInfo:
         spec: how the stored form is sharded.
         decay: whether weight decay applies.
         cast: whether it is only ever read in the compute precision.
-        over: mesh axes that shard neither it nor tokens, but what it is multiplied with.
+        over: mesh axes over which its gradient is a partial sum, beside those that shard tokens.
         stacked: whether it has a leading dim of layers.
         rows: if stacked, the stored row of each layer; None: layer i is in row i.
     """
@@ -258,14 +257,7 @@ class Blueprint:
     def init(
         self, seed: int, *, mesh: Mesh, dtype: Any, stored: Mapping[str, Stored] | None = None
     ) -> Params:
-        """Initial parameters in stored form, sharded; the same numbers on every mesh.
-
-        Args:
-            seed: seed of the random numbers.
-            mesh: the devices.
-            dtype: precision of the parameters.
-            stored: their stored forms; None: those without ZeRO.
-        """
+        """Initial parameters, the same on every mesh; stored: their forms, None: without ZeRO."""
         forms: Mapping[str, Stored] = stored or self.infos
 
         def make(key: Array) -> Params:
@@ -295,8 +287,8 @@ def shardings(stored: Mapping[str, Stored], mesh: Mesh) -> dict[str, NamedShardi
 
 
 def _info(p: nnx.Param) -> ParamInfo:
-    flags = {"decay": p.decay, "cast": p.cast, "over": p.over, "stacked": p.stacked}
-    return ParamInfo(p.canonical, p.get_value().shape, p.spec, **flags)
+    shape = p.get_value().shape
+    return ParamInfo(p.canonical, shape, p.spec, p.decay, p.cast, p.over, p.stacked)
 
 
 def _is_param(leaf: Any) -> bool:

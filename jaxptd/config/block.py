@@ -1,4 +1,4 @@
-"""What a block is made of: the options of a model, and the presets of its family.
+"""The options of a block, and the presets of its family.
 
 A family is nothing but a row of `FAMILIES`: layers and formulas read `BlockOptions`, never a name.
 """

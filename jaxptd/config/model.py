@@ -133,7 +133,7 @@ class ModelConfig:
 
     @property
     def block(self) -> BlockOptions:
-        """What a block is made of: the options that are set, and the family's."""
+        """The options of a block: those that are set, else the family's."""
         return block_options(self)
 
     @property

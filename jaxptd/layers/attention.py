@@ -16,6 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxptd.attention.cudnn import Cudnn, obstacle
 from jaxptd.attention.kernel import TAKEN, Dropout, Kernel, Sites
 from jaxptd.attention.ring import Tokens
+from jaxptd.attention.rope import rotate
 from jaxptd.attention.xla import Xla
 from jaxptd.config import AttentionKind, Config, ModelConfig
 from jaxptd.errors import UserError
@@ -23,7 +24,6 @@ from jaxptd.layers.dropout import Places, fold, keep_mask
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.linear import ColumnParallelLinear, RowParallelLinear, multiply
 from jaxptd.layers.norm import HeadNorm
-from jaxptd.layers.rope import rotate
 from jaxptd.params import Initialiser
 
 

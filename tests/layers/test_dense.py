@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from contract import random_weights, run, starting_params
+from contract import Case, random_weights, run, starting_params
 from flax import nnx
 
 from jaxptd.layers.forms import make_form
 from jaxptd.mesh import Layout
-from tests.layers.test_contract import CASES, Case
+from tests.layers.cases import CASES
 
 
 def outcome(name: str) -> tuple[Case, np.ndarray]:

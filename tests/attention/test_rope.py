@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxptd.attention.rope import frequencies, rotate
 from jaxptd.config import ModelConfig, Rope
 from jaxptd.errors import UserError
-from jaxptd.layers.rope import frequencies, rotate
 
 SIZE, THETA = 16, 1e4
 TURNS = THETA ** -(np.arange(0, SIZE, 2) / SIZE)
