@@ -19,8 +19,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jaxptd import hf as hf
     from jaxptd import plot as plot
     from jaxptd.api import Run as Run
+    from jaxptd.api import from_hf as from_hf
     from jaxptd.api import load as load
     from jaxptd.comms import comms as comms
     from jaxptd.config import CheckpointConfig as CheckpointConfig
@@ -53,9 +55,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0.dev0"
 
-_MODULES = ("comms", "generate", "memory", "plot", "profile", "train", "verify")
+_MODULES = ("comms", "generate", "hf", "memory", "plot", "profile", "train", "verify")
 _HOMES = {
-    "jaxptd.api": ("Run", "load"),
+    "jaxptd.api": ("Run", "from_hf", "load"),
     "jaxptd.config": (
         "CheckpointConfig",
         "Config",

@@ -28,16 +28,17 @@ from jaxptd.data.tokenizers import Tokenizer, load_tokenizer
 from jaxptd.display import callable_module
 from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.fields import checked
+from jaxptd.hf.load import load_model
 from jaxptd.layers.dropout import Places
-from jaxptd.layers.forms import for_decoding
+from jaxptd.mesh import Layout
 from jaxptd.params import Params
 from jaxptd.run.progress.display import printable
-from jaxptd.run.saved import load_run
 from jaxptd.step import Program
 from jaxptd.step.passes import make_passes
-from jaxptd.step.resolved import Resolved, resolve
+from jaxptd.step.resolved import Resolved, resolve_for_decoding
 
 MOST_TOKENS = 1_000_000  # of one text
+AXES = ("tp", "pp", "row", "col")  # that shard parameters
 GREEDY = 1e-6  # lower temperatures take the most likely token; float32 could not divide by them
 
 
@@ -81,13 +82,7 @@ class Generator:
     @cached_property
     def _resolved(self) -> Resolved:
         """The program's choices, with a form that shards no token."""
-        config = self.program.config
-        model, layout = dataclasses.replace(config.model, remat="none"), config.layout
-        if layout.offload == "activations":  # nothing is kept
-            layout = dataclasses.replace(layout, offload="none")
-        config = dataclasses.replace(config, model=model, layout=layout)
-        resolved = resolve(config, self.program.mesh)
-        return dataclasses.replace(resolved, form=for_decoding(layout))
+        return resolve_for_decoding(self.program.config, self.program.mesh)
 
     def __call__(self, params: Params, prompt: Sequence[int], tokens: int) -> list[int]:
         """Generates `tokens` ids that follow the prompt's."""
@@ -188,6 +183,7 @@ def generate(
     top_k: int = Sampling.top_k,
     seed: int = 0,
     tp: int = 1,
+    layout: Layout | None = None,
     platform: Literal["auto", "cpu"] = "auto",
 ) -> str:
     """The prompt, and the text that the model of a run directory adds to it.
@@ -197,13 +193,14 @@ def generate(
     >>> print(generate("runs/quickstart", "def ", tokens=100))  # doctest: +SKIP
 
     Args:
-        run_dir: `train.run_dir` of the run.
+        run_dir: `train.run_dir` of the run, or a Hugging Face directory.
         prompt: text to continue; empty starts a document.
         tokens: to generate.
         temperature: of the draws; 0 takes the most likely token.
         top_k: draw from the k most likely tokens; 0 from all.
         seed: of the draws.
         tp: devices to hold the model on.
+        layout: of more axes than tp.
         platform: as `train.platform`.
 
     Raises:
@@ -211,7 +208,8 @@ def generate(
     """
     check_tokens("tokens", tokens)
     sampling = Sampling(temperature, top_k, seed)
-    program, params = load_run(Path(run_dir), tp=tp, platform=platform)
+    layout = layout or Layout(tp=tp)
+    program, params = load_model(Path(run_dir), layout=layout, platform=platform)
     tokenizer = load_tokenizer(program.config.data.tokenizer)
     return write_text(program, params, tokenizer, prompt=prompt, tokens=tokens, sampling=sampling)
 
@@ -228,7 +226,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         temperature=args.temperature,
         top_k=args.top_k,
         seed=args.seed,
-        tp=args.tp,
+        layout=Layout(**{axis: getattr(args, axis) for axis in AXES}),
         platform=args.platform,
     )
     if args.json:
@@ -247,7 +245,8 @@ def parser() -> Parser:
     )
     made = Parser(prog="jaxptd generate", description=main.__doc__, examples=examples)
     add = made.add_argument
-    add("--run-dir", type=path_option, metavar="D", help="train.run_dir of the run")
+    help_text = "train.run_dir of the run, or a Hugging Face directory"
+    add("--run-dir", type=path_option, metavar="D", help=help_text)
     add("--config", metavar="F", help="config of the run, instead of its directory")
     add("--prompt", default="", help="text to continue; empty starts a document")
     add("--tokens", type=int, default=200, metavar="N", help="to generate; default: 200")
@@ -257,7 +256,9 @@ def parser() -> Parser:
     help_text = f"0 draws from all tokens; default: {Sampling.top_k}"
     add("--top-k", type=int, default=Sampling.top_k, metavar="N", help=help_text)
     add("--seed", type=int, default=Sampling.seed, metavar="N", help="of the draws; default: 0")
-    add("--tp", "--layout.tp", type=int, default=1, metavar="N", help="devices; default: 1")
+    for axis in AXES:
+        names = ("--tp", "--layout.tp") if axis == "tp" else (f"--layout.{axis}",)
+        add(*names, dest=axis, type=int, default=1, metavar="N", help="devices; default: 1")
     help_text = "cpu simulates devices; default: auto"
     platforms = ("auto", "cpu")
     add("--platform", "--train.platform", choices=platforms, default="auto", help=help_text)

@@ -68,6 +68,7 @@ def param(
     padded: Sequence[int] | None = None,
     decay: bool = True,
     cast: bool = False,
+    over: Sequence[str] = (),
 ) -> nnx.Param:
     """Declares a parameter.
 
@@ -79,6 +80,7 @@ def param(
         padded: shape with padding, if that differs.
         decay: whether weight decay applies.
         cast: whether it is only ever read in the compute precision.
+        over: mesh axes that shard what it is multiplied with, but neither it nor tokens.
     """
     padded = tuple(padded or shape)
     padding = [(0, size - n) for size, n in zip(padded, shape, strict=True)]
@@ -88,6 +90,7 @@ def param(
         canonical=tuple(shape),
         decay=decay,
         cast=cast,
+        over=tuple(over),
         stacked=False,
     )
 
@@ -98,7 +101,7 @@ def stacked(make: Callable[[Array], Any], keys: Array) -> Any:
 
     def relabel(p: nnx.Param) -> nnx.Param:
         canonical, spec = (keys.shape[0], *p.canonical), P(None, *p.spec)
-        same = {"decay": p.decay, "cast": p.cast}
+        same = {"decay": p.decay, "cast": p.cast, "over": p.over}
         return nnx.Param(p.get_value(), spec=spec, canonical=canonical, stacked=True, **same)
 
     return jax.tree.map(relabel, modules, is_leaf=lambda p: isinstance(p, nnx.Param))
@@ -153,6 +156,7 @@ class ParamInfo:
         spec: how the stored form is sharded.
         decay: whether weight decay applies.
         cast: whether it is only ever read in the compute precision.
+        over: mesh axes over which its gradient is a partial sum, beside those that shard tokens.
         stacked: whether it has a leading dim of layers.
         rows: if stacked, the stored row of each layer; None: layer i is in row i.
     """
@@ -162,6 +166,7 @@ class ParamInfo:
     spec: P
     decay: bool
     cast: bool = False
+    over: tuple[str, ...] = ()
     stacked: bool = False
     rows: tuple[int, ...] | None = None
 
@@ -252,14 +257,7 @@ class Blueprint:
     def init(
         self, seed: int, *, mesh: Mesh, dtype: Any, stored: Mapping[str, Stored] | None = None
     ) -> Params:
-        """Initial parameters in stored form, sharded; the same numbers on every mesh.
-
-        Args:
-            seed: seed of the random numbers.
-            mesh: the devices.
-            dtype: precision of the parameters.
-            stored: their stored forms; None: those without ZeRO.
-        """
+        """Initial parameters, the same on every mesh; stored: their forms, None: without ZeRO."""
         forms: Mapping[str, Stored] = stored or self.infos
 
         def make(key: Array) -> Params:
@@ -289,7 +287,8 @@ def shardings(stored: Mapping[str, Stored], mesh: Mesh) -> dict[str, NamedShardi
 
 
 def _info(p: nnx.Param) -> ParamInfo:
-    return ParamInfo(p.canonical, p.get_value().shape, p.spec, p.decay, p.cast, p.stacked)
+    shape = p.get_value().shape
+    return ParamInfo(p.canonical, shape, p.spec, p.decay, p.cast, p.over, p.stacked)
 
 
 def _is_param(leaf: Any) -> bool:

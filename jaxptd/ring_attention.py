@@ -42,8 +42,8 @@ def attend(
 
     Args:
         q: local queries, `[B, T, N, H]`.
-        k: local keys, of the same shape.
-        v: local values, of the same shape.
+        k: local keys, `[B, T, K, H]`; K divides N, see `attention/kernel.py`.
+        v: local values, shaped as the keys.
         tokens: their documents, and dropout seeds.
         ring: the devices that share the sequence; possibly a single one.
         kernel: attention of a block. RSA computes scores itself and uses the kernel's dropout only.

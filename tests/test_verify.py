@@ -4,12 +4,14 @@ import dataclasses
 import json
 from pathlib import Path
 
+import jax
 import pytest
 import tiny
 from one_device import report, verified
 from turns import slow
 
 from jaxptd import verify
+from jaxptd.analysis import verification
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
 
@@ -61,6 +63,38 @@ def test_grids_are_equal_to_one_device(layout: Layout) -> None:
 def test_a_grid_pads_what_it_does_not_divide(matmul2d) -> None:
     layout = dataclasses.replace(GRID, matmul2d=matmul2d, attention2d="blocks")
     hold(layout, documents="apart", **UNEVEN)
+
+
+QWEN = {"family": "qwen3", "num_kv_heads": 2}
+FOUR = {"num_layers": 4, "micro_batches": 4}
+
+
+@pytest.mark.parametrize(
+    ("layout", "choice"),
+    [
+        (Layout(tp=4, sequence_parallel=True), {}),  # more devices than kv heads
+        slow(dataclasses.replace(tiny.CONTEXT_PARALLEL, zero=3), {"documents": "apart"}),
+        slow(Layout(tp=2, sequence_parallel=True, collective_matmul=True), {"remat": "dots"}),
+        slow(Layout(cp=4, ring="rsa"), {"dropout": 0.1}),
+        slow(Layout(cp=2, tp=2, ring="blockwise"), {"remat": "attention", "linear_bias": "qkv"}),
+        slow(Layout(dp=2, row=2, col=2), {"tie_embeddings": False}),
+        slow(Layout(row=2, col=4), {"dropout": 0.1}),
+        slow(Layout(row=4, col=2, matmul2d="summa", zero=0), {"remat": "full"}),
+        slow(Layout(row=2, col=2, attention2d="blocks", matmul2d="cannon"), {"head_size": 6}),
+        slow(Layout(row=2, col=2, attention2d="blocks", matmul2d="fox"), {"dropout": 0.1}),
+        slow(Layout(pp=2, tp=4, schedule="zb-v"), FOUR),
+        slow(Layout(pp=2, row=2, col=2, schedule="zb-h1"), FOUR | {"remat": "dots"}),
+        slow(Layout(pp=2, dp=2, cp=2, schedule="interleaved", zero=2), FOUR | {"dropout": 0.1}),
+        slow(Layout(dp=2, tp=2, offload="optimizer", zero=1), {}),
+        slow(Layout(tp=2, offload="activations"), {"remat": "dots"}),
+    ],
+    ids=str,
+)
+def test_every_engine_runs_blocks_of_other_options(layout: Layout, choice: dict) -> None:
+    with jax.enable_x64(True):
+        found = verification.verify(tiny.config(layout, **QWEN, **choice), dtype="float64")
+    assert found.wrong == []
+    assert found.worst_gradient <= 1e-12
 
 
 RING_STEPS = dataclasses.replace(tiny.SEQUENCE_PARALLEL, collective_matmul=True)

@@ -172,8 +172,8 @@ BREAKS = (
     Break(
         "norm's gradient without the mean of g n",
         "jaxptd/layers/norm.py",
-        "(g_BTD - mean_g - n_BTD * mean_gn) * scale_BT1",
-        "(g_BTD - mean_g) * scale_BT1",
+        "g_BTD - mean_g - n_BTD * mean_gn",
+        "g_BTD - mean_g",
         "tests/layers/test_dense.py",
     ),
     Break(

@@ -47,7 +47,7 @@ def test_sizes_are_those_of_table_3(
     found = config(path)
     model = found.model
     assert (model.num_layers, model.hidden_size, model.num_heads) == (layers, hidden, heads)
-    assert (model.head_size, model.seq_length) == (64, 512)
+    assert (model.block.head_size, model.seq_length) == (64, 512)
     assert (found.layout.num_devices, found.train.global_batch_size) == (devices, batch)
     assert f"# Devices: {devices}" in path.read_text(encoding="utf-8")
 

@@ -253,7 +253,7 @@ def _decays(path: Any, _: Any) -> bool:
 def _zeros(model: ModelConfig) -> dict[str, Array]:
     """Arrays with the canonical parameters' shapes; to be traced, not allocated."""
     layers, hidden, width = model.num_layers, model.mlp_size, model.hidden_size
-    heads = (model.num_heads, model.head_size)
+    heads = (model.num_heads, model.block.head_size)
     block = {
         "attention_norm.w": (width,),
         "attention_norm.b": (width,),

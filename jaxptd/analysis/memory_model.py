@@ -121,21 +121,41 @@ def kept_by_layer(config: Config) -> Iterator[Kept]:
     taken = x if takes_shard else sizes.tokens * model.hidden_size * sizes.itemsize
     heads = sizes.tokens * sizes.attention // sizes.matrix_shards * sizes.itemsize
     hidden = sizes.tokens * sizes.mlp // sizes.matrix_shards * sizes.itemsize
-    statistics = 2 * rows * sizes.master_itemsize
+    statistics = (2 if model.block.norm == "layernorm" else 1) * rows * sizes.master_itemsize
     most, some = _by("none", "attention", "dots"), _by("none", "attention")
     yield Kept("the layer's input", x, most | _by("full"))
-    yield Kept("mean and scale of the first norm", statistics, most)
+    yield Kept("statistics of the first norm", statistics, most)
     yield Kept("input of the product that makes q, k, v", taken, some)
-    yield Kept("q, k, v", 3 * heads, most)
+    yield from _queries_keys_values(config, heads)
     yield from _attention(config, heads)
     yield Kept("attention's part of the residual sum", x, _by("dots"))
     yield Kept("input of the second norm", x, some)
-    yield Kept("mean and scale of the second norm", statistics, most)
+    yield Kept("statistics of the second norm", statistics, most)
     yield Kept("input of the up product", taken, some)
-    yield Kept("input of GELU", hidden, most)
+    yield Kept("input of the activation", hidden * sizes.up // sizes.mlp, most)
     yield Kept("input of the down product", hidden, some)
     if model.dropout and layout.pp == 1:  # a pipeline derives them again
         yield Kept("seeds of dropout", 8 * sizes.sequences * (2 + sizes.heads), _by("none"))
+
+
+def _queries_keys_values(config: Config, queries: int) -> Iterator[Kept]:
+    """The product, or what becomes of it: with a norm of q and k both exist.
+
+    queries: bytes of them.
+    """
+    sizes = Sizes(config)
+    kv = 2 * sizes.rows * sizes.keys * sizes.itemsize
+    if sizes.gathers_kv:
+        slices = 2 * sizes.tokens * sizes.made_keys // sizes.matrix_shards * sizes.itemsize
+        yield Kept("q, slices of k, v", queries + slices, _by("attention", "dots"))
+        yield Kept("gathered k, v", kv, _by("none", "attention"))
+        yield Kept("q", queries, _by("none"))
+    else:
+        yield Kept("q, k, v", queries + kv, _by("none", "attention", "dots"))
+    if config.model.block.qk_norm:
+        normed = sizes.rows * (sizes.heads + sizes.kv_heads) * sizes.master_itemsize
+        yield Kept("q and k before their norm", queries + kv // 2, _by("none"))
+        yield Kept("statistics of the norms of q and k", normed, _by("none", "attention", "dots"))
 
 
 def _attention(config: Config, output: int) -> Iterator[Kept]:

@@ -69,12 +69,22 @@ class Sizes:
         return self.config.model.padded_vocab(self.padded)
 
     @property
+    def up(self) -> int:
+        """Columns of the MLP's first product: F, or 2F with a gate."""
+        return self.mlp * (2 if self.config.model.block.gated else 1)
+
+    @property
+    def head(self) -> int:
+        """H. Blocks on a grid shard it, and pad it."""
+        block = self.config.model.block
+        size, unit = block.head_size, block.head_unit
+        return unit * self.padded(size // unit, each=unit) if self.has_blocks else size
+
+    @property
     def attention(self) -> int:
         """N*H. On a grid attention shards N by heads or H by blocks, and pads what it shards."""
-        model = self.config.model
-        if self.has_blocks:
-            return model.num_heads * self.padded(model.head_size)
-        return self.padded(model.num_heads, model.head_size) * model.head_size
+        heads = self.config.model.num_heads
+        return (heads if self.has_blocks else self.padded(heads, self.head)) * self.head
 
     @property
     def heads(self) -> int:
@@ -82,7 +92,47 @@ class Sizes:
         model, layout = self.config.model, self.config.layout
         if self.has_blocks:
             return model.num_heads
-        return self.attention // model.head_size // (layout.tp * layout.col)
+        return self.attention // self.head // (layout.tp * layout.col)
+
+    @property
+    def has_groups(self) -> bool:
+        """True if several query heads share a kv head."""
+        return self.config.model.block.num_kv_heads < self.config.model.num_heads
+
+    @property
+    def gathers_kv(self) -> bool:
+        """True if kv heads do not split, so that devices make slices of them and gather those."""
+        heads, tp = self.config.model.block.num_kv_heads, self.config.layout.tp
+        uneven = heads % tp or self.padded(heads, self.head) != heads
+        return bool(self.has_groups and not self.has_blocks and uneven)
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values that a device attends with, whole or a block of each."""
+        heads, layout = self.config.model.block.num_kv_heads, self.config.layout
+        if not self.has_groups:
+            return self.heads
+        return heads if self.has_blocks else max(1, heads // (layout.tp * layout.col))
+
+    @property
+    def keys(self) -> int:
+        """Numbers of a token's keys that a device attends with."""
+        return self.kv_heads * self.head // (self.config.layout.col if self.has_blocks else 1)
+
+    @property
+    def made_keys(self) -> int:
+        """Numbers of a token's keys that all devices make together, with padding."""
+        if not self.has_groups:
+            return self.attention
+        heads, layout = self.config.model.block.num_kv_heads, self.config.layout
+        if not self.gathers_kv:
+            return heads * self.head
+        return heads * (self.padded(self.head) if layout.has_grid else _up(self.head, layout.tp))
+
+    @property
+    def projected(self) -> int:
+        """Columns of the product that makes q, k, v."""
+        return self.attention + 2 * self.made_keys
 
     @property
     def has_blocks(self) -> bool:
@@ -100,6 +150,10 @@ class Sizes:
         if not layout.has_grid:
             return size
         return padded(size, (layout.row, layout.col, layout.matmul2d_slices), each)
+
+
+def _up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
 
 
 def elements_on_device(stored: Stored, layout: Layout) -> int:

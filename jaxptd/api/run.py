@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxptd.api.state import ShownState
+from jaxptd.api.whole_batches import WholeBatches
 from jaxptd.config import Config
 from jaxptd.data import Data, Tokenizer, Windows, open_data
 from jaxptd.display import Table, count_text, html_of
@@ -146,6 +147,32 @@ class Run:
         return write_text(
             self.program, params, self.tokenizer, prompt=prompt, tokens=tokens, sampling=sampling
         )
+
+    def loss_and_gradients(
+        self, batch: Mapping[str, np.ndarray]
+    ) -> tuple[float, dict[str, np.ndarray]]:
+        """The loss of a batch, nats a target, and its gradients, whole and canonical.
+
+        `jaxptd.hf.names(run.program, gradients)` has them under Hugging Face's names.
+
+        Args:
+            batch: `{"tokens": [B, T], "targets": [B, T]}`, whole numbers; a target of -1 does not
+                count. Any B, and T up to model.seq_length.
+
+        Raises:
+            UserError: the batch has other arrays.
+        """
+        check_unused(self.arrays)
+        return self._whole_batches.loss_and_gradients(self.arrays, batch)
+
+    def logits(self, batch: Mapping[str, np.ndarray]) -> np.ndarray:
+        """The logits `[B, T, V]` of a batch's tokens `[B, T]`; raises as `loss_and_gradients`."""
+        check_unused(self.arrays)
+        return self._whole_batches.logits(self.arrays["params"], batch)
+
+    @cached_property
+    def _whole_batches(self) -> WholeBatches:
+        return WholeBatches(self.program)
 
     def save(self) -> Path:
         """Saves the state as a checkpoint of its step, and returns the checkpoint's folder.

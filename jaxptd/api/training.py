@@ -10,6 +10,7 @@ from jaxptd.config import Config
 from jaxptd.distributed import coordination
 from jaxptd.distributed.stop import Stop
 from jaxptd.distributed.watchdog import Phase, Watchdog
+from jaxptd.hf.start import first_state
 from jaxptd.run.checkpoints import failed_saves_explained
 from jaxptd.run.folder import Row, check_alike
 from jaxptd.run.progress.display import Display
@@ -55,7 +56,7 @@ class Training:
         run.run_dir.check(self.config)
         check_alike(self.config, {"the number of training tokens": len(run.data.train.tokens)})
         with out_of_memory_explained(run.program):
-            run.arrays = run.checkpoints.start()
+            run.arrays = run.checkpoints.start(partial(first_state, run.program, say=run.say))
         remedy = "train.run_dir must be the same directory for all processes"
         coordination.check_alike("alike.step", {"the step to go on from": run.step}, remedy=remedy)
         if run.step >= self.config.train.steps:

@@ -54,6 +54,7 @@ class Cudnn:
     ) -> tuple[Array, Array]:
         """Implements `Kernel.fwd`; o in the precision of q."""
         module: Any = _private()
+        k, v = (_repeated(x, q) for x in (k, v))
         o_BTNH, lse_BNT = module._dot_product_attention_fwd_p_wrapper.bind(
             q, k, v, *_nothing(q), **_parameters(module, q, causal=causal), is_training=True
         )
@@ -65,12 +66,27 @@ class Cudnn:
         """Implements `Kernel.bwd`; gradients in the precision of q."""
         module: Any = _private()
         q, k, v, o, lse_BTN = saved
-        return tuple(
-            module._dot_product_attention_bwd_p_wrapper.bind(
-                *(q, k, v, *_nothing(q), lse_BTN.swapaxes(1, 2), o, do.astype(q.dtype)),
-                **_parameters(module, q, causal=causal),
-            )
+        k, v = (_repeated(x, q) for x in (k, v))
+        dq, dk, dv = module._dot_product_attention_bwd_p_wrapper.bind(
+            *(q, k, v, *_nothing(q), lse_BTN.swapaxes(1, 2), o, do.astype(q.dtype)),
+            **_parameters(module, q, causal=causal),
         )
+        return dq, _summed(dk, saved.k), _summed(dv, saved.v)
+
+
+def _repeated(x_BSKH: Array, q_BTNH: Array) -> Array:
+    """Keys or values, repeated for each query head of their group."""
+    groups = q_BTNH.shape[2] // x_BSKH.shape[2]
+    return jnp.repeat(x_BSKH, groups, axis=2) if groups > 1 else x_BSKH
+
+
+def _summed(dx_BSNH: Array, like_BSKH: Array) -> Array:
+    """Gradients of repeated keys or values, summed over each group in float32."""
+    batch, length, heads, size = like_BSKH.shape
+    if dx_BSNH.shape[2] == heads:
+        return dx_BSNH
+    each = dx_BSNH.reshape(batch, length, heads, -1, size)
+    return each.sum(3, dtype=jnp.float32).astype(dx_BSNH.dtype)
 
 
 def _nothing(q: Array) -> list[Array]:

@@ -5,7 +5,9 @@ the scores again. There they may belong to a longer row of keys than the block t
 a ring can visit one block after the other, and `merge` joins the results. Implementations:
 `xla.Xla`, matrix products in chunks, which always works, and `cudnn.Cudnn`, NVIDIA's.
 
-Letters: B batch, T query position, S key position, N heads, H head size.
+Where groups of G = N / K query heads share keys and values, query head n reads kv head n // G.
+Letters: B batch, T query position, S key position, N heads, K heads of keys and values, H head
+size, G query heads of a kv head.
 Source: Dao et al., arXiv 2205.14135; Liu et al., arXiv 2310.01889 (blocks joined over devices).
 """
 
@@ -88,12 +90,48 @@ class Kernel(Protocol):
     def fwd(
         self, q: Array, k: Array, v: Array, sites: Sites, *, causal: bool
     ) -> tuple[Array, Array]:
-        """q[B, T, N, H], k and v[B, S, N, H] -> o[B, T, N, H]; logsumexp[B, T, N], float32."""
+        """q[B, T, N, H], k and v[B, S, K, H] -> o[B, T, N, H]; logsumexp[B, T, N], float32."""
 
     def bwd(
         self, saved: Saved, do: Array, sites: Sites, *, causal: bool
     ) -> tuple[Array, Array, Array]:
         """Gradient of the output -> dq, dk, dv."""
+
+
+def join_groups(x_BTN: Array, heads: int) -> Array:
+    """`[B, T, N, ..]` -> `[B, G * T, K, ..]`: queries that share a kv head, one after the other.
+
+    Partner: `part_groups`.
+    """
+    batch, length, queries, *rest = x_BTN.shape
+    if queries == heads:
+        return x_BTN
+    x_BTKG = x_BTN.reshape(batch, length, heads, queries // heads, *rest)
+    return jnp.moveaxis(x_BTKG, 3, 1).reshape(batch, -1, heads, *rest)
+
+
+def part_groups(x_BTK: Array, groups: int) -> Array:
+    """`[B, G * T, K, ..]` -> `[B, T, N, ..]`. Undoes `join_groups`; groups: G."""
+    batch, length, heads, *rest = x_BTK.shape
+    if groups == 1:
+        return x_BTK
+    x_BGTK = x_BTK.reshape(batch, groups, length // groups, heads, *rest)
+    return jnp.moveaxis(x_BGTK, 1, 3).reshape(batch, length // groups, -1, *rest)
+
+
+def of_groups(seen_TS: Array, groups: int) -> Array:
+    """A mask `[.., T, S]` of queries, or `[S]`, for the queries of groups one after the other."""
+    alike = groups == 1 or seen_TS.ndim == 1
+    return seen_TS if alike else jnp.concatenate([seen_TS] * groups, -2)
+
+
+def drop_groups(p_BKTS: Array, sites: Sites, dropout: Dropout) -> Array:
+    """`drop` of probabilities `[B, K, G * T, S]`."""
+    if sites.seed_BN2 is None:
+        return p_BKTS
+    batch, queries = sites.seed_BN2.shape[:2]
+    p_BNTS = p_BKTS.reshape(batch, queries, -1, p_BKTS.shape[-1])
+    return drop(p_BNTS, sites, dropout).reshape(p_BKTS.shape)
 
 
 def merge(o: Array, lse: Array, other: Array, other_lse: Array) -> tuple[Array, Array]:

@@ -3,6 +3,8 @@
 One ring of keys (`ring_qk`) makes the scores, complete rows `[T, C * S]`, and one of values
 (`ring_av`) the output. Gradients of keys and values travel with them: nothing is all-reduced.
 
+Query heads that share a kv head are rows of the same scores: N here is heads of keys and values, T
+the queries of all heads of a group.
 Letters: B batch, T local query, S local key, N heads, H head size, C devices of the ring.
 Source: Li et al., arXiv 2105.13120.
 """
@@ -14,7 +16,16 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxptd.attention.kernel import KEPT, Dropout, Sites, drop, visible
+from jaxptd.attention.kernel import (
+    KEPT,
+    Dropout,
+    Sites,
+    drop_groups,
+    join_groups,
+    of_groups,
+    part_groups,
+    visible,
+)
 from jaxptd.attention.ring import Ring, pin_to_backward, travel, travel_back
 from jaxptd.collectives import alike
 
@@ -23,13 +34,16 @@ def attend_rsa(
     q: Array, k: Array, v: Array, sites: Sites, ring: Ring, dropout: Dropout, causal: bool
 ) -> Array:
     """Attention of this device's queries with every device's keys: -> o[B, T, N, H]."""
-    s_BNTS, seen = ring_qk(q, k, ring), visible(sites, causal=causal)
+    heads, groups = k.shape[2], q.shape[2] // k.shape[2]
+    s_BNTS = ring_qk(join_groups(q, heads), k, ring)
+    seen = of_groups(visible(sites, causal=causal), groups)
     lowest = jnp.finfo(s_BNTS.dtype).min  # not minus infinity: a row may see nothing
     p_BNTS = jax.nn.softmax(jnp.where(seen, s_BNTS, lowest))
-    drop_again = jax.checkpoint(partial(drop, dropout=dropout))  # saves no mask
+    drop_again = jax.checkpoint(partial(drop_groups, dropout=dropout))  # saves no mask
     o_BTNH = ring_av(drop_again(p_BNTS, sites).astype(v.dtype), v, ring)
     seen_BTN = jnp.broadcast_to(seen, s_BNTS.shape).any(-1).swapaxes(1, 2)
-    return checkpoint_name(jnp.where(seen_BTN[..., None], o_BTNH, 0), KEPT)
+    o_BTNH = part_groups(jnp.where(seen_BTN[..., None], o_BTNH, 0), groups)
+    return checkpoint_name(o_BTNH, KEPT)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))

@@ -1,6 +1,8 @@
 """Attention of one block by matrix products in chunks: memory grows with T, not with T * S.
 
-Letters: B batch, T query position, S key position, N heads, H head size, G batch and heads.
+The query heads that share a kv head are rows of the same product: `_flat`.
+Letters: B batch, T query position, S key position, N heads, K heads of keys and values, H head
+size, G batch and kv heads.
 Source: Dao et al., arXiv 2205.14135.
 """
 
@@ -19,9 +21,12 @@ from jaxptd.attention.kernel import (
     Saved,
     Sites,
     add_at,
-    drop,
+    drop_groups,
     finite,
+    join_groups,
     merge_at,
+    of_groups,
+    part_groups,
     visible,
 )
 from jaxptd.collectives import as_varying, varying_axes
@@ -177,51 +182,53 @@ def _as_varying_as(tree: Any, others: Any) -> Any:
     return jax.tree.map(lambda x: as_varying(x, sorted(axes)), tree)
 
 
-def _flat(x: Array) -> Array:
-    """`[B, T, N, ..]` -> `[G, T, ..]`, G = B * N: the rank of the scores that XLA computes.
+def _flat(x: Array, heads: int) -> Array:
+    """`[B, T, N, ..]` -> `[G, N/K * T, ..]`, G = B * K: the rank of the scores that XLA computes.
 
-    XLA then writes the probabilities over the scores; with separate B and N it would copy.
+    XLA then writes the probabilities over the scores; with separate B and K it would copy.
+    heads: K.
     """
-    x = x.swapaxes(1, 2)
+    x = join_groups(x, heads).swapaxes(1, 2)
     return x.reshape(-1, *x.shape[2:])
 
 
-def _unflat(x: Array, like: Array) -> Array:
+def _unflat(x: Array, like: Array, heads: int) -> Array:
     """Undoes `_flat`, with the batch and the heads of `like`, `[B, T, N, H]`."""
-    return x.reshape(like.shape[0], like.shape[2], *x.shape[1:]).swapaxes(1, 2)
+    x = x.reshape(like.shape[0], heads, *x.shape[1:]).swapaxes(1, 2)
+    return part_groups(x, like.shape[2] // heads)
 
 
-def _scores(q_GTH: Array, k_GSH: Array, seen: Array) -> Array:
-    """Scaled scores `[G, T, S]`, minus infinity for keys that a query does not see."""
+def _scores(q_GTH: Array, k_GSH: Array, seen: Array, groups: int) -> Array:
+    """Scaled scores `[G, T, S]`, minus infinity for keys that a query does not see.
+
+    groups: N/K, the query heads that `seen` is for.
+    """
     s_GTS = jnp.einsum("GTH,GSH->GTS", q_GTH, k_GSH, preferred_element_type=_wide(q_GTH))
+    seen = of_groups(seen, groups)
     if seen.ndim == 4:  # [B, 1, T, S]
         seen = jnp.repeat(seen[:, 0], q_GTH.shape[0] // seen.shape[0], axis=0)
     return jnp.where(seen, s_GTS * q_GTH.shape[-1] ** -0.5, -jnp.inf)
 
 
-def _drop(p_GTS: Array, sites: Sites, dropout: Dropout) -> Array:
-    if sites.seed_BN2 is None:
-        return p_GTS
-    p_BNTS = p_GTS.reshape(*sites.seed_BN2.shape[:2], *p_GTS.shape[1:])
-    return drop(p_BNTS, sites, dropout).reshape(p_GTS.shape)
-
-
 def _block_fwd(
-    q_BTNH: Array, k_BSNH: Array, v_BSNH: Array, sites: Sites, dropout: Dropout, *, causal: bool
+    q_BTNH: Array, k_BSKH: Array, v_BSKH: Array, sites: Sites, dropout: Dropout, *, causal: bool
 ) -> tuple[Array, Array]:
     """Output `[B, T, N, H]` and logsumexp `[B, T, N]`, both float32 at least."""
     # Masks depend on sites only. Without the barrier JAX would move them out of the loops over
     # layers and chunks, and save those of all chunks: T * S of them.
     q_BTNH, sites = lax.optimization_barrier((q_BTNH, sites))
-    q_GTH, k_GSH, v_GSH = _flat(q_BTNH), _flat(k_BSNH), _flat(v_BSNH)
-    s_GTS = _scores(q_GTH, k_GSH, visible(sites, causal=causal))
+    heads = k_BSKH.shape[2]
+    groups = q_BTNH.shape[2] // heads
+    q_GTH, k_GSH, v_GSH = (_flat(x, heads) for x in (q_BTNH, k_BSKH, v_BSKH))
+    s_GTS = _scores(q_GTH, k_GSH, visible(sites, causal=causal), groups)
     max_GT = finite(s_GTS.max(axis=-1))
     p_GTS = jnp.exp(s_GTS - max_GT[..., None])
     sum_GT = p_GTS.sum(axis=-1)
-    p_GTS = _drop(p_GTS, sites, dropout).astype(v_GSH.dtype)
+    p_GTS = drop_groups(p_GTS, sites, dropout).astype(v_GSH.dtype)
     o_GTH = jnp.einsum("GTS,GSH->GTH", p_GTS, v_GSH, preferred_element_type=_wide(v_GSH))
     o_GTH = o_GTH / jnp.where(sum_GT == 0, 1, sum_GT)[..., None]
-    return _unflat(o_GTH, q_BTNH), _unflat(max_GT + jnp.log(sum_GT), q_BTNH)
+    lse_GT = max_GT + jnp.log(sum_GT)
+    return _unflat(o_GTH, q_BTNH, heads), _unflat(lse_GT, q_BTNH, heads)
 
 
 def _block_bwd(
@@ -229,8 +236,8 @@ def _block_bwd(
     do_BTNH: Array,
     o_BTNH: Array,
     lse_BTN: Array,
-    k_BSNH: Array,
-    v_BSNH: Array,
+    k_BSKH: Array,
+    v_BSKH: Array,
     *,
     sites: Sites,
     dropout: Dropout,
@@ -238,15 +245,18 @@ def _block_bwd(
 ) -> tuple[Array, Array, Array]:
     dtype, product = q_BTNH.dtype, partial(jnp.einsum, preferred_element_type=_wide(q_BTNH))
     # sum_S p * dp, also with dropout: o is the dropped p times v (Dao et al., appendix B.4)
-    delta_GT = _flat(product("BTNH,BTNH->BTN", do_BTNH, o_BTNH))
-    q_GTH, do_GTH, k_GSH, v_GSH = (_flat(x) for x in (q_BTNH, do_BTNH, k_BSNH, v_BSNH))
-    s_GTS = _scores(q_GTH, k_GSH, visible(sites, causal=causal))
-    p_GTS = jnp.exp(s_GTS - _flat(lse_BTN)[..., None])
-    dropped_GTS = _drop(p_GTS, sites, dropout).astype(dtype)
+    heads = k_BSKH.shape[2]
+    groups = q_BTNH.shape[2] // heads
+    flat, unflat = (partial(each, heads=heads) for each in (_flat, _unflat))
+    delta_GT = flat(product("BTNH,BTNH->BTN", do_BTNH, o_BTNH))
+    q_GTH, do_GTH, k_GSH, v_GSH = (flat(x) for x in (q_BTNH, do_BTNH, k_BSKH, v_BSKH))
+    s_GTS = _scores(q_GTH, k_GSH, visible(sites, causal=causal), groups)
+    p_GTS = jnp.exp(s_GTS - flat(lse_BTN)[..., None])
+    dropped_GTS = drop_groups(p_GTS, sites, dropout).astype(dtype)
     dv_GSH = product("GTS,GTH->GSH", dropped_GTS, do_GTH)
-    dp_GTS = _drop(product("GTH,GSH->GTS", do_GTH, v_GSH), sites, dropout)
+    dp_GTS = drop_groups(product("GTH,GSH->GTS", do_GTH, v_GSH), sites, dropout)
     ds_GTS = p_GTS * (dp_GTS - delta_GT[..., None]) * q_BTNH.shape[-1] ** -0.5
     ds_GTS = ds_GTS.astype(dtype)
     dq_GTH = product("GTS,GSH->GTH", ds_GTS, k_GSH)
     dk_GSH = product("GTS,GTH->GSH", ds_GTS, q_GTH)
-    return _unflat(dq_GTH, q_BTNH), _unflat(dk_GSH, k_BSNH), _unflat(dv_GSH, k_BSNH)
+    return unflat(dq_GTH, q_BTNH), unflat(dk_GSH, k_BSKH), unflat(dv_GSH, k_BSKH)

@@ -2,12 +2,23 @@
 
 from jaxptd.checkpoint.checkpoints import VALIDATION_LOSS, Checkpoints
 from jaxptd.checkpoint.errors import CheckpointError
-from jaxptd.checkpoint.restore import read_description, restore_path
+from jaxptd.checkpoint.restore import (
+    check_whole,
+    load_part,
+    read_description,
+    read_tensors,
+    restore_part,
+    restore_path,
+)
 
 __all__ = [
     "VALIDATION_LOSS",
     "CheckpointError",
     "Checkpoints",
+    "check_whole",
+    "load_part",
     "read_description",
+    "read_tensors",
+    "restore_part",
     "restore_path",
 ]

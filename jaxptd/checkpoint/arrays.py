@@ -127,7 +127,9 @@ def load(folder: Path, wanted: dict[str, Any], *, checkpoint: Path) -> dict[str,
         name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=shardings[name])
         for name, x in wanted.items()
     }
-    with _quiet():
+    context = ocp.Context()
+    context.pytree.loading.partial_load = True  # `wanted` may be a part
+    with _quiet(), context:
         try:
             arrays = ocp.load(folder.absolute(), abstract)
         except Exception as error:  # the files are intact: another orbax, too little memory

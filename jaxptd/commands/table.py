@@ -31,6 +31,7 @@ COMMANDS = (
     Command("train", "jaxptd.train", "train a model on a mesh of devices, or resume a run"),
     Command("generate", "jaxptd.generate", "continue a text with the model of a run"),
     Command("data", "jaxptd.data.__main__", "tokenize text once, into a file that runs map"),
+    Command("convert", "jaxptd.hf.convert", "convert weights from and to Hugging Face directories"),
     Command("verify", "jaxptd.verify", "prove that a layout computes what one device computes"),
     Command("comms", "jaxptd.comms", "count what a training step moves between devices"),
     Command("memory", "jaxptd.memory", "predict what a device holds in a training step"),

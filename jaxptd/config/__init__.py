@@ -3,6 +3,7 @@
 `model`, `training` and `processes` define sections, `run` joins them to a `Config`.
 """
 
+from jaxptd.config.block import Activation, BlockOptions, Rope
 from jaxptd.config.layout_checks import check_layout
 from jaxptd.config.model import AttentionKind, Dtype, ModelConfig, Products, Remat
 from jaxptd.config.processes import ProcessesConfig
@@ -17,7 +18,9 @@ from jaxptd.config.training import (
 )
 
 __all__ = [
+    "Activation",
     "AttentionKind",
+    "BlockOptions",
     "CheckpointConfig",
     "Config",
     "DataConfig",
@@ -29,6 +32,7 @@ __all__ = [
     "ProcessesConfig",
     "Products",
     "Remat",
+    "Rope",
     "TrainConfig",
     "check_layout",
     "from_dict",

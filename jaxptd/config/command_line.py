@@ -26,6 +26,7 @@ from jaxptd.config.files import check_value, read_yaml
 from jaxptd.config.packaged import find_config, packaged_configs
 from jaxptd.errors import QUOTED, Parser, UserError, quoted
 from jaxptd.fields import checked
+from jaxptd.fields.values import UNIONS
 
 PRINT = "--print_config"
 
@@ -207,7 +208,7 @@ def describe_type(annotation: Any) -> str:
     members = typing.get_args(annotation)
     if typing.get_origin(annotation) is typing.Literal:
         return f"one of {', '.join(map(str, members))}"
-    if isinstance(annotation, types.UnionType):
+    if typing.get_origin(annotation) in UNIONS:
         return " or ".join(map(describe_type, members))
     return str(annotation) if members else str(annotation.__name__)
 

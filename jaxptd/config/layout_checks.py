@@ -17,6 +17,7 @@ def check_layout(model: ModelConfig, layout: Layout) -> None:
             f"model.num_heads={model.num_heads} does not split over layout.col={layout.col}; use a "
             f"size that divides it ({divisors(model.num_heads)}), or layout.attention2d=blocks"
         )
+    _check_kv_heads(model, layout)
     require_divides("model.ffn_hidden_size", model.mlp_size, "layout.tp", layout.tp)
     _check_sequence(model.seq_length, layout)
     if layout.unfused_attention and model.attention == "cudnn":
@@ -24,6 +25,26 @@ def check_layout(model: ModelConfig, layout: Layout) -> None:
             f"{layout.unfused_attention} has no fused attention kernel; use model.attention=xla"
         )
     _check_offload(model, layout)
+
+
+def _check_kv_heads(model: ModelConfig, layout: Layout) -> None:
+    """Raises UserError if a device's query heads would read several parts of kv heads."""
+    heads = model.block.num_kv_heads
+    for name, devices in (("layout.tp", layout.tp), ("layout.col", layout.col)):
+        uneven = heads % devices and devices % heads
+        if uneven and not (name == "layout.col" and layout.attention2d == "blocks"):
+            raise UserError(
+                f"model.num_kv_heads={heads} does not split over {name}={devices}, nor {devices} "
+                f"over {heads}; use a {name} that divides it ({divisors(heads)}), or a multiple"
+            )
+    unit = math.lcm(layout.row, layout.col) * layout.matmul2d_slices
+    groups = heads < model.num_heads
+    if groups and layout.has_grid and layout.attention2d == "heads" and model.num_heads % unit:
+        raise UserError(
+            f"model.num_heads={model.num_heads} with model.num_kv_heads={heads} does not split "
+            f"into {unit} panels, as layout.row={layout.row}, layout.col={layout.col}, "
+            f"layout.matmul2d_slices={layout.matmul2d_slices} need; use layout.attention2d=blocks"
+        )
 
 
 def _check_products(model: ModelConfig, layout: Layout) -> None:

@@ -4,6 +4,17 @@ import dataclasses
 from collections.abc import Callable
 from typing import Literal
 
+from jaxptd.config.block import (
+    Activation,
+    BlockOptions,
+    Family,
+    LinearBias,
+    NormKind,
+    Positions,
+    RopeScaling,
+    block_options,
+    check_block,
+)
 from jaxptd.config.checks import (
     require_below_one,
     require_divides,
@@ -24,11 +35,27 @@ class ModelConfig:
     """The model.
 
     Args:
-        family: architecture; gpt is GPT-2.
+        family: architecture; gpt is GPT-2. It decides the options of a block that are null.
         num_layers: transformer blocks.
         hidden_size: width of the residual stream.
-        num_heads: attention heads; a divisor of hidden_size.
+        num_heads: attention heads; a divisor of hidden_size, if head_size is null.
+        num_kv_heads: heads of keys and values, a divisor of num_heads; null is num_heads.
+        head_size: width of a head; null is hidden_size / num_heads.
         ffn_hidden_size: width inside the MLP; null is 4 * hidden_size.
+        norm: layernorm or rmsnorm; null is the family's.
+        norm_eps: added to the variance; null is the family's.
+        activation: of the MLP; null is the family's.
+        gated: the MLP multiplies act(x w_gate) with x w_up; null is the family's.
+        linear_bias: biases of all products, of qkv only, or none; null is the family's.
+        positions: learned, rope (rotated queries and keys) or none; null is the family's.
+        rope_theta: base of rope's wavelengths; null is the family's.
+        rope_scaling: stretches rope's wavelengths for longer texts, in the way of linear, llama3 or
+            yarn; null does not.
+        rope_factor: by which rope_scaling stretches.
+        rope_original_length: tokens in the sequences before rope_scaling; llama3 and yarn need it.
+        rope_range: turns of a wave within the original length between which llama3 and yarn
+            interpolate, as low,high; null is 1,4 for llama3 and 1,32 for yarn.
+        qk_norm: normalises queries and keys of each head; null is the family's.
         seq_length: tokens in a sequence.
         vocab_size: number of token ids; null is the tokenizer's.
         vocab_multiple: pads the token table with unused rows, so that each device has a multiple
@@ -50,11 +77,25 @@ class ModelConfig:
             loop (slower to compile, can run faster).
     """
 
-    family: Literal["gpt"] = "gpt"
+    family: Family = "gpt"
     num_layers: int = 4
     hidden_size: int = 256
     num_heads: int = 8
+    num_kv_heads: int | None = None
+    head_size: int | None = None
     ffn_hidden_size: int | None = None
+    norm: NormKind | None = None
+    norm_eps: float | None = None
+    activation: Activation | None = None
+    gated: bool | None = None
+    linear_bias: LinearBias | None = None
+    positions: Positions | None = None
+    rope_theta: float | None = None
+    rope_scaling: RopeScaling | None = None
+    rope_factor: float | None = None
+    rope_original_length: int | None = None
+    rope_range: tuple[float, ...] | None = None
+    qk_norm: bool | None = None
     seq_length: int = 256
     vocab_size: int | None = None
     vocab_multiple: int = 1
@@ -71,7 +112,7 @@ class ModelConfig:
         check_fields(self, "model")
         require_positive("model", self, "num_layers", "hidden_size", "num_heads")
         require_positive("model", self, "ffn_hidden_size", "seq_length", "vocab_size")
-        require_positive("model", self, "vocab_multiple")
+        require_positive("model", self, "vocab_multiple", "num_kv_heads", "head_size", "norm_eps")
         require_below_one("model", self, "dropout")
         require_not_negative("model", self, "remat_layers")
         if (self.remat_layers or 0) > self.num_layers:
@@ -79,7 +120,11 @@ class ModelConfig:
                 f"model.remat_layers={self.remat_layers} is more than model.num_layers="
                 f"{self.num_layers}; use fewer, or null for all"
             )
-        require_divides("model.hidden_size", self.hidden_size, "model.num_heads", self.num_heads)
+        if self.head_size is None:
+            require_divides(
+                "model.hidden_size", self.hidden_size, "model.num_heads", self.num_heads
+            )
+        check_block(self)
         if self.attention == "cudnn" and self.dropout > 0:
             raise UserError(
                 f"model.attention=cudnn has no dropout (model.dropout={self.dropout}); "
@@ -87,8 +132,9 @@ class ModelConfig:
             )
 
     @property
-    def head_size(self) -> int:
-        return self.hidden_size // self.num_heads
+    def block(self) -> BlockOptions:
+        """The options of a block: those that are set, else the family's."""
+        return block_options(self)
 
     @property
     def mlp_size(self) -> int:

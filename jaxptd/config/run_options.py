@@ -1,5 +1,7 @@
 """The options of a command that takes a config: `--config F`, `--run-dir D`, fields, its own."""
 
+import importlib
+import json
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -33,6 +35,8 @@ def run_parser(
     parser = make_parser(f"jaxptd {name}", description, usual=usual, examples=lines)
     help_text = "directory of a run, which has its config"
     parser.add_argument("--run-dir", metavar="D", help=help_text)
+    help_text = "Hugging Face directory whose config.json has the model's sizes"
+    parser.add_argument("--model.from", dest="model_from", metavar="D", help=help_text)
     return parser
 
 
@@ -49,7 +53,21 @@ def read_run(
     Raises:
         UserError: as `parse`, or there is no such run.
     """
-    return parse(parser, _expanded(argv, new=new))
+    return parse(parser, _with_sizes(_expanded(argv, new=new)))
+
+
+def _with_sizes(argv: Sequence[str]) -> list[str]:
+    """The command line with `--model.from DIR` written as the sizes of a Hugging Face directory.
+
+    They override a config file, and other options override them.
+    """
+    words = Parser(add_help=False)
+    words.add_argument("--model.from", dest="source", type=path_option, action="append", default=[])
+    given, others = words.parse_known_args(argv)
+    # Found by its name: it is above the config, which it makes.
+    found = [importlib.import_module("jaxptd.hf.load").sizes(path) for path in given.source[-1:]]
+    fields = ((name, json.dumps(value)) for each in found for name, value in each.items())
+    return [*(f"--model.{name}={value.strip(chr(34))}" for name, value in fields), *others]
 
 
 def _expanded(argv: Sequence[str] | None, *, new: bool) -> list[str]:

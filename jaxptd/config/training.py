@@ -169,6 +169,8 @@ class CheckpointConfig:
         resume: auto (from the newest valid checkpoint of run_dir, if any), best (from the one with
             the lowest validation loss; later ones are set aside), never, or the path of a
             checkpoint.
+        start: weights that a new run starts from, at step 0: the path of a Hugging Face directory,
+            of a checkpoint or of a run; null draws them.
     """
 
     every: int = 500
@@ -176,9 +178,18 @@ class CheckpointConfig:
     keep_best: int = 1
     asynchronous: bool = True
     resume: str = "auto"
+    start: str | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, "checkpoint")
         require_not_negative("checkpoint", self, "every", "keep_best")
         require_positive("checkpoint", self, "keep")
         require_not_empty("checkpoint", self, "resume")
+        if self.start is None:
+            return
+        require_not_empty("checkpoint", self, "start")
+        if self.resume not in ("auto", "never"):
+            raise UserError(
+                f"checkpoint.start={self.start} has no effect with checkpoint.resume="
+                f"{self.resume}; leave one of them out"
+            )

@@ -17,14 +17,13 @@ import numpy as np
 
 from jaxptd.errors import UserError, quoted
 from jaxptd.fields.remedies import remedy
-from jaxptd.fields.values import ImpossibleError, OtherTypeError, convert, describe
+from jaxptd.fields.values import UNIONS, ImpossibleError, OtherTypeError, convert, describe
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 LIMIT = 2**63  # numpy counts in int64
 NO_KINDS = (inspect.Parameter.empty, Any)
-UNIONS = (types.UnionType, typing.Union)
 WORDS = {types.NoneType: "None", bool: "True or False", Path: "a path"}
 ORIGINS = {collections.abc.Callable: "a function", collections.abc.Mapping: "a dict"}
 

@@ -17,6 +17,9 @@ LIMIT = 2**31  # JAX counts steps, tokens and the elements of a dim in int32
 LONGEST_PATH, LONGEST_NAME = 4095, 255  # bytes that Linux allows
 
 
+UNIONS = (types.UnionType, typing.Union)  # `int | None`, `Literal["a"] | None`
+
+
 class OtherTypeError(TypeError):
     """The value is of another type than its field."""
 
@@ -41,7 +44,7 @@ def convert(value: Any, kind: Any, *, below: int = LIMIT) -> Any:
         ImpossibleError: the number is too large, or the text cannot be part of a path.
     """
     members, origin = typing.get_args(kind), typing.get_origin(kind)
-    if origin is types.UnionType:
+    if origin in UNIONS:
         return _first(value, members, below)
     if origin is typing.Literal:
         return _choice(value, members)
@@ -56,7 +59,7 @@ def convert(value: Any, kind: Any, *, below: int = LIMIT) -> Any:
 def describe(kind: Any) -> str:
     """Describes a type: "a whole number or null"."""
     members, origin = typing.get_args(kind), typing.get_origin(kind)
-    if origin is types.UnionType:
+    if origin in UNIONS:
         return " or ".join(map(describe, members))
     if origin is typing.Literal:
         return f"one of {', '.join(map(str, members))}"

@@ -68,6 +68,10 @@ class ShardingAxes:
         """Spec of `table[V, D]`: its transpose is the weight of the column-parallel logits."""
         return P(self.inner, self.contraction or self.hidden)
 
+    def head_spec(self) -> P:
+        """Spec of a vector as wide as a head, `w[H]`."""
+        return P(self.head_slices)
+
     def position_spec(self) -> P:
         """Spec of a table of positions, `table[T, D]`."""
         return P(self.contraction, self.hidden)
@@ -86,6 +90,35 @@ class ShardingAxes:
         """Numbers of the `size` heads of which this device holds all or a slice, int32."""
         return _numbers(self.inner if self.head_dim == 0 else None, size)
 
+    @property
+    def head_axes(self) -> tuple[Axis, ...]:
+        """The axes that shard the heads."""
+        return () if self.head_dim else (self.inner,)
+
+    @property
+    def head_slices(self) -> Axis | None:
+        """The axis that shards H, if each device has a slice of every head."""
+        return self.inner if self.head_dim else None
+
+    def local_head_numbers(self, size: int) -> Array:
+        """Numbers of this device's `size` numbers of a head among the H, int32."""
+        return _numbers(self.head_slices, size)
+
+    def own_kv_heads(self, kv: Array, head_size: int) -> Array:
+        """kv[.., K, H/inner] -> [.., K/inner or 1, H]: the kv heads of this device's query heads.
+
+        For kv heads that do not split over the devices: each makes a slice of all of them, and all
+        gather the slices.
+
+        Args:
+            kv: keys or values.
+            head_size: H without padding.
+        """
+        heads, devices = kv.shape[-2], lax.axis_size(self.inner)
+        whole = collectives.all_gather(kv, self.inner, kv.ndim - 1)[..., :head_size]
+        first = lax.axis_index(self.inner) * heads // devices
+        return lax.dynamic_slice_in_dim(whole, first, max(1, heads // devices), kv.ndim - 2)
+
     # ---- vocabulary ----
 
     def vocab_ids(self, size: int) -> Array:
@@ -101,16 +134,6 @@ class ShardingAxes:
         return lax.psum(s, self.inner)
 
     # ---- hidden units of the residual stream ----
-
-    def sum_over_hidden(self, sums: tuple[Array, ...]) -> tuple[Array, ...]:
-        """Sums over the shards of D, all in one message."""
-        return tuple(lax.psum(jnp.stack(sums), self.hidden)) if self.hidden else sums
-
-    def zero_hidden_padding(self, x: Array, size: int) -> Array:
-        """x with zeros in hidden unit `size` and the ones after it."""
-        if self.hidden is None or x.shape[-1] * lax.axis_size(self.hidden) == size:
-            return x
-        return jnp.where(self.local_hidden(x.shape[-1]) < size, x, 0)
 
     def local_hidden(self, size: int) -> Array:
         """Numbers of this device's `size` hidden units among the D, int32."""
@@ -137,6 +160,18 @@ def local_rows(table: Array, ids: Array, axis: Axis) -> Array:
     local = ids - local_numbers(axis, table.shape[0])[0]
     mine = (local >= 0) & (local < table.shape[0])
     return jnp.where(mine[..., None], table[jnp.where(mine, local, 0)], 0)
+
+
+def sum_shards(sums: tuple[Array, ...], axis: Axis | None) -> tuple[Array, ...]:
+    """Sums over the shards along `axis`, all in one message."""
+    return tuple(lax.psum(jnp.stack(sums), axis)) if axis else sums
+
+
+def zero_padding(x: Array, axis: Axis | None, size: int) -> Array:
+    """x with zeros in number `size` of its last dim, sharded over `axis`, and the ones after it."""
+    if axis is None or x.shape[-1] * lax.axis_size(axis) == size:
+        return x
+    return jnp.where(_numbers(axis, x.shape[-1]) < size, x, 0)
 
 
 def _numbers(axis: Axis | None, size: int) -> Array:

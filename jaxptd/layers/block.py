@@ -19,7 +19,7 @@ from jaxptd.layers.attention import Cache, SelfAttention
 from jaxptd.layers.dropout import Places, Site, dropout
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.mlp import MLP
-from jaxptd.layers.norm import LayerNorm
+from jaxptd.layers.norm import Norm
 from jaxptd.params import normal, stacked
 from jaxptd.pipeline.model import LayerInputs
 from jaxptd.zero import with_gathering
@@ -38,10 +38,13 @@ class Block(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
         init_out = normal(0.02 / (2 * config.num_layers) ** 0.5)
-        self.attention_norm = LayerNorm(config.hidden_size, form=form, rngs=rngs)
+        options, size = config.block, config.hidden_size
+        self.attention_norm = Norm(size, options=options, form=form, rngs=rngs)
         self.attention = SelfAttention(config, form=form, rngs=rngs, init_out=init_out)
-        self.mlp_norm = LayerNorm(config.hidden_size, form=form, rngs=rngs)
-        self.mlp = MLP(config.hidden_size, config.mlp_size, form=form, rngs=rngs, init_out=init_out)
+        self.mlp_norm = Norm(size, options=options, form=form, rngs=rngs)
+        self.mlp = MLP(
+            size, config.mlp_size, options=options, form=form, rngs=rngs, init_out=init_out
+        )
         self.rate, self.form = config.dropout, form
 
     def __call__(

@@ -55,6 +55,15 @@ class TensorParallel(abc.ABC):
         """Rounds D up to a size that splits evenly."""
         return self.padded(size) if self.axes.hidden else size
 
+    def padded_head(self, size: int, unit: int = 1) -> int:
+        """Rounds H up to a size that splits evenly in pieces of `unit`, where H is sharded."""
+        return unit * self.padded(size // unit, each=unit) if self.axes.head_dim else size
+
+    @property
+    @abc.abstractmethod
+    def inner_devices(self) -> int:
+        """The number of devices along `axes.inner`, which share the heads."""
+
     # ---- products ----
 
     @abc.abstractmethod
@@ -91,11 +100,11 @@ class TensorParallel(abc.ABC):
         """h[B, T, N, H] -> the same with whole heads, for attention with a cache."""
         return self.axes.gather(h, -1)[..., :head_size] if self.axes.head_dim else h
 
-    def split_heads(self, h: Array) -> Array:
+    def split_heads(self, h: Array, unit: int = 1) -> Array:
         """h[B, T, N, H] with whole heads -> h. Undoes `join_heads`."""
         if not self.axes.head_dim:
             return h
-        padding = self.padded(h.shape[-1]) - h.shape[-1]
+        padding = self.padded_head(h.shape[-1], unit) - h.shape[-1]
         return self.axes.scatter(jnp.pad(h, [(0, 0)] * (h.ndim - 1) + [(0, padding)]), -1)
 
 

@@ -43,6 +43,10 @@ class TensorParallel2D(TensorParallel):
     cols: int
     grid: Grid
 
+    @property
+    def inner_devices(self) -> int:
+        return self.cols
+
     def padded(self, size: int, each: int = 1) -> int:
         return padded(size, (self.rows, self.cols, self.grid.slices), each)
 

@@ -16,7 +16,16 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxptd.attention.kernel import KEPT, Dropout, Sites, drop, visible
+from jaxptd.attention.kernel import (
+    KEPT,
+    Dropout,
+    Sites,
+    drop_groups,
+    join_groups,
+    of_groups,
+    part_groups,
+    visible,
+)
 from jaxptd.attention.ring import Tokens
 from jaxptd.collectives import local_block
 from jaxptd.matmul.grid import Grid
@@ -34,7 +43,9 @@ def attend(
     scale: float,
     causal: bool = True,
 ) -> Array:
-    """q, k, v[B, T/row, N, H/col] -> o[B, T/row, N, H/col].
+    """q[B, T/row, N, H/col], k, v[B, T/row, K, H/col] -> o[B, T/row, N, H/col].
+
+    Query heads that share a kv head are rows of the same products.
 
     Args:
         q: this device's block of the queries.
@@ -46,15 +57,17 @@ def attend(
         scale: factor of the scores.
         causal: whether a token attends to itself and earlier tokens only; else to all.
     """
-    q_BNTH, k_BNSH, v_BNSH = (x.swapaxes(1, 2) for x in (q, k, v))
+    heads, groups = k.shape[2], q.shape[2] // k.shape[2]
+    q_BNTH, k_BNSH, v_BNSH = (x.swapaxes(1, 2) for x in (join_groups(q, heads), k, v))
     wide = jnp.promote_types(q.dtype, jnp.float32)
     s_BNTS = _each(partial(matmul_nt, dtype=wide), grid)(q_BNTH, k_BNSH)
     sites = _sites(tokens, q.shape[1] * grid.shape[0], grid)
-    p_BNTS = _softmax(s_BNTS * scale, visible(sites, causal=causal), grid.col)
-    drop_again = jax.checkpoint(partial(drop, dropout=dropout))  # saves no mask
+    seen = of_groups(visible(sites, causal=causal), groups)
+    p_BNTS = _softmax(s_BNTS * scale, seen, grid.col)
+    drop_again = jax.checkpoint(partial(drop_groups, dropout=dropout))  # saves no mask
     p_BNTS = drop_again(p_BNTS, sites).astype(v.dtype)
     o_BNTH = _each(matmul, grid)(p_BNTS, v_BNSH)
-    return checkpoint_name(o_BNTH.swapaxes(1, 2), KEPT)
+    return checkpoint_name(part_groups(o_BNTH.swapaxes(1, 2), groups), KEPT)
 
 
 def _each(multiply: Any, grid: Grid) -> Any:

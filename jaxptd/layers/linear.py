@@ -4,8 +4,10 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
-from jax import Array
+from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.attention.kernel import KEPT, TAKEN
@@ -25,6 +27,7 @@ class ColumnParallelLinear(nnx.Module):
         shard_dim: the dim of `out` that is sharded.
         form: how matrices are sharded.
         rngs: random keys of the initial weight.
+        unit: numbers of that dim that stay together; it is padded to a multiple.
         bias: whether a bias `[*out]` is added.
         gather_output: whether every device gets all of h.
         init: initialiser of the weight.
@@ -40,12 +43,13 @@ class ColumnParallelLinear(nnx.Module):
         form: TensorParallel,
         rngs: nnx.Rngs,
         shard_dim: int = 0,
+        unit: int = 1,
         bias: bool = True,
         gather_output: bool = False,
         init: Initialiser = INIT,
     ) -> None:
         out, dims = tuple(out_features), len(out_features)
-        padded = _padded(out, shard_dim, form)
+        padded = _padded(out, shard_dim, unit, form)
         self.w = param(
             rngs(),
             (in_features, *out),
@@ -69,12 +73,14 @@ class ColumnParallelLinear(nnx.Module):
         return checkpoint_name(self.form.column_parallel(x_BTD, self.w[...]), KEPT)
 
     def __call__(self, x_BTD: Array) -> Array:
-        h = checkpoint_name(self.form.column_parallel(x_BTD, self.w[...]), KEPT)
-        if self.bias is not None:
-            h = checkpoint_name(add_bias(h, self.bias), TAKEN)
+        h = self.add_bias(self.product(x_BTD))
         return (
             self.form.axes.gather(h, x_BTD.ndim - 1 + self.shard_dim) if self.gather_output else h
         )
+
+    def add_bias(self, h: Array) -> Array:
+        """h with the bias, if there is one."""
+        return h if self.bias is None else checkpoint_name(add_bias(h, self.bias), TAKEN)
 
 
 class RowParallelLinear(nnx.Module):
@@ -87,6 +93,7 @@ class RowParallelLinear(nnx.Module):
         shard_dim: the dim of `in` that is sharded.
         form: how matrices are sharded.
         rngs: random keys of the initial weight.
+        unit: numbers of that dim that stay together; it is padded to a multiple.
         bias: whether a bias `[D]` is added, once, after the sum over devices.
         input_is_parallel: whether h is sharded already; else each device takes its block of it.
         init: initialiser of the weight.
@@ -102,6 +109,7 @@ class RowParallelLinear(nnx.Module):
         form: TensorParallel,
         rngs: nnx.Rngs,
         shard_dim: int = 0,
+        unit: int = 1,
         bias: bool = True,
         input_is_parallel: bool = True,
         init: Initialiser = INIT,
@@ -113,7 +121,7 @@ class RowParallelLinear(nnx.Module):
             (*inside, out_features),
             init,
             spec=form.axes.row_spec(dims, shard_dim),
-            padded=(*_padded(inside, shard_dim, form), hidden),
+            padded=(*_padded(inside, shard_dim, unit, form), hidden),
             cast=True,
         )
         bias_of = partial(param, spec=form.axes.hidden_spec(), padded=(hidden,), decay=False)
@@ -135,7 +143,30 @@ def add_bias(x: Array, b: Array) -> Array:
     return (x + b).astype(x.dtype)
 
 
-def _padded(shape: tuple[int, ...], shard_dim: int, form: TensorParallel) -> tuple[int, ...]:
-    """The shape with dim `shard_dim` padded so that it splits evenly."""
+def multiply(x_BTD: Array, *linears: ColumnParallelLinear) -> list[Array]:
+    """The h of several layers that read the same x, in one product, so that x is gathered once."""
+    weights = [each.w[...] for each in linears]
+    h = checkpoint_name(_product(x_BTD, weights, linears[0].form), KEPT)
+    sizes = [math.prod(w.shape[1:]) for w in weights]
+    pieces = zip(linears, weights, lax.split(h, sizes, h.ndim - 1), strict=True)
+    return [each.add_bias(h.reshape(*h.shape[:-1], *w.shape[1:])) for each, w, h in pieces]
+
+
+@partial(
+    jax.checkpoint,
+    policy=jax.checkpoint_policies.save_only_these_names(TAKEN),
+    static_argnums=2,
+    prevent_cse=False,
+)
+def _product(x_BTD: Array, weights: Sequence[Array], form: TensorParallel) -> Array:
+    """Joins weights again in backward: a scan would keep second copies of them."""
+    w = jnp.concatenate([w.reshape(w.shape[0], -1) for w in weights], 1)
+    return form.column_parallel(x_BTD, w)
+
+
+def _padded(
+    shape: tuple[int, ...], shard_dim: int, unit: int, form: TensorParallel
+) -> tuple[int, ...]:
+    """The shape with dim `shard_dim` padded so that it splits evenly in pieces of `unit`."""
     before, size, after = shape[:shard_dim], shape[shard_dim], shape[shard_dim + 1 :]
-    return (*before, form.padded(size, each=math.prod(after)), *after)
+    return (*before, unit * form.padded(size // unit, each=unit * math.prod(after)), *after)

@@ -39,6 +39,10 @@ class TensorParallel1D(TensorParallel):
     enter: Callable[[Array, str], Array]
     leave: Callable[[Array, str], Array]
 
+    @property
+    def inner_devices(self) -> int:
+        return self.size
+
     def padded(self, size: int, each: int = 1) -> int:
         return -(-size // self.size) * self.size
 

@@ -1,4 +1,7 @@
-"""The MLP of a block. Letters: B batch, T position, D model, F hidden."""
+"""The MLP of a block, with or without a gate. Letters: B batch, T position, D model, F hidden."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import jax
 from flax import nnx
@@ -6,29 +9,68 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.attention.kernel import TAKEN
+from jaxptd.config import Activation, BlockOptions
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.linear import ColumnParallelLinear, RowParallelLinear, add_bias
 from jaxptd.params import Initialiser
 
+ACTIVATIONS: Mapping[Activation, Callable[[Array], Array]] = {
+    "gelu": partial(jax.nn.gelu, approximate=False),
+    "gelu-tanh": partial(jax.nn.gelu, approximate=True),
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+}
 
-@jax.checkpoint
-def _activate(h_BTF: Array, b_F: Array | None) -> Array:
-    """Bias and GELU; backward recomputes both from the product, which is saved anyway."""
-    h_BTF = h_BTF if b_F is None else add_bias(h_BTF, b_F)
-    return jax.nn.gelu(h_BTF, approximate=True)
+
+@partial(jax.checkpoint, static_argnums=(2, 3))
+def _activate(h: Array, b: Array | None, activation: Activation, gated: bool) -> Array:
+    """Bias and activation of h[B, T, F], or of a gate and h, `[B, T, 2, F]`: -> h[B, T, F].
+
+    Backward recomputes both from the product, which is saved anyway.
+    """
+    h = h if b is None else add_bias(h, b)
+    act = ACTIVATIONS[activation]
+    return act(h[..., 0, :]) * h[..., 1, :] if gated else act(h)
 
 
 class MLP(nnx.Module):
-    """`gelu(x w_up + b_up) w_down + b_down`; GELU is elementwise and needs no collective."""
+    """`act(x w_up + b_up) w_down + b_down`; with a gate `(act(x w_gate) * (x w_up)) w_down`.
+
+    The activation is elementwise and needs no collective. A gate and w_up are one array
+    `[D, 2, F]` and one product, so that x is gathered once.
+
+    Args:
+        size: D.
+        hidden: F.
+        options: activation, gate and biases.
+        form: how matrices are sharded.
+        rngs: random keys of the initial weights.
+        init_out: initialiser of w_down.
+
+    Source: Shazeer, arXiv 2002.05202 (gates).
+    """
 
     def __init__(
-        self, size: int, hidden: int, *, form: TensorParallel, rngs: nnx.Rngs, init_out: Initialiser
+        self,
+        size: int,
+        hidden: int,
+        *,
+        options: BlockOptions,
+        form: TensorParallel,
+        rngs: nnx.Rngs,
+        init_out: Initialiser,
     ) -> None:
-        self.up = ColumnParallelLinear(size, (hidden,), form=form, rngs=rngs)
-        self.down = RowParallelLinear((hidden,), size, form=form, rngs=rngs, init=init_out)
+        bias, gates = options.linear_bias == "all", (2,) if options.gated else ()
+        self.up = ColumnParallelLinear(
+            size, (*gates, hidden), shard_dim=len(gates), form=form, rngs=rngs, bias=bias
+        )
+        self.down = RowParallelLinear(
+            (hidden,), size, form=form, rngs=rngs, init=init_out, bias=bias
+        )
+        self.activation, self.gated = options.activation, options.gated
 
     @jax.named_scope("mlp")
     def __call__(self, x_BTD: Array) -> Array:
         """x as the residual stream has it -> the same."""
-        h_BTF = _activate(self.up.product(x_BTD), self.up.bias)
+        h_BTF = _activate(self.up.product(x_BTD), self.up.bias, self.activation, self.gated)
         return self.down(checkpoint_name(h_BTF, TAKEN))

@@ -1,5 +1,9 @@
-"""Layer normalisation. Letters: B batch, T position, D model."""
+"""Normalisation over the hidden units, or over the numbers of a head.
 
+Letters: B batch, T position, D model, N heads, H head size.
+"""
+
+import dataclasses
 from functools import partial
 
 import jax
@@ -10,83 +14,170 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.attention.kernel import KEPT, TAKEN
 from jaxptd.collectives import alike
-from jaxptd.layers.axes import ShardingAxes
+from jaxptd.config import BlockOptions
+from jaxptd.layers.axes import sum_shards, zero_padding
 from jaxptd.layers.form import TensorParallel
+from jaxptd.mesh import Axis
 from jaxptd.params import ones, param, zeros
 
-EPSILON = 1e-5  # GPT-2's
 
+class Norm(nnx.Module):
+    """LayerNorm, `(x - mean) / sqrt(variance + eps) * w + b` over D, or RMSNorm: no mean and no b.
 
-class LayerNorm(nnx.Module):
-    """`(x - mean) / sqrt(variance + 1e-5) * w + b` over D; statistics in float32 at least.
+    Statistics are in float32 at least. Where D is sharded, each is a sum over its shards. Where
+    each device holds a slice of the sequence, its gradient of w and b is a partial sum: the type of
+    x says so, and the partial sums are added where w is made to vary (by autodiff, or once a step).
 
-    Where D is sharded, each statistic is a sum over its shards. Where each device holds a slice of
-    the sequence, its gradient of w and b is a partial sum: the type of x says so, and the partial
-    sums are added where w is made to vary (by autodiff, or once a step).
+    Args:
+        size: D.
+        options: the kind of norm, and eps.
+        form: how matrices are sharded.
+        rngs: random keys of the parameters.
 
-    Source: Ba et al., arXiv 1607.06450.
+    Source: Ba et al., arXiv 1607.06450; Zhang and Sennrich, arXiv 1910.07467 (RMSNorm).
     """
 
-    def __init__(self, size: int, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self, size: int, *, options: BlockOptions, form: TensorParallel, rngs: nnx.Rngs
+    ) -> None:
         padded = (form.padded_hidden(size),)
-        spec = form.axes.hidden_spec()
-        self.w = param(rngs(), (size,), ones, spec=spec, padded=padded, decay=False)
-        self.b = param(rngs(), (size,), zeros, spec=spec, padded=padded, decay=False)
-        self.size, self.axes = size, form.axes
+        declare = partial(param, spec=form.axes.hidden_spec(), padded=padded, decay=False)
+        centred = options.norm == "layernorm"
+        self.w = declare(rngs(), (size,), ones)
+        self.b = declare(rngs(), (size,), zeros) if centred else None
+        self.over = _Over(form.axes.hidden, size, options.norm_eps, centred)
 
     @jax.named_scope("norm")
     def __call__(self, x_BTD: Array) -> Array:
         """x as the residual stream has it -> the same shape and type."""
-        x_BTD, w_D, b_D = alike(checkpoint_name(x_BTD, TAKEN), self.w[...], self.b[...])
-        return checkpoint_name(_normalise(x_BTD, w_D, b_D, self.axes, self.size), TAKEN)
+        b_D = None if self.b is None else self.b[...]
+        y_BTD = _normalise(*_alike(checkpoint_name(x_BTD, TAKEN), self.w[...], b_D), self.over)
+        return checkpoint_name(y_BTD, TAKEN)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _normalise(x_BTD: Array, w_D: Array, b_D: Array, axes: ShardingAxes, size: int) -> Array:
-    """Saves x for backward, which others save anyway, and two statistics of each token."""
-    return _forward(x_BTD, w_D, b_D, axes, size)[0]
+class HeadNorm(nnx.Module):
+    """RMSNorm of queries or keys `[B, T, N, H]` over H, with one `w[H]` for all heads.
+
+    The heads may be sharded: then the gradient of w is a sum over them, made once a step.
+
+    Args:
+        size: H.
+        options: eps.
+        form: how matrices are sharded.
+        rngs: random key of the parameter.
+        unit: numbers of H that stay together where H is sharded.
+
+    Source: Henry et al., arXiv 2010.04245; as Qwen3 has it.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        options: BlockOptions,
+        form: TensorParallel,
+        rngs: nnx.Rngs,
+        unit: int = 1,
+    ) -> None:
+        axes = form.axes
+        self.w = param(
+            rngs(),
+            (size,),
+            ones,
+            spec=axes.head_spec(),
+            padded=(form.padded_head(size, unit),),
+            decay=False,
+            over=axes.head_axes,
+        )
+        self.over = _Over(axes.head_slices, size, options.norm_eps, centred=False)
+
+    def __call__(self, x_BTNH: Array) -> Array:
+        """Queries or keys -> the same shape and type."""
+        return _normalise(*_alike(x_BTNH, self.w[...], None), self.over)
+
+
+def _alike(x: Array, w: Array, b: Array | None) -> tuple[Array, Array, Array | None]:
+    x, w, *rest = alike(x, w, *([] if b is None else [b]))
+    return x, w, rest[0] if rest else None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Over:
+    """The dim that is normalised, a vector of D numbers, and the kind of norm.
+
+    Args:
+        axis: the mesh axis that shards it, if any.
+        size: D without padding.
+        eps: added to the variance.
+        centred: whether the mean is subtracted.
+    """
+
+    axis: Axis | None
+    size: int
+    eps: float
+    centred: bool
+
+    def means(self, *each: Array) -> list[Array]:
+        """Means over D of several arrays, reduced in one message."""
+        sums = sum_shards(tuple(x.sum(-1, keepdims=True) for x in each), self.axis)
+        return [s / self.size for s in sums]
+
+    def pad(self, x: Array) -> Array:
+        """x with zeros in its padding, if it has any."""
+        return zero_padding(x, self.axis, self.size)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _normalise(x_BTD: Array, w_D: Array, b_D: Array | None, over: _Over) -> Array:
+    """Saves x for backward, which others save anyway, and the statistics of each token."""
+    return _forward(x_BTD, w_D, b_D, over)[0]
 
 
 def _forward(
-    x_BTD: Array, w_D: Array, b_D: Array, axes: ShardingAxes, size: int
-) -> tuple[Array, tuple[Array, ...]]:
+    x_BTD: Array, w_D: Array, b_D: Array | None, over: _Over
+) -> tuple[Array, tuple[Array | None, ...]]:
     wide_BTD = x_BTD.astype(jnp.promote_types(x_BTD.dtype, jnp.float32))
-    mean_BT1 = checkpoint_name(_means(axes, size, wide_BTD)[0], KEPT)
-    centred_BTD = axes.zero_hidden_padding(wide_BTD - mean_BT1, size)
-    variance_BT1 = _means(axes, size, centred_BTD**2)[0]
-    scale_BT1 = checkpoint_name(lax.rsqrt(variance_BT1 + EPSILON), KEPT)
-    y_BTD = (centred_BTD * scale_BT1 * w_D + b_D).astype(x_BTD.dtype)
-    return y_BTD, (x_BTD, w_D, mean_BT1, scale_BT1)
+    mean_BT1 = None
+    if over.centred:
+        mean_BT1 = checkpoint_name(over.means(wide_BTD)[0], KEPT)
+        wide_BTD = over.pad(wide_BTD - mean_BT1)
+    variance_BT1 = over.means(wide_BTD**2)[0]
+    scale_BT1 = checkpoint_name(lax.rsqrt(variance_BT1 + over.eps), KEPT)
+    y_BTD = wide_BTD * scale_BT1 * w_D
+    y_BTD = y_BTD if b_D is None else y_BTD + b_D
+    return y_BTD.astype(x_BTD.dtype), (x_BTD, w_D, mean_BT1, scale_BT1)
 
 
 def _backward(
-    axes: ShardingAxes, size: int, residuals: tuple[Array, ...], dy_BTD: Array
-) -> tuple[Array, Array, Array]:
-    """With n = (x - mean) * scale and g = dy * w: dx = scale * (g - mean(g) - n * mean(g n))."""
+    over: _Over, residuals: tuple[Array, Array, Array | None, Array], dy_BTD: Array
+) -> tuple[Array, Array, Array | None]:
+    """With n = (x - mean) * scale and g = dy * w: dx = scale * (g - mean(g) - n * mean(g n)).
+
+    RMSNorm has neither of the two means that stand alone.
+    """
     x_BTD, w_D, mean_BT1, scale_BT1 = residuals
+    dtype = scale_BT1.dtype
 
     def wide(x_BTD: Array, dy_BTD: Array) -> tuple[Array, Array]:
-        n_BTD = axes.zero_hidden_padding(
-            (x_BTD.astype(mean_BT1.dtype) - mean_BT1) * scale_BT1, size
-        )
-        return n_BTD, dy_BTD.astype(mean_BT1.dtype)
+        wide_BTD = x_BTD.astype(dtype)
+        centred_BTD = wide_BTD if mean_BT1 is None else wide_BTD - mean_BT1
+        return over.pad(centred_BTD * scale_BT1), dy_BTD.astype(dtype)
 
     # n and dy are computed twice, or XLA writes dy * n in float32: `docs/performance.md`.
     again = lax.optimization_barrier(x_BTD), lax.optimization_barrier(dy_BTD)
     n_BTD, dy_BTD = wide(x_BTD, dy_BTD)
     g_BTD = dy_BTD * w_D
-    mean_g, mean_gn = _means(axes, size, g_BTD, g_BTD * n_BTD)
-    dx_BTD = axes.zero_hidden_padding((g_BTD - mean_g - n_BTD * mean_gn) * scale_BT1, size)
+    if over.centred:
+        mean_g, mean_gn = over.means(g_BTD, g_BTD * n_BTD)
+        dx_BTD = g_BTD - mean_g - n_BTD * mean_gn
+    else:
+        dx_BTD = g_BTD - n_BTD * over.means(g_BTD * n_BTD)[0]
+    dx_BTD = over.pad(dx_BTD * scale_BT1)
     tokens = tuple(range(dy_BTD.ndim - 1))
     n_BTD, dy_BTD = wide(*again)
-    dw_D, db_D = (dy_BTD * n_BTD).sum(tokens), dy_BTD.sum(tokens)
-    return dx_BTD.astype(x_BTD.dtype), dw_D.astype(w_D.dtype), db_D.astype(w_D.dtype)
+    dw_D = (dy_BTD * n_BTD).sum(tokens).astype(w_D.dtype)
+    db_D = dy_BTD.sum(tokens).astype(w_D.dtype) if over.centred else None
+    return dx_BTD.astype(x_BTD.dtype), dw_D, db_D
 
 
 _normalise.defvjp(_forward, _backward)
-
-
-def _means(axes: ShardingAxes, size: int, *each: Array) -> list[Array]:
-    """Means over D of several arrays, reduced in one message."""
-    sums = axes.sum_over_hidden(tuple(x.sum(-1, keepdims=True) for x in each))
-    return [s / size for s in sums]

@@ -20,7 +20,7 @@ from jaxptd.layers.dropout import Places, Site
 from jaxptd.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.loss import vocab_parallel_cross_entropy
-from jaxptd.layers.norm import LayerNorm
+from jaxptd.layers.norm import Norm
 
 
 class GPT(nnx.Module):
@@ -51,11 +51,13 @@ class GPT(nnx.Module):
             rows=config.padded_vocab(form.padded),
         )
         self.tokens = make_table()
-        self.positions = PositionEmbedding(
-            config.seq_length, config.hidden_size, form=form, rngs=rngs
+        self.positions = (
+            PositionEmbedding(config.seq_length, config.hidden_size, form=form, rngs=rngs)
+            if config.block.positions == "learned"
+            else None
         )
         self.blocks = make_blocks(config, form=form, rngs=rngs)
-        self.norm = LayerNorm(config.hidden_size, form=form, rngs=rngs)
+        self.norm = Norm(config.hidden_size, options=config.block, form=form, rngs=rngs)
         self.head = None if config.tie_embeddings else make_table()
         self.config, self.form, self.offload = config, form, offload
 
@@ -72,7 +74,9 @@ class GPT(nnx.Module):
     def embed(self, tokens_BT: Array, places: Places) -> Array:
         """tokens[B, T] -> x as the residual stream has it."""
         dtype = jnp.dtype(self.config.dtype)
-        x_BTD = self.tokens(tokens_BT, dtype) + self.positions(places.position_T, dtype)
+        x_BTD = self.tokens(tokens_BT, dtype)
+        if self.positions is not None:
+            x_BTD = x_BTD + self.positions(places.position_T, dtype)
         embedded = places.at(0, Site.EMBEDDING)
         return drop_residual(x_BTD, embedded, form=self.form, rate=self.config.dropout)
 
@@ -102,8 +106,8 @@ class GPT(nnx.Module):
 
     def empty_cache(self, batch: int) -> Cache:
         """An empty cache for up to seq_length tokens and this device's heads."""
-        config, heads = self.config, self.blocks.attention.qkv.w.shape[-2]
-        layers = self.blocks.attention.qkv.w.shape[0]
-        shape = (layers, batch, config.seq_length, heads, config.head_size)
+        config, attention = self.config, self.blocks.attention
+        layers, heads = attention.out.w.shape[0], attention.local_kv_heads
+        shape = (layers, batch, config.seq_length, heads, config.block.head_size)
         k_LBSNH = jnp.zeros(shape, config.dtype)
         return Cache(k_LBSNH, k_LBSNH, jnp.zeros(layers, jnp.int32))

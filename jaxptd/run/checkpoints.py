@@ -76,19 +76,22 @@ class RunCheckpoints:
         if self._settings.resume == "best":
             self.store.set_aside_after(step, report=self._warn)
 
-    def start(self) -> State:
+    def start(self, new: Callable[[], State] | None = None) -> State:
         """The state to resume from: a checkpoint's, or a new one.
+
+        Args:
+            new: makes a new one; None: the program.
 
         Raises:
             UserError: the checkpoint is of another run, or there is none to resume from.
         """
-        resume = self._settings.resume
+        resume, new = self._settings.resume, new or self.program.init_state
         if resume == "never":
-            return self.program.init_state()
+            return new()
         target = abstract_canonical(self.program)
         if resume == "auto":
             newest = self.store.restore_newest(target, report=self._warn)
-            return self._resumed(*newest) if newest else self.program.init_state()
+            return self._resumed(*newest) if newest else new()
         if resume == "best":
             return self._start_from_best(target)
         self._check_same_run(resume, read_description(Path(resume)))

@@ -1,15 +1,26 @@
-"""Reads what a run has saved: its config, its newest good state, and its model for generation."""
+"""Reads what a run has saved: its config, its newest good state, its weights for other runs."""
 
 import contextlib
 import dataclasses
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
-from jaxptd.checkpoint import CheckpointError, Checkpoints
+from jaxptd.checkpoint import (
+    CheckpointError,
+    Checkpoints,
+    check_whole,
+    load_part,
+    read_description,
+    read_tensors,
+    restore_part,
+)
 from jaxptd.checkpoint.canonical import abstract_canonical, params_from_canonical
+from jaxptd.checkpoint.manifest import MANIFEST
 from jaxptd.config import Config
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout, make_mesh
@@ -18,25 +29,43 @@ from jaxptd.run.checkpoints import saved_config as described_config
 from jaxptd.run.devices import prepare
 from jaxptd.step import Program
 
+PARAMS = "params."  # names of parameters in a checkpoint begin so
 
-def load_run(run_dir: Path, *, tp: int, platform: Any) -> tuple[Program, Params]:
-    """Loads the model of a run's newest good checkpoint, on `tp` devices.
+# Fields of a model that change what is done with its weights, not what they are.
+_NO_WEIGHTS = frozenset(
+    {
+        *("vocab_multiple", "dropout", "dtype", "products"),
+        *("remat", "remat_layers", "attention", "scan_layers"),
+    }
+)
+
+
+def load_run(run_dir: Path, *, layout: Layout, platform: Any) -> tuple[Program, Params]:
+    """Loads the model of a run's newest good checkpoint, to generate.
 
     Raises:
         UserError: there is no run, no good checkpoint, or too few devices.
     """
     checkpoints = Checkpoints(run_dir / "checkpoints", keep=1)
-    saved = saved_config(checkpoints, run_dir)
+    program = to_generate(saved_config(checkpoints, run_dir), layout=layout, platform=platform)
+    canonical = restore_newest(checkpoints, run_dir, abstract_canonical(program))
+    return program, params_from_canonical(program, canonical)
+
+
+def to_generate(saved: Config, *, layout: Layout, platform: Any) -> Program:
+    """A program with the model of a config, to generate on another layout.
+
+    Raises:
+        UserError: too few devices, or the model does not fit the layout.
+    """
     train = dataclasses.replace(
-        saved.train, platform=platform, global_batch_size=1, micro_batches=1
+        saved.train, platform=platform, global_batch_size=layout.dp, micro_batches=1
     )
     # cuDNN's kernel has no cache, and products of a single token gain nothing from 8 bits.
     model = dataclasses.replace(saved.model, attention="xla", products="native")
-    config = Config(model, Layout(tp=tp), saved.data, saved.optimizer, train, saved.checkpoint)
+    config = Config(model, layout, saved.data, saved.optimizer, train, saved.checkpoint)
     prepare(config, double=bool(jax.config.read("jax_enable_x64")))
-    program = Program(config, make_mesh(config.layout))
-    canonical = restore_newest(checkpoints, run_dir, abstract_canonical(program))
-    return program, params_from_canonical(program, canonical)
+    return Program(config, make_mesh(config.layout))
 
 
 def saved_config(checkpoints: Checkpoints, run_dir: Path) -> Config:
@@ -65,6 +94,75 @@ def restore_newest(checkpoints: Checkpoints, run_dir: Path, target: Any) -> dict
     if found is None:
         raise _all_damaged(run_dir)
     return found[1]
+
+
+def restore_weights(program: Program, path: Path) -> Params:
+    """The parameters of a checkpoint, or of a run's newest good one, of the same model.
+
+    Raises:
+        UserError: there is no such checkpoint, it is damaged, or its model is another.
+    """
+    if not os.path.isfile(path / MANIFEST) and os.path.isdir(path / "checkpoints"):
+        steps = Checkpoints(path / "checkpoints", keep=1).steps()
+        if not steps:
+            raise UserError(f"checkpoint.start={path} is a run without a checkpoint; name another")
+        path = _folder(path, steps[-1])
+    saved = described_config(str(path), read_description(path)).model
+    for field in dataclasses.fields(saved):
+        mine, there = getattr(program.config.model, field.name), getattr(saved, field.name)
+        if field.name not in _NO_WEIGHTS and mine != there:
+            raise UserError(
+                f"model.{field.name}={mine}, but checkpoint.start={path} has {there}; use a config "
+                "with the same model"
+            )
+    target = {"params": abstract_canonical(program)["params"]}
+    return params_from_canonical(program, restore_part(path, target))
+
+
+class SavedParams:
+    """The parameters of a run's newest good checkpoint, canonical, read one at a time.
+
+    Args:
+        run_dir: of the run.
+
+    Raises:
+        UserError: there is no run, or no good checkpoint.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        checkpoints = Checkpoints(run_dir / "checkpoints", keep=1)
+        self.config = saved_config(checkpoints, run_dir)
+        self.step = _newest_undamaged(checkpoints, run_dir)
+        self._path = _folder(run_dir, self.step)
+        tensors = {
+            name.removeprefix(PARAMS): each
+            for name, each in read_tensors(self._path).items()
+            if name.startswith(PARAMS)
+        }
+        self.shapes = {name: tuple(each["shape"]) for name, each in tensors.items()}
+        self.dtypes = {name: each["dtype"] for name, each in tensors.items()}
+
+    def read(self, name: str) -> np.ndarray:
+        """One parameter."""
+        wide = self.dtypes[name] == "float64"
+        with jax.enable_x64(wide or jax.config.jax_enable_x64):
+            x: Any = jax.ShapeDtypeStruct(self.shapes[name], self.dtypes[name])
+            return np.asarray(load_part(self._path, {"params": {name: x}})["params"][name])
+
+
+def _newest_undamaged(checkpoints: Checkpoints, run_dir: Path) -> int:
+    for step in reversed(checkpoints.steps()):
+        try:
+            check_whole(_folder(run_dir, step))
+        except CheckpointError as error:
+            _warn(f"{error}; skipped")
+        else:
+            return step
+    raise _all_damaged(run_dir)
+
+
+def _folder(run_dir: Path, step: int) -> Path:
+    return run_dir / "checkpoints" / f"{step:08d}"
 
 
 def _all_damaged(run_dir: Path) -> UserError:

@@ -83,9 +83,14 @@ class StepBody:
         return {name: as_varying(p, self._owed_axes(name)) for name, p in params.items()}
 
     def _owed_axes(self, name: str) -> tuple[str, ...]:
-        """Axes over which a shard's gradient is a partial sum: those that shard tokens, and pp."""
+        """Axes over which a shard's gradient is a partial sum.
+
+        Those that shard tokens, pp, and those that shard what only this parameter is used on.
+        """
+        stored = self.resolved.stored[name]
         axes = (Axis.PP, *BATCH_AXES, *self.resolved.form.axes.tokens)
-        return tuple(a for a in axes if a not in self.resolved.stored[name].axes)
+        others = (axis for axis in stored.info.over if axis not in axes)
+        return tuple(a for a in (*axes, *others) if a not in stored.axes)
 
     def _reduced(self, loss: Array, grads: Params) -> tuple[Array, Params]:
         """Sums loss and gradients over the devices: once, whatever M is."""

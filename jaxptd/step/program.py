@@ -163,6 +163,17 @@ class Program:
         return CompiledStep(jax.jit(_train_on_mesh(self)), self.place, self._check_state)
 
     @cached_property
+    def gradients(self) -> Callable[[State, Batch], tuple[Array, Params]]:
+        """(state, batch) -> (loss, reduced gradients); updates nothing."""
+        step = _train_on_mesh(self)
+
+        def gradients(state: State, batch: Batch) -> tuple[Array, Params]:
+            _, metrics, grads = step(state, batch)
+            return metrics["loss"], grads
+
+        return CompiledStep(jax.jit(gradients), self.place, self._check_state)
+
+    @cached_property
     def eval_step(self) -> Callable[[Params, Batch], Metrics]:
         """(params, batch) -> loss_sum, in nats, and tokens, over the whole batch; no dropout."""
         params = self.states.specs["params"]

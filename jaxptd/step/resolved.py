@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from jaxptd.config import Config, ModelConfig
 from jaxptd.layers.attention import choose_kernel
 from jaxptd.layers.form import TensorParallel
-from jaxptd.layers.forms import make_form
+from jaxptd.layers.forms import for_decoding, make_form
 from jaxptd.layers.fp8 import choose_product
 from jaxptd.models.gpt import GPT
 from jaxptd.params import Blueprint, ParamInfo, Stored
@@ -108,6 +108,15 @@ def resolve(config: Config, mesh: Mesh) -> Resolved:
         plan=plan,
         placement=StagePlacement(plan, layout.sizes) if plan else _as_it_is,
     )
+
+
+def resolve_for_decoding(config: Config, mesh: Mesh) -> Resolved:
+    """Makes the choices of a config for one sequence, with a form that shards no token."""
+    model, layout = dataclasses.replace(config.model, remat="none"), config.layout
+    if layout.offload == "activations":  # nothing is kept
+        layout = dataclasses.replace(layout, offload="none")
+    resolved = resolve(dataclasses.replace(config, model=model, layout=layout), mesh)
+    return dataclasses.replace(resolved, form=for_decoding(layout))
 
 
 def _as_it_is(info: ParamInfo) -> ParamInfo:

@@ -20,6 +20,7 @@ UNEVEN = {"num_heads": 3, "hidden_size": 15, "ffn_hidden_size": 23}
 RING_STEPS = dataclasses.replace(tiny.SEQUENCE_PARALLEL, collective_matmul=True)
 BLOCKS = Layout(row=2, col=2, attention2d="blocks")
 FIVE = {"num_layers": 5, "micro_batches": 4}
+QWEN = {"family": "qwen3", "num_kv_heads": 2}
 
 
 def every(layout: Layout, **choice: Any) -> list[Any]:
@@ -37,10 +38,21 @@ QUICK = [
     (Layout(pp=2, cp=2), FIVE | {"remat": "dots", "remat_layers": 2, "dropout": 0.1}),
     (Layout(pp=2), FIVE | {"remat": "full"}),
     (Layout(dp=2, tp=2, zero=3), {}),  # no whole parameter is kept
+    *every(Layout(tp=4, sequence_parallel=True), **QWEN)[:3],  # more devices than kv heads
+    *every(Layout(cp=2, tp=2), **QWEN)[2:],
+    *every(Layout(row=2, col=2), **QWEN)[:1],
 ]
 SLOW = [
     *every(Layout(row=2, col=2), dtype="bfloat16")[1:],
     *every(Layout(dp=2, zero=2)),
+    *every(Layout(), **QWEN, linear_bias="all"),
+    *every(Layout(tp=4, sequence_parallel=True), **QWEN)[3:],
+    *every(Layout(cp=2, tp=2), **QWEN)[:2],
+    *every(Layout(row=2, col=2), **QWEN)[1:],
+    *every(Layout(row=2, col=4), **QWEN, dtype="bfloat16"),
+    *every(BLOCKS, **QWEN),
+    *every(Layout(cp=4, ring="rsa"), **QWEN, dropout=0.1),
+    *every(Layout(pp=2, tp=4), **QWEN | FIVE),
     *every(Layout(dp=2, pp=2, zero=3)),
     *every(BLOCKS, **UNEVEN)[1:],
     *every(Layout(dp=2), dtype="bfloat16", dropout=0.1),

@@ -74,6 +74,23 @@ PIPELINES = [
     (Layout(pp=2, row=2, col=2, matmul2d="summa", attention2d="blocks"), FOUR | UNEVEN),
     (Layout(pp=2, row=2, col=2, matmul2d="fox"), FOUR | {"dtype": "bfloat16"}),
 ]
+QWEN = {"family": "qwen3", "num_kv_heads": 2}
+ODD_HEADS = QWEN | {"head_size": 6, "tie_embeddings": False}
+OPTIONS = [
+    (Layout(tp=4), QWEN | {"remat": "dots"}),  # more devices than kv heads
+    (RING_STEPS, QWEN | {"remat": "full"}),
+    slow(Layout(tp=2), QWEN | {"remat": "attention"}),
+    slow(Layout(cp=4), QWEN),
+    (Layout(cp=2, tp=2, ring="rsa"), QWEN | {"remat": "full"}),
+    (Layout(row=2, col=4), QWEN | {"remat": "dots"}),
+    slow(Layout(row=4, col=2, matmul2d="summa"), QWEN | {"remat": "full"}),
+    (Layout(row=2, col=2, attention2d="blocks"), ODD_HEADS | {"remat": "dots"}),
+    slow(Layout(row=2, col=2, attention2d="blocks", matmul2d="summa"), QWEN | {"remat": "full"}),
+    slow(Layout(row=2, col=2, attention2d="blocks", matmul2d="cannon"), QWEN),
+    (Layout(pp=2, tp=2, schedule="zb-v"), FOUR | QWEN),
+    slow(Layout(pp=2, row=2, col=2, schedule="zb-h1"), FOUR | QWEN | {"remat": "full"}),
+    slow(Layout(dp=2, tp=4, zero=3, sequence_parallel=True), QWEN),
+]
 FIVE = {"num_layers": 5, "remat_layers": 2}
 MIXED = [
     *((tiny.SEQUENCE_PARALLEL, FIVE | {"remat": remat}) for remat in ("dots", "full")),
@@ -91,7 +108,7 @@ MIXED = [
 ]
 
 
-@pytest.mark.parametrize(("layout", "choice"), MATRIX + PIPELINES + MIXED, ids=str)
+@pytest.mark.parametrize(("layout", "choice"), MATRIX + PIPELINES + OPTIONS + MIXED, ids=str)
 def test_the_jaxpr_moves_what_the_formula_says(layout: Layout, choice: dict) -> None:
     program = tiny.program(layout, **choice)
     assert subtract(count(program), formula(program)) == []

@@ -47,7 +47,7 @@ def test_nothing_can_be_changed_afterwards():
 
 def test_sizes_that_follow_from_others():
     model = ModelConfig(hidden_size=96, num_heads=6)
-    assert (model.head_size, model.mlp_size) == (16, 384)
+    assert (model.block.head_size, model.mlp_size) == (16, 384)
     assert ModelConfig(ffn_hidden_size=100).mlp_size == 100
 
 

@@ -36,6 +36,7 @@ PIPELINES = [
     ("--layout.pp=2", "--layout.cp=2", "--layout.stage_layers=[0,2]"),
     ("--layout.pp=2", "--layout.row=2", "--layout.col=2", "--layout.matmul2d=cannon"),
 ]
+QWEN = ("--model.family=qwen3", "--model.num_kv_heads=2")
 BLOCKS = ("--layout.row=2", "--layout.col=4", "--layout.attention2d=blocks")
 
 
@@ -45,15 +46,19 @@ def make_program(*overrides: str) -> Program:
     return Program(config, make_mesh(config.layout))
 
 
+def model_options(overrides: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(option for option in overrides if option.startswith("--model."))
+
+
 @functools.cache
 def make_params(*overrides: str) -> dict:
     """Parameters 8 times larger than initial ones, so that the generated text varies.
 
     They have the same numbers on every layout of the model.
     """
-    program = make_program(*overrides)
-    if overrides:
-        held = program.resolved.blueprint.from_canonical(make_params())
+    program, model = make_program(*overrides), model_options(overrides)
+    if overrides != model:
+        held = program.resolved.blueprint.from_canonical(make_params(*model))
         return jax.device_put(held, shardings(program.infos, program.mesh))
     larger = jax.jit(lambda params: jax.tree.map(lambda p: 8 * p, params))
     return larger(program.resolved.blueprint.init(0, mesh=program.mesh, dtype=jnp.float32))
@@ -69,9 +74,9 @@ def write(prompt, tokens: int, *overrides: str, sampling: Sampling = GREEDY) -> 
 
 
 @functools.cache
-def next_logits():
+def next_logits(*model: str):
     """(ids[16], length) -> logits of the next token, from the whole text without a cache."""
-    program = make_program()
+    program = make_program(*model)
 
     def body(params, tokens_BT):
         places = Places(jnp.zeros(1, jnp.int32), jnp.arange(LONGEST, dtype=jnp.int32), None)
@@ -82,10 +87,10 @@ def next_logits():
     whole = jax.jit(
         jax.shard_map(body, mesh=program.mesh, in_specs=specs, out_specs=specs[1], check_vma=True)
     )
-    return lambda ids, length: whole(make_params(), ids[None])[0, length - 1]
+    return lambda ids, length: whole(make_params(*model), ids[None])[0, length - 1]
 
 
-def written_without_cache(prompt: list[int], tokens: int) -> list[int]:
+def written_without_cache(prompt: list[int], tokens: int, *model: str) -> list[int]:
     """Generates each token from the whole text before it; a full text continues from its half."""
     text = list(prompt)
     seen = list(prompt)
@@ -94,7 +99,7 @@ def written_without_cache(prompt: list[int], tokens: int) -> list[int]:
             seen = seen[-(LONGEST // 2) :]
         padded = np.zeros(LONGEST, np.int32)
         padded[: len(seen)] = seen
-        token = int(jnp.argmax(next_logits()(padded, len(seen))))
+        token = int(jnp.argmax(next_logits(*model)(padded, len(seen))))
         seen.append(token)
         text.append(token)
     return text[len(prompt) :]
@@ -129,6 +134,17 @@ def test_the_cache_gives_what_the_whole_prefix_gives(prompt):
 def test_every_layout_writes_the_same(layout):
     prompt = PROMPTS["some"]
     assert write(prompt, two_halves_more(prompt), *layout) == write(prompt, two_halves_more(prompt))
+
+
+@pytest.mark.parametrize(
+    "layout", [(), TP4, slow(GRID), slow(BLOCKS), slow(PIPELINE), slow(CP2_TP2)], ids=str
+)
+def test_groups_of_heads_that_are_turned_write_the_same(layout):
+    """The cache holds turned keys, of a single kv head where devices are more."""
+    prompt = PROMPTS["some"]
+    found = write(prompt, two_halves_more(prompt), *QWEN, *layout)
+    assert found == written_without_cache(prompt, two_halves_more(prompt), *QWEN)
+    assert len(set(found)) > 5
 
 
 @pytest.mark.slow

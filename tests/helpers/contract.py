@@ -208,13 +208,17 @@ def _expected(case: Case, layout: Layout, dtype: str) -> list[Collective]:
 
 
 def _owed(case: Case, layout: Layout, itemsize: int) -> Iterator[Collective]:
-    """One sum for each parameter that is whole where tokens are cut; `Program` puts them off."""
+    """One sum for each parameter that is whole where tokens, or its uses, are cut.
+
+    `Program` puts them off.
+    """
     form = make_form(layout)
     for info in _blueprint(case, layout).infos.values():
-        cut = [axis for axis in (Axis.DP, Axis.CP, *form.axes.tokens) if layout.sizes[axis] > 1]
+        shared = {*form.axes.tokens, *map(Axis, info.over)}
+        cut = [axis for axis in (Axis.DP, Axis.CP, *sorted(shared)) if layout.sizes[axis] > 1]
         axes = tuple(str(axis) for axis in cut if axis not in info.axes)
         block = math.prod(info.stored_shape) // math.prod(
             layout.sizes[Axis(axis)] for axis in info.axes
         )
-        if set(axes) & set(form.axes.tokens):
+        if set(axes) & shared:
             yield Collective(ALL_REDUCE, axes, 1, block * itemsize)

@@ -13,6 +13,7 @@ from jaxptd.layers.forms import make_form
 from jaxptd.mesh import Axis, Layout
 
 B, T, D, F, N, H, V = 4, 8, 16, 24, 4, 4, 13
+K = 2  # heads of keys and values, where groups of heads share them
 Part = Callable[[Layout, str], Iterator[Collective]]
 
 
@@ -32,15 +33,36 @@ def tokens(layout: Layout) -> int:
 
 
 def width(layout: Layout, of: str) -> int:
-    """Features as held: D, F, V, N*H with N cut (N) or as attention cuts it (A); 3 of those."""
-    form, many = make_form(layout), 3 if of[0] == "3" else 1
+    """Features as held: D, F, V, N*H with N cut (N) or as attention cuts it (A); 2 or 3 of those.
+
+    With groups of heads: N*H (O), and all of q, k and v (G), where H is cut in pairs.
+    """
+    form, many = make_form(layout), int(of[0]) if of[0].isdigit() else 1
+    if of == "O":
+        return N * form.padded_head(H, 2) if form.axes.head_dim else N * H
+    if of == "G":
+        return width(layout, "O") + 2 * made_keys(layout)
     if of[-1] == "N" or (of[-1] == "A" and form.axes.head_dim == 0):
         return many * form.padded(N) * H
     if of[-1] == "A":
         return many * N * form.padded(H)
     if of == "D":
         return form.padded_hidden(D)
-    return form.padded({"F": F, "V": V}[of])
+    return many * form.padded({"F": F, "V": V}[of[-1]])
+
+
+def gathers_keys(layout: Layout) -> bool:
+    """True if K heads do not split over the devices that share them."""
+    form = make_form(layout)
+    return not form.axes.head_dim and form.padded(K, each=H) != K
+
+
+def made_keys(layout: Layout) -> int:
+    """Numbers of a token's keys that all devices make."""
+    form = make_form(layout)
+    if form.axes.head_dim:
+        return K * form.padded_head(H, 2)
+    return K * (form.padded(H) if gathers_keys(layout) else H)
 
 
 def message(kind: str, axis: Axis, of: str, *, times: int = 1, messages: int | None = None) -> Part:
@@ -74,6 +96,16 @@ def ends(count: int, *others: Part, rounds: int = 0) -> Part:
     return part
 
 
+def both(one: Part, other: Part) -> Part:
+    """What one part moves, and the other."""
+
+    def part(layout: Layout, dtype: str) -> Iterator[Collective]:
+        yield from one(layout, dtype)
+        yield from other(layout, dtype)
+
+    return part
+
+
 def product(contract: str, out: str) -> Part:
     """x[m, K] w[K, out]: both spread forward and again backward, their gradients brought home."""
 
@@ -103,14 +135,39 @@ def attention(layout: Layout, dtype: str) -> Iterator[Collective]:
     yield Collective(ALL_REDUCE, (Axis.COL,), 3, 3 * tokens(layout) * N * itemsize)
 
 
+def groups(layout: Layout, dtype: str) -> Iterator[Collective]:
+    """As `attention`, with K heads of keys and values, and a norm of queries and keys."""
+    form, itemsize = make_form(layout), np.dtype(dtype).itemsize
+    size = tokens(layout) * itemsize
+    if layout.attention2d == "heads":
+        axis = Axis.COL if layout.has_grid else Axis.TP
+        if gathers_keys(layout):
+            for kind in (ALL_GATHER, REDUCE_SCATTER):
+                yield Collective(kind, (axis,), 1, 2 * made_keys(layout) * size)
+        hops = 3 * (layout.ring_size - 1)
+        keys = max(1, K // form.inner_devices) * H
+        yield Collective(PERMUTE, (Axis.CP, Axis.ROW), hops, hops * 2 * keys * size)
+        return
+    grid, s = Panels(layout, on_gpus=False), tokens(layout) * N * T // layout.col
+    keys = tokens(layout) * made_keys(layout) // layout.col
+    for axis, block in ((Axis.ROW, keys), (Axis.COL, s)):
+        yield from grid.spread(axis, block, times=4, itemsize=itemsize)
+        yield from grid.collect(axis, block, times=2, itemsize=itemsize)
+    yield Collective(ALL_REDUCE, (Axis.COL,), 3, 3 * N * size)
+    yield Collective(ALL_REDUCE, (Axis.COL,), 4, 2 * (N + K) * size)
+
+
 def nothing(layout: Layout, dtype: str) -> Iterator[Collective]:
     yield from ()
 
 
 # Mean and variance; backward two means in one message.
 NORM = message(ALL_REDUCE, Axis.COL, "1", times=4, messages=3)
+RMS_NORM = message(ALL_REDUCE, Axis.COL, "1", times=2)  # one mean, forward and backward
 ATTENTION_MOVES = product("D", "3A"), attention, product("A", "D")
 MLP_MOVES = product("D", "F"), product("F", "D")
+GROUPS_MOVES = product("D", "G"), groups, product("O", "D")
+GATED_MOVES = product("D", "2F"), product("F", "D")
 
 
 def position_rows(layout: Layout, dtype: str) -> Iterator[Collective]:

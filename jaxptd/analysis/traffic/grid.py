@@ -19,6 +19,7 @@ from jaxptd.analysis.collective import (
     REDUCE_SCATTER,
     Collective,
 )
+from jaxptd.analysis.traffic.ring import gathered_kv
 from jaxptd.analysis.traffic.scenario import Recomputed, Scenario
 from jaxptd.mesh import Axis, Layout
 
@@ -79,15 +80,16 @@ def _layers(step: Scenario, again: Recomputed, times: int) -> Iterator[Collectiv
     sizes = step.sizes
     forwards = 1 + again.products
     for contract, out, runs in (
-        (sizes.hidden, 3 * sizes.attention, forwards),
+        (sizes.hidden, sizes.projected, forwards),
         (sizes.attention, sizes.hidden, forwards),
-        (sizes.hidden, sizes.mlp, forwards),
+        (sizes.hidden, sizes.up, forwards),
         (sizes.mlp, sizes.hidden, 1 + again.last_product),
     ):
         yield from _product(step, contract, out, forwards=runs, times=times)
     yield from _norms(step, forwards=forwards, times=2 * times)
     if sizes.has_blocks:
         yield from _blocks(step, again, times)
+    yield from gathered_kv(step, again, times)
 
 
 def _product(
@@ -109,9 +111,13 @@ def _product(
 
 
 def _norms(step: Scenario, *, forwards: int, times: int) -> Iterator[Collective]:
-    """Mean and variance, one after the other; backward two means in one message."""
+    """Mean and variance, one after the other; backward two means in one message.
+
+    RMSNorm has a single one, forward and backward.
+    """
     size = times * step.sizes.rows * step.sizes.master_itemsize
-    count, scalars = 2 * forwards + 1, 2 * forwards + 2
+    means = 2 if step.config.model.block.norm == "layernorm" else 1
+    count, scalars = means * forwards + 1, means * (forwards + 1)
     yield Collective(ALL_REDUCE, (Axis.COL,), times * count, size * scalars)
 
 
@@ -122,9 +128,11 @@ def _tables(step: Scenario) -> Iterator[Collective]:
     rows = micro_batches * sizes.rows * sizes.hidden * sizes.itemsize
     positions = config.model.seq_length // layout.cp * sizes.hidden // layout.col * sizes.itemsize
     yield Collective(ALL_TO_ALL, (Axis.ROW,), 2 * micro_batches, 2 * rows)
+    learned = config.model.block.positions == "learned"
     for kind in (REDUCE_SCATTER, ALL_GATHER):
         yield Collective(kind, (Axis.COL,), micro_batches, rows)
-        yield Collective(kind, (Axis.ROW,), micro_batches, micro_batches * positions)
+        if learned:
+            yield Collective(kind, (Axis.ROW,), micro_batches, micro_batches * positions)
     loss = 3 * micro_batches * sizes.rows * sizes.master_itemsize
     yield Collective(ALL_REDUCE, (Axis.COL,), 2 * micro_batches, loss)
 
@@ -136,7 +144,7 @@ def _blocks(step: Scenario, again: Recomputed, times: int) -> Iterator[Collectiv
     """
     config, sizes, panels = step.config, step.sizes, Panels(step.config.layout, step.on_gpus)
     narrow, wide = sizes.itemsize, sizes.master_itemsize
-    k = sizes.rows * sizes.attention // config.layout.col
+    k = sizes.rows * sizes.keys
     s = sizes.rows * config.model.num_heads * config.model.seq_length // config.layout.col
     keys = times * (4 + again.scores + again.values)
     yield from panels.spread(Axis.ROW, k, times=keys, itemsize=narrow)
@@ -147,3 +155,7 @@ def _blocks(step: Scenario, again: Recomputed, times: int) -> Iterator[Collectiv
     softmax = times * (3 + 2 * again.scores)
     rows = sizes.rows * config.model.num_heads * wide
     yield Collective(ALL_REDUCE, (Axis.COL,), softmax, softmax * rows)
+    if config.model.block.qk_norm:
+        passes = times * (2 + again.products)
+        rows += sizes.rows * config.model.block.num_kv_heads * wide
+        yield Collective(ALL_REDUCE, (Axis.COL,), 2 * passes, passes * rows)

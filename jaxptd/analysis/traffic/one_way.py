@@ -8,6 +8,7 @@ Source: Shoeybi et al., arXiv 1909.08053; Korthikanti et al., arXiv 2205.05198.
 from collections.abc import Iterator
 
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Collective
+from jaxptd.analysis.traffic.ring import gathered_kv
 from jaxptd.analysis.traffic.scenario import Scenario
 from jaxptd.mesh import Axis
 
@@ -31,6 +32,8 @@ def one_way(step: Scenario) -> Iterator[Collective]:
     for kind in (ALL_GATHER, REDUCE_SCATTER) if layout.sequence_parallel else (ALL_REDUCE,):
         times = micro_batches * (layers.get(kind, 0) + ENDS)
         yield Collective(kind, (Axis.TP,), times, times * size)
+    for again, count in step.stacks:
+        yield from gathered_kv(step, again, micro_batches * count)
     hops = micro_batches * _rounds(step) * (layout.tp - 1)
     yield Collective(PERMUTE, (Axis.TP,), hops, hops * size // layout.tp)
     loss = 3 * micro_batches * sizes.tokens * sizes.master_itemsize

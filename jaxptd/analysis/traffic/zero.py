@@ -78,4 +78,5 @@ def _summed_over(stored: Stored, layout: Layout) -> tuple[Axis, ...]:
     """The axes over which a device's gradient is a partial sum."""
     tokens = (Axis.PP, Axis.DP, Axis.CP, Axis.ROW)
     sharding = (*tokens, Axis.TP) if layout.sequence_parallel else tokens
-    return tuple(axis for axis in sharding if axis not in stored.axes)
+    others = (Axis(axis) for axis in stored.info.over if axis not in sharding)
+    return tuple(axis for axis in (*sharding, *others) if axis not in stored.axes)

@@ -1,0 +1,159 @@
+"""The options of a block, and the presets of its family.
+
+A family is nothing but a row of `FAMILIES`: layers and formulas read `BlockOptions`, never a name.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from jaxptd.config.checks import require_divides, require_positive
+from jaxptd.errors import UserError
+
+Family = Literal["gpt", "llama", "qwen2", "qwen3", "mistral"]
+NormKind = Literal["layernorm", "rmsnorm"]
+Activation = Literal["gelu", "gelu-tanh", "relu", "silu"]
+LinearBias = Literal["all", "qkv", "none"]
+Positions = Literal["learned", "rope", "none"]
+RopeScaling = Literal["linear", "llama3", "yarn"]
+
+_RANGES: Mapping[RopeScaling, tuple[float, float]] = {"llama3": (1, 4), "yarn": (1, 32)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Rope:
+    """Wavelengths of rotary positions; the fields are those of `ModelConfig`."""
+
+    theta: float
+    scaling: RopeScaling | None = None
+    factor: float = 1.0
+    original_length: int = 0
+    range: tuple[float, float] = (0, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockOptions:
+    """The options of a block, none of them open; the fields are those of `ModelConfig`.
+
+    Args:
+        norm: kind of the norms.
+        norm_eps: added to the variance.
+        activation: of the MLP.
+        gated: whether the MLP has a gate.
+        linear_bias: which products have a bias.
+        positions: how tokens know their place.
+        rope: wavelengths; None unless positions are rope.
+        qk_norm: whether queries and keys of each head are normalised.
+        num_kv_heads: heads of keys and values.
+        head_size: width of a head.
+    """
+
+    norm: NormKind
+    norm_eps: float
+    activation: Activation
+    gated: bool
+    linear_bias: LinearBias
+    positions: Positions
+    rope: Rope | None
+    qk_norm: bool
+    num_kv_heads: int
+    head_size: int
+
+    @property
+    def head_unit(self) -> int:
+        """Numbers of a head that stay together where heads are cut: rope turns pairs."""
+        return 2 if self.rope else 1
+
+
+_GPT = {
+    "norm": "layernorm",
+    "norm_eps": 1e-5,
+    "activation": "gelu-tanh",
+    "gated": False,
+    "linear_bias": "all",
+    "positions": "learned",
+    "rope_theta": 1e4,
+    "qk_norm": False,
+}
+_LLAMA = _GPT | {
+    "norm": "rmsnorm",
+    "activation": "silu",
+    "gated": True,
+    "linear_bias": "none",
+    "positions": "rope",
+}
+_QWEN = _LLAMA | {"norm_eps": 1e-6, "rope_theta": 1e6}
+# What each family has where a config says nothing.
+FAMILIES: Mapping[Family, Mapping[str, Any]] = {
+    "gpt": _GPT,
+    "llama": _LLAMA,
+    "qwen2": _QWEN | {"linear_bias": "qkv"},
+    "qwen3": _QWEN | {"qk_norm": True},
+    "mistral": _LLAMA,
+}
+
+
+def block_options(model: Any) -> BlockOptions:
+    """The options of a `ModelConfig`, those that are null as its family has them."""
+    found = {
+        name: preset if getattr(model, name) is None else getattr(model, name)
+        for name, preset in FAMILIES[model.family].items()
+    }
+    theta, scaling = found.pop("rope_theta"), model.rope_scaling
+    rope = Rope(
+        theta,
+        scaling,
+        model.rope_factor or 1.0,
+        model.rope_original_length or 0,
+        model.rope_range or _RANGES.get(scaling, (0, 0)),
+    )
+    return BlockOptions(
+        **found,
+        rope=rope if found["positions"] == "rope" else None,
+        num_kv_heads=model.num_kv_heads or model.num_heads,
+        head_size=model.head_size or model.hidden_size // model.num_heads,
+    )
+
+
+def check_block(model: Any) -> None:
+    """Raises UserError for options that do not fit each other, or that have no effect."""
+    options = block_options(model)
+    kv_heads = options.num_kv_heads
+    require_divides("model.num_heads", model.num_heads, "model.num_kv_heads", kv_heads)
+    require_positive("model", model, "rope_theta", "rope_factor", "rope_original_length")
+    rope = {f.name: getattr(model, f.name) for f in dataclasses.fields(model) if "rope_" in f.name}
+    unread = [name for name, value in rope.items() if value is not None]
+    if options.rope is None and unread:
+        raise UserError(
+            f"model.{unread[0]} has no effect with model.positions={options.positions}; leave it "
+            "out, or use model.positions=rope"
+        )
+    if options.rope and options.head_size % 2:
+        raise UserError(
+            f"model.positions=rope turns pairs, and a head has {options.head_size} numbers; use an "
+            "even model.head_size"
+        )
+    _check_scaling(model)
+
+
+def _check_scaling(model: Any) -> None:
+    scaling = model.rope_scaling
+    needs = {
+        "rope_factor": scaling is not None,
+        "rope_original_length": scaling in _RANGES,
+        "rope_range": scaling in _RANGES,
+    }
+    for name, read in needs.items():
+        value = getattr(model, name)
+        if value is not None and not read:
+            raise UserError(
+                f"model.{name} has no effect with model.rope_scaling={scaling or 'null'}; "
+                "leave it out"
+            )
+        if value is None and read and name != "rope_range":
+            raise UserError(f"model.rope_scaling={scaling} needs model.{name}; set it")
+    span = model.rope_range
+    if span is not None and not (len(span) == 2 and 0 < span[0] < span[1]):
+        raise UserError(
+            f"model.rope_range={list(span)} must be two numbers above 0, the smaller first"
+        )

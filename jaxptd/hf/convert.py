@@ -1,0 +1,154 @@
+"""`jaxptd convert`: Hugging Face directories to runs and back, and what a directory has."""
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxptd.commands.words import add_words, path_option
+from jaxptd.display import Table, bytes_text, count_text
+from jaxptd.errors import Parser, UserError, quoted, run_command
+from jaxptd.hf.directory import Directory
+from jaxptd.hf.load import config_of
+from jaxptd.hf.mapping import map_tensors
+from jaxptd.hf.read import read_params
+from jaxptd.hf.write import DTYPES, write_directory
+from jaxptd.layout import Layout
+from jaxptd.mesh import make_mesh
+from jaxptd.run.checkpoints import RunCheckpoints
+from jaxptd.run.devices import ready
+from jaxptd.run.folder import RunDir
+from jaxptd.run.saved import SavedParams
+from jaxptd.step import Program
+
+UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Converts weights from and to Hugging Face directories, or checks a directory."""
+    args = parser().parse_args(argv)
+    chosen = [name for name in ("from_hf", "to_hf", "check") if getattr(args, name) is not None]
+    if len(chosen) != 1:
+        raise UserError("give one of --from-hf DIR, --to-hf RUN_DIR and --check DIR")
+    if (args.out is None) != (args.check is not None):
+        raise UserError("give --out with --from-hf or --to-hf, not with --check")
+    if args.to_hf is None and (args.dtype or args.shard_size):
+        raise UserError("--dtype and --shard-size are of --to-hf; leave them out")
+    found = {"from_hf": _from_hf, "to_hf": _to_hf, "check": _check}[chosen[0]](args)
+    if args.json:
+        print(json.dumps(found))
+    elif not args.quiet:
+        print(_text(found))
+
+
+def parser() -> Parser:
+    """Makes the parser of this command."""
+    examples = (
+        "jaxptd convert --check models/gpt2",
+        "jaxptd convert --from-hf models/gpt2 --out runs/gpt2",
+        "jaxptd convert --to-hf runs/gpt2 --out exported --dtype bfloat16 --shard-size 5GB",
+    )
+    made = Parser(prog="jaxptd convert", description=main.__doc__, examples=examples)
+    help_text = "directory to make a run of, at step 0"
+    made.add_argument("--from-hf", type=path_option, metavar="DIR", help=help_text)
+    help_text = "run whose newest checkpoint to write as a Hugging Face directory"
+    made.add_argument("--to-hf", type=path_option, metavar="RUN_DIR", help=help_text)
+    help_text = "directory whose headers to read: what is mapped and what ignored"
+    made.add_argument("--check", type=path_option, metavar="DIR", help=help_text)
+    help_text = "directory to write; it must not exist yet"
+    made.add_argument("--out", type=path_option, metavar="D", help=help_text)
+    help_text = "precision of the tensors; default: that of the checkpoint"
+    made.add_argument("--dtype", choices=list(DTYPES), help=help_text)
+    help_text = "most bytes of a file, as 500MB; default: 5GB"
+    made.add_argument("--shard-size", type=_bytes, metavar="SIZE", help=help_text)
+    add_words(made, json="what was done", quiet="print nothing")
+    return made
+
+
+def _bytes(text: str) -> int:
+    """Reads a number of bytes for argparse."""
+    match = re.fullmatch(r"(\d{1,12})([KMG]B|)", text.upper())
+    if match is None or int(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is no size; use one as 5GB or 500MB")
+    return int(match[1]) * UNITS[match[2]]
+
+
+def _program(directory: Directory, run_dir: Path) -> Program:
+    """The model of a directory on one device of the CPU."""
+    config = config_of(directory)
+    train = dataclasses.replace(config.train, run_dir=str(run_dir), platform="cpu")
+    config, _ = ready(dataclasses.replace(config, layout=Layout(), train=train))
+    return Program(config, make_mesh(config.layout))
+
+
+def _from_hf(args: Any) -> dict[str, Any]:
+    if os.path.lexists(args.out):
+        raise UserError(f"--out {args.out} exists; choose another name, or remove it")
+    directory = Directory(args.from_hf)
+    program, run_dir = _program(directory, args.out), RunDir(args.out)
+    state = program.states.new(read_params(program, directory))
+    checkpoints = RunCheckpoints(program, run_dir, print)
+    checkpoints.save(state, 0, None)
+    checkpoints.store.wait()
+    train = dataclasses.replace(program.config.train, platform="auto")
+    run_dir.open(dataclasses.replace(program.config, train=train), step=0)
+    parameters = sum(math.prod(info.shape) for info in program.infos.values())
+    return {"out": str(args.out), "parameters": parameters}
+
+
+def _to_hf(args: Any) -> dict[str, Any]:
+    saved = SavedParams(args.to_hf)
+    sizes = {"shard_size": args.shard_size} if args.shard_size else {}
+    shards = write_directory(saved, args.out, dtype=args.dtype, **sizes)
+    return {
+        "out": str(args.out),
+        "step": saved.step,
+        "tensors": sum(len(shard.names) for shard in shards),
+        "bytes": sum(shard.size for shard in shards),
+        "files": len(shards),
+    }
+
+
+def _check(args: Any) -> dict[str, Any]:
+    """Reads headers only."""
+    directory = Directory(args.check)
+    program = _program(directory, args.check)
+    ours = {name: info.shape for name, info in program.infos.items()}
+    model = program.config.model
+    mapped = map_tensors(model.family, ours, directory.shapes, where=directory)
+    for name in mapped.names.values():
+        directory.tensor(name)  # refuses precisions that cannot be read
+    rules = [rule for each in mapped.rules.values() for rule in each]
+    used = mapped.names.values()
+    sizes = {name: math.prod(directory.shapes[name]) for name in used}
+    return {
+        "model": dataclasses.asdict(model),
+        "parameters": sum(sizes.values()),
+        "bytes": sum(sizes[name] * BYTES[directory.dtypes[name]] for name in used),
+        "precisions": sorted({directory.dtypes[name] for name in used}),
+        "mapping": [[r.name, r.tensor_dims, r.ours, r.dims] for r in rules],
+        "ignored": list(mapped.ignored),
+    }
+
+
+def _text(found: dict[str, Any]) -> str:
+    """Says in a few lines what was done."""
+    if "mapping" not in found:
+        facts = [f"{name} {value}" for name, value in found.items() if name != "out"]
+        return f"{found['out']}: {', '.join(facts)}"
+    title = (
+        f"{count_text(found['parameters'])} parameters, {bytes_text(found['bytes'])} in "
+        f"{', '.join(found['precisions'])}; ignored: {', '.join(found['ignored']) or 'nothing'}"
+    )
+    names = ("tensor", "its dims", "parameter", "our dims")
+    return str(Table(title, names, [tuple(row) for row in found["mapping"]]))
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,188 @@
+"""The notation of a rule: each dim of a Hugging Face tensor is a product of dims of ours.
+
+    Rule("blocks.attention.q.w", "L D N (P 2)", "layers.{}.self_attn.q_proj.weight", "(N 2 P) D")
+
+reads: for each layer, whose number is in the name, the tensor has N * 2 * P rows and D columns;
+our array has the layers, and then D, N and H, where H = P * 2. A letter is a size of our array, a
+number is itself. Among our dims `[i]` says that the tensor is entry i of that dim alone. So a
+transpose, a split, an interleave and their inverses are written in one way.
+"""
+
+import dataclasses
+import itertools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+LAYERS = "L"
+
+Ranges = tuple[tuple[int, int], ...]  # begin and end along each dim
+Held = dict[str, tuple[int, int]]  # begin and end of each factor
+
+
+class Tensor(Protocol):
+    """A tensor of a file, or a numpy array: `tensor[slices]` reads these slices only."""
+
+    def __getitem__(self, slices: tuple[slice, ...], /) -> np.ndarray: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """One tensor of Hugging Face's, a layer, as a part of one of our parameters.
+
+    Args:
+        ours: name of our parameter.
+        dims: of our parameter; `L` is the dim of layers.
+        name: of the tensor; `{}` is the number of the layer.
+        tensor_dims: of the tensor.
+        longer: whether the tensor may have more rows than ours, which are left out.
+    """
+
+    ours: str
+    dims: str
+    name: str
+    tensor_dims: str
+    longer: bool = False
+
+    @cached_property
+    def _ours(self) -> list[tuple[str, ...]]:
+        """Our dims, each as its factors; `[i]` is one of them."""
+        return _parse(self.dims)
+
+    @property
+    def is_stacked(self) -> bool:
+        """True if our parameter has all layers, and the tensor one."""
+        return self._ours[0] == (LAYERS,)
+
+    @cached_property
+    def entry(self) -> tuple[int, int] | None:
+        """The dim of ours of which the tensor is one entry, and the number of the entry."""
+        for dim, (first, *_) in enumerate(self._ours):
+            if first.startswith("["):
+                return dim, int(first[1:-1])
+        return None
+
+    @cached_property
+    def _factors(self) -> list[tuple[str, ...]]:
+        """The dims of ours that the tensor has, each as its factors."""
+        return [dim for dim in self._ours if dim != (LAYERS,) and not dim[0].startswith("[")]
+
+    @cached_property
+    def _kept(self) -> list[int]:
+        """The numbers of these dims in our parameter."""
+        return [number for number, dim in enumerate(self._ours) if dim in self._factors]
+
+    @cached_property
+    def _tensor(self) -> list[tuple[str, ...]]:
+        return _parse(self.tensor_dims)
+
+    def shape(self, ours: Sequence[int]) -> tuple[int, ...]:
+        """The tensor's shape for our parameter's."""
+        sizes = self._sizes(ours)
+        return tuple(math.prod(sizes[factor] for factor in dim) for dim in self._tensor)
+
+    def names(self, ours: Sequence[int]) -> list[str]:
+        """The names of the tensors for our parameter's shape, in the order of layers."""
+        return [self.name.format(i) for i in range(ours[0])] if self.is_stacked else [self.name]
+
+    def _sizes(self, ours: Sequence[int]) -> dict[str, int]:
+        """The size of each factor."""
+        sizes: dict[str, int] = {}
+        for number, dim in zip(self._kept, self._factors, strict=True):
+            fixed = math.prod(int(factor) for factor in dim if factor.isdigit())
+            sizes |= {f: int(f) if f.isdigit() else ours[number] // fixed for f in dim}
+        return sizes
+
+    # ---- ours -> the tensor ---------------------------------------------------------------------
+
+    def tensors(self, x: np.ndarray) -> dict[str, np.ndarray]:
+        """The tensors, by name, that are made of a whole parameter."""
+        layers = list(x) if self.is_stacked else [x]
+        return dict(zip(self.names(x.shape), map(self._tensor_of, layers), strict=True))
+
+    def _tensor_of(self, x: np.ndarray) -> np.ndarray:
+        """The tensor that is made of one layer, or of a parameter without layers."""
+        shape = (1, *x.shape) if self.is_stacked else x.shape
+        if self.entry:
+            x = x.take(self.entry[1], self.entry[0] - self.is_stacked)
+        sizes, inside = self._sizes(shape), list(itertools.chain(*self._factors))
+        x = x.reshape([sizes[factor] for factor in inside])
+        order = [inside.index(factor) for dim in self._tensor for factor in dim]
+        return np.ascontiguousarray(x.transpose(order).reshape(self.shape(shape)))
+
+    # ---- the tensor -> ours ---------------------------------------------------------------------
+
+    def read(self, tensor: Tensor, ours: Sequence[int], ranges: Ranges) -> np.ndarray:
+        """Reads the part of a tensor that makes these ranges of one layer of ours.
+
+        Args:
+            tensor: of which only what the ranges need is read.
+            ours: shape of our whole parameter.
+            ranges: along each of our dims that the tensor has.
+        """
+        sizes = self._sizes(ours)
+        held = self._held(ranges, sizes)
+        pieces = [_pieces(dim, held, sizes) for dim in self._tensor]
+        x, order = _assembled(tensor, pieces), list(itertools.chain(*self._tensor))
+        x = x.reshape([held[factor][1] - held[factor][0] for factor in order])
+        x = x.transpose([order.index(factor) for dim in self._factors for factor in dim])
+        return self._cut(x, held, ranges)
+
+    def _held(self, ranges: Ranges, sizes: Mapping[str, int]) -> Held:
+        """The range of each factor that is read: of each dim's first one the smallest."""
+        held: Held = {}
+        for dim, (begin, end) in zip(self._factors, ranges, strict=True):
+            inner = math.prod(sizes[factor] for factor in dim[1:])
+            held |= {factor: (0, sizes[factor]) for factor in dim[1:]}
+            held[dim[0]] = (begin // inner, -(-end // inner))
+        return held
+
+    def _cut(self, x: np.ndarray, held: Held, ranges: Ranges) -> np.ndarray:
+        """Joins factors to dims of ours, and leaves out what is outside the ranges."""
+        shape, cut = [], []
+        for dim, (begin, end) in zip(self._factors, ranges, strict=True):
+            inner = math.prod(held[factor][1] for factor in dim[1:])
+            first, last = held[dim[0]]
+            shape.append((last - first) * inner)
+            cut.append(slice(begin - first * inner, end - first * inner))
+        return x.reshape(shape)[tuple(cut)]
+
+    def ranges(self, index: Ranges) -> Ranges:
+        """The ranges along the dims that the tensor has, of ranges along all of ours."""
+        return tuple(index[number] for number in self._kept)
+
+
+def _parse(dims: str) -> list[tuple[str, ...]]:
+    """`L D [0] (P 2)` -> the factors of each dim."""
+    found = re.findall(r"\(([^)]*)\)|(\S+)", dims)
+    return [tuple((group or single).split()) for group, single in found]
+
+
+def _pieces(dim: tuple[str, ...], held: Held, sizes: Mapping[str, int]) -> list[slice]:
+    """The contiguous ranges of a tensor's dim that hold a range of each of its factors."""
+    last = max((i for i, f in enumerate(dim) if held[f] != (0, sizes[f])), default=0)
+    inner = math.prod(sizes[factor] for factor in dim[last + 1 :])
+    begin, end = held[dim[last]]
+    pieces = []
+    for outer in itertools.product(*(range(*held[factor]) for factor in dim[:last])):
+        start = 0
+        for number, factor in zip(outer, dim[:last], strict=True):
+            start = start * sizes[factor] + number
+        first = start * sizes[dim[last]]
+        pieces.append(slice((first + begin) * inner, (first + end) * inner))
+    return pieces
+
+
+def _assembled(
+    tensor: Tensor, pieces: Sequence[list[slice]], chosen: tuple[slice, ...] = ()
+) -> np.ndarray:
+    """The pieces along each dim of a tensor, side by side."""
+    dim = len(chosen)
+    if dim == len(pieces):
+        return tensor[chosen]
+    found = [_assembled(tensor, pieces, (*chosen, piece)) for piece in pieces[dim]]
+    return found[0] if len(found) == 1 else np.concatenate(found, dim)

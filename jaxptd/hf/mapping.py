@@ -1,0 +1,124 @@
+"""Which tensor of a file is which part of which parameter: every one of both, or an error."""
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+
+from jaxptd.errors import UserError, quoted
+from jaxptd.hf.dims import Rule
+from jaxptd.hf.rules import TENSORS, Tensors
+
+HEAD = "lm_head.weight"  # is there if the output layer has a table of its own
+LISTED = 3
+
+Shapes = Mapping[str, Sequence[int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Mapped:
+    """The tensors of a file, and the parameters that they make.
+
+    Args:
+        rules: those of each of our parameters.
+        names: name that a rule gives -> name in the file.
+        ignored: names in the file of tensors that hold no parameter.
+    """
+
+    rules: Mapping[str, Sequence[Rule]]
+    names: Mapping[str, str]
+    ignored: Sequence[str]
+
+
+def rules_of(family: str, ours: Sequence[str]) -> dict[str, list[Rule]]:
+    """The rules for each of our parameters.
+
+    Raises:
+        UserError: the family has no Hugging Face tensors, or none for a parameter.
+    """
+    if family not in TENSORS:
+        raise UserError(
+            f"model.family={quoted(family)} has no Hugging Face names; use {', '.join(TENSORS)}"
+        )
+    found = {name: [r for r in TENSORS[family].rules if r.ours == name] for name in ours}
+    if without := [name for name, rules in found.items() if not rules]:
+        raise UserError(
+            f"{quoted(without[0])} has no place in Hugging Face's files of model.family={family}; "
+            "use the options of the model that family is named after"
+        )
+    return found
+
+
+def map_tensors(family: str, ours: Shapes, found: Shapes, *, where: object) -> Mapped:
+    """Finds the tensor of each part of each parameter.
+
+    Args:
+        family: of the model.
+        ours: canonical shapes of the parameters.
+        found: shapes of the tensors.
+        where: the directory, for messages.
+
+    Raises:
+        UserError: a tensor is neither a parameter's nor known to hold none, or is there twice, or
+            has another shape, or is missing.
+    """
+    rules = rules_of(family, list(ours))
+    wanted = {
+        name: (rule, ours[rule.ours])
+        for each in rules.values()
+        for rule in each
+        for name in rule.names(ours[rule.ours])
+    }
+    names, ignored = _named(TENSORS[family], list(wanted), list(found), where)
+    for name, (rule, shape) in wanted.items():
+        if name in names:
+            _check_shape(f"{where}: {names[name]}", rule, found[names[name]], rule.shape(shape))
+    if missing := [name for name in wanted if name not in names]:
+        raise UserError(
+            f"{where} has no tensor {_listed(missing)}; use a directory that has all tensors of "
+            "its config.json"
+        )
+    return Mapped(rules, names, ignored)
+
+
+def file_name(family: str, name: str, found: Sequence[str]) -> str | None:
+    """The name in a file of a tensor: with the family's prefix, or without; None without either."""
+    short = name.removeprefix(TENSORS[family].prefix)
+    return next((each for each in (name, short) if each in found), None)
+
+
+def _named(
+    tensors: Tensors, wanted: Sequence[str], found: Sequence[str], where: object
+) -> tuple[dict[str, str], list[str]]:
+    """The name in the file of each tensor that is wanted, and the names that are ignored."""
+    names, ignored, unknown, known = dict[str, str](), [], [], set(wanted)
+    for name in found:
+        full = name if name in known else f"{tensors.prefix}{name}"
+        if full in names:
+            raise UserError(f"{where} has {names[full]} and {name}, which are one; remove one")
+        if full in known:
+            names[full] = name
+        elif any(re.fullmatch(each, name.removeprefix(tensors.prefix)) for each in tensors.ignored):
+            ignored.append(name)
+        else:
+            unknown.append(name)
+    if unknown:
+        raise UserError(
+            f"{where} has {_listed(unknown)}, which the model of its config.json does not; use a "
+            "directory of that model alone, without adapters and quantization"
+        )
+    return names, ignored
+
+
+def _check_shape(what: str, rule: Rule, found: Sequence[int], wanted: Sequence[int]) -> None:
+    """Raises UserError unless a tensor has the shape, or more rows where the rule allows it."""
+    rows = found[:1] if rule.longer and list(found[:1]) >= list(wanted[:1]) else wanted[:1]
+    if list(found) != [*rows, *wanted[1:]]:
+        raise UserError(
+            f"{what} is {list(found)}, the model needs {list(wanted)}; use the sizes of its "
+            "config.json"
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    rest = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(quoted(name) for name in names[:LISTED]) + rest

@@ -1,0 +1,62 @@
+"""Parameters and gradients under Hugging Face's names and shapes."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxptd.errors import UserError, quoted
+from jaxptd.fields import check_argument
+from jaxptd.hf.mapping import rules_of
+from jaxptd.step import Program
+
+Tensors = dict[str, np.ndarray]
+
+
+def names(program: Program, params: Mapping[str, Any]) -> Tensors:
+    """Parameters or gradients under the names and in the shapes of Hugging Face's files.
+
+    Args:
+        program: with the model.
+        params: some or all of its parameters, or their gradients: canonical, as
+            `Run.loss_and_gradients` and `Program.canonical` give them, or as `run.state` has them.
+
+    Raises:
+        UserError: one is no parameter of the model, of another shape, or either form could be
+            meant; or the family has no Hugging Face names.
+    """
+    check_argument("jaxptd.hf.names", "program", program, Program)
+    check_argument("jaxptd.hf.names", "params", params, dict)
+    found: Tensors = {}
+    for name, x in canonical(program, params):
+        for rule in rules_of(program.config.model.family, [name])[name]:
+            found |= rule.tensors(x)
+    return found
+
+
+def canonical(program: Program, params: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
+    """Each parameter, canonical, one at a time on the host. Raises UserError as `names`."""
+    stored = program.states.stored
+    if unknown := [name for name in params if name not in stored]:
+        raise UserError(f"the model has no parameter {quoted(unknown[0])}; see Program.infos")
+    shapes = {name: tuple(np.shape(x)) for name, x in params.items()}
+    is_stored = any(shapes[name] != stored[name].shape for name in params)
+    for name, x in params.items():
+        each = stored[name]
+        if shapes[name] != (each.stored_shape if is_stored else each.shape):
+            raise UserError(
+                f"{name} is {list(shapes[name])}; the canonical parameter is {list(each.shape)}"
+            )
+        if not is_stored and isinstance(x, jax.Array) and _is_ambiguous(program, name):
+            raise UserError(
+                f"{name} has this shape both canonical and in the state; pass numpy arrays of "
+                "program.canonical(params)"
+            )
+        yield name, np.asarray(each.to_canonical(x) if is_stored else x)
+
+
+def _is_ambiguous(program: Program, name: str) -> bool:
+    """True if the state has a parameter in another order, but of the same shape."""
+    each = program.states.stored[name]
+    return each.shape == each.stored_shape and not each.is_canonical

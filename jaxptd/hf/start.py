@@ -1,0 +1,27 @@
+"""The state of step 0 of a run whose config names weights to start from."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from jaxptd.hf.directory import Directory, is_directory
+from jaxptd.hf.read import read_params
+from jaxptd.run.saved import restore_weights
+from jaxptd.step import Program, State
+
+
+def first_state(program: Program, *, say: Callable[[str], None]) -> State:
+    """The state of step 0: parameters that are drawn, or those that `checkpoint.start` names.
+
+    Moments are zero in both cases.
+
+    Raises:
+        UserError: the directory is none, or damaged, or of another model.
+    """
+    start = program.config.checkpoint.start
+    if start is None:
+        return program.init_state()
+    path = Path(start)
+    read = is_directory(path)
+    params = read_params(program, Directory(path)) if read else restore_weights(program, path)
+    say(f"starting from the weights of {path}")
+    return program.states.new(params)

@@ -1,0 +1,146 @@
+"""A run's weights as a Hugging Face directory: read one parameter at a time, written in shards.
+
+OUT/config.json, generation_config.json, tokenizer.json
+OUT/model.safetensors, or model-00001-of-00003.safetensors, ... and their index
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from jaxptd.atomic_files import explained, shown
+from jaxptd.config import Config
+from jaxptd.data import load_tokenizer
+from jaxptd.errors import UserError
+from jaxptd.hf.dims import Rule
+from jaxptd.hf.directory import CONFIG, EXTRA, INDEX, SINGLE
+from jaxptd.hf.load import TOKENIZER
+from jaxptd.hf.mapping import rules_of
+from jaxptd.hf.sizes import config_json
+from jaxptd.run.saved import SavedParams
+
+DTYPES: Mapping[str, Any] = {
+    "float64": np.float64,
+    "float32": np.float32,
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+}
+METADATA = {"format": "pt"}  # without it transformers refuses the file
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """One file: the tensors' names, and their bytes in all."""
+
+    names: list[str]
+    size: int
+
+
+def write_directory(
+    saved: SavedParams, out: Path, *, dtype: str | None = None, shard_size: int = 5 * 10**9
+) -> list[Shard]:
+    """Writes a run's weights.
+
+    Args:
+        saved: the weights, and the config of their run.
+        out: the directory; must not exist yet.
+        dtype: of the tensors; None: as they are saved.
+        shard_size: bytes of a file; a tensor that is larger has one of its own.
+
+    Raises:
+        UserError: the directory exists or cannot be written, or the model is no Hugging Face one.
+    """
+    if os.path.lexists(out):
+        raise UserError(f"--out {shown(out)} exists; choose another name, or remove it")
+    kind = np.dtype(DTYPES[dtype]) if dtype else np.dtype(next(iter(saved.dtypes.values())))
+    rules = rules_of(saved.config.model.family, list(saved.shapes))
+    shards = _shards(_sizes(saved, rules, kind.itemsize), shard_size)
+    files = _write_config(saved.config, dtype=kind.name)
+    aside = out.with_name(f".{out.name}.partial")
+    with explained(f"--out {shown(out)}", "use a directory that can be written"):
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        try:
+            for name, data in files.items():
+                (aside / name).write_bytes(data)
+            _write_shards(_tensors(saved, rules, kind), shards, aside)
+            os.replace(aside, out)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    return shards
+
+
+def _write_config(config: Config, *, dtype: str) -> dict[str, bytes]:
+    """The files beside the tensors."""
+    tokenizer = load_tokenizer(config.data.tokenizer)
+    end = tokenizer.end_of_document
+    found = config_json(config.model, dtype=dtype, end_of_document=end)
+    generation = {name: found[name] for name in ("bos_token_id", "eos_token_id")}
+    files = {CONFIG: found, "generation_config.json": generation}
+    texts = {name: (json.dumps(x, indent=2) + "\n").encode() for name, x in files.items()}
+    if os.path.isfile(config.data.tokenizer):
+        texts[TOKENIZER] = Path(config.data.tokenizer).read_bytes()
+    return texts
+
+
+def _sizes(
+    saved: SavedParams, rules: Mapping[str, list[Rule]], itemsize: int
+) -> Iterator[tuple[str, int]]:
+    """The name of each tensor and its bytes, in the order in which they are written."""
+    for name, shape in saved.shapes.items():
+        for rule in rules[name]:
+            size = int(np.prod(rule.shape(shape), dtype=np.int64)) * itemsize
+            yield from ((each, size) for each in rule.names(shape))
+
+
+def _tensors(
+    saved: SavedParams, rules: Mapping[str, list[Rule]], kind: np.dtype
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Each tensor by its name; one parameter is in memory at a time."""
+    for name in saved.shapes:
+        x = saved.read(name)
+        for rule in rules[name]:
+            for each, tensor in rule.tensors(x).items():
+                yield each, tensor.astype(kind)
+
+
+def _shards(sizes: Iterable[tuple[str, int]], most: int) -> list[Shard]:
+    """Tensors in their order, as many to a file as fit."""
+    shards: list[Shard] = []
+    for name, size in sizes:
+        if shards and shards[-1].size + size <= most:
+            shards[-1] = Shard([*shards[-1].names, name], shards[-1].size + size)
+        else:
+            shards.append(Shard([name], size))
+    return shards
+
+
+def _write_shards(
+    tensors: Iterator[tuple[str, np.ndarray]], shards: list[Shard], folder: Path
+) -> None:
+    try:
+        from safetensors.numpy import save_file  # the optional extra
+    except ImportError as error:
+        raise UserError(f"{folder} {EXTRA}") from error
+    names = [SINGLE]
+    if len(shards) > 1:
+        names = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in _numbers(shards)]
+        where: dict[str, str] = {}
+        for file, shard in zip(names, shards, strict=True):
+            where |= dict.fromkeys(shard.names, file)
+        total = sum(shard.size for shard in shards)
+        index = {"metadata": {"total_size": total}, "weight_map": where}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    for file, shard in zip(names, shards, strict=True):
+        save_file(dict(next(tensors) for _ in shard.names), folder / file, metadata=METADATA)
+
+
+def _numbers(shards: list[Shard]) -> range:
+    return range(1, len(shards) + 1)

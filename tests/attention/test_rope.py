@@ -1,0 +1,128 @@
+"""Rotary positions: distances decide scores, and scalings are as published."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxptd.attention.rope import frequencies, rotate
+from jaxptd.config import ModelConfig, Rope
+from jaxptd.errors import UserError
+
+SIZE, THETA = 16, 1e4
+TURNS = THETA ** -(np.arange(0, SIZE, 2) / SIZE)
+LENGTH = 64
+
+
+def llama3(factor: float, low: float, high: float) -> np.ndarray:
+    """By wavelengths, pair by pair, as the released code has it."""
+    found = []
+    for turn in TURNS:
+        wave = 2 * math.pi / turn
+        if wave < LENGTH / high:
+            found.append(turn)
+        elif wave > LENGTH / low:
+            found.append(turn / factor)
+        else:
+            smooth = (LENGTH / wave - low) / (high - low)
+            found.append((1 - smooth) * turn / factor + smooth * turn)
+    return np.array(found)
+
+
+def yarn(factor: float, low: float, high: float) -> np.ndarray:
+    """Published for rotations r = L / wavelength: interpolated below low, kept above high.
+
+    The ramp is linear in the number of the pair, between the pairs with those rotations, rounded
+    outwards.
+    """
+    pair = [
+        SIZE * math.log(LENGTH / (2 * math.pi * r)) / (2 * math.log(THETA)) for r in (high, low)
+    ]
+    first, last = max(math.floor(pair[0]), 0), min(math.ceil(pair[1]), SIZE - 1)
+    kept = 1 - np.clip((np.arange(SIZE // 2) - first) / (last - first), 0, 1)
+    return kept * TURNS + (1 - kept) * TURNS / factor
+
+
+def test_frequencies_are_as_published() -> None:
+    for rope, want, length in (
+        (Rope(THETA), TURNS, 1.0),
+        (Rope(THETA, "linear", 4.0), TURNS / 4, 1.0),
+        (Rope(THETA, "llama3", 8.0, LENGTH, (1, 4)), llama3(8.0, 1, 4), 1.0),
+        (Rope(THETA, "yarn", 4.0, LENGTH, (1, 32)), yarn(4.0, 1, 32), 0.1 * math.log(4) + 1),
+    ):
+        found, factor = frequencies(rope, SIZE)
+        np.testing.assert_allclose(found, want, rtol=1e-12, err_msg=str(rope))
+        assert factor == pytest.approx(length)
+
+
+def test_scores_depend_on_distances_only() -> None:
+    rng = np.random.default_rng(0)
+    q, k = rng.standard_normal((2, 1, 1, 1, SIZE))
+    numbers, rope = jnp.arange(SIZE), Rope(THETA)
+
+    def score(query: int, key: int) -> float:
+        with jax.enable_x64(True):
+            turned = (
+                rotate(jnp.asarray(x), jnp.array([at]), numbers, rope=rope, size=SIZE)
+                for x, at in ((q, query), (k, key))
+            )
+            return float(jnp.vdot(*turned))
+
+    assert score(5, 2) == pytest.approx(score(1005, 1002), rel=1e-10)
+    assert score(5, 2) != pytest.approx(score(5, 3), rel=1e-3)
+
+
+def test_a_slice_of_a_head_is_turned_as_in_the_whole_head() -> None:
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((1, 3, 2, SIZE)), jnp.float32)
+    positions, rope = jnp.array([0, 7, 8]), Rope(THETA)
+    whole = rotate(x, positions, jnp.arange(SIZE), rope=rope, size=SIZE)
+    for first in range(0, SIZE, 4):
+        numbers = jnp.arange(first, first + 4)
+        part = rotate(x[..., numbers], positions, numbers, rope=rope, size=SIZE)
+        np.testing.assert_array_equal(part, whole[..., numbers])
+
+
+def test_padding_is_not_turned() -> None:
+    x = jnp.ones((1, 2, 1, 4), jnp.float32)
+    numbers = jnp.arange(SIZE - 2, SIZE + 2)
+    found = rotate(x, jnp.array([3, 4]), numbers, rope=Rope(THETA), size=SIZE)
+    np.testing.assert_array_equal(found[..., 2:], x[..., 2:])
+    assert not np.array_equal(found[..., :2], x[..., :2])
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"rope_theta": 1e5}, "model.rope_theta has no effect with model.positions=learned"),
+        ({"family": "llama", "head_size": 7}, "use an even model.head_size"),
+        (
+            {"family": "llama", "rope_factor": 2.0},
+            "rope_factor has no effect with model.rope_scali",
+        ),
+        ({"family": "llama", "rope_scaling": "linear"}, "linear needs model.rope_factor; set it"),
+        (
+            {"family": "llama", "rope_scaling": "llama3", "rope_factor": 8.0},
+            "llama3 needs model.rope_original_length; set it",
+        ),
+        (
+            {
+                "family": "llama",
+                "rope_scaling": "yarn",
+                "rope_factor": 8.0,
+                "rope_original_length": 64,
+                "rope_range": (4, 1),
+            },
+            r"rope_range=\[4.0, 1.0\] must be two numbers above 0, the smaller first",
+        ),
+        ({"family": "llama", "rope_theta": 0.0}, "model.rope_theta=0.0 must be a number above 0"),
+        ({"num_kv_heads": 3}, "model.num_heads=8 does not split over model.num_kv_heads=3"),
+        ({"num_kv_heads": 0}, "model.num_kv_heads=0 must be a number above 0"),
+        ({"norm": "batchnorm"}, "model.norm=batchnorm: use one of layernorm, rmsnorm or null"),
+        ({"family": "bert"}, "model.family=bert: use one of gpt, llama, qwen2, qwen3, mistral"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(fields: dict, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        ModelConfig(**fields)

@@ -1,0 +1,58 @@
+"""Tiny directories of Hugging Face models with random weights, made without transformers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SIZES = {"n_layer": 5, "n_embd": 12, "n_head": 3, "n_positions": 16, "vocab_size": 13}
+CONFIG = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **SIZES}
+
+
+def gpt2_tensors(
+    *, seed: int = 0, dtype: Any = np.float32, tied: bool = True, prefix: str = "transformer."
+) -> dict[str, np.ndarray]:
+    """The state dict of a GPT-2 of these sizes."""
+    D, V, T = SIZES["n_embd"], SIZES["vocab_size"], SIZES["n_positions"]
+    norm = {"weight": (D,), "bias": (D,)}
+    block = {f"{name}.{each}": norm[each] for name in ("ln_1", "ln_2") for each in norm}
+    matrices = {
+        "attn.c_attn": (D, 3 * D),
+        "attn.c_proj": (D, D),
+        "mlp.c_fc": (D, 4 * D),
+        "mlp.c_proj": (4 * D, D),
+    }
+    for name, shape in matrices.items():
+        block |= {f"{name}.weight": shape, f"{name}.bias": shape[1:]}
+    shapes = {f"{prefix}{table}.weight": (n, D) for table, n in (("wte", V), ("wpe", T))}
+    layers = range(SIZES["n_layer"])
+    shapes |= {f"{prefix}h.{i}.{name}": shape for i in layers for name, shape in block.items()}
+    shapes |= {f"{prefix}ln_f.{name}": shape for name, shape in norm.items()}
+    if not tied:
+        shapes["lm_head.weight"] = (V, D)
+    rng = np.random.default_rng(seed)
+    return {name: rng.normal(0, 0.3, shape).astype(dtype) for name, shape in shapes.items()}
+
+
+def write_directory(
+    folder: Path, tensors: dict[str, np.ndarray], *, shards: int = 1, **config: Any
+) -> Path:
+    """Writes a directory as transformers does; `config` has keys of config.json to set."""
+    from safetensors.numpy import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG | config))
+    if shards == 1:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        return folder
+    names = list(tensors)
+    numbers = {name: i % shards + 1 for i, name in enumerate(names)}
+    pattern = f"model-{{:05d}}-of-{shards:05d}.safetensors"
+    files = {name: pattern.format(number) for name, number in numbers.items()}
+    for file in set(files.values()):
+        part = {name: tensors[name] for name in names if files[name] == file}
+        save_file(part, folder / file, metadata={"format": "pt"})
+    index = {"metadata": {"total_size": 0}, "weight_map": files}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder

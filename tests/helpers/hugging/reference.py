@@ -1,0 +1,70 @@
+"""The same numbers by transformers, in float64; needs torch and transformers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def load(directory: Path) -> Any:
+    """The model of a directory, in float64.
+
+    transformers computes GPT-2's attention in the model's precision with the eager kernel; only its
+    own loss is in float32, which `loss_and_gradients` computes itself.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float64, attn_implementation="eager"
+    )
+    return model.eval()
+
+
+def loss_and_gradients(
+    model: Any, batch: dict[str, np.ndarray]
+) -> tuple[float, dict[str, np.ndarray]]:
+    """The mean loss of the targets of 0 or more, and the gradients by name."""
+    import torch
+
+    tokens, targets = (torch.tensor(batch[name]).long() for name in ("tokens", "targets"))
+    logits = model(input_ids=tokens, use_cache=False).logits
+    assert logits.dtype == torch.float64
+    loss = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), ignore_index=-1
+    )
+    model.zero_grad()
+    loss.backward()
+    grads = {name: p.grad.numpy() for name, p in model.named_parameters()}
+    return loss.item(), grads
+
+
+def batch(vocab_size: int, length: int, *, rows: int = 3) -> dict[str, np.ndarray]:
+    """Random tokens; some targets do not count."""
+    rng = np.random.default_rng(1)
+    ids = rng.integers(0, vocab_size, (rows, length + 1))
+    targets = np.where(rng.random((rows, length)) < 0.2, -1, ids[:, 1:])
+    return {"tokens": ids[:, :-1], "targets": targets}
+
+
+def summary(x: np.ndarray) -> list[float]:
+    """The norm of an array, and its product with a fixed one, which tells elements apart."""
+    flat = np.asarray(x, np.float64).ravel()
+    return [float(np.linalg.norm(flat)), float(flat @ np.cos(np.arange(flat.size)))]
+
+
+def write_golden(directory: Path, path: Path, *, length: int, vocab_size: int) -> None:
+    """Writes the loss of a directory's model, a summary of each gradient, and the last logits."""
+    import torch
+
+    model, inputs = load(directory), batch(vocab_size, length)
+    loss, grads = loss_and_gradients(model, inputs)
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor(inputs["tokens"])).logits.numpy()
+    found = {
+        "loss": loss,
+        "logits": summary(logits),
+        "gradients": {name: summary(grad) for name, grad in grads.items()},
+    }
+    path.write_text(json.dumps(found, indent=1) + "\n")

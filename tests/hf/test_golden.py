@@ -1,0 +1,113 @@
+"""Loss, gradients and logits are those of transformers in float64, on any layout."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from hugging import gpt2_tensors, reference, write_directory
+from turns import slow
+
+import jaxptd
+from jaxptd import Layout, UserError
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "gpt2.json"
+LENGTH = 11
+LAYOUTS = [
+    slow(Layout()),
+    Layout(dp=2, tp=3),
+    slow(Layout(row=2, col=2, attention2d="blocks")),
+    slow(Layout(pp=2, dp=2)),
+    slow(Layout(pp=2, schedule="zb-v", virtual_stages=2)),
+    slow(Layout(dp=2, cp=2, zero=3)),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_numbers_are_those_of_transformers(gpt2: Path, layout: Layout) -> None:
+    golden, batch = json.loads(GOLDEN.read_text()), reference.batch(13, LENGTH)
+    with jax.enable_x64(True):
+        run = jaxptd.from_hf(gpt2, layout=layout, dtype="float64", platform="cpu")
+        loss, gradients = run.loss_and_gradients(batch)
+        found = jaxptd.hf.names(run.program, gradients)
+    assert abs(loss - golden["loss"]) < 1e-12
+    assert set(found) == set(golden["gradients"])
+    for name, expected in golden["gradients"].items():
+        scale = max(expected[0], 1e-3)  # of a key's bias the gradient is zero but for roundings
+        np.testing.assert_allclose(reference.summary(found[name]), expected, atol=1e-10 * scale)
+
+
+def test_logits_are_those_of_transformers(gpt2: Path) -> None:
+    golden, batch = json.loads(GOLDEN.read_text()), reference.batch(13, LENGTH)
+    with jax.enable_x64(True):
+        run = jaxptd.from_hf(gpt2, dtype="float64", platform="cpu")
+        logits = run.logits(batch)
+        assert run.step == 0
+        assert "5 layers" in repr(run)
+        parameters = jaxptd.hf.names(run.program, run.state["params"])
+    assert logits.shape == (3, LENGTH, 13)
+    expected = golden["logits"]
+    np.testing.assert_allclose(reference.summary(logits), expected, atol=1e-11 * expected[0])
+    for name, x in gpt2_tensors().items():
+        np.testing.assert_array_equal(parameters[name], x)
+    for wrong, line in (
+        ({"tokens": batch["tokens"]}, "a batch is a dict with tokens and targets, numpy arrays"),
+        (batch | {"targets": batch["targets"][:, 1:]}, "a batch holds targets of int64 [3, 10]; "),
+        (batch | {"tokens": batch["tokens"] * 1.0}, "a batch holds tokens of float64 [3, 11]; use"),
+        (batch | {"tokens": batch["tokens"] + 9}, "a batch holds tokens outside 0 to 12"),
+        (batch | {"targets": batch["targets"] * 0 - 1}, "a batch has no target that counts; use"),
+        ({name: np.tile(x, 2) for name, x in batch.items()}, "a batch has 22 positions; use at mo"),
+    ):
+        with pytest.raises(UserError) as error:
+            run.loss_and_gradients(wrong)
+        assert str(error.value).startswith(line)
+
+
+SLOW_LAYOUTS = [
+    Layout(),
+    Layout(dp=2, tp=2, sequence_parallel=True),
+    Layout(row=2, col=2),
+    Layout(pp=2),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", SLOW_LAYOUTS, ids=str)
+def test_transformers_itself_agrees(tmp_path: Path, layout: Layout) -> None:
+    """A model of transformers' own making: every gradient, whole."""
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    sizes = {"n_layer": 4, "n_embd": 24, "n_head": 4, "n_positions": 20, "vocab_size": 37}
+    transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).save_pretrained(tmp_path)
+    model, batch = reference.load(tmp_path), reference.batch(37, 13, rows=2)
+    expected_loss, expected = reference.loss_and_gradients(model, batch)
+    with jax.enable_x64(True):
+        run = jaxptd.from_hf(tmp_path, layout=layout, dtype="float64", platform="cpu")
+        loss, gradients = run.loss_and_gradients(batch)
+        found = jaxptd.hf.names(run.program, gradients)
+    assert abs(loss - expected_loss) < 1e-12
+    assert set(found) == set(expected)
+    for name, x in expected.items():
+        error = np.linalg.norm(found[name] - x) / np.linalg.norm(x)
+        assert error < 1e-10, f"{name}: {error:.1e}"
+
+
+def test_a_table_of_another_order_is_told_apart(gpt2: Path) -> None:
+    """Rows of stages and layers in order have the same shape where stages have as many layers."""
+    layout = Layout(pp=2, schedule="interleaved", virtual_stages=2)
+    tensors = {name: x for name, x in gpt2_tensors().items() if ".h.4." not in name}
+    folder = write_directory(gpt2.parent / "four", tensors, n_layer=4)
+    run = jaxptd.from_hf(folder, layout=layout, platform="cpu")
+    name = "blocks.mlp.down.w"
+    x = run.state["params"][name]
+    with pytest.raises(UserError, match=f"{name} has this shape both canonical and in the state"):
+        jaxptd.hf.names(run.program, {name: x})
+    canonical = np.asarray(run.program.canonical({name: x})[name])
+    found = jaxptd.hf.names(run.program, {name: canonical})
+    for each, tensor in found.items():
+        np.testing.assert_array_equal(tensor, tensors[each])
+    for wrong, line in (({"x": x}, "the model has no parameter x"), ({name: x[1:]}, f"{name} is ")):
+        with pytest.raises(UserError, match=line):
+            jaxptd.hf.names(run.program, wrong)

@@ -1,0 +1,185 @@
+"""The rules of Hugging Face's tensors: inverted exactly, whole and in slices, without a device."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from jaxptd.hf.dims import Rule
+from jaxptd.hf.rules import GPT2, LLAMA, TENSORS, Tensors
+
+L, D, F, N, K, H, V, T = 3, 10, 14, 4, 2, 6, 13, 8
+NORMS = {"attention_norm.w": (D,), "mlp_norm.w": (D,)}
+TABLES = {"tokens.table": (V, D), "head.table": (V, D), "norm.w": (D,)}
+GPT2_BLOCK = {
+    **NORMS,
+    "attention_norm.b": (D,),
+    "mlp_norm.b": (D,),
+    "attention.qkv.w": (D, 3, N, H),
+    "attention.qkv.b": (3, N, H),
+    "attention.out.w": (N, H, D),
+    "attention.out.b": (D,),
+    "mlp.up.w": (D, F),
+    "mlp.up.b": (F,),
+    "mlp.down.w": (F, D),
+    "mlp.down.b": (D,),
+}
+LLAMA_BLOCK = {
+    **NORMS,
+    "attention.qkv.w": (D, 3, N, H),
+    "attention.qkv.b": (3, N, H),
+    "attention.q.w": (D, N, H),
+    "attention.q.b": (N, H),
+    "attention.kv.w": (D, 2, K, H),
+    "attention.kv.b": (2, K, H),
+    "attention.q_norm.w": (H,),
+    "attention.k_norm.w": (H,),
+    "attention.out.w": (N, H, D),
+    "attention.out.b": (D,),
+    "mlp.up.w": (D, 2, F),
+    "mlp.up.b": (2, F),
+    "mlp.down.w": (F, D),
+    "mlp.down.b": (D,),
+}
+
+
+def shapes(block: dict[str, tuple[int, ...]], **others: tuple[int, ...]) -> dict:
+    return {**TABLES, **others, **{f"blocks.{name}": (L, *shape) for name, shape in block.items()}}
+
+
+SHAPES = {
+    "gpt2": (GPT2, shapes(GPT2_BLOCK, **{"norm.b": (D,), "positions.table": (T, D)})),
+    "llama": (LLAMA, shapes(LLAMA_BLOCK)),
+}
+CASES = [
+    pytest.param(tensors, name, shape, id=f"{family}-{name}")
+    for family, (tensors, ours) in SHAPES.items()
+    for name, shape in ours.items()
+]
+EACH = pytest.mark.parametrize(("tensors", "name", "shape"), CASES)
+
+
+def rules_for(tensors: Tensors, name: str) -> list[Rule]:
+    return [rule for rule in tensors.rules if rule.ours == name]
+
+
+def numbered(shape: tuple[int, ...]) -> np.ndarray:
+    return np.arange(math.prod(shape), dtype=np.float64).reshape(shape)
+
+
+class Counted:
+    """A tensor that counts the elements that are read."""
+
+    def __init__(self, x: np.ndarray) -> None:
+        self.x, self.read = x, 0
+
+    def __getitem__(self, slices: tuple[slice, ...]) -> np.ndarray:
+        found = self.x[slices]
+        self.read += found.size
+        return found
+
+
+def read_back(rules: list[Rule], shape: tuple[int, ...], index: list[tuple[int, int]]) -> tuple:
+    """A slice of a numbered parameter, read from its tensors, and the elements read for it."""
+    x = numbered(shape)
+    found, read = np.full([end - begin for begin, end in index], np.nan), 0
+    for rule in rules:
+        tensors = {name: Counted(t) for name, t in rule.tensors(x).items()}
+        for layer, (name, tensor) in enumerate(tensors.items()):
+            assert tensor.x.shape == rule.shape(shape), name
+            place: list = [slice(None)] * len(shape)
+            if rule.is_stacked:
+                if not index[0][0] <= layer < index[0][1]:
+                    continue
+                place[0] = layer - index[0][0]
+            if rule.entry:
+                dim, number = rule.entry
+                if not index[dim][0] <= number < index[dim][1]:
+                    continue
+                place[dim] = number - index[dim][0]
+            found[tuple(place)] = rule.read(tensor, shape, rule.ranges(index))
+            read += tensor.read
+    return found, read
+
+
+@EACH
+def test_a_parameter_is_all_of_its_tensors(tensors, name, shape) -> None:
+    rules = rules_for(tensors, name)
+    whole = [(0, size) for size in shape]
+    found, read = read_back(rules, shape, whole)
+    np.testing.assert_array_equal(found, numbered(shape))
+    assert read == math.prod(shape)
+    names = [each for rule in rules for each in rule.names(shape)]
+    assert len(set(names)) == len(names)
+
+
+@EACH
+def test_any_slice_is_read_alone(tensors, name, shape) -> None:
+    """A slice of one dim costs its own elements, but for half a pair of a rotation."""
+    for dim, size in enumerate(shape):
+        for begin, end in itertools.combinations(range(size + 1), 2):
+            index = [(0, n) for n in shape]
+            index[dim] = (begin, end)
+            found, read = read_back(rules_for(tensors, name), shape, index)
+            cut = tuple(slice(*each) for each in index)
+            np.testing.assert_array_equal(found, numbered(shape)[cut])
+            assert read <= found.size * (1 + 1 / (end - begin) * 2 * (shape[dim] == H))
+            assert read == found.size or begin % 2 or end % 2
+
+
+def test_a_slice_of_several_dims_is_read_alone() -> None:
+    shape = (L, D, 3, N, H)
+    index = [(1, 3), (2, 7), (1, 3), (1, 2), (2, 4)]
+    for tensors in (GPT2, LLAMA):
+        found, read = read_back(rules_for(tensors, "blocks.attention.qkv.w"), shape, index)
+        expected = numbered(shape)[tuple(slice(*each) for each in index)]
+        np.testing.assert_array_equal(found, expected)
+        assert read == expected.size
+
+
+def test_rotated_pairs_are_neighbours_of_ours_and_half_a_head_apart_in_theirs() -> None:
+    (rule,) = rules_for(LLAMA, "blocks.attention.q_norm.w")
+    (first, *_) = rule.tensors(np.arange(L * H).reshape(L, H)).values()
+    assert first.tolist() == [0, 2, 4, 1, 3, 5]
+
+
+def test_gpt2_multiplies_by_columns_and_llama_by_rows() -> None:
+    w_LDF = numbered((L, D, F))
+    (rule,) = rules_for(GPT2, "blocks.mlp.up.w")
+    np.testing.assert_array_equal(rule.tensors(w_LDF)["transformer.h.1.mlp.c_fc.weight"], w_LDF[1])
+    gate, up = rules_for(LLAMA, "blocks.mlp.up.w")
+    w_LD2F = numbered((L, D, 2, F))
+    name = "model.layers.2.mlp.{}_proj.weight"
+    np.testing.assert_array_equal(gate.tensors(w_LD2F)[name.format("gate")], w_LD2F[2, :, 0].T)
+    np.testing.assert_array_equal(up.tensors(w_LD2F)[name.format("up")], w_LD2F[2, :, 1].T)
+
+
+def test_queries_keys_and_values_are_where_they_are_multiplied() -> None:
+    """A head's scores are the same with either order of its features."""
+    rng = np.random.default_rng(0)
+    w_LDNH, w_LD2KH, x_TD = (
+        rng.integers(-9, 10, shape) for shape in ((1, D, N, H), (1, D, 2, K, H), (T, D))
+    )
+    by_name = {
+        name: tensor
+        for ours, x in (("q", w_LDNH), ("kv", w_LD2KH))
+        for rule in rules_for(LLAMA, f"blocks.attention.{ours}.w")
+        for name, tensor in rule.tensors(x).items()
+    }
+    q, k, v = (x_TD @ by_name[f"model.layers.0.self_attn.{c}_proj.weight"].T for c in "qkv")
+    q_TNH, k_TKH, v_TKH = q.reshape(T, N, H), k.reshape(T, K, H), v.reshape(T, K, H)
+    ours_TNH = np.einsum("TD,DNH->TNH", x_TD, w_LDNH[0])
+    ours_T2KH = np.einsum("TD,DCKH->TCKH", x_TD, w_LD2KH[0])
+    group = [n // (N // K) for n in range(N)]
+    scores = np.einsum("TNH,SNH->NTS", q_TNH, k_TKH[:, group])
+    expected = np.einsum("TNH,SNH->NTS", ours_TNH, ours_T2KH[:, 0, group])
+    np.testing.assert_array_equal(scores, expected)
+    np.testing.assert_array_equal(v_TKH, ours_T2KH[:, 1])
+
+
+def test_every_family_has_tensors() -> None:
+    assert set(TENSORS) == {"gpt", "llama", "qwen2", "qwen3", "mistral"}
+    for tensors in TENSORS.values():
+        names = [rule.name for rule in tensors.rules]
+        assert all(name.startswith((tensors.prefix, "lm_head.")) for name in names)

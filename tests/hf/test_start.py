@@ -1,0 +1,151 @@
+"""Runs that start from weights: a Hugging Face directory, a checkpoint, another run."""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from hugging import gpt2_tensors, write_directory
+from runs import TEXT
+
+import jaxptd
+from jaxptd import CheckpointConfig, Config, Layout, ModelConfig, Program, UserError, make_mesh
+from jaxptd.errors import run_command
+from jaxptd.generate import main as generate
+from jaxptd.hf.directory import Directory
+from jaxptd.hf.read import read_params, sizes_of
+from jaxptd.hf.start import first_state
+from jaxptd.run.checkpoints import RunCheckpoints
+from jaxptd.run.folder import RunDir
+from jaxptd.train import main as train
+
+VOCAB = 257
+
+
+@pytest.fixture(scope="module")
+def bytes_model(tmp_path_factory) -> Path:
+    """A model whose tokens are bytes."""
+    rng = np.random.default_rng(0)
+    table = rng.normal(0, 0.3, (VOCAB, 12)).astype(np.float32)
+    tensors = gpt2_tensors() | {"transformer.wte.weight": table}
+    return write_directory(tmp_path_factory.mktemp("hf") / "m", tensors, vocab_size=VOCAB)
+
+
+@pytest.fixture
+def options(bytes_model: Path, tmp_path: Path) -> list[str]:
+    (tmp_path / "text.txt").write_text(TEXT)
+    values = {
+        "model.from": bytes_model,
+        "checkpoint.start": bytes_model,
+        "data.source": tmp_path / "text.txt",
+        "train.run_dir": tmp_path / "run",
+        "train.platform": "cpu",
+        "train.sample_tokens": 0,
+        "train.eval_every": 0,
+        "train.steps": 2,
+        "optimizer.warmup_steps": 0,
+        "optimizer.learning_rate": 1e-30,  # weights stay to the last bit
+        "optimizer.weight_decay": 0,
+    }
+    return [f"--{name}={value}" for name, value in values.items()]
+
+
+def params(run: jaxptd.Run) -> dict[str, np.ndarray]:
+    found = run.program.canonical(run.state["params"])
+    return {name: np.asarray(x) for name, x in found.items()}
+
+
+def program(directory: Path, layout: Layout, **checkpoint: str) -> Program:
+    model = ModelConfig(**sizes_of(Directory(directory)))
+    config = Config(model, layout, checkpoint=CheckpointConfig(**checkpoint))
+    return Program(config, make_mesh(layout))
+
+
+def arrays(program: Program, params: dict) -> dict[str, np.ndarray]:
+    return {name: np.asarray(x) for name, x in jax.jit(program.canonical)(params).items()}
+
+
+def test_the_state_of_step_0_has_weights_and_fresh_moments(gpt2: Path, tmp_path: Path) -> None:
+    """From a directory, a checkpoint of that state on another layout, and its run."""
+    lines: list[str] = []
+    made = program(gpt2, Layout(dp=2), start=str(gpt2))
+    state = first_state(made, say=lines.append)
+    assert int(state["step"]) == 0
+    assert not any(np.asarray(x).any() for x in jax.tree.leaves(state["optimizer"]))
+    expected = arrays(made, read_params(made, Directory(gpt2)))
+    run_dir = RunDir(tmp_path / "run")
+    later = {
+        **state,
+        "step": state["step"] + 7,
+        "optimizer": jax.tree.map(ones, state["optimizer"]),
+    }
+    checkpoints = RunCheckpoints(made, run_dir, lines.append)
+    checkpoints.save(later, 7, None)
+    checkpoints.store.wait()
+    for start in (run_dir.checkpoints / "00000007", run_dir.path):
+        other = program(gpt2, Layout(tp=3), start=str(start))
+        again = first_state(other, say=lines.append)
+        assert int(again["step"]) == 0
+        assert not any(np.asarray(x).any() for x in jax.tree.leaves(again["optimizer"]))
+        for name, x in arrays(other, again["params"]).items():
+            np.testing.assert_array_equal(x, expected[name])
+    assert [line.startswith("starting from the weights of ") for line in lines] == [True] * 3
+    model = dataclasses.replace(other.config.model, tie_embeddings=False)
+    changed = Program(dataclasses.replace(other.config, model=model), other.mesh)
+    with pytest.raises(UserError, match=r"model.tie_embeddings=False, but .* has True"):
+        first_state(changed, say=lines.append)
+
+
+def ones(x: jax.Array) -> jax.Array:
+    return x + 1
+
+
+@pytest.mark.slow
+def test_training_starts_from_a_directory_and_then_from_its_run(options, tmp_path, capsys) -> None:
+    assert train([*options, "--layout.dp=2"]) == 0
+    assert "starting from the weights of" in capsys.readouterr().out
+    run = jaxptd.load(tmp_path / "run")
+    assert run.config.model.num_layers == 5
+    assert run.step == 2
+    table = params(run)["positions.table"]
+    first = tmp_path / "run" / "checkpoints" / "00000002"
+    for number, start in enumerate((first, tmp_path / "run")):
+        others = [f"--checkpoint.start={start}", f"--train.run_dir={tmp_path / str(number)}"]
+        assert train([*options, *others, "--train.steps=1"]) == 0
+        again = jaxptd.load(tmp_path / str(number))
+        assert again.step == 1
+        np.testing.assert_array_equal(params(again)["positions.table"], table)
+    capsys.readouterr()
+    assert train([*options, "--train.steps=3"]) == 0  # resumes, whatever start says
+    assert "resuming at step 2" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_text_is_generated_on_any_layout(bytes_model: Path, capsys) -> None:
+    texts = []
+    for layout in ([], ["--layout.tp=3"], ["--layout.pp=2"]):
+        options = ["--run-dir", str(bytes_model), "--prompt=def ", "--tokens=6", "--temperature=0"]
+        assert generate([*options, *layout, "--platform=cpu", "--json"]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts == texts[:1] * 3
+
+
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [
+        ("--model.num_layers=4", "model.num_layers=4, but "),
+        ("--checkpoint.start=nowhere", "there is no checkpoint nowhere; name a folder such as "),
+        ("--checkpoint.start=", "checkpoint.start"),
+        ("--checkpoint.resume=best", "checkpoint.start="),
+        ("--model.from=nowhere", "nowhere has no config.json; name a directory of a Hugging Face"),
+    ],
+)
+def test_refused_before_anything_is_written(options, tmp_path, capsys, option, line) -> None:
+    with pytest.raises(SystemExit) as end:
+        run_command(lambda: train([*options, option]))
+    error = capsys.readouterr().err
+    assert (end.value.code, error.count("\n")) == (2, 1)
+    assert error.startswith("error: ")
+    assert line in error
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,239 @@
+"""The cases of the layers' contract: see `contract.py`."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+from contract import Case, between_spec, residual_spec, token_spec
+from jax.sharding import PartitionSpec as P
+from moves import (
+    ATTENTION_MOVES,
+    GATED_MOVES,
+    GROUPS_MOVES,
+    MLP_MOVES,
+    NORM,
+    RMS_NORM,
+    B,
+    D,
+    F,
+    H,
+    K,
+    N,
+    T,
+    V,
+    both,
+    ends,
+    groups,
+    message,
+    moves,
+    nothing,
+    position_rows,
+    product,
+)
+
+from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
+from jaxptd.config import ModelConfig
+from jaxptd.layers.attention import SelfAttention
+from jaxptd.layers.block import Block
+from jaxptd.layers.dropout import Places
+from jaxptd.layers.embedding import PositionEmbedding, VocabParallelEmbedding
+from jaxptd.layers.linear import ColumnParallelLinear, RowParallelLinear
+from jaxptd.layers.loss import vocab_parallel_cross_entropy
+from jaxptd.layers.mlp import MLP
+from jaxptd.layers.norm import Norm
+from jaxptd.mesh import Axis
+from jaxptd.params import normal
+
+MODEL = ModelConfig(
+    num_layers=1, hidden_size=D, num_heads=N, ffn_hidden_size=F, seq_length=T, vocab_size=V
+)
+GPT = MODEL.block
+QWEN = dataclasses.replace(MODEL, family="qwen3", num_kv_heads=K, linear_bias="qkv")
+
+
+def array(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+TOKENS = np.random.default_rng(3).integers(0, V, (B, T)).astype(np.int32)
+PLACE_SPEC = P(Axis.DP, Axis.CP)
+SAMPLES = np.arange(B, dtype=np.int32)
+POSITIONS = np.arange(T, dtype=np.int32)
+SEED = np.array([5, 6], np.uint32)
+
+
+def run_attention(layer, x, samples, positions, seed):
+    return layer(x, Places(samples, positions, seed), None)[0]
+
+
+def run_block(layer, x, samples, positions, seed):
+    return layer(x, Places(samples, positions, seed), 0, None)[0]
+
+
+def place_specs(form):
+    return residual_spec(form), P(Axis.DP), P(Axis.CP), P()
+
+
+def dropping(rate: float) -> ModelConfig:
+    return ModelConfig(**{**vars(MODEL), "dropout": rate})
+
+
+CASES = [
+    Case(
+        "column",
+        lambda form, rngs: ColumnParallelLinear(D, (F,), form=form, rngs=rngs),
+        (array(B, T, D),),
+        lambda form: (residual_spec(form),),
+        lambda form: between_spec(form, 1, 0),
+        moves(ends(1, rounds=3), product("D", "F")),
+    ),
+    Case(
+        "column, gathered, no bias",
+        lambda form, rngs: ColumnParallelLinear(
+            D, (3, N, H), shard_dim=1, form=form, rngs=rngs, bias=False, gather_output=True
+        ),
+        (array(B, T, D),),
+        lambda form: (residual_spec(form),),
+        token_spec,
+        moves(
+            ends(1, message(ALL_GATHER, Axis.TP, "3N"), rounds=3),
+            product("D", "3N"),
+            message(ALL_GATHER, Axis.COL, "3N"),
+        ),
+    ),
+    Case(
+        "row",
+        lambda form, rngs: RowParallelLinear((F,), D, form=form, rngs=rngs),
+        (array(B, T, F),),
+        lambda form: (between_spec(form, 1, 0),),
+        residual_spec,
+        moves(ends(1, rounds=2), product("F", "D")),
+    ),
+    Case(
+        "row, whole input, no bias",
+        lambda form, rngs: RowParallelLinear(
+            (N, H), D, form=form, rngs=rngs, bias=False, input_is_parallel=False
+        ),
+        (array(B, T, N, H),),
+        lambda form: (token_spec(form),),
+        residual_spec,
+        moves(
+            ends(1, message(ALL_GATHER, Axis.TP, "N"), rounds=2),
+            product("N", "D"),
+            message(ALL_GATHER, Axis.COL, "N"),
+        ),
+        lambda layer, h: layer(jnp.pad(h, [(0, 0)] * 2 + [(0, layer.form.padded(N) - N), (0, 0)])),
+    ),
+    Case(
+        "norm",
+        lambda form, rngs: Norm(D, options=GPT, form=form, rngs=rngs),
+        (array(B, T, D),),
+        lambda form: (residual_spec(form),),
+        residual_spec,
+        moves(nothing, NORM),
+    ),
+    Case(
+        "rms norm",
+        lambda form, rngs: Norm(D, options=QWEN.block, form=form, rngs=rngs),
+        (array(B, T, D),),
+        lambda form: (residual_spec(form),),
+        residual_spec,
+        moves(nothing, RMS_NORM),
+    ),
+    Case(
+        "mlp, gated",
+        lambda form, rngs: MLP(
+            D, F, options=QWEN.block, form=form, rngs=rngs, init_out=normal(0.02)
+        ),
+        (array(B, T, D),),
+        lambda form: (residual_spec(form),),
+        residual_spec,
+        moves(ends(2, rounds=5), *GATED_MOVES),
+    ),
+    Case(
+        "mlp",
+        lambda form, rngs: MLP(D, F, options=GPT, form=form, rngs=rngs, init_out=normal(0.02)),
+        (array(B, T, D),),
+        lambda form: (residual_spec(form),),
+        residual_spec,
+        moves(ends(2, rounds=5), *MLP_MOVES),
+    ),
+    *(
+        Case(
+            f"attention, dropout {rate}",
+            lambda form, rngs, rate=rate: SelfAttention(
+                dropping(rate), form=form, rngs=rngs, init_out=normal(0.02)
+            ),
+            (array(B, T, D), SAMPLES, POSITIONS, SEED),
+            place_specs,
+            residual_spec,
+            moves(ends(2, rounds=5), *ATTENTION_MOVES),
+            run_attention,
+        )
+        for rate in (0.0, 0.3)
+    ),
+    *(
+        Case(
+            f"attention in groups, dropout {rate}",
+            lambda form, rngs, rate=rate: SelfAttention(
+                dataclasses.replace(QWEN, dropout=rate), form=form, rngs=rngs, init_out=normal(0.02)
+            ),
+            (array(B, T, D), SAMPLES, POSITIONS, SEED),
+            place_specs,
+            residual_spec,
+            moves(both(ends(2, rounds=5), groups), *GROUPS_MOVES),
+            run_attention,
+        )
+        for rate in (0.0, 0.3)
+    ),
+    *(
+        Case(
+            f"block, dropout {rate}",
+            lambda form, rngs, rate=rate: Block(dropping(rate), form=form, rngs=rngs),
+            (array(B, T, D), SAMPLES, POSITIONS, SEED),
+            place_specs,
+            residual_spec,
+            moves(ends(4, rounds=10), NORM, *ATTENTION_MOVES, NORM, *MLP_MOVES),
+            run_block,
+        )
+        for rate in (0.0, 0.3)
+    ),
+    Case(
+        "embedding",
+        lambda form, rngs: VocabParallelEmbedding(V, D, form=form, rngs=rngs),
+        (TOKENS,),
+        lambda form: (PLACE_SPEC,),
+        residual_spec,
+        moves(
+            ends(1),
+            message(ALL_TO_ALL, Axis.ROW, "D", times=2),
+            message(REDUCE_SCATTER, Axis.COL, "D"),
+            message(ALL_GATHER, Axis.COL, "D"),
+        ),
+        lambda layer, tokens: layer(tokens, layer.table.dtype),
+    ),
+    Case(
+        "positions",
+        lambda form, rngs: PositionEmbedding(T, D, form=form, rngs=rngs),
+        (array(B, T, D), POSITIONS),
+        lambda form: (residual_spec(form), P(Axis.CP)),
+        residual_spec,
+        moves(nothing, position_rows),
+        lambda layer, x, positions: x * layer(positions, x.dtype),
+    ),
+    Case(
+        "output layer and loss",
+        lambda form, rngs: VocabParallelEmbedding(V, D, form=form, rngs=rngs),
+        (array(B, T, D), TOKENS),
+        lambda form: (residual_spec(form), PLACE_SPEC),
+        token_spec,
+        moves(
+            ends(1, message(ALL_REDUCE, Axis.TP, "1", times=3, messages=2)),
+            product("D", "V"),
+            message(ALL_REDUCE, Axis.COL, "1", times=3, messages=2),
+        ),
+        lambda layer, x, targets: vocab_parallel_cross_entropy(
+            layer.logits(x), layer.form.axes.local_logit_tokens(targets), layer.form.axes, V
+        ),
+    ),
+]
