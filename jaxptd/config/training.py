@@ -22,7 +22,8 @@ class DataConfig:
     Args:
         source: stdlib (the Python standard library's source text), or paths or globs of text,
             jsonl, nanoGPT .bin, Megatron .bin/.idx.
-        tokenizer: bytes, or the path of a tokenizers JSON file (needs the hf extra).
+        tokenizer: bytes, or the path of a tokenizers JSON file or of a Hugging Face folder that has
+            one (needs the hf extra).
         validation_fraction: share of the corpus held out for evaluation, from its end.
         documents: joined, or apart (attention never crosses from one document of a sequence into
             another).

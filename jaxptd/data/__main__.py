@@ -56,7 +56,7 @@ def parser() -> Parser:
     help_text = "stdlib, or paths or globs of text and .jsonl"
     names = ("--source", "--data.source")
     made.add_argument(*names, nargs="+", action="extend", metavar="F", help=help_text)
-    help_text = "bytes (the default), or the path of a tokenizers JSON file"
+    help_text = "bytes (the default), or the path of a tokenizers JSON, or of its folder"
     made.add_argument("--tokenizer", "--data.tokenizer", metavar="F", help=help_text)
     add_config(made)
     help_text = "the .bin file to write; it must not exist yet"
