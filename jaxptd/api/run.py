@@ -16,7 +16,7 @@ from jaxptd.display import Table, count_text, html_of
 from jaxptd.distributed.watchdog import Phase, Watchdog
 from jaxptd.fields import check_range, checked
 from jaxptd.generate import Sampling, check_tokens, write_text
-from jaxptd.run.batches import read_batch
+from jaxptd.run.batches import evaluated_samples, read_batch, require_targets
 from jaxptd.run.checkpoints import RunCheckpoints
 from jaxptd.run.folder import Row, RunDir
 from jaxptd.run.health import Health
@@ -107,7 +107,7 @@ class Run:
         if windows is None:
             return {}
         size, number = self.config.train.global_batch_size, windows.windows_per_epoch
-        batches = min(self.config.train.eval_batches, math.ceil(number / size))
+        batches = math.ceil(evaluated_samples(windows, self.config.train) / size)
         sums = []
         for i in range(batches):
             batch = self.read_batch(windows, i * size, beyond=number)
@@ -236,14 +236,21 @@ class Run:
 
 
 def open_corpus(config: Config, tokenizer: Tokenizer) -> Data:
-    """Opens the data of a run. Raises UserError as `open_data`."""
-    return open_data(
+    """Opens the data of a run.
+
+    Raises:
+        UserError: as `open_data`, or an evaluation has no targets.
+    """
+    data = open_data(
         config.data,
         tokenizer,
         seq_length=config.model.seq_length,
         vocab_size=config.model.vocab_size or tokenizer.vocab_size,
         seed=config.train.seed,
     )
+    if data.validation is not None:
+        require_targets(data.validation, config)
+    return data
 
 
 def _column(values: list[Any]) -> np.ndarray:

@@ -27,12 +27,15 @@ class DataConfig:
         validation_fraction: share of the corpus held out for evaluation, from its end.
         documents: joined, or apart (attention never crosses from one document of a sequence into
             another).
+        prompt_field: field of jsonl records that holds a prompt, whose tokens are left out of the
+            loss; null without prompts.
     """
 
     source: str | list[str] = "stdlib"
     tokenizer: str = "bytes"
     validation_fraction: float = 0.05
     documents: Documents = "joined"
+    prompt_field: str | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, "data")
@@ -40,6 +43,9 @@ class DataConfig:
         require_not_empty("data", self, "tokenizer")
         if not self.source:
             raise UserError("data.source is empty; name stdlib, or paths or globs of files")
+        if self.prompt_field in ("", "text"):
+            what = "the field of the answers" if self.prompt_field else "empty"
+            raise UserError(f"data.prompt_field is {what}; name the prompts' field, or use null")
 
 
 @dataclasses.dataclass(frozen=True)

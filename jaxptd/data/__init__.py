@@ -1,31 +1,30 @@
 """The data of a run: from `data.source` to the sequences of step n. Needs numpy, not JAX.
 
-`sources` (file names) -> `corpora` and `tokenizers` (text), or `token_files` (ids) -> `batches`.
+`sources` (file names) -> `corpora` and `tokenizers` (text), or `token_files` (ids) -> `corpus` ->
+`batches`.
 `python -m jaxptd.data` tokenizes text once, into a file that later runs memory-map.
 """
 
 import dataclasses
-import math
-from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from jaxptd.data.batches import ShuffledWindows, Windows, WindowsInOrder, number_documents
-from jaxptd.data.concatenated import Concatenated
-from jaxptd.data.corpora import tokenize
-from jaxptd.data.ids import scan_ids
+from jaxptd.data.batches import (
+    NOT_COUNTED,
+    ShuffledWindows,
+    Windows,
+    WindowsInOrder,
+    number_documents,
+)
+from jaxptd.data.corpus import read_corpus, split_corpus
 from jaxptd.data.sources import find_files
-from jaxptd.data.token_files import is_token_file, open_tokens
 from jaxptd.data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
-from jaxptd.errors import UserError
 from jaxptd.fields import check_range, checked
 
 if TYPE_CHECKING:
     from jaxptd.config import DataConfig  # imports JAX
 
 __all__ = [
+    "NOT_COUNTED",
     "ByteTokenizer",
     "Data",
     "ShuffledWindows",
@@ -67,80 +66,16 @@ def open_data(
 
     Raises:
         UserError: a source is missing or broken, text and token files are mixed, the tokenizer or
-            an id does not fit `vocab_size`, the tokenizer cannot tell documents apart, or a split
-            is shorter than one sequence.
+            an id does not fit `vocab_size`, the tokenizer cannot tell documents apart, a split is
+            shorter than one sequence, or its tokens are all of prompts.
     """
     for name, value in (("seq_length", seq_length), ("vocab_size", vocab_size)):
         check_range("jaxptd.open_data", name, value, least=1)
     check_range("jaxptd.open_data", "seed", seed, least=0)
-    files = find_files(config.source)
-    if config.documents == "apart" and _are_token_files(files):
-        _check_end_of_document(config, tokenizer, vocab_size)
-    tokens: np.ndarray | Concatenated
-    if _are_token_files(files):
-        tokens = open_tokens(files)
-        scan_ids(tokens, vocab_size)
-    else:
-        tokens = _read_text(files, tokenizer, vocab_size)
     sizes = {"seq_length": seq_length, "vocab_size": vocab_size}
-    if config.validation_fraction == 0:
-        return Data(train=ShuffledWindows(tokens, seed=seed, **sizes), validation=None)
-    split = _validation_start(len(tokens), config.validation_fraction, seq_length)
+    corpus = read_corpus(find_files(config.source), config, tokenizer, vocab_size=vocab_size)
+    train, end = split_corpus(corpus, config.validation_fraction, seq_length=seq_length)
     return Data(
-        train=ShuffledWindows(tokens[:split], seed=seed, **sizes),
-        validation=WindowsInOrder(tokens[split:], **sizes),
+        train=ShuffledWindows(train.tokens, seed=seed, counted=train.counted, **sizes),
+        validation=WindowsInOrder(end.tokens, counted=end.counted, **sizes) if end else None,
     )
-
-
-def _are_token_files(files: Sequence[Path]) -> bool:
-    """True if the files hold ids, False if they hold text. Raises UserError for a mixture."""
-    text = [path for path in files if not is_token_file(path)]
-    ids = [path for path in files if is_token_file(path)]
-    if text and ids:
-        raise UserError(
-            f"data.source mixes tokens ({ids[0]}) with text ({text[0]}); tokenize the text first, "
-            "with python -m jaxptd.data, or use one kind"
-        )
-    return bool(ids)
-
-
-def _check_end_of_document(config: "DataConfig", tokenizer: Tokenizer, vocab_size: int) -> None:
-    if config.tokenizer == "bytes" and vocab_size > tokenizer.vocab_size:
-        raise UserError(
-            "data.documents=apart has to know the end of document of these token files, which "
-            f"data.tokenizer=bytes may not have made (model.vocab_size={vocab_size}); name the "
-            "tokenizers JSON file that made them, or use model.vocab_size=null"
-        )
-
-
-def _read_text(files: Sequence[Path], tokenizer: Tokenizer, vocab_size: int) -> np.ndarray:
-    if vocab_size < tokenizer.vocab_size:
-        raise UserError(
-            f"model.vocab_size={vocab_size} is below the tokenizer's {tokenizer.vocab_size}; "
-            f"use {tokenizer.vocab_size} or more, or null"
-        )
-    return np.concatenate(list(tokenize(files, tokenizer)))
-
-
-def _validation_start(num_tokens: int, fraction: float, seq_length: int) -> int:
-    """Index of the first validation token. Both splits hold at least one sequence."""
-    validation = round(num_tokens * fraction)
-    shortest = seq_length + 1
-    for split, size in (
-        ("leaves validation", validation),
-        ("leaves training", num_tokens - validation),
-    ):
-        if size < shortest:
-            raise UserError(
-                f"data.validation_fraction={fraction} of {num_tokens} tokens {split} {size}, one "
-                f"sequence takes model.seq_length + 1 = {shortest}; {_remedy(num_tokens, shortest)}"
-            )
-    return num_tokens - validation
-
-
-def _remedy(num_tokens: int, shortest: int) -> str:
-    others = "more data or a smaller model.seq_length"
-    least = math.ceil(1000 * shortest / num_tokens)
-    if least > 500:
-        return f"use {others}, or data.validation_fraction=0"
-    return f"use {least / 1000} to {(1000 - least) / 1000}, 0 for no validation, {others}"

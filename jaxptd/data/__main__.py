@@ -68,6 +68,11 @@ def parser() -> Parser:
 def _corpus(args: Any) -> tuple[str | Sequence[str], str]:
     """The source and the tokenizer, from the options, else from the config."""
     config = named_config(args)
+    if config and config.data.prompt_field is not None:
+        raise UserError(
+            f"data.prompt_field={config.data.prompt_field!r} in the config: a .bin does not tell "
+            "prompts from answers; train on the .jsonl itself, which is tokenized then"
+        )
     source, tokenizer = (config.data.source, config.data.tokenizer) if config else (None, BYTES)
     source = args.source or source
     if source is None:

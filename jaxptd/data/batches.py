@@ -18,6 +18,8 @@ from jaxptd.data.ids import check_ids
 from jaxptd.data.mapped import MappedFiles
 from jaxptd.errors import UserError
 
+NOT_COUNTED = -1  # as a target: left out of the loss
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Windows(abc.ABC):
@@ -27,16 +29,23 @@ class Windows(abc.ABC):
         tokens: ids[N], an array, a memmap or `Concatenated` memmaps.
         seq_length: T.
         vocab_size: ids are in [0, vocab_size).
+        counted: bool[N], False for tokens that are no targets; None counts all.
 
     Raises:
-        UserError: the corpus is shorter than one sequence.
+        UserError: the corpus is shorter than one sequence, or no token is counted.
     """
 
     tokens: np.ndarray | Concatenated
     seq_length: int
     vocab_size: int
+    counted: np.ndarray | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        if self.counted is not None and not self.counted[1:].any():
+            raise UserError(
+                f"data.prompt_field: all of {len(self.tokens)} tokens are of prompts, none of an "
+                "answer; use more data, or another data.validation_fraction"
+            )
         if len(self.tokens) < self.seq_length + 1:
             raise UserError(
                 f"the corpus has {len(self.tokens)} tokens, one sequence takes model.seq_length + "
@@ -68,6 +77,19 @@ class Windows(abc.ABC):
             check_ids(self.tokens, start, end=end, vocab_size=self.vocab_size)
             row[:] = np.asarray(self.tokens[start:end])
         return rows
+
+    def targets(self, indices: np.ndarray) -> np.ndarray:
+        """Sample numbers[n] -> the token after each of T tokens, int32[n, T]; -1 is not counted.
+
+        Raises:
+            UserError: as `rows`.
+        """
+        targets = self.rows(indices)[:, 1:]
+        if self.counted is None:
+            return targets
+        starts = self.starts(np.asarray(indices, dtype=np.int64))
+        counted = self.counted[starts[:, None] + np.arange(1, self.seq_length + 1)]
+        return np.where(counted, targets, np.int32(NOT_COUNTED))
 
     @functools.cached_property
     def _files(self) -> MappedFiles:

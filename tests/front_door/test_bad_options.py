@@ -112,7 +112,7 @@ OPTIONS = [
     ("--data.source=[{folder}/text.txt,{folder}/text.txt]", "is named twice", "name it once"),
     ("--data.tokenizer=gpt2", "data.tokenizer='gpt2': no such file; use bytes, or the path"),
     ("--data.tokenizer=~/none.json", "data.tokenizer='/nobody/none.json': no such file; use bytes"),
-    ("--data.tokenizer={folder}/folder", "it is no file on disk; use bytes, or the path of"),
+    ("--data.tokenizer={folder}/folder", "it is a folder without tokenizer.json; use bytes"),
     ("--data.tokenizer={folder}/pipe", "it is no file on disk; use bytes, or the path of"),
     ("--data.tokenizer=/dev/zero", "it is no file on disk; use bytes, or the path of"),
     ("--data.tokenizer={folder}/bad.json", "{folder}/bad.json' is not a tokenizers JSON file"),
