@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxptd.api.state import ShownState
 from jaxptd.config import Config
-from jaxptd.data import Data, Tokenizer, Windows, open_data
+from jaxptd.data import Data, Samples, Tokenizer, open_data
 from jaxptd.display import Table, count_text, html_of
 from jaxptd.distributed.watchdog import Phase, Watchdog
 from jaxptd.fields import check_range, checked
@@ -162,7 +162,7 @@ class Run:
         return self.run_dir.checkpoints / f"{step:08d}"
 
     @checked("jaxptd.Run.read")
-    def read(self, windows: Windows, first: int, *, beyond: float = math.inf) -> Batch:
+    def read(self, windows: Samples, first: int, *, beyond: float = math.inf) -> Batch:
         """Reads the batch that begins with sample number `first`.
 
         Args:
@@ -192,7 +192,7 @@ class Run:
         self.health.check_params(step, self.arrays["params"])
         self.checkpoints.save(self.arrays, step, row)
 
-    def read_batch(self, windows: Windows, first: int, *, beyond: float = math.inf) -> Batch:
+    def read_batch(self, windows: Samples, first: int, *, beyond: float = math.inf) -> Batch:
         """Reads a batch as `read` does, without a check of the arguments."""
         end = self.tokenizer.end_of_document
         with self.watchdog.phase(Phase.READING):

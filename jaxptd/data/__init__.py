@@ -1,23 +1,24 @@
 """The data of a run: from `data.source` to the sequences of step n. Needs numpy, not JAX.
 
 `sources` (file names) -> `corpora` and `tokenizers` (text), or `token_files` (ids) -> `corpus` ->
-`batches`.
+`batches`, and of several sources `mixture`.
 `python -m jaxptd.data` tokenizes text once, into a file that later runs memory-map.
 """
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxptd.data.batches import (
-    NOT_COUNTED,
-    ShuffledWindows,
-    Windows,
-    WindowsInOrder,
-    number_documents,
-)
+from jaxptd.data.batches import ShuffledWindows, Windows, WindowsInOrder, number_documents
 from jaxptd.data.corpus import read_corpus, split_corpus
-from jaxptd.data.sources import find_files
+from jaxptd.data.mixture import Mixture, seed_of
+from jaxptd.data.samples import NOT_COUNTED, Samples
+from jaxptd.data.sources import find_each, find_files
 from jaxptd.data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
+from jaxptd.errors import UserError
 from jaxptd.fields import check_range, checked
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ __all__ = [
     "NOT_COUNTED",
     "ByteTokenizer",
     "Data",
+    "Mixture",
+    "Samples",
     "ShuffledWindows",
     "Tokenizer",
     "Windows",
@@ -39,15 +42,15 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Data:
-    """The two splits of a corpus.
+    """The two splits of a corpus, or of each source of a mixture.
 
     Args:
         train: the beginning of the corpus, in random order.
         validation: the end of the corpus, in order; None if `data.validation_fraction` is 0.
     """
 
-    train: Windows
-    validation: Windows | None
+    train: Samples
+    validation: Samples | None
 
 
 @checked("jaxptd.open_data")
@@ -72,10 +75,44 @@ def open_data(
     for name, value in (("seq_length", seq_length), ("vocab_size", vocab_size)):
         check_range("jaxptd.open_data", name, value, least=1)
     check_range("jaxptd.open_data", "seed", seed, least=0)
-    sizes = {"seq_length": seq_length, "vocab_size": vocab_size}
-    corpus = read_corpus(find_files(config.source), config, tokenizer, vocab_size=vocab_size)
+    make = partial(_open, config, tokenizer, seq_length=seq_length, vocab_size=vocab_size)
+    if not isinstance(config.source, dict):
+        return make(find_files(config.source), seed=seed)
+    parts = []
+    for number, (name, files) in enumerate(find_each(config.source).items()):
+        with _naming(name):
+            parts.append(make(files, seed=seed_of(seed, number)))
+    mix = partial(Mixture, weights=tuple(config.source.values()), seq_length=seq_length)
+    held_out = tuple(part.validation for part in parts if part.validation)
+    return Data(
+        train=mix(tuple(part.train for part in parts), seed=seed),
+        validation=mix(held_out, seed=0) if held_out else None,
+    )
+
+
+def _open(
+    config: "DataConfig",
+    tokenizer: Tokenizer,
+    files: Sequence[Path],
+    *,
+    seq_length: int,
+    vocab_size: int,
+    seed: int,
+) -> Data:
+    """Opens the files of one source."""
+    corpus = read_corpus(files, config, tokenizer, vocab_size=vocab_size)
     train, end = split_corpus(corpus, config.validation_fraction, seq_length=seq_length)
+    sizes = {"seq_length": seq_length, "vocab_size": vocab_size}
     return Data(
         train=ShuffledWindows(train.tokens, seed=seed, counted=train.counted, **sizes),
         validation=WindowsInOrder(end.tokens, counted=end.counted, **sizes) if end else None,
     )
+
+
+@contextlib.contextmanager
+def _naming(source: str) -> Iterator[None]:
+    """Names the source of a mixture in what is wrong with it."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"data.source, {source!r}: {error}") from error

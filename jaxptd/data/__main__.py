@@ -73,8 +73,13 @@ def _corpus(args: Any) -> tuple[str | Sequence[str], str]:
             f"data.prompt_field={config.data.prompt_field!r} in the config: a .bin does not tell "
             "prompts from answers; train on the .jsonl itself, which is tokenized then"
         )
-    source, tokenizer = (config.data.source, config.data.tokenizer) if config else (None, BYTES)
-    source = args.source or source
+    named = config.data.source if config else None
+    source, tokenizer = args.source or named, config.data.tokenizer if config else BYTES
+    if isinstance(source, dict):
+        raise UserError(
+            "data.source in the config is a mixture, a .bin is one source; name one with --source, "
+            "and give the .bin of each its weight"
+        )
     if source is None:
         raise UserError("give --source, files of text or stdlib; or --config F, which names them")
     return source, args.tokenizer or tokenizer

@@ -10,20 +10,21 @@ N tokens in the corpus, T = seq_length; a sequence is T + 1 tokens, for T predic
 import abc
 import dataclasses
 import functools
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from jaxptd.data.concatenated import Concatenated
 from jaxptd.data.ids import check_ids
 from jaxptd.data.mapped import MappedFiles
+from jaxptd.data.samples import NOT_COUNTED, Samples
 from jaxptd.errors import UserError
-
-NOT_COUNTED = -1  # as a target: left out of the loss
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Windows(abc.ABC):
-    """Sequences of a corpus. Subclasses say in which order.
+class Windows(Samples):
+    """Sequences of one corpus. Subclasses say in which order.
 
     Args:
         tokens: ids[N], an array, a memmap or `Concatenated` memmaps.
@@ -54,21 +55,14 @@ class Windows(abc.ABC):
         _ = self._files  # as they are now
 
     @property
-    @abc.abstractmethod
-    def windows_per_epoch(self) -> int:
-        """W: sequences that each epoch reads."""
+    def num_tokens(self) -> int:
+        return len(self.tokens)
 
     @abc.abstractmethod
     def starts(self, indices: np.ndarray) -> np.ndarray:
         """Sample numbers[n] -> index of each sample's first token[n], both int64."""
 
     def rows(self, indices: np.ndarray) -> np.ndarray:
-        """Sample numbers[n], 0 or more, in any order -> their sequences, int32[n, T + 1].
-
-        Raises:
-            UserError: an id is outside [0, vocab_size), or a file was changed since this object
-                was made; names the file.
-        """
         indices = np.asarray(indices, dtype=np.int64)
         rows = np.empty((len(indices), self.seq_length + 1), dtype=np.int32)
         for row, start in zip(rows, self.starts(indices).tolist(), strict=True):
@@ -79,17 +73,15 @@ class Windows(abc.ABC):
         return rows
 
     def targets(self, indices: np.ndarray) -> np.ndarray:
-        """Sample numbers[n] -> the token after each of T tokens, int32[n, T]; -1 is not counted.
-
-        Raises:
-            UserError: as `rows`.
-        """
         targets = self.rows(indices)[:, 1:]
         if self.counted is None:
             return targets
         starts = self.starts(np.asarray(indices, dtype=np.int64))
         counted = self.counted[starts[:, None] + np.arange(1, self.seq_length + 1)]
         return np.where(counted, targets, np.int32(NOT_COUNTED))
+
+    def first_tokens(self, count: int) -> np.ndarray:
+        return np.asarray(self.tokens[:count])
 
     @functools.cached_property
     def _files(self) -> MappedFiles:
@@ -125,10 +117,19 @@ class ShuffledWindows(Windows):
         epochs, places = np.divmod(indices, self.windows_per_epoch)
         starts = np.empty_like(indices)
         for epoch in np.unique(epochs):
-            drawn, order = _draw_epoch(self.seed, int(epoch), self.windows_per_epoch)
+            drawn, order = self._epoch(int(epoch))
             inside = epochs == epoch
             starts[inside] = drawn % room + self.seq_length * order[places[inside]]
         return starts
+
+    @functools.cached_property
+    def _epoch(self) -> Callable[[int], tuple[int, np.ndarray]]:
+        """Draws an epoch, or recalls it: 10 million windows take a second.
+
+        A batch spans one or two epochs. Each source of a mixture recalls its own.
+        """
+        draw = partial(_draw_epoch, self.seed, num_windows=self.windows_per_epoch)
+        return functools.lru_cache(maxsize=2)(draw)
 
 
 class WindowsInOrder(Windows):
@@ -155,8 +156,6 @@ def number_documents(rows: np.ndarray, end_of_document: int) -> np.ndarray:
     return (np.cumsum(ends, axis=1) - ends).astype(np.int32)
 
 
-# Cached, since a draw of 10 million windows takes a second; a batch spans one or two epochs.
-@functools.lru_cache(maxsize=2)
 def _draw_epoch(seed: int, epoch: int, num_windows: int) -> tuple[int, np.ndarray]:
     """Draws a random number for the shift, and order[num_windows], as a pure function.
 

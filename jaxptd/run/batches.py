@@ -5,14 +5,14 @@ import math
 import numpy as np
 
 from jaxptd.config import Config, TrainConfig
-from jaxptd.data import NOT_COUNTED, Windows, number_documents
+from jaxptd.data import NOT_COUNTED, Samples, number_documents
 from jaxptd.errors import UserError
 from jaxptd.step import Batch, Program
 
 
 def read_batch(
     program: Program,
-    windows: Windows,
+    windows: Samples,
     *,
     first: int,
     end_of_document: int,
@@ -38,12 +38,12 @@ def read_batch(
     return program.batches.read(rows_of)
 
 
-def evaluated_samples(windows: Windows, train: TrainConfig) -> int:
+def evaluated_samples(windows: Samples, train: TrainConfig) -> int:
     """Number of samples that an evaluation reads: of `eval_batches` batches, or all there are."""
     return min(train.eval_batches * train.global_batch_size, windows.windows_per_epoch)
 
 
-def require_targets(windows: Windows, config: Config) -> None:
+def require_targets(windows: Samples, config: Config) -> None:
     """Raises UserError unless an evaluation, which reads the same samples each time, has targets.
 
     Args:
