@@ -166,6 +166,13 @@ def test_a_mixture_of_text_and_tokens(folder):
     assert opened({"web.txt": 3, "code.bin": 1}, fraction=0.0).validation is None
 
 
+def test_equal_files_are_read_in_different_orders(folder):
+    for name in ("a.bin", "b.bin"):
+        write_bin(name, np.arange(250))
+    first, second = opened({"a.bin": 1, "b.bin": 1}).train.parts
+    assert (first.starts(np.arange(20)) != second.starts(np.arange(20))).any()
+
+
 def test_the_order_in_a_file_is_no_matter(folder):
     first = opened({"web.txt": 3, "code.bin": 1}).train.rows(np.arange(40))
     assert (opened({"code.bin": 1, "web.txt": 3}).train.rows(np.arange(40)) == first).all()
