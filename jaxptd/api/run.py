@@ -12,12 +12,12 @@ import numpy as np
 from jaxptd.api.state import ShownState
 from jaxptd.api.whole_batches import WholeBatches
 from jaxptd.config import Config
-from jaxptd.data import Data, Tokenizer, Windows, open_data
+from jaxptd.data import Data, Samples, Tokenizer, open_data
 from jaxptd.display import Table, count_text, html_of
 from jaxptd.distributed.watchdog import Phase, Watchdog
 from jaxptd.fields import check_range, checked
 from jaxptd.generate import Sampling, check_tokens, write_text
-from jaxptd.run.batches import read_batch
+from jaxptd.run.batches import evaluated_samples, read_batch, require_targets
 from jaxptd.run.checkpoints import RunCheckpoints
 from jaxptd.run.folder import Row, RunDir
 from jaxptd.run.health import Health
@@ -108,7 +108,7 @@ class Run:
         if windows is None:
             return {}
         size, number = self.config.train.global_batch_size, windows.windows_per_epoch
-        batches = min(self.config.train.eval_batches, math.ceil(number / size))
+        batches = math.ceil(evaluated_samples(windows, self.config.train) / size)
         sums = []
         for i in range(batches):
             batch = self.read_batch(windows, i * size, beyond=number)
@@ -189,7 +189,7 @@ class Run:
         return self.run_dir.checkpoints / f"{step:08d}"
 
     @checked("jaxptd.Run.read")
-    def read(self, windows: Windows, first: int, *, beyond: float = math.inf) -> Batch:
+    def read(self, windows: Samples, first: int, *, beyond: float = math.inf) -> Batch:
         """Reads the batch that begins with sample number `first`.
 
         Args:
@@ -219,7 +219,7 @@ class Run:
         self.health.check_params(step, self.arrays["params"])
         self.checkpoints.save(self.arrays, step, row)
 
-    def read_batch(self, windows: Windows, first: int, *, beyond: float = math.inf) -> Batch:
+    def read_batch(self, windows: Samples, first: int, *, beyond: float = math.inf) -> Batch:
         """Reads a batch as `read` does, without a check of the arguments."""
         end = self.tokenizer.end_of_document
         with self.watchdog.phase(Phase.READING):
@@ -263,14 +263,21 @@ class Run:
 
 
 def open_corpus(config: Config, tokenizer: Tokenizer) -> Data:
-    """Opens the data of a run. Raises UserError as `open_data`."""
-    return open_data(
+    """Opens the data of a run.
+
+    Raises:
+        UserError: as `open_data`, or an evaluation has no targets.
+    """
+    data = open_data(
         config.data,
         tokenizer,
         seq_length=config.model.seq_length,
         vocab_size=config.model.vocab_size or tokenizer.vocab_size,
         seed=config.train.seed,
     )
+    if data.validation is not None:
+        require_targets(data.validation, config)
+    return data
 
 
 def _column(values: list[Any]) -> np.ndarray:

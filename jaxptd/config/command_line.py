@@ -22,7 +22,7 @@ import yaml
 
 from jaxptd.commands.help import add_help
 from jaxptd.config import Config, from_dict, to_dict
-from jaxptd.config.files import check_value, read_yaml
+from jaxptd.config.files import check_keys, check_value, read_yaml
 from jaxptd.config.packaged import find_config, packaged_configs
 from jaxptd.errors import QUOTED, Parser, UserError, quoted
 from jaxptd.fields import checked
@@ -157,10 +157,11 @@ def _check_file(path: str) -> None:
         if section not in _sections():
             sections = ", ".join(_sections())
             raise UserError(f"{path}: unknown section {quoted(section)}; use {sections}")
-        for name, _ in _entries(f"{path}: section {section}", fields):
+        for name, value in _entries(f"{path}: section {section}", fields):
             key = f"{section}.{name}"
             if key not in _field_types():
                 raise UserError(f"{path}: unknown key {quoted(key)}; {_nearest(key)}")
+            check_keys(f"{path}: {key}", value)
 
 
 def _entries(where: str, node: yaml.Node | None) -> Iterator[tuple[str, yaml.Node]]:

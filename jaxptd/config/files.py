@@ -80,6 +80,7 @@ def _check_text(where: str, text: str) -> None:
         return
     if not isinstance(root, yaml.ScalarNode) or root.value != text or root.tag != f"{TAG}str":
         _check_plain(where, root)
+        check_keys(where, root)
 
 
 def _check_plain(where: str, root: yaml.Node | None) -> None:
@@ -104,6 +105,15 @@ def _check_plain(where: str, root: yaml.Node | None) -> None:
             raise UserError(f"{where} has a number of {digits} digits in line {line}; use fewer")
         if node.tag == f"{TAG}str":
             _check_text(where, node.value)
+
+
+def check_keys(where: str, root: yaml.Node | None) -> None:
+    """Raises UserError for a mapping that has a key twice: the last would count."""
+    for node in _nodes(root):
+        keys = [key.value for key, _ in node.value] if isinstance(node, yaml.MappingNode) else []
+        for number, key in enumerate(keys):
+            if key in keys[:number]:
+                raise UserError(f"{where}: {quoted(str(key))} appears twice; remove one")
 
 
 def _is_implicit(node: yaml.Node) -> bool:

@@ -1,6 +1,7 @@
 """The sections `data`, `optimizer`, `train` and `checkpoint` of a config."""
 
 import dataclasses
+import math
 from typing import Literal
 
 from jaxptd.config.checks import (
@@ -9,7 +10,7 @@ from jaxptd.config.checks import (
     require_not_negative,
     require_positive,
 )
-from jaxptd.errors import UserError
+from jaxptd.errors import UserError, quoted
 from jaxptd.fields import check_fields
 
 Documents = Literal["joined", "apart"]
@@ -28,6 +29,7 @@ _UNREAD_BY_NAME: dict[OptimizerName, tuple[str, ...]] = {
     "lion": ("epsilon",),
     "sgd": ("beta2", "epsilon"),
 }
+LEAST_SHARE = 1e-6  # of a source in a mixture, which has it exact to a part in 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,24 +38,51 @@ class DataConfig:
 
     Args:
         source: stdlib (the Python standard library's source text), or paths or globs of text,
-            jsonl, nanoGPT .bin, Megatron .bin/.idx.
-        tokenizer: bytes, or the path of a tokenizers JSON file (needs the hf extra).
+            jsonl, nanoGPT .bin, Megatron .bin/.idx; or a mixture, the weight of each of these.
+        tokenizer: bytes, or the path of a tokenizers JSON file or of a Hugging Face folder that has
+            one (needs the hf extra).
         validation_fraction: share of the corpus held out for evaluation, from its end.
         documents: joined, or apart (attention never crosses from one document of a sequence into
             another).
+        prompt_field: field of jsonl records that holds a prompt, whose tokens are left out of the
+            loss; null without prompts.
     """
 
-    source: str | list[str] = "stdlib"
+    source: str | list[str] | dict[str, float] = "stdlib"
     tokenizer: str = "bytes"
     validation_fraction: float = 0.05
     documents: Documents = "joined"
+    prompt_field: str | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, "data")
         require_below_one("data", self, "validation_fraction")
         require_not_empty("data", self, "tokenizer")
         if not self.source:
-            raise UserError("data.source is empty; name stdlib, or paths or globs of files")
+            empty = "={}" if isinstance(self.source, dict) else " is empty"
+            raise UserError(f"data.source{empty}; name stdlib, or paths or globs of files")
+        if isinstance(self.source, dict):
+            _check_weights(self.source)
+            # Sources are numbered by their names, so that their order in a file is no matter.
+            object.__setattr__(self, "source", dict(sorted(self.source.items())))
+        if self.prompt_field in ("", "text"):
+            what = "the field of the answers" if self.prompt_field else "empty"
+            raise UserError(f"data.prompt_field is {what}; name the prompts' field, or use null")
+
+
+def _check_weights(weights: dict[str, float]) -> None:
+    for name, weight in weights.items():
+        if not 0 < weight < math.inf:
+            raise UserError(
+                f"data.source: {quoted(repr(name))} has the weight {weight}; use a number above 0, "
+                "or leave the source out"
+            )
+    for name, weight in weights.items():
+        if weight < LEAST_SHARE * sum(weights.values()):
+            raise UserError(
+                f"data.source: {quoted(repr(name))} has the weight {weight}, less than a millionth "
+                "of all weights; use more, or leave the source out"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -56,7 +56,7 @@ def parser() -> Parser:
     help_text = "stdlib, or paths or globs of text and .jsonl"
     names = ("--source", "--data.source")
     made.add_argument(*names, nargs="+", action="extend", metavar="F", help=help_text)
-    help_text = "bytes (the default), or the path of a tokenizers JSON file"
+    help_text = "bytes (the default), or the path of a tokenizers JSON, or of its folder"
     made.add_argument("--tokenizer", "--data.tokenizer", metavar="F", help=help_text)
     add_config(made)
     help_text = "the .bin file to write; it must not exist yet"
@@ -68,8 +68,18 @@ def parser() -> Parser:
 def _corpus(args: Any) -> tuple[str | Sequence[str], str]:
     """The source and the tokenizer, from the options, else from the config."""
     config = named_config(args)
-    source, tokenizer = (config.data.source, config.data.tokenizer) if config else (None, BYTES)
-    source = args.source or source
+    if config and config.data.prompt_field is not None:
+        raise UserError(
+            f"data.prompt_field={config.data.prompt_field!r} in the config: a .bin does not tell "
+            "prompts from answers; train on the .jsonl itself, which is tokenized then"
+        )
+    named = config.data.source if config else None
+    source, tokenizer = args.source or named, config.data.tokenizer if config else BYTES
+    if isinstance(source, dict):
+        raise UserError(
+            "data.source in the config is a mixture, a .bin is one source; name one with --source, "
+            "and give the .bin of each its weight"
+        )
     if source is None:
         raise UserError("give --source, files of text or stdlib; or --config F, which names them")
     return source, args.tokenizer or tokenizer

@@ -10,33 +10,43 @@ N tokens in the corpus, T = seq_length; a sequence is T + 1 tokens, for T predic
 import abc
 import dataclasses
 import functools
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from jaxptd.data.concatenated import Concatenated
 from jaxptd.data.ids import check_ids
 from jaxptd.data.mapped import MappedFiles
+from jaxptd.data.samples import NOT_COUNTED, Samples
 from jaxptd.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Windows(abc.ABC):
-    """Sequences of a corpus. Subclasses say in which order.
+class Windows(Samples):
+    """Sequences of one corpus. Subclasses say in which order.
 
     Args:
         tokens: ids[N], an array, a memmap or `Concatenated` memmaps.
         seq_length: T.
         vocab_size: ids are in [0, vocab_size).
+        counted: bool[N], False for tokens that are no targets; None counts all.
 
     Raises:
-        UserError: the corpus is shorter than one sequence.
+        UserError: the corpus is shorter than one sequence, or no token is counted.
     """
 
     tokens: np.ndarray | Concatenated
     seq_length: int
     vocab_size: int
+    counted: np.ndarray | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        if self.counted is not None and not self.counted[1:].any():
+            raise UserError(
+                f"data.prompt_field: all of {len(self.tokens)} tokens are of prompts, none of an "
+                "answer; use more data, or another data.validation_fraction"
+            )
         if len(self.tokens) < self.seq_length + 1:
             raise UserError(
                 f"the corpus has {len(self.tokens)} tokens, one sequence takes model.seq_length + "
@@ -45,21 +55,14 @@ class Windows(abc.ABC):
         _ = self._files  # as they are now
 
     @property
-    @abc.abstractmethod
-    def windows_per_epoch(self) -> int:
-        """W: sequences that each epoch reads."""
+    def num_tokens(self) -> int:
+        return len(self.tokens)
 
     @abc.abstractmethod
     def starts(self, indices: np.ndarray) -> np.ndarray:
         """Sample numbers[n] -> index of each sample's first token[n], both int64."""
 
     def rows(self, indices: np.ndarray) -> np.ndarray:
-        """Sample numbers[n], 0 or more, in any order -> their sequences, int32[n, T + 1].
-
-        Raises:
-            UserError: an id is outside [0, vocab_size), or a file was changed since this object
-                was made; names the file.
-        """
         indices = np.asarray(indices, dtype=np.int64)
         rows = np.empty((len(indices), self.seq_length + 1), dtype=np.int32)
         for row, start in zip(rows, self.starts(indices).tolist(), strict=True):
@@ -68,6 +71,17 @@ class Windows(abc.ABC):
             check_ids(self.tokens, start, end=end, vocab_size=self.vocab_size)
             row[:] = np.asarray(self.tokens[start:end])
         return rows
+
+    def targets(self, indices: np.ndarray) -> np.ndarray:
+        targets = self.rows(indices)[:, 1:]
+        if self.counted is None:
+            return targets
+        starts = self.starts(np.asarray(indices, dtype=np.int64))
+        counted = self.counted[starts[:, None] + np.arange(1, self.seq_length + 1)]
+        return np.where(counted, targets, np.int32(NOT_COUNTED))
+
+    def first_tokens(self, count: int) -> np.ndarray:
+        return np.asarray(self.tokens[:count])
 
     @functools.cached_property
     def _files(self) -> MappedFiles:
@@ -103,10 +117,19 @@ class ShuffledWindows(Windows):
         epochs, places = np.divmod(indices, self.windows_per_epoch)
         starts = np.empty_like(indices)
         for epoch in np.unique(epochs):
-            drawn, order = _draw_epoch(self.seed, int(epoch), self.windows_per_epoch)
+            drawn, order = self._epoch(int(epoch))
             inside = epochs == epoch
             starts[inside] = drawn % room + self.seq_length * order[places[inside]]
         return starts
+
+    @functools.cached_property
+    def _epoch(self) -> Callable[[int], tuple[int, np.ndarray]]:
+        """Draws an epoch, or recalls it: 10 million windows take a second.
+
+        A batch spans one or two epochs. Each source of a mixture recalls its own.
+        """
+        draw = partial(_draw_epoch, self.seed, num_windows=self.windows_per_epoch)
+        return functools.lru_cache(maxsize=2)(draw)
 
 
 class WindowsInOrder(Windows):
@@ -133,8 +156,6 @@ def number_documents(rows: np.ndarray, end_of_document: int) -> np.ndarray:
     return (np.cumsum(ends, axis=1) - ends).astype(np.int32)
 
 
-# Cached, since a draw of 10 million windows takes a second; a batch spans one or two epochs.
-@functools.lru_cache(maxsize=2)
 def _draw_epoch(seed: int, epoch: int, num_windows: int) -> tuple[int, np.ndarray]:
     """Draws a random number for the shift, and order[num_windows], as a pure function.
 

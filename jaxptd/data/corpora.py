@@ -1,19 +1,21 @@
 """Reads documents from text files and tokenizes them.
 
 - `.jsonl`: one JSON object per line, whose "text" is a document (other fields are ignored, empty
-  lines and empty texts skipped);
+  lines and empty texts skipped); with `data.prompt_field` another field is its prompt;
 - any other file: UTF-8 text, the whole file is one document, line ends unchanged, a byte order mark
   dropped.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from jaxptd.data.tokenizers import Tokenizer
 from jaxptd.errors import UserError
+
+TEXT = "text"  # the field of a jsonl line that holds its document
 
 
 def read_documents(path: Path) -> Iterator[str]:
@@ -23,15 +25,23 @@ def read_documents(path: Path) -> Iterator[str]:
         UserError: the file cannot be read, holds no text, is binary, or a line of jsonl is not an
             object with "text"; names the file and the line.
     """
-    empty = True
-    try:
-        for text in _read_jsonl(path) if path.suffix.lower() == ".jsonl" else _read_text(path):
-            empty = False
-            yield text
-    except OSError as error:
-        raise UserError(f"data.source: cannot read {path}: {error.strerror}") from error
-    if empty:
-        raise UserError(f"data.source: {path} holds no text; leave it out")
+    records = _read_jsonl(path, [TEXT]) if _is_jsonl(path) else _read_text(path)
+    for (text,) in _not_empty(path, records):
+        yield text
+
+
+def read_answers(path: Path, prompt_field: str) -> Iterator[list[str]]:
+    """Yields the prompt and the answer, the "text", of each line of a .jsonl file.
+
+    Raises:
+        UserError: as `read_documents`, or the file is no .jsonl.
+    """
+    if not _is_jsonl(path):
+        raise UserError(
+            f"data.prompt_field={prompt_field!r}: {path} has no fields; write its records as "
+            ".jsonl, or use data.prompt_field=null"
+        )
+    yield from _not_empty(path, _read_jsonl(path, [prompt_field, TEXT]))
 
 
 def tokenize(files: Iterable[Path], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
@@ -43,43 +53,82 @@ def tokenize(files: Iterable[Path], tokenizer: Tokenizer) -> Iterator[np.ndarray
     for path in files:
         for text in read_documents(path):
             tokens = tokenizer.encode(text)
-            yield np.concatenate(
-                [tokens, np.array([tokenizer.end_of_document], dtype=tokens.dtype)]
-            )
+            yield np.append(tokens, tokens.dtype.type(tokenizer.end_of_document))
 
 
-def _read_text(path: Path) -> Iterator[str]:
+def tokenize_answers(
+    files: Iterable[Path], tokenizer: Tokenizer, prompt_field: str
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields the tokens of each record, prompt, answer and end of document, and which are counted.
+
+    Prompt and answer are tokenized apart, as a prompt is that a model is asked to continue. The
+    second array, of bool, is False for the tokens of the prompt.
+
+    Raises:
+        UserError: as `read_answers`.
+    """
+    for path in files:
+        for prompt, answer in read_answers(path, prompt_field):
+            given, tokens = tokenizer.encode(prompt), tokenizer.encode(answer)
+            end = tokens.dtype.type(tokenizer.end_of_document)
+            ids = np.concatenate([given, tokens, [end]])
+            yield ids, np.arange(len(ids)) >= len(given)
+
+
+def _is_jsonl(path: Path) -> bool:
+    return path.suffix.lower() == ".jsonl"
+
+
+def _not_empty(path: Path, records: Iterable[list[str]]) -> Iterator[list[str]]:
+    """Yields the records of a file. Raises UserError if there are none, or it cannot be read."""
+    empty = True
+    try:
+        for record in records:
+            empty = False
+            yield record
+    except OSError as error:
+        raise UserError(f"data.source: cannot read {path}: {error.strerror}") from error
+    if empty:
+        raise UserError(f"data.source: {path} holds no text; leave it out")
+
+
+def _read_text(path: Path) -> Iterator[list[str]]:
     if text := _decode(path.read_bytes(), str(path)):
-        yield text
+        yield [text]
 
 
-def _read_jsonl(path: Path) -> Iterator[str]:
+def _read_jsonl(path: Path, fields: Sequence[str]) -> Iterator[list[str]]:
+    """Yields these fields of each line; the last is the text, without which a line is skipped."""
     with open(path, "rb") as lines:
         for number, line in enumerate(lines, start=1):
-            if line.strip() and (text := _text_of(line, f"{path} line {number}")):
-                yield text
+            if line.strip() and (texts := _texts_of(line, f"{path} line {number}", fields))[-1]:
+                yield texts
 
 
-def _text_of(line: bytes, where: str) -> str:
+def _texts_of(line: bytes, where: str, fields: Sequence[str]) -> list[str]:
+    needs = f"each line is an object with {' and '.join(map(json.dumps, fields))}"
     decoded = _decode(line, where)
     try:
         record = json.loads(decoded)
     except (ValueError, RecursionError) as error:  # not JSON, a number too long, nested too deep
-        raise UserError(
-            f'data.source: {where} is not JSON ({error}); each line is an object with "text"'
-        ) from error
-    text = record.get("text") if isinstance(record, dict) else None
-    if not isinstance(text, str):
-        raise UserError(
-            f'data.source: {where} has no string "text"; each line is an object with "text"'
-        )
+        raise UserError(f"data.source: {where} is not JSON ({error}); {needs}") from error
+    texts = []
+    for field in fields:
+        text = record.get(field) if isinstance(record, dict) else None
+        if not isinstance(text, str):
+            raise UserError(f"data.source: {where} has no string {json.dumps(field)}; {needs}")
+        _check_unicode(text, where)
+        texts.append(text)
+    return texts
+
+
+def _check_unicode(text: str, where: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:  # JSON can spell half a surrogate pair, \ud800
         raise UserError(
             f"data.source: {where}: {text[error.start]!a} is half a surrogate pair; remove it"
         ) from error
-    return text
 
 
 def _decode(data: bytes, where: str) -> str:

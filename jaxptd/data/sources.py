@@ -9,7 +9,7 @@ import glob
 import hashlib
 import os
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from jaxptd.errors import UserError
@@ -27,14 +27,24 @@ def find_files(source: str | Sequence[str]) -> list[Path]:
     """Finds the files of every source, in the order given.
 
     Raises:
-        UserError: a source matches nothing, is a folder, or names a file a second time (one copy
-            could be trained on, the other validated on).
+        UserError: as `find_each`.
     """
     names = [source] if isinstance(source, str) else source
+    return [path for files in find_each(names).values() for path in files]
+
+
+def find_each(names: Iterable[str]) -> dict[str, list[Path]]:
+    """Finds the files of each source.
+
+    Raises:
+        UserError: a source matches nothing, is a folder or parquet, or names a file a second time
+            (one copy could be trained on, the other validated on).
+    """
     found: dict[str, str] = {}
-    files = []
+    files: dict[str, list[Path]] = {}
     for name in names:
-        for path in _expand(name):
+        files[name] = _expand(name)
+        for path in files[name]:
             key = os.path.realpath(path)
             if key in found:
                 raise UserError(
@@ -42,7 +52,6 @@ def find_files(source: str | Sequence[str]) -> list[Path]:
                     "name it once"
                 )
             found[key] = name
-            files.append(path)
     return files
 
 
@@ -94,9 +103,12 @@ def _expand(name: str) -> list[Path]:
     else:
         matches = [match for match in sorted(_glob(name)) if not os.path.isdir(match)]
     if not matches:
+        remedy = "(relative ones start at the working folder)"
+        if name.startswith("{"):
+            remedy = "or weights, which are numbers, as in {a.jsonl: 0.7, b.bin: 0.3}"
         raise UserError(
             f"data.source={name!r} matches no file; use {STDLIB}, or paths or globs of files "
-            "(relative ones start at the working folder)"
+            f"{remedy}"
         )
     return list(dict.fromkeys(_checked(Path(match)) for match in matches))
 
@@ -111,6 +123,11 @@ def _glob(pattern: str) -> list[str]:
 def _checked(path: Path) -> Path:
     if not os.path.isfile(path):
         raise UserError(f"data.source: {path} is not a regular file; name one on disk")
+    if path.suffix.lower() == ".parquet":
+        raise UserError(
+            f"data.source: {path} is parquet, which is not read; write it as .jsonl, with pandas: "
+            "read_parquet(F).to_json(G, orient='records', lines=True)"
+        )
     if path.suffix != ".idx":
         return path
     if not os.path.isfile(tokens := path.with_suffix(".bin")):

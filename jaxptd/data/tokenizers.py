@@ -1,4 +1,4 @@
-"""Converts text to token ids and back: bytes, or a Hugging Face `tokenizers` JSON file.
+"""Converts text to token ids and back: bytes, or a Hugging Face `tokenizers` JSON file or folder.
 
 A tokenizer never emits its end-of-document id for text, whatever the text says; `corpora.tokenize`
 adds it after each document. In decoded text it is a line feed, and ids that no token has (a model's
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from jaxptd.data.tokenizer_folders import FIELD, end_of_document, tokenizer_file
 from jaxptd.errors import UserError
 from jaxptd.fields import checked
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from jaxptd.config import Config  # imports JAX
 
 BYTES = "bytes"
-END_OF_DOCUMENT_NAMES = ("<|endoftext|>", "</s>", "<eos>", "[SEP]")
+END_OF_DOCUMENT_NAMES = ("<|endoftext|>", "</s>", "<eos>", "[SEP]", "<|end_of_text|>")
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 RARE_LETTERS = "\N{LINEAR B SYLLABLE B008 A}\N{VAI SYLLABLE EE}\N{GLAGOLITIC CAPITAL LETTER AZU}"
 HAS_ALL = "use a tokenizer of bytes, or one with an unknown token"
@@ -144,24 +145,32 @@ class JsonTokenizer:
 
 @checked("jaxptd.load_tokenizer")
 def load_tokenizer(name: str | Path) -> Tokenizer:
-    """Loads the tokenizer that `data.tokenizer` names: "bytes", or a `tokenizers` JSON file.
+    """Loads the tokenizer that `data.tokenizer` names.
 
     >>> load_tokenizer("bytes").encode("def").tolist()
     [100, 101, 102]
 
-    The end of document of a JSON tokenizer is the first token that it has of "<|endoftext|>",
-    "</s>", "<eos>" and "[SEP]".
+    A folder's end of document is `eos_token_id` in its `config.json` or `generation_config.json`.
+    Otherwise it is the first token that the tokenizer has of "<|endoftext|>", "</s>", "<eos>",
+    "[SEP]" and "<|end_of_text|>".
+
+    Args:
+        name: "bytes", the path of a `tokenizers` JSON file, or of a folder with a `tokenizer.json`.
 
     Raises:
-        UserError: no such file, not a tokenizer, none of those tokens, or no `hf` extra.
+        UserError: no such file, not a tokenizer, no end of document, configs that contradict each
+            other, or no `hf` extra.
     """
     name = str(name)
     if name == BYTES:
         return ByteTokenizer()
+    if os.path.isdir(name):
+        return _load_json(tokenizer_file(name), end_of_document(name))
     if not os.path.isfile(name):
         what = "it is no file on disk" if os.path.exists(name) else "no such file"
         raise UserError(
-            f"data.tokenizer={name!r}: {what}; use bytes, or the path of a tokenizers JSON"
+            f"data.tokenizer={name!r}: {what}; use bytes, or the path of a tokenizers JSON file "
+            "or of a folder that has one"
         )
     return _load_json(name)
 
@@ -174,7 +183,8 @@ def with_vocabulary(config: "Config") -> "Config":
     return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=size))
 
 
-def _load_json(path: str) -> JsonTokenizer:
+def _load_json(path: str, end: int | None = None) -> JsonTokenizer:
+    """Reads a JSON file. end: id that ends a document; None is that of the first known name."""
     try:
         import tokenizers  # the optional extra; everything else here needs numpy only
     except ImportError as error:
@@ -187,14 +197,26 @@ def _load_json(path: str) -> JsonTokenizer:
         raise UserError(
             f"data.tokenizer={path!r} is not a tokenizers JSON file: {error}"
         ) from error
+    end = _named_end(tokenizer, path) if end is None else end
+    if end not in tokenizer.get_vocab(with_added_tokens=True).values():
+        raise UserError(
+            f"data.tokenizer={path!r} has no token {end}, the {FIELD} of the config beside it; "
+            "put the files of one model there"
+        )
+    return JsonTokenizer(tokenizer, name=path, end_of_document=end)
+
+
+def _named_end(tokenizer: Any, path: str) -> int:
+    """The id of the first known name of an end of document that the tokenizer has."""
     known = [tokenizer.token_to_id(token) for token in END_OF_DOCUMENT_NAMES]
     ends = [token for token in known if token is not None]
     if not ends:
         raise UserError(
-            f"data.tokenizer={path!r} has no end-of-document token; "
-            f"add one of {', '.join(END_OF_DOCUMENT_NAMES)} to it"
+            f"data.tokenizer={path!r} has no end-of-document token; add one of "
+            f"{', '.join(END_OF_DOCUMENT_NAMES)} to it, or name the folder of a model, whose "
+            f"config.json has {FIELD}"
         )
-    return JsonTokenizer(tokenizer, name=path, end_of_document=ends[0])
+    return ends[0]
 
 
 def _utf8(text: str) -> bytes:

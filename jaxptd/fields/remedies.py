@@ -30,9 +30,9 @@ SOURCES = {
     "ProfileReport": "jaxptd.profile(config) makes one",
     "Program": "jaxptd.Program(config, jaxptd.make_mesh(config.layout)) makes one",
     "Run": "jaxptd.load(run_dir) gives one",
+    "Samples": "pass run.data.train, say",
     "Schedule": 'jaxptd.make_schedule("1f1b", stages=4, micro_batches=8), say, makes one',
     "Tokenizer": 'jaxptd.load_tokenizer("bytes"), say, gives one',
-    "Windows": "pass run.data.train, say",
 }
 
 

@@ -1,6 +1,7 @@
 """Converts a value to the type of its field, one of the types that configs have.
 
-These are `bool`, `int`, `float`, `str`, `Literal`, lists and tuples of them, unions, and classes.
+These are `bool`, `int`, `float`, `str`, `Literal`, lists, tuples and dicts of them, unions, and
+classes.
 """
 
 import math
@@ -12,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from jaxptd.errors import quoted
 
 LIMIT = 2**31  # JAX counts steps, tokens and the elements of a dim in int32
 LONGEST_PATH, LONGEST_NAME = 4095, 255  # bytes that Linux allows
@@ -50,6 +53,8 @@ def convert(value: Any, kind: Any, *, below: int = LIMIT) -> Any:
         return _choice(value, members)
     if origin in (list, tuple):
         return origin(convert(item, members[0], below=below) for item in _items(value))
+    if origin is dict:
+        return _dict(value, members, below)
     if kind in (int, float):
         number = _number(value) if kind is float else _whole_number(value)
         return kind(_within(number, below))
@@ -65,6 +70,8 @@ def describe(kind: Any) -> str:
         return f"one of {', '.join(map(str, members))}"
     if origin in (list, tuple):
         return f"a list, each of them {describe(members[0])}"
+    if origin is dict:
+        return f"a dict from {describe(members[0])} to {describe(members[1])}"
     return _WORDS.get(kind, f"a {kind.__name__}")
 
 
@@ -100,6 +107,17 @@ def _choice(value: Any, choices: Sequence[Any]) -> Any:
 def _items(value: Any) -> Sequence[Any]:
     found = value.tolist() if isinstance(value, np.ndarray) else value
     return _instance(found, list | tuple)
+
+
+def _dict(value: Any, kinds: Sequence[Any], below: int) -> dict[Any, Any]:
+    key_kind, kind = kinds
+    found: dict[Any, Any] = {}
+    for key, item in _instance(value, dict).items():
+        name = convert(key, key_kind, below=below)
+        if name in found:
+            raise ImpossibleError(f"{quoted(name)} is there twice; give it once")
+        found[name] = convert(item, kind, below=below)
+    return found
 
 
 def _instance(value: Any, kind: Any) -> Any:

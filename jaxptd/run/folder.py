@@ -56,7 +56,9 @@ def check_alike(config: Config, facts: dict[str, Any]) -> None:
     fields = {
         f"{s}.{name}": x for s, section in to_dict(config).items() for name, x in section.items()
     }
-    del fields["data.source"]  # each host may have its own copy
+    source = fields.pop("data.source")  # each host may have its own copy
+    if isinstance(source, dict):
+        facts = {"the weights of data.source": list(source.values())} | facts
     remedy = "give all processes the same config, data and train.run_dir"
     coordination.check_alike("alike", fields | facts, remedy=remedy)
 

@@ -3,10 +3,8 @@
 from collections.abc import Callable
 from typing import TypedDict
 
-import numpy as np
-
 from jaxptd.config import Config, DataConfig
-from jaxptd.data import Tokenizer, Windows
+from jaxptd.data import Samples, Tokenizer
 from jaxptd.data.sources import STDLIB
 from jaxptd.data.tokenizers import BYTES, UNKNOWN
 from jaxptd.errors import UserError
@@ -27,7 +25,7 @@ PROMPT_TOKENS = 48
 
 
 def final_sample(
-    write: Callable[..., str], config: Config, tokenizer: Tokenizer, validation: Windows | None
+    write: Callable[..., str], config: Config, tokenizer: Tokenizer, validation: Samples | None
 ) -> str:
     """The sample that a run ends with, between two rules.
 
@@ -47,7 +45,7 @@ def final_sample(
     return f"{rule}\n{tidy(text)}\n{rule}"
 
 
-def sample_prompt(data: DataConfig, tokenizer: Tokenizer, validation: Windows | None) -> str:
+def sample_prompt(data: DataConfig, tokenizer: Tokenizer, validation: Samples | None) -> str:
     """Text to continue: Python after the standard library's, else the beginning of held-out text.
 
     Empty without held-out text, which starts a document.
@@ -56,7 +54,7 @@ def sample_prompt(data: DataConfig, tokenizer: Tokenizer, validation: Windows | 
         return PROMPT
     if validation is None:
         return ""
-    ids = np.asarray(validation.tokens[: min(PROMPT_TOKENS, validation.seq_length)])
+    ids = validation.first_tokens(min(PROMPT_TOKENS, validation.seq_length))
     text = tidy(tokenizer.decode(ids.tolist()).strip(UNKNOWN))
     return text.rpartition(" ")[0] or text  # its last word may be cut
 

@@ -150,7 +150,7 @@ RUNS: list[Row] = [
     (lambda k: k.run.read(k.run.data.train, -1), "first is -1; use 0 to 4611686018427387904"),
     (lambda k: k.run.read(k.run.data.train, "0"), "first is '0'; expected a whole number"),
     (lambda k: k.run.read(k.run.data.train, 2.5), "first is 2.5; expected a whole number"),
-    (lambda k: k.run.read(None, 0), "windows is None; expected a Windows: pass run.data.train"),
+    (lambda k: k.run.read(None, 0), "windows is None; expected a Samples: pass run.data.train"),
     (lambda k: jaxptd.train(k.config, on_log=3), "on_log is 3; expected a function or None"),
     (lambda k: jaxptd.train(k.config, quiet="no"), "quiet is 'no'; expected True or False"),
     (lambda k: jaxptd.train(k.run), "config is a Run; expected a Config: pass run.config"),

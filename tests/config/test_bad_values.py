@@ -4,6 +4,7 @@ import dataclasses
 import math
 import types
 import typing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -96,7 +97,22 @@ VALUES = [
     (DataConfig, {"source": b"a"}, "data.source=b'a': use a text or a list"),
     (DataConfig, {"source": ["a", "b\0"]}, "data.source=['a', 'b", "it has a null byte; remove it"),
     (DataConfig, {"source": []}, "data.source is empty; name stdlib, or paths or globs"),
+    (DataConfig, {"source": {}}, "data.source={}; name stdlib, or paths or globs"),
+    (DataConfig, {"source": {"a": 0}}, "data.source: 'a' has the weight 0.0; use a number above 0"),
+    (DataConfig, {"source": {"b": 1, "a": -1}}, "data.source: 'a' has the weight -1.0; use a numb"),
+    (DataConfig, {"source": {"a": math.nan}}, "data.source: 'a' has the weight nan; use a number"),
+    (DataConfig, {"source": {"a": math.inf}}, "data.source: 'a' has the weight inf; use a number"),
+    (DataConfig, {"source": {"a": 1, "b": 1e-7}}, "'b' has the weight 1e-07, less than a million"),
+    (DataConfig, {"source": {"a": 1e30}}, "data.source={'a': 1e+30}: use a number below"),
+    (DataConfig, {"source": {"a": "1"}}, "or a dict from a text to a number"),
+    (DataConfig, {"source": {"a": True}}, "or a dict from a text to a number"),
+    (DataConfig, {"source": {1: 0.5}}, "data.source={1: 0.5}: use a text or a list"),
+    (DataConfig, {"source": {"a\0": 1}}, "data.source={'a", "it has a null byte; remove it"),
+    (DataConfig, {"source": {"a": 1, Path("a"): 2}}, "data.source={'a': 1", "a is there twice; gi"),
     (DataConfig, {"source": LONG}, "data.source='aaaaaa", "no path is so long; use at most"),
+    (DataConfig, {"prompt_field": 3}, "data.prompt_field=3: use a text or null"),
+    (DataConfig, {"prompt_field": ""}, "data.prompt_field is empty; name the prompts' field, or"),
+    (DataConfig, {"prompt_field": "text"}, "data.prompt_field is the field of the answers; name"),
     (DataConfig, {"tokenizer": None}, "data.tokenizer=None: use a text"),
     (DataConfig, {"tokenizer": "\udcff"}, r"data.tokenizer='\udcff': it is not Unicode; use a te"),
     (DataConfig, {"validation_fraction": "5%"}, "data.validation_fraction='5%': use a number"),

@@ -64,6 +64,8 @@ def test_a_later_file_overrides_an_earlier_one(tmp_path):
         (["--model.tie_embeddings", "false"], "model.tie_embeddings", False),
         (["--data.source", "some text.txt"], "data.source", "some text.txt"),
         (["--data.source", "[a.txt, b.txt]"], "data.source", ["a.txt", "b.txt"]),
+        (["--data.source", "{b.jsonl: 3, a/*: 0.7}"], "data.source", {"a/*": 0.7, "b.jsonl": 3.0}),
+        (["--data.source={stdlib: 1}", "--data.source", "a.txt"], "data.source", "a.txt"),
         (["--train.run_dir", "3"], "train.run_dir", "3"),
         (["--layout.pp=3", "--layout.stage_layers", "[3, 0, 5]"], "layout.stage_layers", (3, 0, 5)),
         (["--layout.stage_layers=null"], "layout.stage_layers", None),
@@ -223,7 +225,7 @@ def test_a_bad_file_is_named(write, content, words):
     [
         ("model: {num_layers: x}", "model.num_layers: expected int, got x"),
         ("train: {steps: 1e3}", "train.steps: expected int, got 1000.0"),
-        ("data: {source: 3}", "data.source: expected str or list[str], got 3"),
+        ("data: {source: 3}", "data.source: expected str or list[str] or dict[str, float], got 3"),
         (
             "optimizer: {learning_rate: .inf}",
             "optimizer.learning_rate=inf must be a number above 0",

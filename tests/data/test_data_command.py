@@ -102,6 +102,14 @@ def test_it_is_a_command_that_overwrites_nothing(folder):
             r"tokens\.bin holds tokens already",
         ),
         (["--source", "missing", "--out", "t.bin"], "matches no file"),
+        (
+            ["--config", "prompts.yaml", "--source", "a.txt", "--out", "t.bin"],
+            r"prompt_field='question' in the config: a \.bin does not tell prompts from answers",
+        ),
+        (
+            ["--config", "mix.yaml", "--out", "t.bin"],
+            "is a mixture, a .bin is one source; name one",
+        ),
         (["--source", "a.txt", "broken.jsonl", "--out", "t.bin"], r"broken\.jsonl line 1"),
     ],
 )
@@ -109,6 +117,8 @@ def test_bad_input_is_an_error_that_writes_nothing(folder, options, message):
     write_bin("tokens.bin", np.arange(9))
     (folder / "taken.idx").touch()
     (folder / "broken.jsonl").write_text("{")
+    (folder / "mix.yaml").write_text("data: {source: {a.txt: 1, b.jsonl: 2}}\n")
+    (folder / "prompts.yaml").write_text("data: {prompt_field: question}\n")
     model = tokenizers.models.WordLevel({"<eos>": 0, "a": 70_000}, unk_token="<eos>")
     tokenizers.Tokenizer(model).save("big.json")
     before = sorted(os.listdir(folder))

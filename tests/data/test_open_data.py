@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import jaxptd.data
 from jaxptd.config import DataConfig
-from jaxptd.data import ByteTokenizer, Data, WindowsInOrder, open_data
+from jaxptd.data import ByteTokenizer, Data, WindowsInOrder, corpus, open_data
 from jaxptd.data import ids as ids_module
 from jaxptd.data.token_files import write_bin
 from jaxptd.errors import UserError
@@ -125,12 +124,12 @@ def test_a_split_shorter_than_a_sequence_is_an_error(text, fraction, seq_length,
 
 @given(st.integers(2, 300), st.integers(2, 10_000))
 def test_the_fractions_an_error_suggests_work(shortest, num_tokens):
-    remedy = jaxptd.data._remedy(num_tokens, shortest)
+    remedy = corpus._remedy(num_tokens, shortest)
     if not remedy.startswith("use 0"):
         assert num_tokens < 2 * shortest + 20
         return
     for fraction in (float(remedy.split()[1]), float(remedy.split()[3].rstrip(","))):
-        assert shortest - 1 <= num_tokens - jaxptd.data._validation_start(
+        assert shortest - 1 <= num_tokens - corpus._validation_start(
             num_tokens, fraction, shortest - 1
         )
 

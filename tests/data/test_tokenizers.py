@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jaxptd.data.tokenizers import UNKNOWN, ByteTokenizer, JsonTokenizer, id_dtype, load_tokenizer
 from jaxptd.errors import UserError
 
-ENDS = ["<|endoftext|>", "</s>", "<eos>", "[SEP]"]
+ENDS = ["<|endoftext|>", "</s>", "<eos>", "[SEP]", "<|end_of_text|>"]
 
 
 def train_bpe(path, *, special_tokens, change=lambda tokenizer: None):
@@ -132,9 +132,8 @@ def test_missing_file_is_an_error(tmp_path):
         load_tokenizer("gpt2")
     with pytest.raises(UserError, match="it has a null byte"):
         load_tokenizer("a\0b")
-    for name in (str(tmp_path), "/dev/zero"):
-        with pytest.raises(UserError, match=r"data\.tokenizer=.*no file on disk; use bytes"):
-            load_tokenizer(name)
+    with pytest.raises(UserError, match=r"data\.tokenizer=.*no file on disk; use bytes"):
+        load_tokenizer("/dev/zero")
 
 
 def test_missing_extra_is_an_error(tmp_path, monkeypatch):

@@ -37,6 +37,7 @@ class Choice(enum.StrEnum):
         (Layout, "stage_layers", np.array([1, 2]), (1, 2)),
         (DataConfig, "source", Path("a/b.txt"), "a/b.txt"),
         (DataConfig, "source", ("a", Path("b")), ["a", "b"]),
+        (DataConfig, "source", {Path("b"): np.int64(1), "a": 0.5}, {"a": 0.5, "b": 1.0}),
         (DataConfig, "tokenizer", np.str_("bytes"), "bytes"),
         (OptimizerConfig, "learning_rate", 1, 1.0),
         (OptimizerConfig, "grad_clip", np.float64(2), 2.0),
@@ -57,6 +58,7 @@ def test_a_tilde_is_the_home_directory_in_every_path(as_path, monkeypatch) -> No
     monkeypatch.setenv("HOME", "/home/me")
     assert TrainConfig(run_dir=as_path("~/runs")).run_dir == "/home/me/runs"
     assert DataConfig(source=[as_path("~/a"), "b/~"]).source == ["/home/me/a", "b/~"]
+    assert DataConfig(source={as_path("~/a"): 1}).source == {"/home/me/a": 1}
     assert DataConfig(tokenizer=as_path("~")).tokenizer == "/home/me"
     assert Layout(schedule=as_path("~/mine.csv")).schedule == "/home/me/mine.csv"
 

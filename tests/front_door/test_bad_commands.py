@@ -137,7 +137,7 @@ data --source x | --out
 data --source text.txt --out odd.bin | odd.bin exists; choose another
 data --source pipe --out new.bin | pipe is not a regular file; name one on disk
 data --source odd.bin --out new.bin | odd.bin holds tokens already; name text or
-data --source x --out new.bin --tokenizer folder | it is no file on disk; use bytes
+data --source x --out new.bin --tokenizer folder | it is a folder without tokenizer.json
 
 train --config nowhere.yaml | nowhere.yaml: no such file
 train --config | --config: expected one argument

@@ -183,6 +183,12 @@ def tokenizer_files():
     yield case("no end of document", no_end, "has no end-of-document token; add one of")
     no_unknown = tokenizer_json(model(WORDS), "<eos>")
     yield case("no unknown token", no_unknown, "cannot encode the text: WordLevel error: Missing")
+    ends = {"t.json/tokenizer.json": good}
+    for name in ("config.json", "generation_config.json"):
+        ends |= {f"t.json/{name}": b'{"eos_token_id": %d}' % (name == "config.json")}
+    folder = {"data.tokenizer": "t.json"}
+    words = "eos_token_id is [1] in config.json and [0] in generation_config.json; correct one"
+    yield Case("a folder that contradicts itself", ends, folder, words)
     drops = tokenizer_json(tokenizers.models.BPE(WORDS | {"d": 2, "e": 3, "f": 4}, []), "<eos>")
     yield case("a letter without a token", drops, "nor one for unknown text")
 

@@ -9,7 +9,8 @@ import pytest
 from jaxptd.config import Config
 from jaxptd.config.command_line import load_config
 from jaxptd.errors import UserError
-from jaxptd.run.folder import RunDir, difference
+from jaxptd.run import folder as folder_module
+from jaxptd.run.folder import RunDir, check_alike, difference
 
 CONFIG = Path(__file__).parents[2] / "configs" / "test-tiny.yaml"
 
@@ -106,6 +107,7 @@ def test_what_a_resumed_run_may_change(override):
         "--data.tokenizer=other.json",
         "--data.validation_fraction=0.5",
         "--data.documents=apart",
+        "--data.prompt_field=question",
         "--optimizer.learning_rate=0.02",
         "--optimizer.warmup_steps=6",
         "--optimizer.decay=linear",
@@ -127,6 +129,26 @@ def test_what_makes_another_run_is_named_with_both_values(override):
     section, name = field.split(".")
     values = [getattr(getattr(c, section), name) for c in (config_with(override), config_with())]
     assert found == f"{field} is {values[0]}, was {values[1]}"
+
+
+def test_a_mixture_with_other_weights_is_another_run():
+    mixtures = [config_with(f"--data.source={{{each}}}") for each in ("a: 1, b: 2", "b: 2, a: 1")]
+    assert difference(*mixtures) is None
+    other = config_with("--data.source={a: 1, b: 3}")
+    assert difference(other, mixtures[0]) == (
+        "data.source is {'a': 1.0, 'b': 3.0}, was {'a': 1.0, 'b': 2.0}"
+    )
+
+
+def test_processes_may_have_their_own_paths_but_not_their_own_weights(monkeypatch):
+    found, meeting = [], folder_module.coordination
+    monkeypatch.setattr(meeting, "check_alike", lambda name, facts, **_: found.append(facts))
+    for source in ("{/a/x: 1, /a/y: 2}", "{/b/x: 1, /b/y: 2}", "{/a/x: 1, /a/y: 3}", "/a/x"):
+        check_alike(config_with(f"--data.source={source}"), {"tokens": 5})
+    assert found[0] == found[1]
+    assert found[0] != found[2]
+    assert found[0]["the weights of data.source"] == [1, 2]
+    assert "the weights of data.source" not in found[3]
 
 
 def test_every_field_is_one_or_the_other():

@@ -139,6 +139,24 @@ def test_an_explosion_is_skipped_in_any_precision():
     assert "loss_scale" not in row
 
 
+def test_the_loss_is_the_mean_of_counted_targets_and_a_step_without_any_is_skipped():
+    run, batch = program(Layout()), tiny.batch()
+    counted = np.random.default_rng(0).random(batch["targets"].shape) < 0.3
+    masks = [np.ones_like(counted), counted, ~counted, np.zeros_like(counted)]
+    rows = []
+    for mask in masks:
+        state = run.init_state()
+        before = copied(state)
+        targets = np.where(mask, batch["targets"], -1)
+        state, metrics = run.train_step(state, run.place({**batch, "targets": targets}))
+        rows.append(metrics)
+    skipped, losses = column(rows, "skipped"), column(rows, "loss")
+    whole, some, others = (losses[i] * masks[i].sum() for i in range(3))
+    assert whole == pytest.approx(some + others, rel=1e-6)
+    assert skipped.tolist() == [0, 0, 0, 1]
+    assert_left(before, state)
+
+
 @functools.cache
 def overflowing(layout: Layout) -> list[dict]:
     """Metrics of a step that overflows by far, and of five with a scale far below overflow."""

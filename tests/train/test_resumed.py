@@ -84,6 +84,29 @@ def test_onto_another_layout_it_goes_on_to_rounding(train, whole, monkeypatch):
     assert load_config(train.run_dir.path / "config.yaml").layout.tp == 2
 
 
+@pytest.mark.slow
+def test_a_mixture_with_prompts_goes_on_with_the_same_curve(train, monkeypatch):
+    """Killed, then on another layout; one of the sources is read in many epochs."""
+    texts = {"many": TEXT.splitlines(), "few": ["the answer is yes"] * 9}
+    for name, answers in texts.items():
+        records = [{"text": answer, "question": f"{name}? "} for answer in answers]
+        (train.folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, records)))
+    source = ", ".join(f"{train.folder}/{name}.jsonl: {1 + len(name)}" for name in texts)
+    options = [f"--data.source={{{source}}}", "--data.prompt_field=question"]
+    options += ["--data.documents=apart", "--data.validation_fraction=0.2"]
+    other = RunDir(train.folder / "other")
+    assert train(*options, f"--train.run_dir={other.path}").code == 0
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        kill_after(9, patch)
+        main([*train.options, *options])
+    assert "resuming at step 5" in train(*options, *CONTEXT, "--train.micro_batches=4").out
+    rows, expected = numbers(train.run_dir.metrics()), numbers(other.metrics())
+    assert len(rows) == len(expected) == STEPS
+    assert rows[:5] == expected[:5]
+    for row, want in zip(rows, expected, strict=True):
+        assert row == pytest.approx(want, rel=1e-5)
+
+
 def test_a_run_that_is_at_its_end_or_beyond_writes_nothing(train):
     train("--train.steps=6")
     before = train.contents()

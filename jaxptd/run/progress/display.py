@@ -171,7 +171,7 @@ def summary(program: Program, devices: str, data: Data) -> str:
     parameters = sum(math.prod(info.shape) for info in program.infos.values())
     resolved = program.resolved
     kernel, obstacle = resolved.model.attention, resolved.attention_obstacle
-    tokens = len(data.train.tokens)
+    tokens = data.train.num_tokens
     layout = str(program.config.layout)
     if resolved.plan:
         layout += f" (bubble {bubble(resolved.plan.schedule):.0%})"

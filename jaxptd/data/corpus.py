@@ -1,0 +1,137 @@
+"""The tokens of a source's files, and its split into training and validation. N tokens in all."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jaxptd.data.concatenated import Concatenated
+from jaxptd.data.corpora import tokenize, tokenize_answers
+from jaxptd.data.ids import scan_ids
+from jaxptd.data.token_files import is_token_file, open_tokens
+from jaxptd.data.tokenizers import Tokenizer
+from jaxptd.errors import UserError
+
+if TYPE_CHECKING:
+    from jaxptd.config import DataConfig  # imports JAX
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Corpus:
+    """The tokens of a source.
+
+    Args:
+        tokens: ids[N].
+        counted: bool[N], False for the tokens of prompts; None without prompts.
+    """
+
+    tokens: np.ndarray | Concatenated
+    counted: np.ndarray | None = None
+
+    def __getitem__(self, part: slice) -> "Corpus":
+        return Corpus(self.tokens[part], None if self.counted is None else self.counted[part])
+
+
+def read_corpus(
+    files: Sequence[Path], config: "DataConfig", tokenizer: Tokenizer, *, vocab_size: int
+) -> Corpus:
+    """Reads the files of a source: maps token files, reads and tokenizes text.
+
+    Raises:
+        UserError: a file is broken, text and token files are mixed, token files are to have
+            prompts, the tokenizer or an id does not fit `vocab_size`, or the tokenizer cannot tell
+            documents apart.
+    """
+    if not _are_token_files(files):
+        return _read_text(files, config.prompt_field, tokenizer, vocab_size=vocab_size)
+    _check_prompts(files, config)
+    if config.documents == "apart":
+        _check_end_of_document(config, tokenizer, vocab_size)
+    tokens = open_tokens(files)
+    scan_ids(tokens, vocab_size)
+    return Corpus(tokens)
+
+
+def split_corpus(
+    corpus: Corpus, fraction: float, *, seq_length: int
+) -> tuple[Corpus, Corpus | None]:
+    """Splits off the end of a corpus for validation; None if the fraction is 0.
+
+    Raises:
+        UserError: a split is shorter than one sequence.
+    """
+    if fraction == 0:
+        return corpus, None
+    split = _validation_start(len(corpus.tokens), fraction, seq_length)
+    return corpus[:split], corpus[split:]
+
+
+def _are_token_files(files: Sequence[Path]) -> bool:
+    """True if the files hold ids, False if they hold text. Raises UserError for a mixture."""
+    text = [path for path in files if not is_token_file(path)]
+    ids = [path for path in files if is_token_file(path)]
+    if text and ids:
+        raise UserError(
+            f"data.source mixes tokens ({ids[0]}) with text ({text[0]}); tokenize the text first, "
+            "with python -m jaxptd.data, or use one kind"
+        )
+    return bool(ids)
+
+
+def _check_prompts(files: Sequence[Path], config: "DataConfig") -> None:
+    if config.prompt_field is not None:
+        raise UserError(
+            f"data.prompt_field={config.prompt_field!r}: {files[0]} holds tokens, which do not "
+            "tell prompts from answers; name the .jsonl they were made of, or use "
+            "data.prompt_field=null"
+        )
+
+
+def _check_end_of_document(config: "DataConfig", tokenizer: Tokenizer, vocab_size: int) -> None:
+    if config.tokenizer == "bytes" and vocab_size > tokenizer.vocab_size:
+        raise UserError(
+            "data.documents=apart has to know the end of document of these token files, which "
+            f"data.tokenizer=bytes may not have made (model.vocab_size={vocab_size}); name the "
+            "tokenizers JSON file that made them, or use model.vocab_size=null"
+        )
+
+
+def _read_text(
+    files: Sequence[Path], prompt_field: str | None, tokenizer: Tokenizer, *, vocab_size: int
+) -> Corpus:
+    if vocab_size < tokenizer.vocab_size:
+        raise UserError(
+            f"model.vocab_size={vocab_size} is below the tokenizer's {tokenizer.vocab_size}; "
+            f"use {tokenizer.vocab_size} or more, or null"
+        )
+    if prompt_field is None:
+        return Corpus(np.concatenate(list(tokenize(files, tokenizer))))
+    tokens, counted = zip(*tokenize_answers(files, tokenizer, prompt_field), strict=True)
+    return Corpus(np.concatenate(tokens), np.concatenate(counted))
+
+
+def _validation_start(num_tokens: int, fraction: float, seq_length: int) -> int:
+    """Index of the first validation token. Both splits hold at least one sequence."""
+    validation = round(num_tokens * fraction)
+    shortest = seq_length + 1
+    for split, size in (
+        ("leaves validation", validation),
+        ("leaves training", num_tokens - validation),
+    ):
+        if size < shortest:
+            raise UserError(
+                f"data.validation_fraction={fraction} of {num_tokens} tokens {split} {size}, one "
+                f"sequence takes model.seq_length + 1 = {shortest}; {_remedy(num_tokens, shortest)}"
+            )
+    return num_tokens - validation
+
+
+def _remedy(num_tokens: int, shortest: int) -> str:
+    others = "more data or a smaller model.seq_length"
+    least = math.ceil(1000 * shortest / num_tokens)
+    if least > 500:
+        return f"use {others}, or data.validation_fraction=0"
+    return f"use {least / 1000} to {(1000 - least) / 1000}, 0 for no validation, {others}"

@@ -1,0 +1,145 @@
+"""Samples of several sources, mixed by weight: a function of the seed and the sample number only.
+
+A source with the share w of all weights has an interval of [0, 1) that is w long. Sample n is from
+the source whose interval has frac(c + n / golden ratio), with c drawn from the seed. These numbers
+are spread evenly over every interval: of N samples in a row the source has w * N, to 8 samples (the
+error grows with log N, and is below 7 in a period).
+
+Fractions are whole numbers of 1 / PERIOD. So shares are exact to 1 / PERIOD, and the sequence of
+sources repeats after PERIOD samples. A table of one period gives the number of earlier samples of
+the same source; that is the sample's number in its source, which is read in its own order, epoch
+after epoch.
+
+Source: Kuipers and Niederreiter, Uniform Distribution of Sequences, 1974, chapter 2.3.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxptd.data.samples import Samples
+
+PERIOD = 2**20
+# Near PERIOD / golden ratio, and odd: multiples of it are all numbers below PERIOD. Their fractions
+# are as even as the golden ratio's, since no term of the continued fraction of step / PERIOD is
+# above 3 (those of the golden ratio are all 1).
+STEP = 646_735
+OF_MIXTURES = 2**63  # epochs, which Philox is keyed with too, have smaller numbers
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mixture(Samples):
+    """Samples of several sources.
+
+    Args:
+        parts: of each source.
+        weights: of each source, above 0; their sum may be any.
+        seq_length: T.
+        seed: 0 or more.
+    """
+
+    parts: tuple[Samples, ...]
+    weights: tuple[float, ...]
+    seq_length: int
+    seed: int
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(part.num_tokens for part in self.parts)
+
+    @property
+    def windows_per_epoch(self) -> int:
+        """Samples before any source is read a second time."""
+        return min(
+            self._period.number_of(source, part.windows_per_epoch)
+            for source, part in enumerate(self.parts)
+        )
+
+    def rows(self, indices: np.ndarray) -> np.ndarray:
+        return self._read(indices, lambda part, numbers: part.rows(numbers), self.seq_length + 1)
+
+    def targets(self, indices: np.ndarray) -> np.ndarray:
+        return self._read(indices, lambda part, numbers: part.targets(numbers), self.seq_length)
+
+    def first_tokens(self, count: int) -> np.ndarray:
+        return self.parts[0].first_tokens(count)
+
+    def locate(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Sample numbers[n] -> the source of each[n], and its number among that source's[n]."""
+        return self._period.locate(np.asarray(indices, dtype=np.int64))
+
+    def _read(
+        self,
+        indices: np.ndarray,
+        read: Callable[[Samples, np.ndarray], np.ndarray],
+        width: int,
+    ) -> np.ndarray:
+        sources, numbers = self.locate(indices)
+        found = np.empty((len(sources), width), dtype=np.int32)
+        for source in np.unique(sources).tolist():
+            own = sources == source
+            found[own] = read(self.parts[source], numbers[own])
+        return found
+
+    @functools.cached_property
+    def _period(self) -> "Period":
+        return make_period(self.weights, self.seed)
+
+
+class Period(NamedTuple):
+    """The sources of PERIOD samples in a row.
+
+    sources: of each sample. ranks: number of earlier samples of its source. places: sample numbers,
+    source by source. counts: number of samples of each source.
+    """
+
+    sources: np.ndarray
+    ranks: np.ndarray
+    places: np.ndarray
+    counts: np.ndarray
+
+    def locate(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Sample numbers[n] -> the source of each[n], and its number among that source's[n]."""
+        periods, places = indices // PERIOD, indices % PERIOD
+        sources = self.sources[places]
+        return sources, periods * self.counts[sources] + self.ranks[places]
+
+    def number_of(self, source: int, rank: int) -> int:
+        """The number of a source's sample `rank` among all samples."""
+        periods, rest = divmod(rank, int(self.counts[source]))
+        earlier = int(self.counts[:source].sum())
+        return periods * PERIOD + int(self.places[earlier + rest])
+
+
+def make_period(weights: Sequence[float], seed: int) -> Period:
+    """Makes the table of one period."""
+    samples = np.arange(PERIOD, dtype=np.int64)
+    fractions = (_draw(seed, 0) % PERIOD + STEP * samples) % PERIOD
+    ends = np.cumsum(counts_of(weights))
+    sources = np.searchsorted(ends, fractions, side="right").astype(np.int16)
+    counts = np.bincount(sources, minlength=len(weights))
+    places = np.argsort(sources, kind="stable")
+    ranks = np.empty_like(places)
+    ranks[places] = samples - np.repeat(np.cumsum(counts) - counts, counts)
+    return Period(sources, ranks.astype(np.int32), places.astype(np.int32), counts)
+
+
+def counts_of(weights: Sequence[float]) -> np.ndarray:
+    """Samples of each source in a period, within 1 of its share; may be 0 for a tiny share."""
+    shares = np.array(weights, dtype=np.float64) / sum(weights)
+    ends = np.round(PERIOD * np.cumsum(shares)).astype(np.int64)
+    return np.diff(ends, prepend=0)
+
+
+def seed_of(seed: int, source: int) -> int:
+    """The seed of a source's own order, so that equal sources have different orders."""
+    return _draw(seed, 1 + source)
+
+
+def _draw(seed: int, number: int) -> int:
+    """Draws 64 bits as a pure function."""
+    key = np.array([seed, OF_MIXTURES + number], dtype=np.uint64)
+    return int(np.random.Philox(key=key).random_raw())
