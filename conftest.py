@@ -5,6 +5,7 @@
 
 import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -27,6 +28,9 @@ COLLECT_AFTER = 100_000, 20, 50
 # Tests compile much and compute little. LLVM's optimisations change no pass of XLA, so no test sees
 # them; without them initial parameters compile in an eighth of the time, a step in two thirds.
 NO_LLVM_OPTIMISATION = "--xla_backend_optimization_level=0"
+
+# Linux allows a process 65,530; each compiled program has several. Without any left XLA crashes.
+MAPPINGS = 20_000
 
 # The same examples each time, however slow the machine.
 hypothesis.settings.register_profile("jaxptd", derandomize=True, deadline=None)
@@ -58,6 +62,15 @@ def pytest_configure(config: pytest.Config) -> None:
     flags = (given, PATIENCE, ONE_PERMUTE_AT_A_TIME, NO_LLVM_OPTIMISATION)
     os.environ["XLA_FLAGS"] = " ".join(flags).strip()
     jax.devices()  # now, before a command under test could ask for another number
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_programs() -> Iterator[None]:
+    """Forgets compiled programs after a file, before they fill the mappings of the process."""
+    yield
+    mappings = Path("/proc/self/maps")
+    if mappings.exists() and len(mappings.read_bytes().splitlines()) > MAPPINGS:
+        jax.clear_caches()
 
 
 @pytest.fixture(autouse=True)

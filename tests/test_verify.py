@@ -15,19 +15,25 @@ from jaxptd.analysis import verification
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
 
+QWEN = {"family": "qwen3", "num_kv_heads": 2}
+
 
 @pytest.mark.parametrize(
     "layout",
     [
         slow(Layout(dp=4)),
         slow(Layout(tp=4)),
-        tiny.SEQUENCE_PARALLEL,
+        slow(tiny.SEQUENCE_PARALLEL),
         slow(Layout(cp=8, ring="rsa")),
     ],
     ids=str,
 )
 def test_layouts_are_equal_to_one_device(layout: Layout) -> None:
     hold(layout)
+
+
+def test_more_devices_than_kv_heads_are_equal_to_one_device() -> None:
+    hold(tiny.SEQUENCE_PARALLEL, **QWEN)
 
 
 @pytest.mark.parametrize(
@@ -65,14 +71,13 @@ def test_a_grid_pads_what_it_does_not_divide(matmul2d) -> None:
     hold(layout, documents="apart", **UNEVEN)
 
 
-QWEN = {"family": "qwen3", "num_kv_heads": 2}
 FOUR = {"num_layers": 4, "micro_batches": 4}
 
 
 @pytest.mark.parametrize(
     ("layout", "choice"),
     [
-        (Layout(tp=4, sequence_parallel=True), {}),  # more devices than kv heads
+        slow(Layout(tp=4, sequence_parallel=True), {}),
         slow(dataclasses.replace(tiny.CONTEXT_PARALLEL, zero=3), {"documents": "apart"}),
         slow(Layout(tp=2, sequence_parallel=True, collective_matmul=True), {"remat": "dots"}),
         slow(Layout(cp=4, ring="rsa"), {"dropout": 0.1}),

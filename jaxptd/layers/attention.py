@@ -110,7 +110,10 @@ class SelfAttention(nnx.Module):
             places: its tokens, and the seed for dropout of this layer's probabilities.
             cache: keys and values of the tokens before these, or None.
         """
-        q_BTNH, k_BTKH, v_BTKH = self._queries_keys_values(x_BTD)
+        if self.qkv is not None:
+            q_BTNH, k_BTKH, v_BTKH = jnp.moveaxis(self.qkv(x_BTD), 2, 0)
+        else:
+            q_BTNH, k_BTKH, v_BTKH = self._groups(x_BTD)
         q_BTNH = self._placed(q_BTNH, self.q_norm, places)
         k_BTKH = self._placed(k_BTKH, self.k_norm, places)
         if cache is None:
@@ -125,11 +128,9 @@ class SelfAttention(nnx.Module):
             o_BTNH = self.form.split_heads(o_BTNH, self.unit)
         return self.out(o_BTNH), cache
 
-    def _queries_keys_values(self, x_BTD: Array) -> tuple[Array, Array, Array]:
-        if self.q is None or self.kv is None:
-            assert self.qkv is not None
-            q_BTNH, k_BTNH, v_BTNH = jnp.moveaxis(self.qkv(x_BTD), 2, 0)
-            return q_BTNH, k_BTNH, v_BTNH
+    def _groups(self, x_BTD: Array) -> tuple[Array, Array, Array]:
+        """Queries, and the keys and values of their groups."""
+        assert self.q is not None and self.kv is not None
         q_BTNH, kv = multiply(x_BTD, self.q, self.kv)
         if self.gathers_kv:
             kv = self.form.axes.own_kv_heads(kv, self.config.block.head_size)

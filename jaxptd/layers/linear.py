@@ -73,7 +73,8 @@ class ColumnParallelLinear(nnx.Module):
         return checkpoint_name(self.form.column_parallel(x_BTD, self.w[...]), KEPT)
 
     def __call__(self, x_BTD: Array) -> Array:
-        h = self.add_bias(self.product(x_BTD))
+        h = checkpoint_name(self.form.column_parallel(x_BTD, self.w[...]), KEPT)
+        h = self.add_bias(h)
         return (
             self.form.axes.gather(h, x_BTD.ndim - 1 + self.shard_dim) if self.gather_output else h
         )

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from jaxptd.attention.rope import frequencies, rotate
-from jaxptd.config import ModelConfig, Rope
-from jaxptd.errors import UserError
+from jaxptd.config import Rope
 
 SIZE, THETA = 16, 1e4
 TURNS = THETA ** -(np.arange(0, SIZE, 2) / SIZE)
@@ -90,39 +89,3 @@ def test_padding_is_not_turned() -> None:
     found = rotate(x, jnp.array([3, 4]), numbers, rope=Rope(THETA), size=SIZE)
     np.testing.assert_array_equal(found[..., 2:], x[..., 2:])
     assert not np.array_equal(found[..., :2], x[..., :2])
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"rope_theta": 1e5}, "model.rope_theta has no effect with model.positions=learned"),
-        ({"family": "llama", "head_size": 7}, "use an even model.head_size"),
-        (
-            {"family": "llama", "rope_factor": 2.0},
-            "rope_factor has no effect with model.rope_scali",
-        ),
-        ({"family": "llama", "rope_scaling": "linear"}, "linear needs model.rope_factor; set it"),
-        (
-            {"family": "llama", "rope_scaling": "llama3", "rope_factor": 8.0},
-            "llama3 needs model.rope_original_length; set it",
-        ),
-        (
-            {
-                "family": "llama",
-                "rope_scaling": "yarn",
-                "rope_factor": 8.0,
-                "rope_original_length": 64,
-                "rope_range": (4, 1),
-            },
-            r"rope_range=\[4.0, 1.0\] must be two numbers above 0, the smaller first",
-        ),
-        ({"family": "llama", "rope_theta": 0.0}, "model.rope_theta=0.0 must be a number above 0"),
-        ({"num_kv_heads": 3}, "model.num_heads=8 does not split over model.num_kv_heads=3"),
-        ({"num_kv_heads": 0}, "model.num_kv_heads=0 must be a number above 0"),
-        ({"norm": "batchnorm"}, "model.norm=batchnorm: use one of layernorm, rmsnorm or null"),
-        ({"family": "bert"}, "model.family=bert: use one of gpt, llama, qwen2, qwen3, mistral"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(fields: dict, words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        ModelConfig(**fields)

@@ -160,6 +160,8 @@ train stray | unknown key stray
 verify --layout.tp x | layout.tp: expected int, got x
 verify --config test-tiny --layout.tp 16 --model.num_heads 16 | needs 16 devices
 verify --run-dir nowhere | --run-dir nowhere holds no run
+convert | --from-hf
+convert --check no-such-directory | no-such-directory
 comms --model.dtype int7 | model.dtype: expected one of
 comms --config test-tiny --layout.dp 2048 --train.global_batch_size 4096 | at most 512 devices
 comms --config test-tiny --picture x.txt | x.txt: use a name that ends in .png or .svg

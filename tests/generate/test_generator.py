@@ -137,7 +137,7 @@ def test_every_layout_writes_the_same(layout):
 
 
 @pytest.mark.parametrize(
-    "layout", [(), TP4, slow(GRID), slow(BLOCKS), slow(PIPELINE), slow(CP2_TP2)], ids=str
+    "layout", [slow(()), TP4, slow(GRID), slow(BLOCKS), slow(PIPELINE), slow(CP2_TP2)], ids=str
 )
 def test_groups_of_heads_that_are_turned_write_the_same(layout):
     """The cache holds turned keys, of a single kv head where devices are more."""

@@ -69,6 +69,8 @@ def by_default(case: Case, layout: Layout) -> bool:
         return layout == TELLING[2]
     if case.name == IN_BLOCK:
         return layout in (DIFFERENT[0], DIFFERENT[2], DIFFERENT[-1])
+    if case.name == "mlp, gated":
+        return layout in (TELLING[0], TELLING[-1])
     return layout in (TELLING if case.name in BY_TOKEN else DIFFERENT)
 
 

@@ -77,6 +77,7 @@ def contents(folder: Path) -> dict[str, bytes]:
         "--checkpoint.keep_best=2",
         "--checkpoint.asynchronous=false",
         "--checkpoint.resume=never",
+        "--checkpoint.start=elsewhere",
         "--processes.coordinator=node01:5000",
         "--processes.count=2",
         "--processes.id=1",
@@ -90,13 +91,35 @@ def test_what_a_resumed_run_may_change(override):
     assert difference(changed, config_with()) is None
 
 
+LLAMA3 = (
+    "--model.positions=rope --model.rope_scaling=llama3 --model.rope_factor=2.0 "
+    "--model.rope_original_length=32"
+)
+# Options that a field cannot be without: without the field itself, and those that need it.
+NEEDED = {"model.rope_scaling": ["--model.positions=rope"]}
+
+
 @pytest.mark.parametrize(
     "override",
     [
         "--model.num_layers=3",
         "--model.hidden_size=32",
         "--model.num_heads=2",
+        "--model.num_kv_heads=2",
+        "--model.head_size=6",
         "--model.ffn_hidden_size=32",
+        "--model.norm=rmsnorm",
+        "--model.norm_eps=1e-6",
+        "--model.activation=silu",
+        "--model.gated=true",
+        "--model.linear_bias=none",
+        "--model.positions=rope",
+        "--model.rope_theta=5e5 --model.positions=rope",
+        "--model.rope_scaling=linear --model.rope_factor=2.0 --model.positions=rope",
+        f"--model.rope_factor=4.0 {LLAMA3}",
+        f"--model.rope_original_length=64 {LLAMA3}",
+        f"--model.rope_range=[1,8] {LLAMA3}",
+        "--model.qk_norm=true",
         "--model.seq_length=8",
         "--model.vocab_size=300",
         "--model.dropout=0.2",
@@ -112,6 +135,7 @@ def test_what_a_resumed_run_may_change(override):
         "--optimizer.warmup_steps=6",
         "--optimizer.decay=linear",
         "--optimizer.decay_steps=20",
+        "--optimizer.cooldown_steps=3 --optimizer.decay=wsd",
         "--optimizer.min_learning_rate=0.001",
         "--optimizer.weight_decay=0.2",
         "--optimizer.epsilon=1e-6",
@@ -124,10 +148,12 @@ def test_what_a_resumed_run_may_change(override):
     ],
 )
 def test_what_makes_another_run_is_named_with_both_values(override):
-    field = override.removeprefix("--").partition("=")[0]
-    found = difference(config_with(override), config_with())
+    changed, *others = override.split()
+    field = changed.removeprefix("--").partition("=")[0]
+    configs = config_with(*others, changed), config_with(*NEEDED.get(field, others))
+    found = difference(*configs)
     section, name = field.split(".")
-    values = [getattr(getattr(c, section), name) for c in (config_with(override), config_with())]
+    values = [getattr(getattr(c, section), name) for c in configs]
     assert found == f"{field} is {values[0]}, was {values[1]}"
 
 

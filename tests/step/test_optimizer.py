@@ -219,7 +219,7 @@ def test_three_updates_are_optax_s(name):
 
 
 PLACES = [
-    Layout(dp=2, tp=2, zero=3),
+    slow(Layout(dp=2, tp=2, zero=3)),
     slow(Layout(dp=2, row=2, col=2, zero=1, offload="optimizer")),
     slow(Layout(pp=2, dp=2, schedule="zb-h1", zero=2)),
     slow(Layout(cp=2, tp=2, sequence_parallel=True)),

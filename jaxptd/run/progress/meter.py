@@ -136,4 +136,5 @@ class Meter:
         looked_up = {"positions.table"} | (set() if model.tie_embeddings else {"tokens.table"})
         matrices = [n for n, info in infos.items() if info.decay and n not in looked_up]
         weights = sum(math.prod(infos[name].shape) for name in matrices)
-        return 6 * weights + 12 * model.num_layers * model.hidden_size * model.seq_length
+        width = model.num_heads * model.block.head_size
+        return 6 * weights + 12 * model.num_layers * width * model.seq_length

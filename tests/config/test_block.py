@@ -1,0 +1,95 @@
+"""Options of a block: presets of families, and options that do not fit each other or a layout."""
+
+import dataclasses
+
+import pytest
+
+from jaxptd.config import Config, ModelConfig
+from jaxptd.config.block import FAMILIES
+from jaxptd.errors import UserError
+from jaxptd.mesh import Layout
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_is_its_options_spelled_out(family: str) -> None:
+    preset = ModelConfig(family=family)
+    spelled = dict(FAMILIES[family])
+    if preset.block.rope is None:
+        del spelled["rope_theta"]
+    assert ModelConfig(family="gpt", **spelled).block == preset.block
+    assert ModelConfig(family="llama", **spelled).block == preset.block
+
+
+def test_an_option_that_is_set_is_not_the_familys() -> None:
+    options = {"norm": "layernorm", "gated": False, "num_kv_heads": 2, "head_size": 6}
+    model = ModelConfig(family="llama", **options)
+    assert {name: getattr(model.block, name) for name in options} == options
+    assert model.block.activation == "silu"
+    sizes = {"head_size": None, "num_heads": 4, "num_kv_heads": None}
+    changed = dataclasses.replace(model, family="gpt", **sizes)
+    assert (changed.block.activation, changed.block.num_kv_heads) == ("gelu-tanh", 4)
+    assert changed.block.head_size == changed.hidden_size // 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"rope_theta": 1e5}, "model.rope_theta has no effect with model.positions=learned"),
+        ({"family": "llama", "head_size": 7}, "use an even model.head_size"),
+        (
+            {"family": "llama", "rope_factor": 2.0},
+            "rope_factor has no effect with model.rope_scali",
+        ),
+        ({"family": "llama", "rope_scaling": "linear"}, "linear needs model.rope_factor; set it"),
+        (
+            {"family": "llama", "rope_scaling": "llama3", "rope_factor": 8.0},
+            "llama3 needs model.rope_original_length; set it",
+        ),
+        (
+            {
+                "family": "llama",
+                "rope_scaling": "yarn",
+                "rope_factor": 8.0,
+                "rope_original_length": 64,
+                "rope_range": (4, 1),
+            },
+            r"rope_range=\[4.0, 1.0\] must be two numbers above 0, the smaller first",
+        ),
+        ({"family": "llama", "rope_theta": 0.0}, "model.rope_theta=0.0 must be a number above 0"),
+        ({"num_kv_heads": 3}, "model.num_heads=8 does not split over model.num_kv_heads=3"),
+        ({"num_kv_heads": 0}, "model.num_kv_heads=0 must be a number above 0"),
+        ({"norm": "batchnorm"}, "model.norm='batchnorm': use one of layernorm, rmsnorm or null"),
+        ({"family": "bert"}, "model.family=bert: use one of gpt, llama, qwen2, qwen3, mistral"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(fields: dict, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        ModelConfig(**fields)
+
+
+@pytest.mark.parametrize(
+    ("layout", "heads", "words"),
+    [
+        (
+            Layout(tp=6),
+            (12, 4),
+            "num_kv_heads=4 does not split over layout.tp=6, nor 6 over 4",
+        ),
+        (Layout(row=2, col=3), (6, 2), "num_kv_heads=2 does not split over layout.col=3, nor 3 ov"),
+        (
+            Layout(row=4, col=2),
+            (6, 2),
+            "does not split into 4 panels, as layout.row=4",
+        ),
+        (Layout(row=2, col=2, matmul2d_slices=3), (4, 2), "does not split into 6 panels"),
+    ],
+)
+def test_kv_heads_that_do_not_fit_a_layout_are_refused(
+    layout: Layout, heads: tuple[int, int], words: str
+) -> None:
+    sizes = {"hidden_size": 48, "ffn_hidden_size": 96, "seq_length": 96}
+    model = ModelConfig(num_heads=heads[0], num_kv_heads=heads[1], head_size=4, **sizes)
+    with pytest.raises(UserError, match=words):
+        Config(model=model, layout=layout)
+    if layout.has_grid:
+        Config(model=model, layout=dataclasses.replace(layout, attention2d="blocks"))
