@@ -3,10 +3,11 @@
 `model`, `training` and `processes` define sections, `run` joins them to a `Config`.
 """
 
-from jaxptd.config.block import Activation, BlockOptions, Rope
+from jaxptd.config.block import Activation, BlockOptions
 from jaxptd.config.layout_checks import check_layout
 from jaxptd.config.model import AttentionKind, Dtype, ModelConfig, Products, Remat
 from jaxptd.config.processes import ProcessesConfig
+from jaxptd.config.rope import Rope
 from jaxptd.config.run import Config, from_dict, to_dict
 from jaxptd.config.training import (
     CheckpointConfig,

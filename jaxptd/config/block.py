@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from jaxptd.config.checks import require_divides, require_positive
+from jaxptd.config.rope import Rope, RopeScaling
 from jaxptd.errors import UserError
 
 Family = Literal["gpt", "llama", "qwen2", "qwen3", "mistral"]
@@ -15,20 +16,8 @@ NormKind = Literal["layernorm", "rmsnorm"]
 Activation = Literal["gelu", "gelu-tanh", "relu", "silu"]
 LinearBias = Literal["all", "qkv", "none"]
 Positions = Literal["learned", "rope", "none"]
-RopeScaling = Literal["linear", "llama3", "yarn"]
 
 _RANGES: Mapping[RopeScaling, tuple[float, float]] = {"llama3": (1, 4), "yarn": (1, 32)}
-
-
-@dataclasses.dataclass(frozen=True)
-class Rope:
-    """Wavelengths of rotary positions; the fields are those of `ModelConfig`."""
-
-    theta: float
-    scaling: RopeScaling | None = None
-    factor: float = 1.0
-    original_length: int = 0
-    range: tuple[float, float] = (0, 0)
 
 
 @dataclasses.dataclass(frozen=True)

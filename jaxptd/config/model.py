@@ -11,7 +11,6 @@ from jaxptd.config.block import (
     LinearBias,
     NormKind,
     Positions,
-    RopeScaling,
     block_options,
     check_block,
 )
@@ -21,6 +20,7 @@ from jaxptd.config.checks import (
     require_not_negative,
     require_positive,
 )
+from jaxptd.config.rope import RopeScaling
 from jaxptd.errors import UserError
 from jaxptd.fields import check_fields
 

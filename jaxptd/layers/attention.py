@@ -19,6 +19,7 @@ from jaxptd.attention.ring import Tokens
 from jaxptd.attention.rope import rotate
 from jaxptd.attention.xla import Xla
 from jaxptd.config import AttentionKind, Config, ModelConfig
+from jaxptd.config.rope import frequencies
 from jaxptd.errors import UserError
 from jaxptd.layers.dropout import Places, fold, keep_mask
 from jaxptd.layers.form import TensorParallel
@@ -146,7 +147,8 @@ class SelfAttention(nnx.Module):
             return x_BTNH
         position_T = axes.local_logit_tokens(places.position_T[None])[0]
         number_H = axes.local_head_numbers(x_BTNH.shape[-1])
-        return rotate(x_BTNH, position_T, number_H, rope=options.rope, size=options.head_size)
+        turns, length = frequencies(options.rope, options.head_size)
+        return rotate(x_BTNH, position_T, number_H, turns=turns, length=length)
 
     def _attend(self, q_BTNH: Array, k_BTKH: Array, v_BTKH: Array, places: Places) -> Array:
         tokens = Tokens(places.segment_BCT, self._seed(places, q_BTNH.shape[2]))

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxptd.attention.rope import frequencies, rotate
+from jaxptd.attention.rope import rotate
 from jaxptd.config import Rope
+from jaxptd.config.rope import frequencies
 
 SIZE, THETA = 16, 1e4
 TURNS = THETA ** -(np.arange(0, SIZE, 2) / SIZE)
@@ -59,12 +60,12 @@ def test_frequencies_are_as_published() -> None:
 def test_scores_depend_on_distances_only() -> None:
     rng = np.random.default_rng(0)
     q, k = rng.standard_normal((2, 1, 1, 1, SIZE))
-    numbers, rope = jnp.arange(SIZE), Rope(THETA)
+    numbers = jnp.arange(SIZE)
 
     def score(query: int, key: int) -> float:
         with jax.enable_x64(True):
             turned = (
-                rotate(jnp.asarray(x), jnp.array([at]), numbers, rope=rope, size=SIZE)
+                rotate(jnp.asarray(x), jnp.array([at]), numbers, turns=TURNS, length=1.0)
                 for x, at in ((q, query), (k, key))
             )
             return float(jnp.vdot(*turned))
@@ -75,17 +76,17 @@ def test_scores_depend_on_distances_only() -> None:
 
 def test_a_slice_of_a_head_is_turned_as_in_the_whole_head() -> None:
     x = jnp.asarray(np.random.default_rng(0).standard_normal((1, 3, 2, SIZE)), jnp.float32)
-    positions, rope = jnp.array([0, 7, 8]), Rope(THETA)
-    whole = rotate(x, positions, jnp.arange(SIZE), rope=rope, size=SIZE)
+    positions = jnp.array([0, 7, 8])
+    whole = rotate(x, positions, jnp.arange(SIZE), turns=TURNS, length=1.0)
     for first in range(0, SIZE, 4):
         numbers = jnp.arange(first, first + 4)
-        part = rotate(x[..., numbers], positions, numbers, rope=rope, size=SIZE)
+        part = rotate(x[..., numbers], positions, numbers, turns=TURNS, length=1.0)
         np.testing.assert_array_equal(part, whole[..., numbers])
 
 
 def test_padding_is_not_turned() -> None:
     x = jnp.ones((1, 2, 1, 4), jnp.float32)
     numbers = jnp.arange(SIZE - 2, SIZE + 2)
-    found = rotate(x, jnp.array([3, 4]), numbers, rope=Rope(THETA), size=SIZE)
+    found = rotate(x, jnp.array([3, 4]), numbers, turns=TURNS, length=1.0)
     np.testing.assert_array_equal(found[..., 2:], x[..., 2:])
     assert not np.array_equal(found[..., :2], x[..., :2])

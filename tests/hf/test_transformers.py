@@ -16,8 +16,8 @@ from turns import by_turns
 
 import jaxptd
 from jaxptd import Layout
-from jaxptd.attention.rope import frequencies
 from jaxptd.config import BlockOptions
+from jaxptd.config.rope import frequencies
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
