@@ -2,10 +2,10 @@
 
 `python -m benchmarks.breaks [--only ring ...] [--jobs 2]`
 
-Each row of `table.py` replaces one piece of text of the package (a sum is dropped, a ring reversed,
-a scale doubled) in a copy of the repository, runs the tests that the row names, and expects one to
-fail. Ends with exit code 1 if a break goes unnoticed. A row whose text is no longer in the code, or
-is there twice, is an error: correct the table when the code changes.
+Each row of `table.py` and `models.py` replaces one piece of text of the package (a sum is dropped,
+a ring reversed, a scale doubled) in a copy of the repository, runs the tests that the row names,
+and expects one to fail. Ends with exit code 1 if a break goes unnoticed. A row whose text is no
+longer in the code, or is there twice, is an error: correct the table when the code changes.
 """
 
 import concurrent.futures
@@ -17,11 +17,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.breaks.models import MODELS
 from benchmarks.breaks.table import BREAKS, Break
 from jaxptd.analysis.report import table
 from jaxptd.errors import Parser, UserError, run_command
 
 ROOT = Path(__file__).parents[2]
+ALL = (*BREAKS, *MODELS)
 FAILED = 1  # pytest's exit code if tests failed
 
 
@@ -68,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="rows whose names contain this")
     parser.add_argument("--jobs", type=int, default=2, help="rows at a time")
     options = parser.parse_args(argv)
-    rows = [row for row in BREAKS if options.only in row.name]
+    rows = [row for row in ALL if options.only in row.name]
     for row in rows:
         broken((ROOT / row.file).read_text(), row)  # before anything runs
     cells = [["break", "file", "tests", "s"]]

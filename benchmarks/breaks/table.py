@@ -89,7 +89,7 @@ BREAKS = (
     Break(
         "dropout of probabilities forgotten in dv",
         "jaxptd/attention/xla.py",
-        "dropped_GTS = _drop(p_GTS, sites, dropout).astype(dtype)",
+        "dropped_GTS = drop_groups(p_GTS, sites, dropout).astype(dtype)",
         "dropped_GTS = p_GTS.astype(dtype)",
         "tests/attention/test_xla.py",
     ),
@@ -148,7 +148,7 @@ BREAKS = (
     Break(
         "padding of the hidden units not zeroed",
         "jaxptd/layers/axes.py",
-        "return jnp.where(self.local_hidden(x.shape[-1]) < size, x, 0)",
+        "return jnp.where(_numbers(axis, x.shape[-1]) < size, x, 0)",
         "return x",
         CONTRACT,
         "slices and (norm or block)",

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxptd.config import Config, from_dict
+from jaxptd.data.tokenizer_folders import TOKENIZER
 from jaxptd.data.tokenizers import BYTES
 from jaxptd.hf.directory import Directory, is_directory
 from jaxptd.hf.read import read_params, sizes_of
@@ -12,8 +13,6 @@ from jaxptd.mesh import Layout
 from jaxptd.params import Params
 from jaxptd.run.saved import load_run, to_generate
 from jaxptd.step import Program
-
-TOKENIZER = "tokenizer.json"
 
 
 def config_of(directory: Directory, **model: Any) -> Config:
@@ -26,8 +25,7 @@ def config_of(directory: Directory, **model: Any) -> Config:
     Raises:
         UserError: there are no such sizes, or no such fields.
     """
-    tokenizer = directory.path / TOKENIZER
-    name = str(tokenizer) if os.path.isfile(tokenizer) else BYTES
+    name = str(directory.path) if os.path.isfile(directory.path / TOKENIZER) else BYTES
     return from_dict({"model": sizes_of(directory) | model, "data": {"tokenizer": name}})
 
 

@@ -18,10 +18,10 @@ import numpy as np
 from jaxptd.atomic_files import explained, shown
 from jaxptd.config import Config
 from jaxptd.data import load_tokenizer
+from jaxptd.data.tokenizer_folders import TOKENIZER
 from jaxptd.errors import UserError
 from jaxptd.hf.dims import Rule
 from jaxptd.hf.directory import CONFIG, EXTRA, INDEX, SINGLE
-from jaxptd.hf.load import TOKENIZER
 from jaxptd.hf.mapping import rules_of
 from jaxptd.hf.sizes import config_json
 from jaxptd.run.saved import SavedParams
@@ -32,6 +32,7 @@ DTYPES: Mapping[str, Any] = {
     "float16": np.float16,
     "bfloat16": ml_dtypes.bfloat16,
 }
+BESIDE_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json")
 METADATA = {"format": "pt"}  # without it transformers refuses the file
 
 
@@ -85,9 +86,16 @@ def _write_config(config: Config, *, dtype: str) -> dict[str, bytes]:
     generation = {name: found[name] for name in ("bos_token_id", "eos_token_id")}
     files = {CONFIG: found, "generation_config.json": generation}
     texts = {name: (json.dumps(x, indent=2) + "\n").encode() for name, x in files.items()}
-    if os.path.isfile(config.data.tokenizer):
-        texts[TOKENIZER] = Path(config.data.tokenizer).read_bytes()
-    return texts
+    return texts | _tokenizer_files(Path(config.data.tokenizer))
+
+
+def _tokenizer_files(tokenizer: Path) -> dict[str, bytes]:
+    """The files of a tokenizer, which is a file or a folder; none for bytes."""
+    if os.path.isdir(tokenizer):
+        paths = {name: tokenizer / name for name in (TOKENIZER, *BESIDE_TOKENIZER)}
+    else:
+        paths = {TOKENIZER: tokenizer}
+    return {name: path.read_bytes() for name, path in paths.items() if os.path.isfile(path)}
 
 
 def _sizes(

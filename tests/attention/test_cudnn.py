@@ -134,6 +134,15 @@ def assert_close(found: tuple, want: tuple) -> None:
         assert np.linalg.norm(x - y) <= 1e-2 * np.linalg.norm(y)
 
 
+def test_gradients_of_repeated_keys_are_summed_over_their_group() -> None:
+    rng = np.random.default_rng(0)
+    k_BSKH, dk_BSNH = (jnp.asarray(rng.standard_normal((2, 5, n, 4)), jnp.float32) for n in (2, 6))
+    repeated, transpose = jax.vjp(lambda k: flash_cudnn._repeated(k, dk_BSNH), k_BSKH)
+    np.testing.assert_array_equal(repeated[:, :, 1::3], jnp.repeat(k_BSKH, 3, axis=2)[:, :, 1::3])
+    (want,) = transpose(dk_BSNH)
+    np.testing.assert_allclose(flash_cudnn._summed(dk_BSNH, k_BSKH), want, rtol=1e-6)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("causal", [False, True])
 def test_values_and_gradients_of_a_block(causal: bool) -> None:

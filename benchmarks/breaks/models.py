@@ -1,0 +1,158 @@
+"""Breaks of the options of a block, of optimizers, and of Hugging Face's weights."""
+
+from benchmarks.breaks.table import CONTRACT, Break
+
+DENSE = "tests/layers/test_dense.py"
+ROPE = "tests/attention/test_rope.py"
+OPTIMIZER = "tests/step/test_optimizer.py"
+
+MODELS = (
+    # ---- rotary positions ----
+    Break(
+        "pairs are turned the other way",
+        "jaxptd/attention/rope.py",
+        "odd * cos + even * sin",
+        "odd * cos - even * sin",
+        DENSE,
+        "groups",
+    ),
+    Break(
+        "padding is turned",
+        "jaxptd/attention/rope.py",
+        "np.append(turns, 0.0)",
+        "np.append(turns, 1.0)",
+        ROPE,
+    ),
+    Break(
+        "positions of the first tokens on every row of a grid",
+        "jaxptd/layers/attention.py",
+        "axes.local_logit_tokens(places.position_T[None])[0]",
+        "places.position_T[: x_BTNH.shape[1]]",
+        CONTRACT,
+        "groups and row",
+    ),
+    Break(
+        "llama3 stretches the short waves",
+        "jaxptd/config/rope.py",
+        "kept_P * turn_P + (1 - kept_P) * scaled_P",
+        "kept_P * scaled_P + (1 - kept_P) * turn_P",
+        ROPE,
+    ),
+    Break(
+        "yarn stretches the short waves",
+        "jaxptd/config/rope.py",
+        "scaled * scaled_P + (1 - scaled) * turn_P",
+        "scaled * turn_P + (1 - scaled) * scaled_P",
+        ROPE,
+    ),
+    Break(
+        "pairs are cut",
+        "jaxptd/config/block.py",
+        "return 2 if self.rope else 1",
+        "return 1",
+        CONTRACT,
+        "groups and blocks",
+    ),
+    # ---- groups of heads ----
+    Break(
+        "every device takes the first kv head",
+        "jaxptd/layers/axes.py",
+        "first = lax.axis_index(self.inner) * heads // devices",
+        "first = 0 * lax.axis_index(self.inner)",
+        CONTRACT,
+        "groups and tp",
+    ),
+    Break(
+        "queries of groups in the order of tokens",
+        "jaxptd/attention/kernel.py",
+        "return jnp.moveaxis(x_BTKG, 3, 1).reshape(batch, -1, heads, *rest)",
+        "return jnp.moveaxis(x_BTKG, 3, 2).reshape(batch, -1, heads, *rest)",
+        DENSE,
+        "groups or every_layer",
+    ),
+    Break(
+        "the mask of groups in the order of tokens",
+        "jaxptd/attention/kernel.py",
+        "jnp.concatenate([seen_TS] * groups, -2)",
+        "jnp.repeat(seen_TS, groups, -2)",
+        DENSE,
+        "groups or every_layer",
+    ),
+    Break(
+        "a scan keeps weights joined",
+        "jaxptd/layers/linear.py",
+        "jax.checkpoint_policies.save_only_these_names(TAKEN)",
+        "jax.checkpoint_policies.everything_saveable",
+        "tests/analysis/test_memory_model.py",
+        "qwen3",
+    ),
+    Break(
+        "cuDNN's gradients of a group: the first only",
+        "jaxptd/attention/cudnn.py",
+        "each.sum(3, dtype=jnp.float32)",
+        "each[:, :, :, 0]",
+        "tests/attention/test_cudnn.py",
+    ),
+    # ---- norms and gates ----
+    Break(
+        "RMSNorm's gradient without the mean of g n",
+        "jaxptd/layers/norm.py",
+        "g_BTD - n_BTD * over.means(g_BTD * n_BTD)[0]",
+        "g_BTD",
+        DENSE,
+        "rms",
+    ),
+    Break(
+        "the sum over heads of a norm's gradient in every layer",
+        "jaxptd/layers/norm.py",
+        "over=axes.head_axes",
+        "over=()",
+        "tests/analysis/test_traffic.py",
+        "qwen3 and tp=4",
+    ),
+    Break(
+        "gate and up exchanged",
+        "jaxptd/layers/mlp.py",
+        "act(h[..., 0, :]) * h[..., 1, :]",
+        "act(h[..., 1, :]) * h[..., 0, :]",
+        DENSE,
+        "gated or every_layer",
+    ),
+    # ---- optimizers ----
+    Break(
+        "Lion's two means exchanged",
+        "jaxptd/step/optimizer.py",
+        "optax.scale_by_lion(c.beta1, c.beta2)",
+        "optax.scale_by_lion(c.beta2, c.beta1)",
+        OPTIMIZER,
+    ),
+    Break(
+        "a decay that ends with the run",
+        "jaxptd/step/optimizer.py",
+        "end = config.decay_steps or steps",
+        "end = steps",
+        OPTIMIZER,
+    ),
+    # ---- Hugging Face ----
+    Break(
+        "halves of a head are not made pairs",
+        "jaxptd/hf/rules.py",
+        '"blocks.attention.q.w", "L D N (P 2)"',
+        '"blocks.attention.q.w", "L D N (2 P)"',
+        "tests/hf",
+    ),
+    Break(
+        "each device reads the first layers",
+        "jaxptd/hf/read.py",
+        "yield layer, (layer - first, *place[1:])",
+        "yield layer - first, (layer - first, *place[1:])",
+        "tests/hf/test_read.py",
+    ),
+    Break(
+        "tensors are exported as they are saved",
+        "jaxptd/hf/write.py",
+        "yield each, tensor.astype(kind)",
+        "yield each, tensor",
+        "tests/hf/test_convert.py",
+    ),
+)
