@@ -50,8 +50,8 @@ MODELS = (
         "jaxptd/config/block.py",
         "return 2 if self.rope else 1",
         "return 1",
-        CONTRACT,
-        "groups and blocks",
+        "tests/analysis/test_traffic.py",
+        "head_size",
     ),
     # ---- groups of heads ----
     Break(
@@ -108,7 +108,7 @@ MODELS = (
         "over=axes.head_axes",
         "over=()",
         "tests/analysis/test_traffic.py",
-        "qwen3 and tp=4",
+        "qwen3 and not blocks",
     ),
     Break(
         "gate and up exchanged",

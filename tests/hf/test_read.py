@@ -73,6 +73,15 @@ def test_devices_read_their_own_slices(gpt2: Path, tensors, monkeypatch) -> None
     assert max(read) == 16 * 12  # a table of positions; a third of a layer's MLP is as large
 
 
+def test_stages_read_their_own_layers(tmp_path: Path, tensors) -> None:
+    four = {name: x for name, x in tensors.items() if ".h.4." not in name}
+    folder = write_directory(tmp_path / "m", four, n_layer=4)
+    found = canonical(program(folder, Layout(pp=2)), folder)
+    for i in range(4):
+        up_DF = tensors[f"transformer.h.{i}.mlp.c_fc.weight"]
+        np.testing.assert_array_equal(found["blocks.mlp.up.w"][i], up_DF)
+
+
 def test_bfloat16_and_a_head_of_its_own(tmp_path: Path) -> None:
     tensors = gpt2_tensors(dtype=ml_dtypes.bfloat16, tied=False, prefix="")
     folder = write_directory(tmp_path / "m", tensors, tie_word_embeddings=True)
