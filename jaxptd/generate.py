@@ -115,19 +115,19 @@ class Generator:
         params = self.program.states.to_device(params)
         params = passes.gathered(self._resolved.zero.begin_step(params, training=False))
 
-        def forward(tokens_BT: Array, start: Array, cache: Any) -> tuple[Array, Any]:
+        def forward(tokens_BT: Array, start: Array, state: Any) -> tuple[Array, Any]:
             position_T = start + jnp.arange(tokens_BT.shape[1], dtype=jnp.int32)
             places = Places(jnp.zeros(tokens_BT.shape[0], jnp.int32), position_T, None)
-            logits_BTV, cache = passes.logits(params, tokens_BT, places, cache)
+            logits_BTV, state = passes.logits(params, {"tokens": tokens_BT}, places, state)
             ids_B = self._draw(logits_BTV[:, -1:], jax.random.fold_in(key, start))
-            return as_same(ids_B), cache  # typed as varying where ZeRO gathered the parameters
+            return as_same(ids_B), state  # typed as varying where ZeRO gathered the parameters
 
         def advance(carry: tuple[Array, Any], i: Array) -> tuple[tuple[Array, Any], Array]:
-            token_B, cache = carry
-            return forward(token_B[:, None], length + i, cache), token_B
+            token_B, state = carry
+            return forward(token_B[:, None], length + i, state), token_B
 
-        cache = passes.empty_cache(params, prompt_BT.shape[0])
-        first = forward(prompt_BT, jnp.int32(0), cache)
+        state = passes.empty_state(params, prompt_BT.shape[0])
+        first = forward(prompt_BT, jnp.int32(0), state)
         return lax.scan(advance, first, jnp.arange(count, dtype=jnp.int32))[1]
 
     def _draw(self, logits_B1V: Array, key: Array) -> Array:

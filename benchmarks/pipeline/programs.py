@@ -31,7 +31,7 @@ from jaxptd.pipeline.model import LayerInputs
 from jaxptd.pipeline.plan import Plan
 from jaxptd.step import Program
 from jaxptd.step.body import StepBody
-from jaxptd.step.passes import Micro, Pipelined
+from jaxptd.step.passes import Losses, Micro, Pipelined, in_total
 from jaxptd.step.resolved import Resolved, resolve
 from jaxptd.step.stages import StagePlacement
 
@@ -46,25 +46,28 @@ class Scanned(Pipelined):
     """GPipe with JAX's backward: every stage runs at every tick, on zeros at the ends."""
 
     def gradients(
-        self, params: Params, micro: Micro, places: Places, weight: Array
-    ) -> tuple[Array, Params]:
-        def loss(params: Params) -> Array:
-            return self._loss_of_all(params, micro, places) * weight
+        self, params: Params, micro: Micro, places: Places, weights: Losses
+    ) -> tuple[Losses, Params]:
+        def loss(params: Params) -> tuple[Array, Losses]:
+            return in_total(self._loss_of_all(params, micro, places), weights)
 
-        return jax.value_and_grad(loss)(params)
+        (_, losses), gradients = jax.value_and_grad(loss, has_aux=True)(params)
+        return losses, gradients
 
-    def _loss_of_all(self, params: Params, micro: Micro, places: Places) -> Array:
+    def _loss_of_all(self, params: Params, micro: Micro, places: Places) -> Losses:
         arrays = self._arrays(params, micro, places)
         x_MBTD = lax.map(lambda m: self._embed(arrays.ends, m, m.places(places)), micro)
         x_MBTD = self._stages(arrays.layers, (places, micro), x_MBTD)
 
-        def add(total: Array, each: tuple) -> tuple[Array, None]:
+        def sums(each: tuple) -> Losses:
             x_BTD, micro = each
-            return total + self._loss_sum(arrays.ends, micro, x_BTD), None
+            return self._losses(arrays.ends, micro, x_BTD)
+
+        def add(total: Losses, each: tuple) -> tuple[Losses, None]:
+            return jax.tree.map(jnp.add, total, sums(each)), None
 
         first = pools.get((x_MBTD, micro), 0)
-        shape = jax.eval_shape(lambda each: add(jnp.float32(0), each)[0], first)
-        zero = pools.zeros(shape)
+        zero = jax.tree.map(pools.zeros, jax.eval_shape(sums, first))
         last = lax.axis_index(Axis.PP) == self.plan.schedule.stages - 1
         return lax.cond(last, lambda: lax.scan(add, zero, (x_MBTD, micro))[0], lambda: zero)
 

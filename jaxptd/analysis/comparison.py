@@ -13,7 +13,7 @@ Source of the method: TTrace, arXiv 2506.09280.
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -131,16 +131,14 @@ def _clipped(outcome: Outcome, name: str, limit: float) -> np.ndarray:
     return outcome.gradients[name].astype(np.float64) * scale
 
 
-def backward_order(row: Row, num_layers: int) -> tuple[int, int]:
-    """Sorts rows from the loss to the embedding, each gradient before the parameter it updates."""
+def backward_order(row: Row, last: Sequence[str]) -> tuple[int, ...]:
+    """Sorts rows from the loss to the embedding, each gradient before the parameter it updates.
+
+    last: names with which parameters behind the layers begin.
+    """
     if row.what == "scalar":
-        return -1, 0
-    layer = re.match(r"blocks\.(\d+)\.", row.name)
-    depth = (
-        num_layers - int(layer[1])
-        if layer
-        else 0
-        if row.name.startswith(("norm", "head"))
-        else num_layers + 1
-    )
-    return depth, ("gradient", "parameter").index(row.what)
+        return 0, 0, 0
+    layer = re.match(r"\w+\.(\d+)\.", row.name)
+    behind = row.name.startswith(tuple(last))
+    place = (2, -int(layer[1])) if layer else (1, 0) if behind else (3, 0)
+    return *place, ("gradient", "parameter").index(row.what)

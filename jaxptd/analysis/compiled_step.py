@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from jaxptd.config import Config
+from jaxptd.models.families import family_of
 
 # XLA on CPU drops the barriers that keep the recomputation of `jax.checkpoint` apart from the first
 # computation, and so would undo it in an unrolled program. Without the pass that drops them,
@@ -29,8 +30,8 @@ def compile_step(program: Any, gpu_options: Mapping[str, Any] | None = None) -> 
     return lowered.compile(compiler_options=CPU_OPTIONS if on_cpu else gpu_options)
 
 
-def random_batch(config: Config) -> dict[str, np.ndarray]:
-    """A batch of random tokens; the target of each is the next one."""
-    shape = (config.train.global_batch_size, config.model.seq_length + 1)
-    rows = np.random.default_rng(0).integers(0, config.model.vocab_size, shape, dtype=np.int32)
-    return {"tokens": rows[:, :-1], "targets": rows[:, 1:]}
+def random_batch(config: Config, seed: int = 0) -> dict[str, np.ndarray]:
+    """A batch of random numbers, with the fields that the config needs."""
+    family = family_of(config.model)
+    drawn = family.draw(config, np.random.default_rng(seed))
+    return {name: drawn[name] for name in family.fields(config)}

@@ -15,17 +15,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxptd.analysis.comparison import Outcome, Row, Tensors, backward_order, compare
+from jaxptd.analysis.compiled_step import random_batch
 from jaxptd.analysis.memory_needs import out_of_memory_explained, require_fits
 from jaxptd.config import Config, Dtype
 from jaxptd.display import Table, html_of
 from jaxptd.mesh import Layout, make_mesh
+from jaxptd.models.families import family_of
 from jaxptd.params import Params, shardings
-from jaxptd.step import Batch, Program, batch_fields
+from jaxptd.step import Batch, Program
 
 # Precisions too coarse to be their own reference -> the precision of the one device.
 REFERENCE_DTYPE: Mapping[Dtype, Dtype] = {"bfloat16": "float32"}
-IGNORED = -1
-DOCUMENT_ENDS = 0.2  # share of tokens after which a new document begins
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -116,7 +116,7 @@ def _verify(config: Config, dtype: Dtype) -> Report:
     with out_of_memory_explained(spread.program):
         found = spread.run(start)
     rows = compare(expected, rounded, found, config=config.optimizer, eps=eps)
-    order = sorted(rows, key=lambda row: backward_order(row, config.model.num_layers))
+    order = sorted(rows, key=lambda row: backward_order(row, family_of(config.model).last))
     return Report(config.layout, dtype, order)
 
 
@@ -144,21 +144,9 @@ class OneStep:
 
     @cached_property
     def batch(self) -> Batch:
-        """Random tokens; the share of ignored targets differs from sequence to sequence."""
+        """A random one."""
         config = self.program.config
-        rng = np.random.default_rng(config.train.seed)
-        shape = (config.train.global_batch_size, config.model.seq_length + 1)
-        rows = rng.integers(0, config.model.vocab_size, shape).astype(np.int32)
-        targets = np.where(
-            rng.random((shape[0], shape[1] - 1)) < rng.random((shape[0], 1)) / 2,
-            IGNORED,
-            rows[:, 1:],
-        )
-        ends = rng.random(targets.shape) < DOCUMENT_ENDS
-        batch = {"tokens": rows[:, :-1], "targets": targets, "segments": ends.cumsum(1)}
-        return self.program.place(
-            {name: batch[name].astype(np.int32) for name in batch_fields(config)}
-        )
+        return self.program.place(random_batch(config, config.train.seed))
 
     def run(self, params: Tensors) -> Outcome:
         """Runs one step from `params`, canonical."""
@@ -181,13 +169,13 @@ class OneStep:
         }
 
     def _by_layer(self, tensors: Mapping[str, jax.Array]) -> Tensors:
-        """Canonical tensors, one for each layer: `blocks.mlp.up.w` -> `blocks.0.mlp.up.w`, ..."""
+        """Canonical tensors, those of stacks by layer: `blocks.mlp.up.w` -> `blocks.0.mlp.up.w`."""
         result: Tensors = {}
         for name, x in jax.jit(self.program.canonical)(tensors).items():
             root, _, rest = name.partition(".")
-            if root == "blocks":
+            if self.program.infos[name].stacked:
                 layers = enumerate(np.asarray(x))
-                result |= {f"blocks.{number}.{rest}": layer for number, layer in layers}
+                result |= {f"{root}.{number}.{rest}": layer for number, layer in layers}
             else:
                 result[name] = np.asarray(x)
         return result

@@ -17,8 +17,9 @@ from jaxptd.display import Table, count_text, html_of
 from jaxptd.distributed.watchdog import Phase, Watchdog
 from jaxptd.fields import check_range, checked
 from jaxptd.generate import Sampling, check_tokens, write_text
-from jaxptd.run.batches import evaluated_samples, read_batch, require_targets
+from jaxptd.run.batches import read_batch
 from jaxptd.run.checkpoints import RunCheckpoints
+from jaxptd.run.evaluation import evaluated_samples, mean_losses, require_targets
 from jaxptd.run.folder import Row, RunDir
 from jaxptd.run.health import Health
 from jaxptd.run.programs import Programs
@@ -115,8 +116,7 @@ class Run:
             program, params = self.program.eval_step, self.arrays["params"]
             with self.programs.ready("eval_step", program, params, batch) as eval_step:
                 sums.append(eval_step(params, batch))
-        loss = sum(float(s["loss_sum"]) for s in sums) / sum(int(s["tokens"]) for s in sums)
-        return {"validation_loss": loss, "perplexity": math.exp(min(loss, 700))}
+        return mean_losses(self.config.model, sums)
 
     @checked("jaxptd.Run.sample")
     def sample(

@@ -79,7 +79,8 @@ def _logits_function(program: Program) -> Any:
         params = program.states.to_device(params)
         params = passes.gathered(resolved.zero.begin_step(params, training=False))
         places = Places(jnp.zeros(B, jnp.int32), jnp.arange(T, dtype=jnp.int32), None)
-        logits_BTV, _ = passes.logits(params, tokens_BT, places, passes.empty_cache(params, B))
+        state = passes.empty_state(params, B)
+        logits_BTV, _ = passes.logits(params, {"tokens": tokens_BT}, places, state)
         return as_same(resolved.form.axes.gather(logits_BTV, 2)[..., :vocab_size])
 
     specs = (program.states.specs["params"], P())

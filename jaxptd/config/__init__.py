@@ -3,7 +3,7 @@
 `model`, `training` and `processes` define sections, `run` joins them to a `Config`.
 """
 
-from jaxptd.config.block import Activation, BlockOptions
+from jaxptd.config.block import Activation, BlockOptions, FamilyName
 from jaxptd.config.layout_checks import check_layout
 from jaxptd.config.model import AttentionKind, Dtype, ModelConfig, Products, Remat
 from jaxptd.config.processes import ProcessesConfig
@@ -27,6 +27,7 @@ __all__ = [
     "DataConfig",
     "Documents",
     "Dtype",
+    "FamilyName",
     "ModelConfig",
     "OptimizerConfig",
     "OptimizerName",

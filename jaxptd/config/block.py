@@ -11,7 +11,7 @@ from jaxptd.config.checks import require_divides, require_positive
 from jaxptd.config.rope import Rope, RopeScaling
 from jaxptd.errors import UserError
 
-Family = Literal["gpt", "llama", "qwen2", "qwen3", "mistral"]
+FamilyName = Literal["gpt", "llama", "qwen2", "qwen3", "mistral"]
 NormKind = Literal["layernorm", "rmsnorm"]
 Activation = Literal["gelu", "gelu-tanh", "relu", "silu"]
 LinearBias = Literal["all", "qkv", "none"]
@@ -73,7 +73,7 @@ _LLAMA = _GPT | {
 }
 _QWEN = _LLAMA | {"norm_eps": 1e-6, "rope_theta": 1e6}
 # What each family has where a config says nothing.
-FAMILIES: Mapping[Family, Mapping[str, Any]] = {
+FAMILIES: Mapping[FamilyName, Mapping[str, Any]] = {
     "gpt": _GPT,
     "llama": _LLAMA,
     "qwen2": _QWEN | {"linear_bias": "qkv"},

@@ -7,7 +7,7 @@ from typing import Literal
 from jaxptd.config.block import (
     Activation,
     BlockOptions,
-    Family,
+    FamilyName,
     LinearBias,
     NormKind,
     Positions,
@@ -77,7 +77,7 @@ class ModelConfig:
             loop (slower to compile, can run faster).
     """
 
-    family: Family = "gpt"
+    family: FamilyName = "gpt"
     num_layers: int = 4
     hidden_size: int = 256
     num_heads: int = 8

@@ -5,6 +5,7 @@ V vocabulary.
 Source: Radford et al., Language Models are Unsupervised Multitask Learners, 2019.
 """
 
+from collections.abc import Mapping
 from functools import partial
 
 import jax
@@ -15,7 +16,7 @@ from jax import Array
 from jaxptd.config import ModelConfig
 from jaxptd.fields import check_argument
 from jaxptd.layers.attention import Cache
-from jaxptd.layers.block import drop_residual, make_blocks, run_blocks
+from jaxptd.layers.block import Block, drop_residual, make_blocks
 from jaxptd.layers.dropout import Places, Site
 from jaxptd.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from jaxptd.layers.form import TensorParallel
@@ -61,20 +62,16 @@ class GPT(nnx.Module):
         self.head = None if config.tie_embeddings else make_table()
         self.config, self.form, self.offload = config, form, offload
 
-    def logits(
-        self, tokens_BT: Array, places: Places, cache: Cache | None = None
-    ) -> tuple[Array, Cache | None]:
-        """tokens[B, T] -> logits[B, T, V], V sharded, and the cache with these tokens."""
-        x_BTD = self.embed(tokens_BT, places)
-        run = partial(run_blocks, config=self.config, offload=self.offload)
-        x_BTD, cache = run(self.blocks, x_BTD, places, cache=cache)
-        return self.output(x_BTD), cache
+    @property
+    def stacks(self) -> Mapping[str, Block]:
+        """The only stack."""
+        return {"blocks": self.blocks}
 
     @jax.named_scope("embedding")
-    def embed(self, tokens_BT: Array, places: Places) -> Array:
-        """tokens[B, T] -> x as the residual stream has it."""
+    def embed(self, batch: Mapping[str, Array], places: Places) -> Array:
+        """A batch with tokens[B, T] -> x as the residual stream has it."""
         dtype = jnp.dtype(self.config.dtype)
-        x_BTD = self.tokens(tokens_BT, dtype)
+        x_BTD = self.tokens(batch["tokens"], dtype)
         if self.positions is not None:
             x_BTD = x_BTD + self.positions(places.position_T, dtype)
         embedded = places.at(0, Site.EMBEDDING)
@@ -84,30 +81,24 @@ class GPT(nnx.Module):
         """x after all blocks -> logits[B, T, V], V sharded."""
         return (self.head or self.tokens).logits(self.norm(x_BTD))
 
-    def loss(self, tokens_BT: Array, targets_BT: Array, places: Places) -> Array:
-        """-log probability of each target in nats, `[B, T]`, float32 at least; 0 for targets < 0.
-
-        T is sharded as in the logits.
-        """
-        x_BTD = self.embed(tokens_BT, places)
-        run = partial(run_blocks, config=self.config, offload=self.offload)
-        x_BTD, _ = run(self.blocks, x_BTD, places, cache=None)
-        return self.output_loss(x_BTD, targets_BT)
-
     @jax.named_scope("loss")
-    def output_loss(self, x_BTD: Array, targets_BT: Array) -> Array:
-        """x after all blocks -> the loss of each token, as `loss` gives it."""
+    def losses(self, x_BTD: Array, batch: Mapping[str, Array]) -> dict[str, Array]:
+        """x after all blocks -> the sum of -log probability of each target, in nats.
+
+        Float32 at least; of this device's tokens, which are those of the logits. Targets below 0 do
+        not count.
+        """
         logits_BTV = self.output(x_BTD)
-        targets_BT = self.form.axes.local_logit_tokens(targets_BT)
+        targets_BT = self.form.axes.local_logit_tokens(batch["targets"])
         loss_BT = vocab_parallel_cross_entropy(
             logits_BTV, targets_BT, self.form.axes, self.config.vocab_size
         )
-        return jnp.where(targets_BT >= 0, loss_BT, 0)
+        return {"cross_entropy": jnp.sum(jnp.where(targets_BT >= 0, loss_BT, 0))}
 
-    def empty_cache(self, batch: int) -> Cache:
-        """An empty cache for up to seq_length tokens and this device's heads."""
+    def empty_state(self, batch: int) -> dict[str, Cache]:
+        """Empty caches for up to seq_length tokens and this device's heads."""
         config, attention = self.config, self.blocks.attention
         layers, heads = attention.out.w.shape[0], attention.local_kv_heads
         shape = (layers, batch, config.seq_length, heads, config.block.head_size)
         k_LBSNH = jnp.zeros(shape, config.dtype)
-        return Cache(k_LBSNH, k_LBSNH, jnp.zeros(layers, jnp.int32))
+        return {"blocks": Cache(k_LBSNH, k_LBSNH, jnp.zeros(layers, jnp.int32))}

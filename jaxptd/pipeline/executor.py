@@ -45,7 +45,7 @@ class Carry(NamedTuple):
     mail, saved, between: the pools of slots, see `Plan`.
     layers: gradients of the layers' parameters; in a forward pass the layers' caches.
     ends: gradients of all other parameters.
-    total: the loss; in a forward pass the sum of the head's results.
+    total: the terms of the loss; in a forward pass the sum of the head's results.
     """
 
     x: Array
@@ -94,7 +94,7 @@ class Ticks(abc.ABC):
         self.first = as_varying(jnp.int32(0), [Axis.PP])
         micro, places = self.micro_batch(self.first)
         self.x = zeros(jax.eval_shape(functions.embed, arrays.ends, micro, places))
-        self.total = zeros(jax.eval_shape(functions.head, arrays.ends, micro, self.x))
+        self.head = jax.eval_shape(functions.head, arrays.ends, micro, self.x)
 
     @abc.abstractmethod
     def compute(self, carry: Carry, instruction: Instruction) -> Carry:
@@ -118,7 +118,7 @@ class Ticks(abc.ABC):
         """The carry before the first tick; others: the fields that differ between passes."""
         mail = zeros(self.x, self.plan.slots["mail"])
         empty = {"saved": (), "between": (), "ends": ()}
-        return Carry(x=self.x, mail=mail, total=self.total, **{**empty, **others})
+        return Carry(x=self.x, mail=mail, **{**empty, **others})
 
     def scan(self, carry: Carry) -> Carry:
         """Runs all ticks."""
@@ -197,7 +197,8 @@ class ForwardPass(Ticks):
         inputs = inputs._replace(cache=get(caches, self.first))
         _, found = jax.eval_shape(self.functions.layers[0], params, inputs, self.x)
         vary = partial(jax.tree.map, lambda x, like: as_varying(x, sorted(varying_axes(like))))
-        return self.initial(layers=vary(caches, found))
+        total = jax.tree.map(zeros, self.head)
+        return self.initial(layers=vary(caches, found), total=total)
 
     def compute(self, carry: Carry, instruction: Instruction) -> Carry:
         carry = loop("forward", carry, instruction, self._forward)
@@ -217,4 +218,5 @@ class ForwardPass(Ticks):
     def _head(self, carry: Carry, instruction: Instruction) -> Carry:
         micro, _ = self.micro_batch(instruction["micro"])
         value = self.functions.head(self.arrays.ends, micro, carry.x)
-        return carry._replace(x=jnp.zeros_like(carry.x), total=carry.total + value)
+        total = jax.tree.map(jnp.add, carry.total, value)
+        return carry._replace(x=jnp.zeros_like(carry.x), total=total)

@@ -25,8 +25,8 @@ class ModelFunctions(NamedTuple):
     embed: (ends, micro-batch, places) -> x.
     layers: one function for each kind of layer that the plan has: (parameters, `LayerInputs`, x)
         -> x in training, -> (x, cache) in a forward pass.
-    head: (ends, micro-batch, x) -> the micro-batch's share of the loss; in a forward pass any
-        array, which is summed over micro-batches.
+    head: (ends, micro-batch, x) -> in training (the micro-batch's share of the loss, a tree of
+        its terms); in a forward pass any tree. Both trees are summed over micro-batches.
     places: (micro-batch, `ModelArrays.shared`) -> places of its tokens.
     gathered: a row of `ModelArrays.layers` -> a layer's parameters, for forward.
     regathered: the same, for backward.

@@ -15,10 +15,10 @@ from jaxptd.pipeline.pools import Instruction, add, get, loop, zeros
 from jaxptd.pipeline.programs import run_without_dead_code
 
 
-def gradients(functions: ModelFunctions, plan: Plan, arrays: ModelArrays) -> tuple[Array, Any, Any]:
-    """(loss, gradients of layers, gradients of ends).
+def gradients(functions: ModelFunctions, plan: Plan, arrays: ModelArrays) -> tuple[Any, Any, Any]:
+    """(the head's losses, gradients of layers, gradients of ends).
 
-    The loss and the gradients of ends are this stage's shares, to be summed over pp.
+    Losses and gradients of ends are this stage's shares, to be summed over pp.
     """
     ticks = Training(functions, plan, arrays)
     carry = ticks.scan(ticks.start())
@@ -47,7 +47,8 @@ class Training(Ticks):
             ]
             for name in ("saved", "between")
         }
-        return self.initial(**pools, layers=layers, ends=ends)
+        total = jax.tree.map(zeros, self.head[1])
+        return self.initial(**pools, layers=layers, ends=ends, total=total)
 
     def compute(self, carry: Carry, instruction: Instruction) -> Carry:
         forward = self._forward if self.plan.recompute else self._forward_saving
@@ -98,13 +99,14 @@ class Training(Ticks):
         """Adds the loss to the total; x becomes its gradient."""
         micro, _ = self.micro_batch(instruction["micro"])
 
-        def head(ends: Any, x: Array) -> Array:
-            return self.functions.head(ends, micro, x)
+        def head(ends: Any, x: Array) -> tuple[Array, Any]:
+            found: tuple[Array, Any] = self.functions.head(ends, micro, x)
+            return found
 
-        loss, vjp = jax.vjp(head, self.arrays.ends, carry.x)
-        ends, x = vjp(jnp.ones_like(loss))
+        total, vjp, losses = jax.vjp(head, self.arrays.ends, carry.x, has_aux=True)
+        ends, x = vjp(jnp.ones_like(total))
         ends = jax.tree.map(jnp.add, carry.ends, ends)
-        return carry._replace(x=x, ends=ends, total=carry.total + loss)
+        return carry._replace(x=x, ends=ends, total=jax.tree.map(jnp.add, carry.total, losses))
 
     def _layer_backward(self, instruction: Instruction, carry: Carry, layer: CurrentLayer) -> Carry:
         """All gradients of a layer; x, the gradient of its output, becomes that of its input."""

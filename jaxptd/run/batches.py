@@ -4,9 +4,8 @@ import math
 
 import numpy as np
 
-from jaxptd.config import Config, TrainConfig
-from jaxptd.data import NOT_COUNTED, Samples, number_documents
-from jaxptd.errors import UserError
+from jaxptd.data import NOT_COUNTED, Samples
+from jaxptd.models.families import family_of
 from jaxptd.step import Batch, Program
 
 
@@ -30,31 +29,11 @@ def read_batch(
 
     def rows_of(field: str, numbers: slice) -> np.ndarray:
         sample_B = first + np.arange(program.config.train.global_batch_size)[numbers]
-        if field == "targets":
-            return np.where(sample_B[:, None] < beyond, windows.targets(sample_B), NOT_COUNTED)
-        tokens = windows.rows(sample_B)[:, :-1]
-        return number_documents(tokens, end_of_document) if field == "segments" else tokens
+        found = family.rows(windows, field, sample_B, end_of_document=end_of_document)
+        inside = sample_B[:, None] < beyond
+        return np.where(inside, found, NOT_COUNTED) if field in targets else found
 
+    model = program.config.model
+    family = family_of(model)
+    targets = {term.targets for term in family.losses(model).values()}
     return program.batches.read(rows_of)
-
-
-def evaluated_samples(windows: Samples, train: TrainConfig) -> int:
-    """Number of samples that an evaluation reads: of `eval_batches` batches, or all there are."""
-    return min(train.eval_batches * train.global_batch_size, windows.windows_per_epoch)
-
-
-def require_targets(windows: Samples, config: Config) -> None:
-    """Raises UserError unless an evaluation, which reads the same samples each time, has targets.
-
-    Args:
-        windows: of validation.
-        config: of the run; without `data.prompt_field` every token is a target.
-    """
-    if config.data.prompt_field is None:
-        return
-    number = evaluated_samples(windows, config.train)
-    if not any((windows.targets(np.array([i])) != NOT_COUNTED).any() for i in range(number)):
-        raise UserError(
-            f"data.prompt_field: the {number} sequences of an evaluation are all of prompts; raise "
-            "train.eval_batches, or use another data.validation_fraction"
-        )

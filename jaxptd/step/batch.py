@@ -16,10 +16,10 @@ from jaxptd.attention.ring import Ring
 from jaxptd.config import Config
 from jaxptd.errors import UserError
 from jaxptd.mesh import BATCH_AXES
+from jaxptd.models.families import family_of
 
-# tokens, targets: int32 [B, T]; a target below 0 is masked out of the loss. segments, if documents
-# are kept apart: the number of each token's document in its sequence. Along T the tokens are in the
-# order of the ring's devices (`Batches.token_order`), if there is a ring.
+# Arrays of int32 [B, T] by name, see `Family.fields`. Along T the tokens are in the order of the
+# ring's devices (`Ring.order`), if there is a ring.
 Batch = dict[str, Array]
 
 BATCH_SPEC = P(*BATCH_AXES)
@@ -40,9 +40,9 @@ class Batches:
     ring: Ring
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """[B, T] of a global batch."""
-        return self.config.train.global_batch_size, self.config.model.seq_length
+    def shapes(self) -> dict[str, tuple[int, int]]:
+        """[B, T] of each array of a global batch."""
+        return batch_shapes(self.config)
 
     @property
     def sharding(self) -> NamedSharding:
@@ -51,13 +51,14 @@ class Batches:
     @property
     def abstract(self) -> Batch:
         """Shapes and shardings, for compiling without a batch."""
-        x: Any = jax.ShapeDtypeStruct(self.shape, jnp.int32, sharding=self.sharding)
-        return dict.fromkeys(batch_fields(self.config), x)
+        make: Any = partial(jax.ShapeDtypeStruct, dtype=jnp.int32, sharding=self.sharding)
+        return {name: make(shape) for name, shape in self.shapes.items()}
 
     @cached_property
-    def token_order(self) -> np.ndarray:
-        """Positions `[T]` in the order in which the devices of the ring hold them."""
-        return self.ring.order(self.config.model.seq_length, self.config.layout.ring_size)
+    def token_orders(self) -> dict[str, np.ndarray]:
+        """For each array the positions `[T]` in the order in which the ring's devices hold them."""
+        size = self.config.layout.ring_size
+        return {name: self.ring.order(length, size) for name, (_, length) in self.shapes.items()}
 
     def read(self, rows_of: Callable[[str, slice], np.ndarray]) -> Batch:
         """Builds a batch; each process reads the rows of its own devices only.
@@ -67,10 +68,12 @@ class Batches:
         """
 
         def block(index: tuple[slice, ...], field: str) -> np.ndarray:
-            return rows_of(field, index[0])[:, self.token_order[index[1]]]
+            return rows_of(field, index[0])[:, self.token_orders[field][index[1]]]
 
-        make = partial(jax.make_array_from_callback, self.shape, self.sharding)
-        return {name: make(partial(block, field=name)) for name in batch_fields(self.config)}
+        return {
+            name: jax.make_array_from_callback(shape, self.sharding, partial(block, field=name))
+            for name, shape in self.shapes.items()
+        }
 
     def place(self, batch: Mapping[str, np.ndarray]) -> Batch:
         """Puts a whole batch, in text order, on the mesh.
@@ -86,7 +89,13 @@ class Batches:
 
 def batch_fields(config: Config) -> tuple[str, ...]:
     """The fields of a batch."""
-    return ("tokens", "targets", "segments")[: 3 if config.data.documents == "apart" else 2]
+    return tuple(family_of(config.model).fields(config))
+
+
+def batch_shapes(config: Config) -> dict[str, tuple[int, int]]:
+    """[B, T] of each field of a global batch."""
+    found, size = family_of(config.model).fields(config), config.train.global_batch_size
+    return {name: (size, getattr(config.model, each.length)) for name, each in found.items()}
 
 
 def check_batch(batch: Mapping[str, Any], config: Config) -> None:
@@ -107,20 +116,21 @@ def check_batch(batch: Mapping[str, Any], config: Config) -> None:
         kind = getattr(x, "dtype", type(x).__name__)
         if isinstance(kind, str) or not jnp.issubdtype(kind, jnp.integer):
             raise UserError(f"a batch holds {name} of {kind}; use an array of int32")
-    want = (config.train.global_batch_size, config.model.seq_length)
-    if wrong := [f"{name} {x.shape}" for name, x in batch.items() if x.shape != want]:
-        words = "train.global_batch_size x model.seq_length"
-        raise UserError(f"a batch holds {', '.join(wrong)}; use {want}, {words}")
+    shapes, kinds = batch_shapes(config), family_of(config.model).fields(config)
+    if wrong := [name for name, x in batch.items() if x.shape != shapes[name]]:
+        found = ", ".join(f"{name} {batch[name].shape}" for name in wrong)
+        words = f"train.global_batch_size x model.{kinds[wrong[0]].length}"
+        raise UserError(f"a batch holds {found}; use {shapes[wrong[0]]}, {words}")
 
 
 def _check_ids(batch: Mapping[str, np.ndarray], config: Config) -> None:
     """Raises UserError for ids outside the vocabulary, and for numbers that int32 does not hold."""
-    int32, size = np.iinfo(np.int32), config.model.vocab_size or 0
-    for name, x in batch.items():
-        lowest = 0 if name == "tokens" else int32.min
-        highest = int32.max if name == "segments" else size - 1
+    int32 = np.iinfo(np.int32)
+    for name, field in family_of(config.model).fields(config).items():
+        x, lowest = batch[name], int32.min if field.lowest is None else field.lowest
+        highest = int32.max if field.end is None else field.end - 1
         if wrong := [i for i in (int(x.min()), int(x.max())) if not lowest <= i <= highest]:
             raise UserError(
                 f"a batch holds {name} with {wrong[0]}; use {lowest} to {highest}, with "
-                f"model.vocab_size={size}"
+                f"model.vocab_size={config.model.vocab_size}"
             )

@@ -4,6 +4,7 @@ Letters: B batch, T position, C chunks of the ring, M micro-batches.
 """
 
 import dataclasses
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +13,11 @@ from jax import Array, lax
 from jaxptd.collectives import as_varying
 from jaxptd.layers.dropout import Places
 from jaxptd.mesh import BATCH_AXES, Axis
+from jaxptd.models.family import Loss
 from jaxptd.params import Params
 from jaxptd.step.batch import Batch
 from jaxptd.step.optimizer import clip, global_norm, learning_rate
-from jaxptd.step.passes import Micro, Passes
+from jaxptd.step.passes import Losses, Micro, Passes, total
 from jaxptd.step.resolved import Resolved
 from jaxptd.step.skipping import Metrics, advance, unscaled
 from jaxptd.step.state import State, States
@@ -40,12 +42,11 @@ class StepBody:
         config, optimizer = self.resolved.config, self.resolved.optimizer
         scale = state["guard"]["scale"]
         params = self.states.to_device(state["params"])
-        count = lax.psum(jnp.sum(batch["targets"] >= 0), BATCH_AXES)
-        count = count.astype(self.resolved.master_dtype)
+        weights = self._weights(batch, scale)
         micro, places = self.micro_batches(batch, self._seed(state["step"]))
         gatherable = self.resolved.zero.begin_step(self._varying(params))
-        sums = self.passes.gradients(gatherable, micro, places, scale / count)
-        loss, grads = unscaled(self._reduced(*sums), scale, self.resolved.model.dtype)
+        sums = self.passes.gradients(gatherable, micro, places, weights)
+        losses, grads = unscaled(self._reduced(*sums), scale, self.resolved.model.dtype)
         norm = global_norm(grads, self.resolved.stored)
         rate = learning_rate(config.optimizer, step=state["step"], steps=config.train.steps)
         clipped = clip(grads, norm, config.optimizer.grad_clip)
@@ -55,17 +56,21 @@ class StepBody:
             name: p - rate.astype(p.dtype) * direction[name] for name, p in state["params"].items()
         }
         new = {"params": params, "optimizer": moments}
-        metrics = {"loss": loss, "grad_norm": norm, "learning_rate": rate}
+        metrics = _with_total(losses) | {"grad_norm": norm, "learning_rate": rate}
         state, metrics = advance(state, new, metrics, config)
         return self.states.to_host(state), metrics, grads
 
-    def evaluate(self, params: Params, batch: Batch) -> Metrics:
-        """The sum of the losses of all tokens, in nats, and their number; without dropout."""
+    def evaluate(self, params: Params, batch: Batch) -> dict[str, Metrics]:
+        """Sums each loss over all targets, in nats, and counts them; without dropout."""
         varying = self._varying(self.states.to_device(params))
         gatherable = self.resolved.zero.begin_step(varying, training=False)
-        loss = self.passes.loss(gatherable, *self.micro_batches(batch, None))
-        tokens = jnp.sum(batch["targets"] >= 0)
-        return {"loss_sum": self._loss_sum(loss), "tokens": lax.psum(tokens, BATCH_AXES)}
+        sums = self._loss_sums(self.passes.losses(gatherable, *self.micro_batches(batch, None)))
+        counts = self._counts(batch)
+        return {
+            name: {"sum": sums[name], "targets": counts[term.targets]}
+            for name, term in self._terms.items()
+            if term.evaluated
+        }
 
     def micro_batches(self, batch: Batch, seed: Array | None) -> tuple[Micro, Places]:
         """[B, ...] -> [M, B/M, ...], and where the tokens of all of them are."""
@@ -92,10 +97,10 @@ class StepBody:
         others = (axis for axis in stored.info.over if axis not in axes)
         return tuple(a for a in (*axes, *others) if a not in stored.axes)
 
-    def _reduced(self, loss: Array, grads: Params) -> tuple[Array, Params]:
-        """Sums loss and gradients over the devices: once, whatever M is."""
+    def _reduced(self, losses: Losses, grads: Params) -> tuple[Losses, Params]:
+        """Sums losses and gradients over the devices: once, whatever M is."""
         grads = self._reduce(self.resolved.zero.end_step(grads))
-        return self._loss_sum(loss), grads
+        return self._loss_sums(losses), grads
 
     def _reduce(self, grads: Params) -> Params:
         """Sums the gradients over the axes that `_owed_axes` names: one all-reduce for each set."""
@@ -107,10 +112,29 @@ class StepBody:
             reduced |= lax.psum({name: grads[name] for name in names}, axes)
         return {name: reduced[name] for name in grads}
 
-    def _loss_sum(self, loss: Array) -> Array:
-        """Sums the loss over the axes that shard the logits' tokens, and pp: one stage has it."""
+    # ---- losses -----------------------------------------------------------------------------
+
+    @property
+    def _terms(self) -> Mapping[str, Loss]:
+        return self.resolved.family.losses(self.resolved.model)
+
+    def _counts(self, batch: Batch) -> dict[str, Array]:
+        """The number of targets in each field that has any."""
+        fields = sorted({term.targets for term in self._terms.values()})
+        return lax.psum({name: jnp.sum(batch[name] >= 0) for name in fields}, BATCH_AXES)
+
+    def _weights(self, batch: Batch, scale: Array) -> Losses:
+        """The factor of each loss's sum: its weight and the scale, divided by its targets."""
+        counts = self._counts(batch)
+        return {
+            name: term.weight * scale / counts[term.targets].astype(self.resolved.master_dtype)
+            for name, term in self._terms.items()
+        }
+
+    def _loss_sums(self, losses: Losses) -> Losses:
+        """Sums losses over the axes that shard the logits' tokens, and pp: one stage has them."""
         axes = (Axis.PP, *BATCH_AXES, *self.resolved.form.axes.logit_tokens)
-        return lax.psum(as_varying(loss, axes), axes)
+        return lax.psum({name: as_varying(x, axes) for name, x in losses.items()}, axes)
 
     # ---- tokens and random numbers --------------------------------------------------------------
 
@@ -130,3 +154,9 @@ class StepBody:
             segment_BCT = ring.by_device(lax.all_gather(batch["segments"], Axis.CP, axis=1))
         position_T = ring.positions_along(Axis.CP, batch["tokens"].shape[1])
         return Places(sample_B, position_T, seed, segment_BCT)
+
+
+def _with_total(losses: Losses) -> Metrics:
+    """The loss, the sum of all terms; with each of them, if there are several."""
+    terms = losses if len(losses) > 1 else {}
+    return {"loss": total(losses), **terms}

@@ -9,6 +9,8 @@ Letters: M micro-batches, B batch, T position, V vocabulary, L layers.
 """
 
 import dataclasses
+import functools
+import operator
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -18,9 +20,11 @@ from jax import Array, lax
 from jaxptd.collectives import all_gather, as_varying, reduce_scatter, varying_axes
 from jaxptd.config import ModelConfig
 from jaxptd.layers.attention import Cache
-from jaxptd.layers.block import Block, with_remat
+from jaxptd.layers.block import with_remat
 from jaxptd.layers.dropout import Places
 from jaxptd.mesh import Axis
+from jaxptd.models import model
+from jaxptd.models.model import State
 from jaxptd.params import Blueprint, Params
 from jaxptd.pipeline import executor, pools, training
 from jaxptd.pipeline.model import LayerInputs, ModelArrays, ModelFunctions
@@ -34,7 +38,7 @@ from jaxptd.zero import StepParams, gathered, reduce_scattered, regathered, shar
 class Micro(NamedTuple):
     """A step's micro-batches, `[M, B, ...]` each, or one of them, `[B, ...]`.
 
-    batch: tokens, targets, segments. sample: the number of each sequence in the global batch.
+    batch: its arrays. sample: the number of each sequence in the global batch.
     segment: the document of each token, as `Places.segment_BCT`; None where documents are joined.
     """
 
@@ -47,30 +51,45 @@ class Micro(NamedTuple):
         return shared._replace(sample_B=self.sample, segment_BCT=self.segment)
 
 
+Losses = dict[str, Array]  # by name: sums over targets, or weights
+
+
 class Passes(Protocol):
     """Runs micro-batches through the model."""
 
     def gradients(
-        self, params: StepParams, micro: Micro, places: Places, weight: Array
-    ) -> tuple[Array, Params]:
-        """`weight` times the sum of the losses of all tokens, and its gradients, float32 at least.
+        self, params: StepParams, micro: Micro, places: Places, weights: Losses
+    ) -> tuple[Losses, Params]:
+        """The sum of each loss times its weight, and the gradients of their total.
 
-        For layers that ZeRO gathers one by one, the gradients are those of this device's shards.
+        Float32 at least. For layers that ZeRO gathers one by one, the gradients are those of this
+        device's shards.
         """
 
-    def loss(self, params: StepParams, micro: Micro, places: Places) -> Array:
-        """The sum of the losses of all tokens."""
+    def losses(self, params: StepParams, micro: Micro, places: Places) -> Losses:
+        """The sum of each loss over all tokens."""
 
     def gathered(self, params: StepParams) -> StepParams:
-        """This device's parameters -> the parameters that `empty_cache` and `logits` take."""
+        """This device's parameters -> the parameters that `empty_state` and `logits` take."""
 
-    def empty_cache(self, params: StepParams, batch: int) -> Cache:
-        """An empty cache for the layers of this device; see `GPT.empty_cache`."""
+    def empty_state(self, params: StepParams, batch: int) -> State:
+        """The state before the first token, for the layers of this device: `Model.empty_state`."""
 
     def logits(
-        self, params: StepParams, tokens_BT: Array, places: Places, cache: Cache
-    ) -> tuple[Array, Cache]:
-        """The logits, the same on every stage, and the cache; see `GPT.logits`."""
+        self, params: StepParams, batch: Batch, places: Places, state: State
+    ) -> tuple[Array, State]:
+        """The logits, the same on every stage, and the state with these tokens."""
+
+
+def in_total(losses: Losses, weights: Losses) -> tuple[Array, Losses]:
+    """The sum of all losses, each times its weight, and these products."""
+    found = {name: loss * weights[name] for name, loss in losses.items()}
+    return total(found), found
+
+
+def total(losses: Losses) -> Array:
+    """The sum of all losses."""
+    return functools.reduce(operator.add, losses.values())
 
 
 def wide_zeros(p: Array) -> Array:
@@ -86,42 +105,43 @@ class Unpipelined:
     blueprint: Blueprint
 
     def gradients(
-        self, params: StepParams, micro: Micro, places: Places, weight: Array
-    ) -> tuple[Array, Params]:
+        self, params: StepParams, micro: Micro, places: Places, weights: Losses
+    ) -> tuple[Losses, Params]:
         shards = shards_of(params)
 
-        def loss(shards: Params, micro: Micro) -> Array:
-            return self._loss_sum(with_shards(params, shards), micro, places) * weight
+        def loss(shards: Params, micro: Micro) -> tuple[Array, Losses]:
+            return in_total(self._losses(with_shards(params, shards), micro, places), weights)
 
         def add(total: tuple, micro: Micro) -> tuple[tuple, None]:
-            found = jax.value_and_grad(loss)(shards, micro)
-            return jax.tree.map(jnp.add, total, found), None
+            (_, found), gradients = jax.value_and_grad(loss, has_aux=True)(shards, micro)
+            return jax.tree.map(jnp.add, total, (found, gradients)), None
 
         zeros = jax.tree.map(wide_zeros, shards)
-        like = jax.eval_shape(self._loss_sum, params, pools.get(micro, 0), places)
-        return lax.scan(add, (pools.zeros(like), zeros), micro)[0]
+        return lax.scan(add, (self._no_losses(params, micro, places), zeros), micro)[0]
 
-    def loss(self, params: StepParams, micro: Micro, places: Places) -> Array:
-        def add(total: Array, micro: Micro) -> tuple[Array, None]:
-            return total + self._loss_sum(params, micro, places), None
+    def losses(self, params: StepParams, micro: Micro, places: Places) -> Losses:
+        def add(total: Losses, micro: Micro) -> tuple[Losses, None]:
+            return jax.tree.map(jnp.add, total, self._losses(params, micro, places)), None
 
-        like = jax.eval_shape(self._loss_sum, params, pools.get(micro, 0), places)
-        return lax.scan(add, pools.zeros(like), micro)[0]
+        return lax.scan(add, self._no_losses(params, micro, places), micro)[0]
 
     def gathered(self, params: StepParams) -> StepParams:
         return params
 
-    def empty_cache(self, params: StepParams, batch: int) -> Cache:
-        return self.blueprint.build(params).empty_cache(batch)
+    def empty_state(self, params: StepParams, batch: int) -> State:
+        return self.blueprint.build(params).empty_state(batch)
 
     def logits(
-        self, params: StepParams, tokens_BT: Array, places: Places, cache: Cache
-    ) -> tuple[Array, Cache]:
-        return self.blueprint.build(params).logits(tokens_BT, places, cache)
+        self, params: StepParams, batch: Batch, places: Places, state: State
+    ) -> tuple[Array, State]:
+        return model.logits(self.blueprint.build(params), batch, places, state)
 
-    def _loss_sum(self, params: StepParams, micro: Micro, places: Places) -> Array:
-        model, batch = self.blueprint.build(params), micro.batch
-        return jnp.sum(model.loss(batch["tokens"], batch["targets"], micro.places(places)))
+    def _losses(self, params: StepParams, micro: Micro, places: Places) -> Losses:
+        return model.losses(self.blueprint.build(params), micro.batch, micro.places(places))
+
+    def _no_losses(self, params: StepParams, micro: Micro, places: Places) -> Losses:
+        like = jax.eval_shape(self._losses, params, pools.get(micro, 0), places)
+        return jax.tree.map(pools.zeros, like)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,24 +159,24 @@ class Pipelined:
     plan: Plan
 
     def gradients(
-        self, params: StepParams, micro: Micro, places: Places, weight: Array
-    ) -> tuple[Array, Params]:
+        self, params: StepParams, micro: Micro, places: Places, weights: Losses
+    ) -> tuple[Losses, Params]:
         def run(params: Params, inputs: LayerInputs, x_BTD: Array) -> Array:
             return self._layer(params, inputs, x_BTD)[0]
 
-        def head(ends: Params, micro: Micro, x_BTD: Array) -> Array:
-            return self._loss_sum(ends, micro, x_BTD) * weight
+        def head(ends: Params, micro: Micro, x_BTD: Array) -> tuple[Array, Losses]:
+            return in_total(self._losses(ends, micro, x_BTD), weights)
 
         remats = [] if self.plan.recompute else self.model.remats(self.plan.depth)
         scanned = self.model.scan_layers
         kinds = [with_remat(run, remat, scanned=scanned) for remat, _ in remats]
         functions = self._functions(kinds or [run], head)
         arrays = self._arrays(self.gathered(params), micro, places)
-        loss, layers, ends = training.gradients(functions, self.plan, arrays)
-        return loss, layers | {name: self._reduce_end(name, g) for name, g in ends.items()}
+        losses, layers, ends = training.gradients(functions, self.plan, arrays)
+        return losses, layers | {name: self._reduce_end(name, g) for name, g in ends.items()}
 
-    def loss(self, params: StepParams, micro: Micro, places: Places) -> Array:
-        functions = self._functions([self._layer], self._loss_sum)
+    def losses(self, params: StepParams, micro: Micro, places: Places) -> Losses:
+        functions = self._functions([self._layer], self._losses)
         arrays = self._arrays(self.gathered(params), micro, places)
         return executor.forward(functions, self.plan.forward_only(), arrays)[0]
 
@@ -167,23 +187,24 @@ class Pipelined:
             for name, p in params.items()
         }
 
-    def empty_cache(self, params: StepParams, batch: int) -> Cache:
-        return self.blueprint.build(params).empty_cache(batch)
+    def empty_state(self, params: StepParams, batch: int) -> State:
+        return self.blueprint.build(params).empty_state(batch)
 
     def logits(
-        self, params: StepParams, tokens_BT: Array, places: Places, cache: Cache
-    ) -> tuple[Array, Cache]:
+        self, params: StepParams, batch: Batch, places: Places, state: State
+    ) -> tuple[Array, State]:
         """Runs one micro-batch, and sends the logits from the last stage to all others."""
 
         def head(ends: Params, micro: Micro, x_BTD: Array) -> Array:
             return self.blueprint.build(ends).output(x_BTD)
 
-        micro = Micro({"tokens": tokens_BT[None]}, places.sample_B[None], None)
+        ((name, caches),) = state.items()
+        micro = Micro({name: x[None] for name, x in batch.items()}, places.sample_B[None], None)
         functions = self._functions([self._layer], head)
         arrays = self._arrays(params, micro, places)
         plan = self.plan.forward_only(micro_batches=1)
-        logits_BTV, cache = executor.forward(functions, plan, arrays, cache)
-        return lax.psum(logits_BTV, Axis.PP), cache
+        logits_BTV, caches = executor.forward(functions, plan, arrays, caches)
+        return lax.psum(logits_BTV, Axis.PP), {name: caches}
 
     # ---- the model's functions --------------------------------------------------------------
 
@@ -200,17 +221,17 @@ class Pipelined:
         )
 
     def _embed(self, ends: Params, micro: Micro, places: Places) -> Array:
-        return self.blueprint.build(ends).embed(micro.batch["tokens"], places)
+        return self.blueprint.build(ends).embed(micro.batch, places)
 
     def _layer(
         self, params: Params, inputs: LayerInputs, x_BTD: Array
     ) -> tuple[Array, Cache | None]:
-        block: Block = self.blueprint.build(params).blocks
-        return block(x_BTD, *inputs)
+        (stack,) = self.blueprint.build(params).stacks.values()
+        x_BTD, cache = stack(x_BTD, *inputs)
+        return x_BTD, cache
 
-    def _loss_sum(self, ends: Params, micro: Micro, x_BTD: Array) -> Array:
-        model = self.blueprint.build(ends)
-        return jnp.sum(model.output_loss(x_BTD, micro.batch["targets"]))
+    def _losses(self, ends: Params, micro: Micro, x_BTD: Array) -> Losses:
+        return self.blueprint.build(ends).losses(x_BTD, micro.batch)
 
     # ---- parameters -------------------------------------------------------------------------
 

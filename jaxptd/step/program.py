@@ -15,6 +15,7 @@ from jaxptd.config import Config
 from jaxptd.config.xla import compiler_options
 from jaxptd.errors import UserError, quoted
 from jaxptd.fields import check_argument, checked
+from jaxptd.models.families import family_of
 from jaxptd.params import ParamInfo, Params
 from jaxptd.step.batch import BATCH_SPEC, Batch, Batches, check_batch
 from jaxptd.step.body import StepBody
@@ -59,11 +60,7 @@ class Program:
                 f"the mesh ({found}) is not that of config.layout ({layout}); use "
                 "make_mesh(config.layout)"
             )
-        if model.vocab_size is None:
-            raise UserError(
-                "model.vocab_size=null: a program needs the number of token ids; set it, or use "
-                "jaxptd.data.tokenizers.with_vocabulary(config)"
-            )
+        family_of(model).check(self.config)
         if model.dtype == "float64" and not jax.config.jax_enable_x64:
             raise UserError(
                 "model.dtype=float64: JAX makes float32 of it; call "
@@ -174,8 +171,11 @@ class Program:
         return CompiledStep(jax.jit(gradients), self.place, self._check_state)
 
     @cached_property
-    def eval_step(self) -> Callable[[Params, Batch], Metrics]:
-        """(params, batch) -> loss_sum, in nats, and tokens, over the whole batch; no dropout."""
+    def eval_step(self) -> Callable[[Params, Batch], dict[str, Metrics]]:
+        """(params, batch) -> of each loss `sum`, in nats, and `targets`, their number; no dropout.
+
+        A decoder's: `{"cross_entropy": {"sum": ..., "targets": ...}}`.
+        """
         params = self.states.specs["params"]
         evaluate = _on_mesh(self, self.body.evaluate, specs=(params, BATCH_SPEC), outs=P())
         return CompiledStep(jax.jit(evaluate), self.place, self._check_params)

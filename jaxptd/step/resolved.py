@@ -20,7 +20,9 @@ from jaxptd.layers.attention import choose_kernel
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.forms import for_decoding, make_form
 from jaxptd.layers.fp8 import choose_product
-from jaxptd.models.gpt import GPT
+from jaxptd.models.families import family_of
+from jaxptd.models.family import Family
+from jaxptd.models.model import Model
 from jaxptd.params import Blueprint, ParamInfo, Stored
 from jaxptd.pipeline.plan import Plan
 from jaxptd.step.optimizer import make_optimizer
@@ -48,13 +50,19 @@ class Resolved:
     plan: Plan | None
     placement: Callable[[ParamInfo], ParamInfo]
 
+    @property
+    def family(self) -> Family:
+        """What there is to know of the model beside its layers."""
+        return family_of(self.model)
+
     @cached_property
     def blueprint(self) -> Blueprint:
         """The model and its parameters."""
         offload = self.config.layout.offload == "activations"
 
-        def make(key: Array) -> GPT:
-            return GPT(self.model, form=self.form, rngs=nnx.Rngs(key), offload=offload)
+        def make(key: Array) -> Model:
+            rngs = nnx.Rngs(key)
+            return self.family.make(self.model, form=self.form, rngs=rngs, offload=offload)
 
         return Blueprint(make, self.placement)
 

@@ -145,13 +145,18 @@ def step(case: Case) -> Callable:
     """A training step: arrays, with layers as held -> loss, gradients of layers, of ends."""
     plan = case.plan
     through = functools.partial(layer, tp=True)
-    functions = ModelFunctions(embed, [through], head, places, unroll=case.unroll)
+
+    def share(ends: dict, micro: dict, x: Array) -> tuple[Array, dict[str, Array]]:
+        loss = head(ends, micro, x)
+        return loss, {"loss": loss}
+
+    functions = ModelFunctions(embed, [through], share, places, unroll=case.unroll)
 
     def body(arrays: ModelArrays) -> tuple:
         ends = jax.tree.map(lambda x: as_varying(x, [Axis.PP]), arrays.ends)
         zeros = jax.tree.map(jnp.zeros_like, (arrays.layers, ends))
-        loss, layers, ends = gradients(functions, plan, arrays._replace(ends=ends, zeros=zeros))
-        return lax.psum(loss, Axis.PP), layers, lax.psum(ends, Axis.PP)
+        terms, layers, ends = gradients(functions, plan, arrays._replace(ends=ends, zeros=zeros))
+        return lax.psum(terms["loss"], Axis.PP), layers, lax.psum(ends, Axis.PP)
 
     ins = ModelArrays(LAYERS, WHOLE, WHOLE, WHOLE)
     outs = (WHOLE, LAYERS, WHOLE)

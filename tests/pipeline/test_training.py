@@ -205,8 +205,8 @@ def test_an_evaluation_equals_one_device() -> None:
             one.resolved.blueprint.from_canonical(state["params"]),
             shardings(one.infos, one.mesh),
         )
-        sums = one.eval_step(params, one.place(batch))
-        found.append((float(sums["loss_sum"]), int(sums["tokens"])))
+        sums = one.eval_step(params, one.place(batch))["cross_entropy"]
+        found.append((float(sums["sum"]), int(sums["targets"])))
     assert found[0][1] == 36
     for loss, tokens in found[1:]:
         assert loss == pytest.approx(found[0][0], rel=1e-6)

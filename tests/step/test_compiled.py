@@ -135,7 +135,7 @@ def test_numpy_arrays_are_placed_in_the_order_of_the_ring(dtype) -> None:
     program = tiny.program(RING)
     batch = {name: x.astype(dtype) for name, x in tiny.batch().items()}
     step = CompiledStep(lambda arrays, batch: batch, program.place)
-    order = program.batches.token_order
+    order = program.batches.token_orders["tokens"]
     assert list(order) != sorted(order)
     for name, x in step({}, batch).items():
         assert x.sharding == program.batches.sharding

@@ -88,7 +88,7 @@ def test_evaluation_and_sampling_read_the_state_from_host_memory() -> None:
         program = tiny.program(dataclasses.replace(GRID, offload=offload))
         params = program.init_state()["params"]
         assert memories(params) == {DEVICE if offload == "none" else HOST}
-        loss = program.eval_step(params, program.place(tiny.batch()))["loss_sum"]
+        loss = program.eval_step(params, program.place(tiny.batch()))["cross_entropy"]["sum"]
         write = Generator(program, tiny.VOCAB, Sampling(seed=1))
         found.append((float(loss), write(params, [1, 2], 4)))
     assert found[0] == found[1]

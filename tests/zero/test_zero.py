@@ -177,8 +177,8 @@ def test_an_evaluation_equals_one_devices() -> None:
     found = []
     for layout in (Layout(), *SPREAD):
         program = made(layout)
-        sums = program.eval_step(drawn(program)["params"], program.place(batch))
-        found.append((float(sums["loss_sum"]), int(sums["tokens"])))
+        sums = program.eval_step(drawn(program)["params"], program.place(batch))["cross_entropy"]
+        found.append((float(sums["sum"]), int(sums["targets"])))
     for loss, tokens in found:
         assert loss == pytest.approx(found[0][0], rel=1e-6)
         assert tokens == 36

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from jaxptd.analysis.hardware import peak_flops
+from jaxptd.models.families import family_of
 from jaxptd.run.progress.time_left import Pause, TimeLeft
 from jaxptd.step import Program
 
@@ -122,19 +123,11 @@ class Meter:
         steps = self._step - self._since
         seconds = (time.perf_counter() - self._time) / steps if steps else self._first_seconds
         tokens = config.global_batch_size * model.seq_length
+        flops = tokens * family_of(model).inventory(model).flops_per_token
         peak = peak_flops(self._program.mesh)
         return {
             "tokens": self._step * tokens,
             "tokens_per_second": tokens / seconds,
             "step_time": seconds,
-            "mfu": tokens * self._flops_per_token() / seconds / peak if peak else None,
+            "mfu": flops / seconds / peak if peak else None,
         }
-
-    def _flops_per_token(self) -> float:
-        """6 a parameter of a product, and attention's 12 L D T (arXiv 2204.02311, appendix B)."""
-        model, infos = self._program.config.model, self._program.infos
-        looked_up = {"positions.table"} | (set() if model.tie_embeddings else {"tokens.table"})
-        matrices = [n for n, info in infos.items() if info.decay and n not in looked_up]
-        weights = sum(math.prod(infos[name].shape) for name in matrices)
-        width = model.num_heads * model.block.head_size
-        return 6 * weights + 12 * model.num_layers * width * model.seq_length

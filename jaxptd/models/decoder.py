@@ -1,0 +1,96 @@
+"""Decoder-only language models: their batches, losses and parts, for the families that they have.
+
+Letters: B batch, T position, D model, F hidden, N heads, H head size, V vocabulary.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxptd.config import Config, ModelConfig
+from jaxptd.data import NOT_COUNTED, number_documents
+from jaxptd.errors import UserError
+from jaxptd.models.family import Family, Field, Loss
+from jaxptd.models.gpt import GPT
+from jaxptd.models.inventory import MLP, Attention, Head, Inventory, Stack, Table
+
+DOCUMENT_ENDS = 0.2  # share of random tokens after which a new document begins
+
+
+def fields(config: Config) -> Mapping[str, Field]:
+    """tokens, targets (below 0: not counted), and the number of each token's document.
+
+    Documents are there where they are kept apart.
+    """
+    size = config.model.vocab_size
+    found = {
+        "tokens": Field("seq_length", lowest=0, end=size),
+        "targets": Field("seq_length", end=size),
+    }
+    apart = {"segments": Field("seq_length")} if config.data.documents == "apart" else {}
+    return found | apart
+
+
+def losses(model: ModelConfig) -> Mapping[str, Loss]:
+    """Cross-entropy of the next tokens."""
+    return {"cross_entropy": Loss("targets")}
+
+
+def rows(samples: Any, field: str, number_B: np.ndarray, *, end_of_document: int) -> np.ndarray:
+    """A field of samples by their numbers, int32[B, T]."""
+    if field == "targets":
+        found: np.ndarray = samples.targets(number_B)
+        return found
+    token_BT = samples.rows(number_B)[:, :-1]
+    return number_documents(token_BT, end_of_document) if field == "segments" else token_BT
+
+
+def draw(config: Config, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Random tokens; the share of ignored targets differs from sequence to sequence."""
+    shape = (config.train.global_batch_size, config.model.seq_length + 1)
+    rows_BT = rng.integers(0, config.model.vocab_size, shape).astype(np.int32)
+    targets = np.where(
+        rng.random((shape[0], shape[1] - 1)) < rng.random((shape[0], 1)) / 2,
+        NOT_COUNTED,
+        rows_BT[:, 1:],
+    )
+    ends = rng.random(targets.shape) < DOCUMENT_ENDS
+    batch = {"tokens": rows_BT[:, :-1], "targets": targets, "segments": ends.cumsum(1)}
+    return {name: x.astype(np.int32) for name, x in batch.items()}
+
+
+def inventory(model: ModelConfig) -> Inventory:
+    """One stack of attention and MLP, between tables and a head."""
+    options, hidden, size = model.block, model.hidden_size, model.vocab_size or 0
+    statistics = 2 if options.norm == "layernorm" else 1
+    attention = Attention(
+        hidden,
+        model.num_heads,
+        options.num_kv_heads,
+        options.head_size,
+        options.head_unit,
+        model.seq_length,
+        options.qk_norm,
+    )
+    mlp = MLP(hidden, model.mlp_size, options.gated)
+    learned = options.positions == "learned"
+    return Inventory(
+        hidden,
+        tokens=Table(size, hidden),
+        positions=Table(model.seq_length, hidden) if learned else None,
+        stacks=(Stack("blocks", model.num_layers, (attention, mlp), statistics),),
+        head=Head(hidden, size, statistics),
+    )
+
+
+def check(config: Config) -> None:
+    """Raises UserError without a vocabulary."""
+    if config.model.vocab_size is None:
+        raise UserError(
+            "model.vocab_size=null: a program needs the number of token ids; set it, or use "
+            "jaxptd.data.tokenizers.with_vocabulary(config)"
+        )
+
+
+DECODER = Family(GPT, fields, losses, rows, draw, inventory, ("norm", "head"), check)

@@ -1,0 +1,74 @@
+"""The interface of a model, and its way from a batch to losses or logits on one stage.
+
+A model names no axis and no collective. `x` is any tree of arrays, each as the residual stream has
+it.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Protocol
+
+from jax import Array
+
+from jaxptd.config import ModelConfig
+from jaxptd.layers.block import run_blocks
+from jaxptd.layers.dropout import Places
+
+X = Any
+State = dict[str, Any]  # of each stack: keys and values of the tokens so far
+
+
+class Model(Protocol):
+    """A flax module, as steps, pipelines and generation use it."""
+
+    @property
+    def config(self) -> ModelConfig:
+        """Sizes and choices."""
+
+    @property
+    def offload(self) -> bool:
+        """True if what `remat: dots` saves for backward is in host memory."""
+
+    @property
+    def stacks(self) -> Mapping[str, Any]:
+        """The stacks of layers by name, in the order in which x goes through them.
+
+        A stack has the parameters of L layers, `[L, ...]`. A layer of it is called with
+        (x, places, number of the layer, its state) and returns x and its state.
+        """
+
+    def embed(self, batch: Mapping[str, Array], places: Places) -> X:
+        """A batch, of which targets may be missing -> x before the first layer."""
+
+    def losses(self, x: X, batch: Mapping[str, Array]) -> dict[str, Array]:
+        """x after all layers -> sums over this device's targets, as its family names them."""
+
+    def output(self, x: X) -> Array:
+        """x after all layers -> logits[B, T, V], V sharded."""
+
+    def empty_state(self, batch: int) -> State:
+        """The state of all stacks before the first token, for this device's heads."""
+
+
+def run_layers(
+    model: Model, batch: Mapping[str, Array], places: Places, state: State | None = None
+) -> tuple[X, State]:
+    """A batch -> x after all layers, and the state with these tokens, if one was given."""
+    run = partial(run_blocks, config=model.config, offload=model.offload)
+    x, new = model.embed(batch, places), {}
+    for name, stack in model.stacks.items():
+        x, new[name] = run(stack, x, places, cache=state[name] if state else None)
+    return x, new
+
+
+def losses(model: Model, batch: Mapping[str, Array], places: Places) -> dict[str, Array]:
+    """A batch -> the sums of its losses over this device's targets, float32 at least."""
+    return model.losses(run_layers(model, batch, places)[0], batch)
+
+
+def logits(
+    model: Model, batch: Mapping[str, Array], places: Places, state: State | None = None
+) -> tuple[Array, State]:
+    """A batch -> logits[B, T, V], V sharded, and the state with these tokens."""
+    x, state = run_layers(model, batch, places, state)
+    return model.output(x), state

@@ -1,0 +1,56 @@
+"""Evaluations of a run: the samples that they read, and the means of their losses."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxptd.config import Config, ModelConfig, TrainConfig
+from jaxptd.data import NOT_COUNTED, Samples
+from jaxptd.errors import UserError
+from jaxptd.models.families import family_of
+
+LARGEST_LOSS = 700.0  # whose exponential is a number
+
+
+def mean_losses(model: ModelConfig, batches: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """`validation_loss`, nats a target, and `perplexity`; with several losses each of them, too.
+
+    Args:
+        model: that was evaluated.
+        batches: of each batch, what `Program.eval_step` returns.
+    """
+    terms = {name: term for name, term in family_of(model).losses(model).items() if term.evaluated}
+    means = {
+        name: sum(float(batch[name]["sum"]) for batch in batches)
+        / sum(int(batch[name]["targets"]) for batch in batches)
+        for name in terms
+    }
+    loss = sum(terms[name].weight * mean for name, mean in means.items())
+    first = next(iter(means.values()))
+    each = {f"validation_{name}": mean for name, mean in means.items()} if len(means) > 1 else {}
+    found = {"validation_loss": loss, "perplexity": math.exp(min(first, LARGEST_LOSS))}
+    return found | each
+
+
+def evaluated_samples(windows: Samples, train: TrainConfig) -> int:
+    """Number of samples that an evaluation reads: of `eval_batches` batches, or all there are."""
+    return min(train.eval_batches * train.global_batch_size, windows.windows_per_epoch)
+
+
+def require_targets(windows: Samples, config: Config) -> None:
+    """Raises UserError unless an evaluation, which reads the same samples each time, has targets.
+
+    Args:
+        windows: of validation.
+        config: of the run; without `data.prompt_field` every token is a target.
+    """
+    if config.data.prompt_field is None:
+        return
+    number = evaluated_samples(windows, config.train)
+    if not any((windows.targets(np.array([i])) != NOT_COUNTED).any() for i in range(number)):
+        raise UserError(
+            f"data.prompt_field: the {number} sequences of an evaluation are all of prompts; raise "
+            "train.eval_batches, or use another data.validation_fraction"
+        )
