@@ -39,7 +39,7 @@ def panel(algorithm: str, i: int, j: int, step: int) -> int:
 
 
 def source(algorithm: str, i: int, j: int, step: int) -> bool:
-    """Whether device (i, j) uses its local block of A, which a broadcast then sends."""
+    """True if device (i, j) uses its local block of A, which a broadcast then sends."""
     return panel(algorithm, i, j, step) == j
 
 

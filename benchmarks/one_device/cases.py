@@ -45,7 +45,7 @@ class Case:
 
     @property
     def tokens(self) -> int:
-        """Of a step."""
+        """Tokens of a step."""
         return self.batch * self.length
 
     @property

@@ -56,7 +56,7 @@ class Compiled:
 
     @property
     def at_a_tick(self) -> list[str]:
-        """Of the second."""
+        """Its row of the second."""
         tick = self.tick
         copied = (f"{size / 2**20:.1f}" for size in (tick.carried, tick.others))
         loops = map(str, (self.ticks, tick.loops, tick.known, tick.conditionals))

@@ -7,12 +7,14 @@ Intelligent Systems 20(5), 2025, table 1 (state; everything on a grid of N devic
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from jaxptd.analysis.sizes import Sizes, elements_on_device
-from jaxptd.config import Config, Remat
+from jaxptd.analysis.sizes import AttentionSizes, Sizes, elements_on_device
+from jaxptd.config import Config, ModelConfig, Remat
 from jaxptd.mesh import Axis
+from jaxptd.models.inventory import MLP, Attention, Pair
+from jaxptd.models.inventory import Stack as Parts
 from jaxptd.params import ParamInfo
 from jaxptd.pipeline.plan import Plan
 from jaxptd.step.optimizer import DIRECTIONS
@@ -111,79 +113,109 @@ def _by(*policies: Remat) -> dict[Remat, int]:
     return dict.fromkeys(policies, 1)
 
 
-def kept_by_layer(config: Config) -> Iterator[Kept]:
-    """Every tensor of one layer and one micro-batch that some policy keeps."""
-    layout, model, sizes = config.layout, config.model, Sizes(config)
+# Of each pair its name, and that of its first product.
+_NAMES = {Attention: ("attention", "product that makes q, k, v"), MLP: ("the MLP", "up product")}
+_ORDINALS = ("first", "second", "third")
+_MOST, _SOME = _by("none", "attention", "dots"), _by("none", "attention")
+
+
+def kept_by_layer(config: Config, stack: Parts) -> Iterator[Kept]:
+    """Every tensor of one layer and one micro-batch that some policy keeps.
+
+    Args:
+        config: of the run.
+        stack: of the layer.
+    """
+    layout, sizes = config.layout, Sizes(config)
     rows = sizes.rows // (layout.tp if layout.sequence_parallel else 1)
     x = rows * (sizes.hidden // layout.col) * sizes.itemsize
-    # A column product takes x as it is kept, or all rows of it, gathered.
+    statistics = stack.statistics * rows * sizes.master_itemsize
+    for number, pair in enumerate(stack.pairs):
+        first, last, norm = number == 0, number == len(stack.pairs) - 1, _ORDINALS[number]
+        name, product = _NAMES[type(pair)]
+        if first:
+            yield Kept("the layer's input", x, _MOST | _by("full"))
+        else:
+            yield Kept(f"input of the {norm} norm", x, _SOME)
+        yield Kept(f"statistics of the {norm} norm", statistics, _MOST)
+        yield Kept(f"input of the {product}", _taken(config, x), _SOME)
+        yield from _between(config, pair)
+        if not last:
+            yield Kept(f"{name}'s part of the residual sum", x, _by("dots"))
+    if config.model.dropout and layout.pp == 1:  # a pipeline derives them again
+        heads = sum(each.heads for each in sizes.attentions(stack))
+        seeds = 8 * sizes.sequences * (len(stack.pairs) + heads)
+        yield Kept("seeds of dropout", seeds, _by("none"))
+
+
+def _taken(config: Config, x: int) -> int:
+    """Bytes that a first product takes: x as it is kept, or all rows of it, gathered."""
+    layout, sizes = config.layout, Sizes(config)
     takes_shard = layout.has_grid or layout.collective_matmul
-    taken = x if takes_shard else sizes.tokens * model.hidden_size * sizes.itemsize
-    heads = sizes.tokens * sizes.attention // sizes.matrix_shards * sizes.itemsize
-    hidden = sizes.tokens * sizes.mlp // sizes.matrix_shards * sizes.itemsize
-    statistics = (2 if model.block.norm == "layernorm" else 1) * rows * sizes.master_itemsize
-    most, some = _by("none", "attention", "dots"), _by("none", "attention")
-    yield Kept("the layer's input", x, most | _by("full"))
-    yield Kept("statistics of the first norm", statistics, most)
-    yield Kept("input of the product that makes q, k, v", taken, some)
-    yield from _queries_keys_values(config, heads)
-    yield from _attention(config, heads)
-    yield Kept("attention's part of the residual sum", x, _by("dots"))
-    yield Kept("input of the second norm", x, some)
-    yield Kept("statistics of the second norm", statistics, most)
-    yield Kept("input of the up product", taken, some)
-    yield Kept("input of the activation", hidden * sizes.up // sizes.mlp, most)
-    yield Kept("input of the down product", hidden, some)
-    if model.dropout and layout.pp == 1:  # a pipeline derives them again
-        yield Kept("seeds of dropout", 8 * sizes.sequences * (2 + sizes.heads), _by("none"))
+    return x if takes_shard else sizes.tokens * config.model.hidden_size * sizes.itemsize
 
 
-def _queries_keys_values(config: Config, queries: int) -> Iterator[Kept]:
+def _between(config: Config, pair: Pair) -> Iterator[Kept]:
+    """The tensors between the two products of a pair."""
+    sizes = Sizes(config)
+    each, token = sizes.of(pair), sizes.tokens * sizes.itemsize
+    inner = token * each.second // sizes.matrix_shards
+    if isinstance(each, AttentionSizes):
+        yield from _queries_keys_values(each, inner)
+        yield from _attention(each, inner)
+    else:
+        yield Kept("input of the activation", inner * each.first // each.second, _MOST)
+        yield Kept("input of the down product", inner, _SOME)
+
+
+def _queries_keys_values(attention: AttentionSizes, queries: int) -> Iterator[Kept]:
     """The product, or what becomes of it: with a norm of q and k both exist.
 
     queries: bytes of them.
     """
-    sizes = Sizes(config)
-    kv = 2 * sizes.rows * sizes.keys * sizes.itemsize
-    if sizes.gathers_kv:
-        slices = 2 * sizes.tokens * sizes.made_keys // sizes.matrix_shards * sizes.itemsize
+    sizes = attention.sizes
+    kv = 2 * sizes.rows * attention.keys * sizes.itemsize
+    if attention.gathers_kv:
+        made = sizes.tokens * attention.made_keys // sizes.matrix_shards
+        slices = 2 * made * sizes.itemsize
         yield Kept("q, slices of k, v", queries + slices, _by("attention", "dots"))
-        yield Kept("gathered k, v", kv, _by("none", "attention"))
+        yield Kept("gathered k, v", kv, _SOME)
         yield Kept("q", queries, _by("none"))
     else:
-        yield Kept("q, k, v", queries + kv, _by("none", "attention", "dots"))
-    if config.model.block.qk_norm:
-        normed = sizes.rows * (sizes.heads + sizes.kv_heads) * sizes.master_itemsize
+        yield Kept("q, k, v", queries + kv, _MOST)
+    if attention.part.has_norm:
+        normed = sizes.rows * (attention.heads + attention.kv_heads) * sizes.master_itemsize
         yield Kept("q and k before their norm", queries + kv // 2, _by("none"))
-        yield Kept("statistics of the norms of q and k", normed, _by("none", "attention", "dots"))
+        yield Kept("statistics of the norms of q and k", normed, _MOST)
 
 
-def _attention(config: Config, output: int) -> Iterator[Kept]:
+def _attention(attention: AttentionSizes, output: int) -> Iterator[Kept]:
     """A kernel's output and logsumexp; without a kernel also the probabilities of whole rows.
 
     On a grid `dots` keeps a kernel's output twice: as computed, and with heads in one dimension.
     """
-    model, layout, sizes = config.model, config.layout, Sizes(config)
+    sizes, layout = attention.sizes, attention.sizes.config.layout
     narrow, wide, blocks = sizes.itemsize, sizes.master_itemsize, sizes.has_blocks
-    rows = sizes.rows * sizes.heads
+    rows = sizes.rows * attention.heads
     if not blocks and (layout.ring != "rsa" or layout.ring_size == 1):
         yield Kept("attention's output", output, {"none": 1, "dots": 2 if layout.has_grid else 1})
         yield Kept("logsumexp", rows * wide, _by("none", "dots"))
         return
-    scores = rows * model.seq_length // (layout.col if blocks else 1)
-    yield Kept("attention's output", output, _by("none", "attention", "dots"))
+    scores = rows * attention.part.tokens // (layout.col if blocks else 1)
+    yield Kept("attention's output", output, _MOST)
     yield Kept("probabilities, before and after dropout", scores * (wide + narrow), _by("none"))
     yield Kept("sums and maxima of their rows", rows * (2 * wide + blocks), _by("none"))
 
 
-def layer(config: Config, remat: Remat) -> int:
-    """Bytes that one layer keeps for backward of one micro-batch."""
-    return sum(kept.bytes * kept.times.get(remat, 0) for kept in kept_by_layer(config))
+def layer(config: Config, stack: Parts, remat: Remat) -> int:
+    """Bytes that one layer of a stack keeps for backward of one micro-batch."""
+    return sum(kept.bytes * kept.times.get(remat, 0) for kept in kept_by_layer(config, stack))
 
 
 class Stack(NamedTuple):
-    """Layers of one device under the same policy, and their micro-batches at one time."""
+    """Layers of one device that are alike, and their micro-batches at one time."""
 
+    parts: Parts
     remat: Remat
     layers: int
     micro_batches: int
@@ -195,20 +227,28 @@ def stacks(config: Config, plan: Plan | None = None) -> list[Stack]:
     Where backward starts from the input of a part of the model, everything that the part's layers
     keep exists for one micro-batch, while backward runs.
     """
-    model = config.model
-    if plan is None:
-        return [Stack(remat, count, 1) for remat, count in model.remats(model.num_layers)]
-    slots = plan.slots["saved"]
-    again: list[tuple[Remat, int]] = [("none", plan.depth)]
-    remats = again if plan.recompute else model.remats(plan.depth)
-    return [Stack(remat, count, slots) for remat, count in remats]
+    return [
+        Stack(parts, remat, count, plan.slots["saved"] if plan else 1)
+        for parts in Sizes(config).inventory.stacks
+        for remat, count in _remats(config.model, plan, parts)
+    ]
+
+
+def _remats(model: ModelConfig, plan: Plan | None, parts: Parts) -> Sequence[tuple[Remat, int]]:
+    if plan and plan.recompute:
+        return [("none", plan.depth)]
+    return model.remats(plan.depth if plan else parts.layers)
 
 
 def activations(config: Config, plan: Plan | None = None) -> int:
     """Bytes that all layers of a device keep for backward."""
-    return sum(s.layers * s.micro_batches * layer(config, s.remat) for s in stacks(config, plan))
+    return sum(
+        each.layers * each.micro_batches * layer(config, each.parts, each.remat)
+        for each in stacks(config, plan)
+    )
 
 
 def mail(config: Config, plan: Plan) -> int:
     """Bytes of activations and gradients that wait for their operation on a pipeline's stage."""
-    return plan.slots["mail"] * next(kept_by_layer(config)).bytes
+    first = Sizes(config).inventory.stacks[0]
+    return plan.slots["mail"] * next(kept_by_layer(config, first)).bytes

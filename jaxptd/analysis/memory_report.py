@@ -17,6 +17,7 @@ from jaxptd.display import Table, bytes_text, html_of
 from jaxptd.fields import checked
 from jaxptd.layers.block import LAYERS
 from jaxptd.mesh import Layout, make_mesh
+from jaxptd.models.families import family_of
 from jaxptd.pipeline.plan import Plan
 from jaxptd.step import Program
 from jaxptd.step.state import HOST
@@ -95,14 +96,14 @@ def _state(program: Program) -> Iterator[Row]:
 def _layers(config: Config, plan: Plan | None) -> Iterator[Row]:
     """One layer of each kind and one micro-batch: every tensor that it keeps, and the total."""
     for stack in memory_model.stacks(config, plan):
-        for kept in memory_model.kept_by_layer(config):
+        for kept in memory_model.kept_by_layer(config, stack.parts):
             if times := kept.times.get(stack.remat, 0):
                 name = f"  {kept.name}" + (f", {times} times" if times > 1 else "")
                 yield {"part": name, "formula": times * kept.bytes}
         yield {
             "part": f"a layer, remat {stack.remat}",
             "published": memory_model.published_layer(config, stack.remat),
-            "formula": memory_model.layer(config, stack.remat),
+            "formula": memory_model.layer(config, stack.parts, stack.remat),
         }
 
 
@@ -143,9 +144,11 @@ def counted(program: Program) -> int | None:
 
 
 def _pools(program: Program, plan: Plan, jaxpr: Any) -> list[Any]:
-    """The arrays that ticks carry, except x, mail, the parameters' gradients and the loss."""
+    """The arrays that ticks carry, except x, mail, the parameters' gradients and losses."""
     scan = next(each for each in scans(jaxpr) if each.params["length"] == plan.schedule.ticks)
-    return [var.aval for var in scan.outvars][2 : -len(program.infos) - 1]
+    model = program.config.model
+    behind = len(program.infos) + len(family_of(model).losses(model))
+    return [var.aval for var in scan.outvars][2:-behind]
 
 
 def _is_forward(scan: Any) -> bool:

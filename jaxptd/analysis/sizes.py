@@ -6,12 +6,16 @@ heads, H head size. A grid pads D, F, V, and N or H; other layouts pad none of t
 
 import dataclasses
 import math
+from collections.abc import Iterator
+from typing import Protocol
 
 import jax.numpy as jnp
 
 from jaxptd.config import Config
 from jaxptd.matmul.grid import padded
 from jaxptd.mesh import Axis, Layout
+from jaxptd.models.families import family_of
+from jaxptd.models.inventory import MLP, Attention, Inventory, Pair, Stack
 from jaxptd.params import Stored
 
 
@@ -54,14 +58,14 @@ class Sizes:
         return layout.tp * layout.row * layout.col
 
     @property
+    def inner_devices(self) -> int:
+        """Devices that share the heads, or the hidden units of an MLP: tp, or col."""
+        return self.config.layout.tp * self.config.layout.col
+
+    @property
     def hidden(self) -> int:
         """D."""
         return self.padded(self.config.model.hidden_size)
-
-    @property
-    def mlp(self) -> int:
-        """F."""
-        return self.padded(self.config.model.mlp_size)
 
     @property
     def vocab(self) -> int:
@@ -69,75 +73,24 @@ class Sizes:
         return self.config.model.padded_vocab(self.padded)
 
     @property
-    def up(self) -> int:
-        """Columns of the MLP's first product: F, or 2F with a gate."""
-        return self.mlp * (2 if self.config.model.block.gated else 1)
-
-    @property
-    def head(self) -> int:
-        """H. Blocks on a grid shard it, and pad it."""
-        block = self.config.model.block
-        size, unit = block.head_size, block.head_unit
-        return unit * self.padded(size // unit, each=unit) if self.has_blocks else size
-
-    @property
-    def attention(self) -> int:
-        """N*H. On a grid attention shards N by heads or H by blocks, and pads what it shards."""
-        heads = self.config.model.num_heads
-        return (heads if self.has_blocks else self.padded(heads, self.head)) * self.head
-
-    @property
-    def heads(self) -> int:
-        """Heads that a device computes, whole or a block of each."""
-        model, layout = self.config.model, self.config.layout
-        if self.has_blocks:
-            return model.num_heads
-        return self.attention // self.head // (layout.tp * layout.col)
-
-    @property
-    def has_groups(self) -> bool:
-        """True if several query heads share a kv head."""
-        return self.config.model.block.num_kv_heads < self.config.model.num_heads
-
-    @property
-    def gathers_kv(self) -> bool:
-        """True if kv heads do not split, so that devices make slices of them and gather those."""
-        heads, tp = self.config.model.block.num_kv_heads, self.config.layout.tp
-        uneven = heads % tp or self.padded(heads, self.head) != heads
-        return bool(self.has_groups and not self.has_blocks and uneven)
-
-    @property
-    def kv_heads(self) -> int:
-        """Heads of keys and values that a device attends with, whole or a block of each."""
-        heads, layout = self.config.model.block.num_kv_heads, self.config.layout
-        if not self.has_groups:
-            return self.heads
-        return heads if self.has_blocks else max(1, heads // (layout.tp * layout.col))
-
-    @property
-    def keys(self) -> int:
-        """Numbers of a token's keys that a device attends with."""
-        return self.kv_heads * self.head // (self.config.layout.col if self.has_blocks else 1)
-
-    @property
-    def made_keys(self) -> int:
-        """Numbers of a token's keys that all devices make together, with padding."""
-        if not self.has_groups:
-            return self.attention
-        heads, layout = self.config.model.block.num_kv_heads, self.config.layout
-        if not self.gathers_kv:
-            return heads * self.head
-        return heads * (self.padded(self.head) if layout.has_grid else _up(self.head, layout.tp))
-
-    @property
-    def projected(self) -> int:
-        """Columns of the product that makes q, k, v."""
-        return self.attention + 2 * self.made_keys
+    def inventory(self) -> Inventory:
+        """The parts of the model."""
+        return family_of(self.config.model).inventory(self.config.model)
 
     @property
     def has_blocks(self) -> bool:
         """True if a grid computes attention in blocks of every head."""
         return self.config.layout.has_grid and self.config.layout.attention2d == "blocks"
+
+    def of(self, pair: Pair) -> "PairSizes":
+        """Sizes of a pair of products."""
+        kind = AttentionSizes if isinstance(pair, Attention) else MLPSizes
+        return kind(self, pair)  # type: ignore[arg-type]
+
+    def attentions(self, stack: Stack) -> "Iterator[AttentionSizes]":
+        """Sizes of each attention in a layer of a stack."""
+        found = (self.of(pair) for pair in stack.pairs)
+        return (each for each in found if isinstance(each, AttentionSizes))
 
     def padded(self, size: int, each: int = 1) -> int:
         """Rounds a size up to equal shards on a grid.
@@ -150,6 +103,107 @@ class Sizes:
         if not layout.has_grid:
             return size
         return padded(size, (layout.row, layout.col, layout.matmul2d_slices), each)
+
+
+class PairSizes(Protocol):
+    """Sizes of a pair of products, as padded."""
+
+    @property
+    def first(self) -> int:
+        """Columns of the first product."""
+
+    @property
+    def second(self) -> int:
+        """Rows of the second product."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MLPSizes:
+    """Sizes of an MLP."""
+
+    sizes: Sizes
+    part: MLP
+
+    @property
+    def first(self) -> int:
+        """F, or 2F with a gate."""
+        return self.second * (2 if self.part.gated else 1)
+
+    @property
+    def second(self) -> int:
+        """F."""
+        return self.sizes.padded(self.part.size)
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionSizes:
+    """Sizes of attention, on one device where nothing else is said."""
+
+    sizes: Sizes
+    part: Attention
+
+    @property
+    def first(self) -> int:
+        """Columns of the product that makes q, k, v."""
+        return self.second + 2 * self.made_keys
+
+    @property
+    def second(self) -> int:
+        """N*H. On a grid attention shards N by heads or H by blocks, and pads what it shards."""
+        heads = self.part.heads
+        return (heads if self.sizes.has_blocks else self._padded(heads, self.head)) * self.head
+
+    @property
+    def head(self) -> int:
+        """H. Blocks on a grid shard it, and pad it."""
+        size, unit = self.part.head_size, self.part.unit
+        return unit * self._padded(size // unit, each=unit) if self.sizes.has_blocks else size
+
+    @property
+    def heads(self) -> int:
+        """Heads that a device computes, whole or a block of each."""
+        if self.sizes.has_blocks:
+            return self.part.heads
+        return self.second // self.head // self.sizes.inner_devices
+
+    @property
+    def has_groups(self) -> bool:
+        """True if several query heads share a kv head."""
+        return self.part.kv_heads < self.part.heads
+
+    @property
+    def gathers_kv(self) -> bool:
+        """True if kv heads do not split, so that devices make slices of them and gather those."""
+        heads, tp = self.part.kv_heads, self.sizes.config.layout.tp
+        uneven = heads % tp or self._padded(heads, self.head) != heads
+        return bool(self.has_groups and not self.sizes.has_blocks and uneven)
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values that a device attends with, whole or a block of each."""
+        if not self.has_groups:
+            return self.heads
+        heads = self.part.kv_heads
+        return heads if self.sizes.has_blocks else max(1, heads // self.sizes.inner_devices)
+
+    @property
+    def keys(self) -> int:
+        """Numbers of a token's keys that a device attends with."""
+        parts = self.sizes.config.layout.col if self.sizes.has_blocks else 1
+        return self.kv_heads * self.head // parts
+
+    @property
+    def made_keys(self) -> int:
+        """Numbers of a token's keys that all devices make together, with padding."""
+        if not self.has_groups:
+            return self.second
+        heads, layout = self.part.kv_heads, self.sizes.config.layout
+        if not self.gathers_kv:
+            return heads * self.head
+        return heads * (self._padded(self.head) if layout.has_grid else _up(self.head, layout.tp))
+
+    def _padded(self, size: int, each: int = 1) -> int:
+        return self.sizes.padded(size, each)
 
 
 def _up(size: int, multiple: int) -> int:

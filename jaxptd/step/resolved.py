@@ -52,7 +52,7 @@ class Resolved:
 
     @property
     def family(self) -> Family:
-        """What there is to know of the model beside its layers."""
+        """The row of the model's family: its batches, losses and parts."""
         return family_of(self.model)
 
     @cached_property

@@ -13,6 +13,7 @@ from jaxptd.analysis import memory_model
 from jaxptd.analysis.memory_report import counted
 from jaxptd.config import Config, ModelConfig
 from jaxptd.mesh import Layout
+from jaxptd.models.families import family_of
 from jaxptd.step import Program
 
 REMATS = ("none", "attention", "dots", "full")
@@ -171,4 +172,5 @@ def test_in_16_bits_this_library_keeps_32_where_34_and_scores_are_published() ->
     config = Config(model=model, layout=Layout())
     tokens = 8 * model.seq_length
     beside = 4 * tokens * (4 + model.num_heads)
-    assert memory_model.layer(config, "none") == 32 * tokens * model.hidden_size + beside
+    (stack,) = family_of(model).inventory(model).stacks
+    assert memory_model.layer(config, stack, "none") == 32 * tokens * model.hidden_size + beside

@@ -19,9 +19,11 @@ from jaxptd.analysis.collective import (
     REDUCE_SCATTER,
     Collective,
 )
+from jaxptd.analysis.sizes import AttentionSizes
 from jaxptd.analysis.traffic.ring import gathered_kv
 from jaxptd.analysis.traffic.scenario import Recomputed, Scenario
 from jaxptd.mesh import Axis, Layout
+from jaxptd.models.inventory import Stack
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,28 +70,27 @@ class Panels:
 def on_grid(step: Scenario) -> Iterator[Collective]:
     """Products, norms, tables and attention in blocks; attention by heads is in `ring.py`."""
     sizes, micro_batches = step.sizes, step.config.train.micro_batches
-    for again, layers in step.stacks:
-        yield from _layers(step, again, micro_batches * layers)
+    head = sizes.inventory.head
+    for stack, again, layers in step.stacks:
+        yield from _layers(step, stack, again, times=micro_batches * layers)
     yield from _product(step, sizes.hidden, sizes.vocab, forwards=1, times=micro_batches)
-    yield from _norms(step, forwards=1, times=micro_batches)
+    yield from _norms(step, head.statistics, forwards=1, times=micro_batches)
     yield from _tables(step)
 
 
-def _layers(step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
-    """Layers with the same recomputation; times: layers in all micro-batches."""
-    sizes = step.sizes
+def _layers(step: Scenario, stack: Stack, again: Recomputed, *, times: int) -> Iterator[Collective]:
+    """Layers of a stack with the same recomputation; times: layers in all micro-batches."""
+    sizes, last = step.sizes, stack.pairs[-1]
     forwards = 1 + again.products
-    for contract, out, runs in (
-        (sizes.hidden, sizes.projected, forwards),
-        (sizes.attention, sizes.hidden, forwards),
-        (sizes.hidden, sizes.up, forwards),
-        (sizes.mlp, sizes.hidden, 1 + again.last_product),
-    ):
-        yield from _product(step, contract, out, forwards=runs, times=times)
-    yield from _norms(step, forwards=forwards, times=2 * times)
-    if sizes.has_blocks:
-        yield from _blocks(step, again, times)
-    yield from gathered_kv(step, again, times)
+    for pair in stack.pairs:
+        each, runs = sizes.of(pair), 1 + again.last_product if pair is last else forwards
+        yield from _product(step, sizes.hidden, each.first, forwards=forwards, times=times)
+        yield from _product(step, each.second, sizes.hidden, forwards=runs, times=times)
+    norms = times * len(stack.pairs)
+    yield from _norms(step, stack.statistics, forwards=forwards, times=norms)
+    for attention in sizes.attentions(stack) if sizes.has_blocks else ():
+        yield from _blocks(step, attention, again, times)
+    yield from gathered_kv(step, stack, again, times=times)
 
 
 def _product(
@@ -110,13 +111,12 @@ def _product(
     yield from panels.collect(Axis.ROW, w, times=times, itemsize=sizes.master_itemsize)
 
 
-def _norms(step: Scenario, *, forwards: int, times: int) -> Iterator[Collective]:
+def _norms(step: Scenario, means: int, *, forwards: int, times: int) -> Iterator[Collective]:
     """Mean and variance, one after the other; backward two means in one message.
 
     RMSNorm has a single one, forward and backward.
     """
     size = times * step.sizes.rows * step.sizes.master_itemsize
-    means = 2 if step.config.model.block.norm == "layernorm" else 1
     count, scalars = means * forwards + 1, means * (forwards + 1)
     yield Collective(ALL_REDUCE, (Axis.COL,), times * count, size * scalars)
 
@@ -128,7 +128,7 @@ def _tables(step: Scenario) -> Iterator[Collective]:
     rows = micro_batches * sizes.rows * sizes.hidden * sizes.itemsize
     positions = config.model.seq_length // layout.cp * sizes.hidden // layout.col * sizes.itemsize
     yield Collective(ALL_TO_ALL, (Axis.ROW,), 2 * micro_batches, 2 * rows)
-    learned = config.model.block.positions == "learned"
+    learned = sizes.inventory.positions is not None
     for kind in (REDUCE_SCATTER, ALL_GATHER):
         yield Collective(kind, (Axis.COL,), micro_batches, rows)
         if learned:
@@ -137,15 +137,17 @@ def _tables(step: Scenario) -> Iterator[Collective]:
     yield Collective(ALL_REDUCE, (Axis.COL,), 2 * micro_batches, loss)
 
 
-def _blocks(step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
+def _blocks(
+    step: Scenario, attention: AttentionSizes, again: Recomputed, times: int
+) -> Iterator[Collective]:
     """Q K^T, softmax and P V of every head: s elements in a block of scores, k in one of keys.
 
     Forward and backward of the two products spread keys or values four times and scores four times.
     """
-    config, sizes, panels = step.config, step.sizes, Panels(step.config.layout, step.on_gpus)
+    sizes, panels, part = step.sizes, Panels(step.config.layout, step.on_gpus), attention.part
     narrow, wide = sizes.itemsize, sizes.master_itemsize
-    k = sizes.rows * sizes.keys
-    s = sizes.rows * config.model.num_heads * config.model.seq_length // config.layout.col
+    k = sizes.rows * attention.keys
+    s = sizes.rows * part.heads * part.tokens // step.config.layout.col
     keys = times * (4 + again.scores + again.values)
     yield from panels.spread(Axis.ROW, k, times=keys, itemsize=narrow)
     yield from panels.spread(Axis.COL, s, times=times * (4 + again.values), itemsize=narrow)
@@ -153,9 +155,9 @@ def _blocks(step: Scenario, again: Recomputed, times: int) -> Iterator[Collectiv
     yield from panels.collect(Axis.COL, s, times=times * (1 + again.scores), itemsize=wide)
     yield from panels.collect(Axis.ROW, k, times=times * 2, itemsize=narrow)
     softmax = times * (3 + 2 * again.scores)
-    rows = sizes.rows * config.model.num_heads * wide
+    rows = sizes.rows * part.heads * wide
     yield Collective(ALL_REDUCE, (Axis.COL,), softmax, softmax * rows)
-    if config.model.block.qk_norm:
+    if part.has_norm:
         passes = times * (2 + again.products)
-        rows += sizes.rows * config.model.block.num_kv_heads * wide
+        rows += sizes.rows * part.kv_heads * wide
         yield Collective(ALL_REDUCE, (Axis.COL,), 2 * passes, passes * rows)

@@ -12,11 +12,11 @@ from jaxptd.analysis.traffic.ring import gathered_kv
 from jaxptd.analysis.traffic.scenario import Scenario
 from jaxptd.mesh import Axis
 
-# Collectives of a layer's two pairs of products: forward, and their conjugates backward.
-FORWARD, BACKWARD = 2, 2
-# Rounds of a layer with collective matmul: two gathers and two scatters forward, their conjugates
-# backward, and the two gathers of x once more, for the gradients of the weights.
-ROUNDS = 2 * (FORWARD + BACKWARD) + 2
+# Collectives of each kind of a pair of products: forward, and its conjugate backward.
+FORWARD, BACKWARD = 1, 1
+# Rounds of a pair with collective matmul: a gather and a scatter forward, their conjugates
+# backward, and the gather of x once more, for the gradient of the weights.
+ROUNDS = 2 * (FORWARD + BACKWARD) + 1
 ENDS = 2  # collectives of a micro-batch outside its layers: at the embedding and the output layer
 
 
@@ -32,8 +32,8 @@ def one_way(step: Scenario) -> Iterator[Collective]:
     for kind in (ALL_GATHER, REDUCE_SCATTER) if layout.sequence_parallel else (ALL_REDUCE,):
         times = micro_batches * (layers.get(kind, 0) + ENDS)
         yield Collective(kind, (Axis.TP,), times, times * size)
-    for again, count in step.stacks:
-        yield from gathered_kv(step, again, micro_batches * count)
+    for stack, again, count in step.stacks:
+        yield from gathered_kv(step, stack, again, times=micro_batches * count)
     hops = micro_batches * _rounds(step) * (layout.tp - 1)
     yield Collective(PERMUTE, (Axis.TP,), hops, hops * size // layout.tp)
     loss = 3 * micro_batches * sizes.tokens * sizes.master_itemsize
@@ -43,10 +43,12 @@ def one_way(step: Scenario) -> Iterator[Collective]:
 def _of_layers(step: Scenario) -> dict[str, int]:
     """Executions in all layers, for one micro-batch."""
     total = {ALL_REDUCE: 0, ALL_GATHER: 0, REDUCE_SCATTER: 0}
-    for again, layers in step.stacks:
-        total[ALL_REDUCE] += layers * (FORWARD + BACKWARD + again.row_products)
-        total[ALL_GATHER] += layers * (FORWARD + BACKWARD + 2 * again.gathers)
-        total[REDUCE_SCATTER] += layers * (FORWARD + BACKWARD + again.row_products)
+    for stack, again, layers in step.stacks:
+        pairs = len(stack.pairs)
+        once, scattered = pairs * (FORWARD + BACKWARD), again.row_products(pairs)
+        total[ALL_REDUCE] += layers * (once + scattered)
+        total[ALL_GATHER] += layers * (once + pairs * again.gathers)
+        total[REDUCE_SCATTER] += layers * (once + scattered)
     return total
 
 
@@ -57,5 +59,8 @@ def _rounds(step: Scenario) -> int:
     """
     if not step.config.layout.collective_matmul:
         return 0
-    again = [(2 * each.products + each.row_products, layers) for each, layers in step.stacks]
-    return sum(layers * (ROUNDS + rounds) for rounds, layers in again)
+    total = 0
+    for stack, again, layers in step.stacks:
+        pairs = len(stack.pairs)
+        total += layers * (pairs * (ROUNDS + again.products) + again.row_products(pairs))
+    return total

@@ -8,37 +8,50 @@ Source: Li et al., arXiv 2105.13120 (RSA); Liu et al., arXiv 2310.01889.
 from collections.abc import Iterator
 
 from jaxptd.analysis.collective import ALL_GATHER, PERMUTE, REDUCE_SCATTER, Collective
+from jaxptd.analysis.sizes import AttentionSizes
 from jaxptd.analysis.traffic.scenario import Recomputed, Scenario
 from jaxptd.mesh import Axis
+from jaxptd.models.inventory import Stack
 
 
 def ring(step: Scenario) -> Iterator[Collective]:
-    """Keys and values, forward and backward; and their gradients, in the masters' precision.
+    """Keys and values, forward and backward; and their gradients, in the masters' precision."""
+    for stack, again, layers in step.stacks:
+        for attention in step.sizes.attentions(stack):
+            yield from _rings(step, attention, again, layers)
 
-    Each travels ring_size-1 hops, in blocks of b*T*K*H/(cp*tp), or b*T*K*H/(cp*row*col). RSA sends
-    keys and values in rings of their own, other attention both in one.
+
+def _rings(
+    step: Scenario, attention: AttentionSizes, again: Recomputed, layers: int
+) -> Iterator[Collective]:
+    """Attention of some layers.
+
+    Each block travels ring_size-1 hops, in blocks of b*T*K*H/(cp*tp), or b*T*K*H/(cp*row*col). RSA
+    sends keys and values in rings of their own, other attention both in one.
     """
-    model, layout, sizes = step.config.model, step.config.layout, step.sizes
+    layout, sizes = step.config.layout, step.sizes
     axes = (Axis.CP, Axis.ROW) if layout.ring_size > layout.cp else (Axis.CP,)
     row = layout.ring_size // layout.cp
-    block = sizes.tokens // row * sizes.keys
+    block = sizes.tokens // row * attention.keys
     rings, block = (2, block) if layout.ring == "rsa" else (1, 2 * block)
-    hops = step.config.train.micro_batches * (layout.ring_size - 1)
-    once = hops * rings * model.num_layers
-    again = hops * sum(layers * _rings_again(each, rings) for each, layers in step.stacks)
-    both_passes = 2 * once + again
+    hops = step.config.train.micro_batches * (layout.ring_size - 1) * layers
+    once = hops * rings
+    both_passes = 2 * once + hops * _rings_again(again, rings)
     yield Collective(PERMUTE, axes, both_passes, both_passes * block * sizes.itemsize)
     yield Collective(PERMUTE, axes, once, once * block * sizes.master_itemsize)
 
 
-def gathered_kv(step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:
+def gathered_kv(
+    step: Scenario, stack: Stack, again: Recomputed, *, times: int
+) -> Iterator[Collective]:
     """Slices of kv heads, gathered, and their gradients; times: layers in all micro-batches."""
     sizes, axis = step.sizes, Axis.COL if step.config.layout.has_grid else Axis.TP
-    if sizes.gathers_kv:
-        whole = times * sizes.rows * 2 * sizes.made_keys * sizes.itemsize
-        passes = 1 + again.gathers
-        yield Collective(ALL_GATHER, (axis,), times * passes, passes * whole)
-        yield Collective(REDUCE_SCATTER, (axis,), times, whole)
+    for attention in sizes.attentions(stack):
+        if attention.gathers_kv:
+            whole = times * sizes.rows * 2 * attention.made_keys * sizes.itemsize
+            passes = 1 + again.gathers
+            yield Collective(ALL_GATHER, (axis,), times * passes, passes * whole)
+            yield Collective(REDUCE_SCATTER, (axis,), times, whole)
 
 
 def _rings_again(again: Recomputed, rings: int) -> int:

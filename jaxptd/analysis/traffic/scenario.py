@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from jaxptd.analysis.sizes import Sizes
 from jaxptd.config import Config
+from jaxptd.models.inventory import Stack
 from jaxptd.pipeline.plan import Plan
 
 
@@ -12,7 +13,7 @@ class Recomputed(NamedTuple):
     """The computations of one layer that backward repeats, because forward did not keep them.
 
     Args:
-        gathers: the all-gathers of the two column products' inputs, under sequence parallelism.
+        gathers: the all-gathers of the first products' inputs, under sequence parallelism.
         kernel: attention, where a kernel computes it (a ring of keys and values together).
         scores: attention's scores, where no kernel computes them (RSA, blocks).
         values: the product of its probabilities with the values, where there is no kernel.
@@ -27,10 +28,9 @@ class Recomputed(NamedTuple):
     products: bool = False
     last_product: bool = False
 
-    @property
-    def row_products(self) -> int:
-        """Row-parallel products that run again, of the two in a layer."""
-        return self.products + self.last_product
+    def row_products(self, pairs: int) -> int:
+        """Second products of a layer's pairs that run again."""
+        return (pairs - 1) * self.products + self.last_product
 
 
 RECOMPUTED = {
@@ -62,10 +62,17 @@ class Scenario:
         return Sizes(self.config)
 
     @property
-    def stacks(self) -> list[tuple[Recomputed, int]]:
-        """Layers by the computations that backward repeats: (Recomputed, number of layers)."""
-        model = self.config.model
+    def stacks(self) -> list[tuple[Stack, Recomputed, int]]:
+        """Layers that are alike: (their stack, what backward repeats, number of layers)."""
+        return [
+            (stack, again, layers)
+            for stack in self.sizes.inventory.stacks
+            for again, layers in self._recomputed(stack)
+        ]
+
+    def _recomputed(self, stack: Stack) -> list[tuple[Recomputed, int]]:
         if self.plan and self.plan.recompute:
-            return [(WHOLE_PART, model.num_layers)]
-        counts = self.plan.sizes if self.plan else (model.num_layers,)
-        return [(RECOMPUTED[remat], n) for count in counts for remat, n in model.remats(count)]
+            return [(WHOLE_PART, stack.layers)]
+        counts = self.plan.sizes if self.plan else (stack.layers,)
+        remats = (each for count in counts for each in self.config.model.remats(count))
+        return [(RECOMPUTED[remat], layers) for remat, layers in remats]

@@ -18,6 +18,7 @@ from jaxptd.analysis.traffic.scenario import Scenario
 from jaxptd.analysis.traffic.zero import once_a_step, per_layer
 from jaxptd.config import Config
 from jaxptd.mesh import Axis, Layout
+from jaxptd.models.families import family_of
 from jaxptd.params import ParamInfo, Stored
 from jaxptd.pipeline.plan import Plan
 from jaxptd.zero import Zero
@@ -75,11 +76,14 @@ def _documents(step: Scenario) -> Iterator[Collective]:
 
 
 def _loss(step: Scenario) -> Iterator[Collective]:
-    """The number of targets and the loss, each over the axes that shard it."""
-    count = jnp.zeros((), bool).sum().dtype.itemsize
+    """The numbers of targets and the losses, each over the axes that shard it."""
+    model = step.config.model
+    losses = family_of(model).losses(model)
+    counts = {term.targets for term in losses.values()}
+    size = jnp.zeros((), bool).sum().dtype.itemsize
     axes = (Axis.PP, Axis.DP, Axis.CP, Axis.ROW)
-    yield Collective(ALL_REDUCE, (Axis.DP, Axis.CP), 1, count)
-    yield Collective(ALL_REDUCE, axes, 1, step.sizes.master_itemsize)
+    yield Collective(ALL_REDUCE, (Axis.DP, Axis.CP), 1, len(counts) * size)
+    yield Collective(ALL_REDUCE, axes, 1, len(losses) * step.sizes.master_itemsize)
 
 
 def _norm(step: Scenario, stored: Mapping[str, Stored]) -> Iterator[Collective]:

@@ -42,7 +42,7 @@ def per_layer(step: Scenario, zero: Zero) -> Iterator[Collective]:
     A message has all parameters of a layer that are sharded alike and gathered in one precision.
     """
     layout, wide = step.config.layout, step.sizes.master_itemsize
-    times = step.config.model.num_layers * step.config.train.micro_batches
+    times = _layers(step) * step.config.train.micro_batches
     gathers = _gathers(step) if zero.stage == 3 else 0
     messages: dict[tuple, dict[int, int]] = {}  # axes -> bytes of an element -> elements
     for name, stored in zero.stored.items():
@@ -64,14 +64,18 @@ def _gathers(step: Scenario) -> int:
     A pipeline gathers a layer once more where its part of the model runs again, and where the
     second half of a split backward computes again what `dots` does not keep.
     """
-    model, plan = step.config.model, step.plan
+    model, plan, layers = step.config.model, step.plan, _layers(step)
     again = 0
     if plan and plan.recompute:
-        again = model.num_layers
+        again = layers
     elif plan and plan.slots["between"] and model.remat == "dots":
-        most = model.num_layers if model.remat_layers is None else model.remat_layers
+        most = layers if model.remat_layers is None else model.remat_layers
         again = sum(min(most, size) for size in plan.sizes)
-    return (2 * model.num_layers + again) * step.config.train.micro_batches
+    return (2 * layers + again) * step.config.train.micro_batches
+
+
+def _layers(step: Scenario) -> int:
+    return sum(stack.layers for stack in step.sizes.inventory.stacks)
 
 
 def _summed_over(stored: Stored, layout: Layout) -> tuple[Axis, ...]:

@@ -1,0 +1,63 @@
+"""Families are rows of tables; a model's inventory has its matrices."""
+
+import math
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+import jaxptd
+from jaxptd import Config, Layout, ModelConfig, Program, make_mesh
+from jaxptd.config import FamilyName
+from jaxptd.config import block as presets
+from jaxptd.models.families import FAMILIES, family_of
+
+PACKAGE = Path(jaxptd.__file__).parent
+# A comparison with a name, or a search in a list of names, written out.
+BRANCH = re.compile(r"""family\s*(==|!=|in|not in)\s*["'({\[]|["']\s*(==|!=)\s*[\w.]*family""")
+SIZES = {"num_layers": 3, "hidden_size": 24, "num_heads": 4, "seq_length": 8, "vocab_size": 13}
+
+
+def test_every_family_has_a_row_in_every_table() -> None:
+    assert set(FAMILIES) == set(presets.FAMILIES) == set(get_args(FamilyName))
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ('if model.family == "gpt":', True),
+        ('family in ("gpt", "llama")', True),
+        ('"t5" != config.model.family', True),
+        ("FAMILIES[model.family]", False),
+        ("if family not in TENSORS:", False),
+    ],
+)
+def test_the_search_knows_a_branch(code: str, found: bool) -> None:
+    assert bool(BRANCH.search(code)) == found
+
+
+def test_no_code_asks_for_a_family_by_name() -> None:
+    found = [path for path in PACKAGE.rglob("*.py") if BRANCH.search(path.read_text())]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {},
+        {"tie_embeddings": False, "ffn_hidden_size": 20},
+        {"family": "llama", "num_kv_heads": 2, "head_size": 10, "tie_embeddings": False},
+        {"family": "qwen3", "num_kv_heads": 1},
+    ],
+    ids=str,
+)
+def test_flops_are_those_of_every_matrix_that_is_multiplied(model: dict[str, Any]) -> None:
+    """6 a weight, and 12 T a query's number (arXiv 2204.02311, appendix B)."""
+    sizes = ModelConfig(**{**SIZES, **model})
+    program = Program(Config(sizes), make_mesh(Layout()))
+    looked_up = {"positions.table"} | (set() if sizes.tie_embeddings else {"tokens.table"})
+    matrices = [i for name, i in program.infos.items() if i.decay and name not in looked_up]
+    weights = sum(math.prod(info.shape) for info in matrices)
+    scores = 12 * 3 * 4 * sizes.block.head_size * 8
+    assert family_of(sizes).inventory(sizes).flops_per_token == 6 * weights + scores
