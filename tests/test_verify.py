@@ -102,6 +102,22 @@ def test_every_engine_runs_blocks_of_other_options(layout: Layout, choice: dict)
     assert found.worst_gradient <= 1e-12
 
 
+HEAD = {"z_loss": 0.1, "logit_softcap": 2.0, "max_positions": 12}
+
+
+@pytest.mark.parametrize(
+    ("layout", "choice"),
+    [
+        (Layout(pp=2, dp=2, tp=2, schedule="zb-h1", zero=2), FOUR),
+        slow(Layout(cp=2, tp=2, zero=3), {"tie_embeddings": False}),
+        slow(Layout(row=2, col=2, attention2d="blocks"), UNEVEN),
+    ],
+    ids=str,
+)
+def test_a_head_of_other_options_is_equal_to_one_device(layout: Layout, choice: dict) -> None:
+    hold(layout, **HEAD, **choice)
+
+
 RING_STEPS = dataclasses.replace(tiny.SEQUENCE_PARALLEL, collective_matmul=True)
 FAST = {"scan_layers": False, "vocab_multiple": 32}
 

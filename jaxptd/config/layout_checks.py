@@ -20,6 +20,8 @@ def check_layout(model: ModelConfig, layout: Layout) -> None:
     _check_kv_heads(model, layout)
     require_divides("model.ffn_hidden_size", model.mlp_size, "layout.tp", layout.tp)
     _check_sequence(model.seq_length, layout)
+    if model.block.positions == "learned":
+        require_divides("model.max_positions", model.num_positions, *_product(layout, Axis.ROW))
     if layout.unfused_attention and model.attention == "cudnn":
         raise UserError(
             f"{layout.unfused_attention} has no fused attention kernel; use model.attention=xla"

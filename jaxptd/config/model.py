@@ -57,6 +57,8 @@ class ModelConfig:
             interpolate, as low,high; null is 1,4 for llama3 and 1,32 for yarn.
         qk_norm: normalises queries and keys of each head; null is the family's.
         seq_length: tokens in a sequence.
+        max_positions: positions that the model can tell apart, the rows of the table of learned
+            ones; null is seq_length.
         vocab_size: number of token ids; null is the tokenizer's.
         vocab_multiple: pads the token table with unused rows, so that each device has a multiple
             of it; GPUs multiply matrices faster when sizes are multiples of 128.
@@ -67,6 +69,8 @@ class ModelConfig:
         products: precision of a block's four matrix products: native is dtype, fp8 is 8-bit
             numbers with a scale for each tensor.
         tie_embeddings: use the embedding as output layer.
+        logit_softcap: limit of the logits, as limit * tanh(logits / limit); null has none.
+        z_loss: weight of the mean square of log sum exp(logits), added to the training loss.
         remat: recomputed in backward: none, attention (its core), dots (all but matrix products
             and attention), full (the block).
         remat_layers: number of layers that recompute, the first ones (in a pipeline, the first of
@@ -97,12 +101,15 @@ class ModelConfig:
     rope_range: tuple[float, ...] | None = None
     qk_norm: bool | None = None
     seq_length: int = 256
+    max_positions: int | None = None
     vocab_size: int | None = None
     vocab_multiple: int = 1
     dropout: float = 0.0
     dtype: Dtype = "float32"
     products: Products = "native"
     tie_embeddings: bool = True
+    logit_softcap: float | None = None
+    z_loss: float = 0.0
     remat: Remat = "none"
     remat_layers: int | None = None
     attention: AttentionKind = "auto"
@@ -113,8 +120,9 @@ class ModelConfig:
         require_positive("model", self, "num_layers", "hidden_size", "num_heads")
         require_positive("model", self, "ffn_hidden_size", "seq_length", "vocab_size")
         require_positive("model", self, "vocab_multiple", "num_kv_heads", "head_size", "norm_eps")
+        require_positive("model", self, "max_positions", "logit_softcap")
         require_below_one("model", self, "dropout")
-        require_not_negative("model", self, "remat_layers")
+        require_not_negative("model", self, "remat_layers", "z_loss")
         if (self.remat_layers or 0) > self.num_layers:
             raise UserError(
                 f"model.remat_layers={self.remat_layers} is more than model.num_layers="
@@ -125,11 +133,29 @@ class ModelConfig:
                 "model.hidden_size", self.hidden_size, "model.num_heads", self.num_heads
             )
         check_block(self)
+        self._check_positions()
         if self.attention == "cudnn" and self.dropout > 0:
             raise UserError(
                 f"model.attention=cudnn has no dropout (model.dropout={self.dropout}); "
                 "use model.attention=xla or model.dropout=0"
             )
+
+    def _check_positions(self) -> None:
+        kind = self.block.positions
+        if self.max_positions is not None and kind == "none":
+            raise UserError(
+                "model.max_positions has no effect with model.positions=none; leave it out"
+            )
+        if kind == "learned" and self.seq_length > self.num_positions:
+            raise UserError(
+                f"model.seq_length={self.seq_length} is more than model.max_positions="
+                f"{self.max_positions}; use a shorter one, or model.positions=rope"
+            )
+
+    @property
+    def num_positions(self) -> int:
+        """Positions that the model can tell apart."""
+        return self.max_positions or self.seq_length
 
     @property
     def block(self) -> BlockOptions:

@@ -174,8 +174,9 @@ def read_sizes(config: Json, *, tied: bool, where: object) -> dict[str, Any]:
 
 def check_sizes(model: ModelConfig, sizes: Mapping[str, Any], *, where: object) -> None:
     """Raises UserError, with the field, if a config contradicts the sizes of a directory."""
-    there = dataclasses.replace(model, **(dict(sizes) | {"seq_length": model.seq_length}))
-    for name in (name for name in sizes if name != "seq_length"):
+    lengths = {name: getattr(model, name) for name in ("seq_length", "max_positions")}
+    there = dataclasses.replace(model, **(dict(sizes) | lengths))
+    for name in (name for name in sizes if name not in lengths):
         mine, wanted = option(model, name), option(there, name)
         if mine != wanted:
             raise UserError(
@@ -183,10 +184,12 @@ def check_sizes(model: ModelConfig, sizes: Mapping[str, Any], *, where: object) 
                 f"{str(wanted).lower() if isinstance(wanted, bool) else wanted}, or --model.from "
                 f"{where} for all sizes"
             )
-    if option(model, "positions") == "learned" and model.seq_length > sizes["seq_length"]:
+    longest = sizes["max_positions"]
+    if option(model, "positions") == "learned" and model.num_positions > longest:
+        name = "seq_length" if model.max_positions is None else "max_positions"
         raise UserError(
-            f"model.seq_length={model.seq_length}, but {where} has {sizes['seq_length']} "
-            f"positions; use --model.seq_length={sizes['seq_length']} or less"
+            f"model.{name}={model.num_positions}, but {where} has {longest} positions; use "
+            f"--model.{name}={longest} or less"
         )
 
 
@@ -235,7 +238,7 @@ def config_json(model: ModelConfig, *, dtype: str, end_of_document: int) -> Json
     family = FAMILIES[kind]
     end = end_of_document if end_of_document < (model.vocab_size or 0) else None
     found = {name: option(model, name) for name in family.keys}
-    found["max_positions"] = found["max_positions"] or model.seq_length
+    found["max_positions"] = model.num_positions
     found["activation"] = _ACTIVATION_NAMES[found["activation"]]
     for name, value in family.options.items():
         if option(model, name) != value:

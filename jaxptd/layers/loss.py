@@ -6,22 +6,34 @@ Source: Shoeybi et al., arXiv 1909.08053, section 3.
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.custom_derivatives import SymbolicZero
 
 from jaxptd.layers.axes import ShardingAxes
+
+
+@partial(jax.checkpoint, static_argnums=1, prevent_cse=False)
+def soft_cap(logits_BTV: Array, limit: float) -> Array:
+    """limit * tanh(logits / limit): between -limit and limit; keeps the logits for backward.
+
+    Source: Gemma Team, arXiv 2408.00118, section 2.
+    """
+    wide = logits_BTV.astype(jnp.promote_types(logits_BTV.dtype, jnp.float32))
+    return (limit * jnp.tanh(wide / limit)).astype(logits_BTV.dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def vocab_parallel_cross_entropy(
     logits_BTV: Array, targets_BT: Array, axes: ShardingAxes, vocab_size: int
-) -> Array:
-    """-log softmax(logits)[target] of each token, `[B, T]`, float32 at least.
+) -> tuple[Array, Array]:
+    """-log softmax(logits)[target] of each token, and log sum exp(logits); float32 at least.
 
-    Saves the logits in their own precision and the logsumexp for backward, which is one elementwise
-    pass, `softmax - one_hot`, without a scatter.
+    Both are `[B, T]`. Saves the logits in their own precision and the logsumexp for backward, which
+    is one elementwise pass, `softmax - one_hot`, without a scatter.
 
     Args:
         logits_BTV: this device's shard of V, perhaps with padding ids at V and beyond.
@@ -29,7 +41,7 @@ def vocab_parallel_cross_entropy(
         axes: say how the vocabulary is sharded.
         vocab_size: V without padding.
     """
-    return _forward(logits_BTV, targets_BT, axes, vocab_size)[0]
+    return _cross_entropy(logits_BTV, targets_BT, axes, vocab_size)[0]
 
 
 def _wide(logits_BTV: Array, axes: ShardingAxes, vocab_size: int) -> tuple[Array, Array]:
@@ -39,9 +51,18 @@ def _wide(logits_BTV: Array, axes: ShardingAxes, vocab_size: int) -> tuple[Array
     return jnp.where(ids_V < vocab_size, wide_BTV, -jnp.inf), ids_V
 
 
+Residuals = tuple[Array, Array, Array]
+
+
 def _forward(
+    logits: Any, targets: Any, axes: ShardingAxes, vocab_size: int
+) -> tuple[tuple[Array, Array], Residuals]:
+    return _cross_entropy(logits.value, targets.value, axes, vocab_size)
+
+
+def _cross_entropy(
     logits_BTV: Array, targets_BT: Array, axes: ShardingAxes, vocab_size: int
-) -> tuple[Array, tuple[Array, Array, Array]]:
+) -> tuple[tuple[Array, Array], Residuals]:
     wide_BTV, ids_V = _wide(logits_BTV, axes, vocab_size)
     local_max_BT, exp_BT = _max_and_sum(wide_BTV)
     max_BT = axes.vocab_max(local_max_BT)
@@ -53,7 +74,8 @@ def _forward(
     target_BT = jnp.where(mine_BT, target_BT1[..., 0].astype(wide_BTV.dtype), 0)
     exp_BT, target_BT = axes.vocab_sum(jnp.stack([exp_BT, target_BT]))
     logsumexp_BT = jnp.log(exp_BT) + max_BT
-    return logsumexp_BT - target_BT, (logits_BTV, targets_BT, logsumexp_BT)
+    loss_BT = logsumexp_BT - target_BT
+    return (loss_BT, logsumexp_BT), (logits_BTV, targets_BT, logsumexp_BT)
 
 
 def _max_and_sum(x_BTV: Array) -> tuple[Array, Array]:
@@ -72,14 +94,17 @@ def _max_and_sum(x_BTV: Array) -> tuple[Array, Array]:
 
 
 def _backward(
-    axes: ShardingAxes, vocab_size: int, residuals: tuple[Array, Array, Array], d_BT: Array
+    axes: ShardingAxes, vocab_size: int, residuals: Residuals, cotangents: tuple[Any, Any]
 ) -> tuple[Array, None]:
+    d_BT, d_logsumexp_BT = cotangents
     logits_BTV, targets_BT, logsumexp_BT = residuals
     wide_BTV, ids_V = _wide(logits_BTV, axes, vocab_size)
     softmax_BTV = jnp.exp(wide_BTV - logsumexp_BT[..., None])
     target_BTV = (ids_V == targets_BT[..., None]) & (ids_V < vocab_size)
     d_BTV = jnp.where(target_BTV, softmax_BTV - 1, softmax_BTV) * d_BT[..., None]
+    if not isinstance(d_logsumexp_BT, SymbolicZero):  # somebody used the logsumexp
+        d_BTV += softmax_BTV * d_logsumexp_BT[..., None]
     return d_BTV.astype(logits_BTV.dtype), None
 
 
-vocab_parallel_cross_entropy.defvjp(_forward, _backward)
+vocab_parallel_cross_entropy.defvjp(_forward, _backward, symbolic_zeros=True)

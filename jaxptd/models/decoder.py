@@ -12,7 +12,7 @@ from jaxptd.config import Config, ModelConfig
 from jaxptd.data import NOT_COUNTED, number_documents
 from jaxptd.errors import UserError
 from jaxptd.models.family import Family, Field, Loss
-from jaxptd.models.gpt import GPT
+from jaxptd.models.gpt import CROSS_ENTROPY, GPT, Z_LOSS
 from jaxptd.models.inventory import MLP, Attention, Head, Inventory, Stack, Table
 
 DOCUMENT_ENDS = 0.2  # share of random tokens after which a new document begins
@@ -33,8 +33,9 @@ def fields(config: Config) -> Mapping[str, Field]:
 
 
 def losses(model: ModelConfig) -> Mapping[str, Loss]:
-    """Cross-entropy of the next tokens."""
-    return {"cross_entropy": Loss("targets")}
+    """Cross-entropy of the next tokens, and what keeps their logits small."""
+    z_loss = {Z_LOSS: Loss("targets", weight=model.z_loss, evaluated=False)}
+    return {CROSS_ENTROPY: Loss("targets")} | (z_loss if model.z_loss else {})
 
 
 def rows(samples: Any, field: str, number_B: np.ndarray, *, end_of_document: int) -> np.ndarray:
@@ -78,7 +79,7 @@ def inventory(model: ModelConfig) -> Inventory:
     return Inventory(
         hidden,
         tokens=Table(size, hidden),
-        positions=Table(model.seq_length, hidden) if learned else None,
+        positions=Table(model.num_positions, hidden) if learned else None,
         stacks=(Stack("blocks", model.num_layers, (attention, mlp), statistics),),
         head=Head(hidden, size, statistics),
     )

@@ -20,8 +20,10 @@ from jaxptd.layers.block import Block, drop_residual, make_blocks
 from jaxptd.layers.dropout import Places, Site
 from jaxptd.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from jaxptd.layers.form import TensorParallel
-from jaxptd.layers.loss import vocab_parallel_cross_entropy
+from jaxptd.layers.loss import soft_cap, vocab_parallel_cross_entropy
 from jaxptd.layers.norm import Norm
+
+CROSS_ENTROPY, Z_LOSS = "cross_entropy", "z_loss"  # terms of the loss
 
 
 class GPT(nnx.Module):
@@ -53,7 +55,7 @@ class GPT(nnx.Module):
         )
         self.tokens = make_table()
         self.positions = (
-            PositionEmbedding(config.seq_length, config.hidden_size, form=form, rngs=rngs)
+            PositionEmbedding(config.num_positions, config.hidden_size, form=form, rngs=rngs)
             if config.block.positions == "learned"
             else None
         )
@@ -79,21 +81,26 @@ class GPT(nnx.Module):
 
     def output(self, x_BTD: Array) -> Array:
         """x after all blocks -> logits[B, T, V], V sharded."""
-        return (self.head or self.tokens).logits(self.norm(x_BTD))
+        logits_BTV = (self.head or self.tokens).logits(self.norm(x_BTD))
+        limit = self.config.logit_softcap
+        return logits_BTV if limit is None else soft_cap(logits_BTV, limit)
 
     @jax.named_scope("loss")
     def losses(self, x_BTD: Array, batch: Mapping[str, Array]) -> dict[str, Array]:
         """x after all blocks -> the sum of -log probability of each target, in nats.
 
-        Float32 at least; of this device's tokens, which are those of the logits. Targets below 0 do
-        not count.
+        With `z_loss` also that of the squares of log sum exp(logits). Float32 at least; of this
+        device's tokens, which are those of the logits. Targets below 0 do not count.
         """
         logits_BTV = self.output(x_BTD)
         targets_BT = self.form.axes.local_logit_tokens(batch["targets"])
-        loss_BT = vocab_parallel_cross_entropy(
+        loss_BT, logsumexp_BT = vocab_parallel_cross_entropy(
             logits_BTV, targets_BT, self.form.axes, self.config.vocab_size
         )
-        return {"cross_entropy": jnp.sum(jnp.where(targets_BT >= 0, loss_BT, 0))}
+        terms = {CROSS_ENTROPY: loss_BT}
+        if self.config.z_loss:
+            terms[Z_LOSS] = jnp.square(logsumexp_BT)
+        return {name: jnp.sum(jnp.where(targets_BT >= 0, x, 0)) for name, x in terms.items()}
 
     def empty_state(self, batch: int) -> dict[str, Cache]:
         """Empty caches for up to seq_length tokens and this device's heads."""

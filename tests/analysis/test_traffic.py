@@ -92,7 +92,11 @@ OPTIONS = [
     slow(Layout(dp=2, tp=4, zero=3, sequence_parallel=True), QWEN),
 ]
 FIVE = {"num_layers": 5, "remat_layers": 2}
+HEAD = {"z_loss": 0.1, "logit_softcap": 2.0, "max_positions": 12}
 MIXED = [
+    (Layout(dp=2, tp=2, zero=2), HEAD),
+    (Layout(row=2, col=2), HEAD),
+    (Layout(pp=2, tp=2), FOUR | HEAD),
     *((tiny.SEQUENCE_PARALLEL, FIVE | {"remat": remat}) for remat in ("dots", "full")),
     (Layout(tp=4), FIVE | {"remat": "full", "scan_layers": False}),
     (Layout(cp=4), FIVE | {"remat": "attention"}),

@@ -91,8 +91,8 @@ def test_bfloat16_and_a_head_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_shorter_sequence_has_the_first_positions(gpt2: Path, tensors) -> None:
-    found = canonical(program(gpt2, ONE, seq_length=9), gpt2)
-    np.testing.assert_array_equal(found["positions.table"], tensors["transformer.wpe.weight"][:9])
+    found = canonical(program(gpt2, ONE, seq_length=9, max_positions=12), gpt2)
+    np.testing.assert_array_equal(found["positions.table"], tensors["transformer.wpe.weight"][:12])
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,11 @@ def test_a_shorter_sequence_has_the_first_positions(gpt2: Path, tensors) -> None
         ({"ffn_hidden_size": 40}, "model.ffn_hidden_size=40, but DIR has 48; use "),
         ({"tie_embeddings": False}, "but DIR has True; use --model.tie_embeddings=true, or "),
         ({"vocab_size": 14}, "model.vocab_size=14, but DIR has 13; use --model.vocab_size=13, "),
-        ({"seq_length": 17}, "model.seq_length=17, but DIR has 16 positions; use --model.seq_"),
+        ({"max_positions": 17}, "model.max_positions=17, but DIR has 16 positions; use --model."),
+        (
+            {"seq_length": 17, "max_positions": None},
+            "model.seq_length=17, but DIR has 16 positions; use --model.seq_length=16 or less",
+        ),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
 )

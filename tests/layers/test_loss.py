@@ -8,19 +8,21 @@ from jax.sharding import PartitionSpec as P
 
 from jaxptd.analysis.jaxprs import equations
 from jaxptd.layers.forms import make_form
-from jaxptd.layers.loss import vocab_parallel_cross_entropy
+from jaxptd.layers.loss import soft_cap, vocab_parallel_cross_entropy
 from jaxptd.mesh import Axis, Layout, make_mesh
 
 B, T = 2, 3
 
 
-def dense(logits: np.ndarray, targets: np.ndarray, weights: np.ndarray):
-    """Loss of each token, and the gradient of their weighted sum."""
+def dense(logits: np.ndarray, targets: np.ndarray, weights: np.ndarray, squares: float = 0):
+    """Loss of each token, and the gradient of the weighted sum; see `run`."""
     wide = logits.astype(np.float64)
-    wide = wide - wide.max(-1, keepdims=True)
-    softmax = np.exp(wide) / np.exp(wide).sum(-1, keepdims=True)
+    top = wide.max(-1, keepdims=True)
+    sums = np.exp(wide - top).sum(-1, keepdims=True)
+    softmax, logsumexp = np.exp(wide - top) / sums, top + np.log(sums)
     one_hot = np.eye(logits.shape[-1])[targets]
-    return -np.log((softmax * one_hot).sum(-1)), (softmax - one_hot) * weights[..., None]
+    gradient = softmax - one_hot + squares * 2 * logsumexp * softmax
+    return -np.log((softmax * one_hot).sum(-1)), gradient * weights[..., None]
 
 
 def specs(layout: Layout) -> tuple[P, P]:
@@ -31,18 +33,25 @@ def specs(layout: Layout) -> tuple[P, P]:
 
 
 def run(
-    logits: np.ndarray, targets: np.ndarray, weights: np.ndarray, *, layout: Layout, vocab_size: int
+    logits: np.ndarray,
+    targets: np.ndarray,
+    weights: np.ndarray,
+    *,
+    layout: Layout,
+    vocab_size: int,
+    squares: float = 0,
 ):
+    """Losses, and the gradient of their weighted sum with `squares` times the squared logsumexp."""
     form, (spec, token_spec) = make_form(layout), specs(layout)
 
     def body(logits, targets, weights):
-        loss = vocab_parallel_cross_entropy(logits, targets, form.axes, vocab_size)
-        back = jax.grad(
-            lambda x: jnp.sum(
-                vocab_parallel_cross_entropy(x, targets, form.axes, vocab_size) * weights
-            )
-        )
-        return loss, back(logits)
+        def total(x):
+            loss, logsumexp = vocab_parallel_cross_entropy(x, targets, form.axes, vocab_size)
+            terms = loss + squares * logsumexp**2 if squares else loss
+            return jnp.sum(terms * weights), loss
+
+        back, loss = jax.grad(total, has_aux=True)(logits)
+        return loss, back
 
     mapped = jax.shard_map(
         body,
@@ -75,11 +84,23 @@ def test_value_and_gradient_are_the_dense_ones(
     logits[..., vocab_size:] = 1e4  # padding that would win every softmax if it took part
     targets = rng.integers(0, vocab_size, (B, T)).astype(np.int32)
     weights = rng.standard_normal((B, T)).astype(np.float32)
-    loss, d_logits = run(logits, targets, weights, layout=layout, vocab_size=vocab_size)
-    want, d_want = dense(logits[..., :vocab_size], targets, weights)
-    np.testing.assert_allclose(loss, want, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(d_logits[..., :vocab_size], d_want, atol=2e-6)
-    assert (d_logits[..., vocab_size:] == 0).all()
+    for squares in (0, 1e-3):
+        loss, d_logits = run(
+            logits, targets, weights, layout=layout, vocab_size=vocab_size, squares=squares
+        )
+        want, d_want = dense(logits[..., :vocab_size], targets, weights, squares)
+        np.testing.assert_allclose(loss, want, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(d_logits[..., :vocab_size], d_want, atol=2e-6)
+        assert (d_logits[..., vocab_size:] == 0).all()
+
+
+def test_capped_logits_and_their_gradient() -> None:
+    x = np.linspace(-90, 90, 7)
+    with jax.enable_x64(True):
+        y, back = jax.vjp(lambda x: soft_cap(x, 30.0), jnp.asarray(x))
+        np.testing.assert_allclose(y, 30 * np.tanh(x / 30), rtol=1e-14)
+        np.testing.assert_allclose(back(jnp.ones(7))[0], 1 / np.cosh(x / 30) ** 2, rtol=1e-12)
+    assert soft_cap(jnp.ones(3, jnp.bfloat16), 30.0).dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize("layout", [Layout(), Layout(tp=4), Layout(row=1, col=4)], ids=str)
@@ -121,7 +142,7 @@ def test_no_device_makes_the_whole_vocabulary_and_nothing_is_scattered(layout: L
     vocab, shards = 64, layout.tp * layout.col
     form, (spec, token_spec) = make_form(layout), specs(layout)
     back = jax.grad(
-        lambda x, t: jnp.sum(vocab_parallel_cross_entropy(x, t, form.axes, vocab)),
+        lambda x, t: jnp.sum(vocab_parallel_cross_entropy(x, t, form.axes, vocab)[0]),
     )
     mapped = jax.shard_map(
         back,

@@ -105,6 +105,7 @@ NEEDED = {"model.rope_scaling": ["--model.positions=rope"]}
         "--model.num_heads=2",
         "--model.num_kv_heads=2",
         "--model.head_size=6",
+        *("--model.max_positions=300", "--model.logit_softcap=30.0", "--model.z_loss=1e-4"),
         "--model.ffn_hidden_size=32",
         *("--model.norm=rmsnorm", "--model.norm_eps=1e-6", "--model.activation=silu"),
         *("--model.gated=true", "--model.linear_bias=none", "--model.positions=rope"),

@@ -82,8 +82,9 @@ def _loss(step: Scenario) -> Iterator[Collective]:
     counts = {term.targets for term in losses.values()}
     size = jnp.zeros((), bool).sum().dtype.itemsize
     axes = (Axis.PP, Axis.DP, Axis.CP, Axis.ROW)
-    yield Collective(ALL_REDUCE, (Axis.DP, Axis.CP), 1, len(counts) * size)
-    yield Collective(ALL_REDUCE, axes, 1, len(losses) * step.sizes.master_itemsize)
+    number = len(losses)
+    yield Collective(ALL_REDUCE, (Axis.DP, Axis.CP), len(counts), len(counts) * size)
+    yield Collective(ALL_REDUCE, axes, number, number * step.sizes.master_itemsize)
 
 
 def _norm(step: Scenario, stored: Mapping[str, Stored]) -> Iterator[Collective]:

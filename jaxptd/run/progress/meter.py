@@ -42,6 +42,8 @@ class Meter:
         waiting: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> None:
         self._program, self._check, self._waiting = program, check, waiting
+        model = program.config.model
+        self._terms = tuple(family_of(model).losses(model))  # there if they are several
         self._first, self._first_seconds = step + 1, 0.0
         self._step, self._metrics = step, dict[str, jax.Array]()
         self._left, self._ended, self._end_time = TimeLeft(program.config), step, 0.0
@@ -92,7 +94,8 @@ class Meter:
         step has, is None.
         """
         values = self.wait()
-        shown = {n: values[n] for n in METRICS if n in values}
+        names = (*METRICS[:1], *self._terms, *METRICS[1:])
+        shown = {n: values[n] for n in names if n in values}
         finite = {n: x if math.isfinite(x) else None for n, x in shown.items()}
         row = {"step": self._step, **finite, **self._speed()}
         self.restart()
