@@ -140,7 +140,7 @@ def kept_by_layer(config: Config, stack: Parts) -> Iterator[Kept]:
         yield Kept(f"statistics of the {norm} norm", statistics, _MOST)
         yield Kept(f"input of the {product}", _taken(config, x), _SOME)
         yield from _between(config, pair)
-        if not last:
+        if stack.norms_sums or not last:
             yield Kept(f"{name}'s part of the residual sum", x, _by("dots"))
     if config.model.dropout and layout.pp == 1:  # a pipeline derives them again
         heads = sum(each.heads for each in sizes.attentions(stack))

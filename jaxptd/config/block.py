@@ -13,6 +13,7 @@ from jaxptd.errors import UserError
 
 FamilyName = Literal["gpt", "llama", "qwen2", "qwen3", "mistral"]
 NormKind = Literal["layernorm", "rmsnorm"]
+NormOrder = Literal["pre", "post"]
 Activation = Literal["gelu", "gelu-tanh", "relu", "silu"]
 LinearBias = Literal["all", "qkv", "none"]
 Positions = Literal["learned", "rope", "none"]
@@ -27,6 +28,7 @@ class BlockOptions:
     Args:
         norm: kind of the norms.
         norm_eps: added to the variance.
+        norm_order: norms of what enters a pair of products, or of each residual sum.
         activation: of the MLP.
         gated: whether the MLP has a gate.
         linear_bias: which products have a bias.
@@ -39,6 +41,7 @@ class BlockOptions:
 
     norm: NormKind
     norm_eps: float
+    norm_order: NormOrder
     activation: Activation
     gated: bool
     linear_bias: LinearBias
@@ -57,6 +60,7 @@ class BlockOptions:
 _GPT = {
     "norm": "layernorm",
     "norm_eps": 1e-5,
+    "norm_order": "pre",
     "activation": "gelu-tanh",
     "gated": False,
     "linear_bias": "all",

@@ -10,6 +10,7 @@ from jaxptd.config.block import (
     FamilyName,
     LinearBias,
     NormKind,
+    NormOrder,
     Positions,
     block_options,
     check_block,
@@ -44,6 +45,8 @@ class ModelConfig:
         ffn_hidden_size: width inside the MLP; null is 4 * hidden_size.
         norm: layernorm or rmsnorm; null is the family's.
         norm_eps: added to the variance; null is the family's.
+        norm_order: pre normalises the input of attention and of the MLP, and x at the end; post
+            each sum with their output, and x at the beginning; null is the family's.
         activation: of the MLP; null is the family's.
         gated: the MLP multiplies act(x w_gate) with x w_up; null is the family's.
         linear_bias: biases of all products, of qkv only, or none; null is the family's.
@@ -90,6 +93,7 @@ class ModelConfig:
     ffn_hidden_size: int | None = None
     norm: NormKind | None = None
     norm_eps: float | None = None
+    norm_order: NormOrder | None = None
     activation: Activation | None = None
     gated: bool | None = None
     linear_bias: LinearBias | None = None

@@ -53,6 +53,7 @@ _GPT2 = Family(
     },
     options={
         "norm": "layernorm",
+        "norm_order": "pre",
         "gated": False,
         "linear_bias": "all",
         "positions": "learned",
@@ -76,7 +77,7 @@ _LLAMA_KEYS = {
     "norm_eps": ("rms_norm_eps", 1e-6),
     "activation": ("hidden_act", "silu"),
 }
-_LLAMA_OPTIONS = {"norm": "rmsnorm", "gated": True, "positions": "rope"}
+_LLAMA_OPTIONS = {"norm": "rmsnorm", "norm_order": "pre", "gated": True, "positions": "rope"}
 
 
 def _llama(name: str, architecture: str, keys: Json, **others: Any) -> Family:

@@ -1,4 +1,4 @@
-"""The pre-norm transformer block, and the loop over a stack of them.
+"""The transformer block, and the loop over a stack of them.
 
 Letters: B batch, T position, D model, L layers.
 """
@@ -30,10 +30,10 @@ _SAVES = {"dots": (KEPT, CORE), "attention": (KEPT, TAKEN), "full": ()}
 
 
 class Block(nnx.Module):
-    """`x + attention(norm(x))`, then `x + mlp(norm(x))`.
+    """`x + attention(norm(x))`, then `x + mlp(norm(x))`; or `norm(x + attention(x))`, and so on.
 
     The products that end in the residual stream start smaller, by 1 / sqrt(2 L).
-    Source: Radford et al., 2019 (GPT-2), section 2.3.
+    Source: Radford et al., 2019 (GPT-2), section 2.3; Vaswani et al., 2017 (norms of sums).
     """
 
     def __init__(self, config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
@@ -45,18 +45,26 @@ class Block(nnx.Module):
         self.mlp = MLP(
             size, config.mlp_size, options=options, form=form, rngs=rngs, init_out=init_out
         )
-        self.rate, self.form = config.dropout, form
+        self.rate, self.form, self.order = config.dropout, form, options.norm_order
 
     def __call__(
         self, x_BTD: Array, places: Places, layer: Array, cache: Cache | None
     ) -> tuple[Array, Cache | None]:
         """x as the residual stream has it -> the same, and the cache with x's keys and values."""
         a_BTD, cache = self.attention(
-            self.attention_norm(x_BTD), places.at(layer, Site.ATTENTION), cache
+            self._before(self.attention_norm, x_BTD), places.at(layer, Site.ATTENTION), cache
         )
         x_BTD = x_BTD + self._dropout(a_BTD, places.at(layer, Site.ATTENTION_OUTPUT))
-        h_BTD = self.mlp(self.mlp_norm(x_BTD))
-        return x_BTD + self._dropout(h_BTD, places.at(layer, Site.MLP_OUTPUT)), cache
+        x_BTD = self._after(self.attention_norm, x_BTD)
+        h_BTD = self.mlp(self._before(self.mlp_norm, x_BTD))
+        x_BTD = x_BTD + self._dropout(h_BTD, places.at(layer, Site.MLP_OUTPUT))
+        return self._after(self.mlp_norm, x_BTD), cache
+
+    def _before(self, norm: Norm, x_BTD: Array) -> Array:
+        return norm(x_BTD) if self.order == "pre" else x_BTD
+
+    def _after(self, norm: Norm, x_BTD: Array) -> Array:
+        return norm(x_BTD) if self.order == "post" else x_BTD
 
     def _dropout(self, x_BTD: Array, places: Places) -> Array:
         return drop_residual(x_BTD, places, form=self.form, rate=self.rate)

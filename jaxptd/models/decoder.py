@@ -74,14 +74,17 @@ def inventory(model: ModelConfig) -> Inventory:
         model.seq_length,
         options.qk_norm,
     )
+    post = options.norm_order == "post"
     mlp = MLP(hidden, model.mlp_size, options.gated)
     learned = options.positions == "learned"
     return Inventory(
         hidden,
         tokens=Table(size, hidden),
         positions=Table(model.num_positions, hidden) if learned else None,
-        stacks=(Stack("blocks", model.num_layers, (attention, mlp), statistics),),
-        head=Head(hidden, size, statistics),
+        stacks=(Stack("blocks", model.num_layers, (attention, mlp), statistics, post),),
+        head=Head(hidden, size),
+        first_norm=statistics if post else 0,
+        last_norm=0 if post else statistics,
     )
 
 

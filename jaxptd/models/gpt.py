@@ -76,12 +76,15 @@ class GPT(nnx.Module):
         x_BTD = self.tokens(batch["tokens"], dtype)
         if self.positions is not None:
             x_BTD = x_BTD + self.positions(places.position_T, dtype)
+        if self.config.block.norm_order == "post":
+            x_BTD = self.norm(x_BTD)
         embedded = places.at(0, Site.EMBEDDING)
         return drop_residual(x_BTD, embedded, form=self.form, rate=self.config.dropout)
 
     def output(self, x_BTD: Array) -> Array:
         """x after all blocks -> logits[B, T, V], V sharded."""
-        logits_BTV = (self.head or self.tokens).logits(self.norm(x_BTD))
+        x_BTD = self.norm(x_BTD) if self.config.block.norm_order == "pre" else x_BTD
+        logits_BTV = (self.head or self.tokens).logits(x_BTD)
         limit = self.config.logit_softcap
         return logits_BTV if limit is None else soft_cap(logits_BTV, limit)
 

@@ -68,19 +68,21 @@ Pair = Attention | MLP
 
 @dataclasses.dataclass(frozen=True)
 class Stack:
-    """Layers that are alike: before each pair of products a norm, after it a residual sum.
+    """Layers that are alike: for each pair of products a norm, and a residual sum after it.
 
     Args:
         name: of the stack.
         layers: L.
         pairs: of a layer, in their order.
         statistics: of a token that each norm keeps: 2 of LayerNorm, 1 of RMSNorm.
+        norms_sums: whether the norms are of the sums, not of what enters the pairs.
     """
 
     name: str
     layers: int
     pairs: tuple[Pair, ...]
     statistics: int
+    norms_sums: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,17 +95,15 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """The last norm, the product that makes logits, and the loss.
+    """The product that makes logits, and the loss.
 
     Args:
         hidden: D.
         columns: V.
-        statistics: of the norm, as in `Stack`.
     """
 
     hidden: int
     columns: int
-    statistics: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +116,8 @@ class Inventory:
         positions: that of positions; None without one.
         stacks: in the order in which activations go through them.
         head: behind them.
+        first_norm: statistics of the norm before the stacks, as in `Stack`; 0 without one.
+        last_norm: statistics of the norm behind them.
     """
 
     hidden: int
@@ -123,6 +125,8 @@ class Inventory:
     positions: Table | None
     stacks: tuple[Stack, ...]
     head: Head
+    first_norm: int
+    last_norm: int
 
     @property
     def pairs(self) -> Iterator[tuple[int, Pair]]:

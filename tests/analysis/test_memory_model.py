@@ -42,8 +42,13 @@ QUICK = [
     *every(Layout(tp=4, sequence_parallel=True), **QWEN)[:3],  # more devices than kv heads
     *every(Layout(cp=2, tp=2), **QWEN)[2:],
     *every(Layout(row=2, col=2), **QWEN)[:1],
+    *every(tiny.SEQUENCE_PARALLEL, norm_order="post")[1:3],
+    (Layout(pp=2, tp=2), FIVE | {"remat": "dots", "norm_order": "post"}),
 ]
 SLOW = [
+    *every(Layout(), norm_order="post"),
+    *every(BLOCKS, norm_order="post"),
+    *every(RING_STEPS, norm_order="post"),
     *every(Layout(row=2, col=2), dtype="bfloat16")[1:],
     *every(Layout(dp=2, zero=2)),
     *every(Layout(), **QWEN, linear_bias="all"),

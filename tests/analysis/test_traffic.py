@@ -92,11 +92,20 @@ OPTIONS = [
     slow(Layout(dp=2, tp=4, zero=3, sequence_parallel=True), QWEN),
 ]
 FIVE = {"num_layers": 5, "remat_layers": 2}
+POST = {"norm_order": "post"}
 HEAD = {"z_loss": 0.1, "logit_softcap": 2.0, "max_positions": 12}
-MIXED = [
+HEADS = [
     (Layout(dp=2, tp=2, zero=2), HEAD),
     (Layout(row=2, col=2), HEAD),
     (Layout(pp=2, tp=2), FOUR | HEAD),
+    (tiny.SEQUENCE_PARALLEL, POST | {"remat": "full"}),
+    slow(RING_STEPS, POST | {"remat": "full"}),
+    slow(Layout(tp=4), POST | {"remat": "dots"}),
+    (Layout(row=2, col=2), POST | {"remat": "full"}),
+    (Layout(pp=2, tp=2, sequence_parallel=True), FOUR | POST | {"remat": "dots"}),
+    (Layout(pp=2, row=2, col=2, matmul2d="summa"), FOUR | POST),
+]
+MIXED = [
     *((tiny.SEQUENCE_PARALLEL, FIVE | {"remat": remat}) for remat in ("dots", "full")),
     (Layout(tp=4), FIVE | {"remat": "full", "scan_layers": False}),
     (Layout(cp=4), FIVE | {"remat": "attention"}),
@@ -112,7 +121,9 @@ MIXED = [
 ]
 
 
-@pytest.mark.parametrize(("layout", "choice"), MATRIX + PIPELINES + OPTIONS + MIXED, ids=str)
+@pytest.mark.parametrize(
+    ("layout", "choice"), MATRIX + PIPELINES + OPTIONS + HEADS + MIXED, ids=str
+)
 def test_the_jaxpr_moves_what_the_formula_says(layout: Layout, choice: dict) -> None:
     program = tiny.program(layout, **choice)
     assert subtract(count(program), formula(program)) == []

@@ -48,6 +48,7 @@ MODEL = ModelConfig(
     num_layers=1, hidden_size=D, num_heads=N, ffn_hidden_size=F, seq_length=T, vocab_size=V
 )
 GPT = MODEL.block
+POST = dataclasses.replace(MODEL, norm_order="post")
 QWEN = dataclasses.replace(MODEL, family="qwen3", num_kv_heads=K, linear_bias="qkv")
 
 
@@ -197,6 +198,15 @@ CASES = [
             run_block,
         )
         for rate in (0.0, 0.3)
+    ),
+    Case(
+        "block, norms of sums",
+        lambda form, rngs: Block(POST, form=form, rngs=rngs),
+        (array(B, T, D), SAMPLES, POSITIONS, SEED),
+        place_specs,
+        residual_spec,
+        moves(ends(4, rounds=10), *ATTENTION_MOVES, NORM, *MLP_MOVES, NORM),
+        run_block,
     ),
     Case(
         "embedding",

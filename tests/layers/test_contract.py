@@ -51,7 +51,7 @@ BY_TOKEN = {
     "mlp, gated",
 }
 GROUPS = {"attention in groups, dropout 0.0", "attention in groups, dropout 0.3"}
-REPEATED = {"attention, dropout 0.3", "block, dropout 0.0"}
+REPEATED = {"attention, dropout 0.3", "block, dropout 0.0", "block, norms of sums"}
 IN_BLOCK = "attention, dropout 0.0"  # which the block with dropout has, too
 TELLING = [LAYOUTS[1], LAYOUTS[-1], GRIDS[0], GRIDS[-1]]
 DIFFERENT = [*LAYOUTS[4:8], *GRIDS[2:]]  # rings of every kind, and what others have one by one

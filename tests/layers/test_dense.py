@@ -86,6 +86,11 @@ def block(x, p):
     return x + mlp(norm(x, p, "mlp_norm."), p, "mlp.")
 
 
+def block_of_sums(x, p):
+    x = norm(x + attention(x, p, "attention."), p, "attention_norm.")
+    return norm(x + mlp(x, p, "mlp."), p, "mlp_norm.")
+
+
 FORMULAS = {
     "column": lambda p, x: x @ p["w"] + p["b"],
     "column, gathered, no bias": lambda p, x: np.einsum("BTD,DcNH->BTcNH", x, p["w"]),
@@ -98,6 +103,7 @@ FORMULAS = {
     "attention in groups, dropout 0.0": lambda p, x, *_: attention_in_groups(x, p),
     "attention, dropout 0.0": lambda p, x, *_: attention(x, p),
     "block, dropout 0.0": lambda p, x, *_: block(x, p),
+    "block, norms of sums": lambda p, x, *_: block_of_sums(x, p),
     "embedding": lambda p, tokens: p["table"][tokens],
     "positions": lambda p, x, positions: x * p["table"][positions],
 }

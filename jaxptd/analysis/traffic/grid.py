@@ -70,11 +70,13 @@ class Panels:
 def on_grid(step: Scenario) -> Iterator[Collective]:
     """Products, norms, tables and attention in blocks; attention by heads is in `ring.py`."""
     sizes, micro_batches = step.sizes, step.config.train.micro_batches
-    head = sizes.inventory.head
+    parts = sizes.inventory
     for stack, again, layers in step.stacks:
         yield from _layers(step, stack, again, times=micro_batches * layers)
     yield from _product(step, sizes.hidden, sizes.vocab, forwards=1, times=micro_batches)
-    yield from _norms(step, head.statistics, forwards=1, times=micro_batches)
+    for norm, forwards in ((parts.first_norm, step.embeddings), (parts.last_norm, 1)):
+        if norm:
+            yield from _norms(step, norm, forwards=forwards, times=micro_batches)
     yield from _tables(step)
 
 
@@ -127,12 +129,13 @@ def _tables(step: Scenario) -> Iterator[Collective]:
     micro_batches = config.train.micro_batches
     rows = micro_batches * sizes.rows * sizes.hidden * sizes.itemsize
     positions = config.model.seq_length // layout.cp * sizes.hidden // layout.col * sizes.itemsize
-    yield Collective(ALL_TO_ALL, (Axis.ROW,), 2 * micro_batches, 2 * rows)
-    learned = sizes.inventory.positions is not None
-    for kind in (REDUCE_SCATTER, ALL_GATHER):
-        yield Collective(kind, (Axis.COL,), micro_batches, rows)
+    forwards, learned = step.embeddings, sizes.inventory.positions is not None
+    yield Collective(ALL_TO_ALL, (Axis.ROW,), (1 + forwards) * micro_batches, (1 + forwards) * rows)
+    for kind, passes in ((REDUCE_SCATTER, forwards), (ALL_GATHER, 1)):
+        times = passes * micro_batches
+        yield Collective(kind, (Axis.COL,), times, passes * rows)
         if learned:
-            yield Collective(kind, (Axis.ROW,), micro_batches, micro_batches * positions)
+            yield Collective(kind, (Axis.ROW,), times, times * positions)
     loss = 3 * micro_batches * sizes.rows * sizes.master_itemsize
     yield Collective(ALL_REDUCE, (Axis.COL,), 2 * micro_batches, loss)
 

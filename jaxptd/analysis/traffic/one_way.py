@@ -30,7 +30,8 @@ def one_way(step: Scenario) -> Iterator[Collective]:
     size = sizes.tokens * step.config.model.hidden_size * sizes.itemsize
     layers = {} if layout.collective_matmul else _of_layers(step)
     for kind in (ALL_GATHER, REDUCE_SCATTER) if layout.sequence_parallel else (ALL_REDUCE,):
-        times = micro_batches * (layers.get(kind, 0) + ENDS)
+        more = 0 if kind == ALL_GATHER else step.embeddings - 1
+        times = micro_batches * (layers.get(kind, 0) + ENDS + more)
         yield Collective(kind, (Axis.TP,), times, times * size)
     for stack, again, count in step.stacks:
         yield from gathered_kv(step, stack, again, times=micro_batches * count)

@@ -18,7 +18,7 @@ class Recomputed(NamedTuple):
         scores: attention's scores, where no kernel computes them (RSA, blocks).
         values: the product of its probabilities with the values, where there is no kernel.
         products: the layer's products and norms, except the last product.
-        last_product: the product whose output only the next layer needs.
+        last_product: the last product, whose output only the next layer needs, or a norm.
     """
 
     gathers: bool = False
@@ -75,4 +75,16 @@ class Scenario:
             return [(WHOLE_PART, stack.layers)]
         counts = self.plan.sizes if self.plan else (stack.layers,)
         remats = (each for count in counts for each in self.config.model.remats(count))
-        return [(RECOMPUTED[remat], layers) for remat, layers in remats]
+        found = [(RECOMPUTED[remat], layers) for remat, layers in remats]
+        if not stack.norms_sums:
+            return found
+        # The last sum enters a norm of the same layer.
+        return [(again._replace(last_product=again.products), n) for again, n in found]
+
+    @property
+    def embeddings(self) -> int:
+        """Forward passes of a micro-batch's embedding.
+
+        A pipeline differentiates it at a tick of its own, and a norm there needs its input again.
+        """
+        return 2 if self.plan and self.sizes.inventory.first_norm else 1
