@@ -64,7 +64,7 @@ MODELS = (
     ),
     Break(
         "queries of groups in the order of tokens",
-        "jaxptd/attention/kernel.py",
+        "jaxptd/attention/groups.py",
         "return jnp.moveaxis(x_BTKG, 3, 1).reshape(batch, -1, heads, *rest)",
         "return jnp.moveaxis(x_BTKG, 3, 2).reshape(batch, -1, heads, *rest)",
         DENSE,
@@ -72,7 +72,7 @@ MODELS = (
     ),
     Break(
         "the mask of groups in the order of tokens",
-        "jaxptd/attention/kernel.py",
+        "jaxptd/attention/groups.py",
         "jnp.concatenate([seen_TS] * groups, -2)",
         "jnp.repeat(seen_TS, groups, -2)",
         DENSE,

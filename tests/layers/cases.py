@@ -13,6 +13,8 @@ from moves import (
     MLP_MOVES,
     NORM,
     RMS_NORM,
+    SCALE,
+    WINDOW,
     B,
     D,
     F,
@@ -48,7 +50,14 @@ MODEL = ModelConfig(
     num_layers=1, hidden_size=D, num_heads=N, ffn_hidden_size=F, seq_length=T, vocab_size=V
 )
 GPT = MODEL.block
-QWEN = dataclasses.replace(MODEL, family="qwen3", num_kv_heads=K, linear_bias="qkv")
+QWEN = dataclasses.replace(
+    MODEL,
+    family="qwen3",
+    num_kv_heads=K,
+    linear_bias="qkv",
+    attention_scale=SCALE,
+    window=WINDOW,
+)
 
 
 def array(*shape: int, seed: int = 0) -> np.ndarray:

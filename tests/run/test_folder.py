@@ -105,6 +105,7 @@ NEEDED = {"model.rope_scaling": ["--model.positions=rope"]}
         "--model.num_heads=2",
         "--model.num_kv_heads=2",
         "--model.head_size=6",
+        *("--model.attention_scale=0.1", "--model.window=5"),
         "--model.ffn_hidden_size=32",
         *("--model.norm=rmsnorm", "--model.norm_eps=1e-6", "--model.activation=silu"),
         *("--model.gated=true", "--model.linear_bias=none", "--model.positions=rope"),

@@ -15,20 +15,29 @@ from jaxptd.mesh import Axis
 def ring(step: Scenario) -> Iterator[Collective]:
     """Keys and values, forward and backward; and their gradients, in the masters' precision.
 
-    Each travels ring_size-1 hops, in blocks of b*T*K*H/(cp*tp), or b*T*K*H/(cp*row*col). RSA sends
-    keys and values in rings of their own, other attention both in one.
+    Each travels in blocks of b*T*K*H/(cp*tp), or b*T*K*H/(cp*row*col). RSA sends keys and values in
+    rings of their own, other attention both in one.
     """
     model, layout, sizes = step.config.model, step.config.layout, step.sizes
     axes = (Axis.CP, Axis.ROW) if layout.ring_size > layout.cp else (Axis.CP,)
     row = layout.ring_size // layout.cp
     block = sizes.tokens // row * sizes.keys
     rings, block = (2, block) if layout.ring == "rsa" else (1, 2 * block)
-    hops = step.config.train.micro_batches * (layout.ring_size - 1)
+    hops = step.config.train.micro_batches * _hops(step)
     once = hops * rings * model.num_layers
     again = hops * sum(layers * _rings_again(each, rings) for each, layers in step.stacks)
     both_passes = 2 * once + again
     yield Collective(PERMUTE, axes, both_passes, both_passes * block * sizes.itemsize)
     yield Collective(PERMUTE, axes, once, once * block * sizes.master_itemsize)
+
+
+def _hops(step: Scenario) -> int:
+    """Hops to all other devices, or with contiguous blocks as far as a window reaches."""
+    model, layout = step.config.model, step.config.layout
+    others = layout.ring_size - 1
+    if layout.ring == "zigzag" or model.window is None:
+        return others
+    return min(others, -(-(model.window - 1) * layout.ring_size // model.seq_length))
 
 
 def gathered_kv(step: Scenario, again: Recomputed, times: int) -> Iterator[Collective]:

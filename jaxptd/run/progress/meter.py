@@ -131,10 +131,13 @@ class Meter:
         }
 
     def _flops_per_token(self) -> float:
-        """6 a parameter of a product, and attention's 12 L D T (arXiv 2204.02311, appendix B)."""
+        """6 a parameter of a product, and attention's 12 L D T (arXiv 2204.02311, appendix B).
+
+        With a window a token has that many keys instead of T.
+        """
         model, infos = self._program.config.model, self._program.infos
         looked_up = {"positions.table"} | (set() if model.tie_embeddings else {"tokens.table"})
         matrices = [n for n, info in infos.items() if info.decay and n not in looked_up]
         weights = sum(math.prod(infos[name].shape) for name in matrices)
         width = model.num_heads * model.block.head_size
-        return 6 * weights + 12 * model.num_layers * width * model.seq_length
+        return 6 * weights + 12 * model.num_layers * width * model.reach
