@@ -131,6 +131,18 @@ def test_a_layout_computes_what_one_device_does(layout):
     assert worst(gradients(program(layout)), want) < 1e-3
 
 
+GROUPS = {"family": "qwen2", "num_kv_heads": 2}
+
+
+@pytest.mark.parametrize("layout", [Layout(tp=2), slow(Layout(tp=4)), slow(PIPELINE)], ids=str)
+def test_groups_of_heads_too(layout):
+    """Queries, keys and values are one product of joined weights."""
+    want = gradients(program(Layout(), **GROUPS))
+    native = gradients(program(Layout(), products="native", **GROUPS))
+    assert 0.02 < worst(want, native) < 0.3
+    assert worst(gradients(program(layout, **GROUPS)), want) < 1e-3
+
+
 def trace(run: Program):
     return run.train_step.trace(run.abstract_state, run.abstract_batch).jaxpr
 
