@@ -82,19 +82,15 @@ _LLAMA_OPTIONS = {"norm": "rmsnorm", "gated": True, "positions": "rope"}
 
 
 def _llama(
-    name: str, architecture: str, keys: Json, *, windows: Windows | None = None, **others: Any
+    name: str, architecture: str, keys: Json, *, windows: Windows = NEVER, **others: Any
 ) -> Family:
-    """A family whose models are llamas with other options.
-
-    windows: reads and writes sliding windows; None: no model of the family has one.
-    """
+    """A family whose models are llamas with other options."""
     options = _LLAMA_OPTIONS | {"linear_bias": "none", "qk_norm": False} | others.pop("options", {})
-    windows, never = windows or NEVER, {} if windows else {"window": None}
     return Family(
         name,
         architecture,
         keys=_LLAMA_KEYS | keys,
-        options=options | never,
+        options=options,
         others=lambda config: rope.read(config) | windows.read(config),
         write_others=lambda model: rope.write(model) | windows.write(model),
         **others,
@@ -106,7 +102,13 @@ _NO_BIAS = {"attention_bias": False}
 FAMILIES: Mapping[str, Family] = types.MappingProxyType(
     {
         "gpt2": _GPT2,
-        "llama": _llama("llama", "LlamaForCausalLM", {}, fixed=_NO_BIAS | {"mlp_bias": False}),
+        "llama": _llama(
+            "llama",
+            "LlamaForCausalLM",
+            {},
+            options={"window": None},
+            fixed=_NO_BIAS | {"mlp_bias": False},
+        ),
         "mistral": _llama(
             "mistral",
             "MistralForCausalLM",
@@ -221,7 +223,7 @@ def _options(config: Json) -> dict[str, Any]:
         raise UserError(f"{key}={quoted(found['activation'])}; use a model with one of {names}")
     found["activation"] = _ACTIVATIONS[str(found["activation"])]
     found |= {"family": family.name, "attention_scale": None}
-    return found | family.options | family.others(config)
+    return {**found, **family.options, **family.others(config)}
 
 
 def _check_count(key: str, value: object) -> None:

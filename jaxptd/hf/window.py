@@ -70,6 +70,6 @@ def _checked(window: Any) -> int | None:
     return window
 
 
-NEVER = Windows(lambda config: {"window": None}, lambda model: {})
+NEVER = Windows(lambda config: {}, lambda model: {})
 ALWAYS = Windows(_read_always, _write_always)  # Mistral
 BY_LAYER = Windows(_read_layers, _write_layers)  # Qwen
