@@ -17,7 +17,7 @@ from turns import slow
 
 from jaxptd.analysis.collective import Collective
 from jaxptd.analysis.count import collectives_of
-from jaxptd.attention.kernel import Dropout, Sites
+from jaxptd.attention.kernel import Dropout, Scores, Sites
 from jaxptd.attention.ring import Ring, Tokens
 from jaxptd.attention.xla import Xla
 from jaxptd.mesh import Axis, Layout, make_mesh
@@ -35,6 +35,7 @@ class Case:
 
     layout: Layout
     causal: bool = True
+    window: int | None = None
     rate: float = 0.0
     documents: bool = False
     chunk: int = 2
@@ -43,8 +44,13 @@ class Case:
     def __str__(self) -> str:
         layout = str(self.layout) if self.layout.cp > 1 else f"one device {self.layout.ring}"
         chosen = [layout, "causal" if self.causal else "full"]
+        chosen += [f"window {self.window}"] * bool(self.window)
         rich = ["dropout"] * bool(self.rate) + ["documents"] * self.documents
         return " ".join(chosen + rich).replace(" ", "-")
+
+    @property
+    def scores(self) -> Scores:
+        return Scores(H**-0.5, self.causal, self.window)
 
     @property
     def mesh(self) -> Mesh:
@@ -83,7 +89,7 @@ class Case:
 
     def attention(self, tokens: Tokens) -> Callable[[Array, Array, Array], Array]:
         kernel = Xla(Dropout(self.rate, mixed), self.chunk)
-        return partial(attend, tokens=tokens, ring=self.ring, kernel=kernel, causal=self.causal)
+        return partial(attend, tokens=tokens, ring=self.ring, kernel=kernel, scores=self.scores)
 
     def on_mesh(self, body: Callable, outs: Any) -> Callable:
         """Maps `body(tokens, q, k, v, do)` over the devices' blocks."""
@@ -116,7 +122,7 @@ def run(case: Case, dtype: str) -> tuple[list[np.ndarray], Plain]:
         arguments = case.arguments(dtype)
         found = jax.jit(both_ways(case))(*arguments)
     inputs = [np.asarray(x, np.float64)[:, np.argsort(case.order)] for x in arguments[1:]]
-    want = plain(*inputs, case.sites(), causal=case.causal, rate=case.rate)
+    want = plain(*inputs, case.sites(), scores=case.scores, rate=case.rate)
     assert {x.dtype for x in found} == {jnp.dtype(dtype)}
     return [np.asarray(x, np.float64)[:, np.argsort(case.order)] for x in found], want
 
@@ -156,11 +162,22 @@ CASES = [
     case("rsa", 2),
     case("rsa", 4, rich=True),
     case("rsa", 8, causal=False),
+    case("zigzag", 4, window=17, rich=True),
+    case("blockwise", 4, window=14, rich=True),
+    case("blockwise", 2, window=1),
+    case("rsa", 4, window=14, rich=True),
+    case("blockwise", 3, window=20, causal=False),
 ]
 ALL = [
     Case(Layout(cp=cp, ring=ring), causal=causal, rate=rate, documents=documents, chunk=4)
     for ring, cp, causal, rate, documents in itertools.product(
         ("zigzag", "blockwise", "rsa"), (2, 4, 8), (True, False), (0, 0.1), (False, True)
+    )
+]
+WINDOWS = [
+    Case(Layout(cp=cp, ring=ring), window=window, rate=0.1, documents=True, chunk=chunk)
+    for ring, cp, window, chunk in itertools.product(
+        ("zigzag", "blockwise", "rsa"), (3, 4, 8), (1, 2, 6, 13, 30, 47), (2, 512)
     )
 ]
 
@@ -171,7 +188,7 @@ def test_a_ring_gives_the_attention_of_one_device(case: Case) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ALL, ids=str)
+@pytest.mark.parametrize("case", ALL + WINDOWS, ids=lambda case: f"{case}-{case.chunk}")
 def test_every_ring_gives_the_attention_of_one_device(case: Case) -> None:
     hold(case, "float64")
 

@@ -75,14 +75,14 @@ BREAKS = (
     Break(
         "scores scaled twice",
         "jaxptd/attention/xla.py",
-        "jnp.where(seen, s_GTS * q_GTH.shape[-1] ** -0.5, -jnp.inf)",
-        "jnp.where(seen, s_GTS / q_GTH.shape[-1], -jnp.inf)",
+        "jnp.where(seen, s_GTS * scores.scale, -jnp.inf)",
+        "jnp.where(seen, s_GTS * scores.scale**2, -jnp.inf)",
         "tests/attention/test_xla.py",
     ),
     Break(
         "gradient of scores not scaled",
         "jaxptd/attention/xla.py",
-        "ds_GTS = p_GTS * (dp_GTS - delta_GT[..., None]) * q_BTNH.shape[-1] ** -0.5",
+        "ds_GTS = p_GTS * (dp_GTS - delta_GT[..., None]) * scores.scale",
         "ds_GTS = p_GTS * (dp_GTS - delta_GT[..., None])",
         "tests/attention/test_xla.py",
     ),
@@ -110,13 +110,13 @@ BREAKS = (
     Break(
         "gradients of keys stay one device too early",
         "jaxptd/attention/ring.py",
-        "return total, ring.shift(dx)",
+        "return total, ring.shift(dx, -hops)",
         "return total, dx",
         RING,
     ),
     Break(
         "causal ring sees later devices",
-        "jaxptd/ring_attention.py",
+        "jaxptd/attention/tiles.py",
         "return lax.cond(source < me, visit_all",
         "return lax.cond(source > me, visit_all",
         RING,

@@ -15,7 +15,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd import ring_attention
-from jaxptd.attention.kernel import KEPT, Kernel, Saved
+from jaxptd.attention.kernel import KEPT, Kernel, Saved, Scores
 from jaxptd.attention.ring import Ring, Tokens
 from jaxptd.collectives import alike
 from jaxptd.config import Config, ModelConfig, TrainConfig
@@ -24,11 +24,11 @@ from jaxptd.step import Program
 
 
 def attend_gathered(
-    q: Array, k: Array, v: Array, tokens: Tokens, *, ring: Ring, kernel: Kernel, causal: bool
+    q: Array, k: Array, v: Array, tokens: Tokens, *, ring: Ring, kernel: Kernel, scores: Scores
 ) -> Array:
     """Computes `ring_attention.attend` with all keys and values gathered on every device."""
     q, k, v, *_ = alike(q, k, v, lax.axis_index(ring.axis), *jax.tree.leaves(tokens))
-    return _gathered(q, k, v, tokens, (ring, kernel, causal))
+    return _gathered(q, k, v, tokens, (ring, kernel, scores))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -37,20 +37,20 @@ def _gathered(q: Array, k: Array, v: Array, tokens: Tokens, task: Any) -> Array:
 
 
 def _gathered_fwd(q: Array, k: Array, v: Array, tokens: Tokens, task: Any) -> tuple[Array, Any]:
-    ring, kernel, causal = task
+    ring, kernel, scores = task
     every = lax.all_gather(jnp.stack((k, v)), ring.axis, axis=2, tiled=True)
-    o, lse = kernel.fwd(q, *every, ring.all_sites(tokens, q.shape[1]), causal=causal)
+    o, lse = kernel.fwd(q, *every, ring.all_sites(tokens, q.shape[1]), scores=scores)
     o, lse = checkpoint_name((o.astype(q.dtype), lse), KEPT)
     return o, (Saved(q, k, v, o, lse), tokens)
 
 
 def _gathered_bwd(task: Any, residuals: Any, do: Array) -> tuple[Array, Array, Array, None]:
-    ring, kernel, causal = task
+    ring, kernel, scores = task
     saved, tokens = residuals
     every = lax.all_gather(jnp.stack((saved.k, saved.v)), ring.axis, axis=2, tiled=True)
     whole = saved._replace(k=every[0], v=every[1])
     sites = ring.all_sites(tokens, do.shape[1])
-    dq, *dkv = kernel.bwd(whole, do, sites, causal=causal)
+    dq, *dkv = kernel.bwd(whole, do, sites, scores=scores)
     sums = jnp.stack(dkv).astype(saved.lse.dtype)
     dk, dv = lax.psum_scatter(sums, ring.axis, scatter_dimension=2, tiled=True)
     dtype = saved.q.dtype

@@ -17,7 +17,7 @@ from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.attention.kernel import Dropout
+from jaxptd.attention.kernel import Dropout, Scores
 from jaxptd.attention.ring import Ring, Tokens
 from jaxptd.attention.xla import Xla
 from jaxptd.layers.dropout import keep_mask
@@ -71,7 +71,9 @@ def ours(kind: RingKind, chunk: int | None) -> Program:
     ring = Ring("cp", kind)
 
     def attention(q: Array, k: Array, v: Array) -> Array:
-        return attend(q, k, v, Tokens(), ring=ring, kernel=kernel, causal=True)
+        return attend(
+            q, k, v, Tokens(), ring=ring, kernel=kernel, scores=Scores(q.shape[-1] ** -0.5)
+        )
 
     return Program(f"jaxptd {kind}", attention, chunk, kind, ours=True)
 

@@ -17,7 +17,7 @@ from benchmarks.context import __main__ as context
 from benchmarks.context import formulas, plans
 from benchmarks.context import pictures as context_pictures
 from jaxptd.analysis.collective import Collective
-from jaxptd.attention.kernel import Dropout
+from jaxptd.attention.kernel import Dropout, Scores
 from jaxptd.attention.ring import Ring, Tokens
 from jaxptd.attention.xla import Xla
 from jaxptd.layers.dropout import keep_mask
@@ -56,7 +56,7 @@ def test_peer_computes_what_the_ring_computes() -> None:
     def gradients(attend: Any) -> jax.Array:
         def loss(qkv: jax.Array) -> jax.Array:
             tokens = Tokens(None, seed_BN2)
-            o = attend(*qkv, tokens, ring=ring, kernel=kernel, causal=True)
+            o = attend(*qkv, tokens, ring=ring, kernel=kernel, scores=Scores(0.5))
             return jnp.sum(jnp.sin(o))
 
         mesh = make_mesh(Layout(cp=4))

@@ -218,6 +218,7 @@ _RULES |= {
     "reshape": lambda params, x: x.reshape(params["new_sizes"]),
     "squeeze": lambda params, x: np.squeeze(x, params["dimensions"]),
     "concatenate": lambda params, *inputs: np.concatenate(inputs, params["dimension"]),
+    "stack": lambda params, *inputs: np.stack(inputs, params["axis"]),
     "select_n": lambda _, which, *cases: np.choose(which.astype(int), cases),
     "clamp": lambda _, low, x, high: np.clip(x, low, high),
 }

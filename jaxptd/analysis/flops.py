@@ -52,7 +52,10 @@ def product_flops(equation: Any) -> int:
 
 
 def attention_flops(equation: Any) -> int:
-    """FLOPs of cuDNN's causal kernels: two products of the scores forward, five backward."""
+    """FLOPs of cuDNN's causal kernels: two products of the scores forward, five backward.
+
+    Half of the scores are seen, or a band of them as wide as the window.
+    """
     name = equation.primitive.name
     if (
         not name.startswith("dot_product_attention_")
@@ -60,4 +63,6 @@ def attention_flops(equation: Any) -> int:
     ):
         return 0
     batch, length, heads, size = equation.invars[0].aval.shape
-    return (10 if "bwd" in name else 4) * batch * heads * length**2 * size // 2
+    window = min(equation.params.get("sliding_window_length") or length, length)
+    seen = length * window - window**2 // 2
+    return (10 if "bwd" in name else 4) * batch * heads * seen * size

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from jaxptd.attention.kernel import Dropout, Saved, Sites
+from jaxptd.attention.kernel import Dropout, Saved, Scores, Sites
 
 PROVEN = ("0.10.", "0.11.", "0.12.")
 
@@ -50,18 +50,18 @@ class Cudnn:
         return side
 
     def fwd(
-        self, q: Array, k: Array, v: Array, sites: Sites, *, causal: bool
+        self, q: Array, k: Array, v: Array, sites: Sites, *, scores: Scores
     ) -> tuple[Array, Array]:
         """Implements `Kernel.fwd`; o in the precision of q."""
         module: Any = _private()
         k, v = (_repeated(x, q) for x in (k, v))
         o_BTNH, lse_BNT = module._dot_product_attention_fwd_p_wrapper.bind(
-            q, k, v, *_nothing(q), **_parameters(module, q, causal=causal), is_training=True
+            q, k, v, *_nothing(q), **_parameters(module, scores), is_training=True
         )
         return o_BTNH, lse_BNT.swapaxes(1, 2)
 
     def bwd(
-        self, saved: Saved, do: Array, sites: Sites, *, causal: bool
+        self, saved: Saved, do: Array, sites: Sites, *, scores: Scores
     ) -> tuple[Array, Array, Array]:
         """Implements `Kernel.bwd`; gradients in the precision of q."""
         module: Any = _private()
@@ -69,7 +69,7 @@ class Cudnn:
         k, v = (_repeated(x, q) for x in (k, v))
         dq, dk, dv = module._dot_product_attention_bwd_p_wrapper.bind(
             *(q, k, v, *_nothing(q), lse_BTN.swapaxes(1, 2), o, do.astype(q.dtype)),
-            **_parameters(module, q, causal=causal),
+            **_parameters(module, scores),
         )
         return dq, _summed(dk, saved.k), _summed(dv, saved.v)
 
@@ -94,15 +94,15 @@ def _nothing(q: Array) -> list[Array]:
     return [jnp.zeros(0, q.dtype)] * 7
 
 
-def _parameters(module: Any, q: Array, *, causal: bool) -> dict[str, Any]:
+def _parameters(module: Any, scores: Scores) -> dict[str, Any]:
     parameters = {
-        "scale": q.shape[-1] ** -0.5,
+        "scale": scores.scale,
         "seed": 42,  # dropout is not used
         "dropout_rate": 0.0,
         "variadic_args": (False, False),
-        "mask_type": module.MaskType.CAUSAL if causal else module.MaskType.NO_MASK,
+        "mask_type": module.MaskType.CAUSAL if scores.causal else module.MaskType.NO_MASK,
         "layout": module.AttentionLayout.BTNH.value,
-        "sliding_window_length": None,
+        "sliding_window_length": scores.window,  # its own token and those before it
     }
     older = jax.__version__.startswith(("0.10.", "0.11."))
     return parameters if older else parameters | {"score_mod": None}
@@ -115,6 +115,7 @@ def obstacle(
     head_size: int,
     dropout: float,
     documents: bool,
+    window_in_ring: bool = False,
     capability: float = 9.0,
 ) -> str | None:
     """The reason why cuDNN's kernel cannot be used; None if it can.
@@ -125,6 +126,7 @@ def obstacle(
         head_size: H.
         dropout: rate of dropout of the probabilities.
         documents: whether attention is restricted to a token's own document.
+        window_in_ring: whether a window ends within a block of another device's keys.
         capability: compute capability of the GPU.
     """
     if platform not in ("gpu", "cuda"):
@@ -140,4 +142,6 @@ def obstacle(
         return f"it has no dropout (model.dropout={dropout})"
     if documents:
         return "it does not keep documents apart (data.documents=apart)"
+    if window_in_ring:
+        return "its windows begin at the queries' own block, not at another device's (model.window)"
     return None if _private() else f"jax {jax.__version__} is not one it is known to work with"

@@ -5,7 +5,8 @@ the scores again. There they may belong to a longer row of keys than the block t
 a ring can visit one block after the other, and `merge` joins the results. Implementations:
 `xla.Xla`, matrix products in chunks, which always works, and `cudnn.Cudnn`, NVIDIA's.
 
-Where groups of G = N / K query heads share keys and values, query head n reads kv head n // G.
+Where groups of G = N / K query heads share keys and values, query head n reads kv head n // G: see
+`groups.py`.
 Letters: B batch, T query position, S key position, N heads, K heads of keys and values, H head
 size, G query heads of a kv head.
 Source: Dao et al., arXiv 2205.14135; Liu et al., arXiv 2310.01889 (blocks joined over devices).
@@ -32,10 +33,10 @@ NOWHERE = np.iinfo(np.int32).max  # the position of a key that no query sees
 class Sites(NamedTuple):
     """Global numbers of the rows and columns of the scores, int32, and dropout seeds.
 
-    query_T, key_S: positions; if attention is causal, a query sees keys at its own or an earlier
-    position. query_segment_BT, key_segment_BS: the document of each token, or both None; a query
-    sees keys of its own document only, and no query sees a key whose document is negative
-    (padding). seed_BN2: two words for each sequence and head, or None for no dropout.
+    query_T, key_S: positions; `Scores` says at which distances a query sees a key.
+    query_segment_BT, key_segment_BS: the document of each token, or both None; a query sees keys of
+    its own document only, and no query sees a key whose document is negative (padding). seed_BN2:
+    two words for each sequence and head, or None for no dropout.
     """
 
     query_T: Array
@@ -55,6 +56,18 @@ class Sites(NamedTuple):
             query_segment_BT=None if query_BT is None else queries(query_BT, 1),
             key_segment_BS=None if key_BS is None else keys(key_BS, 1),
         )
+
+
+class Scores(NamedTuple):
+    """The scores of an attention: their factor, and the distances of keys that a query sees.
+
+    scale: factor of q k. causal: a query sees no key after its own position. window: it sees no key
+    that is `window` positions or more before its own; None: any.
+    """
+
+    scale: float
+    causal: bool = True
+    window: int | None = None
 
 
 class Dropout(NamedTuple):
@@ -88,50 +101,14 @@ class Kernel(Protocol):
         """Side of the squares in which callers should pass `side` queries and keys; divides it."""
 
     def fwd(
-        self, q: Array, k: Array, v: Array, sites: Sites, *, causal: bool
+        self, q: Array, k: Array, v: Array, sites: Sites, *, scores: Scores
     ) -> tuple[Array, Array]:
         """q[B, T, N, H], k and v[B, S, K, H] -> o[B, T, N, H]; logsumexp[B, T, N], float32."""
 
     def bwd(
-        self, saved: Saved, do: Array, sites: Sites, *, causal: bool
+        self, saved: Saved, do: Array, sites: Sites, *, scores: Scores
     ) -> tuple[Array, Array, Array]:
         """Gradient of the output -> dq, dk, dv."""
-
-
-def join_groups(x_BTN: Array, heads: int) -> Array:
-    """`[B, T, N, ..]` -> `[B, G * T, K, ..]`: queries that share a kv head, one after the other.
-
-    Partner: `part_groups`.
-    """
-    batch, length, queries, *rest = x_BTN.shape
-    if queries == heads:
-        return x_BTN
-    x_BTKG = x_BTN.reshape(batch, length, heads, queries // heads, *rest)
-    return jnp.moveaxis(x_BTKG, 3, 1).reshape(batch, -1, heads, *rest)
-
-
-def part_groups(x_BTK: Array, groups: int) -> Array:
-    """`[B, G * T, K, ..]` -> `[B, T, N, ..]`. Undoes `join_groups`; groups: G."""
-    batch, length, heads, *rest = x_BTK.shape
-    if groups == 1:
-        return x_BTK
-    x_BGTK = x_BTK.reshape(batch, groups, length // groups, heads, *rest)
-    return jnp.moveaxis(x_BGTK, 1, 3).reshape(batch, length // groups, -1, *rest)
-
-
-def of_groups(seen_TS: Array, groups: int) -> Array:
-    """A mask `[.., T, S]` of queries, or `[S]`, for the queries of groups one after the other."""
-    alike = groups == 1 or seen_TS.ndim == 1
-    return seen_TS if alike else jnp.concatenate([seen_TS] * groups, -2)
-
-
-def drop_groups(p_BKTS: Array, sites: Sites, dropout: Dropout) -> Array:
-    """`drop` of probabilities `[B, K, G * T, S]`."""
-    if sites.seed_BN2 is None:
-        return p_BKTS
-    batch, queries = sites.seed_BN2.shape[:2]
-    p_BNTS = p_BKTS.reshape(batch, queries, -1, p_BKTS.shape[-1])
-    return drop(p_BNTS, sites, dropout).reshape(p_BKTS.shape)
 
 
 def merge(o: Array, lse: Array, other: Array, other_lse: Array) -> tuple[Array, Array]:
@@ -164,9 +141,12 @@ def finite(lse: Array) -> Array:
     return jnp.where(lse == -jnp.inf, 0, lse)
 
 
-def visible(sites: Sites, *, causal: bool) -> Array:
+def visible(sites: Sites, scores: Scores) -> Array:
     """Mask of the keys that each query sees; broadcasts to `[B, N, T, S]`."""
-    seen_TS = (sites.query_T[:, None] if causal else NOWHERE - 1) >= sites.key_S
+    query_T1 = sites.query_T[:, None]
+    seen_TS = (query_T1 if scores.causal else NOWHERE - 1) >= sites.key_S
+    if scores.window is not None:
+        seen_TS = seen_TS & (sites.key_S > query_T1 - scores.window)
     if sites.query_segment_BT is None or sites.key_segment_BS is None:
         return seen_TS
     key_B1S = sites.key_segment_BS[:, None, :]

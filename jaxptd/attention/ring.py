@@ -6,7 +6,9 @@ the blocks after its own, so the last device has 2n-1 times the work of the firs
 are entirely visible and two not at all, whichever device comes first: all devices do equal work.
 
 With n devices a pass takes n-1 hops; gradients that travel with their blocks take n-1 more, from
-the first other device that visits a block to the block's owner. Every hop, except the first of
+the first other device that visits a block to the block's owner. Where causal attention has a window
+and blocks are contiguous, a pass ends with the last block that a query sees, and the last hop of
+gradients leads straight back to the owner. Every hop, except the first of
 `travel_back`, overlaps with the visit of a block, if the device visits its local block before
 `travel` and after `travel_back`. `ring_attention.py` has a picture.
 
@@ -15,6 +17,7 @@ Source: Li et al., arXiv 2105.13120; Liu et al., arXiv 2310.01889.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxptd.attention.kernel import Sites
+from jaxptd.attention.kernel import Scores, Sites
 from jaxptd.collectives import Axes, shift
 from jaxptd.mesh import RingKind
 
@@ -45,9 +48,9 @@ class Ring:
     axis: Axes
     kind: RingKind = "zigzag"
 
-    def shift(self, x: Array) -> Array:
-        """Receives the x of the previous device."""
-        return shift(x, self.axis)
+    def shift(self, x: Array, by: int = 1) -> Array:
+        """Receives the x of the device `by` places before."""
+        return shift(x, self.axis, by)
 
     def order(self, length: int, devices: int) -> np.ndarray:
         """Positions `[length]` of a sequence's tokens in the order in which the devices hold them.
@@ -63,6 +66,25 @@ class Ring:
         device = lax.axis_index(self.axis) if device is None else device
         chunks = self._chunks(length, device, lax.axis_size(self.axis))
         return jnp.concatenate([start + jnp.arange(n, dtype=jnp.int32) for start, n in chunks])
+
+    def position(self, index: Array | int, length: int, device: Array) -> Array:
+        """Position of number `index` of the `length` tokens of a device."""
+        chunks = self._chunks(length, device, lax.axis_size(self.axis))
+        position, before = chunks[0][0] + index, 0
+        for (_, size), (start, _) in itertools.pairwise(chunks):
+            before += size
+            position = jnp.where(index < before, position, start + index - before)
+        return position
+
+    def hops(self, length: int, scores: Scores) -> int:
+        """Hops after which every query has met all keys that it sees.
+
+        length: tokens of a device.
+        """
+        others = lax.axis_size(self.axis) - 1
+        if not scores.causal or scores.window is None or self.kind == "zigzag":
+            return others
+        return min(others, -(-(scores.window - 1) // length))
 
     def positions_along(self, axis: str, length: int) -> Array:
         """Positions of the `length` tokens of this device's block along `axis` only.
@@ -118,26 +140,41 @@ def pin_to_backward(residuals: Any) -> Any:
     return lax.optimization_barrier(residuals)
 
 
-def travel(x: Array, ring: Ring, total: Any, visit: Callable[[Any, Array, Array], Any]) -> Any:
+def travel(
+    x: Array,
+    ring: Ring,
+    total: Any,
+    visit: Callable[[Any, Array, Array], Any],
+    *,
+    hops: int | None = None,
+) -> Any:
     """`total` after `visit(total, x of another device, its number)` for each of the others.
 
     Each hop overlaps with the visit of the block before it. A loop, so that one visit ends before
     the next begins and its memory is used again.
+
+    hops: of the nearest devices before this one only; None: of all others.
     """
     me, size = lax.axis_index(ring.axis), lax.axis_size(ring.axis)
-    if size == 1:
+    hops = size - 1 if hops is None else hops
+    if hops == 0:
         return total
 
     def step(carry: tuple[Array, Any], hop: Array) -> tuple[tuple[Array, Any], None]:
         x, total = carry
         return (ring.shift(x), visit(total, x, (me - hop) % size)), None
 
-    (x, total), _ = lax.scan(step, (ring.shift(x), total), jnp.arange(1, size - 1))
-    return visit(total, x, (me + 1) % size)
+    (x, total), _ = lax.scan(step, (ring.shift(x), total), jnp.arange(1, hops))
+    return visit(total, x, (me - hops) % size)
 
 
 def travel_back(
-    x: Array, ring: Ring, total: Any, visit: Callable[[Any, Array, Array], tuple[Any, Array]]
+    x: Array,
+    ring: Ring,
+    total: Any,
+    visit: Callable[[Any, Array, Array], tuple[Any, Array]],
+    *,
+    hops: int | None = None,
 ) -> tuple[Any, Array | int]:
     """Like `travel`, with a `visit` that also returns a gradient of x: -> (total, dx of local x).
 
@@ -145,10 +182,11 @@ def travel_back(
     for GPUs overlaps two visits with one hop, and none with another.
     """
     me, size = lax.axis_index(ring.axis), lax.axis_size(ring.axis)
-    if size == 1:
+    hops = size - 1 if hops is None else hops
+    if hops == 0:
         return total, 0
     x, total = lax.optimization_barrier((ring.shift(x), total))
-    ahead = ring.shift(x) if size > 2 else x
+    ahead = ring.shift(x) if hops > 1 else x
     total, dx = visit(total, x, (me - 1) % size)
 
     def step(carry: tuple[Array, Array, Any], hop: Array) -> tuple[tuple[Array, Array, Any], None]:
@@ -157,10 +195,10 @@ def travel_back(
         total, local_dx = visit(total, x, (me - hop) % size)
         return (ahead, dx + local_dx, total), None
 
-    carry, _ = lax.scan(step, (ahead, dx, total), jnp.arange(2, size - 1))
+    carry, _ = lax.scan(step, (ahead, dx, total), jnp.arange(2, hops))
     x, dx, total = lax.optimization_barrier(carry)
-    if size > 2:
+    if hops > 1:
         dx = ring.shift(dx)
-        total, local_dx = visit(total, x, (me + 1) % size)
+        total, local_dx = visit(total, x, (me - hops) % size)
         dx += local_dx
-    return total, ring.shift(dx)
+    return total, ring.shift(dx, -hops)

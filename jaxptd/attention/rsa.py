@@ -14,79 +14,81 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.ad_checkpoint import checkpoint_name
 
-from jaxptd.attention.kernel import (
-    KEPT,
-    Dropout,
-    Sites,
-    drop_groups,
-    join_groups,
-    of_groups,
-    part_groups,
-    visible,
-)
+from jaxptd.attention.groups import Rows
+from jaxptd.attention.kernel import Dropout, Scores, Sites
 from jaxptd.attention.ring import Ring, pin_to_backward, travel, travel_back
 from jaxptd.collectives import alike
 
 
 def attend_rsa(
-    q: Array, k: Array, v: Array, sites: Sites, ring: Ring, dropout: Dropout, causal: bool
+    q: Array,
+    k: Array,
+    v: Array,
+    sites: Sites,
+    *,
+    ring: Ring,
+    dropout: Dropout,
+    scores: Scores,
 ) -> Array:
     """Attention of this device's queries with every device's keys: -> o[B, T, N, H]."""
-    heads, groups = k.shape[2], q.shape[2] // k.shape[2]
-    s_BNTS = ring_qk(join_groups(q, heads), k, ring)
-    seen = of_groups(visible(sites, causal=causal), groups)
+    rows = Rows(sites, scores, dropout, groups=q.shape[2] // k.shape[2])
+    s_BNTS = ring_qk(rows.queries(q), k, ring, scores)
+    seen = rows.seen()
     lowest = jnp.finfo(s_BNTS.dtype).min  # not minus infinity: a row may see nothing
     p_BNTS = jax.nn.softmax(jnp.where(seen, s_BNTS, lowest))
-    drop_again = jax.checkpoint(partial(drop_groups, dropout=dropout))  # saves no mask
-    o_BTNH = ring_av(drop_again(p_BNTS, sites).astype(v.dtype), v, ring)
+    o_BTNH = ring_av(rows.drop(p_BNTS, v.dtype), v, ring, scores)
     seen_BTN = jnp.broadcast_to(seen, s_BNTS.shape).any(-1).swapaxes(1, 2)
-    o_BTNH = part_groups(jnp.where(seen_BTN[..., None], o_BTNH, 0), groups)
-    return checkpoint_name(o_BTNH, KEPT)
+    return rows.output(jnp.where(seen_BTN[..., None], o_BTNH, 0))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def ring_qk(q_BTNH: Array, k_BSNH: Array, ring: Ring) -> Array:
-    """RingQK: local queries, local keys -> scaled scores `[B, N, T, C * S]`, float32 at least."""
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def ring_qk(q_BTNH: Array, k_BSNH: Array, ring: Ring, scores: Scores) -> Array:
+    """RingQK: local queries, local keys -> scaled scores `[B, N, T, C * S]`, float32 at least.
+
+    Scores out of sight of a window, in blocks that do not come here, are 0.
+    """
     wide = jnp.promote_types(q_BTNH.dtype, jnp.float32)
-    scale = q_BTNH.shape[-1] ** -0.5
 
     def visit(s: Array, k: Array, source: Array) -> Array:
-        block = jnp.einsum("BTNH,BSNH->BNTS", q_BTNH, k, preferred_element_type=wide) * scale
-        return lax.dynamic_update_slice_in_dim(s, block, source * k.shape[1], 3)
+        block = jnp.einsum("BTNH,BSNH->BNTS", q_BTNH, k, preferred_element_type=wide)
+        start = source * k.shape[1]
+        return lax.dynamic_update_slice_in_dim(s, block * scores.scale, start, 3)
 
     batch, length, heads, _ = q_BTNH.shape
     shape = (batch, heads, length, k_BSNH.shape[1] * lax.axis_size(ring.axis))
     s, _ = alike(jnp.zeros(shape, wide), q_BTNH)
-    return travel(k_BSNH, ring, visit(s, k_BSNH, lax.axis_index(ring.axis)), visit)
+    s = visit(s, k_BSNH, lax.axis_index(ring.axis))
+    return travel(k_BSNH, ring, s, visit, hops=ring.hops(k_BSNH.shape[1], scores))
 
 
-def _qk_fwd(q: Array, k: Array, ring: Ring) -> tuple[Array, tuple[Array, Array]]:
-    return ring_qk(q, k, ring), (q, k)
+def _qk_fwd(q: Array, k: Array, ring: Ring, scores: Scores) -> tuple[Array, tuple[Array, Array]]:
+    return ring_qk(q, k, ring, scores), (q, k)
 
 
-def _qk_bwd(ring: Ring, residuals: tuple[Array, Array], ds_BNTS: Array) -> tuple[Array, Array]:
+def _qk_bwd(
+    ring: Ring, scores: Scores, residuals: tuple[Array, Array], ds_BNTS: Array
+) -> tuple[Array, Array]:
     """Keys travel again, each block with its gradient."""
     q, k = pin_to_backward(residuals)
     product = partial(jnp.einsum, preferred_element_type=ds_BNTS.dtype)
 
     def visit(dq: Array, k: Array, source: Array) -> tuple[Array, Array]:
         ds = lax.dynamic_slice_in_dim(ds_BNTS, source * k.shape[1], k.shape[1], 3)
-        ds = (ds * q.shape[-1] ** -0.5).astype(q.dtype)
+        ds = (ds * scores.scale).astype(q.dtype)
         return dq + product("BNTS,BSNH->BTNH", ds, k), product("BNTS,BTNH->BSNH", ds, q)
 
     start = jnp.zeros_like(q, ds_BNTS.dtype)
     dq, dk = visit(start, k, lax.axis_index(ring.axis))
-    dq, others = travel_back(k, ring, dq, visit)
+    dq, others = travel_back(k, ring, dq, visit, hops=ring.hops(k.shape[1], scores))
     return dq.astype(q.dtype), (dk + others).astype(k.dtype)
 
 
 ring_qk.defvjp(_qk_fwd, _qk_bwd)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def ring_av(p_BNTS: Array, v_BSNH: Array, ring: Ring) -> Array:
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def ring_av(p_BNTS: Array, v_BSNH: Array, ring: Ring, scores: Scores) -> Array:
     """RingAV: complete rows of probabilities `[B, N, T, C * S]`, local values -> o[B, T, N, H]."""
     wide = jnp.promote_types(v_BSNH.dtype, jnp.float32)
 
@@ -94,15 +96,18 @@ def ring_av(p_BNTS: Array, v_BSNH: Array, ring: Ring) -> Array:
         p = lax.dynamic_slice_in_dim(p_BNTS, source * v.shape[1], v.shape[1], 3)
         return o + jnp.einsum("BNTS,BSNH->BTNH", p, v, preferred_element_type=wide)
 
-    o = travel(v_BSNH, ring, visit(0, v_BSNH, lax.axis_index(ring.axis)), visit)
+    o, hops = visit(0, v_BSNH, lax.axis_index(ring.axis)), ring.hops(v_BSNH.shape[1], scores)
+    o = travel(v_BSNH, ring, o, visit, hops=hops)
     return o.astype(v_BSNH.dtype)
 
 
-def _av_fwd(p: Array, v: Array, ring: Ring) -> tuple[Array, tuple[Array, Array]]:
-    return ring_av(p, v, ring), (p, v)
+def _av_fwd(p: Array, v: Array, ring: Ring, scores: Scores) -> tuple[Array, tuple[Array, Array]]:
+    return ring_av(p, v, ring, scores), (p, v)
 
 
-def _av_bwd(ring: Ring, residuals: tuple[Array, Array], do_BTNH: Array) -> tuple[Array, Array]:
+def _av_bwd(
+    ring: Ring, scores: Scores, residuals: tuple[Array, Array], do_BTNH: Array
+) -> tuple[Array, Array]:
     """Values travel again, each block with its gradient."""
     p_BNTS, v = pin_to_backward(residuals)
     wide = jnp.promote_types(v.dtype, jnp.float32)
@@ -115,7 +120,7 @@ def _av_bwd(ring: Ring, residuals: tuple[Array, Array], do_BTNH: Array) -> tuple
         return lax.dynamic_update_slice_in_dim(dp, block, start, 3), dv
 
     dp, dv = visit(jnp.zeros_like(p_BNTS), v, lax.axis_index(ring.axis))
-    dp, others = travel_back(v, ring, dp, visit)
+    dp, others = travel_back(v, ring, dp, visit, hops=ring.hops(v.shape[1], scores))
     return dp, (dv + others).astype(v.dtype)
 
 

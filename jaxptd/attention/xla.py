@@ -15,18 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from jaxptd.attention.groups import drop_groups, join_groups, of_groups, part_groups
 from jaxptd.attention.kernel import (
     NOWHERE,
     Dropout,
     Saved,
+    Scores,
     Sites,
     add_at,
-    drop_groups,
     finite,
-    join_groups,
     merge_at,
-    of_groups,
-    part_groups,
     visible,
 )
 from jaxptd.collectives import as_varying, varying_axes
@@ -70,7 +68,7 @@ class _Grid:
 
     queries: _Chunks
     keys: _Chunks
-    causal: bool
+    scores: Scores
 
     @property
     def single(self) -> bool:
@@ -78,11 +76,17 @@ class _Grid:
 
     @property
     def pairs(self) -> tuple[Array, Array]:
-        """Numbers of query and key chunks; if causal, without pairs above the diagonal."""
+        """Numbers of query and key chunks; if causal, without pairs in which no query sees a key.
+
+        Positions ascend, so they are at least as far apart as the numbers of their tokens.
+        """
         query, key = np.indices((self.queries.count, self.keys.count), np.int32).reshape(2, -1)
-        if not self.causal or self.queries.length != self.keys.length:
-            return jnp.asarray(query), jnp.asarray(key)
-        return jnp.asarray(query[key <= query]), jnp.asarray(key[key <= query])
+        seen = np.ones(query.shape, bool)
+        if self.scores.causal and self.queries.length == self.keys.length:
+            distance = (query - key - 1) * self.keys.size + 1  # of the nearest tokens of a pair
+            window = self.scores.window or self.keys.length
+            seen = (key <= query) & (distance < window)
+        return jnp.asarray(query[seen]), jnp.asarray(key[seen])
 
     def pad_sites(self, sites: Sites) -> Sites:
         return sites.each(self.queries.pad, lambda x, dim: self.keys.pad(x, dim, NOWHERE))
@@ -111,12 +115,12 @@ class Xla:
         return side if side % chunks.count else chunks.size
 
     def fwd(
-        self, q: Array, k: Array, v: Array, sites: Sites, *, causal: bool
+        self, q: Array, k: Array, v: Array, sites: Sites, *, scores: Scores
     ) -> tuple[Array, Array]:
         """Implements `Kernel.fwd`; o is float32 at least: `merge` adds unrounded outputs."""
-        grid = self._grid(q, k, causal)
+        grid = self._grid(q, k, scores)
         if grid.single:
-            return _block_fwd(q, k, v, sites, self.dropout, causal=causal)
+            return _block_fwd(q, k, v, sites, self.dropout, scores=scores)
         sites = grid.pad_sites(sites)
         q, k, v = grid.queries.pad(q, 1), grid.keys.pad(k, 1), grid.keys.pad(v, 1)
         zero = jnp.zeros(q.shape, _wide(q))
@@ -130,7 +134,7 @@ class Xla:
                 grid.keys.take(v, j, 1),
                 grid.sites_at(sites, i, j),
                 self.dropout,
-                causal=causal,
+                scores=scores,
             )
             return merge_at(total, found, i * grid.queries.size, dim=1), None
 
@@ -138,13 +142,13 @@ class Xla:
         return grid.queries.unpad(o), grid.queries.unpad(lse)
 
     def bwd(
-        self, saved: Saved, do: Array, sites: Sites, *, causal: bool
+        self, saved: Saved, do: Array, sites: Sites, *, scores: Scores
     ) -> tuple[Array, Array, Array]:
         """Implements `Kernel.bwd`; the gradients are float32 at least."""
-        grid = self._grid(saved.q, saved.k, causal)
+        grid = self._grid(saved.q, saved.k, scores)
         of_queries = (saved.q, do, saved.o, finite(saved.lse))
         if grid.single:
-            block = partial(_block_bwd, sites=sites, dropout=self.dropout, causal=causal)
+            block = partial(_block_bwd, sites=sites, dropout=self.dropout, scores=scores)
             return block(*of_queries, saved.k, saved.v)
         sites = grid.pad_sites(sites)
         q, do, o, lse = (grid.queries.pad(x, 1) for x in of_queries)
@@ -159,7 +163,7 @@ class Xla:
                 *(grid.keys.take(x, j, 1) for x in (k, v)),
                 sites=grid.sites_at(sites, i, j),
                 dropout=self.dropout,
-                causal=causal,
+                scores=scores,
             )
             starts = (i * grid.queries.size, j * grid.keys.size, j * grid.keys.size)
             added = zip(total, found, starts, strict=True)
@@ -168,8 +172,8 @@ class Xla:
         (dq, dk, dv), _ = lax.scan(visit, total, grid.pairs)
         return grid.queries.unpad(dq), grid.keys.unpad(dk), grid.keys.unpad(dv)
 
-    def _grid(self, q: Array, k: Array, causal: bool) -> _Grid:
-        return _Grid(_Chunks(q.shape[1], self.chunk), _Chunks(k.shape[1], self.chunk), causal)
+    def _grid(self, q: Array, k: Array, scores: Scores) -> _Grid:
+        return _Grid(_Chunks(q.shape[1], self.chunk), _Chunks(k.shape[1], self.chunk), scores)
 
 
 def _wide(x: Array) -> Any:
@@ -198,20 +202,20 @@ def _unflat(x: Array, like: Array, heads: int) -> Array:
     return part_groups(x, like.shape[2] // heads)
 
 
-def _scores(q_GTH: Array, k_GSH: Array, seen: Array, groups: int) -> Array:
+def _scores(q_GTH: Array, k_GSH: Array, sites: Sites, scores: Scores, groups: int) -> Array:
     """Scaled scores `[G, T, S]`, minus infinity for keys that a query does not see.
 
-    groups: N/K, the query heads that `seen` is for.
+    groups: N/K, the query heads that share a kv head.
     """
     s_GTS = jnp.einsum("GTH,GSH->GTS", q_GTH, k_GSH, preferred_element_type=_wide(q_GTH))
-    seen = of_groups(seen, groups)
+    seen = of_groups(visible(sites, scores), groups)
     if seen.ndim == 4:  # [B, 1, T, S]
         seen = jnp.repeat(seen[:, 0], q_GTH.shape[0] // seen.shape[0], axis=0)
-    return jnp.where(seen, s_GTS * q_GTH.shape[-1] ** -0.5, -jnp.inf)
+    return jnp.where(seen, s_GTS * scores.scale, -jnp.inf)
 
 
 def _block_fwd(
-    q_BTNH: Array, k_BSKH: Array, v_BSKH: Array, sites: Sites, dropout: Dropout, *, causal: bool
+    q_BTNH: Array, k_BSKH: Array, v_BSKH: Array, sites: Sites, dropout: Dropout, *, scores: Scores
 ) -> tuple[Array, Array]:
     """Output `[B, T, N, H]` and logsumexp `[B, T, N]`, both float32 at least."""
     # Masks depend on sites only. Without the barrier JAX would move them out of the loops over
@@ -220,7 +224,7 @@ def _block_fwd(
     heads = k_BSKH.shape[2]
     groups = q_BTNH.shape[2] // heads
     q_GTH, k_GSH, v_GSH = (_flat(x, heads) for x in (q_BTNH, k_BSKH, v_BSKH))
-    s_GTS = _scores(q_GTH, k_GSH, visible(sites, causal=causal), groups)
+    s_GTS = _scores(q_GTH, k_GSH, sites, scores, groups)
     max_GT = finite(s_GTS.max(axis=-1))
     p_GTS = jnp.exp(s_GTS - max_GT[..., None])
     sum_GT = p_GTS.sum(axis=-1)
@@ -241,7 +245,7 @@ def _block_bwd(
     *,
     sites: Sites,
     dropout: Dropout,
-    causal: bool,
+    scores: Scores,
 ) -> tuple[Array, Array, Array]:
     dtype, product = q_BTNH.dtype, partial(jnp.einsum, preferred_element_type=_wide(q_BTNH))
     # sum_S p * dp, also with dropout: o is the dropped p times v (Dao et al., appendix B.4)
@@ -250,12 +254,12 @@ def _block_bwd(
     flat, unflat = (partial(each, heads=heads) for each in (_flat, _unflat))
     delta_GT = flat(product("BTNH,BTNH->BTN", do_BTNH, o_BTNH))
     q_GTH, do_GTH, k_GSH, v_GSH = (flat(x) for x in (q_BTNH, do_BTNH, k_BSKH, v_BSKH))
-    s_GTS = _scores(q_GTH, k_GSH, visible(sites, causal=causal), groups)
+    s_GTS = _scores(q_GTH, k_GSH, sites, scores, groups)
     p_GTS = jnp.exp(s_GTS - flat(lse_BTN)[..., None])
     dropped_GTS = drop_groups(p_GTS, sites, dropout).astype(dtype)
     dv_GSH = product("GTS,GTH->GSH", dropped_GTS, do_GTH)
     dp_GTS = drop_groups(product("GTH,GSH->GTS", do_GTH, v_GSH), sites, dropout)
-    ds_GTS = p_GTS * (dp_GTS - delta_GT[..., None]) * q_BTNH.shape[-1] ** -0.5
+    ds_GTS = p_GTS * (dp_GTS - delta_GT[..., None]) * scores.scale
     ds_GTS = ds_GTS.astype(dtype)
     dq_GTH = product("GTS,GSH->GTH", ds_GTS, k_GSH)
     dk_GSH = product("GTS,GTH->GSH", ds_GTS, q_GTH)

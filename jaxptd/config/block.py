@@ -37,6 +37,8 @@ class BlockOptions:
         qk_norm: whether queries and keys of each head are normalised.
         num_kv_heads: heads of keys and values.
         head_size: width of a head.
+        attention_scale: factor of the scores of queries and keys.
+        window: positions that a query sees, its own the last; None is all before it.
     """
 
     norm: NormKind
@@ -50,6 +52,8 @@ class BlockOptions:
     qk_norm: bool
     num_kv_heads: int
     head_size: int
+    attention_scale: float
+    window: int | None
 
     @property
     def head_unit(self) -> int:
@@ -92,6 +96,7 @@ def block_options(model: Any) -> BlockOptions:
         name: preset if getattr(model, name) is None else getattr(model, name)
         for name, preset in FAMILIES[model.family].items()
     }
+    head_size = model.head_size or model.hidden_size // model.num_heads
     theta, scaling = found.pop("rope_theta"), model.rope_scaling
     rope = Rope(
         theta,
@@ -104,7 +109,9 @@ def block_options(model: Any) -> BlockOptions:
         **found,
         rope=rope if found["positions"] == "rope" else None,
         num_kv_heads=model.num_kv_heads or model.num_heads,
-        head_size=model.head_size or model.hidden_size // model.num_heads,
+        head_size=head_size,
+        attention_scale=model.attention_scale or head_size**-0.5,
+        window=model.window,
     )
 
 

@@ -64,6 +64,11 @@ _NEEDS = (
         "layout.dp or layout.cp of 2 or more",
     ),
     _Need(
+        ("model.window",),
+        lambda model, layout: model.reach < model.seq_length,
+        "a longer model.seq_length",
+    ),
+    _Need(
         ("model.remat_layers",),
         lambda model, layout: model.remat != "none",
         "model.remat",

@@ -59,6 +59,9 @@ class ModelConfig:
         rope_range: turns of a wave within the original length between which llama3 and yarn
             interpolate, as low,high; null is 1,4 for llama3 and 1,32 for yarn.
         qk_norm: normalises queries and keys of each head; null is the family's.
+        attention_scale: factor of the scores of queries and keys; null is head_size ** -0.5.
+        window: tokens that a token attends to, itself and those before it (sliding window); null
+            is all before it.
         seq_length: tokens in a sequence.
         max_positions: positions that the model can tell apart, the rows of the table of learned
             ones; null is seq_length.
@@ -104,6 +107,8 @@ class ModelConfig:
     rope_original_length: int | None = None
     rope_range: tuple[float, ...] | None = None
     qk_norm: bool | None = None
+    attention_scale: float | None = None
+    window: int | None = None
     seq_length: int = 256
     max_positions: int | None = None
     vocab_size: int | None = None
@@ -125,6 +130,7 @@ class ModelConfig:
         require_positive("model", self, "ffn_hidden_size", "seq_length", "vocab_size")
         require_positive("model", self, "vocab_multiple", "num_kv_heads", "head_size", "norm_eps")
         require_positive("model", self, "max_positions", "logit_softcap")
+        require_positive("model", self, "attention_scale", "window")
         require_below_one("model", self, "dropout")
         require_not_negative("model", self, "remat_layers", "z_loss")
         if (self.remat_layers or 0) > self.num_layers:
@@ -169,6 +175,11 @@ class ModelConfig:
     @property
     def mlp_size(self) -> int:
         return self.ffn_hidden_size or 4 * self.hidden_size
+
+    @property
+    def reach(self) -> int:
+        """Tokens that a token of a sequence attends to at most, itself the last."""
+        return min(self.window or self.seq_length, self.seq_length)
 
     def padded_vocab(self, padded: Callable[[int], int]) -> int:
         """Rows of the token table; `padded` rounds a size up to equal shards."""

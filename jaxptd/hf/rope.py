@@ -1,4 +1,4 @@
-"""Rotary positions and sliding windows in a `config.json`, as transformers 4 and 5 write them."""
+"""Rotary positions in a `config.json`, as transformers 4 and 5 write them."""
 
 import math
 from collections.abc import Mapping
@@ -70,22 +70,3 @@ def write(model: ModelConfig) -> Json:
         scaling |= {LENGTH: option(model, "rope_original_length")} if ends else {}
         found["rope_scaling"] = scaling | dict(zip(ENDS[kind], ends, strict=True))
     return found
-
-
-def read_window(config: Json) -> Json:
-    """Our sliding window, which all layers have, or none. Raises UserError if only some have it."""
-    used = config.get("use_sliding_window", True)
-    window = config.get("sliding_window") if used else None
-    first = config.get("max_window_layers", 0) if "use_sliding_window" in config else 0
-    kinds = set(map(str, config.get("layer_types") or ()))
-    if window is None or kinds == {"full_attention"}:
-        return {"window": None}
-    if first or len(kinds) > 1:
-        raise UserError(f"sliding_window={quoted(window)} in some layers only; use another model")
-    return {"window": window}
-
-
-def write_window(model: ModelConfig) -> Json:
-    """The keys of our sliding window."""
-    window = option(model, "window")
-    return {"sliding_window": window} | ({"use_sliding_window": True} if window else {})

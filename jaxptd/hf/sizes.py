@@ -9,6 +9,7 @@ from jaxptd.config import ModelConfig
 from jaxptd.errors import UserError, quoted
 from jaxptd.hf import rope
 from jaxptd.hf.options import model_fields, option
+from jaxptd.hf.window import ALWAYS, BY_LAYER, NEVER, Windows
 
 LONGEST = 4096  # tokens in a sequence, unless the config says so: rotary models allow 131072
 
@@ -58,6 +59,7 @@ _GPT2 = Family(
         "linear_bias": "all",
         "positions": "learned",
         "qk_norm": False,
+        "window": None,
     },
     fixed={
         "scale_attn_weights": True,
@@ -80,7 +82,9 @@ _LLAMA_KEYS = {
 _LLAMA_OPTIONS = {"norm": "rmsnorm", "norm_order": "pre", "gated": True, "positions": "rope"}
 
 
-def _llama(name: str, architecture: str, keys: Json, **others: Any) -> Family:
+def _llama(
+    name: str, architecture: str, keys: Json, *, windows: Windows = NEVER, **others: Any
+) -> Family:
     """A family whose models are llamas with other options."""
     options = _LLAMA_OPTIONS | {"linear_bias": "none", "qk_norm": False} | others.pop("options", {})
     return Family(
@@ -88,8 +92,8 @@ def _llama(name: str, architecture: str, keys: Json, **others: Any) -> Family:
         architecture,
         keys=_LLAMA_KEYS | keys,
         options=options,
-        others=lambda config: rope.read(config) | rope.read_window(config),
-        write_others=lambda model: rope.write(model) | rope.write_window(model),
+        others=lambda config: rope.read(config) | windows.read(config),
+        write_others=lambda model: rope.write(model) | windows.write(model),
         **others,
     )
 
@@ -99,7 +103,13 @@ _NO_BIAS = {"attention_bias": False}
 FAMILIES: Mapping[str, Family] = types.MappingProxyType(
     {
         "gpt2": _GPT2,
-        "llama": _llama("llama", "LlamaForCausalLM", {}, fixed=_NO_BIAS | {"mlp_bias": False}),
+        "llama": _llama(
+            "llama",
+            "LlamaForCausalLM",
+            {},
+            options={"window": None},
+            fixed=_NO_BIAS | {"mlp_bias": False},
+        ),
         "mistral": _llama(
             "mistral",
             "MistralForCausalLM",
@@ -108,6 +118,7 @@ FAMILIES: Mapping[str, Family] = types.MappingProxyType(
                 "num_kv_heads": ("num_key_value_heads", 8),
                 "max_positions": ("max_position_embeddings", 131072),
             },
+            windows=ALWAYS,
         ),
         "qwen2": _llama(
             "qwen2",
@@ -119,6 +130,7 @@ FAMILIES: Mapping[str, Family] = types.MappingProxyType(
                 "max_positions": ("max_position_embeddings", 32768),
             },
             options={"linear_bias": "qkv"},
+            windows=BY_LAYER,
         ),
         "qwen3": _llama(
             "qwen3",
@@ -131,6 +143,7 @@ FAMILIES: Mapping[str, Family] = types.MappingProxyType(
                 "max_positions": ("max_position_embeddings", 32768),
             },
             options={"qk_norm": True},
+            windows=BY_LAYER,
             fixed=_NO_BIAS,
         ),
     }
@@ -213,7 +226,8 @@ def _options(config: Json) -> dict[str, Any]:
         key, names = family.keys["activation"][0], ", ".join(_ACTIVATIONS)
         raise UserError(f"{key}={quoted(found['activation'])}; use a model with one of {names}")
     found["activation"] = _ACTIVATIONS[str(found["activation"])]
-    return {"family": family.name, **found, **family.options, **family.others(config)}
+    found |= {"family": family.name, "attention_scale": None}
+    return {**found, **family.options, **family.others(config)}
 
 
 def _check_count(key: str, value: object) -> None:
@@ -241,7 +255,8 @@ def config_json(model: ModelConfig, *, dtype: str, end_of_document: int) -> Json
     found = {name: option(model, name) for name in family.keys}
     found["max_positions"] = model.num_positions
     found["activation"] = _ACTIVATION_NAMES[found["activation"]]
-    for name, value in family.options.items():
+    usual = dataclasses.replace(model, attention_scale=None).block.attention_scale
+    for name, value in [*family.options.items(), ("attention_scale", usual)]:
         if option(model, name) != value:
             raise UserError(
                 f"model.{name}={option(model, name)}: a {kind} of Hugging Face has {value}; export "

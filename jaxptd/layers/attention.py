@@ -14,7 +14,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.attention.cudnn import Cudnn, obstacle
-from jaxptd.attention.kernel import TAKEN, Dropout, Kernel, Sites
+from jaxptd.attention.kernel import TAKEN, Dropout, Kernel, Scores, Sites
 from jaxptd.attention.ring import Tokens
 from jaxptd.attention.rope import rotate
 from jaxptd.attention.xla import Xla
@@ -152,14 +152,14 @@ class SelfAttention(nnx.Module):
 
     def _attend(self, q_BTNH: Array, k_BTKH: Array, v_BTKH: Array, places: Places) -> Array:
         tokens = Tokens(places.segment_BCT, self._seed(places, q_BTNH.shape[2]))
-        kernel, head_size = make_kernel(self.config), self.config.block.head_size
-        return self.form.attend(q_BTNH, k_BTKH, v_BTKH, tokens, kernel=kernel, head_size=head_size)
+        kernel, scores = make_kernel(self.config), make_scores(self.config)
+        return self.form.attend(q_BTNH, k_BTKH, v_BTKH, tokens, kernel=kernel, scores=scores)
 
     def _attend_cache(self, q_BTNH: Array, cache: Cache, places: Places) -> Array:
         """Attends from the last tokens of a text to all cached keys, without dropout."""
         key_S = jnp.arange(cache.k.shape[1], dtype=jnp.int32)
-        sites = Sites(places.position_T, key_S)
-        o_BTNH, _ = Xla(Dropout(0.0, keep_mask)).fwd(q_BTNH, cache.k, cache.v, sites, causal=True)
+        sites, scores = Sites(places.position_T, key_S), make_scores(self.config)
+        o_BTNH, _ = Xla(Dropout(0.0, keep_mask)).fwd(q_BTNH, cache.k, cache.v, sites, scores=scores)
         return o_BTNH.astype(q_BTNH.dtype)
 
     def _seed(self, places: Places, heads: int) -> Array | None:
@@ -172,6 +172,12 @@ class SelfAttention(nnx.Module):
 def make_kernel(config: ModelConfig) -> Kernel:
     """The attention kernel that the config names."""
     return Cudnn() if config.attention == "cudnn" else Xla(Dropout(config.dropout, keep_mask))
+
+
+def make_scores(config: ModelConfig) -> Scores:
+    """The scores that the config names; a window as long as the sequence is none."""
+    window = config.block.window if config.reach < config.seq_length else None
+    return Scores(config.block.attention_scale, window=window)
 
 
 def choose_kernel(config: Config, device: Any) -> tuple[AttentionKind, str | None]:
@@ -187,6 +193,7 @@ def choose_kernel(config: Config, device: Any) -> tuple[AttentionKind, str | Non
         head_size=model.block.head_size,
         dropout=model.dropout,
         documents=config.data.documents == "apart",
+        window_in_ring=model.reach < model.seq_length and layout.ring_size > 1,
         capability=float(getattr(device, "compute_capability", 9.0)),
     )
     if layout.unfused_attention:

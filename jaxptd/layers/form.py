@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from jaxptd.attention.kernel import Kernel
+from jaxptd.attention.kernel import Kernel, Scores
 from jaxptd.attention.ring import Ring, Tokens
 from jaxptd.collectives import alike
 from jaxptd.layers.axes import ShardingAxes
@@ -92,9 +92,9 @@ class TensorParallel(abc.ABC):
 
     @abc.abstractmethod
     def attend(
-        self, q: Array, k: Array, v: Array, tokens: Tokens, *, kernel: Kernel, head_size: int
+        self, q: Array, k: Array, v: Array, tokens: Tokens, *, kernel: Kernel, scores: Scores
     ) -> Array:
-        """Causal attention: q, k, v `[B, T, N, H]`, sharded as h -> o, sharded as h."""
+        """Self-attention: q, k, v `[B, T, N, H]`, sharded as h -> o, sharded as h."""
 
     def join_heads(self, h: Array, head_size: int) -> Array:
         """h[B, T, N, H] -> the same with whole heads, for attention with a cache."""

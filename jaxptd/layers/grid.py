@@ -16,7 +16,7 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from jaxptd import collectives, ring_attention
-from jaxptd.attention.kernel import Kernel
+from jaxptd.attention.kernel import Kernel, Scores
 from jaxptd.attention.ring import Tokens
 from jaxptd.layers import grid_attention
 from jaxptd.layers.axes import local_rows
@@ -54,13 +54,13 @@ class TensorParallel2D(TensorParallel):
         return self.column_parallel(x, w)
 
     def attend(
-        self, q: Array, k: Array, v: Array, tokens: Tokens, *, kernel: Kernel, head_size: int
+        self, q: Array, k: Array, v: Array, tokens: Tokens, *, kernel: Kernel, scores: Scores
     ) -> Array:
         if self.axes.head_dim == 0:
             ring = self.ring
-            return ring_attention.attend(q, k, v, tokens, ring=ring, kernel=kernel, causal=True)
+            return ring_attention.attend(q, k, v, tokens, ring=ring, kernel=kernel, scores=scores)
         return grid_attention.attend(
-            q, k, v, tokens, grid=self.grid, dropout=kernel.dropout, scale=head_size**-0.5
+            q, k, v, tokens, grid=self.grid, dropout=kernel.dropout, scores=scores
         )
 
 

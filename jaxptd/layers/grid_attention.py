@@ -14,18 +14,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.ad_checkpoint import checkpoint_name
 
-from jaxptd.attention.kernel import (
-    KEPT,
-    Dropout,
-    Sites,
-    drop_groups,
-    join_groups,
-    of_groups,
-    part_groups,
-    visible,
-)
+from jaxptd.attention.groups import Rows
+from jaxptd.attention.kernel import Dropout, Scores, Sites
 from jaxptd.attention.ring import Tokens
 from jaxptd.collectives import local_block
 from jaxptd.matmul.grid import Grid
@@ -40,8 +31,7 @@ def attend(
     *,
     grid: Grid,
     dropout: Dropout,
-    scale: float,
-    causal: bool = True,
+    scores: Scores,
 ) -> Array:
     """q[B, T/row, N, H/col], k, v[B, T/row, K, H/col] -> o[B, T/row, N, H/col].
 
@@ -54,20 +44,16 @@ def attend(
         tokens: documents of the whole sequence `[B, 1, T]`, and the seed of dropout.
         grid: how the devices multiply.
         dropout: dropout of the probabilities.
-        scale: factor of the scores.
-        causal: whether a token attends to itself and earlier tokens only; else to all.
+        scores: their factor, and which keys a query sees.
     """
-    heads, groups = k.shape[2], q.shape[2] // k.shape[2]
-    q_BNTH, k_BNSH, v_BNSH = (x.swapaxes(1, 2) for x in (join_groups(q, heads), k, v))
+    sites = _sites(tokens, q.shape[1] * grid.shape[0], grid)
+    rows = Rows(sites, scores, dropout, groups=q.shape[2] // k.shape[2])
+    q_BNTH, k_BNSH, v_BNSH = (x.swapaxes(1, 2) for x in (rows.queries(q), k, v))
     wide = jnp.promote_types(q.dtype, jnp.float32)
     s_BNTS = _each(partial(matmul_nt, dtype=wide), grid)(q_BNTH, k_BNSH)
-    sites = _sites(tokens, q.shape[1] * grid.shape[0], grid)
-    seen = of_groups(visible(sites, causal=causal), groups)
-    p_BNTS = _softmax(s_BNTS * scale, seen, grid.col)
-    drop_again = jax.checkpoint(partial(drop_groups, dropout=dropout))  # saves no mask
-    p_BNTS = drop_again(p_BNTS, sites).astype(v.dtype)
-    o_BNTH = _each(matmul, grid)(p_BNTS, v_BNSH)
-    return checkpoint_name(part_groups(o_BNTH.swapaxes(1, 2), groups), KEPT)
+    p_BNTS = _softmax(s_BNTS * scores.scale, rows.seen(), grid.col)
+    o_BNTH = _each(matmul, grid)(rows.drop(p_BNTS, v.dtype), v_BNSH)
+    return rows.output(o_BNTH.swapaxes(1, 2))
 
 
 def _each(multiply: Any, grid: Grid) -> Any:

@@ -17,7 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
 from jaxptd import ring_attention
-from jaxptd.attention.kernel import TAKEN, Kernel
+from jaxptd.attention.kernel import TAKEN, Kernel, Scores
 from jaxptd.attention.ring import Tokens
 from jaxptd.layers.axes import local_rows
 from jaxptd.layers.form import Product, TensorParallel, product
@@ -57,9 +57,9 @@ class TensorParallel1D(TensorParallel):
         return table[self.axes.local_tokens(position_T)].astype(dtype)
 
     def attend(
-        self, q: Array, k: Array, v: Array, tokens: Tokens, *, kernel: Kernel, head_size: int
+        self, q: Array, k: Array, v: Array, tokens: Tokens, *, kernel: Kernel, scores: Scores
     ) -> Array:
-        return ring_attention.attend(q, k, v, tokens, ring=self.ring, kernel=kernel, causal=True)
+        return ring_attention.attend(q, k, v, tokens, ring=self.ring, kernel=kernel, scores=scores)
 
 
 @final

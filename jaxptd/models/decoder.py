@@ -72,6 +72,7 @@ def inventory(model: ModelConfig) -> Inventory:
         options.head_size,
         options.head_unit,
         model.seq_length,
+        model.reach,
         options.qk_norm,
     )
     post = options.norm_order == "post"

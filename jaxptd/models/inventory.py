@@ -20,6 +20,7 @@ class Attention:
         head_size: H.
         unit: numbers of a head that stay together where heads are cut.
         tokens: T of queries and keys.
+        reach: keys that a token attends to, T or those of a window.
         has_norm: whether queries and keys are normalised.
     """
 
@@ -29,6 +30,7 @@ class Attention:
     head_size: int
     unit: int
     tokens: int
+    reach: int
     has_norm: bool
 
     @property
@@ -39,7 +41,7 @@ class Attention:
     @property
     def score_flops(self) -> int:
         """FLOPs of a token's scores and of their product with the values, forward."""
-        return 4 * self.heads * self.head_size * self.tokens
+        return 4 * self.heads * self.head_size * self.reach
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,16 +8,20 @@ from jaxptd.analysis.flops import attention_flops
 
 
 @pytest.mark.parametrize(
-    ("name", "mask", "flops"),
+    ("name", "mask", "window", "flops"),
     [
-        ("dot_product_attention_fwd_wrapper", "CAUSAL", 2 * 2 * 4 * 128**2 * 64),
-        ("dot_product_attention_bwd_wrapper", "CAUSAL", 5 * 2 * 4 * 128**2 * 64),
-        ("dot_general", "CAUSAL", 0),
+        ("dot_product_attention_fwd_wrapper", "CAUSAL", None, 2 * 2 * 4 * 128**2 * 64),
+        ("dot_product_attention_bwd_wrapper", "CAUSAL", None, 5 * 2 * 4 * 128**2 * 64),
+        ("dot_product_attention_bwd_wrapper", "CAUSAL", 32, 10 * 2 * 4 * (112 * 32) * 64),
+        ("dot_product_attention_fwd_wrapper", "CAUSAL", 500, 2 * 2 * 4 * 128**2 * 64),
+        ("dot_general", "CAUSAL", None, 0),
     ],
 )
-def test_flops_of_attention(name, mask, flops):
+def test_flops_of_attention(name, mask, window, flops):
     q = SimpleNamespace(aval=SimpleNamespace(shape=(2, 128, 4, 64)))
     equation = SimpleNamespace(
-        primitive=SimpleNamespace(name=name), params={"mask_type": mask}, invars=[q]
+        primitive=SimpleNamespace(name=name),
+        params={"mask_type": mask, "sliding_window_length": window},
+        invars=[q],
     )
     assert attention_flops(equation) == flops

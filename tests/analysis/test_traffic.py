@@ -91,6 +91,16 @@ OPTIONS = [
     slow(Layout(pp=2, row=2, col=2, schedule="zb-h1"), FOUR | QWEN | {"remat": "full"}),
     slow(Layout(dp=2, tp=4, zero=3, sequence_parallel=True), QWEN),
 ]
+BLOCKWISE = Layout(cp=4, ring="blockwise")  # blocks of two tokens
+WINDOWS = [
+    (BLOCKWISE, {"window": 4, "remat": "full"}),
+    (BLOCKWISE, {"window": 1}),  # no hop
+    (Layout(cp=4, ring="rsa"), {"window": 3, "remat": "dots"}),
+    slow(Layout(cp=4), {"window": 3}),
+    (Layout(row=4, col=2, ring="blockwise"), {"window": 3, "remat": "attention"}),
+    slow(Layout(row=2, col=2, attention2d="blocks"), {"window": 3}),
+    (Layout(pp=2, cp=4, ring="blockwise", schedule="zb-v"), FOUR | {"window": 5}),
+]
 FIVE = {"num_layers": 5, "remat_layers": 2}
 POST = {"norm_order": "post"}
 HEAD = {"z_loss": 0.1, "logit_softcap": 2.0, "max_positions": 12}
@@ -121,9 +131,10 @@ MIXED = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("layout", "choice"), MATRIX + PIPELINES + OPTIONS + HEADS + MIXED, ids=str
-)
+ALL = MATRIX + PIPELINES + OPTIONS + WINDOWS + HEADS + MIXED
+
+
+@pytest.mark.parametrize(("layout", "choice"), ALL, ids=str)
 def test_the_jaxpr_moves_what_the_formula_says(layout: Layout, choice: dict) -> None:
     program = tiny.program(layout, **choice)
     assert subtract(count(program), formula(program)) == []
@@ -166,6 +177,7 @@ COMPILED = [
     # Positions are looked up once for all micro-batches.
     (GRIDS[3], {"micro_batches": 1}),
     PIPELINES[2],
+    (BLOCKWISE, {"window": 4}),
 ]
 
 
@@ -174,6 +186,7 @@ MORE_COMPILED = [
     (tiny.SEQUENCE_PARALLEL, UNROLLED),
     (Layout(cp=4, ring="rsa"), {}),
     *((layout, {"micro_batches": 1}) for layout in (*GRIDS[:3], *GRIDS[4:6])),
+    (Layout(cp=4, ring="rsa"), {"window": 4}),
     MIXED[0],
     PIPELINES[1],
     *((dataclasses.replace(PIPELINED[0], schedule=kind), EIGHT) for kind in SCHEDULES),

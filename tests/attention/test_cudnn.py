@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxptd.attention import cudnn as flash_cudnn
 from jaxptd.attention.cudnn import Cudnn, obstacle
-from jaxptd.attention.kernel import Dropout, Kernel, Saved, Sites
+from jaxptd.attention.kernel import Dropout, Kernel, Saved, Scores, Sites
 from jaxptd.attention.ring import Ring, Tokens
 from jaxptd.attention.xla import Xla
 from jaxptd.collectives import varying_axes
@@ -21,6 +21,8 @@ from jaxptd.ring_attention import attend
 
 B, T, N, H = 2, 128, 3, 64
 DEVICES = 4
+SCORES = Scores(H**-0.5)
+WINDOW = Scores(0.25, window=100)
 XLA = Xla(Dropout(0.0, keep_mask))
 NO_OBSTACLE = {"head_size": 64, "dropout": 0.0, "documents": False}
 
@@ -34,12 +36,12 @@ def sites(length: int) -> Sites:
     return Sites(position_T, position_T)
 
 
-def whole(q: Array, k: Array, v: Array, do: Array, *, kernel: Kernel, causal: bool) -> tuple:
+def whole(q: Array, k: Array, v: Array, do: Array, *, kernel: Kernel, scores: Scores) -> tuple:
     """o, logsumexp, dq, dk, dv of one block."""
     where = sites(q.shape[1])
-    o, lse = kernel.fwd(q, k, v, where, causal=causal)
+    o, lse = kernel.fwd(q, k, v, where, scores=scores)
     saved = Saved(q, k, v, o.astype(q.dtype), lse)
-    return o, lse, *kernel.bwd(saved, do, where, causal=causal)
+    return o, lse, *kernel.bwd(saved, do, where, scores=scores)
 
 
 def ringed(
@@ -47,7 +49,7 @@ def ringed(
 ) -> tuple:
     """o, dq, dk, dv of a sequence that is sharded over a ring."""
     mesh, spec = make_mesh(Layout(cp=devices)), P(None, Axis.CP)
-    run = partial(attend, ring=Ring(Axis.CP, kind), kernel=kernel, causal=True)
+    run = partial(attend, ring=Ring(Axis.CP, kind), kernel=kernel, scores=SCORES)
 
     def local(q: Array, k: Array, v: Array, do: Array) -> tuple:
         o, back = jax.vjp(lambda *x: run(*x, Tokens()), q, k, v)
@@ -65,7 +67,7 @@ def ringed(
 @pytest.mark.parametrize("causal", [False, True])
 def test_shapes_and_types_are_those_of_the_kernel_interface(causal: bool) -> None:
     o, lse, *grads = jax.eval_shape(
-        partial(whole, kernel=Cudnn(), causal=causal), *[abstract()] * 4
+        partial(whole, kernel=Cudnn(), scores=SCORES._replace(causal=causal)), *[abstract()] * 4
     )
     assert (o.shape, o.dtype) == ((B, T, N, H), jnp.bfloat16)
     assert (lse.shape, lse.dtype) == ((B, T, N), jnp.float32)
@@ -82,9 +84,17 @@ def test_ring_of_it_lowers_for_cuda(kind: RingKind) -> None:
 
 
 def test_a_part_that_is_seen_whole_has_no_mask() -> None:
-    run = jax.jit(partial(whole, kernel=Cudnn(), causal=False))
+    run = jax.jit(partial(whole, kernel=Cudnn(), scores=SCORES._replace(causal=False)))
     text = run.trace(*[abstract()] * 4).lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("NO_MASK") == 2 and "CAUSAL" not in text
+
+
+def test_a_window_and_a_factor_are_the_kernels_own() -> None:
+    run = jax.jit(partial(whole, kernel=Cudnn(), scores=WINDOW))
+    text = run.trace(*[abstract()] * 4).lower(lowering_platforms=("cuda",)).as_text()
+    config = text.replace("\\22", "'").replace('\\"', "'")
+    assert config.count("'sliding_window_length': 100") == 2 and config.count("CAUSAL") == 2
+    assert config.count("'fmha_scale': 0.25") == 2
 
 
 @pytest.mark.parametrize(
@@ -98,6 +108,12 @@ def test_a_part_that_is_seen_whole_has_no_mask() -> None:
         ("gpu", "bfloat16", {"capability": 7.5}, "compute capability 8.0 or more, not 7.5"),
         ("gpu", "bfloat16", {"dropout": 0.1}, "no dropout (model.dropout=0.1)"),
         ("gpu", "bfloat16", {"documents": True}, "data.documents=apart"),
+        (
+            "gpu",
+            "bfloat16",
+            {"window_in_ring": True},
+            "not at another device's (model.window)",
+        ),
     ],
 )
 def test_what_speaks_against_it_is_said(platform: str, dtype: str, other: dict, words: str) -> None:
@@ -144,10 +160,10 @@ def test_gradients_of_repeated_keys_are_summed_over_their_group() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("causal", [False, True])
-def test_values_and_gradients_of_a_block(causal: bool) -> None:
+@pytest.mark.parametrize("scores", [SCORES._replace(causal=False), SCORES, WINDOW], ids=str)
+def test_values_and_gradients_of_a_block(scores: Scores) -> None:
     found, want = (
-        jax.jit(partial(whole, kernel=kernel, causal=causal))(*random_inputs(1024))
+        jax.jit(partial(whole, kernel=kernel, scores=scores))(*random_inputs(1024))
         for kernel in (Cudnn(), XLA)
     )
     assert_close(found, want)

@@ -13,13 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxptd.attention.kernel import NOWHERE, Dropout, Sites, drop, merge, merge_at, visible
+from jaxptd.attention.kernel import NOWHERE, Dropout, Scores, Sites, drop, merge, merge_at, visible
 from jaxptd.layers.dropout import keep_mask
 
 TOLERANCES = {"float32": 1e-6, "float64": 1e-12}  # relative to a tensor's norm; never loosened
 
 
 B, T, S, N, H = 2, 5, 9, 3, 4
+CAUSAL = Scores(H**-0.5)
+FULL = CAUSAL._replace(causal=False)
 SEED_BN2 = np.random.default_rng(9).integers(0, 2**32, (B, N, 2)).astype(np.uint32)
 
 
@@ -33,12 +35,15 @@ class Plain(NamedTuple):
     dv: np.ndarray
 
 
-def plain_seen(sites: Sites, causal: bool) -> np.ndarray:
+def plain_seen(sites: Sites, scores: Scores) -> np.ndarray:
     """Mask of visible keys by definition, `[B, 1, T, S]` or `[1, 1, T, S]`."""
     query_T, key_S = np.asarray(sites.query_T), np.asarray(sites.key_S)
     seen = np.broadcast_to(key_S != NOWHERE, (1, 1, len(query_T), len(key_S)))
-    if causal:
-        seen = seen & (query_T[:, None] >= key_S)
+    distance_TS = query_T[:, None].astype(np.int64) - key_S
+    if scores.causal:
+        seen = seen & (distance_TS >= 0)
+    if scores.window is not None:
+        seen = seen & (distance_TS < scores.window)
     if sites.query_segment_BT is not None:
         query, key = np.asarray(sites.query_segment_BT), np.asarray(sites.key_segment_BS)
         seen = seen & ((query[:, :, None] == key[:, None]) & (key[:, None] >= 0))[:, None]
@@ -61,11 +66,11 @@ def plain_weight(sites: Sites, rate: float) -> np.ndarray:
     return mixed(seed[:, :, None, None], query_T[:, None], key_S, rate) / (1 - rate)
 
 
-def plain(q: Any, k: Any, v: Any, do: Any, sites: Sites, *, causal: bool, rate: float) -> Plain:
+def plain(q: Any, k: Any, v: Any, do: Any, sites: Sites, *, scores: Scores, rate: float) -> Plain:
     """Softmax attention and its gradients by their definitions, in float64."""
     q, k, v, do = (np.asarray(x, np.float64) for x in (q, k, v, do))
-    seen, weight = plain_seen(sites, causal), plain_weight(sites, rate)
-    scale = q.shape[-1] ** -0.5
+    seen, weight = plain_seen(sites, scores), plain_weight(sites, rate)
+    scale = scores.scale
     s = np.where(seen, np.einsum("BTNH,BSNH->BNTS", q, k) * scale, -np.inf)
     highest = s.max(-1, keepdims=True, where=seen, initial=-1e300)
     e = np.exp(s - highest)
@@ -94,7 +99,7 @@ def test_the_plain_attention_is_the_softmax_of_jax_and_its_gradients() -> None:
     q, k, v, do = np.random.default_rng(0).standard_normal((4, B, T, N, H))
     place = np.arange(T, dtype=np.int32)
     sites = Sites(place, place, seed_BN2=SEED_BN2)
-    seen, weight = plain_seen(sites, True), plain_weight(sites, 0.3)
+    seen, weight = plain_seen(sites, CAUSAL), plain_weight(sites, 0.3)
 
     def attention(q: Any, k: Any, v: Any) -> Any:
         s = jnp.where(seen, jnp.einsum("BTNH,BSNH->BNTS", q, k) / H**0.5, -jnp.inf)
@@ -107,7 +112,7 @@ def test_the_plain_attention_is_the_softmax_of_jax_and_its_gradients() -> None:
 
     with jax.enable_x64(True):
         found = jax.jit(both_ways)(do, q, k, v)
-    want = plain(q, k, v, do, sites, causal=True, rate=0.3)
+    want = plain(q, k, v, do, sites, scores=CAUSAL, rate=0.3)
     for x, y in zip(found, want, strict=True):
         assert difference(x, y) <= TOLERANCES["float64"]
 
@@ -128,7 +133,7 @@ def over_keys(*cuts: slice, empty_rows: int = 0) -> list[tuple[np.ndarray, np.nd
     found = []
     for cut in cuts:
         sites = Sites(query_T, key_S[cut])
-        o, lse, *_ = plain(q, k[:, cut], v[:, cut], do, sites, causal=True, rate=0.0)
+        o, lse, *_ = plain(q, k[:, cut], v[:, cut], do, sites, scores=CAUSAL, rate=0.0)
         found.append((o, lse))
     return found
 
@@ -207,32 +212,39 @@ numbers = st.lists(st.integers(0, 9), min_size=6, max_size=6)
 documents = st.lists(st.lists(st.integers(-2, 2), min_size=6, max_size=6), min_size=2, max_size=2)
 
 
-@given(numbers, numbers, st.none() | st.tuples(documents, documents), st.booleans())
-def test_a_query_sees_what_the_definition_says(query, key, segments, causal: bool) -> None:
+@given(
+    numbers,
+    numbers,
+    st.none() | st.tuples(documents, documents),
+    st.builds(Scores, st.just(1.0), st.booleans(), st.none() | st.integers(1, 9)),
+)
+def test_a_query_sees_what_the_definition_says(query, key, segments, scores: Scores) -> None:
     key = [*key[:-1], NOWHERE]
     pair = (None, None) if segments is None else tuple(np.array(x, np.int32) for x in segments)
     sites = Sites(np.array(query, np.int32), np.array(key, np.int32), *pair)
-    found = np.asarray(visible(sites, causal=causal))
+    found = np.asarray(visible(sites, scores))
     shape = (2, 1, 6, 6)
-    want = plain_seen(sites, causal)
+    want = plain_seen(sites, scores)
     np.testing.assert_array_equal(np.broadcast_to(found, shape), np.broadcast_to(want, shape))
 
 
 def test_what_is_seen_by_hand() -> None:
     place = np.array([0, 1, 2], np.int32)
     causal = np.tril(np.ones((3, 3), bool))
-    np.testing.assert_array_equal(visible(Sites(place, place), causal=True), causal)
-    assert np.broadcast_to(visible(Sites(place, place), causal=False), (3, 3)).all()
+    np.testing.assert_array_equal(visible(Sites(place, place), CAUSAL), causal)
+    assert np.broadcast_to(visible(Sites(place, place), FULL), (3, 3)).all()
     segment = np.array([[0, 1, 1], [0, 0, -1]], np.int32)
-    seen = visible(Sites(place, place, segment, segment), causal=False)
+    seen = visible(Sites(place, place, segment, segment), FULL)
     want = [[[1, 0, 0], [0, 1, 1], [0, 1, 1]], [[1, 1, 0], [1, 1, 0], [0, 0, 0]]]
     np.testing.assert_array_equal(seen[:, 0], np.array(want, bool))
+    window = visible(Sites(place, place), CAUSAL._replace(window=2))  # a token and the one before
+    np.testing.assert_array_equal(window, [[1, 0, 0], [1, 1, 0], [0, 1, 1]])
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_nobody_sees_a_key_that_is_nowhere(causal: bool) -> None:
+@pytest.mark.parametrize("scores", [CAUSAL, FULL, FULL._replace(window=NOWHERE)], ids=str)
+def test_nobody_sees_a_key_that_is_nowhere(scores: Scores) -> None:
     query_T, key_S = np.array([0, NOWHERE - 1], np.int32), np.array([0, NOWHERE], np.int32)
-    seen = np.broadcast_to(visible(Sites(query_T, key_S), causal=causal), (2, 2))
+    seen = np.broadcast_to(visible(Sites(query_T, key_S), scores), (2, 2))
     np.testing.assert_array_equal(seen, [[True, False]] * 2)
 
 

@@ -4,11 +4,14 @@ from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 from jax import Array
+from turns import slow
 
 from jaxptd.analysis.collective import Collective, add_up, subtract
 from jaxptd.analysis.compiled_step import CPU_OPTIONS
+from jaxptd.analysis.device_flops import work_per_device
 from jaxptd.analysis.hlo import collectives_from_hlo
 from jaxptd.attention.kernel import CORE
 from jaxptd.attention.ring import Tokens
@@ -27,6 +30,8 @@ from tests.test_ring_attention import (
     only_forward,
     trace,
 )
+
+WINDOWED_RSA = case("rsa", 4, window=14)
 
 # ---- what moves ------------------------------------------------------------------------------
 
@@ -49,6 +54,17 @@ def test_each_part_makes_one_round_forward_and_two_backward(ring: Any, causal: b
     assert backward == permutes(each, 2 * messages, hops * block * (2 + 4))
 
 
+@pytest.mark.parametrize(("window", "hops"), [(1, 0), (2, 1), (13, 1), (14, 2), (26, 3), (48, 3)])
+@pytest.mark.parametrize("ring", ["zigzag", "blockwise", "rsa"])
+def test_contiguous_blocks_travel_as_far_as_a_window_reaches(ring: Any, window: int, hops: int):
+    """Blocks have 12 tokens; the last hop of gradients leads back to the block's owner."""
+    each = case(ring, 4, window=window)
+    hops = 3 if ring == "zigzag" else hops
+    messages = 3 * hops * (2 if ring == "rsa" else 1)
+    size = 3 * hops * 2 * B * each.block * each.heads * H * 4
+    assert moved(each, both_ways(each), "float32") == permutes(each, messages, size)
+
+
 def test_other_axes_move_nothing() -> None:
     each = Case(Layout(dp=2, cp=2, tp=2), rate=0.1, documents=True, heads=2)
     block = 2 * (B // 2) * each.block * (each.heads // 2) * H
@@ -63,10 +79,13 @@ def test_nothing_travels_again_where_remat_keeps_what_attention_names(ring: Any)
     assert moved(each, again, "float32") == moved(each, both_ways(each), "float32")
 
 
-@pytest.mark.parametrize("ring", ["zigzag", "rsa"])
-def test_the_compiled_program_moves_the_same(ring: Any) -> None:
+@pytest.mark.parametrize(
+    "each",
+    [case("zigzag", 2), case("rsa", 2), case("blockwise", 4, window=14), slow(WINDOWED_RSA)],
+    ids=str,
+)
+def test_the_compiled_program_moves_the_same(each: Case) -> None:
     """XLA does not reuse forward's first hop in backward, which would save the received block."""
-    each = case(ring, 2)
     lowered = jax.jit(both_ways(each)).lower(*each.arguments("float32"))
     # without the pass that removes, on CPU, what says that they are two
     text = lowered.compile(CPU_OPTIONS).as_text()
@@ -101,6 +120,28 @@ def test_zigzag_computes_half_of_each_other_part() -> None:
     half = products(trace(each, only_forward(each)))
     assert half == forward * (local + others * other // 2)
     assert products(trace(full, only_forward(full))) == forward * (other + others * other)
+
+
+def tiles_in_sight(each: Case, side: int) -> np.ndarray:
+    """Tiles of scores, of so many tokens a side, of which a query of a device sees a key: `[C]`."""
+    query_CTI = each.order.reshape(each.layout.cp, -1, side)
+    distance = query_CTI[:, :, None, None, :, None] - query_CTI[None, None, :, :, None]
+    seen = (distance >= 0) & (distance < (each.window or T))
+    return seen.any((-1, -2)).sum((1, 2, 3))
+
+
+@pytest.mark.parametrize("window", [slow(1), slow(6), 7, 20, slow(47)])
+@pytest.mark.parametrize("ring", ["zigzag", "blockwise"])
+def test_each_device_computes_the_tiles_that_its_window_leaves(ring: Any, window: int) -> None:
+    each, side = case(ring, 4, window=window, chunk=3), 3
+    work = [
+        work_per_device(jax.jit(run(each)).trace(*each.arguments("float32")).jaxpr, each.mesh)
+        for run in (only_forward, both_ways)
+    ]
+    tiles = 2 * B * each.heads * side * H * tiles_in_sight(each, side)
+    # scores and output forward; backward scores, dp, dv, dq, dk, and do times o
+    np.testing.assert_array_equal(work[0].ravel(), tiles * 2 * side)
+    np.testing.assert_array_equal((work[1] - work[0]).ravel(), tiles * (5 * side + 1))
 
 
 @pytest.mark.parametrize(("ring", "causal"), RINGS)

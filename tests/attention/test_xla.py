@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from jax import Array
 
 from jaxptd.analysis.jaxprs import inside
-from jaxptd.attention.kernel import Dropout, Saved, Sites
+from jaxptd.attention.kernel import Dropout, Saved, Scores, Sites
 from jaxptd.attention.xla import Xla
 from tests.attention.test_kernel import TOLERANCES, Plain, difference, mixed, plain
 
@@ -36,9 +36,14 @@ class Case:
     keys: int
     chunk: int
     causal: bool = True
+    window: int | None = None
     rate: float = 0.0
     documents: bool = False
     halves: bool = False
+
+    @property
+    def scores(self) -> Scores:
+        return Scores(H**-0.5, self.causal, self.window)
 
     @property
     def kernel(self) -> Xla:
@@ -69,21 +74,21 @@ class Case:
         return [jnp.asarray(rng.standard_normal((B, n, N, H)), dtype) for n in lengths]
 
 
-@partial(jax.jit, static_argnums=0, static_argnames="causal")
+@partial(jax.jit, static_argnums=0, static_argnames="scores")
 def both_ways(
-    kernel: Xla, q: Array, k: Array, v: Array, do: Array, sites: Sites, *, causal: bool
+    kernel: Xla, q: Array, k: Array, v: Array, do: Array, sites: Sites, *, scores: Scores
 ) -> Any:
-    o, lse = kernel.fwd(q, k, v, sites, causal=causal)
-    return o, lse, *kernel.bwd(Saved(q, k, v, o, lse), do, sites, causal=causal)
+    o, lse = kernel.fwd(q, k, v, sites, scores=scores)
+    return o, lse, *kernel.bwd(Saved(q, k, v, o, lse), do, sites, scores=scores)
 
 
 def run(case: Case, dtype: str) -> tuple[tuple[Array, ...], Plain]:
     """Results of the kernel, and of plain attention."""
     with jax.enable_x64(dtype == "float64"):
         inputs, sites = case.inputs(dtype), case.sites()
-        found = both_ways(case.kernel, *inputs, sites, causal=case.causal)
+        found = both_ways(case.kernel, *inputs, sites, scores=case.scores)
     want = plain(
-        *(np.asarray(x, "float64") for x in inputs), sites, causal=case.causal, rate=case.rate
+        *(np.asarray(x, "float64") for x in inputs), sites, scores=case.scores, rate=case.rate
     )
     return found, want
 
@@ -108,6 +113,10 @@ CASES = [
     Case(5, 11, 4, rate=0.3),
     Case(11, 5, 3, documents=True),
     Case(1, 1, 1),
+    Case(13, 13, 4, window=6, rate=0.3, documents=True),
+    Case(12, 12, 5, halves=True, window=3),
+    Case(5, 11, 4, window=4),
+    Case(9, 9, 512, causal=False, window=2, rate=0.3),
 ]
 
 
@@ -122,23 +131,23 @@ def test_in_float32_too(case: Case) -> None:
 
 
 lengths = st.integers(1, 19)
+cases = st.builds(
+    lambda queries, keys, chunk, rich, **scores: Case(
+        queries, keys or queries, chunk, rate=0.3 * rich, documents=rich, **scores
+    ),
+    lengths,
+    st.none() | lengths,
+    st.integers(1, 21),
+    st.booleans(),
+    causal=st.booleans(),
+    window=st.none() | lengths,
+)
 
 
 @pytest.mark.slow
-@given(lengths, st.none() | lengths, st.integers(1, 21), st.booleans(), st.booleans())
-@settings(max_examples=8)
-def test_any_lengths_and_chunks(queries, keys, chunk: int, causal: bool, rich: bool) -> None:
-    rate = 0.3 if rich else 0.0
-    case = Case(queries, keys or queries, chunk, causal=causal, rate=rate, documents=rich)
-    hold(case, "float64")
-
-
-@pytest.mark.slow
-@given(lengths, st.none() | lengths, st.integers(1, 21), st.booleans(), st.booleans())
+@given(cases)
 @settings(max_examples=100)
-def test_any_lengths_and_chunks_more_of_them(queries, keys, chunk, causal, rich) -> None:
-    rate = 0.3 if rich else 0.0
-    case = Case(queries, keys or queries, chunk, causal=causal, rate=rate, documents=rich)
+def test_any_lengths_and_chunks(case: Case) -> None:
     hold(case, "float64")
 
 
@@ -160,8 +169,9 @@ def test_keys_of_a_cache_that_are_not_written_yet_are_not_seen(chunk: int) -> No
     q, k, v, _ = case.inputs("float32")
     sites = Sites(jnp.array([2], jnp.int32), jnp.arange(8, dtype=jnp.int32))
     garbage = k.at[:, 3:].set(1e3), v.at[:, 3:].set(1e3)
-    o, lse = case.kernel.fwd(q[:, 2:3], *garbage, sites, causal=True)
-    whole, whole_lse = case.kernel.fwd(q[:, :3], k[:, :3], v[:, :3], cut(sites, 3), causal=True)
+    fwd = partial(case.kernel.fwd, scores=case.scores)
+    o, lse = fwd(q[:, 2:3], *garbage, sites)
+    whole, whole_lse = fwd(q[:, :3], k[:, :3], v[:, :3], cut(sites, 3))
     np.testing.assert_allclose(o, whole[:, 2:], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(lse, whole_lse[:, 2:], rtol=1e-6)
 
@@ -194,9 +204,9 @@ def test_bfloat16_rounds_the_probabilities_and_the_scores_gradients_alone() -> N
 
 
 def test_dropped_values_depend_on_the_head_and_the_sequence() -> None:
-    case = Case(8, 8, 512, rate=0.5)
+    case = Case(8, 8, 512, rate=0.5, causal=False)
     q, k, v, _ = (jnp.ones((B, 8, N, H)) for _ in range(4))
-    o, _ = case.kernel.fwd(q, k, v, case.sites(), causal=False)
+    o, _ = case.kernel.fwd(q, k, v, case.sites(), scores=case.scores)
     rows = np.asarray(o)[..., 0].swapaxes(1, 2).reshape(B * N, 8)
     assert len({row.tobytes() for row in rows}) == B * N
 
@@ -234,7 +244,7 @@ def shapes(jaxpr: Any) -> set[tuple[int, ...]]:
 
 
 def trace(case: Case, dtype: str = "float32") -> Any:
-    run = partial(both_ways, case.kernel, causal=case.causal)
+    run = partial(both_ways, case.kernel, scores=case.scores)
     return jax.make_jaxpr(run)(*case.inputs(dtype), case.sites())
 
 
@@ -244,11 +254,14 @@ def trace(case: Case, dtype: str = "float32") -> Any:
         (Case(16, 16, 4), 10),  # of 4 x 4 chunks, those on the diagonal and below it
         (Case(16, 16, 4, causal=False), 16),
         (Case(16, 16, 16), 1),
+        (Case(16, 16, 4, window=1), 4),  # those on the diagonal
+        (Case(16, 16, 4, window=5), 7),  # and those beside it
+        (Case(16, 16, 4, window=6), 9),
         (Case(8, 16, 4), 8),  # queries of unknown places: all
     ],
     ids=str,
 )
-def test_chunks_above_the_diagonal_are_not_computed(case: Case, pairs: int) -> None:
+def test_chunks_that_no_query_sees_are_not_computed(case: Case, pairs: int) -> None:
     side = min(case.chunk, case.queries)
     # scores and output forward; backward scores, dp, dv, dq, dk, and do times o
     assert products(trace(case)) == pairs * B * N * side * H * (7 * side + 1)
@@ -263,7 +276,8 @@ def test_no_array_is_larger_than_a_chunk_in_both_dims_of_the_scores(causal: bool
 
 def temporary_bytes(length: int) -> int:
     case = Case(length, length, 64)
-    lowered = both_ways.lower(case.kernel, *case.inputs("float32"), case.sites(), causal=True)
+    arguments = *case.inputs("float32"), case.sites()
+    lowered = both_ways.lower(case.kernel, *arguments, scores=case.scores)
     return lowered.compile().memory_analysis().temp_size_in_bytes
 
 

@@ -53,6 +53,12 @@ def test_other_fields_without_effect_are_named(layout, axes, sentence) -> None:
     assert list(without_effect(MODEL, dataclasses.replace(layout, **axes))) == []
 
 
+def test_a_window_as_long_as_the_sequence_is_named() -> None:
+    (found,) = without_effect(ModelConfig(window=256), Layout())
+    assert found == "model.window=256 has no effect without a longer model.seq_length"
+    assert list(without_effect(ModelConfig(window=255), Layout())) == []
+
+
 def test_layers_that_recompute_nothing_are_named() -> None:
     (found,) = without_effect(ModelConfig(remat_layers=1), Layout())
     assert found == "model.remat_layers=1 has no effect without model.remat"

@@ -14,6 +14,7 @@ from jaxptd.mesh import Axis, Layout
 
 B, T, D, F, N, H, V = 4, 8, 16, 24, 4, 4, 13
 K = 2  # heads of keys and values, where groups of heads share them
+WINDOW, SCALE = 4, 0.7  # of groups
 Part = Callable[[Layout, str], Iterator[Collective]]
 
 
@@ -136,7 +137,10 @@ def attention(layout: Layout, dtype: str) -> Iterator[Collective]:
 
 
 def groups(layout: Layout, dtype: str) -> Iterator[Collective]:
-    """As `attention`, with K heads of keys and values, and a norm of queries and keys."""
+    """As `attention`, with K heads of keys and values, a norm of queries and keys, and a window.
+
+    The rings are blockwise: blocks travel as far as the window reaches.
+    """
     form, itemsize = make_form(layout), np.dtype(dtype).itemsize
     size = tokens(layout) * itemsize
     if layout.attention2d == "heads":
@@ -144,7 +148,8 @@ def groups(layout: Layout, dtype: str) -> Iterator[Collective]:
         if gathers_keys(layout):
             for kind in (ALL_GATHER, REDUCE_SCATTER):
                 yield Collective(kind, (axis,), 1, 2 * made_keys(layout) * size)
-        hops = 3 * (layout.ring_size - 1)
+        block = T // layout.ring_size
+        hops = 3 * sum(1 + n * block < WINDOW for n in range(layout.ring_size - 1))
         keys = max(1, K // form.inner_devices) * H
         yield Collective(PERMUTE, (Axis.CP, Axis.ROW), hops, hops * 2 * keys * size)
         return

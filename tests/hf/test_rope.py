@@ -1,4 +1,4 @@
-"""Rotary positions and windows of `config.json`, as transformers 4 and 5 write them."""
+"""Rotary positions of `config.json`, as transformers 4 and 5 write them."""
 
 from typing import Any
 
@@ -75,30 +75,3 @@ def test_rotary_positions(config: dict, options: dict) -> None:
 def test_positions_that_there_are_not(config: dict, line: str) -> None:
     with pytest.raises(UserError, match=line):
         rope.read(config)
-
-
-@pytest.mark.parametrize(
-    ("config", "window"),
-    [
-        ({}, None),
-        ({"sliding_window": 4096}, 4096),  # Mistral
-        ({"sliding_window": 4096, "use_sliding_window": False}, None),  # Qwen
-        ({"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 0}, 64),
-        ({"sliding_window": 64, "layer_types": ["full_attention"] * 3}, None),
-        ({"sliding_window": 64, "layer_types": ["sliding_attention"] * 3}, 64),
-    ],
-)
-def test_windows(config: dict, window: int | None) -> None:
-    assert rope.read_window(config) == {"window": window}
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"use_sliding_window": True, "max_window_layers": 28},
-        {"layer_types": ["full_attention", "sliding_attention"]},
-    ],
-)
-def test_windows_of_some_layers_are_refused(config: dict) -> None:
-    with pytest.raises(UserError, match="sliding_window=64 in some layers only; use another model"):
-        rope.read_window(config | {"sliding_window": 64})

@@ -46,19 +46,22 @@ YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+ALL_LAYERS = {"max_window_layers": 0}
 MODELS = {
     "llama": ("LlamaConfig", {}),
     "llama3": ("LlamaConfig", {"rope_parameters": LLAMA3}),
     "yarn": ("LlamaConfig", {"rope_parameters": YARN}),
-    "qwen2": ("Qwen2Config", {}),
+    "qwen2": ("Qwen2Config", {"use_sliding_window": True, "sliding_window": 7} | ALL_LAYERS),
     "qwen3": ("Qwen3Config", {"head_dim": 6, "tie_word_embeddings": True}),
-    "mistral": ("MistralConfig", {"head_dim": 4, "sliding_window": None}),
+    "mistral": ("MistralConfig", {"head_dim": 4, "sliding_window": 6}),
 }
 LAYOUTS = [
     Layout(),
     Layout(tp=4, sequence_parallel=True),  # more devices than kv heads
     Layout(tp=8),
     Layout(cp=4),
+    Layout(cp=4, ring="blockwise"),  # of two hops with mistral's window
+    Layout(cp=4, ring="rsa"),
     Layout(row=2, col=2),
     Layout(row=2, col=2, attention2d="blocks"),
     Layout(pp=2, schedule="zb-v"),

@@ -13,6 +13,8 @@ from moves import (
     MLP_MOVES,
     NORM,
     RMS_NORM,
+    SCALE,
+    WINDOW,
     B,
     D,
     F,
@@ -49,7 +51,14 @@ MODEL = ModelConfig(
 )
 GPT = MODEL.block
 POST = dataclasses.replace(MODEL, norm_order="post")
-QWEN = dataclasses.replace(MODEL, family="qwen3", num_kv_heads=K, linear_bias="qkv")
+QWEN = dataclasses.replace(
+    MODEL,
+    family="qwen3",
+    num_kv_heads=K,
+    linear_bias="qkv",
+    attention_scale=SCALE,
+    window=WINDOW,
+)
 
 
 def array(*shape: int, seed: int = 0) -> np.ndarray:

@@ -41,6 +41,16 @@ def test_attention_without_a_fused_kernel(layout: Layout, words: str) -> None:
     assert choose_kernel(config(layout), GPU) == ("xla", words)
 
 
+def test_a_window_that_ends_in_another_devices_block_has_no_fused_kernel() -> None:
+    for layout in (Layout(cp=2), Layout(row=2, col=2)):
+        kernel, words = choose_kernel(config(layout, window=100), GPU)
+        assert (
+            kernel == "xla" and words and words.endswith("not at another device's (model.window)")
+        )
+    assert choose_kernel(config(Layout(tp=2), window=100), GPU) == ("cudnn", None)
+    assert choose_kernel(config(Layout(cp=2), window=256), GPU) == ("cudnn", None)  # all tokens
+
+
 def test_asking_for_what_cannot_be_is_an_error() -> None:
     kernel, words = choose_kernel(config(Layout()), CPU)
     assert kernel == "xla" and words

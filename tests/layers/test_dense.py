@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from contract import Case, random_weights, run, starting_params
 from flax import nnx
+from moves import SCALE, WINDOW
 
 from jaxptd.layers.forms import make_form
 from jaxptd.mesh import Layout
@@ -45,13 +46,18 @@ def attention(x, p, prefix=""):
     q, k, v = (
         np.einsum("BTD,DcNH->cBTNH", x, p[prefix + "qkv.w"]) + p[prefix + "qkv.b"][:, None, None]
     )
-    o = weighted_values(q, k, v)
+    o = weighted_values(q, k, v, scale=q.shape[-1] ** -0.5, seen=np.tril)
     return np.einsum("BTNH,NHD->BTD", o, p[prefix + "out.w"]) + p[prefix + "out.b"]
 
 
-def weighted_values(q, k, v):
-    s = np.einsum("BTNH,BSNH->BNTS", q, k) / np.sqrt(q.shape[-1])
-    e = np.where(np.tril(np.ones(s.shape[-2:])), np.exp(s), 0)
+def in_window(ones):
+    """Each token sees itself and the WINDOW - 1 before it."""
+    return np.tril(ones) - np.tril(ones, -WINDOW)
+
+
+def weighted_values(q, k, v, *, scale, seen):
+    s = scale * np.einsum("BTNH,BSNH->BNTS", q, k)
+    e = np.where(seen(np.ones(s.shape[-2:])), np.exp(s), 0)
     return np.einsum("BNTS,BSNH->BTNH", e / e.sum(-1, keepdims=True), v)
 
 
@@ -68,7 +74,8 @@ def attention_in_groups(x, p):
     k, v = np.einsum("BTD,DcKH->cBTKH", x, p["kv.w"]) + p["kv.b"][:, None, None]
     q, k = (turned(rms_norm(y, p, f"{n}_norm."), theta=1e6) for y, n in ((q, "q"), (k, "k")))
     k, v = (np.repeat(y, q.shape[2] // y.shape[2], axis=2) for y in (k, v))
-    return np.einsum("BTNH,NHD->BTD", weighted_values(q, k, v), p["out.w"])
+    o = weighted_values(q, k, v, scale=SCALE, seen=in_window)
+    return np.einsum("BTNH,NHD->BTD", o, p["out.w"])
 
 
 def gated_mlp(x, p):

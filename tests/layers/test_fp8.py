@@ -131,6 +131,19 @@ def test_a_layout_computes_what_one_device_does(layout):
     assert worst(gradients(program(layout)), want) < 1e-3
 
 
+GROUPS = {"family": "qwen2", "num_kv_heads": 2}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [Layout(tp=2), Layout(tp=4), PIPELINE], ids=str)
+def test_groups_of_heads_too(layout):
+    """Queries, keys and values are one product of joined weights."""
+    want = gradients(program(Layout(), **GROUPS))
+    native = gradients(program(Layout(), products="native", **GROUPS))
+    assert 0.02 < worst(want, native) < 0.3
+    assert worst(gradients(program(layout, **GROUPS)), want) < 1e-3
+
+
 def trace(run: Program):
     return run.train_step.trace(run.abstract_state, run.abstract_batch).jaxpr
 
@@ -142,8 +155,11 @@ def test_nothing_more_is_moved(layout):
     assert moved[0] == moved[1]
 
 
-def test_four_products_a_block_with_their_gradients_and_no_others_are_in_8_bits():
-    dots = [e for e in equations(trace(program(Layout(), dtype="bfloat16"))) if is_dot(e)]
+@pytest.mark.parametrize("choice", [{}, GROUPS], ids=["alone", "groups"])
+def test_four_products_a_block_with_their_gradients_and_no_others_are_in_8_bits(choice):
+    """Queries and the keys and values of groups are one product."""
+    run = program(Layout(), dtype="bfloat16", **choice)
+    dots = [e for e in equations(trace(run)) if is_dot(e)]
     of = {id(e): "".join(sorted(v.aval.dtype.name for v in e.invars)) for e in dots}
     kinds = list(of.values())
     assert kinds.count("float8_e4m3fn" * 2) == 4

@@ -11,7 +11,7 @@ import pytest
 from jax import Array
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.attention.kernel import Dropout, Sites
+from jaxptd.attention.kernel import Dropout, Scores, Sites
 from jaxptd.attention.ring import Tokens
 from jaxptd.layers.grid_attention import attend
 from jaxptd.matmul.grid import Grid, panels
@@ -29,14 +29,19 @@ class Case:
 
     layout: Layout
     causal: bool = True
+    window: int | None = None
     rate: float = 0.0
     documents: bool = False
     size: float = 1.0  # of q and k
 
     def __str__(self) -> str:
         rich = ["dropout"] * bool(self.rate) + ["documents"] * self.documents
-        kind = "causal" if self.causal else "full"
+        kind = f"window {self.window}" if self.window else "causal" if self.causal else "full"
         return " ".join([str(self.layout), kind, *rich]).replace(" ", "-")
+
+    @property
+    def scores(self) -> Scores:
+        return Scores(H**-0.5, self.causal, self.window)
 
     @property
     def grid(self) -> Grid:
@@ -77,8 +82,7 @@ class Case:
                 tokens=tokens,
                 grid=self.grid,
                 dropout=Dropout(self.rate, mixed),
-                scale=H**-0.5,
-                causal=self.causal,
+                scores=self.scores,
             )
             o, back = jax.vjp(attention, *qkv)
             return o, *back(do)
@@ -94,7 +98,7 @@ def run(case: Case, dtype: str) -> tuple[list[np.ndarray], Plain]:
         found = jax.jit(case.both_ways())(case.tokens(), *inputs)
     assert {x.dtype for x in found} == {jnp.dtype(dtype)}
     whole = [np.asarray(x, np.float64)[..., :H] for x in inputs]
-    want = plain(*whole, case.sites(), causal=case.causal, rate=case.rate)
+    want = plain(*whole, case.sites(), scores=case.scores, rate=case.rate)
     return [np.asarray(x, np.float64) for x in found], want
 
 
@@ -121,6 +125,7 @@ CASES = [
     case(2, 2, "fox", rich=True),
     case(2, 2, "cannon", rich=True, dp=2),
     case(1, 8, rich=True),
+    case(2, 4, rich=True, window=3),
 ]
 
 

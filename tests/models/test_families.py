@@ -48,7 +48,7 @@ def test_no_code_asks_for_a_family_by_name() -> None:
         {},
         {"tie_embeddings": False, "ffn_hidden_size": 20},
         {"family": "llama", "num_kv_heads": 2, "head_size": 10, "tie_embeddings": False},
-        {"family": "qwen3", "num_kv_heads": 1},
+        {"family": "qwen3", "num_kv_heads": 1, "window": 3},
     ],
     ids=str,
 )
@@ -59,5 +59,5 @@ def test_flops_are_those_of_every_matrix_that_is_multiplied(model: dict[str, Any
     looked_up = {"positions.table"} | (set() if sizes.tie_embeddings else {"tokens.table"})
     matrices = [i for name, i in program.infos.items() if i.decay and name not in looked_up]
     weights = sum(math.prod(info.shape) for info in matrices)
-    scores = 12 * 3 * 4 * sizes.block.head_size * 8
+    scores = 12 * 3 * 4 * sizes.block.head_size * (sizes.window or 8)
     assert family_of(sizes).inventory(sizes).flops_per_token == 6 * weights + scores

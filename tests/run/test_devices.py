@@ -21,7 +21,7 @@ import jax, numpy as np
 from jax.sharding import PartitionSpec as P
 from jaxptd.config import Config
 from jaxptd.run.devices import prepare
-from jaxptd.attention.kernel import Dropout
+from jaxptd.attention.kernel import Dropout, Scores
 from jaxptd.attention.xla import Xla
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.attention.ring import Ring, Tokens
@@ -31,7 +31,7 @@ layout = Layout(cp=8, ring="rsa")
 prepare(Config(layout=layout))
 
 def both_ways(q, k, v, do):
-    how = dict(ring=Ring("cp", "rsa"), kernel=Xla(Dropout(0.0, None)), causal=True)
+    how = dict(ring=Ring("cp", "rsa"), kernel=Xla(Dropout(0.0, None)), scores=Scores(32**-0.5))
     o, back = jax.vjp(lambda *qkv: attend(*qkv, Tokens(), **how), q, k, v)
     return o, *back(do)
 

@@ -101,10 +101,10 @@ NEEDED = {"model.rope_scaling": ["--model.positions=rope"]}
     "override",
     [
         "--model.num_layers=3",
-        "--model.hidden_size=32",
-        "--model.num_heads=2",
+        *("--model.hidden_size=32", "--model.num_heads=2"),
         *("--model.num_kv_heads=2", "--model.head_size=6"),
         *("--model.max_positions=300", "--model.logit_softcap=30.0", "--model.z_loss=1e-4"),
+        *("--model.attention_scale=0.1", "--model.window=5"),
         "--model.ffn_hidden_size=32",
         *("--model.norm=rmsnorm", "--model.norm_eps=1e-6", "--model.norm_order=post"),
         *("--model.activation=silu", "--model.gated=true"),

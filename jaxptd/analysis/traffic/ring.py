@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from jaxptd.analysis.collective import ALL_GATHER, PERMUTE, REDUCE_SCATTER, Collective
 from jaxptd.analysis.sizes import AttentionSizes
 from jaxptd.analysis.traffic.scenario import Recomputed, Scenario
-from jaxptd.mesh import Axis
-from jaxptd.models.inventory import Stack
+from jaxptd.mesh import Axis, Layout
+from jaxptd.models.inventory import Attention, Stack
 
 
 def ring(step: Scenario) -> Iterator[Collective]:
@@ -26,19 +26,27 @@ def _rings(
 ) -> Iterator[Collective]:
     """Attention of some layers.
 
-    Each block travels ring_size-1 hops, in blocks of b*T*K*H/(cp*tp), or b*T*K*H/(cp*row*col). RSA
-    sends keys and values in rings of their own, other attention both in one.
+    Each travels in blocks of b*T*K*H/(cp*tp), or b*T*K*H/(cp*row*col). RSA sends keys and values in
+    rings of their own, other attention both in one.
     """
     layout, sizes = step.config.layout, step.sizes
     axes = (Axis.CP, Axis.ROW) if layout.ring_size > layout.cp else (Axis.CP,)
     row = layout.ring_size // layout.cp
     block = sizes.tokens // row * attention.keys
     rings, block = (2, block) if layout.ring == "rsa" else (1, 2 * block)
-    hops = step.config.train.micro_batches * (layout.ring_size - 1) * layers
+    hops = step.config.train.micro_batches * _hops(layout, attention.part) * layers
     once = hops * rings
     both_passes = 2 * once + hops * _rings_again(again, rings)
     yield Collective(PERMUTE, axes, both_passes, both_passes * block * sizes.itemsize)
     yield Collective(PERMUTE, axes, once, once * block * sizes.master_itemsize)
+
+
+def _hops(layout: Layout, part: Attention) -> int:
+    """Hops to all other devices, or with contiguous blocks as far as a window reaches."""
+    others = layout.ring_size - 1
+    if layout.ring == "zigzag":
+        return others
+    return min(others, -(-(part.reach - 1) * layout.ring_size // part.tokens))
 
 
 def gathered_kv(

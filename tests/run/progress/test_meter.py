@@ -115,14 +115,16 @@ def test_every_step_can_be_logged(clock):
 
 
 @pytest.mark.parametrize(
-    "overrides", [(), ("--model.tie_embeddings=false",)], ids=["tied", "untied"]
+    ("overrides", "keys"),
+    [((), 16), (("--model.tie_embeddings=false",), 16), (("--model.window=6",), 6)],
+    ids=["tied", "untied", "window"],
 )
-def test_mfu_is_the_share_of_the_peak(overrides, clock, monkeypatch):
+def test_mfu_is_the_share_of_the_peak(overrides, keys, clock, monkeypatch):
     monkeypatch.setattr(module, "peak_flops", lambda mesh: 1e9)
     meter = Meter(program(*overrides), 0)
     run(meter, clock, range(1, 2), seconds=4.0)
     products = 257 * 16 + 2 * (4 * 16 * 16 + 2 * 16 * 64)  # output, then two layers
-    flops = 6 * products + 12 * 2 * 16 * 16
+    flops = 6 * products + 12 * 2 * 16 * keys
     assert meter.row()["mfu"] == pytest.approx(flops * 128 / 4.0 / 1e9)
 
 

@@ -1,0 +1,88 @@
+"""Sliding windows of `config.json`, as transformers reads them."""
+
+from typing import Any
+
+import pytest
+
+from jaxptd.config import ModelConfig
+from jaxptd.errors import UserError
+from jaxptd.hf.sizes import FAMILIES, config_json, read_sizes
+
+SIZES = {"num_hidden_layers": 3, "hidden_size": 16, "num_attention_heads": 4, "vocab_size": 13}
+USED = {"use_sliding_window": True, "sliding_window": 64}
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+def read(kind: str, config: dict) -> dict[str, Any]:
+    config = SIZES | {"model_type": kind, "num_key_value_heads": 2} | config
+    return read_sizes(config, tied=False, where="there")
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "window"),
+    [
+        ("mistral", {"sliding_window": 64}, 64),
+        ("mistral", {"sliding_window": None}, None),
+        ("mistral", {}, 4096),  # transformers leaves defaults out
+        ("llama", {"sliding_window": 64}, None),  # which no llama reads
+        ("qwen2", {}, None),
+        ("qwen2", {"sliding_window": 4096, "use_sliding_window": False}, None),
+        ("qwen2", USED | {"max_window_layers": 0}, 64),
+        ("qwen3", {"use_sliding_window": True, "max_window_layers": 0}, 4096),
+        ("qwen3", USED | {"max_window_layers": 3}, None),
+        ("qwen3", USED, None),  # the first 28 layers have none
+        ("qwen3", USED | {"layer_types": [FULL] * 3, "max_window_layers": 0}, None),
+        ("qwen3", USED | {"layer_types": [SLIDING] * 3}, 64),
+    ],
+)
+def test_the_window_of_all_layers_is_read(kind: str, config: dict, window: int | None) -> None:
+    assert read(kind, config)["window"] == window
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "line"),
+    [
+        ("qwen2", USED | {"max_window_layers": 2}, "sliding_window=64 in some layers only; use an"),
+        ("qwen3", USED | {"layer_types": [FULL, SLIDING, FULL]}, "sliding_window=64 in some layer"),
+        ("qwen3", {"layer_types": [SLIDING] * 3}, "layer_types has sliding_attention without a wi"),
+        ("mistral", {"sliding_window": 0}, "sliding_window=0; it must be a whole number above 0"),
+        ("mistral", {"sliding_window": "64"}, "sliding_window=64; it must be a whole number above"),
+        (
+            "qwen2",
+            USED | {"sliding_window": True},
+            "sliding_window=True; it must be a whole",
+        ),
+    ],
+)
+def test_windows_that_there_are_not(kind: str, config: dict, line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        read(kind, config)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("kind", ["mistral", "qwen2", "qwen3"])
+def test_what_is_written_is_read(kind: str, window: int | None) -> None:
+    fields = read(kind, {"head_dim": 4, "sliding_window": None}) | {"window": window}
+    model = ModelConfig(**fields)
+    written = config_json(model, dtype="float32", end_of_document=3)
+    assert read_sizes(written, tied=False, where="there")["window"] == window
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "line"),
+    [
+        ("llama", {"window": 5}, "model.window=5: a llama of Hugging Face has None; export a mode"),
+        ("gpt", {"window": 5}, "model.window=5: a gpt2 of Hugging Face has None; export a model w"),
+        ("mistral", {"attention_scale": 0.3}, "model.attention_scale=0.3: a mistral of Hugging F"),
+    ],
+)
+def test_what_a_family_does_not_have_is_not_written(kind: str, field: dict, line: str) -> None:
+    model = ModelConfig(family=kind, vocab_size=13, **field)
+    with pytest.raises(UserError, match=line):
+        config_json(model, dtype="float32", end_of_document=3)
+
+
+def test_every_family_has_its_windows() -> None:
+    assert [kind for kind, family in FAMILIES.items() if "window" not in family.options] == [
+        *("mistral", "qwen2", "qwen3")
+    ]
