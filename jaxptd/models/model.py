@@ -1,4 +1,4 @@
-"""The interface of a model, and its way from a batch to losses or logits on one stage.
+"""The interface of a model, and the way of a batch through its layers on one stage.
 
 A model names no axis and no collective. `x` is any tree of arrays, each as the residual stream has
 it.
@@ -41,7 +41,10 @@ class Model(Protocol):
         """A batch, of which targets may be missing -> x before the first layer."""
 
     def losses(self, x: X, batch: Mapping[str, Array]) -> dict[str, Array]:
-        """x after all layers -> sums over this device's targets, as its family names them."""
+        """x after all layers -> sums over this device's targets, as its family names them.
+
+        Float32 at least.
+        """
 
     def output(self, x: X) -> Array:
         """x after all layers -> logits[B, T, V], V sharded."""
@@ -59,16 +62,3 @@ def run_layers(
     for name, stack in model.stacks.items():
         x, new[name] = run(stack, x, places, cache=state[name] if state else None)
     return x, new
-
-
-def losses(model: Model, batch: Mapping[str, Array], places: Places) -> dict[str, Array]:
-    """A batch -> the sums of its losses over this device's targets, float32 at least."""
-    return model.losses(run_layers(model, batch, places)[0], batch)
-
-
-def logits(
-    model: Model, batch: Mapping[str, Array], places: Places, state: State | None = None
-) -> tuple[Array, State]:
-    """A batch -> logits[B, T, V], V sharded, and the state with these tokens."""
-    x, state = run_layers(model, batch, places, state)
-    return model.output(x), state

@@ -23,8 +23,7 @@ from jaxptd.layers.attention import Cache
 from jaxptd.layers.block import with_remat
 from jaxptd.layers.dropout import Places
 from jaxptd.mesh import Axis
-from jaxptd.models import model
-from jaxptd.models.model import State
+from jaxptd.models.model import State, run_layers
 from jaxptd.params import Blueprint, Params
 from jaxptd.pipeline import executor, pools, training
 from jaxptd.pipeline.model import LayerInputs, ModelArrays, ModelFunctions
@@ -116,14 +115,16 @@ class Unpipelined:
             (_, found), gradients = jax.value_and_grad(loss, has_aux=True)(shards, micro)
             return jax.tree.map(jnp.add, total, (found, gradients)), None
 
-        zeros = jax.tree.map(wide_zeros, shards)
-        return lax.scan(add, (self._no_losses(params, micro, places), zeros), micro)[0]
+        like = jax.eval_shape(self._losses, params, pools.get(micro, 0), places)
+        zeros = jax.tree.map(pools.zeros, like), jax.tree.map(wide_zeros, shards)
+        return lax.scan(add, zeros, micro)[0]
 
     def losses(self, params: StepParams, micro: Micro, places: Places) -> Losses:
         def add(total: Losses, micro: Micro) -> tuple[Losses, None]:
             return jax.tree.map(jnp.add, total, self._losses(params, micro, places)), None
 
-        return lax.scan(add, self._no_losses(params, micro, places), micro)[0]
+        like = jax.eval_shape(self._losses, params, pools.get(micro, 0), places)
+        return lax.scan(add, jax.tree.map(pools.zeros, like), micro)[0]
 
     def gathered(self, params: StepParams) -> StepParams:
         return params
@@ -134,14 +135,14 @@ class Unpipelined:
     def logits(
         self, params: StepParams, batch: Batch, places: Places, state: State
     ) -> tuple[Array, State]:
-        return model.logits(self.blueprint.build(params), batch, places, state)
+        model = self.blueprint.build(params)
+        x, state = run_layers(model, batch, places, state)
+        return model.output(x), state
 
     def _losses(self, params: StepParams, micro: Micro, places: Places) -> Losses:
-        return model.losses(self.blueprint.build(params), micro.batch, micro.places(places))
-
-    def _no_losses(self, params: StepParams, micro: Micro, places: Places) -> Losses:
-        like = jax.eval_shape(self._losses, params, pools.get(micro, 0), places)
-        return jax.tree.map(pools.zeros, like)
+        model = self.blueprint.build(params)
+        x, _ = run_layers(model, micro.batch, micro.places(places))
+        return model.losses(x, micro.batch)
 
 
 @dataclasses.dataclass(frozen=True)

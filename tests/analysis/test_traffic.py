@@ -98,6 +98,8 @@ WINDOWS = [
     (Layout(cp=4, ring="rsa"), {"window": 3, "remat": "dots"}),
     slow(Layout(cp=4), {"window": 3}),
     (Layout(row=4, col=2, ring="blockwise"), {"window": 3, "remat": "attention"}),
+    (Layout(cp=2, row=2, col=2, ring="blockwise"), {"window": 4}),  # gradients go back over cp
+    slow(Layout(cp=2, row=2, col=2, ring="rsa"), {"window": 5, "remat": "full"}),
     slow(Layout(row=2, col=2, attention2d="blocks"), {"window": 3}),
     (Layout(pp=2, cp=4, ring="blockwise", schedule="zb-v"), FOUR | {"window": 5}),
 ]

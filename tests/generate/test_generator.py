@@ -16,7 +16,7 @@ from jaxptd.errors import UserError
 from jaxptd.generate import Generator, Sampling, write_text
 from jaxptd.layers.dropout import Places
 from jaxptd.mesh import Axis, make_mesh
-from jaxptd.models import model as models
+from jaxptd.models.model import run_layers
 from jaxptd.params import shardings
 from jaxptd.step import Program
 
@@ -85,7 +85,8 @@ def next_logits(*model: str):
     def body(params, tokens_BT):
         places = Places(jnp.zeros(1, jnp.int32), jnp.arange(LONGEST, dtype=jnp.int32), None)
         built = program.resolved.blueprint.build(params)
-        logits_BTV, _ = models.logits(built, {"tokens": tokens_BT}, places)
+        x_BTD, _ = run_layers(built, {"tokens": tokens_BT}, places)
+        logits_BTV = built.output(x_BTD)
         return program.resolved.form.axes.gather(logits_BTV, 2)
 
     specs = (program.resolved.blueprint.specs, P(None, Axis.CP))

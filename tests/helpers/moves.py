@@ -151,7 +151,9 @@ def groups(layout: Layout, dtype: str) -> Iterator[Collective]:
         block = T // layout.ring_size
         hops = 3 * sum(1 + n * block < WINDOW for n in range(layout.ring_size - 1))
         keys = max(1, K // form.inner_devices) * H
-        yield Collective(PERMUTE, (Axis.CP, Axis.ROW), hops, hops * 2 * keys * size)
+        back = 1 if hops and hops // 3 % layout.row == 0 else 0  # gradients', not over row
+        for axes, number in (((Axis.CP, Axis.ROW), hops - back), ((Axis.CP,), back)):
+            yield Collective(PERMUTE, axes, number, number * 2 * keys * size)
         return
     grid, s = Panels(layout, on_gpus=False), tokens(layout) * N * T // layout.col
     keys = tokens(layout) * made_keys(layout) // layout.col

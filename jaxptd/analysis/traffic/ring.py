@@ -34,11 +34,14 @@ def _rings(
     row = layout.ring_size // layout.cp
     block = sizes.tokens // row * attention.keys
     rings, block = (2, block) if layout.ring == "rsa" else (1, 2 * block)
-    hops = step.config.train.micro_batches * _hops(layout, attention.part) * layers
-    once = hops * rings
-    both_passes = 2 * once + hops * _rings_again(again, rings)
+    times, hops = step.config.train.micro_batches * layers, _hops(layout, attention.part)
+    both_passes = times * hops * (2 * rings + _rings_again(again, rings))
     yield Collective(PERMUTE, axes, both_passes, both_passes * block * sizes.itemsize)
-    yield Collective(PERMUTE, axes, once, once * block * sizes.master_itemsize)
+    # The last hop of gradients leads back to their owner: over cp alone where its row is the same.
+    back = axes if hops % row else (Axis.CP,)
+    for over, number in ((axes, hops - 1), (back, 1)):
+        once = times * rings * number if hops else 0
+        yield Collective(PERMUTE, over, once, once * block * sizes.master_itemsize)
 
 
 def _hops(layout: Layout, part: Attention) -> int:
