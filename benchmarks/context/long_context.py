@@ -202,7 +202,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options["gpu"]:
         jax.config.update("jax_platforms", "cpu")  # the step is only compiled for GPUs
         config = with_vocabulary(config)
-        title = f"Compiled for H200s: {config.layout}"
+        positions = config.model.block.positions
+        title = f"Compiled for H200s: {config.layout}, positions {positions}"
         body = f"{versions(*PLUGINS.split())}\n\n{on_gpus(config)}"
     else:
         prepare(simulated(Layout(cp=max(SIZES))))

@@ -7,8 +7,9 @@ code 1 if a figure is worse; `--store` writes that section.
 
 All figures follow from the program, so they are the same on every machine: peak memory, kernels,
 bytes of all kernels except products as milliseconds at 4.3 TB/s, FLOPs of products and of
-attention, and the collectives that overlap with work. Time is not known. For what compiling needs
-see `benchmarks/gpu/compile_gpu.py`, or `pip install -e '.[h200]'`.
+attention, and the collectives that overlap with work. Of a pipeline's stages the mean counts. Time
+is not known. For what compiling needs see `benchmarks/gpu/compile_gpu.py`, or `pip install -e
+'.[h200]'`.
 """
 
 import dataclasses
@@ -26,8 +27,10 @@ from jaxptd.analysis.flops import attention_flops, executed, flops
 from jaxptd.analysis.hardware import BANDWIDTH
 from jaxptd.analysis.hlo.kernels import largest, summary
 from jaxptd.analysis.hlo.overlap import moves
+from jaxptd.analysis.hlo.text import Pipeline
 from jaxptd.analysis.report import table, versions
 from jaxptd.config import Config, ModelConfig, Remat, TrainConfig
+from jaxptd.config.command_line import load_config
 from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import Program
@@ -74,8 +77,28 @@ class Case:
         return Config(model, self.layout, train=TrainConfig(global_batch_size=self.batch))
 
 
+@dataclasses.dataclass(frozen=True)
+class Packaged:
+    """A config of `configs/` on the H200s that it is for.
+
+    Args:
+        name: of the config.
+        options: of the command line, which override it.
+    """
+
+    name: str
+    options: str = ""
+
+    @property
+    def config(self) -> Config:
+        return load_config(self.name, self.options.split())
+
+
+_LEAN = "--model.remat=full --model.scan_layers=true"
+_TP8 = "--layout.tp=8 --layout.sequence_parallel=true --train.micro_batches=128"
+_UNPIPELINED = "--layout.pp=1 --train.micro_batches=16"
 MEDIUM, XL = (24, 1024, 16), (48, 1600, 25)
-CASES = {
+CASES: dict[str, Case | Packaged] = {
     "124m": Case((12, 768, 12), 32, scan=False),
     "124m scan": Case((12, 768, 12), 32),
     "350m": Case(MEDIUM, 32, remat="dots"),
@@ -91,6 +114,14 @@ CASES = {
         (48, 1536, 24), 16, Layout(tp=8, sequence_parallel=True, collective_matmul=True)
     ),
     "2.5b grid": Case((54, 1920, 30), 32, Layout(row=2, col=2), "dots", length=512),
+    "qwen3-0.6b": Packaged("qwen3-0.6b"),
+    "qwen3-0.6b scan": Packaged("qwen3-0.6b", "--model.scan_layers=true --model.remat=dots"),
+    "llama3-8b": Packaged("llama3-8b"),
+    "llama3-8b zero3": Packaged("llama3-8b", f"--layout.zero=3 {_LEAN}"),
+    "llama3-8b tp8": Packaged("llama3-8b", f"--layout.zero=0 --layout.dp=1 {_TP8} {_LEAN}"),
+    "llama3-70b": Packaged("llama3-70b"),
+    "llama3-70b gathers": Packaged("llama3-70b", "--layout.collective_matmul=false"),
+    "llama3-70b dp8": Packaged("llama3-70b", f"--layout.dp=8 {_UNPIPELINED}"),
 }
 HEAD = ("case", "layout", "B", "layers", "remat", "peak GiB", "kernels", "others, ms")
 HEAD += ("product TFLOP", "attention TFLOP", "collectives", "over products or attention")
@@ -102,23 +133,23 @@ Nothing was run.
 """
 
 
-def measure(case: Case, kernels: int = 0) -> Figures:
-    """Compiles a case and reads its figures. kernels: print this many, those that move most."""
-    mesh = make_mesh(case.layout, gpus(case.layout.num_devices))
-    program: Any = Program(case.config, mesh)
+def measure(config: Config, kernels: int = 0) -> Figures:
+    """Compiles a config and reads its figures. kernels: print this many, those that move most."""
+    stages, mesh = config.layout.pp, make_mesh(config.layout, gpus(config.layout.num_devices))
+    program: Any = Program(config, mesh)
     compiled = compile_step(program)
-    text = compiled.as_text()
-    every = summary(text)
-    for size, count, words in largest(text, kernels):
+    text, pipeline = compiled.as_text(), Pipeline(stages, program.resolved.trips)
+    every = summary(text, pipeline)
+    for size, count, words in largest(text, kernels, pipeline):
         print(f"{size / 1e9:7.2f} GB {count:6,}  {words}")
-    found = moves(text, {str(axis): size for axis, size in mesh.shape.items()})
+    found = moves(text, {str(axis): size for axis, size in mesh.shape.items()}, pipeline)
     hidden = sum(each.count for each in found if each.hidden_by != "nothing")
     return {
         "peak_gib": round(compiled.memory_analysis().peak_memory_in_bytes / 2**30, 2),
         "kernels": every.count,
         "others_ms": round(1e3 * every.other_bytes / BANDWIDTH, 2),
-        "product_tflop": round(executed(program, flops) / 1e12, 2),
-        "attention_tflop": round(executed(program, attention_flops) / 1e12, 2),
+        "product_tflop": round(executed(program, flops) / stages / 1e12, 2),
+        "attention_tflop": round(executed(program, attention_flops) / stages / 1e12, 2),
         "collectives": sum(each.count for each in found),
         "hidden": hidden,
     }
@@ -126,13 +157,15 @@ def measure(case: Case, kernels: int = 0) -> Figures:
 
 def row(name: str, found: Figures) -> list[str]:
     """Makes a line of the table."""
-    case = CASES[name]
+    config = CASES[name].config
+    train, model = config.train, config.model
+    pieces = f" in {train.micro_batches}" if train.micro_batches > 1 else ""
     return [
         name,
-        str(case.layout),
-        str(case.batch),
-        "scan" if case.scan else "unrolled",
-        case.remat,
+        str(config.layout),
+        f"{train.global_batch_size}{pieces}",
+        "scan" if model.scan_layers else "unrolled",
+        model.remat,
         *(f"{found[key]:,}" for key in ("peak_gib", "kernels", "others_ms")),
         *(f"{found[key]:,}" for key in ("product_tflop", "attention_tflop")),
         *(f"{found[key]:,}" for key in ("collectives", "hidden")),
@@ -178,7 +211,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     jax.config.update("jax_platforms", "cpu")  # the steps are only compiled for GPUs
     found: dict[str, Figures] = {}
     for name in options.cases:
-        found[name] = measure(CASES[name], options.kernels)
+        found[name] = measure(CASES[name].config, options.kernels)
         print("  ".join(row(name, found[name])), flush=True)
     if options.out:
         lines = table([HEAD, *(row(name, each) for name, each in found.items())])

@@ -29,8 +29,8 @@ def compiled_parts() -> Figure:
     """Draws the steps in `DRAWN`."""
     panels = {}
     for name, title in DRAWN.items():
-        case = CASES[name]
-        program = Program(case.config, make_mesh(case.layout, gpus(1)))
+        config = CASES[name].config
+        program = Program(config, make_mesh(config.layout, gpus(1)))
         panels[title] = least(program, compile_step(program).as_text())
     rates = f"{PEAK / 1e12:g} TFLOP/s and {BANDWIDTH / 1e12:.1f} TB/s"
     return picture(panels, f"ms at {rates}: compiled, not run")

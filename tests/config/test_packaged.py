@@ -1,10 +1,13 @@
 """Configs found by name: packaged ones, files of the current directory before them."""
 
+import dataclasses
+import math
 from pathlib import Path
 
 import pytest
 
 import jaxptd
+from jaxptd import Layout, Program, make_mesh
 from jaxptd.config import packaged
 from jaxptd.config.command_line import load_config, make_parser, parse
 from jaxptd.config.packaged import find_config, packaged_configs
@@ -30,6 +33,20 @@ def test_every_packaged_config_is_found_by_name_and_valid(name):
     path = str(CONFIGS / f"{name}.yaml")
     assert find_config(name) == find_config(f"{name}.yaml") == path
     assert load_config(name) == load_config(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("llama3-8b", 8_030_261_248),
+        ("llama3-70b", 70_553_706_496),
+        ("qwen3-0.6b", 596_049_920),
+    ],
+)
+def test_a_published_model_has_as_many_parameters_as_published(name, parameters):
+    config = dataclasses.replace(load_config(name, ["--model.attention=auto"]), layout=Layout())
+    infos = Program(config, make_mesh(Layout())).infos
+    assert sum(math.prod(info.shape) for info in infos.values()) == parameters
 
 
 def test_a_name_as_an_option(elsewhere):

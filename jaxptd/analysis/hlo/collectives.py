@@ -12,7 +12,7 @@ from types import MappingProxyType
 import numpy as np
 
 from jaxptd.analysis.collective import ALL_REDUCE, KINDS, PERMUTE, REDUCE_SCATTER, Collective
-from jaxptd.analysis.hlo.text import Computations, Instruction, parse
+from jaxptd.analysis.hlo.text import Computations, Instruction, loop_runs, parse
 from jaxptd.mesh import Axis
 
 _KIND = re.compile(f"({'|'.join(KINDS)})(-start)?")
@@ -58,20 +58,12 @@ def _executed(
         if _kind(each)[0]:
             yield each, times
         if each.body:
-            inner = _loop_runs(each, times, trips) if each.kind == "while" else times
+            inner = loop_runs(each, times, trips) if each.kind == "while" else times
             known = times if inner is None else inner
             found = list(_executed(computations, each.body, (known, trips)))
             if inner is None and found:
                 raise ValueError(f"a collective in a loop of unknown length: {each.name}")
             yield from found
-
-
-def _loop_runs(loop: Instruction, times: int, trips: Mapping[str, int]) -> int | None:
-    """Executions of a loop's body in total; None if unknown."""
-    scope = re.fullmatch(r"(?:.*/)?([^/]+)/while", loop.op_name)
-    if scope and scope[1] in trips:
-        return trips[scope[1]]
-    return None if loop.trip_count is None else times * loop.trip_count
 
 
 def _payload(instruction: Instruction) -> int:

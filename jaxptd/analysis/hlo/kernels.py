@@ -1,14 +1,15 @@
 """Reads the kernels of a compiled GPU program and the bytes they move, from its scheduled text.
 
 A kernel reads each operand once (for a slice or a gather only the elements taken, for an update in
-place nothing) and writes its result. Loops count with their known trip counts.
+place nothing) and writes its result. Loops count with their known trip counts; of a pipeline's
+stages the mean counts.
 """
 
 import dataclasses
 import re
 from collections.abc import Iterator
 
-from jaxptd.analysis.hlo.text import Computations, Instruction, parse
+from jaxptd.analysis.hlo.text import WHOLE, Computations, Instruction, Pipeline, parse
 
 _NO_KERNEL = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "conditional"}
 _NO_KERNEL |= {"partition-id", "replica-id", "after-all", "iota", "opt-barrier", "async-update"}
@@ -35,21 +36,21 @@ class Summary:
     other_bytes: int
 
 
-def summary(text: str) -> Summary:
+def summary(text: str, pipeline: Pipeline = WHOLE) -> Summary:
     """Summarises the kernels of a scheduled program."""
-    every = list(kernels(text))
+    every = list(kernels(text, pipeline))
     others = sum(kernel.bytes for kernel in every if kernel.kind == OTHER)
     return Summary(sum(kernel.count for kernel in every), others)
 
 
-def largest(text: str, number: int) -> list[tuple[int, int, str]]:
+def largest(text: str, number: int, pipeline: Pipeline = WHOLE) -> list[tuple[int, int, str]]:
     """The kernels of kind `OTHER` that move the most bytes; like ones are added up.
 
     Returns:
         For each: bytes, executions, and its result with the end of the name that JAX gave it.
     """
     found: dict[str, tuple[int, int]] = {}
-    for kernel in kernels(text):
+    for kernel in kernels(text, pipeline):
         if kernel.kind != OTHER:
             continue
         each = kernel.instruction
@@ -60,12 +61,14 @@ def largest(text: str, number: int) -> list[tuple[int, int, str]]:
     return sorted(rows, reverse=True)[:number]
 
 
-def kernels(text: str) -> Iterator[Kernel]:
+def kernels(text: str, pipeline: Pipeline = WHOLE) -> Iterator[Kernel]:
     """Every kernel of a scheduled program."""
     computations, entry = parse(text)
-    for instruction, scope, times in _kernels(computations, entry, 1):
+    stages = pipeline.stages
+    for instruction, scope, times in _kernels(computations, entry, stages, pipeline):
         kind = kind_of(instruction, computations)
-        yield Kernel(instruction, kind, times, times * _bytes(instruction, scope, computations))
+        size = _bytes(instruction, scope, computations)
+        yield Kernel(instruction, kind, round(times / stages), times * size // stages)
 
 
 def kind_of(instruction: Instruction, computations: Computations) -> str:
@@ -78,14 +81,14 @@ def kind_of(instruction: Instruction, computations: Computations) -> str:
 
 
 def _kernels(
-    computations: Computations, name: str, times: int
+    computations: Computations, name: str, times: int, pipeline: Pipeline
 ) -> Iterator[tuple[Instruction, dict[str, Instruction], int]]:
     """Every instruction that is a kernel, its computation by name, and its executions."""
     scope = {each.name: each for each in computations[name]}
     for each in computations[name]:
         if each.body:
-            for body, trips in each.calls:
-                yield from _kernels(computations, body, times * trips)
+            for body, runs in pipeline.runs(each, times):
+                yield from _kernels(computations, body, runs, pipeline)
         elif each.kind not in _NO_KERNEL and not each.kind.endswith("-done"):
             yield each, scope, times
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from jaxptd.analysis.collective import KINDS, PERMUTE, REDUCE_SCATTER, Collective
 from jaxptd.analysis.hlo.collectives import axes_of
 from jaxptd.analysis.hlo.kernels import ATTENTION, PRODUCT, kind_of
-from jaxptd.analysis.hlo.text import Computations, Instruction, parse
+from jaxptd.analysis.hlo.text import WHOLE, Computations, Instruction, Pipeline, parse
 
 _KIND = re.compile(f"({'|'.join(KINDS)})(-start|-done)?")
 
@@ -69,20 +69,28 @@ class Move:
         return Collective(self.kind, self.axes, self.count, whole).wire_bytes(sizes)
 
 
-def moves(text: str, sizes: Mapping[str, int] | None = None) -> list[Move]:
+def moves(
+    text: str, sizes: Mapping[str, int] | None = None, pipeline: Pipeline = WHOLE
+) -> list[Move]:
     """Every collective of a scheduled program that runs and moves something.
 
     Args:
         text: `compiled.as_text()`.
         sizes: of the mesh axes, in mesh order; None leaves the axes of each move empty.
+        pipeline: its stages, of whose executions the mean counts.
     """
     computations, entry = parse(text)
-    found = _moves(computations, entry, 1, sizes)
+    every = _moves(computations, entry, pipeline.stages, sizes, pipeline)
+    found = [dataclasses.replace(x, count=round(x.count / pipeline.stages)) for x in every]
     return [each for each in found if each.count and (each.axes or not sizes)]
 
 
 def _moves(
-    computations: Computations, name: str, times: int, sizes: Mapping[str, int] | None
+    computations: Computations,
+    name: str,
+    times: int,
+    sizes: Mapping[str, int] | None,
+    pipeline: Pipeline,
 ) -> Iterator[Move]:
     """The collectives of one computation; times: its executions."""
     under_way: dict[str, tuple[Instruction, Work]] = {}
@@ -95,8 +103,8 @@ def _moves(
             start, over = under_way.pop(each.operands[0]) if end else (each, Work())
             axes = axes_of(start, sizes) if sizes else ()
             yield Move(each.name, pass_of(each), each.size, times, over, kind, axes)
-        for body, trips in each.calls:
-            yield from _moves(computations, body, times * trips, sizes)
+        for body, runs in pipeline.runs(each, times):
+            yield from _moves(computations, body, runs, sizes, pipeline)
         if under_way:
             done = work(each, computations)
             under_way = {name: (start, over + done) for name, (start, over) in under_way.items()}

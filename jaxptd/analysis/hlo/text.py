@@ -109,3 +109,47 @@ def parse(text: str) -> tuple[Computations, str]:
             is_root = line.lstrip().startswith("ROOT ")
             body.append(Instruction(name, result, kind, rest, is_root))
     return computations, entry
+
+
+def loop_runs(loop: Instruction, times: int, trips: Mapping[str, int]) -> int | None:
+    """Executions of a loop's body in total; None if unknown.
+
+    Args:
+        loop: a `while`.
+        times: executions of the loop.
+        trips: executions of the bodies of some loops in total, by the scope around the loop.
+    """
+    scope = re.fullmatch(r"(?:.*/)?([^/]+)/while", loop.op_name)
+    if scope and scope[1] in trips:
+        return trips[scope[1]]
+    return None if loop.trip_count is None else times * loop.trip_count
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+    """The stages of a program, whose loops run differently often on each.
+
+    Args:
+        stages: pipeline stages; executions are added up over them.
+        trips: executions of the executor's loops, as `Plan.trips` has them.
+    """
+
+    stages: int = 1
+    trips: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    def runs(self, each: Instruction, times: int) -> list[tuple[str, int]]:
+        """The computations that an instruction runs, and how often in total.
+
+        A loop of which nothing is known counts as one trip, and so does every branch.
+
+        Args:
+            each: executed `times` times.
+            times: executions, added up over the stages.
+        """
+        if each.kind == "while":
+            known = loop_runs(each, times, self.trips)
+            return [(each.body, times if known is None else known)]
+        return [(name, times * trips) for name, trips in each.calls]
+
+
+WHOLE = Pipeline()  # a program without stages

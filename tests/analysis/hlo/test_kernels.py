@@ -1,6 +1,7 @@
 """The kernels of a scheduled program, and the bytes they move."""
 
 from jaxptd.analysis.hlo.kernels import largest, summary
+from jaxptd.analysis.hlo.text import Pipeline
 
 KERNELS = """
 %fused (p0: f32[8,256], p1: s32[]) -> f32[1,256] {
@@ -46,3 +47,14 @@ def test_the_largest_kernels_are_those_that_are_counted() -> None:
     assert sum(count for _, count, _ in rows) == summary(KERNELS).count - 1  # a product
     assert [size for size, _, _ in rows] == sorted((size for size, _, _ in rows), reverse=True)
     assert largest(KERNELS, 1) == rows[:1]
+
+
+def test_loops_of_stages_count_with_their_mean_trips() -> None:
+    """Two stages, of which one runs the loop three times and the other four times."""
+    known = 'b={"known_trip_count":{"n":"5"}}'
+    text = KERNELS.replace(known, 'metadata={op_name="jit(step)/forward/while"}')
+    found = summary(text, Pipeline(2, {"forward": 7}))
+    assert found.count == round(7 / 2) + 1 + 1
+    one_row = 2 * 256 * 4 + 4
+    assert found.other_bytes == 7 * one_row // 2 + 2 * 256 * 256 * 4
+    assert summary(text).count == 1 + 1 + 1  # nothing is known of the loop

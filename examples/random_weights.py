@@ -1,0 +1,54 @@
+"""Writes random bfloat16 weights beside a model's `config.json`, to try a model's size without it.
+
+`python examples/random_weights.py DIR`, where DIR has the `config.json` of a Hugging Face model,
+writes `DIR/model.safetensors`: all its tensors, in its shapes; weights of norms are 1. All of it is
+in memory once. Needs the `hf` extra.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+from safetensors.numpy import save_file
+
+from jaxptd import Config, Layout, ModelConfig, Program, make_mesh
+from jaxptd.hf.mapping import rules_of
+from jaxptd.hf.sizes import read_sizes
+
+
+def shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The names and shapes of the tensors that a `config.json` asks for."""
+    sizes = json.loads((folder / "config.json").read_text())
+    tied = sizes.get("tie_word_embeddings", False)
+    model = ModelConfig(**read_sizes(sizes, tied=tied, where=folder))
+    infos = Program(Config(model), make_mesh(Layout())).infos
+    for name, rules in rules_of(model.family, list(infos)).items():
+        shape = infos[name].shape
+        yield from ((each, rule.shape(shape)) for rule in rules for each in rule.names(shape))
+
+
+def tensors(folder: Path) -> dict[str, np.ndarray]:
+    """Random tensors by name: normal with a deviation of 0.02, and 1 in norms."""
+    rng = np.random.default_rng(0)
+
+    def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        if "norm" in name or "ln_" in name:
+            return np.ones(shape, ml_dtypes.bfloat16)
+        return (0.02 * rng.standard_normal(shape, np.float32)).astype(ml_dtypes.bfloat16)
+
+    return {name: draw(name, shape) for name, shape in shapes(folder)}
+
+
+def main(folder: Path) -> None:
+    """Writes the file, aside and moved."""
+    found, aside = tensors(folder), folder / ".model.safetensors.partial"
+    save_file(found, aside, metadata={"format": "pt"})
+    aside.replace(folder / "model.safetensors")
+    print(f"{len(found)} tensors, {sum(x.size for x in found.values()):,} parameters")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
