@@ -2,6 +2,7 @@
 
 - `.jsonl`: one JSON object per line, whose "text" is a document (other fields are ignored, empty
   lines and empty texts skipped); with `data.prompt_field` another field is its prompt;
+- `.parquet`: the same columns of its rows;
 - any other file: UTF-8 text, the whole file is one document, line ends unchanged, a byte order mark
   dropped.
 """
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxptd.data.parquet import is_parquet, read_records
 from jaxptd.data.tokenizers import Tokenizer
 from jaxptd.errors import UserError
 
@@ -19,29 +21,29 @@ TEXT = "text"  # the field of a jsonl line that holds its document
 
 
 def read_documents(path: Path) -> Iterator[str]:
-    """Yields the documents of one file, in order; a .jsonl file is read line by line.
+    """Yields the documents of one file, in order; records are read one by one.
 
     Raises:
-        UserError: the file cannot be read, holds no text, is binary, or a line of jsonl is not an
-            object with "text"; names the file and the line.
+        UserError: the file cannot be read, holds no text, is binary, or a record has no string
+            "text"; names the file and the line or row.
     """
-    records = _read_jsonl(path, [TEXT]) if _is_jsonl(path) else _read_text(path)
+    records = _read_records(path, [TEXT]) if _has_records(path) else _read_text(path)
     for (text,) in _not_empty(path, records):
         yield text
 
 
 def read_answers(path: Path, prompt_field: str) -> Iterator[list[str]]:
-    """Yields the prompt and the answer, the "text", of each line of a .jsonl file.
+    """Yields the prompt and the answer, the "text", of each record of a .jsonl or .parquet file.
 
     Raises:
-        UserError: as `read_documents`, or the file is no .jsonl.
+        UserError: as `read_documents`, or the file has no records.
     """
-    if not _is_jsonl(path):
+    if not _has_records(path):
         raise UserError(
             f"data.prompt_field={prompt_field!r}: {path} has no fields; write its records as "
-            ".jsonl, or use data.prompt_field=null"
+            ".jsonl or .parquet, or use data.prompt_field=null"
         )
-    yield from _not_empty(path, _read_jsonl(path, [prompt_field, TEXT]))
+    yield from _not_empty(path, _read_records(path, [prompt_field, TEXT]))
 
 
 def tokenize(files: Iterable[Path], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
@@ -75,8 +77,22 @@ def tokenize_answers(
             yield ids, np.arange(len(ids)) >= len(given)
 
 
+def _has_records(path: Path) -> bool:
+    return _is_jsonl(path) or is_parquet(path)
+
+
 def _is_jsonl(path: Path) -> bool:
     return path.suffix.lower() == ".jsonl"
+
+
+def _read_records(path: Path, fields: Sequence[str]) -> Iterator[list[str]]:
+    """Yields these fields of each record whose last one, the text, is not empty."""
+    if _is_jsonl(path):
+        yield from _read_jsonl(path, fields)
+    for texts in read_records(path, fields) if is_parquet(path) else ():
+        for text in texts:
+            _check_unicode(text, str(path))
+        yield texts
 
 
 def _not_empty(path: Path, records: Iterable[list[str]]) -> Iterator[list[str]]:

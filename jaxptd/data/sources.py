@@ -37,7 +37,7 @@ def find_each(names: Iterable[str]) -> dict[str, list[Path]]:
     """Finds the files of each source.
 
     Raises:
-        UserError: a source matches nothing, is a folder or parquet, or names a file a second time
+        UserError: a source matches nothing, is a folder, or names a file a second time
             (one copy could be trained on, the other validated on).
     """
     found: dict[str, str] = {}
@@ -123,11 +123,6 @@ def _glob(pattern: str) -> list[str]:
 def _checked(path: Path) -> Path:
     if not os.path.isfile(path):
         raise UserError(f"data.source: {path} is not a regular file; name one on disk")
-    if path.suffix.lower() == ".parquet":
-        raise UserError(
-            f"data.source: {path} is parquet, which is not read; write it as .jsonl, with pandas: "
-            "read_parquet(F).to_json(G, orient='records', lines=True)"
-        )
     if path.suffix != ".idx":
         return path
     if not os.path.isfile(tokens := path.with_suffix(".bin")):

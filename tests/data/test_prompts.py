@@ -112,7 +112,7 @@ def test_a_split_of_prompts_alone_is_an_error(tmp_path):
         ("a.jsonl", b'{"question": "a"}', 'no string "text"; .*object with "question" and "text"'),
         ("a.jsonl", b'{"text": "a", "question": "\\ud800"}', "half a surrogate pair; remove it"),
         ("a.jsonl", b'{"text": "", "question": "a"}', r"a\.jsonl holds no text; leave it out"),
-        ("a.parquet", b"PAR1", r"a\.parquet is parquet, which is not read; write it as \.jsonl"),
+        ("a.parquet", b"PAR1", r"a\.parquet is damaged: "),
     ],
 )
 def test_a_source_without_prompts_is_an_error(tmp_path, name, content, message):
