@@ -5,6 +5,7 @@ from benchmarks.breaks.table import CONTRACT, Break
 DENSE = "tests/layers/test_dense.py"
 ROPE = "tests/attention/test_rope.py"
 OPTIMIZER = "tests/step/test_optimizer.py"
+WHOLE = "tests/optimizers"
 
 MODELS = (
     # ---- rotary positions ----
@@ -132,6 +133,54 @@ MODELS = (
         "end = config.decay_steps or steps",
         "end = steps",
         OPTIMIZER,
+    ),
+    Break(
+        "q, k and v as one matrix",
+        "jaxptd/layers/linear.py",
+        '"r" + "s" * parts + "c" * (dims - parts)',
+        '"r" + "c" * dims',
+        WHOLE,
+        "optax",
+    ),
+    Break(
+        "padding is part of a matrix",
+        "jaxptd/optimizers/matrices.py",
+        "cropped = x[(slice(None), *map(slice, sizes))]",
+        "cropped = x",
+        WHOLE,
+        "layouts",
+    ),
+    Break(
+        "matrices come back as they were dealt",
+        "jaxptd/optimizers/matrices.py",
+        "return lax.all_to_all(fn(mine), axes, dim, 0, tiled=True)[:count]",
+        "return lax.all_to_all(mine, axes, dim, 0, tiled=True)[:count]",
+        WHOLE,
+        "layouts",
+    ),
+    Break(
+        "means of rows are those of a block",
+        "jaxptd/optimizers/matrices.py",
+        "(lax.psum(total, axes) if axes else total) / self.size(kinds)",
+        "(lax.pmax(total, axes) if axes else total) / self.size(kinds)",
+        WHOLE,
+        "layouts",
+    ),
+    Break(
+        "the padding of rows is in their mean",
+        "jaxptd/optimizers/matrices.py",
+        "x = jnp.where(numbers < size, x, 0)",
+        "x = jnp.where(numbers >= 0, x, 1)",
+        WHOLE,
+        "layouts",
+    ),
+    Break(
+        "Muon's step has no size",
+        "jaxptd/optimizers/muon.py",
+        "scale = RMS * math.sqrt(max(x_SRC.shape[1:]))",
+        "scale = RMS * math.sqrt(min(x_SRC.shape[1:]))",
+        WHOLE,
+        "muon_are_optax_s",
     ),
     # ---- Hugging Face ----
     Break(

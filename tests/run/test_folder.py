@@ -134,6 +134,7 @@ NEEDED = {"model.rope_scaling": ["--model.positions=rope"]}
         "--optimizer.weight_decay=0.2",
         "--optimizer.epsilon=1e-6",
         "--optimizer.name=lion",
+        "--optimizer.momentum=0.9 --optimizer.name=muon",
         *("--optimizer.beta1=0.8", "--optimizer.beta2=0.8", "--optimizer.grad_clip=2"),
         "--train.global_batch_size=16",
         "--train.seed=1",
