@@ -1,4 +1,4 @@
-"""The options of a model by the names of their fields, whatever a config leaves to its family."""
+"""The fields of `ModelConfig` that stand for options of a Hugging Face model."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,18 +8,8 @@ from jaxptd.config import ModelConfig
 from jaxptd.errors import UserError
 
 FIELDS = frozenset(field.name for field in dataclasses.fields(ModelConfig))
-ROPE = "rope_"
 # Options of Hugging Face's models that `ModelConfig` does not have; only null is known here.
 WITHOUT_FIELD = frozenset({"window"})
-
-
-def option(model: ModelConfig, name: str) -> Any:
-    """An option of a model: the field, or what stands for it where the field is null."""
-    if name == "ffn_hidden_size":
-        return model.mlp_size
-    if name.startswith(ROPE):
-        return getattr(model.block.rope, name.removeprefix(ROPE), None)
-    return getattr(model.block, name, getattr(model, name, None))
 
 
 def model_fields(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,10 +5,10 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxptd.config import ModelConfig
+from jaxptd.config import ModelConfig, option
 from jaxptd.errors import UserError, quoted
 from jaxptd.hf import rope
-from jaxptd.hf.options import model_fields, option
+from jaxptd.hf.options import model_fields
 
 LONGEST = 4096  # tokens in a sequence, unless the config says so: rotary models allow 131072
 

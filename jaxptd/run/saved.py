@@ -21,7 +21,7 @@ from jaxptd.checkpoint import (
 )
 from jaxptd.checkpoint.canonical import abstract_canonical, params_from_canonical
 from jaxptd.checkpoint.manifest import MANIFEST
-from jaxptd.config import Config
+from jaxptd.config import Config, option
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.params import Params
@@ -109,7 +109,7 @@ def restore_weights(program: Program, path: Path) -> Params:
         path = _folder(path, steps[-1])
     saved = described_config(str(path), read_description(path)).model
     for field in dataclasses.fields(saved):
-        mine, there = getattr(program.config.model, field.name), getattr(saved, field.name)
+        mine, there = option(program.config.model, field.name), option(saved, field.name)
         if field.name not in _NO_WEIGHTS and mine != there:
             raise UserError(
                 f"model.{field.name}={mine}, but checkpoint.start={path} has {there}; use a config "
