@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -145,9 +146,20 @@ class SavedParams:
     def read(self, name: str) -> np.ndarray:
         """One parameter."""
         wide = self.dtypes[name] == "float64"
-        with jax.enable_x64(wide or jax.config.jax_enable_x64):
+        with _in_float64() if wide else contextlib.nullcontext():
             x: Any = jax.ShapeDtypeStruct(self.shapes[name], self.dtypes[name])
             return np.asarray(load_part(self._path, {"params": {name: x}})["params"][name])
+
+
+@contextlib.contextmanager
+def _in_float64() -> Iterator[None]:
+    """Inside, all threads have float64; `jax.enable_x64` is for one, and orbax reads in others."""
+    before = jax.config.read("jax_enable_x64")
+    jax.config.update("jax_enable_x64", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_x64", before)
 
 
 def _newest_undamaged(checkpoints: Checkpoints, run_dir: Path) -> int:

@@ -11,6 +11,7 @@ import tokenizers
 from hugging import gpt2_tensors, write_directory
 from refusal import refused
 
+from jaxptd.errors import UserError
 from jaxptd.hf.convert import main
 from jaxptd.hf.directory import Directory
 from jaxptd.hf.read import sizes_of
@@ -57,6 +58,14 @@ def test_the_folder_of_a_tokenizer_is_kept(gpt2, tmp_path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert (out / name).read_bytes() == (folder / name).read_bytes()
     assert not (out / "notes.txt").exists()
+
+
+def test_one_of_several_processes_is_refused(gpt2, tmp_path, monkeypatch) -> None:
+    for name, value in {"RANK": 1, "WORLD_SIZE": 2, "MASTER_ADDR": "a", "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(UserError, match="convert runs in one process; start it without srun"):
+        main(["--from-hf", str(gpt2), "--out", str(tmp_path / "run")])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_shards_in_another_precision(run_dir, tensors, tmp_path) -> None:
