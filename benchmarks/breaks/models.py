@@ -140,7 +140,7 @@ MODELS = (
         '"r" + "s" * parts + "c" * (dims - parts)',
         '"r" + "c" * dims',
         WHOLE,
-        "optax",
+        "muon_takes",
     ),
     Break(
         "padding is part of a matrix",
@@ -151,10 +151,10 @@ MODELS = (
         "layouts",
     ),
     Break(
-        "matrices come back as they were dealt",
+        "blocks of matrices are taken for matrices",
         "jaxptd/optimizers/matrices.py",
-        "return lax.all_to_all(fn(mine), axes, dim, 0, tiled=True)[:count]",
-        "return lax.all_to_all(mine, axes, dim, 0, tiled=True)[:count]",
+        "if axes := info.axes_of_dims[dim]:",
+        "if axes := ():",
         WHOLE,
         "layouts",
     ),
@@ -175,12 +175,12 @@ MODELS = (
         "layouts",
     ),
     Break(
-        "Muon's step has no size",
+        "Newton-Schulz without its fifth power",
         "jaxptd/optimizers/muon.py",
-        "scale = RMS * math.sqrt(max(x_SRC.shape[1:]))",
-        "scale = RMS * math.sqrt(min(x_SRC.shape[1:]))",
+        "c * gram_RR @ gram_RR",
+        "c * gram_RR",
         WHOLE,
-        "muon_are_optax_s",
+        "newton_schulz",
     ),
     # ---- Hugging Face ----
     Break(
