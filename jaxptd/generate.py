@@ -38,7 +38,7 @@ from jaxptd.step.passes import make_passes
 from jaxptd.step.resolved import Resolved, resolve_for_decoding
 
 MOST_TOKENS = 1_000_000  # of one text
-AXES = ("tp", "pp", "row", "col")  # that shard parameters
+AXES = ("tp", "pp", "row", "col", "cp")  # devices along cp all generate the same
 GREEDY = 1e-6  # lower temperatures take the most likely token; float32 could not divide by them
 
 

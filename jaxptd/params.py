@@ -16,7 +16,6 @@ On the left `from_canonical` goes down, `to_canonical` up.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol
@@ -69,6 +68,7 @@ def param(
     decay: bool = True,
     cast: bool = False,
     over: Sequence[str] = (),
+    matrix: str = "",
 ) -> nnx.Param:
     """Declares a parameter.
 
@@ -81,6 +81,7 @@ def param(
         decay: whether weight decay applies.
         cast: whether it is only ever read in the compute precision.
         over: mesh axes that shard what it is multiplied with, but neither it nor tokens.
+        matrix: a letter for each dim, as `ParamInfo` has them; none if it is no matrix.
     """
     padded = tuple(padded or shape)
     padding = [(0, size - n) for size, n in zip(padded, shape, strict=True)]
@@ -91,6 +92,7 @@ def param(
         decay=decay,
         cast=cast,
         over=tuple(over),
+        matrix=matrix,
         stacked=False,
     )
 
@@ -102,6 +104,7 @@ def stacked(make: Callable[[Array], Any], keys: Array) -> Any:
     def relabel(p: nnx.Param) -> nnx.Param:
         canonical, spec = (keys.shape[0], *p.canonical), P(None, *p.spec)
         same = {"decay": p.decay, "cast": p.cast, "over": p.over}
+        same["matrix"] = "s" + p.matrix if p.matrix else ""
         return nnx.Param(p.get_value(), spec=spec, canonical=canonical, stacked=True, **same)
 
     return jax.tree.map(relabel, modules, is_leaf=lambda p: isinstance(p, nnx.Param))
@@ -158,6 +161,8 @@ class ParamInfo:
         cast: whether it is only ever read in the compute precision.
         over: mesh axes over which its gradient is a partial sum, beside those that shard tokens.
         stacked: whether it has a leading dim of layers.
+        matrix: of a stack of matrices, a letter for each dim: s for the stack (layers; or q, k and
+            v, which are matrices of their own), r for rows, c for columns; else none.
         rows: if stacked, the stored row of each layer; None: layer i is in row i.
     """
 
@@ -168,6 +173,7 @@ class ParamInfo:
     cast: bool = False
     over: tuple[str, ...] = ()
     stacked: bool = False
+    matrix: str = ""
     rows: tuple[int, ...] | None = None
 
     @property
@@ -204,23 +210,6 @@ class ParamInfo:
         if self.rows is None:
             return x
         return jnp.zeros(self.stored_shape, x.dtype).at[np.array(self.rows)].set(x)
-
-    def sharded_over(self, axis: str, sizes: Mapping[Any, int]) -> "ParamInfo":
-        """Also sharded over `axis`, along the longest local dim that splits; else unchanged.
-
-        Args:
-            axis: a mesh axis over which it is not sharded yet.
-            sizes: devices along each axis.
-        """
-        axes = self.axes_of_dims
-        splits = [math.prod(sizes[each] for each in over) for over in axes]
-        local = [n // split for n, split in zip(self.stored_shape, splits, strict=True)]
-        able = [dim for dim, n in enumerate(local) if n % sizes[axis] == 0]
-        if not able:
-            return self
-        dim = max(able, key=local.__getitem__)
-        spec = P(*self.spec[:dim], (*axes[dim], axis) if axes[dim] else axis, *self.spec[dim + 1 :])
-        return dataclasses.replace(self, spec=spec)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -288,7 +277,7 @@ def shardings(stored: Mapping[str, Stored], mesh: Mesh) -> dict[str, NamedShardi
 
 def _info(p: nnx.Param) -> ParamInfo:
     shape = p.get_value().shape
-    return ParamInfo(p.canonical, shape, p.spec, p.decay, p.cast, p.over, p.stacked)
+    return ParamInfo(p.canonical, shape, p.spec, p.decay, p.cast, p.over, p.stacked, p.matrix)
 
 
 def _is_param(leaf: Any) -> bool:

@@ -1,10 +1,9 @@
-"""Breaks of the options of a block, of optimizers, and of Hugging Face's weights."""
+"""Breaks of the options of a block."""
 
 from benchmarks.breaks.table import CONTRACT, RING, Break
 
 DENSE = "tests/layers/test_dense.py"
 ROPE = "tests/attention/test_rope.py"
-OPTIMIZER = "tests/step/test_optimizer.py"
 
 MODELS = (
     # ---- rotary positions ----
@@ -204,50 +203,5 @@ MODELS = (
         "act(h[..., 1, :]) * h[..., 0, :]",
         DENSE,
         "gated or every_layer",
-    ),
-    # ---- optimizers ----
-    Break(
-        "Lion's two means exchanged",
-        "jaxptd/step/optimizer.py",
-        "optax.scale_by_lion(c.beta1, c.beta2)",
-        "optax.scale_by_lion(c.beta2, c.beta1)",
-        OPTIMIZER,
-    ),
-    Break(
-        "a decay that ends with the run",
-        "jaxptd/step/optimizer.py",
-        "end = config.decay_steps or steps",
-        "end = steps",
-        OPTIMIZER,
-    ),
-    # ---- Hugging Face ----
-    Break(
-        "halves of a head are not made pairs",
-        "jaxptd/hf/rules.py",
-        '"blocks.attention.q.w", "L D N (P 2)"',
-        '"blocks.attention.q.w", "L D N (2 P)"',
-        "tests/hf",
-    ),
-    Break(
-        "each device reads the first layers",
-        "jaxptd/hf/read.py",
-        "yield layer, (layer - first, *place[1:])",
-        "yield layer - first, (layer - first, *place[1:])",
-        "tests/hf/test_read.py",
-    ),
-    Break(
-        "tensors are exported as they are saved",
-        "jaxptd/hf/write.py",
-        "yield each, tensor.astype(kind)",
-        "yield each, tensor",
-        "tests/hf/test_convert.py",
-    ),
-    # ---- compiled pipelines ----
-    Break(
-        "loops of stages count as one trip in compiled programs",
-        "jaxptd/analysis/hlo/text.py",
-        "known = loop_runs(each, times, self.trips)",
-        "known = loop_runs(each, times, {})",
-        "tests/analysis/hlo/test_kernels.py",
     ),
 )

@@ -6,23 +6,18 @@ device every parameter is changed by one rounding error (a relative eps, of eith
 resulting change of each gradient is that gradient's yardstick; it grows with the depth as
 C^(L+1-l). A gradient may differ by `ROUNDINGS` yardsticks. The update is the optimizer's first, of
 Adam g / (|g| + eps'): each of its elements may differ as much as the gradients' difference
-explains (`FIRST_STEPS`).
+explains (`first_steps.py`).
 
 Source of the method: TTrace, arXiv 2506.09280.
 """
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from jaxptd.config import OptimizerConfig, OptimizerName
-
-ROUNDINGS = 4  # a layer rounds in its four products, not only in its parameters
-
-Tensors = dict[str, np.ndarray]
+from jaxptd.analysis.first_steps import ROUNDINGS, FirstSteps, Tensors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +53,7 @@ def _relative(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 def compare(
-    expected: Outcome, rounded: Outcome, found: Outcome, *, config: OptimizerConfig, eps: float
+    expected: Outcome, rounded: Outcome, found: Outcome, *, steps: FirstSteps
 ) -> Iterator[Row]:
     """Compares a step with the expected one.
 
@@ -66,9 +61,9 @@ def compare(
         expected: the step on one device.
         rounded: that step from parameters changed by one rounding error.
         found: the step on the layout.
-        config: of the optimizer.
-        eps: of the precision.
+        steps: of the optimizer, in the precision of the layout.
     """
+    eps = steps.eps
     for name in ("loss", "grad_norm"):
         values = [np.array(getattr(outcome, name)) for outcome in (expected, rounded, found)]
         yield Row(
@@ -77,58 +72,32 @@ def compare(
             _relative(values[2], values[0]),
             ROUNDINGS * max(_relative(values[1], values[0]), eps),
         )
+    moved = steps.allowed(*(_clipped(each, steps.config.grad_clip) for each in (expected, found)))
     for name, want in expected.gradients.items():
         yardstick = max(_relative(rounded.gradients[name], want), eps)
         yield Row(name, "gradient", _relative(found.gradients[name], want), ROUNDINGS * yardstick)
-        yield Row(
-            name, "parameter", *_update_difference(name, expected, found, config=config, eps=eps)
-        )
+        difference = _update_difference(name, expected, found, moved=moved[name], steps=steps)
+        yield Row(name, "parameter", difference, 1.0)
 
 
 def _update_difference(
-    name: str, expected: Outcome, found: Outcome, *, config: OptimizerConfig, eps: float
-) -> tuple[float, float]:
-    """The largest difference of an updated element, as a multiple of the explained one; and 1."""
-    a, b = (_clipped(outcome, name, config.grad_clip) for outcome in (expected, found))
-    explained, size_of_step = FIRST_STEPS[config.name](a, b, config.epsilon)
-    moved = explained + ROUNDINGS * eps * size_of_step
+    name: str, expected: Outcome, found: Outcome, *, moved: np.ndarray, steps: FirstSteps
+) -> float:
+    """The largest difference of an updated element, as a multiple of the explained one."""
+    rounding = ROUNDINGS * steps.eps
     size = np.abs(expected.parameters[name].astype(np.float64))
     allowed = (
-        expected.learning_rate * (moved + ROUNDINGS * eps * config.weight_decay * size)
-        + ROUNDINGS * eps * size
+        expected.learning_rate * (moved + rounding * steps.config.weight_decay * size)
+        + rounding * size
     )
     difference = np.abs(found.parameters[name].astype(np.float64) - expected.parameters[name])
-    return float(np.max(difference / allowed)), 1.0
+    return float(np.max(difference / allowed))
 
 
-def _adam(a: np.ndarray, b: np.ndarray, epsilon: float) -> tuple[np.ndarray, Any]:
-    """u(g) = g / (|g| + e): |u(a) - u(b)| <= min(2, 2 |a - b| / (max(|a|, |b|) + e))."""
-    largest = np.maximum(np.abs(a), np.abs(b)) + epsilon
-    return np.minimum(2, 2 * np.abs(a - b) / largest), 1.0
-
-
-def _lion(a: np.ndarray, b: np.ndarray, _: float) -> tuple[np.ndarray, Any]:
-    """u(g) = sign(g), which differs only if the signs do."""
-    return np.abs(np.sign(a) - np.sign(b)), 1.0
-
-
-def _sgd(a: np.ndarray, b: np.ndarray, _: float) -> tuple[np.ndarray, Any]:
-    """u(g) = g: the momentum is zero at first."""
-    return np.abs(a - b), np.maximum(np.abs(a), np.abs(b))
-
-
-# Of each optimizer, by how much first steps from the gradients a and b differ, and their size.
-FIRST_STEPS: Mapping[OptimizerName, Callable[..., tuple[np.ndarray, Any]]] = {
-    "adamw": _adam,
-    "lion": _lion,
-    "sgd": _sgd,
-}
-
-
-def _clipped(outcome: Outcome, name: str, limit: float) -> np.ndarray:
-    """A gradient after clipping the norm of all to `limit`; 0 does not clip."""
+def _clipped(outcome: Outcome, limit: float) -> Tensors:
+    """Gradients after clipping the norm of all to `limit`; 0 does not clip."""
     scale = min(1.0, limit / outcome.grad_norm) if limit else 1.0
-    return outcome.gradients[name].astype(np.float64) * scale
+    return {name: g.astype(np.float64) * scale for name, g in outcome.gradients.items()}
 
 
 def backward_order(row: Row, last: Sequence[str]) -> tuple[int, ...]:

@@ -41,11 +41,13 @@ def state(config: Config, zero: Zero) -> dict[str, int]:
         return elements_on_device(zero.stored[name], layout) if per_layer else whole(name)
 
     parameters = sum(elements_on_device(s, layout) for s in zero.stored.values()) * wide
+    kept = DIRECTIONS[config.optimizer.name].moments
+    moments = [moment for each in zero.stored.values() for moment in kept(each)]
     gathered = _gathered_for_the_step(config, zero)
     return {
         "parameters": parameters,
         "gradients": sum(map(summed, zero.infos)) * wide,
-        "optimizer": DIRECTIONS[config.optimizer.name].moments * parameters,
+        "optimizer": sum(elements_on_device(m, layout) for m in moments) * wide,
         "gathered": sum(whole(n) * zero.gather_dtype(n).itemsize for n in gathered),
     }
 

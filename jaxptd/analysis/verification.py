@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxptd.analysis.comparison import Outcome, Row, Tensors, backward_order, compare
 from jaxptd.analysis.compiled_step import random_batch
+from jaxptd.analysis.first_steps import FirstSteps
 from jaxptd.analysis.memory_needs import out_of_memory_explained, require_fits
 from jaxptd.config import Config, Dtype
 from jaxptd.display import Table, html_of
@@ -115,7 +116,8 @@ def _verify(config: Config, dtype: Dtype) -> Report:
         rounded = reference.run(_perturbed(start, eps))
     with out_of_memory_explained(spread.program):
         found = spread.run(start)
-    rows = compare(expected, rounded, found, config=config.optimizer, eps=eps)
+    steps = FirstSteps(config.optimizer, reference.program.infos, eps)
+    rows = compare(expected, rounded, found, steps=steps)
     order = sorted(rows, key=lambda row: backward_order(row, family_of(config.model).last))
     return Report(config.layout, dtype, order)
 

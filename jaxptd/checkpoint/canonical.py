@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 from jaxptd.mesh import BATCH_AXES, Axis
 from jaxptd.params import Params, Stored
 from jaxptd.step import Program
+from jaxptd.step.stages import sharded_over
 from jaxptd.step.state import DEVICE, HOST, State
 
 Canonical = dict[str, Any]
@@ -117,5 +118,5 @@ def _sharding(program: Program, stored: Stored) -> NamedSharding:
     plain = dataclasses.replace(info, stored_shape=info.shape, spec=P(*unpadded))
     for axis in (Axis.PP, *BATCH_AXES):
         if axis in stored.axes - plain.axes:
-            plain = plain.sharded_over(axis, program.config.layout.sizes)
+            plain = sharded_over(plain, axis, program.config.layout.sizes)
     return NamedSharding(program.mesh, plain.spec)

@@ -7,7 +7,9 @@ jsonargparse does the parsing. An unknown key, a wrong type or an impossible lay
 import argparse
 import dataclasses
 import difflib
+import importlib
 import itertools
+import json
 import re
 import sys
 import types
@@ -29,6 +31,7 @@ from jaxptd.fields import checked
 from jaxptd.fields.values import UNIONS
 
 PRINT = "--print_config"
+FROM = "from"  # in a file, the directory that has the model's sizes; no field of a config
 
 
 def make_parser(
@@ -64,7 +67,31 @@ class _ConfigFile(jsonargparse.ActionConfigFile):
     def __call__(
         self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
     ) -> None:
-        super().__call__(parser, namespace, find_config(values), option_string)
+        super().__call__(parser, namespace, _with_sizes(find_config(values)), option_string)
+
+
+def _with_sizes(path: str) -> str:
+    """The path of a config file; of one with `model.from: DIR`, its text with the sizes of DIR.
+
+    Raises:
+        UserError: there is no such directory, or the file contradicts it.
+    """
+    tree = yaml.safe_load(Path(path).read_text(encoding="utf-8-sig"))
+    if FROM not in (tree.get("model") or {}):
+        return path
+    source, hugging_face = tree["model"].pop(FROM), importlib.import_module("jaxptd.hf.load")
+    if not isinstance(source, str) or not source:
+        raise UserError(f"{path}: model.{FROM}: expected a directory of a Hugging Face model")
+    own = {name: value for name, value in tree["model"].items() if value is not None}
+    # Found by its name: it is above the config, which it makes.
+    sizes = hugging_face.sizes(Path(source))
+    tree["model"] = sizes | own
+    text = str(yaml.safe_dump(tree))
+    options = [
+        f"--model.{name}={json.dumps(x).strip(chr(34))}" for name, x in tree["model"].items()
+    ]
+    hugging_face.check(parse(make_parser("jaxptd", "a model"), options)[0].model, Path(source))
+    return text
 
 
 def parse(
@@ -159,7 +186,7 @@ def _check_file(path: str) -> None:
             raise UserError(f"{path}: unknown section {quoted(section)}; use {sections}")
         for name, value in _entries(f"{path}: section {section}", fields):
             key = f"{section}.{name}"
-            if key not in _field_types():
+            if key not in (*_field_types(), f"model.{FROM}"):
                 raise UserError(f"{path}: unknown key {quoted(key)}; {_nearest(key)}")
             check_keys(f"{path}: {key}", value)
 

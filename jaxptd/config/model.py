@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 from jaxptd.config.block import (
     Activation,
@@ -190,3 +190,12 @@ class ModelConfig:
         first = layers if self.remat_layers is None else min(self.remat_layers, layers)
         both: tuple[tuple[Remat, int], ...] = ((self.remat, first), ("none", layers - first))
         return tuple((remat, count) for remat, count in both if count)
+
+
+def option(model: ModelConfig, name: str) -> Any:
+    """A field of a model by its name, or where it is null what its family puts in its place."""
+    if name == "ffn_hidden_size":
+        return model.mlp_size
+    if name.startswith("rope_"):
+        return getattr(model.block.rope, name.removeprefix("rope_"), None)
+    return getattr(model.block, name, getattr(model, name, None))

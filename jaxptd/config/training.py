@@ -14,7 +14,7 @@ from jaxptd.errors import UserError, quoted
 from jaxptd.fields import check_fields
 
 Documents = Literal["joined", "apart"]
-OptimizerName = Literal["adamw", "lion", "sgd"]
+OptimizerName = Literal["adamw", "lion", "sgd", "muon", "adafactor"]
 Decay = Literal["cosine", "linear", "wsd", "constant"]
 
 # Fields of the section `optimizer` that a choice does not read.
@@ -25,9 +25,11 @@ _UNREAD_BY_DECAY: dict[Decay, tuple[str, ...]] = {
     "constant": ("decay_steps", "cooldown_steps", "min_learning_rate"),
 }
 _UNREAD_BY_NAME: dict[OptimizerName, tuple[str, ...]] = {
-    "adamw": (),
-    "lion": ("epsilon",),
-    "sgd": ("beta2", "epsilon"),
+    "adamw": ("momentum",),
+    "lion": ("epsilon", "momentum"),
+    "sgd": ("beta2", "epsilon", "momentum"),
+    "muon": (),
+    "adafactor": ("beta1", "beta2", "epsilon", "momentum"),
 }
 LEAST_SHARE = 1e-6  # of a source in a mixture, which has it exact to a part in 2**20
 
@@ -90,8 +92,9 @@ class OptimizerConfig:
     """The optimizer and its learning rate.
 
     Args:
-        name: adamw, lion (one moment, steps by the sign), or sgd (momentum beta1). Weight decay is
-            decoupled from the gradient in all of them.
+        name: adamw, lion (one moment, steps by the sign), sgd (momentum beta1), muon (momentum of
+            the layers' matrices, made orthogonal; adamw for the rest), or adafactor (means of
+            squares by row and column). Weight decay is decoupled from the gradient in all of them.
         learning_rate: peak learning rate, after warm-up.
         warmup_steps: steps of linear warm-up.
         decay: how the rate falls from the peak to min_learning_rate: cosine or linear, after the
@@ -104,6 +107,7 @@ class OptimizerConfig:
         beta1: decay of the running mean of gradients.
         beta2: decay of the running mean of squared gradients (lion: of the mean that is kept).
         epsilon: added to the root of the mean of squared gradients.
+        momentum: of muon's matrices, decay of the running mean of gradients.
         grad_clip: largest global gradient norm; 0 never clips.
         skip_above: skip a step whose gradient norm is larger; 0 skips only non-finite gradients.
     """
@@ -119,6 +123,7 @@ class OptimizerConfig:
     beta1: float = 0.9
     beta2: float = 0.95
     epsilon: float = 1e-8
+    momentum: float = 0.95
     grad_clip: float = 1.0
     skip_above: float = 0.0
 
@@ -128,7 +133,7 @@ class OptimizerConfig:
         require_positive("optimizer", self, "epsilon")
         require_not_negative("optimizer", self, "warmup_steps", "weight_decay", "grad_clip")
         require_not_negative("optimizer", self, "skip_above", "min_learning_rate")
-        require_below_one("optimizer", self, "beta1", "beta2")
+        require_below_one("optimizer", self, "beta1", "beta2", "momentum")
         self._require_effects()
         if (self.min_learning_rate or 0) > self.learning_rate:
             raise UserError(

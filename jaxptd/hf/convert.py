@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxptd.commands.words import add_words, path_option
+from jaxptd.config import ProcessesConfig
 from jaxptd.display import Table, bytes_text, count_text
+from jaxptd.distributed import launchers
 from jaxptd.errors import Parser, UserError, quoted, run_command
 from jaxptd.hf.directory import Directory
 from jaxptd.hf.load import config_of
@@ -40,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError("give --out with --from-hf or --to-hf, not with --check")
     if args.to_hf is None and (args.dtype or args.shard_size):
         raise UserError("--dtype and --shard-size are of --to-hf; leave them out")
+    if not launchers.find(ProcessesConfig(), os.environ).alone:
+        raise UserError("convert runs in one process; start it without srun, mpirun or torchrun")
     found = {"from_hf": _from_hf, "to_hf": _to_hf, "check": _check}[chosen[0]](args)
     if args.json:
         print(json.dumps(found))

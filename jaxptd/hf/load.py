@@ -4,11 +4,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from jaxptd.config import Config, from_dict
+from jaxptd.config import Config, ModelConfig, from_dict
 from jaxptd.data.tokenizer_folders import TOKENIZER
 from jaxptd.data.tokenizers import BYTES
 from jaxptd.hf.directory import Directory, is_directory
 from jaxptd.hf.read import read_params, sizes_of
+from jaxptd.hf.sizes import check_sizes
 from jaxptd.mesh import Layout
 from jaxptd.params import Params
 from jaxptd.run.saved import load_run, to_generate
@@ -32,6 +33,11 @@ def config_of(directory: Directory, **model: Any) -> Config:
 def sizes(path: Path) -> dict[str, Any]:
     """The fields of `ModelConfig` that a directory decides. Raises UserError as `config_of`."""
     return sizes_of(Directory(path))
+
+
+def check(model: ModelConfig, path: Path) -> None:
+    """Raises UserError, with the field, if a model contradicts the sizes of a directory."""
+    check_sizes(model, sizes(path), where=path)
 
 
 def load_model(path: Path, *, layout: Layout, platform: Any) -> tuple[Program, Params]:

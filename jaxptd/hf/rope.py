@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from jaxptd.config import ModelConfig
+from jaxptd.config import ModelConfig, option
 from jaxptd.errors import UserError, quoted
-from jaxptd.hf.options import option
 
 Json = dict[str, Any]
 

@@ -5,10 +5,9 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxptd.config import ModelConfig
+from jaxptd.config import ModelConfig, option
 from jaxptd.errors import UserError, quoted
 from jaxptd.hf import rope
-from jaxptd.hf.options import model_fields, option
 from jaxptd.hf.window import ALWAYS, BY_LAYER, NEVER, Windows
 
 LONGEST = 4096  # tokens in a sequence, unless the config says so: rotary models allow 131072
@@ -175,7 +174,7 @@ def read_sizes(config: Json, *, tied: bool, where: object) -> dict[str, Any]:
     """
     try:
         options = _options(config)
-        fields = model_fields(options | {"tie_embeddings": tied})
+        fields = options | {"tie_embeddings": tied}
         longest = options["max_positions"]
         _check_count("positions", longest)
         learned = options["positions"] == "learned"

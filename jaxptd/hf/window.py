@@ -7,9 +7,8 @@ Source: transformers 5.23, `masking_utils.sliding_window_overlay`, `models/mistr
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxptd.config import ModelConfig
+from jaxptd.config import ModelConfig, option
 from jaxptd.errors import UserError, quoted
-from jaxptd.hf.options import option
 
 Json = dict[str, Any]
 

@@ -72,10 +72,10 @@ class SelfAttention(nnx.Module):
             unit=self.unit,
             bias=options.linear_bias != "none",
         )
-        self.qkv = None if groups else linear((3, kv_heads, size), shard_dim=1 + dim)
+        self.qkv = None if groups else linear((3, kv_heads, size), shard_dim=1 + dim, parts=1)
         self.q = linear((config.num_heads, size), shard_dim=dim) if groups else None
         kv_dim = 2 if self.gathers_kv else 1 + dim
-        self.kv = linear((2, kv_heads, size), shard_dim=kv_dim) if groups else None
+        self.kv = linear((2, kv_heads, size), shard_dim=kv_dim, parts=1) if groups else None
         norm = partial(HeadNorm, size, options=options, form=form, rngs=rngs, unit=self.unit)
         self.q_norm = norm() if options.qk_norm else None
         self.k_norm = norm() if options.qk_norm else None

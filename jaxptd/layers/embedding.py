@@ -35,7 +35,12 @@ class VocabParallelEmbedding(nnx.Module):
     ) -> None:
         padded = (rows or form.padded(vocab_size), form.padded_hidden(size))
         self.table = param(
-            rngs(), (vocab_size, size), normal(0.02), spec=form.axes.table_spec(), padded=padded
+            rngs(),
+            (vocab_size, size),
+            normal(0.02),
+            spec=form.axes.table_spec(),
+            padded=padded,
+            matrix="rc",
         )
         self.vocab_size, self.form = vocab_size, form
 
@@ -57,7 +62,12 @@ class PositionEmbedding(nnx.Module):
     def __init__(self, seq_length: int, size: int, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
         padded = (seq_length, form.padded_hidden(size))
         self.table = param(
-            rngs(), (seq_length, size), normal(0.02), spec=form.axes.position_spec(), padded=padded
+            rngs(),
+            (seq_length, size),
+            normal(0.02),
+            spec=form.axes.position_spec(),
+            padded=padded,
+            matrix="rc",
         )
         self.form = form
 

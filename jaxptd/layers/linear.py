@@ -31,6 +31,7 @@ class ColumnParallelLinear(nnx.Module):
         bias: whether a bias `[*out]` is added.
         gather_output: whether every device gets all of h.
         init: initialiser of the weight.
+        parts: leading dims of `out` that number matrices of their own: 1 for `(3, N, H)`, else 0.
 
     Source: Shoeybi et al., arXiv 1909.08053, section 3.
     """
@@ -47,6 +48,7 @@ class ColumnParallelLinear(nnx.Module):
         bias: bool = True,
         gather_output: bool = False,
         init: Initialiser = INIT,
+        parts: int = 0,
     ) -> None:
         out, dims = tuple(out_features), len(out_features)
         padded = _padded(out, shard_dim, unit, form)
@@ -57,6 +59,7 @@ class ColumnParallelLinear(nnx.Module):
             spec=form.axes.column_spec(dims, shard_dim),
             padded=(form.padded_hidden(in_features), *padded),
             cast=True,
+            matrix="r" + "s" * parts + "c" * (dims - parts),
         )
         bias_of = partial(
             param, spec=form.axes.inner_spec(dims, shard_dim), padded=padded, decay=False
@@ -124,6 +127,7 @@ class RowParallelLinear(nnx.Module):
             spec=form.axes.row_spec(dims, shard_dim),
             padded=(*_padded(inside, shard_dim, unit, form), hidden),
             cast=True,
+            matrix="r" * dims + "c",
         )
         bias_of = partial(param, spec=form.axes.hidden_spec(), padded=(hidden,), decay=False)
         self.b = bias_of(rngs(), (out_features,), zeros) if bias else None

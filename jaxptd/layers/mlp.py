@@ -62,7 +62,13 @@ class MLP(nnx.Module):
     ) -> None:
         bias, gates = options.linear_bias == "all", (2,) if options.gated else ()
         self.up = ColumnParallelLinear(
-            size, (*gates, hidden), shard_dim=len(gates), form=form, rngs=rngs, bias=bias
+            size,
+            (*gates, hidden),
+            shard_dim=len(gates),
+            parts=len(gates),
+            form=form,
+            rngs=rngs,
+            bias=bias,
         )
         self.down = RowParallelLinear(
             (hidden,), size, form=form, rngs=rngs, init=init_out, bias=bias

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxptd.atomic_files import explained, shown, write_whole
-from jaxptd.config import Config, to_dict
+from jaxptd.config import Config, option, to_dict
 from jaxptd.config.command_line import as_yaml, load_config
 from jaxptd.distributed import coordination
 from jaxptd.distributed.coordination import first_only
@@ -36,13 +36,19 @@ _FREE = frozenset(
 
 
 def difference(config: Config, saved: Config) -> str | None:
-    """Names the first field that makes two configs different runs; None if there is none."""
+    """Names the first field that makes two configs different runs; None if there is none.
+
+    A field of the model that is null is the same as one that spells out what null stands for.
+    """
     old = to_dict(saved)
     for section, fields in to_dict(config).items():
         for name, value in fields.items():
-            key = f"{section}.{name}"
-            if section not in _FREE_SECTIONS and key not in _FREE and value != old[section][name]:
-                return f"{key} is {value}, was {old[section][name]}"
+            key, was = f"{section}.{name}", old[section][name]
+            if section in _FREE_SECTIONS or key in _FREE or value == was:
+                continue
+            spelled = section == "model" and None in (value, was)
+            if not spelled or option(config.model, name) != option(saved.model, name):
+                return f"{key} is {value}, was {was}"
     return None
 
 

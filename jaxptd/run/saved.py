@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from jaxptd.checkpoint import (
 )
 from jaxptd.checkpoint.canonical import abstract_canonical, params_from_canonical
 from jaxptd.checkpoint.manifest import MANIFEST
-from jaxptd.config import Config
+from jaxptd.config import Config, option
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.params import Params
@@ -109,7 +110,7 @@ def restore_weights(program: Program, path: Path) -> Params:
         path = _folder(path, steps[-1])
     saved = described_config(str(path), read_description(path)).model
     for field in dataclasses.fields(saved):
-        mine, there = getattr(program.config.model, field.name), getattr(saved, field.name)
+        mine, there = option(program.config.model, field.name), option(saved, field.name)
         if field.name not in _NO_WEIGHTS and mine != there:
             raise UserError(
                 f"model.{field.name}={mine}, but checkpoint.start={path} has {there}; use a config "
@@ -145,9 +146,20 @@ class SavedParams:
     def read(self, name: str) -> np.ndarray:
         """One parameter."""
         wide = self.dtypes[name] == "float64"
-        with jax.enable_x64(wide or jax.config.jax_enable_x64):
+        with _in_float64() if wide else contextlib.nullcontext():
             x: Any = jax.ShapeDtypeStruct(self.shapes[name], self.dtypes[name])
             return np.asarray(load_part(self._path, {"params": {name: x}})["params"][name])
+
+
+@contextlib.contextmanager
+def _in_float64() -> Iterator[None]:
+    """Inside, all threads have float64; `jax.enable_x64` is for one, and orbax reads in others."""
+    before = jax.config.read("jax_enable_x64")
+    jax.config.update("jax_enable_x64", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_x64", before)
 
 
 def _newest_undamaged(checkpoints: Checkpoints, run_dir: Path) -> int:

@@ -1,6 +1,7 @@
-"""AdamW, Lion and SGD with warm-up, decay and global-norm clipping, on shards of parameters.
+"""AdamW, Lion, SGD, Muon and Adafactor with warm-up, decay and clipping, on shards of parameters.
 
-Everything but the norm is elementwise, so it runs on shards as it would on whole arrays.
+The first three are elementwise, so they run on shards as they would on whole arrays; the other two
+look at whole matrices (`jaxptd/optimizers/`).
 Source: Loshchilov and Hutter, arXiv 1711.05101 (AdamW); Chen et al., arXiv 2302.06675 (Lion);
 Pascanu et al., arXiv 1211.5063 (clipping); Hu et al., arXiv 2404.06395 (warm-up, stable, decay).
 """
@@ -16,7 +17,8 @@ import optax
 from jax import Array, lax
 
 from jaxptd.config import OptimizerConfig, OptimizerName
-from jaxptd.params import ParamInfo, Params, Stored
+from jaxptd.optimizers import factors, is_orthogonalised, scale_by_factors, scale_by_orthogonal
+from jaxptd.params import Params, Stored
 
 FINAL_FRACTION = 0.1  # of the peak learning rate, at the end of a decay
 COOLDOWN_FRACTION = 0.1  # of all steps, where the decay is wsd
@@ -54,29 +56,55 @@ class Direction:
     """The rule by which an optimizer turns gradients into the direction of a step.
 
     Args:
-        make: of a config, optax's transformation; elementwise.
-        moments: arrays of the size of the parameters that it keeps.
+        make: of a config and of how parameters are held, optax's transformation; on shards.
+        moments: how a state holds what is kept for a parameter.
+        by_layer: whether it wants a shard to be of one layer.
     """
 
-    make: Callable[[OptimizerConfig], optax.GradientTransformation]
-    moments: int
+    make: Callable[[OptimizerConfig, Mapping[str, Stored]], optax.GradientTransformation]
+    moments: Callable[[Stored], tuple[Stored, ...]]
+    by_layer: bool = False
+
+
+def _adam(config: OptimizerConfig) -> optax.GradientTransformation:
+    return optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)
+
+
+def _muon(config: OptimizerConfig, stored: Mapping[str, Stored]) -> optax.GradientTransformation:
+    """Orthogonal momentum for the matrices of layers, Adam for everything else."""
+    rules = {"matrix": scale_by_orthogonal(config.momentum, stored), "other": _adam(config)}
+    kinds = {name: _kind(each) for name, each in stored.items()}
+    return optax.partition(rules, kinds)
+
+
+def _kind(stored: Stored) -> str:
+    return "matrix" if is_orthogonalised(stored) else "other"
 
 
 DIRECTIONS: Mapping[OptimizerName, Direction] = {
-    "adamw": Direction(lambda c: optax.scale_by_adam(c.beta1, c.beta2, c.epsilon), moments=2),
-    "lion": Direction(lambda c: optax.scale_by_lion(c.beta1, c.beta2), moments=1),
-    "sgd": Direction(lambda c: optax.trace(c.beta1), moments=1),
+    "adamw": Direction(lambda c, _: _adam(c), lambda each: (each, each)),
+    "lion": Direction(lambda c, _: optax.scale_by_lion(c.beta1, c.beta2), lambda each: (each,)),
+    "sgd": Direction(lambda c, _: optax.trace(c.beta1), lambda each: (each,)),
+    "muon": Direction(
+        _muon,
+        lambda each: (each,) if is_orthogonalised(each) else (each, each),
+        by_layer=True,
+    ),
+    "adafactor": Direction(
+        lambda _, stored: scale_by_factors(stored),
+        lambda each: factors(each) if each.info.matrix else (each,),
+    ),
 }
 
 
 def make_optimizer(
-    config: OptimizerConfig, infos: Mapping[str, ParamInfo]
+    config: OptimizerConfig, stored: Mapping[str, Stored]
 ) -> optax.GradientTransformation:
-    """The direction plus the weight decay that `infos` asks for; scale it by minus the rate."""
+    """The direction plus the weight decay of parameters; scale it by minus the rate."""
     return optax.chain(
-        DIRECTIONS[config.name].make(config),
+        DIRECTIONS[config.name].make(config, stored),
         optax.add_decayed_weights(
-            config.weight_decay, mask={name: info.decay for name, info in infos.items()}
+            config.weight_decay, mask={name: each.info.decay for name, each in stored.items()}
         ),
     )
 

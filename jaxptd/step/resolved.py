@@ -25,7 +25,7 @@ from jaxptd.models.family import Family
 from jaxptd.models.model import Model
 from jaxptd.params import Blueprint, ParamInfo, Stored
 from jaxptd.pipeline.plan import Plan
-from jaxptd.step.optimizer import make_optimizer
+from jaxptd.step.optimizer import DIRECTIONS, make_optimizer
 from jaxptd.step.stages import StagePlacement, make_plan
 from jaxptd.zero import Zero
 
@@ -74,9 +74,7 @@ class Resolved:
     @cached_property
     def zero(self) -> Zero:
         """Shards the state over data parallel devices, if the layout asks for it."""
-        layout, dtype = self.config.layout, jnp.dtype(self.model.dtype)
-        copies = layout.offload == "optimizer"
-        return Zero(layout.zero, self.infos, layout.sizes, dtype, copies)
+        return make_zero(self.config, self.infos)
 
     @property
     def stored(self) -> dict[str, Stored]:
@@ -85,7 +83,7 @@ class Resolved:
 
     @cached_property
     def optimizer(self) -> optax.GradientTransformation:
-        return make_optimizer(self.config.optimizer, self.infos)
+        return make_optimizer(self.config.optimizer, self.stored)
 
     @property
     def master_dtype(self) -> Any:
@@ -96,6 +94,19 @@ class Resolved:
     def trips(self) -> Mapping[str, int]:
         """Executions on all stages, by scope, of loops whose length differs between stages."""
         return self.plan.trips if self.plan else {}
+
+
+def make_zero(config: Config, infos: Mapping[str, ParamInfo]) -> Zero:
+    """Shards the state of a config with these parameters, as its layout asks for."""
+    layout = config.layout
+    return Zero(
+        layout.zero,
+        infos,
+        layout.sizes,
+        jnp.dtype(config.model.dtype),
+        copies=layout.offload == "optimizer",
+        by_layer=DIRECTIONS[config.optimizer.name].by_layer,
+    )
 
 
 def resolve(config: Config, mesh: Mesh) -> Resolved:

@@ -1,6 +1,7 @@
 """A pipeline's plan, and the placement of parameters on its stages."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 
@@ -60,7 +61,7 @@ class StagePlacement:
     sizes: Mapping[Axis, int]
 
     def __call__(self, info: ParamInfo) -> ParamInfo:
-        return self._layers(info) if info.stacked else info.sharded_over(Axis.PP, self.sizes)
+        return self._layers(info) if info.stacked else sharded_over(info, Axis.PP, self.sizes)
 
     def _layers(self, info: ParamInfo) -> ParamInfo:
         schedule = self.plan.schedule
@@ -72,6 +73,25 @@ class StagePlacement:
             spec=P(Axis.PP, *info.spec[1:]),
             rows=None if rows == tuple(range(shape[0])) else rows,
         )
+
+
+def sharded_over(info: ParamInfo, axis: Axis, sizes: Mapping[Axis, int]) -> ParamInfo:
+    """Also shards a parameter over `axis`, along its longest local dim that splits, if any does.
+
+    Args:
+        info: of a parameter that is not sharded over the axis yet.
+        axis: of the mesh.
+        sizes: devices along each axis.
+    """
+    axes = info.axes_of_dims
+    splits = [math.prod(sizes[Axis(each)] for each in over) for over in axes]
+    local = [n // split for n, split in zip(info.stored_shape, splits, strict=True)]
+    able = [dim for dim, n in enumerate(local) if n % sizes[axis] == 0]
+    if not able:
+        return info
+    dim = max(able, key=local.__getitem__)
+    spec = P(*info.spec[:dim], (*axes[dim], axis) if axes[dim] else axis, *info.spec[dim + 1 :])
+    return dataclasses.replace(info, spec=spec)
 
 
 def stage_dim(info: ParamInfo) -> int | None:

@@ -22,6 +22,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxptd.mesh import Layout
+from jaxptd.optimizers import Factors, factors
 from jaxptd.params import Params, Stored
 from jaxptd.step.skipping import new_guard
 
@@ -40,7 +41,7 @@ class States:
     """Describes and makes the states of a program.
 
     Args:
-        stored: how the state holds each parameter; its moments are held alike.
+        stored: how the state holds each parameter; its moments are held alike, or as `Factors`.
         optimizer: whose moments are in the state.
         mesh: that the state is sharded over.
         dtype: of parameters and moments.
@@ -58,10 +59,24 @@ class States:
     def map(
         self, fn: Callable[[Any, Stored], Any], state: State, other: Callable[[Any], Any]
     ) -> State:
-        """`fn(leaf, how it is held)` for parameters and moments, `other(leaf)` for the rest."""
+        """`fn(leaf, how it is held)` for parameters and moments, `other(leaf)` for the rest.
+
+        A parameter whose moments are elsewhere in the optimizer's state has none in this part.
+        """
         params = {name: fn(x, self.stored[name]) for name, x in state["params"].items()}
+
+        def kept(moment: Any, stored: Stored) -> Any:
+            if isinstance(moment, Factors):
+                return Factors(*map(fn, moment, factors(stored)))
+            return moment if isinstance(moment, optax.MaskedNode) else fn(moment, stored)
+
         optimizer = optax.tree_map_params(
-            self.optimizer, fn, state["optimizer"], self.stored, transform_non_params=other
+            self.optimizer,
+            kept,
+            state["optimizer"],
+            self.stored,
+            transform_non_params=other,
+            is_leaf=lambda x: isinstance(x, Factors | optax.MaskedNode),
         )
         rest = {name: jax.tree.map(other, state[name]) for name in ("step", "guard")}
         return {"params": params, "optimizer": optimizer, **rest}

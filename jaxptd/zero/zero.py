@@ -52,6 +52,7 @@ class Zero:
         sizes: devices along each axis.
         dtype: that layers compute in.
         copies: whether a step casts parameters at its beginning even at stage 0.
+        by_layer: whether shards of layers are of one layer each at stage 1, too.
     """
 
     stage: int
@@ -59,6 +60,7 @@ class Zero:
     sizes: Mapping[Axis, int]
     dtype: Any
     copies: bool = False
+    by_layer: bool = False
 
     @cached_property
     def stored(self) -> dict[str, Stored]:
@@ -66,7 +68,7 @@ class Zero:
         if self.stage == 0:
             return {**self.infos}
         return {
-            name: ShardedInfo(info, self.sizes, lead=int(self.per_layer(name)))
+            name: ShardedInfo(info, self.sizes, lead=int(self._by_layer(name)))
             for name, info in self.infos.items()
         }
 
@@ -90,6 +92,9 @@ class Zero:
     def per_layer(self, name: str) -> bool:
         """True for parameters that are gathered or reduce-scattered layer by layer."""
         return self.stage >= 2 and self.infos[name].stacked
+
+    def _by_layer(self, name: str) -> bool:
+        return self.per_layer(name) or (self.by_layer and self.infos[name].stacked)
 
     def gather_dtype(self, name: str) -> Any:
         """The precision in which a parameter is gathered.

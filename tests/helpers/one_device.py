@@ -13,6 +13,7 @@ import pytest
 import tiny
 
 from jaxptd.analysis.comparison import Outcome, Tensors, compare
+from jaxptd.analysis.first_steps import FirstSteps
 from jaxptd.analysis.verification import OneStep, Report, verify
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import Program, State
@@ -58,9 +59,10 @@ def report(layout: Layout, dtype: Any, **choice: Any) -> Report:
         same = {name: value for name, value in choice.items() if name not in HOW}
         start, expected, rounded = one_device(tuple((same | {"dtype": dtype}).items()))
         config = tiny.config(layout, dtype=dtype, **choice)
-        found = OneStep(FromZeros(config, make_mesh(layout))).run(start)
-        eps = float(np.finfo(dtype).eps)
-        rows = compare(expected, rounded, found, config=config.optimizer, eps=eps)
+        spread = FromZeros(config, make_mesh(layout))
+        found = OneStep(spread).run(start)
+        steps = FirstSteps(config.optimizer, spread.infos, float(np.finfo(dtype).eps))
+        rows = compare(expected, rounded, found, steps=steps)
         return Report(layout, dtype, list(rows))
 
 

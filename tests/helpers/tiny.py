@@ -5,7 +5,15 @@ from typing import Any
 
 import numpy as np
 
-from jaxptd.config import Config, DataConfig, Documents, ModelConfig, OptimizerConfig, TrainConfig
+from jaxptd.config import (
+    Config,
+    DataConfig,
+    Documents,
+    ModelConfig,
+    OptimizerConfig,
+    OptimizerName,
+    TrainConfig,
+)
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import Batch, Program
 
@@ -22,13 +30,15 @@ def config(
     batch: int = 8,
     micro_batches: int = 2,
     documents: Documents = "joined",
+    optimizer: OptimizerName = "adamw",
     **model: Any,
 ) -> Config:
     """The tiny model's config; `model` has fields of the model to set."""
     train = TrainConfig(steps=30, global_batch_size=batch, micro_batches=micro_batches)
     sizes = dataclasses.replace(MODEL, **model)
     data = DataConfig(documents=documents)
-    return Config(model=sizes, layout=layout, data=data, optimizer=OPTIMIZER, train=train)
+    rule = dataclasses.replace(OPTIMIZER, name=optimizer)
+    return Config(model=sizes, layout=layout, data=data, optimizer=rule, train=train)
 
 
 def program(layout: Layout, **choices: Any) -> Program:

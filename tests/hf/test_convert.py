@@ -1,14 +1,17 @@
 """`jaxptd convert`: GPT-2 to a run and back with the same bits; shards; what a directory has."""
 
 import json
+import shutil
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
+import tokenizers
 from hugging import gpt2_tensors, write_directory
 from refusal import refused
 
+from jaxptd.errors import UserError
 from jaxptd.hf.convert import main
 from jaxptd.hf.directory import Directory
 from jaxptd.hf.read import sizes_of
@@ -40,6 +43,29 @@ def test_there_and_back_keeps_every_bit(gpt2, run_dir, tensors, tmp_path, capsys
     config = json.loads((out / "config.json").read_text())
     assert (config["architectures"], config["torch_dtype"]) == (["GPT2LMHeadModel"], "float32")
     assert config["n_inner"] == 48
+
+
+def test_the_folder_of_a_tokenizer_is_kept(gpt2, tmp_path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(gpt2, folder)
+    words = tokenizers.models.WordLevel({"?": 0, "a": 1, "</s>": 2}, unk_token="?")
+    tokenizers.Tokenizer(words).save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"model_max_length": 7}')
+    (folder / "notes.txt").write_text("no file of a tokenizer")
+    run, out = tmp_path / "run", tmp_path / "out"
+    main(["--from-hf", str(folder), "--out", str(run), "--quiet"])
+    main(["--to-hf", str(run), "--out", str(out), "--quiet"])
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (out / name).read_bytes() == (folder / name).read_bytes()
+    assert not (out / "notes.txt").exists()
+
+
+def test_one_of_several_processes_is_refused(gpt2, tmp_path, monkeypatch) -> None:
+    for name, value in {"RANK": 1, "WORLD_SIZE": 2, "MASTER_ADDR": "a", "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(UserError, match="convert runs in one process; start it without srun"):
+        main(["--from-hf", str(gpt2), "--out", str(tmp_path / "run")])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_shards_in_another_precision(run_dir, tensors, tmp_path) -> None:

@@ -104,10 +104,15 @@ def test_a_table_of_another_order_is_told_apart(gpt2: Path) -> None:
     x = run.state["params"][name]
     with pytest.raises(UserError, match=f"{name} has this shape both canonical and in the state"):
         jaxptd.hf.names(run.program, {name: x})
-    canonical = np.asarray(run.program.canonical({name: x})[name])
-    found = jaxptd.hf.names(run.program, {name: canonical})
-    for each, tensor in found.items():
-        np.testing.assert_array_equal(tensor, tensors[each])
+    canonical = run.program.canonical({name: x})
+    for found in (
+        jaxptd.hf.names(run.program, {name: np.asarray(canonical[name])}),
+        jaxptd.hf.names(run.program, canonical, is_canonical=True),
+        jaxptd.hf.names(run.program, {name: x}, is_canonical=False),
+    ):
+        assert len(found) == 4
+        for each, tensor in found.items():
+            np.testing.assert_array_equal(tensor, tensors[each])
     for wrong, line in (({"x": x}, "the model has no parameter x"), ({name: x[1:]}, f"{name} is ")):
         with pytest.raises(UserError, match=line):
             jaxptd.hf.names(run.program, wrong)

@@ -11,6 +11,7 @@ from runs import TEXT
 
 import jaxptd
 from jaxptd import CheckpointConfig, Config, Layout, ModelConfig, Program, UserError, make_mesh
+from jaxptd.config.command_line import as_yaml
 from jaxptd.errors import run_command
 from jaxptd.generate import main as generate
 from jaxptd.hf.directory import Directory
@@ -90,7 +91,10 @@ def test_the_state_of_step_0_has_weights_and_fresh_moments(gpt2: Path, tmp_path:
         assert not any(np.asarray(x).any() for x in jax.tree.leaves(again["optimizer"]))
         for name, x in arrays(other, again["params"]).items():
             np.testing.assert_array_equal(x, expected[name])
-    assert [line.startswith("starting from the weights of ") for line in lines] == [True] * 3
+    spelled = dataclasses.replace(other.config.model, ffn_hidden_size=48, norm="layernorm")
+    same = Program(dataclasses.replace(other.config, model=spelled), other.mesh)
+    first_state(same, say=lines.append)
+    assert [line.startswith("starting from the weights of ") for line in lines] == [True] * 4
     model = dataclasses.replace(other.config.model, tie_embeddings=False)
     changed = Program(dataclasses.replace(other.config, model=model), other.mesh)
     with pytest.raises(UserError, match=r"model.tie_embeddings=False, but .* has True"):
@@ -99,6 +103,44 @@ def test_the_state_of_step_0_has_weights_and_fresh_moments(gpt2: Path, tmp_path:
 
 def ones(x: jax.Array) -> jax.Array:
     return x + 1
+
+
+def test_a_config_file_may_name_the_directory_of_its_sizes(bytes_model, tmp_path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"model: {{from: {bytes_model}, dtype: bfloat16, seq_length: 8, gated: null}}")
+    config = jaxptd.load_config(path, ["--layout.tp=3", "--model.num_layers=3"])
+    expected = sizes_of(Directory(bytes_model)) | {"dtype": "bfloat16", "seq_length": 8}
+    assert config.model == ModelConfig(**expected | {"num_layers": 3})
+    path.write_text(as_yaml(config))
+    assert "from" not in path.read_text()
+    assert jaxptd.load_config(path) == config
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ("hidden_size: 24", "model.hidden_size=24, but DIR has 12; use --model.hidden_size=12"),
+        ("seq_length: 17", "model.seq_length=17 is more than model.max_positions=16"),
+        ("norm_eps: 1e-4", "model.norm_eps=0.0001, but DIR has 1e-05"),
+        ("nonsense: 1", "unknown key model.nonsense"),
+        ("dtype: int8", "model.dtype"),
+    ],
+)
+def test_a_config_file_that_contradicts_its_directory(bytes_model, tmp_path, fields, line) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"model: {{from: {bytes_model}, {fields}}}")
+    with pytest.raises(UserError) as error:
+        jaxptd.load_config(path)
+    assert line in str(error.value).replace(str(bytes_model), "DIR")
+
+
+@pytest.mark.parametrize("value", ["nowhere", "3", "", "null", "[a]"])
+def test_a_config_file_that_names_no_directory(tmp_path, value) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"model: {{from: {value}}}")
+    words = "has no config.json" if value == "nowhere" else "model.from: expected a directory"
+    with pytest.raises(UserError, match=words):
+        jaxptd.load_config(path)
 
 
 @pytest.mark.slow
@@ -124,11 +166,12 @@ def test_training_starts_from_a_directory_and_then_from_its_run(options, tmp_pat
 @pytest.mark.slow
 def test_text_is_generated_on_any_layout(bytes_model: Path, capsys) -> None:
     texts = []
-    for layout in ([], ["--layout.tp=3"], ["--layout.pp=2"]):
+    layouts = ([], ["--layout.tp=3"], ["--layout.pp=2"], ["--layout.cp=2"])
+    for layout in (*layouts, ["--layout.cp=2", "--layout.row=1", "--layout.col=3"]):
         options = ["--run-dir", str(bytes_model), "--prompt=def ", "--tokens=6", "--temperature=0"]
         assert generate([*options, *layout, "--platform=cpu", "--json"]) == 0
         texts.append(capsys.readouterr().out)
-    assert texts == texts[:1] * 3
+    assert texts == texts[:1] * 5
 
 
 @pytest.mark.parametrize(

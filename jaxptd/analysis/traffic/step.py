@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, Collective
 from jaxptd.analysis.traffic.grid import on_grid
 from jaxptd.analysis.traffic.one_way import one_way
+from jaxptd.analysis.traffic.optimizers import whole_matrices
 from jaxptd.analysis.traffic.pipeline import as_gathers, between_stages
 from jaxptd.analysis.traffic.ring import ring
 from jaxptd.analysis.traffic.scenario import Scenario
@@ -21,7 +22,7 @@ from jaxptd.mesh import Axis, Layout
 from jaxptd.models.families import family_of
 from jaxptd.params import ParamInfo, Stored
 from jaxptd.pipeline.plan import Plan
-from jaxptd.zero import Zero
+from jaxptd.step.resolved import make_zero
 
 
 def expected(
@@ -42,9 +43,13 @@ def expected(
         on_gpus: GPUs have a broadcast, and can permute in any loop.
     """
     step, sizes = Scenario(config, plan, on_gpus), config.layout.sizes
-    zero = Zero(config.layout.zero, infos, sizes, jnp.dtype(config.model.dtype))
+    zero = make_zero(config, infos)
     ends = itertools.chain(
-        _documents(step), _loss(step), once_a_step(step, zero), _norm(step, zero.stored)
+        _documents(step),
+        _loss(step),
+        once_a_step(step, zero),
+        _norm(step, zero.stored),
+        whole_matrices(step, zero.stored),
     )
     between = between_stages(step, plan, infos) if plan else ()
     layers = itertools.chain(_layers(step), per_layer(step, zero))

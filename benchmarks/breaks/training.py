@@ -1,0 +1,102 @@
+"""Breaks of optimizers, of Hugging Face's weights, and of the reading of compiled pipelines."""
+
+from benchmarks.breaks.table import Break
+
+OPTIMIZER = "tests/step/test_optimizer.py"
+WHOLE = "tests/optimizers"
+
+TRAINING = (
+    # ---- optimizers ----
+    Break(
+        "Lion's two means exchanged",
+        "jaxptd/step/optimizer.py",
+        "optax.scale_by_lion(c.beta1, c.beta2)",
+        "optax.scale_by_lion(c.beta2, c.beta1)",
+        OPTIMIZER,
+    ),
+    Break(
+        "a decay that ends with the run",
+        "jaxptd/step/optimizer.py",
+        "end = config.decay_steps or steps",
+        "end = steps",
+        OPTIMIZER,
+    ),
+    Break(
+        "q, k and v as one matrix",
+        "jaxptd/layers/linear.py",
+        '"r" + "s" * parts + "c" * (dims - parts)',
+        '"r" + "c" * dims',
+        WHOLE,
+        "muon_takes",
+    ),
+    Break(
+        "padding is part of a matrix",
+        "jaxptd/optimizers/matrices.py",
+        "cropped = x[(slice(None), *map(slice, sizes))]",
+        "cropped = x",
+        WHOLE,
+        "layouts",
+    ),
+    Break(
+        "blocks of matrices are taken for matrices",
+        "jaxptd/optimizers/matrices.py",
+        "if axes := info.axes_of_dims[dim]:",
+        "if axes := ():",
+        WHOLE,
+        "layouts",
+    ),
+    Break(
+        "means of rows are those of a block",
+        "jaxptd/optimizers/matrices.py",
+        "(lax.psum(total, axes) if axes else total) / self.size(kinds)",
+        "(lax.pmax(total, axes) if axes else total) / self.size(kinds)",
+        WHOLE,
+        "layouts",
+    ),
+    Break(
+        "the padding of rows is in their mean",
+        "jaxptd/optimizers/matrices.py",
+        "x = jnp.where(numbers < size, x, 0)",
+        "x = jnp.where(numbers >= 0, x, 1)",
+        WHOLE,
+        "layouts",
+    ),
+    Break(
+        "Newton-Schulz without its fifth power",
+        "jaxptd/optimizers/muon.py",
+        "c * gram_RR @ gram_RR",
+        "c * gram_RR",
+        WHOLE,
+        "newton_schulz",
+    ),
+    # ---- Hugging Face ----
+    Break(
+        "halves of a head are not made pairs",
+        "jaxptd/hf/rules.py",
+        '"blocks.attention.q.w", "L D N (P 2)"',
+        '"blocks.attention.q.w", "L D N (2 P)"',
+        "tests/hf",
+    ),
+    Break(
+        "each device reads the first layers",
+        "jaxptd/hf/read.py",
+        "yield layer, (layer - first, *place[1:])",
+        "yield layer - first, (layer - first, *place[1:])",
+        "tests/hf/test_read.py",
+    ),
+    Break(
+        "tensors are exported as they are saved",
+        "jaxptd/hf/write.py",
+        "yield each, tensor.astype(kind)",
+        "yield each, tensor",
+        "tests/hf/test_convert.py",
+    ),
+    # ---- compiled pipelines ----
+    Break(
+        "loops of stages count as one trip in compiled programs",
+        "jaxptd/analysis/hlo/text.py",
+        "known = loop_runs(each, times, self.trips)",
+        "known = loop_runs(each, times, {})",
+        "tests/analysis/hlo/test_kernels.py",
+    ),
+)
