@@ -56,6 +56,10 @@ class ShardingAxes:
         axis = self.contraction or self.inner
         return P(*_one_axis(axis, in_dims, shard_dim), self.hidden)
 
+    def square_spec(self) -> P:
+        """Spec of `w[D, D']` whose result lies as its argument does."""
+        return P(self.contraction, self.hidden)
+
     def inner_spec(self, dims: int, shard_dim: int) -> P:
         """Spec of the bias of a column-parallel product, `b[*out]`."""
         return _one_axis(self.inner, dims, shard_dim)

@@ -75,6 +75,10 @@ class TensorParallel(abc.ABC):
         """Second product of a pair, `w[*in, D]`, dim `shard_dim` of `in` sharded: h -> x."""
 
     @abc.abstractmethod
+    def square(self, x: Array, w: Array) -> Array:
+        """A product by itself, `w[D, D']`: x -> x as the residual stream has it."""
+
+    @abc.abstractmethod
     def logits(self, x: Array, w: Array) -> Array:
         """The output layer: as `column_parallel`, but never in less than the precision of `x`."""
 

@@ -50,6 +50,9 @@ class TensorParallel2D(TensorParallel):
     def padded(self, size: int, each: int = 1) -> int:
         return padded(size, (self.rows, self.cols, self.grid.slices), each)
 
+    def square(self, x: Array, w: Array) -> Array:
+        return self.column_parallel(x, w)
+
     def logits(self, x: Array, w: Array) -> Array:
         return self.column_parallel(x, w)
 

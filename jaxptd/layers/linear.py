@@ -1,4 +1,4 @@
-"""The two linear layers of tensor parallelism. Letters: B batch, T position, D model, F hidden."""
+"""The linear layers of tensor parallelism. Letters: B batch, T position, D model, F hidden."""
 
 import math
 from collections.abc import Sequence
@@ -138,6 +138,47 @@ class RowParallelLinear(nnx.Module):
             h = self.form.axes.scatter(h, h.ndim - (self.w.ndim - 1) + self.shard_dim)
         y_BTD = checkpoint_name(self.form.row_parallel(h, self.w[...], self.shard_dim), KEPT)
         return y_BTD if self.b is None else add_bias(y_BTD, self.b[...])
+
+
+class SquareLinear(nnx.Module):
+    """`x[B, T, D] -> y[B, T, D']`, both as the residual stream has them: a product by itself.
+
+    In a 1D form it needs no collective.
+
+    The weight `[D, D']` is whole on every device of a 1D form, on a grid in blocks.
+
+    Args:
+        in_features: D.
+        out_features: D'.
+        form: how matrices are sharded.
+        rngs: random keys of the initial weight.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, *, form: TensorParallel, rngs: nnx.Rngs
+    ) -> None:
+        sizes = (form.padded_hidden(in_features), form.padded_hidden(out_features))
+        self.w = param(
+            rngs(),
+            (in_features, out_features),
+            INIT,
+            spec=form.axes.square_spec(),
+            padded=sizes,
+            cast=True,
+            matrix="rc",
+        )
+        self.b = param(
+            rngs(),
+            (out_features,),
+            zeros,
+            spec=form.axes.hidden_spec(),
+            padded=sizes[1:],
+            decay=False,
+        )
+        self.form = form
+
+    def __call__(self, x_BTD: Array) -> Array:
+        return add_bias(self.form.square(x_BTD, self.w[...]), self.b[...])
 
 
 def add_bias(x: Array, b: Array) -> Array:

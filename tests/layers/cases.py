@@ -39,7 +39,7 @@ from jaxptd.layers.attention import SelfAttention
 from jaxptd.layers.block import Block
 from jaxptd.layers.dropout import Places
 from jaxptd.layers.embedding import PositionEmbedding, VocabParallelEmbedding
-from jaxptd.layers.linear import ColumnParallelLinear, RowParallelLinear
+from jaxptd.layers.linear import ColumnParallelLinear, RowParallelLinear, SquareLinear
 from jaxptd.layers.loss import vocab_parallel_cross_entropy
 from jaxptd.layers.mlp import MLP
 from jaxptd.layers.norm import Norm
@@ -133,6 +133,14 @@ CASES = [
             message(ALL_GATHER, Axis.COL, "N"),
         ),
         lambda layer, h: layer(jnp.pad(h, [(0, 0)] * 2 + [(0, layer.form.padded(N) - N), (0, 0)])),
+    ),
+    Case(
+        "square",
+        lambda form, rngs: SquareLinear(D, D, form=form, rngs=rngs),
+        (array(B, T, D),),
+        lambda form: (residual_spec(form),),
+        residual_spec,
+        moves(nothing, product("D", "D")),
     ),
     Case(
         "norm",

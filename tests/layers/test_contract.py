@@ -45,6 +45,7 @@ BY_TOKEN = {
     "column, gathered, no bias",
     "row",
     "row, whole input, no bias",
+    "square",
     "norm",
     "rms norm",
     "mlp",

@@ -103,6 +103,7 @@ FORMULAS = {
     "column, gathered, no bias": lambda p, x: np.einsum("BTD,DcNH->BTcNH", x, p["w"]),
     "row": lambda p, x: x @ p["w"] + p["b"],
     "row, whole input, no bias": lambda p, x: np.einsum("BTNH,NHD->BTD", x, p["w"]),
+    "square": lambda p, x: x @ p["w"] + p["b"],
     "norm": lambda p, x: norm(x, p),
     "rms norm": lambda p, x: rms_norm(x, p),
     "mlp": lambda p, x: mlp(x, p),
