@@ -158,6 +158,14 @@ MODELS = (
         "tests/attention/test_cudnn.py",
     ),
     Break(
+        "an encoder's tokens see no later one",
+        "jaxptd/layers/attention.py",
+        "Scores(config.block.attention_scale, config.block.causal, window)",
+        "Scores(config.block.attention_scale, True, window)",
+        DENSE,
+        "every_layer",
+    ),
+    Break(
         "the cache without the window",
         "jaxptd/layers/attention.py",
         "Sites(places.position_T, key_S), make_scores(self.config)",

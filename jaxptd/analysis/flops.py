@@ -52,17 +52,16 @@ def product_flops(equation: Any) -> int:
 
 
 def attention_flops(equation: Any) -> int:
-    """FLOPs of cuDNN's causal kernels: two products of the scores forward, five backward.
+    """FLOPs of cuDNN's kernels: two products of the scores forward, five backward.
 
-    Half of the scores are seen, or a band of them as wide as the window.
+    With a causal mask half of the scores are seen, or a band of them as wide as the window.
     """
     name = equation.primitive.name
-    if (
-        not name.startswith("dot_product_attention_")
-        or "causal" not in f"{equation.params}".lower()
-    ):
+    if not name.startswith("dot_product_attention_"):
         return 0
     batch, length, heads, size = equation.invars[0].aval.shape
-    window = min(equation.params.get("sliding_window_length") or length, length)
-    seen = length * window - window**2 // 2
+    seen = length * equation.invars[1].aval.shape[1]
+    if "causal" in f"{equation.params}".lower():
+        window = min(equation.params.get("sliding_window_length") or length, length)
+        seen = length * window - window**2 // 2
     return (10 if "bwd" in name else 4) * batch * heads * seen * size

@@ -35,6 +35,7 @@ class BlockOptions:
         positions: how tokens know their place.
         rope: wavelengths; None unless positions are rope.
         qk_norm: whether queries and keys of each head are normalised.
+        causal: whether a token attends to no token after it.
         num_kv_heads: heads of keys and values.
         head_size: width of a head.
         attention_scale: factor of the scores of queries and keys.
@@ -50,6 +51,7 @@ class BlockOptions:
     positions: Positions
     rope: Rope | None
     qk_norm: bool
+    causal: bool
     num_kv_heads: int
     head_size: int
     attention_scale: float
@@ -71,6 +73,7 @@ _GPT = {
     "positions": "learned",
     "rope_theta": 1e4,
     "qk_norm": False,
+    "causal": True,
 }
 _LLAMA = _GPT | {
     "norm": "rmsnorm",
@@ -132,6 +135,11 @@ def check_block(model: Any) -> None:
         raise UserError(
             f"model.positions=rope turns pairs, and a head has {options.head_size} numbers; use an "
             "even model.head_size"
+        )
+    if options.window is not None and not options.causal:
+        raise UserError(
+            f"model.window={options.window} is of a token and those before it, and with "
+            "model.causal=false a token attends to those after it, too; leave one of them out"
         )
     _check_scaling(model)
 

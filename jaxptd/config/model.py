@@ -59,9 +59,11 @@ class ModelConfig:
         rope_range: turns of a wave within the original length between which llama3 and yarn
             interpolate, as low,high; null is 1,4 for llama3 and 1,32 for yarn.
         qk_norm: normalises queries and keys of each head; null is the family's.
+        causal: a token attends to itself and those before it; false is to all, as in encoders;
+            null is the family's.
         attention_scale: factor of the scores of queries and keys; null is head_size ** -0.5.
         window: tokens that a token attends to, itself and those before it (sliding window); null
-            is all before it.
+            is no limit.
         seq_length: tokens in a sequence.
         max_positions: positions that the model can tell apart, the rows of the table of learned
             ones; null is seq_length.
@@ -107,6 +109,7 @@ class ModelConfig:
     rope_original_length: int | None = None
     rope_range: tuple[float, ...] | None = None
     qk_norm: bool | None = None
+    causal: bool | None = None
     attention_scale: float | None = None
     window: int | None = None
     seq_length: int = 256

@@ -44,7 +44,7 @@ class Cache(NamedTuple):
 
 
 class SelfAttention(nnx.Module):
-    """Causal multi-head attention; Q, K and V come from one product.
+    """Multi-head attention, causal or not; Q, K and V come from one product.
 
     Its weight is `[D, 3, N, H]`, or, where groups of heads share keys and values, `[D, N, H]` and
     `[D, 2, K, H]`. The product is sharded over N and K: each device holds whole heads, so scores,
@@ -177,7 +177,7 @@ def make_kernel(config: ModelConfig) -> Kernel:
 def make_scores(config: ModelConfig) -> Scores:
     """The scores that the config names; a window as long as the sequence is none."""
     window = config.block.window if config.reach < config.seq_length else None
-    return Scores(config.block.attention_scale, window=window)
+    return Scores(config.block.attention_scale, config.block.causal, window)
 
 
 def choose_kernel(config: Config, device: Any) -> tuple[AttentionKind, str | None]:

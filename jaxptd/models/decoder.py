@@ -90,7 +90,12 @@ def inventory(model: ModelConfig) -> Inventory:
 
 
 def check(config: Config) -> None:
-    """Raises UserError without a vocabulary."""
+    """Raises UserError without a vocabulary, or if a token sees its target."""
+    if not config.model.block.causal:
+        raise UserError(
+            "model.causal=false: a decoder predicts the next token, and its tokens would see it; "
+            "leave it out"
+        )
     if config.model.vocab_size is None:
         raise UserError(
             "model.vocab_size=null: a program needs the number of token ids; set it, or use "

@@ -14,14 +14,17 @@ from jaxptd.analysis.flops import attention_flops
         ("dot_product_attention_bwd_wrapper", "CAUSAL", None, 5 * 2 * 4 * 128**2 * 64),
         ("dot_product_attention_bwd_wrapper", "CAUSAL", 32, 10 * 2 * 4 * (112 * 32) * 64),
         ("dot_product_attention_fwd_wrapper", "CAUSAL", 500, 2 * 2 * 4 * 128**2 * 64),
+        ("dot_product_attention_fwd_wrapper", "NO_MASK", None, 4 * 2 * 4 * (128 * 96) * 64),
+        ("dot_product_attention_bwd_wrapper", "NO_MASK", None, 10 * 2 * 4 * (128 * 96) * 64),
         ("dot_general", "CAUSAL", None, 0),
     ],
 )
 def test_flops_of_attention(name, mask, window, flops):
-    q = SimpleNamespace(aval=SimpleNamespace(shape=(2, 128, 4, 64)))
+    keys = 128 if mask == "CAUSAL" else 96
+    q, k = (SimpleNamespace(aval=SimpleNamespace(shape=(2, n, 4, 64))) for n in (128, keys))
     equation = SimpleNamespace(
         primitive=SimpleNamespace(name=name),
         params={"mask_type": mask, "sliding_window_length": window},
-        invars=[q],
+        invars=[q, k],
     )
     assert attention_flops(equation) == flops

@@ -58,6 +58,11 @@ def test_an_option_that_is_set_is_not_the_familys() -> None:
         ({"family": "llama", "rope_theta": 0.0}, "model.rope_theta=0.0 must be a number above 0"),
         ({"num_kv_heads": 3}, "model.num_heads=8 does not split over model.num_kv_heads=3"),
         ({"num_kv_heads": 0}, "model.num_kv_heads=0 must be a number above 0"),
+        (
+            {"causal": False, "window": 8},
+            "model.window=8 is of a token and those before it, and with model.causal=false",
+        ),
+        ({"causal": "no"}, "model.causal='no': use true or false or null"),
         ({"norm": "batchnorm"}, "model.norm='batchnorm': use one of layernorm, rmsnorm or null"),
         ({"family": "bert"}, "model.family=bert: use one of gpt, llama, qwen2, qwen3, mistral"),
     ],

@@ -51,6 +51,7 @@ MODEL = ModelConfig(
 )
 GPT = MODEL.block
 POST = dataclasses.replace(MODEL, norm_order="post")
+FULL = dataclasses.replace(MODEL, causal=False)
 QWEN = dataclasses.replace(
     MODEL,
     family="qwen3",
@@ -189,6 +190,15 @@ CASES = [
             run_attention,
         )
         for rate in (0.0, 0.3)
+    ),
+    Case(
+        "attention to all tokens",
+        lambda form, rngs: SelfAttention(FULL, form=form, rngs=rngs, init_out=normal(0.02)),
+        (array(B, T, D), SAMPLES, POSITIONS, SEED),
+        place_specs,
+        residual_spec,
+        moves(ends(2, rounds=5), *ATTENTION_MOVES),
+        run_attention,
     ),
     *(
         Case(

@@ -54,6 +54,7 @@ BY_TOKEN = {
 GROUPS = {"attention in groups, dropout 0.0", "attention in groups, dropout 0.3"}
 REPEATED = {"attention, dropout 0.3", "block, dropout 0.0", "block, norms of sums"}
 IN_BLOCK = "attention, dropout 0.0"  # which the block with dropout has, too
+FULL = "attention to all tokens"
 TELLING = [LAYOUTS[1], LAYOUTS[-1], GRIDS[0], GRIDS[-1]]
 DIFFERENT = [*LAYOUTS[4:8], *GRIDS[2:]]  # rings of every kind, and what others have one by one
 
@@ -70,6 +71,8 @@ def by_default(case: Case, layout: Layout) -> bool:
         return layout == TELLING[2]
     if case.name == IN_BLOCK:
         return layout in (DIFFERENT[0], DIFFERENT[2], DIFFERENT[-1])
+    if case.name == FULL:
+        return layout in (LAYOUTS[5], GRIDS[2])
     if case.name == "mlp, gated":
         return layout in (TELLING[0], TELLING[-1])
     return layout in (TELLING if case.name in BY_TOKEN else DIFFERENT)

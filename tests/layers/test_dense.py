@@ -42,11 +42,11 @@ def gelu(x):
     return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
-def attention(x, p, prefix=""):
+def attention(x, p, prefix="", seen=np.tril):
     q, k, v = (
         np.einsum("BTD,DcNH->cBTNH", x, p[prefix + "qkv.w"]) + p[prefix + "qkv.b"][:, None, None]
     )
-    o = weighted_values(q, k, v, scale=q.shape[-1] ** -0.5, seen=np.tril)
+    o = weighted_values(q, k, v, scale=q.shape[-1] ** -0.5, seen=seen)
     return np.einsum("BTNH,NHD->BTD", o, p[prefix + "out.w"]) + p[prefix + "out.b"]
 
 
@@ -110,6 +110,7 @@ FORMULAS = {
     "mlp, gated": lambda p, x: gated_mlp(x, p),
     "attention in groups, dropout 0.0": lambda p, x, *_: attention_in_groups(x, p),
     "attention, dropout 0.0": lambda p, x, *_: attention(x, p),
+    "attention to all tokens": lambda p, x, *_: attention(x, p, seen=np.ones_like),
     "block, dropout 0.0": lambda p, x, *_: block(x, p),
     "block, norms of sums": lambda p, x, *_: block_of_sums(x, p),
     "embedding": lambda p, tokens: p["table"][tokens],

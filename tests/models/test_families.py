@@ -11,6 +11,7 @@ import jaxptd
 from jaxptd import Config, Layout, ModelConfig, Program, make_mesh
 from jaxptd.config import FamilyName
 from jaxptd.config import block as presets
+from jaxptd.errors import UserError
 from jaxptd.models.families import FAMILIES, family_of
 
 PACKAGE = Path(jaxptd.__file__).parent
@@ -40,6 +41,12 @@ def test_the_search_knows_a_branch(code: str, found: bool) -> None:
 def test_no_code_asks_for_a_family_by_name() -> None:
     found = [path for path in PACKAGE.rglob("*.py") if BRANCH.search(path.read_text())]
     assert found == []
+
+
+def test_a_decoder_that_sees_its_targets_is_refused() -> None:
+    words = "model.causal=false: a decoder predicts the next token, and its tokens would see it"
+    with pytest.raises(UserError, match=words):
+        Program(Config(ModelConfig(**SIZES, causal=False)), make_mesh(Layout()))
 
 
 @pytest.mark.parametrize(
