@@ -28,6 +28,7 @@ from jaxptd.display import callable_module
 from jaxptd.errors import run_command
 from jaxptd.fields import checked
 from jaxptd.layers.attention import choose_kernel
+from jaxptd.models.families import family_of
 from jaxptd.run.devices import prepare, ready
 
 __all__ = ["Report", "Row", "main", "verify"]
@@ -72,7 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     where = prepare(config, double=True)
     if not options["quiet"]:
         console.print(f"verify {config.layout} on {where}", highlight=False)
-    choose_kernel(config, jax.devices()[0])  # now: bfloat16, which may be refused, is verified last
+    # Now: bfloat16, which may be refused, is verified last.
+    documents = family_of(config.model).has_documents(config)
+    choose_kernel(config, jax.devices()[0], documents=documents)
     reports = []
     for dtype in _precisions(config):
         reports.append(verify(config, dtype=dtype))

@@ -73,7 +73,7 @@ class Pair:
     def start(self) -> tuple[Run, Run]:
         """Compiles both, and starts them from the same parameters and batch."""
         ours, peer = self.programs
-        batch = jax.device_put(random_batch(self.config), ours.batches.sharding)
+        batch = jax.device_put(random_batch(self.config), ours.batches.shardings["tokens"])
         state = ours.init_state()
         host: Any = {name: np.asarray(p) for name, p in state["params"].items()}
         peers = peer.init_state(ours.resolved.blueprint.to_canonical(host))

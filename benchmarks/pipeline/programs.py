@@ -61,7 +61,7 @@ class Scanned(Pipelined):
 
         def sums(each: tuple) -> Losses:
             x_BTD, micro = each
-            return self._losses(arrays.ends, micro, x_BTD)
+            return self._losses(places, arrays.ends, micro, x_BTD)
 
         def add(total: Losses, each: tuple) -> tuple[Losses, None]:
             return jax.tree.map(jnp.add, total, sums(each)), None

@@ -15,7 +15,7 @@ from jaxptd.config import Config
 from jaxptd.matmul.grid import padded
 from jaxptd.mesh import Axis, Layout
 from jaxptd.models.families import family_of
-from jaxptd.models.inventory import MLP, Attention, Inventory, Pair, Stack
+from jaxptd.models.inventory import MLP, Attention, Head, Inventory, Pair, Stack
 from jaxptd.params import Stored
 
 
@@ -71,6 +71,12 @@ class Sizes:
     def vocab(self) -> int:
         """V."""
         return self.config.model.padded_vocab(self.padded)
+
+    def columns(self, head: Head) -> int:
+        """Columns of the product that makes a head's logits: V, or classes."""
+        if head.columns == self.config.model.vocab_size:
+            return self.vocab
+        return self.padded(head.columns)
 
     @property
     def inventory(self) -> Inventory:

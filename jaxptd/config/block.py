@@ -11,7 +11,7 @@ from jaxptd.config.checks import require_divides, require_positive
 from jaxptd.config.rope import Rope, RopeScaling
 from jaxptd.errors import UserError
 
-FamilyName = Literal["gpt", "llama", "qwen2", "qwen3", "mistral"]
+FamilyName = Literal["gpt", "llama", "qwen2", "qwen3", "mistral", "bert"]
 NormKind = Literal["layernorm", "rmsnorm"]
 NormOrder = Literal["pre", "post"]
 Activation = Literal["gelu", "gelu-tanh", "relu", "silu"]
@@ -36,6 +36,7 @@ class BlockOptions:
         rope: wavelengths; None unless positions are rope.
         qk_norm: whether queries and keys of each head are normalised.
         causal: whether a token attends to no token after it.
+        token_types: kinds of tokens with an embedding of their own, as the two texts of a pair.
         num_kv_heads: heads of keys and values.
         head_size: width of a head.
         attention_scale: factor of the scores of queries and keys.
@@ -52,6 +53,7 @@ class BlockOptions:
     rope: Rope | None
     qk_norm: bool
     causal: bool
+    token_types: int
     num_kv_heads: int
     head_size: int
     attention_scale: float
@@ -74,6 +76,7 @@ _GPT = {
     "rope_theta": 1e4,
     "qk_norm": False,
     "causal": True,
+    "token_types": 0,
 }
 _LLAMA = _GPT | {
     "norm": "rmsnorm",
@@ -81,6 +84,13 @@ _LLAMA = _GPT | {
     "gated": True,
     "linear_bias": "none",
     "positions": "rope",
+}
+_BERT = _GPT | {
+    "norm_eps": 1e-12,
+    "norm_order": "post",
+    "activation": "gelu",
+    "causal": False,
+    "token_types": 2,
 }
 _QWEN = _LLAMA | {"norm_eps": 1e-6, "rope_theta": 1e6}
 # What each family has where a config says nothing.
@@ -90,6 +100,7 @@ FAMILIES: Mapping[FamilyName, Mapping[str, Any]] = {
     "qwen2": _QWEN | {"linear_bias": "qkv"},
     "qwen3": _QWEN | {"qk_norm": True},
     "mistral": _LLAMA,
+    "bert": _BERT,
 }
 
 

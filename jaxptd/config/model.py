@@ -64,6 +64,7 @@ class ModelConfig:
         attention_scale: factor of the scores of queries and keys; null is head_size ** -0.5.
         window: tokens that a token attends to, itself and those before it (sliding window); null
             is no limit.
+        token_types: kinds of tokens with an embedding of their own; null is the family's.
         seq_length: tokens in a sequence.
         max_positions: positions that the model can tell apart, the rows of the table of learned
             ones; null is seq_length.
@@ -110,6 +111,7 @@ class ModelConfig:
     rope_range: tuple[float, ...] | None = None
     qk_norm: bool | None = None
     causal: bool | None = None
+    token_types: int | None = None
     attention_scale: float | None = None
     window: int | None = None
     seq_length: int = 256

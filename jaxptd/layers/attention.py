@@ -180,8 +180,15 @@ def make_scores(config: ModelConfig) -> Scores:
     return Scores(config.block.attention_scale, config.block.causal, window)
 
 
-def choose_kernel(config: Config, device: Any) -> tuple[AttentionKind, str | None]:
+def choose_kernel(
+    config: Config, device: Any, *, documents: bool
+) -> tuple[AttentionKind, str | None]:
     """The kernel that `model.attention` selects on a device, and why cuDNN cannot be used, if so.
+
+    Args:
+        config: of the run.
+        device: that it runs on.
+        documents: whether documents, or padding, are kept apart.
 
     Raises:
         UserError: `cudnn` is requested where it cannot run.
@@ -192,7 +199,7 @@ def choose_kernel(config: Config, device: Any) -> tuple[AttentionKind, str | Non
         model.dtype,
         head_size=model.block.head_size,
         dropout=model.dropout,
-        documents=config.data.documents == "apart",
+        documents=documents,
         window_in_ring=model.reach < model.seq_length and layout.ring_size > 1,
         capability=float(getattr(device, "compute_capability", 9.0)),
     )

@@ -149,6 +149,10 @@ class ShardingAxes:
         """This device's block of a value per token `[T/cp]`, as the residual stream is sharded."""
         return _local_block(position_T, self.tokens, 0)
 
+    def local_residual_tokens(self, x_BT: Array) -> Array:
+        """`local_tokens` of a value per token `[B, T/cp]`."""
+        return _local_block(x_BT, self.tokens, 1)
+
     def local_logit_tokens(self, x_BT: Array) -> Array:
         """This device's block of a value per token `[B, T/cp]`, as the logits are sharded."""
         return _local_block(x_BT, self.logit_tokens, 1)

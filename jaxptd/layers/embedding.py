@@ -1,11 +1,16 @@
 """Token and position embeddings. Letters: B batch, T position, D model, V vocabulary."""
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
+from jaxptd.collectives import alike
 from jaxptd.layers.form import TensorParallel
-from jaxptd.params import normal, param
+from jaxptd.layers.linear import add_bias
+from jaxptd.params import normal, param, zeros
 
 
 class VocabParallelEmbedding(nnx.Module):
@@ -33,7 +38,8 @@ class VocabParallelEmbedding(nnx.Module):
         rngs: nnx.Rngs,
         rows: int | None = None,
     ) -> None:
-        padded = (rows or form.padded(vocab_size), form.padded_hidden(size))
+        self.rows = rows or form.padded(vocab_size)
+        padded = (self.rows, form.padded_hidden(size))
         self.table = param(
             rngs(),
             (vocab_size, size),
@@ -74,3 +80,53 @@ class PositionEmbedding(nnx.Module):
     def __call__(self, position_T: Array, dtype: DTypeLike) -> Array:
         """positions[T] of a cp block -> [T, D] for the tokens of the residual stream."""
         return self.form.positions(position_T, self.table[...], dtype)
+
+
+class TypeEmbedding(nnx.Module):
+    """A learned vector for each type of token, `w[K, D]` of K types; in 1D every device has all.
+
+    There are few types, so that x w of one-hot rows costs less than a look-up, and no collective.
+
+    Source: Devlin et al., arXiv 1810.04805, section 3.2.
+    """
+
+    def __init__(self, types: int, size: int, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
+        self.w = param(
+            rngs(),
+            (types, size),
+            normal(0.02),
+            spec=P(None, *form.axes.hidden_spec()),
+            padded=(types, form.padded_hidden(size)),
+        )
+        self.form = form
+
+    def __call__(self, type_BT: Array, dtype: DTypeLike) -> Array:
+        """types[B, T] of a cp block -> x as the residual stream has it."""
+        local_BT = self.form.axes.local_residual_tokens(type_BT)
+        one_hot_BTK = jax.nn.one_hot(local_BT, self.w.shape[0], dtype=dtype)
+        one_hot_BTK, w_KD = alike(one_hot_BTK, self.w[...])
+        return jnp.einsum("BTK,KD->BTD", one_hot_BTK, w_KD.astype(dtype))
+
+
+class VocabularyBias(nnx.Module):
+    """`b[V]`, added to logits, and sharded and padded as they are.
+
+    Args:
+        vocab_size: V.
+        form: how matrices are sharded.
+        rows: V with its padding.
+    """
+
+    def __init__(self, vocab_size: int, *, form: TensorParallel, rows: int) -> None:
+        self.b = param(
+            jax.random.key(0),
+            (vocab_size,),
+            zeros,
+            spec=form.axes.inner_spec(1, 0),
+            padded=(rows,),
+            decay=False,
+        )
+
+    def __call__(self, logits_BTV: Array) -> Array:
+        """Logits[B, T, V] -> the same with the bias."""
+        return add_bias(*alike(logits_BTV, self.b[...]))

@@ -47,6 +47,11 @@ def rows(samples: Any, field: str, number_B: np.ndarray, *, end_of_document: int
     return number_documents(token_BT, end_of_document) if field == "segments" else token_BT
 
 
+def documents(batch: Mapping[str, Any]) -> Any:
+    """The number of each token's document, where they are kept apart."""
+    return batch.get("segments")
+
+
 def draw(config: Config, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Random tokens; the share of ignored targets differs from sequence to sequence."""
     shape = (config.train.global_batch_size, config.model.seq_length + 1)
@@ -83,9 +88,8 @@ def inventory(model: ModelConfig) -> Inventory:
         tokens=Table(size, hidden),
         positions=Table(model.num_positions, hidden) if learned else None,
         stacks=(Stack("blocks", model.num_layers, (attention, mlp), statistics, post),),
-        head=Head(hidden, size),
+        heads=(Head(hidden, size, norm=0 if post else statistics),),
         first_norm=statistics if post else 0,
-        last_norm=0 if post else statistics,
     )
 
 
@@ -103,4 +107,4 @@ def check(config: Config) -> None:
         )
 
 
-DECODER = Family(GPT, fields, losses, rows, draw, inventory, ("norm", "head"), check)
+DECODER = Family(GPT, fields, losses, rows, documents, draw, inventory, ("norm", "head"), check)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from jaxptd.config import FamilyName, ModelConfig
 from jaxptd.models.decoder import DECODER
+from jaxptd.models.encoder import ENCODER
 from jaxptd.models.family import Family
 
 FAMILIES: Mapping[FamilyName, Family] = {
@@ -16,6 +17,7 @@ FAMILIES: Mapping[FamilyName, Family] = {
     "mistral": DECODER,
     "qwen2": DECODER,
     "qwen3": DECODER,
+    "bert": ENCODER,
 }
 
 

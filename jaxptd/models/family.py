@@ -12,15 +12,15 @@ from jaxptd.models.model import Model
 
 
 class Field(NamedTuple):
-    """An array of a batch: int32 `[B, T]`, of which each process reads its own tokens.
+    """An array of a batch: int32 `[B, T]`, or `[B]`; each process reads its own part of it.
 
     Args:
-        length: the field of `ModelConfig` that is T.
+        length: the field of `ModelConfig` that is T; None: a number a sequence.
         lowest: the lowest value; None: any.
         end: values are below it; None: any.
     """
 
-    length: str
+    length: str | None
     lowest: int | None = None
     end: int | None = None
 
@@ -49,6 +49,8 @@ class Family:
         losses: config -> the terms of the loss by name; perplexity is that of the first.
         rows: (samples, field, sample numbers[n], id of the token that ends a document) -> int32
             `[n, T]`, a function of the numbers only.
+        documents: a batch -> the document of each token, below 0 for padding, or None where
+            attention needs none.
         draw: (config, generator) -> a random batch, all fields that there can be, to compare
             layouts with.
         inventory: config -> its parts, from which bytes, memory and FLOPs are counted.
@@ -60,7 +62,12 @@ class Family:
     fields: Callable[[Config], Mapping[str, Field]]
     losses: Callable[[ModelConfig], Mapping[str, Loss]]
     rows: Callable[..., np.ndarray]
+    documents: Callable[[Mapping[str, Any]], Any]
     draw: Callable[[Config, np.random.Generator], dict[str, np.ndarray]]
     inventory: Callable[[ModelConfig], Inventory]
     last: tuple[str, ...]
     check: Callable[[Config], Any]
+
+    def has_documents(self, config: Config) -> bool:
+        """True if attention keeps documents, or padding, apart."""
+        return self.documents(dict.fromkeys(self.fields(config), 0)) is not None

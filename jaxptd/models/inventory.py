@@ -5,7 +5,6 @@ keys and values, H head size, T tokens in a sequence, V vocabulary, L layers.
 """
 
 import dataclasses
-import math
 from collections.abc import Iterator
 
 
@@ -97,15 +96,24 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """The product that makes logits, and the loss.
+    """The product that makes logits, and their loss.
 
     Args:
         hidden: D.
         columns: V.
+        squares: products `[D, D]` before it, of the residual stream with a whole matrix.
+        norm: statistics of a norm of its own before it, as in `Stack`; 0 without one.
     """
 
     hidden: int
     columns: int
+    squares: int = 0
+    norm: int = 0
+
+    @property
+    def weights(self) -> int:
+        """Elements of the matrices."""
+        return self.hidden * (self.columns + self.squares * self.hidden)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,18 +125,16 @@ class Inventory:
         tokens: the table of tokens.
         positions: that of positions; None without one.
         stacks: in the order in which activations go through them.
-        head: behind them.
+        heads: behind them, one for each term of the loss that has logits of its own.
         first_norm: statistics of the norm before the stacks, as in `Stack`; 0 without one.
-        last_norm: statistics of the norm behind them.
     """
 
     hidden: int
     tokens: Table
     positions: Table | None
     stacks: tuple[Stack, ...]
-    head: Head
+    heads: tuple[Head, ...]
     first_norm: int
-    last_norm: int
 
     @property
     def pairs(self) -> Iterator[tuple[int, Pair]]:
@@ -141,6 +147,5 @@ class Inventory:
 
         Source: Chowdhery et al., arXiv 2204.02311, appendix B.
         """
-        head = math.prod((self.head.hidden, self.head.columns))
-        layers = sum(n * (6 * pair.weights + 3 * pair.score_flops) for n, pair in self.pairs)
-        return 6 * head + layers
+        heads = sum(6 * head.weights for head in self.heads)
+        return heads + sum(n * (6 * pair.weights + 3 * pair.score_flops) for n, pair in self.pairs)

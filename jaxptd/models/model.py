@@ -40,7 +40,7 @@ class Model(Protocol):
     def embed(self, batch: Mapping[str, Array], places: Places) -> X:
         """A batch, of which targets may be missing -> x before the first layer."""
 
-    def losses(self, x: X, batch: Mapping[str, Array]) -> dict[str, Array]:
+    def losses(self, x: X, batch: Mapping[str, Array], places: Places) -> dict[str, Array]:
         """x after all layers -> sums over this device's targets, as its family names them.
 
         Float32 at least.

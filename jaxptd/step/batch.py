@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from jaxptd.attention.ring import Ring
 from jaxptd.config import Config
 from jaxptd.errors import UserError
-from jaxptd.mesh import BATCH_AXES
+from jaxptd.mesh import BATCH_AXES, Axis
 from jaxptd.models.families import family_of
 
 # Arrays of int32 [B, T] by name, see `Family.fields`. Along T the tokens are in the order of the
@@ -23,6 +23,7 @@ from jaxptd.models.families import family_of
 Batch = dict[str, Array]
 
 BATCH_SPEC = P(*BATCH_AXES)
+SEQUENCE_SPEC = P(Axis.DP)  # of a number a sequence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,38 +41,51 @@ class Batches:
     ring: Ring
 
     @property
-    def shapes(self) -> dict[str, tuple[int, int]]:
-        """[B, T] of each array of a global batch."""
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """[B, T] or [B] of each array of a global batch."""
         return batch_shapes(self.config)
 
     @property
-    def sharding(self) -> NamedSharding:
-        return NamedSharding(self.mesh, BATCH_SPEC)
+    def specs(self) -> dict[str, P]:
+        """How each array is sharded."""
+        return batch_specs(self.config)
+
+    @property
+    def shardings(self) -> dict[str, NamedSharding]:
+        return {name: NamedSharding(self.mesh, spec) for name, spec in self.specs.items()}
 
     @property
     def abstract(self) -> Batch:
         """Shapes and shardings, for compiling without a batch."""
-        make: Any = partial(jax.ShapeDtypeStruct, dtype=jnp.int32, sharding=self.sharding)
-        return {name: make(shape) for name, shape in self.shapes.items()}
+        make: Any = partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
+        shardings = self.shardings
+        return {name: make(shape, sharding=shardings[name]) for name, shape in self.shapes.items()}
 
     @cached_property
     def token_orders(self) -> dict[str, np.ndarray]:
-        """For each array the positions `[T]` in the order in which the ring's devices hold them."""
+        """For each `[B, T]` the positions in the order in which the ring's devices hold them."""
         size = self.config.layout.ring_size
-        return {name: self.ring.order(length, size) for name, (_, length) in self.shapes.items()}
+        return {
+            name: self.ring.order(shape[1], size)
+            for name, shape in self.shapes.items()
+            if len(shape) > 1
+        }
 
     def read(self, rows_of: Callable[[str, slice], np.ndarray]) -> Batch:
         """Builds a batch; each process reads the rows of its own devices only.
 
         Args:
-            rows_of: (field, rows of the global batch) -> these rows, `[rows, T]`, in text order.
+            rows_of: (field, rows of the global batch) -> these rows, `[rows, T]` in text order, or
+                `[rows]`.
         """
 
         def block(index: tuple[slice, ...], field: str) -> np.ndarray:
-            return rows_of(field, index[0])[:, self.token_orders[field][index[1]]]
+            found = rows_of(field, index[0])
+            return found[:, self.token_orders[field][index[1]]] if len(index) > 1 else found
 
+        shardings, make = self.shardings, jax.make_array_from_callback
         return {
-            name: jax.make_array_from_callback(shape, self.sharding, partial(block, field=name))
+            name: make(shape, shardings[name], partial(block, field=name))
             for name, shape in self.shapes.items()
         }
 
@@ -92,10 +106,20 @@ def batch_fields(config: Config) -> tuple[str, ...]:
     return tuple(family_of(config.model).fields(config))
 
 
-def batch_shapes(config: Config) -> dict[str, tuple[int, int]]:
-    """[B, T] of each field of a global batch."""
+def batch_shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    """[B, T] or [B] of each field of a global batch."""
     found, size = family_of(config.model).fields(config), config.train.global_batch_size
-    return {name: (size, getattr(config.model, each.length)) for name, each in found.items()}
+
+    def shape(length: str | None) -> tuple[int, ...]:
+        return (size,) if length is None else (size, getattr(config.model, length))
+
+    return {name: shape(each.length) for name, each in found.items()}
+
+
+def batch_specs(config: Config) -> dict[str, P]:
+    """How each field of a batch is sharded."""
+    found = family_of(config.model).fields(config)
+    return {name: BATCH_SPEC if each.length else SEQUENCE_SPEC for name, each in found.items()}
 
 
 def check_batch(batch: Mapping[str, Any], config: Config) -> None:
@@ -119,7 +143,8 @@ def check_batch(batch: Mapping[str, Any], config: Config) -> None:
     shapes, kinds = batch_shapes(config), family_of(config.model).fields(config)
     if wrong := [name for name, x in batch.items() if x.shape != shapes[name]]:
         found = ", ".join(f"{name} {batch[name].shape}" for name in wrong)
-        words = f"train.global_batch_size x model.{kinds[wrong[0]].length}"
+        length = kinds[wrong[0]].length
+        words = "train.global_batch_size" + (f" x model.{length}" if length else "")
         raise UserError(f"a batch holds {found}; use {shapes[wrong[0]]}, {words}")
 
 

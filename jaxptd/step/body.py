@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxptd.collectives import as_varying
+from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.layers.dropout import Places
 from jaxptd.mesh import BATCH_AXES, Axis
 from jaxptd.models.family import Loss
@@ -121,7 +121,11 @@ class StepBody:
     def _counts(self, batch: Batch) -> dict[str, Array]:
         """The number of targets in each field that has any."""
         fields = sorted({term.targets for term in self._terms.values()})
-        return lax.psum({name: jnp.sum(batch[name] >= 0) for name in fields}, BATCH_AXES)
+        counts = {name: jnp.sum(batch[name] >= 0) for name in fields}
+        return {
+            name: lax.psum(x, [a for a in BATCH_AXES if a in varying_axes(x)])
+            for name, x in counts.items()
+        }
 
     def _weights(self, batch: Batch, scale: Array) -> Losses:
         """The factor of each loss's sum: its weight and the scale, divided by its targets."""
@@ -150,8 +154,9 @@ class StepBody:
         local_B = jnp.arange(batch["tokens"].shape[0], dtype=jnp.int32)
         sample_B = lax.axis_index(Axis.DP) * local_B.size + local_B
         ring, segment_BCT = self.resolved.form.ring, None
-        if "segments" in batch:
-            segment_BCT = ring.by_device(lax.all_gather(batch["segments"], Axis.CP, axis=1))
+        segment_BT = self.resolved.family.documents(batch)
+        if segment_BT is not None:
+            segment_BCT = ring.by_device(lax.all_gather(segment_BT, Axis.CP, axis=1))
         position_T = ring.positions_along(Axis.CP, batch["tokens"].shape[1])
         return Places(sample_B, position_T, seed, segment_BCT)
 

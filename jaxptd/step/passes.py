@@ -11,6 +11,7 @@ Letters: M micro-batches, B batch, T position, V vocabulary, L layers.
 import dataclasses
 import functools
 import operator
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -141,8 +142,9 @@ class Unpipelined:
 
     def _losses(self, params: StepParams, micro: Micro, places: Places) -> Losses:
         model = self.blueprint.build(params)
-        x, _ = run_layers(model, micro.batch, micro.places(places))
-        return model.losses(x, micro.batch)
+        places = micro.places(places)
+        x, _ = run_layers(model, micro.batch, places)
+        return model.losses(x, micro.batch, places)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +168,7 @@ class Pipelined:
             return self._layer(params, inputs, x_BTD)[0]
 
         def head(ends: Params, micro: Micro, x_BTD: Array) -> tuple[Array, Losses]:
-            return in_total(self._losses(ends, micro, x_BTD), weights)
+            return in_total(self._losses(places, ends, micro, x_BTD), weights)
 
         remats = [] if self.plan.recompute else self.model.remats(self.plan.depth)
         scanned = self.model.scan_layers
@@ -177,7 +179,7 @@ class Pipelined:
         return losses, layers | {name: self._reduce_end(name, g) for name, g in ends.items()}
 
     def losses(self, params: StepParams, micro: Micro, places: Places) -> Losses:
-        functions = self._functions([self._layer], self._losses)
+        functions = self._functions([self._layer], partial(self._losses, places))
         arrays = self._arrays(self.gathered(params), micro, places)
         return executor.forward(functions, self.plan.forward_only(), arrays)[0]
 
@@ -231,8 +233,9 @@ class Pipelined:
         x_BTD, cache = stack(x_BTD, *inputs)
         return x_BTD, cache
 
-    def _losses(self, ends: Params, micro: Micro, x_BTD: Array) -> Losses:
-        return self.blueprint.build(ends).losses(x_BTD, micro.batch)
+    def _losses(self, places: Places, ends: Params, micro: Micro, x_BTD: Array) -> Losses:
+        model = self.blueprint.build(ends)
+        return model.losses(x_BTD, micro.batch, micro.places(places))
 
     # ---- parameters -------------------------------------------------------------------------
 

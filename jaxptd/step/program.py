@@ -17,7 +17,7 @@ from jaxptd.errors import UserError, quoted
 from jaxptd.fields import check_argument, checked
 from jaxptd.models.families import family_of
 from jaxptd.params import ParamInfo, Params
-from jaxptd.step.batch import BATCH_SPEC, Batch, Batches, check_batch
+from jaxptd.step.batch import Batch, Batches, batch_specs, check_batch
 from jaxptd.step.body import StepBody
 from jaxptd.step.compiled import CompiledStep
 from jaxptd.step.given import as_state
@@ -177,7 +177,9 @@ class Program:
         A decoder's: `{"cross_entropy": {"sum": ..., "targets": ...}}`.
         """
         params = self.states.specs["params"]
-        evaluate = _on_mesh(self, self.body.evaluate, specs=(params, BATCH_SPEC), outs=P())
+        evaluate = _on_mesh(
+            self, self.body.evaluate, specs=(params, batch_specs(self.config)), outs=P()
+        )
         return CompiledStep(jax.jit(evaluate), self.place, self._check_params)
 
     def _check_state(self, state: State) -> None:
@@ -190,7 +192,9 @@ class Program:
 def _train_on_mesh(program: Program) -> Callable[[State, Batch], tuple[State, Metrics, Params]]:
     state = program.states.specs
     outs = (state, P(), state["params"])
-    return _on_mesh(program, program.body.train, specs=(state, BATCH_SPEC), outs=outs)
+    return _on_mesh(
+        program, program.body.train, specs=(state, batch_specs(program.config)), outs=outs
+    )
 
 
 def _on_mesh(program: Program, body: Callable, *, specs: Any, outs: Any) -> Callable:

@@ -116,7 +116,8 @@ def resolve(config: Config, mesh: Mesh) -> Resolved:
         UserError: the config asks for what these devices do not have, or for no pipeline schedule.
     """
     layout, device = config.layout, mesh.devices.flat[0]
-    kernel, obstacle = choose_kernel(config, device)
+    documents = family_of(config.model).has_documents(config)
+    kernel, obstacle = choose_kernel(config, device, documents=documents)
     dot = choose_product(config.model.products, device)
     plan = make_plan(config) if layout.pp > 1 else None
     return Resolved(

@@ -43,6 +43,8 @@ QUICK = [
     *every(Layout(cp=2, tp=2), **QWEN)[2:],
     *every(Layout(row=2, col=2), **QWEN)[:1],
     *every(tiny.SEQUENCE_PARALLEL, norm_order="post")[1:3],
+    *every(Layout(cp=2, tp=2, ring="blockwise"), family="bert", dropout=0.1)[:1],
+    (Layout(pp=2, row=2, col=2), FIVE | {"family": "bert"}),
     (Layout(pp=2, tp=2), FIVE | {"remat": "dots", "norm_order": "post"}),
 ]
 SLOW = [

@@ -117,6 +117,17 @@ HEADS = [
     (Layout(pp=2, tp=2, sequence_parallel=True), FOUR | POST | {"remat": "dots"}),
     (Layout(pp=2, row=2, col=2, matmul2d="summa"), FOUR | POST),
 ]
+BERT = {"family": "bert"}
+ENCODERS = [
+    (Layout(cp=2, tp=2, ring="blockwise"), BERT | {"remat": "dots"}),
+    (tiny.SEQUENCE_PARALLEL, BERT | {"remat": "full"}),
+    (Layout(row=2, col=2, attention2d="blocks"), BERT),
+    (Layout(pp=2, dp=2, tp=2, zero=2), BERT | FOUR),
+    slow(Layout(pp=2, row=2, col=2, schedule="zb-h1"), BERT | FOUR | {"remat": "full"}),
+    slow(RING_STEPS, BERT),
+    slow(Layout(cp=4, ring="rsa"), BERT),
+    slow(Layout(row=2, col=4, matmul2d="summa"), BERT | {"remat": "dots"}),
+]
 MIXED = [
     *((tiny.SEQUENCE_PARALLEL, FIVE | {"remat": remat}) for remat in ("dots", "full")),
     (Layout(tp=4), FIVE | {"remat": "full", "scan_layers": False}),
@@ -133,7 +144,7 @@ MIXED = [
 ]
 
 
-ALL = MATRIX + PIPELINES + OPTIONS + WINDOWS + HEADS + MIXED
+ALL = MATRIX + PIPELINES + OPTIONS + WINDOWS + HEADS + ENCODERS + MIXED
 
 
 @pytest.mark.parametrize(("layout", "choice"), ALL, ids=str)

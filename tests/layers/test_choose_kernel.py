@@ -17,12 +17,22 @@ def config(layout: Layout, **choices) -> Config:
     return Config(ModelConfig(**{"dtype": "bfloat16", **choices}), layout)
 
 
+def chosen(config: Config, device: SimpleNamespace) -> tuple:
+    return choose_kernel(config, device, documents=False)
+
+
+def test_documents_need_xla() -> None:
+    kernel, words = choose_kernel(config(Layout()), GPU, documents=True)
+    assert kernel == "xla"
+    assert "documents" in words
+
+
 @pytest.mark.parametrize(
     "layout", [Layout(), Layout(cp=2), Layout(row=2, col=2), Layout(attention2d="blocks")], ids=str
 )
 def test_cudnn_is_picked_where_it_can_run(layout: Layout) -> None:
-    assert choose_kernel(config(layout), GPU) == ("cudnn", None)
-    assert choose_kernel(config(layout, attention="xla"), GPU) == ("xla", None)
+    assert chosen(config(layout), GPU) == ("cudnn", None)
+    assert chosen(config(layout, attention="xla"), GPU) == ("xla", None)
 
 
 @pytest.mark.parametrize(
@@ -38,21 +48,21 @@ def test_cudnn_is_picked_where_it_can_run(layout: Layout) -> None:
     ids=str,
 )
 def test_attention_without_a_fused_kernel(layout: Layout, words: str) -> None:
-    assert choose_kernel(config(layout), GPU) == ("xla", words)
+    assert chosen(config(layout), GPU) == ("xla", words)
 
 
 def test_a_window_that_ends_in_another_devices_block_has_no_fused_kernel() -> None:
     for layout in (Layout(cp=2), Layout(row=2, col=2)):
-        kernel, words = choose_kernel(config(layout, window=100), GPU)
+        kernel, words = chosen(config(layout, window=100), GPU)
         assert (
             kernel == "xla" and words and words.endswith("not at another device's (model.window)")
         )
-    assert choose_kernel(config(Layout(tp=2), window=100), GPU) == ("cudnn", None)
-    assert choose_kernel(config(Layout(cp=2), window=256), GPU) == ("cudnn", None)  # all tokens
+    assert chosen(config(Layout(tp=2), window=100), GPU) == ("cudnn", None)
+    assert chosen(config(Layout(cp=2), window=256), GPU) == ("cudnn", None)  # all tokens
 
 
 def test_asking_for_what_cannot_be_is_an_error() -> None:
-    kernel, words = choose_kernel(config(Layout()), CPU)
+    kernel, words = chosen(config(Layout()), CPU)
     assert kernel == "xla" and words
     with pytest.raises(UserError, match="model.attention=cudnn: .*; use model.attention=xla"):
-        choose_kernel(config(Layout(), attention="cudnn"), CPU)
+        chosen(config(Layout(), attention="cudnn"), CPU)

@@ -70,13 +70,16 @@ class Panels:
 def on_grid(step: Scenario) -> Iterator[Collective]:
     """Products, norms, tables and attention in blocks; attention by heads is in `ring.py`."""
     sizes, micro_batches = step.sizes, step.config.train.micro_batches
-    parts = sizes.inventory
+    parts, M = sizes.inventory, micro_batches
     for stack, again, layers in step.stacks:
         yield from _layers(step, stack, again, times=micro_batches * layers)
-    yield from _product(step, sizes.hidden, sizes.vocab, forwards=1, times=micro_batches)
-    for norm, forwards in ((parts.first_norm, step.embeddings), (parts.last_norm, 1)):
+    for head in parts.heads:
+        yield from _product(step, sizes.hidden, sizes.columns(head), forwards=1, times=M)
+        yield from _product(step, sizes.hidden, sizes.hidden, forwards=1, times=M * head.squares)
+    first = [(parts.first_norm, step.embeddings)]
+    for norm, forwards in first + [(head.norm, 1) for head in parts.heads]:
         if norm:
-            yield from _norms(step, norm, forwards=forwards, times=micro_batches)
+            yield from _norms(step, norm, forwards=forwards, times=M)
     yield from _tables(step)
 
 
@@ -136,8 +139,9 @@ def _tables(step: Scenario) -> Iterator[Collective]:
         yield Collective(kind, (Axis.COL,), times, passes * rows)
         if learned:
             yield Collective(kind, (Axis.ROW,), times, times * positions)
-    loss = 3 * micro_batches * sizes.rows * sizes.master_itemsize
-    yield Collective(ALL_REDUCE, (Axis.COL,), 2 * micro_batches, loss)
+    times = len(sizes.inventory.heads) * micro_batches
+    loss = 3 * times * sizes.rows * sizes.master_itemsize
+    yield Collective(ALL_REDUCE, (Axis.COL,), 2 * times, loss)
 
 
 def _blocks(

@@ -17,7 +17,6 @@ FORWARD, BACKWARD = 1, 1
 # Rounds of a pair with collective matmul: a gather and a scatter forward, their conjugates
 # backward, and the gather of x once more, for the gradient of the weights.
 ROUNDS = 2 * (FORWARD + BACKWARD) + 1
-ENDS = 2  # collectives of a micro-batch outside its layers: at the embedding and the output layer
 
 
 def one_way(step: Scenario) -> Iterator[Collective]:
@@ -29,16 +28,19 @@ def one_way(step: Scenario) -> Iterator[Collective]:
     micro_batches = step.config.train.micro_batches
     size = sizes.tokens * step.config.model.hidden_size * sizes.itemsize
     layers = {} if layout.collective_matmul else _of_layers(step)
+    heads = sizes.inventory.heads
     for kind in (ALL_GATHER, REDUCE_SCATTER) if layout.sequence_parallel else (ALL_REDUCE,):
         more = 0 if kind == ALL_GATHER else step.embeddings - 1
-        times = micro_batches * (layers.get(kind, 0) + ENDS + more)
+        ends = 1 + len(heads)  # at the embedding and at each output layer
+        times = micro_batches * (layers.get(kind, 0) + ends + more)
         yield Collective(kind, (Axis.TP,), times, times * size)
     for stack, again, count in step.stacks:
         yield from gathered_kv(step, stack, again, times=micro_batches * count)
     hops = micro_batches * _rounds(step) * (layout.tp - 1)
     yield Collective(PERMUTE, (Axis.TP,), hops, hops * size // layout.tp)
-    loss = 3 * micro_batches * sizes.tokens * sizes.master_itemsize
-    yield Collective(ALL_REDUCE, (Axis.TP,), 2 * micro_batches, loss)
+    times = len(heads) * micro_batches
+    loss = 3 * times * sizes.tokens * sizes.master_itemsize
+    yield Collective(ALL_REDUCE, (Axis.TP,), 2 * times, loss)
 
 
 def _of_layers(step: Scenario) -> dict[str, int]:

@@ -77,18 +77,22 @@ def _documents(step: Scenario) -> Iterator[Collective]:
     """The documents' numbers of whole sequences, if attention keeps documents apart."""
     config = step.config
     tokens = config.train.micro_batches * step.sizes.tokens * config.layout.cp
-    yield Collective(ALL_GATHER, (Axis.CP,), int(config.data.documents == "apart"), 4 * tokens)
+    times = int(family_of(config.model).has_documents(config))
+    yield Collective(ALL_GATHER, (Axis.CP,), times, 4 * tokens)
 
 
 def _loss(step: Scenario) -> Iterator[Collective]:
     """The numbers of targets and the losses, each over the axes that shard it."""
     model = step.config.model
-    losses = family_of(model).losses(model)
+    family = family_of(model)
+    losses, fields = family.losses(model), family.fields(step.config)
     counts = {term.targets for term in losses.values()}
     size = jnp.zeros((), bool).sum().dtype.itemsize
     axes = (Axis.PP, Axis.DP, Axis.CP, Axis.ROW)
     number = len(losses)
-    yield Collective(ALL_REDUCE, (Axis.DP, Axis.CP), len(counts), len(counts) * size)
+    for field in counts:
+        batch_axes = (Axis.DP, Axis.CP) if fields[field].length else (Axis.DP,)
+        yield Collective(ALL_REDUCE, batch_axes, 1, size)
     yield Collective(ALL_REDUCE, axes, number, number * step.sizes.master_itemsize)
 
 

@@ -1,0 +1,68 @@
+"""BERT: a text model that predicts masked tokens, and whether a pair of sentences belongs together.
+
+Letters: B batch, T position, D model, V vocabulary.
+Source: Devlin et al., BERT, arXiv 1810.04805.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from jaxptd.config import ModelConfig
+from jaxptd.layers.dropout import Places
+from jaxptd.layers.embedding import VocabParallelEmbedding, VocabularyBias
+from jaxptd.layers.linear import SquareLinear
+from jaxptd.layers.loss import vocab_parallel_cross_entropy
+from jaxptd.layers.mlp import ACTIVATIONS
+from jaxptd.layers.norm import Norm
+from jaxptd.models.text import TextModel
+
+MLM, NSP = "mlm", "nsp"  # terms of the loss: masked tokens, next sentences
+CLASSES = 2  # of a pair: 0, B follows A; 1, it does not
+
+
+class BERT(TextModel):
+    """An encoder with both of its heads; arguments and errors are those of `TextModel`.
+
+    The class of a pair is computed on every token and counted at the first: so no device needs the
+    first token of another, whatever cuts the sequence. It costs a product `[D, D]`.
+    """
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, **others: Any) -> None:
+        super().__init__(config, rngs=rngs, **others)
+        size, form = config.hidden_size, self.form
+        self.transform = SquareLinear(size, size, form=form, rngs=rngs)
+        self.transform_norm = Norm(size, options=config.block, form=form, rngs=rngs)
+        self.bias = VocabularyBias(config.vocab_size or 0, form=form, rows=self.tokens.rows)
+        self.pooler = SquareLinear(size, size, form=form, rngs=rngs)
+        self.pairs = VocabParallelEmbedding(CLASSES, size, form=form, rngs=rngs)
+        self.pairs_bias = VocabularyBias(CLASSES, form=form, rows=self.pairs.rows)
+
+    def output(self, x_BTD: Array) -> Array:
+        """x after all blocks -> logits[B, T, V] of masked tokens, V sharded."""
+        act = ACTIVATIONS[self.config.block.activation]
+        h_BTD = self.transform_norm(act(self.transform(self.last_norm(x_BTD))))
+        return self.bias(self.tokens.logits(h_BTD))
+
+    def pair_logits(self, x_BTD: Array) -> Array:
+        """x after all blocks -> logits[B, T, 2] of the pair, for each token, sharded as V is."""
+        pooled_BTD = jnp.tanh(self.pooler(self.last_norm(x_BTD)))
+        return self.pairs_bias(self.pairs.logits(pooled_BTD))
+
+    @jax.named_scope("loss")
+    def losses(self, x_BTD: Array, batch: Mapping[str, Array], places: Places) -> dict[str, Array]:
+        """x after all blocks -> sums of -log probability: of masked tokens, and of pairs."""
+        pairs_BT = jnp.where(places.position_T == 0, batch["next_sentence"][:, None], -1)
+        return {
+            MLM: self._sum(self.output(x_BTD), batch["targets"], self.config.vocab_size or 0),
+            NSP: self._sum(self.pair_logits(x_BTD), pairs_BT, CLASSES),
+        }
+
+    def _sum(self, logits_BTV: Array, targets_BT: Array, size: int) -> Array:
+        targets_BT = self.form.axes.local_logit_tokens(targets_BT)
+        loss_BT, _ = vocab_parallel_cross_entropy(logits_BTV, targets_BT, self.form.axes, size)
+        return jnp.sum(jnp.where(targets_BT >= 0, loss_BT, 0))

@@ -1,0 +1,110 @@
+"""Encoders: their batches, losses and parts, for the families that they have.
+
+Letters: B batch, T position, D model, V vocabulary.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxptd.config import Config, ModelConfig
+from jaxptd.data import NOT_COUNTED
+from jaxptd.errors import UserError
+from jaxptd.models import decoder
+from jaxptd.models.bert import BERT, CLASSES, MLM, NSP
+from jaxptd.models.family import Family, Field, Loss
+from jaxptd.models.inventory import Head, Inventory
+
+MASKED = 0.15  # share of random tokens that are targets
+
+
+def fields(config: Config) -> Mapping[str, Field]:
+    """tokens, token_types, mask (1: a token, 0: padding), targets; next_sentence of each sequence.
+
+    Targets below 0 do not count, and neither does a next_sentence below 0.
+    """
+    model = config.model
+    return {
+        "tokens": Field("seq_length", lowest=0, end=model.vocab_size),
+        "token_types": Field("seq_length", lowest=0, end=model.block.token_types),
+        "mask": Field("seq_length", lowest=0, end=2),
+        "targets": Field("seq_length", end=model.vocab_size),
+        "next_sentence": Field(None, end=CLASSES),
+    }
+
+
+def losses(model: ModelConfig) -> Mapping[str, Loss]:
+    """Cross-entropy of masked tokens, and of pairs of sentences, each over its own count."""
+    return {MLM: Loss("targets"), NSP: Loss("next_sentence")}
+
+
+def documents(batch: Mapping[str, Any]) -> Any:
+    """0 for tokens and -1 for padding, which no token sees."""
+    return batch["mask"] - 1
+
+
+def draw(config: Config, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Random pairs with padding at their ends."""
+    B, T = config.train.global_batch_size, config.model.seq_length
+    length_B1 = rng.integers(T // 2 + 1, T + 1, (B, 1))
+    first_B1 = rng.integers(1, length_B1)
+    position_T, size = np.arange(T), config.model.vocab_size or 0
+    mask_BT = position_T < length_B1
+    masked_BT = mask_BT & (rng.random((B, T)) < MASKED)
+    masked_BT[:, 1] = True  # at least one
+    ids_BT = rng.integers(0, size, (B, T))
+    batch = {
+        "tokens": rng.integers(0, size, (B, T)),
+        "token_types": (position_T >= first_B1) * (config.model.block.token_types - 1),
+        "mask": mask_BT,
+        "targets": np.where(masked_BT, ids_BT, NOT_COUNTED),
+        "next_sentence": rng.integers(0, CLASSES, B),
+    }
+    return {name: x.astype(np.int32) for name, x in batch.items()}
+
+
+def inventory(model: ModelConfig) -> Inventory:
+    """A decoder's, with attention to all tokens, and two heads."""
+    found, size = decoder.inventory(model), model.hidden_size
+    (stack,), (head,) = found.stacks, found.heads
+    statistics = stack.statistics
+    heads = (
+        dataclasses.replace(head, squares=1, norm=statistics),
+        Head(size, CLASSES, squares=1),
+    )
+    return dataclasses.replace(found, heads=heads)
+
+
+def rows(samples: Any, field: str, number_B: np.ndarray, **_: Any) -> np.ndarray:
+    """A field of prepared samples by their numbers, int32[B, T] or [B]."""
+    found: np.ndarray = samples.field(field, number_B)
+    return found
+
+
+def check(config: Config) -> None:
+    """Raises UserError for what an encoder does not have."""
+    model = config.model
+    if model.vocab_size is None:
+        decoder.check(config)
+    if model.block.norm_order == "pre":
+        raise UserError("model.norm_order=pre: the family bert has norms of sums; leave it out")
+    if config.data.documents == "apart":
+        raise UserError(
+            "data.documents=apart has no effect with the family bert, whose samples are pairs of "
+            "sentences; leave it out"
+        )
+
+
+ENCODER = Family(
+    make=BERT,
+    fields=fields,
+    losses=losses,
+    rows=rows,
+    documents=documents,
+    draw=draw,
+    inventory=inventory,
+    last=("transform", "bias", "pooler", "pairs"),
+    check=check,
+)

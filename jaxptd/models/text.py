@@ -1,0 +1,95 @@
+"""Models of one text: tables of tokens and positions, and one stack of blocks.
+
+They name no axis and no collective. Letters: B batch, T position, S maximum length, D model, L
+layers, N heads, H head size, V vocabulary.
+"""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from jaxptd.config import ModelConfig
+from jaxptd.fields import check_argument
+from jaxptd.layers.attention import Cache
+from jaxptd.layers.block import Block, drop_residual, make_blocks
+from jaxptd.layers.dropout import Places, Site
+from jaxptd.layers.embedding import PositionEmbedding, TypeEmbedding, VocabParallelEmbedding
+from jaxptd.layers.form import TensorParallel
+from jaxptd.layers.norm import Norm
+
+
+class TextModel(nnx.Module):
+    """The embedding and the blocks; subclasses have heads and losses.
+
+    Args:
+        config: sizes and choices; vocab_size must be set.
+        form: how matrices are sharded.
+        rngs: random keys of the initial parameters.
+        offload: whether what `remat: dots` saves for backward is in host memory.
+
+    Raises:
+        ValueError: vocab_size is not set.
+    """
+
+    def __init__(
+        self, config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs, offload: bool = False
+    ) -> None:
+        check_argument(f"jaxptd.{type(self).__name__}", "config", config, ModelConfig)
+        check_argument(f"jaxptd.{type(self).__name__}", "form", form, TensorParallel)
+        if config.vocab_size is None:
+            raise ValueError("model.vocab_size is not set; take it from the tokenizer")
+        size, options = config.hidden_size, config.block
+        self.config, self.form, self.offload = config, form, offload
+        self.tokens = self.table(rngs)
+        learned = options.positions == "learned"
+        self.positions = (
+            PositionEmbedding(config.num_positions, size, form=form, rngs=rngs) if learned else None
+        )
+        types = options.token_types
+        self.types = TypeEmbedding(types, size, form=form, rngs=rngs) if types else None
+        self.blocks = make_blocks(config, form=form, rngs=rngs)
+        self.norm = Norm(size, options=options, form=form, rngs=rngs)
+
+    def table(self, rngs: nnx.Rngs) -> VocabParallelEmbedding:
+        """A table of the vocabulary."""
+        config = self.config
+        return VocabParallelEmbedding(
+            *(config.vocab_size or 0, config.hidden_size),
+            form=self.form,
+            rngs=rngs,
+            rows=config.padded_vocab(self.form.padded),
+        )
+
+    @property
+    def stacks(self) -> Mapping[str, Block]:
+        """The only stack."""
+        return {"blocks": self.blocks}
+
+    @jax.named_scope("embedding")
+    def embed(self, batch: Mapping[str, Array], places: Places) -> Array:
+        """A batch with tokens[B, T] -> x as the residual stream has it."""
+        dtype = jnp.dtype(self.config.dtype)
+        x_BTD = self.tokens(batch["tokens"], dtype)
+        if self.positions is not None:
+            x_BTD = x_BTD + self.positions(places.position_T, dtype)
+        if self.types is not None:
+            x_BTD = x_BTD + self.types(batch["token_types"], dtype)
+        if self.config.block.norm_order == "post":
+            x_BTD = self.norm(x_BTD)
+        embedded = places.at(0, Site.EMBEDDING)
+        return drop_residual(x_BTD, embedded, form=self.form, rate=self.config.dropout)
+
+    def last_norm(self, x_BTD: Array) -> Array:
+        """x after all blocks -> x for a head, normalised if the blocks do not do it."""
+        return self.norm(x_BTD) if self.config.block.norm_order == "pre" else x_BTD
+
+    def empty_state(self, batch: int) -> dict[str, Cache]:
+        """Empty caches for up to seq_length tokens and this device's heads."""
+        config, attention = self.config, self.blocks.attention
+        layers, heads = attention.out.w.shape[0], attention.local_kv_heads
+        shape = (layers, batch, config.seq_length, heads, config.block.head_size)
+        k_LBSNH = jnp.zeros(shape, config.dtype)
+        return {"blocks": Cache(k_LBSNH, k_LBSNH, jnp.zeros(layers, jnp.int32))}
