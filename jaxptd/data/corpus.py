@@ -124,7 +124,7 @@ def _validation_start(num_tokens: int, fraction: float, seq_length: int) -> int:
         if size < shortest:
             raise UserError(
                 f"data.validation_fraction={fraction} of {num_tokens} tokens {split} {size}, one "
-                f"sequence takes model.seq_length + 1 = {shortest}; {_remedy(num_tokens, shortest)}"
+                f"sequence takes {shortest}; {_remedy(num_tokens, shortest)}"
             )
     return num_tokens - validation
 
