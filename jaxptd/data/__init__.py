@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxptd.data.batches import ShuffledWindows, Windows, WindowsInOrder, number_documents
-from jaxptd.data.corpus import read_corpus, split_corpus
+from jaxptd.data.corpus import check_vocabulary, read_corpus, split_corpus
 from jaxptd.data.mixture import Mixture, seed_of
 from jaxptd.data.objectives import MaskedPairs, Objective, Prepared, SpanCorruption
 from jaxptd.data.samples import NOT_COUNTED, Samples
@@ -98,7 +98,7 @@ def open_data(
     check_range("jaxptd.open_data", "seed", seed, least=0)
     if objective is None:
         return _open_sources(config, tokenizer, (seq_length, vocab_size), seed)
-    _check_fields(config)
+    _check_objective(objective, config, vocab_size)
     data = _open_sources(config, tokenizer, (objective.window, vocab_size), seed)
     return Data(
         train=Prepared(data.train, objective, seed),
@@ -106,8 +106,9 @@ def open_data(
     )
 
 
-def _check_fields(config: "DataConfig") -> None:
-    """Raises UserError for what only the next token as objective can have."""
+def _check_objective(objective: Objective, config: "DataConfig", vocab_size: int) -> None:
+    """Raises UserError for too few ids, or for what only the next token as objective can have."""
+    check_vocabulary(objective.vocab_size, vocab_size)
     for name, value in (("prompt_field", None), ("documents", "joined")):
         if (given := getattr(config, name)) != value:
             raise UserError(

@@ -8,9 +8,21 @@ Letters: B samples, N numbers of each.
 
 import numpy as np
 
+from jaxptd.errors import UserError
+
 OF_OBJECTIVES = 2**63 + 2**62  # epochs and mixtures, which Philox is keyed with too, have smaller
 STEP = 4  # numbers that Philox makes for one count
-PLACES = np.uint64(2**20 - 1)  # low bits of a key, which have its place
+LONGEST = 2**20  # places that can be shuffled
+PLACES = np.uint64(LONGEST - 1)  # low bits of a key, which have its place
+
+
+def check_window(window: int) -> None:
+    """Raises UserError for more tokens of a sample than can be shuffled."""
+    if window > LONGEST:
+        raise UserError(
+            f"model.seq_length makes samples of {window} tokens, {LONGEST} can be shuffled; use a "
+            "smaller one"
+        )
 
 
 def draw(seed: int, number_B: np.ndarray, count: int) -> np.ndarray:
@@ -33,7 +45,7 @@ def shuffle(drawn_BN: np.ndarray, last_BN: np.ndarray | None = None) -> np.ndarr
     The upper 44 bits of a number decide; equal ones are in the order of their places.
 
     Args:
-        drawn_BN: from `draw`; N up to 2^20.
+        drawn_BN: from `draw`; N up to LONGEST.
         last_BN: True for places that come behind all others.
     """
     keys_BN = drawn_BN if last_BN is None else np.where(last_BN, ~np.uint64(0), drawn_BN)

@@ -12,12 +12,11 @@ Source: Devlin et al., BERT, arXiv 1810.04805, section 3.1 and appendix A.
 
 import dataclasses
 import functools
-from typing import ClassVar
 
 import numpy as np
 
-from jaxptd.data.objectives.draws import draw, shuffle
-from jaxptd.data.objectives.special import MASK_TOKENS, MaskIds
+from jaxptd.data.objectives.draws import check_window, draw, shuffle
+from jaxptd.data.objectives.special import MaskIds
 from jaxptd.data.samples import NOT_COUNTED, Samples
 from jaxptd.errors import UserError
 
@@ -44,8 +43,6 @@ class MaskedPairs:
         UserError: seq_length holds no pair, or a share is wrong.
     """
 
-    special: ClassVar[tuple[str, ...]] = MASK_TOKENS  # names of the tokens that it needs
-
     ids: MaskIds
     seq_length: int
     share: float = 0.15
@@ -58,13 +55,19 @@ class MaskedPairs:
                 f"model.seq_length={self.seq_length} holds no pair of sentences; use "
                 f"{MARKS + 2} or more, for [CLS] A [SEP] B [SEP]"
             )
+        check_window(self.window)
         if not 0 < self.share <= 1:
             raise UserError(f"share={self.share} of predicted tokens; use above 0, up to 1")
-        if min(self.masked, self.replaced) < 0 or self.masked + self.replaced > 1:
+        if not (0 <= self.masked <= self.masked + self.replaced <= 1):
             raise UserError(
                 f"masked={self.masked} and replaced={self.replaced} of the predicted tokens; use "
                 "shares of 0 or more with a sum of at most 1"
             )
+
+    @property
+    def vocab_size(self) -> int:
+        """The tokenizer's."""
+        return self.ids.vocab_size
 
     @property
     def window(self) -> int:
@@ -85,12 +88,11 @@ class MaskedPairs:
         drawn = draw(seed, number_B, 2 + self.window + self._most)
         split_B = (1 + drawn[:, 0] % np.uint64(self.window - 1)).astype(np.int64)
         swapped_B = (drawn[:, 1] & np.uint64(1)).astype(bool)
-        token_BW = samples.rows(number_B)[:, :-1]
+        token_BW = samples.rows(number_B)[:, :-1].copy()
         other_B = _others(samples, number_B[swapped_B], drawn[swapped_B, 1] >> np.uint64(1))
-        is_second = np.arange(self.window) >= split_B[swapped_B, None]
-        token_BW[swapped_B] = np.where(
-            is_second, samples.rows(other_B)[:, :-1], token_BW[swapped_B]
-        )
+        other_BW = samples.rows(other_B)[:, :-1]
+        is_a = np.arange(self.window) < split_B[swapped_B, None]
+        token_BW[swapped_B] = np.where(is_a, token_BW[swapped_B], other_BW)
         masked_BW, target_BW = self._mask(token_BW, drawn[:, 2:])
         return self._join(masked_BW, target_BW, split_B) | {
             "next_sentence": swapped_B.astype(np.int32)

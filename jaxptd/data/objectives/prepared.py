@@ -17,6 +17,10 @@ class Objective(Protocol):
     """Makes the fields of a batch from windows of the corpus."""
 
     @property
+    def vocab_size(self) -> int:
+        """Ids of its fields are in [0, vocab_size)."""
+
+    @property
     def window(self) -> int:
         """Tokens of the corpus in a sample."""
 

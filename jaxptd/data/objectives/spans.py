@@ -16,14 +16,16 @@ Source: Raffel et al., arXiv 1910.10683, section 3.1.4; `random_spans_helper` an
 import bisect
 import dataclasses
 import functools
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from jaxptd.data.objectives.draws import draw, shuffle
-from jaxptd.data.objectives.special import SPAN_TOKENS, SpanIds
+from jaxptd.data.objectives.draws import check_window, draw, shuffle
+from jaxptd.data.objectives.special import SpanIds
 from jaxptd.data.samples import NOT_COUNTED, Samples
 from jaxptd.errors import UserError
+
+SHORTEST = 3  # a token or a span of one, its sentinel, the end
 
 
 class Lengths(NamedTuple):
@@ -62,8 +64,6 @@ class SpanCorruption:
             or span is wrong.
     """
 
-    special: ClassVar[tuple[str, ...]] = SPAN_TOKENS  # names of the tokens that it needs
-
     ids: SpanIds
     seq_length: int
     decoder_seq_length: int
@@ -76,10 +76,12 @@ class SpanCorruption:
         if not 1 <= self.mean_span < float("inf"):
             raise UserError(f"mean_span={self.mean_span} tokens; use 1 or more")
         for name in ("seq_length", "decoder_seq_length"):
-            if (length := getattr(self, name)) < self._lengths_of(2).source:
+            if (length := getattr(self, name)) < SHORTEST:
                 raise UserError(
-                    f"model.{name}={length} holds no token, sentinel and end; use 3 or more"
+                    f"model.{name}={length} holds no token, sentinel and end; use {SHORTEST} or "
+                    "more"
                 )
+        check_window(self.window)
         if self.lengths.spans > len(self.ids.sentinels):
             raise UserError(
                 f"model.seq_length={self.seq_length} has {self.lengths.spans} spans, and "
@@ -88,10 +90,15 @@ class SpanCorruption:
 
     @functools.cached_property
     def lengths(self) -> Lengths:
-        """Of the longest window whose source and targets fit."""
+        """The lengths of the longest window whose source and targets fit."""
         longest = self.seq_length + self.decoder_seq_length
         too_long = bisect.bisect_left(range(longest), True, lo=2, key=self._is_too_long)
         return self._lengths_of(too_long - 1)
+
+    @property
+    def vocab_size(self) -> int:
+        """The tokenizer's."""
+        return self.ids.vocab_size
 
     @property
     def window(self) -> int:
@@ -108,8 +115,8 @@ class SpanCorruption:
         kept_BP, cut_BP = _ends(drawn[:, :kept], spans), _ends(drawn[:, kept:], spans)
         first_BP = np.pad(cut_BP, ((0, 0), (1, 0)))[:, :-1]
         token_BW = samples.rows(number_B)[:, :-1]
-        is_cut = _inside(kept_BP + first_BP, kept_BP + cut_BP)
-        source, targets = (token_BW[each].reshape(len(number_B), -1) for each in (~is_cut, is_cut))
+        is_cut = _inside(kept_BP + first_BP, kept_BP + cut_BP, window=kept + cut)
+        source, targets = token_BW[~is_cut].reshape(-1, kept), token_BW[is_cut].reshape(-1, cut)
         length, end = self.seq_length, self.decoder_seq_length
         return {
             "source": self._mark(source, kept_BP, length=length, fill=self.ids.pad),
@@ -152,9 +159,9 @@ def _ends(drawn_BN: np.ndarray, pieces: int) -> np.ndarray:
     return np.pad(cuts, ((0, 0), (0, 1)), constant_values=drawn_BN.shape[1])
 
 
-def _inside(start_BP: np.ndarray, end_BP: np.ndarray) -> np.ndarray:
-    """Ranges, one behind the other -> True for what they hold, `[B, end of the last]`."""
-    steps = np.zeros((len(end_BP), int(end_BP[:, -1].max(initial=0)) + 1), dtype=np.int8)
+def _inside(start_BP: np.ndarray, end_BP: np.ndarray, *, window: int) -> np.ndarray:
+    """Ranges of W places, one behind the other -> True for the places in them, `[B, W]`."""
+    steps = np.zeros((len(end_BP), window + 1), dtype=np.int8)
     np.put_along_axis(steps, start_BP, 1, axis=1)
     np.put_along_axis(steps, end_BP, -1, axis=1)
     return np.cumsum(steps, axis=1, dtype=np.int8)[:, :-1].astype(bool)

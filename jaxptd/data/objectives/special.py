@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from jaxptd.data.tokenizers import Tokenizer
 from jaxptd.errors import UserError
 
-PAD, CLS, SEP, MASK = MASK_TOKENS = ("[PAD]", "[CLS]", "[SEP]", "[MASK]")
+MASK_TOKENS = ("[PAD]", "[CLS]", "[SEP]", "[MASK]")
 SPAN_PAD = "<pad>"
-SENTINELS = 100
+SENTINELS = 100  # of T5's vocabulary
 # In the order of their ids: the sentinel of the first span has the last.
 SPAN_TOKENS = (SPAN_PAD, *(f"<extra_id_{span}>" for span in reversed(range(SENTINELS))))
 
@@ -58,11 +58,13 @@ class SpanIds:
         pad: fills a sequence up; the decoder's first input.
         end: the last token of source and of targets.
         sentinels: of the first span, the second and so on.
+        vocab_size: ids are in [0, vocab_size).
     """
 
     pad: int
     end: int
     sentinels: tuple[int, ...]
+    vocab_size: int
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "SpanIds":
@@ -72,7 +74,8 @@ class SpanIds:
             UserError: it does not have the tokens.
         """
         (pad, _) = _find(tokenizer, (SPAN_PAD, "<extra_id_0>"), "span corruption")
-        return cls(pad, tokenizer.end_of_document, tuple(_sentinels(tokenizer)))
+        sentinels = tuple(_sentinels(tokenizer))
+        return cls(pad, tokenizer.end_of_document, sentinels, tokenizer.vocab_size)
 
 
 def _find(tokenizer: Tokenizer, names: Sequence[str], objective: str) -> tuple[int, ...]:
