@@ -2,11 +2,10 @@
 
 `python -m benchmarks.breaks [--only ring ...] [--jobs 2]`
 
-Each row of `table.py`, `models.py` and `training.py` replaces one piece of text of the package (a
-sum is dropped, a ring reversed, a scale doubled) in a copy of the repository, runs the tests that
-the row names, and expects one to fail. Ends with exit code 1 if a break goes unnoticed. A row whose
-text is no longer in the code, or is there twice, is an error: correct the table when the code
-changes.
+Each row of the tables beside this file replaces one piece of text of the package (a sum is dropped,
+a ring reversed, a scale doubled) in a copy of the repository, runs the tests that the row names,
+and expects one to fail. Ends with exit code 1 if a break goes unnoticed. A row whose text is no
+longer in the code, or is there twice, is an error: correct the table when the code changes.
 """
 
 import concurrent.futures
@@ -18,6 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.breaks.data import DATA
 from benchmarks.breaks.models import MODELS
 from benchmarks.breaks.table import BREAKS, Break
 from benchmarks.breaks.training import TRAINING
@@ -25,7 +25,7 @@ from jaxptd.analysis.report import table
 from jaxptd.errors import Parser, UserError, run_command
 
 ROOT = Path(__file__).parents[2]
-ALL = (*BREAKS, *MODELS, *TRAINING)
+ALL = (*BREAKS, *MODELS, *TRAINING, *DATA)
 FAILED = 1  # pytest's exit code if tests failed
 
 

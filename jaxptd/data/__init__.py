@@ -1,7 +1,7 @@
 """The data of a run: from `data.source` to the sequences of step n. Needs numpy, not JAX.
 
 `sources` (file names) -> `corpora` and `tokenizers` (text), or `token_files` (ids) -> `corpus` ->
-`batches`, and of several sources `mixture`.
+`batches`, and of several sources `mixture`; then `objectives`, unless it is the next token.
 `python -m jaxptd.data` tokenizes text once, into a file that later runs memory-map.
 """
 
@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxptd.data.batches import ShuffledWindows, Windows, WindowsInOrder, number_documents
-from jaxptd.data.corpus import read_corpus, split_corpus
+from jaxptd.data.corpus import check_vocabulary, read_corpus, split_corpus
 from jaxptd.data.mixture import Mixture, seed_of
+from jaxptd.data.objectives import MaskedPairs, Objective, Prepared, SpanCorruption
 from jaxptd.data.samples import NOT_COUNTED, Samples
 from jaxptd.data.sources import find_each, find_files
 from jaxptd.data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
@@ -28,9 +29,13 @@ __all__ = [
     "NOT_COUNTED",
     "ByteTokenizer",
     "Data",
+    "MaskedPairs",
     "Mixture",
+    "Objective",
+    "Prepared",
     "Samples",
     "ShuffledWindows",
+    "SpanCorruption",
     "Tokenizer",
     "Windows",
     "WindowsInOrder",
@@ -55,7 +60,13 @@ class Data:
 
 @checked("jaxptd.open_data")
 def open_data(
-    config: "DataConfig", tokenizer: Tokenizer, *, seq_length: int, vocab_size: int, seed: int
+    config: "DataConfig",
+    tokenizer: Tokenizer,
+    *,
+    seq_length: int,
+    vocab_size: int,
+    seed: int,
+    objective: Objective | None = None,
 ) -> Data:
     """Opens the data of a run.
 
@@ -67,22 +78,57 @@ def open_data(
     Text is read and tokenized here, each document followed by the end of document; `.bin` files are
     memory-mapped, and their ids used unchanged, whatever `tokenizer` is.
 
+    Args:
+        config: names the sources.
+        tokenizer: of their text.
+        seq_length: tokens of a sequence; with an objective its `window` instead.
+        vocab_size: ids are below it.
+        seed: of the order of training.
+        objective: makes the fields of a batch, so that both splits are `Prepared`; None is the next
+            token.
+
     Raises:
         UserError: a source is missing or broken, text and token files are mixed, the tokenizer or
             an id does not fit `vocab_size`, the tokenizer cannot tell documents apart, a split is
-            shorter than one sequence, or its tokens are all of prompts.
+            shorter than one sequence, its tokens are all of prompts, or the objective has no use
+            for prompts or for documents apart.
     """
     for name, value in (("seq_length", seq_length), ("vocab_size", vocab_size)):
         check_range("jaxptd.open_data", name, value, least=1)
     check_range("jaxptd.open_data", "seed", seed, least=0)
-    make = partial(_open, config, tokenizer, seq_length=seq_length, vocab_size=vocab_size)
+    if objective is None:
+        return _open_sources(config, tokenizer, (seq_length, vocab_size), seed)
+    _check_objective(objective, config, vocab_size)
+    data = _open_sources(config, tokenizer, (objective.window, vocab_size), seed)
+    return Data(
+        train=Prepared(data.train, objective, seed),
+        validation=data.validation and Prepared(data.validation, objective, seed=0),
+    )
+
+
+def _check_objective(objective: Objective, config: "DataConfig", vocab_size: int) -> None:
+    """Raises UserError for too few ids, or for what only the next token as objective can have."""
+    check_vocabulary(objective.vocab_size, vocab_size)
+    for name, value in (("prompt_field", None), ("documents", "joined")):
+        if (given := getattr(config, name)) != value:
+            raise UserError(
+                f"data.{name}={given!r}: this model does not predict next tokens; use "
+                f"data.{name}={value or 'null'}"
+            )
+
+
+def _open_sources(
+    config: "DataConfig", tokenizer: Tokenizer, sizes: tuple[int, int], seed: int
+) -> Data:
+    """Opens the windows of one source or of a mixture; sizes are seq_length and vocab_size."""
+    make = partial(_open, config, tokenizer, seq_length=sizes[0], vocab_size=sizes[1])
     if not isinstance(config.source, dict):
         return make(find_files(config.source), seed=seed)
     parts = []
     for number, (name, files) in enumerate(find_each(config.source).items()):
         with _naming(name):
             parts.append(make(files, seed=seed_of(seed, number)))
-    mix = partial(Mixture, weights=tuple(config.source.values()), seq_length=seq_length)
+    mix = partial(Mixture, weights=tuple(config.source.values()), seq_length=sizes[0])
     held_out = tuple(part.validation for part in parts if part.validation)
     return Data(
         train=mix(tuple(part.train for part in parts), seed=seed),

@@ -49,8 +49,8 @@ class Windows(Samples):
             )
         if len(self.tokens) < self.seq_length + 1:
             raise UserError(
-                f"the corpus has {len(self.tokens)} tokens, one sequence takes model.seq_length + "
-                f"1 = {self.seq_length + 1}; use more data or a smaller model.seq_length"
+                f"the corpus has {len(self.tokens)} tokens, one sequence takes "
+                f"{self.seq_length + 1}; use more data or a smaller model.seq_length"
             )
         _ = self._files  # as they are now
 
@@ -64,13 +64,16 @@ class Windows(Samples):
 
     def rows(self, indices: np.ndarray) -> np.ndarray:
         indices = np.asarray(indices, dtype=np.int64)
-        rows = np.empty((len(indices), self.seq_length + 1), dtype=np.int32)
-        for row, start in zip(rows, self.starts(indices).tolist(), strict=True):
-            end = start + self.seq_length + 1
-            self._files.check(self.tokens[start:end])
-            check_ids(self.tokens, start, end=end, vocab_size=self.vocab_size)
-            row[:] = np.asarray(self.tokens[start:end])
-        return rows
+        starts, length = self.starts(indices).tolist(), self.seq_length + 1
+        rows = np.empty((len(starts), length), dtype=np.int64)
+        for row, start in zip(rows, starts, strict=True):
+            window = self.tokens[start : start + length]
+            self._files.check(window)
+            row[:] = np.asarray(window)
+        if ((rows < 0) | (rows >= self.vocab_size)).any():
+            for start in starts:
+                check_ids(self.tokens, start, end=start + length, vocab_size=self.vocab_size)
+        return rows.astype(np.int32)
 
     def targets(self, indices: np.ndarray) -> np.ndarray:
         targets = self.rows(indices)[:, 1:]

@@ -55,6 +55,15 @@ def read_corpus(
     return Corpus(tokens)
 
 
+def check_vocabulary(tokens: int, vocab_size: int) -> None:
+    """Raises UserError for a model whose vocabulary is smaller than the tokenizer's."""
+    if vocab_size < tokens:
+        raise UserError(
+            f"model.vocab_size={vocab_size} is below the tokenizer's {tokens}; use {tokens} or "
+            "more, or null"
+        )
+
+
 def split_corpus(
     corpus: Corpus, fraction: float, *, seq_length: int
 ) -> tuple[Corpus, Corpus | None]:
@@ -102,11 +111,7 @@ def _check_end_of_document(config: "DataConfig", tokenizer: Tokenizer, vocab_siz
 def _read_text(
     files: Sequence[Path], prompt_field: str | None, tokenizer: Tokenizer, *, vocab_size: int
 ) -> Corpus:
-    if vocab_size < tokenizer.vocab_size:
-        raise UserError(
-            f"model.vocab_size={vocab_size} is below the tokenizer's {tokenizer.vocab_size}; "
-            f"use {tokenizer.vocab_size} or more, or null"
-        )
+    check_vocabulary(tokenizer.vocab_size, vocab_size)
     if prompt_field is None:
         return Corpus(np.concatenate(list(tokenize(files, tokenizer))))
     tokens, counted = zip(*tokenize_answers(files, tokenizer, prompt_field), strict=True)
@@ -124,7 +129,7 @@ def _validation_start(num_tokens: int, fraction: float, seq_length: int) -> int:
         if size < shortest:
             raise UserError(
                 f"data.validation_fraction={fraction} of {num_tokens} tokens {split} {size}, one "
-                f"sequence takes model.seq_length + 1 = {shortest}; {_remedy(num_tokens, shortest)}"
+                f"sequence takes {shortest}; {_remedy(num_tokens, shortest)}"
             )
     return num_tokens - validation
 

@@ -39,6 +39,9 @@ class Tokenizer(Protocol):
     def end_of_document(self) -> int:
         """The id that follows each document."""
 
+    def token_id(self, name: str) -> int | None:
+        """The id of a special token, such as "[MASK]"; None if there is none."""
+
     def encode(self, text: str) -> np.ndarray:
         """The ids of `text`, 1D, in the smallest of uint16 and uint32 that holds vocab_size.
 
@@ -57,20 +60,36 @@ def id_dtype(vocab_size: int) -> type[np.unsignedinteger]:
 
 
 class ByteTokenizer:
-    """The UTF-8 bytes of the text; 256 ends a document."""
+    """The UTF-8 bytes of the text; 256 ends a document.
+
+    Args:
+        special: names of tokens that no text has, whose ids follow, 257 and so on.
+    """
 
     vocab_size = 257
     end_of_document = 256
+
+    def __init__(self, special: Sequence[str] = ()) -> None:
+        first = type(self).vocab_size
+        self._special = {name: first + number for number, name in enumerate(special)}
+        self._names = {number: name.encode() for name, number in self._special.items()}
+        self.vocab_size = first + len(self._special)
+
+    def token_id(self, name: str) -> int | None:
+        return self._special.get(name)
 
     def encode(self, text: str) -> np.ndarray:
         return np.frombuffer(_utf8(text), dtype=np.uint8).astype(np.uint16)
 
     def decode(self, ids: Sequence[int]) -> str:
-        values = np.asarray(ids, dtype=np.int64)
-        values = np.where(values == self.end_of_document, ord("\n"), values)
+        pieces = b"".join(map(self._piece, np.asarray(ids, dtype=np.int64).tolist()))
+        return pieces.decode("utf-8", errors="replace")
+
+    def _piece(self, token: int) -> bytes:
+        if token == self.end_of_document:
+            return b"\n"
         # 0xFF occurs in no UTF-8 text, so it decodes to U+FFFD whatever its neighbours are.
-        values = np.where((values < 0) | (values > 0xFF), 0xFF, values)
-        return values.astype(np.uint8).tobytes().decode("utf-8", errors="replace")
+        return bytes([token]) if 0 <= token <= 0xFF else self._names.get(token, b"\xff")
 
 
 class JsonTokenizer:
@@ -95,6 +114,10 @@ class JsonTokenizer:
         self.vocab_size = max(self._known) + 1  # ids can have gaps
         self._name = name
         self._has_tokens = set[str]()
+
+    def token_id(self, name: str) -> int | None:
+        found: int | None = self._tokenizer.token_to_id(name)
+        return found
 
     def encode(self, text: str) -> np.ndarray:
         _utf8(text)
@@ -144,7 +167,7 @@ class JsonTokenizer:
 
 
 @checked("jaxptd.load_tokenizer")
-def load_tokenizer(name: str | Path) -> Tokenizer:
+def load_tokenizer(name: str | Path, special: Sequence[str] = ()) -> Tokenizer:
     """Loads the tokenizer that `data.tokenizer` names.
 
     >>> load_tokenizer("bytes").encode("def").tolist()
@@ -156,6 +179,7 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
 
     Args:
         name: "bytes", the path of a `tokenizers` JSON file, or of a folder with a `tokenizer.json`.
+        special: names of the tokens that "bytes" has behind its 257; files have their own.
 
     Raises:
         UserError: no such file, not a tokenizer, no end of document, configs that contradict each
@@ -163,7 +187,7 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
     """
     name = str(name)
     if name == BYTES:
-        return ByteTokenizer()
+        return ByteTokenizer(special)
     if os.path.isdir(name):
         return _load_json(tokenizer_file(name), end_of_document(name))
     if not os.path.isfile(name):
@@ -175,11 +199,11 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
     return _load_json(name)
 
 
-def with_vocabulary(config: "Config") -> "Config":
-    """Sets model.vocab_size to the tokenizer's where it is None."""
+def with_vocabulary(config: "Config", special: Sequence[str] = ()) -> "Config":
+    """Sets model.vocab_size to the tokenizer's where it is None. special: see `load_tokenizer`."""
     if config.model.vocab_size is not None:
         return config
-    size = load_tokenizer(config.data.tokenizer).vocab_size
+    size = load_tokenizer(config.data.tokenizer, special).vocab_size
     return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=size))
 
 

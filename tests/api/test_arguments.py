@@ -121,6 +121,8 @@ DATA: list[Row] = [
     (lambda k: open_data(k, seq_length=0), "seq_length is 0; use 1 or more"),
     (lambda k: open_data(k, seed=-1), "seed is -1; use 0 or more"),
     (lambda k: open_data(k, seed=2**64), "use a number below 9223372036854775808"),
+    (lambda k: open_data(k, objective="mlm"), "objective is 'mlm'; expected an Objective or None"),
+    (lambda k: jaxptd.load_tokenizer("bytes", "[MASK]"), "special is '[MASK]'; expected a list"),
     (lambda k: jaxptd.load_tokenizer(None), "load_tokenizer: name is None; expected a path"),
     (lambda k: jaxptd.load_tokenizer(b"bytes"), "name is b'bytes'; expected a path"),
     (lambda k: jaxptd.load_config(None), "load_config: path is None; expected a path"),

@@ -112,7 +112,7 @@ def test_no_rows():
 @pytest.mark.parametrize("kind", [ShuffledWindows, WindowsInOrder])
 def test_the_shortest_corpus_has_one_window_and_less_is_an_error(kind):
     assert make(5, 4, kind=kind).rows(np.arange(3)).tolist() == [[0, 1, 2, 3, 4]] * 3
-    with pytest.raises(UserError, match=r"has 4 tokens, .* \+ 1 = 5; use more data or a smaller"):
+    with pytest.raises(UserError, match=r"has 4 tokens, .* takes 5; use more data or a smaller"):
         make(4, 4, kind=kind)
 
 

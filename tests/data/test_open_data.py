@@ -103,18 +103,20 @@ def test_a_vocabulary_below_the_tokenizer_is_an_error(text):
 
 
 def test_a_corpus_shorter_than_a_sequence_is_an_error(text):
-    with pytest.raises(
-        UserError, match=r"has 20 tokens, one sequence takes .* = 21; use more data"
-    ):
+    with pytest.raises(UserError, match=r"has 20 tokens, one sequence takes 21; use more data"):
         open_bytes(text, fraction=0.0, seq_length=20)
 
 
 @pytest.mark.parametrize(
     ("fraction", "seq_length", "message"),
     [
-        (0.1, 4, r"leaves validation 2, .* = 5; use 0\.25 to 0\.75, 0 for no validation"),
-        (0.9, 4, r"leaves training 2, .* = 5; use 0\.25 to 0\.75, 0 for no validation"),
-        (0.1, 12, r"leaves validation 2, .* = 13; use more data .* or data\.validation_fraction=0"),
+        (0.1, 4, r"leaves validation 2, .* takes 5; use 0\.25 to 0\.75, 0 for no validation"),
+        (0.9, 4, r"leaves training 2, .* takes 5; use 0\.25 to 0\.75, 0 for no validation"),
+        (
+            0.1,
+            12,
+            r"leaves validation 2, .* takes 13; use more data .* or data\.validation_fraction=0",
+        ),
     ],
 )
 def test_a_split_shorter_than_a_sequence_is_an_error(text, fraction, seq_length, message):

@@ -152,7 +152,7 @@ train --model 3 | --model is a section; give its fields
 train --config short.txt | short.txt: expected `name: value` lines
 train --run-dir '' | --run-dir: '' is no path
 train --data.source missing.txt | matches no file
-train --data.source text.txt --model.seq_length 9999 | one sequence takes model.seq_length + 1
+train --data.source text.txt --model.seq_length 9999 | one sequence takes 10000
 train --config test-tiny --layout.dp 1024 --train.global_batch_size 2048 --data.source text.txt \
     | simulates at most 512 devices
 train stray | unknown key stray

@@ -108,7 +108,7 @@ OPTIONS = [
     ("--data.source=/dev/zero", "data.source: /dev/zero is not a regular file; name one"),
     ("--data.source={folder}/empty.txt", "{folder}/empty.txt holds no text; leave it out"),
     ("--data.source={folder}/binary.txt", "{folder}/binary.txt is binary, not text", "use text"),
-    ("--data.source={folder}/short.txt", "model.seq_length + 1 = 17; use more data or a smaller"),
+    ("--data.source={folder}/short.txt", "one sequence takes 17; use more data or a smaller"),
     ("--data.source={folder}/odd.bin", "{folder}/odd.bin has 3 bytes", "make it again"),
     ("--data.source={folder}/lonely.idx", "lonely.bin is missing; put it beside"),
     ("--data.source={folder}/other.jsonl", "{folder}/other.jsonl line 1 is not JSON"),

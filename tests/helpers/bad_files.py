@@ -97,7 +97,7 @@ def sources():
     yield case("Latin-1", b"caf\xe9 " * 100, "a.txt is not UTF-8 text (byte 3 is 0xe9)")
     yield case("UTF-16", "text".encode("utf-16"), "a.txt is binary")
     yield case("compressed", b"\x1f\x8b\x08\x01" * 50, "is not UTF-8 text (byte 1 is 0x8b)")
-    yield case("short", b"short", "one sequence takes model.seq_length + 1 = 17")
+    yield case("short", b"short", "one sequence takes 17")
     line = '{"text": "one"}\n'
     for name, bad, words in (
         ("no JSON", "text", "line 2 is not JSON"),
@@ -125,7 +125,7 @@ def token_files():
 
     yield case("empty", b"", "a.bin is empty; leave it out")
     yield case("odd", b"\0" * 4001, "has 4001 bytes, not a multiple of 2")
-    yield case("short", bytes(20), "one sequence takes model.seq_length + 1 = 17")
+    yield case("short", bytes(20), "one sequence takes 17")
     yield case("an id too large", ids(1, 2, 300), "/a.bin has id 300, outside the model's")
     yield case("the last id", ids()[:-2] + b"\xff\xff", "token 3999 of ")
     for kind, (make, words) in NO_FILES.items():

@@ -25,7 +25,7 @@ from jaxptd.data.token_files import write_bin
         ("--data.source={folder}/none.txt", "none.txt"),
         ("--data.source={folder}/empty.txt", "empty.txt"),
         ("--data.source={folder}/binary.txt", "binary.txt"),
-        ("--data.source={folder}/short.txt", "one sequence takes model.seq_length + 1 = 17"),
+        ("--data.source={folder}/short.txt", "one sequence takes 17"),
         ("--data.tokenizer={folder}/none.json", "no such file; use bytes, or the path"),
         ("--checkpoint.resume={folder}/00000005", "there is no checkpoint"),
         ("--train.run_dir={folder}/text.txt", "text.txt is a file; name a directory"),

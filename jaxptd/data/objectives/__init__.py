@@ -1,0 +1,21 @@
+"""Objectives other than the next token: they make the fields of a batch from windows of the corpus.
+
+An objective is a pure function of (seed, sample number), as the windows are. `masking` is BERT's,
+`spans` is T5's; `prepared` gives their fields, and `special` the ids of their tokens.
+"""
+
+from jaxptd.data.objectives.masking import MaskedPairs
+from jaxptd.data.objectives.prepared import Objective, Prepared
+from jaxptd.data.objectives.spans import SpanCorruption
+from jaxptd.data.objectives.special import MASK_TOKENS, SPAN_TOKENS, MaskIds, SpanIds
+
+__all__ = [
+    "MASK_TOKENS",
+    "SPAN_TOKENS",
+    "MaskIds",
+    "MaskedPairs",
+    "Objective",
+    "Prepared",
+    "SpanCorruption",
+    "SpanIds",
+]
