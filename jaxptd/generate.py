@@ -24,13 +24,14 @@ from jax.sharding import PartitionSpec as P
 from jaxptd.collectives import as_same
 from jaxptd.commands.words import add_words, path_option
 from jaxptd.config.command_line import load_config
-from jaxptd.data.tokenizers import Tokenizer, load_tokenizer
+from jaxptd.data.tokenizers import Tokenizer
 from jaxptd.display import callable_module
 from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.fields import checked
 from jaxptd.hf.load import load_model
 from jaxptd.layers.dropout import Places
 from jaxptd.mesh import Layout
+from jaxptd.models.families import family_of, tokenizer_of
 from jaxptd.params import Params
 from jaxptd.run.progress.display import printable
 from jaxptd.step import Program
@@ -157,6 +158,9 @@ def write_text(
     Raises:
         UserError: the model's vocabulary lacks an id of the prompt.
     """
+    family = program.config.model.family
+    if not family_of(program.config.model).writes:
+        raise UserError(f"model.family={family} writes no text; use a decoder, as gpt or llama")
     vocab_size = min(tokenizer.vocab_size, program.config.model.vocab_size or 0)
     ids = tokenizer.encode(prompt).tolist() or [tokenizer.end_of_document]
     if max(ids) >= vocab_size:
@@ -210,7 +214,7 @@ def generate(
     sampling = Sampling(temperature, top_k, seed)
     layout = layout or Layout(tp=tp)
     program, params = load_model(Path(run_dir), layout=layout, platform=platform)
-    tokenizer = load_tokenizer(program.config.data.tokenizer)
+    tokenizer = tokenizer_of(program.config)
     return write_text(program, params, tokenizer, prompt=prompt, tokens=tokens, sampling=sampling)
 
 

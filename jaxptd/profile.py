@@ -26,10 +26,10 @@ from jaxptd.atomic_files import explained
 from jaxptd.commands.words import add_words, as_path, picture_path
 from jaxptd.config import Config
 from jaxptd.config.run_options import read_run, run_parser
-from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.display import callable_module
 from jaxptd.errors import UserError, run_command
 from jaxptd.fields import checked
+from jaxptd.models.families import with_vocabulary
 from jaxptd.run.devices import prepare, ready
 
 MAX_STEPS = 1000  # the trace of more would fill a disk

@@ -20,8 +20,6 @@ from jaxptd.api.training import OnLog, Training
 from jaxptd.commands.words import add_words
 from jaxptd.config import Config
 from jaxptd.config.run_options import USUAL, read_run, run_parser
-from jaxptd.data import load_tokenizer
-from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.display import callable_module
 from jaxptd.distributed import coordination
 from jaxptd.distributed.launchers import World, find
@@ -31,6 +29,7 @@ from jaxptd.distributed.watchdog import Watchdog
 from jaxptd.errors import run_command
 from jaxptd.fields import checked
 from jaxptd.mesh import make_mesh
+from jaxptd.models.families import tokenizer_of, with_vocabulary
 from jaxptd.run.checkpoints import without_best
 from jaxptd.run.devices import prepare
 from jaxptd.run.folder import RunDir
@@ -135,7 +134,7 @@ def make_run(config: Config, world: World, *, display: Display, watchdog: Watchd
     Raises:
         UserError: bad data, another run in run_dir, or too few devices.
     """
-    tokenizer = load_tokenizer(config.data.tokenizer)
+    tokenizer = tokenizer_of(config)
     config = with_vocabulary(config)
     run_dir = RunDir(config.train.run_dir, say=display.say)
     run_dir.check(config)

@@ -23,12 +23,11 @@ from jaxptd.analysis.verification import REFERENCE_DTYPE, Report
 from jaxptd.commands.words import add_words
 from jaxptd.config import Config, Dtype
 from jaxptd.config.run_options import read_run, run_parser
-from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.display import callable_module
 from jaxptd.errors import run_command
 from jaxptd.fields import checked
 from jaxptd.layers.attention import choose_kernel
-from jaxptd.models.families import family_of
+from jaxptd.models.families import family_of, with_vocabulary
 from jaxptd.run.devices import prepare, ready
 
 __all__ = ["Report", "Row", "main", "verify"]

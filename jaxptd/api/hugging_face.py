@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 from jaxptd.api.run import Run, open_corpus
 from jaxptd.config import Dtype
-from jaxptd.data import load_tokenizer
 from jaxptd.fields import checked
 from jaxptd.hf.directory import Directory
 from jaxptd.hf.load import config_of
 from jaxptd.hf.read import read_params
 from jaxptd.mesh import Layout, make_mesh
+from jaxptd.models.families import tokenizer_of
 from jaxptd.run.devices import ready
 from jaxptd.run.folder import RunDir
 from jaxptd.step import Program
@@ -56,7 +56,7 @@ def from_hf(
     )
     config, _ = ready(dataclasses.replace(config, layout=layout, train=train))
     program = Program(config, make_mesh(config.layout))
-    tokenizer = load_tokenizer(config.data.tokenizer)
+    tokenizer = tokenizer_of(config)
     opened = partial(open_corpus, config, tokenizer)
     run = Run(program, tokenizer, opened, RunDir(config.train.run_dir), print)
     run.state = program.states.new(read_params(program, directory))

@@ -8,9 +8,9 @@ from typing import Literal
 from jaxptd.api.run import Run, open_corpus
 from jaxptd.checkpoint import Checkpoints
 from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical
-from jaxptd.data import load_tokenizer
 from jaxptd.fields import checked
 from jaxptd.mesh import Layout, make_mesh
+from jaxptd.models.families import tokenizer_of
 from jaxptd.run.devices import ready
 from jaxptd.run.folder import RunDir
 from jaxptd.run.saved import restore_newest, saved_config
@@ -45,7 +45,7 @@ def load(
     config, _ = ready(dataclasses.replace(saved, layout=layout or saved.layout, train=train))
     program = Program(config, make_mesh(config.layout))
     canonical = restore_newest(checkpoints, folder, abstract_canonical(program))
-    tokenizer = load_tokenizer(config.data.tokenizer)
+    tokenizer = tokenizer_of(config)
     run = Run(program, tokenizer, partial(open_corpus, config, tokenizer), RunDir(folder), print)
     run.state = from_canonical(program, canonical)
     return run

@@ -12,11 +12,12 @@ import numpy as np
 from jaxptd.api.state import ShownState
 from jaxptd.api.whole_batches import WholeBatches
 from jaxptd.config import Config
-from jaxptd.data import Data, Samples, Tokenizer, open_data
+from jaxptd.data import Data, Samples, Tokenizer
 from jaxptd.display import Table, count_text, html_of
 from jaxptd.distributed.watchdog import Phase, Watchdog
 from jaxptd.fields import check_range, checked
 from jaxptd.generate import Sampling, check_tokens, write_text
+from jaxptd.models.families import open_data_of
 from jaxptd.run.batches import read_batch
 from jaxptd.run.checkpoints import RunCheckpoints
 from jaxptd.run.evaluation import evaluated_samples, mean_losses, require_targets
@@ -268,13 +269,7 @@ def open_corpus(config: Config, tokenizer: Tokenizer) -> Data:
     Raises:
         UserError: as `open_data`, or an evaluation has no targets.
     """
-    data = open_data(
-        config.data,
-        tokenizer,
-        seq_length=config.model.seq_length,
-        vocab_size=config.model.vocab_size or tokenizer.vocab_size,
-        seed=config.train.seed,
-    )
+    data = open_data_of(config, tokenizer)
     if data.validation is not None:
         require_targets(data.validation, config)
     return data

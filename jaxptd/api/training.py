@@ -11,6 +11,7 @@ from jaxptd.distributed import coordination
 from jaxptd.distributed.stop import Stop
 from jaxptd.distributed.watchdog import Phase, Watchdog
 from jaxptd.hf.start import first_state
+from jaxptd.models.families import family_of
 from jaxptd.run.checkpoints import failed_saves_explained
 from jaxptd.run.folder import Row, check_alike
 from jaxptd.run.progress.display import Display
@@ -108,7 +109,8 @@ class Training:
         with self.watchdog.phase(Phase.WAITING):
             stopped = self.stop.asked_anywhere()
         run = self.run
-        if not stopped and self.config.train.sample_tokens:
+        writes = family_of(self.config.model).writes
+        if not stopped and writes and self.config.train.sample_tokens:
             with self.watchdog.phase(Phase.SAMPLING):
                 data = run.data.validation
                 self.display.say(final_sample(run.sample, self.config, run.tokenizer, data))

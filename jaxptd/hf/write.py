@@ -17,13 +17,13 @@ import numpy as np
 
 from jaxptd.atomic_files import explained, shown
 from jaxptd.config import Config
-from jaxptd.data import load_tokenizer
 from jaxptd.data.tokenizer_folders import TOKENIZER
 from jaxptd.errors import UserError
 from jaxptd.hf.dims import Rule
 from jaxptd.hf.directory import CONFIG, EXTRA, INDEX, SINGLE
 from jaxptd.hf.mapping import rules_of
 from jaxptd.hf.sizes import config_json
+from jaxptd.models.families import tokenizer_of
 from jaxptd.run.saved import SavedParams
 
 DTYPES: Mapping[str, Any] = {
@@ -80,7 +80,7 @@ def write_directory(
 
 def _write_config(config: Config, *, dtype: str) -> dict[str, bytes]:
     """The files beside the tensors."""
-    tokenizer = load_tokenizer(config.data.tokenizer)
+    tokenizer = tokenizer_of(config)
     end = tokenizer.end_of_document
     found = config_json(config.model, dtype=dtype, end_of_document=end)
     generation = {name: found[name] for name in ("bos_token_id", "eos_token_id")}

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from jaxptd.config import Config, ModelConfig
-from jaxptd.data import NOT_COUNTED
+from jaxptd.data import NOT_COUNTED, Objective, Tokenizer
+from jaxptd.data.objectives import MASK_TOKENS, MaskedPairs, MaskIds
 from jaxptd.errors import UserError
 from jaxptd.models import decoder
 from jaxptd.models.bert import BERT, CLASSES, MLM, NSP
@@ -97,6 +98,11 @@ def check(config: Config) -> None:
         )
 
 
+def objective(config: Config, tokenizer: Tokenizer) -> Objective:
+    """Masked pairs of sentences."""
+    return MaskedPairs(MaskIds.of(tokenizer), config.model.seq_length)
+
+
 ENCODER = Family(
     make=BERT,
     fields=fields,
@@ -107,4 +113,7 @@ ENCODER = Family(
     inventory=inventory,
     last=("transform", "bias", "pooler", "pairs"),
     check=check,
+    special=MASK_TOKENS,
+    objective=objective,
+    writes=False,
 )

@@ -6,7 +6,8 @@ in `jaxptd.hf.rules`: they too are rows of a table.
 
 from collections.abc import Mapping
 
-from jaxptd.config import FamilyName, ModelConfig
+from jaxptd.config import Config, FamilyName, ModelConfig
+from jaxptd.data import Data, Tokenizer, load_tokenizer, open_data, tokenizers
 from jaxptd.models.decoder import DECODER
 from jaxptd.models.encoder import ENCODER
 from jaxptd.models.family import Family
@@ -24,3 +25,34 @@ FAMILIES: Mapping[FamilyName, Family] = {
 def family_of(model: ModelConfig) -> Family:
     """The family of a model."""
     return FAMILIES[model.family]
+
+
+def tokenizer_of(config: Config) -> Tokenizer:
+    """The tokenizer of a config, with the tokens that its model needs beside the text's.
+
+    Raises:
+        UserError: as `load_tokenizer`.
+    """
+    return load_tokenizer(config.data.tokenizer, family_of(config.model).special)
+
+
+def with_vocabulary(config: Config) -> Config:
+    """Sets model.vocab_size to the tokenizer's where it is null."""
+    return tokenizers.with_vocabulary(config, family_of(config.model).special)
+
+
+def open_data_of(config: Config, tokenizer: Tokenizer) -> Data:
+    """Opens the data of a config, as batches of its model need it.
+
+    Raises:
+        UserError: as `open_data`.
+    """
+    objective = family_of(config.model).objective
+    return open_data(
+        config.data,
+        tokenizer,
+        seq_length=config.model.seq_length,
+        vocab_size=config.model.vocab_size or tokenizer.vocab_size,
+        seed=config.train.seed,
+        objective=objective and objective(config, tokenizer),
+    )

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxptd.config import Config, ModelConfig
+from jaxptd.data import Objective, Tokenizer
 from jaxptd.models.inventory import Inventory
 from jaxptd.models.model import Model
 
@@ -56,6 +57,10 @@ class Family:
         inventory: config -> its parts, from which bytes, memory and FLOPs are counted.
         last: names with which parameters behind the last stack begin.
         check: config -> None. Raises UserError if the family needs what the config does not set.
+        special: names of tokens that its batches need beside the text's.
+        objective: (config, tokenizer) -> what makes a batch of windows of the corpus; None: the
+            next token.
+        writes: whether it continues a text.
     """
 
     make: Callable[..., Model]
@@ -67,6 +72,9 @@ class Family:
     inventory: Callable[[ModelConfig], Inventory]
     last: tuple[str, ...]
     check: Callable[[Config], Any]
+    special: tuple[str, ...] = ()
+    objective: Callable[[Config, Tokenizer], Objective] | None = None
+    writes: bool = True
 
     def has_documents(self, config: Config) -> bool:
         """True if attention keeps documents, or padding, apart."""

@@ -9,12 +9,12 @@ import jax
 from jaxptd.analysis.hardware import memory_limit
 from jaxptd.config import Config
 from jaxptd.config.xla import process_flags
-from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.display import bytes_text
 from jaxptd.distributed.launchers import World
 from jaxptd.errors import UserError
 from jaxptd.fields import checked
 from jaxptd.mesh import Layout
+from jaxptd.models.families import with_vocabulary
 
 MOST = 512  # simulated devices; each has threads of its own
 
