@@ -121,27 +121,6 @@ def test_a_head_of_other_options_is_equal_to_one_device(layout: Layout, choice: 
     hold(layout, **HEAD, **choice)
 
 
-BERT = {"family": "bert", "dropout": 0.1}
-
-
-@pytest.mark.parametrize(
-    ("layout", "choice"),
-    [
-        (Layout(dp=2, cp=2, tp=2, ring="blockwise", zero=3), {}),
-        (Layout(pp=2, row=2, col=2, schedule="zb-v"), FOUR),
-        slow(tiny.SEQUENCE_PARALLEL, {"remat": "full"}),
-        slow(Layout(cp=4), {"remat": "dots"}),
-        slow(Layout(cp=4, ring="rsa"), {}),
-        slow(Layout(row=2, col=2, attention2d="blocks", matmul2d="fox"), UNEVEN),
-        slow(Layout(pp=2, dp=2, tp=2, schedule="interleaved", zero=2), FOUR),
-        slow(Layout(tp=2, offload="activations"), {"remat": "dots"}),
-    ],
-    ids=str,
-)
-def test_an_encoder_with_two_losses_is_equal_to_one_device(layout: Layout, choice: dict) -> None:
-    hold(layout, **BERT, **choice)
-
-
 RING_STEPS = dataclasses.replace(tiny.SEQUENCE_PARALLEL, collective_matmul=True)
 FAST = {"scan_layers": False, "vocab_multiple": 32}
 

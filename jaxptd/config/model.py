@@ -61,10 +61,10 @@ class ModelConfig:
         qk_norm: normalises queries and keys of each head; null is the family's.
         causal: a token attends to itself and those before it; false is to all, as in encoders;
             null is the family's.
+        token_types: kinds of tokens with an embedding of their own; null is the family's.
         attention_scale: factor of the scores of queries and keys; null is head_size ** -0.5.
         window: tokens that a token attends to, itself and those before it (sliding window); null
             is no limit.
-        token_types: kinds of tokens with an embedding of their own; null is the family's.
         seq_length: tokens in a sequence.
         max_positions: positions that the model can tell apart, the rows of the table of learned
             ones; null is seq_length.
@@ -137,7 +137,7 @@ class ModelConfig:
         require_positive("model", self, "max_positions", "logit_softcap")
         require_positive("model", self, "attention_scale", "window")
         require_below_one("model", self, "dropout")
-        require_not_negative("model", self, "remat_layers", "z_loss")
+        require_not_negative("model", self, "remat_layers", "z_loss", "token_types")
         if (self.remat_layers or 0) > self.num_layers:
             raise UserError(
                 f"model.remat_layers={self.remat_layers} is more than model.num_layers="

@@ -100,6 +100,10 @@ def check(config: Config) -> None:
             "model.causal=false: a decoder predicts the next token, and its tokens would see it; "
             "leave it out"
         )
+    if types := config.model.block.token_types:
+        raise UserError(
+            f"model.token_types={types}: a decoder's batch has no types of tokens; leave it out"
+        )
     if config.model.vocab_size is None:
         raise UserError(
             "model.vocab_size=null: a program needs the number of token ids; set it, or use "

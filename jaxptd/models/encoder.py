@@ -58,7 +58,7 @@ def draw(config: Config, rng: np.random.Generator) -> dict[str, np.ndarray]:
     ids_BT = rng.integers(0, size, (B, T))
     batch = {
         "tokens": rng.integers(0, size, (B, T)),
-        "token_types": (position_T >= first_B1) * (config.model.block.token_types - 1),
+        "token_types": position_T >= first_B1,
         "mask": mask_BT,
         "targets": np.where(masked_BT, ids_BT, NOT_COUNTED),
         "next_sentence": rng.integers(0, CLASSES, B),
@@ -89,8 +89,14 @@ def check(config: Config) -> None:
     model = config.model
     if model.vocab_size is None:
         decoder.check(config)
-    if model.block.norm_order == "pre":
-        raise UserError("model.norm_order=pre: the family bert has norms of sums; leave it out")
+    for name, value in (("norm_order", "post"), ("causal", False), ("token_types", 2)):
+        if (given := getattr(model.block, name)) != value:
+            raise UserError(
+                f"model.{name}={given}: an encoder of pairs of sentences has {value}; leave it out"
+            )
+    for name, unset in (("logit_softcap", None), ("z_loss", 0.0), ("tie_embeddings", True)):
+        if (given := getattr(model, name)) != unset:
+            raise UserError(f"model.{name}={given}: an encoder has no such head; leave it out")
     if config.data.documents == "apart":
         raise UserError(
             "data.documents=apart has no effect with the family bert, whose samples are pairs of "

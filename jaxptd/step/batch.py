@@ -47,7 +47,7 @@ class Batches:
 
     @property
     def specs(self) -> dict[str, P]:
-        """How each array is sharded."""
+        """The spec of each array."""
         return batch_specs(self.config)
 
     @property
@@ -117,7 +117,7 @@ def batch_shapes(config: Config) -> dict[str, tuple[int, ...]]:
 
 
 def batch_specs(config: Config) -> dict[str, P]:
-    """How each field of a batch is sharded."""
+    """The spec of each field of a batch."""
     found = family_of(config.model).fields(config)
     return {name: BATCH_SPEC if each.length else SEQUENCE_SPEC for name, each in found.items()}
 

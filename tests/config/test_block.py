@@ -64,7 +64,7 @@ def test_an_option_that_is_set_is_not_the_familys() -> None:
         ),
         ({"causal": "no"}, "model.causal='no': use true or false or null"),
         ({"norm": "batchnorm"}, "model.norm='batchnorm': use one of layernorm, rmsnorm or null"),
-        ({"family": "bert"}, "model.family=bert: use one of gpt, llama, qwen2, qwen3, mistral"),
+        ({"family": "t5"}, "model.family=t5: use one of gpt, llama, qwen2, qwen3, mistral, bert"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(fields: dict, words: str) -> None:

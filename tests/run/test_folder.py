@@ -114,7 +114,7 @@ NEEDED = {"model.rope_scaling": ["--model.positions=rope"]}
         f"--model.rope_factor=4.0 {LLAMA3}",
         f"--model.rope_original_length=64 {LLAMA3}",
         f"--model.rope_range=[1,8] {LLAMA3}",
-        *("--model.qk_norm=true", "--model.causal=false"),
+        *("--model.qk_norm=true", "--model.causal=false", "--model.token_types=2"),
         *("--model.seq_length=8", "--model.vocab_size=300"),
         "--model.dropout=0.2",
         "--model.dtype=bfloat16",
