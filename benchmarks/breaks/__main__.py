@@ -2,8 +2,8 @@
 
 `python -m benchmarks.breaks [--only ring ...] [--jobs 2]`
 
-Each row of `table.py` and `models.py` replaces one piece of text of the package (a sum is dropped,
-a ring reversed, a scale doubled) in a copy of the repository, runs the tests that the row names,
+Each row of `table.py`, `attention.py` and `models.py` replaces one piece of text of the package (a sum
+is dropped, a ring reversed, a scale doubled) in a copy of the repository, runs the tests it names,
 and expects one to fail. Ends with exit code 1 if a break goes unnoticed. A row whose text is no
 longer in the code, or is there twice, is an error: correct the table when the code changes.
 """
@@ -17,13 +17,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.breaks.attention import ATTENTION
 from benchmarks.breaks.models import MODELS
 from benchmarks.breaks.table import BREAKS, Break
 from jaxptd.analysis.report import table
 from jaxptd.errors import Parser, UserError, run_command
 
 ROOT = Path(__file__).parents[2]
-ALL = (*BREAKS, *MODELS)
+ALL = (*BREAKS, *ATTENTION, *MODELS)
 FAILED = 1  # pytest's exit code if tests failed
 
 

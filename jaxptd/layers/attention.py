@@ -151,7 +151,7 @@ class SelfAttention(nnx.Module):
         return rotate(x_BTNH, position_T, number_H, turns=turns, length=length)
 
     def _attend(self, q_BTNH: Array, k_BTKH: Array, v_BTKH: Array, places: Places) -> Array:
-        tokens = Tokens(places.segment_BCT, self._seed(places, q_BTNH.shape[2]))
+        tokens = Tokens(places.segment_BCT, places.segment_BCT, self._seed(places, q_BTNH.shape[2]))
         kernel, scores = make_kernel(self.config), make_scores(self.config)
         return self.form.attend(q_BTNH, k_BTKH, v_BTKH, tokens, kernel=kernel, scores=scores)
 

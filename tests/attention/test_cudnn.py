@@ -41,7 +41,7 @@ def whole(q: Array, k: Array, v: Array, do: Array, *, kernel: Kernel, scores: Sc
     where = sites(q.shape[1])
     o, lse = kernel.fwd(q, k, v, where, scores=scores)
     saved = Saved(q, k, v, o.astype(q.dtype), lse)
-    return o, lse, *kernel.bwd(saved, do, where, scores=scores)
+    return o, lse, *kernel.bwd(saved, do, where, scores=scores)[:3]
 
 
 def ringed(
@@ -108,6 +108,7 @@ def test_a_window_and_a_factor_are_the_kernels_own() -> None:
         ("gpu", "bfloat16", {"capability": 7.5}, "compute capability 8.0 or more, not 7.5"),
         ("gpu", "bfloat16", {"dropout": 0.1}, "no dropout (model.dropout=0.1)"),
         ("gpu", "bfloat16", {"documents": True}, "data.documents=apart"),
+        ("gpu", "bfloat16", {"bias": True}, "scores have a bias by distance"),
         (
             "gpu",
             "bfloat16",
