@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxptd.attention.bias import add_gradients, check_distances
+from jaxptd.attention.bias import add_gradients, bias_for, check_distances
 from jaxptd.attention.kernel import CORE, Kernel, Saved, Scores, Sites, add_at, merge_at
 from jaxptd.attention.ring import (
     Lengths,
@@ -65,9 +65,7 @@ def attend(
     check_lengths(lengths, scores)
     check_distances(tokens.bias_NR, devices * max(lengths))
     q, k, v, *_ = alike(q, k, v, lax.axis_index(ring.axis), *jax.tree.leaves(tokens))
-    if tokens.bias_NR is not None:
-        # The sum of its gradient over devices is made where the caller's bias begins to vary.
-        tokens = tokens._replace(bias_NR=alike(tokens.bias_NR, q)[0])
+    tokens = tokens._replace(bias_NR=bias_for(q, tokens.bias_NR))
     if ring.kind == "rsa" and devices > 1:
         sites = ring.all_sites(tokens, lengths)
         return attend_rsa(q, k, v, sites, ring=ring, dropout=kernel.dropout, scores=scores)

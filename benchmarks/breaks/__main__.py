@@ -2,10 +2,10 @@
 
 `python -m benchmarks.breaks [--only ring ...] [--jobs 2]`
 
-Each row of `table.py`, `attention.py` and `models.py` replaces one piece of text of the package (a sum
-is dropped, a ring reversed, a scale doubled) in a copy of the repository, runs the tests it names,
-and expects one to fail. Ends with exit code 1 if a break goes unnoticed. A row whose text is no
-longer in the code, or is there twice, is an error: correct the table when the code changes.
+Each row of `table.py`, `attention.py` and `models.py` replaces one piece of text of the package (a
+sum is dropped, a ring reversed, a scale doubled) in a copy of the repository, runs the tests that
+it names, and expects one to fail. Ends with exit code 1 if a break goes unnoticed. A row whose text
+is no longer in the code, or is there twice, is an error: correct the table when the code changes.
 """
 
 import concurrent.futures

@@ -25,7 +25,7 @@ MODELS = (
     ),
     Break(
         "positions of the first tokens on every row of a grid",
-        "jaxptd/layers/attention.py",
+        "jaxptd/layers/attention/itself.py",
         "axes.local_logit_tokens(places.position_T[None])[0]",
         "places.position_T[: x_BTNH.shape[1]]",
         CONTRACT,

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxptd.attention.kernel import Sites
+from jaxptd.collectives import as_varying, varying_axes
 
 
 def check_distances(bias_NR: Array | None, longest: int) -> None:
@@ -35,6 +36,15 @@ def check_distances(bias_NR: Array | None, longest: int) -> None:
             f"a bias of {distances} distances: {longest} tokens need {needed}, or a larger odd "
             "number, from the farthest key before a query to the farthest after it"
         )
+
+
+def bias_for(q: Array, bias_NR: Array | None) -> Array | None:
+    """The bias, if there is one, typed as varying over the axes of q, beyond its own.
+
+    Each device's gradient is that of its own scores; their sum over the devices is made here, or
+    where the caller's bias began to vary.
+    """
+    return None if bias_NR is None else as_varying(bias_NR, sorted(varying_axes(q)))
 
 
 def add_bias(s_GTS: Array, sites: Sites, groups: int) -> Array:

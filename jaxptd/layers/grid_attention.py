@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxptd.attention.bias import check_distances
+from jaxptd.attention.bias import bias_for, check_distances
 from jaxptd.attention.groups import Rows
 from jaxptd.attention.kernel import Dropout, Scores, Sites
 from jaxptd.attention.ring import Lengths, Tokens, check_lengths
@@ -54,6 +54,7 @@ def attend(
     lengths = Lengths(*(x.shape[1] * grid.shape[0] for x in (q, k)))
     check_lengths(lengths, scores)
     check_distances(tokens.bias_NR, max(lengths))
+    tokens = tokens._replace(bias_NR=bias_for(q, tokens.bias_NR))
     sites = _sites(tokens, lengths, grid)
     rows = Rows(sites, scores, dropout, groups=q.shape[2] // k.shape[2])
     q_BNTH, k_BNSH, v_BNSH = (x.swapaxes(1, 2) for x in (rows.queries(q), k, v))
