@@ -15,20 +15,29 @@ Columns are steps; a receive overlaps with the compute above it. Saved for backw
 output, and the logsumexp of entire rows: with them backward computes any block's scores again.
 In RSA, the ring as first published, each device makes all its scores at once: `attention/rsa.py`.
 
-Letters: B batch, T local query, S local key, N heads, H head size.
+Letters: B batch, T local query, S local key, N heads, H head size, R distances.
 Source: Liu et al., arXiv 2310.01889.
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
+from jaxptd.attention.bias import add_gradients, bias_for, check_distances
 from jaxptd.attention.kernel import CORE, Kernel, Saved, Scores, Sites, add_at, merge_at
-from jaxptd.attention.ring import Ring, Tokens, pin_to_backward, travel, travel_back
+from jaxptd.attention.ring import (
+    Lengths,
+    Ring,
+    Tokens,
+    check_lengths,
+    pin_to_backward,
+    travel,
+    travel_back,
+)
 from jaxptd.attention.rsa import attend_rsa
 from jaxptd.attention.tiles import Task, Tile, over_local_chunks, over_tiles
 from jaxptd.collectives import alike
@@ -41,18 +50,26 @@ def attend(
 
     Args:
         q: local queries, `[B, T, N, H]`.
-        k: local keys, `[B, T, K, H]`; K divides N, see `attention/kernel.py`.
+        k: local keys, `[B, S, K, H]`; K divides N, see `attention/kernel.py`. S differs from T if
+            they are those of another sequence.
         v: local values, shaped as the keys.
-        tokens: their documents, and dropout seeds.
+        tokens: their documents, dropout seeds, and a bias of the scores.
         ring: the devices that share the sequence; possibly a single one.
         kernel: attention of a block. RSA computes scores itself and uses the kernel's dropout only.
         scores: their factor, and which keys a query sees.
+
+    Raises:
+        ValueError: causal attention of two lengths, or a bias with too few distances.
     """
+    devices, lengths = lax.axis_size(ring.axis), Lengths(q.shape[1], k.shape[1])
+    check_lengths(lengths, scores)
+    check_distances(tokens.bias_NR, devices * max(lengths))
     q, k, v, *_ = alike(q, k, v, lax.axis_index(ring.axis), *jax.tree.leaves(tokens))
-    if ring.kind == "rsa" and lax.axis_size(ring.axis) > 1:
-        sites = ring.all_sites(tokens, q.shape[1])
+    tokens = tokens._replace(bias_NR=bias_for(q, tokens.bias_NR))
+    if ring.kind == "rsa" and devices > 1:
+        sites = ring.all_sites(tokens, lengths)
         return attend_rsa(q, k, v, sites, ring=ring, dropout=kernel.dropout, scores=scores)
-    return _blockwise(q, k, v, tokens, Task(ring, kernel, scores))
+    return _blockwise(q, k, v, tokens, Task(ring, kernel, scores, tokens.bias_NR is not None))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -66,10 +83,10 @@ def _blockwise(q: Array, k: Array, v: Array, tokens: Tokens, task: Task) -> Arra
 def _forward(
     q: Array, k: Array, v: Array, tokens: Tokens, task: Task
 ) -> tuple[Array, tuple[Saved, Tokens]]:
-    ring = task.ring
-    total = _local(q, k, v, ring.sites(tokens, q.shape[1], lax.axis_index(ring.axis)), task)
+    ring, lengths = task.ring, Lengths(q.shape[1], k.shape[1])
+    total = _local(q, k, v, ring.sites(tokens, lengths, lax.axis_index(ring.axis)), task)
     visit = partial(_visit, q=q, tokens=tokens, task=task)
-    o, lse = travel(jnp.stack((k, v)), ring, total, visit, hops=task.hops(q.shape[1]))
+    o, lse = travel(jnp.stack((k, v)), ring, total, visit, hops=task.hops(lengths.keys))
     o, lse = checkpoint_name((o.astype(q.dtype), lse), CORE)
     return o, (Saved(q, k, v, o, lse), tokens)
 
@@ -79,16 +96,18 @@ def _local(q: Array, k: Array, v: Array, sites: Sites, task: Task) -> tuple[Arra
     if task.has_gap:
         o = jnp.zeros_like(q, jnp.promote_types(q.dtype, jnp.float32))
         merge_tile = partial(_merge_tile, q=q, kv=jnp.stack((k, v)), sites=sites, task=task)
-        return over_local_chunks(merge_tile, (o, o[..., 0] - jnp.inf), q.shape[1], task)
+        lengths = Lengths(q.shape[1], k.shape[1])
+        return over_local_chunks(merge_tile, (o, o[..., 0] - jnp.inf), lengths, task)
     o, lse = task.kernel.fwd(q, k, v, sites, scores=task.scores)
     return o.astype(lse.dtype), lse
 
 
 def _visit(total: Any, kv: Array, source: Array, *, q: Array, tokens: Tokens, task: Task) -> Any:
     """Merges attention to the block of device `source` into `total`, (o, lse)."""
-    sites = task.ring.sites(tokens, q.shape[1], source)
+    lengths = Lengths(q.shape[1], kv.shape[2])
+    sites = task.ring.sites(tokens, lengths, source)
     merge_tile = partial(_merge_tile, q=q, kv=kv, sites=sites, task=task)
-    return over_tiles(merge_tile, total, source, q.shape[1], task)
+    return over_tiles(merge_tile, total, source, lengths, task)
 
 
 def _merge_tile(
@@ -102,40 +121,54 @@ def _merge_tile(
 # ---- backward -------------------------------------------------------------------------------
 
 
+class _Sums(NamedTuple):
+    """Gradients that stay on the device while keys and values travel; bias: None without one."""
+
+    q: Array
+    bias: Array | None
+
+
 def _backward(
     task: Task, residuals: tuple[Saved, Tokens], do: Array
-) -> tuple[Array, Array, Array, None]:
+) -> tuple[Array, Array, Array, Tokens]:
     ring, (saved, tokens) = task.ring, residuals
     saved = pin_to_backward(saved)
-    length, wide = saved.q.shape[1], saved.lse.dtype
-    dq = jnp.zeros_like(saved.q, wide)
+    lengths = Lengths(saved.q.shape[1], saved.k.shape[1])
+    sums = _Sums(*_zeros((saved.q, tokens.bias_NR), saved))
     visit = partial(_visit_back, saved=saved, do=do, tokens=tokens, task=task)
     kv = jnp.stack((saved.k, saved.v))
-    dq, dkv = travel_back(kv, ring, dq, visit, hops=task.hops(length))
+    sums, dkv = travel_back(kv, ring, sums, visit, hops=task.hops(lengths.keys))
     if lax.axis_size(ring.axis) > 1:
         # The local block is last, during the last hop: earlier, its gradients would take up memory
         # all along.
-        saved, do, dq = lax.optimization_barrier((saved, do, dq))
-    local = ring.sites(tokens, length, lax.axis_index(ring.axis))
-    local_dq, local_dkv = _local_back(saved, do, local, task)
-    dq += local_dq
+        saved, do, sums = lax.optimization_barrier((saved, do, sums))
+    local = ring.sites(tokens, lengths, lax.axis_index(ring.axis))
+    local_sums, local_dkv = _local_back(saved, do, local, task)
+    sums = jax.tree.map(jnp.add, sums, local_sums)
     dk, dv = local_dkv + dkv
-    return dq.astype(saved.q.dtype), dk.astype(saved.k.dtype), dv.astype(saved.v.dtype), None
+    primals, found = (saved.q, saved.k, saved.v, tokens.bias_NR), (sums.q, dk, dv, sums.bias)
+    dq, dk, dv, bias = jax.tree.map(lambda x, dx: dx.astype(x.dtype), primals, found)
+    return dq, dk, dv, Tokens(bias_NR=bias)
 
 
-def _local_back(saved: Saved, do: Array, sites: Sites, task: Task) -> tuple[Array, Array]:
-    """Gradients by attention to the local block: dq, d(kv)."""
+def _zeros(like: Any, saved: Saved) -> Any:
+    """Zeros in the precision of sums, of these shapes."""
+    return jax.tree.map(lambda x: jnp.zeros_like(x, saved.lse.dtype), like)
+
+
+def _local_back(saved: Saved, do: Array, sites: Sites, task: Task) -> tuple[_Sums, Array]:
+    """Gradients by attention to the local block: sums, d(kv)."""
     if task.has_gap:
         kv = jnp.stack((saved.k, saved.v))
-        zeros = tuple(jnp.zeros_like(x, saved.lse.dtype) for x in (saved.q, kv))
+        zeros = _zeros((_Sums(saved.q, sites.bias_NR), kv), saved)
         add_tile = partial(_add_tile, saved=saved, do=do, kv=kv, sites=sites, task=task)
-        return over_local_chunks(add_tile, zeros, do.shape[1], task)
-    dq, *dkv = task.kernel.bwd(saved, do, sites, scores=task.scores)
-    return dq, jnp.stack(dkv)
+        return over_local_chunks(add_tile, zeros, Lengths(do.shape[1], kv.shape[2]), task)
+    found = task.kernel.bwd(saved, do, sites, scores=task.scores)
+    return _Sums(found.q, found.bias), jnp.stack((found.k, found.v))
 
 
 def _visit_back(
-    dq: Array,
+    sums: _Sums,
     kv: Array,
     source: Array,
     *,
@@ -143,17 +176,16 @@ def _visit_back(
     do: Array,
     tokens: Tokens,
     task: Task,
-) -> tuple[Array, Array]:
-    """Adds to dq, and returns d(kv), the gradients by attention to the block of `source`."""
-    length = saved.q.shape[1]
-    sites = task.ring.sites(tokens, length, source)
+) -> tuple[_Sums, Array]:
+    """Adds to the sums, and returns d(kv), the gradients by attention to the block of `source`."""
+    lengths = Lengths(saved.q.shape[1], kv.shape[2])
+    sites = task.ring.sites(tokens, lengths, source)
     add_tile = partial(_add_tile, saved=saved, do=do, kv=kv, sites=sites, task=task)
-    dkv = jnp.zeros_like(kv, saved.lse.dtype)
-    return over_tiles(add_tile, (dq, dkv), source, length, task)
+    return over_tiles(add_tile, (sums, _zeros(kv, saved)), source, lengths, task)
 
 
 def _add_tile(
-    total: tuple[Array, Array],
+    total: tuple[_Sums, Array],
     tile: Tile,
     scores: Scores,
     *,
@@ -162,15 +194,16 @@ def _add_tile(
     kv: Array,
     sites: Sites,
     task: Task,
-) -> tuple[Array, Array]:
-    dq, dkv = total
+) -> tuple[_Sums, Array]:
+    sums, dkv = total
     qs, os, lses, dos = (tile.queries(x) for x in (saved.q, saved.o, saved.lse, do))
     ks, vs = tile.keys(kv)
     of_tile = Saved(qs, ks, vs, os, lses)
-    tile_dq, *tile_dkv = task.kernel.bwd(of_tile, dos, tile.sites(sites), scores=scores)
-    for number, x in enumerate(tile_dkv):
+    found = task.kernel.bwd(of_tile, dos, tile.sites(sites), scores=scores)
+    for number, x in enumerate((found.k, found.v)):
         dkv = add_at(dkv, x[None], (number, 0, tile.key, 0, 0))
-    return add_at(dq, tile_dq, (0, tile.query, 0, 0)), dkv
+    bias = add_gradients(sums.bias, found.bias)
+    return _Sums(add_at(sums.q, found.q, (0, tile.query, 0, 0)), bias), dkv
 
 
 _blockwise.defvjp(_forward, _backward)

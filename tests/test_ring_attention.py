@@ -31,7 +31,10 @@ RINGS = [("zigzag", True), ("blockwise", True), ("blockwise", False), ("rsa", Tr
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """An attention on a mesh. Its tokens are `order`ed as the devices hold them."""
+    """An attention on a mesh. Its tokens are `order`ed as the devices hold them.
+
+    keys: S, if these are of another sequence. bias: of the scores, by distance.
+    """
 
     layout: Layout
     causal: bool = True
@@ -40,12 +43,15 @@ class Case:
     documents: bool = False
     chunk: int = 2
     heads: int = 3
+    bias: bool = False
+    keys: int = T
 
     def __str__(self) -> str:
         layout = str(self.layout) if self.layout.cp > 1 else f"one device {self.layout.ring}"
         chosen = [layout, "causal" if self.causal else "full"]
         chosen += [f"window {self.window}"] * bool(self.window)
         rich = ["dropout"] * bool(self.rate) + ["documents"] * self.documents
+        rich += ["bias"] * self.bias + [f"{self.keys} keys"] * (self.keys != T)
         return " ".join(chosen + rich).replace(" ", "-")
 
     @property
@@ -66,26 +72,35 @@ class Case:
 
     @property
     def order(self) -> np.ndarray:
-        return self.ring.order(T, self.layout.cp)
+        return self.orders[0]
 
-    def inputs(self) -> np.ndarray:
+    @property
+    def orders(self) -> list[np.ndarray]:
+        """Of the tokens of q, k, v and the output's gradient."""
+        return [self.ring.order(n, self.layout.cp) for n in (T, self.keys, self.keys, T)]
+
+    def inputs(self) -> list[np.ndarray]:
         """q, k, v and the output's gradient."""
-        return np.random.default_rng(0).standard_normal((4, B, T, self.heads, H))
+        draw = np.random.default_rng(0).standard_normal
+        return [draw((B, len(order), self.heads, H)) for order in self.orders]
 
     def sites(self) -> Sites:
-        """Sites of the whole sequence."""
-        rng, place = np.random.default_rng(1), np.arange(T, dtype=np.int32)
+        """Sites of the whole sequences."""
+        rng, both = np.random.default_rng(1), {T, self.keys}
         seed = rng.integers(0, 2**32, (B, self.heads, 2)).astype(np.uint32)
-        segment = np.sort(rng.integers(0, 4, (B, T)), 1).astype(np.int32)
-        segment[:, -5:] = -1
-        segments = (segment, segment) if self.documents else (None, None)
-        return Sites(place, place, *segments, seed if self.rate else None)
+        place = {n: np.arange(n, dtype=np.int32) for n in both}
+        segment = {n: np.sort(rng.integers(0, 4, (B, n)), 1).astype(np.int32) for n in both}
+        for each in segment.values():
+            each[:, -5:] = -1
+        segments = (segment[T], segment[self.keys]) if self.documents else (None, None)
+        bias = rng.standard_normal((self.heads, 2 * max(both) - 1)) if self.bias else None
+        return Sites(place[T], place[self.keys], *segments, seed if self.rate else None, bias)
 
     def tokens(self) -> Tokens:
-        sites, segment = self.sites(), None
-        if sites.query_segment_BT is not None:
-            segment = sites.query_segment_BT[:, self.order].reshape(B, self.layout.cp, -1)
-        return Tokens(segment, sites.seed_BN2)
+        sites = self.sites()
+        segments = zip((sites.query_segment_BT, sites.key_segment_BS), self.orders, strict=False)
+        each = (None if x is None else x[:, o].reshape(B, self.layout.cp, -1) for x, o in segments)
+        return Tokens(*each, sites.seed_BN2, sites.bias_NR)
 
     def attention(self, tokens: Tokens) -> Callable[[Array, Array, Array], Array]:
         kernel = Xla(Dropout(self.rate, mixed), self.chunk)
@@ -93,23 +108,29 @@ class Case:
 
     def on_mesh(self, body: Callable, outs: Any) -> Callable:
         """Maps `body(tokens, q, k, v, do)` over the devices' blocks."""
-        tokens = Tokens(P(Axis.DP), P(Axis.DP, Axis.TP))
+        tokens = Tokens(P(Axis.DP), P(Axis.DP), P(Axis.DP, Axis.TP), P(Axis.TP))
         specs = {"in_specs": (tokens, *[TENSOR] * 4), "out_specs": outs}
         return jax.shard_map(body, mesh=self.mesh, **specs, check_vma=True)
 
     def arguments(self, dtype: str) -> tuple[Tokens, *tuple[Array, ...]]:
-        return self.tokens(), *(jnp.asarray(x[:, self.order], dtype) for x in self.inputs())
+        inputs = zip(self.inputs(), self.orders, strict=True)
+        return self.tokens(), *(jnp.asarray(x[:, order], dtype) for x, order in inputs)
 
 
 def both_ways(case: Case, wrap: Callable = lambda attention: attention) -> Callable:
-    """-> o, dq, dk, dv."""
+    """-> o, dq, dk, dv and the gradient of the bias, which every device has whole."""
 
     def body(tokens: Tokens, *qkvdo: Array) -> tuple[Array, ...]:
         *qkv, do = qkvdo
-        o, back = jax.vjp(wrap(case.attention(tokens)), *qkv)
-        return o, *back(do)
 
-    return case.on_mesh(body, TENSOR)
+        def attention(bias: Array | None, *qkv: Array) -> Array:
+            return wrap(case.attention(tokens._replace(bias_NR=bias)))(*qkv)
+
+        o, back = jax.vjp(attention, tokens.bias_NR, *qkv)
+        d_bias, *d_qkv = back(do)
+        return o, *d_qkv, d_bias
+
+    return case.on_mesh(body, (*[TENSOR] * 4, P(Axis.TP)))
 
 
 def only_forward(case: Case) -> Callable:
@@ -117,14 +138,19 @@ def only_forward(case: Case) -> Callable:
 
 
 def run(case: Case, dtype: str) -> tuple[list[np.ndarray], Plain]:
-    """Results of the ring, in the sequence's order, and of plain attention."""
+    """Results of the ring, in the sequences' order, and of plain attention."""
     with jax.enable_x64(dtype == "float64"):
         arguments = case.arguments(dtype)
         found = jax.jit(both_ways(case))(*arguments)
-    inputs = [np.asarray(x, np.float64)[:, np.argsort(case.order)] for x in arguments[1:]]
-    want = plain(*inputs, case.sites(), scores=case.scores, rate=case.rate)
+    backs = [np.argsort(order) for order in case.orders]
+    inputs = zip(arguments[1:], backs, strict=True)
+    whole = [np.asarray(x, np.float64)[:, back] for x, back in inputs]
+    want = plain(*whole, case.sites(), scores=case.scores, rate=case.rate)
+    *found, d_bias = found
     assert {x.dtype for x in found} == {jnp.dtype(dtype)}
-    return [np.asarray(x, np.float64)[:, np.argsort(case.order)] for x in found], want
+    results = zip(found, [backs[0], *backs[:3]], strict=True)
+    ordered = [np.asarray(x, np.float64)[:, back] for x, back in results]
+    return ordered + ([np.asarray(d_bias)] if case.bias else []), want
 
 
 def trace(case: Case, fn: Callable, dtype: str = "float32") -> Any:
@@ -137,11 +163,15 @@ def moved(case: Case, fn: Callable, dtype: str) -> list[Collective]:
 
 def hold(case: Case, dtype: str) -> None:
     found, want = run(case, dtype)
+    if case.bias:
+        assert difference(found.pop(), want.dbias) <= TOLERANCES[dtype]
     padding = np.isneginf(want.lse).all(-1)
     assert padding.any() == case.documents
+    segment = case.sites().key_segment_BS
+    unread = np.zeros((B, case.keys), bool) if segment is None else segment < 0
     for name, x in zip(("o", "dq", "dk", "dv"), found, strict=True):
         assert difference(x, getattr(want, name)) <= TOLERANCES[dtype], name
-        assert not x[padding].any(), name
+        assert not x[padding if name in ("o", "dq") else unread].any(), name
 
 
 def case(ring: Any, cp: int, *, rich: bool = False, causal: bool = True, **choice: Any) -> Case:
@@ -152,7 +182,7 @@ def case(ring: Any, cp: int, *, rich: bool = False, causal: bool = True, **choic
 CASES = [
     case("zigzag", 1, rich=True, chunk=512),
     case("zigzag", 2),
-    case("zigzag", 3, rich=True),
+    case("zigzag", 3, rich=True, bias=True),
     case("zigzag", 8, rich=True),
     case("zigzag", 4, rich=True, causal=False),
     case("blockwise", 2, rich=True),
@@ -167,11 +197,21 @@ CASES = [
     case("blockwise", 2, window=1),
     case("rsa", 4, window=14, rich=True),
     case("blockwise", 3, window=20, causal=False),
+    case("zigzag", 4, bias=True, causal=False, keys=72, chunk=512),
+    case("blockwise", 2, bias=True, chunk=512),
+    case("blockwise", 4, bias=True, causal=False, keys=20, rich=True, chunk=512),
+    case("rsa", 4, bias=True, causal=False, keys=72, rich=True),
 ]
 ALL = [
     Case(Layout(cp=cp, ring=ring), causal=causal, rate=rate, documents=documents, chunk=4)
     for ring, cp, causal, rate, documents in itertools.product(
         ("zigzag", "blockwise", "rsa"), (2, 4, 8), (True, False), (0, 0.1), (False, True)
+    )
+]
+BIASES = [
+    Case(Layout(cp=cp, ring=ring), causal, rate=0.1, documents=True, bias=True, keys=keys)
+    for ring, cp, (causal, keys) in itertools.product(
+        ("zigzag", "blockwise", "rsa"), (1, 3, 6), ((True, T), (False, T), (False, 36), (False, 60))
     )
 ]
 WINDOWS = [
@@ -188,7 +228,7 @@ def test_a_ring_gives_the_attention_of_one_device(case: Case) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ALL + WINDOWS, ids=lambda case: f"{case}-{case.chunk}")
+@pytest.mark.parametrize("case", ALL + WINDOWS + BIASES, ids=lambda case: f"{case}-{case.chunk}")
 def test_every_ring_gives_the_attention_of_one_device(case: Case) -> None:
     hold(case, "float64")
 
@@ -202,7 +242,7 @@ def test_in_float32_too(case: Case) -> None:
 def test_a_ring_does_not_care_for_the_other_axes(ring: Any) -> None:
     """Sequences sharded over dp, heads over tp: each group of cp devices is a ring."""
     layout = Layout(dp=2, cp=2, tp=2, ring=ring)
-    hold(Case(layout, rate=0.1, documents=True, heads=2), "float64")
+    hold(Case(layout, rate=0.1, documents=True, heads=2, bias=True), "float64")
 
 
 @pytest.mark.parametrize(("ring", "cp"), [("zigzag", 3), slow("blockwise", 3), slow("rsa", 4)])

@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.breaks.attention import ATTENTION
 from benchmarks.breaks.data import DATA
 from benchmarks.breaks.models import MODELS
 from benchmarks.breaks.table import BREAKS, Break
@@ -25,7 +26,7 @@ from jaxptd.analysis.report import table
 from jaxptd.errors import Parser, UserError, run_command
 
 ROOT = Path(__file__).parents[2]
-ALL = (*BREAKS, *MODELS, *TRAINING, *DATA)
+ALL = (*BREAKS, *ATTENTION, *MODELS, *TRAINING, *DATA)
 FAILED = 1  # pytest's exit code if tests failed
 
 

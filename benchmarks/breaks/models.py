@@ -1,6 +1,6 @@
 """Breaks of the options of a block."""
 
-from benchmarks.breaks.table import CONTRACT, RING, Break
+from benchmarks.breaks.table import CONTRACT, Break
 
 DENSE = "tests/layers/test_dense.py"
 ROPE = "tests/attention/test_rope.py"
@@ -24,7 +24,7 @@ MODELS = (
     ),
     Break(
         "positions of the first tokens on every row of a grid",
-        "jaxptd/layers/attention.py",
+        "jaxptd/layers/attention/itself.py",
         "axes.local_logit_tokens(places.position_T[None])[0]",
         "places.position_T[: x_BTNH.shape[1]]",
         CONTRACT,
@@ -51,141 +51,6 @@ MODELS = (
         "return 1",
         "tests/analysis/test_traffic.py",
         "head_size",
-    ),
-    # ---- groups of heads ----
-    Break(
-        "every device takes the first kv head",
-        "jaxptd/layers/axes.py",
-        "first = lax.axis_index(self.inner) * heads // devices",
-        "first = 0 * lax.axis_index(self.inner)",
-        CONTRACT,
-        "groups and tp",
-    ),
-    Break(
-        "queries of groups in the order of tokens",
-        "jaxptd/attention/groups.py",
-        "return jnp.moveaxis(x_BTKG, 3, 1).reshape(batch, -1, heads, *rest)",
-        "return jnp.moveaxis(x_BTKG, 3, 2).reshape(batch, -1, heads, *rest)",
-        DENSE,
-        "groups or every_layer",
-    ),
-    Break(
-        "the mask of groups in the order of tokens",
-        "jaxptd/attention/groups.py",
-        "jnp.concatenate([seen_TS] * groups, -2)",
-        "jnp.repeat(seen_TS, groups, -2)",
-        DENSE,
-        "groups or every_layer",
-    ),
-    Break(
-        "a scan keeps weights joined",
-        "jaxptd/layers/linear.py",
-        "jax.checkpoint_policies.save_only_these_names(TAKEN)",
-        "jax.checkpoint_policies.everything_saveable",
-        "tests/analysis/test_memory_model.py",
-        "qwen3",
-    ),
-    Break(
-        "cuDNN's gradients of a group: the first only",
-        "jaxptd/attention/cudnn.py",
-        "each.sum(3, dtype=jnp.float32)",
-        "each[:, :, :, 0]",
-        "tests/attention/test_cudnn.py",
-    ),
-    # ---- windows ----
-    Break(
-        "a window of one token more",
-        "jaxptd/attention/kernel.py",
-        "sites.key_S > query_T1 - scores.window",
-        "sites.key_S >= query_T1 - scores.window",
-        "tests/attention/test_kernel.py",
-    ),
-    Break(
-        "chunks that a window hides are computed",
-        "jaxptd/attention/xla.py",
-        "seen = (key <= query) & (distance < window)",
-        "seen = key <= query",
-        "tests/attention/test_xla.py",
-    ),
-    Break(
-        "chunks at the end of a window are not computed",
-        "jaxptd/attention/xla.py",
-        "distance = (query - key - 1) * self.keys.size + 1",
-        "distance = (query - key) * self.keys.size",
-        "tests/attention/test_xla.py",
-    ),
-    Break(
-        "tiles of a ring at the end of a window are not computed",
-        "jaxptd/attention/tiles.py",
-        "ring.position(tile.key + tile.side - 1, length, squares.source)",
-        "ring.position(tile.key, length, squares.source)",
-        RING,
-    ),
-    Break(
-        "a zigzag's two chunks are taken for neighbours",
-        "jaxptd/attention/tiles.py",
-        'return windowed and self.ring.kind == "zigzag"',
-        'return False and self.ring.kind == "zigzag"',
-        "tests/attention/test_ring_costs.py",
-    ),
-    Break(
-        "a hop too few for a window",
-        "jaxptd/attention/ring.py",
-        "-(-(scores.window - 1) // length)",
-        "(scores.window - 1) // length",
-        RING,
-    ),
-    Break(
-        "gradients of a window's keys end at the next device",
-        "jaxptd/attention/ring.py",
-        "return total, ring.shift(dx, -hops)",
-        "return total, ring.shift(dx)",
-        RING,
-    ),
-    Break(
-        "RSA's gradient of scores not scaled",
-        "jaxptd/attention/rsa.py",
-        "ds = (ds * scores.scale).astype(q.dtype)",
-        "ds = ds.astype(q.dtype)",
-        RING,
-        "rsa",
-    ),
-    Break(
-        "cuDNN without the window",
-        "jaxptd/attention/cudnn.py",
-        '"sliding_window_length": scores.window',
-        '"sliding_window_length": None',
-        "tests/attention/test_cudnn.py",
-    ),
-    Break(
-        "an encoder's tokens see no later one",
-        "jaxptd/layers/attention.py",
-        "Scores(config.block.attention_scale, config.block.causal, window)",
-        "Scores(config.block.attention_scale, True, window)",
-        DENSE,
-        "every_layer",
-    ),
-    Break(
-        "the cache without the window",
-        "jaxptd/layers/attention.py",
-        "Sites(places.position_T, key_S), make_scores(self.config)",
-        "Sites(places.position_T, key_S), make_scores(self.config)._replace(window=None)",
-        "tests/generate/test_generator.py",
-        "groups",
-    ),
-    Break(
-        "Qwen's window in all layers",
-        "jaxptd/hf/window.py",
-        "window is not None and layer >= first",
-        "window is not None",
-        "tests/hf/test_window.py",
-    ),
-    Break(
-        "Mistral's default is no window",
-        "jaxptd/hf/window.py",
-        '_checked(config.get("sliding_window", DEFAULT))}',
-        '_checked(config.get("sliding_window"))}',
-        "tests/hf/test_window.py",
     ),
     # ---- norms and gates ----
     Break(

@@ -75,15 +75,15 @@ BREAKS = (
     Break(
         "scores scaled twice",
         "jaxptd/attention/xla.py",
-        "jnp.where(seen, s_GTS * scores.scale, -jnp.inf)",
-        "jnp.where(seen, s_GTS * scores.scale**2, -jnp.inf)",
+        "add_bias(s_GTS * scores.scale, sites, groups)",
+        "add_bias(s_GTS * scores.scale**2, sites, groups)",
         "tests/attention/test_xla.py",
     ),
     Break(
         "gradient of scores not scaled",
         "jaxptd/attention/xla.py",
-        "ds_GTS = p_GTS * (dp_GTS - delta_GT[..., None]) * scores.scale",
-        "ds_GTS = p_GTS * (dp_GTS - delta_GT[..., None])",
+        "ds_GTS = (ds_GTS * scores.scale).astype(dtype)",
+        "ds_GTS = ds_GTS.astype(dtype)",
         "tests/attention/test_xla.py",
     ),
     Break(
@@ -124,8 +124,8 @@ BREAKS = (
     Break(
         "documents of the sender ignored",
         "jaxptd/attention/ring.py",
-        "for device in (lax.axis_index(self.axis), source)",
-        "for device in (lax.axis_index(self.axis), lax.axis_index(self.axis))",
+        "_of_device(tokens.key_segment_BCS, source)",
+        "_of_device(tokens.key_segment_BCS, lax.axis_index(self.axis))",
         RING,
     ),
     # ---- grid ----

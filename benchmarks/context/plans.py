@@ -16,7 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd import ring_attention
 from jaxptd.attention.kernel import KEPT, Kernel, Saved, Scores
-from jaxptd.attention.ring import Ring, Tokens
+from jaxptd.attention.ring import Lengths, Ring, Tokens
 from jaxptd.collectives import alike
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.mesh import Layout, make_mesh
@@ -39,7 +39,9 @@ def _gathered(q: Array, k: Array, v: Array, tokens: Tokens, task: Any) -> Array:
 def _gathered_fwd(q: Array, k: Array, v: Array, tokens: Tokens, task: Any) -> tuple[Array, Any]:
     ring, kernel, scores = task
     every = lax.all_gather(jnp.stack((k, v)), ring.axis, axis=2, tiled=True)
-    o, lse = kernel.fwd(q, *every, ring.all_sites(tokens, q.shape[1]), scores=scores)
+    o, lse = kernel.fwd(
+        q, *every, ring.all_sites(tokens, Lengths(q.shape[1], k.shape[1])), scores=scores
+    )
     o, lse = checkpoint_name((o.astype(q.dtype), lse), KEPT)
     return o, (Saved(q, k, v, o, lse), tokens)
 
@@ -49,9 +51,9 @@ def _gathered_bwd(task: Any, residuals: Any, do: Array) -> tuple[Array, Array, A
     saved, tokens = residuals
     every = lax.all_gather(jnp.stack((saved.k, saved.v)), ring.axis, axis=2, tiled=True)
     whole = saved._replace(k=every[0], v=every[1])
-    sites = ring.all_sites(tokens, do.shape[1])
-    dq, *dkv = kernel.bwd(whole, do, sites, scores=scores)
-    sums = jnp.stack(dkv).astype(saved.lse.dtype)
+    sites = ring.all_sites(tokens, Lengths(do.shape[1], saved.k.shape[1]))
+    dq, dk, dv, _ = kernel.bwd(whole, do, sites, scores=scores)
+    sums = jnp.stack((dk, dv)).astype(saved.lse.dtype)
     dk, dv = lax.psum_scatter(sums, ring.axis, scatter_dimension=2, tiled=True)
     dtype = saved.q.dtype
     return dq.astype(dtype), dk.astype(dtype), dv.astype(dtype), None

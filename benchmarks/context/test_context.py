@@ -55,7 +55,7 @@ def test_peer_computes_what_the_ring_computes() -> None:
 
     def gradients(attend: Any) -> jax.Array:
         def loss(qkv: jax.Array) -> jax.Array:
-            tokens = Tokens(None, seed_BN2)
+            tokens = Tokens(seed_BN2=seed_BN2)
             o = attend(*qkv, tokens, ring=ring, kernel=kernel, scores=Scores(0.5))
             return jnp.sum(jnp.sin(o))
 

@@ -176,9 +176,10 @@ def _queries_keys_values(attention: AttentionSizes, queries: int) -> Iterator[Ke
     queries: bytes of them.
     """
     sizes = attention.sizes
-    kv = 2 * sizes.rows * attention.keys * sizes.itemsize
+    kv = 2 * attention.of_keys(sizes.rows) * attention.keys * sizes.itemsize
     if attention.gathers_kv:
-        made = sizes.tokens * attention.made_keys // sizes.matrix_shards
+        tokens = attention.of_keys(sizes.tokens)
+        made = tokens * attention.made_keys // sizes.matrix_shards
         slices = 2 * made * sizes.itemsize
         yield Kept("q, slices of k, v", queries + slices, _by("attention", "dots"))
         yield Kept("gathered k, v", kv, _SOME)
@@ -186,7 +187,8 @@ def _queries_keys_values(attention: AttentionSizes, queries: int) -> Iterator[Ke
     else:
         yield Kept("q, k, v", queries + kv, _MOST)
     if attention.part.has_norm:
-        normed = sizes.rows * (attention.heads + attention.kv_heads) * sizes.master_itemsize
+        keys = attention.of_keys(sizes.rows) * attention.kv_heads
+        normed = (sizes.rows * attention.heads + keys) * sizes.master_itemsize
         yield Kept("q and k before their norm", queries + kv // 2, _by("none"))
         yield Kept("statistics of the norms of q and k", normed, _MOST)
 
@@ -203,7 +205,7 @@ def _attention(attention: AttentionSizes, output: int) -> Iterator[Kept]:
         yield Kept("attention's output", output, {"none": 1, "dots": 2 if layout.has_grid else 1})
         yield Kept("logsumexp", rows * wide, _by("none", "dots"))
         return
-    scores = rows * attention.part.tokens // (layout.col if blocks else 1)
+    scores = rows * attention.part.key_tokens // (layout.col if blocks else 1)
     yield Kept("attention's output", output, _MOST)
     yield Kept("probabilities, before and after dropout", scores * (wide + narrow), _by("none"))
     yield Kept("sums and maxima of their rows", rows * (2 * wide + blocks), _by("none"))

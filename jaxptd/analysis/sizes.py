@@ -150,8 +150,12 @@ class AttentionSizes:
 
     @property
     def first(self) -> int:
-        """Columns of the product that makes q, k, v."""
-        return self.second + 2 * self.made_keys
+        """Columns of the product that makes q, k, v, or q where those are of another sequence."""
+        return self.second + (2 * self.made_keys if self.part.source is None else 0)
+
+    def of_keys(self, tokens: int) -> int:
+        """Tokens that have keys and values, for so many queries."""
+        return tokens * self.part.key_tokens // self.part.tokens
 
     @property
     def second(self) -> int:

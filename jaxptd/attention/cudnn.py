@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from jaxptd.attention.kernel import Dropout, Saved, Scores, Sites
+from jaxptd.attention.kernel import Dropout, Gradients, Saved, Scores, Sites
 
 PROVEN = ("0.10.", "0.11.", "0.12.")
 
@@ -60,9 +60,7 @@ class Cudnn:
         )
         return o_BTNH, lse_BNT.swapaxes(1, 2)
 
-    def bwd(
-        self, saved: Saved, do: Array, sites: Sites, *, scores: Scores
-    ) -> tuple[Array, Array, Array]:
+    def bwd(self, saved: Saved, do: Array, sites: Sites, *, scores: Scores) -> Gradients:
         """Implements `Kernel.bwd`; gradients in the precision of q."""
         module: Any = _private()
         q, k, v, o, lse_BTN = saved
@@ -71,7 +69,7 @@ class Cudnn:
             *(q, k, v, *_nothing(q), lse_BTN.swapaxes(1, 2), o, do.astype(q.dtype)),
             **_parameters(module, scores),
         )
-        return dq, _summed(dk, saved.k), _summed(dv, saved.v)
+        return Gradients(dq, _summed(dk, saved.k), _summed(dv, saved.v))
 
 
 def _repeated(x_BSKH: Array, q_BTNH: Array) -> Array:
@@ -116,6 +114,7 @@ def obstacle(
     dropout: float,
     documents: bool,
     window_in_ring: bool = False,
+    bias: bool = False,
     capability: float = 9.0,
 ) -> str | None:
     """The reason why cuDNN's kernel cannot be used; None if it can.
@@ -127,6 +126,7 @@ def obstacle(
         dropout: rate of dropout of the probabilities.
         documents: whether attention is restricted to a token's own document.
         window_in_ring: whether a window ends within a block of another device's keys.
+        bias: whether scores have a bias by distance.
         capability: compute capability of the GPU.
     """
     if platform not in ("gpu", "cuda"):
@@ -142,6 +142,8 @@ def obstacle(
         return f"it has no dropout (model.dropout={dropout})"
     if documents:
         return "it does not keep documents apart (data.documents=apart)"
+    if bias:
+        return "scores have a bias by distance"
     if window_in_ring:
         return "its windows begin at the queries' own block, not at another device's (model.window)"
     return None if _private() else f"jax {jax.__version__} is not one it is known to work with"

@@ -17,6 +17,7 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
+from jaxptd.attention.bias import add_bias
 from jaxptd.attention.kernel import KEPT, Dropout, Scores, Sites, drop, visible
 
 
@@ -39,6 +40,10 @@ class Rows:
     def queries(self, q_BTNH: Array) -> Array:
         """q[B, T, N, H] -> `[B, G * T, K, H]`."""
         return join_groups(q_BTNH, q_BTNH.shape[2] // self.groups)
+
+    def add_bias(self, s_BKTS: Array) -> Array:
+        """Scaled scores with the bias by distance, if there is one."""
+        return add_bias(s_BKTS, self.sites, self.groups)
 
     def seen(self) -> Array:
         """Mask of the keys that each row sees; broadcasts to the rows."""
@@ -76,8 +81,8 @@ def part_groups(x_BTK: Array, groups: int) -> Array:
 
 
 def of_groups(seen_TS: Array, groups: int) -> Array:
-    """A mask `[.., T, S]` of queries, or `[S]`, for the queries of groups one after the other."""
-    alike = groups == 1 or seen_TS.ndim == 1
+    """A mask of queries for those of groups one after the other: `[.., T, S]`, or of all alike."""
+    alike = groups == 1 or seen_TS.ndim == 1 or seen_TS.shape[-2] == 1
     return seen_TS if alike else jnp.concatenate([seen_TS] * groups, -2)
 
 

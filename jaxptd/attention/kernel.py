@@ -34,9 +34,12 @@ class Sites(NamedTuple):
     """Global numbers of the rows and columns of the scores, int32, and dropout seeds.
 
     query_T, key_S: positions; `Scores` says at which distances a query sees a key.
-    query_segment_BT, key_segment_BS: the document of each token, or both None; a query sees keys of
-    its own document only, and no query sees a key whose document is negative (padding). seed_BN2:
-    two words for each sequence and head, or None for no dropout.
+    query_segment_BT, key_segment_BS: the document of each token; a query sees keys of its own
+    document only, and no query sees a key whose document is negative (padding). Without those of
+    the queries, they see keys of all documents; without those of the keys there are none. seed_BN2:
+    two words for each sequence and head, or None for no dropout. bias_NR: added to the scaled
+    scores of each head, number R // 2 + key - query of it, or None; with it positions in a block
+    of queries, and in one of keys, follow one another without a gap.
     """
 
     query_T: Array
@@ -44,6 +47,7 @@ class Sites(NamedTuple):
     query_segment_BT: Array | None = None
     key_segment_BS: Array | None = None
     seed_BN2: Array | None = None
+    bias_NR: Array | None = None
 
     def each(
         self, queries: Callable[[Array, int], Array], keys: Callable[[Array, int], Array]
@@ -87,6 +91,15 @@ class Saved(NamedTuple):
     lse: Array
 
 
+class Gradients(NamedTuple):
+    """Results of backward; bias: of `Sites.bias_NR`, summed over this block of scores."""
+
+    q: Array
+    k: Array
+    v: Array
+    bias: Array | None = None
+
+
 class Kernel(Protocol):
     """An implementation; a row that sees nothing has output 0 and logsumexp minus infinity.
 
@@ -98,17 +111,15 @@ class Kernel(Protocol):
     def dropout(self) -> Dropout: ...
 
     def tile(self, side: int) -> int:
-        """Side of the squares in which callers should pass `side` queries and keys; divides it."""
+        """Number in which callers should pass `side` queries, or keys; divides it."""
 
     def fwd(
         self, q: Array, k: Array, v: Array, sites: Sites, *, scores: Scores
     ) -> tuple[Array, Array]:
         """q[B, T, N, H], k and v[B, S, K, H] -> o[B, T, N, H]; logsumexp[B, T, N], float32."""
 
-    def bwd(
-        self, saved: Saved, do: Array, sites: Sites, *, scores: Scores
-    ) -> tuple[Array, Array, Array]:
-        """Gradient of the output -> dq, dk, dv."""
+    def bwd(self, saved: Saved, do: Array, sites: Sites, *, scores: Scores) -> Gradients:
+        """Gradient of the output -> those of the inputs."""
 
 
 def merge(o: Array, lse: Array, other: Array, other_lse: Array) -> tuple[Array, Array]:
@@ -147,11 +158,13 @@ def visible(sites: Sites, scores: Scores) -> Array:
     seen_TS = (query_T1 if scores.causal else NOWHERE - 1) >= sites.key_S
     if scores.window is not None:
         seen_TS = seen_TS & (sites.key_S > query_T1 - scores.window)
-    if sites.query_segment_BT is None or sites.key_segment_BS is None:
+    if sites.key_segment_BS is None:
         return seen_TS
     key_B1S = sites.key_segment_BS[:, None, :]
-    same_BTS = (sites.query_segment_BT[:, :, None] == key_B1S) & (key_B1S >= 0)
-    return seen_TS & same_BTS[:, None]
+    seen_BTS = key_B1S >= 0
+    if sites.query_segment_BT is not None:
+        seen_BTS = seen_BTS & (sites.query_segment_BT[:, :, None] == key_B1S)
+    return seen_TS & seen_BTS[:, None]
 
 
 def drop(p_BNTS: Array, sites: Sites, dropout: Dropout) -> Array:

@@ -12,7 +12,7 @@ gradients leads straight back to the owner. Every hop, except the first of
 `travel_back`, overlaps with the visit of a block, if the device visits its local block before
 `travel` and after `travel_back`. `ring_attention.py` has a picture.
 
-Letters: B batch, T local query, S local key, C devices of the ring.
+Letters: B batch, T local query, S local key, C devices of the ring, N heads, R distances.
 Source: Li et al., arXiv 2105.13120; Liu et al., arXiv 2310.01889.
 """
 
@@ -31,14 +31,33 @@ from jaxptd.mesh import RingKind
 
 
 class Tokens(NamedTuple):
-    """Documents and dropout seeds of the tokens; attention knows their positions itself.
+    """Documents, dropout seeds and bias; attention knows the tokens' positions itself.
 
-    segment_BCT: the document of each token on every device, as in `kernel.Sites`, or None.
-    seed_BN2: dropout seeds, or None.
+    query_segment_BCT, key_segment_BCS: the document of each token on every device, as in
+    `kernel.Sites`, or None. seed_BN2: dropout seeds, or None. bias_NR: of the scores by distance,
+    as in `kernel.Sites`, or None.
     """
 
-    segment_BCT: Array | None = None
+    query_segment_BCT: Array | None = None
+    key_segment_BCS: Array | None = None
     seed_BN2: Array | None = None
+    bias_NR: Array | None = None
+
+
+class Lengths(NamedTuple):
+    """Numbers of queries and of keys."""
+
+    queries: int
+    keys: int
+
+
+def check_lengths(lengths: Lengths, scores: Scores) -> None:
+    """Raises ValueError for causal attention to the keys of another sequence."""
+    if scores.causal and lengths.queries != lengths.keys:
+        raise ValueError(
+            f"causal attention of {lengths.queries} queries to {lengths.keys} keys of another "
+            "sequence: nothing says which keys are before a query; use causal=False"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,25 +129,32 @@ class Ring:
         half = length // 2
         return [(device * half, half), ((2 * devices - 1 - device) * half, length - half)]
 
-    def sites(self, tokens: Tokens, length: int, source: Array) -> Sites:
-        """Sites of this device's queries and the keys of device `source`, `length` tokens each."""
-        query_BT = key_BS = None
-        if tokens.segment_BCT is not None:
-            query_BT, key_BS = (
-                lax.dynamic_index_in_dim(tokens.segment_BCT, device, 1, keepdims=False)
-                for device in (lax.axis_index(self.axis), source)
-            )
-        query_T, key_S = self.positions(length), self.positions(length, source)
-        return Sites(query_T, key_S, query_BT, key_BS, tokens.seed_BN2)
+    def sites(self, tokens: Tokens, lengths: Lengths, source: Array) -> Sites:
+        """Sites of this device's queries and the keys of device `source`; lengths: of a device."""
+        return Sites(
+            self.positions(lengths.queries),
+            self.positions(lengths.keys, source),
+            _of_device(tokens.query_segment_BCT, lax.axis_index(self.axis)),
+            _of_device(tokens.key_segment_BCS, source),
+            tokens.seed_BN2,
+            tokens.bias_NR,
+        )
 
-    def all_sites(self, tokens: Tokens, length: int) -> Sites:
+    def all_sites(self, tokens: Tokens, lengths: Lengths) -> Sites:
         """Sites of this device's queries and the keys of all devices, in the devices' order."""
         size = lax.axis_size(self.axis)
-        key_S = jnp.asarray(self.order(length * size, size), jnp.int32)
-        segment = tokens.segment_BCT
+        key_S = jnp.asarray(self.order(lengths.keys * size, size), jnp.int32)
+        segment = tokens.key_segment_BCS
         every = None if segment is None else segment.reshape(segment.shape[0], -1)
-        local = self.sites(tokens, length, lax.axis_index(self.axis))
+        local = self.sites(tokens, lengths, lax.axis_index(self.axis))
         return local._replace(key_S=key_S, key_segment_BS=every)
+
+
+def _of_device(segment_BCT: Array | None, device: Array) -> Array | None:
+    """One device's documents `[B, T]`, if there are any."""
+    if segment_BCT is None:
+        return None
+    return lax.dynamic_index_in_dim(segment_BCT, device, 1, keepdims=False)
 
 
 def pin_to_backward(residuals: Any) -> Any:

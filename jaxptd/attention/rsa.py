@@ -33,7 +33,7 @@ def attend_rsa(
 ) -> Array:
     """Attention of this device's queries with every device's keys: -> o[B, T, N, H]."""
     rows = Rows(sites, scores, dropout, groups=q.shape[2] // k.shape[2])
-    s_BNTS = ring_qk(rows.queries(q), k, ring, scores)
+    s_BNTS = rows.add_bias(ring_qk(rows.queries(q), k, ring, scores))
     seen = rows.seen()
     lowest = jnp.finfo(s_BNTS.dtype).min  # not minus infinity: a row may see nothing
     p_BNTS = jax.nn.softmax(jnp.where(seen, s_BNTS, lowest))

@@ -1,10 +1,11 @@
-"""Tiles: the squares of scores that a device of a ring computes with a visited block of keys.
+"""Tiles: the parts of the scores that a device of a ring computes with a visited block of keys.
 
 In causal attention a zigzag's device sees half of another device's block, and a contiguous one all
-of it or nothing. The parts that it sees are squares; a kernel gets them in tiles, so small that it
-does not split them further. Tiles of which a window leaves nothing are skipped.
+of it or nothing. The parts that it sees are rectangles, squares if causal; a kernel gets them in
+tiles, so small that it does not split them further. Tiles of which a window leaves nothing are
+skipped. A bias by distance needs rectangles whose positions have no gap, chunk by chunk.
 
-Letters: B batch, T local query, S local key, K squares, I tiles of a square.
+Letters: B batch, T local query, S local key, K rectangles, I tiles of a rectangle.
 """
 
 from collections.abc import Callable
@@ -16,21 +17,27 @@ import numpy as np
 from jax import Array, lax
 
 from jaxptd.attention.kernel import Kernel, Scores, Sites
-from jaxptd.attention.ring import Ring
+from jaxptd.attention.ring import Lengths, Ring
 
 
 class Task(NamedTuple):
-    """The arguments of `ring_attention.attend` that are not arrays."""
+    """The arguments of `ring_attention.attend` that are not arrays; whether scores have a bias."""
 
     ring: Ring
     kernel: Kernel
     scores: Scores
+    has_bias: bool = False
 
     @property
     def has_gap(self) -> bool:
-        """True if positions jump within the local block, which a window would not see otherwise."""
+        """True if positions jump within the local block where a window or a bias depends on it."""
         windowed = self.scores.causal and self.scores.window is not None
-        return windowed and self.ring.kind == "zigzag" and lax.axis_size(self.ring.axis) > 1
+        return (windowed or self.has_bias) and self.in_chunks
+
+    @property
+    def in_chunks(self) -> bool:
+        """True if a device's block is two chunks of the sequence."""
+        return self.ring.kind == "zigzag" and lax.axis_size(self.ring.axis) > 1
 
     def hops(self, length: int) -> int:
         """Hops of blocks of `length` tokens."""
@@ -38,98 +45,108 @@ class Task(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """A square of scores: its first query, its first key and its side."""
+    """A rectangle of scores: its first query, its first key, and how many of each."""
 
     query: Array | int
     key: Array | int
-    side: int
+    sides: Lengths
 
     def queries(self, x: Array) -> Array:
-        return lax.dynamic_slice_in_dim(x, self.query, self.side, 1)
+        return lax.dynamic_slice_in_dim(x, self.query, self.sides.queries, 1)
 
     def keys(self, kv: Array) -> Array:
-        return lax.dynamic_slice_in_dim(kv, self.key, self.side, 2)
+        return lax.dynamic_slice_in_dim(kv, self.key, self.sides.keys, 2)
 
     def sites(self, sites: Sites) -> Sites:
-        take = partial(lax.dynamic_slice_in_dim, slice_size=self.side)
+        take = lax.dynamic_slice_in_dim
         return sites.each(
-            lambda x, dim: take(x, self.query, axis=dim), lambda x, dim: take(x, self.key, axis=dim)
+            lambda x, dim: take(x, self.query, self.sides.queries, dim),
+            lambda x, dim: take(x, self.key, self.sides.keys, dim),
         )
 
 
 Visit = Callable[[Any, Tile, Scores], Any]
 
 
-def over_tiles(visit: Visit, total: Any, source: Array, length: int, task: Task) -> Any:
+def over_tiles(visit: Visit, total: Any, source: Array, lengths: Lengths, task: Task) -> Any:
     """`total` after `visit(total, tile, scores)` for each visible tile with device `source`.
 
-    length: tokens of a device.
+    lengths: tokens of a device.
     """
-    squares = _visible_squares(source, length, task)
-    visit_all = partial(_over_squares, visit, squares=squares, task=task)
+    parts = _visible_parts(source, lengths, task)
+    visit_all = partial(_over_parts, visit, parts=parts, task=task)
     if not task.scores.causal or task.ring.kind == "zigzag":
         return visit_all(total)
     me = lax.axis_index(task.ring.axis)
     return lax.cond(source < me, visit_all, lambda total: total, total)
 
 
-def over_local_chunks(visit: Visit, total: Any, length: int, task: Task) -> Any:
+def over_local_chunks(visit: Visit, total: Any, lengths: Lengths, task: Task) -> Any:
     """`over_tiles` of a zigzag's local block: each chunk with itself, and the later with the other.
 
-    length: tokens of a device.
+    Where attention is not causal, also the earlier with the later. lengths: tokens of a device.
     """
-    half, me = length // 2, lax.axis_index(task.ring.axis)
+    me = lax.axis_index(task.ring.axis)
+    if not task.scores.causal:
+        return over_tiles(visit, total, me, lengths, task)
+    half = lengths.queries // 2
     for start in (0, half):
-        total = visit(total, Tile(start, start, half), task.scores)
-    squares = _Squares(jnp.full(1, half), jnp.zeros(1, int), half, me, length)
-    return _over_squares(visit, total, squares=squares, task=task)
+        total = visit(total, Tile(start, start, Lengths(half, half)), task.scores)
+    later = _Parts(jnp.full(1, half), jnp.zeros(1, int), Lengths(half, half), me, lengths)
+    return _over_parts(visit, total, parts=later, task=task)
 
 
-class _Squares(NamedTuple):
-    """Squares of scores of this device's queries with the keys of device `source`.
+class _Parts(NamedTuple):
+    """Rectangles of scores of this device's queries with the keys of device `source`.
 
-    query_K, key_K: the first queries and keys. size: of a side. length: tokens of a device.
+    query_K, key_K: the first queries and keys. sides: queries and keys of a rectangle. lengths: of
+    a device.
     """
 
     query_K: Array
     key_K: Array
-    size: int
+    sides: Lengths
     source: Array
-    length: int
+    lengths: Lengths
 
 
-def _visible_squares(source: Array, length: int, task: Task) -> _Squares:
-    if not task.scores.causal or task.ring.kind != "zigzag":
-        zero = jnp.zeros(1, jnp.int32)
-        return _Squares(zero, zero, length, source, length)
-    # The first chunk of `source` is before this device's second chunk. If `source` is a later
-    # device, its second chunk is, too; else its first chunk is before this device's first one.
-    half = length // 2
-    same = jnp.where(source > lax.axis_index(task.ring.axis), half, 0)
-    query_2 = jnp.stack([jnp.full_like(same, half), same])
-    return _Squares(query_2, jnp.stack([jnp.zeros_like(same), same]), half, source, length)
+def _visible_parts(source: Array, lengths: Lengths, task: Task) -> _Parts:
+    half = Lengths(*(length // 2 for length in lengths))
+    if task.scores.causal and task.ring.kind == "zigzag":
+        # The first chunk of `source` is before this device's second chunk. If `source` is a later
+        # device, its second chunk is, too; else its first chunk is before this device's first one.
+        same = jnp.where(source > lax.axis_index(task.ring.axis), half.keys, 0)
+        query_2 = jnp.stack([jnp.full_like(same, half.keys), same])
+        return _Parts(query_2, jnp.stack([jnp.zeros_like(same), same]), half, source, lengths)
+    if task.has_gap:
+        query_4, key_4 = np.indices((2, 2)).reshape(2, 4) * np.array(half)[:, None]
+        return _Parts(jnp.asarray(query_4), jnp.asarray(key_4), half, source, lengths)
+    zero = jnp.zeros(1, jnp.int32)
+    return _Parts(zero, zero, lengths, source, lengths)
 
 
-def _over_squares(visit: Visit, total: Any, *, squares: _Squares, task: Task) -> Any:
-    size = squares.size
-    side, scores = task.kernel.tile(size), task.scores._replace(causal=False)
-    row_I, column_I = side * np.indices((size // side, size // side), np.int32).reshape(2, -1)
-    query_KI, key_KI = squares.query_K[:, None] + row_I, squares.key_K[:, None] + column_I
+def _over_parts(visit: Visit, total: Any, *, parts: _Parts, task: Task) -> Any:
+    sides = Lengths(*(task.kernel.tile(side) for side in parts.sides))
+    scores = task.scores._replace(causal=False)
+    counts = [whole // side for whole, side in zip(parts.sides, sides, strict=True)]
+    row_I, column_I = np.indices(counts, np.int32).reshape(2, -1)
+    query_KI = parts.query_K[:, None] + sides.queries * row_I
+    key_KI = parts.key_K[:, None] + sides.keys * column_I
 
     def step(total: Any, start: tuple[Array, Array]) -> tuple[Any, None]:
-        tile = Tile(*start, side)
+        tile = Tile(*start, sides)
         if task.scores.window is None:
             return visit(total, tile, scores), None
-        seen = _in_sight(tile, squares, task)
+        seen = _in_sight(tile, parts, task)
         found = lax.cond(seen, lambda total: visit(total, tile, scores), lambda total: total, total)
         return found, None
 
     return lax.scan(step, total, (query_KI.ravel(), key_KI.ravel()))[0]
 
 
-def _in_sight(tile: Tile, squares: _Squares, task: Task) -> Array:
+def _in_sight(tile: Tile, parts: _Parts, task: Task) -> Array:
     """True if the first query of a tile sees its last key, the nearest one, through the window."""
-    ring, length = task.ring, squares.length
-    query = ring.position(tile.query, length, lax.axis_index(ring.axis))
-    key = ring.position(tile.key + tile.side - 1, length, squares.source)
+    ring, lengths = task.ring, parts.lengths
+    query = ring.position(tile.query, lengths.queries, lax.axis_index(ring.axis))
+    key = ring.position(tile.key + tile.sides.keys - 1, lengths.keys, parts.source)
     return key > query - (task.scores.window or 0)

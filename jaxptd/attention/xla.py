@@ -15,10 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from jaxptd.attention.bias import add_bias, add_gradients, bias_gradient
 from jaxptd.attention.groups import drop_groups, join_groups, of_groups, part_groups
 from jaxptd.attention.kernel import (
     NOWHERE,
     Dropout,
+    Gradients,
     Saved,
     Scores,
     Sites,
@@ -141,9 +143,7 @@ class Xla:
         (o, lse), _ = lax.scan(visit, total, grid.pairs)
         return grid.queries.unpad(o), grid.queries.unpad(lse)
 
-    def bwd(
-        self, saved: Saved, do: Array, sites: Sites, *, scores: Scores
-    ) -> tuple[Array, Array, Array]:
+    def bwd(self, saved: Saved, do: Array, sites: Sites, *, scores: Scores) -> Gradients:
         """Implements `Kernel.bwd`; the gradients are float32 at least."""
         grid = self._grid(saved.q, saved.k, scores)
         of_queries = (saved.q, do, saved.o, finite(saved.lse))
@@ -153,10 +153,12 @@ class Xla:
         sites = grid.pad_sites(sites)
         q, do, o, lse = (grid.queries.pad(x, 1) for x in of_queries)
         k, v = grid.keys.pad(saved.k, 1), grid.keys.pad(saved.v, 1)
-        zeros = tuple(jnp.zeros(x.shape, _wide(x)) for x in (q, k, v))
+        zeros = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, _wide(q)), Gradients(q, k, v, sites.bias_NR)
+        )
         total = _as_varying_as(zeros, (q, k, v, do, o, lse, sites))
 
-        def visit(total: tuple, pair: tuple[Array, Array]) -> tuple[tuple, None]:
+        def visit(total: Gradients, pair: tuple[Array, Array]) -> tuple[Gradients, None]:
             i, j = pair
             found = _block_bwd(
                 *(grid.queries.take(x, i, 1) for x in (q, do, o, lse)),
@@ -165,15 +167,22 @@ class Xla:
                 dropout=self.dropout,
                 scores=scores,
             )
-            starts = (i * grid.queries.size, j * grid.keys.size, j * grid.keys.size)
-            added = zip(total, found, starts, strict=True)
-            return tuple(add_at(x, dx, (0, start, 0, 0)) for x, dx, start in added), None
+            return _add_chunk(total, found, i * grid.queries.size, j * grid.keys.size), None
 
-        (dq, dk, dv), _ = lax.scan(visit, total, grid.pairs)
-        return grid.queries.unpad(dq), grid.keys.unpad(dk), grid.keys.unpad(dv)
+        (dq, dk, dv, bias), _ = lax.scan(visit, total, grid.pairs)
+        return Gradients(grid.queries.unpad(dq), grid.keys.unpad(dk), grid.keys.unpad(dv), bias)
 
     def _grid(self, q: Array, k: Array, scores: Scores) -> _Grid:
         return _Grid(_Chunks(q.shape[1], self.chunk), _Chunks(k.shape[1], self.chunk), scores)
+
+
+def _add_chunk(total: Gradients, found: Gradients, query: Array, key: Array) -> Gradients:
+    """`total` with the gradients of the chunks that begin at these queries and keys."""
+    q, k, v = (
+        add_at(x, dx, (0, start, 0, 0))
+        for x, dx, start in zip(total[:3], found[:3], (query, key, key), strict=True)
+    )
+    return Gradients(q, k, v, add_gradients(total.bias, found.bias))
 
 
 def _wide(x: Array) -> Any:
@@ -203,7 +212,7 @@ def _unflat(x: Array, like: Array, heads: int) -> Array:
 
 
 def _scores(q_GTH: Array, k_GSH: Array, sites: Sites, scores: Scores, groups: int) -> Array:
-    """Scaled scores `[G, T, S]`, minus infinity for keys that a query does not see.
+    """Scaled scores and their bias, `[G, T, S]`; minus infinity for keys that a query does not see.
 
     groups: N/K, the query heads that share a kv head.
     """
@@ -211,7 +220,7 @@ def _scores(q_GTH: Array, k_GSH: Array, sites: Sites, scores: Scores, groups: in
     seen = of_groups(visible(sites, scores), groups)
     if seen.ndim == 4:  # [B, 1, T, S]
         seen = jnp.repeat(seen[:, 0], q_GTH.shape[0] // seen.shape[0], axis=0)
-    return jnp.where(seen, s_GTS * scores.scale, -jnp.inf)
+    return jnp.where(seen, add_bias(s_GTS * scores.scale, sites, groups), -jnp.inf)
 
 
 def _block_fwd(
@@ -246,7 +255,7 @@ def _block_bwd(
     sites: Sites,
     dropout: Dropout,
     scores: Scores,
-) -> tuple[Array, Array, Array]:
+) -> Gradients:
     dtype, product = q_BTNH.dtype, partial(jnp.einsum, preferred_element_type=_wide(q_BTNH))
     # sum_S p * dp, also with dropout: o is the dropped p times v (Dao et al., appendix B.4)
     heads = k_BSKH.shape[2]
@@ -259,8 +268,10 @@ def _block_bwd(
     dropped_GTS = drop_groups(p_GTS, sites, dropout).astype(dtype)
     dv_GSH = product("GTS,GTH->GSH", dropped_GTS, do_GTH)
     dp_GTS = drop_groups(product("GTH,GSH->GTS", do_GTH, v_GSH), sites, dropout)
-    ds_GTS = p_GTS * (dp_GTS - delta_GT[..., None]) * scores.scale
-    ds_GTS = ds_GTS.astype(dtype)
+    ds_GTS = p_GTS * (dp_GTS - delta_GT[..., None])
+    bias = bias_gradient(ds_GTS, sites)
+    ds_GTS = (ds_GTS * scores.scale).astype(dtype)
     dq_GTH = product("GTS,GSH->GTH", ds_GTS, k_GSH)
     dk_GSH = product("GTS,GTH->GSH", ds_GTS, q_GTH)
-    return unflat(dq_GTH, q_BTNH), unflat(dk_GSH, k_BSKH), unflat(dv_GSH, k_BSKH)
+    dk, dv = (unflat(x_GSH, k_BSKH) for x_GSH in (dk_GSH, dv_GSH))
+    return Gradients(unflat(dq_GTH, q_BTNH), dk, dv, bias)

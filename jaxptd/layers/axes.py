@@ -76,6 +76,10 @@ class ShardingAxes:
         """Spec of a vector as wide as a head, `w[H]`."""
         return P(self.head_slices)
 
+    def by_head_spec(self) -> P:
+        """Spec of a vector with a number for each head, `b[N]`."""
+        return P(None if self.head_dim else self.inner)
+
     def position_spec(self) -> P:
         """Spec of a table of positions, `table[T, D]`."""
         return P(self.contraction, self.hidden)
@@ -98,6 +102,11 @@ class ShardingAxes:
     def head_axes(self) -> tuple[Axis, ...]:
         """The axes that shard the heads."""
         return () if self.head_dim else (self.inner,)
+
+    @property
+    def score_axes(self) -> tuple[Axis, ...]:
+        """The axes that shard scores, but neither the heads nor the queries: keys of blocks."""
+        return (self.inner,) if self.head_dim else ()
 
     @property
     def head_slices(self) -> Axis | None:

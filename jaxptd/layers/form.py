@@ -98,7 +98,10 @@ class TensorParallel(abc.ABC):
     def attend(
         self, q: Array, k: Array, v: Array, tokens: Tokens, *, kernel: Kernel, scores: Scores
     ) -> Array:
-        """Self-attention: q, k, v `[B, T, N, H]`, sharded as h -> o, sharded as h."""
+        """Attention: q `[B, T, N, H]`, k, v `[B, S, K, H]`, sharded as h -> o, sharded as h.
+
+        A bias in `tokens` is of this device's heads.
+        """
 
     def join_heads(self, h: Array, head_size: int) -> Array:
         """h[B, T, N, H] -> the same with whole heads, for attention with a cache."""

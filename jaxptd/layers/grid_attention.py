@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from jaxptd.attention.bias import bias_for, check_distances
 from jaxptd.attention.groups import Rows
 from jaxptd.attention.kernel import Dropout, Scores, Sites
-from jaxptd.attention.ring import Tokens
+from jaxptd.attention.ring import Lengths, Tokens, check_lengths
 from jaxptd.collectives import local_block
 from jaxptd.matmul.grid import Grid
 from jaxptd.summa2d import matmul, matmul_nt
@@ -33,7 +34,7 @@ def attend(
     dropout: Dropout,
     scores: Scores,
 ) -> Array:
-    """q[B, T/row, N, H/col], k, v[B, T/row, K, H/col] -> o[B, T/row, N, H/col].
+    """q[B, T/row, N, H/col], k, v[B, S/row, K, H/col] -> o[B, T/row, N, H/col].
 
     Query heads that share a kv head are rows of the same products.
 
@@ -41,17 +42,25 @@ def attend(
         q: this device's block of the queries.
         k: its block of the keys.
         v: its block of the values.
-        tokens: documents of the whole sequence `[B, 1, T]`, and the seed of dropout.
+        tokens: documents of the whole sequences `[B, 1, T]` and `[B, 1, S]`, the seed of dropout,
+            and a bias of the scores.
         grid: how the devices multiply.
         dropout: dropout of the probabilities.
         scores: their factor, and which keys a query sees.
+
+    Raises:
+        ValueError: causal attention of two lengths, or a bias with too few distances.
     """
-    sites = _sites(tokens, q.shape[1] * grid.shape[0], grid)
+    lengths = Lengths(*(x.shape[1] * grid.shape[0] for x in (q, k)))
+    check_lengths(lengths, scores)
+    check_distances(tokens.bias_NR, max(lengths))
+    tokens = tokens._replace(bias_NR=bias_for(q, tokens.bias_NR))
+    sites = _sites(tokens, lengths, grid)
     rows = Rows(sites, scores, dropout, groups=q.shape[2] // k.shape[2])
     q_BNTH, k_BNSH, v_BNSH = (x.swapaxes(1, 2) for x in (rows.queries(q), k, v))
     wide = jnp.promote_types(q.dtype, jnp.float32)
     s_BNTS = _each(partial(matmul_nt, dtype=wide), grid)(q_BNTH, k_BNSH)
-    p_BNTS = _softmax(s_BNTS * scores.scale, rows.seen(), grid.col)
+    p_BNTS = _softmax(rows.add_bias(s_BNTS * scores.scale), rows.seen(), grid.col)
     o_BNTH = _each(matmul, grid)(rows.drop(p_BNTS, v.dtype), v_BNSH)
     return rows.output(o_BNTH.swapaxes(1, 2))
 
@@ -61,14 +70,16 @@ def _each(multiply: Any, grid: Grid) -> Any:
     return jax.vmap(jax.vmap(partial(multiply, grid=grid)))
 
 
-def _sites(tokens: Tokens, length: int, grid: Grid) -> Sites:
-    position = jnp.arange(length, dtype=jnp.int32)
-    query_T, key_S = local_block(position, grid.row, 0), local_block(position, grid.col, 0)
-    if tokens.segment_BCT is None:
-        return Sites(query_T, key_S, seed_BN2=tokens.seed_BN2)
-    segment = tokens.segment_BCT.reshape(-1, length)
-    query_BT, key_BS = local_block(segment, grid.row, 1), local_block(segment, grid.col, 1)
-    return Sites(query_T, key_S, query_BT, key_BS, tokens.seed_BN2)
+def _sites(tokens: Tokens, lengths: Lengths, grid: Grid) -> Sites:
+    query_T, key_S = (jnp.arange(length, dtype=jnp.int32) for length in lengths)
+    whole = Sites(query_T, key_S, seed_BN2=tokens.seed_BN2, bias_NR=tokens.bias_NR)
+    if tokens.query_segment_BCT is not None:
+        whole = whole._replace(query_segment_BT=tokens.query_segment_BCT[:, 0])
+    if tokens.key_segment_BCS is not None:
+        whole = whole._replace(key_segment_BS=tokens.key_segment_BCS[:, 0])
+    return whole.each(
+        lambda x, dim: local_block(x, grid.row, dim), lambda x, dim: local_block(x, grid.col, dim)
+    )
 
 
 def _softmax(s_BNTS: Array, seen: Array, axis: str) -> Array:

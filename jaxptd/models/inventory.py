@@ -18,9 +18,10 @@ class Attention:
         kv_heads: K.
         head_size: H.
         unit: numbers of a head that stay together where heads are cut.
-        tokens: T of queries and keys.
+        tokens: T of the queries.
         reach: keys that a token attends to, T or those of a window.
         has_norm: whether queries and keys are normalised.
+        source: tokens in another sequence, whose keys and values these are; None: the same tokens.
     """
 
     hidden: int
@@ -31,6 +32,12 @@ class Attention:
     tokens: int
     reach: int
     has_norm: bool
+    source: int | None = None
+
+    @property
+    def key_tokens(self) -> int:
+        """Tokens that have keys and values."""
+        return self.tokens if self.source is None else self.source
 
     @property
     def weights(self) -> int:

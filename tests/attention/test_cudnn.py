@@ -31,17 +31,16 @@ def abstract(length: int = T) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((B, length, N, H), jnp.bfloat16)
 
 
-def sites(length: int) -> Sites:
-    position_T = jnp.arange(length, dtype=jnp.int32)
-    return Sites(position_T, position_T)
+def sites(length: int, keys: int) -> Sites:
+    return Sites(*(jnp.arange(n, dtype=jnp.int32) for n in (length, keys)))
 
 
 def whole(q: Array, k: Array, v: Array, do: Array, *, kernel: Kernel, scores: Scores) -> tuple:
     """o, logsumexp, dq, dk, dv of one block."""
-    where = sites(q.shape[1])
+    where = sites(q.shape[1], k.shape[1])
     o, lse = kernel.fwd(q, k, v, where, scores=scores)
     saved = Saved(q, k, v, o.astype(q.dtype), lse)
-    return o, lse, *kernel.bwd(saved, do, where, scores=scores)
+    return o, lse, *kernel.bwd(saved, do, where, scores=scores)[:3]
 
 
 def ringed(
@@ -89,6 +88,14 @@ def test_a_part_that_is_seen_whole_has_no_mask() -> None:
     assert text.count("NO_MASK") == 2 and "CAUSAL" not in text
 
 
+def test_keys_may_be_those_of_another_sequence() -> None:
+    run = jax.jit(partial(whole, kernel=Cudnn(), scores=SCORES._replace(causal=False)))
+    traced = run.trace(abstract(), abstract(192), abstract(192), abstract())
+    assert [x.shape[1] for x in traced.out_info] == [T, T, T, 192, 192]
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("NO_MASK") == 2 and "CAUSAL" not in text
+
+
 def test_a_window_and_a_factor_are_the_kernels_own() -> None:
     run = jax.jit(partial(whole, kernel=Cudnn(), scores=WINDOW))
     text = run.trace(*[abstract()] * 4).lower(lowering_platforms=("cuda",)).as_text()
@@ -108,6 +115,7 @@ def test_a_window_and_a_factor_are_the_kernels_own() -> None:
         ("gpu", "bfloat16", {"capability": 7.5}, "compute capability 8.0 or more, not 7.5"),
         ("gpu", "bfloat16", {"dropout": 0.1}, "no dropout (model.dropout=0.1)"),
         ("gpu", "bfloat16", {"documents": True}, "data.documents=apart"),
+        ("gpu", "bfloat16", {"bias": True}, "scores have a bias by distance"),
         (
             "gpu",
             "bfloat16",
@@ -164,6 +172,17 @@ def test_gradients_of_repeated_keys_are_summed_over_their_group() -> None:
 def test_values_and_gradients_of_a_block(scores: Scores) -> None:
     found, want = (
         jax.jit(partial(whole, kernel=kernel, scores=scores))(*random_inputs(1024))
+        for kernel in (Cudnn(), XLA)
+    )
+    assert_close(found, want)
+
+
+@pytest.mark.gpu
+def test_values_and_gradients_with_keys_of_another_sequence() -> None:
+    (q, do), (k, v) = random_inputs(512)[:2], random_inputs(768)[:2]
+    scores = SCORES._replace(causal=False)
+    found, want = (
+        jax.jit(partial(whole, kernel=kernel, scores=scores))(q, k, v, do)
         for kernel in (Cudnn(), XLA)
     )
     assert_close(found, want)

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxptd.analysis.collective import Collective
 from jaxptd.analysis.count import collectives_of
-from jaxptd.attention.ring import Ring, Tokens, travel, travel_back
+from jaxptd.attention.ring import Lengths, Ring, Tokens, travel, travel_back
 from jaxptd.collectives import as_varying
 from jaxptd.mesh import Axis, Layout, RingKind, make_mesh
 
@@ -83,13 +83,13 @@ def test_a_device_knows_the_positions_and_documents_of_all(kind: RingKind, size:
     segment_BCT = np.random.default_rng(0).integers(-1, 9, (2, size, length)).astype(np.int32)
 
     def body(segment_BCT: Array) -> Any:
-        tokens = Tokens(segment_BCT)
-        found = [ring.sites(tokens, length, jnp.int32(source)) for source in range(size)]
+        tokens, lengths = Tokens(segment_BCT, segment_BCT), Lengths(length, length)
+        found = [ring.sites(tokens, lengths, jnp.int32(source)) for source in range(size)]
         local, of = (
             ring.positions(length),
             [ring.positions(length, jnp.int32(i)) for i in range(size)],
         )
-        return local, jnp.stack(of), found, ring.all_sites(tokens, length)
+        return local, jnp.stack(of), found, ring.all_sites(tokens, lengths)
 
     local, of, found, every = on_ring(size, body)[0](segment_BCT)
     assert local.dtype == jnp.int32

@@ -4,6 +4,7 @@ Over tp messages are as large as the residual stream; on a grid there are blocks
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from jaxptd.mesh import Axis, Layout
 
 B, T, D, F, N, H, V = 4, 8, 16, 24, 4, 4, 13
 K = 2  # heads of keys and values, where groups of heads share them
+S = 16  # tokens of another sequence
 WINDOW, SCALE = 4, 0.7  # of groups
 Part = Callable[[Layout, str], Iterator[Collective]]
 
@@ -28,9 +30,9 @@ def moves(one_way: Part, *on_grid: Part) -> Part:
     return parts
 
 
-def tokens(layout: Layout) -> int:
+def tokens(layout: Layout, length: int = T) -> int:
     """m: those of one device, as the residual stream of a grid has them."""
-    return B * T // (layout.dp * layout.cp * layout.row)
+    return B * length // (layout.dp * layout.cp * layout.row)
 
 
 def width(layout: Layout, of: str) -> int:
@@ -66,17 +68,26 @@ def made_keys(layout: Layout) -> int:
     return K * (form.padded(H) if gathers_keys(layout) else H)
 
 
-def message(kind: str, axis: Axis, of: str, *, times: int = 1, messages: int | None = None) -> Part:
+def message(
+    kind: str,
+    axis: Axis,
+    of: str,
+    *,
+    times: int = 1,
+    messages: int | None = None,
+    length: int = T,
+) -> Part:
     """`times` as large as `of` features of each token, or as one ("1"), in so many messages."""
 
     def part(layout: Layout, dtype: str) -> Iterator[Collective]:
-        size = tokens(layout) * (1 if of == "1" else width(layout, of)) * np.dtype(dtype).itemsize
+        features = 1 if of == "1" else width(layout, of)
+        size = tokens(layout, length) * features * np.dtype(dtype).itemsize
         yield Collective(kind, (axis,), messages or times, times * size)
 
     return part
 
 
-def ends(count: int, *others: Part, rounds: int = 0) -> Part:
+def ends(count: int, *others: Part, rounds: int = 0, length: int = T) -> Part:
     """So many all-reduces of x, or under sequence parallelism gathers and scatters; and others.
 
     rounds: with collective matmul instead, of hops of a block of x, forward and backward; 0: what
@@ -86,11 +97,11 @@ def ends(count: int, *others: Part, rounds: int = 0) -> Part:
     def part(layout: Layout, dtype: str) -> Iterator[Collective]:
         if layout.collective_matmul and rounds:
             hops = rounds * (layout.tp - 1)
-            size = tokens(layout) // layout.tp * width(layout, "D") * np.dtype(dtype).itemsize
-            yield Collective(PERMUTE, (Axis.TP,), hops, hops * size)
+            block = tokens(layout, length) // layout.tp * width(layout, "D")
+            yield Collective(PERMUTE, (Axis.TP,), hops, hops * block * np.dtype(dtype).itemsize)
         else:
             for kind in (ALL_GATHER, REDUCE_SCATTER) if layout.sequence_parallel else (ALL_REDUCE,):
-                yield from message(kind, Axis.TP, "D", times=count)(layout, dtype)
+                yield from message(kind, Axis.TP, "D", times=count, length=length)(layout, dtype)
         for other in others:
             yield from other(layout, dtype)
 
@@ -107,12 +118,12 @@ def both(one: Part, other: Part) -> Part:
     return part
 
 
-def product(contract: str, out: str) -> Part:
+def product(contract: str, out: str, length: int = T) -> Part:
     """x[m, K] w[K, out]: both spread forward and again backward, their gradients brought home."""
 
     def part(layout: Layout, dtype: str) -> Iterator[Collective]:
         grid, itemsize = Panels(layout, on_gpus=False), np.dtype(dtype).itemsize
-        x = tokens(layout) * width(layout, contract) // layout.col
+        x = tokens(layout, length) * width(layout, contract) // layout.col
         w = width(layout, contract) * width(layout, out) // (layout.row * layout.col)
         for axis, block in ((Axis.COL, x), (Axis.ROW, w)):
             yield from grid.spread(axis, block, times=2, itemsize=itemsize)
@@ -121,15 +132,18 @@ def product(contract: str, out: str) -> Part:
     return part
 
 
-def attention(layout: Layout, dtype: str) -> Iterator[Collective]:
-    """Keys and values three times round the ring; or four products of blocks and a softmax."""
+def attention(layout: Layout, dtype: str, length: int = T) -> Iterator[Collective]:
+    """Keys and values three times round the ring; or four products of blocks and a softmax.
+
+    length: of the keys.
+    """
     itemsize = np.dtype(dtype).itemsize
-    k = tokens(layout) * width(layout, "A") // layout.col
+    k = tokens(layout, length) * width(layout, "A") // layout.col
     if layout.attention2d == "heads":
         hops = 3 * (layout.ring_size - 1)
         yield Collective(PERMUTE, (Axis.CP, Axis.ROW), hops, hops * 2 * k * itemsize)
         return
-    grid, s = Panels(layout, on_gpus=False), tokens(layout) * N * T // layout.col
+    grid, s = Panels(layout, on_gpus=False), tokens(layout) * N * length // layout.col
     for axis, block in ((Axis.ROW, k), (Axis.COL, s)):
         yield from grid.spread(axis, block, times=4, itemsize=itemsize)
         yield from grid.collect(axis, block, times=2, itemsize=itemsize)
@@ -172,6 +186,12 @@ def nothing(layout: Layout, dtype: str) -> Iterator[Collective]:
 NORM = message(ALL_REDUCE, Axis.COL, "1", times=4, messages=3)
 RMS_NORM = message(ALL_REDUCE, Axis.COL, "1", times=2)  # one mean, forward and backward
 ATTENTION_MOVES = product("D", "3A"), attention, product("A", "D")
+CROSS_MOVES = (
+    product("D", "A"),
+    product("D", "2A", S),
+    partial(attention, length=S),
+    product("A", "D"),
+)
 MLP_MOVES = product("D", "F"), product("F", "D")
 GROUPS_MOVES = product("D", "G"), groups, product("O", "D")
 GATED_MOVES = product("D", "2F"), product("F", "D")

@@ -1,31 +1,22 @@
 """The cases of the layers' contract: see `contract.py`."""
 
-import dataclasses
-
 import jax.numpy as jnp
-import numpy as np
 from contract import Case, between_spec, residual_spec, token_spec
 from jax.sharding import PartitionSpec as P
 from moves import (
     ATTENTION_MOVES,
     GATED_MOVES,
-    GROUPS_MOVES,
     MLP_MOVES,
     NORM,
     RMS_NORM,
-    SCALE,
-    WINDOW,
     B,
     D,
     F,
     H,
-    K,
     N,
     T,
     V,
-    both,
     ends,
-    groups,
     message,
     moves,
     nothing,
@@ -34,8 +25,6 @@ from moves import (
 )
 
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
-from jaxptd.config import ModelConfig
-from jaxptd.layers.attention import SelfAttention
 from jaxptd.layers.block import Block
 from jaxptd.layers.dropout import Places
 from jaxptd.layers.embedding import PositionEmbedding, VocabParallelEmbedding
@@ -45,48 +34,24 @@ from jaxptd.layers.mlp import MLP
 from jaxptd.layers.norm import Norm
 from jaxptd.mesh import Axis
 from jaxptd.params import normal
-
-MODEL = ModelConfig(
-    num_layers=1, hidden_size=D, num_heads=N, ffn_hidden_size=F, seq_length=T, vocab_size=V
+from tests.layers.attention_cases import ATTENTION
+from tests.layers.inputs import (
+    GPT,
+    PLACE_SPEC,
+    POSITIONS,
+    POST,
+    QWEN,
+    SAMPLES,
+    SEED,
+    TOKENS,
+    array,
+    dropping,
+    place_specs,
 )
-GPT = MODEL.block
-POST = dataclasses.replace(MODEL, norm_order="post")
-FULL = dataclasses.replace(MODEL, causal=False)
-QWEN = dataclasses.replace(
-    MODEL,
-    family="qwen3",
-    num_kv_heads=K,
-    linear_bias="qkv",
-    attention_scale=SCALE,
-    window=WINDOW,
-)
-
-
-def array(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
-TOKENS = np.random.default_rng(3).integers(0, V, (B, T)).astype(np.int32)
-PLACE_SPEC = P(Axis.DP, Axis.CP)
-SAMPLES = np.arange(B, dtype=np.int32)
-POSITIONS = np.arange(T, dtype=np.int32)
-SEED = np.array([5, 6], np.uint32)
-
-
-def run_attention(layer, x, samples, positions, seed):
-    return layer(x, Places(samples, positions, seed), None)[0]
 
 
 def run_block(layer, x, samples, positions, seed):
     return layer(x, Places(samples, positions, seed), 0, None)[0]
-
-
-def place_specs(form):
-    return residual_spec(form), P(Axis.DP), P(Axis.CP), P()
-
-
-def dropping(rate: float) -> ModelConfig:
-    return ModelConfig(**{**vars(MODEL), "dropout": rate})
 
 
 CASES = [
@@ -177,43 +142,7 @@ CASES = [
         residual_spec,
         moves(ends(2, rounds=5), *MLP_MOVES),
     ),
-    *(
-        Case(
-            f"attention, dropout {rate}",
-            lambda form, rngs, rate=rate: SelfAttention(
-                dropping(rate), form=form, rngs=rngs, init_out=normal(0.02)
-            ),
-            (array(B, T, D), SAMPLES, POSITIONS, SEED),
-            place_specs,
-            residual_spec,
-            moves(ends(2, rounds=5), *ATTENTION_MOVES),
-            run_attention,
-        )
-        for rate in (0.0, 0.3)
-    ),
-    Case(
-        "attention to all tokens",
-        lambda form, rngs: SelfAttention(FULL, form=form, rngs=rngs, init_out=normal(0.02)),
-        (array(B, T, D), SAMPLES, POSITIONS, SEED),
-        place_specs,
-        residual_spec,
-        moves(ends(2, rounds=5), *ATTENTION_MOVES),
-        run_attention,
-    ),
-    *(
-        Case(
-            f"attention in groups, dropout {rate}",
-            lambda form, rngs, rate=rate: SelfAttention(
-                dataclasses.replace(QWEN, dropout=rate), form=form, rngs=rngs, init_out=normal(0.02)
-            ),
-            (array(B, T, D), SAMPLES, POSITIONS, SEED),
-            place_specs,
-            residual_spec,
-            moves(both(ends(2, rounds=5), groups), *GROUPS_MOVES),
-            run_attention,
-        )
-        for rate in (0.0, 0.3)
-    ),
+    *ATTENTION,
     *(
         Case(
             f"block, dropout {rate}",

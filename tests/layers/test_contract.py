@@ -33,8 +33,17 @@ ALGORITHMS = [
     Layout(dp=2, row=2, col=2, attention2d="blocks", matmul2d="cannon"),
     Layout(row=2, col=4, attention2d="blocks", matmul2d_slices=2),  # H is padded
 ]
-(DROPPED_GROUPS,) = (case for case in CASES if case.name == "attention in groups, dropout 0.3")
-CORE = [case for case in CASES if case.name in ("attention, dropout 0.3", "block, dropout 0.3")]
+BY_NAME = {case.name: case for case in CASES}
+CORE = [BY_NAME["attention, dropout 0.3"], BY_NAME["block, dropout 0.3"]]
+BIASED = "attention to all tokens, biased"
+CROSS = ("cross-attention, dropout 0.0", "cross-attention, dropout 0.3")
+ON_GRIDS = [
+    CORE[0],
+    BY_NAME[BIASED],
+    CORE[1],
+    BY_NAME[CROSS[1]],
+    BY_NAME["attention in groups, dropout 0.3"],
+]
 
 
 # Layouts that can tell a layer apart which treats each token by itself: sequences of a batch and
@@ -54,7 +63,6 @@ BY_TOKEN = {
 GROUPS = {"attention in groups, dropout 0.0", "attention in groups, dropout 0.3"}
 REPEATED = {"attention, dropout 0.3", "block, dropout 0.0", "block, norms of sums"}
 IN_BLOCK = "attention, dropout 0.0"  # which the block with dropout has, too
-FULL = "attention to all tokens"
 TELLING = [LAYOUTS[1], LAYOUTS[-1], GRIDS[0], GRIDS[-1]]
 DIFFERENT = [*LAYOUTS[4:8], *GRIDS[2:]]  # rings of every kind, and what others have one by one
 
@@ -71,8 +79,10 @@ def by_default(case: Case, layout: Layout) -> bool:
         return layout == TELLING[2]
     if case.name == IN_BLOCK:
         return layout in (DIFFERENT[0], DIFFERENT[2], DIFFERENT[-1])
-    if case.name == FULL:
-        return layout in (LAYOUTS[5], GRIDS[2])
+    if case.name == BIASED:
+        return layout in (LAYOUTS[5], GRIDS[-1])
+    if case.name in CROSS:
+        return case.name == CROSS[1] and layout in (LAYOUTS[6], GRIDS[2])
     if case.name == "mlp, gated":
         return layout in (TELLING[0], TELLING[-1])
     return layout in (TELLING if case.name in BY_TOKEN else DIFFERENT)
@@ -97,7 +107,7 @@ def test_layer_is_the_layer_on_one_device(case: Case, layout: Layout) -> None:
         hold(case, layout, dtype="float64")
 
 
-@pytest.mark.parametrize(("layout", "case"), by_turns(ALGORITHMS, [*CORE, DROPPED_GROUPS]), ids=str)
+@pytest.mark.parametrize(("layout", "case"), by_turns(ALGORITHMS, ON_GRIDS), ids=str)
 def test_with_every_algorithm_and_attention_in_blocks(case: Case, layout: Layout) -> None:
     with jax.enable_x64(True):
         hold(case, layout, dtype="float64")

@@ -42,11 +42,11 @@ def gelu(x):
     return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
-def attention(x, p, prefix="", seen=np.tril):
+def attention(x, p, prefix="", seen=np.tril, bias=0.0):
     q, k, v = (
         np.einsum("BTD,DcNH->cBTNH", x, p[prefix + "qkv.w"]) + p[prefix + "qkv.b"][:, None, None]
     )
-    o = weighted_values(q, k, v, scale=q.shape[-1] ** -0.5, seen=seen)
+    o = weighted_values(q, k, v, scale=q.shape[-1] ** -0.5, seen=seen, bias=bias)
     return np.einsum("BTNH,NHD->BTD", o, p[prefix + "out.w"]) + p[prefix + "out.b"]
 
 
@@ -55,10 +55,27 @@ def in_window(ones):
     return np.tril(ones) - np.tril(ones, -WINDOW)
 
 
-def weighted_values(q, k, v, *, scale, seen):
-    s = scale * np.einsum("BTNH,BSNH->BNTS", q, k)
+def weighted_values(q, k, v, *, scale, seen, bias=0.0):
+    s = scale * np.einsum("BTNH,BSNH->BNTS", q, k) + bias
     e = np.where(seen(np.ones(s.shape[-2:])), np.exp(s), 0)
-    return np.einsum("BNTS,BSNH->BTNH", e / e.sum(-1, keepdims=True), v)
+    total = e.sum(-1, keepdims=True)
+    return np.einsum("BNTS,BSNH->BTNH", e / np.where(total, total, 1), v)
+
+
+def biased_attention(x, p):
+    """Number T - 1 of the table is of a token itself, the next of the token after it."""
+    place = np.arange(x.shape[1])
+    bias = np.moveaxis(p["table"][place - place[:, None] + len(place) - 1], -1, 0)
+    return attention(x, p, "attention.", seen=np.ones_like, bias=bias)
+
+
+def cross_attention(x, source, segments, p):
+    """Attends to all tokens of the source but padding; to nothing where there are none."""
+    q = np.einsum("BTD,DNH->BTNH", x, p["q.w"]) + p["q.b"]
+    k, v = np.einsum("BSD,DcKH->cBSKH", source, p["kv.w"]) + p["kv.b"][:, None, None]
+    known = (segments >= 0)[:, None, None]
+    o = weighted_values(q, k, v, scale=q.shape[-1] ** -0.5, seen=lambda ones: ones * known)
+    return np.einsum("BTNH,NHD->BTD", o, p["out.w"]) + p["out.b"]
 
 
 def turned(x, theta):
@@ -110,7 +127,10 @@ FORMULAS = {
     "mlp, gated": lambda p, x: gated_mlp(x, p),
     "attention in groups, dropout 0.0": lambda p, x, *_: attention_in_groups(x, p),
     "attention, dropout 0.0": lambda p, x, *_: attention(x, p),
-    "attention to all tokens": lambda p, x, *_: attention(x, p, seen=np.ones_like),
+    "attention to all tokens, biased": lambda p, x, *_: biased_attention(x, p),
+    "cross-attention, dropout 0.0": lambda p, x, samples, positions, seed, source, segments: (
+        cross_attention(x, source, segments, p)
+    ),
     "block, dropout 0.0": lambda p, x, *_: block(x, p),
     "block, norms of sums": lambda p, x, *_: block_of_sums(x, p),
     "embedding": lambda p, tokens: p["table"][tokens],
@@ -154,8 +174,11 @@ def test_every_gradient_is_the_derivative_of_the_formula(name: str) -> None:
         )
 
 
+DROPPED = ("attention", "attention in groups", "block", "cross-attention")
+
+
 def test_every_case_has_a_formula_or_a_test_of_its_own() -> None:
-    dropped = {f"{name}, dropout 0.3" for name in ("attention", "attention in groups", "block")}
+    dropped = {f"{name}, dropout 0.3" for name in DROPPED}
     elsewhere = {"output layer and loss", *dropped}
     assert {case.name for case in CASES} == elsewhere | set(FORMULAS)
 

@@ -1,7 +1,6 @@
 """Attention by products on a grid against plain attention to the whole sequence."""
 
 import dataclasses
-from functools import partial
 from typing import Any
 
 import jax
@@ -33,9 +32,12 @@ class Case:
     rate: float = 0.0
     documents: bool = False
     size: float = 1.0  # of q and k
+    bias: bool = False
+    keys: int = T
 
     def __str__(self) -> str:
         rich = ["dropout"] * bool(self.rate) + ["documents"] * self.documents
+        rich += ["bias"] * self.bias + [f"{self.keys} keys"] * (self.keys != T)
         kind = f"window {self.window}" if self.window else "causal" if self.causal else "full"
         return " ".join([str(self.layout), kind, *rich]).replace(" ", "-")
 
@@ -47,10 +49,11 @@ class Case:
     def grid(self) -> Grid:
         return Grid(self.layout.matmul2d, self.layout.matmul2d_slices)
 
-    def inputs(self) -> np.ndarray:
+    def inputs(self) -> list[np.ndarray]:
         """q, k, v and the output's gradient."""
-        scale = np.array([self.size, self.size, 1, 1]).reshape(4, 1, 1, 1, 1)
-        return scale * np.random.default_rng(0).standard_normal((4, B, T, N, H))
+        draw, sizes = np.random.default_rng(0).standard_normal, (self.size, self.size, 1, 1)
+        lengths = (T, self.keys, self.keys, T)
+        return [size * draw((B, n, N, H)) for size, n in zip(sizes, lengths, strict=True)]
 
     def padded_inputs(self, dtype: str) -> list[Array]:
         """The inputs, with H padded with zeros to a size that splits."""
@@ -60,34 +63,38 @@ class Case:
 
     def sites(self) -> Sites:
         """Sites of the whole sequence."""
-        rng, place = np.random.default_rng(1), np.arange(T, dtype=np.int32)
+        rng, both = np.random.default_rng(1), {T, self.keys}
         seed = rng.integers(0, 2**32, (B, N, 2)).astype(np.uint32)
-        segment = np.sort(rng.integers(0, 3, (B, T)), 1).astype(np.int32)
-        segment[:, -2:] = -1
-        segments = (segment, segment) if self.documents else (None, None)
-        return Sites(place, place, *segments, seed if self.rate else None)
+        place = {n: np.arange(n, dtype=np.int32) for n in both}
+        segment = {n: np.sort(rng.integers(0, 3, (B, n)), 1).astype(np.int32) for n in both}
+        for each in segment.values():
+            each[:, -2:] = -1
+        segments = (segment[T], segment[self.keys]) if self.documents else (None, None)
+        bias = rng.standard_normal((N, 2 * max(both) - 1)) if self.bias else None
+        return Sites(place[T], place[self.keys], *segments, seed if self.rate else None, bias)
 
     def tokens(self) -> Tokens:
         sites = self.sites()
-        segment = sites.query_segment_BT
-        return Tokens(None if segment is None else segment[:, None], sites.seed_BN2)
+        segments = (sites.query_segment_BT, sites.key_segment_BS)
+        each = (None if segment is None else segment[:, None] for segment in segments)
+        return Tokens(*each, sites.seed_BN2, sites.bias_NR)
 
     def both_ways(self) -> Any:
-        """(tokens, q, k, v, do) -> o, dq, dk, dv."""
+        """(tokens, q, k, v, do) -> o, dq, dk, dv and the gradient of the bias."""
 
         def body(tokens: Tokens, *qkvdo: Array) -> tuple[Array, ...]:
             *qkv, do = qkvdo
-            attention = partial(
-                attend,
-                tokens=tokens,
-                grid=self.grid,
-                dropout=Dropout(self.rate, mixed),
-                scores=self.scores,
-            )
-            o, back = jax.vjp(attention, *qkv)
-            return o, *back(do)
+            how = {"grid": self.grid, "dropout": Dropout(self.rate, mixed), "scores": self.scores}
 
-        specs = {"in_specs": (P(Axis.DP), *[TENSOR] * 4), "out_specs": TENSOR}
+            def attention(bias: Array | None, *qkv: Array) -> Array:
+                return attend(*qkv, tokens._replace(bias_NR=bias), **how)
+
+            o, back = jax.vjp(attention, tokens.bias_NR, *qkv)
+            d_bias, *d_qkv = back(do)
+            return o, *d_qkv, d_bias
+
+        by_sample = Tokens(P(Axis.DP), P(Axis.DP), P(Axis.DP), P())
+        specs = {"in_specs": (by_sample, *[TENSOR] * 4), "out_specs": (*[TENSOR] * 4, P())}
         return jax.shard_map(body, mesh=make_mesh(self.layout), **specs, check_vma=True)
 
 
@@ -96,20 +103,24 @@ def run(case: Case, dtype: str) -> tuple[list[np.ndarray], Plain]:
     with jax.enable_x64(dtype == "float64"):
         inputs = case.padded_inputs(dtype)
         found = jax.jit(case.both_ways())(case.tokens(), *inputs)
-    assert {x.dtype for x in found} == {jnp.dtype(dtype)}
+    assert {x.dtype for x in found[:4]} == {jnp.dtype(dtype)}
     whole = [np.asarray(x, np.float64)[..., :H] for x in inputs]
     want = plain(*whole, case.sites(), scores=case.scores, rate=case.rate)
-    return [np.asarray(x, np.float64) for x in found], want
+    return [np.asarray(x, np.float64) for x in found if x is not None], want
 
 
 def hold(case: Case, dtype: str) -> None:
     found, want = run(case, dtype)
     unseen = np.isneginf(want.lse).all(-1)
     assert unseen.any() == case.documents
+    if case.bias:
+        assert difference(found.pop(), want.dbias) <= TOLERANCES[dtype]
+    segment = case.sites().key_segment_BS
+    unread = np.zeros((B, case.keys), bool) if segment is None else segment < 0
     for name, x in zip(("o", "dq", "dk", "dv"), found, strict=True):
         assert difference(x[..., :H], getattr(want, name)) <= TOLERANCES[dtype], name
         assert not x[..., H:].any(), name  # padding
-        assert not x[unseen].any(), name
+        assert not x[unseen if name in ("o", "dq") else unread].any(), name
 
 
 def case(row: int, col: int, kind: Any = "gather", *, rich: bool = False, **choice: Any) -> Case:
@@ -123,9 +134,10 @@ CASES = [
     case(4, 2, causal=False),
     case(4, 2, "summa", rich=True, causal=False),
     case(2, 2, "fox", rich=True),
-    case(2, 2, "cannon", rich=True, dp=2),
+    case(2, 2, "cannon", rich=True, dp=2, bias=True),
     case(1, 8, rich=True),
     case(2, 4, rich=True, window=3),
+    case(2, 4, rich=True, causal=False, bias=True, keys=16),
 ]
 
 
@@ -145,7 +157,7 @@ def test_bfloat16_rounds_probabilities_and_not_scores(size: float) -> None:
     """Scores, of any size, and softmax are in float32, so the output is exact to its precision."""
     found, want = run(case(2, 4, size=size), "bfloat16")
     assert difference(found[0][..., :H], want.o) <= 2**-8
-    for x, y in zip(found[1:], (want.dq, want.dk, want.dv), strict=True):
+    for x, y in zip(found[1:4], (want.dq, want.dk, want.dv), strict=True):
         assert difference(x[..., :H], y) <= 2**-6
 
 

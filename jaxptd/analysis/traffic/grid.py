@@ -91,6 +91,8 @@ def _layers(step: Scenario, stack: Stack, again: Recomputed, *, times: int) -> I
         each, runs = sizes.of(pair), 1 + again.last_product if pair is last else forwards
         yield from _product(step, sizes.hidden, each.first, forwards=forwards, times=times)
         yield from _product(step, each.second, sizes.hidden, forwards=runs, times=times)
+    for attention in sizes.attentions(stack):
+        yield from _source(step, attention, forwards=forwards, times=times)
     norms = times * len(stack.pairs)
     yield from _norms(step, stack.statistics, forwards=forwards, times=norms)
     for attention in sizes.attentions(stack) if sizes.has_blocks else ():
@@ -98,16 +100,32 @@ def _layers(step: Scenario, stack: Stack, again: Recomputed, *, times: int) -> I
     yield from gathered_kv(step, stack, again, times=times)
 
 
-def _product(
-    step: Scenario, contract: int, out: int, *, forwards: int, times: int
+def _source(
+    step: Scenario, attention: AttentionSizes, *, forwards: int, times: int
 ) -> Iterator[Collective]:
-    """x[m, K] w[K, out], run `forwards` times, and its backward.
+    """The product that makes keys and values of another sequence, if these are so."""
+    if attention.part.source is not None:
+        rows, out = attention.of_keys(step.sizes.rows), 2 * attention.made_keys
+        hidden = step.sizes.hidden
+        yield from _product(step, hidden, out, forwards=forwards, times=times, rows=rows)
+
+
+def _product(
+    step: Scenario,
+    contract: int,
+    out: int,
+    *,
+    forwards: int,
+    times: int,
+    rows: int | None = None,
+) -> Iterator[Collective]:
+    """x[m, K] w[K, out], run `forwards` times, and its backward; rows: m, by default the queries'.
 
     Forward spreads x and w. Backward spreads w again for the gradient of x, and x for the gradient
     of w; it collects the gradient of x, and that of w in the masters' precision.
     """
     layout, sizes, panels = step.config.layout, step.sizes, Panels(step.config.layout, step.on_gpus)
-    x = sizes.rows * contract // layout.col
+    x = (sizes.rows if rows is None else rows) * contract // layout.col
     w = contract * out // (layout.row * layout.col)
     spread = times * (forwards + 1)
     yield from panels.spread(Axis.COL, x, times=spread, itemsize=sizes.itemsize)
@@ -153,8 +171,8 @@ def _blocks(
     """
     sizes, panels, part = step.sizes, Panels(step.config.layout, step.on_gpus), attention.part
     narrow, wide = sizes.itemsize, sizes.master_itemsize
-    k = sizes.rows * attention.keys
-    s = sizes.rows * part.heads * part.tokens // step.config.layout.col
+    k = attention.of_keys(sizes.rows) * attention.keys
+    s = sizes.rows * part.heads * part.key_tokens // step.config.layout.col
     keys = times * (4 + again.scores + again.values)
     yield from panels.spread(Axis.ROW, k, times=keys, itemsize=narrow)
     yield from panels.spread(Axis.COL, s, times=times * (4 + again.values), itemsize=narrow)

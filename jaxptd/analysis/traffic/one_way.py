@@ -9,14 +9,16 @@ from collections.abc import Iterator
 
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Collective
 from jaxptd.analysis.traffic.ring import gathered_kv
-from jaxptd.analysis.traffic.scenario import Scenario
+from jaxptd.analysis.traffic.scenario import Recomputed, Scenario
 from jaxptd.mesh import Axis
+from jaxptd.models.inventory import Stack
 
 # Collectives of each kind of a pair of products: forward, and its conjugate backward.
 FORWARD, BACKWARD = 1, 1
 # Rounds of a pair with collective matmul: a gather and a scatter forward, their conjugates
 # backward, and the gather of x once more, for the gradient of the weights.
 ROUNDS = 2 * (FORWARD + BACKWARD) + 1
+SOURCE_ROUNDS = FORWARD + BACKWARD + 1  # of a first product alone
 
 
 def one_way(step: Scenario) -> Iterator[Collective]:
@@ -36,11 +38,36 @@ def one_way(step: Scenario) -> Iterator[Collective]:
         yield Collective(kind, (Axis.TP,), times, times * size)
     for stack, again, count in step.stacks:
         yield from gathered_kv(step, stack, again, times=micro_batches * count)
+        yield from _sources(step, stack, again, times=micro_batches * count)
     hops = micro_batches * _rounds(step) * (layout.tp - 1)
     yield Collective(PERMUTE, (Axis.TP,), hops, hops * size // layout.tp)
     times = len(heads) * micro_batches
     loss = 3 * times * sizes.tokens * sizes.master_itemsize
     yield Collective(ALL_REDUCE, (Axis.TP,), 2 * times, loss)
+
+
+def _sources(
+    step: Scenario, stack: Stack, again: Recomputed, *, times: int
+) -> Iterator[Collective]:
+    """Other sequences, as they enter the product that makes their keys and values.
+
+    times: layers in all micro-batches.
+    """
+    layout, sizes = step.config.layout, step.sizes
+    for attention in sizes.attentions(stack):
+        if attention.part.source is None:
+            continue
+        hidden = step.config.model.hidden_size
+        size = attention.of_keys(sizes.tokens) * hidden * sizes.itemsize
+        if layout.collective_matmul:
+            hops = times * (SOURCE_ROUNDS + again.products) * (layout.tp - 1)
+            yield Collective(PERMUTE, (Axis.TP,), hops, hops * size // layout.tp)
+        elif layout.sequence_parallel:
+            gathers = times * (FORWARD + again.gathers)
+            yield Collective(ALL_GATHER, (Axis.TP,), gathers, gathers * size)
+            yield Collective(REDUCE_SCATTER, (Axis.TP,), times, times * size)
+        else:
+            yield Collective(ALL_REDUCE, (Axis.TP,), times, times * size)
 
 
 def _of_layers(step: Scenario) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """Predicts the collectives of ring attention, and of kv heads that more devices share.
 
-Letters: b sequences of a micro-batch on one device, T tokens in a sequence, K heads of keys and
-values, H head size.
+Letters: b sequences of a micro-batch on one device, T queries and S keys in a sequence, K heads of
+keys and values, H head size.
 Source: Li et al., arXiv 2105.13120 (RSA); Liu et al., arXiv 2310.01889.
 """
 
@@ -26,13 +26,13 @@ def _rings(
 ) -> Iterator[Collective]:
     """Attention of some layers.
 
-    Each travels in blocks of b*T*K*H/(cp*tp), or b*T*K*H/(cp*row*col). RSA sends keys and values in
+    Each travels in blocks of b*S*K*H/(cp*tp), or b*S*K*H/(cp*row*col). RSA sends keys and values in
     rings of their own, other attention both in one.
     """
     layout, sizes = step.config.layout, step.sizes
     axes = (Axis.CP, Axis.ROW) if layout.ring_size > layout.cp else (Axis.CP,)
     row = layout.ring_size // layout.cp
-    block = sizes.tokens // row * attention.keys
+    block = attention.of_keys(sizes.tokens // row) * attention.keys
     rings, block = (2, block) if layout.ring == "rsa" else (1, 2 * block)
     times, hops = step.config.train.micro_batches * layers, _hops(layout, attention.part)
     both_passes = times * hops * (2 * rings + _rings_again(again, rings))
@@ -47,7 +47,7 @@ def _rings(
 def _hops(layout: Layout, part: Attention) -> int:
     """Hops to all other devices, or with contiguous blocks as far as a window reaches."""
     others = layout.ring_size - 1
-    if layout.ring == "zigzag":
+    if layout.ring == "zigzag" or part.source is not None:
         return others
     return min(others, -(-(part.reach - 1) * layout.ring_size // part.tokens))
 
@@ -59,7 +59,8 @@ def gathered_kv(
     sizes, axis = step.sizes, Axis.COL if step.config.layout.has_grid else Axis.TP
     for attention in sizes.attentions(stack):
         if attention.gathers_kv:
-            whole = times * sizes.rows * 2 * attention.made_keys * sizes.itemsize
+            rows = attention.of_keys(sizes.rows)
+            whole = times * rows * 2 * attention.made_keys * sizes.itemsize
             passes = 1 + again.gathers
             yield Collective(ALL_GATHER, (axis,), times * passes, passes * whole)
             yield Collective(REDUCE_SCATTER, (axis,), times, whole)

@@ -1,0 +1,7 @@
+"""Attention with heads, or slices of every head, sharded over devices."""
+
+from jaxptd.layers.attention.cross import CrossAttention, Encoded, Source
+from jaxptd.layers.attention.itself import Cache, SelfAttention
+from jaxptd.layers.attention.kernels import choose_kernel
+
+__all__ = ["Cache", "CrossAttention", "Encoded", "SelfAttention", "Source", "choose_kernel"]

@@ -1,0 +1,101 @@
+"""Cross-attention: from the tokens of one sequence to those of another.
+
+Letters: B batch, T query position, S key position, D model, N heads, K heads of keys and values,
+H head size.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from jaxptd.attention.kernel import Scores, Sites
+from jaxptd.attention.ring import Tokens
+from jaxptd.config import ModelConfig
+from jaxptd.layers.attention.heads import Heads
+from jaxptd.layers.attention.kernels import make_kernel, make_scores
+from jaxptd.layers.dropout import Places
+from jaxptd.layers.form import TensorParallel
+from jaxptd.params import Initialiser
+
+
+class Source(NamedTuple):
+    """Another sequence, whose tokens are attended to.
+
+    x_BSD: as its residual stream is sharded. segment_BCS: the document of each token on each device
+    of the ring, negative for padding; or None.
+    """
+
+    x_BSD: Array
+    segment_BCS: Array | None = None
+
+
+class Encoded(NamedTuple):
+    """Keys and values of a source, made once for all tokens of a text: whole heads, all S tokens.
+
+    k, v: `[B, S, K, H]`. segment_BS: the document of each token, negative for padding; or None.
+    """
+
+    k: Array
+    v: Array
+    segment_BS: Array | None = None
+
+
+class CrossAttention(Heads):
+    """Multi-head attention to the tokens of another sequence, all of them but padding.
+
+    Queries come from x, keys and values from the source: weights `[D, N, H]` and `[D, 2, K, H]`,
+    sharded as in `SelfAttention`. Both sequences are sharded over the same devices, each in blocks
+    of its own length. Neither is turned by positions.
+
+    Source: Vaswani et al., arXiv 1706.03762, section 3.2.3.
+    """
+
+    def __init__(
+        self, config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs, init_out: Initialiser
+    ) -> None:
+        super().__init__(config, form=form, rngs=rngs, init_out=init_out, joined=False)
+
+    @jax.named_scope("cross_attention")
+    def __call__(self, x_BTD: Array, places: Places, source: Source | Encoded) -> Array:
+        """x as the residual stream has it -> the same.
+
+        Args:
+            x_BTD: the residual stream.
+            places: its tokens, and the seed for dropout of this layer's probabilities.
+            source: the other sequence; in generation, its keys and values.
+        """
+        assert self.q is not None
+        q_BTNH = self.q(x_BTD)
+        q_BTNH = q_BTNH if self.q_norm is None else self.q_norm(q_BTNH)
+        scores = make_scores(self.config)._replace(causal=False, window=None)
+        if isinstance(source, Encoded):
+            return self.out(self._attend_encoded(q_BTNH, source, places, scores))
+        k_BSKH, v_BSKH = self._keys(source.x_BSD)
+        seed = self.seed(places, q_BTNH.shape[2])
+        tokens = Tokens(key_segment_BCS=source.segment_BCS, seed_BN2=seed)
+        kernel = make_kernel(self.config)
+        o_BTNH = self.form.attend(q_BTNH, k_BSKH, v_BSKH, tokens, kernel=kernel, scores=scores)
+        return self.out(o_BTNH)
+
+    def encode(self, source: Source) -> Encoded:
+        """Keys and values of a source that is not sharded, for generation."""
+        segment = source.segment_BCS
+        every = None if segment is None else segment.reshape(segment.shape[0], -1)
+        k_BSKH, v_BSKH = (self.whole(x) for x in self._keys(source.x_BSD))
+        return Encoded(k_BSKH, v_BSKH, every)
+
+    def _keys(self, x_BSD: Array) -> tuple[Array, Array]:
+        """Keys and values of a source."""
+        assert self.kv is not None
+        k_BSKH, v_BSKH = self.local_keys_values(self.kv(x_BSD))
+        return k_BSKH if self.k_norm is None else self.k_norm(k_BSKH), v_BSKH
+
+    def _attend_encoded(
+        self, q_BTNH: Array, source: Encoded, places: Places, scores: Scores
+    ) -> Array:
+        key_S = jnp.arange(source.k.shape[1], dtype=jnp.int32)
+        sites = Sites(places.position_T, key_S, key_segment_BS=source.segment_BS)
+        return self.attend_whole(self.whole(q_BTNH), source.k, source.v, sites=sites, scores=scores)

@@ -1,0 +1,123 @@
+"""Self-attention, with a cache in generation.
+
+Letters: B batch, T query position, S key position, D model, N heads, K heads of keys and values,
+H head size.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array, lax
+
+from jaxptd.attention.kernel import Sites
+from jaxptd.attention.ring import Tokens
+from jaxptd.attention.rope import rotate
+from jaxptd.config import ModelConfig
+from jaxptd.config.rope import frequencies
+from jaxptd.layers.attention.heads import Heads
+from jaxptd.layers.attention.kernels import make_kernel, make_scores
+from jaxptd.layers.dropout import Places
+from jaxptd.layers.form import TensorParallel
+from jaxptd.layers.linear import multiply
+from jaxptd.layers.norm import HeadNorm
+from jaxptd.params import Initialiser
+
+
+class Cache(NamedTuple):
+    """Keys and values of the tokens so far.
+
+    k, v: `[B, S, K, H]`, S the maximum length. used: the number of tokens stored.
+    """
+
+    k: Array
+    v: Array
+    used: Array
+
+    def append(self, k_BTKH: Array, v_BTKH: Array) -> "Cache":
+        put = partial(lax.dynamic_update_slice_in_dim, start_index=self.used, axis=1)
+        return Cache(put(self.k, k_BTKH), put(self.v, v_BTKH), self.used + k_BTKH.shape[1])
+
+
+class SelfAttention(Heads):
+    """Multi-head attention, causal or not; Q, K and V come from one product.
+
+    Its weight is `[D, 3, N, H]`, or, where groups of heads share keys and values, `[D, N, H]` and
+    `[D, 2, K, H]`. The product is sharded over N and K: each device holds whole heads, so scores,
+    softmax, dropout and context need no collective over tp or col; where the sequence is sharded,
+    over cp or row, keys and values travel around a ring. Or it is sharded over H
+    (`form.axes.head_dim`): see `grid_attention.py`. Where K does not split, keys and values are
+    sharded over H, and gathered.
+
+    Source: Shoeybi et al., arXiv 1909.08053, section 3; Ainslie et al., arXiv 2305.13245 (groups).
+    """
+
+    def __init__(
+        self, config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs, init_out: Initialiser
+    ) -> None:
+        joined = config.block.num_kv_heads == config.num_heads
+        super().__init__(config, form=form, rngs=rngs, init_out=init_out, joined=joined)
+
+    @jax.named_scope("attention")
+    def __call__(
+        self,
+        x_BTD: Array,
+        places: Places,
+        cache: Cache | None,
+        *,
+        bias_NR: Array | None = None,
+    ) -> tuple[Array, Cache | None]:
+        """x as the residual stream has it -> the same, and the cache with x's keys and values.
+
+        Args:
+            x_BTD: the residual stream.
+            places: its tokens, and the seed for dropout of this layer's probabilities.
+            cache: keys and values of the tokens before these, or None.
+            bias_NR: of the scores of this device's heads, by distance: number R // 2 + key - query;
+                or None.
+        """
+        if self.qkv is not None:
+            q_BTNH, k_BTKH, v_BTKH = jnp.moveaxis(self.qkv(x_BTD), 2, 0)
+        else:
+            assert self.q is not None and self.kv is not None
+            q_BTNH, kv = multiply(x_BTD, self.q, self.kv)
+            k_BTKH, v_BTKH = self.local_keys_values(kv)
+        q_BTNH = self._placed(q_BTNH, self.q_norm, places)
+        k_BTKH = self._placed(k_BTKH, self.k_norm, places)
+        if cache is None:
+            o_BTNH = self._attend(q_BTNH, k_BTKH, v_BTKH, places, bias_NR)
+        else:
+            q_BTNH, k_BTKH, v_BTKH = (self.whole(x) for x in (q_BTNH, k_BTKH, v_BTKH))
+            cache = cache.append(k_BTKH, v_BTKH)
+            o_BTNH = self._attend_cache(q_BTNH, cache, places, bias_NR)
+        return self.out(o_BTNH), cache
+
+    def _placed(self, x_BTNH: Array, norm: HeadNorm | None, places: Places) -> Array:
+        """Queries or keys, normalised and turned by their positions, if the model does so."""
+        options, axes = self.config.block, self.form.axes
+        x_BTNH = x_BTNH if norm is None else norm(x_BTNH)
+        if options.rope is None:
+            return x_BTNH
+        position_T = axes.local_logit_tokens(places.position_T[None])[0]
+        number_H = axes.local_head_numbers(x_BTNH.shape[-1])
+        turns, length = frequencies(options.rope, options.head_size)
+        return rotate(x_BTNH, position_T, number_H, turns=turns, length=length)
+
+    def _attend(
+        self, q_BTNH: Array, k: Array, v: Array, places: Places, bias_NR: Array | None
+    ) -> Array:
+        segment, seed = places.segment_BCT, self.seed(places, q_BTNH.shape[2])
+        tokens = Tokens(segment, segment, seed, bias_NR)
+        kernel, scores = make_kernel(self.config), make_scores(self.config)
+        return self.form.attend(q_BTNH, k, v, tokens, kernel=kernel, scores=scores)
+
+    def _attend_cache(
+        self, q_BTNH: Array, cache: Cache, places: Places, bias_NR: Array | None
+    ) -> Array:
+        """Attends from the last tokens of a text to all cached keys."""
+        key_S = jnp.arange(cache.k.shape[1], dtype=jnp.int32)
+        sites, scores = Sites(places.position_T, key_S), make_scores(self.config)
+        sites = sites._replace(bias_NR=bias_NR)
+        return self.attend_whole(q_BTNH, cache.k, cache.v, sites=sites, scores=scores)

@@ -1,0 +1,97 @@
+"""The formulas of attention to another sequence: what it adds to a layer of self-attention.
+
+The contract of layers (`tests/layers/test_contract.py`) counts the same in programs.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+from moves import CROSS_MOVES, NORM, B, D, H, K, N, S, T, both, ends, moves
+
+from jaxptd.analysis.collective import PERMUTE, Collective, subtract
+from jaxptd.analysis.memory_model import layer
+from jaxptd.analysis.sizes import Sizes
+from jaxptd.analysis.traffic import expected
+from jaxptd.config import Config, ModelConfig, TrainConfig
+from jaxptd.mesh import Axis, Layout
+from jaxptd.models.inventory import Attention, Inventory
+
+MODEL = ModelConfig(
+    num_layers=1, hidden_size=D, num_heads=N, seq_length=T, vocab_size=13, dtype="float64"
+)
+
+
+def ring(layout: Layout, dtype: str) -> Iterable[Collective]:
+    """Keys and values of the source three times round; on a grid `attention` has them."""
+    hops, size = 3 * (layout.cp - 1), B * S * N * H // (layout.dp * layout.cp * layout.tp)
+    yield Collective(PERMUTE, (Axis.CP,), hops, hops * 2 * size * np.dtype(dtype).itemsize)
+
+
+PRODUCTS = both(ends(2, rounds=5), ends(1, rounds=3, length=S))
+PER_LAYER = moves(both(PRODUCTS, ring), *CROSS_MOVES, NORM)
+CROSS = Attention(D, N, N, H, 1, T, S, has_norm=False, source=S)
+LAYOUTS = [
+    Layout(tp=2),
+    Layout(dp=2, cp=2, tp=2, sequence_parallel=True, ring="blockwise"),
+    Layout(tp=4, sequence_parallel=True, collective_matmul=True),
+    Layout(cp=4),
+    Layout(row=2, col=4, ring="blockwise"),
+    Layout(dp=2, row=2, col=2, ring="blockwise", matmul2d_slices=3),
+    Layout(row=2, col=4, attention2d="blocks", matmul2d="summa"),
+    Layout(row=2, col=4, attention2d="blocks", matmul2d_slices=2),
+    Layout(dp=2, row=2, col=2, attention2d="blocks", matmul2d="cannon"),
+]
+
+
+def config(layout: Layout) -> Config:
+    return Config(MODEL, layout, train=TrainConfig(global_batch_size=B))
+
+
+def with_cross_attention(inventory: Inventory, cross: Attention = CROSS) -> Inventory:
+    """The inventory with one more pair between attention and MLP."""
+    (stack,) = inventory.stacks
+    first, last = stack.pairs
+    more = dataclasses.replace(stack, pairs=(first, cross, last))
+    return dataclasses.replace(inventory, stacks=(more,))
+
+
+def along(layout: Layout, collectives: Iterable[Collective]) -> list[Collective]:
+    """Collectives without axes of size 1."""
+    found = []
+    for each in collectives:
+        axes = tuple(str(axis) for axis in each.axes if layout.sizes[Axis(axis)] > 1)
+        found += [dataclasses.replace(each, axes=axes)] if axes else []
+    return found
+
+
+def replace(monkeypatch: pytest.MonkeyPatch, inventory: Inventory) -> None:
+    monkeypatch.setattr(Sizes, "inventory", property(lambda self: inventory))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_it_moves_what_the_layer_moves(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = [*expected(config(layout), {})]
+    replace(monkeypatch, with_cross_attention(Sizes(config(layout)).inventory))
+    found = subtract([*expected(config(layout), {})], plain)
+    assert subtract(found, along(layout, PER_LAYER(layout, "float64"))) == []
+
+
+def test_it_keeps_keys_of_the_source_beside_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the same sequence it keeps T keys and values instead of S."""
+    kept = []
+    start = config(Layout(cp=2, tp=2))
+    inventory = Sizes(start).inventory
+    for source in (S, None):
+        cross = dataclasses.replace(CROSS, source=source)
+        replace(monkeypatch, with_cross_attention(inventory, cross))
+        (stack,) = Sizes(start).inventory.stacks
+        kept.append(layer(start, stack, "dots"))
+    assert kept[0] - kept[1] == 2 * B * (S - T) * N * H * 8 // 4
+
+
+@pytest.mark.parametrize(("source", "keys"), [(None, T), (S, S)])
+def test_tokens_that_have_keys(source: int | None, keys: int) -> None:
+    part = Attention(D, N, K, H, 1, T, T, has_norm=False, source=source)
+    assert part.key_tokens == keys

@@ -1,0 +1,115 @@
+"""The cases of attention, see `cases.py`."""
+
+import dataclasses
+
+import numpy as np
+from contract import Case, residual_spec
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+from moves import (
+    ATTENTION_MOVES,
+    CROSS_MOVES,
+    GROUPS_MOVES,
+    B,
+    D,
+    H,
+    N,
+    S,
+    T,
+    both,
+    ends,
+    groups,
+    moves,
+)
+
+from jaxptd.layers.attention import CrossAttention, SelfAttention, Source
+from jaxptd.layers.dropout import Places
+from jaxptd.mesh import Axis
+from jaxptd.params import normal, param
+from tests.layers.inputs import FULL, POSITIONS, QWEN, SAMPLES, SEED, array, dropping, place_specs
+
+# Padding at the end of a source, and a source of padding alone.
+SEGMENTS = np.where(np.arange(S) < np.array([[S], [S - 3], [2], [0]]), 0, -1).astype(np.int32)
+
+
+def run_attention(layer, x, samples, positions, seed):
+    return layer(x, Places(samples, positions, seed), None)[0]
+
+
+class BiasedAttention(nnx.Module):
+    """Attention to all tokens with a bias by distance, a table `[2T - 1, N]`."""
+
+    def __init__(self, form, rngs) -> None:
+        axes, rows = form.axes, 2 * T - 1
+        self.attention = SelfAttention(FULL, form=form, rngs=rngs, init_out=normal(0.02))
+        self.table = param(
+            rngs(),
+            (rows, N),
+            normal(0.02),
+            spec=P(None, *axes.by_head_spec()),
+            padded=(rows, N if axes.head_dim else form.padded(N, each=H)),
+            over=axes.score_axes,
+        )
+
+    def __call__(self, x, samples, positions, seed):
+        places = Places(samples, positions, seed)
+        return self.attention(x, places, None, bias_NR=self.table[...].T)[0]
+
+
+def run_cross(layer, x, samples, positions, seed, source, segments):
+    segment_BCS = layer.form.ring.by_device(segments)
+    return layer(x, Places(samples, positions, seed), Source(source, segment_BCS))
+
+
+ATTENTION = [
+    *(
+        Case(
+            f"attention, dropout {rate}",
+            lambda form, rngs, rate=rate: SelfAttention(
+                dropping(rate), form=form, rngs=rngs, init_out=normal(0.02)
+            ),
+            (array(B, T, D), SAMPLES, POSITIONS, SEED),
+            place_specs,
+            residual_spec,
+            moves(ends(2, rounds=5), *ATTENTION_MOVES),
+            run_attention,
+        )
+        for rate in (0.0, 0.3)
+    ),
+    Case(
+        "attention to all tokens, biased",
+        BiasedAttention,
+        (array(B, T, D), SAMPLES, POSITIONS, SEED),
+        place_specs,
+        residual_spec,
+        moves(ends(2, rounds=5), *ATTENTION_MOVES),
+    ),
+    *(
+        Case(
+            f"cross-attention, dropout {rate}",
+            lambda form, rngs, rate=rate: CrossAttention(
+                dropping(rate), form=form, rngs=rngs, init_out=normal(0.02)
+            ),
+            (array(B, T, D), SAMPLES, POSITIONS, SEED, array(B, S, D, seed=1), SEGMENTS),
+            lambda form: (*place_specs(form), residual_spec(form), P(Axis.DP)),
+            residual_spec,
+            moves(both(ends(2, rounds=5), ends(1, rounds=3, length=S)), *CROSS_MOVES),
+            run_cross,
+        )
+        for rate in (0.0, 0.3)
+    ),
+    *(
+        Case(
+            f"attention in groups, dropout {rate}",
+            lambda form, rngs, rate=rate: SelfAttention(
+                dataclasses.replace(QWEN, dropout=rate), form=form, rngs=rngs, init_out=normal(0.02)
+            ),
+            (array(B, T, D), SAMPLES, POSITIONS, SEED),
+            place_specs,
+            residual_spec,
+            moves(both(ends(2, rounds=5), groups), *GROUPS_MOVES),
+            run_attention,
+        )
+        for rate in (0.0, 0.3)
+    ),
+]

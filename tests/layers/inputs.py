@@ -1,0 +1,45 @@
+"""Models and inputs of the cases of the layers' contract."""
+
+import dataclasses
+
+import numpy as np
+from contract import residual_spec
+from jax.sharding import PartitionSpec as P
+from moves import SCALE, WINDOW, B, D, F, K, N, T, V
+
+from jaxptd.config import ModelConfig
+from jaxptd.mesh import Axis
+
+MODEL = ModelConfig(
+    num_layers=1, hidden_size=D, num_heads=N, ffn_hidden_size=F, seq_length=T, vocab_size=V
+)
+GPT = MODEL.block
+POST = dataclasses.replace(MODEL, norm_order="post")
+FULL = dataclasses.replace(MODEL, causal=False)
+QWEN = dataclasses.replace(
+    MODEL,
+    family="qwen3",
+    num_kv_heads=K,
+    linear_bias="qkv",
+    attention_scale=SCALE,
+    window=WINDOW,
+)
+
+
+def array(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+TOKENS = np.random.default_rng(3).integers(0, V, (B, T)).astype(np.int32)
+PLACE_SPEC = P(Axis.DP, Axis.CP)
+SAMPLES = np.arange(B, dtype=np.int32)
+POSITIONS = np.arange(T, dtype=np.int32)
+SEED = np.array([5, 6], np.uint32)
+
+
+def place_specs(form):
+    return residual_spec(form), P(Axis.DP), P(Axis.CP), P()
+
+
+def dropping(rate: float) -> ModelConfig:
+    return ModelConfig(**{**vars(MODEL), "dropout": rate})
