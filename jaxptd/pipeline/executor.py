@@ -19,7 +19,9 @@ place.
 All stages take part in a hop. Other loops may contain collectives over any axis but pp, along which
 the trips of devices differ.
 
-Letters: M micro-batches, B, T, D of an activation `x[B, T, D]`.
+x is a tree of arrays, such as `x[B, T, D]`; a hop sends each of them.
+
+Letters: M micro-batches, B batch, T position, D model.
 """
 
 import abc
@@ -33,7 +35,7 @@ from jax import Array, lax
 
 from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.mesh import Axis
-from jaxptd.pipeline.model import LayerInputs, ModelArrays, ModelFunctions
+from jaxptd.pipeline.model import LayerInputs, ModelArrays, ModelFunctions, X
 from jaxptd.pipeline.plan import Plan, layers_scope
 from jaxptd.pipeline.pools import Instruction, get, loop, put, zeros
 
@@ -41,15 +43,15 @@ from jaxptd.pipeline.pools import Instruction, get, loop, put, zeros
 class Carry(NamedTuple):
     """The state that a tick passes to the next.
 
-    x: the activation or gradient of the current operation.
+    x: the activations or gradients of the current operation.
     mail, saved, between: the pools of slots, see `Plan`.
     layers: gradients of the layers' parameters; in a forward pass the layers' caches.
     ends: gradients of all other parameters.
     total: the terms of the loss; in a forward pass the sum of the head's results.
     """
 
-    x: Array
-    mail: Array
+    x: X
+    mail: Any
     saved: Any
     between: Any
     layers: Any
@@ -219,4 +221,4 @@ class ForwardPass(Ticks):
         micro, _ = self.micro_batch(instruction["micro"])
         value = self.functions.head(self.arrays.ends, micro, carry.x)
         total = jax.tree.map(jnp.add, carry.total, value)
-        return carry._replace(x=jnp.zeros_like(carry.x), total=total)
+        return carry._replace(x=jax.tree.map(jnp.zeros_like, carry.x), total=total)

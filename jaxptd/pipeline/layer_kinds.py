@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax import Array
 
-from jaxptd.pipeline.model import LayerInputs
+from jaxptd.pipeline.model import LayerInputs, X
 from jaxptd.pipeline.pools import get, put, zeros
 from jaxptd.pipeline.split_backward import PassedStorage, SplitBackward, TracedLayer, trace_layer
 
@@ -43,7 +43,7 @@ class LayerKind:
         cls,
         run: Callable,
         example: tuple[Any, LayerInputs],
-        x: Array,
+        x: X,
         *,
         number: int,
         begin: int,
@@ -53,7 +53,7 @@ class LayerKind:
         layer, saved = trace_layer(run, *example, x)
         split, storage = None, PassedStorage((), [])
         if splits:
-            arrays = [zeros(shape) for shape in saved]
+            arrays = zeros(saved)
             split = layer.split(arrays, *example, x)
             _, passed = jax.eval_shape(split.input_backward, (arrays, *example), x)
             storage = PassedStorage.plan(saved, split.weight_reads, passed)

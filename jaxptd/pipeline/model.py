@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from jax import Array
+X = Any  # what a layer takes and returns: a tree of arrays, all of which get gradients
 
 
 class LayerInputs(NamedTuple):
@@ -34,9 +34,9 @@ class ModelFunctions(NamedTuple):
     unroll: unrolls the loop over layers, if all parts have the same number of layers.
     """
 
-    embed: Callable[[Any, Any, Any], Array]
+    embed: Callable[[Any, Any, Any], X]
     layers: Sequence[Callable[..., Any]]
-    head: Callable[[Any, Any, Array], Any]
+    head: Callable[[Any, Any, X], Any]
     places: Callable[[Any, Any], Any]
     gathered: Callable[[Any], Any] = lambda row: row
     regathered: Callable[[Any], Any] = lambda row: row

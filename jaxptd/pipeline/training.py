@@ -9,7 +9,7 @@ from jax import Array, lax
 
 from jaxptd.pipeline.executor import Carry, CurrentLayer, Ticks
 from jaxptd.pipeline.layer_kinds import LayerKind
-from jaxptd.pipeline.model import ModelArrays, ModelFunctions
+from jaxptd.pipeline.model import ModelArrays, ModelFunctions, X
 from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.pools import Instruction, add, get, loop, zeros
 from jaxptd.pipeline.programs import run_without_dead_code
@@ -99,7 +99,7 @@ class Training(Ticks):
         """Adds the loss to the total; x becomes its gradient."""
         micro, _ = self.micro_batch(instruction["micro"])
 
-        def head(ends: Any, x: Array) -> tuple[Array, Any]:
+        def head(ends: Any, x: X) -> tuple[Array, Any]:
             found: tuple[Array, Any] = self.functions.head(ends, micro, x)
             return found
 
@@ -135,12 +135,12 @@ class Training(Ticks):
         """Adds the gradients of the embedding; x becomes zeros, because no stage reads it."""
         micro, places = self.micro_batch(instruction["micro"])
 
-        def backward(ends: Any, x: Array) -> Any:
+        def backward(ends: Any, x: X) -> Any:
             return jax.vjp(lambda ends: self.functions.embed(ends, micro, places), ends)[1](x)[0]
 
         ends = run_without_dead_code(backward, self.arrays.ends, carry.x)
         ends = jax.tree.map(jnp.add, carry.ends, ends)
-        return carry._replace(x=jnp.zeros_like(carry.x), ends=ends)
+        return carry._replace(x=jax.tree.map(jnp.zeros_like, carry.x), ends=ends)
 
     # ---- W --------------------------------------------------------------------------------------
 
