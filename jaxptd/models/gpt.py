@@ -69,6 +69,10 @@ class GPT(nnx.Module):
         """The only stack."""
         return {"blocks": self.blocks}
 
+    @property
+    def common(self) -> None:
+        """Layers share no parameters."""
+
     @jax.named_scope("embedding")
     def embed(self, batch: Mapping[str, Array], places: Places) -> Array:
         """A batch with tokens[B, T] -> x as the residual stream has it."""

@@ -51,9 +51,7 @@ class TracedLayer:
         y, residuals, _ = _vjp(self.run, params, inputs, x)
         return y, [r for r, is_saved in zip(residuals, self.is_saved, strict=True) if is_saved]
 
-    def backward(
-        self, saved: Sequence[Array], params: Any, inputs: LayerInputs, dy: X
-    ) -> tuple:
+    def backward(self, saved: Sequence[Array], params: Any, inputs: LayerInputs, dy: X) -> tuple:
         """(gradients of params, gradient of x)."""
         residuals = list(zip(self.program.results, self.is_saved, strict=True))
         rest = [var for var, is_saved in residuals if not is_saved]
@@ -102,9 +100,7 @@ def trace_layer(
     return TracedLayer(run, tree, program, is_saved), shapes
 
 
-def _vjp(
-    run: Callable, params: Any, inputs: LayerInputs, x: X
-) -> tuple[X, list[Array], Any]:
+def _vjp(run: Callable, params: Any, inputs: LayerInputs, x: X) -> tuple[X, list[Array], Any]:
     """(y, the residuals, their tree)."""
     y, vjp = jax.vjp(lambda params, x: run(params, inputs, x), params, x)
     return y, *jax.tree.flatten(vjp)

@@ -91,10 +91,10 @@ class Zero:
 
     def per_layer(self, name: str) -> bool:
         """True for parameters that are gathered or reduce-scattered layer by layer."""
-        return self.stage >= 2 and self.infos[name].stacked
+        return self.stage >= 2 and self.infos[name].stack is not None
 
     def _by_layer(self, name: str) -> bool:
-        return self.per_layer(name) or (self.by_layer and self.infos[name].stacked)
+        return self.per_layer(name) or (self.by_layer and self.infos[name].stack is not None)
 
     def gather_dtype(self, name: str) -> Any:
         """The precision in which a parameter is gathered.
@@ -109,7 +109,7 @@ class Zero:
         stored, dtype = self.stored[name], self.gather_dtype(name)
         if not isinstance(stored, ShardedInfo):
             return p.astype(dtype) if self.copies else p
-        early = self.stage < 3 or not self.infos[name].stacked
+        early = self.stage < 3 or self.infos[name].stack is None
         block = stored.gather(p, dtype) if early else None
         per_layer = self.per_layer(name) and (training or not early)
         return Gatherable(p, block, stored, dtype) if per_layer else block

@@ -28,7 +28,7 @@ def between_stages(
     size = sizes.tokens * sizes.hidden // shards * sizes.itemsize
     yield Collective(PERMUTE, (Axis.PP,), hops, hops * size)
     for info in infos.values():
-        if Axis.PP in info.axes and not info.stacked:
+        if Axis.PP in info.axes and not info.stack:
             whole = elements_on_device(info, layout) * layout.pp * sizes.master_itemsize
             yield Collective(ALL_GATHER, (Axis.PP,), 1, whole)
             yield Collective(REDUCE_SCATTER, (Axis.PP,), 1, whole)

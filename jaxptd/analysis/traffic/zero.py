@@ -30,7 +30,7 @@ def once_a_step(step: Scenario, zero: Zero) -> Iterator[Collective]:
         if not isinstance(stored, ShardedInfo):
             continue
         whole = elements * math.prod(layout.sizes[axis] for axis in BATCH_AXES)
-        if zero.stage < 3 or not stored.info.stacked:
+        if zero.stage < 3 or not stored.info.stack:
             yield Collective(ALL_GATHER, BATCH_AXES, 1, whole * zero.gather_dtype(name).itemsize)
         if not zero.per_layer(name):
             yield Collective(REDUCE_SCATTER, BATCH_AXES, 1, whole * wide)
@@ -68,9 +68,9 @@ def _gathers(step: Scenario) -> int:
     again = 0
     if plan and plan.recompute:
         again = layers
-    elif plan and plan.slots["between"] and model.remat == "dots":
+    elif plan and plan.schedule.splits and model.remat == "dots":
         most = layers if model.remat_layers is None else model.remat_layers
-        again = sum(min(most, size) for size in plan.sizes)
+        again = sum(min(most, size) for sizes in plan.stacks.values() for size in sizes)
     return (2 * layers + again) * step.config.train.micro_batches
 
 
