@@ -34,7 +34,7 @@ def state(config: Config, zero: Zero) -> dict[str, int]:
 
     def whole(name: str) -> int:  # every stage has a copy of parameters outside of layers
         info = zero.infos[name]
-        shared = Axis.PP in info.axes and not info.stack
+        shared = Axis.PP in info.axes and info.stack is None
         return elements_on_device(info, layout) * (layout.pp if shared else 1)
 
     def summed(name: str) -> int:
@@ -55,7 +55,7 @@ def state(config: Config, zero: Zero) -> dict[str, int]:
 
 def _gathered_for_the_step(config: Config, zero: Zero) -> list[str]:
     """Names of the parameters that are gathered at the beginning of a step and kept."""
-    ends = [name for name, info in zero.infos.items() if not info.stack]
+    ends = [name for name, info in zero.infos.items() if info.stack is None]
     if zero.stage or zero.copies:
         return ends if zero.stage == 3 else list(zero.infos)
     return ends if config.layout.pp > 1 else []
@@ -252,5 +252,4 @@ def activations(config: Config, plan: Plan | None = None) -> int:
 
 def mail(config: Config, plan: Plan) -> int:
     """Bytes of activations and gradients that wait for their operation on a pipeline's stage."""
-    first = Sizes(config).inventory.stacks[0]
-    return plan.slots["mail"] * next(kept_by_layer(config, first)).bytes
+    return plan.slots["mail"] * sum(Sizes(config).streams)

@@ -39,6 +39,8 @@ class GPT(nnx.Module):
         ValueError: vocab_size is not set.
     """
 
+    common: nnx.Module | None = None  # layers share no parameters
+
     def __init__(
         self, config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs, offload: bool = False
     ) -> None:
@@ -68,10 +70,6 @@ class GPT(nnx.Module):
     def stacks(self) -> Mapping[str, Block]:
         """The only stack."""
         return {"blocks": self.blocks}
-
-    @property
-    def common(self) -> None:
-        """Layers share no parameters."""
 
     @jax.named_scope("embedding")
     def embed(self, batch: Mapping[str, Array], places: Places) -> Array:
