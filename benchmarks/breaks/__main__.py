@@ -19,13 +19,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.breaks.models import MODELS
+from benchmarks.breaks.stacks import STACKS
 from benchmarks.breaks.table import BREAKS, Break
 from benchmarks.breaks.training import TRAINING
 from jaxptd.analysis.report import table
 from jaxptd.errors import Parser, UserError, run_command
 
 ROOT = Path(__file__).parents[2]
-ALL = (*BREAKS, *MODELS, *TRAINING)
+ALL = (*BREAKS, *MODELS, *TRAINING, *STACKS)
 FAILED = 1  # pytest's exit code if tests failed
 
 

@@ -169,7 +169,8 @@ class Ticks(abc.ABC):
         _, places = self.micro_batch(instruction["micro"])
 
         def one(i: Any, carry: Carry, number: int, begin: Any, end: Any) -> Carry:
-            stack, offset = self.plan.kinds[number].stack, end - 1 - i if reverse else begin + i
+            stack = self.plan.kinds[number].stack
+            offset = end - 1 - i if reverse else begin + i
             params = get(self.arrays.layers[stack], instruction[of_stack("row", stack)] + offset)
             inputs = LayerInputs(places, instruction[of_stack("layer", stack)] + offset)
             return run(carry, CurrentLayer(stack, params, inputs, offset, number))

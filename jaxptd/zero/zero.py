@@ -2,8 +2,8 @@
 
 From stage 1 on, the state (parameters, moments) is held in shards (`shards.py`). The stages differ
 in how a step treats the layers' parameters w. Parameters outside the layers (embeddings, the last
-norm) are treated as at stage 1. `[=]` is a device's shard, `[====]` the block that all Z shards
-make up, dw its gradient of one micro-batch:
+norm, those that all layers read) are treated as at stage 1. `[=]` is a device's shard, `[====]` the
+block that all Z shards make up, dw its gradient of one micro-batch:
 
     stage 1  begin_step  w[=] -- all-gather --> w[====]
              forward     reads w[====]

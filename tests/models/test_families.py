@@ -42,6 +42,14 @@ def test_no_code_asks_for_a_family_by_name() -> None:
     assert found == []
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_inventory_has_the_stacks_of_the_model(family: FamilyName) -> None:
+    sizes = ModelConfig(family=family, **SIZES)  # type: ignore[arg-type]
+    program = Program(Config(sizes), make_mesh(Layout()))
+    stacks = {info.stack: info.shape[0] for info in program.infos.values() if info.stack}
+    assert stacks == {each.name: each.layers for each in family_of(sizes).inventory(sizes).stacks}
+
+
 @pytest.mark.parametrize(
     "model",
     [
