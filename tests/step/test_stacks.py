@@ -36,8 +36,9 @@ def two_stacks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-MORE = [
+CASES = [
     case(FIVE | {"remat": "dots"}, 4, pp=2, dp=2, tp=2, zero=3, schedule="zb-v"),
+    case(FIVE, 4, pp=2, dp=2, zero=3, schedule="interleaved"),
     case(FIVE, 4, pp=2, row=2, col=2),
     case(FIVE | {"remat": "full"}, 4, pp=2, cp=2, zero=2, schedule="interleaved"),
     case(FIVE | {"remat": "dots"}, 4, pp=2, tp=2, sequence_parallel=True, schedule="zb-h1"),
@@ -62,13 +63,8 @@ MORE = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("layout", "choice"),
-    [
-        case(FIVE, 4, pp=2, dp=2, zero=3, schedule="interleaved"),
-        *(pytest.param(*each.values, id=each.id, marks=pytest.mark.slow) for each in MORE),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("layout", "choice"), CASES)
 def test_a_step_equals_one_device(layout: Layout, choice: dict) -> None:
     hold(layout, **choice)
 
