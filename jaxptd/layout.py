@@ -71,7 +71,8 @@ class Layout:
         virtual_stages: parts of the model that each stage holds, where the schedule has several;
             null is the schedule's own number.
         stage_layers: layers of each stage (of each part of the model in its order, where stages
-            hold several); null spreads them as evenly as possible.
+            hold several; an encoder's layers, then the decoder's); null spreads them as evenly as
+            possible.
         zero: ZeRO stage, sharded over dp x cp: 1 parameters and optimizer state between steps, 2
             gradients too, 3 parameters during a step too; 0 nothing.
         offload: kept in host memory: none, optimizer (master parameters and moments), or

@@ -160,10 +160,10 @@ class ParamInfo:
         decay: whether weight decay applies.
         cast: whether it is only ever read in the compute precision.
         over: mesh axes over which its gradient is a partial sum, beside those that shard tokens.
-        stacked: whether it has a leading dim of layers.
+        stack: of the layers that are its leading dim, the first word of its name; None: of none.
         matrix: of a stack of matrices, a letter for each dim: s for the stack (layers; or q, k and
             v, which are matrices of their own), r for rows, c for columns; else none.
-        rows: if stacked, the stored row of each layer; None: layer i is in row i.
+        rows: of a stack, the stored row of each layer; None: layer i is in row i.
     """
 
     shape: tuple[int, ...]
@@ -172,7 +172,7 @@ class ParamInfo:
     decay: bool
     cast: bool = False
     over: tuple[str, ...] = ()
-    stacked: bool = False
+    stack: str | None = None
     matrix: str = ""
     rows: tuple[int, ...] | None = None
 
@@ -232,7 +232,8 @@ class Blueprint:
     @cached_property
     def infos(self) -> dict[str, ParamInfo]:
         leaves = jax.tree_util.tree_leaves_with_path(self._abstract, is_leaf=_is_param)
-        return {_name(path): self.place(_info(p)) for path, p in leaves}
+        named = ((_name(path), p) for path, p in leaves)
+        return {name: self.place(_info(name, p)) for name, p in named}
 
     @property
     def specs(self) -> dict[str, P]:
@@ -275,9 +276,9 @@ def shardings(stored: Mapping[str, Stored], mesh: Mesh) -> dict[str, NamedShardi
     return {name: NamedSharding(mesh, each.spec) for name, each in stored.items()}
 
 
-def _info(p: nnx.Param) -> ParamInfo:
-    shape = p.get_value().shape
-    return ParamInfo(p.canonical, shape, p.spec, p.decay, p.cast, p.over, p.stacked, p.matrix)
+def _info(name: str, p: nnx.Param) -> ParamInfo:
+    shape, stack = p.get_value().shape, name.partition(".")[0] if p.stacked else None
+    return ParamInfo(p.canonical, shape, p.spec, p.decay, p.cast, p.over, stack, p.matrix)
 
 
 def _is_param(leaf: Any) -> bool:

@@ -20,13 +20,14 @@ from pathlib import Path
 from benchmarks.breaks.attention import ATTENTION
 from benchmarks.breaks.data import DATA
 from benchmarks.breaks.models import MODELS
+from benchmarks.breaks.stacks import STACKS
 from benchmarks.breaks.table import BREAKS, Break
 from benchmarks.breaks.training import TRAINING
 from jaxptd.analysis.report import table
 from jaxptd.errors import Parser, UserError, run_command
 
 ROOT = Path(__file__).parents[2]
-ALL = (*BREAKS, *ATTENTION, *MODELS, *TRAINING, *DATA)
+ALL = (*BREAKS, *ATTENTION, *MODELS, *TRAINING, *STACKS, *DATA)
 FAILED = 1  # pytest's exit code if tests failed
 
 

@@ -264,7 +264,7 @@ BREAKS = (
     Break(
         "layers of all parts have the numbers of the first",
         "jaxptd/pipeline/executor.py",
-        'inputs = LayerInputs(places, instruction["layer"] + offset)',
+        'inputs = LayerInputs(places, instruction[of_stack("layer", stack)] + offset)',
         "inputs = LayerInputs(places, offset)",
         f"{PIPELINE} tests/pipeline/test_training.py",
     ),

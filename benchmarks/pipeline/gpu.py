@@ -51,7 +51,7 @@ class Compiled:
     @property
     def needs(self) -> list[str]:
         """Its row of the first table."""
-        slots = f"{self.slots['saved']}, {self.slots['mail']}"
+        slots = f"{self.slots['saved_blocks']}, {self.slots['mail']}"
         return [*self._named, slots, *map(gib, self.memory), f"{self.seconds:.0f}"]
 
     @property

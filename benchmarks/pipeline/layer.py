@@ -41,7 +41,7 @@ def calls(config: Config) -> dict[str, Call]:
     """
     program = Program(config, make_mesh(config.layout))
     params = program.init_state()["params"]
-    layer = {name: x[0] for name, x in params.items() if program.infos[name].stacked}
+    layer = {name: x[0] for name, x in params.items() if program.infos[name].stack}
     batch = program.place(random_batch(config))
     shape = (1, *batch["tokens"].shape, config.model.hidden_size)
     x = jnp.asarray(np.random.default_rng(0).standard_normal(shape), config.model.dtype)
@@ -98,7 +98,7 @@ class _Layer:
         passes = Pipelined(resolved.blueprint, resolved.model, make_plan(resolved.config))
 
         def run(params: Params, inputs: LayerInputs, x_BTD: Array) -> Array:
-            return passes._layer(params, inputs, x_BTD)[0]
+            return passes._layer("blocks", (params, {}), inputs, x_BTD)[0]
 
         return trace_layer(run, params, inputs, x)
 

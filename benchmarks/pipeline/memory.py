@@ -86,8 +86,8 @@ def memory(name: str, remat: Remat, m: int) -> Memory:
         kept = kept_by_the_peer(program)
         return Memory(name, remat, m, 0, None, kept, 0, temporary, (at.carried, at.others))
     at, pools = tick(text, schedule.ticks, shape), pools_of(program)
-    kept_by_part = kept_by_a_layer(program) * plan.depth
-    theory = None if schedule.splits else slots["saved"] * kept_by_part
+    kept_by_part = kept_by_a_layer(program) * plan.depth("blocks")
+    theory = None if schedule.splits else slots["saved_blocks"] * kept_by_part
     held = peak(schedule).max()
     copied = (at.carried, at.others)
     return Memory(name, remat, m, held, pools.kept, theory, pools.mail, temporary, copied)

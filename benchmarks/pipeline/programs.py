@@ -57,7 +57,7 @@ class Scanned(Pipelined):
     def _loss_of_all(self, params: Params, micro: Micro, places: Places) -> Losses:
         arrays = self._arrays(params, micro, places)
         x_MBTD = lax.map(lambda m: self._embed(arrays.ends, m, m.places(places)), micro)
-        x_MBTD = self._stages(arrays.layers, (places, micro), x_MBTD)
+        x_MBTD = self._stages(arrays.layers["blocks"], (places, micro), x_MBTD)
 
         def sums(each: tuple) -> Losses:
             x_BTD, micro = each
@@ -91,17 +91,18 @@ class Scanned(Pipelined):
 
     def _stage(self, layers: Params, places: Places, x_BTD: Array) -> Array:
         """Runs a stage's layers; with remat full it keeps its input, and backward runs it again."""
-        depth = self.plan.depth
+        depth = self.plan.depth("blocks")
         whole = self.model.remat == "full"
         model = self.model
         remat = partial(with_remat, remat=model.remat, scanned=model.scan_layers)
-        layer = self._layer if whole else remat(self._layer)
+        layer = partial(self._layer, "blocks")
+        layer = layer if whole else remat(layer)
         begin = lax.axis_index(Axis.PP) * depth
 
         def run(layers: Params, places: Places, x_BTD: Array) -> Array:
             def one(x_BTD: Array, each: tuple) -> tuple[Array, None]:
                 params, number = each
-                return layer(params, LayerInputs(places, begin + number), x_BTD)[0], None
+                return layer((params, {}), LayerInputs(places, begin + number), x_BTD)[0], None
 
             return lax.scan(one, x_BTD, (layers, jnp.arange(depth, dtype=jnp.int32)))[0]
 
@@ -112,7 +113,7 @@ class WholeEnds(StagePlacement):
     """Leaves parameters outside the layers whole on every stage."""
 
     def __call__(self, info: ParamInfo) -> ParamInfo:
-        return super().__call__(info) if info.stacked else info
+        return super().__call__(info) if info.stack else info
 
 
 class Peer(Program):
@@ -198,7 +199,7 @@ def kept_by_the_peer(program: Peer) -> int:
 
     With remat full a stage's input at every tick, and for one tick all that its layers keep.
     """
-    depth, ticks = _plan(program.resolved).depth, ticks_of_the_peer(program)
+    depth, ticks = _plan(program.resolved).depth("blocks"), ticks_of_the_peer(program)
     if program.config.model.remat == "full":
         inputs = ticks * 4 * _tokens(program) * program.config.model.hidden_size
         return inputs + depth * kept_by_a_layer(program)

@@ -36,7 +36,7 @@ def test_the_config_is_the_row_of_145_billion() -> None:
 
 def test_rows_of_gpus() -> None:
     memory = (3 * 2**30, 2 * 2**30, 2**30)
-    slots = {"saved": 4, "mail": 2, "between": 0}
+    slots = {"saved_blocks": 4, "mail": 2, "between_blocks": 0}
     config = Config(layout=Layout(pp=2, schedule="gpipe"))
     one = pipeline_gpu.Compiled(config, slots, memory, 1.4, 22, Tick(7, 2, 0, 0, 2**19), [])
     assert one.needs == ["gpipe", "none", "4, 2", "3.00", "2.00", "1.00", "1"]

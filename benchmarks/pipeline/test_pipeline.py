@@ -105,13 +105,14 @@ def test_tied_weights_lie_whole_on_the_peers_stages() -> None:
 def test_what_is_kept_is_slots_times_what_layers_keep(schedule: str) -> None:
     ours = program(layout=dataclasses.replace(LAYOUT, schedule=schedule), num_layers=8)
     pools, slots = pools_of(ours), ours.resolved.plan.slots
-    part = kept_by_a_layer(ours) * ours.resolved.plan.depth
+    depth = ours.resolved.plan.depth("blocks")
+    part = kept_by_a_layer(ours) * depth
     activation = 4 * 2 * MODEL.seq_length * MODEL.hidden_size
     assert pools.mail == slots["mail"] * activation
-    between = pools.kept - slots["saved"] * part
+    between = pools.kept - slots["saved_blocks"] * part
     assert between >= 0 and (between > 0) == (schedule == "zb-h1")
     if schedule == "zb-h1":  # what passes is whole activations, and vectors
-        assert between % (slots["between"] * ours.resolved.plan.depth) == 0
+        assert between % (slots["between_blocks"] * depth) == 0
 
 
 @pytest.mark.slow

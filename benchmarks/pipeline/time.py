@@ -116,7 +116,7 @@ def simulated(layer: Durations, backward: float, times: Sequence[int] = (2, 4)) 
             schedule = make_schedule(name, stages=STAGES, micro_batches=m)
             stage = split if schedule.splits else whole
             found, names = simulate(schedule, stage), FORMULAS.get(name, ())
-            waiting = makespan(Plan(schedule, (1,) * schedule.parts), stage)
+            waiting = makespan(Plan(schedule, {"blocks": (1,) * schedule.parts}), stage)
             formulas = [f"{by_formula(schedule, each, stage):.3f}" for each in names]
             cells = [
                 name,

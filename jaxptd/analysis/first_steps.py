@@ -76,10 +76,10 @@ class FirstSteps:
 
     def _one_layer(self, name: str, shape: tuple[int, ...]) -> ParamInfo:
         """A parameter of one layer, held whole: a stack of one."""
-        info = self.infos[re.sub(r"^blocks\.\d+\.", "blocks.", name)]
-        whole = (1, *shape) if info.stacked else shape
+        info = self.infos[re.sub(r"^(\w+)\.\d+\.", r"\1.", name)]
+        whole = (1, *shape) if info.stack else shape
         spec = P(*[None] * len(whole))
-        return ParamInfo(whole, whole, spec, False, stacked=info.stacked, matrix=info.matrix)
+        return ParamInfo(whole, whole, spec, False, stack=info.stack, matrix=info.matrix)
 
 
 Formula = Callable[[np.ndarray, np.ndarray, float], tuple[np.ndarray, np.ndarray | float]]

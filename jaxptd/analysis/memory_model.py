@@ -16,6 +16,7 @@ from jaxptd.mesh import Axis
 from jaxptd.models.inventory import MLP, Attention, Pair
 from jaxptd.models.inventory import Stack as Parts
 from jaxptd.params import ParamInfo
+from jaxptd.pipeline.placement import of_stack
 from jaxptd.pipeline.plan import Plan
 from jaxptd.step.optimizer import DIRECTIONS
 from jaxptd.zero import Zero
@@ -33,7 +34,7 @@ def state(config: Config, zero: Zero) -> dict[str, int]:
 
     def whole(name: str) -> int:  # every stage has a copy of parameters outside of layers
         info = zero.infos[name]
-        shared = Axis.PP in info.axes and not info.stacked
+        shared = Axis.PP in info.axes and info.stack is None
         return elements_on_device(info, layout) * (layout.pp if shared else 1)
 
     def summed(name: str) -> int:
@@ -54,7 +55,7 @@ def state(config: Config, zero: Zero) -> dict[str, int]:
 
 def _gathered_for_the_step(config: Config, zero: Zero) -> list[str]:
     """Names of the parameters that are gathered at the beginning of a step and kept."""
-    ends = [name for name, info in zero.infos.items() if not info.stacked]
+    ends = [name for name, info in zero.infos.items() if info.stack is None]
     if zero.stage or zero.copies:
         return ends if zero.stage == 3 else list(zero.infos)
     return ends if config.layout.pp > 1 else []
@@ -226,22 +227,21 @@ class Stack(NamedTuple):
 
 
 def stacks(config: Config, plan: Plan | None = None) -> list[Stack]:
-    """The layers of a device; in a pipeline those of the largest stage.
+    """The layers of a device; in a pipeline those of the largest part, of every stack.
 
     Where backward starts from the input of a part of the model, everything that the part's layers
     keep exists for one micro-batch, while backward runs.
     """
     return [
-        Stack(parts, remat, count, plan.slots["saved"] if plan else 1)
+        Stack(parts, remat, count, plan.slots[of_stack("saved", parts.name)] if plan else 1)
         for parts in Sizes(config).inventory.stacks
         for remat, count in _remats(config.model, plan, parts)
     ]
 
 
 def _remats(model: ModelConfig, plan: Plan | None, parts: Parts) -> Sequence[tuple[Remat, int]]:
-    if plan and plan.recompute:
-        return [("none", plan.depth)]
-    return model.remats(plan.depth if plan else parts.layers)
+    layers = plan.depth(parts.name) if plan else parts.layers
+    return [("none", layers)] if plan and plan.recompute else model.remats(layers)
 
 
 def activations(config: Config, plan: Plan | None = None) -> int:
@@ -254,5 +254,4 @@ def activations(config: Config, plan: Plan | None = None) -> int:
 
 def mail(config: Config, plan: Plan) -> int:
     """Bytes of activations and gradients that wait for their operation on a pipeline's stage."""
-    first = Sizes(config).inventory.stacks[0]
-    return plan.slots["mail"] * next(kept_by_layer(config, first)).bytes
+    return plan.slots["mail"] * sum(Sizes(config).streams)

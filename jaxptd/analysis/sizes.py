@@ -84,6 +84,17 @@ class Sizes:
         return family_of(self.config.model).inventory(self.config.model)
 
     @property
+    def streams(self) -> list[int]:
+        """Bytes of each array of x, as the residual stream of a micro-batch has it on a device."""
+        layout = self.config.layout
+        rows = layout.cp * layout.row * (layout.tp if layout.sequence_parallel else 1)
+        columns = self.hidden // layout.col
+        return [
+            self.sequences * tokens // rows * columns * self.itemsize
+            for tokens in self.inventory.streams
+        ]
+
+    @property
     def has_blocks(self) -> bool:
         """True if a grid computes attention in blocks of every head."""
         return self.config.layout.has_grid and self.config.layout.attention2d == "blocks"

@@ -175,7 +175,7 @@ class OneStep:
         result: Tensors = {}
         for name, x in jax.jit(self.program.canonical)(tensors).items():
             root, _, rest = name.partition(".")
-            if self.program.infos[name].stacked:
+            if self.program.infos[name].stack:
                 layers = enumerate(np.asarray(x))
                 result |= {f"{root}.{number}.{rest}": layer for number, layer in layers}
             else:

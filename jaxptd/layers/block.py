@@ -21,7 +21,7 @@ from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.mlp import MLP
 from jaxptd.layers.norm import Norm
 from jaxptd.params import normal, stacked
-from jaxptd.pipeline.model import LayerInputs
+from jaxptd.pipeline.model import LayerInputs, X
 from jaxptd.zero import with_gathering
 
 LAYERS = "layers"  # named scope of the loop over layers
@@ -82,41 +82,63 @@ def make_blocks(config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs) ->
     return stacked(lambda key: Block(config, form=form, rngs=nnx.Rngs(key)), keys)
 
 
+def number_of_layers(stack: Any) -> int:
+    """L of a stack with parameters `[L, ...]`."""
+    count: int = jax.tree.leaves(stack)[0].shape[0]
+    return count
+
+
+def run_layer(params: tuple[Any, Any], inputs: LayerInputs, x: X) -> tuple[X, Any]:
+    """(x after a layer, its state); params: the layer, and the model's common ones or None."""
+    layer, common = params
+    return layer(x, *inputs) if common is None else layer(x, *inputs, common)
+
+
 def run_blocks(
-    blocks: Block,
-    x_BTD: Array,
+    blocks: Any,
+    x: X,
     places: Places,
     *,
-    cache: Cache | None,
+    cache: Any,
     config: ModelConfig,
     offload: bool = False,
-) -> tuple[Array, Cache | None]:
-    """x -> x after all blocks, scanned or unrolled; arrays of the cache have a leading dim L."""
-    layer_L = jnp.arange(config.num_layers, dtype=jnp.int32)
-    remats = config.remats(config.num_layers)
+    common: Any = None,
+    first: int = 0,
+) -> tuple[X, Any]:
+    """x -> x after all layers of a stack, scanned or unrolled.
+
+    Args:
+        blocks: the stack.
+        x: before its first layer.
+        places: of the tokens.
+        cache: the layers' state, arrays with a leading dim L; None without any.
+        config: of the model.
+        offload: whether `remat: dots` saves to host memory.
+        common: parameters that all layers read.
+        first: the number of the first layer in the model.
+    """
+    count = number_of_layers(blocks)
+    layer_L = jnp.arange(first, first + count, dtype=jnp.int32)
+    remats = config.remats(count)
     over: Any = lax.scan if config.scan_layers else _unrolled
     stacks = _split((blocks, layer_L, cache), [count for _, count in remats])
     caches = []
 
     for (remat, _), stack in zip(remats, stacks, strict=True):
-        run = with_remat(
-            lambda block, inputs, x_BTD: block(x_BTD, *inputs),
-            remat,
-            scanned=config.scan_layers,
-            offload=offload,
-        )
+        run = with_remat(run_layer, remat, scanned=config.scan_layers, offload=offload)
         run = with_gathering(run, blocks)
+
+        def one(x: X, layer: tuple, run: Any = run) -> tuple[X, Any]:
+            block, *inputs = layer
+            return run((block, common), LayerInputs(places, *inputs), x)
+
         with jax.named_scope(LAYERS):
-            x_BTD, new = over(
-                lambda x_BTD, layer, run=run: run(layer[0], LayerInputs(places, *layer[1:]), x_BTD),
-                x_BTD,
-                stack,
-            )
+            x, new = over(one, x, stack)
         caches.append(new)
-    return x_BTD, jax.tree.map(lambda *each: jnp.concatenate(each), *caches)
+    return x, jax.tree.map(lambda *each: jnp.concatenate(each), *caches)
 
 
-def _unrolled(run: Any, x: Array, xs: Any) -> tuple[Array, Any]:
+def _unrolled(run: Any, x: X, xs: Any) -> tuple[X, Any]:
     """Runs `run` over the leading dim of xs as `lax.scan` does, without a loop."""
     results = []
     for block in _split(xs, [1] * len(jax.tree.leaves(xs)[0])):
@@ -151,9 +173,9 @@ def with_remat(run: Any, remat: Remat, *, scanned: bool, offload: bool = False) 
     return jax.checkpoint(run, policy=policy, prevent_cse=not scanned)
 
 
-def _named(run: Any, block: Block, inputs: LayerInputs, x_BTD: Array) -> Any:
+def _named(run: Any, params: Any, inputs: LayerInputs, x: X) -> Any:
     """`run` with its input named, so that it is offloaded too (unnamed ones are not)."""
-    return run(block, inputs, checkpoint_name(x_BTD, KEPT))
+    return run(params, inputs, jax.tree.map(partial(checkpoint_name, name=KEPT), x))
 
 
 def _to_host() -> Any:

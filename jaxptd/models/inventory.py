@@ -149,6 +149,15 @@ class Inventory:
         return ((stack.layers, pair) for stack in self.stacks for pair in stack.pairs)
 
     @property
+    def streams(self) -> tuple[int, ...]:
+        """Tokens of a sequence in each array of x: one for each stack, which its layers change."""
+        attentions = (
+            next(pair for pair in stack.pairs if isinstance(pair, Attention))
+            for stack in self.stacks
+        )
+        return tuple(attention.tokens for attention in attentions)
+
+    @property
     def flops_per_token(self) -> int:
         """FLOPs of a token in a step: six a weight of a product, three times those of scores.
 

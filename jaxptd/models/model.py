@@ -11,10 +11,11 @@ from typing import Any, Protocol
 from jax import Array
 
 from jaxptd.config import ModelConfig
-from jaxptd.layers.block import run_blocks
+from jaxptd.layers.block import number_of_layers, run_blocks
 from jaxptd.layers.dropout import Places
+from jaxptd.pipeline.model import X
 
-X = Any
+COMMON = "common"  # what the names of `Model.common`'s parameters begin with
 State = dict[str, Any]  # of each stack: keys and values of the tokens so far
 
 
@@ -31,11 +32,16 @@ class Model(Protocol):
 
     @property
     def stacks(self) -> Mapping[str, Any]:
-        """The stacks of layers by name, in the order in which x goes through them.
+        """The stacks of layers, in the order in which x goes through them; named as attributes.
 
         A stack has the parameters of L layers, `[L, ...]`. A layer of it is called with
-        (x, places, number of the layer, its state) and returns x and its state.
+        (x, places, number of the layer in the model, its state), and with `common` if the model has
+        any; it returns x and its state.
         """
+
+    @property
+    def common(self) -> Any:
+        """A module with parameters that every layer may read; None without any."""
 
     def embed(self, batch: Mapping[str, Array], places: Places) -> X:
         """A batch, of which targets may be missing -> x before the first layer."""
@@ -57,8 +63,10 @@ def run_layers(
     model: Model, batch: Mapping[str, Array], places: Places, state: State | None = None
 ) -> tuple[X, State]:
     """A batch -> x after all layers, and the state with these tokens, if one was given."""
-    run = partial(run_blocks, config=model.config, offload=model.offload)
-    x, new = model.embed(batch, places), {}
+    run = partial(run_blocks, config=model.config, offload=model.offload, common=model.common)
+    x, new, first = model.embed(batch, places), {}, 0
     for name, stack in model.stacks.items():
-        x, new[name] = run(stack, x, places, cache=state[name] if state else None)
+        cache = state[name] if state else None
+        x, new[name] = run(stack, x, places, cache=cache, first=first)
+        first += number_of_layers(stack)
     return x, new

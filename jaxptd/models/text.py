@@ -34,6 +34,8 @@ class TextModel(nnx.Module):
         ValueError: vocab_size is not set.
     """
 
+    common: nnx.Module | None = None  # layers share no parameters
+
     def __init__(
         self, config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs, offload: bool = False
     ) -> None:

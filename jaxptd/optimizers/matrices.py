@@ -106,7 +106,7 @@ class Sums:
     def kinds(self) -> str:
         """A letter for each dim; a vector is a row of columns."""
         info = self.info
-        stack = "s" * info.stacked
+        stack = "s" * (info.stack is not None)
         return info.matrix or stack + "c" * (len(info.shape) - len(stack))
 
     def dims(self, kinds: str) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ class Momentum(NamedTuple):
 
 def is_orthogonalised(stored: Stored) -> bool:
     """True for the matrices of layers: no table, no output layer, no vector."""
-    return bool(stored.info.stacked and stored.info.matrix)
+    return stored.info.stack is not None and bool(stored.info.matrix)
 
 
 def scale_by_orthogonal(

@@ -38,7 +38,7 @@ def report(schedule: Schedule, durations: Durations) -> dict[str, Any]:
         "placement": schedule.placement,
         "ticks": schedule.ticks,
         "time": timing.makespan,
-        "time_as_run": makespan(Plan(schedule, (1,) * schedule.parts), durations),
+        "time_as_run": makespan(Plan(schedule, {"layers": (1,) * schedule.parts}), durations),
         "bubble": timing.bubble,
         "bubble_formula": statistics.expected_bubble(schedule, durations),
         "idle": timing.idle,

@@ -14,17 +14,20 @@ One tick of a stage, here of training:
 Each name is a loop of zero trips or one, by the numbers that the plan has for this stage and tick
 (the `Instruction`). They are loops, not branches of one switch, because XLA copies what branches
 pass through: all gradients and saved activations at every tick. The carry of a loop is updated in
-place.
+place. Inside of forward, backward and weight each stack of layers has its own loop over the part's
+layers, of zero trips where the part has none.
 
 All stages take part in a hop. Other loops may contain collectives over any axis but pp, along which
 the trips of devices differ.
 
-Letters: M micro-batches, B, T, D of an activation `x[B, T, D]`.
+x is a tree of arrays, such as `x[B, T, D]`; a hop sends each of them.
+
+Letters: M micro-batches, B batch, T position, D model.
 """
 
 import abc
-from collections.abc import Callable
-from functools import cached_property, partial
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, final
 
 import jax
@@ -33,7 +36,8 @@ from jax import Array, lax
 
 from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.mesh import Axis
-from jaxptd.pipeline.model import LayerInputs, ModelArrays, ModelFunctions
+from jaxptd.pipeline.model import LayerInputs, ModelArrays, ModelFunctions, X
+from jaxptd.pipeline.placement import of_stack
 from jaxptd.pipeline.plan import Plan, layers_scope
 from jaxptd.pipeline.pools import Instruction, get, loop, put, zeros
 
@@ -41,30 +45,33 @@ from jaxptd.pipeline.pools import Instruction, get, loop, put, zeros
 class Carry(NamedTuple):
     """The state that a tick passes to the next.
 
-    x: the activation or gradient of the current operation.
+    x: the activations or gradients of the current operation.
     mail, saved, between: the pools of slots, see `Plan`.
-    layers: gradients of the layers' parameters; in a forward pass the layers' caches.
-    ends: gradients of all other parameters.
+    layers: of each stack, gradients of the layers' parameters; in a forward pass their caches.
+    ends, common: gradients of the other parameters, as in `ModelArrays`.
     total: the terms of the loss; in a forward pass the sum of the head's results.
     """
 
-    x: Array
-    mail: Array
+    x: X
+    mail: Any
     saved: Any
     between: Any
-    layers: Any
+    layers: dict[str, Any]
     ends: Any
+    common: Any
     total: Any
 
 
 class CurrentLayer(NamedTuple):
     """A layer of the part that the current operation is on.
 
-    params: its row of `ModelArrays.layers`; `ModelFunctions.gathered` makes parameters of it.
+    stack: its name.
+    params: its row of the stack's parameters; `ModelFunctions.gathered` makes parameters of it.
     offset: of its row from the part's first row.
     kind: the number of its `LayerKind`.
     """
 
+    stack: str
     params: Any
     inputs: LayerInputs
     offset: Array
@@ -75,14 +82,17 @@ RunLayer = Callable[[Carry, CurrentLayer], Carry]
 
 
 def forward(
-    functions: ModelFunctions, plan: Plan, arrays: ModelArrays, caches: Any = None
-) -> tuple[Any, Any]:
-    """(sum of the head's results, the layers' caches).
+    functions: ModelFunctions,
+    plan: Plan,
+    arrays: ModelArrays,
+    caches: Mapping[str, Any] | None = None,
+) -> tuple[Any, dict[str, Any]]:
+    """(sum of the head's results, the caches of each stack's layers).
 
     The sum is zeros on all stages but that of the last part.
     """
     ticks = ForwardPass(functions, plan, arrays)
-    carry = ticks.scan(ticks.start(caches))
+    carry = ticks.scan(ticks.start(caches or dict.fromkeys(plan.stacks)))
     return carry.total, carry.layers
 
 
@@ -100,14 +110,17 @@ class Ticks(abc.ABC):
     def compute(self, carry: Carry, instruction: Instruction) -> Carry:
         """The operation of a tick, F, B or W, on `carry.x`."""
 
-    @cached_property
-    def example(self) -> tuple[Any, LayerInputs]:
-        """Shapes of a layer's parameters, and inputs of a layer."""
+    def example(self, stack: str) -> tuple[Any, LayerInputs]:
+        """Shapes of the parameters of a stack's layer, and inputs of a layer."""
 
         def first() -> Any:
-            return self.functions.gathered(get(self.arrays.layers, self.first))
+            return self.gathered(get(self.arrays.layers[stack], self.first))
 
         return jax.eval_shape(first), LayerInputs(self.micro_batch(self.first)[1], self.first)
+
+    def gathered(self, row: Any) -> tuple[Any, Any]:
+        """A row of a stack -> the layer's parameters and the common ones, for forward."""
+        return self.functions.gathered(row), self.arrays.common
 
     def micro_batch(self, number: Array) -> tuple[Any, Any]:
         """(a micro-batch, the places of its tokens)."""
@@ -117,7 +130,7 @@ class Ticks(abc.ABC):
     def initial(self, **others: Any) -> Carry:
         """The carry before the first tick; others: the fields that differ between passes."""
         mail = zeros(self.x, self.plan.slots["mail"])
-        empty = {"saved": (), "between": (), "ends": ()}
+        empty = {"saved": (), "between": (), "ends": (), "common": ()}
         return Carry(x=self.x, mail=mail, **{**empty, **others})
 
     def scan(self, carry: Carry) -> Carry:
@@ -152,25 +165,26 @@ class Ticks(abc.ABC):
         *,
         reverse: bool = False,
     ) -> Carry:
-        """Calls `run` for each layer of the current part."""
+        """Calls `run` for each layer of the current part: a loop for each kind of layers."""
         _, places = self.micro_batch(instruction["micro"])
 
-        def one(i: Any, carry: Carry, kind: int, begin: Any, end: Any) -> Carry:
+        def one(i: Any, carry: Carry, number: int, begin: Any, end: Any) -> Carry:
+            stack = self.plan.kinds[number].stack
             offset = end - 1 - i if reverse else begin + i
-            params = get(self.arrays.layers, instruction["row"] + offset)
-            inputs = LayerInputs(places, instruction["layer"] + offset)
-            return run(carry, CurrentLayer(params, inputs, offset, kind))
+            params = get(self.arrays.layers[stack], instruction[of_stack("row", stack)] + offset)
+            inputs = LayerInputs(places, instruction[of_stack("layer", stack)] + offset)
+            return run(carry, CurrentLayer(stack, params, inputs, offset, number))
 
-        even = self.plan.even
         kinds = list(enumerate(self.plan.kinds))
-        for kind, rows in reversed(kinds) if reverse else kinds:
-            begin, end = rows if even else (jnp.minimum(i, instruction["layers"]) for i in rows)
-            body = partial(one, kind=kind, begin=begin, end=end)
+        for number, (stack, *rows) in reversed(kinds) if reverse else kinds:
+            even, layers = self.plan.even(stack), instruction[of_stack("layers", stack)]
+            begin, end = rows if even else (jnp.minimum(i, layers) for i in rows)
+            body = partial(one, number=number, begin=begin, end=end)
             if self.functions.unroll and even:
                 for i in range(end - begin):
                     carry = body(i, carry)
                 continue
-            with jax.named_scope(layers_scope(name, kind)):
+            with jax.named_scope(layers_scope(name, number)):
                 carry = lax.fori_loop(0, end - begin, body, carry)
         return carry
 
@@ -191,14 +205,21 @@ class Ticks(abc.ABC):
 class ForwardPass(Ticks):
     """The forward operations, with caches for generation."""
 
-    def start(self, caches: Any) -> Carry:
-        """The carry before the first tick; the caches vary as the layers' new caches do."""
-        params, inputs = self.example
+    def start(self, caches: Mapping[str, Any]) -> Carry:
+        """The carry before the first tick; caches: of each stack, None without any."""
+        layers = {
+            kind.stack: self._varying(caches[kind.stack], run, kind.stack)
+            for kind, run in zip(self.plan.kinds, self.functions.layers, strict=True)
+        }
+        return self.initial(layers=layers, total=zeros(self.head))
+
+    def _varying(self, caches: Any, run: Callable, stack: str) -> Any:
+        """A stack's caches, which vary as those that `run`, a layer of it, returns."""
+        params, inputs = self.example(stack)
         inputs = inputs._replace(cache=get(caches, self.first))
-        _, found = jax.eval_shape(self.functions.layers[0], params, inputs, self.x)
+        _, found = jax.eval_shape(run, params, inputs, self.x)
         vary = partial(jax.tree.map, lambda x, like: as_varying(x, sorted(varying_axes(like))))
-        total = jax.tree.map(zeros, self.head)
-        return self.initial(layers=vary(caches, found), total=total)
+        return vary(caches, found)
 
     def compute(self, carry: Carry, instruction: Instruction) -> Carry:
         carry = loop("forward", carry, instruction, self._forward)
@@ -206,12 +227,12 @@ class ForwardPass(Ticks):
 
     def _forward(self, carry: Carry, instruction: Instruction) -> Carry:
         def run(carry: Carry, layer: CurrentLayer) -> Carry:
-            params = self.functions.gathered(layer.params)
-            cache = get(carry.layers, instruction["row"] + layer.offset)
+            params, row = self.gathered(layer.params), of_stack("row", layer.stack)
+            cache = get(carry.layers[layer.stack], instruction[row] + layer.offset)
             inputs = layer.inputs._replace(cache=cache)
             x, cache = self.functions.layers[layer.kind](params, inputs, carry.x)
-            caches = put(carry.layers, cache, instruction["row"] + layer.offset)
-            return carry._replace(x=x, layers=caches)
+            caches = put(carry.layers[layer.stack], cache, instruction[row] + layer.offset)
+            return carry._replace(x=x, layers=carry.layers | {layer.stack: caches})
 
         return self.each_layer("forward", carry, instruction, run)
 
@@ -219,4 +240,4 @@ class ForwardPass(Ticks):
         micro, _ = self.micro_batch(instruction["micro"])
         value = self.functions.head(self.arrays.ends, micro, carry.x)
         total = jax.tree.map(jnp.add, carry.total, value)
-        return carry._replace(x=jnp.zeros_like(carry.x), total=total)
+        return carry._replace(x=jax.tree.map(jnp.zeros_like, carry.x), total=total)

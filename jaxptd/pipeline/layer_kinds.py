@@ -1,7 +1,7 @@
 """The kinds of layers in a pipeline: what each saves for backward, and its traced backward pass.
 
-Layers of one part of the model are of two kinds if only some of them recompute in backward
-(`model.remat_layers`).
+Layers of different stacks are of different kinds. Layers of one stack in one part of the model are
+of two kinds if only some of them recompute in backward (`model.remat_layers`).
 """
 
 import dataclasses
@@ -11,7 +11,9 @@ from typing import Any
 import jax
 from jax import Array
 
-from jaxptd.pipeline.model import LayerInputs
+from jaxptd.pipeline.model import LayerInputs, X
+from jaxptd.pipeline.placement import of_stack
+from jaxptd.pipeline.plan import Kind
 from jaxptd.pipeline.pools import get, put, zeros
 from jaxptd.pipeline.split_backward import PassedStorage, SplitBackward, TracedLayer, trace_layer
 
@@ -21,9 +23,9 @@ class LayerKind:
     """Layers that save the same arrays for backward.
 
     Args:
-        number: of the kind.
-        parameters: the number of parameters of a layer.
-        begin: the offset in each part of the first layer of this kind.
+        number: of the kind in the plan.
+        kind: the layers.
+        params: shapes of a layer's parameters, without the common ones.
         layer: any of them, traced.
         shapes: what one of them keeps in the pools *saved* and *between*.
         split: its backward pass as B and W, if the schedule splits it.
@@ -31,8 +33,8 @@ class LayerKind:
     """
 
     number: int
-    parameters: int
-    begin: int
+    kind: Kind
+    params: Any
     layer: TracedLayer
     shapes: dict[str, list[Any]]
     split: SplitBackward | None
@@ -43,33 +45,43 @@ class LayerKind:
         cls,
         run: Callable,
         example: tuple[Any, LayerInputs],
-        x: Array,
+        x: X,
         *,
         number: int,
-        begin: int,
+        kind: Kind,
         splits: bool,
     ) -> "LayerKind":
-        """Traces a layer, `run(params, inputs, x) -> x`; example: its params and inputs."""
+        """Traces a layer, `run((params, common), inputs, x) -> x`; example: all but x."""
         layer, saved = trace_layer(run, *example, x)
         split, storage = None, PassedStorage((), [])
         if splits:
-            arrays = [zeros(shape) for shape in saved]
+            arrays = zeros(saved)
             split = layer.split(arrays, *example, x)
             _, passed = jax.eval_shape(split.input_backward, (arrays, *example), x)
             storage = PassedStorage.plan(saved, split.weight_reads, passed)
         shapes = {"saved": saved, "between": storage.between}
-        parameters = len(jax.tree.leaves(example[0]))
-        return cls(number, parameters, begin, layer, shapes, split, storage)
+        params, _ = example[0]
+        return cls(number, kind, params, layer, shapes, split, storage)
+
+    @property
+    def saved(self) -> str:
+        """The column of the plan with the slot in the pool *saved*."""
+        return of_stack("saved", self.kind.stack)
+
+    @property
+    def between(self) -> str:
+        """The column of the plan with the slot in the pool *between*."""
+        return of_stack("between", self.kind.stack)
 
     @property
     def weight_backward_reads_params(self) -> bool:
-        """True if W reads any parameter of the layer."""
-        saved, count = len(self.shapes["saved"]), self.parameters
+        """True if W reads any parameter of the layer; common ones are there in any case."""
+        saved, count = len(self.shapes["saved"]), len(jax.tree.leaves(self.params))
         return self.split is not None and any(self.split.weight_reads[saved : saved + count])
 
     def get(self, pools: Sequence[Any], slot: Array, offset: Array) -> list[Array]:
         """The arrays of the layer at an offset in a part in a slot; pools: one for each kind."""
-        return get(pools[self.number], slot, offset - self.begin)
+        return get(pools[self.number], slot, offset - self.kind.begin)
 
     def put(
         self,
@@ -81,5 +93,5 @@ class LayerKind:
         """The pools with all of a layer's arrays replaced, or those whose numbers `new` has."""
         pool = list(pools[self.number])
         for i, x in new.items() if isinstance(new, dict) else enumerate(new):
-            pool[i] = put(pool[i], x, slot, offset - self.begin)
+            pool[i] = put(pool[i], x, slot, offset - self.kind.begin)
         return [*pools[: self.number], pool, *pools[self.number + 1 :]]

@@ -1,9 +1,9 @@
 """A model as a pipeline runs it: its functions, and the arrays that they run on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jax import Array
+X = Any  # what a layer takes and returns: a tree of arrays, all of which get gradients
 
 
 class LayerInputs(NamedTuple):
@@ -23,20 +23,20 @@ class ModelFunctions(NamedTuple):
     """The model as functions. A micro-batch is one element of `ModelArrays.micro`.
 
     embed: (ends, micro-batch, places) -> x.
-    layers: one function for each kind of layer that the plan has: (parameters, `LayerInputs`, x)
-        -> x in training, -> (x, cache) in a forward pass.
+    layers: one function for each of `Plan.kinds`: ((a layer's parameters, `ModelArrays.common`),
+        `LayerInputs`, x) -> x in training, -> (x, cache) in a forward pass.
     head: (ends, micro-batch, x) -> in training (the micro-batch's share of the loss, a tree of
         its terms); in a forward pass any tree. Both trees are summed over micro-batches.
     places: (micro-batch, `ModelArrays.shared`) -> places of its tokens.
-    gathered: a row of `ModelArrays.layers` -> a layer's parameters, for forward.
+    gathered: a row of a stack in `ModelArrays.layers` -> a layer's parameters, for forward.
     regathered: the same, for backward.
     reduce_scattered: (gradients of those parameters, the row) -> gradients to accumulate.
-    unroll: unrolls the loop over layers, if all parts have the same number of layers.
+    unroll: unrolls the loop over layers of a stack of which all parts have the same number.
     """
 
-    embed: Callable[[Any, Any, Any], Array]
+    embed: Callable[[Any, Any, Any], X]
     layers: Sequence[Callable[..., Any]]
-    head: Callable[[Any, Any, Array], Any]
+    head: Callable[[Any, Any, X], Any]
     places: Callable[[Any, Any], Any]
     gathered: Callable[[Any], Any] = lambda row: row
     regathered: Callable[[Any], Any] = lambda row: row
@@ -47,15 +47,17 @@ class ModelFunctions(NamedTuple):
 class ModelArrays(NamedTuple):
     """Parameters, which vary over pp, and the micro-batches of a step.
 
-    layers: parameters of this stage's layers, stacked.
-    ends: all other parameters.
+    layers: of each stack, by its name, the parameters of this stage's layers.
+    ends: parameters of the embedding and of the head.
     micro: the micro-batches, `[M, ...]` of each array.
     shared: what all micro-batches have in common.
-    zeros: (of layers, of ends), to add gradients to; a forward pass needs none.
+    common: parameters that layers of any stack read, in every part of the model.
+    zeros: (of layers, of ends, of common), to add gradients to; a forward pass needs none.
     """
 
-    layers: Any
+    layers: Mapping[str, Any]
     ends: Any
     micro: Any
     shared: Any
-    zeros: tuple[Any, Any] = ((), ())
+    common: Any = ()
+    zeros: tuple[Any, Any, Any] = ((), (), ())

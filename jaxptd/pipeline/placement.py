@@ -1,17 +1,86 @@
 """The layers of each part of the model, and their rows in the stages' stacks of parameters.
 
-Each stage stacks the layers of its parts, chunk after chunk. Every chunk has as many rows as the
-largest part has layers; the rows that a smaller part does not fill are never run.
+A model has one stack of layers or several, such as an encoder and a decoder. Each stage holds rows
+of every stack, chunk after chunk. A chunk has as many rows of a stack as the part with the most of
+its layers, or none if no stage has any of them there; rows that a smaller part does not fill are
+never run.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from jaxptd.errors import UserError
 from jaxptd.pipeline.table import Schedule
 
+Stacks = Mapping[str, tuple[int, ...]]  # of each stack, the number of its layers in each part
+
+
+def stack_sizes(
+    layers: Mapping[str, int], schedule: Schedule, stage_layers: Sequence[int] | None = None
+) -> Stacks:
+    """The number of layers of each stack in each part of the model.
+
+    Where a stage has a chunk for every stack, a stack has whole chunks, as many as its share of the
+    layers: no row is unused. Otherwise the parts are as equal as possible whatever their layers
+    are, and each stage has rows of stacks of which it runs no layer.
+
+    Args:
+        layers: the number of layers of each stack, in the order in which x goes through them.
+        schedule: which the parts are for.
+        stage_layers: as in `part_sizes`, layers of all stacks.
+
+    Raises:
+        UserError: a part would be empty, or `stage_layers` does not add up to all layers.
+    """
+    if stage_layers is not None or schedule.chunks < len(layers):
+        sizes = part_sizes(sum(layers.values()), schedule.parts, stage_layers, words=_words(layers))
+        return _cut(sizes, layers)
+    chunks = _chunks([*layers.values()], schedule.chunks)
+    ends = [schedule.stages * end for end in itertools.accumulate(chunks)]
+    found: dict[str, tuple[int, ...]] = {}
+    for (name, count), begin, end in zip(layers.items(), [0, *ends], ends, strict=False):
+        words = _words({name: count}) if len(layers) == 1 else f"stack {name} of {count} layers"
+        own = part_sizes(count, end - begin, words=words)
+        found[name] = (*[0] * begin, *own, *[0] * (schedule.parts - end))
+    return found
+
+
+def _words(layers: Mapping[str, int]) -> str:
+    """The number of layers, as the errors of `part_sizes` have it."""
+    total = f"model.num_layers={sum(layers.values())}"
+    if len(layers) == 1:
+        return total
+    each = " and ".join(f"{count} of {name}" for name, count in layers.items())
+    return f"the model's layers, {each}"
+
+
+def _chunks(layers: Sequence[int], chunks: int) -> list[int]:
+    """Divides the chunks of a stage among stacks by their layers, at least one for each."""
+    found = [1] * len(layers)
+    for _ in range(chunks - len(layers)):
+        found[max(range(len(layers)), key=lambda i: layers[i] / found[i])] += 1
+    return found
+
+
+def _cut(sizes: Sequence[int], layers: Mapping[str, int]) -> Stacks:
+    """The layers of each stack in parts of these sizes."""
+    ends = [*itertools.accumulate(sizes)]
+    found, begin = {}, 0
+    for name, count in layers.items():
+        inside = [min(max(end - begin, 0), count) for end in (0, *ends)]
+        found[name] = tuple(after - before for before, after in itertools.pairwise(inside))
+        begin += count
+    return found
+
 
 def part_sizes(
-    layers: int, parts: int, stage_layers: Sequence[int] | None = None
+    layers: int,
+    parts: int,
+    stage_layers: Sequence[int] | None = None,
+    *,
+    words: str | None = None,
 ) -> tuple[int, ...]:
     """The number of layers of each part of the model, in the model's order.
 
@@ -22,20 +91,22 @@ def part_sizes(
         layers: the number of layers of the model.
         parts: stages times chunks.
         stage_layers: the number of layers of each part, to use instead.
+        words: the layers, in errors; None: `model.num_layers`.
 
     Raises:
         UserError: a part would be empty, or `stage_layers` does not add up to `layers`.
     """
+    words = words or f"model.num_layers={layers}"
     if stage_layers is not None:
         if len(stage_layers) != parts or sum(stage_layers) != layers or min(stage_layers) < 0:
             raise UserError(
                 f"layout.stage_layers={list(stage_layers)}: use {parts} numbers, one for each "
-                f"part of the model, that add up to model.num_layers={layers}"
+                f"part of the model, that add up to {words}"
             )
         return tuple(stage_layers)
     if layers < parts:
         raise UserError(
-            f"model.num_layers={layers} leaves some of the pipeline's {parts} parts (layout.pp x "
+            f"{words} leaves some of the pipeline's {parts} parts (layout.pp x "
             "layout.virtual_stages) empty; use more layers, fewer parts, or layout.stage_layers"
         )
     each, more = divmod(layers, parts)
@@ -43,14 +114,57 @@ def part_sizes(
     return tuple(each + (order.index(part) < more) for part in range(parts))
 
 
+def chunk_rows(schedule: Schedule, sizes: Sequence[int]) -> tuple[int, ...]:
+    """The first row of each chunk in a stage's stack, and behind them the number of its rows.
+
+    Args:
+        schedule: which has the chunks.
+        sizes: the number of layers of the stack in each part.
+    """
+    used = {schedule.where(part)[1] for part, size in enumerate(sizes) if size}
+    depths = (max(sizes) * (chunk in used) for chunk in range(schedule.chunks))
+    return tuple(itertools.accumulate(depths, initial=0))
+
+
+def of_stack(name: str, stack: str) -> str:
+    """The name of a stack's column or pool in a plan: saved_encoder."""
+    return f"{name}_{stack}"
+
+
+def layer_columns(
+    schedule: Schedule, stacks: Stacks, *, part: np.ndarray, chunk: np.ndarray
+) -> dict[str, np.ndarray]:
+    """The columns row, layer and layers of a plan, of each stack; see `Plan.columns`.
+
+    Args:
+        schedule: of the plan.
+        stacks: of the plan.
+        part: of each stage and tick, `[ticks, p]`.
+        chunk: the same.
+    """
+    found, before = {}, 0
+    for stack, of_parts in stacks.items():
+        sizes, rows = np.array(of_parts), np.array(chunk_rows(schedule, of_parts))
+        found[of_stack("row", stack)] = rows[chunk]
+        found[of_stack("layer", stack)] = before + (np.cumsum(sizes) - sizes)[part]
+        found[of_stack("layers", stack)] = sizes[part]
+        before += sum(of_parts)
+    return found
+
+
 def rows_of_layers(schedule: Schedule, sizes: Sequence[int]) -> tuple[int, ...]:
-    """The row of each layer, counted through the stacks of all stages.
+    """The row of each layer of a stack, counted through all stages.
 
     For 1f1b on 2 stages with parts of 3 and 1 layers: rows 0, 1, 2 and 3; rows 4 and 5 are unused.
+
+    Args:
+        schedule: which places the parts on stages.
+        sizes: the number of layers of the stack in each part.
     """
+    *begins, depth = chunk_rows(schedule, sizes)
     rows: list[int] = []
     for part, size in enumerate(sizes):
         stage, chunk = schedule.where(part)
-        begin = (stage * schedule.chunks + chunk) * max(sizes)
+        begin = stage * depth + begins[chunk]
         rows += range(begin, begin + size)
     return tuple(rows)

@@ -9,19 +9,23 @@ by which they get from stage to stage (`hops.py`). There are three pools of slot
     between   what layers keep from B to W, where a schedule splits backward
 
 A slot is free again once its value was read, so a pool has as many slots as values wait at the same
-time on the busiest stage.
+time on the busiest stage. *saved* and *between* have slots of their own for each stack of layers: a
+part without layers of a stack takes none of its slots.
 
 Letters: p stages, V chunks per stage, L layers.
 """
 
 import dataclasses
 import heapq
+import itertools
 from collections.abc import Iterator
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxptd.pipeline.hops import Hops
+from jaxptd.pipeline.placement import Stacks, layer_columns, of_stack
 from jaxptd.pipeline.table import B, F, Schedule, W
 
 
@@ -41,41 +45,49 @@ class Value:
     cells: tuple[tuple[str, int], ...]
 
 
+class Kind(NamedTuple):
+    """Layers that save the same arrays for backward: rows `begin` to `end` of a stack's parts."""
+
+    stack: str
+    begin: int
+    end: int
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
     """A schedule with a slot for every value.
 
     Args:
         schedule: the tick of every operation; without any B a forward pass.
-        sizes: the number of layers of each of the p*V parts, in the model's order.
+        stacks: of each stack of layers, in the order in which x goes through them, the number of
+            its layers in each of the p*V parts.
         recompute: backward starts from the part's input, and runs its layers forward again.
-        first: the number of layers at the start of each part that are of the first kind, see
-            `kinds`; None: all layers are of one kind.
+        first: the number of a stack's layers at the start of each part that are of its first kind,
+            see `kinds`; None: all are of one kind.
     """
 
     schedule: Schedule
-    sizes: tuple[int, ...]
+    stacks: Stacks
     recompute: bool = False
     first: int | None = None
 
-    @property
-    def depth(self) -> int:
+    def depth(self, stack: str) -> int:
         """The number of rows of each part in its stage's stack: the layers of the largest part."""
-        return max(self.sizes)
+        return max(self.stacks[stack])
 
-    @property
-    def even(self) -> bool:
-        """True if all parts have the same number of layers."""
-        return min(self.sizes) == self.depth
+    def even(self, stack: str) -> bool:
+        """True if all parts have the same number of the stack's layers."""
+        return min(self.stacks[stack]) == self.depth(stack)
 
-    @property
-    def kinds(self) -> tuple[tuple[int, int], ...]:
-        """The kinds of layers, as (begin, end) of their rows in each part.
-
-        Layers of one kind save the same arrays for backward.
-        """
-        first = self.depth if self.first is None else min(self.first, self.depth)
-        return tuple((a, b) for a, b in ((0, first), (first, self.depth)) if a < b)
+    @cached_property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kinds of layers, stack after stack."""
+        found = []
+        for stack in self.stacks:
+            depth = self.depth(stack)
+            first = depth if self.first is None else min(self.first, depth)
+            found += [Kind(stack, 0, first), Kind(stack, first, depth)]
+        return tuple(kind for kind in found if kind.begin < kind.end)
 
     @cached_property
     def trains(self) -> bool:
@@ -106,7 +118,7 @@ class Plan:
         schedule = dataclasses.replace(
             schedule, micro_batches=count, table=np.array(rows, np.int32)
         )
-        return Plan(schedule, self.sizes)
+        return Plan(schedule, self.stacks)
 
     @cached_property
     def trips(self) -> dict[str, int]:
@@ -116,10 +128,13 @@ class Plan:
         trips = {f"hop_{name}": stages * int(taken.sum()) for name, taken in hops.items()}
         for name in ("embed", "forward", "head", "backward", "unembed", "weight"):
             trips[name] = int(self.columns[name].sum())
-            for kind, (begin, end) in enumerate(self.kinds):
-                layers = sum(min(size, end) - min(size, begin) for size in self.sizes)
+            for kind, (stack, begin, end) in enumerate(self.kinds):
+                sizes = self.stacks[stack]
+                layers = sum(min(size, end) - min(size, begin) for size in sizes)
                 trips[layers_scope(name, kind)] = micro_batches * layers if trips[name] else 0
-        trips["recompute_layers"] = trips["backward_layers"] if self.recompute else 0
+        for kind, _ in enumerate(self.kinds):
+            backward = trips[layers_scope("backward", kind)]
+            trips[layers_scope("recompute", kind)] = backward if self.recompute else 0
         return trips
 
     @cached_property
@@ -132,22 +147,21 @@ class Plan:
         """The numbers of each stage and tick, int32 `[ticks, p]` for each name.
 
         micro: the micro-batch.
-        row, layer, layers: the part's first row in the stage's stack, the model's number of its
-            first layer, and how many layers it has.
+        row, layer, layers, all `of_stack`: the part's first row in the stage's stack, the model's
+            number of its first layer there, and how many layers it has.
         embed, forward, head, backward, unembed, weight: 1 where that loop runs.
         read, input: slots of the mail: of the operation's x, and of the part's input to recompute
             from.
         keep, in_<hop>: slots of the mail for the result, and for what arrives by a hop.
-        saved, between: slots of these pools.
+        saved, between, both `of_stack`: slots of these pools.
         """
         operation, micro, chunk = np.moveaxis(self.schedule.table, -1, 0)
         part = self._parts[np.arange(self.schedule.stages), chunk]
-        sizes, last = np.array(self.sizes), part == len(self.sizes) - 1
-        columns = {
-            "micro": micro,
-            "row": chunk * self.depth,
-            "layer": (np.cumsum(sizes) - sizes)[part],
-            "layers": sizes[part],
+        last = part == self.schedule.parts - 1
+        columns = {"micro": micro} | layer_columns(
+            self.schedule, self.stacks, part=part, chunk=chunk
+        )
+        columns |= {
             "embed": (operation == F) & (part == 0),
             "forward": operation == F,
             "head": (operation == (B if self.trains else F)) & last,
@@ -160,7 +174,7 @@ class Plan:
 
     @property
     def slots(self) -> dict[str, int]:
-        """The number of slots of each pool."""
+        """The number of slots of each pool: *mail*, and *saved* and *between* `of_stack`."""
         return self._slots[1]
 
     # ---- values and their slots ---------------------------------------------------------------
@@ -187,7 +201,7 @@ class Plan:
         """(tick, part, the part that reads it, the tick at which it does) of every result."""
         for (operation, part, micro), tick in self._when.items():
             to = part + (operation == F) - (operation == B)
-            if to != part and 0 <= to < len(self.sizes):
+            if to != part and 0 <= to < self.schedule.parts:
                 yield tick, part, to, self._when[operation, to, micro]
             elif operation == F and self.trains and to != part:
                 yield tick, part, part, self._when[B, part, micro]  # for the head
@@ -213,15 +227,17 @@ class Plan:
                 yield from self._saved(part, micro)
 
     def _saved(self, part: int, micro: int) -> Iterator[Value]:
-        """The values that the layers of a part save for B, and keep from B to W."""
+        """The values that the layers of a part save for B, and keep from B to W, by stack."""
         stage, backward = self._stage(part), self._when[B, part, micro]
         start = backward if self.recompute else self._when[F, part, micro]
         end = self._when.get((W, part, micro), backward)
         ticks = sorted({start, backward, end})
-        yield Value("saved", stage, 2 * start, 2 * end, tuple(("saved", t) for t in ticks))
-        if end > backward:
-            cells = (("between", backward), ("between", end))
-            yield Value("between", stage, 2 * backward, 2 * end, cells)
+        for stack in (stack for stack, sizes in self.stacks.items() if sizes[part]):
+            saved, between = of_stack("saved", stack), of_stack("between", stack)
+            yield Value(saved, stage, 2 * start, 2 * end, tuple((saved, t) for t in ticks))
+            if end > backward:
+                cells = ((between, backward), (between, end))
+                yield Value(between, stage, 2 * backward, 2 * end, cells)
 
     def _unread(self, named: set[tuple[str, int, int]]) -> Iterator[Value]:
         """Values that are stored but not read here: a result to be sent, a hop without a source."""
@@ -236,10 +252,12 @@ class Plan:
         values = list(self._values())
         named = {(column, tick, value.stage) for value in values for column, tick in value.cells}
         values += self._unread(named)
-        names = ("read", "input", "keep", "saved", "between", *(f"in_{h}" for h in self.hops.pairs))
+        kept = itertools.product(("saved", "between"), self.stacks)
+        pools = [of_stack(*each) for each in kept]
+        names = ("read", "input", "keep", *pools, *(f"in_{h}" for h in self.hops.pairs))
         shape = self.schedule.table.shape[:2]
         columns = {name: np.zeros(shape, np.int32) for name in names}
-        slots = {"mail": 0, "saved": 0, "between": 0}
+        slots = dict.fromkeys(["mail", *pools], 0)
         for value, slot in _assign_slots(values):
             slots[value.pool] = max(slots[value.pool], slot + 1)
             for column, tick in value.cells:

@@ -76,7 +76,11 @@ def _begin(pool: Array, where: Sequence[Array | int]) -> list[Array]:
     return [jnp.int32(i) for i in (*where, *[0] * (pool.ndim - len(where)))]
 
 
-def zeros(shape: Any, *lead: int) -> Array:
-    """Zeros `[*lead, ...]` that vary over pp and over the axes that `shape` varies over."""
-    array = jnp.zeros((*lead, *shape.shape), shape.dtype)
-    return as_varying(array, sorted({Axis.PP, *varying_axes(shape)}))
+def zeros(shapes: Any, *lead: int) -> Any:
+    """Zeros `[*lead, ...]` for every array of a tree; they vary over pp and as that array does."""
+
+    def one(shape: Any) -> Array:
+        array = jnp.zeros((*lead, *shape.shape), shape.dtype)
+        return as_varying(array, sorted({Axis.PP, *varying_axes(shape)}))
+
+    return jax.tree.map(one, shapes)

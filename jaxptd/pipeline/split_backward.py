@@ -16,7 +16,7 @@ from typing import Any
 import jax
 from jax import Array
 
-from jaxptd.pipeline.model import LayerInputs
+from jaxptd.pipeline.model import LayerInputs, X
 from jaxptd.pipeline.programs import (
     FlatProgram,
     evaluate,
@@ -41,19 +41,17 @@ class TracedLayer:
         is_saved: whether forward saves a residual, for each.
     """
 
-    run: Callable[[Any, LayerInputs, Array], Array]
+    run: Callable[[Any, LayerInputs, X], X]
     tree: Any
     program: FlatProgram
     is_saved: tuple[bool, ...]
 
-    def forward(self, params: Any, inputs: LayerInputs, x: Array) -> tuple[Array, list[Array]]:
+    def forward(self, params: Any, inputs: LayerInputs, x: X) -> tuple[X, list[Array]]:
         """(y, the residuals to save)."""
         y, residuals, _ = _vjp(self.run, params, inputs, x)
         return y, [r for r, is_saved in zip(residuals, self.is_saved, strict=True) if is_saved]
 
-    def backward(
-        self, saved: Sequence[Array], params: Any, inputs: LayerInputs, dy: Array
-    ) -> tuple:
+    def backward(self, saved: Sequence[Array], params: Any, inputs: LayerInputs, dy: X) -> tuple:
         """(gradients of params, gradient of x)."""
         residuals = list(zip(self.program.results, self.is_saved, strict=True))
         rest = [var for var, is_saved in residuals if not is_saved]
@@ -65,11 +63,11 @@ class TracedLayer:
         return jax.tree.unflatten(self.tree, leaves)(dy)
 
     def split(
-        self, saved: Sequence[Array], params: Any, inputs: LayerInputs, dy: Array
+        self, saved: Sequence[Array], params: Any, inputs: LayerInputs, dy: X
     ) -> "SplitBackward":
         """Splits `backward`, for arguments of these shapes."""
 
-        def backward(arguments: tuple, dy: Array) -> tuple:
+        def backward(arguments: tuple, dy: X) -> tuple:
             saved, params, inputs = arguments
             return self.backward(saved, params, inputs, dy)
 
@@ -77,33 +75,32 @@ class TracedLayer:
 
 
 def trace_layer(
-    run: Callable, params: Any, inputs: LayerInputs, x: Array
+    run: Callable, params: Any, inputs: LayerInputs, x: X
 ) -> tuple[TracedLayer, list[Any]]:
     """Traces a layer for arguments of these shapes; also the shapes of what its forward saves."""
     tree = None
 
-    def residuals(params: Any, inputs: LayerInputs, x: Array) -> list[Array]:
+    def residuals(params: Any, inputs: LayerInputs, x: X) -> list[Array]:
         nonlocal tree
         _, leaves, tree = _vjp(run, params, inputs, x)
         return leaves
 
     program = FlatProgram.trace(residuals, params, inputs, x)
-    x_var, parameters = program.arguments[-1], len(jax.tree.leaves(params))
-    differentiated = {*program.arguments[:parameters], x_var}
+    parameters, others = len(jax.tree.leaves(params)), len(jax.tree.leaves((params, inputs)))
+    of_x = program.arguments[others:]
+    differentiated = {*program.arguments[:parameters], *of_x}
 
     def must_save(var: Any) -> bool:
         used = needed(program.equations, [var])
         sources = {source for eqn in used for source in eqn.invars if is_variable(source)}
-        return var is x_var or not differentiated.isdisjoint(sources)
+        return var in of_x or not differentiated.isdisjoint(sources)
 
     is_saved = tuple(is_variable(var) and must_save(var) for var in program.results)
     shapes = [s for s, saved in zip(program.shapes, is_saved, strict=True) if saved]
     return TracedLayer(run, tree, program, is_saved), shapes
 
 
-def _vjp(
-    run: Callable, params: Any, inputs: LayerInputs, x: Array
-) -> tuple[Array, list[Array], Any]:
+def _vjp(run: Callable, params: Any, inputs: LayerInputs, x: X) -> tuple[X, list[Array], Any]:
     """(y, the residuals, their tree)."""
     y, vjp = jax.vjp(lambda params, x: run(params, inputs, x), params, x)
     return y, *jax.tree.flatten(vjp)

@@ -9,20 +9,23 @@ from jax import Array, lax
 
 from jaxptd.pipeline.executor import Carry, CurrentLayer, Ticks
 from jaxptd.pipeline.layer_kinds import LayerKind
-from jaxptd.pipeline.model import ModelArrays, ModelFunctions
+from jaxptd.pipeline.model import ModelArrays, ModelFunctions, X
+from jaxptd.pipeline.placement import of_stack
 from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.pools import Instruction, add, get, loop, zeros
 from jaxptd.pipeline.programs import run_without_dead_code
 
 
-def gradients(functions: ModelFunctions, plan: Plan, arrays: ModelArrays) -> tuple[Any, Any, Any]:
-    """(the head's losses, gradients of layers, gradients of ends).
+def gradients(
+    functions: ModelFunctions, plan: Plan, arrays: ModelArrays
+) -> tuple[Any, dict[str, Any], Any, Any]:
+    """(the head's losses, gradients of layers by stack, of ends, of common parameters).
 
-    Losses and gradients of ends are this stage's shares, to be summed over pp.
+    All but the gradients of layers are this stage's shares, to be summed over pp.
     """
     ticks = Training(functions, plan, arrays)
     carry = ticks.scan(ticks.start())
-    return carry.total, carry.layers, carry.ends
+    return carry.total, carry.layers, carry.ends, carry.common
 
 
 @final
@@ -31,24 +34,27 @@ class Training(Ticks):
 
     def __init__(self, functions: ModelFunctions, plan: Plan, arrays: ModelArrays) -> None:
         super().__init__(functions, plan, arrays)
-        self.splits = bool(plan.slots["between"])
+        self.splits = plan.schedule.splits
+        examples = {stack: self.example(stack) for stack in plan.stacks}
         self.kinds = [
-            LayerKind.trace(layer, self.example, self.x, number=i, begin=begin, splits=self.splits)
-            for i, (layer, (begin, _)) in enumerate(zip(functions.layers, plan.kinds, strict=True))
+            LayerKind.trace(
+                run, examples[kind.stack], self.x, number=i, kind=kind, splits=self.splits
+            )
+            for i, (run, kind) in enumerate(zip(functions.layers, plan.kinds, strict=True))
         ]
 
     def start(self) -> Carry:
         """The carry before the first tick."""
-        plan, (layers, ends) = self.plan, self.arrays.zeros
+        plan, (layers, ends, common) = self.plan, self.arrays.zeros
         pools = {
             name: [
-                [zeros(shape, plan.slots[name], end - begin) for shape in kind.shapes[name]]
-                for kind, (begin, end) in zip(self.kinds, plan.kinds, strict=True)
+                zeros(kind.shapes[name], plan.slots[of_stack(name, stack)], end - begin)
+                for kind, (stack, begin, end) in zip(self.kinds, plan.kinds, strict=True)
             ]
             for name in ("saved", "between")
         }
-        total = jax.tree.map(zeros, self.head[1])
-        return self.initial(**pools, layers=layers, ends=ends, total=total)
+        total = zeros(self.head[1])
+        return self.initial(**pools, layers=layers, ends=ends, common=common, total=total)
 
     def compute(self, carry: Carry, instruction: Instruction) -> Carry:
         forward = self._forward if self.plan.recompute else self._forward_saving
@@ -62,7 +68,7 @@ class Training(Ticks):
         """Runs the part's layers and saves nothing."""
 
         def run(carry: Carry, layer: CurrentLayer) -> Carry:
-            params = self.functions.gathered(layer.params)
+            params = self.gathered(layer.params)
             return carry._replace(
                 x=self.functions.layers[layer.kind](params, layer.inputs, carry.x)
             )
@@ -75,9 +81,9 @@ class Training(Ticks):
         """Runs the part's layers and saves what their backward needs."""
 
         def run(carry: Carry, layer: CurrentLayer) -> Carry:
-            kind, params = self.kinds[layer.kind], self.functions.gathered(layer.params)
+            kind, params = self.kinds[layer.kind], self.gathered(layer.params)
             x, new = kind.layer.forward(params, layer.inputs, carry.x)
-            saved = kind.put(carry.saved, new, instruction["saved"], layer.offset)
+            saved = kind.put(carry.saved, new, instruction[kind.saved], layer.offset)
             return carry._replace(x=x, saved=saved)
 
         return self.each_layer(name, carry, instruction, run)
@@ -99,7 +105,7 @@ class Training(Ticks):
         """Adds the loss to the total; x becomes its gradient."""
         micro, _ = self.micro_batch(instruction["micro"])
 
-        def head(ends: Any, x: Array) -> tuple[Array, Any]:
+        def head(ends: Any, x: X) -> tuple[Array, Any]:
             found: tuple[Array, Any] = self.functions.head(ends, micro, x)
             return found
 
@@ -110,16 +116,16 @@ class Training(Ticks):
 
     def _layer_backward(self, instruction: Instruction, carry: Carry, layer: CurrentLayer) -> Carry:
         """All gradients of a layer; x, the gradient of its output, becomes that of its input."""
-        kind, params = self.kinds[layer.kind], self.functions.regathered(layer.params)
-        saved = kind.get(carry.saved, instruction["saved"], layer.offset)
+        kind, params = self.kinds[layer.kind], self._regathered(layer.params)
+        saved = kind.get(carry.saved, instruction[kind.saved], layer.offset)
         found, x = kind.layer.backward(saved, params, layer.inputs, carry.x)
         return self._accumulate(found, instruction, carry, layer)._replace(x=x)
 
     def _input_backward(self, instruction: Instruction, carry: Carry, layer: CurrentLayer) -> Carry:
         """The gradient of a layer's input only; `_weight` computes those of its parameters."""
-        kind, params = self.kinds[layer.kind], self.functions.regathered(layer.params)
+        kind, params = self.kinds[layer.kind], self._regathered(layer.params)
         assert kind.split is not None
-        saved = kind.get(carry.saved, instruction["saved"], layer.offset)
+        saved = kind.get(carry.saved, instruction[kind.saved], layer.offset)
         # Read before their slots are overwritten, or XLA for CPUs copies the pool at every layer.
         for i in (i for i in kind.storage.replaced if i is not None):
             saved[i] = lax.optimization_barrier(saved[i])
@@ -127,20 +133,24 @@ class Training(Ticks):
         in_saved, in_between = kind.storage.separate(passed)
         return carry._replace(
             x=x,
-            saved=kind.put(carry.saved, in_saved, instruction["saved"], layer.offset),
-            between=kind.put(carry.between, in_between, instruction["between"], layer.offset),
+            saved=kind.put(carry.saved, in_saved, instruction[kind.saved], layer.offset),
+            between=kind.put(carry.between, in_between, instruction[kind.between], layer.offset),
         )
+
+    def _regathered(self, row: Any) -> tuple[Any, Any]:
+        """A row of a stack -> the layer's parameters and the common ones, for backward."""
+        return self.functions.regathered(row), self.arrays.common
 
     def _unembed(self, carry: Carry, instruction: Instruction) -> Carry:
         """Adds the gradients of the embedding; x becomes zeros, because no stage reads it."""
         micro, places = self.micro_batch(instruction["micro"])
 
-        def backward(ends: Any, x: Array) -> Any:
+        def backward(ends: Any, x: X) -> Any:
             return jax.vjp(lambda ends: self.functions.embed(ends, micro, places), ends)[1](x)[0]
 
         ends = run_without_dead_code(backward, self.arrays.ends, carry.x)
         ends = jax.tree.map(jnp.add, carry.ends, ends)
-        return carry._replace(x=jnp.zeros_like(carry.x), ends=ends)
+        return carry._replace(x=jax.tree.map(jnp.zeros_like, carry.x), ends=ends)
 
     # ---- W --------------------------------------------------------------------------------------
 
@@ -150,10 +160,11 @@ class Training(Ticks):
         def run(carry: Carry, layer: CurrentLayer) -> Carry:
             kind = self.kinds[layer.kind]
             assert kind.split is not None
-            reads = kind.weight_backward_reads_params
-            params = self.functions.gathered(layer.params) if reads else self.example[0]
-            saved = kind.get(carry.saved, instruction["saved"], layer.offset)
-            between = kind.get(carry.between, instruction["between"], layer.offset)
+            row = layer.params
+            own = self.functions.gathered(row) if kind.weight_backward_reads_params else kind.params
+            params = own, self.arrays.common
+            saved = kind.get(carry.saved, instruction[kind.saved], layer.offset)
+            between = kind.get(carry.between, instruction[kind.between], layer.offset)
             passed = kind.storage.join(saved, between)
             found = kind.split.weight_backward((saved, params, layer.inputs), passed)
             return self._accumulate(found, instruction, carry, layer)
@@ -164,6 +175,11 @@ class Training(Ticks):
         self, gradients: Any, instruction: Instruction, carry: Carry, layer: CurrentLayer
     ) -> Carry:
         """Adds a layer's gradients to the stage's."""
-        gradients = self.functions.reduce_scattered(gradients, layer.params)
-        row = instruction["row"] + layer.offset
-        return carry._replace(layers=add(carry.layers, gradients, row))
+        own, common = gradients
+        own = self.functions.reduce_scattered(own, layer.params)
+        row = instruction[of_stack("row", layer.stack)] + layer.offset
+        summed = add(carry.layers[layer.stack], own, row)
+        return carry._replace(
+            layers=carry.layers | {layer.stack: summed},
+            common=jax.tree.map(jnp.add, carry.common, common),
+        )

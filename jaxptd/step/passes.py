@@ -11,6 +11,7 @@ Letters: M micro-batches, B batch, T position, V vocabulary, L layers.
 import dataclasses
 import functools
 import operator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -20,11 +21,10 @@ from jax import Array, lax
 
 from jaxptd.collectives import all_gather, as_varying, reduce_scatter, varying_axes
 from jaxptd.config import ModelConfig
-from jaxptd.layers.attention import Cache
-from jaxptd.layers.block import with_remat
+from jaxptd.layers.block import run_layer, with_remat
 from jaxptd.layers.dropout import Places
 from jaxptd.mesh import Axis
-from jaxptd.models.model import State, run_layers
+from jaxptd.models.model import COMMON, State, X, run_layers
 from jaxptd.params import Blueprint, Params
 from jaxptd.pipeline import executor, pools, training
 from jaxptd.pipeline.model import LayerInputs, ModelArrays, ModelFunctions
@@ -152,7 +152,8 @@ class Pipelined:
     """Runs its stage's layers on every device.
 
     The stage with the model's first part embeds, the stage with its last part computes the loss.
-    Parameters outside the layers ("ends") are all-gathered over the stages before the first tick,
+    Parameters outside the layers, those of embedding and head ("ends") and those that all layers
+    read ("common"), are all-gathered over the stages before the first tick,
     and their gradients reduce-scattered after the last: no stage holds a second copy of tied
     weights, of their gradients' sum or of their moments.
     """
@@ -164,29 +165,25 @@ class Pipelined:
     def gradients(
         self, params: StepParams, micro: Micro, places: Places, weights: Losses
     ) -> tuple[Losses, Params]:
-        def run(params: Params, inputs: LayerInputs, x_BTD: Array) -> Array:
-            return self._layer(params, inputs, x_BTD)[0]
+        def head(ends: Params, micro: Micro, x: X) -> tuple[Array, Losses]:
+            return in_total(self._losses(places, ends, micro, x), weights)
 
-        def head(ends: Params, micro: Micro, x_BTD: Array) -> tuple[Array, Losses]:
-            return in_total(self._losses(places, ends, micro, x_BTD), weights)
-
-        remats = [] if self.plan.recompute else self.model.remats(self.plan.depth)
-        scanned = self.model.scan_layers
-        kinds = [with_remat(run, remat, scanned=scanned) for remat, _ in remats]
-        functions = self._functions(kinds or [run], head)
+        functions = self._functions(self._trained_layers(), head)
         arrays = self._arrays(self.gathered(params), micro, places)
-        losses, layers, ends = training.gradients(functions, self.plan, arrays)
-        return losses, layers | {name: self._reduce_end(name, g) for name, g in ends.items()}
+        losses, stacks, ends, common = training.gradients(functions, self.plan, arrays)
+        layers = {name: g for stack in stacks.values() for name, g in stack.items()}
+        others = {name: self._reduce_end(name, g) for name, g in (ends | common).items()}
+        return losses, layers | others
 
     def losses(self, params: StepParams, micro: Micro, places: Places) -> Losses:
-        functions = self._functions([self._layer], partial(self._losses, places))
+        functions = self._functions(self._layers(), partial(self._losses, places))
         arrays = self._arrays(self.gathered(params), micro, places)
         return executor.forward(functions, self.plan.forward_only(), arrays)[0]
 
     def gathered(self, params: StepParams) -> StepParams:
         infos = self.blueprint.infos
         return {
-            name: p if infos[name].stacked else self._gather_end(name, p)
+            name: self._gather_end(name, p) if infos[name].stack is None else p
             for name, p in params.items()
         }
 
@@ -198,16 +195,15 @@ class Pipelined:
     ) -> tuple[Array, State]:
         """Runs one micro-batch, and sends the logits from the last stage to all others."""
 
-        def head(ends: Params, micro: Micro, x_BTD: Array) -> Array:
-            return self.blueprint.build(ends).output(x_BTD)
+        def head(ends: Params, micro: Micro, x: X) -> Array:
+            return self.blueprint.build(ends).output(x)
 
-        ((name, caches),) = state.items()
         micro = Micro({name: x[None] for name, x in batch.items()}, places.sample_B[None], None)
-        functions = self._functions([self._layer], head)
+        functions = self._functions(self._layers(), head)
         arrays = self._arrays(params, micro, places)
         plan = self.plan.forward_only(micro_batches=1)
-        logits_BTV, caches = executor.forward(functions, plan, arrays, caches)
-        return lax.psum(logits_BTV, Axis.PP), {name: caches}
+        logits_BTV, state = executor.forward(functions, plan, arrays, state)
+        return lax.psum(logits_BTV, Axis.PP), state
 
     # ---- the model's functions --------------------------------------------------------------
 
@@ -223,28 +219,46 @@ class Pipelined:
             unroll=not self.model.scan_layers,
         )
 
-    def _embed(self, ends: Params, micro: Micro, places: Places) -> Array:
+    def _embed(self, ends: Params, micro: Micro, places: Places) -> X:
         return self.blueprint.build(ends).embed(micro.batch, places)
 
-    def _layer(
-        self, params: Params, inputs: LayerInputs, x_BTD: Array
-    ) -> tuple[Array, Cache | None]:
-        (stack,) = self.blueprint.build(params).stacks.values()
-        x_BTD, cache = stack(x_BTD, *inputs)
-        return x_BTD, cache
+    def _layers(self) -> list[Callable]:
+        """The layer of each stack: (parameters and common ones, inputs, x) -> (x, cache)."""
+        return [partial(self._layer, stack) for stack in self.plan.stacks]
 
-    def _losses(self, places: Places, ends: Params, micro: Micro, x_BTD: Array) -> Losses:
+    def _trained_layers(self) -> list[Callable]:
+        """The layers of each of `Plan.kinds`, which save what the model's policy says: -> x."""
+        found = []
+        for stack, layer in zip(self.plan.stacks, self._layers(), strict=True):
+            run = partial(_without_cache, layer)
+            remats = [] if self.plan.recompute else self.model.remats(self.plan.depth(stack))
+            scanned = self.model.scan_layers
+            found += [with_remat(run, remat, scanned=scanned) for remat, _ in remats] or [run]
+        return found
+
+    def _layer(
+        self, stack: str, params: tuple[Params, Params], inputs: LayerInputs, x: X
+    ) -> tuple[X, Any]:
+        own, common = params
+        model = self.blueprint.build(own | common)
+        return run_layer((model.stacks[stack], model.common), inputs, x)
+
+    def _losses(self, places: Places, ends: Params, micro: Micro, x: X) -> Losses:
         model = self.blueprint.build(ends)
-        return model.losses(x_BTD, micro.batch, micro.places(places))
+        return model.losses(x, micro.batch, micro.places(places))
 
     # ---- parameters -------------------------------------------------------------------------
 
     def _arrays(self, params: StepParams, micro: Micro, places: Places) -> ModelArrays:
-        infos = self.blueprint.infos
-        layers = {name: p for name, p in params.items() if infos[name].stacked}
-        ends = {name: p for name, p in params.items() if name not in layers}
-        zeros = jax.tree.map(wide_zeros, (shards_of(layers), ends))
-        return ModelArrays(layers, ends, micro, places, zeros)
+        layers: dict[str, StepParams] = {stack: {} for stack in self.plan.stacks}
+        ends: Params = {}
+        common: Params = {}
+        for name, p in params.items():
+            stack = self.blueprint.infos[name].stack
+            others = common if name.startswith(f"{COMMON}.") else ends
+            (others if stack is None else layers[stack])[name] = p
+        zeros = jax.tree.map(wide_zeros, (shards_of(layers), ends, common))
+        return ModelArrays(layers, ends, micro, places, common, zeros)
 
     def _gather_end(self, name: str, x: Array) -> Array:
         """A parameter outside the layers, gathered over the stages. Partner: `_reduce_end`."""
@@ -255,6 +269,11 @@ class Pipelined:
         """The gradient's sum over stages, sharded, if the parameter is; else the partial sum."""
         dim = stage_dim(self.blueprint.infos[name])
         return gradient if dim is None else reduce_scatter(gradient, Axis.PP, dim)
+
+
+def _without_cache(layer: Callable, params: Any, inputs: LayerInputs, x: X) -> X:
+    """x after a layer, without the layer's cache."""
+    return layer(params, inputs, x)[0]
 
 
 def make_passes(resolved: Resolved) -> Passes:

@@ -3,15 +3,16 @@
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from jax.sharding import PartitionSpec as P
 
 from jaxptd.config import Config
 from jaxptd.errors import UserError
 from jaxptd.mesh import Axis
+from jaxptd.models.families import family_of
 from jaxptd.params import ParamInfo
-from jaxptd.pipeline.placement import part_sizes, rows_of_layers
+from jaxptd.pipeline.placement import chunk_rows, rows_of_layers, stack_sizes
 from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.schedules import make_schedule
 
@@ -32,9 +33,10 @@ def make_plan(config: Config) -> Plan:
         )
     except UserError as error:
         raise UserError(in_terms_of_config(str(error))) from error
-    sizes = part_sizes(model.num_layers, schedule.parts, layout.stage_layers)
+    layers = {stack.name: stack.layers for stack in family_of(model).inventory(model).stacks}
+    stacks = stack_sizes(layers, schedule, layout.stage_layers)
     recompute = model.remat == "full" and model.remat_layers is None
-    return Plan(schedule, sizes, recompute=recompute, first=model.remat_layers)
+    return Plan(schedule, stacks, recompute=recompute, first=model.remat_layers)
 
 
 def in_terms_of_config(sentence: str) -> str:
@@ -61,12 +63,15 @@ class StagePlacement:
     sizes: Mapping[Axis, int]
 
     def __call__(self, info: ParamInfo) -> ParamInfo:
-        return self._layers(info) if info.stacked else sharded_over(info, Axis.PP, self.sizes)
+        if info.stack is None:
+            return sharded_over(info, Axis.PP, self.sizes)
+        return self._layers(info, self.plan.stacks[info.stack])
 
-    def _layers(self, info: ParamInfo) -> ParamInfo:
+    def _layers(self, info: ParamInfo, sizes: Sequence[int]) -> ParamInfo:
         schedule = self.plan.schedule
-        rows = rows_of_layers(schedule, self.plan.sizes)
-        shape = (schedule.parts * self.plan.depth, *info.stored_shape[1:])
+        rows = rows_of_layers(schedule, sizes)
+        depth = chunk_rows(schedule, sizes)[-1]
+        shape = (schedule.stages * depth, *info.stored_shape[1:])
         return dataclasses.replace(
             info,
             stored_shape=shape,

@@ -2,8 +2,8 @@
 
 From stage 1 on, the state (parameters, moments) is held in shards (`shards.py`). The stages differ
 in how a step treats the layers' parameters w. Parameters outside the layers (embeddings, the last
-norm) are treated as at stage 1. `[=]` is a device's shard, `[====]` the block that all Z shards
-make up, dw its gradient of one micro-batch:
+norm, those that all layers read) are treated as at stage 1. `[=]` is a device's shard, `[====]` the
+block that all Z shards make up, dw its gradient of one micro-batch:
 
     stage 1  begin_step  w[=] -- all-gather --> w[====]
              forward     reads w[====]
@@ -91,10 +91,10 @@ class Zero:
 
     def per_layer(self, name: str) -> bool:
         """True for parameters that are gathered or reduce-scattered layer by layer."""
-        return self.stage >= 2 and self.infos[name].stacked
+        return self.stage >= 2 and self.infos[name].stack is not None
 
     def _by_layer(self, name: str) -> bool:
-        return self.per_layer(name) or (self.by_layer and self.infos[name].stacked)
+        return self.per_layer(name) or (self.by_layer and self.infos[name].stack is not None)
 
     def gather_dtype(self, name: str) -> Any:
         """The precision in which a parameter is gathered.
@@ -109,7 +109,7 @@ class Zero:
         stored, dtype = self.stored[name], self.gather_dtype(name)
         if not isinstance(stored, ShardedInfo):
             return p.astype(dtype) if self.copies else p
-        early = self.stage < 3 or not self.infos[name].stacked
+        early = self.stage < 3 or self.infos[name].stack is None
         block = stored.gather(p, dtype) if early else None
         per_layer = self.per_layer(name) and (training or not early)
         return Gatherable(p, block, stored, dtype) if per_layer else block

@@ -64,7 +64,7 @@ def test_between_stages_moves_what_a_message_holds_and_what_is_no_layer_once() -
     """Over pp alone the only other collectives are scalars of the norm."""
     program = tiny.program(Layout(pp=2, dp=2), num_layers=4, micro_batches=4)
     found = {c.kind: (c.count, c.bytes) for c in count(program) if c.axes == ("pp",)}
-    ends = [info for info in program.infos.values() if not info.stacked]
+    ends = [info for info in program.infos.values() if not info.stack]
     whole = sum(4 * np.prod(info.shape) for info in ends)
     message = 1 * 8 * 16 * 4  # x[B/dp/M, T, D] in float32
     # 1F1B, M + p - 1 times: an activation forward and a gradient backward, at the same time.

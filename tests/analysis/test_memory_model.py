@@ -132,7 +132,7 @@ def test_what_each_stage_of_zero_cuts_over_dp_and_cp() -> None:
     found = [memory_model.state(p.config, p.resolved.zero) for p in programs]
     infos = programs[0].infos.values()
     whole = 4 * sum(math.prod(info.shape) for info in infos)
-    ends = 4 * sum(math.prod(info.shape) for info in infos if not info.stacked)
+    ends = 4 * sum(math.prod(info.shape) for info in infos if not info.stack)
     matrices = 2 * sum(math.prod(info.shape) for info in infos if info.cast)
     few = 4 * 4 * len(infos) * 2  # padding; at stages 2 and 3 every layer has its own
     for stage, each in enumerate(found):

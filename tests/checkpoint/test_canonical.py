@@ -168,8 +168,8 @@ def test_layers_lie_where_their_part_is_and_rows_left_over_are_zero(name):
     rows, canonical = ROWS[name], to_canonical(program, state)["params"]
     for key, held in state["params"].items():
         info = program.infos[key]
-        assert info.stacked == key.startswith("blocks.")
-        if info.stacked:
+        assert info.stack == ("blocks" if key.startswith("blocks.") else None)
+        if info.stack:
             assert held.shape[0] == len(rows)
             assert not info.is_canonical
             for x, layer in zip(np.asarray(held), rows, strict=True):

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxptd.pipeline.placement import Stacks
 from jaxptd.pipeline.table import B, F, Operation, Schedule, W
 
 
@@ -34,3 +35,13 @@ def random_schedule(seed: int) -> Schedule:
         done |= set(now)
         rows.append(row)
     return dataclasses.replace(empty, table=np.array(rows, np.int32))
+
+
+def random_stacks(schedule: Schedule, seed: int = 0) -> Stacks:
+    """Layers of each part: 2 of one stack for seed 0, else random ones of two, some of them 0."""
+    draw = random.Random(f"{seed} {schedule.parts}")
+    if seed == 0:
+        return {"blocks": (2,) * schedule.parts}
+    sizes = [[draw.randrange(4) for _ in range(schedule.parts)] for _ in range(2)]
+    first, last = ((*each[:-1], max(1, each[-1])) for each in sizes)
+    return {"first": first, "last": last}

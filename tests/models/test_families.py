@@ -49,6 +49,14 @@ def test_a_decoder_that_sees_its_targets_is_refused() -> None:
         Program(Config(ModelConfig(**SIZES, causal=False)), make_mesh(Layout()))
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_inventory_has_the_stacks_of_the_model(family: FamilyName) -> None:
+    sizes = ModelConfig(family=family, **SIZES)  # type: ignore[arg-type]
+    program = Program(Config(sizes), make_mesh(Layout()))
+    stacks = {info.stack: info.shape[0] for info in program.infos.values() if info.stack}
+    assert stacks == {each.name: each.layers for each in family_of(sizes).inventory(sizes).stacks}
+
+
 @pytest.mark.parametrize(
     "model",
     [

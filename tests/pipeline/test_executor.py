@@ -19,7 +19,7 @@ from jaxptd.collectives import as_varying, copy_to, reduce_from
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.pipeline.executor import forward
 from jaxptd.pipeline.model import LayerInputs, ModelArrays, ModelFunctions
-from jaxptd.pipeline.placement import rows_of_layers
+from jaxptd.pipeline.placement import chunk_rows, rows_of_layers
 from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.schedules import SCHEDULES, make_schedule, to_csv
 from jaxptd.pipeline.training import gradients
@@ -51,7 +51,7 @@ class Case:
     def plan(self) -> Plan:
         sizes = {"stages": self.stages, "micro_batches": self.micro_batches}
         schedule = make_schedule(self.schedule, **sizes, virtual_stages=self.chunks)
-        return Plan(schedule, self.sizes, self.recompute)
+        return Plan(schedule, {"blocks": self.sizes}, self.recompute)
 
     @property
     def chunks(self) -> int:
@@ -62,14 +62,17 @@ class Case:
         return np.array(rows_of_layers(self.plan.schedule, self.sizes))
 
     @property
+    def depth(self) -> int:
+        return self.stages * chunk_rows(self.plan.schedule, self.sizes)[-1]
+
+    @property
     def mesh(self) -> Mesh:
         return make_mesh(Layout(pp=self.stages, tp=self.tp))
 
     def held(self, layers: dict[str, Array]) -> dict[str, Array]:
         """Layers in their rows; the unused rows are NaN, because nothing may read them."""
-        count = len(self.sizes) * max(self.sizes)
         return {
-            name: jnp.full((count, *x.shape[1:]), jnp.nan, x.dtype).at[self.rows].set(x)
+            name: jnp.full((self.depth, *x.shape[1:]), jnp.nan, x.dtype).at[self.rows].set(x)
             for name, x in layers.items()
         }
 
@@ -99,8 +102,9 @@ def embed(ends: dict, micro: dict, places: tuple[Array, Array]) -> Array:
     return ends["table"][micro["tokens"]] * places[0][0]
 
 
-def layer(params: dict, inputs: LayerInputs, x: Array, *, tp: bool = False) -> Array:
+def layer(both: tuple, inputs: LayerInputs, x: Array, *, tp: bool = False) -> Array:
     """The result depends on the layer's number, the micro-batch and what those share."""
+    params, _ = both
     shared, each = inputs.places
     scale = jnp.cos(shared[1] * each + inputs.number)
     h = (copy_to(x, Axis.TP) if tp else x) @ params["a"]
@@ -122,7 +126,7 @@ def on_one_device(arrays: ModelArrays, through: Callable, last: Callable) -> Any
         x = embed(arrays.ends, micro, where)
         for number in range(len(arrays.layers["a"])):
             params = jax.tree.map(lambda p, number=number: p[number], arrays.layers)
-            x = through(params, LayerInputs(where, number), x)
+            x = through((params, ()), LayerInputs(where, number), x)
         total = total + last(arrays.ends, micro, x)
     return total
 
@@ -154,9 +158,11 @@ def step(case: Case) -> Callable:
 
     def body(arrays: ModelArrays) -> tuple:
         ends = jax.tree.map(lambda x: as_varying(x, [Axis.PP]), arrays.ends)
-        zeros = jax.tree.map(jnp.zeros_like, (arrays.layers, ends))
-        terms, layers, ends = gradients(functions, plan, arrays._replace(ends=ends, zeros=zeros))
-        return lax.psum(terms["loss"], Axis.PP), layers, lax.psum(ends, Axis.PP)
+        layers = {"blocks": arrays.layers}
+        zeros = jax.tree.map(jnp.zeros_like, (layers, ends, ()))
+        arrays = arrays._replace(layers=layers, ends=ends, zeros=zeros)
+        terms, layers, ends, _ = gradients(functions, plan, arrays)
+        return lax.psum(terms["loss"], Axis.PP), layers["blocks"], lax.psum(ends, Axis.PP)
 
     ins = ModelArrays(LAYERS, WHOLE, WHOLE, WHOLE)
     outs = (WHOLE, LAYERS, WHOLE)
@@ -241,7 +247,7 @@ def test_a_forward_pass_with_caches(case: Case, only: int | None) -> None:
     plan = case.plan.forward_only(only)
     spec = P(Axis.PP)
 
-    def through(params: dict, inputs: LayerInputs, x: Array) -> tuple[Array, Array]:
+    def through(params: tuple, inputs: LayerInputs, x: Array) -> tuple[Array, Array]:
         return layer(params, inputs, x, tp=True), inputs.cache + x
 
     def last(ends: dict, micro: dict, x: Array) -> Array:
@@ -249,10 +255,11 @@ def test_a_forward_pass_with_caches(case: Case, only: int | None) -> None:
 
     def body(arrays: ModelArrays, caches: Array) -> tuple[Array, Array]:
         functions = ModelFunctions(embed, [through], last, places, unroll=case.unroll)
-        total, caches = forward(functions, plan, arrays, caches)
-        return lax.psum(total, Axis.PP), caches
+        arrays = arrays._replace(layers={"blocks": arrays.layers})
+        total, found = forward(functions, plan, arrays, {"blocks": caches})
+        return lax.psum(total, Axis.PP), found["blocks"]
 
-    def record(params: dict, inputs: LayerInputs, x: Array) -> Array:
+    def record(params: tuple, inputs: LayerInputs, x: Array) -> Array:
         seen[inputs.number] = seen.get(inputs.number, 0.0) + x
         return layer(params, inputs, x)
 
@@ -261,7 +268,7 @@ def test_a_forward_pass_with_caches(case: Case, only: int | None) -> None:
     seen: dict[int, Array] = {}
     with jax.enable_x64(True):
         arrays = make_arrays(case)
-        begun = jnp.arange(float(len(case.sizes) * max(case.sizes)))[:, None, None]
+        begun = jnp.arange(float(case.depth))[:, None, None]
         caches = jnp.broadcast_to(begun, (len(begun), BATCH, WIDTH))
         total, caches = run(arrays._replace(layers=case.held(arrays.layers)), caches)
         few = jax.tree.map(lambda x: x[:only], arrays.micro)

@@ -66,7 +66,7 @@ def hold(schedule: Schedule) -> None:
 
 
 def hops_of(schedule: Schedule) -> Hops:
-    return Plan(schedule, (1,) * schedule.parts).hops
+    return Plan(schedule, {"blocks": (1,) * schedule.parts}).hops
 
 
 @pytest.mark.parametrize("p", STAGES)

@@ -1,18 +1,21 @@
 """The layers of each part, and their rows in the stages' stacks."""
 
+from typing import Any
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxptd.errors import UserError
-from jaxptd.pipeline.placement import part_sizes, rows_of_layers
-from jaxptd.pipeline.schedules import SCHEDULES, make_schedule
+from jaxptd.pipeline.placement import chunk_rows, part_sizes, rows_of_layers, stack_sizes
+from jaxptd.pipeline.schedules import SCHEDULES, Schedule, make_schedule
 
 
 def stacks(name: str, p: int, sizes: tuple[int, ...]) -> list[list[int | None]]:
     """The layers of each stage's stack by row; None for an unused row."""
     schedule = make_schedule(name, stages=p, micro_batches=2)
-    rows, depth = rows_of_layers(schedule, sizes), schedule.chunks * max(sizes)
+    rows, depth = rows_of_layers(schedule, sizes), chunk_rows(schedule, sizes)[-1]
     assert len(set(rows)) == sum(sizes)
     held = {row: layer for layer, row in enumerate(rows)}
     assert set(held) <= set(range(p * depth))
@@ -90,3 +93,81 @@ def test_too_few_layers_are_refused() -> None:
         part_sizes(3, 4)
     assert "\n" not in str(caught.value)
     assert part_sizes(3, 4, [1, 1, 1, 0]) == (1, 1, 1, 0)
+
+
+# ---- several stacks -----------------------------------------------------------------------------
+
+T5 = {"encoder": 4, "decoder": 4}
+
+
+def both(name: str, p: int, layers: dict[str, int], **given: Any) -> dict[str, list]:
+    """The layers of each stage's stacks by row, by stack."""
+    schedule = make_schedule(name, stages=p, micro_batches=2, virtual_stages=given.pop("V", None))
+    return {s: stacks(name, p, own) for s, own in stack_sizes(layers, schedule, **given).items()}
+
+
+def test_two_chunks_of_a_stage_are_an_encoders_and_a_decoders() -> None:
+    """No row is unused; in a V the decoder's first part is beside the encoder's last."""
+    found = both("interleaved", 2, T5)
+    assert found == {"encoder": [[0, 1], [2, 3]], "decoder": [[0, 1], [2, 3]]}
+    found = both("zb-v", 2, T5)
+    assert found == {"encoder": [[0, 1], [2, 3]], "decoder": [[2, 3], [0, 1]]}
+
+
+def test_with_one_chunk_half_of_the_rows_are_unused() -> None:
+    empty = [None, None]
+    found = both("1f1b", 4, T5)
+    assert found == {
+        "encoder": [[0, 1], [2, 3], empty, empty],
+        "decoder": [empty, empty, [0, 1], [2, 3]],
+    }
+
+
+@pytest.mark.parametrize(
+    ("layers", "chunks", "sizes"),
+    [
+        ({"encoder": 6, "decoder": 2}, 4, [(1,) * 6 + (0,) * 2, (0,) * 6 + (1,) * 2]),
+        ({"encoder": 5, "decoder": 2}, 2, [(3, 2, 0, 0), (0, 0, 1, 1)]),
+        ({"encoder": 3, "decoder": 3}, 1, [(3, 0), (0, 3)]),
+        ({"encoder": 5, "decoder": 2}, 1, [(4, 1), (0, 2)]),
+        ({"blocks": 5}, 2, [(1, 2, 1, 1)]),
+    ],
+)
+def test_chunks_are_divided_by_the_numbers_of_layers(layers, chunks, sizes) -> None:
+    """With as many chunks as stacks or more; with fewer a part may have layers of two."""
+    table = np.zeros((0, 2, 3), np.int32)
+    found = stack_sizes(layers, Schedule("", 2, 4, chunks, "loop", table))
+    assert [*found.values()] == sizes
+
+
+def test_given_numbers_are_those_of_the_encoder_then_of_the_decoder() -> None:
+    schedule = make_schedule("1f1b", stages=3, micro_batches=2)
+    found = stack_sizes({"encoder": 4, "decoder": 3}, schedule, (2, 4, 1))
+    assert found == {"encoder": (2, 2, 0), "decoder": (0, 2, 1)}
+
+
+@pytest.mark.parametrize(
+    ("layers", "given", "words"),
+    [
+        ({"encoder": 4, "decoder": 3}, (2, 4), "that add up to the model's layers, 4 of encoder"),
+        ({"encoder": 4, "decoder": 3}, (2, 4, 0, 0), "and 3 of decoder"),
+        ({"encoder": 4, "decoder": 1}, None, "stack decoder of 1 layers leaves some of the pipe"),
+        ({"blocks": 3}, None, "model.num_layers=3 leaves some of the pipeline's 4 parts"),
+    ],
+)
+def test_stacks_that_do_not_fill_their_parts_are_refused(layers, given, words) -> None:
+    schedule = make_schedule("zb-v", stages=2, micro_batches=2)
+    with pytest.raises(UserError, match=words):
+        stack_sizes(layers, schedule, given)
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 9), st.integers(1, 9))
+def test_every_layer_of_every_stack_is_in_one_part(p: int, V: int, more: int, others: int) -> None:
+    schedule = Schedule("", p, 1, V, "loop", np.zeros((0, p, 3), np.int32))
+    layers = {"encoder": p * V + more, "decoder": p * V + others}
+    found = stack_sizes(layers, schedule)
+    assert {stack: sum(sizes) for stack, sizes in found.items()} == layers
+    parts = [*zip(*found.values(), strict=True)]
+    assert all(map(any, parts))
+    order = [number for part in parts for number, size in enumerate(part) if size]
+    assert order == sorted(order)

@@ -2,31 +2,25 @@
 
 import dataclasses
 import itertools
-import random
 from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_schedules import random_schedule
+from random_schedules import random_schedule, random_stacks
 from turns import by_turns
 
-from jaxptd.pipeline.plan import Plan
+from jaxptd.pipeline.placement import of_stack
+from jaxptd.pipeline.plan import Plan, layers_scope
 from jaxptd.pipeline.schedules import SCHEDULES, Operation, Schedule, check, make_schedule
 
 STAGES = [1, 2, 3, 4, 5, 8]
 F, B, W = Operation.F, Operation.B, Operation.W
 NOTHING = ("nothing",)
 LOOPS = ("embed", "forward", "head", "backward", "unembed", "weight")
-
-
-def sizes_of(schedule: Schedule, seed: int = 0) -> tuple[int, ...]:
-    """Layers of each part: 2 for seed 0, else random ones, some of them 0."""
-    draw = random.Random(f"{seed} {schedule.parts}")
-    sizes = [2 if seed == 0 else draw.randrange(4) for _ in range(schedule.parts)]
-    return (*sizes[:-1], max(1, sizes[-1]))
 
 
 @cache
@@ -36,7 +30,7 @@ def plans(name: str, p: int) -> list[Plan]:
     for m in range(1, 3 * p + 1):
         schedule = make_schedule(name, stages=p, micro_batches=m)
         found += [
-            Plan(schedule, sizes_of(schedule, m % 2), recompute) for recompute in (False, True)
+            Plan(schedule, random_stacks(schedule, m % 2), recompute) for recompute in (False, True)
         ]
     return found
 
@@ -113,34 +107,54 @@ class Replay:
             return NOTHING
         self.done[operation, q, i] += 1
         assert row["micro"] == i
-        assert row["row"] == chunk * max(self.plan.sizes)
-        assert row["layer"] == sum(self.plan.sizes[:q])
-        assert row["layers"] == self.plan.sizes[q]
-        mail, saved, between = ((s, row[name]) for name in ("read", "saved", "between"))
-        layers, recompute = self.plan.sizes[q], self.plan.recompute
+        self.check_rows(row, chunk, q)
+        mail, recompute = (s, row["read"]), self.plan.recompute
         if operation == F:
-            self.trips["forward_layers"] += layers
+            self.count("forward", q)
             if q == 0:
                 self.write("mail", mail, ("x", 0, i))
             self.read("mail", mail, ("x", q, i))
             if self.plan.trains and not recompute:
-                self.write("saved", saved, ("saved", q, i))
+                self.each(self.write, "saved", (s, row), (q, i))
             return ("x", q + 1, i) if self.plan.trains or q + 1 < count else NOTHING
         if operation == W:
-            self.trips["weight_layers"] += layers
-            self.read("saved", saved, ("saved", q, i))
-            self.read("between", between, ("between", q, i))
+            self.count("weight", q)
+            self.each(self.read, "saved", (s, row), (q, i))
+            self.each(self.read, "between", (s, row), (q, i))
             return ("unused",)
-        self.trips["backward_layers"] += layers
+        self.count("backward", q)
         self.read("mail", mail, ("x", count, i) if q + 1 == count else ("dx", q + 1, i))
         if recompute:
-            self.trips["recompute_layers"] += layers
+            self.count("recompute", q)
             self.read("mail", (s, row["input"]), ("x", q, i))
-            self.write("saved", saved, ("saved", q, i))
-        self.read("saved", saved, ("saved", q, i))
+            self.each(self.write, "saved", (s, row), (q, i))
+        self.each(self.read, "saved", (s, row), (q, i))
         if self.schedule.splits:
-            self.write("between", between, ("between", q, i))
+            self.each(self.write, "between", (s, row), (q, i))
         return ("dx", q, i) if q else NOTHING
+
+    def check_rows(self, row: dict[str, int], chunk: int, q: int) -> None:
+        """Chunks with layers of a stack follow each other; numbers count through the stacks."""
+        number = 0
+        for stack, sizes in self.plan.stacks.items():
+            used = {self.schedule.where(part)[1] for part, size in enumerate(sizes) if size}
+            assert row[f"row_{stack}"] == max(sizes) * sum(c in used for c in range(chunk))
+            assert row[f"layer_{stack}"] == number + sum(sizes[:q])
+            assert row[f"layers_{stack}"] == sizes[q]
+            number += sum(sizes)
+
+    def count(self, name: str, q: int) -> None:
+        """Counts the trips of the loops over the part's layers; each stack is one kind."""
+        for kind, sizes in enumerate(self.plan.stacks.values()):
+            self.trips[layers_scope(name, kind)] += sizes[q]
+
+    def each(self, do: Callable, pool: str, place: tuple[int, dict], value: tuple) -> None:
+        """Writes or reads what the layers of a part keep: of each stack that has any there."""
+        s, row = place
+        for stack, sizes in self.plan.stacks.items():
+            if sizes[value[0]]:
+                name = of_stack(pool, stack)
+                do(name, (s, row[name]), (name, *value))
 
     def expected(self, operation: Operation, q: int) -> set[str]:
         """The loops that must run."""
@@ -173,10 +187,10 @@ def hold(plan: Plan) -> None:
     kinds = ([F, B] if plan.trains else [F]) + [W] * schedule.splits
     todo = np.ndindex(schedule.parts, schedule.micro_batches)
     assert replay.done == Counter((kind, *which) for which in todo for kind in kinds)
-    for pool in ("mail", "saved", "between"):
-        assert plan.slots[pool] == replay.most(pool), pool
-    none = {f"{name}_layers" for name in ("embed", "head", "unembed")}  # without layers
-    trips = {name: n for name, n in plan.trips.items() if n and name not in none}
+    for pool, slots in plan.slots.items():
+        assert slots == replay.most(pool), pool
+    none = ("embed_layers", "head_layers", "unembed_layers")  # without layers
+    trips = {name: n for name, n in plan.trips.items() if n and not name.startswith(none)}
     assert trips == +replay.trips
     forms = {(column.dtype.name, column.shape) for column in plan.columns.values()}
     assert forms == {("int32", (schedule.ticks, schedule.stages))}
@@ -191,11 +205,13 @@ def test_every_plan_can_run_in_as_few_slots_as_possible(name: str, p: int) -> No
         hold(plan)
 
 
-def held(schedule: Schedule) -> int:
-    """The most activations that a stage holds, each from F to its last operation."""
-    operation = schedule.table[..., 0]
+def held(schedule: Schedule, sizes: Sequence[int]) -> int:
+    """The most activations of a stack that a stage holds, each from F to its last operation."""
+    operation, _, chunk = np.moveaxis(schedule.table, -1, 0)
+    stage = np.broadcast_to(np.arange(schedule.stages), chunk.shape)
+    has = np.array(sizes)[np.vectorize(schedule.part)(stage, chunk)] > 0
     last = W if schedule.splits else B
-    return int(((operation == F).astype(int) - (operation == last)).cumsum(0).max())
+    return int((has * ((operation == F).astype(int) - (operation == last))).cumsum(0).max())
 
 
 @pytest.mark.parametrize("p", STAGES)
@@ -204,20 +220,24 @@ def test_as_many_slots_are_saved_as_the_schedule_holds(name: str, p: int) -> Non
     """With recomputation one slot is saved, unless backward is split: then until W."""
     for plan in plans(name, p):
         m, schedule = plan.schedule.micro_batches, plan.schedule
-        if not plan.recompute:
-            assert plan.slots["saved"] == held(schedule)
-            known = {"1f1b": min(m, p), "gpipe": m, "zb-h1": min(m, p), "zb-h2": min(m, 2 * p - 1)}
-            assert plan.slots["saved"] == known.get(name, plan.slots["saved"])
-        elif not schedule.splits:
-            assert plan.slots["saved"] == 1
-        assert (plan.slots["between"] > 0) == schedule.splits
+        for stack, sizes in plan.stacks.items():
+            saved = plan.slots[of_stack("saved", stack)]
+            if not plan.recompute:
+                assert saved == held(schedule, sizes)
+            elif not schedule.splits:
+                assert saved == 1
+            assert (plan.slots[of_stack("between", stack)] > 0) == schedule.splits
+        known = {"1f1b": min(m, p), "gpipe": m, "zb-h1": min(m, p), "zb-h2": min(m, 2 * p - 1)}
+        if name in known and "blocks" in plan.stacks and not plan.recompute:
+            assert saved == known[name]
 
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_1f1b_needs_no_more_slots_for_more_micro_batches(recompute: bool) -> None:
     for p in STAGES:
         sizes = [{"stages": p, "micro_batches": m} for m in (p, p + 1, 4 * p, 8 * p)]
-        slots = [Plan(make_schedule("1f1b", **size), (1,) * p, recompute).slots for size in sizes]
+        one = {"blocks": (1,) * p}
+        slots = [Plan(make_schedule("1f1b", **size), one, recompute).slots for size in sizes]
         assert slots == slots[:1] * 4
 
 
@@ -270,6 +290,6 @@ def test_a_forward_pass_keeps_the_order_and_is_as_short_as_possible(name: str, p
 def test_the_plan_of_a_random_schedule_can_run(seed: int, sizes: int, recompute: bool) -> None:
     schedule = random_schedule(seed)
     check(schedule)
-    plan = Plan(schedule, sizes_of(schedule, sizes), recompute)
+    plan = Plan(schedule, random_stacks(schedule, sizes), recompute)
     hold(plan)
     hold(plan.forward_only())

@@ -215,7 +215,7 @@ RUN_SIZES = [(2, 4), (4, 8), (5, 10), (8, 32)]
 
 def plan(name: str, stages: int, micro_batches: int) -> Plan:
     schedule = make_schedule(name, stages=stages, micro_batches=micro_batches)
-    return Plan(schedule, (1,) * schedule.parts)
+    return Plan(schedule, {"blocks": (1,) * schedule.parts})
 
 
 @pytest.mark.parametrize(("stages", "micro_batches"), RUN_SIZES)

@@ -227,7 +227,7 @@ def test_bfloat16_keeps_float32_masters_and_sums(schedule: str) -> None:
     )
     carried = [v.aval for v in ticks.outvars]
     held = {
-        (info.stored_shape[0] // 2, *info.stored_shape[1:]) if info.stacked else info.stored_shape
+        (info.stored_shape[0] // 2, *info.stored_shape[1:]) if info.stack else info.stored_shape
         for info in one.infos.values()
     }
     sums = [x.dtype for x in carried if x.shape in held]

@@ -75,7 +75,7 @@ def bytes_of(program: Program, *, layers: bool) -> int:
     return sum(
         4 * math.prod(each.stored_shape)
         for name, each in program.states.stored.items()
-        if program.infos[name].stacked == layers
+        if (program.infos[name].stack is not None) == layers
     )
 
 
@@ -93,7 +93,7 @@ def test_parameters_are_gathered_once_or_twice_and_gradients_scattered_once(stag
     for each in comms.count_compiled(program, CPU_OPTIONS):
         compiled[each.kind] = compiled.get(each.kind, 0) + each.bytes
     assert compiled == {kind: each.bytes for kind, each in found.items()}
-    number = sum(not info.stacked for info in program.infos.values())
+    number = sum(not info.stack for info in program.infos.values())
     if stage >= 2:  # two messages a layer: parameters that tp would shard, and the others
         assert found[REDUCE_SCATTER].count == number + 2 * program.config.model.num_layers
 
@@ -163,13 +163,13 @@ def test_a_device_holds_one_shard_of_parameters_and_moments(layout: Layout, stag
             info = plain.infos[name]
             sharding = plain.abstract_state["params"][name].sharding
             block = sharding.shard_shape(info.stored_shape)
-            rows = block[0] if stage >= 2 and info.stacked else 1
+            rows = block[0] if stage >= 2 and info.stack else 1
             size = math.prod(block) // rows
             assert math.prod(x.sharding.shard_shape(x.shape)) == rows * math.ceil(size / number)
             assert x.dtype == jnp.float32
     everything = sum(math.prod(x.sharding.shard_shape(x.shape)) for x in state(program))
     once = sum(math.prod(x.sharding.shard_shape(x.shape)) for x in state(plain))
-    rows = 3 * sum(i.stored_shape[0] if i.stacked else 1 for i in plain.infos.values())
+    rows = 3 * sum(i.stored_shape[0] if i.stack else 1 for i in plain.infos.values())
     assert once / number <= everything < once / number + rows
 
 
@@ -195,7 +195,7 @@ def temporary(stage: int, layout: Layout, **choice: Any) -> tuple[int, int, int]
     traced: Any = program.train_step
     lowered = traced.trace(program.abstract_state, program.abstract_batch).lower()
     taken = lowered.compile(compiler_options=CPU_OPTIONS).memory_analysis().temp_size_in_bytes
-    layers = [each for n, each in program.states.stored.items() if program.infos[n].stacked]
+    layers = [each for n, each in program.states.stored.items() if program.infos[n].stack]
     held = sum(s.info.stored_shape[0] // layout.pp * math.prod(_block(s, layout)) for s in layers)
     return taken, 4 * held, 4 * held // math.prod(layout.sizes[axis] for axis in BATCH_AXES)
 

@@ -28,7 +28,7 @@ def numbers(shape: tuple[int, ...], seed: int = 1) -> np.ndarray:
 
 
 def info(shape: tuple, held: tuple, *spec: Any, rows: tuple[int, ...] | None = None) -> ParamInfo:
-    return ParamInfo(shape, held, P(*spec), decay=True, stacked=rows is not None, rows=rows)
+    return ParamInfo(shape, held, P(*spec), decay=True, stack="blocks" if rows else None, rows=rows)
 
 
 def sharded(info: ParamInfo, layout: Layout, *, lead: int = 0) -> ShardedInfo:

@@ -78,7 +78,7 @@ def _summed(step: Scenario, stored: Stored) -> Iterator[Collective]:
 
 
 def _kinds(info: ParamInfo) -> str:
-    layers = int(info.stacked)
+    layers = int(info.stack is not None)
     return info.matrix or "s" * layers + "c" * (len(info.shape) - layers)
 
 
@@ -91,7 +91,7 @@ def _axes(info: ParamInfo, kinds: str) -> tuple[Axis, ...]:
 def _stack(info: ParamInfo, layout: Layout) -> int:
     """Matrices, or vectors, of one stage."""
     sizes = zip(info.stored_shape, _kinds(info), strict=True)
-    return math.prod(n for n, kind in sizes if kind == "s") // (layout.pp if info.stacked else 1)
+    return math.prod(n for n, kind in sizes if kind == "s") // (layout.pp if info.stack else 1)
 
 
 def _devices(axes: tuple[Axis, ...], layout: Layout) -> int:

@@ -19,16 +19,16 @@ def between_stages(
 ) -> Iterator[Collective]:
     """Activations and their gradients at each hop of the plan; and parameters outside of layers.
 
-    An activation is b*T*D over all devices that shard it. Embeddings and the last norm are gathered
-    before the first tick, and their gradients are reduce-scattered after the last.
+    Each array of x is b*T*D over all devices that shard it. Embeddings, the last norm and what all
+    layers read are gathered before the first tick, and their gradients are reduce-scattered after
+    the last.
     """
     layout, sizes = step.config.layout, step.sizes
     hops = sum(int(taken.sum()) for taken in plan.hops.taken.values())
-    shards = layout.row * layout.col * (layout.tp if layout.sequence_parallel else 1)
-    size = sizes.tokens * sizes.hidden // shards * sizes.itemsize
-    yield Collective(PERMUTE, (Axis.PP,), hops, hops * size)
+    for size in sizes.streams:
+        yield Collective(PERMUTE, (Axis.PP,), hops, hops * size)
     for info in infos.values():
-        if Axis.PP in info.axes and not info.stacked:
+        if Axis.PP in info.axes and info.stack is None:
             whole = elements_on_device(info, layout) * layout.pp * sizes.master_itemsize
             yield Collective(ALL_GATHER, (Axis.PP,), 1, whole)
             yield Collective(REDUCE_SCATTER, (Axis.PP,), 1, whole)

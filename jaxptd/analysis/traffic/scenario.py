@@ -73,7 +73,7 @@ class Scenario:
     def _recomputed(self, stack: Stack) -> list[tuple[Recomputed, int]]:
         if self.plan and self.plan.recompute:
             return [(WHOLE_PART, stack.layers)]
-        counts = self.plan.sizes if self.plan else (stack.layers,)
+        counts = self.plan.stacks[stack.name] if self.plan else (stack.layers,)
         remats = (each for count in counts for each in self.config.model.remats(count))
         found = [(RECOMPUTED[remat], layers) for remat, layers in remats]
         if not stack.norms_sums:

@@ -12,6 +12,7 @@ from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, C
 from jaxptd.analysis.sizes import elements_on_device
 from jaxptd.analysis.traffic.scenario import Scenario
 from jaxptd.mesh import BATCH_AXES, Axis, Layout
+from jaxptd.models.inventory import Stack
 from jaxptd.params import Stored
 from jaxptd.zero import Zero
 from jaxptd.zero.shards import ShardedInfo
@@ -30,7 +31,7 @@ def once_a_step(step: Scenario, zero: Zero) -> Iterator[Collective]:
         if not isinstance(stored, ShardedInfo):
             continue
         whole = elements * math.prod(layout.sizes[axis] for axis in BATCH_AXES)
-        if zero.stage < 3 or not stored.info.stacked:
+        if zero.stage < 3 or stored.info.stack is None:
             yield Collective(ALL_GATHER, BATCH_AXES, 1, whole * zero.gather_dtype(name).itemsize)
         if not zero.per_layer(name):
             yield Collective(REDUCE_SCATTER, BATCH_AXES, 1, whole * wide)
@@ -41,12 +42,19 @@ def per_layer(step: Scenario, zero: Zero) -> Iterator[Collective]:
 
     A message has all parameters of a layer that are sharded alike and gathered in one precision.
     """
+    for stack in step.sizes.inventory.stacks:
+        yield from _of_stack(step, zero, stack)
+
+
+def _of_stack(step: Scenario, zero: Zero, stack: Stack) -> Iterator[Collective]:
+    """The layers of one stack."""
     layout, wide = step.config.layout, step.sizes.master_itemsize
-    times = _layers(step) * step.config.train.micro_batches
-    gathers = _gathers(step) if zero.stage == 3 else 0
+    times = stack.layers * step.config.train.micro_batches
+    gathers = _gathers(step, stack) if zero.stage == 3 else 0
     messages: dict[tuple, dict[int, int]] = {}  # axes -> bytes of an element -> elements
     for name, stored in zero.stored.items():
-        if isinstance(stored, ShardedInfo) and zero.per_layer(name):
+        own = stored.info.stack == stack.name
+        if isinstance(stored, ShardedInfo) and own and zero.per_layer(name):
             axes = stored.axes | {*_summed_over(stored, layout)}
             message = messages.setdefault(tuple(sorted(axes)), {})
             itemsize = zero.gather_dtype(name).itemsize
@@ -58,24 +66,20 @@ def per_layer(step: Scenario, zero: Zero) -> Iterator[Collective]:
         yield Collective(REDUCE_SCATTER, BATCH_AXES, times, times * size)
 
 
-def _gathers(step: Scenario) -> int:
-    """Gathers in a step at stage 3, of all layers and micro-batches together.
+def _gathers(step: Scenario, stack: Stack) -> int:
+    """Gathers in a step at stage 3, of all layers of a stack and all micro-batches together.
 
     A pipeline gathers a layer once more where its part of the model runs again, and where the
     second half of a split backward computes again what `dots` does not keep.
     """
-    model, plan, layers = step.config.model, step.plan, _layers(step)
+    model, plan, layers = step.config.model, step.plan, stack.layers
     again = 0
     if plan and plan.recompute:
         again = layers
-    elif plan and plan.slots["between"] and model.remat == "dots":
+    elif plan and plan.schedule.splits and model.remat == "dots":
         most = layers if model.remat_layers is None else model.remat_layers
-        again = sum(min(most, size) for size in plan.sizes)
+        again = sum(min(most, size) for size in plan.stacks[stack.name])
     return (2 * layers + again) * step.config.train.micro_batches
-
-
-def _layers(step: Scenario) -> int:
-    return sum(stack.layers for stack in step.sizes.inventory.stacks)
 
 
 def _summed_over(stored: Stored, layout: Layout) -> tuple[Axis, ...]:

@@ -1,0 +1,1 @@
+"""Small models that only tests have."""

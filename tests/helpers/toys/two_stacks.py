@@ -1,0 +1,104 @@
+"""A model with an encoder, a decoder and a norm that the layers of both read."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from jaxptd.config import ModelConfig
+from jaxptd.layers.attention import Cache
+from jaxptd.layers.block import Block
+from jaxptd.layers.dropout import Places
+from jaxptd.layers.form import TensorParallel
+from jaxptd.layers.norm import Norm
+from jaxptd.models.decoder import DECODER, inventory
+from jaxptd.models.gpt import GPT
+from jaxptd.models.inventory import Inventory
+from jaxptd.params import stacked
+
+X = tuple[Array, Array]  # source and target, both of the batch's tokens
+
+
+class Common(nnx.Module):
+    """The parameters that all layers read."""
+
+    def __init__(self, config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
+        self.norm = Norm(config.hidden_size, options=config.block, form=form, rngs=rngs)
+
+
+class Encoder(Block):
+    """A layer that changes the source."""
+
+    def __call__(  # type: ignore[override]
+        self, x: X, places: Places, layer: Array, cache: Any, common: Common
+    ) -> tuple[X, Any]:
+        source, target = x
+        source, cache = super().__call__(common.norm(source), places, layer, cache)
+        return (source, target), cache
+
+
+class Decoder(Block):
+    """A layer that reads the source and changes the target."""
+
+    def __call__(  # type: ignore[override]
+        self, x: X, places: Places, layer: Array, cache: Any, common: Common
+    ) -> tuple[X, Any]:
+        source, target = x
+        seen = common.norm(source)
+        target, cache = super().__call__(target + seen, places, layer, cache)
+        return (source, target), cache
+
+
+class TwoStacks(GPT):
+    """GPT between its tables, but with L encoders and L - 1 decoders."""
+
+    def __init__(
+        self, config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs, offload: bool = False
+    ) -> None:
+        super().__init__(config, form=form, rngs=rngs, offload=offload)
+        del self.blocks
+
+        def make(kind: type[Block], count: int) -> Any:
+            keys = jax.random.split(rngs(), count)
+            return stacked(lambda key: kind(config, form=form, rngs=nnx.Rngs(key)), keys)
+
+        self.encoder = make(Encoder, config.num_layers)
+        self.decoder = make(Decoder, config.num_layers - 1)
+        self.common = Common(config, form=form, rngs=rngs)
+
+    @property
+    def stacks(self) -> Mapping[str, Any]:
+        return {"encoder": self.encoder, "decoder": self.decoder}
+
+    def embed(self, batch: Mapping[str, Array], places: Places) -> X:  # type: ignore[override]
+        x_BTD = super().embed(batch, places)
+        return x_BTD, x_BTD / 2
+
+    def output(self, x: X) -> Array:  # type: ignore[override]
+        return super().output(x[1])
+
+    def empty_state(self, batch: int) -> dict[str, Cache]:
+        return {name: self._caches(stack, batch) for name, stack in self.stacks.items()}
+
+    def _caches(self, stack: Any, batch: int) -> Cache:
+        config, attention = self.config, stack.attention
+        layers, heads = attention.out.w.shape[0], attention.local_kv_heads
+        shape = (layers, batch, config.seq_length, heads, config.block.head_size)
+        k_LBSNH = jnp.zeros(shape, config.dtype)
+        return Cache(k_LBSNH, k_LBSNH, jnp.zeros(layers, jnp.int32))
+
+
+def parts(model: ModelConfig) -> Inventory:
+    """The parts of the model, but for the norm that all layers read."""
+    found = inventory(model)
+    (stack,) = found.stacks
+    encoder = dataclasses.replace(stack, name="encoder")
+    decoder = dataclasses.replace(stack, name="decoder", layers=stack.layers - 1)
+    return dataclasses.replace(found, stacks=(encoder, decoder))
+
+
+TWO_STACKS = dataclasses.replace(DECODER, make=TwoStacks, inventory=parts)
