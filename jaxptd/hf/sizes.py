@@ -278,4 +278,8 @@ def _model_type(family: str) -> str:
     for kind, each in FAMILIES.items():
         if each.name == family:
             return kind
-    raise UserError(f"model.family={family} is no model of Hugging Face's")
+    families = ", ".join(each.name for each in FAMILIES.values())
+    raise UserError(
+        f"model.family={family} is not read from or written to Hugging Face's files; use one of "
+        f"{families}"
+    )
