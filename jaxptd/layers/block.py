@@ -48,9 +48,17 @@ class Block(nnx.Module):
         self.rate, self.form, self.order = config.dropout, form, options.norm_order
 
     def __call__(
-        self, x_BTD: Array, places: Places, layer: Array, cache: Cache | None
+        self,
+        x_BTD: Array,
+        places: Places,
+        layer: Array,
+        cache: Cache | None,
+        common: None = None,
     ) -> tuple[Array, Cache | None]:
-        """x as the residual stream has it -> the same, and the cache with x's keys and values."""
+        """x as the residual stream has it -> the same, and the cache with x's keys and values.
+
+        common: a model's parameters for all layers, of which blocks read none.
+        """
         a_BTD, cache = self.attention(
             self._before(self.attention_norm, x_BTD), places.at(layer, Site.ATTENTION), cache
         )
@@ -88,12 +96,6 @@ def number_of_layers(stack: Any) -> int:
     return count
 
 
-def run_layer(params: tuple[Any, Any], inputs: LayerInputs, x: X) -> tuple[X, Any]:
-    """(x after a layer, its state); params: the layer, and the model's common ones or None."""
-    layer, common = params
-    return layer(x, *inputs) if common is None else layer(x, *inputs, common)
-
-
 def run_blocks(
     blocks: Any,
     x: X,
@@ -125,15 +127,21 @@ def run_blocks(
     caches = []
 
     for (remat, _), stack in zip(remats, stacks, strict=True):
-        run = with_remat(run_layer, remat, scanned=config.scan_layers, offload=offload)
+        run = with_remat(
+            lambda params, inputs, x: params[0](x, *inputs, params[1]),
+            remat,
+            scanned=config.scan_layers,
+            offload=offload,
+        )
         run = with_gathering(run, blocks)
-
-        def one(x: X, layer: tuple, run: Any = run) -> tuple[X, Any]:
-            block, *inputs = layer
-            return run((block, common), LayerInputs(places, *inputs), x)
-
         with jax.named_scope(LAYERS):
-            x, new = over(one, x, stack)
+            x, new = over(
+                lambda x, layer, run=run: run(
+                    (layer[0], common), LayerInputs(places, *layer[1:]), x
+                ),
+                x,
+                stack,
+            )
         caches.append(new)
     return x, jax.tree.map(lambda *each: jnp.concatenate(each), *caches)
 

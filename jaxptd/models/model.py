@@ -35,8 +35,8 @@ class Model(Protocol):
         """The stacks of layers, in the order in which x goes through them; named as attributes.
 
         A stack has the parameters of L layers, `[L, ...]`. A layer of it is called with
-        (x, places, number of the layer in the model, its state), and with `common` if the model has
-        any; it returns x and its state.
+        (x, places, number of the layer in the model, its state, `common`) and returns x and its
+        state.
         """
 
     @property

@@ -21,7 +21,7 @@ from jax import Array, lax
 
 from jaxptd.collectives import all_gather, as_varying, reduce_scatter, varying_axes
 from jaxptd.config import ModelConfig
-from jaxptd.layers.block import run_layer, with_remat
+from jaxptd.layers.block import with_remat
 from jaxptd.layers.dropout import Places
 from jaxptd.mesh import Axis
 from jaxptd.models.model import COMMON, State, X, run_layers
@@ -241,7 +241,8 @@ class Pipelined:
     ) -> tuple[X, Any]:
         own, common = params
         model = self.blueprint.build(own | common)
-        return run_layer((model.stacks[stack], model.common), inputs, x)
+        found: tuple[X, Any] = model.stacks[stack](x, *inputs, model.common)
+        return found
 
     def _losses(self, places: Places, ends: Params, micro: Micro, x: X) -> Losses:
         model = self.blueprint.build(ends)

@@ -138,7 +138,7 @@ def test_numpy_arrays_are_placed_in_the_order_of_the_ring(dtype) -> None:
     order = program.batches.token_orders["tokens"]
     assert list(order) != sorted(order)
     for name, x in step({}, batch).items():
-        assert x.sharding == program.batches.sharding
+        assert x.sharding == program.batches.shardings[name]
         assert x.dtype == jnp.int32
         np.testing.assert_array_equal(np.asarray(x), tiny.batch()[name][:, order])
 
