@@ -74,7 +74,6 @@ STACKS = (
         "jaxptd/models/model.py",
         "        first += number_of_layers(stack)\n",
         "",
-        STEPS,
-        "one_device",
+        "tests/models/test_model.py",
     ),
 )

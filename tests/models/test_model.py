@@ -1,0 +1,39 @@
+"""The way of a batch through the stacks of a model."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+from jax import Array
+
+from jaxptd import ModelConfig
+from jaxptd.models.model import run_layers
+
+
+class Digit(nnx.Module):
+    """Layers that append their number to a number, and to the common word if there is one."""
+
+    def __init__(self, count: int) -> None:
+        self.w = nnx.Param(jnp.zeros(count))
+
+    def __call__(
+        self, x: tuple[Array, Array], places: Any, number: Array, cache: Any, common: Any = 0
+    ) -> tuple[tuple[Array, Array], Any]:
+        digits, word = x
+        return (10 * digits + number, word + common), cache
+
+
+@pytest.mark.parametrize("scan_layers", [True, False])
+def test_layers_are_numbered_through_all_stacks_and_read_the_common_parameters(scan_layers) -> None:
+    model: Any = SimpleNamespace(
+        config=ModelConfig(scan_layers=scan_layers),
+        offload=False,
+        common=jnp.int32(7),
+        stacks={"encoder": Digit(2), "decoder": Digit(3)},
+        embed=lambda batch, places: (batch["tokens"], jnp.int32(0)),
+    )
+    x, state = run_layers(model, {"tokens": jnp.int32(5)}, None)  # type: ignore[arg-type]
+    assert [int(each) for each in x] == [501234, 5 * 7]
+    assert state == {"encoder": None, "decoder": None}
