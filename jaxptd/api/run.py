@@ -161,7 +161,7 @@ class Run:
                 count. Any B, and T up to model.seq_length.
 
         Raises:
-            UserError: the batch has other arrays.
+            UserError: the batch has other arrays, or the model is no decoder.
         """
         check_unused(self.arrays)
         return self._whole_batches.loss_and_gradients(self.arrays, batch)

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 from jaxptd.collectives import as_same
 from jaxptd.errors import UserError
 from jaxptd.layers.dropout import Places
+from jaxptd.models.families import family_of
 from jaxptd.params import Params
 from jaxptd.step import Program, State
 from jaxptd.step.passes import make_passes
@@ -94,7 +95,13 @@ def _padded(x_BT: np.ndarray, rows: int, length: int, value: int) -> np.ndarray:
 
 
 def _checked(batch: WholeBatch, names: tuple[str, ...], program: Program) -> dict[str, np.ndarray]:
-    """The arrays of a batch. Raises UserError for others than `[B, T]` of ids."""
+    """The arrays of a batch. Raises UserError for others than `[B, T]` of ids, and for encoders."""
+    model = program.config.model
+    if not family_of(model).writes:
+        raise UserError(
+            f"model.family={model.family}: only batches of a decoder are taken here; use "
+            "run.program.gradients or eval_step"
+        )
     if not isinstance(batch, Mapping) or [name for name in names if name not in batch]:
         raise UserError(f"a batch is a dict with {' and '.join(names)}, numpy arrays [B, T]")
     found = {name: np.asarray(batch[name]) for name in names}
