@@ -181,24 +181,24 @@ def case(ring: Any, cp: int, *, rich: bool = False, causal: bool = True, **choic
 
 CASES = [
     case("zigzag", 1, rich=True, chunk=512),
-    case("zigzag", 2),
+    slow(case("zigzag", 2)),
     case("zigzag", 3, rich=True, bias=True),
-    case("zigzag", 8, rich=True),
-    case("zigzag", 4, rich=True, causal=False),
-    case("blockwise", 2, rich=True),
-    case("blockwise", 8),
-    case("blockwise", 3, rich=True, causal=False),
+    slow(case("zigzag", 8, rich=True)),
+    slow(case("zigzag", 4, rich=True, causal=False)),
+    slow(case("blockwise", 2, rich=True)),
+    slow(case("blockwise", 8)),
+    slow(case("blockwise", 3, rich=True, causal=False)),
     case("rsa", 1, rich=True),
-    case("rsa", 2),
+    slow(case("rsa", 2)),
     case("rsa", 4, rich=True),
-    case("rsa", 8, rich=True, causal=False),
+    slow(case("rsa", 8, rich=True, causal=False)),
     case("zigzag", 4, window=17, rich=True),
     case("blockwise", 4, window=14, rich=True),
     case("blockwise", 2, window=1),
-    case("rsa", 4, window=14, rich=True),
+    slow(case("rsa", 4, window=14, rich=True)),
     case("blockwise", 3, window=20, causal=False),
-    case("zigzag", 4, bias=True, causal=False, keys=72, chunk=512),
-    case("blockwise", 2, bias=True, chunk=512),
+    slow(case("zigzag", 4, bias=True, causal=False, keys=72, chunk=512)),
+    slow(case("blockwise", 2, bias=True, chunk=512)),
     case("blockwise", 4, bias=True, causal=False, keys=20, rich=True, chunk=512),
     case("rsa", 4, bias=True, causal=False, keys=72, rich=True),
 ]
@@ -233,12 +233,12 @@ def test_every_ring_gives_the_attention_of_one_device(case: Case) -> None:
     hold(case, "float64")
 
 
-@pytest.mark.parametrize("case", [case("zigzag", 4, rich=True), case("rsa", 2)], ids=str)
+@pytest.mark.parametrize("case", [slow(case("zigzag", 4, rich=True)), case("rsa", 2)], ids=str)
 def test_in_float32_too(case: Case) -> None:
     hold(case, "float32")
 
 
-@pytest.mark.parametrize("ring", ["zigzag", "blockwise", "rsa"])
+@pytest.mark.parametrize("ring", ["zigzag", slow("blockwise"), slow("rsa")])
 def test_a_ring_does_not_care_for_the_other_axes(ring: Any) -> None:
     """Sequences sharded over dp, heads over tp: each group of cp devices is a ring."""
     layout = Layout(dp=2, cp=2, tp=2, ring=ring)

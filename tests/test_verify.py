@@ -33,7 +33,7 @@ def test_layouts_are_equal_to_one_device(layout: Layout) -> None:
 
 
 def test_more_devices_than_kv_heads_are_equal_to_one_device() -> None:
-    hold(tiny.SEQUENCE_PARALLEL, **QWEN)
+    hold_fast(tiny.SEQUENCE_PARALLEL, **QWEN)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ HEAD = {"z_loss": 0.1, "logit_softcap": 2.0, "max_positions": 12}
     ids=str,
 )
 def test_a_head_of_other_options_is_equal_to_one_device(layout: Layout, choice: dict) -> None:
-    hold(layout, **HEAD, **choice)
+    hold_fast(layout, **HEAD, **choice)
 
 
 RING_STEPS = dataclasses.replace(tiny.SEQUENCE_PARALLEL, collective_matmul=True)

@@ -7,6 +7,7 @@ jsonargparse does the parsing. An unknown key, a wrong type or an impossible lay
 import argparse
 import dataclasses
 import difflib
+import functools
 import importlib
 import itertools
 import json
@@ -90,7 +91,7 @@ def _with_sizes(path: str) -> str:
     options = [
         f"--model.{name}={json.dumps(x).strip(chr(34))}" for name, x in tree["model"].items()
     ]
-    hugging_face.check(parse(make_parser("jaxptd", "a model"), options)[0].model, Path(source))
+    hugging_face.check(parse(_parser_of_fields(), options)[0].model, Path(source))
     return text
 
 
@@ -152,7 +153,13 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         UserError: as `parse`.
     """
     _check_overrides(overrides)
-    return parse(make_parser("jaxptd", "a run"), [f"--config={path}", *overrides])[0]
+    return parse(_parser_of_fields(), [f"--config={path}", *overrides])[0]
+
+
+@functools.cache
+def _parser_of_fields() -> jsonargparse.ArgumentParser:
+    """Makes a parser without other options, once: it takes as long as parsing does."""
+    return make_parser("jaxptd", "a run")
 
 
 def _check_overrides(overrides: Sequence[str]) -> None:

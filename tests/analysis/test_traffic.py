@@ -68,17 +68,17 @@ PIPELINES = [
     (Layout(pp=3, schedule="gpipe", dp=2, stage_layers=(0, 3, 1)), FOUR | {"remat": "dots"}),
     (Layout(pp=2, schedule="zb-v", cp=2, tp=2), FOUR | {"documents": "apart"}),
     (Layout(pp=4, schedule="zb-h2", cp=2, ring="rsa"), FOUR | {"remat": "full"}),
-    (Layout(pp=4, schedule="zb-h1", tp=2), FOUR | {"dtype": "bfloat16", "remat": "attention"}),
-    (Layout(pp=2, row=2, col=2), FOUR | {"remat": "full"}),
+    slow(Layout(pp=4, schedule="zb-h1", tp=2), FOUR | {"dtype": "bfloat16", "remat": "attention"}),
+    slow(Layout(pp=2, row=2, col=2), FOUR | {"remat": "full"}),
     (Layout(pp=2, row=2, col=2, matmul2d="cannon", schedule="zb-h1"), FOUR),
     (Layout(pp=2, row=2, col=2, matmul2d="summa", attention2d="blocks"), FOUR | UNEVEN),
-    (Layout(pp=2, row=2, col=2, matmul2d="fox"), FOUR | {"dtype": "bfloat16"}),
+    slow(Layout(pp=2, row=2, col=2, matmul2d="fox"), FOUR | {"dtype": "bfloat16"}),
 ]
 QWEN = {"family": "qwen3", "num_kv_heads": 2}
 ODD_HEADS = QWEN | {"head_size": 6, "tie_embeddings": False}
 OPTIONS = [
     (Layout(tp=4), QWEN | {"remat": "dots"}),  # more devices than kv heads
-    (RING_STEPS, QWEN | {"remat": "full"}),
+    slow(RING_STEPS, QWEN | {"remat": "full"}),
     slow(Layout(tp=2), QWEN | {"remat": "attention"}),
     slow(Layout(cp=4), QWEN),
     (Layout(cp=2, tp=2, ring="rsa"), QWEN | {"remat": "full"}),
@@ -95,10 +95,10 @@ BLOCKWISE = Layout(cp=4, ring="blockwise")  # blocks of two tokens
 WINDOWS = [
     (BLOCKWISE, {"window": 4, "remat": "full"}),
     (BLOCKWISE, {"window": 1}),  # no hop
-    (Layout(cp=4, ring="rsa"), {"window": 3, "remat": "dots"}),
+    slow(Layout(cp=4, ring="rsa"), {"window": 3, "remat": "dots"}),
     slow(Layout(cp=4), {"window": 3}),
-    (Layout(row=4, col=2, ring="blockwise"), {"window": 3, "remat": "attention"}),
-    (Layout(cp=2, row=2, col=2, ring="blockwise"), {"window": 4}),  # gradients go back over cp
+    slow(Layout(row=4, col=2, ring="blockwise"), {"window": 3, "remat": "attention"}),
+    slow(Layout(cp=2, row=2, col=2, ring="blockwise"), {"window": 4}),  # gradients go back over cp
     slow(Layout(cp=2, row=2, col=2, ring="rsa"), {"window": 5, "remat": "full"}),
     slow(Layout(row=2, col=2, attention2d="blocks"), {"window": 3}),
     (Layout(pp=2, cp=4, ring="blockwise", schedule="zb-v"), FOUR | {"window": 5}),
@@ -108,20 +108,20 @@ POST = {"norm_order": "post"}
 HEAD = {"z_loss": 0.1, "logit_softcap": 2.0, "max_positions": 12}
 HEADS = [
     (Layout(dp=2, tp=2, zero=2), HEAD),
-    (Layout(row=2, col=2), HEAD),
-    (Layout(pp=2, tp=2), FOUR | HEAD),
-    (tiny.SEQUENCE_PARALLEL, POST | {"remat": "full"}),
+    slow(Layout(row=2, col=2), HEAD),
+    slow(Layout(pp=2, tp=2), FOUR | HEAD),
+    slow(tiny.SEQUENCE_PARALLEL, POST | {"remat": "full"}),
     slow(RING_STEPS, POST | {"remat": "full"}),
     slow(Layout(tp=4), POST | {"remat": "dots"}),
     (Layout(row=2, col=2), POST | {"remat": "full"}),
     (Layout(pp=2, tp=2, sequence_parallel=True), FOUR | POST | {"remat": "dots"}),
-    (Layout(pp=2, row=2, col=2, matmul2d="summa"), FOUR | POST),
+    slow(Layout(pp=2, row=2, col=2, matmul2d="summa"), FOUR | POST),
 ]
 BERT = {"family": "bert"}
 ENCODERS = [
     (Layout(cp=2, tp=2, ring="blockwise"), BERT | {"remat": "dots"}),
     (tiny.SEQUENCE_PARALLEL, BERT | {"remat": "full"}),
-    (Layout(row=2, col=2, attention2d="blocks"), BERT),
+    slow(Layout(row=2, col=2, attention2d="blocks"), BERT),
     (Layout(pp=2, dp=2, tp=2, zero=2), BERT | FOUR),
     slow(Layout(pp=2, row=2, col=2, schedule="zb-h1"), BERT | FOUR | {"remat": "full"}),
     slow(RING_STEPS, BERT),
@@ -134,12 +134,12 @@ MIXED = [
     (Layout(cp=4), FIVE | {"remat": "attention"}),
     (Layout(cp=2, ring="rsa"), FIVE | {"remat": "dots"}),
     (Layout(row=2, col=2), FIVE | {"remat": "full"}),
-    (Layout(row=2, col=2), {"vocab_multiple": 32}),
+    slow(Layout(row=2, col=2), {"vocab_multiple": 32}),
     (Layout(tp=4), {"vocab_multiple": 32}),
-    (Layout(row=2, col=2, attention2d="blocks"), FIVE | {"remat": "dots"}),
+    slow(Layout(row=2, col=2, attention2d="blocks"), FIVE | {"remat": "dots"}),
     # The parts have 3 and 2 layers; two of each are recomputed.
     (Layout(pp=2, tp=2, sequence_parallel=True), FIVE | {"remat": "full", "micro_batches": 4}),
-    (Layout(pp=2, cp=2, stage_layers=(1, 4)), FIVE | {"remat": "attention"}),
+    slow(Layout(pp=2, cp=2, stage_layers=(1, 4)), FIVE | {"remat": "attention"}),
     (Layout(pp=2, row=2, col=2, schedule="zb-h1"), FOUR | {"remat": "full", "remat_layers": 1}),
 ]
 
@@ -188,9 +188,9 @@ COMPILED = [
     # Unrolled, XLA on CPU drops the barrier in front of the backward ring, and its first hop.
     (tiny.CONTEXT_PARALLEL, {}),
     # Positions are looked up once for all micro-batches.
-    (GRIDS[3], {"micro_batches": 1}),
+    slow(GRIDS[3], {"micro_batches": 1}),
     PIPELINES[2],
-    (BLOCKWISE, {"window": 4}),
+    slow(BLOCKWISE, {"window": 4}),
 ]
 
 

@@ -40,7 +40,7 @@ def permutes(case: Case, count: int, size: int) -> list[Collective]:
     return [Collective("collective-permute", ("cp",), count, size)] if count else []
 
 
-@pytest.mark.parametrize("cp", [1, 2, 8])
+@pytest.mark.parametrize("cp", [1, slow(2), 8])
 @pytest.mark.parametrize(("ring", "causal"), RINGS)
 def test_each_part_makes_one_round_forward_and_two_backward(ring: Any, causal: bool, cp: int):
     """Nothing else moves, over any axis. Keys and values share a permute, except in RSA."""
@@ -54,7 +54,9 @@ def test_each_part_makes_one_round_forward_and_two_backward(ring: Any, causal: b
     assert backward == permutes(each, 2 * messages, hops * block * (2 + 4))
 
 
-@pytest.mark.parametrize(("window", "hops"), [(1, 0), (2, 1), (13, 1), (14, 2), (26, 3), (48, 3)])
+@pytest.mark.parametrize(
+    ("window", "hops"), [(1, 0), slow(2, 1), (13, 1), (14, 2), slow(26, 3), (48, 3)]
+)
 @pytest.mark.parametrize("ring", ["zigzag", "blockwise", "rsa"])
 def test_contiguous_blocks_travel_as_far_as_a_window_reaches(ring: Any, window: int, hops: int):
     """Blocks have 12 tokens; the last hop of gradients leads back to the block's owner."""

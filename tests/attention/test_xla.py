@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import Array
+from turns import slow
 
 from jaxptd.analysis.jaxprs import inside
 from jaxptd.attention.kernel import Dropout, Saved, Scores, Sites
@@ -108,34 +109,36 @@ def hold(case: Case, dtype: str) -> None:
 
 
 CASES = [
-    Case(8, 8, 512),
-    Case(8, 8, 4, rate=0.3),
     Case(7, 7, 3, rate=0.3, documents=True),
     Case(13, 13, 5, causal=False, documents=True),
-    Case(13, 13, 4, causal=False, rate=0.3),
     Case(12, 12, 5, halves=True, rate=0.3),
-    Case(5, 11, 4, causal=False),
     Case(5, 11, 4, rate=0.3),
     Case(11, 5, 3, documents=True),
     Case(1, 1, 1),
     Case(13, 13, 4, window=6, rate=0.3, documents=True),
     Case(12, 12, 5, halves=True, window=3),
-    Case(5, 11, 4, window=4),
     Case(9, 9, 512, causal=False, window=2, rate=0.3),
     Case(13, 13, 4, causal=False, rate=0.3, documents=True, bias=True),
-    Case(12, 12, 5, bias=True),
     Case(7, 16, 5, causal=False, bias=True),
     Case(16, 7, 512, causal=False, rate=0.3, bias=True),
+]
+MORE = [
+    Case(8, 8, 512),
+    Case(8, 8, 4, rate=0.3),
+    Case(13, 13, 4, causal=False, rate=0.3),
+    Case(5, 11, 4, causal=False),
+    Case(5, 11, 4, window=4),
+    Case(12, 12, 5, bias=True),
     Case(3, 16, 4, bias=True),
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [*CASES, *map(slow, MORE)], ids=str)
 def test_value_logsumexp_and_gradients_are_the_plain_ones(case: Case) -> None:
     hold(case, "float64")
 
 
-@pytest.mark.parametrize("case", [CASES[2], CASES[4]], ids=str)
+@pytest.mark.parametrize("case", [CASES[0], MORE[2]], ids=str)
 def test_in_float32_too(case: Case) -> None:
     hold(case, "float32")
 

@@ -126,7 +126,7 @@ def test_from_any_layout_to_any_other(layout):
 
 
 @pytest.mark.parametrize(
-    ("layout", "shards"), [(TP4, 1), (ZERO, 4), (PP2, 2)], ids=["tp4", "zero", "pp2"]
+    ("layout", "shards"), [(TP4, 1), slow(ZERO, 4), (PP2, 2)], ids=["tp4", "zero", "pp2"]
 )
 def test_what_is_a_copy_lies_in_host_memory_cut_as_the_state_is(layout, shards):
     """Sharded over stages and data parallel devices, along a dim that is not padded."""
@@ -148,7 +148,7 @@ def test_what_is_a_copy_lies_in_host_memory_cut_as_the_state_is(layout, shards):
     [
         slow(TP2, 258, id="tp2"),
         pytest.param(TP4, 260, id="tp4"),
-        pytest.param(TILES, 512, id="tiles"),
+        slow(TILES, 512, id="tiles"),
     ],
 )
 def test_padding_stays_zero_while_training(layout, rows):

@@ -48,7 +48,7 @@ def test_documents_apart_are_refused() -> None:
         Program(config, make_mesh(Layout()))
 
 
-@pytest.mark.parametrize("layout", [Layout(), Layout(cp=2, tp=2, ring="blockwise")], ids=str)
+@pytest.mark.parametrize("layout", [slow(Layout()), Layout(cp=2, tp=2, ring="blockwise")], ids=str)
 def test_losses_are_means_over_their_own_targets_and_see_no_padding(layout: Layout) -> None:
     program = tiny.program(layout, family="bert", dtype="float32")
     drawn = family_of(program.config.model).draw(program.config, np.random.default_rng(0))
@@ -77,7 +77,7 @@ UNEVEN = {"hidden_size": 15, "num_heads": 3, "ffn_hidden_size": 23}  # no grid d
 @pytest.mark.parametrize(
     ("layout", "choice"),
     [
-        (Layout(dp=2, cp=2, tp=2, ring="blockwise", zero=3), {}),
+        slow(Layout(dp=2, cp=2, tp=2, ring="blockwise", zero=3), {}),
         (Layout(pp=2, row=2, col=2, schedule="zb-v"), FOUR),
         slow(tiny.SEQUENCE_PARALLEL, {"remat": "full"}),
         slow(Layout(cp=4), {"remat": "dots"}),

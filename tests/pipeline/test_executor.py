@@ -14,6 +14,7 @@ from jax import Array, lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from random_schedules import random_schedule
+from turns import slow
 
 from jaxptd.collectives import as_varying, copy_to, reduce_from
 from jaxptd.mesh import Axis, Layout, make_mesh
@@ -188,31 +189,33 @@ def hold(case: Case) -> None:
 # ---- values and gradients -----------------------------------------------------------------------
 
 CASES = [
-    Case("gpipe", 1, 2, (4,)),
     Case("gpipe", 4, 5, (1, 1, 1, 1)),
-    Case("1f1b", 2, 5, (3, 1)),
     Case("1f1b", 4, 2, (1, 0, 2, 1)),  # fewer micro-batches than stages, a part without layers
     Case("1f1b", 4, 5, (1, 1, 2, 0), tp=2),
-    Case("1f1b", 3, 5, (1, 2, 1), recompute=True),
-    Case("1f1b", 8, 5, (1, 0) * 4),
-    Case("interleaved", 2, 5, (1, 1, 1, 1), unroll=True),
     Case("interleaved", 3, 5, (1, 0, 1, 1, 0, 1), recompute=True),
     Case("interleaved", 4, 5, (0, 1) * 4, tp=2),
-    Case("zb-h1", 1, 2, (4,)),
-    Case("zb-h1", 3, 5, (1, 2, 1)),
     Case("zb-h1", 4, 2, (1, 1, 2, 0), tp=2),
     Case("zb-h1", 2, 5, (2, 2), recompute=True, unroll=True),
     Case("zb-h2", 4, 5, (1, 1, 1, 1)),
-    Case("zb-v", 2, 5, (1, 2, 1, 0)),
     Case("zb-v", 4, 5, (1, 0) * 4, recompute=True),
+]
+MORE = [
+    Case("gpipe", 1, 2, (4,)),
+    Case("1f1b", 2, 5, (3, 1)),
+    Case("1f1b", 3, 5, (1, 2, 1), recompute=True),
+    Case("1f1b", 8, 5, (1, 0) * 4),
+    Case("interleaved", 2, 5, (1, 1, 1, 1), unroll=True),
+    Case("zb-h1", 1, 2, (4,)),
+    Case("zb-h1", 3, 5, (1, 2, 1)),
+    Case("zb-v", 2, 5, (1, 2, 1, 0)),
 ]
 
 
 def test_every_schedule_has_its_case() -> None:
-    assert {case.schedule for case in CASES} == set(SCHEDULES)
+    assert {case.schedule for case in (*CASES, *MORE)} == set(SCHEDULES)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [*CASES, *map(slow, MORE)], ids=str)
 def test_gradients_are_those_of_one_device(case: Case) -> None:
     hold(case)
 

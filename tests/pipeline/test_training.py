@@ -35,7 +35,6 @@ F0,F1,F2,F3,,,B3,B2,B1,B0
 @pytest.mark.parametrize(
     ("layout", "choice"),
     [
-        case(OTHER, 4, pp=2, dp=2, cp=2, schedule="interleaved"),
         case(OTHER | {"remat": "full"}, 4, pp=2, row=2, col=2, schedule="zb-v"),
     ],
 )
@@ -47,6 +46,7 @@ def test_a_step_equals_one_device(layout: Layout, choice: dict) -> None:
 @pytest.mark.parametrize(
     ("layout", "choice"),
     [
+        case(OTHER, 4, pp=2, dp=2, cp=2, schedule="interleaved"),
         case(FIVE, 4, pp=2, **RING_STEPS, schedule="zb-v"),
         case(OTHER, 2, pp=3, stage_layers=(0, 4, 1)),
         case(FIVE, 2, pp=2, dp=2),

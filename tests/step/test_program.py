@@ -35,9 +35,9 @@ CHOICES = [
     slow({"remat": "attention"}),
     slow({"scan_layers": False}),
     slow({"vocab_multiple": 128}),
-    {"scan_layers": False, "remat": "dots", "vocab_multiple": 128},
+    slow({"scan_layers": False, "remat": "dots", "vocab_multiple": 128}),
     slow({"micro_batches": 1}),
-    {"micro_batches": 4, "remat": "attention"},
+    slow({"micro_batches": 4, "remat": "attention"}),
 ]
 
 
@@ -122,7 +122,9 @@ def test_dropout_differs_from_step_to_step_and_is_off_in_evaluation() -> None:
     assert program.eval_step(state["params"], tiny.batch()) == sure
 
 
-@pytest.mark.parametrize("layout", [slow(Layout(tp=2)), Layout(tp=4), slow(Layout(dp=4))], ids=str)
+@pytest.mark.parametrize(
+    "layout", [slow(Layout(tp=2)), slow(Layout(tp=4)), slow(Layout(dp=4))], ids=str
+)
 def test_every_layout_starts_from_the_same_bits(layout: Layout) -> None:
     def start(layout: Layout) -> dict[str, np.ndarray]:
         program = tiny.program(layout)

@@ -37,7 +37,7 @@ CASES = [
         6,
         0,
     ),  # a zigzag of two: the local block, and two quarters of the other
-    (Layout(cp=2, ring="rsa"), {}, 4, 2),
+    slow(Layout(cp=2, ring="rsa"), {}, 4, 2),
     (Layout(row=2, col=2), {}, 6, 0),
     (Layout(row=2, col=2, attention2d="blocks"), {}, 2, 1),
 ]

@@ -194,6 +194,7 @@ def test_a_scale_that_is_too_large_decreases_by_itself():
     assert float(state["guard"]["scale"]) == 2.0 ** (26 - skipped)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_scale_and_continues_bit_for_bit(monkeypatch):
     monkeypatch.setattr(skipping, "GROW_AFTER", 4)
     run = Program(

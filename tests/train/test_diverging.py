@@ -44,9 +44,9 @@ def poison(monkeypatch: pytest.MonkeyPatch, *, step: int) -> None:
         (1, 10, 5, [5]),
         slow(5, 0, 7, []),
         slow(0, 0, 7, []),
-        (0, 7, 7, []),
+        slow(0, 7, 7, []),
         (0, 0, 3, [3, 6]),
-        (0, 0, 0, []),
+        slow(0, 0, 0, []),
     ],
 )
 def test_a_state_that_is_not_finite_is_never_saved(train, log, evaluate, save, good, monkeypatch):

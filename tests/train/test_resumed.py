@@ -184,6 +184,7 @@ def test_documents_are_kept_apart_where_the_sequence_is_cut(train):
     assert one[-1] != pytest.approx(joined[-1], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_finished_run_has_nothing_left_to_do(train, whole):
     train()
     before = train.contents()
@@ -198,10 +199,10 @@ def test_a_finished_run_has_nothing_left_to_do(train, whole):
 @pytest.mark.parametrize(
     "override",
     [
-        "--model.dropout=0.2",
+        slow("--model.dropout=0.2"),
         "--data.validation_fraction=0.2",
-        "--train.seed=3",
-        "--optimizer.beta1=0.8",
+        slow("--train.seed=3"),
+        slow("--optimizer.beta1=0.8"),
     ],
 )
 def test_another_run_is_refused_and_nothing_changes(train, override):
@@ -257,6 +258,7 @@ def test_resuming_by_path_never_drops_newer_checkpoints(train):
     assert train.contents() == before
 
 
+@pytest.mark.slow
 def test_resuming_by_path_is_of_the_same_run_too(train):
     train("--train.steps=1")
     path = train.run_dir.checkpoints / "00000001"
