@@ -31,7 +31,7 @@ def compile_step(program: Any, gpu_options: Mapping[str, Any] | None = None) -> 
 
 
 def random_batch(config: Config, seed: int = 0) -> dict[str, np.ndarray]:
-    """A batch of random numbers, with the fields that the config needs."""
+    """A batch of random numbers, with the fields that a user gives."""
     family = family_of(config.model)
     drawn = family.draw(config, np.random.default_rng(seed))
-    return {name: drawn[name] for name in family.fields(config)}
+    return {name: drawn[name] for name in family.given(config)}

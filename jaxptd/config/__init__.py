@@ -3,7 +3,7 @@
 `model`, `training` and `processes` define sections, `run` joins them to a `Config`.
 """
 
-from jaxptd.config.block import Activation, BlockOptions, FamilyName
+from jaxptd.config.block import Activation, BlockOptions, FamilyName, Relative
 from jaxptd.config.layout_checks import check_layout
 from jaxptd.config.model import AttentionKind, Dtype, ModelConfig, Products, Remat, option
 from jaxptd.config.processes import ProcessesConfig
@@ -33,6 +33,7 @@ __all__ = [
     "OptimizerName",
     "ProcessesConfig",
     "Products",
+    "Relative",
     "Remat",
     "Rope",
     "TrainConfig",

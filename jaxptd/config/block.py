@@ -11,14 +11,27 @@ from jaxptd.config.checks import require_divides, require_positive
 from jaxptd.config.rope import Rope, RopeScaling
 from jaxptd.errors import UserError
 
-FamilyName = Literal["gpt", "llama", "qwen2", "qwen3", "mistral", "bert"]
+FamilyName = Literal["gpt", "llama", "qwen2", "qwen3", "mistral", "bert", "t5"]
 NormKind = Literal["layernorm", "rmsnorm"]
 NormOrder = Literal["pre", "post"]
 Activation = Literal["gelu", "gelu-tanh", "relu", "silu"]
 LinearBias = Literal["all", "qkv", "none"]
-Positions = Literal["learned", "rope", "none"]
+Positions = Literal["learned", "rope", "relative", "none"]
 
 _RANGES: Mapping[RopeScaling, tuple[float, float]] = {"llama3": (1, 4), "yarn": (1, 32)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Relative:
+    """Biases of scores by distance: a number for each head and each bucket of distances.
+
+    Args:
+        buckets: of distances; those of near tokens have one distance each.
+        distance: tokens that are farther apart share the last bucket.
+    """
+
+    buckets: int
+    distance: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +47,7 @@ class BlockOptions:
         linear_bias: which products have a bias.
         positions: how tokens know their place.
         rope: wavelengths; None unless positions are rope.
+        relative: buckets of distances; None unless positions are relative.
         qk_norm: whether queries and keys of each head are normalised.
         causal: whether a token attends to no token after it.
         token_types: kinds of tokens with an embedding of their own, as the two texts of a pair.
@@ -41,6 +55,7 @@ class BlockOptions:
         head_size: width of a head.
         attention_scale: factor of the scores of queries and keys.
         window: positions that a query sees, its own the last; None is all before it.
+        output_scale: factor of x before the output layer.
     """
 
     norm: NormKind
@@ -51,6 +66,7 @@ class BlockOptions:
     linear_bias: LinearBias
     positions: Positions
     rope: Rope | None
+    relative: Relative | None
     qk_norm: bool
     causal: bool
     token_types: int
@@ -58,6 +74,7 @@ class BlockOptions:
     head_size: int
     attention_scale: float
     window: int | None
+    output_scale: float
 
     @property
     def head_unit(self) -> int:
@@ -74,9 +91,13 @@ _GPT = {
     "linear_bias": "all",
     "positions": "learned",
     "rope_theta": 1e4,
+    "relative_buckets": 32,
+    "relative_distance": 128,
     "qk_norm": False,
     "causal": True,
     "token_types": 0,
+    "attention_scale": None,  # head_size ** -0.5
+    "output_scale": 1.0,
 }
 _LLAMA = _GPT | {
     "norm": "rmsnorm",
@@ -92,6 +113,14 @@ _BERT = _GPT | {
     "causal": False,
     "token_types": 2,
 }
+_T5 = _LLAMA | {
+    "norm_eps": 1e-6,
+    "activation": "relu",
+    "gated": False,
+    "positions": "relative",
+    "attention_scale": 1.0,
+    "output_scale": None,  # hidden_size ** -0.5 where the output layer is the embedding, else 1
+}
 _QWEN = _LLAMA | {"norm_eps": 1e-6, "rope_theta": 1e6}
 # What each family has where a config says nothing.
 FAMILIES: Mapping[FamilyName, Mapping[str, Any]] = {
@@ -101,6 +130,7 @@ FAMILIES: Mapping[FamilyName, Mapping[str, Any]] = {
     "qwen3": _QWEN | {"qk_norm": True},
     "mistral": _LLAMA,
     "bert": _BERT,
+    "t5": _T5,
 }
 
 
@@ -112,6 +142,10 @@ def block_options(model: Any) -> BlockOptions:
     }
     head_size = model.head_size or model.hidden_size // model.num_heads
     theta, scaling = found.pop("rope_theta"), model.rope_scaling
+    relative = Relative(found.pop("relative_buckets"), found.pop("relative_distance"))
+    attention_scale = found.pop("attention_scale") or head_size**-0.5
+    tied_scale = model.hidden_size**-0.5 if model.tie_embeddings else 1.0
+    output_scale = found.pop("output_scale") or tied_scale
     rope = Rope(
         theta,
         scaling,
@@ -122,10 +156,12 @@ def block_options(model: Any) -> BlockOptions:
     return BlockOptions(
         **found,
         rope=rope if found["positions"] == "rope" else None,
+        relative=relative if found["positions"] == "relative" else None,
         num_kv_heads=model.num_kv_heads or model.num_heads,
         head_size=head_size,
-        attention_scale=model.attention_scale or head_size**-0.5,
+        attention_scale=attention_scale,
         window=model.window,
+        output_scale=output_scale,
     )
 
 
@@ -135,13 +171,7 @@ def check_block(model: Any) -> None:
     kv_heads = options.num_kv_heads
     require_divides("model.num_heads", model.num_heads, "model.num_kv_heads", kv_heads)
     require_positive("model", model, "rope_theta", "rope_factor", "rope_original_length")
-    rope = {f.name: getattr(model, f.name) for f in dataclasses.fields(model) if "rope_" in f.name}
-    unread = [name for name, value in rope.items() if value is not None]
-    if options.rope is None and unread:
-        raise UserError(
-            f"model.{unread[0]} has no effect with model.positions={options.positions}; leave it "
-            "out, or use model.positions=rope"
-        )
+    _check_positions(model, options)
     if options.rope and options.head_size % 2:
         raise UserError(
             f"model.positions=rope turns pairs, and a head has {options.head_size} numbers; use an "
@@ -153,6 +183,31 @@ def check_block(model: Any) -> None:
             "model.causal=false a token attends to those after it, too; leave one of them out"
         )
     _check_scaling(model)
+
+
+def _check_positions(model: Any, options: BlockOptions) -> None:
+    """Raises UserError for options of other positions, and for distances that have no bucket."""
+    kinds = {"rope": options.rope, "relative": options.relative}
+    for kind in (kind for kind, read in kinds.items() if read is None):
+        names = (f.name for f in dataclasses.fields(model) if f.name.startswith(f"{kind}_"))
+        if unread := [name for name in names if getattr(model, name) is not None]:
+            raise UserError(
+                f"model.{unread[0]} has no effect with model.positions={options.positions}; leave "
+                f"it out, or use model.positions={kind}"
+            )
+    if options.relative is None:
+        return
+    buckets, distance = options.relative.buckets, options.relative.distance
+    if buckets % 2 or buckets < 4:
+        raise UserError(
+            f"model.relative_buckets={buckets}: half of them are of keys before a query, and half "
+            "of these of single distances; use an even number, 4 or more"
+        )
+    if distance <= buckets // 2:
+        raise UserError(
+            f"model.relative_distance={distance} leaves nothing to share the upper half of "
+            f"model.relative_buckets={buckets}; use {buckets // 2 + 1} or more"
+        )
 
 
 def _check_scaling(model: Any) -> None:

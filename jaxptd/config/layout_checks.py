@@ -19,7 +19,8 @@ def check_layout(model: ModelConfig, layout: Layout) -> None:
         )
     _check_kv_heads(model, layout)
     require_divides("model.ffn_hidden_size", model.mlp_size, "layout.tp", layout.tp)
-    _check_sequence(model.seq_length, layout)
+    _check_sequence("seq_length", model.seq_length, layout)
+    _check_sequence("decoder_seq_length", model.target_length, layout)
     if model.block.positions == "learned":
         require_divides("model.max_positions", model.num_positions, *_product(layout, Axis.ROW))
     if layout.unfused_attention and model.attention == "cudnn":
@@ -73,13 +74,13 @@ def _check_offload(model: ModelConfig, layout: Layout) -> None:
         )
 
 
-def _check_sequence(length: int, layout: Layout) -> None:
+def _check_sequence(name: str, length: int, layout: Layout) -> None:
     """Raises UserError if a sequence of `length` does not split over the axes that shard it."""
     heads = layout.attention2d == "heads"
     ring, devices = _product(layout, Axis.CP, *((Axis.ROW,) if heads else ()))
     if devices > 1 and layout.ring == "zigzag" and length % (2 * devices):
         raise UserError(
-            f"model.seq_length={length} does not split into two chunks for each of "
+            f"model.{name}={length} does not split into two chunks for each of "
             f"{ring}={devices}, as layout.ring=zigzag needs; use a multiple of {2 * devices}, or "
             "layout.ring=blockwise"
         )
@@ -87,13 +88,13 @@ def _check_sequence(length: int, layout: Layout) -> None:
     unit = math.lcm(layout.row, layout.col) * layout.matmul2d_slices
     if not heads and layout.has_grid and length % unit:
         raise UserError(
-            f"model.seq_length={length} does not split into panels of a grid of layout.row="
+            f"model.{name}={length} does not split into panels of a grid of layout.row="
             f"{layout.row} x layout.col={layout.col}, layout.matmul2d_slices="
             f"{layout.matmul2d_slices}, as layout.attention2d=blocks needs; "
             f"use a multiple of {unit}, or layout.attention2d=heads"
         )
     for axes in ((Axis.CP,), (Axis.CP, inner)):
-        require_divides("model.seq_length", length, *_product(layout, *axes))
+        require_divides(f"model.{name}", length, *_product(layout, *axes))
 
 
 def _product(layout: Layout, *axes: Axis) -> tuple[str, int]:

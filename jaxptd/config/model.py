@@ -37,7 +37,8 @@ class ModelConfig:
 
     Args:
         family: architecture; gpt is GPT-2. It decides the options of a block that are null.
-        num_layers: transformer blocks.
+        num_layers: transformer blocks; of an encoder-decoder those of the encoder.
+        num_decoder_layers: blocks of an encoder-decoder's decoder; null is num_layers.
         hidden_size: width of the residual stream.
         num_heads: attention heads; a divisor of hidden_size, if head_size is null.
         num_kv_heads: heads of keys and values, a divisor of num_heads; null is num_heads.
@@ -50,7 +51,8 @@ class ModelConfig:
         activation: of the MLP; null is the family's.
         gated: the MLP multiplies act(x w_gate) with x w_up; null is the family's.
         linear_bias: biases of all products, of qkv only, or none; null is the family's.
-        positions: learned, rope (rotated queries and keys) or none; null is the family's.
+        positions: learned, rope (rotated queries and keys), relative (a bias of scores by
+            distance, of encoder-decoders) or none; null is the family's.
         rope_theta: base of rope's wavelengths; null is the family's.
         rope_scaling: stretches rope's wavelengths for longer texts, in the way of linear, llama3 or
             yarn; null does not.
@@ -58,14 +60,21 @@ class ModelConfig:
         rope_original_length: tokens in the sequences before rope_scaling; llama3 and yarn need it.
         rope_range: turns of a wave within the original length between which llama3 and yarn
             interpolate, as low,high; null is 1,4 for llama3 and 1,32 for yarn.
+        relative_buckets: of distances, each with a bias, half of them with a single distance; null
+            is the family's.
+        relative_distance: tokens that are farther apart share a bias; null is the family's.
         qk_norm: normalises queries and keys of each head; null is the family's.
         causal: a token attends to itself and those before it; false is to all, as in encoders;
             null is the family's.
         token_types: kinds of tokens with an embedding of their own; null is the family's.
-        attention_scale: factor of the scores of queries and keys; null is head_size ** -0.5.
+        attention_scale: factor of the scores of queries and keys; null is head_size ** -0.5, in
+            the family t5 1.
         window: tokens that a token attends to, itself and those before it (sliding window); null
             is no limit.
-        seq_length: tokens in a sequence.
+        seq_length: tokens in a sequence; of an encoder-decoder in a source.
+        decoder_seq_length: tokens in the targets of an encoder-decoder; null is seq_length.
+        start_token: id that an encoder-decoder's decoder reads first; 0 is padding in T5's
+            tokenizers, and a byte that texts do not have.
         max_positions: positions that the model can tell apart, the rows of the table of learned
             ones; null is seq_length.
         vocab_size: number of token ids; null is the tokenizer's.
@@ -78,6 +87,8 @@ class ModelConfig:
         products: precision of a block's four matrix products: native is dtype, fp8 is 8-bit
             numbers with a scale for each tensor.
         tie_embeddings: use the embedding as output layer.
+        output_scale: factor of x before the output layer of an encoder-decoder; null is
+            hidden_size ** -0.5 with tie_embeddings, else 1.
         logit_softcap: limit of the logits, as limit * tanh(logits / limit); null has none.
         z_loss: weight of the mean square of log sum exp(logits), added to the training loss.
         remat: recomputed in backward: none, attention (its core), dots (all but matrix products
@@ -92,6 +103,7 @@ class ModelConfig:
 
     family: FamilyName = "gpt"
     num_layers: int = 4
+    num_decoder_layers: int | None = None
     hidden_size: int = 256
     num_heads: int = 8
     num_kv_heads: int | None = None
@@ -109,12 +121,16 @@ class ModelConfig:
     rope_factor: float | None = None
     rope_original_length: int | None = None
     rope_range: tuple[float, ...] | None = None
+    relative_buckets: int | None = None
+    relative_distance: int | None = None
     qk_norm: bool | None = None
     causal: bool | None = None
     token_types: int | None = None
     attention_scale: float | None = None
     window: int | None = None
     seq_length: int = 256
+    decoder_seq_length: int | None = None
+    start_token: int = 0
     max_positions: int | None = None
     vocab_size: int | None = None
     vocab_multiple: int = 1
@@ -122,6 +138,7 @@ class ModelConfig:
     dtype: Dtype = "float32"
     products: Products = "native"
     tie_embeddings: bool = True
+    output_scale: float | None = None
     logit_softcap: float | None = None
     z_loss: float = 0.0
     remat: Remat = "none"
@@ -135,13 +152,16 @@ class ModelConfig:
         require_positive("model", self, "ffn_hidden_size", "seq_length", "vocab_size")
         require_positive("model", self, "vocab_multiple", "num_kv_heads", "head_size", "norm_eps")
         require_positive("model", self, "max_positions", "logit_softcap")
-        require_positive("model", self, "attention_scale", "window")
+        require_positive("model", self, "attention_scale", "window", "output_scale")
+        require_positive("model", self, "num_decoder_layers", "decoder_seq_length")
+        require_positive("model", self, "relative_buckets", "relative_distance")
         require_below_one("model", self, "dropout")
-        require_not_negative("model", self, "remat_layers", "z_loss", "token_types")
-        if (self.remat_layers or 0) > self.num_layers:
+        require_not_negative("model", self, "remat_layers", "z_loss", "token_types", "start_token")
+        most = max(self.num_layers, self.decoder_layers)
+        if (self.remat_layers or 0) > most:
             raise UserError(
-                f"model.remat_layers={self.remat_layers} is more than model.num_layers="
-                f"{self.num_layers}; use fewer, or null for all"
+                f"model.remat_layers={self.remat_layers} is more than model.num_layers={most}; use "
+                "fewer, or null for all"
             )
         if self.head_size is None:
             require_divides(
@@ -157,9 +177,9 @@ class ModelConfig:
 
     def _check_positions(self) -> None:
         kind = self.block.positions
-        if self.max_positions is not None and kind == "none":
+        if self.max_positions is not None and kind in ("none", "relative"):
             raise UserError(
-                "model.max_positions has no effect with model.positions=none; leave it out"
+                f"model.max_positions has no effect with model.positions={kind}; leave it out"
             )
         if kind == "learned" and self.seq_length > self.num_positions:
             raise UserError(
@@ -171,6 +191,16 @@ class ModelConfig:
     def num_positions(self) -> int:
         """Positions that the model can tell apart."""
         return self.max_positions or self.seq_length
+
+    @property
+    def decoder_layers(self) -> int:
+        """Blocks of an encoder-decoder's decoder."""
+        return self.num_decoder_layers or self.num_layers
+
+    @property
+    def target_length(self) -> int:
+        """Tokens in the targets of an encoder-decoder."""
+        return self.decoder_seq_length or self.seq_length
 
     @property
     def block(self) -> BlockOptions:
@@ -201,6 +231,11 @@ def option(model: ModelConfig, name: str) -> Any:
     """A field of a model by its name, or where it is null what its family puts in its place."""
     if name == "ffn_hidden_size":
         return model.mlp_size
-    if name.startswith("rope_"):
-        return getattr(model.block.rope, name.removeprefix("rope_"), None)
+    if name == "decoder_seq_length":
+        return model.target_length
+    if name == "num_decoder_layers":
+        return model.decoder_layers
+    for kind in ("rope", "relative"):
+        if name.startswith(f"{kind}_"):
+            return getattr(getattr(model.block, kind), name.removeprefix(f"{kind}_"), None)
     return getattr(model.block, name, getattr(model, name, None))

@@ -32,12 +32,15 @@ _SAVES = {"dots": (KEPT, CORE), "attention": (KEPT, TAKEN), "full": ()}
 class Block(nnx.Module):
     """`x + attention(norm(x))`, then `x + mlp(norm(x))`; or `norm(x + attention(x))`, and so on.
 
-    The products that end in the residual stream start smaller, by 1 / sqrt(2 L).
+    The products that end in the residual stream start smaller, by 1 / sqrt(the number of their
+    sums in all layers), as 2 L.
     Source: Radford et al., 2019 (GPT-2), section 2.3; Vaswani et al., 2017 (norms of sums).
     """
 
+    sums = 2  # of the residual stream with a pair's output, in a layer
+
     def __init__(self, config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
-        init_out = normal(0.02 / (2 * config.num_layers) ** 0.5)
+        init_out = normal(0.02 / (self.sums * config.num_layers) ** 0.5)
         options, size = config.block, config.hidden_size
         self.attention_norm = Norm(size, options=options, form=form, rngs=rngs)
         self.attention = SelfAttention(config, form=form, rngs=rngs, init_out=init_out)
@@ -46,6 +49,7 @@ class Block(nnx.Module):
             size, config.mlp_size, options=options, form=form, rngs=rngs, init_out=init_out
         )
         self.rate, self.form, self.order = config.dropout, form, options.norm_order
+        self.init_out = init_out
 
     def __call__(
         self,
@@ -59,14 +63,33 @@ class Block(nnx.Module):
 
         common: a model's parameters for all layers, of which blocks read none.
         """
+        x_BTD, cache = self.attend(x_BTD, places, layer, cache)
+        return self.transform(x_BTD, places, layer), cache
+
+    def attend(
+        self,
+        x_BTD: Array,
+        places: Places,
+        layer: Array,
+        cache: Cache | None,
+        *,
+        bias_NR: Array | None = None,
+    ) -> tuple[Array, Cache | None]:
+        """The first half of a layer, attention; bias_NR: of its scores, by distance."""
         a_BTD, cache = self.attention(
-            self._before(self.attention_norm, x_BTD), places.at(layer, Site.ATTENTION), cache
+            self._before(self.attention_norm, x_BTD),
+            places.at(layer, Site.ATTENTION),
+            cache,
+            bias_NR=bias_NR,
         )
-        x_BTD = x_BTD + self._dropout(a_BTD, places.at(layer, Site.ATTENTION_OUTPUT))
-        x_BTD = self._after(self.attention_norm, x_BTD)
+        x_BTD = x_BTD + self.drop(a_BTD, places.at(layer, Site.ATTENTION_OUTPUT))
+        return self._after(self.attention_norm, x_BTD), cache
+
+    def transform(self, x_BTD: Array, places: Places, layer: Array) -> Array:
+        """The second half, the MLP."""
         h_BTD = self.mlp(self._before(self.mlp_norm, x_BTD))
-        x_BTD = x_BTD + self._dropout(h_BTD, places.at(layer, Site.MLP_OUTPUT))
-        return self._after(self.mlp_norm, x_BTD), cache
+        x_BTD = x_BTD + self.drop(h_BTD, places.at(layer, Site.MLP_OUTPUT))
+        return self._after(self.mlp_norm, x_BTD)
 
     def _before(self, norm: Norm, x_BTD: Array) -> Array:
         return norm(x_BTD) if self.order == "pre" else x_BTD
@@ -74,7 +97,8 @@ class Block(nnx.Module):
     def _after(self, norm: Norm, x_BTD: Array) -> Array:
         return norm(x_BTD) if self.order == "post" else x_BTD
 
-    def _dropout(self, x_BTD: Array, places: Places) -> Array:
+    def drop(self, x_BTD: Array, places: Places) -> Array:
+        """Dropout before a residual sum."""
         return drop_residual(x_BTD, places, form=self.form, rate=self.rate)
 
 
@@ -84,10 +108,12 @@ def drop_residual(x_BTD: Array, places: Places, *, form: TensorParallel, rate: f
     return dropout(x_BTD, local, form.axes.local_hidden(x_BTD.shape[-1]), rate)
 
 
-def make_blocks(config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs) -> Block:
-    """One `Block` with the parameters of L blocks, stacked `[L, ...]`."""
+def make_blocks(
+    config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs, kind: type[Block] = Block
+) -> Any:
+    """One block with the parameters of L blocks, stacked `[L, ...]`; kind: its class."""
     keys = jax.random.split(rngs(), config.num_layers)
-    return stacked(lambda key: Block(config, form=form, rngs=nnx.Rngs(key)), keys)
+    return stacked(lambda key: kind(config, form=form, rngs=nnx.Rngs(key)), keys)
 
 
 def number_of_layers(stack: Any) -> int:

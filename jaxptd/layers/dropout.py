@@ -23,6 +23,11 @@ class Site(IntEnum):
     ATTENTION = 1
     ATTENTION_OUTPUT = 2
     MLP_OUTPUT = 3
+    CROSS_ATTENTION = 4
+    CROSS_ATTENTION_OUTPUT = 5
+
+
+Segments = tuple[Array | None, ...]
 
 
 class Places(NamedTuple):
@@ -31,13 +36,31 @@ class Places(NamedTuple):
     sample_B: number of each sequence in the global batch. position_T: position of each token of the
     device's cp block in its sequence. seed: two words for this step, or None for no dropout.
     segment_BCT: the document of each token on each device of the ring, or None where attention
-    ignores documents.
+    ignores documents. source: the places of the sequence that this one is made of, if there is one.
     """
 
     sample_B: Array
     position_T: Array
     seed: Array | None
     segment_BCT: Array | None = None
+    source: "Places | None" = None
+
+    @property
+    def segments(self) -> Segments:
+        """The documents of each sequence, its source before it."""
+        before = () if self.source is None else self.source.segments
+        return (*before, self.segment_BCT)
+
+    def of(self, sample_B: Array, segments: Segments) -> "Places":
+        """The same positions in other samples.
+
+        Args:
+            sample_B: their numbers.
+            segments: their documents, as the property has them.
+        """
+        *before, segment_BCT = segments
+        source = self.source and self.source.of(sample_B, tuple(before))
+        return self._replace(sample_B=sample_B, segment_BCT=segment_BCT, source=source)
 
     def at(self, layer: Array | int, site: Site) -> "Places":
         """The same tokens, with the seed for one site of one layer."""

@@ -9,8 +9,8 @@ from jax.typing import DTypeLike
 
 from jaxptd.collectives import alike
 from jaxptd.layers.form import TensorParallel
-from jaxptd.layers.linear import add_bias
-from jaxptd.params import normal, param, zeros
+from jaxptd.layers.linear import INIT, add_bias
+from jaxptd.params import Initialiser, normal, param, zeros
 
 
 class VocabParallelEmbedding(nnx.Module):
@@ -25,6 +25,7 @@ class VocabParallelEmbedding(nnx.Module):
         form: how matrices are sharded.
         rngs: random keys of the initial table.
         rows: V with its padding; None: as `form` pads it.
+        init: initialiser of the table.
 
     Source: Shoeybi et al., arXiv 1909.08053, section 3.
     """
@@ -37,13 +38,14 @@ class VocabParallelEmbedding(nnx.Module):
         form: TensorParallel,
         rngs: nnx.Rngs,
         rows: int | None = None,
+        init: Initialiser = INIT,
     ) -> None:
         self.rows = rows or form.padded(vocab_size)
         padded = (self.rows, form.padded_hidden(size))
         self.table = param(
             rngs(),
             (vocab_size, size),
-            normal(0.02),
+            init,
             spec=form.axes.table_spec(),
             padded=padded,
             matrix="rc",

@@ -11,7 +11,7 @@ import numpy as np
 from jaxptd.config import Config, ModelConfig
 from jaxptd.data import NOT_COUNTED, number_documents
 from jaxptd.errors import UserError
-from jaxptd.models.family import Family, Field, Loss
+from jaxptd.models.family import Family, Field, Loss, Sequence
 from jaxptd.models.gpt import CROSS_ENTROPY, GPT, Z_LOSS
 from jaxptd.models.inventory import MLP, Attention, Head, Inventory, Stack, Table
 
@@ -95,6 +95,7 @@ def inventory(model: ModelConfig) -> Inventory:
 
 def check(config: Config) -> None:
     """Raises UserError without a vocabulary, or if a token sees its target."""
+    refuse_second_sequence(config.model)
     if not config.model.block.causal:
         raise UserError(
             "model.causal=false: a decoder predicts the next token, and its tokens would see it; "
@@ -104,11 +105,41 @@ def check(config: Config) -> None:
         raise UserError(
             f"model.token_types={types}: a decoder's batch has no types of tokens; leave it out"
         )
-    if config.model.vocab_size is None:
+    require_vocabulary(config.model)
+
+
+def require_vocabulary(model: ModelConfig) -> None:
+    """Raises UserError without a number of token ids."""
+    if model.vocab_size is None:
         raise UserError(
             "model.vocab_size=null: a program needs the number of token ids; set it, or use "
             "jaxptd.data.tokenizers.with_vocabulary(config)"
         )
 
 
-DECODER = Family(GPT, fields, losses, rows, documents, draw, inventory, ("norm", "head"), check)
+def refuse_second_sequence(model: ModelConfig) -> None:
+    """Raises UserError for what only a model has that makes one sequence of another."""
+    if model.block.relative:
+        raise UserError(
+            "model.positions=relative is an encoder-decoder's; use learned, rope or none, or "
+            "model.family=t5"
+        )
+    for name in ("num_decoder_layers", "decoder_seq_length", "start_token", "output_scale"):
+        if value := getattr(model, name):
+            raise UserError(
+                f"model.{name}={value} is an encoder-decoder's, and has no effect with the family "
+                f"{model.family}; leave it out"
+            )
+
+
+DECODER = Family(
+    make=GPT,
+    fields=fields,
+    losses=losses,
+    rows=rows,
+    sequences=(Sequence("tokens", documents),),
+    draw=draw,
+    inventory=inventory,
+    last=("norm", "head"),
+    check=check,
+)

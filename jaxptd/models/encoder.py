@@ -15,7 +15,7 @@ from jaxptd.data.objectives import MASK_TOKENS, MaskedPairs, MaskIds
 from jaxptd.errors import UserError
 from jaxptd.models import decoder
 from jaxptd.models.bert import BERT, CLASSES, MLM, NSP
-from jaxptd.models.family import Family, Field, Loss
+from jaxptd.models.family import Family, Field, Loss, Sequence
 from jaxptd.models.inventory import Head, Inventory
 
 MASKED = 0.15  # share of random tokens that are targets
@@ -87,8 +87,8 @@ def rows(samples: Any, field: str, number_B: np.ndarray, **_: Any) -> np.ndarray
 def check(config: Config) -> None:
     """Raises UserError for what an encoder does not have."""
     model = config.model
-    if model.vocab_size is None:
-        decoder.check(config)
+    decoder.require_vocabulary(model)
+    decoder.refuse_second_sequence(model)
     for name, value in (("norm_order", "post"), ("causal", False), ("token_types", 2)):
         if (given := getattr(model.block, name)) != value:
             raise UserError(
@@ -114,7 +114,7 @@ ENCODER = Family(
     fields=fields,
     losses=losses,
     rows=rows,
-    documents=documents,
+    sequences=(Sequence("tokens", documents),),
     draw=draw,
     inventory=inventory,
     last=("transform", "bias", "pooler", "pairs"),

@@ -10,6 +10,7 @@ from jaxptd.config import Config, FamilyName, ModelConfig
 from jaxptd.data import Data, Tokenizer, load_tokenizer, open_data, tokenizers
 from jaxptd.models.decoder import DECODER
 from jaxptd.models.encoder import ENCODER
+from jaxptd.models.encoder_decoder import ENCODER_DECODER
 from jaxptd.models.family import Family
 
 FAMILIES: Mapping[FamilyName, Family] = {
@@ -19,6 +20,7 @@ FAMILIES: Mapping[FamilyName, Family] = {
     "qwen2": DECODER,
     "qwen3": DECODER,
     "bert": ENCODER,
+    "t5": ENCODER_DECODER,
 }
 
 

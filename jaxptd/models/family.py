@@ -1,15 +1,27 @@
 """A family of models: all that steps, formulas and data need to know beside the model itself."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxptd.config import Config, ModelConfig
+from jaxptd.config import Config, ModelConfig, option
 from jaxptd.data import Objective, Tokenizer
 from jaxptd.models.inventory import Inventory
 from jaxptd.models.model import Model
+
+
+class Derived(NamedTuple):
+    """A field that follows from another one: users and samples do not have it.
+
+    Args:
+        field: the other one.
+        make: its rows in text order, `[n, T]` -> those of this field.
+    """
+
+    field: str
+    make: Callable[[np.ndarray], np.ndarray]
 
 
 class Field(NamedTuple):
@@ -19,11 +31,26 @@ class Field(NamedTuple):
         length: the field of `ModelConfig` that is T; None: a number a sequence.
         lowest: the lowest value; None: any.
         end: values are below it; None: any.
+        derived: from another field; None: it is given.
     """
 
     length: str | None
     lowest: int | None = None
     end: int | None = None
+    derived: Derived | None = None
+
+
+class Sequence(NamedTuple):
+    """A sequence of tokens that each sample has.
+
+    Args:
+        tokens: the field of a batch that is as long.
+        documents: a batch -> the document of each token, below 0 for padding, or None where
+            attention needs none.
+    """
+
+    tokens: str
+    documents: Callable[[Mapping[str, Any]], Any] = lambda batch: None
 
 
 class Loss(NamedTuple):
@@ -50,8 +77,7 @@ class Family:
         losses: config -> the terms of the loss by name; perplexity is that of the first.
         rows: (samples, field, sample numbers[n], id of the token that ends a document) -> int32
             `[n, T]`, a function of the numbers only.
-        documents: a batch -> the document of each token, below 0 for padding, or None where
-            attention needs none.
+        sequences: of a sample; the model makes each of the one before it.
         draw: (config, generator) -> a random batch, all fields that there can be, to compare
             layouts with.
         inventory: config -> its parts, from which bytes, memory and FLOPs are counted.
@@ -67,7 +93,7 @@ class Family:
     fields: Callable[[Config], Mapping[str, Field]]
     losses: Callable[[ModelConfig], Mapping[str, Loss]]
     rows: Callable[..., np.ndarray]
-    documents: Callable[[Mapping[str, Any]], Any]
+    sequences: tuple[Sequence, ...]
     draw: Callable[[Config, np.random.Generator], dict[str, np.ndarray]]
     inventory: Callable[[ModelConfig], Inventory]
     last: tuple[str, ...]
@@ -78,4 +104,17 @@ class Family:
 
     def has_documents(self, config: Config) -> bool:
         """True if attention keeps documents, or padding, apart."""
-        return self.documents(dict.fromkeys(self.fields(config), 0)) is not None
+        return any(self.lengths_with_documents(config))
+
+    def lengths_with_documents(self, config: Config) -> Iterator[int]:
+        """Yields the length of each sequence that has documents, or padding."""
+        fields = self.fields(config)
+        batch = dict.fromkeys(fields, 0)
+        for each in self.sequences:
+            length = fields[each.tokens].length
+            if length and each.documents(batch) is not None:
+                yield option(config.model, length)
+
+    def given(self, config: Config) -> Mapping[str, Field]:
+        """The fields of a batch that do not follow from others."""
+        return {name: x for name, x in self.fields(config).items() if x.derived is None}

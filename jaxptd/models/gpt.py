@@ -13,6 +13,7 @@ from flax import nnx
 from jax import Array
 
 from jaxptd.config import ModelConfig
+from jaxptd.layers.axes import ShardingAxes
 from jaxptd.layers.dropout import Places
 from jaxptd.layers.loss import soft_cap, vocab_parallel_cross_entropy
 from jaxptd.models.text import TextModel
@@ -30,22 +31,40 @@ class GPT(TextModel):
     def output(self, x_BTD: Array) -> Array:
         """x after all blocks -> logits[B, T, V], V sharded."""
         logits_BTV = (self.head or self.tokens).logits(self.last_norm(x_BTD))
-        limit = self.config.logit_softcap
-        return logits_BTV if limit is None else soft_cap(logits_BTV, limit)
+        return limited(logits_BTV, self.config)
 
     @jax.named_scope("loss")
     def losses(self, x_BTD: Array, batch: Mapping[str, Array], places: Places) -> dict[str, Array]:
-        """x after all blocks -> the sum of -log probability of each target, in nats.
-
-        With `z_loss` also that of the squares of log sum exp(logits). Float32 at least; of this
-        device's tokens, which are those of the logits. Targets below 0 do not count.
-        """
+        """x after all blocks -> `sums_over_targets`."""
         logits_BTV = self.output(x_BTD)
-        targets_BT = self.form.axes.local_logit_tokens(batch["targets"])
-        loss_BT, logsumexp_BT = vocab_parallel_cross_entropy(
-            logits_BTV, targets_BT, self.form.axes, self.config.vocab_size
-        )
-        terms = {CROSS_ENTROPY: loss_BT}
-        if self.config.z_loss:
-            terms[Z_LOSS] = jnp.square(logsumexp_BT)
-        return {name: jnp.sum(jnp.where(targets_BT >= 0, x, 0)) for name, x in terms.items()}
+        return sums_over_targets(logits_BTV, batch["targets"], self.config, self.form.axes)
+
+
+def limited(logits_BTV: Array, config: ModelConfig) -> Array:
+    """Logits, none beyond `logit_softcap`, if there is one."""
+    limit = config.logit_softcap
+    return logits_BTV if limit is None else soft_cap(logits_BTV, limit)
+
+
+def sums_over_targets(
+    logits_BTV: Array, targets_BT: Array, config: ModelConfig, axes: ShardingAxes
+) -> dict[str, Array]:
+    """The sum of -log probability of each target, in nats.
+
+    With `z_loss` also that of the squares of log sum exp(logits). Float32 at least; of this
+    device's tokens, which are those of the logits. Targets below 0 do not count.
+
+    Args:
+        logits_BTV: this device's shard of V.
+        targets_BT: of its cp block.
+        config: of the model.
+        axes: say how the logits are sharded.
+    """
+    targets_BT = axes.local_logit_tokens(targets_BT)
+    loss_BT, logsumexp_BT = vocab_parallel_cross_entropy(
+        logits_BTV, targets_BT, axes, config.vocab_size or 0
+    )
+    terms = {CROSS_ENTROPY: loss_BT}
+    if config.z_loss:
+        terms[Z_LOSS] = jnp.square(logsumexp_BT)
+    return {name: jnp.sum(jnp.where(targets_BT >= 0, x, 0)) for name, x in terms.items()}

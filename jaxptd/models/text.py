@@ -13,12 +13,14 @@ from jax import Array
 
 from jaxptd.config import ModelConfig
 from jaxptd.fields import check_argument
-from jaxptd.layers.attention import Cache
+from jaxptd.layers.attention import Cache, SelfAttention
 from jaxptd.layers.block import Block, drop_residual, make_blocks
 from jaxptd.layers.dropout import Places, Site
 from jaxptd.layers.embedding import PositionEmbedding, TypeEmbedding, VocabParallelEmbedding
 from jaxptd.layers.form import TensorParallel
+from jaxptd.layers.linear import INIT
 from jaxptd.layers.norm import Norm
+from jaxptd.params import Initialiser
 
 
 class TextModel(nnx.Module):
@@ -39,10 +41,7 @@ class TextModel(nnx.Module):
     def __init__(
         self, config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs, offload: bool = False
     ) -> None:
-        check_argument(f"jaxptd.{type(self).__name__}", "config", config, ModelConfig)
-        check_argument(f"jaxptd.{type(self).__name__}", "form", form, TensorParallel)
-        if config.vocab_size is None:
-            raise ValueError("model.vocab_size is not set; take it from the tokenizer")
+        check_made(self, config, form)
         size, options = config.hidden_size, config.block
         self.config, self.form, self.offload = config, form, offload
         self.tokens = self.table(rngs)
@@ -57,13 +56,7 @@ class TextModel(nnx.Module):
 
     def table(self, rngs: nnx.Rngs) -> VocabParallelEmbedding:
         """A table of the vocabulary."""
-        config = self.config
-        return VocabParallelEmbedding(
-            *(config.vocab_size or 0, config.hidden_size),
-            form=self.form,
-            rngs=rngs,
-            rows=config.padded_vocab(self.form.padded),
-        )
+        return make_table(self.config, form=self.form, rngs=rngs)
 
     @property
     def stacks(self) -> Mapping[str, Block]:
@@ -90,8 +83,36 @@ class TextModel(nnx.Module):
 
     def empty_state(self, batch: int) -> dict[str, Cache]:
         """Empty caches for up to seq_length tokens and this device's heads."""
-        config, attention = self.config, self.blocks.attention
-        layers, heads = attention.out.w.shape[0], attention.local_kv_heads
-        shape = (layers, batch, config.seq_length, heads, config.block.head_size)
-        k_LBSNH = jnp.zeros(shape, config.dtype)
-        return {"blocks": Cache(k_LBSNH, k_LBSNH, jnp.zeros(layers, jnp.int32))}
+        return {"blocks": empty_cache(self.blocks.attention, self.config, batch)}
+
+
+def check_made(model: nnx.Module, config: ModelConfig, form: TensorParallel) -> None:
+    """Checks the arguments of a model's class."""
+    check_argument(f"jaxptd.{type(model).__name__}", "config", config, ModelConfig)
+    check_argument(f"jaxptd.{type(model).__name__}", "form", form, TensorParallel)
+    if config.vocab_size is None:
+        raise ValueError("model.vocab_size is not set; take it from the tokenizer")
+
+
+def make_table(
+    config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs, init: Initialiser = INIT
+) -> VocabParallelEmbedding:
+    """Makes a table of the vocabulary."""
+    return VocabParallelEmbedding(
+        *(config.vocab_size or 0, config.hidden_size),
+        form=form,
+        rngs=rngs,
+        rows=config.padded_vocab(form.padded),
+        init=init,
+    )
+
+
+def empty_cache(attention: SelfAttention, config: ModelConfig, batch: int) -> Cache:
+    """The caches of a stack of layers, for up to seq_length tokens and this device's heads.
+
+    attention: that of the layers, with parameters `[L, ...]`.
+    """
+    layers, heads = attention.out.w.shape[0], attention.local_kv_heads
+    shape = (layers, batch, config.seq_length, heads, config.block.head_size)
+    k_LBSNH = jnp.zeros(shape, config.dtype)
+    return Cache(k_LBSNH, k_LBSNH, jnp.zeros(layers, jnp.int32))

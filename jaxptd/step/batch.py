@@ -1,7 +1,7 @@
 """A batch: its fields, and how it is sharded over the mesh."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property, partial
 from typing import Any
 
@@ -13,13 +13,14 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxptd.attention.ring import Ring
-from jaxptd.config import Config
+from jaxptd.config import Config, option
 from jaxptd.errors import UserError
 from jaxptd.mesh import BATCH_AXES, Axis
 from jaxptd.models.families import family_of
 
-# Arrays of int32 [B, T] by name, see `Family.fields`. Along T the tokens are in the order of the
-# ring's devices (`Ring.order`), if there is a ring.
+# Arrays of int32 [B, T] by name, see `Family.fields`; on the mesh also those that follow from the
+# given ones. Along T the tokens are in the order of the ring's devices (`Ring.order`), if there is
+# a ring.
 Batch = dict[str, Array]
 
 BATCH_SPEC = P(*BATCH_AXES)
@@ -78,9 +79,16 @@ class Batches:
             rows_of: (field, rows of the global batch) -> these rows, `[rows, T]` in text order, or
                 `[rows]`.
         """
+        fields = family_of(self.config.model).fields(self.config)
+
+        def rows(field: str, numbers: slice) -> np.ndarray:
+            derived = fields[field].derived
+            if derived is None:
+                return rows_of(field, numbers)
+            return derived.make(rows_of(derived.field, numbers))
 
         def block(index: tuple[slice, ...], field: str) -> np.ndarray:
-            found = rows_of(field, index[0])
+            found = rows(field, index[0])
             return found[:, self.token_orders[field][index[1]]] if len(index) > 1 else found
 
         shardings, make = self.shardings, jax.make_array_from_callback
@@ -96,14 +104,14 @@ class Batches:
             UserError: the batch has other fields, shapes or types than the config needs, or ids
                 outside the vocabulary.
         """
-        check_batch(batch, self.config)
+        check_batch(batch, self.config, batch_fields(self.config))
         _check_ids(batch, self.config)
         return self.read(lambda field, rows: np.asarray(batch[field], np.int32)[rows])
 
 
 def batch_fields(config: Config) -> tuple[str, ...]:
-    """The fields of a batch."""
-    return tuple(family_of(config.model).fields(config))
+    """The fields of a batch that users give."""
+    return tuple(family_of(config.model).given(config))
 
 
 def batch_shapes(config: Config) -> dict[str, tuple[int, ...]]:
@@ -111,7 +119,7 @@ def batch_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     found, size = family_of(config.model).fields(config), config.train.global_batch_size
 
     def shape(length: str | None) -> tuple[int, ...]:
-        return (size,) if length is None else (size, getattr(config.model, length))
+        return (size,) if length is None else (size, option(config.model, length))
 
     return {name: shape(each.length) for name, each in found.items()}
 
@@ -122,16 +130,21 @@ def batch_specs(config: Config) -> dict[str, P]:
     return {name: BATCH_SPEC if each.length else SEQUENCE_SPEC for name, each in found.items()}
 
 
-def check_batch(batch: Mapping[str, Any], config: Config) -> None:
+def check_batch(batch: Mapping[str, Any], config: Config, names: Collection[str]) -> None:
     """Checks the fields of a batch, and their shapes and types; the arrays may be traced ones.
+
+    Args:
+        batch: whole, or on the mesh.
+        config: of the run.
+        names: of the fields that it needs.
 
     Raises:
         UserError: they are not those that the config needs.
     """
-    fields = ", ".join(batch_fields(config))
+    fields = ", ".join(names)
     if not isinstance(batch, Mapping):
         raise UserError(f"a batch is a {type(batch).__name__}; use a dict with {fields}")
-    if set(batch) != set(batch_fields(config)):
+    if set(batch) != set(names):
         raise UserError(
             f"a batch holds {', '.join(map(str, batch)) or 'nothing'}; with data.documents="
             f"{config.data.documents} it holds {fields}"
@@ -151,7 +164,7 @@ def check_batch(batch: Mapping[str, Any], config: Config) -> None:
 def _check_ids(batch: Mapping[str, np.ndarray], config: Config) -> None:
     """Raises UserError for ids outside the vocabulary, and for numbers that int32 does not hold."""
     int32 = np.iinfo(np.int32)
-    for name, field in family_of(config.model).fields(config).items():
+    for name, field in family_of(config.model).given(config).items():
         x, lowest = batch[name], int32.min if field.lowest is None else field.lowest
         highest = int32.max if field.end is None else field.end - 1
         if wrong := [i for i in (int(x.min()), int(x.max())) if not lowest <= i <= highest]:

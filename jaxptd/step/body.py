@@ -13,7 +13,7 @@ from jax import Array, lax
 from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.layers.dropout import Places
 from jaxptd.mesh import BATCH_AXES, Axis
-from jaxptd.models.family import Loss
+from jaxptd.models.family import Loss, Sequence
 from jaxptd.params import Params
 from jaxptd.step.batch import Batch
 from jaxptd.step.optimizer import clip, global_norm, learning_rate
@@ -77,7 +77,7 @@ class StepBody:
         M, places = self.resolved.config.train.micro_batches, self._places(batch, seed)
         micro = jax.tree.map(
             lambda x: x.reshape(M, x.shape[0] // M, *x.shape[1:]),
-            Micro(batch, places.sample_B, places.segment_BCT),
+            Micro(batch, places.sample_B, places.segments),
         )
         return micro, places
 
@@ -150,15 +150,22 @@ class StepBody:
         return jax.random.key_data(jax.random.fold_in(key, step))
 
     def _places(self, batch: Batch, seed: Array | None) -> Places:
-        """The global numbers of this device's sequences and tokens."""
-        local_B = jnp.arange(batch["tokens"].shape[0], dtype=jnp.int32)
-        sample_B = lax.axis_index(Axis.DP) * local_B.size + local_B
+        """The global numbers of this device's samples, and of the tokens of their sequences."""
+        first, *others = self.resolved.family.sequences
+        places = self._places_of(first, batch, seed)
+        for each in others:
+            places = self._places_of(each, batch, seed)._replace(source=places)
+        return places
+
+    def _places_of(self, sequence: Sequence, batch: Batch, seed: Array | None) -> Places:
+        """The places of one of a sample's sequences."""
+        size, length = batch[sequence.tokens].shape
+        sample_B = lax.axis_index(Axis.DP) * size + jnp.arange(size, dtype=jnp.int32)
         ring, segment_BCT = self.resolved.form.ring, None
-        segment_BT = self.resolved.family.documents(batch)
+        segment_BT = sequence.documents(batch)
         if segment_BT is not None:
             segment_BCT = ring.by_device(lax.all_gather(segment_BT, Axis.CP, axis=1))
-        position_T = ring.positions_along(Axis.CP, batch["tokens"].shape[1])
-        return Places(sample_B, position_T, seed, segment_BCT)
+        return Places(sample_B, ring.positions_along(Axis.CP, length), seed, segment_BCT)
 
 
 def _with_total(losses: Losses) -> Metrics:

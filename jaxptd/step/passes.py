@@ -22,7 +22,7 @@ from jax import Array, lax
 from jaxptd.collectives import all_gather, as_varying, reduce_scatter, varying_axes
 from jaxptd.config import ModelConfig
 from jaxptd.layers.block import with_remat
-from jaxptd.layers.dropout import Places
+from jaxptd.layers.dropout import Places, Segments
 from jaxptd.mesh import Axis
 from jaxptd.models.model import COMMON, State, X, run_layers
 from jaxptd.params import Blueprint, Params
@@ -39,16 +39,16 @@ class Micro(NamedTuple):
     """A step's micro-batches, `[M, B, ...]` each, or one of them, `[B, ...]`.
 
     batch: its arrays. sample: the number of each sequence in the global batch.
-    segment: the document of each token, as `Places.segment_BCT`; None where documents are joined.
+    segments: the documents of each sequence of tokens, as `Places.segments`.
     """
 
     batch: Batch
     sample: Array
-    segment: Array | None
+    segments: Segments
 
     def places(self, shared: Places) -> Places:
         """The places of one micro-batch's tokens; `shared` has what all micro-batches share."""
-        return shared._replace(sample_B=self.sample, segment_BCT=self.segment)
+        return shared.of(self.sample, self.segments)
 
 
 Losses = dict[str, Array]  # by name: sums over targets, or weights
@@ -198,7 +198,8 @@ class Pipelined:
         def head(ends: Params, micro: Micro, x: X) -> Array:
             return self.blueprint.build(ends).output(x)
 
-        micro = Micro({name: x[None] for name, x in batch.items()}, places.sample_B[None], None)
+        one = Micro(batch, places.sample_B, places.segments)
+        micro = jax.tree.map(lambda x: x[None], one)
         functions = self._functions(self._layers(), head)
         arrays = self._arrays(params, micro, places)
         plan = self.plan.forward_only(micro_batches=1)

@@ -17,7 +17,7 @@ from jaxptd.errors import UserError, quoted
 from jaxptd.fields import check_argument, checked
 from jaxptd.models.families import family_of
 from jaxptd.params import ParamInfo, Params
-from jaxptd.step.batch import Batch, Batches, batch_specs, check_batch
+from jaxptd.step.batch import Batch, Batches, batch_shapes, batch_specs, check_batch
 from jaxptd.step.body import StepBody
 from jaxptd.step.compiled import CompiledStep
 from jaxptd.step.given import as_state
@@ -205,5 +205,5 @@ def _on_mesh(program: Program, body: Callable, *, specs: Any, outs: Any) -> Call
 
 
 def _checked(batch: Batch, config: Config) -> Batch:
-    check_batch(batch, config)
+    check_batch(batch, config, batch_shapes(config))
     return batch

@@ -27,7 +27,7 @@ HUGE = 10**10_000  # more digits than Python writes
 
 # A section, the values of its fields, and pieces of the message.
 VALUES = [
-    (ModelConfig, {"family": "t5"}, "model.family=t5: use one of gpt"),
+    (ModelConfig, {"family": "ul2"}, "model.family=ul2: use one of gpt"),
     (ModelConfig, {"attention": "flash"}, "model.attention=flash: use one of auto, xla, cudnn"),
     (ModelConfig, {"products": "int8"}, "model.products=int8: use one of native, fp8"),
     (ModelConfig, {"remat": True}, "model.remat=True: use one of none, dots, attention, full"),

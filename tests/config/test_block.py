@@ -14,8 +14,12 @@ from jaxptd.mesh import Layout
 def test_a_family_is_its_options_spelled_out(family: str) -> None:
     preset = ModelConfig(family=family)
     spelled = dict(FAMILIES[family])
-    if preset.block.rope is None:
-        del spelled["rope_theta"]
+    for name in ("attention_scale", "output_scale"):  # null is a rule
+        spelled[name] = getattr(preset.block, name)
+    kinds = {"rope": ["rope_theta"], "relative": ["relative_buckets", "relative_distance"]}
+    for kind, names in kinds.items():
+        if getattr(preset.block, kind) is None:
+            spelled = {name: value for name, value in spelled.items() if name not in names}
     assert ModelConfig(family="gpt", **spelled).block == preset.block
     assert ModelConfig(family="llama", **spelled).block == preset.block
 
@@ -64,7 +68,26 @@ def test_an_option_that_is_set_is_not_the_familys() -> None:
         ),
         ({"causal": "no"}, "model.causal='no': use true or false or null"),
         ({"norm": "batchnorm"}, "model.norm='batchnorm': use one of layernorm, rmsnorm or null"),
-        ({"family": "t5"}, "model.family=t5: use one of gpt, llama, qwen2, qwen3, mistral, bert"),
+        ({"family": "ul2"}, "model.family=ul2: use one of gpt, llama, qwen2, qwen3, mistral, bert"),
+        (
+            {"relative_buckets": 8},
+            "model.relative_buckets has no effect with model.positions=learned; leave it out, or "
+            "use model.positions=relative",
+        ),
+        ({"family": "t5", "rope_theta": 1e4}, "model.rope_theta has no effect with model.positio"),
+        ({"family": "t5", "max_positions": 8}, "model.max_positions has no effect with model.posi"),
+        ({"family": "t5", "relative_buckets": 7}, "model.relative_buckets=7: half of them are of"),
+        ({"family": "t5", "relative_buckets": 2}, "use an even number, 4 or more"),
+        (
+            {"family": "t5", "relative_distance": 16},
+            "model.relative_distance=16 leaves nothing to share the upper half of "
+            "model.relative_buckets=32; use 17 or more",
+        ),
+        ({"decoder_seq_length": 0}, "model.decoder_seq_length=0 must be a number above 0"),
+        ({"num_decoder_layers": 0}, "model.num_decoder_layers=0 must be a number above 0"),
+        ({"output_scale": 0.0}, "model.output_scale=0.0 must be a number above 0"),
+        ({"start_token": -1}, "model.start_token=-1 must be a number, 0 or more"),
+        ({"family": "t5", "remat_layers": 5, "num_decoder_layers": 3}, "more than model.num_lay"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(fields: dict, words: str) -> None:

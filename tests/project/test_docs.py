@@ -22,7 +22,7 @@ from turns import slow
 
 import jaxptd
 from jaxptd.commands.table import COMMANDS
-from jaxptd.config import Config, ModelConfig, from_dict
+from jaxptd.config import Config, FamilyName, ModelConfig, from_dict
 from jaxptd.config.command_line import describe_type
 from jaxptd.run.folder import difference
 
@@ -170,7 +170,8 @@ def described(section: type) -> dict[str, str]:
 
 def may_change(section: str, field: str) -> bool:
     """True if a run may be resumed with another value of this field."""
-    config = Config(ModelConfig(family="llama"))  # in which every field has an effect
+    family: FamilyName = "t5" if field.startswith("relative_") else "llama"
+    config = Config(ModelConfig(family=family))  # in which the field has an effect
     saved = copy.deepcopy(config)
     fields = getattr(saved, section)
     other = 3 if getattr(fields, field) is None else "something else"  # what null is made of

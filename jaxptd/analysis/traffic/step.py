@@ -76,9 +76,9 @@ def _of_all_stages(ends: Iterable[Collective], layout: Layout) -> Iterator[Colle
 def _documents(step: Scenario) -> Iterator[Collective]:
     """The documents' numbers of whole sequences, if attention keeps documents apart."""
     config = step.config
-    tokens = config.train.micro_batches * step.sizes.tokens * config.layout.cp
-    times = int(family_of(config.model).has_documents(config))
-    yield Collective(ALL_GATHER, (Axis.CP,), times, 4 * tokens)
+    samples = config.train.micro_batches * step.sizes.sequences
+    for length in family_of(config.model).lengths_with_documents(config):
+        yield Collective(ALL_GATHER, (Axis.CP,), 1, 4 * samples * length)
 
 
 def _loss(step: Scenario) -> Iterator[Collective]:

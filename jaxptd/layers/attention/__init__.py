@@ -3,5 +3,14 @@
 from jaxptd.layers.attention.cross import CrossAttention, Encoded, Source
 from jaxptd.layers.attention.itself import Cache, SelfAttention
 from jaxptd.layers.attention.kernels import choose_kernel
+from jaxptd.layers.attention.relative import RelativeBias
 
-__all__ = ["Cache", "CrossAttention", "Encoded", "SelfAttention", "Source", "choose_kernel"]
+__all__ = [
+    "Cache",
+    "CrossAttention",
+    "Encoded",
+    "RelativeBias",
+    "SelfAttention",
+    "Source",
+    "choose_kernel",
+]

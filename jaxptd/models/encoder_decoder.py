@@ -1,0 +1,132 @@
+"""Encoder-decoders: their batches, losses and parts, for the families that they have.
+
+Letters: B batch, S tokens of a source, T tokens of its targets.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from jaxptd.config import Config, ModelConfig
+from jaxptd.data import NOT_COUNTED, Objective, Tokenizer
+from jaxptd.data.objectives import SPAN_TOKENS, SpanCorruption, SpanIds
+from jaxptd.errors import UserError
+from jaxptd.models import decoder, encoder
+from jaxptd.models.family import Derived, Family, Field, Sequence
+from jaxptd.models.inventory import MLP, Attention, Inventory, Stack
+from jaxptd.models.t5 import T5
+
+
+def fields(config: Config) -> Mapping[str, Field]:
+    """source, source_mask (1: a token, 0: padding), targets; what the decoder reads from these.
+
+    Targets below 0 do not count.
+    """
+    model = config.model
+    size, shift = model.vocab_size, partial(shifted_right, start=model.start_token)
+    return {
+        "source": Field("seq_length", lowest=0, end=size),
+        "source_mask": Field("seq_length", lowest=0, end=2),
+        "targets": Field("decoder_seq_length", end=size),
+        "inputs": Field("decoder_seq_length", derived=Derived("targets", shift)),
+    }
+
+
+def shifted_right(targets_BT: np.ndarray, *, start: int) -> np.ndarray:
+    """The decoder's inputs: the token before each target, the start before the first of them.
+
+    In place of a target that does not count it reads the start, too.
+    """
+    before_BT = np.pad(targets_BT, ((0, 0), (1, 0)), constant_values=start)[:, :-1]
+    return np.where(before_BT < 0, np.int32(start), before_BT)
+
+
+def documents(batch: Mapping[str, Any]) -> Any:
+    """0 for tokens of the source and -1 for padding, which no token sees."""
+    return batch["source_mask"] - 1
+
+
+def draw(config: Config, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Random sources and targets with padding at their ends."""
+    B, model = config.train.global_batch_size, config.model
+    S, T, size = model.seq_length, model.target_length, model.vocab_size or 0
+    source_B1, target_B1 = (rng.integers(n // 2 + 1, n + 1, (B, 1)) for n in (S, T))
+    counted_BT = np.arange(T) < target_B1
+    batch = {
+        "source": rng.integers(0, size, (B, S)),
+        "source_mask": np.arange(S) < source_B1,
+        "targets": np.where(counted_BT, rng.integers(0, size, (B, T)), NOT_COUNTED),
+    }
+    return {name: x.astype(np.int32) for name, x in batch.items()}
+
+
+def inventory(model: ModelConfig) -> Inventory:
+    """Two stacks between a decoder's table and its head."""
+    found = decoder.inventory(model)
+    (stack,) = found.stacks
+    source, mlp = stack.pairs
+    assert isinstance(source, Attention) and isinstance(mlp, MLP)
+    length = model.target_length
+    targets = dataclasses.replace(source, tokens=length, reach=length)
+    cross = dataclasses.replace(targets, reach=model.seq_length, source=model.seq_length)
+    stacks = (
+        dataclasses.replace(stack, name="encoder"),
+        Stack(
+            name="decoder",
+            layers=model.decoder_layers,
+            pairs=(targets, cross, mlp),
+            statistics=stack.statistics,
+            norms_sums=False,
+        ),
+    )
+    return dataclasses.replace(found, stacks=stacks)
+
+
+def check(config: Config) -> None:
+    """Raises UserError for what an encoder-decoder does not have."""
+    model = config.model
+    decoder.require_vocabulary(model)
+    for name, value in (("positions", "relative"), ("norm_order", "pre"), ("token_types", 0)):
+        if (given := getattr(model.block, name)) != value:
+            raise UserError(f"model.{name}={given}: an encoder-decoder has {value}; leave it out")
+    for name in ("causal", "window"):
+        if (given := getattr(model, name)) is not None:
+            raise UserError(
+                f"model.{name}={given}: an encoder attends to all tokens, a decoder to all before; "
+                "leave it out"
+            )
+    if model.start_token >= (model.vocab_size or 0):
+        raise UserError(
+            f"model.start_token={model.start_token} is no id of model.vocab_size="
+            f"{model.vocab_size}; use that of padding, or 0"
+        )
+    if config.data.documents == "apart":
+        raise UserError(
+            f"data.documents=apart has no effect with the family {model.family}, whose samples are "
+            "windows with spans cut out; leave it out"
+        )
+
+
+def objective(config: Config, tokenizer: Tokenizer) -> Objective:
+    """Spans cut out of a text."""
+    model = config.model
+    return SpanCorruption(SpanIds.of(tokenizer), model.seq_length, model.target_length)
+
+
+ENCODER_DECODER = Family(
+    make=T5,
+    fields=fields,
+    losses=decoder.losses,
+    rows=encoder.rows,
+    sequences=(Sequence("source", documents), Sequence("targets")),
+    draw=draw,
+    inventory=inventory,
+    last=("norm", "head"),
+    check=check,
+    special=SPAN_TOKENS,
+    objective=objective,
+    writes=False,
+)

@@ -1,0 +1,157 @@
+"""T5: an encoder of a source, and a decoder that predicts targets from it.
+
+Letters: B batch, S position in the source, T position in the targets, D model, V vocabulary.
+Source: Raffel et al., arXiv 1910.10683; gates and an output layer of its own: Shazeer, arXiv
+2002.05202, and T5's release 1.1.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from jaxptd.config import ModelConfig
+from jaxptd.layers.attention import CrossAttention, RelativeBias, Source
+from jaxptd.layers.block import Block, drop_residual, make_blocks
+from jaxptd.layers.dropout import Places, Site
+from jaxptd.layers.form import TensorParallel
+from jaxptd.layers.norm import Norm
+from jaxptd.models.gpt import limited, sums_over_targets
+from jaxptd.models.text import check_made, make_table
+
+
+class X(NamedTuple):
+    """The residual streams of a source and of its targets."""
+
+    source: Array
+    target: Array
+
+
+class Common(nnx.Module):
+    """Parameters that layers share: a bias table for each stack, and the encoder's last norm."""
+
+    def __init__(self, config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
+        self.encoder_bias = RelativeBias(encoder_of(config), form=form, rngs=rngs)
+        self.decoder_bias = RelativeBias(decoder_of(config), form=form, rngs=rngs)
+        options = config.block
+        self.source_norm = Norm(config.hidden_size, options=options, form=form, rngs=rngs)
+
+
+class EncoderLayer(Block):
+    """A layer that changes the source."""
+
+    def __call__(  # type: ignore[override]
+        self, x: X, places: Places, layer: Array, cache: None, common: Common
+    ) -> tuple[X, None]:
+        """x -> x; places: of the targets, with those of the source."""
+        assert places.source is not None
+        bias_NR = common.encoder_bias()
+        source_BSD, _ = self.attend(x.source, places.source, layer, None, bias_NR=bias_NR)
+        return x._replace(source=self.transform(source_BSD, places.source, layer)), cache
+
+
+class DecoderLayer(Block):
+    """A layer that changes the targets, between its attention and its MLP by the source."""
+
+    sums = 3
+
+    def __init__(self, config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
+        super().__init__(config, form=form, rngs=rngs)
+        self.cross_norm = Norm(config.hidden_size, options=config.block, form=form, rngs=rngs)
+        self.cross = CrossAttention(config, form=form, rngs=rngs, init_out=self.init_out)
+
+    def __call__(  # type: ignore[override]
+        self, x: X, places: Places, layer: Array, cache: None, common: Common
+    ) -> tuple[X, None]:
+        """x -> x, its source as it was."""
+        assert places.source is not None
+        bias_NR = common.decoder_bias()
+        y_BTD, cache = self.attend(x.target, places, layer, cache, bias_NR=bias_NR)  # type: ignore[assignment]
+        source = Source(common.source_norm(x.source), places.source.segment_BCT)
+        crossing = places.at(layer, Site.CROSS_ATTENTION)
+        c_BTD = self.cross(self.cross_norm(y_BTD), crossing, source)
+        y_BTD = y_BTD + self.drop(c_BTD, places.at(layer, Site.CROSS_ATTENTION_OUTPUT))
+        return x._replace(target=self.transform(y_BTD, places, layer)), cache
+
+
+class T5(nnx.Module):
+    """An encoder-decoder.
+
+    Args:
+        config: sizes and choices; vocab_size must be set.
+        form: how matrices are sharded.
+        rngs: random keys of the initial parameters.
+        offload: whether what `remat: dots` saves for backward is in host memory.
+
+    Raises:
+        ValueError: vocab_size is not set.
+    """
+
+    def __init__(
+        self, config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs, offload: bool = False
+    ) -> None:
+        check_made(self, config, form)
+        self.config, self.form, self.offload = config, form, offload
+        self.tokens = make_table(config, form=form, rngs=rngs)
+        self.encoder = make_blocks(encoder_of(config), form=form, rngs=rngs, kind=EncoderLayer)
+        self.decoder = make_blocks(decoder_of(config), form=form, rngs=rngs, kind=DecoderLayer)
+        self.common = Common(config, form=form, rngs=rngs)
+        self.norm = Norm(config.hidden_size, options=config.block, form=form, rngs=rngs)
+        self.head = None if config.tie_embeddings else make_table(config, form=form, rngs=rngs)
+
+    @property
+    def stacks(self) -> Mapping[str, Block]:
+        """The encoder, then the decoder."""
+        return {"encoder": self.encoder, "decoder": self.decoder}
+
+    @jax.named_scope("embedding")
+    def embed(self, batch: Mapping[str, Array], places: Places) -> X:
+        """A batch with source[B, S] and inputs[B, T] of the decoder -> x."""
+        assert places.source is not None
+        return X(
+            self._embed(batch["source"], places.source, layer=0),
+            self._embed(batch["inputs"], places, layer=self.config.num_layers),
+        )
+
+    def _embed(self, tokens: Array, places: Places, *, layer: int) -> Array:
+        """Rows of the table; layer: the first behind them, whose dropout this is."""
+        x = self.tokens(tokens, jnp.dtype(self.config.dtype))
+        embedded = places.at(layer, Site.EMBEDDING)
+        return drop_residual(x, embedded, form=self.form, rate=self.config.dropout)
+
+    def output(self, x: X) -> Array:
+        """x after all layers -> logits[B, T, V], V sharded."""
+        target_BTD = self.norm(x.target) * self.config.block.output_scale
+        return limited((self.head or self.tokens).logits(target_BTD), self.config)
+
+    @jax.named_scope("loss")
+    def losses(self, x: X, batch: Mapping[str, Array], places: Places) -> dict[str, Array]:
+        """x after all layers -> `sums_over_targets`."""
+        return sums_over_targets(self.output(x), batch["targets"], self.config, self.form.axes)
+
+    def empty_state(self, batch: int) -> dict[str, Any]:
+        """Raises NotImplementedError: an encoder-decoder writes no text yet."""
+        raise NotImplementedError
+
+
+def encoder_of(config: ModelConfig) -> ModelConfig:
+    """The config of the encoder's layers, which attend to all tokens of a source."""
+    return dataclasses.replace(config, causal=False, **_ONE_STACK)
+
+
+def decoder_of(config: ModelConfig) -> ModelConfig:
+    """The config of the decoder's layers, which attend to the tokens before."""
+    sizes = {"num_layers": config.decoder_layers, "seq_length": config.target_length}
+    return dataclasses.replace(config, **{**_ONE_STACK, **sizes})
+
+
+# Fields of a whole model, which layers do not read.
+_ONE_STACK: Mapping[str, Any] = {
+    "num_decoder_layers": None,
+    "decoder_seq_length": None,
+    "remat_layers": None,
+}

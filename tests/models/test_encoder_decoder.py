@@ -1,0 +1,163 @@
+"""T5: what it refuses, what its decoder reads, its buckets, and that it does not see padding."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from one_device import hold
+from turns import slow
+
+from jaxptd import Config, DataConfig, Layout, ModelConfig, Program, UserError, make_mesh
+from jaxptd.config import Relative
+from jaxptd.data import NOT_COUNTED
+from jaxptd.layers.attention.relative import buckets
+from jaxptd.models.encoder_decoder import shifted_right
+from jaxptd.models.families import family_of
+
+SIZES = {"family": "t5", "hidden_size": 16, "num_heads": 4, "seq_length": 8, "vocab_size": 13}
+FOREIGN = "is an encoder-decoder's, and has no effect with the family"
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"positions": "learned"}, "model.positions=learned: an encoder-decoder has relative"),
+        ({"norm_order": "post"}, "model.norm_order=post: an encoder-decoder has pre"),
+        ({"token_types": 2}, "model.token_types=2: an encoder-decoder has 0; leave it out"),
+        ({"causal": True}, "model.causal=True: an encoder attends to all tokens, a decoder to all"),
+        ({"window": 4}, "model.window=4: an encoder attends to all tokens, a decoder to all"),
+        ({"start_token": 13}, "model.start_token=13 is no id of model.vocab_size=13"),
+        ({"vocab_size": None}, "model.vocab_size=null: a program needs the number of token ids"),
+        ({"family": "gpt", "positions": "relative"}, "model.positions=relative is an encoder-dec"),
+        ({"family": "bert", "positions": "relative"}, "model.positions=relative is an encoder-dec"),
+        ({"family": "gpt", "num_decoder_layers": 2}, f"model.num_decoder_layers=2 {FOREIGN} gpt"),
+        ({"family": "bert", "decoder_seq_length": 4}, f"decoder_seq_length=4 {FOREIGN} bert"),
+        ({"family": "llama", "start_token": 1}, f"model.start_token=1 {FOREIGN} llama"),
+        ({"family": "gpt", "output_scale": 0.5}, f"model.output_scale=0.5 {FOREIGN} gpt"),
+    ],
+    ids=str,
+)
+def test_options_of_other_models_are_refused(fields: dict, line: str) -> None:
+    with pytest.raises(UserError) as error:
+        Program(Config(ModelConfig(**{**SIZES, **fields})), make_mesh(Layout()))
+    assert line in str(error.value)
+
+
+def test_documents_apart_are_refused() -> None:
+    config = Config(ModelConfig(**SIZES), data=DataConfig(documents="apart"))
+    with pytest.raises(UserError, match="data.documents=apart has no effect with the family t5"):
+        Program(config, make_mesh(Layout()))
+
+
+# ---- what the decoder reads ---------------------------------------------------------------------
+
+
+def test_the_decoder_reads_the_tokens_before_its_targets() -> None:
+    targets = np.array([[5, 6, 7], [8, -1, -1]], np.int32)
+    found = shifted_right(targets, start=3)
+    assert found.dtype == np.int32
+    assert found.tolist() == [[3, 5, 6], [3, 8, 3]]
+
+
+def test_inputs_are_shifted_before_tokens_are_dealt_out() -> None:
+    """A ring's devices have pieces of a text in another order, but inputs follow the text's."""
+    program = tiny.program(Layout(cp=2), batch=2, start_token=3, **SIZES | {"seq_length": 16})
+    targets = np.arange(32, dtype=np.int32).reshape(2, 16) % 13
+    rest = {"source": targets, "source_mask": np.ones_like(targets)}
+    placed = program.place({**rest, "targets": targets})
+    order = program.batches.token_orders["inputs"]
+    assert (order != np.arange(16)).any()
+    expected = shifted_right(targets, start=3)[:, order]
+    assert np.array_equal(np.asarray(placed["inputs"]), expected)
+    with pytest.raises(UserError, match="it holds source, source_mask, targets"):
+        program.place({**rest, "targets": targets, "inputs": targets})
+
+
+def test_a_drawn_batch_has_padding_in_sources_and_targets() -> None:
+    config = tiny.config(Layout(), decoder_seq_length=6, **SIZES)
+    drawn = family_of(config.model).draw(config, np.random.default_rng(0))
+    assert drawn["targets"].shape == (8, 6) and drawn["source"].shape == (8, 8)
+    assert (drawn["source_mask"] == 0).any() and (drawn["targets"] == NOT_COUNTED).any()
+
+
+# ---- buckets of distances -----------------------------------------------------------------------
+
+# Distances key - query at which a bucket begins, in the code that T5 was trained with.
+FIRST_OF_DECODER = [*range(16), 16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
+
+
+def test_buckets_of_a_decoder() -> None:
+    relative = Relative(buckets=32, distance=128)
+    found = buckets(-np.arange(200), relative, both_ways=False)
+    assert [int(np.argmax(found == number)) for number in range(32)] == FIRST_OF_DECODER
+    assert set(buckets(np.arange(200), relative, both_ways=False)) == {0}
+
+
+def test_buckets_of_an_encoder() -> None:
+    """16 each way, 8 of single distances."""
+    relative, distance = Relative(buckets=32, distance=128), np.arange(200)
+    before = buckets(-distance, relative, both_ways=True)
+    after = buckets(distance, relative, both_ways=True)
+    assert before[:9].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8]
+    assert np.array_equal(after[1:], before[1:] + 16) and after[0] == 0
+    assert [int(np.argmax(before == number)) for number in range(8, 16)] == [
+        *(8, 12, 16, 23, 32, 46, 64, 91)
+    ]
+
+
+# ---- losses and layouts -------------------------------------------------------------------------
+
+# Lengths of their own, both longer than the distance from which on biases are shared.
+T5 = {
+    "family": "t5",
+    "dropout": 0.1,
+    "seq_length": 16,
+    "decoder_seq_length": 8,
+    "relative_buckets": 8,
+    "relative_distance": 7,
+}
+
+
+@pytest.mark.parametrize("layout", [Layout(), slow(Layout(cp=2, tp=2))], ids=str)
+def test_a_loss_is_a_mean_over_targets_and_sees_no_padding(layout: Layout) -> None:
+    program = tiny.program(layout, **T5 | {"dropout": 0.0})
+    drawn = family_of(program.config.model).draw(program.config, np.random.default_rng(0))
+    params = program.init_state()["params"]
+    sums = program.eval_step(params, drawn)
+    assert int(sums["cross_entropy"]["targets"]) == (drawn["targets"] >= 0).sum()
+    others = np.where(drawn["source_mask"] == 0, drawn["source"] + 1, drawn["source"]) % tiny.VOCAB
+    assert (others != drawn["source"]).any()
+    again = program.eval_step(params, {**drawn, "source": others})
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, sums, again))
+    _, seen = program.eval_step(params, {**drawn, "source_mask": np.ones_like(others)}).popitem()
+    assert float(seen["sum"]) != float(sums["cross_entropy"]["sum"])
+
+
+FOUR = {"num_layers": 4, "micro_batches": 4}
+UNEVEN = {"hidden_size": 15, "num_heads": 3, "ffn_hidden_size": 23}  # no grid divides them
+V11 = {"gated": True, "activation": "gelu-tanh", "tie_embeddings": False}
+
+
+@pytest.mark.parametrize(
+    ("layout", "choice"),
+    [
+        (Layout(dp=2, cp=2, tp=2, sequence_parallel=True, zero=3), V11),
+        slow(Layout(pp=2, row=2, col=2, schedule="zb-v"), FOUR),
+        slow(tiny.SEQUENCE_PARALLEL, {"remat": "full"}),
+        slow(Layout(cp=4), {"remat": "dots"}),
+        slow(Layout(cp=2, ring="rsa"), {}),
+        slow(Layout(dp=2, row=2, col=2), {"remat": "attention"}),
+        slow(Layout(row=2, col=2, attention2d="blocks", matmul2d="fox"), UNEVEN),
+        slow(Layout(tp=4, sequence_parallel=True, collective_matmul=True), V11),
+        slow(Layout(tp=2, offload="activations"), {"remat": "dots"}),
+        slow(Layout(dp=2, tp=4, zero=2), {"num_kv_heads": 2, "qk_norm": True}),
+        slow(Layout(pp=2, dp=2, schedule="interleaved", zero=2), FOUR),
+        slow(Layout(pp=4, tp=2, schedule="zb-v"), FOUR | {"num_decoder_layers": 5}),
+        slow(Layout(pp=2, cp=2), FOUR | {"remat": "full"}),
+        slow(Layout(pp=2, stage_layers=(5, 3)), FOUR),
+    ],
+    ids=str,
+)
+def test_an_encoder_decoder_is_equal_to_one_device(layout: Layout, choice: dict) -> None:
+    hold(layout, **T5 | choice)
