@@ -72,7 +72,7 @@ TRAINING = (
     # ---- Hugging Face ----
     Break(
         "halves of a head are not made pairs",
-        "jaxptd/hf/rules.py",
+        "jaxptd/hf/families/llama.py",
         '"blocks.attention.q.w", "L D N (P 2)"',
         '"blocks.attention.q.w", "L D N (2 P)"',
         "tests/hf",

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from jaxptd.errors import UserError, quoted
 from jaxptd.hf.dims import Rule
-from jaxptd.hf.rules import TENSORS, Tensors
+from jaxptd.hf.families import Tensors, family_named
 
 HEAD = "lm_head.weight"  # is there if the output layer has a table of its own
 LISTED = 3
@@ -29,17 +29,19 @@ class Mapped:
     ignored: Sequence[str]
 
 
+def tensors_of(family: str) -> Tensors:
+    """The tensors of a family of ours. Raises UserError if Hugging Face has none."""
+    return family_named(family)[1].tensors
+
+
 def rules_of(family: str, ours: Sequence[str]) -> dict[str, list[Rule]]:
     """The rules for each of our parameters.
 
     Raises:
         UserError: the family has no Hugging Face tensors, or none for a parameter.
     """
-    if family not in TENSORS:
-        raise UserError(
-            f"model.family={quoted(family)} has no Hugging Face names; use {', '.join(TENSORS)}"
-        )
-    found = {name: [r for r in TENSORS[family].rules if r.ours == name] for name in ours}
+    rules = tensors_of(family).rules
+    found = {name: [rule for rule in rules if rule.ours == name] for name in ours}
     if without := [name for name, rules in found.items() if not rules]:
         raise UserError(
             f"{quoted(without[0])} has no place in Hugging Face's files of model.family={family}; "
@@ -68,7 +70,7 @@ def map_tensors(family: str, ours: Shapes, found: Shapes, *, where: object) -> M
         for rule in each
         for name in rule.names(ours[rule.ours])
     }
-    names, ignored = _named(TENSORS[family], list(wanted), list(found), where)
+    names, ignored = _named(tensors_of(family), list(wanted), list(found), where)
     for name, (rule, shape) in wanted.items():
         if name in names:
             _check_shape(f"{where}: {names[name]}", rule, found[names[name]], rule.shape(shape))
@@ -82,7 +84,7 @@ def map_tensors(family: str, ours: Shapes, found: Shapes, *, where: object) -> M
 
 def file_name(family: str, name: str, found: Sequence[str]) -> str | None:
     """The name in a file of a tensor: with the family's prefix, or without; None without either."""
-    short = name.removeprefix(TENSORS[family].prefix)
+    short = name.removeprefix(tensors_of(family).prefix)
     return next((each for each in (name, short) if each in found), None)
 
 

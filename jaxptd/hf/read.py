@@ -15,8 +15,9 @@ from jax.sharding import SingleDeviceSharding
 from jaxptd.checkpoint.canonical import abstract_canonical, params_from_canonical
 from jaxptd.hf.dims import Ranges, Rule
 from jaxptd.hf.directory import Directory
+from jaxptd.hf.families import FAMILIES
 from jaxptd.hf.mapping import HEAD, Mapped, file_name, map_tensors
-from jaxptd.hf.sizes import FAMILIES, check_sizes, read_sizes
+from jaxptd.hf.sizes import check_sizes, read_sizes
 from jaxptd.params import Params
 from jaxptd.step import Program
 

@@ -1,161 +1,14 @@
 """Sizes and options of a model from the `config.json` of Hugging Face, and back."""
 
 import dataclasses
-import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from jaxptd.config import ModelConfig, option
 from jaxptd.errors import UserError, quoted
-from jaxptd.hf import rope
-from jaxptd.hf.window import ALWAYS, BY_LAYER, NEVER, Windows
+from jaxptd.hf.families import FAMILIES, Json, activation, family_named
 
 LONGEST = 4096  # tokens in a sequence, unless the config says so: rotary models allow 131072
-
-Json = dict[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """A family of models in `config.json`.
-
-    Args:
-        name: ours.
-        architecture: the class of transformers.
-        keys: our option -> its key, and the value where the key is missing.
-        options: that every model of the family has.
-        fixed: key -> the only value that is supported, which is also the default.
-        others: reads the options for which a key is not enough.
-        write_others: their keys.
-    """
-
-    name: str
-    architecture: str
-    keys: Mapping[str, tuple[str, Any]]
-    options: Mapping[str, Any]
-    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    others: Callable[[Json], Json] = lambda config: {}
-    write_others: Callable[[ModelConfig], Json] = lambda model: {}
-
-
-_GPT2 = Family(
-    "gpt",
-    "GPT2LMHeadModel",
-    keys={
-        "num_layers": ("n_layer", 12),
-        "hidden_size": ("n_embd", 768),
-        "num_heads": ("n_head", 12),
-        "ffn_hidden_size": ("n_inner", None),
-        "vocab_size": ("vocab_size", 50257),
-        "max_positions": ("n_positions", 1024),
-        "norm_eps": ("layer_norm_epsilon", 1e-5),
-        "activation": ("activation_function", "gelu_new"),
-    },
-    options={
-        "norm": "layernorm",
-        "norm_order": "pre",
-        "gated": False,
-        "linear_bias": "all",
-        "positions": "learned",
-        "qk_norm": False,
-        "window": None,
-    },
-    fixed={
-        "scale_attn_weights": True,
-        "scale_attn_by_inverse_layer_idx": False,
-        "add_cross_attention": False,
-    },
-)
-_LLAMA_KEYS = {
-    "num_layers": ("num_hidden_layers", 32),
-    "hidden_size": ("hidden_size", 4096),
-    "num_heads": ("num_attention_heads", 32),
-    "num_kv_heads": ("num_key_value_heads", None),
-    "head_size": ("head_dim", None),
-    "ffn_hidden_size": ("intermediate_size", 11008),
-    "vocab_size": ("vocab_size", 32000),
-    "max_positions": ("max_position_embeddings", 2048),
-    "norm_eps": ("rms_norm_eps", 1e-6),
-    "activation": ("hidden_act", "silu"),
-}
-_LLAMA_OPTIONS = {"norm": "rmsnorm", "norm_order": "pre", "gated": True, "positions": "rope"}
-
-
-def _llama(
-    name: str, architecture: str, keys: Json, *, windows: Windows = NEVER, **others: Any
-) -> Family:
-    """A family whose models are llamas with other options."""
-    options = _LLAMA_OPTIONS | {"linear_bias": "none", "qk_norm": False} | others.pop("options", {})
-    return Family(
-        name,
-        architecture,
-        keys=_LLAMA_KEYS | keys,
-        options=options,
-        others=lambda config: rope.read(config) | windows.read(config),
-        write_others=lambda model: rope.write(model) | windows.write(model),
-        **others,
-    )
-
-
-_NO_BIAS = {"attention_bias": False}
-# `model_type` of a `config.json` -> its family.
-FAMILIES: Mapping[str, Family] = types.MappingProxyType(
-    {
-        "gpt2": _GPT2,
-        "llama": _llama(
-            "llama",
-            "LlamaForCausalLM",
-            {},
-            options={"window": None},
-            fixed=_NO_BIAS | {"mlp_bias": False},
-        ),
-        "mistral": _llama(
-            "mistral",
-            "MistralForCausalLM",
-            {
-                "ffn_hidden_size": ("intermediate_size", 14336),
-                "num_kv_heads": ("num_key_value_heads", 8),
-                "max_positions": ("max_position_embeddings", 131072),
-            },
-            windows=ALWAYS,
-        ),
-        "qwen2": _llama(
-            "qwen2",
-            "Qwen2ForCausalLM",
-            {
-                "vocab_size": ("vocab_size", 151936),
-                "num_kv_heads": ("num_key_value_heads", 32),
-                "ffn_hidden_size": ("intermediate_size", 22016),
-                "max_positions": ("max_position_embeddings", 32768),
-            },
-            options={"linear_bias": "qkv"},
-            windows=BY_LAYER,
-        ),
-        "qwen3": _llama(
-            "qwen3",
-            "Qwen3ForCausalLM",
-            {
-                "vocab_size": ("vocab_size", 151936),
-                "num_kv_heads": ("num_key_value_heads", 32),
-                "head_size": ("head_dim", 128),
-                "ffn_hidden_size": ("intermediate_size", 22016),
-                "max_positions": ("max_position_embeddings", 32768),
-            },
-            options={"qk_norm": True},
-            windows=BY_LAYER,
-            fixed=_NO_BIAS,
-        ),
-    }
-)
-_ACTIVATIONS = {
-    "gelu_new": "gelu-tanh",
-    "gelu_pytorch_tanh": "gelu-tanh",
-    "gelu": "gelu",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-}
-_ACTIVATION_NAMES = {"gelu-tanh": "gelu_new", "gelu": "gelu", "relu": "relu", "silu": "silu"}
 
 
 # ---- config.json -> ours ------------------------------------------------------------------------
@@ -221,10 +74,7 @@ def _options(config: Json) -> dict[str, Any]:
     found = {name: config.get(key, default) for name, (key, default) in family.keys.items()}
     for name in ("num_layers", "hidden_size", "num_heads", "vocab_size"):
         _check_count(family.keys[name][0], found[name])
-    if str(found["activation"]) not in _ACTIVATIONS:
-        key, names = family.keys["activation"][0], ", ".join(_ACTIVATIONS)
-        raise UserError(f"{key}={quoted(found['activation'])}; use a model with one of {names}")
-    found["activation"] = _ACTIVATIONS[str(found["activation"])]
+    found["activation"] = activation.read(family.keys["activation"][0], found["activation"])
     found |= {"family": family.name, "attention_scale": None}
     return {**found, **family.options, **family.others(config)}
 
@@ -248,12 +98,11 @@ def config_json(model: ModelConfig, *, dtype: str, end_of_document: int) -> Json
     Raises:
         UserError: the family has no Hugging Face model, or not with this option.
     """
-    kind = _model_type(model.family)
-    family = FAMILIES[kind]
+    kind, family = family_named(model.family)
     end = end_of_document if end_of_document < (model.vocab_size or 0) else None
     found = {name: option(model, name) for name in family.keys}
     found["max_positions"] = model.num_positions
-    found["activation"] = _ACTIVATION_NAMES[found["activation"]]
+    found["activation"] = activation.write(found["activation"])
     usual = dataclasses.replace(model, attention_scale=None).block.attention_scale
     for name, value in [*family.options.items(), ("attention_scale", usual)]:
         if option(model, name) != value:
@@ -272,14 +121,3 @@ def config_json(model: ModelConfig, *, dtype: str, end_of_document: int) -> Json
         "bos_token_id": end,
         "eos_token_id": end,
     }
-
-
-def _model_type(family: str) -> str:
-    for kind, each in FAMILIES.items():
-        if each.name == family:
-            return kind
-    families = ", ".join(each.name for each in FAMILIES.values())
-    raise UserError(
-        f"model.family={family} is not read from or written to Hugging Face's files; use one of "
-        f"{families}"
-    )

@@ -1,7 +1,7 @@
 """The families of models: the one place that knows a model by its family's name.
 
 The presets of a family's options are in `jaxptd.config.block`, its tensors in Hugging Face's files
-in `jaxptd.hf.rules`: they too are rows of a table.
+in `jaxptd.hf.families`: they too are rows of a table.
 """
 
 from collections.abc import Mapping

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxptd.hf.dims import Rule
-from jaxptd.hf.rules import GPT2, LLAMA, TENSORS, Tensors
+from jaxptd.hf.families import FAMILIES, Tensors, gpt2, llama
 
 L, D, F, N, K, H, V, T = 3, 10, 14, 4, 2, 6, 13, 8
 NORMS = {"attention_norm.w": (D,), "mlp_norm.w": (D,)}
@@ -49,8 +49,8 @@ def shapes(block: dict[str, tuple[int, ...]], **others: tuple[int, ...]) -> dict
 
 
 SHAPES = {
-    "gpt2": (GPT2, shapes(GPT2_BLOCK, **{"norm.b": (D,), "positions.table": (T, D)})),
-    "llama": (LLAMA, shapes(LLAMA_BLOCK)),
+    "gpt2": (gpt2.TENSORS, shapes(GPT2_BLOCK, **{"norm.b": (D,), "positions.table": (T, D)})),
+    "llama": (llama.TENSORS, shapes(LLAMA_BLOCK)),
 }
 CASES = [
     pytest.param(tensors, name, shape, id=f"{family}-{name}")
@@ -131,7 +131,7 @@ def test_any_slice_is_read_alone(tensors, name, shape) -> None:
 def test_a_slice_of_several_dims_is_read_alone() -> None:
     shape = (L, D, 3, N, H)
     index = [(1, 3), (2, 7), (1, 3), (1, 2), (2, 4)]
-    for tensors in (GPT2, LLAMA):
+    for tensors in (gpt2.TENSORS, llama.TENSORS):
         found, read = read_back(rules_for(tensors, "blocks.attention.qkv.w"), shape, index)
         expected = numbered(shape)[tuple(slice(*each) for each in index)]
         np.testing.assert_array_equal(found, expected)
@@ -139,16 +139,16 @@ def test_a_slice_of_several_dims_is_read_alone() -> None:
 
 
 def test_rotated_pairs_are_neighbours_of_ours_and_half_a_head_apart_in_theirs() -> None:
-    (rule,) = rules_for(LLAMA, "blocks.attention.q_norm.w")
+    (rule,) = rules_for(llama.TENSORS, "blocks.attention.q_norm.w")
     (first, *_) = rule.tensors(np.arange(L * H).reshape(L, H)).values()
     assert first.tolist() == [0, 2, 4, 1, 3, 5]
 
 
 def test_gpt2_multiplies_by_columns_and_llama_by_rows() -> None:
     w_LDF = numbered((L, D, F))
-    (rule,) = rules_for(GPT2, "blocks.mlp.up.w")
+    (rule,) = rules_for(gpt2.TENSORS, "blocks.mlp.up.w")
     np.testing.assert_array_equal(rule.tensors(w_LDF)["transformer.h.1.mlp.c_fc.weight"], w_LDF[1])
-    gate, up = rules_for(LLAMA, "blocks.mlp.up.w")
+    gate, up = rules_for(llama.TENSORS, "blocks.mlp.up.w")
     w_LD2F = numbered((L, D, 2, F))
     name = "model.layers.2.mlp.{}_proj.weight"
     np.testing.assert_array_equal(gate.tensors(w_LD2F)[name.format("gate")], w_LD2F[2, :, 0].T)
@@ -164,7 +164,7 @@ def test_queries_keys_and_values_are_where_they_are_multiplied() -> None:
     by_name = {
         name: tensor
         for ours, x in (("q", w_LDNH), ("kv", w_LD2KH))
-        for rule in rules_for(LLAMA, f"blocks.attention.{ours}.w")
+        for rule in rules_for(llama.TENSORS, f"blocks.attention.{ours}.w")
         for name, tensor in rule.tensors(x).items()
     }
     q, k, v = (x_TD @ by_name[f"model.layers.0.self_attn.{c}_proj.weight"].T for c in "qkv")
@@ -179,7 +179,8 @@ def test_queries_keys_and_values_are_where_they_are_multiplied() -> None:
 
 
 def test_every_family_has_tensors() -> None:
-    assert set(TENSORS) == {"gpt", "llama", "qwen2", "qwen3", "mistral"}
-    for tensors in TENSORS.values():
-        names = [rule.name for rule in tensors.rules]
-        assert all(name.startswith((tensors.prefix, "lm_head.")) for name in names)
+    families = FAMILIES.values()
+    assert [each.name for each in families] == ["gpt", "llama", "mistral", "qwen2", "qwen3"]
+    for family in families:
+        names = [rule.name for rule in family.tensors.rules]
+        assert all(name.startswith((family.tensors.prefix, "lm_head.")) for name in names)

@@ -6,7 +6,8 @@ import pytest
 
 from jaxptd.config import ModelConfig
 from jaxptd.errors import UserError
-from jaxptd.hf.sizes import FAMILIES, config_json, read_sizes
+from jaxptd.hf.families import FAMILIES
+from jaxptd.hf.sizes import config_json, read_sizes
 
 SIZES = {"num_hidden_layers": 3, "hidden_size": 16, "num_attention_heads": 4, "vocab_size": 13}
 USED = {"use_sliding_window": True, "sliding_window": 64}

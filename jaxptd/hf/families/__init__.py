@@ -1,0 +1,28 @@
+"""The families of models in Hugging Face's files, each in a file of its own, as data."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from jaxptd.errors import UserError, quoted
+from jaxptd.hf.families.family import Family, Json, Tensors
+from jaxptd.hf.families.gpt2 import GPT2
+from jaxptd.hf.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+
+__all__ = ["FAMILIES", "Family", "Json", "Tensors", "family_named"]
+
+# `model_type` of a `config.json` -> its family.
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {"gpt2": GPT2, "llama": LLAMA, "mistral": MISTRAL, "qwen2": QWEN2, "qwen3": QWEN3}
+)
+
+
+def family_named(name: str) -> tuple[str, Family]:
+    """The `model_type` and the family of ours with this name. Raises UserError if there is none."""
+    for kind, family in FAMILIES.items():
+        if family.name == name:
+            return kind, family
+    names = ", ".join(family.name for family in FAMILIES.values())
+    raise UserError(
+        f"model.family={quoted(name)} is not read from or written to Hugging Face's files; use one "
+        f"of {names}"
+    )

@@ -1,0 +1,54 @@
+"""A family of models in Hugging Face's files: the keys of its `config.json`, and its tensors."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxptd.config import ModelConfig
+from jaxptd.hf.dims import Rule
+
+Json = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensors:
+    """The tensors of a family. `dims.py` explains the notation of a rule.
+
+    Letters: L layers, D model, V vocabulary, T positions, F hidden, N heads, K heads of keys and
+    values, H head size, P pairs of H that a rotation turns, C queries, keys and values.
+
+    Args:
+        prefix: of names, which a file may leave out.
+        rules: for its tensors, with those of every option; those count whose parameter the model
+            has.
+        ignored: regular expressions of names, without the prefix, that hold no parameter.
+    """
+
+    prefix: str
+    rules: tuple[Rule, ...]
+    ignored: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """A family.
+
+    Args:
+        name: ours.
+        architecture: the class of transformers.
+        tensors: of a file.
+        keys: our option -> its key in `config.json`, and the value where the key is missing.
+        options: that every model of the family has.
+        fixed: key -> the only value that is supported, which is also the default.
+        others: reads the options for which a key is not enough.
+        write_others: their keys.
+    """
+
+    name: str
+    architecture: str
+    tensors: Tensors
+    keys: Mapping[str, tuple[str, Any]]
+    options: Mapping[str, Any]
+    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    others: Callable[[Json], Json] = lambda config: {}
+    write_others: Callable[[ModelConfig], Json] = lambda model: {}
