@@ -138,6 +138,7 @@ def _check(args: Any) -> dict[str, Any]:
         "precisions": sorted({directory.dtypes[name] for name in used}),
         "mapping": [[r.name, r.tensor_dims, r.ours, r.dims] for r in rules],
         "ignored": list(mapped.ignored),
+        "copies": dict(mapped.copies),
     }
 
 
@@ -150,6 +151,8 @@ def _text(found: dict[str, Any]) -> str:
         f"{count_text(found['parameters'])} parameters, {bytes_text(found['bytes'])} in "
         f"{', '.join(found['precisions'])}; ignored: {', '.join(found['ignored']) or 'nothing'}"
     )
+    if found["copies"]:
+        title += f"; compared when they are read: {', '.join(found['copies'])}"
     names = ("tensor", "its dims", "parameter", "our dims")
     return str(Table(title, names, [tuple(row) for row in found["mapping"]]))
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from jaxptd.errors import UserError, quoted
 from jaxptd.hf.dims import Rule
@@ -22,11 +22,13 @@ class Mapped:
         rules: those of each of our parameters.
         names: name that a rule gives -> name in the file.
         ignored: names in the file of tensors that hold no parameter.
+        copies: names in the file of tensors that have to be equal to another -> its name.
     """
 
     rules: Mapping[str, Sequence[Rule]]
     names: Mapping[str, str]
     ignored: Sequence[str]
+    copies: Mapping[str, str]
 
 
 def tensors_of(family: str) -> Tensors:
@@ -70,16 +72,25 @@ def map_tensors(family: str, ours: Shapes, found: Shapes, *, where: object) -> M
         for rule in each
         for name in rule.names(ours[rule.ours])
     }
-    names, ignored = _named(tensors_of(family), list(wanted), list(found), where)
-    for name, (rule, shape) in wanted.items():
-        if name in names:
-            _check_shape(f"{where}: {names[name]}", rule, found[names[name]], rule.shape(shape))
+    kind = family_named(family)[1]
+    names, others = _named(kind.tensors, set(wanted), list(found), where)
+    aliases = {
+        name: real
+        for name in others
+        if (real := kind.tensors.alias(name)) is not None and real in wanted
+    }
+    ignored = _ignored(kind.tensors, [name for name in others if name not in aliases], where)
+    names = {real: name for name, real in aliases.items()} | names
+    for name, real in [*aliases.items(), *((name, real) for real, name in names.items())]:
+        rule, shape = wanted[real]
+        _check_shape(f"{where}: {name}", rule, found[name], rule.shape(shape))
     if missing := [name for name in wanted if name not in names]:
         raise UserError(
             f"{where} has no tensor {_listed(missing)}; use a directory that has all tensors of "
-            "its config.json"
+            f"transformers' {kind.architecture} with its config.json"
         )
-    return Mapped(rules, names, ignored)
+    copies = {name: names[real] for name, real in aliases.items() if names[real] != name}
+    return Mapped(rules, names, ignored, copies)
 
 
 def file_name(family: str, name: str, found: Sequence[str]) -> str | None:
@@ -89,26 +100,34 @@ def file_name(family: str, name: str, found: Sequence[str]) -> str | None:
 
 
 def _named(
-    tensors: Tensors, wanted: Sequence[str], found: Sequence[str], where: object
+    tensors: Tensors, wanted: Set[str], found: Sequence[str], where: object
 ) -> tuple[dict[str, str], list[str]]:
-    """The name in the file of each tensor that is wanted, and the names that are ignored."""
-    names, ignored, unknown, known = dict[str, str](), [], [], set(wanted)
+    """The name in the file of each tensor that is wanted, and the names that are left."""
+    names, others = dict[str, str](), list[str]()
     for name in found:
-        full = name if name in known else f"{tensors.prefix}{name}"
+        full = name if name in wanted else f"{tensors.prefix}{name}"
         if full in names:
             raise UserError(f"{where} has {names[full]} and {name}, which are one; remove one")
-        if full in known:
+        if full in wanted:
             names[full] = name
-        elif any(re.fullmatch(each, name.removeprefix(tensors.prefix)) for each in tensors.ignored):
-            ignored.append(name)
         else:
-            unknown.append(name)
+            others.append(name)
+    return names, others
+
+
+def _ignored(tensors: Tensors, names: list[str], where: object) -> list[str]:
+    """These names. Raises UserError if any is not known to hold no parameter."""
+    unknown = [
+        name
+        for name in names
+        if not any(re.fullmatch(x, name.removeprefix(tensors.prefix)) for x in tensors.ignored)
+    ]
     if unknown:
         raise UserError(
             f"{where} has {_listed(unknown)}, which the model of its config.json does not; use a "
             "directory of that model alone, without adapters and quantization"
         )
-    return names, ignored
+    return names
 
 
 def _check_shape(what: str, rule: Rule, found: Sequence[int], wanted: Sequence[int]) -> None:

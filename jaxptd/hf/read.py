@@ -13,9 +13,10 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from jaxptd.checkpoint.canonical import abstract_canonical, params_from_canonical
+from jaxptd.errors import UserError
 from jaxptd.hf.dims import Ranges, Rule
 from jaxptd.hf.directory import Directory
-from jaxptd.hf.families import FAMILIES
+from jaxptd.hf.families import FAMILIES, Family
 from jaxptd.hf.mapping import HEAD, Mapped, file_name, map_tensors
 from jaxptd.hf.sizes import check_sizes, read_sizes
 from jaxptd.params import Params
@@ -25,8 +26,22 @@ from jaxptd.step import Program
 def sizes_of(directory: Directory) -> dict:
     """The fields of `ModelConfig` that a directory decides. Raises UserError as `read_sizes`."""
     family = FAMILIES.get(str(directory.config.get("model_type")))
-    tied = family is None or file_name(family.name, HEAD, list(directory.shapes)) is None
+    tied = family is None or _is_tied(directory, family)
     return read_sizes(directory.config, tied=tied, where=directory)
+
+
+def _is_tied(directory: Directory, family: Family) -> bool:
+    """True unless the output layer has a table of its own; one that equals the embedding is none.
+
+    `tie_word_embeddings: false` keeps even those apart. Other values say nothing: transformers 5
+    writes true for every T5.
+    """
+    table, found = family.tensors.alias(HEAD), list(directory.shapes)
+    names = [name and file_name(family.name, name, found) for name in (HEAD, table)]
+    if None in names:
+        return True
+    flag, (head, tokens) = directory.config.get("tie_word_embeddings"), map(str, names)
+    return flag is not False and directory.are_equal(head, tokens)
 
 
 def read_params(program: Program, directory: Directory) -> Params:
@@ -42,11 +57,22 @@ def read_params(program: Program, directory: Directory) -> Params:
     targets = abstract_canonical(program)["params"]
     ours = {name: target.shape for name, target in targets.items()}
     mapped = map_tensors(model.family, ours, directory.shapes, where=directory)
+    _check_copies(directory, mapped)
     params: Params = {}
     for name, target in targets.items():
         read = partial(_read, directory, mapped, name=name, target=target)
         params |= params_from_canonical(program, {"params": {name: _array(target, read)}})
     return params
+
+
+def _check_copies(directory: Directory, mapped: Mapped) -> None:
+    """Raises UserError if a tensor that the model has once is there twice with other numbers."""
+    for copy, name in mapped.copies.items():
+        if not directory.are_equal(copy, name):
+            raise UserError(
+                f"{directory}: {copy} and {name} have different numbers, and the model has one "
+                "tensor for both; use weights in which they are tied"
+            )
 
 
 def _array(target: jax.ShapeDtypeStruct, read: Callable[[Ranges], np.ndarray]) -> jax.Array:

@@ -1,10 +1,12 @@
 """Sizes and options of a model from the `config.json` of Hugging Face, and back."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from jaxptd.config import ModelConfig, option
+from jaxptd.data import Tokenizer
 from jaxptd.errors import UserError, quoted
 from jaxptd.hf.families import FAMILIES, Json, activation, family_named
 
@@ -28,19 +30,25 @@ def read_sizes(config: Json, *, tied: bool, where: object) -> dict[str, Any]:
     try:
         options = _options(config)
         fields = options | {"tie_embeddings": tied}
-        longest = options["max_positions"]
-        _check_count("positions", longest)
-        learned = options["positions"] == "learned"
-        fields["seq_length"] = longest if learned else min(longest, LONGEST)
+        if "max_positions" in options:
+            fields["seq_length"] = _length(options)
         ModelConfig(**fields)
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
     return fields
 
 
+def _length(options: Json) -> int:
+    """Tokens in a sequence, unless the config says so, of a model that allows so many positions."""
+    longest: int = options["max_positions"]
+    _check_count("positions", longest)
+    return longest if options["positions"] == "learned" else min(longest, LONGEST)
+
+
 def check_sizes(model: ModelConfig, sizes: Mapping[str, Any], *, where: object) -> None:
     """Raises UserError, with the field, if a config contradicts the sizes of a directory."""
-    lengths = {name: getattr(model, name) for name in ("seq_length", "max_positions")}
+    names = [name for name in ("seq_length", "max_positions") if name in sizes]
+    lengths = {name: getattr(model, name) for name in names}
     there = dataclasses.replace(model, **(dict(sizes) | lengths))
     for name in (name for name in sizes if name not in lengths):
         mine, wanted = option(model, name), option(there, name)
@@ -50,7 +58,7 @@ def check_sizes(model: ModelConfig, sizes: Mapping[str, Any], *, where: object) 
                 f"{str(wanted).lower() if isinstance(wanted, bool) else wanted}, or --model.from "
                 f"{where} for all sizes"
             )
-    longest = sizes["max_positions"]
+    longest = sizes.get("max_positions") or math.inf
     if option(model, "positions") == "learned" and model.num_positions > longest:
         name = "seq_length" if model.max_positions is None else "max_positions"
         raise UserError(
@@ -74,7 +82,8 @@ def _options(config: Json) -> dict[str, Any]:
     found = {name: config.get(key, default) for name, (key, default) in family.keys.items()}
     for name in ("num_layers", "hidden_size", "num_heads", "vocab_size"):
         _check_count(family.keys[name][0], found[name])
-    found["activation"] = activation.read(family.keys["activation"][0], found["activation"])
+    if "activation" in found:
+        found["activation"] = activation.read(family.keys["activation"][0], found["activation"])
     found |= {"family": family.name, "attention_scale": None}
     return {**found, **family.options, **family.others(config)}
 
@@ -87,24 +96,21 @@ def _check_count(key: str, value: object) -> None:
 # ---- ours -> config.json ------------------------------------------------------------------------
 
 
-def config_json(model: ModelConfig, *, dtype: str, end_of_document: int) -> Json:
+def config_json(model: ModelConfig, *, dtype: str, tokenizer: Tokenizer) -> Json:
     """The `config.json` of a model.
 
     Args:
         model: its sizes.
         dtype: of the weights.
-        end_of_document: id that ends a document; left out if the vocabulary does not have it.
+        tokenizer: has the ids of special tokens; null are those that the vocabulary does not have.
 
     Raises:
         UserError: the family has no Hugging Face model, or not with this option.
     """
     kind, family = family_named(model.family)
-    end = end_of_document if end_of_document < (model.vocab_size or 0) else None
-    found = {name: option(model, name) for name in family.keys}
-    found["max_positions"] = model.num_positions
-    found["activation"] = activation.write(found["activation"])
     usual = dataclasses.replace(model, attention_scale=None).block.attention_scale
-    for name, value in [*family.options.items(), ("attention_scale", usual)]:
+    fixed = {**family.options, "attention_scale": usual, "logit_softcap": None}
+    for name, value in fixed.items():
         if option(model, name) != value:
             raise UserError(
                 f"model.{name}={option(model, name)}: a {kind} of Hugging Face has {value}; export "
@@ -113,11 +119,30 @@ def config_json(model: ModelConfig, *, dtype: str, end_of_document: int) -> Json
     return {
         "architectures": [family.architecture],
         "model_type": kind,
-        **{key: found[name] for name, (key, _) in family.keys.items()},
+        **{key: _written(model, name) for name, (key, _) in family.keys.items()},
         **family.fixed,
-        **family.write_others(model),
         "tie_word_embeddings": model.tie_embeddings,
+        **family.write_others(model),
         "torch_dtype": dtype,
-        "bos_token_id": end,
-        "eos_token_id": end,
+        **{key: _token(model, tokenizer, name) for key, name in family.tokens.items()},
     }
+
+
+def generation_json(model: ModelConfig, config: Json) -> Json | None:
+    """The `generation_config.json` beside a `config.json`; None for a model that writes no text."""
+    tokens = family_named(model.family)[1].tokens
+    return {key: config[key] for key in tokens} if "eos_token_id" in tokens else None
+
+
+def _written(model: ModelConfig, name: str) -> Any:
+    """An option as `config.json` has it."""
+    if name == "max_positions":
+        return model.num_positions
+    value = option(model, name)
+    return activation.write(value) if name == "activation" else value
+
+
+def _token(model: ModelConfig, tokenizer: Tokenizer, name: str | None) -> int | None:
+    """The id of a special token, None: that ends a document; if the model's vocabulary has it."""
+    found = tokenizer.end_of_document if name is None else tokenizer.token_id(name)
+    return None if found is None or found >= (model.vocab_size or 0) else found

@@ -17,12 +17,12 @@ import numpy as np
 
 from jaxptd.atomic_files import explained, shown
 from jaxptd.config import Config
-from jaxptd.data.tokenizer_folders import TOKENIZER
+from jaxptd.data.tokenizer_folders import GENERATION, TOKENIZER
 from jaxptd.errors import UserError
 from jaxptd.hf.dims import Rule
 from jaxptd.hf.directory import CONFIG, EXTRA, INDEX, SINGLE
 from jaxptd.hf.mapping import rules_of
-from jaxptd.hf.sizes import config_json
+from jaxptd.hf.sizes import config_json, generation_json
 from jaxptd.models.families import tokenizer_of
 from jaxptd.run.saved import SavedParams
 
@@ -80,12 +80,9 @@ def write_directory(
 
 def _write_config(config: Config, *, dtype: str) -> dict[str, bytes]:
     """The files beside the tensors."""
-    tokenizer = tokenizer_of(config)
-    end = tokenizer.end_of_document
-    found = config_json(config.model, dtype=dtype, end_of_document=end)
-    generation = {name: found[name] for name in ("bos_token_id", "eos_token_id")}
-    files = {CONFIG: found, "generation_config.json": generation}
-    texts = {name: (json.dumps(x, indent=2) + "\n").encode() for name, x in files.items()}
+    found = config_json(config.model, dtype=dtype, tokenizer=tokenizer_of(config))
+    files = {CONFIG: found, GENERATION: generation_json(config.model, found)}
+    texts = {name: (json.dumps(x, indent=2) + "\n").encode() for name, x in files.items() if x}
     return texts | _tokenizer_files(Path(config.data.tokenizer))
 
 

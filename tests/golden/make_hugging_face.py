@@ -1,4 +1,4 @@
-"""Writes gpt2.json: what transformers computes with the tiny GPT-2 of tests/helpers/hugging.
+"""Writes what transformers computes with the tiny models of tests/helpers/hugging.
 
     PYTHONPATH=tests/helpers python tests/golden/make_hugging_face.py
 
@@ -8,13 +8,24 @@ Needs torch and transformers; made with transformers 5.23.0 and torch 2.15.0.
 import tempfile
 from pathlib import Path
 
-from hugging import gpt2_tensors, write_directory
-from hugging.reference import write_golden
+from hugging import bert, encoders, gpt2_tensors, reference, write_directory
 
 LENGTH = 11  # below the 16 positions, and odd
 
+HERE = Path(__file__).parent
+
+
+def gpt2(folder: Path) -> None:
+    directory = write_directory(folder, gpt2_tensors())
+    reference.write_golden(directory, HERE / "gpt2.json", length=LENGTH, vocab_size=13)
+
+
+def encoder(name: str, folder: Path) -> None:
+    directory = write_directory(folder, bert.bert_tensors(), base=bert.CONFIG)
+    encoders.write_golden(name, directory, HERE / f"{name}.json")
+
+
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        directory = write_directory(Path(folder) / "gpt2", gpt2_tensors())
-        path = Path(__file__).with_name("gpt2.json")
-        write_golden(directory, path, length=LENGTH, vocab_size=13)
+        gpt2(Path(folder) / "gpt2")
+        encoder("bert", Path(folder) / "bert")

@@ -142,7 +142,7 @@ def test_without_the_library(single: Path, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("config", "line"),
     [
-        ({"model_type": "bert"}, "DIR: model_type=bert; use a model of gpt2, llama, mistral, "),
+        ({"model_type": "bloom"}, "DIR: model_type=bloom; use a model of gpt2, llama, mistral, "),
         ({"model_type": None}, "DIR: model_type=None; use a model of "),
         ({"model_type": ["gpt2"]}, "DIR: model_type=['gpt2']; use a model of "),
         ({"n_layer": "5"}, "DIR: n_layer=5; it must be a whole number above 0"),

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 from jaxptd.hf.dims import Rule
-from jaxptd.hf.families import FAMILIES, Tensors, gpt2, llama
+from jaxptd.hf.families import FAMILIES, Tensors, bert, gpt2, llama
 
 L, D, F, N, K, H, V, T = 3, 10, 14, 4, 2, 6, 13, 8
 NORMS = {"attention_norm.w": (D,), "mlp_norm.w": (D,)}
-TABLES = {"tokens.table": (V, D), "head.table": (V, D), "norm.w": (D,)}
+TABLES = {"tokens.table": (V, D), "norm.w": (D,)}
+HEAD = {"head.table": (V, D)}
+GPT2_ENDS = {"norm.b": (D,), "positions.table": (T, D)}
 GPT2_BLOCK = {
     **NORMS,
     "attention_norm.b": (D,),
@@ -44,13 +46,29 @@ LLAMA_BLOCK = {
 }
 
 
+BERT_ENDS = {
+    **GPT2_ENDS,
+    "types.w": (2, D),
+    "transform.w": (D, D),
+    "transform.b": (D,),
+    "transform_norm.w": (D,),
+    "transform_norm.b": (D,),
+    "bias.b": (V,),
+    "pooler.w": (D, D),
+    "pooler.b": (D,),
+    "pairs.table": (2, D),
+    "pairs_bias.b": (2,),
+}
+
+
 def shapes(block: dict[str, tuple[int, ...]], **others: tuple[int, ...]) -> dict:
     return {**TABLES, **others, **{f"blocks.{name}": (L, *shape) for name, shape in block.items()}}
 
 
 SHAPES = {
-    "gpt2": (gpt2.TENSORS, shapes(GPT2_BLOCK, **{"norm.b": (D,), "positions.table": (T, D)})),
-    "llama": (llama.TENSORS, shapes(LLAMA_BLOCK)),
+    "gpt2": (gpt2.TENSORS, shapes(GPT2_BLOCK, **HEAD, **GPT2_ENDS)),
+    "llama": (llama.TENSORS, shapes(LLAMA_BLOCK, **HEAD)),
+    "bert": (bert.TENSORS, shapes(GPT2_BLOCK, **BERT_ENDS)),
 }
 CASES = [
     pytest.param(tensors, name, shape, id=f"{family}-{name}")
@@ -180,7 +198,7 @@ def test_queries_keys_and_values_are_where_they_are_multiplied() -> None:
 
 def test_every_family_has_tensors() -> None:
     families = FAMILIES.values()
-    assert [each.name for each in families] == ["gpt", "llama", "mistral", "qwen2", "qwen3"]
+    assert [each.name for each in families] == ["gpt", "llama", "mistral", "qwen2", "qwen3", "bert"]
     for family in families:
         names = [rule.name for rule in family.tensors.rules]
-        assert all(name.startswith((family.tensors.prefix, "lm_head.")) for name in names)
+        assert all(name.startswith((family.tensors.prefix, "lm_head.", "cls.")) for name in names)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from jaxptd.config import ModelConfig
+from jaxptd.data.tokenizers import ByteTokenizer
 from jaxptd.errors import UserError
 from jaxptd.hf.families import FAMILIES
 from jaxptd.hf.sizes import config_json, read_sizes
@@ -65,7 +66,7 @@ def test_windows_that_there_are_not(kind: str, config: dict, line: str) -> None:
 def test_what_is_written_is_read(kind: str, window: int | None) -> None:
     fields = read(kind, {"head_dim": 4, "sliding_window": None}) | {"window": window}
     model = ModelConfig(**fields)
-    written = config_json(model, dtype="float32", end_of_document=3)
+    written = config_json(model, dtype="float32", tokenizer=ByteTokenizer())
     assert read_sizes(written, tied=False, where="there")["window"] == window
 
 
@@ -80,7 +81,7 @@ def test_what_is_written_is_read(kind: str, window: int | None) -> None:
 def test_what_a_family_does_not_have_is_not_written(kind: str, field: dict, line: str) -> None:
     model = ModelConfig(family=kind, vocab_size=13, **field)
     with pytest.raises(UserError, match=line):
-        config_json(model, dtype="float32", end_of_document=3)
+        config_json(model, dtype="float32", tokenizer=ByteTokenizer())
 
 
 def test_every_family_has_its_windows() -> None:

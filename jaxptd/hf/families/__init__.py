@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from jaxptd.errors import UserError, quoted
+from jaxptd.hf.families.bert import BERT
 from jaxptd.hf.families.family import Family, Json, Tensors
 from jaxptd.hf.families.gpt2 import GPT2
 from jaxptd.hf.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
@@ -12,7 +13,14 @@ __all__ = ["FAMILIES", "Family", "Json", "Tensors", "family_named"]
 
 # `model_type` of a `config.json` -> its family.
 FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {"gpt2": GPT2, "llama": LLAMA, "mistral": MISTRAL, "qwen2": QWEN2, "qwen3": QWEN3}
+    {
+        "gpt2": GPT2,
+        "llama": LLAMA,
+        "mistral": MISTRAL,
+        "qwen2": QWEN2,
+        "qwen3": QWEN3,
+        "bert": BERT,
+    }
 )
 
 

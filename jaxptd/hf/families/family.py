@@ -1,13 +1,17 @@
 """A family of models in Hugging Face's files: the keys of its `config.json`, and its tensors."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from jaxptd.config import ModelConfig
 from jaxptd.hf.dims import Rule
 
 Json = dict[str, Any]
+
+_ENDS: Mapping[str, None] = MappingProxyType({"bos_token_id": None, "eos_token_id": None})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,11 +26,22 @@ class Tensors:
         rules: for its tensors, with those of every option; those count whose parameter the model
             has.
         ignored: regular expressions of names, without the prefix, that hold no parameter.
+        aliases: regular expressions of other names that files have for a tensor, with the prefix,
+            and the name that each is for.
     """
 
     prefix: str
     rules: tuple[Rule, ...]
     ignored: tuple[str, ...]
+    aliases: tuple[tuple[str, str], ...]
+
+    def alias(self, name: str) -> str | None:
+        """The name for which another is, with its prefix or without; None if it is for none."""
+        for pattern, real in self.aliases:
+            for each in (name, f"{self.prefix}{name}"):
+                if match := re.fullmatch(pattern, each):
+                    return match.expand(real)
+        return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,13 +50,15 @@ class Family:
 
     Args:
         name: ours.
-        architecture: the class of transformers.
+        architecture: the class of transformers, which has all tensors.
         tensors: of a file.
         keys: our option -> its key in `config.json`, and the value where the key is missing.
         options: that every model of the family has.
         fixed: key -> the only value that is supported, which is also the default.
         others: reads the options for which a key is not enough.
         write_others: their keys.
+        tokens: key -> the name of the special token whose id it has; None: that which ends a
+            document.
     """
 
     name: str
@@ -52,3 +69,4 @@ class Family:
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     others: Callable[[Json], Json] = lambda config: {}
     write_others: Callable[[ModelConfig], Json] = lambda model: {}
+    tokens: Mapping[str, str | None] = _ENDS

@@ -26,6 +26,7 @@ TENSORS = Tensors(
         Rule("head.table", "V D", "lm_head.weight", "V D"),
     ),
     ignored=(r"h\.\d+\.attn\.(masked_)?bias",),  # the causal mask
+    aliases=((r"lm_head\.weight", "transformer.wte.weight"),),
 )
 GPT2 = Family(
     "gpt",

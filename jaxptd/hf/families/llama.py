@@ -47,6 +47,7 @@ TENSORS = Tensors(
         Rule("head.table", "V D", "lm_head.weight", "V D"),
     ),
     ignored=(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",),
+    aliases=((r"lm_head\.weight", "model.embed_tokens.weight"),),
 )
 
 _KEYS = {

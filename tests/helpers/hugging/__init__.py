@@ -1,6 +1,7 @@
 """Tiny directories of Hugging Face models with random weights, made without transformers."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +37,18 @@ def gpt2_tensors(
 
 
 def write_directory(
-    folder: Path, tensors: dict[str, np.ndarray], *, shards: int = 1, **config: Any
+    folder: Path,
+    tensors: dict[str, np.ndarray],
+    *,
+    shards: int = 1,
+    base: Mapping[str, Any] = CONFIG,
+    **config: Any,
 ) -> Path:
     """Writes a directory as transformers does; `config` has keys of config.json to set."""
     from safetensors.numpy import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG | config))
+    (folder / "config.json").write_text(json.dumps({**base, **config}))
     if shards == 1:
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         return folder

@@ -1,0 +1,139 @@
+"""Encoders as transformers computes them, in float64; needs torch and transformers."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hugging.bert import LENGTH, VOCAB
+from hugging.reference import summary
+
+ROWS = 8
+BATCH = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """A model of transformers.
+
+    Args:
+        config: the class of its config, and its sizes.
+        model: its class.
+        batch: generator -> a batch, as our model takes it.
+        losses: (model, batch) -> terms of the loss by our names.
+        sizes: that ours has beside those of the directory.
+    """
+
+    config: Callable[[Any], Any]
+    model: str
+    batch: Callable[[np.random.Generator], BATCH]
+    losses: Callable[[Any, BATCH], dict[str, Any]]
+    sizes: dict[str, Any]
+
+
+def make(reference: Reference, folder: Path) -> None:
+    """Writes a directory of a model whose norms and biases matter."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    model = getattr(transformers, reference.model)(reference.config(transformers))
+    for parameter in model.parameters():
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+
+
+def losses_and_gradients(
+    reference: Reference, folder: Path, batch: BATCH
+) -> tuple[dict[str, float], BATCH]:
+    """Each loss by name, and the gradients of their sum by transformers' names."""
+    import torch
+    import transformers
+
+    model = getattr(transformers, reference.model).from_pretrained(
+        folder, dtype=torch.float64, attn_implementation="eager"
+    )
+    losses = reference.losses(model.eval(), batch)
+    assert all(loss.dtype == torch.float64 for loss in losses.values())
+    sum(losses.values()).backward()
+    gradients = {name: p.grad.numpy() for name, p in model.named_parameters()}
+    return {name: loss.item() for name, loss in losses.items()}, gradients
+
+
+def write_golden(name: str, folder: Path, path: Path) -> None:
+    """Writes the losses of a directory's model and a summary of each gradient."""
+    reference = REFERENCES[name]
+    batch = reference.batch(np.random.default_rng(0))
+    losses, gradients = losses_and_gradients(reference, folder, batch)
+    found = {
+        "losses": losses,
+        "gradients": {name: summary(gradient) for name, gradient in gradients.items()},
+    }
+    path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def cross_entropy(logits: Any, targets: np.ndarray) -> Any:
+    """The mean over targets of 0 or more."""
+    import torch
+
+    expected = torch.tensor(targets).long().flatten()
+    return torch.nn.functional.cross_entropy(
+        logits.reshape(expected.numel(), -1), expected, ignore_index=-1
+    )
+
+
+# ---- BERT --------------------------------------------------------------------------------------
+
+
+def pairs(rng: np.random.Generator) -> BATCH:
+    """Pairs of texts with padding; a row without padding, and one without targets."""
+    length_B1 = np.linspace(LENGTH // 2, LENGTH, ROWS).astype(int)[:, None]
+    position_T = np.arange(LENGTH)
+    mask_BT = position_T < length_B1
+    ids_BT = rng.integers(1, VOCAB, (ROWS, LENGTH))
+    masked_BT = mask_BT & (rng.random((ROWS, LENGTH)) < 0.3)
+    masked_BT[1] = False
+    batch = {
+        "tokens": np.where(mask_BT, rng.integers(1, VOCAB, (ROWS, LENGTH)), 0),
+        "token_types": mask_BT & (position_T >= rng.integers(1, length_B1)),
+        "mask": mask_BT,
+        "targets": np.where(masked_BT, ids_BT, -1),
+        "next_sentence": rng.integers(0, 2, ROWS),
+    }
+    return {name: x.astype(np.int32) for name, x in batch.items()}
+
+
+def bert_losses(model: Any, batch: BATCH) -> dict[str, Any]:
+    import torch
+
+    inputs = {name: torch.tensor(x).long() for name, x in batch.items()}
+    found = model(
+        input_ids=inputs["tokens"],
+        token_type_ids=inputs["token_types"],
+        attention_mask=inputs["mask"],
+    )
+    return {
+        "mlm": cross_entropy(found.prediction_logits, batch["targets"]),
+        "nsp": cross_entropy(found.seq_relationship_logits, batch["next_sentence"]),
+    }
+
+
+def bert_config(transformers: Any) -> Any:
+    return transformers.BertConfig(
+        vocab_size=VOCAB,
+        hidden_size=24,
+        num_hidden_layers=8,
+        num_attention_heads=4,
+        intermediate_size=40,
+        max_position_embeddings=2 * LENGTH,
+    )
+
+
+REFERENCES = {
+    "bert": Reference(
+        bert_config, "BertForPreTraining", pairs, bert_losses, {"seq_length": LENGTH}
+    ),
+}
