@@ -208,18 +208,4 @@ ATTENTION = (
         "tests/generate/test_generator.py",
         "groups",
     ),
-    Break(
-        "Qwen's window in all layers",
-        "jaxptd/hf/window.py",
-        "window is not None and layer >= first",
-        "window is not None",
-        "tests/hf/test_window.py",
-    ),
-    Break(
-        "Mistral's default is no window",
-        "jaxptd/hf/window.py",
-        '_checked(config.get("sliding_window", DEFAULT))}',
-        '_checked(config.get("sliding_window"))}',
-        "tests/hf/test_window.py",
-    ),
 )

@@ -75,9 +75,7 @@ def map_tensors(family: str, ours: Shapes, found: Shapes, *, where: object) -> M
     kind = family_named(family)[1]
     names, others = _named(kind.tensors, set(wanted), list(found), where)
     aliases = {
-        name: real
-        for name in others
-        if (real := kind.tensors.alias(name)) is not None and real in wanted
+        name: real for name in others for real in kind.tensors.others(name) if real in wanted
     }
     ignored = _ignored(kind.tensors, [name for name in others if name not in aliases], where)
     names = {real: name for name, real in aliases.items()} | names

@@ -36,7 +36,7 @@ def _is_tied(directory: Directory, family: Family) -> bool:
     `tie_word_embeddings: false` keeps even those apart. Other values say nothing: transformers 5
     writes true for every T5.
     """
-    table, found = family.tensors.alias(HEAD), list(directory.shapes)
+    table, found = next(family.tensors.others(HEAD), None), list(directory.shapes)
     names = [name and file_name(family.name, name, found) for name in (HEAD, table)]
     if None in names:
         return True

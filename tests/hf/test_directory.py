@@ -173,3 +173,13 @@ def test_the_file_decides_whether_the_head_is_tied(tmp_path: Path) -> None:
         tensors = gpt2_tensors(tied=tied)
         folder = write_directory(tmp_path / str(tied), tensors, tie_word_embeddings=not tied)
         assert sizes_of(Directory(folder))["tie_embeddings"] is tied
+
+
+@pytest.mark.parametrize("flag", [True, False, None])
+def test_a_copy_of_the_embedding_is_no_head_of_its_own(tmp_path: Path, flag: bool | None) -> None:
+    """Unless `config.json` says that the two are apart."""
+    tensors = gpt2_tensors(tied=False)
+    tensors["lm_head.weight"] = tensors["transformer.wte.weight"].copy()
+    keys = {} if flag is None else {"tie_word_embeddings": flag}
+    folder = write_directory(tmp_path / "model", tensors, **keys)
+    assert sizes_of(Directory(folder))["tie_embeddings"] is (flag is not False)

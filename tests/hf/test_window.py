@@ -75,6 +75,7 @@ def test_what_is_written_is_read(kind: str, window: int | None) -> None:
     [
         ("llama", {"window": 5}, "model.window=5: a llama of Hugging Face has None; export a mode"),
         ("gpt", {"window": 5}, "model.window=5: a gpt2 of Hugging Face has None; export a model w"),
+        ("gpt", {"logit_softcap": 9.0}, "model.logit_softcap=9.0: a gpt2 of Hugging Face has None"),
         ("mistral", {"attention_scale": 0.3}, "model.attention_scale=0.3: a mistral of Hugging F"),
     ],
 )

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -35,13 +35,12 @@ class Tensors:
     ignored: tuple[str, ...]
     aliases: tuple[tuple[str, str], ...]
 
-    def alias(self, name: str) -> str | None:
-        """The name for which another is, with its prefix or without; None if it is for none."""
+    def others(self, name: str) -> Iterator[str]:
+        """The names for which another may be, which may lack the prefix."""
         for pattern, real in self.aliases:
             for each in (name, f"{self.prefix}{name}"):
                 if match := re.fullmatch(pattern, each):
-                    return match.expand(real)
-        return None
+                    yield match.expand(real)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,96 @@
+"""Breaks of Hugging Face's weights and configs, in and out."""
+
+from benchmarks.breaks.table import Break
+
+DIRECTORIES = "tests/hf/test_directory.py"
+BERT = "tests/hf/test_bert.py"
+
+HUGGING_FACE = (
+    # ---- tensors ----
+    Break(
+        "halves of a head are not made pairs",
+        "jaxptd/hf/families/llama.py",
+        '"blocks.attention.q.w", "L D N (P 2)"',
+        '"blocks.attention.q.w", "L D N (2 P)"',
+        "tests/hf",
+    ),
+    Break(
+        "each device reads the first layers",
+        "jaxptd/hf/read.py",
+        "yield layer, (layer - first, *place[1:])",
+        "yield layer - first, (layer - first, *place[1:])",
+        "tests/hf/test_read.py",
+    ),
+    Break(
+        "tensors are exported as they are saved",
+        "jaxptd/hf/write.py",
+        "yield each, tensor.astype(kind)",
+        "yield each, tensor",
+        "tests/hf/test_convert.py",
+    ),
+    Break(
+        "queries and keys of an encoder are exchanged",
+        "jaxptd/hf/families/bert.py",
+        'L D [0] N H", f"{_HEADS}.query.weight"',
+        'L D [0] N H", f"{_HEADS}.key.weight"',
+        "tests/hf/test_encoders.py",
+    ),
+    Break(
+        "an encoder's first norm of sums is its second",
+        "jaxptd/hf/families/bert.py",
+        'Rule("blocks.mlp_norm.w", "L D", f"{_LAYER}.output.LayerNorm.weight", "D")',
+        'Rule("blocks.mlp_norm.w", "L D", f"{_OUT}.LayerNorm.weight", "D")',
+        "tests/hf/test_encoders.py",
+    ),
+    Break(
+        "a square matrix is not transposed",
+        "jaxptd/hf/families/bert.py",
+        '"D E", f"{_MLM}.transform.dense.weight", "E D"',
+        '"D E", f"{_MLM}.transform.dense.weight", "D E"',
+        "tests/hf/test_encoders.py",
+    ),
+    # ---- copies ----
+    Break(
+        "the first rows of copies are compared",
+        "jaxptd/hf/directory.py",
+        "for begin in range(0, size[0], rows))",
+        "for begin in range(1))",
+        BERT,
+    ),
+    Break(
+        "a copy is used unseen",
+        "jaxptd/hf/read.py",
+        "if not directory.are_equal(copy, name):",
+        "if directory.shapes[copy] != directory.shapes[name]:",
+        BERT,
+    ),
+    Break(
+        "a copy of the embedding is a table of its own",
+        "jaxptd/hf/read.py",
+        "return flag is not False and directory.are_equal(head, tokens)",
+        "return False",
+        DIRECTORIES,
+    ),
+    # ---- config.json ----
+    Break(
+        "Qwen's window in all layers",
+        "jaxptd/hf/window.py",
+        "window is not None and layer >= first",
+        "window is not None",
+        "tests/hf/test_window.py",
+    ),
+    Break(
+        "Mistral's default is no window",
+        "jaxptd/hf/window.py",
+        '_checked(config.get("sliding_window", DEFAULT))}',
+        '_checked(config.get("sliding_window"))}',
+        "tests/hf/test_window.py",
+    ),
+    Break(
+        "a limit of the logits is lost in an export",
+        "jaxptd/hf/sizes.py",
+        ', "logit_softcap": None}',
+        "}",
+        "tests/hf/test_window.py",
+    ),
+)
