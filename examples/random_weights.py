@@ -27,9 +27,9 @@ def shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
     tied = sizes.get("tie_word_embeddings", sizes["model_type"] in TIED)
     model = ModelConfig(**read_sizes(sizes, tied=tied, where=folder))
     infos = Program(Config(model), make_mesh(Layout())).infos
-    for name, rules in rules_of(model.family, list(infos)).items():
-        shape = infos[name].shape
-        yield from ((each, rule.shape(shape)) for rule in rules for each in rule.names(shape))
+    ours = {name: info.shape for name, info in infos.items()}
+    for name, rules in rules_of(model.family, ours).items():
+        yield from ((n, rule.shape(ours[name])) for rule in rules for n in rule.names(ours[name]))
 
 
 def tensors(folder: Path) -> dict[str, np.ndarray]:

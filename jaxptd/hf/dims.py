@@ -54,6 +54,11 @@ class Rule:
         return _parse(self.dims)
 
     @property
+    def rank(self) -> int:
+        """The number of dims of our parameter."""
+        return len(self._ours)
+
+    @property
     def is_stacked(self) -> bool:
         """True if our parameter has all layers, and the tensor one."""
         return self._ours[0] == (LAYERS,)

@@ -36,14 +36,17 @@ def tensors_of(family: str) -> Tensors:
     return family_named(family)[1].tensors
 
 
-def rules_of(family: str, ours: Sequence[str]) -> dict[str, list[Rule]]:
-    """The rules for each of our parameters.
+def rules_of(family: str, ours: Shapes) -> dict[str, list[Rule]]:
+    """The rules for each of our parameters, by name and number of dims.
 
     Raises:
         UserError: the family has no Hugging Face tensors, or none for a parameter.
     """
     rules = tensors_of(family).rules
-    found = {name: [rule for rule in rules if rule.ours == name] for name in ours}
+    found = {
+        name: [rule for rule in rules if (rule.ours, rule.rank) == (name, len(shape))]
+        for name, shape in ours.items()
+    }
     if without := [name for name, rules in found.items() if not rules]:
         raise UserError(
             f"{quoted(without[0])} has no place in Hugging Face's files of model.family={family}; "
@@ -65,7 +68,7 @@ def map_tensors(family: str, ours: Shapes, found: Shapes, *, where: object) -> M
         UserError: a tensor is neither a parameter's nor known to hold none, or is there twice, or
             has another shape, or is missing.
     """
-    rules = rules_of(family, list(ours))
+    rules = rules_of(family, ours)
     wanted = {
         name: (rule, ours[rule.ours])
         for each in rules.values()

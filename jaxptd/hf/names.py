@@ -34,7 +34,7 @@ def names(
     check_argument("jaxptd.hf.names", "params", params, dict)
     found: Tensors = {}
     for name, x in canonical(program, params, is_canonical):
-        for rule in rules_of(program.config.model.family, [name])[name]:
+        for rule in rules_of(program.config.model.family, {name: x.shape})[name]:
             found |= rule.tensors(x)
     return found
 

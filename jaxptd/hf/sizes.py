@@ -10,6 +10,8 @@ from jaxptd.data import Tokenizer
 from jaxptd.errors import UserError, quoted
 from jaxptd.hf.families import FAMILIES, Json, activation, family_named
 
+# Ids that a model which writes text needs.
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 LONGEST = 4096  # tokens in a sequence, unless the config says so: rotary models allow 131072
 
 
@@ -130,8 +132,9 @@ def config_json(model: ModelConfig, *, dtype: str, tokenizer: Tokenizer) -> Json
 
 def generation_json(model: ModelConfig, config: Json) -> Json | None:
     """The `generation_config.json` beside a `config.json`; None for a model that writes no text."""
-    tokens = family_named(model.family)[1].tokens
-    return {key: config[key] for key in tokens} if "eos_token_id" in tokens else None
+    if "eos_token_id" not in family_named(model.family)[1].tokens:
+        return None
+    return {key: config[key] for key in TOKENS if key in config}
 
 
 def _written(model: ModelConfig, name: str) -> Any:

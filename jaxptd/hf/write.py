@@ -61,7 +61,7 @@ def write_directory(
     if os.path.lexists(out):
         raise UserError(f"--out {shown(out)} exists; choose another name, or remove it")
     kind = np.dtype(DTYPES[dtype]) if dtype else np.dtype(next(iter(saved.dtypes.values())))
-    rules = rules_of(saved.config.model.family, list(saved.shapes))
+    rules = rules_of(saved.config.model.family, saved.shapes)
     shards = _shards(_sizes(saved, rules, kind.itemsize), shard_size)
     files = _write_config(saved.config, dtype=kind.name)
     aside = out.with_name(f".{out.name}.partial")

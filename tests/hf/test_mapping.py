@@ -78,6 +78,6 @@ def test_a_tensor_with_and_without_its_prefix_is_one_too_many() -> None:
 
 def test_parameters_and_families_without_a_place_are_named() -> None:
     with pytest.raises(UserError, match=r"model.family=bloom is not read from or written to Hu"):
-        rules_of("bloom", [])
+        rules_of("bloom", {})
     with pytest.raises(UserError, match=r"mlp.gate.w has no place in .* model.family=gpt; "):
-        rules_of("gpt", ["mlp.gate.w"])
+        rules_of("gpt", {"mlp.gate.w": (2,)})
