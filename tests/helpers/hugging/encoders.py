@@ -1,6 +1,7 @@
 """Encoders as transformers computes them, in float64; needs torch and transformers."""
 
 import dataclasses
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ class Reference:
         batch: generator -> a batch, as our model takes it.
         losses: (model, batch) -> terms of the loss by our names.
         sizes: that ours has beside those of the directory.
+        untied: whether the output layer has a table of its own.
     """
 
     config: Callable[[Any], Any]
@@ -32,6 +34,7 @@ class Reference:
     batch: Callable[[np.random.Generator], BATCH]
     losses: Callable[[Any, BATCH], dict[str, Any]]
     sizes: dict[str, Any]
+    untied: bool = False
 
 
 def make(reference: Reference, folder: Path) -> None:
@@ -41,6 +44,9 @@ def make(reference: Reference, folder: Path) -> None:
 
     torch.manual_seed(0)
     model = getattr(transformers, reference.model)(reference.config(transformers))
+    if reference.untied:
+        table = torch.nn.Parameter(torch.randn_like(model.lm_head.weight) / 5)
+        model.lm_head.weight = table  # transformers 5 ties it, whatever the config says
     for parameter in model.parameters():
         parameter.data += 0.05 * torch.randn_like(parameter)
     model.save_pretrained(folder)
@@ -56,11 +62,26 @@ def losses_and_gradients(
     model = getattr(transformers, reference.model).from_pretrained(
         folder, dtype=torch.float64, attn_implementation="eager"
     )
-    losses = reference.losses(model.eval(), batch)
+    losses = reference.losses(in_float64(model).eval(), batch)
     assert all(loss.dtype == torch.float64 for loss in losses.values())
     sum(losses.values()).backward()
     gradients = {name: p.grad.numpy() for name, p in model.named_parameters()}
     return {name: loss.item() for name, loss in losses.items()}, gradients
+
+
+def in_float64(model: Any) -> Any:
+    """The model with the norms of T5, which are in float32 whatever the model is, in float64."""
+    import torch
+
+    def normalised(norm: Any, x: Any) -> Any:
+        return (
+            norm.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon)
+        )
+
+    for module in model.modules():
+        if type(module).__name__ == "T5LayerNorm":
+            module.forward = functools.partial(normalised, module)
+    return model
 
 
 def write_golden(name: str, folder: Path, path: Path) -> None:
@@ -132,8 +153,57 @@ def bert_config(transformers: Any) -> Any:
     )
 
 
+# ---- T5 ----------------------------------------------------------------------------------------
+
+SOURCE, TARGET = 16, 24  # tokens, both above the largest distance
+
+
+def spans(rng: np.random.Generator) -> BATCH:
+    """Sources and targets with padding; some targets in the middle do not count."""
+    source_B1, target_B1 = (
+        np.linspace(n // 2, n, ROWS).astype(int)[:, None] for n in (SOURCE, TARGET)
+    )
+    mask_BS = np.arange(SOURCE) < source_B1
+    counted_BT = (np.arange(TARGET) < target_B1[::-1]) & (rng.random((ROWS, TARGET)) < 0.9)
+    batch = {
+        "source": np.where(mask_BS, rng.integers(1, VOCAB, (ROWS, SOURCE)), 0),
+        "source_mask": mask_BS,
+        "targets": np.where(counted_BT, rng.integers(1, VOCAB, (ROWS, TARGET)), -1),
+    }
+    return {name: x.astype(np.int32) for name, x in batch.items()}
+
+
+def t5_losses(model: Any, batch: BATCH) -> dict[str, Any]:
+    """By transformers' own decoder inputs, which it makes of the labels."""
+    import torch
+
+    inputs = {name: torch.tensor(x).long() for name, x in batch.items()}
+    found = model(
+        input_ids=inputs["source"],
+        attention_mask=inputs["source_mask"],
+        labels=inputs["targets"].masked_fill(inputs["targets"] < 0, -100),
+        use_cache=False,
+    )
+    return {"cross_entropy": cross_entropy(found.logits, batch["targets"])}
+
+
+def t5_config(transformers: Any, **options: Any) -> Any:
+    sizes = {"d_model": 24, "d_kv": 6, "d_ff": 40, "num_heads": 4, "num_layers": 4}
+    distances = {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 10}
+    others = {"num_decoder_layers": 8, "vocab_size": VOCAB, "decoder_start_token_id": 0}
+    return transformers.T5Config(**sizes, **distances, **others, **options)
+
+
+RELEASE_11 = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+LENGTHS = {"seq_length": SOURCE, "decoder_seq_length": TARGET}
 REFERENCES = {
     "bert": Reference(
         bert_config, "BertForPreTraining", pairs, bert_losses, {"seq_length": LENGTH}
+    ),
+    "t5": Reference(t5_config, "T5ForConditionalGeneration", spans, t5_losses, LENGTHS),
+    "t5-1.1": Reference(
+        functools.partial(t5_config, **RELEASE_11),
+        *("T5ForConditionalGeneration", spans, t5_losses, LENGTHS),
+        untied=True,
     ),
 }
