@@ -8,7 +8,7 @@ Needs torch and transformers; made with transformers 5.23.0 and torch 2.15.0.
 import tempfile
 from pathlib import Path
 
-from hugging import bert, encoders, gpt2_tensors, reference, write_directory
+from hugging import encoders, gpt2_tensors, reference, write_directory
 
 LENGTH = 11  # below the 16 positions, and odd
 
@@ -21,11 +21,13 @@ def gpt2(folder: Path) -> None:
 
 
 def encoder(name: str, folder: Path) -> None:
-    directory = write_directory(folder, bert.bert_tensors(), base=bert.CONFIG)
+    tensors, config = encoders.TINY[name]
+    directory = write_directory(folder, tensors(), base=config)
     encoders.write_golden(name, directory, HERE / f"{name}.json")
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         gpt2(Path(folder) / "gpt2")
-        encoder("bert", Path(folder) / "bert")
+        for name in encoders.TINY:
+            encoder(name, Path(folder) / name)

@@ -12,7 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from hugging import bert, encoders, reference, write_directory
+from hugging import encoders, reference, write_directory
+from turns import slow
 
 import jaxptd
 from jaxptd import Layout, Program, TrainConfig, make_mesh
@@ -22,8 +23,6 @@ from jaxptd.hf.read import read_params
 from jaxptd.models.families import family_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-TENSORS = {"bert": (bert.bert_tensors, bert.CONFIG, Layout(dp=2, tp=2, sequence_parallel=True))}
-
 LAYOUTS = [
     Layout(),
     Layout(dp=2, tp=2, sequence_parallel=True),
@@ -60,9 +59,13 @@ def check_losses(found: dict[str, float], expected: dict[str, float]) -> None:
         assert abs(found[name] - value) < 1e-12, name
 
 
-@pytest.mark.parametrize("name", TENSORS)
-def test_numbers_are_those_of_transformers(tmp_path: Path, name: str) -> None:
-    tensors, config, layout = TENSORS[name]
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [("bert", Layout(tp=2, sequence_parallel=True)), ("t5", Layout()), slow("t5-1.1", Layout())],
+    ids=str,
+)
+def test_numbers_are_those_of_transformers(tmp_path: Path, name: str, layout: Layout) -> None:
+    tensors, config = encoders.TINY[name]
     golden = json.loads((GOLDEN / f"{name}.json").read_text())
     folder = write_directory(tmp_path / name, tensors(), base=config, shards=2)
     with jax.enable_x64(True):

@@ -6,8 +6,10 @@ import math
 import numpy as np
 import pytest
 
+from jaxptd.errors import UserError
 from jaxptd.hf.dims import Rule
-from jaxptd.hf.families import FAMILIES, Tensors, bert, gpt2, llama
+from jaxptd.hf.families import FAMILIES, Tensors, bert, gpt2, llama, t5
+from jaxptd.hf.mapping import rules_of
 
 L, D, F, N, K, H, V, T = 3, 10, 14, 4, 2, 6, 13, 8
 NORMS = {"attention_norm.w": (D,), "mlp_norm.w": (D,)}
@@ -65,10 +67,27 @@ def shapes(block: dict[str, tuple[int, ...]], **others: tuple[int, ...]) -> dict
     return {**TABLES, **others, **{f"blocks.{name}": (L, *shape) for name, shape in block.items()}}
 
 
+def t5_shapes(up: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """Stacks of an encoder and of a decoder with a layer less."""
+    layer = {name: x for name, x in GPT2_BLOCK.items() if name.endswith(".w")} | {"mlp.up.w": up}
+    cross = {"q.w": (D, N, H), "kv.w": (D, 2, N, H), "out.w": (N, H, D)}
+    decoder = {**layer, "cross_norm.w": (D,), **{f"cross.{name}": x for name, x in cross.items()}}
+    return {
+        **TABLES,
+        **HEAD,
+        "common.source_norm.w": (D,),
+        **{f"common.{name}_bias.table": (T, N) for name in ("encoder", "decoder")},
+        **{f"encoder.{name}": (L, *x) for name, x in layer.items()},
+        **{f"decoder.{name}": (L - 1, *x) for name, x in decoder.items()},
+    }
+
+
 SHAPES = {
     "gpt2": (gpt2.TENSORS, shapes(GPT2_BLOCK, **HEAD, **GPT2_ENDS)),
     "llama": (llama.TENSORS, shapes(LLAMA_BLOCK, **HEAD)),
     "bert": (bert.TENSORS, shapes(GPT2_BLOCK, **BERT_ENDS)),
+    "t5": (t5.TENSORS, t5_shapes((D, F))),
+    "t5-1.1": (t5.TENSORS, t5_shapes((D, 2, F))),
 }
 CASES = [
     pytest.param(tensors, name, shape, id=f"{family}-{name}")
@@ -78,8 +97,9 @@ CASES = [
 EACH = pytest.mark.parametrize(("tensors", "name", "shape"), CASES)
 
 
-def rules_for(tensors: Tensors, name: str) -> list[Rule]:
-    return [rule for rule in tensors.rules if rule.ours == name]
+def rules_for(tensors: Tensors, name: str, rank: int | None = None) -> list[Rule]:
+    """The rules of a parameter with so many dims, or any."""
+    return [r for r in tensors.rules if r.ours == name and rank in (None, r.rank)]
 
 
 def numbered(shape: tuple[int, ...]) -> np.ndarray:
@@ -123,7 +143,7 @@ def read_back(rules: list[Rule], shape: tuple[int, ...], index: list[tuple[int, 
 
 @EACH
 def test_a_parameter_is_all_of_its_tensors(tensors, name, shape) -> None:
-    rules = rules_for(tensors, name)
+    rules = rules_for(tensors, name, len(shape))
     whole = [(0, size) for size in shape]
     found, read = read_back(rules, shape, whole)
     np.testing.assert_array_equal(found, numbered(shape))
@@ -139,7 +159,7 @@ def test_any_slice_is_read_alone(tensors, name, shape) -> None:
         for begin, end in itertools.combinations(range(size + 1), 2):
             index = [(0, n) for n in shape]
             index[dim] = (begin, end)
-            found, read = read_back(rules_for(tensors, name), shape, index)
+            found, read = read_back(rules_for(tensors, name, len(shape)), shape, index)
             cut = tuple(slice(*each) for each in index)
             np.testing.assert_array_equal(found, numbered(shape)[cut])
             assert read <= found.size * (1 + 1 / (end - begin) * 2 * (shape[dim] == H))
@@ -198,7 +218,30 @@ def test_queries_keys_and_values_are_where_they_are_multiplied() -> None:
 
 def test_every_family_has_tensors() -> None:
     families = FAMILIES.values()
-    assert [each.name for each in families] == ["gpt", "llama", "mistral", "qwen2", "qwen3", "bert"]
+    assert [each.name for each in families] == [
+        "gpt",
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "bert",
+        "t5",
+    ]
     for family in families:
         names = [rule.name for rule in family.tensors.rules]
         assert all(name.startswith((family.tensors.prefix, "lm_head.", "cls.")) for name in names)
+
+
+def test_rules_are_those_of_a_parameter_s_dims() -> None:
+    """With a gate a matrix has a dim more."""
+    found = [
+        [
+            rule.name.rpartition(".layer.")[2]
+            for rule in rules_for(t5.TENSORS, "encoder.mlp.up.w", n)
+        ]
+        for n in (3, 4)
+    ]
+    dense = "1.DenseReluDense.{}.weight"
+    assert found == [[dense.format("wi")], [dense.format("wi_0"), dense.format("wi_1")]]
+    with pytest.raises(UserError, match=r"blocks.mlp.up.w has no place in .* model.family=gpt; "):
+        rules_of("gpt", {"blocks.mlp.up.w": (L, D, 2, F)})

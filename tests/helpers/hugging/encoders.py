@@ -3,12 +3,13 @@
 import dataclasses
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hugging import bert, t5
 from hugging.bert import LENGTH, VOCAB
 from hugging.reference import summary
 
@@ -194,7 +195,7 @@ def t5_config(transformers: Any, **options: Any) -> Any:
     return transformers.T5Config(**sizes, **distances, **others, **options)
 
 
-RELEASE_11 = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}  # as release 1.1
 LENGTHS = {"seq_length": SOURCE, "decoder_seq_length": TARGET}
 REFERENCES = {
     "bert": Reference(
@@ -202,8 +203,14 @@ REFERENCES = {
     ),
     "t5": Reference(t5_config, "T5ForConditionalGeneration", spans, t5_losses, LENGTHS),
     "t5-1.1": Reference(
-        functools.partial(t5_config, **RELEASE_11),
+        functools.partial(t5_config, **GATED),
         *("T5ForConditionalGeneration", spans, t5_losses, LENGTHS),
         untied=True,
     ),
+}
+# Tiny directories of the same models, made without transformers: their tensors and config.
+TINY: dict[str, tuple[Callable[[], BATCH], Mapping[str, Any]]] = {
+    "bert": (bert.bert_tensors, bert.CONFIG),
+    "t5": (t5.t5_tensors, t5.CONFIG),
+    "t5-1.1": (functools.partial(t5.t5_tensors, t5.RELEASE_11), t5.RELEASE_11),
 }
