@@ -3,7 +3,7 @@
 from benchmarks.breaks.table import Break
 
 DIRECTORIES = "tests/hf/test_directory.py"
-BERT = "tests/hf/test_bert.py"
+BERT, T5 = "tests/hf/families/test_bert.py", "tests/hf/families/test_t5.py"
 
 HUGGING_FACE = (
     # ---- tensors ----
@@ -31,9 +31,12 @@ HUGGING_FACE = (
     Break(
         "queries and keys of an encoder are exchanged",
         "jaxptd/hf/families/bert.py",
-        'L D [0] N H", f"{_HEADS}.query.weight"',
-        'L D [0] N H", f"{_HEADS}.key.weight"',
+        '[0] N H", f"{_HEADS}.query.weight", "(N H) D"),\n'
+        '        Rule("blocks.attention.qkv.w", "L D [1]',
+        '[1] N H", f"{_HEADS}.query.weight", "(N H) D"),\n'
+        '        Rule("blocks.attention.qkv.w", "L D [0]',
         "tests/hf/test_encoders.py",
+        "bert",
     ),
     Break(
         "an encoder's first norm of sums is its second",
@@ -48,6 +51,29 @@ HUGGING_FACE = (
         '"D E", f"{_MLM}.transform.dense.weight", "E D"',
         '"D E", f"{_MLM}.transform.dense.weight", "D E"',
         "tests/hf/test_encoders.py",
+    ),
+    Break(
+        "T5's gate is what it multiplies",
+        "jaxptd/hf/families/t5.py",
+        '[0] F", f"{dense}.wi_0.weight", "F D"),  # the gate\n'
+        '        Rule(f"{name}.mlp.up.w", "L D [1]',
+        '[1] F", f"{dense}.wi_0.weight", "F D"),\n        Rule(f"{name}.mlp.up.w", "L D [0]',
+        "tests/hf/test_rules.py",
+    ),
+    Break(
+        "the source's last norm is the targets'",
+        "jaxptd/hf/families/t5.py",
+        '"common.source_norm.w", "D", "encoder.final_layer_norm.weight"',
+        '"common.source_norm.w", "D", "decoder.final_layer_norm.weight"',
+        "tests/hf/test_encoders.py",
+        "t5",
+    ),
+    Break(
+        "rules of a matrix without a gate are those of one with it",
+        "jaxptd/hf/mapping.py",
+        "if (rule.ours, rule.rank) == (name, len(shape))",
+        "if rule.ours == name",
+        "tests/hf/test_rules.py",
     ),
     # ---- copies ----
     Break(
@@ -85,6 +111,20 @@ HUGGING_FACE = (
         '_checked(config.get("sliding_window", DEFAULT))}',
         '_checked(config.get("sliding_window"))}',
         "tests/hf/test_window.py",
+    ),
+    Break(
+        "the factor of T5's output goes by the tied table alone",
+        "jaxptd/hf/families/t5.py",
+        'config.get(_SCALED, config.get("tie_word_embeddings") is not False)',
+        'config.get("tie_word_embeddings") is not False',
+        T5,
+    ),
+    Break(
+        "another padding than the start is read as the start",
+        "jaxptd/hf/families/t5.py",
+        "if pad != start:",
+        "if pad is None:",
+        T5,
     ),
     Break(
         "a limit of the logits is lost in an export",

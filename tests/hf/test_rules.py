@@ -233,15 +233,13 @@ def test_every_family_has_tensors() -> None:
 
 
 def test_rules_are_those_of_a_parameter_s_dims() -> None:
-    """With a gate a matrix has a dim more."""
+    """With a gate, its entry 0, a matrix has a dim more."""
     found = [
-        [
-            rule.name.rpartition(".layer.")[2]
-            for rule in rules_for(t5.TENSORS, "encoder.mlp.up.w", n)
-        ]
-        for n in (3, 4)
+        {rule.name.rpartition(".")[0][-4:]: rule.entry for rule in rules}
+        for rules in (rules_for(t5.TENSORS, "encoder.mlp.up.w", rank) for rank in (3, 4))
     ]
-    dense = "1.DenseReluDense.{}.weight"
-    assert found == [[dense.format("wi")], [dense.format("wi_0"), dense.format("wi_1")]]
+    assert found == [{"e.wi": None}, {"wi_0": (2, 0), "wi_1": (2, 1)}]
+    (rule,) = rules_of("t5", {"encoder.mlp.up.w": (L, D, F)})["encoder.mlp.up.w"]
+    assert rule.name.endswith(".wi.weight")
     with pytest.raises(UserError, match=r"blocks.mlp.up.w has no place in .* model.family=gpt; "):
         rules_of("gpt", {"blocks.mlp.up.w": (L, D, 2, F)})
