@@ -97,8 +97,8 @@ MODELS = (
         "jaxptd/models/bert.py",
         "places.position_T == 0",
         "jnp.arange(places.position_T.size) == 0",
-        "tests/models/test_encoder.py",
-        "two_losses",
+        "tests/hf/test_encoders.py",
+        "bert",
     ),
     Break(
         "padding is seen",

@@ -61,7 +61,11 @@ def check_losses(found: dict[str, float], expected: dict[str, float]) -> None:
 
 @pytest.mark.parametrize(
     ("name", "layout"),
-    [("bert", Layout(tp=2, sequence_parallel=True)), ("t5", Layout()), slow("t5-1.1", Layout())],
+    [
+        ("bert", Layout(cp=2, tp=2, sequence_parallel=True, ring="blockwise")),
+        ("t5", Layout()),
+        slow("t5-1.1", Layout()),
+    ],
     ids=str,
 )
 def test_numbers_are_those_of_transformers(tmp_path: Path, name: str, layout: Layout) -> None:

@@ -68,7 +68,7 @@ def test_every_schedule_has_its_case() -> None:
     assert {case.schedule for case in (*CASES, *MORE)} == set(SCHEDULES)
 
 
-@pytest.mark.parametrize("case", [*CASES[:2], *map(slow, CASES[2:] + MORE)], ids=str)
+@pytest.mark.parametrize("case", [*CASES, *map(slow, MORE)], ids=str)
 def test_gradients_are_those_of_one_device(case: Case) -> None:
     hold(case)
 
