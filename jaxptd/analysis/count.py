@@ -28,8 +28,10 @@ from jaxptd.analysis.hlo import collectives_from_hlo
 from jaxptd.analysis.jaxprs import inside, traced
 from jaxptd.analysis.traffic import expected
 from jaxptd.collectives import moved_along
+from jaxptd.config import Config
 from jaxptd.fields import checked
 from jaxptd.mesh import Axis, on_gpus
+from jaxptd.models.families import family_of
 from jaxptd.step import Program
 
 PRIMITIVES = {
@@ -132,10 +134,26 @@ def formula(program: Program) -> list[Collective]:
 
 @checked("jaxptd.comms.per_layer")
 def per_layer(program: Program) -> list[Collective]:
-    """The collectives of one more layer; gradients add bytes to the step's sums, not executions."""
-    config, counts = program.config, program.config.layout.stage_layers
-    model = dataclasses.replace(config.model, num_layers=config.model.num_layers + 1)
-    longer = counts and (*counts[:-1], counts[-1] + 1)
-    layout = dataclasses.replace(config.layout, stage_layers=longer)
-    deeper = dataclasses.replace(config, model=model, layout=layout)
-    return subtract(count(dataclasses.replace(program, config=deeper)), count(program))
+    """The collectives of one more layer in each stack.
+
+    Gradients add bytes to the step's sums, not executions.
+    """
+    deeper = dataclasses.replace(program, config=_deeper(program.config))
+    return subtract(count(deeper), count(program))
+
+
+def _deeper(config: Config) -> Config:
+    """The config with one layer more in each stack: in the first part, and in the last."""
+    model, longer = config.model, config.layout.stage_layers
+    decoder = model.num_decoder_layers
+    more = dataclasses.replace(
+        model, num_layers=model.num_layers + 1, num_decoder_layers=decoder and decoder + 1
+    )
+    if longer and len(family_of(model).inventory(model).stacks) > 1:
+        longer = (longer[0] + 1, *longer[1:])
+    longer = longer and (*longer[:-1], longer[-1] + 1)
+    return dataclasses.replace(
+        config,
+        model=more,
+        layout=dataclasses.replace(config.layout, stage_layers=longer),
+    )

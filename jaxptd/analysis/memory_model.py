@@ -117,7 +117,8 @@ def _by(*policies: Remat) -> dict[Remat, int]:
 
 
 # Of each pair its name, and that of its first product.
-_NAMES = {Attention: ("attention", "product that makes q, k, v"), MLP: ("the MLP", "up product")}
+_ATTENTION, _CROSS = ("attention", "product that makes q, k, v"), ("cross-attention", "q product")
+_MLP = ("the MLP", "up product")
 _ORDINALS = ("first", "second", "third")
 _MOST, _SOME = _by("none", "attention", "dots"), _by("none", "attention")
 
@@ -129,42 +130,74 @@ def kept_by_layer(config: Config, stack: Parts) -> Iterator[Kept]:
         config: of the run.
         stack: of the layer.
     """
-    layout, sizes = config.layout, Sizes(config)
-    rows = sizes.rows // (layout.tp if layout.sequence_parallel else 1)
-    x = rows * (sizes.hidden // layout.col) * sizes.itemsize
-    statistics = stack.statistics * rows * sizes.master_itemsize
+    sizes = Sizes(config).of_stack(stack)
+    x, statistics = _stream(sizes), stack.statistics * _rows(sizes) * sizes.master_itemsize
     for number, pair in enumerate(stack.pairs):
         first, last, norm = number == 0, number == len(stack.pairs) - 1, _ORDINALS[number]
-        name, product = _NAMES[type(pair)]
+        name, product = _names(pair)
         if first:
             yield Kept("the layer's input", x, _MOST | _by("full"))
         else:
             yield Kept(f"input of the {norm} norm", x, _SOME)
         yield Kept(f"statistics of the {norm} norm", statistics, _MOST)
-        yield Kept(f"input of the {product}", _taken(config, x), _SOME)
-        yield from _between(config, pair)
+        yield Kept(f"input of the {product}", _taken(sizes), _SOME)
+        yield from _source(config, pair)
+        yield from _between(sizes, pair)
         if stack.norms_sums or not last:
             yield Kept(f"{name}'s part of the residual sum", x, _by("dots"))
-    if config.model.dropout and layout.pp == 1:  # a pipeline derives them again
+    if config.model.dropout and not sizes.traces_layers:  # else they are derived again
         heads = sum(each.heads for each in sizes.attentions(stack))
         seeds = 8 * sizes.sequences * (len(stack.pairs) + heads)
         yield Kept("seeds of dropout", seeds, _by("none"))
 
 
-def _taken(config: Config, x: int) -> int:
+def _names(pair: Pair) -> tuple[str, str]:
+    """The name of a pair, and that of its first product."""
+    if isinstance(pair, MLP):
+        return _MLP
+    return _ATTENTION if pair.source is None else _CROSS
+
+
+def _rows(sizes: Sizes) -> int:
+    """Tokens of a micro-batch in a device's residual stream."""
+    layout = sizes.config.layout
+    return sizes.rows // (layout.tp if layout.sequence_parallel else 1)
+
+
+def _stream(sizes: Sizes) -> int:
+    """Bytes of the residual stream."""
+    return _rows(sizes) * (sizes.hidden // sizes.config.layout.col) * sizes.itemsize
+
+
+def _taken(sizes: Sizes) -> int:
     """Bytes that a first product takes: x as it is kept, or all rows of it, gathered."""
-    layout, sizes = config.layout, Sizes(config)
+    layout, hidden = sizes.config.layout, sizes.config.model.hidden_size
     takes_shard = layout.has_grid or layout.collective_matmul
-    return x if takes_shard else sizes.tokens * config.model.hidden_size * sizes.itemsize
+    return _stream(sizes) if takes_shard else sizes.tokens * hidden * sizes.itemsize
 
 
-def _between(config: Config, pair: Pair) -> Iterator[Kept]:
+def _source(config: Config, pair: Pair) -> Iterator[Kept]:
+    """The other sequence of cross-attention, with a norm in each layer.
+
+    No layer changes it: without remat one loop over all layers normalises it once.
+    """
+    if not isinstance(pair, Attention) or pair.source is None or not pair.source_statistics:
+        return
+    sizes = Sizes(config, pair.source)
+    again = _by("none") if sizes.traces_layers else {}
+    statistics = pair.source_statistics * _rows(sizes) * sizes.master_itemsize
+    yield Kept("the source", _stream(sizes), _by("attention", "dots", "full") | again)
+    yield Kept("statistics of the source's norm", statistics, _by("attention", "dots") | again)
+    yield Kept("input of the k, v product", _taken(sizes), _by("attention") | again)
+
+
+def _between(sizes: Sizes, pair: Pair) -> Iterator[Kept]:
     """The tensors between the two products of a pair."""
-    sizes = Sizes(config)
     each, token = sizes.of(pair), sizes.tokens * sizes.itemsize
     inner = token * each.second // sizes.matrix_shards
     if isinstance(each, AttentionSizes):
         yield from _queries_keys_values(each, inner)
+        yield from _bias(each)
         yield from _attention(each, inner)
     else:
         yield Kept("input of the activation", inner * each.first // each.second, _MOST)
@@ -192,6 +225,14 @@ def _queries_keys_values(attention: AttentionSizes, queries: int) -> Iterator[Ke
         normed = (sizes.rows * attention.heads + keys) * sizes.master_itemsize
         yield Kept("q and k before their norm", queries + kv // 2, _by("none"))
         yield Kept("statistics of the norms of q and k", normed, _MOST)
+
+
+def _bias(attention: AttentionSizes) -> Iterator[Kept]:
+    """The bias of each distance, which the layers of a pipeline make one by one."""
+    if attention.part.has_bias and attention.sizes.config.layout.pp > 1:
+        distances = 2 * attention.part.tokens - 1
+        size = attention.heads * distances * attention.sizes.master_itemsize
+        yield Kept("biases by distance", size, _by("none"))
 
 
 def _attention(attention: AttentionSizes, output: int) -> Iterator[Kept]:

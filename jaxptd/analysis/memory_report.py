@@ -144,11 +144,16 @@ def counted(program: Program) -> int | None:
 
 
 def _pools(program: Program, plan: Plan, jaxpr: Any) -> list[Any]:
-    """The arrays that ticks carry, except x, mail, the parameters' gradients and losses."""
+    """The arrays that ticks carry, except x, mail, the parameters' gradients and losses.
+
+    x and mail have an array for each stream.
+    """
     scan = next(each for each in scans(jaxpr) if each.params["length"] == plan.schedule.ticks)
     model = program.config.model
-    behind = len(program.infos) + len(family_of(model).losses(model))
-    return [var.aval for var in scan.outvars][2:-behind]
+    family = family_of(model)
+    before = 2 * len(family.inventory(model).streams)
+    behind = len(program.infos) + len(family.losses(model))
+    return [var.aval for var in scan.outvars][before:-behind]
 
 
 def _is_forward(scan: Any) -> bool:

@@ -21,9 +21,19 @@ from jaxptd.params import Stored
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Sizes of a config's training step on one device."""
+    """Sizes of a config's training step on one device.
+
+    Args:
+        config: of the run.
+        length: tokens in a sequence; None: in those of the last stack.
+    """
 
     config: Config
+    length: int | None = None
+
+    def of_stack(self, stack: Stack) -> "Sizes":
+        """The sizes for the sequences of a stack."""
+        return Sizes(self.config, stack.tokens)
 
     @property
     def itemsize(self) -> int:
@@ -44,7 +54,8 @@ class Sizes:
     @property
     def tokens(self) -> int:
         """Tokens of a micro-batch, all rows of a grid together: b*T/cp."""
-        return self.sequences * self.config.model.seq_length // self.config.layout.cp
+        length = self.length or self.inventory.stacks[-1].tokens
+        return self.sequences * length // self.config.layout.cp
 
     @property
     def rows(self) -> int:
@@ -93,6 +104,15 @@ class Sizes:
             self.sequences * tokens // rows * columns * self.itemsize
             for tokens in self.inventory.streams
         ]
+
+    @property
+    def traces_layers(self) -> bool:
+        """True if the backward pass of a layer is traced by itself, not with a loop over layers.
+
+        So it is in a pipeline, and where ZeRO sums the gradients of each layer.
+        """
+        layout = self.config.layout
+        return layout.pp > 1 or (layout.zero >= 2 and layout.dp * layout.cp > 1)
 
     @property
     def has_blocks(self) -> bool:

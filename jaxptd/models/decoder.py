@@ -79,6 +79,7 @@ def inventory(model: ModelConfig) -> Inventory:
         model.seq_length,
         model.reach,
         options.qk_norm,
+        has_bias=options.relative is not None,
     )
     post = options.norm_order == "post"
     mlp = MLP(hidden, model.mlp_size, options.gated)
@@ -86,6 +87,7 @@ def inventory(model: ModelConfig) -> Inventory:
     return Inventory(
         hidden,
         tokens=Table(size, hidden),
+        embedded=(model.seq_length,),
         positions=Table(model.num_positions, hidden) if learned else None,
         stacks=(Stack("blocks", model.num_layers, (attention, mlp), statistics, post),),
         heads=(Head(hidden, size, norm=0 if post else statistics),),

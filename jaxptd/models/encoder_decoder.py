@@ -71,7 +71,13 @@ def inventory(model: ModelConfig) -> Inventory:
     assert isinstance(source, Attention) and isinstance(mlp, MLP)
     length = model.target_length
     targets = dataclasses.replace(source, tokens=length, reach=length)
-    cross = dataclasses.replace(targets, reach=model.seq_length, source=model.seq_length)
+    cross = dataclasses.replace(
+        targets,
+        reach=model.seq_length,
+        source=model.seq_length,
+        source_statistics=stack.statistics,
+        has_bias=False,
+    )
     stacks = (
         dataclasses.replace(stack, name="encoder"),
         Stack(
@@ -82,7 +88,7 @@ def inventory(model: ModelConfig) -> Inventory:
             norms_sums=False,
         ),
     )
-    return dataclasses.replace(found, stacks=stacks)
+    return dataclasses.replace(found, stacks=stacks, embedded=(model.seq_length, length))
 
 
 def check(config: Config) -> None:

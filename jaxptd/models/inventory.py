@@ -5,7 +5,6 @@ keys and values, H head size, T tokens in a sequence, V vocabulary, L layers.
 """
 
 import dataclasses
-from collections.abc import Iterator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +21,9 @@ class Attention:
         reach: keys that a token attends to, T or those of a window.
         has_norm: whether queries and keys are normalised.
         source: tokens in another sequence, whose keys and values these are; None: the same tokens.
+        source_statistics: of a token of that sequence that a norm before them keeps, as in `Stack`;
+            0 without one.
+        has_bias: whether scores have a bias by distance.
     """
 
     hidden: int
@@ -33,6 +35,8 @@ class Attention:
     reach: int
     has_norm: bool
     source: int | None = None
+    source_statistics: int = 0
+    has_bias: bool = False
 
     @property
     def key_tokens(self) -> int:
@@ -43,6 +47,11 @@ class Attention:
     def weights(self) -> int:
         """Elements of the matrices: D N H twice and D K H twice."""
         return 2 * self.hidden * (self.heads + self.kv_heads) * self.head_size
+
+    def multiplications(self, tokens: int) -> int:
+        """Multiplications with weights in a sequence of so many tokens, and in its source."""
+        used = tokens * self.heads + self.key_tokens * self.kv_heads
+        return 2 * self.hidden * used * self.head_size
 
     @property
     def score_flops(self) -> int:
@@ -70,6 +79,10 @@ class MLP:
         """Elements of the matrices."""
         return self.hidden * self.size * (3 if self.gated else 2)
 
+    def multiplications(self, tokens: int) -> int:
+        """Multiplications with weights in a sequence of so many tokens."""
+        return tokens * self.weights
+
 
 Pair = Attention | MLP
 
@@ -91,6 +104,23 @@ class Stack:
     pairs: tuple[Pair, ...]
     statistics: int
     norms_sums: bool
+
+    @property
+    def attentions(self) -> tuple[Attention, ...]:
+        """Those of a layer."""
+        return tuple(pair for pair in self.pairs if isinstance(pair, Attention))
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a sequence that its layers change."""
+        return self.attentions[0].tokens
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of a sequence in all layers and a whole step; see `Inventory.flops`."""
+        tokens = self.tokens
+        each = (6 * p.multiplications(tokens) + 3 * tokens * p.score_flops for p in self.pairs)
+        return self.layers * sum(each)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +160,7 @@ class Inventory:
     Args:
         hidden: D.
         tokens: the table of tokens.
+        embedded: tokens of each sequence that is looked up in it.
         positions: that of positions; None without one.
         stacks: in the order in which activations go through them.
         heads: behind them, one for each term of the loss that has logits of its own.
@@ -138,30 +169,23 @@ class Inventory:
 
     hidden: int
     tokens: Table
+    embedded: tuple[int, ...]
     positions: Table | None
     stacks: tuple[Stack, ...]
     heads: tuple[Head, ...]
     first_norm: int
 
     @property
-    def pairs(self) -> Iterator[tuple[int, Pair]]:
-        """Every pair of products, with the number of layers that have it."""
-        return ((stack.layers, pair) for stack in self.stacks for pair in stack.pairs)
-
-    @property
     def streams(self) -> tuple[int, ...]:
         """Tokens of a sequence in each array of x: one for each stack, which its layers change."""
-        attentions = (
-            next(pair for pair in stack.pairs if isinstance(pair, Attention))
-            for stack in self.stacks
-        )
-        return tuple(attention.tokens for attention in attentions)
+        return tuple(stack.tokens for stack in self.stacks)
 
     @property
-    def flops_per_token(self) -> int:
-        """FLOPs of a token in a step: six a weight of a product, three times those of scores.
+    def flops(self) -> int:
+        """FLOPs of a sequence, with its source, in a step.
 
+        Six a token and a weight of a product, three times those of scores.
         Source: Chowdhery et al., arXiv 2204.02311, appendix B.
         """
-        heads = sum(6 * head.weights for head in self.heads)
-        return heads + sum(n * (6 * pair.weights + 3 * pair.score_flops) for n, pair in self.pairs)
+        heads = self.stacks[-1].tokens * sum(6 * head.weights for head in self.heads)
+        return heads + sum(stack.flops for stack in self.stacks)

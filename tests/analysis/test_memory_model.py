@@ -28,6 +28,7 @@ def every(layout: Layout, **choice: Any) -> list[Any]:
     return [(layout, choice | {"remat": remat}) for remat in REMATS]
 
 
+T5 = tiny.T5 | {"num_layers": 4, "micro_batches": 4}
 QUICK = [
     *every(tiny.SEQUENCE_PARALLEL, dropout=0.1),
     *every(Layout(row=2, col=2), dtype="bfloat16")[:1],
@@ -46,8 +47,17 @@ QUICK = [
     *every(Layout(cp=2, tp=2, ring="blockwise"), family="bert", dropout=0.1)[:1],
     (Layout(pp=2, row=2, col=2), FIVE | {"family": "bert"}),
     (Layout(pp=2, tp=2), FIVE | {"remat": "dots", "norm_order": "post"}),
+    (Layout(dp=2, cp=2, tp=2, zero=3), tiny.T5 | {"dropout": 0.1}),
+    (Layout(pp=2, tp=2, schedule="interleaved"), T5),
 ]
 SLOW = [
+    *every(Layout(row=2, col=2), **tiny.T5, dropout=0.1),
+    *every(tiny.SEQUENCE_PARALLEL, **tiny.T5, gated=True),
+    *every(RING_STEPS, **tiny.T5)[1:],
+    *every(BLOCKS, **tiny.T5),
+    *every(Layout(cp=4, ring="rsa"), **tiny.T5),
+    *every(Layout(pp=2, tp=2), **T5),
+    *every(Layout(pp=2, cp=2, schedule="interleaved"), **T5, dropout=0.1, remat_layers=1),
     *every(Layout(), norm_order="post"),
     *every(BLOCKS, norm_order="post"),
     *every(RING_STEPS, norm_order="post"),

@@ -128,6 +128,21 @@ ENCODERS = [
     slow(Layout(cp=4, ring="rsa"), BERT),
     slow(Layout(row=2, col=4, matmul2d="summa"), BERT | {"remat": "dots"}),
 ]
+ENCODER_DECODERS = [
+    (Layout(dp=2, cp=2, tp=2, sequence_parallel=True, zero=3), tiny.T5 | {"remat": "full"}),
+    (Layout(row=2, col=2, attention2d="blocks"), tiny.T5),
+    (Layout(pp=2, tp=2, schedule="zb-v"), tiny.T5 | FOUR),
+    slow(Layout(tp=2), tiny.T5),
+    slow(RING_STEPS, tiny.T5 | {"remat": "dots"}),
+    slow(Layout(row=2, col=2), tiny.T5),
+    slow(Layout(row=2, col=2), tiny.T5 | {"remat": "attention"}),
+    slow(Layout(row=2, col=2), tiny.T5 | {"scan_layers": False}),
+    slow(Layout(dp=2, row=2, col=2, zero=2), tiny.T5),
+    slow(Layout(cp=4, ring="rsa"), tiny.T5 | {"remat": "attention"}),
+    slow(Layout(pp=2, row=2, col=2), tiny.T5 | FOUR),
+    slow(Layout(pp=2, cp=2, tp=2, schedule="interleaved"), tiny.T5 | FOUR | {"remat": "full"}),
+    slow(Layout(pp=2, dp=2, tp=2, zero=2), tiny.T5 | FOUR | {"remat": "full", "remat_layers": 1}),
+]
 MIXED = [
     *((tiny.SEQUENCE_PARALLEL, FIVE | {"remat": remat}) for remat in ("dots", "full")),
     (Layout(tp=4), FIVE | {"remat": "full", "scan_layers": False}),
@@ -144,7 +159,7 @@ MIXED = [
 ]
 
 
-ALL = MATRIX + PIPELINES + OPTIONS + WINDOWS + HEADS + ENCODERS + MIXED
+ALL = MATRIX + PIPELINES + OPTIONS + WINDOWS + HEADS + ENCODERS + ENCODER_DECODERS + MIXED
 
 
 @pytest.mark.parametrize(("layout", "choice"), ALL, ids=str)

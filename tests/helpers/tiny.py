@@ -19,6 +19,16 @@ from jaxptd.step import Batch, Program
 
 VOCAB = 13  # odd, so that every tp pads it
 MODEL = ModelConfig(num_layers=2, hidden_size=16, num_heads=4, seq_length=8, vocab_size=VOCAB)
+# An encoder-decoder with lengths of their own, both beyond the distance from which on biases are
+# shared, and a number of decoder layers of its own.
+T5 = {
+    "family": "t5",
+    "seq_length": 16,
+    "decoder_seq_length": 8,
+    "num_decoder_layers": 3,
+    "relative_buckets": 8,
+    "relative_distance": 7,
+}
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, warmup_steps=3)
 SEQUENCE_PARALLEL = Layout(dp=2, tp=4, sequence_parallel=True)
 CONTEXT_PARALLEL = Layout(dp=2, cp=2, tp=2, sequence_parallel=True)

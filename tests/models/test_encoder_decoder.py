@@ -108,15 +108,7 @@ def test_buckets_of_an_encoder() -> None:
 
 # ---- losses and layouts -------------------------------------------------------------------------
 
-# Lengths of their own, both longer than the distance from which on biases are shared.
-T5 = {
-    "family": "t5",
-    "dropout": 0.1,
-    "seq_length": 16,
-    "decoder_seq_length": 8,
-    "relative_buckets": 8,
-    "relative_distance": 7,
-}
+T5 = tiny.T5 | {"dropout": 0.1}
 
 
 @pytest.mark.parametrize("layout", [Layout(), slow(Layout(cp=2, tp=2))], ids=str)

@@ -75,4 +75,4 @@ def test_flops_are_those_of_every_matrix_that_is_multiplied(model: dict[str, Any
     matrices = [i for name, i in program.infos.items() if i.decay and name not in looked_up]
     weights = sum(math.prod(info.shape) for info in matrices)
     scores = 12 * 3 * 4 * sizes.block.head_size * (sizes.window or 8)
-    assert family_of(sizes).inventory(sizes).flops_per_token == 6 * weights + scores
+    assert family_of(sizes).inventory(sizes).flops == 8 * (6 * weights + scores)

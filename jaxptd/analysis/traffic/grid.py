@@ -72,7 +72,8 @@ def on_grid(step: Scenario) -> Iterator[Collective]:
     sizes, micro_batches = step.sizes, step.config.train.micro_batches
     parts, M = sizes.inventory, micro_batches
     for stack, again, layers in step.stacks:
-        yield from _layers(step, stack, again, times=micro_batches * layers)
+        own = step.with_tokens(stack.tokens)
+        yield from _layers(own, stack, again, times=micro_batches * layers)
     for head in parts.heads:
         yield from _product(step, sizes.hidden, sizes.columns(head), forwards=1, times=M)
         yield from _product(step, sizes.hidden, sizes.hidden, forwards=1, times=M * head.squares)
@@ -92,7 +93,7 @@ def _layers(step: Scenario, stack: Stack, again: Recomputed, *, times: int) -> I
         yield from _product(step, sizes.hidden, each.first, forwards=forwards, times=times)
         yield from _product(step, each.second, sizes.hidden, forwards=runs, times=times)
     for attention in sizes.attentions(stack):
-        yield from _source(step, attention, forwards=forwards, times=times)
+        yield from _source(step, attention, again, times=times)
     norms = times * len(stack.pairs)
     yield from _norms(step, stack.statistics, forwards=forwards, times=norms)
     for attention in sizes.attentions(stack) if sizes.has_blocks else ():
@@ -101,31 +102,34 @@ def _layers(step: Scenario, stack: Stack, again: Recomputed, *, times: int) -> I
 
 
 def _source(
-    step: Scenario, attention: AttentionSizes, *, forwards: int, times: int
+    step: Scenario, attention: AttentionSizes, again: Recomputed, *, times: int
 ) -> Iterator[Collective]:
-    """The product that makes keys and values of another sequence, if these are so."""
-    if attention.part.source is not None:
-        rows, out = attention.of_keys(step.sizes.rows), 2 * attention.made_keys
-        hidden = step.sizes.hidden
-        yield from _product(step, hidden, out, forwards=forwards, times=times, rows=rows)
+    """The product that makes keys and values of another sequence, if these are so, and its norm.
+
+    No layer changes that sequence: without remat one loop over all layers normalises it once.
+    """
+    part, forwards = attention.part, 1 + again.products
+    if part.source is None:
+        return
+    source, out = step.with_tokens(part.source), 2 * attention.made_keys
+    yield from _product(source, step.sizes.hidden, out, forwards=forwards, times=times)
+    one_loop = step.config.model.scan_layers and not step.sizes.traces_layers
+    once = one_loop and again == Recomputed()
+    forward = step.config.train.micro_batches if once else forwards * times
+    if part.source_statistics:
+        yield from _statistics(source, part.source_statistics, forward=forward, backward=times)
 
 
 def _product(
-    step: Scenario,
-    contract: int,
-    out: int,
-    *,
-    forwards: int,
-    times: int,
-    rows: int | None = None,
+    step: Scenario, contract: int, out: int, *, forwards: int, times: int
 ) -> Iterator[Collective]:
-    """x[m, K] w[K, out], run `forwards` times, and its backward; rows: m, by default the queries'.
+    """x[m, K] w[K, out], run `forwards` times, and its backward.
 
     Forward spreads x and w. Backward spreads w again for the gradient of x, and x for the gradient
     of w; it collects the gradient of x, and that of w in the masters' precision.
     """
     layout, sizes, panels = step.config.layout, step.sizes, Panels(step.config.layout, step.on_gpus)
-    x = (sizes.rows if rows is None else rows) * contract // layout.col
+    x = sizes.rows * contract // layout.col
     w = contract * out // (layout.row * layout.col)
     spread = times * (forwards + 1)
     yield from panels.spread(Axis.COL, x, times=spread, itemsize=sizes.itemsize)
@@ -135,31 +139,43 @@ def _product(
 
 
 def _norms(step: Scenario, means: int, *, forwards: int, times: int) -> Iterator[Collective]:
+    """Norms that are run `forwards` times forward."""
+    yield from _statistics(step, means, forward=forwards * times, backward=times)
+
+
+def _statistics(step: Scenario, means: int, *, forward: int, backward: int) -> Iterator[Collective]:
     """Mean and variance, one after the other; backward two means in one message.
 
     RMSNorm has a single one, forward and backward.
     """
-    size = times * step.sizes.rows * step.sizes.master_itemsize
-    count, scalars = means * forwards + 1, means * (forwards + 1)
-    yield Collective(ALL_REDUCE, (Axis.COL,), times * count, size * scalars)
+    size = step.sizes.rows * step.sizes.master_itemsize
+    count, scalars = means * forward + backward, means * (forward + backward)
+    yield Collective(ALL_REDUCE, (Axis.COL,), count, size * scalars)
 
 
 def _tables(step: Scenario) -> Iterator[Collective]:
     """Rows of both tables, m*D and T/cp*D/col, forward and back; the loss of V sharded over col."""
     config, layout, sizes = step.config, step.config.layout, step.sizes
     micro_batches = config.train.micro_batches
-    rows = micro_batches * sizes.rows * sizes.hidden * sizes.itemsize
     positions = config.model.seq_length // layout.cp * sizes.hidden // layout.col * sizes.itemsize
     forwards, learned = step.embeddings, sizes.inventory.positions is not None
-    yield Collective(ALL_TO_ALL, (Axis.ROW,), (1 + forwards) * micro_batches, (1 + forwards) * rows)
+    for length in sizes.inventory.embedded:
+        yield from _look_ups(step.with_tokens(length))
     for kind, passes in ((REDUCE_SCATTER, forwards), (ALL_GATHER, 1)):
-        times = passes * micro_batches
-        yield Collective(kind, (Axis.COL,), times, passes * rows)
-        if learned:
-            yield Collective(kind, (Axis.ROW,), times, times * positions)
+        times = passes * micro_batches * learned
+        yield Collective(kind, (Axis.ROW,), times, times * positions)
     times = len(sizes.inventory.heads) * micro_batches
     loss = 3 * times * sizes.rows * sizes.master_itemsize
     yield Collective(ALL_REDUCE, (Axis.COL,), 2 * times, loss)
+
+
+def _look_ups(step: Scenario) -> Iterator[Collective]:
+    """Rows of the table of tokens for one sequence."""
+    sizes, times, forwards = step.sizes, step.config.train.micro_batches, step.embeddings
+    rows = times * sizes.rows * sizes.hidden * sizes.itemsize
+    yield Collective(ALL_TO_ALL, (Axis.ROW,), (1 + forwards) * times, (1 + forwards) * rows)
+    yield Collective(REDUCE_SCATTER, (Axis.COL,), forwards * times, forwards * rows)
+    yield Collective(ALL_GATHER, (Axis.COL,), times, rows)
 
 
 def _blocks(

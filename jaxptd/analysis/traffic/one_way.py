@@ -26,24 +26,38 @@ def one_way(step: Scenario) -> Iterator[Collective]:
 
     The loss takes a maximum and two sums for each token.
     """
-    layout, sizes = step.config.layout, step.sizes
-    micro_batches = step.config.train.micro_batches
-    size = sizes.tokens * step.config.model.hidden_size * sizes.itemsize
-    layers = {} if layout.collective_matmul else _of_layers(step)
-    heads = sizes.inventory.heads
-    for kind in (ALL_GATHER, REDUCE_SCATTER) if layout.sequence_parallel else (ALL_REDUCE,):
-        more = 0 if kind == ALL_GATHER else step.embeddings - 1
-        ends = 1 + len(heads)  # at the embedding and at each output layer
-        times = micro_batches * (layers.get(kind, 0) + ends + more)
-        yield Collective(kind, (Axis.TP,), times, times * size)
+    sizes, micro_batches = step.sizes, step.config.train.micro_batches
+    products = _in_rounds if step.config.layout.collective_matmul else _around_products
     for stack, again, count in step.stacks:
-        yield from gathered_kv(step, stack, again, times=micro_batches * count)
-        yield from _sources(step, stack, again, times=micro_batches * count)
-    hops = micro_batches * _rounds(step) * (layout.tp - 1)
-    yield Collective(PERMUTE, (Axis.TP,), hops, hops * size // layout.tp)
-    times = len(heads) * micro_batches
+        own, times = step.with_tokens(stack.tokens), micro_batches * count
+        yield from products(own, stack, again, times=times)
+        yield from gathered_kv(own, stack, again, times=times)
+        yield from _sources(own, stack, again, times=times)
+    for length in sizes.inventory.embedded:
+        yield from _at_an_end(step.with_tokens(length), scattered=step.embeddings)
+    for _ in sizes.inventory.heads:
+        yield from _at_an_end(step, scattered=1)
+    times = len(sizes.inventory.heads) * micro_batches
     loss = 3 * times * sizes.tokens * sizes.master_itemsize
     yield Collective(ALL_REDUCE, (Axis.TP,), 2 * times, loss)
+
+
+def _kinds(step: Scenario) -> tuple[str, ...]:
+    """Collectives that move activations: one, or with sequence parallelism its two halves."""
+    return (ALL_GATHER, REDUCE_SCATTER) if step.config.layout.sequence_parallel else (ALL_REDUCE,)
+
+
+def _size(step: Scenario) -> int:
+    """Bytes of the activations of all a micro-batch's tokens on a device, b*T/cp*D."""
+    return step.sizes.tokens * step.config.model.hidden_size * step.sizes.itemsize
+
+
+def _at_an_end(step: Scenario, *, scattered: int) -> Iterator[Collective]:
+    """The embedding of a sequence, or an output layer; scattered: times of the sums."""
+    micro_batches = step.config.train.micro_batches
+    for kind in _kinds(step):
+        times = micro_batches * (1 if kind == ALL_GATHER else scattered)
+        yield Collective(kind, (Axis.TP,), times, times * _size(step))
 
 
 def _sources(
@@ -57,8 +71,7 @@ def _sources(
     for attention in sizes.attentions(stack):
         if attention.part.source is None:
             continue
-        hidden = step.config.model.hidden_size
-        size = attention.of_keys(sizes.tokens) * hidden * sizes.itemsize
+        size = _size(step.with_tokens(attention.part.source))
         if layout.collective_matmul:
             hops = times * (SOURCE_ROUNDS + again.products) * (layout.tp - 1)
             yield Collective(PERMUTE, (Axis.TP,), hops, hops * size // layout.tp)
@@ -70,27 +83,26 @@ def _sources(
             yield Collective(ALL_REDUCE, (Axis.TP,), times, times * size)
 
 
-def _of_layers(step: Scenario) -> dict[str, int]:
-    """Executions in all layers, for one micro-batch."""
-    total = {ALL_REDUCE: 0, ALL_GATHER: 0, REDUCE_SCATTER: 0}
-    for stack, again, layers in step.stacks:
-        pairs = len(stack.pairs)
-        once, scattered = pairs * (FORWARD + BACKWARD), again.row_products(pairs)
-        total[ALL_REDUCE] += layers * (once + scattered)
-        total[ALL_GATHER] += layers * (once + pairs * again.gathers)
-        total[REDUCE_SCATTER] += layers * (once + scattered)
-    return total
+def _around_products(
+    step: Scenario, stack: Stack, again: Recomputed, *, times: int
+) -> Iterator[Collective]:
+    """Before and behind the pairs of products; times: layers in all micro-batches."""
+    pairs = len(stack.pairs)
+    once, scattered = pairs * (FORWARD + BACKWARD), again.row_products(pairs)
+    gathered = pairs * again.gathers
+    for kind in _kinds(step):
+        count = times * (once + (gathered if kind == ALL_GATHER else scattered))
+        yield Collective(kind, (Axis.TP,), count, count * _size(step))
 
 
-def _rounds(step: Scenario) -> int:
-    """Rounds of tp-1 hops in all layers, for one micro-batch; none without collective matmul.
+def _in_rounds(
+    step: Scenario, stack: Stack, again: Recomputed, *, times: int
+) -> Iterator[Collective]:
+    """Rounds of tp-1 hops, with collective matmul; times: layers in all micro-batches.
 
     Products gather in the same rounds, so the gathers run again only with the products.
     """
-    if not step.config.layout.collective_matmul:
-        return 0
-    total = 0
-    for stack, again, layers in step.stacks:
-        pairs = len(stack.pairs)
-        total += layers * (pairs * (ROUNDS + again.products) + again.row_products(pairs))
-    return total
+    pairs, tp = len(stack.pairs), step.config.layout.tp
+    rounds = pairs * (ROUNDS + again.products) + again.row_products(pairs)
+    hops = times * rounds * (tp - 1)
+    yield Collective(PERMUTE, (Axis.TP,), hops, hops * _size(step) // tp)

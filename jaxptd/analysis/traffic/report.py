@@ -11,7 +11,7 @@ TITLES = {
     "jaxpr": "one training step, from the jaxpr",
     "compiled": "one training step, from the compiled HLO",
     "formula": "one training step, by the formula",
-    "per_layer": "of which one layer, forward and backward, all micro-batches",
+    "per_layer": "of which one layer (of each stack), forward and backward, all micro-batches",
 }
 
 
@@ -25,7 +25,7 @@ class CommsReport:
         jaxpr: of the program, as this library wrote it.
         compiled: of XLA's program.
         formula: what the config alone implies.
-        per_layer: in the jaxpr, for one layer more.
+        per_layer: in the jaxpr, for one layer more in each stack.
     """
 
     layout: Layout

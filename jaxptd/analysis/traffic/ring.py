@@ -17,8 +17,8 @@ from jaxptd.models.inventory import Attention, Stack
 def ring(step: Scenario) -> Iterator[Collective]:
     """Keys and values, forward and backward; and their gradients, in the masters' precision."""
     for stack, again, layers in step.stacks:
-        for attention in step.sizes.attentions(stack):
-            yield from _rings(step, attention, again, layers)
+        for attention in step.sizes.of_stack(stack).attentions(stack):
+            yield from _rings(step.with_tokens(stack.tokens), attention, again, layers)
 
 
 def _rings(
@@ -56,7 +56,7 @@ def gathered_kv(
     step: Scenario, stack: Stack, again: Recomputed, *, times: int
 ) -> Iterator[Collective]:
     """Slices of kv heads, gathered, and their gradients; times: layers in all micro-batches."""
-    sizes, axis = step.sizes, Axis.COL if step.config.layout.has_grid else Axis.TP
+    sizes, axis = step.sizes.of_stack(stack), Axis.COL if step.config.layout.has_grid else Axis.TP
     for attention in sizes.attentions(stack):
         if attention.gathers_kv:
             rows = attention.of_keys(sizes.rows)

@@ -51,15 +51,21 @@ class Scenario:
         config: of the run.
         plan: of its pipeline; None if there is one stage.
         on_gpus: GPUs have a broadcast, and can permute in any loop.
+        length: tokens in a sequence; None: in those of the last stack.
     """
 
     config: Config
     plan: Plan | None = None
     on_gpus: bool = False
+    length: int | None = None
 
     @property
     def sizes(self) -> Sizes:
-        return Sizes(self.config)
+        return Sizes(self.config, self.length)
+
+    def with_tokens(self, length: int) -> "Scenario":
+        """The step with the sizes of sequences of so many tokens."""
+        return dataclasses.replace(self, length=length)
 
     @property
     def stacks(self) -> list[tuple[Stack, Recomputed, int]]:

@@ -125,8 +125,9 @@ class Meter:
         config, model = self._program.config.train, self._program.config.model
         steps = self._step - self._since
         seconds = (time.perf_counter() - self._time) / steps if steps else self._first_seconds
-        tokens = config.global_batch_size * model.seq_length
-        flops = tokens * family_of(model).inventory(model).flops_per_token
+        parts = family_of(model).inventory(model)
+        tokens = config.global_batch_size * sum(parts.embedded)
+        flops = config.global_batch_size * parts.flops
         peak = peak_flops(self._program.mesh)
         return {
             "tokens": self._step * tokens,
