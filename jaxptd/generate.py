@@ -2,26 +2,16 @@
 
 `python -m jaxptd.generate --run-dir runs/quickstart --prompt "def " --tokens 200` reads the newest
 good checkpoint of a run. A text that fills the model's seq_length is continued from its last half.
-
-Letters: B batch (one text), T position, V vocabulary, K most likely tokens.
+An encoder-decoder answers a prompt instead.
 """
 
-import dataclasses
 import json
-import math
+import re
 import sys
-from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-from jax import Array, lax
-from jax.sharding import PartitionSpec as P
-
-from jaxptd.collectives import as_same
 from jaxptd.commands.words import add_words, path_option
 from jaxptd.config.command_line import load_config
 from jaxptd.data.tokenizers import Tokenizer
@@ -29,119 +19,17 @@ from jaxptd.display import callable_module
 from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.fields import checked
 from jaxptd.hf.load import load_model
-from jaxptd.layers.dropout import Places
 from jaxptd.mesh import Layout
 from jaxptd.models.families import family_of, tokenizer_of
 from jaxptd.params import Params
+from jaxptd.run.generator import Generator, Sampling
 from jaxptd.run.progress.display import printable
 from jaxptd.step import Program
-from jaxptd.step.passes import make_passes
-from jaxptd.step.resolved import Resolved, resolve_for_decoding
+
+__all__ = ["Generator", "Sampling", "check_tokens", "generate", "main", "parser", "write_text"]
 
 MOST_TOKENS = 1_000_000  # of one text
 AXES = ("tp", "pp", "row", "col", "cp")  # devices along cp all generate the same
-GREEDY = 1e-6  # lower temperatures take the most likely token; float32 could not divide by them
-
-
-@dataclasses.dataclass(frozen=True)
-class Sampling:
-    """Settings for drawing the next token.
-
-    Args:
-        temperature: of the softmax; 0 takes the most likely token.
-        top_k: draw from the k most likely tokens only; 0 from all.
-        seed: of the draws.
-    """
-
-    temperature: float = 0.8
-    top_k: int = 40
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.temperature < math.inf:
-            raise UserError(f"temperature={self.temperature} must be a number, 0 or more")
-        if self.top_k < 0:
-            raise UserError(f"top_k={self.top_k} must be 0 (all tokens) or more")
-        if not 0 <= self.seed < 2**32:
-            raise UserError(f"seed={self.seed} must be 0 or more, and below 2**32")
-
-
-@dataclasses.dataclass(frozen=True)
-class Generator:
-    """Generates text with a program's model, on its mesh and with its layout of parameters.
-
-    Args:
-        program: with the model; its layout may shard sequences, but generation shards none.
-        vocab_size: only ids below this are drawn.
-        sampling: settings of the draws.
-    """
-
-    program: Program
-    vocab_size: int
-    sampling: Sampling
-
-    @cached_property
-    def _resolved(self) -> Resolved:
-        """The program's choices, with a form that shards no token."""
-        return resolve_for_decoding(self.program.config, self.program.mesh)
-
-    def __call__(self, params: Params, prompt: Sequence[int], tokens: int) -> list[int]:
-        """Generates `tokens` ids that follow the prompt's."""
-        text, longest = list(prompt), self.program.config.model.seq_length
-        end = len(text) + tokens
-        while len(text) < end:
-            seen = text[-max(longest // 2, 1) :] if len(text) >= longest else text
-            count = min(end - len(text), longest - len(seen))
-            key = jax.random.fold_in(jax.random.key(self.sampling.seed), len(text))
-            new = self._write(params, jnp.asarray([seen], jnp.int32), key, count=count)
-            text += np.asarray(new)[:, 0].tolist()
-        return text[-tokens:] if tokens else []
-
-    @cached_property
-    def _write(self) -> Callable[..., Array]:
-        """(params, prompt[B, T], key, count=...) -> ids[count, B]; compiled once for each shape."""
-        specs = (self.program.states.specs["params"], P(), P())
-
-        def write(params: Params, prompt_BT: Array, key: Array, *, count: int) -> Array:
-            body = partial(self._run, count=count)
-            return jax.shard_map(
-                body, mesh=self.program.mesh, in_specs=specs, out_specs=P(), check_vma=True
-            )(params, prompt_BT, key)
-
-        return jax.jit(write, static_argnames="count")
-
-    def _run(self, params: Params, prompt_BT: Array, key: Array, *, count: int) -> Array:
-        """prompt[B, T] -> ids[count, B]: the prompt in one pass, then a token at a time."""
-        passes, length = make_passes(self._resolved), prompt_BT.shape[1]
-        params = self.program.states.to_device(params)
-        params = passes.gathered(self._resolved.zero.begin_step(params, training=False))
-
-        def forward(tokens_BT: Array, start: Array, state: Any) -> tuple[Array, Any]:
-            position_T = start + jnp.arange(tokens_BT.shape[1], dtype=jnp.int32)
-            places = Places(jnp.zeros(tokens_BT.shape[0], jnp.int32), position_T, None)
-            logits_BTV, state = passes.logits(params, {"tokens": tokens_BT}, places, state)
-            ids_B = self._draw(logits_BTV[:, -1:], jax.random.fold_in(key, start))
-            return as_same(ids_B), state  # typed as varying where ZeRO gathered the parameters
-
-        def advance(carry: tuple[Array, Any], i: Array) -> tuple[tuple[Array, Any], Array]:
-            token_B, state = carry
-            return forward(token_B[:, None], length + i, state), token_B
-
-        state = passes.empty_state(params, prompt_BT.shape[0])
-        first = forward(prompt_BT, jnp.int32(0), state)
-        return lax.scan(advance, first, jnp.arange(count, dtype=jnp.int32))[1]
-
-    def _draw(self, logits_B1V: Array, key: Array) -> Array:
-        """Logits of the next token, sharded over V -> its id, `[B]`, equal on every device."""
-        logits_BV = self._resolved.form.axes.gather(logits_B1V, 2)[:, 0, : self.vocab_size]
-        logits_BV = logits_BV.astype(jnp.float32)
-        if self.sampling.temperature < GREEDY:
-            return jnp.argmax(logits_BV, -1).astype(jnp.int32)
-        number = min(self.sampling.top_k or self.vocab_size, self.vocab_size)
-        logits_BK, ids_BK = lax.top_k(logits_BV, number)
-        logits_BK -= logits_BK[:, :1]  # the largest, so that no quotient below overflows
-        drawn_B1 = jax.random.categorical(key, logits_BK / self.sampling.temperature)[:, None]
-        return jnp.take_along_axis(ids_BK, drawn_B1, axis=1)[:, 0].astype(jnp.int32)
 
 
 def write_text(
@@ -155,20 +43,39 @@ def write_text(
 ) -> str:
     """The prompt and the text that the model adds. An empty prompt starts a new document.
 
+    An encoder-decoder adds nothing: its answer is returned alone, up to its end. Its prompt may
+    name special tokens, as <extra_id_0>.
+
     Raises:
-        UserError: the model's vocabulary lacks an id of the prompt.
+        UserError: the model writes no text, its vocabulary lacks an id of the prompt, or the prompt
+            is too long for it.
     """
-    family = program.config.model.family
-    if not family_of(program.config.model).writes:
-        raise UserError(f"model.family={family} writes no text; use a decoder, as gpt or llama")
+    family = family_of(program.config.model)
+    if family.writing is None:
+        name = program.config.model.family
+        raise UserError(f"model.family={name} writes no text; use a decoder, as gpt or llama")
     vocab_size = min(tokenizer.vocab_size, program.config.model.vocab_size or 0)
-    ids = tokenizer.encode(prompt).tolist() or [tokenizer.end_of_document]
+    continues, end = family.writing.continues, tokenizer.end_of_document
+    ids = _ids(prompt, tokenizer, family.special) + ([] if continues else [end]) or [end]
     if max(ids) >= vocab_size:
         raise UserError(
             f"the prompt {prompt!r} has id {max(ids)}, the model knows 0 to {vocab_size - 1}; it "
             "was trained on token files made with another tokenizer than data.tokenizer"
         )
-    return prompt + tokenizer.decode(Generator(program, vocab_size, sampling)(params, ids, tokens))
+    found = Generator(program, vocab_size, sampling)(params, ids, tokens)
+    if continues:
+        return prompt + tokenizer.decode(found)
+    return tokenizer.decode(found[: found.index(end)] if end in found else found)
+
+
+def _ids(prompt: str, tokenizer: Tokenizer, special: Sequence[str]) -> list[int]:
+    """The ids of a prompt, in which special tokens may be named."""
+    names = {name: tokenizer.token_id(name) for name in special if name in prompt}
+    found: list[int] = []
+    for piece in re.split(f"({'|'.join(map(re.escape, names))})", prompt) if names else [prompt]:
+        number = names.get(piece)
+        found += tokenizer.encode(piece).tolist() if number is None else [number]
+    return found
 
 
 def check_tokens(name: str, tokens: int) -> None:

@@ -109,8 +109,9 @@ class Training:
         with self.watchdog.phase(Phase.WAITING):
             stopped = self.stop.asked_anywhere()
         run = self.run
-        writes = family_of(self.config.model).writes
-        if not stopped and writes and self.config.train.sample_tokens:
+        writing = family_of(self.config.model).writing
+        continues = writing is not None and writing.continues
+        if not stopped and continues and self.config.train.sample_tokens:
             with self.watchdog.phase(Phase.SAMPLING):
                 data = run.data.validation
                 self.display.say(final_sample(run.sample, self.config, run.tokenizer, data))

@@ -97,7 +97,8 @@ def _padded(x_BT: np.ndarray, rows: int, length: int, value: int) -> np.ndarray:
 def _checked(batch: WholeBatch, names: tuple[str, ...], program: Program) -> dict[str, np.ndarray]:
     """The arrays of a batch. Raises UserError for others than `[B, T]` of ids, and for encoders."""
     model = program.config.model
-    if not family_of(model).writes:
+    writing = family_of(model).writing
+    if writing is None or not writing.continues:
         raise UserError(
             f"model.family={model.family}: only batches of a decoder are taken here; use "
             "run.program.gradients or eval_step"

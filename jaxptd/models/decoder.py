@@ -3,7 +3,7 @@
 Letters: B batch, T position, D model, F hidden, N heads, H head size, V vocabulary.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from jaxptd.config import Config, ModelConfig
 from jaxptd.data import NOT_COUNTED, number_documents
 from jaxptd.errors import UserError
-from jaxptd.models.family import Family, Field, Loss, Sequence
+from jaxptd.models.family import Family, Field, Loss, Sequence, Writing
 from jaxptd.models.gpt import CROSS_ENTROPY, GPT, Z_LOSS
 from jaxptd.models.inventory import MLP, Attention, Head, Inventory, Stack, Table
 
@@ -64,6 +64,11 @@ def draw(config: Config, rng: np.random.Generator) -> dict[str, np.ndarray]:
     ends = rng.random(targets.shape) < DOCUMENT_ENDS
     batch = {"tokens": rows_BT[:, :-1], "targets": targets, "segments": ends.cumsum(1)}
     return {name: x.astype(np.int32) for name, x in batch.items()}
+
+
+def first_batch(model: ModelConfig, prompt: Collection[int]) -> dict[str, np.ndarray]:
+    """The text to continue."""
+    return {"tokens": np.array([list(prompt)], np.int32)}
 
 
 def inventory(model: ModelConfig) -> Inventory:
@@ -144,4 +149,5 @@ DECODER = Family(
     inventory=inventory,
     last=("norm", "head"),
     check=check,
+    writing=Writing("tokens", first_batch, continues=True),
 )

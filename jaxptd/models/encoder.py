@@ -121,5 +121,4 @@ ENCODER = Family(
     check=check,
     special=MASK_TOKENS,
     objective=objective,
-    writes=False,
 )

@@ -4,7 +4,7 @@ Letters: B batch, S tokens of a source, T tokens of its targets.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from jaxptd.data import NOT_COUNTED, Objective, Tokenizer
 from jaxptd.data.objectives import SPAN_TOKENS, SpanCorruption, SpanIds
 from jaxptd.errors import UserError
 from jaxptd.models import decoder, encoder
-from jaxptd.models.family import Derived, Family, Field, Sequence
+from jaxptd.models.family import Derived, Family, Field, Sequence, Writing
 from jaxptd.models.inventory import MLP, Attention, Inventory, Stack
 from jaxptd.models.t5 import T5
 
@@ -61,6 +61,24 @@ def draw(config: Config, rng: np.random.Generator) -> dict[str, np.ndarray]:
         "targets": np.where(counted_BT, rng.integers(0, size, (B, T)), NOT_COUNTED),
     }
     return {name: x.astype(np.int32) for name, x in batch.items()}
+
+
+def first_batch(model: ModelConfig, prompt: Collection[int]) -> dict[str, np.ndarray]:
+    """The prompt is a source, with padding; the decoder has read the start only.
+
+    Raises:
+        UserError: the prompt is too long.
+    """
+    length, S = len(prompt), model.seq_length
+    if length > S:
+        raise UserError(
+            f"the prompt has {length} tokens, with its end, and a source model.seq_length={S}; use "
+            "a shorter one"
+        )
+    padded, mask_S = np.zeros(S, np.int32), np.arange(S) < length
+    padded[:length] = list(prompt)
+    start = np.array([[model.start_token]], np.int32)
+    return {"source": padded[None], "source_mask": mask_S[None].astype(np.int32), "inputs": start}
 
 
 def inventory(model: ModelConfig) -> Inventory:
@@ -127,12 +145,12 @@ ENCODER_DECODER = Family(
     fields=fields,
     losses=decoder.losses,
     rows=encoder.rows,
-    sequences=(Sequence("source", documents), Sequence("targets")),
+    sequences=(Sequence("source", documents), Sequence("inputs")),
     draw=draw,
     inventory=inventory,
     last=("norm", "head"),
     check=check,
     special=SPAN_TOKENS,
     objective=objective,
-    writes=False,
+    writing=Writing("inputs", first_batch, continues=False),
 )

@@ -1,7 +1,7 @@
 """A family of models: all that steps, formulas and data need to know beside the model itself."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,6 +67,21 @@ class Loss(NamedTuple):
     evaluated: bool = True
 
 
+class Writing(NamedTuple):
+    """How a model writes a text, a token at a time.
+
+    Args:
+        field: of a batch, with the tokens so far.
+        first: (model, ids of a prompt) -> the first batch, int32[1, T] each; those that follow have
+            the field's next token only.
+        continues: whether the text continues the prompt; else it is an answer, with an end.
+    """
+
+    field: str
+    first: Callable[[ModelConfig, Collection[int]], dict[str, np.ndarray]]
+    continues: bool
+
+
 @dataclasses.dataclass(frozen=True)
 class Family:
     """One row of `FAMILIES`.
@@ -86,7 +101,7 @@ class Family:
         special: names of tokens that its batches need beside the text's.
         objective: (config, tokenizer) -> what makes a batch of windows of the corpus; None: the
             next token.
-        writes: whether it continues a text.
+        writing: how it writes a text; None: it does not.
     """
 
     make: Callable[..., Model]
@@ -100,7 +115,7 @@ class Family:
     check: Callable[[Config], Any]
     special: tuple[str, ...] = ()
     objective: Callable[[Config, Tokenizer], Objective] | None = None
-    writes: bool = True
+    writing: Writing | None = None
 
     def has_documents(self, config: Config) -> bool:
         """True if attention keeps documents, or padding, apart."""

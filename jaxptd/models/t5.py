@@ -15,20 +15,27 @@ from flax import nnx
 from jax import Array
 
 from jaxptd.config import ModelConfig
-from jaxptd.layers.attention import CrossAttention, RelativeBias, Source
+from jaxptd.layers.attention import Cache, CrossAttention, Encoded, RelativeBias, Source
 from jaxptd.layers.block import Block, drop_residual, make_blocks
 from jaxptd.layers.dropout import Places, Site
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.norm import Norm
 from jaxptd.models.gpt import limited, sums_over_targets
-from jaxptd.models.text import check_made, make_table
+from jaxptd.models.text import check_made, empty_cache, make_table
 
 
 class X(NamedTuple):
-    """The residual streams of a source and of its targets."""
+    """The residual streams of a source and of its targets; in generation the source comes once."""
 
-    source: Array
+    source: Array | None
     target: Array
+
+
+class Decoding(NamedTuple):
+    """A decoder layer's state in generation: of the tokens so far, and of the source."""
+
+    cache: Cache
+    encoded: Encoded
 
 
 class Common(nnx.Module):
@@ -45,12 +52,14 @@ class EncoderLayer(Block):
     """A layer that changes the source."""
 
     def __call__(  # type: ignore[override]
-        self, x: X, places: Places, layer: Array, cache: None, common: Common
-    ) -> tuple[X, None]:
+        self, x: X, places: Places, layer: Array, cache: Cache | None, common: Common
+    ) -> tuple[X, Cache | None]:
         """x -> x; places: of the targets, with those of the source."""
+        if x.source is None:
+            return x, cache
         assert places.source is not None
         bias_NR = common.encoder_bias()
-        source_BSD, _ = self.attend(x.source, places.source, layer, None, bias_NR=bias_NR)
+        source_BSD, cache = self.attend(x.source, places.source, layer, cache, bias_NR=bias_NR)
         return x._replace(source=self.transform(source_BSD, places.source, layer)), cache
 
 
@@ -65,17 +74,30 @@ class DecoderLayer(Block):
         self.cross = CrossAttention(config, form=form, rngs=rngs, init_out=self.init_out)
 
     def __call__(  # type: ignore[override]
-        self, x: X, places: Places, layer: Array, cache: None, common: Common
-    ) -> tuple[X, None]:
+        self, x: X, places: Places, layer: Array, cache: Decoding | None, common: Common
+    ) -> tuple[X, Decoding | None]:
         """x -> x, its source as it was."""
-        assert places.source is not None
-        bias_NR = common.decoder_bias()
-        y_BTD, cache = self.attend(x.target, places, layer, cache, bias_NR=bias_NR)  # type: ignore[assignment]
-        source = Source(common.source_norm(x.source), places.source.segment_BCT)
+        seen, bias_NR = cache and cache.cache, common.decoder_bias()
+        y_BTD, seen = self.attend(x.target, places, layer, seen, bias_NR=bias_NR)
+        source = self._source(x, places, cache, common)
         crossing = places.at(layer, Site.CROSS_ATTENTION)
         c_BTD = self.cross(self.cross_norm(y_BTD), crossing, source)
         y_BTD = y_BTD + self.drop(c_BTD, places.at(layer, Site.CROSS_ATTENTION_OUTPUT))
+        if cache is not None:
+            assert seen is not None and isinstance(source, Encoded)
+            cache = Decoding(seen, source)
         return x._replace(target=self.transform(y_BTD, places, layer)), cache
+
+    def _source(
+        self, x: X, places: Places, cache: Decoding | None, common: Common
+    ) -> Source | Encoded:
+        """The normalised source; in generation its keys and values, made when it comes."""
+        if x.source is None:
+            assert cache is not None
+            return cache.encoded
+        assert places.source is not None
+        source = Source(common.source_norm(x.source), places.source.segment_BCT)
+        return source if cache is None else self.cross.encode(source)
 
 
 class T5(nnx.Module):
@@ -104,18 +126,17 @@ class T5(nnx.Module):
         self.head = None if config.tie_embeddings else make_table(config, form=form, rngs=rngs)
 
     @property
-    def stacks(self) -> Mapping[str, Block]:
+    def stacks(self) -> Mapping[str, Any]:
         """The encoder, then the decoder."""
         return {"encoder": self.encoder, "decoder": self.decoder}
 
     @jax.named_scope("embedding")
     def embed(self, batch: Mapping[str, Array], places: Places) -> X:
-        """A batch with source[B, S] and inputs[B, T] of the decoder -> x."""
-        assert places.source is not None
-        return X(
-            self._embed(batch["source"], places.source, layer=0),
-            self._embed(batch["inputs"], places, layer=self.config.num_layers),
-        )
+        """A batch with source[B, S], or without, and inputs[B, T] of the decoder -> x."""
+        target_BTD = self._embed(batch["inputs"], places, layer=self.config.num_layers)
+        if places.source is None:
+            return X(None, target_BTD)
+        return X(self._embed(batch["source"], places.source, layer=0), target_BTD)
 
     def _embed(self, tokens: Array, places: Places, *, layer: int) -> Array:
         """Rows of the table; layer: the first behind them, whose dropout this is."""
@@ -133,9 +154,18 @@ class T5(nnx.Module):
         """x after all layers -> `sums_over_targets`."""
         return sums_over_targets(self.output(x), batch["targets"], self.config, self.form.axes)
 
-    def empty_state(self, batch: int) -> dict[str, Any]:
-        """Raises NotImplementedError: an encoder-decoder writes no text yet."""
-        raise NotImplementedError
+    def empty_state(self, batch: int) -> dict[str, Cache | Decoding]:
+        """The state before a source of seq_length tokens, with padding, for this device's heads."""
+        encoder, decoder = encoder_of(self.config), decoder_of(self.config)
+        kv = empty_cache(self.decoder.cross, encoder, batch)
+        segment_LBS = jnp.zeros(kv.k.shape[:3], jnp.int32)
+        return {
+            "encoder": empty_cache(self.encoder.attention, encoder, batch),
+            "decoder": Decoding(
+                empty_cache(self.decoder.attention, decoder, batch),
+                Encoded(kv.k, kv.v, segment_LBS),
+            ),
+        }
 
 
 def encoder_of(config: ModelConfig) -> ModelConfig:

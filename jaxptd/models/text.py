@@ -13,7 +13,8 @@ from jax import Array
 
 from jaxptd.config import ModelConfig
 from jaxptd.fields import check_argument
-from jaxptd.layers.attention import Cache, SelfAttention
+from jaxptd.layers.attention import Cache
+from jaxptd.layers.attention.heads import Heads
 from jaxptd.layers.block import Block, drop_residual, make_blocks
 from jaxptd.layers.dropout import Places, Site
 from jaxptd.layers.embedding import PositionEmbedding, TypeEmbedding, VocabParallelEmbedding
@@ -107,7 +108,7 @@ def make_table(
     )
 
 
-def empty_cache(attention: SelfAttention, config: ModelConfig, batch: int) -> Cache:
+def empty_cache(attention: Heads, config: ModelConfig, batch: int) -> Cache:
     """The caches of a stack of layers, for up to seq_length tokens and this device's heads.
 
     attention: that of the layers, with parameters `[L, ...]`.

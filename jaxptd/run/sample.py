@@ -11,7 +11,7 @@ from jaxptd.errors import UserError
 
 
 class Settings(TypedDict, total=False):
-    """Fields of `jaxptd.generate.Sampling`; those left out have its defaults."""
+    """Fields of `jaxptd.run.generator.Sampling`; those left out have its defaults."""
 
     temperature: float
     top_k: int

@@ -116,8 +116,10 @@ class SelfAttention(Heads):
     def _attend_cache(
         self, q_BTNH: Array, cache: Cache, places: Places, bias_NR: Array | None
     ) -> Array:
-        """Attends from the last tokens of a text to all cached keys."""
+        """Attends from the last tokens of a text to all cached keys; none sees padding."""
         key_S = jnp.arange(cache.k.shape[1], dtype=jnp.int32)
         sites, scores = Sites(places.position_T, key_S), make_scores(self.config)
-        sites = sites._replace(bias_NR=bias_NR)
+        segment = places.segment_BCT
+        every = None if segment is None else segment.reshape(segment.shape[0], -1)
+        sites = sites._replace(bias_NR=bias_NR, key_segment_BS=every)
         return self.attend_whole(q_BTNH, cache.k, cache.v, sites=sites, scores=scores)

@@ -1,0 +1,164 @@
+"""Generates tokens with a trained model and a cache of keys and values.
+
+Letters: B batch (one text), T position, V vocabulary, K most likely tokens.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.sharding import PartitionSpec as P
+
+from jaxptd.collectives import as_same
+from jaxptd.config import ModelConfig
+from jaxptd.errors import UserError
+from jaxptd.layers.dropout import Places
+from jaxptd.models.families import family_of
+from jaxptd.models.family import Writing
+from jaxptd.params import Params
+from jaxptd.step import Batch, Program
+from jaxptd.step.passes import make_passes
+from jaxptd.step.resolved import Resolved, resolve_for_decoding
+
+GREEDY = 1e-6  # lower temperatures take the most likely token; float32 could not divide by them
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """Settings for drawing the next token.
+
+    Args:
+        temperature: of the softmax; 0 takes the most likely token.
+        top_k: draw from the k most likely tokens only; 0 from all.
+        seed: of the draws.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < math.inf:
+            raise UserError(f"temperature={self.temperature} must be a number, 0 or more")
+        if self.top_k < 0:
+            raise UserError(f"top_k={self.top_k} must be 0 (all tokens) or more")
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"seed={self.seed} must be 0 or more, and below 2**32")
+
+
+@dataclasses.dataclass(frozen=True)
+class Generator:
+    """Generates text with a program's model, on its mesh and with its layout of parameters.
+
+    Args:
+        program: with the model; its layout may shard sequences, but generation shards none.
+        vocab_size: only ids below this are drawn.
+        sampling: settings of the draws.
+    """
+
+    program: Program
+    vocab_size: int
+    sampling: Sampling
+
+    @cached_property
+    def _resolved(self) -> Resolved:
+        """The program's choices, with a form that shards no token."""
+        return resolve_for_decoding(self.program.config, self.program.mesh)
+
+    def __call__(self, params: Params, prompt: Sequence[int], tokens: int) -> list[int]:
+        """Generates `tokens` ids that follow the prompt's.
+
+        An answer to the prompt has at most model.decoder_seq_length, and ids behind its end.
+        """
+        if not self._writing.continues:
+            return self._write_on(params, prompt, min(tokens, self._model.target_length))
+        text, longest = list(prompt), self.program.config.model.seq_length
+        end = len(text) + tokens
+        while len(text) < end:
+            seen = text[-max(longest // 2, 1) :] if len(text) >= longest else text
+            count = min(end - len(text), longest - len(seen))
+            text += self._write_on(params, seen, count, place=len(text))
+        return text[-tokens:] if tokens else []
+
+    @property
+    def _model(self) -> ModelConfig:
+        return self.program.config.model
+
+    @property
+    def _writing(self) -> Writing:
+        writing = family_of(self._model).writing
+        assert writing is not None
+        return writing
+
+    def _write_on(
+        self, params: Params, prompt: Sequence[int], count: int, *, place: int = 0
+    ) -> list[int]:
+        """Generates `count` ids in one go; place: of the first in the text, for the draws."""
+        batch = self._writing.first(self._model, prompt)
+        key = jax.random.fold_in(jax.random.key(self.sampling.seed), place)
+        found: list[int] = np.asarray(self._write(params, batch, key, count=count))[:, 0].tolist()
+        return found
+
+    @cached_property
+    def _write(self) -> Callable[..., Array]:
+        """(params, first batch, key, count=...) -> ids[count, B]; compiled once for each shape."""
+        specs = (self.program.states.specs["params"], P(), P())
+
+        def write(params: Params, batch: Batch, key: Array, *, count: int) -> Array:
+            body = partial(self._run, count=count)
+            return jax.shard_map(
+                body, mesh=self.program.mesh, in_specs=specs, out_specs=P(), check_vma=True
+            )(params, batch, key)
+
+        return jax.jit(write, static_argnames="count")
+
+    def _run(self, params: Params, batch: Batch, key: Array, *, count: int) -> Array:
+        """First batch -> ids[count, B]: the prompt in one pass, then a token at a time."""
+        passes, field = make_passes(self._resolved), self._writing.field
+        size, length = batch[field].shape
+        params = self.program.states.to_device(params)
+        params = passes.gathered(self._resolved.zero.begin_step(params, training=False))
+
+        def forward(batch: Batch, start: Array, state: Any) -> tuple[Array, Any]:
+            logits_BTV, state = passes.logits(params, batch, self._places(batch, start), state)
+            ids_B = self._draw(logits_BTV[:, -1:], jax.random.fold_in(key, start))
+            return as_same(ids_B), state  # typed as varying where ZeRO gathered the parameters
+
+        def advance(carry: tuple[Array, Any], i: Array) -> tuple[tuple[Array, Any], Array]:
+            token_B, state = carry
+            return forward({field: token_B[:, None]}, length + i, state), token_B
+
+        first = forward(batch, jnp.int32(0), passes.empty_state(params, size))
+        return lax.scan(advance, first, jnp.arange(count, dtype=jnp.int32))[1]
+
+    def _places(self, batch: Batch, start: Array) -> Places:
+        """The places of a batch's sequences; start: the position of the first token."""
+        found: Places | None = None
+        for each in family_of(self._model).sequences:
+            if each.tokens in batch:
+                size, length = batch[each.tokens].shape
+                position_T = start + jnp.arange(length, dtype=jnp.int32)
+                segment_BT = each.documents(batch)
+                segment_BCT = None if segment_BT is None else segment_BT[:, None]
+                sample_B = jnp.zeros(size, jnp.int32)
+                found = Places(sample_B, position_T, None, segment_BCT, found)
+        assert found is not None
+        return found
+
+    def _draw(self, logits_B1V: Array, key: Array) -> Array:
+        """Logits of the next token, sharded over V -> its id, `[B]`, equal on every device."""
+        logits_BV = self._resolved.form.axes.gather(logits_B1V, 2)[:, 0, : self.vocab_size]
+        logits_BV = logits_BV.astype(jnp.float32)
+        if self.sampling.temperature < GREEDY:
+            return jnp.argmax(logits_BV, -1).astype(jnp.int32)
+        number = min(self.sampling.top_k or self.vocab_size, self.vocab_size)
+        logits_BK, ids_BK = lax.top_k(logits_BV, number)
+        logits_BK -= logits_BK[:, :1]  # the largest, so that no quotient below overflows
+        drawn_B1 = jax.random.categorical(key, logits_BK / self.sampling.temperature)[:, None]
+        return jnp.take_along_axis(ids_BK, drawn_B1, axis=1)[:, 0].astype(jnp.int32)
