@@ -19,6 +19,7 @@ from pathlib import Path
 
 from benchmarks.breaks.attention import ATTENTION
 from benchmarks.breaks.data import DATA
+from benchmarks.breaks.encoder_decoders import ENCODER_DECODERS
 from benchmarks.breaks.hugging_face import HUGGING_FACE
 from benchmarks.breaks.models import MODELS
 from benchmarks.breaks.stacks import STACKS
@@ -28,7 +29,16 @@ from jaxptd.analysis.report import table
 from jaxptd.errors import Parser, UserError, run_command
 
 ROOT = Path(__file__).parents[2]
-ALL = (*BREAKS, *ATTENTION, *MODELS, *TRAINING, *STACKS, *DATA, *HUGGING_FACE)
+ALL = (
+    *BREAKS,
+    *ATTENTION,
+    *MODELS,
+    *TRAINING,
+    *STACKS,
+    *ENCODER_DECODERS,
+    *DATA,
+    *HUGGING_FACE,
+)
 FAILED = 1  # pytest's exit code if tests failed
 
 

@@ -48,7 +48,6 @@ QUICK = [
     (Layout(pp=2, row=2, col=2), FIVE | {"family": "bert"}),
     (Layout(pp=2, tp=2), FIVE | {"remat": "dots", "norm_order": "post"}),
     (Layout(dp=2, cp=2, tp=2, zero=3), tiny.T5 | {"dropout": 0.1}),
-    (Layout(pp=2, tp=2, schedule="interleaved"), T5),
 ]
 SLOW = [
     *every(Layout(row=2, col=2), **tiny.T5, dropout=0.1),
@@ -57,6 +56,7 @@ SLOW = [
     *every(BLOCKS, **tiny.T5),
     *every(Layout(cp=4, ring="rsa"), **tiny.T5),
     *every(Layout(pp=2, tp=2), **T5),
+    (Layout(pp=2, tp=2, schedule="interleaved"), T5),
     *every(Layout(pp=2, cp=2, schedule="interleaved"), **T5, dropout=0.1, remat_layers=1),
     *every(Layout(), norm_order="post"),
     *every(BLOCKS, norm_order="post"),

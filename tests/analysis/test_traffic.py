@@ -130,8 +130,8 @@ ENCODERS = [
 ]
 ENCODER_DECODERS = [
     (Layout(dp=2, cp=2, tp=2, sequence_parallel=True, zero=3), tiny.T5 | {"remat": "full"}),
-    (Layout(row=2, col=2, attention2d="blocks"), tiny.T5),
-    (Layout(pp=2, tp=2, schedule="zb-v"), tiny.T5 | FOUR),
+    slow(Layout(row=2, col=2, attention2d="blocks"), tiny.T5),
+    slow(Layout(pp=2, tp=2, schedule="zb-v"), tiny.T5 | FOUR),
     slow(Layout(tp=2), tiny.T5),
     slow(RING_STEPS, tiny.T5 | {"remat": "dots"}),
     slow(Layout(row=2, col=2), tiny.T5),

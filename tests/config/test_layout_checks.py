@@ -33,6 +33,11 @@ MODEL = ModelConfig(hidden_size=60, num_heads=30, seq_length=9)
         ),
         (MODEL, Layout(cp=2, ring="rsa"), "model.seq_length=9 does not split over layout.cp=2"),
         (
+            dataclasses.replace(MODEL, family="t5", seq_length=8, decoder_seq_length=6),
+            Layout(cp=2),
+            "model.decoder_seq_length=6 does not split into two chunks for each of layout.cp=2",
+        ),
+        (
             dataclasses.replace(MODEL, seq_length=12),
             Layout(cp=3, tp=5, sequence_parallel=True),
             "model.seq_length=12 does not split over layout.cp x layout.tp=15",

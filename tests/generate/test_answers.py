@@ -80,7 +80,7 @@ def without_cache() -> list[list[int]]:
 @pytest.mark.parametrize(
     "layout",
     [
-        Layout(),
+        slow(Layout()),
         slow(Layout(tp=2)),
         slow(Layout(cp=2)),
         slow(Layout(row=2, col=2)),

@@ -14,6 +14,7 @@ from jaxptd.data import NOT_COUNTED
 from jaxptd.layers.attention.relative import buckets
 from jaxptd.models.encoder_decoder import shifted_right
 from jaxptd.models.families import family_of
+from jaxptd.models.t5 import decoder_of, encoder_of
 
 SIZES = {"family": "t5", "hidden_size": 16, "num_heads": 4, "seq_length": 8, "vocab_size": 13}
 FOREIGN = "is an encoder-decoder's, and has no effect with the family"
@@ -79,6 +80,13 @@ def test_a_drawn_batch_has_padding_in_sources_and_targets() -> None:
     drawn = family_of(config.model).draw(config, np.random.default_rng(0))
     assert drawn["targets"].shape == (8, 6) and drawn["source"].shape == (8, 8)
     assert (drawn["source_mask"] == 0).any() and (drawn["targets"] == NOT_COUNTED).any()
+
+
+def test_a_stack_has_its_own_length_and_sees_what_it_may() -> None:
+    model = ModelConfig(**SIZES, num_layers=3, num_decoder_layers=2, decoder_seq_length=4)
+    encoder, decoder = encoder_of(model), decoder_of(model)
+    assert (encoder.num_layers, encoder.seq_length, encoder.block.causal) == (3, 8, False)
+    assert (decoder.num_layers, decoder.seq_length, decoder.block.causal) == (2, 4, True)
 
 
 # ---- buckets of distances -----------------------------------------------------------------------
