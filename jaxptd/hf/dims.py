@@ -36,7 +36,7 @@ class Rule:
 
     Args:
         ours: name of our parameter.
-        dims: of our parameter; `L` is the dim of layers.
+        dims: of our parameter; `L` is the dim of its stack's layers.
         name: of the tensor; `{}` is the number of the layer.
         tensor_dims: of the tensor.
         longer: whether the tensor may have more rows than ours, which are left out.

@@ -27,29 +27,69 @@ QWEN3 = {
 }
 
 
-@pytest.fixture
-def qwen3(tmp_path: Path) -> Path:
-    folder = tmp_path / "qwen3"
+BERT = {
+    "model_type": "bert",
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "max_position_embeddings": 40,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "vocab_size": 261,
+}
+T5 = {
+    "model_type": "t5",
+    "d_ff": 24,
+    "d_kv": 4,
+    "d_model": 16,
+    "decoder_start_token_id": 0,
+    "num_heads": 4,
+    "num_layers": 2,
+    "vocab_size": 358,
+}
+
+
+def written(folder: Path, config: dict) -> Path:
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(QWEN3))
+    (folder / "config.json").write_text(json.dumps(config))
     runpy.run_path(str(EXAMPLE))["main"](folder)
     return folder
 
 
-def test_random_weights_are_fine_tuned(qwen3: Path, tmp_path: Path, capsys) -> None:
+def test_random_weights_are_fine_tuned(tmp_path: Path, capsys) -> None:
     D, H, F, N, K = 16, 8, 24, 4, 2
     layer = 2 * D + 2 * H + 2 * D * (N + K) * H + 3 * D * F
     parameters = 257 * D + D + 2 * layer
+    qwen3 = written(tmp_path / "qwen3", QWEN3)
     capsys.readouterr()
     convert(["--check", str(qwen3), "--json"])
     found = json.loads(capsys.readouterr().out)
     assert (found["parameters"], found["precisions"]) == (parameters, ["BF16"])
+    first, second = losses(qwen3, tmp_path)
+    assert "starting from the weights of" in capsys.readouterr().out
+    assert first == pytest.approx(math.log(257), abs=0.2)
+    assert second < first
 
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "loss"),
+    [(BERT, math.log(261) + math.log(2)), (T5, math.log(358))],
+    ids=["bert", "t5"],
+)
+def test_encoders_are_fine_tuned(tmp_path: Path, config: dict, loss: float) -> None:
+    first, second = losses(written(tmp_path / "model", config), tmp_path, tp=2)
+    assert first == pytest.approx(loss, abs=0.2)
+    assert second < first
+
+
+def losses(folder: Path, tmp_path: Path, *, tp: int = 1) -> list[float]:
+    """The losses of two steps that start from a directory."""
     (tmp_path / "text.txt").write_text(TEXT)
     options = {
-        "model.from": qwen3,
-        "checkpoint.start": qwen3,
+        "model.from": folder,
+        "checkpoint.start": folder,
         "model.seq_length": 32,
+        "layout.tp": tp,
         "data.source": tmp_path / "text.txt",
         "optimizer.warmup_steps": 0,
         "train.run_dir": tmp_path / "run",
@@ -60,7 +100,4 @@ def test_random_weights_are_fine_tuned(qwen3: Path, tmp_path: Path, capsys) -> N
         "train.platform": "cpu",
     }
     assert train([f"--{name}={value}" for name, value in options.items()]) == 0
-    assert "starting from the weights of" in capsys.readouterr().out
-    first, second = (row["loss"] for row in RunDir(tmp_path / "run").metrics())
-    assert first == pytest.approx(math.log(257), abs=0.2)
-    assert second < first
+    return [row["loss"] for row in RunDir(tmp_path / "run").metrics()]
