@@ -4,25 +4,21 @@ By default for numbers that transformers computed; the slow tests run transforme
 kind of layout.
 """
 
-import dataclasses
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
-import jax
 import numpy as np
 import pytest
 from hugging import encoders, reference, write_directory
+from hugging.compared import check_losses, compare, computed
 from turns import slow
 
-import jaxptd
-from jaxptd import Layout, Program, TrainConfig, make_mesh
-from jaxptd.hf.directory import Directory
-from jaxptd.hf.load import config_of
-from jaxptd.hf.read import read_params
-from jaxptd.models.families import family_of
+from jaxptd import Layout
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+TESTS = Path(__file__).parents[1]
 LAYOUTS = [
     Layout(),
     Layout(dp=2, tp=2, sequence_parallel=True),
@@ -37,28 +33,6 @@ LAYOUTS = [
 ]
 
 
-def computed(name: str, folder: Path, layout: Layout) -> tuple[dict[str, float], dict[str, Any]]:
-    """Our losses with their sum as `loss`, and our gradients by transformers' names."""
-    wanted, directory = encoders.REFERENCES[name], Directory(folder)
-    config = config_of(directory, dtype="float64", **wanted.sizes)
-    train = TrainConfig(global_batch_size=encoders.ROWS, micro_batches=layout.pp)
-    config = dataclasses.replace(config, layout=layout, train=train)
-    program = Program(config, make_mesh(layout))
-    state = program.states.new(read_params(program, directory))
-    batch = wanted.batch(np.random.default_rng(0))
-    _, metrics, gradients = program.step_with_gradients(state, batch)
-    terms = family_of(config.model).losses(config.model)
-    # The only term has no column of its own.
-    losses = {name: float(metrics.get(name, metrics["loss"])) for name in ("loss", *terms)}
-    return losses, jaxptd.hf.names(program, dict(gradients), is_canonical=False)
-
-
-def check_losses(found: dict[str, float], expected: dict[str, float]) -> None:
-    assert found.keys() == {"loss", *expected}
-    for name, value in {"loss": sum(expected.values()), **expected}.items():
-        assert abs(found[name] - value) < 1e-12, name
-
-
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
@@ -70,10 +44,9 @@ def check_losses(found: dict[str, float], expected: dict[str, float]) -> None:
 )
 def test_numbers_are_those_of_transformers(tmp_path: Path, name: str, layout: Layout) -> None:
     tensors, config = encoders.TINY[name]
-    golden = json.loads((GOLDEN / f"{name}.json").read_text())
+    golden = json.loads((TESTS / "golden" / f"{name}.json").read_text())
     folder = write_directory(tmp_path / name, tensors(), base=config, shards=2)
-    with jax.enable_x64(True):
-        losses, gradients = computed(name, folder, layout)
+    losses, gradients = computed(name, folder, layout)
     check_losses(losses, golden["losses"])
     assert set(gradients) == set(golden["gradients"])
     for tensor, expected in golden["gradients"].items():
@@ -97,13 +70,30 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("name", encoders.REFERENCES)
 def test_transformers_itself_agrees(folders, name: str, layout: Layout) -> None:
-    wanted = encoders.REFERENCES[name]
-    batch = wanted.batch(np.random.default_rng(0))
-    losses, expected = encoders.losses_and_gradients(wanted, folders[name], batch)
-    with jax.enable_x64(True):
-        found, gradients = computed(name, folders[name], layout)
-    check_losses(found, losses)
-    assert set(gradients) == set(expected)
-    for tensor, x in expected.items():
-        scale = max(float(np.linalg.norm(x)), 1e-6)  # a key's bias has none but roundings
-        assert np.linalg.norm(gradients[tensor] - x) < 1e-10 * scale, tensor
+    compare(name, folders[name], layout)
+
+
+MANY = """
+import jax, pathlib, sys
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 16)
+from hugging.compared import compare
+from jaxptd import Layout
+schedule = {"schedule": "interleaved", "virtual_stages": 2}
+for name, folder in zip(sys.argv[1::2], sys.argv[2::2]):
+    layout = Layout(pp=2, dp=2, cp=2, tp=2, sequence_parallel=True, zero=2, **schedule)
+    compare(name, pathlib.Path(folder), layout)
+    layout = Layout(pp=2, dp=2, row=2, col=2, attention2d="blocks", schedule="zb-v", zero=1)
+    compare(name, pathlib.Path(folder), layout)
+print("held")
+"""
+
+
+@pytest.mark.slow
+def test_all_engines_together_on_sixteen_devices(folders) -> None:
+    """Runs in a process with 16 devices."""
+    environment = {**os.environ, "PYTHONPATH": f"{TESTS / 'helpers'}{os.pathsep}{TESTS.parent}"}
+    pairs = [str(each) for pair in folders.items() for each in pair]
+    command = [sys.executable, "-c", MANY, *pairs]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout == "held\n", done.stderr
