@@ -101,6 +101,21 @@ MODELS = (
         "bert",
     ),
     Break(
+        "padding of whole batches counts",
+        "jaxptd/models/family.py",
+        "return NOT_COUNTED if self.lowest is None else self.lowest",
+        "return 0 if self.lowest is None else self.lowest",
+        "tests/api/test_whole_batches.py",
+    ),
+    Break(
+        "every term of a loss is the whole loss",
+        "jaxptd/step/program.py",
+        "{name: metrics.get(name, loss) for name in names}",
+        "dict.fromkeys(names, loss)",
+        "tests/api/test_whole_batches.py",
+        "losses",
+    ),
+    Break(
         "padding is seen",
         "jaxptd/models/encoder.py",
         'return batch["mask"] - 1',

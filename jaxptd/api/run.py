@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxptd.api.state import ShownState
-from jaxptd.api.whole_batches import WholeBatches
+from jaxptd.api.whole_batches import LossAndGradients, WholeBatches
 from jaxptd.config import Config
 from jaxptd.data import Data, Samples, Tokenizer
 from jaxptd.display import Table, count_text, html_of
@@ -149,25 +149,32 @@ class Run:
             self.program, params, self.tokenizer, prompt=prompt, tokens=tokens, sampling=sampling
         )
 
-    def loss_and_gradients(
-        self, batch: Mapping[str, np.ndarray]
-    ) -> tuple[float, dict[str, np.ndarray]]:
+    def loss_and_gradients(self, batch: Mapping[str, np.ndarray]) -> LossAndGradients:
         """The loss of a batch, nats a target, and its gradients, whole and canonical.
+
+        >>> loss, gradients = run.loss_and_gradients(batch)  # doctest: +SKIP
+        >>> run.loss_and_gradients(batch).losses  # doctest: +SKIP
+        {'mlm': 5.7, 'nsp': 0.69}
 
         `jaxptd.hf.names(run.program, gradients)` has them under Hugging Face's names.
 
         Args:
-            batch: `{"tokens": [B, T], "targets": [B, T]}`, whole numbers; a target of -1 does not
-                count. Any B, and T up to model.seq_length.
+            batch: whole numbers, the fields of the model's family: a decoder's are
+                `{"tokens": [B, T], "targets": [B, T]}`. A target of -1 does not count. Any B, and T
+                up to the model's length.
 
         Raises:
-            UserError: the batch has other arrays, or the model is no decoder.
+            UserError: the batch has other arrays, or no target for one of the losses.
         """
         check_unused(self.arrays)
         return self._whole_batches.loss_and_gradients(self.arrays, batch)
 
     def logits(self, batch: Mapping[str, np.ndarray]) -> np.ndarray:
-        """The logits `[B, T, V]` of a batch's tokens `[B, T]`; raises as `loss_and_gradients`."""
+        """The logits `[B, T, V]` of a batch's tokens `[B, T]`.
+
+        Raises:
+            UserError: other tokens, or a model that continues no text.
+        """
         check_unused(self.arrays)
         return self._whole_batches.logits(self.arrays["params"], batch)
 

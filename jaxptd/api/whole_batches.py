@@ -1,4 +1,7 @@
-"""Loss, gradients and logits of whole batches of numpy arrays, of any size that fits.
+"""Losses, gradients and logits of whole batches of numpy arrays, of any size that fits.
+
+A batch has the fields of its model's family. Sequences may be shorter than the model's: padding
+follows them, and more sequences of padding, until the batch splits over devices and micro-batches.
 
 Letters: B batch, T position, V vocabulary.
 """
@@ -6,7 +9,8 @@ Letters: B batch, T position, V vocabulary.
 import dataclasses
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,18 +19,52 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from jaxptd.collectives import as_same
+from jaxptd.config import Config
 from jaxptd.errors import UserError
 from jaxptd.layers.dropout import Places
 from jaxptd.models.families import family_of
+from jaxptd.models.family import Field
 from jaxptd.params import Params
 from jaxptd.step import Program, State
+from jaxptd.step.batch import check_ids
 from jaxptd.step.passes import make_passes
 from jaxptd.step.resolved import resolve_for_decoding
 
-FIELDS = ("tokens", "targets")
-MASKED = -1  # a target that does not count
+TOKENS = "tokens"  # the field that logits are of
 
 WholeBatch = Mapping[str, np.ndarray]
+
+
+_NONE: Mapping[str, float] = MappingProxyType({})
+
+
+class _Pair(NamedTuple):
+    loss: float
+    gradients: dict[str, np.ndarray]
+
+
+class LossAndGradients(_Pair):
+    """A batch's loss and its gradients: `loss, gradients = run.loss_and_gradients(batch)`.
+
+    Args:
+        loss: nats a target, the sum of all terms.
+        gradients: of it, whole and canonical, by the parameter's name.
+        losses: each term by its name, over its own targets.
+    """
+
+    losses: dict[str, float]
+
+    def __new__(
+        cls, loss: float, gradients: dict[str, np.ndarray], losses: Mapping[str, float] = _NONE
+    ) -> "LossAndGradients":
+        """A pair, with the losses as an attribute."""
+        made = super().__new__(cls, loss, gradients)
+        made.losses = dict(losses)
+        return made
+
+    def __repr__(self) -> str:
+        terms = ", ".join(f"{name}={value:.6g}" for name, value in self.losses.items())
+        return f"loss {self.loss:.6g} ({terms}) and {len(self.gradients)} gradients"
 
 
 class WholeBatches:
@@ -41,32 +79,41 @@ class WholeBatches:
         self._gradients: dict[int, Any] = {}
         self._logits = _logits_function(program)
 
-    def loss_and_gradients(
-        self, state: State, batch: WholeBatch
-    ) -> tuple[float, dict[str, np.ndarray]]:
-        """The mean loss of all targets that count, and canonical gradients."""
-        x = _checked(batch, FIELDS, self._program)
+    def loss_and_gradients(self, state: State, batch: WholeBatch) -> LossAndGradients:
+        """The mean of each loss over all its targets that count, and canonical gradients."""
         config = self._program.config
+        fields = family_of(config.model).fields(config)
+        x = _checked(batch, fields, config)
+        _check_no_others(batch, fields, config)
+        _check_targets(x, config)
         unit = config.layout.dp * config.train.micro_batches
-        rows = -(-len(x["tokens"]) // unit) * unit
-        length = config.model.seq_length
-        # Of a causal model no token sees the padding after it, whose targets do not count.
-        padded = {"tokens": _padded(x["tokens"], rows, length, 0)}
-        padded["targets"] = _padded(x["targets"], rows, length, MASKED)
+        rows = -(-len(next(iter(x.values()))) // unit) * unit
+        padded = {name: _padded(x[name], field, rows, config) for name, field in fields.items()}
         if rows not in self._gradients:
             train = dataclasses.replace(config.train, global_batch_size=rows)
             sized = dataclasses.replace(config, train=train)
             self._gradients[rows] = Program(sized, self._program.mesh).gradients
-        loss, gradients = self._gradients[rows](state, padded)
-        stored = self._program.states.stored
-        return float(loss), {
-            name: np.asarray(stored[name].to_canonical(g)) for name, g in gradients.items()
-        }
+        loss, losses, gradients = self._gradients[rows](state, padded)
+        canonical = self._program.canonical(gradients)
+        return LossAndGradients(
+            float(loss),
+            {name: np.asarray(g) for name, g in canonical.items()},
+            {name: float(each) for name, each in losses.items()},
+        )
 
     def logits(self, params: Params, batch: WholeBatch) -> np.ndarray:
         """Logits `[B, T, V]`, computed a sequence at a time."""
-        tokens_BT = _checked(batch, FIELDS[:1], self._program)["tokens"]
-        rows = [self._logits(params, row_T[None]) for row_T in tokens_BT]
+        config = self._program.config
+        family = family_of(config.model)
+        field = family.fields(config).get(TOKENS)
+        writing = family.writing
+        if writing is None or not writing.continues or field is None:
+            raise UserError(
+                f"model.family={config.model.family}: logits are those of a model that continues a "
+                "text; use loss_and_gradients, or run.program.eval_step"
+            )
+        tokens_BT = _checked(batch, {TOKENS: field}, config)[TOKENS]
+        rows = [self._logits(params, row_T[None]) for row_T in tokens_BT.astype(np.int32)]
         return np.concatenate([np.asarray(row) for row in rows])
 
 
@@ -81,7 +128,7 @@ def _logits_function(program: Program) -> Any:
         params = passes.gathered(resolved.zero.begin_step(params, training=False))
         places = Places(jnp.zeros(B, jnp.int32), jnp.arange(T, dtype=jnp.int32), None)
         state = passes.empty_state(params, B)
-        logits_BTV, _ = passes.logits(params, {"tokens": tokens_BT}, places, state)
+        logits_BTV, _ = passes.logits(params, {TOKENS: tokens_BT}, places, state)
         return as_same(resolved.form.axes.gather(logits_BTV, 2)[..., :vocab_size])
 
     specs = (program.states.specs["params"], P())
@@ -89,36 +136,76 @@ def _logits_function(program: Program) -> Any:
     return jax.jit(whole(run, in_specs=specs, out_specs=P()))
 
 
-def _padded(x_BT: np.ndarray, rows: int, length: int, value: int) -> np.ndarray:
-    missing = ((0, rows - x_BT.shape[0]), (0, length - x_BT.shape[1]))
-    return np.pad(x_BT, missing, constant_values=value).astype(np.int32)
+def _padded(x: np.ndarray, field: Field, rows: int, config: Config) -> np.ndarray:
+    """`[rows, T]` of the model's T, or `[rows]`, with padding after each sequence and after all."""
+    missing = [(0, rows - x.shape[0])]
+    if field.length is not None:
+        missing.append((0, getattr(config.model, field.length) - x.shape[1]))
+    return np.pad(x, missing, constant_values=field.padding).astype(np.int32)
 
 
-def _checked(batch: WholeBatch, names: tuple[str, ...], program: Program) -> dict[str, np.ndarray]:
-    """The arrays of a batch. Raises UserError for others than `[B, T]` of ids, and for encoders."""
-    model = program.config.model
-    writing = family_of(model).writing
-    if writing is None or not writing.continues:
-        raise UserError(
-            f"model.family={model.family}: only batches of a decoder are taken here; use "
-            "run.program.gradients or eval_step"
-        )
-    if not isinstance(batch, Mapping) or [name for name in names if name not in batch]:
-        raise UserError(f"a batch is a dict with {' and '.join(names)}, numpy arrays [B, T]")
-    found = {name: np.asarray(batch[name]) for name in names}
-    shape, longest = found["tokens"].shape, program.config.model.seq_length
-    for name, x in found.items():
-        if x.ndim != 2 or x.size == 0 or x.shape != shape or x.dtype.kind not in "iu":
+# ---- checks ---------------------------------------------------------------------------------
+
+
+def _checked(
+    batch: WholeBatch, fields: Mapping[str, Field], config: Config
+) -> dict[str, np.ndarray]:
+    """The arrays of these fields.
+
+    Raises:
+        UserError: some are missing, are not of whole numbers, or differ in their sequences.
+    """
+    if not isinstance(batch, Mapping) or [name for name in fields if name not in batch]:
+        named = [f"{name} {_dims(field)}" for name, field in fields.items()]
+        raise UserError(f"a batch is a dict with {', '.join(named)}, numpy arrays")
+    found = {name: np.asarray(batch[name]) for name in fields}
+    shapes = {field.length: found[name].shape for name, field in [*fields.items()][::-1]}
+    for name, field in fields.items():
+        x, dims = found[name], _dims(field)
+        if x.dtype.kind not in "iu" or x.ndim != len(dims.split()) or x.size == 0:
+            raise UserError(f"a batch holds {name} of {x.dtype} {list(x.shape)}; use ints {dims}")
+        if x.shape != shapes[field.length] or len(x) != len(next(iter(found.values()))):
             raise UserError(
-                f"a batch holds {name} of {x.dtype} {list(x.shape)}; use whole numbers [B, T], "
-                "the same shape for all"
+                f"a batch holds {name} {list(x.shape)}, and {_others(found, name)}; use as many "
+                "sequences and positions in each"
             )
-        lowest = 0 if name == "tokens" else np.iinfo(np.int32).min  # below 0: not counted
-        highest = program.config.model.vocab_size or 0
-        if x.min() < lowest or x.max() >= highest:
-            raise UserError(f"a batch holds {name} outside {lowest} to {highest - 1}")
-    if shape[1] > longest:
-        raise UserError(f"a batch has {shape[1]} positions; use at most model.seq_length={longest}")
-    if "targets" in found and (found["targets"] < 0).all():
-        raise UserError("a batch has no target that counts; use targets of 0 or more")
+        _check_length(name, x, field, config)
+    check_ids(found, config)
     return found
+
+
+def _dims(field: Field) -> str:
+    return "[B, T]" if field.length else "[B]"
+
+
+def _others(found: Mapping[str, np.ndarray], name: str) -> str:
+    return ", ".join(f"{other} {list(x.shape)}" for other, x in found.items() if other != name)
+
+
+def _check_length(name: str, x: np.ndarray, field: Field, config: Config) -> None:
+    if field.length is None:
+        return
+    longest = getattr(config.model, field.length)
+    if x.shape[1] > longest:
+        raise UserError(
+            f"a batch has {x.shape[1]} positions in {name}; use at most model.{field.length}="
+            f"{longest}"
+        )
+
+
+def _check_no_others(batch: WholeBatch, fields: Mapping[str, Field], config: Config) -> None:
+    if unknown := [str(name) for name in batch if name not in fields]:
+        raise UserError(
+            f"a batch holds {unknown[0]}; with model.family={config.model.family}, data.documents="
+            f"{config.data.documents} it holds {', '.join(fields)}"
+        )
+
+
+def _check_targets(batch: Mapping[str, np.ndarray], config: Config) -> None:
+    """Raises UserError if a loss has no target: it is a mean over none."""
+    for term, loss in family_of(config.model).losses(config.model).items():
+        if (batch[loss.targets] < 0).all():
+            raise UserError(
+                f"a batch has no target that counts in {loss.targets}, for the loss {term}; use "
+                "targets of 0 or more"
+            )

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxptd.config import Config, ModelConfig, option
-from jaxptd.data import Objective, Tokenizer
+from jaxptd.data import NOT_COUNTED, Objective, Tokenizer
 from jaxptd.models.inventory import Inventory
 from jaxptd.models.model import Model
 
@@ -38,6 +38,14 @@ class Field(NamedTuple):
     lowest: int | None = None
     end: int | None = None
     derived: Derived | None = None
+
+    @property
+    def padding(self) -> int:
+        """The value after the end of a sequence: the lowest one, or one below 0 if any may be.
+
+        So no padding is a target, and none has a mask or is of a document.
+        """
+        return NOT_COUNTED if self.lowest is None else self.lowest
 
 
 class Sequence(NamedTuple):

@@ -105,7 +105,7 @@ class Batches:
                 outside the vocabulary.
         """
         check_batch(batch, self.config, batch_fields(self.config))
-        _check_ids(batch, self.config)
+        check_ids(batch, self.config)
         return self.read(lambda field, rows: np.asarray(batch[field], np.int32)[rows])
 
 
@@ -161,11 +161,17 @@ def check_batch(batch: Mapping[str, Any], config: Config, names: Collection[str]
         raise UserError(f"a batch holds {found}; use {shapes[wrong[0]]}, {words}")
 
 
-def _check_ids(batch: Mapping[str, np.ndarray], config: Config) -> None:
-    """Raises UserError for ids outside the vocabulary, and for numbers that int32 does not hold."""
-    int32 = np.iinfo(np.int32)
-    for name, field in family_of(config.model).given(config).items():
-        x, lowest = batch[name], int32.min if field.lowest is None else field.lowest
+def check_ids(batch: Mapping[str, np.ndarray], config: Config) -> None:
+    """Raises UserError for ids outside the vocabulary, and for numbers that int32 does not hold.
+
+    Args:
+        batch: some fields of a batch, or all.
+        config: of the run.
+    """
+    int32, fields = np.iinfo(np.int32), family_of(config.model).fields(config)
+    for name, x in batch.items():
+        field = fields[name]
+        lowest = int32.min if field.lowest is None else field.lowest
         highest = int32.max if field.end is None else field.end - 1
         if wrong := [i for i in (int(x.min()), int(x.max())) if not lowest <= i <= highest]:
             raise UserError(

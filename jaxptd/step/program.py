@@ -160,13 +160,15 @@ class Program:
         return CompiledStep(jax.jit(_train_on_mesh(self)), self.place, self._check_state)
 
     @cached_property
-    def gradients(self) -> Callable[[State, Batch], tuple[Array, Params]]:
-        """(state, batch) -> (loss, reduced gradients); updates nothing."""
+    def gradients(self) -> Callable[[State, Batch], tuple[Array, Metrics, Params]]:
+        """(state, batch) -> (loss, its terms by name, reduced gradients); updates nothing."""
         step = _train_on_mesh(self)
+        names = self.resolved.family.losses(self.config.model)
 
-        def gradients(state: State, batch: Batch) -> tuple[Array, Params]:
+        def gradients(state: State, batch: Batch) -> tuple[Array, Metrics, Params]:
             _, metrics, grads = step(state, batch)
-            return metrics["loss"], grads
+            loss = metrics["loss"]  # the only term has no metric of its own
+            return loss, {name: metrics.get(name, loss) for name in names}, grads
 
         return CompiledStep(jax.jit(gradients), self.place, self._check_state)
 

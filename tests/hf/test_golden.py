@@ -52,12 +52,24 @@ def test_logits_are_those_of_transformers(gpt2: Path) -> None:
     for name, x in gpt2_tensors().items():
         np.testing.assert_array_equal(parameters[name], x)
     for wrong, line in (
-        ({"tokens": batch["tokens"]}, "a batch is a dict with tokens and targets, numpy arrays"),
-        (batch | {"targets": batch["targets"][:, 1:]}, "a batch holds targets of int64 [3, 10]; "),
+        (
+            {"tokens": batch["tokens"]},
+            "a batch is a dict with tokens [B, T], targets [B, T], numpy",
+        ),
+        (
+            batch | {"targets": batch["targets"][:, 1:]},
+            "a batch holds targets [3, 10], and tokens [3,",
+        ),
         (batch | {"tokens": batch["tokens"] * 1.0}, "a batch holds tokens of float64 [3, 11]; use"),
-        (batch | {"tokens": batch["tokens"] + 9}, "a batch holds tokens outside 0 to 12"),
-        (batch | {"targets": batch["targets"] * 0 - 1}, "a batch has no target that counts; use"),
-        ({name: np.tile(x, 2) for name, x in batch.items()}, "a batch has 22 positions; use at mo"),
+        (
+            batch | {"tokens": batch["tokens"] + 9},
+            "a batch holds tokens with 21; use 0 to 12, with",
+        ),
+        (
+            batch | {"targets": batch["targets"] * 0 - 1},
+            "a batch has no target that counts in targ",
+        ),
+        ({name: np.tile(x, 2) for name, x in batch.items()}, "a batch has 22 positions in tokens;"),
     ):
         with pytest.raises(UserError) as error:
             run.loss_and_gradients(wrong)

@@ -9,7 +9,6 @@ from one_device import hold
 from turns import slow
 
 from jaxptd import Config, DataConfig, Layout, ModelConfig, Program, UserError, make_mesh
-from jaxptd.api.whole_batches import WholeBatches
 from jaxptd.models.families import family_of
 
 SIZES = {"family": "bert", "hidden_size": 16, "num_heads": 4, "seq_length": 8, "vocab_size": 13}
@@ -34,12 +33,6 @@ def test_options_of_other_models_are_refused(fields: dict, line: str) -> None:
     with pytest.raises(UserError) as error:
         Program(Config(ModelConfig(**{**SIZES, **fields})), make_mesh(Layout()))
     assert line in str(error.value)
-
-
-def test_whole_batches_are_a_decoders() -> None:
-    whole = WholeBatches(tiny.program(Layout(), family="bert"))
-    with pytest.raises(UserError, match="model.family=bert: only batches of a decoder are taken"):
-        whole.logits({}, {"tokens": np.zeros((1, 8), np.int32)})
 
 
 def test_documents_apart_are_refused() -> None:

@@ -1,0 +1,128 @@
+"""Whole batches of every family: padding that does not count, losses by name, what is refused."""
+
+import copy
+from typing import get_args
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from turns import slow
+
+from jaxptd import Config, DataConfig, Layout, ModelConfig, UserError
+from jaxptd.api.whole_batches import LossAndGradients, WholeBatch, WholeBatches
+from jaxptd.config import Documents, FamilyName
+from jaxptd.models.families import FAMILIES, family_of
+from jaxptd.step import Program
+
+BERT = {"family": "bert", "dtype": "float64"}
+APART = {"documents": "apart", "dtype": "float64"}
+SHORT = 5  # positions of a batch, of 8
+
+
+def short(program: Program, rows: int = 3) -> dict[str, np.ndarray]:
+    """A few random sequences shorter than the model's, from a batch of its family."""
+    config = program.config
+    fields = family_of(config.model).fields(config)
+    drawn = family_of(config.model).draw(config, np.random.default_rng(4))
+    kept = {name: drawn[name][:rows] for name in fields}
+    return {name: x if x.ndim == 1 else x[:, :SHORT].astype(np.int64) for name, x in kept.items()}
+
+
+@pytest.mark.parametrize(
+    ("layout", "choice"),
+    [
+        (Layout(dp=2, tp=2), BERT),
+        slow(Layout(pp=2, dp=2), BERT),
+        slow(Layout(cp=2, row=2, col=2), BERT),
+        slow(Layout(dp=2), APART),
+        slow(Layout(cp=2), APART),
+    ],
+    ids=str,
+)
+def test_losses_are_those_of_the_sequences_without_padding(layout: Layout, choice: dict) -> None:
+    """Of a program whose sequences are as short, on one device, and its gradients of a step."""
+    with jax.enable_x64(True):
+        program = tiny.program(layout, **choice)
+        batch = short(program)
+        own = tiny.program(
+            Layout(), batch=3, micro_batches=1, seq_length=SHORT, max_positions=8, **choice
+        )
+        state, expected = program.init_state(), own.init_state()
+        found = WholeBatches(program).loss_and_gradients(state, batch)
+        _, metrics, gradients = own.step_with_gradients(expected, batch)
+        wanted = own.canonical(gradients)
+    loss, by_name = found
+    assert loss == pytest.approx(float(metrics["loss"]), rel=1e-12)
+    assert set(found.losses) == set(family_of(own.config.model).losses(own.config.model))
+    for name, value in found.losses.items():
+        assert value == pytest.approx(float(metrics.get(name, loss)), rel=1e-12)
+    assert sum(found.losses.values()) == pytest.approx(loss, rel=1e-12)
+    assert set(by_name) == set(wanted)
+    for name, x in wanted.items():
+        np.testing.assert_allclose(by_name[name], x, rtol=1e-10, atol=1e-13)
+
+
+def refuse(whole: WholeBatches, batch: WholeBatch, line: str) -> None:
+    with pytest.raises(UserError) as error:
+        whole.loss_and_gradients({}, batch)
+    assert str(error.value).startswith(line)
+    assert "\n" not in str(error.value)
+
+
+def test_batches_of_another_kind_are_refused_before_anything_is_compiled() -> None:
+    program = tiny.program(Layout(), family="bert")
+    whole, good = WholeBatches(program), short(program)
+    tokens, mask, pairs = (good[name] for name in ("tokens", "mask", "next_sentence"))
+    without = {name: x for name, x in good.items() if name != "mask"}
+    refuse(
+        whole, without, "a batch is a dict with tokens [B, T], token_types [B, T], mask [B, T], t"
+    )
+    refuse(whole, [tokens], "a batch is a dict with tokens [B, T]")  # type: ignore[arg-type]
+    refuse(
+        whole, good | {"segments": mask}, "a batch holds segments; with model.family=bert, data.d"
+    )
+    refuse(whole, good | {"mask": mask > 0}, "a batch holds mask of bool [3, 5]; use ints [B, T]")
+    refuse(whole, good | {"mask": mask[0]}, "a batch holds mask of int64 [5]; use ints [B, T]")
+    refuse(
+        whole, good | {"next_sentence": mask}, "a batch holds next_sentence of int64 [3, 5]; use"
+    )
+    refuse(
+        whole, good | {"next_sentence": pairs[:2]}, "a batch holds next_sentence [2], and tokens ["
+    )
+    refuse(
+        whole, good | {"mask": mask[:, 1:]}, "a batch holds mask [3, 4], and tokens [3, 5], token_t"
+    )
+    refuse(whole, good | {"mask": mask + 1}, "a batch holds mask with 2; use 0 to 1")
+    refuse(whole, good | {"tokens": tokens + 2**32}, "a batch holds tokens with 4294967")
+    refuse(
+        whole, good | {"next_sentence": 0 * pairs - 1}, "a batch has no target that counts in next_"
+    )
+    empty = {name: x[:0] for name, x in good.items()}
+    refuse(whole, empty, "a batch holds tokens of int64 [0, 5]; use ints [B, T]")
+    twice = {name: x if x.ndim == 1 else np.tile(x, 2) for name, x in good.items()}
+    refuse(whole, twice, "a batch has 10 positions in tokens; use at most model.seq_length=8")
+    with pytest.raises(
+        UserError, match="model.family=bert: logits are those of a model that conti"
+    ):
+        whole.logits({}, good)
+
+
+@pytest.mark.parametrize("documents", get_args(Documents))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_padding_is_no_target_of_any_family(family: FamilyName, documents: Documents) -> None:
+    model = ModelConfig(family=family, vocab_size=13)
+    config = Config(model, data=DataConfig(documents=documents))
+    row = family_of(model)
+    fields = row.fields(config)
+    assert all(fields[loss.targets].padding < 0 for loss in row.losses(model).values())
+    documents_of_padding = row.documents({name: each.padding for name, each in fields.items()})
+    assert documents_of_padding is None or documents_of_padding < 0
+
+
+def test_a_result_is_a_pair_with_its_losses() -> None:
+    found = LossAndGradients(1.5, {"w": np.ones(2)}, {"mlm": 1.0, "nsp": 0.5})
+    loss, gradients = found
+    assert (loss, gradients) == (found.loss, found.gradients)
+    assert copy.copy(found).losses == {"mlm": 1.0, "nsp": 0.5}
+    assert repr(found) == "loss 1.5 (mlm=1, nsp=0.5) and 1 gradients"
