@@ -8,7 +8,7 @@ Source: Narayanan et al., arXiv 2104.04473; Megatron-LM's `parallel_state`.
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -85,21 +85,33 @@ def ranks_along(layout: Layout, *axes: Axis) -> Groups:
 
 
 @checked("jaxptd.rank_groups")
-def rank_groups(layout: Layout) -> dict[str, Groups]:
+def rank_groups(layout: Layout, *, split_rank: int | None = None) -> dict[str, Groups]:
     """Every process group of the layout, by name.
 
     >>> rank_groups(Layout(dp=2, tp=2))["dp"]
     [[0, 2], [1, 3]]
+    >>> rank_groups(Layout(pp=4), split_rank=2)["embedding"]
+    [[0, 2, 3]]
 
     `model` is the devices of one replica; `embedding` the first and last stage of each pipeline,
-    which share tied weights; `position_embedding` the first stage.
+    which share tied weights; `position_embedding` the first stage. The first stage of a decoder
+    embeds too, and is in both.
+
+    Args:
+        layout: of the devices.
+        split_rank: of an encoder and a decoder on stages of their own, the decoder's first stage,
+            as Megatron's --pipeline-model-parallel-split-rank; adds the groups `encoder` and
+            `decoder`, their stages of each pipeline.
 
     Raises:
-        UserError: there are too many devices.
+        UserError: there are too many devices, or no stage on both sides of split_rank.
     """
     _check_size(layout)
+    if split_rank is not None:
+        _check_split(split_rank, layout)
     pipelines = ranks_along(layout, Axis.PP)
-    return {
+    first_stages = {0, split_rank or 0}
+    groups = {
         "tp": ranks_along(layout, Axis.TP),
         "cp": ranks_along(layout, Axis.CP),
         "dp": ranks_along(layout, Axis.DP),
@@ -108,9 +120,27 @@ def rank_groups(layout: Layout) -> dict[str, Groups]:
         "row": ranks_along(layout, Axis.ROW),
         "col": ranks_along(layout, Axis.COL),
         "model": ranks_along(layout, Axis.PP, Axis.ROW, Axis.COL, Axis.TP),
-        "embedding": [sorted({stages[0], stages[-1]}) for stages in pipelines],
-        "position_embedding": [[stages[0]] for stages in pipelines],
+        "embedding": _stages(pipelines, {*first_stages, layout.pp - 1}),
+        "position_embedding": _stages(pipelines, first_stages),
     }
+    if split_rank is None:
+        return groups
+    parts = {"encoder": range(split_rank), "decoder": range(split_rank, layout.pp)}
+    return groups | {name: _stages(pipelines, stages) for name, stages in parts.items()}
+
+
+def _stages(pipelines: Groups, stages: Iterable[int]) -> Groups:
+    """The ranks of some stages of each pipeline."""
+    return [[ranks[stage] for stage in sorted(stages)] for ranks in pipelines]
+
+
+def _check_split(split_rank: int, layout: Layout) -> None:
+    if not 0 < split_rank < layout.pp:
+        remedy = f"use 1 to {layout.pp - 1}" if layout.pp > 1 else "use layout.pp of 2 or more"
+        raise UserError(
+            f"split rank {split_rank}: the decoder's first stage, of layout.pp={layout.pp} stages, "
+            f"comes after one of the encoder; {remedy}"
+        )
 
 
 # Every group, or a drawing, takes memory for every rank: about a gigabyte at this many.
@@ -218,13 +248,13 @@ def draw(layout: Layout) -> str:
     return "\n".join([title, rule, *body, rule, f"{margin}in each box: {across}"])
 
 
-def _text(layout: Layout, *, quiet: bool) -> str:
+def _text(layout: Layout, groups: Mapping[str, Groups], *, quiet: bool) -> str:
     head = [] if quiet else [f"{layout.num_devices} devices: {layout}", "", draw(layout), ""]
-    groups = (
-        f"{name}: " + " ".join(f"[{','.join(map(str, group))}]" for group in groups)
-        for name, groups in rank_groups(layout).items()
+    lines = (
+        f"{name}: " + " ".join(f"[{','.join(map(str, group))}]" for group in each)
+        for name, each in groups.items()
     )
-    return "\n".join([*head, *groups])
+    return "\n".join([*head, *lines])
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -233,9 +263,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     sizes = {str(axis): getattr(args, axis) for axis in Axis}
     config = named_config(args)
     layout = _layout_of(args.world_size, sizes, config and config.layout)
+    groups = rank_groups(layout, split_rank=args.split_rank)
     if picture := picture_path(args.picture):
         plot.save(plot.mesh(layout), picture)
-    print(json.dumps(rank_groups(layout)) if args.json else _text(layout, quiet=args.quiet))
+    print(json.dumps(groups) if args.json else _text(layout, groups, quiet=args.quiet))
 
 
 def parser() -> Parser:
@@ -251,6 +282,8 @@ def parser() -> Parser:
     for axis in Axis:
         rest = "default: what the other sizes leave" if axis is Axis.DP else "default: 1"
         made.add_argument(f"--{axis}", f"--layout.{axis}", type=int, metavar="N", help=rest)
+    split_help = "of an encoder and a decoder: the decoder's first stage"
+    made.add_argument("--split-rank", type=int, metavar="N", help=split_help)
     add_config(made)
     quiet = "print the groups without a drawing"
     add_words(made, json="the groups", quiet=quiet, picture="the mesh")

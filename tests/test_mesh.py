@@ -56,6 +56,43 @@ def test_groups_are_those_of_the_literature():
     assert list(groups) == list(LITERATURE)
 
 
+def test_the_decoder_begins_at_the_split_rank_as_in_megatron():
+    """Its documentation: of 8 stages and split rank 3, 0 to 2 are the encoder, 3 to 7 the decoder.
+
+    The embeddings are on the first stage, the decoder's first and the last, those of positions on
+    the first two of these.
+    """
+    groups = rank_groups(Layout(pp=8), split_rank=3)
+    assert groups["encoder"] == [[0, 1, 2]]
+    assert groups["decoder"] == [[3, 4, 5, 6, 7]]
+    assert groups["embedding"] == [[0, 3, 7]]
+    assert groups["position_embedding"] == [[0, 3]]
+
+
+# What LITERATURE has beside with split rank 2, and other embedding groups with 1 and 3: the ranks
+# that `initialize_model_parallel` of megatron-core 0.12.0 makes process groups of, each of 16 ranks
+# asked; encoder and decoder are its `is_pipeline_stage_before_split`.
+SPLIT = {
+    "embedding": [[0, 8, 12], [1, 9, 13], [2, 10, 14], [3, 11, 15]],
+    "position_embedding": [[0, 8], [1, 9], [2, 10], [3, 11]],
+    "encoder": [[0, 4], [1, 5], [2, 6], [3, 7]],
+    "decoder": [[8, 12], [9, 13], [10, 14], [11, 15]],
+}
+EMBEDDING = {
+    1: ([[0, 4, 12], [1, 5, 13], [2, 6, 14], [3, 7, 15]], [[0, 4], [1, 5], [2, 6], [3, 7]]),
+    3: ([[0, 12], [1, 13], [2, 14], [3, 15]], [[0, 12], [1, 13], [2, 14], [3, 15]]),
+}
+
+
+def test_groups_of_an_encoder_and_a_decoder_are_megatrons():
+    groups = rank_groups(Layout(pp=4, dp=2, tp=2), split_rank=2)
+    assert groups == LITERATURE | SPLIT
+    assert list(groups)[-2:] == ["encoder", "decoder"]
+    for split_rank, expected in EMBEDDING.items():
+        groups = rank_groups(Layout(pp=4, dp=2, tp=2), split_rank=split_rank)
+        assert (groups["embedding"], groups["position_embedding"]) == expected
+
+
 SIZES = st.integers(1, 3)
 TENSOR = st.one_of(
     st.fixed_dictionaries({"tp": SIZES}), st.fixed_dictionaries({"row": SIZES, "col": SIZES})
@@ -198,6 +235,11 @@ def test_the_layout_of_a_config_or_a_run(capsys, tmp_path):
     assert json.loads(capsys.readouterr().out)["cp"] == [[0, 1, 2, 3]]
 
 
+def test_the_split_rank_as_an_option(capsys):
+    main([*ARGV, "--split-rank", "2", "--json"])
+    assert json.loads(capsys.readouterr().out) == LITERATURE | SPLIT
+
+
 def test_quiet_prints_the_groups_only(capsys):
     main([*ARGV, "--quiet"])
     lines = capsys.readouterr().out.splitlines()
@@ -230,6 +272,9 @@ def test_dp_is_the_quotient_unless_it_is_given(capsys, given_dp):
         (["--world-size", "four"], ["--world-size", "four"]),
         (["--tp", "2"], ["--world-size", "required"]),
         (["--world-size", "4", "--ep", "2"], ["--ep"]),
+        ([*ARGV, "--split-rank", "4"], ["split rank 4", "layout.pp=4", "use 1 to 3"]),
+        ([*ARGV, "--split-rank", "0"], ["split rank 0", "use 1 to 3"]),
+        (["--world-size", "4", "--split-rank", "1"], ["split rank 1", "layout.pp of 2 or more"]),
     ],
 )
 def test_bad_sizes_are_one_line_and_exit_code_2(capsys, argv, words):

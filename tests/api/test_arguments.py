@@ -82,6 +82,8 @@ MESHES: list[Row] = [
     (lambda k: jaxptd.rank_groups(k.config), "layout is a Config; expected a Layout: pass config"),
     (lambda k: jaxptd.rank_groups(k.mesh), "layout is a Mesh; expected a Layout"),
     (lambda k: jaxptd.rank_groups(Layout(dp=2**30)), "world size 1073741824: use 1 to"),
+    (lambda k: jaxptd.rank_groups(Layout(pp=2), split_rank=2), "split rank 2: the decoder's first"),
+    (lambda k: jaxptd.rank_groups(Layout(pp=2), split_rank="1"), "rank_groups: split_rank is '1';"),
     (lambda k: jaxptd.Program(None, k.mesh), "jaxptd.Program: config is None; expected a Config"),
     (lambda k: jaxptd.Program(k.config, None), "jaxptd.Program: mesh is None; expected a Mesh"),
     (lambda k: jaxptd.Program(k.config, k.config.layout), "pass jaxptd.make_mesh(layout)"),

@@ -44,6 +44,7 @@ mesh --world-size 4 --picture '' | '' is no path; name a file
 mesh --world-size 65536 --picture mesh.svg | draw 4096 or fewer
 mesh --world-size {long} | --world-size: invalid int value: 'aaaaaaaaaa
 mesh --world-size {digits} | --world-size: invalid int value: '11111111
+mesh --world-size 8 --pp 4 --split-rank 4 | split rank 4: the decoder's first stage
 mesh --world-size 8 --tp 2 --dp 3 | does not split into dp=3 x tp=2; use world size 6
 mesh --world-size 4 --tp {huge} | use a number below 2147483648
 mesh --world-size 4 --nonsense | unrecognized arguments: --nonsense; see --help
