@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks.lib.gpus import PLUGINS, gpus
 from benchmarks.lib.measure import gib
 from jaxptd.analysis.compiled_step import compile_step
+from jaxptd.analysis.hlo.kernels import summary
 from jaxptd.analysis.hlo.overlap import Move, moves
 from jaxptd.analysis.report import table, versions
 from jaxptd.config import Config
@@ -55,7 +56,7 @@ Where tp does not divide the heads there are fewer and wider ones, of the same w
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """A compiled step's memory and collectives."""
+    """A compiled step's memory and collectives; `others` is the bytes of all other kernels."""
 
     config: Config
     named: str
@@ -63,6 +64,7 @@ class Compiled:
     temporary: int
     state: int
     moves: list[Move]
+    others: int = 0  # without those of products and attention
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -137,13 +139,15 @@ def compiled(config: Config, named: str = "", options: Mapping[str, Any] | None 
     else:
         step = compile_step(program)
     memory, sizes = step.memory_analysis(), {str(a): n for a, n in mesh.shape.items()}
+    text = step.as_text()
     return Compiled(
         config,
         named,
         memory.peak_memory_in_bytes,
         memory.temp_size_in_bytes,
         memory.argument_size_in_bytes,
-        moves(step.as_text(), sizes),
+        moves(text, sizes),
+        summary(text).other_bytes,
     )
 
 

@@ -1,0 +1,61 @@
+"""The models of the paper's table 4 and figure 10, and which of them this version has."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from jaxptd.config.packaged import packaged_configs
+from jaxptd.errors import UserError
+from jaxptd.models.families import FAMILIES
+
+
+@dataclasses.dataclass(frozen=True)
+class PaperModel:
+    """A model of the paper.
+
+    Args:
+        name: in the paper.
+        family: `model.family`.
+        config: the packaged config with 2.5 B parameters.
+        small: fields of `ModelConfig` that its small model of figure 10 has besides.
+    """
+
+    name: str
+    family: str
+    config: str
+    small: Mapping[str, Any] = MappingProxyType({})
+
+    @property
+    def missing(self) -> str:
+        """What this version lacks to compile it and to train a small one; empty: nothing."""
+        if self.family not in FAMILIES:
+            return f"model.family={self.family}"
+        return "" if self.config in packaged_configs() else f"configs/{self.config}.yaml"
+
+
+MODELS = (
+    PaperModel("GPT", "gpt", "gpt2-2.5b"),
+    PaperModel("BERT", "bert", "bert-2.5b"),
+    PaperModel("T5", "t5", "t5-2.5b"),
+)
+
+
+def chosen(names: Sequence[str]) -> list[PaperModel]:
+    """The models of these names; all that there are if none is named.
+
+    Raises:
+        UserError: this version lacks one that is named.
+    """
+    found = [model for model in MODELS if model.name in names]
+    if lacking := [model for model in found if model.missing]:
+        there = ", ".join(model.name for model in MODELS if not model.missing)
+        first = lacking[0]
+        raise UserError(f"--models {first.name}: there is no {first.missing} yet; use {there}")
+    return found or [model for model in MODELS if not model.missing]
+
+
+def omitted(models: Sequence[PaperModel]) -> str:
+    """A sentence on the models that are left out because they are missing; else empty."""
+    missing = [model for model in MODELS if model.missing and model not in models]
+    return " ".join(f"{each.name} is left out: there is no {each.missing} yet." for each in missing)

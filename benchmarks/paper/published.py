@@ -1,0 +1,49 @@
+"""Numbers that the paper of 2D tensor parallelism publishes, as `published.csv` has them.
+
+They were measured by its authors, with other software, on four RTX 4090; nothing here is ours.
+Source: Zhu and Dong, CAAI Trans. Intelligent Systems 20(5), 2025, sections 3.4 and 3.5.
+"""
+
+import csv
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+
+PATH = Path(__file__).parent / "published.csv"
+SECONDS = 3600  # of an hour, the unit of its times
+
+Number = tuple[str, str, str]  # where it is, its row, its column
+
+
+@functools.cache
+def numbers() -> Mapping[Number, float]:
+    """Every published number by (where, row, column)."""
+    with PATH.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {(row["where"], row["row"], row["column"]): float(row["value"]) for row in rows}
+
+
+def speedup(model: str) -> float:
+    """Time of TP over that of TP2D."""
+    return numbers()["table 4", model, "speedup"]
+
+
+def hours(model: str, layout: str) -> float:
+    """Hours of the iterations after the warm-up; layout: TP or TP2D."""
+    return numbers()["table 4", model, f"time {layout}"]
+
+
+def iteration(model: str, layout: str) -> float:
+    """Seconds of an iteration, if its times are those of the iterations that it names."""
+    return SECONDS * hours(model, layout) / numbers()["section 3.4", "all", "iterations"]
+
+
+def perplexity(layout: str) -> float:
+    """Of GPT, after the training."""
+    return numbers()["figure 9", "GPT", f"perplexity {layout}"]
+
+
+def communication(layout: str) -> float:
+    """The share of an iteration of GPT; 0 to 1."""
+    where = {"TP": "figure 11", "TP2D": "figure 12"}[layout]
+    return numbers()[where, "GPT", f"communication {layout}"] / 100

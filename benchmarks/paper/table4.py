@@ -1,0 +1,181 @@
+"""Table 4: what TP and TP2D of the 2.5 B models move, hold and compute, compiled for four H200s.
+
+Nothing is run. Every step is compiled whole, down to kernels and schedule; counted are its peak
+memory, the bytes that a GPU sends if collectives run as rings, those of them that are under way
+during a product or an attention kernel, FLOPs, and bytes of all other kernels. Predicted is the
+time that these take at the H200's limits: products and attention at 989.5 TFLOP/s, other kernels at
+4.3 TB/s, and what no work overlaps with at NVLink's 450 GB/s. Work that overlaps is taken to hide
+all of a message, so a step takes longer than that.
+"""
+
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import get_args
+
+from benchmarks.context.formulas import LINKS
+from benchmarks.grid.gpu import Compiled, compiled, laid_out
+from benchmarks.lib.gpus import PLUGINS, gpus
+from benchmarks.lib.measure import gib
+from benchmarks.paper import published, words
+from benchmarks.paper.models import PaperModel, omitted
+from jaxptd.analysis.flops import attention_flops, executed, flops
+from jaxptd.analysis.hardware import BANDWIDTH, PEAK_FLOPS
+from jaxptd.analysis.report import table, versions
+from jaxptd.config import Config
+from jaxptd.config.command_line import load_config
+from jaxptd.mesh import Layout, Matmul2D, make_mesh
+from jaxptd.step import Program
+
+LINK = next(iter(LINKS.values()))  # bytes/s of NVLink, one direction
+BASE = "TP=4"  # what speedups are over
+HEAD = ("layout", "heads", "peak GiB", "GiB sent, by collective", "in all", "beside work")
+HEAD += ("products, attention, ms", "other kernels, ms", "all sent, ms", "predicted, ms")
+HEAD += ("TP=4 over it", "with any links")
+SUMMARY = ("model", "published hours, TP", "TP2D", "published speedup")
+SUMMARY += ("predicted for H200s, fastest of TP2D", "with any links")
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One layout's step of a model, of one GPU.
+
+    Args:
+        model: its name.
+        compiled: memory, collectives, and bytes of kernels.
+        flop: of products and attention.
+    """
+
+    model: str
+    compiled: Compiled
+    flop: int
+
+    @property
+    def is_grid(self) -> bool:
+        return self.compiled.config.layout.has_grid
+
+    @cached_property
+    def sent(self) -> int:
+        """Bytes that it sends in all collectives."""
+        return self.compiled.sent()
+
+    @cached_property
+    def alone(self) -> int:
+        """Bytes that it sends while no product or attention kernel runs."""
+        return self.compiled.sent(over="nothing")
+
+    @property
+    def multiplying(self) -> float:
+        """Seconds of products and attention."""
+        return self.flop / PEAK_FLOPS["H200"]
+
+    @property
+    def computing(self) -> float:
+        """Seconds of all kernels."""
+        return self.multiplying + self.compiled.others / BANDWIDTH
+
+    @property
+    def seconds(self) -> float:
+        """Predicted, of a step."""
+        return self.computing + self.alone / LINK
+
+    def row(self, base: "Step") -> list[str]:
+        """Its row of the model's table; base: the step that speedups are over."""
+        found, config = self.compiled, self.compiled.config
+        kinds = sorted({each.kind for each in found.moves})
+        by_kind = ((kind, found.sent(kind=kind)) for kind in kinds)
+        by = ", ".join(f"{kind} {gib(sent)}" for kind, sent in by_kind if sent >= 2**20)
+        times = (self.multiplying, found.others / BANDWIDTH, self.sent / LINK, self.seconds)
+        return [
+            str(config.layout),
+            str(config.model.num_heads),
+            gib(found.peak),
+            by,
+            gib(self.sent),
+            f"{1 - self.alone / self.sent:.0%}",
+            *(f"{1e3 * each:.1f}" for each in times),
+            f"{base.seconds / self.seconds:.2f}",
+            "{:.2f} to {:.2f}".format(*self.any_links(base)),
+        ]
+
+    def any_links(self, base: "Step") -> list[float]:
+        """The least and the largest speedup over `base` that any speed of links can give.
+
+        If nothing is hidden, a ratio (a + b / speed) / (c + d / speed) is between a / c and b / d.
+        """
+        return sorted((base.computing / self.computing, base.sent / self.sent))
+
+
+def layouts(config: Config) -> Iterator[Layout]:
+    """TP=4, the same with sequence parallelism, and the config's grid with each algorithm."""
+    yield Layout(tp=config.layout.num_devices)
+    yield Layout(tp=config.layout.num_devices, sequence_parallel=True)
+    for algorithm in get_args(Matmul2D):
+        yield dataclasses.replace(config.layout, matmul2d=algorithm)
+
+
+def step(model: PaperModel, layout: Layout) -> Step:
+    """Compiles a model's step in a layout."""
+    config = laid_out(load_config(model.config), layout)
+    program = Program(config, make_mesh(layout, gpus(layout.num_devices)))
+    flop = executed(program, lambda equation: flops(equation) + attention_flops(equation))
+    return Step(model.name, compiled(config), flop)
+
+
+def compiled_steps(models: Sequence[PaperModel]) -> list[Step]:
+    """Compiles every model in every layout; the first of each model is `BASE`."""
+    found = []
+    for model in models:
+        for layout in layouts(load_config(model.config)):
+            start = time.perf_counter()
+            found.append(step(model, layout))
+            seconds = time.perf_counter() - start
+            print(f"{model.name} {layout}: compiled in {seconds:.0f} s", flush=True)
+    return found
+
+
+def page(steps: Sequence[Step], models: Sequence[PaperModel]) -> str:
+    """The page of results, in Markdown."""
+    by_model = [[each for each in steps if each.model == model.name] for model in models]
+    tables = [
+        f"## {model.name}, `configs/{model.config}.yaml`\n\n{_sizes(found[0])}\n\n"
+        + table([HEAD, *(each.row(found[0]) for each in found)])
+        for model, found in zip(models, by_model, strict=True)
+    ]
+    sections = (
+        versions("flax", "optax", *PLUGINS.split()),
+        words.INTRODUCTION,
+        omitted(models),
+        table([SUMMARY, *(_summary(found) for found in by_model)]),
+        words.gains(steps),
+        *tables,
+    )
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _summary(steps: Sequence[Step]) -> list[str]:
+    """A model's row of the table of speedups."""
+    base, fastest, name = steps[0], fastest_grid(steps), steps[0].model
+    return [
+        name,
+        *(f"{published.hours(name, layout):g}" for layout in ("TP", "TP2D")),
+        f"{published.speedup(name):.2f}",
+        f"{base.seconds / fastest.seconds:.2f} (`{fastest.compiled.config.layout.matmul2d}`)",
+        "{:.2f} to {:.2f}".format(*fastest.any_links(base)),
+    ]
+
+
+def fastest_grid(steps: Sequence[Step]) -> Step:
+    """The grid's step with the least predicted time."""
+    return min((each for each in steps if each.is_grid), key=lambda each: each.seconds)
+
+
+def _sizes(first: Step) -> str:
+    config = first.compiled.config
+    model, train = config.model, config.train
+    return (
+        f"{model.num_layers} layers, hidden {model.hidden_size}, sequences of {model.seq_length}, "
+        f"{train.global_batch_size} in a step, {model.dtype}, remat {model.remat}, layers "
+        f"{'in a loop' if model.scan_layers else 'unrolled'}."
+    )

@@ -1,0 +1,160 @@
+"""The paper's page and picture: published numbers, sentences from counts, and what is refused."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.grid.gpu import Compiled, laid_out
+from benchmarks.paper import __main__ as paper
+from benchmarks.paper import figure10, models, published, table4
+from benchmarks.paper.figure10 import Curves
+from benchmarks.paper.models import MODELS, chosen
+from benchmarks.paper.table4 import BASE, Step, layouts
+from jaxptd.analysis.collective import ALL_REDUCE
+from jaxptd.analysis.hlo.overlap import Move, Work
+from jaxptd.config.command_line import load_config
+from jaxptd.errors import UserError
+from jaxptd.mesh import Layout
+
+GPT, BERT, T5 = MODELS
+THERE = [model for model in MODELS if not model.missing]
+LATER = dataclasses.replace(T5, family="a family to come", config="t5-2.5b")
+
+
+def test_published_speedups_are_those_of_the_published_hours() -> None:
+    for model in MODELS:
+        ratio = published.hours(model.name, "TP") / published.hours(model.name, "TP2D")
+        assert ratio == pytest.approx(published.speedup(model.name), abs=0.005)
+    assert published.communication("TP") == pytest.approx(0.093)
+    assert published.iteration("GPT", "TP") == 1416
+
+
+# ---- models -----------------------------------------------------------------------------------
+
+
+def test_gpt_and_bert_are_there_and_lay_out_on_four_devices() -> None:
+    assert GPT in THERE and BERT in THERE
+    for model in THERE:
+        found = list(layouts(load_config(model.config)))
+        assert [layout.num_devices for layout in found] == [4] * 6
+        assert found[0] == Layout(tp=4) and BASE == "TP=4"
+        assert {layout.matmul2d for layout in found[2:]} == {"gather", "summa", "fox", "cannon"}
+        assert all(layout.row == layout.col == 2 for layout in found[2:])
+
+
+def test_bert_has_the_layers_of_gpt() -> None:
+    ours, theirs = (load_config(model.config).model for model in (BERT, GPT))
+    for field in ("num_layers", "hidden_size", "num_heads", "seq_length", "dtype", "remat"):
+        assert getattr(ours, field) == getattr(theirs, field)
+
+
+def test_a_model_to_come_is_left_out_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "MODELS", (GPT, BERT, LATER))
+    assert chosen([]) == [GPT, BERT]
+    with pytest.raises(UserError, match="--models T5: there is no model.family=a family to come"):
+        chosen(["GPT", "T5"])
+    assert models.omitted([GPT]) == "T5 is left out: there is no model.family=a family to come yet."
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        ([], "give one of --table 4 and --figure 10"),
+        (["--table", "4", "--figure", "10"], "give one of --table 4 and --figure 10"),
+        (["--table", "5"], "argument --table: invalid choice: 5"),
+        (["--table", "4", "--steps", "9"], "--steps has no effect with --table"),
+        (["--figure", "10", "--steps", "1"], "--steps 1: use 2 to"),
+        (["--figure", "10", "--models", "Swin"], "argument --models: invalid choice"),
+    ],
+    ids=str,
+)
+def test_bad_options_are_refused_in_a_line(argv: list[str], line: str) -> None:
+    with pytest.raises(UserError) as error:
+        paper.main(argv)
+    assert line in str(error.value)
+
+
+# ---- table 4 ----------------------------------------------------------------------------------
+
+GIB = 2**30
+
+
+def compiled_step(layout: Layout, *, size: int, alone: int, others: float) -> Step:
+    """A step that sends `size` bytes in four all-reduces, of which `alone` overlap with nothing."""
+    config = laid_out(load_config(GPT.config), layout)
+    axes = ("tp",) if layout.tp > 1 else ("row", "col")
+    works = [Work()] * alone + [Work(products=1)] * (4 - alone)
+    found = [
+        Move(f"m{i}", "forward", size * 2 // 12, 1, work, ALL_REDUCE, axes)
+        for i, work in enumerate(works)
+    ]
+    return Step(
+        "GPT", Compiled(config, "", 3 * GIB, GIB, GIB, found, int(others)), int(989.5e12 / 10)
+    )
+
+
+def steps() -> list[Step]:
+    tp = compiled_step(Layout(tp=4), size=90 * 10**9, alone=2, others=4.3e11)
+    grid = compiled_step(Layout(row=2, col=2), size=180 * 10**9, alone=1, others=2.15e11)
+    return [tp, grid]
+
+
+def test_a_step_takes_what_its_kernels_and_its_messages_without_work_take() -> None:
+    tp, grid = steps()
+    assert tp.computing == pytest.approx(0.2)
+    assert tp.sent == pytest.approx(90e9, rel=1e-6)
+    assert tp.seconds == pytest.approx(0.2 + 45 / 450)
+    assert grid.seconds == pytest.approx(0.15 + 45 / 450)
+    assert grid.any_links(tp) == pytest.approx([0.5, 0.2 / 0.15])
+    cells = dict(zip(table4.HEAD, grid.row(tp), strict=True))
+    assert (cells["beside work"], cells["TP=4 over it"]) == ("75%", "1.20")
+    assert (cells["all sent, ms"], cells["predicted, ms"]) == ("400.0", "250.0")
+
+
+def test_the_page_of_table_4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table4, "compiled_steps", lambda _: steps())
+    monkeypatch.setattr(table4, "PLUGINS", "flax")
+    assert paper.main(["--table", "4", "--models", "GPT", "--out", str(tmp_path)]) == 0
+    text = (tmp_path / "paper_table4.md").read_text(encoding="utf-8")
+    assert "Made by `python -m benchmarks.paper --table 4 --models GPT --out" in text
+    assert "| GPT | 118 | 64 | 1.84 | 1.20 (`gather`) | 0.50 to 1.33 |" in text
+    words = " ".join(text.split())
+    assert "9.3% of a step of GPT with TP=4" in words and "would be 1.10 times as fast" in words
+    assert "94% of what was gained is outside communication" in words
+    assert "sends at least 2.00 times the bytes" in words
+
+
+# ---- figure 10 --------------------------------------------------------------------------------
+
+
+def test_the_page_and_the_picture_of_figure_10(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def losses(model: models.PaperModel, layout: Layout, *, dtype: str, steps: int) -> np.ndarray:
+        moved = 1e-3 if (layout.row, dtype) == (2, "float32") else 0.0
+        return np.linspace(5, 3, steps) + moved * (np.arange(steps) == 3)
+
+    monkeypatch.setattr(figure10, "losses", losses)
+    argv = ["--figure", "10", "--models", "GPT", "BERT", "--steps", "20"]
+    assert paper.main([*argv, "--out", str(tmp_path)]) == 0
+    text = (tmp_path / "paper_figure10.md").read_text(encoding="utf-8")
+    assert "| BERT | float32 | 5.0000 | 3.0000 | 1.0e-03 | 4 |" in text
+    assert "| GPT | float64 | 5.0000 | 3.0000 | 0.0e+00 | 1 |" in text
+    assert (
+        "37.2" in text and f"![Losses of both layouts, and their differences]({figure10.PICTURE})"
+    )
+    svg = (tmp_path / figure10.PICTURE).read_text()
+    assert "TP2D=4, 2 x 2" in svg and ">BERT<" in svg
+    assert paper.main(argv) == 0
+    assert text.partition("\n\n")[0] in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", THERE, ids=lambda model: model.name)
+def test_both_layouts_train_alike(model: models.PaperModel) -> None:
+    curves = [figure10.losses(model, each, dtype="float64", steps=4) for each in figure10.LAYOUTS]
+    found = Curves(model.name, "float64", *curves)
+    assert found.differences.max() < 1e-12
+    assert found.tp[-1] < found.tp[0]
