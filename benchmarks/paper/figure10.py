@@ -33,7 +33,7 @@ from jaxptd.plot.style import new_picture, save, styled
 
 PICTURE = "paper_figure10.svg"
 LAYOUTS = (Layout(tp=4), Layout(row=2, col=2, ring="blockwise"))
-BATCH, LENGTH = 8, 128
+LAYERS, HIDDEN, HEADS, BATCH, LENGTH = 2, 128, 4, 8, 64
 OPTIMIZER = OptimizerConfig(learning_rate=1e-3, warmup_steps=30)
 DTYPES = ("float32", "float64")
 FLOOR = 1e-17  # differences are drawn above this
@@ -74,8 +74,8 @@ class Curves:
 
 
 def config(model: PaperModel, layout: Layout, *, dtype: str, steps: int, run_dir: Path) -> Config:
-    """A small model of a family, 0.8 M parameters in its layers."""
-    sizes = {"num_layers": 4, "hidden_size": 128, "num_heads": 8, "seq_length": LENGTH}
+    """A small model of a family."""
+    sizes = {"num_layers": LAYERS, "hidden_size": HIDDEN, "num_heads": HEADS, "seq_length": LENGTH}
     small = ModelConfig(family=model.family, dtype=dtype, **{**sizes, **model.small})
     train = TrainConfig(
         steps=steps,
@@ -91,11 +91,18 @@ def config(model: PaperModel, layout: Layout, *, dtype: str, steps: int, run_dir
 
 
 def losses(model: PaperModel, layout: Layout, *, dtype: str, steps: int) -> np.ndarray:
-    """Trains a small model and returns the loss of each step."""
+    """Trains a small model and returns the loss of each step.
+
+    Raises:
+        KeyboardInterrupt: a signal stopped the training.
+    """
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, jax.enable_x64(dtype == "float64"):
         made = config(model, layout, dtype=dtype, steps=steps, run_dir=Path(folder) / "run")
-        found = np.asarray(jaxptd.train(made, quiet=True).metrics["loss"])
+        run = jaxptd.train(made, quiet=True)
+        found = np.asarray(run.metrics["loss"])
+    if run.stopped:
+        raise KeyboardInterrupt
     seconds = time.perf_counter() - start
     print(f"{model.name} {dtype} {layout}: {found[0]:.4f} to {found[-1]:.4f}, {seconds:.0f} s")
     return found
@@ -173,10 +180,10 @@ def page(found: Sequence[Curves], models: Sequence[PaperModel]) -> str:
 
 def _introduction(steps: int) -> str:
     return (
-        f"Small models, 4 layers of 128 with 8 heads, {BATCH} sequences of {LENGTH} bytes of the "
-        f"standard library's source, {steps} steps of AdamW: trained by `jaxptd.train` on four "
-        "simulated\ndevices, `tp=4` and `row=2 col=2`. Losses are of the training batches, all "
-        "terms together."
+        f"Small models, {LAYERS} layers of {HIDDEN} with {HEADS} heads, {BATCH} sequences of "
+        f"{LENGTH} bytes of the\nstandard library's source, {steps} steps of AdamW: trained by "
+        "`jaxptd.train` on four simulated devices,\n`tp=4` and `row=2 col=2`. Losses are of the "
+        "training batches, all terms together."
     )
 
 

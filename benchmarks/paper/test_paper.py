@@ -98,15 +98,16 @@ def compiled_step(layout: Layout, *, size: int, alone: int, others: float) -> St
 def steps() -> list[Step]:
     tp = compiled_step(Layout(tp=4), size=90 * 10**9, alone=2, others=4.3e11)
     grid = compiled_step(Layout(row=2, col=2), size=180 * 10**9, alone=1, others=2.15e11)
-    return [tp, grid]
+    return [tp, tp, grid]
 
 
 def test_a_step_takes_what_its_kernels_and_its_messages_without_work_take() -> None:
-    tp, grid = steps()
+    tp, _, grid = steps()
     assert tp.computing == pytest.approx(0.2)
     assert tp.sent == pytest.approx(90e9, rel=1e-6)
     assert tp.seconds == pytest.approx(0.2 + 45 / 450)
     assert grid.seconds == pytest.approx(0.15 + 45 / 450)
+    assert grid.unhidden == pytest.approx(0.15 + 0.4)
     assert grid.any_links(tp) == pytest.approx([0.5, 0.2 / 0.15])
     cells = dict(zip(table4.HEAD, grid.row(tp), strict=True))
     assert (cells["beside work"], cells["TP=4 over it"]) == ("75%", "1.20")
@@ -119,11 +120,14 @@ def test_the_page_of_table_4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert paper.main(["--table", "4", "--models", "GPT", "--out", str(tmp_path)]) == 0
     text = (tmp_path / "paper_table4.md").read_text(encoding="utf-8")
     assert "Made by `python -m benchmarks.paper --table 4 --models GPT --out" in text
-    assert "| GPT | 118 | 64 | 1.84 | 1.20 (`gather`) | 0.50 to 1.33 |" in text
+    assert "| GPT | 118 | 64 | 1.84 | 1.00 | 1.20 (`gather`) | 0.73 | 0.50 to 1.33 |" in text
     words = " ".join(text.split())
     assert "9.3% of a step of GPT with TP=4" in words and "would be 1.10 times as fast" in words
     assert "94% of what was gained is outside communication" in words
-    assert "sends at least 2.00 times the bytes" in words
+    assert "sends more: at least 2.00 times the bytes" in words
+    assert "GPT over TP=4: 1.00 with sequence parallelism, 1.20 with the fastest grid" in words
+    assert "between 0.50 and 1.33 with links of any speed" in words
+    assert "none of TP=4's, it would have 2.67" in words
 
 
 # ---- figure 10 --------------------------------------------------------------------------------
@@ -149,6 +153,15 @@ def test_the_page_and_the_picture_of_figure_10(
     assert "TP2D=4, 2 x 2" in svg and ">BERT<" in svg
     assert paper.main(argv) == 0
     assert text.partition("\n\n")[0] in capsys.readouterr().out
+
+
+def test_a_stopped_training_makes_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stopped:
+        stopped, metrics = True, {"loss": [5.0]}
+
+    monkeypatch.setattr(figure10.jaxptd, "train", lambda *_, **__: Stopped())
+    with pytest.raises(KeyboardInterrupt):
+        figure10.trained([GPT], steps=4)
 
 
 @pytest.mark.slow
