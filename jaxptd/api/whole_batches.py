@@ -19,7 +19,7 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from jaxptd.collectives import as_same
-from jaxptd.config import Config
+from jaxptd.config import Config, option
 from jaxptd.errors import UserError
 from jaxptd.layers.dropout import Places
 from jaxptd.models.families import family_of
@@ -82,7 +82,7 @@ class WholeBatches:
     def loss_and_gradients(self, state: State, batch: WholeBatch) -> LossAndGradients:
         """The mean of each loss over all its targets that count, and canonical gradients."""
         config = self._program.config
-        fields = family_of(config.model).fields(config)
+        fields = family_of(config.model).given(config)
         x = _checked(batch, fields, config)
         _check_no_others(batch, fields, config)
         _check_targets(x, config)
@@ -105,8 +105,7 @@ class WholeBatches:
         """Logits `[B, T, V]`, computed a sequence at a time."""
         config = self._program.config
         family = family_of(config.model)
-        field = family.fields(config).get(TOKENS)
-        writing = family.writing
+        field, writing = family.given(config).get(TOKENS), family.writing
         if writing is None or not writing.continues or field is None:
             raise UserError(
                 f"model.family={config.model.family}: logits are those of a model that continues a "
@@ -140,7 +139,7 @@ def _padded(x: np.ndarray, field: Field, rows: int, config: Config) -> np.ndarra
     """`[rows, T]` of the model's T, or `[rows]`, with padding after each sequence and after all."""
     missing = [(0, rows - x.shape[0])]
     if field.length is not None:
-        missing.append((0, getattr(config.model, field.length) - x.shape[1]))
+        missing.append((0, option(config.model, field.length) - x.shape[1]))
     return np.pad(x, missing, constant_values=field.padding).astype(np.int32)
 
 
@@ -185,7 +184,7 @@ def _others(found: Mapping[str, np.ndarray], name: str) -> str:
 def _check_length(name: str, x: np.ndarray, field: Field, config: Config) -> None:
     if field.length is None:
         return
-    longest = getattr(config.model, field.length)
+    longest = option(config.model, field.length)
     if x.shape[1] > longest:
         raise UserError(
             f"a batch has {x.shape[1]} positions in {name}; use at most model.{field.length}="

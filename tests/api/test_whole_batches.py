@@ -15,18 +15,28 @@ from jaxptd.config import Documents, FamilyName
 from jaxptd.models.families import FAMILIES, family_of
 from jaxptd.step import Program
 
-BERT = {"family": "bert", "dtype": "float64"}
-APART = {"documents": "apart", "dtype": "float64"}
-SHORT = 5  # positions of a batch, of 8
+BERT = {"family": "bert", "dtype": "float64", "max_positions": 8}
+T5 = {"family": "t5", "dtype": "float64"}
+APART = {"documents": "apart", "dtype": "float64", "max_positions": 8}
+SHORT = 5  # positions of a batch, of 8; a second sequence has 4
+
+
+def lengths(program: Program) -> dict[str, int]:
+    """The positions of a batch by the field of `ModelConfig` that has the model's."""
+    fields = family_of(program.config.model).given(program.config).values()
+    return {name: SHORT - i for i, name in enumerate({x.length: 0 for x in fields if x.length})}
 
 
 def short(program: Program, rows: int = 3) -> dict[str, np.ndarray]:
     """A few random sequences shorter than the model's, from a batch of its family."""
-    config = program.config
-    fields = family_of(config.model).fields(config)
-    drawn = family_of(config.model).draw(config, np.random.default_rng(4))
-    kept = {name: drawn[name][:rows] for name in fields}
-    return {name: x if x.ndim == 1 else x[:, :SHORT].astype(np.int64) for name, x in kept.items()}
+    config, family, kept = program.config, family_of(program.config.model), lengths(program)
+    drawn = family.draw(config, np.random.default_rng(4))
+    return {
+        name: drawn[name][:rows, : kept[field.length]].astype(np.int64)
+        if field.length
+        else drawn[name][:rows]
+        for name, field in family.given(config).items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -34,6 +44,8 @@ def short(program: Program, rows: int = 3) -> dict[str, np.ndarray]:
     [
         (Layout(dp=2, tp=2), BERT),
         slow(Layout(pp=2, dp=2), BERT),
+        slow(Layout(dp=2, tp=2), T5),
+        slow(Layout(cp=2, row=2, col=2), T5),
         slow(Layout(cp=2, row=2, col=2), BERT),
         slow(Layout(dp=2), APART),
         slow(Layout(cp=2), APART),
@@ -45,9 +57,8 @@ def test_losses_are_those_of_the_sequences_without_padding(layout: Layout, choic
     with jax.enable_x64(True):
         program = tiny.program(layout, **choice)
         batch = short(program)
-        own = tiny.program(
-            Layout(), batch=3, micro_batches=1, seq_length=SHORT, max_positions=8, **choice
-        )
+        sizes = {**choice, **lengths(program)}
+        own = tiny.program(Layout(), batch=3, micro_batches=1, **sizes)
         state, expected = program.init_state(), own.init_state()
         found = WholeBatches(program).loss_and_gradients(state, batch)
         _, metrics, gradients = own.step_with_gradients(expected, batch)
@@ -114,10 +125,11 @@ def test_padding_is_no_target_of_any_family(family: FamilyName, documents: Docum
     model = ModelConfig(family=family, vocab_size=13)
     config = Config(model, data=DataConfig(documents=documents))
     row = family_of(model)
-    fields = row.fields(config)
+    fields = row.given(config)
     assert all(fields[loss.targets].padding < 0 for loss in row.losses(model).values())
-    documents_of_padding = row.documents({name: each.padding for name, each in fields.items()})
-    assert documents_of_padding is None or documents_of_padding < 0
+    padding = {name: each.padding for name, each in fields.items()}
+    numbers = [each.documents(padding) for each in row.sequences]
+    assert all(number is None or number < 0 for number in numbers)
 
 
 def test_a_result_is_a_pair_with_its_losses() -> None:
