@@ -56,6 +56,11 @@ def chosen(names: Sequence[str]) -> list[PaperModel]:
 
 
 def omitted(models: Sequence[PaperModel]) -> str:
-    """A sentence on the models that are left out because they are missing; else empty."""
-    missing = [model for model in MODELS if model.missing and model not in models]
-    return " ".join(f"{each.name} is left out: there is no {each.missing} yet." for each in missing)
+    """A sentence on each model of the paper that is not among these; else empty."""
+    others = [model for model in MODELS if model not in models]
+    return " ".join(f"{each.name} is left out: {_reason(each)}." for each in others)
+
+
+def _reason(model: PaperModel) -> str:
+    asked = f"it was not asked for (`--models {model.name}`)"
+    return f"there is no {model.missing} yet" if model.missing else asked

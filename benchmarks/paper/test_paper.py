@@ -55,7 +55,12 @@ def test_a_model_to_come_is_left_out_in_words(monkeypatch: pytest.MonkeyPatch) -
     assert chosen([]) == [GPT, BERT]
     with pytest.raises(UserError, match="--models T5: there is no model.family=a family to come"):
         chosen(["GPT", "T5"])
-    assert models.omitted([GPT]) == "T5 is left out: there is no model.family=a family to come yet."
+    words = "T5 is left out: there is no model.family=a family to come yet."
+    assert models.omitted([GPT, BERT]) == words
+    assert (
+        models.omitted([GPT])
+        == f"BERT is left out: it was not asked for (`--models BERT`). {words}"
+    )
 
 
 @pytest.mark.parametrize(
