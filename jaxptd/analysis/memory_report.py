@@ -12,7 +12,7 @@ from typing import Any
 from jaxptd.analysis import memory_model
 from jaxptd.analysis.jaxprs import scans, traced
 from jaxptd.analysis.memory_needs import out_of_memory_explained
-from jaxptd.config import Config
+from jaxptd.config import Config, Remat
 from jaxptd.display import Table, bytes_text, html_of
 from jaxptd.fields import checked
 from jaxptd.layers.block import LAYERS
@@ -102,15 +102,21 @@ def _layers(config: Config, plan: Plan | None) -> Iterator[Row]:
                 yield {"part": name, "formula": times * kept.bytes}
         yield {
             "part": f"a layer, remat {stack.remat}",
-            "published": memory_model.published_layer(config, stack.remat),
+            "published": _published_layer(config, stack.remat),
             "formula": memory_model.layer(config, stack.parts, stack.remat),
         }
+
+
+def _published_layer(config: Config, remat: Remat) -> int | None:
+    """None also for layers of several stacks: what is published is of GPT's."""
+    alike = len(family_of(config.model).inventory(config.model).stacks) == 1
+    return memory_model.published_layer(config, remat) if alike else None
 
 
 def _total(program: Program, plan: Plan | None) -> Iterator[Row]:
     """All layers of a device; in a pipeline also the tensors that wait for their operation."""
     config, found = program.config, memory_model.stacks(program.config, plan)
-    published = [memory_model.published_layer(config, each.remat) for each in found]
+    published = [_published_layer(config, each.remat) for each in found]
     sums = [s.layers * s.micro_batches * (p or 0) for s, p in zip(found, published, strict=True)]
     how = " + ".join(f"{s.layers} layers x {s.micro_batches} micro-batches" for s in found)
     yield {

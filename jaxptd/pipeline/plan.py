@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxptd.pipeline.hops import Hops
-from jaxptd.pipeline.placement import Stacks, layer_columns, of_stack
+from jaxptd.pipeline.placement import Stacks, chunk_rows, layer_columns, of_stack
 from jaxptd.pipeline.table import B, F, Schedule, W
 
 
@@ -78,6 +78,12 @@ class Plan:
     def even(self, stack: str) -> bool:
         """True if all parts have the same number of the stack's layers."""
         return min(self.stacks[stack]) == self.depth(stack)
+
+    @property
+    def rows(self) -> int:
+        """The number of rows of layers on all stages, with those that are not used."""
+        rows = (chunk_rows(self.schedule, sizes)[-1] for sizes in self.stacks.values())
+        return self.schedule.stages * sum(rows)
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:

@@ -10,11 +10,21 @@ from jaxptd.step.stages import in_terms_of_config
 
 
 def remarks(program: Program) -> Iterator[str]:
-    """Yields a sentence for each field without effect, and for a schedule that could be shorter."""
+    """Yields a sentence for each field without effect, and for a schedule with a better one.
+
+    One may be shorter, or its stages may have no rows of layers in vain.
+    """
     yield from without_effect(program.config.model, program.config.layout)
     plan = program.resolved.plan
     if plan and (sentence := longer_than_needed(plan.schedule)):
         yield in_terms_of_config(sentence)
+    if plan and plan.schedule.chunks < len(plan.stacks):
+        used = sum(map(sum, plan.stacks.values()))
+        yield (
+            f"layout.schedule={program.config.layout.schedule} has {plan.rows} rows of layers on "
+            f"its stages and uses {used}, since a stage has one chunk and the model "
+            f"{len(plan.stacks)} stacks; interleaved and zb-v have two"
+        )
 
 
 def nothing_left(config: Config, step: int) -> str:

@@ -16,6 +16,15 @@ def test_fields_without_effect_are_named() -> None:
     ]
 
 
+@pytest.mark.parametrize(("schedule", "remarked"), [("1f1b", True), ("zb-v", False)])
+def test_rows_of_layers_in_vain_are_named(schedule: str, remarked: bool) -> None:
+    found = list(remarks(tiny.program(Layout(pp=2, schedule=schedule), **tiny.T5, num_layers=4)))
+    assert found == remarked * [
+        "layout.schedule=1f1b has 14 rows of layers on its stages and uses 7, since a stage has "
+        "one chunk and the model 2 stacks; interleaved and zb-v have two"
+    ]
+
+
 @pytest.mark.parametrize(("micro_batches", "remarked"), [(4, False), (5, True)])
 def test_a_schedule_that_could_be_shorter_is_named(micro_batches, remarked) -> None:
     layout = Layout(pp=4, schedule="interleaved")
