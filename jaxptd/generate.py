@@ -97,7 +97,7 @@ def generate(
     layout: Layout | None = None,
     platform: Literal["auto", "cpu"] = "auto",
 ) -> str:
-    """The prompt, and the text that the model of a run directory adds to it.
+    """The prompt, and the text that the model of a run directory adds to it, or its answer.
 
     `jaxptd.load(run_dir)` restores a model once for several texts.
 

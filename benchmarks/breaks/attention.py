@@ -174,8 +174,8 @@ ATTENTION = (
     Break(
         "generation without the bias",
         "jaxptd/layers/attention/itself.py",
-        "sites = sites._replace(bias_NR=bias_NR)",
-        "sites = sites._replace(bias_NR=None)",
+        "sites._replace(bias_NR=bias_NR, key_segment_BS=every)",
+        "sites._replace(key_segment_BS=every)",
         "tests/layers/test_generation.py",
     ),
     Break(

@@ -129,7 +129,7 @@ class Run:
         top_k: int = Sampling.top_k,
         seed: int = 0,
     ) -> str:
-        """The prompt and the text that the model adds to it.
+        """The prompt and the text that the model adds to it; of an encoder-decoder its answer.
 
         Args:
             prompt: text to continue; empty starts a document.

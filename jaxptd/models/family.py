@@ -76,7 +76,7 @@ class Loss(NamedTuple):
 
 
 class Writing(NamedTuple):
-    """How a model writes a text, a token at a time.
+    """The way in which a model writes a text, a token at a time.
 
     Args:
         field: of a batch, with the tokens so far.
