@@ -25,7 +25,7 @@ ENCODER_DECODERS = (
         "shifted",
     ),
     Break(
-        "padding of the source is seen",
+        "an encoder and cross-attention see padding",
         "jaxptd/models/encoder_decoder.py",
         'return batch["source_mask"] - 1',
         'return batch["source_mask"] * 0',

@@ -3,7 +3,7 @@
 Letters: B batch, T position, D model, L layers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -58,24 +58,21 @@ class Block(nnx.Module):
         layer: Array,
         cache: Cache | None,
         common: None = None,
+        *,
+        bias_NR: Array | None = None,
+        between: Callable[[Array], Array] | None = None,
     ) -> tuple[Array, Cache | None]:
         """x as the residual stream has it -> the same, and the cache with x's keys and values.
 
-        common: a model's parameters for all layers, of which blocks read none.
+        Args:
+            x_BTD: as the residual stream has it.
+            places: of its tokens.
+            layer: its number.
+            cache: keys and values of the tokens before, in generation.
+            common: a model's parameters for all layers, of which this block reads none.
+            bias_NR: of the scores, by distance.
+            between: what the layer does to x between attention and MLP.
         """
-        x_BTD, cache = self.attend(x_BTD, places, layer, cache)
-        return self.transform(x_BTD, places, layer), cache
-
-    def attend(
-        self,
-        x_BTD: Array,
-        places: Places,
-        layer: Array,
-        cache: Cache | None,
-        *,
-        bias_NR: Array | None = None,
-    ) -> tuple[Array, Cache | None]:
-        """The first half of a layer, attention; bias_NR: of its scores, by distance."""
         a_BTD, cache = self.attention(
             self._before(self.attention_norm, x_BTD),
             places.at(layer, Site.ATTENTION),
@@ -83,13 +80,11 @@ class Block(nnx.Module):
             bias_NR=bias_NR,
         )
         x_BTD = x_BTD + self.drop(a_BTD, places.at(layer, Site.ATTENTION_OUTPUT))
-        return self._after(self.attention_norm, x_BTD), cache
-
-    def transform(self, x_BTD: Array, places: Places, layer: Array) -> Array:
-        """The second half, the MLP."""
+        x_BTD = self._after(self.attention_norm, x_BTD)
+        x_BTD = x_BTD if between is None else between(x_BTD)
         h_BTD = self.mlp(self._before(self.mlp_norm, x_BTD))
         x_BTD = x_BTD + self.drop(h_BTD, places.at(layer, Site.MLP_OUTPUT))
-        return self._after(self.mlp_norm, x_BTD)
+        return self._after(self.mlp_norm, x_BTD), cache
 
     def _before(self, norm: Norm, x_BTD: Array) -> Array:
         return norm(x_BTD) if self.order == "pre" else x_BTD

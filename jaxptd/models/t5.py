@@ -7,6 +7,7 @@ Source: Raffel et al., arXiv 1910.10683; gates and an output layer of its own: S
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -58,9 +59,10 @@ class EncoderLayer(Block):
         if x.source is None:
             return x, cache
         assert places.source is not None
-        bias_NR = common.encoder_bias()
-        source_BSD, cache = self.attend(x.source, places.source, layer, cache, bias_NR=bias_NR)
-        return x._replace(source=self.transform(source_BSD, places.source, layer)), cache
+        source_BSD, cache = super().__call__(
+            x.source, places.source, layer, cache, bias_NR=common.encoder_bias()
+        )
+        return x._replace(source=source_BSD), cache
 
 
 class DecoderLayer(Block):
@@ -77,16 +79,26 @@ class DecoderLayer(Block):
         self, x: X, places: Places, layer: Array, cache: Decoding | None, common: Common
     ) -> tuple[X, Decoding | None]:
         """x -> x, its source as it was."""
-        seen, bias_NR = cache and cache.cache, common.decoder_bias()
-        y_BTD, seen = self.attend(x.target, places, layer, seen, bias_NR=bias_NR)
         source = self._source(x, places, cache, common)
-        crossing = places.at(layer, Site.CROSS_ATTENTION)
-        c_BTD = self.cross(self.cross_norm(y_BTD), crossing, source)
-        y_BTD = y_BTD + self.drop(c_BTD, places.at(layer, Site.CROSS_ATTENTION_OUTPUT))
+        target_BTD, seen = super().__call__(
+            x.target,
+            places,
+            layer,
+            cache and cache.cache,
+            bias_NR=common.decoder_bias(),
+            between=partial(self._cross, places=places, layer=layer, source=source),
+        )
         if cache is not None:
             assert seen is not None and isinstance(source, Encoded)
             cache = Decoding(seen, source)
-        return x._replace(target=self.transform(y_BTD, places, layer)), cache
+        return x._replace(target=target_BTD), cache
+
+    def _cross(
+        self, x_BTD: Array, *, places: Places, layer: Array, source: Source | Encoded
+    ) -> Array:
+        """x and what it takes from the source."""
+        c_BTD = self.cross(self.cross_norm(x_BTD), places.at(layer, Site.CROSS_ATTENTION), source)
+        return x_BTD + self.drop(c_BTD, places.at(layer, Site.CROSS_ATTENTION_OUTPUT))
 
     def _source(
         self, x: X, places: Places, cache: Decoding | None, common: Common
