@@ -77,8 +77,8 @@ ENCODER_DECODERS = (
         "jaxptd/analysis/traffic/one_way.py",
         "size = _size(step.with_tokens(attention.part.source))",
         "size = _size(step)",
-        TRAFFIC,
-        "t5",
+        f"{TRAFFIC} -m slow",
+        "t5 and sequence_parallel and zero",
     ),
     Break(
         "the source that a decoder keeps is not counted",

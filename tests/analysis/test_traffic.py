@@ -129,7 +129,7 @@ ENCODERS = [
     slow(Layout(row=2, col=4, matmul2d="summa"), BERT | {"remat": "dots"}),
 ]
 ENCODER_DECODERS = [
-    (Layout(dp=2, cp=2, tp=2, sequence_parallel=True, zero=3), tiny.T5 | {"remat": "full"}),
+    slow(Layout(dp=2, cp=2, tp=2, sequence_parallel=True, zero=3), tiny.T5 | {"remat": "full"}),
     slow(Layout(row=2, col=2, attention2d="blocks"), tiny.T5),
     slow(Layout(pp=2, tp=2, schedule="zb-v"), tiny.T5 | FOUR),
     slow(Layout(tp=2), tiny.T5),
