@@ -22,6 +22,7 @@ from benchmarks.breaks.data import DATA
 from benchmarks.breaks.encoder_decoders import ENCODER_DECODERS
 from benchmarks.breaks.hugging_face import HUGGING_FACE
 from benchmarks.breaks.models import MODELS
+from benchmarks.breaks.planner import PLANNER
 from benchmarks.breaks.stacks import STACKS
 from benchmarks.breaks.table import BREAKS, Break
 from benchmarks.breaks.training import TRAINING
@@ -38,6 +39,7 @@ ALL = (
     *ENCODER_DECODERS,
     *DATA,
     *HUGGING_FACE,
+    *PLANNER,
 )
 FAILED = 1  # pytest's exit code if tests failed
 

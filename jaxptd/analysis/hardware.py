@@ -5,11 +5,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-# FLOP/s of dense bfloat16 products, from the makers' data sheets.
-PEAK_FLOPS = {"H200": 989.5e12, "H100": 989.5e12, "A100": 312e12}
+from jaxptd.hardware import accelerators
+
+_TABLE = accelerators()
+# FLOP/s of dense bfloat16 products, by a part of the name that JAX gives the device.
+PEAK_FLOPS = {name.upper(): _TABLE[name].bf16_flops for name in ("h200", "h100", "a100")}
 
 # Bytes per second that kernels reach of an H200's 4.8e12.
-BANDWIDTH = 4.3e12
+BANDWIDTH = round(_TABLE["h200"].hbm_bandwidth * _TABLE["h200"].hbm_share, -11)
 
 
 def peak_flops(mesh: Any) -> float | None:

@@ -35,6 +35,7 @@ COMMANDS = (
     Command("verify", "jaxptd.verify", "prove that a layout computes what one device computes"),
     Command("comms", "jaxptd.comms", "count what a training step moves between devices"),
     Command("memory", "jaxptd.memory", "predict what a device holds in a training step"),
+    Command("plan", "jaxptd.planner.__main__", "predict times of training steps, and their errors"),
     Command("profile", "jaxptd.profile", "measure where the time of a training step goes"),
     Command("mesh", "jaxptd.mesh", "draw the mesh of a layout and list its rank groups"),
     Command("pipeline", "jaxptd.pipeline.__main__", "draw and compare pipeline schedules"),

@@ -22,7 +22,7 @@ import numpy as np
 
 from jaxptd.errors import UserError, quoted
 from jaxptd.fields import checked
-from jaxptd.mesh import SCHEDULES
+from jaxptd.layout import SCHEDULES
 from jaxptd.pipeline.table import B, F, Operation, Placement, Schedule, W, check, read_csv, to_csv
 
 __all__ = [

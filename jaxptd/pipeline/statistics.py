@@ -14,6 +14,7 @@ arXiv 2405.15362.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -75,10 +76,16 @@ def simulate(schedule: Schedule, durations: Durations = EQUAL) -> Timing:
     Raises:
         UserError: a duration is not a number from 1e-9 to 1e9.
     """
-    if not all(1e-9 <= length <= 1e9 for length in durations):
-        raise UserError(f"durations F, B, W = {tuple(durations)}: use numbers from 1e-9 to 1e9")
-    backward = durations.B if schedule.splits else durations.B + durations.W
-    length = {F: durations.F, B: backward, W: durations.W}
+    return simulate_stages(schedule, [durations] * schedule.stages)
+
+
+def simulate_stages(schedule: Schedule, durations: Sequence[Durations]) -> Timing:
+    """Simulates stages that have durations of their own, in the order of the stages.
+
+    Raises:
+        UserError: a duration is not a number from 1e-9 to 1e9.
+    """
+    length = [_lengths(schedule, each) for each in durations]
     start, end = np.zeros((2, schedule.ticks, schedule.stages))
     free = [0.0] * schedule.stages
     done: dict[tuple[Operation, int, int], float] = {}
@@ -86,9 +93,17 @@ def simulate(schedule: Schedule, durations: Durations = EQUAL) -> Timing:
         part = schedule.part(stage, chunk)
         inputs = (done[need, before, i] for need, before in schedule.needs(operation, part))
         begin = max(free[stage], *inputs, 0.0)
-        free[stage] = done[operation, part, i] = begin + length[operation]
+        free[stage] = done[operation, part, i] = begin + length[stage][operation]
         start[tick, stage], end[tick, stage] = begin, free[stage]
     return Timing(start / schedule.chunks, end / schedule.chunks)
+
+
+def _lengths(schedule: Schedule, durations: Durations) -> dict[Operation, float]:
+    """The time of each operation, where backward has both parts unless the schedule splits it."""
+    if not all(1e-9 <= length <= 1e9 for length in durations):
+        raise UserError(f"durations F, B, W = {tuple(durations)}: use numbers from 1e-9 to 1e9")
+    backward = durations.B if schedule.splits else durations.B + durations.W
+    return {F: durations.F, B: backward, W: durations.W}
 
 
 def bubble(schedule: Schedule, durations: Durations = EQUAL) -> float:

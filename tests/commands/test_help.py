@@ -59,7 +59,7 @@ def test_the_same_words_are_everywhere(capsys):
     for command in COMMANDS[:-1]:
         text = " ".join(shown(command, "--help", capsys))
         wanted = ["--json", "--quiet", "--config", "--run-dir"]
-        if command.name == "convert":  # names its two directories, and needs no config
+        if command.name in ("convert", "plan"):  # they need no config
             wanted = wanted[:2]
         assert [word for word in wanted if f" {word} " not in text] == [], command.name
         assert (" --picture " in text) == (command.name in pictures)

@@ -180,6 +180,20 @@ verify,comms,memory,profile --layout.tp=3 | use a size that divides 8
 verify,comms,memory,profile --layout.schedule=zb-v | leave layout.schedule out
 verify,comms,memory,profile --data.tokenizer=gpt2 | 'gpt2': no such file
 
+plan | required: action
+plan rank | invalid choice: 'rank'
+plan validate --rows nowhere.csv | nowhere.csv: No such file
+plan validate --rows '' | '' is no path
+plan validate --rows pipe.csv | pipe.csv is no file on disk; name a .csv file
+plan validate --rows table.csv | unknown column 'F0'; remove it
+plan validate --rows binary.txt | is not text; name a .csv file of rows
+plan validate --hardware nowhere.yaml | nowhere.yaml: No such file
+plan validate --hardware pipe | pipe is no file on disk; name a YAML file
+plan validate --hardware text.txt | text.txt
+plan validate --hardware binary.txt | is not text; name a YAML file
+plan validate --held-ou | did you mean --held-out?
+plan validate stray | unrecognized arguments: stray
+
 completion | required: shell
 completion tcsh | invalid choice: 'tcsh'
 trian | did you mean train?

@@ -1,0 +1,177 @@
+"""The table of accelerators: read from YAML, every number with its kind and its source."""
+
+import dataclasses
+import difflib
+import functools
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from jaxptd.errors import UserError, quoted
+
+PACKAGED = Path(__file__).with_name("accelerators.yaml")
+KINDS = ("data sheet", "measured", "fitted", "estimate")
+LARGEST = 10**6  # bytes of a file
+MAY_BE_ZERO = ("fp8_flops",)
+WHOLE = ("multiprocessors", "nvlink_domain")
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """One number with its kind (one of `KINDS`) and its source."""
+
+    value: float
+    kind: str
+    source: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Accelerator:
+    """Limits of one accelerator. Links are counted in one direction.
+
+    Args:
+        name: of the table, such as `h100`.
+        bf16_flops, fp8_flops: FLOP/s of dense products; 0: it has no such products.
+        hbm_bandwidth: bytes/s of its memory.
+        hbm_bytes: of its memory.
+        multiprocessors: that run tiles of products at the same time.
+        nvlink_bandwidth: bytes/s to the other devices of its domain.
+        nvlink_domain: devices that NVLink joins.
+        network_bandwidth: bytes/s to other nodes.
+        products_share, hbm_share, nvlink_share, network_share: of these limits, what large
+            products, kernels that move bytes, and collectives reach.
+        attention_forward_share, attention_backward_share: of `bf16_flops`, what a fused causal
+            kernel reaches with heads of 128.
+    """
+
+    name: str
+    bf16_flops: float
+    fp8_flops: float
+    hbm_bandwidth: float
+    hbm_bytes: float
+    multiprocessors: int
+    nvlink_bandwidth: float
+    nvlink_domain: int
+    network_bandwidth: float
+    products_share: float
+    hbm_share: float
+    nvlink_share: float
+    network_share: float
+    attention_forward_share: float
+    attention_backward_share: float
+
+
+NUMBERS = tuple(field.name for field in dataclasses.fields(Accelerator))[1:]
+
+
+@functools.cache
+def _packaged() -> Mapping[str, Mapping[str, Figure]]:
+    return read_figures(PACKAGED)
+
+
+def accelerators(path: str | Path | None = None) -> dict[str, Accelerator]:
+    """The accelerators of a file, or of the packaged table, by name.
+
+    Raises:
+        UserError: the file cannot be read, or a number is missing or impossible.
+    """
+    found = _packaged() if path is None else read_figures(Path(path))
+    return {name: _accelerator(name, figures) for name, figures in found.items()}
+
+
+def find_accelerator(name: str, path: str | Path | None = None) -> Accelerator:
+    """The accelerator of a name, from a file or from the packaged table.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    known = {**accelerators(), **(accelerators(path) if path is not None else {})}
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, n=1)
+    remedy = f"did you mean {near[0]}?" if near else f"use one of {', '.join(known)}"
+    raise UserError(f"hardware={quoted(name)}: no such accelerator; {remedy}")
+
+
+def read_figures(path: Path) -> dict[str, dict[str, Figure]]:
+    """The numbers of each accelerator in a file, with kinds and sources.
+
+    Raises:
+        UserError: the file cannot be read, or a number is missing or impossible.
+    """
+    document = _document(path)
+    if not isinstance(document, dict) or not document:
+        raise UserError(f"{path}: expected accelerators by name; see docs/planning.md for the form")
+    return {_name(path, name): _figures(path, name, row) for name, row in document.items()}
+
+
+def _document(path: Path) -> Any:
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe, say, would never end
+        raise UserError(f"{path} is no file on disk; name a YAML file of accelerators")
+    try:
+        content = path.read_bytes()[: LARGEST + 1]
+    except OSError as error:
+        words = f"{error.strerror or error}; name a YAML file of accelerators"
+        raise UserError(f"{quoted(str(path), 255)}: {words}") from error
+    if len(content) > LARGEST:
+        raise UserError(f"{path} has more than {LARGEST} bytes; name a file of accelerators")
+    try:
+        return yaml.safe_load(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not text; name a YAML file of accelerators") from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise UserError(f"{path} is not YAML: {quoted(' '.join(str(error).split()))}") from error
+
+
+def _name(path: Path, name: Any) -> str:
+    if not isinstance(name, str):
+        raise UserError(f"{path}: {quoted(name)} is no name of an accelerator; use a text")
+    return name
+
+
+def _figures(path: Path, name: str, row: Any) -> dict[str, Figure]:
+    where = f"{path}: {quoted(name)}"
+    if not isinstance(row, dict):
+        raise UserError(f"{where} has no numbers; give it {', '.join(NUMBERS[:3])} and so on")
+    for field in row:
+        if field not in NUMBERS:
+            near = difflib.get_close_matches(str(field), NUMBERS, n=1)
+            remedy = f"did you mean {near[0]}?" if near else "remove it"
+            raise UserError(f"{where} has an unknown number {quoted(field)}; {remedy}")
+    missing = [field for field in NUMBERS if field not in row]
+    if missing:
+        raise UserError(f"{where} lacks {missing[0]}; every accelerator has all numbers")
+    return {field: _figure(f"{where}.{field}", field, row[field]) for field in NUMBERS}
+
+
+def _figure(where: str, field: str, cell: Any) -> Figure:
+    if not isinstance(cell, dict) or set(cell) != {"value", "kind", "source"}:
+        raise UserError(f"{where}: expected {{value: ..., kind: ..., source: ...}}")
+    value, kind, source = cell["value"], cell["kind"], cell["source"]
+    if kind not in KINDS:
+        raise UserError(f"{where}: kind={quoted(kind)}; use one of {', '.join(KINDS)}")
+    if not isinstance(source, str) or not source.strip():
+        raise UserError(f"{where}: no source; say where the number is from")
+    return Figure(_number(where, field, value), kind, source)
+
+
+def _number(where: str, field: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise UserError(f"{where}: value={quoted(value)} is no number (write 3.0e+12, with a sign)")
+    lowest = 0 if field in MAY_BE_ZERO else 1e-9
+    if not lowest <= value < 1e18:
+        raise UserError(f"{where}: value={quoted(value)}; use a number above 0 and below 1e18")
+    if field.endswith("_share") and value > 1:
+        raise UserError(f"{where}: value={value}; a share is at most 1")
+    if field in WHOLE and value != int(value):
+        raise UserError(f"{where}: value={value}; use a whole number")
+    return int(value) if field in WHOLE else float(value)
+
+
+def _accelerator(name: str, figures: Mapping[str, Figure]) -> Accelerator:
+    numbers: dict[str, Any] = {field: figure.value for field, figure in figures.items()}
+    return Accelerator(name, **numbers)

@@ -1,0 +1,6 @@
+"""Predicts the time of a training step from its layout, before a GPU is rented. Imports no jax.
+
+`cost` has the model: kernels, links, and a step as a sum of named terms. It takes a list of
+collectives, whoever made it. `published` has rows of papers, records of what their programs did,
+and the comparison of predictions with them: `jaxptd plan validate`.
+"""

@@ -1,0 +1,76 @@
+"""Seconds of kernels on one device: products, passes over memory, attention.
+
+Sources: NVIDIA, "Matrix Multiplication Background User's Guide" (tiles, waves, and that smaller
+tiles use less of the math units); Dao, arXiv 2307.08691 (FLOPs of fused attention: backward has
+five products where forward has two).
+"""
+
+import functools
+import math
+
+from jaxptd.hardware import Accelerator
+from jaxptd.planner.cost.terms import HBM, PRODUCTS, Term
+
+# Rows, columns, and the share of the largest tile's rate, from the tile's use of shared memory.
+TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (128, 64, 0.80), (64, 64, 0.65))
+FILL = 128  # of K: as long as these are what a tile needs before its first product and to write
+FEW_WAVES = 4  # up to here a last wave takes as long as a full one; above, tiles overlap
+LAUNCH = 3e-6  # seconds between two kernels of a stream, and of their start and end
+BACKWARD = 2.5  # FLOPs of fused attention's backward, of those of its forward
+SMALL_HEADS = 0.85  # rate with heads of 64, of that with heads of 128; judged
+
+
+@functools.lru_cache(65536)
+def product(
+    accelerator: Accelerator, M: int, N: int, K: int, *, batch: int = 1, written: int = 2
+) -> Term:
+    """A product `[M, K] x [K, N]` of 16-bit values.
+
+    Args:
+        accelerator: that runs it.
+        M: rows of the first factor and of the result.
+        N: columns of the second factor and of the result.
+        K: columns of the first and rows of the second factor.
+        batch: products of one kernel.
+        written: bytes moved for each value of the result.
+    """
+    flops = 2.0 * batch * M * N * K
+    moved = float(batch * (2 * (M * K + K * N) + written * M * N))
+    computing = min(_tiled(accelerator, (M, N, K), batch, tile) for tile in TILES)
+    moving = moved / (accelerator.hbm_bandwidth * accelerator.hbm_share)
+    resource = PRODUCTS if computing >= moving else HBM
+    return Term("", "products", max(computing, moving) + LAUNCH, resource, flops, moved)
+
+
+def _tiled(
+    a: Accelerator, sizes: tuple[int, int, int], batch: int, tile: tuple[int, int, float]
+) -> float:
+    """Seconds of the waves of tiles of one size."""
+    M, N, K = sizes
+    rows, columns, share = tile
+    waves = batch * math.ceil(M / rows) * math.ceil(N / columns) / a.multiprocessors
+    waves = math.ceil(waves) if waves <= FEW_WAVES else waves + 0.5
+    rate = a.bf16_flops * a.products_share * share / a.multiprocessors
+    return waves * 2 * rows * columns * (K + FILL) / rate
+
+
+def moved(accelerator: Accelerator, moves: float, kernels: int = 1) -> Term:
+    """Kernels that are bound by the bytes they move."""
+    seconds = moves / (accelerator.hbm_bandwidth * accelerator.hbm_share)
+    return Term("", "elementwise", seconds + kernels * LAUNCH, HBM, 0.0, moves)
+
+
+def flash(accelerator: Accelerator, flops: float, head_size: int, *, backward: bool) -> Term:
+    """Fused attention.
+
+    Args:
+        accelerator: that runs it.
+        flops: of forward's two products, without what a causal mask hides.
+        head_size: H; heads below 128 reach less.
+        backward: the term is of the backward kernel.
+    """
+    a = accelerator
+    share = a.attention_backward_share if backward else a.attention_forward_share
+    rate = a.bf16_flops * share * (1 if head_size >= 128 else SMALL_HEADS)
+    executed = flops * (BACKWARD if backward else 1)
+    return Term("", "attention", executed / rate + LAUNCH, PRODUCTS, executed)

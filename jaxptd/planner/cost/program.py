@@ -1,0 +1,42 @@
+"""Records of programs: their kernels, and what they overlap."""
+
+import dataclasses
+from typing import Literal
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """The kernels and overlaps of a program, as documented. No number here is fitted.
+
+    Args:
+        name: of the program.
+        attention: `unfused` writes scores to memory; `flash` does not, and skips what a causal
+            mask hides.
+        dropout: it has dropout, of scores too if attention is unfused.
+        bias: its products have a bias.
+        rotary: it rotates queries and keys.
+        accumulate: bytes moved to add a parameter's gradient to the sum of the step; 0: the product
+            that makes the gradient adds as it writes.
+        gradient: bytes of an element of gradients that is sent.
+        update: bytes moved for each parameter by the optimizer.
+        logit: bytes moved for each logit by the loss, forward and backward.
+        tp_under: what hides the tensor-parallel collectives of backward.
+        dp_under: what hides the reduction of gradients.
+        sends_hidden: messages between stages run beside the stages' work.
+        sends_sharded: each of the tp devices sends its share of an activation, and a gather in the
+            node follows; with sequence parallelism there is nothing to gather.
+    """
+
+    name: str
+    attention: Literal["unfused", "flash"]
+    dropout: bool
+    bias: bool
+    rotary: bool
+    accumulate: int
+    gradient: int
+    update: int
+    logit: int
+    tp_under: Literal["nothing", "weight gradients", "products"]
+    dp_under: Literal["nothing", "backward", "backward without a pipeline"]
+    sends_hidden: bool
+    sends_sharded: bool

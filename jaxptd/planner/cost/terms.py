@@ -1,0 +1,66 @@
+"""Terms: the parts that a step's time is a sum of."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+PRODUCTS, HBM, WAITING = "products", "HBM", "waiting"
+
+
+class Term(NamedTuple):
+    """One part of a step's time.
+
+    name: what runs.
+    kind: the group it is added up in, such as `attention`.
+    seconds: that it takes, all executions together.
+    resource: what bounds it: products, HBM, NVLink, network or waiting.
+    flops, bytes: that it executes and moves.
+    runs: its executions.
+    """
+
+    name: str
+    kind: str
+    seconds: float
+    resource: str
+    flops: float = 0.0
+    bytes: float = 0.0
+    runs: float = 1.0
+
+    @property
+    def rate(self) -> float:
+        """FLOP/s or bytes/s of the resource that bounds it; 0 for waiting."""
+        amount = self.flops if self.resource == PRODUCTS else self.bytes
+        return amount / self.seconds if self.seconds else 0.0
+
+    def times(self, number: float) -> "Term":
+        """The term, executed so many times as often."""
+        name, kind, seconds, resource, flops, moved, runs = self
+        amounts = flops * number, moved * number, runs * number
+        return Term(name, kind, seconds * number, resource, *amounts)
+
+    def named(self, name: str, kind: str | None = None) -> "Term":
+        """The term under another name, and of another kind if one is given."""
+        return Term(name, self.kind if kind is None else kind, *self[2:])
+
+
+def total(terms: Iterable[Term]) -> float:
+    """Seconds of all terms together."""
+    return sum(term.seconds for term in terms)
+
+
+def scaled(terms: Sequence[Term], number: float) -> list[Term]:
+    return [term.times(number) for term in terms]
+
+
+def merged(terms: Iterable[Term]) -> list[Term]:
+    """Adds up the terms of the same name and resource, in their first order."""
+    found: dict[tuple[str, str], Term] = {}
+    for term in terms:
+        key = term.name, term.resource
+        other = found.get(key)
+        found[key] = term if other is None else _sum(other, term)
+    return list(found.values())
+
+
+def _sum(a: Term, b: Term) -> Term:
+    amounts = a.flops + b.flops, a.bytes + b.bytes, a.runs + b.runs
+    return Term(a.name, a.kind, a.seconds + b.seconds, a.resource, *amounts)

@@ -1,0 +1,1 @@
+"""Published rows, records of the programs that they ran, and predictions held against them."""

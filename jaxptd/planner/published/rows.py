@@ -1,0 +1,212 @@
+"""Rows of measured steps: read from CSV, every value checked."""
+
+import csv
+import dataclasses
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from jaxptd.errors import UserError, quoted
+from jaxptd.hardware import Accelerator, Cluster
+from jaxptd.planner.cost import Setting, Shape, Spread, StepTime, step_time
+from jaxptd.planner.cost.setting import Remat
+from jaxptd.planner.published.programs import PROGRAMS
+from jaxptd.planner.published.traffic import published_collectives
+
+TEXTS = ("name", "program", "hardware")
+SHAPE = tuple(field.name for field in dataclasses.fields(Shape))
+SPREAD = tuple(field.name for field in dataclasses.fields(Spread))
+COLUMNS = (*TEXTS, *SHAPE, *SPREAD)
+SECONDS, RATE = "seconds", "teraflops_per_gpu"  # a row has one of them
+MAY_BE_ZERO = ("num_kv_heads", "ffn_hidden_size", "zero", "zero_group")
+TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False, "": False}
+REMATS = {"selective": "attention", **{name: name for name in get_args(Remat)}}
+LARGEST, MOST_ROWS, LIMIT = 10**6, 2000, 10**9
+PACKAGED = Path(__file__).parent
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One measured step.
+
+    Args:
+        name: of the row.
+        program: of `PROGRAMS`.
+        hardware: an accelerator's name.
+        shape: of the model.
+        spread: its layout.
+        seconds: of the step, as published.
+    """
+
+    name: str
+    program: str
+    hardware: str
+    shape: Shape
+    spread: Spread
+    seconds: float
+
+    def predict(self, accelerator: Accelerator) -> StepTime:
+        """The step's predicted time on an accelerator."""
+        program = PROGRAMS[self.program]
+        setting = Setting(self.shape, self.spread, program, Cluster(accelerator))
+        return step_time(setting, published_collectives(setting))
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of the step, as `paper_flops` counts them."""
+        return paper_flops(self.shape, self.spread.global_batch)
+
+
+def paper_flops(shape: Shape, batch: int) -> float:
+    """FLOPs of a GPT's step with all activations computed again: 96 B T L D^2 (1 + ...).
+
+    Source: Narayanan et al., arXiv 2104.04473, equation 3.
+    """
+    T, L, D = shape.seq_length, shape.num_layers, shape.hidden_size
+    more = 1 + T / (6 * D) + shape.vocab_size / (16 * L * D)
+    return 96.0 * batch * T * L * D**2 * more
+
+
+def table_1() -> list[Row]:
+    """The ten rows of Megatron's table 1."""
+    return read_rows(PACKAGED / "megatron_table1.csv")
+
+
+def h100_row() -> Row:
+    """The row that sets the H100's share of peak."""
+    return read_rows(PACKAGED / "h100_calibration.csv")[0]
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Reads rows from a CSV file; lines that begin with # are comments.
+
+    Raises:
+        UserError: the file cannot be read, a column is missing or unknown, or a value is wrong.
+    """
+    lines = [line for line in _text(path).splitlines() if line.strip() and line[0] != "#"]
+    if len(lines) > MOST_ROWS:
+        raise UserError(f"{path} has more than {MOST_ROWS} rows; use fewer")
+    reader = csv.DictReader(lines, skipinitialspace=True)
+    _check_columns(path, reader.fieldnames or ())
+    rows = [_row(f"{path} row {number}", cells) for number, cells in enumerate(reader, start=1)]
+    if not rows:
+        raise UserError(f"{path} has no rows; write one below the names of the columns")
+    return rows
+
+
+def _text(path: Path) -> str:
+    shown = quoted(str(path), 255)
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe, say, would never end
+        raise UserError(f"{shown} is no file on disk; name a .csv file of rows")
+    try:
+        content = path.read_bytes()[: LARGEST + 1]
+    except OSError as error:
+        words = f"{error.strerror or error}; name a .csv file of rows"
+        raise UserError(f"{shown}: {words}") from error
+    if len(content) > LARGEST:
+        raise UserError(f"{shown} has more than {LARGEST} bytes; use fewer rows")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{shown} is not text; name a .csv file of rows") from error
+
+
+def _check_columns(path: Path, names: Sequence[str]) -> None:
+    known = (*COLUMNS, SECONDS, RATE)
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1)
+            remedy = f"did you mean {near[0]}?" if near else "remove it"
+            raise UserError(f"{path}: unknown column {quoted(repr(name))}; {remedy}")
+    missing = [name for name in COLUMNS if name not in names]
+    if missing:
+        raise UserError(f"{path} lacks the column {missing[0]}; it has all of {', '.join(COLUMNS)}")
+    if (SECONDS in names) == (RATE in names) or len(set(names)) < len(names):
+        raise UserError(f"{path}: give each column once, and one of {SECONDS} and {RATE}")
+
+
+def _row(where: str, cells: Mapping[Any, Any]) -> Row:
+    if None in cells or None in cells.values():
+        raise UserError(f"{where}: not as many values as columns; give it {len(COLUMNS) + 1}")
+    values = {name: str(cell).strip() for name, cell in cells.items()}
+    _check_choice(where, "program", values["program"], PROGRAMS)
+    shape = Shape(**{name: _value(where, name, values[name]) for name in SHAPE})
+    spread = Spread(**{name: _value(where, name, values[name]) for name in SPREAD})
+    check_layout(where, shape, spread)
+    measured = _number(where, SECONDS if SECONDS in values else RATE, values)
+    row = Row(values["name"], values["program"], values["hardware"], shape, spread, measured)
+    if SECONDS in values:
+        return row
+    return dataclasses.replace(row, seconds=row.flops / (spread.gpus * measured * 1e12))
+
+
+def _value(where: str, name: str, text: str) -> Any:
+    if name in ("gated", "sequence_parallel"):
+        _check_choice(where, name, text.lower(), TRUTH)
+        return TRUTH[text.lower()]
+    if name == "remat":
+        _check_choice(where, name, text, REMATS)
+        return REMATS[text]
+    lowest = 0 if name in MAY_BE_ZERO else 1
+    try:
+        number = int(text)
+    except ValueError:
+        raise UserError(f"{where}: {name}={quoted(text)}; use a whole number") from None
+    if not lowest <= number < LIMIT:
+        raise UserError(f"{where}: {name}={quoted(text)}; use {lowest} to {LIMIT - 1}")
+    return number
+
+
+def _number(where: str, name: str, values: Mapping[str, str]) -> float:
+    try:
+        number = float(values[name])
+    except ValueError:
+        raise UserError(f"{where}: {name}={quoted(values[name])}; use a number") from None
+    if not 0 < number < LIMIT:
+        raise UserError(f"{where}: {name}={quoted(values[name])}; use a number above 0")
+    return number
+
+
+def _check_choice(where: str, name: str, text: str, choices: Mapping[str, Any]) -> None:
+    if text not in choices:
+        known = ", ".join(filter(None, choices))
+        raise UserError(f"{where}: {name}={quoted(text)}; use one of {known}")
+
+
+def check_layout(where: str, shape: Shape, spread: Spread) -> None:
+    """Raises UserError for a layout that does not divide the devices, the batch or the model."""
+    devices = spread.tp * spread.pp * spread.cp
+    per_step = max(1, spread.dp) * spread.micro_batch
+    wrong = {
+        f"gpus={spread.gpus} is no multiple of tp x pp x cp = {devices}": spread.gpus % devices,
+        f"global_batch={spread.global_batch} is no multiple of dp x micro_batch = {per_step}": (
+            spread.global_batch % per_step
+        ),
+        f"num_heads={shape.num_heads} does not split over tp={spread.tp}": (
+            shape.num_heads % spread.tp
+        ),
+        f"hidden_size={shape.hidden_size} does not split over num_heads={shape.num_heads}": (
+            shape.hidden_size % shape.num_heads
+        ),
+        f"num_heads={shape.num_heads} does not split over num_kv_heads={shape.kv_heads}": (
+            shape.num_heads % shape.kv_heads
+        ),
+        f"seq_length={shape.seq_length} does not split over cp={spread.cp}": (
+            shape.seq_length % spread.cp
+        ),
+        f"num_layers={shape.num_layers} are fewer than pp x virtual_stages": (
+            shape.num_layers < spread.pp * spread.virtual_stages
+        ),
+        f"virtual_stages={spread.virtual_stages} without a pipeline": (
+            spread.pp == 1 and spread.virtual_stages > 1
+        ),
+        f"zero={spread.zero} is no stage": spread.zero > 3,
+        f"zero_group={spread.zero_group} does not divide dp x cp": (
+            spread.zero_group and spread.dp * spread.cp % spread.zero_group
+        ),
+    }
+    for words, bad in wrong.items():
+        if bad:
+            raise UserError(f"{where}: {words}; correct the row")

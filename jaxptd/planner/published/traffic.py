@@ -1,0 +1,109 @@
+"""Collectives of published programs, from the records of what they did.
+
+Bytes are of whole arrays in 16 bits: x[T, D] of a micro-batch. Per layer, tensor parallelism sums x
+twice forward and twice backward; with sequence parallelism each sum is a gather and a
+reduce-scatter, and backward gathers twice more for the gradients of weights.
+
+Sources: Narayanan et al., arXiv 2104.04473; Korthikanti et al., arXiv 2205.05198.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+
+from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from jaxptd.planner.cost import Placed, Setting
+from jaxptd.planner.cost.collectives import Under
+
+TP, BATCH = ("tp",), ("cp", "dp")
+
+
+def published_collectives(setting: Setting) -> list[Placed]:
+    """All collectives of a step, except messages between stages."""
+    found = [*_tensor_parallel(setting), *_ring(setting), *_state(setting), *_tied(setting)]
+    return [each for each in found if setting.spread.group(each.axes).members > 1]
+
+
+def _tensor_parallel(setting: Setting) -> list[Placed]:
+    x = 2.0 * setting.tokens * setting.shape.hidden_size
+    whole = setting.spread.remat == "full"
+    layers = _sharded_sums(setting, x) if setting.spread.sequence_parallel else _sums(setting, x)
+    again = [
+        dataclasses.replace(each, name=f"{each.name} again", place="backward")
+        for each in layers
+        if each.place == "forward" and whole
+    ]
+    ends = [
+        Placed("embedding summed", ALL_REDUCE, TP, 1, x, "first"),
+        Placed("gradient of logits' input", ALL_REDUCE, TP, 1, x, "last"),
+    ]
+    return [*layers, *again, *ends]
+
+
+def _sums(setting: Setting, x: float) -> list[Placed]:
+    program = setting.program
+    forward: Under = "products" if program.tp_under == "products" else "nothing"
+    return [
+        Placed("sums forward", ALL_REDUCE, TP, 2, x, "forward", forward),
+        Placed("sums backward", ALL_REDUCE, TP, 2, x, "backward", program.tp_under),
+    ]
+
+
+def _sharded_sums(setting: Setting, x: float) -> list[Placed]:
+    """Sums in halves. In backward only the gather before a row's product is always exposed."""
+    under = setting.program.tp_under
+    forward: Under = "products" if under == "products" else "nothing"
+    again: Under = "input gradients" if under == "weight gradients" else under
+    return [
+        Placed("gathers forward", ALL_GATHER, TP, 2, x, "forward", forward),
+        Placed("scatters forward", REDUCE_SCATTER, TP, 2, x, "forward", forward),
+        Placed("gathers of gradients", ALL_GATHER, TP, 2, x, "backward", forward),
+        Placed("gathers again for weights", ALL_GATHER, TP, 2, x, "backward", again),
+        Placed("scatters backward", REDUCE_SCATTER, TP, 2, x, "backward", under),
+    ]
+
+
+def _ring(setting: Setting) -> Iterable[Placed]:
+    """Keys and values of all devices of a ring; backward moves them again, and their gradients."""
+    shape, spread = setting.shape, setting.spread
+    heads = 2 * shape.kv_heads * shape.head_size / spread.tp
+    size = 2.0 * setting.tokens * spread.cp * heads
+    yield Placed("keys and values", ALL_GATHER, ("cp",), 1, size, "forward", "attention")
+    yield Placed("keys and values again", ALL_GATHER, ("cp",), 1, size, "backward", "attention")
+    yield Placed("their gradients", REDUCE_SCATTER, ("cp",), 1, size, "backward", "attention")
+
+
+def _state(setting: Setting) -> list[Placed]:
+    """Gradients and parameters over dp x cp, as ZeRO has them."""
+    spread, program = setting.spread, setting.program
+    hidden = program.dp_under == "backward" or (program.dp_under != "nothing" and spread.pp == 1)
+    under: Under = "last backward" if hidden else "nothing"
+    gradients, weights = program.gradient * setting.stage_parameters, 2 * setting.stage_parameters
+    if spread.zero == 3:
+        return _gathered(setting)
+    if spread.zero:
+        return [
+            Placed("gradients", REDUCE_SCATTER, BATCH, 1, gradients, "step", under),
+            Placed("parameters", ALL_GATHER, BATCH, 1, weights, "step", under),
+        ]
+    return [Placed("gradients", ALL_REDUCE, BATCH, 1, gradients, "step", under)]
+
+
+def _gathered(setting: Setting) -> list[Placed]:
+    """ZeRO 3: each layer's weights before it runs, forward and backward; gradients after it."""
+    weights = 2 * setting.layer_parameters
+    gradients = setting.program.gradient * setting.layer_parameters
+    own = setting.program.gradient * setting.stage_parameters / setting.spread.shards
+    return [
+        Placed("weights", ALL_GATHER, ("shard",), 1, weights, "forward", "layer"),
+        Placed("weights again", ALL_GATHER, ("shard",), 1, weights, "backward", "layer"),
+        Placed("gradients", REDUCE_SCATTER, ("shard",), 1, gradients, "backward", "layer"),
+        Placed("gradients of copies", ALL_REDUCE, ("replica",), 1, own, "step"),
+    ]
+
+
+def _tied(setting: Setting) -> list[Placed]:
+    """The gradient of the embedding, which the first and the last stage both have."""
+    if setting.spread.pp == 1:
+        return []
+    size = setting.program.gradient * setting.shape.embedding / setting.spread.tp
+    return [Placed("gradient of the embedding", ALL_REDUCE, ("ends",), 1, size, "step")]

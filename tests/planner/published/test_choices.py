@@ -1,0 +1,58 @@
+"""Published choices are found: the best layout of a search, or one that is within 1 %.
+
+Source: Narayanan et al., arXiv 2104.04473, figures 13 and 16; sizes from Megatron-LM's
+examples/sc21/run_figure_13.sh and run_figure_16.sh.
+"""
+
+import pytest
+
+from jaxptd.hardware import Cluster, find_accelerator
+from jaxptd.planner.cost import Shape, Spread
+from jaxptd.planner.published.choices import layouts, ranked
+from jaxptd.planner.published.programs import MEGATRON_2021
+
+CLUSTER = Cluster(find_accelerator("a100"))
+SIZES = (1, 2, 4, 8, 16, 32)
+
+
+def loss(found: list[tuple[float, Spread]], published: dict[str, int]) -> float:
+    """Time of the published choice over that of the best found, less one."""
+    (seconds,) = [
+        seconds
+        for seconds, spread in found
+        if all(getattr(spread, name) == size for name, size in published.items())
+    ]
+    return seconds / found[0][0] - 1
+
+
+@pytest.mark.parametrize("batch", [32, 128])
+def test_162_billion_on_64_gpus(batch: int) -> None:
+    """Figure 13: tp x pp = 64; the best is 8 x 8 at both batch sizes."""
+    shape = Shape(32, 20480, 128, 51200, 2048)
+    spreads = [
+        spread
+        for spread in layouts(64, batch, tp=SIZES, pp=SIZES, micro_batch=[1])
+        if spread.tp * spread.pp == 64
+    ]
+    found = ranked(shape, spreads, MEGATRON_2021, CLUSTER)
+    assert {spread.pp for _, spread in found} == {2, 4, 8, 16, 32}
+    assert loss(found, {"tp": 8, "pp": 8}) < 0.01
+    assert found[-1][1].pp in (2, 32)
+
+
+@pytest.mark.parametrize("batch", [128, 512])
+def test_micro_batch_of_91_billion(batch: int) -> None:
+    """Figure 16: tp = pp = 8; the best micro-batch is 2."""
+    shape = Shape(32, 15360, 128, 51200, 2048)
+    spreads = layouts(64, batch, tp=[8], pp=[8], micro_batch=[1, 2, 4, 8])
+    found = ranked(shape, spreads, MEGATRON_2021, CLUSTER)
+    assert len(found) == 4
+    assert loss(found, {"micro_batch": 2}) < 0.01
+
+
+def test_layouts_divide_the_devices_and_the_batch() -> None:
+    found = layouts(12, 6, tp=[1, 2, 5], pp=[1, 3], micro_batch=[1, 2])
+    assert {(s.tp, s.pp, s.dp, s.micro_batch) for s in found} == {
+        (2, 1, 6, 1),
+        (2, 3, 2, 1),
+    }

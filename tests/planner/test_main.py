@@ -1,0 +1,53 @@
+"""`jaxptd plan validate`: what it prints, its exit codes, and bad input."""
+
+import json
+from pathlib import Path
+
+import pytest
+from refusal import refused
+
+from jaxptd.planner import __main__ as command
+from jaxptd.planner.published.rows import PACKAGED
+
+ROW = PACKAGED / "h100_calibration.csv"
+
+
+def test_table_1(capsys: pytest.CaptureFixture) -> None:
+    assert command.main(["validate"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "a fit to all rows"
+    assert len(lines) == 15
+    assert lines[12] == "mean error 1.2% (bar 2.5%), worst 3.5%"
+    assert lines[13] == "a constant TFLOP/s: mean error 6.8%, worst 11.7%"
+    assert lines[14].startswith("shares of peak fitted to all rows: products 0.819, hbm 0.617")
+
+
+def test_rows_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert command.main(["validate", "--rows", str(ROW), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["published"] for row in found["rows"]] == [12.91]
+    assert abs(found["mean"]) < 1e-3
+    slow = tmp_path / "slow.csv"
+    slow.write_text(ROW.read_text().replace("12.91", "15"))
+    assert command.main(["validate", "--rows", str(slow), "--quiet"]) == 1
+    out = capsys.readouterr().out
+    assert out.splitlines() == [
+        "mean error 13.9%, worst 13.9%",
+        "missed: llama3-8b: 13.9% is above 8.0%",
+    ]
+
+
+def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    unknown = tmp_path / "unknown.csv"
+    unknown.write_text(ROW.read_text().replace(",h100,", ",h300,"))
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("a: [")
+    for options, words in (
+        ([], "required: action"),
+        (["calibrat"], "invalid choice: 'calibrat'"),
+        (["validate", "--rows", "no.csv"], "no.csv: No such file"),
+        (["validate", "--rows", str(unknown)], "hardware=h300: no such accelerator; did you mean"),
+        (["validate", "--hardware", str(broken)], "is not YAML"),
+        (["validate", "--held"], "unrecognized arguments: --held"),
+    ):
+        assert words in refused(capsys, command.main, options)
