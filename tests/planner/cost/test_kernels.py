@@ -27,6 +27,13 @@ def test_a_product_takes_whole_waves_of_tiles() -> None:
     assert wave < more.seconds - LAUNCH <= 2 * wave
 
 
+def test_a_small_product_takes_as_long_as_one_of_its_tiles() -> None:
+    machine = dataclasses.replace(A100, hbm_bandwidth=1e15)
+    term = kernels.product(machine, 64, 64, 4096)
+    tile = 2 * 64 * 64 * (4096 + FILL) / (PEAK / SMS * 0.65)
+    assert term.seconds == pytest.approx(tile + LAUNCH)
+
+
 def test_a_large_product_is_near_its_peak() -> None:
     large = kernels.product(A100, 16384, 16384, 16384)
     assert large.seconds == pytest.approx(2 * 16384**3 / PEAK, rel=0.02)
