@@ -20,6 +20,21 @@ MAY_BE_ZERO = ("fp8_flops",)
 WHOLE = ("multiprocessors", "nvlink_domain")
 
 
+class _Loader(yaml.SafeLoader):
+    """Reads plain values; what is there twice, or an alias for other values, is an error."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("it has an alias; write the values out")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        names = [str(key.value) for key, _ in node.value]
+        if again := [name for name in names if names.count(name) > 1]:
+            raise yaml.YAMLError(f"{again[0]} is there twice; give it once")
+        return super().construct_mapping(node, deep=deep)
+
+
 @dataclasses.dataclass(frozen=True)
 class Figure:
     """One number with its kind (one of `KINDS`) and its source."""
@@ -120,7 +135,7 @@ def _document(path: Path) -> Any:
     if len(content) > LARGEST:
         raise UserError(f"{path} has more than {LARGEST} bytes; name a file of accelerators")
     try:
-        return yaml.safe_load(content.decode("utf-8-sig"))
+        return yaml.load(content.decode("utf-8-sig"), Loader=_Loader)
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not text; name a YAML file of accelerators") from error
     except (yaml.YAMLError, RecursionError, ValueError) as error:

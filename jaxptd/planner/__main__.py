@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jaxptd.commands.words import add_words, path_option
 from jaxptd.display import Table
-from jaxptd.errors import Parser, run_command
+from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.hardware import accelerators, find_accelerator
 from jaxptd.planner.published.rows import read_rows, table_1
 from jaxptd.planner.published.validation import Validation, fitted_table, predicted_rows
@@ -17,6 +17,8 @@ MISSED = 1  # exit code
 def main(argv: Sequence[str] | None = None) -> int:
     """Predicts published training steps and compares; ends with 1 if an error is above its bar."""
     args = parser().parse_args(argv)
+    if args.held_out and args.rows:
+        raise UserError("--held-out fits to table 1, --rows fits to nothing; give one of them")
     found = validate(args.rows, args.hardware, held_out=args.held_out)
     if args.json:
         print(json.dumps(found.as_dict()))

@@ -191,6 +191,7 @@ plan validate --hardware nowhere.yaml | nowhere.yaml: No such file
 plan validate --hardware pipe | pipe is no file on disk; name a YAML file
 plan validate --hardware text.txt | text.txt
 plan validate --hardware binary.txt | is not text; name a YAML file
+plan validate --held-out --rows table.csv | give one of them
 plan validate --held-ou | did you mean --held-out?
 plan validate stray | unrecognized arguments: stray
 

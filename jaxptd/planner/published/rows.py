@@ -24,6 +24,8 @@ MAY_BE_ZERO = ("num_kv_heads", "ffn_hidden_size", "zero", "zero_group")
 TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False, "": False}
 REMATS = {"selective": "attention", **{name: name for name in get_args(Remat)}}
 LARGEST, MOST_ROWS, LIMIT = 10**6, 2000, 10**9
+FEW = {"num_layers": 10**5, "pp": 10**5, "virtual_stages": 10**5}  # limits of what takes time
+SHORTEST = 1e-9  # seconds, or TFLOP/s
 PACKAGED = Path(__file__).parent
 
 
@@ -88,9 +90,12 @@ def read_rows(path: Path) -> list[Row]:
     lines = [line for line in _text(path).splitlines() if line.strip() and line[0] != "#"]
     if len(lines) > MOST_ROWS:
         raise UserError(f"{path} has more than {MOST_ROWS} rows; use fewer")
-    reader = csv.DictReader(lines, skipinitialspace=True)
-    _check_columns(path, reader.fieldnames or ())
-    rows = [_row(f"{path} row {number}", cells) for number, cells in enumerate(reader, start=1)]
+    try:
+        reader = csv.DictReader(lines, skipinitialspace=True)
+        _check_columns(path, reader.fieldnames or ())
+        rows = [_row(f"{path} row {number}", cells) for number, cells in enumerate(reader, start=1)]
+    except csv.Error as error:
+        raise UserError(f"{path} is not CSV: {error}; name a .csv file of rows") from error
     if not rows:
         raise UserError(f"{path} has no rows; write one below the names of the columns")
     return rows
@@ -136,7 +141,8 @@ def _row(where: str, cells: Mapping[Any, Any]) -> Row:
     spread = Spread(**{name: _value(where, name, values[name]) for name in SPREAD})
     check_layout(where, shape, spread)
     measured = _number(where, SECONDS if SECONDS in values else RATE, values)
-    row = Row(values["name"], values["program"], values["hardware"], shape, spread, measured)
+    name = quoted(values["name"])
+    row = Row(name, values["program"], values["hardware"], shape, spread, measured)
     if SECONDS in values:
         return row
     return dataclasses.replace(row, seconds=row.flops / (spread.gpus * measured * 1e12))
@@ -154,8 +160,9 @@ def _value(where: str, name: str, text: str) -> Any:
         number = int(text)
     except ValueError:
         raise UserError(f"{where}: {name}={quoted(text)}; use a whole number") from None
-    if not lowest <= number < LIMIT:
-        raise UserError(f"{where}: {name}={quoted(text)}; use {lowest} to {LIMIT - 1}")
+    limit = FEW.get(name, LIMIT)
+    if not lowest <= number < limit:
+        raise UserError(f"{where}: {name}={quoted(text)}; use {lowest} to {limit - 1}")
     return number
 
 
@@ -164,8 +171,9 @@ def _number(where: str, name: str, values: Mapping[str, str]) -> float:
         number = float(values[name])
     except ValueError:
         raise UserError(f"{where}: {name}={quoted(values[name])}; use a number") from None
-    if not 0 < number < LIMIT:
-        raise UserError(f"{where}: {name}={quoted(values[name])}; use a number above 0")
+    if not SHORTEST <= number < LIMIT:
+        words = f"use a number above 0 and below {LIMIT}"
+        raise UserError(f"{where}: {name}={quoted(values[name])}; {words}")
     return number
 
 

@@ -68,11 +68,13 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         ({"tp": "-2"}, "tp=-2; use 1 to"),
         ({"gpus": "9" * 30}, "use 1 to"),
         ({"gpus": "9" * 5000}, "use"),
+        ({"pp": "100000"}, "pp=100000; use 1 to 99999"),
         ({"gated": "maybe"}, "gated=maybe; use one of true, 1, yes, false"),
         ({"remat": "some"}, "remat=some; use one of selective, none, attention, dots, full"),
         ({"seconds": "0"}, "seconds=0; use a number above 0"),
         ({"seconds": "nan"}, "seconds=nan; use a number above 0"),
         ({"seconds": "inf"}, "seconds=inf; use a number above 0"),
+        ({"seconds": "1e-300"}, "seconds=1e-300; use a number above 0 and below 1000000000"),
         ({"seconds": "fast"}, "seconds=fast; use a number"),
         ({"seconds": None}, "one of seconds and teraflops_per_gpu"),
         ({"teraflops_per_gpu": "3"}, "one of seconds and teraflops_per_gpu"),
@@ -111,6 +113,8 @@ def test_a_bad_row_is_one_line(tmp_path: Path, changes: dict, words: str) -> Non
         (",".join((*COLUMNS, "seconds")).encode(), "has no rows"),
         (b"# " + b"a" * 10**6, "has more than 1000000 bytes"),
         (b"a\n" * 3000, "has more than 2000 rows"),
+        (b"a" * 200_000, "is not CSV: field larger than field limit"),
+        (b"a,\0b", "unknown column"),
     ],
 )
 def test_a_bad_file_is_one_line(tmp_path: Path, content: bytes, words: str) -> None:
