@@ -3,7 +3,7 @@
 The shares are of products, memory, NVLink and network. They minimise the squared logarithms of
 predicted by measured seconds, in units of `ROW_ERROR`, and the squared distances from `BEFORE`, in
 units of `SPREAD`, by Gauss-Newton steps that stay within `LOWEST` and `HIGHEST`. The same rows give
-the same shares, to the last bit.
+the same shares.
 """
 
 import dataclasses
@@ -22,6 +22,9 @@ HIGHEST = np.array([0.95, 0.95, 0.95, 0.95])
 ROW_ERROR = 0.02  # of one measured row: another day, another node
 SPREAD = 0.1  # of a share about `BEFORE`
 STEP, STEPS, SMALL = 1e-3, 20, 1e-4  # of a derivative; at most; of the last change
+DAMPINGS = (0.0, 0.1, 1.0, 10.0, 100.0)  # of a step, tried in turn
+
+Residuals = Callable[[np.ndarray], np.ndarray]
 
 
 def with_shares(accelerator: Accelerator, shares: Iterable[float]) -> Accelerator:
@@ -56,22 +59,28 @@ def calibrated(accelerator: Accelerator, row: Row) -> Accelerator:
     return dataclasses.replace(accelerator, products_share=float((low + high) / 2))
 
 
-def _least_squares(residuals: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Levenberg and Marquardt's steps from `BEFORE`, each cut to the bounds."""
-    x, damping = BEFORE.copy(), 1e-3
-    now = residuals(x)
+def _least_squares(residuals: Residuals) -> np.ndarray:
+    """Levenberg and Marquardt's steps from `BEFORE`, until one changes next to nothing."""
+    x = BEFORE.copy()
     for _ in range(STEPS):
-        moves = np.eye(len(x)) * STEP
-        slopes = np.stack([(residuals(x + move) - now) / STEP for move in moves], axis=1)
-        curve, slope = slopes.T @ slopes, slopes.T @ now
+        to = _next(residuals, x)
+        done = np.max(np.abs(to - x)) < SMALL
+        x = to
+        if done:
+            break
+    return x
+
+
+def _next(residuals: Residuals, x: np.ndarray) -> np.ndarray:
+    """The first better place within the bounds, from the longest step on; `x` if there is none."""
+    now = residuals(x)
+    moves = np.eye(len(x)) * STEP
+    slopes = np.stack([(residuals(x + move) - now) / STEP for move in moves], axis=1)
+    curve, slope = slopes.T @ slopes, slopes.T @ now
+    for damping in DAMPINGS:
         damped = curve + damping * np.diag(np.diag(curve))
         to = np.clip(x - np.linalg.solve(damped, slope), LOWEST, HIGHEST)
         then = residuals(to)
-        if then @ then > now @ now:
-            damping *= 10
-            continue
-        done = np.max(np.abs(to - x)) < SMALL
-        x, now, damping = to, then, damping / 10
-        if done:
-            break
+        if then @ then < now @ now:
+            return to
     return x
