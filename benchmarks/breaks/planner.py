@@ -88,6 +88,20 @@ PLANNER = (
         f"{COST}/test_pipeline.py {STEP}",
     ),
     Break(
+        "an early slow stage by the formula",
+        "jaxptd/planner/cost/pipeline.py",
+        'if each[-1] == max(each) and name == "1f1b":',
+        'if name == "1f1b":',
+        f"{COST}/test_pipeline.py",
+    ),
+    Break(
+        "all stages as fast as the first",
+        "jaxptd/pipeline/statistics.py",
+        "begin + length[stage][operation]",
+        "begin + length[0][operation]",
+        f"{COST}/test_pipeline.py",
+    ),
+    Break(
         "layers run once a step",
         "jaxptd/planner/cost/step.py",
         "return [*scaled(work, m), Term(",
