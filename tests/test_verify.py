@@ -32,6 +32,7 @@ def test_layouts_are_equal_to_one_device(layout: Layout) -> None:
     hold(layout)
 
 
+@pytest.mark.slow
 def test_more_devices_than_kv_heads_are_equal_to_one_device() -> None:
     hold_fast(tiny.SEQUENCE_PARALLEL, **QWEN)
 

@@ -116,6 +116,7 @@ def test_1d_holds_more_than_an_nth_of_the_activations(one: Held) -> None:
     assert "1/1 of positions.table" in grid.more_than_nth(one, found)
 
 
+@pytest.mark.slow
 def test_rows_have_the_papers_entries(one: Held, gather: Held) -> None:
     row = grid.shares(GRIDS[0], one, gather)
     assert row[0] == "TP2D: row=2 col=2 zigzag gather heads"

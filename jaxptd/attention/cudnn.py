@@ -124,7 +124,7 @@ def obstacle(
         dtype: precision of q, k and v.
         head_size: H.
         dropout: rate of dropout of the probabilities.
-        documents: whether attention is restricted to a token's own document.
+        documents: whether attention is restricted to a token's own document, or sees no padding.
         window_in_ring: whether a window ends within a block of another device's keys.
         bias: whether scores have a bias by distance.
         capability: compute capability of the GPU.
@@ -140,10 +140,10 @@ def obstacle(
         return f"it needs a head size that is a multiple of 8, at most {largest}, not {head_size}"
     if dropout > 0:
         return f"it has no dropout (model.dropout={dropout})"
-    if documents:
-        return "it does not keep documents apart (data.documents=apart)"
     if bias:
         return "scores have a bias by distance"
+    if documents:
+        return "it keeps neither documents (data.documents=apart) nor padding apart"
     if window_in_ring:
         return "its windows begin at the queries' own block, not at another device's (model.window)"
     return None if _private() else f"jax {jax.__version__} is not one it is known to work with"

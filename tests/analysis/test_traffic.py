@@ -52,9 +52,9 @@ MATRIX = [
     *by_turns(GRIDS, [REMATS[0], REMATS[1], REMATS[3]]),
     *by_turns(BLOCKS, [UNEVEN | remat for remat in REMATS]),
     *by_turns([Layout(row=2, col=2, ring=ring) for ring in ("zigzag", "rsa")], REMATS[2:3]),
-    (GRIDS[2], {"dtype": "bfloat16"}),
+    slow(GRIDS[2], {"dtype": "bfloat16"}),
     *(slow(layout, {"dtype": "bfloat16"}) for layout in GRIDS[3:5]),
-    (Layout(row=2, col=2, attention2d="blocks"), UNEVEN | {"dtype": "bfloat16"}),
+    slow(Layout(row=2, col=2, attention2d="blocks"), UNEVEN | {"dtype": "bfloat16"}),
     (Layout(dp=2, row=2, col=2), {"ffn_hidden_size": 27, "documents": "apart"}),
 ]
 FOUR = {"num_layers": 4, "micro_batches": 4}
@@ -65,13 +65,13 @@ PIPELINES = [
     (Layout(pp=2, dp=2, tp=2), FOUR | {"num_layers": 5, "tie_embeddings": False}),
     (Layout(pp=2, schedule="interleaved", tp=4, sequence_parallel=True), EIGHT),
     (Layout(pp=2, tp=4, sequence_parallel=True, collective_matmul=True), EIGHT),
-    (Layout(pp=3, schedule="gpipe", dp=2, stage_layers=(0, 3, 1)), FOUR | {"remat": "dots"}),
+    slow(Layout(pp=3, schedule="gpipe", dp=2, stage_layers=(0, 3, 1)), FOUR | {"remat": "dots"}),
     (Layout(pp=2, schedule="zb-v", cp=2, tp=2), FOUR | {"documents": "apart"}),
     (Layout(pp=4, schedule="zb-h2", cp=2, ring="rsa"), FOUR | {"remat": "full"}),
     slow(Layout(pp=4, schedule="zb-h1", tp=2), FOUR | {"dtype": "bfloat16", "remat": "attention"}),
     slow(Layout(pp=2, row=2, col=2), FOUR | {"remat": "full"}),
-    (Layout(pp=2, row=2, col=2, matmul2d="cannon", schedule="zb-h1"), FOUR),
-    (Layout(pp=2, row=2, col=2, matmul2d="summa", attention2d="blocks"), FOUR | UNEVEN),
+    slow(Layout(pp=2, row=2, col=2, matmul2d="cannon", schedule="zb-h1"), FOUR),
+    slow(Layout(pp=2, row=2, col=2, matmul2d="summa", attention2d="blocks"), FOUR | UNEVEN),
     slow(Layout(pp=2, row=2, col=2, matmul2d="fox"), FOUR | {"dtype": "bfloat16"}),
 ]
 QWEN = {"family": "qwen3", "num_kv_heads": 2}
@@ -81,8 +81,8 @@ OPTIONS = [
     slow(RING_STEPS, QWEN | {"remat": "full"}),
     slow(Layout(tp=2), QWEN | {"remat": "attention"}),
     slow(Layout(cp=4), QWEN),
-    (Layout(cp=2, tp=2, ring="rsa"), QWEN | {"remat": "full"}),
-    (Layout(row=2, col=4), QWEN | {"remat": "dots"}),
+    slow(Layout(cp=2, tp=2, ring="rsa"), QWEN | {"remat": "full"}),
+    slow(Layout(row=2, col=4), QWEN | {"remat": "dots"}),
     slow(Layout(row=4, col=2, matmul2d="summa"), QWEN | {"remat": "full"}),
     (Layout(row=2, col=2, attention2d="blocks"), ODD_HEADS | {"remat": "dots"}),
     slow(Layout(row=2, col=2, attention2d="blocks", matmul2d="summa"), QWEN | {"remat": "full"}),
@@ -145,7 +145,7 @@ ENCODER_DECODERS = [
 ]
 MIXED = [
     *((tiny.SEQUENCE_PARALLEL, FIVE | {"remat": remat}) for remat in ("dots", "full")),
-    (Layout(tp=4), FIVE | {"remat": "full", "scan_layers": False}),
+    slow(Layout(tp=4), FIVE | {"remat": "full", "scan_layers": False}),
     (Layout(cp=4), FIVE | {"remat": "attention"}),
     (Layout(cp=2, ring="rsa"), FIVE | {"remat": "dots"}),
     (Layout(row=2, col=2), FIVE | {"remat": "full"}),
@@ -155,7 +155,7 @@ MIXED = [
     # The parts have 3 and 2 layers; two of each are recomputed.
     (Layout(pp=2, tp=2, sequence_parallel=True), FIVE | {"remat": "full", "micro_batches": 4}),
     slow(Layout(pp=2, cp=2, stage_layers=(1, 4)), FIVE | {"remat": "attention"}),
-    (Layout(pp=2, row=2, col=2, schedule="zb-h1"), FOUR | {"remat": "full", "remat_layers": 1}),
+    slow(Layout(pp=2, row=2, col=2, schedule="zb-h1"), FOUR | {"remat": "full", "remat_layers": 1}),
 ]
 
 

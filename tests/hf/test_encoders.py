@@ -37,7 +37,7 @@ LAYOUTS = [
     ("name", "layout"),
     [
         ("bert", Layout(cp=2, tp=2, sequence_parallel=True, ring="blockwise")),
-        ("t5", Layout()),
+        ("t5", Layout(cp=2, tp=2, sequence_parallel=True, ring="blockwise")),
         slow("t5-1.1", Layout()),
     ],
     ids=str,

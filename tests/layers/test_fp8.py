@@ -12,6 +12,7 @@ import tiny
 from contract import relative
 from turns import slow
 
+from jaxptd.analysis.compiled_step import random_batch
 from jaxptd.analysis.count import collectives_of
 from jaxptd.analysis.jaxprs import equations
 from jaxptd.errors import UserError
@@ -114,7 +115,8 @@ def program(layout: Layout, **choices) -> Program:
 
 
 def gradients(run: Program) -> dict[str, np.ndarray]:
-    grads = run.step_with_gradients(run.init_state(), run.place(tiny.batch()))[2]
+    batch = run.place(random_batch(run.config, seed=0))
+    grads = run.step_with_gradients(run.init_state(), batch)[2]
     return jax.tree.map(np.asarray, run.canonical(grads))
 
 
@@ -144,6 +146,17 @@ def test_groups_of_heads_too(layout):
     assert worst(gradients(program(layout, **GROUPS)), want) < 1e-3
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [Layout(tp=2), PIPELINE], ids=str)
+@pytest.mark.parametrize("family", ["bert", "t5"])
+def test_encoders_too(family, layout):
+    choice = {"bert": {"family": "bert"}, "t5": tiny.T5}[family]
+    want = gradients(program(Layout(), **choice))
+    native = gradients(program(Layout(), products="native", **choice))
+    assert 0.02 < worst(want, native) < 0.3
+    assert worst(gradients(program(layout, **choice)), want) < 1e-3
+
+
 def trace(run: Program):
     return run.train_step.trace(run.abstract_state, run.abstract_batch).jaxpr
 
@@ -155,15 +168,17 @@ def test_nothing_more_is_moved(layout):
     assert moved[0] == moved[1]
 
 
-@pytest.mark.parametrize("choice", [{}, GROUPS], ids=["alone", "groups"])
-def test_four_products_a_block_with_their_gradients_and_no_others_are_in_8_bits(choice):
-    """Queries and the keys and values of groups are one product."""
+@pytest.mark.parametrize(
+    ("choice", "products"), [({}, 4), (GROUPS, 4), (tiny.T5, 4 + 7)], ids=["alone", "groups", "t5"]
+)
+def test_products_of_a_block_with_their_gradients_and_no_others_are_in_8_bits(choice, products):
+    """Queries and the keys and values of groups are one product; cross-attention has three."""
     run = program(Layout(), dtype="bfloat16", **choice)
     dots = [e for e in equations(trace(run)) if is_dot(e)]
     of = {id(e): "".join(sorted(v.aval.dtype.name for v in e.invars)) for e in dots}
     kinds = list(of.values())
-    assert kinds.count("float8_e4m3fn" * 2) == 4
-    assert kinds.count("float8_e4m3fnfloat8_e5m2") == 8
+    assert kinds.count("float8_e4m3fn" * 2) == products
+    assert kinds.count("float8_e4m3fnfloat8_e5m2") == 2 * products
     assert kinds.count("bfloat16" * 2) > 3  # those of the output layer, and attention's
     assert {e.params["preferred_element_type"] for e in dots if "float8" in of[id(e)]} == {
         jnp.dtype("float32")

@@ -71,7 +71,7 @@ UNEVEN = {"hidden_size": 15, "num_heads": 3, "ffn_hidden_size": 23}  # no grid d
     ("layout", "choice"),
     [
         slow(Layout(dp=2, cp=2, tp=2, ring="blockwise", zero=3), {}),
-        (Layout(pp=2, row=2, col=2, schedule="zb-v"), FOUR),
+        slow(Layout(pp=2, row=2, col=2, schedule="zb-v"), FOUR),
         slow(tiny.SEQUENCE_PARALLEL, {"remat": "full"}),
         slow(Layout(cp=4), {"remat": "dots"}),
         slow(Layout(cp=4, ring="rsa"), {}),

@@ -1,5 +1,7 @@
 """T5: what it refuses, what its decoder reads, its buckets, and that it does not see padding."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,7 @@ from turns import slow
 from jaxptd import Config, DataConfig, Layout, ModelConfig, Program, UserError, make_mesh
 from jaxptd.config import Relative
 from jaxptd.data import NOT_COUNTED
+from jaxptd.layers.attention import choose_kernel
 from jaxptd.layers.attention.relative import buckets
 from jaxptd.models.encoder_decoder import shifted_right
 from jaxptd.models.families import family_of
@@ -49,6 +52,14 @@ def test_documents_apart_are_refused() -> None:
     config = Config(ModelConfig(**SIZES), data=DataConfig(documents="apart"))
     with pytest.raises(UserError, match="data.documents=apart has no effect with the family t5"):
         Program(config, make_mesh(Layout()))
+
+
+def test_scores_with_a_bias_have_no_fused_kernel() -> None:
+    """Not even where no padding is kept apart, which cuDNN does not do either."""
+    gpu = types.SimpleNamespace(platform="gpu", compute_capability="9.0")
+    config = Config(ModelConfig(**SIZES, dtype="bfloat16", head_size=64))
+    found = choose_kernel(config, gpu, documents=False)
+    assert found == ("xla", "scores have a bias by distance")
 
 
 # ---- what the decoder reads ---------------------------------------------------------------------
@@ -142,19 +153,23 @@ V11 = {"gated": True, "activation": "gelu-tanh", "tie_embeddings": False}
 @pytest.mark.parametrize(
     ("layout", "choice"),
     [
-        (Layout(dp=2, cp=2, tp=2, sequence_parallel=True, zero=3), V11),
+        slow(Layout(dp=2, cp=2, tp=2, sequence_parallel=True, zero=3), V11),
         slow(Layout(pp=2, row=2, col=2, schedule="zb-v"), FOUR),
         slow(tiny.SEQUENCE_PARALLEL, {"remat": "full"}),
         slow(Layout(cp=4), {"remat": "dots"}),
         slow(Layout(cp=2, ring="rsa"), {}),
         slow(Layout(dp=2, row=2, col=2), {"remat": "attention"}),
         slow(Layout(row=2, col=2, attention2d="blocks", matmul2d="fox"), UNEVEN),
+        slow(Layout(row=2, col=2, attention2d="blocks", matmul2d="cannon"), {"remat": "full"}),
+        slow(Layout(row=2, col=2, matmul2d="summa"), V11),
         slow(Layout(tp=4, sequence_parallel=True, collective_matmul=True), V11),
         slow(Layout(tp=2, offload="activations"), {"remat": "dots"}),
         slow(Layout(dp=2, tp=4, zero=2), {"num_kv_heads": 2, "qk_norm": True}),
         slow(Layout(pp=2, dp=2, schedule="interleaved", zero=2), FOUR),
         slow(Layout(pp=4, tp=2, schedule="zb-v"), FOUR | {"num_decoder_layers": 5}),
         slow(Layout(pp=2, cp=2), FOUR | {"remat": "full"}),
+        slow(Layout(pp=2, dp=2, tp=2, schedule="zb-h1", zero=3), FOUR | {"remat": "dots"}),
+        slow(Layout(pp=2, tp=2, schedule="gpipe", offload="optimizer"), FOUR),
         slow(Layout(pp=2, stage_layers=(5, 3)), FOUR),
     ],
     ids=str,

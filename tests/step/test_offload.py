@@ -46,7 +46,11 @@ def moves(program, kind: str) -> int:
     return str(jaxpr).count(f"devices=(MemorySpace.{kind}")
 
 
-@pytest.mark.parametrize("layout", [slow(Layout()), SHARDED, slow(GRID), slow(PIPELINE)], ids=str)
+@pytest.mark.parametrize(
+    "layout",
+    [slow(Layout()), slow(SHARDED), slow(GRID), Layout(dp=2, zero=1), slow(PIPELINE)],
+    ids=str,
+)
 def test_the_state_in_host_memory_changes_no_number(layout: Layout) -> None:
     there = tiny.program(dataclasses.replace(layout, offload="optimizer"), dropout=0.1)
     here = tiny.program(layout, dropout=0.1)

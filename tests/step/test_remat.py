@@ -38,7 +38,7 @@ CASES = [
         0,
     ),  # a zigzag of two: the local block, and two quarters of the other
     slow(Layout(cp=2, ring="rsa"), {}, 4, 2),
-    (Layout(row=2, col=2), {}, 6, 0),
+    slow(Layout(row=2, col=2), {}, 6, 0),
     (Layout(row=2, col=2, attention2d="blocks"), {}, 2, 1),
 ]
 

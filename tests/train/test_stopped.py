@@ -54,7 +54,7 @@ def test_a_second_signal_does_what_it_did_before(number, monkeypatch):
             signal.signal(each, handler)
 
 
-@pytest.mark.parametrize(("method", "step"), [("evaluate", 10), ("save", 5)])
+@pytest.mark.parametrize(("method", "step"), [("evaluate", 10), slow("save", 5)])
 def test_whenever_the_signal_comes_the_run_saves_before_it_stops(train, method, step, monkeypatch):
     signal_in(method, signal.SIGTERM, step=step, monkeypatch=monkeypatch)
     outcome = train()
@@ -70,6 +70,7 @@ def test_a_run_that_never_saves_says_so_when_it_is_stopped(train, monkeypatch):
     assert train.steps == []
 
 
+@pytest.mark.slow
 def test_a_run_resumed_by_path_says_how_to_go_on(train, monkeypatch):
     train("--train.steps=1")
     path = train.run_dir.checkpoints / "00000001"

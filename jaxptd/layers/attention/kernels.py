@@ -41,6 +41,7 @@ def choose_kernel(
         head_size=model.block.head_size,
         dropout=model.dropout,
         documents=documents,
+        bias=model.block.relative is not None,
         window_in_ring=model.reach < model.seq_length and layout.ring_size > 1,
         capability=float(getattr(device, "compute_capability", 9.0)),
     )
