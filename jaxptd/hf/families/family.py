@@ -68,4 +68,4 @@ class Family:
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     others: Callable[[Json], Json] = lambda config: {}
     write_others: Callable[[ModelConfig], Json] = lambda model: {}
-    tokens: Mapping[str, str | None] = _ENDS
+    tokens: Mapping[str, str | None] = dataclasses.field(default_factory=lambda: _ENDS)
