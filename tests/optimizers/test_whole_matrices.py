@@ -185,7 +185,7 @@ PLACES = [
 NAMES = ["muon", "adafactor"]
 
 
-@pytest.mark.parametrize(("place", "name"), by_turns(PLACES[:3], NAMES), ids=str)
+@pytest.mark.parametrize(("place", "name"), by_turns(PLACES[:3], NAMES, first=1), ids=str)
 def test_layouts_go_where_one_device_goes(place, name) -> None:
     _holds(*place, name)
 
