@@ -42,6 +42,7 @@ def short(program: Program, rows: int = 3) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     ("layout", "choice"),
     [
+        (Layout(), BERT),
         slow(Layout(dp=2, tp=2), BERT),
         slow(Layout(pp=2, dp=2), BERT),
         slow(Layout(dp=2, tp=2), T5),
