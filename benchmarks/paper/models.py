@@ -28,7 +28,7 @@ class PaperModel:
 
     @property
     def missing(self) -> str:
-        """What this version lacks to compile it and to train a small one; empty: nothing."""
+        """Names what this version lacks to compile it and to train a small one; empty: nothing."""
         if self.family not in FAMILIES:
             return f"model.family={self.family}"
         return "" if self.config in packaged_configs() else f"configs/{self.config}.yaml"

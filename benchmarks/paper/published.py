@@ -39,7 +39,7 @@ def iteration(model: str, layout: str) -> float:
 
 
 def perplexity(layout: str) -> float:
-    """Of GPT, after the training."""
+    """Perplexity of GPT after the training."""
     return numbers()["figure 9", "GPT", f"perplexity {layout}"]
 
 

@@ -87,7 +87,7 @@ class Step:
         return self.computing + self.sent / LINK
 
     def over(self, base: "Step") -> float:
-        """How many times as fast it is as `base`, predicted."""
+        """The predicted speedup over `base`."""
         return base.seconds / self.seconds
 
     def row(self, base: "Step") -> list[str]:

@@ -23,7 +23,7 @@ only; the other models' are made alike. *Published*: measured by the paper's aut
 
 
 def gains(models: Sequence[Sequence["Step"]]) -> str:
-    """What communication can and cannot gain, of published and of counted numbers.
+    """The gains that communication can and cannot bring, by published and by counted numbers.
 
     Args:
         models: of each model its steps; first TP=4, then the same with sequence parallelism.

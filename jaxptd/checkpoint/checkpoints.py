@@ -203,7 +203,7 @@ class Checkpoints:
         return None if found is None else restore.load(Path(found), target)
 
     def _by_loss(self, steps: Iterable[int], report: Report = lambda line: None) -> list[int]:
-        """Those of the steps that have a validation loss, the lowest first."""
+        """The steps among these that have a validation loss, the lowest first."""
         losses = {}
         for step in steps:
             try:

@@ -12,6 +12,7 @@ from jaxptd.errors.messages import (
 )
 from jaxptd.errors.parser import Parser
 from jaxptd.errors.running import FULL, discard, print_error, run_command
+from jaxptd.errors.small_files import read_small
 
 __all__ = [
     "BAD_INPUT",
@@ -26,5 +27,6 @@ __all__ = [
     "discard",
     "print_error",
     "quoted",
+    "read_small",
     "run_command",
 ]

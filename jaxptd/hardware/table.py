@@ -4,18 +4,16 @@ import dataclasses
 import difflib
 import functools
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from jaxptd.errors import UserError, quoted
+from jaxptd.errors import UserError, quoted, read_small
 
 PACKAGED = Path(__file__).with_name("accelerators.yaml")
 KINDS = ("data sheet", "measured", "fitted", "estimate")
-LARGEST = 10**6  # bytes of a file
 MAY_BE_ZERO = ("fp8_flops",)
 WHOLE = ("multiprocessors", "nvlink_domain")
 
@@ -125,19 +123,9 @@ def read_figures(path: Path) -> dict[str, dict[str, Figure]]:
 
 
 def _document(path: Path) -> Any:
-    if os.path.exists(path) and not os.path.isfile(path):  # a pipe, say, would never end
-        raise UserError(f"{path} is no file on disk; name a YAML file of accelerators")
+    text = read_small(path, remedy="name a YAML file of accelerators")
     try:
-        content = path.read_bytes()[: LARGEST + 1]
-    except OSError as error:
-        words = f"{error.strerror or error}; name a YAML file of accelerators"
-        raise UserError(f"{quoted(str(path), 255)}: {words}") from error
-    if len(content) > LARGEST:
-        raise UserError(f"{path} has more than {LARGEST} bytes; name a file of accelerators")
-    try:
-        return yaml.load(content.decode("utf-8-sig"), Loader=_Loader)
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not text; name a YAML file of accelerators") from error
+        return yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise UserError(f"{path} is not YAML: {quoted(' '.join(str(error).split()))}") from error
 

@@ -107,7 +107,7 @@ class Stack:
 
     @property
     def attentions(self) -> tuple[Attention, ...]:
-        """Those of a layer."""
+        """The attentions of a layer."""
         return tuple(pair for pair in self.pairs if isinstance(pair, Attention))
 
     @property

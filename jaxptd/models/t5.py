@@ -113,17 +113,7 @@ class DecoderLayer(Block):
 
 
 class T5(nnx.Module):
-    """An encoder-decoder.
-
-    Args:
-        config: sizes and choices; vocab_size must be set.
-        form: how matrices are sharded.
-        rngs: random keys of the initial parameters.
-        offload: whether what `remat: dots` saves for backward is in host memory.
-
-    Raises:
-        ValueError: vocab_size is not set.
-    """
+    """An encoder-decoder; arguments and errors are those of `TextModel`."""
 
     def __init__(
         self, config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs, offload: bool = False

@@ -5,7 +5,6 @@ of tick t can be read from tick t+1 on. Pure numpy.
 """
 
 import dataclasses
-import os
 import re
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
@@ -14,7 +13,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from jaxptd.errors import UserError, quoted
+from jaxptd.errors import UserError, quoted, read_small
 from jaxptd.fields import check_fields
 
 
@@ -225,16 +224,7 @@ def read_csv(path: str | Path) -> Schedule:
         UserError: the file cannot be read, or is not a schedule (see `check`).
     """
     name = quoted(str(path), 255)
-    if os.path.exists(path) and not os.path.isfile(path):  # a pipe, say, would never end
-        raise UserError(f"schedule {name} is no file on disk; name a .csv file that can be read")
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")  # spreadsheets write a byte order mark
-    except OSError as error:
-        raise UserError(
-            f"schedule {name}: {error.strerror or error}; name a .csv file that can be read"
-        ) from error
-    except ValueError as error:
-        raise UserError(f"schedule {name} is not text; see `--csv` for one") from error
+    text = read_small(path, what="schedule", remedy="name a .csv file that can be read")
     lines = [line.split(",") for line in text.splitlines() if line.strip()]
     placement = "loop"
     if lines and lines[0][0].strip() == "placement":

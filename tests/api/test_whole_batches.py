@@ -54,7 +54,7 @@ def short(program: Program, rows: int = 3) -> dict[str, np.ndarray]:
     ids=str,
 )
 def test_losses_are_those_of_the_sequences_without_padding(layout: Layout, choice: dict) -> None:
-    """Of a program whose sequences are as short, on one device, and its gradients of a step."""
+    """A program whose sequences are as short has the same, on one device."""
     with jax.enable_x64(True):
         program = tiny.program(layout, **choice)
         batch = short(program)

@@ -1,4 +1,4 @@
-"""BERT: what it refuses, what it counts, and that it does not see padding."""
+"""BERT: what it counts, that it does not see padding, and layouts."""
 
 import jax
 import jax.numpy as jnp
@@ -8,37 +8,8 @@ import tiny
 from one_device import hold
 from turns import slow
 
-from jaxptd import Config, DataConfig, Layout, ModelConfig, Program, UserError, make_mesh
+from jaxptd import Layout
 from jaxptd.models.families import family_of
-
-SIZES = {"family": "bert", "hidden_size": 16, "num_heads": 4, "seq_length": 8, "vocab_size": 13}
-
-
-@pytest.mark.parametrize(
-    ("fields", "line"),
-    [
-        ({"norm_order": "pre"}, "model.norm_order=pre: an encoder of pairs of sentences has post"),
-        ({"causal": True}, "model.causal=True: an encoder of pairs of sentences has False"),
-        ({"token_types": 0}, "model.token_types=0: an encoder of pairs of sentences has 2"),
-        ({"z_loss": 0.1}, "model.z_loss=0.1: an encoder has no such head; leave it out"),
-        ({"tie_embeddings": False}, "model.tie_embeddings=False: an encoder has no such head"),
-        (
-            {"family": "gpt", "token_types": 2},
-            "model.token_types=2: a decoder's batch has no",
-        ),
-    ],
-    ids=str,
-)
-def test_options_of_other_models_are_refused(fields: dict, line: str) -> None:
-    with pytest.raises(UserError) as error:
-        Program(Config(ModelConfig(**{**SIZES, **fields})), make_mesh(Layout()))
-    assert line in str(error.value)
-
-
-def test_documents_apart_are_refused() -> None:
-    config = Config(ModelConfig(**SIZES), data=DataConfig(documents="apart"))
-    with pytest.raises(UserError, match="data.documents=apart has no effect with the family bert"):
-        Program(config, make_mesh(Layout()))
 
 
 @pytest.mark.parametrize("layout", [slow(Layout()), Layout(cp=2, tp=2, ring="blockwise")], ids=str)

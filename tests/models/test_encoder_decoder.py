@@ -1,4 +1,4 @@
-"""T5: what it refuses, what its decoder reads, its buckets, and that it does not see padding."""
+"""T5: what its decoder reads, its buckets, and that it does not see padding."""
 
 import types
 
@@ -10,7 +10,7 @@ import tiny
 from one_device import hold
 from turns import slow
 
-from jaxptd import Config, DataConfig, Layout, ModelConfig, Program, UserError, make_mesh
+from jaxptd import Config, Layout, ModelConfig, UserError
 from jaxptd.config import Relative
 from jaxptd.data import NOT_COUNTED
 from jaxptd.layers.attention import choose_kernel
@@ -20,38 +20,6 @@ from jaxptd.models.families import family_of
 from jaxptd.models.t5 import decoder_of, encoder_of
 
 SIZES = {"family": "t5", "hidden_size": 16, "num_heads": 4, "seq_length": 8, "vocab_size": 13}
-FOREIGN = "is an encoder-decoder's, and has no effect with the family"
-
-
-@pytest.mark.parametrize(
-    ("fields", "line"),
-    [
-        ({"positions": "learned"}, "model.positions=learned: an encoder-decoder has relative"),
-        ({"norm_order": "post"}, "model.norm_order=post: an encoder-decoder has pre"),
-        ({"token_types": 2}, "model.token_types=2: an encoder-decoder has 0; leave it out"),
-        ({"causal": True}, "model.causal=True: an encoder attends to all tokens, a decoder to all"),
-        ({"window": 4}, "model.window=4: an encoder attends to all tokens, a decoder to all"),
-        ({"start_token": 13}, "model.start_token=13 is no id of model.vocab_size=13"),
-        ({"vocab_size": None}, "model.vocab_size=null: a program needs the number of token ids"),
-        ({"family": "gpt", "positions": "relative"}, "model.positions=relative is an encoder-dec"),
-        ({"family": "bert", "positions": "relative"}, "model.positions=relative is an encoder-dec"),
-        ({"family": "gpt", "num_decoder_layers": 2}, f"model.num_decoder_layers=2 {FOREIGN} gpt"),
-        ({"family": "bert", "decoder_seq_length": 4}, f"decoder_seq_length=4 {FOREIGN} bert"),
-        ({"family": "llama", "start_token": 1}, f"model.start_token=1 {FOREIGN} llama"),
-        ({"family": "gpt", "output_scale": 0.5}, f"model.output_scale=0.5 {FOREIGN} gpt"),
-    ],
-    ids=str,
-)
-def test_options_of_other_models_are_refused(fields: dict, line: str) -> None:
-    with pytest.raises(UserError) as error:
-        Program(Config(ModelConfig(**{**SIZES, **fields})), make_mesh(Layout()))
-    assert line in str(error.value)
-
-
-def test_documents_apart_are_refused() -> None:
-    config = Config(ModelConfig(**SIZES), data=DataConfig(documents="apart"))
-    with pytest.raises(UserError, match="data.documents=apart has no effect with the family t5"):
-        Program(config, make_mesh(Layout()))
 
 
 def test_scores_with_a_bias_have_no_fused_kernel() -> None:

@@ -18,15 +18,12 @@ from jaxptd.analysis.count import count, count_compiled, formula
 from jaxptd.mesh import Layout
 from jaxptd.models import families
 from jaxptd.step import Program
+from tests.pipeline.test_training import LAST_FIRST
 
 # Encoders, and one decoder less; the number of heads is another than in the tests that share
 # one device's results with these.
 SIZES = {"num_layers": 5, "num_heads": 2, "ffn_hidden_size": 20}
 FIVE = {**SIZES, "dropout": 0.1}
-LAST_FIRST = """\
-F0,F1,F2,F3,,,B3,B2,B1,B0
-,F0,F1,F2,F3,B3,B2,B1,B0
-"""
 
 
 @pytest.fixture(autouse=True)

@@ -3,12 +3,11 @@
 import csv
 import dataclasses
 import difflib
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from jaxptd.errors import UserError, quoted
+from jaxptd.errors import UserError, quoted, read_small
 from jaxptd.hardware import Accelerator, Cluster
 from jaxptd.planner.cost import Setting, Shape, Spread, StepTime, step_time
 from jaxptd.planner.cost.setting import Remat
@@ -23,7 +22,7 @@ SECONDS, RATE = "seconds", "teraflops_per_gpu"  # a row has one of them
 MAY_BE_ZERO = ("num_kv_heads", "ffn_hidden_size", "zero", "zero_group")
 TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False, "": False}
 REMATS = {"selective": "attention", **{name: name for name in get_args(Remat)}}
-LARGEST, MOST_ROWS, LIMIT = 10**6, 2000, 10**9
+MOST_ROWS, LIMIT = 2000, 10**9
 FEW = {"num_layers": 10**5, "pp": 10**5, "virtual_stages": 10**5}  # limits of what takes time
 SHORTEST = 1e-9  # seconds, or TFLOP/s
 PACKAGED = Path(__file__).parent
@@ -87,7 +86,8 @@ def read_rows(path: Path) -> list[Row]:
     Raises:
         UserError: the file cannot be read, a column is missing or unknown, or a value is wrong.
     """
-    lines = [line for line in _text(path).splitlines() if line.strip() and line[0] != "#"]
+    text = read_small(path, remedy="name a .csv file of rows")
+    lines = [line for line in text.splitlines() if line.strip() and line[0] != "#"]
     if len(lines) > MOST_ROWS:
         raise UserError(f"{path} has more than {MOST_ROWS} rows; use fewer")
     try:
@@ -99,23 +99,6 @@ def read_rows(path: Path) -> list[Row]:
     if not rows:
         raise UserError(f"{path} has no rows; write one below the names of the columns")
     return rows
-
-
-def _text(path: Path) -> str:
-    shown = quoted(str(path), 255)
-    if os.path.exists(path) and not os.path.isfile(path):  # a pipe, say, would never end
-        raise UserError(f"{shown} is no file on disk; name a .csv file of rows")
-    try:
-        content = path.read_bytes()[: LARGEST + 1]
-    except OSError as error:
-        words = f"{error.strerror or error}; name a .csv file of rows"
-        raise UserError(f"{shown}: {words}") from error
-    if len(content) > LARGEST:
-        raise UserError(f"{shown} has more than {LARGEST} bytes; use fewer rows")
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{shown} is not text; name a .csv file of rows") from error
 
 
 def _check_columns(path: Path, names: Sequence[str]) -> None:

@@ -7,6 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from jaxptd.hf.convert import main as convert
+from jaxptd.hf.directory import Directory
+from jaxptd.hf.read import sizes_of
+
 SIZES = {"n_layer": 5, "n_embd": 12, "n_head": 3, "n_positions": 16, "vocab_size": 13}
 CONFIG = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **SIZES}
 
@@ -34,6 +38,20 @@ def gpt2_tensors(
         shapes["lm_head.weight"] = (V, D)
     rng = np.random.default_rng(seed)
     return {name: rng.normal(0, 0.3, shape).astype(dtype) for name, shape in shapes.items()}
+
+
+def check_there_and_back(there: Path, tensors: dict[str, np.ndarray], folder: Path) -> Path:
+    """Converts a directory to a run and back, asserts the same bits; returns the last directory."""
+    run, out = folder / "run", folder / "out"
+    convert(["--from-hf", str(there), "--out", str(run), "--quiet"])
+    convert(["--to-hf", str(run), "--out", str(out), "--quiet"])
+    back = Directory(out)
+    assert set(back.shapes) == set(tensors)
+    for name, x in tensors.items():
+        whole = (slice(None),) * x.ndim
+        assert back.tensor(name)[whole].tobytes() == x.tobytes(), name
+    assert sizes_of(back) == sizes_of(Directory(there))
+    return out
 
 
 def write_directory(

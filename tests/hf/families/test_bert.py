@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hugging import write_directory
+from hugging import check_there_and_back, write_directory
 from hugging.bert import CONFIG, LENGTH, VOCAB, bert_tensors
 from refusal import refused
 
@@ -18,7 +18,7 @@ from jaxptd.hf import directory as directories
 from jaxptd.hf.convert import main as convert
 from jaxptd.hf.directory import Directory
 from jaxptd.hf.mapping import Mapped, map_tensors
-from jaxptd.hf.read import read_params, sizes_of
+from jaxptd.hf.read import read_params
 from jaxptd.hf.sizes import config_json, read_sizes
 
 TABLE, BIAS = "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"
@@ -171,16 +171,8 @@ def test_what_a_bert_does_not_have_is_not_written(options: dict) -> None:
 def test_there_and_back_keeps_every_bit(tmp_path: Path, capsys) -> None:
     tensors = bert_tensors()
     there = written(tmp_path / "there", tensors)
-    run, out = tmp_path / "run", tmp_path / "out"
-    convert(["--from-hf", str(there), "--out", str(run), "--quiet"])
-    convert(["--to-hf", str(run), "--out", str(out), "--quiet"])
+    out = check_there_and_back(there.path, tensors, tmp_path)
     assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors"]
-    back = Directory(out)
-    assert set(back.shapes) == set(tensors)
-    for name, x in tensors.items():
-        whole = (slice(None),) * x.ndim
-        assert back.tensor(name)[whole].tobytes() == x.tobytes(), name
-    assert sizes_of(back) == sizes_of(there)
     assert json.loads((out / "config.json").read_text())["architectures"] == ["BertForPreTraining"]
     line = refused(capsys, generate, ["--run-dir", str(there), "--platform=cpu"])
     assert "model.family=bert writes no text; use a decoder" in line

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hugging import write_directory
+from hugging import check_there_and_back, write_directory
 from hugging.t5 import CONFIG, RELEASE_11, t5_tensors
 
 import jaxptd
@@ -16,9 +16,7 @@ from jaxptd import Layout, ModelConfig, Program, UserError, make_mesh
 from jaxptd.data.objectives import SPAN_TOKENS
 from jaxptd.data.tokenizers import ByteTokenizer
 from jaxptd.hf.convert import main as convert
-from jaxptd.hf.directory import Directory
 from jaxptd.hf.mapping import Mapped, map_tensors, rules_of
-from jaxptd.hf.read import sizes_of
 from jaxptd.hf.sizes import config_json, generation_json, read_sizes
 
 RELEASES = pytest.mark.parametrize("config", [CONFIG, RELEASE_11], ids=["1.0", "1.1"])
@@ -196,16 +194,9 @@ def test_what_a_t5_does_not_have_is_not_written(options: dict, line: str) -> Non
 @pytest.mark.slow
 @RELEASES
 def test_there_and_back_keeps_every_bit(tmp_path: Path, config: Config) -> None:
-    tensors, run, out = t5_tensors(config), tmp_path / "run", tmp_path / "out"
-    there = Directory(write_directory(tmp_path / "there", tensors, base=config))
-    convert(["--from-hf", str(there), "--out", str(run), "--quiet"])
-    convert(["--to-hf", str(run), "--out", str(out), "--quiet"])
-    back = Directory(out)
-    assert set(back.shapes) == set(tensors)
-    for name, x in tensors.items():
-        whole = (slice(None),) * x.ndim
-        assert back.tensor(name)[whole].tobytes() == x.tobytes(), name
-    assert sizes_of(back) == sizes_of(there)
+    tensors = t5_tensors(config)
+    there = write_directory(tmp_path / "there", tensors, base=config)
+    check_there_and_back(there, tensors, tmp_path)
 
 
 @pytest.mark.slow
