@@ -29,6 +29,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 
+from jaxptd.shapes import ParamShape, Spec, StoredShape
+
 Params = dict[str, Array]
 Initialiser = Callable[[Array, Sequence[int]], Array]
 CPU_OPTIONS = {"xla_backend_optimization_level": 1}  # else random numbers compile for seconds
@@ -63,7 +65,7 @@ def param(
     shape: Sequence[int],
     init: Initialiser,
     *,
-    spec: P,
+    spec: Spec,
     padded: Sequence[int] | None = None,
     decay: bool = True,
     cast: bool = False,
@@ -102,7 +104,7 @@ def stacked(make: Callable[[Array], Any], keys: Array) -> Any:
     modules = jax.vmap(make)(keys)
 
     def relabel(p: nnx.Param) -> nnx.Param:
-        canonical, spec = (keys.shape[0], *p.canonical), P(None, *p.spec)
+        canonical, spec = (keys.shape[0], *p.canonical), (None, *p.spec)
         same = {"decay": p.decay, "cast": p.cast, "over": p.over}
         same["matrix"] = "s" + p.matrix if p.matrix else ""
         return nnx.Param(p.get_value(), spec=spec, canonical=canonical, stacked=True, **same)
@@ -110,32 +112,12 @@ def stacked(make: Callable[[Array], Any], keys: Array) -> Any:
     return jax.tree.map(relabel, modules, is_leaf=lambda p: isinstance(p, nnx.Param))
 
 
-class Stored(Protocol):
+class Stored(StoredShape, Protocol):
     """The stored form of a parameter, and the conversions from and to the other global forms."""
 
     @property
     def info(self) -> "ParamInfo":
         """The form in which layers use the parameter."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Canonical shape."""
-
-    @property
-    def stored_shape(self) -> tuple[int, ...]:
-        """Global shape of the stored form."""
-
-    @property
-    def spec(self) -> P:
-        """The partition spec of the stored form."""
-
-    @property
-    def axes(self) -> frozenset[str]:
-        """The mesh axes over which the stored form is sharded."""
-
-    @property
-    def is_canonical(self) -> bool:
-        """True if the stored form is the canonical one."""
 
     def to_canonical(self, x: Array) -> Array:
         """Stored -> canonical."""
@@ -150,48 +132,8 @@ class Stored(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class ParamInfo:
-    """Describes a parameter before it exists, and its stored form without ZeRO.
-
-    Args:
-        shape: canonical shape.
-        stored_shape: global shape with padding and, on pipelines, the rows of all stages.
-        spec: how the stored form is sharded.
-        decay: whether weight decay applies.
-        cast: whether it is only ever read in the compute precision.
-        over: mesh axes over which its gradient is a partial sum, beside those that shard tokens.
-        stack: of the layers that are its leading dim, the first word of its name; None: of none.
-        matrix: of a stack of matrices, a letter for each dim: s for the stack (layers; or q, k and
-            v, which are matrices of their own), r for rows, c for columns; else none.
-        rows: of a stack, the stored row of each layer; None: layer i is in row i.
-    """
-
-    shape: tuple[int, ...]
-    stored_shape: tuple[int, ...]
-    spec: P
-    decay: bool
-    cast: bool = False
-    over: tuple[str, ...] = ()
-    stack: str | None = None
-    matrix: str = ""
-    rows: tuple[int, ...] | None = None
-
-    @property
-    def info(self) -> "ParamInfo":
-        return self
-
-    @property
-    def axes(self) -> frozenset[str]:
-        return frozenset(axis for axes in self.axes_of_dims for axis in axes)
-
-    @property
-    def axes_of_dims(self) -> list[tuple[str, ...]]:
-        """The mesh axes over which each dim is sharded."""
-        return [() if a is None else a if isinstance(a, tuple) else (a,) for a in self.spec]
-
-    @property
-    def is_canonical(self) -> bool:
-        return self.shape == self.stored_shape and self.rows is None
+class ParamInfo(ParamShape):
+    """Describes a parameter before it exists, and converts its arrays."""
 
     def to_canonical(self, x: Array) -> Array:
         """Stored -> canonical: puts layers in order, removes the padding."""
@@ -237,7 +179,7 @@ class Blueprint:
 
     @property
     def specs(self) -> dict[str, P]:
-        return {name: info.spec for name, info in self.infos.items()}
+        return {name: P(*info.spec) for name, info in self.infos.items()}
 
     def build(self, params: Mapping[str, Array]) -> Any:
         """The model with these arrays as its parameters; None for the parameters not given."""
@@ -273,7 +215,7 @@ class Blueprint:
 
 def shardings(stored: Mapping[str, Stored], mesh: Mesh) -> dict[str, NamedSharding]:
     """The sharding of each parameter's stored form."""
-    return {name: NamedSharding(mesh, each.spec) for name, each in stored.items()}
+    return {name: NamedSharding(mesh, P(*each.spec)) for name, each in stored.items()}
 
 
 def _info(name: str, p: nnx.Param) -> ParamInfo:

@@ -30,7 +30,8 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from jaxptd.collectives import alike
-from jaxptd.matmul.grid import Grid, PanelMove, panel_moves, panels
+from jaxptd.matmul.grid import Grid, PanelMove, panel_moves
+from jaxptd.matmul.padding import panels
 
 # ---- the three forms ------------------------------------------------------------------------
 

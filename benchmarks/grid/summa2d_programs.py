@@ -128,7 +128,11 @@ def form(name: str, layout: Layout, *, ours: bool, again: bool = False) -> Progr
 
     x = P(None, held.axes.tokens, *held.axes.hidden_spec())
     return Program(
-        name, layout, products, (x, held.axes.column_spec(1, 0), held.axes.row_spec(1, 0)), ours
+        name,
+        layout,
+        products,
+        (x, P(*held.axes.column_spec(1, 0)), P(*held.axes.row_spec(1, 0))),
+        ours,
     )
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 
 import jax
 import numpy as np
-from jax.sharding import PartitionSpec as P
 
 from jaxptd.config import OptimizerConfig, OptimizerName
 from jaxptd.params import ParamInfo
@@ -78,8 +77,9 @@ class FirstSteps:
         """A parameter of one layer, held whole: a stack of one."""
         info = self.infos[re.sub(r"^(\w+)\.\d+\.", r"\1.", name)]
         whole = (1, *shape) if info.stack else shape
-        spec = P(*[None] * len(whole))
-        return ParamInfo(whole, whole, spec, False, stack=info.stack, matrix=info.matrix)
+        return ParamInfo(
+            whole, whole, (None,) * len(whole), False, stack=info.stack, matrix=info.matrix
+        )
 
 
 Formula = Callable[[np.ndarray, np.ndarray, float], tuple[np.ndarray, np.ndarray | float]]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from jaxptd.analysis.sizes import AttentionSizes, Sizes, elements_on_device
 from jaxptd.config import Config, ModelConfig, Remat
-from jaxptd.mesh import Axis
+from jaxptd.layout import Axis
 from jaxptd.models.inventory import MLP, Attention, Pair
 from jaxptd.models.inventory import Stack as Parts
 from jaxptd.params import ParamInfo

@@ -9,14 +9,12 @@ import math
 from collections.abc import Iterator
 from typing import Protocol
 
-import jax.numpy as jnp
-
-from jaxptd.config import Config
-from jaxptd.matmul.grid import padded
-from jaxptd.mesh import Axis, Layout
+from jaxptd.config import Config, itemsize
+from jaxptd.layout import Axis, Layout
+from jaxptd.matmul.padding import padded
 from jaxptd.models.families import family_of
 from jaxptd.models.inventory import MLP, Attention, Head, Inventory, Pair, Stack
-from jaxptd.params import Stored
+from jaxptd.shapes import StoredShape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,12 +36,12 @@ class Sizes:
     @property
     def itemsize(self) -> int:
         """Bytes of an element of activations."""
-        return jnp.dtype(self.config.model.dtype).itemsize
+        return itemsize(self.config.model.dtype)
 
     @property
     def master_itemsize(self) -> int:
         """Bytes of an element of master parameters, of gradients' sums, and of statistics."""
-        return jnp.promote_types(self.config.model.dtype, jnp.float32).itemsize
+        return max(self.itemsize, itemsize("float32"))
 
     @property
     def sequences(self) -> int:
@@ -251,7 +249,7 @@ def _up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def elements_on_device(stored: Stored, layout: Layout) -> int:
+def elements_on_device(stored: StoredShape, layout: Layout) -> int:
     """Elements of a parameter that one device holds."""
     return math.prod(stored.stored_shape) // math.prod(
         layout.sizes[Axis(axis)] for axis in stored.axes

@@ -67,7 +67,7 @@ def _stored(program: Program, x: Array, stored: Stored) -> Array:
     """A canonical array as the state holds it."""
     if stored.is_canonical:
         return x
-    to_stored = _to_stored(stored, NamedSharding(program.mesh, stored.spec))
+    to_stored = _to_stored(stored, NamedSharding(program.mesh, P(*stored.spec)))
     return program.states.in_state_memory(_run_alone(to_stored, x))
 
 
@@ -109,14 +109,14 @@ def _sharding(program: Program, stored: Stored) -> NamedSharding:
     does too, along some other dim, so that no device holds the whole array.
     """
     if stored.is_canonical:
-        return NamedSharding(program.mesh, stored.spec)
+        return NamedSharding(program.mesh, P(*stored.spec))
     info = stored.info
-    unpadded = [
+    unpadded = tuple(
         None if n != size else axis
         for n, size, axis in zip(info.shape, info.stored_shape, info.spec, strict=True)
-    ]
-    plain = dataclasses.replace(info, stored_shape=info.shape, spec=P(*unpadded))
+    )
+    plain = dataclasses.replace(info, stored_shape=info.shape, spec=unpadded)
     for axis in (Axis.PP, *BATCH_AXES):
         if axis in stored.axes - plain.axes:
             plain = sharded_over(plain, axis, program.config.layout.sizes)
-    return NamedSharding(program.mesh, plain.spec)
+    return NamedSharding(program.mesh, P(*plain.spec))

@@ -5,7 +5,7 @@
 
 from jaxptd.config.block import Activation, BlockOptions, FamilyName, Relative
 from jaxptd.config.layout_checks import check_layout
-from jaxptd.config.model import AttentionKind, Dtype, ModelConfig, Products, Remat, option
+from jaxptd.config.model import AttentionKind, Dtype, ModelConfig, Products, Remat, itemsize, option
 from jaxptd.config.processes import ProcessesConfig
 from jaxptd.config.rope import Rope
 from jaxptd.config.run import Config, from_dict, to_dict
@@ -39,6 +39,7 @@ __all__ = [
     "TrainConfig",
     "check_layout",
     "from_dict",
+    "itemsize",
     "option",
     "to_dict",
 ]

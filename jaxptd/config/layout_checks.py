@@ -5,7 +5,7 @@ import math
 from jaxptd.config.checks import divisors, require_divides
 from jaxptd.config.model import ModelConfig
 from jaxptd.errors import UserError
-from jaxptd.mesh import Axis, Layout
+from jaxptd.layout import Axis, Layout
 
 
 def check_layout(model: ModelConfig, layout: Layout) -> None:

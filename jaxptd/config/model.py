@@ -227,6 +227,11 @@ class ModelConfig:
         return tuple((remat, count) for remat, count in both if count)
 
 
+def itemsize(dtype: Dtype) -> int:
+    """Bytes of an element."""
+    return {"float64": 8, "float32": 4}.get(dtype, 2)
+
+
 def option(model: ModelConfig, name: str) -> Any:
     """A field of a model by its name, or where it is null what its family puts in its place."""
     if name == "ffn_hidden_size":

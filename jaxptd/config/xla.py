@@ -2,11 +2,8 @@
 
 from typing import Any
 
-from jax.sharding import Mesh
-
 from jaxptd.config.run import Config
 from jaxptd.layout import Layout
-from jaxptd.mesh import on_gpus
 
 # Flags for simulated devices. XLA ends the process at once for a flag that it does not know; the
 # jaxlib of every version of jax in pyproject.toml knows these.
@@ -31,7 +28,7 @@ def process_flags(layout: Layout) -> tuple[str, ...]:
     return (PATIENCE, ONE_PERMUTE_AT_A_TIME) if permutes else (PATIENCE,)
 
 
-def compiler_options(config: Config, mesh: Mesh) -> dict[str, Any] | None:
+def compiler_options(config: Config, *, on_gpus: bool) -> dict[str, Any] | None:
     """Chooses options for compiling a training step on GPUs; None elsewhere.
 
     Two collectives at a time, where XLA would by default finish one before it starts the next:
@@ -39,7 +36,7 @@ def compiler_options(config: Config, mesh: Mesh) -> dict[str, Any] | None:
     send along row and along col. For fp8, cuBLASLt's 8-bit products: XLA would prefer its Triton
     kernels.
     """
-    if not on_gpus(mesh):
+    if not on_gpus:
         return None
     layout, options = config.layout, dict[str, Any]()
     if layout.ring_size > 2 or layout.has_grid:

@@ -1,88 +1,22 @@
-"""The mesh axes that shard matrices and activations, and everything that follows from them alone.
+"""The part of weights and activations that a device has, by the mesh axes that shard them.
 
-Letters: B batch, T position, D model, F hidden, N heads, H head size, V vocabulary.
-
-| field          | dims that it shards                    | 1D         | grid  |
-|----------------|----------------------------------------|------------|-------|
-| `inner`        | F, N (or H), V: the output of a        | tp         | col   |
-|                | column-parallel product                |            |       |
-| `hidden`       | D of activations                       | none       | col   |
-| `contraction`  | the dim of a weight that is summed     | as of the  | row   |
-|                | over                                   | activation |       |
-| `tokens`       | T of the residual stream, beyond cp    | none or tp | row   |
-| `logit_tokens` | T of the logits, beyond cp             | none       | row   |
+`specs.py` says which they are. Letters: B batch, T position, D model, F hidden, N heads, H head
+size, V vocabulary.
 """
 
 import dataclasses
 
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.sharding import PartitionSpec as P
 
 from jaxptd import collectives
+from jaxptd.layers.specs import Specs
 from jaxptd.mesh import Axis
 
 
 @dataclasses.dataclass(frozen=True)
-class ShardingAxes:
-    """Which mesh axis shards which dim of weights and activations.
-
-    Args:
-        inner: axis of the dim between the two products of a pair, and of V.
-        hidden: axis of D in activations; None: every device has all of D.
-        contraction: axis of a weight's contracted dim; None: the axis of the same dim of the
-            activation that the weight is multiplied with.
-        tokens: axes of T in the residual stream, beyond cp.
-        logit_tokens: axes of T in the logits, beyond cp.
-        head_dim: which of (N, H) is sharded: 0, each device has whole heads; 1, a slice of every
-            head.
-    """
-
-    inner: Axis
-    hidden: Axis | None = None
-    contraction: Axis | None = None
-    tokens: tuple[Axis, ...] = ()
-    logit_tokens: tuple[Axis, ...] = ()
-    head_dim: int = 0
-
-    # ---- partition specs ----
-
-    def column_spec(self, out_dims: int, shard_dim: int) -> P:
-        """Spec of `w[D, *out]` with dim `shard_dim` of `out` sharded."""
-        return P(self.contraction or self.hidden, *self.inner_spec(out_dims, shard_dim))
-
-    def row_spec(self, in_dims: int, shard_dim: int) -> P:
-        """Spec of `w[*in, D]` with dim `shard_dim` of `in` sharded."""
-        axis = self.contraction or self.inner
-        return P(*_one_axis(axis, in_dims, shard_dim), self.hidden)
-
-    def square_spec(self) -> P:
-        """Spec of `w[D, D']` whose result lies as its argument does."""
-        return P(self.contraction, self.hidden)
-
-    def inner_spec(self, dims: int, shard_dim: int) -> P:
-        """Spec of the bias of a column-parallel product, `b[*out]`."""
-        return _one_axis(self.inner, dims, shard_dim)
-
-    def hidden_spec(self) -> P:
-        """Spec of a vector as wide as the residual stream, `b[D]`."""
-        return P(self.hidden)
-
-    def table_spec(self) -> P:
-        """Spec of `table[V, D]`: its transpose is the weight of the column-parallel logits."""
-        return P(self.inner, self.contraction or self.hidden)
-
-    def head_spec(self) -> P:
-        """Spec of a vector as wide as a head, `w[H]`."""
-        return P(self.head_slices)
-
-    def by_head_spec(self) -> P:
-        """Spec of a vector with a number for each head, `b[N]`."""
-        return P(None if self.head_dim else self.inner)
-
-    def position_spec(self) -> P:
-        """Spec of a table of positions, `table[T, D]`."""
-        return P(self.contraction, self.hidden)
+class ShardingAxes(Specs):
+    """The axes, and the blocks and sums that a device computes with them."""
 
     # ---- dims between the products of a pair ----
 
@@ -97,21 +31,6 @@ class ShardingAxes:
     def local_heads(self, size: int) -> Array:
         """Numbers of the `size` heads of which this device holds all or a slice, int32."""
         return _numbers(self.inner if self.head_dim == 0 else None, size)
-
-    @property
-    def head_axes(self) -> tuple[Axis, ...]:
-        """The axes that shard the heads."""
-        return () if self.head_dim else (self.inner,)
-
-    @property
-    def score_axes(self) -> tuple[Axis, ...]:
-        """The axes that shard scores, but neither the heads nor the queries: keys of blocks."""
-        return (self.inner,) if self.head_dim else ()
-
-    @property
-    def head_slices(self) -> Axis | None:
-        """The axis that shards H, if each device has a slice of every head."""
-        return self.inner if self.head_dim else None
 
     def local_head_numbers(self, size: int) -> Array:
         """Numbers of this device's `size` numbers of a head among the H, int32."""
@@ -199,7 +118,3 @@ def _local_block(x: Array, axes: tuple[Axis, ...], dim: int) -> Array:
     for axis in axes:
         x = collectives.local_block(x, axis, dim)
     return x
-
-
-def _one_axis(axis: Axis, dims: int, shard_dim: int) -> P:
-    return P(*(axis if dim == shard_dim else None for dim in range(dims)))

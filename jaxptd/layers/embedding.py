@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from jaxptd.collectives import alike
@@ -97,7 +96,7 @@ class TypeEmbedding(nnx.Module):
             rngs(),
             (types, size),
             normal(0.02),
-            spec=P(None, *form.axes.hidden_spec()),
+            spec=(None, *form.axes.hidden_spec()),
             padded=(types, form.padded_hidden(size)),
         )
         self.form = form

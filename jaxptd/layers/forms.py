@@ -22,14 +22,7 @@ def make_form(layout: Layout, *, dot: Product = product) -> TensorParallel:
 
 def _form_2d(layout: Layout) -> TensorParallel:
     heads = layout.attention2d == "heads"
-    axes = ShardingAxes(
-        inner=Axis.COL,
-        hidden=Axis.COL,
-        contraction=Axis.ROW,
-        tokens=(Axis.ROW,),
-        logit_tokens=(Axis.ROW,),
-        head_dim=0 if heads else 1,
-    )
+    axes = ShardingAxes.of(layout)
     # With a slice of every head over col, attention is products on the grid and no ring over row.
     ring = Ring((Axis.CP, Axis.ROW) if heads else (Axis.CP,), layout.ring)
     grid = Grid(layout.matmul2d, layout.matmul2d_slices)
@@ -41,7 +34,7 @@ def _form_1d(layout: Layout, dot: Product) -> TensorParallel:
     enter, leave = collectives.copy_to, collectives.reduce_from
     if layout.sequence_parallel:
         enter, leave = collectives.all_gather, collectives.reduce_scatter
-    axes = ShardingAxes(inner=Axis.TP, tokens=(Axis.TP,) if layout.sequence_parallel else ())
+    axes = ShardingAxes.of(layout)
     if layout.collective_matmul:
         return RingSteps1D(axes, ring, layout.tp, enter, leave)
     return Megatron1D(axes, ring, layout.tp, enter, leave, dot)

@@ -21,7 +21,8 @@ from jaxptd.attention.ring import Tokens
 from jaxptd.layers import grid_attention
 from jaxptd.layers.axes import local_rows
 from jaxptd.layers.form import TensorParallel, product
-from jaxptd.matmul.grid import Grid, padded
+from jaxptd.matmul.grid import Grid
+from jaxptd.matmul.padding import padded
 from jaxptd.mesh import Axis
 from jaxptd.summa2d import matmul
 

@@ -53,21 +53,6 @@ class Grid:
         return lax.axis_size(self.row), lax.axis_size(self.col)
 
 
-def panels(rows: int, cols: int, slices: int = 1) -> int:
-    """The number of panels: a dim of a matrix splits over the grid if this divides it."""
-    return math.lcm(rows, cols) * slices
-
-
-def padded(size: int, grid: tuple[int, int, int], each: int = 1) -> int:
-    """Rounds `size` up to a number that splits over a grid of (rows, cols, slices).
-
-    each: rows or columns of the matrix that belong to one of `size`: H for an attention head.
-    """
-    unit = panels(*grid)
-    unit = math.lcm(panels(*grid[:2]), unit // math.gcd(unit, each))
-    return -(-size // unit) * unit
-
-
 class PanelMove(Protocol):
     """Moves panels along one axis of the grid, and reduces partial sums along it."""
 

@@ -19,10 +19,8 @@ from jaxptd.layers.linear import SquareLinear
 from jaxptd.layers.loss import vocab_parallel_cross_entropy
 from jaxptd.layers.mlp import ACTIVATIONS
 from jaxptd.layers.norm import Norm
+from jaxptd.models.encoder import CLASSES, MLM, NSP
 from jaxptd.models.text import TextModel
-
-MLM, NSP = "mlm", "nsp"  # terms of the loss: masked tokens, next sentences
-CLASSES = 2  # of a pair: 0, B follows A; 1, it does not
 
 
 class BERT(TextModel):

@@ -14,10 +14,11 @@ from jaxptd.data import NOT_COUNTED, Objective, Tokenizer
 from jaxptd.data.objectives import MASK_TOKENS, MaskedPairs, MaskIds
 from jaxptd.errors import UserError
 from jaxptd.models import decoder
-from jaxptd.models.bert import BERT, CLASSES, MLM, NSP
-from jaxptd.models.family import Family, Field, Loss, Sequence
+from jaxptd.models.family import Family, Field, Loss, Sequence, imported
 from jaxptd.models.inventory import Head, Inventory
 
+MLM, NSP = "mlm", "nsp"  # terms of the loss: masked tokens, next sentences
+CLASSES = 2  # of a pair: 0, B follows A; 1, it does not
 MASKED = 0.15  # share of random tokens that are targets
 
 
@@ -110,7 +111,7 @@ def objective(config: Config, tokenizer: Tokenizer) -> Objective:
 
 
 ENCODER = Family(
-    make=BERT,
+    make=imported("jaxptd.models.bert", "BERT"),
     fields=fields,
     losses=losses,
     rows=rows,

@@ -15,9 +15,8 @@ from jaxptd.data import NOT_COUNTED, Objective, Tokenizer
 from jaxptd.data.objectives import SPAN_TOKENS, SpanCorruption, SpanIds
 from jaxptd.errors import UserError
 from jaxptd.models import decoder, encoder
-from jaxptd.models.family import Derived, Family, Field, Sequence, Writing
+from jaxptd.models.family import Derived, Family, Field, Sequence, Writing, imported
 from jaxptd.models.inventory import MLP, Attention, Inventory, Stack
-from jaxptd.models.t5 import T5
 
 
 def fields(config: Config) -> Mapping[str, Field]:
@@ -141,7 +140,7 @@ def objective(config: Config, tokenizer: Tokenizer) -> Objective:
 
 
 ENCODER_DECODER = Family(
-    make=T5,
+    make=imported("jaxptd.models.t5", "T5"),
     fields=fields,
     losses=decoder.losses,
     rows=encoder.rows,

@@ -1,15 +1,18 @@
 """A family of models: all that steps, formulas and data need to know beside the model itself."""
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from jaxptd.config import Config, ModelConfig, option
 from jaxptd.data import NOT_COUNTED, Objective, Tokenizer
 from jaxptd.models.inventory import Inventory
-from jaxptd.models.model import Model
+
+if TYPE_CHECKING:  # formulas read families without jax, which models import
+    from jaxptd.models.model import Model
 
 
 class Derived(NamedTuple):
@@ -90,6 +93,16 @@ class Writing(NamedTuple):
     continues: bool
 
 
+def imported(module: str, name: str) -> "Callable[..., Model]":
+    """A model's class, whose module is imported when a model is made."""
+
+    def make(*args: Any, **options: Any) -> "Model":
+        model: Model = getattr(importlib.import_module(module), name)(*args, **options)
+        return model
+
+    return make
+
+
 @dataclasses.dataclass(frozen=True)
 class Family:
     """One row of `FAMILIES`.
@@ -112,7 +125,7 @@ class Family:
         writing: how it writes a text; None: it does not.
     """
 
-    make: Callable[..., Model]
+    make: "Callable[..., Model]"
     fields: Callable[[Config], Mapping[str, Field]]
     losses: Callable[[ModelConfig], Mapping[str, Loss]]
     rows: Callable[..., np.ndarray]

@@ -16,9 +16,8 @@ from jaxptd.config import ModelConfig
 from jaxptd.layers.axes import ShardingAxes
 from jaxptd.layers.dropout import Places
 from jaxptd.layers.loss import soft_cap, vocab_parallel_cross_entropy
+from jaxptd.models.decoder import CROSS_ENTROPY, Z_LOSS
 from jaxptd.models.text import TextModel
-
-CROSS_ENTROPY, Z_LOSS = "cross_entropy", "z_loss"  # terms of the loss
 
 
 class GPT(TextModel):

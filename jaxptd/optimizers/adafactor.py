@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
-from jax.sharding import PartitionSpec as P
 
 from jaxptd.optimizers.matrices import Sums
 from jaxptd.params import ParamInfo, Stored
@@ -48,7 +47,7 @@ def _without(stored: Stored, kind: str) -> ParamInfo:
         info,
         shape=tuple(info.shape[dim] for dim in kept),
         stored_shape=tuple(info.stored_shape[dim] for dim in kept),
-        spec=P(*(info.spec[dim] for dim in kept)),
+        spec=tuple(info.spec[dim] for dim in kept),
         matrix="",
     )
 

@@ -121,7 +121,7 @@ class StepBody:
     def _counts(self, batch: Batch) -> dict[str, Array]:
         """The number of targets in each field that has any."""
         fields = sorted({term.targets for term in self._terms.values()})
-        counts = {name: jnp.sum(batch[name] >= 0) for name in fields}
+        counts = {name: jnp.sum(batch[name] >= 0, dtype=jnp.int32) for name in fields}
         return {
             name: lax.psum(x, [a for a in BATCH_AXES if a in varying_axes(x)])
             for name, x in counts.items()

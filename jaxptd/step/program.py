@@ -15,6 +15,7 @@ from jaxptd.config import Config
 from jaxptd.config.xla import compiler_options
 from jaxptd.errors import UserError, quoted
 from jaxptd.fields import check_argument, checked
+from jaxptd.mesh import on_gpus
 from jaxptd.models.families import family_of
 from jaxptd.params import ParamInfo, Params
 from jaxptd.step.batch import Batch, Batches, batch_shapes, batch_specs, check_batch
@@ -150,7 +151,7 @@ class Program:
         jitted = jax.jit(
             lambda state, batch: step(state, batch)[:2],
             donate_argnums=0,
-            compiler_options=compiler_options(self.config, self.mesh),
+            compiler_options=compiler_options(self.config, on_gpus=on_gpus(self.mesh)),
         )
         return CompiledStep(jitted, self.place, self._check_state)
 

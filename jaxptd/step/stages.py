@@ -5,11 +5,9 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from jax.sharding import PartitionSpec as P
-
 from jaxptd.config import Config
 from jaxptd.errors import UserError
-from jaxptd.mesh import Axis
+from jaxptd.layout import Axis
 from jaxptd.models.families import family_of
 from jaxptd.params import ParamInfo
 from jaxptd.pipeline.placement import chunk_rows, rows_of_layers, stack_sizes
@@ -75,7 +73,7 @@ class StagePlacement:
         return dataclasses.replace(
             info,
             stored_shape=shape,
-            spec=P(Axis.PP, *info.spec[1:]),
+            spec=(Axis.PP, *info.spec[1:]),
             rows=None if rows == tuple(range(shape[0])) else rows,
         )
 
@@ -95,7 +93,7 @@ def sharded_over(info: ParamInfo, axis: Axis, sizes: Mapping[Axis, int]) -> Para
     if not able:
         return info
     dim = max(able, key=local.__getitem__)
-    spec = P(*info.spec[:dim], (*axes[dim], axis) if axes[dim] else axis, *info.spec[dim + 1 :])
+    spec = (*info.spec[:dim], (*axes[dim], axis) if axes[dim] else axis, *info.spec[dim + 1 :])
     return dataclasses.replace(info, spec=spec)
 
 

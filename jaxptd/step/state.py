@@ -100,7 +100,7 @@ class States:
     @cached_property
     def specs(self) -> State:
         """The partition spec of each array."""
-        return self.map(lambda _, each: each.spec, self._shapes, lambda _: P())
+        return self.map(lambda _, each: P(*each.spec), self._shapes, lambda _: P())
 
     @cached_property
     def abstract(self) -> State:
@@ -111,7 +111,7 @@ class States:
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
         return self.map(
-            lambda x, each: describe(x, each.spec, self.memory),
+            lambda x, each: describe(x, P(*each.spec), self.memory),
             self._shapes,
             lambda x: describe(x, P(), DEVICE),
         )

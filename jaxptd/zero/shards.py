@@ -15,11 +15,11 @@ from functools import cached_property
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxptd.mesh import BATCH_AXES, Axis
 from jaxptd.params import ParamInfo
+from jaxptd.shapes import Spec
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -78,10 +78,10 @@ class ShardedInfo:
         return (*self.info.stored_shape[: self.lead], math.prod(self._splits) * self.padded_size)
 
     @property
-    def spec(self) -> P:
-        """The partition spec of the state's form."""
+    def spec(self) -> Spec:
+        """The axes that shard each dim of the state's form."""
         axes = [axis for axes in self.info.axes_of_dims[self.lead :] for axis in axes]
-        return P(*self.info.spec[: self.lead], (*axes, *BATCH_AXES))
+        return (*self.info.spec[: self.lead], (*axes, *BATCH_AXES))
 
     def from_stacked(self, x: Array) -> Array:
         """Stacked -> the state's form."""

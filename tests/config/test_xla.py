@@ -7,7 +7,7 @@ import pytest
 import tiny
 
 from jaxptd.config.xla import compiler_options
-from jaxptd.mesh import Layout
+from jaxptd.mesh import Layout, on_gpus
 
 
 @pytest.mark.parametrize(
@@ -26,12 +26,12 @@ from jaxptd.mesh import Layout
 def test_two_collectives_may_be_under_way_at_once_on_gpus(platform, layout, given) -> None:
     device = types.SimpleNamespace(platform=platform)
     mesh = types.SimpleNamespace(devices=np.array([device]))
-    assert len(compiler_options(tiny.config(layout), mesh) or {}) == given
+    assert len(compiler_options(tiny.config(layout), on_gpus=on_gpus(mesh)) or {}) == given
 
 
 def test_8_bit_products_are_asked_for_on_gpus() -> None:
     config = tiny.config(Layout(cp=4), products="fp8")
     for platform, given in (("cuda", False), ("cpu", None)):
         mesh = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform=platform)]))
-        options = compiler_options(config, mesh) or {}
+        options = compiler_options(config, on_gpus=on_gpus(mesh)) or {}
         assert options.get("xla_gpu_enable_triton_gemm") is given

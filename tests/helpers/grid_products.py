@@ -25,7 +25,8 @@ from jaxptd.analysis.collective import (
 from jaxptd.analysis.compiled_step import CPU_OPTIONS
 from jaxptd.analysis.count import collectives_of
 from jaxptd.analysis.hlo import collectives_from_hlo
-from jaxptd.matmul.grid import Grid, panels
+from jaxptd.matmul.grid import Grid
+from jaxptd.matmul.padding import panels
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.summa2d import matmul, matmul_nt, matmul_tn
 

@@ -46,7 +46,7 @@ class BiasedAttention(nnx.Module):
             rngs(),
             (rows, N),
             normal(0.02),
-            spec=P(None, *axes.by_head_spec()),
+            spec=(None, *axes.by_head_spec()),
             padded=(rows, N if axes.head_dim else form.padded(N, each=H)),
             over=axes.score_axes,
         )

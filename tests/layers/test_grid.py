@@ -53,9 +53,9 @@ def test_products_are_the_dense_ones_and_results_lie_as_operands_do(layout: Layo
             for dim, h, w in zip(shard_dims, hw[::2], hw[1::2], strict=True)
         )
 
-    ins = [X, form.axes.column_spec(2, 1)]
+    ins = [X, P(*form.axes.column_spec(2, 1))]
     for dim in shard_dims:
-        ins += [P(None, None, *form.axes.inner_spec(2, dim)), form.axes.row_spec(2, dim)]
+        ins += [P(None, None, *form.axes.inner_spec(2, dim)), P(*form.axes.row_spec(2, dim))]
     outs = (P(None, None, *form.axes.inner_spec(2, 1)), X, X)
     with jax.enable_x64(True):
         found = on_mesh(layout, body, tuple(ins), outs)(x_BTD, w_DcN, *(h_BTNF, w_NFD) * 2)
@@ -78,7 +78,7 @@ def test_rows_of_both_tables(layout: Layout) -> None:
             form.positions(positions, places, np.float32),
         )
 
-    ins = (P(), form.axes.table_spec(), P(), form.axes.position_spec())
+    ins = (P(), P(*form.axes.table_spec()), P(), P(*form.axes.position_spec()))
     found = on_mesh(layout, body, ins, (X, P(None, Axis.COL)))(tokens, table, positions, places)
     np.testing.assert_array_equal(found[0], table[tokens])
     np.testing.assert_array_equal(found[1], places[positions])

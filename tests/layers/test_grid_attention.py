@@ -13,7 +13,8 @@ from jax.sharding import PartitionSpec as P
 from jaxptd.attention.kernel import Dropout, Scores, Sites
 from jaxptd.attention.ring import Tokens
 from jaxptd.layers.grid_attention import attend
-from jaxptd.matmul.grid import Grid, panels
+from jaxptd.matmul.grid import Grid
+from jaxptd.matmul.padding import panels
 from jaxptd.mesh import Axis, Layout, make_mesh
 from tests.attention.test_kernel import TOLERANCES, Plain, difference, mixed, plain
 from tests.attention.test_xla import shapes

@@ -10,7 +10,8 @@ import pytest
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.matmul.grid import Grid, PanelMove, padded, panel_moves, panels
+from jaxptd.matmul.grid import Grid, PanelMove, panel_moves
+from jaxptd.matmul.padding import padded, panels
 from jaxptd.mesh import Axis, Layout, make_mesh
 
 WIDTH = 2  # of a panel

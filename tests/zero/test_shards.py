@@ -28,7 +28,7 @@ def numbers(shape: tuple[int, ...], seed: int = 1) -> np.ndarray:
 
 
 def info(shape: tuple, held: tuple, *spec: Any, rows: tuple[int, ...] | None = None) -> ParamInfo:
-    return ParamInfo(shape, held, P(*spec), decay=True, stack="blocks" if rows else None, rows=rows)
+    return ParamInfo(shape, held, spec, decay=True, stack="blocks" if rows else None, rows=rows)
 
 
 def sharded(info: ParamInfo, layout: Layout, *, lead: int = 0) -> ShardedInfo:
@@ -79,7 +79,7 @@ def test_every_device_holds_its_shard(stored: ShardedInfo, size: int) -> None:
     layout = Layout(**{axis.value: size for axis, size in stored.sizes.items()})
     mesh = make_mesh(layout)
     x = numbers(stored.shape)
-    placed = jax.device_put(stored.from_canonical(x), NamedSharding(mesh, stored.spec))
+    placed = jax.device_put(stored.from_canonical(x), NamedSharding(mesh, P(*stored.spec)))
     assert placed.shape == stored.stored_shape
     held = np.asarray(stored.info.from_canonical(x))
     assert stored.shard_size == size
@@ -168,7 +168,7 @@ def test_gathered_shards_are_the_block_and_gradients_are_reduce_scattered(number
     def gather(shard: jax.Array) -> jax.Array:
         return stored.gather(shard, jnp.float32)[None, None]
 
-    blocks = on_mesh(stored, gather, (stored.spec, every))(stored.from_canonical(x))
+    blocks = on_mesh(stored, gather, (P(*stored.spec), every))(stored.from_canonical(x))
     for each in np.asarray(blocks).reshape(-1, *stored.info.stored_shape):
         np.testing.assert_array_equal(each, stored.info.from_canonical(x))
 
@@ -178,7 +178,7 @@ def test_gathered_shards_are_the_block_and_gradients_are_reduce_scattered(number
     def reduce_scatter(gradient: jax.Array) -> jax.Array:
         return stored.reduce_scatter(gradient[0, 0])
 
-    sums = on_mesh(stored, reduce_scatter, (every, stored.spec))(gradients)
+    sums = on_mesh(stored, reduce_scatter, (every, P(*stored.spec)))(gradients)
     want = gradients.sum((0, 1), dtype=np.float64)
     found = np.asarray(stored._unflatten_all(sums))
     np.testing.assert_allclose(found, want, rtol=1e-6)
@@ -205,7 +205,7 @@ def test_a_layers_parameters_are_gathered_together_and_split_again(dtype: str) -
         layer = {n: gatherable(p[1], stored[n], jnp.dtype(kinds[n])) for n, p in shards.items()}
         return {n: block[None, None] for n, block in gathered(layer).items()}
 
-    specs = {n: each.spec for n, each in stored.items()}
+    specs = {n: P(*each.spec) for n, each in stored.items()}
     out = {n: P(Axis.DP, Axis.CP, *each.info.spec[1:]) for n, each in stored.items()}
     found = on_mesh(ODD, body, ((specs,), out))({n: stored[n].from_canonical(x[n]) for n in x})
     for name, blocks in found.items():
@@ -232,7 +232,7 @@ def test_gradients_of_parameters_gathered_in_bfloat16_are_summed_in_float32() ->
         assert {n: g.dtype for n, g in found.items()} == dict.fromkeys(stored, jnp.float32)
         return {n: g[None] for n, g in found.items()}
 
-    specs = {n: each.spec for n, each in stored.items()}
+    specs = {n: P(*each.spec) for n, each in stored.items()}
     held = {n: each.from_canonical(numbers(each.shape)) for n, each in stored.items()}
     found = on_mesh(ODD, body, ((specs,), specs))(held)
     for name, sums in found.items():

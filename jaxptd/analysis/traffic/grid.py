@@ -22,7 +22,7 @@ from jaxptd.analysis.collective import (
 from jaxptd.analysis.sizes import AttentionSizes
 from jaxptd.analysis.traffic.ring import gathered_kv
 from jaxptd.analysis.traffic.scenario import Recomputed, Scenario
-from jaxptd.mesh import Axis, Layout
+from jaxptd.layout import Axis, Layout
 from jaxptd.models.inventory import Stack
 
 

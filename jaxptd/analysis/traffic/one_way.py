@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Collective
 from jaxptd.analysis.traffic.ring import gathered_kv
 from jaxptd.analysis.traffic.scenario import Recomputed, Scenario
-from jaxptd.mesh import Axis
+from jaxptd.layout import Axis
 from jaxptd.models.inventory import Stack
 
 # Collectives of each kind of a pair of products: forward, and its conjugate backward.

@@ -11,7 +11,7 @@ from jaxptd.analysis.collective import ALL_REDUCE, ALL_TO_ALL, Collective
 from jaxptd.analysis.sizes import elements_on_device
 from jaxptd.analysis.traffic.scenario import Scenario
 from jaxptd.config import OptimizerName
-from jaxptd.mesh import BATCH_AXES, Axis, Layout
+from jaxptd.layout import BATCH_AXES, Axis, Layout
 from jaxptd.optimizers import factors, is_orthogonalised
 from jaxptd.params import ParamInfo, Stored
 from jaxptd.zero.shards import ShardedInfo

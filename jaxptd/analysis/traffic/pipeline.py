@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from jaxptd.analysis.collective import ALL_GATHER, PERMUTE, REDUCE_SCATTER, Collective
 from jaxptd.analysis.sizes import elements_on_device
 from jaxptd.analysis.traffic.scenario import Scenario
-from jaxptd.mesh import Axis, Layout
+from jaxptd.layout import Axis, Layout
 from jaxptd.params import ParamInfo
 from jaxptd.pipeline.plan import Plan
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from jaxptd.analysis.collective import ALL_GATHER, PERMUTE, REDUCE_SCATTER, Collective
 from jaxptd.analysis.sizes import AttentionSizes
 from jaxptd.analysis.traffic.scenario import Recomputed, Scenario
-from jaxptd.mesh import Axis, Layout
+from jaxptd.layout import Axis, Layout
 from jaxptd.models.inventory import Attention, Stack
 
 

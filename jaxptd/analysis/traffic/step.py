@@ -7,8 +7,6 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 
-import jax.numpy as jnp
-
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, Collective
 from jaxptd.analysis.traffic.grid import on_grid
 from jaxptd.analysis.traffic.one_way import one_way
@@ -18,11 +16,13 @@ from jaxptd.analysis.traffic.ring import ring
 from jaxptd.analysis.traffic.scenario import Scenario
 from jaxptd.analysis.traffic.zero import once_a_step, per_layer
 from jaxptd.config import Config
-from jaxptd.mesh import Axis, Layout
+from jaxptd.layout import Axis, Layout
 from jaxptd.models.families import family_of
 from jaxptd.params import ParamInfo, Stored
 from jaxptd.pipeline.plan import Plan
 from jaxptd.step.resolved import make_zero
+
+COUNT = 4  # bytes of a number of targets
 
 
 def expected(
@@ -87,12 +87,11 @@ def _loss(step: Scenario) -> Iterator[Collective]:
     family = family_of(model)
     losses, fields = family.losses(model), family.fields(step.config)
     counts = {term.targets for term in losses.values()}
-    size = jnp.zeros((), bool).sum().dtype.itemsize
     axes = (Axis.PP, Axis.DP, Axis.CP, Axis.ROW)
     number = len(losses)
     for field in counts:
         batch_axes = (Axis.DP, Axis.CP) if fields[field].length else (Axis.DP,)
-        yield Collective(ALL_REDUCE, batch_axes, 1, size)
+        yield Collective(ALL_REDUCE, batch_axes, 1, COUNT)
     yield Collective(ALL_REDUCE, axes, number, number * step.sizes.master_itemsize)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Collective
 from jaxptd.analysis.sizes import elements_on_device
 from jaxptd.analysis.traffic.scenario import Scenario
-from jaxptd.mesh import BATCH_AXES, Axis, Layout
+from jaxptd.layout import BATCH_AXES, Axis, Layout
 from jaxptd.models.inventory import Stack
 from jaxptd.params import Stored
 from jaxptd.zero import Zero

@@ -7,7 +7,6 @@ Source: Raffel et al., arXiv 1910.10683, section 2.1; `_relative_position_bucket
 import numpy as np
 from flax import nnx
 from jax import Array
-from jax.sharding import PartitionSpec as P
 
 from jaxptd.config import ModelConfig, Relative
 from jaxptd.layers.form import TensorParallel
@@ -33,7 +32,7 @@ class RelativeBias(nnx.Module):
             rngs(),
             (options.relative.buckets, heads),
             normal(0.02),
-            spec=P(None, *axes.by_head_spec()),
+            spec=(None, *axes.by_head_spec()),
             padded=(options.relative.buckets, padded),
             decay=False,
             over=axes.score_axes,

@@ -1,0 +1,18 @@
+"""Sizes of matrices on a row x col grid of devices: the number of panels, and padding."""
+
+import math
+
+
+def panels(rows: int, cols: int, slices: int = 1) -> int:
+    """The number of panels: a dim of a matrix splits over the grid if this divides it."""
+    return math.lcm(rows, cols) * slices
+
+
+def padded(size: int, grid: tuple[int, int, int], each: int = 1) -> int:
+    """Rounds `size` up to a number that splits over a grid of (rows, cols, slices).
+
+    each: rows or columns of the matrix that belong to one of `size`: H for an attention head.
+    """
+    unit = panels(*grid)
+    unit = math.lcm(panels(*grid[:2]), unit // math.gcd(unit, each))
+    return -(-size // unit) * unit

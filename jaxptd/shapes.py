@@ -1,0 +1,83 @@
+"""Parameters as shapes and axes, without their arrays; `params.py` has what becomes of the arrays.
+
+Formulas read these shapes, and so does the planner: nothing here imports jax.
+"""
+
+import dataclasses
+from typing import Protocol, Self
+
+# Of each dim the mesh axes that shard it: none, one, or several, as in jax's PartitionSpec.
+Spec = tuple[str | tuple[str, ...] | None, ...]
+
+
+class StoredShape(Protocol):
+    """The stored form of a parameter, as shapes and axes."""
+
+    @property
+    def info(self) -> "ParamShape":
+        """The form in which layers use the parameter."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Canonical shape."""
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Global shape of the stored form."""
+
+    @property
+    def spec(self) -> Spec:
+        """The axes that shard each dim of the stored form."""
+
+    @property
+    def axes(self) -> frozenset[str]:
+        """The mesh axes over which the stored form is sharded."""
+
+    @property
+    def is_canonical(self) -> bool:
+        """True if the stored form is the canonical one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ParamShape:
+    """Describes a parameter before it exists, and its stored form without ZeRO.
+
+    Args:
+        shape: canonical shape.
+        stored_shape: global shape with padding and, on pipelines, the rows of all stages.
+        spec: how the stored form is sharded.
+        decay: whether weight decay applies.
+        cast: whether it is only ever read in the compute precision.
+        over: mesh axes over which its gradient is a partial sum, beside those that shard tokens.
+        stack: of the layers that are its leading dim, the first word of its name; None: of none.
+        matrix: of a stack of matrices, a letter for each dim: s for the stack (layers; or q, k and
+            v, which are matrices of their own), r for rows, c for columns; else none.
+        rows: of a stack, the stored row of each layer; None: layer i is in row i.
+    """
+
+    shape: tuple[int, ...]
+    stored_shape: tuple[int, ...]
+    spec: Spec
+    decay: bool
+    cast: bool = False
+    over: tuple[str, ...] = ()
+    stack: str | None = None
+    matrix: str = ""
+    rows: tuple[int, ...] | None = None
+
+    @property
+    def info(self) -> Self:
+        return self
+
+    @property
+    def axes(self) -> frozenset[str]:
+        return frozenset(axis for axes in self.axes_of_dims for axis in axes)
+
+    @property
+    def axes_of_dims(self) -> list[tuple[str, ...]]:
+        """The mesh axes over which each dim is sharded."""
+        return [() if a is None else a if isinstance(a, tuple) else (a,) for a in self.spec]
+
+    @property
+    def is_canonical(self) -> bool:
+        return self.shape == self.stored_shape and self.rows is None
