@@ -20,6 +20,7 @@ from jaxptd.analysis.compiled_step import random_batch
 from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.config import Config
 from jaxptd.mesh import BATCH_AXES, Axis, make_mesh
+from jaxptd.models.stages import make_plan
 from jaxptd.params import Params
 from jaxptd.pipeline import pools
 from jaxptd.pipeline.model import LayerInputs
@@ -28,7 +29,6 @@ from jaxptd.pipeline.statistics import Durations
 from jaxptd.step import Program
 from jaxptd.step.batch import BATCH_SPEC
 from jaxptd.step.passes import Pipelined
-from jaxptd.step.stages import make_plan
 
 Call = Callable[[], Any]
 

@@ -25,7 +25,8 @@ from jaxptd.config import Config, ModelConfig, Remat, TrainConfig
 from jaxptd.layers.block import with_remat
 from jaxptd.layers.dropout import Places
 from jaxptd.mesh import Axis, Layout, make_mesh
-from jaxptd.params import ParamInfo, Params
+from jaxptd.models.stages import Shape, StagePlacement
+from jaxptd.params import Params
 from jaxptd.pipeline import pools
 from jaxptd.pipeline.model import LayerInputs
 from jaxptd.pipeline.plan import Plan
@@ -33,7 +34,6 @@ from jaxptd.step import Program
 from jaxptd.step.body import StepBody
 from jaxptd.step.passes import Losses, Micro, Pipelined, in_total
 from jaxptd.step.resolved import Resolved, resolve
-from jaxptd.step.stages import StagePlacement
 
 PEER = "differentiated scan"
 # With these sizes, gradients, weights and pools have shapes that nothing else has.
@@ -112,7 +112,7 @@ class Scanned(Pipelined):
 class WholeEnds(StagePlacement):
     """Leaves parameters outside the layers whole on every stage."""
 
-    def __call__(self, info: ParamInfo) -> ParamInfo:
+    def __call__(self, info: Shape) -> Shape:
         return super().__call__(info) if info.stack else info
 
 

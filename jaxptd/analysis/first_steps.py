@@ -69,7 +69,7 @@ class FirstSteps:
         """The optimizer's first directions, on one device."""
         infos = {name: self._one_layer(name, x.shape) for name, x in gradients.items()}
         stacked = {name: x.reshape(infos[name].shape) for name, x in gradients.items()}
-        optimizer = DIRECTIONS[self.config.name].make(self.config, infos)
+        optimizer = DIRECTIONS[self.config.name](self.config, infos)
         directions, _ = optimizer.update(stacked, optimizer.init(stacked), stacked)
         return {name: x.reshape(gradients[name].shape) for name, x in directions.items()}
 

@@ -11,20 +11,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from jaxptd.analysis.sizes import AttentionSizes, Sizes, elements_on_device
-from jaxptd.config import Config, ModelConfig, Remat
+from jaxptd.config import Config, ModelConfig, Remat, itemsize
 from jaxptd.layout import Axis
 from jaxptd.models.inventory import MLP, Attention, Pair
 from jaxptd.models.inventory import Stack as Parts
-from jaxptd.params import ParamInfo
+from jaxptd.optimizers.moments import MOMENTS
 from jaxptd.pipeline.placement import of_stack
 from jaxptd.pipeline.plan import Plan
-from jaxptd.step.optimizer import DIRECTIONS
-from jaxptd.zero import Zero
+from jaxptd.shapes import ParamShape
+from jaxptd.zero.shapes import StateShapes
 
 # ---- parameters, gradients and optimizer ---------------------------------------------------------
 
 
-def state(config: Config, zero: Zero) -> dict[str, int]:
+def state(config: Config, zero: StateShapes) -> dict[str, int]:
     """Bytes of parameters, gradients, the optimizer's moments, and gathered parameters.
 
     Parameters and moments are in the device's memory or in the host's (`layout.offload`). Gathered
@@ -42,18 +42,18 @@ def state(config: Config, zero: Zero) -> dict[str, int]:
         return elements_on_device(zero.stored[name], layout) if per_layer else whole(name)
 
     parameters = sum(elements_on_device(s, layout) for s in zero.stored.values()) * wide
-    kept = DIRECTIONS[config.optimizer.name].moments
+    kept = MOMENTS[config.optimizer.name].kept
     moments = [moment for each in zero.stored.values() for moment in kept(each)]
     gathered = _gathered_for_the_step(config, zero)
     return {
         "parameters": parameters,
         "gradients": sum(map(summed, zero.infos)) * wide,
         "optimizer": sum(elements_on_device(m, layout) for m in moments) * wide,
-        "gathered": sum(whole(n) * zero.gather_dtype(n).itemsize for n in gathered),
+        "gathered": sum(whole(n) * itemsize(zero.gather_dtype(n)) for n in gathered),
     }
 
 
-def _gathered_for_the_step(config: Config, zero: Zero) -> list[str]:
+def _gathered_for_the_step(config: Config, zero: StateShapes) -> list[str]:
     """Names of the parameters that are gathered at the beginning of a step and kept."""
     ends = [name for name, info in zero.infos.items() if info.stack is None]
     if zero.stage or zero.copies:
@@ -64,7 +64,7 @@ def _gathered_for_the_step(config: Config, zero: Zero) -> list[str]:
 _FROM_STAGE = {"parameters": 3, "gradients": 2, "optimizer": 1}  # of ZeRO, as published
 
 
-def published_state(config: Config, infos: Mapping[str, ParamInfo]) -> dict[str, int]:
+def published_state(config: Config, infos: Mapping[str, ParamShape]) -> dict[str, int]:
     """Bytes of the state by table 1: P/N, G/N, A/N on N devices; with ZeRO's third stage 2P/N."""
     layout, sizes = config.layout, Sizes(config)
     devices = sizes.matrix_shards * layout.pp

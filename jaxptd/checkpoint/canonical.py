@@ -16,9 +16,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxptd.mesh import BATCH_AXES, Axis
+from jaxptd.models.stages import sharded_over
 from jaxptd.params import Params, Stored
 from jaxptd.step import Program
-from jaxptd.step.stages import sharded_over
 from jaxptd.step.state import DEVICE, HOST, State
 
 Canonical = dict[str, Any]

@@ -22,7 +22,7 @@ from jaxptd.layers.mlp import MLP
 from jaxptd.layers.norm import Norm
 from jaxptd.params import normal, stacked
 from jaxptd.pipeline.model import LayerInputs, X
-from jaxptd.zero import with_gathering
+from jaxptd.zero.gathering import with_gathering
 
 LAYERS = "layers"  # named scope of the loop over layers
 # What each policy saves of a layer, beside its input; `none` saves all that backward needs.

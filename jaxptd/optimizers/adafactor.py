@@ -4,7 +4,6 @@ Step size and weight decay are those of the other optimizers: no step relative t
 size. Source: Shazeer and Stern, arXiv 1804.04235, algorithms 4 and 5.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -14,18 +13,12 @@ import optax
 from jax import Array
 
 from jaxptd.optimizers.matrices import Sums
-from jaxptd.params import ParamInfo, Stored
+from jaxptd.optimizers.moments import Factors, factors
+from jaxptd.params import Stored
 
 DECAY = 0.8  # of step t's mean, 1 - t**-0.8 is kept
 LEAST = 1e-30  # mean of squares
 LARGEST_RMS = 1.0  # of a matrix's step
-
-
-class Factors(NamedTuple):
-    """Means of a matrix's squared gradients. rows: `[S, R]`; columns: `[S, C]`; S matrices."""
-
-    rows: Any
-    columns: Any
 
 
 class Squares(NamedTuple):
@@ -33,23 +26,6 @@ class Squares(NamedTuple):
 
     steps: Array
     nu: Any
-
-
-def factors(stored: Stored) -> Factors:
-    """The forms in which a state holds the means of a matrix: cut like it, in no shards."""
-    return Factors(rows=_without(stored, "c"), columns=_without(stored, "r"))
-
-
-def _without(stored: Stored, kind: str) -> ParamInfo:
-    info = stored.info
-    kept = [dim for dim, each in enumerate(info.matrix) if each != kind]
-    return dataclasses.replace(
-        info,
-        shape=tuple(info.shape[dim] for dim in kept),
-        stored_shape=tuple(info.stored_shape[dim] for dim in kept),
-        spec=tuple(info.spec[dim] for dim in kept),
-        matrix="",
-    )
 
 
 def scale_by_factors(stored: Mapping[str, Stored]) -> optax.GradientTransformation:

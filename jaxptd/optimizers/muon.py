@@ -29,11 +29,6 @@ class Momentum(NamedTuple):
     mu: Any
 
 
-def is_orthogonalised(stored: Stored) -> bool:
-    """True for the matrices of layers: no table, no output layer, no vector."""
-    return stored.info.stack is not None and bool(stored.info.matrix)
-
-
 def scale_by_orthogonal(
     momentum: float, stored: Mapping[str, Stored]
 ) -> optax.GradientTransformation:

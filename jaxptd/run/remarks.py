@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from jaxptd.config import Config
 from jaxptd.config.effects import without_effect
+from jaxptd.models.stages import in_terms_of_config
 from jaxptd.pipeline.statistics import longer_than_needed
 from jaxptd.step import Program
-from jaxptd.step.stages import in_terms_of_config
 
 
 def remarks(program: Program) -> Iterator[str]:

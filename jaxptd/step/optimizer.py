@@ -6,7 +6,6 @@ Source: Loshchilov and Hutter, arXiv 1711.05101 (AdamW); Chen et al., arXiv 2302
 Pascanu et al., arXiv 1211.5063 (clipping); Hu et al., arXiv 2404.06395 (warm-up, stable, decay).
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,7 +16,9 @@ import optax
 from jax import Array, lax
 
 from jaxptd.config import OptimizerConfig, OptimizerName
-from jaxptd.optimizers import factors, is_orthogonalised, scale_by_factors, scale_by_orthogonal
+from jaxptd.optimizers.adafactor import scale_by_factors
+from jaxptd.optimizers.moments import is_orthogonalised
+from jaxptd.optimizers.muon import scale_by_orthogonal
 from jaxptd.params import Params, Stored
 
 FINAL_FRACTION = 0.1  # of the peak learning rate, at the end of a decay
@@ -51,21 +52,6 @@ def _decay_span(config: OptimizerConfig, steps: int) -> tuple[int, int]:
     return max(end - 1 - cooldown, config.warmup_steps), end
 
 
-@dataclasses.dataclass(frozen=True)
-class Direction:
-    """The rule by which an optimizer turns gradients into the direction of a step.
-
-    Args:
-        make: of a config and of how parameters are held, optax's transformation; on shards.
-        moments: how a state holds what is kept for a parameter.
-        by_layer: whether it wants a shard to be of one layer.
-    """
-
-    make: Callable[[OptimizerConfig, Mapping[str, Stored]], optax.GradientTransformation]
-    moments: Callable[[Stored], tuple[Stored, ...]]
-    by_layer: bool = False
-
-
 def _adam(config: OptimizerConfig) -> optax.GradientTransformation:
     return optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)
 
@@ -81,19 +67,14 @@ def _kind(stored: Stored) -> str:
     return "matrix" if is_orthogonalised(stored) else "other"
 
 
+# Of a config and of how parameters are held, optax's transformation of gradients; on shards.
+Direction = Callable[[OptimizerConfig, Mapping[str, Stored]], optax.GradientTransformation]
 DIRECTIONS: Mapping[OptimizerName, Direction] = {
-    "adamw": Direction(lambda c, _: _adam(c), lambda each: (each, each)),
-    "lion": Direction(lambda c, _: optax.scale_by_lion(c.beta1, c.beta2), lambda each: (each,)),
-    "sgd": Direction(lambda c, _: optax.trace(c.beta1), lambda each: (each,)),
-    "muon": Direction(
-        _muon,
-        lambda each: (each,) if is_orthogonalised(each) else (each, each),
-        by_layer=True,
-    ),
-    "adafactor": Direction(
-        lambda _, stored: scale_by_factors(stored),
-        lambda each: factors(each) if each.info.matrix else (each,),
-    ),
+    "adamw": lambda c, _: _adam(c),
+    "lion": lambda c, _: optax.scale_by_lion(c.beta1, c.beta2),
+    "sgd": lambda c, _: optax.trace(c.beta1),
+    "muon": _muon,
+    "adafactor": lambda _, stored: scale_by_factors(stored),
 }
 
 
@@ -102,7 +83,7 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
     """The direction plus the weight decay of parameters; scale it by minus the rate."""
     return optax.chain(
-        DIRECTIONS[config.name].make(config, stored),
+        DIRECTIONS[config.name](config, stored),
         optax.add_decayed_weights(
             config.weight_decay, mask={name: each.info.decay for name, each in stored.items()}
         ),

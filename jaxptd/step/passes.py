@@ -25,14 +25,21 @@ from jaxptd.layers.block import with_remat
 from jaxptd.layers.dropout import Places, Segments
 from jaxptd.mesh import Axis
 from jaxptd.models.model import COMMON, State, X, run_layers
+from jaxptd.models.stages import stage_dim
 from jaxptd.params import Blueprint, Params
 from jaxptd.pipeline import executor, pools, training
 from jaxptd.pipeline.model import LayerInputs, ModelArrays, ModelFunctions
 from jaxptd.pipeline.plan import Plan
 from jaxptd.step.batch import Batch
 from jaxptd.step.resolved import Resolved
-from jaxptd.step.stages import stage_dim
-from jaxptd.zero import StepParams, gathered, reduce_scattered, regathered, shards_of, with_shards
+from jaxptd.zero.gathering import (
+    gathered,
+    reduce_scattered,
+    regathered,
+    shards_of,
+    with_shards,
+)
+from jaxptd.zero.zero import StepParams
 
 
 class Micro(NamedTuple):

@@ -23,11 +23,12 @@ from jaxptd.layers.fp8 import choose_product
 from jaxptd.models.families import family_of
 from jaxptd.models.family import Family
 from jaxptd.models.model import Model
+from jaxptd.models.stages import StagePlacement, make_plan
+from jaxptd.optimizers.moments import MOMENTS
 from jaxptd.params import Blueprint, ParamInfo, Stored
 from jaxptd.pipeline.plan import Plan
-from jaxptd.step.optimizer import DIRECTIONS, make_optimizer
-from jaxptd.step.stages import StagePlacement, make_plan
-from jaxptd.zero import Zero
+from jaxptd.step.optimizer import make_optimizer
+from jaxptd.zero.zero import Zero
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,10 +75,11 @@ class Resolved:
     @cached_property
     def zero(self) -> Zero:
         """Shards the state over data parallel devices, if the layout asks for it."""
-        return make_zero(self.config, self.infos)
+        by_layer = MOMENTS[self.config.optimizer.name].by_layer
+        return Zero.of(self.config, self.infos, by_layer=by_layer)
 
     @property
-    def stored(self) -> dict[str, Stored]:
+    def stored(self) -> Mapping[str, Stored]:
         """Shapes and shardings of the parameters, as the state holds them."""
         return self.zero.stored
 
@@ -94,19 +96,6 @@ class Resolved:
     def trips(self) -> Mapping[str, int]:
         """Executions on all stages, by scope, of loops whose length differs between stages."""
         return self.plan.trips if self.plan else {}
-
-
-def make_zero(config: Config, infos: Mapping[str, ParamInfo]) -> Zero:
-    """Shards the state of a config with these parameters, as its layout asks for."""
-    layout = config.layout
-    return Zero(
-        layout.zero,
-        infos,
-        layout.sizes,
-        jnp.dtype(config.model.dtype),
-        copies=layout.offload == "optimizer",
-        by_layer=DIRECTIONS[config.optimizer.name].by_layer,
-    )
 
 
 def resolve(config: Config, mesh: Mesh) -> Resolved:

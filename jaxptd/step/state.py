@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxptd.mesh import Layout
-from jaxptd.optimizers import Factors, factors
+from jaxptd.optimizers.moments import Factors, factors
 from jaxptd.params import Params, Stored
 from jaxptd.step.skipping import new_guard
 

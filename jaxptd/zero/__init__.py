@@ -1,22 +1,5 @@
-"""ZeRO: parameters, gradients and optimizer state sharded over data parallel devices."""
+"""ZeRO: parameters, gradients and optimizer state sharded over data parallel devices.
 
-from jaxptd.zero.gathering import (
-    gathered,
-    reduce_scattered,
-    regathered,
-    shards_of,
-    with_gathering,
-    with_shards,
-)
-from jaxptd.zero.zero import StepParams, Zero
-
-__all__ = [
-    "StepParams",
-    "Zero",
-    "gathered",
-    "reduce_scattered",
-    "regathered",
-    "shards_of",
-    "with_gathering",
-    "with_shards",
-]
+shapes.py is what formulas read, without jax; zero.py shards the state, with the shards of
+shards.py; gathering.py gathers the parameters of a layer while it runs.
+"""

@@ -9,79 +9,22 @@ Letters: L layers, Z devices along dp x cp, n elements of a block with its paddi
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping
-from functools import cached_property
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxptd.mesh import BATCH_AXES, Axis
+from jaxptd.layout import BATCH_AXES
 from jaxptd.params import ParamInfo
-from jaxptd.shapes import Spec
+from jaxptd.zero.shapes import ShardShape
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ShardedInfo:
-    """Shapes of a sharded parameter: `[L, ..]` if layers are sharded one by one, else flat.
-
-    Args:
-        info: of the parameter as layers hold it.
-        sizes: devices along each axis.
-        lead: leading dims that are not flattened: 1 if layers are sharded one by one, else 0.
-    """
+class ShardedInfo(ShardShape):
+    """Describes a sharded parameter, and converts its arrays."""
 
     info: ParamInfo
-    sizes: Mapping[Axis, int]
-    lead: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The canonical shape."""
-        return self.info.shape
-
-    @property
-    def is_canonical(self) -> bool:
-        return False
-
-    @property
-    def axes(self) -> frozenset[str]:
-        """The mesh axes that the parameter is sharded over."""
-        return self.info.axes | {*BATCH_AXES}
-
-    @cached_property
-    def _splits(self) -> list[int]:
-        """The number of blocks along each dim that is flattened."""
-        dims = self.info.axes_of_dims[self.lead :]
-        return [math.prod(self.sizes[Axis(axis)] for axis in axes) for axes in dims]
-
-    @property
-    def block_shape(self) -> tuple[int, ...]:
-        """The shape that layers hold on one device, without the leading dim."""
-        sizes = self.info.stored_shape[self.lead :]
-        return tuple(n // split for n, split in zip(sizes, self._splits, strict=True))
-
-    @property
-    def shard_size(self) -> int:
-        """Elements of one shard."""
-        return -(-math.prod(self.block_shape) // math.prod(self.sizes[axis] for axis in BATCH_AXES))
-
-    @property
-    def padded_size(self) -> int:
-        """Elements of all shards of a block."""
-        return self.shard_size * math.prod(self.sizes[axis] for axis in BATCH_AXES)
-
-    @property
-    def stored_shape(self) -> tuple[int, ...]:
-        """The global shape that the state holds."""
-        return (*self.info.stored_shape[: self.lead], math.prod(self._splits) * self.padded_size)
-
-    @property
-    def spec(self) -> Spec:
-        """The axes that shard each dim of the state's form."""
-        axes = [axis for axes in self.info.axes_of_dims[self.lead :] for axis in axes]
-        return (*self.info.spec[: self.lead], (*axes, *BATCH_AXES))
 
     def from_stacked(self, x: Array) -> Array:
         """Stacked -> the state's form."""

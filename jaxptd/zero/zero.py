@@ -31,46 +31,28 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-import jax.numpy as jnp
 from jax import Array
 
-from jaxptd.mesh import Axis
 from jaxptd.params import ParamInfo, Params, Stored
 from jaxptd.zero.gathering import Gatherable
+from jaxptd.zero.shapes import StateShapes
 from jaxptd.zero.shards import ShardedInfo
 
 StepParams = dict[str, Any]  # parameters as a step's passes take them: arrays or `Gatherable`s
 
 
 @dataclasses.dataclass(frozen=True)
-class Zero:
-    """Shards the state, and gathers parameters for a step.
+class Zero(StateShapes):
+    """Shards the state, and gathers parameters for a step."""
 
-    Args:
-        stage: 0 to 3.
-        infos: of the parameters.
-        sizes: devices along each axis.
-        dtype: that layers compute in.
-        copies: whether a step casts parameters at its beginning even at stage 0.
-        by_layer: whether shards of layers are of one layer each at stage 1, too.
-    """
-
-    stage: int
     infos: Mapping[str, ParamInfo]
-    sizes: Mapping[Axis, int]
-    dtype: Any
-    copies: bool = False
-    by_layer: bool = False
 
     @cached_property
-    def stored(self) -> dict[str, Stored]:
-        """Shapes and shardings of the parameters, as the state holds them."""
+    def stored(self) -> Mapping[str, Stored]:
+        """Shapes, shardings and conversions of the parameters, as the state holds them."""
         if self.stage == 0:
-            return {**self.infos}
-        return {
-            name: ShardedInfo(info, self.sizes, lead=int(self._by_layer(name)))
-            for name, info in self.infos.items()
-        }
+            return self.infos
+        return {n: ShardedInfo(info, self.sizes, self.lead(n)) for n, info in self.infos.items()}
 
     def begin_step(self, params: Params, *, training: bool = True) -> StepParams:
         """The state's parameters -> parameters for a step's passes.
@@ -88,22 +70,6 @@ class Zero:
         one by one already are.
         """
         return {name: self._end(name, g) for name, g in gradients.items()}
-
-    def per_layer(self, name: str) -> bool:
-        """True for parameters that are gathered or reduce-scattered layer by layer."""
-        return self.stage >= 2 and self.infos[name].stack is not None
-
-    def _by_layer(self, name: str) -> bool:
-        return self.per_layer(name) or (self.by_layer and self.infos[name].stack is not None)
-
-    def gather_dtype(self, name: str) -> Any:
-        """The precision in which a parameter is gathered.
-
-        A grid sums gradients inside a layer, in the precision of the parameter: float32 then.
-        """
-        info = self.infos[name]
-        narrow = info.cast and Axis.ROW not in info.axes
-        return self.dtype if narrow else jnp.promote_types(self.dtype, jnp.float32)
 
     def _begin(self, name: str, p: Array, training: bool) -> Any:
         stored, dtype = self.stored[name], self.gather_dtype(name)

@@ -14,7 +14,7 @@ from jaxptd.analysis.compiled_step import CPU_OPTIONS
 from jaxptd.analysis.count import count, count_compiled, formula
 from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical, to_canonical
 from jaxptd.mesh import Layout
-from jaxptd.optimizers import is_orthogonalised
+from jaxptd.optimizers.moments import is_orthogonalised
 from jaxptd.step import Program
 from jaxptd.step.optimizer import DIRECTIONS
 

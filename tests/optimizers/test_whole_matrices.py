@@ -15,9 +15,9 @@ from turns import by_turns, slow
 
 from jaxptd.analysis.verification import verify
 from jaxptd.mesh import Layout, make_mesh
-from jaxptd.optimizers import is_orthogonalised
 from jaxptd.optimizers.adafactor import LARGEST_RMS
 from jaxptd.optimizers.matrices import Sums
+from jaxptd.optimizers.moments import is_orthogonalised
 from jaxptd.optimizers.muon import RMS, newton_schulz
 from jaxptd.step import Program
 

@@ -20,9 +20,10 @@ from jaxptd.config import OptimizerConfig
 from jaxptd.config.command_line import load_config
 from jaxptd.errors import UserError
 from jaxptd.mesh import Axis, Layout, make_mesh
+from jaxptd.optimizers.moments import MOMENTS
 from jaxptd.params import ParamInfo
 from jaxptd.step import Program
-from jaxptd.step.optimizer import DIRECTIONS, clip, global_norm, learning_rate, make_optimizer
+from jaxptd.step.optimizer import clip, global_norm, learning_rate, make_optimizer
 
 CONFIG = Path(__file__).parents[2] / "configs" / "test-tiny.yaml"
 PEAK = 1e-2
@@ -208,7 +209,7 @@ def test_three_updates_are_optax_s(name):
     found = expected = {n: jnp.asarray(rng.normal(size=s), jnp.float32) for n, s in shapes.items()}
     state, expected_state = ours.init(found), theirs.init(expected)
     moments = [x for x in jax.tree.leaves(state) if x.ndim]
-    kept = DIRECTIONS[name].moments
+    kept = MOMENTS[name].kept
     assert len(moments) == sum(len(kept(info)) for info in infos.values())
     for _ in range(3):
         grads = {n: jnp.asarray(rng.normal(size=s), jnp.float32) for n, s in shapes.items()}

@@ -17,8 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.params import ParamInfo
-from jaxptd.zero import gathered, reduce_scattered
-from jaxptd.zero.gathering import Gatherable
+from jaxptd.zero.gathering import Gatherable, gathered, reduce_scattered
 from jaxptd.zero.shards import ShardedInfo
 
 

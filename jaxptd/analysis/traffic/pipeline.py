@@ -10,12 +10,12 @@ from jaxptd.analysis.collective import ALL_GATHER, PERMUTE, REDUCE_SCATTER, Coll
 from jaxptd.analysis.sizes import elements_on_device
 from jaxptd.analysis.traffic.scenario import Scenario
 from jaxptd.layout import Axis, Layout
-from jaxptd.params import ParamInfo
 from jaxptd.pipeline.plan import Plan
+from jaxptd.shapes import ParamShape
 
 
 def between_stages(
-    step: Scenario, plan: Plan, infos: Mapping[str, ParamInfo]
+    step: Scenario, plan: Plan, infos: Mapping[str, ParamShape]
 ) -> Iterator[Collective]:
     """Activations and their gradients at each hop of the plan; and parameters outside of layers.
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxptd.analysis.collective import Collective, subtract
 from jaxptd.display import Table, html_of
-from jaxptd.mesh import Layout
+from jaxptd.layout import Layout
 
 TITLES = {
     "jaxpr": "one training step, from the jaxpr",

@@ -18,16 +18,16 @@ from jaxptd.analysis.traffic.zero import once_a_step, per_layer
 from jaxptd.config import Config
 from jaxptd.layout import Axis, Layout
 from jaxptd.models.families import family_of
-from jaxptd.params import ParamInfo, Stored
+from jaxptd.optimizers.moments import state_shapes
 from jaxptd.pipeline.plan import Plan
-from jaxptd.step.resolved import make_zero
+from jaxptd.shapes import ParamShape, StoredShape
 
 COUNT = 4  # bytes of a number of targets
 
 
 def expected(
     config: Config,
-    infos: Mapping[str, ParamInfo],
+    infos: Mapping[str, ParamShape],
     plan: Plan | None = None,
     *,
     on_gpus: bool = False,
@@ -43,7 +43,7 @@ def expected(
         on_gpus: GPUs have a broadcast, and can permute in any loop.
     """
     step, sizes = Scenario(config, plan, on_gpus), config.layout.sizes
-    zero = make_zero(config, infos)
+    zero = state_shapes(config, infos)
     ends = itertools.chain(
         _documents(step),
         _loss(step),
@@ -95,7 +95,7 @@ def _loss(step: Scenario) -> Iterator[Collective]:
     yield Collective(ALL_REDUCE, axes, number, number * step.sizes.master_itemsize)
 
 
-def _norm(step: Scenario, stored: Mapping[str, Stored]) -> Iterator[Collective]:
+def _norm(step: Scenario, stored: Mapping[str, StoredShape]) -> Iterator[Collective]:
     """The gradients' norm: one scalar for all parameters sharded over the same axes."""
     for axes in {each.axes for each in stored.values()}:
         over = tuple(Axis(axis) for axis in sorted(axes))

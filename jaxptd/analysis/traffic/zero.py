@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Collective
 from jaxptd.analysis.sizes import elements_on_device
 from jaxptd.analysis.traffic.scenario import Scenario
+from jaxptd.config import itemsize
 from jaxptd.layout import BATCH_AXES, Axis, Layout
 from jaxptd.models.inventory import Stack
-from jaxptd.params import Stored
-from jaxptd.zero import Zero
-from jaxptd.zero.shards import ShardedInfo
+from jaxptd.shapes import StoredShape
+from jaxptd.zero.shapes import ShardShape, StateShapes
 
 
-def once_a_step(step: Scenario, zero: Zero) -> Iterator[Collective]:
+def once_a_step(step: Scenario, zero: StateShapes) -> Iterator[Collective]:
     """ZeRO's gathers at the beginning of a step, and the sums of gradients at its end.
 
     A gradient has n elements, or n/Z where ZeRO shards it; it is summed over all axes that shard
@@ -28,16 +28,16 @@ def once_a_step(step: Scenario, zero: Zero) -> Iterator[Collective]:
     for name, stored in zero.stored.items():
         elements = elements_on_device(stored, layout)
         yield Collective(ALL_REDUCE, _summed_over(stored, layout), 1, elements * wide)
-        if not isinstance(stored, ShardedInfo):
+        if not isinstance(stored, ShardShape):
             continue
         whole = elements * math.prod(layout.sizes[axis] for axis in BATCH_AXES)
         if zero.stage < 3 or stored.info.stack is None:
-            yield Collective(ALL_GATHER, BATCH_AXES, 1, whole * zero.gather_dtype(name).itemsize)
+            yield Collective(ALL_GATHER, BATCH_AXES, 1, whole * itemsize(zero.gather_dtype(name)))
         if not zero.per_layer(name):
             yield Collective(REDUCE_SCATTER, BATCH_AXES, 1, whole * wide)
 
 
-def per_layer(step: Scenario, zero: Zero) -> Iterator[Collective]:
+def per_layer(step: Scenario, zero: StateShapes) -> Iterator[Collective]:
     """Each layer in each micro-batch: n reduce-scattered; at stage 3 n gathered twice.
 
     A message has all parameters of a layer that are sharded alike and gathered in one precision.
@@ -46,7 +46,7 @@ def per_layer(step: Scenario, zero: Zero) -> Iterator[Collective]:
         yield from _of_stack(step, zero, stack)
 
 
-def _of_stack(step: Scenario, zero: Zero, stack: Stack) -> Iterator[Collective]:
+def _of_stack(step: Scenario, zero: StateShapes, stack: Stack) -> Iterator[Collective]:
     """The layers of one stack."""
     layout, wide = step.config.layout, step.sizes.master_itemsize
     times = stack.layers * step.config.train.micro_batches
@@ -54,16 +54,16 @@ def _of_stack(step: Scenario, zero: Zero, stack: Stack) -> Iterator[Collective]:
     messages: dict[tuple, dict[int, int]] = {}  # axes -> bytes of an element -> elements
     for name, stored in zero.stored.items():
         own = stored.info.stack == stack.name
-        if isinstance(stored, ShardedInfo) and own and zero.per_layer(name):
+        if isinstance(stored, ShardShape) and own and zero.per_layer(name):
             axes = stored.axes | {*_summed_over(stored, layout)}
             message = messages.setdefault(tuple(sorted(axes)), {})
-            itemsize = zero.gather_dtype(name).itemsize
-            message[itemsize] = message.get(itemsize, 0) + stored.padded_size
+            size = itemsize(zero.gather_dtype(name))
+            message[size] = message.get(size, 0) + stored.padded_size
     for message in messages.values():
-        for itemsize, elements in message.items():
-            yield Collective(ALL_GATHER, BATCH_AXES, gathers, gathers * elements * itemsize)
-        size = sum(message.values()) * wide
-        yield Collective(REDUCE_SCATTER, BATCH_AXES, times, times * size)
+        for size, elements in message.items():
+            yield Collective(ALL_GATHER, BATCH_AXES, gathers, gathers * elements * size)
+        summed = times * sum(message.values()) * wide
+        yield Collective(REDUCE_SCATTER, BATCH_AXES, times, summed)
 
 
 def _gathers(step: Scenario, stack: Stack) -> int:
@@ -82,7 +82,7 @@ def _gathers(step: Scenario, stack: Stack) -> int:
     return (2 * layers + again) * step.config.train.micro_batches
 
 
-def _summed_over(stored: Stored, layout: Layout) -> tuple[Axis, ...]:
+def _summed_over(stored: StoredShape, layout: Layout) -> tuple[Axis, ...]:
     """The axes over which a device's gradient is a partial sum."""
     tokens = (Axis.PP, Axis.DP, Axis.CP, Axis.ROW)
     sharding = (*tokens, Axis.TP) if layout.sequence_parallel else tokens

@@ -4,15 +4,18 @@ import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from jaxptd.config import Config
 from jaxptd.errors import UserError
 from jaxptd.layout import Axis
 from jaxptd.models.families import family_of
-from jaxptd.params import ParamInfo
 from jaxptd.pipeline.placement import chunk_rows, rows_of_layers, stack_sizes
 from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.schedules import make_schedule
+from jaxptd.shapes import ParamShape
+
+Shape = TypeVar("Shape", bound=ParamShape)
 
 
 def make_plan(config: Config) -> Plan:
@@ -60,12 +63,12 @@ class StagePlacement:
     plan: Plan
     sizes: Mapping[Axis, int]
 
-    def __call__(self, info: ParamInfo) -> ParamInfo:
+    def __call__(self, info: Shape) -> Shape:
         if info.stack is None:
             return sharded_over(info, Axis.PP, self.sizes)
         return self._layers(info, self.plan.stacks[info.stack])
 
-    def _layers(self, info: ParamInfo, sizes: Sequence[int]) -> ParamInfo:
+    def _layers(self, info: Shape, sizes: Sequence[int]) -> Shape:
         schedule = self.plan.schedule
         rows = rows_of_layers(schedule, sizes)
         depth = chunk_rows(schedule, sizes)[-1]
@@ -78,7 +81,7 @@ class StagePlacement:
         )
 
 
-def sharded_over(info: ParamInfo, axis: Axis, sizes: Mapping[Axis, int]) -> ParamInfo:
+def sharded_over(info: Shape, axis: Axis, sizes: Mapping[Axis, int]) -> Shape:
     """Also shards a parameter over `axis`, along its longest local dim that splits, if any does.
 
     Args:
@@ -97,6 +100,6 @@ def sharded_over(info: ParamInfo, axis: Axis, sizes: Mapping[Axis, int]) -> Para
     return dataclasses.replace(info, spec=spec)
 
 
-def stage_dim(info: ParamInfo) -> int | None:
+def stage_dim(info: ParamShape) -> int | None:
     """The dim of a parameter that is sharded over stages; None if there is none."""
     return next((i for i, axes in enumerate(info.axes_of_dims) if Axis.PP in axes), None)

@@ -1,0 +1,67 @@
+"""The moments that each optimizer keeps, as shapes and axes, without their arrays."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from jaxptd.config import Config, OptimizerName
+from jaxptd.shapes import ParamShape, StoredShape
+from jaxptd.zero.shapes import StateShapes
+
+
+class Factors(NamedTuple):
+    """Means of a matrix's squared gradients. rows: `[S, R]`; columns: `[S, C]`; S matrices."""
+
+    rows: Any
+    columns: Any
+
+
+def factors(stored: StoredShape) -> Factors:
+    """The forms in which a state holds the means of a matrix: cut like it, in no shards."""
+    return Factors(rows=_without(stored, "c"), columns=_without(stored, "r"))
+
+
+def _without(stored: StoredShape, kind: str) -> ParamShape:
+    info = stored.info
+    kept = [dim for dim, each in enumerate(info.matrix) if each != kind]
+    return dataclasses.replace(
+        info,
+        shape=tuple(info.shape[dim] for dim in kept),
+        stored_shape=tuple(info.stored_shape[dim] for dim in kept),
+        spec=tuple(info.spec[dim] for dim in kept),
+        matrix="",
+    )
+
+
+def is_orthogonalised(stored: StoredShape) -> bool:
+    """True for the matrices of layers: no table, no output layer, no vector."""
+    return stored.info.stack is not None and bool(stored.info.matrix)
+
+
+@dataclasses.dataclass(frozen=True)
+class Moments:
+    """The moments of an optimizer.
+
+    Args:
+        kept: how a state holds what is kept for a parameter.
+        by_layer: whether the optimizer wants a shard to be of one layer.
+    """
+
+    kept: Callable[[StoredShape], tuple[StoredShape, ...]]
+    by_layer: bool = False
+
+
+MOMENTS: Mapping[OptimizerName, Moments] = {
+    "adamw": Moments(lambda each: (each, each)),
+    "lion": Moments(lambda each: (each,)),
+    "sgd": Moments(lambda each: (each,)),
+    "muon": Moments(
+        lambda each: (each,) if is_orthogonalised(each) else (each, each), by_layer=True
+    ),
+    "adafactor": Moments(lambda each: factors(each) if each.info.matrix else (each,)),
+}
+
+
+def state_shapes(config: Config, infos: Mapping[str, ParamShape]) -> StateShapes:
+    """The forms in which a config's state holds these parameters."""
+    return StateShapes.of(config, infos, by_layer=MOMENTS[config.optimizer.name].by_layer)
