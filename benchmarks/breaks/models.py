@@ -123,4 +123,27 @@ MODELS = (
         "tests/models/test_encoder.py",
         "padding",
     ),
+    # ---- parameters from an inventory ----
+    Break(
+        "heads of an inventory are not padded",
+        "jaxptd/models/parameters.py",
+        "(*shape[:dim], size, *shape[dim + 1 :])",
+        "(*shape,)",
+        "tests/models/test_parameters.py",
+    ),
+    Break(
+        "the first norm of an inventory is forgotten",
+        "jaxptd/models/parameters.py",
+        "self.norm(size, parts.first_norm)",
+        "self.norm(size, 0)",
+        "tests/models/test_parameters.py",
+    ),
+    Break(
+        "layers of an inventory are in rows of no stage",
+        "jaxptd/models/stages.py",
+        "None if rows == every else rows",
+        "None",
+        "tests/models/test_parameters.py",
+        "pp",
+    ),
 )

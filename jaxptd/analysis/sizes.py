@@ -12,7 +12,7 @@ from typing import Protocol
 from jaxptd.config import Config, itemsize
 from jaxptd.layout import Axis, Layout
 from jaxptd.matmul.padding import padded
-from jaxptd.models.families import family_of
+from jaxptd.models.families import inventory_of
 from jaxptd.models.inventory import MLP, Attention, Head, Inventory, Pair, Stack
 from jaxptd.shapes import StoredShape
 
@@ -90,7 +90,7 @@ class Sizes:
     @property
     def inventory(self) -> Inventory:
         """The parts of the model."""
-        return family_of(self.config.model).inventory(self.config.model)
+        return inventory_of(self.config.model)
 
     @property
     def streams(self) -> list[int]:

@@ -2,6 +2,8 @@
 
 import math
 
+from jaxptd.layout import Layout
+
 
 def panels(rows: int, cols: int, slices: int = 1) -> int:
     """The number of panels: a dim of a matrix splits over the grid if this divides it."""
@@ -16,3 +18,10 @@ def padded(size: int, grid: tuple[int, int, int], each: int = 1) -> int:
     unit = panels(*grid)
     unit = math.lcm(panels(*grid[:2]), unit // math.gcd(unit, each))
     return -(-size // unit) * unit
+
+
+def padded_for(layout: Layout, size: int, each: int = 1) -> int:
+    """Rounds a size up to equal shards, over tp or on the layout's grid; arguments of `padded`."""
+    if layout.has_grid:
+        return padded(size, (layout.row, layout.col, layout.matmul2d_slices), each)
+    return -(-size // layout.tp) * layout.tp

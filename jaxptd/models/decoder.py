@@ -84,10 +84,12 @@ def inventory(model: ModelConfig) -> Inventory:
         model.seq_length,
         model.reach,
         options.qk_norm,
-        has_bias=options.relative is not None,
+        buckets=options.relative.buckets if options.relative else 0,
+        bias=options.linear_bias != "none",
+        out_bias=options.linear_bias == "all",
     )
     post = options.norm_order == "post"
-    mlp = MLP(hidden, model.mlp_size, options.gated)
+    mlp = MLP(hidden, model.mlp_size, options.gated, bias=options.linear_bias == "all")
     learned = options.positions == "learned"
     return Inventory(
         hidden,
@@ -95,8 +97,9 @@ def inventory(model: ModelConfig) -> Inventory:
         embedded=(model.seq_length,),
         positions=Table(model.num_positions, hidden) if learned else None,
         stacks=(Stack("blocks", model.num_layers, (attention, mlp), statistics, post),),
-        heads=(Head(hidden, size, norm=0 if post else statistics),),
+        heads=(Head(hidden, size, norm=0 if post else statistics, own=not model.tie_embeddings),),
         first_norm=statistics if post else 0,
+        types=options.token_types,
     )
 
 

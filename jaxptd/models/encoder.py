@@ -73,8 +73,8 @@ def inventory(model: ModelConfig) -> Inventory:
     (stack,), (head,) = found.stacks, found.heads
     statistics = stack.statistics
     heads = (
-        dataclasses.replace(head, squares=1, norm=statistics),
-        Head(size, CLASSES, squares=1),
+        dataclasses.replace(head, squares=1, norm=statistics, bias=True),
+        Head(size, CLASSES, squares=1, own=True, bias=True),
     )
     return dataclasses.replace(found, heads=heads)
 

@@ -93,7 +93,7 @@ def inventory(model: ModelConfig) -> Inventory:
         reach=model.seq_length,
         source=model.seq_length,
         source_statistics=stack.statistics,
-        has_bias=False,
+        buckets=0,
     )
     stacks = (
         dataclasses.replace(stack, name="encoder"),

@@ -4,7 +4,8 @@ The presets of a family's options are in `jaxptd.config.block`, its tensors in H
 in `jaxptd.hf.families`: they too are rows of a table.
 """
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 
 from jaxptd.config import Config, FamilyName, ModelConfig
 from jaxptd.data import Data, Tokenizer, load_tokenizer, open_data, tokenizers
@@ -12,6 +13,7 @@ from jaxptd.models.decoder import DECODER
 from jaxptd.models.encoder import ENCODER
 from jaxptd.models.encoder_decoder import ENCODER_DECODER
 from jaxptd.models.family import Family
+from jaxptd.models.inventory import Inventory
 
 FAMILIES: Mapping[FamilyName, Family] = {
     "gpt": DECODER,
@@ -27,6 +29,16 @@ FAMILIES: Mapping[FamilyName, Family] = {
 def family_of(model: ModelConfig) -> Family:
     """The family of a model."""
     return FAMILIES[model.family]
+
+
+def inventory_of(model: ModelConfig) -> Inventory:
+    """The parts of a model; formulas of many layouts ask for the same one."""
+    return _made(family_of(model).inventory, model)
+
+
+@functools.lru_cache(maxsize=64)
+def _made(make: Callable[[ModelConfig], Inventory], model: ModelConfig) -> Inventory:
+    return make(model)
 
 
 def tokenizer_of(config: Config) -> Tokenizer:

@@ -23,7 +23,9 @@ class Attention:
         source: tokens in another sequence, whose keys and values these are; None: the same tokens.
         source_statistics: of a token of that sequence that a norm before them keeps, as in `Stack`;
             0 without one.
-        has_bias: whether scores have a bias by distance.
+        buckets: of distances, whose biases of scores all layers share; 0 without any.
+        bias: whether the products that make q, k, v have one.
+        out_bias: whether the product behind attention has one.
     """
 
     hidden: int
@@ -36,7 +38,14 @@ class Attention:
     has_norm: bool
     source: int | None = None
     source_statistics: int = 0
-    has_bias: bool = False
+    buckets: int = 0
+    bias: bool = False
+    out_bias: bool = False
+
+    @property
+    def has_bias(self) -> bool:
+        """True if scores have a bias by distance."""
+        return self.buckets > 0
 
     @property
     def key_tokens(self) -> int:
@@ -67,12 +76,14 @@ class MLP:
         hidden: D.
         size: F.
         gated: whether the first product has 2 F columns.
+        bias: whether both products have one.
     """
 
     hidden: int
     size: int
     gated: bool
     score_flops: int = 0
+    bias: bool = False
 
     @property
     def weights(self) -> int:
@@ -140,12 +151,16 @@ class Head:
         columns: V.
         squares: products `[D, D]` before it, of the residual stream with a whole matrix.
         norm: statistics of a norm of its own before it, as in `Stack`; 0 without one.
+        own: whether its matrix is its own; else it is the table of tokens.
+        bias: whether the logits have one.
     """
 
     hidden: int
     columns: int
     squares: int = 0
     norm: int = 0
+    own: bool = False
+    bias: bool = False
 
     @property
     def weights(self) -> int:
@@ -165,6 +180,7 @@ class Inventory:
         stacks: in the order in which activations go through them.
         heads: behind them, one for each term of the loss that has logits of its own.
         first_norm: statistics of the norm before the stacks, as in `Stack`; 0 without one.
+        types: of tokens, each with a vector that is added to it.
     """
 
     hidden: int
@@ -174,6 +190,7 @@ class Inventory:
     stacks: tuple[Stack, ...]
     heads: tuple[Head, ...]
     first_norm: int
+    types: int = 0
 
     @property
     def streams(self) -> tuple[int, ...]:

@@ -3,16 +3,18 @@
 import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import TypeVar
 
 from jaxptd.config import Config
 from jaxptd.errors import UserError
 from jaxptd.layout import Axis
-from jaxptd.models.families import family_of
+from jaxptd.models.families import inventory_of
 from jaxptd.pipeline.placement import chunk_rows, rows_of_layers, stack_sizes
 from jaxptd.pipeline.plan import Plan
-from jaxptd.pipeline.schedules import make_schedule
+from jaxptd.pipeline.schedules import make_schedule, outline
+from jaxptd.pipeline.table import Schedule
 from jaxptd.shapes import ParamShape
 
 Shape = TypeVar("Shape", bound=ParamShape)
@@ -24,9 +26,23 @@ def make_plan(config: Config) -> Plan:
     Raises:
         UserError: there is no such schedule, or the model's layers do not fill it.
     """
+    return _plan(config, make_schedule)
+
+
+def make_placement(config: Config) -> "StagePlacement":
+    """Places parameters on the stages of the pipeline, whose schedule it leaves without a table.
+
+    Raises:
+        UserError: as `make_plan`.
+    """
+    return StagePlacement(_plan(config, outline), config.layout.sizes)
+
+
+def _plan(config: Config, make: Callable[..., Schedule]) -> Plan:
+    """The plan for a schedule that `make` makes."""
     model, layout = config.model, config.layout
     try:
-        schedule = make_schedule(
+        schedule = make(
             layout.schedule,
             stages=layout.pp,
             micro_batches=config.train.micro_batches,
@@ -34,7 +50,7 @@ def make_plan(config: Config) -> Plan:
         )
     except UserError as error:
         raise UserError(in_terms_of_config(str(error))) from error
-    layers = {stack.name: stack.layers for stack in family_of(model).inventory(model).stacks}
+    layers = {stack.name: stack.layers for stack in inventory_of(model).stacks}
     stacks = stack_sizes(layers, schedule, layout.stage_layers)
     recompute = model.remat == "full" and model.remat_layers is None
     return Plan(schedule, stacks, recompute=recompute, first=model.remat_layers)
@@ -66,19 +82,19 @@ class StagePlacement:
     def __call__(self, info: Shape) -> Shape:
         if info.stack is None:
             return sharded_over(info, Axis.PP, self.sizes)
-        return self._layers(info, self.plan.stacks[info.stack])
+        count, rows = self._rows[info.stack]
+        shape, spec = (count, *info.stored_shape[1:]), (Axis.PP, *info.spec[1:])
+        return dataclasses.replace(info, stored_shape=shape, spec=spec, rows=rows)
 
-    def _layers(self, info: Shape, sizes: Sequence[int]) -> Shape:
-        schedule = self.plan.schedule
-        rows = rows_of_layers(schedule, sizes)
-        depth = chunk_rows(schedule, sizes)[-1]
-        shape = (schedule.stages * depth, *info.stored_shape[1:])
-        return dataclasses.replace(
-            info,
-            stored_shape=shape,
-            spec=(Axis.PP, *info.spec[1:]),
-            rows=None if rows == tuple(range(shape[0])) else rows,
-        )
+    @cached_property
+    def _rows(self) -> dict[str, tuple[int, tuple[int, ...] | None]]:
+        """For each stack its rows on all stages, and that of each layer; None: the layer's."""
+        schedule, found = self.plan.schedule, {}
+        for stack, sizes in self.plan.stacks.items():
+            count, rows = chunk_rows(schedule, sizes)[-1], rows_of_layers(schedule, sizes)
+            every = tuple(range(schedule.stages * count))
+            found[stack] = (len(every), None if rows == every else rows)
+        return found
 
 
 def sharded_over(info: Shape, axis: Axis, sizes: Mapping[Axis, int]) -> Shape:

@@ -62,6 +62,23 @@ def make_schedule(
     Raises:
         UserError: there is no such schedule, or it does not exist in these sizes.
     """
+    schedule = outline(
+        name, stages=stages, micro_batches=micro_batches, virtual_stages=virtual_stages
+    )
+    if schedule.ticks:
+        return schedule
+    make = {"gpipe": _gpipe, "1f1b": _one_forward_one_backward, "zb-v": _zero_bubble_v}
+    return dataclasses.replace(schedule, table=make.get(schedule.name, _listed)(schedule))
+
+
+def outline(
+    name: str | Path, *, stages: int, micro_batches: int, virtual_stages: int | None = None
+) -> Schedule:
+    """The parts of a schedule on its stages: without a table, but for one that a file has.
+
+    Arguments and errors are those of `make_schedule`, except for sizes that only a table shows to
+    be impossible.
+    """
     sizes = {"stages": stages, "micro_batches": micro_batches, "virtual_stages": virtual_stages}
     for what, size in sizes.items():
         if size is not None and size < 1:
@@ -80,9 +97,7 @@ def make_schedule(
         )
     placement: Placement = "v" if name == "zb-v" else "loop"
     empty = np.zeros((0, stages, 3), np.int32)
-    schedule = Schedule(name, stages, micro_batches, chunks, placement, empty)
-    make = {"gpipe": _gpipe, "1f1b": _one_forward_one_backward, "zb-v": _zero_bubble_v}
-    return dataclasses.replace(schedule, table=make.get(name, _listed)(schedule))
+    return Schedule(name, stages, micro_batches, chunks, placement, empty)
 
 
 def _chunks(name: str, virtual_stages: int | None) -> int:
