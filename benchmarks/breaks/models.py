@@ -139,11 +139,18 @@ MODELS = (
         "tests/models/test_parameters.py",
     ),
     Break(
-        "layers of an inventory are in rows of no stage",
-        "jaxptd/models/stages.py",
-        "None if rows == every else rows",
-        "None",
+        "an inventory's parameters are on no stage",
+        "jaxptd/models/parameters.py",
+        "{name: place(info) for",
+        "{name: info for",
         "tests/models/test_parameters.py",
         "pp",
+    ),
+    Break(
+        "collectives of the ends are in no micro-batch",
+        "jaxptd/analysis/traffic/step.py",
+        'yield Part("ends")',
+        'yield Part("step")',
+        "tests/analysis/test_parts.py",
     ),
 )

@@ -15,7 +15,7 @@ from jaxptd.layout import Layout
 from jaxptd.matmul.padding import padded_for
 from jaxptd.models.families import inventory_of
 from jaxptd.models.inventory import MLP, Attention, Head, Inventory, Pair, Stack
-from jaxptd.models.stages import make_placement
+from jaxptd.models.stages import StagePlacement, outline_plan
 from jaxptd.shapes import ParamShape, Spec
 
 Named = Iterator[tuple[str, ParamShape]]
@@ -33,7 +33,7 @@ def parameter_infos(config: Config) -> dict[str, ParamShape]:
     found = dict(_Parameters(model, layout, Specs.of(layout)).all(inventory_of(model)))
     if layout.pp == 1:
         return found
-    place = make_placement(config)
+    place = StagePlacement(outline_plan(config), layout.sizes)
     return {name: place(info) for name, info in found.items()}
 
 

@@ -29,13 +29,13 @@ def make_plan(config: Config) -> Plan:
     return _plan(config, make_schedule)
 
 
-def make_placement(config: Config) -> "StagePlacement":
-    """Places parameters on the stages of the pipeline, whose schedule it leaves without a table.
+def outline_plan(config: Config) -> Plan:
+    """The plan whose schedule has no table: it says where layers are, at no tick.
 
     Raises:
-        UserError: as `make_plan`.
+        UserError: as `make_plan`, if it is not that only a table shows the error.
     """
-    return StagePlacement(_plan(config, outline), config.layout.sizes)
+    return _plan(config, outline)
 
 
 def _plan(config: Config, make: Callable[..., Schedule]) -> Plan:

@@ -1,5 +1,5 @@
 """Predicts the collectives of a training step from its config."""
 
-from jaxptd.analysis.traffic.step import expected
+from jaxptd.analysis.traffic.step import Part, expected, parts
 
-__all__ = ["expected"]
+__all__ = ["Part", "expected", "parts"]

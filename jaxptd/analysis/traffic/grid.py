@@ -67,13 +67,18 @@ class Panels:
             yield Collective(ALL_REDUCE, (axis,), times * devices, whole)
 
 
-def on_grid(step: Scenario) -> Iterator[Collective]:
-    """Products, norms, tables and attention in blocks; attention by heads is in `ring.py`."""
-    sizes, micro_batches = step.sizes, step.config.train.micro_batches
-    parts, M = sizes.inventory, micro_batches
-    for stack, again, layers in step.stacks:
-        own = step.with_tokens(stack.tokens)
-        yield from _layers(own, stack, again, times=micro_batches * layers)
+def layers_on_grid(step: Scenario, stack: Stack) -> Iterator[Collective]:
+    """A stack's products, norms and attention in blocks; attention by heads is in `ring.py`."""
+    own = step.with_tokens(stack.tokens)
+    for again, layers in step.recomputed(stack):
+        times = step.config.train.micro_batches * layers
+        yield from _layers(own, stack, again, times=times)
+
+
+def ends_on_grid(step: Scenario) -> Iterator[Collective]:
+    """Tables, the norms and products outside of layers, and the loss."""
+    sizes, M = step.sizes, step.config.train.micro_batches
+    parts = sizes.inventory
     for head in parts.heads:
         yield from _product(step, sizes.hidden, sizes.columns(head), forwards=1, times=M)
         yield from _product(step, sizes.hidden, sizes.hidden, forwards=1, times=M * head.squares)

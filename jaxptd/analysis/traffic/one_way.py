@@ -21,18 +21,23 @@ ROUNDS = 2 * (FORWARD + BACKWARD) + 1
 SOURCE_ROUNDS = FORWARD + BACKWARD + 1  # of a first product alone
 
 
-def one_way(step: Scenario) -> Iterator[Collective]:
-    """Activations of b*T/cp*D at every collective; then the loss of the sharded vocabulary.
+def layers_one_way(step: Scenario, stack: Stack) -> Iterator[Collective]:
+    """The layers of a stack: activations of b*T/cp*D at every collective."""
+    products = _in_rounds if step.config.layout.collective_matmul else _around_products
+    own = step.with_tokens(stack.tokens)
+    for again, count in step.recomputed(stack):
+        times = step.config.train.micro_batches * count
+        yield from products(own, stack, again, times=times)
+        yield from gathered_kv(own, stack, again, times=times)
+        yield from _sources(own, stack, again, times=times)
+
+
+def ends_one_way(step: Scenario) -> Iterator[Collective]:
+    """Embeddings and output layers; then the loss of the sharded vocabulary.
 
     The loss takes a maximum and two sums for each token.
     """
     sizes, micro_batches = step.sizes, step.config.train.micro_batches
-    products = _in_rounds if step.config.layout.collective_matmul else _around_products
-    for stack, again, count in step.stacks:
-        own, times = step.with_tokens(stack.tokens), micro_batches * count
-        yield from products(own, stack, again, times=times)
-        yield from gathered_kv(own, stack, again, times=times)
-        yield from _sources(own, stack, again, times=times)
     for length in sizes.inventory.embedded:
         yield from _at_an_end(step.with_tokens(length), scattered=step.embeddings)
     for _ in sizes.inventory.heads:

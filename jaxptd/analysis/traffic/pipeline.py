@@ -14,19 +14,23 @@ from jaxptd.pipeline.plan import Plan
 from jaxptd.shapes import ParamShape
 
 
-def between_stages(
-    step: Scenario, plan: Plan, infos: Mapping[str, ParamShape]
-) -> Iterator[Collective]:
-    """Activations and their gradients at each hop of the plan; and parameters outside of layers.
+def between_stages(step: Scenario, plan: Plan) -> Iterator[Collective]:
+    """Activations and their gradients at each hop of the plan.
 
-    Each array of x is b*T*D over all devices that shard it. Embeddings, the last norm and what all
-    layers read are gathered before the first tick, and their gradients are reduce-scattered after
-    the last.
+    Each array of x is b*T*D over all devices that shard it.
+    """
+    hops = sum(int(taken.sum()) for taken in plan.hops.taken.values())
+    for size in step.sizes.streams:
+        yield Collective(PERMUTE, (Axis.PP,), hops, hops * size)
+
+
+def on_all_stages(step: Scenario, infos: Mapping[str, ParamShape]) -> Iterator[Collective]:
+    """Parameters outside of layers: embeddings, the last norm and what all layers read.
+
+    They are gathered before the first tick, and their gradients are reduce-scattered after the
+    last.
     """
     layout, sizes = step.config.layout, step.sizes
-    hops = sum(int(taken.sum()) for taken in plan.hops.taken.values())
-    for size in sizes.streams:
-        yield Collective(PERMUTE, (Axis.PP,), hops, hops * size)
     for info in infos.values():
         if Axis.PP in info.axes and info.stack is None:
             whole = elements_on_device(info, layout) * layout.pp * sizes.master_itemsize

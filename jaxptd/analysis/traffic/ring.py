@@ -14,9 +14,9 @@ from jaxptd.layout import Axis, Layout
 from jaxptd.models.inventory import Attention, Stack
 
 
-def ring(step: Scenario) -> Iterator[Collective]:
-    """Keys and values, forward and backward; and their gradients, in the masters' precision."""
-    for stack, again, layers in step.stacks:
+def ring(step: Scenario, stack: Stack) -> Iterator[Collective]:
+    """A stack's keys and values, forward and backward; their gradients, in masters' precision."""
+    for again, layers in step.recomputed(stack):
         for attention in step.sizes.of_stack(stack).attentions(stack):
             yield from _rings(step.with_tokens(stack.tokens), attention, again, layers)
 

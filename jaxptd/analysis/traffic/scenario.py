@@ -67,16 +67,8 @@ class Scenario:
         """The step with the sizes of sequences of so many tokens."""
         return dataclasses.replace(self, length=length)
 
-    @property
-    def stacks(self) -> list[tuple[Stack, Recomputed, int]]:
-        """Layers that are alike: (their stack, what backward repeats, number of layers)."""
-        return [
-            (stack, again, layers)
-            for stack in self.sizes.inventory.stacks
-            for again, layers in self._recomputed(stack)
-        ]
-
-    def _recomputed(self, stack: Stack) -> list[tuple[Recomputed, int]]:
+    def recomputed(self, stack: Stack) -> list[tuple[Recomputed, int]]:
+        """Layers of a stack that are alike: (what backward repeats, number of layers)."""
         if self.plan and self.plan.recompute:
             return [(WHOLE_PART, stack.layers)]
         counts = self.plan.stacks[stack.name] if self.plan else (stack.layers,)

@@ -4,14 +4,14 @@
 """
 
 import dataclasses
-import itertools
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal, NamedTuple
 
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, Collective
-from jaxptd.analysis.traffic.grid import on_grid
-from jaxptd.analysis.traffic.one_way import one_way
+from jaxptd.analysis.traffic.grid import ends_on_grid, layers_on_grid
+from jaxptd.analysis.traffic.one_way import ends_one_way, layers_one_way
 from jaxptd.analysis.traffic.optimizers import whole_matrices
-from jaxptd.analysis.traffic.pipeline import as_gathers, between_stages
+from jaxptd.analysis.traffic.pipeline import as_gathers, between_stages, on_all_stages
 from jaxptd.analysis.traffic.ring import ring
 from jaxptd.analysis.traffic.scenario import Scenario
 from jaxptd.analysis.traffic.zero import once_a_step, per_layer
@@ -21,8 +21,27 @@ from jaxptd.models.families import family_of
 from jaxptd.optimizers.moments import state_shapes
 from jaxptd.pipeline.plan import Plan
 from jaxptd.shapes import ParamShape, StoredShape
+from jaxptd.zero.shapes import StateShapes
 
 COUNT = 4  # bytes of a number of targets
+
+
+What = Literal["tensor", "ring", "ends", "zero", "stages", "step"]
+
+
+class Part(NamedTuple):
+    """The part of a step in which a collective runs.
+
+    Args:
+        what: tensor (tensor parallelism or the grid, inside layers), ring (ring attention), ends
+            (embeddings, output layers and the loss, in each micro-batch), zero (gathers and
+            reduce-scatters layer by layer), stages (between the stages of a pipeline), or step
+            (once a step).
+        stack: of the layers; None outside of them.
+    """
+
+    what: What
+    stack: str | None = None
 
 
 def expected(
@@ -32,9 +51,21 @@ def expected(
     *,
     on_gpus: bool = False,
 ) -> Iterator[Collective]:
-    """The collectives of one training step, without axes of size 1.
+    """The collectives of one training step, those of all `parts`; arguments are the same."""
+    return (each for _, each in parts(config, infos, plan, on_gpus=on_gpus))
 
-    In a pipeline the collectives that a stage runs by itself are added up over the stages.
+
+def parts(
+    config: Config,
+    infos: Mapping[str, ParamShape],
+    plan: Plan | None = None,
+    *,
+    on_gpus: bool = False,
+) -> Iterator[tuple[Part, Collective]]:
+    """The collectives of each part of one training step, without axes of size 1.
+
+    They are those of all layers and micro-batches. In a pipeline the collectives that a stage runs
+    by itself are added up over the stages.
 
     Args:
         config: of the run.
@@ -43,27 +74,46 @@ def expected(
         on_gpus: GPUs have a broadcast, and can permute in any loop.
     """
     step, sizes = Scenario(config, plan, on_gpus), config.layout.sizes
-    zero = state_shapes(config, infos)
-    ends = itertools.chain(
-        _documents(step),
-        _loss(step),
-        once_a_step(step, zero),
-        _norm(step, zero.stored),
-        whole_matrices(step, zero.stored),
-    )
-    between = between_stages(step, plan, infos) if plan else ()
-    layers = itertools.chain(_layers(step), per_layer(step, zero))
-    for each in itertools.chain(layers, _of_all_stages(ends, config.layout), between):
-        axes = tuple(str(axis) for axis in each.axes if sizes[Axis(axis)] > 1)
-        if axes and each.count:
-            yield dataclasses.replace(each, axes=axes)
+    for part, collectives in _all_axes(step, infos):
+        for each in collectives:
+            axes = tuple(str(axis) for axis in each.axes if sizes[Axis(axis)] > 1)
+            if axes and each.count:
+                yield part, dataclasses.replace(each, axes=axes)
 
 
-def _layers(step: Scenario) -> Iterable[Collective]:
-    """Tensor parallelism and ring attention."""
-    moved = on_grid(step) if step.config.layout.has_grid else one_way(step)
-    layers = itertools.chain(moved, ring(step))
-    return layers if step.on_gpus or not step.plan else as_gathers(layers, step.config.layout)
+def _all_axes(
+    step: Scenario, infos: Mapping[str, ParamShape]
+) -> Iterator[tuple[Part, Iterable[Collective]]]:
+    """Each part with its collectives, over axes of any size."""
+    layout, zero = step.config.layout, state_shapes(step.config, infos)
+    layers, ends = layers_one_way, ends_one_way
+    if layout.has_grid:
+        layers, ends = layers_on_grid, ends_on_grid
+    for stack in step.sizes.inventory.stacks:
+        yield Part("tensor", stack.name), _in_loops(step, layers(step, stack))
+        yield Part("ring", stack.name), _in_loops(step, ring(step, stack))
+        yield Part("zero", stack.name), per_layer(step, zero, stack)
+    yield Part("ends"), _in_loops(step, ends(step))
+    if step.plan:
+        yield Part("stages"), between_stages(step, step.plan)
+        yield Part("step"), on_all_stages(step, infos)
+    yield Part("step"), _of_all_stages(_once(step, zero), layout)
+
+
+def _in_loops(step: Scenario, collectives: Iterable[Collective]) -> Iterable[Collective]:
+    """Collectives of a micro-batch, as they run in the loops of a pipeline."""
+    if step.on_gpus or not step.plan:
+        return collectives
+    return as_gathers(collectives, step.config.layout)
+
+
+def _once(step: Scenario, zero: StateShapes) -> Iterator[Collective]:
+    """Collectives that each stage runs once a step."""
+    yield from _documents(step)
+    yield from _loss(step)
+    yield from once_a_step(step, zero)
+    yield from _norm(step, zero.stored)
+    yield from whole_matrices(step, zero.stored)
 
 
 def _of_all_stages(ends: Iterable[Collective], layout: Layout) -> Iterator[Collective]:

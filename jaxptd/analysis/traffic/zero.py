@@ -37,17 +37,11 @@ def once_a_step(step: Scenario, zero: StateShapes) -> Iterator[Collective]:
             yield Collective(REDUCE_SCATTER, BATCH_AXES, 1, whole * wide)
 
 
-def per_layer(step: Scenario, zero: StateShapes) -> Iterator[Collective]:
-    """Each layer in each micro-batch: n reduce-scattered; at stage 3 n gathered twice.
+def per_layer(step: Scenario, zero: StateShapes, stack: Stack) -> Iterator[Collective]:
+    """Each layer of a stack in each micro-batch: n reduce-scattered; at stage 3 n gathered twice.
 
     A message has all parameters of a layer that are sharded alike and gathered in one precision.
     """
-    for stack in step.sizes.inventory.stacks:
-        yield from _of_stack(step, zero, stack)
-
-
-def _of_stack(step: Scenario, zero: StateShapes, stack: Stack) -> Iterator[Collective]:
-    """The layers of one stack."""
     layout, wide = step.config.layout, step.sizes.master_itemsize
     times = stack.layers * step.config.train.micro_batches
     gathers = _gathers(step, stack) if zero.stage == 3 else 0

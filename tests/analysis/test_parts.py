@@ -1,0 +1,79 @@
+"""The parts of a step's collectives: what runs in each layer, each micro-batch, or once a step."""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import tiny
+
+from jaxptd.analysis.collective import Collective, add_up
+from jaxptd.analysis.traffic import Part, parts
+from jaxptd.config import Config
+from jaxptd.layout import Layout
+from jaxptd.models.parameters import parameter_infos
+from jaxptd.models.stages import make_plan
+
+IN_LAYERS, IN_MICRO_BATCHES = {"tensor", "ring", "zero"}, {"tensor", "ring", "zero", "ends"}
+GROUPS = {"family": "qwen3", "num_kv_heads": 2}
+CASES = [
+    (Layout(dp=2, cp=2, tp=4, zero=3), GROUPS),
+    (Layout(dp=2, cp=2, row=2, col=2, zero=2), {}),
+    (Layout(row=2, col=2, attention2d="blocks", matmul2d="summa"), {"family": "bert"}),
+    (Layout(cp=2, tp=2, sequence_parallel=True, collective_matmul=True, ring="rsa"), tiny.T5),
+    (Layout(pp=2, dp=2, tp=2, cp=2, zero=3), {"num_layers": 4}),
+]
+
+
+def found(config: Config) -> dict[Part, list[Collective]]:
+    """The collectives of each part, by kind and axes."""
+    plan = make_plan(config) if config.layout.pp > 1 else None
+    each: dict[Part, list[Collective]] = {}
+    for part, collective in parts(config, parameter_infos(config), plan):
+        each.setdefault(part, []).append(collective)
+    return {part: add_up(collectives) for part, collectives in each.items()}
+
+
+def times(factor: int, collectives: Iterable[Collective]) -> list[Collective]:
+    return [
+        dataclasses.replace(c, count=factor * c.count, bytes=factor * c.bytes) for c in collectives
+    ]
+
+
+@pytest.mark.parametrize(("layout", "model"), CASES, ids=str)
+def test_twice_the_layers_move_twice_what_layers_move(layout: Layout, model: Any) -> None:
+    shallow = tiny.config(layout, **model)
+    sizes = shallow.model
+    deep = tiny.config(
+        layout,
+        **model
+        | {"num_layers": 2 * sizes.num_layers}
+        | ({"num_decoder_layers": 2 * sizes.decoder_layers} if sizes.num_decoder_layers else {}),
+    )
+    once, twice = found(shallow), found(deep)
+    assert {part.what for part in once} >= {"tensor", "ends", "step"}
+    assert once.keys() == twice.keys()
+    for part, collectives in once.items():
+        assert (part.stack is not None) == (part.what in IN_LAYERS)
+        if part.what != "step":
+            assert twice[part] == times(2 if part.stack else 1, collectives)
+
+
+@pytest.mark.parametrize(("layout", "model"), CASES, ids=str)
+def test_twice_the_micro_batches_move_twice_what_each_moves(layout: Layout, model: Any) -> None:
+    once = found(tiny.config(layout, **model))
+    twice = found(tiny.config(layout, batch=16, micro_batches=4, **model))
+    assert once.keys() == twice.keys()
+    for part, collectives in once.items():
+        if part.what in IN_MICRO_BATCHES:
+            assert twice[part] == times(2, collectives)
+        if part.what == "step":
+            counts = [[(c.kind, c.axes, c.count) for c in each[part]] for each in (once, twice)]
+            assert sorted(counts[0]) == sorted(counts[1])
+
+
+def test_only_layers_of_rings_and_shards_have_such_parts() -> None:
+    whats = {part.what for part in found(tiny.config(Layout(dp=2, tp=4)))}
+    assert whats == {"tensor", "ends", "step"}
+    whats = {part.what for part in found(tiny.config(Layout(pp=2, cp=2, dp=2, zero=2)))}
+    assert whats == {"ring", "zero", "stages", "step"}
