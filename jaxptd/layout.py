@@ -9,7 +9,9 @@ Source: Narayanan et al., arXiv 2104.04473; Megatron-LM's `parallel_state`.
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from enum import StrEnum
+from functools import cached_property
 from typing import Literal
 
 from jaxptd.display import settings_html, settings_text
@@ -159,8 +161,8 @@ class Layout:
     def _grid(self) -> str:
         return f"a grid of layout.row={self.row} x layout.col={self.col}"
 
-    @property
-    def sizes(self) -> dict[Axis, int]:
+    @cached_property
+    def sizes(self) -> Mapping[Axis, int]:
         """Devices along each axis, in mesh order."""
         return {axis: getattr(self, axis.value) for axis in Axis}
 

@@ -4,6 +4,7 @@ Formulas read these shapes, and so does the planner: nothing here imports jax.
 """
 
 import dataclasses
+from functools import cached_property
 from typing import Protocol, Self
 
 # Of each dim the mesh axes that shard it: none, one, or several, as in jax's PartitionSpec.
@@ -69,7 +70,7 @@ class ParamShape:
     def info(self) -> Self:
         return self
 
-    @property
+    @cached_property
     def axes(self) -> frozenset[str]:
         return frozenset(axis for axes in self.axes_of_dims for axis in axes)
 

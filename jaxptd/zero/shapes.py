@@ -37,7 +37,7 @@ class ShardShape:
     def is_canonical(self) -> bool:
         return False
 
-    @property
+    @cached_property
     def axes(self) -> frozenset[str]:
         """The mesh axes that the parameter is sharded over."""
         return self.info.axes | {*BATCH_AXES}
@@ -59,12 +59,12 @@ class ShardShape:
         """Elements of one shard."""
         return -(-math.prod(self.block_shape) // math.prod(self.sizes[axis] for axis in BATCH_AXES))
 
-    @property
+    @cached_property
     def padded_size(self) -> int:
         """Elements of all shards of a block."""
         return self.shard_size * math.prod(self.sizes[axis] for axis in BATCH_AXES)
 
-    @property
+    @cached_property
     def stored_shape(self) -> tuple[int, ...]:
         """The global shape that the state holds."""
         return (*self.info.stored_shape[: self.lead], math.prod(self._splits) * self.padded_size)
