@@ -16,9 +16,10 @@ from jaxptd.analysis.jaxprs import equations
 from jaxptd.checkpoint import Checkpoints
 from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical, to_canonical
 from jaxptd.mesh import SCHEDULES, Layout, make_mesh
+from jaxptd.models import stages
 from jaxptd.params import shardings
 from jaxptd.pipeline.schedules import DEFAULT_CHUNKS
-from jaxptd.step import Program, stages
+from jaxptd.step import Program
 
 FIVE = {"num_layers": 5, "dropout": 0.1}
 OTHER = FIVE | {"tie_embeddings": False, "documents": "apart"}  # the other kinds of models

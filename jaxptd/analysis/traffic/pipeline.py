@@ -19,8 +19,8 @@ def between_stages(step: Scenario, plan: Plan) -> Iterator[Collective]:
 
     Each array of x is b*T*D over all devices that shard it.
     """
-    hops = sum(int(taken.sum()) for taken in plan.hops.taken.values())
-    for size in step.sizes.streams:
+    sizes, hops = step.sizes, sum(int(taken.sum()) for taken in plan.hops.taken.values())
+    for size in sizes.streams:
         yield Collective(PERMUTE, (Axis.PP,), hops, hops * size)
 
 
