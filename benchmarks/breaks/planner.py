@@ -41,9 +41,9 @@ PLANNER = (
     # ---- layers ----
     Break(
         "scores are counted by half where they are unfused",
-        "jaxptd/planner/cost/layer.py",
-        "return heads, shape.seq_length // spread.cp, shape.seq_length",
-        "return heads, shape.seq_length // spread.cp, shape.seq_length // 2",
+        "jaxptd/planner/cost/attention.py",
+        "attention.tokens // (spread.cp * spread.row), attention.key_tokens",
+        "attention.tokens // (spread.cp * spread.row), attention.key_tokens // 2",
         STEP,
         "paper",
     ),
@@ -58,8 +58,8 @@ PLANNER = (
     Break(
         "the residual stream is not sharded by sequence parallelism",
         "jaxptd/planner/cost/setting.py",
-        "return self.tokens // self.spread.tp if self.spread.sequence_parallel else self.tokens",
-        "return self.tokens",
+        "sharded = self.spread.tp if self.spread.sequence_parallel else 1",
+        "sharded = 1",
         STEP,
         "memory_traffic",
     ),
@@ -104,8 +104,8 @@ PLANNER = (
     Break(
         "layers run once a step",
         "jaxptd/planner/cost/step.py",
-        "return [*scaled(work, m), Term(",
-        "return [*work, Term(",
+        "return [*scaled(slowest.terms, m), Term(",
+        "return [*slowest.terms, Term(",
         STEP,
         "paper",
     ),

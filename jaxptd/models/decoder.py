@@ -87,6 +87,7 @@ def inventory(model: ModelConfig) -> Inventory:
         buckets=options.relative.buckets if options.relative else 0,
         bias=options.linear_bias != "none",
         out_bias=options.linear_bias == "all",
+        causal=options.causal,
     )
     post = options.norm_order == "post"
     mlp = MLP(hidden, model.mlp_size, options.gated, bias=options.linear_bias == "all")

@@ -86,17 +86,19 @@ def inventory(model: ModelConfig) -> Inventory:
     (stack,) = found.stacks
     source, mlp = stack.pairs
     assert isinstance(source, Attention) and isinstance(mlp, MLP)
+    source = dataclasses.replace(source, causal=False)
     length = model.target_length
-    targets = dataclasses.replace(source, tokens=length, reach=length)
+    targets = dataclasses.replace(source, tokens=length, reach=length, causal=True)
     cross = dataclasses.replace(
         targets,
         reach=model.seq_length,
         source=model.seq_length,
         source_statistics=stack.statistics,
         buckets=0,
+        causal=False,
     )
     stacks = (
-        dataclasses.replace(stack, name="encoder"),
+        dataclasses.replace(stack, name="encoder", pairs=(source, mlp)),
         Stack(
             name="decoder",
             layers=model.decoder_layers,

@@ -26,6 +26,7 @@ class Attention:
         buckets: of distances, whose biases of scores all layers share; 0 without any.
         bias: whether the products that make q, k, v have one.
         out_bias: whether the product behind attention has one.
+        causal: whether a token sees no later ones.
     """
 
     hidden: int
@@ -46,6 +47,7 @@ class Attention:
     def has_bias(self) -> bool:
         """True if scores have a bias by distance."""
         return self.buckets > 0
+    causal: bool = True
 
     @property
     def key_tokens(self) -> int:

@@ -8,8 +8,8 @@ step.py adds all up. collectives.py is the seam: a step takes a list of `Placed`
 
 from jaxptd.planner.cost.collectives import Placed
 from jaxptd.planner.cost.program import Program
-from jaxptd.planner.cost.setting import Setting, Shape, Spread
+from jaxptd.planner.cost.setting import Setting, Spread
 from jaxptd.planner.cost.step import StepTime, step_time
 from jaxptd.planner.cost.terms import Term
 
-__all__ = ["Placed", "Program", "Setting", "Shape", "Spread", "StepTime", "Term", "step_time"]
+__all__ = ["Placed", "Program", "Setting", "Spread", "StepTime", "Term", "step_time"]

@@ -8,9 +8,9 @@ equal its jaxpr (`jaxptd.analysis.traffic`), each given its place.
 import dataclasses
 from typing import Literal
 
-# `forward` and `backward`: of each layer and micro-batch; `first` and `last`: of the ends of the
-# model, each micro-batch; `step`: once a step.
-Place = Literal["forward", "backward", "first", "last", "step"]
+# `forward`, `backward`, and `layer` where it is either: of each layer and micro-batch; `first` and
+# `last`: of the ends of the model, each micro-batch; `step`: once a step.
+Place = Literal["forward", "backward", "layer", "first", "last", "step"]
 # What runs at the same time: nothing, the products of the same pass, those of weight or input
 # gradients, attention's kernel, the whole pass of the layer, or all of a step's last backward.
 Under = Literal[
@@ -36,6 +36,8 @@ class Placed:
         bytes: of the whole array, of one execution.
         place: how often a step runs it.
         under: what hides it.
+        stack: of the layers that it is of; None: of all.
+        remat: what these layers compute again; None: whatever it is.
     """
 
     name: str
@@ -45,3 +47,9 @@ class Placed:
     bytes: float
     place: Place
     under: Under = "nothing"
+    stack: str | None = None
+    remat: str | None = None
+
+    def is_of(self, stack: str, remat: str) -> bool:
+        """True if such layers have it."""
+        return self.stack in (None, stack) and self.remat in (None, remat)

@@ -22,9 +22,16 @@ SMALL_HEADS = 0.85  # rate with heads of 64, of that with heads of 128; judged
 
 @functools.lru_cache(65536)
 def product(
-    accelerator: Accelerator, M: int, N: int, K: int, *, batch: int = 1, written: int = 2
+    accelerator: Accelerator,
+    M: int,
+    N: int,
+    K: int,
+    *,
+    batch: int = 1,
+    written: int = 2,
+    fp8: bool = False,
 ) -> Term:
-    """A product `[M, K] x [K, N]` of 16-bit values.
+    """A product `[M, K] x [K, N]` of 16-bit values, or of 8-bit ones.
 
     Args:
         accelerator: that runs it.
@@ -33,25 +40,27 @@ def product(
         K: columns of the first and rows of the second factor.
         batch: products of one kernel.
         written: bytes moved for each value of the result.
+        fp8: the factors have 8 bits.
     """
     flops = 2.0 * batch * M * N * K
-    moved = float(batch * (2 * (M * K + K * N) + written * M * N))
-    computing = min(_tiled(accelerator, (M, N, K), batch, tile) for tile in TILES)
+    moved = float(batch * ((1 if fp8 else 2) * (M * K + K * N) + written * M * N))
+    peak = accelerator.fp8_flops if fp8 else accelerator.bf16_flops
+    rate = peak * accelerator.products_share / accelerator.multiprocessors
+    computing = min(_waves(accelerator, (M, N, K), batch, tile) for tile in TILES) / rate
     moving = moved / (accelerator.hbm_bandwidth * accelerator.hbm_share)
     resource = PRODUCTS if computing >= moving else HBM
     return Term("", "products", max(computing, moving) + LAUNCH, resource, flops, moved)
 
 
-def _tiled(
+def _waves(
     a: Accelerator, sizes: tuple[int, int, int], batch: int, tile: tuple[int, int, float]
 ) -> float:
-    """Seconds of the waves of tiles of one size."""
+    """FLOPs that a multiprocessor has time for in the waves of tiles of one size."""
     M, N, K = sizes
     rows, columns, share = tile
     waves = batch * math.ceil(M / rows) * math.ceil(N / columns) / a.multiprocessors
     waves = math.ceil(waves) if waves <= FEW_WAVES else waves + 0.5
-    rate = a.bf16_flops * a.products_share * share / a.multiprocessors
-    return waves * 2 * rows * columns * (K + FILL) / rate
+    return waves * 2 * rows * columns * (K + FILL) / share
 
 
 def moved(accelerator: Accelerator, moves: float, kernels: int = 1) -> Term:

@@ -6,17 +6,15 @@ dropout is one byte. Backward of a norm reads what it needs twice, once for its 
 once for its weights'.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from jaxptd.planner.cost import kernels
+from jaxptd.models.inventory import Attention, Pair, Stack
+from jaxptd.planner.cost import attention, kernels
 from jaxptd.planner.cost.setting import Setting
 from jaxptd.planner.cost.terms import Term
 
-# Bytes for each score of unfused attention: the causal softmax reads the half that it sees and
-# writes zeros to the rest (Megatron-LM's scaled_upper_triang_masked_softmax); dropout reads and
-# writes all, and its mask.
-SOFTMAX_FORWARD, SOFTMAX_BACKWARD = 3, 4
-SCORE_DROPOUT = 5
+QUANTISED = 3  # bytes moved for each value that becomes 8-bit: two read, one written
 
 
 class LayerTerms(NamedTuple):
@@ -53,156 +51,133 @@ class LayerTerms(NamedTuple):
         ]
 
 
-def layer_terms(setting: Setting) -> LayerTerms:
-    """Terms of one layer and micro-batch."""
+def layer_terms(setting: Setting, stack: Stack) -> LayerTerms:
+    """Terms of one layer of a stack and micro-batch."""
+    found = list(_products(setting, stack))
     return LayerTerms(
-        _forward_products(setting),
-        _attention_forward(setting),
-        _elementwise_forward(setting),
-        _input_gradients(setting),
-        _weight_gradients(setting),
-        _attention_backward(setting),
-        _elementwise_backward(setting),
-        _accumulation(setting),
+        [_product(setting, each, (each.T, each.N, each.K), "forward") for each in found],
+        [term for each in stack.attentions for term in attention.forward(setting, each)],
+        _elementwise_forward(setting, stack),
+        [_product(setting, each, (each.T, each.K, each.N), "dx") for each in found],
+        [_product(setting, each, (each.K, each.N, each.T), "dw") for each in found],
+        [term for each in stack.attentions for term in attention.backward(setting, each)],
+        _elementwise_backward(setting, stack),
+        _accumulation(setting, stack, len(found)),
     )
 
 
 # ---- products -----------------------------------------------------------------------------------
 
 
-def _matrices(setting: Setting) -> dict[str, tuple[int, int]]:
-    """Rows and columns of each matrix on a device."""
-    shape, tp = setting.shape, setting.spread.tp
-    heads = shape.num_heads * shape.head_size // tp
-    return {
-        "qkv": (shape.hidden_size, shape.qkv_size // tp),
-        "attention output": (heads, shape.hidden_size),
-        "mlp in": (shape.hidden_size, shape.ffn_inputs // tp),
-        "mlp out": (shape.ffn // tp, shape.hidden_size),
-    }
+class Product(NamedTuple):
+    """A product `[T, K] x [K, N]` on a device."""
+
+    name: str
+    T: int
+    K: int
+    N: int
 
 
-def _forward_products(setting: Setting) -> list[Term]:
-    """`[T, K] x [K, N]` of each matrix `[K, N]`."""
-    a, T = setting.cluster.accelerator, setting.tokens
-    matrices = _matrices(setting).items()
-    return [kernels.product(a, T, N, K).named(f"{name} forward") for name, (K, N) in matrices]
+def _products(setting: Setting, stack: Stack) -> Iterator[Product]:
+    """The products of a layer's pairs."""
+    inner, T = setting.spread.inner, setting.tokens(stack)
+    for pair in stack.pairs:
+        D = pair.hidden
+        if not isinstance(pair, Attention):
+            yield Product("mlp in", T, D, _first(pair) // inner)
+            yield Product("mlp out", T, pair.size // inner, D)
+            continue
+        queries = pair.heads * pair.head_size
+        if pair.source is None:
+            yield Product("qkv", T, D, _first(pair) // inner)
+        else:
+            yield Product("q of another sequence", T, D, queries // inner)
+            keys, tokens = _first(pair) - queries, T * pair.source // pair.tokens
+            yield Product("k, v of another sequence", tokens, D, keys // inner)
+        yield Product("attention output", T, queries // inner, D)
 
 
-def _input_gradients(setting: Setting) -> list[Term]:
-    """`[T, N] x [N, K]` of each matrix."""
-    a, T = setting.cluster.accelerator, setting.tokens
-    matrices = _matrices(setting).items()
-    return [kernels.product(a, T, K, N).named(f"{name} dx") for name, (K, N) in matrices]
+def _first(pair: Pair) -> int:
+    """Columns of a pair's first product, of queries, keys and values together."""
+    if isinstance(pair, Attention):
+        return pair.head_size * (pair.heads + 2 * pair.kv_heads)
+    return pair.size * (2 if pair.gated else 1)
 
 
-def _weight_gradients(setting: Setting) -> list[Term]:
-    """`[K, T] x [T, N]` of each matrix; a fused sum reads and writes float32."""
-    a, T = setting.cluster.accelerator, setting.tokens
-    written = 2 if setting.program.accumulate else 8
-    matrices = _matrices(setting).items()
-    return [
-        kernels.product(a, K, N, T, written=written).named(f"{name} dw")
-        for name, (K, N) in matrices
-    ]
+def _product(setting: Setting, each: Product, sizes: tuple[int, int, int], name: str) -> Term:
+    """A product of forward or backward; a fused sum of gradients reads and writes float32."""
+    program = setting.program
+    fused = name == "dw" and not program.accumulate
+    term = kernels.product(
+        setting.cluster.accelerator, *sizes, written=8 if fused else 2, fp8=program.fp8
+    )
+    return term.named(f"{each.name} {name}")
 
 
-def _accumulation(setting: Setting) -> list[Term]:
+def _accumulation(setting: Setting, stack: Stack, matrices: int) -> list[Term]:
     """The sum of gradients over micro-batches, unless the products add to it as they write."""
     program = setting.program
     if not program.accumulate:
         return []
-    moves = program.accumulate * setting.layer_parameters
-    term = kernels.moved(setting.cluster.accelerator, moves, len(_matrices(setting)))
+    moves = program.accumulate * setting.layer_parameters(stack)
+    term = kernels.moved(setting.cluster.accelerator, moves, matrices)
     return [term.named("gradients added up", "accumulation")]
-
-
-# ---- attention ----------------------------------------------------------------------------------
-
-
-def _scores(setting: Setting) -> tuple[int, int, int]:
-    """Heads times sequences of a device, queries, and keys."""
-    shape, spread = setting.shape, setting.spread
-    heads = spread.micro_batch * shape.num_heads // spread.tp
-    return heads, shape.seq_length // spread.cp, shape.seq_length
-
-
-def _flash(setting: Setting, *, backward: bool) -> list[Term]:
-    heads, T, S = _scores(setting)
-    H = setting.shape.head_size
-    flops = 4.0 * heads * T * S * H / 2
-    term = kernels.flash(setting.cluster.accelerator, flops, H, backward=backward)
-    return [term.named("attention backward" if backward else "attention forward")]
-
-
-def _attention_forward(setting: Setting) -> list[Term]:
-    """The kernel; unfused, two products and the softmax between them."""
-    if setting.program.attention == "flash":
-        return _flash(setting, backward=False)
-    heads, T, S = _scores(setting)
-    a, H = setting.cluster.accelerator, setting.shape.head_size
-    return [
-        _named(kernels.product(a, T, S, H, batch=heads), "scores forward"),
-        _softmax(setting, SOFTMAX_FORWARD, "softmax forward"),
-        _named(kernels.product(a, T, H, S, batch=heads), "context forward"),
-    ]
-
-
-def _attention_backward(setting: Setting) -> list[Term]:
-    """The kernel; unfused, four products and the softmax's gradient."""
-    if setting.program.attention == "flash":
-        return _flash(setting, backward=True)
-    heads, T, S = _scores(setting)
-    a, H = setting.cluster.accelerator, setting.shape.head_size
-    to_scores, to_heads = (T, S, H), (T, H, S)
-    return [
-        *(_named(kernels.product(a, *to_scores, batch=heads), "scores backward") for _ in "p"),
-        *(_named(kernels.product(a, *to_heads, batch=heads), "context backward") for _ in "qkv"),
-        _softmax(setting, SOFTMAX_BACKWARD, "softmax backward"),
-    ]
-
-
-def _softmax(setting: Setting, each: int, name: str) -> Term:
-    heads, T, S = _scores(setting)
-    dropout = setting.program.dropout
-    size = (each + SCORE_DROPOUT * dropout) * heads * T * S
-    return _named(kernels.moved(setting.cluster.accelerator, size, 1 + dropout), name)
-
-
-def _named(term: Term, name: str) -> Term:
-    return term.named(name, "attention")
 
 
 # ---- elementwise --------------------------------------------------------------------------------
 
 
-def _elementwise_forward(setting: Setting) -> list[Term]:
+def _elementwise_forward(setting: Setting, stack: Stack) -> list[Term]:
     """Norms and sums of the residual stream; activation, biases and rotation inside a layer."""
-    shape, program, tp = setting.shape, setting.program, setting.spread.tp
-    heads = shape.num_heads * shape.head_size
-    stream = 2 * (4 + 6 + program.dropout) * shape.hidden_size
-    inner = 2 * (shape.ffn_inputs + shape.ffn) + 4 * heads + 4 * program.bias * shape.qkv_size
-    inner += 4 * program.rotary * (heads + shape.kv_heads * shape.head_size)
-    return _passes(setting, stream, inner / tp, "forward")
+    program = setting.program
+    stream = (10 + program.dropout) * len(stack.pairs)
+    inner = 0
+    for pair in stack.pairs:
+        if isinstance(pair, Attention):
+            heads = pair.heads * pair.head_size
+            inner += 4 * heads + 4 * program.bias * _first(pair)
+            inner += 4 * program.rotary * (heads + pair.kv_heads * pair.head_size)
+        else:
+            inner += 2 * (_first(pair) + pair.size)
+    return _passes(setting, stack, stream, inner, "forward")
 
 
-def _elementwise_backward(setting: Setting) -> list[Term]:
+def _elementwise_backward(setting: Setting, stack: Stack) -> list[Term]:
     """The gradients of the same, of their weights, and of biases."""
-    shape, program, tp = setting.shape, setting.program, setting.spread.tp
-    heads = shape.num_heads * shape.head_size
-    stream = 2 * (10 + 6 + 5 * program.dropout + 2 * program.bias) * shape.hidden_size
-    inner = 2 * (2 * shape.ffn_inputs + shape.ffn) + 4 * heads + 4 * shape.qkv_size
-    inner += 2 * program.bias * (shape.ffn_inputs + shape.qkv_size)
-    inner += 4 * program.rotary * (heads + shape.kv_heads * shape.head_size)
-    return _passes(setting, stream, inner / tp, "backward")
+    program = setting.program
+    stream = (16 + 5 * program.dropout + 2 * program.bias) * len(stack.pairs)
+    inner = 0
+    for pair in stack.pairs:
+        inner += 2 * program.bias * _first(pair)
+        if isinstance(pair, Attention):
+            heads = pair.heads * pair.head_size
+            inner += 4 * heads + 4 * _first(pair)
+            inner += 4 * program.rotary * (heads + pair.kv_heads * pair.head_size)
+        else:
+            inner += 2 * (2 * _first(pair) + pair.size)
+    return _passes(setting, stack, stream, inner, "backward")
 
 
-def _passes(setting: Setting, stream: float, inner: float, name: str) -> list[Term]:
-    """Terms of so many bytes for each token of the stream, and for each token inside a layer."""
+def _passes(setting: Setting, stack: Stack, stream: int, inner: int, name: str) -> list[Term]:
+    """Terms of so many bytes for each value of the stream, and for each token inside a layer."""
     a = setting.cluster.accelerator
-    outside = kernels.moved(a, setting.stream_tokens * stream, 4)
-    inside = kernels.moved(a, setting.tokens * inner, 4)
+    outside = kernels.moved(a, setting.stream(stack) * stream, 2 * len(stack.pairs))
+    moves = setting.tokens(stack) * inner / setting.spread.inner
+    inside = kernels.moved(a, moves, 2 * len(stack.pairs))
     return [
         outside.named(f"residual stream {name}"),
         inside.named(f"activation and heads {name}"),
+        *_quantised(setting, stack, name),
     ]
+
+
+def _quantised(setting: Setting, stack: Stack, name: str) -> list[Term]:
+    """8-bit copies of what products read: x and w forward, gradients of results backward."""
+    if not setting.program.fp8:
+        return []
+    found = list(_products(setting, stack))
+    results = sum(each.T * each.N for each in found)
+    sources = sum(each.T * each.K + each.K * each.N for each in found)
+    moves = QUANTISED * (sources if name == "forward" else results)
+    term = kernels.moved(setting.cluster.accelerator, float(moves), 2 * len(found))
+    return [term.named(f"8-bit copies {name}")]

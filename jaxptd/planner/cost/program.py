@@ -25,6 +25,8 @@ class Program:
         sends_hidden: messages between stages run beside the stages' work.
         sends_sharded: each of the tp devices sends its share of an activation, and a gather in the
             node follows; with sequence parallelism there is nothing to gather.
+        fp8: the products of layers are of 8-bit numbers.
+        balanced: devices of a ring have as many visible scores each, where a mask is causal.
     """
 
     name: str
@@ -40,3 +42,5 @@ class Program:
     dp_under: Literal["nothing", "backward", "backward without a pipeline"]
     sends_hidden: bool
     sends_sharded: bool
+    fp8: bool = False
+    balanced: bool = True

@@ -1,4 +1,4 @@
-"""Sizes of a model, its layout, and the two with a program and a cluster: one step to predict.
+"""A model's parts, a layout, a program and a cluster: one step to predict.
 
 Letters: T tokens of a micro-batch on a device of the sequence's axes, D hidden size, F hidden units
 of the MLP, N heads, H head size, V vocabulary.
@@ -6,86 +6,35 @@ of the MLP, N heads, H head size, V vocabulary.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Literal
 
 from jaxptd.hardware import Cluster, Group
+from jaxptd.models.inventory import Inventory, Stack
+from jaxptd.planner.cost.pipeline import stage_layers
 from jaxptd.planner.cost.program import Program
 
 Remat = Literal["none", "attention", "dots", "full"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape:
-    """Sizes of a decoder's layers.
-
-    Args:
-        num_layers, hidden_size, num_heads, vocab_size, seq_length: of the model.
-        num_kv_heads: heads of keys and values; 0: as many as heads.
-        ffn_hidden_size: hidden units of the MLP; 0: four times the hidden size.
-        gated: the MLP has a gate, and so a third matrix.
-    """
-
-    num_layers: int
-    hidden_size: int
-    num_heads: int
-    vocab_size: int
-    seq_length: int
-    num_kv_heads: int = 0
-    ffn_hidden_size: int = 0
-    gated: bool = False
-
-    @property
-    def head_size(self) -> int:
-        return self.hidden_size // self.num_heads
-
-    @property
-    def ffn(self) -> int:
-        return self.ffn_hidden_size or 4 * self.hidden_size
-
-    @property
-    def ffn_inputs(self) -> int:
-        """Columns of the MLP's first product: the hidden units, twice with a gate."""
-        return self.ffn * (2 if self.gated else 1)
-
-    @property
-    def kv_heads(self) -> int:
-        return self.num_kv_heads or self.num_heads
-
-    @property
-    def qkv_size(self) -> int:
-        """Columns of the product that makes queries, keys and values."""
-        return self.head_size * (self.num_heads + 2 * self.kv_heads)
-
-    @property
-    def layer_weights(self) -> int:
-        """Elements of a layer's matrices."""
-        D = self.hidden_size
-        return D * self.qkv_size + D * self.num_heads * self.head_size + D * self._ffn_rows
-
-    @property
-    def _ffn_rows(self) -> int:
-        return self.ffn_inputs + self.ffn
-
-    @property
-    def embedding(self) -> int:
-        return self.vocab_size * self.hidden_size
-
-
-@dataclasses.dataclass(frozen=True)
 class Spread:
-    """A layout as published programs have it. Devices are numbered tp first, then cp, dp, pp.
+    """A layout. Devices are numbered tp first, then col, row, cp, dp, pp.
 
     Args:
         gpus: devices of the whole step; dp follows from them.
         global_batch: sequences of a step.
         micro_batch: sequences of a micro-batch on one device.
         tp, pp, cp: sizes of the axes.
-        virtual_stages: chunks of a stage; above 1 the schedule is interleaved.
+        virtual_stages: chunks of a stage.
         zero: ZeRO stage, 0 to 3.
         zero_group: devices that share a shard; 0: all of dp x cp.
         sequence_parallel: tokens between the layers' products are sharded over tp.
         remat: what backward computes again.
+        remat_layers: layers of a part of the model that do so, the first ones; None: all.
+        row, col: of a grid.
+        schedule: of the pipeline; empty: 1f1b, or interleaved with several chunks.
     """
 
     gpus: int
@@ -99,10 +48,24 @@ class Spread:
     zero_group: int = 0
     sequence_parallel: bool = False
     remat: Remat = "none"
+    remat_layers: int | None = None
+    row: int = 1
+    col: int = 1
+    schedule: str = ""
 
     @property
     def dp(self) -> int:
-        return self.gpus // (self.tp * self.pp * self.cp)
+        return self.gpus // (self.tp * self.row * self.col * self.pp * self.cp)
+
+    @property
+    def matrix_shards(self) -> int:
+        """Devices that share a weight matrix."""
+        return self.tp * self.row * self.col
+
+    @property
+    def inner(self) -> int:
+        """Devices that share the heads, the hidden units of an MLP, and the vocabulary."""
+        return self.tp * self.col
 
     @property
     def micro_batches(self) -> int:
@@ -113,19 +76,25 @@ class Spread:
         """Devices that share one copy of the state."""
         return (self.zero_group or self.dp * self.cp) if self.zero else 1
 
+    def remats(self, layers: int) -> list[tuple[Remat, int]]:
+        """Layers of a part of the model by what they compute again."""
+        first = layers if self.remat_layers is None else min(self.remat_layers, layers)
+        both: list[tuple[Remat, int]] = [(self.remat, first), ("none", layers - first)]
+        return [(remat, count) for remat, count in both if count]
+
     def group(self, axes: Sequence[str]) -> Group:
         """The devices along some axes.
 
         Beside axes: `shard` and `replica` divide dp x cp as ZeRO does, and `ends` are a device of
         the first stage and its counterpart on the last.
         """
-        sizes = {"tp": self.tp, "cp": self.cp, "dp": self.dp, "pp": self.pp}
         if axes == ("shard",):
-            return Group(self.shards, self.tp)
+            return Group(self.shards, self.matrix_shards)
         if axes == ("replica",):
-            return Group(self.dp * self.cp // self.shards, self.tp * self.shards)
+            return Group(self.dp * self.cp // self.shards, self.matrix_shards * self.shards)
         if axes == ("ends",):
             return Group(min(2, self.pp), self.gpus // self.pp * max(1, self.pp - 1))
+        sizes = {name: int(getattr(self, name)) for name in ("tp", "col", "row", "cp", "dp", "pp")}
         order = tuple(sizes)
         first = min(order.index(axis) for axis in axes)
         inside = math.prod(sizes[axis] for axis in order[:first])
@@ -134,30 +103,63 @@ class Spread:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """One step to predict: a model, a layout, a program and a cluster."""
+    """One step to predict.
 
-    shape: Shape
+    Args:
+        model: its parts.
+        spread: its layout.
+        program: its kernels, and what they overlap.
+        cluster: the devices.
+        parts: of each stack, its layers in each part of the model, part c*pp + s on stage s; None:
+            as `stage_layers` has them.
+        updated: elements of the state on a device; None: of the matrices of the first stage.
+    """
+
+    model: Inventory
     spread: Spread
     program: Program
     cluster: Cluster
+    parts: Mapping[str, Sequence[int]] | None = None
+    updated: float | None = None
 
-    @property
-    def tokens(self) -> int:
+    def tokens(self, stack: Stack) -> int:
         """T, tokens of a micro-batch on one device."""
-        return self.spread.micro_batch * self.shape.seq_length // self.spread.cp
+        spread = self.spread
+        return spread.micro_batch * stack.tokens // (spread.cp * spread.row)
 
-    @property
-    def stream_tokens(self) -> int:
-        """Tokens of the residual stream on one device: T, over tp with sequence parallelism."""
-        return self.tokens // self.spread.tp if self.spread.sequence_parallel else self.tokens
+    def stream(self, stack: Stack) -> float:
+        """Elements of the residual stream of a micro-batch on one device."""
+        sharded = self.spread.tp if self.spread.sequence_parallel else 1
+        return self.tokens(stack) // sharded * self.model.hidden / self.spread.col
 
-    @property
-    def layer_parameters(self) -> float:
+    def layer_parameters(self, stack: Stack) -> float:
         """Elements of one layer's matrices on a device, whole over dp."""
-        return self.shape.layer_weights / self.spread.tp
+        return sum(pair.weights for pair in stack.pairs) / self.spread.matrix_shards
+
+    @property
+    def embedding(self) -> int:
+        """Elements of the table of tokens."""
+        return self.model.tokens.rows * self.model.hidden
 
     @property
     def stage_parameters(self) -> float:
         """Elements on a device of the first stage, whole over dp."""
-        layers = self.shape.num_layers / self.spread.pp
-        return layers * self.layer_parameters + self.shape.embedding / self.spread.tp
+        layers = (s.layers / self.spread.pp * self.layer_parameters(s) for s in self.model.stacks)
+        return sum(layers) + self.embedding / self.spread.matrix_shards
+
+    @cached_property
+    def stages(self) -> Sequence[Mapping[tuple[str, Remat], int]]:
+        """Layers of each stage, by their stack and by what they compute again."""
+        p = self.spread.pp
+        parts = self.parts or self._even()
+        found: list[dict[tuple[str, Remat], int]] = [{} for _ in range(p)]
+        for stack, sizes in parts.items():
+            for part, layers in enumerate(sizes):
+                stage = found[part % p]
+                for remat, count in self.spread.remats(layers):
+                    stage[stack, remat] = stage.get((stack, remat), 0) + count
+        return found
+
+    def _even(self) -> Mapping[str, Sequence[int]]:
+        (stack,) = self.model.stacks
+        return {stack.name: stage_layers(stack.layers, self.spread.pp)}

@@ -9,9 +9,9 @@ from jaxptd.display import Table
 from jaxptd.planner.cost import ends, links
 from jaxptd.planner.cost.collectives import Placed
 from jaxptd.planner.cost.exposed import exposed_terms
-from jaxptd.planner.cost.layer import layer_terms
-from jaxptd.planner.cost.pipeline import pipelined, stage_layers
-from jaxptd.planner.cost.setting import Setting
+from jaxptd.planner.cost.layer import LayerTerms, layer_terms
+from jaxptd.planner.cost.pipeline import pipelined
+from jaxptd.planner.cost.setting import Remat, Setting
 from jaxptd.planner.cost.terms import PRODUCTS, WAITING, Term, merged, scaled, total
 
 
@@ -71,9 +71,9 @@ def step_time(setting: Setting, collectives: Sequence[Placed]) -> StepTime:
     places: dict[str, list[Placed]] = {}
     for each in collectives:
         places.setdefault(each.place, []).append(each)
-    forward, backward = _layer(setting, places)
-    stages = _stages(setting, places, [*forward, *backward])
-    hosts = {"last backward": _last_backward(setting, total(backward))}
+    layers = layer_passes(setting, places)
+    stages = _stages(setting, places, layers)
+    hosts = {"last backward": _last_backward(setting, layers)}
     terms = merged(
         [
             *_pipelined(setting, stages),
@@ -84,34 +84,40 @@ def step_time(setting: Setting, collectives: Sequence[Placed]) -> StepTime:
     return StepTime(total(terms), tuple(terms))
 
 
-class _Stage(NamedTuple):
-    """Terms of one micro-batch on one stage: those of a layer, its layers, and all others."""
+class Passes(NamedTuple):
+    """Terms of one layer and micro-batch, forward and backward."""
 
-    layer: Sequence[Term]
-    layers: int
-    others: Sequence[Term]
+    forward: list[Term]
+    backward: list[Term]
 
     @property
     def seconds(self) -> float:
-        return self.layers * total(self.layer) + total(self.others)
+        return total(self.forward) + total(self.backward)
 
 
-def _pipelined(setting: Setting, stages: Sequence[_Stage]) -> list[Term]:
-    """Terms of all micro-batches on the slowest stage, and its waiting for the others."""
-    m, V = setting.spread.micro_batches, setting.spread.virtual_stages
-    seconds = [stage.seconds for stage in stages]
-    slowest = stages[seconds.index(max(seconds))]
-    waiting = pipelined(seconds, m, V) - m * max(seconds)
-    work = [*scaled(slowest.layer, slowest.layers), *slowest.others]
-    return [*scaled(work, m), Term("bubble", "bubble", waiting, WAITING)]
+Kind = tuple[str, Remat]  # of layers: their stack, and what they compute again
+Layers = Mapping[Kind, Passes]
 
 
-def _layer(
-    setting: Setting, places: Mapping[str, Sequence[Placed]]
-) -> tuple[list[Term], list[Term]]:
-    """Terms of a layer's forward and backward with what is exposed of their collectives."""
-    terms = layer_terms(setting)
-    forward, backward = terms.forward, terms.backward(setting.spread.remat)
+def layer_passes(setting: Setting, places: Mapping[str, Sequence[Placed]]) -> Layers:
+    """The terms of each kind of layer, with what is exposed of their collectives."""
+    kinds = {kind for stage in setting.stages for kind in stage}
+    found = {}
+    for stack in setting.model.stacks:
+        terms = layer_terms(setting, stack)
+        for remat in sorted(remat for name, remat in kinds if name == stack.name):
+            own = {
+                place: [each for each in placed if each.is_of(stack.name, remat)]
+                for place, placed in places.items()
+            }
+            found[stack.name, remat] = _passes(setting, terms, remat, own)
+    return found
+
+
+def _passes(
+    setting: Setting, terms: LayerTerms, remat: Remat, places: Mapping[str, Sequence[Placed]]
+) -> Passes:
+    forward, backward = terms.forward, terms.backward(remat)
     inputs, weights = total(terms.input_gradients), total(terms.weight_gradients)
     before = {
         "products": total(terms.products),
@@ -125,22 +131,56 @@ def _layer(
         "attention": total(terms.attention_backward),
         "layer": total(backward),
     }
-    return (
+    both = {name: before.get(name, 0.0) + seconds for name, seconds in after.items()}
+    return Passes(
         [*forward, *exposed_terms(setting, places.get("forward", ()), before)],
-        [*backward, *exposed_terms(setting, places.get("backward", ()), after)],
+        [
+            *backward,
+            *exposed_terms(setting, places.get("backward", ()), after),
+            *exposed_terms(setting, places.get("layer", ()), both),
+        ],
     )
 
 
+class _Stage(NamedTuple):
+    """Terms of one micro-batch on one stage: those of its layers, and all others."""
+
+    layers: Sequence[tuple[Passes, int]]
+    others: Sequence[Term]
+
+    @property
+    def seconds(self) -> float:
+        return sum(count * each.seconds for each, count in self.layers) + total(self.others)
+
+    @property
+    def terms(self) -> list[Term]:
+        """The terms of all layers, forward before backward, and the others."""
+        forward = [term for p, n in self.layers for term in scaled(p.forward, n)]
+        backward = [term for p, n in self.layers for term in scaled(p.backward, n)]
+        return [*forward, *backward, *self.others]
+
+
+def _pipelined(setting: Setting, stages: Sequence[_Stage]) -> list[Term]:
+    """Terms of all micro-batches on the slowest stage, and its waiting for the others."""
+    m, V = setting.spread.micro_batches, setting.spread.virtual_stages
+    seconds = [stage.seconds for stage in stages]
+    slowest = stages[seconds.index(max(seconds))]
+    waiting = pipelined(seconds, m, V) - m * max(seconds)
+    return [*scaled(slowest.terms, m), Term("bubble", "bubble", waiting, WAITING)]
+
+
 def _stages(
-    setting: Setting, places: Mapping[str, Sequence[Placed]], one_layer: Sequence[Term]
+    setting: Setting, places: Mapping[str, Sequence[Placed]], layers: Layers
 ) -> list[_Stage]:
     """The stages: the first has the embedding, the last the loss."""
     hops = _hops(setting)
     others = [list(hops) for _ in range(setting.spread.pp)]
     others[0] += [*ends.first_terms(setting), *exposed_terms(setting, places.get("first", ()), {})]
     others[-1] += [*ends.last_terms(setting), *exposed_terms(setting, places.get("last", ()), {})]
-    layers = stage_layers(setting.shape.num_layers, setting.spread.pp)
-    return [_Stage(one_layer, n, extra) for n, extra in zip(layers, others, strict=True)]
+    return [
+        _Stage([(layers[kind], count) for kind, count in stage.items()], extra)
+        for stage, extra in zip(setting.stages, others, strict=True)
+    ]
 
 
 def _hops(setting: Setting) -> list[Term]:
@@ -148,9 +188,10 @@ def _hops(setting: Setting) -> list[Term]:
     spread, program = setting.spread, setting.program
     if spread.pp == 1 or program.sends_hidden:
         return []
-    size = 2.0 * setting.tokens * setting.shape.hidden_size
+    size = 2.0 * sum(setting.tokens(stack) for stack in setting.model.stacks) * setting.model.hidden
+    size /= spread.col
     sharded = program.sends_sharded or spread.sequence_parallel
-    inside = spread.tp * spread.cp * spread.dp * spread.pp <= setting.cluster.node_size
+    inside = spread.gpus <= setting.cluster.node_size
     sent = size / spread.tp if sharded else size
     terms = [links.message(setting.cluster, sent, inside=inside).named("sends")]
     if sharded and not spread.sequence_parallel:
@@ -160,7 +201,8 @@ def _hops(setting: Setting) -> list[Term]:
     return [term.times(2 * spread.virtual_stages).named(term.name, "pp") for term in terms]
 
 
-def _last_backward(setting: Setting, backward: float) -> float:
+def _last_backward(setting: Setting, layers: Layers) -> float:
     """Seconds of the backward pass in which gradients of layers can be sent: the last one's."""
-    spread = setting.spread
-    return backward * setting.shape.num_layers / spread.pp / spread.virtual_stages
+    first = setting.stages[0]
+    seconds = sum(count * total(layers[kind].backward) for kind, count in first.items())
+    return seconds / setting.spread.virtual_stages

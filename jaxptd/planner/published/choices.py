@@ -4,7 +4,8 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from jaxptd.hardware import Cluster
-from jaxptd.planner.cost import Program, Setting, Shape, Spread, step_time
+from jaxptd.planner.cost import Program, Setting, Spread, step_time
+from jaxptd.planner.published.shape import Shape
 from jaxptd.planner.published.traffic import published_collectives
 
 
@@ -36,7 +37,7 @@ def ranked(
     shape: Shape, spreads: Sequence[Spread], program: Program, cluster: Cluster
 ) -> list[tuple[float, Spread]]:
     """Predicted seconds and layout, the fastest first."""
-    settings = [Setting(shape, spread, program, cluster) for spread in spreads]
+    settings = [Setting(shape.inventory, spread, program, cluster) for spread in spreads]
     timed = [
         (step_time(setting, published_collectives(setting)).seconds, setting.spread)
         for setting in settings

@@ -9,14 +9,18 @@ from typing import Any, get_args
 
 from jaxptd.errors import UserError, quoted, read_small
 from jaxptd.hardware import Accelerator, Cluster
-from jaxptd.planner.cost import Setting, Shape, Spread, StepTime, step_time
+from jaxptd.planner.cost import Setting, Spread, StepTime, step_time
 from jaxptd.planner.cost.setting import Remat
 from jaxptd.planner.published.programs import PROGRAMS
+from jaxptd.planner.published.shape import Shape
 from jaxptd.planner.published.traffic import published_collectives
 
 TEXTS = ("name", "program", "hardware")
 SHAPE = tuple(field.name for field in dataclasses.fields(Shape))
-SPREAD = tuple(field.name for field in dataclasses.fields(Spread))
+SPREAD = (
+    *("gpus", "global_batch", "micro_batch", "tp", "pp", "cp", "virtual_stages"),
+    *("zero", "zero_group", "sequence_parallel", "remat"),
+)
 COLUMNS = (*TEXTS, *SHAPE, *SPREAD)
 SECONDS, RATE = "seconds", "teraflops_per_gpu"  # a row has one of them
 MAY_BE_ZERO = ("num_kv_heads", "ffn_hidden_size", "zero", "zero_group")
@@ -51,7 +55,7 @@ class Row:
     def predict(self, accelerator: Accelerator) -> StepTime:
         """The step's predicted time on an accelerator."""
         program = PROGRAMS[self.program]
-        setting = Setting(self.shape, self.spread, program, Cluster(accelerator))
+        setting = Setting(self.shape.inventory, self.spread, program, Cluster(accelerator))
         return step_time(setting, published_collectives(setting))
 
     @property

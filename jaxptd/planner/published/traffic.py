@@ -24,7 +24,8 @@ def published_collectives(setting: Setting) -> list[Placed]:
 
 
 def _tensor_parallel(setting: Setting) -> list[Placed]:
-    x = 2.0 * setting.tokens * setting.shape.hidden_size
+    (stack,) = setting.model.stacks
+    x = 2.0 * setting.tokens(stack) * setting.model.hidden
     whole = setting.spread.remat == "full"
     layers = _sharded_sums(setting, x) if setting.spread.sequence_parallel else _sums(setting, x)
     again = [
@@ -64,9 +65,10 @@ def _sharded_sums(setting: Setting, x: float) -> list[Placed]:
 
 def _ring(setting: Setting) -> Iterable[Placed]:
     """Keys and values of all devices of a ring; backward moves them again, and their gradients."""
-    shape, spread = setting.shape, setting.spread
-    heads = 2 * shape.kv_heads * shape.head_size / spread.tp
-    size = 2.0 * setting.tokens * spread.cp * heads
+    (stack,), spread = setting.model.stacks, setting.spread
+    (attention,) = stack.attentions
+    heads = 2 * attention.kv_heads * attention.head_size / spread.tp
+    size = 2.0 * setting.tokens(stack) * spread.cp * heads
     yield Placed("keys and values", ALL_GATHER, ("cp",), 1, size, "forward", "attention")
     yield Placed("keys and values again", ALL_GATHER, ("cp",), 1, size, "backward", "attention")
     yield Placed("their gradients", REDUCE_SCATTER, ("cp",), 1, size, "backward", "attention")
@@ -90,8 +92,9 @@ def _state(setting: Setting) -> list[Placed]:
 
 def _gathered(setting: Setting) -> list[Placed]:
     """ZeRO 3: each layer's weights before it runs, forward and backward; gradients after it."""
-    weights = 2 * setting.layer_parameters
-    gradients = setting.program.gradient * setting.layer_parameters
+    (stack,) = setting.model.stacks
+    layer = setting.layer_parameters(stack)
+    weights, gradients = 2 * layer, setting.program.gradient * layer
     own = setting.program.gradient * setting.stage_parameters / setting.spread.shards
     return [
         Placed("weights", ALL_GATHER, ("shard",), 1, weights, "forward", "layer"),
@@ -105,5 +108,5 @@ def _tied(setting: Setting) -> list[Placed]:
     """The gradient of the embedding, which the first and the last stage both have."""
     if setting.spread.pp == 1:
         return []
-    size = setting.program.gradient * setting.shape.embedding / setting.spread.tp
+    size = setting.program.gradient * setting.embedding / setting.spread.tp
     return [Placed("gradient of the embedding", ALL_REDUCE, ("ends",), 1, size, "step")]

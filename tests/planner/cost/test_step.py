@@ -6,22 +6,24 @@ import pytest
 
 from jaxptd.analysis.collective import ALL_REDUCE
 from jaxptd.hardware import Cluster, find_accelerator
-from jaxptd.planner.cost import Placed, Setting, Shape, Spread, step_time
+from jaxptd.planner.cost import Placed, Setting, Spread, step_time
 from jaxptd.planner.cost.exposed import BESIDE, collective_term
 from jaxptd.planner.cost.layer import layer_terms
 from jaxptd.planner.cost.terms import total
 from jaxptd.planner.published.programs import MEGATRON_2021, MEGATRON_2022, NEMO, PROGRAMS
 from jaxptd.planner.published.rows import h100_row, paper_flops, table_1
+from jaxptd.planner.published.shape import Shape
 from jaxptd.planner.published.traffic import published_collectives
 
 ROWS = [*table_1(), h100_row()]
 A100 = find_accelerator("a100")
 GPT = Shape(24, 4096, 32, 51200, 2048)
+BLOCKS = GPT.inventory.stacks[0]
 
 
 def setting(program=MEGATRON_2021, shape: Shape = GPT, **spread: object) -> Setting:
     sizes = {"gpus": 8, "global_batch": 16, **spread}
-    return Setting(shape, Spread(**sizes), program, Cluster(A100))
+    return Setting(shape.inventory, Spread(**sizes), program, Cluster(A100))
 
 
 def predict(each: Setting) -> float:
@@ -85,13 +87,13 @@ def test_the_bubble_is_what_the_formula_gives() -> None:
     ],
 )
 def test_remat_runs_again_what_it_says(remat: str, again: set[str]) -> None:
-    names = [term.name for term in layer_terms(setting(remat=remat)).backward(remat)]
+    names = [term.name for term in layer_terms(setting(remat=remat), BLOCKS).backward(remat)]
     assert {name.removesuffix(" forward again") for name in names if "again" in name} == again
 
 
 def test_collectives_beside_products_are_hidden_as_far_as_these_last() -> None:
     each = setting(tp=8)
-    weights = total(layer_terms(each).weight_gradients)
+    weights = total(layer_terms(each, BLOCKS).weight_gradients)
     placed = Placed("sums", ALL_REDUCE, ("tp",), 2, 1e9, "backward")
     alone = collective_term(each, placed).seconds
     assert alone > weights
@@ -132,15 +134,18 @@ def test_sequence_parallelism_and_fused_sums_are_faster() -> None:
 def test_less_memory_traffic_with_more_tensor_parallelism_and_flash() -> None:
     names = ("residual stream forward", "activation and heads forward")
     by_tp = [
-        {term.name: term.bytes for term in layer_terms(each).elementwise}
+        {term.name: term.bytes for term in layer_terms(each, BLOCKS).elementwise}
         for each in (setting(tp=1), setting(tp=8), setting(tp=8, sequence_parallel=True))
     ]
     stream, inner = ([found[name] for found in by_tp] for name in names)
     assert [stream[0] / x for x in stream] == [1, 1, 8]
     assert [inner[0] / x for x in inner] == [1, 8, 8]
     long = dataclasses.replace(GPT, seq_length=8192)
-    unfused, flash = (setting(program, long) for program in (MEGATRON_2021, NEMO))
-    assert total(layer_terms(flash).attention) < total(layer_terms(unfused).attention) / 3
+    unfused, flash = (
+        total(layer_terms(setting(program, long), long.inventory.stacks[0]).attention)
+        for program in (MEGATRON_2021, NEMO)
+    )
+    assert flash < unfused / 3
 
 
 def test_every_program_predicts_every_layout() -> None:

@@ -7,9 +7,10 @@ examples/sc21/run_figure_13.sh and run_figure_16.sh.
 import pytest
 
 from jaxptd.hardware import Cluster, find_accelerator
-from jaxptd.planner.cost import Shape, Spread
+from jaxptd.planner.cost import Spread
 from jaxptd.planner.published.choices import layouts, ranked
 from jaxptd.planner.published.programs import MEGATRON_2021
+from jaxptd.planner.published.shape import Shape
 
 CLUSTER = Cluster(find_accelerator("a100"))
 SIZES = (1, 2, 4, 8, 16, 32)

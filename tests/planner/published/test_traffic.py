@@ -4,8 +4,9 @@ import collections
 import dataclasses
 
 from jaxptd.hardware import Cluster, Group, find_accelerator
-from jaxptd.planner.cost import Placed, Setting, Shape, Spread
+from jaxptd.planner.cost import Placed, Setting, Spread
 from jaxptd.planner.published.programs import MEGATRON_2021, MEGATRON_2022, NEMO
+from jaxptd.planner.published.shape import Shape
 from jaxptd.planner.published.traffic import published_collectives
 
 GPT = Shape(24, 4096, 32, 51200, 2048)
@@ -16,7 +17,7 @@ LAYER = 12 * 4096**2  # elements
 def placed(program=MEGATRON_2021, **spread: object) -> list[Placed]:
     sizes = {"gpus": 16, "global_batch": 16, **spread}
     cluster = Cluster(find_accelerator("a100"))
-    return published_collectives(Setting(GPT, Spread(**sizes), program, cluster))
+    return published_collectives(Setting(GPT.inventory, Spread(**sizes), program, cluster))
 
 
 def counts(found: list[Placed], *places: str) -> dict[tuple[str, str], float]:
@@ -87,7 +88,9 @@ def test_zero() -> None:
 def test_a_ring_passes_keys_and_values() -> None:
     llama = dataclasses.replace(GPT, num_kv_heads=8)
     spread = Spread(8, 8, cp=4)
-    found = published_collectives(Setting(llama, spread, NEMO, Cluster(find_accelerator("h100"))))
+    found = published_collectives(
+        Setting(llama.inventory, spread, NEMO, Cluster(find_accelerator("h100")))
+    )
     ring = [each for each in found if each.axes == ("cp",)]
     assert counts(ring, "forward") == {("all-gather", "cp"): 1}
     assert counts(ring, "backward") == {("all-gather", "cp"): 1, ("reduce-scatter", "cp"): 1}
