@@ -55,6 +55,7 @@ class Accelerator:
         nvlink_bandwidth: bytes/s to the other devices of its domain.
         nvlink_domain: devices that NVLink joins.
         network_bandwidth: bytes/s to other nodes.
+        host_bandwidth: bytes/s to the memory of its host.
         products_share, hbm_share, nvlink_share, network_share: of these limits, what large
             products, kernels that move bytes, and collectives reach.
         attention_forward_share, attention_backward_share: of `bf16_flops`, what a fused causal
@@ -70,6 +71,7 @@ class Accelerator:
     nvlink_bandwidth: float
     nvlink_domain: int
     network_bandwidth: float
+    host_bandwidth: float
     products_share: float
     hbm_share: float
     nvlink_share: float
