@@ -17,7 +17,7 @@ from jaxptd.models.inventory import MLP, Attention, Pair
 from jaxptd.models.inventory import Stack as Parts
 from jaxptd.optimizers.moments import MOMENTS
 from jaxptd.pipeline.placement import of_stack
-from jaxptd.pipeline.plan import Plan
+from jaxptd.pipeline.placement import Stages
 from jaxptd.shapes import ParamShape
 from jaxptd.zero.shapes import StateShapes
 
@@ -267,7 +267,7 @@ class Stack(NamedTuple):
     micro_batches: int
 
 
-def stacks(config: Config, plan: Plan | None = None) -> list[Stack]:
+def stacks(config: Config, plan: Stages | None = None) -> list[Stack]:
     """The layers of a device; in a pipeline those of the largest part, of every stack.
 
     Where backward starts from the input of a part of the model, everything that the part's layers
@@ -280,12 +280,12 @@ def stacks(config: Config, plan: Plan | None = None) -> list[Stack]:
     ]
 
 
-def _remats(model: ModelConfig, plan: Plan | None, parts: Parts) -> Sequence[tuple[Remat, int]]:
+def _remats(model: ModelConfig, plan: Stages | None, parts: Parts) -> Sequence[tuple[Remat, int]]:
     layers = plan.depth(parts.name) if plan else parts.layers
     return [("none", layers)] if plan and plan.recompute else model.remats(layers)
 
 
-def activations(config: Config, plan: Plan | None = None) -> int:
+def activations(config: Config, plan: Stages | None = None) -> int:
     """Bytes that all layers of a device keep for backward."""
     return sum(
         each.layers * each.micro_batches * layer(config, each.parts, each.remat)
@@ -293,6 +293,6 @@ def activations(config: Config, plan: Plan | None = None) -> int:
     )
 
 
-def mail(config: Config, plan: Plan) -> int:
+def mail(config: Config, plan: Stages) -> int:
     """Bytes of activations and gradients that wait for their operation on a pipeline's stage."""
     return plan.slots["mail"] * sum(Sizes(config).streams)

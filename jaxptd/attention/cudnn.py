@@ -17,7 +17,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.typing import DTypeLike
 
 from jaxptd.attention.kernel import Dropout, Gradients, Saved, Scores, Sites
 
@@ -39,7 +38,7 @@ def _private() -> ModuleType | None:
 
 @dataclasses.dataclass(frozen=True)
 class Cudnn:
-    """cuDNN's kernel as a `Kernel`. `obstacle` says where it cannot be used."""
+    """cuDNN's kernel as a `Kernel`. `obstacle` and `unproven` say where it cannot be used."""
 
     @property
     def dropout(self) -> Dropout:
@@ -106,44 +105,6 @@ def _parameters(module: Any, scores: Scores) -> dict[str, Any]:
     return parameters if older else parameters | {"score_mod": None}
 
 
-def obstacle(
-    platform: str,
-    dtype: DTypeLike,
-    *,
-    head_size: int,
-    dropout: float,
-    documents: bool,
-    window_in_ring: bool = False,
-    bias: bool = False,
-    capability: float = 9.0,
-) -> str | None:
-    """The reason why cuDNN's kernel cannot be used; None if it can.
-
-    Args:
-        platform: of the devices, as JAX names it.
-        dtype: precision of q, k and v.
-        head_size: H.
-        dropout: rate of dropout of the probabilities.
-        documents: whether attention is restricted to a token's own document, or sees no padding.
-        window_in_ring: whether a window ends within a block of another device's keys.
-        bias: whether scores have a bias by distance.
-        capability: compute capability of the GPU.
-    """
-    if platform not in ("gpu", "cuda"):
-        return f"it needs an NVIDIA GPU, not {platform}"
-    if capability < 8:
-        return f"it needs a GPU of compute capability 8.0 or more, not {capability}"
-    if jnp.dtype(dtype) != jnp.bfloat16:
-        return f"it needs model.dtype=bfloat16, not {jnp.dtype(dtype).name}"
-    largest = 256 if capability >= 9 else 128
-    if head_size % 8 or head_size > largest:
-        return f"it needs a head size that is a multiple of 8, at most {largest}, not {head_size}"
-    if dropout > 0:
-        return f"it has no dropout (model.dropout={dropout})"
-    if bias:
-        return "scores have a bias by distance"
-    if documents:
-        return "it keeps neither documents (data.documents=apart) nor padding apart"
-    if window_in_ring:
-        return "its windows begin at the queries' own block, not at another device's (model.window)"
+def unproven() -> str | None:
+    """The reason why this version of JAX cannot use cuDNN's kernel; None if it can."""
     return None if _private() else f"jax {jax.__version__} is not one it is known to work with"

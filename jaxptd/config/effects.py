@@ -5,6 +5,7 @@ on fewer devices, and are named when a run starts.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -98,5 +99,11 @@ def _without_effect(model: ModelConfig, layout: Layout) -> Iterator[tuple[_Need,
         for field in need.fields if not need.met(model, layout) else ():
             section, _, name = field.partition(".")
             value = getattr(sections[section], name)
-            if value != getattr(type(sections[section])(), name):
+            if value != getattr(_default(type(sections[section])), name):
                 yield need, field, value
+
+
+@functools.cache
+def _default(kind: type) -> Any:
+    """A section with no field set."""
+    return kind()

@@ -23,6 +23,8 @@ def check_fields(config: Any, section: str = "") -> None:
     """
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
+        if value is field.default:  # it is of its type
+            continue
         try:
             converted = convert(value, field.type, below=field.metadata.get("below", LIMIT))
         except (OtherTypeError, ImpossibleError) as error:

@@ -104,7 +104,16 @@ def find_accelerator(name: str, path: str | Path | None = None) -> Accelerator:
     Raises:
         UserError: there is none of that name.
     """
-    known = {**accelerators(), **(accelerators(path) if path is not None else {})}
+    return _accelerator(name, figures_of(name, path))
+
+
+def figures_of(name: str, path: str | Path | None = None) -> Mapping[str, Figure]:
+    """The numbers of the accelerator of a name, with kinds and sources.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    known = {**_packaged(), **(read_figures(Path(path)) if path is not None else {})}
     if name in known:
         return known[name]
     near = difflib.get_close_matches(name, known, n=1)

@@ -41,13 +41,13 @@ class Attention:
     source_statistics: int = 0
     buckets: int = 0
     bias: bool = False
+    causal: bool = True
     out_bias: bool = False
 
     @property
     def has_bias(self) -> bool:
         """True if scores have a bias by distance."""
         return self.buckets > 0
-    causal: bool = True
 
     @property
     def key_tokens(self) -> int:

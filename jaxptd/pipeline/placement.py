@@ -8,6 +8,7 @@ never run.
 
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -15,6 +16,33 @@ from jaxptd.errors import UserError
 from jaxptd.pipeline.table import Schedule
 
 Stacks = Mapping[str, tuple[int, ...]]  # of each stack, the number of its layers in each part
+
+
+class Stages(Protocol):
+    """What formulas ask of a pipeline: a plan has it, and an outline of one."""
+
+    @property
+    def schedule(self) -> Schedule:
+        """Its parts on its stages; the table may be missing."""
+
+    @property
+    def stacks(self) -> Stacks:
+        """The layers of each stack in each part."""
+
+    @property
+    def recompute(self) -> bool:
+        """True if backward runs a part of the model again, from its input."""
+
+    @property
+    def splits(self) -> bool:
+        """True if backward is split into B and W."""
+
+    @property
+    def slots(self) -> Mapping[str, int]:
+        """The number of slots of each pool: *mail*, and *saved* and *between* `of_stack`."""
+
+    def depth(self, stack: str) -> int:
+        """The layers of the largest part."""
 
 
 def stack_sizes(

@@ -71,6 +71,11 @@ class Plan:
     recompute: bool = False
     first: int | None = None
 
+    @property
+    def splits(self) -> bool:
+        """True if backward is split into B and W."""
+        return self.schedule.splits
+
     def depth(self, stack: str) -> int:
         """The number of rows of each part in its stage's stack: the layers of the largest part."""
         return max(self.stacks[stack])

@@ -1,96 +1,150 @@
-"""`jaxptd plan validate`: predictions of training steps held against published ones."""
+"""`jaxptd plan`: the fastest layouts of so many GPUs; `validate` says how well they are predicted."""
 
+import importlib
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import jsonargparse
+import yaml
+
+from jaxptd.atomic_files import explained, write_whole
 from jaxptd.commands.words import add_words, path_option
+from jaxptd.config import Config
+from jaxptd.config.command_line import as_yaml
+from jaxptd.config.run_options import read_run, run_parser
 from jaxptd.display import Table
-from jaxptd.errors import Parser, UserError, run_command
-from jaxptd.hardware import accelerators, find_accelerator
-from jaxptd.planner.published.rows import read_rows, table_1
-from jaxptd.planner.published.validation import Validation, fitted_table, predicted_rows
+from jaxptd.errors import UserError, run_command
+from jaxptd.planner.planning import MAX_MEMORY, Plan, plan
+from jaxptd.planner.search.space import PINNED
 
-MISSED = 1  # exit code
+ACTIONS = {"validate": "jaxptd.planner.validate"}
+USUAL = ("--model.num_layers", "--model.hidden_size", "--model.seq_length", "--layout.tp")
+HOURS = 24
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Predicts published training steps and compares; ends with 1 if an error is above its bar."""
-    args = parser().parse_args(argv)
-    if args.held_out and args.rows:
-        raise UserError("--held-out fits to table 1, --rows fits to nothing; give one of them")
-    found = validate(args.rows, args.hardware, held_out=args.held_out)
-    if args.json:
-        print(json.dumps(found.as_dict()))
+    """Predicts which layouts of a model are fastest on so many GPUs, and what they need.
+
+    `jaxptd plan validate` compares such predictions with published steps.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] in ACTIONS:
+        found: int = importlib.import_module(ACTIONS[argv[0]]).main(argv[1:])
+        return found
+    pins, others = _pins(argv)
+    config, options = read_run(parser(), others)
+    if options["gpus"] is None or options["gpu"] is None:
+        raise UserError("--gpus and --gpu: say how many of which, as --gpus 64 --gpu h200")
+    made = plan(
+        config,
+        gpus=options["gpus"],
+        gpu=options["gpu"],
+        node=options["node"],
+        hardware=options["hardware"],
+        pins=pins,
+        max_memory=options["max_memory"],
+        top=options["top"],
+    )
+    if options["explain"] is not None and not 1 <= options["explain"] <= len(made.best):
+        raise UserError(
+            f"--explain {options['explain']}: use 1 to {len(made.best)}, a line's number"
+        )
+    if options["out"]:
+        _write(options["out"], as_yaml(made.best[0].config))
+    if options["json"]:
+        print(json.dumps(made.as_dict()))
     else:
-        print("\n".join(_lines(found)[int(args.quiet) :]))
-    return MISSED if found.missed() else 0
+        print("\n".join(_lines(made, options)))
+    return 0
 
 
-def parser() -> Parser:
+def parser() -> jsonargparse.ArgumentParser:
     """Makes the parser of this command."""
     examples = (
-        "jaxptd plan validate --held-out",
-        "jaxptd plan validate --rows measured.csv --json",
-        "jaxptd plan validate --rows measured.csv --hardware cluster.yaml",
+        "--config gpt2-1.5b --gpus 64 --gpu h200",
+        "--config llama3-70b --gpus 512 --gpu h100 --layout.tp 8 --explain 1",
+        "--config llama3-70b --gpus 512 --gpu h100 --tokens 2e12 --out plan.yaml",
     )
-    made = Parser(prog="jaxptd plan", description=main.__doc__, examples=examples)
-    made.add_argument("action", choices=("validate",), help="hold predictions against rows")
-    help_text = "predict each row of table 1 by a fit to the others"
-    made.add_argument("--held-out", action="store_true", help=help_text)
-    help_text = "measured rows of your own (.csv); default: Megatron's table 1"
-    made.add_argument("--rows", type=path_option, metavar="F", help=help_text)
+    made = run_parser("plan", main.__doc__ or "", examples=examples, usual=USUAL)
+    _add(made, "gpus", int, None, "N", "devices")
+    _add(made, "gpu", str, None, "NAME", "accelerator: a100, h100, h200, gb200, v100")
+    _add(made, "node", int, 0, "N", "devices of a node; default: as many as NVLink joins")
     help_text = "a YAML file of accelerators, beside the packaged ones"
     made.add_argument("--hardware", type=path_option, metavar="F", help=help_text)
-    add_words(made, json="rows, errors and bars", quiet="print the errors only, not the rows")
+    _add(made, "max_memory", float, MAX_MEMORY, "SHARE", "of a device's memory that a step may use")
+    _add(made, "top", int, 5, "N", "layouts to print, each with other sizes of the axes")
+    _add(made, "explain", int, None, "K", "print every part of the time of the K-th layout")
+    _add(made, "tokens", float, None, "N", "print the days that training on so many tokens takes")
+    _add(made, "price", float, None, "P", "of a GPU and hour: print the cost of --tokens as well")
+    help_text = "write the config of the best layout"
+    made.add_argument("--out", type=path_option, metavar="F", help=help_text)
+    add_words(made, json="the layouts", quiet="print the options of the best layout only")
     return made
 
 
-def validate(rows: Path | None, hardware: Path | None, *, held_out: bool) -> Validation:
-    """Predicts rows of a file, or of table 1 with a fit to them.
+def _add(made: Any, name: str, kind: type, default: Any, metavar: str, text: str) -> None:
+    option = f"--{name.replace('_', '-')}"
+    made.add_argument(option, dest=name, type=kind, default=default, metavar=metavar, help=text)
+
+
+def _pins(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Fields that are pinned by options, and the options that are left.
 
     Raises:
-        UserError: a file cannot be read, or has an impossible value; an accelerator is unknown.
+        UserError: a value is missing, or no YAML.
     """
-    if hardware is not None:
-        accelerators(hardware)  # also if no row needs it
-    found = table_1() if rows is None else read_rows(rows)
-    machines = {row.hardware: find_accelerator(row.hardware, hardware) for row in found}
-    if rows is None:
-        return fitted_table(found, machines["a100"], held_out=held_out)
-    return predicted_rows(found, machines)
+    pins, others, words = {}, [], iter(argv)
+    for word in words:
+        name, equals, text = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or name not in PINNED:
+            others.append(word)
+            continue
+        if not equals and (text := next(words, "")) == "":
+            raise UserError(f"{word}: expected a value, got nothing; give one")
+        try:
+            pins[name] = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise UserError(f"{name}: {text!r} is no value; see --help-all") from error
+    return pins, others
 
 
-def _lines(found: Validation) -> list[str]:
-    """The table, and the lines below it."""
-    columns = ("row", "program", "hardware", "GPUs", "published s", "predicted s", "error", "bar")
-    rows = [
-        (
-            each.row.name,
-            each.row.program,
-            each.row.hardware,
-            each.row.spread.gpus,
-            f"{each.row.seconds:.2f}",
-            f"{each.seconds:.2f}",
-            f"{each.error:+.1%}",
-            f"{each.bar:.1%}",
-        )
-        for each in found.outcomes
-    ]
-    lines = [str(Table(found.title, columns, rows)), _errors(found)]
-    if found.baseline:
-        sizes = [abs(error) for error in found.baseline]
-        mean, worst = sum(sizes) / len(sizes), max(sizes)
-        lines.append(f"a constant TFLOP/s: mean error {mean:.1%}, worst {worst:.1%}")
-    if found.shares:
-        shares = (f"{name.removesuffix('_share')} {x:.3f}" for name, x in found.shares.items())
-        lines.append(f"shares of peak fitted to all rows: {', '.join(shares)}")
-    return [*lines, *(f"missed: {line}" for line in found.missed())]
+def _lines(made: Plan, options: dict[str, Any]) -> list[str]:
+    """The table of layouts, or of one's time, and the options of the best."""
+    chosen = made.best[(options["explain"] or 1) - 1]
+    command = f"jaxptd train {_source(options)}{' '.join(made.options(chosen))}"
+    if options["quiet"]:
+        return [command]
+    lines = [str(made.table())]
+    if options["explain"]:
+        memory = [(name, f"{size / 2**30:.2f}") for name, size in chosen.memory.parts.items()]
+        lines += ["", str(chosen.step.table()), "", str(Table("memory", ("part", "GiB"), memory))]
+    if options["tokens"]:
+        lines += ["", _budget(made, options)]
+    return [*lines, "", command]
 
 
-def _errors(found: Validation) -> str:
-    bar = "" if found.mean_bar is None else f" (bar {found.mean_bar:.1%})"
-    return f"mean error {found.mean:.1%}{bar}, worst {found.worst:.1%}"
+def _write(path: Path, text: str) -> None:
+    remedy = "name a file in a folder that exists and can be written"
+    write_whole({path: text.encode()}, lambda file: explained(f"cannot write {file}", remedy))
+
+
+def _source(options: dict[str, Any]) -> str:
+    return f"--config {options['config'][0]} " if options.get("config") else ""
+
+
+def _budget(made: Plan, options: dict[str, Any]) -> str:
+    """Days and cost of so many tokens."""
+    days = made.days(made.best[0], options["tokens"])
+    hours = days * HOURS * made.gpus
+    cost = (
+        f", {hours * options['price']:,.0f} at {options['price']:g} each"
+        if options["price"]
+        else ""
+    )
+    return f"{options['tokens']:,.0f} tokens: {days:.1f} days, {hours:,.0f} GPU hours{cost}"
 
 
 if __name__ == "__main__":

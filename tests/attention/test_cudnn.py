@@ -10,7 +10,8 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from jaxptd.attention import cudnn as flash_cudnn
-from jaxptd.attention.cudnn import Cudnn, obstacle
+from jaxptd.attention.cudnn import Cudnn, unproven
+from jaxptd.attention.obstacle import obstacle
 from jaxptd.attention.kernel import Dropout, Kernel, Saved, Scores, Sites
 from jaxptd.attention.ring import Ring, Tokens
 from jaxptd.attention.xla import Xla
@@ -129,7 +130,7 @@ def test_what_speaks_against_it_is_said(platform: str, dtype: str, other: dict, 
 
 
 def test_nothing_speaks_against_it_on_a_gpu_in_bfloat16() -> None:
-    assert obstacle("cuda", "bfloat16", **NO_OBSTACLE) is None
+    assert (obstacle("cuda", "bfloat16", **NO_OBSTACLE), unproven()) == (None, None)
 
 
 def test_unknown_version_of_jax_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +138,7 @@ def test_unknown_version_of_jax_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     try:
         monkeypatch.setattr(jax, "__version__", "0.99.1")
         words = "jax 0.99.1 is not one it is known to work with"
-        assert obstacle("gpu", "bfloat16", **NO_OBSTACLE) == words
+        assert unproven() == words
     finally:
         monkeypatch.undo()
         flash_cudnn._private.cache_clear()

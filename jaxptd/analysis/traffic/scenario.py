@@ -6,7 +6,7 @@ from typing import NamedTuple
 from jaxptd.analysis.sizes import Sizes
 from jaxptd.config import Config
 from jaxptd.models.inventory import Stack
-from jaxptd.pipeline.plan import Plan
+from jaxptd.pipeline.placement import Stages
 
 
 class Recomputed(NamedTuple):
@@ -55,7 +55,7 @@ class Scenario:
     """
 
     config: Config
-    plan: Plan | None = None
+    plan: Stages | None = None
     on_gpus: bool = False
     length: int | None = None
 

@@ -4,8 +4,8 @@
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal, NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Literal, NamedTuple, get_args
 
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, Collective
 from jaxptd.analysis.traffic.grid import ends_on_grid, layers_on_grid
@@ -19,6 +19,7 @@ from jaxptd.config import Config
 from jaxptd.layout import Axis, Layout
 from jaxptd.models.families import family_of
 from jaxptd.optimizers.moments import state_shapes
+from jaxptd.pipeline.placement import Stages
 from jaxptd.pipeline.plan import Plan
 from jaxptd.shapes import ParamShape, StoredShape
 from jaxptd.zero.shapes import StateShapes
@@ -27,6 +28,7 @@ COUNT = 4  # bytes of a number of targets
 
 
 What = Literal["tensor", "ring", "ends", "zero", "stages", "step"]
+WHATS: tuple[What, ...] = get_args(What)
 
 
 class Part(NamedTuple):
@@ -47,7 +49,7 @@ class Part(NamedTuple):
 def expected(
     config: Config,
     infos: Mapping[str, ParamShape],
-    plan: Plan | None = None,
+    plan: Stages | None = None,
     *,
     on_gpus: bool = False,
 ) -> Iterator[Collective]:
@@ -58,9 +60,10 @@ def expected(
 def parts(
     config: Config,
     infos: Mapping[str, ParamShape],
-    plan: Plan | None = None,
+    plan: Stages | None = None,
     *,
     on_gpus: bool = False,
+    only: Collection[What] = WHATS,
 ) -> Iterator[tuple[Part, Collective]]:
     """The collectives of each part of one training step, without axes of size 1.
 
@@ -72,10 +75,11 @@ def parts(
         infos: of its parameters.
         plan: of its pipeline, if it has several stages.
         on_gpus: GPUs have a broadcast, and can permute in any loop.
+        only: parts that are wanted.
     """
     step, sizes = Scenario(config, plan, on_gpus), config.layout.sizes
     for part, collectives in _all_axes(step, infos):
-        for each in collectives:
+        for each in collectives if part.what in only else ():
             axes = tuple(str(axis) for axis in each.axes if sizes[Axis(axis)] > 1)
             if axes and each.count:
                 yield part, dataclasses.replace(each, axes=axes)

@@ -70,7 +70,7 @@ def _gathers(step: Scenario, stack: Stack) -> int:
     again = 0
     if plan and plan.recompute:
         again = layers
-    elif plan and plan.schedule.splits and model.remat == "dots":
+    elif plan and plan.splits and model.remat == "dots":
         most = layers if model.remat_layers is None else model.remat_layers
         again = sum(min(most, size) for size in plan.stacks[stack.name])
     return (2 * layers + again) * step.config.train.micro_batches

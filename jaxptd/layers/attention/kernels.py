@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from jaxptd.attention.cudnn import Cudnn, obstacle
+from jaxptd.attention.cudnn import Cudnn, unproven
 from jaxptd.attention.kernel import Dropout, Kernel, Scores
+from jaxptd.attention.obstacle import obstacle
 from jaxptd.attention.xla import Xla
 from jaxptd.config import AttentionKind, Config, ModelConfig
 from jaxptd.errors import UserError
@@ -45,6 +46,7 @@ def choose_kernel(
         window_in_ring=model.reach < model.seq_length and layout.ring_size > 1,
         capability=float(getattr(device, "compute_capability", 9.0)),
     )
+    reason = reason or unproven()
     if layout.unfused_attention:
         reason = f"{layout.unfused_attention} has no fused attention kernel"
     if model.attention == "cudnn" and reason:

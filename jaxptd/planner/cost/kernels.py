@@ -9,7 +9,7 @@ import functools
 import math
 
 from jaxptd.hardware import Accelerator
-from jaxptd.planner.cost.terms import HBM, PRODUCTS, Term
+from jaxptd.planner.cost.terms import HBM, HOST, PRODUCTS, Term
 
 # Rows, columns, and the share of the largest tile's rate, from the tile's use of shared memory.
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (128, 64, 0.80), (64, 64, 0.65))
@@ -67,6 +67,11 @@ def moved(accelerator: Accelerator, moves: float, kernels: int = 1) -> Term:
     """Kernels that are bound by the bytes they move."""
     seconds = moves / (accelerator.hbm_bandwidth * accelerator.hbm_share)
     return Term("", "elementwise", seconds + kernels * LAUNCH, HBM, 0.0, moves)
+
+
+def to_host(accelerator: Accelerator, moves: float) -> Term:
+    """Bytes between a device and the memory of its host."""
+    return Term("", "offload", moves / accelerator.host_bandwidth, HOST, 0.0, moves)
 
 
 def flash(accelerator: Accelerator, flops: float, head_size: int, *, backward: bool) -> Term:

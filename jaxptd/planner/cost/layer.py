@@ -28,6 +28,7 @@ class LayerTerms(NamedTuple):
     attention_backward: list[Term]
     elementwise_backward: list[Term]
     accumulation: list[Term]
+    unread: list[Term]
 
     @property
     def forward(self) -> list[Term]:
@@ -39,7 +40,7 @@ class LayerTerms(NamedTuple):
             "none": [],
             "attention": self.attention,
             "dots": self.elementwise,
-            "full": self.forward,
+            "full": [term for term in self.forward if term not in self.unread],
         }[remat]
         return [
             *(term.named(f"{term.name} again") for term in again),
@@ -54,8 +55,9 @@ class LayerTerms(NamedTuple):
 def layer_terms(setting: Setting, stack: Stack) -> LayerTerms:
     """Terms of one layer of a stack and micro-batch."""
     found = list(_products(setting, stack))
+    forward = [_product(setting, each, (each.T, each.N, each.K), "forward") for each in found]
     return LayerTerms(
-        [_product(setting, each, (each.T, each.N, each.K), "forward") for each in found],
+        forward,
         [term for each in stack.attentions for term in attention.forward(setting, each)],
         _elementwise_forward(setting, stack),
         [_product(setting, each, (each.T, each.K, each.N), "dx") for each in found],
@@ -63,6 +65,7 @@ def layer_terms(setting: Setting, stack: Stack) -> LayerTerms:
         [term for each in stack.attentions for term in attention.backward(setting, each)],
         _elementwise_backward(setting, stack),
         _accumulation(setting, stack, len(found)),
+        unread=[] if setting.program.again_all else forward[-1:],
     )
 
 
@@ -106,12 +109,15 @@ def _first(pair: Pair) -> int:
 
 def _product(setting: Setting, each: Product, sizes: tuple[int, int, int], name: str) -> Term:
     """A product of forward or backward; a fused sum of gradients reads and writes float32."""
-    program = setting.program
-    fused = name == "dw" and not program.accumulate
-    term = kernels.product(
-        setting.cluster.accelerator, *sizes, written=8 if fused else 2, fp8=program.fp8
-    )
-    return term.named(f"{each.name} {name}")
+    program, (M, N, K) = setting.program, sizes
+    written = 8 if name == "dw" and not program.accumulate else 2
+    if name == "dw":
+        K = max(1, K // program.pieces)
+    else:
+        M = max(1, M // program.pieces)
+    accelerator = setting.cluster.accelerator
+    term = kernels.product(accelerator, M, N, K, written=written, fp8=program.fp8)
+    return term.times(program.pieces).named(f"{each.name} {name}")
 
 
 def _accumulation(setting: Setting, stack: Stack, matrices: int) -> list[Term]:
@@ -168,7 +174,16 @@ def _passes(setting: Setting, stack: Stack, stream: int, inner: int, name: str) 
         outside.named(f"residual stream {name}"),
         inside.named(f"activation and heads {name}"),
         *_quantised(setting, stack, name),
+        *_cast(setting, stack),
     ]
+
+
+def _cast(setting: Setting, stack: Stack) -> list[Term]:
+    """16-bit copies of parameters that the state holds in float32."""
+    if not setting.program.cast:
+        return []
+    moves = setting.program.cast * setting.layer_parameters(stack)
+    return [kernels.moved(setting.cluster.accelerator, moves, 4).named("parameters to 16 bits")]
 
 
 def _quantised(setting: Setting, stack: Stack, name: str) -> list[Term]:

@@ -31,6 +31,8 @@ def collective(cluster: Cluster, kind: str, group: Group, size: float) -> Term:
     passes = RINGS.get(kind, 1)
     sent = passes * (n - 1) / n * size if kind in RINGS else size
     rate = cluster.bandwidth(group) * min(1.0, (WIDE / n) ** WIDER)
+    if kind not in RINGS and cluster.nodes(group) > 1:  # one of the messages has one rail
+        rate = cluster.rail
     seconds = sent / rate + passes * _latency(cluster, group)
     return Term("", "", seconds, cluster.resource(group), 0.0, sent)
 

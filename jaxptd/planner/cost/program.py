@@ -25,6 +25,11 @@ class Program:
         sends_hidden: messages between stages run beside the stages' work.
         sends_sharded: each of the tp devices sends its share of an activation, and a gather in the
             node follows; with sequence parallelism there is nothing to gather.
+        cast: bytes moved to cast a parameter to 16 bits, forward and backward of a micro-batch each.
+        stacked: how often what a layer keeps is moved again, forward and backward each, because
+            layers that run in a loop keep it in an array of all of them.
+        again_all: full recomputation runs a layer's last product, too, whose result nothing reads.
+        pieces: products are cut into so many, by tokens.
         fp8: the products of layers are of 8-bit numbers.
         balanced: devices of a ring have as many visible scores each, where a mask is causal.
     """
@@ -42,5 +47,9 @@ class Program:
     dp_under: Literal["nothing", "backward", "backward without a pipeline"]
     sends_hidden: bool
     sends_sharded: bool
+    cast: int = 0
+    stacked: int = 0
+    again_all: bool = True
+    pieces: int = 1
     fp8: bool = False
     balanced: bool = True

@@ -34,7 +34,7 @@ class Spread:
         remat: what backward computes again.
         remat_layers: layers of a part of the model that do so, the first ones; None: all.
         row, col: of a grid.
-        schedule: of the pipeline; empty: 1f1b, or interleaved with several chunks.
+        schedule: of the pipeline.
     """
 
     gpus: int
@@ -51,7 +51,7 @@ class Spread:
     remat_layers: int | None = None
     row: int = 1
     col: int = 1
-    schedule: str = ""
+    schedule: str = "1f1b"
 
     @property
     def dp(self) -> int:
@@ -110,8 +110,8 @@ class Setting:
         spread: its layout.
         program: its kernels, and what they overlap.
         cluster: the devices.
-        parts: of each stack, its layers in each part of the model, part c*pp + s on stage s; None:
-            as `stage_layers` has them.
+        placed: for each stage, the layers of each stack in each of its parts of the model; None:
+            one part each, as `stage_layers` has them.
         updated: elements of the state on a device; None: of the matrices of the first stage.
     """
 
@@ -119,7 +119,7 @@ class Setting:
     spread: Spread
     program: Program
     cluster: Cluster
-    parts: Mapping[str, Sequence[int]] | None = None
+    placed: Sequence[Mapping[str, Sequence[int]]] | None = None
     updated: float | None = None
 
     def tokens(self, stack: Stack) -> int:
@@ -150,16 +150,16 @@ class Setting:
     @cached_property
     def stages(self) -> Sequence[Mapping[tuple[str, Remat], int]]:
         """Layers of each stage, by their stack and by what they compute again."""
-        p = self.spread.pp
-        parts = self.parts or self._even()
-        found: list[dict[tuple[str, Remat], int]] = [{} for _ in range(p)]
-        for stack, sizes in parts.items():
-            for part, layers in enumerate(sizes):
-                stage = found[part % p]
+        found: list[dict[tuple[str, Remat], int]] = []
+        for placed in self.placed or self._even():
+            stage: dict[tuple[str, Remat], int] = {}
+            parts = ((stack, layers) for stack, sizes in placed.items() for layers in sizes)
+            for stack, layers in parts:
                 for remat, count in self.spread.remats(layers):
                     stage[stack, remat] = stage.get((stack, remat), 0) + count
+            found.append(stage)
         return found
 
-    def _even(self) -> Mapping[str, Sequence[int]]:
+    def _even(self) -> Sequence[Mapping[str, Sequence[int]]]:
         (stack,) = self.model.stacks
-        return {stack.name: stage_layers(stack.layers, self.spread.pp)}
+        return [{stack.name: (n,)} for n in stage_layers(stack.layers, self.spread.pp)]

@@ -1,16 +1,18 @@
 """The time of a step: terms of its stages, of the pipeline, of gradients and the optimizer."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from jaxptd.analysis.collective import ALL_GATHER
 from jaxptd.display import Table
-from jaxptd.planner.cost import ends, links
+from jaxptd.pipeline.statistics import Durations
+from jaxptd.planner.cost import links
 from jaxptd.planner.cost.collectives import Placed
+from jaxptd.planner.cost.ends import first_terms, last_terms, update_terms
 from jaxptd.planner.cost.exposed import exposed_terms
 from jaxptd.planner.cost.layer import LayerTerms, layer_terms
-from jaxptd.planner.cost.pipeline import pipelined
+from jaxptd.planner.cost.pipeline import step_seconds
 from jaxptd.planner.cost.setting import Remat, Setting
 from jaxptd.planner.cost.terms import PRODUCTS, WAITING, Term, merged, scaled, total
 
@@ -33,6 +35,25 @@ class StepTime:
         for term in self.terms:
             found[term.kind] = found.get(term.kind, 0.0) + term.seconds
         return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    @property
+    def bubble(self) -> float:
+        """Share of the step that the slowest stage waits for others."""
+        return self._share(lambda term: term.resource == WAITING)
+
+    @property
+    def exposed(self) -> float:
+        """Share of the step in which devices only wait for what they send each other."""
+        return self._share(lambda term: term.resource in ("NVLink", "network"))
+
+    @property
+    def bound(self) -> str:
+        """The resource that bounds the largest share of the step."""
+        names = {term.resource for term in self.terms}
+        return max(sorted(names), key=lambda name: self._share(lambda t: t.resource == name))
+
+    def _share(self, chosen: Callable[[Term], bool]) -> float:
+        return total(filter(chosen, self.terms)) / self.seconds
 
     def table(self) -> Table:
         """A row for each term: its runs, FLOPs, bytes, rate, seconds, and what bounds it."""
@@ -68,40 +89,90 @@ def step_time(setting: Setting, collectives: Sequence[Placed]) -> StepTime:
         setting: model, layout, program and cluster.
         collectives: all that the step moves between devices, except messages between stages.
     """
-    places: dict[str, list[Placed]] = {}
-    for each in collectives:
-        places.setdefault(each.place, []).append(each)
-    layers = layer_passes(setting, places)
-    stages = _stages(setting, places, layers)
+    places = by_place(collectives)
+    kinds = {kind for stage in setting.stages for kind in stage}
+    layers = layer_passes(setting, kinds, places)
+    return put_together(setting, layers, end_terms(setting, places), places.get("step", ()))
+
+
+def put_together(
+    setting: Setting,
+    layers: "Layers",
+    ends: "Ends",
+    once: Sequence[Placed],
+    more: Sequence[Term] = (),
+) -> StepTime:
+    """Predicts a step from the terms of its layers and ends.
+
+    Args:
+        setting: model, layout, program and cluster.
+        layers: terms of each kind of layer.
+        ends: terms outside of layers, of a micro-batch.
+        once: collectives that run once a step.
+        more: other terms that do.
+    """
+    stages = _stages(setting, layers, ends)
     hosts = {"last backward": _last_backward(setting, layers)}
     terms = merged(
         [
             *_pipelined(setting, stages),
-            *exposed_terms(setting, places.get("step", ()), hosts),
-            *ends.update_terms(setting),
+            *exposed_terms(setting, once, hosts),
+            *update_terms(setting),
+            *more,
         ]
     )
     return StepTime(total(terms), tuple(terms))
 
 
+Places = Mapping[str, Sequence[Placed]]
+
+
+def by_place(collectives: Iterable[Placed]) -> Places:
+    """Collectives by their place in the step."""
+    places: dict[str, list[Placed]] = {}
+    for each in collectives:
+        places.setdefault(each.place, []).append(each)
+    return places
+
+
 class Passes(NamedTuple):
-    """Terms of one layer and micro-batch, forward and backward."""
+    """Terms of one layer and micro-batch, forward and backward, with their seconds.
+
+    Of backward W is what schedules that split it do later.
+    """
 
     forward: list[Term]
     backward: list[Term]
+    durations: Durations
 
     @property
     def seconds(self) -> float:
-        return total(self.forward) + total(self.backward)
+        return sum(self.durations)
+
+    def and_forward(self, more: Sequence[Term]) -> "Passes":
+        """The passes with more terms of forward."""
+        F, B, W = self.durations
+        return Passes([*self.forward, *more], self.backward, Durations(F + total(more), B, W))
+
+    def and_backward(self, more: Sequence[Term]) -> "Passes":
+        """The passes with more terms of backward."""
+        F, B, W = self.durations
+        return Passes(self.forward, [*self.backward, *more], Durations(F, B + total(more), W))
+
+
+class Ends(NamedTuple):
+    """Terms of one micro-batch on the first stage and on the last, outside of layers."""
+
+    first: list[Term]
+    last: list[Term]
 
 
 Kind = tuple[str, Remat]  # of layers: their stack, and what they compute again
 Layers = Mapping[Kind, Passes]
 
 
-def layer_passes(setting: Setting, places: Mapping[str, Sequence[Placed]]) -> Layers:
+def layer_passes(setting: Setting, kinds: Collection[Kind], places: Places) -> Layers:
     """The terms of each kind of layer, with what is exposed of their collectives."""
-    kinds = {kind for stage in setting.stages for kind in stage}
     found = {}
     for stack in setting.model.stacks:
         terms = layer_terms(setting, stack)
@@ -114,9 +185,7 @@ def layer_passes(setting: Setting, places: Mapping[str, Sequence[Placed]]) -> La
     return found
 
 
-def _passes(
-    setting: Setting, terms: LayerTerms, remat: Remat, places: Mapping[str, Sequence[Placed]]
-) -> Passes:
+def _passes(setting: Setting, terms: LayerTerms, remat: Remat, places: Places) -> Passes:
     forward, backward = terms.forward, terms.backward(remat)
     inputs, weights = total(terms.input_gradients), total(terms.weight_gradients)
     before = {
@@ -132,14 +201,15 @@ def _passes(
         "layer": total(backward),
     }
     both = {name: before.get(name, 0.0) + seconds for name, seconds in after.items()}
-    return Passes(
-        [*forward, *exposed_terms(setting, places.get("forward", ()), before)],
-        [
-            *backward,
-            *exposed_terms(setting, places.get("backward", ()), after),
-            *exposed_terms(setting, places.get("layer", ()), both),
-        ],
-    )
+    forward = [*forward, *exposed_terms(setting, places.get("forward", ()), before)]
+    backward = [
+        *backward,
+        *exposed_terms(setting, places.get("backward", ()), after),
+        *exposed_terms(setting, places.get("layer", ()), both),
+    ]
+    later = weights + total(terms.accumulation)
+    durations = Durations(total(forward), total(backward) - later, later)
+    return Passes(forward, backward, durations)
 
 
 class _Stage(NamedTuple):
@@ -149,8 +219,11 @@ class _Stage(NamedTuple):
     others: Sequence[Term]
 
     @property
-    def seconds(self) -> float:
-        return sum(count * each.seconds for each, count in self.layers) + total(self.others)
+    def durations(self) -> Durations:
+        """Seconds of F, B and W; what is outside of layers is a third forward, the rest backward."""
+        others = total(self.others)
+        F, B, W = (sum(n * p.durations[i] for p, n in self.layers) for i in range(3))
+        return Durations(F + others / 3, B + others * 2 / 3, W)
 
     @property
     def terms(self) -> list[Term]:
@@ -163,20 +236,26 @@ class _Stage(NamedTuple):
 def _pipelined(setting: Setting, stages: Sequence[_Stage]) -> list[Term]:
     """Terms of all micro-batches on the slowest stage, and its waiting for the others."""
     m, V = setting.spread.micro_batches, setting.spread.virtual_stages
-    seconds = [stage.seconds for stage in stages]
+    each = [stage.durations for stage in stages]
+    seconds = [sum(durations) for durations in each]
     slowest = stages[seconds.index(max(seconds))]
-    waiting = pipelined(seconds, m, V) - m * max(seconds)
+    waiting = step_seconds(setting.spread.schedule, each, m, V) - m * max(seconds)
     return [*scaled(slowest.terms, m), Term("bubble", "bubble", waiting, WAITING)]
 
 
-def _stages(
-    setting: Setting, places: Mapping[str, Sequence[Placed]], layers: Layers
-) -> list[_Stage]:
-    """The stages: the first has the embedding, the last the loss."""
+def end_terms(setting: Setting, places: Places) -> Ends:
+    """The first stage has the embedding, the last the loss."""
+    return Ends(
+        [*first_terms(setting), *exposed_terms(setting, places.get("first", ()), {})],
+        [*last_terms(setting), *exposed_terms(setting, places.get("last", ()), {})],
+    )
+
+
+def _stages(setting: Setting, layers: Layers, ends: Ends) -> list[_Stage]:
     hops = _hops(setting)
     others = [list(hops) for _ in range(setting.spread.pp)]
-    others[0] += [*ends.first_terms(setting), *exposed_terms(setting, places.get("first", ()), {})]
-    others[-1] += [*ends.last_terms(setting), *exposed_terms(setting, places.get("last", ()), {})]
+    others[0] += ends.first
+    others[-1] += ends.last
     return [
         _Stage([(layers[kind], count) for kind, count in stage.items()], extra)
         for stage, extra in zip(setting.stages, others, strict=True)

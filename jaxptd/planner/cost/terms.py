@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-PRODUCTS, HBM, WAITING = "products", "HBM", "waiting"
+PRODUCTS, HBM, HOST, WAITING = "products", "HBM", "host", "waiting"
 
 
 class Term(NamedTuple):
@@ -12,7 +12,7 @@ class Term(NamedTuple):
     name: what runs.
     kind: the group it is added up in, such as `attention`.
     seconds: that it takes, all executions together.
-    resource: what bounds it: products, HBM, NVLink, network or waiting.
+    resource: what bounds it: products, HBM, NVLink, network, host or waiting.
     flops, bytes: that it executes and moves.
     runs: its executions.
     """

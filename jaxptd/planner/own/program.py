@@ -1,0 +1,73 @@
+"""This library's step as the cost model's record of a program."""
+
+from jaxptd.attention.obstacle import obstacle
+from jaxptd.config import Config
+from jaxptd.errors import UserError
+from jaxptd.models.families import family_of
+from jaxptd.planner.cost import Program
+
+# Bytes moved for each parameter by an optimizer: parameter and moments read and written, the
+# gradient read, and read twice more for its norm and its factor.
+UPDATE = {"adamw": 40, "lion": 32, "sgd": 32, "adafactor": 32}
+# Read off steps compiled for H200s, kernel by kernel (`python -m benchmarks.gpu.compiled`):
+ADDED = 10  # bytes: a float32 sum and a 16-bit gradient read, the sum written
+LOGIT = 8  # bytes of the loss for each logit: read for its maximum, its sum, its gradient, written
+CAST = 6  # bytes: a float32 parameter read, a 16-bit one written
+COPIED = 2  # passes over what a collective inside a layer moves: into the form in which it is sent
+STACKED = 2  # passes: what a layer keeps is read, and written to the array of all layers
+
+
+def program_of(config: Config) -> Program:
+    """The record of a config's step on GPUs.
+
+    Raises:
+        UserError: the cost model lacks something that the config asks for.
+    """
+    model, layout = config.model, config.layout
+    if model.dtype not in ("bfloat16", "float16"):
+        raise UserError(
+            f"model.dtype={model.dtype}: the table of hardware has rates of 16-bit products only; "
+            "use model.dtype=bfloat16"
+        )
+    if config.optimizer.name not in UPDATE:
+        raise UserError(
+            f"optimizer.name={config.optimizer.name}: the time of its update has no model; plan "
+            f"with one of {', '.join(UPDATE)}"
+        )
+    return Program(
+        "jaxptd",
+        attention="flash" if is_fused(config) else "unfused",
+        dropout=model.dropout > 0,
+        bias=model.block.linear_bias == "all",
+        rotary=model.block.positions == "rope",
+        accumulate=ADDED if config.train.micro_batches > 1 else 0,
+        gradient=4,
+        update=UPDATE[config.optimizer.name],
+        logit=LOGIT,
+        tp_under="nothing",
+        dp_under="nothing",
+        sends_hidden=False,
+        sends_sharded=False,
+        cast=0 if layout.zero or layout.offload == "optimizer" else CAST,
+        stacked=STACKED if model.scan_layers or layout.pp > 1 else 0,
+        again_all=False,
+        pieces=layout.tp if layout.collective_matmul else 1,
+        fp8=model.products == "fp8",
+        balanced=layout.ring != "blockwise",
+    )
+
+
+def is_fused(config: Config) -> bool:
+    """True if GPUs compute attention with a fused kernel."""
+    model, layout = config.model, config.layout
+    if layout.unfused_attention or model.attention == "xla":
+        return False
+    reason = obstacle(
+        "gpu",
+        model.dtype,
+        head_size=model.block.head_size,
+        dropout=model.dropout,
+        documents=family_of(model).has_documents(config),
+        window_in_ring=model.reach < model.seq_length and layout.ring_size > 1,
+    )
+    return reason is None

@@ -1,0 +1,230 @@
+"""Predicts the steps of configs."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from jaxptd.analysis import memory_model
+from jaxptd.config import Config, Remat
+from jaxptd.hardware import Cluster
+from jaxptd.layout import Layout
+from jaxptd.models.families import inventory_of
+from jaxptd.models.parameters import parameter_infos
+from jaxptd.optimizers.moments import state_shapes
+from jaxptd.pipeline.plan import Plan
+from jaxptd.planner.cost import Placed, Program, Setting, Spread, StepTime, Term, kernels
+from jaxptd.planner.cost.exposed import BESIDE, collective_term
+from jaxptd.planner.cost.step import (
+    Ends,
+    Kind,
+    Passes,
+    by_place,
+    end_terms,
+    layer_passes,
+    put_together,
+)
+from jaxptd.planner.own.outline import on_stages, outline
+from jaxptd.planner.own.program import COPIED, STACKED, program_of
+from jaxptd.planner.own.traffic import of_one_layer, once
+from jaxptd.shapes import ParamShape
+from jaxptd.zero.shapes import StateShapes
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnStep:
+    """A config's step, and what follows from the config alone.
+
+    Raises:
+        UserError: when the pipeline is asked for, and does not exist.
+    """
+
+    config: Config
+
+    @cached_property
+    def plan(self) -> Plan | None:
+        """The pipeline in outline."""
+        stacks = inventory_of(self.config.model).stacks
+        return outline(self.config, {stack.name: stack.layers for stack in stacks})
+
+    @property
+    def _one_stage(self) -> dict[str, tuple[int, ...]]:
+        """The layers of each stack, without a pipeline."""
+        return {stack.name: (stack.layers,) for stack in inventory_of(self.config.model).stacks}
+
+    @cached_property
+    def infos(self) -> dict[str, ParamShape]:
+        """Shapes of the parameters."""
+        return parameter_infos(self.config)
+
+    @cached_property
+    def shapes(self) -> StateShapes:
+        """Shapes of the state."""
+        return state_shapes(self.config, self.infos)
+
+    @cached_property
+    def state(self) -> dict[str, int]:
+        """Bytes of parameters, gradients, moments, and gathered parameters on a device."""
+        return memory_model.state(self.config, self.shapes)
+
+    def setting(self, cluster: Cluster) -> Setting:
+        """The step as the cost model takes it."""
+        plan, wide = self.plan, 4
+        return Setting(
+            inventory_of(self.config.model),
+            spread_of(self.config, plan.schedule.chunks if plan else 1),
+            program_of(self.config),
+            cluster,
+            placed=on_stages(plan) if plan else [self._one_stage],
+            updated=self.state["parameters"] / wide,
+        )
+
+
+def spread_of(config: Config, chunks: int) -> Spread:
+    """The layout of a config, with so many parts of the model on a stage."""
+    layout, train, model = config.layout, config.train, config.model
+    return Spread(
+        gpus=layout.num_devices,
+        global_batch=train.global_batch_size,
+        micro_batch=train.global_batch_size // (layout.dp * train.micro_batches),
+        tp=layout.tp,
+        pp=layout.pp,
+        cp=layout.cp,
+        virtual_stages=chunks,
+        zero=layout.zero,
+        sequence_parallel=layout.sequence_parallel,
+        remat=model.remat,
+        remat_layers=model.remat_layers,
+        row=layout.row,
+        col=layout.col,
+        schedule=layout.schedule,
+    )
+
+
+Unit = tuple[dict[Kind, Passes], Ends]  # one layer of each stack and one micro-batch; the ends
+
+
+class Predictor:
+    """Predicts steps of one model on one cluster, and remembers what layouts have in common.
+
+    Args:
+        cluster: the devices.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._units: dict[tuple[Any, ...], Unit] = {}
+
+    def __call__(self, step: OwnStep) -> StepTime:
+        """The time of a step.
+
+        Raises:
+            UserError: the cost model lacks something that the config asks for.
+        """
+        setting = step.setting(self.cluster)
+        kinds = {kind for stage in setting.stages for kind in stage}
+        layers: dict[Kind, Passes] = {}
+        for remat in sorted({remat for _, remat in kinds}):
+            passes, ends = self.unit(step.config, remat)
+            layers |= {kind: each for kind, each in passes.items() if kind in kinds}
+        places = by_place(once(step.config, step.infos, step.plan))
+        for each in places.get("layer", ()):
+            more = [collective_term(setting, each)]
+            for kind in [kind for kind in layers if each.is_of(*kind)]:
+                layers[kind] = layers[kind].and_backward(more)
+        more: list[Term] = []
+        if step.config.layout.offload == "activations":
+            layers = dict(self._offloaded(step.config, *each) for each in layers.items())
+        elif step.config.layout.offload == "optimizer":
+            state = step.state["parameters"] + step.state["optimizer"]
+            more = [kernels.to_host(self.cluster.accelerator, 2.0 * state).named("state")]
+        return put_together(setting, layers, ends, places.get("step", ()), more)
+
+    def _offloaded(self, config: Config, kind: Kind, passes: Passes) -> tuple[Kind, Passes]:
+        """A layer whose kept activations go to the host, and return, beside its work."""
+        stack = next(s for s in inventory_of(config.model).stacks if s.name == kind[0])
+        if kind[1] == "none":
+            return kind, passes
+        moves = 2.0 * memory_model.layer(config, stack, "dots")
+        term = kernels.to_host(self.cluster.accelerator, moves).named("kept activations")
+        left = max(0.0, term.seconds - BESIDE * passes.seconds)
+        return kind, passes.and_backward([term._replace(seconds=left)])
+
+    def unit(self, config: Config, remat: Remat) -> Unit:
+        """Terms of one layer of each stack and one micro-batch, and of the ends.
+
+        Args:
+            config: of any number of layers, stages, replicas and micro-batches.
+            remat: what the layers compute again.
+        """
+        layout, train = config.layout, config.train
+        alone = _alone(layout)
+        sequences = train.global_batch_size // (layout.dp * train.micro_batches)
+        key = alone, sequences, train.micro_batches > 1, remat
+        if key not in self._units:
+            self._units[key] = self._unit(
+                _one_layer(config, alone, sequences), program_of(config), remat
+            )
+        return self._units[key]
+
+    def _unit(self, config: Config, program: Program, remat: Remat) -> Unit:
+        setting = Setting(inventory_of(config.model), spread_of(config, 1), program, self.cluster)
+        places = by_place(of_one_layer(config, remat))
+        stacks = setting.model.stacks
+        kept = {(s.name, remat): memory_model.layer(config, s, remat) for s in stacks}
+        passes = layer_passes(setting, [*kept], places)
+        for kind in passes:
+            passes[kind] = self._with_copies(passes[kind], kind, places.get("layer", ()))
+            if program.stacked:
+                passes[kind] = self._in_a_loop(passes[kind], kept[kind])
+        return passes, end_terms(setting, places)
+
+    def _with_copies(self, passes: Passes, kind: Kind, placed: Sequence[Placed]) -> Passes:
+        """The passes with the copies of what their collectives move."""
+        moved = sum(each.count * each.bytes for each in placed if each.is_of(*kind))
+        if not moved:
+            return passes
+        term = kernels.moved(self.cluster.accelerator, COPIED * moved, 4)
+        return passes.and_backward([term.named("copies of what is sent")])
+
+    def _in_a_loop(self, passes: Passes, kept: int) -> Passes:
+        """The passes of a layer that keeps so many bytes in the array of all layers."""
+        term = kernels.moved(self.cluster.accelerator, float(STACKED * kept), 4)
+        return passes.and_forward([term.named("kept, to all layers")]).and_backward(
+            [term.named("kept, from all layers")]
+        )
+
+
+def predict(config: Config, cluster: Cluster) -> StepTime:
+    """The time of a config's step on a cluster.
+
+    Raises:
+        UserError: the cost model lacks something that the config asks for, or its pipeline does not
+            exist.
+    """
+    return Predictor(cluster)(OwnStep(config))
+
+
+@functools.lru_cache(4096)
+def _alone(layout: Layout) -> Layout:
+    """The axes of a layout that share a layer, and their algorithms."""
+    return dataclasses.replace(
+        layout,
+        pp=1,
+        dp=1,
+        zero=0,
+        offload="none",
+        schedule=Layout.schedule,
+        virtual_stages=None,
+        stage_layers=None,
+    )
+
+
+def _one_layer(config: Config, layout: Layout, sequences: int) -> Config:
+    """The config of one micro-batch and one layer in each stack."""
+    model = dataclasses.replace(config.model, num_layers=1, remat="none", remat_layers=None)
+    if model.num_decoder_layers:
+        model = dataclasses.replace(model, num_decoder_layers=1)
+    train = dataclasses.replace(config.train, global_batch_size=sequences, micro_batches=1)
+    return dataclasses.replace(config, model=model, layout=layout, train=train)

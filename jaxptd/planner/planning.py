@@ -1,0 +1,201 @@
+"""Plans a training step: which layout of so many GPUs is fastest, and what it needs."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxptd.config import Config
+from jaxptd.config.changes import changed_fields
+from jaxptd.display import Table, bytes_text, html_of
+from jaxptd.errors import UserError
+from jaxptd.fields import check_range, checked
+from jaxptd.hardware import Cluster, find_accelerator
+from jaxptd.hardware.table import figures_of
+from jaxptd.models.families import inventory_of, with_vocabulary
+from jaxptd.planner.search.best import Candidate, Search
+from jaxptd.planner.search.space import Space, checked_pins
+
+MAX_MEMORY = 0.92  # of a device's: what is left is for fragments, and for what has no model
+MOST_GPUS = 2**17
+SURE, UNSURE = 0.06, 0.12  # errors of predictions with shares that were fitted, and without
+HALVINGS = 6  # times that the devices are doubled where nothing fits
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Plan:
+    """The best layouts of so many GPUs.
+
+    Args:
+        config: that was planned, with its own layout.
+        cluster: the devices.
+        gpus: their number.
+        limit: bytes of a device that a step may use.
+        best: the fastest layout first, each with other sizes of the axes.
+        counted: layouts whose time was predicted; of the others bounds show that they are slower.
+        error: of predictions on these devices, as a share.
+    """
+
+    config: Config
+    cluster: Cluster
+    gpus: int
+    limit: float
+    best: tuple[Candidate, ...]
+    counted: int
+    error: float
+
+    def tokens_per_second(self, candidate: Candidate) -> float:
+        """Tokens of the last stack that a GPU trains in a second."""
+        model = inventory_of(self.config.model)
+        tokens = self.config.train.global_batch_size * model.stacks[-1].tokens
+        return tokens / candidate.step.seconds / self.gpus
+
+    def mfu(self, candidate: Candidate) -> float:
+        """Share of the peak FLOP/s of 16-bit products; see `Inventory.flops`."""
+        model = inventory_of(self.config.model)
+        flops = self.config.train.global_batch_size * model.flops
+        peak = self.gpus * self.cluster.accelerator.bf16_flops
+        return flops / candidate.step.seconds / peak
+
+    def options(self, candidate: Candidate) -> list[str]:
+        """The candidate's layout as options of `jaxptd train`, beside the config's own fields."""
+        return [f"--{name} {text}" for name, text in changed_fields(self.config, candidate.config)]
+
+    def days(self, candidate: Candidate, tokens: float) -> float:
+        """Days that a number of tokens takes."""
+        return tokens / self.tokens_per_second(candidate) / self.gpus / 86400
+
+    def table(self) -> Table:
+        """A row for each layout."""
+        columns = (
+            *("layout", "micro-batch", "remat", "s/step", "tokens/s/GPU", "MFU", "GiB"),
+            *("bubble", "exposed", "bound by", "slower"),
+        )
+        return Table(self.title, columns, [self._row(each) for each in self.best])
+
+    @property
+    def title(self) -> str:
+        """What was planned, in a line."""
+        name = self.cluster.accelerator.name
+        return (
+            f"{self.gpus:,} x {name}, {self.cluster.node_size} a node, "
+            f"{bytes_text(int(self.limit))} a device"
+        )
+
+    def _row(self, each: Candidate) -> tuple[str, ...]:
+        config, step = each.config, each.step
+        layers = config.model.remat_layers
+        remat = config.model.remat + ("" if layers is None else f" ({layers} layers)")
+        mfu, first = self.mfu(each), self.best[0].step.seconds
+        return (
+            layout_text(config),
+            str(config.train.global_batch_size // config.layout.dp // config.train.micro_batches),
+            remat,
+            f"{step.seconds:.3f}",
+            f"{self.tokens_per_second(each):,.0f}",
+            f"{mfu:.1%} ± {self.error * mfu:.1%}",
+            f"{each.memory.total / 2**30:.1f}",
+            f"{step.bubble:.1%}",
+            f"{step.exposed:.1%}",
+            step.bound,
+            f"{step.seconds / first - 1:.1%}",
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The plan as JSON has it."""
+        return {
+            "gpu": self.cluster.accelerator.name,
+            "gpus": self.gpus,
+            "limit_bytes": self.limit,
+            "error": self.error,
+            "best": [self._as_dict(each) for each in self.best],
+        }
+
+    def _as_dict(self, each: Candidate) -> dict[str, Any]:
+        return {
+            "options": self.options(each),
+            "seconds": each.step.seconds,
+            "tokens_per_second_per_gpu": self.tokens_per_second(each),
+            "mfu": self.mfu(each),
+            "bytes": each.memory.total,
+            "memory": dict(each.memory.parts),
+            "bubble": each.step.bubble,
+            "exposed": each.step.exposed,
+            "bound_by": each.step.bound,
+            "terms": [term._asdict() for term in each.step.terms],
+        }
+
+    def __repr__(self) -> str:
+        return str(self.table())
+
+    def _repr_html_(self) -> str:
+        return html_of(self.title, self.table())
+
+
+def layout_text(config: Config) -> str:
+    """The layout of a config, with the number of its chunks."""
+    layout = config.layout
+    chunks = f" x{layout.virtual_stages}" if layout.virtual_stages else ""
+    return str(layout).replace(layout.schedule, layout.schedule + chunks) if chunks else str(layout)
+
+
+@checked("jaxptd.plan")
+def plan(
+    config: Config,
+    *,
+    gpus: int,
+    gpu: str,
+    node: int = 0,
+    hardware: str | Path | None = None,
+    pins: Mapping[str, Any] | None = None,
+    max_memory: float = MAX_MEMORY,
+    top: int = 5,
+) -> Plan:
+    """Finds the fastest layouts of a config on so many GPUs, by prediction. Runs nothing.
+
+    Args:
+        config: model, batch and optimizer; its own layout, remat and micro-batches are not used.
+        gpus: devices.
+        gpu: name of an accelerator, such as `h200`.
+        node: devices of a node; 0: as many as NVLink joins.
+        hardware: YAML file of accelerators beside the packaged ones; None: none.
+        pins: fields with the only value that is tried, such as `{"layout.tp": 4}`.
+        max_memory: share of a device's memory that a step may use, 0 to 1.
+        top: layouts to return, each with other sizes of the axes.
+
+    Raises:
+        UserError: a value is impossible, or no layout fits; then the line says what would.
+    """
+    check_range("jaxptd.plan", "gpus", gpus, least=1, most=MOST_GPUS)
+    check_range("jaxptd.plan", "top", top, least=1, most=1000)
+    check_range("jaxptd.plan", "node", node, least=0, most=MOST_GPUS)
+    if not 0 < max_memory <= 1:
+        raise UserError(f"max_memory={max_memory}: use a share of the memory, above 0 and up to 1")
+    cluster = Cluster(find_accelerator(gpu, hardware), node)
+    space = Space(with_vocabulary(config), gpus, checked_pins(pins or {}))
+    limit = max_memory * cluster.accelerator.hbm_bytes
+    search = Search(space, cluster, limit)
+    best = tuple(itertools.islice(search, top))
+    if not best:
+        raise UserError(f"no layout of {gpus} GPUs fits; {_remedy(space, cluster, limit)}")
+    sure = figures_of(gpu, hardware)["products_share"].kind in ("fitted", "measured")
+    error = SURE if sure else UNSURE
+    return Plan(space.config, cluster, gpus, limit, best, search.counted, error)
+
+
+def _remedy(space: Space, cluster: Cluster, limit: float) -> str:
+    """The pin without which a layout fits, or the number of GPUs with which one does."""
+    for name in space.pins:
+        others = {pin: value for pin, value in space.pins.items() if pin != name}
+        if any(True for _ in Search(Space(space.config, space.gpus, others), cluster, limit)):
+            return f"without --{name} {space.pins[name]} one does"
+    batch = space.config.train.global_batch_size
+    for doubled in range(1, HALVINGS + 1):
+        gpus = space.gpus * 2**doubled
+        if any(True for _ in Search(Space(space.config, gpus, space.pins), cluster, limit)):
+            return f"{gpus} do"
+    if math.gcd(batch, space.gpus) == 1:
+        return f"train.global_batch_size={batch} splits over few devices; use a larger one"
+    return "use a smaller model or batch, or GPUs with more memory"

@@ -1,0 +1,287 @@
+"""The layouts that there are: every choice that divides the devices, the batch and the model.
+
+Choices are of three kinds. *Axes* are sizes of the mesh. A *unit* is what one micro-batch of one
+layer depends on: tp, sequence parallelism, a grid, cp, and the sequences of a micro-batch. A *pipe* is
+a schedule and a ZeRO stage, a *choice* what is offloaded and what is computed again.
+"""
+
+import dataclasses
+import difflib
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from jaxptd.config import Config, ModelConfig, TrainConfig
+from jaxptd.errors import UserError, quoted
+from jaxptd.fields.values import ImpossibleError, OtherTypeError, convert, describe
+from jaxptd.layout import Layout
+from jaxptd.models.families import inventory_of
+
+Pins = Mapping[str, Any]  # of fields, such as "layout.tp", the only value that is tried
+SECTIONS: Mapping[str, Any] = {"layout": Layout, "model": ModelConfig, "train": TrainConfig}
+WIDEST = 64  # devices that share a matrix, or a sequence
+CHUNKS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)  # of interleaved
+LARGEST = 64  # sequences of a micro-batch
+LONGEST_SPLIT = 16  # stages of a schedule that splits backward
+PINNED = (
+    *("layout.tp", "layout.row", "layout.col", "layout.cp", "layout.pp", "layout.dp"),
+    *("layout.sequence_parallel", "layout.collective_matmul", "layout.attention2d"),
+    *("layout.matmul2d", "layout.matmul2d_slices", "layout.ring", "layout.schedule"),
+    *("layout.virtual_stages", "layout.stage_layers", "layout.zero", "layout.offload"),
+    *("model.remat", "model.remat_layers", "train.micro_batches"),
+)
+
+
+def checked_pins(pins: Pins) -> dict[str, Any]:
+    """Pins with values of their fields' types.
+
+    Raises:
+        UserError: a field cannot be pinned, or has no such value.
+    """
+    found = {}
+    for name, value in pins.items():
+        if name not in PINNED:
+            near = difflib.get_close_matches(name, PINNED, n=1)
+            remedy = f"did you mean {near[0]}?" if near else f"use one of {', '.join(PINNED)}"
+            raise UserError(f"{quoted(name)} is nothing that is planned; {remedy}")
+        section, _, field = name.partition(".")
+        kind = next(f.type for f in dataclasses.fields(SECTIONS[section]) if f.name == field)
+        try:
+            found[name] = convert(value, kind)
+        except (OtherTypeError, ImpossibleError) as error:
+            words = f"expected {describe(kind)}, got {quoted(str(value))}"
+            raise UserError(f"{name}: {words}") from error
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """What one layer and one micro-batch depend on.
+
+    Args:
+        layout: with the axes that share a layer; dp and pp are 1.
+        micro_batch: sequences of a micro-batch.
+    """
+
+    layout: Layout
+    micro_batch: int
+
+    @property
+    def devices(self) -> int:
+        return self.layout.num_devices
+
+
+@dataclasses.dataclass(frozen=True)
+class Axes:
+    """A unit, spread over all devices.
+
+    Args:
+        unit: of it.
+        pp, dp: sizes of the other axes.
+        micro_batches: of a step.
+    """
+
+    unit: Unit
+    pp: int
+    dp: int
+    micro_batches: int
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Sizes of the axes: layouts with others are shown beside each other."""
+        layout = self.unit.layout
+        return layout.tp, layout.row, layout.col, layout.cp, self.pp, self.dp
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipe:
+    """The schedule of the pipeline, and the ZeRO stage."""
+
+    schedule: str = "1f1b"
+    virtual_stages: int | None = None
+    zero: int = 0
+
+
+class Choice(NamedTuple):
+    """Where the state or activations are, and what backward computes again."""
+
+    offload: str = "none"
+    remat: str = "none"
+
+
+REMATS = ("none", "attention", "dots", "full")
+CHOICES = (  # the first is the fastest; offloaded activations are those that dots keeps
+    *(Choice("none", remat) for remat in REMATS),
+    *(Choice("optimizer", remat) for remat in REMATS),
+    Choice("activations", "dots"),
+)
+
+
+class Space:
+    """All choices for a config on so many devices.
+
+    Args:
+        config: of the run; its layout, remat and micro-batches are not used.
+        gpus: devices.
+        pins: fields that have one value.
+    """
+
+    def __init__(self, config: Config, gpus: int, pins: Pins) -> None:
+        self.config, self.gpus, self.pins = config, gpus, pins
+        self.stacks = inventory_of(config.model).stacks
+        self.layers = sum(stack.layers for stack in self.stacks)
+        self.longest = max(stack.layers for stack in self.stacks)
+
+    def axes(self) -> Iterator[Axes]:
+        """Every unit on every number of stages that divides."""
+        batch = self.config.train.global_batch_size
+        for layout in self._layouts():
+            others = self.gpus // layout.num_devices
+            for pp in self._pinned("layout.pp", _divisors(others)):
+                dp = others // pp
+                if others % pp or pp > self.layers or batch % dp or self._other("layout.dp", dp):
+                    continue
+                for micro_batch in _divisors(batch // dp, LARGEST):
+                    m = batch // dp // micro_batch
+                    if not self._other("train.micro_batches", m):
+                        yield Axes(Unit(layout, micro_batch), pp, dp, m)
+
+    @cached_property
+    def choices(self) -> tuple[Choice, ...]:
+        """Choices that are not pinned to others, the fastest first."""
+        return tuple(
+            each
+            for each in CHOICES
+            if not self._other("layout.offload", each.offload)
+            and not self._other("model.remat", each.remat)
+        )
+
+    def pipes(self, axes: Axes) -> Iterator[Pipe]:
+        """Schedules and ZeRO stages with these axes."""
+        zeros = (0, 1, 2, 3) if axes.dp * axes.unit.layout.cp > 1 else (0,)
+        for schedule, chunks in self._schedules(axes):
+            for zero in self._pinned("layout.zero", zeros):
+                yield Pipe(schedule, chunks, zero)
+
+    def config_of(
+        self, axes: Axes, pipe: Pipe, choice: Choice, remat_layers: int | None = None
+    ) -> Config:
+        """The config with these choices.
+
+        Raises:
+            UserError: they do not fit each other or the model.
+        """
+        layout = dataclasses.replace(
+            axes.unit.layout,
+            pp=axes.pp,
+            dp=axes.dp,
+            schedule=pipe.schedule,
+            virtual_stages=pipe.virtual_stages,
+            stage_layers=self.pins.get("layout.stage_layers"),
+            zero=pipe.zero,
+            offload=choice.offload,
+        )
+        if choice.remat == "none":
+            layers = None
+        else:
+            layers = self.pins.get("model.remat_layers", remat_layers)
+        model = dataclasses.replace(self.config.model, remat=choice.remat, remat_layers=layers)
+        train = dataclasses.replace(self.config.train, micro_batches=axes.micro_batches)
+        return dataclasses.replace(self.config, model=model, layout=layout, train=train)
+
+    def depth(self, axes: Axes, pipe: Pipe) -> int:
+        """Layers of the largest part of the model, or of the largest stack."""
+        parts = axes.pp * (pipe.virtual_stages or 1)
+        return -(-self.layers // parts) if axes.pp > 1 else self.longest
+
+    def unit_config(self, unit: Unit) -> Config | None:
+        """The config of one micro-batch on the devices of a unit; None if it does not divide."""
+        model = dataclasses.replace(self.config.model, remat="none", remat_layers=None)
+        train = dataclasses.replace(
+            self.config.train, global_batch_size=unit.micro_batch, micro_batches=1
+        )
+        try:
+            return dataclasses.replace(self.config, model=model, layout=unit.layout, train=train)
+        except UserError:
+            return None
+
+    # ---- parts --------------------------------------------------------------------------------
+
+    def _layouts(self) -> Iterator[Layout]:
+        """Layouts of the axes that share a layer."""
+        widths = _divisors(self.gpus, WIDEST)
+        pairs = [(tp, 1, 1) for tp in widths]
+        pairs += [(1, r, c) for r in widths for c in widths if r * c <= WIDEST and r > 1 < c]
+        if {"layout.row", "layout.col"} & {*self.pins}:  # 1 x n is a grid where it is asked for
+            pairs += [(1, r, c) for r in widths for c in widths if 1 in (r, c) and r * c > 1]
+        for (tp, row, col), cp in itertools.product(pairs, self._pinned("layout.cp", widths)):
+            sizes = {"layout.tp": tp, "layout.row": row, "layout.col": col}
+            if self.gpus % (tp * row * col * cp) or any(
+                self._other(*each) for each in sizes.items()
+            ):
+                continue
+            for options in self._options(tp, row * col > 1):
+                try:
+                    yield Layout(tp=tp, row=row, col=col, cp=cp, **options)
+                except UserError:
+                    continue
+
+    def _options(self, tp: int, grid: bool) -> Iterator[dict[str, Any]]:
+        """The algorithms along these axes."""
+        names = ("layout.ring",)
+        fixed = {name.partition(".")[2]: self.pins[name] for name in names if name in self.pins}
+        if grid:
+            names = ("layout.matmul2d", "layout.matmul2d_slices")
+            fixed |= {
+                name.partition(".")[2]: self.pins[name] for name in names if name in self.pins
+            }
+            for attention2d in self._pinned("layout.attention2d", ("heads", "blocks")):
+                yield {**fixed, "attention2d": attention2d}
+            return
+        both = ((False, False), (True, False), (True, True)) if tp > 1 else ((False, False),)
+        for sharded, pieces in both:
+            if tp > 1 and (
+                self._other("layout.sequence_parallel", sharded)
+                or self._other("layout.collective_matmul", pieces)
+            ):
+                continue
+            yield {**fixed, "sequence_parallel": sharded, "collective_matmul": pieces}
+
+    def _schedules(self, axes: Axes) -> Iterator[tuple[str, int | None]]:
+        """Schedules with their chunks; those of the same time and more memory are left out."""
+        p, m = axes.pp, axes.micro_batches
+        if p == 1:
+            yield "1f1b", None
+            return
+        found: list[tuple[str, int | None]] = [("1f1b", None)]
+        if m % p == 0:
+            found += [("interleaved", c) for c in CHUNKS if self.layers % (p * c) == 0]
+        if p <= LONGEST_SPLIT:
+            found += [("zb-h1", None)] * (m >= p) + [("zb-v", None)] * (m >= 2 * p - 1)
+        if asked := self.pins.get("layout.schedule"):
+            chunks = self.pins.get("layout.virtual_stages")
+            found = [each for each in found if each[0] == asked] or [(asked, chunks)]
+        for schedule, chunks in found:
+            if chunks is None or not self._other("layout.virtual_stages", chunks):
+                yield schedule, chunks
+
+    def _pinned(self, name: str, values: Iterable[Any]) -> list[Any]:
+        """The values that are tried for a field."""
+        return [self.pins[name]] if name in self.pins else list(values)
+
+    def _other(self, name: str, value: Any) -> bool:
+        """True if a field is pinned to another value."""
+        return name in self.pins and bool(self.pins[name] != value)
+
+
+def _divisors(number: int, most: int | None = None) -> Sequence[int]:
+    """Divisors in ascending order.
+
+    >>> _divisors(12, 5)
+    [1, 2, 3, 4]
+    """
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    found = sorted({*small, *(number // n for n in small)})
+    return [n for n in found if most is None or n <= most]

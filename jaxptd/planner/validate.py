@@ -1,0 +1,92 @@
+"""`jaxptd plan validate`: predictions of training steps held against published ones."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxptd.commands.words import add_words, path_option
+from jaxptd.display import Table
+from jaxptd.errors import Parser, UserError
+from jaxptd.hardware import accelerators, find_accelerator
+from jaxptd.planner.published.rows import read_rows, table_1
+from jaxptd.planner.published.validation import Validation, fitted_table, predicted_rows
+
+MISSED = 1  # exit code
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Predicts published training steps and compares; ends with 1 if an error is above its bar."""
+    args = parser().parse_args(argv)
+    if args.held_out and args.rows:
+        raise UserError("--held-out fits to table 1, --rows fits to nothing; give one of them")
+    found = validate(args.rows, args.hardware, held_out=args.held_out)
+    if args.json:
+        print(json.dumps(found.as_dict()))
+    else:
+        print("\n".join(_lines(found)[int(args.quiet) :]))
+    return MISSED if found.missed() else 0
+
+
+def parser() -> Parser:
+    """Makes the parser of this command."""
+    examples = (
+        "jaxptd plan validate --held-out",
+        "jaxptd plan validate --rows measured.csv --json",
+        "jaxptd plan validate --rows measured.csv --hardware cluster.yaml",
+    )
+    made = Parser(prog="jaxptd plan validate", description=main.__doc__, examples=examples)
+    help_text = "predict each row of table 1 by a fit to the others"
+    made.add_argument("--held-out", action="store_true", help=help_text)
+    help_text = "measured rows of your own (.csv); default: Megatron's table 1"
+    made.add_argument("--rows", type=path_option, metavar="F", help=help_text)
+    help_text = "a YAML file of accelerators, beside the packaged ones"
+    made.add_argument("--hardware", type=path_option, metavar="F", help=help_text)
+    add_words(made, json="rows, errors and bars", quiet="print the errors only, not the rows")
+    return made
+
+
+def validate(rows: Path | None, hardware: Path | None, *, held_out: bool) -> Validation:
+    """Predicts rows of a file, or of table 1 with a fit to them.
+
+    Raises:
+        UserError: a file cannot be read, or has an impossible value; an accelerator is unknown.
+    """
+    if hardware is not None:
+        accelerators(hardware)  # also if no row needs it
+    found = table_1() if rows is None else read_rows(rows)
+    machines = {row.hardware: find_accelerator(row.hardware, hardware) for row in found}
+    if rows is None:
+        return fitted_table(found, machines["a100"], held_out=held_out)
+    return predicted_rows(found, machines)
+
+
+def _lines(found: Validation) -> list[str]:
+    """The table, and the lines below it."""
+    columns = ("row", "program", "hardware", "GPUs", "published s", "predicted s", "error", "bar")
+    rows = [
+        (
+            each.row.name,
+            each.row.program,
+            each.row.hardware,
+            each.row.spread.gpus,
+            f"{each.row.seconds:.2f}",
+            f"{each.seconds:.2f}",
+            f"{each.error:+.1%}",
+            f"{each.bar:.1%}",
+        )
+        for each in found.outcomes
+    ]
+    lines = [str(Table(found.title, columns, rows)), _errors(found)]
+    if found.baseline:
+        sizes = [abs(error) for error in found.baseline]
+        mean, worst = sum(sizes) / len(sizes), max(sizes)
+        lines.append(f"a constant TFLOP/s: mean error {mean:.1%}, worst {worst:.1%}")
+    if found.shares:
+        shares = (f"{name.removesuffix('_share')} {x:.3f}" for name, x in found.shares.items())
+        lines.append(f"shares of peak fitted to all rows: {', '.join(shares)}")
+    return [*lines, *(f"missed: {line}" for line in found.missed())]
+
+
+def _errors(found: Validation) -> str:
+    bar = "" if found.mean_bar is None else f" (bar {found.mean_bar:.1%})"
+    return f"mean error {found.mean:.1%}{bar}, worst {found.worst:.1%}"
