@@ -10,31 +10,34 @@ SUFFIX = ".yaml"
 
 
 def packaged_configs() -> dict[str, Path]:
-    """Name -> YAML file, sorted by name."""
-    return {path.stem: path for path in sorted(_folder().glob(f"*{SUFFIX}"))}
+    """Name -> YAML file, sorted by name; one in a subfolder has the name `folder/name`."""
+    folder = _folder()
+    found = folder.rglob(f"*{SUFFIX}")
+    names = {path.relative_to(folder).as_posix().removesuffix(SUFFIX): path for path in found}
+    return dict(sorted(names.items()))
 
 
 def find_config(name: str) -> str:
     """Resolves what follows `--config`: a path as it is, else the name of a packaged config.
 
     Args:
-        name: a path, in which `~` is expanded, or a name without a folder, with or without
+        name: a path, in which `~` is expanded, or the name of a packaged config, with or without
             `.yaml`. A file of that name in the current directory comes first.
 
     Raises:
         UserError: there is neither such a file nor such a config, or no file can have the name.
     """
     name = _expanded(name)
-    if os.path.basename(name) != name or os.path.isfile(name):
-        return name
     configs = packaged_configs()
     stem = name.removesuffix(SUFFIX)
-    if stem not in configs:
-        raise UserError(
-            f"{quoted(name) or '--config is empty'}: no such file, and no packaged config of that "
-            f"name; use the path of a YAML file, or one of {', '.join(configs)}"
-        )
-    return str(configs[stem])
+    if stem in configs and not os.path.isfile(name):
+        return str(configs[stem])
+    if os.path.basename(name) != name or os.path.isfile(name):
+        return name
+    raise UserError(
+        f"{quoted(name) or '--config is empty'}: no such file, and no packaged config of that "
+        f"name; use the path of a YAML file, or one of {', '.join(configs)}"
+    )
 
 
 def _expanded(name: str) -> str:

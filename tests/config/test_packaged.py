@@ -12,8 +12,12 @@ from jaxptd.config import packaged
 from jaxptd.config.command_line import load_config, make_parser, parse
 from jaxptd.config.packaged import find_config, packaged_configs
 from jaxptd.errors import UserError
+from jaxptd.planner.published.rows import table_1
 
 CONFIGS = Path(jaxptd.__file__).parents[1] / "configs"
+NAMES = sorted(
+    path.relative_to(CONFIGS).with_suffix("").as_posix() for path in CONFIGS.rglob("*.yaml")
+)
 
 
 @pytest.fixture(autouse=True)
@@ -24,15 +28,21 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 def test_a_checkout_has_the_configs_at_its_top():
-    assert packaged_configs() == {path.stem: path for path in CONFIGS.glob("*.yaml")}
-    assert {"quickstart", "gpt-1.3b-131k"} < set(packaged_configs())
+    assert packaged_configs() == {name: CONFIGS / f"{name}.yaml" for name in NAMES}
+    assert {"quickstart", "gpt-1.3b-131k", "megatron/gpt-1.7b"} < set(packaged_configs())
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("*.yaml")))
+@pytest.mark.parametrize("name", NAMES)
 def test_every_packaged_config_is_found_by_name_and_valid(name):
     path = str(CONFIGS / f"{name}.yaml")
     assert find_config(name) == find_config(f"{name}.yaml") == path
     assert load_config(name) == load_config(path)
+
+
+def parameters_of(name):
+    config = dataclasses.replace(load_config(name, ["--model.attention=auto"]), layout=Layout())
+    infos = Program(config, make_mesh(Layout())).infos
+    return sum(math.prod(info.shape) for info in infos.values())
 
 
 @pytest.mark.parametrize(
@@ -44,9 +54,34 @@ def test_every_packaged_config_is_found_by_name_and_valid(name):
     ],
 )
 def test_a_published_model_has_as_many_parameters_as_published(name, parameters):
-    config = dataclasses.replace(load_config(name, ["--model.attention=auto"]), layout=Layout())
-    infos = Program(config, make_mesh(Layout())).infos
-    assert sum(math.prod(info.shape) for info in infos.values()) == parameters
+    assert parameters_of(name) == parameters
+
+
+@pytest.mark.parametrize("row", table_1(), ids=lambda row: row.name)
+def test_megatrons_models_are_the_rows_of_its_table_1(row):
+    config = load_config(f"megatron/{row.name}")
+    for field in ("num_layers", "hidden_size", "num_heads", "vocab_size", "seq_length", "remat"):
+        place = row.spread if field == "remat" else row.shape
+        assert getattr(config.model, field) == getattr(place, field)
+    spread, layout, train = row.spread, config.layout, config.train
+    assert layout.num_devices == spread.gpus
+    assert (layout.tp, layout.pp, layout.dp) == (spread.tp, spread.pp, spread.dp)
+    assert (layout.virtual_stages or 1) == spread.virtual_stages
+    assert layout.sequence_parallel == spread.sequence_parallel
+    assert train.global_batch_size == spread.global_batch
+    assert train.micro_batches * layout.dp * spread.micro_batch == spread.global_batch
+    published = float(row.name.removeprefix("gpt-").removesuffix("b"))
+    assert round(parameters_of(f"megatron/{row.name}") / 1e9, 1) == published
+
+
+def test_gpt3_has_175_billion_parameters_and_spreads_over_4096_devices():
+    assert round(parameters_of("gpt3-175b") / 1e9) == 175
+    wide = load_config("gpt3-175b", ["--layout.dp=128", "--train.micro_batches=64"])
+    assert wide.layout.num_devices == 4096
+    narrow = load_config("gpt3-175b")
+    assert narrow.layout.num_devices == 1024
+    for config in (narrow, wide):
+        assert config.train.global_batch_size == config.layout.dp * config.train.micro_batches
 
 
 def test_a_name_as_an_option(elsewhere):
@@ -63,6 +98,13 @@ def test_a_file_of_the_current_directory_comes_first(elsewhere):
     assert load_config("quickstart.yaml").train.steps == 6
 
 
+def test_a_file_in_a_folder_comes_before_a_packaged_config_in_one(elsewhere):
+    (elsewhere / "megatron").mkdir()
+    (elsewhere / "megatron" / "gpt-1.7b").write_text("train: {steps: 5}")
+    assert load_config("megatron/gpt-1.7b").train.steps == 5
+    assert load_config("megatron/gpt-1.7b.yaml").train.steps == 70000
+
+
 def test_a_folder_of_the_same_name_is_no_config(elsewhere):
     (elsewhere / "quickstart").mkdir()
     assert find_config("quickstart") == str(CONFIGS / "quickstart.yaml")
@@ -77,7 +119,9 @@ def test_an_unknown_name_lists_the_packaged_configs(name):
     assert message.endswith(f"one of {', '.join(sorted(packaged_configs()))}")
 
 
-@pytest.mark.parametrize("path", ["no/quickstart", "configs/quickstart", "no/such.yaml"])
+@pytest.mark.parametrize(
+    "path", ["no/quickstart", "configs/quickstart", "no/such.yaml", "megatron/gpt-2b"]
+)
 def test_a_path_is_no_name(path):
     with pytest.raises(UserError, match=rf"^{path}: No such file"):
         load_config(path)
@@ -88,5 +132,9 @@ def test_an_installed_package_has_its_own_folder(elsewhere, monkeypatch):
     configs.mkdir(parents=True)
     (configs / "mine.yaml").write_text("train: {steps: 7}")
     monkeypatch.setattr(packaged, "__file__", str(configs.parent / "config" / "packaged.py"))
-    assert packaged_configs() == {"mine": configs / "mine.yaml"}
+    (configs / "ours").mkdir()
+    (configs / "ours" / "theirs.yaml").write_text("train: {steps: 8}")
+    expected = {"mine": configs / "mine.yaml", "ours/theirs": configs / "ours" / "theirs.yaml"}
+    assert packaged_configs() == expected
     assert load_config("mine").train.steps == 7
+    assert load_config("ours/theirs").train.steps == 8
