@@ -22,6 +22,7 @@ from benchmarks.breaks.data import DATA
 from benchmarks.breaks.encoder_decoders import ENCODER_DECODERS
 from benchmarks.breaks.hugging_face import HUGGING_FACE
 from benchmarks.breaks.models import MODELS
+from benchmarks.breaks.papers import PAPERS
 from benchmarks.breaks.planner import PLANNER
 from benchmarks.breaks.stacks import STACKS
 from benchmarks.breaks.table import BREAKS, Break
@@ -40,6 +41,7 @@ ALL = (
     *DATA,
     *HUGGING_FACE,
     *PLANNER,
+    *PAPERS,
 )
 FAILED = 1  # pytest's exit code if tests failed
 

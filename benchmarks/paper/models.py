@@ -1,13 +1,18 @@
 """The models of the paper's table 4 and figure 10, and which of them this version has."""
 
 import dataclasses
+import functools
+import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from jaxptd.config.command_line import load_config
 from jaxptd.config.packaged import packaged_configs
 from jaxptd.errors import UserError
+from jaxptd.mesh import Layout, make_mesh
 from jaxptd.models.families import FAMILIES
+from jaxptd.step import Program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +58,14 @@ def chosen(names: Sequence[str]) -> list[PaperModel]:
         first = lacking[0]
         raise UserError(f"--models {first.name}: there is no {first.missing} yet; use {there}")
     return found or [model for model in MODELS if not model.missing]
+
+
+@functools.cache
+def parameters(config: str) -> int:
+    """Numbers in the parameters of a packaged config's model, on one device."""
+    alone = dataclasses.replace(load_config(config), layout=Layout())
+    infos = Program(alone, make_mesh(Layout())).infos
+    return sum(math.prod(info.shape) for info in infos.values())
 
 
 def omitted(models: Sequence[PaperModel]) -> str:

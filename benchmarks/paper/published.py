@@ -1,7 +1,7 @@
 """Numbers that the paper of 2D tensor parallelism publishes, as `published.csv` has them.
 
-They were measured by its authors, with other software, on four RTX 4090; nothing here is ours.
-Source: Zhu and Dong, CAAI Trans. Intelligent Systems 20(5), 2025, sections 3.4 and 3.5.
+They were measured by its authors, with other software, on up to eight RTX 4090; nothing here is
+ours. Source: Zhu and Dong, CAAI Trans. Intelligent Systems 20(5), 2025, sections 3.2 to 3.5.
 """
 
 import csv
@@ -21,6 +21,23 @@ def numbers() -> Mapping[Number, float]:
     with PATH.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     return {(row["where"], row["row"], row["column"]): float(row["value"]) for row in rows}
+
+
+def measured(layout: str, column: str) -> float | None:
+    """Figures of table 2: column memory, GB of one GPU, or time, hours; None: it has none."""
+    return numbers().get(("table 2", layout, column))
+
+
+def gain(column: str) -> float:
+    """Change of a figure of table 2 from TP=4 to TP2D=4; -0.1: a tenth less."""
+    tp, grid = (numbers()["table 2", layout, column] for layout in ("TP=4", "TP2D=4"))
+    return grid / tp - 1
+
+
+def weak_scaling(gpus: int, layout: str) -> float | None:
+    """The efficiency that figure 7 has, 0 to 1; None: it has none."""
+    found = numbers().get(("figure 7", f"{gpus} GPUs", layout))
+    return None if found is None else found / 100
 
 
 def speedup(model: str) -> float:

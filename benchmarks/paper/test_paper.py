@@ -66,11 +66,15 @@ def test_a_model_to_come_is_left_out_in_words(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
-        ([], "give one of --table 4 and --figure 10"),
-        (["--table", "4", "--figure", "10"], "give one of --table 4 and --figure 10"),
+        ([], "give one of --table, --figure and --weak-scaling"),
+        (["--table", "4", "--figure", "10"], "give one of --table, --figure and --weak-scaling"),
+        (["--weak-scaling", "--figure", "7"], "give one of --table, --figure and --weak-scaling"),
         (["--table", "5"], "argument --table: invalid choice: 5"),
-        (["--table", "4", "--steps", "9"], "--steps has no effect with --table"),
+        (["--table", "4", "--steps", "0"], "--steps has no effect with --table 4; leave it out"),
+        (["--table", "2", "--compile"], "--compile has no effect with --table 2; leave it out"),
+        (["--weak-scaling", "--models", "GPT"], "--models has no effect with --weak-scaling"),
         (["--figure", "10", "--steps", "1"], "--steps 1: use 2 to"),
+        (["--figure", "10", "--steps", "0"], "--steps 0: use 2 to"),
         (["--figure", "10", "--models", "Swin"], "argument --models: invalid choice"),
     ],
     ids=str,
