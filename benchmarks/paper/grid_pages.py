@@ -11,6 +11,7 @@ from jaxptd.analysis.report import versions
 from jaxptd.config import Remat
 
 WIDTH = 100
+DIGITS = {"memory": 1, "time": 0}  # as published
 INTRODUCTION = (
     f"Memory is of one GPU, of this library's steps with {SEQUENCES} sequences of 512 tokens a GPU "
     "in bfloat16, compiled for H200s: nothing was run or timed, and kernels of another GPU may "
@@ -64,7 +65,7 @@ FIGURE_11 = (
 
 def _measured(found: Found, column: str) -> str:
     value = published.measured(found.row.name, column)
-    return "cannot be trained" if value is None else f"{value:g}"
+    return "cannot be trained" if value is None else f"{value:.{DIGITS[column]}f}"
 
 
 def _efficiency(found: Found) -> str:
