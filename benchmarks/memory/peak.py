@@ -1,0 +1,161 @@
+"""The peak memory model against training steps compiled for H200s; no GPU is needed.
+
+`python -m benchmarks.memory.peak [--steps 'plain*' ...] [--out benchmarks/results]`
+
+Compiles each step of `peak_cases.py` that `peak.csv` in the folder does not have yet, and appends
+its row as soon as it is compiled: a run that was stopped goes on where it was. `--predict` compiles
+nothing and computes the model's columns again. Then prints the errors, as a Markdown table.
+
+Columns: name, settings; XLA's bytes of one device: peak, arguments, temporaries, those in host
+memory, and `compiled`, the bytes that the step needs in device memory: arguments and temporaries.
+(XLA's own peak leaves the gaps between arrays out, and counts host memory in.) Then the model's
+parts, its total, and its error in percent. For what compiling needs see
+`benchmarks/gpu/compile_gpu.py`.
+"""
+
+import csv
+import dataclasses
+import fnmatch
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+
+from benchmarks.lib.gpus import gpus
+from benchmarks.lib.measure import gib, write
+from benchmarks.memory.peak_cases import STEPS, config_of
+from jaxptd.analysis import memory_model
+from jaxptd.analysis.compiled_step import compile_step
+from jaxptd.analysis.peak import Peak, peak
+from jaxptd.analysis.report import table
+from jaxptd.config import Config
+from jaxptd.errors import Parser, UserError, run_command
+from jaxptd.mesh import make_mesh
+from jaxptd.step import Program
+from jaxptd.step.resolved import resolve
+
+FILE = "peak.csv"
+RESULTS = Path(__file__).parents[1] / "results"
+COMPILED = ("peak", "arguments", "temporaries", "host_arguments", "host_temporaries", "compiled")
+PARTS = tuple(field.name for field in dataclasses.fields(Peak))
+COLUMNS = ("name", "settings", *COMPILED, *PARTS, "model", "error_percent")
+HEAD = ("step", "layout", "remat", "M", "compiled GiB", "model GiB", "error", "fullest at")
+Row = dict[str, str]
+
+
+def predict(config: Config) -> Peak:
+    """The model's prediction for a config on GPUs."""
+    gpu = SimpleNamespace(platform="gpu", device_kind="NVIDIA H200", compute_capability="9.0")
+    resolved = resolve(config, SimpleNamespace(devices=SimpleNamespace(flat=[gpu])))  # type: ignore[arg-type]
+    state = memory_model.state(config, resolved.zero)
+    return peak(config, state, resolved.plan)
+
+
+def compile_row(settings: str) -> dict[str, int]:
+    """Compiles a step for H200s; the bytes of one device."""
+    config = config_of(settings)
+    mesh = make_mesh(config.layout, gpus(config.layout.num_devices))
+    program = Program(config, mesh)
+    memory = compile_step(program).memory_analysis()
+    arguments = memory.argument_size_in_bytes
+    if config.layout.offload == "optimizer" and not memory.host_argument_size_in_bytes:
+        # XLA takes arguments that it cannot give back for the device's; JAX has them in the host's.
+        state = memory_model.state(config, program.resolved.zero)
+        arguments -= state["parameters"] + state["optimizer"]
+    return {
+        "peak": memory.peak_memory_in_bytes,
+        "arguments": memory.argument_size_in_bytes,
+        "temporaries": memory.temp_size_in_bytes,
+        "host_arguments": memory.host_argument_size_in_bytes,
+        "host_temporaries": memory.host_temp_size_in_bytes,
+        "compiled": max(arguments, 0) + memory.temp_size_in_bytes,
+    }
+
+
+def row_of(name: str, settings: str, compiled: Mapping[str, Any]) -> Row:
+    """Makes a row of the file."""
+    found = predict(config_of(settings))
+    error = 100 * (found.total / int(compiled["compiled"]) - 1)
+    cells = {"name": name, "settings": settings} | {key: compiled[key] for key in COMPILED}
+    cells |= {"moment": found.moment} | found.parts
+    cells |= {"model": found.total, "error_percent": f"{error:.2f}"}
+    return {key: str(cells[key]) for key in COLUMNS}
+
+
+def read(path: Path) -> list[Row]:
+    """Reads the rows of a file; none if it is not there."""
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def save(path: Path, rows: Sequence[Row]) -> None:
+    """Writes all rows of a file, in the order of `STEPS`."""
+    order = list(STEPS)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(sorted(rows, key=lambda row: order.index(row["name"])))
+    write(path, text.getvalue())
+
+
+def report(rows: Sequence[Row]) -> str:
+    """Makes the table of errors."""
+    errors = [float(row["error_percent"]) for row in rows]
+    mean = sum(map(abs, errors)) / len(errors)
+    lines = table([HEAD, *map(_cells, rows)])
+    return (
+        f"{lines}\n\n{len(rows)} steps: mean error {mean:.2f} %, most above {max(errors):+.2f} %, "
+        f"most below {min(errors):+.2f} %."
+    )
+
+
+def _cells(row: Row) -> list[str]:
+    config = config_of(row["settings"])
+    model = config.model
+    first = "" if model.remat_layers is None else f", {model.remat_layers} layers"
+    return [
+        row["name"],
+        str(config.layout),
+        model.remat + first,
+        str(config.train.micro_batches),
+        gib(int(row["compiled"])),
+        gib(int(row["model"])),
+        f"{float(row['error_percent']):+.1f} %",
+        row["moment"],
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compares the peak memory model with training steps compiled for H200s."""
+    parser = Parser(prog="python -m benchmarks.memory.peak", description=main.__doc__)
+    parser.add_argument("--steps", nargs="+", default=["*"], help="names, or patterns of them")
+    parser.add_argument("--out", default=str(RESULTS), help="folder of peak.csv")
+    parser.add_argument("--predict", action="store_true", help="compile nothing")
+    options = parser.parse_args(argv)
+    wanted = [n for n in STEPS if any(fnmatch.fnmatch(n, each) for each in options.steps)]
+    if not wanted:
+        raise UserError(f"--steps {' '.join(options.steps)}: no step has this name; see STEPS")
+    path = Path(options.out) / FILE
+    rows = {row["name"]: row for row in read(path) if STEPS.get(row["name"]) == row["settings"]}
+    if options.predict:
+        rows = {name: row_of(name, row["settings"], row) for name, row in rows.items()}
+        save(path, list(rows.values()))
+    else:
+        jax.config.update("jax_platforms", "cpu")  # the steps are only compiled for GPUs
+        for name in wanted:
+            if name not in rows:
+                rows[name] = row_of(name, STEPS[name], compile_row(STEPS[name]))
+                save(path, list(rows.values()))
+                print("  ".join(_cells(rows[name])), flush=True)
+    chosen = [rows[name] for name in wanted if name in rows]
+    print(report(chosen) if chosen else f"{path} has no such step")
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,187 @@
+"""The loops over layers of a step: what each keeps for backward, and copies of its parameters.
+
+Bytes are of one device.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from functools import cached_property
+
+from jaxptd.analysis import memory_model
+from jaxptd.analysis.memory_model import Stack
+from jaxptd.analysis.peak import working
+from jaxptd.analysis.peak.working import PairBytes
+from jaxptd.analysis.sizes import Sizes
+from jaxptd.config import Config
+from jaxptd.models.inventory import MLP, Pair
+from jaxptd.pipeline.placement import of_stack
+from jaxptd.pipeline.plan import Plan
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """Layers that run in one loop.
+
+    Args:
+        config: of the run.
+        stack: the layers.
+        parameters: bytes of their gradients, as the state holds them.
+        shares: whether other loops run layers of the same stack.
+        between: slots for what a split backward hands from its first half to its second.
+    """
+
+    config: Config
+    stack: Stack
+    parameters: int
+    shares: bool = False
+    between: int = 0
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """The sizes of a layer."""
+        return Sizes(self.config).of_stack(self.stack.parts)
+
+    @cached_property
+    def pairs(self) -> tuple[PairBytes, ...]:
+        """The bytes of a layer's pairs of products."""
+        return tuple(working.pair_bytes(self.sizes, pair) for pair in self.stack.parts.pairs)
+
+    @property
+    def is_fp8(self) -> bool:
+        """True if products are in 8 bits."""
+        return self.config.model.products == "fp8"
+
+    # ---- activations ---------------------------------------------------------------------------
+
+    @cached_property
+    def kept(self) -> int:
+        """What backward needs: stacked over the layers, or a pipeline's pools."""
+        remat = self.stack.remat
+        if self.config.layout.offload == "activations" and remat == "dots":
+            return 0
+        one = memory_model.layer(self.config, self.stack.parts, remat) - self._not_kept()
+        pools = one * self.stack.micro_batches + self._between() * self.between
+        return pools * self.stack.layers
+
+    def _not_kept(self) -> int:
+        """Bytes of a layer that the formula counts and XLA does not have.
+
+        On a grid `dots` names attention's output twice, which XLA finds. In fp8 products keep what
+        they take in 8 bits; attention keeps its output in 16 bits besides.
+        """
+        remat, attentions = self.stack.remat, [x for x in self.pairs if not x.is_mlp]
+        outputs = sum(each.second for each in attentions)
+        if remat == "dots" and self.config.layout.has_grid and not self.sizes.has_blocks:
+            return outputs
+        if remat == "none" and self.is_fp8:
+            taken = sum(x.taken + (x.second if x.is_mlp else 0) for x in self.pairs)
+            return (taken - outputs) // 2
+        return 0
+
+    def _between(self) -> int:
+        """What a layer of a split backward hands on: gradients of x and of first products.
+
+        That of the MLP takes the place of its activation's input, unless that is read again.
+        """
+        again = working.computes_again(self.stack.remat)
+        first = sum(each.first for each in self.pairs if again or not each.is_mlp)
+        return first + sum(each.x for each in self.pairs)
+
+    @cached_property
+    def working(self) -> int:
+        """The tensors of one layer, with its parameters where ZeRO gathers them."""
+        own = working.layer(self.pairs, self.stack.remat)
+        if self.config.layout.zero < 3:
+            return own
+        return own + self.weights * self.sizes.itemsize // self.sizes.matrix_shards
+
+    @property
+    def waiting(self) -> int:
+        """What the products for gradients of all layers take."""
+        return self.stack.layers * sum(each.waiting for each in self.pairs)
+
+    @property
+    def turned(self) -> int:
+        """The largest kept array that XLA transposes for products of backward, of all layers."""
+        layout = self.config.layout
+        gathers = layout.sequence_parallel or layout.has_grid
+        return self.pairs[0].x * self.stack.layers if gathers and self.stack.remat == "dots" else 0
+
+    # ---- parameters ----------------------------------------------------------------------------
+
+    @cached_property
+    def weights(self) -> int:
+        """Elements of a layer's matrices on all devices."""
+        return sum(pair.weights for pair in self.stack.parts.pairs)
+
+    def share(self, elements: int) -> int:
+        """Bytes of a part of the parameters that has so many elements of a layer's matrices."""
+        return self.parameters * elements // self.weights
+
+    @property
+    def attention(self) -> int:
+        """Bytes of the matrices of attention."""
+        return self.share(sum(each.weights for each in self.stack.parts.attentions))
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest matrix of all layers."""
+        return self.share(max(_first_weights(pair) for pair in self.stack.parts.pairs))
+
+    @cached_property
+    def copies(self) -> int:
+        """Copies of parameters that XLA makes for the loop."""
+        split = self.shares or not self.config.model.scan_layers
+        found = self.parameters if split else 0
+        if self.is_fp8:
+            found += self._transposed()
+        if self.sizes.has_blocks:  # the matrix behind attention, transposed
+            heads = sum(a.hidden * a.heads * a.head_size for a in self.stack.parts.attentions)
+            found += self.share(heads)
+        return found
+
+    def _transposed(self) -> int:
+        """With fp8 the matrices of forward's products, transposed, for cuBLASLt.
+
+        A loop over micro-batches has them from its beginning to its end. Else a backward loop that
+        computes products again has them, but for the last, which is not needed again.
+        """
+        if self.config.train.micro_batches > 1:
+            return self.parameters
+        if self.stack.remat in ("none", "dots"):
+            return 0
+        last = self.stack.parts.pairs[-1]
+        less = last.hidden * last.size if isinstance(last, MLP) else 0
+        return self.share(self.weights - less)
+
+
+def _first_weights(pair: Pair) -> int:
+    """Elements of the matrix of a pair's first product."""
+    if isinstance(pair, MLP):
+        return pair.hidden * pair.size * (2 if pair.gated else 1)
+    return pair.weights - pair.hidden * pair.heads * pair.head_size
+
+
+def loops_of(config: Config, state: Mapping[str, int], plan: Plan | None, ends: int) -> list[Loop]:
+    """The loops over layers of a device, in the order of forward.
+
+    Args:
+        config: of the run.
+        state: as `memory_model.state` gives it.
+        plan: of the pipeline; None without one.
+        ends: bytes of the parameters outside the layers.
+    """
+    stacks = memory_model.stacks(config, plan)
+    weights = [each.layers * sum(x.weights for x in each.parts.pairs) for each in stacks]
+    layers, names = state["gradients"] - ends, [each.parts.name for each in stacks]
+    slots = plan.slots if plan else {}
+    return [
+        Loop(
+            config,
+            stack,
+            parameters=layers * weight // sum(weights),
+            shares=names.count(name) > 1 and plan is None,
+            between=slots.get(of_stack("between", name), 0),
+        )
+        for stack, weight, name in zip(stacks, weights, names, strict=True)
+    ]

@@ -1,0 +1,170 @@
+"""The working set of one layer: the tensors of its backward pass that no loop over layers stacks.
+
+The loop's backward pass reads what a layer kept, and XLA runs the products for gradients of weights
+last. So the fullest moment is between the two products of a pair: the MLP's, when everything that
+forward made is there, or attention's, when all that the MLP's products will take waits.
+Bytes are of one device.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from jaxptd.analysis.sizes import AttentionSizes, Sizes
+from jaxptd.config import Config, Remat
+from jaxptd.models.families import family_of
+from jaxptd.models.inventory import Pair
+
+ENDS = 3  # arrays like x: the last layer's output, its gradient, and the gradient on its way back
+CHUNK = 512  # queries and keys of a product of `attention/xla.py`
+SCORES = 2  # arrays of scores at once, in float32 and in the precision of activations
+
+
+@dataclasses.dataclass(frozen=True)
+class PairBytes:
+    """Bytes of a pair of products.
+
+    Args:
+        x: the residual stream.
+        taken: what the first product takes.
+        first: what the first product makes.
+        second: what the second product takes.
+        weight: the larger matrix, in the precision of activations.
+        moving: panels and messages while a product of backward runs.
+        core: what attention's backward has beside q, k, v and their gradients; 0 in an MLP.
+        is_mlp: whether it is an MLP.
+        gathers: whether products take what is gathered over tp.
+        scores: whether the core has arrays of scores.
+    """
+
+    x: int
+    taken: int
+    first: int
+    second: int
+    weight: int
+    moving: int
+    core: int
+    is_mlp: bool
+    gathers: bool
+    scores: bool
+
+    @property
+    def forward(self) -> int:
+        """What forward makes up to the second product."""
+        return self.x + self.taken + self.first + self.second
+
+    def backward(self, remat: Remat) -> int:
+        """What is there between the backward passes of both products."""
+        found = self.forward + self.second + self.weight + self.moving + self.core
+        if self.is_mlp:  # where it is made again, the product of its gradient makes it as it reads
+            return found + self.first - (self.second if computes_again(remat) else 0)
+        # Whole scores are gone when products make the gradients of q, k and v of them; with `dots`
+        # x is gathered again only later.
+        later = self.taken if self.gathers and remat == "dots" else 0
+        return found + (0 if self.scores else self.first) - later
+
+    @property
+    def waiting(self) -> int:
+        """What waits for the products of weights: their operands, and gradients like x."""
+        gathered = self.taken if self.gathers else 0
+        return 3 * self.x + self.taken + gathered + self.first + self.second
+
+
+def computes_again(remat: Remat) -> bool:
+    """True if backward makes the input of an MLP's second product again."""
+    return remat in ("dots", "full")
+
+
+def layer(pairs: Sequence[PairBytes], remat: Remat) -> int:
+    """Bytes of a layer's tensors at the fullest moment of its backward pass."""
+    return max(_moments(pairs, remat))
+
+
+def _moments(pairs: Sequence[PairBytes], remat: Remat) -> Iterator[int]:
+    """Bytes between the backward passes of the two products of each pair."""
+    for i, pair in enumerate(pairs):
+        before = sum(each.forward for each in pairs[:i])
+        after = sum(each.waiting for each in pairs[i + 1 :])
+        yield before + pair.backward(remat) + after + ENDS * pair.x
+
+
+def pair_bytes(sizes: Sizes, pair: Pair) -> PairBytes:
+    """The bytes of a pair's tensors."""
+    layout, each = sizes.config.layout, sizes.of(pair)
+    token = sizes.tokens * sizes.itemsize
+    whole, shards = token * sizes.hidden, sizes.matrix_shards
+    x = whole // (shards if layout.has_grid or layout.sequence_parallel else 1)
+    gathers = layout.sequence_parallel and not layout.collective_matmul
+    second, rows = token * each.second // shards, max(each.first, each.second)
+    first, core = second * each.first // each.second, 0
+    if isinstance(each, AttentionSizes):
+        kv = 2 * each.of_keys(sizes.rows) * each.keys * sizes.itemsize
+        first, core = second + kv, _core(each, second, kv)
+    return PairBytes(
+        x=x,
+        taken=whole if gathers else x,
+        first=first,
+        second=second,
+        weight=rows * sizes.hidden * sizes.itemsize // shards,
+        moving=_moving(sizes, whole, rows * token),
+        core=core,
+        is_mlp=not isinstance(each, AttentionSizes),
+        gathers=gathers,
+        scores=isinstance(each, AttentionSizes) and not is_fused(sizes.config),
+    )
+
+
+def _moving(sizes: Sizes, x: int, hidden: int) -> int:
+    """What collectives of a product hold: x gathered and transposed, pieces of it, or panels.
+
+    Args:
+        sizes: of the layer.
+        x: bytes of all rows of the residual stream.
+        hidden: bytes of all of the pair's hidden units.
+    """
+    layout, wide = sizes.config.layout, 0
+    if sizes.config.model.products == "fp8":  # the result in float32
+        wide = max(x, hidden // sizes.matrix_shards) * sizes.master_itemsize // sizes.itemsize
+    if layout.has_grid:
+        return hidden // layout.row
+    if layout.collective_matmul:
+        return x
+    return wide + (2 * x if layout.sequence_parallel else 0)
+
+
+def _core(each: AttentionSizes, queries: int, kv: int) -> int:
+    """Beside q, k, v: sums of gradients along a ring in float32, rows or chunks of scores."""
+    sizes, layout = each.sizes, each.sizes.config.layout
+    narrow, wide, part = sizes.itemsize, sizes.master_itemsize, each.part
+    both, ring = narrow + wide, layout.ring_size
+    rows = sizes.rows * each.heads
+    if sizes.has_blocks:
+        return rows * part.key_tokens * both
+    found = 0
+    if ring > 1:  # each hop has the sums of k and v that arrive, and those that leave
+        found = (queries + kv * (2 if ring > 2 else 1)) * wide // narrow + kv
+        if layout.ring == "rsa":
+            return found + rows * part.key_tokens * both
+    if not is_fused(sizes.config):
+        queries_at_once = min(CHUNK, part.tokens // ring)
+        keys_at_once = min(CHUNK, part.key_tokens // ring)
+        found += sizes.sequences * each.heads * queries_at_once * keys_at_once * SCORES * both
+        if queries_at_once < part.tokens // ring:  # sums over chunks
+            found += (queries + kv) * wide // narrow
+    return found
+
+
+def is_fused(config: Config) -> bool:
+    """True if a GPU's fused kernel computes attention; as `layers/attention` chooses it."""
+    model, block = config.model, config.model.block
+    ring = config.layout.ring_size > 1
+    return not (
+        model.attention == "xla"
+        or model.dtype != "bfloat16"
+        or model.dropout
+        or config.layout.unfused_attention
+        or block.relative
+        or block.head_size % 8
+        or block.head_size > 256
+        or family_of(model).has_documents(config)
+        or (ring and model.reach < model.seq_length)
+    )
