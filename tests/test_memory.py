@@ -20,7 +20,13 @@ def test_the_command_prints_a_table_or_json(capsys: pytest.CaptureFixture) -> No
     assert rows["temporary: gradients, layers, all else"]["compiled"] > layers["formula"]
     assert rows["a layer, remat none"]["published"] > rows["a layer, remat none"]["formula"] / 4
     state = sum(rows[name]["formula"] for name in ("parameters", "optimizer"))
-    assert 0 < rows["all that enters the step"]["compiled"] - state < 2000  # tokens, counters
+    enters, rest = rows["all that enters the step"], rows["temporary: gradients, layers, all else"]
+    assert 0 < enters["compiled"] - state < 2000  # tokens, counters
+    assert state < enters["model"] < state + 2000
+    ends = ", at the fullest moment"
+    parts = {name: row["model"] for name, row in rows.items() if ends in name}
+    assert rest["model"] == sum(parts.values()) > layers["formula"]
+    assert rows["outside of the step on a GPU: CUDA and its libraries"]["model"] > 2**30
 
 
 def test_quiet_prints_what_the_compiled_step_holds_only(capsys, monkeypatch, tmp_path) -> None:

@@ -23,6 +23,7 @@ from benchmarks.breaks.encoder_decoders import ENCODER_DECODERS
 from benchmarks.breaks.hugging_face import HUGGING_FACE
 from benchmarks.breaks.models import MODELS
 from benchmarks.breaks.papers import PAPERS
+from benchmarks.breaks.peak import PEAK
 from benchmarks.breaks.planner import PLANNER
 from benchmarks.breaks.stacks import STACKS
 from benchmarks.breaks.table import BREAKS, Break
@@ -40,6 +41,7 @@ ALL = (
     *ENCODER_DECODERS,
     *DATA,
     *HUGGING_FACE,
+    *PEAK,
     *PLANNER,
     *PAPERS,
 )

@@ -4,7 +4,8 @@
 
 Compiles each step of `peak_cases.py` that `peak.csv` in the folder does not have yet, and appends
 its row as soon as it is compiled: a run that was stopped goes on where it was. `--predict` compiles
-nothing and computes the model's columns again. Then prints the errors, as a Markdown table.
+nothing and computes the model's columns again. Then prints the errors, as a Markdown table, and
+with every step in the file also writes them to `peak.md`.
 
 Columns: name, settings; XLA's bytes of one device: peak, arguments, temporaries, those in host
 memory, and `compiled`, the bytes that the step needs in device memory: arguments and temporaries.
@@ -24,32 +25,39 @@ from typing import Any
 
 import jax
 
-from benchmarks.lib.gpus import gpus
+from benchmarks.lib.gpus import PLUGINS, gpus
 from benchmarks.lib.measure import gib, write
-from benchmarks.memory.peak_cases import STEPS, config_of
+from benchmarks.memory.peak_cases import HELD_OUT, STEPS, config_of
 from jaxptd.analysis import memory_model
 from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.peak import Peak, peak
-from jaxptd.analysis.report import table
+from jaxptd.analysis.report import table, versions
 from jaxptd.config import Config
 from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.mesh import make_mesh
 from jaxptd.step import Program
 from jaxptd.step.resolved import resolve
 
-FILE = "peak.csv"
+FILE, PAGE = "peak.csv", "peak.md"
 RESULTS = Path(__file__).parents[1] / "results"
 COMPILED = ("peak", "arguments", "temporaries", "host_arguments", "host_temporaries", "compiled")
 PARTS = tuple(field.name for field in dataclasses.fields(Peak))
 COLUMNS = ("name", "settings", *COMPILED, *PARTS, "model", "error_percent")
 HEAD = ("step", "layout", "remat", "M", "compiled GiB", "model GiB", "error", "fullest at")
+INTRODUCTION = """# Peak memory: the model against the compiler
+
+Made by `python -m benchmarks.memory.peak`, whose head says what the columns of `peak.csv` are;
+nothing was run. Compiled: arguments and temporaries of one H200 that are in its memory. M:
+micro-batches. Steps whose names begin with "new" were compiled when the model was written.
+
+"""
 Row = dict[str, str]
 
 
 def predict(config: Config) -> Peak:
     """The model's prediction for a config on GPUs."""
     gpu = SimpleNamespace(platform="gpu", device_kind="NVIDIA H200", compute_capability="9.0")
-    resolved = resolve(config, SimpleNamespace(devices=SimpleNamespace(flat=[gpu])))  # type: ignore[arg-type]
+    resolved = resolve(config, SimpleNamespace(devices=SimpleNamespace(flat=[gpu])))
     state = memory_model.state(config, resolved.zero)
     return peak(config, state, resolved.plan)
 
@@ -104,12 +112,18 @@ def save(path: Path, rows: Sequence[Row]) -> None:
 
 
 def report(rows: Sequence[Row]) -> str:
-    """Makes the table of errors."""
+    """Makes the table of errors, and sentences about them."""
+    found = [("", rows), ("held out, ", [row for row in rows if row["name"] in HELD_OUT])]
+    sentences = [summary(words, those) for words, those in found if those]
+    return "\n\n".join([table([HEAD, *map(_cells, rows)]), *sentences])
+
+
+def summary(words: str, rows: Sequence[Row]) -> str:
+    """Makes a sentence about the errors of some rows."""
     errors = [float(row["error_percent"]) for row in rows]
     mean = sum(map(abs, errors)) / len(errors)
-    lines = table([HEAD, *map(_cells, rows)])
     return (
-        f"{lines}\n\n{len(rows)} steps: mean error {mean:.2f} %, most above {max(errors):+.2f} %, "
+        f"{len(rows)} steps, {words}mean error {mean:.2f} %, most above {max(errors):+.2f} %, "
         f"most below {min(errors):+.2f} %."
     )
 
@@ -152,6 +166,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 rows[name] = row_of(name, STEPS[name], compile_row(STEPS[name]))
                 save(path, list(rows.values()))
                 print("  ".join(_cells(rows[name])), flush=True)
+    if set(rows) == set(STEPS):
+        page = f"{INTRODUCTION}{versions(*PLUGINS.split())}\n\n{report([rows[n] for n in STEPS])}\n"
+        write(path.with_name(PAGE), page)
     chosen = [rows[name] for name in wanted if name in rows]
     print(report(chosen) if chosen else f"{path} has no such step")
     return 0

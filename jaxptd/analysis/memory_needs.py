@@ -1,7 +1,8 @@
 """Compares the memory that a training step needs with what there is, and names settings that help.
 
 Needs follow from the formulas of `memory_model.py`, so nothing is compiled. A step that cannot fit
-is refused before it starts; one that runs out of memory all the same is explained.
+is refused before it starts; one that runs out of memory all the same is explained. Only the lower
+bound refuses. On GPUs the line also has the peak that the model predicts (`peak/`).
 """
 
 import contextlib
@@ -14,6 +15,7 @@ import jax
 
 from jaxptd.analysis import memory_model
 from jaxptd.analysis.hardware import host_memory, memory_limit
+from jaxptd.analysis.peak import outside, peak
 from jaxptd.config import Config
 from jaxptd.display import bytes_text
 from jaxptd.errors import UserError
@@ -89,7 +91,18 @@ def require_fits(program: Program) -> None:
     """
     need, there = needs(program.config, program.mesh), available(program.mesh)
     if there is not None and need.least > there:
-        raise UserError(f"a training step needs at least {need}; {_remedy(program, there)}")
+        needed = f"at least {need}{_peak(program)}"
+        raise UserError(f"a training step needs {needed}; {_remedy(program, there)}")
+
+
+def _peak(program: Program) -> str:
+    """In words, the peak that the model predicts; nothing for CPUs, whose steps it is not of."""
+    if _on_cpu(program.mesh):
+        return ""
+    config, resolved = program.config, program.resolved
+    found = peak(config, memory_model.state(config, resolved.zero), resolved.plan)
+    beside = sum(each.bytes for each in outside(config.layout))
+    return f", by the model {bytes_text(found.total)} and {bytes_text(beside)} beside the step"
 
 
 @contextlib.contextmanager
@@ -104,8 +117,8 @@ def out_of_memory_explained(program: Program) -> Iterator[None]:
         asked = f" for {size[1]} more" if size else ""
         need, there = needs(program.config, program.mesh), available(program.mesh)
         raise UserError(
-            f"memory ran out{asked}: by the formula a training step needs {need}, besides what "
-            f"XLA takes for itself; {_remedy(program, there)}"
+            f"memory ran out{asked}: by the formula a training step needs {need}{_peak(program)}, "
+            f"besides what XLA takes for itself; {_remedy(program, there)}"
         ) from error
 
 

@@ -1,7 +1,7 @@
-"""Collects a device's memory in a training step: published, by formula, in the jaxpr, compiled.
+"""Collects a device's memory in a step: published, by formula, in the jaxpr, compiled, on GPUs.
 
 Compiled figures are those of the machine at hand. On CPUs they are meaningful in float32 only,
-because XLA computes bfloat16 in float32 there.
+because XLA computes bfloat16 in float32 there. The model predicts what XLA compiles for GPUs.
 """
 
 import dataclasses
@@ -12,6 +12,7 @@ from typing import Any
 from jaxptd.analysis import memory_model
 from jaxptd.analysis.jaxprs import scans, traced
 from jaxptd.analysis.memory_needs import out_of_memory_explained
+from jaxptd.analysis.peak import Peak, outside, peak
 from jaxptd.config import Config, Remat
 from jaxptd.display import Table, bytes_text, html_of
 from jaxptd.fields import checked
@@ -22,7 +23,8 @@ from jaxptd.pipeline.plan import Plan
 from jaxptd.step import Program
 from jaxptd.step.state import HOST
 
-COLUMNS = ("published", "formula", "counted", "compiled")
+COLUMNS = ("published", "formula", "counted", "compiled", "model")
+OUTSIDE = "outside of the step on a GPU: CUDA and its libraries"
 Row = dict[str, Any]  # "part": a name; of `COLUMNS`, those that are known: bytes
 
 
@@ -75,13 +77,28 @@ def report(config: Config) -> list[Row]:
     with out_of_memory_explained(program):
         memory = traced(program).lower().compile().memory_analysis()
     arguments = memory.argument_size_in_bytes + memory.host_argument_size_in_bytes
+    plan = program.resolved.plan
+    on_gpu = peak(config, memory_model.state(config, program.resolved.zero), plan)
     return [
         *_state(program),
-        {"part": "all that enters the step", "compiled": arguments},
-        *_layers(config, program.resolved.plan),
-        *_total(program, program.resolved.plan),
-        {"part": "temporary: gradients, layers, all else", "compiled": memory.temp_size_in_bytes},
+        {"part": "all that enters the step", "compiled": arguments, "model": on_gpu.state},
+        *_layers(config, plan),
+        *_total(program, plan),
+        {
+            "part": "temporary: gradients, layers, all else",
+            "compiled": memory.temp_size_in_bytes,
+            "model": on_gpu.total - on_gpu.state,
+        },
+        *_parts(on_gpu),
+        {"part": OUTSIDE, "model": sum(each.bytes for each in outside(config.layout))},
     ]
+
+
+def _parts(on_gpu: Peak) -> Iterator[Row]:
+    """The parts of the model's peak on a GPU, beside the state."""
+    for name, size in on_gpu.parts.items():
+        if size and name != "state":
+            yield {"part": f"  {name}, at the fullest moment ({on_gpu.moment})", "model": size}
 
 
 def _state(program: Program) -> Iterator[Row]:

@@ -13,7 +13,7 @@ from jaxptd.layout import Layout
 from jaxptd.plot.colors import COLORS
 from jaxptd.plot.style import new_picture, styled
 
-GROUPS = ("published", "formula", "compiled")
+GROUPS = ("published", "formula", "compiled", "model")
 UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 Parts = Mapping[str, Sequence[float]]  # name of a part -> its bytes in each bar
 
@@ -43,7 +43,7 @@ class CommsReport(Protocol):
 @checked("jaxptd.plot.memory")
 @styled
 def memory(report: MemoryReport) -> Figure:
-    """Draws what a device holds: by published formulas, by this library's, and as compiled.
+    """Draws what a device holds: by formulas, as compiled, and as the model predicts for GPUs.
 
     Args:
         report: of `jaxptd.memory(config)`.

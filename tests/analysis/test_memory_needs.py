@@ -10,7 +10,9 @@ import tiny
 
 from jaxptd.analysis import hardware, memory_model, memory_needs
 from jaxptd.analysis.memory_needs import Needs, available, needs, require_fits
+from jaxptd.analysis.peak import outside, peak
 from jaxptd.config import Config, ModelConfig, TrainConfig
+from jaxptd.display import bytes_text
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import Program
@@ -58,6 +60,17 @@ def test_two_trillion_parameters_are_refused_within_a_second() -> None:
     assert line.startswith("a training step needs at least 33.4 TB on a device (state 25.0 TB")
     assert "this machine has" in line
     assert line.endswith("is not enough, use a smaller model")
+
+
+def test_on_gpus_the_line_has_the_predicted_peak(monkeypatch) -> None:
+    program = tiny.program(Layout(dp=2))
+    monkeypatch.setattr(memory_needs, "_on_cpu", lambda mesh: False)
+    monkeypatch.setattr(memory_needs, "available", lambda mesh: 1)
+    config, resolved = program.config, program.resolved
+    found = peak(config, memory_model.state(config, resolved.zero), resolved.plan)
+    beside = sum(each.bytes for each in outside(config.layout))
+    words = f", by the model {bytes_text(found.total)} and {bytes_text(beside)} beside the step; "
+    assert words in refusal(program)
 
 
 def test_what_fits_is_not_refused(monkeypatch) -> None:

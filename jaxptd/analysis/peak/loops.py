@@ -55,7 +55,7 @@ class Loop:
 
     @cached_property
     def kept(self) -> int:
-        """What backward needs: stacked over the layers, or a pipeline's pools."""
+        """Bytes that backward needs: stacked over the layers, or a pipeline's pools."""
         remat = self.stack.remat
         if self.config.layout.offload == "activations" and remat == "dots":
             return 0
@@ -79,7 +79,7 @@ class Loop:
         return 0
 
     def _between(self) -> int:
-        """What a layer of a split backward hands on: gradients of x and of first products.
+        """Bytes that a split backward hands on: gradients of x and of first products.
 
         That of the MLP takes the place of its activation's input, unless that is read again.
         """
@@ -90,14 +90,15 @@ class Loop:
     @cached_property
     def working(self) -> int:
         """The tensors of one layer, with its parameters where ZeRO gathers them."""
-        own = working.layer(self.pairs, self.stack.remat)
+        pipelined = self.config.layout.pp > 1
+        own = working.layer(self.pairs, self.stack.remat, at_once=pipelined)
         if self.config.layout.zero < 3:
             return own
         return own + self.weights * self.sizes.itemsize // self.sizes.matrix_shards
 
     @property
     def waiting(self) -> int:
-        """What the products for gradients of all layers take."""
+        """Operands of the products for gradients of all layers."""
         return self.stack.layers * sum(each.waiting for each in self.pairs)
 
     @property

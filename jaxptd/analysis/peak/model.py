@@ -8,6 +8,7 @@ explains them and has the errors.
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 
 from jaxptd.analysis import memory_model
 from jaxptd.analysis.peak import working
@@ -107,6 +108,7 @@ class _Step:
         """Parameters and moments."""
         return self.state["parameters"] + self.state["optimizer"]
 
+    @cached_property
     def _from_step_to_step(self) -> int:
         """The state, where it is the device's, and the batch: tokens and targets."""
         sizes, train = Sizes(self.config), self.config.train
@@ -130,31 +132,35 @@ class _Step:
     def _narrowing(self) -> int:
         """Times that gradients of layers are narrower than the state: those of casted ones."""
         layout, sizes = self.config.layout, Sizes(self.config)
-        casts = layout.zero == 1 or (layout.zero == 0 and layout.offload == "optimizer")
-        return sizes.master_itemsize // sizes.itemsize if casts and not layout.has_grid else 1
+        narrow = layout.zero < 2 and working.casts(self.config)
+        return sizes.master_itemsize // sizes.itemsize if narrow else 1
 
     @property
     def _table(self) -> int:
         """The gradient of the head's table, where no sum over micro-batches takes it at once."""
         return 0 if self._sums and not self.config.layout.has_grid else self.ends.gradient
 
+    @cached_property
     def _before_backward(self) -> Peak:
-        """What is there when backward begins."""
-        state, kept = self._from_step_to_step(), sum(each.kept for each in self.loops)
+        """The moment when backward begins."""
+        state, kept = self._from_step_to_step, sum(each.kept for each in self.loops)
         return Peak("loss", state=state, gathered=self._gathered(), kept=kept)
 
     # ---- without a pipeline --------------------------------------------------------------------
 
     def _backward(self, number: int) -> Peak:
-        """The backward pass of a loop: those before it still keep, those behind have gradients."""
-        before, behind = self.loops[: number + 1], self.loops[number:]
+        """The backward pass of a loop: those before it still keep, those behind have gradients.
+
+        With several micro-batches zeros for the gradients of all loops are there from the first on.
+        """
+        before, behind = self.loops[: number + 1], self.loops[0 if self._sums else number :]
         model = self.config.model
         # Unrolled, gradients come as what was kept goes.
         gradients = sum(x.parameters for x in behind) // self._narrowing * model.scan_layers
         late = self.ends.narrow if self._sums and not model.tie_embeddings else 0
         waiting = max(self.ends.logits - self._table, 0) if self._logits_wait else 0
         return dataclasses.replace(
-            self._before_backward(),
+            self._before_backward,
             moment="layers",
             kept=sum(each.kept for each in before),
             gradients=self._sums + gradients + self._table + late,
@@ -179,7 +185,7 @@ class _Step:
         model = self.config.model
         times = 2 if model.products == "fp8" else 1  # XLA's other products do not join the two
         return dataclasses.replace(
-            self._before_backward(),
+            self._before_backward,
             gradients=self._sums + self._table,
             working=working.ENDS * self.ends.x + self._panels(),
             logits=times * self.ends.logits + 2 * self.ends.narrow,
@@ -193,12 +199,14 @@ class _Step:
 
     def _turned(self) -> Peak:
         """Between both: the loop's gradients are there, as zeros, and a kept array twice."""
-        gradients = sum(each.parameters for each in self.loops) // self._narrowing
+        first = self.loops if self._sums else self.loops[-1:]
+        gradients = sum(each.parameters for each in first) // self._narrowing
         return dataclasses.replace(
-            self._before_backward(),
+            self._before_backward,
             gradients=self._sums + gradients,
             working=working.ENDS * self.ends.x + max(each.turned for each in self.loops),
             logits=2 * self.ends.narrow,
+            copies=sum(each.copies for each in self.loops),
         )
 
     @property
@@ -218,7 +226,7 @@ class _Step:
         """
         waiting = sum(each.waiting for each in self.loops)
         logits = self.ends.logits if self.config.model.remat == "none" else 0
-        found = dataclasses.replace(self._before_backward(), moment="layers", logits=logits)
+        found = dataclasses.replace(self._before_backward, moment="layers", logits=logits)
         return dataclasses.replace(found, kept=waiting)
 
     # ---- a pipeline ----------------------------------------------------------------------------
@@ -226,7 +234,7 @@ class _Step:
     def _ticks(self, plan: Plan) -> Iterator[Peak]:
         """A tick: the loss, or a layer. All pools, sums of gradients and copies are there."""
         found = dataclasses.replace(
-            self._before_backward(),
+            self._before_backward,
             mail=memory_model.mail(self.config, plan),
             gradients=self.state["gradients"],
             copies=sum(each.copies for each in self.loops),
@@ -242,7 +250,7 @@ class _Step:
     def _update(self) -> Peak:
         """All gradients, and the sum of the largest; or a state that is back from the host."""
         layout, gradients = self.config.layout, self.state["gradients"]
-        found = Peak("update", state=self._from_step_to_step())
+        found = Peak("update", state=self._from_step_to_step)
         largest = max(each.largest for each in self.loops)
         if layout.offload == "optimizer" and layout.num_devices == 1:
             # The table and attention's matrices come last: one or two of their three arrays.

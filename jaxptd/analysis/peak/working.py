@@ -28,7 +28,7 @@ class PairBytes:
         taken: what the first product takes.
         first: what the first product makes.
         second: what the second product takes.
-        weight: the larger matrix, in the precision of activations.
+        weight: the larger matrix, in the precision of activations, if it is cast for the layer.
         moving: panels and messages while a product of backward runs.
         core: what attention's backward has beside q, k, v and their gradients; 0 in an MLP.
         is_mlp: whether it is an MLP.
@@ -49,11 +49,11 @@ class PairBytes:
 
     @property
     def forward(self) -> int:
-        """What forward makes up to the second product."""
+        """Tensors that forward makes up to the second product."""
         return self.x + self.taken + self.first + self.second
 
     def backward(self, remat: Remat) -> int:
-        """What is there between the backward passes of both products."""
+        """Tensors between the backward passes of both products."""
         found = self.forward + self.second + self.weight + self.moving + self.core
         if self.is_mlp:  # where it is made again, the product of its gradient makes it as it reads
             return found + self.first - (self.second if computes_again(remat) else 0)
@@ -64,9 +64,13 @@ class PairBytes:
 
     @property
     def waiting(self) -> int:
-        """What waits for the products of weights: their operands, and gradients like x."""
-        gathered = self.taken if self.gathers else 0
-        return 3 * self.x + self.taken + gathered + self.first + self.second
+        """Tensors that wait for the products of weights: their operands, and gradients like x."""
+        return self.streams + self.first + self.second
+
+    @property
+    def streams(self) -> int:
+        """Arrays like x among them: its gradients, and what products take."""
+        return 3 * self.x + self.taken + (self.taken if self.gathers else 0)
 
 
 def computes_again(remat: Remat) -> bool:
@@ -74,16 +78,23 @@ def computes_again(remat: Remat) -> bool:
     return remat in ("dots", "full")
 
 
-def layer(pairs: Sequence[PairBytes], remat: Remat) -> int:
-    """Bytes of a layer's tensors at the fullest moment of its backward pass."""
-    return max(_moments(pairs, remat))
+def layer(pairs: Sequence[PairBytes], remat: Remat, *, at_once: bool = False) -> int:
+    """Bytes of a layer's tensors at the fullest moment of its backward pass.
+
+    Args:
+        pairs: of the layer.
+        remat: its policy.
+        at_once: whether products for gradients of weights do not wait, as in pipelines, where each
+            is added to its sum.
+    """
+    return max(_moments(pairs, remat, at_once))
 
 
-def _moments(pairs: Sequence[PairBytes], remat: Remat) -> Iterator[int]:
+def _moments(pairs: Sequence[PairBytes], remat: Remat, at_once: bool) -> Iterator[int]:
     """Bytes between the backward passes of the two products of each pair."""
     for i, pair in enumerate(pairs):
         before = sum(each.forward for each in pairs[:i])
-        after = sum(each.waiting for each in pairs[i + 1 :])
+        after = sum(each.streams if at_once else each.waiting for each in pairs[i + 1 :])
         yield before + pair.backward(remat) + after + ENDS * pair.x
 
 
@@ -104,7 +115,8 @@ def pair_bytes(sizes: Sizes, pair: Pair) -> PairBytes:
         taken=whole if gathers else x,
         first=first,
         second=second,
-        weight=rows * sizes.hidden * sizes.itemsize // shards,
+        # Parameters that a step casts at its beginning are not cast again.
+        weight=0 if casts(sizes.config) else rows * sizes.hidden * sizes.itemsize // shards,
         moving=_moving(sizes, whole, rows * token),
         core=core,
         is_mlp=not isinstance(each, AttentionSizes),
@@ -114,7 +126,7 @@ def pair_bytes(sizes: Sizes, pair: Pair) -> PairBytes:
 
 
 def _moving(sizes: Sizes, x: int, hidden: int) -> int:
-    """What collectives of a product hold: x gathered and transposed, pieces of it, or panels.
+    """Messages of a product: x gathered and transposed, pieces of it, or panels.
 
     Args:
         sizes: of the layer.
@@ -151,6 +163,12 @@ def _core(each: AttentionSizes, queries: int, kv: int) -> int:
         if queries_at_once < part.tokens // ring:  # sums over chunks
             found += (queries + kv) * wide // narrow
     return found
+
+
+def casts(config: Config) -> bool:
+    """True if a step reads parameters that it gathered or cast in the precision of activations."""
+    layout = config.layout
+    return (layout.zero > 0 or layout.offload == "optimizer") and not layout.has_grid
 
 
 def is_fused(config: Config) -> bool:
