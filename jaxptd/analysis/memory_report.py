@@ -24,7 +24,7 @@ from jaxptd.step import Program
 from jaxptd.step.state import HOST
 
 COLUMNS = ("published", "formula", "counted", "compiled", "model")
-OUTSIDE = "outside of the step on a GPU: CUDA and its libraries"
+OUTSIDE = "  outside of the step on a GPU: CUDA and its libraries"
 Row = dict[str, Any]  # "part": a name; of `COLUMNS`, those that are known: bytes
 
 
