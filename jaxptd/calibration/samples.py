@@ -1,0 +1,173 @@
+"""Samples: kernels and collectives that are timed, each with its time by the cost model.
+
+A sample's `number` is the share that it measures. Its term leaves out every other limit that could
+bound it, so that it is a fixed part and a part that is inverse to that share.
+"""
+
+import dataclasses
+import math
+from typing import ClassVar, Protocol
+
+from jaxptd.hardware import Accelerator, Cluster, Group
+from jaxptd.planner.cost import kernels, links
+from jaxptd.planner.cost.terms import Term
+
+SIZE = 2  # bytes of a value: bfloat16
+SMALL = 64  # rows and columns of the products that show what a kernel's launch takes
+NO_LIMIT = math.inf
+
+
+class Sample(Protocol):
+    """One thing to time."""
+
+    @property
+    def number(self) -> str | None:
+        """The number of the hardware table that it measures; None: its time is only reported."""
+
+    @property
+    def bytes(self) -> int:
+        """Memory of its arrays on a device."""
+
+    def term(self, cluster: Cluster) -> Term:
+        """Its time by the cost model."""
+
+    def __str__(self) -> str: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """A product `[M, K] x [K, N]`; `fp8` rounds both factors to 8 bits first, as layers do."""
+
+    M: int
+    N: int
+    K: int
+    fp8: bool = False
+
+    @property
+    def number(self) -> str | None:
+        return None if self.fp8 else "products_share"
+
+    @property
+    def bytes(self) -> int:
+        return SIZE * (2 * self.M * self.K + self.K * self.N + 2 * self.M * self.N)
+
+    def term(self, cluster: Cluster) -> Term:
+        a = _without(cluster.accelerator, "hbm_bandwidth")
+        if self.fp8:
+            a = dataclasses.replace(a, bf16_flops=a.fp8_flops)
+        return kernels.product(a, self.M, self.N, self.K)
+
+    def __str__(self) -> str:
+        return f"{'fp8 ' * self.fp8}product [{self.M}, {self.K}] x [{self.K}, {self.N}]"
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """An elementwise kernel that reads an array and writes one of the same size."""
+
+    size: int
+    number: ClassVar[str] = "hbm_share"
+
+    @property
+    def bytes(self) -> int:
+        return 3 * self.size
+
+    def term(self, cluster: Cluster) -> Term:
+        return kernels.moved(cluster.accelerator, 2.0 * self.size)
+
+    def __str__(self) -> str:
+        return f"elementwise pass over {self.size} bytes"
+
+
+@dataclasses.dataclass(frozen=True)
+class Attention:
+    """Causal attention of one sequence, with the project's kernel."""
+
+    length: int
+    heads: int
+    head_size: int = 128
+    backward: bool = False
+
+    @property
+    def number(self) -> str:
+        return f"attention_{'backward' if self.backward else 'forward'}_share"
+
+    @property
+    def bytes(self) -> int:
+        return 12 * SIZE * self.length * self.heads * self.head_size
+
+    def term(self, cluster: Cluster) -> Term:
+        flops = 4.0 * self.heads * self.length**2 * self.head_size / 2
+        return kernels.flash(cluster.accelerator, flops, self.head_size, backward=self.backward)
+
+    def __str__(self) -> str:
+        direction = "backward" if self.backward else "forward"
+        return f"attention {direction}, {self.length} tokens, {self.heads} heads"
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """A collective, in all groups of devices at once.
+
+    Args:
+        kind: XLA's name.
+        group: its members.
+        size: bytes of the whole array, as in `links.collective`.
+        crosses: the members are on different nodes.
+    """
+
+    kind: str
+    group: Group
+    size: int
+    crosses: bool = False
+
+    @property
+    def number(self) -> str:
+        return "network_share" if self.crosses else "nvlink_share"
+
+    @property
+    def bytes(self) -> int:
+        return 3 * self.size
+
+    def term(self, cluster: Cluster) -> Term:
+        if self.crosses:
+            a = _without(cluster.accelerator, "nvlink_bandwidth")
+            cluster = dataclasses.replace(cluster, accelerator=a)
+        return links.collective(cluster, self.kind, self.group, self.size)
+
+    def __str__(self) -> str:
+        where = "nodes" if self.crosses else "devices"
+        return f"{self.kind} of {self.size} bytes over {self.group.members} {where}"
+
+
+@dataclasses.dataclass(frozen=True)
+class SmallKernels:
+    """A kernel of a program that is too small to take any time but that of its launch."""
+
+    count: int = 32
+    number: ClassVar[None] = None
+    bytes: ClassVar[int] = 4 * SIZE * SMALL**2
+
+    def term(self, cluster: Cluster) -> Term:
+        return kernels.product(cluster.accelerator, SMALL, SMALL, SMALL)
+
+    def __str__(self) -> str:
+        return "small kernel in a program"
+
+
+@dataclasses.dataclass(frozen=True)
+class Dispatch:
+    """The launch of a program of one small kernel by the host. The cost model has no such time."""
+
+    number: ClassVar[None] = None
+    bytes: ClassVar[int] = 4 * SIZE
+
+    def term(self, cluster: Cluster) -> Term:
+        return kernels.moved(cluster.accelerator, 0.0)
+
+    def __str__(self) -> str:
+        return "launch of a program by the host"
+
+
+def _without(accelerator: Accelerator, *limits: str) -> Accelerator:
+    return dataclasses.replace(accelerator, **dict.fromkeys(limits, NO_LIMIT))
