@@ -7,6 +7,7 @@ STEP, LINKS = f"{COST}/test_step.py", f"{COST}/test_links.py"
 TRAFFIC = f"{PUBLISHED}/test_traffic.py"
 VALIDATION = f"{PUBLISHED}/test_validation.py"
 FIT = f"{PUBLISHED}/test_fit.py"
+CALIBRATION = "tests/calibration"
 
 PLANNER = (
     # ---- kernels and links ----
@@ -180,5 +181,70 @@ PLANNER = (
         'field.endswith("_share") and value > 1',
         'field.endswith("_share") and value > 2',
         "tests/hardware/test_table.py",
+    ),
+    # ---- calibration ----
+    Break(
+        "short collectives tell a share",
+        "jaxptd/calibration/shares.py",
+        "if seconds - fixed < TELLING * seconds:",
+        "if seconds <= fixed:",
+        f"{CALIBRATION}/test_shares.py",
+        "short",
+    ),
+    Break(
+        "launches count as work",
+        "jaxptd/calibration/shares.py",
+        "return work / (seconds - fixed)",
+        "return work / seconds",
+        f"{CALIBRATION}/test_shares.py",
+        "known_machine",
+    ),
+    Break(
+        "NVLink bounds a collective over nodes",
+        "jaxptd/calibration/samples.py",
+        'cluster = with_numbers(cluster, {"nvlink_bandwidth": NO_LIMIT})',
+        'cluster = with_numbers(cluster, {"nvlink_bandwidth": 1e10})',
+        f"{CALIBRATION}/test_shares.py",
+        "known_machine",
+    ),
+    Break(
+        "a loop in place has one trip",
+        "jaxptd/calibration/programs.py",
+        "return lax.fori_loop(0, trips, lambda",
+        "return lax.fori_loop(0, min(trips, 1), lambda",
+        f"{CALIBRATION}/test_programs.py",
+        "in_place",
+    ),
+    Break(
+        "trips do not need each other",
+        "jaxptd/calibration/programs.py",
+        "return x.at[(0,) * x.ndim].set(value), found",
+        "return x.at[(0,) * x.ndim].set(x[(0,) * x.ndim]), found",
+        f"{CALIBRATION}/test_programs.py",
+        "one_before",
+    ),
+    Break(
+        "a loop's seconds are those of one run",
+        "jaxptd/calibration/timer.py",
+        "return self._repeated(call, trips * runs)",
+        "return self._repeated(call, runs)",
+        f"{CALIBRATION}/test_programs.py",
+        "one_run",
+    ),
+    Break(
+        "collectives of all devices, whatever the group",
+        "jaxptd/calibration/programs.py",
+        "layout = Layout(dp=len(devices) // (n * stride), cp=n, tp=stride)",
+        "layout = Layout(cp=len(devices))",
+        f"{CALIBRATION}/test_programs.py",
+        "groups",
+    ),
+    Break(
+        "a calibration goes over a file that is there",
+        "jaxptd/planner/calibrate.py",
+        "if os.path.lexists(path) and not overwrite:",
+        "if os.path.lexists(path) and False:",
+        f"{CALIBRATION}/test_command.py",
+        "hardware_file",
     ),
 )

@@ -1,52 +1,75 @@
 """Programs that run a sample many times in one loop, so that the host's launches do not count.
 
-Each trip needs one value of the trip before it, and its whole result is an output of the loop. So
-XLA can neither leave out, hoist nor join trips, and writes each result into the same memory.
+A trip's input is the result of the trip before it, or has one value of that result, which is then
+an output of the loop. So XLA can neither leave out, hoist nor join trips. Which of the two a sample
+has is chosen so that XLA for GPUs copies nothing in a trip: a sum over devices is in place, and a
+pass over memory that is not would write its input, too.
 """
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER
 from jaxptd.attention.kernel import Saved, Sites
-from jaxptd.calibration.samples import SMALL, Attention, Exchange, Pass, Product, SmallKernels
+from jaxptd.calibration.samples import SIZE, SMALL, Attention, Exchange, Pass, Product, SmallKernels
 from jaxptd.collectives import as_varying, shift, varying_axes
 from jaxptd.config import Config, ModelConfig
 from jaxptd.layers.attention.kernels import choose_kernel, make_kernel, make_scores
 from jaxptd.layers.fp8 import fp8_product
 from jaxptd.mesh import Axis, Layout, in_process_order, make_mesh
 
+SCALE = 0.1  # of random inputs: sums of many products stay finite in 16 bits
 GROUP = Axis.CP  # the axis of a mesh along which an exchange goes
 Apply = Callable[..., Any]  # (x, *others) -> an array, or a tree of them
 
 
 class Work(NamedTuple):
-    """A sample as JAX runs it: a function, its inputs, and devices that share them, or None."""
+    """A sample as JAX runs it.
+
+    apply: the function that is timed, of the inputs. inputs: their shapes and shardings. mesh: the
+    devices that share them; None: one device has all. options: of the compiler. in_place: a trip's
+    result is the next one's first input.
+    """
 
     apply: Apply
-    inputs: tuple[Array, ...]
+    inputs: tuple[jax.ShapeDtypeStruct, ...]
     mesh: Mesh | None = None
     options: dict[str, Any] | None = None
+    in_place: bool = False
 
 
-def compiled(work: Work, trips: int) -> Callable[[], Any]:
-    """Compiles a loop of this many trips; returns a call of it with the work's inputs."""
-    function = functools.partial(_loop, work.apply, trips)
+def drawn(work: Work) -> tuple[Array, ...]:
+    """Random inputs: a GPU computes with zeros faster than with data."""
+    return tuple(_normal(shape) for shape in work.inputs)
+
+
+def _normal(shape: jax.ShapeDtypeStruct) -> Array:
+    def draw() -> Array:
+        return SCALE * jax.random.normal(jax.random.key(0), shape.shape, shape.dtype)
+
+    return jax.jit(draw, out_shardings=shape.sharding)()
+
+
+def compiled(work: Work, trips: int) -> Any:
+    """Compiles a loop of this many trips."""
+    function = functools.partial(_in_place if work.in_place else _loop, work.apply, trips)
     if work.mesh is not None:
         shards = PartitionSpec(tuple(work.mesh.axis_names))
         function = jax.shard_map(
             function, mesh=work.mesh, in_specs=shards, out_specs=shards, check_vma=True
         )
-    program = jax.jit(function).lower(*work.inputs).compile(compiler_options=work.options)
-    return functools.partial(program, *work.inputs)
+    return jax.jit(function).lower(*work.inputs).compile(compiler_options=work.options)
+
+
+def _in_place(apply: Apply, trips: int, x: Array, *others: Array) -> Array:
+    return lax.fori_loop(0, trips, lambda _, x: apply(x, *others), x)
 
 
 def _loop(apply: Apply, trips: int, x: Array, *others: Array) -> Any:
@@ -69,54 +92,53 @@ def _loop(apply: Apply, trips: int, x: Array, *others: Array) -> Any:
 
 def product_work(sample: Product, device: Any) -> Work:
     """One product, or one with its factors rounded to 8 bits."""
-    x = _normal(device, (sample.M, sample.K), 1.0)
-    w = _normal(device, (sample.K, sample.N), sample.K**-0.5)
+    inputs = _on(device, (sample.M, sample.K)), _on(device, (sample.K, sample.N))
     if not sample.fp8:
-        return Work(jnp.dot, (x, w))
+        return Work(jnp.dot, inputs)
     options = None if device.platform == "cpu" else {"xla_gpu_enable_triton_gemm": False}
-    return Work(lambda x, w: fp8_product(x, w, 1), (x, w), options=options)
+    return Work(
+        lambda x, w: fp8_product(x, w, 1), inputs, options=options, in_place=sample.N == sample.K
+    )
 
 
 def pass_work(sample: Pass, device: Any) -> Work:
     """One pass over memory: x + x^2."""
-    return Work(lambda x: x + x * x, (_normal(device, (sample.size // 2,), 0.01),))
+    return Work(lambda x: x + x * x, (_on(device, (sample.size // SIZE,)),), in_place=True)
 
 
 def small_kernels_work(sample: SmallKernels, device: Any) -> Work:
     """Small products in a chain, each a kernel of its own."""
-    x, w = (_normal(device, (SMALL, SMALL), SMALL**-0.5) for _ in range(2))
 
     def chain(x: Array, w: Array) -> Array:
         for _ in range(sample.count):
             x = jnp.dot(x, w)
         return x
 
-    return Work(chain, (x, w))
+    return Work(chain, (_on(device, (SMALL, SMALL)),) * 2)
 
 
 def attention_work(sample: Attention, device: Any) -> Work:
     """The kernel that a config with `model.attention: auto` has on this device."""
-    config, (B, T, N, H) = attention_config(sample, device), attention_shape(sample)
-    kernel, scores = make_kernel(config.model), make_scores(config.model)
-    q, k, v, do = (_normal(device, (B, T, N, H), 1.0) for _ in range(4))
-    sites = Sites(jnp.arange(T), jnp.arange(T))
-    if not sample.backward:
-        return Work(lambda q, k, v: kernel.fwd(q, k, v, sites, scores=scores), (q, k, v))
-    o, lse = jax.jit(lambda q, k, v: kernel.fwd(q, k, v, sites, scores=scores))(q, k, v)
+    model = attention_model(sample, device)
+    kernel, scores = make_kernel(model), make_scores(model)
+    sites = Sites(jnp.arange(sample.length), jnp.arange(sample.length))
+
+    def forward(q: Array, k: Array, v: Array) -> Any:
+        return kernel.fwd(q, k, v, sites, scores=scores)
 
     def backward(do: Array, *saved: Array) -> Any:
         found = kernel.bwd(Saved(*saved), do, sites, scores=scores)
         return found.q, found.k, found.v
 
-    return Work(backward, (do, q, k, v, o.astype(q.dtype), lse))
+    x = _on(device, (1, sample.length, sample.heads, sample.head_size))
+    if not sample.backward:
+        return Work(forward, (x, x, x))
+    lse = jax.ShapeDtypeStruct(x.shape[:-1], jnp.float32, sharding=x.sharding)
+    return Work(backward, (x, x, x, x, x, lse))
 
 
-def attention_shape(sample: Attention) -> tuple[int, int, int, int]:
-    return 1, sample.length, sample.heads, sample.head_size
-
-
-def attention_config(sample: Attention, device: Any) -> Config:
-    """A config with the sample's sizes, and the kernel that is chosen for it."""
+def attention_model(sample: Attention, device: Any) -> ModelConfig:
+    """A model with the sample's sizes, and the attention kernel that is chosen for it."""
     model = ModelConfig(
         hidden_size=sample.heads * sample.head_size,
         num_heads=sample.heads,
@@ -125,7 +147,7 @@ def attention_config(sample: Attention, device: Any) -> Config:
         vocab_size=256,
     )
     kernel, _ = choose_kernel(Config(model=model), device, documents=False)
-    return Config(model=dataclasses.replace(model, attention=kernel))
+    return dataclasses.replace(model, attention=kernel)
 
 
 def half(device: Any) -> Any:
@@ -133,13 +155,8 @@ def half(device: Any) -> Any:
     return jnp.bfloat16 if float(getattr(device, "compute_capability", 8.0)) >= 8 else jnp.float16
 
 
-def _normal(device: Any, shape: tuple[int, ...], scale: float) -> Array:
-    """Random values: a GPU computes with zeros faster than with data."""
-
-    def draw() -> Array:
-        return scale * jax.random.normal(jax.random.key(math.prod(shape)), shape, half(device))
-
-    return jax.jit(draw, out_shardings=jax.sharding.SingleDeviceSharding(device))()
+def _on(device: Any, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, half(device), sharding=SingleDeviceSharding(device))
 
 
 # ---- samples of several devices -----------------------------------------------------------------
@@ -151,11 +168,10 @@ def exchange_work(sample: Exchange, devices: list[Any]) -> Work:
     devices = in_process_order(devices)
     layout = Layout(dp=len(devices) // (n * stride), cp=n, tp=stride)
     mesh = make_mesh(layout, devices)
-    values = sample.size // 2 // (n if sample.kind == ALL_GATHER else 1)
+    shape = len(devices), sample.size // SIZE // (n if sample.kind == ALL_GATHER else 1)
     sharding = NamedSharding(mesh, PartitionSpec(tuple(mesh.axis_names)))
-    shape, dtype = (len(devices), values), half(devices[0])
-    x = jax.jit(functools.partial(jnp.ones, shape, dtype), out_shardings=sharding)()
-    return Work(APPLIED[sample.kind], (x,), mesh)
+    x = jax.ShapeDtypeStruct(shape, half(devices[0]), sharding=sharding)
+    return Work(APPLIED[sample.kind], (x,), mesh, in_place=sample.kind == ALL_REDUCE)
 
 
 def _all_reduce(x: Array) -> Array:

@@ -6,11 +6,12 @@ bound it, so that it is a fixed part and a part that is inverse to that share.
 
 import dataclasses
 import math
-from typing import ClassVar, Protocol
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol
 
-from jaxptd.hardware import Accelerator, Cluster, Group
+from jaxptd.hardware import Cluster, Group
 from jaxptd.planner.cost import kernels, links
-from jaxptd.planner.cost.terms import Term
+from jaxptd.planner.cost.terms import WAITING, Term
 
 SIZE = 2  # bytes of a value: bfloat16
 SMALL = 64  # rows and columns of the products that show what a kernel's launch takes
@@ -52,10 +53,10 @@ class Product:
         return SIZE * (2 * self.M * self.K + self.K * self.N + 2 * self.M * self.N)
 
     def term(self, cluster: Cluster) -> Term:
-        a = _without(cluster.accelerator, "hbm_bandwidth")
+        cluster = with_numbers(cluster, {"hbm_bandwidth": NO_LIMIT})
         if self.fp8:
-            a = dataclasses.replace(a, bf16_flops=a.fp8_flops)
-        return kernels.product(a, self.M, self.N, self.K)
+            cluster = with_numbers(cluster, {"bf16_flops": cluster.accelerator.fp8_flops})
+        return kernels.product(cluster.accelerator, self.M, self.N, self.K)
 
     def __str__(self) -> str:
         return f"{'fp8 ' * self.fp8}product [{self.M}, {self.K}] x [{self.K}, {self.N}]"
@@ -76,7 +77,7 @@ class Pass:
         return kernels.moved(cluster.accelerator, 2.0 * self.size)
 
     def __str__(self) -> str:
-        return f"elementwise pass over {self.size} bytes"
+        return f"elementwise pass over {_size(self.size)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,13 +132,12 @@ class Exchange:
 
     def term(self, cluster: Cluster) -> Term:
         if self.crosses:
-            a = _without(cluster.accelerator, "nvlink_bandwidth")
-            cluster = dataclasses.replace(cluster, accelerator=a)
+            cluster = with_numbers(cluster, {"nvlink_bandwidth": NO_LIMIT})
         return links.collective(cluster, self.kind, self.group, self.size)
 
     def __str__(self) -> str:
         where = "nodes" if self.crosses else "devices"
-        return f"{self.kind} of {self.size} bytes over {self.group.members} {where}"
+        return f"{self.kind} of {_size(self.size)} over {self.group.members} {where}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,17 +157,28 @@ class SmallKernels:
 
 @dataclasses.dataclass(frozen=True)
 class Dispatch:
-    """The launch of a program of one small kernel by the host. The cost model has no such time."""
+    """The launch of a program of one small kernel by the host; 0 in the cost model."""
 
     number: ClassVar[None] = None
     bytes: ClassVar[int] = 4 * SIZE
 
     def term(self, cluster: Cluster) -> Term:
-        return kernels.moved(cluster.accelerator, 0.0)
+        return Term("", "", 0.0, WAITING)
 
     def __str__(self) -> str:
         return "launch of a program by the host"
 
 
-def _without(accelerator: Accelerator, *limits: str) -> Accelerator:
-    return dataclasses.replace(accelerator, **dict.fromkeys(limits, NO_LIMIT))
+def _size(size: int) -> str:
+    """Bytes of a sample in a few characters, exactly."""
+    for unit, name in ((2**20, "MiB"), (2**10, "KiB")):
+        if size % unit == 0:
+            return f"{size // unit} {name}"
+    return f"{size} B"
+
+
+def with_numbers(cluster: Cluster, numbers: Mapping[str, Any]) -> Cluster:
+    """The cluster with some numbers of its accelerator changed."""
+    return dataclasses.replace(
+        cluster, accelerator=dataclasses.replace(cluster.accelerator, **numbers)
+    )

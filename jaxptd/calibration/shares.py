@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from jaxptd.calibration.samples import Sample
+from jaxptd.calibration.samples import Sample, with_numbers
 from jaxptd.hardware import Cluster
 
 # A sample tells a share if at least this part of its time is inverse to the share: in the time of a
@@ -68,15 +68,14 @@ def share_of(sample: Sample, seconds: float, cluster: Cluster) -> float | None:
 
 
 def _parts(sample: Sample, cluster: Cluster) -> tuple[float, float]:
-    """Seconds that do not depend on the share, and those at a share of 1, to which it is inverse."""
+    """Seconds that do not depend on the share, and at a share of 1 those that are inverse to it."""
     whole, half = (_predicted(sample, cluster, share) for share in (1.0, 0.5))
     return 2 * whole - half, half - whole
 
 
 def _predicted(sample: Sample, cluster: Cluster, share: float) -> float:
     assert sample.number is not None
-    a = dataclasses.replace(cluster.accelerator, **{sample.number: share})
-    return sample.term(dataclasses.replace(cluster, accelerator=a)).seconds
+    return sample.term(with_numbers(cluster, {sample.number: share})).seconds
 
 
 def derived_shares(timed: Sequence[Timed], cluster: Cluster) -> dict[str, Share]:
@@ -86,26 +85,22 @@ def derived_shares(timed: Sequence[Timed], cluster: Cluster) -> dict[str, Share]
 
 
 def _derived(number: str, timed: Sequence[Timed], cluster: Cluster) -> Share | None:
+    """The share that the samples tell whose fastest repetition does."""
     own = [each for each in timed if each.sample.number == number]
-    medians = [share_of(each.sample, each.median, cluster) for each in own]
-    telling = [each for each, share in zip(own, medians, strict=True) if share is not None]
+    spreads = [
+        [share_of(each.sample, seconds, cluster) for seconds in each.spread()] for each in own
+    ]
+    telling = [[x for x in spread if x is not None] for spread in spreads if None not in spread]
     if not telling:
         return None
-    every = [
-        share
-        for each in telling
-        for seconds in each.seconds
-        if (share := share_of(each.sample, seconds, cluster)) is not None
-    ]
-    middle = median(share for share in medians if share is not None)
-    value = min(1.0, max(LOWEST, middle))
-    repetitions = sum(len(each.seconds) for each in telling)
-    return Share(value, min(every), max(every), len(telling), repetitions)
+    highest, medians, lowest = zip(*telling, strict=True)
+    value = min(1.0, max(LOWEST, median(medians)))
+    repetitions = sum(
+        len(each.seconds) for each, spread in zip(own, spreads, strict=True) if None not in spread
+    )
+    return Share(value, min(lowest), max(highest), len(telling), repetitions)
 
 
 def with_shares(cluster: Cluster, shares: Mapping[str, Share]) -> Cluster:
     """The cluster with shares that were found."""
-    values = {number: share.value for number, share in shares.items()}
-    return dataclasses.replace(
-        cluster, accelerator=dataclasses.replace(cluster.accelerator, **values)
-    )
+    return with_numbers(cluster, {number: share.value for number, share in shares.items()})

@@ -67,9 +67,9 @@ ACCELERATOR = Sizes(
 )
 CPU = Sizes(
     products=((512, 512, 512), (256, 1024, 256)),
-    passes=(32 * MIB, 8 * MIB),
-    attention=((512, 4),),
-    exchanges=(4 * MIB, MIB),
+    passes=(16 * MIB, 4 * MIB),
+    attention=((256, 4),),
+    exchanges=(MIB, MIB // 4),
 )
 
 

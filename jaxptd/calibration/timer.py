@@ -3,14 +3,14 @@
 import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxptd.calibration import programs
-from jaxptd.calibration.programs import Work, compiled
+from jaxptd.calibration.programs import Work, compiled, drawn
 from jaxptd.calibration.samples import (
     Attention,
     Dispatch,
@@ -32,59 +32,66 @@ class Timer:
     """Times samples; all processes of a run call it with the same ones.
 
     Args:
+        devices: all of the run; this process times kernels on its first.
         repetitions: of each, after one that is not counted.
         long_enough: seconds that a repetition should take.
     """
 
     def __init__(
-        self, *, repetitions: int = REPETITIONS, long_enough: float = LONG_ENOUGH
+        self,
+        devices: Sequence[Any],
+        *,
+        repetitions: int = REPETITIONS,
+        long_enough: float = LONG_ENOUGH,
     ) -> None:
+        self._devices = list(devices)
         self._repetitions, self._long_enough = repetitions, long_enough
         self._meetings = 0
 
     def __call__(self, sample: Sample) -> tuple[float, ...]:
         """Seconds of each repetition, of one run of the sample."""
         if isinstance(sample, Dispatch):
-            return self._repeated(_dispatches(), DISPATCHES)
-        work = work_of(sample)
+            return self._repeated(_dispatches(self._own), DISPATCHES)
+        work = self._work(sample)
         runs = sample.count if isinstance(sample, SmallKernels) else 1
-        call = compiled(work, 1)
+        inputs = drawn(work)
+        call = functools.partial(compiled(work, 1), *inputs)
         _seconds(call)
         once = min(_seconds(call) for _ in range(2))
-        trips = min(MOST_TRIPS, math.ceil(self._long_enough / once))
+        trips = max(1, min(MOST_TRIPS, math.ceil(self._long_enough / once)))
         trips = int(self.agreed(str(trips)))
         if trips > 1:
-            call = compiled(work, trips)
+            call = functools.partial(compiled(work, trips), *inputs)
         return self._repeated(call, trips * runs)
 
     def agreed(self, value: str) -> str:
-        """The value of the first process, which all of them use: their programs have to be alike."""
+        """The value of the first process, for all of them: their programs have to be alike."""
         self._meetings += 1
         return coordination.share(f"calibrate.{self._meetings}", value)[0]
+
+    @property
+    def _own(self) -> Any:
+        """The first device of this process."""
+        here = jax.process_index()
+        return next(device for device in self._devices if device.process_index == here)
+
+    def _work(self, sample: Sample) -> Work:
+        match sample:
+            case Exchange():
+                return programs.exchange_work(sample, self._devices)
+            case Product():
+                return programs.product_work(sample, self._own)
+            case Pass():
+                return programs.pass_work(sample, self._own)
+            case Attention():
+                return programs.attention_work(sample, self._own)
+            case SmallKernels():
+                return programs.small_kernels_work(sample, self._own)
+        raise TypeError(f"no program for {sample}")
 
     def _repeated(self, call: Callable[[], Any], runs: int) -> tuple[float, ...]:
         _seconds(call)
         return tuple(_seconds(call) / runs for _ in range(self._repetitions))
-
-
-def work_of(sample: Sample) -> Work:
-    """A sample as JAX runs it here."""
-    match sample:
-        case Exchange():
-            return programs.exchange_work(sample, jax.devices())
-        case Product():
-            return programs.product_work(sample, _device())
-        case Pass():
-            return programs.pass_work(sample, _device())
-        case Attention():
-            return programs.attention_work(sample, _device())
-        case SmallKernels():
-            return programs.small_kernels_work(sample, _device())
-    raise TypeError(f"no program for {sample}")
-
-
-def _device() -> Any:
-    return jax.local_devices()[0]
 
 
 def _seconds(call: Callable[[], Any]) -> float:
@@ -93,9 +100,9 @@ def _seconds(call: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def _dispatches() -> Callable[[], Any]:
+def _dispatches(device: Any) -> Callable[[], Any]:
     """Launches one program many times; the host does not wait for the device in between."""
-    x = jax.device_put(jnp.zeros((), jnp.float32), _device())
+    x = jax.device_put(jnp.zeros((), jnp.float32), device)
     step = jax.jit(lambda x: x + 1).lower(x).compile()
 
     def call() -> Any:

@@ -68,6 +68,17 @@ def ready(config: Config) -> tuple[Config, str]:
     return config, prepare(config, double=bool(jax.config.read("jax_enable_x64")))
 
 
+def start() -> list[Any]:
+    """Starts all of JAX's devices, for a command that needs no config.
+
+    Raises:
+        UserError: they do not start.
+    """
+    _set_flags(Layout(cp=2))  # rings of permutes may run
+    _set_fraction()
+    return _started("set JAX_PLATFORMS=cpu to simulate them")
+
+
 def _set_flags(layout: Layout) -> None:
     """Adds flags to XLA_FLAGS in the environment, unless they are there already."""
     for flag in process_flags(layout):
@@ -82,7 +93,7 @@ def _set_fraction() -> None:
         os.environ[FRACTIONS[0]] = FRACTION
 
 
-def _started() -> list[Any]:
+def _started(remedy: str = "use train.platform=cpu to simulate them") -> list[Any]:
     """JAX's devices. Raises UserError if they do not start."""
     try:
         return jax.devices()
@@ -90,7 +101,7 @@ def _started() -> list[Any]:
         platforms = jax.config.jax_platforms
         reason = str(error) or f"no plugin for JAX_PLATFORMS={platforms} is installed"
         raise UserError(
-            f"JAX cannot start its devices: {reason}; use train.platform=cpu to simulate them"
+            f"JAX cannot start its devices: {' '.join(reason.split())}; {remedy}"
         ) from error
 
 

@@ -194,6 +194,26 @@ plan validate --hardware binary.txt | is not text; name a YAML file
 plan validate --held-out --rows table.csv | give one of them
 plan validate --held-ou | did you mean --held-out?
 plan validate stray | unrecognized arguments: stray
+plan validate --out new.yaml | --out is an option of calibrate, not of validate
+plan validate --overwrite | --overwrite is an option of calibrate
+plan calibrate | name it with --out
+plan calibrate --out new.yaml --held-out | options of validate, not of calibrate
+plan calibrate --out new.yaml --rows table.csv | options of validate, not of calibrate
+plan calibrate --out text.txt | text.txt: exists; name another file, or give --overwrite
+plan calibrate --out folder | folder: is no file; name another
+plan calibrate --out pipe --overwrite | pipe: is no file; name another
+plan calibrate --out loop --overwrite | loop: is no file; name another
+plan calibrate --out nowhere/new.yaml | No such file or directory; name a file in a folder
+plan calibrate --out '' | '' is no path
+plan calibrate --out {long} | File name too long; name a file in a folder
+plan calibrate --out new.yaml --gpu h20 | --gpu h20: no such accelerator; did you mean h200?
+plan calibrate --out new.yaml --gpu {long} | --gpu aaaaaaaaaa
+plan calibrate --out new.yaml --name 'a,b' | use letters, digits
+plan calibrate --out 8.yaml | --name '8': use letters, digits
+plan calibrate --out new.yaml --seconds 0 | --seconds 0: use more than 0
+plan calibrate --out new.yaml --seconds nan | --seconds nan: use more than 0
+plan calibrate --out new.yaml --seconds long | invalid float value: 'long'
+plan calibrate --out new.yaml --hardware nowhere.yaml | nowhere.yaml: No such file
 
 completion | required: shell
 completion tcsh | invalid choice: 'tcsh'

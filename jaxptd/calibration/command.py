@@ -1,0 +1,158 @@
+"""Runs `jaxptd plan calibrate`: starts the devices, times samples, writes the hardware file."""
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from jaxptd.atomic_files import explained, write_whole
+from jaxptd.calibration.machine import find_machine, table_name
+from jaxptd.calibration.report import MEASURED, Report
+from jaxptd.calibration.samples import Sample
+from jaxptd.calibration.shares import Timed
+from jaxptd.calibration.suite import ACCELERATOR, CPU, suite
+from jaxptd.calibration.timer import Timer
+from jaxptd.config import ProcessesConfig
+from jaxptd.distributed import coordination
+from jaxptd.distributed.launchers import find
+from jaxptd.errors import UserError, quoted
+from jaxptd.hardware import Figure
+from jaxptd.planner.calibrate import Options, check_out
+from jaxptd.run import devices
+
+OUT_OF_TIME = "out of time"
+
+
+class Times(Protocol):
+    """Times samples, such as `Timer`."""
+
+    def __call__(self, sample: Sample) -> tuple[float, ...]: ...
+
+    def agreed(self, value: str) -> str: ...
+
+
+def run(options: Options) -> int:
+    """Times this machine and writes its hardware file.
+
+    Raises:
+        UserError: the devices do not start, have no limits in the table, or nothing was measured.
+    """
+    deadline = time.monotonic() + options.seconds
+    world = find(ProcessesConfig(), os.environ)
+    coordination.join(world, ProcessesConfig(), devices=world.count)
+    found = devices.start()
+    report = calibrate(found, options, deadline=deadline)
+    if coordination.is_first():
+        _write(report, options)
+        _print(report, options)
+    return 0
+
+
+def calibrate(found: Sequence[Any], options: Options, *, deadline: float) -> Report:
+    """Times samples on devices until the deadline.
+
+    Args:
+        found: the devices.
+        options: of the command.
+        deadline: of `time.monotonic()`.
+
+    Raises:
+        UserError: the devices have no limits in the table, or nothing was measured.
+    """
+    simulated = found[0].platform == "cpu"
+    base = options.gpu or table_name(found[0].device_kind, options.figures)
+    figures = _with_multiprocessors(options.figures[base], found[0])
+    machine = find_machine(found, fp8=figures["fp8_flops"].value > 0)
+    samples = suite(machine, CPU if simulated else ACCELERATOR)
+    show = _silent if options.quiet or not coordination.is_first() else _progress()
+    timed, left = measure(samples, Timer(found), deadline=deadline, show=show)
+    where = _where(found)
+    report = Report(options.name, base, figures, machine, where, simulated, timed, left)
+    if not report.shares:
+        reason = left[0][1] if left else "times are too short"
+        raise UserError(f"nothing was measured ({quoted(reason)}); give more --seconds")
+    return report
+
+
+def measure(
+    samples: Sequence[Sample], timer: Times, *, deadline: float, show: Callable[[str], None]
+) -> tuple[list[Timed], list[tuple[Sample, str]]]:
+    """Times samples until the deadline; also returns those that were not timed, with the reason."""
+    timed: list[Timed] = []
+    left: list[tuple[Sample, str]] = []
+    for number, sample in enumerate(samples, start=1):
+        if timer.agreed(OUT_OF_TIME if time.monotonic() >= deadline else ""):
+            left += [(sample, OUT_OF_TIME) for sample in samples[number - 1 :]]
+            break
+        show(f"{number} of {len(samples)}: {sample}")
+        try:
+            timed.append(Timed(sample, timer(sample)))
+        except RuntimeError as error:  # of XLA: no memory, or a kernel that this device lacks
+            left.append((sample, quoted(" ".join(str(error).split()))))
+    show("")
+    return timed, left
+
+
+def _with_multiprocessors(figures: Mapping[str, Figure], device: Any) -> dict[str, Figure]:
+    """The numbers with the multiprocessors that the device says it has, if it does."""
+    count = getattr(device, "core_count", None)
+    if not count or device.platform == "cpu":
+        return dict(figures)
+    return {**figures, "multiprocessors": Figure(int(count), MEASURED, "the count of the device")}
+
+
+def _where(found: Sequence[Any]) -> str:
+    """Date, devices and versions."""
+    simulated = found[0].platform == "cpu"
+    kind = "simulated CPU devices" if simulated else f"x {quoted(found[0].device_kind)}"
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib"))
+    return f"{datetime.now(UTC):%Y-%m-%d}, {len(found)} {kind}, {versions}"
+
+
+def _write(report: Report, options: Options) -> None:
+    check_out(options.out, overwrite=options.overwrite)
+    explain = f"--out {options.out}"
+    files = {options.out: report.yaml().encode()}
+    write_whole(files, lambda _: explained(explain, "name a file in a folder that can be written"))
+
+
+def _print(report: Report, options: Options) -> None:
+    if options.json:
+        print(json.dumps({"out": str(options.out), **report.as_dict()}))
+        return
+    shares, times = report.tables()
+    if not options.quiet:
+        print(times)
+    print(shares)
+    for sample, reason in report.left:
+        if reason != OUT_OF_TIME and not options.quiet:
+            print(f"not timed: {sample}: {reason}")
+    if not options.quiet:
+        print(f"wrote {options.out}; use it with --hardware {options.out}")
+
+
+def _silent(_: str) -> None:
+    """Shows nothing."""
+
+
+def _progress() -> Callable[[str], None]:
+    """Shows lines on stderr: on a terminal one, rewritten, else one every 10 s; "" ends it."""
+    tty = sys.stderr.isatty()
+    shown = -10.0
+
+    def show(line: str) -> None:
+        nonlocal shown
+        now = time.monotonic()
+        if (not tty and (not line or now - shown < 10)) or (not line and shown < 0):
+            return
+        shown = now
+        with contextlib.suppress(OSError):
+            print(f"{line:<78}"[:78], end="\r" if tty and line else "\n", file=sys.stderr)
+            sys.stderr.flush()
+
+    return show

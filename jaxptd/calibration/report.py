@@ -1,0 +1,162 @@
+"""The result of a calibration: as a hardware file, as a table and as JSON."""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+from jaxptd.calibration.samples import Sample
+from jaxptd.calibration.shares import SHARES, Share, Timed, derived_shares, with_shares
+from jaxptd.calibration.suite import Machine
+from jaxptd.display import Table
+from jaxptd.hardware import Accelerator, Cluster, Figure
+
+MEASURED = "measured"
+CPU_FIGURES = "CPU figures, of no accelerator"
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """The times of a machine, and the hardware table that follows from them.
+
+    Args:
+        name: of the accelerator in the file.
+        base: name of the accelerator whose limits the shares are of.
+        figures: that one's numbers.
+        machine: the devices.
+        where: date, devices and versions, in a line.
+        simulated: whether the devices are a CPU's.
+        timed: samples with their seconds.
+        left: samples that were not timed, with the reason.
+    """
+
+    name: str
+    base: str
+    figures: Mapping[str, Figure]
+    machine: Machine
+    where: str
+    simulated: bool
+    timed: Sequence[Timed]
+    left: Sequence[tuple[Sample, str]]
+
+    @property
+    def cluster(self) -> Cluster:
+        """The machine, with the limits and shares it was started from."""
+        values: dict[str, Any] = {name: figure.value for name, figure in self.figures.items()}
+        return Cluster(Accelerator(self.base, **values), self.machine.node)
+
+    @property
+    def shares(self) -> dict[str, Share]:
+        return derived_shares(self.timed, self.cluster)
+
+    def numbers(self) -> dict[str, Figure]:
+        """All numbers of the file: shares that were measured, and the others as they were."""
+        shares = self.shares
+        return {
+            name: self._measured(shares[name]) if name in shares else self._kept(name)
+            for name in self.figures
+        }
+
+    def _measured(self, share: Share) -> Figure:
+        low, middle, high = (f"{x:.4g}" for x in (share.lowest, share.value, share.highest))
+        programs = "a program" if share.samples == 1 else f"{share.samples} programs"
+        times = f"{share.repetitions} repetitions of {programs}"
+        source = f"{self.where}; minimum {low}, median {middle}, maximum {high} of {times}"
+        if share.above_limit:
+            source += f"; more than the limit of {self.base}, so 1 is written"
+        if self.simulated:
+            source = f"{CPU_FIGURES}: {source}"
+        return Figure(float(f"{share.value:.6g}"), MEASURED, source)
+
+    def _kept(self, number: str) -> Figure:
+        figure = self.figures[number]
+        if not number.endswith("_share"):
+            return figure
+        source = f"{figure.source} ({self.base}; not measured: {self._obstacle(number)})"
+        return dataclasses.replace(figure, source=source)
+
+    def _obstacle(self, number: str) -> str:
+        """The reason why a share was not measured."""
+        if number == "network_share" and self.machine.nodes == 1:
+            return "one node"
+        if number == "nvlink_share" and self.machine.node == 1:
+            return "one device in a node"
+        reasons = [reason for sample, reason in self.left if sample.number == number]
+        return reasons[0] if reasons else "its times are too short to tell"
+
+    def yaml(self) -> str:
+        """The file, in the form that `--hardware` reads."""
+        rows = [
+            f"  {name}: {{value: {_number(figure.value)}, kind: {figure.kind}, "
+            f"source: {json.dumps(figure.source)}}}"
+            for name, figure in self.numbers().items()
+        ]
+        return "\n".join([*self._comments(), "", f"{json.dumps(self.name)}:", *rows, ""])
+
+    def _comments(self) -> Iterator[str]:
+        yield "# Written by `jaxptd plan calibrate`; a file for `--hardware`."
+        yield f"# {self.where}. The limits are those of {self.base}."
+        if self.simulated:
+            yield f"# {CPU_FIGURES}: its devices are simulated, to try the command."
+        yield "# Microseconds: minimum, median, maximum, and by the cost model with these shares."
+        for row in self._rows():
+            yield f"#   {row[0]:<58} {' '.join(f'{cell:>11}' for cell in row[1:])}"
+        for sample, reason in self.left:
+            yield f"#   {sample!s:<58} not timed: {reason}"
+
+    def _rows(self) -> Iterator[tuple[str, ...]]:
+        """Samples with microseconds: minimum, median, maximum, and by the cost model."""
+        for each, predicted in zip(self.timed, self._predicted(), strict=True):
+            spread = (f"{1e6 * seconds:.1f}" for seconds in each.spread())
+            yield str(each.sample), *spread, f"{1e6 * predicted:.1f}" if predicted else "-"
+
+    def _predicted(self) -> list[float]:
+        cluster = with_shares(self.cluster, self.shares)
+        return [each.sample.term(cluster).seconds for each in self.timed]
+
+    def tables(self) -> list[Table]:
+        """The shares, and the times."""
+        numbers, shares = self.numbers(), self.shares
+        rows = []
+        for name in SHARES:
+            before, now = self.figures[name], numbers[name]
+            spread = _range(shares.get(name))
+            rows.append((name, f"{now.value:.4g}", *spread, now.kind, f"{before.value:.4g}"))
+        columns = ("number", "value", "minimum", "maximum", "kind", self.base)
+        times = ("microseconds", "minimum", "median", "maximum", "cost model")
+        return [Table(self.name, columns, rows), Table(self.where, times, list(self._rows()))]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        shares = {name: dataclasses.asdict(share) for name, share in self.shares.items()}
+        samples = [
+            {
+                "sample": str(each.sample),
+                "number": each.sample.number,
+                "seconds": each.spread(),
+                "predicted": predicted or None,
+            }
+            for each, predicted in zip(self.timed, self._predicted(), strict=True)
+        ]
+        return {
+            "name": self.name,
+            "base": self.base,
+            "where": self.where,
+            "simulated": self.simulated,
+            "machine": dataclasses.asdict(self.machine),
+            "numbers": {name: dataclasses.asdict(x) for name, x in self.numbers().items()},
+            "shares": shares,
+            "samples": samples,
+            "not_timed": [{"sample": str(x), "reason": reason} for x, reason in self.left],
+        }
+
+
+def _number(value: float) -> str:
+    """A number as YAML reads it: with an exponent it has a point and a sign."""
+    text = str(Decimal(repr(value)).normalize()).lower()
+    return text.replace("e", ".0e") if "e" in text and "." not in text else text
+
+
+def _range(share: Share | None) -> tuple[str, str]:
+    return (f"{share.lowest:.4g}", f"{share.highest:.4g}") if share else ("-", "-")

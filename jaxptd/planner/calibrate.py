@@ -1,0 +1,123 @@
+"""The options of `jaxptd plan calibrate`, read and checked before anything starts a device."""
+
+import argparse
+import dataclasses
+import difflib
+import importlib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxptd.atomic_files import explained
+from jaxptd.commands.words import path_option
+from jaxptd.errors import UserError, quoted
+from jaxptd.hardware import Figure
+from jaxptd.hardware.table import PACKAGED, read_figures
+
+SECONDS = 150.0  # that samples may take by default
+LONGEST = 3600.0
+OWN = ("out", "name", "gpu", "seconds", "overwrite")
+NAME = re.compile(r"[A-Za-z][\w.-]{0,63}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The choices of a calibration.
+
+    Args:
+        out: the file to write.
+        name: of the accelerator in it.
+        gpu: of the accelerator whose limits the shares are of; None: found from the device.
+        figures: the numbers of all that are known, by name.
+        seconds: after which no other sample begins.
+        overwrite: whether `out` may exist.
+        json, quiet: how the result is printed.
+    """
+
+    out: Path
+    name: str
+    gpu: str | None
+    figures: Mapping[str, Mapping[str, Figure]]
+    seconds: float
+    overwrite: bool
+    json: bool
+    quiet: bool
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `calibrate`, beside `--hardware`, `--json` and `--quiet`."""
+    group = parser.add_argument_group("options of calibrate")
+    help_text = "the hardware file to write; it must not exist yet"
+    group.add_argument("--out", type=path_option, metavar="F", help=help_text)
+    help_text = "the accelerator's name in that file; default: the file's"
+    group.add_argument("--name", metavar="N", help=help_text)
+    help_text = "the accelerator whose limits to start from; default: found from the device"
+    group.add_argument("--gpu", metavar="G", help=help_text)
+    help_text = f"after which no other program is timed; default: {SECONDS:g}"
+    group.add_argument("--seconds", type=float, metavar="S", help=help_text)
+    group.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
+
+
+def refuse_options(args: Any) -> None:
+    """Raises UserError if options of `calibrate` are given to another action."""
+    for name in OWN:
+        if getattr(args, name) not in (None, False):
+            raise UserError(f"--{name} is an option of calibrate, not of {args.action}")
+
+
+def run(args: Any) -> int:
+    """Measures this machine and writes its hardware file.
+
+    Raises:
+        UserError: an option is wrong, the file cannot be written, or nothing could be measured.
+    """
+    options = read(args)
+    # Found by its name: it imports jax, and is above the planner.
+    found = importlib.import_module("jaxptd.calibration.command")
+    return int(found.run(options))
+
+
+def read(args: Any) -> Options:
+    """Checks the options of a calibration.
+
+    Raises:
+        UserError: one of them is wrong, or the file exists or cannot be written.
+    """
+    if args.held_out or args.rows:
+        raise UserError("--held-out and --rows are options of validate, not of calibrate")
+    if args.out is None:
+        raise UserError("calibrate writes a file; name it with --out, such as --out cluster.yaml")
+    seconds = SECONDS if args.seconds is None else args.seconds
+    if not 0 < seconds <= LONGEST:
+        raise UserError(f"--seconds {seconds:g}: use more than 0 and at most {LONGEST:g}")
+    figures = {**read_figures(PACKAGED), **(read_figures(args.hardware) if args.hardware else {})}
+    if args.gpu is not None and args.gpu not in figures:
+        near = difflib.get_close_matches(args.gpu, figures, n=1)
+        remedy = f"did you mean {near[0]}?" if near else f"use one of {', '.join(figures)}"
+        raise UserError(f"--gpu {quoted(args.gpu)}: no such accelerator; {remedy}")
+    check_out(args.out, overwrite=args.overwrite)
+    name = args.out.stem if args.name is None else args.name
+    if not NAME.fullmatch(name):
+        raise UserError(
+            f"--name {quoted(repr(name))}: use letters, digits, '.', '-' and '_', a letter first, "
+            "at most 64"
+        )
+    return Options(
+        args.out, name, args.gpu, figures, seconds, args.overwrite, args.json, args.quiet
+    )
+
+
+def check_out(path: Path, *, overwrite: bool) -> None:
+    """Raises UserError for a file that exists, or that cannot be written."""
+    shown = quoted(str(path), 255)
+    if os.path.isdir(path) or (os.path.lexists(path) and not os.path.isfile(path)):
+        raise UserError(f"--out {shown}: is no file; name another")
+    if os.path.lexists(path) and not overwrite:
+        raise UserError(f"--out {shown}: exists; name another file, or give --overwrite")
+    with explained(f"--out {shown}", "name a file in a folder that can be written"):
+        probe = path.with_name(f".{path.name}.partial")
+        probe.unlink(missing_ok=True)
+        probe.touch()
+        probe.unlink(missing_ok=True)  # another process of the run may have done it
