@@ -12,8 +12,9 @@ from typing import Any, Protocol
 
 from jaxptd.atomic_files import explained, write_whole
 from jaxptd.calibration.machine import find_machine, table_name
+from jaxptd.calibration.programs import attention_model
 from jaxptd.calibration.report import MEASURED, Report
-from jaxptd.calibration.samples import Sample
+from jaxptd.calibration.samples import Attention, Sample
 from jaxptd.calibration.shares import Timed
 from jaxptd.calibration.suite import ACCELERATOR, CPU, suite
 from jaxptd.calibration.timer import Timer
@@ -68,11 +69,21 @@ def calibrate(found: Sequence[Any], options: Options, *, deadline: float) -> Rep
     base = options.gpu or table_name(found[0].device_kind, options.figures)
     figures = _with_multiprocessors(options.figures[base], found[0])
     machine = find_machine(found, fp8=figures["fp8_flops"].value > 0)
-    samples = suite(machine, CPU if simulated else ACCELERATOR)
+    sizes = CPU if simulated else ACCELERATOR
+    samples = suite(machine, sizes)
     show = _silent if options.quiet or not coordination.is_first() else _progress()
     timed, left = measure(samples, Timer(found), deadline=deadline, show=show)
-    where = _where(found)
-    report = Report(options.name, base, figures, machine, where, simulated, timed, left)
+    report = Report(
+        name=options.name,
+        base=base,
+        figures=figures,
+        machine=machine,
+        where=_where(found),
+        simulated=simulated,
+        timed=timed,
+        left=left,
+        attention=attention_model(Attention(*sizes.attention[0]), found[0]).attention,
+    )
     if not report.shares:
         reason = left[0][1] if left else "times are too short"
         raise UserError(f"nothing was measured ({quoted(reason)}); give more --seconds")

@@ -29,6 +29,7 @@ class Report:
         simulated: whether the devices are a CPU's.
         timed: samples with their seconds.
         left: samples that were not timed, with the reason.
+        attention: the kernel that attention had.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Report:
     simulated: bool
     timed: Sequence[Timed]
     left: Sequence[tuple[Sample, str]]
+    attention: str
 
     @property
     def cluster(self) -> Cluster:
@@ -54,15 +56,17 @@ class Report:
         """All numbers of the file: shares that were measured, and the others as they were."""
         shares = self.shares
         return {
-            name: self._measured(shares[name]) if name in shares else self._kept(name)
+            name: self._measured(name, shares[name]) if name in shares else self._kept(name)
             for name in self.figures
         }
 
-    def _measured(self, share: Share) -> Figure:
+    def _measured(self, number: str, share: Share) -> Figure:
         low, middle, high = (f"{x:.4g}" for x in (share.lowest, share.value, share.highest))
         programs = "a program" if share.samples == 1 else f"{share.samples} programs"
         times = f"{share.repetitions} repetitions of {programs}"
         source = f"{self.where}; minimum {low}, median {middle}, maximum {high} of {times}"
+        if number.startswith("attention"):
+            source += f"; kernel {self.attention}"
         if share.above_limit:
             source += f"; more than the limit of {self.base}, so 1 is written"
         if self.simulated:

@@ -1,5 +1,6 @@
 """`jaxptd plan calibrate`: the file that it writes, what it prints, and when it stops."""
 
+import dataclasses
 import functools
 import json
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from refusal import refused
 
 from jaxptd.calibration import command as calibration
 from jaxptd.calibration.machine import find_machine, table_name
-from jaxptd.calibration.samples import Attention, Pass, Product, Sample
+from jaxptd.calibration.samples import Attention, Exchange, Pass, Product, Sample
 from jaxptd.calibration.shares import SHARES, Timed
 from jaxptd.calibration.suite import Machine, Sizes
 from jaxptd.calibration.timer import Timer
@@ -61,6 +62,7 @@ def test_a_calibration_is_a_hardware_file(
         else:
             assert (figure.value, figure.kind) == (table[name].value, table[name].kind)
     assert figures["network_share"].source == "the A100's (h200; not measured: one node)"
+    assert figures["attention_backward_share"].source.endswith("; kernel xla")
     assert f"jaxlib {jax.lib.__version__}" in figures["nvlink_share"].source
     assert "# CPU figures" in out.read_text()
 
@@ -82,6 +84,39 @@ def test_a_calibration_is_a_hardware_file(
     )
     assert set(accelerators(out)) == {"here"}
     assert sorted(tmp_path.iterdir()) == [out, rows]
+
+
+@pytest.mark.usefixtures("tiny")
+def test_what_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The times of A100s with the limits of A100s have the shares of the table."""
+    monkeypatch.setattr(calibration, "measure", measured_a100)
+    out = tmp_path / "a.yaml"
+    argv = ["calibrate", "--out", str(out), "--gpu", "a100", "--name", "node-1"]
+    assert command.main([*argv, "--quiet"]) == 0
+    shares = capsys.readouterr().out.splitlines()
+    assert shares[0] == "node-1"
+    assert shares[2].split() == ["products_share", "0.819", "0.819", "0.819", "measured", "0.819"]
+    assert shares[7].split() == ["network_share", "0.854", "-", "-", "fitted", "0.854"]
+    assert len(shares) == 8
+    values = {name: getattr(find_accelerator("node-1", out), name) for name in SHARES}
+    assert values == {name: getattr(find_accelerator("a100"), name) for name in SHARES}
+    assert command.main([*argv, "--overwrite"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-9:-1] == shares
+    assert lines[-1] == f"wrote {out}; use it with --hardware {out}"
+    assert any(line.split()[:3] == ["all-reduce", "of", "1024"] for line in lines)
+
+
+def measured_a100(samples: list[Sample], *_: object, **__: object) -> object:
+    """Times of two A100s; long ones, so that tiny samples tell something."""
+    a100 = Cluster(find_accelerator("a100"), 2)
+    larger = {Pass: Pass(2**30), Product: Product(8192, 8192, 8192)}
+    found = [larger.get(type(sample), sample) for sample in samples]
+    found = [dataclasses.replace(x, size=2**30) if isinstance(x, Exchange) else x for x in found]
+    found = [dataclasses.replace(x, length=8192) if isinstance(x, Attention) else x for x in found]
+    return [Timed(sample, (sample.term(a100).seconds,) * 3) for sample in found], []
 
 
 def nothing(samples: list[Sample], *_: object, **__: object) -> object:
@@ -131,7 +166,7 @@ def test_what_was_not_measured_says_why(clock: list[float]) -> None:
     timed, left = calibration.measure(samples, FakeTimer(clock), deadline=2.5, show=lambda _: None)
     figures = read_figures(PACKAGED)["a100"]
     machine = Machine(devices=1, node=1)
-    report = calibration.Report("a", "a100", figures, machine, "there", False, timed, left)
+    report = calibration.Report("a", "a100", figures, machine, "there", False, timed, left, "xla")
     found = report.numbers()
     assert found["products_share"].value == pytest.approx(0.819)
     assert found["products_share"].source == (
@@ -148,7 +183,7 @@ def test_what_was_not_measured_says_why(clock: list[float]) -> None:
     assert "CPU" not in report.yaml()
     assert "measured" in str(report.tables()[0])
     fast = Timed(samples[0], (1e-9 + timed[0].median / 2,) * 3)
-    twice = calibration.Report("a", "a100", figures, machine, "there", False, [fast], [])
+    twice = dataclasses.replace(report, timed=[fast], left=[])
     assert "more than the limit of a100, so 1 is written" in twice.yaml()
 
 
