@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxptd.calibration import programs
-from jaxptd.calibration.programs import Work, compiled, drawn
+from jaxptd.calibration.programs import Work, compiled, inputs_of
 from jaxptd.calibration.samples import (
     Attention,
     Dispatch,
@@ -54,7 +54,7 @@ class Timer:
             return self._repeated(_dispatches(self._own), DISPATCHES)
         work = self._work(sample)
         runs = sample.count if isinstance(sample, SmallKernels) else 1
-        inputs = drawn(work)
+        inputs = inputs_of(work)
         call = functools.partial(compiled(work, 1), *inputs)
         _seconds(call)
         once = min(_seconds(call) for _ in range(2))

@@ -7,7 +7,7 @@ import pytest
 
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER
 from jaxptd.calibration import programs
-from jaxptd.calibration.programs import Work, compiled, drawn
+from jaxptd.calibration.programs import Work, compiled, inputs_of
 from jaxptd.calibration.samples import Attention, Exchange, Pass, Product, SmallKernels
 from jaxptd.calibration.suite import KINDS
 from jaxptd.calibration.timer import Timer
@@ -18,7 +18,7 @@ CPU = jax.devices()[0]
 
 def results(work: Work, trips: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """The inputs, and the outputs of a loop."""
-    inputs = drawn(work)
+    inputs = inputs_of(work)
     outputs = jax.tree.leaves(compiled(work, trips)(*inputs))
     return [np.asarray(x, np.float32) for x in inputs], [np.asarray(x, np.float32) for x in outputs]
 
