@@ -16,8 +16,7 @@ from jaxptd.layout import Axis
 from jaxptd.models.inventory import MLP, Attention, Pair
 from jaxptd.models.inventory import Stack as Parts
 from jaxptd.optimizers.moments import MOMENTS
-from jaxptd.pipeline.placement import of_stack
-from jaxptd.pipeline.placement import Stages
+from jaxptd.pipeline.placement import Stages, of_stack
 from jaxptd.shapes import ParamShape
 from jaxptd.zero.shapes import StateShapes
 

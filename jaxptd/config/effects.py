@@ -99,11 +99,11 @@ def _without_effect(model: ModelConfig, layout: Layout) -> Iterator[tuple[_Need,
         for field in need.fields if not need.met(model, layout) else ():
             section, _, name = field.partition(".")
             value = getattr(sections[section], name)
-            if value != getattr(_default(type(sections[section])), name):
+            if value != getattr(_default(section), name):
                 yield need, field, value
 
 
 @functools.cache
-def _default(kind: type) -> Any:
+def _default(section: str) -> Any:
     """A section with no field set."""
-    return kind()
+    return {"model": ModelConfig, "layout": Layout}[section]()

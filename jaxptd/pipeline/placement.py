@@ -19,7 +19,7 @@ Stacks = Mapping[str, tuple[int, ...]]  # of each stack, the number of its layer
 
 
 class Stages(Protocol):
-    """What formulas ask of a pipeline: a plan has it, and an outline of one."""
+    """A pipeline as formulas ask for it: a plan, or an outline of one."""
 
     @property
     def schedule(self) -> Schedule:

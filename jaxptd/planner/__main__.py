@@ -1,9 +1,10 @@
-"""`jaxptd plan`: the fastest layouts of so many GPUs; `validate` says how well they are predicted."""
+"""`jaxptd plan`: the fastest layouts of so many GPUs, and how well they are predicted."""
 
 import importlib
+import itertools
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,16 @@ import jsonargparse
 import yaml
 
 from jaxptd.atomic_files import explained, write_whole
-from jaxptd.commands.words import add_words, path_option
-from jaxptd.config import Config
+from jaxptd.commands.words import add_words, as_path
 from jaxptd.config.command_line import as_yaml
 from jaxptd.config.run_options import read_run, run_parser
 from jaxptd.display import Table
 from jaxptd.errors import UserError, run_command
+from jaxptd.planner.calibrate import check_out
 from jaxptd.planner.planning import MAX_MEMORY, Plan, plan
 from jaxptd.planner.search.space import PINNED
 
-ACTIONS = {"validate": "jaxptd.planner.validate"}
+ACTIONS = {"validate": "jaxptd.planner.validate", "calibrate": "jaxptd.planner.calibrate"}
 USUAL = ("--model.num_layers", "--model.hidden_size", "--model.seq_length", "--layout.tp")
 HOURS = 24
 
@@ -28,7 +29,8 @@ HOURS = 24
 def main(argv: Sequence[str] | None = None) -> int:
     """Predicts which layouts of a model are fastest on so many GPUs, and what they need.
 
-    `jaxptd plan validate` compares such predictions with published steps.
+    `jaxptd plan validate` compares such predictions with published steps, and `jaxptd plan
+    calibrate` measures what this machine reaches.
     """
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in ACTIONS:
@@ -36,8 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return found
     pins, others = _pins(argv)
     config, options = read_run(parser(), others)
-    if options["gpus"] is None or options["gpu"] is None:
-        raise UserError("--gpus and --gpu: say how many of which, as --gpus 64 --gpu h200")
+    options |= {name: as_path(options[name]) for name in ("out", "hardware") if options[name]}
+    _check(options)
     made = plan(
         config,
         gpus=options["gpus"],
@@ -57,8 +59,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options["json"]:
         print(json.dumps(made.as_dict()))
     else:
-        print("\n".join(_lines(made, options)))
+        print("\n".join(_lines(made, options, " ".join(_fields(others)))))
     return 0
+
+
+def _check(options: dict[str, Any]) -> None:
+    """Raises UserError for options that are missing or impossible, before anything is searched."""
+    if options["gpus"] is None or options["gpu"] is None:
+        raise UserError("--gpus and --gpu: say how many of which, as --gpus 64 --gpu h200")
+    for name in ("tokens", "price"):
+        if options[name] is not None and options[name] <= 0:
+            raise UserError(f"--{name} {options[name]:g}: use a number above 0")
+    if options["price"] and not options["tokens"]:
+        raise UserError("--price has no effect without --tokens; give that too")
+    if options["overwrite"] and not options["out"]:
+        raise UserError("--overwrite has no effect without --out; give that too")
+    if options["out"]:
+        check_out(options["out"], overwrite=options["overwrite"])
 
 
 def parser() -> jsonargparse.ArgumentParser:
@@ -73,14 +90,15 @@ def parser() -> jsonargparse.ArgumentParser:
     _add(made, "gpu", str, None, "NAME", "accelerator: a100, h100, h200, gb200, v100")
     _add(made, "node", int, 0, "N", "devices of a node; default: as many as NVLink joins")
     help_text = "a YAML file of accelerators, beside the packaged ones"
-    made.add_argument("--hardware", type=path_option, metavar="F", help=help_text)
+    made.add_argument("--hardware", metavar="F", help=help_text)
     _add(made, "max_memory", float, MAX_MEMORY, "SHARE", "of a device's memory that a step may use")
     _add(made, "top", int, 5, "N", "layouts to print, each with other sizes of the axes")
     _add(made, "explain", int, None, "K", "print every part of the time of the K-th layout")
     _add(made, "tokens", float, None, "N", "print the days that training on so many tokens takes")
     _add(made, "price", float, None, "P", "of a GPU and hour: print the cost of --tokens as well")
     help_text = "write the config of the best layout"
-    made.add_argument("--out", type=path_option, metavar="F", help=help_text)
+    made.add_argument("--out", metavar="F", help=help_text)
+    made.add_argument("--overwrite", action="store_true", help="replace that file if it exists")
     add_words(made, json="the layouts", quiet="print the options of the best layout only")
     return made
 
@@ -111,10 +129,22 @@ def _pins(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     return pins, others
 
 
-def _lines(made: Plan, options: dict[str, Any]) -> list[str]:
-    """The table of layouts, or of one's time, and the options of the best."""
+def _fields(words: Sequence[str]) -> Iterator[str]:
+    """The options that say which config it is: its file, and fields."""
+    pairs = itertools.zip_longest(words, words[1:], fillvalue="")
+    for word, following in pairs:
+        name, equals, _ = word.removeprefix("--").partition("=")
+        if word.startswith("--") and ("." in name or name in ("config", "run-dir")):
+            yield word if equals else f"{word} {following}"
+
+
+def _lines(made: Plan, options: dict[str, Any], source: str) -> list[str]:
+    """The table of layouts, or of one's time, and the options of the best.
+
+    source: options of the config that was planned.
+    """
     chosen = made.best[(options["explain"] or 1) - 1]
-    command = f"jaxptd train {_source(options)}{' '.join(made.options(chosen))}"
+    command = " ".join(["jaxptd train", source, *made.options(chosen)])
     if options["quiet"]:
         return [command]
     lines = [str(made.table())]
@@ -129,10 +159,6 @@ def _lines(made: Plan, options: dict[str, Any]) -> list[str]:
 def _write(path: Path, text: str) -> None:
     remedy = "name a file in a folder that exists and can be written"
     write_whole({path: text.encode()}, lambda file: explained(f"cannot write {file}", remedy))
-
-
-def _source(options: dict[str, Any]) -> str:
-    return f"--config {options['config'][0]} " if options.get("config") else ""
 
 
 def _budget(made: Plan, options: dict[str, Any]) -> str:

@@ -1,24 +1,22 @@
 """The options of `jaxptd plan calibrate`, read and checked before anything starts a device."""
 
-import argparse
 import dataclasses
 import difflib
 import importlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxptd.atomic_files import explained
-from jaxptd.commands.words import path_option
-from jaxptd.errors import UserError, quoted
+from jaxptd.commands.words import add_words, path_option
+from jaxptd.errors import Parser, UserError, quoted
 from jaxptd.hardware import Figure
 from jaxptd.hardware.table import PACKAGED, read_figures
 
 SECONDS = 150.0  # that samples may take by default
 LONGEST = 3600.0
-OWN = ("out", "name", "gpu", "seconds", "overwrite")
 NAME = re.compile(r"[A-Za-z][\w.-]{0,63}")
 
 
@@ -46,37 +44,34 @@ class Options:
     quiet: bool
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `calibrate`, beside `--hardware`, `--json` and `--quiet`."""
-    group = parser.add_argument_group("options of calibrate")
-    help_text = "the hardware file to write; it must not exist yet"
-    group.add_argument("--out", type=path_option, metavar="F", help=help_text)
-    help_text = "the accelerator's name in that file; default: the file's"
-    group.add_argument("--name", metavar="N", help=help_text)
-    help_text = "the accelerator whose limits to start from; default: found from the device"
-    group.add_argument("--gpu", metavar="G", help=help_text)
-    help_text = f"after which no other program is timed; default: {SECONDS:g}"
-    group.add_argument("--seconds", type=float, metavar="S", help=help_text)
-    group.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
-
-
-def refuse_options(args: Any) -> None:
-    """Raises UserError if options of `calibrate` are given to another action."""
-    for name in OWN:
-        if getattr(args, name) not in (None, False):
-            raise UserError(f"--{name} is an option of calibrate, not of {args.action}")
-
-
-def run(args: Any) -> int:
-    """Measures this machine and writes its hardware file.
-
-    Raises:
-        UserError: an option is wrong, the file cannot be written, or nothing could be measured.
-    """
-    options = read(args)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Times kernels and collectives on this machine, and writes its hardware file."""
+    options = read(parser().parse_args(argv))
     # Found by its name: it imports jax, and is above the planner.
     found = importlib.import_module("jaxptd.calibration.command")
     return int(found.run(options))
+
+
+def parser() -> Parser:
+    """Makes the parser of this command."""
+    examples = (
+        "jaxptd plan calibrate --out cluster.yaml",
+        "jaxptd plan calibrate --out cluster.yaml --gpu h200 --name mynode",
+    )
+    made = Parser(prog="jaxptd plan calibrate", description=main.__doc__, examples=examples)
+    help_text = "the hardware file to write; it must not exist yet"
+    made.add_argument("--out", type=path_option, metavar="F", help=help_text)
+    help_text = "the accelerator's name in that file; default: the file's"
+    made.add_argument("--name", metavar="N", help=help_text)
+    help_text = "the accelerator whose limits to start from; default: found from the device"
+    made.add_argument("--gpu", metavar="G", help=help_text)
+    help_text = "a YAML file of accelerators, beside the packaged ones"
+    made.add_argument("--hardware", type=path_option, metavar="F", help=help_text)
+    help_text = f"after which no other program is timed; default: {SECONDS:g}"
+    made.add_argument("--seconds", type=float, metavar="S", help=help_text)
+    made.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
+    add_words(made, json="shares and times", quiet="print the shares only, no progress")
+    return made
 
 
 def read(args: Any) -> Options:
@@ -85,8 +80,6 @@ def read(args: Any) -> Options:
     Raises:
         UserError: one of them is wrong, or the file exists or cannot be written.
     """
-    if args.held_out or args.rows:
-        raise UserError("--held-out and --rows are options of validate, not of calibrate")
     if args.out is None:
         raise UserError("calibrate writes a file; name it with --out, such as --out cluster.yaml")
     seconds = SECONDS if args.seconds is None else args.seconds

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from jaxptd.config import Config
-from jaxptd.config.changes import changed_fields
 from jaxptd.display import Table, bytes_text, html_of
 from jaxptd.errors import UserError
 from jaxptd.fields import check_range, checked
 from jaxptd.hardware import Cluster, find_accelerator
 from jaxptd.hardware.table import figures_of
 from jaxptd.models.families import inventory_of, with_vocabulary
+from jaxptd.planner.changes import changed_fields
 from jaxptd.planner.search.best import Candidate, Search
 from jaxptd.planner.search.space import Space, checked_pins
 
@@ -77,7 +77,7 @@ class Plan:
 
     @property
     def title(self) -> str:
-        """What was planned, in a line."""
+        """The devices of the plan, in a line."""
         name = self.cluster.accelerator.name
         return (
             f"{self.gpus:,} x {name}, {self.cluster.node_size} a node, "
@@ -179,7 +179,7 @@ def plan(
     search = Search(space, cluster, limit)
     best = tuple(itertools.islice(search, top))
     if not best:
-        raise UserError(f"no layout of {gpus} GPUs fits; {_remedy(space, cluster, limit)}")
+        raise UserError(f"no layout of {gpus} GPU{'s' * (gpus > 1)} fits; {_remedy(space, cluster, limit)}")
     sure = figures_of(gpu, hardware)["products_share"].kind in ("fitted", "measured")
     error = SURE if sure else UNSURE
     return Plan(space.config, cluster, gpus, limit, best, search.counted, error)

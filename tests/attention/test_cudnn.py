@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 from jaxptd.attention import cudnn as flash_cudnn
 from jaxptd.attention.cudnn import Cudnn, unproven
-from jaxptd.attention.obstacle import obstacle
 from jaxptd.attention.kernel import Dropout, Kernel, Saved, Scores, Sites
+from jaxptd.attention.obstacle import obstacle
 from jaxptd.attention.ring import Ring, Tokens
 from jaxptd.attention.xla import Xla
 from jaxptd.collectives import varying_axes

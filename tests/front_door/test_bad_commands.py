@@ -180,8 +180,26 @@ verify,comms,memory,profile --layout.tp=3 | use a size that divides 8
 verify,comms,memory,profile --layout.schedule=zb-v | leave layout.schedule out
 verify,comms,memory,profile --data.tokenizer=gpt2 | 'gpt2': no such file
 
-plan | required: action
-plan rank | invalid choice: 'rank'
+plan | --gpus and --gpu: say how many of which
+plan --gpus 8 | --gpus and --gpu
+plan --gpus eight --gpu h100 | gpus: expected int, got eight
+plan --gpus 0 --gpu h100 | gpus is 0; use 1 to
+plan --gpus 8 --gpu h300 | no such accelerator; did you mean
+plan --gpus 8 --gpu h100 --node -1 | node is -1; use 0 to
+plan --gpus 8 --gpu h100 --max-memory 0 | max_memory=0.0: use a share
+plan --gpus 8 --gpu h100 --max-memory nan | max_memory: expected float, got nan
+plan --gpus 8 --gpu h100 --top 0 | top is 0; use 1 to
+plan --gpus 8 --gpu h100 --hardware nowhere.yaml | nowhere.yaml: No such file
+plan --gpus 8 --gpu h100 --layout.tpp 2 | unknown key layout.tpp; did you mean layout.tp?
+plan --gpus 8 --gpu h100 --layout.tp two | layout.tp: expected a whole number, got two
+plan --gpus 8 --gpu h100 --layout.tp | --layout.tp: expected a value
+plan --gpus 8 --gpu h100 --model.remat all | model.remat: expected one of none
+plan --gpus 8 --gpu h100 --out text.txt | text.txt: exists; name another file
+plan --gpus 8 --gpu h100 --out nowhere/new.yaml | No such file or directory
+plan --gpus 8 --gpu h100 --model.dtype float32 | model.dtype=float32: the table of hardware
+plan --gpus 8 --gpu h100 --tokens -1 | --tokens -1: use a number above 0
+plan --gpus 8 --gpu h100 --price 2 | --price has no effect without --tokens
+plan rank | unknown key rank
 plan validate --rows nowhere.csv | nowhere.csv: No such file
 plan validate --rows '' | '' is no path
 plan validate --rows pipe.csv | pipe.csv is no file on disk; name a .csv file
@@ -194,11 +212,9 @@ plan validate --hardware binary.txt | is not text; name a YAML file
 plan validate --held-out --rows table.csv | give one of them
 plan validate --held-ou | did you mean --held-out?
 plan validate stray | unrecognized arguments: stray
-plan validate --out new.yaml | --out is an option of calibrate, not of validate
-plan validate --overwrite | --overwrite is an option of calibrate
+plan validate --out new.yaml | unrecognized arguments: --out
 plan calibrate | name it with --out
-plan calibrate --out new.yaml --held-out | options of validate, not of calibrate
-plan calibrate --out new.yaml --rows table.csv | options of validate, not of calibrate
+plan calibrate --out new.yaml --held-out | unrecognized arguments: --held-out
 plan calibrate --out text.txt | text.txt: exists; name another file, or give --overwrite
 plan calibrate --out folder | folder: is no file; name another
 plan calibrate --out pipe --overwrite | pipe: is no file; name another

@@ -1,5 +1,6 @@
 """Command lines in documentation: found, and read by the command's own parser."""
 
+import importlib
 import re
 import shlex
 from collections.abc import Iterator
@@ -21,7 +22,10 @@ def command_lines(shell: str) -> Iterator[tuple[str, list[str]]]:
 
 def accept(name: str, options: list[str]) -> None:
     """Reads a command line as the command does. Raises UserError for a wrong one."""
-    parser = find_command(name).load().parser()
+    module = find_command(name).load()
+    if (actions := getattr(module, "ACTIONS", {})) and options and options[0] in actions:
+        module, options = importlib.import_module(actions[options[0]]), options[1:]
+    parser = module.parser()
     options = [each for each in options if each not in ("--help", "--help-all", "--print_config")]
     if isinstance(parser, jsonargparse.ArgumentParser):
         if "--run-dir" in options and "--config" not in options:  # there is no such run here

@@ -43,8 +43,8 @@ def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     broken = tmp_path / "broken.yaml"
     broken.write_text("a: [")
     for options, words in (
-        ([], "required: action"),
-        (["calibrat"], "invalid choice: 'calibrat'"),
+        ([], "--gpus and --gpu"),
+        (["calibrat"], "calibrat"),
         (["validate", "--rows", "no.csv"], "no.csv: No such file"),
         (["validate", "--rows", str(unknown)], "hardware=h300: no such accelerator; did you mean"),
         (["validate", "--hardware", str(broken)], "is not YAML"),

@@ -14,8 +14,7 @@ from jaxptd.analysis.peak.working import PairBytes
 from jaxptd.analysis.sizes import Sizes
 from jaxptd.config import Config
 from jaxptd.models.inventory import MLP, Pair
-from jaxptd.pipeline.placement import of_stack
-from jaxptd.pipeline.plan import Plan
+from jaxptd.pipeline.placement import Stages, of_stack
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +162,9 @@ def _first_weights(pair: Pair) -> int:
     return pair.weights - pair.hidden * pair.heads * pair.head_size
 
 
-def loops_of(config: Config, state: Mapping[str, int], plan: Plan | None, ends: int) -> list[Loop]:
+def loops_of(
+    config: Config, state: Mapping[str, int], plan: Stages | None, ends: int
+) -> list[Loop]:
     """The loops over layers of a device, in the order of forward.
 
     Args:

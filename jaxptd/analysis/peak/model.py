@@ -16,7 +16,7 @@ from jaxptd.analysis.peak.ends import Ends, ends_of
 from jaxptd.analysis.peak.loops import Loop, loops_of
 from jaxptd.analysis.sizes import Sizes
 from jaxptd.config import Config
-from jaxptd.pipeline.plan import Plan
+from jaxptd.pipeline.placement import Stages
 
 # Of all but the state, for gaps between arrays and the scheduler's choices: gaps are up to 1.5 % of
 # loops over layers, and up to 9 % of unrolled layers whose gradients are summed over devices.
@@ -64,7 +64,7 @@ class Peak:
         return sum(self.parts.values())
 
 
-def peak(config: Config, state: Mapping[str, int], plan: Plan | None) -> Peak:
+def peak(config: Config, state: Mapping[str, int], plan: Stages | None) -> Peak:
     """Predicts the peak memory of a device.
 
     Args:
@@ -85,7 +85,7 @@ class _Step:
 
     config: Config
     state: Mapping[str, int]
-    plan: Plan | None
+    plan: Stages | None
     ends: Ends
     loops: list[Loop]
 
@@ -231,7 +231,7 @@ class _Step:
 
     # ---- a pipeline ----------------------------------------------------------------------------
 
-    def _ticks(self, plan: Plan) -> Iterator[Peak]:
+    def _ticks(self, plan: Stages) -> Iterator[Peak]:
         """A tick: the loss, or a layer. All pools, sums of gradients and copies are there."""
         found = dataclasses.replace(
             self._before_backward,

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from jaxptd.analysis.sizes import AttentionSizes, Sizes
+from jaxptd.attention.obstacle import obstacle
 from jaxptd.config import Config, Remat
 from jaxptd.models.families import family_of
 from jaxptd.models.inventory import Pair
@@ -172,17 +173,17 @@ def casts(config: Config) -> bool:
 
 
 def is_fused(config: Config) -> bool:
-    """True if a GPU's fused kernel computes attention; as `layers/attention` chooses it."""
-    model, block = config.model, config.model.block
-    ring = config.layout.ring_size > 1
-    return not (
-        model.attention == "xla"
-        or model.dtype != "bfloat16"
-        or model.dropout
-        or config.layout.unfused_attention
-        or block.relative
-        or block.head_size % 8
-        or block.head_size > 256
-        or family_of(model).has_documents(config)
-        or (ring and model.reach < model.seq_length)
+    """True if GPUs compute attention with a fused kernel; as `layers/attention` chooses it."""
+    model, layout = config.model, config.layout
+    if layout.unfused_attention or model.attention == "xla":
+        return False
+    reason = obstacle(
+        "gpu",
+        model.dtype,
+        head_size=model.block.head_size,
+        dropout=model.dropout,
+        documents=family_of(model).has_documents(config),
+        bias=model.block.relative is not None,
+        window_in_ring=model.reach < model.seq_length and layout.ring_size > 1,
     )
+    return reason is None

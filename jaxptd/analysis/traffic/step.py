@@ -99,7 +99,8 @@ def _all_axes(
         yield Part("zero", stack.name), per_layer(step, zero, stack)
     yield Part("ends"), _in_loops(step, ends(step))
     if step.plan:
-        yield Part("stages"), between_stages(step, step.plan)
+        if isinstance(step.plan, Plan):  # an outline knows no hops
+            yield Part("stages"), between_stages(step, step.plan)
         yield Part("step"), on_all_stages(step, infos)
     yield Part("step"), _of_all_stages(_once(step, zero), layout)
 

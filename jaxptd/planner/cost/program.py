@@ -25,7 +25,7 @@ class Program:
         sends_hidden: messages between stages run beside the stages' work.
         sends_sharded: each of the tp devices sends its share of an activation, and a gather in the
             node follows; with sequence parallelism there is nothing to gather.
-        cast: bytes moved to cast a parameter to 16 bits, forward and backward of a micro-batch each.
+        cast: bytes moved to cast a parameter to 16 bits, forward and backward each.
         stacked: how often what a layer keeps is moved again, forward and backward each, because
             layers that run in a loop keep it in an array of all of them.
         again_all: full recomputation runs a layer's last product, too, whose result nothing reads.

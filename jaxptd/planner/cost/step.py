@@ -220,7 +220,7 @@ class _Stage(NamedTuple):
 
     @property
     def durations(self) -> Durations:
-        """Seconds of F, B and W; what is outside of layers is a third forward, the rest backward."""
+        """Seconds of F, B and W; a third of what is outside of layers is forward."""
         others = total(self.others)
         F, B, W = (sum(n * p.durations[i] for p, n in self.layers) for i in range(3))
         return Durations(F + others / 3, B + others * 2 / 3, W)
@@ -264,20 +264,28 @@ def _stages(setting: Setting, layers: Layers, ends: Ends) -> list[_Stage]:
 
 def _hops(setting: Setting) -> list[Term]:
     """Messages of a stage for each chunk: an activation on, and a gradient back."""
-    spread, program = setting.spread, setting.program
-    if spread.pp == 1 or program.sends_hidden:
+    spread = setting.spread
+    if spread.pp == 1:
         return []
-    size = 2.0 * sum(setting.tokens(stack) for stack in setting.model.stacks) * setting.model.hidden
-    size /= spread.col
+    found = message_terms(setting, inside=spread.gpus <= setting.cluster.node_size)
+    return [term.times(2 * spread.virtual_stages) for term in found]
+
+
+def message_terms(setting: Setting, *, inside: bool) -> list[Term]:
+    """A message between two stages; inside: they share a node."""
+    spread, program = setting.spread, setting.program
+    if program.sends_hidden:
+        return []
+    tokens = sum(setting.tokens(stack) for stack in setting.model.stacks)
+    size = 2.0 * tokens * setting.model.hidden / spread.col
     sharded = program.sends_sharded or spread.sequence_parallel
-    inside = spread.gpus <= setting.cluster.node_size
     sent = size / spread.tp if sharded else size
-    terms = [links.message(setting.cluster, sent, inside=inside).named("sends")]
+    terms = [links.message(setting.cluster, sent, inside=inside).named("sends", "pp")]
     if sharded and not spread.sequence_parallel:
         group = spread.group(("tp",))
         gather = links.collective(setting.cluster, ALL_GATHER, group, size)
-        terms.append(gather.named("gathers of what was sent"))
-    return [term.times(2 * spread.virtual_stages).named(term.name, "pp") for term in terms]
+        terms.append(gather.named("gathers of what was sent", "pp"))
+    return terms
 
 
 def _last_backward(setting: Setting, layers: Layers) -> float:

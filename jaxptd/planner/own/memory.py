@@ -2,32 +2,23 @@
 
 import dataclasses
 
-from jaxptd.analysis import memory_model
+from jaxptd.analysis.peak import outside, peak
 from jaxptd.planner.own.step import OwnStep
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes on a device.
+    """Bytes on a device by their kind: those of a step, and those outside of it."""
 
-    Args:
-        parts: by name.
-    """
-
-    parts: dict[str, float]
+    parts: dict[str, int]
 
     @property
-    def total(self) -> float:
+    def total(self) -> int:
         return sum(self.parts.values())
 
 
 def memory_of(step: OwnStep) -> Memory:
     """Predicts the bytes that a step needs on each GPU."""
-    config, plan, state = step.config, step.plan, step.state
-    kept = memory_model.activations(config, plan)
-    if config.layout.offload == "activations":
-        kept = 0
-    if config.layout.offload == "optimizer":
-        state = state | {"parameters": 0, "optimizer": 0}
-    waiting = memory_model.mail(config, plan) if plan else 0
-    return Memory({**state, "activations": kept, "mail": waiting})
+    found = peak(step.config, step.state, step.plan)
+    others = {each.name: each.bytes for each in outside(step.config.layout)}
+    return Memory({name: size for name, size in found.parts.items() if size} | others)

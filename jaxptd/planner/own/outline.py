@@ -17,9 +17,7 @@ from jaxptd.pipeline.schedules import outline as parts_of
 from jaxptd.pipeline.table import Schedule
 
 SPLITS = ("zb-h1", "zb-h2", "zb-v")
-# Slots of the mail beside inputs that wait for backward: of 1f1b; of others, at most.
-MAIL_1F1B, MAIL = 2, 6
-MORE_MAIL = 5  # where inputs wait
+MAIL_1F1B, MAIL = 2, 6  # slots of the mail beside inputs that wait: of 1f1b; of others, at most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,11 +58,11 @@ class Outline:
     def slots(self) -> dict[str, int]:
         """The number of slots of each pool, as `Plan.slots`; of the mail at most."""
         (stack,), flying = self.stacks, self.in_flight
-        mail = MAIL_1F1B if self.schedule.name in ("1f1b", "gpipe") else MAIL
+        mail = {"1f1b": MAIL_1F1B, "gpipe": MAIL_1F1B + flying}.get(self.schedule.name, MAIL)
         between = flying if self.splits else 0
         saved = flying
         if self.recompute:
-            mail, saved = flying + MORE_MAIL, max(1, between)
+            mail, saved = mail + flying, max(1, between)
         return {"mail": mail, of_stack("saved", stack): saved, of_stack("between", stack): between}
 
 

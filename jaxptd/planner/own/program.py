@@ -1,9 +1,8 @@
 """This library's step as the cost model's record of a program."""
 
-from jaxptd.attention.obstacle import obstacle
+from jaxptd.analysis.peak.working import is_fused
 from jaxptd.config import Config
 from jaxptd.errors import UserError
-from jaxptd.models.families import family_of
 from jaxptd.planner.cost import Program
 
 # Bytes moved for each parameter by an optimizer: parameter and moments read and written, the
@@ -55,19 +54,3 @@ def program_of(config: Config) -> Program:
         fp8=model.products == "fp8",
         balanced=layout.ring != "blockwise",
     )
-
-
-def is_fused(config: Config) -> bool:
-    """True if GPUs compute attention with a fused kernel."""
-    model, layout = config.model, config.layout
-    if layout.unfused_attention or model.attention == "xla":
-        return False
-    reason = obstacle(
-        "gpu",
-        model.dtype,
-        head_size=model.block.head_size,
-        dropout=model.dropout,
-        documents=family_of(model).has_documents(config),
-        window_in_ring=model.reach < model.seq_length and layout.ring_size > 1,
-    )
-    return reason is None

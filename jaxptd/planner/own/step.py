@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxptd.analysis import memory_model
 from jaxptd.config import Config, Remat
@@ -13,7 +13,7 @@ from jaxptd.layout import Layout
 from jaxptd.models.families import inventory_of
 from jaxptd.models.parameters import parameter_infos
 from jaxptd.optimizers.moments import state_shapes
-from jaxptd.pipeline.plan import Plan
+from jaxptd.pipeline.placement import Stages
 from jaxptd.planner.cost import Placed, Program, Setting, Spread, StepTime, Term, kernels
 from jaxptd.planner.cost.exposed import BESIDE, collective_term
 from jaxptd.planner.cost.step import (
@@ -43,7 +43,7 @@ class OwnStep:
     config: Config
 
     @cached_property
-    def plan(self) -> Plan | None:
+    def plan(self) -> Stages | None:
         """The pipeline in outline."""
         stacks = inventory_of(self.config.model).stacks
         return outline(self.config, {stack.name: stack.layers for stack in stacks})
@@ -105,6 +105,38 @@ def spread_of(config: Config, chunks: int) -> Spread:
 Unit = tuple[dict[Kind, Passes], Ends]  # one layer of each stack and one micro-batch; the ends
 
 
+Micro = tuple[list[Placed], dict[Kind, float]]  # collectives, and bytes that a layer keeps
+
+
+class _Sequences(NamedTuple):
+    """The collectives and kept bytes of one sequence, and of two.
+
+    A micro-batch sends parameters once, however many sequences it has, and activations of each.
+    """
+
+    one: Micro
+    two: Micro
+
+    def of(self, number: int) -> Micro:
+        """Those of so many sequences."""
+
+        def line(one: float, two: float) -> float:
+            return one + (number - 1) * (two - one)
+
+        placed = [
+            dataclasses.replace(a, bytes=line(a.bytes, b.bytes))
+            for a, b in zip(self.one[0], self.two[0], strict=True)
+        ]
+        return placed, {kind: line(a, self.two[1][kind]) for kind, a in self.one[1].items()}
+
+
+def sent_and_kept(config: Config, remat: Remat) -> Micro:
+    """The collectives of one layer of each stack and of the ends, and the bytes it keeps."""
+    stacks = inventory_of(config.model).stacks
+    kept = {(s.name, remat): float(memory_model.layer(config, s, remat)) for s in stacks}
+    return list(of_one_layer(config, remat)), kept
+
+
 class Predictor:
     """Predicts steps of one model on one cluster, and remembers what layouts have in common.
 
@@ -115,6 +147,7 @@ class Predictor:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self._units: dict[tuple[Any, ...], Unit] = {}
+        self._micro_batches: dict[tuple[Layout, Remat], _Sequences] = {}
 
     def __call__(self, step: OwnStep) -> StepTime:
         """The time of a step.
@@ -126,13 +159,13 @@ class Predictor:
         kinds = {kind for stage in setting.stages for kind in stage}
         layers: dict[Kind, Passes] = {}
         for remat in sorted({remat for _, remat in kinds}):
-            passes, ends = self.unit(step.config, remat)
+            passes, ends = self.unit(step.config, setting.program, remat)
             layers |= {kind: each for kind, each in passes.items() if kind in kinds}
         places = by_place(once(step.config, step.infos, step.plan))
         for each in places.get("layer", ()):
-            more = [collective_term(setting, each)]
+            sent = [collective_term(setting, each)]
             for kind in [kind for kind in layers if each.is_of(*kind)]:
-                layers[kind] = layers[kind].and_backward(more)
+                layers[kind] = layers[kind].and_backward(sent)
         more: list[Term] = []
         if step.config.layout.offload == "activations":
             layers = dict(self._offloaded(step.config, *each) for each in layers.items())
@@ -151,34 +184,47 @@ class Predictor:
         left = max(0.0, term.seconds - BESIDE * passes.seconds)
         return kind, passes.and_backward([term._replace(seconds=left)])
 
-    def unit(self, config: Config, remat: Remat) -> Unit:
+    def unit(self, config: Config, program: Program, remat: Remat) -> Unit:
         """Terms of one layer of each stack and one micro-batch, and of the ends.
 
         Args:
             config: of any number of layers, stages, replicas and micro-batches.
+            program: its kernels.
             remat: what the layers compute again.
         """
         layout, train = config.layout, config.train
-        alone = _alone(layout)
         sequences = train.global_batch_size // (layout.dp * train.micro_batches)
-        key = alone, sequences, train.micro_batches > 1, remat
+        key = alone(layout), sequences, program, remat
         if key not in self._units:
-            self._units[key] = self._unit(
-                _one_layer(config, alone, sequences), program_of(config), remat
-            )
+            self._units[key] = self._unit(config, *key)
         return self._units[key]
 
-    def _unit(self, config: Config, program: Program, remat: Remat) -> Unit:
-        setting = Setting(inventory_of(config.model), spread_of(config, 1), program, self.cluster)
-        places = by_place(of_one_layer(config, remat))
-        stacks = setting.model.stacks
-        kept = {(s.name, remat): memory_model.layer(config, s, remat) for s in stacks}
-        passes = layer_passes(setting, [*kept], places)
-        for kind in passes:
+    def _unit(
+        self, config: Config, layout: Layout, sequences: int, program: Program, remat: Remat
+    ) -> Unit:
+        model = inventory_of(config.model)
+        spread = dataclasses.replace(
+            _spread_alone(layout), micro_batch=sequences, global_batch=sequences
+        )
+        setting = Setting(model, spread, program, self.cluster)
+        placed, kept = self.micro_batch(config, layout, sequences, remat)
+        places = by_place(placed)
+        passes = dict(layer_passes(setting, [*kept], places))
+        for kind, size in kept.items():
             passes[kind] = self._with_copies(passes[kind], kind, places.get("layer", ()))
             if program.stacked:
-                passes[kind] = self._in_a_loop(passes[kind], kept[kind])
+                passes[kind] = self._in_a_loop(passes[kind], size)
         return passes, end_terms(setting, places)
+
+    def micro_batch(self, config: Config, layout: Layout, sequences: int, remat: Remat) -> "Micro":
+        """The collectives and kept bytes of a layer and micro-batch of so many sequences."""
+        key = layout, remat
+        if key not in self._micro_batches:
+            one, two = (_one_layer(config, layout, n) for n in (1, 2))
+            self._micro_batches[key] = _Sequences(
+                sent_and_kept(one, remat), sent_and_kept(two, remat)
+            )
+        return self._micro_batches[key].of(sequences)
 
     def _with_copies(self, passes: Passes, kind: Kind, placed: Sequence[Placed]) -> Passes:
         """The passes with the copies of what their collectives move."""
@@ -188,9 +234,9 @@ class Predictor:
         term = kernels.moved(self.cluster.accelerator, COPIED * moved, 4)
         return passes.and_backward([term.named("copies of what is sent")])
 
-    def _in_a_loop(self, passes: Passes, kept: int) -> Passes:
+    def _in_a_loop(self, passes: Passes, kept: float) -> Passes:
         """The passes of a layer that keeps so many bytes in the array of all layers."""
-        term = kernels.moved(self.cluster.accelerator, float(STACKED * kept), 4)
+        term = kernels.moved(self.cluster.accelerator, STACKED * kept, 4)
         return passes.and_forward([term.named("kept, to all layers")]).and_backward(
             [term.named("kept, from all layers")]
         )
@@ -207,7 +253,7 @@ def predict(config: Config, cluster: Cluster) -> StepTime:
 
 
 @functools.lru_cache(4096)
-def _alone(layout: Layout) -> Layout:
+def alone(layout: Layout) -> Layout:
     """The axes of a layout that share a layer, and their algorithms."""
     return dataclasses.replace(
         layout,
@@ -218,6 +264,19 @@ def _alone(layout: Layout) -> Layout:
         schedule=Layout.schedule,
         virtual_stages=None,
         stage_layers=None,
+    )
+
+
+@functools.lru_cache(4096)
+def _spread_alone(layout: Layout) -> Spread:
+    return Spread(
+        gpus=layout.num_devices,
+        global_batch=1,
+        tp=layout.tp,
+        cp=layout.cp,
+        sequence_parallel=layout.sequence_parallel,
+        row=layout.row,
+        col=layout.col,
     )
 
 

@@ -12,7 +12,7 @@ from jaxptd.analysis.traffic import Part, parts
 from jaxptd.config import Config, Remat
 from jaxptd.models.families import inventory_of
 from jaxptd.models.parameters import parameter_infos
-from jaxptd.pipeline.plan import Plan
+from jaxptd.pipeline.placement import Stages
 from jaxptd.planner.cost import Placed
 from jaxptd.planner.cost.collectives import Place, Under
 from jaxptd.shapes import ParamShape
@@ -40,7 +40,7 @@ def of_one_layer(config: Config, remat: Remat) -> Iterator[Placed]:
         yield _placed(part, each, "last" if part.what == "ends" else "layer")
 
 
-def once(config: Config, infos: Mapping[str, ParamShape], plan: Plan | None) -> Iterator[Placed]:
+def once(config: Config, infos: Mapping[str, ParamShape], plan: Stages | None) -> Iterator[Placed]:
     """Collectives of ZeRO's layers, each micro-batch, and those once a step.
 
     Args:
@@ -52,24 +52,20 @@ def once(config: Config, infos: Mapping[str, ParamShape], plan: Plan | None) -> 
     layers = {stack.name: stack.layers for stack in inventory_of(config.model).stacks}
     for part, each in parts(config, infos, plan, on_gpus=True, only=("zero", "step")):
         if part.what == "zero":
-            yield _placed(part, _share(each, layers[part.stack or ""] * m), "layer")
+            yield _placed(part, each, "layer", layers[part.stack or ""] * m)
         else:
-            yield _placed(part, _share(each, 1 if "pp" in each.axes else layout.pp), "step")
+            yield _placed(part, each, "step", 1 if "pp" in each.axes else layout.pp)
 
 
-def _share(each: Collective, runs: int) -> Collective:
-    """One of so many equal parts of a collective's executions."""
-    return dataclasses.replace(each, count=each.count / runs, bytes=each.bytes / runs)
-
-
-def _placed(part: Part, each: Collective, place: Place) -> Placed:
-    size, name = each.bytes / each.count, f"{NAMES[part.what]}, {each.kind} over {'+'.join(each.axes)}"
-    under = _under(part, each)
-    return Placed(name, each.kind, each.axes, each.count, size, place, under, part.stack)
+def _placed(part: Part, each: Collective, place: Place, runs: int = 1) -> Placed:
+    """A collective at its place, which the formulas count for so many runs together."""
+    name = f"{NAMES[part.what]}, {each.kind} over {'+'.join(each.axes)}"
+    count, size = each.count / runs, each.bytes / each.count
+    return Placed(name, each.kind, each.axes, count, size, place, _under(part, each), part.stack)
 
 
 def _under(part: Part, each: Collective) -> Under:
-    """What runs at the same time: pieces run beside the work on the piece before."""
+    """The work at the same time: pieces run beside the work on the piece before."""
     if part.what == "ring":
         return "attention" if each.kind == PERMUTE else "nothing"
     if part.what == "tensor" and each.kind in (PERMUTE, BROADCAST):

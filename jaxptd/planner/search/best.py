@@ -1,4 +1,4 @@
-"""The best layouts: a search that looks at the most promising first, and proves that none is better.
+"""The best layouts: a search of the most promising first, which proves that none is better.
 
 Items wait in a heap by the least time that they can take: first axes by the time of their products
 alone, then each with its schedule and ZeRO stage, then with what its devices send each other, and
@@ -7,7 +7,6 @@ left.
 """
 
 import dataclasses
-import functools
 import heapq
 import itertools
 from collections.abc import Iterator, Sequence
@@ -19,9 +18,11 @@ from jaxptd.hardware import Cluster
 from jaxptd.planner.cost import StepTime
 from jaxptd.planner.own.memory import Memory, memory_of
 from jaxptd.planner.own.step import OwnStep
-from jaxptd.planner.search.bounds import Bound, Sent, UnitCost, bounds, sent_by
+from jaxptd.planner.search.bounds import Bound, Bounds
 from jaxptd.planner.search.space import Axes, Choice, Pipe, Space
 from jaxptd.planner.search.units import Units
+
+WHOLE = "whole"  # axes whose schedules are bounded with what layers send
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +54,6 @@ class Search:
     def __init__(self, space: Space, cluster: Cluster, limit: float) -> None:
         self.space, self.cluster, self.limit = space, cluster, limit
         self.units = Units(space, cluster)
-        self._sent = functools.lru_cache(64)(self._sent_by)  # of the latest axes
         self.counted = 0  # candidates whose time was predicted exactly
 
     def __iter__(self) -> Iterator[Candidate]:
@@ -61,7 +61,7 @@ class Search:
         order = itertools.count()
         heap: list[tuple[float, int, Axes, Any]] = []
         for axes in self.space.axes():
-            if cost := self.units.bare(axes.unit):
+            if cost := self.units.bare(axes.unit, axes.micro_batches > 1):
                 seconds = axes.micro_batches * (cost.layers("none") + cost.ends) / axes.pp
                 heapq.heappush(heap, (seconds, next(order), axes, None))
         done: set[tuple[int, ...]] = set()
@@ -77,51 +77,52 @@ class Search:
                 heapq.heappush(heap, (seconds, next(order), axes, found))
 
     def _further(self, axes: Axes, what: Any) -> Iterator[tuple[float, Any]]:
-        """What an item of the heap stands for."""
-        if what is None:
-            cost = self.units.bare(axes.unit)
-            for pipe in self.space.pipes(axes):
-                if found := self._bounds(cost, axes, pipe):
-                    yield min(each.seconds for each in found), pipe
-        elif isinstance(what, Pipe):
-            cost = self.units.whole(axes.unit)
-            yield from self._items(self._bounds(cost, axes, what), what)
-        else:
-            pipe, bound = what
-            if candidate := self.evaluate(axes, pipe, bound):
-                yield candidate.step.seconds, candidate
-            elif bound.choice == self.space.choices[0]:
-                cost = self.units.whole(axes.unit)
-                others = self._bounds(cost, axes, pipe, self.space.choices[1:])
-                yield from self._items(others, pipe)
-
-    def _sent_by(self, axes: Axes, zero: int) -> Sent:
-        cost = self.units.bare(axes.unit)
-        return sent_by(zero, cost, axes, self.cluster) if cost else Sent()
-
-    def _items(self, found: Sequence[Bound], pipe: Pipe) -> Iterator[tuple[float, Any]]:
-        for bound in found:
-            yield bound.seconds, (pipe, bound)
-
-    def _bounds(
-        self, cost: UnitCost | None, axes: Axes, pipe: Pipe, choices: Sequence[Choice] = ()
-    ) -> list[Bound]:
-        """The bounds of choices that may fit; by default the first alone if it may."""
-        if cost is None:
-            return []
-        sent = self._sent(axes, pipe.zero)
-        if choices:
-            return list(bounds(cost, axes, pipe, choices, sent, self.limit))
+        """Yields the items that an item of the heap stands for."""
         first, *others = self.space.choices
-        found = list(bounds(cost, axes, pipe, [first], sent, self.limit))
-        return found or list(bounds(cost, axes, pipe, others, sent, self.limit))
+        if what is None or what is WHOLE:
+            found = list(self._least(axes, whole=what is WHOLE))
+            if what is WHOLE:
+                yield from found
+            elif found:
+                yield min(seconds for seconds, _ in found), WHOLE
+        elif isinstance(what, Pipe):
+            bounds = self._bounds(axes)
+            fits = bounds and bounds.of(what, first)
+            yield from self._items(bounds, what, [first] if fits else others)
+        elif candidate := self.evaluate(axes, *what):
+            yield candidate.step.seconds, candidate
+        elif what[1].choice == first:
+            yield from self._items(self._bounds(axes), what[0], others)
+
+    def _least(self, axes: Axes, *, whole: bool) -> Iterator[tuple[float, Pipe]]:
+        """Schedules and ZeRO stages that may fit, with the least seconds."""
+        if bounds := self._bounds(axes, whole=whole):
+            for pipe in self.space.pipes(axes):
+                seconds = bounds.least(pipe, self.space.choices)
+                if seconds is not None:
+                    yield seconds, pipe
+
+    def _items(
+        self, bounds: Bounds | None, pipe: Pipe, choices: Sequence[Choice]
+    ) -> Iterator[tuple[float, Any]]:
+        for choice in choices:
+            if found := bounds and bounds.of(pipe, choice):
+                yield found.seconds, (pipe, found)
+
+    def _bounds(self, axes: Axes, *, whole: bool = True) -> Bounds | None:
+        """The bounds of layouts with these axes; whole: with what layers send."""
+        many, units = axes.micro_batches > 1, self.units
+        cost = units.whole(axes.unit, many, axes.pp > 1) if whole else units.bare(axes.unit, many)
+        return Bounds(cost, axes, self.cluster, self.limit) if cost else None
 
     def evaluate(self, axes: Axes, pipe: Pipe, bound: Bound) -> Candidate | None:
         """The candidate with as few layers computed again as fit; None if none does."""
         self.counted += 1
         try:
             found = self._fitting(axes, pipe, bound)
-            return found and Candidate(found[0].config, axes, self.units.predict(found[0]), found[1])
+            return found and Candidate(
+                found[0].config, axes, self.units.predict(found[0]), found[1]
+            )
         except UserError:
             return None
 

@@ -1,14 +1,15 @@
 """Lower bounds of a step's time and memory, quick enough for every layout there is.
 
-All stages are as fast as their mean; parameters are sent in one message; memory is that of the state
+Stages are as fast as their mean; parameters are sent in one message; memory is that of the state
 and of what layers keep. What is left out can only make a step slower, or larger.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from jaxptd.config import Remat
 from jaxptd.hardware import Cluster, Group
 from jaxptd.planner.cost import links
 from jaxptd.planner.search.space import Axes, Choice, Pipe
@@ -23,15 +24,21 @@ class UnitCost:
     Args:
         layers: what they compute again -> seconds of all layers of the model.
         ends: seconds of embedding and loss.
+        last: of these, of the loss.
+        hop: seconds of a message between two stages, on and back.
+        number: of layers, at least one for each part of the model.
         kept: bytes that all layers keep, by what they compute again.
         state: bytes of parameters and moments on a device.
         gradients: bytes of gradients, in float32.
         matrices: of these, of the layers' matrices.
     """
 
-    layers: Callable[[str], float]
+    layers: Callable[[Remat], float]
     ends: float
-    kept: Mapping[str, float]
+    last: float
+    hop: float
+    number: int
+    kept: Mapping[Remat, float]
     state: float
     gradients: float
     matrices: float
@@ -45,61 +52,103 @@ class Bound(NamedTuple):
     share: float
 
 
-def bounds(
-    cost: UnitCost,
-    axes: Axes,
-    pipe: Pipe,
-    choices: Sequence[Choice],
-    sent: "Sent",
-    memory: float,
-) -> Iterator[Bound]:
-    """The bounds of the choices that may fit.
+class Bounds:
+    """The bounds of all schedules, ZeRO stages and choices with the same axes.
 
     Args:
         cost: of the unit.
         axes: of the layout.
-        pipe: its schedule and ZeRO stage.
-        choices: to bound.
-        sent: seconds of what ZeRO sends.
+        cluster: the devices.
         memory: bytes of a device.
     """
-    p, m = axes.pp, axes.micro_batches
-    flying = in_flight(pipe.schedule, p, m, pipe.virtual_stages) / p
-    rounds = m + ((p - 1) / (pipe.virtual_stages or 1) if pipe.schedule in WAITING else 0)
-    for choice in choices:
-        if choice.offload == "activations" and p > 1:
-            continue
-        share = least_share(cost, axes, pipe, choice, flying, memory)
+
+    def __init__(self, cost: UnitCost, axes: Axes, cluster: Cluster, memory: float) -> None:
+        self.cost, self.axes, self.cluster, self.memory = cost, axes, cluster, memory
+        self._zeros: dict[int, tuple[float, float, Sent]] = {}
+        self._schedules: dict[tuple[str, int | None], _Schedule] = {}
+
+    def least(self, pipe: Pipe, choices: Sequence[Choice]) -> float | None:
+        """The least seconds of choices that may fit; of the first alone if it may."""
+        first, *others = choices
+        if found := self.of(pipe, first):
+            return found.seconds
+        seconds = [found.seconds for each in others if (found := self.of(pipe, each))]
+        return min(seconds, default=None)
+
+    def of(self, pipe: Pipe, choice: Choice) -> Bound | None:
+        """The bound of a choice; None if it cannot fit."""
+        cost, m = self.cost, self.axes.micro_batches
+        state, gradients, sent = self._zero(pipe.zero)
+        schedule = self._schedule(pipe)
+        if choice.offload == "optimizer":
+            state = 0.0
+        elif choice.offload == "activations" and self.axes.pp > 1:
+            return None
+        share = self._share(choice, state, gradients, schedule.flying)
         if share is None:
-            continue
-        each = cost.ends + sent.layerwise
+            return None
+        layers = sent.layerwise
         if share:
-            each += share * cost.layers(choice.remat)
+            layers += share * cost.layers(choice.remat)
         if share < 1:
-            each += (1 - share) * cost.layers("none")
-        yield Bound(rounds * each / p + sent.once, choice, share)
+            layers += (1 - share) * cost.layers("none")
+        p, hops = self.axes.pp, schedule.hops
+        each = layers + cost.ends + p * hops
+        slowest = max(each / p, schedule.fewest * layers + cost.last + hops)
+        waiting = (each - slowest) / schedule.chunks if schedule.waits else 0.0
+        return Bound(m * slowest + waiting + sent.once, choice, share)
+
+    def _share(self, choice: Choice, state: float, gradients: float, flying: float) -> float | None:
+        """The share of layers that compute again at least; None if the step cannot fit."""
+        there = self.memory - state
+        left = there if self.axes.micro_batches == 1 else there - gradients
+        if left < 0 or gradients > there:
+            return None
+        most, least = flying * self.cost.kept["none"], flying * self.cost.kept[choice.remat]
+        if choice.offload == "activations" or (choice.remat == "full" and self.axes.pp > 1):
+            least = 0.0  # kept by the host; by a pipeline only the input of a part
+        if most <= left:
+            return 0.0
+        share = (most - left) / (most - least) if most > least else 2.0
+        return share if share <= 1 else None
+
+    def _zero(self, zero: int) -> tuple[float, float, "Sent"]:
+        """Bytes of the state and of gradients, and what is sent."""
+        if zero not in self._zeros:
+            sent = sent_by(zero, self.cost, self.axes, self.cluster)
+            self._zeros[zero] = (*state_bytes(self.cost, self.axes, zero), sent)
+        return self._zeros[zero]
+
+    def _schedule(self, pipe: Pipe) -> "_Schedule":
+        key = pipe.schedule, pipe.virtual_stages
+        if key not in self._schedules:
+            p, m, chunks = self.axes.pp, self.axes.micro_batches, pipe.virtual_stages or 1
+            number = self.cost.number
+            self._schedules[key] = _Schedule(
+                flying=in_flight(pipe.schedule, p, m, pipe.virtual_stages) / p,
+                chunks=chunks,
+                hops=chunks * self.cost.hop if p > 1 else 0.0,
+                fewest=number // (p * chunks) * chunks / number,
+                waits=pipe.schedule in WAITING,
+            )
+        return self._schedules[key]
 
 
-def least_share(
-    cost: UnitCost, axes: Axes, pipe: Pipe, choice: Choice, flying: float, memory: float
-) -> float | None:
-    """The share of layers that compute again at least; None if the step cannot fit.
+class _Schedule(NamedTuple):
+    """The figures of a schedule that bounds need.
 
     flying: micro-batches of the whole model whose activations a stage holds.
+    chunks: of a stage.
+    hops: seconds of messages of a micro-batch on a stage.
+    fewest: share of layers that a stage has at least.
+    waits: the first and the last micro-batch fill the pipeline.
     """
-    state, gradients = state_bytes(cost, axes, pipe.zero)
-    if choice.offload == "optimizer":
-        state = 0.0
-    left = memory - state - (0 if axes.micro_batches == 1 else gradients)
-    if left < 0 or gradients > memory - state:
-        return None
-    most, least = flying * cost.kept["none"], flying * cost.kept[choice.remat]
-    if choice.offload == "activations" or (choice.remat == "full" and axes.pp > 1):
-        least = 0.0  # kept by the host; by a pipeline only the input of a part
-    if most <= left:
-        return 0.0
-    share = (most - left) / (most - least) if most > least else 2.0
-    return share if share <= 1 else None
+
+    flying: float
+    chunks: int
+    hops: float
+    fewest: float
+    waits: bool
 
 
 def in_flight(schedule: str, stages: int, micro_batches: int, chunks: int | None) -> float:
@@ -132,7 +181,7 @@ class Sent(NamedTuple):
 
 
 def sent_by(zero: int, cost: UnitCost, axes: Axes, cluster: Cluster) -> Sent:
-    """What a ZeRO stage sends at least."""
+    """The seconds of what a ZeRO stage sends, at least."""
     layout = axes.unit.layout
     group = Group(axes.dp * layout.cp, layout.tp * layout.row * layout.col)
     if group.members == 1:

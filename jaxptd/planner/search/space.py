@@ -1,8 +1,8 @@
 """The layouts that there are: every choice that divides the devices, the batch and the model.
 
-Choices are of three kinds. *Axes* are sizes of the mesh. A *unit* is what one micro-batch of one
-layer depends on: tp, sequence parallelism, a grid, cp, and the sequences of a micro-batch. A *pipe* is
-a schedule and a ZeRO stage, a *choice* what is offloaded and what is computed again.
+A *unit* is what one micro-batch of one layer depends on: tp, sequence parallelism, a grid, cp, and
+the sequences of a micro-batch. *Axes* are a unit on a number of stages and replicas. A *pipe* is a
+schedule and a ZeRO stage, a *choice* what is offloaded and what is computed again.
 """
 
 import dataclasses
@@ -13,16 +13,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from jaxptd.config import Config, ModelConfig, TrainConfig
+from jaxptd.config import Config, ModelConfig, Remat, TrainConfig
 from jaxptd.errors import UserError, quoted
 from jaxptd.fields.values import ImpossibleError, OtherTypeError, convert, describe
-from jaxptd.layout import Layout
+from jaxptd.layout import Layout, Offload, ZeroStage
 from jaxptd.models.families import inventory_of
 
 Pins = Mapping[str, Any]  # of fields, such as "layout.tp", the only value that is tried
 SECTIONS: Mapping[str, Any] = {"layout": Layout, "model": ModelConfig, "train": TrainConfig}
 WIDEST = 64  # devices that share a matrix, or a sequence
 CHUNKS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)  # of interleaved
+SHORTEST = 256  # tokens of a sequence on a device of a ring
 LARGEST = 64  # sequences of a micro-batch
 LONGEST_SPLIT = 16  # stages of a schedule that splits backward
 PINNED = (
@@ -58,7 +59,7 @@ def checked_pins(pins: Pins) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """What one layer and one micro-batch depend on.
+    """The choices that one layer and one micro-batch depend on.
 
     Args:
         layout: with the axes that share a layer; dp and pp are 1.
@@ -101,17 +102,17 @@ class Pipe:
 
     schedule: str = "1f1b"
     virtual_stages: int | None = None
-    zero: int = 0
+    zero: ZeroStage = 0
 
 
 class Choice(NamedTuple):
-    """Where the state or activations are, and what backward computes again."""
+    """A place for the state or activations, and what backward computes again."""
 
-    offload: str = "none"
-    remat: str = "none"
+    offload: Offload = "none"
+    remat: Remat = "none"
 
 
-REMATS = ("none", "attention", "dots", "full")
+REMATS: tuple[Remat, ...] = ("none", "attention", "dots", "full")
 CHOICES = (  # the first is the fastest; offloaded activations are those that dots keeps
     *(Choice("none", remat) for remat in REMATS),
     *(Choice("optimizer", remat) for remat in REMATS),
@@ -216,7 +217,9 @@ class Space:
         pairs += [(1, r, c) for r in widths for c in widths if r * c <= WIDEST and r > 1 < c]
         if {"layout.row", "layout.col"} & {*self.pins}:  # 1 x n is a grid where it is asked for
             pairs += [(1, r, c) for r in widths for c in widths if 1 in (r, c) and r * c > 1]
-        for (tp, row, col), cp in itertools.product(pairs, self._pinned("layout.cp", widths)):
+        longest = max(stack.tokens for stack in self.stacks)
+        rings = [cp for cp in widths if cp == 1 or longest // cp >= SHORTEST]
+        for (tp, row, col), cp in itertools.product(pairs, self._pinned("layout.cp", rings)):
             sizes = {"layout.tp": tp, "layout.row": row, "layout.col": col}
             if self.gpus % (tp * row * col * cp) or any(
                 self._other(*each) for each in sizes.items()
@@ -230,24 +233,19 @@ class Space:
 
     def _options(self, tp: int, grid: bool) -> Iterator[dict[str, Any]]:
         """The algorithms along these axes."""
-        names = ("layout.ring",)
+        names = ["layout.ring", *(("layout.matmul2d", "layout.matmul2d_slices") if grid else ())]
         fixed = {name.partition(".")[2]: self.pins[name] for name in names if name in self.pins}
         if grid:
-            names = ("layout.matmul2d", "layout.matmul2d_slices")
-            fixed |= {
-                name.partition(".")[2]: self.pins[name] for name in names if name in self.pins
-            }
             for attention2d in self._pinned("layout.attention2d", ("heads", "blocks")):
                 yield {**fixed, "attention2d": attention2d}
             return
         both = ((False, False), (True, False), (True, True)) if tp > 1 else ((False, False),)
         for sharded, pieces in both:
-            if tp > 1 and (
+            if tp == 1 or not (
                 self._other("layout.sequence_parallel", sharded)
                 or self._other("layout.collective_matmul", pieces)
             ):
-                continue
-            yield {**fixed, "sequence_parallel": sharded, "collective_matmul": pieces}
+                yield {**fixed, "sequence_parallel": sharded, "collective_matmul": pieces}
 
     def _schedules(self, axes: Axes) -> Iterator[tuple[str, int | None]]:
         """Schedules with their chunks; those of the same time and more memory are left out."""

@@ -41,6 +41,12 @@ def test_a_ring_over_nodes_waits_for_each_doubling_of_them() -> None:
     assert links.collective(CLUSTER, ALL_GATHER, Group(1), 1e9).seconds == 0
 
 
+def test_a_permute_over_nodes_is_as_fast_as_one_rail() -> None:
+    inside, beyond = (links.collective(CLUSTER, PERMUTE, Group(n), 1e9).seconds for n in (8, 16))
+    assert inside == pytest.approx(1e9 / CLUSTER.bandwidth(Group(8)), rel=0.05)
+    assert beyond == pytest.approx(1e9 / CLUSTER.rail, rel=0.05)
+
+
 def test_small_collectives_take_as_long_as_measured() -> None:
     """44, 51 and 93 us for 1 MiB on 2, 4 and 8 A100s."""
     measured = {2: 44e-6, 4: 51e-6, 8: 93e-6}

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from jaxptd.config.run import Config
+from jaxptd.config import Config
 
 
 def changed_fields(before: Config, after: Config) -> Iterator[tuple[str, str]]:
