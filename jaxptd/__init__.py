@@ -7,6 +7,7 @@
     run = jaxptd.train(config)  # a Run: run.state, run.metrics, run.sample("def "), ...
     jaxptd.verify(config)  # the layout computes what one device computes
     jaxptd.comms(config), jaxptd.memory(config)  # what a step moves, and what a device holds
+    jaxptd.plan(config, gpus=64, gpu="h200")  # the fastest layouts, by prediction
 
 Names exported here are kept stable; everything else may change between versions. Their modules are
 imported when a name is first used, so `import jaxptd` is quick and starts no device.
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from jaxptd.pipeline.schedules import SCHEDULES as SCHEDULES
     from jaxptd.pipeline.schedules import Schedule as Schedule
     from jaxptd.pipeline.schedules import make_schedule as make_schedule
+    from jaxptd.planner.planning import plan as plan
     from jaxptd.profile import profile as profile
     from jaxptd.run.devices import simulate as simulate
     from jaxptd.step import Program as Program
@@ -73,6 +75,7 @@ _HOMES = {
     "jaxptd.mesh": ("Axis", "Layout", "describe_mesh", "make_mesh", "rank_groups"),
     "jaxptd.models.gpt": ("GPT",),
     "jaxptd.pipeline.schedules": ("SCHEDULES", "Schedule", "make_schedule"),
+    "jaxptd.planner.planning": ("plan",),
     "jaxptd.run.devices": ("simulate",),
     "jaxptd.step": ("Program",),
 }

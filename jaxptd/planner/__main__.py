@@ -1,18 +1,19 @@
 """`jaxptd plan`: the fastest layouts of so many GPUs, and how well they are predicted."""
 
 import importlib
-import itertools
 import json
+import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jsonargparse
 import yaml
 
+from jaxptd import plot
 from jaxptd.atomic_files import explained, write_whole
-from jaxptd.commands.words import add_words, as_path
+from jaxptd.commands.words import add_words, as_path, picture_path
 from jaxptd.config.command_line import as_yaml
 from jaxptd.config.run_options import read_run, run_parser
 from jaxptd.display import Table
@@ -40,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config, options = read_run(parser(), others)
     options |= {name: as_path(options[name]) for name in ("out", "hardware") if options[name]}
     _check(options)
+    picture = picture_path(options["picture"])
     made = plan(
         config,
         gpus=options["gpus"],
@@ -56,10 +58,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     if options["out"]:
         _write(options["out"], as_yaml(made.best[0].config))
+    if picture:
+        plot.save(plot.plan(made), picture)
     if options["json"]:
         print(json.dumps(made.as_dict()))
     else:
-        print("\n".join(_lines(made, options, " ".join(_fields(others)))))
+        print("\n".join(_lines(made, options, _given(others))))
     return 0
 
 
@@ -99,7 +103,8 @@ def parser() -> jsonargparse.ArgumentParser:
     help_text = "write the config of the best layout"
     made.add_argument("--out", metavar="F", help=help_text)
     made.add_argument("--overwrite", action="store_true", help="replace that file if it exists")
-    add_words(made, json="the layouts", quiet="print the options of the best layout only")
+    quiet = "print the options of the best layout only"
+    add_words(made, json="the layouts", quiet=quiet, picture="time, memory and a roofline")
     return made
 
 
@@ -129,22 +134,10 @@ def _pins(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     return pins, others
 
 
-def _fields(words: Sequence[str]) -> Iterator[str]:
-    """The options that say which config it is: its file, and fields."""
-    pairs = itertools.zip_longest(words, words[1:], fillvalue="")
-    for word, following in pairs:
-        name, equals, _ = word.removeprefix("--").partition("=")
-        if word.startswith("--") and ("." in name or name in ("config", "run-dir")):
-            yield word if equals else f"{word} {following}"
-
-
-def _lines(made: Plan, options: dict[str, Any], source: str) -> list[str]:
-    """The table of layouts, or of one's time, and the options of the best.
-
-    source: options of the config that was planned.
-    """
+def _lines(made: Plan, options: dict[str, Any], given: Sequence[str]) -> list[str]:
+    """The table of layouts, or of one's time, and the options of the best."""
     chosen = made.best[(options["explain"] or 1) - 1]
-    command = " ".join(["jaxptd train", source, *made.options(chosen)])
+    command = " ".join(["jaxptd train", *given, *made.options(chosen)])
     if options["quiet"]:
         return [command]
     lines = [str(made.table())]
@@ -159,6 +152,16 @@ def _lines(made: Plan, options: dict[str, Any], source: str) -> list[str]:
 def _write(path: Path, text: str) -> None:
     remedy = "name a file in a folder that exists and can be written"
     write_whole({path: text.encode()}, lambda file: explained(f"cannot write {file}", remedy))
+
+
+def _given(argv: Sequence[str]) -> list[str]:
+    """The options that name the config and override its fields, as a shell reads them."""
+    found, words = [], iter(argv)
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if name.startswith("--") and (name in ("--config", "--run-dir") or "." in name):
+            found.append(shlex.join([word] if equals else [word, next(words, "")]))
+    return found
 
 
 def _budget(made: Plan, options: dict[str, Any]) -> str:

@@ -131,7 +131,7 @@ class Plan:
         return str(self.table())
 
     def _repr_html_(self) -> str:
-        return html_of(self.title, self.table())
+        return html_of(self.table())
 
 
 def layout_text(config: Config) -> str:
@@ -167,6 +167,12 @@ def plan(
 
     Raises:
         UserError: a value is impossible, or no layout fits; then the line says what would.
+
+    >>> import jaxptd
+    >>> config = jaxptd.load_config("test-tiny", ["--model.dtype=bfloat16"])
+    >>> made = jaxptd.plan(config, gpus=2, gpu="h200", top=1, pins={"layout.tp": 2})
+    >>> made.best[0].config.layout
+    Layout(tp=2)
     """
     check_range("jaxptd.plan", "gpus", gpus, least=1, most=MOST_GPUS)
     check_range("jaxptd.plan", "top", top, least=1, most=1000)
@@ -179,7 +185,8 @@ def plan(
     search = Search(space, cluster, limit)
     best = tuple(itertools.islice(search, top))
     if not best:
-        raise UserError(f"no layout of {gpus} GPU{'s' * (gpus > 1)} fits; {_remedy(space, cluster, limit)}")
+        number = f"{gpus} GPU{'s' * (gpus > 1)}"
+        raise UserError(f"no layout of {number} fits; {_remedy(space, cluster, limit)}")
     sure = figures_of(gpu, hardware)["products_share"].kind in ("fitted", "measured")
     error = SURE if sure else UNSURE
     return Plan(space.config, cluster, gpus, limit, best, search.counted, error)

@@ -1,4 +1,4 @@
-"""Figures of a mesh, a schedule, a loss curve, memory, what is moved, and where time goes.
+"""Figures of a mesh, a schedule, a loss, memory, what is moved, where time goes, and a plan.
 
 Each function returns a matplotlib Figure, which a notebook shows; `save` writes it to a file.
 Functions are where what they draw is, and are imported when they are first used, since matplotlib
@@ -12,6 +12,7 @@ comes with an extra: `pip install 'jaxptd[viz]'`.
     plot.memory(jaxptd.memory(config))
     plot.bytes_by_axis(jaxptd.comms(config))
     plot.step_time(jaxptd.profile(config))
+    plot.plan(jaxptd.plan(config, gpus=64, gpu="h200"))
 """
 
 import importlib
@@ -26,12 +27,14 @@ if TYPE_CHECKING:
     from jaxptd.plot.curves import loss as loss
     from jaxptd.plot.devices import mesh as mesh
     from jaxptd.plot.files import save as save
+    from jaxptd.plot.planned import plan as plan
 
 _HOMES = {
     "bytes_by_axis": ("jaxptd.plot.bars", "bytes_by_axis"),
     "loss": ("jaxptd.plot.curves", "loss"),
     "memory": ("jaxptd.plot.bars", "memory"),
     "mesh": ("jaxptd.plot.devices", "mesh"),
+    "plan": ("jaxptd.plot.planned", "plan"),
     "save": ("jaxptd.plot.files", "save"),
     "schedule": ("jaxptd.pipeline.picture", "figure"),
     "step_time": ("jaxptd.analysis.profiling.step_picture", "step_time"),

@@ -83,16 +83,31 @@ def bytes_by_axis(report: CommsReport) -> Figure:
 
 
 def _bars(axes: Axes, groups: Sequence[str], parts: Parts, *, label: str) -> None:
-    """Draws a bar for each group, with a piece for each part."""
+    """Draws a bar for each group, with a piece for each part, in a unit that fits."""
     most = max(np.sum([*parts.values()], axis=0), default=0)
     unit, size = next((pair for pair in UNITS if most >= pair[1]), ("bytes", 1.0))
+    colors = dict(zip(parts, [*COLORS] * 4, strict=False))
+    stacked(axes, groups, {name: np.divide(sizes, size) for name, sizes in parts.items()}, colors)
+    axes.set_xlabel(label if unit == "bytes" else label.replace("bytes", unit, 1))
+
+
+def stacked(
+    axes: Axes, groups: Sequence[str], parts: Mapping[str, Any], colors: Mapping[str, str]
+) -> None:
+    """Draws a bar for each group, with a piece for each part.
+
+    Args:
+        axes: to draw on.
+        groups: names of the bars, from the top.
+        parts: lengths of each part, one for each group.
+        colors: of the parts.
+    """
     left = np.zeros(len(groups))
-    for (name, sizes), color in zip(parts.items(), [*COLORS] * 4, strict=False):
-        widths = np.asarray(sizes, float) / size
-        axes.barh(groups, widths, left=left, height=0.6, color=color, label=name)
+    for name, sizes in parts.items():
+        widths = np.asarray(sizes, float)
+        axes.barh(groups, widths, left=left, height=0.6, color=colors[name], label=name)
         left += widths
     axes.invert_yaxis()
-    axes.set_xlabel(label if unit == "bytes" else label.replace("bytes", unit, 1))
     axes.grid(axis="x")
     axes.set_axisbelow(True)
 

@@ -13,7 +13,8 @@ from jaxptd import plot
 
 NAMES = [name for name in jaxptd.__all__ if name != "__version__"]
 EXAMPLES = ("Config", "Layout", "Program", "Run", "describe_mesh", "load", "load_config")
-EXAMPLES += ("load_tokenizer", "make_mesh", "make_schedule", "open_data", "rank_groups", "simulate")
+EXAMPLES += ("load_tokenizer", "make_mesh", "make_schedule", "open_data", "plan", "rank_groups")
+EXAMPLES += ("simulate",)
 FUNCTIONS = ("comms", "generate", "memory", "profile", "train", "verify")
 
 ORDERS = """

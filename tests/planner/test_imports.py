@@ -10,7 +10,7 @@ from jaxptd.hardware import find_accelerator
 from jaxptd.planner.published.rows import table_1
 
 table_1()[0].predict(find_accelerator("a100"))
-print(sorted({"jax", "jaxlib", "flax", "optax", "orbax"} & set(sys.modules)))
+print(sorted({"jax", "jaxlib", "flax", "optax", "orbax", "matplotlib"} & set(sys.modules)))
 """
 
 
