@@ -44,8 +44,8 @@ PAPERS = (
     Break(
         "as many sequences on 8 GPUs as on 4",
         f"{PAPER}/grid_rows.py",
-        "global_batch_size=SEQUENCES * self.gpus",
-        "global_batch_size=SEQUENCES * 4",
+        "return SEQUENCES * self.gpus",
+        "return SEQUENCES * 4",
         f"{PAPER}/test_grid_rows.py",
     ),
 )

@@ -1,11 +1,11 @@
-"""Pages of table 2 and figures 7, 11 and 12 of Zhu and Dong: published beside compiled."""
+"""Pages of table 2 and figures 7, 11 and 12 of Zhu and Dong: published, compiled, predicted."""
 
 import textwrap
 from collections.abc import Sequence
 
 from benchmarks.lib.gpus import PLUGINS
 from benchmarks.lib.measure import gib
-from benchmarks.paper import published
+from benchmarks.paper import grid_times, published
 from benchmarks.paper.grid_rows import MODELS, REMATS, SEQUENCES, Column, Found, filled, gpu
 from jaxptd.analysis.report import versions
 from jaxptd.config import Remat
@@ -39,7 +39,7 @@ def peaks() -> list[Column]:
 LAYOUT = Column("layout", lambda found: found.row.name)
 OURS = Column("here", lambda found: f"`{found.row.layout}`")
 GPUS = Column("GPUs", lambda found: str(found.row.gpus))
-BATCH = Column("batch", lambda found: str(SEQUENCES * found.row.gpus))
+BATCH = Column("batch", lambda found: str(found.row.sequences))
 HEADS = Column("heads", lambda found: str(found.row.config().model.num_heads))
 SIZE = Column("model", lambda found: MODELS[found.row.model])
 COUNTED = Column("billion parameters, counted", lambda found: f"{found.row.parameters / 1e9:.2f}")
@@ -82,17 +82,24 @@ def _names(remats: Sequence[str]) -> str:
 
 def table2(found: Sequence[Found]) -> str:
     """Table 2's page, in Markdown."""
-    return _page(INTRODUCTION, filled(TABLE_2, found), _without_room(found), _kept(found))
+    columns = (*TABLE_2, *grid_times.columns_of_table_2([*found]))
+    sections = INTRODUCTION, grid_times.PREDICTED, filled(columns, found), RATIOS
+    return _page(*sections, _without_room(found), _kept(found))
 
 
 def figure7(found: Sequence[Found]) -> str:
     """Figure 7's page, in Markdown."""
-    return _page(INTRODUCTION, FIGURE_7_WORDS, filled(FIGURE_7, found), _growth(found))
+    columns = (*FIGURE_7, *grid_times.columns_of_figure_7([*found]))
+    sections = INTRODUCTION, grid_times.PREDICTED, FIGURE_7_WORDS, filled(columns, found)
+    return _page(*sections, EFFICIENCY, _growth(found))
 
 
 def figure11(found: Sequence[Found]) -> str:
     """The page of figures 11 and 12, in Markdown."""
-    return _page(INTRODUCTION, filled(FIGURE_11, found), _bound())
+    columns = (*FIGURE_11, *grid_times.columns_of_figure_11())
+    sections = INTRODUCTION, grid_times.PREDICTED, filled(columns, found), _bound()
+    times = grid_times.speedup_words([*found])
+    return _page(*sections, times, grid_times.PAYS, grid_times.where_grids_pay(), CONCLUSION)
 
 
 FIGURE_7_WORDS = (
@@ -100,6 +107,24 @@ FIGURE_7_WORDS = (
     "curve data parallelism on 4 GPUs (76%) and TP with DP on 8 (64%); the caption calls it TP + "
     "DP. Data parallelism alone has no room for a model of 2.5 B (table 2), so TP + DP is "
     "compiled. How it shares 8 GPUs is not said; here tp is 4."
+)
+
+
+RATIOS = (
+    "Throughput is in sequences a second. Published: the hours of TP=4 over those of the row, as "
+    "trainings of the same length, whatever the number of GPUs."
+)
+EFFICIENCY = (
+    "The predicted efficiency is that of computing: FLOP/s of the model on each GPU, over those of "
+    "one GPU with its own model."
+)
+CONCLUSION = (
+    "Against tp a grid pays between 8 and 16 devices and more, with fast links as with slow ones: "
+    "what a device sends for activations falls with the side of the grid, and what it sends for "
+    "weights does not grow with tokens. It pays in memory against tp without sequence parallelism, "
+    "and it splits over more devices than there are heads. For this model all devices along tp or "
+    "along a grid are too many: layouts with data parallel devices or stages are faster than both, "
+    "and have room."
 )
 
 

@@ -44,10 +44,15 @@ class Row:
     def gpus(self) -> int:
         return self.layout.num_devices
 
+    @property
+    def sequences(self) -> int:
+        """Sequences in a step."""
+        return SEQUENCES * self.gpus
+
     def config(self, remat: Remat = "dots") -> Config:
         """Its config, with fewer and wider heads where tp does not divide them."""
         config = laid_out(load_config(self.model), self.layout)
-        train = dataclasses.replace(config.train, global_batch_size=SEQUENCES * self.gpus)
+        train = dataclasses.replace(config.train, global_batch_size=self.sequences)
         model = dataclasses.replace(config.model, remat=remat)
         return dataclasses.replace(config, model=model, train=train)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.paper import __main__ as paper
-from benchmarks.paper import grid_pages, grid_rows, published
+from benchmarks.paper import grid_pages, grid_rows, grid_times, published
 from benchmarks.paper.grid_rows import (
     FIGURE_7,
     FIGURE_11,
@@ -20,6 +20,7 @@ from benchmarks.paper.grid_rows import (
     gpu,
 )
 from benchmarks.paper.memory import Memory
+from jaxptd.mesh import Layout
 
 GIB = 2**30
 BYTES = 12  # of a parameter with its optimizer state
@@ -41,6 +42,7 @@ def counted(rows: Sequence[Row], more: int = 4 * GIB) -> list[Found]:
 def without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid_rows, "compiled", counted)
     monkeypatch.setattr(grid_pages, "PLUGINS", "flax")
+    monkeypatch.setattr(grid_times, "GRIDS", {4: (2, 2), 32: (4, 8)})
 
 
 def test_rows_are_those_that_are_published() -> None:
@@ -81,7 +83,9 @@ def test_the_page_of_table_2(tmp_path: Path) -> None:
     assert paper.main(["--table", "2", "--out", str(tmp_path)]) == 0
     text = (tmp_path / "paper_table2.md").read_text(encoding="utf-8")
     line = "| DP=4 | 4 | 32 | 30 | cannot be trained | cannot be trained | 31.80 | 35.80 | 39.80 |"
-    assert f"{line} 27.80 | nothing |" in text
+    last = "no room | no room | cannot be trained |"
+    assert f"{line} 27.80 | nothing | {last}" in text
+    assert "(`none`) | 1.00 | 1.00 |" in text  # TP=4 over itself
     assert "| TP=8 | 8 | 64 | 24 | 22.2 | 91 | 7.48 |" in text
     words = " ".join(text.split())
     assert "DP=4 has no room with any policy: parameters and optimizer alone are 27.8 GiB" in words
@@ -105,6 +109,31 @@ def test_the_pages_of_figures_7_and_11(tmp_path: Path) -> None:
     text = " ".join((tmp_path / "paper_figure11.md").read_text(encoding="utf-8").split())
     assert "| TP2D | `row=2 col=2 zigzag gather heads` | 4 | 12.4% |" in text
     assert "would be 1.10 times as fast: the published speedup of 1.84 cannot come from" in text
+    assert "| 32 | NVLink | more than heads |" in text
+
+
+def test_predicted_figures_follow_from_the_steps() -> None:
+    found = counted(FIGURE_11, more=0)
+    tp = found[0]
+    remat, step = grid_times.fastest(tp) or pytest.fail("no room")
+    steps = {policy: grid_times.step_of(tp.row, policy).seconds for policy in REMATS}
+    assert steps[remat] == step.seconds == min(steps.values())
+    assert grid_times.throughput(tp) == pytest.approx(8 * 4 / step.seconds)
+    cells = [column.cell(tp) for column in grid_times.columns_of_figure_11()]
+    assert cells[0] == f"{step.exposed:.1%}"
+    assert cells[2] == "132"  # 9.3 % of 118 h over 300 iterations
+    words = grid_times.speedup_words(found)
+    assert "and 1.10 by the published share" in words
+
+
+def test_a_grid_beats_one_way_on_16_devices_and_not_on_4() -> None:
+    for links in grid_times.LINKS:
+        for gpus, side in ((4, 2), (16, 4)):
+            h100 = grid_times.linked(links)
+            tp = grid_times.best_of(grid_times.one_way(gpus), h100)
+            grid = grid_times.best_of([Layout(row=side, col=side)], h100)
+            assert (grid.seconds < tp.seconds) == (gpus == 16)
+    assert grid_times.one_way(32) == []
 
 
 def test_the_gpu_is_the_papers() -> None:

@@ -1,0 +1,98 @@
+"""Predicted FLOPs and bytes of training steps beside those of the compiled ones. Compiles nothing.
+
+`python -m benchmarks.gpu.planned [--out FILE]` predicts every case of `benchmarks.gpu.compiled` and
+compares it with the budget of the newest JAX: FLOPs of products, and milliseconds of all kernels
+that are neither products nor attention nor collectives, which are bytes over 4.3 TB/s in both.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.gpu.compiled import CASES, read_budget
+from benchmarks.lib.measure import write
+from jaxptd.analysis.hardware import BANDWIDTH
+from jaxptd.analysis.report import table
+from jaxptd.errors import Parser, run_command
+from jaxptd.hardware import Cluster, find_accelerator
+from jaxptd.planner.cost.terms import HBM
+from jaxptd.planner.own.step import predict
+
+KERNELS = ("elementwise", "accumulation", "optimizer")
+HEAD = ("case", "product TFLOP, predicted", "compiled", "difference")
+HEAD += ("others, ms, predicted", "compiled", "difference")
+
+
+@dataclasses.dataclass(frozen=True)
+class Compared:
+    """A case, predicted and compiled; of one GPU.
+
+    Args:
+        name: of the case.
+        tflop: of products, predicted.
+        milliseconds: of other kernels, predicted: their bytes over what an H200 reaches.
+        compiled_tflop, compiled_milliseconds: the same, of the compiled step.
+    """
+
+    name: str
+    tflop: float
+    milliseconds: float
+    compiled_tflop: float
+    compiled_milliseconds: float
+
+    @property
+    def flop_error(self) -> float:
+        """Difference of the FLOPs, as a share of the compiled ones."""
+        return self.tflop / self.compiled_tflop - 1
+
+    @property
+    def bytes_error(self) -> float:
+        """Difference of the bytes, as a share of the compiled ones."""
+        return self.milliseconds / self.compiled_milliseconds - 1
+
+    @property
+    def row(self) -> list[str]:
+        """Its row of the table."""
+        tflop = f"{self.tflop:,.2f}", f"{self.compiled_tflop:,.2f}", f"{self.flop_error:+.2%}"
+        others = f"{self.milliseconds:,.1f}", f"{self.compiled_milliseconds:,.1f}"
+        return [self.name, *tflop, *others, f"{self.bytes_error:+.0%}"]
+
+
+def newest() -> str:
+    """The newest version of JAX that has a budget."""
+    return max(read_budget(), key=lambda version: [int(part) for part in version.split(".")])
+
+
+def compared(names: Sequence[str] = ()) -> list[Compared]:
+    """Predicts cases that have a budget; names: of the cases, none: all."""
+    stored, cluster = read_budget()[newest()], Cluster(find_accelerator("h200"))
+    found = []
+    for name in names or [name for name in CASES if name in stored]:
+        terms = predict(CASES[name].config, cluster).terms
+        flops = sum(term.flops for term in terms if term.kind != "attention")
+        moved = sum(t.bytes for t in terms if t.resource == HBM or t.kind in KERNELS)
+        figures = stored[name]["product_tflop"], stored[name]["others_ms"]
+        found.append(Compared(name, flops / 1e12, 1e3 * moved / BANDWIDTH, *figures))
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compares predicted steps with compiled ones."""
+    parser = Parser(prog="python -m benchmarks.gpu.planned", description=main.__doc__)
+    parser.add_argument("--out", default="", help="Markdown file to write")
+    options = parser.parse_args(argv)
+    text = (
+        "# Training steps predicted, beside compiled ones\n\nMade by "
+        "`python -m benchmarks.gpu.planned`, whose head explains the figures; of one H200.\n"
+        f"Compiled with jax {newest()} (`budget.json`). Nothing was run.\n\n"
+        f"{table([HEAD, *(each.row for each in compared())])}\n"
+    )
+    if options.out:
+        write(Path(options.out), text)
+    else:
+        print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)
