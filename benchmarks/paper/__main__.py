@@ -2,10 +2,12 @@
 
 Megatron (Narayanan et al., arXiv 2104.04473), table 1:
 `python -m benchmarks.paper --weak-scaling [--compile --out DIR]` counts, predicts and, with
-`--compile`, compiles its ten models for 32 to 3,072 GPUs: `weak_scaling.py`.
+`--compile`, compiles its ten models for 32 to 3,072 GPUs: `weak_scaling.py`;
+`--weak-scaling --fresh` plans them afresh for as many H100s and H200s.
 
 2D tensor parallelism (Zhu and Dong, CAAI Trans. Intelligent Systems 20(5), 2025):
-`--table 2`, `--figure 7`, `--figure 11` (with 12): memory of its layouts: `grid_rows.py`;
+`--table 2`, `--figure 7`, `--figure 11` (with 12): memory of its layouts, and predicted times:
+`grid_rows.py`, `grid_times.py`;
 `--table 4 [--models GPT BERT]`: speedup of the 2.5 B models: `table4.py`;
 `--figure 10 [--models GPT BERT --steps 300]` trains small models on simulated devices:
 `figure10.py`; it needs the viz extra.
@@ -27,6 +29,7 @@ from benchmarks.lib.measure import write
 from benchmarks.paper import grid_pages, grid_rows, table4, weak_scaling
 from benchmarks.paper.models import MODELS, chosen
 from jaxptd.errors import Parser, UserError, run_command
+from jaxptd.planner.published.rows import table_1
 from jaxptd.plot import drawing
 
 STEPS, MOST_STEPS = 300, 100_000
@@ -78,15 +81,17 @@ def _page(options: argparse.Namespace) -> Page:
     ]
     if len(asked) != 1:
         raise UserError("give one of --table, --figure and --weak-scaling")
-    page = PAGES[asked[0]]
+    name = asked[0] + " --fresh" * (options.fresh and options.weak_scaling)
+    page = PAGES[name]
     given = {
         "models": bool(options.models),
         "steps": options.steps is not None,
         "compile": options.compile,
+        "fresh": options.fresh,
     }
-    for name, is_given in given.items():
-        if is_given and name not in page.reads:
-            raise UserError(f"--{name} has no effect with {asked[0]}; leave it out")
+    for option, is_given in given.items():
+        if is_given and option not in page.reads:
+            raise UserError(f"--{option} has no effect with {name}; leave it out")
     return page
 
 
@@ -101,6 +106,13 @@ def _weak_scaling(options: argparse.Namespace) -> str:
     if drawer:
         drawer.draw(models, options.out)
     return weak_scaling.page(models, found, drawer.PICTURE if drawer else "")
+
+
+def _fresh(_: argparse.Namespace) -> str:
+    rows = table_1()
+    return weak_scaling.fresh_page(
+        {gpu: weak_scaling.planned(rows, gpu) for gpu in weak_scaling.FRESH}
+    )
 
 
 def _table2(_: argparse.Namespace) -> str:
@@ -141,11 +153,13 @@ def _only_compile() -> None:
     jax.config.update("jax_platforms", "cpu")
 
 
+TITLE_FRESH = "Megatron's ten models, planned for H100s and H200s"
 TITLE11 = "Figures 11 and 12: share of communication"
 PAGES = {
     "--weak-scaling": Page(
         "paper_weak_scaling.md", "Weak scaling, Megatron's table 1", _weak_scaling, ("compile",)
     ),
+    "--weak-scaling --fresh": Page("paper_fresh.md", TITLE_FRESH, _fresh, ("fresh",)),
     "--table 2": Page("paper_table2.md", "Table 2: memory of each layout", _table2),
     "--table 4": Page("paper_table4.md", "Table 4: speedup of TP2D over TP", _table4, ("models",)),
     "--figure 7": Page("paper_figure7.md", "Figure 7: weak scaling", _figure7),
@@ -164,6 +178,8 @@ def _parser() -> Parser:
     made.add_argument("--figure", type=int, choices=(7, 10, 11), help=help_text)
     help_text = "with --weak-scaling: memory, compiled"
     made.add_argument("--compile", action="store_true", help=help_text)
+    help_text = "with --weak-scaling: planned for H100s and H200s"
+    made.add_argument("--fresh", action="store_true", help=help_text)
     names = [model.name for model in MODELS]
     made.add_argument("--models", nargs="+", choices=names, default=[], help="default: all")
     made.add_argument("--steps", type=int, help=f"of each training; default: {STEPS}")

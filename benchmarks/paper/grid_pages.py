@@ -119,12 +119,11 @@ EFFICIENCY = (
     "one GPU with its own model."
 )
 CONCLUSION = (
-    "Against tp a grid pays between 8 and 16 devices and more, with fast links as with slow ones: "
-    "what a device sends for activations falls with the side of the grid, and what it sends for "
-    "weights does not grow with tokens. It pays in memory against tp without sequence parallelism, "
-    "and it splits over more devices than there are heads. For this model all devices along tp or "
-    "along a grid are too many: layouts with data parallel devices or stages are faster than both, "
-    "and have room."
+    "Against tp a grid pays from 8 devices on, with fast links as with slow ones: what a device "
+    "sends for activations falls with the side of the grid, and what it sends for weights does not "
+    "grow with tokens. It pays in memory against tp without sequence parallelism, and it splits "
+    "over more devices than there are heads. For this model all devices along tp or along a grid "
+    "are too many: layouts with data parallel devices or stages are faster than both."
 )
 
 

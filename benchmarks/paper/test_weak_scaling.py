@@ -10,6 +10,7 @@ from benchmarks.paper import weak_scaling
 from benchmarks.paper.memory import Memory, compiled_memory
 from benchmarks.paper.weak_scaling import GPU, Model, published
 from benchmarks.paper.weak_scaling_picture import PICTURE
+from jaxptd.errors import UserError
 from jaxptd.hardware import find_accelerator
 from jaxptd.planner.published.rows import Row, table_1
 from jaxptd.planner.published.validation import Outcome, Validation, constant_rate
@@ -82,6 +83,30 @@ def test_without_compiling_there_is_no_memory(
     text = capsys.readouterr().out
     assert "GiB" not in text and "compiled" not in text and PICTURE not in text
     assert "| gpt-1.7b | 32 | 3.70 | 3.53 | 130 | 137 |" in text
+
+
+def test_a_model_planned_afresh(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(paper, "table_1", lambda: ROWS[:1])
+    assert paper.main(["--weak-scaling", "--fresh"]) == 0
+    text = capsys.readouterr().out
+    (line,) = (line for line in text.split("## H200")[1].splitlines() if "gpt-1.7b" in line)
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    seconds, rate, percent, gib, times = map(float, cells[6:])
+    row = ROWS[0]
+    assert cells[:3] == ["gpt-1.7b", "32", "512"] and "dp=32" in cells[3]
+    assert rate == pytest.approx(row.flops / seconds / 32e12, rel=0.01)
+    assert percent == pytest.approx(rate / 9.895, abs=0.6)
+    assert times == pytest.approx(row.seconds / seconds, abs=0.06)
+    assert 30 < gib < 131 and "planned" in text
+
+
+def test_compiling_has_no_effect_on_plans() -> None:
+    with pytest.raises(UserError, match="--compile has no effect with --weak-scaling --fresh"):
+        paper.main(["--weak-scaling", "--fresh", "--compile"])
+    with pytest.raises(UserError, match="--fresh has no effect with --table 2"):
+        paper.main(["--table", "2", "--fresh"])
 
 
 @pytest.mark.slow

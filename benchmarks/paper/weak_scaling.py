@@ -24,8 +24,10 @@ from jaxptd.analysis.report import table, versions
 from jaxptd.config import Config
 from jaxptd.config.command_line import load_config
 from jaxptd.hardware import find_accelerator
+from jaxptd.planner.planning import layout_text, plan
 from jaxptd.planner.published.rows import Row, table_1
 from jaxptd.planner.published.validation import Validation, fitted_table
+from jaxptd.planner.search.best import Candidate
 
 PATH = Path(__file__).with_name("megatron.csv")
 GPU = "a100"
@@ -190,3 +192,73 @@ def _errors(found: Validation) -> str:
         "TFLOP/s, the mean of the\nother rows, has "
         f"{sum(sizes) / len(sizes):.1%} and {max(sizes):.1%}."
     )
+
+
+# ---- planned afresh -----------------------------------------------------------------------------
+
+FRESH = ("h100", "h200")
+FRESH_HEAD = ("model", "GPUs", "B", "layout", "micro-batch", "remat", "s/step", "TFLOP/s a GPU")
+FRESH_HEAD += ("% of peak", "GiB", "times A100s, published")
+FRESH_WORDS = """\
+The ten models of Megatron's table 1 on as many H100s and H200s, with its batches: the layout that
+`jaxptd plan` finds fastest, of this library's steps. Everything is predicted, nothing was run or
+compiled. FLOPs of a step are the paper's F, as if all activations were computed again, so rates
+compare with the published ones; steps that keep more execute fewer. Peak is 989.5 TFLOP/s. GiB is
+the predicted peak of a GPU; the search leaves 8 % of its memory. *Times A100s*: the published
+seconds over the predicted ones. The H100's share of products is from one published row, the H200's
+is taken to be the same: count on 6 % for H100s and 12 % for H200s."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Fresh:
+    """A row of table 1 with the layout that is predicted to be fastest on other GPUs.
+
+    Args:
+        row: sizes, GPUs and batch.
+        gpu: name of the accelerator.
+        best: the layout, its step and its memory.
+    """
+
+    row: Row
+    gpu: str
+    best: Candidate
+
+    @property
+    def cells(self) -> list[str]:
+        """Its row of the table."""
+        config, seconds, gpus = self.best.config, self.best.step.seconds, self.row.spread.gpus
+        train, layers = config.train, config.model.remat_layers
+        rate = self.row.flops / seconds / gpus
+        micro_batch = train.global_batch_size // config.layout.dp // train.micro_batches
+        return [
+            self.row.name,
+            f"{gpus:,}",
+            f"{train.global_batch_size:,}",
+            f"`{layout_text(config)}`",
+            f"{train.micro_batches} x {micro_batch}",
+            config.model.remat + ("" if layers is None else f" (first {layers})"),
+            f"{seconds:.2f}",
+            f"{rate / TERA:.0f}",
+            f"{100 * rate / find_accelerator(self.gpu).bf16_flops:.0f}",
+            f"{self.best.memory.total / 2**30:.1f}",
+            f"{self.row.seconds / seconds:.1f}",
+        ]
+
+
+def planned(rows: Sequence[Row], gpu: str) -> list[Fresh]:
+    """Plans each row's model for as many GPUs and the same batch; seconds for each."""
+    found = []
+    for row in rows:
+        config = load_config(f"megatron/{row.name}")
+        made = plan(config, gpus=row.spread.gpus, gpu=gpu, top=1)
+        found.append(Fresh(row, gpu, made.best[0]))
+        print(gpu, *found[-1].cells, flush=True)
+    return found
+
+
+def fresh_page(found: Mapping[str, Sequence[Fresh]]) -> str:
+    """The page of the models planned afresh, in Markdown; found: by accelerator."""
+    sections = [versions(), FRESH_WORDS]
+    for gpu, rows in found.items():
+        sections += [f"## {gpu.upper()}", table([FRESH_HEAD, *(each.cells for each in rows)])]
+    return "\n\n".join(sections) + "\n"
