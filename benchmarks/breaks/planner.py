@@ -229,6 +229,39 @@ PLANNER = (
         'field.endswith("_share") and value > 2',
         "tests/hardware/test_table.py",
     ),
+    # ---- compiled layouts ----
+    Break(
+        "a layout that does not fit once compiled is kept",
+        "jaxptd/planner/compiled.py",
+        "if made.bytes > self.limit:",
+        "if each.memory.total > self.limit:",
+        "tests/planner/test_compiled.py",
+        "dropped",
+    ),
+    Break(
+        "compiled layouts stay in the order of their predictions",
+        "jaxptd/planner/compiled.py",
+        "key=lambda each: each.seconds",
+        "key=lambda each: each.step.seconds",
+        "tests/planner/test_compiled.py",
+        "order",
+    ),
+    Break(
+        "what is compiled as exposed stays hidden",
+        "jaxptd/planner/own/compiled.py",
+        "s * (1 - shares[key] * (1 - over))",
+        "s * over",
+        "tests/planner/test_compiled.py",
+        "hidden",
+    ),
+    Break(
+        "unrolled layers as many as were compiled",
+        "jaxptd/compiling/candidate.py",
+        "more.bytes + further * (more.bytes - few.bytes)",
+        "more.bytes",
+        "tests/compiling/test_candidate.py",
+        "two_depths",
+    ),
     # ---- calibration ----
     Break(
         "short collectives tell a share",

@@ -24,10 +24,10 @@ from typing import Any
 import jax
 
 from benchmarks.lib.compiler import QUICK
-from benchmarks.lib.gpus import PLUGINS, gpus
 from benchmarks.lib.measure import append, mib
 from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.report import table, versions
+from jaxptd.compiling.absent import PLUGINS, gpus
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.config.command_line import make_parser, parse
 from jaxptd.data.tokenizers import with_vocabulary

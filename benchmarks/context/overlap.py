@@ -13,11 +13,11 @@ from typing import Any
 import jax
 
 from benchmarks.lib.compiler import compiler_options
-from benchmarks.lib.gpus import gpus
 from jaxptd.analysis.collective import PERMUTE
 from jaxptd.analysis.hlo.overlap import Move as Permute
 from jaxptd.analysis.hlo.overlap import Work, moves
 from jaxptd.analysis.report import table
+from jaxptd.compiling.absent import gpus
 from jaxptd.config import Config
 from jaxptd.config.command_line import make_parser, parse
 from jaxptd.data.tokenizers import with_vocabulary

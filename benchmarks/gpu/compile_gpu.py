@@ -2,7 +2,7 @@
 
 `python -m benchmarks.gpu.compile_gpu --config configs/gpt2-124m.yaml [--layout.dp 1 --peer ...]`
 
-XLA compiles ahead of time for the hardware described in `benchmarks/lib/h200.txtpb`, down to
+XLA compiles ahead of time for the hardware described in `jaxptd/compiling/h200.txtpb`, down to
 kernels and schedule. This gives the memory of each GPU, kernels, collectives, and the bytes that
 kernels other than matrix products move. It does not give time; products are not tuned, because
 that needs the hardware.
@@ -19,12 +19,12 @@ from typing import Any
 
 import jax
 
-from benchmarks.lib.gpus import PLUGINS, gpus
 from benchmarks.lib.measure import append, collectives, gib, rows_by_axes
 from benchmarks.peers.gspmd import Peer
 from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.hlo.kernels import summary
 from jaxptd.analysis.report import table, versions
+from jaxptd.compiling.absent import PLUGINS, gpus
 from jaxptd.config import Config, ModelConfig, Remat
 from jaxptd.config.command_line import make_parser, parse
 from jaxptd.data.tokenizers import with_vocabulary

@@ -20,7 +20,6 @@ from typing import Any
 
 import jax
 
-from benchmarks.lib.gpus import PLUGINS, gpus
 from benchmarks.lib.measure import append, write
 from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.flops import attention_flops, executed, flops
@@ -29,6 +28,7 @@ from jaxptd.analysis.hlo.kernels import largest, summary
 from jaxptd.analysis.hlo.overlap import moves
 from jaxptd.analysis.hlo.text import Pipeline
 from jaxptd.analysis.report import table, versions
+from jaxptd.compiling.absent import PLUGINS, gpus
 from jaxptd.config import Config, ModelConfig, Remat, TrainConfig
 from jaxptd.config.command_line import load_config
 from jaxptd.errors import Parser, UserError, run_command

@@ -9,12 +9,12 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchmarks.lib.gpus import PLUGINS, gpus
 from benchmarks.lib.measure import gib
 from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.hlo.kernels import summary
 from jaxptd.analysis.hlo.overlap import Move, moves
 from jaxptd.analysis.report import table, versions
+from jaxptd.compiling.absent import PLUGINS, gpus
 from jaxptd.config import Config
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import Program

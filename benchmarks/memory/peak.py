@@ -25,13 +25,14 @@ from typing import Any
 
 import jax
 
-from benchmarks.lib.gpus import PLUGINS, gpus
 from benchmarks.lib.measure import gib, write
 from benchmarks.memory.peak_cases import HELD_OUT, STEPS, config_of
 from jaxptd.analysis import memory_model
 from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.peak import Peak, peak
 from jaxptd.analysis.report import table, versions
+from jaxptd.compiling.absent import PLUGINS, gpus
+from jaxptd.compiling.candidate import device_bytes
 from jaxptd.config import Config
 from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.mesh import make_mesh
@@ -68,18 +69,13 @@ def compile_row(settings: str) -> dict[str, int]:
     mesh = make_mesh(config.layout, gpus(config.layout.num_devices))
     program = Program(config, mesh)
     memory = compile_step(program).memory_analysis()
-    arguments = memory.argument_size_in_bytes
-    if config.layout.offload == "optimizer" and not memory.host_argument_size_in_bytes:
-        # XLA takes arguments that it cannot give back for the device's; JAX has them in the host's.
-        state = memory_model.state(config, program.resolved.zero)
-        arguments -= state["parameters"] + state["optimizer"]
     return {
         "peak": memory.peak_memory_in_bytes,
         "arguments": memory.argument_size_in_bytes,
         "temporaries": memory.temp_size_in_bytes,
         "host_arguments": memory.host_argument_size_in_bytes,
         "host_temporaries": memory.host_temp_size_in_bytes,
-        "compiled": max(arguments, 0) + memory.temp_size_in_bytes,
+        "compiled": device_bytes(program, memory),
     }
 
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import jax
 
-from benchmarks.lib.gpus import gpus
 from benchmarks.lib.measure import Run, append, mib
 from jaxptd.analysis import memory_model
 from jaxptd.analysis.collective import PERMUTE, Collective, add_up
@@ -27,6 +26,7 @@ from jaxptd.analysis.compiled_step import compile_step, random_batch
 from jaxptd.analysis.count import count, formula
 from jaxptd.analysis.hlo import collectives_from_hlo
 from jaxptd.analysis.report import table, versions
+from jaxptd.compiling.absent import gpus
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.config.command_line import make_parser, parse
 from jaxptd.data.tokenizers import with_vocabulary

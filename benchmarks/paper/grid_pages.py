@@ -3,11 +3,11 @@
 import textwrap
 from collections.abc import Sequence
 
-from benchmarks.lib.gpus import PLUGINS
 from benchmarks.lib.measure import gib
 from benchmarks.paper import grid_times, published
 from benchmarks.paper.grid_rows import MODELS, REMATS, SEQUENCES, Column, Found, filled, gpu
 from jaxptd.analysis.report import versions
+from jaxptd.compiling.absent import PLUGINS
 from jaxptd.config import Remat
 
 WIDTH = 100

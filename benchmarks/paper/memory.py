@@ -3,8 +3,8 @@
 import dataclasses
 import time
 
-from benchmarks.lib.gpus import gpus
 from jaxptd.analysis.compiled_step import compile_step
+from jaxptd.compiling.absent import gpus
 from jaxptd.config import Config
 from jaxptd.mesh import make_mesh
 from jaxptd.step import Program

@@ -16,13 +16,13 @@ from typing import get_args
 
 from benchmarks.context.formulas import LINKS
 from benchmarks.grid.gpu import Compiled, compiled, laid_out
-from benchmarks.lib.gpus import PLUGINS, gpus
 from benchmarks.lib.measure import gib
 from benchmarks.paper import published, words
 from benchmarks.paper.models import PaperModel, omitted
 from jaxptd.analysis.flops import attention_flops, executed, flops
 from jaxptd.analysis.hardware import BANDWIDTH, PEAK_FLOPS
 from jaxptd.analysis.report import table, versions
+from jaxptd.compiling.absent import PLUGINS, gpus
 from jaxptd.config import Config
 from jaxptd.config.command_line import load_config
 from jaxptd.mesh import Layout, Matmul2D, make_mesh

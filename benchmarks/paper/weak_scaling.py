@@ -16,11 +16,11 @@ import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.lib.gpus import PLUGINS
 from benchmarks.lib.measure import gib
 from benchmarks.paper.memory import Memory, compiled_memory
 from benchmarks.paper.models import parameters
 from jaxptd.analysis.report import table, versions
+from jaxptd.compiling.absent import PLUGINS
 from jaxptd.config import Config
 from jaxptd.config.command_line import load_config
 from jaxptd.hardware import find_accelerator

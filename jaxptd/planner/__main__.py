@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -42,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options |= {name: as_path(options[name]) for name in ("out", "hardware") if options[name]}
     _check(options)
     picture = picture_path(options["picture"])
+    if options["compile"]:
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")  # nothing runs
     made = plan(
         config,
         gpus=options["gpus"],
@@ -51,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         pins=pins,
         max_memory=options["max_memory"],
         top=options["top"],
+        compile=options["compile"],
+        say=lambda line: None if options["quiet"] else print(line, file=sys.stderr, flush=True),
     )
     if options["explain"] is not None and not 1 <= options["explain"] <= len(made.best):
         raise UserError(
@@ -97,6 +102,7 @@ def parser() -> jsonargparse.ArgumentParser:
     made.add_argument("--hardware", metavar="F", help=help_text)
     _add(made, "max_memory", float, MAX_MEMORY, "SHARE", "of a device's memory that a step may use")
     _add(made, "top", int, 5, "N", "layouts to print, each with other sizes of the axes")
+    _add(made, "compile", int, 0, "K", "compile the best K layouts, and rank them again")
     _add(made, "explain", int, None, "K", "print every part of the time of the K-th layout")
     _add(made, "tokens", float, None, "N", "print the days that training on so many tokens takes")
     _add(made, "price", float, None, "P", "of a GPU and hour: print the cost of --tokens as well")
@@ -143,7 +149,12 @@ def _lines(made: Plan, options: dict[str, Any], given: Sequence[str]) -> list[st
     lines = [str(made.table())]
     if options["explain"]:
         memory = [(name, f"{size / 2**30:.2f}") for name, size in chosen.memory.parts.items()]
-        lines += ["", str(chosen.step.table()), "", str(Table("memory", ("part", "GiB"), memory))]
+        lines += [
+            "",
+            str((chosen.compiled or chosen).step.table()),
+            "",
+            str(Table("memory", ("part", "GiB"), memory)),
+        ]
     if options["tokens"]:
         lines += ["", _budget(made, options)]
     return [*lines, "", command]

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,14 @@ from jaxptd.hardware import Cluster, find_accelerator
 from jaxptd.hardware.table import figures_of
 from jaxptd.models.families import inventory_of, with_vocabulary
 from jaxptd.planner.changes import changed_fields
+from jaxptd.planner.compiled import MOST, Compiling, compiler
 from jaxptd.planner.search.best import Candidate, Search
 from jaxptd.planner.search.space import Space, checked_pins
 
 MAX_MEMORY = 0.92  # of a device's: what is left is for fragments, and for what has no model
 MOST_GPUS = 2**17
 SURE, UNSURE = 0.06, 0.12  # errors of predictions with shares that were fitted, and without
+COMPILED = ("s/step compiled", "GiB compiled", "GB moved", "hidden")
 HALVINGS = 6  # times that the devices are doubled where nothing fits
 
 
@@ -50,14 +52,14 @@ class Plan:
         """Tokens of the last stack that a GPU trains in a second."""
         model = inventory_of(self.config.model)
         tokens = self.config.train.global_batch_size * model.stacks[-1].tokens
-        return tokens / candidate.step.seconds / self.gpus
+        return tokens / candidate.seconds / self.gpus
 
     def mfu(self, candidate: Candidate) -> float:
         """Share of the peak FLOP/s of 16-bit products; see `Inventory.flops`."""
         model = inventory_of(self.config.model)
         flops = self.config.train.global_batch_size * model.flops
         peak = self.gpus * self.cluster.accelerator.bf16_flops
-        return flops / candidate.step.seconds / peak
+        return flops / candidate.seconds / peak
 
     def options(self, candidate: Candidate) -> list[str]:
         """The candidate's layout as options of `jaxptd train`, beside the config's own fields."""
@@ -72,6 +74,7 @@ class Plan:
         columns = (
             *("layout", "micro-batch", "remat", "s/step", "tokens/s/GPU", "MFU", "GiB"),
             *("bubble", "exposed", "bound by", "slower"),
+            *(COMPILED if self.best[0].compiled else ()),
         )
         return Table(self.title, columns, [self._row(each) for each in self.best])
 
@@ -79,16 +82,18 @@ class Plan:
     def title(self) -> str:
         """The devices of the plan, in a line."""
         name = self.cluster.accelerator.name
+        memory = bytes_text(int(self.cluster.accelerator.hbm_bytes))
+        compiled = f"; compiled for H200s with {memory}" if self.best[0].compiled else ""
         return (
             f"{self.gpus:,} x {name}, {self.cluster.node_size} a node, "
-            f"{bytes_text(int(self.limit))} a device"
+            f"{bytes_text(int(self.limit))} a device{compiled}"
         )
 
     def _row(self, each: Candidate) -> tuple[str, ...]:
         config, step = each.config, each.step
         layers = config.model.remat_layers
         remat = config.model.remat + ("" if layers is None else f" ({layers} layers)")
-        mfu, first = self.mfu(each), self.best[0].step.seconds
+        mfu, first = self.mfu(each), self.best[0].seconds
         return (
             layout_text(config),
             str(config.train.global_batch_size // config.layout.dp // config.train.micro_batches),
@@ -100,7 +105,8 @@ class Plan:
             f"{step.bubble:.1%}",
             f"{step.exposed:.1%}",
             step.bound,
-            f"{step.seconds / first - 1:.1%}",
+            f"{each.seconds / first - 1:.1%}",
+            *_compiled_cells(each),
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -125,6 +131,7 @@ class Plan:
             "exposed": each.step.exposed,
             "bound_by": each.step.bound,
             "terms": [term._asdict() for term in each.step.terms],
+            **_compiled_dict(each),
         }
 
     def __repr__(self) -> str:
@@ -132,6 +139,31 @@ class Plan:
 
     def _repr_html_(self) -> str:
         return html_of(self.table())
+
+
+def _compiled_cells(each: Candidate) -> tuple[str, ...]:
+    """The cells of `COMPILED`; none for a candidate that was not compiled."""
+    made = each.compiled
+    if made is None:
+        return ()
+    moved = f"{made.figures.moved / 1e9:,.0f}"
+    hidden = "" if made.hidden is None else f"{made.hidden:.0%}"
+    return f"{made.step.seconds:.3f}", f"{made.bytes / 2**30:.1f}", moved, hidden
+
+
+def _compiled_dict(each: Candidate) -> dict[str, Any]:
+    made = each.compiled
+    if made is None:
+        return {}
+    return {
+        "compiled": {
+            "seconds": made.step.seconds,
+            "bytes": made.bytes,
+            "moved": made.figures.moved,
+            "hidden": dict(made.figures.hidden),
+            "terms": [term._asdict() for term in made.step.terms],
+        }
+    }
 
 
 def layout_text(config: Config) -> str:
@@ -152,6 +184,8 @@ def plan(
     pins: Mapping[str, Any] | None = None,
     max_memory: float = MAX_MEMORY,
     top: int = 5,
+    compile: int = 0,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Plan:
     """Finds the fastest layouts of a config on so many GPUs, by prediction. Runs nothing.
 
@@ -164,6 +198,8 @@ def plan(
         pins: fields with the only value that is tried, such as `{"layout.tp": 4}`.
         max_memory: share of a device's memory that a step may use, 0 to 1.
         top: layouts to return, each with other sizes of the axes.
+        compile: layouts to compile and rank again, instead of `top`; see `Compiling`. 0: none.
+        say: takes a line for each that was compiled.
 
     Raises:
         UserError: a value is impossible, or no layout fits; then the line says what would.
@@ -176,6 +212,7 @@ def plan(
     """
     check_range("jaxptd.plan", "gpus", gpus, least=1, most=MOST_GPUS)
     check_range("jaxptd.plan", "top", top, least=1, most=1000)
+    check_range("jaxptd.plan", "compile", compile, least=0, most=MOST)
     check_range("jaxptd.plan", "node", node, least=0, most=MOST_GPUS)
     if not 0 < max_memory <= 1:
         raise UserError(f"max_memory={max_memory}: use a share of the memory, above 0 and up to 1")
@@ -183,16 +220,26 @@ def plan(
     space = Space(with_vocabulary(config), gpus, checked_pins(pins or {}))
     limit = max_memory * cluster.accelerator.hbm_bytes
     search = Search(space, cluster, limit)
-    best = tuple(itertools.islice(search, top))
+    if compile:
+        best = Compiling(compiler(), cluster, limit, say).best(search, compile)
+    else:
+        best = tuple(itertools.islice(search, top))
     if not best:
-        number = f"{gpus} GPU{'s' * (gpus > 1)}"
-        raise UserError(f"no layout of {number} fits; {_remedy(space, cluster, limit)}")
+        remedy = _remedy(space, cluster, limit, compiled=compile > 0 and any(True for _ in search))
+        raise UserError(f"no layout of {gpus} GPU{'s' * (gpus > 1)} fits{remedy}")
     sure = figures_of(gpu, hardware)["products_share"].kind in ("fitted", "measured")
     error = SURE if sure else UNSURE
     return Plan(space.config, cluster, gpus, limit, best, search.counted, error)
 
 
-def _remedy(space: Space, cluster: Cluster, limit: float) -> str:
+def _remedy(space: Space, cluster: Cluster, limit: float, *, compiled: bool) -> str:
+    """A line's end: what to change so that a layout fits."""
+    if compiled:
+        return " once it is compiled; use more GPUs, or a larger share of their memory"
+    return f"; {_change(space, cluster, limit)}"
+
+
+def _change(space: Space, cluster: Cluster, limit: float) -> str:
     """The pin without which a layout fits, or the number of GPUs with which one does."""
     for name in space.pins:
         others = {pin: value for pin, value in space.pins.items() if pin != name}

@@ -142,10 +142,11 @@ class Predictor:
 
     Args:
         cluster: the devices.
+        hiding: whether collectives of layers run beside the work that they can be hidden by.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
+    def __init__(self, cluster: Cluster, *, hiding: bool = True) -> None:
+        self.cluster, self._hiding = cluster, hiding
         self._units: dict[tuple[Any, ...], Unit] = {}
         self._micro_batches: dict[tuple[Layout, Remat], _Sequences] = {}
 
@@ -220,11 +221,12 @@ class Predictor:
         """The collectives and kept bytes of a layer and micro-batch of so many sequences."""
         key = layout, remat
         if key not in self._micro_batches:
-            one, two = (_one_layer(config, layout, n) for n in (1, 2))
-            self._micro_batches[key] = _Sequences(
-                sent_and_kept(one, remat), sent_and_kept(two, remat)
-            )
-        return self._micro_batches[key].of(sequences)
+            both = (sent_and_kept(_one_layer(config, layout, n), remat) for n in (1, 2))
+            self._micro_batches[key] = _Sequences(*both)
+        placed, kept = self._micro_batches[key].of(sequences)
+        if not self._hiding:
+            placed = [dataclasses.replace(each, under="nothing") for each in placed]
+        return placed, kept
 
     def _with_copies(self, passes: Passes, kind: Kind, placed: Sequence[Placed]) -> Passes:
         """The passes with the copies of what their collectives move."""

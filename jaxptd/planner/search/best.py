@@ -16,6 +16,7 @@ from jaxptd.config import Config
 from jaxptd.errors import UserError
 from jaxptd.hardware import Cluster
 from jaxptd.planner.cost import StepTime
+from jaxptd.planner.own.compiled import Compiled
 from jaxptd.planner.own.memory import Memory, memory_of
 from jaxptd.planner.own.step import OwnStep
 from jaxptd.planner.search.bounds import Bound, Bounds
@@ -34,12 +35,19 @@ class Candidate:
         axes: sizes of its axes.
         step: its predicted time.
         memory: its predicted bytes.
+        compiled: what the compiler says of it; None if it was not compiled.
     """
 
     config: Config
     axes: Axes
     step: StepTime
     memory: Memory
+    compiled: Compiled | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Its time, as compiled if it was."""
+        return self.compiled.step.seconds if self.compiled else self.step.seconds
 
 
 class Search:

@@ -18,7 +18,7 @@ def small() -> Plan:
 
 @pytest.mark.slow
 def test_gpt3_on_4096_h100s() -> None:
-    """NVIDIA's recipe is tp 4, pp 8. Its micro-batch of 1 takes longer here, see docs/planning.md."""
+    """NVIDIA's recipe is tp 4, pp 8; its micro-batch of 1 takes longer here (docs/planning.md)."""
     begin = time.process_time()
     found = plan(load_config("gpt3-175b"), gpus=4096, gpu="h100")
     assert time.process_time() - begin < 20  # 5 to 8; a search of everything would take hours

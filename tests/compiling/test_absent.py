@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.lib import gpus
+from jaxptd.compiling import absent
 from jaxptd.errors import UserError
 
 
@@ -10,6 +10,11 @@ def test_missing_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(**_: object) -> None:
         raise RuntimeError("no\nplugin")
 
-    monkeypatch.setattr(gpus.topologies, "get_topology_desc", missing)
+    monkeypatch.setattr(absent.topologies, "get_topology_desc", missing)
     with pytest.raises(UserError, match="no CUDA compiler here \\(no plugin\\); pip install"):
-        gpus.gpus(8)
+        absent.gpus(8)
+
+
+def test_memory_is_that_of_the_accelerator() -> None:
+    assert "device_memory_size: 151397597184\n" in absent.hardware()
+    assert "device_memory_size: 85900000000\n" in absent.hardware(85_900_000_000)
