@@ -49,7 +49,9 @@ def plan(made: Plan) -> Figure:
         made: by `jaxptd.plan(config, gpus=..., gpu=...)`.
     """
     figure = new_picture(10, 7.6)
-    above, below = figure.subfigures(2, 1, height_ratios=(1 + 0.12 * len(made.best), 1.6))
+    heights = (1 + 0.12 * len(made.best), 1.6)
+    halves: Any = figure.subfigures(2, 1, height_ratios=heights)
+    above, below = halves
     time, memory = above.subplots(1, 2)
     moved, computed = below.subplots(1, 2, width_ratios=(1, 2.2))
     names = [_name(number, each) for number, each in enumerate(made.best, 1)]
