@@ -25,6 +25,7 @@ from benchmarks.breaks.models import MODELS
 from benchmarks.breaks.papers import PAPERS
 from benchmarks.breaks.peak import PEAK
 from benchmarks.breaks.planner import PLANNER
+from benchmarks.breaks.plans import PLANS
 from benchmarks.breaks.stacks import STACKS
 from benchmarks.breaks.table import BREAKS, Break
 from benchmarks.breaks.training import TRAINING
@@ -43,6 +44,7 @@ ALL = (
     *HUGGING_FACE,
     *PEAK,
     *PLANNER,
+    *PLANS,
     *PAPERS,
 )
 FAILED = 1  # pytest's exit code if tests failed

@@ -21,6 +21,7 @@ from jaxptd.planner.search.space import Space, checked_pins
 
 MAX_MEMORY = 0.92  # of a device's: what is left is for fragments, and for what has no model
 MOST_GPUS = 2**17
+RANGES = {"gpus": (1, MOST_GPUS), "top": (1, 1000), "compile": (0, MOST), "node": (0, MOST_GPUS)}
 SURE, UNSURE = 0.06, 0.12  # errors of predictions with shares that were fitted, and without
 COMPILED = ("s/step compiled", "GiB compiled", "GB moved", "hidden")
 HALVINGS = 6  # times that the devices are doubled where nothing fits
@@ -210,12 +211,7 @@ def plan(
     >>> made.best[0].config.layout
     Layout(tp=2)
     """
-    check_range("jaxptd.plan", "gpus", gpus, least=1, most=MOST_GPUS)
-    check_range("jaxptd.plan", "top", top, least=1, most=1000)
-    check_range("jaxptd.plan", "compile", compile, least=0, most=MOST)
-    check_range("jaxptd.plan", "node", node, least=0, most=MOST_GPUS)
-    if not 0 < max_memory <= 1:
-        raise UserError(f"max_memory={max_memory}: use a share of the memory, above 0 and up to 1")
+    _check({"gpus": gpus, "top": top, "compile": compile, "node": node}, max_memory)
     cluster = Cluster(find_accelerator(gpu, hardware), node)
     space = Space(with_vocabulary(config), gpus, checked_pins(pins or {}))
     limit = max_memory * cluster.accelerator.hbm_bytes
@@ -225,11 +221,26 @@ def plan(
     else:
         best = tuple(itertools.islice(search, top))
     if not best:
-        remedy = _remedy(space, cluster, limit, compiled=compile > 0 and any(True for _ in search))
-        raise UserError(f"no layout of {gpus} GPU{'s' * (gpus > 1)} fits{remedy}")
+        raise _nothing_fits(search, compiled=compile > 0)
     sure = figures_of(gpu, hardware)["products_share"].kind in ("fitted", "measured")
-    error = SURE if sure else UNSURE
-    return Plan(space.config, cluster, gpus, limit, best, search.counted, error)
+    return Plan(space.config, cluster, gpus, limit, best, search.counted, SURE if sure else UNSURE)
+
+
+def _check(numbers: Mapping[str, int], max_memory: float) -> None:
+    """Raises UserError for a number that is out of its range."""
+    for name, value in numbers.items():
+        least, most = RANGES[name]
+        check_range("jaxptd.plan", name, value, least=least, most=most)
+    if not 0 < max_memory <= 1:
+        raise UserError(f"max_memory={max_memory}: use a share of the memory, above 0 and up to 1")
+
+
+def _nothing_fits(search: Search, *, compiled: bool) -> UserError:
+    """The error for a search without a result."""
+    space = search.space
+    compiled = compiled and any(True for _ in search)
+    remedy = _remedy(space, search.cluster, search.limit, compiled=compiled)
+    return UserError(f"no layout of {space.gpus} GPU{'s' * (space.gpus > 1)} fits{remedy}")
 
 
 def _remedy(space: Space, cluster: Cluster, limit: float, *, compiled: bool) -> str:

@@ -55,7 +55,7 @@ def test_short_help_shows_defaults(name, capsys):
 
 def test_the_same_words_are_everywhere(capsys):
     """`--json` and `--quiet` in all that print a result, `--config` in all that can use one."""
-    pictures = {"mesh", "pipeline", "profile", "memory", "comms"}
+    pictures = {"mesh", "pipeline", "plan", "profile", "memory", "comms"}
     for command in COMMANDS[:-1]:
         text = " ".join(shown(command, "--help", capsys))
         wanted = ["--json", "--quiet", "--config", "--run-dir"]
