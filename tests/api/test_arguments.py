@@ -24,6 +24,7 @@ FUNCTIONS = [
         "make_schedule",
         "memory",
         "open_data",
+        "plan",
         "profile",
         "rank_groups",
         "simulate",
