@@ -21,7 +21,7 @@ from jaxptd.display import Table
 from jaxptd.errors import UserError, run_command
 from jaxptd.planner.calibrate import check_out
 from jaxptd.planner.planning import MAX_MEMORY, Plan, plan
-from jaxptd.planner.search.space import PINNED
+from jaxptd.planner.search.pins import PINNED
 
 ACTIONS = {"validate": "jaxptd.planner.validate", "calibrate": "jaxptd.planner.calibrate"}
 USUAL = ("--model.num_layers", "--model.hidden_size", "--model.seq_length", "--layout.tp")

@@ -17,7 +17,8 @@ from jaxptd.models.families import inventory_of, with_vocabulary
 from jaxptd.planner.changes import changed_fields
 from jaxptd.planner.compiled import MOST, Compiling, compiler
 from jaxptd.planner.search.best import Candidate, Search
-from jaxptd.planner.search.space import Space, checked_pins
+from jaxptd.planner.search.pins import checked_pins
+from jaxptd.planner.search.space import Space
 
 MAX_MEMORY = 0.92  # of a device's: what is left is for fragments, and for what has no model
 MOST_GPUS = 2**17
@@ -168,10 +169,11 @@ def _compiled_dict(each: Candidate) -> dict[str, Any]:
 
 
 def layout_text(config: Config) -> str:
-    """The layout of a config, with the number of its chunks."""
+    """The layout of a config, with the number of its chunks and the layers of its parts."""
     layout = config.layout
     chunks = f" x{layout.virtual_stages}" if layout.virtual_stages else ""
-    return str(layout).replace(layout.schedule, layout.schedule + chunks) if chunks else str(layout)
+    layers = f" {'+'.join(map(str, layout.stage_layers))}" if layout.stage_layers else ""
+    return str(layout).replace(layout.schedule, layout.schedule + chunks + layers)
 
 
 @checked("jaxptd.plan")

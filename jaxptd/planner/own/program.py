@@ -3,6 +3,7 @@
 from jaxptd.analysis.peak.working import is_fused
 from jaxptd.config import Config
 from jaxptd.errors import UserError
+from jaxptd.hardware import Accelerator
 from jaxptd.planner.cost import Program
 
 # Bytes moved for each parameter by an optimizer: parameter and moments read and written, the
@@ -16,13 +17,18 @@ COPIED = 2  # passes over what a collective inside a layer moves: into the form 
 STACKED = 2  # passes: what a layer keeps is read, and written to the array of all layers
 
 
-def program_of(config: Config) -> Program:
+def program_of(config: Config, accelerator: Accelerator) -> Program:
     """The record of a config's step on GPUs.
 
     Raises:
-        UserError: the cost model lacks something that the config asks for.
+        UserError: the cost model lacks something that the config asks for, or the GPUs do.
     """
     model, layout = config.model, config.layout
+    if model.products == "fp8" and not accelerator.fp8_flops:
+        raise UserError(
+            f"model.products=fp8: {accelerator.name} has no products of 8-bit numbers; "
+            "use model.products=native"
+        )
     if model.dtype not in ("bfloat16", "float16"):
         raise UserError(
             f"model.dtype={model.dtype}: the table of hardware has rates of 16-bit products only; "

@@ -69,12 +69,16 @@ class OwnStep:
         return memory_model.state(self.config, self.shapes)
 
     def setting(self, cluster: Cluster) -> Setting:
-        """The step as the cost model takes it."""
+        """The step as the cost model takes it.
+
+        Raises:
+            UserError: the cost model lacks something that the config asks for, or the devices do.
+        """
         plan, wide = self.plan, 4
         return Setting(
             inventory_of(self.config.model),
             spread_of(self.config, plan.schedule.chunks if plan else 1),
-            program_of(self.config),
+            program_of(self.config, cluster.accelerator),
             cluster,
             placed=on_stages(plan) if plan else [self._one_stage],
             updated=self.state["parameters"] / wide,

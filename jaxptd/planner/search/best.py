@@ -105,8 +105,8 @@ class Search:
     def _least(self, axes: Axes, *, whole: bool) -> Iterator[tuple[float, Pipe]]:
         """Schedules and ZeRO stages that may fit, with the least seconds."""
         if bounds := self._bounds(axes, whole=whole):
-            for pipe in self.space.pipes(axes):
-                seconds = bounds.least(pipe, self.space.choices)
+            for pipe in self.space.pipes(axes, bounds.worth):
+                seconds = bounds.least(pipe)
                 if seconds is not None:
                     yield seconds, pipe
 
@@ -121,7 +121,7 @@ class Search:
         """The bounds of layouts with these axes; whole: with what layers send."""
         many, units = axes.micro_batches > 1, self.units
         cost = units.whole(axes.unit, many, axes.pp > 1) if whole else units.bare(axes.unit, many)
-        return Bounds(cost, axes, self.cluster, self.limit) if cost else None
+        return Bounds(cost, axes, self.space, self.cluster, self.limit) if cost else None
 
     def evaluate(self, axes: Axes, pipe: Pipe, bound: Bound) -> Candidate | None:
         """The candidate with as few layers computed again as fit; None if none does."""
@@ -142,7 +142,7 @@ class Search:
             return None
         if bound.choice.remat == "none" or "model.remat_layers" in self.space.pins:
             return found
-        high = self.space.depth(axes, pipe)
+        high = self.space.cut(axes, pipe).depth
         low = max(1, int(bound.share * high))
         while low < high:  # fewer layers need more memory
             middle = (low + high) // 2

@@ -5,14 +5,15 @@ and of what layers keep. What is left out can only make a step slower, or larger
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from jaxptd.config import Remat
 from jaxptd.hardware import Cluster, Group
 from jaxptd.planner.cost import links
-from jaxptd.planner.search.space import Axes, Choice, Pipe
+from jaxptd.planner.search.space import MOST_FEWER, Axes, Choice, Pipe, Space
 
 WAITING = ("1f1b", "gpipe", "interleaved")  # whose first and last micro-batch fill a pipeline
 
@@ -58,26 +59,46 @@ class Bounds:
     Args:
         cost: of the unit.
         axes: of the layout.
+        space: with it.
         cluster: the devices.
         memory: bytes of a device.
     """
 
-    def __init__(self, cost: UnitCost, axes: Axes, cluster: Cluster, memory: float) -> None:
-        self.cost, self.axes, self.cluster, self.memory = cost, axes, cluster, memory
+    def __init__(
+        self, cost: UnitCost, axes: Axes, space: Space, cluster: Cluster, memory: float
+    ) -> None:
+        self.cost, self.axes, self.space = cost, axes, space
+        self.cluster, self.memory = cluster, memory
         self._zeros: dict[int, tuple[float, float, Sent]] = {}
-        self._schedules: dict[tuple[str, int | None], _Schedule] = {}
+        self._schedules: dict[tuple[str, int | None, int], _Schedule] = {}
 
-    def least(self, pipe: Pipe, choices: Sequence[Choice]) -> float | None:
-        """The least seconds of choices that may fit; of the first alone if it may."""
-        first, *others = choices
+    @property
+    def worth(self) -> int:
+        """Layers that take as long as the loss: with more left out, its part would wait.
+
+        With a loss of less than a layer none is: the part that takes it over would be the slowest.
+        """
+        layers = self.cost.last * self.cost.number / self.cost.layers("none")
+        return min(MOST_FEWER, math.ceil(layers)) if layers > 1 else 0
+
+    def least(self, pipe: Pipe) -> float | None:
+        """Seconds at least, whatever is computed again or kept by the host; None: it cannot fit.
+
+        Only whether a step fits without either is looked at closely: most layouts are never asked
+        for more.
+        """
+        first, *others = self.space.choices
         if found := self.of(pipe, first):
             return found.seconds
-        seconds = [found.seconds for each in others if (found := self.of(pipe, each))]
-        return min(seconds, default=None)
+        state, gradients, sent = self._zero(pipe.zero)
+        if any(choice.offload == "optimizer" for choice in others):
+            state = 0.0
+        if not others or state + gradients > self.memory:
+            return None
+        return self._seconds(self._schedule(pipe), sent, 0.0, "none")
 
     def of(self, pipe: Pipe, choice: Choice) -> Bound | None:
         """The bound of a choice; None if it cannot fit."""
-        cost, m = self.cost, self.axes.micro_batches
         state, gradients, sent = self._zero(pipe.zero)
         schedule = self._schedule(pipe)
         if choice.offload == "optimizer":
@@ -87,16 +108,22 @@ class Bounds:
         share = self._share(choice, state, gradients, schedule.flying)
         if share is None:
             return None
-        layers = sent.layerwise
-        if share:
-            layers += share * cost.layers(choice.remat)
-        if share < 1:
-            layers += (1 - share) * cost.layers("none")
-        p, hops = self.axes.pp, schedule.hops
-        each = layers + cost.ends + p * hops
-        slowest = max(each / p, schedule.fewest * layers + cost.last + hops)
+        return Bound(self._seconds(schedule, sent, share, choice.remat), choice, share)
+
+    def _seconds(self, schedule: "_Schedule", sent: "Sent", share: float, remat: Remat) -> float:
+        """Seconds of a step whose layers compute again to a share."""
+        cost, m, p = self.cost, self.axes.micro_batches, self.axes.pp
+        quick = cost.layers(remat if share == 1 else "none")
+        layers = quick if share in (0, 1) else share * cost.layers(remat) + (1 - share) * quick
+        layers, quick = layers + sent.layerwise, quick + sent.layerwise
+        each = layers + cost.ends + p * schedule.hops
+        slowest = max(
+            each / p,
+            schedule.last * quick + cost.last + schedule.hops,
+            schedule.most * quick + schedule.hops,
+        )
         waiting = (each - slowest) / schedule.chunks if schedule.waits else 0.0
-        return Bound(m * slowest + waiting + sent.once, choice, share)
+        return m * slowest + waiting + sent.once
 
     def _share(self, choice: Choice, state: float, gradients: float, flying: float) -> float | None:
         """The share of layers that compute again at least; None if the step cannot fit."""
@@ -120,15 +147,17 @@ class Bounds:
         return self._zeros[zero]
 
     def _schedule(self, pipe: Pipe) -> "_Schedule":
-        key = pipe.schedule, pipe.virtual_stages
+        key = pipe.schedule, pipe.virtual_stages, pipe.fewer
         if key not in self._schedules:
             p, m, chunks = self.axes.pp, self.axes.micro_batches, pipe.virtual_stages or 1
-            number = self.cost.number
+            cut = self.space.cut(self.axes, pipe)
+            flying = in_flight(pipe.schedule, p, m, pipe.virtual_stages)
             self._schedules[key] = _Schedule(
-                flying=in_flight(pipe.schedule, p, m, pipe.virtual_stages) / p,
+                flying=flying * min(cut.first, 1 / p),
                 chunks=chunks,
                 hops=chunks * self.cost.hop if p > 1 else 0.0,
-                fewest=number // (p * chunks) * chunks / number,
+                last=cut.last,
+                most=cut.most,
                 waits=pipe.schedule in WAITING,
             )
         return self._schedules[key]
@@ -140,14 +169,16 @@ class _Schedule(NamedTuple):
     flying: micro-batches of the whole model whose activations a stage holds.
     chunks: of a stage.
     hops: seconds of messages of a micro-batch on a stage.
-    fewest: share of layers that a stage has at least.
+    last: share of layers on the stage with the loss.
+    most: share of layers on the stage with most of them.
     waits: the first and the last micro-batch fill the pipeline.
     """
 
     flying: float
     chunks: int
     hops: float
-    fewest: float
+    last: float
+    most: float
     waits: bool
 
 

@@ -6,55 +6,25 @@ schedule and a ZeRO stage, a *choice* what is offloaded and what is computed aga
 """
 
 import dataclasses
-import difflib
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from jaxptd.config import Config, ModelConfig, Remat, TrainConfig
-from jaxptd.errors import UserError, quoted
-from jaxptd.fields.values import ImpossibleError, OtherTypeError, convert, describe
+from jaxptd.config import Config, Remat
+from jaxptd.errors import UserError
 from jaxptd.layout import Layout, Offload, ZeroStage
 from jaxptd.models.families import inventory_of
+from jaxptd.planner.search.cuts import Cut, Cuts
+from jaxptd.planner.search.pins import Pins
 
-Pins = Mapping[str, Any]  # of fields, such as "layout.tp", the only value that is tried
-SECTIONS: Mapping[str, Any] = {"layout": Layout, "model": ModelConfig, "train": TrainConfig}
 WIDEST = 64  # devices that share a matrix, or a sequence
 CHUNKS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)  # of interleaved
 SHORTEST = 256  # tokens of a sequence on a device of a ring
 LARGEST = 64  # sequences of a micro-batch
+MOST_FEWER = 8  # layers that the last part of a pipeline has less than an equal share
 LONGEST_SPLIT = 16  # stages of a schedule that splits backward
-PINNED = (
-    *("layout.tp", "layout.row", "layout.col", "layout.cp", "layout.pp", "layout.dp"),
-    *("layout.sequence_parallel", "layout.collective_matmul", "layout.attention2d"),
-    *("layout.matmul2d", "layout.matmul2d_slices", "layout.ring", "layout.schedule"),
-    *("layout.virtual_stages", "layout.stage_layers", "layout.zero", "layout.offload"),
-    *("model.remat", "model.remat_layers", "train.micro_batches"),
-)
-
-
-def checked_pins(pins: Pins) -> dict[str, Any]:
-    """Pins with values of their fields' types.
-
-    Raises:
-        UserError: a field cannot be pinned, or has no such value.
-    """
-    found = {}
-    for name, value in pins.items():
-        if name not in PINNED:
-            near = difflib.get_close_matches(name, PINNED, n=1)
-            remedy = f"did you mean {near[0]}?" if near else f"use one of {', '.join(PINNED)}"
-            raise UserError(f"{quoted(name)} is nothing that is planned; {remedy}")
-        section, _, field = name.partition(".")
-        kind = next(f.type for f in dataclasses.fields(SECTIONS[section]) if f.name == field)
-        try:
-            found[name] = convert(value, kind)
-        except (OtherTypeError, ImpossibleError) as error:
-            words = f"expected {describe(kind)}, got {quoted(str(value))}"
-            raise UserError(f"{name}: {words}") from error
-    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,11 +68,17 @@ class Axes:
 
 @dataclasses.dataclass(frozen=True)
 class Pipe:
-    """The schedule of the pipeline, and the ZeRO stage."""
+    """The schedule of the pipeline, and the ZeRO stage.
+
+    Args:
+        schedule, virtual_stages, zero: as in a layout.
+        fewer: layers that the last part has less than an equal share; see `cuts`.
+    """
 
     schedule: str = "1f1b"
     virtual_stages: int | None = None
     zero: ZeroStage = 0
+    fewer: int = 0
 
 
 class Choice(NamedTuple):
@@ -133,7 +109,7 @@ class Space:
         self.config, self.gpus, self.pins = config, gpus, pins
         self.stacks = inventory_of(config.model).stacks
         self.layers = sum(stack.layers for stack in self.stacks)
-        self.longest = max(stack.layers for stack in self.stacks)
+        self._cuts = Cuts([s.layers for s in self.stacks], pins.get("layout.stage_layers"))
 
     def axes(self) -> Iterator[Axes]:
         """Every unit on every number of stages that divides."""
@@ -159,12 +135,26 @@ class Space:
             and not self._other("model.remat", each.remat)
         )
 
-    def pipes(self, axes: Axes) -> Iterator[Pipe]:
-        """Schedules and ZeRO stages with these axes."""
+    def pipes(self, axes: Axes, fewer: int = MOST_FEWER) -> Iterator[Pipe]:
+        """Schedules, layers of the last part, and ZeRO stages with these axes.
+
+        Args:
+            axes: of the layouts.
+            fewer: layers that the last part may have less than an equal share, at most.
+        """
         zeros = (0, 1, 2, 3) if axes.dp * axes.unit.layout.cp > 1 else (0,)
         for schedule, chunks in self._schedules(axes):
-            for zero in self._pinned("layout.zero", zeros):
-                yield Pipe(schedule, chunks, zero)
+            for less in self._cuts.fewer(axes.pp, schedule, chunks, fewer):
+                for zero in self._pinned("layout.zero", zeros):
+                    yield Pipe(schedule, chunks, zero, less)
+
+    def cut(self, axes: Axes, pipe: Pipe) -> Cut:
+        """The layers of each part of the model.
+
+        Raises:
+            UserError: there is no such pipeline.
+        """
+        return self._cuts.of(axes.pp, pipe.schedule, pipe.virtual_stages, pipe.fewer)
 
     def config_of(
         self, axes: Axes, pipe: Pipe, choice: Choice, remat_layers: int | None = None
@@ -180,7 +170,7 @@ class Space:
             dp=axes.dp,
             schedule=pipe.schedule,
             virtual_stages=pipe.virtual_stages,
-            stage_layers=self.pins.get("layout.stage_layers"),
+            stage_layers=self.cut(axes, pipe).sizes,
             zero=pipe.zero,
             offload=choice.offload,
         )
@@ -191,11 +181,6 @@ class Space:
         model = dataclasses.replace(self.config.model, remat=choice.remat, remat_layers=layers)
         train = dataclasses.replace(self.config.train, micro_batches=axes.micro_batches)
         return dataclasses.replace(self.config, model=model, layout=layout, train=train)
-
-    def depth(self, axes: Axes, pipe: Pipe) -> int:
-        """Layers of the largest part of the model, or of the largest stack."""
-        parts = axes.pp * (pipe.virtual_stages or 1)
-        return -(-self.layers // parts) if axes.pp > 1 else self.longest
 
     def unit_config(self, unit: Unit) -> Config | None:
         """The config of one micro-batch on the devices of a unit; None if it does not divide."""
