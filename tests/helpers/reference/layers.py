@@ -1,0 +1,274 @@
+"""The layers of transformers, each as its paper's formula.
+
+Letters: B batch, T query position, S key position, D model, F hidden, N heads, K heads of keys and
+values, H head size, V vocabulary.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from reference.draws import Masks, Site
+from reference.tape import Value, below, einsum, logsumexp, power, relu, sigmoid, softmax, tanh
+
+ACTIVATIONS: Mapping[str, Callable[[Value], Value]] = {
+    "gelu": lambda x: x * below(x),
+    "gelu-tanh": lambda x: (
+        x * 0.5 * (tanh((x + power(x, 3) * 0.044715) * math.sqrt(2 / math.pi)) + 1)
+    ),
+    "relu": relu,
+    "silu": lambda x: x * sigmoid(x),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The numbers and choices of a model, as a config has them.
+
+    Args:
+        layers: blocks; of T5 those of the encoder.
+        decoder_layers: blocks of T5's decoder.
+        head_size: H.
+        norm: layernorm or rmsnorm.
+        eps: added to the variance.
+        post: whether norms are of sums.
+        activation: of the MLP.
+        gated: whether the MLP has a gate.
+        qk_norm: whether queries and keys are normalised.
+        theta: base of rotary wavelengths; None without.
+        stretch: factor of rotary wavelengths.
+        window: keys that a query sees, its own the last; None: all before it.
+        scale: of the scores; None: H ** -0.5.
+        buckets: of distances, T5's.
+        distance: from which on keys share a bucket.
+        output_scale: of x before the output layer.
+        tied: whether the output layer is the embedding.
+        cap: limit of the logits.
+        z_loss: weight of the squares of log sum exp.
+        start: the id that T5's decoder reads first.
+        dropout: rate.
+    """
+
+    layers: int
+    decoder_layers: int
+    head_size: int
+    norm: str
+    eps: float
+    activation: str
+    post: bool = False
+    gated: bool = False
+    qk_norm: bool = False
+    theta: float | None = None
+    stretch: float = 1.0
+    window: int | None = None
+    scale: float | None = None
+    buckets: int = 0
+    distance: int = 0
+    output_scale: float = 1.0
+    tied: bool = True
+    cap: float | None = None
+    z_loss: float = 0.0
+    start: int = 0
+    dropout: float = 0.0
+
+
+Params = Mapping[str, Value]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """The parameters whose names begin alike, of one layer if they are a stack's."""
+
+    params: Params
+    prefix: str
+    layer: int | None = None
+
+    def __call__(self, name: str) -> Value:
+        found = self.params[f"{self.prefix}{name}"]
+        return found if self.layer is None else found[self.layer]
+
+    def has(self, name: str) -> bool:
+        return f"{self.prefix}{name}" in self.params
+
+    def part(self, name: str) -> "Part":
+        return Part(self.params, f"{self.prefix}{name}.", self.layer)
+
+
+def norm(x: Value, own: Part, options: Options) -> Value:
+    """LayerNorm, or RMSNorm, over the last dim."""
+    if options.norm == "layernorm":
+        x = x - x.mean()
+    y = x * power(power(x, 2).mean() + options.eps, -0.5) * own("w")
+    return y + own("b") if own.has("b") else y
+
+
+def linear(x: Value, own: Part, rule: str) -> Value:
+    y = einsum(rule, x, own("w"))
+    return y + own("b") if own.has("b") else y
+
+
+def rotated(x: Value, options: Options) -> Value:
+    """Queries or keys[B, T, N, H], each pair of neighbours turned by its angle."""
+    if options.theta is None:
+        return x
+    T, H = x.shape[1], options.head_size
+    turns = np.zeros((T, H, H))
+    for pair in range(H // 2):
+        angle = np.arange(T) * options.theta ** (-2 * pair / H) / options.stretch
+        i, j = 2 * pair, 2 * pair + 1
+        turns[:, i, i], turns[:, i, j] = np.cos(angle), np.sin(angle)
+        turns[:, j, i], turns[:, j, j] = -np.sin(angle), np.cos(angle)
+    return einsum("BTNH,THG->BTNG", x, turns)
+
+
+@dataclasses.dataclass(frozen=True)
+class Attending:
+    """The same for all layers of a stack.
+
+    seen: which key each query sees; broadcasts to `[B, N, T, S]`. bias: of the scores, or None.
+    """
+
+    seen: np.ndarray
+    bias: Value | None = None
+
+
+def attend(
+    q: Value, kv: tuple[Value, Value], to: Attending, drop: Callable, options: Options
+) -> Value:
+    """q[B, T, N, H], k and v[B, S, K, H] -> [B, T, N, H]; groups of N / K heads share k and v."""
+    heads = np.arange(q.shape[2]) // (q.shape[2] // kv[0].shape[2])
+    k, v = (each.moved(2, 0)[heads] for each in kv)
+    scores = einsum("BTNH,NBSH->BNTS", q, k) * (options.scale or options.head_size**-0.5)
+    scores = scores if to.bias is None else scores + to.bias
+    p = softmax(scores, np.broadcast_to(to.seen, scores.shape))
+    return einsum("BNTS,NBSH->BTNH", p * drop(p.shape), v)
+
+
+def self_attention(x: Value, own: Part, to: Attending, drop: Callable, options: Options) -> Value:
+    if own.has("qkv.w"):
+        qkv = linear(x, own.part("qkv"), "BTD,DCNH->BTCNH")
+        q, k, v = (qkv[:, :, i] for i in range(3))
+    else:
+        q = linear(x, own.part("q"), "BTD,DNH->BTNH")
+        kv = linear(x, own.part("kv"), "BTD,DCKH->BTCKH")
+        k, v = kv[:, :, 0], kv[:, :, 1]
+    if options.qk_norm:
+        q, k = norm(q, own.part("q_norm"), options), norm(k, own.part("k_norm"), options)
+    o = attend(rotated(q, options), (rotated(k, options), v), to, drop, options)
+    return linear(o, own.part("out"), "BTNH,NHD->BTD")
+
+
+def cross_attention(
+    x: Value, source: Value, own: Part, to: Attending, drop: Callable, options: Options
+) -> Value:
+    q = linear(x, own.part("q"), "BTD,DNH->BTNH")
+    kv = linear(source, own.part("kv"), "BTD,DCKH->BTCKH")
+    k, v = kv[:, :, 0], kv[:, :, 1]
+    if options.qk_norm:
+        q, k = norm(q, own.part("q_norm"), options), norm(k, own.part("k_norm"), options)
+    return linear(attend(q, (k, v), to, drop, options), own.part("out"), "BTNH,NHD->BTD")
+
+
+def mlp(x: Value, own: Part, options: Options) -> Value:
+    act = ACTIVATIONS[options.activation]
+    if options.gated:
+        h = linear(x, own.part("up"), "BTD,DCF->BTCF")
+        h = act(h[:, :, 0]) * h[:, :, 1]
+    else:
+        h = act(linear(x, own.part("up"), "BTD,DF->BTF"))
+    return linear(h, own.part("down"), "BTF,FD->BTD")
+
+
+def added(x: Value, name: str, f: Callable, own: Part, options: Options, keep: Callable) -> Value:
+    """x with what f makes of it, dropped out, and the norm before or after.
+
+    Args:
+        x: the residual stream.
+        name: of the norm.
+        f: attention or MLP.
+        own: the layer's parameters.
+        options: of the model.
+        keep: factors of dropout.
+    """
+    if options.post:
+        y = f(x)
+        return norm(x + y * keep(y.shape), own.part(name), options)
+    y = f(norm(x, own.part(name), options))
+    return x + y * keep(y.shape)
+
+
+def block(
+    x: Value,
+    own: Part,
+    to: Attending,
+    masks: Masks,
+    options: Options,
+    number: int,
+    between: Callable[[Value], Value] = lambda x: x,
+) -> Value:
+    """A layer; between: what follows on attention."""
+
+    def drop(shape: tuple) -> np.ndarray:
+        return masks.scores(number, Site.PROBABILITIES, shape)
+
+    def attention(x: Value) -> Value:
+        return self_attention(x, own.part("attention"), to, drop, options)
+
+    def of(site: Site) -> Callable:
+        return lambda shape: masks.residual(number, site, shape)
+
+    x = added(x, "attention_norm", attention, own, options, of(Site.ATTENTION))
+    x = between(x)
+    feed = own.part("mlp")
+    return added(x, "mlp_norm", lambda x: mlp(x, feed, options), own, options, of(Site.MLP))
+
+
+def cross_entropy(logits: Value, targets: np.ndarray, z_loss: float = 0.0) -> Value:
+    """The mean of -log probability of the targets of 0 or more, and z times that of log Z squared.
+
+    logits: `[.., V]`. targets: `[..]`.
+    """
+    size, counted = logits.shape[-1], targets >= 0
+    one_hot = np.eye(size)[np.where(counted, targets, 0)] * counted[..., None]
+    weight = counted / counted.sum()
+    log_z = logsumexp(logits)
+    loss = (log_z * weight).sum() - (logits * (one_hot / counted.sum())).sum()
+    return loss + (power(log_z, 2) * weight).sum() * z_loss if z_loss else loss
+
+
+def same_document(query: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """Which keys are of the query's document, `[B, 1, T, S]`; none is of a number below 0."""
+    return ((query[:, :, None] == key[:, None, :]) & (key >= 0)[:, None, :])[:, None]
+
+
+def before(T: int, window: int | None = None) -> np.ndarray:
+    """Which keys are at a query or before it, `[T, T]`, and of them the last `window` only."""
+    distance = np.arange(T)[:, None] - np.arange(T)
+    return (distance >= 0) & (distance < (window or T))
+
+
+def bucket(distance: int, options: Options, *, both_ways: bool) -> int:
+    """The bucket of key - query, as in section 2.1 and the code of T5.
+
+    Half of the buckets have a distance each, the rest wider ranges on a logarithmic scale.
+    """
+    count, first = options.buckets, 0
+    if both_ways:
+        count //= 2
+        first = count if distance > 0 else 0
+        distance = -abs(distance)
+    far, single = max(-distance, 0), count // 2
+    if far < single:
+        return first + far
+    share = math.log(far / single) / math.log(options.distance / single)
+    return first + min(single + int(share * (count - single)), count - 1)
+
+
+def by_distance(table: Value, sizes: tuple[int, int], options: Options, both_ways: bool) -> Value:
+    """The bias of each score, `[N, T, S]`, of a table `[buckets, N]`."""
+    number = [
+        [bucket(s - t, options, both_ways=both_ways) for s in range(sizes[1])]
+        for t in range(sizes[0])
+    ]
+    return table[np.array(number)].moved(2, 0)
