@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+
 from reference import layers
 from reference.draws import Masks, Site
 from reference.layers import ACTIVATIONS, Attending, Options, Params, Part

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
+
 from reference.draws import Masks, Site
 from reference.tape import Value, below, einsum, logsumexp, power, relu, sigmoid, softmax, tanh
 

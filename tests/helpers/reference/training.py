@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
+
 from reference.draws import Masks
 from reference.families import MODELS, Batch
 from reference.layers import Options

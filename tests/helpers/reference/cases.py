@@ -1,0 +1,180 @@
+"""The models that tests compare with the reference; the only file here that knows jaxptd.
+
+Each model has every option that its family can have at once, or nearly.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxptd.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
+from jaxptd.mesh import Layout, make_mesh
+from jaxptd.step import Program
+from reference.families import PRESETS
+from reference.layers import Options
+from reference.training import Rule
+
+STEPS = 3  # a step of warm-up, the peak, and one of the decay
+RULE = Rule(1e-2, 2, 4, 0.1, 0.8, 0.9, 1e-3, 0.1)
+SEED = 2**32 - 5
+VOCAB, BATCH = 13, 8
+SIZES = {"hidden_size": 16, "num_heads": 4, "seq_length": 8, "ffn_hidden_size": 24}
+Choice = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Case:
+    """A model: what its config says, and what the reference is told of it.
+
+    Args:
+        family: of the model.
+        fields: of `ModelConfig`, beside the sizes.
+        options: of the reference, beside the family's preset.
+        apart: whether documents are kept apart.
+    """
+
+    family: str
+    fields: Choice
+    options: Choice = dataclasses.field(default_factory=dict)
+    apart: bool = False
+
+    def __str__(self) -> str:
+        return self.family
+
+    def config(self, layout: Layout) -> Config:
+        """The config of this model on a layout, with micro-batches."""
+        fields = {"num_layers": 2, **SIZES, "dropout": 0.2, "dtype": "float64", **self.fields}
+        rule = OptimizerConfig(
+            learning_rate=RULE.peak,
+            warmup_steps=RULE.warmup,
+            weight_decay=RULE.decay,
+            beta1=RULE.beta1,
+            beta2=RULE.beta2,
+            epsilon=RULE.epsilon,
+            grad_clip=RULE.clip,
+        )
+        return Config(
+            ModelConfig(family=self.family, vocab_size=VOCAB, **fields),
+            layout,
+            data=DataConfig(documents="apart" if self.apart else "joined"),
+            optimizer=rule,
+            train=TrainConfig(
+                steps=RULE.steps, seed=SEED, global_batch_size=BATCH, micro_batches=2
+            ),
+        )
+
+    @property
+    def known(self) -> Options:
+        """The model as the reference knows it."""
+        sizes = {"layers": 2, "decoder_layers": 0, "head_size": 4, "dropout": 0.2}
+        return Options(**sizes | PRESETS[self.family] | self.options)
+
+
+GPT = Case(
+    "gpt",
+    {"tie_embeddings": False, "z_loss": 0.125, "logit_softcap": 2.0, "max_positions": 12},
+    {"tied": False, "z_loss": 0.125, "cap": 2.0},
+    apart=True,
+)
+QWEN = Case(
+    "qwen3",
+    {"num_kv_heads": 2, "head_size": 6, "linear_bias": "qkv", "window": 5, "rope_theta": 20.0},
+    {"head_size": 6, "window": 5, "theta": 20.0},
+    apart=True,
+)
+BERT = Case("bert", {})
+T5 = Case(
+    "t5",
+    {
+        "decoder_seq_length": 16,
+        "num_decoder_layers": 3,
+        "gated": True,
+        "start_token": 2,
+        "relative_buckets": 8,
+        "relative_distance": 7,
+    },
+    {
+        "decoder_layers": 3,
+        "gated": True,
+        "start": 2,
+        "buckets": 8,
+        "distance": 7,
+        "output_scale": SIZES["hidden_size"] ** -0.5,
+    },
+)
+
+
+def batch(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Draws one, with all that a batch of the family can have."""
+    T, long = SIZES["seq_length"], case.fields.get("decoder_seq_length", SIZES["seq_length"])
+
+    def ids(length: int) -> np.ndarray:
+        return rng.integers(0, VOCAB, (BATCH, length))
+
+    text = np.arange(T) < rng.integers(T // 2, T + 1, (BATCH, 1))
+    targets = np.where(rng.random((BATCH, long)) < 0.3, -1, ids(long))
+    fields: dict[str, Any] = {"targets": targets}
+    if case.family == "t5":
+        fields |= {"source": ids(T), "source_mask": text}
+    elif case.family == "bert":
+        fields |= {"tokens": ids(T), "mask": text, "token_types": rng.integers(0, 2, (BATCH, T))}
+        fields |= {"next_sentence": rng.integers(0, 2, BATCH)}
+    else:
+        fields |= {"tokens": ids(T)}
+    if case.apart:
+        fields["segments"] = (rng.random((BATCH, T)) < 0.3).cumsum(1)
+    return {name: x.astype(np.int32) for name, x in fields.items()}
+
+
+@functools.cache
+def shapes(case: Case) -> Mapping[str, tuple[int, ...]]:
+    """Canonical shapes of the parameters."""
+    with jax.enable_x64(True):
+        infos = Program(case.config(Layout()), make_mesh(Layout())).infos
+    return {name: info.shape for name, info in infos.items()}
+
+
+def start(case: Case) -> dict[str, np.ndarray]:
+    """Parameters of which none is zero, nor any norm's weight near it."""
+    rng = np.random.default_rng(3)
+    return {
+        name: 0.1 * rng.standard_normal(shape) + name.endswith("norm.w")
+        for name, shape in sorted(shapes(case).items())
+    }
+
+
+def batches(case: Case) -> list[dict[str, np.ndarray]]:
+    """Draws those of all steps."""
+    rng = np.random.default_rng(4)
+    return [batch(case, rng) for _ in range(STEPS)]
+
+
+def _t5(fields: Choice, options: Choice) -> Case:
+    return Case("t5", {**T5.fields, **fields}, {**T5.options, **options})
+
+
+MORE = (
+    Case("gpt", {"window": 3, "attention_scale": 0.3}, {"window": 3, "scale": 0.3}),
+    Case("gpt", {"norm_order": "post", "activation": "relu"}, {"post": True, "activation": "relu"}),
+    Case("gpt", {"dropout": 0.0, "norm": "rmsnorm"}, {"dropout": 0.0, "norm": "rmsnorm"}),
+    Case("llama", {"rope_scaling": "linear", "rope_factor": 4.0}, {"stretch": 4.0}, apart=True),
+    Case(
+        "llama",
+        {"tie_embeddings": False, "activation": "gelu"},
+        {"tied": False, "activation": "gelu"},
+    ),
+    Case("qwen2", {"num_kv_heads": 1, "positions": "none"}, {"theta": None}),
+    Case(
+        "mistral", {"num_kv_heads": 2, "window": 4, "dropout": 0.5}, {"window": 4, "dropout": 0.5}
+    ),
+    _t5({"gated": False, "qk_norm": True}, {"gated": False, "qk_norm": True}),
+    _t5(
+        {"tie_embeddings": False, "activation": "gelu-tanh", "z_loss": 0.25},
+        {"tied": False, "activation": "gelu-tanh", "z_loss": 0.25, "output_scale": 1.0},
+    ),
+    _t5({"linear_bias": "all", "num_kv_heads": 2}, {}),
+)
