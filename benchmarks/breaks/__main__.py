@@ -26,6 +26,7 @@ from benchmarks.breaks.papers import PAPERS
 from benchmarks.breaks.peak import PEAK
 from benchmarks.breaks.planner import PLANNER
 from benchmarks.breaks.plans import PLANS
+from benchmarks.breaks.reference import REFERENCE
 from benchmarks.breaks.stacks import STACKS
 from benchmarks.breaks.table import BREAKS, Break
 from benchmarks.breaks.training import TRAINING
@@ -46,6 +47,7 @@ ALL = (
     *PLANNER,
     *PLANS,
     *PAPERS,
+    *REFERENCE,
 )
 FAILED = 1  # pytest's exit code if tests failed
 

@@ -1,0 +1,44 @@
+"""Statistics of everything that is drawn: dropout masks, initial values, the order of data.
+
+`python -m benchmarks.draws`
+
+Prints a table of tests, each with the probability of a result as unlikely as the one found, if draws
+are as they should be. All draws follow from fixed seeds, so the table is the same each time.
+Ends with exit code 1 if a probability is below 1e-6 / the number of rows: the chance that this
+happens to good draws is one in a million.
+"""
+
+from collections.abc import Sequence
+
+from benchmarks.draws import dropout, initial, order
+from benchmarks.draws.statistics import SIGNIFICANCE, Row, failing
+from jaxptd.analysis.report import table
+from jaxptd.errors import Parser, run_command
+
+
+def all_rows(scale: int = 1) -> list[Row]:
+    """All tests. scale: divides the number of draws, by its square that of masks."""
+    return [
+        *dropout.rows(1024 // scale),
+        *initial.rows(2**23 // scale**2, 64),
+        *order.rows(4096 // scale, 256 // scale),
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Tests what is drawn, and prints the table."""
+    parser = Parser(prog="python -m benchmarks.draws", description=main.__doc__)
+    parser.parse_args(argv)
+    rows = all_rows()
+    wrong = failing(rows)
+    cells = [["draws of", "property", "number", "probability", ""]]
+    for row in rows:
+        mark = "WRONG" if row in wrong else ""
+        cells.append([row.of, row.what, f"{row.draws:,}", f"{row.p:.1e}", mark])
+    print(table(cells))
+    print(f"significance {SIGNIFICANCE:g} of the table, {SIGNIFICANCE / len(rows):.1e} of a row")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,83 @@
+"""Tests of randomness: each gives the probability of a result as unlikely as the one found.
+
+A table of tests fails at a stated significance: the chance that any row of it fails although all
+draws are as they should be. With n rows a row fails below significance / n, and a row that looks at
+m cells at once has m times the probability of its worst cell (Bonferroni).
+
+Source: Wilson and Hilferty, PNAS 17(12), 1931 (chi-square); L'Ecuyer and Simard, TestU01, ACM TOMS
+33(4), 2007 (a battery of tests and their significance).
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+SIGNIFICANCE = 1e-6  # of a table
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A row of the table.
+
+    Args:
+        of: kind of draws.
+        what: property that is tested.
+        draws: number of them.
+        p: probability of a result at least as unlikely, of draws that have the property.
+    """
+
+    of: str
+    what: str
+    draws: int
+    p: float
+
+
+def failing(rows: Sequence[Row], significance: float = SIGNIFICANCE) -> list[Row]:
+    """The rows that are too unlikely."""
+    return [row for row in rows if not row.p >= significance / len(rows)]
+
+
+def worst(each: Iterable[float]) -> float:
+    """The probability of the worst of several tests."""
+    found = list(each)
+    return min(1.0, min(found) * len(found))
+
+
+def normal_tail(z: float) -> float:
+    """The probability of a standard normal number as far from 0, on either side."""
+    return math.erfc(abs(z) / math.sqrt(2))
+
+
+def chi_square(counts: np.ndarray, expected: np.ndarray | float, free: int | None = None) -> float:
+    """The probability of counts as far from the expected ones, or nearer to them, as these are.
+
+    Both sides count: draws that are too even are not random either.
+
+    Args:
+        counts: of each cell.
+        expected: of each cell, 5 or more.
+        free: degrees of freedom; None: the number of cells but one.
+    """
+    k = free or counts.size - 1
+    statistic = float((np.square(counts - expected) / expected).sum())
+    z = ((statistic / k) ** (1 / 3) - (1 - 2 / (9 * k))) / math.sqrt(2 / (9 * k))
+    return normal_tail(z)
+
+
+def uniform_bytes(words: np.ndarray, shift: int) -> float:
+    """`chi_square` of the byte of each word that begins at bit `shift`."""
+    byte = (words.ravel() >> np.uint32(shift)) & np.uint32(255)
+    return chi_square(np.bincount(byte, minlength=256), words.size / 256)
+
+
+def all_shifts(x: np.ndarray, y: np.ndarray, *, itself: bool = False) -> float:
+    """The worst correlation of two arrays of mean 0 and variance 1, at all cyclic shifts.
+
+    itself: x and y are the same array, so that no shift is left out of the test but none at all.
+    """
+    product = np.fft.rfftn(x) * np.conj(np.fft.rfftn(y))
+    axes = tuple(range(x.ndim))
+    z = np.abs(np.fft.irfftn(product, x.shape, axes)).ravel()[int(itself) :] / math.sqrt(x.size)
+    return min(1.0, normal_tail(float(z.max())) * z.size)
