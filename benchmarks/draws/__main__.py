@@ -2,8 +2,8 @@
 
 `python -m benchmarks.draws`
 
-Prints a table of tests, each with the probability of a result as unlikely as the one found, if draws
-are as they should be. All draws follow from fixed seeds, so the table is the same each time.
+Prints a table of tests, each with the probability of a result as unlikely as the one found, if all
+is drawn as it should be. All draws follow from fixed seeds, so the table is the same each time.
 Ends with exit code 1 if a probability is below 1e-6 / the number of rows: the chance that this
 happens to good draws is one in a million.
 """
