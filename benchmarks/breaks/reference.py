@@ -195,7 +195,7 @@ _DRAWN = (
         "an order by the upper bits of numbers",
         "jaxptd/data/batches.py",
         'np.argsort(drawn[1:], kind="stable")',
-        'np.argsort(drawn[1:] >> np.uint64(54), kind="stable")',
+        'np.argsort(drawn[1:] >> np.uint64(58), kind="stable")',
         DRAWS,
     ),
 )
