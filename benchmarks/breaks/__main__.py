@@ -9,12 +9,13 @@ longer in the code, or is there twice, is an error: correct the table when the c
 """
 
 import concurrent.futures
+import contextlib
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.breaks.attention import ATTENTION
@@ -75,16 +76,30 @@ def copy_repository(target: Path) -> None:
         shutil.copy(ROOT / name, target / name)
 
 
+@contextlib.contextmanager
+def broken_copy(row: Break | None) -> Iterator[Path]:
+    """Yields the folder of a copy of the repository with a break; None: as it is."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy_repository(Path(folder))
+        if row is not None:
+            path = Path(folder) / row.file
+            path.write_text(broken(path.read_text(), row))
+        yield Path(folder)
+
+
+def pytest_command(row: Break) -> list[str]:
+    """The command that runs a break's tests until one fails."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n0", *row.tests.split()]
+    return command + (["-k", row.select] if row.select else [])
+
+
 def outcome(row: Break) -> tuple[str, float]:
     """Runs a break: `caught`, `NOT caught` or `no result`, and seconds."""
     begin = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        copy_repository(Path(folder))
-        path = Path(folder) / row.file
-        path.write_text(broken(path.read_text(), row))
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-n0", *row.tests.split()]
-        command += ["-k", row.select] if row.select else []
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    with broken_copy(row) as folder:
+        done = subprocess.run(
+            pytest_command(row), cwd=folder, capture_output=True, text=True, check=False
+        )
     word = {0: "NOT caught", FAILED: "caught"}.get(done.returncode)
     return word or f"no result: {done.stdout[-200:]}", time.perf_counter() - begin
 

@@ -1,0 +1,37 @@
+"""Cases that several defects share: a layout, and options of the tiny config beside `probe.TINY`."""
+
+TP = "layout.tp=4"
+SP = "layout.tp=4 layout.sequence_parallel=true"
+STEPS = f"{SP} layout.collective_matmul=true"
+DP = "layout.dp=4"
+CP = "layout.cp=4"
+BLOCKWISE = f"{CP} layout.ring=blockwise"
+RSA = f"{CP} layout.ring=rsa"
+WINDOW = f"{BLOCKWISE} model.window=4"
+APART = "data.documents=apart"
+
+ROW_COL = "layout.row=2 layout.col=2"
+SLICES = "layout.row=2 layout.col=4 layout.matmul2d_slices=2"
+SUMMA = f"{ROW_COL} layout.matmul2d=summa"
+CANNON = f"{ROW_COL} layout.matmul2d=cannon"
+FOX = f"{ROW_COL} layout.matmul2d=fox"
+BLOCKS = f"{ROW_COL} layout.attention2d=blocks"
+UNEVEN = f"{BLOCKS} model.hidden_size=15 model.num_heads=3 model.ffn_hidden_size=23"
+
+ZERO_1 = f"{DP} layout.zero=1"
+ZERO_2 = f"{DP} layout.zero=2"
+ZERO_3 = f"{DP} layout.zero=3"
+
+PP = "layout.pp=2 model.num_layers=4 train.micro_batches=4"
+STAGES = "layout.pp=4 model.num_layers=4 train.micro_batches=4"
+CHUNKS = f"{PP} layout.schedule=interleaved layout.virtual_stages=2"
+SPLIT = f"{PP} layout.schedule=zb-h1"
+RECOMPUTED = f"{PP} model.remat=full"
+
+QWEN = "model.family=qwen3 model.num_kv_heads=2"
+LLAMA = "model.family=llama model.num_kv_heads=2"
+BERT = "model.family=bert"
+T5 = (
+    "model.family=t5 model.decoder_seq_length=8 model.num_decoder_layers=2 "
+    "model.relative_buckets=8 model.relative_distance=7"
+)

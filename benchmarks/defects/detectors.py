@@ -1,0 +1,138 @@
+"""Runs the detectors of a defect, each in a process of its own, in a copy of the repository."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.breaks.__main__ import FAILED, ROOT, broken_copy, pytest_command
+from benchmarks.breaks.table import Break
+from benchmarks.defects.table import Defect
+
+Finding = dict[str, Any]  # word, seconds, found
+
+# In the order of a table's columns; the first three are one process.
+PROBED = ("tracing", "verify", "comms")
+DETECTORS = (*PROBED, "reference", "suite")
+REFERENCE = "tests/reference"
+TIMEOUT = 240  # seconds; a step that does not end in them is a finding
+
+CAUGHT, MISSED, NOT_THERE, NOT_RUN, NO_RESULT = (
+    "caught",
+    "not caught",
+    "not there",
+    "-",
+    "no result",
+)
+
+
+def run(defect: Defect, detectors: Collection[str]) -> dict[str, Finding]:
+    """What each detector finds: `word`, `seconds` to the end of its search, and `found`, a line."""
+    with broken_copy(defect.patch) as folder:
+        return look(defect, detectors, folder)
+
+
+def look(defect: Defect, detectors: Collection[str], folder: Path) -> dict[str, Finding]:
+    """`run` in a copy that has the defect."""
+    found: dict[str, Finding] = {}
+    if set(PROBED) & set(detectors):
+        found |= probe(defect.cases, folder)
+    others: Mapping[str, Callable[[], Finding]] = {
+        "reference": lambda: _reference(folder),
+        "suite": lambda: _tests(defect.patch, folder),
+    }
+    return found | {name: each() for name, each in others.items() if name in detectors}
+
+
+def probe(cases: Collection[str], folder: Path) -> dict[str, Finding]:
+    """The findings of tracing, verify and comms, which look at these cases."""
+    if not cases:
+        return {name: {"word": NOT_RUN, "seconds": 0.0, "found": ""} for name in PROBED}
+    command = [sys.executable, "-m", "benchmarks.defects.probe", str(time.time()), *cases]
+    begin = time.perf_counter()
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=_environment(folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, errors = process.communicate(timeout=TIMEOUT)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, errors = process.communicate()
+        errors = f"the step did not end in {TIMEOUT} s"
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    start = lines[0]["ready"] if lines else 0.0
+    ended = process.returncode == 0
+    return _findings(lines, start, "" if ended else errors, time.perf_counter() - begin)
+
+
+def _findings(lines: list[dict], start: float, crash: str, seconds: float) -> dict[str, Finding]:
+    """Findings of the probe's lines; a crash is one of verify, which was about to run the step."""
+    found: dict[str, Finding] = {}
+    for name in PROBED:
+        own = [line for line in lines if line.get("detector") == name]
+        said = next((line["found"] for line in own if line["found"]), "")
+        word = CAUGHT if said else MISSED if own else NOT_RUN
+        spent = sum(line["seconds"] for line in own)
+        found[name] = {"word": word, "seconds": round(start + spent, 1), "found": said}
+        if precisions := [line["dtype"] for line in own if line["found"] and "dtype" in line]:
+            found[name]["dtype"] = precisions[0]
+    if crash:
+        last = crash.strip().splitlines()[-1:] or ["the process died"]
+        found["verify"] = {"word": CAUGHT, "seconds": round(seconds, 1), "found": last[0][:160]}
+    return found
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """That of the tests: a cache of compiled programs, which are not optimised."""
+    own = {
+        "PYTHONPATH": str(folder),
+        "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".jax_cache"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+        "JAX_PLATFORMS": "cpu",
+    }
+    return {**os.environ, **own}
+
+
+def _reference(folder: Path) -> Finding:
+    if not (folder / REFERENCE).is_dir():
+        return {"word": NOT_THERE, "seconds": 0.0, "found": ""}
+    return _tests(Break("", "", "", "", REFERENCE), folder)
+
+
+def _tests(row: Break, folder: Path) -> Finding:
+    """Runs tests until one fails; the line of the first that did."""
+    if not row.tests:
+        return {"word": NOT_RUN, "seconds": 0.0, "found": ""}
+    begin = time.perf_counter()
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    try:
+        done = subprocess.run(
+            pytest_command(row),
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=2 * TIMEOUT,
+        )
+    except subprocess.TimeoutExpired:
+        late = f"the tests did not end in {2 * TIMEOUT} s"
+        return {"word": CAUGHT, "seconds": 2.0 * TIMEOUT, "found": late}
+    word = {0: MISSED, FAILED: CAUGHT}.get(done.returncode, NO_RESULT)
+    lines = done.stdout.splitlines()
+    failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+    said = (failed or lines[-1:] or [done.stderr[-160:]])[0] if word != MISSED else ""
+    return {"word": word, "seconds": round(time.perf_counter() - begin, 1), "found": said[:160]}

@@ -1,0 +1,122 @@
+"""Findings kept in a file as they come, and the tables made of them."""
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.breaks.__main__ import ROOT, broken
+from benchmarks.defects.detectors import (
+    CAUGHT,
+    DETECTORS,
+    NO_RESULT,
+    NOT_RUN,
+    NOT_THERE,
+    PROBED,
+    REFERENCE,
+    Finding,
+)
+from benchmarks.defects.table import Defect, Kind, Reach
+
+Findings = dict[str, Finding]  # by detector
+
+
+def key(defect: Defect, detector: str) -> str:
+    """A hash of all that a detector looks at, as far as the row says: the broken file and more."""
+    text = broken((ROOT / defect.patch.file).read_text(), defect.patch)
+    looked: tuple[Any, ...] = (defect.patch.tests, defect.patch.select)
+    if detector in PROBED:
+        looked = defect.cases
+    if detector == "reference":
+        looked = tuple(each.read_text() for each in sorted((ROOT / REFERENCE).rglob("*.py")))
+    return hashlib.sha256(repr((detector, text, looked)).encode()).hexdigest()[:16]
+
+
+class Results:
+    """The findings in a file, by defect and detector; may be added to by several threads.
+
+    Args:
+        path: of the file, which may be missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._lock = path, threading.Lock()
+        self._rows: dict[str, Findings] = {}
+        if path.exists():
+            self._rows = json.loads(path.read_text())["defects"]
+
+    def missing(self, defect: Defect, detectors: Iterable[str]) -> list[str]:
+        """The detectors without a finding of the code as it is."""
+        found = self._rows.get(defect.name, {})
+        return [
+            name
+            for name in detectors
+            if found.get(name, {}).get("key") != key(defect, name)
+            or found[name]["word"] == NO_RESULT
+        ]
+
+    def add(self, defect: Defect, findings: Findings) -> None:
+        """Keeps findings, and writes the file."""
+        made = {name: {**each, "key": key(defect, name)} for name, each in findings.items()}
+        with self._lock:
+            self._rows.setdefault(defect.name, {}).update(made)
+            rows = {name: self._rows[name] for name in sorted(self._rows)}
+            write_text(self.path, json.dumps({"defects": rows}, indent=1) + "\n")
+
+    def of(self, defect: Defect) -> Findings:
+        """What was found, of the present code or of an earlier one."""
+        return self._rows.get(defect.name, {})
+
+
+def caught_by(findings: Mapping[str, Finding], detectors: Collection[str] = DETECTORS) -> list[str]:
+    """The detectors that caught a defect."""
+    return [name for name in detectors if findings.get(name, {}).get("word") == CAUGHT]
+
+
+def ran(findings: Mapping[str, Finding], detector: str) -> bool:
+    """True if a detector looked at a defect."""
+    return findings.get(detector, {}).get("word", NOT_RUN) not in (NOT_RUN, NOT_THERE, NO_RESULT)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.partial")
+    aside.write_text(text)
+    os.replace(aside, path)
+
+
+def is_step(defect: Defect) -> bool:
+    """True for a defect that makes a training step compute something else."""
+    return defect.reach is not Reach.RUN and not defect.explained
+
+
+def rates(defects: Collection[Defect], results: Results) -> list[list[str]]:
+    """A row for each detector: how many it looked at, how many it caught, and its seconds."""
+    rows = [["detector", "looked at", "caught", "alone", "median s", "slowest s"]]
+    for name in DETECTORS:
+        seen = [each for each in defects if ran(results.of(each), name)]
+        caught = [each for each in seen if name in caught_by(results.of(each))]
+        alone = [each for each in caught if caught_by(results.of(each)) == [name]]
+        seconds = sorted(results.of(each)[name]["seconds"] for each in caught) or [0.0]
+        times = [f"{seconds[len(seconds) // 2]:.0f}", f"{seconds[-1]:.0f}"]
+        rows.append([name, *(str(len(each)) for each in (seen, caught, alone)), *times])
+    return rows
+
+
+def kinds(defects: Collection[Defect], results: Results) -> list[list[str]]:
+    """A row for each kind: its defects, and how many each detector caught."""
+    rows = [["kind", "defects", *DETECTORS, "any"]]
+    for kind in Kind:
+        own = [results.of(each) for each in defects if each.kind is kind]
+        each = [sum(name in caught_by(found) for found in own) for name in DETECTORS]
+        rows.append([kind.value, *map(str, (len(own), *each, sum(map(bool, map(caught_by, own)))))])
+    return rows
+
+
+def survivors(defects: Iterable[Defect], results: Results) -> list[Defect]:
+    """The defects that neither tracing nor verify catches."""
+    return [each for each in defects if not caught_by(results.of(each), ("tracing", "verify"))]

@@ -1,0 +1,147 @@
+"""Defects of ZeRO: shards, their gathers and reduce-scatters, their moments."""
+
+from benchmarks.breaks.table import Break
+from benchmarks.defects.cases import TP, ZERO_1, ZERO_2, ZERO_3
+from benchmarks.defects.table import Defect, Kind, known
+
+TESTS = "tests/zero/test_zero.py"
+SHARDS, GATHERING = "jaxptd/zero/shards.py", "jaxptd/zero/gathering.py"
+BODY = "jaxptd/step/body.py"
+UPDATE = "name: p - rate.astype(p.dtype) * direction[name] for"
+NEXT = (
+    "lax.ppermute(m, Axis.DP, [(i, (i + 1) % lax.axis_size(Axis.DP)) "
+    "for i in range(lax.axis_size(Axis.DP))])"
+)
+
+ZERO = (
+    # ---- shards ----
+    Defect(
+        Kind.SHARD,
+        Break(
+            "shards are gathered an element too far",
+            SHARDS,
+            "        return self.unflatten(flat)\n",
+            "        return self.unflatten(jnp.roll(flat, self.padded_size > self.shard_size, -1))\n",
+            TESTS,
+        ),
+        (ZERO_1,),
+    ),
+    Defect(
+        Kind.SHARD,
+        Break(
+            "gradients of the next shard",
+            SHARDS,
+            "        flat = self.flatten(gradient)\n",
+            "        flat = jnp.roll(self.flatten(gradient), self.shard_size, -1)\n",
+            TESTS,
+        ),
+        (ZERO_1,),
+    ),
+    Defect(
+        Kind.SHARD,
+        Break(
+            "a layer's shards are gathered in turned order",
+            GATHERING,
+            "columns = _split(rows, [",
+            "columns = _split(rows[::-1], [",
+            TESTS,
+        ),
+        (ZERO_3,),
+    ),
+    Defect(
+        Kind.SHARD,
+        Break(
+            "a layer's gradients go to the next shard",
+            GATHERING,
+            "lax.psum_scatter(jnp.concatenate(rows, axis=1), BATCH_AXES, tiled=True)",
+            "lax.psum_scatter(jnp.roll(jnp.concatenate(rows, axis=1), 1, 0), BATCH_AXES, "
+            "tiled=True)",
+            TESTS,
+        ),
+        (ZERO_2,),
+    ),
+    Defect(
+        Kind.SHARD,
+        Break(
+            "shards of dp hold the blocks of tp in turned order",
+            SHARDS,
+            "return [*range(self.lead), *range(self.lead, end, 2), *range(self.lead + 1, end, 2)]",
+            "return [*range(self.lead), *range(self.lead + 1, end, 2), *range(self.lead, end, 2)]",
+            TESTS,
+        ),
+        (f"layout.dp=2 {TP} layout.zero=1",),
+    ),
+    Defect(Kind.SUM_BACKWARD, known("ZeRO: gradients of layers are halved"), (ZERO_3,)),
+    Defect(
+        Kind.MICRO_BATCHES,
+        Break(
+            "gradients of layers are scattered once more at the end of the step",
+            "jaxptd/zero/zero.py",
+            "if not isinstance(stored, ShardedInfo) or self.per_layer(name):",
+            "if not isinstance(stored, ShardedInfo):",
+            TESTS,
+        ),
+        (ZERO_2,),
+    ),
+    # ---- stale parameters ----
+    Defect(
+        Kind.STALE,
+        Break(
+            "a step leaves shards as they were",
+            BODY,
+            UPDATE,
+            "name: p - (0 if self.resolved.zero.per_layer(name) else rate.astype(p.dtype)) * "
+            "direction[name] for",
+            TESTS,
+        ),
+        (ZERO_3,),
+    ),
+    Defect(
+        Kind.STALE,
+        Break(
+            "backward gathers parameters that are a thousandth too small",
+            GATHERING,
+            "return gathered(jax.tree.map(behind_barrier, layer, is_leaf=_is_gatherable))",
+            "return jax.tree.map(lambda x: x * (1 - 1e-3), gathered(jax.tree.map(behind_barrier, "
+            "layer, is_leaf=_is_gatherable)))",
+            TESTS,
+        ),
+        (ZERO_3,),
+    ),
+    Defect(
+        Kind.STALE,
+        Break(
+            "a shard is updated from its neighbour's parameters",
+            BODY,
+            UPDATE,
+            "name: (p if 'dp' not in self.resolved.stored[name].axes else "
+            f"{NEXT.replace('(m,', '(p,')}) - rate.astype(p.dtype) * direction[name] for",
+            TESTS,
+        ),
+        (ZERO_1,),
+    ),
+    # ---- moments ----
+    Defect(
+        Kind.STATE,
+        Break(
+            "a step reads the moments of another shard",
+            BODY,
+            'optimizer.update(clipped, state["optimizer"], state["params"])',
+            "optimizer.update(clipped, jax.tree.map(lambda m: m if not m.ndim else "
+            f'{NEXT}, state["optimizer"]), state["params"])',
+            TESTS,
+        ),
+        (ZERO_1,),
+    ),
+    Defect(
+        Kind.STATE,
+        Break(
+            "a step leaves its moments on another shard",
+            BODY,
+            '"optimizer": moments}',
+            f'"optimizer": jax.tree.map(lambda m: m if not m.ndim else {NEXT}, moments)}}',
+            TESTS,
+        ),
+        (ZERO_1,),
+    ),
+)
