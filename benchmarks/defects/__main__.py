@@ -1,11 +1,12 @@
 """Puts known defects into the code, one at a time, and records which detectors find them.
 
-`python -m benchmarks.defects --list | --run [NAME ...] | --json`
+`python -m benchmarks.defects --list | --run [NAME ...] | --json | --control`
 
 The rows are in `rows/`: each replaces one line of meaning, as a missing sum or a ring that is
 turned, in a copy of the repository. The detectors: tracing (`check_vma` raises), `verify`, `comms`
 (bytes that differ from the formula), the independent reference, and the tests that the row names.
 Findings are kept as they come; a later run goes on with what is missing, or whose code changed.
+`--control` lets tracing, `verify` and `comms` look at every case without a defect.
 """
 
 import concurrent.futures
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.breaks.__main__ import ROOT, broken
 from benchmarks.defects import detectors, page
-from benchmarks.defects.detectors import DETECTORS, PROBED
+from benchmarks.defects.detectors import DETECTORS
 from benchmarks.defects.results import Results, caught_by, write_text
 from benchmarks.defects.rows import ALL
 from benchmarks.defects.table import Defect
@@ -37,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_text(options.results / "defects.md", page.page(ALL, results, day))
         print(page.headline(ALL, results))
         return int(any(not caught_by(results.of(each)) for each in chosen))
+    if options.control:
+        return _control(sorted({case for each in chosen for case in each.cases}), options.jobs)
     if options.json:
         rows = {each.name: {**_described(each), "found": results.of(each)} for each in chosen}
         print(json.dumps(rows))
@@ -51,6 +54,8 @@ def _parser() -> Parser:
     words = "run the detectors of these defects, or those whose name contains it; default: all"
     parser.add_argument("--run", nargs="*", metavar="NAME", help=words)
     parser.add_argument("--json", action="store_true", help="print defects and findings")
+    words = "look at every case without a defect, where nothing may be found"
+    parser.add_argument("--control", action="store_true", help=words)
     parser.add_argument("--jobs", type=int, default=1, help="defects at a time")
     words = f"names with commas between: {','.join(DETECTORS)}"
     parser.add_argument("--detectors", default=",".join(DETECTORS), help=words)
@@ -84,6 +89,19 @@ def _run(chosen: Sequence[Defect], results: Results, options: object) -> None:
 
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:  # type: ignore[attr-defined]
         list(pool.map(one, chosen))
+
+
+def _control(cases: Sequence[str], jobs: int) -> int:
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        found = list(pool.map(lambda case: detectors.probe((case,), ROOT), cases))
+    wrong = [
+        f"{case}: {name} finds {each['found']}"
+        for case, findings in zip(cases, found, strict=True)
+        for name, each in findings.items()
+        if each["found"]
+    ]
+    print("\n".join(wrong or [f"nothing is found in {len(cases)} cases without a defect"]))
+    return int(bool(wrong))
 
 
 def _described(defect: Defect) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Cases that several defects share: a layout, and options of the tiny config beside `probe.TINY`."""
+"""Cases that several defects share: a layout, and options beside those of `probe.TINY`."""
 
 TP = "layout.tp=4"
 SP = "layout.tp=4 layout.sequence_parallel=true"

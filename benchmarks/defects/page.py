@@ -26,7 +26,7 @@ def page(defects: Collection[Defect], results: Results, day: str) -> str:
     """The page as markdown. day: of the run."""
     parts = [
         "# Injected defects",
-        f"`python -m benchmarks.defects --run`, {day}, jax {version('jax')}, simulated CPU devices.",
+        f"`python -m benchmarks.defects --run`, {day}, jax {version('jax')}, simulated devices.",
         "A defect is a patch of one line of meaning in a copy of the repository. Each detector "
         "runs in a process of its own; its seconds are those to its verdict, with imports. "
         "`verify` runs in float64 first, on the tiny config, with compiled programs cached.",

@@ -45,7 +45,7 @@ def main(begin: float, cases: Sequence[str]) -> None:
     _print(ready=round(time.time() - begin, 2))
     configs = {case: config_of(case) for case in cases}
     programs: dict[str, Program] = {}
-    if any([_look("tracing", case, partial(_trace, case, configs, programs)) for case in cases]):
+    if any(_look("tracing", case, partial(_trace, case, configs, programs)) for case in cases):
         return  # a step that cannot be traced moves and computes nothing
     for case, program in programs.items():
         _look("comms", case, partial(_moves, program))

@@ -6,7 +6,8 @@ device every parameter is changed by one rounding error (a relative eps, of eith
 resulting change of each gradient is that gradient's yardstick; it grows with the depth as
 C^(L+1-l). A gradient may differ by `ROUNDINGS` yardsticks. The update is the optimizer's first, of
 Adam g / (|g| + eps'): each of its elements may differ as much as the gradients' difference
-explains (`first_steps.py`).
+explains (`first_steps.py`). A second step from the same parameters, but from the moments of the
+first, has the same direction: so it shows moments that are not those of its parameters.
 
 Source of the method: TTrace, arXiv 2506.09280.
 """
@@ -22,13 +23,18 @@ from jaxptd.analysis.first_steps import ROUNDINGS, FirstSteps, Tensors
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The results of one step; gradients and updated parameters are canonical, by layer."""
+    """The results of one step; gradients and updated parameters are canonical, by layer.
+
+    again: the parameters that a second step updates, from the parameters, the batch and the seed of
+    the first, but with the first's moments.
+    """
 
     loss: float
     grad_norm: float
     learning_rate: float
     gradients: Tensors
     parameters: Tensors
+    again: Tensors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,22 +82,37 @@ def compare(
     for name, want in expected.gradients.items():
         yardstick = max(_relative(rounded.gradients[name], want), eps)
         yield Row(name, "gradient", _relative(found.gradients[name], want), ROUNDINGS * yardstick)
-        difference = _update_difference(name, expected, found, moved=moved[name], steps=steps)
-        yield Row(name, "parameter", difference, 1.0)
+        differences = [
+            _update_difference(
+                (outcomes[0][name], outcomes[1][name]),
+                rate=expected.learning_rate,
+                moved=moved[name] * growth,
+                steps=steps,
+            )
+            for outcomes, growth in (
+                ((expected.parameters, found.parameters), 1.0),
+                ((expected.again, found.again), steps.growth),
+            )
+        ]
+        yield Row(name, "parameter", float(np.max(differences)), 1.0)
 
 
 def _update_difference(
-    name: str, expected: Outcome, found: Outcome, *, moved: np.ndarray, steps: FirstSteps
+    updated: tuple[np.ndarray, np.ndarray], *, rate: float, moved: np.ndarray, steps: FirstSteps
 ) -> float:
-    """The largest difference of an updated element, as a multiple of the explained one."""
+    """The largest difference of an updated element, as a multiple of the explained one.
+
+    Args:
+        updated: the expected parameter and the one that was found.
+        rate: the learning rate.
+        moved: the explained difference of the optimizer's direction.
+        steps: of the optimizer.
+    """
     rounding = ROUNDINGS * steps.eps
-    size = np.abs(expected.parameters[name].astype(np.float64))
-    allowed = (
-        expected.learning_rate * (moved + rounding * steps.config.weight_decay * size)
-        + rounding * size
-    )
-    difference = np.abs(found.parameters[name].astype(np.float64) - expected.parameters[name])
-    return float(np.max(difference / allowed))
+    expected, found = (each.astype(np.float64) for each in updated)
+    size = np.abs(expected)
+    allowed = rate * (moved + rounding * steps.config.weight_decay * size) + rounding * size
+    return float(np.max(np.abs(found - expected) / allowed))
 
 
 def _clipped(outcome: Outcome, limit: float) -> Tensors:

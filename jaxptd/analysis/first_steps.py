@@ -35,6 +35,14 @@ class FirstSteps:
     infos: Mapping[str, ParamInfo]
     eps: float
 
+    @property
+    def growth(self) -> float:
+        """The length of a second step of the same gradients, in those of the first.
+
+        Moments that are corrected for their start give the same step; SGD's momentum does not.
+        """
+        return 1 + self.config.beta1 if self.config.name == "sgd" else 1.0
+
     def allowed(self, a: Tensors, b: Tensors) -> Tensors:
         """The largest explained difference of each element of the steps from two gradients.
 

@@ -151,18 +151,20 @@ class OneStep:
         return self.program.place(random_batch(config, config.train.seed))
 
     def run(self, params: Tensors) -> Outcome:
-        """Runs one step from `params`, canonical."""
+        """Runs one step from `params`, canonical; and once more, with its moments."""
         stored = jax.tree.map(np.asarray, jax.jit(self._stored)(params))  # cut without a program
         stored = jax.device_put(stored, shardings(self.program.states.stored, self.program.mesh))
-        state, metrics, grads = self.program.step_with_gradients(
-            {**self.program.init_state(), "params": stored}, self.batch
-        )
+        step, first = self.program.step_with_gradients, self.program.init_state()
+        state, metrics, grads = step({**first, "params": stored}, self.batch)
+        moments = {"optimizer": state["optimizer"]}
+        again, _, _ = step({**first, **moments, "params": stored}, self.batch)
         return Outcome(
             loss=float(metrics["loss"]),
             grad_norm=float(metrics["grad_norm"]),
             learning_rate=float(metrics["learning_rate"]),
             gradients=self._by_layer(grads),
             parameters=self._by_layer(state["params"]),
+            again=self._by_layer(again["params"]),
         )
 
     def _stored(self, params: Tensors) -> Params:

@@ -30,9 +30,7 @@ ATTENTION = (
     Defect(Kind.RING, known("gradients of keys stay one device too early"), (CP,)),
     Defect(Kind.RING, known("causal ring sees later devices"), (BLOCKWISE,)),
     Defect(Kind.RING, known("a hop too few for a window"), (WINDOW,)),
-    Defect(
-        Kind.RING, known("gradients of a window's keys end at the next device"), (CP, BLOCKWISE)
-    ),
+    Defect(Kind.RING, known("gradients of a window's keys end at the next device"), (WINDOW,)),
     Defect(
         Kind.RING,
         Break(

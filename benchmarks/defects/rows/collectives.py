@@ -11,9 +11,10 @@ ALL_GATHER = "y = jnp.moveaxis(lax.all_gather(x, axis), 0, dim)"
 COPY = 'return lax.pcast(x, axis, to="varying")\n\n\ndef reduce_from'
 PSUM = "    return lax.psum(x, axis)\n\n\ndef local_block"
 REDUCE_SCATTER = "return lax.psum_scatter(jnp.moveaxis(y, dim, 0), axis)"
-# x, with a gradient that is multiplied by the number of devices; and that is the first device's.
-# On one device both change nothing, or one device would make the same mistake.
+# x, with a gradient that is multiplied by the number of devices; with none; with the first device's.
+# On one device all change nothing, or one device would make the same mistake.
 MORE = "x + (lax.axis_size(axis) - 1) * (x - lax.stop_gradient(x))"
+NONE = "lax.stop_gradient(x) if lax.axis_size(axis) > 1 else x"
 FIRST = "jnp.where(lax.axis_index(axis) == 0, x, lax.stop_gradient(x))"
 
 COLLECTIVES = (
@@ -59,7 +60,7 @@ COLLECTIVES = (
             "copy_to has no gradient",
             FILE,
             COPY,
-            COPY.replace("(x, axis", "(lax.stop_gradient(x), axis"),
+            COPY.replace("(x, axis", f"({NONE}, axis"),
             TESTS,
         ),
         (TP,),

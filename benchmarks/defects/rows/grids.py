@@ -1,6 +1,7 @@
 """Defects of products, norms, softmax and tables on a grid of devices."""
 
-from benchmarks.breaks.table import CONTRACT, SUMMA as PRODUCTS, Break
+from benchmarks.breaks.table import CONTRACT, Break
+from benchmarks.breaks.table import SUMMA as PRODUCTS
 from benchmarks.defects.cases import BLOCKS, CANNON, FOX, ROW_COL, SLICES, SUMMA, TP, UNEVEN
 from benchmarks.defects.table import Defect, Kind, known
 
@@ -16,6 +17,7 @@ GRIDS = (
         Kind.GRID,
         known("gradient of A multiplied with B instead of its transpose's blocks"),
         (FOX, CANNON),
+        explained="the same products, from another panel on; only the moves at the ends are more",
     ),
     Defect(
         Kind.GRID,
