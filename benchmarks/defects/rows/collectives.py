@@ -11,7 +11,7 @@ ALL_GATHER = "y = jnp.moveaxis(lax.all_gather(x, axis), 0, dim)"
 COPY = 'return lax.pcast(x, axis, to="varying")\n\n\ndef reduce_from'
 PSUM = "    return lax.psum(x, axis)\n\n\ndef local_block"
 REDUCE_SCATTER = "return lax.psum_scatter(jnp.moveaxis(y, dim, 0), axis)"
-# x, with a gradient that is multiplied by the number of devices; with none; with the first device's.
+# x, with a gradient multiplied by the number of devices; with none; with that of the first device.
 # On one device all change nothing, or one device would make the same mistake.
 MORE = "x + (lax.axis_size(axis) - 1) * (x - lax.stop_gradient(x))"
 NONE = "lax.stop_gradient(x) if lax.axis_size(axis) > 1 else x"
