@@ -24,6 +24,7 @@ ZERO_3 = f"{DP} layout.zero=3"
 
 PP = "layout.pp=2 model.num_layers=4 train.micro_batches=4"
 STAGES = "layout.pp=4 model.num_layers=4 train.micro_batches=4"
+THREE = "layout.pp=3 model.num_layers=3 train.micro_batches=4"
 CHUNKS = f"{PP} layout.schedule=interleaved layout.virtual_stages=2"
 SPLIT = f"{PP} layout.schedule=zb-h1"
 RECOMPUTED = f"{PP} model.remat=full"

@@ -3,6 +3,7 @@
 import dataclasses
 from functools import partial
 
+import jax
 import numpy as np
 import pytest
 import tiny
@@ -13,6 +14,7 @@ from turns import slow
 from jaxptd import collectives
 from jaxptd.analysis.comparison import Row
 from jaxptd.analysis.verification import with_dtype
+from jaxptd.collectives import varying_axes
 from jaxptd.layers import forms
 from jaxptd.matmul import ring
 from jaxptd.mesh import Axis, Layout
@@ -115,6 +117,25 @@ def test_an_update_that_its_gradient_does_not_explain_is_named(monkeypatch) -> N
     monkeypatch.setattr(body, "clip", lossy)
     found = verified(Layout(dp=2))
     assert [(row.name, row.what) for row in found.wrong] == [("norm.w", "parameter")]
+
+
+@pytest.mark.slow
+def test_moments_on_another_device_are_found(monkeypatch) -> None:
+    """The first step, from moments of zero, does not show it."""
+    advance = body.advance
+
+    def misplaced(state, new, metrics, config):
+        ring = [(i, (i + 1) % lax.axis_size(Axis.DP)) for i in range(lax.axis_size(Axis.DP))]
+        moved = jax.tree.map(
+            lambda m: lax.ppermute(m, Axis.DP, ring) if Axis.DP in varying_axes(m) else m,
+            new["optimizer"],
+        )
+        return advance(state, {**new, "optimizer": moved}, metrics, config)
+
+    monkeypatch.setattr(body, "advance", misplaced)
+    wrong = verified(Layout(dp=2, zero=1)).wrong
+    assert wrong
+    assert {row.what for row in wrong} == {"parameter"}
 
 
 def test_not_a_number_is_not_equal() -> None:

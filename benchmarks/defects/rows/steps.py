@@ -1,7 +1,7 @@
 """Defects of the step around the model: sums of losses and gradients, clipping, the optimizer."""
 
 from benchmarks.breaks.table import Break
-from benchmarks.defects.cases import CP, DP, PP, QWEN, ROW_COL, SP, TP, ZERO_1
+from benchmarks.defects.cases import CP, DP, PP, QWEN, ROW_COL, SP, THREE, TP, ZERO_1
 from benchmarks.defects.table import Defect, Kind, Reach, known
 
 BODY = "jaxptd/step/body.py"
@@ -22,7 +22,8 @@ LESS = {
     "cp": ("(Axis.PP, Axis.DP, *self.resolved.form.axes.logit_tokens)", CP),
     "row": ("(Axis.PP, *BATCH_AXES)", ROW_COL),
 }
-OF_AXIS = {"pp": PP, "dp": DP, "cp": CP, "tp": SP, "row": ROW_COL}
+# No dim of a table splits over three stages, so that its gradient is owed over pp.
+OF_AXIS = {"pp": THREE, "dp": DP, "cp": CP, "tp": SP, "row": ROW_COL}
 
 
 def _loss_without(axis: str) -> Defect:
@@ -41,8 +42,10 @@ def _loss_twice(axis: str) -> Defect:
 
 def _gradients_of_first(axis: str) -> Defect:
     """Types stay as they are, so tracing cannot see it."""
-    kept = f'(lax.axis_index("{axis}") == 0) | ("{axis}" not in axes)'
-    new = GRADIENT_SUM.replace("grads[name] for", f"jnp.where({kept}, grads[name], 0) for")
+    first = f'jnp.where(lax.axis_index("{axis}") == 0, grads[name], 0)'
+    new = GRADIENT_SUM.replace(
+        "grads[name] for", f'({first} if "{axis}" in axes else grads[name]) for'
+    )
     words = "a norm's gradient without the tokens of others" if axis == "tp" else ""
     name = words or f"gradients over {axis} are those of its first device"
     kind = Kind.NORM if axis == "tp" else Kind.OWED

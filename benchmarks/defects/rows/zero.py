@@ -12,6 +12,7 @@ NEXT = (
     "lax.ppermute(m, Axis.DP, [(i, (i + 1) % lax.axis_size(Axis.DP)) "
     "for i in range(lax.axis_size(Axis.DP))])"
 )
+MOVED = f"jax.tree.map(lambda m: m if Axis.DP not in varying_axes(m) else {NEXT}"
 
 ZERO = (
     # ---- shards ----
@@ -127,8 +128,7 @@ ZERO = (
             "a step reads the moments of another shard",
             BODY,
             'optimizer.update(clipped, state["optimizer"], state["params"])',
-            "optimizer.update(clipped, jax.tree.map(lambda m: m if not m.ndim else "
-            f'{NEXT}, state["optimizer"]), state["params"])',
+            f'optimizer.update(clipped, {MOVED}, state["optimizer"]), state["params"])',
             TESTS,
         ),
         (ZERO_1,),
@@ -139,7 +139,7 @@ ZERO = (
             "a step leaves its moments on another shard",
             BODY,
             '"optimizer": moments}',
-            f'"optimizer": jax.tree.map(lambda m: m if not m.ndim else {NEXT}, moments)}}',
+            f'"optimizer": {MOVED}, moments)}}',
             TESTS,
         ),
         (ZERO_1,),
