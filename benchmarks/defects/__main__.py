@@ -87,6 +87,7 @@ def _run(chosen: Sequence[Defect], results: Results, options: object) -> None:
         words = " ".join(f"{name} {found[name]['word']}," for name in missing).rstrip(",")
         print(f"{defect.name}: {words}", flush=True)
 
+    results.keep(ALL)
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:  # type: ignore[attr-defined]
         list(pool.map(one, chosen))
 

@@ -63,8 +63,18 @@ class Results:
         made = {name: {**each, "key": key(defect, name)} for name, each in findings.items()}
         with self._lock:
             self._rows.setdefault(defect.name, {}).update(made)
-            rows = {name: self._rows[name] for name in sorted(self._rows)}
-            write_text(self.path, json.dumps({"defects": rows}, indent=1) + "\n")
+            self._write()
+
+    def keep(self, defects: Iterable[Defect]) -> None:
+        """Forgets the findings of all other defects, which are no longer in the table."""
+        names = {each.name for each in defects}
+        with self._lock:
+            self._rows = {name: found for name, found in self._rows.items() if name in names}
+            self._write()
+
+    def _write(self) -> None:
+        rows = {name: self._rows[name] for name in sorted(self._rows)}
+        write_text(self.path, json.dumps({"defects": rows}, indent=1) + "\n")
 
     def of(self, defect: Defect) -> Findings:
         """What was found, of the present code or of an earlier one."""
