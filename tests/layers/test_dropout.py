@@ -4,8 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 
 from jaxptd.layers.dropout import Places, Site, dropout, fold, keep_mask
+from jaxptd.mesh import Layout
 
 SEED = jnp.array([1, 2], jnp.uint32)
 
@@ -75,3 +77,17 @@ def test_the_mask_is_not_kept_for_backward() -> None:
     _, back = jax.vjp(lambda x: dropout(x, places, numbers(16), 0.25), jnp.ones((2, 8, 16)))
     saved = [x.shape for x in jax.tree.leaves(back) if hasattr(x, "shape")]
     assert (2, 8, 16) not in saved
+
+
+def test_a_model_draws_at_every_site(monkeypatch) -> None:
+    """Two places that share a site would share a mask."""
+    at, drawn = Places.at, set()
+
+    def noted(places: Places, layer: jax.Array | int, site: Site) -> Places:
+        drawn.add(site)
+        return at(places, layer, site)
+
+    monkeypatch.setattr(Places, "at", noted)
+    program = tiny.program(Layout(), dropout=0.1, **tiny.T5)
+    program.train_step.trace(program.abstract_state, program.abstract_batch)
+    assert drawn == {*Site}

@@ -130,7 +130,7 @@ PIPELINES = (
     Defect(
         Kind.ROWS,
         known("backward goes through the encoder first"),
-        (f"{PP} {T5} model.num_decoder_layers=2 model.num_layers=2",),
+        (f"{PP} {T5} model.num_decoder_layers=1 model.num_layers=3",),
     ),
     Defect(
         Kind.ROWS,
