@@ -79,6 +79,15 @@ def test_the_mask_is_not_kept_for_backward() -> None:
     assert (2, 8, 16) not in saved
 
 
+def test_a_source_has_the_numbers_of_its_samples() -> None:
+    source = Places(numbers(4), numbers(6), SEED)
+    places = Places(numbers(4), numbers(8), SEED, source=source)
+    found = places.of(numbers(2) + 2, (None, None))
+    assert found.source is not None
+    assert found.sample_B.tolist() == found.source.sample_B.tolist() == [2, 3]
+    assert found.source.position_T.shape == (6,)
+
+
 def test_a_model_draws_at_every_site(monkeypatch) -> None:
     """Two places that share a site would share a mask."""
     at, drawn = Places.at, set()
