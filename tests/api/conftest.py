@@ -15,11 +15,15 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclasses.dataclass(frozen=True)
 class Interrupted:
-    """A run, the rows that its callback was given, and the handlers of signals after it."""
+    """A run, the rows that its callback was given, and the handlers of signals after it.
+
+    firsts: the number of the first sample of each batch of training.
+    """
 
     run: Run
     rows: list[dict[str, Any]]
     handlers: tuple[Any, ...]
+    firsts: list[int]
 
 
 @pytest.fixture(scope="package")
@@ -39,5 +43,15 @@ def interrupted(config: jaxptd.Config) -> Interrupted:
         if row["step"] == 3:
             signal.raise_signal(signal.SIGINT)
 
-    run = jaxptd.train(config, on_log=on_log, quiet=True)
-    return Interrupted(run, rows, tuple(signal.getsignal(number) for number in SIGNALS))
+    read, firsts = Run.read_batch, []
+
+    def noted(run: Run, windows: Any, first: int, **options: Any) -> Any:
+        if windows is run.data.train:
+            firsts.append(first)
+        return read(run, windows, first, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Run, "read_batch", noted)
+        run = jaxptd.train(config, on_log=on_log, quiet=True)
+    handlers = tuple(signal.getsignal(number) for number in SIGNALS)
+    return Interrupted(run, rows, handlers, firsts)

@@ -24,6 +24,12 @@ def test_an_interrupt_leaves_a_usable_run_and_no_handler(interrupted, capfd) -> 
     assert capfd.readouterr().out == ""  # quiet
 
 
+def test_steps_read_all_samples_in_their_order(interrupted) -> None:
+    size, firsts = interrupted.run.config.train.global_batch_size, interrupted.firsts
+    assert firsts == [size * i for i in range(len(firsts))]
+    assert len(firsts) >= 3
+
+
 def test_metrics_are_columns(interrupted) -> None:
     metrics, rows = interrupted.run.metrics, interrupted.rows
     assert metrics["step"].tolist() == [1, 2, 3, 4]

@@ -111,6 +111,16 @@ def test_masked_targets_leave_the_mean_of_the_others() -> None:
     assert losses == pytest.approx([float(loss) / int(number)] * 2, rel=1e-6)
 
 
+def test_an_evaluation_counts_every_target_once_on_any_layout() -> None:
+    """Parameters of zero give every token the same probability."""
+    made = tiny.program(Layout(dp=2, cp=2, tp=2))
+    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), made.abstract_state["params"])
+    shardings = jax.tree.map(lambda x: x.sharding, made.abstract_state["params"])
+    sums = made.eval_step(jax.device_put(zeros, shardings), tiny.batch())["cross_entropy"]
+    assert int(sums["targets"]) == 64
+    assert float(sums["sum"]) == pytest.approx(64 * np.log(tiny.VOCAB))
+
+
 @pytest.mark.slow
 def test_dropout_differs_from_step_to_step_and_is_off_in_evaluation() -> None:
     program = tiny.program(Layout(), dropout=0.5)
