@@ -73,8 +73,11 @@ class Results:
             self._write()
 
     def _write(self) -> None:
-        rows = {name: self._rows[name] for name in sorted(self._rows)}
-        write_text(self.path, json.dumps({"defects": rows}, indent=1) + "\n")
+        """A line for each defect, so that versions of the file can be compared."""
+        rows = (
+            f"{json.dumps(name)}: {json.dumps(self._rows[name])}" for name in sorted(self._rows)
+        )
+        write_text(self.path, '{"defects": {\n' + ",\n".join(rows) + "\n}}\n")
 
     def of(self, defect: Defect) -> Findings:
         """What was found, of the present code or of an earlier one."""
