@@ -28,8 +28,8 @@ def page(defects: Collection[Defect], results: Results, day: str) -> str:
         "# Injected defects",
         f"`python -m benchmarks.defects --run`, {day}, jax {version('jax')}, simulated devices.",
         "A defect is a patch of one line of meaning in a copy of the repository. Each detector "
-        "runs in a process of its own (tracing, verify and comms in one); its seconds are those to its "
-        "verdict, with imports. A dash: not run, as what cannot be traced cannot be run. "
+        "runs in a process of its own (tracing, verify and comms in one); its seconds are those to "
+        "its verdict, with imports. A dash: not run, as what cannot be traced cannot be run. "
         "`verify` runs in float64 first, on the tiny config, with compiled programs cached.",
         "## Rates\n\n" + table(rates(defects, results)) + "\n\n" + headline(defects, results),
         "## Kinds\n\nDefects caught by each detector.\n\n" + table(kinds(defects, results)),
