@@ -69,6 +69,15 @@ TRAINING = (
         WHOLE,
         "newton_schulz",
     ),
+    # ---- verify ----
+    Break(
+        "verify's second step begins with moments of zero",
+        "jaxptd/analysis/verification.py",
+        'moments = {"optimizer": state["optimizer"]}',
+        "moments: dict = {}",
+        "tests/analysis/test_verification.py -m slow",
+        "moments_on",
+    ),
     # ---- compiled pipelines ----
     Break(
         "loops of stages count as one trip in compiled programs",
