@@ -22,7 +22,7 @@ from jaxptd.config import Config, Dtype
 from jaxptd.display import Table, html_of
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.models.families import family_of
-from jaxptd.params import Params, shardings
+from jaxptd.params import Params
 from jaxptd.step import Batch, Program
 
 # Precisions too coarse to be their own reference -> the precision of the one device.
@@ -153,7 +153,8 @@ class OneStep:
     def run(self, params: Tensors) -> Outcome:
         """Runs one step from `params`, canonical; and once more, with its moments."""
         stored = jax.tree.map(np.asarray, jax.jit(self._stored)(params))  # cut without a program
-        stored = jax.device_put(stored, shardings(self.program.states.stored, self.program.mesh))
+        held = jax.tree.map(lambda x: x.sharding, self.program.abstract_state["params"])
+        stored = jax.device_put(stored, held)  # in host memory, if the state is kept there
         step, first = self.program.step_with_gradients, self.program.init_state()
         state, metrics, grads = step({**first, "params": stored}, self.batch)
         moments = {"optimizer": state["optimizer"]}

@@ -172,6 +172,11 @@ def check_block(model: Any) -> None:
     require_divides("model.num_heads", model.num_heads, "model.num_kv_heads", kv_heads)
     require_positive("model", model, "rope_theta", "rope_factor", "rope_original_length")
     _check_positions(model, options)
+    if options.norm == "layernorm" and model.hidden_size == 1:
+        raise UserError(
+            "model.hidden_size=1 with model.norm=layernorm: one number minus its mean is 0, so no "
+            "layer would see a token; use model.hidden_size=2 or more"
+        )
     if options.rope and options.head_size % 2:
         raise UserError(
             f"model.positions=rope turns pairs, and a head has {options.head_size} numbers; use an "

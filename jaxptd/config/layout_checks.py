@@ -79,10 +79,10 @@ def _check_sequence(name: str, length: int, layout: Layout) -> None:
     heads = layout.attention2d == "heads"
     ring, devices = _product(layout, Axis.CP, *((Axis.ROW,) if heads else ()))
     if devices > 1 and layout.ring == "zigzag" and length % (2 * devices):
+        other = "" if length % devices else ", or layout.ring=blockwise"
         raise UserError(
             f"model.{name}={length} does not split into two chunks for each of "
-            f"{ring}={devices}, as layout.ring=zigzag needs; use a multiple of {2 * devices}, or "
-            "layout.ring=blockwise"
+            f"{ring}={devices}, as layout.ring=zigzag needs; use a multiple of {2 * devices}{other}"
         )
     inner = Axis.TP if layout.sequence_parallel else Axis.ROW
     unit = math.lcm(layout.row, layout.col) * layout.matmul2d_slices

@@ -30,6 +30,8 @@ Products = Literal["native", "fp8"]
 Remat = Literal["none", "dots", "attention", "full"]
 AttentionKind = Literal["auto", "xla", "cudnn"]
 
+MOST_DROPPED = 0.9999999  # of dropout, whose masks compare 32-bit numbers
+
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
@@ -156,6 +158,11 @@ class ModelConfig:
         require_positive("model", self, "num_decoder_layers", "decoder_seq_length")
         require_positive("model", self, "relative_buckets", "relative_distance")
         require_below_one("model", self, "dropout")
+        if self.dropout > MOST_DROPPED:
+            raise UserError(
+                f"model.dropout={self.dropout} drops everything, as masks are exact to 2**-32; use "
+                f"{MOST_DROPPED} or less"
+            )
         require_not_negative("model", self, "remat_layers", "z_loss", "token_types", "start_token")
         most = max(self.num_layers, self.decoder_layers)
         if (self.remat_layers or 0) > most:

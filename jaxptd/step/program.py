@@ -114,14 +114,15 @@ class Program:
 
     @checked("jaxptd.Program.canonical")
     def canonical(self, params: Mapping[str, Array]) -> Params:
-        """Parameters, or gradients, as the state holds them -> canonical.
+        """Parameters, or gradients, as the state holds them -> canonical, in device memory.
 
         Raises:
             UserError: the model has no such parameter.
         """
         if unknown := [name for name in params if name not in self.states.stored]:
             raise UserError(f"the model has no parameter {quoted(unknown[0])}; see Program.infos")
-        return {name: self.states.stored[name].to_canonical(x) for name, x in params.items()}
+        on_device = self.states.to_device(dict(params))
+        return {name: self.states.stored[name].to_canonical(x) for name, x in on_device.items()}
 
     @cached_property
     def batches(self) -> Batches:

@@ -8,17 +8,18 @@ import numpy as np
 import pytest
 import tiny
 from jax import lax
-from one_device import verified
+from one_device import FromZeros, verified
 from turns import slow
 
 from jaxptd import collectives
 from jaxptd.analysis.comparison import Row
-from jaxptd.analysis.verification import with_dtype
+from jaxptd.analysis.verification import OneStep, with_dtype
 from jaxptd.collectives import varying_axes
 from jaxptd.layers import forms
 from jaxptd.matmul import ring
-from jaxptd.mesh import Axis, Layout
-from jaxptd.step import body, resolved
+from jaxptd.mesh import Axis, Layout, make_mesh
+from jaxptd.step import Program, body, resolved
+from jaxptd.step.state import HOST
 
 RING_STEPS = dataclasses.replace(tiny.SEQUENCE_PARALLEL, collective_matmul=True)
 FAST = {"scan_layers": False, "vocab_multiple": 32}
@@ -150,3 +151,22 @@ def test_rows_come_in_the_order_of_backward() -> None:
     layers = [int(name.split(".")[1]) for name in names if name.startswith("blocks")]
     assert layers == sorted(layers, reverse=True)
     assert np.unique(layers).tolist() == [0, 1]
+
+
+def test_a_step_is_verified_from_parameters_in_the_memory_that_training_has(monkeypatch) -> None:
+    """A step that changes nothing, so that nothing is compiled but what verify itself does."""
+    found = []
+
+    def unchanged(state, batch):
+        found.append({x.sharding.memory_kind for x in state["params"].values()})
+        metrics = dict.fromkeys(("loss", "grad_norm", "learning_rate"), 0.0)
+        return state, metrics, state["params"]
+
+    monkeypatch.setattr(Program, "step_with_gradients", property(lambda _: unchanged))
+    layout = Layout(pp=2, offload="optimizer", stage_layers=(2, 1))
+    program = FromZeros(tiny.config(layout, num_layers=3), make_mesh(layout))
+    draw = np.random.default_rng(0)
+    start = {n: draw.normal(size=info.shape).astype("f4") for n, info in program.infos.items()}
+    outcome = OneStep(program).run(start)
+    assert found == [{HOST}]
+    assert np.array_equal(outcome.parameters["blocks.2.mlp.up.w"], start["blocks.mlp.up.w"][2])

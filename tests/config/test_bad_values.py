@@ -60,6 +60,8 @@ VALUES = [
     (ModelConfig, {"dropout": "0.1"}, "model.dropout='0.1': use a number"),
     (ModelConfig, {"dropout": True}, "model.dropout=True: use a number"),
     (ModelConfig, {"dropout": 1}, "model.dropout=1.0 must be in [0, 1)"),
+    (ModelConfig, {"dropout": 1 - 1e-10}, "model.dropout=0.9999999999 drops everything", "or less"),
+    (ModelConfig, {"hidden_size": 1, "num_heads": 1}, "model.hidden_size=1 with model.norm=layer"),
     (ModelConfig, {"dropout": np.float32("nan")}, "model.dropout=nan must be in [0, 1)"),
     (ModelConfig, {"num_heads": 7}, "model.hidden_size=256 does not split over model.num_heads=7"),
     (Layout, {"tp": "2"}, "layout.tp='2': use a whole number"),

@@ -31,6 +31,16 @@ MODEL = ModelConfig(hidden_size=60, num_heads=30, seq_length=9)
             Layout(cp=2),
             "chunks for each of layout.cp=2, as layout.ring=zigzag needs; use a",
         ),
+        (
+            dataclasses.replace(MODEL, seq_length=16),
+            Layout(cp=3),
+            "layout.cp=3, as layout.ring=zigzag needs; use a multiple of 6;",
+        ),
+        (
+            dataclasses.replace(MODEL, seq_length=9),
+            Layout(cp=3),
+            "; use a multiple of 6, or layout.ring=blockwise;",
+        ),
         (MODEL, Layout(cp=2, ring="rsa"), "model.seq_length=9 does not split over layout.cp=2"),
         (
             dataclasses.replace(MODEL, family="t5", seq_length=8, decoder_seq_length=6),
@@ -84,7 +94,7 @@ MODEL = ModelConfig(hidden_size=60, num_heads=30, seq_length=9)
 def test_a_model_that_does_not_split(model, layout, words):
     with pytest.raises(UserError) as caught:
         check_layout(model, layout)
-    assert words in str(caught.value)
+    assert words in f"{caught.value};"
     with pytest.raises(UserError):
         Config(model=model, layout=layout)
 
