@@ -9,6 +9,7 @@ import dataclasses
 import zlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ from jaxptd.config import Config, Dtype
 from jaxptd.display import Table, html_of
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.models.families import family_of
-from jaxptd.params import Params
+from jaxptd.params import ParamInfo, Params, shardings
 from jaxptd.step import Batch, Program
 
 # Precisions too coarse to be their own reference -> the precision of the one device.
@@ -101,25 +102,72 @@ def verify(config: Config, *, dtype: Dtype) -> Report:
 
 
 def _verify(config: Config, dtype: Dtype) -> Report:
-    optimizer = dataclasses.replace(config.optimizer, skip_above=0.0)  # or nothing is updated
-    config = with_dtype(dtype, dataclasses.replace(config, optimizer=optimizer))
-    single = dataclasses.replace(config, layout=Layout())
+    return compared(config, one_device(config, dtype=dtype))
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """One device's step, which steps on layouts are compared with.
+
+    Args:
+        dtype: that layouts compute in.
+        start: the parameters of both steps, canonical.
+        expected: the step from them.
+        rounded: the step from them, each changed by one rounding error.
+        infos: of the parameters.
+        options: of the compiler, for both steps; None: its defaults.
+    """
+
+    dtype: Dtype
+    start: Tensors
+    expected: Outcome
+    rounded: Outcome
+    infos: Mapping[str, ParamInfo]
+    options: Mapping[str, Any] | None = None
+
+    @property
+    def eps(self) -> float:
+        return float(jnp.finfo(self.dtype).eps)
+
+
+def one_device(
+    config: Config, *, dtype: Dtype, options: Mapping[str, Any] | None = None
+) -> Reference:
+    """Runs the step of a config on one device.
+
+    Args:
+        config: as that of `verify`.
+        dtype: that layouts compute in; the one device may compute in a finer one.
+        options: of the compiler.
+    """
+    single = dataclasses.replace(_comparable(config), layout=Layout())
     single = with_dtype(REFERENCE_DTYPE.get(dtype, dtype), single)
-    reference = OneStep(Program(single, make_mesh(single.layout)))
-    spread = OneStep(Program(config, make_mesh(config.layout)))
-    eps = float(jnp.finfo(dtype).eps)
-    for each in (reference, spread):
-        require_fits(each.program)
-    with out_of_memory_explained(reference.program):
-        start = reference.parameters()
-        expected = reference.run(start)
-        rounded = reference.run(_perturbed(start, eps))
+    step = OneStep(Program(single, make_mesh(single.layout)), options)
+    require_fits(step.program)
+    with out_of_memory_explained(step.program):
+        start = step.parameters()
+        expected = step.run(start)
+        rounded = step.run(_perturbed(start, float(jnp.finfo(dtype).eps)))
+    return Reference(dtype, start, expected, rounded, step.program.infos, options)
+
+
+def compared(config: Config, reference: Reference) -> Report:
+    """Compares the step of a config on its layout with one device's."""
+    config = with_dtype(reference.dtype, _comparable(config))
+    spread = OneStep(Program(config, make_mesh(config.layout)), reference.options)
+    require_fits(spread.program)
     with out_of_memory_explained(spread.program):
-        found = spread.run(start)
-    steps = FirstSteps(config.optimizer, reference.program.infos, eps)
-    rows = compare(expected, rounded, found, steps=steps)
+        found = spread.run(reference.start)
+    steps = FirstSteps(config.optimizer, reference.infos, reference.eps)
+    rows = compare(reference.expected, reference.rounded, found, steps=steps)
     order = sorted(rows, key=lambda row: backward_order(row, family_of(config.model).last))
-    return Report(config.layout, dtype, order)
+    return Report(config.layout, reference.dtype, order)
+
+
+def _comparable(config: Config) -> Config:
+    """The config without skipped steps, in which nothing would be updated."""
+    optimizer = dataclasses.replace(config.optimizer, skip_above=0.0)
+    return dataclasses.replace(config, optimizer=optimizer)
 
 
 def with_dtype(dtype: Dtype, config: Config) -> Config:
@@ -132,9 +180,15 @@ def with_dtype(dtype: Dtype, config: Config) -> Config:
 
 @dataclasses.dataclass(frozen=True)
 class OneStep:
-    """Runs single steps of a program from canonical parameters."""
+    """Runs single steps of a program from canonical parameters.
+
+    Args:
+        program: with the step.
+        options: of the compiler; None: its defaults.
+    """
 
     program: Program
+    options: Mapping[str, Any] | None = None
 
     def parameters(self) -> Tensors:
         """Initial parameters with a little noise, so that no bias or norm starts without effect."""
@@ -152,13 +206,14 @@ class OneStep:
 
     def run(self, params: Tensors) -> Outcome:
         """Runs one step from `params`, canonical; and once more, with its moments."""
+        states = self.program.states
         stored = jax.tree.map(np.asarray, jax.jit(self._stored)(params))  # cut without a program
-        held = jax.tree.map(lambda x: x.sharding, self.program.abstract_state["params"])
-        stored = jax.device_put(stored, held)  # in host memory, if the state is kept there
-        step, first = self.program.step_with_gradients, self.program.init_state()
-        state, metrics, grads = step({**first, "params": stored}, self.batch)
-        moments = {"optimizer": state["optimizer"]}
-        again, _, _ = step({**first, **moments, "params": stored}, self.batch)
+        first = states.new(jax.device_put(stored, shardings(states.stored, self.program.mesh)))
+        step = self.program.step_with_gradients
+        if self.options is not None:
+            step = step.lower(first, self.batch).compile(compiler_options=dict(self.options))
+        state, metrics, grads = step(first, self.batch)
+        again, _, _ = step({**first, "optimizer": state["optimizer"]}, self.batch)
         return Outcome(
             loss=float(metrics["loss"]),
             grad_norm=float(metrics["grad_norm"]),
