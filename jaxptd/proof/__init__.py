@@ -1,0 +1,1 @@
+"""Proof by many configurations that nobody chose: drawn, compared with one device, minimised."""

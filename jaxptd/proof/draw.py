@@ -1,0 +1,120 @@
+"""Draws cases: each from the values of all fields, and so that pairs of values meet early.
+
+A case begins with a pair of values that has not met, and any value for every other field. If the
+config is refused, a field that the sentence names is drawn again, until it is accepted: so nothing
+here knows what a layout divides. Four cases in a row have the same model, batch and optimizer, and
+share the step of one device.
+"""
+
+import dataclasses
+import math
+import random
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from jaxptd.config import Config
+from jaxptd.layout import Axis
+from jaxptd.proof.cases import in_vain, named, try_made
+from jaxptd.proof.pairs import Pairs
+from jaxptd.proof.values import DRAWN, HOW, Values
+
+SHARED = 4  # cases in a row with the same step on one device
+CANDIDATES = 3  # accepted cases of which the one with most new pairs is taken
+TRIES = 120  # values drawn again, before a pair is given up
+_AXES = tuple(f"layout.{axis}" for axis in Axis)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A case that was drawn.
+
+    Args:
+        number: from 0.
+        values: of every field that is drawn.
+        config: that they make.
+        refused: the sentence that refused the values that were drawn first; None if none did.
+    """
+
+    number: int
+    values: Values
+    config: Config
+    refused: str | None
+
+
+class Draws:
+    """Draws the cases of a seed, one after the other.
+
+    Args:
+        seed: of all of them.
+        devices: that a layout has at most.
+        folder: for tables of schedules.
+    """
+
+    def __init__(self, seed: int, devices: int, folder: Path) -> None:
+        self._draw = random.Random(f"{seed} {devices}")
+        self.pairs = Pairs(self._draw)
+        self._devices, self._folder = devices, folder
+
+    def __iter__(self) -> Iterator[Case]:
+        model: Values = {}
+        number = 0
+        while True:
+            if number % SHARED == 0:
+                model = {}
+            case = self._next(number, model) or self._next(number, {})
+            if case is None:
+                continue
+            model = {name: x for name, x in case.values.items() if name not in HOW}
+            self.pairs.add(case.values)
+            number += 1
+            yield case
+
+    def _next(self, number: int, kept: Values) -> Case | None:
+        """The candidate with the most new pairs; None if the pair was refused."""
+        pair = self.pairs.next(kept)
+        pinned = {**kept, **dict(pair or ())}
+        drawn = (self._accepted(number, pinned) for _ in range(CANDIDATES))
+        found = [case for case in drawn if case]
+        if not found:
+            if pair and not kept:
+                self.pairs.refused.add(pair)
+            return None
+        return max(found, key=lambda case: self.pairs.new(case.values))
+
+    def _accepted(self, number: int, pinned: Values) -> Case | None:
+        values = {name: self._value(name) for name in DRAWN if not name.startswith("layout.")}
+        values |= self._layout(pinned) | pinned
+        first = None
+        for tries in range(TRIES):
+            config = try_made(values, self._folder)
+            if isinstance(config, str):
+                sentence: str | None = config
+                first = config if tries == 0 else first
+            elif self._size(values) > self._devices:
+                sentence = " ".join(_AXES)
+            else:
+                sentence = next(in_vain(config), None)
+                if sentence is None:
+                    return Case(number, values, config, first)
+            free = [name for name in named(sentence or "") if name not in pinned]
+            if not free:
+                return None
+            name = self._draw.choice(free)
+            values[name] = self._value(name)
+        return None
+
+    def _layout(self, pinned: Collection[str]) -> dict[str, object]:
+        """Two or three axes of some size, and options that they may have."""
+        values = {name: DRAWN[name][0] for name in DRAWN if name.startswith("layout.")}
+        axes = self._draw.sample(_AXES, self._draw.choice((1, 2, 2, 3, 3)))
+        values |= {name: self._value(name) for name in axes}
+        options = [name for name in values if name not in _AXES]
+        chosen = (name for name in options if self._draw.random() < 0.6)
+        return values | {name: self._value(name) for name in chosen}
+
+    def _value(self, name: str) -> object:
+        return self._draw.choice(DRAWN[name])
+
+    @staticmethod
+    def _size(values: Values) -> int:
+        return math.prod(values[name] for name in _AXES)

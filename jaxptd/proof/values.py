@@ -1,0 +1,151 @@
+"""The values that are drawn for each field of a config, and the fields that are not drawn.
+
+The first value of a field is its plain one: a case that fails is reduced to plain values as far as
+it still fails. Sizes are small, so that a case takes seconds, and odd, so that devices rarely
+divide them.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from jaxptd.config import Config, FamilyName, OptimizerName, Remat
+from jaxptd.layout import SCHEDULES, Attention2D, Axis, Matmul2D, RingKind
+
+Values = Mapping[str, Any]  # of fields, by `section.name`
+
+OWN = ("own.csv", "own-split.csv", "own-v.csv")  # tables that are drawn, too: `tables.py`
+UNEVEN = "uneven"  # of layout.stage_layers: drawn when the number of parts is known
+_SIZES = (1, 2, 4, 3, 8)
+
+DRAWN: Mapping[str, tuple[Any, ...]] = {
+    # ---- how a step is computed ----
+    **{f"layout.{axis}": _SIZES for axis in Axis},
+    "layout.sequence_parallel": (False, True),
+    "layout.collective_matmul": (False, True),
+    "layout.ring": get_args(RingKind),
+    "layout.matmul2d": get_args(Matmul2D),
+    "layout.matmul2d_slices": (1, 2, 3),
+    "layout.attention2d": get_args(Attention2D),
+    "layout.schedule": (*SCHEDULES, *OWN),
+    "layout.virtual_stages": (None, 1, 2, 3),
+    "layout.stage_layers": (None, UNEVEN),
+    "layout.zero": (0, 1, 2, 3),
+    "layout.offload": ("none", "optimizer", "activations"),
+    "train.micro_batches": (1, 2, 3, 4),
+    "model.remat": get_args(Remat),
+    "model.remat_layers": (None, 0, 1, 2),
+    "model.attention": ("auto", "xla"),
+    "model.scan_layers": (True, False),
+    "model.vocab_multiple": (1, 8),
+    # ---- what is computed ----
+    "model.dtype": ("float64", "float32", "bfloat16"),
+    "model.family": get_args(FamilyName),
+    "model.num_layers": (2, 3, 4, 5),
+    "model.num_decoder_layers": (None, 1, 3),
+    "model.hidden_size": (16, 12, 15, 24),
+    "model.num_heads": (4, 3, 6, 8),
+    "model.num_kv_heads": (None, 1, 2, 3),
+    "model.head_size": (None, 2, 6),
+    "model.ffn_hidden_size": (None, 24, 23),
+    "model.norm": (None, "layernorm", "rmsnorm"),
+    "model.norm_eps": (None, 1e-3),
+    "model.norm_order": (None, "pre", "post"),
+    "model.activation": (None, "gelu", "gelu-tanh", "relu", "silu"),
+    "model.gated": (None, True, False),
+    "model.linear_bias": (None, "all", "qkv", "none"),
+    "model.positions": (None, "learned", "rope", "relative", "none"),
+    "model.rope_theta": (None, 100.0),
+    "model.rope_scaling": (None, "linear", "llama3", "yarn"),
+    "model.rope_factor": (None, 2.0),
+    "model.rope_original_length": (None, 4),
+    "model.rope_range": (None, (1.0, 2.0)),
+    "model.relative_buckets": (None, 8),
+    "model.relative_distance": (None, 7, 40),
+    "model.qk_norm": (None, True, False),
+    "model.causal": (None, True, False),
+    "model.token_types": (None, 0, 2),
+    "model.attention_scale": (None, 0.3),
+    "model.window": (None, 3, 7),
+    "model.seq_length": (8, 16, 12, 24, 18),
+    "model.decoder_seq_length": (None, 8, 12),
+    "model.max_positions": (None, 24),
+    "model.vocab_size": (13, 16, 31),
+    "model.dropout": (0.0, 0.1),
+    "model.tie_embeddings": (True, False),
+    "model.output_scale": (None, 0.5),
+    "model.logit_softcap": (None, 2.0),
+    "model.z_loss": (0.0, 0.1),
+    "data.documents": ("joined", "apart"),
+    "optimizer.name": get_args(OptimizerName),
+    "optimizer.decay": ("cosine", "linear", "wsd", "constant"),
+    "optimizer.weight_decay": (0.1, 0.0),
+    "optimizer.beta1": (0.9, 0.5),
+    "optimizer.beta2": (0.95, 0.8),
+    "optimizer.epsilon": (1e-8, 1e-4),
+    "optimizer.momentum": (0.95, 0.5),
+    "optimizer.grad_clip": (1.0, 0.0, 0.01),
+    "train.global_batch_size": (8, 4, 6, 12, 24),
+    "train.seed": (0, 7),
+}
+
+# Fields of which the result on one device does not depend.
+HOW = frozenset(
+    (
+        *(name for name in DRAWN if name.startswith("layout.")),
+        *("train.micro_batches", "model.remat", "model.remat_layers", "model.attention"),
+        *("model.scan_layers", "model.vocab_multiple"),
+    )
+)
+
+# Set in every case: short warm-up, so that parameters move, and simulated devices.
+FIXED: Values = {
+    "optimizer.learning_rate": 0.01,
+    "optimizer.warmup_steps": 3,
+    "train.steps": 30,
+    "train.platform": "cpu",
+}
+
+NOT_DRAWN: Mapping[str, str] = {
+    "model.products": "verify compares native products, whatever a config trains with",
+    "model.start_token": "an id like any other, and batches are random",
+    "data.source": "verify reads no data",
+    "data.tokenizer": "verify reads no data",
+    "data.validation_fraction": "verify reads no data",
+    "data.prompt_field": "verify reads no data",
+    "optimizer.decay_steps": "a number of the learning rate, which all devices compute alike",
+    "optimizer.cooldown_steps": "a number of the learning rate",
+    "optimizer.min_learning_rate": "a number of the learning rate",
+    "optimizer.skip_above": "verify skips no step",
+    "train.max_skipped": "of many steps",
+    "train.log_every": "of many steps",
+    "train.eval_every": "of many steps",
+    "train.eval_batches": "of evaluations",
+    "train.sample_tokens": "of the end of a run",
+    "train.run_dir": "verify writes nothing",
+    **dict.fromkeys(
+        (f"checkpoint.{name}" for name in ("every", "keep", "keep_best", "asynchronous")),
+        "verify saves nothing",
+    ),
+    "checkpoint.resume": "verify saves nothing",
+    "checkpoint.start": "verify starts from random numbers",
+    **dict.fromkeys(
+        (f"processes.{name}" for name in ("coordinator", "count", "id", "wait", "stuck_after")),
+        "one process has all the devices",
+    ),
+}
+
+
+def fields() -> set[str]:
+    """Every field of a config, as `section.name`."""
+    sections: dict[str, Any] = {each.name: each.type for each in dataclasses.fields(Config)}
+    return {
+        f"{section}.{field.name}"
+        for section, kind in sections.items()
+        for field in dataclasses.fields(kind)
+    }
+
+
+def plain(name: str) -> Any:
+    """The plain value of a field, to which cases that fail are reduced."""
+    return DRAWN[name][0]
