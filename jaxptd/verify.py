@@ -28,6 +28,7 @@ from jaxptd.errors import run_command
 from jaxptd.fields import checked
 from jaxptd.layers.attention import choose_kernel
 from jaxptd.models.families import family_of, with_vocabulary
+from jaxptd.proof.run import add_options, run_random
 from jaxptd.run.devices import prepare, ready
 
 __all__ = ["Report", "Row", "main", "verify"]
@@ -67,6 +68,8 @@ def _table(report: Report) -> Table:
 def main(argv: Sequence[str] | None = None) -> int:
     """Proves that a layout computes what one device computes: exit code 0 equal, 1 not."""
     config, options = read_run(parser(), argv)
+    if options["random"] is not None:
+        return run_random(config, options)
     config = with_vocabulary(config)
     console = Console(quiet=options["json"])
     where = prepare(config, double=True)
@@ -93,8 +96,10 @@ def parser() -> jsonargparse.ArgumentParser:
         "--config test-tiny --layout.tp 4 --layout.sequence_parallel true",
         "--config test-tiny --layout.row 2 --layout.col 2 --layout.matmul2d cannon",
         "--run-dir runs/quickstart --layout.dp 4 --layout.zero 3 --quiet",
+        "--random 100 --seed 1 --minutes 10",
     )
     made = run_parser("verify", main.__doc__ or "", examples=examples)
+    add_options(made)
     add_words(made, json="all comparisons", quiet="print the verdicts only")
     return made
 

@@ -79,7 +79,9 @@ def in_vain(config: Config) -> Iterator[str]:
 def general(sentence: str) -> str:
     """A sentence without its numbers and lists, to count those that say the same."""
     short = re.sub(r"\([\d, ]+\)", "(...)", sentence)
-    return re.sub(r"\d+(?:\.\d+)?(?:e-?\d+)?(?![\w.-]*\.csv)", "N", re.sub(r"\S+/", "", short))
+    return re.sub(
+        r"(?<![A-Za-z_])\d+(?:\.\d+)?(?:e-?\d+)?(?![\w.-]*\.csv)", "N", re.sub(r"\S+/", "", short)
+    )
 
 
 def try_made(values: Values, folder: Path) -> Config | str:

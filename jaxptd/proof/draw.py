@@ -7,9 +7,10 @@ share the step of one device.
 """
 
 import dataclasses
+import itertools
 import math
 import random
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from jaxptd.config import Config
@@ -19,8 +20,9 @@ from jaxptd.proof.pairs import Pairs
 from jaxptd.proof.values import DRAWN, HOW, Values
 
 SHARED = 4  # cases in a row with the same step on one device
-CANDIDATES = 3  # accepted cases of which the one with most new pairs is taken
-TRIES = 120  # values drawn again, before a pair is given up
+CANDIDATES = 2  # accepted cases of which the one with most new pairs is taken
+TRIES = 60  # values drawn again, before a pair is given up
+TARGETS = 2  # pairs that are tried for a case, before it is drawn without one
 _AXES = tuple(f"layout.{axis}" for axis in Axis)
 
 
@@ -32,13 +34,13 @@ class Case:
         number: from 0.
         values: of every field that is drawn.
         config: that they make.
-        refused: the sentence that refused the values that were drawn first; None if none did.
+        refused: the sentences that refused what was drawn before.
     """
 
     number: int
     values: Values
     config: Config
-    refused: str | None
+    refused: tuple[str, ...]
 
 
 class Draws:
@@ -57,45 +59,46 @@ class Draws:
 
     def __iter__(self) -> Iterator[Case]:
         model: Values = {}
-        number = 0
-        while True:
+        for number in itertools.count():
             if number % SHARED == 0:
                 model = {}
-            case = self._next(number, model) or self._next(number, {})
-            if case is None:
-                continue
+            case = self._next(number, model)
             model = {name: x for name, x in case.values.items() if name not in HOW}
             self.pairs.add(case.values)
-            number += 1
             yield case
 
-    def _next(self, number: int, kept: Values) -> Case | None:
-        """The candidate with the most new pairs; None if the pair was refused."""
-        pair = self.pairs.next(kept)
-        pinned = {**kept, **dict(pair or ())}
-        drawn = (self._accepted(number, pinned) for _ in range(CANDIDATES))
-        found = [case for case in drawn if case]
-        if not found:
-            if pair and not kept:
+    def _next(self, number: int, kept: Values) -> Case:
+        """The candidate with the most new pairs, of those that begin with a new one."""
+        for _ in range(TARGETS):
+            pair = self.pairs.next(kept)
+            if pair is None:
+                break
+            drawn = [self._accepted(number, {**kept, **dict(pair)}) for _ in range(CANDIDATES)]
+            if found := [case for case in drawn if case]:
+                return max(found, key=lambda case: self.pairs.new(case.values))
+            if not kept:
                 self.pairs.refused.add(pair)
-            return None
-        return max(found, key=lambda case: self.pairs.new(case.values))
+        while True:
+            if case := self._accepted(number, kept) or self._accepted(number, {}):
+                return case
 
     def _accepted(self, number: int, pinned: Values) -> Case | None:
+        """Draws values again until a config is accepted; None if that takes too long."""
         values = {name: self._value(name) for name in DRAWN if not name.startswith("layout.")}
-        values |= self._layout(pinned) | pinned
-        first = None
-        for tries in range(TRIES):
+        values |= self._layout() | pinned
+        refused: dict[str, None] = {}
+        for _ in range(TRIES):
             config = try_made(values, self._folder)
+            sentence: str | None
             if isinstance(config, str):
-                sentence: str | None = config
-                first = config if tries == 0 else first
+                sentence = config
+                refused[config] = None
             elif self._size(values) > self._devices:
                 sentence = " ".join(_AXES)
             else:
                 sentence = next(in_vain(config), None)
                 if sentence is None:
-                    return Case(number, values, config, first)
+                    return Case(number, values, config, tuple(refused))
             free = [name for name in named(sentence or "") if name not in pinned]
             if not free:
                 return None
@@ -103,7 +106,7 @@ class Draws:
             values[name] = self._value(name)
         return None
 
-    def _layout(self, pinned: Collection[str]) -> dict[str, object]:
+    def _layout(self) -> dict[str, object]:
         """Two or three axes of some size, and options that they may have."""
         values = {name: DRAWN[name][0] for name in DRAWN if name.startswith("layout.")}
         axes = self._draw.sample(_AXES, self._draw.choice((1, 2, 2, 3, 3)))

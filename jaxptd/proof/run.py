@@ -1,0 +1,170 @@
+"""`jaxptd verify --random N`: draws cases, compares each with one device, and prints a table."""
+
+import collections
+import itertools
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+import jaxptd
+from jaxptd.commands.words import as_path
+from jaxptd.config import Config
+from jaxptd.errors import UserError
+from jaxptd.proof.cases import general
+from jaxptd.proof.compare import Comparer, command_line
+from jaxptd.proof.draw import Case, Draws
+from jaxptd.proof.minimise import minimised
+from jaxptd.proof.record import Record
+from jaxptd.run.devices import simulate
+
+OUTCOMES = ("equal", "refused", "crashed", "unequal")
+FAILED = ("crashed", "unequal")
+DEVICES = (8, 16)
+MOST_MINIMISED = 5
+SENTENCES = 15  # refusals that the table has
+
+
+def add_options(parser: Any) -> None:
+    """Adds the options of `--random` to a parser."""
+    options: tuple[tuple[str, type, Any, str, str], ...] = (
+        ("random", int, None, "N", "draw N configs of all options, and verify each"),
+        ("seed", int, 0, "S", "of the configs that --random draws"),
+        ("devices", int, 8, "N", "with --random: 8 or 16 simulated devices"),
+        ("minutes", float, None, "M", "with --random: begin no case after M minutes"),
+        ("case", int, None, "K", "with --random: only case K, from 0"),
+        ("out", str, None, "D", "with --random: folder of the record, which a later run continues"),
+    )
+    for name, kind, default, metavar, text in options:
+        parser.add_argument(f"--{name}", type=kind, default=default, metavar=metavar, help=text)
+
+
+def run_random(config: Config, options: Mapping[str, Any]) -> int:
+    """Draws and verifies cases: exit code 0 if none crashed or was unequal, else 1."""
+    _check(config, options)
+    simulate(options["devices"])
+    seed, devices = options["seed"], options["devices"]
+    folder = as_path(options["out"] or f"runs/verify-random-{seed}-{devices}")
+    about = {"seed": seed, "devices": devices, "jaxptd": jaxptd.__version__}
+    record = Record(folder, about)
+    draws = Draws(seed, devices, folder / "schedules")
+    refusals = _run(draws, record, folder / "schedules", options)
+    result = _result(draws, record, refusals)
+    if options["json"]:
+        print(json.dumps(result))
+    else:
+        _print(result, quiet=options["quiet"])
+    return int(any(result["outcomes"][name] for name in FAILED))
+
+
+def _check(config: Config, options: Mapping[str, Any]) -> None:
+    """Raises UserError for options that are impossible, before anything is drawn."""
+    if config != Config():
+        raise UserError("--random draws every field; leave --config, --run-dir and fields out")
+    if options["random"] < 1:
+        raise UserError(f"--random {options['random']}: use 1 or more")
+    if options["devices"] not in DEVICES:
+        raise UserError(f"--devices {options['devices']}: use 8 or 16")
+    if options["minutes"] is not None and not options["minutes"] > 0:
+        raise UserError(f"--minutes {options['minutes']:g}: use a number above 0")
+    if options["case"] is not None and not 0 <= options["case"] < options["random"]:
+        raise UserError(f"--case {options['case']}: use 0 to {options['random'] - 1}")
+
+
+def _run(
+    draws: Draws, record: Record, folder: Path, options: Mapping[str, Any]
+) -> collections.Counter[str]:
+    """Compares the cases that the record does not have; counts the refusals of all."""
+    begun, comparer, only = time.monotonic(), Comparer(), options["case"]
+    refusals: collections.Counter[str] = collections.Counter()
+    hidden = options["quiet"] or options["json"]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), disable=hidden, console=_stderr()) as progress:
+        task = progress.add_task("drawing", total=options["random"])
+        for case in itertools.islice(draws, options["random"]):
+            refusals.update({general(sentence) for sentence in case.refused})
+            new = case.number not in record.lines if only is None else case.number == only
+            if new:
+                progress.update(task, description=f"{case.number}: {case.config.layout}"[:60])
+                _compare(case, record, comparer, folder)
+            progress.advance(task)
+            late = options["minutes"] and time.monotonic() - begun > 60 * options["minutes"]
+            if late or case.number == only:
+                break
+    return refusals
+
+
+def _compare(case: Case, record: Record, comparer: Comparer, folder: Path) -> None:
+    record.begin(case.number, case.values)
+    begun = time.monotonic()
+    ending = comparer.compare(case.config)
+    line = {
+        "case": case.number,
+        "outcome": ending.outcome,
+        "dtype": case.config.model.dtype,
+        "worst": ending.worst,
+        "words": ending.words,
+        "seconds": round(time.monotonic() - begun, 2),
+        "values": dict(case.values),
+    }
+    failures = [each for each in record.lines.values() if "smallest" in each]
+    if ending.outcome in FAILED:
+        line["smallest"] = command_line(case.config)
+        if len(failures) < MOST_MINIMISED:
+            record.end(line)  # kept if the process ends while the case is made smaller
+            _, smallest = minimised(case.values, folder, comparer.compare)
+            line["smallest"] = command_line(smallest)
+    record.end(line)
+
+
+def _result(draws: Draws, record: Record, refusals: collections.Counter[str]) -> dict[str, Any]:
+    """All that is printed."""
+    lines = list(record.lines.values())
+    counts = collections.Counter(line["outcome"] for line in lines)
+    worst: dict[str, float] = {}
+    for line in lines:
+        if line["outcome"] == "equal":
+            worst[line["dtype"]] = max(worst.get(line["dtype"], 0.0), line["worst"])
+    return {
+        **record.about,
+        "outcomes": {name: counts[name] for name in OUTCOMES},
+        "worst": dict(sorted(worst.items())),
+        "pairs": {"met": len(draws.pairs.met), "of": draws.pairs.number},
+        "refused": dict(refusals.most_common()),
+        "failures": [line for line in lines if line["outcome"] in FAILED],
+    }
+
+
+def _stderr() -> Console:
+    return Console(stderr=True)
+
+
+def _print(result: Mapping[str, Any], *, quiet: bool) -> None:
+    console = Console(highlight=False)
+    about = f"seed {result['seed']}, {result['devices']} devices"
+    counts = result["outcomes"]
+    if not quiet:
+        table = Table("cases", "", title=f"drawn with {about}")
+        for name, number in counts.items():
+            table.add_row(name, str(number))
+        for dtype, error in result["worst"].items():
+            table.add_row(f"worst gradient of the equal, {dtype}", f"{error:.1e}")
+        pairs = result["pairs"]
+        table.add_row("pairs of values that met", f"{pairs['met']} of {pairs['of']}")
+        console.print(table)
+        refused = Table("cases", "refused on the way to them", title="refused")
+        for sentence, number in itertools.islice(result["refused"].items(), SENTENCES):
+            refused.add_row(str(number), sentence)
+        console.print(refused)
+    for line in result["failures"]:
+        console.print(f"case {line['case']} {line['outcome']}: {line['words']}", markup=False)
+        if "smallest" in line:
+            console.print(f"  {line['smallest']}", markup=False, soft_wrap=True)
+    words = ", ".join(f"{number} {name}" for name, number in counts.items())
+    failed = any(counts[name] for name in FAILED)
+    console.print(f"{about}: {words}", style="bold red" if failed else "green")
