@@ -28,7 +28,7 @@ from jaxptd.errors import run_command
 from jaxptd.fields import checked
 from jaxptd.layers.attention import choose_kernel
 from jaxptd.models.families import family_of, with_vocabulary
-from jaxptd.proof.run import add_options, run_random
+from jaxptd.proof.run import add_options, refuse_without_random, run_random
 from jaxptd.run.devices import prepare, ready
 
 __all__ = ["Report", "Row", "main", "verify"]
@@ -70,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config, options = read_run(parser(), argv)
     if options["random"] is not None:
         return run_random(config, options)
+    refuse_without_random(options)
     config = with_vocabulary(config)
     console = Console(quiet=options["json"])
     where = prepare(config, double=True)

@@ -73,8 +73,8 @@ TRAINING = (
     Break(
         "verify's second step begins with moments of zero",
         "jaxptd/analysis/verification.py",
-        'moments = {"optimizer": state["optimizer"]}',
-        "moments: dict = {}",
+        'step({**first, "optimizer": state["optimizer"]}, self.batch)',
+        "step(first, self.batch)",
         "tests/analysis/test_verification.py -m slow",
         "moments_on",
     ),

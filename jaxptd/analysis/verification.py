@@ -209,7 +209,7 @@ class OneStep:
         states = self.program.states
         stored = jax.tree.map(np.asarray, jax.jit(self._stored)(params))  # cut without a program
         first = states.new(jax.device_put(stored, shardings(states.stored, self.program.mesh)))
-        step = self.program.step_with_gradients
+        step: Any = self.program.step_with_gradients
         if self.options is not None:
             step = step.lower(first, self.batch).compile(compiler_options=dict(self.options))
         state, metrics, grads = step(first, self.batch)

@@ -15,6 +15,7 @@ from jaxptd.proof.tables import table_file
 from jaxptd.proof.values import DRAWN, FIXED, OWN, UNEVEN, Values
 
 _FIELD = re.compile(r"\b(?:model|layout|data|optimizer|train)\.[a-z0-9_]+")
+_NUMBER = re.compile(r"(?<![A-Za-z_])\d+(?:\.\d+)?(?:e-?\d+)?")
 _PARTS: Mapping[str, int] = {"interleaved": 2, "zb-v": 2, "own-v.csv": 2}  # of each stage
 
 
@@ -78,10 +79,8 @@ def in_vain(config: Config) -> Iterator[str]:
 
 def general(sentence: str) -> str:
     """A sentence without its numbers and lists, to count those that say the same."""
-    short = re.sub(r"\([\d, ]+\)", "(...)", sentence)
-    return re.sub(
-        r"(?<![A-Za-z_])\d+(?:\.\d+)?(?:e-?\d+)?(?![\w.-]*\.csv)", "N", re.sub(r"\S+/", "", short)
-    )
+    short = re.sub(r"\S+/", "", re.sub(r"\([\d, ]+\)", "(...)", sentence))
+    return _NUMBER.sub("N", short)
 
 
 def try_made(values: Values, folder: Path) -> Config | str:

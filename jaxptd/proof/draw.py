@@ -85,7 +85,7 @@ class Draws:
     def _accepted(self, number: int, pinned: Values) -> Case | None:
         """Draws values again until a config is accepted; None if that takes too long."""
         values = {name: self._value(name) for name in DRAWN if not name.startswith("layout.")}
-        values |= self._layout() | pinned
+        values |= {**self._layout(), **pinned}
         refused: dict[str, None] = {}
         for _ in range(TRIES):
             config = try_made(values, self._folder)

@@ -34,8 +34,8 @@ def add_options(parser: Any) -> None:
     """Adds the options of `--random` to a parser."""
     options: tuple[tuple[str, type, Any, str, str], ...] = (
         ("random", int, None, "N", "draw N configs of all options, and verify each"),
-        ("seed", int, 0, "S", "of the configs that --random draws"),
-        ("devices", int, 8, "N", "with --random: 8 or 16 simulated devices"),
+        ("seed", int, None, "S", "of the configs that --random draws"),
+        ("devices", int, None, "N", "with --random: 8 or 16 simulated devices"),
         ("minutes", float, None, "M", "with --random: begin no case after M minutes"),
         ("case", int, None, "K", "with --random: only case K, from 0"),
         ("out", str, None, "D", "with --random: folder of the record, which a later run continues"),
@@ -46,9 +46,9 @@ def add_options(parser: Any) -> None:
 
 def run_random(config: Config, options: Mapping[str, Any]) -> int:
     """Draws and verifies cases: exit code 0 if none crashed or was unequal, else 1."""
-    _check(config, options)
-    simulate(options["devices"])
-    seed, devices = options["seed"], options["devices"]
+    seed, devices = options["seed"] or 0, options["devices"] or DEVICES[0]
+    _check(config, {**options, "devices": devices})
+    simulate(devices)
     folder = as_path(options["out"] or f"runs/verify-random-{seed}-{devices}")
     about = {"seed": seed, "devices": devices, "jaxptd": jaxptd.__version__}
     record = Record(folder, about)
@@ -60,6 +60,13 @@ def run_random(config: Config, options: Mapping[str, Any]) -> int:
     else:
         _print(result, quiet=options["quiet"])
     return int(any(result["outcomes"][name] for name in FAILED))
+
+
+def refuse_without_random(options: Mapping[str, Any]) -> None:
+    """Raises UserError for options that only `--random` reads."""
+    for name in ("seed", "devices", "minutes", "case", "out"):
+        if options[name] is not None:
+            raise UserError(f"--{name} has no effect without --random; give that too")
 
 
 def _check(config: Config, options: Mapping[str, Any]) -> None:

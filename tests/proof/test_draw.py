@@ -1,0 +1,72 @@
+"""Cases are drawn over every field, so that pairs of values meet, and alike each time."""
+
+import itertools
+
+import pytest
+
+from jaxptd.config.command_line import make_parser, parse
+from jaxptd.pipeline.table import check
+from jaxptd.proof.cases import general
+from jaxptd.proof.compare import command_line, on_one_device
+from jaxptd.proof.draw import SHARED, Draws
+from jaxptd.proof.tables import drawn_table
+from jaxptd.proof.values import DRAWN, FIXED, HOW, NOT_DRAWN, OWN, fields
+
+CASES = 12
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    draws = Draws(3, 8, tmp_path_factory.mktemp("drawn"))
+    return draws, list(itertools.islice(draws, CASES))
+
+
+def test_every_field_is_drawn_or_fixed_or_named_as_not_drawn() -> None:
+    groups = [set(DRAWN), set(FIXED), set(NOT_DRAWN)]
+    assert set.union(*groups) == fields()
+    assert sum(map(len, groups)) == len(fields())
+    assert all(NOT_DRAWN.values())
+    assert set(DRAWN) >= HOW
+
+
+def test_a_case_follows_from_its_seed_and_number(drawn, tmp_path) -> None:
+    again = itertools.islice(Draws(3, 8, tmp_path), CASES)
+    assert [case.values for case in again] == [case.values for case in drawn[1]]
+    others = itertools.islice(Draws(4, 8, tmp_path), CASES)
+    assert [case.values for case in others] != [case.values for case in drawn[1]]
+
+
+def test_cases_in_a_row_share_the_step_of_one_device(drawn) -> None:
+    keys = [on_one_device(case.config) for case in drawn[1]]
+    same = sum(a == b for a, b in itertools.pairwise(keys))
+    assert CASES // SHARED <= same < CASES - 1
+
+
+def test_every_case_has_new_pairs_and_its_devices(drawn) -> None:
+    draws, cases = drawn
+    assert all(2 <= case.config.layout.num_devices <= 8 for case in cases)
+    assert any(case.refused for case in cases)
+    few = len(DRAWN) * (len(DRAWN) - 1) // 2
+    assert few < len(draws.pairs.met) < draws.pairs.number
+    assert not draws.pairs.new(cases[0].values)
+
+
+def test_the_command_of_a_case_is_its_config(drawn) -> None:
+    for case in drawn[1][:3]:
+        _, *words = command_line(case.config).split(" --")
+        options = [word for each in words for word in f"--{each}".split(" ", 1)]
+        fixed = [f"--{name}={value}" for name, value in FIXED.items()]
+        assert parse(make_parser("verify", ""), [*options, *fixed])[0] == case.config
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_tables_that_are_drawn_are_schedules(kind: str) -> None:
+    for stages, micro_batches in ((2, 3), (3, 1), (4, 4)):
+        check(drawn_table(kind, stages=stages, micro_batches=micro_batches))
+
+
+def test_sentences_that_differ_in_numbers_are_counted_together() -> None:
+    one = "model.num_heads=30 does not split over layout.col=4 (1, 2, 3), or attention2d=blocks"
+    other = "model.num_heads=3 does not split over layout.col=2 (1, 3), or attention2d=blocks"
+    assert general(one) == general(other)
+    assert "attention2d" in general(one)

@@ -1,0 +1,123 @@
+"""`jaxptd verify --random`: its endings, its record, and how a failing case is made smaller."""
+
+import json
+
+import pytest
+
+from jaxptd import verify
+from jaxptd.errors import UserError
+from jaxptd.proof import run
+from jaxptd.proof.cases import made
+from jaxptd.proof.compare import Comparer, Ending
+from jaxptd.proof.minimise import minimised
+from jaxptd.proof.record import NAME
+from jaxptd.proof.values import DRAWN, plain
+
+PLAIN = {name: plain(name) for name in DRAWN}
+
+
+def command(folder, *words: str) -> int:
+    return verify.main(["--seed", "3", "--out", str(folder), *words])
+
+
+class Fake:
+    """Cases with tp or cp are unequal, the others equal."""
+
+    def __init__(self) -> None:
+        self.compared = 0
+
+    def compare(self, config) -> Ending:
+        self.compared += 1
+        wrong = config.layout.tp > 1 or config.layout.cp > 1
+        return Ending("unequal" if wrong else "equal", "words", 1e-16)
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    found = Fake()
+    monkeypatch.setattr(run, "Comparer", lambda: found)
+    return found
+
+
+def test_a_run_ends_with_a_table_and_goes_on_from_its_record(fake, tmp_path, capsys) -> None:
+    assert command(tmp_path, "--random", "3", "--quiet") in (0, 1)
+    first = (tmp_path / NAME).read_text()
+    compared = fake.compared
+    assert command(tmp_path, "--random", "3") in (0, 1)
+    assert (fake.compared, (tmp_path / NAME).read_text()) == (compared, first)
+    command(tmp_path, "--random", "8")
+    assert fake.compared > compared
+    out = capsys.readouterr().out
+    assert "pairs of values that met" in out
+    assert "seed 3, 8 devices: " in out
+
+
+def test_a_run_that_failed_ends_with_1_and_the_smallest_command(fake, tmp_path, capsys) -> None:
+    assert command(tmp_path, "--random", "12", "--json") == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["outcomes"]["unequal"] == len(found["failures"]) > 0
+    assert sum(found["outcomes"].values()) == 12
+    smallest = {line["smallest"] for line in found["failures"]}
+    assert any(each.count("--layout.") == 1 for each in smallest), smallest
+
+
+def test_a_case_that_ended_the_process_has_crashed(fake, tmp_path, capsys, monkeypatch) -> None:
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Fake, "compare", killed)
+    with pytest.raises(KeyboardInterrupt):
+        command(tmp_path, "--random", "1")
+    assert command(tmp_path, "--random", "1", "--quiet") == 1
+    assert "case 0 crashed: the process ended during this case" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--random", "0"], "--random 0: use 1 or more"),
+        (["--random", "2", "--devices", "9"], "--devices 9: use 8 or 16"),
+        (["--random", "2", "--minutes", "0"], "--minutes 0: use a number above 0"),
+        (["--random", "2", "--case", "2"], "--case 2: use 0 to 1"),
+        (["--random", "2", "--layout.tp", "2"], "leave --config, --run-dir and fields out"),
+        (["--minutes", "2"], "--minutes has no effect without --random"),
+    ],
+)
+def test_impossible_options_are_refused_in_a_line(tmp_path, words, line) -> None:
+    with pytest.raises(UserError, match=line):
+        verify.main([*words, "--out", str(tmp_path / "new")])
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_record_of_other_cases_is_refused(fake, tmp_path) -> None:
+    command(tmp_path, "--random", "1", "--quiet")
+    with pytest.raises(UserError, match="name another folder with --out"):
+        verify.main(["--random", "1", "--seed", "4", "--out", str(tmp_path)])
+
+
+def test_a_case_is_reduced_to_what_makes_it_fail(tmp_path) -> None:
+    values = PLAIN | {"layout.tp": 2, "layout.dp": 2, "model.remat": "full", "model.dropout": 0.1}
+    made(values, tmp_path)
+
+    def compare(config) -> Ending:
+        return Ending("crashed" if config.layout.tp > 1 and config.model.dropout else "equal", "")
+
+    left, config = minimised(values, tmp_path, compare)
+    assert {name: x for name, x in left.items() if x != PLAIN[name]} == {
+        "layout.tp": 2,
+        "model.dropout": 0.1,
+    }
+    assert str(config.layout) == "tp=2"
+
+
+def test_a_drawn_case_is_equal_to_one_device(tmp_path) -> None:
+    values = PLAIN | {"layout.tp": 2, "model.num_layers": 2, "model.dtype": "float32"}
+    ending = Comparer().compare(made(values, tmp_path))
+    assert ending.outcome == "equal", ending
+    assert 0 < ending.worst < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_drawn_cases_are_equal_to_one_device(tmp_path, seed: int) -> None:
+    assert verify.main(["--random", "12", "--seed", str(seed), "--out", str(tmp_path)]) == 0
