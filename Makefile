@@ -52,7 +52,7 @@ else \
 fi; exit 1
 endef
 
-.PHONY: help train test smoke slow lint docs clean
+.PHONY: help train test smoke slow proof lint docs clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/make \1: \2/p' $(MAKEFILE_LIST)
@@ -68,6 +68,9 @@ smoke: $(DEV_STAMP)  ## run the contracts, the commands and the documentation on
 
 slow: $(DEV_STAMP)  ## run the slow tests
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "slow and not gpu" $(ARGS)
+
+proof: $(DEV_STAMP)  ## verify a thousand drawn configs, which takes hours; the same command goes on
+	$(BIN)/python -m jaxptd verify --random 1000 $(ARGS)
 
 lint: $(DEV_STAMP)  ## check style, types and which module imports which
 	$(BIN)/ruff check

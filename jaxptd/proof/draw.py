@@ -88,17 +88,16 @@ class Draws:
         values |= {**self._layout(), **pinned}
         refused: dict[str, None] = {}
         for _ in range(TRIES):
-            config = try_made(values, self._folder)
-            sentence: str | None
-            if isinstance(config, str):
-                sentence = config
-                refused[config] = None
-            elif self._size(values) > self._devices:
-                sentence = " ".join(_AXES)
-            else:
-                sentence = next(in_vain(config), None)
-                if sentence is None:
-                    return Case(number, values, config, tuple(refused))
+            sentence: str | None = " ".join(_AXES)
+            if self._size(values) <= self._devices:
+                config = try_made(values, self._folder)
+                if isinstance(config, str):
+                    sentence = config
+                    refused[config] = None
+                else:
+                    sentence = next(in_vain(config), None)
+                    if sentence is None:
+                        return Case(number, values, config, tuple(refused))
             free = [name for name in named(sentence or "") if name not in pinned]
             if not free:
                 return None
