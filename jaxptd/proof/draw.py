@@ -89,7 +89,7 @@ class Draws:
         refused: dict[str, None] = {}
         for _ in range(TRIES):
             sentence: str | None = " ".join(_AXES)
-            if self._size(values) <= self._devices:
+            if 1 < self._size(values) <= self._devices:
                 config = try_made(values, self._folder)
                 if isinstance(config, str):
                     sentence = config

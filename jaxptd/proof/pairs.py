@@ -27,7 +27,7 @@ class Pairs:
 
     @cached_property
     def number(self) -> int:
-        """Of all pairs."""
+        """The number of all pairs."""
         return len(_all_pairs())
 
     def new(self, values: Values) -> int:
