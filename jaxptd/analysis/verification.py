@@ -6,6 +6,7 @@ Source of the method: TTrace, arXiv 2506.09280; the tolerance is explained in `c
 """
 
 import dataclasses
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -26,6 +27,7 @@ from jaxptd.models.families import family_of
 from jaxptd.params import ParamInfo, Params, shardings
 from jaxptd.step import Batch, Program
 
+DRAWS = 3  # of the signs of rounding errors
 # Precisions too coarse to be their own reference -> the precision of the one device.
 REFERENCE_DTYPE: Mapping[Dtype, Dtype] = {"bfloat16": "float32"}
 
@@ -113,7 +115,7 @@ class Reference:
         dtype: that layouts compute in.
         start: the parameters of both steps, canonical.
         expected: the step from them.
-        rounded: the step from them, each changed by one rounding error.
+        rounded: the steps from them, each changed by one rounding error.
         infos: of the parameters.
         options: of the compiler, for both steps; None: its defaults.
     """
@@ -121,7 +123,7 @@ class Reference:
     dtype: Dtype
     start: Tensors
     expected: Outcome
-    rounded: Outcome
+    rounded: Sequence[Outcome]
     infos: Mapping[str, ParamInfo]
     options: Mapping[str, Any] | None = None
 
@@ -147,7 +149,8 @@ def one_device(
     with out_of_memory_explained(step.program):
         start = step.parameters()
         expected = step.run(start)
-        rounded = step.run(_perturbed(start, float(jnp.finfo(dtype).eps)))
+        eps = float(jnp.finfo(dtype).eps)
+        rounded = [step.run(_perturbed(start, eps, seed)) for seed in range(1, 1 + DRAWS)]
     return Reference(dtype, start, expected, rounded, step.program.infos, options)
 
 
@@ -159,7 +162,8 @@ def compared(config: Config, reference: Reference) -> Report:
     with out_of_memory_explained(spread.program):
         found = spread.run(reference.start)
     steps = FirstSteps(config.optimizer, reference.infos, reference.eps)
-    rows = compare(reference.expected, reference.rounded, found, steps=steps)
+    terms = max(math.prod(x.shape) for x in jax.tree.leaves(spread.program.abstract_batch))
+    rows = compare(reference.expected, reference.rounded, found, steps=steps, terms=terms)
     order = sorted(rows, key=lambda row: backward_order(row, family_of(config.model).last))
     return Report(config.layout, reference.dtype, order)
 
@@ -246,9 +250,9 @@ def _noise(name: str, shape: Sequence[int]) -> np.ndarray:
     return 0.02 * rng.standard_normal(shape).astype(np.float32)
 
 
-def _perturbed(params: Tensors, eps: float) -> Tensors:
+def _perturbed(params: Tensors, eps: float, seed: int) -> Tensors:
     """Every element changed by one rounding error, up or down."""
-    rng = np.random.default_rng(1)
+    rng = np.random.default_rng(seed)
     return {
         name: p * (1 + eps * rng.choice([-1, 1], p.shape)).astype(p.dtype)
         for name, p in params.items()

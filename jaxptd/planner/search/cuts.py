@@ -93,7 +93,7 @@ class Cuts:
         return Cut(self._sizes, 1 / stages, fewest, fewest, depth)
 
     def fewer(self, stages: int, schedule: str, chunks: int | None, most: int) -> Sequence[int]:
-        """How many layers less than an equal share the last part can have."""
+        """Layers that the last part can have less than an equal share."""
         equal = stages == 1 or self._sizes is not None or not self._follow(schedule)
         found = []
         for fewer in range(1 if equal else most + 1):
