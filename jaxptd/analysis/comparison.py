@@ -5,10 +5,11 @@ rounding errors, which the network amplifies. The amplification is measured, not
 device every parameter is changed by one rounding error (a relative eps, of either sign), and the
 resulting change of each gradient is that gradient's yardstick; it grows with the depth as
 C^(L+1-l). It is the largest of a few draws of the signs: a gradient of one or two elements may by
-chance change little in one of them. A gradient may differ by `ROUNDINGS` yardsticks. The update is the optimizer's first, of
-Adam g / (|g| + eps'): each of its elements may differ as much as the gradients' difference
-explains (`first_steps.py`). A second step from the same parameters, but from the moments of the
-first, has the same direction: so it shows moments that are not those of its parameters.
+chance change little in one of them. A gradient may differ by `ROUNDINGS` yardsticks. The update is
+the optimizer's first, of Adam g / (|g| + eps'): each of its elements may differ as much as the
+gradients' difference explains (`first_steps.py`). A second step from the same parameters, but from
+the moments of the first, has the same direction: so it shows moments that are not those of its
+parameters.
 
 The loss is a mean of n numbers of nearly one size. Each addition rounds the sum so far by up to
 eps / 2 of it, and so the whole has a relative error with the deviation eps sqrt(n) / 6. Changed
