@@ -37,8 +37,22 @@ PEAK = (
     Break(
         "a split backward hands nothing on in the peak",
         "jaxptd/analysis/peak/loops.py",
-        "pools = one * self.stack.micro_batches + self._between() * self.between",
-        "pools = one * self.stack.micro_batches",
+        "kept += self.between * handed_on(self.config, self.pairs, self.stack.remat)",
+        "kept += 0",
         PARTS,
+    ),
+    Break(
+        "an array of B takes the place of one that differs between devices",
+        "jaxptd/pipeline/split_backward.py",
+        "return (x.size, x.dtype, x.manual_axis_type) == (y.size, y.dtype, y.manual_axis_type)",
+        "return (x.size, x.dtype) == (y.size, y.dtype)",
+        "tests/analysis/peak/test_split.py tests/pipeline/test_training.py",
+    ),
+    Break(
+        "gradients in pieces are as large as one piece",
+        "jaxptd/analysis/peak/split.py",
+        "yield from [pair.gradient // layout.tp] * layout.tp",
+        "yield pair.gradient // layout.tp",
+        "tests/analysis/peak/test_split.py",
     ),
 )

@@ -121,6 +121,9 @@ new 6.7b dp2 sp4      6.7b   64  8  remat=attention : dp=2 tp=4 sequence_paralle
 new 6.7b grid         6.7b   32  2  remat=dots : row=2 col=4
 new 6.7b pp8          6.7b   64 32  remat=dots : pp=8 schedule=interleaved virtual_stages=2
 new 6.7b zb           6.7b   32 16  remat=none : pp=4 tp=2 schedule=zb-h2
+new 6.7b zb rings     6.7b   32 16  remat=none : pp=4 tp=4 schedule=zb-v \
+sequence_parallel=true collective_matmul=true
+new 6.7b zb sp        6.7b   32 16  remat=dots : pp=4 tp=4 schedule=zb-h1 sequence_parallel=true
 new 70b pp8 sp8       70b    32 32  remat=dots : pp=8 tp=8 sequence_parallel=true
 new 70b ring          70b     8  4  remat=full : cp=4 tp=8 dp=2 zero=3 sequence_parallel=true
 new qwen dots         qwen    8  1  remat=dots

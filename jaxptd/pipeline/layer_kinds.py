@@ -53,7 +53,7 @@ class LayerKind:
     ) -> "LayerKind":
         """Traces a layer, `run((params, common), inputs, x) -> x`; example: all but x."""
         layer, saved = trace_layer(run, *example, x)
-        split, storage = None, PassedStorage((), [])
+        split, storage = None, PassedStorage()
         if splits:
             arrays = zeros(saved)
             split = layer.split(arrays, *example, x)

@@ -185,6 +185,11 @@ def _is_heavy(equation: Any) -> bool:
     return equation.primitive.name in ("dot_general", "scan", "while", "cond")
 
 
+def _same_size(x: Any, y: Any) -> bool:
+    """True if arrays of these types differ at most in their shapes."""
+    return (x.size, x.dtype, x.manual_axis_type) == (y.size, y.dtype, y.manual_axis_type)
+
+
 @dataclasses.dataclass(frozen=True)
 class PassedStorage:
     """The slots in which arrays passed from B to W wait: those of saved arrays that only B reads.
@@ -193,31 +198,38 @@ class PassedStorage:
         replaced: for each passed array, the number of the saved array whose place it takes, or
             None.
         between: shapes of the passed arrays that replace none; they wait in the pool *between*.
+        saved, passed: shapes of all saved and of all passed arrays. An array and the one that it
+            replaces have the same size, and may have different shapes.
     """
 
-    replaced: tuple[int | None, ...]
-    between: list[Any]
+    replaced: tuple[int | None, ...] = ()
+    between: Sequence[Any] = ()
+    saved: tuple[tuple[int, ...], ...] = ()
+    passed: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
     def plan(
         cls, saved: Sequence[Any], weight_reads: Sequence[bool], passed: Sequence[Any]
     ) -> "PassedStorage":
-        """Pairs each passed array with a saved one of its shape that W does not read."""
+        """Pairs each passed array with a saved one of its size that W does not read."""
         free = [i for i, _ in enumerate(saved) if not weight_reads[i]]
         replaced: list[int | None] = []
         for shape in passed:
-            found = next((i for i in free if saved[i] == shape), None)
+            found = next((i for i in free if _same_size(saved[i], shape)), None)
             replaced.append(found)
             free = [i for i in free if i != found]
         between = [s for s, i in zip(passed, replaced, strict=True) if i is None]
-        return cls(tuple(replaced), between)
+        shapes = (tuple(x.shape for x in arrays) for arrays in (saved, passed))
+        return cls(tuple(replaced), between, *shapes)
 
     def separate(self, passed: Sequence[Array]) -> tuple[dict[int, Array], list[Array]]:
         """(passed arrays by the number of the saved array that they replace, the others)."""
         pairs = list(zip(self.replaced, passed, strict=True))
-        return {i: x for i, x in pairs if i is not None}, [x for i, x in pairs if i is None]
+        replacing = {i: x.reshape(self.saved[i]) for i, x in pairs if i is not None}
+        return replacing, [x for i, x in pairs if i is None]
 
     def join(self, saved: Sequence[Array], between: Sequence[Array]) -> list[Array]:
         """The passed arrays again, from both pools."""
         others = iter(between)
-        return [next(others) if i is None else saved[i] for i in self.replaced]
+        found = (next(others) if i is None else saved[i] for i in self.replaced)
+        return [x.reshape(shape) for x, shape in zip(found, self.passed, strict=True)]

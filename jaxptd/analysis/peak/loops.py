@@ -10,6 +10,7 @@ from functools import cached_property
 from jaxptd.analysis import memory_model
 from jaxptd.analysis.memory_model import Stack
 from jaxptd.analysis.peak import working
+from jaxptd.analysis.peak.split import handed_on
 from jaxptd.analysis.peak.working import PairBytes
 from jaxptd.analysis.sizes import Sizes
 from jaxptd.config import Config
@@ -59,32 +60,26 @@ class Loop:
         if self.config.layout.offload == "activations" and remat == "dots":
             return 0
         one = memory_model.layer(self.config, self.stack.parts, remat) - self._not_kept()
-        pools = one * self.stack.micro_batches + self._between() * self.between
-        return pools * self.stack.layers
+        kept = one * self.stack.micro_batches
+        if self.between:
+            kept += self.between * handed_on(self.config, self.pairs, self.stack.remat)
+        return kept * self.stack.layers
 
     def _not_kept(self) -> int:
         """Bytes of a layer that the formula counts and XLA does not have.
 
-        On a grid `dots` names attention's output twice, which XLA finds. In fp8 products keep what
-        they take in 8 bits; attention keeps its output in 16 bits besides.
+        On a grid `dots` names attention's output twice, which XLA finds outside of pools. In fp8
+        products keep what they take in 8 bits; attention keeps its output in 16 bits besides.
         """
         remat, attentions = self.stack.remat, [x for x in self.pairs if not x.is_mlp]
         outputs = sum(each.second for each in attentions)
-        if remat == "dots" and self.config.layout.has_grid and not self.sizes.has_blocks:
+        grid = self.config.layout.has_grid and self.config.layout.pp == 1
+        if remat == "dots" and grid and not self.sizes.has_blocks:
             return outputs
         if remat == "none" and self.is_fp8:
             taken = sum(x.taken + (x.second if x.is_mlp else 0) for x in self.pairs)
             return (taken - outputs) // 2
         return 0
-
-    def _between(self) -> int:
-        """Bytes that a split backward hands on: gradients of x and of first products.
-
-        That of the MLP takes the place of its activation's input, unless that is read again.
-        """
-        again = working.computes_again(self.stack.remat)
-        first = sum(each.first for each in self.pairs if again or not each.is_mlp)
-        return first + sum(each.x for each in self.pairs)
 
     @cached_property
     def working(self) -> int:

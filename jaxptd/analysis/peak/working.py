@@ -29,6 +29,7 @@ class PairBytes:
         taken: what the first product takes.
         first: what the first product makes.
         second: what the second product takes.
+        gradient: the gradient of what it makes, of all rows that products take of it.
         weight: the larger matrix, in the precision of activations, if it is cast for the layer.
         moving: panels and messages while a product of backward runs.
         core: what attention's backward has beside q, k, v and their gradients; 0 in an MLP.
@@ -41,6 +42,7 @@ class PairBytes:
     taken: int
     first: int
     second: int
+    gradient: int
     weight: int
     moving: int
     core: int
@@ -116,6 +118,7 @@ def pair_bytes(sizes: Sizes, pair: Pair) -> PairBytes:
         taken=whole if gathers else x,
         first=first,
         second=second,
+        gradient=x if layout.has_grid else whole,
         # Parameters that a step casts at its beginning are not cast again.
         weight=0 if casts(sizes.config) else rows * sizes.hidden * sizes.itemsize // shards,
         moving=_moving(sizes, whole, rows * token),

@@ -1,0 +1,72 @@
+"""Bytes that the first half of a split backward, B, hands to its second, W, besides what is saved.
+
+W multiplies what each product takes with the gradient of what it makes. An array that B hands on
+takes the place of a saved one of its size that W does not read, if one is left: see
+`PassedStorage`. Bytes are of one device, layer and micro-batch; arrays without tokens, such as the
+gradients of biases, are left out.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from jaxptd.analysis.peak.working import PairBytes, computes_again
+from jaxptd.config import Config, Remat
+
+
+def handed_on(config: Config, pairs: Sequence[PairBytes], remat: Remat) -> int:
+    """Bytes that B hands to W and that take no saved array's place.
+
+    Args:
+        config: of the run.
+        pairs: of a layer.
+        remat: its policy.
+    """
+    free = list(_free(config, pairs, computes_again(remat)))
+    left = 0
+    for size in _handed(config, pairs, computes_again(remat)):
+        if size in free:
+            free.remove(size)
+        else:
+            left += size
+    return left
+
+
+def _handed(config: Config, pairs: Sequence[PairBytes], again: bool) -> Iterator[int]:
+    """The arrays, in the order in which B makes them.
+
+    On a grid W takes copies with the rows of all sequences in one dimension. With collective matmul
+    the gradient of what a pair makes arrives in pieces, and that of what its first product makes is
+    cut into the others' pieces.
+    """
+    layout = config.layout
+    if again and not layout.has_grid and not _same_on_all(config):
+        yield from (pair.x for pair in pairs)
+    for pair in reversed(pairs):
+        if layout.has_grid:
+            yield from (pair.second, pair.gradient, pair.taken, pair.first)
+        elif layout.collective_matmul:
+            yield from [pair.gradient // layout.tp] * layout.tp
+            yield from (pair.first, pair.first * (layout.tp - 1) // layout.tp)
+        else:
+            yield from (pair.gradient, pair.first)
+
+
+def _free(config: Config, pairs: Sequence[PairBytes], again: bool) -> Iterator[int]:
+    """The saved arrays that W does not read, in the order of forward."""
+    layout = config.layout
+    for pair in pairs:
+        yield from [] if _same_on_all(config) else [pair.x]
+        keys = (pair.first - pair.second) // 2
+        if not pair.is_mlp:
+            yield from [pair.first] if again else [pair.second, keys, keys]
+        elif layout.has_grid or not again:
+            yield pair.first
+        if layout.has_grid:
+            if not again:
+                yield from (pair.taken, pair.second)
+            elif not pair.is_mlp:
+                yield from (pair.second, pair.second)
+
+
+def _same_on_all(config: Config) -> bool:
+    """True if x is the same on all devices of tp: only what products take again replaces it."""
+    return config.layout.tp > 1 and not config.layout.sequence_parallel

@@ -1,0 +1,53 @@
+"""What B hands to W by the formula, and in the program."""
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+import tiny
+
+from jaxptd.analysis.memory_report import counted
+from jaxptd.analysis.peak import working
+from jaxptd.analysis.peak.split import handed_on
+from jaxptd.analysis.sizes import Sizes
+from jaxptd.layout import Layout
+from jaxptd.models.families import inventory_of
+from jaxptd.pipeline.split_backward import PassedStorage
+
+LLAMA = {"family": "llama", "num_kv_heads": 4, "num_heads": 8, "hidden_size": 32}
+RINGS = {"tp": 4, "sequence_parallel": True, "collective_matmul": True}
+CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"schedule": "zb-v"}, {"num_layers": 4}),
+    ({"schedule": "zb-h1", "cp": 2}, {"remat": "dots"}),
+    ({"tp": 2}, {"remat": "dots"}),
+    ({"tp": 2, "sequence_parallel": True}, LLAMA),
+    (RINGS, {"dropout": 0.1}),
+    (RINGS, {"remat": "dots"}),
+    ({"row": 2, "col": 2}, {}),
+    ({"row": 2, "col": 2}, {"remat": "dots"}),
+]
+
+
+@pytest.mark.parametrize(("layout", "model"), CASES, ids=str)
+def test_the_formula_is_what_the_program_hands_on(
+    layout: dict[str, Any], model: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+
+    def plan(*arguments: Any) -> PassedStorage:
+        storage = make(*arguments)
+        found.append(storage)
+        return storage
+
+    make = PassedStorage.plan
+    monkeypatch.setattr(PassedStorage, "plan", plan)
+    spread = Layout(**{"pp": 2, "schedule": "zb-h1", **layout})
+    program = tiny.program(spread, **{"dtype": "bfloat16", "micro_batches": 4, **model})
+    counted(program)
+    sizes, (stack,) = Sizes(program.config), inventory_of(program.config.model).stacks
+    pairs = [working.pair_bytes(sizes.of_stack(stack), pair) for pair in stack.pairs]
+    wide = [x for x in found[0].between if x.dtype == jnp.bfloat16]  # others are without tokens
+    assert handed_on(program.config, pairs, program.config.model.remat) == sum(
+        math.prod(x.shape) * x.dtype.itemsize for x in wide
+    )
