@@ -59,7 +59,7 @@ class LayerKind:
             split = layer.split(arrays, *example, x)
             _, passed = jax.eval_shape(split.input_backward, (arrays, *example), x)
             storage = PassedStorage.plan(saved, split.weight_reads, passed)
-        shapes = {"saved": saved, "between": storage.between}
+        shapes = {"saved": saved, "between": [*storage.between]}
         params, _ = example[0]
         return cls(number, kind, params, layer, shapes, split, storage)
 
