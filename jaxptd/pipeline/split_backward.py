@@ -185,9 +185,15 @@ def _is_heavy(equation: Any) -> bool:
     return equation.primitive.name in ("dot_general", "scan", "while", "cond")
 
 
-def _same_size(x: Any, y: Any) -> bool:
-    """True if arrays of these types differ at most in their shapes."""
-    return (x.size, x.dtype, x.manual_axis_type) == (y.size, y.dtype, y.manual_axis_type)
+def _same_rows(x: Any, y: Any) -> bool:
+    """True if arrays of these types differ at most in how their rows are counted.
+
+    With rows of another size, as those of heads, loops would convert whole pools between layouts.
+    """
+    return (x.size, x.dtype, x.manual_axis_type, x.shape[-1:]) == (
+        *(y.size, y.dtype, y.manual_axis_type),
+        y.shape[-1:],
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,11 +217,11 @@ class PassedStorage:
     def plan(
         cls, saved: Sequence[Any], weight_reads: Sequence[bool], passed: Sequence[Any]
     ) -> "PassedStorage":
-        """Pairs each passed array with a saved one of its size that W does not read."""
+        """Pairs each passed array with a saved one of its rows that W does not read."""
         free = [i for i, _ in enumerate(saved) if not weight_reads[i]]
         replaced: list[int | None] = []
         for shape in passed:
-            found = next((i for i in free if _same_size(saved[i], shape)), None)
+            found = next((i for i in free if _same_rows(saved[i], shape)), None)
             replaced.append(found)
             free = [i for i in free if i != found]
         between = [s for s, i in zip(passed, replaced, strict=True) if i is None]

@@ -1,7 +1,7 @@
 """Bytes that the first half of a split backward, B, hands to its second, W, besides what is saved.
 
 W multiplies what each product takes with the gradient of what it makes. An array that B hands on
-takes the place of a saved one of its size that W does not read, if one is left: see
+takes the place of a saved one with its rows that W does not read, if one is left: see
 `PassedStorage`. Bytes are of one device, layer and micro-batch; arrays without tokens, such as the
 gradients of biases, are left out.
 """
@@ -55,18 +55,16 @@ def _free(config: Config, pairs: Sequence[PairBytes], again: bool) -> Iterator[i
     layout = config.layout
     for pair in pairs:
         yield from [] if _same_on_all(config) else [pair.x]
-        keys = (pair.first - pair.second) // 2
-        if not pair.is_mlp:
-            yield from [pair.first] if again else [pair.second, keys, keys]
-        elif layout.has_grid or not again:
-            yield pair.first
-        if layout.has_grid:
-            if not again:
-                yield from (pair.taken, pair.second)
-            elif not pair.is_mlp:
-                yield from (pair.second, pair.second)
+        if layout.has_grid and not again:
+            yield pair.taken
+        if pair.is_mlp and pair.first == pair.second:  # of gated units saved rows are halves
+            yield from [] if again else [pair.first]
+            yield from [pair.second] if layout.has_grid else []
 
 
 def _same_on_all(config: Config) -> bool:
-    """True if x is the same on all devices of tp: only what products take again replaces it."""
-    return config.layout.tp > 1 and not config.layout.sequence_parallel
+    """True if x is the same on all devices of tp: only what products take again replaces it.
+
+    So says its type, which does not know the size of tp.
+    """
+    return not config.layout.sequence_parallel and not config.layout.has_grid

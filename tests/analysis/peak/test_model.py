@@ -98,8 +98,8 @@ def test_a_split_backward_hands_gradients_on() -> None:
     joined = memory_model.activations(config, resolve(config, mesh()).plan)
     plan = resolve(config, mesh()).plan
     assert plan is not None
-    # The gradient of q, k, v; those of x and of the MLP take the places of saved ones.
-    assert split.kept - joined == plan.slots["between_blocks"] * 3 * X
+    # x of each pair, and the gradient of q, k, v; that of the MLP takes another's place.
+    assert split.kept - joined == plan.slots["between_blocks"] * (1 + 1 + 3) * X
 
 
 def mesh() -> SimpleNamespace:
