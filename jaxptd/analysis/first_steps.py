@@ -2,7 +2,7 @@
 
 The elementwise ones have a formula. The ones that look at whole matrices are run, on one device and
 in float64: from both gradients, and from one that is changed by one rounding error, which shows how
-much they amplify the roundings of their own sums and products.
+much they amplify it. The same step in float32 shows what their own sums and products round.
 """
 
 import dataclasses
@@ -60,15 +60,19 @@ class FirstSteps:
         return explained + ROUNDINGS * self.eps * size
 
     def _measured(self, a: Tensors, b: Tensors) -> Tensors:
-        """The difference of the steps themselves, and the largest that rounding makes."""
-        rng = np.random.default_rng(0)
+        """The difference of the steps themselves, and the largest that roundings make."""
+        rng, eps = np.random.default_rng(0), float(np.finfo(np.float32).eps)
         rounded = {n: x * (1 + self.eps * rng.choice([-1, 1], x.shape)) for n, x in a.items()}
         with jax.enable_x64(True):
             take = jax.jit(self._directions)
-            first, second, third = (take(each) for each in (a, b, rounded))
+            single = {name: x.astype(np.float32) for name, x in a.items()}
+            taken = [jax.device_get(take(each)) for each in (a, b, rounded, single)]
+        first, second, third, coarse = taken
+        products = min(1.0, self.eps / eps)  # of what float32 rounds: steps are no coarser
         return {
             name: np.abs(first[name] - second[name])
             + ROUNDINGS * np.max(np.abs(third[name] - first[name]))
+            + ROUNDINGS * products * np.max(np.abs(coarse[name] - first[name]))
             + ROUNDINGS * self.eps * np.abs(first[name])
             for name in a
         }

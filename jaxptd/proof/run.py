@@ -172,6 +172,8 @@ def _print(result: Mapping[str, Any], *, quiet: bool) -> None:
         console.print(f"case {line['case']} {line['outcome']}: {line['words']}", markup=False)
         if "smallest" in line:
             console.print(f"  {line['smallest']}", markup=False, soft_wrap=True)
+            again = f"--random {line['case'] + 1} --case {line['case']} --seed {result['seed']}"
+            console.print(f"  as it was drawn: jaxptd verify {again} --devices {result['devices']}")
     words = ", ".join(f"{number} {name}" for name, number in counts.items())
     failed = any(counts[name] for name in FAILED)
     console.print(f"{about}: {words}", style="bold red" if failed else "green")
