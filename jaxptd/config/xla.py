@@ -20,6 +20,11 @@ PATIENCE = (
 # Without that scheduler rings need less memory; unrolled layers without a ring need more.
 ONE_PERMUTE_AT_A_TIME = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 
+# The share of a GPU's memory that JAX takes for a run, of its own accord three quarters; what is
+# left is for fragments, and for what is not JAX's.
+GPU_MEMORY = 0.92
+_SCHEDULED = 0.80  # of a GPU's memory: on so much of it XLA's scheduler counts, times an option
+
 
 def process_flags(layout: Layout) -> tuple[str, ...]:
     """Chooses flags for `XLA_FLAGS`, which XLA reads once, when the first device is started."""
@@ -31,16 +36,20 @@ def process_flags(layout: Layout) -> tuple[str, ...]:
 def compiler_options(config: Config, *, on_gpus: bool) -> dict[str, Any] | None:
     """Chooses options for compiling a training step on GPUs; None elsewhere.
 
-    Two collectives at a time, where XLA would by default finish one before it starts the next:
-    backward of a ring sends keys and values, and also their gradients' sums; products on a grid
-    send along row and along col. For fp8, cuBLASLt's 8-bit products: XLA would prefer its Triton
-    kernels.
+    The scheduler may count on all memory that a run takes: where it believes a step to be larger
+    than the memory, it lets no collective overlap with work. Two collectives at a time, where XLA
+    would by default finish one before it starts the next: backward of a ring sends keys and values,
+    and also their gradients' sums; products on a grid send along row and along col. For fp8,
+    cuBLASLt's 8-bit products: XLA would prefer its Triton kernels.
     """
     if not on_gpus:
         return None
-    layout, options = config.layout, dict[str, Any]()
+    layout = config.layout
+    options: dict[str, Any] = {
+        "xla_gpu_memory_limit_slop_factor": round(100 * GPU_MEMORY / _SCHEDULED)
+    }
     if layout.ring_size > 2 or layout.has_grid:
         options["xla_gpu_experimental_parallel_collective_overlap_limit"] = 2
     if config.model.products == "fp8":
         options["xla_gpu_enable_triton_gemm"] = False
-    return options or None
+    return options

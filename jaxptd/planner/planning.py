@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxptd.config import Config
+from jaxptd.config.xla import GPU_MEMORY
 from jaxptd.display import Table, bytes_text, html_of
 from jaxptd.errors import UserError
 from jaxptd.fields import check_range, checked
@@ -20,7 +21,7 @@ from jaxptd.planner.search.best import Candidate, Search
 from jaxptd.planner.search.pins import checked_pins
 from jaxptd.planner.search.space import Space
 
-MAX_MEMORY = 0.92  # of a device's: what is left is for fragments, and for what has no model
+MAX_MEMORY = GPU_MEMORY  # of a device's
 MOST_GPUS = 2**17
 RANGES = {"gpus": (1, MOST_GPUS), "top": (1, 1000), "compile": (0, MOST), "node": (0, MOST_GPUS)}
 SURE, UNSURE = 0.06, 0.12  # errors of predictions with shares that were fitted, and without

@@ -8,7 +8,7 @@ import jax
 
 from jaxptd.analysis.hardware import memory_limit
 from jaxptd.config import Config
-from jaxptd.config.xla import process_flags
+from jaxptd.config.xla import GPU_MEMORY, process_flags
 from jaxptd.display import bytes_text
 from jaxptd.distributed.launchers import World
 from jaxptd.errors import UserError
@@ -18,8 +18,7 @@ from jaxptd.models.families import with_vocabulary
 
 MOST = 512  # simulated devices; each has threads of its own
 
-# The share of a GPU's memory that JAX takes for this process, of its own accord three quarters.
-FRACTION = "0.92"
+# Names of the share of a GPU's memory that JAX takes for this process.
 FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
 
@@ -90,7 +89,7 @@ def _set_flags(layout: Layout) -> None:
 def _set_fraction() -> None:
     """Sets the share of a GPU's memory that JAX takes, unless the user has set it."""
     if not any(os.environ.get(name) for name in FRACTIONS):
-        os.environ[FRACTIONS[0]] = FRACTION
+        os.environ[FRACTIONS[0]] = str(GPU_MEMORY)
 
 
 def _started(remedy: str = "use train.platform=cpu to simulate them") -> list[Any]:
