@@ -109,7 +109,7 @@ HEAD = {"z_loss": 0.1, "logit_softcap": 2.0, "max_positions": 12}
 @pytest.mark.parametrize(
     ("layout", "choice"),
     [
-        (Layout(pp=2, dp=2, tp=2, schedule="zb-h1", zero=2), FOUR | {"norm_order": "post"}),
+        slow(Layout(pp=2, dp=2, tp=2, schedule="zb-h1", zero=2), FOUR | {"norm_order": "post"}),
         slow(Layout(pp=2, row=2, col=2), FOUR | {"norm_order": "post", "remat": "full"}),
         slow(Layout(tp=2, offload="activations"), {"norm_order": "post", "remat": "dots"}),
         slow(Layout(dp=2, cp=2, ring="rsa"), {"norm_order": "post", "dropout": 0.1}),

@@ -134,7 +134,7 @@ def test_the_cache_gives_what_the_whole_prefix_gives(prompt):
 
 @pytest.mark.parametrize(
     "layout",
-    [slow(TP4), slow(SEQUENCE), GRID, slow(PIPELINE), FOLDED],
+    [slow(TP4), slow(SEQUENCE), GRID, slow(PIPELINE), slow(FOLDED)],
     ids=["tp4", "dp2 tp2 sp", "2x2", "pp2 tp2", "zb-v"],
 )
 def test_every_layout_writes_the_same(layout):

@@ -110,6 +110,7 @@ def test_a_case_is_reduced_to_what_makes_it_fail(tmp_path) -> None:
     assert str(config.layout) == "tp=2"
 
 
+@pytest.mark.slow
 def test_a_drawn_case_is_equal_to_one_device(tmp_path) -> None:
     values = PLAIN | {"layout.tp": 2, "model.num_layers": 2, "model.dtype": "float32"}
     ending = Comparer().compare(made(values, tmp_path))

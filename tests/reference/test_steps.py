@@ -72,7 +72,7 @@ def hold(case: Case, layout: Layout) -> None:
     assert {name: error for name, error in found.items() if not error <= TOLERANCE} == {}
 
 
-@pytest.mark.parametrize("case", [GPT, QWEN, BERT, T5], ids=str)
+@pytest.mark.parametrize("case", [slow(GPT), QWEN, slow(BERT), T5], ids=str)
 def test_one_device_steps_as_the_reference(case: Case) -> None:
     hold(case, Layout())
 

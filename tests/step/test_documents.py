@@ -4,13 +4,14 @@ import jax
 import numpy as np
 import pytest
 import tiny
+from turns import slow
 
 from jaxptd.mesh import Layout
 
 FIRST = 5  # tokens of the first document; the second has 3
 
 
-@pytest.mark.parametrize("layout", [Layout(cp=2, tp=2), Layout(row=2, col=2)], ids=str)
+@pytest.mark.parametrize("layout", [Layout(cp=2, tp=2), slow(Layout(row=2, col=2))], ids=str)
 def test_a_document_has_the_loss_that_it_has_alone(layout: Layout) -> None:
     """Scores depend on differences of positions only, so they need not start again."""
     rope = {"family": "qwen3", "num_kv_heads": 2, "dtype": "float64"}

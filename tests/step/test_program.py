@@ -93,6 +93,7 @@ def test_gradients_are_reduced_once_whatever_the_micro_batches(micro_batches: in
     assert over_dp.bytes == 4 * blocks + 4 + 4  # the gradients, the count of targets, the loss
 
 
+@pytest.mark.slow
 def test_masked_targets_leave_the_mean_of_the_others() -> None:
     """Devices have different numbers of targets: a mean of means would be another number."""
     batch = tiny.batch()
@@ -163,7 +164,7 @@ def test_cudnn_on_a_machine_without_it_is_an_error_that_names_the_alternative() 
         _ = tiny.program(Layout(), attention="cudnn").resolved
 
 
-@pytest.mark.parametrize("layout", [slow(Layout()), Layout(cp=4)], ids=str)
+@pytest.mark.parametrize("layout", [slow(Layout()), slow(Layout(cp=4))], ids=str)
 def test_a_document_does_not_depend_on_the_ones_before_it(layout: Layout) -> None:
     """The loss of the second document does not depend on the tokens of the first."""
     fields = tiny.batch()

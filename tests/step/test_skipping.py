@@ -235,6 +235,7 @@ def test_float16_on_a_layout_is_float16_on_one_device(layout):
     assert errors(found, one).max() < 10 * 2**-11
 
 
+@pytest.mark.slow
 def test_the_scale_keeps_small_gradients():
     """A tiny scale makes gradients too small for float16."""
     run, exact = program(Layout(), dtype="float16"), program(Layout())
