@@ -2,9 +2,9 @@
 
 `python -m jaxptd.verify --config F [overrides]` runs the step in float64 and in float32 on the
 layout and on one device, and compares every gradient and every updated parameter. If the config
-computes in bfloat16, the layout also runs in bfloat16, with the attention kernel that it trains
-with, and is compared with float32 on one device. Products are native, even if the config trains in
-fp8. Exit code 0: equal; 1: not equal, and the first wrong tensor in the order of backward is named.
+computes in bfloat16 or float16, the layout also runs in that, with the attention kernel that it
+trains with, and is compared with float32 on one device; and with its fp8 products, if it has them.
+Exit code 0: equal; 1: not equal, and the first wrong tensor in the order of backward is named.
 """
 
 import dataclasses
@@ -19,9 +19,9 @@ from rich.table import Table
 
 from jaxptd.analysis import verification
 from jaxptd.analysis.comparison import Row
-from jaxptd.analysis.verification import REFERENCE_DTYPE, Report
+from jaxptd.analysis.verification import REFERENCE_DTYPE, Precision, Report
 from jaxptd.commands.words import add_words
-from jaxptd.config import Config, Dtype
+from jaxptd.config import Config
 from jaxptd.config.run_options import read_run, run_parser
 from jaxptd.display import callable_module
 from jaxptd.errors import run_command
@@ -35,7 +35,7 @@ __all__ = ["Report", "Row", "main", "verify"]
 
 
 @checked("jaxptd.verify")
-def verify(config: Config, *, dtype: Dtype = "float64") -> Report:
+def verify(config: Config, *, dtype: Precision = "float64") -> Report:
     """Compares one training step of a config on its layout with the same step on one device.
 
     >>> import jaxptd
@@ -46,7 +46,7 @@ def verify(config: Config, *, dtype: Dtype = "float64") -> Report:
     Args:
         config: of a run; its data is not read.
         dtype: that both compute in: float64 finds mistakes, float32 also sums that are made in a
-            lower precision; bfloat16 is compared with float32.
+            lower precision; bfloat16, float16 and fp8 products are compared with float32.
 
     Raises:
         UserError: too few devices.
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     where = prepare(config, double=True)
     if not options["quiet"]:
         console.print(f"verify {config.layout} on {where}", highlight=False)
-    # Now: bfloat16, which may be refused, is verified last.
+    # Now: coarse precisions, which may be refused, are verified last.
     documents = family_of(config.model).has_documents(config)
     choose_kernel(config, jax.devices()[0], documents=documents)
     reports = []
@@ -105,9 +105,11 @@ def parser() -> jsonargparse.ArgumentParser:
     return made
 
 
-def _precisions(config: Config) -> tuple[Dtype, ...]:
-    coarse = (config.model.dtype,) if config.model.dtype in REFERENCE_DTYPE else ()
-    return ("float64", "float32", *coarse)
+def _precisions(config: Config) -> list[Precision]:
+    model = config.model
+    found: list[Precision] = ["float64", "float32"]
+    found += [model.dtype] if model.dtype in REFERENCE_DTYPE else []
+    return found + (["fp8"] if model.products == "fp8" else [])
 
 
 def _print(console: Console, report: Report, *, quiet: bool) -> None:

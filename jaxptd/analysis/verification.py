@@ -10,7 +10,7 @@ import math
 import zlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from jaxptd.analysis.comparison import Outcome, Row, Tensors, backward_order, co
 from jaxptd.analysis.compiled_step import random_batch
 from jaxptd.analysis.first_steps import FirstSteps
 from jaxptd.analysis.memory_needs import out_of_memory_explained, require_fits
-from jaxptd.config import Config, Dtype
+from jaxptd.config import Config, Dtype, Products
 from jaxptd.display import Table, html_of
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.models.families import family_of
@@ -28,8 +28,12 @@ from jaxptd.params import ParamInfo, Params, shardings
 from jaxptd.step import Batch, Program
 
 DRAWS = 3  # of the signs of rounding errors
+Precision = Literal["float64", "float32", "bfloat16", "float16", "fp8"]
 # Precisions too coarse to be their own reference -> the precision of the one device.
-REFERENCE_DTYPE: Mapping[Dtype, Dtype] = {"bfloat16": "float32"}
+REFERENCE_DTYPE: Mapping[Precision, Dtype] = dict.fromkeys(
+    ("bfloat16", "float16", "fp8"), "float32"
+)
+FP8_ROUNDING = 2.0**-4  # of e4m3, which has three bits of mantissa
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -37,7 +41,7 @@ class Report:
     """All comparisons of a layout in one precision, in the order of backward."""
 
     layout: Layout
-    dtype: Dtype
+    dtype: Precision
     rows: list[Row]
 
     @property
@@ -92,18 +96,19 @@ class Report:
         return Table(title, ("tensor", "what", "difference", "allowed", ""), cells)
 
 
-def verify(config: Config, *, dtype: Dtype) -> Report:
+def verify(config: Config, *, dtype: Precision) -> Report:
     """Compares one step of `config` on its layout with one device, computing in `dtype`.
 
     Args:
         config: with model.vocab_size set; JAX must have the layout's devices.
-        dtype: float32, float64 (which JAX is given here), or bfloat16, compared with float32.
+        dtype: float32; float64, which JAX is given here; or one that is compared with float32:
+            bfloat16, float16 with its scaled loss, or fp8 products.
     """
     with jax.enable_x64(jax.config.jax_enable_x64 or dtype == "float64"):
         return _verify(config, dtype)
 
 
-def _verify(config: Config, dtype: Dtype) -> Report:
+def _verify(config: Config, dtype: Precision) -> Report:
     return compared(config, one_device(config, dtype=dtype))
 
 
@@ -120,20 +125,16 @@ class Reference:
         options: of the compiler, for both steps; None: its defaults.
     """
 
-    dtype: Dtype
+    dtype: Precision
     start: Tensors
     expected: Outcome
     rounded: Sequence[Outcome]
     infos: Mapping[str, ParamInfo]
     options: Mapping[str, Any] | None = None
 
-    @property
-    def eps(self) -> float:
-        return float(jnp.finfo(self.dtype).eps)
-
 
 def one_device(
-    config: Config, *, dtype: Dtype, options: Mapping[str, Any] | None = None
+    config: Config, *, dtype: Precision, options: Mapping[str, Any] | None = None
 ) -> Reference:
     """Runs the step of a config on one device.
 
@@ -143,25 +144,26 @@ def one_device(
         options: of the compiler.
     """
     single = dataclasses.replace(_comparable(config), layout=Layout())
-    single = with_dtype(REFERENCE_DTYPE.get(dtype, dtype), single)
+    single = with_precision(REFERENCE_DTYPE.get(dtype, dtype), single)
     step = OneStep(Program(single, make_mesh(single.layout)), options)
     require_fits(step.program)
     with out_of_memory_explained(step.program):
         start = step.parameters()
         expected = step.run(start)
-        eps = float(jnp.finfo(dtype).eps)
+        eps = FP8_ROUNDING if dtype == "fp8" else float(jnp.finfo(dtype).eps)
         rounded = [step.run(_perturbed(start, eps, seed)) for seed in range(1, 1 + DRAWS)]
     return Reference(dtype, start, expected, rounded, step.program.infos, options)
 
 
 def compared(config: Config, reference: Reference) -> Report:
     """Compares the step of a config on its layout with one device's."""
-    config = with_dtype(reference.dtype, _comparable(config))
+    config = with_precision(reference.dtype, _comparable(config))
     spread = OneStep(Program(config, make_mesh(config.layout)), reference.options)
     require_fits(spread.program)
     with out_of_memory_explained(spread.program):
         found = spread.run(reference.start)
-    steps = FirstSteps(config.optimizer, reference.infos, reference.eps)
+    eps = float(jnp.finfo(config.model.dtype).eps)
+    steps = FirstSteps(config.optimizer, reference.infos, eps)
     terms = max(math.prod(x.shape) for x in jax.tree.leaves(spread.program.abstract_batch))
     rows = compare(reference.expected, reference.rounded, found, steps=steps, terms=terms)
     order = sorted(rows, key=lambda row: backward_order(row, family_of(config.model).last))
@@ -174,9 +176,16 @@ def _comparable(config: Config) -> Config:
     return dataclasses.replace(config, optimizer=optimizer)
 
 
-def with_dtype(dtype: Dtype, config: Config) -> Config:
-    """The config with native products in `dtype`, and an attention kernel that computes in it."""
-    model = dataclasses.replace(config.model, dtype=dtype, products="native")
+def with_precision(precision: Precision, config: Config) -> Config:
+    """The config in a precision, with an attention kernel that computes in it.
+
+    fp8 products are those of the config's 16-bit precision, or of bfloat16; others are native.
+    """
+    model, native = config.model, precision != "fp8"
+    half: Dtype = "float16" if model.dtype == "float16" else "bfloat16"
+    dtype: Dtype = half if precision == "fp8" else precision
+    products: Products = "native" if native else "fp8"
+    model = dataclasses.replace(model, dtype=dtype, products=products)
     if model.attention == "cudnn" and dtype not in REFERENCE_DTYPE:
         model = dataclasses.replace(model, attention="auto")
     return dataclasses.replace(config, model=model)
@@ -217,6 +226,9 @@ class OneStep:
         if self.options is not None:
             step = step.lower(first, self.batch).compile(compiler_options=dict(self.options))
         state, metrics, grads = step(first, self.batch)
+        while metrics.get("loss_scale", 1) > 1 and metrics["skipped_in_row"]:
+            first = {**first, "guard": state["guard"]}  # with half the scale, as in training
+            state, metrics, grads = step(first, self.batch)
         again, _, _ = step({**first, "optimizer": state["optimizer"]}, self.batch)
         return Outcome(
             loss=float(metrics["loss"]),

@@ -39,7 +39,7 @@ DRAWN: Mapping[str, tuple[Any, ...]] = {
     "model.scan_layers": (True, False),
     "model.vocab_multiple": (1, 8),
     # ---- what is computed ----
-    "model.dtype": ("float64", "float32", "bfloat16"),
+    "model.dtype": ("float64", "float32", "bfloat16", "float16"),
     "model.family": get_args(FamilyName),
     "model.num_layers": (2, 3, 4, 5),
     "model.num_decoder_layers": (None, 1, 3),

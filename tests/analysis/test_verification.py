@@ -13,12 +13,12 @@ from turns import slow
 
 from jaxptd import collectives
 from jaxptd.analysis.comparison import Row
-from jaxptd.analysis.verification import OneStep, with_dtype
+from jaxptd.analysis.verification import OneStep, with_precision
 from jaxptd.collectives import varying_axes
-from jaxptd.layers import forms
+from jaxptd.layers import forms, fp8
 from jaxptd.matmul import ring
 from jaxptd.mesh import Axis, Layout, make_mesh
-from jaxptd.step import Program, body, resolved
+from jaxptd.step import Program, body, resolved, skipping
 from jaxptd.step.state import HOST
 
 RING_STEPS = dataclasses.replace(tiny.SEQUENCE_PARALLEL, collective_matmul=True)
@@ -36,9 +36,50 @@ def test_bfloat16_leaves_no_room_for_a_lost_part(monkeypatch) -> None:
 
 def test_wider_precisions_take_another_kernel_than_cudnn() -> None:
     config = tiny.config(Layout(), dtype="bfloat16", attention="cudnn")
-    kernels = {dtype: with_dtype(dtype, config).model.attention for dtype in ("float64", "float32")}
-    assert kernels == {"float64": "auto", "float32": "auto"}
-    assert with_dtype("bfloat16", config).model.attention == "cudnn"
+    wide = {dtype: with_precision(dtype, config).model for dtype in ("float64", "float32")}
+    assert {dtype: model.attention for dtype, model in wide.items()} == dict.fromkeys(wide, "auto")
+    assert with_precision("bfloat16", config).model.attention == "cudnn"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layout",
+    [Layout(dp=2, tp=2), Layout(pp=2, dp=2, schedule="zb-h1"), Layout(cp=2, row=1, col=2)],
+    ids=str,
+)
+@pytest.mark.parametrize("family", ["gpt", "qwen3"])
+def test_float16_is_verified_with_its_scale(layout, family) -> None:
+    found = verified(layout, "float16", family=family, micro_batches=2)
+    assert found.wrong == []
+    assert found.worst_gradient < 0.02
+
+
+@pytest.mark.slow
+def test_a_scale_that_overflows_is_halved_until_a_step_is_taken(monkeypatch) -> None:
+    monkeypatch.setattr(skipping, "FIRST_SCALE", 2.0**30)
+    assert verified(Layout(dp=2), "float16", num_layers=1).wrong == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layout",
+    [Layout(dp=2, tp=2), Layout(pp=2, dp=2, schedule="zb-h1"), tiny.SEQUENCE_PARALLEL],
+    ids=str,
+)
+def test_8_bit_products_are_verified(layout) -> None:
+    found = verified(layout, "fp8", products="fp8", micro_batches=2)
+    assert found.wrong == []
+    assert 0.02 < found.worst_gradient < 0.25  # 8 bits, and no more than they cost
+
+
+@pytest.mark.slow
+def test_8_bit_products_with_a_scale_that_is_not_undone_are_found(monkeypatch) -> None:
+    double = fp8.quantised
+    monkeypatch.setattr(
+        fp8, "quantised", lambda x, to: (scaled := double(x, to))._replace(scale=2 * scaled.scale)
+    )
+    wrong = verified(Layout(), "fp8", products="fp8", num_layers=1).wrong
+    assert any(row.what == "gradient" for row in wrong)
 
 
 def form(layout: Layout, **changes):
