@@ -33,7 +33,7 @@ UNROLLED = THREE | {"scan_layers": False}
 @pytest.mark.parametrize(
     ("layout", "choice"),
     [
-        case(UNROLLED | {"remat": "full"}, 2, dp=2, row=2, col=2, zero=2),
+        case(FULL, 2, dp=2, cp=2, tp=2, zero=2),
     ],
 )
 def test_a_step_equals_one_device(layout: Layout, choice: dict) -> None:
@@ -48,6 +48,7 @@ def test_a_step_equals_one_device(layout: Layout, choice: dict) -> None:
         # The later half of backward reads parameters, and gathers them once more.
         case(THREE | {"remat": "dots"}, 2, pp=2, dp=2, schedule="zb-h1", zero=3),
         case(THREE, 2, dp=2, tp=4, sequence_parallel=True, zero=1),
+        case(UNROLLED | {"remat": "full"}, 2, dp=2, row=2, col=2, zero=2),
         case(UNROLLED | {"remat": "full"}, 2, dp=2, row=2, col=2, zero=3),
         case(UNROLLED, 2, dp=3, zero=2),
         case(THREE, 2, pp=3, dp=2, zero=2),
