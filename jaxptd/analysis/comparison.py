@@ -5,7 +5,10 @@ rounding errors, which the network amplifies. The amplification is measured, not
 device every parameter is changed by one rounding error (a relative eps, of either sign), and the
 resulting change of each gradient is that gradient's yardstick; it grows with the depth as
 C^(L+1-l). It is the largest of a few draws of the signs: a gradient of one or two elements may by
-chance change little in one of them. A gradient may differ by `ROUNDINGS` yardsticks. The update is
+chance change little in one of them. A precision that is compared with a finer one also rounds what
+layers compute, which is most where terms cancel. So one device's differences between the two are
+taken at several parameters far from each other, and compared: that is noise, without what all of
+them have wrong. A gradient may differ by `ROUNDINGS` yardsticks. The update is
 the optimizer's first, of Adam g / (|g| + eps'): each of its elements may differ as much as the
 gradients' difference explains (`first_steps.py`). A second step from the same parameters, but from
 the moments of the first, has the same direction: so it shows moments that are not those of its
@@ -24,6 +27,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jaxptd.analysis.first_steps import ROUNDINGS, FirstSteps, Tensors
 
@@ -43,6 +47,21 @@ class Outcome:
     parameters: Tensors
     again: Tensors
 
+    def plus(self, other: "Outcome") -> "Outcome":
+        """Adds what is compared by its size: loss, norm and gradients."""
+        gradients = {name: x + other.gradients[name] for name, x in self.gradients.items()}
+        loss, norm = self.loss + other.loss, self.grad_norm + other.grad_norm
+        return dataclasses.replace(self, loss=loss, grad_norm=norm, gradients=gradients)
+
+
+def perturbed(params: Tensors, share: float, seed: int) -> Tensors:
+    """Every element changed by a share of itself, up or down."""
+    rng = np.random.default_rng(seed)
+    return {
+        name: p * (1 + share * rng.choice([-1, 1], p.shape)).astype(p.dtype)
+        for name, p in params.items()
+    }
+
 
 @dataclasses.dataclass(frozen=True)
 class Row:
@@ -58,16 +77,16 @@ class Row:
         return self.error <= self.allowed  # False for NaN
 
 
-def _relative(found: np.ndarray, expected: np.ndarray) -> float:
+def _relative(found: ArrayLike, other: ArrayLike, expected: ArrayLike) -> float:
     """Norm of the difference / norm of the expected tensor."""
-    scale = np.linalg.norm(expected.astype(np.float64))
-    difference = np.linalg.norm(found.astype(np.float64) - expected)
+    scale = np.linalg.norm(np.asarray(expected, np.float64))
+    difference = np.linalg.norm(np.asarray(found, np.float64) - np.asarray(other, np.float64))
     return float(difference / scale) if scale else float(difference)
 
 
 def compare(
     expected: Outcome,
-    rounded: Sequence[Outcome],
+    rounded: Sequence[tuple[Outcome, Outcome]],
     found: Outcome,
     *,
     steps: FirstSteps,
@@ -77,21 +96,22 @@ def compare(
 
     Args:
         expected: the step on one device.
-        rounded: that step from parameters changed by one rounding error, several times.
+        rounded: pairs of such steps that differ by roundings only.
         found: the step on the layout.
         steps: of the optimizer, in the precision of the layout.
         terms: numbers whose mean the loss is.
     """
     eps = steps.eps
     for name, least in (("loss", eps * max(1.0, math.sqrt(terms) / 6)), ("grad_norm", eps)):
-        want, value = np.array(getattr(expected, name)), np.array(getattr(found, name))
-        changes = [_relative(np.array(getattr(outcome, name)), want) for outcome in rounded]
-        yield Row(name, "scalar", _relative(value, want), ROUNDINGS * max(*changes, least))
+        want = getattr(expected, name)
+        changes = [_relative(getattr(a, name), getattr(b, name), want) for a, b in rounded]
+        error = _relative(getattr(found, name), want, want)
+        yield Row(name, "scalar", error, ROUNDINGS * max(*changes, least))
     moved = steps.allowed(*(_clipped(each, steps.config.grad_clip) for each in (expected, found)))
     for name, want in expected.gradients.items():
-        changes = [_relative(outcome.gradients[name], want) for outcome in rounded]
-        yardstick = max(*changes, eps)
-        yield Row(name, "gradient", _relative(found.gradients[name], want), ROUNDINGS * yardstick)
+        changes = [_relative(a.gradients[name], b.gradients[name], want) for a, b in rounded]
+        error = _relative(found.gradients[name], want, want)
+        yield Row(name, "gradient", error, ROUNDINGS * max(*changes, eps))
         differences = [
             _update_difference(
                 (outcomes[0][name], outcomes[1][name]),

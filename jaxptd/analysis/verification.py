@@ -6,9 +6,10 @@ Source of the method: TTrace, arXiv 2506.09280; the tolerance is explained in `c
 """
 
 import dataclasses
+import itertools
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxptd.analysis.comparison import Outcome, Row, Tensors, backward_order, compare
+from jaxptd.analysis.comparison import Outcome, Row, Tensors, backward_order, compare, perturbed
 from jaxptd.analysis.compiled_step import random_batch
 from jaxptd.analysis.first_steps import FirstSteps
 from jaxptd.analysis.memory_needs import out_of_memory_explained, require_fits
@@ -27,7 +28,8 @@ from jaxptd.models.families import family_of
 from jaxptd.params import ParamInfo, Params, shardings
 from jaxptd.step import Batch, Program
 
-DRAWS = 3  # of the signs of rounding errors
+_SEEDS = (1, 2, 3)  # of the signs of rounding errors
+FAR = 2.0**-3  # relative change of parameters after which roundings are others
 Precision = Literal["float64", "float32", "bfloat16", "float16", "fp8"]
 # Precisions too coarse to be their own reference -> the precision of the one device.
 REFERENCE_DTYPE: Mapping[Precision, Dtype] = dict.fromkeys(
@@ -120,7 +122,7 @@ class Reference:
         dtype: that layouts compute in.
         start: the parameters of both steps, canonical.
         expected: the step from them.
-        rounded: the steps from them, each changed by one rounding error.
+        rounded: pairs of such steps that differ by roundings only.
         infos: of the parameters.
         options: of the compiler, for both steps; None: its defaults.
     """
@@ -128,7 +130,7 @@ class Reference:
     dtype: Precision
     start: Tensors
     expected: Outcome
-    rounded: Sequence[Outcome]
+    rounded: Sequence[tuple[Outcome, Outcome]]
     infos: Mapping[str, ParamInfo]
     options: Mapping[str, Any] | None = None
 
@@ -144,22 +146,44 @@ def one_device(
         options: of the compiler.
     """
     single = dataclasses.replace(_comparable(config), layout=Layout())
-    single = with_precision(REFERENCE_DTYPE.get(dtype, dtype), single)
-    step = OneStep(Program(single, make_mesh(single.layout)), options)
-    require_fits(step.program)
+    eps = FP8_ROUNDING if dtype == "fp8" else float(jnp.finfo(dtype).eps)
+    fine = REFERENCE_DTYPE.get(dtype, dtype)
+    step = _one_step(with_precision(fine, single), options)
     with out_of_memory_explained(step.program):
         start = step.parameters()
         expected = step.run(start)
-        eps = FP8_ROUNDING if dtype == "fp8" else float(jnp.finfo(dtype).eps)
-        rounded = [step.run(_perturbed(start, eps, seed)) for seed in range(1, 1 + DRAWS)]
+        rounded = [(step.run(perturbed(start, eps, seed)), expected) for seed in _SEEDS]
+    if dtype in REFERENCE_DTYPE:
+        half = with_precision(dtype, single).model.dtype  # with native products
+        coarse = _one_step(with_precision(half, single), options)
+        with out_of_memory_explained(coarse.program):
+            rounded += _noise_of(coarse, step, start)
     return Reference(dtype, start, expected, rounded, step.program.infos, options)
+
+
+def _noise_of(
+    coarse: "OneStep", fine: "OneStep", start: Tensors
+) -> Iterator[tuple[Outcome, Outcome]]:
+    """Yields pairs of outcomes that differ by what the coarse step rounds at different parameters.
+
+    What it has wrong at all of them is in no pair.
+    """
+    far = [perturbed(start, FAR, seed) for seed in _SEEDS]
+    for a, b in itertools.combinations([(coarse.run(each), fine.run(each)) for each in far], 2):
+        yield a[0].plus(b[1]), b[0].plus(a[1])
+
+
+def _one_step(config: Config, options: Mapping[str, Any] | None) -> "OneStep":
+    """The step of a config, which fits into the memory of its devices."""
+    step = OneStep(Program(config, make_mesh(config.layout)), options)
+    require_fits(step.program)
+    return step
 
 
 def compared(config: Config, reference: Reference) -> Report:
     """Compares the step of a config on its layout with one device's."""
     config = with_precision(reference.dtype, _comparable(config))
-    spread = OneStep(Program(config, make_mesh(config.layout)), reference.options)
-    require_fits(spread.program)
+    spread = _one_step(config, reference.options)
     with out_of_memory_explained(spread.program):
         found = spread.run(reference.start)
     eps = float(jnp.finfo(config.model.dtype).eps)
@@ -260,12 +284,3 @@ class OneStep:
 def _noise(name: str, shape: Sequence[int]) -> np.ndarray:
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     return 0.02 * rng.standard_normal(shape).astype(np.float32)
-
-
-def _perturbed(params: Tensors, eps: float, seed: int) -> Tensors:
-    """Every element changed by one rounding error, up or down."""
-    rng = np.random.default_rng(seed)
-    return {
-        name: p * (1 + eps * rng.choice([-1, 1], p.shape)).astype(p.dtype)
-        for name, p in params.items()
-    }

@@ -62,7 +62,7 @@ def report(layout: Layout, dtype: Any, **choice: Any) -> Report:
         spread = FromZeros(config, make_mesh(layout))
         found = OneStep(spread).run(start)
         steps = FirstSteps(config.optimizer, spread.infos, float(np.finfo(dtype).eps))
-        rows = compare(expected, [rounded], found, steps=steps)
+        rows = compare(expected, [(rounded, expected)], found, steps=steps)
         return Report(layout, dtype, list(rows))
 
 

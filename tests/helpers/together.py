@@ -5,6 +5,7 @@ Each process runs the code of a test: the trainer with a change, or a loop of it
 
 import dataclasses
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -42,7 +43,11 @@ class Ended:
     @property
     def lines(self) -> list[str]:
         """The lines of its output, without gloo's."""
-        return [line for line in self.out.splitlines() if "[Gloo]" not in line]
+        return [
+            line
+            for line in self.out.splitlines()
+            if not re.search(r"\[Gloo\]|is connected to \d+ peer ranks", line)
+        ]
 
 
 def free_port() -> int:

@@ -1,0 +1,233 @@
+"""A soak test: a small run is killed again and again, and must lose nothing.
+
+`python -m benchmarks.soak --minutes 120 --kills 200`
+
+Starts `jaxptd train` in float64, on another layout each time, and has an accident happen to it: it
+is killed at any moment, or during a save; one of two processes is killed; the disk is full; it is
+killed, and the newest checkpoint damaged. The same command goes on, until all steps are done. Then
+every logged loss must equal that of a run that nothing happened to, and each start must have
+resumed from the newest good checkpoint. Runs follow one another until the time is over or so many
+kills are made. Exit code 1: something was lost.
+"""
+
+import collections
+import dataclasses
+import json
+import os
+import random
+import re
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.lib.measure import write
+from benchmarks.soak.accidents import (
+    Leg,
+    damage,
+    saved,
+    wait_a_while,
+    wait_for_a_save,
+)
+from jaxptd.analysis.report import table, versions
+from jaxptd.errors import Parser, run_command
+
+# At this learning rate training does not amplify roundings: layouts have the same curve to 1e-15.
+MODEL = "--config test-tiny --model.hidden_size 32 --model.dtype float64"
+RUN = "--optimizer.learning_rate 1e-3 --checkpoint.every 25 "
+RUN += "--train.log_every 10 --train.eval_every 0 --train.sample_tokens 0 --checkpoint.keep 3"
+WAITS = "--processes.wait 60 --processes.stuck_after 60"
+LAYOUTS = (
+    "",
+    "--layout.dp 4",
+    "--layout.dp 2 --layout.tp 2 --layout.sequence_parallel true",
+    "--layout.cp 2 --layout.tp 2",
+    "--layout.row 2 --layout.col 2",
+    "--layout.pp 2 --layout.dp 2",
+    "--layout.pp 2 --layout.tp 2 --layout.schedule zb-h1",
+    "--layout.dp 2 --layout.cp 2 --layout.zero 3",
+)
+EQUAL = 1e-12  # of losses, relative
+ROOM = 20_000  # bytes that a file may grow on a full disk: less than the arrays have
+KILLED, DEAD, REFUSED = -9, 3, 2  # exit codes
+MARGIN = 30.0  # seconds that a run may take to start and compile
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A kind of accident.
+
+    Args:
+        weight: of it among all.
+        wait: to the moment.
+        processes: that run; the first or the last of several is killed.
+        full: whether the disk is full instead.
+        damaged: whether the newest checkpoint is damaged afterwards.
+    """
+
+    weight: int
+    wait: Callable[[Leg, Path, random.Random, float], None] = wait_a_while
+    processes: int = 1
+    full: bool = False
+    damaged: bool = False
+
+
+KINDS: Mapping[str, Kind] = {
+    "killed": Kind(9),
+    "killed during a save": Kind(5, wait_for_a_save),
+    "one of two processes killed": Kind(3, processes=2),
+    "a full disk": Kind(1, full=True),
+    "killed, the newest checkpoint damaged": Kind(2, damaged=True),
+}
+
+
+class Soak:
+    """Runs with accidents, and what was found.
+
+    Args:
+        folder: of everything.
+        seed: of what happens, and when.
+        steps: of a run.
+        longest: seconds after the start in which an accident may happen.
+    """
+
+    def __init__(self, folder: Path, *, seed: int, steps: int, longest: float) -> None:
+        self.folder, self.steps, self.longest = folder, steps, longest
+        self.draw = random.Random(seed)
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.runs: list[float] = []  # the worst difference of a loss, of each run
+        self.wrong: list[str] = []
+        self.resumed = 0
+
+    @property
+    def kills(self) -> int:
+        """The number of processes that were killed."""
+        return sum(n for name, n in self.counts.items() if "killed" in name)
+
+    def run(self, number: int, goes_on: Callable[[], bool]) -> None:
+        """One run to its end, with accidents as long as `goes_on`."""
+        whole, other = self.folder / f"whole-{number}", self.folder / f"run-{number}"
+        leg = self._leg(whole, number, "")
+        assert leg.end() == [0], leg.said()
+        expected, newest = 0, -1
+        while True:
+            kind = self.draw.choices(list(KINDS), [each.weight for each in KINDS.values()])[0]
+            layout = self.draw.choice(LAYOUTS)
+            if KINDS[kind].processes > 1 and not layout:
+                continue
+            accident = goes_on()
+            leg = self._leg(other, number, layout, KINDS[kind] if accident else None)
+            codes = self._accident(leg, kind, other) if accident else leg.end()
+            expected = self._check(leg, kind, codes, expected)
+            newest = max(saved(other / "checkpoints"), default=0)
+            if codes == [0] * len(codes):
+                break
+            if KINDS[kind].damaged and newest and KILLED in codes:
+                damage(other / "checkpoints" / f"{newest:08d}", self.draw)
+                newest = max(saved(other / "checkpoints")[:-1], default=0)
+            expected = newest
+        self.runs.append(self._difference(whole, other))
+
+    def _leg(self, run_dir: Path, number: int, layout: str, kind: Kind | None = None) -> Leg:
+        output = Path(tempfile.mkdtemp(dir=self.folder))
+        words = f"{MODEL} {RUN} {WAITS} {layout} --train.steps {self.steps} --train.seed {number}"
+        kind, metrics = kind or Kind(0), run_dir / "metrics.jsonl"
+        size = metrics.stat().st_size if metrics.exists() else 0
+        options = [*words.split(), "--train.run_dir", str(run_dir)]
+        room = size + ROOM if kind.full else None
+        return Leg(options, output, processes=kind.processes, room=room)
+
+    def _accident(self, leg: Leg, name: str, run_dir: Path) -> list[int]:
+        kind = KINDS[name]
+        if not kind.full:
+            kind.wait(leg, run_dir / "checkpoints", self.draw, self.longest)
+            leg.kill(self.draw.randrange(kind.processes))
+        codes = leg.end()
+        self.counts[name if set(codes) - {0} else "ended before its accident"] += 1
+        return codes
+
+    def _check(self, leg: Leg, kind: str, codes: Sequence[int], expected: int) -> int:
+        """Notes what should not be; returns the step that the leg resumed at."""
+        said = leg.said()
+        if set(codes) - _allowed(KINDS[kind], said) or "Traceback" in said:
+            self.wrong.append(f"{kind}: exit codes {codes}: {said[-600:]}")
+        found = re.search(r"resuming at step (\d+)", said)
+        if found:
+            self.resumed += 1
+            if int(found[1]) < expected:
+                self.wrong.append(f"{kind}: resumed at {found[1]}, saved was {expected}")
+        return int(found[1]) if found else expected
+
+    def _difference(self, whole: Path, other: Path) -> float:
+        """The largest relative difference of a loss; notes missing rows."""
+        curves = []
+        for folder in (whole, other):
+            lines = (folder / "metrics.jsonl").read_text().splitlines()
+            rows = [json.loads(line) for line in lines]
+            curves.append({row["step"]: row["loss"] for row in rows})
+            if len(curves[-1]) != len(rows):
+                self.wrong.append(f"{folder.name}: a step is logged twice")
+        expected, found = curves
+        if expected.keys() != found.keys():
+            self.wrong.append(f"{other.name}: other steps are logged")
+            return float("inf")
+        worst = max(abs(found[step] / expected[step] - 1) for step in expected)
+        if not worst <= EQUAL:
+            self.wrong.append(f"{other.name}: losses differ by {worst:.1e}")
+        return worst
+
+
+def _allowed(kind: Kind, said: str) -> set[int]:
+    """Exit codes that a leg may have."""
+    if kind.full:
+        return {0, REFUSED} if "could not save" in said else {0}
+    unjoined = {REFUSED} if kind.processes > 1 and "could not join" in said else set()
+    return {0, KILLED, DEAD} | unjoined
+
+
+def report(soak: Soak, minutes: float, seed: int) -> str:
+    """The table of all accidents, and the verdict."""
+    rows = [["accident", "times"]]
+    rows += [[name, str(number)] for name, number in soak.counts.most_common()]
+    rows += [["starts that resumed", str(soak.resumed)]]
+    rows += [[f"runs of {soak.steps:,} steps done", str(len(soak.runs))]]
+    rows += [["worst difference of a loss", f"{max(soak.runs, default=0):.1e}"]]
+    rows += [["lost", str(len(soak.wrong))]]
+    about = f"seed {seed}, {minutes:.0f} minutes, {soak.kills} kills. {versions()}"
+    return "\n".join([about, "", table(rows), *soak.wrong, ""])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Kills runs again and again, and compares their curves with those that nothing happened to."""
+    parser = Parser(prog="python -m benchmarks.soak", description=main.__doc__)
+    parser.add_argument("--minutes", type=float, default=120)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=1500, help="of a run")
+    parser.add_argument("--longest", type=float, default=MARGIN, help="seconds to an accident")
+    parser.add_argument("--out", help="a folder for soak.md")
+    options = parser.parse_args(argv)
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory() as name:
+        # A cache of programs, as users have it: a start after a kill takes seconds.
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(name) / "programs")
+        soak = Soak(Path(name), seed=options.seed, steps=options.steps, longest=options.longest)
+
+        def goes_on() -> bool:
+            late = time.monotonic() - begun > 60 * options.minutes
+            return not late and soak.kills < options.kills and not soak.wrong
+
+        while goes_on():
+            soak.run(len(soak.runs), goes_on)
+            print(f"run {len(soak.runs)}: {soak.kills} kills, {len(soak.wrong)} lost", flush=True)
+    text = report(soak, (time.monotonic() - begun) / 60, options.seed)
+    print(text)
+    if options.out:
+        command = f"python -m benchmarks.soak --seed {options.seed} --steps {options.steps}"
+        title = f"# Soak: a run that is killed again and again\n\nMade by `{command}`.\n\n"
+        write(Path(options.out) / "soak.md", title + text)
+    return int(bool(soak.wrong))
+
+
+if __name__ == "__main__":
+    run_command(main)
