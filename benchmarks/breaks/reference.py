@@ -19,7 +19,7 @@ _SHARED = (
         "jnp.sum(batch[name] >= 0, dtype",
         "jnp.sum(batch[name] > 0, dtype",
         STEPS,
-        "one_device and gpt",
+        "layouts_step and gpt",
     ),
     Break(
         "what dropout keeps is not scaled",
@@ -27,7 +27,7 @@ _SHARED = (
         "jnp.where(keep_BTD, x_BTD / (1 - rate), 0)",
         "jnp.where(keep_BTD, x_BTD, 0)",
         STEPS,
-        "one_device and gpt",
+        "layouts_step and gpt",
     ),
     Break(
         "Adam's mean of gradients a step ahead, as Nesterov's",
@@ -35,7 +35,7 @@ _SHARED = (
         "return optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)",
         "return optax.scale_by_adam(config.beta1, config.beta2, config.epsilon, nesterov=True)",
         STEPS,
-        "one_device and gpt",
+        "layouts_step and gpt",
     ),
     Break(
         "Adam's epsilon under the root",
@@ -43,7 +43,7 @@ _SHARED = (
         "config.beta2, config.epsilon)",
         "config.beta2, 0.0, config.epsilon)",
         STEPS,
-        "one_device and gpt",
+        "layouts_step and gpt",
     ),
     Break(
         "gradients clipped to twice the limit",
@@ -51,7 +51,7 @@ _SHARED = (
         "scale = limit / jnp.maximum(norm, limit)",
         "scale = 2 * limit / jnp.maximum(norm, limit)",
         STEPS,
-        "one_device and gpt",
+        "layouts_step and gpt",
     ),
     Break(
         "norms have weight decay",
@@ -59,7 +59,7 @@ _SHARED = (
         "padded=padded, decay=False)",
         "padded=padded, decay=True)",
         STEPS,
-        "one_device and gpt",
+        "layouts_step and gpt",
     ),
     Break(
         "the mean of log Z instead of its square",
@@ -67,7 +67,7 @@ _SHARED = (
         "terms[Z_LOSS] = jnp.square(logsumexp_BT)",
         "terms[Z_LOSS] = logsumexp_BT",
         STEPS,
-        "one_device and gpt",
+        "layouts_step and gpt",
     ),
     Break(
         "a window of one key more",
@@ -98,7 +98,7 @@ _SHARED = (
         "jaxptd/models/bert.py",
         "places.position_T == 0",
         "places.position_T == 1",
-        STEPS,
+        f"{STEPS} -m slow",
         "one_device and bert",
     ),
     Break(
