@@ -18,7 +18,7 @@ import random
 import re
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.lib.measure import write
@@ -58,6 +58,7 @@ class Kind:
     """A kind of accident.
 
     Args:
+        name: in words.
         weight: of it among all.
         wait: to the moment.
         processes: that run; the first or the last of several is killed.
@@ -65,6 +66,7 @@ class Kind:
         damaged: whether the newest checkpoint is damaged afterwards.
     """
 
+    name: str
     weight: int
     wait: Callable[[Leg, Path, random.Random, float], None] = wait_a_while
     processes: int = 1
@@ -72,13 +74,13 @@ class Kind:
     damaged: bool = False
 
 
-KINDS: Mapping[str, Kind] = {
-    "killed": Kind(9),
-    "killed during a save": Kind(5, wait_for_a_save),
-    "one of two processes killed": Kind(3, processes=2),
-    "a full disk": Kind(1, full=True),
-    "killed, the newest checkpoint damaged": Kind(2, damaged=True),
-}
+KINDS = (
+    Kind("killed", 9),
+    Kind("killed during a save", 5, wait_for_a_save),
+    Kind("one of two processes killed", 3, processes=2),
+    Kind("a full disk", 1, full=True),
+    Kind("killed, the newest checkpoint damaged", 2, damaged=True),
+)
 
 
 class Soak:
@@ -109,54 +111,56 @@ class Soak:
         whole, other = self.folder / f"whole-{number}", self.folder / f"run-{number}"
         leg = self._leg(whole, number, "")
         assert leg.end() == [0], leg.said()
-        expected, newest = 0, -1
+        expected, damaged = 0, 0  # step to resume at, at least; step of the damaged checkpoint
         while True:
-            kind = self.draw.choices(list(KINDS), [each.weight for each in KINDS.values()])[0]
-            layout = self.draw.choice(LAYOUTS)
-            if KINDS[kind].processes > 1 and not layout:
-                continue
-            accident = goes_on()
-            leg = self._leg(other, number, layout, KINDS[kind] if accident else None)
+            accident, kind = goes_on(), self._kind()
+            leg = self._leg(other, number, self._layout(kind), kind if accident else None)
             codes = self._accident(leg, kind, other) if accident else leg.end()
-            expected = self._check(leg, kind, codes, expected)
-            newest = max(saved(other / "checkpoints"), default=0)
+            self._check(leg, kind, codes, expected)
             if codes == [0] * len(codes):
                 break
-            if KINDS[kind].damaged and newest and KILLED in codes:
-                damage(other / "checkpoints" / f"{newest:08d}", self.draw)
-                newest = max(saved(other / "checkpoints")[:-1], default=0)
-            expected = newest
+            steps = saved(other / "checkpoints")
+            if steps and steps[-1] > damaged:
+                damaged = 0  # the run has saved this step once more, and those after it
+            if kind.damaged and steps and KILLED in codes and not damaged:
+                damaged = steps[-1]
+                damage(other / "checkpoints" / f"{damaged:08d}", self.draw)
+            expected = max((step for step in steps if step != damaged), default=0)
         self.runs.append(self._difference(whole, other))
+
+    def _kind(self) -> Kind:
+        return self.draw.choices(KINDS, [each.weight for each in KINDS])[0]
+
+    def _layout(self, kind: Kind) -> str:
+        return self.draw.choice(LAYOUTS[kind.processes > 1 :])  # two processes need two devices
 
     def _leg(self, run_dir: Path, number: int, layout: str, kind: Kind | None = None) -> Leg:
         output = Path(tempfile.mkdtemp(dir=self.folder))
         words = f"{MODEL} {RUN} {WAITS} {layout} --train.steps {self.steps} --train.seed {number}"
-        kind, metrics = kind or Kind(0), run_dir / "metrics.jsonl"
+        kind, metrics = kind or KINDS[0], run_dir / "metrics.jsonl"
         size = metrics.stat().st_size if metrics.exists() else 0
         options = [*words.split(), "--train.run_dir", str(run_dir)]
         room = size + ROOM if kind.full else None
         return Leg(options, output, processes=kind.processes, room=room)
 
-    def _accident(self, leg: Leg, name: str, run_dir: Path) -> list[int]:
-        kind = KINDS[name]
+    def _accident(self, leg: Leg, kind: Kind, run_dir: Path) -> list[int]:
         if not kind.full:
             kind.wait(leg, run_dir / "checkpoints", self.draw, self.longest)
             leg.kill(self.draw.randrange(kind.processes))
         codes = leg.end()
-        self.counts[name if set(codes) - {0} else "ended before its accident"] += 1
+        self.counts[kind.name if set(codes) - {0} else "ended before its accident"] += 1
         return codes
 
-    def _check(self, leg: Leg, kind: str, codes: Sequence[int], expected: int) -> int:
-        """Notes what should not be; returns the step that the leg resumed at."""
+    def _check(self, leg: Leg, kind: Kind, codes: Sequence[int], expected: int) -> None:
+        """Notes what should not be."""
         said = leg.said()
-        if set(codes) - _allowed(KINDS[kind], said) or "Traceback" in said:
-            self.wrong.append(f"{kind}: exit codes {codes}: {said[-600:]}")
+        if set(codes) - _allowed(kind, said) or "Traceback" in said:
+            self.wrong.append(f"{kind.name}: exit codes {codes}: {said[-600:]}")
         found = re.search(r"resuming at step (\d+)", said)
         if found:
             self.resumed += 1
             if int(found[1]) < expected:
-                self.wrong.append(f"{kind}: resumed at {found[1]}, saved was {expected}")
-        return int(found[1]) if found else expected
+                self.wrong.append(f"{kind.name}: saved was {expected}: {said[-600:]}")
 
     def _difference(self, whole: Path, other: Path) -> float:
         """The largest relative difference of a loss; notes missing rows."""
