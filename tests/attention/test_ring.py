@@ -76,6 +76,16 @@ def test_zigzag_gives_each_device_the_same_work(devices: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["zigzag", "blockwise"])
+def test_the_first_axis_of_a_ring_has_the_blocks_of_its_devices_one_after_the_other(kind) -> None:
+    mesh = make_mesh(Layout(cp=2, row=2))
+    ring = Ring((Axis.CP, Axis.ROW), kind)
+    found = jax.shard_map(
+        lambda: ring.positions_along(Axis.CP, 8), mesh=mesh, in_specs=(), out_specs=P(Axis.CP)
+    )()
+    assert found.tolist() == ring.order(16, 4).tolist()
+
+
+@pytest.mark.parametrize("kind", ["zigzag", "blockwise"])
 @pytest.mark.parametrize("size", [1, 3])
 def test_a_device_knows_the_positions_and_documents_of_all(kind: RingKind, size: int) -> None:
     ring, length = Ring(Axis.CP, kind), 6
