@@ -233,14 +233,6 @@ PLANNER = (
         "known_machine",
     ),
     Break(
-        "NVLink bounds a collective over nodes",
-        "jaxptd/calibration/samples.py",
-        'cluster = with_numbers(cluster, {"nvlink_bandwidth": NO_LIMIT})',
-        'cluster = with_numbers(cluster, {"nvlink_bandwidth": 1e10})',
-        f"{CALIBRATION}/test_shares.py",
-        "known_machine",
-    ),
-    Break(
         "a loop in place has one trip",
         "jaxptd/calibration/programs.py",
         "return lax.fori_loop(0, trips, lambda",

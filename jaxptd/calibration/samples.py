@@ -114,7 +114,7 @@ class Exchange:
         kind: XLA's name.
         group: its members.
         size: bytes of the whole array, as in `links.collective`.
-        crosses: the members are on different nodes.
+        crosses: each member is on a node of its own, so that none uses NVLink.
     """
 
     kind: str
@@ -131,8 +131,6 @@ class Exchange:
         return 3 * self.size
 
     def term(self, cluster: Cluster) -> Term:
-        if self.crosses:
-            cluster = with_numbers(cluster, {"nvlink_bandwidth": NO_LIMIT})
         return links.collective(cluster, self.kind, self.group, self.size)
 
     def __str__(self) -> str:
