@@ -1,7 +1,7 @@
 """Sizes that the formulas for communication and memory derive from a config.
 
 Letters: b sequences of a micro-batch on one device, T tokens in a sequence, D model, F hidden, N
-heads, H head size. A grid pads D, F, V, and N or H; other layouts pad none of them here.
+heads, H head size. What devices share is padded: F, V, and N or H; on a grid D, too.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from typing import Protocol
 
 from jaxptd.config import Config, itemsize
 from jaxptd.layout import Axis, Layout
-from jaxptd.matmul.padding import padded
+from jaxptd.matmul.padding import padded_for
 from jaxptd.models.families import inventory_of
 from jaxptd.models.inventory import MLP, Attention, Head, Inventory, Pair, Stack
 from jaxptd.shapes import StoredShape
@@ -74,7 +74,8 @@ class Sizes:
     @property
     def hidden(self) -> int:
         """D."""
-        return self.padded(self.config.model.hidden_size)
+        size = self.config.model.hidden_size
+        return self.padded(size) if self.config.layout.has_grid else size
 
     @property
     def vocab(self) -> int:
@@ -128,16 +129,13 @@ class Sizes:
         return (each for each in found if isinstance(each, AttentionSizes))
 
     def padded(self, size: int, each: int = 1) -> int:
-        """Rounds a size up to equal shards on a grid.
+        """Rounds a size up to equal shards, as `TensorParallel.padded` does it.
 
         Args:
             size: number of units.
             each: rows or columns of the matrix in one unit.
         """
-        layout = self.config.layout
-        if not layout.has_grid:
-            return size
-        return padded(size, (layout.row, layout.col, layout.matmul2d_slices), each)
+        return padded_for(self.config.layout, size, each)
 
 
 class PairSizes(Protocol):

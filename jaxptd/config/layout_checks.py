@@ -18,7 +18,6 @@ def check_layout(model: ModelConfig, layout: Layout) -> None:
             f"size that divides it ({divisors(model.num_heads)}), or layout.attention2d=blocks"
         )
     _check_kv_heads(model, layout)
-    require_divides("model.ffn_hidden_size", model.mlp_size, "layout.tp", layout.tp)
     _check_sequence("seq_length", model.seq_length, layout)
     _check_sequence("decoder_seq_length", model.target_length, layout)
     if model.block.positions == "learned":

@@ -16,6 +16,7 @@ from jaxptd.config import Config, Remat
 from jaxptd.errors import UserError
 from jaxptd.layout import Layout, Offload, ZeroStage
 from jaxptd.models.families import inventory_of
+from jaxptd.models.inventory import MLP
 from jaxptd.planner.search.cuts import Cut, Cuts
 from jaxptd.planner.search.pins import Pins
 
@@ -212,9 +213,16 @@ class Space:
                 continue
             for options in self._options(tp, row * col > 1):
                 try:
-                    yield Layout(tp=tp, row=row, col=col, cp=cp, **options)
+                    layout = Layout(tp=tp, row=row, col=col, cp=cp, **options)
                 except UserError:
                     continue
+                if self._is_even(layout):
+                    yield layout
+
+    def _is_even(self, layout: Layout) -> bool:
+        """True if tp divides the hidden units of each MLP: the cost model knows no padding."""
+        pairs = [pair for stack in self.stacks for pair in stack.pairs]
+        return not any(isinstance(pair, MLP) and pair.size % layout.tp for pair in pairs)
 
     def _options(self, tp: int, grid: bool) -> Iterator[dict[str, Any]]:
         """The algorithms along these axes."""
