@@ -172,7 +172,7 @@ RUNS: list[Row] = [
     (lambda k: jaxptd.profile(k.config, steps=0), "steps=0 must be at least 1 and at most 1000"),
     (lambda k: jaxptd.profile(k.config, steps="5"), "steps is '5'; expected a whole number"),
     (lambda k: jaxptd.profile(k.config, trace=3), "trace is 3; expected a path or None"),
-    (lambda k: jaxptd.verify(k.config, dtype="int8"), "dtype is 'int8'; expected one of float32"),
+    (lambda k: jaxptd.verify(k.config, dtype="int8"), "dtype is 'int8'; expected one of float64"),
 ]
 PLOTS: list[Row] = [
     (lambda k: plot.loss([k.run]), 'pass a run, or several by name: {"first": run}'),
