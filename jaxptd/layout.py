@@ -67,7 +67,7 @@ class Layout:
         matmul2d_slices: slices in which gather gathers, each during the product of the slice
             before.
         attention2d: attention on the grid: heads (heads over col, a ring over row), or blocks
-            (blocks of every head, for head counts that col does not divide).
+            (blocks of every head, none of which is padded).
         schedule: pipeline schedule: 1f1b, gpipe, interleaved, zb-h1, zb-h2, zb-v, or the path of a
             table (.csv).
         virtual_stages: parts of the model that each stage holds, where the schedule has several;

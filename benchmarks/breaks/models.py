@@ -132,6 +132,22 @@ MODELS = (
         "tests/models/test_parameters.py",
     ),
     Break(
+        "heads of padding read a kv head of the model",
+        "jaxptd/matmul/padding.py",
+        "return HeadCounts(groups * keys, keys)",
+        "return HeadCounts(padded(heads), keys)",
+        "tests/models/test_padding.py",
+        "whole or heads",
+    ),
+    Break(
+        "hidden units are not padded over tp in the formulas",
+        "jaxptd/matmul/padding.py",
+        "return -(-size // layout.tp) * layout.tp",
+        "return size",
+        "tests/models/test_padding.py",
+        "formulas",
+    ),
+    Break(
         "the first norm of an inventory is forgotten",
         "jaxptd/models/parameters.py",
         "self.norm(size, parts.first_norm)",

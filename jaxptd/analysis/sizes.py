@@ -11,7 +11,7 @@ from typing import Protocol
 
 from jaxptd.config import Config, itemsize
 from jaxptd.layout import Axis, Layout
-from jaxptd.matmul.padding import padded_for
+from jaxptd.matmul.padding import HeadCounts, heads_for, padded_for
 from jaxptd.models.families import inventory_of
 from jaxptd.models.inventory import MLP, Attention, Head, Inventory, Pair, Stack
 from jaxptd.shapes import StoredShape
@@ -185,43 +185,38 @@ class AttentionSizes:
         return tokens * self.part.key_tokens // self.part.tokens
 
     @property
+    def counts(self) -> HeadCounts:
+        """Numbers of heads; attention in blocks pads H instead."""
+        part = self.part
+        if self.sizes.has_blocks:
+            return HeadCounts(part.heads, part.kv_heads)
+        return heads_for(self.sizes.config.layout, part.heads, part.kv_heads, part.head_size)
+
+    @property
     def second(self) -> int:
-        """N*H. On a grid attention shards N by heads or H by blocks, and pads what it shards."""
-        heads = self.part.heads
-        return (heads if self.sizes.has_blocks else self._padded(heads, self.head)) * self.head
+        """N*H. Attention shards N by heads or, on a grid, H by blocks, and pads what it shards."""
+        return self.counts.queries * self.head
 
     @property
     def head(self) -> int:
         """H. Blocks on a grid shard it, and pad it."""
         size, unit = self.part.head_size, self.part.unit
-        return unit * self._padded(size // unit, each=unit) if self.sizes.has_blocks else size
+        return unit * self.sizes.padded(size // unit, each=unit) if self.sizes.has_blocks else size
 
     @property
     def heads(self) -> int:
         """Heads that a device computes, whole or a block of each."""
-        if self.sizes.has_blocks:
-            return self.part.heads
-        return self.second // self.head // self.sizes.inner_devices
-
-    @property
-    def has_groups(self) -> bool:
-        """True if several query heads share a kv head."""
-        return self.part.kv_heads < self.part.heads
+        return self.counts.queries // self._sharing
 
     @property
     def gathers_kv(self) -> bool:
         """True if kv heads do not split, so that devices make slices of them and gather those."""
-        heads, tp = self.part.kv_heads, self.sizes.config.layout.tp
-        uneven = heads % tp or self._padded(heads, self.head) != heads
-        return bool(self.has_groups and not self.sizes.has_blocks and uneven)
+        return self.counts.gathered
 
     @property
     def kv_heads(self) -> int:
         """Heads of keys and values that a device attends with, whole or a block of each."""
-        if not self.has_groups:
-            return self.heads
-        heads = self.part.kv_heads
-        return heads if self.sizes.has_blocks else max(1, heads // self.sizes.inner_devices)
+        return max(1, self.counts.keys // self._sharing)
 
     @property
     def keys(self) -> int:
@@ -232,19 +227,13 @@ class AttentionSizes:
     @property
     def made_keys(self) -> int:
         """Numbers of a token's keys that all devices make together, with padding."""
-        if not self.has_groups:
-            return self.second
-        heads, layout = self.part.kv_heads, self.sizes.config.layout
-        if not self.gathers_kv:
-            return heads * self.head
-        return heads * (self._padded(self.head) if layout.has_grid else _up(self.head, layout.tp))
+        head = self.sizes.padded(self.part.head_size) if self.gathers_kv else self.head
+        return self.counts.keys * head
 
-    def _padded(self, size: int, each: int = 1) -> int:
-        return self.sizes.padded(size, each)
-
-
-def _up(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
+    @property
+    def _sharing(self) -> int:
+        """Devices that share the heads."""
+        return 1 if self.sizes.has_blocks else self.sizes.inner_devices
 
 
 def elements_on_device(stored: StoredShape, layout: Layout) -> int:

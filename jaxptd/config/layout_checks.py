@@ -2,7 +2,7 @@
 
 import math
 
-from jaxptd.config.checks import divisors, require_divides
+from jaxptd.config.checks import require_divides
 from jaxptd.config.model import ModelConfig
 from jaxptd.errors import UserError
 from jaxptd.layout import Axis, Layout
@@ -11,13 +11,6 @@ from jaxptd.layout import Axis, Layout
 def check_layout(model: ModelConfig, layout: Layout) -> None:
     """Raises UserError if the model cannot run with the layout."""
     _check_products(model, layout)
-    require_divides("model.num_heads", model.num_heads, "layout.tp", layout.tp)
-    if layout.attention2d == "heads" and model.num_heads % layout.col:
-        raise UserError(
-            f"model.num_heads={model.num_heads} does not split over layout.col={layout.col}; use a "
-            f"size that divides it ({divisors(model.num_heads)}), or layout.attention2d=blocks"
-        )
-    _check_kv_heads(model, layout)
     _check_sequence("seq_length", model.seq_length, layout)
     _check_sequence("decoder_seq_length", model.target_length, layout)
     if model.block.positions == "learned":
@@ -27,26 +20,6 @@ def check_layout(model: ModelConfig, layout: Layout) -> None:
             f"{layout.unfused_attention} has no fused attention kernel; use model.attention=xla"
         )
     _check_offload(model, layout)
-
-
-def _check_kv_heads(model: ModelConfig, layout: Layout) -> None:
-    """Raises UserError if a device's query heads would read several parts of kv heads."""
-    heads = model.block.num_kv_heads
-    for name, devices in (("layout.tp", layout.tp), ("layout.col", layout.col)):
-        uneven = heads % devices and devices % heads
-        if uneven and not (name == "layout.col" and layout.attention2d == "blocks"):
-            raise UserError(
-                f"model.num_kv_heads={heads} does not split over {name}={devices}, nor {devices} "
-                f"over {heads}; use a {name} that divides it ({divisors(heads)}), or a multiple"
-            )
-    unit = math.lcm(layout.row, layout.col) * layout.matmul2d_slices
-    groups = heads < model.num_heads
-    if groups and layout.has_grid and layout.attention2d == "heads" and model.num_heads % unit:
-        raise UserError(
-            f"model.num_heads={model.num_heads} with model.num_kv_heads={heads} does not split "
-            f"into {unit} panels, as layout.row={layout.row}, layout.col={layout.col}, "
-            f"layout.matmul2d_slices={layout.matmul2d_slices} need; use layout.attention2d=blocks"
-        )
 
 
 def _check_products(model: ModelConfig, layout: Layout) -> None:

@@ -27,7 +27,7 @@ class ColumnParallelLinear(nnx.Module):
         shard_dim: the dim of `out` that is sharded.
         form: how matrices are sharded.
         rngs: random keys of the initial weight.
-        unit: numbers of that dim that stay together; it is padded to a multiple.
+        padded: that dim with its padding; None: as the form rounds it up.
         bias: whether a bias `[*out]` is added.
         gather_output: whether every device gets all of h.
         init: initialiser of the weight.
@@ -44,25 +44,25 @@ class ColumnParallelLinear(nnx.Module):
         form: TensorParallel,
         rngs: nnx.Rngs,
         shard_dim: int = 0,
-        unit: int = 1,
+        padded: int | None = None,
         bias: bool = True,
         gather_output: bool = False,
         init: Initialiser = INIT,
         parts: int = 0,
     ) -> None:
         out, dims = tuple(out_features), len(out_features)
-        padded = _padded(out, shard_dim, unit, form)
+        stored = _padded(out, shard_dim, padded, form)
         self.w = param(
             rngs(),
             (in_features, *out),
             init,
             spec=form.axes.column_spec(dims, shard_dim),
-            padded=(form.padded_hidden(in_features), *padded),
+            padded=(form.padded_hidden(in_features), *stored),
             cast=True,
             matrix="r" + "s" * parts + "c" * (dims - parts),
         )
         bias_of = partial(
-            param, spec=form.axes.inner_spec(dims, shard_dim), padded=padded, decay=False
+            param, spec=form.axes.inner_spec(dims, shard_dim), padded=stored, decay=False
         )
         self.b = bias_of(rngs(), out, zeros) if bias else None
         self.form, self.shard_dim, self.gather_output = form, shard_dim, gather_output
@@ -97,7 +97,7 @@ class RowParallelLinear(nnx.Module):
         shard_dim: the dim of `in` that is sharded.
         form: how matrices are sharded.
         rngs: random keys of the initial weight.
-        unit: numbers of that dim that stay together; it is padded to a multiple.
+        padded: that dim with its padding; None: as the form rounds it up.
         bias: whether a bias `[D]` is added, once, after the sum over devices.
         input_is_parallel: whether h is sharded already; else each device takes its block of it.
         init: initialiser of the weight.
@@ -113,7 +113,7 @@ class RowParallelLinear(nnx.Module):
         form: TensorParallel,
         rngs: nnx.Rngs,
         shard_dim: int = 0,
-        unit: int = 1,
+        padded: int | None = None,
         bias: bool = True,
         input_is_parallel: bool = True,
         init: Initialiser = INIT,
@@ -125,7 +125,7 @@ class RowParallelLinear(nnx.Module):
             (*inside, out_features),
             init,
             spec=form.axes.row_spec(dims, shard_dim),
-            padded=(*_padded(inside, shard_dim, unit, form), hidden),
+            padded=(*_padded(inside, shard_dim, padded, form), hidden),
             cast=True,
             matrix="r" * dims + "c",
         )
@@ -211,8 +211,8 @@ def _product(x_BTD: Array, weights: Sequence[Array], form: TensorParallel) -> Ar
 
 
 def _padded(
-    shape: tuple[int, ...], shard_dim: int, unit: int, form: TensorParallel
+    shape: tuple[int, ...], shard_dim: int, padded: int | None, form: TensorParallel
 ) -> tuple[int, ...]:
-    """The shape with dim `shard_dim` padded so that it splits evenly in pieces of `unit`."""
+    """The shape with dim `shard_dim` padded; None: as the form rounds it up."""
     before, size, after = shape[:shard_dim], shape[shard_dim], shape[shard_dim + 1 :]
-    return (*before, unit * form.padded(size // unit, each=unit * math.prod(after)), *after)
+    return (*before, padded or form.padded(size, each=math.prod(after)), *after)

@@ -8,11 +8,12 @@ vocabulary, L layers.
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from jaxptd.config import Config, ModelConfig
 from jaxptd.layers.specs import Specs
 from jaxptd.layout import Layout
-from jaxptd.matmul.padding import padded_for
+from jaxptd.matmul.padding import HeadCounts, heads_for, padded_for
 from jaxptd.models.families import inventory_of
 from jaxptd.models.inventory import MLP, Attention, Head, Inventory, Pair, Stack
 from jaxptd.models.stages import StagePlacement, outline_plan
@@ -61,24 +62,36 @@ class _Parameters:
         """D with its padding."""
         return self.padded(size) if self.specs.hidden else size
 
-    def cut(self, shape: Sequence[int], dim: int, unit: int) -> tuple[int, ...]:
-        """A shape whose `dim` is padded so that it splits evenly in pieces of `unit`."""
-        each = unit * math.prod(shape[dim + 1 :])
-        size = unit * self.padded(shape[dim] // unit, each)
+    def cut(self, shape: Sequence[int], dim: int, padded: int | None) -> tuple[int, ...]:
+        """A shape whose `dim` is padded; None: so that it splits evenly."""
+        size = padded or self.padded(shape[dim], math.prod(shape[dim + 1 :]))
         return (*shape[:dim], size, *shape[dim + 1 :])
+
+    def heads(self, part: Attention) -> HeadCounts:
+        """Numbers of heads as the layer `Heads` has them."""
+        if self.specs.head_dim:
+            return HeadCounts(part.heads, part.kv_heads)
+        return heads_for(self.layout, part.heads, part.kv_heads, part.head_size)
 
     # ---- layers ----------------------------------------------------------------------------------
 
     def column(
-        self, size: int, out: Sequence[int], *, dim: int, bias: bool, unit: int = 1, parts: int = 0
+        self,
+        size: int,
+        out: Sequence[int],
+        *,
+        dim: int,
+        bias: bool,
+        padded: int | None = None,
+        parts: int = 0,
     ) -> Named:
         """`ColumnParallelLinear`: `w[D, *out]` and `b[*out]`."""
-        shape, padded, dims = tuple(out), self.cut(out, dim, unit), len(out)
+        shape, stored, dims = tuple(out), self.cut(out, dim, padded), len(out)
         yield (
             "w",
             ParamShape(
                 (size, *shape),
-                (self.hidden(size), *padded),
+                (self.hidden(size), *stored),
                 self.specs.column_spec(dims, dim),
                 decay=True,
                 cast=True,
@@ -86,10 +99,10 @@ class _Parameters:
             ),
         )
         if bias:
-            yield "b", _vector(shape, padded, self.specs.inner_spec(dims, dim))
+            yield "b", _vector(shape, stored, self.specs.inner_spec(dims, dim))
 
     def row(
-        self, inside: Sequence[int], size: int, *, dim: int, bias: bool, unit: int = 1
+        self, inside: Sequence[int], size: int, *, dim: int, bias: bool, padded: int | None = None
     ) -> Named:
         """`RowParallelLinear`: `w[*in, D]` and `b[D]`."""
         hidden = self.hidden(size)
@@ -97,7 +110,7 @@ class _Parameters:
             "w",
             ParamShape(
                 (*inside, size),
-                (*self.cut(inside, dim, unit), hidden),
+                (*self.cut(inside, dim, padded), hidden),
                 self.specs.row_spec(len(inside), dim),
                 decay=True,
                 cast=True,
@@ -133,40 +146,35 @@ class _Parameters:
 
     def attention(self, part: Attention) -> Named:
         """`Heads`."""
-        dim, head = self.specs.head_dim, part.head_size
-        unit = part.unit if dim else 1
-        yield from self._queries_keys_values(part, unit)
+        dim, head, counts = self.specs.head_dim, part.head_size, self.heads(part)
+        size = part.unit * self.padded(head // part.unit, part.unit) if dim else head
+        if dim:
+            counts = HeadCounts(size, size)
+        yield from self._queries_keys_values(part, counts)
         if part.has_norm:
-            size = unit * self.padded(head // unit, unit) if dim else head
             vector = _vector((head,), (size,), self.specs.head_spec())
             normed = dataclasses.replace(vector, over=self.specs.head_axes)
             yield from (("q_norm.w", normed), ("k_norm.w", normed))
-        shape = (part.heads, head)
-        out = self.row(shape, part.hidden, dim=dim, bias=part.out_bias, unit=unit)
+        shape, bias = (part.heads, head), part.out_bias
+        out = self.row(shape, part.hidden, dim=dim, bias=bias, padded=counts.queries)
         yield from _inside("out", out)
 
-    def _queries_keys_values(self, part: Attention, unit: int) -> Named:
-        """One product for queries, keys and values, or one for queries and one for the others."""
+    def _queries_keys_values(self, part: Attention, counts: HeadCounts) -> Named:
+        """One product for queries, keys and values, or one for queries and one for the others.
+
+        counts: of the dim that is sharded.
+        """
         dim, head, heads, kv_heads = self.specs.head_dim, part.head_size, part.heads, part.kv_heads
+        column = partial(self.column, part.hidden, bias=part.bias)
+        makes_keys = partial(column, dim=1 + dim, padded=counts.keys, parts=1)
+        if counts.gathered:
+            makes_keys = partial(column, dim=2, parts=1)
         if part.source is None and kv_heads == heads:
-            shape = (3, heads, head)
-            joined = self.column(
-                part.hidden, shape, dim=1 + dim, bias=part.bias, unit=unit, parts=1
-            )
-            yield from _inside("qkv", joined)
+            yield from _inside("qkv", makes_keys((3, heads, head)))
             return
-        gathers = kv_heads < heads and not dim and self.padded(kv_heads, head) != kv_heads
-        queries = self.column(part.hidden, (heads, head), dim=dim, bias=part.bias, unit=unit)
+        queries = column((heads, head), dim=dim, padded=counts.queries)
         yield from _inside("q", queries)
-        keys = self.column(
-            part.hidden,
-            (2, kv_heads, head),
-            dim=2 if gathers else 1 + dim,
-            bias=part.bias,
-            unit=unit,
-            parts=1,
-        )
-        yield from _inside("kv", keys)
+        yield from _inside("kv", makes_keys((2, kv_heads, head)))
 
     # ---- the model -------------------------------------------------------------------------------
 
@@ -203,9 +211,7 @@ class _Parameters:
         specs = self.specs
         for each in stack.attentions:
             if each.buckets:
-                heads = each.heads
-                padded = heads if specs.head_dim else self.padded(heads, each.head_size)
-                shapes = (each.buckets, heads), (each.buckets, padded)
+                shapes = (each.buckets, each.heads), (each.buckets, self.heads(each).queries)
                 table = _vector(*shapes, (None, *specs.by_head_spec()))
                 over = specs.score_axes
                 yield f"{stack.name}_bias.table", dataclasses.replace(table, over=over)

@@ -1,13 +1,12 @@
-"""Options of a block: presets of families, and options that do not fit each other or a layout."""
+"""Options of a block: presets of families, and options that do not fit each other."""
 
 import dataclasses
 
 import pytest
 
-from jaxptd.config import Config, ModelConfig
+from jaxptd.config import ModelConfig
 from jaxptd.config.block import FAMILIES
 from jaxptd.errors import UserError
-from jaxptd.mesh import Layout
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -93,31 +92,3 @@ def test_an_option_that_is_set_is_not_the_familys() -> None:
 def test_options_that_do_not_fit_are_refused(fields: dict, words: str) -> None:
     with pytest.raises(UserError, match=words):
         ModelConfig(**fields)
-
-
-@pytest.mark.parametrize(
-    ("layout", "heads", "words"),
-    [
-        (
-            Layout(tp=6),
-            (12, 4),
-            "num_kv_heads=4 does not split over layout.tp=6, nor 6 over 4",
-        ),
-        (Layout(row=2, col=3), (6, 2), "num_kv_heads=2 does not split over layout.col=3, nor 3 ov"),
-        (
-            Layout(row=4, col=2),
-            (6, 2),
-            "does not split into 4 panels, as layout.row=4",
-        ),
-        (Layout(row=2, col=2, matmul2d_slices=3), (4, 2), "does not split into 6 panels"),
-    ],
-)
-def test_kv_heads_that_do_not_fit_a_layout_are_refused(
-    layout: Layout, heads: tuple[int, int], words: str
-) -> None:
-    sizes = {"hidden_size": 48, "ffn_hidden_size": 96, "seq_length": 96}
-    model = ModelConfig(num_heads=heads[0], num_kv_heads=heads[1], head_size=4, **sizes)
-    with pytest.raises(UserError, match=words):
-        Config(model=model, layout=layout)
-    if layout.has_grid:
-        Config(model=model, layout=dataclasses.replace(layout, attention2d="blocks"))

@@ -164,7 +164,10 @@ def test_a_wrong_type_names_the_field_and_what_is_expected(field, value, expecte
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["--layout.tp", "3"], ["model.num_heads=8", "layout.tp=3", "(1, 2, 4, 8)"]),
+        (
+            ["--layout.cp", "3", "--layout.ring", "rsa"],
+            ["model.seq_length=256", "layout.cp=3", "(1, 2, 4, 8"],
+        ),
         (
             ["--layout.tp=2", "--layout.sequence_parallel=true", "--model.seq_length=255"],
             ["model.seq_length=255", "layout.tp=2"],
@@ -230,7 +233,7 @@ def test_a_bad_file_is_named(write, content, words):
             "optimizer: {learning_rate: .inf}",
             "optimizer.learning_rate=inf must be a number above 0",
         ),
-        ("layout: {tp: 3}", "model.num_heads=8 does not split over layout.tp=3"),
+        ("layout: {cp: 3, ring: rsa}", "model.seq_length=256 does not split over layout.cp=3"),
     ],
 )
 def test_a_bad_value_in_a_file_names_its_field(write, content, words):

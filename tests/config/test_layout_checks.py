@@ -14,8 +14,6 @@ MODEL = ModelConfig(hidden_size=60, num_heads=30, seq_length=9)
 @pytest.mark.parametrize(
     ("model", "layout", "words"),
     [
-        (MODEL, Layout(tp=4), "model.num_heads=30 does not split over layout.tp=4; use a size"),
-        (MODEL, Layout(tp=4), "(1, 2, 3, 5, 6, 10, 15, 30)"),
         (
             MODEL,
             Layout(tp=2, sequence_parallel=True),
@@ -62,8 +60,6 @@ MODEL = ModelConfig(hidden_size=60, num_heads=30, seq_length=9)
             Layout(col=2, attention2d="blocks"),
             "layout.attention2d=blocks has no fused attention kernel; use model.attention=xla",
         ),
-        (MODEL, Layout(col=4), "model.num_heads=30 does not split over layout.col=4; use a size"),
-        (MODEL, Layout(col=4), "or layout.attention2d=blocks"),
         (
             dataclasses.replace(MODEL, seq_length=12),
             Layout(cp=2, row=2),
@@ -97,6 +93,8 @@ def test_a_model_that_does_not_split(model, layout, words):
 def test_a_model_that_splits():
     check_layout(MODEL, Layout(tp=3, dp=5, sequence_parallel=True))
     check_layout(dataclasses.replace(MODEL, ffn_hidden_size=7), Layout(tp=2))  # it is padded
+    check_layout(dataclasses.replace(MODEL, num_kv_heads=6), Layout(tp=4))  # and heads are
+    check_layout(dataclasses.replace(MODEL, seq_length=16), Layout(col=4))
     check_layout(MODEL, Layout(tp=2))  # an odd sequence matters only where it is cut
     assert Config(model=MODEL, layout=Layout(tp=3)).layout.num_devices == 3
     check_layout(MODEL, Layout(cp=3, ring="blockwise"))

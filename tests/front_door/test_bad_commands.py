@@ -148,7 +148,7 @@ train --train.steps 0 | train.steps=0 must be
 train --steps 5 | did you mean train.steps?
 train --model.num_layer 2 | did you mean model.num_layers?
 train --layout.dp 3 | does not split over layout.dp=3
-train --layout.tp 3 | model.num_heads=8 does not split over
+train --layout.cp 3 | model.seq_length=256 does not split
 train --model 3 | --model is a section; give its fields
 train --config short.txt | short.txt: expected `name: value` lines
 train --run-dir '' | --run-dir: '' is no path
@@ -176,7 +176,7 @@ profile --trace folder | folder: is there already; name a new directory
 profile --picture x.pdf | x.pdf: use a name that ends in .png or .svg
 verify,comms,memory,profile --config quickstrat | quickstrat: no such file
 verify,comms,memory,profile --config /dev/zero | /dev/zero is a device or a
-verify,comms,memory,profile --layout.tp=3 | use a size that divides 8
+verify,comms,memory,profile --layout.cp=3 | use a multiple of 6
 verify,comms,memory,profile --layout.schedule=zb-v | leave layout.schedule out
 verify,comms,memory,profile --data.tokenizer=gpt2 | 'gpt2': no such file
 

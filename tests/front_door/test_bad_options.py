@@ -121,7 +121,6 @@ OPTIONS = [
     ("--data.tokenizer=/dev/zero", "it is no file on disk; use bytes, or the path of"),
     ("--data.tokenizer={folder}/bad.json", "{folder}/bad.json' is not a tokenizers JSON file"),
     # --- fields that do not fit each other
-    ("--layout.tp=3", "model.num_heads=4 does not split over layout.tp=3; use a size that divides"),
     ("--layout.tp=2 --layout.row=2", "layout.tp=2 with layout.row=2", "set tp=1 or row=col=1"),
     ("--layout.dp=3", "train.global_batch_size=8 does not split", "use a multiple of 6"),
     ("--layout.cp=3", "model.seq_length=16 does not split", "use a multiple of 6"),

@@ -25,6 +25,7 @@ VOCAB, LONGEST = 257, 16
 GREEDY = Sampling(temperature=0)
 
 TP2 = ("--layout.tp=2",)
+TP3 = ("--layout.tp=3",)  # pads heads
 TP4 = ("--layout.tp=4",)
 CP2_TP2 = ("--layout.cp=2", *TP2)
 SEQUENCE = ("--layout.dp=2", "--layout.tp=2", "--layout.sequence_parallel=true")
@@ -134,8 +135,8 @@ def test_the_cache_gives_what_the_whole_prefix_gives(prompt):
 
 @pytest.mark.parametrize(
     "layout",
-    [slow(TP4), slow(SEQUENCE), GRID, slow(PIPELINE), slow(FOLDED)],
-    ids=["tp4", "dp2 tp2 sp", "2x2", "pp2 tp2", "zb-v"],
+    [slow(TP3), slow(TP4), slow(SEQUENCE), GRID, slow(PIPELINE), slow(FOLDED)],
+    ids=["tp3", "tp4", "dp2 tp2 sp", "2x2", "pp2 tp2", "zb-v"],
 )
 def test_every_layout_writes_the_same(layout):
     prompt = PROMPTS["some"]
@@ -143,7 +144,9 @@ def test_every_layout_writes_the_same(layout):
 
 
 @pytest.mark.parametrize(
-    "layout", [slow(()), TP4, slow(GRID), slow(BLOCKS), slow(PIPELINE), slow(CP2_TP2)], ids=str
+    "layout",
+    [slow(()), slow(TP3), TP4, slow(GRID), slow(BLOCKS), slow(PIPELINE), slow(CP2_TP2)],
+    ids=str,
 )
 def test_groups_of_heads_that_are_turned_write_the_same(layout):
     """The cache holds turned keys, of one kv head where devices are more. Windows are short."""

@@ -67,11 +67,6 @@ TELLING = [LAYOUTS[-1], GRIDS[-1]]
 DIFFERENT = [*LAYOUTS[5:8], *GRIDS[2:]]  # rings of every kind, and what others have one by one
 
 
-def can(case: Case, layout: Layout) -> bool:
-    """False for groups of heads that a grid would have to pad: `check_layout` refuses them."""
-    return case.name not in GROUPS or layout != GRIDS[-1]
-
-
 def by_default(case: Case, layout: Layout) -> bool:
     if case.name in GROUPS:
         return case.name.endswith("0.3") and layout in (LAYOUTS[1], GRIDS[2])
@@ -99,7 +94,6 @@ PAIRS = [
     )
     for case in CASES
     for layout in (*LAYOUTS, *GRIDS)
-    if can(case, layout)
 ]
 
 

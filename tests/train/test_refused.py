@@ -19,7 +19,7 @@ from jaxptd.data.token_files import write_bin
         ("--model.num_layer=2", "unknown key model.num_layer; did you mean model.num_layers?"),
         ("--train.steps=many", "train.steps: expected int, got many"),
         ("--layout.zero=4", "layout.zero: expected one of 0, 1, 2, 3, got 4"),
-        ("--layout.tp=3", "model.num_heads=4 does not split over layout.tp=3; use a size"),
+        ("--layout.cp=3", "model.seq_length=16 does not split into two chunks for each of"),
         ("--layout.dp=3", "train.global_batch_size=8 does not split over layout.dp=3"),
         ("--layout.dp=16 --train.global_batch_size=32", "needs 16 devices, this machine has 8"),
         ("--data.source={folder}/none.txt", "none.txt"),

@@ -18,7 +18,17 @@ from jaxptd.layers.dropout import Places, fold, keep_mask
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.linear import ColumnParallelLinear, RowParallelLinear
 from jaxptd.layers.norm import HeadNorm
+from jaxptd.matmul.padding import HeadCounts, padded_heads
 from jaxptd.params import Initialiser
+
+
+def counts_of(config: ModelConfig, form: TensorParallel) -> HeadCounts:
+    """Numbers of heads, padded where each device has whole ones."""
+    heads, options = config.num_heads, config.block
+    if form.axes.head_dim:
+        return HeadCounts(heads, options.num_kv_heads)
+    padded = partial(form.padded, each=options.head_size)
+    return padded_heads(heads, options.num_kv_heads, devices=form.inner_devices, padded=padded)
 
 
 class Heads(nnx.Module):
@@ -39,28 +49,31 @@ class Heads(nnx.Module):
         options, dim = config.block, form.axes.head_dim
         kv_heads, size = options.num_kv_heads, options.head_size
         self.unit = options.head_unit if dim else 1
-        groups = kv_heads < config.num_heads
-        self.gathers_kv = groups and not dim and form.padded(kv_heads, each=size) != kv_heads
+        queries, keys, self.gathers_kv = counts_of(config, form)
+        if dim:
+            queries = keys = form.padded_head(size, self.unit)
         linear = partial(
             ColumnParallelLinear,
             config.hidden_size,
             form=form,
             rngs=rngs,
-            unit=self.unit,
             bias=options.linear_bias != "none",
         )
-        self.qkv = linear((3, kv_heads, size), shard_dim=1 + dim, parts=1) if joined else None
-        self.q = None if joined else linear((config.num_heads, size), shard_dim=dim)
-        kv_dim = 2 if self.gathers_kv else 1 + dim
-        self.kv = None if joined else linear((2, kv_heads, size), shard_dim=kv_dim, parts=1)
+        makes_keys = partial(linear, shard_dim=1 + dim, padded=keys, parts=1)
+        if self.gathers_kv:
+            makes_keys = partial(linear, shard_dim=2, parts=1)
+        shape = (config.num_heads, size)
+        self.qkv = makes_keys((3, *shape)) if joined else None
+        self.q = None if joined else linear(shape, shard_dim=dim, padded=queries)
+        self.kv = None if joined else makes_keys((2, kv_heads, size))
         norm = partial(HeadNorm, size, options=options, form=form, rngs=rngs, unit=self.unit)
         self.q_norm = norm() if options.qk_norm else None
         self.k_norm = norm() if options.qk_norm else None
         self.out = RowParallelLinear(
-            (config.num_heads, size),
+            shape,
             config.hidden_size,
             shard_dim=dim,
-            unit=self.unit,
+            padded=queries,
             form=form,
             rngs=rngs,
             bias=options.linear_bias == "all",

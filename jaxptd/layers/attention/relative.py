@@ -9,6 +9,7 @@ from flax import nnx
 from jax import Array
 
 from jaxptd.config import ModelConfig, Relative
+from jaxptd.layers.attention.heads import counts_of
 from jaxptd.layers.form import TensorParallel
 from jaxptd.params import normal, param
 
@@ -27,7 +28,7 @@ class RelativeBias(nnx.Module):
     def __init__(self, config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
         options, axes, heads = config.block, form.axes, config.num_heads
         assert options.relative is not None
-        padded = heads if axes.head_dim else form.padded(heads, each=options.head_size)
+        padded = counts_of(config, form).queries
         self.table = param(
             rngs(),
             (options.relative.buckets, heads),

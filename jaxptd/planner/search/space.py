@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 from jaxptd.config import Config, Remat
 from jaxptd.errors import UserError
 from jaxptd.layout import Layout, Offload, ZeroStage
+from jaxptd.matmul.padding import heads_for
 from jaxptd.models.families import inventory_of
-from jaxptd.models.inventory import MLP
+from jaxptd.models.inventory import MLP, Pair
 from jaxptd.planner.search.cuts import Cut, Cuts
 from jaxptd.planner.search.pins import Pins
 
@@ -220,9 +221,11 @@ class Space:
                     yield layout
 
     def _is_even(self, layout: Layout) -> bool:
-        """True if tp divides the hidden units of each MLP: the cost model knows no padding."""
-        pairs = [pair for stack in self.stacks for pair in stack.pairs]
-        return not any(isinstance(pair, MLP) and pair.size % layout.tp for pair in pairs)
+        """True if heads and hidden units split: the cost model knows no padding.
+
+        It leaves out what a grid pads beside whole heads for `col`.
+        """
+        return all(_splits(pair, layout) for stack in self.stacks for pair in stack.pairs)
 
     def _options(self, tp: int, grid: bool) -> Iterator[dict[str, Any]]:
         """The algorithms along these axes."""
@@ -265,6 +268,17 @@ class Space:
     def _other(self, name: str, value: Any) -> bool:
         """True if a field is pinned to another value."""
         return name in self.pins and bool(self.pins[name] != value)
+
+
+def _splits(pair: Pair, layout: Layout) -> bool:
+    """True if a pair's heads, in whole groups, or its hidden units split over tp or col."""
+    if isinstance(pair, MLP):
+        return pair.size % layout.tp == 0
+    if layout.has_grid and layout.attention2d == "blocks":
+        return True
+    counts = heads_for(layout, pair.heads, pair.kv_heads, pair.head_size)
+    alone = pair.heads == pair.kv_heads
+    return pair.heads % (layout.tp * layout.col) == 0 if alone else counts.queries == pair.heads
 
 
 def _divisors(number: int, most: int | None = None) -> Sequence[int]:
