@@ -108,7 +108,7 @@ def gather_from(x: Array, axis: str, dim: int = -1) -> Array:
     return lax.all_gather(x, axis, axis=dim % x.ndim, tiled=True, to="invarying")
 
 
-def all_gather(x: Array, axis: str, dim: int = 1) -> Array:
+def all_gather(x: Array, axis: Axes, dim: int = 1) -> Array:
     """x[B, T/axis, D] -> x[B, T, D]: all-gather; backward: reduce-scatter.
 
     Partner: `reduce_scatter`.

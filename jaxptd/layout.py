@@ -137,11 +137,6 @@ class Layout:
             raise UserError(
                 f"{self._grid} shards the sequence; leave layout.sequence_parallel false"
             )
-        if self.attention2d == "blocks" and self.cp > 1 and self.has_grid:
-            raise UserError(
-                f"layout.attention2d=blocks has no ring (layout.cp={self.cp}); "
-                "use layout.cp=1 or layout.attention2d=heads"
-            )
         if self.collective_matmul and not self.sequence_parallel:
             raise UserError(
                 "layout.collective_matmul=true is for layout.sequence_parallel=true; set both, or "

@@ -28,9 +28,8 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.attention.bias import add_gradients, bias_for, check_distances
-from jaxptd.attention.kernel import CORE, Kernel, Saved, Scores, Sites, add_at, merge_at
+from jaxptd.attention.kernel import CORE, Kernel, Lengths, Saved, Scores, Sites, add_at, merge_at
 from jaxptd.attention.ring import (
-    Lengths,
     Ring,
     Tokens,
     check_lengths,

@@ -44,7 +44,6 @@ def test_tp_and_a_grid_exclude_each_other(grid):
         ({"row": 2, "collective_matmul": True}, "a grid has layout.matmul2d_slices"),
         ({"matmul2d": "sumna"}, "matmul2d=sumna: use one of gather, summa, fox, cannon"),
         ({"attention2d": "block"}, "layout.attention2d=block: use one of heads, blocks"),
-        ({"cp": 2, "row": 2, "attention2d": "blocks"}, "use layout.cp=1 or .*attention2d=heads"),
     ],
 )
 def test_a_layout_that_cannot_be(fields, words):

@@ -73,6 +73,7 @@ def test_a_grid_pads_what_it_does_not_divide(matmul2d) -> None:
 
 
 FOUR = {"num_layers": 4, "micro_batches": 4}
+CP_BLOCKS = Layout(cp=2, row=2, col=2, attention2d="blocks")
 
 
 @pytest.mark.parametrize(
@@ -88,6 +89,9 @@ FOUR = {"num_layers": 4, "micro_batches": 4}
         slow(Layout(row=4, col=2, matmul2d="summa", zero=0), {"remat": "full"}),
         slow(Layout(row=2, col=2, attention2d="blocks", matmul2d="cannon"), {"head_size": 6}),
         slow(Layout(row=2, col=2, attention2d="blocks", matmul2d="fox"), {"dropout": 0.1}),
+        slow(CP_BLOCKS, {"dropout": 0.1, "documents": "apart"}),
+        slow(dataclasses.replace(CP_BLOCKS, ring="rsa", zero=3), {"window": 3, "remat": "dots"}),
+        slow(dataclasses.replace(CP_BLOCKS, pp=2, row=1, schedule="zb-v"), FOUR),
         slow(Layout(pp=2, tp=4, schedule="zb-v"), FOUR),
         slow(Layout(pp=2, row=2, col=2, schedule="zb-h1"), FOUR | {"remat": "dots"}),
         slow(Layout(pp=2, dp=2, cp=2, schedule="interleaved", zero=2), FOUR | {"dropout": 0.1}),

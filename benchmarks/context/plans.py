@@ -15,8 +15,8 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd import ring_attention
-from jaxptd.attention.kernel import KEPT, Kernel, Saved, Scores
-from jaxptd.attention.ring import Lengths, Ring, Tokens
+from jaxptd.attention.kernel import KEPT, Kernel, Lengths, Saved, Scores
+from jaxptd.attention.ring import Ring, Tokens
 from jaxptd.collectives import alike
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.mesh import Layout, make_mesh

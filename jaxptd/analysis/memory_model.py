@@ -218,7 +218,9 @@ def _queries_keys_values(attention: AttentionSizes, queries: int) -> Iterator[Ke
         yield Kept("gathered k, v", kv, _SOME)
         yield Kept("q", queries, _by("none"))
     else:
-        yield Kept("q, k, v", queries + kv, _MOST)
+        parts = sizes.config.layout.cp if sizes.has_blocks else 1  # that attention gathers
+        yield Kept("q, k, v", queries + kv, _by("attention", "dots"))
+        yield Kept("q, k, v as attention takes them", queries + parts * kv, _by("none"))
     if attention.part.has_norm:
         keys = attention.of_keys(sizes.rows) * attention.kv_heads
         normed = (sizes.rows * attention.heads + keys) * sizes.master_itemsize

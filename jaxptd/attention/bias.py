@@ -2,7 +2,8 @@
 
 Where the queries of a block follow one another, and its keys do, the bias of a score depends on its
 row and column as j - i. Such rows are one vector, repeated and reshaped with a row longer by one
-element: no gather, and backward no scatter, but sums along diagonals in a fixed order.
+element: no gather, and backward no scatter, but sums along diagonals in a fixed order. Runs of
+queries and keys with gaps between them are such blocks side by side.
 
 Letters: B batch, T query position, S key position, N heads, K heads of keys and values, G query
 heads of a kv head, R distances.
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxptd.attention.kernel import Sites
+from jaxptd.attention.kernel import Lengths, Sites
 from jaxptd.collectives import as_varying, varying_axes
 
 
@@ -47,14 +48,18 @@ def bias_for(q: Array, bias_NR: Array | None) -> Array | None:
     return None if bias_NR is None else as_varying(bias_NR, sorted(varying_axes(q)))
 
 
-def add_bias(s_GTS: Array, sites: Sites, groups: int) -> Array:
+def add_bias(s_GTS: Array, sites: Sites, groups: int, run: Lengths | None = None) -> Array:
     """Scaled scores `[.., K or B * K, G * T, S]` with the bias of `sites`, if there is one.
 
-    groups: G.
+    Args:
+        s_GTS: the scores.
+        sites: of the queries of one head, and of the keys.
+        groups: G.
+        run: numbers of them that follow one another without a gap; None: all.
     """
     if sites.bias_NR is None:
         return s_GTS
-    bias_NTS = _spread(sites.bias_NR.astype(s_GTS.dtype), sites)
+    bias_NTS = _spread_runs(sites.bias_NR.astype(s_GTS.dtype), sites, run)
     heads, length, keys = bias_NTS.shape
     by_head = s_GTS.reshape(-1, heads // groups, groups * length, keys)
     return (by_head + bias_NTS.reshape(by_head.shape[1:])).reshape(s_GTS.shape)
@@ -74,6 +79,15 @@ def bias_gradient(ds_GTS: Array, sites: Sites) -> Array | None:
 def add_gradients(total: Array | None, found: Array | None) -> Array | None:
     """Sum of two gradients of a bias, if there is one."""
     return None if total is None or found is None else total + found
+
+
+def _spread_runs(bias_NR: Array, sites: Sites, run: Lengths | None) -> Array:
+    """The bias of each score of a block that may have gaps, `[N, T, S]`."""
+    if run is None:
+        return _spread(bias_NR, sites)
+    queries, keys = (x.reshape(-1, n) for x, n in zip(sites[:2], run, strict=True))
+    blocks = [[_spread(bias_NR, sites._replace(query_T=q, key_S=k)) for k in keys] for q in queries]
+    return jnp.block(blocks)
 
 
 def _spread(bias_NR: Array, sites: Sites) -> Array:

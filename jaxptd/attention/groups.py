@@ -18,7 +18,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
 from jaxptd.attention.bias import add_bias
-from jaxptd.attention.kernel import KEPT, Dropout, Scores, Sites, drop, visible
+from jaxptd.attention.kernel import KEPT, Dropout, Lengths, Scores, Sites, drop, visible
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,12 +30,14 @@ class Rows:
         scores: which of them a query sees.
         dropout: dropout of the probabilities.
         groups: G.
+        run: numbers of queries and keys that follow one another without a gap; None: all.
     """
 
     sites: Sites
     scores: Scores
     dropout: Dropout
     groups: int
+    run: Lengths | None = None
 
     def queries(self, q_BTNH: Array) -> Array:
         """q[B, T, N, H] -> `[B, G * T, K, H]`."""
@@ -43,7 +45,7 @@ class Rows:
 
     def add_bias(self, s_BKTS: Array) -> Array:
         """Scaled scores with the bias by distance, if there is one."""
-        return add_bias(s_BKTS, self.sites, self.groups)
+        return add_bias(s_BKTS, self.sites, self.groups, self.run)
 
     def seen(self) -> Array:
         """Mask of the keys that each row sees; broadcasts to the rows."""

@@ -62,6 +62,13 @@ class Sites(NamedTuple):
         )
 
 
+class Lengths(NamedTuple):
+    """Numbers of queries and of keys."""
+
+    queries: int
+    keys: int
+
+
 class Scores(NamedTuple):
     """The scores of an attention: their factor, and the distances of keys that a query sees.
 

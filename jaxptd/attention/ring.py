@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxptd.attention.kernel import Scores, Sites
+from jaxptd.attention.kernel import Lengths, Scores, Sites
 from jaxptd.collectives import Axes, shift
 from jaxptd.mesh import RingKind
 
@@ -42,13 +42,6 @@ class Tokens(NamedTuple):
     key_segment_BCS: Array | None = None
     seed_BN2: Array | None = None
     bias_NR: Array | None = None
-
-
-class Lengths(NamedTuple):
-    """Numbers of queries and of keys."""
-
-    queries: int
-    keys: int
 
 
 def check_lengths(lengths: Lengths, scores: Scores) -> None:
@@ -104,6 +97,11 @@ class Ring:
         if not scores.causal or scores.window is None or self.kind == "zigzag":
             return others
         return min(others, -(-(scores.window - 1) // length))
+
+    def run(self, length: int) -> int:
+        """Tokens that follow one another without a gap, of the `length` of a device."""
+        chunks = self._chunks(length, 0, lax.axis_size(self.axis))
+        return chunks[0][1] if lax.axis_size(self.axis) > 1 else length
 
     def positions_along(self, axis: str, length: int) -> Array:
         """Positions of the `length` tokens of this device's block along `axis` only.

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxptd.attention.kernel import Kernel, Scores, Sites
-from jaxptd.attention.ring import Lengths, Ring
+from jaxptd.attention.kernel import Kernel, Lengths, Scores, Sites
+from jaxptd.attention.ring import Ring
 
 
 class Task(NamedTuple):

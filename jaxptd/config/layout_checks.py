@@ -57,12 +57,12 @@ def _check_sequence(name: str, length: int, layout: Layout) -> None:
             f"{ring}={devices}, as layout.ring=zigzag needs; use a multiple of {2 * devices}{other}"
         )
     inner = Axis.TP if layout.sequence_parallel else Axis.ROW
-    unit = math.lcm(layout.row, layout.col) * layout.matmul2d_slices
+    unit = math.lcm(layout.row, layout.col) * layout.matmul2d_slices * layout.cp
     if not heads and layout.has_grid and length % unit:
         raise UserError(
             f"model.{name}={length} does not split into panels of a grid of layout.row="
             f"{layout.row} x layout.col={layout.col}, layout.matmul2d_slices="
-            f"{layout.matmul2d_slices}, as layout.attention2d=blocks needs; "
+            f"{layout.matmul2d_slices}, layout.cp={layout.cp}, as layout.attention2d=blocks needs; "
             f"use a multiple of {unit}, or layout.attention2d=heads"
         )
     for axes in ((Axis.CP,), (Axis.CP, inner)):

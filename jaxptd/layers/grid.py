@@ -60,11 +60,11 @@ class TensorParallel2D(TensorParallel):
     def attend(
         self, q: Array, k: Array, v: Array, tokens: Tokens, *, kernel: Kernel, scores: Scores
     ) -> Array:
+        ring = self.ring
         if self.axes.head_dim == 0:
-            ring = self.ring
             return ring_attention.attend(q, k, v, tokens, ring=ring, kernel=kernel, scores=scores)
         return grid_attention.attend(
-            q, k, v, tokens, grid=self.grid, dropout=kernel.dropout, scores=scores
+            q, k, v, tokens, grid=self.grid, ring=ring, dropout=kernel.dropout, scores=scores
         )
 
 

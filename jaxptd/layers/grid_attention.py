@@ -4,10 +4,16 @@ Each device holds `q[T/row, H/col]` of every head, and k and v alike. Scores are
 `[T/row, S/col]`; softmax takes its maximum and its sum along col; the output is P V on the grid.
 All scores exist at once: a device holds T * S / (row * col) of them per head.
 
+Where cp shards the sequence, too, each of its grids has the scores of its own queries with all
+keys: keys and values are gathered along cp. They are smaller than the scores by far, so a ring
+would save little memory, and would move more: in backward they would travel again.
+
 Letters: B batch, T query, S key, N heads, H head size.
 Source: Zhu and Dong, CAAI Trans. Intelligent Systems 20(5), 2025, section 2.1.
 """
 
+import math
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -17,9 +23,9 @@ from jax import Array, lax
 
 from jaxptd.attention.bias import bias_for, check_distances
 from jaxptd.attention.groups import Rows
-from jaxptd.attention.kernel import Dropout, Scores, Sites
-from jaxptd.attention.ring import Lengths, Tokens, check_lengths
-from jaxptd.collectives import local_block
+from jaxptd.attention.kernel import Dropout, Lengths, Scores, Sites
+from jaxptd.attention.ring import Ring, Tokens, check_lengths
+from jaxptd.collectives import all_gather, local_block
 from jaxptd.matmul.grid import Grid
 from jaxptd.summa2d import matmul, matmul_nt
 
@@ -31,20 +37,23 @@ def attend(
     tokens: Tokens,
     *,
     grid: Grid,
+    ring: Ring,
     dropout: Dropout,
     scores: Scores,
 ) -> Array:
     """q[B, T/row, N, H/col], k, v[B, S/row, K, H/col] -> o[B, T/row, N, H/col].
 
-    Query heads that share a kv head are rows of the same products.
+    Query heads that share a kv head are rows of the same products. T and S are lengths of the part
+    of a sequence that a grid has.
 
     Args:
         q: this device's block of the queries.
         k: its block of the keys.
         v: its block of the values.
-        tokens: documents of the whole sequences `[B, 1, T]` and `[B, 1, S]`, the seed of dropout,
+        tokens: documents of the whole sequences `[B, cp, T]` and `[B, cp, S]`, the seed of dropout,
             and a bias of the scores.
         grid: how the devices multiply.
+        ring: the devices along cp, and which part of a sequence each has.
         dropout: dropout of the probabilities.
         scores: their factor, and which keys a query sees.
 
@@ -53,11 +62,12 @@ def attend(
     """
     lengths = Lengths(*(x.shape[1] * grid.shape[0] for x in (q, k)))
     check_lengths(lengths, scores)
-    check_distances(tokens.bias_NR, max(lengths))
+    check_distances(tokens.bias_NR, max(lengths) * lax.axis_size(ring.axis))
     tokens = tokens._replace(bias_NR=bias_for(q, tokens.bias_NR))
-    sites = _sites(tokens, lengths, grid)
-    rows = Rows(sites, scores, dropout, groups=q.shape[2] // k.shape[2])
-    q_BNTH, k_BNSH, v_BNSH = (x.swapaxes(1, 2) for x in (rows.queries(q), k, v))
+    sites = _sites(tokens, lengths, grid, ring)
+    run = _run(lengths, grid, ring)
+    rows = Rows(sites, scores, dropout, groups=q.shape[2] // k.shape[2], run=run)
+    q_BNTH, k_BNSH, v_BNSH = (x.swapaxes(1, 2) for x in (rows.queries(q), *_gathered(k, v, ring)))
     wide = jnp.promote_types(q.dtype, jnp.float32)
     s_BNTS = _each(partial(matmul_nt, dtype=wide), grid)(q_BNTH, k_BNSH)
     p_BNTS = _softmax(rows.add_bias(s_BNTS * scores.scale), rows.seen(), grid.col)
@@ -70,15 +80,32 @@ def _each(multiply: Any, grid: Grid) -> Any:
     return jax.vmap(jax.vmap(partial(multiply, grid=grid)))
 
 
-def _sites(tokens: Tokens, lengths: Lengths, grid: Grid) -> Sites:
-    query_T, key_S = (jnp.arange(length, dtype=jnp.int32) for length in lengths)
-    whole = Sites(query_T, key_S, seed_BN2=tokens.seed_BN2, bias_NR=tokens.bias_NR)
-    if tokens.query_segment_BCT is not None:
-        whole = whole._replace(query_segment_BT=tokens.query_segment_BCT[:, 0])
-    if tokens.key_segment_BCS is not None:
-        whole = whole._replace(key_segment_BS=tokens.key_segment_BCS[:, 0])
-    return whole.each(
-        lambda x, dim: local_block(x, grid.row, dim), lambda x, dim: local_block(x, grid.col, dim)
+def _gathered(k: Array, v: Array, ring: Ring) -> Iterable[Array]:
+    """k and v of all grids `[B, cp * S/row, K, H/col]`, in one message."""
+    alone = lax.axis_size(ring.axis) == 1
+    return (k, v) if alone else all_gather(jnp.stack((k, v)), ring.axis, 2)
+
+
+def _sites(tokens: Tokens, lengths: Lengths, grid: Grid, ring: Ring) -> Sites:
+    """Sites of this device's scores: a row has the keys of its own rows of every grid."""
+    rows = lax.axis_size(grid.row)
+
+    def keys(x: Array, dim: int) -> Array:
+        """From one grid after the other to one row after the other."""
+        parts = (lax.axis_size(ring.axis), rows, -1)
+        x = x.reshape(*x.shape[:dim], *parts).swapaxes(dim, dim + 1)
+        return local_block(x.reshape(*x.shape[:dim], -1), grid.col, dim)
+
+    return ring.all_sites(tokens, lengths).each(lambda x, dim: local_block(x, grid.row, dim), keys)
+
+
+def _run(lengths: Lengths, grid: Grid, ring: Ring) -> Lengths:
+    """Numbers of a device's queries and keys that follow one another without a gap."""
+    (rows, cols), parts = grid.shape, lax.axis_size(ring.axis)
+    queries, keys = (ring.run(length) for length in lengths)
+    keys = math.gcd(keys, lengths.keys // rows) if parts > 1 else keys
+    return Lengths(
+        math.gcd(queries, lengths.queries // rows), math.gcd(keys, parts * lengths.keys // cols)
     )
 
 

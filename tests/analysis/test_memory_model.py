@@ -20,6 +20,7 @@ REMATS = ("none", "attention", "dots", "full")
 UNEVEN = {"num_heads": 3, "hidden_size": 15, "ffn_hidden_size": 23}
 RING_STEPS = dataclasses.replace(tiny.SEQUENCE_PARALLEL, collective_matmul=True)
 BLOCKS = Layout(row=2, col=2, attention2d="blocks")
+CP_BLOCKS = dataclasses.replace(BLOCKS, cp=2)
 FIVE = {"num_layers": 5, "micro_batches": 4}
 QWEN = {"family": "qwen3", "num_kv_heads": 2}
 
@@ -33,6 +34,7 @@ QUICK = [
     *every(tiny.SEQUENCE_PARALLEL, dropout=0.1),
     *every(Layout(row=2, col=2), dtype="bfloat16")[:1],
     *every(BLOCKS, **UNEVEN)[:1],
+    *every(CP_BLOCKS, **UNEVEN)[:1],
     *every(Layout(cp=4, ring="rsa"), dropout=0.1)[:2],
     (Layout(tp=4), {"num_layers": 5, "remat": "full", "remat_layers": 2}),
     (Layout(pp=2, tp=2), FIVE | {"z_loss": 0.1}),
@@ -71,6 +73,9 @@ SLOW = [
     *every(Layout(pp=2, tp=4), **QWEN | FIVE),
     *every(Layout(dp=2, pp=2, zero=3)),
     *every(BLOCKS, **UNEVEN)[1:],
+    *every(CP_BLOCKS, **UNEVEN)[1:],
+    *every(CP_BLOCKS, **tiny.T5),
+    (dataclasses.replace(CP_BLOCKS, pp=2, row=1), FIVE | {"remat": "full"}),
     *every(Layout(dp=2), dtype="bfloat16", dropout=0.1),
     *every(Layout(tp=4)),
     *every(tiny.CONTEXT_PARALLEL, dropout=0.1),

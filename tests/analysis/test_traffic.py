@@ -56,6 +56,9 @@ MATRIX = [
     *(slow(layout, {"dtype": "bfloat16"}) for layout in GRIDS[3:5]),
     slow(Layout(row=2, col=2, attention2d="blocks"), UNEVEN | {"dtype": "bfloat16"}),
     (Layout(dp=2, row=2, col=2), {"ffn_hidden_size": 27, "documents": "apart"}),
+    *((dataclasses.replace(BLOCKS[0], cp=2), UNEVEN | remat) for remat in REMATS[:1]),
+    *(slow(dataclasses.replace(BLOCKS[0], cp=2), UNEVEN | remat) for remat in REMATS[1:]),
+    *(slow(dataclasses.replace(layout, cp=2), UNEVEN) for layout in BLOCKS[1:]),
 ]
 FOUR = {"num_layers": 4, "micro_batches": 4}
 # More than one layer in a part: XLA drops the end of the second run of a single one.
@@ -101,6 +104,7 @@ WINDOWS = [
     slow(Layout(cp=2, row=2, col=2, ring="blockwise"), {"window": 4}),  # gradients go back over cp
     slow(Layout(cp=2, row=2, col=2, ring="rsa"), {"window": 5, "remat": "full"}),
     slow(Layout(row=2, col=2, attention2d="blocks"), {"window": 3}),
+    slow(Layout(cp=2, row=2, col=2, attention2d="blocks", ring="rsa"), QWEN | {"window": 3}),
     (Layout(pp=2, cp=4, ring="blockwise", schedule="zb-v"), FOUR | {"window": 5}),
 ]
 FIVE = {"num_layers": 5, "remat_layers": 2}
@@ -131,6 +135,8 @@ ENCODERS = [
 ENCODER_DECODERS = [
     slow(Layout(dp=2, cp=2, tp=2, sequence_parallel=True, zero=3), tiny.T5 | {"remat": "full"}),
     slow(Layout(row=2, col=2, attention2d="blocks"), tiny.T5),
+    slow(Layout(cp=2, row=2, col=2, attention2d="blocks"), tiny.T5 | {"remat": "dots"}),
+    slow(Layout(pp=2, cp=2, col=2, attention2d="blocks", schedule="zb-v"), tiny.T5 | FOUR),
     slow(Layout(pp=2, tp=2, schedule="zb-v"), tiny.T5 | FOUR),
     slow(Layout(tp=2), tiny.T5),
     slow(RING_STEPS, tiny.T5 | {"remat": "dots"}),

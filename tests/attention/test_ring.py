@@ -16,7 +16,8 @@ from jax.sharding import PartitionSpec as P
 
 from jaxptd.analysis.collective import Collective
 from jaxptd.analysis.count import collectives_of
-from jaxptd.attention.ring import Lengths, Ring, Tokens, travel, travel_back
+from jaxptd.attention.kernel import Lengths
+from jaxptd.attention.ring import Ring, Tokens, travel, travel_back
 from jaxptd.collectives import as_varying
 from jaxptd.mesh import Axis, Layout, RingKind, make_mesh
 

@@ -76,9 +76,14 @@ MODEL = ModelConfig(hidden_size=60, num_heads=30, seq_length=9)
             "as layout.attention2d=blocks needs; use a multiple of 4",
         ),
         (
+            dataclasses.replace(MODEL, seq_length=4),
+            Layout(row=1, col=4, cp=2, attention2d="blocks"),
+            "layout.cp=2, as layout.attention2d=blocks needs; use a multiple of 8",
+        ),
+        (
             dataclasses.replace(MODEL, seq_length=8),
             Layout(row=2, col=2, attention2d="blocks", matmul2d_slices=3),
-            "layout.col=2, layout.matmul2d_slices=3, as layout.attention2d=blocks needs; use a mul",
+            "layout.matmul2d_slices=3, layout.cp=1, as layout.attention2d=blocks needs; use a mult",
         ),
     ],
 )

@@ -11,7 +11,7 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from jaxptd.attention.kernel import Dropout, Scores, Sites
-from jaxptd.attention.ring import Tokens
+from jaxptd.attention.ring import Ring, Tokens
 from jaxptd.layers.grid_attention import attend
 from jaxptd.matmul.grid import Grid
 from jaxptd.matmul.padding import panels
@@ -20,7 +20,7 @@ from tests.attention.test_kernel import TOLERANCES, Plain, difference, mixed, pl
 from tests.attention.test_xla import shapes
 
 B, T, N, H = 2, 8, 3, 5  # neither heads nor their size split over any grid
-TENSOR = P(Axis.DP, Axis.ROW, None, Axis.COL)  # q[B/dp, T/row, N, H/col]
+TENSOR = P(Axis.DP, (Axis.CP, Axis.ROW), None, Axis.COL)  # q[B/dp, T/(cp*row), N, H/col]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +50,14 @@ class Case:
     def grid(self) -> Grid:
         return Grid(self.layout.matmul2d, self.layout.matmul2d_slices)
 
+    @property
+    def ring(self) -> Ring:
+        return Ring((Axis.CP,), self.layout.ring)
+
+    def order(self, length: int) -> np.ndarray:
+        """Positions in the order in which the devices along cp hold them."""
+        return self.ring.order(length, self.layout.cp)
+
     def inputs(self) -> list[np.ndarray]:
         """q, k, v and the output's gradient."""
         draw, sizes = np.random.default_rng(0).standard_normal, (self.size, self.size, 1, 1)
@@ -57,10 +65,11 @@ class Case:
         return [size * draw((B, n, N, H)) for size, n in zip(sizes, lengths, strict=True)]
 
     def padded_inputs(self, dtype: str) -> list[Array]:
-        """The inputs, with H padded with zeros to a size that splits."""
+        """The inputs as devices hold them, with H padded with zeros to a size that splits."""
         more = -H % panels(self.layout.row, self.layout.col, self.layout.matmul2d_slices)
         pad = [(0, 0)] * 3 + [(0, more)]
-        return [jnp.asarray(np.pad(x, pad), dtype) for x in self.inputs()]
+        held = (x[:, self.order(x.shape[1])] for x in self.inputs())
+        return [jnp.asarray(np.pad(x, pad), dtype) for x in held]
 
     def sites(self) -> Sites:
         """Sites of the whole sequence."""
@@ -77,7 +86,8 @@ class Case:
     def tokens(self) -> Tokens:
         sites = self.sites()
         segments = (sites.query_segment_BT, sites.key_segment_BS)
-        each = (None if segment is None else segment[:, None] for segment in segments)
+        parts = (B, self.layout.cp, -1)
+        each = (x if x is None else x[:, self.order(x.shape[1])].reshape(parts) for x in segments)
         return Tokens(*each, sites.seed_BN2, sites.bias_NR)
 
     def both_ways(self) -> Any:
@@ -85,10 +95,11 @@ class Case:
 
         def body(tokens: Tokens, *qkvdo: Array) -> tuple[Array, ...]:
             *qkv, do = qkvdo
-            how = {"grid": self.grid, "dropout": Dropout(self.rate, mixed), "scores": self.scores}
+            how = {"dropout": Dropout(self.rate, mixed), "scores": self.scores}
 
             def attention(bias: Array | None, *qkv: Array) -> Array:
-                return attend(*qkv, tokens._replace(bias_NR=bias), **how)
+                own = tokens._replace(bias_NR=bias)
+                return attend(*qkv, own, grid=self.grid, ring=self.ring, **how)
 
             o, back = jax.vjp(attention, tokens.bias_NR, *qkv)
             d_bias, *d_qkv = back(do)
@@ -105,9 +116,16 @@ def run(case: Case, dtype: str) -> tuple[list[np.ndarray], Plain]:
         inputs = case.padded_inputs(dtype)
         found = jax.jit(case.both_ways())(case.tokens(), *inputs)
     assert {x.dtype for x in found[:4]} == {jnp.dtype(dtype)}
-    whole = [np.asarray(x, np.float64)[..., :H] for x in inputs]
+    whole = [in_text_order(x, case)[..., :H] for x in inputs]
     want = plain(*whole, case.sites(), scores=case.scores, rate=case.rate)
-    return [np.asarray(x, np.float64) for x in found if x is not None], want
+    *tensors, d_bias = found
+    bias = [] if d_bias is None else [np.asarray(d_bias, np.float64)]
+    return [in_text_order(x, case) for x in tensors] + bias, want
+
+
+def in_text_order(x: Array, case: Case) -> np.ndarray:
+    order = case.order(x.shape[1])
+    return np.asarray(x, np.float64)[:, np.argsort(order)]
 
 
 def hold(case: Case, dtype: str) -> None:
@@ -125,7 +143,8 @@ def hold(case: Case, dtype: str) -> None:
 
 
 def case(row: int, col: int, kind: Any = "gather", *, rich: bool = False, **choice: Any) -> Case:
-    layout = Layout(dp=choice.pop("dp", 1), row=row, col=col, matmul2d=kind, attention2d="blocks")
+    others = {name: choice.pop(name) for name in ("dp", "cp", "ring") if name in choice}
+    layout = Layout(**others, row=row, col=col, matmul2d=kind, attention2d="blocks")
     return Case(layout, rate=0.3 if rich else 0.0, documents=rich, **choice)
 
 
@@ -139,6 +158,10 @@ CASES = [
     case(1, 8, rich=True),
     case(2, 4, rich=True, window=3),
     case(2, 4, rich=True, causal=False, bias=True, keys=16),
+    case(2, 2, rich=True, cp=2),
+    case(1, 2, "summa", rich=True, causal=False, cp=2, bias=True, keys=16),
+    case(2, 1, rich=True, window=3, cp=2, ring="blockwise", bias=True),
+    case(2, 2, "cannon", cp=2, ring="rsa"),
 ]
 
 

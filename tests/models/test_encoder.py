@@ -47,6 +47,7 @@ UNEVEN = {"hidden_size": 15, "num_heads": 3, "ffn_hidden_size": 23}  # no grid d
         slow(Layout(cp=4), {"remat": "dots"}),
         slow(Layout(cp=4, ring="rsa"), {}),
         slow(Layout(row=2, col=2, attention2d="blocks", matmul2d="fox"), UNEVEN),
+        slow(Layout(cp=2, row=2, col=2, attention2d="blocks", ring="blockwise"), UNEVEN),
         slow(Layout(pp=2, dp=2, tp=2, schedule="interleaved", zero=2), FOUR),
         slow(Layout(tp=2, offload="activations"), {"remat": "dots"}),
     ],

@@ -128,6 +128,7 @@ V11 = {"gated": True, "activation": "gelu-tanh", "tie_embeddings": False}
         slow(Layout(cp=2, ring="rsa"), {}),
         slow(Layout(dp=2, row=2, col=2), {"remat": "attention"}),
         slow(Layout(row=2, col=2, attention2d="blocks", matmul2d="fox"), UNEVEN),
+        slow(Layout(cp=2, row=2, col=2, attention2d="blocks"), UNEVEN),
         slow(Layout(row=2, col=2, attention2d="blocks", matmul2d="cannon"), {"remat": "full"}),
         slow(Layout(row=2, col=2, matmul2d="summa"), V11),
         slow(Layout(tp=4, sequence_parallel=True, collective_matmul=True), V11),

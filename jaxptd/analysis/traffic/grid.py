@@ -186,13 +186,13 @@ def _look_ups(step: Scenario) -> Iterator[Collective]:
 def _blocks(
     step: Scenario, attention: AttentionSizes, again: Recomputed, times: int
 ) -> Iterator[Collective]:
-    """Q K^T, softmax and P V of every head: s elements in a block of scores, k in one of keys.
+    """Q K^T, softmax, P V of every head: s elements in a block of scores, k in one of whole keys.
 
     Forward and backward of the two products spread keys or values four times and scores four times.
     """
     sizes, panels, part = step.sizes, Panels(step.config.layout, step.on_gpus), attention.part
     narrow, wide = sizes.itemsize, sizes.master_itemsize
-    k = attention.of_keys(sizes.rows) * attention.keys
+    k = step.config.layout.cp * attention.of_keys(sizes.rows) * attention.keys
     s = sizes.rows * part.heads * part.key_tokens // step.config.layout.col
     keys = times * (4 + again.scores + again.values)
     yield from panels.spread(Axis.ROW, k, times=keys, itemsize=narrow)

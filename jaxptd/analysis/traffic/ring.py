@@ -1,4 +1,4 @@
-"""Predicts the collectives of ring attention, and of kv heads that more devices share.
+"""Predicts the collectives along cp of attention, and of kv heads that more devices share.
 
 Letters: b sequences of a micro-batch on one device, T queries and S keys in a sequence, K heads of
 keys and values, H head size.
@@ -18,7 +18,20 @@ def ring(step: Scenario, stack: Stack) -> Iterator[Collective]:
     """A stack's keys and values, forward and backward; their gradients, in masters' precision."""
     for again, layers in step.recomputed(stack):
         for attention in step.sizes.of_stack(stack).attentions(stack):
-            yield from _rings(step.with_tokens(stack.tokens), attention, again, layers)
+            own = step.with_tokens(stack.tokens)
+            one = _gathered_blocks if own.sizes.has_blocks else _rings
+            yield from one(own, attention, again, layers)
+
+
+def _gathered_blocks(
+    step: Scenario, attention: AttentionSizes, again: Recomputed, layers: int
+) -> Iterator[Collective]:
+    """Blocks of keys and values of every grid, together, with the scores; and their gradients."""
+    times, passes = step.config.train.micro_batches * layers, 1 + again.scores
+    whole = times * 2 * attention.of_keys(step.sizes.rows) * attention.keys * step.sizes.itemsize
+    whole *= step.config.layout.cp
+    yield Collective(ALL_GATHER, (Axis.CP,), passes * times, passes * whole)
+    yield Collective(REDUCE_SCATTER, (Axis.CP,), times, whole)
 
 
 def _rings(
