@@ -60,6 +60,9 @@ heads none            2.6b   32  2  remat=none : row=2 col=4
 blocks none           2.6b    8  1  remat=none : row=2 col=2 attention2d=blocks
 blocks dots           2.6b   16  1  remat=dots : row=2 col=2 attention2d=blocks
 heads full            2.6b   32  1  remat=full : row=4 col=2
+blocks longer dots    1.5b    4  1  remat=dots seq_length=2048 : row=2 col=2 attention2d=blocks
+blocks longer full    1.5b    4  1  remat=full seq_length=2048 : row=2 col=2 attention2d=blocks
+blocks longer cp2     1.5b    8  1  remat=dots seq_length=2048 : cp=2 row=2 col=2 attention2d=blocks
 pp4 none              2.6b   32 16  remat=none : pp=4
 pp4 dots              2.6b   64 16  remat=dots : pp=4
 pp4 full              2.6b   64  8  remat=full : pp=4

@@ -154,7 +154,7 @@ def _core(each: AttentionSizes, queries: int, kv: int) -> int:
     both, ring = narrow + wide, layout.ring_size
     rows = sizes.rows * each.heads
     if sizes.has_blocks:
-        return rows * part.key_tokens * both
+        return rows * part.key_tokens * 2 * wide
     found = 0
     if ring > 1:  # each hop has the sums of k and v that arrive, and those that leave
         found = (queries + kv * (2 if ring > 2 else 1)) * wide // narrow + kv
