@@ -172,6 +172,18 @@ class Layout:
         return self.cp * (self.row if self.attention2d == "heads" else 1)
 
     @property
+    def sequence_unit(self) -> int:
+        """Tokens by whose multiples a sequence splits evenly: over the axes that shard it, into the
+        two chunks a device of a zigzag ring, and into a grid's panels for attention in blocks.
+        """
+        unit = self.cp * (self.tp if self.sequence_parallel else self.row)
+        if self.ring == "zigzag" and self.ring_size > 1:
+            unit = math.lcm(unit, 2 * self.ring_size)
+        if self.attention2d == "blocks" and self.has_grid:
+            unit = math.lcm(unit, self.cp * math.lcm(self.row, self.col) * self.matmul2d_slices)
+        return unit
+
+    @property
     def unfused_attention(self) -> str | None:
         """The option that computes attention without a fused kernel, as `name=value`, if any."""
         if self.attention2d == "blocks" and self.has_grid:

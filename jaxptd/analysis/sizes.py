@@ -91,7 +91,7 @@ class Sizes:
     @property
     def inventory(self) -> Inventory:
         """The parts of the model."""
-        return inventory_of(self.config.model)
+        return inventory_of(self.config.padded_model)
 
     @property
     def streams(self) -> list[int]:

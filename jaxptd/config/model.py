@@ -188,11 +188,6 @@ class ModelConfig:
             raise UserError(
                 f"model.max_positions has no effect with model.positions={kind}; leave it out"
             )
-        if kind == "learned" and self.seq_length > self.num_positions:
-            raise UserError(
-                f"model.seq_length={self.seq_length} is more than model.max_positions="
-                f"{self.max_positions}; use a shorter one, or model.positions=rope"
-            )
 
     @property
     def num_positions(self) -> int:
@@ -222,6 +217,27 @@ class ModelConfig:
     def reach(self) -> int:
         """Tokens that a token of a sequence attends to at most, itself the last."""
         return min(self.window or self.seq_length, self.seq_length)
+
+    def with_lengths(self, padded: Callable[[int], int]) -> "ModelConfig":
+        """The model with longer sequences, whose added tokens at the end nothing else depends on.
+
+        It has the same positions, and no window where the sequence was not longer than it.
+
+        Args:
+            padded: rounds a number of tokens up.
+        """
+        length, targets = self.seq_length, self.decoder_seq_length
+        longer, others = padded(length), targets and padded(targets)
+        if (longer, others) == (length, targets):
+            return self
+        learned = self.block.positions == "learned"
+        return dataclasses.replace(
+            self,
+            seq_length=longer,
+            decoder_seq_length=others,
+            max_positions=self.num_positions if learned else self.max_positions,
+            window=self.window if self.reach < length else None,
+        )
 
     def padded_vocab(self, padded: Callable[[int], int]) -> int:
         """Rows of the token table; `padded` rounds a size up to equal shards."""

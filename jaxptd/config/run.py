@@ -6,6 +6,7 @@ reads configs from YAML and options.
 
 import dataclasses
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any
 
 from jaxptd.config.effects import refuse_without_effect
@@ -37,6 +38,7 @@ class Config:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        self._check_positions()
         check_layout(self.model, self.layout)
         refuse_without_effect(self.model, self.layout)
         slices = self.layout.dp * self.train.micro_batches
@@ -46,6 +48,20 @@ class Config:
                 f"layout.dp={self.layout.dp} x train.micro_batches={self.train.micro_batches}; "
                 f"use a multiple of {slices}"
             )
+
+    def _check_positions(self) -> None:
+        model = self.model
+        if model.block.positions == "learned" and model.seq_length > model.num_positions:
+            raise UserError(
+                f"model.seq_length={model.seq_length} is more than model.max_positions="
+                f"{model.max_positions}; use a shorter one, or model.positions=rope"
+            )
+
+    @cached_property
+    def padded_model(self) -> ModelConfig:
+        """The model with sequences as long as devices hold them: padded where they do not split."""
+        unit = self.layout.sequence_unit
+        return self.model.with_lengths(lambda length: -(-length // unit) * unit)
 
     __repr__ = settings_text
     _repr_html_ = settings_html

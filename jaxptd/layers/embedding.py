@@ -61,16 +61,18 @@ class VocabParallelEmbedding(nnx.Module):
 
 
 class PositionEmbedding(nnx.Module):
-    """A learned vector for each position, table `[T, D]`: replicated, or in blocks on a grid.
+    """A learned vector for each position, table `[S, D]`: replicated, or in blocks on a grid.
+
+    Positions from S on, those of padding, have any finite vector.
 
     Source: Radford et al., Language Models are Unsupervised Multitask Learners, 2019 (GPT-2).
     """
 
-    def __init__(self, seq_length: int, size: int, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
-        padded = (seq_length, form.padded_hidden(size))
+    def __init__(self, rows: int, size: int, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
+        padded = (form.padded_positions(rows), form.padded_hidden(size))
         self.table = param(
             rngs(),
-            (seq_length, size),
+            (rows, size),
             normal(0.02),
             spec=form.axes.position_spec(),
             padded=padded,

@@ -55,6 +55,10 @@ class TensorParallel(abc.ABC):
         """Rounds D up to a size that splits evenly."""
         return self.padded(size) if self.axes.hidden else size
 
+    @abc.abstractmethod
+    def padded_positions(self, rows: int) -> int:
+        """Rounds the rows of a table of positions up to a number that splits evenly."""
+
     def padded_head(self, size: int, unit: int = 1) -> int:
         """Rounds H up to a size that splits evenly in pieces of `unit`, where H is sharded."""
         return unit * self.padded(size // unit, each=unit) if self.axes.head_dim else size

@@ -22,7 +22,7 @@ from jaxptd.layers import grid_attention
 from jaxptd.layers.axes import local_rows
 from jaxptd.layers.form import TensorParallel, product
 from jaxptd.matmul.grid import Grid
-from jaxptd.matmul.padding import padded
+from jaxptd.matmul.padding import padded, rounded_up
 from jaxptd.mesh import Axis
 from jaxptd.summa2d import matmul
 
@@ -50,6 +50,9 @@ class TensorParallel2D(TensorParallel):
 
     def padded(self, size: int, each: int = 1) -> int:
         return padded(size, (self.rows, self.cols, self.grid.slices), each)
+
+    def padded_positions(self, rows: int) -> int:
+        return rounded_up(rows, self.rows)
 
     def square(self, x: Array, w: Array) -> Array:
         return self.column_parallel(x, w)

@@ -21,6 +21,7 @@ from jaxptd.attention.kernel import TAKEN, Kernel, Scores
 from jaxptd.attention.ring import Tokens
 from jaxptd.layers.axes import local_rows
 from jaxptd.layers.form import Product, TensorParallel, product
+from jaxptd.matmul.padding import rounded_up
 from jaxptd.matmul.ring import gather_product, product_scatter
 from jaxptd.mesh import Axis
 
@@ -44,7 +45,11 @@ class TensorParallel1D(TensorParallel):
         return self.size
 
     def padded(self, size: int, each: int = 1) -> int:
-        return -(-size // self.size) * self.size
+        return rounded_up(size, self.size)
+
+    def padded_positions(self, rows: int) -> int:
+        """Every device has the whole table."""
+        return rows
 
     def square(self, x: Array, w: Array) -> Array:
         """Every device has all of w: it multiplies the tokens that it has."""

@@ -8,6 +8,11 @@ from typing import NamedTuple
 from jaxptd.layout import Layout
 
 
+def rounded_up(size: int, unit: int) -> int:
+    """The least multiple of `unit` that is not less than `size`."""
+    return -(-size // unit) * unit
+
+
 def panels(rows: int, cols: int, slices: int = 1) -> int:
     """The number of panels: a dim of a matrix splits over the grid if this divides it."""
     return math.lcm(rows, cols) * slices
@@ -20,14 +25,14 @@ def padded(size: int, grid: tuple[int, int, int], each: int = 1) -> int:
     """
     unit = panels(*grid)
     unit = math.lcm(panels(*grid[:2]), unit // math.gcd(unit, each))
-    return -(-size // unit) * unit
+    return rounded_up(size, unit)
 
 
 def padded_for(layout: Layout, size: int, each: int = 1) -> int:
     """Rounds a size up to equal shards, over tp or on the layout's grid; arguments of `padded`."""
     if layout.has_grid:
         return padded(size, (layout.row, layout.col, layout.matmul2d_slices), each)
-    return -(-size // layout.tp) * layout.tp
+    return rounded_up(size, layout.tp)
 
 
 class HeadCounts(NamedTuple):

@@ -50,6 +50,11 @@ class Field(NamedTuple):
         """
         return NOT_COUNTED if self.lowest is None else self.lowest
 
+    def padded(self, x: np.ndarray, dims: tuple[int, ...]) -> np.ndarray:
+        """`[n, t]` or `[n]` with padding behind each sequence: `[n, *dims]`."""
+        missing = [(0, 0), *((0, size - have) for size, have in zip(dims, x.shape[1:], strict=True))]
+        return np.pad(x, missing, constant_values=self.padding)
+
 
 class Sequence(NamedTuple):
     """A sequence of tokens that each sample has.
@@ -143,13 +148,13 @@ class Family:
         return any(self.lengths_with_documents(config))
 
     def lengths_with_documents(self, config: Config) -> Iterator[int]:
-        """Yields the length of each sequence that has documents, or padding."""
+        """Yields the length, as padded, of each sequence that has documents, or padding."""
         fields = self.fields(config)
         batch = dict.fromkeys(fields, 0)
         for each in self.sequences:
             length = fields[each.tokens].length
             if length and each.documents(batch) is not None:
-                yield option(config.model, length)
+                yield option(config.padded_model, length)
 
     def given(self, config: Config) -> Mapping[str, Field]:
         """The fields of a batch that do not follow from others."""

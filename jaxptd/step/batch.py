@@ -1,7 +1,7 @@
 """A batch: its fields, and how it is sharded over the mesh."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxptd.attention.ring import Ring
-from jaxptd.config import Config, option
+from jaxptd.config import Config, ModelConfig, option
 from jaxptd.errors import UserError
 from jaxptd.mesh import BATCH_AXES, Axis
 from jaxptd.models.families import family_of
@@ -43,7 +43,7 @@ class Batches:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """[B, T] or [B] of each array of a global batch."""
+        """[B, T] or [B] of each array of a global batch, with the padding of T."""
         return batch_shapes(self.config)
 
     @property
@@ -79,13 +79,13 @@ class Batches:
             rows_of: (field, rows of the global batch) -> these rows, `[rows, T]` in text order, or
                 `[rows]`.
         """
-        fields = family_of(self.config.model).fields(self.config)
+        fields, shapes = family_of(self.config.model).fields(self.config), self.shapes
 
         def rows(field: str, numbers: slice) -> np.ndarray:
             derived = fields[field].derived
-            if derived is None:
-                return rows_of(field, numbers)
-            return derived.make(rows_of(derived.field, numbers))
+            if derived is not None:
+                return derived.make(rows(derived.field, numbers))
+            return fields[field].padded(rows_of(field, numbers), shapes[field][1:])
 
         def block(index: tuple[slice, ...], field: str) -> np.ndarray:
             found = rows(field, index[0])
@@ -94,7 +94,7 @@ class Batches:
         shardings, make = self.shardings, jax.make_array_from_callback
         return {
             name: make(shape, shardings[name], partial(block, field=name))
-            for name, shape in self.shapes.items()
+            for name, shape in shapes.items()
         }
 
     def place(self, batch: Mapping[str, np.ndarray]) -> Batch:
@@ -104,7 +104,7 @@ class Batches:
             UserError: the batch has other fields, shapes or types than the config needs, or ids
                 outside the vocabulary.
         """
-        check_batch(batch, self.config, batch_fields(self.config))
+        check_batch(batch, self.config, given_shapes(self.config))
         check_ids(batch, self.config)
         return self.read(lambda field, rows: np.asarray(batch[field], np.int32)[rows])
 
@@ -115,11 +115,21 @@ def batch_fields(config: Config) -> tuple[str, ...]:
 
 
 def batch_shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """[B, T] or [B] of each field of a global batch."""
-    found, size = family_of(config.model).fields(config), config.train.global_batch_size
+    """[B, T] or [B] of each field of a global batch on the mesh, with the padding of T."""
+    return _shapes(config, config.padded_model)
+
+
+def given_shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    """[B, T] or [B] of each field of a global batch that users give."""
+    found = _shapes(config, config.model)
+    return {name: found[name] for name in batch_fields(config)}
+
+
+def _shapes(config: Config, model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    found, size = family_of(model).fields(config), config.train.global_batch_size
 
     def shape(length: str | None) -> tuple[int, ...]:
-        return (size,) if length is None else (size, option(config.model, length))
+        return (size,) if length is None else (size, option(model, length))
 
     return {name: shape(each.length) for name, each in found.items()}
 
@@ -130,21 +140,23 @@ def batch_specs(config: Config) -> dict[str, P]:
     return {name: BATCH_SPEC if each.length else SEQUENCE_SPEC for name, each in found.items()}
 
 
-def check_batch(batch: Mapping[str, Any], config: Config, names: Collection[str]) -> None:
+def check_batch(
+    batch: Mapping[str, Any], config: Config, shapes: Mapping[str, tuple[int, ...]]
+) -> None:
     """Checks the fields of a batch, and their shapes and types; the arrays may be traced ones.
 
     Args:
         batch: whole, or on the mesh.
         config: of the run.
-        names: of the fields that it needs.
+        shapes: of the fields that it needs.
 
     Raises:
         UserError: they are not those that the config needs.
     """
-    fields = ", ".join(names)
+    fields = ", ".join(shapes)
     if not isinstance(batch, Mapping):
         raise UserError(f"a batch is a {type(batch).__name__}; use a dict with {fields}")
-    if set(batch) != set(names):
+    if set(batch) != set(shapes):
         raise UserError(
             f"a batch holds {', '.join(map(str, batch)) or 'nothing'}; with data.documents="
             f"{config.data.documents} it holds {fields}"
@@ -153,7 +165,7 @@ def check_batch(batch: Mapping[str, Any], config: Config, names: Collection[str]
         kind = getattr(x, "dtype", type(x).__name__)
         if isinstance(kind, str) or not jnp.issubdtype(kind, jnp.integer):
             raise UserError(f"a batch holds {name} of {kind}; use an array of int32")
-    shapes, kinds = batch_shapes(config), family_of(config.model).fields(config)
+    kinds = family_of(config.model).fields(config)
     if wrong := [name for name, x in batch.items() if x.shape != shapes[name]]:
         found = ", ".join(f"{name} {batch[name].shape}" for name in wrong)
         length = kinds[wrong[0]].length

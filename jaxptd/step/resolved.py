@@ -37,7 +37,7 @@ class Resolved:
 
     Args:
         config: as given.
-        model: the config's model, its attention kernel chosen.
+        model: the config's model, its attention kernel chosen, its sequences padded.
         attention_obstacle: why cuDNN cannot be used, if it cannot.
         form: how layers hold their matrices.
         plan: of the pipeline; None without one.
@@ -111,7 +111,7 @@ def resolve(config: Config, mesh: Mesh) -> Resolved:
     plan = make_plan(config) if layout.pp > 1 else None
     return Resolved(
         config=config,
-        model=dataclasses.replace(config.model, attention=kernel),
+        model=dataclasses.replace(config.padded_model, attention=kernel),
         attention_obstacle=obstacle,
         form=make_form(layout, dot=dot),
         plan=plan,
@@ -125,7 +125,8 @@ def resolve_for_decoding(config: Config, mesh: Mesh) -> Resolved:
     if layout.offload == "activations":  # nothing is kept
         layout = dataclasses.replace(layout, offload="none")
     resolved = resolve(dataclasses.replace(config, model=model, layout=layout), mesh)
-    return dataclasses.replace(resolved, form=for_decoding(layout))
+    unpadded = dataclasses.replace(model, attention=resolved.model.attention)
+    return dataclasses.replace(resolved, model=unpadded, form=for_decoding(layout))
 
 
 def _as_it_is(info: ParamInfo) -> ParamInfo:

@@ -1,0 +1,71 @@
+"""Sequences that a layout does not divide are padded: a step equals one device's step."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+from one_device import hold
+from turns import slow
+
+from jaxptd.analysis import memory_model
+from jaxptd.analysis.collective import subtract
+from jaxptd.analysis.count import count, formula
+from jaxptd.analysis.memory_report import counted
+from jaxptd.mesh import Layout, make_mesh
+from jaxptd.models.parameters import parameter_infos
+
+TEN, ODD = {"seq_length": 10}, {"seq_length": 13}
+GROUPS = {"family": "llama", "num_kv_heads": 2}
+WINDOW = {"window": 11, "documents": "apart"}  # longer than ten tokens, shorter than the padded
+T5 = tiny.T5 | {"seq_length": 11, "decoder_seq_length": 7}
+BERT = {"family": "bert"}
+SEQUENCE = Layout(tp=4, sequence_parallel=True)
+GRID = Layout(row=2, col=2)
+BLOCKS = Layout(row=2, col=2, attention2d="blocks")
+FOUR = {"num_layers": 4, "micro_batches": 4}
+
+CASES = [
+    (Layout(cp=4), TEN | GROUPS | WINDOW),
+    slow(SEQUENCE, TEN),
+    slow(SEQUENCE, ODD | T5),
+    slow(Layout(tp=2, sequence_parallel=True, collective_matmul=True), ODD | GROUPS),
+    slow(Layout(cp=2, tp=2, sequence_parallel=True), ODD | {"z_loss": 0.01}),
+    slow(Layout(cp=3, ring="blockwise"), TEN | GROUPS | {"window": 5}),
+    slow(Layout(cp=4, ring="blockwise"), TEN | {"family": "llama", "window": 10}),
+    slow(Layout(cp=2, ring="rsa"), ODD | {"documents": "apart"}),
+    slow(Layout(cp=2), T5),
+    slow(Layout(cp=3), BERT | TEN),
+    slow(Layout(row=3, col=2, ring="blockwise"), TEN),
+    slow(GRID, BERT | ODD),
+    slow(Layout(row=2, col=2, cp=2), T5),
+    slow(BLOCKS, T5),
+    slow(Layout(row=2, col=2, cp=2, attention2d="blocks"), ODD | GROUPS | WINDOW),
+    slow(Layout(row=2, col=3, attention2d="blocks", matmul2d_slices=2), BERT | TEN),
+    slow(Layout(row=2, col=2, matmul2d="cannon", attention2d="blocks"), ODD),
+    slow(Layout(pp=2, cp=2), ODD | FOUR),
+    slow(Layout(pp=2, cp=2, schedule="zb-v"), ODD | FOUR | {"max_positions": 13}),
+    slow(Layout(pp=2, tp=2, sequence_parallel=True, schedule="interleaved"), T5 | FOUR),
+    slow(Layout(dp=2, cp=2, zero=3), ODD | {"remat": "dots"}),
+    slow(Layout(dp=2, row=2, col=2, zero=2), ODD | {"optimizer": "muon"}),
+    slow(Layout(cp=2, offload="activations"), ODD | {"remat": "dots"}),
+    slow(Layout(cp=2, offload="optimizer"), ODD | {"remat_layers": 1, "remat": "full"}),
+]
+
+
+@pytest.mark.parametrize(("layout", "choice"), CASES, ids=str)
+def test_a_step_equals_one_devices(layout: Layout, choice: dict[str, Any]) -> None:
+    """With dropout, whose numbers are those of the positions."""
+    hold(layout, dropout=0.1, **choice)
+
+
+@pytest.mark.parametrize(("layout", "choice"), CASES, ids=str)
+def test_traffic_and_memory_are_those_of_the_padded_sequence(
+    layout: Layout, choice: dict[str, Any]
+) -> None:
+    program = tiny.program(layout, dropout=0.1, **choice)
+    assert subtract(count(program), formula(program)) == []
+    assert subtract(formula(program), count(program)) == []
+    predicted = memory_model.predict(program.config, program.infos, program.resolved.plan)
+    assert predicted == counted(program)
+    assert parameter_infos(program.config) == program.infos
