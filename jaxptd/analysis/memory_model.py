@@ -81,7 +81,7 @@ def published_layer(config: Config, remat: Remat) -> int | None:
 
     None for `dots`, about which nothing is published.
     """
-    layout, model, sizes = config.layout, config.model, Sizes(config)
+    layout, model, sizes = config.layout, config.padded_model, Sizes(config)
     sbh = sizes.tokens * model.hidden_size
     scores = 5 * model.num_heads * model.seq_length / model.hidden_size
     shards = sizes.matrix_shards

@@ -52,8 +52,8 @@ class Field(NamedTuple):
 
     def padded(self, x: np.ndarray, dims: tuple[int, ...]) -> np.ndarray:
         """`[n, t]` or `[n]` with padding behind each sequence: `[n, *dims]`."""
-        missing = [(0, 0), *((0, size - have) for size, have in zip(dims, x.shape[1:], strict=True))]
-        return np.pad(x, missing, constant_values=self.padding)
+        missing = [(0, size - have) for size, have in zip(dims, x.shape[1:], strict=True)]
+        return np.pad(x, [(0, 0), *missing], constant_values=self.padding)
 
 
 class Sequence(NamedTuple):

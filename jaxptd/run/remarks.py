@@ -10,11 +10,12 @@ from jaxptd.step import Program
 
 
 def remarks(program: Program) -> Iterator[str]:
-    """Yields a sentence for each field without effect, and for a schedule with a better one.
+    """Yields a sentence for each field without effect, for padding, and for a better schedule.
 
     One may be shorter, or its stages may have no rows of layers in vain.
     """
     yield from without_effect(program.config.model, program.config.layout)
+    yield from _padding(program.config)
     plan = program.resolved.plan
     if plan and (sentence := longer_than_needed(plan.schedule)):
         yield in_terms_of_config(sentence)
@@ -25,6 +26,17 @@ def remarks(program: Program) -> Iterator[str]:
             f"its stages and uses {used}, since a stage has one chunk and the model "
             f"{len(plan.stacks)} stacks; interleaved and zb-v have two"
         )
+
+
+def _padding(config: Config) -> Iterator[str]:
+    """A sentence for each length that the layout does not divide."""
+    for name in ("seq_length", "decoder_seq_length"):
+        length, padded = getattr(config.model, name), getattr(config.padded_model, name)
+        if length != padded:
+            yield (
+                f"model.{name}={length}: every sequence is padded to {padded}, a multiple of "
+                f"{config.layout.sequence_unit}, to split over the devices"
+            )
 
 
 def nothing_left(config: Config, step: int) -> str:

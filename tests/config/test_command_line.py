@@ -165,12 +165,8 @@ def test_a_wrong_type_names_the_field_and_what_is_expected(field, value, expecte
     ("argv", "words"),
     [
         (
-            ["--layout.cp", "3", "--layout.ring", "rsa"],
-            ["model.seq_length=256", "layout.cp=3", "(1, 2, 4, 8"],
-        ),
-        (
-            ["--layout.tp=2", "--layout.sequence_parallel=true", "--model.seq_length=255"],
-            ["model.seq_length=255", "layout.tp=2"],
+            ["--model.num_heads", "7"],
+            ["model.hidden_size=256", "model.num_heads=7", "(1, 2, 4, 8"],
         ),
         (["--layout.dp", "3"], ["global_batch_size=8", "layout.dp=3", "multiple of 3"]),
         (["--layout.tp", "2", "--layout.row", "2"], ["tp=2", "row=2", "not both"]),
@@ -233,7 +229,7 @@ def test_a_bad_file_is_named(write, content, words):
             "optimizer: {learning_rate: .inf}",
             "optimizer.learning_rate=inf must be a number above 0",
         ),
-        ("layout: {cp: 3, ring: rsa}", "model.seq_length=256 does not split over layout.cp=3"),
+        ("model: {num_heads: 7}", "model.hidden_size=256 does not split over model.num_heads=7"),
     ],
 )
 def test_a_bad_value_in_a_file_names_its_field(write, content, words):

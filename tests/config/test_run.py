@@ -49,7 +49,7 @@ def test_omitted_fields_have_their_defaults():
         ({"model": {"num_layer": 2}}, "unknown key model.num_layer"),
         ({"model": 3}, "model: expected a section of fields, got 3"),
         ({"model": {"num_layers": 0}}, "model.num_layers=0"),
-        ({"layout": {"cp": 3}}, "model.seq_length=256 does not split into two chunks"),
+        ({"layout": {"dp": 3}}, "train.global_batch_size=8 does not split over layout.dp=3"),
     ],
 )
 def test_bad_sections(sections, words):

@@ -148,7 +148,6 @@ train --train.steps 0 | train.steps=0 must be
 train --steps 5 | did you mean train.steps?
 train --model.num_layer 2 | did you mean model.num_layers?
 train --layout.dp 3 | does not split over layout.dp=3
-train --layout.cp 3 | model.seq_length=256 does not split
 train --model 3 | --model is a section; give its fields
 train --config short.txt | short.txt: expected `name: value` lines
 train --run-dir '' | --run-dir: '' is no path

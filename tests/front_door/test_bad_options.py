@@ -123,7 +123,6 @@ OPTIONS = [
     # --- fields that do not fit each other
     ("--layout.tp=2 --layout.row=2", "layout.tp=2 with layout.row=2", "set tp=1 or row=col=1"),
     ("--layout.dp=3", "train.global_batch_size=8 does not split", "use a multiple of 6"),
-    ("--layout.cp=3", "model.seq_length=16 does not split", "use a multiple of 6"),
     ("--layout.pp=0", "layout.pp=0: an axis has at least one device; use 1 or more"),
     ("--layout.schedule=1f2b", "layout.schedule=1f2b: use one of 1f1b, gpipe"),
     ("--layout.schedule=gpipe", "layout.schedule=gpipe has no effect", "layout.pp=2 or more; set"),

@@ -12,8 +12,9 @@ from jaxptd.analysis import memory_model
 from jaxptd.analysis.collective import subtract
 from jaxptd.analysis.count import count, formula
 from jaxptd.analysis.memory_report import counted
-from jaxptd.mesh import Layout, make_mesh
+from jaxptd.mesh import Layout
 from jaxptd.models.parameters import parameter_infos
+from jaxptd.step.batch import given_shapes
 
 TEN, ODD = {"seq_length": 10}, {"seq_length": 13}
 GROUPS = {"family": "llama", "num_kv_heads": 2}
@@ -59,13 +60,64 @@ def test_a_step_equals_one_devices(layout: Layout, choice: dict[str, Any]) -> No
     hold(layout, dropout=0.1, **choice)
 
 
-@pytest.mark.parametrize(("layout", "choice"), CASES, ids=str)
-def test_traffic_and_memory_are_those_of_the_padded_sequence(
-    layout: Layout, choice: dict[str, Any]
-) -> None:
-    program = tiny.program(layout, dropout=0.1, **choice)
+@pytest.mark.parametrize(
+    ("layout", "choice"),
+    [
+        (Layout(cp=4), TEN | GROUPS | WINDOW),
+        (SEQUENCE, ODD | T5 | {"remat": "dots"}),
+        slow(Layout(cp=4, ring="blockwise"), TEN | {"family": "llama", "window": 5}),
+        slow(Layout(cp=4, ring="blockwise"), TEN | {"family": "llama", "window": 10}),
+        slow(Layout(cp=2, ring="rsa"), ODD | {"documents": "apart", "remat": "dots"}),
+        slow(Layout(cp=2, tp=2, sequence_parallel=True), ODD | {"dropout": 0.1}),
+        slow(Layout(row=3, col=2, ring="blockwise"), TEN | {"max_positions": 16}),
+        slow(GRID, BERT | ODD),
+        slow(BLOCKS, T5 | {"remat": "attention"}),
+        slow(Layout(row=2, col=2, cp=2, attention2d="blocks"), ODD | GROUPS | WINDOW),
+        slow(Layout(pp=2, cp=2), ODD | FOUR),
+        slow(Layout(dp=2, cp=2, zero=3), ODD | {"remat": "dots"}),
+    ],
+    ids=str,
+)
+def test_the_formulas_have_the_padding(layout: Layout, choice: dict[str, Any]) -> None:
+    program = tiny.program(layout, **choice)
     assert subtract(count(program), formula(program)) == []
-    assert subtract(formula(program), count(program)) == []
-    predicted = memory_model.predict(program.config, program.infos, program.resolved.plan)
-    assert predicted == counted(program)
-    assert parameter_infos(program.config) == program.infos
+    assert counted(program) == memory_model.activations(program.config, program.resolved.plan)
+    both = (parameter_infos(program.config), program.infos)  # of other names
+    wanted, found = (sorted(info.stored_shape for info in infos.values()) for infos in both)
+    assert found == wanted
+
+
+def test_the_batch_is_padded_behind_each_sequence() -> None:
+    program = tiny.program(Layout(cp=2, dp=2), **T5)
+    order = program.batches.token_orders
+    rng = np.random.default_rng(0)
+    given = {
+        name: rng.integers(0, 2, shape).astype(np.int32)
+        for name, shape in given_shapes(program.config).items()
+    }
+    placed = {
+        name: np.asarray(x)[:, np.argsort(order[name])]
+        for name, x in program.batches.place(given).items()
+    }
+    for name, x in given.items():
+        np.testing.assert_array_equal(placed[name][:, : x.shape[1]], x)
+    assert np.all(placed["source_mask"][:, 11:] == 0) and placed["source"].shape[1] == 12
+    assert np.all(placed["targets"][:, 7:] == -1) and np.all(placed["inputs"][:, 8:] == 0)
+
+
+@pytest.mark.parametrize(
+    ("layout", "unit"),
+    [
+        (Layout(tp=4), 1),
+        (SEQUENCE, 4),
+        (Layout(cp=2), 4),
+        (Layout(cp=2, ring="rsa"), 2),
+        (Layout(cp=2, tp=3, sequence_parallel=True), 12),
+        (Layout(row=2, col=3), 4),
+        (Layout(row=2, col=3, matmul2d_slices=2, attention2d="blocks"), 12),
+        (Layout(row=2, col=2, cp=2, attention2d="blocks"), 4),
+    ],
+    ids=str,
+)
+def test_the_unit_of_a_layout(layout: Layout, unit: int) -> None:
+    assert layout.sequence_unit == unit

@@ -16,6 +16,15 @@ def test_fields_without_effect_are_named() -> None:
     ]
 
 
+def test_padding_of_sequences_is_named() -> None:
+    choice = {**tiny.T5, "seq_length": 15, "decoder_seq_length": 9}
+    words = "every sequence is padded to {}, a multiple of 4, to split over the devices"
+    assert list(remarks(tiny.program(Layout(cp=2), **choice))) == [
+        f"model.seq_length=15: {words.format(16)}",
+        f"model.decoder_seq_length=9: {words.format(12)}",
+    ]
+
+
 @pytest.mark.parametrize(("schedule", "remarked"), [("1f1b", True), ("zb-v", False)])
 def test_rows_of_layers_in_vain_are_named(schedule: str, remarked: bool) -> None:
     found = list(remarks(tiny.program(Layout(pp=2, schedule=schedule), **tiny.T5, num_layers=4)))

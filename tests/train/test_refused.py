@@ -5,9 +5,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from runs import (
-    SEQUENCE,
-)
 
 from jaxptd.data import ShuffledWindows, ids
 from jaxptd.data.token_files import write_bin
@@ -19,7 +16,6 @@ from jaxptd.data.token_files import write_bin
         ("--model.num_layer=2", "unknown key model.num_layer; did you mean model.num_layers?"),
         ("--train.steps=many", "train.steps: expected int, got many"),
         ("--layout.zero=4", "layout.zero: expected one of 0, 1, 2, 3, got 4"),
-        ("--layout.cp=3", "model.seq_length=16 does not split into two chunks for each of"),
         ("--layout.dp=3", "train.global_batch_size=8 does not split over layout.dp=3"),
         ("--layout.dp=16 --train.global_batch_size=32", "needs 16 devices, this machine has 8"),
         ("--data.source={folder}/none.txt", "none.txt"),
@@ -85,12 +81,6 @@ def test_a_pipeline_that_cannot_be_is_one_line_and_nothing_is_written(train, ove
     found = train.refused("--layout.pp=2", *overrides.format(folder=train.folder).split())
     assert line in found
     assert sorted({path.name for path in train.folder.iterdir()} - {"text.txt"}) == before
-
-
-def test_a_sequence_that_does_not_split_is_refused(train):
-    line = train.refused("--layout.tp=4", SEQUENCE, "--model.seq_length=18")
-    assert "model.seq_length=18 does not split over layout.tp=4" in line
-    assert not train.run_dir.path.exists()
 
 
 def test_devices_that_do_not_start_are_one_line(train, monkeypatch):

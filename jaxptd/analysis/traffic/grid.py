@@ -162,7 +162,8 @@ def _tables(step: Scenario) -> Iterator[Collective]:
     """Rows of both tables, m*D and T/cp*D/col, forward and back; the loss of V sharded over col."""
     config, layout, sizes = step.config, step.config.layout, step.sizes
     micro_batches = config.train.micro_batches
-    positions = config.padded_model.seq_length // layout.cp * sizes.hidden // layout.col * sizes.itemsize
+    length = config.padded_model.seq_length // layout.cp
+    positions = length * sizes.hidden // layout.col * sizes.itemsize
     forwards, learned = step.embeddings, sizes.inventory.positions is not None
     for length in sizes.inventory.embedded:
         yield from _look_ups(step.with_tokens(length))

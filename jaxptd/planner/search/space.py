@@ -221,11 +221,14 @@ class Space:
                     yield layout
 
     def _is_even(self, layout: Layout) -> bool:
-        """True if heads and hidden units split: the cost model knows no padding.
+        """True if tokens, heads and hidden units split: the cost model knows no padding.
 
         It leaves out what a grid pads beside whole heads for `col`.
         """
-        return all(_splits(pair, layout) for stack in self.stacks for pair in stack.pairs)
+        lengths = (stack.tokens % layout.sequence_unit for stack in self.stacks)
+        return not any(lengths) and all(
+            _splits(pair, layout) for stack in self.stacks for pair in stack.pairs
+        )
 
     def _options(self, tp: int, grid: bool) -> Iterator[dict[str, Any]]:
         """The algorithms along these axes."""
