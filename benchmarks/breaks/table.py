@@ -164,8 +164,8 @@ BREAKS = (
     Break(
         "collective matmul: dw in the precision of x",
         "jaxptd/matmul/ring.py",
-        "return jnp.matmul(x.T, y, preferred_element_type=wide)",
-        "return jnp.matmul(x.T, y)",
+        "return dot(x, y, COLUMNS_BY_COLUMNS, wide, gradient=1)",
+        "return dot(x, y, COLUMNS_BY_COLUMNS, x.dtype, gradient=1)",
         "tests/matmul/test_ring.py",
     ),
     # ---- layers ----

@@ -7,25 +7,11 @@ from jaxptd.layout import Layout
 
 def check_layout(model: ModelConfig, layout: Layout) -> None:
     """Raises UserError if the model cannot run with the layout."""
-    _check_products(model, layout)
     if layout.unfused_attention and model.attention == "cudnn":
         raise UserError(
             f"{layout.unfused_attention} has no fused attention kernel; use model.attention=xla"
         )
     _check_offload(model, layout)
-
-
-def _check_products(model: ModelConfig, layout: Layout) -> None:
-    if model.products == "fp8" and layout.has_grid:
-        raise UserError(
-            f"model.products=fp8 with layout.row={layout.row}, layout.col={layout.col}: products "
-            "on a grid are native; use layout.tp, or model.products=native"
-        )
-    if model.products == "fp8" and layout.collective_matmul:
-        raise UserError(
-            "model.products=fp8 with layout.collective_matmul=true: products in ring steps are "
-            "native; use layout.collective_matmul=false, or model.products=native"
-        )
 
 
 def _check_offload(model: ModelConfig, layout: Layout) -> None:

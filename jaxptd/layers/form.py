@@ -13,6 +13,7 @@ import abc
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +24,22 @@ from jaxptd.attention.kernel import Kernel, Scores
 from jaxptd.attention.ring import Ring, Tokens
 from jaxptd.collectives import alike
 from jaxptd.layers.axes import ShardingAxes
+from jaxptd.matmul.dot import Dot, dot
 from jaxptd.matmul.ring import as_matrix
 
 Product = Callable[[Array, Array, int], Array]  # as `product`
+
+
+class Arithmetic(NamedTuple):
+    """The way in which a block's matrices are multiplied.
+
+    Args:
+        product: of whole operands, as `product`.
+        dot: of two blocks, in products that several devices share.
+    """
+
+    product: Product
+    dot: Dot
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,3 +166,5 @@ def _product_bwd(contract: int, saved: tuple[Array, Array], dy: Array) -> tuple[
 
 
 _product.defvjp(_product_fwd, _product_bwd)
+
+NATIVE = Arithmetic(product, dot)

@@ -5,39 +5,40 @@ import dataclasses
 from jaxptd import collectives
 from jaxptd.attention.ring import Ring
 from jaxptd.layers.axes import ShardingAxes
-from jaxptd.layers.form import Product, TensorParallel, product
+from jaxptd.layers.form import NATIVE, Arithmetic, TensorParallel
 from jaxptd.layers.grid import DecodeGrid2D, Grid2D
 from jaxptd.layers.megatron import Megatron1D, RingSteps1D
 from jaxptd.matmul.grid import Grid
 from jaxptd.mesh import Axis, Layout
 
 
-def make_form(layout: Layout, *, dot: Product = product) -> TensorParallel:
+def make_form(layout: Layout, *, arithmetic: Arithmetic = NATIVE) -> TensorParallel:
     """The form in which a layout shards matrices for training.
 
-    dot: the local product of a layer's matrix; a grid and ring steps have their own.
+    arithmetic: of the products of a layer's matrices.
     """
-    return _form_2d(layout) if layout.has_grid else _form_1d(layout, dot)
+    make = _form_2d if layout.has_grid else _form_1d
+    return make(layout, arithmetic)
 
 
-def _form_2d(layout: Layout) -> TensorParallel:
+def _form_2d(layout: Layout, arithmetic: Arithmetic) -> TensorParallel:
     heads = layout.attention2d == "heads"
     axes = ShardingAxes.of(layout)
     # With a slice of every head over col, attention is products on the grid and no ring over row.
     ring = Ring((Axis.CP, Axis.ROW) if heads else (Axis.CP,), layout.ring)
     grid = Grid(layout.matmul2d, layout.matmul2d_slices)
-    return Grid2D(axes, ring, layout.row, layout.col, grid)
+    return Grid2D(axes, ring, layout.row, layout.col, grid, arithmetic.dot)
 
 
-def _form_1d(layout: Layout, dot: Product) -> TensorParallel:
+def _form_1d(layout: Layout, arithmetic: Arithmetic) -> TensorParallel:
     ring = Ring((Axis.CP,), layout.ring)
     enter, leave = collectives.copy_to, collectives.reduce_from
     if layout.sequence_parallel:
         enter, leave = collectives.all_gather, collectives.reduce_scatter
     axes = ShardingAxes.of(layout)
     if layout.collective_matmul:
-        return RingSteps1D(axes, ring, layout.tp, enter, leave)
-    return Megatron1D(axes, ring, layout.tp, enter, leave, dot)
+        return RingSteps1D(axes, ring, layout.tp, enter, leave, arithmetic.dot)
+    return Megatron1D(axes, ring, layout.tp, enter, leave, arithmetic.product)
 
 
 def for_decoding(layout: Layout) -> TensorParallel:

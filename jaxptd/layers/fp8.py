@@ -25,7 +25,8 @@ from jax.typing import DTypeLike
 from jaxptd.collectives import alike
 from jaxptd.config import Products
 from jaxptd.errors import UserError
-from jaxptd.layers.form import Product, product
+from jaxptd.layers.form import NATIVE, Arithmetic
+from jaxptd.matmul.dot import Dims
 
 FORWARD, BACKWARD = jnp.float8_e4m3fn, jnp.float8_e5m2
 CAPABILITY = 8.9  # CUDA compute capability with 8-bit products: Ada, Hopper and later
@@ -91,6 +92,16 @@ def _backward(contract: int, residuals: tuple[Scaled, Array], dy: Array) -> tupl
 
 _product.defvjp(_forward, _backward)
 
+
+def fp8_dot(
+    a: Array, b: Array, dims: Dims, dtype: DTypeLike, *, gradient: int | None = None
+) -> Array:
+    """The product of two blocks in fp8; see `matmul.dot.Dot`."""
+    formats = [BACKWARD if number == gradient else FORWARD for number in range(2)]
+    a8, b8 = (quantised(x, to) for x, to in zip((a, b), formats, strict=True))
+    return _dot(a8, b8, dims, dtype, None if gradient is None else EXACT)
+
+
 # With this, cuBLASLt adds in full float32. Forward allows its faster, less exact sums.
 EXACT = lax.Precision.HIGHEST
 
@@ -112,14 +123,17 @@ def _last(x: Array, count: int) -> tuple[int, ...]:
 # ---- which devices support it -------------------------------------------------------------------
 
 
-def choose_product(products: Products, device: Any) -> Product:
-    """The product of a layer's matrices that `model.products` selects on a device.
+FP8 = Arithmetic(fp8_product, fp8_dot)
+
+
+def choose_product(products: Products, device: Any) -> Arithmetic:
+    """The products of a layer's matrices that `model.products` selects on a device.
 
     Raises:
         UserError: fp8 is requested on a GPU without it. (CPUs compute it in wider precision.)
     """
     if products == "native":
-        return product
+        return NATIVE
     capability = float(getattr(device, "compute_capability", CAPABILITY))
     if device.platform != "cpu" and capability < CAPABILITY:
         raise UserError(
@@ -127,4 +141,4 @@ def choose_product(products: Products, device: Any) -> Product:
             f"{getattr(device, 'device_kind', 'this one')} has {capability}; use "
             "model.products=native"
         )
-    return fp8_product
+    return FP8

@@ -21,6 +21,7 @@ from jaxptd.attention.ring import Tokens
 from jaxptd.layers import grid_attention
 from jaxptd.layers.axes import local_rows
 from jaxptd.layers.form import TensorParallel, product
+from jaxptd.matmul.dot import Dot, dot
 from jaxptd.matmul.grid import Grid
 from jaxptd.matmul.padding import padded, rounded_up
 from jaxptd.mesh import Axis
@@ -77,15 +78,26 @@ class Grid2D(TensorParallel2D):
     """Training: `x[B, T/row, D/col]`, `h[B, T/row, F/col]`.
 
     No device ever has a whole row or column of an activation or a matrix.
+
+    Args:
+        dot: the product of two blocks of a layer.
     """
+
+    dot: Dot = dot
 
     def column_parallel(self, x: Array, w: Array) -> Array:
         """x[B, T/row, D/col], w[D/row, *out] -> h[B, T/row, *out], both `out` sharded over col."""
-        return _column(x, w, self.grid)
+        return _column(x, w, self.grid, self.dot)
+
+    def square(self, x: Array, w: Array) -> Array:
+        return _column(x, w, self.grid, dot)
+
+    def logits(self, x: Array, w: Array) -> Array:
+        return _column(x, w, self.grid, dot)
 
     def row_parallel(self, h: Array, w: Array, shard_dim: int) -> Array:
         """h[B, T/row, *in], `in` sharded over col, w[*in, D/col], `in` sharded over row -> x."""
-        return _row(h, w, shard_dim, self.grid)
+        return _row(h, w, shard_dim, self.grid, self.dot)
 
     def lookup(self, tokens_BT: Array, table: Array, dtype: DTypeLike) -> Array:
         """tokens[B, T], table[V/col, D/row] -> x: trades slices of D for slices of T, then adds."""
@@ -99,19 +111,19 @@ class Grid2D(TensorParallel2D):
         return collectives.reduce_scatter(x_TD, Axis.ROW, 0)
 
 
-@partial(jax.checkpoint, static_argnums=2, prevent_cse=False)
-def _column(x: Array, w: Array, grid: Grid) -> Array:
+@partial(jax.checkpoint, static_argnums=(2, 3), prevent_cse=False)
+def _column(x: Array, w: Array, grid: Grid, dot: Dot) -> Array:
     """Reshapes again in backward: a scan would keep second copies of weights and attention."""
-    h = matmul(x, w.reshape(w.shape[0], -1), grid)
+    h = matmul(x, w.reshape(w.shape[0], -1), grid, dot)
     return h.reshape(*x.shape[:-1], *w.shape[1:])
 
 
-@partial(jax.checkpoint, static_argnums=(2, 3), prevent_cse=False)
-def _row(h: Array, w: Array, shard_dim: int, grid: Grid) -> Array:
+@partial(jax.checkpoint, static_argnums=(2, 3, 4), prevent_cse=False)
+def _row(h: Array, w: Array, shard_dim: int, grid: Grid, dot: Dot) -> Array:
     lead = h.ndim - (w.ndim - 1)
     h = jnp.moveaxis(h, lead + shard_dim, lead)  # so that blocks of `in` are contiguous
     w = jnp.moveaxis(w, shard_dim, 0)
-    return matmul(h.reshape(*h.shape[:lead], -1), w.reshape(-1, w.shape[-1]), grid)
+    return matmul(h.reshape(*h.shape[:lead], -1), w.reshape(-1, w.shape[-1]), grid, dot)
 
 
 @final

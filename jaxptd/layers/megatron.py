@@ -21,6 +21,7 @@ from jaxptd.attention.kernel import TAKEN, Kernel, Scores
 from jaxptd.attention.ring import Tokens
 from jaxptd.layers.axes import local_rows
 from jaxptd.layers.form import Product, TensorParallel, product
+from jaxptd.matmul.dot import Dot, dot
 from jaxptd.matmul.padding import rounded_up
 from jaxptd.matmul.ring import gather_product, product_scatter
 from jaxptd.mesh import Axis
@@ -94,12 +95,18 @@ class Megatron1D(TensorParallel1D):
 @final
 @dataclasses.dataclass(frozen=True)
 class RingSteps1D(TensorParallel1D):
-    """Sequence parallelism whose gathers and scatters run in steps around a ring."""
+    """Sequence parallelism whose gathers and scatters run in steps around a ring.
+
+    Args:
+        dot: the product of two blocks.
+    """
+
+    dot: Dot = dot
 
     def column_parallel(self, x: Array, w: Array) -> Array:
         """x[B, T/tp, D], w[D, F/tp] -> h[B, T, F/tp]."""
-        return gather_product(x, w, Axis.TP)
+        return gather_product(x, w, Axis.TP, self.dot)
 
     def row_parallel(self, h: Array, w: Array, shard_dim: int) -> Array:
         """h[B, T, F/tp], w[F/tp, D] -> x[B, T/tp, D]."""
-        return product_scatter(h, w, Axis.TP)
+        return product_scatter(h, w, Axis.TP, self.dot)

@@ -29,16 +29,21 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxptd.collectives import Axes, alike, as_varying, shift, varying_axes
+from jaxptd.matmul.dot import COLUMNS_BY_COLUMNS, Dims, Dot, dot
+
+LAST_BY_FIRST: Dims = ((2,), (0,))  # x[B, T, D] w[D, F]
 
 
-def gather_product(x: Array, w: Array, axis: Axes) -> Array:
-    """x[B, T/n, D], w[D, *out] -> y[B, T, *out], in the precision of x."""
+def gather_product(x: Array, w: Array, axis: Axes, dot: Dot = dot) -> Array:
+    """x[B, T/n, D], w[D, *out] -> y[B, T, *out], in the precision of x; blocks by `dot`."""
     x, w, _ = alike(x, w, lax.axis_index(axis))
-    return _gather_product(x, w, axis)
+    return _gather_product(x, w, axis, dot)
 
 
-def product_scatter(h: Array, w: Array, axis: Axes) -> Array:
+def product_scatter(h: Array, w: Array, axis: Axes, dot: Dot = dot) -> Array:
     """h[B, T, *in], w[*in, D] -> y[B, T/n, D]: the sum over the ring, in the precision of h.
+
+    dot: multiplies blocks.
 
     Raises:
         ValueError: T does not split over the ring.
@@ -47,7 +52,7 @@ def product_scatter(h: Array, w: Array, axis: Axes) -> Array:
     if length % size:
         raise ValueError(f"{length} tokens do not split over {axis}={size}")
     h, w, _ = alike(h, w, lax.axis_index(axis))
-    return _product_scatter(h, w, axis)
+    return _product_scatter(h, w, axis, dot)
 
 
 # ---- derivatives: residuals are the inputs, of any dims; everything below them uses matrices -----
@@ -55,35 +60,36 @@ def product_scatter(h: Array, w: Array, axis: Axes) -> Array:
 Residuals = tuple[Array, Array]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _gather_product(x: Array, w: Array, axis: Axes) -> Array:
-    y = _times_each(x, as_matrix(w, 1).astype(x.dtype), axis)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _gather_product(x: Array, w: Array, axis: Axes, dot: Dot) -> Array:
+    y = _times_each(x, as_matrix(w, 1).astype(x.dtype), axis, dot)[0]
     return y.reshape(*y.shape[:2], *w.shape[1:])
 
 
-def _gather_product_bwd(axis: Axes, residuals: Residuals, dy: Array) -> Residuals:
+def _gather_product_bwd(axis: Axes, dot: Dot, residuals: Residuals, dy: Array) -> Residuals:
     x, w = residuals
     dy = dy.reshape(*dy.shape[:2], -1)
-    dx, dw = _sum_of_each(dy, as_matrix(w, 1).astype(x.dtype).T, axis, passing=x)
+    w_FD = as_matrix(w, 1).astype(x.dtype).T
+    dx, dw = _sum_of_each(dy, w_FD, axis, partial(dot, gradient=0), passing=x)
     return dx, dw.reshape(w.shape).astype(w.dtype)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _product_scatter(h: Array, w: Array, axis: Axes) -> Array:
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _product_scatter(h: Array, w: Array, axis: Axes, dot: Dot) -> Array:
     rows = h.reshape(*h.shape[:2], -1)
-    return _sum_of_each(rows, as_matrix(w, w.ndim - 1).astype(h.dtype), axis)[0]
+    return _sum_of_each(rows, as_matrix(w, w.ndim - 1).astype(h.dtype), axis, dot)[0]
 
 
-def _product_scatter_bwd(axis: Axes, residuals: Residuals, dy: Array) -> Residuals:
+def _product_scatter_bwd(axis: Axes, dot: Dot, residuals: Residuals, dy: Array) -> Residuals:
     h, w = residuals
     rows = h.reshape(*h.shape[:2], -1)
     w_DF = as_matrix(w, w.ndim - 1).astype(h.dtype).T
-    dh, dw = _times_each(dy, w_DF, axis, other=rows)
+    dh, dw = _times_each(dy, w_DF, axis, partial(dot, gradient=0), other=rows)
     return dh.reshape(h.shape), dw.reshape(w.shape).astype(w.dtype)
 
 
-def _forward(product: Any, x: Array, w: Array, axis: Axes) -> tuple[Array, Residuals]:
-    return product(x, w, axis), (x, w)
+def _forward(product: Any, x: Array, w: Array, axis: Axes, dot: Dot) -> tuple[Array, Residuals]:
+    return product(x, w, axis, dot), (x, w)
 
 
 _gather_product.defvjp(partial(_forward, _gather_product), _gather_product_bwd)
@@ -98,10 +104,12 @@ def as_matrix(w: Array, contract: int) -> Array:
 # ---- passes around the ring: a hop is in flight during each step but the last --------------------
 
 
-def _times_each(x: Array, w: Array, axis: Axes, other: Array | None = None) -> tuple[Array, Any]:
+def _times_each(
+    x: Array, w: Array, axis: Axes, dot: Dot, other: Array | None = None
+) -> tuple[Array, Any]:
     """x[B, T/n, D], w[D, F] -> y[B, T, F], the product x w for every device's block of x.
 
-    With other = h[B, T, G] also returns h^T x over all blocks, [G, D].
+    With other = h[B, T, G] also returns h^T x over all blocks, [G, D]; x is a gradient then.
     """
     me, size = lax.axis_index(axis), lax.axis_size(axis)
     y, dw = _zeros((x.shape[0], x.shape[1] * size, w.shape[-1]), x), None
@@ -109,16 +117,19 @@ def _times_each(x: Array, w: Array, axis: Axes, other: Array | None = None) -> t
         x, y = lax.optimization_barrier((x, y))
         source, now = (me - step) % size, x
         x = shift(x, axis) if step < size - 1 else x
-        y = _put(y, now @ w, source)
+        y = _put(y, dot(now, w, LAST_BY_FIRST, now.dtype), source)
         if other is not None:
-            dw = _added(dw, _transposed_times(_take(other, source, size), now))
+            dw = _added(dw, _transposed_times(_take(other, source, size), now, dot))
     return y, dw
 
 
-def _sum_of_each(h: Array, w: Array, axis: Axes, passing: Array | None = None) -> tuple[Array, Any]:
+def _sum_of_each(
+    h: Array, w: Array, axis: Axes, dot: Dot, passing: Array | None = None
+) -> tuple[Array, Any]:
     """h[B, T, F], w[F, D] -> this device's block of the sum over devices of h w, [B, T/n, D].
 
-    With passing = x[B, T/n, G], whose blocks pass too, also returns x^T h over all blocks, [G, F].
+    With passing = x[B, T/n, G], whose blocks pass too, also returns x^T h over all blocks, [G, F];
+    h is a gradient then.
     """
     me, size = lax.axis_index(axis), lax.axis_size(axis)
     x, before, dw = passing, _take(h, me, size), None
@@ -129,10 +140,11 @@ def _sum_of_each(h: Array, w: Array, axis: Axes, passing: Array | None = None) -
         arrived, now = None if total is None else shift(total, axis), x
         x = x if x is None or step == size - 1 else shift(x, axis)
         if now is not None:
-            dw = _added(dw, _transposed_times(now, before))
+            dw = _added(dw, _transposed_times(now, before, dot))
         before = _take(h, (me - 1 - step) % size, size)
         # Without this barrier the product would add to what arrived, and so wait for it.
-        total = _added(arrived, lax.optimization_barrier(before @ w))
+        term = dot(before, w, LAST_BY_FIRST, before.dtype)
+        total = _added(arrived, lax.optimization_barrier(term))
     return total, dw
 
 
@@ -140,11 +152,11 @@ def _added(total: Array | None, term: Array) -> Array:
     return term if total is None else total + term
 
 
-def _transposed_times(x: Array, y: Array) -> Array:
-    """x^T y, contracted over all tokens, float32 at least."""
+def _transposed_times(x: Array, y: Array, dot: Dot) -> Array:
+    """x^T y, contracted over all tokens, float32 at least; y is a gradient."""
     wide = jnp.promote_types(x.dtype, jnp.float32)
     x, y = (each.reshape(-1, each.shape[-1]) for each in (x, y))
-    return jnp.matmul(x.T, y, preferred_element_type=wide)
+    return dot(x, y, COLUMNS_BY_COLUMNS, wide, gradient=1)
 
 
 def _zeros(shape: tuple[int, ...], like: Array) -> Array:

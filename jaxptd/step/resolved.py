@@ -107,13 +107,13 @@ def resolve(config: Config, mesh: Mesh) -> Resolved:
     layout, device = config.layout, mesh.devices.flat[0]
     documents = family_of(config.model).has_documents(config)
     kernel, obstacle = choose_kernel(config, device, documents=documents)
-    dot = choose_product(config.model.products, device)
+    arithmetic = choose_product(config.model.products, device)
     plan = make_plan(config) if layout.pp > 1 else None
     return Resolved(
         config=config,
         model=dataclasses.replace(config.padded_model, attention=kernel),
         attention_obstacle=obstacle,
-        form=make_form(layout, dot=dot),
+        form=make_form(layout, arithmetic=arithmetic),
         plan=plan,
         placement=StagePlacement(plan, layout.sizes) if plan else _as_it_is,
     )

@@ -63,7 +63,14 @@ def test_a_scale_that_overflows_is_halved_until_a_step_is_taken(monkeypatch) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
-    [Layout(dp=2, tp=2), Layout(pp=2, dp=2, schedule="zb-h1"), tiny.SEQUENCE_PARALLEL],
+    [
+        Layout(dp=2, tp=2),
+        Layout(pp=2, dp=2, schedule="zb-h1"),
+        tiny.SEQUENCE_PARALLEL,
+        RING_STEPS,
+        Layout(row=2, col=2, dp=2, zero=2),
+        Layout(row=2, col=2, matmul2d="cannon", attention2d="blocks"),
+    ],
     ids=str,
 )
 def test_8_bit_products_are_verified(layout) -> None:

@@ -16,14 +16,23 @@ from jaxptd.analysis.compiled_step import random_batch
 from jaxptd.analysis.count import collectives_of
 from jaxptd.analysis.jaxprs import equations
 from jaxptd.errors import UserError
-from jaxptd.layers.form import product
-from jaxptd.layers.fp8 import BACKWARD, FORWARD, choose_product, fp8_product, quantised
+from jaxptd.layers.form import NATIVE, product
+from jaxptd.layers.fp8 import BACKWARD, FORWARD, FP8, choose_product, fp8_product, quantised
 from jaxptd.mesh import Layout
 from jaxptd.step import Program
 
 PIPELINE = Layout(pp=2, dp=2, tp=2, schedule="zb-h1")
+RING_STEPS = Layout(tp=2, sequence_parallel=True, collective_matmul=True)
 LAYOUTS = [
     slow(tiny.SEQUENCE_PARALLEL),
+    Layout(row=2, col=2),
+    slow(Layout(row=2, col=4, matmul2d="summa")),
+    slow(Layout(row=2, col=2, matmul2d="fox")),
+    slow(Layout(row=2, col=2, matmul2d="cannon", cp=2, attention2d="blocks")),
+    slow(Layout(row=2, col=2, matmul2d_slices=2, dp=2, zero=3)),
+    slow(Layout(row=2, col=2, pp=2, schedule="zb-h1")),
+    slow(RING_STEPS),
+    slow(Layout(dp=2, tp=4, sequence_parallel=True, collective_matmul=True, zero=3)),
     *(
         slow(layout)
         for layout in (PIPELINE, Layout(dp=4), tiny.CONTEXT_PARALLEL, Layout(pp=2, cp=2, tp=2))
@@ -214,9 +223,9 @@ def test_it_learns_as_native_products_do():
 def test_a_gpu_without_8_bit_products_is_refused(platform, capability, able):
     more = {"compute_capability": capability} if capability else {}
     device = types.SimpleNamespace(platform=platform, device_kind="NVIDIA A100", **more)
-    assert choose_product("native", device) is product
+    assert choose_product("native", device) is NATIVE
     if able:
-        assert choose_product("fp8", device) is fp8_product
+        assert choose_product("fp8", device) is FP8
         return
     words = r"8\.9 or more, NVIDIA A100 has 8\.0; use model\.products=native"
     with pytest.raises(UserError, match=words):

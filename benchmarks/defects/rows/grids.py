@@ -108,8 +108,8 @@ GRIDS = (
         Break(
             "a product on the grid keeps its last panel only",
             "jaxptd/summa2d.py",
-            'return total + _dot("mk,kn->mn", a_Mk, b_kN, wide)',
-            'return 0 * total + _dot("mk,kn->mn", a_Mk, b_kN, wide)',
+            "return total + dot(a_Mk, b_kN, ROWS_BY_COLUMNS, wide)",
+            "return 0 * total + dot(a_Mk, b_kN, ROWS_BY_COLUMNS, wide)",
             PRODUCTS,
         ),
         (SUMMA,),
