@@ -180,6 +180,14 @@ MODELS = (
         "unit",
     ),
     Break(
+        "a gradient on a grid is rounded as an operand of forward is",
+        "jaxptd/summa2d.py",
+        "a.dtype, partial(dot, gradient=0))",
+        "a.dtype, dot)",
+        "tests/layers/test_fp8.py",
+        "computes",
+    ),
+    Break(
         "the first norm of an inventory is forgotten",
         "jaxptd/models/parameters.py",
         "self.norm(size, parts.first_norm)",

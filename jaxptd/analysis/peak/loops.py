@@ -48,8 +48,10 @@ class Loop:
 
     @property
     def is_fp8(self) -> bool:
-        """True if products are in 8 bits."""
-        return self.config.model.products == "fp8"
+        """True if products are in 8 bits, and keep what they take so; those of blocks do not."""
+        layout = self.config.layout
+        of_blocks = layout.has_grid or layout.collective_matmul
+        return self.config.model.products == "fp8" and not of_blocks
 
     # ---- activations ---------------------------------------------------------------------------
 
