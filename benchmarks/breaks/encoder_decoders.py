@@ -19,8 +19,8 @@ ENCODER_DECODERS = (
     Break(
         "inputs are not made of the targets",
         "jaxptd/step/batch.py",
-        "return derived.make(rows_of(derived.field, numbers))",
-        "return rows_of(derived.field, numbers)",
+        "return derived.make(rows(derived.field, numbers))",
+        "return rows(derived.field, numbers)",
         MODEL,
         "shifted",
     ),

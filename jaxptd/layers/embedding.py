@@ -69,7 +69,7 @@ class PositionEmbedding(nnx.Module):
     """
 
     def __init__(self, rows: int, size: int, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
-        padded = (form.padded_positions(rows), form.padded_hidden(size))
+        padded = (form.padded_hidden(rows), form.padded_hidden(size))
         self.table = param(
             rngs(),
             (rows, size),

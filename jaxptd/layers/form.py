@@ -66,12 +66,8 @@ class TensorParallel(abc.ABC):
         """
 
     def padded_hidden(self, size: int) -> int:
-        """Rounds D up to a size that splits evenly."""
+        """Rounds D, or the rows of a table of positions, up to a size that splits evenly."""
         return self.padded(size) if self.axes.hidden else size
-
-    @abc.abstractmethod
-    def padded_positions(self, rows: int) -> int:
-        """Rounds the rows of a table of positions up to a number that splits evenly."""
 
     def padded_head(self, size: int, unit: int = 1) -> int:
         """Rounds H up to a size that splits evenly in pieces of `unit`, where H is sharded."""

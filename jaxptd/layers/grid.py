@@ -23,7 +23,7 @@ from jaxptd.layers.axes import local_rows
 from jaxptd.layers.form import TensorParallel, product
 from jaxptd.matmul.dot import Dot, dot
 from jaxptd.matmul.grid import Grid
-from jaxptd.matmul.padding import padded, rounded_up
+from jaxptd.matmul.padding import padded
 from jaxptd.mesh import Axis
 from jaxptd.summa2d import matmul
 
@@ -51,15 +51,6 @@ class TensorParallel2D(TensorParallel):
 
     def padded(self, size: int, each: int = 1) -> int:
         return padded(size, (self.rows, self.cols, self.grid.slices), each)
-
-    def padded_positions(self, rows: int) -> int:
-        return rounded_up(rows, self.rows)
-
-    def square(self, x: Array, w: Array) -> Array:
-        return self.column_parallel(x, w)
-
-    def logits(self, x: Array, w: Array) -> Array:
-        return self.column_parallel(x, w)
 
     def attend(
         self, q: Array, k: Array, v: Array, tokens: Tokens, *, kernel: Kernel, scores: Scores
@@ -142,6 +133,12 @@ class DecodeGrid2D(TensorParallel2D):
         dims = w.ndim - 1
         h = self._col_to_row(h, h.ndim - dims + shard_dim)
         return lax.psum(product(h, w, dims), Axis.ROW)
+
+    def square(self, x: Array, w: Array) -> Array:
+        return self.column_parallel(x, w)
+
+    def logits(self, x: Array, w: Array) -> Array:
+        return self.column_parallel(x, w)
 
     def _col_to_row(self, x: Array, dim: int) -> Array:
         """x with `dim` sharded over col -> over row."""

@@ -48,10 +48,6 @@ class TensorParallel1D(TensorParallel):
     def padded(self, size: int, each: int = 1) -> int:
         return rounded_up(size, self.size)
 
-    def padded_positions(self, rows: int) -> int:
-        """Every device has the whole table."""
-        return rows
-
     def square(self, x: Array, w: Array) -> Array:
         """Every device has all of w: it multiplies the tokens that it has."""
         return product(x, w, 1)

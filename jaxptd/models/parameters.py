@@ -13,7 +13,7 @@ from functools import partial
 from jaxptd.config import Config, ModelConfig
 from jaxptd.layers.specs import Specs
 from jaxptd.layout import Layout
-from jaxptd.matmul.padding import HeadCounts, heads_for, padded_for, rounded_up
+from jaxptd.matmul.padding import HeadCounts, heads_for, padded_for
 from jaxptd.models.families import inventory_of
 from jaxptd.models.inventory import MLP, Attention, Head, Inventory, Pair, Stack
 from jaxptd.models.stages import StagePlacement, outline_plan
@@ -185,7 +185,7 @@ class _Parameters:
         yield from _inside("tokens", self.table(parts.tokens.rows, size, vocab))
         if parts.positions is not None:
             rows = parts.positions.rows
-            shape = (rounded_up(rows, self.layout.row), self.hidden(size))
+            shape = (self.hidden(rows), self.hidden(size))
             yield "positions.table", _matrix((rows, size), shape, specs.position_spec())
         if parts.types:
             shape = (parts.types, self.hidden(size))

@@ -48,8 +48,8 @@ def test_the_options_of_a_command_are_not_printed(capsys, write):
 
 
 def test_an_impossible_config_is_not_printed(capsys):
-    with pytest.raises(UserError, match="use a multiple of 6"):
-        read("--layout.cp", "3", "--print_config")
+    with pytest.raises(UserError, match="use a multiple of 3"):
+        read("--layout.dp", "3", "--print_config")
     assert capsys.readouterr().out == ""
 
 

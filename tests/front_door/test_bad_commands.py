@@ -175,7 +175,7 @@ profile --trace folder | folder: is there already; name a new directory
 profile --picture x.pdf | x.pdf: use a name that ends in .png or .svg
 verify,comms,memory,profile --config quickstrat | quickstrat: no such file
 verify,comms,memory,profile --config /dev/zero | /dev/zero is a device or a
-verify,comms,memory,profile --layout.cp=3 | use a multiple of 6
+verify,comms,memory,profile --layout.dp=3 | does not split over layout.dp=3
 verify,comms,memory,profile --layout.schedule=zb-v | leave layout.schedule out
 verify,comms,memory,profile --data.tokenizer=gpt2 | 'gpt2': no such file
 

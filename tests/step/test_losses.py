@@ -7,7 +7,7 @@ import tiny
 
 from jaxptd import UserError
 from jaxptd.api.whole_batches import WholeBatches
-from jaxptd.config import ModelConfig
+from jaxptd.config import Config, ModelConfig
 from jaxptd.mesh import Layout
 from jaxptd.run.evaluation import mean_losses
 
@@ -63,4 +63,4 @@ def test_one_term_is_the_loss_and_has_no_name_of_its_own() -> None:
 )
 def test_options_that_cannot_be(fields: dict, line: str) -> None:
     with pytest.raises(UserError, match=line.replace(".", r"\.")):
-        ModelConfig(**{"seq_length": 8, **fields})
+        Config(ModelConfig(**{"seq_length": 8, **fields}))

@@ -48,10 +48,8 @@ class Loop:
 
     @property
     def is_fp8(self) -> bool:
-        """True if products are in 8 bits, and keep what they take so; those of blocks do not."""
-        layout = self.config.layout
-        of_blocks = layout.has_grid or layout.collective_matmul
-        return self.config.model.products == "fp8" and not of_blocks
+        """True if products of whole matrices are in 8 bits; a grid has those of panels."""
+        return self.config.model.products == "fp8" and not self.config.layout.has_grid
 
     # ---- activations ---------------------------------------------------------------------------
 
@@ -71,14 +69,15 @@ class Loop:
         """Bytes of a layer that the formula counts and XLA does not have.
 
         On a grid `dots` names attention's output twice, which XLA finds outside of pools. In fp8
-        products keep what they take in 8 bits; attention keeps its output in 16 bits besides.
+        products keep what they take in 8 bits, but for those in ring steps; attention keeps its
+        output in 16 bits besides.
         """
         remat, attentions = self.stack.remat, [x for x in self.pairs if not x.is_mlp]
         outputs = sum(each.second for each in attentions)
         grid = self.config.layout.has_grid and self.config.layout.pp == 1
         if remat == "dots" and grid and not self.sizes.has_blocks:
             return outputs
-        if remat == "none" and self.is_fp8:
+        if remat == "none" and self.is_fp8 and not self.config.layout.collective_matmul:
             taken = sum(x.taken + (x.second if x.is_mlp else 0) for x in self.pairs)
             return (taken - outputs) // 2
         return 0
@@ -143,9 +142,11 @@ class Loop:
         A loop over micro-batches has them from its beginning to its end. Else a backward loop that
         computes products again has them, but for the last, which is not needed again.
         """
-        if self.config.train.micro_batches > 1:
+        again = self.stack.remat not in ("none", "dots")
+        in_steps = self.config.layout.collective_matmul  # and so is the last product
+        if self.config.train.micro_batches > 1 or (in_steps and again):
             return self.parameters
-        if self.stack.remat in ("none", "dots"):
+        if not again:
             return 0
         last = self.stack.parts.pairs[-1]
         less = last.hidden * last.size if isinstance(last, MLP) else 0

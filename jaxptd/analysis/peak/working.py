@@ -143,7 +143,7 @@ def _moving(sizes: Sizes, x: int, hidden: int) -> int:
     if layout.has_grid:
         return hidden // layout.row
     if layout.collective_matmul:
-        return x
+        return wide + x
     return wide + (2 * x if layout.sequence_parallel else 0)
 
 
