@@ -232,17 +232,6 @@ def test_a_gpu_without_8_bit_products_is_refused(platform, capability, able):
         choose_product("fp8", device)
 
 
-def test_a_grid_is_refused():
-    with pytest.raises(UserError, match=r"model\.products=fp8 with layout\.row=2, layout\.col=1"):
-        tiny.config(Layout(row=2), products="fp8")
-
-
-def test_ring_steps_are_refused():
-    layout = Layout(tp=2, sequence_parallel=True, collective_matmul=True)
-    with pytest.raises(UserError, match=r"products in ring steps are native; use layout\.coll"):
-        tiny.config(layout, products="fp8")
-
-
 def test_evaluation_has_the_same_precision():
     run = program(Layout(), dtype="bfloat16")
     native = dataclasses.replace(run, config=tiny.config(Layout(), dtype="bfloat16"))
