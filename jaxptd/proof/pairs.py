@@ -30,6 +30,11 @@ class Pairs:
         """The number of all pairs."""
         return len(_all_pairs())
 
+    def counts(self) -> dict[str, int]:
+        """Pairs that have met, of how many, and those beside them that no config was found for."""
+        refused = len(self.refused)
+        return {"met": len(self.met), "of": self.number - refused, "refused": refused}
+
     def new(self, values: Values) -> int:
         """The number of pairs of a case that have not met yet."""
         return sum(pair not in self.met for pair in pairs_of(values))

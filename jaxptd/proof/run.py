@@ -141,7 +141,7 @@ def _result(draws: Draws, record: Record, refusals: collections.Counter[str]) ->
         **record.about,
         "outcomes": {name: counts[name] for name in OUTCOMES},
         "worst": dict(sorted(worst.items())),
-        "pairs": {"met": len(draws.pairs.met), "of": draws.pairs.number},
+        "pairs": draws.pairs.counts(),
         "refused": dict(refusals.most_common()),
         "failures": [line for line in lines if line["outcome"] in FAILED],
     }
@@ -163,6 +163,7 @@ def _print(result: Mapping[str, Any], *, quiet: bool) -> None:
             table.add_row(f"worst gradient of the equal, {dtype}", f"{error:.1e}")
         pairs = result["pairs"]
         table.add_row("pairs of values that met", f"{pairs['met']} of {pairs['of']}")
+        table.add_row("other pairs, which no config was found for", str(pairs["refused"]))
         console.print(table)
         refused = Table("cases", "refused on the way to them", title="refused")
         for sentence, number in itertools.islice(result["refused"].items(), SENTENCES):

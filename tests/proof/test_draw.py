@@ -1,6 +1,7 @@
 """Cases are drawn over every field, so that pairs of values meet, and alike each time."""
 
 import itertools
+import random
 
 import pytest
 
@@ -9,6 +10,7 @@ from jaxptd.pipeline.table import check
 from jaxptd.proof.cases import general
 from jaxptd.proof.compare import command_line, on_one_device
 from jaxptd.proof.draw import SHARED, Draws
+from jaxptd.proof.pairs import Pairs
 from jaxptd.proof.tables import drawn_table
 from jaxptd.proof.values import DRAWN, FIXED, HOW, NOT_DRAWN, OWN, fields
 
@@ -49,6 +51,21 @@ def test_every_case_has_new_pairs_and_its_devices(drawn) -> None:
     few = len(DRAWN) * (len(DRAWN) - 1) // 2
     assert few < len(draws.pairs.met) < draws.pairs.number
     assert not draws.pairs.new(cases[0].values)
+
+
+def test_pairs_that_cannot_be_are_counted_apart() -> None:
+    pairs = Pairs(random.Random(1))
+    order = list(DRAWN)
+    never, later = (
+        tuple(sorted(((name, 2), ("layout.tp", 2)), key=lambda level: order.index(level[0])))
+        for name in ("layout.row", "layout.cp")
+    )
+    pairs.refused |= {never, later}
+    assert pairs.counts() == {"met": 0, "of": pairs.number - 2, "refused": 2}
+    values = {name: of[0] for name, of in DRAWN.items()} | dict(later)
+    pairs.add(values)  # so it can be
+    met = len(DRAWN) * (len(DRAWN) - 1) // 2
+    assert pairs.counts() == {"met": met, "of": pairs.number - 1, "refused": 1}
 
 
 def test_the_command_of_a_case_is_its_config(drawn) -> None:
