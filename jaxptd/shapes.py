@@ -11,6 +11,11 @@ from typing import Protocol, Self
 Spec = tuple[str | tuple[str, ...] | None, ...]
 
 
+def axes_in(spec: Spec) -> list[tuple[str, ...]]:
+    """The mesh axes that shard each dim."""
+    return [() if a is None else a if isinstance(a, tuple) else (a,) for a in spec]
+
+
 class StoredShape(Protocol):
     """The stored form of a parameter, as shapes and axes."""
 
@@ -37,6 +42,10 @@ class StoredShape(Protocol):
     @property
     def is_canonical(self) -> bool:
         """True if the stored form is the canonical one."""
+
+    @property
+    def lead(self) -> int:
+        """The number of leading dims of `info` that are not flattened."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +86,11 @@ class ParamShape:
     @property
     def axes_of_dims(self) -> list[tuple[str, ...]]:
         """The mesh axes over which each dim is sharded."""
-        return [() if a is None else a if isinstance(a, tuple) else (a,) for a in self.spec]
+        return axes_in(self.spec)
+
+    @property
+    def lead(self) -> int:
+        return len(self.shape)
 
     @property
     def is_canonical(self) -> bool:

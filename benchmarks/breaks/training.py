@@ -1,9 +1,10 @@
-"""Breaks of optimizers, of Hugging Face's weights, and of the reading of compiled pipelines."""
+"""Breaks of optimizers, and of the conversion of checkpoints between layouts."""
 
 from benchmarks.breaks.table import Break
 
 OPTIMIZER = "tests/step/test_optimizer.py"
 WHOLE = "tests/optimizers"
+CONVERSION = "tests/checkpoint/test_conversion.py"
 
 TRAINING = (
     # ---- optimizers ----
@@ -92,5 +93,35 @@ TRAINING = (
         "known = loop_runs(each, times, self.trips)",
         "known = loop_runs(each, times, {})",
         "tests/analysis/hlo/test_kernels.py",
+    ),
+    # ---- checkpoints between layouts ----
+    Break(
+        "what is outside of a block is written, too",
+        "jaxptd/checkpoint/parts.py",
+        "& (entries >= 0) & (entries < size)",
+        "& (entries >= 0)",
+        CONVERSION,
+    ),
+    Break(
+        "a shard begins with a whole entry",
+        "jaxptd/checkpoint/parts.py",
+        "* self.width - jnp.asarray(rest, jnp.int32)[shard]",
+        "* self.width",
+        CONVERSION,
+    ),
+    Break(
+        "a piece as long as a device's line",
+        "jaxptd/checkpoint/conversion.py",
+        "line // (4 * math.prod",
+        "line // (1 * math.prod",
+        CONVERSION,
+    ),
+    Break(
+        "canonical arrays are not sharded over the axes of padding",
+        "jaxptd/checkpoint/canonical.py",
+        "for axis in Axis:",
+        "for axis in (Axis.PP, Axis.DP, Axis.CP):",
+        "tests/checkpoint/test_canonical.py",
+        "host_memory",
     ),
 )

@@ -5,7 +5,6 @@ Arrays that the state holds in another form are converted one at a time and kept
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,9 +14,11 @@ from jax import Array
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.mesh import BATCH_AXES, Axis
+from jaxptd.checkpoint import conversion
+from jaxptd.mesh import Axis
 from jaxptd.models.stages import sharded_over
 from jaxptd.params import Params, Stored
+from jaxptd.shapes import ParamShape
 from jaxptd.step import Program
 from jaxptd.step.state import DEVICE, HOST, State
 
@@ -30,9 +31,11 @@ def to_canonical(program: Program, state: State) -> Canonical:
     def convert(x: Array, stored: Stored) -> Array:
         if stored.is_canonical:
             return x
-        sharding = _sharding(program, stored)
-        canonical = _run_alone(_to_canonical(stored, sharding), x)
-        return jax.device_put(canonical, sharding.with_memory_kind(HOST))
+        to_canonical = conversion.to_canonical(
+            stored, canonical_form(program, stored), program.mesh
+        )
+        canonical = _run_alone(to_canonical, x)
+        return jax.device_put(canonical, canonical.sharding.with_memory_kind(HOST))
 
     return _with_named_optimizer(program.states.map(convert, state, lambda x: x))
 
@@ -42,7 +45,8 @@ def abstract_canonical(program: Program) -> Canonical:
 
     def describe(x: jax.ShapeDtypeStruct, stored: Stored) -> jax.ShapeDtypeStruct:
         memory = program.states.memory if stored.is_canonical else HOST
-        sharding = _sharding(program, stored).with_memory_kind(memory)
+        spec = P(*canonical_form(program, stored).spec)
+        sharding = NamedSharding(program.mesh, spec, memory_kind=memory)
         return jax.ShapeDtypeStruct(stored.shape, x.dtype, sharding=sharding)
 
     return _with_named_optimizer(program.states.map(describe, program.abstract_state, lambda x: x))
@@ -67,19 +71,10 @@ def _stored(program: Program, x: Array, stored: Stored) -> Array:
     """A canonical array as the state holds it."""
     if stored.is_canonical:
         return x
-    to_stored = _to_stored(stored, NamedSharding(program.mesh, P(*stored.spec)))
-    return program.states.in_state_memory(_run_alone(to_stored, x))
-
-
-# Cached: a parameter and its moments share one compiled conversion, and so do all saves.
-@functools.cache
-def _to_canonical(stored: Stored, sharding: NamedSharding) -> Callable[[Array], Array]:
-    return jax.jit(stored.to_canonical, out_shardings=sharding)
-
-
-@functools.cache
-def _to_stored(stored: Stored, sharding: NamedSharding) -> Callable[[Array], Array]:
-    return jax.jit(stored.from_canonical, out_shardings=sharding)
+    from_canonical = conversion.from_canonical(
+        stored, canonical_form(program, stored), program.mesh
+    )
+    return program.states.in_state_memory(_run_alone(from_canonical, x))
 
 
 def _run_alone(convert: Callable[[Array], Array], x: Array) -> Array:
@@ -101,22 +96,22 @@ def _optimizer_names(program: Program) -> list[str]:
 _name = partial(jax.tree_util.keystr, simple=True, separator=".")
 
 
-def _sharding(program: Program, stored: Stored) -> NamedSharding:
-    """The sharding of an array's canonical form: the state's own, if the state's is canonical.
+def canonical_form(program: Program, stored: Stored) -> ParamShape:
+    """An array's canonical form as it is sharded: as the state's own, if the state's is canonical.
 
-    Otherwise the layers' sharding without the padded dims, because their canonical size may not
-    split. If the state shards the array over stages or data parallel devices, this sharding
-    does too, along some other dim, so that no device holds the whole array.
+    Otherwise dims with padding are not sharded, because their canonical size may not split. The
+    axes that shard the state's form but no dim that is left shard another dim, if one splits, so
+    that no device holds the whole array.
     """
     if stored.is_canonical:
-        return NamedSharding(program.mesh, P(*stored.spec))
+        return stored.info
     info = stored.info
     unpadded = tuple(
         None if n != size else axis
         for n, size, axis in zip(info.shape, info.stored_shape, info.spec, strict=True)
     )
     plain = dataclasses.replace(info, stored_shape=info.shape, spec=unpadded)
-    for axis in (Axis.PP, *BATCH_AXES):
+    for axis in Axis:
         if axis in stored.axes - plain.axes:
             plain = sharded_over(plain, axis, program.config.layout.sizes)
-    return NamedSharding(program.mesh, P(*plain.spec))
+    return plain

@@ -126,10 +126,10 @@ def test_from_any_layout_to_any_other(layout):
 
 
 @pytest.mark.parametrize(
-    ("layout", "shards"), [(TP4, 1), slow(ZERO, 4), (PP2, 2)], ids=["tp4", "zero", "pp2"]
+    ("layout", "shards"), [(TP4, 4), slow(ZERO, 8), (PP2, 4)], ids=["tp4", "zero", "pp2"]
 )
 def test_what_is_a_copy_lies_in_host_memory_cut_as_the_state_is(layout, shards):
-    """Sharded over stages and data parallel devices, along a dim that is not padded."""
+    """Sharded over all axes that shard the state, along dims that are not padded."""
     program = make_program(layout)
     found = to_canonical(program, trained(layout))
     want = abstract_canonical(program)

@@ -1,0 +1,170 @@
+"""Converts an array between its canonical and its stored form, a small piece at a time.
+
+Both forms are sharded, each in its own way, and no device should ever hold the whole array. So a
+loop goes over pieces. In each step a device writes what it has of the piece into a buffer of zeros,
+the buffers' bits are summed over devices, and a device keeps what it needs of the sum.
+
+Letters: L layers, N size of the dim after that of layers (arrays without layers have L = 1).
+A piece is k of the N entries of one layer.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxptd.checkpoint.parts import Axes, Part
+from jaxptd.collectives import as_varying
+from jaxptd.layout import BATCH_AXES
+from jaxptd.params import Stored
+from jaxptd.shapes import ParamShape, Spec, axes_in
+
+Shape = tuple[int, ...]
+Convert = Callable[[Array], Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Frame:
+    """The piece of an array that a device takes part in.
+
+    Args:
+        shape: `[L, N, ...]`: dims that both forms split in the same way are split, others are
+            whole, with the padding of the stored form.
+        kept: the axes that split both forms in the same way.
+    """
+
+    shape: Shape
+    kept: Axes
+
+    def entries(self, *parts: Part) -> int:
+        """k of a piece: a quarter of a line at most, as each line has two margins of a piece."""
+        line = min(part.line for part in parts)
+        return min(max(line // (4 * math.prod(self.shape[2:])), 1), self.shape[1])
+
+
+def to_canonical(stored: Stored, canonical: ParamShape, mesh: Mesh) -> Convert:
+    """A compiled function from the stored form to the canonical form, sharded as `canonical`."""
+    frame, held, plain = _forms(stored, canonical, mesh)
+    return _compiled(mesh, frame, held, plain)
+
+
+def from_canonical(stored: Stored, canonical: ParamShape, mesh: Mesh) -> Convert:
+    """A compiled function from the canonical form, sharded as `canonical`, to the stored form."""
+    frame, held, plain = _forms(stored, canonical, mesh)
+    return _compiled(mesh, frame, plain, held)
+
+
+# Cached: parameters of one shape and their moments share one compiled conversion, as do all saves.
+@functools.cache
+def _compiled(mesh: Mesh, frame: Frame, source: Part, target: Part) -> Convert:
+    specs = P(*source.spec), P(*target.spec)
+    body = functools.partial(_convert, frame, source, target)
+    mapped = jax.shard_map(body, mesh=mesh, in_specs=specs[:1], out_specs=specs[1], check_vma=True)
+    return jax.jit(mapped)
+
+
+def _convert(frame: Frame, source: Part, target: Part, x: Array) -> Array:
+    """A device's part of one form -> its part of the other."""
+    bits = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
+    layers, size, *rest = frame.shape
+    k = frame.entries(source, target)
+    moved = tuple(axis for axis in _axes(source) if axis not in frame.kept)
+    steps = np.array(list(itertools.product(range(layers), range(0, size, k))), np.int32)
+    held = source.as_lines(lax.bitcast_convert_type(x, bits), k)
+
+    def move(lines: Array, step: tuple[Array, Array]) -> tuple[Array, None]:
+        piece = lax.psum(source.read(held, *step, (k, *rest)), moved)
+        return target.write(lines, *step, piece), None
+
+    empty = target.as_lines(jnp.zeros(target.local, bits), k)
+    lines, _ = lax.scan(move, as_varying(empty, _axes(target)), tuple(steps.T))
+    return lax.bitcast_convert_type(target.from_lines(lines, k), x.dtype)
+
+
+def _axes(part: Part) -> list[str]:
+    """All axes that the array of a part is sharded over."""
+    return [axis for axes in axes_in(part.spec) for axis in axes]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Dim:
+    """A dim of an array: its size in both forms, and the axes that split it in each.
+
+    Axes of one device split nothing and are left out.
+    """
+
+    size: int = 1
+    padded: int = 1
+    axes: Axes = ()
+    canonical_axes: Axes = ()
+    in_order: bool = True
+
+    @property
+    def kept(self) -> Axes:
+        """The axes that split it in the same way in both forms."""
+        return self.axes if self.size == self.padded and self.in_order else ()
+
+    @property
+    def is_whole(self) -> bool:
+        """True if neither form splits or pads it."""
+        return self.size == self.padded and not self.axes and not self.canonical_axes
+
+
+def _forms(stored: Stored, canonical: ParamShape, mesh: Mesh) -> tuple[Frame, Part, Part]:
+    """The frame of a device, its part of the stored form and that of the canonical form."""
+    dims = _dims(stored.info, canonical, mesh)
+
+    def split(n: int, axes: Axes) -> int:
+        return n // math.prod(mesh.shape[axis] for axis in axes)
+
+    def local(shape: Shape, spec: Spec) -> Shape:
+        return NamedSharding(mesh, P(*spec)).shard_shape(shape)
+
+    layers = split(dims[0].size, dims[0].kept)
+    held = Part(
+        spec=stored.spec,
+        local=local(stored.stored_shape, stored.spec),
+        rows=stored.info.rows or tuple(range(layers)),
+        block=tuple(split(dim.padded, dim.axes) for dim in dims),
+        cuts=tuple(dim.axes[len(dim.kept) :] for dim in dims),
+        shards=BATCH_AXES if stored.lead < len(stored.info.shape) else (),
+        is_one_line=stored.lead == 0,
+    )
+    plain = Part(
+        spec=canonical.spec,
+        local=local(canonical.shape, canonical.spec),
+        rows=tuple(range(layers)),
+        block=tuple(split(dim.size, dim.canonical_axes) for dim in dims),
+        cuts=tuple(dim.canonical_axes[len(dim.kept) :] for dim in dims),
+    )
+    frame = Frame(
+        shape=(layers, *(split(dim.padded, dim.kept) for dim in dims[1:])),
+        kept=tuple(axis for dim in dims for axis in dim.kept),
+    )
+    return frame, held, plain
+
+
+def _dims(info: ParamShape, canonical: ParamShape, mesh: Mesh) -> list[_Dim]:
+    """The dims `[L, N, ...]`, two at least; N takes in the dims after it that nothing splits."""
+    axes, canonical_axes = (
+        [tuple(axis for axis in axes if mesh.shape[axis] > 1) for axes in form.axes_of_dims]
+        for form in (info, canonical)
+    )
+    columns = (info.shape, info.stored_shape, axes, canonical_axes)
+    dims = [_Dim(*dim) for dim in zip(*columns, strict=True)]
+    if info.stack is None:
+        dims.insert(0, _Dim())
+    layers, entries, *rest = [*dims, _Dim()]
+    while rest and rest[0].is_whole:
+        inner = rest.pop(0)
+        size, padded = entries.size * inner.size, entries.padded * inner.size
+        entries = dataclasses.replace(entries, size=size, padded=padded)
+    return [dataclasses.replace(layers, in_order=info.rows is None), entries, *rest]
