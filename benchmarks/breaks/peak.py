@@ -1,9 +1,10 @@
-"""Breaks of the peak memory model: each would predict other bytes without an error."""
+"""Breaks of the peak memory model and of estimated times: other figures without an error."""
 
 from benchmarks.breaks.table import Break
 
 MODEL, WORKING = "jaxptd/analysis/peak/model.py", "jaxptd/analysis/peak/working.py"
 PARTS, ROWS = "tests/analysis/peak/test_model.py", "benchmarks/memory/test_peak.py"
+TIMELINE = "tests/analysis/hlo/test_timeline.py"
 
 PEAK = (
     Break(
@@ -54,5 +55,27 @@ PEAK = (
         "yield from [pair.gradient // layout.tp] * layout.tp",
         "yield pair.gradient // layout.tp",
         "tests/analysis/peak/test_split.py",
+    ),
+    # ---- estimated times ----
+    Break(
+        "a link sends any number of messages at once",
+        "jaxptd/analysis/hlo/timeline.py",
+        "max(free.get(link, 0.0), clock) + seconds",
+        "clock + seconds",
+        TIMELINE,
+    ),
+    Break(
+        "kernels before a collective hide it",
+        "jaxptd/analysis/hlo/timeline.py",
+        "free.get(link, 0.0), clock) + seconds",
+        "free.get(link, 0.0), 0.0) + seconds",
+        TIMELINE,
+    ),
+    Break(
+        "the gradient of attention has the products of attention",
+        "jaxptd/analysis/hlo/products.py",
+        "5 if",
+        "2 if",
+        TIMELINE,
     ),
 )

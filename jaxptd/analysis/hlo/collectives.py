@@ -37,10 +37,16 @@ def collectives_from_hlo(
         if axes := axes_of(instruction, sizes):
             kind, _ = _kind(instruction)
             times = runs // stages if Axis.PP in axes else runs
-            size = _payload(instruction)
+            size = payload(instruction)
             if kind == REDUCE_SCATTER:  # its operand, as in the jaxpr
                 size *= math.prod(sizes[axis] for axis in axes)
             yield Collective(kind, axes, times, times * size)
+
+
+def kind_of_collective(instruction: Instruction) -> str:
+    """The kind of a collective, or of its start or done; empty for any other instruction."""
+    match = re.fullmatch(f"({'|'.join(KINDS)})(-start|-done)?", instruction.kind)
+    return match[1] if match else ""
 
 
 def _kind(instruction: Instruction) -> tuple[str, bool]:
@@ -66,7 +72,7 @@ def _executed(
             yield from found
 
 
-def _payload(instruction: Instruction) -> int:
+def payload(instruction: Instruction) -> int:
     """Bytes of a collective's result.
 
     An asynchronous start returns (operands, results), one or several of each. In some versions of

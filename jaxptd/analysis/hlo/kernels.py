@@ -7,7 +7,7 @@ stages the mean counts.
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from jaxptd.analysis.hlo.text import WHOLE, Computations, Instruction, Pipeline, parse
 
@@ -67,7 +67,7 @@ def kernels(text: str, pipeline: Pipeline = WHOLE) -> Iterator[Kernel]:
     stages = pipeline.stages
     for instruction, scope, times in _kernels(computations, entry, stages, pipeline):
         kind = kind_of(instruction, computations)
-        size = _bytes(instruction, scope, computations)
+        size = moved_bytes(instruction, scope, computations)
         yield Kernel(instruction, kind, round(times / stages), times * size // stages)
 
 
@@ -89,8 +89,13 @@ def _kernels(
         if each.body:
             for body, runs in pipeline.runs(each, times):
                 yield from _kernels(computations, body, runs, pipeline)
-        elif each.kind not in _NO_KERNEL and not each.kind.endswith("-done"):
+        elif is_kernel(each):
             yield each, scope, times
+
+
+def is_kernel(instruction: Instruction) -> bool:
+    """True for an instruction that runs on its own, and calls no computation."""
+    return instruction.kind not in _NO_KERNEL and not instruction.kind.endswith("-done")
 
 
 def _is_product(instruction: Instruction, computations: Computations) -> bool:
@@ -104,7 +109,9 @@ def _is_product(instruction: Instruction, computations: Computations) -> bool:
     )
 
 
-def _bytes(kernel: Instruction, scope: dict[str, Instruction], computations: Computations) -> int:
+def moved_bytes(
+    kernel: Instruction, scope: Mapping[str, Instruction], computations: Computations
+) -> int:
     """Bytes that one execution of a kernel reads and writes."""
     body = computations.get(kernel.called("calls"))
     if not body:

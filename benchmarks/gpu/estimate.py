@@ -1,0 +1,153 @@
+"""Estimates the time of training steps from the programs that are compiled for H200s; no GPU.
+
+`python -m benchmarks.gpu.estimate [--cases "145b" ...] [--out FILE]` prints a table of GPT steps,
+estimated by `jaxptd.analysis.hlo.timeline`: products at 650 TFLOP/s, other kernels at 4.3 TB/s,
+collectives inside a node of eight at 350 GB/s a GPU and beyond it at 50. A pipeline takes longer by
+the time in which its stages wait, hops counted (`jaxptd.pipeline.statistics.makespan`). Nothing was
+run, and what a GPU adds (launches, latencies, kernels that slow each other down) is not in it.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from benchmarks.gpu.compiled import MEDIUM, XL, Case, Packaged
+from benchmarks.lib.measure import append
+from jaxptd.analysis.compiled_step import compile_step
+from jaxptd.analysis.hardware import BANDWIDTH, PEAK_FLOPS
+from jaxptd.analysis.hlo.kernels import ATTENTION, OTHER, PRODUCT
+from jaxptd.analysis.hlo.text import Pipeline
+from jaxptd.analysis.hlo.timeline import Axes, Rates, Times, estimate
+from jaxptd.analysis.report import table, versions
+from jaxptd.compiling.absent import PLUGINS, gpus
+from jaxptd.config import Config
+from jaxptd.errors import Parser, run_command
+from jaxptd.mesh import Layout, make_mesh
+from jaxptd.pipeline.statistics import Durations, makespan
+from jaxptd.step import Program
+
+PRODUCTS = 650e12  # FLOP/s
+NODE, INSIDE, BEYOND = 8, 350e9, 50e9  # GPUs; bytes a second that each sends
+_PLAIN = "--data.source=none --layout.tp=8 --layout.dp=24 --layout.collective_matmul=false"
+_PLAIN += " --layout.zero=0 --layout.schedule=1f1b --model.remat=full --train.micro_batches=96"
+_ZBV = "--data.source=none"
+_LOOPED = "--data.source=none --model.remat=dots --layout.schedule=interleaved"
+CASES: dict[str, Case | Packaged] = {
+    "145b": Packaged("gpt-145b", _ZBV),
+    "145b 1f1b, full": Packaged("gpt-145b", _PLAIN),
+    "145b 1f1b, full, zero 1": Packaged("gpt-145b", f"{_PLAIN} --layout.zero=1"),
+    "145b two sequences": Packaged("gpt-145b", f"{_ZBV} --train.micro_batches=48"),
+    "145b tp4": Packaged("gpt-145b", f"{_ZBV} --layout.tp=4 --layout.dp=48"),
+    "145b interleaved": Packaged("gpt-145b", f"{_LOOPED} --layout.virtual_stages=5"),
+    "350m dp8": Case(MEDIUM, 64, Layout(dp=8, zero=2), "dots"),
+    "350m dp8 unrolled": Case(MEDIUM, 64, Layout(dp=8, zero=2), "dots", scan=False),
+    "1.5b zero3": Case(XL, 64, Layout(dp=8, zero=3), "full"),
+    "1.5b zero3 unrolled": Case(XL, 64, Layout(dp=8, zero=3), "full", scan=False),
+}
+HEAD = ("case", "layout", "B", "remat, layers", "products, attention s", "others s", "sent s")
+HEAD += ("hidden", "pipeline", "step s", "MFU", "peak GiB")
+INTRODUCTION = """# Times of training steps, estimated from compiled programs
+
+Made by `python -m benchmarks.gpu.estimate`, whose head has the rates. Of one GPU; nothing was run.
+*Sent* is the time of all collectives, *hidden* the share of it in which kernels run. *Pipeline* is
+what the stages' waiting multiplies the rest with. MFU is 6 FLOPs for each parameter and token, of
+989.5 TFLOP/s.
+
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """The estimated step of a config: times of a device, waiting of its pipeline, peak memory."""
+
+    times: Times
+    pipeline: float
+    parameters: int
+    peak: int
+
+    @property
+    def seconds(self) -> float:
+        return self.times.total * self.pipeline
+
+
+def rates(sizes: dict[str, int]) -> Rates:
+    """The rates of an H200, whose nodes hold neighbours along the last axes of the mesh."""
+
+    def link(axes: Axes) -> tuple[str, float]:
+        order = list(sizes)
+        first = min((order.index(axis) for axis in axes), default=len(order))
+        span = math.prod(sizes[axis] for axis in order[first:])
+        return ("NVLink", INSIDE) if span <= NODE else ("network", BEYOND)
+
+    return Rates(PRODUCTS, BANDWIDTH, link)
+
+
+def measure(config: Config) -> Estimate:
+    """Compiles a config's step and estimates its time."""
+    layout = config.layout
+    mesh = make_mesh(layout, gpus(layout.num_devices))
+    program: Any = Program(config, mesh)
+    compiled = compile_step(program)
+    sizes = {str(axis): size for axis, size in mesh.shape.items()}
+    pipeline = Pipeline(layout.pp, program.resolved.trips)
+    return Estimate(
+        estimate(compiled.as_text(), rates(sizes), sizes, pipeline),
+        waiting(program) if layout.pp > 1 else 1.0,
+        sum(math.prod(info.shape) for info in program.infos.values()),
+        compiled.memory_analysis().peak_memory_in_bytes,
+    )
+
+
+def waiting(program: Any) -> float:
+    """The time of a pipeline's step, divided by that which a stage works."""
+    plan, again = program.resolved.plan, program.config.model.remat == "full"
+    durations = Durations(1.0, 1.0 + again, 1.0)
+    return makespan(plan, durations) / (plan.schedule.micro_batches * sum(durations))
+
+
+def row(name: str, config: Config, found: Estimate) -> list[str]:
+    """Makes a line of the table."""
+    train, model, times = config.train, config.model, found.times
+    tokens = train.global_batch_size * model.seq_length
+    rate = 6 * found.parameters * tokens / found.seconds / config.layout.num_devices
+    pieces = f" in {train.micro_batches}" if train.micro_batches > 1 else ""
+    return [
+        name,
+        str(config.layout),
+        f"{train.global_batch_size}{pieces}",
+        f"`{model.remat}`, {'loop' if model.scan_layers else 'unrolled'}",
+        f"{times.kernels[PRODUCT] + times.kernels[ATTENTION]:.3f}",
+        f"{times.kernels[OTHER]:.3f}",
+        f"{sum(times.sent.values()):.3f}",
+        f"{times.hidden:.0%}",
+        f"{found.pipeline:.3f}",
+        f"{found.seconds:.3f}",
+        f"{rate / PEAK_FLOPS['H200']:.1%}",
+        f"{found.peak / 2**30:.1f}",
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Estimates the time of training steps from programs compiled for H200s."""
+    parser = Parser(prog="python -m benchmarks.gpu.estimate", description=main.__doc__)
+    parser.add_argument("--cases", nargs="+", choices=tuple(CASES), default=list(CASES))
+    parser.add_argument("--out", default="", help="Markdown file to append the table to")
+    options = parser.parse_args(argv)
+    jax.config.update("jax_platforms", "cpu")  # the steps are only compiled for GPUs
+    rows = []
+    for name in options.cases:
+        config = CASES[name].config
+        rows.append(row(name, config, measure(config)))
+        print("  ".join(rows[-1]), flush=True)
+    if options.out:
+        section = f"{versions('flax', 'optax', *PLUGINS.split())}\n\n{table([HEAD, *rows])}\n"
+        append(Path(options.out), INTRODUCTION, section)
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,146 @@
+"""Estimated times of a scheduled program: kernels in their order, collectives beside them."""
+
+import pytest
+
+from jaxptd.analysis.hlo.kernels import ATTENTION, OTHER, PRODUCT
+from jaxptd.analysis.hlo.products import flops_of
+from jaxptd.analysis.hlo.text import Pipeline, parse
+from jaxptd.analysis.hlo.timeline import Axes, Rates, Times, estimate
+
+SIZES = {"dp": 2, "tp": 2}
+SIZE = 64 * 4  # bytes of f32[8,8]
+
+
+def link(axes: Axes) -> tuple[str, float]:
+    return ("fast", SIZE) if axes == ("tp",) else ("slow", SIZE / 4)
+
+
+# One second: a product, a kernel that moves one array, an array sent over tp; four over dp.
+RATES = Rates(flops=2 * 8**3, memory=SIZE, link=link)
+FAST = Rates(flops=2 * 8**3, memory=1e12, link=link)
+TP, DP = "source_target_pairs={{0,1},{1,0}}", "source_target_pairs={{0,2},{2,0}}"
+PRODUCT_OF_8 = """
+%product (p0: f32[8,8], p1: f32[8,8]) -> f32[8,8] {
+  %p0 = f32[8,8]{1,0} parameter(0)
+  %p1 = f32[8,8]{1,0} parameter(1)
+  ROOT %dot = f32[8,8]{1,0} dot(%p0, %p1), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+"""
+
+
+def program(*lines: str, before: str = "") -> str:
+    body = "".join(f"  {line}\n" for line in lines)
+    head = "ENTRY %main (x: f32[8,8]) -> f32[8,8] {\n  %x = f32[8,8]{1,0} parameter(0)\n"
+    return f"{PRODUCT_OF_8}{before}\n{head}{body}}}\n"
+
+
+def start(name: str, pairs: str = TP) -> str:
+    return f"%{name} = (f32[8,8], f32[8,8]) collective-permute-start(%x), {pairs}"
+
+
+def done(name: str) -> str:
+    return f"%{name}.done = f32[8,8]{{1,0}} collective-permute-done(%{name})"
+
+
+def product(name: str) -> str:
+    return f"%{name} = f32[8,8]{{1,0}} fusion(%x, %x), kind=kOutput, calls=%product"
+
+
+def times(*lines: str, rates: Rates = FAST, before: str = "") -> Times:
+    return estimate(program(*lines, before=before), rates, SIZES)
+
+
+def test_kernels_take_their_flops_or_their_bytes() -> None:
+    copy = "%c = f32[8,8]{1,0} copy(%x)"
+    assert times(product("a"), product("b")).kernels[PRODUCT] == pytest.approx(2)
+    found = times(product("a"), copy, rates=RATES)
+    assert found.kernels[PRODUCT] == pytest.approx(3)  # two arrays read, one written
+    assert found.kernels[OTHER] == pytest.approx(2)
+    assert found.total == pytest.approx(5)
+
+
+def test_what_is_sent_beside_kernels_is_hidden_as_long_as_they_run() -> None:
+    apart = times(start("a"), done("a"), product("b"))
+    assert (apart.exposed["tp",], apart.hidden, apart.total) == (1, 0, pytest.approx(2))
+    beside = times(start("a"), product("b"), done("a"))
+    assert (beside.exposed["tp",], beside.hidden, beside.total) == (0, 1, pytest.approx(1))
+    longer = times(start("a", DP), product("b"), done("a"))
+    assert longer.sent["dp",] == pytest.approx(4)
+    assert longer.exposed["dp",] == pytest.approx(3)
+    assert longer.hidden == pytest.approx(1 / 4)
+
+
+def test_a_link_sends_one_at_a_time_and_links_send_at_once() -> None:
+    both = times(start("a"), start("b"), product("c"), done("a"), done("b"))
+    assert both.exposed["tp",] == pytest.approx(1)
+    two = times(start("a", DP), start("b"), product("c"), done("b"), done("a"))
+    assert (two.exposed["tp",], two.exposed["dp",]) == (0, pytest.approx(3))
+
+
+def test_what_is_not_started_ahead_is_waited_for() -> None:
+    found = times(product("b"), f"%a = f32[8,8]{{1,0}} collective-permute(%x), {TP}")
+    assert found.exposed["tp",] == pytest.approx(1)
+
+
+def test_loops_take_their_body_at_each_trip_and_a_pipelines_the_mean_of_stages() -> None:
+    body = f"""
+%body (x: f32[8,8]) -> f32[8,8] {{
+  %x = f32[8,8]{{1,0}} parameter(0)
+  {start("a")}
+  {product("b")}
+  ROOT {done("a")}
+}}
+"""
+    known = 'while(%x), condition=%c, body=%body, b={"known_trip_count":{"n":"3"}}'
+    found = times(f"%w = f32[8,8]{{1,0}} {known}", before=body)
+    assert (found.kernels[PRODUCT], found.sent["tp",]) == (pytest.approx(3), 3)
+    named = 'while(%x), condition=%c, body=%body, metadata={op_name="jit(f)/layers/while"}'
+    text = program(f"%w = f32[8,8]{{1,0}} {named}", before=body)
+    found = estimate(text, FAST, SIZES, Pipeline(2, {"layers": 10}))
+    assert found.kernels[PRODUCT] == pytest.approx(5)
+
+
+CUBLAS = """ENTRY %main (x: bf16[16,32], y: bf16[4,32]) -> bf16[16,4] {
+  %x = bf16[16,32]{1,0} parameter(0)
+  %y = bf16[4,32]{1,0} parameter(1)
+  ROOT %p = (bf16[16,4]{1,0}, s8[99]{0}) custom-call(%x, %y), custom_call_target="__cublas$gemm", \
+backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}}
+}
+"""
+FMHA = """ENTRY %main (q: bf16[1,2,64,16]) -> bf16[1,2,64,16] {
+  %q = bf16[1,2,64,16]{3,2,1,0} parameter(0)
+  ROOT %p = (bf16[1,2,64,16]{3,2,1,0}, u8[0]{0}) custom-call(%q), \
+custom_call_target="__cudnn$fmhaSoftmax", backend_config={"cudnn_fmha_backend_config": \
+{"intermediate_tensor_shape": {"element_type": "BF16", "dimensions": ["1", "2", "64", "64"]}, \
+"mask_type": "CAUSAL"}}
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "flops"),
+    [
+        (CUBLAS, 2 * 16 * 4 * 32),
+        (FMHA, 2 * 2 * (2 * 64 * 64) * 16 // 2),
+        (FMHA.replace("CAUSAL", "NO_MASK"), 2 * 2 * (2 * 64 * 64) * 16),
+        (FMHA.replace("Softmax", "SoftmaxBackward"), 2 * 5 * (2 * 64 * 64) * 16 // 2),
+    ],
+    ids=["cublas", "causal", "all", "backward"],
+)
+def test_flops_of_library_calls(text: str, flops: int) -> None:
+    computations, entry = parse(text)
+    scope = {each.name: each for each in computations[entry]}
+    assert flops_of(scope["p"], scope, computations) == flops
+
+
+def test_attention_is_a_kind_of_its_own() -> None:
+    rates = Rates(flops=1.0, memory=1e12, link=link)
+    found = estimate(FMHA, rates, SIZES)
+    assert found.kernels[ATTENTION] == 2 * 2 * (2 * 64 * 64) * 16 // 2
+
+
+def test_attention_without_its_shape_is_an_error() -> None:
+    computations, entry = parse(FMHA.replace("intermediate_tensor_shape", "shape"))
+    scope = {each.name: each for each in computations[entry]}
+    with pytest.raises(ValueError, match="without the shape of its scores: p"):
+        flops_of(scope["p"], scope, computations)
