@@ -1,4 +1,4 @@
-"""Breaks of optimizers, and of the conversion of checkpoints between layouts."""
+"""Breaks of optimizers, of checkpoints that change their layout, and of XLA's options."""
 
 from benchmarks.breaks.table import Break
 
@@ -123,5 +123,14 @@ TRAINING = (
         "for axis in (Axis.PP, Axis.DP, Axis.CP):",
         "tests/checkpoint/test_canonical.py",
         "host_memory",
+    ),
+    # ---- XLA's options ----
+    Break(
+        "permutes join what they connect with Cannon's algorithm, too",
+        "jaxptd/config/xla.py",
+        'layout.matmul2d != "cannon"',
+        'layout.matmul2d != ""',
+        "tests/config/test_xla.py",
+        "divisions",
     ),
 )

@@ -28,9 +28,12 @@ _SCHEDULED = 0.80  # of a GPU's memory: on so much of it XLA's scheduler counts,
 
 def process_flags(layout: Layout) -> tuple[str, ...]:
     """Chooses flags for `XLA_FLAGS`, which XLA reads once, when the first device is started."""
-    # True where rings or a pipeline may run; on every grid, to keep the rule short.
-    permutes = layout.pp * layout.cp * layout.row * layout.col > 1 or layout.collective_matmul
-    return (PATIENCE, ONE_PERMUTE_AT_A_TIME) if permutes else (PATIENCE,)
+    return (PATIENCE, ONE_PERMUTE_AT_A_TIME) if _permutes(layout) else (PATIENCE,)
+
+
+def _permutes(layout: Layout) -> bool:
+    """True where rings or a pipeline may run; on every grid, to keep the rule short."""
+    return layout.pp * layout.cp * layout.row * layout.col > 1 or layout.collective_matmul
 
 
 def compiler_options(config: Config, *, on_gpus: bool) -> dict[str, Any] | None:
@@ -41,6 +44,11 @@ def compiler_options(config: Config, *, on_gpus: bool) -> dict[str, Any] | None:
     would by default finish one before it starts the next: backward of a ring sends keys and values,
     and also their gradients' sums; products on a grid send along row and along col. For fp8,
     cuBLASLt's 8-bit products: XLA would prefer its Triton kernels.
+
+    A permute joins the devices that it connects, and not by default all of them, which by XLA's own
+    account makes one inside a node ten to twenty times slower. XLA asks that a group of devices is
+    part of one division of all devices only, and may hang otherwise: so it is with rings along axes
+    and with the hops of pipelines, but not when Cannon's algorithm moves blocks to their start.
     """
     if not on_gpus:
         return None
@@ -50,6 +58,8 @@ def compiler_options(config: Config, *, on_gpus: bool) -> dict[str, Any] | None:
     }
     if layout.ring_size > 2 or layout.has_grid:
         options["xla_gpu_experimental_parallel_collective_overlap_limit"] = 2
+    if _permutes(layout) and layout.matmul2d != "cannon":
+        options["xla_gpu_collective_permute_connected_components"] = True
     if config.model.products == "fp8":
         options["xla_gpu_enable_triton_gemm"] = False
     return options

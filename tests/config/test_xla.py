@@ -1,13 +1,19 @@
 """XLA's options: compiler options on GPUs only, one permute at a time on simulated devices."""
 
+import math
 import types
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import pytest
 import tiny
+from turns import slow
 
+from jaxptd import collectives
+from jaxptd.analysis.jaxprs import equations, traced
 from jaxptd.config.xla import GPU_MEMORY, compiler_options
 from jaxptd.mesh import Layout, on_gpus
+from jaxptd.step import Program
 
 
 @pytest.mark.parametrize(
@@ -42,3 +48,73 @@ def test_8_bit_products_are_asked_for_on_gpus() -> None:
         mesh = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform=platform)]))
         options = compiler_options(config, on_gpus=on_gpus(mesh)) or {}
         assert options.get("xla_gpu_enable_triton_gemm") is given
+
+
+# ---- the devices that a permute joins ------------------------------------------------------------
+
+Groups = frozenset[frozenset[int]]
+JOINED = "xla_gpu_collective_permute_connected_components"
+RING_STEPS = {"sequence_parallel": True, "collective_matmul": True}
+
+
+def connected(line: np.ndarray, pairs: Iterable[tuple[int, int]]) -> Groups:
+    """The devices of a line in groups that the pairs, of places in it, connect."""
+    group = {place: {place} for place in range(len(line))}
+    for source, target in pairs:
+        both = group[source] | group[target]
+        group |= dict.fromkeys(both, both)
+    return frozenset(frozenset(int(line[place]) for place in each) for each in group.values())
+
+
+def divisions(program: Program) -> set[Groups]:
+    """How each permute of a step divides all devices into groups."""
+    sizes: Mapping[str, int] = {str(axis): n for axis, n in program.mesh.shape.items()}
+    numbers = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
+    found = set()
+    for each in equations(traced(program).jaxpr):
+        if each.primitive.name == "ppermute":
+            axes = each.params["axis_name"]
+            axes = [str(axis) for axis in (axes if isinstance(axes, tuple) else (axes,))]
+            last = np.moveaxis(numbers, [list(sizes).index(a) for a in axes], range(-len(axes), 0))
+            lines = last.reshape(-1, math.prod(sizes[axis] for axis in axes))
+            parts = [connected(line, each.params["perm"]) for line in lines]
+            found.add(frozenset().union(*parts))
+    return found
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(cp=2, tp=2, **RING_STEPS),
+        Layout(pp=3, cp=2),
+        Layout(row=2, col=2, cp=2, matmul2d="fox"),
+        Layout(row=2, col=2, matmul2d="cannon"),
+        slow(Layout(cp=4, ring="rsa")),
+        slow(Layout(cp=3)),
+        slow(Layout(pp=2)),
+        slow(Layout(pp=4, schedule="interleaved")),
+        slow(Layout(pp=3, schedule="interleaved")),
+        slow(Layout(pp=4, schedule="zb-v")),
+        slow(Layout(pp=2, tp=2, cp=2, schedule="zb-v", **RING_STEPS)),
+        slow(Layout(pp=2, row=2, col=2)),
+        slow(Layout(row=2, col=4, matmul2d="summa")),
+    ],
+    ids=str,
+)
+def test_permutes_join_what_they_connect_where_no_group_is_in_two_divisions(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """XLA refuses, or waits for ever, if a group is asked for as a part of two divisions."""
+    monkeypatch.setattr(collectives, "permutes_natively", lambda: True)
+    sizes = {"num_layers": 12, "hidden_size": 48, "num_heads": 12, "seq_length": 24, "batch": 24}
+    program = tiny.program(layout, **sizes, micro_batches=12 if layout.pp > 1 else 1)
+    found = divisions(program)
+    assert found
+    groups = [group for division in found for group in division]
+    options = compiler_options(program.config, on_gpus=True) or {}
+    assert options.get(JOINED, False) is (len(groups) == len(set(groups)))
+
+
+def test_where_nothing_is_permuted_the_option_is_not_given() -> None:
+    for layout in (Layout(tp=4), Layout(dp=4, zero=3)):
+        assert JOINED not in (compiler_options(tiny.config(layout), on_gpus=True) or {})
