@@ -69,13 +69,13 @@ class Part:
         found = lax.dynamic_slice(lines, at, (1, mine.size)).reshape(mine.shape)
         here = jnp.where(mine, found, 0).reshape(shape[0], *self.block[2:])
         zeros = as_varying(jnp.zeros(shape, lines.dtype), varying_axes(lines))
-        return lax.dynamic_update_slice(zeros, here, (0, *self._offsets[2:]))
+        return lax.dynamic_update_slice(zeros, here, self._inner)
 
     def write(self, lines: Array, layer: Array, start: Array, piece: Array) -> Array:
         """The lines, with this device's part of the piece `[k, ...]` in its place."""
         at, mine = self._find(layer, start, piece.shape[0])
         shape = (piece.shape[0], *self.block[2:])
-        here = lax.dynamic_slice(piece, (0, *self._offsets[2:]), shape).reshape(mine.shape)
+        here = lax.dynamic_slice(piece, self._inner, shape).reshape(mine.shape)
         before = lax.dynamic_slice(lines, at, (1, mine.size)).reshape(mine.shape)
         after = jnp.where(mine, here, before)
         return lax.dynamic_update_slice(lines, after.reshape(1, -1), at)
@@ -105,6 +105,11 @@ class Part:
         entry = entry - jnp.asarray(entries, jnp.int32)[shard]
         entry = jnp.clip(entry, -k - 1, self.line // self.width + 2)
         return (entry + k) * self.width - jnp.asarray(rest, jnp.int32)[shard]
+
+    @property
+    def _inner(self) -> tuple[Array, ...]:
+        """Where the block begins in a piece; int32 like all indices, with 64-bit numbers, too."""
+        return (jnp.int32(0), *self._offsets[2:])
 
     @property
     def _offsets(self) -> list[Array]:
