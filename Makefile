@@ -52,7 +52,7 @@ else \
 fi; exit 1
 endef
 
-.PHONY: help train test smoke slow proof lint docs clean
+.PHONY: help train test smoke slow proof notebooks lint docs clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/make \1: \2/p' $(MAKEFILE_LIST)
@@ -71,6 +71,9 @@ slow: $(DEV_STAMP)  ## run the slow tests
 
 proof: $(DEV_STAMP)  ## verify a thousand drawn configs, which takes hours; the same command goes on
 	$(BIN)/python -m jaxptd verify --random 1000 $(ARGS)
+
+notebooks: $(DEV_STAMP)  ## run the notebooks, and write them with their output beside the .py files
+	$(BIN)/jupytext --quiet --to ipynb --execute notebooks/*.py
 
 lint: $(DEV_STAMP)  ## check style, types and which module imports which
 	$(BIN)/ruff check

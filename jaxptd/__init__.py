@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from jaxptd.planner.planning import plan as plan
     from jaxptd.profile import profile as profile
     from jaxptd.run.devices import simulate as simulate
+    from jaxptd.run.devices import use_devices as use_devices
     from jaxptd.step import Program as Program
     from jaxptd.train import train as train
     from jaxptd.verify import verify as verify
@@ -76,7 +77,7 @@ _HOMES = {
     "jaxptd.models.gpt": ("GPT",),
     "jaxptd.pipeline.schedules": ("SCHEDULES", "Schedule", "make_schedule"),
     "jaxptd.planner.planning": ("plan",),
-    "jaxptd.run.devices": ("simulate",),
+    "jaxptd.run.devices": ("simulate", "use_devices"),
     "jaxptd.step": ("Program",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

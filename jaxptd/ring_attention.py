@@ -37,9 +37,11 @@ from jaxptd.attention.ring import (
     travel,
     travel_back,
 )
-from jaxptd.attention.rsa import attend_rsa
+from jaxptd.attention.rsa import attend_rsa, ring_av, ring_qk
 from jaxptd.attention.tiles import Task, Tile, over_local_chunks, over_tiles
 from jaxptd.collectives import alike
+
+__all__ = ["Kernel", "Ring", "Scores", "Tokens", "attend", "ring_av", "ring_qk"]
 
 
 def attend(

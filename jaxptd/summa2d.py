@@ -34,6 +34,8 @@ from jaxptd.matmul.dot import COLUMNS_BY_COLUMNS, ROWS_BY_COLUMNS, ROWS_BY_ROWS,
 from jaxptd.matmul.grid import Grid, PanelMove, panel_moves
 from jaxptd.matmul.padding import panels
 
+__all__ = ["Grid", "matmul", "matmul_nt", "matmul_tn", "multiply"]
+
 # ---- the three forms ------------------------------------------------------------------------
 
 

@@ -52,6 +52,41 @@ def simulate(devices: int) -> None:
         )
 
 
+@checked("jaxptd.use_devices")
+def use_devices(number: int) -> str:
+    """Uses this machine's accelerators, or simulates devices where it has none.
+
+    So the same notebook runs on a host with GPUs and on a laptop. To be called before anything
+    uses JAX.
+
+    >>> import jaxptd
+    >>> jaxptd.use_devices(8)
+    '8 simulated CPU devices'
+
+    Args:
+        number: of devices that are needed.
+
+    Returns:
+        the devices, in words.
+
+    Raises:
+        UserError: there are accelerators, but fewer; or JAX has started with fewer devices.
+    """
+    if not 1 <= number <= MOST:
+        raise UserError(f"use_devices({number}): use 1 to {MOST} devices")
+    _set_flags(Layout(pp=number))
+    with contextlib.suppress(RuntimeError):  # JAX has started already
+        jax.config.update("jax_num_cpu_devices", number)
+        _set_fraction()
+    found = _started(f"call jaxptd.simulate({number}) instead")
+    if len(found) < number:
+        raise UserError(
+            f"use_devices({number}): there are {len(found)} x {found[0].device_kind}; restart "
+            f"Python (in a notebook its kernel), and call jaxptd.simulate({number}) instead"
+        )
+    return _description(found, number)
+
+
 def ready(config: Config) -> tuple[Config, str]:
     """Prepares for a config that Python code passes; also returns the devices, described in a line.
 

@@ -1,0 +1,84 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 8. Planning a run
+#
+# At the end you will know how to find the fastest layouts of a model on GPUs that you do not have
+# yet, what bounds them, and how far the predictions can be trusted.
+
+# %%
+import sys  # noqa: F401, for the command below
+
+import jaxptd
+from jaxptd import plot
+
+jaxptd.use_devices(8)
+
+# %% [markdown]
+# ## From a question to a config
+#
+# Llama 3 with 70 billion parameters on 64 H200s: which layout? The planner knows the model's
+# FLOPs, the bytes that each layout moves and holds (they are the formulas that the other
+# notebooks have checked), and a table of the hardware. It runs nothing.
+
+# %%
+config = jaxptd.load_config("llama3-70b", ["--data.source=none"])
+plan = jaxptd.plan(config, gpus=64, gpu="h200")
+plan
+
+# %% Time and memory of the best layouts, and what bounds the first one.
+plot.plan(plan)
+
+# %% The best layout is a config; these options make it of the one above.
+best = plan.best[0]
+print(best.config.layout)
+print(" ".join(plan.options(best)))
+
+# %% [markdown]
+# ## What if?
+#
+# Any field can be pinned. How much would two-way tensor parallelism cost, or a pipeline of four
+# stages?
+
+# %%
+for pins in ({"layout.tp": 2}, {"layout.pp": 4}, {"layout.zero": 3}):
+    found = jaxptd.plan(config, gpus=64, gpu="h200", pins=pins)
+    print(f"{pins!s:20} {found.tokens_per_second(found.best[0]):12,.0f} tokens/s")
+print(f"{'free':20} {plan.tokens_per_second(best):12,.0f} tokens/s")
+print(f"{plan.days(best, 1e12):.0f} days for 1e12 tokens")
+
+# %% A question without an answer says what would help.
+try:
+    jaxptd.plan(config, gpus=4, gpu="a100-40")
+except jaxptd.UserError as error:
+    print(error)
+
+# %% [markdown]
+# ## Can it be trusted?
+#
+# The same model of costs predicts published training steps: each row of Megatron's table 1 from a
+# fit to the others. The band beside each MFU is the error that follows. What it cannot know
+# (congestion, clocks, a slow host) is in the documentation, page *Planning*.
+
+# %%
+# !{sys.executable} -m jaxptd plan validate --held-out
+
+# %% [markdown]
+# A layout that is planned can be tried here before it is paid for: the same layout of a small
+# model, on simulated devices, is proved equal to one device.
+
+# %%
+small = jaxptd.Config(
+    jaxptd.ModelConfig(family="llama", num_layers=4, hidden_size=32, num_heads=4, seq_length=32),
+    jaxptd.Layout(pp=2, tp=4, sequence_parallel=True, collective_matmul=True, zero=1),
+    train=jaxptd.TrainConfig(global_batch_size=4, micro_batches=2),
+)
+jaxptd.verify(small)

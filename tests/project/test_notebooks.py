@@ -1,0 +1,93 @@
+"""The notebooks: they run, use public names only, and say what a reader will know."""
+
+import ast
+import os
+import re
+import time
+from pathlib import Path
+
+import jupytext
+import nbclient
+import pytest
+
+import jaxptd
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"))
+# Modules of fixed paths, whose `__all__` is public, beside what `import jaxptd` exports.
+MODULES = ("jaxptd.ring_attention", "jaxptd.summa2d")
+MOST_SECONDS = 240.0  # of all notebooks together, on two cores
+seconds: dict[str, float] = {}
+
+each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def names_used(source: str) -> set[tuple[str, str]]:
+    """(module, name) of everything that code takes from jaxptd."""
+    tree = ast.parse(source)
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jaxptd"):
+            found |= {(node.module or "", alias.name) for alias in node.names}
+        if isinstance(node, ast.Import):
+            found |= {(alias.name, "") for alias in node.names if alias.name.startswith("jaxptd.")}
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            found |= {("jaxptd", node.attr)} if node.value.id == "jaxptd" else set()
+    return found
+
+
+def is_public(module: str, name: str) -> bool:
+    """True for a name that the package promises to keep."""
+    if module in MODULES:
+        return name in __import__(module, fromlist=["__all__"]).__all__
+    return module == "jaxptd" and name in (*jaxptd.__all__, "__path__")
+
+
+@each
+def test_a_notebook_uses_public_names_only(path: Path) -> None:
+    used = names_used(path.read_text(encoding="utf-8"))
+    assert used
+    assert [pair for pair in used if not is_public(*pair)] == []
+
+
+def test_a_private_name_is_found() -> None:
+    source = "import jaxptd.layers\nfrom jaxptd.step import Program\njaxptd.resolved"
+    assert not any(is_public(*pair) for pair in names_used(source))
+    assert len(names_used(source)) == 3
+
+
+@each
+def test_a_notebook_opens_with_what_one_will_know(path: Path) -> None:
+    first, second, *_ = jupytext.read(path).cells
+    number = path.stem.partition("_")[0]
+    assert first.cell_type == "markdown" and first.source.startswith(f"# {number}. ")
+    assert "you will know" in first.source
+    assert second.cell_type == "code"
+
+
+def test_each_notebook_leads_to_the_next() -> None:
+    links = [re.findall(r"\]\((\w+\.py)\)", path.read_text(encoding="utf-8")) for path in NOTEBOOKS]
+    assert [name for found in links for name in found] == [path.name for path in NOTEBOOKS[1:]]
+
+
+@pytest.mark.slow
+@each
+def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    notebook, begun = jupytext.read(path), time.monotonic()
+    where = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=where).execute()
+    seconds[path.stem] = time.monotonic() - begun
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    shown = [output for cell in code for output in cell.outputs]
+    assert shown and not any(
+        output.get("name") == "stderr" and "rror" in output.text for output in shown
+    )
+
+
+@pytest.mark.slow
+def test_all_notebooks_are_quick_together() -> None:
+    if len(seconds) < len(NOTEBOOKS):
+        pytest.skip("not all of them ran in this process")
+    print({name: round(each) for name, each in seconds.items()})
+    assert sum(seconds.values()) < MOST_SECONDS
