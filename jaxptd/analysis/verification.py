@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
@@ -241,14 +241,21 @@ class OneStep:
         config = self.program.config
         return self.program.place(random_batch(config, config.train.seed))
 
+    @cached_property
+    def _step(self) -> Any:
+        """The step, compiled once for all parameters that it is run from."""
+        program: Any = self.program
+        step = program.step_with_gradients
+        if self.options is None:
+            return step
+        lowered = step.lower(program.abstract_state, program.abstract_batch)
+        return lowered.compile(compiler_options=dict(self.options))
+
     def run(self, params: Tensors) -> Outcome:
         """Runs one step from `params`, canonical; and once more, with its moments."""
-        states = self.program.states
-        stored = jax.tree.map(np.asarray, jax.jit(self._stored)(params))  # cut without a program
+        states, step = self.program.states, self._step
+        stored = jax.tree.map(np.asarray, self._to_stored(params))  # cut without a program
         first = states.new(jax.device_put(stored, shardings(states.stored, self.program.mesh)))
-        step: Any = self.program.step_with_gradients
-        if self.options is not None:
-            step = step.lower(first, self.batch).compile(compiler_options=dict(self.options))
         state, metrics, grads = step(first, self.batch)
         while metrics.get("loss_scale", 1) > 1 and metrics["skipped_in_row"]:
             first = {**first, "guard": state["guard"]}  # with half the scale, as in training
@@ -263,15 +270,19 @@ class OneStep:
             again=self._by_layer(again["params"]),
         )
 
-    def _stored(self, params: Tensors) -> Params:
-        return {
-            name: self.program.states.stored[name].from_canonical(p) for name, p in params.items()
-        }
+    @cached_property
+    def _to_stored(self) -> Callable[[Tensors], Params]:
+        stored = self.program.states.stored
+        return jax.jit(lambda params: {n: stored[n].from_canonical(p) for n, p in params.items()})
+
+    @cached_property
+    def _to_canonical(self) -> Callable[[Mapping[str, jax.Array]], Params]:
+        return jax.jit(self.program.canonical)
 
     def _by_layer(self, tensors: Mapping[str, jax.Array]) -> Tensors:
         """Canonical tensors, those of stacks by layer: `blocks.mlp.up.w` -> `blocks.0.mlp.up.w`."""
         result: Tensors = {}
-        for name, x in jax.jit(self.program.canonical)(tensors).items():
+        for name, x in self._to_canonical(tensors).items():
             root, _, rest = name.partition(".")
             if self.program.infos[name].stack:
                 layers = enumerate(np.asarray(x))
