@@ -84,4 +84,26 @@ STACKS = (
         "",
         "tests/models/test_model.py",
     ),
+    Break(
+        "a barrier's result depends on all of its operands",
+        "jaxptd/pipeline/again.py",
+        "        read = [read[equation.outvars.index(result)]]\n",
+        "        pass\n",
+        "tests/pipeline/test_again.py",
+    ),
+    Break(
+        "W makes products again",
+        "jaxptd/pipeline/again.py",
+        "if is_heavy(eqn) or not",
+        "if not",
+        "tests/pipeline/test_again.py",
+    ),
+    Break(
+        "no block passes around the ring again",
+        "jaxptd/pipeline/again.py",
+        'is_named |= eqn.params.get("name") == AGAIN',
+        "is_named |= False",
+        "tests/analysis/test_traffic.py",
+        "zb-v",
+    ),
 )

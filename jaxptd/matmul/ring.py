@@ -11,6 +11,7 @@ before or after the whole product:
 
 The derivative of x (of h) is the other product, with w transposed; that of w is a sum over blocks,
 computed while the blocks of x (of dy) pass once more. So no gathered array is saved for backward.
+Where a pipeline's schedule splits backward, blocks of dy pass in both halves: `pipeline/again.py`.
 
 Barriers between steps: no hop starts before the product that the previous hop overlapped is done,
 and XLA does not merge the steps' products into one.
@@ -27,11 +28,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.collectives import Axes, alike, as_varying, shift, varying_axes
 from jaxptd.matmul.dot import COLUMNS_BY_COLUMNS, Dims, Dot, dot
 
 LAST_BY_FIRST: Dims = ((2,), (0,))  # x[B, T, D] w[D, F]
+AGAIN = "passes again"  # the name of blocks that need not be kept: they may pass once more
 
 
 def gather_product(x: Array, w: Array, axis: Axes, dot: Dot = dot) -> Array:
@@ -116,7 +119,7 @@ def _times_each(
     for step in range(size):
         x, y = lax.optimization_barrier((x, y))
         source, now = (me - step) % size, x
-        x = shift(x, axis) if step < size - 1 else x
+        x = checkpoint_name(shift(x, axis), AGAIN) if step < size - 1 else x
         y = _put(y, dot(now, w, LAST_BY_FIRST, now.dtype), source)
         if other is not None:
             dw = _added(dw, _transposed_times(_take(other, source, size), now, dot))

@@ -9,13 +9,14 @@ Source: Qi et al., arXiv 2401.10241 (B and W).
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from typing import Any
 
 import jax
 from jax import Array
 
+from jaxptd.pipeline.again import evaluated_again, is_heavy
 from jaxptd.pipeline.model import LayerInputs, X
 from jaxptd.pipeline.programs import (
     FlatProgram,
@@ -116,7 +117,8 @@ class SplitBackward:
         weight_backward   da = x.T @ dg                    db = h.T @ dy
 
     Gradients of params that need no matrix product, such as a bias's sum over tokens, are computed
-    by input_backward, too: each is smaller than what it would have to pass for them.
+    by input_backward, too: each is smaller than what it would have to pass for them. Views of what
+    weight_backward has are not passed, see `again.py`.
 
     Args:
         program: (arguments, dy) -> (gradients of params, gradient of x).
@@ -139,15 +141,23 @@ class SplitBackward:
         count = len(jax.tree.leaves(self.program.shapes[0]))
         of_params, of_x = list(results[:count]), list(results[count:])
         rest = without(equations, needed(equations, of_x))
-        cheap = [var for var in of_params if not any(map(_is_heavy, needed(rest, [var])))]
+        cheap = [var for var in of_params if not any(map(is_heavy, needed(rest, [var])))]
         first = needed(equations, of_x + cheap)
         done = without(first, self._constant_equations())  # W can evaluate constants again
-        second = needed(without(equations, done), of_params)
-        computed = {var for eqn in done for var in eqn.outvars}
-        computed |= {*self.program.arguments[self.arguments :]}
-        read = [var for eqn in second for var in eqn.invars] + of_params
-        passed = dict.fromkeys(var for var in read if is_variable(var) and var in computed)
-        return first, second, list(passed)
+        later = without(equations, done)
+        arguments, dy = self._arguments
+        passed = _read(needed(later, of_params), of_params, _made(done) | {*dy})
+        again = evaluated_again(passed, done, arguments, dy)
+        order = {var: i for i, eqn in enumerate(equations) for var in eqn.outvars}
+        later = sorted([*later, *again], key=lambda eqn: order[eqn.outvars[0]])
+        second = needed(later, of_params)
+        return first, second, _read(second, of_params, _made(done) - _made(again) | {*dy})
+
+    @property
+    def _arguments(self) -> tuple[list[Any], list[Any]]:
+        """The variables of the arguments of both halves, and of dy."""
+        every = self.program.arguments
+        return [*every[: self.arguments]], [*every[self.arguments :]]
 
     def _constant_equations(self) -> list[Any]:
         """Equations that depend on no argument, such as the one for a device's index."""
@@ -164,7 +174,7 @@ class SplitBackward:
         """For each array of arguments, whether weight_backward reads it."""
         _, second, _ = self._split
         read = {var for eqn in second for var in eqn.invars if is_variable(var)}
-        return [var in read for var in self.program.arguments[: self.arguments]]
+        return [var in read for var in self._arguments[0]]
 
     def input_backward(self, arguments: Any, dy: Any) -> tuple[Any, list[Array]]:
         """(gradient of x, the arrays to pass to weight_backward)."""
@@ -180,9 +190,15 @@ class SplitBackward:
         return self.program.run(second, values, 0)
 
 
-def _is_heavy(equation: Any) -> bool:
-    """True for a matrix product, and for a loop or conditional that may contain some."""
-    return equation.primitive.name in ("dot_general", "scan", "while", "cond")
+def _made(equations: Sequence[Any]) -> set[Any]:
+    """The variables that equations compute."""
+    return {var for eqn in equations for var in eqn.outvars}
+
+
+def _read(equations: Sequence[Any], results: Sequence[Any], some: Collection[Any]) -> list[Any]:
+    """Those variables of `some` that equations read, or that are results; each once."""
+    read = [var for eqn in equations for var in eqn.invars] + [*results]
+    return list(dict.fromkeys(var for var in read if is_variable(var) and var in some))
 
 
 def _same_rows(x: Any, y: Any) -> bool:

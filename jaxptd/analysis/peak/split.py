@@ -34,8 +34,7 @@ def _handed(config: Config, pairs: Sequence[PairBytes], again: bool) -> Iterator
     """The arrays, in the order in which B makes them.
 
     On a grid W takes copies with the rows of all sequences in one dimension. With collective matmul
-    the gradient of what a pair makes arrives in pieces, and that of what its first product makes is
-    cut into the others' pieces.
+    the gradient of what a pair makes is this device's piece; the others pass once more in W.
     """
     layout = config.layout
     if again and not layout.has_grid and not _same_on_all(config):
@@ -44,8 +43,7 @@ def _handed(config: Config, pairs: Sequence[PairBytes], again: bool) -> Iterator
         if layout.has_grid:
             yield from (pair.second, pair.gradient, pair.taken, pair.first)
         elif layout.collective_matmul:
-            yield from [pair.gradient // layout.tp] * layout.tp
-            yield from (pair.first, pair.first * (layout.tp - 1) // layout.tp)
+            yield from (pair.gradient // layout.tp, pair.first)
         else:
             yield from (pair.gradient, pair.first)
 

@@ -105,9 +105,11 @@ def _in_rounds(
 ) -> Iterator[Collective]:
     """Rounds of tp-1 hops, with collective matmul; times: layers in all micro-batches.
 
-    Products gather in the same rounds, so the gathers run again only with the products.
+    Products gather in the same rounds, so the gathers run again only with the products. Where
+    backward is split, the gradient of a pair's result passes in both halves.
     """
     pairs, tp = len(stack.pairs), step.config.layout.tp
-    rounds = pairs * (ROUNDS + again.products) + again.row_products(pairs)
+    splits = step.plan is not None and step.plan.schedule.splits
+    rounds = pairs * (ROUNDS + again.products + splits) + again.row_products(pairs)
     hops = times * rounds * (tp - 1)
     yield Collective(PERMUTE, (Axis.TP,), hops, hops * _size(step) // tp)
