@@ -59,10 +59,11 @@ def test_the_wheel_is_the_package_and_the_configs(installed: Path) -> None:
 
 
 def test_the_source_distribution_has_all_that_tests_and_documentation_read(unpacked: Path) -> None:
-    expected = files_of("jaxptd", "configs", "tests", "docs", "benchmarks", "examples", ".ci")
+    folders = ("jaxptd", "configs", "tests", "docs", "benchmarks", "examples", ".ci", ".github")
     top = {"pyproject.toml", "conftest.py", "Makefile", "LICENSE", ".gitignore", "PKG-INFO"}
-    pages = {"README.md", "CHANGELOG.md", "CONTRIBUTING.md"}
-    assert names(unpacked) == expected | top | pages
+    top |= {"CITATION.cff", ".pre-commit-config.yaml"}
+    pages = {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"}
+    assert names(unpacked) == files_of(*folders) | top | pages
 
 
 def test_a_wheel_of_the_source_distribution_is_that_of_the_checkout(
