@@ -1,5 +1,6 @@
 """The steps of a run, which log, evaluate and save on the way."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from functools import partial
@@ -79,6 +80,7 @@ class Training:
             return
         waiting = partial(self.watchdog.phase, Phase.WAITING)
         with (
+            contextlib.closing(run.run_dir),
             failed_saves_explained(),
             out_of_memory_explained(run.program),
             self.display.steps(done=done, total=end),

@@ -137,6 +137,13 @@ VALUES = [
     (TrainConfig, {"run_dir": "a\0b"}, r"train.run_dir='a\x00b': it has a null byte; remove it"),
     (TrainConfig, {"run_dir": "a/" * 3000}, "train.run_dir='a/a/", "use at most 4095 bytes, 255"),
     (TrainConfig, {"run_dir": ""}, "train.run_dir is empty; leave it out for its default"),
+    (
+        TrainConfig,
+        {"loggers": ["excel"]},
+        "train.loggers=['excel']: use a list, each of them one of",
+    ),
+    (TrainConfig, {"loggers": "csv"}, "train.loggers='csv': use a list, each of them one of"),
+    (TrainConfig, {"loggers": ["csv", "csv"]}, "train.loggers names csv twice; name it once"),
     (TrainConfig, {"platform": "gpu"}, "train.platform=gpu: use one of auto, cpu"),
     (CheckpointConfig, {"asynchronous": "yes"}, "checkpoint.asynchronous='yes': use true or false"),
     (CheckpointConfig, {"keep": 1.5}, "checkpoint.keep=1.5: use a whole number"),
