@@ -133,7 +133,7 @@ TRAINING = (
         "tests/config/test_xla.py",
         "divisions",
     ),
-    # ---- loggers ----
+    # ---- loggers and traces ----
     Break(
         "a service gets the steps of a resumed run again",
         "jaxptd/run/loggers/service.py",
@@ -161,5 +161,13 @@ TRAINING = (
         'f"    {line}\\n"',
         'f"{line}\\n"',
         "tests/run/loggers/test_tensorboard.py",
+    ),
+    Break(
+        "a trace has one step too many",
+        "jaxptd/run/trace.py",
+        "if step == self._last:",
+        "if step == self._last + 1:",
+        "tests/run/test_trace.py",
+        "window",
     ),
 )

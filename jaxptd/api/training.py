@@ -19,6 +19,7 @@ from jaxptd.run.progress.display import Display
 from jaxptd.run.progress.meter import Meter
 from jaxptd.run.remarks import how_to_resume, nothing_left
 from jaxptd.run.sample import final_sample
+from jaxptd.run.trace import StepTrace
 
 OnLog = Callable[[Row], object]
 
@@ -86,9 +87,11 @@ class Training:
             self.display.steps(done=done, total=end),
             self.stop.listening(),
             run.checkpoints.store,
+            StepTrace(self.config, run.path, self.watchdog, say=self.display.say) as trace,
         ):
             meter = Meter(run.program, done, check=run.health.check_step, waiting=waiting)
             for step in self.watchdog.steps(done + 1, end):
+                trace.begin(step, meter)
                 first = (step - 1) * self.config.train.global_batch_size
                 batch = run.read_batch(run.data.train, first)
                 program = run.program.train_step
@@ -97,6 +100,7 @@ class Training:
                 meter.add(step, metrics)
                 stopping = self.stop.after(step)  # a signal from here on ends the next step
                 self._after_step(step, meter, last=stopping or step == end)
+                trace.end(step, meter)
                 if stopping:
                     run.stopped = True
                     self.display.say(f"stopped at step {step}: {how_to_resume(self.config)}")

@@ -172,6 +172,7 @@ class TrainConfig:
         run_dir: folder for everything the run writes.
         loggers: where the rows of metrics.jsonl go besides: tensorboard, csv, wandb, mlflow; null
             is tensorboard, if its package is installed.
+        profile: first and last step that JAX's profiler traces into run_dir; null traces none.
         platform: auto, or cpu to simulate devices on the CPU.
     """
 
@@ -186,6 +187,7 @@ class TrainConfig:
     sample_tokens: int = 200
     run_dir: str = "runs/default"
     loggers: list[LoggerName] | None = None
+    profile: list[int] | None = None
     platform: Literal["auto", "cpu"] = "auto"
 
     def __post_init__(self) -> None:
@@ -196,6 +198,27 @@ class TrainConfig:
         require_not_empty("train", self, "run_dir")
         if repeated := [name for name, n in Counter(self.loggers or ()).items() if n > 1]:
             raise UserError(f"train.loggers names {repeated[0]} twice; name it once")
+        self._check_window()
+
+    def _check_window(self) -> None:
+        """Raises UserError unless `profile` is null or two steps of the run, in their order."""
+        if self.profile is None:
+            return
+        if len(self.profile) != 2:
+            raise UserError(
+                f"train.profile={self.profile}: use its first and last step, as in [100, 103]"
+            )
+        first, last = self.profile
+        if not 1 <= first <= last:
+            raise UserError(
+                f"train.profile={self.profile}: steps count from 1, and the last is not before the "
+                "first; use [100, 103], say"
+            )
+        if last > self.steps:
+            raise UserError(
+                f"train.profile={self.profile} ends after train.steps={self.steps}; use steps that "
+                "the run has"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
