@@ -173,8 +173,10 @@ class Layout:
 
     @property
     def sequence_unit(self) -> int:
-        """Tokens by whose multiples a sequence splits evenly: over the axes that shard it, into the
-        two chunks a device of a zigzag ring, and into a grid's panels for attention in blocks.
+        """Tokens by whose multiples a sequence splits evenly.
+
+        Over the axes that shard it, into the two chunks a device of a zigzag ring, and into a
+        grid's panels for attention in blocks.
         """
         unit = self.cp * (self.tp if self.sequence_parallel else self.row)
         if self.ring == "zigzag" and self.ring_size > 1:

@@ -133,4 +133,41 @@ TRAINING = (
         "tests/config/test_xla.py",
         "divisions",
     ),
+    # ---- loggers and traces ----
+    Break(
+        "a service gets the steps of a resumed run again",
+        "jaxptd/run/loggers/service.py",
+        'if row["step"] <= self._last:',
+        'if row["step"] < 0:',
+        "tests/run/loggers/test_services.py",
+    ),
+    Break(
+        "a resumed run begins its logs with rows after the checkpoint",
+        "jaxptd/run/folder.py",
+        'rows = [row for row in rows if row["step"] <= step]',
+        "rows = list(rows)",
+        "tests/run/loggers/test_comma_separated.py",
+    ),
+    Break(
+        "metrics.csv forgets the rows before a new column",
+        "jaxptd/run/loggers/comma_separated.py",
+        "self._rewrite([*written, *self._waiting])",
+        "self._rewrite(self._waiting)",
+        "tests/run/loggers/test_comma_separated.py",
+    ),
+    Break(
+        "TensorBoard's config is no code",
+        "jaxptd/run/loggers/tensorboard.py",
+        'f"    {line}\\n"',
+        'f"{line}\\n"',
+        "tests/run/loggers/test_tensorboard.py",
+    ),
+    Break(
+        "a trace has one step too many",
+        "jaxptd/run/trace.py",
+        "if step == self._last:",
+        "if step == self._last + 1:",
+        "tests/run/test_trace.py",
+        "window",
+    ),
 )

@@ -69,7 +69,7 @@ class Run:
 
     @property
     def state(self) -> ShownState:
-        """Parameters, optimizer, step and guard: a dict of global arrays. May be replaced.
+        """Parameters, optimizer, step and guard, a dict of global arrays. May be replaced.
 
         Setting it raises UserError if an array's name, shape, precision or sharding is another.
         """
@@ -92,7 +92,7 @@ class Run:
 
     @property
     def metrics(self) -> Metrics:
-        """The columns of metrics.jsonl: arrays with a value for each logged step.
+        """The columns of metrics.jsonl, arrays with a value for each logged step.
 
         NaN where a step has no such value: losses of validation are there for some steps only.
         """

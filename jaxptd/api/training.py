@@ -1,5 +1,6 @@
 """The steps of a run, which log, evaluate and save on the way."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +19,7 @@ from jaxptd.run.progress.display import Display
 from jaxptd.run.progress.meter import Meter
 from jaxptd.run.remarks import how_to_resume, nothing_left
 from jaxptd.run.sample import final_sample
+from jaxptd.run.trace import StepTrace
 
 OnLog = Callable[[Row], object]
 
@@ -79,14 +81,17 @@ class Training:
             return
         waiting = partial(self.watchdog.phase, Phase.WAITING)
         with (
+            contextlib.closing(run.run_dir),
             failed_saves_explained(),
             out_of_memory_explained(run.program),
             self.display.steps(done=done, total=end),
             self.stop.listening(),
             run.checkpoints.store,
+            StepTrace(self.config, run.path, self.watchdog, say=self.display.say) as trace,
         ):
             meter = Meter(run.program, done, check=run.health.check_step, waiting=waiting)
             for step in self.watchdog.steps(done + 1, end):
+                trace.begin(step, meter)
                 first = (step - 1) * self.config.train.global_batch_size
                 batch = run.read_batch(run.data.train, first)
                 program = run.program.train_step
@@ -95,6 +100,7 @@ class Training:
                 meter.add(step, metrics)
                 stopping = self.stop.after(step)  # a signal from here on ends the next step
                 self._after_step(step, meter, last=stopping or step == end)
+                trace.end(step, meter)
                 if stopping:
                     run.stopped = True
                     self.display.say(f"stopped at step {step}: {how_to_resume(self.config)}")

@@ -245,6 +245,8 @@ def describe_type(annotation: Any) -> str:
         return f"one of {', '.join(map(str, members))}"
     if typing.get_origin(annotation) in UNIONS:
         return " or ".join(map(describe_type, members))
+    if members and typing.get_origin(members[0]) is typing.Literal:
+        return f"list, each {describe_type(members[0])}"
     return str(annotation) if members else str(annotation.__name__)
 
 

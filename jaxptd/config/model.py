@@ -206,7 +206,7 @@ class ModelConfig:
 
     @property
     def block(self) -> BlockOptions:
-        """The options of a block: those that are set, else the family's."""
+        """The options of a block, those that are set, else the family's."""
         return block_options(self)
 
     @property

@@ -59,7 +59,7 @@ class Config:
 
     @cached_property
     def padded_model(self) -> ModelConfig:
-        """The model with sequences as long as devices hold them: padded where they do not split."""
+        """The model with sequences as long as devices hold them, padded if need be."""
         unit = self.layout.sequence_unit
         return self.model.with_lengths(lambda length: -(-length // unit) * unit)
 

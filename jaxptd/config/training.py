@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections import Counter
 from typing import Literal
 
 from jaxptd.config.checks import (
@@ -16,6 +17,7 @@ from jaxptd.fields import check_fields
 Documents = Literal["joined", "apart"]
 OptimizerName = Literal["adamw", "lion", "sgd", "muon", "adafactor"]
 Decay = Literal["cosine", "linear", "wsd", "constant"]
+LoggerName = Literal["tensorboard", "csv", "wandb", "mlflow"]
 
 # Fields of the section `optimizer` that a choice does not read.
 _UNREAD_BY_DECAY: dict[Decay, tuple[str, ...]] = {
@@ -168,6 +170,9 @@ class TrainConfig:
         eval_batches: global batches per evaluation.
         sample_tokens: tokens of text that the trained model writes at the end; 0 is none.
         run_dir: folder for everything the run writes.
+        loggers: where the rows of metrics.jsonl go besides: tensorboard, csv, wandb, mlflow; null
+            is tensorboard, if its package is installed.
+        profile: first and last step that JAX's profiler traces into run_dir; null traces none.
         platform: auto, or cpu to simulate devices on the CPU.
     """
 
@@ -181,6 +186,8 @@ class TrainConfig:
     eval_batches: int = 8
     sample_tokens: int = 200
     run_dir: str = "runs/default"
+    loggers: list[LoggerName] | None = None
+    profile: list[int] | None = None
     platform: Literal["auto", "cpu"] = "auto"
 
     def __post_init__(self) -> None:
@@ -189,6 +196,29 @@ class TrainConfig:
         require_positive("train", self, "max_skipped", "eval_batches")
         require_not_negative("train", self, "seed", "log_every", "eval_every", "sample_tokens")
         require_not_empty("train", self, "run_dir")
+        if repeated := [name for name, n in Counter(self.loggers or ()).items() if n > 1]:
+            raise UserError(f"train.loggers names {repeated[0]} twice; name it once")
+        self._check_window()
+
+    def _check_window(self) -> None:
+        """Raises UserError unless `profile` is null or two steps of the run, in their order."""
+        if self.profile is None:
+            return
+        if len(self.profile) != 2:
+            raise UserError(
+                f"train.profile={self.profile}: use its first and last step, as in [100, 103]"
+            )
+        first, last = self.profile
+        if not 1 <= first <= last:
+            raise UserError(
+                f"train.profile={self.profile}: steps count from 1, and the last is not before the "
+                "first; use [100, 103], say"
+            )
+        if last > self.steps:
+            raise UserError(
+                f"train.profile={self.profile} ends after train.steps={self.steps}; use steps that "
+                "the run has"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

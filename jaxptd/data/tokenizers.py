@@ -174,8 +174,8 @@ def load_tokenizer(name: str | Path, special: Sequence[str] = ()) -> Tokenizer:
     [100, 101, 102]
 
     A folder's end of document is `eos_token_id` in its `config.json` or `generation_config.json`.
-    Otherwise it is the first token that the tokenizer has of "<|endoftext|>", "</s>", "<eos>",
-    "[SEP]" and "<|end_of_text|>".
+    Otherwise it is the first token that the tokenizer has of `<|endoftext|>`, `</s>`, `<eos>`,
+    `[SEP]` and `<|end_of_text|>`.
 
     Args:
         name: "bytes", the path of a `tokenizers` JSON file, or of a folder with a `tokenizer.json`.

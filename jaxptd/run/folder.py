@@ -14,8 +14,8 @@ from jaxptd.config.command_line import as_yaml, load_config
 from jaxptd.distributed import coordination
 from jaxptd.distributed.coordination import first_only
 from jaxptd.errors import UserError
+from jaxptd.run.loggers import Loggers, Start, open_loggers, require_packages
 from jaxptd.run.metrics import Metrics, Row, to_line
-from jaxptd.run.tensorboard import TensorBoard
 
 # Fields that a resumed run may change: they decide where and how fast the numbers are computed, not
 # the numbers. Exceptions: steps, where the decay ends, and skip_above, with which a run whose
@@ -30,6 +30,7 @@ _FREE = frozenset(
             for name in ("steps", "micro_batches", "log_every", "eval_every", "eval_batches")
         ),
         *(f"train.{name}" for name in ("sample_tokens", "run_dir", "platform", "max_skipped")),
+        *("train.loggers", "train.profile"),
         "optimizer.skip_above",
     }
 )
@@ -74,7 +75,7 @@ class RunDir:
 
         config.yaml     the resolved config
         metrics.jsonl   one row a logged step
-        tensorboard/    the same rows as events, if tensorboardX is installed
+        tensorboard/    the same rows as events; and the files of other loggers
         checkpoints/    see `jaxptd.checkpoint`
 
     Nothing is written before `open`.
@@ -89,12 +90,16 @@ class RunDir:
         self.checkpoints = self.path / "checkpoints"
         self._config = self.path / "config.yaml"
         self._metrics = Metrics(self.path / "metrics.jsonl")
-        self._board: TensorBoard | None = None
-        self._say, self._reported = say, set[Path]()
+        self._loggers = Loggers([self._metrics], say)
+        self._say = say
 
     @first_only
     def check(self, config: Config) -> None:
-        """Raises UserError if the directory holds another run, or one that must not be resumed."""
+        """Raises UserError if the directory holds another run, or one that must not be resumed.
+
+        Also if a logger lacks its package.
+        """
+        require_packages(config)
         with run_dir_errors(self.path):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 os.lstat(self.path)  # unlike `exists`, it raises for a name that no file can have
@@ -136,39 +141,29 @@ class RunDir:
                     f"it is kept as {self._metrics.set_aside()}, and the run goes on with the "
                     "good rows"
                 )
-            kept = b"".join(to_line(row) for row in rows if row["step"] <= step)
+            rows = [row for row in rows if row["step"] <= step]
+            kept = b"".join(map(to_line, rows))
             text = as_yaml(config)
             write_whole(
                 {self._config: text.encode(), self._metrics.path: kept},
                 lambda _: run_dir_errors(self.path),
             )
-        self._board = self._opened_board(step)
+        start = Start(self.path, config, step, rows)
+        self._loggers = Loggers([self._metrics, *open_loggers(start, self._say)], self._say)
 
     @first_only
     def log(self, row: Row) -> None:
         """Appends the metrics of one step; a file that cannot be written is named once."""
-        self._try_append(self._metrics.path, self._metrics.append, row)
-        if self._board is not None:
-            self._try_append(self._board.folder, self._board.add, row)
+        self._loggers.log(row)
+
+    @first_only
+    def close(self) -> None:
+        """Ends the logs, after the last row."""
+        self._loggers.close()
 
     def metrics(self) -> list[Row]:
         """Every row logged so far, except lines that a kill or a crash cut short."""
         return self._metrics.rows()
-
-    def _opened_board(self, step: int) -> TensorBoard | None:
-        try:
-            return TensorBoard(self.path / "tensorboard", step=step)
-        except Exception as error:  # no disk space, or a library that another package broke
-            self._say(f"warning: this run writes no events for TensorBoard: {error}")
-            return None
-
-    def _try_append(self, path: Path, append: Callable[[Row], None], row: Row) -> None:
-        try:
-            append(row)
-        except OSError as error:
-            if path not in self._reported:
-                self._reported.add(path)
-                self._say(f"warning: cannot write {path}: {error.strerror}; the run goes on")
 
 
 def run_dir_errors(path: Path) -> AbstractContextManager[None]:

@@ -38,7 +38,12 @@ class Metrics:
             by_step[row["step"]] = row
         return [by_step[step] for step in sorted(by_step)], bad
 
-    def append(self, row: Row) -> None:
+    @property
+    def where(self) -> Path:
+        """The file, as a logger names its place."""
+        return self.path
+
+    def log(self, row: Row) -> None:
         """Appends a row, after those that an earlier call could not write.
 
         Raises:
@@ -48,6 +53,9 @@ class Metrics:
         start = b"" if _ends_in_a_line(self.path) else b"\n"
         append_whole(self.path, start + b"".join(self._waiting))
         self._waiting.clear()
+
+    def close(self) -> None:
+        """Does nothing: every row is in the file."""
 
     def set_aside(self) -> Path:
         """Gives the file a second name, under which it stays when it is replaced. Returns that."""

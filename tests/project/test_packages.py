@@ -59,11 +59,12 @@ def test_the_wheel_is_the_package_and_the_configs(installed: Path) -> None:
 
 
 def test_the_source_distribution_has_all_that_tests_and_documentation_read(unpacked: Path) -> None:
-    folders = ("jaxptd", "configs", "tests", "docs", "benchmarks", "examples", "notebooks", ".ci")
-    expected = files_of(*folders)
+    folders = ("jaxptd", "configs", "tests", "docs", "benchmarks", "examples", "notebooks")
+    folders += (".ci", ".github")
     top = {"pyproject.toml", "conftest.py", "Makefile", "LICENSE", ".gitignore", "PKG-INFO"}
-    pages = {"README.md", "CHANGELOG.md", "CONTRIBUTING.md"}
-    assert names(unpacked) == expected | top | pages
+    top |= {"CITATION.cff", ".pre-commit-config.yaml"}
+    pages = {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"}
+    assert names(unpacked) == files_of(*folders) | top | pages
 
 
 def test_a_wheel_of_the_source_distribution_is_that_of_the_checkout(

@@ -71,7 +71,7 @@ def contents(folder: Path) -> dict[str, bytes]:
         "--train.eval_batches=3",
         "--train.sample_tokens=0",
         "--train.run_dir=elsewhere",
-        "--train.platform=auto",
+        *("--train.platform=auto", "--train.loggers=[csv]", "--train.profile=[1,2]"),
         "--checkpoint.every=1",
         "--checkpoint.keep=9",
         "--checkpoint.keep_best=2",

@@ -111,15 +111,20 @@ class Meter:
         return bool(self.wait()["skipped_in_row"])
 
     @contextlib.contextmanager
-    def paused(self, pause: Pause) -> Iterator[None]:
-        """Excludes the time spent inside, in an evaluation or a save, from the step times."""
+    def paused(self, pause: Pause | None) -> Iterator[None]:
+        """Excludes the time spent inside from the step times.
+
+        Args:
+            pause: an evaluation or a save, of which the run has more; None: nothing that returns.
+        """
         self.wait()
         before = time.perf_counter()
         yield
         spent = time.perf_counter() - before
         self._time += spent
         self._end_time += spent
-        self._left.add_pause(pause, spent)
+        if pause:
+            self._left.add_pause(pause, spent)
 
     def _speed(self) -> dict[str, Any]:
         config, model = self._program.config.train, self._program.config.model

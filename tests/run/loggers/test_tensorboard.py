@@ -9,7 +9,7 @@ import pytest
 from jaxptd.config.command_line import load_config
 from jaxptd.run.folder import RunDir
 
-CONFIG = Path(__file__).parents[2] / "configs" / "test-tiny.yaml"
+CONFIG = Path(__file__).parents[3] / "configs" / "test-tiny.yaml"
 
 
 def row(step: int, **more: float) -> dict:
@@ -43,11 +43,26 @@ def events(folder: Path) -> list:
 def test_tensorboard_gets_every_number_of_a_row(run_dir):
     run_dir.open(load_config(CONFIG), step=4)
     run_dir.log(row(5, validation_loss=2.0))
-    version, start, *values = events(run_dir.path / "tensorboard")
+    version, start, _, *values = events(run_dir.path / "tensorboard")
     assert version.file_version == "brain.Event:2"
     assert (start.session_log.status, start.step) == (1, 5)  # START: later steps are hidden
     found = [(v.summary.value[0].tag, v.summary.value[0].simple_value, v.step) for v in values]
     assert found == [("loss", pytest.approx(0.2), 5), ("validation_loss", 2.0, 5)]  # no mfu
+
+
+def test_the_events_begin_with_the_config_as_a_text(run_dir):
+    config = load_config(CONFIG)
+    run_dir.open(config, step=4)
+    _, _, event = events(run_dir.path / "tensorboard")
+    (value,) = event.summary.value
+    assert (value.metadata.plugin_data.plugin_name, event.step) == ("text", 5)
+    (text,) = value.tensor.string_val
+    # Markdown shows what is indented by four as code
+    lines = text.decode().splitlines()
+    assert all(line.startswith("    ") for line in lines)
+    path = run_dir.path / "text.yaml"
+    path.write_text("\n".join(line[4:] for line in lines))
+    assert load_config(path) == config
 
 
 def test_without_tensorboardx_there_is_no_file_for_it(run_dir, monkeypatch):
@@ -102,5 +117,5 @@ def test_a_run_begins_without_events_that_cannot_be_written(tmp_path, monkeypatc
     run_dir.open(load_config(CONFIG), step=0)
     run_dir.log(row(1))
     assert len(lines) == 1
-    assert lines[0].startswith("warning: this run writes no events for TensorBoard: ")
+    assert lines[0].startswith("warning: this run logs nothing to tensorboard: ")
     assert run_dir.metrics() == [row(1)]
