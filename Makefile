@@ -69,8 +69,8 @@ smoke: $(DEV_STAMP)  ## run the contracts, the commands and the documentation on
 slow: $(DEV_STAMP)  ## run the slow tests
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "slow and not gpu" $(ARGS)
 
-proof: $(DEV_STAMP)  ## verify a thousand drawn configs, which takes hours; the same command goes on
-	$(BIN)/python -m jaxptd verify --random 1000 $(ARGS)
+proof: $(DEV_STAMP)  ## verify a thousand drawn configs on all cores; the same command goes on
+	$(BIN)/python -m jaxptd verify --random 1000 --jobs "$$(getconf _NPROCESSORS_ONLN)" $(ARGS)
 
 notebooks: $(DEV_STAMP)  ## run the notebooks, and write them with their output beside the .py files
 	$(BIN)/jupytext --quiet --to ipynb --execute notebooks/*.py

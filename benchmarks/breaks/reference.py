@@ -119,6 +119,111 @@ _SHARED = (
     ),
 )
 
+ROPE = "jaxptd/config/rope.py"
+WAVES = "tests/reference/test_rope.py"
+MUON = "jaxptd/optimizers/muon.py"
+ADAFACTOR = "jaxptd/optimizers/adafactor.py"
+OPTIMIZER = "jaxptd/step/optimizer.py"
+
+_STRETCHED = (
+    Break(
+        "llama3 stretches waves of the range's middle wholly",
+        ROPE,
+        "np.clip((turns_P - low) / (high - low), 0, 1)",
+        "np.clip(np.ceil((turns_P - high) / (high - low)) + 1, 0, 1)",
+        WAVES,
+    ),
+    Break(
+        "yarn's line begins a pair later",
+        ROPE,
+        "first, last = max(math.floor(pair_of(high)), 0)",
+        "first, last = max(math.ceil(pair_of(high)), 0)",
+        WAVES,
+    ),
+    Break("yarn lengthens no vector", ROPE, "0.1 * math.log(rope.factor) + 1", "1.0", WAVES),
+    Break(
+        "yarn's line where no wave makes a turn, as if it were a step",
+        ROPE,
+        "((last - first) or 1e-3)",
+        "max(last - first, 1e-3)",
+        WAVES,
+    ),
+    Break(
+        "lengthened vectors have a longer sine only",
+        "jaxptd/attention/rope.py",
+        "length * jnp.cos(angle_T1P), length * jnp.sin",
+        "jnp.cos(angle_T1P), length * jnp.sin",
+        STEPS,
+        "one_device and muon",
+    ),
+)
+_DIRECTIONS = (
+    Break(
+        "Muon's momentum is not corrected in its first steps",
+        MUON,
+        "ahead = optax.tree.bias_correction(mu, momentum, steps + 1)",
+        "ahead = mu",
+        STEPS,
+        "one_device and muon",
+    ),
+    Break(
+        "the size of Muon's step by the rows of a matrix",
+        MUON,
+        "math.sqrt(max(x_SRC.shape[1:]))",
+        "math.sqrt(x_SRC.shape[1])",
+        STEPS,
+        "one_device and muon",
+    ),
+    Break(
+        "Muon takes q, k and v for one matrix",
+        "jaxptd/layers/linear.py",
+        'matrix="r" + "s" * parts + "c" * (dims - parts)',
+        'matrix="r" + "c" * dims',
+        STEPS,
+        "one_device and muon",
+    ),
+    Break(
+        "Adafactor's decay in float32",
+        ADAFACTOR,
+        "wide = jnp.result_type(jnp.float32, *grads.values())",
+        "wide = jnp.float32",
+        STEPS,
+        "one_device and adafactor",
+    ),
+    Break(
+        "Adafactor counts its steps from 0",
+        ADAFACTOR,
+        "(state.steps + 1).astype(wide) ** -DECAY",
+        "jnp.maximum(state.steps, 1).astype(wide) ** -DECAY",
+        STEPS,
+        "one_device and adafactor",
+    ),
+    Break(
+        "Adafactor limits the steps of all layers together",
+        ADAFACTOR,
+        'rms = jnp.sqrt(sums.mean(step**2, "rc"))',
+        'rms = jnp.sqrt(sums.mean(step**2, "src"))',
+        STEPS,
+        "one_device and adafactor",
+    ),
+    Break(
+        "Lion steps by the mean that it keeps",
+        OPTIMIZER,
+        "optax.scale_by_lion(c.beta1, c.beta2)",
+        "optax.scale_by_lion(c.beta2, c.beta2)",
+        f"{STEPS} -m slow",
+        "other_options and lion",
+    ),
+    Break(
+        "SGD's momentum a step ahead, as Nesterov's",
+        OPTIMIZER,
+        "optax.trace(c.beta1)",
+        "optax.trace(c.beta1, nesterov=True)",
+        f"{STEPS} -m slow",
+        "other_options and sgd",
+    ),
+)
+
 
 def _weaker(what: str, old: str, new: str, tests: str = DRAWS) -> Break:
     return Break(f"a weaker hash: {what}", DROPOUT, old, new, tests)
@@ -199,4 +304,55 @@ _DRAWN = (
         DRAWS,
     ),
 )
-REFERENCE = (*_SHARED, *_HASH, *_DRAWN)
+_OBJECTIVES = (
+    Break(
+        "a third of the pairs follow",
+        "jaxptd/data/objectives/masking.py",
+        "swapped_B = (drawn[:, 1] & np.uint64(1)).astype(bool)",
+        "swapped_B = drawn[:, 1] % np.uint64(3) > 0",
+        DRAWS,
+    ),
+    Break(
+        "what happens to a predicted token follows from its place",
+        "jaxptd/data/objectives/masking.py",
+        "self._replace(token_BW[at], drawn[row, self.window + rank])",
+        "self._replace(token_BW[at], drawn[at])",
+        DRAWS,
+    ),
+    Break(
+        "random tokens of the vocabulary's first half",
+        "jaxptd/data/objectives/masking.py",
+        "number % np.uint64(len(self._ordinary))",
+        "number % np.uint64(len(self._ordinary) // 2)",
+        DRAWS,
+    ),
+    Break(
+        "second sentences of the next windows only",
+        "jaxptd/data/objectives/masking.py",
+        "drawn_B % np.uint64(size - 1)",
+        "drawn_B % np.uint64(size // 2)",
+        DRAWS,
+    ),
+    Break(
+        "samples share three quarters of their numbers",
+        "jaxptd/data/objectives/draws.py",
+        "counter=int(number_B[run[0]]) * steps",
+        "counter=int(number_B[run[0]])",
+        DRAWS,
+    ),
+    Break(
+        "spans and the text between them from the same numbers",
+        "jaxptd/data/objectives/spans.py",
+        "_ends(drawn[:, kept:], spans)",
+        "_ends(drawn[:, :cut], spans)",
+        DRAWS,
+    ),
+    Break(
+        "spans of the longest text are never short",
+        "jaxptd/data/objectives/spans.py",
+        "cuts = np.sort(shuffle(drawn_BN[:, 1:])[:, : pieces - 1], axis=1) + 1",
+        "cuts = np.sort(shuffle(drawn_BN[:, 2:])[:, : pieces - 1], axis=1) + 2",
+        DRAWS,
+    ),
+)
+REFERENCE = (*_SHARED, *_STRETCHED, *_DIRECTIONS, *_HASH, *_DRAWN, *_OBJECTIVES)

@@ -21,7 +21,7 @@ PROBED = ("tracing", "verify", "comms")
 DETECTORS = (*PROBED, "reference", "suite")
 REFERENCE = "tests/reference"
 ON_ONE_DEVICE = "tests/reference -m not(gpu)", "one_device_steps"  # slow ones, too
-TIMEOUT = 240  # seconds; a step that does not end in them is a finding
+TIMEOUT = 1800  # seconds; a step that does not end, even on shared cores, is a finding
 
 CAUGHT, MISSED, NOT_THERE, NOT_RUN, NO_RESULT = (
     "caught",

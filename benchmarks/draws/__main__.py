@@ -1,4 +1,4 @@
-"""Statistics of everything that is drawn: dropout masks, initial values, the order of data.
+"""Statistics of all that is drawn: dropout, initial values, the order of data, masks and spans.
 
 `python -m benchmarks.draws`
 
@@ -10,7 +10,7 @@ happens to good draws is one in a million.
 
 from collections.abc import Sequence
 
-from benchmarks.draws import dropout, initial, order
+from benchmarks.draws import dropout, initial, masking, order, spans
 from benchmarks.draws.statistics import SIGNIFICANCE, Row, failing
 from jaxptd.analysis.report import table
 from jaxptd.errors import Parser, run_command
@@ -22,6 +22,8 @@ def all_rows(scale: int = 1) -> list[Row]:
         *dropout.rows(1024 // scale),
         *initial.rows(2**23 // scale**2, 64),
         *order.rows(4096 // scale, 256 // scale),
+        *masking.rows(2**15 // scale),
+        *spans.rows(2**15 // scale),
     ]
 
 

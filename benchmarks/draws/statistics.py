@@ -10,11 +10,12 @@ Source: Wilson and Hilferty, PNAS 17(12), 1931 (chi-square); L'Ecuyer and Simard
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 SIGNIFICANCE = 1e-6  # of a table
+LEAST = 5  # expected in a cell, so that its count is nearly normal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,13 +58,33 @@ def chi_square(counts: np.ndarray, expected: np.ndarray | float, free: int | Non
 
     Args:
         counts: of each cell.
-        expected: of each cell, 5 or more.
+        expected: of each cell, `LEAST` or more.
         free: degrees of freedom; None: the number of cells but one.
     """
     k = free or counts.size - 1
     statistic = float((np.square(counts - expected) / expected).sum())
     z = ((statistic / k) ** (1 / 3) - (1 - 2 / (9 * k))) / math.sqrt(2 / (9 * k))
     return normal_tail(z)
+
+
+def pooled(counts: np.ndarray, weights: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    """Counts and their expected numbers, of neighbouring cells together until `LEAST` are expected.
+
+    Args:
+        counts: of each cell.
+        weights: of the cells, in proportion to their probabilities.
+    """
+    share = np.asarray(weights, np.float64)
+    expected = share / share.sum() * counts.sum()
+    cell, number, filled = [], 0, 0.0
+    for each in expected:
+        cell.append(number)
+        filled += each
+        if filled >= LEAST:
+            number, filled = number + 1, 0.0
+    whole = np.minimum(cell, number - 1)  # what is left at the end, to the last
+    found, wanted = (np.bincount(whole, weights=x) for x in (counts, expected))
+    return found, wanted
 
 
 def uniform_bytes(words: np.ndarray, shift: int) -> float:
@@ -81,3 +102,24 @@ def all_shifts(x: np.ndarray, y: np.ndarray, *, itself: bool = False) -> float:
     axes = tuple(range(x.ndim))
     z = np.abs(np.fft.irfftn(product, x.shape, axes)).ravel()[int(itself) :] / math.sqrt(x.size)
     return min(1.0, normal_tail(float(z.max())) * z.size)
+
+
+def standard(x: np.ndarray) -> np.ndarray:
+    """x with mean 0 and variance 1."""
+    return (x - x.mean()) / x.std()
+
+
+def independent_samples(
+    of: str, first: np.ndarray, epoch: np.ndarray, seed: np.ndarray
+) -> Iterator[Row]:
+    """Tests that no sample follows from another, by `all_shifts`.
+
+    Args:
+        of: kind of draws.
+        first: an array of mean 0 and variance 1, whose first dim is the sample.
+        epoch: of the next epoch's samples.
+        seed: of the next seed's.
+    """
+    yield Row(of, "neighbouring samples", first.size, all_shifts(first[::2], first[1::2]))
+    yield Row(of, "epochs that follow each other", first.size, all_shifts(first, epoch))
+    yield Row(of, "seeds that follow each other", first.size, all_shifts(first, seed))

@@ -50,6 +50,6 @@ def _yarn(
     low, high = rope.range
     first, last = max(math.floor(pair_of(high)), 0), min(math.ceil(pair_of(low)), size - 1)
     number_P = np.arange(size // 2)
-    scaled = np.clip((number_P - first) / max(last - first, 1e-3), 0, 1)
+    scaled = np.clip((number_P - first) / ((last - first) or 1e-3), 0, 1)
     length = 0.1 * math.log(rope.factor) + 1 if rope.factor > 1 else 1.0
     return scaled * scaled_P + (1 - scaled) * turn_P, length

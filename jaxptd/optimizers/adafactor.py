@@ -46,7 +46,8 @@ def scale_by_factors(stored: Mapping[str, Stored]) -> optax.GradientTransformati
         return Factors(*(jnp.zeros(form.stored_shape, p.dtype) for form in factors(each)))
 
     def update(grads: Any, state: Squares, params: Any = None) -> tuple[Any, Squares]:
-        kept = 1 - (state.steps + 1).astype(jnp.float32) ** -DECAY
+        wide = jnp.result_type(jnp.float32, *grads.values())
+        kept = 1 - (state.steps + 1).astype(wide) ** -DECAY
         new = {
             name: _scaled(g, state.nu[name], kept.astype(g.dtype), Sums(stored[name]))
             for name, g in grads.items()

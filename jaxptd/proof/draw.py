@@ -17,9 +17,9 @@ from jaxptd.config import Config
 from jaxptd.layout import Axis
 from jaxptd.proof.cases import in_vain, named, try_made
 from jaxptd.proof.pairs import Pairs
+from jaxptd.proof.shares import SHARED
 from jaxptd.proof.values import DRAWN, HOW, Values
 
-SHARED = 4  # cases in a row with the same step on one device
 CANDIDATES = 2  # accepted cases of which the one with most new pairs is taken
 TRIES = 60  # values drawn again, before a pair is given up
 TARGETS = 2  # pairs that are tried for a case, before it is drawn without one

@@ -1,6 +1,7 @@
 """`jaxptd verify --random N`: draws cases, compares each with one device, and prints a table."""
 
 import collections
+import contextlib
 import itertools
 import json
 import time
@@ -21,6 +22,7 @@ from jaxptd.proof.compare import Comparer, command_line
 from jaxptd.proof.draw import Case, Draws
 from jaxptd.proof.minimise import minimised
 from jaxptd.proof.record import Record
+from jaxptd.proof.shares import Share, run_in_processes
 from jaxptd.run.devices import simulate
 
 OUTCOMES = ("equal", "refused", "crashed", "unequal")
@@ -28,6 +30,7 @@ FAILED = ("crashed", "unequal")
 DEVICES = (8, 16)
 MOST_MINIMISED = 5
 SENTENCES = 15  # refusals that the table has
+WHOLE = Share()
 
 
 def add_options(parser: Any) -> None:
@@ -38,6 +41,7 @@ def add_options(parser: Any) -> None:
         ("devices", int, None, "N", "with --random: 8 or 16 simulated devices"),
         ("minutes", float, None, "M", "with --random: begin no case after M minutes"),
         ("case", int, None, "K", "with --random: only case K, from 0"),
+        ("jobs", int, None, "K", "with --random: compare in K processes at once"),
         ("out", str, None, "D", "with --random: folder of the record, which a later run continues"),
     )
     for name, kind, default, metavar, text in options:
@@ -46,25 +50,50 @@ def add_options(parser: Any) -> None:
 
 def run_random(config: Config, options: Mapping[str, Any]) -> int:
     """Draws and verifies cases: exit code 0 if none crashed or was unequal, else 1."""
-    seed, devices = options["seed"] or 0, options["devices"] or DEVICES[0]
-    _check(config, {**options, "devices": devices})
-    simulate(devices)
-    folder = as_path(options["out"] or f"runs/verify-random-{seed}-{devices}")
-    about = {"seed": seed, "devices": devices, "jaxptd": jaxptd.__version__}
-    record = Record(folder, about)
-    draws = Draws(seed, devices, folder / "schedules")
+    options = {
+        **options,
+        "seed": options["seed"] or 0,
+        "devices": options["devices"] or DEVICES[0],
+        "jobs": 1 if options["jobs"] is None else options["jobs"],
+    }
+    _check(config, options)
+    folder = as_path(options["out"] or "runs/verify-random-{seed}-{devices}".format(**options))
+    draws, record = _begin(options, folder)
+    ended: list[int] = []
+    if options["jobs"] > 1:
+        ended = run_in_processes(_compare_share, options["jobs"], options, folder)
+        draws, record = _begin(options, folder)
+        whole = (number for number in itertools.count() if number not in record.lines)
+        options = {**options, "random": min(options["random"], next(whole))}
     refusals = _run(draws, record, folder / "schedules", options)
     result = _result(draws, record, refusals)
     if options["json"]:
         print(json.dumps(result))
     else:
         _print(result, quiet=options["quiet"])
-    return int(any(result["outcomes"][name] for name in FAILED))
+    for number, code in enumerate(ended):
+        if code:
+            _stderr().print(f"process {number} ended early, with {code}; the same command goes on")
+    return int(any(ended) or any(result["outcomes"][name] for name in FAILED))
+
+
+def _begin(options: Mapping[str, Any], folder: Path) -> tuple[Draws, Record]:
+    """The cases from the first on, and what is known of them."""
+    seed, devices = options["seed"], options["devices"]
+    simulate(devices)
+    about = {"seed": seed, "devices": devices, "jaxptd": jaxptd.__version__}
+    return Draws(seed, devices, folder / "schedules"), Record(folder, about)
+
+
+def _compare_share(share: Share, options: Mapping[str, Any], folder: Path) -> None:
+    """Compares the cases of a share, in a process of its own."""
+    with contextlib.suppress(KeyboardInterrupt):  # the process that started this one says so
+        _run(*_begin(options, folder), folder / "schedules", {**options, "quiet": True}, share)
 
 
 def refuse_without_random(options: Mapping[str, Any]) -> None:
     """Raises UserError for options that only `--random` reads."""
-    for name in ("seed", "devices", "minutes", "case", "out"):
+    for name in ("seed", "devices", "minutes", "case", "jobs", "out"):
         if options[name] is not None:
             raise UserError(f"--{name} has no effect without --random; give that too")
 
@@ -81,12 +110,20 @@ def _check(config: Config, options: Mapping[str, Any]) -> None:
         raise UserError(f"--minutes {options['minutes']:g}: use a number above 0")
     if options["case"] is not None and not 0 <= options["case"] < options["random"]:
         raise UserError(f"--case {options['case']}: use 0 to {options['random'] - 1}")
+    if options["jobs"] < 1:
+        raise UserError(f"--jobs {options['jobs']}: use 1 or more")
+    if options["jobs"] > 1 and options["case"] is not None:
+        raise UserError("--jobs has no effect with --case; leave it out")
 
 
 def _run(
-    draws: Draws, record: Record, folder: Path, options: Mapping[str, Any]
+    draws: Draws,
+    record: Record,
+    folder: Path,
+    options: Mapping[str, Any],
+    share: Share = WHOLE,
 ) -> collections.Counter[str]:
-    """Compares the cases that the record does not have; counts the refusals of all."""
+    """Compares the cases of a share that the record does not have; counts the refusals of all."""
     begun, comparer, only = time.monotonic(), Comparer(), options["case"]
     refusals: collections.Counter[str] = collections.Counter()
     hidden = options["quiet"] or options["json"]
@@ -96,7 +133,7 @@ def _run(
         for case in itertools.islice(draws, options["random"]):
             refusals.update({general(sentence) for sentence in case.refused})
             new = case.number not in record.lines if only is None else case.number == only
-            if new:
+            if new and share.has(case.number):
                 progress.update(task, description=f"{case.number}: {case.config.layout}"[:60])
                 _compare(case, record, comparer, folder)
             progress.advance(task)

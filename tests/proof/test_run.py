@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from ended import ended_with_number
 
 from jaxptd import verify
 from jaxptd.errors import UserError
@@ -11,6 +12,7 @@ from jaxptd.proof.cases import made
 from jaxptd.proof.compare import Comparer, Ending
 from jaxptd.proof.minimise import minimised
 from jaxptd.proof.record import NAME
+from jaxptd.proof.shares import Share, run_in_processes
 from jaxptd.proof.values import DRAWN, plain
 
 PLAIN = {name: plain(name) for name in DRAWN}
@@ -72,6 +74,48 @@ def test_a_case_that_ended_the_process_has_crashed(fake, tmp_path, capsys, monke
     assert "case 0 crashed: the process ended during this case" in capsys.readouterr().out
 
 
+def test_processes_share_the_cases_and_the_record(fake, tmp_path, capsys, monkeypatch) -> None:
+    shares = []
+
+    def one_after_the_other(work, count, *given) -> list[int]:
+        for number in range(count):
+            shares.append({*_cases(tmp_path / "many")})
+            work(Share(number, count), *given)
+        return [0] * count
+
+    monkeypatch.setattr(run, "run_in_processes", one_after_the_other)
+    words = ["--random", "12", "--json"]
+    assert command(tmp_path / "many", *words, "--jobs", "2") == 1
+    assert shares == [set(), {0, 1, 2, 3, 8, 9, 10, 11}]
+    assert command(tmp_path / "one", *words) == 1
+    many, one = map(json.loads, capsys.readouterr().out.splitlines())
+    assert many | {"failures": 0} == one | {"failures": 0}
+    assert _cases(tmp_path / "many").keys() == {*range(12)}
+
+
+def _cases(folder) -> dict:
+    path = folder / NAME
+    lines = path.read_text().splitlines()[1:] if path.exists() else []
+    return {line["case"]: line for line in map(json.loads, lines)}
+
+
+def test_a_process_that_ended_early_is_named(fake, tmp_path, capsys, monkeypatch) -> None:
+    def second_killed(work, count, *given) -> list[int]:
+        work(Share(0, count), *given)
+        return [0, -11]
+
+    monkeypatch.setattr(run, "run_in_processes", second_killed)
+    monkeypatch.setattr(Fake, "compare", lambda *_: Ending("equal", "words"))
+    assert command(tmp_path, "--random", "12", "--jobs", "2", "--json") == 1
+    printed = capsys.readouterr()
+    assert "process 1 ended early, with -11; the same command goes on" in printed.err
+    assert json.loads(printed.out)["outcomes"]["equal"] == 8
+
+
+def test_each_process_has_its_share() -> None:
+    assert run_in_processes(ended_with_number, 2, 5) == [0, 5]
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -79,6 +123,9 @@ def test_a_case_that_ended_the_process_has_crashed(fake, tmp_path, capsys, monke
         (["--random", "2", "--devices", "9"], "--devices 9: use 8 or 16"),
         (["--random", "2", "--minutes", "0"], "--minutes 0: use a number above 0"),
         (["--random", "2", "--case", "2"], "--case 2: use 0 to 1"),
+        (["--random", "2", "--jobs", "0"], "--jobs 0: use 1 or more"),
+        (["--random", "2", "--case", "1", "--jobs", "2"], "no effect with --case"),
+        (["--jobs", "2"], "--jobs has no effect without --random"),
         (["--random", "2", "--layout.tp", "2"], "leave --config, --run-dir and fields out"),
         (["--minutes", "2"], "--minutes has no effect without --random"),
     ],

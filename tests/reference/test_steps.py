@@ -6,7 +6,19 @@ import jax
 import numpy as np
 import pytest
 from one_device import FromZeros
-from reference.cases import BERT, GPT, MORE, QWEN, RULE, SEED, T5, Case, batches, start
+from reference.cases import (
+    BERT,
+    GPT,
+    LLAMA_3,
+    MORE,
+    QWEN,
+    SEED,
+    T5,
+    YARN,
+    Case,
+    batches,
+    start,
+)
 from reference.training import Step, Training
 from turns import slow
 
@@ -39,7 +51,7 @@ def found(case: Case, layout: Layout) -> list[Step]:
 @functools.cache
 def expected(case: Case, rates: tuple[float, ...]) -> list[Step]:
     """Steps of the reference. rates: its learning rates as jaxptd rounds them."""
-    training = Training(case.family, case.known, RULE, SEED, start(case))
+    training = Training(case.family, case.known, case.rule, SEED, start(case))
     return [training.step(each, rate) for each, rate in zip(batches(case), rates, strict=True)]
 
 
@@ -56,7 +68,7 @@ def differences(case: Case, layout: Layout) -> dict[str, float]:
     every = {}
     for number, (step, want) in enumerate(zip(steps, wanted, strict=True)):
         assert step.rate == pytest.approx(want.rate, rel=FLOAT32)
-        assert want.norm > 1.1 * RULE.clip  # or nothing is clipped
+        assert want.norm > 1.1 * case.rule.clip  # or nothing is clipped
         every[f"loss {number}"] = abs(step.loss / want.loss - 1)
         every[f"norm {number}"] = abs(step.norm / want.norm - 1)
         assert step.gradients.keys() == want.gradients.keys()
@@ -72,7 +84,7 @@ def hold(case: Case, layout: Layout) -> None:
     assert {name: error for name, error in found.items() if not error <= TOLERANCE} == {}
 
 
-@pytest.mark.parametrize("case", [slow(GPT), QWEN, slow(BERT), T5], ids=str)
+@pytest.mark.parametrize("case", [slow(GPT), QWEN, slow(BERT), T5, YARN, LLAMA_3], ids=str)
 def test_one_device_steps_as_the_reference(case: Case) -> None:
     hold(case, Layout())
 
@@ -99,6 +111,7 @@ LAYOUTS = (
     [
         (GPT, LAYOUTS[0]),
         *(slow(case, each) for case in (GPT, QWEN, BERT, T5) for each in LAYOUTS[case is GPT :]),
+        *(slow(case, each) for case in (YARN, LLAMA_3) for each in LAYOUTS[:3]),
     ],
     ids=str,
 )

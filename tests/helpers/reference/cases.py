@@ -16,10 +16,18 @@ from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import Program
 from reference.families import PRESETS
 from reference.layers import Options
-from reference.training import Rule
+from reference.optimizers import Rule
+from reference.rope import Rope
 
 STEPS = 3  # a step of warm-up, the peak, and one of the decay
-RULE = Rule(1e-2, 2, 4, 0.1, 0.8, 0.9, 1e-3, 0.1)
+RULE = Rule(1e-2, 2, 4, 0.1, 0.8, 0.9, 1e-3, 0.1, momentum=0.7)
+READ = {  # the fields of `OptimizerConfig` that each optimizer reads, and their names here
+    "adamw": ("beta1", "beta2", "epsilon"),
+    "lion": ("beta1", "beta2"),
+    "sgd": ("beta1",),
+    "muon": ("beta1", "beta2", "epsilon", "momentum"),
+    "adafactor": (),
+}
 SEED = 2**32 - 5
 VOCAB, BATCH = 13, 8
 SIZES = {"hidden_size": 16, "num_heads": 4, "seq_length": 8, "ffn_hidden_size": 24}
@@ -35,27 +43,28 @@ class Case:
         fields: of `ModelConfig`, beside the sizes.
         options: of the reference, beside the family's preset.
         apart: whether documents are kept apart.
+        optimizer: its name.
     """
 
     family: str
     fields: Choice
     options: Choice = dataclasses.field(default_factory=dict)
     apart: bool = False
+    optimizer: Any = "adamw"
 
     def __str__(self) -> str:
-        return self.family
+        return self.family if self.optimizer == "adamw" else f"{self.family} {self.optimizer}"
 
     def config(self, layout: Layout) -> Config:
         """The config of this model on a layout, with micro-batches."""
         fields = {"num_layers": 2, **SIZES, "dropout": 0.2, "dtype": "float64", **self.fields}
         rule = OptimizerConfig(
+            name=self.optimizer,
             learning_rate=RULE.peak,
             warmup_steps=RULE.warmup,
             weight_decay=RULE.decay,
-            beta1=RULE.beta1,
-            beta2=RULE.beta2,
-            epsilon=RULE.epsilon,
             grad_clip=RULE.clip,
+            **{name: getattr(RULE, name) for name in READ[self.optimizer]},
         )
         return Config(
             ModelConfig(family=self.family, vocab_size=VOCAB, **fields),
@@ -66,6 +75,11 @@ class Case:
                 steps=RULE.steps, seed=SEED, global_batch_size=BATCH, micro_batches=2
             ),
         )
+
+    @property
+    def rule(self) -> Rule:
+        """The optimizer as the reference knows it."""
+        return dataclasses.replace(RULE, name=self.optimizer)
 
     @property
     def known(self) -> Options:
@@ -83,7 +97,7 @@ GPT = Case(
 QWEN = Case(
     "qwen3",
     {"num_kv_heads": 2, "head_size": 6, "linear_bias": "qkv", "window": 5, "rope_theta": 20.0},
-    {"head_size": 6, "window": 5, "theta": 20.0},
+    {"head_size": 6, "window": 5, "rope": Rope(20.0)},
     apart=True,
 )
 BERT = Case("bert", {})
@@ -106,6 +120,18 @@ T5 = Case(
         "output_scale": SIZES["hidden_size"] ** -0.5,
     },
 )
+
+
+def _stretched(optimizer: Any, scaling: str, **more: Any) -> Case:
+    """A Llama whose eight waves make from 10 turns to less than one in the original length."""
+    wide = {"head_size": 16, "rope_theta": 20.0, "rope_scaling": scaling, "rope_factor": 4.0}
+    wide |= {"rope_original_length": 64, "rope_range": (1.5, 6.0)}
+    options = {"head_size": 16, "rope": Rope(20.0, scaling, 4.0, 64, 1.5, 6.0)}
+    return Case("llama", {**wide, **more}, options, optimizer=optimizer)
+
+
+YARN = _stretched("muon", "yarn")
+LLAMA_3 = _stretched("adafactor", "llama3", num_kv_heads=2)
 
 
 def batch(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -153,21 +179,26 @@ def batches(case: Case) -> list[dict[str, np.ndarray]]:
     return [batch(case, rng) for _ in range(STEPS)]
 
 
-def _t5(fields: Choice, options: Choice) -> Case:
-    return Case("t5", {**T5.fields, **fields}, {**T5.options, **options})
+def _t5(fields: Choice, options: Choice, optimizer: Any = "adamw") -> Case:
+    return Case("t5", {**T5.fields, **fields}, {**T5.options, **options}, optimizer=optimizer)
 
 
 MORE = (
     Case("gpt", {"window": 3, "attention_scale": 0.3}, {"window": 3, "scale": 0.3}),
     Case("gpt", {"norm_order": "post", "activation": "relu"}, {"post": True, "activation": "relu"}),
     Case("gpt", {"dropout": 0.0, "norm": "rmsnorm"}, {"dropout": 0.0, "norm": "rmsnorm"}),
-    Case("llama", {"rope_scaling": "linear", "rope_factor": 4.0}, {"stretch": 4.0}, apart=True),
+    Case(
+        "llama",
+        {"rope_scaling": "linear", "rope_factor": 4.0},
+        {"rope": Rope(1e4, "linear", 4.0)},
+        apart=True,
+    ),
     Case(
         "llama",
         {"tie_embeddings": False, "activation": "gelu"},
         {"tied": False, "activation": "gelu"},
     ),
-    Case("qwen2", {"num_kv_heads": 1, "positions": "none"}, {"theta": None}),
+    Case("qwen2", {"num_kv_heads": 1, "positions": "none"}, {"rope": None}),
     Case(
         "mistral", {"num_kv_heads": 2, "window": 4, "dropout": 0.5}, {"window": 4, "dropout": 0.5}
     ),
@@ -177,4 +208,11 @@ MORE = (
         {"tied": False, "activation": "gelu-tanh", "z_loss": 0.25, "output_scale": 1.0},
     ),
     _t5({"linear_bias": "all", "num_kv_heads": 2}, {}),
+    # Without biases of keys: their gradient is rounding, of which Lion and Adafactor take the sign.
+    _stretched("lion", "llama3", num_kv_heads=2),
+    Case("gpt", {}, optimizer="sgd"),
+    Case("gpt", {"window": 3}, {"window": 3}, optimizer="muon"),
+    Case("gpt", {"linear_bias": "none"}, optimizer="adafactor"),
+    _t5({}, {}, "muon"),
+    _t5({"gated": False}, {"gated": False}, "adafactor"),
 )

@@ -12,6 +12,7 @@ import numpy as np
 from reference import layers
 from reference.draws import Masks, Site
 from reference.layers import ACTIVATIONS, Attending, Options, Params, Part
+from reference.rope import Rope
 from reference.tape import Value, einsum, tanh
 
 Batch = Mapping[str, np.ndarray]
@@ -116,14 +117,14 @@ _LLAMA: Mapping[str, Any] = {
     "eps": 1e-5,
     "activation": "silu",
     "gated": True,
-    "theta": 1e4,
+    "rope": Rope(1e4),
 }
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "gpt": {"norm": "layernorm", "eps": 1e-5, "activation": "gelu-tanh"},
     "llama": _LLAMA,
     "mistral": _LLAMA,
-    "qwen2": {**_LLAMA, "eps": 1e-6, "theta": 1e6},
-    "qwen3": {**_LLAMA, "eps": 1e-6, "theta": 1e6, "qk_norm": True},
+    "qwen2": {**_LLAMA, "eps": 1e-6, "rope": Rope(1e6)},
+    "qwen3": {**_LLAMA, "eps": 1e-6, "rope": Rope(1e6), "qk_norm": True},
     "bert": {"norm": "layernorm", "eps": 1e-12, "activation": "gelu", "post": True},
     "t5": {"norm": "rmsnorm", "eps": 1e-6, "activation": "relu", "scale": 1.0},
 }

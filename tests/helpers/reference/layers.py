@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from reference.draws import Masks, Site
+from reference.rope import Rope, rotated
 from reference.tape import Value, below, einsum, logsumexp, power, relu, sigmoid, softmax, tanh
 
 ACTIVATIONS: Mapping[str, Callable[[Value], Value]] = {
@@ -37,8 +38,7 @@ class Options:
         activation: of the MLP.
         gated: whether the MLP has a gate.
         qk_norm: whether queries and keys are normalised.
-        theta: base of rotary wavelengths; None without.
-        stretch: factor of rotary wavelengths.
+        rope: rotary positions; None without.
         window: keys that a query sees, its own the last; None: all before it.
         scale: of the scores; None: H ** -0.5.
         buckets: of distances, T5's.
@@ -60,8 +60,7 @@ class Options:
     post: bool = False
     gated: bool = False
     qk_norm: bool = False
-    theta: float | None = None
-    stretch: float = 1.0
+    rope: Rope | None = None
     window: int | None = None
     scale: float | None = None
     buckets: int = 0
@@ -109,20 +108,6 @@ def linear(x: Value, own: Part, rule: str) -> Value:
     return y + own("b") if own.has("b") else y
 
 
-def rotated(x: Value, options: Options) -> Value:
-    """Queries or keys[B, T, N, H], each pair of neighbours turned by its angle."""
-    if options.theta is None:
-        return x
-    T, H = x.shape[1], options.head_size
-    turns = np.zeros((T, H, H))
-    for pair in range(H // 2):
-        angle = np.arange(T) * options.theta ** (-2 * pair / H) / options.stretch
-        i, j = 2 * pair, 2 * pair + 1
-        turns[:, i, i], turns[:, i, j] = np.cos(angle), np.sin(angle)
-        turns[:, j, i], turns[:, j, j] = -np.sin(angle), np.cos(angle)
-    return einsum("BTNH,THG->BTNG", x, turns)
-
-
 @dataclasses.dataclass(frozen=True)
 class Attending:
     """The same for all layers of a stack.
@@ -156,7 +141,7 @@ def self_attention(x: Value, own: Part, to: Attending, drop: Callable, options: 
         k, v = kv[:, :, 0], kv[:, :, 1]
     if options.qk_norm:
         q, k = norm(q, own.part("q_norm"), options), norm(k, own.part("k_norm"), options)
-    o = attend(rotated(q, options), (rotated(k, options), v), to, drop, options)
+    o = attend(rotated(q, options.rope), (rotated(k, options.rope), v), to, drop, options)
     return linear(o, own.part("out"), "BTNH,NHD->BTD")
 
 

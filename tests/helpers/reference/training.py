@@ -1,6 +1,6 @@
-"""Training steps: gradients, clipping by their norm, the learning rate, and AdamW.
+"""Training steps: gradients, clipping by their norm, and an optimizer.
 
-Source: Loshchilov and Hutter, arXiv 1711.05101 (AdamW); Pascanu et al., arXiv 1211.5063 (clipping).
+Source: Pascanu et al., arXiv 1211.5063 (clipping).
 """
 
 import dataclasses
@@ -12,41 +12,10 @@ import numpy as np
 from reference.draws import Masks
 from reference.families import MODELS, Batch
 from reference.layers import Options
+from reference.optimizers import DIRECTIONS, Kept, Rule, is_matrix
 from reference.tape import Value, gradients
 
 Arrays = Mapping[str, np.ndarray]
-
-
-@dataclasses.dataclass(frozen=True)
-class Rule:
-    """The numbers of AdamW and of its learning rate.
-
-    Args:
-        peak: learning rate after the warm-up.
-        warmup: steps of it.
-        steps: in all; the rate falls to a tenth of its peak, along a cosine.
-        decay: of weights that are matrices.
-        beta1: decay of the mean of gradients.
-        beta2: decay of the mean of their squares.
-        epsilon: added to the root of that mean.
-        clip: largest norm of all gradients.
-    """
-
-    peak: float
-    warmup: int
-    steps: int
-    decay: float
-    beta1: float
-    beta2: float
-    epsilon: float
-    clip: float
-
-    def rate(self, step: int) -> float:
-        """The learning rate of a step, from 0."""
-        if step < self.warmup:
-            return self.peak * (step + 1) / self.warmup
-        progress = (step - self.warmup) / max(self.steps - 1 - self.warmup, 1)
-        return self.peak * (0.1 + 0.9 * (1 + math.cos(math.pi * min(progress, 1.0))) / 2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,11 +29,6 @@ class Step:
     params: Arrays
 
 
-def is_matrix(name: str) -> bool:
-    """True for parameters whose weights decay: no norms, no biases."""
-    return not (name.endswith(".b") or "norm" in name or "_bias." in name)
-
-
 def loss_and_gradients(
     family: str, params: Arrays, batch: Batch, options: Options, masks: Masks
 ) -> tuple[float, Arrays]:
@@ -76,7 +40,7 @@ def loss_and_gradients(
 
 @dataclasses.dataclass
 class Training:
-    """A run: its parameters, and AdamW's means of gradients and of their squares.
+    """A run: its parameters, and its optimizer's memory.
 
     Args:
         family: of the model.
@@ -94,8 +58,7 @@ class Training:
 
     def __post_init__(self) -> None:
         self.done = 0
-        self.means = {name: np.zeros_like(p) for name, p in self.params.items()}
-        self.squares = {name: np.zeros_like(p) for name, p in self.params.items()}
+        self.kept = {name: Kept(name) for name in self.params}
 
     def step(self, batch: Batch, rate: float | None = None) -> Step:
         """Runs a step. rate: used in place of the rule's, as by one who rounds it."""
@@ -111,10 +74,7 @@ class Training:
         return Step(loss, norm, own, grads, self.params)
 
     def _direction(self, name: str, g: np.ndarray) -> np.ndarray:
-        rule, m, v = self.rule, self.means, self.squares
-        m[name] = rule.beta1 * m[name] + (1 - rule.beta1) * g
-        v[name] = rule.beta2 * v[name] + (1 - rule.beta2) * g**2
-        mean = m[name] / (1 - rule.beta1**self.done)
-        square = v[name] / (1 - rule.beta2**self.done)
-        decay = rule.decay * self.params[name] if is_matrix(name) else 0
-        return mean / (np.sqrt(square) + rule.epsilon) + decay
+        kept = self.kept[name]
+        kept.steps += 1
+        decay = self.rule.decay * self.params[name] if is_matrix(name) else 0
+        return DIRECTIONS[self.rule.name](g, kept, self.rule) + decay

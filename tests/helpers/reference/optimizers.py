@@ -1,0 +1,170 @@
+"""Optimizers: gradients -> the directions that a step subtracts, without learning rate and decay.
+
+All see clipped gradients, and all weight decay is decoupled. Muon takes the matrices of layers, and
+leaves the rest to AdamW. Sizes are those that `docs/optimizers.md` has.
+
+Letters: S matrices of a parameter, R rows, C columns.
+
+Source: Loshchilov and Hutter, arXiv 1711.05101 (AdamW); Chen et al., arXiv 2302.06675, algorithm 2
+(Lion); Polyak, USSR Computational Mathematics 4(5), 1964 (SGD with momentum); Shazeer and Stern,
+arXiv 1804.04235, algorithms 4 and 5 (Adafactor, without its relative step); Jordan et al.,
+https://kellerjordan.github.io/posts/muon, 2024 (Muon), with the bias correction of Dozat,
+Incorporating Nesterov momentum into Adam, ICLR workshop 2016, and the size of Liu et al., arXiv
+2502.16982.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+STACKS = ("blocks.", "encoder.", "decoder.")
+ORTHOGONAL = (3.4445, -4.7750, 2.0315)  # of x, x**3 and x**5, for five iterations
+MUON_RMS = 0.2
+NO_NORM = 1e-8  # added to that of a matrix
+ADAFACTOR_POWER, ADAFACTOR_LEAST, ADAFACTOR_RMS = -0.8, 1e-30, 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """The numbers of an optimizer and of its learning rate.
+
+    Args:
+        peak: learning rate after the warm-up.
+        warmup: steps of it.
+        steps: in all; the rate falls to a tenth of its peak, along a cosine.
+        decay: of weights that are matrices.
+        beta1: decay of the mean of gradients; of sgd: of their sum.
+        beta2: decay of the mean of their squares; of lion: of the mean that is kept.
+        epsilon: added to the root of that mean.
+        clip: largest norm of all gradients.
+        name: of the optimizer.
+        momentum: of Muon's matrices.
+    """
+
+    peak: float
+    warmup: int
+    steps: int
+    decay: float
+    beta1: float
+    beta2: float
+    epsilon: float
+    clip: float
+    name: str = "adamw"
+    momentum: float = 0.95
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, from 0."""
+        if step < self.warmup:
+            return self.peak * (step + 1) / self.warmup
+        progress = (step - self.warmup) / max(self.steps - 1 - self.warmup, 1)
+        return self.peak * (0.1 + 0.9 * (1 + math.cos(math.pi * min(progress, 1.0))) / 2)
+
+
+@dataclasses.dataclass
+class Kept:
+    """An optimizer's memory of a parameter, and the number of steps with the one to come."""
+
+    name: str
+    steps: int = 0
+    mean: np.ndarray | float = 0.0
+    square: np.ndarray | float = 0.0
+    rows: np.ndarray | float = 0.0
+    columns: np.ndarray | float = 0.0
+
+
+def is_matrix(name: str) -> bool:
+    """True for parameters whose weights decay: no norms, no biases."""
+    return not (name.endswith(".b") or "norm" in name or "_bias." in name)
+
+
+def in_layer(name: str) -> bool:
+    """True for parameters that every layer of a stack has; their first dim is the layer."""
+    return name.startswith(STACKS)
+
+
+def as_matrices(name: str, x: np.ndarray) -> np.ndarray:
+    """A view of a parameter as its matrices, `[.., R, C]`, which have rows for their inputs.
+
+    q, k and v are a matrix each, as are gate and up; the columns of q are those of all heads.
+    """
+    if not in_layer(name):
+        return x
+    kind = name.split(".")[-2]
+    layers = len(x)
+    if kind == "out":  # [L, N, H, D]
+        return x.reshape(layers, -1, x.shape[-1])
+    several = kind in ("qkv", "kv") or (kind == "up" and x.ndim == 4)  # [L, D, several, ..]
+    x = np.moveaxis(x, 2, 1) if several else x[:, None]
+    return x.reshape(*x.shape[:3], -1)
+
+
+def adamw(g: np.ndarray, kept: Kept, rule: Rule) -> np.ndarray:
+    kept.mean = rule.beta1 * kept.mean + (1 - rule.beta1) * g
+    kept.square = rule.beta2 * kept.square + (1 - rule.beta2) * g**2
+    mean = kept.mean / (1 - rule.beta1**kept.steps)
+    square = kept.square / (1 - rule.beta2**kept.steps)
+    return mean / (np.sqrt(square) + rule.epsilon)
+
+
+def lion(g: np.ndarray, kept: Kept, rule: Rule) -> np.ndarray:
+    direction = np.sign(rule.beta1 * kept.mean + (1 - rule.beta1) * g)
+    kept.mean = rule.beta2 * kept.mean + (1 - rule.beta2) * g
+    return direction
+
+
+def sgd(g: np.ndarray, kept: Kept, rule: Rule) -> np.ndarray:
+    kept.mean = rule.beta1 * kept.mean + g  # a sum, not a mean
+    return np.asarray(kept.mean)
+
+
+def muon(g: np.ndarray, kept: Kept, rule: Rule) -> np.ndarray:
+    if not (in_layer(kept.name) and is_matrix(kept.name)):
+        return adamw(g, kept, rule)
+    m, t = rule.momentum, kept.steps
+    kept.mean = m * kept.mean + (1 - m) * g
+    ahead = m * kept.mean / (1 - m ** (t + 1)) + (1 - m) * g / (1 - m**t)
+    direction = np.zeros_like(g)
+    view = as_matrices(kept.name, direction)
+    view[...] = orthogonal(as_matrices(kept.name, ahead))
+    return direction
+
+
+def orthogonal(x: np.ndarray) -> np.ndarray:
+    """Five times the polynomial, of the singular values of matrices `[.., R, C]`."""
+    u, s, v = np.linalg.svd(x, full_matrices=False)
+    s = s / (np.linalg.norm(s, axis=-1, keepdims=True) + NO_NORM)
+    for _ in range(5):
+        s = sum(factor * s**power for factor, power in zip(ORTHOGONAL, (1, 3, 5), strict=True))
+    return MUON_RMS * math.sqrt(max(x.shape[-2:])) * (u * s[..., None, :]) @ v
+
+
+def adafactor(g: np.ndarray, kept: Kept, rule: Rule) -> np.ndarray:
+    """Matrix by matrix; of what is no matrix, layer by layer, with all squares."""
+    beta = 1 - kept.steps**ADAFACTOR_POWER
+    square = g**2 + ADAFACTOR_LEAST
+    direction = np.zeros_like(g)
+    if not is_matrix(kept.name):
+        kept.square = beta * kept.square + (1 - beta) * square
+        direction[...] = g / np.sqrt(kept.square)
+        dims = tuple(range(int(in_layer(kept.name)), g.ndim))
+        return _at_most(direction, dims)
+    squares = as_matrices(kept.name, square)
+    kept.rows = beta * kept.rows + (1 - beta) * squares.sum(-1, keepdims=True)
+    kept.columns = beta * kept.columns + (1 - beta) * squares.sum(-2, keepdims=True)
+    expected = kept.rows * kept.columns / kept.rows.sum(-2, keepdims=True)
+    view = as_matrices(kept.name, direction)
+    view[...] = _at_most(as_matrices(kept.name, g) / np.sqrt(expected), (-2, -1))
+    return direction
+
+
+def _at_most(x: np.ndarray, dims: tuple[int, ...]) -> np.ndarray:
+    """x, divided where its root mean square over these dims is too large."""
+    rms = np.sqrt((x**2).mean(dims, keepdims=True))
+    return x / np.maximum(1.0, rms / ADAFACTOR_RMS)
+
+
+DIRECTIONS: Mapping[str, Callable[[np.ndarray, Kept, Rule], np.ndarray]] = {
+    each.__name__: each for each in (adamw, lion, sgd, muon, adafactor)
+}

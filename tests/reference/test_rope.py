@@ -1,0 +1,25 @@
+"""The angles of rotary positions are those of the published formulas."""
+
+import itertools
+
+import numpy as np
+import pytest
+from reference.rope import Rope as Expected
+from reference.rope import angle, lengthening
+
+from jaxptd.config.rope import Rope, frequencies
+
+RANGES = ((1.0, 4.0), (1.0, 32.0), (1.5, 6.0))
+LENGTHS = (1, 4, 64, 8192)  # of the shortest no wave makes a turn, so that yarn's line is turned
+
+
+@pytest.mark.parametrize("scaling", [None, "linear", "llama3", "yarn"])
+def test_angles_are_those_of_the_reference(scaling) -> None:
+    for size, theta, factor in itertools.product((2, 16, 128), (20.0, 5e5), (1.0, 4.0, 8.0)):
+        for original, (few, many) in itertools.product(LENGTHS, RANGES):
+            wide = factor if scaling else 1.0
+            expected = Expected(theta, scaling, wide, original, few, many)
+            found, length = frequencies(Rope(theta, scaling, wide, original, (few, many)), size)
+            angles = [angle(expected, pair, size) for pair in range(size // 2)]
+            np.testing.assert_allclose(found, angles, rtol=1e-14)
+            assert length == pytest.approx(lengthening(expected), rel=1e-15)
