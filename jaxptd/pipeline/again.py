@@ -5,7 +5,6 @@ as any array if it waits for W. An array named `AGAIN` takes messages, no produc
 passed around a ring passes once more.
 """
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
