@@ -20,13 +20,13 @@ from pathlib import Path
 
 from benchmarks.breaks.attention import ATTENTION
 from benchmarks.breaks.data import DATA
+from benchmarks.breaks.draws import DRAWN
 from benchmarks.breaks.encoder_decoders import ENCODER_DECODERS
 from benchmarks.breaks.hugging_face import HUGGING_FACE
 from benchmarks.breaks.models import MODELS
-from benchmarks.breaks.papers import PAPERS
 from benchmarks.breaks.peak import PEAK
 from benchmarks.breaks.planner import PLANNER
-from benchmarks.breaks.plans import PLANS
+from benchmarks.breaks.plans import PAPERS, PLANS
 from benchmarks.breaks.reference import REFERENCE
 from benchmarks.breaks.stacks import STACKS
 from benchmarks.breaks.table import BREAKS, Break
@@ -49,6 +49,7 @@ ALL = (
     *PLANS,
     *PAPERS,
     *REFERENCE,
+    *DRAWN,
 )
 FAILED = 1  # pytest's exit code if tests failed
 

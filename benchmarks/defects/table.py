@@ -46,7 +46,9 @@ class Kind(StrEnum):
     FAMILY = "specifics of a family: T5, BERT, Llama"
     OFFLOAD = "offload and recomputation"
     OPTIMIZER = "optimizers of whole matrices: Muon, Adafactor"
-    CHECKPOINT = "rows of a checkpoint permuted"
+    PADDING = "padding of sequences and heads"
+    EIGHT_BITS = "products in 8 bits"
+    CHECKPOINT = "rows of a checkpoint permuted, pieces in the wrong place"
     DATA = "the data cursor off by one"
     EVALUATION = "an evaluation counted twice"
 

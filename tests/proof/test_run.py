@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from ended import ended_with_number
 
 from jaxptd import verify
 from jaxptd.errors import UserError
@@ -12,7 +11,7 @@ from jaxptd.proof.cases import made
 from jaxptd.proof.compare import Comparer, Ending
 from jaxptd.proof.minimise import minimised
 from jaxptd.proof.record import NAME
-from jaxptd.proof.shares import Share, run_in_processes
+from jaxptd.proof.shares import Share
 from jaxptd.proof.values import DRAWN, plain
 
 PLAIN = {name: plain(name) for name in DRAWN}
@@ -110,10 +109,6 @@ def test_a_process_that_ended_early_is_named(fake, tmp_path, capsys, monkeypatch
     printed = capsys.readouterr()
     assert "process 1 ended early, with -11; the same command goes on" in printed.err
     assert json.loads(printed.out)["outcomes"]["equal"] == 8
-
-
-def test_each_process_has_its_share() -> None:
-    assert run_in_processes(ended_with_number, 2, 5) == [0, 5]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from benchmarks.defects.rows.grids import GRIDS
 from benchmarks.defects.rows.models import MODELS
 from benchmarks.defects.rows.pipelines import PIPELINES
 from benchmarks.defects.rows.runs import RUNS
+from benchmarks.defects.rows.sizes import SIZES
 from benchmarks.defects.rows.steps import STEPS
 from benchmarks.defects.rows.zero import ZERO
 
@@ -14,6 +15,7 @@ ALL = (
     *ATTENTION,
     *GRIDS,
     *MODELS,
+    *SIZES,
     *STEPS,
     *ZERO,
     *PIPELINES,

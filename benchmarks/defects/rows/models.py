@@ -72,7 +72,10 @@ MODELS = (
     # ---- families ----
     Defect(
         Kind.FAMILY,
-        known("what devices owe of a bias table on a grid of blocks is not summed"),
+        # The tests that see it are slow; these are the default ones that are nearest.
+        known("what devices owe of a bias table on a grid of blocks is not summed")._replace(
+            tests="tests/analysis/test_traffic.py", select="blocks"
+        ),
         (f"{ROW_COL} layout.attention2d=blocks {T5}",),
         explained="the type of the table says that its gradient is a sum, and autodiff makes it "
         "at each layer; only the bytes are more",

@@ -247,6 +247,11 @@ STEPS = (
         ),
         (f"{TP} {ADAFACTOR}",),
     ),
+    Defect(
+        Kind.OPTIMIZER,
+        known("padding is part of a matrix"),
+        (f"{TP} {MUON} model.ffn_hidden_size=23",),
+    ),
     # ---- offload ----
     Defect(
         Kind.OFFLOAD,
