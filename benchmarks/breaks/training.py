@@ -151,8 +151,8 @@ TRAINING = (
     Break(
         "metrics.csv forgets the rows before a new column",
         "jaxptd/run/loggers/comma_separated.py",
-        "self._rewrite([*written, *self._waiting])",
-        "self._rewrite(self._waiting)",
+        "self._rewrite(self._columns, [*written, *self._waiting])",
+        "self._rewrite(self._columns, self._waiting)",
         "tests/run/loggers/test_comma_separated.py",
     ),
     Break(

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 
 from jaxptd.atomic_files import append_whole, write_whole
@@ -21,35 +21,37 @@ class CommaSeparated:
 
     def __init__(self, start: Start) -> None:
         self.where = start.path / "metrics.csv"
-        self._columns = list(dict.fromkeys(["step", *_names(start.rows)]))
+        self._columns: list[str] = []
         self._waiting: list[Row] = []
-        self._rewrite(start.rows)
+        self._rewrite(["step"], start.rows)
 
     def log(self, row: Row) -> None:
         """Appends a row, after those that an earlier call could not write."""
         self._waiting.append(row)
-        new = dict.fromkeys(name for name in _names(self._waiting) if name not in self._columns)
-        if new:
+        if any(name not in self._columns for name in _names(self._waiting)):
             with self.where.open(newline="", encoding="utf-8") as file:
                 written = list(csv.DictReader(file))
-            self._columns += new
-            self._rewrite([*written, *self._waiting])
+            self._rewrite(self._columns, [*written, *self._waiting])
         else:
-            append_whole(self.where, self._lines(self._waiting).encode())
+            append_whole(self.where, _lines(self._columns, self._waiting).encode())
         self._waiting.clear()
 
     def close(self) -> None:
         """Does nothing: every row is in the file."""
 
-    def _rewrite(self, rows: Iterable[Row]) -> None:
-        text = ",".join(self._columns) + "\n" + self._lines(rows)
+    def _rewrite(self, columns: Sequence[str], rows: Sequence[Row]) -> None:
+        """Writes the file anew, with these columns and those that rows have besides."""
+        wider = list(dict.fromkeys([*columns, *_names(rows)]))
+        text = ",".join(wider) + "\n" + _lines(wider, rows)
         write_whole({self.where: text.encode()}, lambda _: nullcontext())
+        self._columns = wider  # only now, since the file may not be written
 
-    def _lines(self, rows: Iterable[Row]) -> str:
-        text = io.StringIO()
-        writer = csv.DictWriter(text, self._columns, lineterminator="\n")
-        writer.writerows(rows)  # None, and a number that a row lacks, is an empty cell
-        return text.getvalue()
+
+def _lines(columns: Sequence[str], rows: Iterable[Row]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writerows(rows)  # None, and a number that a row lacks, is an empty cell
+    return text.getvalue()
 
 
 def _names(rows: Iterable[Row]) -> list[str]:

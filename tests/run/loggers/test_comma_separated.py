@@ -7,6 +7,7 @@ import pytest
 
 from jaxptd.config import Config, TrainConfig
 from jaxptd.run.folder import RunDir
+from jaxptd.run.loggers.comma_separated import CommaSeparated
 
 CONFIG = Config(train=TrainConfig(loggers=["csv"]))
 
@@ -51,6 +52,20 @@ def test_a_resumed_run_has_each_step_once(run_dir) -> None:
         again.log(row(step, validation_loss=4.0))
     assert [each["step"] for each in cells(again)] == [str(step) for step in range(1, 9)]
     assert cells(again) == expected(again.metrics())
+
+
+def test_a_new_column_that_cannot_be_written_comes_with_the_next_row(run_dir, monkeypatch) -> None:
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    run_dir.log(row(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(f"{CommaSeparated.__module__}.write_whole", full)
+        run_dir.log(row(2, validation_loss=2.0))
+    assert len(cells(run_dir)) == 1
+    run_dir.log(row(3))
+    assert cells(run_dir) == expected(run_dir.metrics())
+    assert len(cells(run_dir)) == 3
 
 
 def test_a_row_that_cannot_be_written_is_written_with_the_next(run_dir, monkeypatch) -> None:
