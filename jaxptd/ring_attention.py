@@ -131,7 +131,7 @@ def _backward(
     task: Task, residuals: tuple[Saved, Tokens], do: Array
 ) -> tuple[Array, Array, Array, Tokens]:
     ring, (saved, tokens) = task.ring, residuals
-    saved = pin_to_backward(saved)
+    saved, do = pin_to_backward((saved, do))
     lengths = Lengths(saved.q.shape[1], saved.k.shape[1])
     sums = _Sums(*_zeros((saved.q, tokens.bias_NR), saved))
     visit = partial(_visit_back, saved=saved, do=do, tokens=tokens, task=task)
