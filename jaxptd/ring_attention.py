@@ -70,6 +70,7 @@ def attend(
     if ring.kind == "rsa" and devices > 1:
         sites = ring.all_sites(tokens, lengths)
         return attend_rsa(q, k, v, sites, ring=ring, dropout=kernel.dropout, scores=scores)
+    kernel = kernel.within(ring.at_once(max(lengths)))
     return _blockwise(q, k, v, tokens, Task(ring, kernel, scores, tokens.bias_NR is not None))
 
 
@@ -133,7 +134,7 @@ def _backward(
     task: Task, residuals: tuple[Saved, Tokens], do: Array
 ) -> tuple[Array, Array, Array, Tokens]:
     ring, (saved, tokens) = task.ring, residuals
-    saved = pin_to_backward(saved)
+    saved, do = pin_to_backward((saved, do))
     lengths = Lengths(saved.q.shape[1], saved.k.shape[1])
     sums = _Sums(*_zeros((saved.q, tokens.bias_NR), saved))
     visit = partial(_visit_back, saved=saved, do=do, tokens=tokens, task=task)

@@ -45,6 +45,15 @@ ATTENTION = (
         "each[:, :, :, 0]",
         "tests/attention/test_cudnn.py",
     ),
+    # ---- memory ----
+    Break(
+        "a ring forms scores of whole blocks",
+        "jaxptd/attention/ring.py",
+        "return -(-length // 2) if",
+        "return length if",
+        "benchmarks/context/test_ring.py",
+        "whole_block",
+    ),
     # ---- windows ----
     Break(
         "a window of one token more",

@@ -24,9 +24,9 @@ _SHARED = (
     ),
     Break(
         "Adam's mean of gradients a step ahead, as Nesterov's",
-        "jaxptd/step/optimizer.py",
-        "return optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)",
-        "return optax.scale_by_adam(config.beta1, config.beta2, config.epsilon, nesterov=True)",
+        "jaxptd/optimizers/kept.py",
+        "mean = optax.tree.bias_correction(new.mu, beta1, new.count)",
+        "mean = optax.tree.bias_correction(new.mu, beta1, new.count + 1)",
         STEPS,
         "layouts_step and gpt",
     ),

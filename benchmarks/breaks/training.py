@@ -4,6 +4,7 @@ from benchmarks.breaks.table import Break
 
 OPTIMIZER = "tests/step/test_optimizer.py"
 WHOLE = "tests/optimizers"
+PEERS = "benchmarks/peers/test_memory.py"
 CONVERSION = "tests/checkpoint/test_conversion.py"
 
 TRAINING = (
@@ -69,6 +70,31 @@ TRAINING = (
         "c * gram_RR",
         WHOLE,
         "newton_schulz",
+    ),
+    # ---- memory ----
+    Break(
+        "a skipped step has Adam's new moments",
+        "jaxptd/optimizers/kept.py",
+        "_, new = adam.update(grads, state, sound=sound)",
+        "_, new = adam.update(grads, state)",
+        "tests/step/test_skipping.py",
+        "explosion",
+    ),
+    Break(
+        "forward keeps the normalised x",
+        "jaxptd/layers/norm.py",
+        "wide(*lax.optimization_barrier((x_BTD, dy_BTD)))",
+        "wide(x_BTD, dy_BTD)",
+        PEERS,
+        "tp",
+    ),
+    Break(
+        "forward computes backward's scores",
+        "jaxptd/ring_attention.py",
+        "saved, do = pin_to_backward((saved, do))",
+        "saved = pin_to_backward(saved)",
+        PEERS,
+        "dp",
     ),
     # ---- verify ----
     Break(

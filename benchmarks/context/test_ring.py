@@ -4,15 +4,18 @@ import dataclasses
 import importlib.util
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import Array
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from benchmarks.context import ring, ring_programs
+from benchmarks.lib.compiler import QUICK
 from benchmarks.lib.measure import DifferentError
 from jaxptd.errors import UserError
-from jaxptd.mesh import Layout, make_mesh
+from jaxptd.mesh import Layout, RingKind, make_mesh
 
 SIZE = ring.Size(1, 32, 2, 4)
 
@@ -71,9 +74,22 @@ def test_ours_is_held_against_the_best_peer_of_its_chunk() -> None:
 @pytest.mark.parametrize("devices", [2, 4, 8])
 def test_work_is_balanced_by_zigzag_and_by_nothing_else(devices: int) -> None:
     assert ring.balance("zigzag", devices, 64) <= ring.GOALS["work"]
-    # The last of n contiguous chunks sees n whole blocks, the mean one (n + 1) / 2.
+    # The last of n contiguous chunks sees n - 1 whole blocks and three quarters of its own, the
+    # mean one (n - 1) / 2.
     contiguous = ring.balance("blockwise", devices, 64)
-    assert contiguous == pytest.approx(2 * devices / (devices + 1), rel=0.01)
+    assert contiguous == pytest.approx((4 * devices - 1) / (2 * devices + 1), rel=0.01)
+
+
+@pytest.mark.parametrize("kind", ["zigzag", "blockwise"])
+def test_scores_of_a_whole_block_are_never_in_memory(kind: RingKind) -> None:
+    """Those of a block of 256 tokens and 4 heads would be 1 MiB, in backward twice."""
+    mesh = make_mesh(Layout(cp=8))
+    each: Any = jax.ShapeDtypeStruct(
+        (1, 2048, 4, 32), jnp.float32, sharding=NamedSharding(mesh, ring.CUT)
+    )
+    lowered = ring_programs.ours(kind, 512).gradients(mesh).lower(*[each] * 4)
+    compiled = lowered.compile(compiler_options=QUICK)
+    assert compiled.memory_analysis().temp_size_in_bytes < 2 * 2**20
 
 
 def test_length_that_no_zigzag_splits_is_refused() -> None:

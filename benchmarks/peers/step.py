@@ -1,11 +1,13 @@
 """One training step of jaxptd beside the peer's: time, temporary memory, bytes between devices.
 
-`python -m benchmarks.peers.step [--layouts one dp ...] [--remat none dots ...] [--out FILE]`
+`python -m benchmarks.peers.step [--layouts one dp ...] [--remat none dots ...] [--steps N] [--out
+FILE]`
 
 Both programs start from the same parameters and batch, and must give the same loss and gradient
 norm for three steps, or nothing is measured. Then they are timed in one run, in turns (A B A B
 ...), because the speed of a shared machine drifts. The devices are simulated on the CPU, so times
-compare the work of two programs and do not show how they scale.
+compare the work of two programs and do not show how they scale. On a busy machine they mean
+nothing: `--steps 0` leaves them out.
 """
 
 import dataclasses
@@ -38,15 +40,15 @@ LAYOUTS = {
 MODEL = ModelConfig(num_layers=4, hidden_size=256, num_heads=8, seq_length=256, vocab_size=1024)
 TRAIN = TrainConfig(global_batch_size=8, platform="cpu")
 OPTIMIZER = OptimizerConfig(learning_rate=1e-3, warmup_steps=1)  # at its full rate from step 0
-GOALS = {"time": 1.0, "temp": 0.9, "bytes": 1.0}
+GOALS = {"time": 1.0, "temp": 0.8, "bytes": 1.0}
 
 
 @dataclasses.dataclass(frozen=True)
 class Numbers:
-    """A program's figures: seconds a step, temporary bytes, ring bytes of a step and a layer."""
+    """A program's figures: seconds a step, if timed; temporary bytes; ring bytes."""
 
-    median: float
-    fastest: float
+    median: float | None
+    fastest: float | None
     temp: int
     ring: int
     ring_per_layer: int
@@ -73,7 +75,9 @@ class Pair:
     def start(self) -> tuple[Run, Run]:
         """Compiles both, and starts them from the same parameters and batch."""
         ours, peer = self.programs
-        batch = jax.device_put(random_batch(self.config), ours.batches.shardings["tokens"])
+        drawn = random_batch(self.config)
+        drawn["targets"] = np.maximum(drawn["targets"], 0)  # the peer's loss is over every token
+        batch = jax.device_put(drawn, ours.batches.shardings["tokens"])
         state = ours.init_state()
         host: Any = {name: np.asarray(p) for name, p in state["params"].items()}
         peers = peer.init_state(ours.resolved.blueprint.to_canonical(host))
@@ -113,7 +117,9 @@ def _numbers(run: Run, program: Any, deeper: Any) -> Numbers:
     ring = ring_bytes(run.compiled, program.mesh)
     more = ring_bytes(compile_step(deeper), deeper.mesh) if program.mesh.size > 1 else 0
     temp = run.compiled.memory_analysis().temp_size_in_bytes
-    return Numbers(statistics.median(run.seconds), min(run.seconds), temp, ring, more - ring)
+    seconds = run.seconds
+    median, fastest = (statistics.median(seconds), min(seconds)) if seconds else (None, None)
+    return Numbers(median, fastest, temp, ring, more - ring)
 
 
 HEAD: tuple[str, ...] = (
@@ -131,7 +137,8 @@ def row(config: Config, ours: Numbers, peers: Numbers) -> list[str]:
     """Makes one line of the table, with `jaxptd / peer = ratio` in each cell."""
 
     def cell(name: str, form: Any) -> str:
-        return compared(getattr(ours, name), getattr(peers, name), form)
+        mine, theirs = getattr(ours, name), getattr(peers, name)
+        return "not timed" if mine is None else compared(mine, theirs, form)
 
     def seconds(value: float) -> str:
         return f"{value:.3f}"
@@ -164,7 +171,8 @@ def report(rows: Sequence[Sequence[str]], steps: int) -> str:
             f"Model: {model}; AdamW, clipping. Each cell: jaxptd / peer = ratio. "
             f"Goals: time at most {GOALS['time']}x, temporary memory at most {GOALS['temp']}x, "
             f"bytes at most {GOALS['bytes']}x the peer's.",
-            f"Times: {steps} steps each, in turns. Temporary memory: of one device's program. "
+            f"Times: {f'{steps} steps each, in turns' if steps else 'none, the machine was busy'}. "
+            "Temporary memory: of one device's program. "
             "Ring bytes: those that each device sends. "
             "Both had the same loss and gradient norm to 1e-5 before they were measured.",
             "",
@@ -187,7 +195,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--remat", nargs="+", choices=remats, default=["none"])
     ways = ("scan", "unrolled")
     parser.add_argument("--layers", nargs="+", choices=ways, default=["scan"], help="default: scan")
-    parser.add_argument("--steps", type=int, default=11, help="timed steps of each (default: 11)")
+    parser.add_argument(
+        "--steps", type=int, default=11, help="timed steps of each (default: 11); 0: no times"
+    )
     parser.add_argument("--out", type=Path, help="Markdown file to write")
     args = parser.parse_args(argv)
     prepare(Config(model=MODEL, layout=LAYOUTS["dp"], train=TRAIN))

@@ -44,6 +44,10 @@ class Cudnn:
     def dropout(self) -> Dropout:
         return Dropout(0.0, lambda *_: jnp.ones((), bool))
 
+    def within(self, limit: int) -> "Cudnn":
+        """Implements `Kernel.within`: no scores are in memory."""
+        return self
+
     def tile(self, side: int) -> int:
         """Implements `Kernel.tile`: cuDNN splits any square itself."""
         return side

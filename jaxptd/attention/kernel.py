@@ -117,6 +117,9 @@ class Kernel(Protocol):
     @property
     def dropout(self) -> Dropout: ...
 
+    def within(self, limit: int) -> "Kernel":
+        """The same with at most `limit` queries, and keys, in a product, if it forms scores."""
+
     def tile(self, side: int) -> int:
         """Number in which callers should pass `side` queries, or keys; divides it."""
 

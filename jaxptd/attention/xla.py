@@ -111,6 +111,10 @@ class Xla:
     dropout: Dropout
     chunk: int = CHUNK
 
+    def within(self, limit: int) -> "Xla":
+        """Implements `Kernel.within`."""
+        return dataclasses.replace(self, chunk=min(self.chunk, limit))
+
     def tile(self, side: int) -> int:
         """Implements `Kernel.tile`."""
         chunks = _Chunks(side, self.chunk)

@@ -163,9 +163,10 @@ def _backward(
         centred_BTD = wide_BTD if mean_BT1 is None else wide_BTD - mean_BT1
         return over.pad(centred_BTD * scale_BT1), dy_BTD.astype(dtype)
 
-    # n and dy are computed twice, or XLA writes dy * n in float32: `docs/performance.md`.
-    again = lax.optimization_barrier(x_BTD), lax.optimization_barrier(dy_BTD)
-    n_BTD, dy_BTD = wide(x_BTD, dy_BTD)
+    # n and dy are computed twice, or XLA writes dy * n in float32: `docs/performance.md`. Both
+    # times with a barrier, or XLA computes n in forward and keeps it until now.
+    again = lax.optimization_barrier((x_BTD, dy_BTD))
+    n_BTD, dy_BTD = wide(*lax.optimization_barrier((x_BTD, dy_BTD)))
     g_BTD = dy_BTD * w_D
     if over.centred:
         mean_g, mean_gn = over.means(g_BTD, g_BTD * n_BTD)

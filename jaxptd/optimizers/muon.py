@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
+from jaxptd.optimizers.kept import Update, chosen
 from jaxptd.optimizers.matrices import on_whole
 from jaxptd.params import Stored
 
@@ -29,9 +30,7 @@ class Momentum(NamedTuple):
     mu: Any
 
 
-def scale_by_orthogonal(
-    momentum: float, stored: Mapping[str, Stored]
-) -> optax.GradientTransformation:
+def scale_by_orthogonal(momentum: float, stored: Mapping[str, Stored]) -> Update:
     """Turns gradients of matrices into their Nesterov momentum, made orthogonal.
 
     Args:
@@ -42,18 +41,26 @@ def scale_by_orthogonal(
     def init(params: Any) -> Momentum:
         return Momentum(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params))
 
-    def update(grads: Any, state: Momentum, params: Any = None) -> tuple[Any, Momentum]:
+    def update(
+        grads: Any,
+        state: Momentum,
+        params: Any = None,
+        *,
+        sound: Array | None = None,
+        **_: Any,
+    ) -> tuple[Any, Momentum]:
         steps, mu = state.steps + 1, optax.tree.update_moment(grads, state.mu, momentum, 1)
+        mu = chosen(sound, mu, state.mu)
         ahead = optax.tree.bias_correction(mu, momentum, steps + 1)
         now = optax.tree.bias_correction(grads, momentum, steps)
         nesterov = jax.tree.map(lambda m, g: momentum * m + (1 - momentum) * g, ahead, now)
         direction = jax.tree_util.tree_map_with_path(_orthogonal, nesterov)
-        return direction, Momentum(steps, mu)
+        return direction, Momentum(chosen(sound, steps, state.steps), mu)
 
     def _orthogonal(path: Any, x: Array) -> Array:
         return on_whole(orthogonalised, x, stored[path[0].key])
 
-    return optax.GradientTransformation(init, update)
+    return Update(init, update)
 
 
 @jax.named_scope("muon")

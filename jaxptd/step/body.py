@@ -19,7 +19,7 @@ from jaxptd.step.batch import Batch
 from jaxptd.step.optimizer import clip, global_norm, learning_rate
 from jaxptd.step.passes import Losses, Micro, Passes, total
 from jaxptd.step.resolved import Resolved
-from jaxptd.step.skipping import Metrics, advance, unscaled
+from jaxptd.step.skipping import Metrics, advance, is_sound, unscaled
 from jaxptd.step.state import State, States
 
 
@@ -51,13 +51,16 @@ class StepBody:
         rate = learning_rate(config.optimizer, step=state["step"], steps=config.train.steps)
         clipped = clip(grads, norm, config.optimizer.grad_clip)
         state = self.states.to_device(state)
-        direction, moments = optimizer.update(clipped, state["optimizer"], state["params"])
+        metrics = _with_total(losses) | {"grad_norm": norm, "learning_rate": rate}
+        sound = is_sound(metrics["loss"], norm, config.optimizer.skip_above)
+        direction, moments = optimizer.update(
+            clipped, state["optimizer"], state["params"], sound=sound
+        )
         params = {
             name: p - rate.astype(p.dtype) * direction[name] for name, p in state["params"].items()
         }
         new = {"params": params, "optimizer": moments}
-        metrics = _with_total(losses) | {"grad_norm": norm, "learning_rate": rate}
-        state, metrics = advance(state, new, metrics, config)
+        state, metrics = advance(state, new, metrics, sound=sound, dtype=self.resolved.model.dtype)
         return self.states.to_host(state), metrics, grads
 
     def evaluate(self, params: Params, batch: Batch) -> dict[str, Metrics]:

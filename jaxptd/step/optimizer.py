@@ -17,6 +17,7 @@ from jax import Array, lax
 
 from jaxptd.config import OptimizerConfig, OptimizerName
 from jaxptd.optimizers.adafactor import scale_by_factors
+from jaxptd.optimizers.kept import keeping, scale_by_adam, scale_by_momentum
 from jaxptd.optimizers.moments import is_orthogonalised
 from jaxptd.optimizers.muon import scale_by_orthogonal
 from jaxptd.params import Params, Stored
@@ -53,7 +54,7 @@ def _decay_span(config: OptimizerConfig, steps: int) -> tuple[int, int]:
 
 
 def _adam(config: OptimizerConfig) -> optax.GradientTransformation:
-    return optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)
+    return scale_by_adam(config.beta1, config.beta2, config.epsilon)
 
 
 def _muon(config: OptimizerConfig, stored: Mapping[str, Stored]) -> optax.GradientTransformation:
@@ -71,17 +72,21 @@ def _kind(stored: Stored) -> str:
 Direction = Callable[[OptimizerConfig, Mapping[str, Stored]], optax.GradientTransformation]
 DIRECTIONS: Mapping[OptimizerName, Direction] = {
     "adamw": lambda c, _: _adam(c),
-    "lion": lambda c, _: optax.scale_by_lion(c.beta1, c.beta2),
-    "sgd": lambda c, _: optax.trace(c.beta1),
+    "lion": lambda c, _: keeping(optax.scale_by_lion(c.beta1, c.beta2)),
+    "sgd": lambda c, _: scale_by_momentum(c.beta1),
     "muon": _muon,
-    "adafactor": lambda _, stored: scale_by_factors(stored),
+    "adafactor": lambda _, stored: keeping(scale_by_factors(stored)),
 }
 
 
 def make_optimizer(
     config: OptimizerConfig, stored: Mapping[str, Stored]
-) -> optax.GradientTransformation:
-    """The direction plus the weight decay of parameters; scale it by minus the rate."""
+) -> optax.GradientTransformationExtraArgs:
+    """The direction plus the weight decay of parameters; scale it by minus the rate.
+
+    `update` takes `sound`, too: whether the step is taken. If not, moments stay as they were, and
+    the direction means nothing.
+    """
     return optax.chain(
         DIRECTIONS[config.name](config, stored),
         optax.add_decayed_weights(

@@ -9,7 +9,6 @@ All of this is part of the state, the same on every device, so a resumed run con
 Source: Micikevicius et al., Mixed Precision Training, arXiv 1710.03740, section 3.2.
 """
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -17,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from jaxptd.config import Config
+from jaxptd.optimizers.kept import chosen
 
 # scale: of the loss, float32. As int32, good: steps since the scale changed or a step was skipped;
 # skipped: steps skipped in all; in_row: steps skipped since the last one that was taken.
@@ -48,24 +47,24 @@ def unscaled(tree: Any, scale: Array, dtype: DTypeLike) -> Any:
 
 @jax.named_scope("optimizer")
 def advance(
-    state: dict[str, Any], new: dict[str, Any], metrics: Metrics, config: Config
+    state: dict[str, Any], new: dict[str, Any], metrics: Metrics, *, sound: Array, dtype: DTypeLike
 ) -> tuple[dict[str, Any], Metrics]:
     """The next state, and the step's metrics with the numbers of skipped steps.
 
     Args:
         state: before the step.
-        new: updated params and optimizer; if the step is not sound, the old ones stay, bit for bit.
-            (That is no copy: XLA selects while it writes.)
-        metrics: loss and grad_norm decide whether the step is sound.
-        config: of the run.
+        new: updated params and optimizer; the optimizer has kept its old moments if the step is not
+            sound (`optimizers/kept.py`). Parameters stay then, too, bit for bit.
+        metrics: of the step, with the norm of its gradients.
+        sound: whether the step is taken, see `is_sound`.
+        dtype: of the model.
     """
-    sound = is_sound(metrics["loss"], metrics["grad_norm"], config.optimizer.skip_above)
-    chosen = {name: jax.tree.map(partial(jnp.where, sound), new[name], state[name]) for name in new}
-    before, dtype = state["guard"], config.model.dtype
+    params = chosen(sound, new["params"], state["params"])
+    before = state["guard"]
     guard = after_step(before, sound, metrics["grad_norm"], dtype)
     more = {"skipped": guard["skipped"], "skipped_in_row": guard["in_row"]}
     more |= {"loss_scale": before["scale"]} if scales(dtype) else {}
-    return {**chosen, "step": state["step"] + 1, "guard": guard}, metrics | more
+    return {**new, "params": params, "step": state["step"] + 1, "guard": guard}, metrics | more
 
 
 def is_sound(loss: Array, norm: Array, limit: float) -> Array:

@@ -127,8 +127,8 @@ ZERO = (
         Break(
             "a step reads the moments of another shard",
             BODY,
-            'optimizer.update(clipped, state["optimizer"], state["params"])',
-            f'optimizer.update(clipped, {MOVED}, state["optimizer"]), state["params"])',
+            'clipped, state["optimizer"], state["params"], sound=sound',
+            f'clipped, {MOVED}, state["optimizer"]), state["params"], sound=sound',
             TESTS,
         ),
         (ZERO_1,),

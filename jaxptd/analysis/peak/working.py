@@ -161,8 +161,9 @@ def _core(each: AttentionSizes, queries: int, kv: int) -> int:
         if layout.ring == "rsa":
             return found + rows * part.key_tokens * both
     if not is_fused(sizes.config):
-        queries_at_once = min(CHUNK, part.tokens // ring)
-        keys_at_once = min(CHUNK, part.key_tokens // ring)
+        halves = 2 if ring > 1 else 1  # of a device's block, see `attention.ring.Ring.at_once`
+        queries_at_once = min(CHUNK, -(-part.tokens // ring // halves))
+        keys_at_once = min(CHUNK, -(-part.key_tokens // ring // halves))
         found += sizes.sequences * each.heads * queries_at_once * keys_at_once * SCORES * both
         if queries_at_once < part.tokens // ring:  # sums over chunks
             found += (queries + kv) * wide // narrow

@@ -1,0 +1,37 @@
+"""A step's temporary memory beside the peer's, on simulated devices: nothing is run."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import pytest
+
+from benchmarks.lib.compiler import QUICK
+from benchmarks.peers import step
+from jaxptd.config import Config
+
+MODEL = dataclasses.replace(step.MODEL, num_layers=2)
+# XLA's own scheduler, which runs of these layouts have and tests do not: `config/xla.py`.
+SCHEDULER: dict[str, Any] = (
+    {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_CONCURRENCY_OPTIMIZED"}
+    if jax.__version_info__ >= (0, 12)
+    else {"xla_cpu_enable_concurrency_optimized_scheduler": True}
+)
+
+
+def temporary(program: Any) -> int:
+    lowered = program.train_step.lower(program.abstract_state, program.abstract_batch)
+    compiled = lowered.compile(compiler_options=QUICK | SCHEDULER)
+    found: int = compiled.memory_analysis().temp_size_in_bytes
+    return found
+
+
+@pytest.mark.parametrize(
+    ("layout", "scan_layers"),
+    [("dp", False), ("dp", True), ("tp", False), ("tp", True), ("tp-sp", False), ("dp-tp", False)],
+)
+def test_temporary_memory_is_less_than_the_peer_s(layout: str, scan_layers: bool) -> None:
+    model = dataclasses.replace(MODEL, scan_layers=scan_layers)
+    config = Config(model, step.LAYOUTS[layout], optimizer=step.OPTIMIZER, train=step.TRAIN)
+    ours, peers = map(temporary, step.Pair(config).programs)
+    assert ours <= step.GOALS["temp"] * peers, f"{ours / peers:.2f} of the peer's"
