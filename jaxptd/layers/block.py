@@ -168,8 +168,12 @@ def run_blocks(
 
 
 def _unrolled(run: Any, x: X, xs: Any) -> tuple[X, Any]:
-    """Runs `run` over the leading dim of xs as `lax.scan` does, without a loop."""
-    results = []
+    """Runs `run` over the leading dim of xs as `lax.scan` does, without a loop.
+
+    x is written before the first layer, as before a loop: a product adds a layer's input to its
+    result as it writes, but XLA lets it do so only where that input is in memory.
+    """
+    results, x = [], lax.optimization_barrier(x)
     for block in _split(xs, [1] * len(jax.tree.leaves(xs)[0])):
         x, result = run(x, jax.tree.map(lambda a: a[0], block))
         results.append(result)
