@@ -139,7 +139,7 @@ class RowParallelLinear(nnx.Module):
         if not self.input_is_parallel:
             h = self.form.axes.scatter(h, h.ndim - (self.w.ndim - 1) + self.shard_dim)
         y_BTD = self.form.row_parallel(h, self.w[...], self.shard_dim)
-        return checkpoint_name(y_BTD if self.b is None else add_bias(y_BTD, self.b[...]), KEPT)
+        return y_BTD if self.b is None else add_bias(y_BTD, self.b[...])
 
 
 class SquareLinear(nnx.Module):
