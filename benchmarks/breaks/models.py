@@ -70,6 +70,28 @@ MODELS = (
         "qwen3 and not blocks",
     ),
     Break(
+        "variances of slices of the hidden units as if each were all of them",
+        "jaxptd/layers/norm.py",
+        "error_BT1 * (2 * sum_BT1 - count * error_BT1)",
+        "error_BT1 * sum_BT1",
+        "tests/layers/test_contract.py",
+        "norm",
+    ),
+    Break(
+        "variances from sums about zero",
+        "jaxptd/layers/norm.py",
+        "jnp.maximum(jnp.minimum(a, b), jnp.minimum(jnp.maximum(a, b), c))",
+        "jnp.zeros_like(a)",
+        "tests/layers/test_norm.py",
+    ),
+    Break(
+        "the gradient of a bias in the precision of activations",
+        "jaxptd/layers/linear.py",
+        "dy.astype(b.dtype).sum(",
+        "dy.sum(",
+        "tests/layers/test_linear.py",
+    ),
+    Break(
         "gate and up exchanged",
         "jaxptd/layers/mlp.py",
         "act(h[..., 0, :]) * h[..., 1, :]",

@@ -143,7 +143,7 @@ def kept_by_layer(config: Config, stack: Parts) -> Iterator[Kept]:
         yield from _source(config, pair)
         yield from _between(sizes, pair)
         if stack.norms_sums or not last:
-            yield Kept(f"{name}'s part of the residual sum", x, _by("dots"))
+            yield Kept(f"the residual sum after {name}", x, _by("dots"))
     if config.model.dropout and not sizes.traces_layers:  # else they are derived again
         heads = sum(each.heads for each in sizes.attentions(stack))
         seeds = 8 * sizes.sequences * (len(stack.pairs) + heads)

@@ -21,7 +21,7 @@ import numpy as np
 from jax import Array, lax
 
 # Names of what backward may save of a layer; `layers/block.py` says which remat policy saves which.
-# Results of products and of sums over devices, and statistics of norms:
+# First products with their biases, residual sums, other sums over devices, statistics of norms:
 KEPT = "kept"
 # The output and the logsumexp of an attention whose backward computes the scores again:
 CORE = "core"

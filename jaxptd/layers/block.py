@@ -79,11 +79,11 @@ class Block(nnx.Module):
             cache,
             bias_NR=bias_NR,
         )
-        x_BTD = x_BTD + self.drop(a_BTD, places.at(layer, Site.ATTENTION_OUTPUT))
+        x_BTD = self.add(x_BTD, a_BTD, places.at(layer, Site.ATTENTION_OUTPUT))
         x_BTD = self._after(self.attention_norm, x_BTD)
         x_BTD = x_BTD if between is None else between(x_BTD)
         h_BTD = self.mlp(self._before(self.mlp_norm, x_BTD))
-        x_BTD = x_BTD + self.drop(h_BTD, places.at(layer, Site.MLP_OUTPUT))
+        x_BTD = self.add(x_BTD, h_BTD, places.at(layer, Site.MLP_OUTPUT))
         return self._after(self.mlp_norm, x_BTD), cache
 
     def _before(self, norm: Norm, x_BTD: Array) -> Array:
@@ -92,9 +92,10 @@ class Block(nnx.Module):
     def _after(self, norm: Norm, x_BTD: Array) -> Array:
         return norm(x_BTD) if self.order == "post" else x_BTD
 
-    def drop(self, x_BTD: Array, places: Places) -> Array:
-        """Dropout before a residual sum."""
-        return drop_residual(x_BTD, places, form=self.form, rate=self.rate)
+    def add(self, x_BTD: Array, y_BTD: Array, places: Places) -> Array:
+        """x + y, a pair's output, after dropout of y; backward keeps the sum, and not y."""
+        dropped_BTD = drop_residual(y_BTD, places, form=self.form, rate=self.rate)
+        return checkpoint_name(x_BTD + dropped_BTD, KEPT)
 
 
 def drop_residual(x_BTD: Array, places: Places, *, form: TensorParallel, rate: float) -> Array:
@@ -168,8 +169,12 @@ def run_blocks(
 
 
 def _unrolled(run: Any, x: X, xs: Any) -> tuple[X, Any]:
-    """Runs `run` over the leading dim of xs as `lax.scan` does, without a loop."""
-    results = []
+    """Runs `run` over the leading dim of xs as `lax.scan` does, without a loop.
+
+    x is written before the first layer, as before a loop: a product adds a layer's input to its
+    result as it writes, but XLA lets it do so only where that input is in memory.
+    """
+    results, x = [], lax.optimization_barrier(x)
     for block in _split(xs, [1] * len(jax.tree.leaves(xs)[0])):
         x, result = run(x, jax.tree.map(lambda a: a[0], block))
         results.append(result)

@@ -11,6 +11,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.attention.kernel import KEPT, TAKEN
+from jaxptd.collectives import alike
 from jaxptd.layers.form import TensorParallel
 from jaxptd.params import Initialiser, normal, param, zeros
 
@@ -71,9 +72,10 @@ class ColumnParallelLinear(nnx.Module):
     def bias(self) -> Array | None:
         return None if self.b is None else self.b[...]
 
-    def product(self, x_BTD: Array) -> Array:
-        """x -> h without the bias, not gathered."""
-        return checkpoint_name(self.form.column_parallel(x_BTD, self.w[...]), KEPT)
+    def kept(self, x_BTD: Array) -> Array:
+        """x -> h, not gathered; backward keeps it, and not the product without the bias."""
+        h = self.form.column_parallel(x_BTD, self.w[...])
+        return checkpoint_name(h if self.bias is None else add_bias(h, self.bias), KEPT)
 
     def __call__(self, x_BTD: Array) -> Array:
         h = checkpoint_name(self.form.column_parallel(x_BTD, self.w[...]), KEPT)
@@ -136,7 +138,7 @@ class RowParallelLinear(nnx.Module):
     def __call__(self, h: Array) -> Array:
         if not self.input_is_parallel:
             h = self.form.axes.scatter(h, h.ndim - (self.w.ndim - 1) + self.shard_dim)
-        y_BTD = checkpoint_name(self.form.row_parallel(h, self.w[...], self.shard_dim), KEPT)
+        y_BTD = self.form.row_parallel(h, self.w[...], self.shard_dim)
         return y_BTD if self.b is None else add_bias(y_BTD, self.b[...])
 
 
@@ -186,7 +188,24 @@ def add_bias(x: Array, b: Array) -> Array:
 
     A sum of thousands in bfloat16 stops growing: 2**8 + 1 is 2**8 there.
     """
-    return (x + b).astype(x.dtype)
+    return _add_bias(*alike(x, b))
+
+
+@jax.custom_vjp
+def _add_bias(x: Array, b: Array) -> Array:
+    # Another kernel casts b: XLA's products add a bias as they write, but do not cast it.
+    return x + lax.optimization_barrier(b.astype(x.dtype))
+
+
+def _add_bias_fwd(x: Array, b: Array) -> tuple[Array, Array]:
+    return _add_bias(x, b), b
+
+
+def _add_bias_bwd(b: Array, dy: Array) -> tuple[Array, Array]:
+    return dy, dy.astype(b.dtype).sum(tuple(range(dy.ndim - b.ndim)))
+
+
+_add_bias.defvjp(_add_bias_fwd, _add_bias_bwd)
 
 
 def multiply(x_BTD: Array, *linears: ColumnParallelLinear) -> list[Array]:

@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxptd.attention.kernel import TAKEN
 from jaxptd.config import Activation, BlockOptions
 from jaxptd.layers.form import TensorParallel
-from jaxptd.layers.linear import ColumnParallelLinear, RowParallelLinear, add_bias
+from jaxptd.layers.linear import ColumnParallelLinear, RowParallelLinear
 from jaxptd.params import Initialiser
 
 
@@ -43,13 +43,12 @@ ACTIVATIONS: Mapping[Activation, Callable[[Array], Array]] = {
 }
 
 
-@partial(jax.checkpoint, static_argnums=(2, 3))
-def _activate(h: Array, b: Array | None, activation: Activation, gated: bool) -> Array:
-    """Bias and activation of h[B, T, F], or of a gate and h, `[B, T, 2, F]`: -> h[B, T, F].
+@partial(jax.checkpoint, static_argnums=(1, 2))
+def _activate(h: Array, activation: Activation, gated: bool) -> Array:
+    """Activation of h[B, T, F], or of a gate and h, `[B, T, 2, F]`: -> h[B, T, F].
 
-    Backward recomputes both from the product, which is saved anyway.
+    Backward recomputes it from h, which is saved anyway.
     """
-    h = h if b is None else add_bias(h, b)
     act = ACTIVATIONS[activation]
     return act(h[..., 0, :]) * h[..., 1, :] if gated else act(h)
 
@@ -99,5 +98,5 @@ class MLP(nnx.Module):
     @jax.named_scope("mlp")
     def __call__(self, x_BTD: Array) -> Array:
         """x as the residual stream has it -> the same."""
-        h_BTF = _activate(self.up.product(x_BTD), self.up.bias, self.activation, self.gated)
+        h_BTF = _activate(self.up.kept(x_BTD), self.activation, self.gated)
         return self.down(checkpoint_name(h_BTF, TAKEN))

@@ -98,7 +98,7 @@ class DecoderLayer(Block):
     ) -> Array:
         """x and what it takes from the source."""
         c_BTD = self.cross(self.cross_norm(x_BTD), places.at(layer, Site.CROSS_ATTENTION), source)
-        return x_BTD + self.drop(c_BTD, places.at(layer, Site.CROSS_ATTENTION_OUTPUT))
+        return self.add(x_BTD, c_BTD, places.at(layer, Site.CROSS_ATTENTION_OUTPUT))
 
     def _source(
         self, x: X, places: Places, cache: Decoding | None, common: Common

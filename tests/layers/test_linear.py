@@ -17,3 +17,16 @@ def test_the_gradient_of_a_bias_is_summed_in_its_own_precision(dtype):
     assert (y.dtype, dx.dtype, db.dtype) == (dtype, dtype, jnp.float32)
     np.testing.assert_array_equal(db, 2**15)
     assert float(y[0, 0, 0]) == float(jnp.asarray(1 / 3, dtype))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=str)
+def test_a_bias_is_added_in_the_precision_of_activations(dtype):
+    """As PyTorch's autocast does: one rounding of b, one of the sum; gradients pass as they are."""
+    rng = np.random.default_rng(0)
+    x, b = jnp.asarray(rng.standard_normal((2, 8, 3, 4)), dtype), jnp.asarray(rng.random((3, 4)))
+    y, vjp = jax.vjp(add_bias, x, b.astype(jnp.float32))
+    np.testing.assert_array_equal(y, x + b.astype(dtype))
+    dy = jnp.asarray(rng.standard_normal(x.shape), dtype)
+    dx, db = vjp(dy)
+    np.testing.assert_array_equal(dx, dy)
+    np.testing.assert_allclose(db, np.asarray(dy, np.float64).sum((0, 1)), rtol=1e-5)

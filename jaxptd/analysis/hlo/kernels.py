@@ -75,9 +75,11 @@ def kind_of(instruction: Instruction, computations: Computations) -> str:
     """The kind of a kernel, one of `KINDS`."""
     if _COLLECTIVE.match(instruction.kind):
         return COLLECTIVE
-    if "__cudnn$fmha" in instruction.rest:
+    # XLA wraps a library's kernel in a fusion where an operand is a slice of a stack.
+    parts = [instruction, *computations.get(instruction.called("calls"), [])]
+    if any("__cudnn$fmha" in each.rest for each in parts):
         return ATTENTION
-    return PRODUCT if _is_product(instruction, computations) else OTHER
+    return PRODUCT if any(map(_is_product, parts)) else OTHER
 
 
 def _kernels(
@@ -98,15 +100,10 @@ def is_kernel(instruction: Instruction) -> bool:
     return instruction.kind not in _NO_KERNEL and not instruction.kind.endswith("-done")
 
 
-def _is_product(instruction: Instruction, computations: Computations) -> bool:
+def _is_product(instruction: Instruction) -> bool:
     """True for a matrix product, as a dot or as a library's kernel."""
-    body = computations.get(instruction.called("calls"), [])
-    marks = ("__cublas", "__cudnn$fmha", "__triton_gemm", "nested_gemm")
-    return (
-        instruction.kind == "dot"
-        or any(each.kind == "dot" for each in body)
-        or any(mark in instruction.rest for mark in marks)
-    )
+    marks = ("__cublas", "__triton_gemm", "nested_gemm")
+    return instruction.kind == "dot" or any(mark in instruction.rest for mark in marks)
 
 
 def moved_bytes(

@@ -26,15 +26,9 @@ def flops_of(
         return _attention(kernel)
     if kernel.kind == "dot" or "__cublas" in kernel.rest:
         return _product(kernel, scope)
-    inner = computations[kernel.called("calls")]
+    inner = computations.get(kernel.called("calls"), [])
     within = {each.name: each for each in inner}
-    found = 0
-    for each in inner:
-        if each.kind == "dot":
-            found += _product(each, within)
-        elif each.kind == "fusion":
-            found += flops_of(each, within, computations)
-    return found
+    return sum(flops_of(each, within, computations) for each in inner)
 
 
 def _product(product: Instruction, scope: Mapping[str, Instruction]) -> int:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxptd.analysis.hlo.kernels import ATTENTION, OTHER, PRODUCT
+from jaxptd.analysis.hlo.kernels import ATTENTION, OTHER, PRODUCT, kernels, summary
 from jaxptd.analysis.hlo.products import flops_of
 from jaxptd.analysis.hlo.text import Pipeline, parse
 from jaxptd.analysis.hlo.timeline import Axes, Rates, Times, estimate
@@ -116,21 +116,49 @@ custom_call_target="__cudnn$fmhaSoftmax", backend_config={"cudnn_fmha_backend_co
 }
 """
 
+# A layer's weight is a slice of the stack of all layers: XLA puts the call into a fusion.
+SLICED = """
+%sliced (p0: bf16[6,4,32], p1: s32[], p2: bf16[16,32]) -> (bf16[16,4], s8[99]) {
+  %p0 = bf16[6,4,32]{2,1,0} parameter(0)
+  %p1 = s32[] parameter(1)
+  %p2 = bf16[16,32]{1,0} parameter(2)
+  %w = bf16[1,4,32]{2,1,0} dynamic-slice(%p0, %p1, %p1, %p1), dynamic_slice_sizes={1,4,32}
+  %y = bf16[4,32]{1,0} bitcast(%w)
+  ROOT %inner = (bf16[16,4]{1,0}, s8[99]{0}) custom-call(%p2, %y), \
+custom_call_target="__cublas$lt$matmul", backend_config={"gemm_backend_config": \
+{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}}
+}
+
+ENTRY %main (x: bf16[16,32], y: bf16[6,4,32], i: s32[]) -> bf16[16,4] {
+  %x = bf16[16,32]{1,0} parameter(0)
+  %y = bf16[6,4,32]{2,1,0} parameter(1)
+  %i = s32[] parameter(2)
+  ROOT %p = (bf16[16,4]{1,0}, s8[99]{0}) fusion(%y, %i, %x), kind=kCustom, calls=%sliced
+}
+"""
+
 
 @pytest.mark.parametrize(
     ("text", "flops"),
     [
         (CUBLAS, 2 * 16 * 4 * 32),
+        (SLICED, 2 * 16 * 4 * 32),
         (FMHA, 2 * 2 * (2 * 64 * 64) * 16 // 2),
         (FMHA.replace("CAUSAL", "NO_MASK"), 2 * 2 * (2 * 64 * 64) * 16),
         (FMHA.replace("Softmax", "SoftmaxBackward"), 2 * 5 * (2 * 64 * 64) * 16 // 2),
     ],
-    ids=["cublas", "causal", "all", "backward"],
+    ids=["cublas", "sliced", "causal", "all", "backward"],
 )
 def test_flops_of_library_calls(text: str, flops: int) -> None:
     computations, entry = parse(text)
     scope = {each.name: each for each in computations[entry]}
     assert flops_of(scope["p"], scope, computations) == flops
+
+
+@pytest.mark.parametrize("text", [CUBLAS, SLICED], ids=["alone", "in a fusion"])
+def test_the_calls_of_cublas_are_products(text: str) -> None:
+    assert [each.kind for each in kernels(text)] == [PRODUCT]
+    assert summary(text).other_bytes == 0
 
 
 def test_attention_is_a_kind_of_its_own() -> None:
