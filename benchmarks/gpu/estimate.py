@@ -43,6 +43,8 @@ CASES: dict[str, Case | Packaged] = {
     "145b two sequences": Packaged("gpt-145b", f"{_ZBV} --train.micro_batches=48"),
     "145b tp4": Packaged("gpt-145b", f"{_ZBV} --layout.tp=4 --layout.dp=48"),
     "145b interleaved": Packaged("gpt-145b", f"{_LOOPED} --layout.virtual_stages=5"),
+    "350m dp8 zero0": Case(MEDIUM, 64, Layout(dp=8), "dots"),
+    "350m dp8 zero1": Case(MEDIUM, 64, Layout(dp=8, zero=1), "dots"),
     "350m dp8": Case(MEDIUM, 64, Layout(dp=8, zero=2), "dots"),
     "350m dp8 unrolled": Case(MEDIUM, 64, Layout(dp=8, zero=2), "dots", scan=False),
     "1.5b zero3": Case(XL, 64, Layout(dp=8, zero=3), "full"),

@@ -229,8 +229,9 @@ def _queries_keys_values(attention: AttentionSizes, queries: int) -> Iterator[Ke
 
 
 def _bias(attention: AttentionSizes) -> Iterator[Kept]:
-    """The bias of each distance, which the layers of a pipeline make one by one."""
-    if attention.part.has_bias and attention.sizes.config.layout.pp > 1:
+    """The bias of each distance, where each layer of a pipeline or of ZeRO's loop makes its own."""
+    config = attention.sizes.config
+    if attention.part.has_bias and (config.layout.pp > 1 or config.prefetches):
         distances = 2 * attention.part.tokens - 1
         size = attention.heads * distances * attention.sizes.master_itemsize
         yield Kept("biases by distance", size, _by("none"))

@@ -153,8 +153,9 @@ def _total(program: Program, plan: Plan | None) -> Iterator[Row]:
 def counted(program: Program) -> int | None:
     """Bytes that all layers keep for backward, in the jaxpr of the step; None if unrolled.
 
-    A scan over layers keeps the results that it stacks. A pipeline keeps the buffers that its ticks
-    carry, with what a split backward hands from its first half to its second.
+    A scan over layers keeps the results that it stacks; where ZeRO moves parameters ahead, the last
+    layer is not in the scan, and keeps the same. A pipeline keeps the buffers that its ticks carry,
+    with what a split backward hands from its first half to its second.
     """
     plan = program.resolved.plan
     if not program.config.model.scan_layers and not plan:
@@ -163,7 +164,10 @@ def counted(program: Program) -> int | None:
     if plan:
         return sum(map(_bytes, _pools(program, plan, jaxpr)))
     forward = [scan for scan in scans(jaxpr) if _is_forward(scan)]
-    return sum(_bytes(x) for scan in forward for x in _stacked(scan))
+    more = int(program.config.prefetches)
+    return sum(
+        (scan.params["length"] + more) * _bytes(x) for scan in forward for x in _stacked(scan)
+    )
 
 
 def _pools(program: Program, plan: Plan, jaxpr: Any) -> list[Any]:
@@ -186,8 +190,9 @@ def _is_forward(scan: Any) -> bool:
 
 
 def _stacked(scan: Any) -> Iterator[Any]:
+    """The results of one trip that a scan stacks."""
     pairs = zip(scan.outvars, scan.params["jaxpr"].out_avals, strict=True)
-    return (var.aval for var, one in pairs if var.aval.shape != one.shape)
+    return (one for var, one in pairs if var.aval.shape != one.shape)
 
 
 def _bytes(x: Any) -> int:

@@ -57,6 +57,11 @@ class Config:
                 f"{model.max_positions}; use a shorter one, or model.positions=rope"
             )
 
+    @property
+    def prefetches(self) -> bool:
+        """True if a layer's parameters and gradients move while other layers of a loop compute."""
+        return self.layout.zero >= 2 and self.layout.pp == 1 and self.model.scan_layers
+
     @cached_property
     def padded_model(self) -> ModelConfig:
         """The model with sequences as long as devices hold them, padded if need be."""

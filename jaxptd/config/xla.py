@@ -42,8 +42,9 @@ def compiler_options(config: Config, *, on_gpus: bool) -> dict[str, Any] | None:
     The scheduler may count on all memory that a run takes: where it believes a step to be larger
     than the memory, it lets no collective overlap with work. Two collectives at a time, where XLA
     would by default finish one before it starts the next: backward of a ring sends keys and values,
-    and also their gradients' sums; products on a grid send along row and along col. For fp8,
-    cuBLASLt's 8-bit products: XLA would prefer its Triton kernels.
+    and also their gradients' sums; products on a grid send along row and along col; a loop over
+    layers gathers a layer and reduce-scatters the gradients of another. For fp8, cuBLASLt's 8-bit
+    products: XLA would prefer its Triton kernels.
 
     A permute joins the devices that it connects, and not by default all of them, which by XLA's own
     account makes one inside a node ten to twenty times slower. XLA asks that a group of devices is
@@ -56,7 +57,7 @@ def compiler_options(config: Config, *, on_gpus: bool) -> dict[str, Any] | None:
     options: dict[str, Any] = {
         "xla_gpu_memory_limit_slop_factor": round(100 * GPU_MEMORY / _SCHEDULED)
     }
-    if layout.ring_size > 2 or layout.has_grid:
+    if layout.ring_size > 2 or layout.has_grid or config.prefetches:
         options["xla_gpu_experimental_parallel_collective_overlap_limit"] = 2
     if _permutes(layout) and layout.matmul2d != "cannon":
         options["xla_gpu_collective_permute_connected_components"] = True

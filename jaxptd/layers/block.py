@@ -22,7 +22,8 @@ from jaxptd.layers.mlp import MLP
 from jaxptd.layers.norm import Norm
 from jaxptd.params import normal, stacked
 from jaxptd.pipeline.model import LayerInputs, X
-from jaxptd.zero.gathering import with_gathering
+from jaxptd.zero.gathering import is_gathered, with_gathering
+from jaxptd.zero.prefetching import prefetching
 
 LAYERS = "layers"  # named scope of the loop over layers
 # What each policy saves of a layer, beside its input; `none` saves all that backward needs.
@@ -144,28 +145,42 @@ def run_blocks(
     count = number_of_layers(blocks)
     layer_L = jnp.arange(first, first + count, dtype=jnp.int32)
     remats = config.remats(count)
-    over: Any = lax.scan if config.scan_layers else _unrolled
     stacks = _split((blocks, layer_L, cache), [count for _, count in remats])
     caches = []
 
-    for (remat, _), stack in zip(remats, stacks, strict=True):
+    for (remat, _), (stack, number_L, own) in zip(remats, stacks, strict=True):
         run = with_remat(
             lambda params, inputs, x: params[0](x, *inputs, params[1]),
             remat,
             scanned=config.scan_layers,
             offload=offload,
         )
-        run = with_gathering(run, blocks)
+        loop = _loop(run, stack, scanned=config.scan_layers)
         with jax.named_scope(LAYERS):
-            x, new = over(
-                lambda x, layer, run=run: run(
-                    (layer[0], common), LayerInputs(places, *layer[1:]), x
-                ),
-                x,
-                stack,
-            )
+            x, new = loop(stack, common, LayerInputs(places, number_L, own), x)
         caches.append(new)
     return x, jax.tree.map(lambda *each: jnp.concatenate(each), *caches)
+
+
+def _loop(run: Any, stack: Any, *, scanned: bool) -> Any:
+    """(stack, common, inputs of all layers, x) -> (x, caches): `run` for one layer after another.
+
+    XLA moves collectives between layers that are unrolled. Between trips of a loop it does not: a
+    loop whose layers are gathered, or their gradients reduce-scattered, does so itself.
+    """
+    if scanned and is_gathered(stack):
+        return prefetching(run)
+    over: Any = lax.scan if scanned else _unrolled
+    each = with_gathering(run) if is_gathered(stack) else run
+
+    def loop(stack: Any, common: Any, inputs: LayerInputs, x: X) -> tuple[X, Any]:
+        def layer(x: X, own: tuple) -> tuple[X, Any]:
+            params, number, cache = own
+            return each((params, common), LayerInputs(inputs.places, number, cache), x)
+
+        return over(layer, x, (stack, inputs.number, inputs.cache))
+
+    return loop
 
 
 def _unrolled(run: Any, x: X, xs: Any) -> tuple[X, Any]:

@@ -18,7 +18,7 @@ Letters: L layers, Z devices along dp x cp, n elements of a block with its paddi
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -62,6 +62,19 @@ def _is_gatherable(leaf: Any) -> bool:
     return isinstance(leaf, Gatherable)
 
 
+def _is_missing(leaf: Any) -> bool:
+    return _is_gatherable(leaf) and leaf.block is None
+
+
+def _leaves(tree: Any) -> list[Any]:
+    return jax.tree.leaves(tree, is_leaf=_is_gatherable)
+
+
+def is_gathered(params: Any) -> bool:
+    """True if a `Gatherable` is among the parameters."""
+    return any(map(_is_gatherable, _leaves(params)))
+
+
 def shards_of(params: Any) -> Any:
     """The arrays that gradients belong to: the shard of each `Gatherable`, other leaves as is."""
     return jax.tree.map(
@@ -84,29 +97,50 @@ def with_shards(params: Any, shards: Any) -> Any:
 
 def gathered(layer: Any) -> Any:
     """Replaces each `Gatherable` of a layer by its block: one all-gather for each group."""
-    leaves, tree = jax.tree.flatten(layer, is_leaf=_is_gatherable)
-    missing = [i for i, leaf in enumerate(leaves) if _is_gatherable(leaf) and leaf.block is None]
-    for group in _groups(missing, lambda i: (leaves[i].shard, leaves[i].dtype)):
+    return completed(layer, missing_blocks(layer))
+
+
+def regathered(layer: Any) -> Any:
+    """Gathers a layer again, for backward."""
+    return gathered(behind_barriers(layer))
+
+
+def missing_blocks(layer: Any) -> list[Array]:
+    """Gathers the blocks of the `Gatherable`s that have none, in the order of the leaves."""
+    leaves = [leaf for leaf in _leaves(layer) if _is_missing(leaf)]
+    blocks: dict[int, Array] = {}
+    for group in _groups(range(len(leaves)), lambda i: (leaves[i].shard, leaves[i].dtype)):
         shards = [leaves[i].shard.astype(leaves[i].dtype) for i in group]
         rows = lax.all_gather(jnp.concatenate(shards), BATCH_AXES)
         columns = _split(rows, [leaves[i].info.shard_size for i in group])
         for i, flat in zip(group, columns, strict=True):
-            leaves[i] = leaves[i].info.unflatten(flat.reshape(-1))
-    blocks = [leaf.block if _is_gatherable(leaf) else leaf for leaf in leaves]
-    return jax.tree.unflatten(tree, blocks)
+            blocks[i] = leaves[i].info.unflatten(flat.reshape(-1))
+    return [blocks[i] for i in range(len(leaves))]
 
 
-def regathered(layer: Any) -> Any:
-    """Gathers a layer again, for backward.
+def completed(layer: Any, blocks: Sequence[Array]) -> Any:
+    """Replaces each `Gatherable` by its block; blocks: what `missing_blocks` gathered."""
+    following = iter(blocks)
 
-    Behind barriers: in unrolled layers XLA would find that forward gathered the same, and keep that
-    result. Each array has a barrier of its own: all results of one barrier vary over the same axes.
+    def block_of(leaf: Any) -> Any:
+        if _is_missing(leaf):
+            return next(following)
+        return leaf.block if _is_gatherable(leaf) else leaf
+
+    return jax.tree.map(block_of, layer, is_leaf=_is_gatherable)
+
+
+def behind_barriers(layer: Any) -> Any:
+    """A layer for `missing_blocks` in backward, from which XLA gathers again.
+
+    Without barriers XLA would find that forward gathered the same, and keep that result. Each array
+    has a barrier of its own: all results of one barrier vary over the same axes.
     """
 
     def behind_barrier(leaf: Any) -> Any:
         return jax.tree.map(lax.optimization_barrier, leaf) if _is_gatherable(leaf) else leaf
 
-    return gathered(jax.tree.map(behind_barrier, layer, is_leaf=_is_gatherable))
+    return jax.tree.map(behind_barrier, layer, is_leaf=_is_gatherable)
 
 
 def reduce_scattered(gradients: Any, layer: Any) -> Any:
@@ -127,7 +161,7 @@ def reduce_scattered(gradients: Any, layer: Any) -> Any:
     return jax.tree.unflatten(tree, grads)
 
 
-def _groups(indices: list[int], key: Callable[[int], tuple[Array, Any]]) -> list[list[int]]:
+def _groups(indices: Sequence[int], key: Callable[[int], tuple[Array, Any]]) -> list[list[int]]:
     """Groups indices by precision, and by the axes over which their arrays vary."""
     groups: dict[Any, list[int]] = {}
     for i in indices:
@@ -143,16 +177,12 @@ def _split(rows: Array, widths: list[int]) -> list[Array]:
 
 
 def with_gathering(
-    run: Callable[[Any, LayerInputs, Any], Any], layers: Any
+    run: Callable[[Any, LayerInputs, Any], Any],
 ) -> Callable[[Any, LayerInputs, Any], Any]:
     """Makes `run(layer, inputs, x)` gather the layer's parameters, and free them afterwards.
 
-    Without a `Gatherable` among the parameters of `layers` it stays as it is.
-
     For backward it keeps what `run` keeps, but no parameter: backward gathers the layer again.
     """
-    if not any(map(_is_gatherable, jax.tree.leaves(layers, is_leaf=_is_gatherable))):
-        return run
 
     @jax.custom_vjp
     def gathering(layer: Any, inputs: LayerInputs, x: Array) -> Any:
@@ -167,13 +197,13 @@ def with_gathering(
     def backward(residuals: tuple, dy: Any) -> tuple:
         back, layer, inputs = residuals
         gradients, dx = back(regathered(layer), inputs, dy)
-        return _as_layer(layer, reduce_scattered(gradients, layer)), None, dx
+        return as_layer(layer, reduce_scattered(gradients, layer)), None, dx
 
     gathering.defvjp(forward, backward)
     return gathering
 
 
-def _as_layer(layer: Any, gradients: Any) -> Any:
+def as_layer(layer: Any, gradients: Any) -> Any:
     """Gradients in the layer's tree: those of blocks are None, which is zero."""
     return jax.tree.map(
         lambda leaf, g: (

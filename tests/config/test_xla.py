@@ -24,6 +24,8 @@ from jaxptd.step import Program
         ("cuda", Layout(tp=4), None),
         ("cuda", Layout(row=1, col=2), 2),
         ("cuda", Layout(row=2, col=2), 2),
+        ("cuda", Layout(dp=2, zero=2), 2),
+        ("cuda", Layout(dp=2, zero=1), None),
         ("cpu", Layout(cp=4), None),
         ("cpu", Layout(row=2, col=2), None),
     ],

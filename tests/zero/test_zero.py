@@ -188,7 +188,7 @@ def test_an_evaluation_equals_one_devices() -> None:
 @pytest.mark.slow
 def test_generated_text_equals_one_devices() -> None:
     written = []
-    for layout in (Layout(), *SPREAD[:2]):
+    for layout in (Layout(), *SPREAD[:2], Layout(dp=2, zero=3)):
         program = made(layout)
         write = Generator(program, tiny.VOCAB, Sampling(temperature=0))
         written.append(write(drawn(program)["params"], [1, 2, 3], 5))

@@ -84,12 +84,26 @@ class Loop:
 
     @cached_property
     def working(self) -> int:
-        """The tensors of one layer, with its parameters where ZeRO gathers them."""
-        pipelined = self.config.layout.pp > 1
-        own = working.layer(self.pairs, self.stack.remat, at_once=pipelined)
-        if self.config.layout.zero < 3:
-            return own
-        return own + self.weights * self.sizes.itemsize // self.sizes.matrix_shards
+        """The tensors of one layer, with what ZeRO moves meanwhile.
+
+        At stage 3 that is the layer's parameters, or those of the next one. A loop that moves them
+        under other layers also has the gradients of the last one, and their message in float32.
+        """
+        config, sizes = self.config, self.sizes
+        own = working.layer(self.pairs, self.stack.remat, at_once=config.layout.pp > 1)
+        gradients = config.prefetches * (sizes.itemsize + sizes.master_itemsize) // sizes.itemsize
+        return own + ((config.layout.zero == 3) + gradients) * self._whole
+
+    @property
+    def gathered(self) -> int:
+        """Parameters of the last layer, gathered from forward on where backward begins with it."""
+        config = self.config
+        return self._whole if config.layout.zero == 3 and config.prefetches else 0
+
+    @property
+    def _whole(self) -> int:
+        """The matrices of a layer, in the precision of activations."""
+        return self.weights * self.sizes.itemsize // self.sizes.matrix_shards
 
     @property
     def waiting(self) -> int:

@@ -20,7 +20,8 @@ from jaxptd.pipeline.placement import Stages
 
 # Of all but the state, for gaps between arrays and the scheduler's choices: gaps are up to 1.5 % of
 # loops over layers, and up to 9 % of unrolled layers whose gradients are summed over devices.
-MARGIN, UNROLLED_MARGIN = 0.01, 0.05
+# Loops that move parameters ahead have one layer that is unrolled.
+MARGIN, PREFETCHING_MARGIN, UNROLLED_MARGIN = 0.01, 0.03, 0.05
 ID = 4  # bytes of a token's number
 
 
@@ -31,7 +32,7 @@ class Peak:
     Args:
         moment: layers (their backward pass), loss, or update.
         state: parameters and moments that the device has from step to step, and the batch.
-        gathered: whole parameters of a step.
+        gathered: whole parameters of a step, and of a layer for backward.
         kept: what layers keep for backward.
         mail: what waits for a stage of a pipeline.
         gradients: sums over micro-batches, and those of the present one.
@@ -75,8 +76,7 @@ def peak(config: Config, state: Mapping[str, int], plan: Stages | None) -> Peak:
     ends = ends_of(config)
     step = _Step(config, state, plan, ends, loops_of(config, state, plan, ends.parameters))
     found = max(step.moments(), key=lambda each: each.total)
-    margin = UNROLLED_MARGIN if step.late_products else MARGIN
-    return dataclasses.replace(found, margin=round(margin * (found.total - found.state)))
+    return dataclasses.replace(found, margin=round(step.margin * (found.total - found.state)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +100,13 @@ class _Step:
         if self.late_products:
             yield self._late()
         yield self._update()
+
+    @property
+    def margin(self) -> float:
+        """The share of all but the state for gaps."""
+        if self.late_products:
+            return UNROLLED_MARGIN
+        return PREFETCHING_MARGIN if self.config.prefetches else MARGIN
 
     # ---- at several moments --------------------------------------------------------------------
 
@@ -144,7 +151,8 @@ class _Step:
     def _before_backward(self) -> Peak:
         """The moment when backward begins."""
         state, kept = self._from_step_to_step, sum(each.kept for each in self.loops)
-        return Peak("loss", state=state, gathered=self._gathered(), kept=kept)
+        gathered = self._gathered() + sum(each.gathered for each in self.loops)
+        return Peak("loss", state=state, gathered=gathered, kept=kept)
 
     # ---- without a pipeline --------------------------------------------------------------------
 
@@ -162,6 +170,7 @@ class _Step:
         return dataclasses.replace(
             self._before_backward,
             moment="layers",
+            gathered=self._gathered() + sum(each.gathered for each in before),
             kept=sum(each.kept for each in before),
             gradients=self._sums + gradients + self._table + late,
             working=self.loops[number].working,
@@ -181,12 +190,17 @@ class _Step:
         return not self._sums and (over_tokens or (tied and layout.has_grid))
 
     def _loss(self) -> Peak:
-        """The gradient of the logits, and that of the table, both also in 16 bits."""
+        """The gradient of the logits, and that of the table, both also in 16 bits.
+
+        In several micro-batches of a loop that moves gradients also zeros to put these into.
+        """
         model = self.config.model
         times = 2 if model.products == "fp8" else 1  # XLA's other products do not join the two
+        early = self._sums > 0 and self.config.prefetches
+        zeros = sum(each.parameters for each in self.loops) if early else 0
         return dataclasses.replace(
             self._before_backward,
-            gradients=self._sums + self._table,
+            gradients=self._sums + zeros + self._table,
             working=working.ENDS * self.ends.x + self._panels(),
             logits=times * self.ends.logits + 2 * self.ends.narrow,
             copies=0 if model.scan_layers else sum(each.copies for each in self.loops),

@@ -1,0 +1,153 @@
+"""A loop over layers that moves parameters and gradients while other layers compute.
+
+A collective in a trip of a loop whose result the same trip needs has nothing to run beside. So a
+trip gathers the layer that the *next* trip runs, and reduce-scatters the gradients that the *last*
+trip computed: both depend on nothing of the trip itself. With L = 4 layers (G gathers a layer, R
+reduce-scatters its gradients; what is above each other runs at the same time):
+
+    forward         | trip 0 | trip 1 | trip 2 |
+           G0       |   G1   |   G2   |   G3   |
+                    |  run 0 |  run 1 |  run 2 | run 3
+
+    backward        | trip 2 | trip 1 | trip 0 |
+           G2       | G1, R3 | G0, R2 | G0, R1 | R0
+           back 3   | back 2 | back 1 | back 0 |
+
+The last layer runs outside of the loop: forward has nothing left to gather under it, backward
+nothing yet to reduce-scatter, and its parameters stay for backward. So each layer is gathered twice
+and its gradients are sent once, as without the loop. (Layer 0 is gathered once in vain: all trips
+of a loop do the same.) Beside the layer that runs a device has another's parameters and gradients.
+
+With ZeRO 2 all blocks are there from the beginning of the step; then there is nothing to gather.
+
+Letters: L layers, Z devices along dp x cp, n elements of a block with its padding.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jaxptd.pipeline.model import LayerInputs
+from jaxptd.pipeline.split_backward import TracedLayer, trace_layer
+from jaxptd.zero.gathering import (
+    as_layer,
+    behind_barriers,
+    completed,
+    missing_blocks,
+    reduce_scattered,
+    shards_of,
+)
+
+Run = Callable[[tuple[Any, Any], LayerInputs, Any], tuple[Any, Any]]
+Loop = Callable[[Any, Any, LayerInputs, Any], tuple[Any, Any]]
+
+
+def prefetching(run: Run) -> Loop:
+    """Makes a loop over a stack of layers of `run((layer, common), inputs, x) -> (x, cache)`.
+
+    The loop is (stack, common, inputs, x) -> (x, caches). `stack` has parameters `[L, ...]`, each a
+    `Gatherable`, and common what all layers read; number and cache of the inputs are `[L, ...]`,
+    their places are for all layers. For backward it keeps what `run` keeps, and of the parameters
+    those of the last layer.
+    """
+
+    @jax.custom_vjp
+    def loop(stack: Any, common: Any, inputs: LayerInputs, x: Any) -> tuple[Any, Any]:
+        def layer(params: Any, inputs: LayerInputs, x: Any) -> tuple[Any, Any]:
+            return run((params, common), inputs, x)
+
+        start = x, missing_blocks(_at(stack, 0))
+        (x, _), first, last = _forward(layer, stack, inputs, start)
+        return x, jax.tree.map(lambda some, one: jnp.concatenate([some, one[None]]), first, last)
+
+    def forward(stack: Any, common: Any, inputs: LayerInputs, x: Any) -> tuple[tuple, Any]:
+        start = x, missing_blocks(_at(stack, 0))
+        params = completed(_at(stack, 0), start[1]), common
+        traced, _ = trace_layer(run, params, _inputs_at(inputs, 0), x)
+
+        def one(params: Any, inputs: LayerInputs, x: Any) -> tuple[Any, list[Array]]:
+            (x, _), kept = traced.forward((params, common), inputs, x)
+            return x, kept
+
+        (x, blocks), *kept = _forward(one, stack, inputs, start)
+        back = partial(_backward, traced)
+        return (x, None), jax.tree_util.Partial(back, stack, common, inputs, blocks, kept)
+
+    def backward(back: Callable, dy: tuple[Any, None]) -> tuple:
+        of_stack, of_common, dx = back(dy[0])
+        return of_stack, of_common, None, dx
+
+    loop.defvjp(forward, backward)
+    return loop
+
+
+def _forward(
+    run: Callable[[Any, LayerInputs, Any], tuple[Any, Any]],
+    stack: Any,
+    inputs: LayerInputs,
+    start: tuple[Any, list[Array]],
+) -> tuple[tuple[Any, list[Array]], Any, Any]:
+    """((x, blocks of the last layer), results of all layers before the last, its result).
+
+    start: x, and the gathered blocks of the first layer.
+    """
+
+    def layer(x: Any, blocks: list[Array], i: Any) -> tuple[Any, Any]:
+        return run(completed(_at(stack, i), blocks), _inputs_at(inputs, i), x)
+
+    def trip(carry: tuple[Any, list[Array]], i: Array) -> tuple[tuple, Any]:
+        following = missing_blocks(_at(stack, i + 1))
+        x, result = layer(*carry, i)
+        return (x, following), result
+
+    end = len(inputs.number) - 1
+    (x, blocks), results = lax.scan(trip, start, jnp.arange(end, dtype=jnp.int32))
+    x, last = layer(x, blocks, end)
+    return (x, blocks), results, last
+
+
+def _backward(
+    traced: TracedLayer, stack: Any, common: Any, inputs: LayerInputs, *saved: Any
+) -> tuple[Any, Any, Any]:
+    """(gradients of the stack, of common and of x); saved: last blocks, kept arrays, dy."""
+    blocks, (kept, of_last), dy = saved
+    end = len(inputs.number) - 1
+
+    def back(i: Any, blocks: list[Array], kept: list[Array], dx: Any) -> tuple[Any, ...]:
+        """(blocks of the layer before, gradients of layer i, of common, of x)."""
+        before = missing_blocks(behind_barriers(_at(stack, jnp.maximum(i - 1, 0))))
+        params = completed(_at(stack, i), blocks), common
+        of_params, dx = traced.backward(kept, params, _inputs_at(inputs, i), (dx, None))
+        return before, *of_params, dx
+
+    def send(found: Any, gradients: Any, i: Any) -> Any:
+        sums = reduce_scattered(gradients, _at(stack, i))
+        return jax.tree.map(partial(lax.dynamic_update_index_in_dim, index=i, axis=0), found, sums)
+
+    def trip(carry: tuple, each: tuple[Array, list[Array]]) -> tuple[tuple, None]:
+        blocks, gradients, total, dx, found = carry
+        i, kept = each
+        found = send(found, gradients, i + 1)
+        blocks, gradients, more, dx = back(i, blocks, kept, dx)
+        return (blocks, gradients, jax.tree.map(jnp.add, total, more), dx, found), None
+
+    # Outside of a loop XLA would keep what forward computed, and not compute it again.
+    blocks, of_last = jax.tree.map(lax.optimization_barrier, (blocks, of_last))
+    start = *back(end, blocks, of_last, dy), jax.tree.map(jnp.zeros_like, shards_of(stack))
+    others = jnp.arange(end, dtype=jnp.int32), kept
+    (_, gradients, total, dx, found), _ = lax.scan(trip, start, others, reverse=True)
+    return as_layer(stack, send(found, gradients, 0)), total, dx
+
+
+def _at(stack: Any, i: Any) -> Any:
+    """Layer i of a stack."""
+    return jax.tree.map(partial(lax.dynamic_index_in_dim, index=i, keepdims=False), stack)
+
+
+def _inputs_at(inputs: LayerInputs, i: Any) -> LayerInputs:
+    """The inputs of layer i."""
+    return LayerInputs(inputs.places, *_at(inputs[1:], i))

@@ -1,0 +1,144 @@
+"""A loop over layers moves parameters and gradients that nothing in the same trip needs."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import tiny
+from one_device import case, hold
+from turns import slow
+
+from jaxptd import comms
+from jaxptd.analysis.collective import ALL_GATHER
+from jaxptd.analysis.jaxprs import equations, inside, scans, traced
+from jaxptd.mesh import BATCH_AXES, Layout
+from jaxptd.step import Program
+
+GATHER, SCATTER = "all_gather", "reduce_scatter"
+THREE = {"num_layers": 3}
+
+
+# ---- what a trip waits for ----------------------------------------------------------------------
+
+
+def moves(body: Any) -> list[Any]:
+    """ZeRO's collectives among the equations of a jaxpr, and of those inside it."""
+    return [
+        each
+        for each in equations(body)
+        if each.primitive.name in (GATHER, SCATTER) and each.params["axis_name"] == BATCH_AXES
+    ]
+
+
+def has_product(equation: Any) -> bool:
+    """True for a product, and for a call or loop with one."""
+    inner = (each for jaxpr in inside(equation) for each in equations(jaxpr))
+    return any(each.primitive.name == "dot_general" for each in (equation, *inner))
+
+
+def needs(body: Any, first: Any) -> list[Any]:
+    """The equations of a jaxpr that need a result of another one."""
+    made, found = {*first.outvars}, []
+    for each in body.eqns:
+        if not made.isdisjoint(x for x in each.invars if not hasattr(x, "val")):
+            made |= {*each.outvars}
+            found.append(each)
+    return found
+
+
+def trips(program: Program) -> Iterator[Any]:
+    """The bodies of the innermost loops that have ZeRO's collectives."""
+    for loop in scans(traced(program).jaxpr):
+        body = loop.params["jaxpr"].jaxpr
+        found = moves(body)
+        if found and all(any(x is each for each in body.eqns) for x in found):
+            yield body
+
+
+@pytest.mark.parametrize(
+    ("layout", "choice"),
+    [
+        (Layout(dp=4, zero=2), {"remat": "dots"}),
+        (Layout(dp=2, cp=2, zero=3), {"remat": "full", "dropout": 0.1}),
+        (Layout(dp=2, tp=2, sequence_parallel=True, zero=3), {"remat": "none"}),
+        slow(Layout(dp=2, row=2, col=2, zero=3), {"remat": "attention"}),
+        slow(Layout(dp=4, zero=3), tiny.T5),
+    ],
+    ids=str,
+)
+def test_collectives_of_a_trip_neither_wait_for_its_products_nor_these_for_them(
+    layout: Layout, choice: dict
+) -> None:
+    program = tiny.program(layout, **THREE | choice)
+    assert program.config.prefetches
+    kinds = []
+    for body in trips(program):
+        products = [each for each in body.eqns if has_product(each)]
+        assert products
+        kinds.append({each.primitive.name for each in moves(body)})
+        for move in moves(body):
+            assert not any(map(has_product, needs(body, move)))
+            assert not any(x is move for each in products for x in needs(body, each))
+    stacks = len(program.resolved.family.inventory(program.config.model).stacks)
+    forward = [{GATHER}] if layout.zero == 3 else []
+    assert kinds == stacks * forward + stacks * [{SCATTER}.union(*forward)]
+
+
+@pytest.mark.parametrize(
+    ("layout", "choice"),
+    [
+        (Layout(dp=2, zero=1), {}),
+        (Layout(dp=2, zero=3), {"scan_layers": False}),
+        slow(Layout(pp=2, dp=2, zero=3), {}),
+    ],
+    ids=str,
+)
+def test_other_steps_do_not_move_ahead(layout: Layout, choice: dict) -> None:
+    program = tiny.program(layout, **choice)
+    assert not program.config.prefetches
+    for body in trips(program):
+        assert any(has_product(x) for move in moves(body) for x in needs(body, move))
+
+
+def test_an_evaluation_gathers_each_layer_once() -> None:
+    program = tiny.program(Layout(dp=2, zero=3), **THREE)
+    evaluate: Any = program.eval_step
+    params = program.abstract_state["params"]
+    jaxpr = evaluate.trace(params, program.abstract_batch).jaxpr
+    every = comms.collectives_of(jaxpr, program.mesh)
+    (gathered,) = [each.bytes for each in every if each.kind == ALL_GATHER]
+    each_micro_batch = program.config.train.micro_batches
+    assert gathered == sum(
+        4 * math.prod(stored.stored_shape) * (each_micro_batch if stored.info.stack else 1)
+        for stored in program.states.stored.values()
+    )
+
+
+# ---- one step -----------------------------------------------------------------------------------
+
+MIXED = {"remat_layers": 1, "documents": "apart", "dropout": 0.1}  # loops of one and of two layers
+
+
+@pytest.mark.parametrize(
+    ("layout", "choice"),
+    [
+        case(THREE | MIXED | {"remat": "full"}, 2, dp=2, tp=2, zero=3),
+    ],
+)
+def test_a_step_equals_one_device(layout: Layout, choice: dict) -> None:
+    hold(layout, **choice)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", ["none", "attention", "dots", "full"])
+@pytest.mark.parametrize("stage", [2, 3])
+def test_both_stacks_of_an_encoder_decoder_equal_one_device(stage: int, remat: str) -> None:
+    layout = Layout(dp=2, tp=2, sequence_parallel=True, zero=stage)
+    hold(layout, micro_batches=2, **{**tiny.T5, "dropout": 0.1, "remat": remat})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_loop_of_one_layer_equals_one_device(stage: int) -> None:
+    hold(Layout(dp=2, zero=stage), num_layers=1, dropout=0.1, micro_batches=1)
