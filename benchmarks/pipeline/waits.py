@@ -1,4 +1,4 @@
-"""How often the host of a GPU waits for its device in a pipeline's step, compiled for H200s.
+"""Waits of a GPU's host for its device in a pipeline's step, compiled for H200s.
 
 Makes the output of `python -m benchmarks.pipeline --waits`.
 """

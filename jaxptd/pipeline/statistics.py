@@ -191,7 +191,7 @@ def messages(schedule: Schedule) -> int:
 
 
 def host_waits(plan: Plan) -> np.ndarray:
-    """How often the host of each stage's GPU waits for its device in a step's ticks, `[stages]`.
+    """The waits of each stage's host for its GPU in a step's ticks, `[stages]`.
 
     Once for each conditional: at a tick for F, for B, for W and for the hops, in F for the
     embedding, in B for the head and for the embedding's gradient. Where parts have different

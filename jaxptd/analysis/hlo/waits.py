@@ -1,4 +1,4 @@
-"""Counts how often the host of a GPU waits for its device within a compiled program.
+"""Counts the waits of a GPU's host for its device within a compiled program.
 
 The condition of a loop whose length XLA does not know is computed on the device, and the host waits
 for it before each trip and once more, when the loop ends. A conditional makes it wait once. While
