@@ -120,6 +120,20 @@ TRAINING = (
         "known = loop_runs(each, times, {})",
         "tests/analysis/hlo/test_kernels.py",
     ),
+    Break(
+        "branches of stages count as often as their conditional",
+        "jaxptd/analysis/jaxprs.py",
+        "yield inner, known.get(number, 0) if known else times",
+        "yield inner, times",
+        "tests/analysis/test_traffic.py",
+    ),
+    Break(
+        "the last condition of a loop makes nothing wait",
+        "jaxptd/analysis/hlo/waits.py",
+        "found += times + sum(number for _, number in runs)",
+        "found += sum(number for _, number in runs)",
+        "tests/analysis/hlo/test_waits.py",
+    ),
     # ---- checkpoints between layouts ----
     Break(
         "what is outside of a block is written, too",

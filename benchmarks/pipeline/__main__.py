@@ -9,6 +9,8 @@ layouts, in one run; and simulates the bubbles of stages that do not share cores
 times of a layer's forward and of the two halves of its backward.
 `python -m benchmarks.pipeline --gpu --config configs/gpt-145b.yaml [--out FILE]` compiles for
 H200s, see `gpu.py`.
+`python -m benchmarks.pipeline --waits [--out FILE]` counts how often a GPU's host waits for its
+device, in steps compiled for H200s.
 
 Letters: p stages, m micro-batches, V chunks a stage; F, B, W a forward, the gradient of the input
 and that of the weights, of one micro-batch and a stage's layers.
@@ -24,6 +26,7 @@ from benchmarks.lib.measure import append
 from benchmarks.pipeline import gpu as pipeline_gpu
 from benchmarks.pipeline import memory as pipeline_memory
 from benchmarks.pipeline import time as pipeline_time
+from benchmarks.pipeline import waits as pipeline_waits
 from benchmarks.pipeline.programs import STAGES
 from jaxptd.analysis.report import table, versions
 from jaxptd.config import Config, TrainConfig
@@ -98,6 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--memory", action="store_true", help="memory as m grows, compiled")
     parser.add_argument("--time", action="store_true", help="time of a step, in one run")
     parser.add_argument("--gpu", action="store_true", help="compile the config for H200s")
+    parser.add_argument("--waits", action="store_true", help="waits of a GPU's host, compiled")
     parser.add_argument("--steps", type=int, default=7, help="timed steps of each (default: 7)")
     parser.add_argument("--out", default="", help="Markdown file to append the tables to")
     config, options = parse(parser, argv)
@@ -114,7 +118,7 @@ def section(config: Config, options: Mapping[str, Any]) -> tuple[str, str]:
     Raises:
         UserError: they ask for several, for no step, or for a config without a pipeline.
     """
-    chosen = [name for name in ("memory", "time", "gpu") if options[name]]
+    chosen = [name for name in ("memory", "time", "gpu", "waits") if options[name]]
     if len(chosen) > 1:
         raise UserError(f"--{' --'.join(chosen)}: each is a run of its own; use one of them")
     if options["steps"] < 1:
@@ -125,6 +129,9 @@ def section(config: Config, options: Mapping[str, Any]) -> tuple[str, str]:
         jax.config.update("jax_platforms", "cpu")  # the steps are only compiled for GPUs
         body = pipeline_gpu.report(pipeline_gpu.variants(with_vocabulary(config)))
         return "Compiled for H200s: `--gpu --config FILE`", body
+    if options["waits"]:
+        jax.config.update("jax_platforms", "cpu")
+        return "Waits of a GPU's host, compiled for H200s: `--waits`", pipeline_waits.report()
     if not chosen:
         return "Counted in tables: no option", schedules()
     devices = STAGES if options["memory"] else pipeline_time.DEVICES

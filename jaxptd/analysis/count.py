@@ -25,7 +25,7 @@ from jaxptd.analysis.collective import (
     subtract,
 )
 from jaxptd.analysis.hlo import collectives_from_hlo
-from jaxptd.analysis.jaxprs import inside, traced
+from jaxptd.analysis.jaxprs import branches, traced
 from jaxptd.analysis.traffic import expected
 from jaxptd.collectives import moved_along
 from jaxptd.config import Config
@@ -57,8 +57,8 @@ def collectives_of(
     Args:
         jaxpr: of the program.
         mesh: the mesh that the program runs on.
-        trips: for loops whose length differs from stage to stage: the name of the loop's scope ->
-            trips of all stages together.
+        trips: for loops and conditionals that differ from stage to stage, their executions by all
+            stages together, as `Plan.trips` has them.
 
     Raises:
         ValueError: a collective is in a while loop whose length is unknown.
@@ -79,7 +79,7 @@ def _walk(
         if equation.primitive.name == "while":
             scope = str(equation.source_info.name_stack).rpartition("/")[2]
             runs, endless = trips.get(scope, times), scope not in trips
-        found = [c for sub in inside(equation) for c in _walk(sub, runs, known)]
+        found = [c for sub, n in branches(equation, runs, trips) for c in _walk(sub, n, known)]
         if endless and found:
             raise ValueError(
                 f"{found[0].kind} in a while loop: the number of executions is unknown"

@@ -4,14 +4,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from jaxptd.analysis.jaxprs import inside, traced
+from jaxptd.analysis.jaxprs import branches, traced
 from jaxptd.step import Program
 
 
 def executed(program: Program, weigh: Callable[[Any], int]) -> int:
     """The sum of `weigh(equation)` over a step; the stages of a pipeline are added up.
 
-    All branches of a conditional count.
+    All branches of a conditional count; those of a pipeline's executor as often as they run.
     """
     return sum(times * weigh(equation) for equation, times, _ in executions(program))
 
@@ -31,8 +31,8 @@ def _executions(
         if equation.primitive.name == "while":
             runs = trips.get(scope.rpartition("/")[2], times)
         yield equation, times, f"{scopes}/{scope}"
-        for inner in inside(equation):
-            yield from _executions(inner, runs, f"{scopes}/{scope}", trips)
+        for inner, number in branches(equation, runs, trips):
+            yield from _executions(inner, number, f"{scopes}/{scope}", trips)
 
 
 def is_product(equation: Any) -> int:

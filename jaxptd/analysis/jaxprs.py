@@ -1,8 +1,9 @@
 """Traces training steps, and walks jaxprs: their equations, and those of the jaxprs inside them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from jaxptd.analysis.hlo.text import branches_of
 from jaxptd.step import Program
 
 
@@ -18,6 +19,21 @@ def inside(equation: Any) -> Iterator[Any]:
         for item in value if isinstance(value, (tuple, list)) else (value,):
             if hasattr(item, "eqns"):
                 yield item
+
+
+def branches(equation: Any, times: int, trips: Mapping[str, int]) -> Iterator[tuple[Any, int]]:
+    """The jaxprs in an equation, each with its executions.
+
+    Args:
+        equation: whose jaxprs are executed `times` times; each branch of a conditional, too, unless
+            its scope is known.
+        times: executions, added up over the stages of a pipeline.
+        trips: of a pipeline's conditionals, as `Plan.trips` has them.
+    """
+    scope = str(equation.source_info.name_stack).rpartition("/")[2]
+    known = branches_of(scope, trips) if equation.primitive.name == "cond" else {}
+    for number, inner in enumerate(inside(equation)):
+        yield inner, known.get(number, 0) if known else times
 
 
 def equations(jaxpr: Any) -> Iterator[Any]:

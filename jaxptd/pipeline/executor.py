@@ -2,23 +2,23 @@
 
 One tick of a stage, here of training:
 
-    embed       tokens -> x, into the mail                          F of the first part
     x = mail[read]
-    forward     x -> x through the part's layers                    F
+    forward     embed (tokens -> x), the part's layers              F; embed: of the first part
     backward    head (x -> loss, then its gradient), the layers     B; head: of the last part,
                 in reverse, unembed (gradient of the embedding)     unembed: of the first
     weight      gradients of the layers' weights                    W
     mail[keep] = x
-    hop_...     permutes of x over pp, into the receiver's mail
+    hops        permutes of x over pp, into the receiver's mail
 
-Each name is a loop of zero trips or one, by the numbers that the plan has for this stage and tick
-(the `Instruction`). They are loops, not branches of one switch, because XLA copies what branches
-pass through: all gradients and saved activations at every tick. The carry of a loop is updated in
-place. Inside of forward, backward and weight each stack of layers has its own loop over the part's
-layers, of zero trips where the part has none.
+Each name is a conditional that does something or nothing, by the numbers that the plan has for this
+stage and tick (the `Instruction`). They are not branches of one switch, because XLA copies what
+branches pass through: all gradients and saved activations at every tick. The carry of these
+conditionals is updated in place. The switch of hops passes on only what arrives. Inside of forward,
+backward and weight each stack of layers has its own loop over the part's layers, of zero trips
+where the part has none.
 
-All stages take part in a hop. Other loops may contain collectives over any axis but pp, along which
-the trips of devices differ.
+All stages take part in a hop. Other conditionals may contain collectives over any axis but pp,
+along which the predicates of devices differ.
 
 x is a tree of arrays, such as `x[B, T, D]`; a hop sends each of them.
 
@@ -26,7 +26,7 @@ Letters: M micro-batches, B batch, T position, D model.
 """
 
 import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, final
 
@@ -39,7 +39,7 @@ from jaxptd.mesh import Axis
 from jaxptd.pipeline.model import LayerInputs, ModelArrays, ModelFunctions, X
 from jaxptd.pipeline.placement import of_stack
 from jaxptd.pipeline.plan import Plan, layers_scope
-from jaxptd.pipeline.pools import Instruction, get, loop, put, zeros
+from jaxptd.pipeline.pools import Instruction, get, put, run_if, zeros
 
 
 class Carry(NamedTuple):
@@ -136,7 +136,7 @@ class Ticks(abc.ABC):
     def scan(self, carry: Carry) -> Carry:
         """Runs all ticks."""
         stage = lax.axis_index(Axis.PP)
-        hops = {f"hop_{name}": jnp.asarray(ticks) for name, ticks in self.plan.hops.taken.items()}
+        hops = {"hops": jnp.asarray(self.plan.hops.chosen)}
         columns = {name: jnp.asarray(column) for name, column in self.plan.columns.items()}
 
         def tick(carry: Carry, numbers: tuple[Instruction, Instruction]) -> tuple[Carry, None]:
@@ -147,14 +147,13 @@ class Ticks(abc.ABC):
         return lax.scan(tick, carry, (columns, hops))[0]
 
     def tick(self, carry: Carry, instruction: Instruction) -> Carry:
-        carry = loop("embed", carry, instruction, self._embed)
         carry = carry._replace(x=get(carry.mail, instruction["read"]))
         return self._send(self.compute(carry, instruction), instruction)
 
     def _embed(self, carry: Carry, instruction: Instruction) -> Carry:
         micro, places = self.micro_batch(instruction["micro"])
         x = self.functions.embed(self.arrays.ends, micro, places)
-        return carry._replace(mail=put(carry.mail, x, instruction["read"]))
+        return carry._replace(x=x, mail=put(carry.mail, x, instruction["read"]))
 
     def each_layer(
         self,
@@ -190,15 +189,28 @@ class Ticks(abc.ABC):
 
     def _send(self, carry: Carry, instruction: Instruction) -> Carry:
         """Stores the result in the mail, and sends it to the stage that reads it."""
-        carry = carry._replace(mail=put(carry.mail, carry.x, instruction["keep"]))
-        for name, pairs in self.plan.hops.pairs.items():
-            hop = partial(self._hop, name=name, pairs=pairs)
-            carry = loop(f"hop_{name}", carry, instruction, hop)
-        return carry
+        mail, together = put(carry.mail, carry.x, instruction["keep"]), self.plan.hops.together
+        branches = [partial(self._hop, hops, len(together[-1])) for hops in together]
+        with jax.named_scope("hops"):
+            arrived = lax.switch(instruction["hops"], branches, carry.x, instruction)
+        for x, slot in arrived:
+            mail = put(mail, x, slot)
+        return carry._replace(mail=mail)
 
-    def _hop(self, carry: Carry, instruction: Instruction, *, name: str, pairs: Any) -> Carry:
-        arrived = lax.ppermute(get(carry.mail, instruction["keep"]), Axis.PP, pairs)
-        return carry._replace(mail=put(carry.mail, arrived, instruction[f"in_{name}"]))
+    def _hop(
+        self, hops: Sequence[str], most: int, x: X, instruction: Instruction
+    ) -> list[tuple[X, Array]]:
+        """Sends x by some hops at once: what arrives, with its slot; the result in its own, where
+        other ticks take more hops.
+
+        A branch returns what arrives and not the mail, which XLA would copy.
+        """
+        kept = as_varying(instruction["keep"], [Axis.PP])
+        arrived = [
+            (lax.ppermute(x, Axis.PP, self.plan.hops.pairs[hop]), instruction[f"in_{hop}"])
+            for hop in hops
+        ]
+        return arrived + [(x, kept)] * (most - len(hops))
 
 
 @final
@@ -222,10 +234,15 @@ class ForwardPass(Ticks):
         return vary(caches, found)
 
     def compute(self, carry: Carry, instruction: Instruction) -> Carry:
-        carry = loop("forward", carry, instruction, self._forward)
-        return loop("head", carry, instruction, self._head)
+        return run_if("forward", carry, instruction, self._forward)
 
     def _forward(self, carry: Carry, instruction: Instruction) -> Carry:
+        """Embeds before the first part's layers, and runs the head after the last one's."""
+        carry = run_if("embed", carry, instruction, self._embed)
+        carry = self._layers(carry, instruction)
+        return run_if("head", carry, instruction, self._head)
+
+    def _layers(self, carry: Carry, instruction: Instruction) -> Carry:
         def run(carry: Carry, layer: CurrentLayer) -> Carry:
             params, row = self.gathered(layer.params), of_stack("row", layer.stack)
             cache = get(carry.layers[layer.stack], instruction[row] + layer.offset)

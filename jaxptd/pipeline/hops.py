@@ -44,6 +44,17 @@ class Hops:
             for name in self.pairs
         }
 
+    @cached_property
+    def together(self) -> list[tuple[str, ...]]:
+        """The hops that some tick takes together; the first is none."""
+        return sorted({(), *self._at.values()}, key=lambda hops: (len(hops), hops))
+
+    @cached_property
+    def chosen(self) -> np.ndarray:
+        """int32 `[ticks]`: the number in `together` of the hops that each tick takes."""
+        numbers = {hops: number for number, hops in enumerate(self.together)}
+        return np.array([numbers[self.at(tick)] for tick in range(self.ticks)], np.int32)
+
     def at(self, tick: int) -> tuple[str, ...]:
         """The hops taken at the end of a tick, none, one or two."""
         return self._at.get(tick, ())

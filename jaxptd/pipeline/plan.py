@@ -133,10 +133,10 @@ class Plan:
 
     @cached_property
     def trips(self) -> dict[str, int]:
-        """The trips of each loop of the executor, by its scope, over all ticks and stages."""
-        micro_batches = self.schedule.micro_batches
-        stages, hops = self.schedule.stages, self.hops.taken
-        trips = {f"hop_{name}": stages * int(taken.sum()) for name, taken in hops.items()}
+        """Executions over all ticks and stages, by scope; of a switch's branch by SCOPE/NUMBER."""
+        micro_batches, stages = self.schedule.micro_batches, self.schedule.stages
+        taken = enumerate(np.bincount(self.hops.chosen))
+        trips = {f"hops/{number}": stages * int(ticks) for number, ticks in taken}
         for name in ("embed", "forward", "head", "backward", "unembed", "weight"):
             trips[name] = int(self.columns[name].sum())
             for kind, (stack, begin, end) in enumerate(self.kinds):

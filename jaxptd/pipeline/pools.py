@@ -1,7 +1,8 @@
-"""Pools of slots, and loops that update them in place.
+"""Pools of slots, and conditionals and loops that update them in place.
 
-A pool is an array `[slots, ...]`, or a tree of them. XLA updates the carry of a loop in place; it
-would copy what the branches of a switch pass through.
+A pool is an array `[slots, ...]`, or a tree of them. XLA updates the carry of a loop in place, and
+that of a conditional of which one branch does nothing; it would copy what the branches of a switch
+pass through.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,6 +17,31 @@ from jaxptd.mesh import Axis
 
 Instruction = dict[str, Array]  # the numbers that a plan has for a stage and tick
 Carry = TypeVar("Carry")
+
+# XLA before that of jax 0.12 copies the carry of a conditional, at least on GPUs.
+CONDITIONALS = jax.__version_info__ >= (0, 12)
+
+
+def run_if(
+    name: str,
+    carry: Carry,
+    instruction: Instruction,
+    body: Callable[[Carry, Instruction], Carry],
+) -> Carry:
+    """Runs `body` if `instruction[name]` is 1.
+
+    A conditional: the host of a GPU waits for its predicate once, where a loop of one trip makes it
+    wait for two. Between them and the loops over layers there is nothing that XLA could move out.
+    """
+    if not CONDITIONALS:
+        return loop(name, carry, instruction, body)
+
+    def taken(carry: Carry) -> Carry:
+        found = body(carry, instruction)
+        return jax.tree.map(lambda x, like: as_varying(x, sorted(varying_axes(like))), found, carry)
+
+    with jax.named_scope(name):
+        return lax.cond(instruction[name] > 0, taken, lambda carry: carry, carry)
 
 
 def loop(

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxptd.errors import UserError
+from jaxptd.pipeline.placement import of_stack
 from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.table import B, F, Operation, Schedule, W
 
@@ -187,6 +188,26 @@ def messages(schedule: Schedule) -> int:
         to = schedule.part(stage, chunk) + {F: 1, B: -1, W: 0}[operation]
         count += 0 <= to < schedule.parts and schedule.where(to)[0] != stage
     return count
+
+
+def host_waits(plan: Plan) -> np.ndarray:
+    """The waits of each stage's host for its GPU in a step's ticks, `[stages]`.
+
+    Once for each conditional: at a tick for F, for B, for W and for the hops, in F for the
+    embedding, in B for the head and for the embedding's gradient. Where parts have different
+    numbers of layers, a loop over them makes it wait for each layer, and once more.
+    """
+    columns, splits = plan.columns, plan.schedule.splits
+    switch = len(plan.hops.together) > 1
+    found = np.full(plan.schedule.stages, plan.schedule.ticks * (2 + splits + switch))
+    found += (columns["forward"] + 2 * columns["backward"]).sum(0)
+    loops = [columns[name] for name in ("forward", "backward", "weight")]
+    loops += [columns["backward"]] * plan.recompute
+    for stack, begin, end in plan.kinds:
+        layers = np.clip(columns[of_stack("layers", stack)], begin, end) - begin
+        if not plan.even(stack):
+            found += sum((runs * (1 + layers)).sum(0) for runs in loops)
+    return found
 
 
 def makespan(plan: Plan, durations: Durations = EQUAL) -> float:

@@ -12,7 +12,7 @@ from jaxptd.pipeline.layer_kinds import LayerKind
 from jaxptd.pipeline.model import ModelArrays, ModelFunctions, X
 from jaxptd.pipeline.placement import of_stack
 from jaxptd.pipeline.plan import Plan
-from jaxptd.pipeline.pools import Instruction, add, get, loop, zeros
+from jaxptd.pipeline.pools import Instruction, add, get, run_if, zeros
 from jaxptd.pipeline.programs import run_without_dead_code
 
 
@@ -57,14 +57,19 @@ class Training(Ticks):
         return self.initial(**pools, layers=layers, ends=ends, common=common, total=total)
 
     def compute(self, carry: Carry, instruction: Instruction) -> Carry:
-        forward = self._forward if self.plan.recompute else self._forward_saving
-        carry = loop("forward", carry, instruction, forward)
-        carry = loop("backward", carry, instruction, self._backward)
-        return loop("weight", carry, instruction, self._weight) if self.splits else carry
+        carry = run_if("forward", carry, instruction, self._forward)
+        carry = run_if("backward", carry, instruction, self._backward)
+        return run_if("weight", carry, instruction, self._weight) if self.splits else carry
 
     # ---- F --------------------------------------------------------------------------------------
 
     def _forward(self, carry: Carry, instruction: Instruction) -> Carry:
+        """Forward through the first part's embedding and the layers."""
+        carry = run_if("embed", carry, instruction, self._embed)
+        layers = self._forward_only if self.plan.recompute else self._forward_saving
+        return layers(carry, instruction)
+
+    def _forward_only(self, carry: Carry, instruction: Instruction) -> Carry:
         """Runs the part's layers and saves nothing."""
 
         def run(carry: Carry, layer: CurrentLayer) -> Carry:
@@ -96,10 +101,10 @@ class Training(Ticks):
             dy, x = carry.x, get(carry.mail, instruction["input"])
             carry = self._forward_saving(carry._replace(x=x), instruction, "recompute")
             carry = carry._replace(x=dy)
-        carry = loop("head", carry, instruction, self._head)
+        carry = run_if("head", carry, instruction, self._head)
         run = partial(self._input_backward if self.splits else self._layer_backward, instruction)
         carry = self.each_layer("backward", carry, instruction, run, reverse=True)
-        return loop("unembed", carry, instruction, self._unembed)
+        return run_if("unembed", carry, instruction, self._unembed)
 
     def _head(self, carry: Carry, instruction: Instruction) -> Carry:
         """Adds the loss to the total; x becomes its gradient."""

@@ -47,9 +47,12 @@ def hold(schedule: Schedule) -> None:
         assert len({s for s, _ in pairs}) == len({to for _, to in pairs}) == len(pairs)
         assert all((to - s) % p in (1, p - 1) for s, to in pairs)
         assert hops.taken[name].any()
+    assert hops.together[0] == ()
+    assert len(set(hops.together)) == len(hops.together) == max(hops.chosen, default=0) + 1
     for tick in range(schedule.ticks):
         names = hops.at(tick)
         assert names == tuple(name for name in hops.pairs if hops.taken[name][tick])
+        assert names == hops.together[hops.chosen[tick]]
         assert needed[tick] <= {pair for name in names for pair in hops.pairs[name]}
         fewest = min(
             count
@@ -107,6 +110,7 @@ def test_one_stage_has_no_hops() -> None:
     for name in SCHEDULES:
         hops = hops_of(make_schedule(name, stages=1, micro_batches=3))
         assert hops.pairs == hops.taken == {}
+        assert hops.together == [()]
 
 
 @pytest.mark.parametrize(

@@ -86,12 +86,13 @@ class Replay:
         self.moment += 1
         for s, (row, result) in enumerate(zip(rows, results, strict=True)):
             self.write("mail", (s, row["keep"]), result)
+        self.trips[f"hops/{hops.chosen[tick]}"] += self.schedule.stages
+        assert hops.together[hops.chosen[tick]] == hops.at(tick)
         for name in [name for name in hops.pairs if hops.taken[name][tick]]:
             left = {s: self.slots["mail", s, row["keep"]].value for s, row in enumerate(rows)}
             assert left == dict(enumerate(results)), "overwritten before all hops were sent"
             source_of = {target: source for source, target in hops.pairs[name]}
             for s, row in enumerate(rows):
-                self.trips[f"hop_{name}"] += 1
                 arrived = left[source_of[s]] if s in source_of else NOTHING
                 self.write("mail", (s, row[f"in_{name}"]), arrived)
 

@@ -1,4 +1,4 @@
-"""Slots of pools against numpy; loops of zero trips or one, out of which XLA moves nothing."""
+"""Slots of pools against numpy; conditionals and loops, out of which XLA moves nothing."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from jaxptd.analysis.hlo import collectives_from_hlo
 from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.mesh import Axis, Layout, make_mesh
-from jaxptd.pipeline.pools import add, get, loop, put, zeros
+from jaxptd.pipeline.pools import add, get, loop, put, run_if, zeros
 
 STAGES, OTHERS = 4, 2
 MESH = make_mesh(Layout(pp=STAGES, tp=OTHERS))
@@ -85,7 +85,7 @@ def test_zeros_vary_as_the_array_and_over_stages() -> None:
     np.testing.assert_array_equal(found, want)
 
 
-# ---- loops of zero trips or one -----------------------------------------------------------------
+# ---- conditionals, and loops of zero trips or one -----------------------------------------------
 
 TICKS = np.array([[1, 0, 0, 1], [0, 0, 1, 1], [0, 0, 0, 0], [1, 1, 1, 1], [0, 1, 0, 0]], np.int32)
 
@@ -120,8 +120,8 @@ def make_run(loop: Callable) -> Callable:
 W = np.arange(2.0 * STAGES * OTHERS * 3, dtype=np.float32).reshape(2 * STAGES, OTHERS, 3)
 
 
-@pytest.mark.parametrize("loop", [loop, careless])
-def test_a_loop_runs_zero_times_or_once(loop: Callable) -> None:
+@pytest.mark.parametrize("loop", [run_if, loop, careless])
+def test_a_body_runs_zero_times_or_once(loop: Callable) -> None:
     """By each stage's number, with a sum over tp in its body."""
     found = np.asarray(make_run(loop)(W))
     np.testing.assert_array_equal(found[:, 0], 3 * TICKS.sum(0)[:, None] * W[1::2].sum(1))
@@ -136,7 +136,8 @@ def sums(loop: Callable) -> int:
     return found[0].count
 
 
-def test_xla_moves_nothing_out_of_a_loop() -> None:
+@pytest.mark.parametrize("loop", [run_if, loop])
+def test_xla_moves_nothing_out(loop: Callable) -> None:
     """Loop-invariant collectives too run only on the stages and ticks that need them."""
     assert sums(loop) == TICKS.sum()
 

@@ -15,9 +15,9 @@ PIPELINES = (
         Break(
             "a hop ends one stage further",
             EXECUTOR,
-            'lax.ppermute(get(carry.mail, instruction["keep"]), Axis.PP, pairs)',
-            'lax.ppermute(get(carry.mail, instruction["keep"]), Axis.PP, '
-            "[(s, (t + 1) % lax.axis_size(Axis.PP)) for s, t in pairs])",
+            "lax.ppermute(x, Axis.PP, self.plan.hops.pairs[hop])",
+            "lax.ppermute(x, Axis.PP, "
+            "[(s, (t + 1) % lax.axis_size(Axis.PP)) for s, t in self.plan.hops.pairs[hop]])",
             TESTS,
         ),
         (STAGES,),
@@ -38,8 +38,8 @@ PIPELINES = (
         Break(
             "what arrives is kept where the result was",
             EXECUTOR,
-            'put(carry.mail, arrived, instruction[f"in_{name}"])',
-            'put(carry.mail, arrived, instruction["keep"])',
+            'instruction[f"in_{hop}"]',
+            'instruction["keep"]',
             TESTS,
         ),
         (PP,),

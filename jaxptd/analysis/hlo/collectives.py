@@ -12,7 +12,14 @@ from types import MappingProxyType
 import numpy as np
 
 from jaxptd.analysis.collective import ALL_REDUCE, KINDS, PERMUTE, REDUCE_SCATTER, Collective
-from jaxptd.analysis.hlo.text import Computations, Instruction, loop_runs, parse
+from jaxptd.analysis.hlo.text import (
+    Computations,
+    Instruction,
+    Runs,
+    loop_runs,
+    parse,
+    taken,
+)
 from jaxptd.mesh import Axis
 
 _KIND = re.compile(f"({'|'.join(KINDS)})(-start)?")
@@ -63,13 +70,22 @@ def _executed(
     for each in computations.get(name, ()):
         if _kind(each)[0]:
             yield each, times
-        if each.body:
-            inner = loop_runs(each, times, trips) if each.kind == "while" else times
+        for body, inner in _called(each, computations, runs):
             known = times if inner is None else inner
-            found = list(_executed(computations, each.body, (known, trips)))
+            found = list(_executed(computations, body, (known, trips)))
             if inner is None and found:
-                raise ValueError(f"a collective in a loop of unknown length: {each.name}")
+                raise ValueError(f"a collective that runs unknown times: {each.name}")
             yield from found
+
+
+def _called(each: Instruction, computations: Computations, runs: tuple) -> Runs:
+    """The computations that an instruction calls, and their executions; None if unknown."""
+    times, trips = runs
+    if each.kind == "conditional":
+        return taken(each, computations, trips)
+    if each.kind == "while":
+        return [(each.body, loop_runs(each, times, trips))]
+    return [(each.body, times)] if each.body else []
 
 
 def payload(instruction: Instruction) -> int:

@@ -88,8 +88,8 @@ def _kernels(
     """Every instruction that is a kernel, its computation by name, and its executions."""
     scope = {each.name: each for each in computations[name]}
     for each in computations[name]:
-        if each.body:
-            for body, runs in pipeline.runs(each, times):
+        if each.body or pipeline.knows(each):
+            for body, runs in pipeline.runs(each, times, computations):
                 yield from _kernels(computations, body, runs, pipeline)
         elif is_kernel(each):
             yield each, scope, times

@@ -103,7 +103,7 @@ def _moves(
             start, over = under_way.pop(each.operands[0]) if end else (each, Work())
             axes = axes_of(start, sizes) if sizes else ()
             yield Move(each.name, pass_of(each), each.size, times, over, kind, axes)
-        for body, runs in pipeline.runs(each, times):
+        for body, runs in pipeline.runs(each, times, computations):
             yield from _moves(computations, body, runs, sizes, pipeline)
         if under_way:
             done = work(each, computations)

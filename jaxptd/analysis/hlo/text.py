@@ -93,6 +93,7 @@ class Instruction:
 
 
 Computations = Mapping[str, list[Instruction]]
+Runs = list[tuple[str, int | None]]  # computations and their executions
 
 
 def parse(text: str) -> tuple[Computations, str]:
@@ -111,6 +112,24 @@ def parse(text: str) -> tuple[Computations, str]:
     return computations, entry
 
 
+def scope_of(each: Instruction) -> str:
+    """The name of the scope around a loop or conditional; empty if JAX gave none."""
+    found = re.fullmatch(r"(?:.*/)?([^/]+)/(?:while|cond)", each.op_name)
+    return found[1] if found else ""
+
+
+def branches_of(scope: str, trips: Mapping[str, int]) -> dict[int, int]:
+    """Executions of the branches of a conditional in this scope, by their numbers."""
+    if scope in trips:
+        return {1: trips[scope]}
+    switch = {key.rpartition("/"): runs for key, runs in trips.items()}
+    return {
+        int(number): runs
+        for (name, slash, number), runs in switch.items()
+        if slash and name == scope
+    }
+
+
 def loop_runs(loop: Instruction, times: int, trips: Mapping[str, int]) -> int | None:
     """Executions of a loop's body in total; None if unknown.
 
@@ -119,25 +138,50 @@ def loop_runs(loop: Instruction, times: int, trips: Mapping[str, int]) -> int | 
         times: executions of the loop.
         trips: executions of the bodies of some loops in total, by the scope around the loop.
     """
-    scope = re.fullmatch(r"(?:.*/)?([^/]+)/while", loop.op_name)
-    if scope and scope[1] in trips:
-        return trips[scope[1]]
+    if (scope := scope_of(loop)) in trips:
+        return trips[scope]
     return None if loop.trip_count is None else times * loop.trip_count
+
+
+def taken(conditional: Instruction, computations: Computations, trips: Mapping[str, int]) -> Runs:
+    """The branches of a conditional, and their executions in total: None if unknown.
+
+    Args:
+        conditional: a branch of the executor's that has no named instruction does nothing.
+        computations: of the program.
+        trips: executions of their branches, as `Plan.trips` has them.
+    """
+    scope, name = scope_of(conditional), f"{conditional.op_name}/branch_"
+    known = {f"{name}{number}_fun": n for number, n in branches_of(scope, trips).items()}
+    if not known:
+        return [(branch, None) for branch in conditional.branches]
+    found: Runs = []
+    for branch in conditional.branches:
+        names = [each.op_name for each in computations[branch]]
+        runs = (n for start, n in known.items() if any(x.startswith(start) for x in names))
+        found.append((branch, next(runs, 0)))
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
-    """The stages of a program, whose loops run differently often on each.
+    """The stages of a program, whose loops and conditionals run differently often on each.
 
     Args:
         stages: pipeline stages; executions are added up over them.
-        trips: executions of the executor's loops, as `Plan.trips` has them.
+        trips: executions of the executor's loops and conditionals, as `Plan.trips` has them.
     """
 
     stages: int = 1
     trips: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
-    def runs(self, each: Instruction, times: int) -> list[tuple[str, int]]:
+    def knows(self, each: Instruction) -> bool:
+        """True for a conditional of the executor."""
+        return each.kind == "conditional" and bool(branches_of(scope_of(each), self.trips))
+
+    def runs(
+        self, each: Instruction, times: int, computations: Computations
+    ) -> list[tuple[str, int]]:
         """The computations that an instruction runs, and how often in total.
 
         A loop of which nothing is known counts as one trip, and so does every branch.
@@ -145,7 +189,11 @@ class Pipeline:
         Args:
             each: executed `times` times.
             times: executions, added up over the stages.
+            computations: of the program.
         """
+        if each.kind == "conditional":
+            found = taken(each, computations, self.trips)
+            return [(name, times if runs is None else runs) for name, runs in found]
         if each.kind == "while":
             known = loop_runs(each, times, self.trips)
             return [(each.body, times if known is None else known)]

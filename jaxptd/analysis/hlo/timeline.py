@@ -124,7 +124,7 @@ class _Reader:
 
     def _runs(self, each: Instruction, executions: int) -> list[tuple[str, int]]:
         """The computations that an instruction runs; of a conditional's branches all."""
-        found = self.pipeline.runs(each, executions)
+        found = self.pipeline.runs(each, executions, self.computations)
         return [(body, number) for body, number in found if number]
 
     def _send(
