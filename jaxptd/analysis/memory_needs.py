@@ -19,6 +19,7 @@ from jaxptd.analysis.peak import outside, peak
 from jaxptd.config import Config
 from jaxptd.display import bytes_text
 from jaxptd.errors import UserError
+from jaxptd.models.families import is_counted
 from jaxptd.step import Program
 from jaxptd.step.resolved import resolve
 from jaxptd.step.state import HOST, state_memory
@@ -65,7 +66,8 @@ def needs(config: Config, mesh: Any) -> Needs:
 
 
 def _activations(config: Config, mesh: Any) -> int:
-    if config.layout.offload == "activations" and not _on_cpu(mesh):
+    on_host = config.layout.offload == "activations" and not _on_cpu(mesh)
+    if on_host or not is_counted(config.model):
         return 0
     plan = resolve(config, mesh).plan
     waiting = memory_model.mail(config, plan) if plan else 0
