@@ -65,7 +65,7 @@ class Places(NamedTuple):
         return self._replace(sample_B=sample_B, segment_BCT=segment_BCT, source=source)
 
     def at_rows(self, unit: int) -> "Places":
-        """Of rows of pixels, which positions are: the rows of patches that are so many high."""
+        """The same places, with rows of patches, `unit` pixels high, in place of rows of pixels."""
         return self._replace(position_T=self.position_T[::unit] // unit)
 
     def at(self, layer: Array | int, site: Site) -> "Places":

@@ -90,7 +90,10 @@ def open_data_of(config: Config, tokenizer: Tokenizer) -> Data:
     Raises:
         UserError: as `open_data`.
     """
-    objective = family_of(config.model).objective
+    family = family_of(config.model)
+    if family.open is not None:
+        return family.open(config)
+    objective = family.objective
     return open_data(
         config.data,
         tokenizer,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from jaxptd.config import Config, ModelConfig, option
-from jaxptd.data import NOT_COUNTED, Objective, Tokenizer
+from jaxptd.data import NOT_COUNTED, Data, Objective, Tokenizer
 from jaxptd.models.inventory import Inventory
 
 if TYPE_CHECKING:  # formulas read families without jax, which models import
@@ -95,11 +95,13 @@ class Loss(NamedTuple):
         targets: the field of a batch whose entries of 0 or more are targets.
         weight: of the term.
         evaluated: whether evaluations have it; else it only guides the training.
+        trained: whether it guides the training; else it is a score of evaluations.
     """
 
     targets: str
     weight: float = 1.0
     evaluated: bool = True
+    trained: bool = True
 
 
 class Writing(NamedTuple):
@@ -156,6 +158,7 @@ class Family:
             next token.
         writing: how it writes a text; None: it does not.
         has_vocabulary: whether its batches have ids of a tokenizer.
+        open: opens its data, where that is no text.
         work: model -> the work of a sample; None: that of its inventory.
     """
 
@@ -172,6 +175,7 @@ class Family:
     objective: Callable[[Config, Tokenizer], Objective] | None = None
     writing: Writing | None = None
     has_vocabulary: bool = True
+    open: Callable[[Config], Data] | None = None
     work: Callable[[ModelConfig], Work] | None = None
 
     def has_documents(self, config: Config) -> bool:

@@ -11,13 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from jaxptd.config import Config, Images, ModelConfig
-from jaxptd.data import NOT_COUNTED
+from jaxptd.config import Config, DataConfig, Images, ModelConfig
+from jaxptd.data import NOT_COUNTED, Data
+from jaxptd.data.images import open_images
 from jaxptd.errors import UserError
 from jaxptd.models.family import Family, Field, Loss, Sequence, Work, imported
 
-CROSS_ENTROPY, DICE = "cross_entropy", "dice"  # terms of the loss
-SHARE = {CROSS_ENTROPY: 0.4, DICE: 0.6}  # of the loss; source: Swin-Unet's code
+CROSS_ENTROPY, DICE_LOSS = "cross_entropy", "dice_loss"  # terms of the loss
+DICE = "dice"  # score of all classes but the first, the background; of class 1 dice_1
+SHARE = {CROSS_ENTROPY: 0.4, DICE_LOSS: 0.6}  # of the loss; source: Swin-Unet's code
 NOT_COUNTED_PIXELS = 0.2  # share of random labels
 
 
@@ -87,6 +89,9 @@ def check(config: Config) -> None:
             "yet; use layout.cp=1 and more of dp, tp or row and col"
         )
     _check_images(config)
+    for name in ("tokenizer", "documents", "prompt_field"):
+        if (value := getattr(config.data, name)) != getattr(DataConfig, name):
+            raise UserError(f"data.{name}={value} is of text, and images have none; leave it out")
 
 
 def _check_images(config: Config) -> None:
@@ -130,10 +135,38 @@ def work(model: ModelConfig) -> Work:
 
 
 def losses(model: ModelConfig, *, of_pixels: bool) -> Mapping[str, Loss]:
-    """Of pixels 0.4 of their cross-entropy and 0.6 of an image's Dice loss; else the first."""
+    """0.4 of the cross-entropy of pixels and 0.6 of an image's Dice loss; of images the first.
+
+    Scores of pixels are Dice coefficients.
+    """
     if not of_pixels:
         return {CROSS_ENTROPY: Loss("label")}
-    return {name: Loss("label", weight=share) for name, share in SHARE.items()}
+    trained = {name: Loss("label", weight=share) for name, share in SHARE.items()}
+    names = score_names(images_of(model).classes)
+    return trained | {name: Loss("label", weight=0.0, trained=False) for name in names}
+
+
+def refuse_data(config: Config) -> Data:
+    """Raises UserError: folders have labels of pixels only."""
+    raise UserError(
+        f"model.family={config.model.family}: data.source has no labels of whole images yet; "
+        "use model.family=swin-unet, or Program.train_step with batches of your own"
+    )
+
+
+def score_names(classes: int) -> tuple[str, ...]:
+    """The mean Dice coefficient, and that of each class but the first."""
+    return (DICE, *(f"{DICE}_{number}" for number in range(1, classes)))
+
+
+def open_samples(config: Config) -> Data:
+    """Opens the images of a config.
+
+    Raises:
+        UserError: as `open_images`, or options of text are set.
+    """
+    train, validation = open_images(config.data, images_of(config.model), config.train.seed)
+    return Data(train, validation)
 
 
 def _family(name: str, *, of_pixels: bool) -> Family:
@@ -149,6 +182,7 @@ def _family(name: str, *, of_pixels: bool) -> Family:
         check=check,
         has_vocabulary=False,
         work=work,
+        open=open_samples if of_pixels else refuse_data,
     )
 
 

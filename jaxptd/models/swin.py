@@ -20,18 +20,18 @@ from jaxptd.config import Images, ModelConfig
 from jaxptd.fields import check_argument
 from jaxptd.layers.dropout import Places, Site
 from jaxptd.layers.form import TensorParallel
-from jaxptd.layers.norm import Norm
-from jaxptd.layers.patches import (
+from jaxptd.layers.images.block import Level, Skipping, WindowPair, drop_patches, make_pairs
+from jaxptd.layers.images.loss import cross_entropy, dice_loss, dice_scores
+from jaxptd.layers.images.patches import (
     Classes,
     PatchEmbedding,
     PatchExpanding,
     PatchMerging,
     SkipConnection,
 )
-from jaxptd.layers.pixel_loss import cross_entropy, dice
-from jaxptd.layers.window_block import Level, Skipping, WindowPair, drop_patches, make_pairs
-from jaxptd.layers.windows import Windows
-from jaxptd.models.images import CROSS_ENTROPY, DICE
+from jaxptd.layers.images.windows import Windows
+from jaxptd.layers.norm import Norm
+from jaxptd.models.images import CROSS_ENTROPY, DICE_LOSS, score_names
 
 
 class Swin(nnx.Module):
@@ -152,10 +152,15 @@ class SwinUnet(Swin):
 
     @jax.named_scope("loss")
     def losses(self, x: Skipping, batch: Mapping[str, Array], places: Places) -> dict[str, Array]:
-        """x after all levels -> sums of -log probability of pixels, and of the Dice loss."""
+        """x after all levels -> sums of -log probability of pixels, of Dice losses, and scores."""
         axes, logits = self.form.axes, self.output(x)
         label = axes.local_images(batch["label"])
-        found = {CROSS_ENTROPY: cross_entropy(logits, label), DICE: dice(logits, label)}
+        scores = dice_scores(logits, label)
+        found = {
+            CROSS_ENTROPY: cross_entropy(logits, label),
+            DICE_LOSS: dice_loss(logits, label),
+            **dict(zip(score_names(self.images.classes), scores, strict=True)),
+        }
         return {name: axes.sum_images(each) for name, each in found.items()}
 
 

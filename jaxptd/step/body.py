@@ -135,6 +135,7 @@ class StepBody:
         return {
             name: term.weight * scale / counts[term.targets].astype(dtype)
             for name, term in self._terms.items()
+            if term.trained
         }
 
     def _loss_sums(self, losses: Losses) -> Losses:

@@ -1,5 +1,6 @@
 """Swin and Swin-UNet: steps of layouts equal one device's; what they do not have is refused."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,9 +9,20 @@ import tiny
 from one_device import hold
 from turns import slow
 
-from jaxptd import Config, Layout, ModelConfig, Program, TrainConfig, UserError, make_mesh
+from jaxptd import (
+    Config,
+    Layout,
+    ModelConfig,
+    Program,
+    TrainConfig,
+    UserError,
+    load_config,
+    make_mesh,
+    train,
+)
 from jaxptd.analysis.compiled_step import random_batch
-from jaxptd.layers.windows import Windows
+from jaxptd.layers.images.windows import Windows
+from jaxptd.models.families import work_of
 
 DROPS = {"family": "swin-unet", "dropout": 0.1, "drop_path": 0.3}
 ONE = {"micro_batches": 1}
@@ -39,6 +51,24 @@ ONE = {"micro_batches": 1}
 def test_a_step_equals_one_devices(layout: Layout, choice: dict[str, Any]) -> None:
     """3 heads are 4 on two devices, and 6 hidden units 8 on four."""
     hold(layout, **DROPS | choice)
+
+
+@pytest.mark.parametrize("family", ["swin", "swin-unet"])
+def test_flops_are_those_of_every_matrix_and_score(family: str) -> None:
+    """Six a weight and a patch that it is multiplied with, twelve a number and a key's patch."""
+    program = tiny.program(Layout(), family=family)
+    patches, weights = {0: 64, 1: 16}, 0
+    for name, info in program.infos.items():
+        if not info.decay:
+            continue
+        level = next((int(digit) for digit in name.partition(".")[0] if digit.isdigit()), 0)
+        level += name.startswith("expand")
+        pixels = {"swin": 1, "swin-unet": 256}[family]
+        each = pixels if name.startswith("head") else patches[level]
+        weights += each * int(np.prod(info.shape))
+    blocks = {"swin": (4, 2), "swin-unet": (4 + 2, 2)}[family]
+    scores = sum(n * patches[i] * 12 * 6 * 2**i * 16 for i, n in enumerate(blocks))
+    assert work_of(program.config.model) == (64, 6 * weights + scores)
 
 
 def test_windows_are_split_and_joined() -> None:
@@ -111,9 +141,9 @@ def test_dropped_paths_are_of_images() -> None:
 def test_layouts_that_images_do_not_have_are_refused(
     fields: dict[str, Any], layout: Layout, line: str
 ) -> None:
-    train = TrainConfig(global_batch_size=2)
+    model, size = ModelConfig(**IMAGE | fields), TrainConfig(global_batch_size=2)
     with pytest.raises(UserError, match=line):
-        Program(Config(ModelConfig(**IMAGE | fields), layout, train=train), make_mesh(layout))
+        Program(Config(model, layout, train=size), make_mesh(layout))
 
 
 def test_a_batch_has_images_and_labels() -> None:
@@ -131,3 +161,16 @@ def test_a_batch_has_images_and_labels() -> None:
     ):
         with pytest.raises(UserError, match=line):
             program.place(batch | {name: wrong})
+
+
+@pytest.mark.slow
+def test_phantoms_are_learned_and_scored(tmp_path: Path) -> None:
+    sizes = ["--model.hidden_size=8", "--model.image_size=32", "--model.image_depths=[2,2]"]
+    run = ["--train.steps=4", "--train.eval_every=4", "--train.eval_batches=1"]
+    where = [f"--train.run_dir={tmp_path}", "--checkpoint.every=0", "--train.log_every=1"]
+    config = load_config("swin-unet-shapes", [*sizes, *run, *where])
+    row = train(config, quiet=True).run_dir.metrics()[-1]
+    scores = [row[f"validation_dice_{number}"] for number in (1, 2, 3)]
+    assert row["validation_dice"] == pytest.approx(sum(scores) / 3, abs=1e-6)
+    assert row["loss"] == pytest.approx(row["cross_entropy"] + row["dice_loss"], rel=1e-5)
+    assert "dice" not in row

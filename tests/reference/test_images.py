@@ -42,7 +42,7 @@ def expected(family: str, params: dict, batch: dict) -> tuple[dict[str, float], 
         loss = swin(model, batch)
         return {"cross_entropy": float(loss.x)}, gradients(loss, values)
     cross_entropy, dice = swin_unet(model, batch)
-    terms = {"cross_entropy": 0.4 * float(cross_entropy.x), "dice": 0.6 * float(dice.x)}
+    terms = {"cross_entropy": 0.4 * float(cross_entropy.x), "dice_loss": 0.6 * float(dice.x)}
     return terms, gradients(cross_entropy * 0.4 + dice * 0.6, values)
 
 

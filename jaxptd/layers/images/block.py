@@ -14,10 +14,10 @@ from jax import Array
 from jaxptd.config import ModelConfig
 from jaxptd.layers.dropout import Places, Site, drop_path, dropout
 from jaxptd.layers.form import TensorParallel
+from jaxptd.layers.images.windows import WindowAttention, Windows
 from jaxptd.layers.linear import INIT
 from jaxptd.layers.mlp import MLP
 from jaxptd.layers.norm import Norm
-from jaxptd.layers.windows import WindowAttention, Windows
 from jaxptd.params import stacked
 
 

@@ -21,7 +21,7 @@ def one_hot(label: Array, logits: Array) -> Array:
     return (label[..., None] == jnp.arange(logits.shape[-1])).astype(logits.dtype)
 
 
-def dice(logits: Array, label: Array) -> Array:
+def dice_loss(logits: Array, label: Array) -> Array:
     """The Dice loss of each image, times the number of its pixels that count; their sum.
 
     So its sum over images, divided by all pixels that count, is the mean loss of an image: the same
@@ -40,3 +40,18 @@ def dice(logits: Array, label: Array) -> Array:
     both_BK, pp_BK, tt_BK = (jnp.sum(x, pixels) for x in (p * t, p * p, t))
     loss_B = jnp.mean(1 - (2 * both_BK + SMOOTH) / (pp_BK + tt_BK + SMOOTH), -1)
     return jnp.sum(loss_B * jnp.sum(counts_BRQ1, (1, 2, 3)))
+
+
+def dice_scores(logits: Array, label: Array) -> list[Array]:
+    """The Dice coefficients of the most likely classes, as `dice_loss` takes their mean.
+
+    First the mean of all classes but the first, then each of these. A class that neither the labels
+    nor the most likely classes of an image have has 1.
+    """
+    counts_BRQ1 = (label >= 0)[..., None].astype(logits.dtype)
+    p = one_hot(jnp.argmax(logits, -1), logits) * counts_BRQ1
+    t, pixels = one_hot(label, logits), (1, 2)
+    both_BK, all_BK = jnp.sum(p * t, pixels), jnp.sum(p + t, pixels)
+    score_BK = jnp.where(all_BK > 0, 2 * both_BK / jnp.maximum(all_BK, 1), 1)[:, 1:]
+    total_K = jnp.sum(score_BK * jnp.sum(counts_BRQ1, pixels), 0)
+    return [total_K.mean(), *total_K]
