@@ -98,8 +98,11 @@ def require_fits(program: Program) -> None:
 
 
 def _peak(program: Program) -> str:
-    """In words, the peak that the model predicts; nothing for CPUs, whose steps it is not of."""
-    if _on_cpu(program.mesh):
+    """In words, the peak that the model predicts; nothing for CPUs, whose steps it is not of.
+
+    Nothing for a family without formulas, too.
+    """
+    if _on_cpu(program.mesh) or not is_counted(program.config.model):
         return ""
     config, resolved = program.config, program.resolved
     found = peak(config, memory_model.state(config, resolved.zero), resolved.plan)

@@ -60,6 +60,9 @@ def test_an_inventory_has_the_stacks_of_the_model(family: FamilyName) -> None:
 def test_what_has_no_formula_is_said() -> None:
     with pytest.raises(UserError, match="model.family=swin: its bytes, memory and FLOPs have no f"):
         inventory_of(ModelConfig(family="swin"))
+    for count in (jaxptd.comms, jaxptd.memory):
+        with pytest.raises(UserError, match="model.family=swin: its bytes, memory and FLOPs have"):
+            count(Config(ModelConfig(family="swin")))
 
 
 @pytest.mark.parametrize(
