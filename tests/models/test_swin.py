@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
-from one_device import hold
+from one_device import hold, verified
 from turns import slow
 
 from jaxptd import (
@@ -43,14 +43,21 @@ ONE = {"micro_batches": 1}
         slow(Layout(row=2, col=2, matmul2d_slices=3), {"optimizer": "adafactor"}),
         slow(Layout(tp=2, offload="optimizer"), {"scan_layers": False}),
         slow(Layout(tp=2, offload="activations"), {"remat": "dots"}),
-        slow(Layout(tp=2, sequence_parallel=True), {"family": "swin"}),
-        slow(Layout(row=2, col=2), {"family": "swin"}),
     ],
     ids=str,
 )
 def test_a_step_equals_one_devices(layout: Layout, choice: dict[str, Any]) -> None:
     """3 heads are 4 on two devices, and 6 hidden units 8 on four."""
     hold(layout, **DROPS | choice)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [Layout(tp=2, sequence_parallel=True), Layout(row=2, col=2)])
+def test_a_classifier_is_verified(layout: Layout) -> None:
+    """With the noise of several steps: gradients of few images are sums of few, equal numbers."""
+    found = verified(layout, family="swin", drop_path=0.3)
+    assert found.wrong == []
+    assert found.worst_gradient <= 1e-12
 
 
 @pytest.mark.parametrize("family", ["swin", "swin-unet"])
