@@ -28,7 +28,7 @@ from benchmarks.breaks.peak import PEAK
 from benchmarks.breaks.planner import PLANNER
 from benchmarks.breaks.plans import PAPERS, PLANS
 from benchmarks.breaks.reference import REFERENCE
-from benchmarks.breaks.stacks import STACKS
+from benchmarks.breaks.stacks import IMAGES, STACKS
 from benchmarks.breaks.table import BREAKS, Break
 from benchmarks.breaks.training import TRAINING
 from jaxptd.analysis.report import table
@@ -41,6 +41,7 @@ ALL = (
     *MODELS,
     *TRAINING,
     *STACKS,
+    *IMAGES,
     *ENCODER_DECODERS,
     *DATA,
     *HUGGING_FACE,

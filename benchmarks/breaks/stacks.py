@@ -1,9 +1,13 @@
-"""Breaks of models with several stacks of layers, and of parameters that all layers read."""
+"""Breaks of models with several stacks of layers, of common parameters, and of images."""
 
 from benchmarks.breaks.table import Break
 
 EXECUTOR = "tests/pipeline/test_stacks.py"
 STEPS = "tests/step/test_stacks.py"
+LAYOUTS = "tests/models/test_swin.py"
+REFERENCE = "tests/reference/test_images.py"
+IMAGES_DATA = "tests/data/test_images.py"
+LOSS = "tests/layers/images/test_image_loss.py"
 
 STACKS = (
     Break(
@@ -105,5 +109,72 @@ STACKS = (
         "is_named |= False",
         "tests/analysis/test_traffic.py",
         "zb-v",
+    ),
+)
+
+IMAGES = (
+    Break(
+        "losses of images are not summed over the devices that share them",
+        "jaxptd/layers/axes.py",
+        "return lax.psum(s, axes) if axes else s",
+        "return lax.pmax(s, axes) if axes else s",
+        LAYOUTS,
+        "one_devices",
+    ),
+    Break(
+        "a shifted window sees all of its patches",
+        "jaxptd/layers/images/windows.py",
+        "return in_last.astype(jnp.int32) + (rolled & in_last)",
+        "return 0 * in_last.astype(jnp.int32)",
+        LAYOUTS,
+        "sees_neighbours",
+    ),
+    Break(
+        "windows are not moved back",
+        "jaxptd/layers/images/windows.py",
+        "o = _rolled(self.windows.join(checkpoint_name(o, CORE)), shift)",
+        "o = self.windows.join(checkpoint_name(o, CORE))",
+        REFERENCE,
+        "of_the_reference",
+    ),
+    Break(
+        "biases of a window are of the place of the query from the key",
+        "jaxptd/layers/images/windows.py",
+        "each[:, None] - each[None, :] + self.size - 1",
+        "each[None, :] - each[:, None] + self.size - 1",
+        REFERENCE,
+        "of_the_reference",
+    ),
+    Break(
+        "weights of losses are rounded to float32",
+        "jaxptd/step/body.py",
+        "scale = scale.astype(dtype)",
+        "scale = scale + 0",
+        REFERENCE,
+        "of_the_reference",
+    ),
+    Break(
+        "a Dice loss is not weighted by the pixels of its image",
+        "jaxptd/layers/images/loss.py",
+        "return jnp.sum(loss_B * jnp.sum(counts_BRQ1, (1, 2, 3)))",
+        "return jnp.mean(loss_B) * jnp.sum(counts_BRQ1)",
+        LOSS,
+        "dice_loss",
+    ),
+    Break(
+        "labels are not turned with their images",
+        "jaxptd/data/images/samples.py",
+        "return _turned(image, turn), _turned(label, turn)",
+        "return _turned(image, turn), label",
+        IMAGES_DATA,
+        "turned_alike",
+    ),
+    Break(
+        "phantoms of validation are those of training",
+        "jaxptd/data/images/phantoms.py",
+        "counter = np.array([0, 0, stream, number], np.uint64)",
+        "counter = np.array([0, 0, 0, number], np.uint64)",
+        IMAGES_DATA,
+        "function_of_its_seed",
     ),
 )

@@ -17,7 +17,7 @@ from jaxptd.analysis.memory_model import kept_by_layer, published_layer
 from jaxptd.config import Config, ModelConfig, Remat
 from jaxptd.errors import run_command
 from jaxptd.mesh import Layout
-from jaxptd.models.families import family_of
+from jaxptd.models.families import inventory_of
 from jaxptd.plot.style import CARD, save
 
 # One layer of a GPT-2 of 1.5 B parameters, in bfloat16.
@@ -45,7 +45,7 @@ def kept() -> Figure:
 def _panel(axes: Axes, config: Config) -> None:
     unit = config.train.global_batch_size * MODEL.seq_length * MODEL.hidden_size
     begin = dict.fromkeys(POLICIES, 0.0)
-    (stack,) = family_of(MODEL).inventory(MODEL).stacks
+    (stack,) = inventory_of(MODEL).stacks
     for kept, color in zip(kept_by_layer(config, stack), COLORS, strict=False):
         sizes = [kept.bytes * kept.times.get(remat, 0) / unit for remat in POLICIES]
         left = list(begin.values())

@@ -31,7 +31,7 @@ from jaxptd.collectives import moved_along
 from jaxptd.config import Config
 from jaxptd.fields import checked
 from jaxptd.mesh import Axis, on_gpus
-from jaxptd.models.families import family_of
+from jaxptd.models.families import inventory_of
 from jaxptd.step import Program
 
 PRIMITIVES = {
@@ -149,7 +149,7 @@ def _deeper(config: Config) -> Config:
     more = dataclasses.replace(
         model, num_layers=model.num_layers + 1, num_decoder_layers=decoder and decoder + 1
     )
-    if longer and len(family_of(model).inventory(model).stacks) > 1:
+    if longer and len(inventory_of(model).stacks) > 1:
         longer = (longer[0] + 1, *longer[1:])
     longer = longer and (*longer[:-1], longer[-1] + 1)
     return dataclasses.replace(

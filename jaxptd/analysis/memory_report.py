@@ -18,7 +18,7 @@ from jaxptd.display import Table, bytes_text, html_of
 from jaxptd.fields import checked
 from jaxptd.layers.block import LAYERS
 from jaxptd.mesh import Layout, make_mesh
-from jaxptd.models.families import family_of
+from jaxptd.models.families import family_of, inventory_of
 from jaxptd.pipeline.plan import Plan
 from jaxptd.step import Program
 from jaxptd.step.state import HOST
@@ -126,7 +126,7 @@ def _layers(config: Config, plan: Plan | None) -> Iterator[Row]:
 
 def _published_layer(config: Config, remat: Remat) -> int | None:
     """None also for layers of several stacks: what is published is of GPT's."""
-    alike = len(family_of(config.model).inventory(config.model).stacks) == 1
+    alike = len(inventory_of(config.model).stacks) == 1
     return memory_model.published_layer(config, remat) if alike else None
 
 
@@ -178,7 +178,7 @@ def _pools(program: Program, plan: Plan, jaxpr: Any) -> list[Any]:
     scan = next(each for each in scans(jaxpr) if each.params["length"] == plan.schedule.ticks)
     model = program.config.model
     family = family_of(model)
-    before = 2 * len(family.inventory(model).streams)
+    before = 2 * len(inventory_of(model).streams)
     behind = len(program.infos) + len(family.losses(model))
     return [var.aval for var in scan.outvars][before:-behind]
 

@@ -136,11 +136,10 @@ def _logits_function(program: Program) -> Any:
 
 
 def _padded(x: np.ndarray, field: Field, rows: int, config: Config) -> np.ndarray:
-    """`[rows, T]` of the model's T, or `[rows]`, with padding after each sequence and after all."""
-    missing = [(0, rows - x.shape[0])]
-    if field.length is not None:
-        missing.append((0, option(config.model, field.length) - x.shape[1]))
-    return np.pad(x, missing, constant_values=field.padding).astype(np.int32)
+    """`[rows, T, ..]` of the model's T, or `[rows]`, with padding after each sequence and all."""
+    sizes = (rows, *(option(config.model, size) for size in field.sizes))
+    missing = [(0, size - have) for size, have in zip(sizes, x.shape, strict=True)]
+    return np.pad(x, missing, constant_values=field.padding).astype(field.dtype)
 
 
 # ---- checks ---------------------------------------------------------------------------------
@@ -152,18 +151,20 @@ def _checked(
     """The arrays of these fields.
 
     Raises:
-        UserError: some are missing, are not of whole numbers, or differ in their sequences.
+        UserError: some are missing, are of other numbers, or differ in their sequences.
     """
     if not isinstance(batch, Mapping) or [name for name in fields if name not in batch]:
-        named = [f"{name} {_dims(field)}" for name, field in fields.items()]
+        named = [f"{name} {field.dims()}" for name, field in fields.items()]
         raise UserError(f"a batch is a dict with {', '.join(named)}, numpy arrays")
     found = {name: np.asarray(batch[name]) for name in fields}
     shapes = {field.length: found[name].shape for name, field in [*fields.items()][::-1]}
     for name, field in fields.items():
-        x, dims = found[name], _dims(field)
-        if x.dtype.kind not in "iu" or x.ndim != len(dims.split()) or x.size == 0:
-            raise UserError(f"a batch holds {name} of {x.dtype} {list(x.shape)}; use ints {dims}")
-        if x.shape != shapes[field.length] or len(x) != len(next(iter(found.values()))):
+        x, (kinds, words) = found[name], _KINDS[field.dtype]
+        if x.dtype.kind not in kinds or x.ndim != 1 + len(field.sizes) or x.size == 0:
+            raise UserError(
+                f"a batch holds {name} of {x.dtype} {list(x.shape)}; use {words} {field.dims()}"
+            )
+        if x.shape[:2] != shapes[field.length][:2] or len(x) != len(next(iter(found.values()))):
             raise UserError(
                 f"a batch holds {name} {list(x.shape)}, and {_others(found, name)}; use as many "
                 "sequences and positions in each"
@@ -173,8 +174,7 @@ def _checked(
     return found
 
 
-def _dims(field: Field) -> str:
-    return "[B, T]" if field.length else "[B]"
+_KINDS = {"int32": ("iu", "ints"), "float32": ("f", "floats")}  # numpy's letters, and in words
 
 
 def _others(found: Mapping[str, np.ndarray], name: str) -> str:
@@ -182,10 +182,12 @@ def _others(found: Mapping[str, np.ndarray], name: str) -> str:
 
 
 def _check_length(name: str, x: np.ndarray, field: Field, config: Config) -> None:
-    if field.length is None:
-        return
-    longest = option(config.model, field.length)
-    if x.shape[1] > longest:
+    sizes = {size: option(config.model, size) for size in field.sizes}
+    if not field.ring and x.shape[1:] != tuple(sizes.values()):
+        names = ", ".join(f"model.{size}={number}" for size, number in sizes.items())
+        raise UserError(f"a batch holds {name} {list(x.shape)}; use as many numbers as {names}")
+    longest = sizes.get(field.length or "", np.inf)
+    if field.length is not None and x.shape[1] > longest:
         raise UserError(
             f"a batch has {x.shape[1]} positions in {name}; use at most model.{field.length}="
             f"{longest}"

@@ -4,7 +4,8 @@
 """
 
 from jaxptd.config.block import Activation, BlockOptions, FamilyName, Relative
-from jaxptd.config.layout_checks import check_layout
+from jaxptd.config.effects import check_layout
+from jaxptd.config.images import Images
 from jaxptd.config.model import AttentionKind, Dtype, ModelConfig, Products, Remat, itemsize, option
 from jaxptd.config.processes import ProcessesConfig
 from jaxptd.config.rope import Rope
@@ -28,6 +29,7 @@ __all__ = [
     "Documents",
     "Dtype",
     "FamilyName",
+    "Images",
     "ModelConfig",
     "OptimizerConfig",
     "OptimizerName",

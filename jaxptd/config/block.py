@@ -11,7 +11,7 @@ from jaxptd.config.checks import require_divides, require_positive
 from jaxptd.config.rope import Rope, RopeScaling
 from jaxptd.errors import UserError
 
-FamilyName = Literal["gpt", "llama", "qwen2", "qwen3", "mistral", "bert", "t5"]
+FamilyName = Literal["gpt", "llama", "qwen2", "qwen3", "mistral", "bert", "t5", "swin", "swin-unet"]
 NormKind = Literal["layernorm", "rmsnorm"]
 NormOrder = Literal["pre", "post"]
 Activation = Literal["gelu", "gelu-tanh", "relu", "silu"]
@@ -121,6 +121,7 @@ _T5 = _LLAMA | {
     "attention_scale": 1.0,
     "output_scale": None,  # hidden_size ** -0.5 where the output layer is the embedding, else 1
 }
+_SWIN = _GPT | {"activation": "gelu", "positions": "none", "causal": False}
 _QWEN = _LLAMA | {"norm_eps": 1e-6, "rope_theta": 1e6}
 # What each family has where a config says nothing.
 FAMILIES: Mapping[FamilyName, Mapping[str, Any]] = {
@@ -131,6 +132,8 @@ FAMILIES: Mapping[FamilyName, Mapping[str, Any]] = {
     "mistral": _LLAMA,
     "bert": _BERT,
     "t5": _T5,
+    "swin": _SWIN,
+    "swin-unet": _SWIN,
 }
 
 
@@ -192,6 +195,11 @@ def check_block(model: Any) -> None:
 
 def _check_positions(model: Any, options: BlockOptions) -> None:
     """Raises UserError for options of other positions, and for distances that have no bucket."""
+    if model.max_positions is not None and options.positions in ("none", "relative"):
+        raise UserError(
+            f"model.max_positions has no effect with model.positions={options.positions}; leave it "
+            "out"
+        )
     kinds = {"rope": options.rope, "relative": options.relative}
     for kind in (kind for kind, read in kinds.items() if read is None):
         names = (f.name for f in dataclasses.fields(model) if f.name.startswith(f"{kind}_"))

@@ -1,7 +1,7 @@
-"""Fields that have no effect beside the others, though they were set.
+"""Fields of a model and of a layout that do not fit each other, or that have no effect.
 
-Those that only a pipeline or a grid has are refused. The others may stay in a config that is tried
-on fewer devices, and are named when a run starts.
+Of fields that were set without an effect those that only a pipeline or a grid has are refused. The
+others may stay in a config that is tried on fewer devices, and are named when a run starts.
 """
 
 import dataclasses
@@ -107,3 +107,23 @@ def _without_effect(model: ModelConfig, layout: Layout) -> Iterator[tuple[_Need,
 def _default(section: str) -> Any:
     """A section with no field set."""
     return {"model": ModelConfig, "layout": Layout}[section]()
+
+
+def check_layout(model: ModelConfig, layout: Layout) -> None:
+    """Raises UserError if the model cannot run with the layout."""
+    if layout.unfused_attention and model.attention == "cudnn":
+        raise UserError(
+            f"{layout.unfused_attention} has no fused attention kernel; use model.attention=xla"
+        )
+    _check_offload(model, layout)
+
+
+def _check_offload(model: ModelConfig, layout: Layout) -> None:
+    nothing_kept = model.remat != "dots" or model.remat_layers == 0
+    if layout.offload == "activations" and (nothing_kept or layout.pp > 1):
+        layers = "" if model.remat_layers is None else f", model.remat_layers={model.remat_layers}"
+        raise UserError(
+            f"layout.offload=activations with model.remat={model.remat}{layers}, "
+            f"layout.pp={layout.pp}: it offloads what model.remat=dots keeps, without a pipeline; "
+            "use model.remat=dots and layout.pp=1"
+        )

@@ -21,6 +21,7 @@ from jaxptd.config.checks import (
     require_not_negative,
     require_positive,
 )
+from jaxptd.config.images import PREFIX, Images, check_images, image_options
 from jaxptd.config.rope import RopeScaling
 from jaxptd.errors import UserError
 from jaxptd.fields import check_fields
@@ -82,8 +83,18 @@ class ModelConfig:
         vocab_size: number of token ids; null is the tokenizer's.
         vocab_multiple: pads the token table with unused rows, so that each device has a multiple
             of it; GPUs multiply matrices faster when sizes are multiples of 128.
+        image_size: pixels in a row of a square image, of families of images; null is the family's,
+            as for all image_* fields. Their hidden_size and num_heads are those of the first level.
+        image_channels: numbers of a pixel.
+        image_classes: classes of pixels (swin-unet) or of images (swin).
+        image_patch: pixels in a row of a patch.
+        image_window: patches in a row of a window.
+        image_depths: blocks of each level, in pairs of plain and shifted windows.
+        image_decoder_depths: blocks of each level on the way up, the finest first.
         dropout: share of values dropped after the embedding, in attention and before each
             residual sum.
+        drop_path: share of samples for which the last block of a model of images is left out; it
+            grows from 0 at the first block (stochastic depth).
         dtype: compute precision; parameters and optimizer are float32 (float64 for float64);
             float16 scales the loss.
         products: precision of a block's four matrix products: native is dtype, fp8 is 8-bit
@@ -136,7 +147,15 @@ class ModelConfig:
     max_positions: int | None = None
     vocab_size: int | None = None
     vocab_multiple: int = 1
+    image_size: int | None = None
+    image_channels: int | None = None
+    image_classes: int | None = None
+    image_patch: int | None = None
+    image_window: int | None = None
+    image_depths: tuple[int, ...] | None = None
+    image_decoder_depths: tuple[int, ...] | None = None
     dropout: float = 0.0
+    drop_path: float = 0.0
     dtype: Dtype = "float32"
     products: Products = "native"
     tie_embeddings: bool = True
@@ -157,12 +176,13 @@ class ModelConfig:
         require_positive("model", self, "attention_scale", "window", "output_scale")
         require_positive("model", self, "num_decoder_layers", "decoder_seq_length")
         require_positive("model", self, "relative_buckets", "relative_distance")
-        require_below_one("model", self, "dropout")
-        if self.dropout > MOST_DROPPED:
-            raise UserError(
-                f"model.dropout={self.dropout} drops everything, as masks are exact to 2**-32; use "
-                f"{MOST_DROPPED} or less"
-            )
+        require_below_one("model", self, "dropout", "drop_path")
+        for name in ("dropout", "drop_path"):
+            if getattr(self, name) > MOST_DROPPED:
+                raise UserError(
+                    f"model.{name}={getattr(self, name)} drops everything, as masks are exact to "
+                    f"2**-32; use {MOST_DROPPED} or less"
+                )
         require_not_negative("model", self, "remat_layers", "z_loss", "token_types", "start_token")
         most = max(self.num_layers, self.decoder_layers)
         if (self.remat_layers or 0) > most:
@@ -175,18 +195,11 @@ class ModelConfig:
                 "model.hidden_size", self.hidden_size, "model.num_heads", self.num_heads
             )
         check_block(self)
-        self._check_positions()
+        check_images(self)
         if self.attention == "cudnn" and self.dropout > 0:
             raise UserError(
                 f"model.attention=cudnn has no dropout (model.dropout={self.dropout}); "
                 "use model.attention=xla or model.dropout=0"
-            )
-
-    def _check_positions(self) -> None:
-        kind = self.block.positions
-        if self.max_positions is not None and kind in ("none", "relative"):
-            raise UserError(
-                f"model.max_positions has no effect with model.positions={kind}; leave it out"
             )
 
     @property
@@ -208,6 +221,16 @@ class ModelConfig:
     def block(self) -> BlockOptions:
         """The options of a block, those that are set, else the family's."""
         return block_options(self)
+
+    @property
+    def images(self) -> Images | None:
+        """The options of a model of images: those that are set, else the family's."""
+        return image_options(self)
+
+    @property
+    def drops(self) -> bool:
+        """True if training draws random numbers."""
+        return self.dropout > 0 or self.drop_path > 0
 
     @property
     def mlp_size(self) -> int:
@@ -263,6 +286,8 @@ def option(model: ModelConfig, name: str) -> Any:
         return model.target_length
     if name == "num_decoder_layers":
         return model.decoder_layers
+    if name.startswith(PREFIX) and model.images:
+        return getattr(model.images, name.removeprefix(PREFIX))
     for kind in ("rope", "relative"):
         if name.startswith(f"{kind}_"):
             return getattr(getattr(model.block, kind), name.removeprefix(f"{kind}_"), None)

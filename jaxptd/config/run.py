@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
 
-from jaxptd.config.effects import refuse_without_effect
-from jaxptd.config.layout_checks import check_layout
+from jaxptd.config.effects import check_layout, refuse_without_effect
 from jaxptd.config.model import ModelConfig
 from jaxptd.config.processes import ProcessesConfig
 from jaxptd.config.training import CheckpointConfig, DataConfig, OptimizerConfig, TrainConfig

@@ -42,7 +42,8 @@ class DataConfig:
 
     Args:
         source: stdlib (the Python standard library's source text), or paths or globs of text,
-            jsonl, nanoGPT .bin, Megatron .bin/.idx; or a mixture, the weight of each of these.
+            jsonl, nanoGPT .bin, Megatron .bin/.idx; or a mixture, the weight of each of these. Of
+            images shapes (phantoms of a heart), or folders or globs of .npz.
         tokenizer: bytes, or the path of a tokenizers JSON file or of a Hugging Face folder that has
             one (needs the hf extra).
         validation_fraction: share of the corpus held out for evaluation, from its end.
@@ -50,6 +51,7 @@ class DataConfig:
             another).
         prompt_field: field of jsonl records that holds a prompt, whose tokens are left out of the
             loss; null without prompts.
+        augment: turns images by quarters and mirrors them, by their numbers.
     """
 
     source: str | list[str] | dict[str, float] = "stdlib"
@@ -57,6 +59,7 @@ class DataConfig:
     validation_fraction: float = 0.05
     documents: Documents = "joined"
     prompt_field: str | None = None
+    augment: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self, "data")

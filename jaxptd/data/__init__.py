@@ -96,6 +96,8 @@ def open_data(
     for name, value in (("seq_length", seq_length), ("vocab_size", vocab_size)):
         check_range("jaxptd.open_data", name, value, least=1)
     check_range("jaxptd.open_data", "seed", seed, least=0)
+    if config.augment:
+        raise UserError("data.augment=true turns images, and this is text; leave it out")
     if objective is None:
         return _open_sources(config, tokenizer, (seq_length, vocab_size), seed)
     _check_objective(objective, config, vocab_size)

@@ -21,6 +21,11 @@ class Samples(abc.ABC):
         """Tokens of all sources."""
 
     @property
+    def amount(self) -> str:
+        """The size of all sources in words."""
+        return f"{self.num_tokens / 1e6:.2f} M training tokens"
+
+    @property
     @abc.abstractmethod
     def windows_per_epoch(self) -> int:
         """Samples before any is read again."""

@@ -32,6 +32,14 @@ class ShardingAxes(Specs):
         """Numbers of the `size` heads of which this device holds all or a slice, int32."""
         return _numbers(self.inner if self.head_dim == 0 else None, size)
 
+    def sum_over_head(self, s: Array) -> Array:
+        """Sum over the shards of H, where each device has a slice of every head."""
+        return lax.psum(s, self.head_slices) if self.head_slices else s
+
+    def sum_over_hidden(self, s: Array) -> Array:
+        """Sum over the shards of D."""
+        return lax.psum(s, self.hidden) if self.hidden else s
+
     def local_head_numbers(self, size: int) -> Array:
         """Numbers of this device's `size` numbers of a head among the H, int32."""
         return _numbers(self.head_slices, size)
@@ -80,6 +88,23 @@ class ShardingAxes(Specs):
     def local_residual_tokens(self, x_BT: Array) -> Array:
         """`local_tokens` of a value per token `[B, T/cp]`."""
         return _local_block(x_BT, self.tokens, 1)
+
+    def local_images(self, x_B: Array) -> Array:
+        """This device's block of a value per image `[B, ..]`.
+
+        `axes.tokens` shard a residual stream `[1, B T, D]` of images, so each device has whole
+        ones.
+        """
+        return _local_block(x_B, self.tokens, 0)
+
+    def logit_images(self, x_B: Array) -> Array:
+        """`local_images` of the images between the products of a pair."""
+        return _local_block(x_B, self.logit_tokens, 0)
+
+    def sum_images(self, s: Array) -> Array:
+        """Sum over the devices whose images differ in the residual stream, but not in logits."""
+        axes = tuple(axis for axis in self.tokens if axis not in self.logit_tokens)
+        return lax.psum(s, axes) if axes else s
 
     def local_logit_tokens(self, x_BT: Array) -> Array:
         """This device's block of a value per token `[B, T/cp]`, as the logits are sharded."""

@@ -25,6 +25,8 @@ class Site(IntEnum):
     MLP_OUTPUT = 3
     CROSS_ATTENTION = 4
     CROSS_ATTENTION_OUTPUT = 5
+    ATTENTION_PATH = 6
+    MLP_PATH = 7
 
 
 Segments = tuple[Array | None, ...]
@@ -61,6 +63,10 @@ class Places(NamedTuple):
         *before, segment_BCT = segments
         source = self.source and self.source.of(sample_B, tuple(before))
         return self._replace(sample_B=sample_B, segment_BCT=segment_BCT, source=source)
+
+    def at_rows(self, unit: int) -> "Places":
+        """The same places, with rows of patches, `unit` pixels high, in place of rows of pixels."""
+        return self._replace(position_T=self.position_T[::unit] // unit)
 
     def at(self, layer: Array | int, site: Site) -> "Places":
         """The same tokens, with the seed for one site of one layer."""
@@ -124,3 +130,22 @@ def dropout(x_BTD: Array, places: Places, hidden_D: Array, rate: float) -> Array
 def _drop(x_BTD: Array, seed_B11: Array, position_T: Array, hidden_D: Array, rate: float) -> Array:
     keep_BTD = keep_mask(seed_B11, position_T[:, None], hidden_D, rate)
     return jnp.where(keep_BTD, x_BTD / (1 - rate), 0)
+
+
+def drop_path(y: Array, places: Places, rate: Array | float) -> Array:
+    """Zeroes whole samples, a fraction `rate` of them, and scales the rest by 1 / (1 - rate).
+
+    Args:
+        y: that is added to the residual stream, `[B, ..]`.
+        places: samples of y, and the seed of this site.
+        rate: fraction of samples dropped, in [0, 1); it may depend on the layer.
+
+    Source: Huang et al., arXiv 1603.09382 (stochastic depth).
+    """
+    if places.seed is None:
+        return y
+    *_, word_B = _pcg4d(*_words(places.sample_B, 0, places.seed[0], places.seed[1]))
+    rate = jnp.asarray(rate, jnp.float32)
+    dropped_B = word_B >> 8 < (rate * 2.0**24).astype(jnp.uint32)
+    factor_B = jnp.where(dropped_B, 0, 1 / (1 - rate.astype(y.dtype)))
+    return y * factor_B.reshape(-1, *[1] * (y.ndim - 1)).astype(y.dtype)

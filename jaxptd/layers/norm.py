@@ -29,18 +29,26 @@ class Norm(nnx.Module):
     x says so, and the partial sums are added where w is made to vary (by autodiff, or once a step).
 
     Args:
-        size: D.
+        size: D / each.
         options: the kind of norm, and eps.
         form: how matrices are sharded.
         rngs: random keys of the parameters.
+        each: neighbouring numbers of D that stay together where it is sharded.
 
     Source: Ba et al., arXiv 1607.06450; Zhang and Sennrich, arXiv 1910.07467 (RMSNorm).
     """
 
     def __init__(
-        self, size: int, *, options: BlockOptions, form: TensorParallel, rngs: nnx.Rngs
+        self,
+        size: int,
+        *,
+        options: BlockOptions,
+        form: TensorParallel,
+        rngs: nnx.Rngs,
+        each: int = 1,
     ) -> None:
-        padded = (form.padded_hidden(size),)
+        padded = (form.padded_hidden(size) * each,)
+        size = size * each
         declare = partial(param, spec=form.axes.hidden_spec(), padded=padded, decay=False)
         centred = options.norm == "layernorm"
         self.w = declare(rngs(), (size,), ones)

@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping
 
 from jaxptd.config import Config, FamilyName, ModelConfig
 from jaxptd.data import Data, Tokenizer, load_tokenizer, open_data, tokenizers
+from jaxptd.errors import UserError
 from jaxptd.models.decoder import DECODER
 from jaxptd.models.encoder import ENCODER
 from jaxptd.models.encoder_decoder import ENCODER_DECODER
-from jaxptd.models.family import Family
+from jaxptd.models.family import Family, Work
+from jaxptd.models.images import IMAGES, PIXELS
 from jaxptd.models.inventory import Inventory
 
 FAMILIES: Mapping[FamilyName, Family] = {
@@ -23,6 +25,8 @@ FAMILIES: Mapping[FamilyName, Family] = {
     "qwen3": DECODER,
     "bert": ENCODER,
     "t5": ENCODER_DECODER,
+    "swin": IMAGES,
+    "swin-unet": PIXELS,
 }
 
 
@@ -32,13 +36,37 @@ def family_of(model: ModelConfig) -> Family:
 
 
 def inventory_of(model: ModelConfig) -> Inventory:
-    """The parts of a model; formulas of many layouts ask for the same one."""
-    return _made(family_of(model).inventory, model)
+    """The parts of a model; formulas of many layouts ask for the same one.
+
+    Raises:
+        UserError: bytes, memory and FLOPs of its family are not counted yet.
+    """
+    make = family_of(model).inventory
+    if make is None:
+        raise UserError(
+            f"model.family={model.family}: its bytes, memory and FLOPs have no formula yet; use "
+            "jaxptd verify and jaxptd train, or another family"
+        )
+    return _made(make, model)
+
+
+def is_counted(model: ModelConfig) -> bool:
+    """True if bytes, memory and FLOPs of a model have a formula."""
+    return family_of(model).inventory is not None
 
 
 @functools.lru_cache(maxsize=64)
 def _made(make: Callable[[ModelConfig], Inventory], model: ModelConfig) -> Inventory:
     return make(model)
+
+
+def work_of(model: ModelConfig) -> Work:
+    """The work of a sample in a training step."""
+    family = family_of(model)
+    if family.work is not None:
+        return family.work(model)
+    parts = inventory_of(model)
+    return Work(sum(parts.embedded), parts.flops)
 
 
 def tokenizer_of(config: Config) -> Tokenizer:
@@ -51,8 +79,9 @@ def tokenizer_of(config: Config) -> Tokenizer:
 
 
 def with_vocabulary(config: Config) -> Config:
-    """Sets model.vocab_size to the tokenizer's where it is null."""
-    return tokenizers.with_vocabulary(config, family_of(config.model).special)
+    """Sets model.vocab_size to the tokenizer's where it is null, of a model that has one."""
+    family = family_of(config.model)
+    return tokenizers.with_vocabulary(config, family.special) if family.has_vocabulary else config
 
 
 def open_data_of(config: Config, tokenizer: Tokenizer) -> Data:
@@ -61,7 +90,10 @@ def open_data_of(config: Config, tokenizer: Tokenizer) -> Data:
     Raises:
         UserError: as `open_data`.
     """
-    objective = family_of(config.model).objective
+    family = family_of(config.model)
+    if family.open is not None:
+        return family.open(config)
+    objective = family.objective
     return open_data(
         config.data,
         tokenizer,

@@ -3,12 +3,12 @@
 import dataclasses
 import importlib
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from jaxptd.config import Config, ModelConfig, option
-from jaxptd.data import NOT_COUNTED, Objective, Tokenizer
+from jaxptd.data import NOT_COUNTED, Data, Objective, Tokenizer
 from jaxptd.models.inventory import Inventory
 
 if TYPE_CHECKING:  # formulas read families without jax, which models import
@@ -28,26 +28,40 @@ class Derived(NamedTuple):
 
 
 class Field(NamedTuple):
-    """An array of a batch: int32 `[B, T]`, or `[B]`; each process reads its own part of it.
+    """An array of a batch: `[B, T, *others]`, or `[B]`; each process reads its own part of it.
 
     Args:
-        length: the field of `ModelConfig` that is T; None: a number a sequence.
+        length: the field of `ModelConfig` that is T; None: a number a sample.
         lowest: the lowest value; None: any.
         end: values are below it; None: any.
         derived: from another field; None: it is given.
+        others: the fields of `ModelConfig` that are the sizes of the other dims.
+        dtype: int32 or float32.
+        ring: T is in the order of the ring's devices; else as a user gives it.
     """
 
     length: str | None
     lowest: int | None = None
     end: int | None = None
     derived: Derived | None = None
+    others: tuple[str, ...] = ()
+    dtype: Literal["int32", "float32"] = "int32"
+    ring: bool = True
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """The fields of `ModelConfig` that are the sizes of all dims behind B."""
+        return self.others if self.length is None else (self.length, *self.others)
 
     @property
     def padding(self) -> int:
         """The value after the end of a sequence: the lowest one, or one below 0 if any may be.
 
-        So no padding is a target, and none has a mask or is of a document.
+        So no padding is a target, and none has a mask or is of a document. Other numbers than ids
+        have zeros.
         """
+        if self.dtype == "float32":
+            return 0
         return NOT_COUNTED if self.lowest is None else self.lowest
 
     def padded(self, x: np.ndarray, dims: tuple[int, ...]) -> np.ndarray:
@@ -55,9 +69,14 @@ class Field(NamedTuple):
         missing = [(0, size - have) for size, have in zip(dims, x.shape[1:], strict=True)]
         return np.pad(x, [(0, 0), *missing], constant_values=self.padding)
 
+    def dims(self) -> str:
+        """The dims in words, as `[B, T]`."""
+        sizes = ["T" if self.ring else size for size in self.sizes]
+        return f"[{', '.join(['B', *sizes])}]"
+
 
 class Sequence(NamedTuple):
-    """A sequence of tokens that each sample has.
+    """A sequence of tokens, or of rows of an image, that each sample has.
 
     Args:
         tokens: the field of a batch that is as long.
@@ -76,11 +95,13 @@ class Loss(NamedTuple):
         targets: the field of a batch whose entries of 0 or more are targets.
         weight: of the term.
         evaluated: whether evaluations have it; else it only guides the training.
+        trained: whether it guides the training; else it is a score of evaluations.
     """
 
     targets: str
     weight: float = 1.0
     evaluated: bool = True
+    trained: bool = True
 
 
 class Writing(NamedTuple):
@@ -96,6 +117,13 @@ class Writing(NamedTuple):
     field: str
     first: Callable[[ModelConfig, Collection[int]], dict[str, np.ndarray]]
     continues: bool
+
+
+class Work(NamedTuple):
+    """The work of a sample in a training step: its tokens, or patches of an image, and FLOPs."""
+
+    tokens: int
+    flops: int
 
 
 def imported(module: str, name: str) -> "Callable[..., Model]":
@@ -116,18 +144,22 @@ class Family:
         make: the model's class; takes a `ModelConfig`, form, rngs, offload.
         fields: config -> the arrays of a batch, by name.
         losses: config -> the terms of the loss by name; perplexity is that of the first.
-        rows: (samples, field, sample numbers[n], id of the token that ends a document) -> int32
-            `[n, T]`, a function of the numbers only.
+        rows: (samples, field, sample numbers[n], id of the token that ends a document) -> the
+            field `[n, ..]`, a function of the numbers only.
         sequences: of a sample; the model makes each of the one before it.
         draw: (config, generator) -> a random batch, all fields that there can be, to compare
             layouts with.
-        inventory: config -> its parts, from which bytes, memory and FLOPs are counted.
+        inventory: config -> its parts, from which bytes, memory and FLOPs are counted; None: they
+            are not counted yet.
         last: names with which parameters behind the last stack begin.
         check: config -> None. Raises UserError if the family needs what the config does not set.
         special: names of tokens that its batches need beside the text's.
         objective: (config, tokenizer) -> what makes a batch of windows of the corpus; None: the
             next token.
         writing: how it writes a text; None: it does not.
+        has_vocabulary: whether its batches have ids of a tokenizer.
+        open: opens its data, where that is no text.
+        work: model -> the work of a sample; None: that of its inventory.
     """
 
     make: "Callable[..., Model]"
@@ -136,12 +168,15 @@ class Family:
     rows: Callable[..., np.ndarray]
     sequences: tuple[Sequence, ...]
     draw: Callable[[Config, np.random.Generator], dict[str, np.ndarray]]
-    inventory: Callable[[ModelConfig], Inventory]
+    inventory: Callable[[ModelConfig], Inventory] | None
     last: tuple[str, ...]
     check: Callable[[Config], Any]
     special: tuple[str, ...] = ()
     objective: Callable[[Config, Tokenizer], Objective] | None = None
     writing: Writing | None = None
+    has_vocabulary: bool = True
+    open: Callable[[Config], Data] | None = None
+    work: Callable[[ModelConfig], Work] | None = None
 
     def has_documents(self, config: Config) -> bool:
         """True if attention keeps documents, or padding, apart."""

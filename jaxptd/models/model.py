@@ -46,6 +46,9 @@ class Model(Protocol):
     def embed(self, batch: Mapping[str, Array], places: Places) -> X:
         """A batch, of which targets may be missing -> x before the first layer."""
 
+    def enter(self, stack: str, x: X) -> X:
+        """x after the stack before, or `embed` -> x as the first layer of a stack takes it."""
+
     def losses(self, x: X, batch: Mapping[str, Array], places: Places) -> dict[str, Array]:
         """x after all layers -> sums over this device's targets, as its family names them.
 
@@ -67,6 +70,7 @@ def run_layers(
     x, new, first = model.embed(batch, places), {}, 0
     for name, stack in model.stacks.items():
         cache = state[name] if state else None
+        x = model.enter(name, x)
         x, new[name] = run(stack, x, places, cache=cache, first=first)
         first += number_of_layers(stack)
     return x, new

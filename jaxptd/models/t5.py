@@ -146,6 +146,10 @@ class T5(nnx.Module):
         embedded = places.at(layer, Site.EMBEDDING)
         return drop_residual(x, embedded, form=self.form, rate=self.config.dropout)
 
+    def enter(self, stack: str, x: X) -> X:
+        """x as it is: both stacks change their own part of it."""
+        return x
+
     def output(self, x: X) -> Array:
         """x after all layers -> logits[B, T, V], V sharded."""
         target_BTD = self.norm(x.target) * self.config.block.output_scale

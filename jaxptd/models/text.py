@@ -78,6 +78,10 @@ class TextModel(nnx.Module):
         embedded = places.at(0, Site.EMBEDDING)
         return drop_residual(x_BTD, embedded, form=self.form, rate=self.config.dropout)
 
+    def enter(self, stack: str, x_BTD: Array) -> Array:
+        """x as it is: there is one stack."""
+        return x_BTD
+
     def last_norm(self, x_BTD: Array) -> Array:
         """x after all blocks -> x for a head, normalised if the blocks do not do it."""
         return self.norm(x_BTD) if self.config.block.norm_order == "pre" else x_BTD

@@ -9,7 +9,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from jaxptd.config import Config, FamilyName, OptimizerName, Remat
+from jaxptd.config import Config, FamilyName, Images, OptimizerName, Remat
+from jaxptd.config.images import IMAGES, PREFIX
 from jaxptd.layout import SCHEDULES, Attention2D, Axis, Matmul2D, RingKind
 
 Values = Mapping[str, Any]  # of fields, by `section.name`
@@ -40,7 +41,7 @@ DRAWN: Mapping[str, tuple[Any, ...]] = {
     "model.vocab_multiple": (1, 8),
     # ---- what is computed ----
     "model.dtype": ("float64", "float32", "bfloat16", "float16"),
-    "model.family": get_args(FamilyName),
+    "model.family": tuple(name for name in get_args(FamilyName) if name not in IMAGES),
     "model.num_layers": (2, 3, 4, 5),
     "model.num_decoder_layers": (None, 1, 3),
     "model.hidden_size": (16, 12, 15, 24),
@@ -107,6 +108,11 @@ FIXED: Values = {
 }
 
 NOT_DRAWN: Mapping[str, str] = {
+    "model.drop_path": "of families of images, as those that follow",
+    **dict.fromkeys(
+        (f"model.{PREFIX}{field.name}" for field in dataclasses.fields(Images)),
+        "families of images have sizes of their own; tests hold them against one device",
+    ),
     "model.products": "verify compares native products, whatever a config trains with",
     "model.start_token": "an id like any other, and batches are random",
     "data.source": "verify reads no data",

@@ -18,9 +18,9 @@ from jaxptd.errors import UserError
 from jaxptd.mesh import BATCH_AXES, Axis
 from jaxptd.models.families import family_of
 
-# Arrays of int32 [B, T] by name, see `Family.fields`; on the mesh also those that follow from the
-# given ones. Along T the tokens are in the order of the ring's devices (`Ring.order`), if there is
-# a ring.
+# Arrays of int32 [B, T] by name, or others, see `Family.fields`; on the mesh also those that follow
+# from the given ones. Along T the tokens are in the order of the ring's devices (`Ring.order`), if
+# there is a ring.
 Batch = dict[str, Array]
 
 BATCH_SPEC = P(*BATCH_AXES)
@@ -43,7 +43,7 @@ class Batches:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """[B, T] or [B] of each array of a global batch, with the padding of T."""
+        """[B, ..] of each array of a global batch, with the padding of T."""
         return batch_shapes(self.config)
 
     @property
@@ -58,26 +58,30 @@ class Batches:
     @property
     def abstract(self) -> Batch:
         """Shapes and shardings, for compiling without a batch."""
-        make: Any = partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
-        shardings = self.shardings
-        return {name: make(shape, sharding=shardings[name]) for name, shape in self.shapes.items()}
+        fields, shardings = family_of(self.config.model).fields(self.config), self.shardings
+        make: Any = jax.ShapeDtypeStruct
+        return {
+            name: make(shape, fields[name].dtype, sharding=shardings[name])
+            for name, shape in self.shapes.items()
+        }
 
     @cached_property
     def token_orders(self) -> dict[str, np.ndarray]:
-        """For each `[B, T]` the positions in the order in which the ring's devices hold them."""
-        size = self.config.layout.ring_size
+        """For each `[B, T, ..]` the positions in the order in which the devices hold them."""
+        size, shapes = self.config.layout.ring_size, self.shapes
+        fields = family_of(self.config.model).fields(self.config)
+        lengths = {name: shapes[name][1] for name, each in fields.items() if each.length}
         return {
-            name: self.ring.order(shape[1], size)
-            for name, shape in self.shapes.items()
-            if len(shape) > 1
+            name: self.ring.order(length, size) if fields[name].ring else np.arange(length)
+            for name, length in lengths.items()
         }
 
     def read(self, rows_of: Callable[[str, slice], np.ndarray]) -> Batch:
         """Builds a batch; each process reads the rows of its own devices only.
 
         Args:
-            rows_of: (field, rows of the global batch) -> these rows, `[rows, T]` in text order, or
-                `[rows]`.
+            rows_of: (field, rows of the global batch) -> these rows, `[rows, T, ..]` in text order,
+                or `[rows]`.
         """
         fields, shapes = family_of(self.config.model).fields(self.config), self.shapes
 
@@ -106,7 +110,8 @@ class Batches:
         """
         check_batch(batch, self.config, given_shapes(self.config))
         check_ids(batch, self.config)
-        return self.read(lambda field, rows: np.asarray(batch[field], np.int32)[rows])
+        fields = family_of(self.config.model).fields(self.config)
+        return self.read(lambda field, rows: np.asarray(batch[field], fields[field].dtype)[rows])
 
 
 def batch_fields(config: Config) -> tuple[str, ...]:
@@ -115,23 +120,22 @@ def batch_fields(config: Config) -> tuple[str, ...]:
 
 
 def batch_shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """[B, T] or [B] of each field of a global batch on the mesh, with the padding of T."""
+    """[B, ..] of each field of a global batch on the mesh, with the padding of T."""
     return _shapes(config, config.padded_model)
 
 
 def given_shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """[B, T] or [B] of each field of a global batch that users give."""
+    """[B, ..] of each field of a global batch that users give."""
     found = _shapes(config, config.model)
     return {name: found[name] for name in batch_fields(config)}
 
 
 def _shapes(config: Config, model: ModelConfig) -> dict[str, tuple[int, ...]]:
     found, size = family_of(model).fields(config), config.train.global_batch_size
-
-    def shape(length: str | None) -> tuple[int, ...]:
-        return (size,) if length is None else (size, option(model, length))
-
-    return {name: shape(each.length) for name, each in found.items()}
+    return {
+        name: (size, *(option(model, each) for each in field.sizes))
+        for name, field in found.items()
+    }
 
 
 def batch_specs(config: Config) -> dict[str, P]:
@@ -161,15 +165,16 @@ def check_batch(
             f"a batch holds {', '.join(map(str, batch)) or 'nothing'}; with data.documents="
             f"{config.data.documents} it holds {fields}"
         )
-    for name, x in batch.items():
-        kind = getattr(x, "dtype", type(x).__name__)
-        if isinstance(kind, str) or not jnp.issubdtype(kind, jnp.integer):
-            raise UserError(f"a batch holds {name} of {kind}; use an array of int32")
     kinds = family_of(config.model).fields(config)
+    for name, x in batch.items():
+        kind, wanted = getattr(x, "dtype", type(x).__name__), kinds[name].dtype
+        abstract = jnp.integer if wanted == "int32" else jnp.floating
+        if isinstance(kind, str) or not jnp.issubdtype(kind, abstract):
+            raise UserError(f"a batch holds {name} of {kind}; use an array of {wanted}")
     if wrong := [name for name, x in batch.items() if x.shape != shapes[name]]:
         found = ", ".join(f"{name} {batch[name].shape}" for name in wrong)
-        length = kinds[wrong[0]].length
-        words = "train.global_batch_size" + (f" x model.{length}" if length else "")
+        lengths = (f" x model.{size}" for size in kinds[wrong[0]].sizes)
+        words = "train.global_batch_size" + "".join(lengths)
         raise UserError(f"a batch holds {found}; use {shapes[wrong[0]]}, {words}")
 
 
@@ -185,8 +190,17 @@ def check_ids(batch: Mapping[str, np.ndarray], config: Config) -> None:
         field = fields[name]
         lowest = int32.min if field.lowest is None else field.lowest
         highest = int32.max if field.end is None else field.end - 1
+        if field.dtype != "int32":
+            continue
         if wrong := [i for i in (int(x.min()), int(x.max())) if not lowest <= i <= highest]:
             raise UserError(
                 f"a batch holds {name} with {wrong[0]}; use {lowest} to {highest}, with "
-                f"model.vocab_size={config.model.vocab_size}"
+                f"{_ids(config.model)}"
             )
+
+
+def _ids(model: ModelConfig) -> str:
+    """The number of ids of a model, as its config has it."""
+    if model.images is not None:
+        return f"model.image_classes={model.images.classes}"
+    return f"model.vocab_size={model.vocab_size}"

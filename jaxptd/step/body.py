@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxptd.collectives import as_varying, varying_axes
+from jaxptd.layers.axes import local_numbers
 from jaxptd.layers.dropout import Places
 from jaxptd.mesh import BATCH_AXES, Axis
 from jaxptd.models.family import Loss, Sequence
@@ -132,10 +133,12 @@ class StepBody:
 
     def _weights(self, batch: Batch, scale: Array) -> Losses:
         """The factor of each loss's sum: its weight and the scale, divided by its targets."""
-        counts = self._counts(batch)
+        counts, dtype = self._counts(batch), self.resolved.master_dtype
+        scale = scale.astype(dtype)  # a weight times float32 would be rounded to it
         return {
-            name: term.weight * scale / counts[term.targets].astype(self.resolved.master_dtype)
+            name: term.weight * scale / counts[term.targets].astype(dtype)
             for name, term in self._terms.items()
+            if term.trained
         }
 
     def _loss_sums(self, losses: Losses) -> Losses:
@@ -147,7 +150,7 @@ class StepBody:
 
     def _seed(self, step: Array) -> Array | None:
         """Two words that all dropout of a step is drawn from; None without dropout."""
-        if self.resolved.model.dropout == 0:
+        if not self.resolved.model.drops:
             return None
         key = jax.random.key(self.resolved.config.train.seed)
         return jax.random.key_data(jax.random.fold_in(key, step))
@@ -162,13 +165,15 @@ class StepBody:
 
     def _places_of(self, sequence: Sequence, batch: Batch, seed: Array | None) -> Places:
         """The places of one of a sample's sequences."""
-        size, length = batch[sequence.tokens].shape
+        size, length = batch[sequence.tokens].shape[:2]
         sample_B = lax.axis_index(Axis.DP) * size + jnp.arange(size, dtype=jnp.int32)
         ring, segment_BCT = self.resolved.form.ring, None
         segment_BT = sequence.documents(batch)
         if segment_BT is not None:
             segment_BCT = ring.by_device(lax.all_gather(segment_BT, Axis.CP, axis=1))
-        return Places(sample_B, ring.positions_along(Axis.CP, length), seed, segment_BCT)
+        in_ring = self.resolved.family.fields(self.resolved.config)[sequence.tokens].ring
+        positions = ring.positions_along if in_ring else local_numbers
+        return Places(sample_B, positions(Axis.CP, length), seed, segment_BCT)
 
 
 def _with_total(losses: Losses) -> Metrics:

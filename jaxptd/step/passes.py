@@ -89,8 +89,8 @@ class Passes(Protocol):
 
 
 def in_total(losses: Losses, weights: Losses) -> tuple[Array, Losses]:
-    """The sum of all losses, each times its weight, and these products."""
-    found = {name: loss * weights[name] for name, loss in losses.items()}
+    """The sum of all losses that have a weight, each times its own, and these products."""
+    found = {name: losses[name] * weight for name, weight in weights.items()}
     return total(found), found
 
 
@@ -124,6 +124,7 @@ class Unpipelined:
             return jax.tree.map(jnp.add, total, (found, gradients)), None
 
         like = jax.eval_shape(self._losses, params, pools.get(micro, 0), places)
+        like = {name: like[name] for name in weights}
         zeros = jax.tree.map(pools.zeros, like), jax.tree.map(wide_zeros, shards)
         return lax.scan(add, zeros, micro)[0]
 

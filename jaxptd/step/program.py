@@ -165,7 +165,8 @@ class Program:
     def gradients(self) -> Callable[[State, Batch], tuple[Array, Metrics, Params]]:
         """(state, batch) -> (loss, its terms by name, reduced gradients); updates nothing."""
         step = _train_on_mesh(self)
-        names = self.resolved.family.losses(self.config.model)
+        terms = self.resolved.family.losses(self.config.model)
+        names = [name for name, term in terms.items() if term.trained]
 
         def gradients(state: State, batch: Batch) -> tuple[Array, Metrics, Params]:
             _, metrics, grads = step(state, batch)

@@ -29,6 +29,21 @@ T5 = {
     "relative_buckets": 8,
     "relative_distance": 7,
 }
+# Images whose last level is one window, and whose 3 heads no tp divides.
+SWIN = ModelConfig(
+    family="swin-unet",
+    hidden_size=6,
+    num_heads=3,
+    image_size=16,
+    image_channels=2,
+    image_classes=3,
+    image_patch=2,
+    image_window=4,
+    image_depths=(4, 2),
+    image_decoder_depths=(2,),
+)
+ENCODER = dataclasses.replace(SWIN, family="swin", image_decoder_depths=())
+BASES = {"swin-unet": SWIN, "swin": ENCODER}
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, warmup_steps=3)
 SEQUENCE_PARALLEL = Layout(dp=2, tp=4, sequence_parallel=True)
 CONTEXT_PARALLEL = Layout(dp=2, cp=2, tp=2, sequence_parallel=True)
@@ -45,7 +60,7 @@ def config(
 ) -> Config:
     """The tiny model's config; `model` has fields of the model to set."""
     train = TrainConfig(steps=30, global_batch_size=batch, micro_batches=micro_batches)
-    sizes = dataclasses.replace(MODEL, **model)
+    sizes = dataclasses.replace(BASES.get(model.get("family"), MODEL), **model)
     data = DataConfig(documents=documents)
     rule = dataclasses.replace(OPTIMIZER, name=optimizer)
     return Config(model=sizes, layout=layout, data=data, optimizer=rule, train=train)

@@ -12,7 +12,7 @@ from jaxptd import Config, Layout, ModelConfig, Program, make_mesh
 from jaxptd.config import FamilyName
 from jaxptd.config import block as presets
 from jaxptd.errors import UserError
-from jaxptd.models.families import FAMILIES, family_of
+from jaxptd.models.families import FAMILIES, inventory_of
 
 PACKAGE = Path(jaxptd.__file__).parent
 # A comparison with a name, or a search in a list of names, written out.
@@ -49,12 +49,20 @@ def test_a_decoder_that_sees_its_targets_is_refused() -> None:
         Program(Config(ModelConfig(**SIZES, causal=False)), make_mesh(Layout()))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [name for name, row in FAMILIES.items() if row.inventory])
 def test_an_inventory_has_the_stacks_of_the_model(family: FamilyName) -> None:
     sizes = ModelConfig(family=family, **SIZES)  # type: ignore[arg-type]
     program = Program(Config(sizes), make_mesh(Layout()))
     stacks = {info.stack: info.shape[0] for info in program.infos.values() if info.stack}
-    assert stacks == {each.name: each.layers for each in family_of(sizes).inventory(sizes).stacks}
+    assert stacks == {each.name: each.layers for each in inventory_of(sizes).stacks}
+
+
+def test_what_has_no_formula_is_said() -> None:
+    with pytest.raises(UserError, match="model.family=swin: its bytes, memory and FLOPs have no f"):
+        inventory_of(ModelConfig(family="swin"))
+    for count in (jaxptd.comms, jaxptd.memory):
+        with pytest.raises(UserError, match="model.family=swin: its bytes, memory and FLOPs have"):
+            count(Config(ModelConfig(family="swin")))
 
 
 @pytest.mark.parametrize(
@@ -75,4 +83,4 @@ def test_flops_are_those_of_every_matrix_that_is_multiplied(model: dict[str, Any
     matrices = [i for name, i in program.infos.items() if i.decay and name not in looked_up]
     weights = sum(math.prod(info.shape) for info in matrices)
     scores = 12 * 3 * 4 * sizes.block.head_size * (sizes.window or 8)
-    assert family_of(sizes).inventory(sizes).flops == 8 * (6 * weights + scores)
+    assert inventory_of(sizes).flops == 8 * (6 * weights + scores)

@@ -208,11 +208,14 @@ def described(section: type) -> dict[str, str]:
 
 def may_change(section: str, field: str) -> bool:
     """True if a run may be resumed with another value of this field."""
-    family: FamilyName = "t5" if field.startswith("relative_") else "llama"
+    of_images = field.startswith("image_") or field == "drop_path"
+    of_others: FamilyName = "t5" if field.startswith("relative_") else "llama"
+    family: FamilyName = "swin-unet" if of_images else of_others
     config = Config(ModelConfig(family=family))  # in which the field has an effect
     saved = copy.deepcopy(config)
     fields = getattr(saved, section)
     other = 3 if getattr(fields, field) is None else "something else"  # what null is made of
+    other = (4, 4) if field.endswith("_depths") else other
     object.__setattr__(fields, field, other)
     return difference(config, saved) is None
 

@@ -22,7 +22,7 @@ from jaxptd.run.progress.line import (
 from jaxptd.step import Program
 
 Row = dict[str, Any]
-VALIDATION = ("validation_loss", "perplexity")
+VALIDATION = ("validation_loss", "perplexity", "validation_dice")
 REFRESH = 8  # times a second
 WARNING = "warning"  # the first word of a line that --quiet leaves
 
@@ -171,12 +171,11 @@ def summary(program: Program, devices: str, data: Data) -> str:
     parameters = sum(math.prod(info.shape) for info in program.infos.values())
     resolved = program.resolved
     kernel, obstacle = resolved.model.attention, resolved.attention_obstacle
-    tokens = data.train.num_tokens
     layout = str(program.config.layout)
     if resolved.plan:
         layout += f" (bubble {bubble(resolved.plan.schedule):.0%})"
     return (
         f"{parameters / 1e6:.2f} M parameters on {devices}, layout {layout}; "
         f"attention: {kernel}{f' (cudnn: {obstacle})' if obstacle else ''}; "
-        f"{tokens / 1e6:.2f} M training tokens"
+        f"{data.train.amount}"
     )

@@ -88,4 +88,6 @@ def _skipped(row: Mapping[str, Any]) -> Iterator[str]:
 
 def _validation(row: Mapping[str, Any]) -> Iterator[str]:
     if "validation_loss" in row:
-        yield f"validation {row['validation_loss']:.4f} (perplexity {row['perplexity']:.2f})"
+        dice = row.get("validation_dice")
+        other = f"perplexity {row['perplexity']:.2f}" if dice is None else f"Dice {dice:.3f}"
+        yield f"validation {row['validation_loss']:.4f} ({other})"

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from jaxptd.analysis.hardware import peak_flops
-from jaxptd.models.families import family_of
+from jaxptd.models.families import family_of, work_of
 from jaxptd.run.progress.time_left import Pause, TimeLeft
 from jaxptd.step import Program
 
@@ -130,9 +130,7 @@ class Meter:
         config, model = self._program.config.train, self._program.config.model
         steps = self._step - self._since
         seconds = (time.perf_counter() - self._time) / steps if steps else self._first_seconds
-        parts = family_of(model).inventory(model)
-        tokens = config.global_batch_size * sum(parts.embedded)
-        flops = config.global_batch_size * parts.flops
+        tokens, flops = (config.global_batch_size * each for each in work_of(model))
         peak = peak_flops(self._program.mesh)
         return {
             "tokens": self._step * tokens,

@@ -1,0 +1,61 @@
+"""Phantoms of a heart as a slice of an MRI shows it, each a function of its seed and number.
+
+A bright chamber in a dark ring, the left ventricle and its muscle, and beside them the right
+ventricle, on a background with soft stripes and noise. Classes are numbered as in the data set
+ACDC: 0 background, 1 right ventricle, 2 muscle, 3 left ventricle.
+
+Letters: S rows and columns.
+"""
+
+import numpy as np
+
+CLASSES = 4
+NOISE = 0.15  # standard deviation; chambers and muscle differ by about 0.6
+TRAINING, HELD_OUT = 0, 1  # streams of numbers
+
+
+def phantom(seed: int, stream: int, number: int, *, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """The image, float32[S, S] with mean 0 and variance 1, and the labels, int32[S, S].
+
+    Args:
+        seed: of the run, 0 or more.
+        stream: of numbers; two streams have no phantom in common.
+        number: of the sample.
+        size: S.
+    """
+    # The highest word of the counter, which no number of draws reaches, is the sample's.
+    counter = np.array([0, 0, stream, number], np.uint64)
+    rng = np.random.Generator(np.random.Philox(key=seed, counter=counter))
+    axis = (np.arange(size) + 0.5) / size - 0.5
+    turn, radius = rng.uniform(0, 2 * np.pi), rng.uniform(0.15, 0.21)
+    x, y = _turned(axis - rng.uniform(-0.08, 0.08), axis - rng.uniform(-0.08, 0.08), turn)
+    shape = rng.uniform(0.85, 1.0)
+    thickness = rng.uniform(0.3, 0.45)
+    heart = (x / radius) ** 2 + (y / (radius * shape)) ** 2
+    chamber = heart < (1 - thickness) ** 2
+    beside, wide = rng.uniform(0.8, 1.0) * radius, rng.uniform(0.75, 0.95) * radius
+    right = ((x - beside) / wide) ** 2 + (y / (1.25 * wide)) ** 2 < 1
+    label = np.zeros((size, size), np.int32)
+    label[right] = 1
+    label[heart < 1] = 2
+    label[chamber] = 3
+    levels = np.array([0.35, 0.95, 0.25, 1.0]) + rng.uniform(-0.08, 0.08, CLASSES)
+    waves = rng.uniform(-6, 6, (3, 2)), rng.uniform(0, 2 * np.pi, 3)
+    stripes = sum(
+        np.cos(2 * np.pi * (a * axis[:, None] + b * axis) + phase)
+        for (a, b), phase in zip(*waves, strict=True)
+    )
+    image = levels[label] + 0.06 * stripes + NOISE * rng.standard_normal((size, size))
+    return normalised(image), label
+
+
+def normalised(image: np.ndarray) -> np.ndarray:
+    """The image with mean 0 and variance 1, float32; one without contrast is 0."""
+    spread = float(image.std())
+    return ((image - image.mean()) / (spread or 1.0)).astype(np.float32)
+
+
+def _turned(down: np.ndarray, right: np.ndarray, turn: float) -> tuple[np.ndarray, np.ndarray]:
+    """Coordinates of all pixels, turned by an angle, `[S, S]` each."""
+    y, x = np.meshgrid(down, right, indexing="ij")
+    return x * np.cos(turn) - y * np.sin(turn), x * np.sin(turn) + y * np.cos(turn)

@@ -1,0 +1,1 @@
+"""Layers of models of images: patches, windows of them, and losses of pixels."""

@@ -1,0 +1,138 @@
+"""A pair of blocks with attention in windows, the second of which shifts them.
+
+Letters: B images, R rows, Q columns, C hidden units.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from jaxptd.config import ModelConfig
+from jaxptd.layers.dropout import Places, Site, drop_path, dropout
+from jaxptd.layers.form import TensorParallel
+from jaxptd.layers.images.windows import WindowAttention, Windows
+from jaxptd.layers.linear import INIT
+from jaxptd.layers.mlp import MLP
+from jaxptd.layers.norm import Norm
+from jaxptd.params import stacked
+
+
+@dataclasses.dataclass(frozen=True)
+class Level:
+    """A level's blocks on the way down, or on the way up.
+
+    Args:
+        config: its width and heads.
+        windows: of its patches.
+        unit: pixels in a row of a patch.
+        paths: the share of samples for which each block is left out.
+    """
+
+    config: ModelConfig
+    windows: Windows
+    unit: int
+    paths: tuple[float, ...]
+
+
+class Skipping(NamedTuple):
+    """x with what later levels read of it.
+
+    Args:
+        stream: the residual stream, `[B, R, Q, C]`.
+        skips: of the levels before, the finest first, for those on the way up.
+    """
+
+    stream: Array
+    skips: tuple[Array, ...] = ()
+
+
+class WindowBlock(nnx.Module):
+    """`x + attention(norm(x))`, then `x + mlp(norm(x))`, each left out for some samples.
+
+    Args:
+        level: that it is of.
+        form: how matrices are sharded.
+        rngs: random keys of the initial parameters.
+    """
+
+    def __init__(self, level: Level, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
+        config, options = level.config, level.config.block
+        size = config.hidden_size
+        self.attention_norm = Norm(size, options=options, form=form, rngs=rngs)
+        self.attention = WindowAttention(config, level.windows, form=form, rngs=rngs)
+        self.mlp_norm = Norm(size, options=options, form=form, rngs=rngs)
+        self.mlp = MLP(size, config.mlp_size, options=options, form=form, rngs=rngs, init_out=INIT)
+        self.rate, self.form = config.dropout, form
+
+    def __call__(
+        self, x: Array, places: Places, number: Array, *, shift: int, path: Array
+    ) -> Array:
+        """x[B, R, Q, C] -> the same.
+
+        Args:
+            x: the residual stream.
+            places: samples of all images of the micro-batch, and this device's rows of patches.
+            number: of the block, in the order of all of them.
+            shift: of its windows.
+            path: the share of samples for which it is left out.
+        """
+        a = self.attention(self.attention_norm(x), places.at(number, Site.ATTENTION), shift=shift)
+        a = drop_patches(a, places.at(number, Site.ATTENTION_OUTPUT), self.form, self.rate)
+        x = x + self._left_out(a, places.at(number, Site.ATTENTION_PATH), path)
+        flat = self.mlp_norm(x).reshape(1, -1, x.shape[-1])
+        h = self.mlp(flat).reshape(x.shape)
+        h = drop_patches(h, places.at(number, Site.MLP_OUTPUT), self.form, self.rate)
+        return x + self._left_out(h, places.at(number, Site.MLP_PATH), path)
+
+    def _left_out(self, y: Array, places: Places, path: Array) -> Array:
+        local = places._replace(sample_B=self.form.axes.local_images(places.sample_B))
+        return drop_path(y, local, path)
+
+
+def drop_patches(x_BRQC: Array, places: Places, form: TensorParallel, rate: float) -> Array:
+    """Dropout of this device's images of the residual stream, by the number of each patch."""
+    rows, cols = x_BRQC.shape[1:3]
+    number_RQ = places.position_T[:rows, None] * cols + jnp.arange(cols, dtype=jnp.int32)
+    local = places._replace(
+        sample_B=form.axes.local_images(places.sample_B), position_T=number_RQ.reshape(-1)
+    )
+    flat = x_BRQC.reshape(x_BRQC.shape[0], rows * cols, -1)
+    return dropout(flat, local, form.axes.local_hidden(flat.shape[-1]), rate).reshape(x_BRQC.shape)
+
+
+class WindowPair(nnx.Module):
+    """A block with plain windows, then one with shifted ones: a layer of a level's stack."""
+
+    def __init__(self, level: Level, first: int, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
+        self.first = WindowBlock(level, form=form, rngs=rngs)
+        self.second = WindowBlock(level, form=form, rngs=rngs)
+        self.level, self.start = level, first
+
+    def __call__(
+        self, x: Skipping, places: Places, layer: Array, cache: None, common: None
+    ) -> tuple[Skipping, None]:
+        """x -> x, its skips as they were; layer: the number of the pair in the model."""
+        level, stream = self.level, x.stream
+        places = places.at_rows(level.unit)
+        paths = jnp.asarray(level.paths, jnp.float32).reshape(-1, 2)[layer - self.start]
+        shifts = (0, level.windows.shift)
+        for index, block in enumerate((self.first, self.second)):
+            number = 2 * layer + index
+            stream = block(stream, places, number, shift=shifts[index], path=paths[index])
+        return x._replace(stream=stream), cache
+
+
+def make_pairs(level: Level, first: int, *, form: TensorParallel, rngs: nnx.Rngs) -> WindowPair:
+    """One pair with the parameters of all pairs of a level, stacked.
+
+    first: the number of the first one in the model.
+    """
+    keys = jax.random.split(rngs(), len(level.paths) // 2)
+    made: WindowPair = stacked(
+        lambda key: WindowPair(level, first, form=form, rngs=nnx.Rngs(key)), keys
+    )
+    return made

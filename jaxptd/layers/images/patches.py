@@ -1,0 +1,222 @@
+"""Images as patches, and levels of coarser and finer patches.
+
+Where four patches become one, or one becomes several, the numbers of each hidden unit's patches are
+neighbours: (c, q), q innermost. So a device's block of the C hidden units is its block of the C q
+numbers, too, and no level needs another device's.
+
+Letters: B images, R rows, Q columns, C hidden units, q patches that are joined, K classes.
+Source: Liu et al., arXiv 2103.14030, section 3.1; Cao et al., Swin-Unet, arXiv 2105.05537.
+"""
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+
+from jaxptd.collectives import alike
+from jaxptd.config import BlockOptions, Images
+from jaxptd.layers.form import TensorParallel, product
+from jaxptd.layers.linear import INIT, add_bias
+from jaxptd.layers.norm import Norm
+from jaxptd.params import param, zeros
+
+
+def joined(x_BRQ: Array, side: int) -> Array:
+    """x[B, R, Q, ..] -> x[B, R / side, Q / side, .., side**2]: patches of side x side."""
+    B, rows, cols, *rest = x_BRQ.shape
+    x = x_BRQ.reshape(B, rows // side, side, cols // side, side, *rest)
+    x = jnp.moveaxis(x, (2, 4), (-2, -1))
+    return x.reshape(B, rows // side, cols // side, *rest, side**2)
+
+
+def parted(x_BRQ: Array, side: int) -> Array:
+    """x[B, R, Q, .., side**2] -> x[B, R side, Q side, ..]. Undoes `joined`."""
+    B, rows, cols, *rest, _ = x_BRQ.shape
+    x = x_BRQ.reshape(B, rows, cols, *rest, side, side)
+    x = jnp.moveaxis(x, (-2, -1), (2, 4))
+    return x.reshape(B, rows * side, cols * side, *rest)
+
+
+class PatchEmbedding(nnx.Module):
+    """A product for each patch, `w[channels, side, side, C]`, and a norm.
+
+    Pixels are in the batch, so each device makes the images of its own residual stream.
+
+    Args:
+        images: sizes of images and patches.
+        size: C.
+        options: of the norm.
+        form: how matrices are sharded.
+        rngs: random keys of the initial weight.
+    """
+
+    def __init__(
+        self,
+        images: Images,
+        size: int,
+        *,
+        options: BlockOptions,
+        form: TensorParallel,
+        rngs: nnx.Rngs,
+    ) -> None:
+        shape, hidden = (images.channels, images.patch, images.patch), form.padded_hidden(size)
+        axis = form.axes.hidden_spec()
+        self.w = param(
+            rngs(),
+            (*shape, size),
+            INIT,
+            spec=(None, None, None, *axis),
+            padded=(*shape, hidden),
+            cast=True,
+            matrix="rrrc",
+        )
+        self.b = param(rngs(), (size,), zeros, spec=axis, padded=(hidden,), decay=False)
+        self.norm = Norm(size, options=options, form=form, rngs=rngs)
+        self.side, self.form = images.patch, form
+
+    def __call__(self, image_BYXS: Array, dtype: DTypeLike) -> Array:
+        """Images[B, rows, columns, channels] of all devices -> x as the residual stream has it."""
+        local = self.form.axes.local_images(image_BYXS).astype(dtype)
+        patch_BRQP = joined(local, self.side)
+        patch_BRQP = patch_BRQP.reshape(*patch_BRQP.shape[:3], -1)
+        w = self.w[...]
+        x_BRQC = product(patch_BRQP, w.reshape(-1, w.shape[-1]), 1)
+        return self.norm(add_bias(*alike(x_BRQC, self.b[...])))
+
+
+class PatchProduct(nnx.Module):
+    """A product of the residual stream, `w[C, q, C']` or `w[C, C', q]`, whose result lies as it.
+
+    Args:
+        size: C.
+        out: C'.
+        before: q patches that each become one.
+        after: q patches that one becomes.
+        form: how matrices are sharded.
+        rngs: random keys of the initial weight.
+        bias: whether a bias `[C']` is added; none where one patch becomes several.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        out: int,
+        *,
+        form: TensorParallel,
+        rngs: nnx.Rngs,
+        before: int = 1,
+        after: int = 1,
+        bias: bool = False,
+    ) -> None:
+        q = (before,) * (before > 1), (after,) * (after > 1)
+        contraction, hidden = form.axes.square_spec()
+        sizes = form.padded_hidden(size), form.padded_hidden(out)
+        self.w = param(
+            rngs(),
+            (size, *q[0], out, *q[1]),
+            INIT,
+            spec=(contraction, *[None] * len(q[0]), hidden, *[None] * len(q[1])),
+            padded=(sizes[0], *q[0], sizes[1], *q[1]),
+            cast=True,
+            matrix="r" * (1 + len(q[0])) + "c" * (1 + len(q[1])),
+        )
+        axis = form.axes.hidden_spec()
+        self.b = (
+            param(rngs(), (out,), zeros, spec=axis, padded=sizes[1:], decay=False) if bias else None
+        )
+        self.form, self.before, self.after = form, before, after
+
+    def __call__(self, x: Array) -> Array:
+        """x[B, R, Q, C q] -> x[B, R, Q, C' q]."""
+        w = self.w[...]
+        rows = x.shape[-1]
+        y = self.form.square(x.reshape(1, -1, rows), w.reshape(rows, -1))
+        y = y if self.b is None else add_bias(y, self.b[...])
+        return y.reshape(*x.shape[:-1], -1)
+
+
+class PatchMerging(nnx.Module):
+    """Joins 2 x 2 patches of C numbers to one of 2 C: a norm of the 4 C, and a product."""
+
+    def __init__(
+        self, size: int, *, options: BlockOptions, form: TensorParallel, rngs: nnx.Rngs
+    ) -> None:
+        self.norm = Norm(size, options=options, form=form, rngs=rngs, each=4)
+        self.linear = PatchProduct(size, 2 * size, before=4, form=form, rngs=rngs)
+
+    def __call__(self, x_BRQC: Array) -> Array:
+        """x[B, R, Q, C] -> x[B, R / 2, Q / 2, 2 C]."""
+        x = joined(x_BRQC, 2)
+        return self.linear(self.norm(x.reshape(*x.shape[:3], -1)))
+
+
+class PatchExpanding(nnx.Module):
+    """Parts each patch of C numbers into side x side of C' ones: a product, and a norm.
+
+    Args:
+        size: C.
+        out: C'.
+        side: patches in a row that a patch becomes.
+        options: of the norm.
+        form: how matrices are sharded.
+        rngs: random keys of the initial weight.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        out: int,
+        side: int,
+        *,
+        options: BlockOptions,
+        form: TensorParallel,
+        rngs: nnx.Rngs,
+    ) -> None:
+        self.linear = PatchProduct(size, out, after=side**2, form=form, rngs=rngs)
+        self.norm = Norm(out, options=options, form=form, rngs=rngs)
+        self.side = side
+
+    def __call__(self, x_BRQC: Array) -> Array:
+        """x[B, R, Q, C] -> x[B, R side, Q side, C']."""
+        y = self.linear(x_BRQC)
+        return self.norm(parted(y.reshape(*y.shape[:3], -1, self.side**2), self.side))
+
+
+class SkipConnection(nnx.Module):
+    """Joins x with the x of the same level on the way down: a product `w[C, 2, C]` and a bias."""
+
+    def __init__(self, size: int, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
+        self.linear = PatchProduct(size, size, before=2, bias=True, form=form, rngs=rngs)
+
+    def __call__(self, x_BRQC: Array, skip_BRQC: Array) -> Array:
+        """x and the other, both as the residual stream has them -> the same."""
+        both = jnp.stack([x_BRQC, skip_BRQC], -1)
+        return self.linear(both.reshape(*both.shape[:3], -1))
+
+
+class Classes(nnx.Module):
+    """Logits of K classes, `w[C, K]`: few, so that each device has all of its own patches.
+
+    Args:
+        size: C.
+        classes: K.
+        form: how matrices are sharded.
+        rngs: random keys of the initial weight.
+        bias: whether a bias `[K]` is added.
+    """
+
+    def __init__(
+        self, size: int, classes: int, *, form: TensorParallel, rngs: nnx.Rngs, bias: bool
+    ) -> None:
+        hidden = form.padded_hidden(size)
+        spec = (*form.axes.hidden_spec(), None)
+        padded = (hidden, classes)
+        self.w = param(rngs(), (size, classes), INIT, spec=spec, padded=padded, matrix="rc")
+        self.b = param(rngs(), (classes,), zeros, spec=(None,), decay=False) if bias else None
+        self.form = form
+
+    def __call__(self, x_BC: Array) -> Array:
+        """x[.., C] -> logits[.., K], float32 at least."""
+        wide = x_BC.astype(jnp.promote_types(x_BC.dtype, jnp.float32))
+        logits = self.form.axes.sum_over_hidden(product(wide, self.w[...], 1))
+        return logits if self.b is None else add_bias(*alike(logits, self.b[...]))

@@ -1,0 +1,200 @@
+"""Attention in windows of an image, which every second block shifts by half a window.
+
+Letters: B images, R rows, Q columns, C hidden units, W windows of an image, T patches of a window,
+N heads, H head size.
+Source: Liu et al., Swin Transformer, arXiv 2103.14030, section 3.2.
+"""
+
+import dataclasses
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxptd.attention.kernel import CORE
+from jaxptd.config import ModelConfig
+from jaxptd.layers.attention.heads import Heads, counts_of
+from jaxptd.layers.dropout import Places, keep_mask
+from jaxptd.layers.form import TensorParallel
+from jaxptd.layers.linear import INIT
+from jaxptd.params import param
+
+
+@dataclasses.dataclass(frozen=True)
+class Windows:
+    """The windows of a level.
+
+    Args:
+        rows: of patches in an image, and patches in a row.
+        size: patches in a row of a window.
+        shift: patches by which the windows of every second block are moved down and right.
+    """
+
+    rows: int
+    size: int
+    shift: int
+
+    def split(self, x_BRQ: Array) -> Array:
+        """x[B, R, Q, ..] -> x[B, W, T, ..]."""
+        B, rows, cols, *rest = x_BRQ.shape
+        x = x_BRQ.reshape(B, rows // self.size, self.size, cols // self.size, self.size, *rest)
+        return jnp.swapaxes(x, 2, 3).reshape(B, -1, self.size**2, *rest)
+
+    def join(self, x_BWT: Array) -> Array:
+        """x[B, W, T, ..] -> x[B, R, Q, ..]. Undoes `split`."""
+        B, _, _, *rest = x_BWT.shape
+        x = x_BWT.reshape(B, -1, self.rows // self.size, self.size, self.size, *rest)
+        return jnp.swapaxes(x, 2, 3).reshape(B, -1, self.rows, *rest)
+
+    def numbers(self, row_R: Array) -> Array:
+        """The number of each patch in the image, int32[W, T]; row_R: global numbers of rows."""
+        number_RQ = row_R[:, None] * self.rows + jnp.arange(self.rows, dtype=jnp.int32)
+        return self.split(number_RQ[None])[0]
+
+    def seen(self, row_R: Array) -> Array:
+        """The patches of a shifted window that each of its patches sees, bool[W, T, T].
+
+        A shifted image is rolled, so that windows at its end have patches of its beginning, too.
+        """
+        region_RQ = 3 * self._region(row_R)[:, None] + self._region(jnp.arange(self.rows))
+        region_WT = self.split(region_RQ[None])[0]
+        return region_WT[:, :, None] == region_WT[:, None, :]
+
+    def _region(self, number: Array) -> Array:
+        """0, 1 or 2 for rows, or columns, that are not of one window before the shift."""
+        in_last, rolled = number >= self.rows - self.size, number >= self.rows - self.shift
+        return in_last.astype(jnp.int32) + (rolled & in_last)
+
+    @property
+    def offsets(self) -> np.ndarray:
+        """The number of a key's place, seen from a query's, int32[T, T]; in (2 size - 1)**2."""
+        row_T, col_T = np.divmod(np.arange(self.size**2), self.size)
+        down, right = (each[:, None] - each[None, :] + self.size - 1 for each in (row_T, col_T))
+        return (down * (2 * self.size - 1) + right).astype(np.int32)
+
+
+class WindowBias(nnx.Module):
+    """A table `[(2 size - 1)**2, N]` with a bias for each place of a key, sharded as heads are.
+
+    Args:
+        config: of the level: its heads.
+        windows: of the level.
+        form: how heads are sharded.
+        rngs: random key of the initial table.
+    """
+
+    def __init__(
+        self, config: ModelConfig, windows: Windows, *, form: TensorParallel, rngs: nnx.Rngs
+    ) -> None:
+        places, heads = (2 * windows.size - 1) ** 2, config.num_heads
+        self.table = param(
+            rngs(),
+            (places, heads),
+            INIT,
+            spec=(None, *form.axes.by_head_spec()),
+            padded=(places, counts_of(config, form).queries),
+            decay=False,
+        )
+        self.windows = windows
+
+    def __call__(self) -> Array:
+        """The bias of each score of a window, `[N, T, T]`."""
+        return jnp.moveaxis(self.table[...][self.windows.offsets], -1, 0)
+
+
+class WindowAttention(Heads):
+    """Multi-head attention in the windows of a level; Q, K and V come from one product.
+
+    Each device has whole images, or strips of whole windows, and its own heads (or a slice of every
+    head, whose scores are sums over devices): windows need no other device.
+
+    Args:
+        config: of the level: its width and heads.
+        windows: of the level.
+        form: how matrices are sharded.
+        rngs: random keys of the initial parameters.
+    """
+
+    def __init__(
+        self, config: ModelConfig, windows: Windows, *, form: TensorParallel, rngs: nnx.Rngs
+    ) -> None:
+        super().__init__(config, form=form, rngs=rngs, init_out=INIT, joined=True)
+        self.window_bias = WindowBias(config, windows, form=form, rngs=rngs)
+        self.windows = windows
+
+    @jax.named_scope("attention")
+    def __call__(self, x_BRQC: Array, places: Places, *, shift: int) -> Array:
+        """x as the residual stream has it -> the same.
+
+        Args:
+            x_BRQC: whole images of this device.
+            places: samples of all images of the micro-batch, rows of this device, and the seed for
+                dropout of probabilities.
+            shift: of the windows.
+        """
+        assert self.qkv is not None
+        qkv = self.qkv(x_BRQC.reshape(1, -1, x_BRQC.shape[-1]))
+        qkv = qkv.reshape(-1, *x_BRQC.shape[1:3], *qkv.shape[2:])
+        qkv = self.windows.split(_rolled(qkv, -shift))
+        q, k, v = jnp.moveaxis(qkv, 3, 0)
+        sites = _Sites(
+            self.windows.seen(places.position_T) if shift else None,
+            self.windows.numbers(places.position_T),
+            self._seed(places, q.shape[3]),
+        )
+        o = self._core(q, k, v, self.window_bias(), sites)
+        o = _rolled(self.windows.join(checkpoint_name(o, CORE)), shift)
+        return self.out(o.reshape(1, -1, *o.shape[3:])).reshape(x_BRQC.shape)
+
+    def _seed(self, places: Places, heads: int) -> Array | None:
+        """Dropout seeds `[B, N, 2]` of the images between the products."""
+        local = places._replace(sample_B=self.form.axes.logit_images(places.sample_B))
+        return self.seed(local, heads)
+
+    def _core(self, q: Array, k: Array, v: Array, bias_NTT: Array, sites: "_Sites") -> Array:
+        """q, k, v[B, W, T, N, H] -> [B, W, T, N, H]; backward computes the scores again."""
+        config = self.config
+        attend = partial(
+            _attend,
+            scale=config.block.attention_scale,
+            rate=config.dropout,
+            whole=self.form.axes.sum_over_head,
+        )
+        return jax.checkpoint(attend)(q, k, v, bias_NTT, sites)
+
+
+class _Sites(NamedTuple):
+    """seen: bool[W, T, T], or None for all. number: of patches, int32[W, T]. seed: `[B, N, 2]`."""
+
+    seen_WTT: Array | None
+    number_WT: Array
+    seed_BN2: Array | None
+
+
+def _attend(q, k, v, bias_NTT, sites, *, scale, rate, whole):  # type: ignore[no-untyped-def]
+    """Softmax of scaled scores and their bias, times the values.
+
+    whole: sums scores over the slices of a head.
+    """
+    wide = jnp.promote_types(q.dtype, jnp.float32)
+    s = jnp.einsum("BWTNH,BWSNH->BWNTS", q, k, preferred_element_type=wide)
+    s = whole(s) * scale + bias_NTT.astype(wide)
+    if sites.seen_WTT is not None:
+        s = jnp.where(sites.seen_WTT[:, None], s, -jnp.inf)
+    p = jax.nn.softmax(s, axis=-1)
+    if sites.seed_BN2 is not None and rate:
+        seed = sites.seed_BN2[:, None, :, None, None]
+        query, key = sites.number_WT[:, None, :, None], sites.number_WT[:, None, None, :]
+        p = jnp.where(keep_mask(seed, query, key, rate), p / (1 - rate), 0)
+    o = jnp.einsum("BWNTS,BWSNH->BWTNH", p.astype(q.dtype), v, preferred_element_type=wide)
+    return o.astype(q.dtype)
+
+
+def _rolled(x_BRQ: Array, by: int) -> Array:
+    """x[B, R, Q, ..] moved down and right, in a circle."""
+    return jnp.roll(x_BRQ, (by, by), (1, 2)) if by else x_BRQ

@@ -1,0 +1,185 @@
+"""Swin, which classifies images, and Swin-Unet, which classifies their pixels.
+
+They name no axis and no collective. Letters: B images, R rows, Q columns, C hidden units, K
+classes.
+Source: Liu et al., arXiv 2103.14030; Cao et al., Swin-Unet, arXiv 2105.05537, and its code.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from jaxptd.config import Images, ModelConfig
+from jaxptd.fields import check_argument
+from jaxptd.layers.dropout import Places, Site
+from jaxptd.layers.form import TensorParallel
+from jaxptd.layers.images.block import Level, Skipping, WindowPair, drop_patches, make_pairs
+from jaxptd.layers.images.loss import cross_entropy, dice_loss, dice_scores
+from jaxptd.layers.images.patches import (
+    Classes,
+    PatchEmbedding,
+    PatchExpanding,
+    PatchMerging,
+    SkipConnection,
+)
+from jaxptd.layers.images.windows import Windows
+from jaxptd.layers.norm import Norm
+from jaxptd.models.images import CROSS_ENTROPY, DICE_LOSS, score_names
+
+
+class Swin(nnx.Module):
+    """An encoder of images in levels, and the classes of whole images.
+
+    Args:
+        config: sizes and choices.
+        form: how matrices are sharded.
+        rngs: random keys of the initial parameters.
+        offload: whether what `remat: dots` saves for backward is in host memory.
+    """
+
+    common: nnx.Module | None = None  # layers share no parameters
+
+    def __init__(
+        self, config: ModelConfig, *, form: TensorParallel, rngs: nnx.Rngs, offload: bool = False
+    ) -> None:
+        check_argument(f"jaxptd.{type(self).__name__}", "config", config, ModelConfig)
+        check_argument(f"jaxptd.{type(self).__name__}", "form", form, TensorParallel)
+        assert config.images is not None
+        self.config, self.form, self.offload = config, form, offload
+        self.images: Images = config.images
+        options, size = config.block, config.hidden_size
+        self.patches = PatchEmbedding(self.images, size, options=options, form=form, rngs=rngs)
+        self.names: tuple[str, ...] = ()
+        self.pairs = 0
+        for number in range(len(self.images.depths)):
+            self._add(f"down{number}", level(config, number), rngs)
+            if number:
+                merge = PatchMerging(self._size(number - 1), options=options, form=form, rngs=rngs)
+                setattr(self, f"merge{number}", merge)
+        last = self._size(len(self.images.depths) - 1)
+        self.norm = Norm(last, options=options, form=form, rngs=rngs)
+        self._add_head(rngs)
+
+    def _add_head(self, rngs: nnx.Rngs) -> None:
+        """Declares what follows on the way down."""
+        last = self._size(len(self.images.depths) - 1)
+        self.head = Classes(last, self.images.classes, form=self.form, rngs=rngs, bias=True)
+
+    def _add(self, name: str, level: Level, rngs: nnx.Rngs) -> None:
+        """Declares the stack of a level."""
+        setattr(self, name, make_pairs(level, self.pairs, form=self.form, rngs=rngs))
+        self.names += (name,)
+        self.pairs += len(level.paths) // 2
+
+    def _size(self, level: int) -> int:
+        return self.config.hidden_size * 2**level
+
+    @property
+    def stacks(self) -> Mapping[str, WindowPair]:
+        """The pairs of blocks of each level."""
+        return {name: getattr(self, name) for name in self.names}
+
+    @jax.named_scope("embedding")
+    def embed(self, batch: Mapping[str, Array], places: Places) -> Skipping:
+        """A batch with image[B, rows, columns, channels] -> x before the first level."""
+        x = self.patches(batch["image"], jnp.dtype(self.config.dtype))
+        places = places.at_rows(self.images.patch).at(0, Site.EMBEDDING)
+        return Skipping(drop_patches(x, places, self.form, self.config.dropout))
+
+    def enter(self, stack: str, x: Skipping) -> Skipping:
+        """x -> x as the first layer of a level takes it: from the second on with merged patches."""
+        merge = getattr(self, f"merge{stack.removeprefix('down')}", None)
+        return x if merge is None else x._replace(stream=merge(x.stream))
+
+    def output(self, x: Skipping) -> Array:
+        """x after all levels -> logits[B, K] of this device's images."""
+        return self.head(self.norm(x.stream).mean((1, 2)))
+
+    @jax.named_scope("loss")
+    def losses(self, x: Skipping, batch: Mapping[str, Array], places: Places) -> dict[str, Array]:
+        """x after all levels -> the sum of -log probability of the images' classes."""
+        axes = self.form.axes
+        found = cross_entropy(self.output(x), axes.local_images(batch["label"]))
+        return {CROSS_ENTROPY: axes.sum_images(found)}
+
+    def empty_state(self, batch: int) -> dict[str, Any]:
+        """Images have none: nothing is written."""
+        return {}
+
+
+class SwinUnet(Swin):
+    """Levels down and up again, with skip connections, and the classes of pixels."""
+
+    def _add_head(self, rngs: nnx.Rngs) -> None:
+        config, images = self.config, self.images
+        options, size = config.block, config.hidden_size
+        make = partial(PatchExpanding, options=options, form=self.form, rngs=rngs)
+        for number in reversed(range(len(images.decoder_depths))):
+            wide, narrow = self._size(number + 1), self._size(number)
+            setattr(self, f"expand{number}", make(wide, narrow, 2))
+            setattr(self, f"skip{number}", SkipConnection(narrow, form=self.form, rngs=rngs))
+            self._add(f"up{number}", level(config, number, up=True), rngs)
+        self.last_norm = Norm(size, options=options, form=self.form, rngs=rngs)
+        self.pixels = make(size, size, images.patch)
+        self.head = Classes(size, images.classes, form=self.form, rngs=rngs, bias=False)
+
+    def enter(self, stack: str, x: Skipping) -> Skipping:
+        """x -> x as a level's first layer takes it.
+
+        On the way down it also goes into the skips, and on the way up it is joined with the last of
+        them.
+        """
+        last = len(self.images.depths) - 1
+        if stack.startswith("down"):
+            x = super().enter(stack, x)
+            return x if stack == f"down{last}" else x._replace(skips=(*x.skips, x.stream))
+        number = int(stack.removeprefix("up"))
+        stream = self.norm(x.stream) if number == last - 1 else x.stream
+        *skips, skip = x.skips
+        stream = getattr(self, f"expand{number}")(stream)
+        return Skipping(getattr(self, f"skip{number}")(stream, skip), tuple(skips))
+
+    def output(self, x: Skipping) -> Array:
+        """x after all levels -> logits[B, rows, columns, K] of this device's images."""
+        return self.head(self.pixels(self.last_norm(x.stream)))
+
+    @jax.named_scope("loss")
+    def losses(self, x: Skipping, batch: Mapping[str, Array], places: Places) -> dict[str, Array]:
+        """x after all levels -> sums of -log probability of pixels, of Dice losses, and scores."""
+        axes, logits = self.form.axes, self.output(x)
+        label = axes.local_images(batch["label"])
+        scores = dice_scores(logits, label)
+        found = {
+            CROSS_ENTROPY: cross_entropy(logits, label),
+            DICE_LOSS: dice_loss(logits, label),
+            **dict(zip(score_names(self.images.classes), scores, strict=True)),
+        }
+        return {name: axes.sum_images(each) for name, each in found.items()}
+
+
+def level(config: ModelConfig, number: int, *, up: bool = False) -> Level:
+    """The blocks of a level on the way down, or up: these are left out as often as those."""
+    images, factor = config.images, 2**number
+    assert images is not None
+    rates = np.linspace(0, config.drop_path, sum(images.depths)).tolist()
+    before, depth = sum(images.depths[:number]), images.depths[number]
+    paths = rates[before : before + depth]
+    if up:
+        paths = np.interp(
+            np.linspace(0, 1, images.decoder_depths[number]), np.linspace(0, 1, depth), paths
+        ).tolist()
+    sizes = {name: getattr(config, name) * factor for name in ("hidden_size", "num_heads")}
+    inner = config.ffn_hidden_size and config.ffn_hidden_size * factor
+    return Level(
+        dataclasses.replace(config, ffn_hidden_size=inner, remat_layers=None, **sizes),
+        Windows(images.rows(number), images.window_at(number), images.shift(number)),
+        images.patch * factor,
+        tuple(paths),
+    )

@@ -1,0 +1,141 @@
+"""Images by sample number: phantoms, files, and turns; what does not fit is refused."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxptd.config import DataConfig, ModelConfig
+from jaxptd.data.images import open_images
+from jaxptd.data.images.phantoms import HELD_OUT, TRAINING, phantom
+from jaxptd.data.images.samples import ImageSamples
+from jaxptd.errors import UserError
+
+IMAGES = ModelConfig(
+    family="swin-unet", image_size=16, image_patch=2, image_window=4, image_depths=(2, 2)
+).images
+SHAPES = DataConfig(source="shapes")
+
+
+def test_a_phantom_is_a_function_of_its_seed_and_number() -> None:
+    image, label = phantom(3, TRAINING, 7, size=64)
+    again = phantom(3, TRAINING, 7, size=64)
+    np.testing.assert_array_equal(image, again[0])
+    np.testing.assert_array_equal(label, again[1])
+    for other in ((4, TRAINING, 7), (3, HELD_OUT, 7), (3, TRAINING, 8)):
+        assert (phantom(*other, size=64)[0] != image).any()
+
+
+def test_a_phantom_has_a_chamber_in_a_ring_and_one_beside_it() -> None:
+    for number in range(20):
+        image, label = phantom(0, TRAINING, number, size=64)
+        assert image.dtype == np.float32 and label.dtype == np.int32
+        assert abs(image.mean()) < 1e-5 and image.std() == pytest.approx(1, abs=1e-4)
+        assert (np.bincount(label.ravel(), minlength=4) >= 40).all()
+        chamber = np.pad(label == 3, 1)
+        ring = np.pad(np.isin(label, (2, 3)), 1)
+        for down, right in ((0, 1), (1, 0), (0, -1), (-1, 0)):
+            assert ring[np.roll(chamber, (down, right), (0, 1))].all()
+
+
+def test_samples_do_not_depend_on_the_order_in_which_they_are_read() -> None:
+    config = DataConfig(source="shapes", augment=True)
+    first, _ = open_images(config, IMAGES, 1)
+    second, _ = open_images(config, IMAGES, 1)
+    one = first.field("image", np.array([5, 2]))
+    second.field("image", np.array([9, 2]))
+    np.testing.assert_array_equal(second.field("image", np.array([2, 5])), one[::-1])
+    assert one.shape == (2, 16, 16, 1)
+
+
+def test_an_image_and_its_labels_are_turned_alike() -> None:
+    """Each of the eight turns is there, and a label moves with its pixel."""
+    number = np.arange(16).reshape(4, 4)
+    samples = ImageSamples(lambda _: (number[..., None], number), 1, seed=0, augment=True)
+    several = np.arange(64)
+    image, label = samples.field("image", several), samples.field("label", several)
+    np.testing.assert_array_equal(image[..., 0], label)
+    assert len({each.tobytes() for each in label}) == 8
+
+
+def test_each_epoch_has_every_image_once() -> None:
+    samples = ImageSamples(lambda i: (np.full((1, 1, 1), i), np.full((1, 1), i)), 7, seed=0)
+    epochs = samples.field("label", np.arange(21)).reshape(3, 7)
+    np.testing.assert_array_equal(np.sort(epochs), np.tile(np.arange(7), (3, 1)))
+    assert (epochs[0] != epochs[1]).any()
+    held_out = ImageSamples(samples.read, 7)
+    np.testing.assert_array_equal(held_out.field("label", np.arange(7)).ravel(), np.arange(7))
+
+
+def write(folder: Path, count: int, **changes: np.ndarray) -> str:
+    """A folder with npz files."""
+    folder.mkdir(exist_ok=True)
+    rng = np.random.default_rng(0)
+    for number in range(count):
+        arrays = {"image": rng.normal(size=(16, 16)), "label": rng.integers(0, 4, (16, 16))}
+        np.savez(folder / f"slice{number}.npz", **arrays | changes)
+    return str(folder)
+
+
+def test_files_are_split_by_their_names(tmp_path: Path) -> None:
+    source = write(tmp_path / "all", 10)
+    data = DataConfig(source=source, validation_fraction=0.2)
+    train, validation = open_images(data, IMAGES, 0)
+    assert validation is not None
+    assert (train.windows_per_epoch, validation.windows_per_epoch) == (8, 2)
+    assert train.amount == "8 training images"
+    last = np.load(tmp_path / "all" / "slice9.npz")
+    found = validation.field("image", np.array([1]))[0, ..., 0]
+    wanted = (last["image"] - last["image"].mean()) / last["image"].std()
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    np.testing.assert_array_equal(validation.field("label", np.array([1]))[0], last["label"])
+
+
+def test_pairs_of_npy_files_are_read(tmp_path: Path) -> None:
+    for name in ("image", "label"):
+        (tmp_path / name).mkdir()
+        np.save(tmp_path / name / "a.npy", np.eye(16, dtype=int))
+    train, _ = open_images(DataConfig(source=str(tmp_path), validation_fraction=0), IMAGES, 0)
+    np.testing.assert_array_equal(train.field("label", np.array([0]))[0], np.eye(16))
+    (tmp_path / "label" / "a.npy").unlink()
+    with pytest.raises(UserError, match=r"a.npy has no label; .*label/a.npy is missing"):
+        open_images(DataConfig(source=str(tmp_path), validation_fraction=0), IMAGES, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"image": np.ones((8, 8))}, r"image \[8, 8, 1\] and label \[16, 16\]; use \[16, 16, 1\]"),
+        ({"label": np.full((16, 16), 4)}, "labels from 4 to 4; use whole numbers from 0 to 3"),
+        ({"label": np.full((16, 16), 0.5)}, "labels from 0.5 to 0.5; use whole numbers"),
+        ({"image": np.full((16, 16), np.nan)}, "an image of float64; use finite numbers"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused(
+    tmp_path: Path, changes: dict[str, np.ndarray], line: str
+) -> None:
+    data = DataConfig(source=write(tmp_path, 1, **changes), validation_fraction=0)
+    train, _ = open_images(data, IMAGES, 0)
+    with pytest.raises(UserError, match=line):
+        train.field("image", np.array([0]))
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        (DataConfig(), "data.source=stdlib is text; use shapes, or folders of images"),
+        (DataConfig(source={"a": 1.0}), "data.source: images have no mixture; name folders"),
+    ],
+)
+def test_sources_without_images_are_refused(data: DataConfig, line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        open_images(data, IMAGES, 0)
+
+
+def test_too_few_images_to_hold_any_out_are_refused(tmp_path: Path) -> None:
+    source = write(tmp_path, 2)
+    with pytest.raises(UserError, match=r"data.validation_fraction=0.05 of 2 images is 0; use an"):
+        open_images(DataConfig(source=source), IMAGES, 0)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(UserError, match="has no images; use folders with .npz files"):
+        open_images(DataConfig(source=str(tmp_path / "none")), IMAGES, 0)

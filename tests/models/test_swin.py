@@ -1,0 +1,183 @@
+"""Swin and Swin-UNet: steps of layouts equal one device's; what they do not have is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+from one_device import hold, verified
+from turns import slow
+
+from jaxptd import (
+    Config,
+    Layout,
+    ModelConfig,
+    Program,
+    TrainConfig,
+    UserError,
+    load_config,
+    make_mesh,
+    train,
+)
+from jaxptd.analysis.compiled_step import random_batch
+from jaxptd.layers.images.windows import Windows
+from jaxptd.models.families import work_of
+
+DROPS = {"family": "swin-unet", "dropout": 0.1, "drop_path": 0.3}
+ONE = {"micro_batches": 1}
+
+
+@pytest.mark.parametrize(
+    ("layout", "choice"),
+    [
+        (Layout(tp=2, sequence_parallel=True), {"remat": "dots"}),
+        slow(Layout(row=2, col=2), {}),
+        slow(Layout(tp=4), {"remat": "attention"}),
+        slow(Layout(dp=2, zero=3), {"remat": "full", **ONE}),
+        slow(Layout(dp=2, tp=2, sequence_parallel=True, collective_matmul=True, zero=2), ONE),
+        slow(Layout(row=2, col=2, attention2d="blocks"), {}),
+        slow(Layout(row=2, col=4, matmul2d="summa"), {"remat": "full"}),
+        slow(Layout(row=2, col=2, matmul2d="fox"), {"optimizer": "muon"}),
+        slow(Layout(row=2, col=2, dp=2, matmul2d="cannon", zero=1), {}),
+        slow(Layout(row=2, col=2, matmul2d_slices=3), {"optimizer": "adafactor"}),
+        slow(Layout(tp=2, offload="optimizer"), {"scan_layers": False}),
+        slow(Layout(tp=2, offload="activations"), {"remat": "dots"}),
+    ],
+    ids=str,
+)
+def test_a_step_equals_one_devices(layout: Layout, choice: dict[str, Any]) -> None:
+    """3 heads are 4 on two devices, and 6 hidden units 8 on four."""
+    hold(layout, **DROPS | choice)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [Layout(tp=2, sequence_parallel=True), Layout(row=2, col=2)])
+def test_a_classifier_is_verified(layout: Layout) -> None:
+    """With the noise of several steps: gradients of few images are sums of few, equal numbers."""
+    found = verified(layout, family="swin", drop_path=0.3)
+    assert found.wrong == []
+    assert found.worst_gradient <= 1e-12
+
+
+@pytest.mark.parametrize("family", ["swin", "swin-unet"])
+def test_flops_are_those_of_every_matrix_and_score(family: str) -> None:
+    """Six a weight and a patch that it is multiplied with, twelve a number and a key's patch."""
+    program = tiny.program(Layout(), family=family)
+    patches, weights = {0: 64, 1: 16}, 0
+    for name, info in program.infos.items():
+        if not info.decay:
+            continue
+        level = next((int(digit) for digit in name.partition(".")[0] if digit.isdigit()), 0)
+        level += name.startswith("expand")
+        pixels = {"swin": 1, "swin-unet": 256}[family]
+        each = pixels if name.startswith("head") else patches[level]
+        weights += each * int(np.prod(info.shape))
+    blocks = {"swin": (4, 2), "swin-unet": (4 + 2, 2)}[family]
+    scores = sum(n * patches[i] * 12 * 6 * 2**i * 16 for i, n in enumerate(blocks))
+    assert work_of(program.config.model) == (64, 6 * weights + scores)
+
+
+def test_windows_are_split_and_joined() -> None:
+    windows = Windows(8, 4, 2)
+    x = np.arange(2 * 8 * 8 * 3).reshape(2, 8, 8, 3)
+    split = np.asarray(windows.split(x))
+    np.testing.assert_array_equal(split[1, 2].reshape(4, 4, 3), x[1, 4:, :4])
+    np.testing.assert_array_equal(windows.join(split), x)
+
+
+def test_a_shifted_window_sees_neighbours_only() -> None:
+    """The window in the corner has parts of four corners of the image."""
+    seen = np.asarray(Windows(8, 4, 2).seen(np.arange(8)))
+    assert seen[0].all()
+    corner = seen[3].reshape(4, 4, 4, 4)
+    assert corner[0, 0, :2, :2].all()
+    assert corner[0, 0].sum() == 4
+
+
+IMAGE = {"family": "swin-unet", "hidden_size": 6, "num_heads": 3, "image_size": 16}
+IMAGE |= {"image_patch": 2, "image_window": 4, "image_depths": (2, 2)}
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"image_size": 20}, "model.image_size=20 makes 10 rows of patches at level 0, which wind"),
+        ({"image_size": 18, "image_window": 3}, "model.image_size=18 does not split into patch"),
+        (
+            {"image_depths": (2, 3)},
+            r"model.image_depths=\[2, 3\]: every second block of a level sh",
+        ),
+        ({"image_depths": (2,)}, r"model.image_depths=\[2\] has 1 levels; use 2 or more"),
+        ({"image_decoder_depths": (2, 2)}, r"model.image_decoder_depths=\[2, 2\]: model.image_dep"),
+        ({"image_classes": 1}, "model.image_classes=1 tells nothing apart; use 2 or more"),
+        ({"image_window": 0}, "model.image_window=0 must be positive; use 1 or more"),
+        ({"family": "gpt"}, "model.image_size=16 has no effect with the family gpt; leave it ou"),
+        ({"drop_path": 1.0}, "model.drop_path=1.0"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(fields: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        ModelConfig(**IMAGE | fields)
+
+
+def test_dropped_paths_are_of_images() -> None:
+    with pytest.raises(UserError, match="model.drop_path=0.1 has no effect with the family gpt"):
+        ModelConfig(drop_path=0.1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "layout", "line"),
+    [
+        ({"seq_length": 8}, Layout(), "model.seq_length=8 has no effect with the family swin-unet"),
+        ({"products": "fp8"}, Layout(), "model.products=fp8 has no effect with the family swin-u"),
+        ({}, Layout(pp=2), "layout.pp=2: levels of the family swin-unet are not split over stages"),
+        ({}, Layout(cp=2), "layout.cp=2: images of the family swin-unet are not cut into strips"),
+        (
+            {},
+            Layout(row=4, col=2),
+            "layout.row=4 shares the images of a micro-batch, and there are",
+        ),
+        (
+            {},
+            Layout(tp=4, sequence_parallel=True),
+            "layout.tp=4 with layout.sequence_parallel=true shares the images",
+        ),
+    ],
+)
+def test_layouts_that_images_do_not_have_are_refused(
+    fields: dict[str, Any], layout: Layout, line: str
+) -> None:
+    model, size = ModelConfig(**IMAGE | fields), TrainConfig(global_batch_size=2)
+    with pytest.raises(UserError, match=line):
+        Program(Config(model, layout, train=size), make_mesh(layout))
+
+
+def test_a_batch_has_images_and_labels() -> None:
+    program = tiny.program(Layout(dp=2), family="swin-unet")
+    batch = random_batch(program.config)
+    assert {name: (x.shape, x.dtype) for name, x in batch.items()} == {
+        "image": ((8, 16, 16, 2), np.float32),
+        "label": ((8, 16, 16), np.int32),
+    }
+    program.place(batch)
+    for name, wrong, line in (
+        ("image", batch["image"].astype(int), "a batch holds image of int64; use an array of f"),
+        ("label", batch["label"] + 3, "a batch holds label with 5; use .* model.image_classes=3"),
+        ("image", batch["image"][:, :8], "use .* train.global_batch_size x model.image_size x mo"),
+    ):
+        with pytest.raises(UserError, match=line):
+            program.place(batch | {name: wrong})
+
+
+@pytest.mark.slow
+def test_phantoms_are_learned_and_scored(tmp_path: Path) -> None:
+    sizes = ["--model.hidden_size=8", "--model.image_size=32", "--model.image_depths=[2,2]"]
+    run = ["--train.steps=4", "--train.eval_every=4", "--train.eval_batches=1"]
+    where = [f"--train.run_dir={tmp_path}", "--checkpoint.every=0", "--train.log_every=1"]
+    config = load_config("swin-unet-shapes", [*sizes, *run, *where])
+    row = train(config, quiet=True).run_dir.metrics()[-1]
+    scores = [row[f"validation_dice_{number}"] for number in (1, 2, 3)]
+    assert row["validation_dice"] == pytest.approx(sum(scores) / 3, abs=1e-6)
+    assert row["loss"] == pytest.approx(row["cross_entropy"] + row["dice_loss"], rel=1e-5)
+    assert "dice" not in row
