@@ -31,6 +31,7 @@ class Program:
         again_all: full recomputation runs a layer's last product, too, whose result nothing reads.
         pieces: products are cut into so many, by tokens.
         fp8: the products of layers are of 8-bit numbers.
+        adds: a pair's last product adds the residual stream as it writes.
         balanced: devices of a ring have as many visible scores each, where a mask is causal.
     """
 
@@ -52,4 +53,5 @@ class Program:
     again_all: bool = True
     pieces: int = 1
     fp8: bool = False
+    adds: bool = False
     balanced: bool = True

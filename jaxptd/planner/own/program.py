@@ -58,5 +58,9 @@ def program_of(config: Config, accelerator: Accelerator) -> Program:
         again_all=False,
         pieces=layout.tp if layout.collective_matmul else 1,
         fp8=model.products == "fp8",
+        # Nothing comes between the two: neither a sum over devices nor dropout, nor a scale.
+        adds=layout.tp * layout.row * layout.col == 1
+        and model.dropout == 0
+        and model.products == "native",
         balanced=layout.ring != "blockwise",
     )
