@@ -119,6 +119,7 @@ NOT_DRAWN: Mapping[str, str] = {
     "data.tokenizer": "verify reads no data",
     "data.validation_fraction": "verify reads no data",
     "data.prompt_field": "verify reads no data",
+    "data.augment": "verify reads no data",
     "optimizer.decay_steps": "a number of the learning rate, which all devices compute alike",
     "optimizer.cooldown_steps": "a number of the learning rate",
     "optimizer.min_learning_rate": "a number of the learning rate",

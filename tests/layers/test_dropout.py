@@ -88,8 +88,8 @@ def test_a_source_has_the_numbers_of_its_samples() -> None:
     assert found.source.position_T.shape == (6,)
 
 
-def test_a_model_draws_at_every_site(monkeypatch) -> None:
-    """Two places that share a site would share a mask."""
+def test_models_draw_at_every_site(monkeypatch) -> None:
+    """Two places that share a site would share a mask; one model has sources, one drops paths."""
     at, drawn = Places.at, set()
 
     def noted(places: Places, layer: jax.Array | int, site: Site) -> Places:
@@ -97,6 +97,7 @@ def test_a_model_draws_at_every_site(monkeypatch) -> None:
         return at(places, layer, site)
 
     monkeypatch.setattr(Places, "at", noted)
-    program = tiny.program(Layout(), dropout=0.1, **tiny.T5)
-    program.train_step.trace(program.abstract_state, program.abstract_batch)
+    for choice in (tiny.T5, {"family": "swin-unet", "drop_path": 0.1}):
+        program = tiny.program(Layout(), dropout=0.1, **choice)
+        program.train_step.trace(program.abstract_state, program.abstract_batch)
     assert drawn == {*Site}
