@@ -1,0 +1,221 @@
+"""The goals of speed at scale beside what is reached, in one table; no GPU is needed.
+
+`python -m benchmarks.gpu.goals [--only 145B ...] [--out FILE]` compiles steps for H200s, and some
+for simulated devices, in about ten minutes on two cores. Seconds are estimates (`estimate.py`),
+bytes and counts are exact. A goal that only a GPU can show is "not measured".
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from benchmarks.context.ring import Size, start
+from benchmarks.context.ring_programs import ours
+from benchmarks.gpu import compiled, estimate
+from benchmarks.lib.measure import append
+from benchmarks.peers import step as peers
+from benchmarks.pipeline.waits import waits
+from jaxptd.analysis.compiled_step import compile_step
+from jaxptd.analysis.hardware import BANDWIDTH, PEAK_FLOPS
+from jaxptd.analysis.hlo.kernels import OTHER, kernels
+from jaxptd.analysis.hlo.text import Pipeline
+from jaxptd.analysis.report import table, versions
+from jaxptd.analysis.sizes import elements_on_device
+from jaxptd.compiling.absent import PLUGINS, gpus
+from jaxptd.config import Config
+from jaxptd.errors import Parser, run_command
+from jaxptd.mesh import Layout, make_mesh
+from jaxptd.pipeline.plan import Plan
+from jaxptd.pipeline.schedules import make_schedule
+from jaxptd.pipeline.statistics import makespan, simulate
+from jaxptd.run.devices import prepare
+from jaxptd.step import Program
+
+LARGE = 1_000_000  # elements of a matrix, rather than of a bias or a norm
+HEAD = ("what", "goal", "reached", "")
+INTRODUCTION = """# Goals of speed at scale
+
+Made by `python -m benchmarks.gpu.goals`, whose head says how. Nothing was run on a GPU.
+
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """A figure beside its goal.
+
+    Args:
+        value: that was reached.
+        goal: at most that, or at least.
+        least: whether the goal is at least.
+        form: of both.
+    """
+
+    value: float
+    goal: float
+    least: bool = False
+    form: str = "{:.2f}"
+
+    @property
+    def reached(self) -> bool:
+        return self.value >= self.goal if self.least else self.value <= self.goal
+
+
+def case(name: str) -> Config:
+    """The config of a case of `compiled.py` or `estimate.py`."""
+    every: Mapping[str, Any] = compiled.CASES | estimate.CASES
+    return every[name].config
+
+
+@functools.cache
+def _estimated(name: str) -> estimate.Estimate:
+    return estimate.measure(case(name))
+
+
+@functools.cache
+def _compiled(name: str) -> Mapping[str, float]:
+    return compiled.measure(case(name))
+
+
+def seconds_of_weights(config: Config) -> float:
+    """Seconds in which weights are cast or copied, and gradients added up, in all micro-batches.
+
+    Of other kernels than products, those in loops whose result has as many elements as a matrix of
+    a layer, or as all of a stage's.
+    """
+    layout = config.layout
+    program: Any = Program(config, make_mesh(layout, gpus(layout.num_devices)))
+    sizes = {
+        elements
+        for info in program.infos.values()
+        if info.stack
+        for whole in [elements_on_device(info, Layout(pp=layout.pp, tp=layout.tp))]
+        for elements in (whole, whole // (info.stored_shape[0] // layout.pp))
+        if elements >= LARGE
+    }
+    pipeline = Pipeline(layout.pp, program.resolved.trips)
+    every = kernels(compile_step(program).as_text(), pipeline)
+    moved = sum(
+        kernel.bytes
+        for kernel in every
+        if kernel.kind == OTHER
+        and kernel.count > 1
+        and {math.prod(x.shape) for x in kernel.instruction.arrays} & sizes
+    )
+    return moved / BANDWIDTH
+
+
+def mfu(name: str) -> float:
+    """6 FLOPs for each parameter and token, of an H200's peak, in an estimated step."""
+    config, found = case(name), _estimated(name)
+    tokens = config.train.global_batch_size * config.model.seq_length
+    flops = 6 * found.parameters * tokens / found.seconds / config.layout.num_devices
+    return flops / PEAK_FLOPS["H200"]
+
+
+def temporary_memory() -> Iterator[float]:
+    """Yields temporary memory of our step over the peer's, of each layout, scanned and unrolled."""
+    for scan in (True, False):
+        for name in ("dp", "tp", "tp-sp", "dp-tp"):
+            model = dataclasses.replace(peers.MODEL, scan_layers=scan)
+            config = Config(
+                model, peers.LAYOUTS[name], optimizer=peers.OPTIMIZER, train=peers.TRAIN
+            )
+            both = [
+                compile_step(each).memory_analysis().temp_size_in_bytes
+                for each in peers.Pair(config).programs
+            ]
+            yield both[0] / both[1]
+
+
+def waiting_of_hops(stages: int = 4, micro_batches: int = 8) -> float:
+    """The time of an interleaved step as it runs, over that without waiting for hops."""
+    schedule = make_schedule(
+        "interleaved", stages=stages, micro_batches=micro_batches, virtual_stages=2
+    )
+    layers = {"blocks": (1,) * schedule.parts}
+    return makespan(Plan(schedule, layers)) / simulate(schedule).makespan
+
+
+def ring_memory() -> float:
+    """MiB of temporary memory of attention over a ring of eight, the worse order of tokens."""
+    mesh, arrays = make_mesh(Layout(cp=8)), Size(1, 2048, 4, 32).random()
+    runs = [start(ours(kind, 512), mesh, arrays) for kind in ("zigzag", "blockwise")]
+    return max(run.compiled.memory_analysis().temp_size_in_bytes for run in runs) / 2**20
+
+
+def _145b(figure: Callable[[estimate.Estimate], float]) -> float:
+    return figure(_estimated("145b"))
+
+
+def _hidden(name: str) -> float:
+    return _estimated(name).times.hidden
+
+
+GOALS: dict[str, Callable[[], Figure]] = {
+    "145B, 1,536 GPUs: step, s": lambda: Figure(_145b(lambda each: each.seconds), 5.9),
+    "145B: MFU": lambda: Figure(mfu("145b"), 0.46, least=True, form="{:.1%}"),
+    "145B: casts of weights and sums of gradients, s": lambda: Figure(
+        seconds_of_weights(case("145b")), 0.35
+    ),
+    "145B: peak, GiB": lambda: Figure(_145b(lambda each: each.peak / 2**30), 60, form="{:.1f}"),
+    "145B: collectives hidden, of their time": lambda: Figure(
+        _hidden("145b"), 0.9, least=True, form="{:.0%}"
+    ),
+    "1.5B, dp=8, ZeRO 3, loop: hidden": lambda: Figure(
+        _hidden("1.5b zero3"), 0.9, least=True, form="{:.0%}"
+    ),
+    "350M, dp=8, ZeRO 2, loop: hidden": lambda: Figure(
+        _hidden("350m dp8"), 0.9, least=True, form="{:.0%}"
+    ),
+    "124M, B=32: other kernels, ms": lambda: Figure(_compiled("124m")["others_ms"], 9),
+    "124M, B=32: peak, GiB": lambda: Figure(_compiled("124m")["peak_gib"], 14),
+    "1.5B, B=16, `dots`, loop: other kernels, ms": lambda: Figure(
+        _compiled("1.5b dots")["others_ms"], 65
+    ),
+    "1.5B, B=16, `dots`, loop: peak, GiB": lambda: Figure(_compiled("1.5b dots")["peak_gib"], 45),
+    "temporary memory over plain jit, worst of 8 layouts": lambda: Figure(
+        max(temporary_memory()), 0.8
+    ),
+    "host waits of 1f1b a micro-batch, p=4, m=16": lambda: Figure(
+        waits("1f1b", 4)[1] / 16, 4, form="{:.1f}"
+    ),
+    "interleaved as run over theory, p=4, m=8": lambda: Figure(waiting_of_hops(), 1.02),
+    "ring attention, T=2048, P=8, chunk 512: temporary MiB": lambda: Figure(ring_memory(), 2.5),
+}
+NOT_MEASURED = ("124M: MFU", "1.5B: MFU", "2.5B: MFU", "124M over PyTorch's tokens a second")
+
+
+def row(name: str, found: Figure) -> list[str]:
+    """Makes a line of the table."""
+    goal = f"at {'least' if found.least else 'most'} {found.form.format(found.goal)}"
+    return [name, goal, found.form.format(found.value), "reached" if found.reached else "missed"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the goals of speed at scale beside what is reached."""
+    parser = Parser(prog="python -m benchmarks.gpu.goals", description=main.__doc__)
+    parser.add_argument("--only", nargs="+", default=[""], help="goals whose name contains this")
+    parser.add_argument("--out", default="", help="Markdown file to append the table to")
+    options = parser.parse_args(argv)
+    jax.config.update("jax_platforms", "cpu")
+    prepare(Config(model=peers.MODEL, layout=peers.LAYOUTS["dp"], train=peers.TRAIN))
+    chosen = [name for name in GOALS if any(word in name for word in options.only)]
+    rows = []
+    for name in chosen:
+        rows.append(row(name, GOALS[name]()))
+        print("  ".join(rows[-1]), flush=True)
+    rows += [[name, "", "not measured", ""] for name in NOT_MEASURED if chosen == list(GOALS)]
+    if options.out:
+        section = f"{versions('flax', 'optax', *PLUGINS.split())}\n\n{table([HEAD, *rows])}\n"
+        append(Path(options.out), INTRODUCTION, section)
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

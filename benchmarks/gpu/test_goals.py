@@ -1,0 +1,23 @@
+"""The table of goals: its lines, and the figures that need no compiled step."""
+
+import pytest
+
+from benchmarks.gpu import goals
+from benchmarks.gpu.goals import Figure
+
+
+def test_a_figure_is_held_against_its_goal() -> None:
+    assert Figure(5.9, 5.9).reached and not Figure(6.0, 5.9).reached
+    assert Figure(0.9, 0.9, least=True).reached and not Figure(0.8, 0.9, least=True).reached
+    line = goals.row("hidden", Figure(0.77, 0.9, least=True, form="{:.0%}"))
+    assert line == ["hidden", "at least 90%", "77%", "missed"]
+    assert goals.row("step, s", Figure(5.63, 5.9))[1:] == ["at most 5.90", "5.63", "reached"]
+
+
+def test_interleaved_stages_wait_for_hops() -> None:
+    assert goals.waiting_of_hops() == pytest.approx(34.0 / 28.5)  # docs/pipeline.md
+
+
+@pytest.mark.parametrize("name", ["145b", "1.5b zero3", "350m dp8", "124m", "1.5b dots"])
+def test_the_cases_are_there(name: str) -> None:
+    assert goals.case(name).layout.num_devices >= 1
