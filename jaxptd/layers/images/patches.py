@@ -129,8 +129,8 @@ class PatchProduct(nnx.Module):
     def __call__(self, x: Array) -> Array:
         """x[B, R, Q, C q] -> x[B, R, Q, C' q]."""
         w = self.w[...]
-        rows = x.shape[-1]
-        y = self.form.square(x.reshape(1, -1, rows), w.reshape(rows, -1))
+        flat = x.reshape(1, -1, x.shape[-1])
+        y = self.form.square(flat, w.reshape(w.shape[0] * self.before, -1))
         y = y if self.b is None else add_bias(y, self.b[...])
         return y.reshape(*x.shape[:-1], -1)
 
