@@ -209,9 +209,9 @@ _DIRECTIONS = (
     ),
     Break(
         "SGD's momentum a step ahead, as Nesterov's",
-        OPTIMIZER,
-        "optax.trace(c.beta1)",
-        "optax.trace(c.beta1, nesterov=True)",
+        "jaxptd/optimizers/kept.py",
+        "return new.trace, new",
+        "return jax.tree.map(lambda m, g: decay * m + g, new.trace, grads), new",
         f"{STEPS} -m slow",
         "other_options and sgd",
     ),

@@ -173,14 +173,11 @@ def _loop(run: Any, stack: Any, *, scanned: bool) -> Any:
     over: Any = lax.scan if scanned else _unrolled
     each = with_gathering(run) if is_gathered(stack) else run
 
-    def loop(stack: Any, common: Any, inputs: LayerInputs, x: X) -> tuple[X, Any]:
-        def layer(x: X, own: tuple) -> tuple[X, Any]:
-            params, number, cache = own
-            return each((params, common), LayerInputs(inputs.places, number, cache), x)
-
-        return over(layer, x, (stack, inputs.number, inputs.cache))
-
-    return loop
+    return lambda stack, common, inputs, x: over(
+        lambda x, own: each((own[0], common), LayerInputs(inputs.places, *own[1:]), x),
+        x,
+        (stack, inputs.number, inputs.cache),
+    )
 
 
 def _unrolled(run: Any, x: X, xs: Any) -> tuple[X, Any]:

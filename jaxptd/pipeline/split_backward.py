@@ -16,11 +16,12 @@ from typing import Any
 import jax
 from jax import Array
 
-from jaxptd.pipeline.again import evaluated_again, is_heavy
 from jaxptd.pipeline.model import LayerInputs, X
 from jaxptd.pipeline.programs import (
     FlatProgram,
     evaluate,
+    evaluated_again,
+    is_heavy,
     is_variable,
     needed,
     value_of,
@@ -118,7 +119,7 @@ class SplitBackward:
 
     Gradients of params that need no matrix product, such as a bias's sum over tokens, are computed
     by input_backward, too: each is smaller than what it would have to pass for them. Views of what
-    weight_backward has are not passed, see `again.py`.
+    weight_backward has are not passed, see `programs.py`.
 
     Args:
         program: (arguments, dy) -> (gradients of params, gradient of x).
@@ -144,7 +145,7 @@ class SplitBackward:
         cheap = [var for var in of_params if not any(map(is_heavy, needed(rest, [var])))]
         first = needed(equations, of_x + cheap)
         done = without(first, self._constant_equations())  # W can evaluate constants again
-        later = without(equations, done)
+        later = [eqn for eqn in without(equations, done) if eqn.outvars]
         arguments, dy = self._arguments
         passed = _read(needed(later, of_params), of_params, _made(done) | {*dy})
         again = evaluated_again(passed, done, arguments, dy)

@@ -130,6 +130,8 @@ NOT_DRAWN: Mapping[str, str] = {
     "train.eval_batches": "of evaluations",
     "train.sample_tokens": "of the end of a run",
     "train.run_dir": "verify writes nothing",
+    "train.loggers": "verify writes nothing",
+    "train.profile": "verify writes nothing",
     **dict.fromkeys(
         (f"checkpoint.{name}" for name in ("every", "keep", "keep_best", "asynchronous")),
         "verify saves nothing",

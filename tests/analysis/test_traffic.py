@@ -70,9 +70,9 @@ PIPELINES = [
     (Layout(pp=2, tp=4, sequence_parallel=True, collective_matmul=True), EIGHT),
     slow(Layout(pp=3, schedule="gpipe", dp=2, stage_layers=(0, 3, 1)), FOUR | {"remat": "dots"}),
     (Layout(pp=2, schedule="zb-v", cp=2, tp=2), FOUR | {"documents": "apart"}),
-    (dataclasses.replace(RING_STEPS, pp=2, schedule="zb-v"), FOUR),  # W passes blocks again
+    (dataclasses.replace(RING_STEPS, dp=1, pp=2, schedule="zb-v"), FOUR),  # W passes blocks again
     *(
-        slow(dataclasses.replace(RING_STEPS, pp=2, schedule="zb-h1"), FOUR | {"remat": remat})
+        slow(dataclasses.replace(RING_STEPS, dp=1, pp=2, schedule="zb-h1"), FOUR | {"remat": remat})
         for remat in ("dots", "full")
     ),
     (Layout(pp=4, schedule="zb-h2", cp=2, ring="rsa"), FOUR | {"remat": "full"}),

@@ -30,7 +30,7 @@ FUNCTIONS = [
         "simulate",
         "train",
     ),
-    "verify",
+    *("use_devices", "verify"),
 ]
 METHODS = ["sample", "read"]
 CALLABLE = {"comms", "generate", "memory", "profile", "train", "verify"}

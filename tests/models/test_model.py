@@ -33,6 +33,7 @@ def test_layers_are_numbered_through_all_stacks_and_read_the_common_parameters(s
         common=jnp.int32(7),
         stacks={"encoder": Digit(2), "decoder": Digit(3)},
         embed=lambda batch, places: (batch["tokens"], jnp.int32(0)),
+        enter=lambda stack, x: x,
     )
     x, state = run_layers(model, {"tokens": jnp.int32(5)}, None)  # type: ignore[arg-type]
     assert [int(each) for each in x] == [501234, 5 * 7]

@@ -72,11 +72,8 @@ def contents(folder: Path) -> dict[str, bytes]:
         "--train.sample_tokens=0",
         "--train.run_dir=elsewhere",
         *("--train.platform=auto", "--train.loggers=[csv]", "--train.profile=[1,2]"),
-        "--checkpoint.every=1",
-        "--checkpoint.keep=9",
-        "--checkpoint.keep_best=2",
-        "--checkpoint.asynchronous=false",
-        "--checkpoint.resume=never",
+        *("--checkpoint.every=1", "--checkpoint.keep=9", "--checkpoint.keep_best=2"),
+        *("--checkpoint.asynchronous=false", "--checkpoint.resume=never"),
         "--checkpoint.start=elsewhere",
         "--processes.coordinator=node01:5000",
         *("--processes.count=2", "--processes.id=1", "--processes.wait=60"),
@@ -93,6 +90,8 @@ LLAMA3 = (
     "--model.positions=rope --model.rope_scaling=llama3 --model.rope_factor=2.0 "
     "--model.rope_original_length=32"
 )
+IMAGES = ("size=448", "channels=3", "classes=5", "patch=2", "window=14", "depths=[2,2,4,2]")
+IMAGES += ("decoder_depths=[2,4,2]",)
 # Options that a field cannot be without: without the field itself, and those that need it.
 NEEDED = {"model.rope_scaling": ["--model.positions=rope"]}
 
@@ -120,13 +119,14 @@ NEEDED = {"model.rope_scaling": ["--model.positions=rope"]}
         *("--model.seq_length=8", "--model.vocab_size=300"),
         *("--model.dropout=0.2", "--model.dtype=bfloat16", "--model.products=fp8"),
         *("--model.tie_embeddings=false", "--model.ffn_hidden_size=32"),
+        *(f"--model.image_{each} --model.family=swin-unet" for each in IMAGES),
+        *("--model.drop_path=0.1 --model.family=swin-unet", "--data.augment=true"),
         "--data.source=other.txt",
         "--data.tokenizer=other.json",
         "--data.validation_fraction=0.5",
         "--data.documents=apart",
         "--data.prompt_field=question",
-        "--optimizer.learning_rate=0.02",
-        "--optimizer.warmup_steps=6",
+        *("--optimizer.learning_rate=0.02", "--optimizer.warmup_steps=6"),
         "--optimizer.decay=linear",
         "--optimizer.decay_steps=20",
         "--optimizer.cooldown_steps=3 --optimizer.decay=wsd",

@@ -22,7 +22,7 @@ def handed_on(config: Config, pairs: Sequence[PairBytes], remat: Remat) -> int:
     """
     free = list(_free(config, pairs, computes_again(remat)))
     left = 0
-    for size in _handed(config, pairs, computes_again(remat)):
+    for size in _handed(config, pairs, remat):
         if size in free:
             free.remove(size)
         else:
@@ -30,18 +30,19 @@ def handed_on(config: Config, pairs: Sequence[PairBytes], remat: Remat) -> int:
     return left
 
 
-def _handed(config: Config, pairs: Sequence[PairBytes], again: bool) -> Iterator[int]:
+def _handed(config: Config, pairs: Sequence[PairBytes], remat: Remat) -> Iterator[int]:
     """The arrays, in the order in which B makes them.
 
-    On a grid W takes copies with the rows of all sequences in one dimension. With collective matmul
-    the gradient of what a pair makes is this device's piece; the others pass once more in W.
+    What products take is saved, or B has computed it again. With collective matmul the gradient of
+    what a pair makes is this device's piece; the others pass once more in W.
     """
-    layout = config.layout
+    layout, again = config.layout, computes_again(remat)
     if again and not layout.has_grid and not _same_on_all(config):
         yield from (pair.x for pair in pairs)
     for pair in reversed(pairs):
         if layout.has_grid:
-            yield from (pair.second, pair.gradient, pair.taken, pair.first)
+            made = again if pair.is_mlp else remat in ("attention", "full")
+            yield from (*[pair.second] * made, pair.gradient, *[pair.taken] * again, pair.first)
         elif layout.collective_matmul:
             yield from (pair.gradient // layout.tp, pair.first)
         else:
@@ -53,11 +54,8 @@ def _free(config: Config, pairs: Sequence[PairBytes], again: bool) -> Iterator[i
     layout = config.layout
     for pair in pairs:
         yield from [] if _same_on_all(config) else [pair.x]
-        if layout.has_grid and not again:
-            yield pair.taken
         if pair.is_mlp and pair.first == pair.second:  # of gated units saved rows are halves
-            yield from [] if again else [pair.first]
-            yield from [pair.second] if layout.has_grid else []
+            yield from [] if again and not layout.has_grid else [pair.first]
 
 
 def _same_on_all(config: Config) -> bool:

@@ -26,6 +26,14 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (RINGS, {"remat": "dots"}),
     ({"row": 2, "col": 2}, {}),
     ({"row": 2, "col": 2}, {"remat": "dots"}),
+    *(
+        pytest.param({"row": 2, "col": 2, **more}, model, marks=pytest.mark.slow)
+        for more, model in [
+            ({}, LLAMA),
+            ({"attention2d": "blocks"}, {"remat": "dots"}),
+            ({"matmul2d": "cannon"}, {"remat": "attention"}),
+        ]
+    ),
 ]
 
 
