@@ -11,7 +11,8 @@ before or after the whole product:
 
 The derivative of x (of h) is the other product, with w transposed; that of w is a sum over blocks,
 computed while the blocks of x (of dy) pass once more. So no gathered array is saved for backward.
-Where a pipeline's schedule splits backward, blocks of dy pass in both halves: `pipeline/programs.py`.
+Where a pipeline's schedule splits backward, blocks of dy pass in both halves, see
+`pipeline/programs.py`.
 
 Barriers between steps: no hop starts before the product that the previous hop overlapped is done,
 and XLA does not merge the steps' products into one.

@@ -120,7 +120,7 @@ def test_without_a_permute_the_numbers_are_the_same(form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_split_backward_leaves_the_weights_products_to_w(form: str) -> None:
-    """Splits backward as zero-bubble schedules do: n products in B and n in W, blocks pass in both."""
+    """Splits backward as zero-bubble schedules do: n products and n - 1 hops in B, as many in W."""
     product, x_spec, w_spec, y_spec = FORMS[form]
     counted: list[dict[str, int]] = []
 
