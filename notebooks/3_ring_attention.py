@@ -96,7 +96,7 @@ plt.show()
 
 # %%
 model = jaxptd.ModelConfig(
-    num_layers=2, hidden_size=64, num_heads=4, seq_length=4096, vocab_size=128
+    num_layers=2, hidden_size=64, num_heads=4, seq_length=1024, vocab_size=128
 )
 train = jaxptd.TrainConfig(global_batch_size=1)
 for cp in (1, 2, 4, 8):

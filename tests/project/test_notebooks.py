@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"))
 # Modules of fixed paths, whose `__all__` is public, beside what `import jaxptd` exports.
 MODULES = ("jaxptd.ring_attention", "jaxptd.summa2d")
-MOST_SECONDS = 240.0  # of all notebooks together, on two cores
+MOST_SECONDS = 300.0  # of all together: four minutes on two cores, and room for other work
 seconds: dict[str, float] = {}
 
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
