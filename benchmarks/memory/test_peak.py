@@ -7,8 +7,8 @@ from benchmarks.memory.peak_cases import HELD_OUT, STEPS
 from jaxptd.errors import UserError
 
 ROWS = peak.read(peak.RESULTS / peak.FILE)
-# Percent, as reached. The bars are 2, 5 and -2; one step, with the optimizer in host memory, is 5.05
-# above: too much is predicted, never a fit that does not fit.
+# Percent, as reached. The bars are 2, 5 and -2; one step, with the optimizer in host memory, is
+# 5.05 above: too much is predicted, never a fit that does not fit.
 MEAN, MOST, LEAST = 1.8, 5.1, -1.5
 
 
