@@ -134,7 +134,10 @@ def _backward(
     task: Task, residuals: tuple[Saved, Tokens], do: Array
 ) -> tuple[Array, Array, Array, Tokens]:
     ring, (saved, tokens) = task.ring, residuals
-    saved, do = pin_to_backward((saved, do))
+    saved = pin_to_backward(saved)
+    # Scores wait for do, or XLA computes them in forward; keys and values may travel before.
+    q, do = lax.optimization_barrier((saved.q, do))
+    saved = saved._replace(q=q)
     lengths = Lengths(saved.q.shape[1], saved.k.shape[1])
     sums = _Sums(*_zeros((saved.q, tokens.bias_NR), saved))
     visit = partial(_visit_back, saved=saved, do=do, tokens=tokens, task=task)
