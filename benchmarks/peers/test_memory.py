@@ -17,7 +17,7 @@ SCHEDULER: dict[str, Any] = (
     if jax.__version_info__ >= (0, 12)
     else {"xla_cpu_enable_concurrency_optimized_scheduler": True}
 )
-# Of the peer's memory. XLA of jax 0.10 schedules unrolled layers so that ours need more: as reached.
+# With jax 0.10 XLA schedules unrolled layers so that ours need more: as reached.
 GOAL = step.GOALS["temp"]
 UNROLLED = GOAL if jax.__version_info__ >= (0, 12) else 1.15
 
