@@ -75,6 +75,12 @@ class Estimate:
     def seconds(self) -> float:
         return self.times.total * self.pipeline
 
+    def mfu(self, config: Config) -> float:
+        """6 FLOPs for each parameter and token of a step, as a share of the GPUs' peak."""
+        tokens = config.train.global_batch_size * config.model.seq_length
+        rate = 6 * self.parameters * tokens / self.seconds / config.layout.num_devices
+        return rate / PEAK_FLOPS["H200"]
+
 
 def rates(sizes: dict[str, int]) -> Rates:
     """The rates of an H200, whose nodes hold neighbours along the last axes of the mesh."""
@@ -114,8 +120,6 @@ def waiting(program: Any) -> float:
 def row(name: str, config: Config, found: Estimate) -> list[str]:
     """Makes a line of the table."""
     train, model, times = config.train, config.model, found.times
-    tokens = train.global_batch_size * model.seq_length
-    rate = 6 * found.parameters * tokens / found.seconds / config.layout.num_devices
     pieces = f" in {train.micro_batches}" if train.micro_batches > 1 else ""
     return [
         name,
@@ -128,7 +132,7 @@ def row(name: str, config: Config, found: Estimate) -> list[str]:
         f"{times.hidden:.0%}",
         f"{found.pipeline:.3f}",
         f"{found.seconds:.3f}",
-        f"{rate / PEAK_FLOPS['H200']:.1%}",
+        f"{found.mfu(config):.1%}",
         f"{found.peak / 2**30:.1f}",
     ]
 

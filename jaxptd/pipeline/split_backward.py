@@ -197,7 +197,7 @@ def _made(equations: Sequence[Any]) -> set[Any]:
 
 
 def _read(equations: Sequence[Any], results: Sequence[Any], some: Collection[Any]) -> list[Any]:
-    """Those variables of `some` that equations read, or that are results; each once."""
+    """The variables of `some` that equations read, or that are results, each once."""
     read = [var for eqn in equations for var in eqn.invars] + [*results]
     return list(dict.fromkeys(var for var in read if is_variable(var) and var in some))
 
