@@ -8,6 +8,8 @@ much they amplify it. The same step in float32 shows what their own sums and pro
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
 
 import jax
 import numpy as np
@@ -29,11 +31,13 @@ class FirstSteps:
         config: of the optimizer.
         infos: of the parameters.
         eps: of the precision of the steps.
+        options: of the compiler; None: its defaults.
     """
 
     config: OptimizerConfig
     infos: Mapping[str, ParamInfo]
     eps: float
+    options: Mapping[str, Any] | None = None
 
     @property
     def growth(self) -> float:
@@ -63,10 +67,9 @@ class FirstSteps:
         """The difference of the steps themselves, and the largest that roundings make."""
         rng, eps = np.random.default_rng(0), float(np.finfo(np.float32).eps)
         rounded = {n: x * (1 + self.eps * rng.choice([-1, 1], x.shape)) for n, x in a.items()}
+        single = {name: x.astype(np.float32) for name, x in a.items()}
         with jax.enable_x64(True):
-            take = jax.jit(self._directions)
-            single = {name: x.astype(np.float32) for name, x in a.items()}
-            taken = [jax.device_get(take(each)) for each in (a, b, rounded, single)]
+            taken = [jax.device_get(self._take(each)) for each in (a, b, rounded, single)]
         first, second, third, coarse = taken
         products = min(1.0, self.eps / eps)  # of what float32 rounds: steps are no coarser
         return {
@@ -76,6 +79,12 @@ class FirstSteps:
             + ROUNDINGS * self.eps * np.abs(first[name])
             for name in a
         }
+
+    @cached_property
+    def _take(self) -> Callable[[Tensors], Mapping[str, jax.Array]]:
+        """The first directions, compiled once for all steps that are compared."""
+        options = None if self.options is None else dict(self.options)
+        return jax.jit(self._directions, compiler_options=options)
 
     def _directions(self, gradients: Tensors) -> Mapping[str, jax.Array]:
         """The optimizer's first directions, on one device."""

@@ -25,7 +25,7 @@ from jaxptd.config import Config, Dtype, Products
 from jaxptd.display import Table, html_of
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.models.families import family_of
-from jaxptd.params import ParamInfo, Params, shardings
+from jaxptd.params import Params, shardings
 from jaxptd.step import Batch, Program
 
 _SEEDS = (1, 2, 3)  # of the signs of rounding errors
@@ -123,7 +123,7 @@ class Reference:
         start: the parameters of both steps, canonical.
         expected: the step from them.
         rounded: pairs of such steps that differ by roundings only.
-        infos: of the parameters.
+        steps: of the optimizer, in the precision of layouts.
         options: of the compiler, for both steps; None: its defaults.
     """
 
@@ -131,7 +131,7 @@ class Reference:
     start: Tensors
     expected: Outcome
     rounded: Sequence[tuple[Outcome, Outcome]]
-    infos: Mapping[str, ParamInfo]
+    steps: FirstSteps
     options: Mapping[str, Any] | None = None
 
 
@@ -158,7 +158,9 @@ def one_device(
         coarse = _one_step(with_precision(half, single), options)
         with out_of_memory_explained(coarse.program):
             rounded += _noise_of(coarse, step, start)
-    return Reference(dtype, start, expected, rounded, step.program.infos, options)
+    rounding = float(jnp.finfo(with_precision(dtype, single).model.dtype).eps)
+    steps = FirstSteps(single.optimizer, step.program.infos, rounding, options)
+    return Reference(dtype, start, expected, rounded, steps, options)
 
 
 def _noise_of(
@@ -186,10 +188,8 @@ def compared(config: Config, reference: Reference) -> Report:
     spread = _one_step(config, reference.options)
     with out_of_memory_explained(spread.program):
         found = spread.run(reference.start)
-    eps = float(jnp.finfo(config.model.dtype).eps)
-    steps = FirstSteps(config.optimizer, reference.infos, eps)
     terms = max(math.prod(x.shape) for x in jax.tree.leaves(spread.program.abstract_batch))
-    rows = compare(reference.expected, reference.rounded, found, steps=steps, terms=terms)
+    rows = compare(reference.expected, reference.rounded, found, steps=reference.steps, terms=terms)
     order = sorted(rows, key=lambda row: backward_order(row, family_of(config.model).last))
     return Report(config.layout, reference.dtype, order)
 
