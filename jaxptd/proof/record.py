@@ -44,10 +44,10 @@ class Record:
         for line in found[1:]:
             self.lines[line["case"]] = line
 
-    def begin(self, number: int, values: Mapping[str, Any]) -> None:
+    def begin(self, number: int) -> None:
         """Says that a case begins: it has crashed unless `end` follows."""
         words = "the process ended during this case"
-        self._put({"case": number, "outcome": "crashed", "words": words, "values": dict(values)})
+        self._put({"case": number, "outcome": "crashed", "words": words})
 
     def end(self, line: Mapping[str, Any]) -> None:
         """Adds how a case ended."""

@@ -144,7 +144,7 @@ def _run(
 
 
 def _compare(case: Case, record: Record, comparer: Comparer, folder: Path) -> None:
-    record.begin(case.number, case.values)
+    record.begin(case.number)
     begun = time.monotonic()
     ending = comparer.compare(case.config)
     line = {
@@ -154,11 +154,10 @@ def _compare(case: Case, record: Record, comparer: Comparer, folder: Path) -> No
         "worst": ending.worst,
         "words": ending.words,
         "seconds": round(time.monotonic() - begun, 2),
-        "values": dict(case.values),
     }
     failures = [each for each in record.lines.values() if "smallest" in each]
     if ending.outcome in FAILED:
-        line["smallest"] = command_line(case.config)
+        line |= {"values": dict(case.values), "smallest": command_line(case.config)}
         if len(failures) < MOST_MINIMISED:
             record.end(line)  # kept if the process ends while the case is made smaller
             _, smallest = minimised(case.values, folder, comparer.compare)
