@@ -120,6 +120,22 @@ def test_collectives_are_hidden_as_compiled() -> None:
     assert exposed(1.0) < 0.5 * whole
 
 
+def test_each_link_is_hidden_by_the_same_kernels() -> None:
+    """Those of tp in a node, and those of ZeRO's layers between nodes, run at the same time."""
+    pins = {"layout.tp": 8, "layout.collective_matmul": True, "layout.pp": 1, "layout.zero": 3}
+    each = next(iter(Search(Space(CONFIG, 32, pins), H100, LIMIT)))
+    alone = Predictor(H100, hiding=False)(OwnStep(each.config))
+    names = ("layers, collective-permute over tp", "parameters of layers, all-gather over dp")
+
+    def sent(**hidden: float) -> list[float]:
+        step = remade(each.step, alone, as_predicted(each)._replace(hidden=hidden))
+        return [sum(t.seconds for t in step.terms if t.name == name) for name in names]
+
+    tp, dp = sent(tp=0.0, dp=0.0)
+    assert tp > 0 and dp > 0
+    assert sent(tp=1.0, dp=1.0) == pytest.approx([sent(tp=1.0, dp=0.0)[0], sent(tp=0.0, dp=1.0)[1]])
+
+
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "compiler", lambda: lambda *_: Figures(FITS, 5e12, {"tp": 0.5}))

@@ -12,13 +12,15 @@ from typing import Literal
 # `last`: of the ends of the model, each micro-batch; `step`: once a step.
 Place = Literal["forward", "backward", "layer", "first", "last", "step"]
 # What runs at the same time: nothing, the products of the same pass, those of weight or input
-# gradients, attention's kernel, the whole pass of the layer, or all of a step's last backward.
+# gradients, attention's kernel, products and attention of other layers, the whole pass of the
+# layer, or all of a step's last backward.
 Under = Literal[
     "nothing",
     "products",
     "weight gradients",
     "input gradients",
     "attention",
+    "other layers",
     "layer",
     "last backward",
 ]

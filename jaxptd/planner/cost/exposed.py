@@ -7,6 +7,7 @@ from jaxptd.planner.cost.collectives import Placed
 from jaxptd.planner.cost.setting import Setting
 from jaxptd.planner.cost.terms import Term
 
+HIDING = ("products", "attention")  # kinds of terms that collectives can run beside
 BESIDE = 0.9  # share of a kernel's time that a collective beside it can use: it starts after it
 
 

@@ -10,7 +10,7 @@ from jaxptd.pipeline.statistics import Durations
 from jaxptd.planner.cost import links
 from jaxptd.planner.cost.collectives import Placed
 from jaxptd.planner.cost.ends import first_terms, last_terms, update_terms
-from jaxptd.planner.cost.exposed import exposed_terms
+from jaxptd.planner.cost.exposed import HIDING, exposed_terms
 from jaxptd.planner.cost.layer import LayerTerms, layer_terms
 from jaxptd.planner.cost.pipeline import step_seconds
 from jaxptd.planner.cost.setting import Remat, Setting
@@ -148,6 +148,11 @@ class Passes(NamedTuple):
     @property
     def seconds(self) -> float:
         return sum(self.durations)
+
+    @property
+    def hiding(self) -> float:
+        """Seconds of the kernels that collectives can run beside."""
+        return total(t for t in (*self.forward, *self.backward) if t.kind in HIDING)
 
     def and_forward(self, more: Sequence[Term]) -> "Passes":
         """The passes with more terms of forward."""

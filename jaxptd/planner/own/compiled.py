@@ -5,13 +5,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from jaxptd.planner.cost import StepTime, Term
-from jaxptd.planner.cost.exposed import BESIDE
+from jaxptd.planner.cost.exposed import BESIDE, HIDING
 from jaxptd.planner.cost.terms import HBM, WAITING, total
 from jaxptd.planner.own.traffic import NAMES
 
 IN_LAYERS = tuple(f"{NAMES[what]}, " for what in ("tensor", "ring", "zero"))
 OUTER = frozenset({"dp", "pp"})  # axes whose devices share no layer
-HIDING = ("products", "attention")  # kinds of terms that collectives can run beside
 
 
 class Figures(NamedTuple):
@@ -56,8 +55,8 @@ def remade(step: StepTime, alone: StepTime, found: Figures) -> StepTime:
     """Predicts a step again.
 
     Kernels other than products take the time of the bytes that were compiled. Collectives of layers
-    are hidden by the share that was compiled, and for no longer than products and attention run. A
-    pipeline waits as much longer as its stages work.
+    are hidden by the share that was compiled, and on each link for no longer than products and
+    attention run. A pipeline waits as much longer as its stages work.
 
     Args:
         step: as it was predicted.
@@ -98,7 +97,8 @@ def _exposed(
     """Exposed seconds of collectives of layers, of those over axes that the compiler has."""
     shares = {(t.name, t.resource): hidden[t.kind] for t in step.terms if t.kind in hidden}
     known = {key: seconds for key, seconds in full.items() if key in shares}
-    beside = sum(seconds * shares[key] for key, seconds in known.items())
-    work = sum(term.seconds for term in step.terms if term.kind in HIDING)
-    over = max(0.0, beside - BESIDE * work) / beside if beside else 0.0
-    return {key: s * (1 - shares[key] * (1 - over)) for key, s in known.items()}
+    work = BESIDE * sum(term.seconds for term in step.terms if term.kind in HIDING)
+    beside = {key: seconds * shares[key] for key, seconds in known.items()}
+    of_link = {link: sum(s for (_, on), s in beside.items() if on == link) for _, link in known}
+    fits = {link: min(1.0, work / s) if s else 1.0 for link, s in of_link.items()}
+    return {key: seconds - beside[key] * fits[key[1]] for key, seconds in known.items()}

@@ -15,7 +15,7 @@ from jaxptd.models.parameters import parameter_infos
 from jaxptd.optimizers.moments import state_shapes
 from jaxptd.pipeline.placement import Stages
 from jaxptd.planner.cost import Placed, Program, Setting, Spread, StepTime, Term, kernels
-from jaxptd.planner.cost.exposed import BESIDE, collective_term
+from jaxptd.planner.cost.exposed import BESIDE, exposed_terms
 from jaxptd.planner.cost.step import (
     Ends,
     Kind,
@@ -167,10 +167,10 @@ class Predictor:
             passes, ends = self.unit(step.config, setting.program, remat)
             layers |= {kind: each for kind, each in passes.items() if kind in kinds}
         places = by_place(once(step.config, step.infos, step.plan))
-        for each in places.get("layer", ()):
-            sent = [collective_term(setting, each)]
-            for kind in [kind for kind in layers if each.is_of(*kind)]:
-                layers[kind] = layers[kind].and_backward(sent)
+        for kind, layer in layers.items():
+            sent = [each for each in places.get("layer", ()) if each.is_of(*kind)]
+            beside = {"other layers": layer.hiding if self._hiding else 0.0}
+            layers[kind] = layer.and_backward(exposed_terms(setting, sent, beside))
         more: list[Term] = []
         if step.config.layout.offload == "activations":
             layers = dict(self._offloaded(step.config, *each) for each in layers.items())

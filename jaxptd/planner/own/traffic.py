@@ -37,7 +37,7 @@ def of_one_layer(config: Config, remat: Remat) -> Iterator[Placed]:
     config = dataclasses.replace(config, model=model)
     infos = parameter_infos(config)
     for part, each in parts(config, infos, on_gpus=True, only=("tensor", "ring", "ends")):
-        yield _placed(part, each, "last" if part.what == "ends" else "layer")
+        yield _placed(part, each, "last" if part.what == "ends" else "layer", _under(part, each))
 
 
 def once(config: Config, infos: Mapping[str, ParamShape], plan: Stages | None) -> Iterator[Placed]:
@@ -50,18 +50,21 @@ def once(config: Config, infos: Mapping[str, ParamShape], plan: Stages | None) -
     """
     layout, m = config.layout, config.train.micro_batches
     layers = {stack.name: stack.layers for stack in inventory_of(config.model).stacks}
+    under: Under = "nothing" if layout.pp > 1 else "other layers"
     for part, each in parts(config, infos, plan, on_gpus=True, only=("zero", "step")):
         if part.what == "zero":
-            yield _placed(part, each, "layer", layers[part.stack or ""] * m)
+            runs = layers[part.stack or ""] * m
+            yield _placed(part, each, "layer", under, runs)
         else:
-            yield _placed(part, each, "step", 1 if "pp" in each.axes else layout.pp)
+            runs = 1 if "pp" in each.axes else layout.pp
+            yield _placed(part, each, "step", "nothing", runs)
 
 
-def _placed(part: Part, each: Collective, place: Place, runs: int = 1) -> Placed:
+def _placed(part: Part, each: Collective, place: Place, under: Under, runs: int = 1) -> Placed:
     """A collective at its place, which the formulas count for so many runs together."""
     name = f"{NAMES[part.what]}, {each.kind} over {'+'.join(each.axes)}"
     count, size = each.count / runs, each.bytes / each.count
-    return Placed(name, each.kind, each.axes, count, size, place, _under(part, each), part.stack)
+    return Placed(name, each.kind, each.axes, count, size, place, under, part.stack)
 
 
 def _under(part: Part, each: Collective) -> Under:

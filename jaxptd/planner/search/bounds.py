@@ -13,6 +13,7 @@ from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from jaxptd.config import Remat
 from jaxptd.hardware import Cluster, Group
 from jaxptd.planner.cost import links
+from jaxptd.planner.cost.exposed import BESIDE
 from jaxptd.planner.search.space import MOST_FEWER, Axes, Choice, Pipe, Space
 
 WAITING = ("1f1b", "gpipe", "interleaved")  # whose first and last micro-batch fill a pipeline
@@ -115,7 +116,7 @@ class Bounds:
         cost, m, p = self.cost, self.axes.micro_batches, self.axes.pp
         quick = cost.layers(remat if share == 1 else "none")
         layers = quick if share in (0, 1) else share * cost.layers(remat) + (1 - share) * quick
-        layers, quick = layers + sent.layerwise, quick + sent.layerwise
+        layers, quick = (seconds + self._left(sent, seconds) for seconds in (layers, quick))
         each = layers + cost.ends + p * schedule.hops
         slowest = max(
             each / p,
@@ -124,6 +125,11 @@ class Bounds:
         )
         waiting = (each - slowest) / schedule.chunks if schedule.waits else 0.0
         return m * slowest + waiting + sent.once
+
+    def _left(self, sent: "Sent", layers: float) -> float:
+        """Seconds of messages of layers that those of the layers themselves do not hide."""
+        beside = BESIDE * layers if self.axes.pp == 1 else 0.0
+        return max(0.0, sent.layerwise - beside)
 
     def _share(self, choice: Choice, state: float, gradients: float, flying: float) -> float | None:
         """The share of layers that compute again at least; None if the step cannot fit."""
