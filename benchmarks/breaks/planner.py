@@ -202,8 +202,8 @@ PLANNER = (
     Break(
         "what is compiled as exposed stays hidden",
         "jaxptd/planner/own/compiled.py",
-        "s * (1 - shares[key] * (1 - over))",
-        "s * over",
+        "seconds - beside[key] * fits[key[1]]",
+        "seconds - seconds * fits[key[1]]",
         "tests/planner/test_compiled.py",
         "hidden",
     ),
@@ -288,27 +288,5 @@ PLANNER = (
         "",
         "tests/plot/test_planned.py",
         "command",
-    ),
-    # ---- messages beside layers ----
-    Break(
-        "stages hide messages of ZeRO's layers, too",
-        "jaxptd/planner/own/traffic.py",
-        '"nothing" if layout.pp > 1 else "other layers"',
-        '"other layers"',
-        "tests/planner/own/test_step.py",
-    ),
-    Break(
-        "messages on one link hide none on another",
-        "jaxptd/planner/own/compiled.py",
-        "for (_, on), s in beside.items() if on == link)",
-        "for s in beside.values())",
-        "tests/planner/test_compiled.py",
-    ),
-    Break(
-        "a bound has messages of layers that these hide",
-        "jaxptd/planner/search/bounds.py",
-        "beside = BESIDE * layers if self.axes.pp == 1 else 0.0",
-        "beside = 0.0",
-        "tests/planner/search/test_best.py",
     ),
 )

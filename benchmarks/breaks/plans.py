@@ -98,4 +98,26 @@ PAPERS = (
         "return SEQUENCES * 4",
         f"{PAPER}/test_grid_rows.py",
     ),
+    # ---- messages beside layers ----
+    Break(
+        "stages hide messages of ZeRO's layers, too",
+        "jaxptd/planner/own/traffic.py",
+        '"nothing" if layout.pp > 1 else "other layers"',
+        '"other layers"',
+        "tests/planner/own/test_step.py",
+    ),
+    Break(
+        "messages on one link hide none on another",
+        "jaxptd/planner/own/compiled.py",
+        "for (_, on), s in beside.items() if on == link)",
+        "for s in beside.values())",
+        "tests/planner/test_compiled.py",
+    ),
+    Break(
+        "a bound has messages of layers that these hide",
+        "jaxptd/planner/search/bounds.py",
+        "beside = BESIDE * layers if self.axes.pp == 1 else 0.0",
+        "beside = 0.0",
+        "tests/planner/search/test_best.py",
+    ),
 )
