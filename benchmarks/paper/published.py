@@ -8,11 +8,21 @@ import csv
 import functools
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 PATH = Path(__file__).parent / "published.csv"
 SECONDS = 3600  # of an hour, the unit of its times
 
 Number = tuple[str, str, str]  # where it is, its row, its column
+
+
+class Sizes(NamedTuple):
+    """A model of table 3, and the GPUs that it was trained on."""
+
+    layers: int
+    hidden: int
+    heads: int
+    gpus: int
 
 
 @functools.cache
@@ -26,6 +36,12 @@ def numbers() -> Mapping[Number, float]:
 def measured(layout: str, column: str) -> float | None:
     """Figures of table 2: column memory, GB of one GPU, or time, hours; None: it has none."""
     return numbers().get(("table 2", layout, column))
+
+
+def sizes(billion: float) -> Sizes:
+    """The sizes that table 3 has for a model of so many parameters."""
+    columns = ("layers", "hidden", "heads", "GPUs")
+    return Sizes(*(int(numbers()["table 3", f"{billion:g}", column]) for column in columns))
 
 
 def gain(column: str) -> float:

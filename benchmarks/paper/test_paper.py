@@ -1,5 +1,6 @@
 """The paper's page and picture: published numbers, sentences from counts, and what is refused."""
 
+import argparse
 import dataclasses
 from pathlib import Path
 
@@ -8,8 +9,9 @@ import pytest
 
 from benchmarks.grid.gpu import Compiled, laid_out
 from benchmarks.paper import __main__ as paper
-from benchmarks.paper import figure10, models, published, table4
-from benchmarks.paper.figure10 import Curves
+from benchmarks.paper import models, pages, published, table4
+from benchmarks.paper.curves import figure9, figure10
+from benchmarks.paper.curves.figure10 import Curves
 from benchmarks.paper.models import MODELS, chosen
 from benchmarks.paper.table4 import BASE, Step, layouts
 from jaxptd.analysis.collective import ALL_REDUCE
@@ -20,6 +22,7 @@ from jaxptd.mesh import Layout
 
 GPT, BERT, T5 = MODELS
 THERE = [model for model in MODELS if not model.missing]
+ASKED = "give one of --list, --all, --table, --figure, --memory, --ring, --groups, --weak-scaling"
 LATER = dataclasses.replace(T5, family="a family to come", config="t5-2.5b")
 
 
@@ -66,10 +69,23 @@ def test_a_model_to_come_is_left_out_in_words(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
-        ([], "give one of --table, --figure and --weak-scaling"),
-        (["--table", "4", "--figure", "10"], "give one of --table, --figure and --weak-scaling"),
-        (["--weak-scaling", "--figure", "7"], "give one of --table, --figure and --weak-scaling"),
-        (["--table", "5"], "argument --table: invalid choice: 5"),
+        (
+            [],
+            ASKED,
+        ),
+        (
+            ["--table", "4", "--figure", "10"],
+            ASKED,
+        ),
+        (
+            ["--weak-scaling", "--figure", "7"],
+            ASKED,
+        ),
+        (["--table", "6"], "argument --table: invalid choice: 6"),
+        (["--table", "5"], "Table 5: memory with TP2D and CPU offload is not there yet: of a Swin"),
+        (["--figure", "14"], "Figure 14: GPU memory with CPU offload is not there yet: of a Swin"),
+        (["--all", "--figure", "9"], "give one of --list, --all"),
+        (["--all", "--steps", "9"], "--steps has no effect with --all; leave it out"),
         (["--table", "4", "--steps", "0"], "--steps has no effect with --table 4; leave it out"),
         (["--table", "2", "--compile"], "--compile has no effect with --table 2; leave it out"),
         (["--weak-scaling", "--models", "GPT"], "--models has no effect with --weak-scaling"),
@@ -180,3 +196,55 @@ def test_both_layouts_train_alike(model: models.PaperModel) -> None:
     found = Curves(model.name, "float64", *curves)
     assert found.differences.max() < 1e-12
     assert found.tp[-1] < found.tp[0]
+
+
+# ---- all of them ------------------------------------------------------------------------------
+
+
+def test_the_list_has_every_table_and_figure(capsys: pytest.CaptureFixture) -> None:
+    assert paper.main(["--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()[2:]
+    wanted = [f"--table {n}" for n in range(1, 6)] + [f"--figure {n}" for n in range(7, 16)]
+    assert {f"`{name}`" for name in wanted} < {line.split(" | ")[0][2:] for line in lines}
+    later = [line for line in lines if line.endswith("| not there yet |")]
+    assert [line.split("`")[1] for line in later] == [
+        *("--table 5", "--figure 13", "--figure 14", "--figure 15")
+    ]
+
+
+def test_all_makes_each_page_once_and_the_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    def make(page: pages.Page, options: argparse.Namespace, words: str) -> None:
+        made.append((page.name, words, options.compile, options.steps, options.out))
+
+    monkeypatch.setattr(paper, "_make", make)
+    assert paper.main(["--all", "--out", str(tmp_path)]) == 0
+    names = [name for name, *_ in made]
+    assert len(names) == len(set(names)) == 13
+    there = {page.name for page in pages.PAGES.values() if page.make}
+    assert set(names) == there
+    assert ("paper_weak_scaling.md", "--weak-scaling --compile", True, None, tmp_path) in made
+    assert "| `--table 5` |" in (tmp_path / paper.LIST).read_text()
+
+
+def test_the_page_and_the_picture_of_figures_8_and_9(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Curves("GPT", "float32", np.linspace(5, 3, 12), np.linspace(5, 3, 12) + 1e-6)
+    monkeypatch.setattr(figure9, "curves", lambda steps: found)
+    for number in ("8", "9"):
+        argv = ["--figure", number, "--steps", "12", "--out", str(tmp_path)]
+        assert paper.main(argv) == 0
+    text = (tmp_path / "paper_figure9.md").read_text(encoding="utf-8")
+    assert "| 12 | 3.0000 | 3.0000 | 20.09 | 20.09 |" in text
+    assert "37.2 with TP and 29.1 with TP2D" in " ".join(text.split())
+    assert "figure 9: perplexity" in (tmp_path / figure9.PICTURE).read_text()
+
+
+def test_the_page_of_papers_has_the_list(capsys: pytest.CaptureFixture) -> None:
+    assert paper.main(["--list"]) == 0
+    page = (Path(__file__).parents[2] / "docs" / "papers.md").read_text(encoding="utf-8")
+    assert capsys.readouterr().out.strip() in page

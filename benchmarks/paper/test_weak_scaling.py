@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.paper import __main__ as paper
-from benchmarks.paper import weak_scaling
+from benchmarks.paper import pages, weak_scaling
 from benchmarks.paper.memory import Memory, compiled_memory
 from benchmarks.paper.weak_scaling import GPU, Model, published
 from benchmarks.paper.weak_scaling_picture import PICTURE
@@ -88,7 +88,7 @@ def test_without_compiling_there_is_no_memory(
 def test_a_model_planned_afresh(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.setattr(paper, "table_1", lambda: ROWS[:1])
+    monkeypatch.setattr(pages, "table_1", lambda: ROWS[:1])
     assert paper.main(["--weak-scaling", "--fresh"]) == 0
     text = capsys.readouterr().out
     (line,) = (line for line in text.split("## H200")[1].splitlines() if "gpt-1.7b" in line)

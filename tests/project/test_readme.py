@@ -1,17 +1,26 @@
-"""The README's example runs unchanged, and its commands exist."""
+"""The README: its example runs, its commands exist, its figures and table are those of pages."""
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
+import pytest
 from command_lines import accept, command_lines
 
-from jaxptd.commands.table import COMMANDS
+from jaxptd.commands.table import COMMANDS, find_command
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+COMPARISON = (ROOT / "docs" / "comparison.md").read_text()
+FEATURES = re.compile(r"^\| feature \| here .*\n\|[-|]+\n((?:\|.*\n)+)", re.MULTILINE)
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("| \n").split(" | ")]
 
 
 def test_the_example_runs_and_learns(tmp_path) -> None:
@@ -27,12 +36,12 @@ def test_the_example_runs_and_learns(tmp_path) -> None:
     *_, evaluation, verdict = done.stdout.splitlines()
     assert evaluation.startswith("{'validation_loss': ")
     assert verdict.startswith("equal to one device in float32")
-    assert (tmp_path / "runs" / "readme" / "loss.svg").is_file()
+    assert (tmp_path / "runs" / "readme" / "config.yaml").is_file()
 
 
 def test_the_example_is_short() -> None:
     (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(code.splitlines()) <= 28
+    assert len(code.splitlines()) <= 12
 
 
 def test_every_command_and_file_it_names_exists() -> None:
@@ -46,10 +55,98 @@ def test_every_command_and_file_it_names_exists() -> None:
         assert f"\n{target}:" in makefile
 
 
+def fenced(text: str, kind: str) -> str:
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return "".join(block for each, block in found if each == kind)
+
+
 def test_its_commands_are_accepted(monkeypatch) -> None:
     monkeypatch.chdir(ROOT)
-    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
-    found = list(command_lines("".join(text for kind, text in fenced if not kind)))
+    found = list(command_lines(fenced(README, "")))
     for name, options in found:
         accept(name, options)
-    assert {name for name, _ in found} == {command.name for command in COMMANDS}
+    assert {name for name, _ in found} == {"verify", "plan"}
+
+
+def test_the_page_of_commands_has_them_all() -> None:
+    page = (ROOT / "docs" / "commands.md").read_text()
+    found = {name for name, _ in command_lines(fenced(page, "sh"))}
+    assert found == {command.name for command in COMMANDS}
+
+
+# ---- figures ------------------------------------------------------------------------------------
+
+
+def results() -> list[list[str]]:
+    table = README.partition("| what | result | page |\n")[2].partition("\n\n")[0]
+    return [cells(line) for line in table.splitlines()[1:]]
+
+
+@pytest.mark.parametrize("row", results(), ids=lambda row: row[0])
+def test_figures_are_those_of_the_page(row: list[str]) -> None:
+    what, result, link = row
+    (path,) = re.findall(r"\((docs/\w+\.md)\)", link)
+    page = " ".join((ROOT / path).read_text().split())
+    quoted = re.findall(r"\*\*(.*?)\*\*|`(\[\])`", result)
+    figures = re.findall(r"\d[\d.,%e-]*(?<![.,-])", result) + re.findall(r"[\d,]+(?=B| H200)", what)
+    wanted = [*figures, *(first or second for first, second in quoted)]
+    assert wanted
+    for figure in wanted:
+        assert re.search(rf"(?<![\d.]){re.escape(figure)}(?!\d)", page), f"{figure} in {path}"
+
+
+def test_the_table_of_features_is_that_of_the_page() -> None:
+    (here,), (there,) = FEATURES.findall(README), FEATURES.findall(COMPARISON)
+    assert here == re.sub(r"\]\((\w+\.md)\)", r"](docs/\1)", there)
+
+
+def test_each_feature_is_sourced_where_it_is_claimed() -> None:
+    """A library's table has a source if, and only if, the matrix says yes, no or partly."""
+    lines = [cells(line) for line in FEATURES.findall(COMPARISON)[0].splitlines()]
+    assert {claim for line in lines for claim in line[2:]} == {"yes", "no", "partly", "not found"}
+    for column, library in enumerate(
+        ("Megatron-LM", "DeepSpeed", "torchtitan", "MaxText", "Colossal-AI"), start=2
+    ):
+        section = COMPARISON.partition(f"### {library}\n")[2].partition("\n### ")[0]
+        sourced = "\n".join(cells(row)[0] for row in section.splitlines() if row[:2] == "| ")
+        for feature, words in zip((line[0] for line in lines), SOURCED, strict=True):
+            claim = next(line for line in lines if line[0] == feature)[column]
+            assert (words in sourced) == (claim != "not found"), f"{library}: {feature}"
+
+
+# Of each feature, in the order of the matrix: how the tables of sources name it.
+SOURCED = (
+    "tensor parallel",
+    "sequences over devices",
+    "two dimensions",
+    "parameters sharded",
+    "zero-bubble",
+    "a schedule of one's own",
+    "host memory",
+    "another layout",
+    "compared with one device",
+    "bytes counted",
+    "compiled for absent devices",
+    "cost model",
+    "mixture of experts",
+    "speeds",
+)
+
+
+# ---- pictures -----------------------------------------------------------------------------------
+
+
+def words(path: Path) -> list[str]:
+    texts = (each for each in ElementTree.parse(path).iter() if each.tag.endswith("}text"))
+    return ["".join(each.itertext()).strip() for each in texts]
+
+
+def test_its_pictures_are_those_of_its_commands(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    commands = re.findall(r"`jaxptd (\w+) ([^`]*--picture [^`]*)`", README)
+    shown = re.findall(r"!\[[^]]+\]\((docs/pictures/[\w.-]+)\)", README)
+    for (name, options), picture in zip(commands, shown, strict=True):
+        find_command(name).load().main(shlex.split(options))
+        made = tmp_path / options.split("--picture ")[1]
+        assert words(made) == words(ROOT / picture)
+    assert len(shown) == 2

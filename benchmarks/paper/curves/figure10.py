@@ -108,15 +108,17 @@ def losses(model: PaperModel, layout: Layout, *, dtype: str, steps: int) -> np.n
     return found
 
 
-def trained(models: Sequence[PaperModel], steps: int) -> list[Curves]:
-    """Trains every model on both layouts, in both precisions."""
+def trained(
+    models: Sequence[PaperModel], steps: int, dtypes: Sequence[str] = DTYPES
+) -> list[Curves]:
+    """Trains every model on both layouts, in both precisions or in one."""
     return [
         Curves(
             model.name,
             dtype,
             *(losses(model, layout, dtype=dtype, steps=steps) for layout in LAYOUTS),
         )
-        for dtype in DTYPES
+        for dtype in dtypes
         for model in models
     ]
 

@@ -1,0 +1,1 @@
+"""Formulas, lists and sizes of the sources, held against this library's programs."""

@@ -1,0 +1,74 @@
+"""The memory that one more layer costs, of compiled steps."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from jaxptd.analysis.compiled_step import compile_step
+from jaxptd.analysis.memory_model import layer
+from jaxptd.compiling.absent import gpus
+from jaxptd.config import Config
+from jaxptd.mesh import make_mesh
+from jaxptd.models.families import inventory_of
+from jaxptd.step import Program
+
+LAYERS = (2, 4)  # of the two steps that are compared
+STATE = 3  # float32 numbers of a parameter in the state: itself and Adam's two moments
+Devices = Callable[[int], Sequence[Any] | None]  # a number -> the devices to compile for
+
+
+class Growth(NamedTuple):
+    """Bytes of one more layer on one device.
+
+    Args:
+        state: parameters and moments, from the sizes of the compiled step's arguments.
+        temporary: all else: gradients, and what the layer keeps for backward.
+        formula: what it keeps, by this library's formula.
+    """
+
+    state: int
+    temporary: int
+    formula: int
+
+    @property
+    def gradients(self) -> int:
+        """Gradients: as many float32 numbers as parameters."""
+        return self.state // STATE
+
+    @property
+    def kept(self) -> int:
+        """What is kept for backward, as compiled."""
+        return self.temporary - self.gradients
+
+    @property
+    def total(self) -> int:
+        """All that one more layer costs, as compiled."""
+        return self.state + self.temporary
+
+
+def simulated(_: int) -> None:
+    """The devices of this process, in which CPUs are simulated."""
+    return
+
+
+def absent(number: int) -> Sequence[Any]:
+    """H200s that are not there."""
+    return gpus(number)
+
+
+def growth(config: Config, devices: Devices) -> Growth:
+    """Compiles a config with 2 and with 4 layers; the difference of two layers, halved."""
+    small, large = (_memory(config, layers, devices) for layers in LAYERS)
+    state = (large[1] - small[1]) // 2
+    temporary = (large[0] - small[0]) // 2
+    (stack,) = inventory_of(config.model).stacks
+    return Growth(state, temporary, layer(config, stack, config.model.remat))
+
+
+def _memory(config: Config, layers: int, devices: Devices) -> tuple[int, int]:
+    """Temporary memory and arguments of a compiled step, bytes."""
+    model = dataclasses.replace(config.model, num_layers=layers)
+    made = dataclasses.replace(config, model=model)
+    mesh = make_mesh(config.layout, devices(config.layout.num_devices))
+    found = compile_step(Program(made, mesh)).memory_analysis()
+    return found.temp_size_in_bytes, found.argument_size_in_bytes
