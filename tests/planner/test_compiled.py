@@ -121,7 +121,7 @@ def test_collectives_are_hidden_as_compiled() -> None:
 
 
 def test_each_link_is_hidden_by_the_same_kernels() -> None:
-    """Those of tp in a node, and those of ZeRO's layers between nodes, run at the same time."""
+    """Messages of tp in a node run at the same time as those of ZeRO's layers between nodes."""
     pins = {"layout.tp": 8, "layout.collective_matmul": True, "layout.pp": 1, "layout.zero": 3}
     each = next(iter(Search(Space(CONFIG, 32, pins), H100, LIMIT)))
     alone = Predictor(H100, hiding=False)(OwnStep(each.config))

@@ -95,6 +95,15 @@ def test_figures_are_those_of_the_page(row: list[str]) -> None:
         assert re.search(rf"(?<![\d.]){re.escape(figure)}(?!\d)", page), f"{figure} in {path}"
 
 
+def test_the_plan_is_that_of_the_page() -> None:
+    """Line by line, without the last columns."""
+    page = (ROOT / "docs" / "planning.md").read_text().splitlines()
+    block = README[README.index("512 x h200") :].partition("\n```")[0].splitlines()
+    assert len(block) == 3
+    for line in block:
+        assert any(each.startswith(line) for each in page), line
+
+
 def test_the_table_of_features_is_that_of_the_page() -> None:
     (here,), (there,) = FEATURES.findall(README), FEATURES.findall(COMPARISON)
     assert here == re.sub(r"\]\((\w+\.md)\)", r"](docs/\1)", there)

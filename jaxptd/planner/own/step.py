@@ -122,7 +122,7 @@ class _Sequences(NamedTuple):
     two: Micro
 
     def of(self, number: int) -> Micro:
-        """Those of so many sequences."""
+        """The collectives and kept bytes of so many sequences."""
 
         def line(one: float, two: float) -> float:
             return one + (number - 1) * (two - one)

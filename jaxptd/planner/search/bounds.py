@@ -127,7 +127,7 @@ class Bounds:
         return m * slowest + waiting + sent.once
 
     def _left(self, sent: "Sent", layers: float) -> float:
-        """Seconds of messages of layers that those of the layers themselves do not hide."""
+        """Seconds of ZeRO's messages that the layers' own seconds do not hide."""
         beside = BESIDE * layers if self.axes.pp == 1 else 0.0
         return max(0.0, sent.layerwise - beside)
 
