@@ -61,6 +61,8 @@ class Layout:
         sequence_parallel: shard the sequence over tp too, between the matrix products.
         collective_matmul: with sequence_parallel, gather and reduce-scatter in ring steps, each
             overlapped with a piece of the product that needs it.
+        keep_gathered: with sequence_parallel, keep what was gathered for products until backward,
+            where false gathers it again and layers keep less.
         ring: ring attention over cp (and row): zigzag (balanced), blockwise (contiguous shards), or
             rsa (whole rows of scores, as first published).
         matmul2d: matrix products on the grid: gather, summa, or on a square grid fox or cannon.
@@ -89,6 +91,7 @@ class Layout:
     col: int = 1
     sequence_parallel: bool = False
     collective_matmul: bool = False
+    keep_gathered: bool = False
     ring: RingKind = "zigzag"
     matmul2d: Matmul2D = "gather"
     matmul2d_slices: int = 1
@@ -172,6 +175,11 @@ class Layout:
         return self.cp * (self.row if self.attention2d == "heads" else 1)
 
     @property
+    def gathers_inputs(self) -> bool:
+        """Inputs of first products are gathered along the sequence, whole, before the products."""
+        return self.sequence_parallel and not self.collective_matmul
+
+    @property
     def sequence_unit(self) -> int:
         """Tokens by whose multiples a sequence splits evenly.
 
@@ -198,7 +206,7 @@ class Layout:
 
     def __str__(self) -> str:
         sizes = [f"{axis}={size}" for axis, size in self.sizes.items() if size > 1]
-        names = ("sequence_parallel", "collective_matmul")
+        names = ("sequence_parallel", "collective_matmul", "keep_gathered")
         sequence = [name for name in names if getattr(self, name)]
         slices = f" in {self.matmul2d_slices} slices" if self.matmul2d_slices > 1 else ""
         grid = [f"{self.matmul2d}{slices}", str(self.attention2d)] if self.has_grid else []

@@ -47,6 +47,30 @@ ATTENTION = (
     ),
     # ---- memory ----
     Break(
+        "what was gathered is kept all the same",
+        "jaxptd/layers/megatron.py",
+        "return jax.checkpoint(first, static_argnums=(2, 3), prevent_cse=not scanned)",
+        "return first",
+        "tests/analysis/test_memory_model.py",
+        "step_keeps and sequence_parallel and dropout and none",
+    ),
+    Break(
+        "what is kept is gathered again",
+        "jaxptd/config/run.py",
+        "return layout.gathers_inputs and not layout.keep_gathered and",
+        "return layout.gathers_inputs and",
+        "tests/analysis/test_memory_model.py",
+        "its_share",
+    ),
+    Break(
+        "XLA undoes the second gather of unrolled layers",
+        "jaxptd/layers/megatron.py",
+        "prevent_cse=not scanned)",
+        "prevent_cse=False)",
+        "tests/analysis/test_traffic.py",
+        "compiled and scan_layers and sequence_parallel",
+    ),
+    Break(
         "a ring forms scores of whole blocks",
         "jaxptd/attention/ring.py",
         "return -(-length // 2) if",

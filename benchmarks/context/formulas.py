@@ -28,8 +28,10 @@ def moves(plan: Plan, model: ModelConfig, batch: int) -> dict[Pass, list[Collect
     size = elements * jnp.dtype(model.dtype).itemsize
     wide = elements * jnp.promote_types(model.dtype, jnp.float32).itemsize
     if layout.tp > 1:
-        both = [Collective(kind, ("tp",), 2, 2 * size) for kind in (ALL_GATHER, REDUCE_SCATTER)]
-        return {"forward": both, "backward": both}
+        again = 2 * (not layout.keep_gathered)
+        gathers, more = (Collective(ALL_GATHER, ("tp",), n, n * size) for n in (2, 2 + again))
+        scatters = Collective(REDUCE_SCATTER, ("tp",), 2, 2 * size)
+        return {"forward": [gathers, scatters], "backward": [more, scatters]}
     if plan.gathered:
         gather = Collective(ALL_GATHER, ("cp",), 1, 2 * size)
         scatter = Collective(REDUCE_SCATTER, ("cp",), 1, 2 * wide)

@@ -83,10 +83,12 @@ class Plan:
 def plans(n: int) -> list[Plan]:
     """The plans that are compared, over n devices."""
     contiguous = Layout(cp=n, ring="blockwise")
+    tensor = Layout(tp=n, sequence_parallel=True)
     return [
         Plan("ring, zigzag", Layout(cp=n)),
         Plan("ring, blockwise", contiguous),
         Plan("ring, rsa", Layout(cp=n, ring="rsa")),
         Plan("all-gather of k and v", contiguous, gathered=True),
-        Plan("tp, sequence parallel", Layout(tp=n, sequence_parallel=True)),
+        Plan("tp, sequence parallel", tensor),
+        Plan("tp, keep_gathered", dataclasses.replace(tensor, keep_gathered=True)),
     ]

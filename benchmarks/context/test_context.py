@@ -33,7 +33,8 @@ UNIT = 2 * MODEL.seq_length * MODEL.hidden_size / 4  # elements of a block of q,
 def test_what_a_layer_moves_is_the_closed_form(plan: plans.Plan) -> None:
     found = context.count(plan, MODEL, 2)  # raises if not
     sent = [sum(c.wire_bytes({"cp": 4, "tp": 4}) for c in each) for each in found.values()]
-    assert sum(sent) == 16 * 3 * UNIT
+    again = plan.layout.sequence_parallel and not plan.layout.keep_gathered
+    assert sum(sent) == (20 if again else 16) * 3 * UNIT
     if plan.layout.cp > 1:
         assert sent == [3 * formulas.hop_bytes(which) * UNIT for which in found]
 

@@ -109,10 +109,11 @@ CASES: dict[str, Case | Packaged] = {
     "1.5b dots": Case(XL, 16, remat="dots"),
     "1.5b dots unrolled": Case(XL, 16, remat="dots", scan=False),
     "1.5b unrolled": Case(XL, 16, scan=False),
-    "1.5b tp8": Case((48, 1536, 24), 16, Layout(tp=8, sequence_parallel=True)),
+    "1.5b tp8": Case((48, 1536, 24), 16, Layout(tp=8, sequence_parallel=True, keep_gathered=True)),
     "1.5b tp8 ring": Case(
         (48, 1536, 24), 16, Layout(tp=8, sequence_parallel=True, collective_matmul=True)
     ),
+    "2.5b tp8": Case((54, 1920, 24), 16, Layout(tp=8, sequence_parallel=True)),
     "2.5b grid": Case((54, 1920, 30), 32, Layout(row=2, col=2), "dots", length=512),
     "qwen3-0.6b": Packaged("qwen3-0.6b"),
     "qwen3-0.6b scan": Packaged("qwen3-0.6b", "--model.scan_layers=true --model.remat=dots"),

@@ -51,7 +51,7 @@ LAYOUTS: tuple[tuple[str, Layout], ...] = (
     ("DP", Layout(dp=4)),
     ("ZeRO", Layout(dp=4, zero=3)),
     ("TP", Layout(tp=4)),
-    ("TP", Layout(tp=4, sequence_parallel=True)),
+    ("TP", Layout(tp=4, sequence_parallel=True, keep_gathered=True)),
     ("TP2D", Layout(row=2, col=2)),
     ("TP2D", Layout(row=2, col=2, matmul2d="summa")),
     ("TP2D", Layout(row=2, col=2, matmul2d="fox")),

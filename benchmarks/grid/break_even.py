@@ -108,7 +108,10 @@ def first(devices: int, hidden: int, links: Links = BYTES) -> tuple[int, int, fl
 
 
 def kept_one_way(devices: int, *, remat: str) -> float:
-    """Bytes / (M D) that a layer keeps for backward on one device, without norms' statistics."""
+    """Bytes / (M D) that a layer keeps for backward on one device, without norms' statistics.
+
+    In 1D with `layout.keep_gathered`, which sends the fewest bytes.
+    """
     return {"none": 4 + 28 / devices, "dots": 20 / devices, "full": 2 / devices}[remat]
 
 

@@ -23,7 +23,7 @@ from jaxptd.step import Program
 LAYOUTS: tuple[tuple[str, Layout], ...] = (
     ("TP=2, DP=2", Layout(dp=2, tp=2)),
     ("TP=4", Layout(tp=4)),
-    ("TP=4", Layout(tp=4, sequence_parallel=True)),
+    ("TP=4", Layout(tp=4, sequence_parallel=True, keep_gathered=True)),
     ("TP2D=4", Layout(row=2, col=2)),
     ("TP2D=4", Layout(row=2, col=2, matmul2d_slices=2)),
     ("TP2D=4", Layout(row=2, col=2, matmul2d_slices=4)),
@@ -31,7 +31,7 @@ LAYOUTS: tuple[tuple[str, Layout], ...] = (
     ("TP2D=4", Layout(row=2, col=2, matmul2d="fox")),
     ("TP2D=4", Layout(row=2, col=2, matmul2d="cannon")),
     ("TP=8", Layout(tp=8)),
-    ("TP=8", Layout(tp=8, sequence_parallel=True)),
+    ("TP=8", Layout(tp=8, sequence_parallel=True, keep_gathered=True)),
     ("TP2D=4, DP=2", Layout(dp=2, row=2, col=2)),
     ("TP2D=4, DP=2", Layout(dp=2, row=2, col=2, matmul2d_slices=4)),
 )

@@ -60,7 +60,7 @@ def test_what_a_layer_on_a_grid_sends_is_the_closed_form(rows: int, cols: int) -
 
 
 def test_what_a_layer_in_1d_sends_is_the_closed_form() -> None:
-    layout = Layout(tp=4, sequence_parallel=True)
+    layout = Layout(tp=4, sequence_parallel=True, keep_gathered=True)
     found = layer(layout)
     assert sent(found, layout) == even.one_way(4, MODEL.hidden_size).at(TOKENS)
     assert messages(found, layout) == even.messages_one_way(4)

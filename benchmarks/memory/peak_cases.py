@@ -46,10 +46,10 @@ plain 124m            124m   32  1  remat=none
 plain 2.6b            2.6b    8  2  remat=none
 tp4 none              2.6b   16  1  remat=none : tp=4
 tp4 dots              2.6b   32  2  remat=dots : tp=4
-sp4 none              2.6b   16  1  remat=none : tp=4 sequence_parallel=true
+sp4 none              2.6b   16  1  remat=none : tp=4 sequence_parallel=true keep_gathered=true
 sp4 dots              2.6b   16  1  remat=dots : tp=4 sequence_parallel=true
 sp8 full              2.6b   64  2  remat=full : tp=8 sequence_parallel=true
-sp8 none              1.5b   32  1  remat=none : tp=8 sequence_parallel=true
+sp8 none              1.5b   32  1  remat=none : tp=8 sequence_parallel=true keep_gathered=true
 collective none       2.6b   16  1  remat=none : tp=4 sequence_parallel=true collective_matmul=true
 collective dots       2.6b   32  2  remat=dots : tp=8 sequence_parallel=true collective_matmul=true
 ring cp4 dots         long    4  1  remat=dots seq_length=8192 : cp=4
@@ -76,7 +76,8 @@ dp8 zero1             1.5b  128  2  remat=dots : dp=8 zero=1
 dp8 zero2             1.5b  128  1  remat=dots : dp=8 zero=2
 dp8 zero2 many        1.5b  128  4  remat=full : dp=8 zero=2
 dp8 zero3             1.5b  128  1  remat=dots : dp=8 zero=3
-dp4 sp2 zero3         1.5b   64  2  remat=none : dp=4 tp=2 sequence_parallel=true zero=3
+dp4 sp2 zero3         1.5b   64  2  remat=none : dp=4 tp=2 \
+sequence_parallel=true zero=3 keep_gathered=true
 fp8 dots              1.5b   16  1  remat=dots products=fp8
 fp8 none              1.5b   16  2  remat=none products=fp8
 fp8 sp4 full          2.6b   32  1  remat=full products=fp8 : tp=4 sequence_parallel=true
@@ -115,12 +116,19 @@ bert dp8              bert  512  1  remat=dots : dp=8
 dp8 unrolled          350m  256  1  remat=dots scan_layers=false : dp=8
 zero2 unrolled        124m  256  1  remat=none scan_layers=false : dp=8 zero=2
 offload zero1 once    1.5b  128  1  remat=full : dp=8 zero=1 offload=optimizer
+sp4 again             2.6b   16  1  remat=none : tp=4 sequence_parallel=true
+sp8 again attention   1.5b   32  2  remat=attention : tp=8 sequence_parallel=true
+dp4 sp2 zero3 again   1.5b   64  2  remat=none : dp=4 tp=2 sequence_parallel=true zero=3
+zb-h1 sp4 again       2.6b   32 16  remat=none : pp=2 tp=4 schedule=zb-h1 sequence_parallel=true
+mixed sp again        2.6b   32  2  remat=full remat_layers=16 : tp=4 sequence_parallel=true
+fp8 sp2 again         1.5b   16  1  remat=none products=fp8 : tp=2 sequence_parallel=true
 """
 # Compiled after the model was written, and not used to write it.
 _HELD_OUT = """
 new 6.7b zero1        6.7b   64  4  remat=full : dp=8 zero=1
-new 6.7b sp4 none     6.7b    4  1  remat=none : tp=4 sequence_parallel=true
-new 6.7b dp2 sp4      6.7b   64  8  remat=attention : dp=2 tp=4 sequence_parallel=true
+new 6.7b sp4 none     6.7b    4  1  remat=none : tp=4 sequence_parallel=true keep_gathered=true
+new 6.7b dp2 sp4      6.7b   64  8  remat=attention : dp=2 tp=4 \
+sequence_parallel=true keep_gathered=true
 new 6.7b grid         6.7b   32  2  remat=dots : row=2 col=4
 new 6.7b pp8          6.7b   64 32  remat=dots : pp=8 schedule=interleaved virtual_stages=2
 new 6.7b zb           6.7b   32 16  remat=none : pp=4 tp=2 schedule=zb-h2
@@ -132,10 +140,12 @@ new 70b ring          70b     8  4  remat=full : cp=4 tp=8 dp=2 zero=3 sequence_
 new qwen dots         qwen    8  1  remat=dots
 new qwen dp8          qwen  128  2  remat=none : dp=8 zero=2
 new qwen grid         qwen   16  1  remat=full : row=2 col=2
-new bert sp2          bert  128  1  remat=attention : tp=2 sequence_parallel=true
+new bert sp2          bert  128  1  remat=attention : tp=2 sequence_parallel=true keep_gathered=true
 new t5 zero1          t5    256  2  remat=dots : dp=4 zero=1
-new gpt fp8           1.5b   32  2  remat=attention products=fp8 : tp=2 sequence_parallel=true
-new gpt mixed sp      2.6b   32  2  remat=dots remat_layers=16 : tp=4 sequence_parallel=true
+new gpt fp8           1.5b   32  2  remat=attention products=fp8 : tp=2 \
+sequence_parallel=true keep_gathered=true
+new gpt mixed sp      2.6b   32  2  remat=dots remat_layers=16 : tp=4 \
+sequence_parallel=true keep_gathered=true
 new gpt offload       6.7b   32  2  remat=full : tp=4 sequence_parallel=true offload=optimizer
 """
 

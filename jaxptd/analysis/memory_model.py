@@ -169,10 +169,10 @@ def _stream(sizes: Sizes) -> int:
 
 
 def _taken(sizes: Sizes) -> int:
-    """Bytes that a first product takes: x as it is kept, or all rows of it, gathered."""
-    layout, hidden = sizes.config.layout, sizes.config.model.hidden_size
-    takes_shard = layout.has_grid or layout.collective_matmul
-    return _stream(sizes) if takes_shard else sizes.tokens * hidden * sizes.itemsize
+    """Bytes kept of what a first product takes: x as it is, or all rows of it, gathered."""
+    config = sizes.config
+    whole = config.layout.gathers_inputs and not config.gathers_again
+    return sizes.tokens * config.model.hidden_size * sizes.itemsize if whole else _stream(sizes)
 
 
 def _source(config: Config, pair: Pair) -> Iterator[Kept]:

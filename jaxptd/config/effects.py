@@ -60,6 +60,12 @@ _NEEDS = (
         "layout.tp=2 or more",
     ),
     _Need(
+        ("layout.keep_gathered",),
+        lambda model, layout: layout.gathers_inputs and layout.tp > 1 and model.keeps_inputs,
+        "layout.sequence_parallel without layout.collective_matmul, layout.tp=2 or more, and "
+        "layers with model.remat=none or attention",
+    ),
+    _Need(
         ("layout.zero",),
         lambda model, layout: layout.dp * layout.cp > 1,
         "layout.dp or layout.cp of 2 or more",

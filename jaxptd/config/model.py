@@ -266,6 +266,11 @@ class ModelConfig:
         """Rows of the token table; `padded` rounds a size up to equal shards."""
         return self.vocab_multiple * padded(-(-(self.vocab_size or 0) // self.vocab_multiple))
 
+    @property
+    def keeps_inputs(self) -> bool:
+        """True if some layers keep for backward what their products take."""
+        return self.remat in ("none", "attention") or self.remat_layers is not None
+
     def remats(self, layers: int) -> tuple[tuple[Remat, int], ...]:
         """Splits a stack of layers by what they recompute: (policy, number of layers), in order."""
         first = layers if self.remat_layers is None else min(self.remat_layers, layers)

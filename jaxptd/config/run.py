@@ -61,6 +61,12 @@ class Config:
         """True if a layer's parameters and gradients move while other layers of a loop compute."""
         return self.layout.zero >= 2 and self.layout.pp == 1 and self.model.scan_layers
 
+    @property
+    def gathers_again(self) -> bool:
+        """True if backward gathers the inputs of first products again, and layers keep shards."""
+        layout = self.layout
+        return layout.gathers_inputs and not layout.keep_gathered and self.model.keeps_inputs
+
     @cached_property
     def padded_model(self) -> ModelConfig:
         """The model with sequences as long as devices hold them, padded if need be."""

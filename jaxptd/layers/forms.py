@@ -7,18 +7,24 @@ from jaxptd.attention.ring import Ring
 from jaxptd.layers.axes import ShardingAxes
 from jaxptd.layers.form import NATIVE, Arithmetic, TensorParallel
 from jaxptd.layers.grid import DecodeGrid2D, Grid2D
-from jaxptd.layers.megatron import Megatron1D, RingSteps1D
+from jaxptd.layers.megatron import First, Megatron1D, RingSteps1D, keeping
 from jaxptd.matmul.grid import Grid
 from jaxptd.mesh import Axis, Layout
 
 
-def make_form(layout: Layout, *, arithmetic: Arithmetic = NATIVE) -> TensorParallel:
+def make_form(
+    layout: Layout, *, arithmetic: Arithmetic = NATIVE, first: First = keeping
+) -> TensorParallel:
     """The form in which a layout shards matrices for training.
 
-    arithmetic: of the products of a layer's matrices.
+    Args:
+        layout: of the run.
+        arithmetic: of the products of a layer's matrices.
+        first: the first product of a pair, where whole products follow a collective.
     """
-    make = _form_2d if layout.has_grid else _form_1d
-    return make(layout, arithmetic)
+    if layout.has_grid:
+        return _form_2d(layout, arithmetic)
+    return _form_1d(layout, arithmetic, first)
 
 
 def _form_2d(layout: Layout, arithmetic: Arithmetic) -> TensorParallel:
@@ -30,7 +36,7 @@ def _form_2d(layout: Layout, arithmetic: Arithmetic) -> TensorParallel:
     return Grid2D(axes, ring, layout.row, layout.col, grid, arithmetic.dot)
 
 
-def _form_1d(layout: Layout, arithmetic: Arithmetic) -> TensorParallel:
+def _form_1d(layout: Layout, arithmetic: Arithmetic, first: First) -> TensorParallel:
     ring = Ring((Axis.CP,), layout.ring)
     enter, leave = collectives.copy_to, collectives.reduce_from
     if layout.sequence_parallel:
@@ -38,7 +44,7 @@ def _form_1d(layout: Layout, arithmetic: Arithmetic) -> TensorParallel:
     axes = ShardingAxes.of(layout)
     if layout.collective_matmul:
         return RingSteps1D(axes, ring, layout.tp, enter, leave, arithmetic.dot)
-    return Megatron1D(axes, ring, layout.tp, enter, leave, arithmetic.product)
+    return Megatron1D(axes, ring, layout.tp, enter, leave, arithmetic.product, first)
 
 
 def for_decoding(layout: Layout) -> TensorParallel:

@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import final
 
+import jax
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
@@ -26,6 +27,28 @@ from jaxptd.matmul.padding import rounded_up
 from jaxptd.matmul.ring import gather_product, product_scatter
 from jaxptd.mesh import Axis
 
+Enter = Callable[[Array, str], Array]
+First = Callable[[Array, Array, Enter, Product], Array]  # as `keeping`
+
+
+def keeping(x: Array, w: Array, enter: Enter, dot: Product) -> Array:
+    """First product of a pair, x[B, T, D], w[D, F/tp] -> h[B, T, F/tp]; backward keeps all of x."""
+    return dot(checkpoint_name(enter(x, Axis.TP), TAKEN), w, 1)
+
+
+def gathering_again(*, scanned: bool) -> First:
+    """`keeping` for sequence parallelism that keeps this device's x, which backward gathers again.
+
+    The gradient of the weight needs all of x.
+
+    scanned: in the body of a scan, where XLA cannot undo the second gather.
+    """
+
+    def first(x: Array, w: Array, enter: Enter, dot: Product) -> Array:
+        return dot(enter(x, Axis.TP), w, 1)
+
+    return jax.checkpoint(first, static_argnums=(2, 3), prevent_cse=not scanned)
+
 
 @dataclasses.dataclass(frozen=True)
 class TensorParallel1D(TensorParallel):
@@ -38,7 +61,7 @@ class TensorParallel1D(TensorParallel):
     """
 
     size: int
-    enter: Callable[[Array, str], Array]
+    enter: Enter
     leave: Callable[[Array, str], Array]
 
     @property
@@ -75,13 +98,15 @@ class Megatron1D(TensorParallel1D):
 
     Args:
         dot: the local product of a layer's matrix.
+        first: the first product of a pair, with `enter` and `dot`.
     """
 
     dot: Product = product
+    first: First = keeping
 
     def column_parallel(self, x: Array, w: Array) -> Array:
         """x[B, T, D], w[D, F/tp] -> h[B, T, F/tp]."""
-        return self.dot(checkpoint_name(self.enter(x, Axis.TP), TAKEN), w, 1)
+        return self.first(x, w, self.enter, self.dot)
 
     def row_parallel(self, h: Array, w: Array, shard_dim: int) -> Array:
         """h[B, T, F/tp], w[F/tp, D] -> x[B, T, D]: partial sums of D, added over tp."""

@@ -24,6 +24,7 @@ DRAWN: Mapping[str, tuple[Any, ...]] = {
     **{f"layout.{axis}": _SIZES for axis in Axis},
     "layout.sequence_parallel": (False, True),
     "layout.collective_matmul": (False, True),
+    "layout.keep_gathered": (False, True),
     "layout.ring": get_args(RingKind),
     "layout.matmul2d": get_args(Matmul2D),
     "layout.matmul2d_slices": (1, 2, 3),

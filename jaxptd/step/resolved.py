@@ -20,6 +20,7 @@ from jaxptd.layers.attention import choose_kernel
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.forms import for_decoding, make_form
 from jaxptd.layers.fp8 import choose_product
+from jaxptd.layers.megatron import First, gathering_again, keeping
 from jaxptd.models.families import family_of
 from jaxptd.models.family import Family
 from jaxptd.models.model import Model
@@ -113,10 +114,15 @@ def resolve(config: Config, mesh: Mesh) -> Resolved:
         config=config,
         model=dataclasses.replace(config.padded_model, attention=kernel),
         attention_obstacle=obstacle,
-        form=make_form(layout, arithmetic=arithmetic),
+        form=make_form(layout, arithmetic=arithmetic, first=_first_product(config)),
         plan=plan,
         placement=StagePlacement(plan, layout.sizes) if plan else _as_it_is,
     )
+
+
+def _first_product(config: Config) -> First:
+    """The first product of a pair, as backward keeps its input or gathers it again."""
+    return gathering_again(scanned=config.model.scan_layers) if config.gathers_again else keeping
 
 
 def resolve_for_decoding(config: Config, mesh: Mesh) -> Resolved:

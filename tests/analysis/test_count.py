@@ -38,10 +38,12 @@ def test_a_layer_makes_four_all_reduces(remat: str) -> None:
     assert by_kind(per_layer(program)) == {ALL_REDUCE: (4, 4 * B_T_D)}
 
 
-def test_a_layer_makes_four_gathers_and_four_scatters_under_sequence_parallelism() -> None:
-    program = tiny.program(tiny.SEQUENCE_PARALLEL, micro_batches=1)
-    four = (4, 4 * B_T_D)
-    assert by_kind(per_layer(program)) == {ALL_GATHER: four, REDUCE_SCATTER: four}
+@pytest.mark.parametrize(("keeps", "gathers"), [(False, 6), (True, 4)])
+def test_a_layer_of_sequence_parallelism_makes_four_scatters(keeps: bool, gathers: int) -> None:
+    """And four gathers, or two more if it does not keep what products take."""
+    layout = dataclasses.replace(tiny.SEQUENCE_PARALLEL, keep_gathered=keeps)
+    wanted = {ALL_GATHER: (gathers, gathers * B_T_D), REDUCE_SCATTER: (4, 4 * B_T_D)}
+    assert by_kind(per_layer(tiny.program(layout, micro_batches=1))) == wanted
 
 
 def test_a_layer_makes_ten_rounds_of_hops_with_collective_matmul() -> None:

@@ -34,7 +34,7 @@ PER_LAYER = moves(both(PRODUCTS, ring), *CROSS_MOVES, NORM)
 CROSS = Attention(D, N, N, H, 1, T, S, has_norm=False, source=S)
 LAYOUTS = [
     Layout(tp=2),
-    Layout(dp=2, cp=2, tp=2, sequence_parallel=True, ring="blockwise"),
+    Layout(dp=2, cp=2, tp=2, sequence_parallel=True, keep_gathered=True, ring="blockwise"),
     Layout(tp=4, sequence_parallel=True, collective_matmul=True),
     Layout(cp=4),
     Layout(row=2, col=4, ring="blockwise"),

@@ -11,13 +11,14 @@ from turns import slow
 
 from jaxptd.analysis import memory_model
 from jaxptd.analysis.memory_report import counted
-from jaxptd.config import Config, ModelConfig
+from jaxptd.config import Config, ModelConfig, Remat
 from jaxptd.mesh import Layout
 from jaxptd.models.families import family_of
 from jaxptd.step import Program
 
 REMATS = ("none", "attention", "dots", "full")
 UNEVEN = {"num_heads": 3, "hidden_size": 15, "ffn_hidden_size": 23}
+KEEPING = dataclasses.replace(tiny.SEQUENCE_PARALLEL, keep_gathered=True)
 RING_STEPS = dataclasses.replace(tiny.SEQUENCE_PARALLEL, collective_matmul=True)
 BLOCKS = Layout(row=2, col=2, attention2d="blocks")
 CP_BLOCKS = dataclasses.replace(BLOCKS, cp=2)
@@ -32,6 +33,7 @@ def every(layout: Layout, **choice: Any) -> list[Any]:
 T5 = tiny.T5 | {"num_layers": 4, "micro_batches": 4}
 QUICK = [
     *every(tiny.SEQUENCE_PARALLEL, dropout=0.1),
+    *every(KEEPING, dropout=0.1)[:1],
     *every(Layout(row=2, col=2), dtype="bfloat16")[:1],
     *every(BLOCKS, **UNEVEN)[:1],
     *every(CP_BLOCKS, **UNEVEN)[:1],
@@ -50,6 +52,12 @@ QUICK = [
     (Layout(dp=2, cp=2, tp=2, zero=3), tiny.T5 | {"dropout": 0.1}),
 ]
 SLOW = [
+    *every(KEEPING, **tiny.T5, gated=True),
+    *every(KEEPING, norm_order="post"),
+    *every(KEEPING, **QWEN, remat_layers=1),
+    *every(tiny.SEQUENCE_PARALLEL, **QWEN, remat_layers=1),
+    *every(dataclasses.replace(KEEPING, dp=1, pp=2, tp=2), **T5),
+    *every(dataclasses.replace(KEEPING, dp=1, tp=2), family="bert", dtype="bfloat16"),
     *every(Layout(row=2, col=2), **tiny.T5, dropout=0.1),
     *every(tiny.SEQUENCE_PARALLEL, **tiny.T5, gated=True),
     *every(RING_STEPS, **tiny.T5)[1:],
@@ -100,6 +108,22 @@ SLOW = [
 def test_a_step_keeps_what_the_formula_says(layout: Layout, choice: dict[str, Any]) -> None:
     program = tiny.program(layout, **choice)
     assert counted(program) == memory_model.activations(program.config, program.resolved.plan)
+
+
+@pytest.mark.parametrize("remat", ["none", "attention"])
+def test_sequence_parallelism_keeps_its_share_of_what_one_device_keeps(remat: Remat) -> None:
+    """All of it sharded, unless what was gathered for the two first products is kept."""
+    keeping, sharded, one = (
+        memory_model.activations(tiny.config(layout, remat=remat))
+        for layout in (
+            Layout(tp=4, sequence_parallel=True, keep_gathered=True),
+            Layout(tp=4, sequence_parallel=True),
+            Layout(),
+        )
+    )
+    x = 4 * tiny.MODEL.seq_length * tiny.MODEL.hidden_size * 4  # of a micro-batch of 4
+    assert sharded == one // 4
+    assert keeping - sharded == tiny.MODEL.num_layers * 2 * (x - x // 4)
 
 
 def test_backward_in_halves_keeps_something_between_them_too() -> None:

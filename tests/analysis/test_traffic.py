@@ -17,6 +17,7 @@ from jaxptd.mesh import SCHEDULES, Layout
 REMATS = [{"remat": remat} for remat in ("none", "dots", "attention", "full")]
 UNEVEN = {"num_heads": 3, "hidden_size": 15, "ffn_hidden_size": 23}
 PLAIN = [Layout(dp=4), Layout(tp=4), Layout(dp=2, tp=4), tiny.SEQUENCE_PARALLEL]
+KEEPING = dataclasses.replace(tiny.SEQUENCE_PARALLEL, keep_gathered=True)
 RING_STEPS = dataclasses.replace(tiny.SEQUENCE_PARALLEL, collective_matmul=True)
 RINGS = [
     dataclasses.replace(layout, ring=ring)
@@ -47,6 +48,7 @@ MATRIX = [
     (Layout(), {}),
     *by_turns(PLAIN, [*REMATS[:2], REMATS[3], {"micro_batches": 1}]),
     (tiny.SEQUENCE_PARALLEL, {}),
+    *by_turns([KEEPING], REMATS),
     *by_turns([RING_STEPS], REMATS, first=3),
     *by_turns(RINGS, [*REMATS[1:], {"documents": "apart"}]),
     *by_turns(GRIDS, [REMATS[0], REMATS[1], REMATS[3]]),
@@ -144,6 +146,8 @@ ENCODER_DECODERS = [
     slow(Layout(pp=2, cp=2, col=2, attention2d="blocks", schedule="zb-v"), tiny.T5 | FOUR),
     slow(Layout(pp=2, tp=2, schedule="zb-v"), tiny.T5 | FOUR),
     slow(Layout(tp=2), tiny.T5),
+    *(slow(layout, tiny.T5) for layout in (tiny.SEQUENCE_PARALLEL, KEEPING)),
+    slow(tiny.SEQUENCE_PARALLEL, tiny.T5 | FIVE | {"remat": "attention"}),
     slow(RING_STEPS, tiny.T5 | {"remat": "dots"}),
     slow(Layout(row=2, col=2), tiny.T5),
     slow(Layout(row=2, col=2), tiny.T5 | {"remat": "attention"}),
@@ -167,6 +171,8 @@ MIXED = [
     (Layout(pp=2, tp=2, sequence_parallel=True), FIVE | {"remat": "full", "micro_batches": 4}),
     slow(Layout(pp=2, cp=2, stage_layers=(1, 4)), FIVE | {"remat": "attention"}),
     slow(Layout(pp=2, row=2, col=2, schedule="zb-h1"), FOUR | {"remat": "full", "remat_layers": 1}),
+    *(slow(KEEPING, FIVE | {"remat": remat}) for remat in ("attention", "full")),
+    slow(tiny.SEQUENCE_PARALLEL, FIVE | {"remat": "full", "scan_layers": False}),
 ]
 
 
@@ -210,7 +216,7 @@ def test_a_grid_of_gpus_moves_what_the_formula_says() -> None:
 UNROLLED = {"scan_layers": False, "remat": "dots"}
 COMPILED = [
     (Layout(dp=2, tp=4), UNROLLED),
-    (tiny.SEQUENCE_PARALLEL, {}),
+    (tiny.SEQUENCE_PARALLEL, {"scan_layers": False}),
     # Unrolled, XLA on CPU drops the barrier in front of the backward ring, and its first hop.
     (tiny.CONTEXT_PARALLEL, {}),
     # Positions are looked up once for all micro-batches.
@@ -222,7 +228,7 @@ COMPILED = [
 
 MORE_COMPILED = [
     (Layout(dp=2, tp=4), {}),
-    (tiny.SEQUENCE_PARALLEL, UNROLLED),
+    *((tiny.SEQUENCE_PARALLEL, choice) for choice in (UNROLLED, {})),
     (Layout(cp=4, ring="rsa"), {}),
     *((layout, {"micro_batches": 1}) for layout in (*GRIDS[:3], *GRIDS[4:6])),
     (Layout(cp=4, ring="rsa"), {"window": 4}),

@@ -53,6 +53,28 @@ def test_other_fields_without_effect_are_named(layout, axes, sentence) -> None:
     assert list(without_effect(MODEL, dataclasses.replace(layout, **axes))) == []
 
 
+@pytest.mark.parametrize(
+    ("layout", "model", "has_effect"),
+    [
+        ({"tp": 2, "sequence_parallel": True}, {}, True),
+        ({"tp": 2, "sequence_parallel": True}, {"remat": "attention"}, True),
+        ({"tp": 2, "sequence_parallel": True}, {"remat": "full", "remat_layers": 1}, True),
+        ({"tp": 2, "sequence_parallel": True}, {"remat": "dots"}, False),
+        ({"tp": 2, "sequence_parallel": True}, {"remat": "full"}, False),
+        ({"tp": 2, "sequence_parallel": True, "collective_matmul": True}, {}, False),
+        ({"tp": 2}, {}, False),
+        ({"row": 2}, {}, False),
+        ({}, {}, False),
+    ],
+)
+def test_gathered_inputs_are_kept_only_where_there_are_any(layout, model, has_effect) -> None:
+    found = list(without_effect(ModelConfig(**model), Layout(**layout, keep_gathered=True)))
+    want = "layout.keep_gathered=True has no effect without layout.sequence_parallel without "
+    assert [each.startswith(want) for each in found] == [] if has_effect else [True]
+    again = Config(model=ModelConfig(**model), layout=Layout(**layout)).gathers_again
+    assert again == has_effect
+
+
 def test_a_window_as_long_as_the_sequence_is_named() -> None:
     (found,) = without_effect(ModelConfig(window=256), Layout())
     assert found == "model.window=256 has no effect without a longer model.seq_length"

@@ -1,5 +1,6 @@
 """Recomputation under each policy, counted in the step's jaxpr; and layers with mixed policies."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import tiny
 from contract import relative
+from one_device import hold
 from turns import slow
 
 from jaxptd.analysis.flops import executed, is_product
@@ -16,6 +18,7 @@ from jaxptd.mesh import Layout
 from jaxptd.step import resolved
 
 REMATS: tuple[Remat, ...] = ("none", "attention", "dots", "full")
+FOUR = {"num_layers": 4, "micro_batches": 4}
 LAYERS = tiny.MODEL.num_layers
 
 
@@ -104,6 +107,32 @@ def test_mixed_policies_compute_the_same(layout: Layout, choice: dict[str, Any])
     assert {name: relative(found[name], x) for name, x in want.items()} == {
         name: pytest.approx(0, abs=1e-6) for name in want
     }
+
+
+# ---- inputs of products that are gathered again -------------------------------------------------
+
+KEEPING = dataclasses.replace(tiny.SEQUENCE_PARALLEL, keep_gathered=True)
+GATHERED = [
+    (tiny.SEQUENCE_PARALLEL, {"scan_layers": False}),
+    *(
+        slow(*each)
+        for each in (
+            (KEEPING, {}),
+            (tiny.SEQUENCE_PARALLEL, {"num_layers": 3, "remat": "full", "remat_layers": 1}),
+            (tiny.SEQUENCE_PARALLEL, {"remat": "attention", "family": "bert"}),
+            (tiny.SEQUENCE_PARALLEL, {"family": "qwen3", "num_kv_heads": 2}),
+            (tiny.SEQUENCE_PARALLEL, tiny.T5),
+            (dataclasses.replace(tiny.CONTEXT_PARALLEL, zero=3), {"norm_order": "post"}),
+            (dataclasses.replace(tiny.CONTEXT_PARALLEL, dp=1, pp=2, schedule="zb-v"), FOUR),
+            (dataclasses.replace(KEEPING, dp=1, pp=2, schedule="zb-h1"), FOUR),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("layout", "choice"), GATHERED, ids=str)
+def test_sequence_parallelism_equals_one_device_whatever_it_keeps(layout, choice) -> None:
+    hold(layout, dropout=0.1, **choice)
 
 
 def test_which_layers_of_a_stack_are_recomputed() -> None:

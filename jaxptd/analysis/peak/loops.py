@@ -69,8 +69,8 @@ class Loop:
         """Bytes of a layer that the formula counts and XLA does not have.
 
         On a grid `dots` names attention's output twice, which XLA finds outside of pools. In fp8
-        products keep what they take in 8 bits, but for those in ring steps; attention keeps its
-        output in 16 bits besides.
+        products keep what they take in 8 bits, but for those in ring steps and where it is
+        gathered again; attention keeps its output in 16 bits besides.
         """
         remat, attentions = self.stack.remat, [x for x in self.pairs if not x.is_mlp]
         outputs = sum(each.second for each in attentions)
@@ -78,7 +78,8 @@ class Loop:
         if remat == "dots" and grid and not self.sizes.has_blocks:
             return outputs
         if remat == "none" and self.is_fp8 and not self.config.layout.collective_matmul:
-            taken = sum(x.taken + (x.second if x.is_mlp else 0) for x in self.pairs)
+            first = [0 if x.again else x.taken for x in self.pairs]
+            taken = sum(first) + sum(x.second for x in self.pairs if x.is_mlp)
             return (taken - outputs) // 2
         return 0
 

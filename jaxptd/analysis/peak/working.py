@@ -35,6 +35,7 @@ class PairBytes:
         core: what attention's backward has beside q, k, v and their gradients; 0 in an MLP.
         is_mlp: whether it is an MLP.
         gathers: whether products take what is gathered over tp.
+        again: whether backward gathers that again.
         scores: whether the core has arrays of scores.
     """
 
@@ -48,6 +49,7 @@ class PairBytes:
     core: int
     is_mlp: bool
     gathers: bool
+    again: bool
     scores: bool
 
     @property
@@ -60,9 +62,9 @@ class PairBytes:
         found = self.forward + self.second + self.weight + self.moving + self.core
         if self.is_mlp:  # where it is made again, the product of its gradient makes it as it reads
             return found + self.first - (self.second if computes_again(remat) else 0)
-        # Whole scores are gone when products make the gradients of q, k and v of them; with `dots`
-        # x is gathered again only later.
-        later = self.taken if self.gathers and remat == "dots" else 0
+        # Whole scores are gone when products make the gradients of q, k and v of them; x that is
+        # gathered again is there only later.
+        later = self.taken if self.gathers and (self.again or remat == "dots") else 0
         return found + (0 if self.scores else self.first) - later
 
     @property
@@ -107,7 +109,7 @@ def pair_bytes(sizes: Sizes, pair: Pair) -> PairBytes:
     token = sizes.tokens * sizes.itemsize
     whole, shards = token * sizes.hidden, sizes.matrix_shards
     x = whole // (shards if layout.has_grid or layout.sequence_parallel else 1)
-    gathers = layout.sequence_parallel and not layout.collective_matmul
+    gathers = layout.gathers_inputs
     second, rows = token * each.second // shards, max(each.first, each.second)
     first, core = second * each.first // each.second, 0
     if isinstance(each, AttentionSizes):
@@ -125,6 +127,7 @@ def pair_bytes(sizes: Sizes, pair: Pair) -> PairBytes:
         core=core,
         is_mlp=not isinstance(each, AttentionSizes),
         gathers=gathers,
+        again=sizes.config.gathers_again,
         scores=isinstance(each, AttentionSizes) and not is_fused(sizes.config),
     )
 

@@ -70,9 +70,13 @@ def _sources(
 ) -> Iterator[Collective]:
     """Other sequences, as they enter the product that makes their keys and values.
 
+    A loop whose layers keep all gathers them once for all layers.
+
     times: layers in all micro-batches.
     """
     layout, sizes = step.config.layout, step.sizes
+    in_loop = step.config.model.scan_layers and not sizes.traces_layers
+    forward = step.config.train.micro_batches if in_loop and again.nothing else times
     for attention in sizes.attentions(stack):
         if attention.part.source is None:
             continue
@@ -81,7 +85,7 @@ def _sources(
             hops = times * (SOURCE_ROUNDS + again.products) * (layout.tp - 1)
             yield Collective(PERMUTE, (Axis.TP,), hops, hops * size // layout.tp)
         elif layout.sequence_parallel:
-            gathers = times * (FORWARD + again.gathers)
+            gathers = forward + times * again.inputs
             yield Collective(ALL_GATHER, (Axis.TP,), gathers, gathers * size)
             yield Collective(REDUCE_SCATTER, (Axis.TP,), times, times * size)
         else:
@@ -94,7 +98,7 @@ def _around_products(
     """Before and behind the pairs of products; times: layers in all micro-batches."""
     pairs = len(stack.pairs)
     once, scattered = pairs * (FORWARD + BACKWARD), again.row_products(pairs)
-    gathered = pairs * again.gathers
+    gathered = pairs * again.inputs
     for kind in _kinds(step):
         count = times * (once + (gathered if kind == ALL_GATHER else scattered))
         yield Collective(kind, (Axis.TP,), count, count * _size(step))

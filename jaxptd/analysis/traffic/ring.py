@@ -74,7 +74,7 @@ def gathered_kv(
         if attention.gathers_kv:
             rows = attention.of_keys(sizes.rows)
             whole = times * rows * 2 * attention.made_keys * sizes.itemsize
-            passes = 1 + again.gathers
+            passes = 1 + again.keys
             yield Collective(ALL_GATHER, (axis,), times * passes, passes * whole)
             yield Collective(REDUCE_SCATTER, (axis,), times, whole)
 

@@ -13,7 +13,9 @@ class Recomputed(NamedTuple):
     """The computations of one layer that backward repeats, because forward did not keep them.
 
     Args:
-        gathers: the all-gathers of the first products' inputs, under sequence parallelism.
+        inputs: times of the all-gathers of the first products' inputs, under sequence
+            parallelism.
+        keys: the all-gather of keys and values of which devices make slices.
         kernel: attention, where a kernel computes it (a ring of keys and values together).
         scores: attention's scores, where no kernel computes them (RSA, blocks).
         values: the product of its probabilities with the values, where there is no kernel.
@@ -21,12 +23,18 @@ class Recomputed(NamedTuple):
         last_product: the last product, whose output only the next layer needs, or a norm.
     """
 
-    gathers: bool = False
+    inputs: int = 0
+    keys: bool = False
     kernel: bool = False
     scores: bool = False
     values: bool = False
     products: bool = False
     last_product: bool = False
+
+    @property
+    def nothing(self) -> bool:
+        """True if layers keep all that they compute; a loop runs once what is alike for them."""
+        return not (self.kernel or self.scores)
 
     def row_products(self, pairs: int) -> int:
         """Second products of a layer's pairs that run again."""
@@ -36,8 +44,8 @@ class Recomputed(NamedTuple):
 RECOMPUTED = {
     "none": Recomputed(),
     "attention": Recomputed(kernel=True, scores=True),
-    "dots": Recomputed(gathers=True, scores=True),
-    "full": Recomputed(gathers=True, kernel=True, scores=True, values=True, products=True),
+    "dots": Recomputed(inputs=1, keys=True, scores=True),
+    "full": Recomputed(1, keys=True, kernel=True, scores=True, values=True, products=True),
 }
 # Where a pipeline keeps only the input of its part of the model, all layers of the part run again.
 WHOLE_PART = Recomputed(*[True] * len(Recomputed._fields))
@@ -73,11 +81,16 @@ class Scenario:
             return [(WHOLE_PART, stack.layers)]
         counts = self.plan.stacks[stack.name] if self.plan else (stack.layers,)
         remats = (each for count in counts for each in self.config.model.remats(count))
-        found = [(RECOMPUTED[remat], layers) for remat, layers in remats]
+        found = [(self._gathering(RECOMPUTED[remat]), layers) for remat, layers in remats]
         if not stack.norms_sums:
             return found
         # The last sum enters a norm of the same layer.
         return [(again._replace(last_product=again.products), n) for again, n in found]
+
+    def _gathering(self, again: Recomputed) -> Recomputed:
+        """With the gathers for gradients of weights, beside those of products that run again."""
+        for_weights = int(self.config.gathers_again)
+        return again._replace(inputs=max(again.inputs, again.products + for_weights))
 
     @property
     def embeddings(self) -> int:

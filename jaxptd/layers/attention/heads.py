@@ -8,7 +8,7 @@ from functools import partial
 
 import jax.numpy as jnp
 from flax import nnx
-from jax import Array
+from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.attention.kernel import TAKEN, Dropout, Scores, Sites
@@ -29,6 +29,15 @@ def counts_of(config: ModelConfig, form: TensorParallel) -> HeadCounts:
         return HeadCounts(heads, options.num_kv_heads)
     padded = partial(form.padded, each=options.head_size)
     return padded_heads(heads, options.num_kv_heads, devices=form.inner_devices, padded=padded)
+
+
+def separated(h: Array) -> list[Array]:
+    """h[B, T, n, N, H], what a joined product makes -> its n arrays [B, T, N, H].
+
+    A split along n, whose transpose is one concatenation. Of n moved in front XLA would stack the
+    gradients in a loop, and then transpose them.
+    """
+    return [jnp.squeeze(each, 2) for each in lax.split(h, [1] * h.shape[2], 2)]
 
 
 class Heads(nnx.Module):
@@ -95,7 +104,7 @@ class Heads(nnx.Module):
         if self.gathers_kv:
             kv = self.form.axes.own_kv_heads(kv, self.config.block.head_size)
             kv = checkpoint_name(kv, TAKEN)
-        k_BTKH, v_BTKH = jnp.moveaxis(kv, 2, 0)
+        k_BTKH, v_BTKH = separated(kv)
         return k_BTKH, v_BTKH
 
     def whole(self, x_BTNH: Array) -> Array:

@@ -17,7 +17,7 @@ from jaxptd.attention.ring import Tokens
 from jaxptd.attention.rope import rotate
 from jaxptd.config import ModelConfig
 from jaxptd.config.rope import frequencies
-from jaxptd.layers.attention.heads import Heads
+from jaxptd.layers.attention.heads import Heads, separated
 from jaxptd.layers.attention.kernels import make_kernel, make_scores
 from jaxptd.layers.dropout import Places
 from jaxptd.layers.form import TensorParallel
@@ -79,7 +79,7 @@ class SelfAttention(Heads):
                 or None.
         """
         if self.qkv is not None:
-            q_BTNH, k_BTKH, v_BTKH = jnp.moveaxis(self.qkv(x_BTD), 2, 0)
+            q_BTNH, k_BTKH, v_BTKH = separated(self.qkv(x_BTD))
         else:
             assert self.q is not None and self.kv is not None
             q_BTNH, kv = multiply(x_BTD, self.q, self.kv)

@@ -14,10 +14,10 @@ Pins = Mapping[str, Any]  # of fields, such as "layout.tp", the only value that 
 SECTIONS: Mapping[str, Any] = {"layout": Layout, "model": ModelConfig, "train": TrainConfig}
 PINNED = (
     *("layout.tp", "layout.row", "layout.col", "layout.cp", "layout.pp", "layout.dp"),
-    *("layout.sequence_parallel", "layout.collective_matmul", "layout.attention2d"),
-    *("layout.matmul2d", "layout.matmul2d_slices", "layout.ring", "layout.schedule"),
-    *("layout.virtual_stages", "layout.stage_layers", "layout.zero", "layout.offload"),
-    *("model.remat", "model.remat_layers", "train.micro_batches"),
+    *("layout.sequence_parallel", "layout.collective_matmul", "layout.keep_gathered"),
+    *("layout.attention2d", "layout.matmul2d", "layout.matmul2d_slices", "layout.ring"),
+    *("layout.schedule", "layout.virtual_stages", "layout.stage_layers", "layout.zero"),
+    *("layout.offload", "model.remat", "model.remat_layers", "train.micro_batches"),
 )
 
 

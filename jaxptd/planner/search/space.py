@@ -232,7 +232,11 @@ class Space:
 
     def _options(self, tp: int, grid: bool) -> Iterator[dict[str, Any]]:
         """The algorithms along these axes."""
-        names = ["layout.ring", *(("layout.matmul2d", "layout.matmul2d_slices") if grid else ())]
+        names = [
+            "layout.ring",
+            "layout.keep_gathered",
+            *(("layout.matmul2d", "layout.matmul2d_slices") if grid else ()),
+        ]
         fixed = {name.partition(".")[2]: self.pins[name] for name in names if name in self.pins}
         if grid:
             for attention2d in self._pinned("layout.attention2d", ("heads", "blocks")):
