@@ -1,4 +1,4 @@
-"""Breaks of optimizers, of checkpoints that change their layout, and of XLA's options."""
+"""Breaks of optimizers, checkpoints that change their layout, pipelines, and XLA's options."""
 
 from benchmarks.breaks.table import Break
 
@@ -112,7 +112,15 @@ TRAINING = (
         "+ 0 * products * np",
         "tests/analysis/test_first_steps.py",
     ),
-    # ---- compiled pipelines ----
+    # ---- pipelines ----
+    Break(
+        "interleaved stages run F and B at the same ticks",
+        "jaxptd/pipeline/schedules.py",
+        "alternates=True",
+        "alternates=False",
+        "tests/pipeline/test_statistics.py tests/pipeline/test_hops.py",
+        "interleaved",
+    ),
     Break(
         "loops of stages count as one trip in compiled programs",
         "jaxptd/analysis/hlo/text.py",

@@ -32,7 +32,7 @@ from jaxptd.errors import Parser, run_command
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.schedules import make_schedule
-from jaxptd.pipeline.statistics import makespan, simulate
+from jaxptd.pipeline.statistics import EQUAL, expected_bubble, makespan
 from jaxptd.run.devices import prepare
 from jaxptd.step import Program
 
@@ -126,12 +126,14 @@ def temporary_memory() -> Iterator[float]:
 
 
 def waiting_of_hops(stages: int = 4, micro_batches: int = 8) -> float:
-    """The time of an interleaved step as it runs, over that without waiting for hops."""
+    """The time of an interleaved step as it runs, over that by formula, which counts no hops."""
     schedule = make_schedule(
         "interleaved", stages=stages, micro_batches=micro_batches, virtual_stages=2
     )
+    bubble = expected_bubble(schedule)
+    assert bubble is not None, f"{stages} stages do not divide {micro_batches} micro-batches"
     layers = {"blocks": (1,) * schedule.parts}
-    return makespan(Plan(schedule, layers)) / simulate(schedule).makespan
+    return makespan(Plan(schedule, layers)) / ((1 + bubble) * micro_batches * sum(EQUAL))
 
 
 def ring_memory() -> float:

@@ -15,7 +15,7 @@ A tick takes as long as one operation on one part. The zb schedules split backwa
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -200,12 +200,14 @@ class _Limits:
         group: micro-batches that go through a chunk before any goes through the next.
         waits: whether a stage waits for its most urgent operation instead of running the first one
             whose inputs are there.
+        alternates: whether all stages run F at one tick and B at the next.
     """
 
     ahead: Callable[[int], int]
     held: float
     group: int
     waits: bool = False
+    alternates: bool = False
 
 
 def _limits(schedule: Schedule) -> _Limits:
@@ -214,7 +216,11 @@ def _limits(schedule: Schedule) -> _Limits:
         # Megatron's order: 2(p-s-1) + (V-1)p forwards, then a forward and a backward in turn.
         # With a last group of fewer than p micro-batches, waiting for that order could deadlock.
         "interleaved": _Limits(
-            lambda s: 2 * (p - s - 1) + (V - 1) * p + 1, math.inf, p, waits=m % p == 0
+            lambda s: 2 * (p - s - 1) + (V - 1) * p + 1,
+            math.inf,
+            p,
+            waits=m % p == 0,
+            alternates=True,
         ),
         "zb-h1": _Limits(lambda s: p - s, p, m),
         "zb-h2": _Limits(lambda s: 2 * (p - s) - 1, 2 * p - 1, m),
@@ -231,9 +237,11 @@ def _listed(schedule: Schedule) -> np.ndarray:
     progress = _Progress(schedule)
     rows: list[list[Cell]] = []
     while not progress.complete:
-        row = [progress.step(stage, len(rows)) for stage in range(schedule.stages)]
-        assert any(operation for operation, *_ in row), f"{schedule.name} is deadlocked"
-        rows.append(row)
+        begun = len(rows)
+        for kinds in progress.turns:
+            row = [progress.step(stage, len(rows), kinds) for stage in range(schedule.stages)]
+            rows += [row] if any(operation for operation, *_ in row) else []
+        assert len(rows) > begun, f"{schedule.name} is deadlocked"
     return np.array(rows, np.int32)
 
 
@@ -243,6 +251,7 @@ class _Progress:
     def __init__(self, schedule: Schedule) -> None:
         self.schedule, self.limits = schedule, _limits(schedule)
         self.kinds = (F, B, W) if schedule.name.startswith("zb") else (F, B)
+        self.turns = [(kind,) for kind in self.kinds] if self.limits.alternates else [self.kinds]
         self.done: dict[tuple[Operation, int], list[int]] = {
             (operation, part): [] for operation in self.kinds for part in range(schedule.parts)
         }
@@ -251,8 +260,8 @@ class _Progress:
     def complete(self) -> bool:
         return all(len(ticks) == self.schedule.micro_batches for ticks in self.done.values())
 
-    def step(self, stage: int, tick: int) -> Cell:
-        """Chooses a stage's operation at a tick; idle if none is ready."""
+    def step(self, stage: int, tick: int, turn: Sequence[Operation]) -> Cell:
+        """Chooses a stage's operation at a tick; idle if none is ready whose turn it is."""
         kinds = self.kinds if self._may_go_forward(stage) else self.kinds[1:]
         wanted = [
             (operation, part, chunk)
@@ -265,7 +274,7 @@ class _Progress:
         if self.limits.waits:
             del wanted[1:]
         for operation, part, chunk in wanted:
-            if self._is_ready(operation, part, tick):
+            if operation in turn and self._is_ready(operation, part, tick):
                 ticks = self.done[operation, part]
                 ticks.append(tick)
                 return operation, len(ticks) - 1, chunk

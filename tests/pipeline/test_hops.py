@@ -106,6 +106,21 @@ def test_gpipe_has_hops_onward_and_then_back(p: int) -> None:
         assert {hops.at(hops.ticks - 1 - tick) for tick in range(p, 2 * p)} == {("back",)}
 
 
+@pytest.mark.parametrize("p", STAGES[2:])  # two stages are neighbours both ways
+@pytest.mark.parametrize("virtual_stages", [2, 3])
+def test_interleaved_has_a_hop_onward_after_f_and_back_after_b(p: int, virtual_stages: int) -> None:
+    """No stage at F exchanges values with one at B; checked where all stages work."""
+    for m in (p, p + 1, 3 * p):
+        schedule = make_schedule(
+            "interleaved", stages=p, micro_batches=m, virtual_stages=virtual_stages
+        )
+        hops, kinds = hops_of(schedule), schedule.table[..., 0]
+        for tick, row in enumerate(kinds):
+            assert len({*row.tolist()} - {0}) == 1
+            if row.all() and tick + 1 < schedule.ticks:
+                assert hops.at(tick) == ("onward" if row[0] == F else "back",)
+
+
 def test_one_stage_has_no_hops() -> None:
     for name in SCHEDULES:
         hops = hops_of(make_schedule(name, stages=1, micro_batches=3))
@@ -124,8 +139,11 @@ def test_one_stage_has_no_hops() -> None:
 )
 def test_chunks_close_the_ring(p: int, last: dict) -> None:
     """With chunks, the hops also join the last stage and the first."""
-    closed = hops_of(make_schedule("interleaved", stages=p, micro_batches=2 * p)).pairs
-    line = known(p, closed=False)
+    onward = [(s, (s + 1) % p) for s in range(p)]
+    back = [(to, s) for s, to in onward]
+    ticks = [onward[:1] + back[:1], onward[1:2] + back[1:2], onward, back]
+    moved = tuple((tick, *pair) for tick, pairs in enumerate(ticks) for pair in pairs)
+    closed, line = Hops(p, len(ticks), moved).pairs, known(p, closed=False)
     assert set(closed) == ({"even"} if p == 2 else set(line))
     more = {name: set(pairs) - line[name] for name, pairs in closed.items()}
     both = {name: {pair, pair[::-1]} if name == "odd" else {pair} for name, pair in last.items()}

@@ -102,7 +102,7 @@ def kept(arrays: ModelArrays, stack: str, x: X) -> int:
 @pytest.mark.parametrize(
     ("case", "slots"),
     [
-        (CASES[0], {"mail": 4, "saved_encoder": 4, "saved_decoder": 2}),
+        (CASES[0], {"mail": 3, "saved_encoder": 4, "saved_decoder": 2}),
         (CASES[2], {"saved_encoder": 1, "saved_decoder": 1}),
         (Case("1f1b", 4, (1, 2, 0, 0), (0, 0, 2, 1)), {"saved_encoder": 4, "saved_decoder": 2}),
     ],

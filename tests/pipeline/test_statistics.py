@@ -232,13 +232,25 @@ def test_with_1f1b_waiting_takes_no_time_whatever_backward_takes(stages, micro_b
     assert makespan(each, durations) == pytest.approx(want)
 
 
-def test_interleaved_waits_for_the_longest_operation() -> None:
-    """Nearly every tick takes as long as a backward, though half of the operations are F."""
-    each = plan("interleaved", 4, 8)
-    assert simulate(each.schedule).makespan == 28.5
-    assert makespan(each) == 34.0
+@pytest.mark.parametrize(("stages", "micro_batches"), [*RUN_SIZES, (3, 6), (16, 32)])
+@pytest.mark.parametrize("virtual_stages", [2, 3, 5])
+def test_interleaved_does_not_wait_either(stages, micro_batches, virtual_stages) -> None:
+    sizes = {"stages": stages, "micro_batches": micro_batches, "virtual_stages": virtual_stages}
+    schedule, durations = make_schedule("interleaved", **sizes), Durations(1.0, 1.7, 0.6)
+    each = Plan(schedule, {"blocks": (1,) * schedule.parts})
+    want = (micro_batches + (stages - 1) / virtual_stages) * sum(durations)
+    assert makespan(each, durations) == pytest.approx(want)
+
+
+def test_a_stage_at_f_waits_for_one_at_b_if_a_hop_joins_them(tmp_path) -> None:
+    """A ring of two whose stages run F and B at the same ticks, and exchange values after each."""
+    first = "F0.0,F1.0,F0.1,F1.1,,B0.1,,B1.1,B0.0,B1.0\n"
+    second = ",F0.0,F1.0,F0.1,B0.1,F1.1,B1.1,B0.0,B1.0,\n"
+    schedule = from_text(tmp_path, first + second)
+    each = Plan(schedule, {"blocks": (1,) * schedule.parts})
+    assert (simulate(schedule).makespan, makespan(each)) == (7.5, 8.0)
     alike = Durations(1.0, 0.5, 0.5)  # a forward takes as long as a backward: no waiting
-    assert makespan(each, alike) == pytest.approx(simulate(each.schedule, alike).makespan)
+    assert makespan(each, alike) == simulate(schedule, alike).makespan
 
 
 def test_one_stage_does_not_wait() -> None:

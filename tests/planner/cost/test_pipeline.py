@@ -3,8 +3,9 @@
 import pytest
 
 from jaxptd.errors import UserError
+from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.schedules import make_schedule
-from jaxptd.pipeline.statistics import Durations, simulate, simulate_stages
+from jaxptd.pipeline.statistics import Durations, makespan, simulate, simulate_stages
 from jaxptd.planner.cost.pipeline import pipelined, scheduled, stage_layers
 
 
@@ -41,6 +42,9 @@ def test_interleaved(p: int, m: int, chunks: int) -> None:
     each = stages(*[1.0] * p)
     table = table_time("interleaved", each, m, chunks)
     assert scheduled("interleaved", each, m, chunks=chunks) == pytest.approx(table, rel=1e-9)
+    schedule = make_schedule("interleaved", stages=p, micro_batches=m, virtual_stages=chunks)
+    plan = Plan(schedule, {"blocks": (1,) * schedule.parts})
+    assert makespan(plan, each[0]) == pytest.approx(table, rel=1e-9)  # and as it runs
     # a slow last stage, as the loss makes one: other stages do not wait quite as the formula has it
     each = stages(*[1.0] * (p - 1), 1.1)
     table = table_time("interleaved", each, m, chunks)
