@@ -142,8 +142,10 @@ class StepBody:
         }
 
     def _loss_sums(self, losses: Losses) -> Losses:
-        """Sums losses over the axes that shard the logits' tokens, and pp: one stage has them."""
-        axes = (Axis.PP, *BATCH_AXES, *self.resolved.form.axes.logit_tokens)
+        """Sums losses over the axes that shard the logits, and pp: one stage has them."""
+        form = (Axis.PP, *BATCH_AXES, *self.resolved.form.axes.logit_tokens)
+        found = frozenset().union(*map(varying_axes, losses.values()))
+        axes = (*form, *sorted(found.difference(form)))
         return lax.psum({name: as_varying(x, axes) for name, x in losses.items()}, axes)
 
     # ---- tokens and random numbers --------------------------------------------------------------
