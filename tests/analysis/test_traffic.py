@@ -229,6 +229,7 @@ def test_a_grid_of_gpus_moves_what_the_formula_says() -> None:
 
 UNROLLED = {"scan_layers": False, "remat": "dots"}
 COMPILED = [
+    slow(Layout(dp=2, tp=2, sequence_parallel=True), DROPS),
     (Layout(dp=2, tp=4), UNROLLED),
     (tiny.SEQUENCE_PARALLEL, {}),
     # Unrolled, XLA on CPU drops the barrier in front of the backward ring, and its first hop.

@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple, get_args
 
@@ -95,12 +96,11 @@ def _all_axes(
     if layout.has_grid:
         layers, ends = layers_on_grid, ends_on_grid
     for stack in step.sizes.inventory.stacks:
-        yield Part("tensor", stack.name), _in_loops(step, layers(step, stack))
+        inside = itertools.chain(layers(step, stack), windows(step, stack))
+        yield Part("tensor", stack.name), _in_loops(step, inside)
         yield Part("ring", stack.name), _in_loops(step, ring(step, stack))
-        yield Part("tensor", stack.name), windows(step, stack)
         yield Part("zero", stack.name), per_layer(step, zero, stack)
-    yield Part("ends"), _in_loops(step, ends(step))
-    yield Part("ends"), image_ends(step)
+    yield Part("ends"), _in_loops(step, itertools.chain(ends(step), image_ends(step)))
     if step.plan:
         if isinstance(step.plan, Plan):  # an outline knows no hops
             yield Part("stages"), between_stages(step, step.plan)
