@@ -101,11 +101,6 @@ class ShardingAxes(Specs):
         """`local_images` of the images between the products of a pair."""
         return _local_block(x_B, self.logit_tokens, 0)
 
-    def sum_images(self, s: Array) -> Array:
-        """Sum over the devices whose images differ in the residual stream, but not in logits."""
-        axes = tuple(axis for axis in self.tokens if axis not in self.logit_tokens)
-        return lax.psum(s, axes) if axes else s
-
     def local_logit_tokens(self, x_BT: Array) -> Array:
         """This device's block of a value per token `[B, T/cp]`, as the logits are sharded."""
         return _local_block(x_BT, self.logit_tokens, 1)

@@ -107,7 +107,7 @@ class Swin(nnx.Module):
         """x after all levels -> the sum of -log probability of the images' classes."""
         axes = self.form.axes
         found = cross_entropy(self.output(x), axes.local_images(batch["label"]))
-        return {CROSS_ENTROPY: axes.sum_images(found)}
+        return {CROSS_ENTROPY: found}
 
     def empty_state(self, batch: int) -> dict[str, Any]:
         """Images have none: nothing is written."""
@@ -156,12 +156,11 @@ class SwinUnet(Swin):
         axes, logits = self.form.axes, self.output(x)
         label = axes.local_images(batch["label"])
         scores = dice_scores(logits, label)
-        found = {
+        return {
             CROSS_ENTROPY: cross_entropy(logits, label),
             DICE_LOSS: dice_loss(logits, label),
             **dict(zip(score_names(self.images.classes), scores, strict=True)),
         }
-        return {name: axes.sum_images(each) for name, each in found.items()}
 
 
 def level(config: ModelConfig, number: int, *, up: bool = False) -> Level:

@@ -142,8 +142,13 @@ class StepBody:
         }
 
     def _loss_sums(self, losses: Losses) -> Losses:
-        """Sums losses over the axes that shard the logits' tokens, and pp: one stage has them."""
+        """Sums losses over the axes that shard the logits' tokens, and pp: one stage has them.
+
+        Where x is whole images, so are the logits: then axes that shard x's tokens shard these too.
+        """
         axes = (Axis.PP, *BATCH_AXES, *self.resolved.form.axes.logit_tokens)
+        varying = frozenset().union(*map(varying_axes, losses.values())).difference(axes)
+        axes = (*axes, *(axis for axis in self.resolved.form.axes.tokens if axis in varying))
         return lax.psum({name: as_varying(x, axes) for name, x in losses.items()}, axes)
 
     # ---- tokens and random numbers --------------------------------------------------------------
