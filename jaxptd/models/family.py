@@ -159,6 +159,8 @@ class Family:
         writing: how it writes a text; None: it does not.
         has_vocabulary: whether its batches have ids of a tokenizer.
         open: opens its data, where that is no text.
+        classes: the field of a batch with the classes that `output` has logits of, all on each
+            device; None: its output is of a vocabulary.
         work: model -> the work of a sample; None: that of its inventory.
     """
 
@@ -176,6 +178,7 @@ class Family:
     writing: Writing | None = None
     has_vocabulary: bool = True
     open: Callable[[Config], Data] | None = None
+    classes: str | None = None
     work: Callable[[ModelConfig], Work] | None = None
 
     def has_documents(self, config: Config) -> bool:
