@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxptd.config import Config, ModelConfig, option
 from jaxptd.data import NOT_COUNTED, Data, Objective, Tokenizer
+from jaxptd.layout import Layout
 from jaxptd.models.inventory import Inventory
 
 if TYPE_CHECKING:  # formulas read families without jax, which models import
@@ -161,6 +162,7 @@ class Family:
         open: opens its data, where that is no text.
         classes: the field of a batch with the classes that `output` has logits of, all on each
             device; None: its output is of a vocabulary.
+        sharing: layout -> devices that share the samples of a micro-batch, which is a multiple.
         work: model -> the work of a sample; None: that of its inventory.
     """
 
@@ -179,6 +181,7 @@ class Family:
     has_vocabulary: bool = True
     open: Callable[[Config], Data] | None = None
     classes: str | None = None
+    sharing: Callable[[Layout], int] = lambda layout: 1
     work: Callable[[ModelConfig], Work] | None = None
 
     def has_documents(self, config: Config) -> bool:

@@ -15,6 +15,7 @@ from jaxptd.config import Config, DataConfig, Images, ModelConfig
 from jaxptd.data import NOT_COUNTED, Data
 from jaxptd.data.images import open_images
 from jaxptd.errors import UserError
+from jaxptd.layout import Layout
 from jaxptd.models.family import Family, Field, Loss, Sequence, Work, imported
 
 CROSS_ENTROPY, DICE_LOSS = "cross_entropy", "dice_loss"  # terms of the loss
@@ -96,16 +97,21 @@ def check(config: Config) -> None:
             raise UserError(f"data.{name}={value} is of text, and images have none; leave it out")
 
 
+def sharing(layout: Layout) -> int:
+    """Devices that share the images of a micro-batch: those that share sequences elsewhere."""
+    return layout.row if layout.has_grid else layout.tp**layout.sequence_parallel
+
+
 def _check_images(config: Config) -> None:
     """Raises UserError unless each device has as many whole images of a micro-batch."""
     layout, train = config.layout, config.train
-    names = ("row",) if layout.has_grid else ("tp",) * layout.sequence_parallel
-    shared = layout.row if layout.has_grid else layout.tp ** bool(names)
+    shared = sharing(layout)
     each = train.global_batch_size // (layout.dp * train.micro_batches)
     if each % shared:
+        axis = "row" if layout.has_grid else "tp"
         sequence = "" if layout.has_grid else " with layout.sequence_parallel=true"
         raise UserError(
-            f"layout.{names[0]}={shared}{sequence} shares the images of a micro-batch, and there "
+            f"layout.{axis}={shared}{sequence} shares the images of a micro-batch, and there "
             f"are {each}; use a train.global_batch_size that is a multiple of "
             f"{layout.dp * train.micro_batches * shared}"
         )
@@ -181,6 +187,7 @@ def _family(name: str, *, of_pixels: bool) -> Family:
         work=work,
         open=partial(open_samples, of_pixels=of_pixels),
         classes="label",
+        sharing=sharing,
     )
 
 
