@@ -29,13 +29,11 @@ def computed(layout: Layout) -> tuple[dict[str, float], dict[str, np.ndarray]]:
         program = Program(config, make_mesh(layout))
         stored, abstract = program.states.stored, program.abstract_state["params"]
         drawn = swin_unet.drawn({name: info.shape for name, info in program.infos.items()})
-        params: Params = {
-            name: jax.device_put(stored[name].from_canonical(x), abstract[name].sharding)
-            for name, x in drawn.items()
-        }
-        state = program.states.new(params)
-        loss, terms, gradients = program.gradients(state, swin_unet.batch())
-        canonical = program.canonical(gradients)
+        place = jax.jit(lambda p: {name: stored[name].from_canonical(x) for name, x in p.items()})
+        held = jax.tree.map(np.asarray, place(drawn))
+        params: Params = {n: jax.device_put(x, abstract[n].sharding) for n, x in held.items()}
+        loss, terms, gradients = program.gradients(program.states.new(params), swin_unet.batch())
+        canonical = jax.tree.map(np.asarray, jax.jit(program.canonical)(gradients))
     losses = {"loss": float(loss), **{name: float(x) for name, x in terms.items()}}
     return losses, swin_unet.tensors(canonical)
 
