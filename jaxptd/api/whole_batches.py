@@ -184,7 +184,7 @@ def _others(found: Mapping[str, np.ndarray], name: str) -> str:
 
 def _check_length(name: str, x: np.ndarray, field: Field, config: Config) -> None:
     sizes = {size: option(config.model, size) for size in field.sizes}
-    if not field.ring and x.shape[1:] != tuple(sizes.values()):
+    if not field.ring and x.shape[1:] != tuple(sizes[size] for size in field.sizes):
         names = ", ".join(f"model.{size}={number}" for size, number in sizes.items())
         raise UserError(f"a batch holds {name} {list(x.shape)}; use as many numbers as {names}")
     longest = sizes.get(field.length or "", np.inf)

@@ -105,9 +105,7 @@ class Swin(nnx.Module):
 
     @jax.named_scope("loss")
     def losses(self, x: Skipping, batch: Mapping[str, Array], places: Places) -> dict[str, Array]:
-        """x after all levels -> the sum of -log probability of the images' classes, and of those
-        that are most likely the number.
-        """
+        """x after all levels -> the sum of -log probability of classes, and how many are right."""
         axes, logits = self.form.axes, self.output(x)
         label = axes.local_images(batch["label"])
         found = {CROSS_ENTROPY: cross_entropy(logits, label), ACCURACY: right(logits, label)}
