@@ -6,10 +6,11 @@ EXECUTOR = "tests/pipeline/test_stacks.py"
 STEPS = "tests/step/test_stacks.py"
 LAYOUTS = "tests/models/test_swin.py"
 REFERENCE = "tests/reference/test_images.py"
-IMAGES_DATA = "tests/data/test_images.py"
+IMAGES_DATA = "tests/data/images/test_images.py"
 LOSS = "tests/layers/images/test_image_loss.py"
 TRAFFIC = "tests/analysis/test_traffic.py"
 MEMORY = "tests/analysis/test_memory_model.py"
+DISTANCE = "tests/layers/images/test_distance.py"
 
 STACKS = (
     Break(
@@ -202,5 +203,43 @@ IMAGES = (
         "counter = np.array([0, 0, 0, number], np.uint64)",
         IMAGES_DATA,
         "function_of_its_seed",
+    ),
+    Break(
+        "Hausdorff distances are of one border to the other only",
+        "jaxptd/layers/images/distance.py",
+        "zip(borders, borders[::-1], strict=True)",
+        "zip(borders[:1], borders[1:], strict=True)",
+        DISTANCE,
+        "all_pairs",
+    ),
+    Break(
+        "rows of an image are not apart",
+        "jaxptd/layers/images/distance.py",
+        "along_Q[..., None, :] + apart_R[:, None]",
+        "along_Q[..., None, :] + 0 * apart_R[:, None]",
+        DISTANCE,
+    ),
+    Break(
+        "classes of images are those of one device's",
+        "jaxptd/layers/axes.py",
+        "for axis in reversed(self.tokens):\n            x_b = ",
+        "for axis in ():\n            x_b = ",
+        "tests/run/images/test_classes.py",
+        "one_device",
+    ),
+    Break(
+        "lines of a PNG are not undone by the ones above",
+        "jaxptd/data/images/png.py",
+        "row[:] = line + before",
+        "row[:] = line",
+        "tests/data/images/test_png.py",
+    ),
+    Break(
+        "the last classes by name are held out",
+        "jaxptd/data/images/files.py",
+        "((place + 0.5) / len(files), number, path)",
+        "(0.0, number, path)",
+        IMAGES_DATA,
+        "folders",
     ),
 )

@@ -66,7 +66,7 @@ def needs(config: Config, mesh: Any) -> Needs:
 
 
 def _activations(config: Config, mesh: Any) -> int:
-    on_host = config.layout.offload == "activations" and not _on_cpu(mesh)
+    on_host = "activations" in config.layout.offloaded and not _on_cpu(mesh)
     if on_host:
         return 0
     plan = resolve(config, mesh).plan
@@ -213,7 +213,7 @@ def _others(
     if layout.dp > 1 and not layout.has_grid:
         tp = layout.tp * layout.dp
         yield (f"layout.tp={tp}", "layout.dp=1"), {"layout": {"tp": tp, "dp": 1}}
-    if layout.offload == "none" and not on_cpu:
+    if not layout.offloaded and not on_cpu:
         yield ("layout.offload=optimizer",), {"layout": {"offload": "optimizer"}}
     if config.model.remat != "full":
         yield ("model.remat=full",), {"model": {"remat": "full", "remat_layers": None}}

@@ -97,6 +97,12 @@ class ShardingAxes(Specs):
         """
         return _local_block(x_B, self.tokens, 0)
 
+    def gather_images(self, x_b: Array) -> Array:
+        """Gathers a value per image from all devices. Undoes `local_images`."""
+        for axis in reversed(self.tokens):
+            x_b = collectives.all_gather(x_b, axis, 0)
+        return x_b
+
     def logit_images(self, x_B: Array) -> Array:
         """`local_images` of the images between the products of a pair."""
         return _local_block(x_B, self.logit_tokens, 0)

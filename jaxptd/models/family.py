@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxptd.config import Config, ModelConfig, option
 from jaxptd.data import NOT_COUNTED, Data, Objective, Tokenizer
+from jaxptd.layout import Layout
 from jaxptd.models.inventory import Inventory
 
 if TYPE_CHECKING:  # formulas read families without jax, which models import
@@ -166,6 +167,9 @@ class Family:
         writing: how it writes a text; None: it does not.
         has_vocabulary: whether its batches have ids of a tokenizer.
         open: opens its data, where that is no text.
+        classes: the field of a batch with the classes that `output` has logits of, all on each
+            device; None: its output is of a vocabulary.
+        sharing: layout -> devices that share the samples of a micro-batch, which is a multiple.
         work: model -> the work of a sample; None: that of its inventory.
         deeper: model -> the model with one layer more in each stack.
         has_times: whether the models of a step's time and of its peak on GPUs know its parts.
@@ -185,6 +189,8 @@ class Family:
     writing: Writing | None = None
     has_vocabulary: bool = True
     open: Callable[[Config], Data] | None = None
+    classes: str | None = None
+    sharing: Callable[[Layout], int] = lambda layout: 1
     work: Callable[[ModelConfig], Work] | None = None
     deeper: Callable[[ModelConfig], ModelConfig] = with_a_layer_more
     has_times: bool = True

@@ -15,11 +15,14 @@ from jaxptd.config import Config, DataConfig, Images, ModelConfig
 from jaxptd.data import NOT_COUNTED, Data
 from jaxptd.data.images import open_images
 from jaxptd.errors import UserError
+from jaxptd.layout import Layout
 from jaxptd.models.family import Family, Field, Loss, Sequence, Work, imported
 from jaxptd.models.inventory import MLP, ImageEnds, Inventory, Resampling, Stack, Table, Windows
 
 CROSS_ENTROPY, DICE_LOSS = "cross_entropy", "dice_loss"  # terms of the loss
-DICE = "dice"  # score of all classes but the first, the background; of class 1 dice_1
+# Scores of all classes but the first, the background; of class 1 dice_1, hd95_1.
+DICE, HD95 = "dice", "hd95"
+ACCURACY = "accuracy"  # of classes of images
 SHARE = {CROSS_ENTROPY: 0.4, DICE_LOSS: 0.6}  # of the loss; source: Swin-Unet's code
 NOT_COUNTED_PIXELS = 0.2  # share of random labels
 
@@ -95,16 +98,21 @@ def check(config: Config) -> None:
             raise UserError(f"data.{name}={value} is of text, and images have none; leave it out")
 
 
+def sharing(layout: Layout) -> int:
+    """Devices that share the images of a micro-batch: those that share sequences elsewhere."""
+    return layout.row if layout.has_grid else layout.tp**layout.sequence_parallel
+
+
 def _check_images(config: Config) -> None:
     """Raises UserError unless each device has as many whole images of a micro-batch."""
     layout, train = config.layout, config.train
-    names = ("row",) if layout.has_grid else ("tp",) * layout.sequence_parallel
-    shared = layout.row if layout.has_grid else layout.tp ** bool(names)
+    shared = sharing(layout)
     each = train.global_batch_size // (layout.dp * train.micro_batches)
     if each % shared:
+        axis = "row" if layout.has_grid else "tp"
         sequence = "" if layout.has_grid else " with layout.sequence_parallel=true"
         raise UserError(
-            f"layout.{names[0]}={shared}{sequence} shares the images of a micro-batch, and there "
+            f"layout.{axis}={shared}{sequence} shares the images of a micro-batch, and there "
             f"are {each}; use a train.global_batch_size that is a multiple of "
             f"{layout.dp * train.micro_batches * shared}"
         )
@@ -192,36 +200,31 @@ def deeper(model: ModelConfig) -> ModelConfig:
 def losses(model: ModelConfig, *, of_pixels: bool) -> Mapping[str, Loss]:
     """0.4 of the cross-entropy of pixels and 0.6 of an image's Dice loss; of images the first.
 
-    Scores of pixels are Dice coefficients.
+    Scores are the share of classes that are right; of pixels Dice coefficients, and 95 % Hausdorff
+    distances.
     """
-    if not of_pixels:
-        return {CROSS_ENTROPY: Loss("label")}
-    trained = {name: Loss("label", weight=share) for name, share in SHARE.items()}
-    names = score_names(images_of(model).classes)
-    return trained | {name: Loss("label", weight=0.0, trained=False) for name in names}
+    shares = SHARE if of_pixels else {CROSS_ENTROPY: 1.0}
+    trained = {name: Loss("label", weight=share) for name, share in shares.items()}
+    classes = images_of(model).classes
+    of_each = [name for score in (DICE, HD95) for name in score_names(score, classes)]
+    scores = of_each if of_pixels else [ACCURACY]
+    return trained | {name: Loss("label", weight=0.0, trained=False) for name in scores}
 
 
-def refuse_data(config: Config) -> Data:
-    """Raises UserError: folders have labels of pixels only."""
-    raise UserError(
-        f"model.family={config.model.family}: data.source has no labels of whole images yet; "
-        "use model.family=swin-unet, or Program.train_step with batches of your own"
-    )
+def score_names(score: str, classes: int) -> tuple[str, ...]:
+    """The mean of a score, and that of each class but the first."""
+    return (score, *(f"{score}_{number}" for number in range(1, classes)))
 
 
-def score_names(classes: int) -> tuple[str, ...]:
-    """The mean Dice coefficient, and that of each class but the first."""
-    return (DICE, *(f"{DICE}_{number}" for number in range(1, classes)))
-
-
-def open_samples(config: Config) -> Data:
+def open_samples(config: Config, *, of_pixels: bool) -> Data:
     """Opens the images of a config.
 
     Raises:
         UserError: as `open_images`, or options of text are set.
     """
-    train, validation = open_images(config.data, images_of(config.model), config.train.seed)
-    return Data(train, validation)
+    images = images_of(config.model)
+    found = open_images(config.data, images, seed=config.train.seed, of_pixels=of_pixels)
+    return Data(*found)
 
 
 def _family(name: str, *, of_pixels: bool) -> Family:
@@ -239,7 +242,9 @@ def _family(name: str, *, of_pixels: bool) -> Family:
         work=partial(work, of_pixels=of_pixels),
         deeper=deeper,
         has_times=False,
-        open=open_samples if of_pixels else refuse_data,
+        open=partial(open_samples, of_pixels=of_pixels),
+        classes="label",
+        sharing=sharing,
     )
 
 

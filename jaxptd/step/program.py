@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxptd.config import Config
@@ -186,6 +186,19 @@ class Program:
             self, self.body.evaluate, specs=(params, batch_specs(self.config)), outs=P()
         )
         return CompiledStep(jax.jit(evaluate), self.place, self._check_params)
+
+    @cached_property
+    def classes(self) -> Callable[[Params, Batch], Array]:
+        """(params, batch) -> the most likely classes, int32, of a model that has logits of them.
+
+        Of pixels `[B, rows, columns]`, of images `[B]`; whole on every device.
+        """
+        field = self.resolved.family.classes
+        assert field is not None, "the output is of a vocabulary"
+        params, specs = self.states.specs["params"], batch_specs(self.config)
+        mapped = _on_mesh(self, self.body.classes, specs=(params, specs), outs=specs[field])
+        whole = jax.jit(mapped, out_shardings=NamedSharding(self.mesh, P()))
+        return CompiledStep(whole, self.place, self._check_params)
 
     def _check_state(self, state: State) -> None:
         as_state(state, self.abstract_state)
