@@ -121,8 +121,17 @@ class Program:
         """
         if unknown := [name for name in params if name not in self.states.stored]:
             raise UserError(f"the model has no parameter {quoted(unknown[0])}; see Program.infos")
-        on_device = self.states.to_device(dict(params))
-        return {name: self.states.stored[name].to_canonical(x) for name, x in on_device.items()}
+        return self._canonical(dict(params))
+
+    @cached_property
+    def _canonical(self) -> Callable[[Params], Params]:
+        """`canonical` as one program: collectives of many small ones may wait for each other."""
+
+        def canonical(params: Params) -> Params:
+            on_device = self.states.to_device(params)
+            return {name: self.states.stored[name].to_canonical(x) for name, x in on_device.items()}
+
+        return jax.jit(canonical)
 
     @cached_property
     def batches(self) -> Batches:
