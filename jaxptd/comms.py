@@ -26,7 +26,6 @@ from jaxptd.display import callable_module
 from jaxptd.errors import run_command
 from jaxptd.fields import checked
 from jaxptd.mesh import make_mesh
-from jaxptd.models.families import inventory_of
 from jaxptd.run.devices import ready
 from jaxptd.step import Program
 
@@ -54,10 +53,9 @@ def comms(config: Config) -> CommsReport:
     True
 
     Raises:
-        UserError: too few devices, or a family without formulas.
+        UserError: too few devices.
     """
     config, where = ready(config)
-    inventory_of(config.model)  # before anything is traced: without one there is no formula
     program = Program(config, make_mesh(config.layout))
     return CommsReport(
         layout=config.layout,

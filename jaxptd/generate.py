@@ -1,14 +1,15 @@
-"""Generates text with a trained model and a cache of keys and values.
+"""Generates text with a trained model and a cache of keys and values, or masks of images.
 
 `python -m jaxptd.generate --run-dir runs/quickstart --prompt "def " --tokens 200` reads the newest
 good checkpoint of a run. A text that fills the model's seq_length is continued from its last half.
-An encoder-decoder answers a prompt instead.
+An encoder-decoder answers a prompt instead. A model of images writes the classes of pixels as PNG
+files, with an overlay beside each, or prints the classes of whole images.
 """
 
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,14 +22,20 @@ from jaxptd.fields import checked
 from jaxptd.hf.load import load_model
 from jaxptd.mesh import Layout
 from jaxptd.models.families import family_of, tokenizer_of
+from jaxptd.models.images import images_of
 from jaxptd.params import Params
 from jaxptd.run.generator import Generator, Sampling
+from jaxptd.run.images.inputs import held_out_inputs, inputs_of
+from jaxptd.run.images.pictures import Masks, classes_of, of_pixels, write_pictures
 from jaxptd.run.progress.display import printable
 from jaxptd.step import Program
 
 __all__ = ["Generator", "Sampling", "check_tokens", "generate", "main", "parser", "write_text"]
 
-MOST_TOKENS = 1_000_000  # of one text
+MOST_TOKENS, DEFAULT_TOKENS = 1_000_000, 200  # of one text
+MOST_IMAGES, DEFAULT_IMAGES = 10_000, 8
+OF_TEXT = ("prompt", "tokens", "temperature", "top_k", "seed")  # options that images do not have
+OF_IMAGES = ("images", "samples", "out")  # and that text does not have
 AXES = ("tp", "pp", "row", "col", "cp")  # devices along cp all generate the same
 
 
@@ -126,26 +133,73 @@ def generate(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Generates text with the model of a run directory."""
+    """Generates text with the model of a run directory, or masks of images."""
     args = parser().parse_args(argv)
-    if not 1 <= args.tokens <= MOST_TOKENS:
-        raise UserError(f"--tokens {args.tokens}: write 1 token or more, up to {MOST_TOKENS}")
-    text = generate(
-        _run_dir(args),
-        args.prompt,
-        tokens=args.tokens,
-        temperature=args.temperature,
-        top_k=args.top_k,
-        seed=args.seed,
-        layout=Layout(**{axis: getattr(args, axis) for axis in AXES}),
-        platform=args.platform,
-    )
-    if args.json:
-        print(json.dumps({"prompt": args.prompt, "text": text}))
-    else:
-        text = text.removeprefix(args.prompt) if args.quiet else text
-        print(printable(text, sys.stdout.encoding))
+    check_options(args)
+    layout = Layout(**{axis: getattr(args, axis) for axis in AXES})
+    program, params = load_model(_run_dir(args), layout=layout, platform=args.platform)
+    family = family_of(program.config.model)
+    unused, words = (OF_TEXT, "text") if family.classes else (OF_IMAGES, "images")
+    if given := [name for name in unused if getattr(args, name) is not None]:
+        raise UserError(
+            f"--{given[0].replace('_', '-')} is of {words}, and this is a model of "
+            f"model.family={program.config.model.family}; leave it out"
+        )
+    for line in (_classes if family.classes else _text)(args, program, params):
+        print(line)
     return 0
+
+
+def check_options(args: Any) -> None:
+    """Raises UserError for numbers that no model takes; before one is loaded."""
+    if args.tokens is not None and not 1 <= args.tokens <= MOST_TOKENS:
+        raise UserError(f"--tokens {args.tokens}: write 1 token or more, up to {MOST_TOKENS}")
+    if args.samples is not None and not 1 <= args.samples <= MOST_IMAGES:
+        raise UserError(f"--samples {args.samples}: write 1 image or more, up to {MOST_IMAGES}")
+    if args.samples is not None and args.images:
+        raise UserError("--samples are held-out images; give them, or --images")
+    _sampling(args)
+
+
+def _sampling(args: Any) -> Sampling:
+    names = ("temperature", "top_k", "seed")
+    return Sampling(**{n: getattr(args, n) for n in names if getattr(args, n) is not None})
+
+
+def _text(args: Any, program: Program, params: Params) -> Iterator[str]:
+    """Yields what the command prints of a text."""
+    prompt, tokens = args.prompt or "", args.tokens or DEFAULT_TOKENS
+    tokenizer, sampling = tokenizer_of(program.config), _sampling(args)
+    text = write_text(program, params, tokenizer, prompt=prompt, tokens=tokens, sampling=sampling)
+    if args.json:
+        yield json.dumps({"prompt": prompt, "text": text})
+    else:
+        text = text.removeprefix(prompt) if args.quiet else text
+        yield printable(text, sys.stdout.encoding)
+
+
+def _classes(args: Any, program: Program, params: Params) -> Iterator[str]:
+    """Writes masks; yields what the command prints of them, or the classes of whole images."""
+    if args.images:
+        names, image = inputs_of(program.config, args.images)
+    else:
+        names, image = held_out_inputs(program.config, args.samples or DEFAULT_IMAGES)
+    found = classes_of(program, params, image)
+    if not of_pixels(program.config):
+        rows = [{"image": n, "class": int(each)} for n, each in zip(names, found, strict=True)]
+    else:
+        folder = args.out or _run_dir(args) / "masks"
+        masks = Masks(image, found, images_of(program.config.model).classes)
+        files = masks.files(folder, names)
+        write_pictures(files)
+        rows = [
+            {"image": name, "mask": str(mask), "overlay": str(over)}
+            for name, (mask, over) in zip(names, zip(*[iter(files)] * 2, strict=True), strict=True)
+        ]
+    if args.json:
+        yield json.dumps(rows)
+    else:
+        yield from (" ".join(str(x) for x in list(row.values())[args.quiet :]) for row in rows)
 
 
 def parser() -> Parser:
@@ -153,27 +207,34 @@ def parser() -> Parser:
     examples = (
         "jaxptd generate --run-dir runs/quickstart --prompt 'class '",
         "jaxptd generate --config quickstart --tokens 500 --temperature 0.5 --seed 1",
+        "jaxptd generate --run-dir runs/swin-unet-shapes --images slices/ --out masks",
     )
     made = Parser(prog="jaxptd generate", description=main.__doc__, examples=examples)
     add = made.add_argument
     help_text = "train.run_dir of the run, or a Hugging Face directory"
     add("--run-dir", type=path_option, metavar="D", help=help_text)
     add("--config", metavar="F", help="config of the run, instead of its directory")
-    add("--prompt", default="", help="text to continue; empty starts a document")
-    add("--tokens", type=int, default=200, metavar="N", help="to generate; default: 200")
-    default = Sampling.temperature
-    help_text = f"0 takes the most likely token; default: {default}"
-    add("--temperature", type=float, default=default, metavar="X", help=help_text)
+    add("--prompt", help="text to continue; empty starts a document")
+    add("--tokens", type=int, metavar="N", help=f"to generate; default: {DEFAULT_TOKENS}")
+    help_text = f"0 takes the most likely token; default: {Sampling.temperature}"
+    add("--temperature", type=float, metavar="X", help=help_text)
     help_text = f"0 draws from all tokens; default: {Sampling.top_k}"
-    add("--top-k", type=int, default=Sampling.top_k, metavar="N", help=help_text)
-    add("--seed", type=int, default=Sampling.seed, metavar="N", help="of the draws; default: 0")
+    add("--top-k", type=int, metavar="N", help=help_text)
+    add("--seed", type=int, metavar="N", help=f"of the draws; default: {Sampling.seed}")
+    help_text = "of a model of images: .npz, .npy or .png files, or folders of them"
+    add("--images", type=path_option, nargs="+", metavar="F", help=help_text)
+    help_text = f"so many held-out images instead; default: {DEFAULT_IMAGES}"
+    add("--samples", type=int, metavar="N", help=help_text)
+    help_text = "for masks and overlays, .png files; default: masks in the run's directory"
+    add("--out", type=path_option, metavar="D", help=help_text)
     for axis in AXES:
         names = ("--tp", "--layout.tp") if axis == "tp" else (f"--layout.{axis}",)
         add(*names, dest=axis, type=int, default=1, metavar="N", help="devices; default: 1")
     help_text = "cpu simulates devices; default: auto"
     platforms = ("auto", "cpu")
     add("--platform", "--train.platform", choices=platforms, default="auto", help=help_text)
-    add_words(made, json="prompt and text", quiet="print only what the model adds")
+    quiet = "print only what the model adds, or the files"
+    add_words(made, json="prompt and text, or images and files,", quiet=quiet)
     return made
 
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from jaxptd.display import settings_html, settings_text
 from jaxptd.errors import UserError, quoted
@@ -35,6 +35,7 @@ RingKind = Literal["zigzag", "blockwise", "rsa"]
 Matmul2D = Literal["gather", "summa", "fox", "cannon"]
 Attention2D = Literal["heads", "blocks"]
 ZeroStage = Literal[0, 1, 2, 3]
+Offloaded = Literal["optimizer", "activations"]
 Offload = Literal["none", "optimizer", "activations"]
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v")  # or the path of a table
 SQUARE: tuple[Matmul2D, ...] = ("fox", "cannon")  # these need as many rows as columns
@@ -79,8 +80,8 @@ class Layout:
             possible.
         zero: ZeRO stage, sharded over dp x cp: 1 parameters and optimizer state between steps, 2
             gradients too, 3 parameters during a step too; 0 nothing.
-        offload: kept in host memory: none, optimizer (master parameters and moments), or
-            activations (what model.remat=dots keeps).
+        offload: kept in host memory: none, optimizer (master parameters and moments), activations
+            (what model.remat=dots keeps), or a list of both.
     """
 
     pp: int = 1
@@ -100,14 +101,25 @@ class Layout:
     virtual_stages: int | None = None
     stage_layers: tuple[int, ...] | None = None
     zero: ZeroStage = 0
-    offload: Offload = "none"
+    offload: Offload | tuple[Offloaded, ...] = "none"
 
     def __post_init__(self) -> None:
         check_fields(self, "layout")
+        self._sort_offload()
         self._check_sizes()
         self._check_matmul2d()
         self._check_sequence()
         self._check_schedule()
+
+    def _sort_offload(self) -> None:
+        """Gives each set of what is offloaded one form: a name, or names in order."""
+        if isinstance(self.offload, str):
+            return
+        if len(self.offloaded) != len(self.offload):
+            raise UserError(f"layout.offload={list(self.offload)} names one twice; name it once")
+        names = tuple(name for name in get_args(Offloaded) if name in self.offloaded)
+        same: Any = names if len(names) > 1 else (*names, "none")[0]
+        object.__setattr__(self, "offload", same)
 
     def _check_sizes(self) -> None:
         for axis, size in self.sizes.items():
@@ -180,6 +192,12 @@ class Layout:
         return self.sequence_parallel and not self.collective_matmul
 
     @property
+    def offloaded(self) -> frozenset[str]:
+        """Names of what is kept in host memory."""
+        names = (self.offload,) if isinstance(self.offload, str) else self.offload
+        return frozenset(names) - {"none"}
+
+    @property
     def sequence_unit(self) -> int:
         """Tokens by whose multiples a sequence splits evenly.
 
@@ -213,7 +231,8 @@ class Layout:
         ring = [str(self.ring)] if self.ring_size > 1 else []
         pipeline = [self.schedule] if self.pp > 1 else []
         zero = [f"zero={self.zero}"] if self.zero else []
-        offload = [f"offload={self.offload}"] if self.offload != "none" else []
+        names = [name for name in get_args(Offloaded) if name in self.offloaded]
+        offload = [f"offload={','.join(names)}"] if names else []
         words = sizes + pipeline + sequence + ring + grid + zero + offload
         return " ".join(words) or "one device"
 

@@ -21,7 +21,6 @@ from jaxptd.config.run_options import read_run, run_parser
 from jaxptd.display import callable_module
 from jaxptd.errors import run_command
 from jaxptd.fields import checked
-from jaxptd.models.families import inventory_of
 from jaxptd.run.devices import ready
 
 __all__ = ["MemoryReport", "counted", "main", "memory", "report"]
@@ -39,10 +38,9 @@ def memory(config: Config) -> MemoryReport:
     {'part': 'parameters', 'published': 30720, 'formula': 30720}
 
     Raises:
-        UserError: too few devices, or a family without formulas.
+        UserError: too few devices.
     """
     config, where = ready(config)
-    inventory_of(config.model)  # before anything is compiled: without one there is no formula
     return MemoryReport(config.layout, where, report(config))
 
 

@@ -127,6 +127,21 @@ HUGGING_FACE = (
         T5,
     ),
     Break(
+        "patches that Swin joins change rows for columns",
+        "jaxptd/hf/families/swin.py",
+        '"D (2y 2x) E", f"{down}',
+        '"D (2x 2y) E", f"{down}',
+        "tests/hf/families/test_swin.py",
+        "transformers",
+    ),
+    Break(
+        "both blocks of a pair of Swin are read from the first",
+        "jaxptd/hf/families/swin.py",
+        "first=first, step=len(BLOCKS)",
+        "first=0, step=len(BLOCKS)",
+        "tests/hf/families/test_swin.py",
+    ),
+    Break(
         "a limit of the logits is lost in an export",
         "jaxptd/hf/sizes.py",
         ', "logit_softcap": None}',

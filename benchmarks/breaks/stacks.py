@@ -6,10 +6,45 @@ EXECUTOR = "tests/pipeline/test_stacks.py"
 STEPS = "tests/step/test_stacks.py"
 LAYOUTS = "tests/models/test_swin.py"
 REFERENCE = "tests/reference/test_images.py"
-IMAGES_DATA = "tests/data/test_images.py"
+IMAGES_DATA = "tests/data/images/test_images.py"
 LOSS = "tests/layers/images/test_image_loss.py"
+TRAFFIC = "tests/analysis/test_traffic.py"
+MEMORY = "tests/analysis/test_memory_model.py"
+DISTANCE = "tests/layers/images/test_distance.py"
 
 STACKS = (
+    Break(
+        "losses of images that tp shards are not summed over it",
+        "jaxptd/step/body.py",
+        "axes = (*axes, *(axis for axis in",
+        "axes = (*axes, *(axis for axis in () and",
+        LAYOUTS,
+        "one_devices",
+    ),
+    Break(
+        "the formula has levels of one width",
+        "jaxptd/analysis/traffic/scenario.py",
+        "length=stack.tokens, width=stack.hidden",
+        "length=stack.tokens",
+        TRAFFIC,
+        "swin",
+    ),
+    Break(
+        "the formula gathers no weights between levels",
+        "jaxptd/analysis/traffic/images.py",
+        "for each in ends.resamplings:",
+        "for each in ends.resamplings[1:]:",
+        TRAFFIC,
+        "swin",
+    ),
+    Break(
+        "dots keeps no residual sum of a pair of blocks",
+        "jaxptd/layers/images/block.py",
+        "return checkpoint_name(x + drop_path(y, local, path), KEPT)",
+        "return x + drop_path(y, local, path)",
+        MEMORY,
+        "swin",
+    ),
     Break(
         "the decoder's first stage has no embedding",
         "jaxptd/mesh.py",
@@ -114,14 +149,6 @@ STACKS = (
 
 IMAGES = (
     Break(
-        "losses of images are not summed over the devices that share them",
-        "jaxptd/layers/axes.py",
-        "return lax.psum(s, axes) if axes else s",
-        "return lax.pmax(s, axes) if axes else s",
-        LAYOUTS,
-        "one_devices",
-    ),
-    Break(
         "a shifted window sees all of its patches",
         "jaxptd/layers/images/windows.py",
         "return in_last.astype(jnp.int32) + (rolled & in_last)",
@@ -132,8 +159,8 @@ IMAGES = (
     Break(
         "windows are not moved back",
         "jaxptd/layers/images/windows.py",
-        "o = _rolled(self.windows.join(checkpoint_name(o, CORE)), shift)",
-        "o = self.windows.join(checkpoint_name(o, CORE))",
+        "return _rolled(y, shift)",
+        "return y",
         REFERENCE,
         "of_the_reference",
     ),
@@ -176,5 +203,43 @@ IMAGES = (
         "counter = np.array([0, 0, 0, number], np.uint64)",
         IMAGES_DATA,
         "function_of_its_seed",
+    ),
+    Break(
+        "Hausdorff distances are of one border to the other only",
+        "jaxptd/layers/images/distance.py",
+        "zip(borders, borders[::-1], strict=True)",
+        "zip(borders[:1], borders[1:], strict=True)",
+        DISTANCE,
+        "all_pairs",
+    ),
+    Break(
+        "rows of an image are not apart",
+        "jaxptd/layers/images/distance.py",
+        "along_Q[..., None, :] + apart_R[:, None]",
+        "along_Q[..., None, :] + 0 * apart_R[:, None]",
+        DISTANCE,
+    ),
+    Break(
+        "classes of images are those of one device's",
+        "jaxptd/layers/axes.py",
+        "for axis in reversed(self.tokens):\n            x_b = ",
+        "for axis in ():\n            x_b = ",
+        "tests/run/images/test_classes.py",
+        "one_device",
+    ),
+    Break(
+        "lines of a PNG are not undone by the ones above",
+        "jaxptd/data/images/png.py",
+        "row[:] = line + before",
+        "row[:] = line",
+        "tests/data/images/test_png.py",
+    ),
+    Break(
+        "the last classes by name are held out",
+        "jaxptd/data/images/files.py",
+        "((place + 0.5) / len(files), number, path)",
+        "(0.0, number, path)",
+        IMAGES_DATA,
+        "folders",
     ),
 )

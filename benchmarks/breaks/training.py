@@ -218,4 +218,12 @@ TRAINING = (
         "tests/run/test_trace.py",
         "window",
     ),
+    Break(
+        "activations stay on the device where the state is offloaded, too",
+        "jaxptd/step/resolved.py",
+        'offload = "activations" in self.config.layout.offloaded',
+        'offload = self.config.layout.offload == "activations"',
+        "tests/step/test_offload.py",
+        "state_and",
+    ),
 )

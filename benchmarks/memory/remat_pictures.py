@@ -13,7 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.lib.svg import command
-from jaxptd.analysis.memory_model import kept_by_layer, published_layer
+from jaxptd.analysis.memory_model import kept_by_layer
+from jaxptd.analysis.memory_report import published_layer
 from jaxptd.config import Config, ModelConfig, Remat
 from jaxptd.errors import run_command
 from jaxptd.mesh import Layout

@@ -1,23 +1,19 @@
-"""Predicts the memory of a device in a training step: as published, and as this library does it.
+"""Predicts the memory of a device in a training step, as this library does it.
 
 Letters: b sequences of a micro-batch on one device, T tokens in a sequence, D model, F hidden, N
 heads, all as padded; M micro-batches, L layers. Bytes are of one device.
-Source: Korthikanti et al., arXiv 2205.05198, section 4 (activations); Zhu and Dong, CAAI Trans.
-Intelligent Systems 20(5), 2025, table 1 (state; everything on a grid of N devices is 1/N).
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from jaxptd.analysis.sizes import AttentionSizes, Sizes, elements_on_device
+from jaxptd.analysis.sizes import AttentionSizes, Sizes, WindowSizes, elements_on_device
 from jaxptd.config import Config, ModelConfig, Remat, itemsize
 from jaxptd.layout import Axis
 from jaxptd.models.inventory import MLP, Attention, Pair
 from jaxptd.models.inventory import Stack as Parts
 from jaxptd.optimizers.moments import MOMENTS
 from jaxptd.pipeline.placement import Stages, of_stack
-from jaxptd.shapes import ParamShape
 from jaxptd.zero.shapes import StateShapes
 
 # ---- parameters, gradients and optimizer ---------------------------------------------------------
@@ -60,40 +56,6 @@ def _gathered_for_the_step(config: Config, zero: StateShapes) -> list[str]:
     return ends if config.layout.pp > 1 else []
 
 
-_FROM_STAGE = {"parameters": 3, "gradients": 2, "optimizer": 1}  # of ZeRO, as published
-
-
-def published_state(config: Config, infos: Mapping[str, ParamShape]) -> dict[str, int]:
-    """Bytes of the state by table 1: P/N, G/N, A/N on N devices; with ZeRO's third stage 2P/N."""
-    layout, sizes = config.layout, Sizes(config)
-    devices = sizes.matrix_shards * layout.pp
-    whole = sum(math.prod(info.shape) for info in infos.values()) * sizes.master_itemsize / devices
-    shards = {n: layout.dp * layout.cp if layout.zero >= z else 1 for n, z in _FROM_STAGE.items()}
-    copies = {"parameters": 2 if layout.zero >= 3 else 1, "gradients": 1, "optimizer": 2}
-    return {name: round(copies[name] * whole / shards[name]) for name in _FROM_STAGE}
-
-
-# ---- activations, as published -------------------------------------------------------------------
-
-
-def published_layer(config: Config, remat: Remat) -> int | None:
-    """Bytes that one layer keeps of one micro-batch: 16-bit activations, masks of one byte.
-
-    None for `dots`, about which nothing is published.
-    """
-    layout, model, sizes = config.layout, config.padded_model, Sizes(config)
-    sbh = sizes.tokens * model.hidden_size
-    scores = 5 * model.num_heads * model.seq_length / model.hidden_size
-    shards = sizes.matrix_shards
-    replicated = layout.tp > 1 and not layout.sequence_parallel  # norms and residuals
-    if remat == "dots":
-        return None
-    if remat == "full":
-        return round(sbh * 2 / (1 if replicated else shards))
-    scores = scores if remat == "none" else 0
-    return round(sbh * (10 + (24 + scores) / shards if replicated else (34 + scores) / shards))
-
-
 # ---- activations, as kept here -------------------------------------------------------------------
 
 
@@ -118,7 +80,7 @@ def _by(*policies: Remat) -> dict[Remat, int]:
 # Of each pair its name, and that of its first product.
 _ATTENTION, _CROSS = ("attention", "product that makes q, k, v"), ("cross-attention", "q product")
 _MLP = ("the MLP", "up product")
-_ORDINALS = ("first", "second", "third")
+_ORDINALS = ("first", "second", "third", "fourth")
 _MOST, _SOME = _by("none", "attention", "dots"), _by("none", "attention")
 
 
@@ -130,7 +92,7 @@ def kept_by_layer(config: Config, stack: Parts) -> Iterator[Kept]:
         stack: of the layer.
     """
     sizes = Sizes(config).of_stack(stack)
-    x, statistics = _stream(sizes), stack.statistics * _rows(sizes) * sizes.master_itemsize
+    x, statistics = _stream(sizes), stack.statistics * sizes.stream_rows * sizes.master_itemsize
     for number, pair in enumerate(stack.pairs):
         first, last, norm = number == 0, number == len(stack.pairs) - 1, _ORDINALS[number]
         name, product = _names(pair)
@@ -144,35 +106,41 @@ def kept_by_layer(config: Config, stack: Parts) -> Iterator[Kept]:
         yield from _between(sizes, pair)
         if stack.norms_sums or not last:
             yield Kept(f"the residual sum after {name}", x, _by("dots"))
-    if config.model.dropout and not sizes.traces_layers:  # else they are derived again
-        heads = sum(each.heads for each in sizes.attentions(stack))
-        seeds = 8 * sizes.sequences * (len(stack.pairs) + heads)
-        yield Kept("seeds of dropout", seeds, _by("none"))
+    if not sizes.traces_layers:  # else they are derived again
+        yield from _seeds(sizes, stack)
+
+
+def _seeds(sizes: Sizes, stack: Parts) -> Iterator[Kept]:
+    """Seeds of dropout, for each sample and pair, and each head; factors of dropped paths."""
+    model, pairs = sizes.config.model, len(stack.pairs)
+    streams, inner = sizes.samples(sizes.stream_rows, stack), sizes.samples(sizes.rows, stack)
+    heads = sum(each.heads for each in sizes.attentions(stack))
+    heads += sum(each.heads for each in sizes.windows(stack))
+    if model.dropout:
+        yield Kept("seeds of dropout", 8 * (streams * pairs + inner * heads), _by("none"))
+    if stack.windows and model.drops:
+        factors = streams * pairs * sizes.itemsize
+        yield Kept("factors of dropped paths", factors, _by("none"))
 
 
 def _names(pair: Pair) -> tuple[str, str]:
     """The name of a pair, and that of its first product."""
     if isinstance(pair, MLP):
         return _MLP
-    return _ATTENTION if pair.source is None else _CROSS
-
-
-def _rows(sizes: Sizes) -> int:
-    """Tokens of a micro-batch in a device's residual stream."""
-    layout = sizes.config.layout
-    return sizes.rows // (layout.tp if layout.sequence_parallel else 1)
+    has_source = isinstance(pair, Attention) and pair.source is not None
+    return _CROSS if has_source else _ATTENTION
 
 
 def _stream(sizes: Sizes) -> int:
     """Bytes of the residual stream."""
-    return _rows(sizes) * (sizes.hidden // sizes.config.layout.col) * sizes.itemsize
+    return sizes.stream_rows * (sizes.hidden // sizes.config.layout.col) * sizes.itemsize
 
 
 def _taken(sizes: Sizes) -> int:
     """Bytes kept of what a first product takes: x as it is, or all rows of it, gathered."""
     config = sizes.config
     whole = config.layout.gathers_inputs and not config.gathers_again
-    return sizes.tokens * config.model.hidden_size * sizes.itemsize if whole else _stream(sizes)
+    return sizes.tokens * sizes.hidden * sizes.itemsize if whole else _stream(sizes)
 
 
 def _source(config: Config, pair: Pair) -> Iterator[Kept]:
@@ -184,7 +152,7 @@ def _source(config: Config, pair: Pair) -> Iterator[Kept]:
         return
     sizes = Sizes(config, pair.source)
     again = _by("none") if sizes.traces_layers else {}
-    statistics = pair.source_statistics * _rows(sizes) * sizes.master_itemsize
+    statistics = pair.source_statistics * sizes.stream_rows * sizes.master_itemsize
     yield Kept("the source", _stream(sizes), _by("attention", "dots", "full") | again)
     yield Kept("statistics of the source's norm", statistics, _by("attention", "dots") | again)
     yield Kept("input of the k, v product", _taken(sizes), _by("attention") | again)
@@ -198,6 +166,8 @@ def _between(sizes: Sizes, pair: Pair) -> Iterator[Kept]:
         yield from _queries_keys_values(each, inner)
         yield from _bias(each)
         yield from _attention(each, inner)
+    elif isinstance(each, WindowSizes):
+        yield from _windows(each, inner)
     else:
         yield Kept("input of the activation", inner * each.first // each.second, _MOST)
         yield Kept("input of the down product", inner, _SOME)
@@ -253,6 +223,14 @@ def _attention(attention: AttentionSizes, output: int) -> Iterator[Kept]:
     yield Kept("attention's output", output, _MOST)
     yield Kept("probabilities, before and after dropout", scores * (wide + narrow), _by("none"))
     yield Kept("sums and maxima of their rows", rows * (2 * wide + blocks), _by("none"))
+
+
+def _windows(windows: WindowSizes, output: int) -> Iterator[Kept]:
+    """Queries, keys and values, of which backward computes scores again, and attention's output."""
+    bias = windows.heads * windows.part.reach**2 * windows.sizes.master_itemsize
+    yield Kept("q, k, v", 3 * output, _MOST)
+    yield Kept("biases of scores", bias, _by("none"))
+    yield Kept("attention's output", output, _by("none", "dots"))
 
 
 def layer(config: Config, stack: Parts, remat: Remat) -> int:

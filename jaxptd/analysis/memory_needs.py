@@ -19,7 +19,7 @@ from jaxptd.analysis.peak import outside, peak
 from jaxptd.config import Config
 from jaxptd.display import bytes_text
 from jaxptd.errors import UserError
-from jaxptd.models.families import is_counted
+from jaxptd.models.families import has_times
 from jaxptd.step import Program
 from jaxptd.step.resolved import resolve
 from jaxptd.step.state import HOST, state_memory
@@ -66,8 +66,8 @@ def needs(config: Config, mesh: Any) -> Needs:
 
 
 def _activations(config: Config, mesh: Any) -> int:
-    on_host = config.layout.offload == "activations" and not _on_cpu(mesh)
-    if on_host or not is_counted(config.model):
+    on_host = "activations" in config.layout.offloaded and not _on_cpu(mesh)
+    if on_host:
         return 0
     plan = resolve(config, mesh).plan
     waiting = memory_model.mail(config, plan) if plan else 0
@@ -100,9 +100,9 @@ def require_fits(program: Program) -> None:
 def _peak(program: Program) -> str:
     """In words, the peak that the model predicts; nothing for CPUs, whose steps it is not of.
 
-    Nothing for a family without formulas, too.
+    Nothing for a family whose parts it does not know, too.
     """
-    if _on_cpu(program.mesh) or not is_counted(program.config.model):
+    if _on_cpu(program.mesh) or not has_times(program.config.model):
         return ""
     config, resolved = program.config, program.resolved
     found = peak(config, memory_model.state(config, resolved.zero), resolved.plan)
@@ -213,7 +213,7 @@ def _others(
     if layout.dp > 1 and not layout.has_grid:
         tp = layout.tp * layout.dp
         yield (f"layout.tp={tp}", "layout.dp=1"), {"layout": {"tp": tp, "dp": 1}}
-    if layout.offload == "none" and not on_cpu:
+    if not layout.offloaded and not on_cpu:
         yield ("layout.offload=optimizer",), {"layout": {"offload": "optimizer"}}
     if config.model.remat != "full":
         yield ("model.remat=full",), {"model": {"remat": "full", "remat_layers": None}}

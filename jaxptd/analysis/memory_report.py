@@ -2,24 +2,28 @@
 
 Compiled figures are those of the machine at hand. On CPUs they are meaningful in float32 only,
 because XLA computes bfloat16 in float32 there. The model predicts what XLA compiles for GPUs.
+Source of what is published: Korthikanti et al., arXiv 2205.05198, section 4 (activations); Zhu and
+Dong, CAAI Trans. Intelligent Systems 20(5), 2025, table 1 (state; all is 1/N on a grid of N).
 """
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxptd.analysis import memory_model
 from jaxptd.analysis.jaxprs import scans, traced
 from jaxptd.analysis.memory_needs import out_of_memory_explained
 from jaxptd.analysis.peak import Peak, outside, peak
+from jaxptd.analysis.sizes import Sizes
 from jaxptd.config import Config, Remat
 from jaxptd.display import Table, bytes_text, html_of
 from jaxptd.fields import checked
 from jaxptd.layers.block import LAYERS
 from jaxptd.mesh import Layout, make_mesh
-from jaxptd.models.families import family_of, inventory_of
+from jaxptd.models.families import family_of, has_times, inventory_of
 from jaxptd.pipeline.plan import Plan
+from jaxptd.shapes import ParamShape
 from jaxptd.step import Program
 from jaxptd.step.state import HOST
 
@@ -78,20 +82,32 @@ def report(config: Config) -> list[Row]:
         memory = traced(program).lower().compile().memory_analysis()
     arguments = memory.argument_size_in_bytes + memory.host_argument_size_in_bytes
     plan = program.resolved.plan
-    on_gpu = peak(config, memory_model.state(config, program.resolved.zero), plan)
+    on_gpu = _on_gpu(program)
     return [
         *_state(program),
-        {"part": "all that enters the step", "compiled": arguments, "model": on_gpu.state},
+        {
+            "part": "all that enters the step",
+            "compiled": arguments,
+            "model": on_gpu and on_gpu.state,
+        },
         *_layers(config, plan),
         *_total(program, plan),
         {
             "part": "temporary: gradients, layers, all else",
             "compiled": memory.temp_size_in_bytes,
-            "model": on_gpu.total - on_gpu.state,
+            "model": on_gpu and on_gpu.total - on_gpu.state,
         },
-        *_parts(on_gpu),
+        *(_parts(on_gpu) if on_gpu else ()),
         {"part": OUTSIDE, "model": sum(each.bytes for each in outside(config.layout))},
     ]
+
+
+def _on_gpu(program: Program) -> Peak | None:
+    """The model's peak on a GPU; None for a family whose parts it does not know."""
+    config, resolved = program.config, program.resolved
+    if not has_times(config.model):
+        return None
+    return peak(config, memory_model.state(config, resolved.zero), resolved.plan)
 
 
 def _parts(on_gpu: Peak) -> Iterator[Row]:
@@ -103,7 +119,7 @@ def _parts(on_gpu: Peak) -> Iterator[Row]:
 
 def _state(program: Program) -> Iterator[Row]:
     """The state of the step, its gradients, and parameters gathered for the whole step."""
-    published = memory_model.published_state(program.config, program.infos)
+    published = published_state(program.config, program.infos)
     for name, size in memory_model.state(program.config, program.resolved.zero).items():
         on_host = name in ("parameters", "optimizer") and program.states.memory == HOST
         part = f"{name}, in host memory" if on_host else name
@@ -124,10 +140,44 @@ def _layers(config: Config, plan: Plan | None) -> Iterator[Row]:
         }
 
 
+# ---- as published --------------------------------------------------------------------------------
+
+_FROM_STAGE = {"parameters": 3, "gradients": 2, "optimizer": 1}  # of ZeRO, as published
+
+
+def published_state(config: Config, infos: Mapping[str, ParamShape]) -> dict[str, int]:
+    """Bytes of the state by table 1: P/N, G/N, A/N on N devices; with ZeRO's third stage 2P/N."""
+    layout, sizes = config.layout, Sizes(config)
+    devices = sizes.matrix_shards * layout.pp
+    whole = sum(math.prod(info.shape) for info in infos.values()) * sizes.master_itemsize / devices
+    shards = {n: layout.dp * layout.cp if layout.zero >= z else 1 for n, z in _FROM_STAGE.items()}
+    copies = {"parameters": 2 if layout.zero >= 3 else 1, "gradients": 1, "optimizer": 2}
+    return {name: round(copies[name] * whole / shards[name]) for name in _FROM_STAGE}
+
+
+def published_layer(config: Config, remat: Remat) -> int | None:
+    """Bytes that one layer keeps of one micro-batch: 16-bit activations, masks of one byte.
+
+    None for `dots`, about which nothing is published.
+    """
+    layout, model, sizes = config.layout, config.padded_model, Sizes(config)
+    sbh = sizes.tokens * model.hidden_size
+    scores = 5 * model.num_heads * model.seq_length / model.hidden_size
+    shards = sizes.matrix_shards
+    replicated = layout.tp > 1 and not layout.sequence_parallel  # norms and residuals
+    if remat == "dots":
+        return None
+    if remat == "full":
+        return round(sbh * 2 / (1 if replicated else shards))
+    scores = scores if remat == "none" else 0
+    return round(sbh * (10 + (24 + scores) / shards if replicated else (34 + scores) / shards))
+
+
 def _published_layer(config: Config, remat: Remat) -> int | None:
-    """None also for layers of several stacks: what is published is of GPT's."""
-    alike = len(inventory_of(config.model).stacks) == 1
-    return memory_model.published_layer(config, remat) if alike else None
+    """None also for layers of several stacks, or of images: what is published is of GPT's."""
+    stacks = inventory_of(config.model).stacks
+    alike = len(stacks) == 1 and not stacks[0].windows
+    return published_layer(config, remat) if alike else None
 
 
 def _total(program: Program, plan: Plan | None) -> Iterator[Row]:

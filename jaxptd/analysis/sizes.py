@@ -13,7 +13,7 @@ from jaxptd.config import Config, itemsize
 from jaxptd.layout import Axis, Layout
 from jaxptd.matmul.padding import HeadCounts, heads_for, padded_for
 from jaxptd.models.families import inventory_of
-from jaxptd.models.inventory import MLP, Attention, Head, Inventory, Pair, Stack
+from jaxptd.models.inventory import MLP, Attention, Head, Inventory, Pair, Stack, Windows
 from jaxptd.shapes import StoredShape
 
 
@@ -24,14 +24,16 @@ class Sizes:
     Args:
         config: of the run.
         length: tokens in a sequence; None: in those of the last stack.
+        width: D without padding; None: that of the model.
     """
 
     config: Config
     length: int | None = None
+    width: int | None = None
 
     def of_stack(self, stack: Stack) -> "Sizes":
         """The sizes for the sequences of a stack."""
-        return Sizes(self.config, stack.tokens)
+        return Sizes(self.config, stack.tokens, stack.hidden)
 
     @property
     def itemsize(self) -> int:
@@ -56,9 +58,24 @@ class Sizes:
         return self.sequences * length // self.config.layout.cp
 
     @property
+    def stream_rows(self) -> int:
+        """Tokens of a micro-batch in a device's residual stream."""
+        layout = self.config.layout
+        return self.rows // (layout.tp if layout.sequence_parallel else 1)
+
+    @property
     def rows(self) -> int:
         """Tokens of a micro-batch on one row of a grid: b*T/(cp*row)."""
         return self.tokens // self.config.layout.row
+
+    def samples(self, rows: int, stack: Stack) -> int:
+        """Samples of which a device has some of so many tokens: whole sequences or their shards.
+
+        Tokens of a sequence are sharded by more than cp, but images only by cp.
+        """
+        if not stack.windows:
+            return self.sequences
+        return rows * self.config.layout.cp // stack.tokens
 
     @property
     def matrix_shards(self) -> int:
@@ -74,7 +91,7 @@ class Sizes:
     @property
     def hidden(self) -> int:
         """D."""
-        size = self.config.model.hidden_size
+        size = self.width or self.config.model.hidden_size
         return self.padded(size) if self.config.layout.has_grid else size
 
     @property
@@ -120,13 +137,17 @@ class Sizes:
 
     def of(self, pair: Pair) -> "PairSizes":
         """Sizes of a pair of products."""
-        kind = AttentionSizes if isinstance(pair, Attention) else MLPSizes
-        return kind(self, pair)  # type: ignore[arg-type]
+        if isinstance(pair, Attention):
+            return AttentionSizes(self, pair)
+        return WindowSizes(self, pair) if isinstance(pair, Windows) else MLPSizes(self, pair)
 
     def attentions(self, stack: Stack) -> "Iterator[AttentionSizes]":
-        """Sizes of each attention in a layer of a stack."""
-        found = (self.of(pair) for pair in stack.pairs)
-        return (each for each in found if isinstance(each, AttentionSizes))
+        """Sizes of each attention in a layer of a stack, other than in windows."""
+        return (AttentionSizes(self, part) for part in stack.attentions)
+
+    def windows(self, stack: Stack) -> "Iterator[WindowSizes]":
+        """Sizes of each attention in windows in a layer of a stack."""
+        return (WindowSizes(self, part) for part in stack.windows)
 
     def padded(self, size: int, each: int = 1) -> int:
         """Rounds a size up to equal shards, as `TensorParallel.padded` does it.
@@ -166,6 +187,39 @@ class MLPSizes:
     def second(self) -> int:
         """F."""
         return self.sizes.padded(self.part.size)
+
+
+@dataclasses.dataclass(frozen=True)
+class WindowSizes:
+    """Sizes of attention in windows."""
+
+    sizes: Sizes
+    part: Windows
+
+    @property
+    def first(self) -> int:
+        """Columns of the product that makes q, k, v."""
+        return 3 * self.second
+
+    @property
+    def second(self) -> int:
+        """N*H; what is sharded of them is padded, as in `AttentionSizes`."""
+        part = self.part
+        if self.sizes.has_blocks:
+            return part.heads * self.sizes.padded(part.head_size)
+        return self._heads * part.head_size
+
+    @property
+    def heads(self) -> int:
+        """Heads that a device computes, whole or a block of each."""
+        if self.sizes.has_blocks:
+            return self.part.heads
+        return self._heads // self.sizes.inner_devices
+
+    @property
+    def _heads(self) -> int:
+        layout, part = self.sizes.config.layout, self.part
+        return heads_for(layout, part.heads, part.heads, part.head_size).queries
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from jaxptd.hf.directory import Directory
 from jaxptd.hf.load import config_of
 from jaxptd.hf.read import read_params
 from jaxptd.mesh import Layout, make_mesh
-from jaxptd.models.families import tokenizer_of
+from jaxptd.models.families import family_of, tokenizer_of
 from jaxptd.run.devices import ready
 from jaxptd.run.folder import RunDir
 from jaxptd.step import Program
@@ -49,7 +49,7 @@ def from_hf(
     config = config_of(directory, dtype=dtype, **model_options)
     train = dataclasses.replace(
         config.train,
-        global_batch_size=layout.dp * layout.pp,
+        global_batch_size=layout.dp * layout.pp * family_of(config.model).sharing(layout),
         micro_batches=layout.pp,  # as many as keep all stages busy
         run_dir=str(Path("runs") / directory.path.name),
         platform=platform,

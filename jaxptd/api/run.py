@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -23,6 +22,8 @@ from jaxptd.run.checkpoints import RunCheckpoints
 from jaxptd.run.evaluation import evaluated_samples, mean_losses, require_targets
 from jaxptd.run.folder import Row, RunDir
 from jaxptd.run.health import Health
+from jaxptd.run.images.pictures import classes_of
+from jaxptd.run.metrics import columns
 from jaxptd.run.programs import Programs
 from jaxptd.step import Batch, Program, State
 from jaxptd.step.given import as_state, check_unused
@@ -96,9 +97,7 @@ class Run:
 
         NaN where a step has no such value: losses of validation are there for some steps only.
         """
-        rows = self.run_dir.metrics()
-        names = dict.fromkeys(name for row in rows for name in row)
-        return {name: _column([row.get(name) for row in rows]) for name in names}
+        return columns(self.run_dir.metrics())
 
     def evaluate(self) -> dict[str, float]:
         """Mean loss, nats a token, over the first `eval_batches` batches of the validation part.
@@ -148,6 +147,19 @@ class Run:
         return write_text(
             self.program, params, self.tokenizer, prompt=prompt, tokens=tokens, sampling=sampling
         )
+
+    @checked("jaxptd.Run.classes")
+    def classes(self, images: np.ndarray) -> np.ndarray:
+        """The most likely class of each pixel, int32[B, rows, columns], or of each image, `[B]`.
+
+        Args:
+            images: any number of them, `[B, rows, columns, channels]` with mean 0 and variance 1.
+
+        Raises:
+            UserError: the model is not one of images, or they are of another size.
+        """
+        check_unused(self.arrays)
+        return classes_of(self.program, self.arrays["params"], images)
 
     def loss_and_gradients(self, batch: Mapping[str, np.ndarray]) -> LossAndGradients:
         """The loss of a batch, nats a target, and its gradients, whole and canonical.
@@ -280,10 +292,3 @@ def open_corpus(config: Config, tokenizer: Tokenizer) -> Data:
     if data.validation is not None:
         require_targets(data.validation, config)
     return data
-
-
-def _column(values: list[Any]) -> np.ndarray:
-    """Values as numbers; None is NaN."""
-    if all(isinstance(value, int) for value in values):
-        return np.array(values, np.int64)
-    return np.array([math.nan if value is None else value for value in values], np.float64)

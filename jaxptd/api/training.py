@@ -15,6 +15,7 @@ from jaxptd.hf.start import first_state
 from jaxptd.models.families import family_of
 from jaxptd.run.checkpoints import failed_saves_explained
 from jaxptd.run.folder import Row, check_alike
+from jaxptd.run.images.pictures import PREDICTIONS, final_picture, of_pixels
 from jaxptd.run.progress.display import Display
 from jaxptd.run.progress.meter import Meter
 from jaxptd.run.remarks import how_to_resume, nothing_left
@@ -111,16 +112,21 @@ class Training:
                 run.checkpoints.store.wait()
 
     def finish(self) -> None:
-        """Samples a text at the end of a run that nobody stopped."""
+        """Samples a text, or draws pictures, at the end of a run that nobody stopped."""
         with self.watchdog.phase(Phase.WAITING):
             stopped = self.stop.asked_anywhere()
         run = self.run
         writing = family_of(self.config.model).writing
         continues = writing is not None and writing.continues
-        if not stopped and continues and self.config.train.sample_tokens:
-            with self.watchdog.phase(Phase.SAMPLING):
-                data = run.data.validation
+        data = run.data.validation
+        if stopped:
+            return
+        with self.watchdog.phase(Phase.SAMPLING):
+            if continues and self.config.train.sample_tokens:
                 self.display.say(final_sample(run.sample, self.config, run.tokenizer, data))
+            if of_pixels(self.config) and data is not None:
+                path = run.path / PREDICTIONS
+                self.display.say(final_picture(run.classes, self.config, data, path))
 
     # ---- in a step --------------------------------------------------------------------------
 

@@ -86,7 +86,8 @@ class WholeBatches:
         x = _checked(batch, fields, config)
         _check_no_others(batch, fields, config)
         _check_targets(x, config)
-        unit = config.layout.dp * config.train.micro_batches
+        sharing = family_of(config.model).sharing(config.layout)
+        unit = config.layout.dp * config.train.micro_batches * sharing
         rows = -(-len(next(iter(x.values()))) // unit) * unit
         padded = {name: _padded(x[name], field, rows, config) for name, field in fields.items()}
         if rows not in self._gradients:
@@ -183,7 +184,7 @@ def _others(found: Mapping[str, np.ndarray], name: str) -> str:
 
 def _check_length(name: str, x: np.ndarray, field: Field, config: Config) -> None:
     sizes = {size: option(config.model, size) for size in field.sizes}
-    if not field.ring and x.shape[1:] != tuple(sizes.values()):
+    if not field.ring and x.shape[1:] != tuple(sizes[size] for size in field.sizes):
         names = ", ".join(f"model.{size}={number}" for size, number in sizes.items())
         raise UserError(f"a batch holds {name} {list(x.shape)}; use as many numbers as {names}")
     longest = sizes.get(field.length or "", np.inf)

@@ -100,7 +100,7 @@ def device_bytes(program: Any, memory: Any) -> int:
         memory: XLA's figures of it.
     """
     arguments = int(memory.argument_size_in_bytes)
-    offload = program.config.layout.offload == "optimizer"
+    offload = "optimizer" in program.config.layout.offloaded
     if offload and not memory.host_argument_size_in_bytes:
         # XLA takes arguments that it cannot give back for the device's; JAX has them in the host's.
         state = memory_model.state(program.config, program.resolved.zero)

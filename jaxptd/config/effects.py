@@ -126,7 +126,7 @@ def check_layout(model: ModelConfig, layout: Layout) -> None:
 
 def _check_offload(model: ModelConfig, layout: Layout) -> None:
     nothing_kept = model.remat != "dots" or model.remat_layers == 0
-    if layout.offload == "activations" and (nothing_kept or layout.pp > 1):
+    if "activations" in layout.offloaded and (nothing_kept or layout.pp > 1):
         layers = "" if model.remat_layers is None else f", model.remat_layers={model.remat_layers}"
         raise UserError(
             f"layout.offload=activations with model.remat={model.remat}{layers}, "

@@ -4,8 +4,9 @@
 
 reads: for each layer, whose number is in the name, the tensor has N * 2 * P rows and D columns;
 our array has the layers, and then D, N and H, where H = P * 2. A letter is a size of our array, a
-number is itself. Among our dims `[i]` says that the tensor is entry i of that dim alone. So a
-transpose, a split, an interleave and their inverses are written in one way.
+number is itself; letters behind a number tell it from an equal one, as 2y from 2x. Among our dims
+`[i]` says that the tensor is entry i of that dim alone. So a transpose, a split, an interleave and
+their inverses are written in one way.
 """
 
 import dataclasses
@@ -19,6 +20,7 @@ from typing import Protocol
 import numpy as np
 
 LAYERS = "L"
+_NUMBER = re.compile(r"\d+")  # that a factor begins with
 
 Ranges = tuple[tuple[int, int], ...]  # begin and end along each dim
 Held = dict[str, tuple[int, int]]  # begin and end of each factor
@@ -40,6 +42,8 @@ class Rule:
         name: of the tensor; `{}` is the number of the layer.
         tensor_dims: of the tensor.
         longer: whether the tensor may have more rows than ours, which are left out.
+        first: the number of the first layer.
+        step: from the number of a layer to that of the next one.
     """
 
     ours: str
@@ -47,6 +51,8 @@ class Rule:
     name: str
     tensor_dims: str
     longer: bool = False
+    first: int = 0
+    step: int = 1
 
     @cached_property
     def _ours(self) -> list[tuple[str, ...]]:
@@ -92,14 +98,17 @@ class Rule:
 
     def names(self, ours: Sequence[int]) -> list[str]:
         """The names of the tensors for our parameter's shape, in the order of layers."""
-        return [self.name.format(i) for i in range(ours[0])] if self.is_stacked else [self.name]
+        if not self.is_stacked:
+            return [self.name]
+        return [self.name.format(self.first + self.step * i) for i in range(ours[0])]
 
     def _sizes(self, ours: Sequence[int]) -> dict[str, int]:
         """The size of each factor."""
         sizes: dict[str, int] = {}
         for number, dim in zip(self._kept, self._factors, strict=True):
-            fixed = math.prod(int(factor) for factor in dim if factor.isdigit())
-            sizes |= {f: int(f) if f.isdigit() else ours[number] // fixed for f in dim}
+            known = {factor: int(found[0]) for factor in dim if (found := _NUMBER.match(factor))}
+            others = ours[number] // math.prod(known.values())
+            sizes |= {factor: known.get(factor, others) for factor in dim}
         return sizes
 
     # ---- ours -> the tensor ---------------------------------------------------------------------

@@ -83,7 +83,8 @@ def _options(config: Json) -> dict[str, Any]:
             raise UserError(f"{key}={quoted(config[key])}; use a model with {key}={only}")
     found = {name: config.get(key, default) for name, (key, default) in family.keys.items()}
     for name in ("num_layers", "hidden_size", "num_heads", "vocab_size"):
-        _check_count(family.keys[name][0], found[name])
+        if name in found:
+            _check_count(family.keys[name][0], found[name])
     if "activation" in found:
         found["activation"] = activation.read(family.keys["activation"][0], found["activation"])
     found |= {"family": family.name, "attention_scale": None}

@@ -97,14 +97,15 @@ class ShardingAxes(Specs):
         """
         return _local_block(x_B, self.tokens, 0)
 
+    def gather_images(self, x_b: Array) -> Array:
+        """Gathers a value per image from all devices. Undoes `local_images`."""
+        for axis in reversed(self.tokens):
+            x_b = collectives.all_gather(x_b, axis, 0)
+        return x_b
+
     def logit_images(self, x_B: Array) -> Array:
         """`local_images` of the images between the products of a pair."""
         return _local_block(x_B, self.logit_tokens, 0)
-
-    def sum_images(self, s: Array) -> Array:
-        """Sum over the devices whose images differ in the residual stream, but not in logits."""
-        axes = tuple(axis for axis in self.tokens if axis not in self.logit_tokens)
-        return lax.psum(s, axes) if axes else s
 
     def local_logit_tokens(self, x_BT: Array) -> Array:
         """This device's block of a value per token `[B, T/cp]`, as the logits are sharded."""

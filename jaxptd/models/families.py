@@ -36,23 +36,22 @@ def family_of(model: ModelConfig) -> Family:
 
 
 def inventory_of(model: ModelConfig) -> Inventory:
-    """The parts of a model; formulas of many layouts ask for the same one.
+    """The parts of a model; formulas of many layouts ask for the same one."""
+    return _made(family_of(model).inventory, model)
 
-    Raises:
-        UserError: bytes, memory and FLOPs of its family are not counted yet.
-    """
-    make = family_of(model).inventory
-    if make is None:
+
+def has_times(model: ModelConfig) -> bool:
+    """True if the models of a step's time and of its peak on GPUs know the parts of a model."""
+    return family_of(model).has_times
+
+
+def require_times(model: ModelConfig) -> None:
+    """Raises UserError for a model whose steps' times are not predicted."""
+    if not has_times(model):
         raise UserError(
-            f"model.family={model.family}: its bytes, memory and FLOPs have no formula yet; use "
-            "jaxptd verify and jaxptd train, or another family"
+            f"model.family={model.family}: the times of its steps are not predicted yet; use "
+            "jaxptd comms and jaxptd memory, which count its bytes, or another family"
         )
-    return _made(make, model)
-
-
-def is_counted(model: ModelConfig) -> bool:
-    """True if bytes, memory and FLOPs of a model have a formula."""
-    return family_of(model).inventory is not None
 
 
 @functools.lru_cache(maxsize=64)

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxptd.config import Config, ModelConfig, option
 from jaxptd.data import NOT_COUNTED, Data, Objective, Tokenizer
+from jaxptd.layout import Layout
 from jaxptd.models.inventory import Inventory
 
 if TYPE_CHECKING:  # formulas read families without jax, which models import
@@ -136,6 +137,14 @@ def imported(module: str, name: str) -> "Callable[..., Model]":
     return make
 
 
+def with_a_layer_more(model: ModelConfig) -> ModelConfig:
+    """The model with one layer more in each stack."""
+    decoder = model.num_decoder_layers
+    return dataclasses.replace(
+        model, num_layers=model.num_layers + 1, num_decoder_layers=decoder and decoder + 1
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class Family:
     """One row of `FAMILIES`.
@@ -149,8 +158,7 @@ class Family:
         sequences: of a sample; the model makes each of the one before it.
         draw: (config, generator) -> a random batch, all fields that there can be, to compare
             layouts with.
-        inventory: config -> its parts, from which bytes, memory and FLOPs are counted; None: they
-            are not counted yet.
+        inventory: config -> its parts, from which bytes, memory and FLOPs are counted.
         last: names with which parameters behind the last stack begin.
         check: config -> None. Raises UserError if the family needs what the config does not set.
         special: names of tokens that its batches need beside the text's.
@@ -159,7 +167,12 @@ class Family:
         writing: how it writes a text; None: it does not.
         has_vocabulary: whether its batches have ids of a tokenizer.
         open: opens its data, where that is no text.
+        classes: the field of a batch with the classes that `output` has logits of, all on each
+            device; None: its output is of a vocabulary.
+        sharing: layout -> devices that share the samples of a micro-batch, which is a multiple.
         work: model -> the work of a sample; None: that of its inventory.
+        deeper: model -> the model with one layer more in each stack.
+        has_times: whether the models of a step's time and of its peak on GPUs know its parts.
     """
 
     make: "Callable[..., Model]"
@@ -168,7 +181,7 @@ class Family:
     rows: Callable[..., np.ndarray]
     sequences: tuple[Sequence, ...]
     draw: Callable[[Config, np.random.Generator], dict[str, np.ndarray]]
-    inventory: Callable[[ModelConfig], Inventory] | None
+    inventory: Callable[[ModelConfig], Inventory]
     last: tuple[str, ...]
     check: Callable[[Config], Any]
     special: tuple[str, ...] = ()
@@ -176,7 +189,11 @@ class Family:
     writing: Writing | None = None
     has_vocabulary: bool = True
     open: Callable[[Config], Data] | None = None
+    classes: str | None = None
+    sharing: Callable[[Layout], int] = lambda layout: 1
     work: Callable[[ModelConfig], Work] | None = None
+    deeper: Callable[[ModelConfig], ModelConfig] = with_a_layer_more
+    has_times: bool = True
 
     def has_documents(self, config: Config) -> bool:
         """True if attention keeps documents, or padding, apart."""

@@ -15,10 +15,14 @@ from jaxptd.config import Config, DataConfig, Images, ModelConfig
 from jaxptd.data import NOT_COUNTED, Data
 from jaxptd.data.images import open_images
 from jaxptd.errors import UserError
+from jaxptd.layout import Layout
 from jaxptd.models.family import Family, Field, Loss, Sequence, Work, imported
+from jaxptd.models.inventory import MLP, ImageEnds, Inventory, Resampling, Stack, Table, Windows
 
 CROSS_ENTROPY, DICE_LOSS = "cross_entropy", "dice_loss"  # terms of the loss
-DICE = "dice"  # score of all classes but the first, the background; of class 1 dice_1
+# Scores of all classes but the first, the background; of class 1 dice_1, hd95_1.
+DICE, HD95 = "dice", "hd95"
+ACCURACY = "accuracy"  # of classes of images
 SHARE = {CROSS_ENTROPY: 0.4, DICE_LOSS: 0.6}  # of the loss; source: Swin-Unet's code
 NOT_COUNTED_PIXELS = 0.2  # share of random labels
 
@@ -94,79 +98,133 @@ def check(config: Config) -> None:
             raise UserError(f"data.{name}={value} is of text, and images have none; leave it out")
 
 
+def sharing(layout: Layout) -> int:
+    """Devices that share the images of a micro-batch: those that share sequences elsewhere."""
+    return layout.row if layout.has_grid else layout.tp**layout.sequence_parallel
+
+
 def _check_images(config: Config) -> None:
     """Raises UserError unless each device has as many whole images of a micro-batch."""
     layout, train = config.layout, config.train
-    names = ("row",) if layout.has_grid else ("tp",) * layout.sequence_parallel
-    shared = layout.row if layout.has_grid else layout.tp ** bool(names)
+    shared = sharing(layout)
     each = train.global_batch_size // (layout.dp * train.micro_batches)
     if each % shared:
+        axis = "row" if layout.has_grid else "tp"
         sequence = "" if layout.has_grid else " with layout.sequence_parallel=true"
         raise UserError(
-            f"layout.{names[0]}={shared}{sequence} shares the images of a micro-batch, and there "
+            f"layout.{axis}={shared}{sequence} shares the images of a micro-batch, and there "
             f"are {each}; use a train.global_batch_size that is a multiple of "
             f"{layout.dp * train.micro_batches * shared}"
         )
 
 
-def work(model: ModelConfig) -> Work:
-    """Patches of level 0; six FLOPs a patch and a weight of a product, three times those of scores.
+def inventory(model: ModelConfig, *, of_pixels: bool) -> Inventory:
+    """Stacks of pairs of blocks in windows, a level each, and the products between the levels."""
+    images = images_of(model)
+    down = tuple(
+        _stack(model, f"down{level}", level, depth) for level, depth in enumerate(images.depths)
+    )
+    up = tuple(
+        _stack(model, f"up{level}", level, depth)
+        for level, depth in reversed([*enumerate(images.decoder_depths)])
+    )
+    patches, size = [stack.tokens for stack in down], model.hidden_size
+    merging = [
+        Resampling(after.tokens, before.hidden, 4, after.hidden, 1)
+        for before, after in itertools.pairwise(down)
+    ]
+    expanding = [
+        each
+        for before, after in itertools.pairwise((*down[-1:], *up))
+        for each in (
+            Resampling(before.tokens, before.hidden, 1, after.hidden, 4),
+            Resampling(after.tokens, after.hidden, 2, after.hidden, 1),
+        )
+    ]
+    pixels = [Resampling(patches[0], size, 1, size, images.patch**2)] * of_pixels
+    pixel = images.size**2
+    ends = ImageEnds(
+        patches[0],
+        images.channels * images.patch**2,
+        size,
+        resamplings=(*merging, *expanding, *pixels),
+        # Of patches, merged ones, the last level, expanded ones, x before pixels, and pixels.
+        norms=(*patches, patches[-1], *(s.tokens for s in up), *(patches[0], pixel) * of_pixels),
+        last=size if of_pixels else down[-1].hidden,
+        logits=pixel if of_pixels else 1,
+        classes=images.classes,
+        statistics=_statistics(model),
+    )
+    return Inventory(
+        size,
+        tokens=Table(0, size),
+        embedded=(),
+        positions=None,
+        stacks=(*down, *up),
+        heads=(),
+        first_norm=0,
+        images=ends,
+    )
 
-    Patches are those that each product has, and scores are within windows.
-    """
-    images, size = images_of(model), model.hidden_size
-    patches = [images.rows(level) ** 2 for level in range(len(images.depths))]
-    found = patches[0] * images.channels * images.patch**2 * size
-    blocks = itertools.zip_longest(images.depths, images.decoder_depths, fillvalue=0)
-    for level, depths in enumerate(blocks):
-        width, inner = size * 2**level, model.mlp_size * 2**level
-        each = 2 * width * (2 * width + inner + images.window_at(level) ** 2)
-        found += sum(depths) * patches[level] * each
-        if level:
-            found += patches[level] * 4 * (width // 2) * width  # merging
-        if depths[1]:
-            found += patches[level + 1] * 2 * width * 4 * width  # expanding
-            found += patches[level] * 2 * width * width  # the skip connection
-    if images.decoder_depths:
-        found += patches[0] * (size * images.patch) ** 2 + images.size**2 * size * images.classes
-    else:
-        found += size * 2 ** (len(images.depths) - 1) * images.classes
-    return Work(patches[0], 6 * found)
+
+def _stack(model: ModelConfig, name: str, level: int, depth: int) -> Stack:
+    """The pairs of blocks of a level: in the second block of a pair windows are shifted."""
+    images, factor, options = images_of(model), 2**level, model.block
+    size, bias = model.hidden_size * factor, options.linear_bias == "all"
+    heads = model.num_heads * factor
+    where = images.rows(level), images.window_at(level)
+    plain = Windows(size, heads, size // heads, *where, 0, bias)
+    shifted = dataclasses.replace(plain, shift=images.shift(level))
+    mlp = MLP(size, model.mlp_size * factor, options.gated, bias=bias)
+    return Stack(name, depth // 2, (plain, mlp, shifted, mlp), _statistics(model), norms_sums=False)
+
+
+def _statistics(model: ModelConfig) -> int:
+    return 2 if model.block.norm == "layernorm" else 1
+
+
+def work(model: ModelConfig, *, of_pixels: bool) -> Work:
+    """Patches of level 0, and the FLOPs of all that is multiplied."""
+    return Work(images_of(model).rows(0) ** 2, inventory(model, of_pixels=of_pixels).flops)
+
+
+def deeper(model: ModelConfig) -> ModelConfig:
+    """The model with one pair of blocks more in each level."""
+    down, up = (
+        tuple(depth + 2 for depth in depths)
+        for depths in (images_of(model).depths, images_of(model).decoder_depths)
+    )
+    return dataclasses.replace(model, image_depths=down, image_decoder_depths=up)
 
 
 def losses(model: ModelConfig, *, of_pixels: bool) -> Mapping[str, Loss]:
     """0.4 of the cross-entropy of pixels and 0.6 of an image's Dice loss; of images the first.
 
-    Scores of pixels are Dice coefficients.
+    Scores are the share of classes that are right; of pixels Dice coefficients, and 95 % Hausdorff
+    distances.
     """
-    if not of_pixels:
-        return {CROSS_ENTROPY: Loss("label")}
-    trained = {name: Loss("label", weight=share) for name, share in SHARE.items()}
-    names = score_names(images_of(model).classes)
-    return trained | {name: Loss("label", weight=0.0, trained=False) for name in names}
+    shares = SHARE if of_pixels else {CROSS_ENTROPY: 1.0}
+    trained = {name: Loss("label", weight=share) for name, share in shares.items()}
+    classes = images_of(model).classes
+    of_each = [name for score in (DICE, HD95) for name in score_names(score, classes)]
+    scores = of_each if of_pixels else [ACCURACY]
+    return trained | {name: Loss("label", weight=0.0, trained=False) for name in scores}
 
 
-def refuse_data(config: Config) -> Data:
-    """Raises UserError: folders have labels of pixels only."""
-    raise UserError(
-        f"model.family={config.model.family}: data.source has no labels of whole images yet; "
-        "use model.family=swin-unet, or Program.train_step with batches of your own"
-    )
+def score_names(score: str, classes: int) -> tuple[str, ...]:
+    """The mean of a score, and that of each class but the first."""
+    return (score, *(f"{score}_{number}" for number in range(1, classes)))
 
 
-def score_names(classes: int) -> tuple[str, ...]:
-    """The mean Dice coefficient, and that of each class but the first."""
-    return (DICE, *(f"{DICE}_{number}" for number in range(1, classes)))
-
-
-def open_samples(config: Config) -> Data:
+def open_samples(config: Config, *, of_pixels: bool) -> Data:
     """Opens the images of a config.
 
     Raises:
         UserError: as `open_images`, or options of text are set.
     """
-    train, validation = open_images(config.data, images_of(config.model), config.train.seed)
-    return Data(train, validation)
+    images = images_of(config.model)
+    found = open_images(config.data, images, seed=config.train.seed, of_pixels=of_pixels)
+    return Data(*found)
 
 
 def _family(name: str, *, of_pixels: bool) -> Family:
@@ -177,12 +235,16 @@ def _family(name: str, *, of_pixels: bool) -> Family:
         rows=rows,
         sequences=(Sequence("image"),),
         draw=partial(draw, of_pixels=of_pixels),
-        inventory=None,
+        inventory=partial(inventory, of_pixels=of_pixels),
         last=("norm", "last_norm", "pixels", "head"),
         check=check,
         has_vocabulary=False,
-        work=work,
-        open=open_samples if of_pixels else refuse_data,
+        work=partial(work, of_pixels=of_pixels),
+        deeper=deeper,
+        has_times=False,
+        open=partial(open_samples, of_pixels=of_pixels),
+        classes="label",
+        sharing=sharing,
     )
 
 

@@ -15,7 +15,7 @@ from jaxptd.layers.specs import Specs
 from jaxptd.layout import Layout
 from jaxptd.matmul.padding import HeadCounts, heads_for, padded_for
 from jaxptd.models.families import inventory_of
-from jaxptd.models.inventory import MLP, Attention, Head, Inventory, Pair, Stack
+from jaxptd.models.inventory import MLP, Attention, Head, Inventory, Stack
 from jaxptd.models.stages import StagePlacement, outline_plan
 from jaxptd.shapes import ParamShape, Spec
 
@@ -201,7 +201,7 @@ class _Parameters:
 
     def stack(self, stack: Stack, size: int) -> Named:
         """One layer of a stack: of each pair its norm and its products."""
-        for pair in stack.pairs:
+        for pair in stack.of_text:
             yield from _inside(f"{_word(pair)}_norm", self.norm(size, stack.statistics))
             own = self.mlp(pair) if isinstance(pair, MLP) else self.attention(pair)
             yield from _inside(_word(pair), own)
@@ -230,7 +230,7 @@ class _Parameters:
             yield "b", _vector((head.columns,), (rows,), self.specs.inner_spec(1, 0))
 
 
-def _word(pair: Pair) -> str:
+def _word(pair: Attention | MLP) -> str:
     if isinstance(pair, MLP):
         return "mlp"
     return "attention" if pair.source is None else "cross"

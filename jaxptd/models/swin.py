@@ -21,7 +21,8 @@ from jaxptd.fields import check_argument
 from jaxptd.layers.dropout import Places, Site
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.images.block import Level, Skipping, WindowPair, drop_patches, make_pairs
-from jaxptd.layers.images.loss import cross_entropy, dice_loss, dice_scores
+from jaxptd.layers.images.distance import hausdorff_scores
+from jaxptd.layers.images.loss import cross_entropy, dice_loss, dice_scores, right
 from jaxptd.layers.images.patches import (
     Classes,
     PatchEmbedding,
@@ -31,7 +32,7 @@ from jaxptd.layers.images.patches import (
 )
 from jaxptd.layers.images.windows import Windows
 from jaxptd.layers.norm import Norm
-from jaxptd.models.images import CROSS_ENTROPY, DICE_LOSS, score_names
+from jaxptd.models.images import ACCURACY, CROSS_ENTROPY, DICE, DICE_LOSS, HD95, score_names
 
 
 class Swin(nnx.Module):
@@ -104,10 +105,9 @@ class Swin(nnx.Module):
 
     @jax.named_scope("loss")
     def losses(self, x: Skipping, batch: Mapping[str, Array], places: Places) -> dict[str, Array]:
-        """x after all levels -> the sum of -log probability of the images' classes."""
-        axes = self.form.axes
-        found = cross_entropy(self.output(x), axes.local_images(batch["label"]))
-        return {CROSS_ENTROPY: axes.sum_images(found)}
+        """x after all levels -> the sum of -log probability of classes, and how many are right."""
+        logits, label = self.output(x), self.form.axes.local_images(batch["label"])
+        return {CROSS_ENTROPY: cross_entropy(logits, label), ACCURACY: right(logits, label)}
 
     def empty_state(self, batch: int) -> dict[str, Any]:
         """Images have none: nothing is written."""
@@ -155,13 +155,15 @@ class SwinUnet(Swin):
         """x after all levels -> sums of -log probability of pixels, of Dice losses, and scores."""
         axes, logits = self.form.axes, self.output(x)
         label = axes.local_images(batch["label"])
-        scores = dice_scores(logits, label)
-        found = {
-            CROSS_ENTROPY: cross_entropy(logits, label),
-            DICE_LOSS: dice_loss(logits, label),
-            **dict(zip(score_names(self.images.classes), scores, strict=True)),
+        classes = self.images.classes
+        scores = {
+            DICE: dice_scores(logits, label),
+            HD95: hausdorff_scores(jnp.argmax(logits, -1), label, classes),
         }
-        return {name: axes.sum_images(each) for name, each in found.items()}
+        found = {CROSS_ENTROPY: cross_entropy(logits, label), DICE_LOSS: dice_loss(logits, label)}
+        for score, each in scores.items():
+            found |= dict(zip(score_names(score, classes), each, strict=True))
+        return found
 
 
 def level(config: ModelConfig, number: int, *, up: bool = False) -> Level:

@@ -15,13 +15,14 @@ LARGEST_LOSS = 700.0  # whose exponential is a number
 
 
 def mean_losses(model: ModelConfig, batches: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """`validation_loss`, nats a target, and `perplexity`; with several losses each of them, too.
+    """`validation_loss`, nats a target, and of ids `perplexity`; of several losses each, too.
 
     Args:
         model: that was evaluated.
         batches: of each batch, what `Program.eval_step` returns.
     """
-    terms = {name: term for name, term in family_of(model).losses(model).items() if term.evaluated}
+    family = family_of(model)
+    terms = {name: term for name, term in family.losses(model).items() if term.evaluated}
     means = {
         name: sum(float(batch[name]["sum"]) for batch in batches)
         / sum(int(batch[name]["targets"]) for batch in batches)
@@ -30,8 +31,8 @@ def mean_losses(model: ModelConfig, batches: Sequence[Mapping[str, Any]]) -> dic
     loss = sum(terms[name].weight * mean for name, mean in means.items())
     first = next(iter(means.values()))
     each = {f"validation_{name}": mean for name, mean in means.items()} if len(means) > 1 else {}
-    found = {"validation_loss": loss, "perplexity": math.exp(min(first, LARGEST_LOSS))}
-    return found | each
+    perplexity = {"perplexity": math.exp(min(first, LARGEST_LOSS))} if family.has_vocabulary else {}
+    return {"validation_loss": loss, **perplexity, **each}
 
 
 def evaluated_samples(windows: Samples, train: TrainConfig) -> int:

@@ -5,8 +5,11 @@ import json
 import math
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from jaxptd.atomic_files import append_whole
 
@@ -113,3 +116,16 @@ def _ends_in_a_line(path: Path) -> bool:
             return file.read() == b"\n"
     except OSError:  # no file, or an empty one
         return True
+
+
+def columns(rows: Sequence[Row]) -> dict[str, np.ndarray]:
+    """The values of all rows by name; NaN where a row has none."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: _column([row.get(name) for row in rows]) for name in names}
+
+
+def _column(values: list[Any]) -> np.ndarray:
+    """Values as numbers; None is NaN."""
+    if all(isinstance(value, int) for value in values):
+        return np.array(values, np.int64)
+    return np.array([math.nan if value is None else value for value in values], np.float64)

@@ -25,6 +25,7 @@ from jaxptd.checkpoint.manifest import MANIFEST
 from jaxptd.config import Config, option
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout, make_mesh
+from jaxptd.models.families import family_of
 from jaxptd.params import Params
 from jaxptd.run.checkpoints import saved_config as described_config
 from jaxptd.run.devices import prepare
@@ -59,11 +60,14 @@ def to_generate(saved: Config, *, layout: Layout, platform: Any) -> Program:
     Raises:
         UserError: too few devices, or the model does not fit the layout.
     """
+    size = layout.dp * family_of(saved.model).sharing(layout)
     train = dataclasses.replace(
-        saved.train, platform=platform, global_batch_size=layout.dp, micro_batches=1
+        saved.train, platform=platform, global_batch_size=size, micro_batches=1
     )
     # cuDNN's kernel has no cache, and products of a single token gain nothing from 8 bits.
-    model = dataclasses.replace(saved.model, attention="xla", products="native")
+    model = dataclasses.replace(saved.model, products="native")
+    if family_of(model).writing is not None:
+        model = dataclasses.replace(model, attention="xla")
     config = Config(model, layout, saved.data, saved.optimizer, train, saved.checkpoint)
     prepare(config, double=bool(jax.config.read("jax_enable_x64")))
     return Program(config, make_mesh(config.layout))

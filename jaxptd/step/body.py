@@ -16,7 +16,7 @@ from jaxptd.layers.dropout import Places
 from jaxptd.mesh import BATCH_AXES, Axis
 from jaxptd.models.family import Loss, Sequence
 from jaxptd.params import Params
-from jaxptd.step.batch import Batch
+from jaxptd.step.batch import Batch, batch_specs
 from jaxptd.step.optimizer import clip, global_norm, learning_rate
 from jaxptd.step.passes import Losses, Micro, Passes, total
 from jaxptd.step.resolved import Resolved
@@ -75,6 +75,25 @@ class StepBody:
             for name, term in self._terms.items()
             if term.evaluated
         }
+
+    def classes(self, params: Params, batch: Batch) -> Array:
+        """The most likely classes of what the model's output is of, `[B, ..]`; without dropout."""
+        varying = self._varying(self.states.to_device(params))
+        gatherable = self.resolved.zero.begin_step(varying, training=False)
+        gathered = self.passes.gathered(gatherable)
+        micro_batches, shared = self.micro_batches(batch, None)
+
+        def of_one(micro: Micro) -> Array:
+            places = micro.places(shared)
+            logits, _ = self.passes.logits(gathered, micro.batch, places, {})
+            classes = jnp.argmax(logits, -1).astype(jnp.int32)
+            return self.resolved.form.axes.gather_images(classes)
+
+        found = lax.map(of_one, micro_batches)
+        spec = batch_specs(self.resolved.config)[self.resolved.family.classes or ""]
+        alike = sorted(varying_axes(found) - set(spec))  # only typed as varying
+        found = lax.pmax(found, alike) if alike else found
+        return found.reshape(-1, *found.shape[2:])
 
     def micro_batches(self, batch: Batch, seed: Array | None) -> tuple[Micro, Places]:
         """[B, ...] -> [M, B/M, ...], and where the tokens of all of them are."""
@@ -142,8 +161,13 @@ class StepBody:
         }
 
     def _loss_sums(self, losses: Losses) -> Losses:
-        """Sums losses over the axes that shard the logits' tokens, and pp: one stage has them."""
+        """Sums losses over the axes that shard the logits' tokens, and pp: one stage has them.
+
+        Where x is whole images, so are the logits: then axes that shard x's tokens shard these too.
+        """
         axes = (Axis.PP, *BATCH_AXES, *self.resolved.form.axes.logit_tokens)
+        varying = frozenset().union(*map(varying_axes, losses.values())).difference(axes)
+        axes = (*axes, *(axis for axis in self.resolved.form.axes.tokens if axis in varying))
         return lax.psum({name: as_varying(x, axes) for name, x in losses.items()}, axes)
 
     # ---- tokens and random numbers --------------------------------------------------------------

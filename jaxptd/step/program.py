@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxptd.config import Config
@@ -121,8 +121,17 @@ class Program:
         """
         if unknown := [name for name in params if name not in self.states.stored]:
             raise UserError(f"the model has no parameter {quoted(unknown[0])}; see Program.infos")
-        on_device = self.states.to_device(dict(params))
-        return {name: self.states.stored[name].to_canonical(x) for name, x in on_device.items()}
+        return self._canonical(dict(params))
+
+    @cached_property
+    def _canonical(self) -> Callable[[Params], Params]:
+        """`canonical` as one program: collectives of many small ones may wait for each other."""
+
+        def canonical(params: Params) -> Params:
+            on_device = self.states.to_device(params)
+            return {name: self.states.stored[name].to_canonical(x) for name, x in on_device.items()}
+
+        return jax.jit(canonical)
 
     @cached_property
     def batches(self) -> Batches:
@@ -186,6 +195,19 @@ class Program:
             self, self.body.evaluate, specs=(params, batch_specs(self.config)), outs=P()
         )
         return CompiledStep(jax.jit(evaluate), self.place, self._check_params)
+
+    @cached_property
+    def classes(self) -> Callable[[Params, Batch], Array]:
+        """(params, batch) -> the most likely classes, int32, of a model that has logits of them.
+
+        Of pixels `[B, rows, columns]`, of images `[B]`; whole on every device.
+        """
+        field = self.resolved.family.classes
+        assert field is not None, "the output is of a vocabulary"
+        params, specs = self.states.specs["params"], batch_specs(self.config)
+        mapped = _on_mesh(self, self.body.classes, specs=(params, specs), outs=specs[field])
+        whole = jax.jit(mapped, out_shardings=NamedSharding(self.mesh, P()))
+        return CompiledStep(whole, self.place, self._check_params)
 
     def _check_state(self, state: State) -> None:
         as_state(state, self.abstract_state)

@@ -21,6 +21,7 @@ from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.forms import for_decoding, make_form
 from jaxptd.layers.fp8 import choose_product
 from jaxptd.layers.megatron import First, gathering_again, keeping
+from jaxptd.layout import Offload
 from jaxptd.models.families import family_of
 from jaxptd.models.family import Family
 from jaxptd.models.model import Model
@@ -60,7 +61,7 @@ class Resolved:
     @cached_property
     def blueprint(self) -> Blueprint:
         """The model and its parameters."""
-        offload = self.config.layout.offload == "activations"
+        offload = "activations" in self.config.layout.offloaded
 
         def make(key: Array) -> Model:
             rngs = nnx.Rngs(key)
@@ -128,8 +129,9 @@ def _first_product(config: Config) -> First:
 def resolve_for_decoding(config: Config, mesh: Mesh) -> Resolved:
     """Makes the choices of a config for one sequence, with a form that shards no token."""
     model, layout = dataclasses.replace(config.model, remat="none"), config.layout
-    if layout.offload == "activations":  # nothing is kept
-        layout = dataclasses.replace(layout, offload="none")
+    if "activations" in layout.offloaded:  # nothing is kept
+        state: Offload = "optimizer" if "optimizer" in layout.offloaded else "none"
+        layout = dataclasses.replace(layout, offload=state)
     resolved = resolve(dataclasses.replace(config, model=model, layout=layout), mesh)
     unpadded = dataclasses.replace(model, attention=resolved.model.attention)
     return dataclasses.replace(resolved, model=unpadded, form=for_decoding(layout))

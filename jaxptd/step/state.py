@@ -33,7 +33,7 @@ HOST, DEVICE = "pinned_host", "device"  # JAX's kinds of memory
 
 def state_memory(layout: Layout) -> str:
     """The kind of memory of parameters and moments."""
-    return HOST if layout.offload == "optimizer" else DEVICE
+    return HOST if "optimizer" in layout.offloaded else DEVICE
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

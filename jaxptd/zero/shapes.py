@@ -100,7 +100,7 @@ class StateShapes:
     def of(cls, config: Config, infos: Mapping[str, ParamShape], *, by_layer: bool) -> Self:
         """The state of a config with these parameters, as its layout asks for it."""
         layout = config.layout
-        copies = layout.offload == "optimizer"
+        copies = "optimizer" in layout.offloaded
         return cls(layout.zero, infos, layout.sizes, config.model.dtype, copies, by_layer)
 
     @cached_property

@@ -9,7 +9,7 @@ import pytest
 import tiny
 from turns import slow
 
-from jaxptd.analysis import memory_model
+from jaxptd.analysis import memory_model, memory_report
 from jaxptd.analysis.memory_report import counted
 from jaxptd.config import Config, ModelConfig, Remat
 from jaxptd.mesh import Layout
@@ -30,6 +30,7 @@ def every(layout: Layout, **choice: Any) -> list[Any]:
     return [(layout, choice | {"remat": remat}) for remat in REMATS]
 
 
+SWIN = {"family": "swin-unet", "dropout": 0.1, "drop_path": 0.1}
 T5 = tiny.T5 | {"num_layers": 4, "micro_batches": 4}
 QUICK = [
     *every(tiny.SEQUENCE_PARALLEL, dropout=0.1),
@@ -50,6 +51,7 @@ QUICK = [
     (Layout(pp=2, row=2, col=2), FIVE | {"family": "bert"}),
     (Layout(pp=2, tp=2), FIVE | {"remat": "dots", "norm_order": "post"}),
     (Layout(dp=2, cp=2, tp=2, zero=3), tiny.T5 | {"dropout": 0.1}),
+    *every(Layout(tp=2, sequence_parallel=True), **SWIN)[::2],
 ]
 SLOW = [
     *every(KEEPING, **tiny.T5, gated=True),
@@ -58,6 +60,12 @@ SLOW = [
     *every(tiny.SEQUENCE_PARALLEL, **QWEN, remat_layers=1),
     *every(dataclasses.replace(KEEPING, dp=1, pp=2, tp=2), **T5),
     *every(dataclasses.replace(KEEPING, dp=1, tp=2), family="bert", dtype="bfloat16"),
+    *every(Layout(tp=2, sequence_parallel=True), **SWIN)[1::2],
+    *every(Layout(), family="swin", drop_path=0.1),
+    *every(BLOCKS, **SWIN),
+    *every(Layout(row=2, col=2), **SWIN, dtype="bfloat16"),
+    *every(Layout(dp=2, tp=2, zero=3), **SWIN),
+    *every(RING_STEPS, **SWIN | {"micro_batches": 1}),
     *every(Layout(row=2, col=2), **tiny.T5, dropout=0.1),
     *every(tiny.SEQUENCE_PARALLEL, **tiny.T5, gated=True),
     *every(RING_STEPS, **tiny.T5)[1:],
@@ -183,7 +191,7 @@ def test_what_each_stage_of_zero_cuts_over_dp_and_cp() -> None:
 def test_table_1_of_the_third_stage() -> None:
     program = tiny.program(Layout(dp=2, cp=2, zero=3))
     bytes_of_all = 4 * sum(math.prod(info.shape) for info in program.infos.values())
-    assert memory_model.published_state(program.config, program.infos) == {
+    assert memory_report.published_state(program.config, program.infos) == {
         "parameters": bytes_of_all // 2,  # 2P/N
         "gradients": bytes_of_all // 4,
         "optimizer": bytes_of_all // 2,
@@ -208,9 +216,9 @@ def test_table_1_of_the_third_stage() -> None:
 def test_published_bytes_of_a_layer(layout: Layout, each: tuple[float, ...]) -> None:
     model = ModelConfig(hidden_size=64, num_heads=4, seq_length=64, vocab_size=13)
     config = Config(model=model, layout=layout)
-    found = [memory_model.published_layer(config, r) for r in ("none", "attention", "full")]
+    found = [memory_report.published_layer(config, r) for r in ("none", "attention", "full")]
     assert found == [8 * 64 * 64 * units for units in each]
-    assert memory_model.published_layer(config, "dots") is None
+    assert memory_report.published_layer(config, "dots") is None
 
 
 def test_in_16_bits_this_library_keeps_32_where_34_and_scores_are_published() -> None:

@@ -158,6 +158,26 @@ ENCODER_DECODERS = [
     slow(Layout(pp=2, cp=2, tp=2, schedule="interleaved"), tiny.T5 | FOUR | {"remat": "full"}),
     slow(Layout(pp=2, dp=2, tp=2, zero=2), tiny.T5 | FOUR | {"remat": "full", "remat_layers": 1}),
 ]
+SWIN = {"family": "swin-unet"}
+DROPS = SWIN | {"dropout": 0.1, "drop_path": 0.1}
+GATHERED = Layout(row=2, col=2)
+IMAGES = [
+    (Layout(tp=2, sequence_parallel=True), DROPS | {"remat": "dots"}),
+    (GATHERED, SWIN | {"remat": "full"}),
+    slow(Layout(dp=2, tp=4, zero=3), SWIN | {"remat": "full", "micro_batches": 1}),
+    slow(Layout(dp=4, zero=1), DROPS),
+    slow(Layout(dp=2, tp=2, sequence_parallel=True, collective_matmul=True, zero=2), SWIN),
+    slow(Layout(tp=2, offload="optimizer"), SWIN | {"scan_layers": False}),
+    slow(Layout(tp=2, offload="activations"), SWIN | {"remat": "dots"}),
+    *(
+        slow(dataclasses.replace(GATHERED, matmul2d=kind, dp=2), SWIN | remat)
+        for kind, remat in zip(("summa", "fox", "cannon"), REMATS[1:], strict=True)
+    ),
+    slow(dataclasses.replace(GATHERED, matmul2d_slices=3, zero=2, dp=2), DROPS),
+    *(slow(BLOCKS[0], DROPS | remat) for remat in REMATS),
+    slow(Layout(row=2, col=4, matmul2d="summa"), {"family": "swin"}),
+    slow(Layout(dp=2, tp=2, sequence_parallel=True), {"family": "swin"}),
+]
 MIXED = [
     *((tiny.SEQUENCE_PARALLEL, FIVE | {"remat": remat}) for remat in ("dots", "full")),
     slow(Layout(tp=4), FIVE | {"remat": "full", "scan_layers": False}),
@@ -176,7 +196,7 @@ MIXED = [
 ]
 
 
-ALL = MATRIX + PIPELINES + OPTIONS + WINDOWS + HEADS + ENCODERS + ENCODER_DECODERS + MIXED
+ALL = MATRIX + PIPELINES + OPTIONS + WINDOWS + HEADS + ENCODERS + ENCODER_DECODERS + IMAGES + MIXED
 
 
 @pytest.mark.parametrize(("layout", "choice"), ALL, ids=str)
@@ -215,6 +235,7 @@ def test_a_grid_of_gpus_moves_what_the_formula_says() -> None:
 
 UNROLLED = {"scan_layers": False, "remat": "dots"}
 COMPILED = [
+    slow(Layout(dp=2, tp=2, sequence_parallel=True), DROPS),
     (Layout(dp=2, tp=4), UNROLLED),
     (tiny.SEQUENCE_PARALLEL, {"scan_layers": False}),
     # Unrolled, XLA on CPU drops the barrier in front of the backward ring, and its first hop.

@@ -32,7 +32,7 @@ FUNCTIONS = [
     ),
     *("use_devices", "verify"),
 ]
-METHODS = ["sample", "read"]
+METHODS = ["sample", "read", "classes"]
 CALLABLE = {"comms", "generate", "memory", "profile", "train", "verify"}
 
 

@@ -1,10 +1,12 @@
 """Writes what transformers computes with the tiny models of tests/helpers/hugging.
 
-    PYTHONPATH=tests/helpers python tests/golden/make_hugging_face.py
+    PYTHONPATH=tests/helpers python tests/golden/make_hugging_face.py [NAME ...]
 
-Needs torch and transformers; made with transformers 5.23.0 and torch 2.15.0.
+Needs torch and transformers; made with transformers 5.23.0 and torch 2.15.0, `swin` with 5.24.0 and
+2.14.1.
 """
 
+import sys
 import tempfile
 from pathlib import Path
 
@@ -27,7 +29,10 @@ def encoder(name: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    chosen = sys.argv[1:] or ["gpt2", *encoders.TINY]
     with tempfile.TemporaryDirectory() as folder:
-        gpt2(Path(folder) / "gpt2")
+        if "gpt2" in chosen:
+            gpt2(Path(folder) / "gpt2")
         for name in encoders.TINY:
-            encoder(name, Path(folder) / name)
+            if name in chosen:
+                encoder(name, Path(folder) / name)

@@ -226,10 +226,12 @@ def test_every_family_has_tensors() -> None:
         "qwen3",
         "bert",
         "t5",
+        "swin",
     ]
     for family in families:
         names = [rule.name for rule in family.tensors.rules]
-        assert all(name.startswith((family.tensors.prefix, "lm_head.", "cls.")) for name in names)
+        heads = ("lm_head.", "cls.", "classifier.")
+        assert all(name.startswith((family.tensors.prefix, *heads)) for name in names)
 
 
 def test_rules_are_those_of_a_parameter_s_dims() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import tiny
 
 import jaxptd
 from jaxptd import Config, Layout, ModelConfig, Program, make_mesh
@@ -49,20 +50,18 @@ def test_a_decoder_that_sees_its_targets_is_refused() -> None:
         Program(Config(ModelConfig(**SIZES, causal=False)), make_mesh(Layout()))
 
 
-@pytest.mark.parametrize("family", [name for name, row in FAMILIES.items() if row.inventory])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_an_inventory_has_the_stacks_of_the_model(family: FamilyName) -> None:
-    sizes = ModelConfig(family=family, **SIZES)  # type: ignore[arg-type]
+    sizes = tiny.BASES.get(family) or ModelConfig(family=family, **SIZES)  # type: ignore[arg-type]
     program = Program(Config(sizes), make_mesh(Layout()))
     stacks = {info.stack: info.shape[0] for info in program.infos.values() if info.stack}
     assert stacks == {each.name: each.layers for each in inventory_of(sizes).stacks}
 
 
-def test_what_has_no_formula_is_said() -> None:
-    with pytest.raises(UserError, match="model.family=swin: its bytes, memory and FLOPs have no f"):
-        inventory_of(ModelConfig(family="swin"))
-    for count in (jaxptd.comms, jaxptd.memory):
-        with pytest.raises(UserError, match="model.family=swin: its bytes, memory and FLOPs have"):
-            count(Config(ModelConfig(family="swin")))
+def test_what_has_no_times_is_said() -> None:
+    config = Config(ModelConfig(family="swin"))
+    with pytest.raises(UserError, match="model.family=swin: the times of its steps are not predic"):
+        jaxptd.plan(config, gpus=2, gpu="h200")
 
 
 @pytest.mark.parametrize(

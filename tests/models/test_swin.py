@@ -16,13 +16,14 @@ from jaxptd import (
     Program,
     TrainConfig,
     UserError,
-    load_config,
     make_mesh,
     train,
 )
 from jaxptd.analysis.compiled_step import random_batch
+from jaxptd.data.images.png import read_png
 from jaxptd.layers.images.windows import Windows
 from jaxptd.models.families import work_of
+from jaxptd.run.folder import RunDir
 
 DROPS = {"family": "swin-unet", "dropout": 0.1, "drop_path": 0.3}
 ONE = {"micro_batches": 1}
@@ -171,13 +172,18 @@ def test_a_batch_has_images_and_labels() -> None:
 
 
 @pytest.mark.slow
-def test_phantoms_are_learned_and_scored(tmp_path: Path) -> None:
+def test_phantoms_are_learned_scored_and_shown(tmp_path: Path, capsys) -> None:
     sizes = ["--model.hidden_size=8", "--model.image_size=32", "--model.image_depths=[2,2]"]
     run = ["--train.steps=4", "--train.eval_every=4", "--train.eval_batches=1"]
     where = [f"--train.run_dir={tmp_path}", "--checkpoint.every=0", "--train.log_every=1"]
-    config = load_config("swin-unet-shapes", [*sizes, *run, *where])
-    row = train(config, quiet=True).run_dir.metrics()[-1]
-    scores = [row[f"validation_dice_{number}"] for number in (1, 2, 3)]
-    assert row["validation_dice"] == pytest.approx(sum(scores) / 3, abs=1e-6)
+    assert train.main(["--config", "swin-unet-shapes", *sizes, *run, *where]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith(f"{tmp_path / 'predictions.png'}: 8 held-out images")
+    assert read_png((tmp_path / "predictions.png").read_bytes()).pixels.shape == (1056, 396, 3)
+    row = RunDir(tmp_path).metrics()[-1]
+    for score in ("validation_dice", "validation_hd95"):
+        scores = [row[f"{score}_{number}"] for number in (1, 2, 3)]
+        assert row[score] == pytest.approx(sum(scores) / 3, rel=1e-5)
+    assert "perplexity" not in row
     assert row["loss"] == pytest.approx(row["cross_entropy"] + row["dice_loss"], rel=1e-5)
     assert "dice" not in row

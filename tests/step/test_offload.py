@@ -10,6 +10,7 @@ from turns import slow
 
 from jaxptd.checkpoint import Checkpoints
 from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical, to_canonical
+from jaxptd.config.command_line import load_config
 from jaxptd.errors import UserError
 from jaxptd.generate import Generator, Sampling
 from jaxptd.mesh import Layout
@@ -136,6 +137,32 @@ def test_activations_in_host_memory_change_no_number(layout: Layout) -> None:
 
 
 @pytest.mark.parametrize(
+    "layout",
+    [Layout(dp=2, zero=3), slow(GRID), slow(Layout()), slow(Layout(dp=2, zero=2))],
+    ids=str,
+)
+def test_state_and_activations_in_host_memory_change_no_number(layout: Layout) -> None:
+    both = dataclasses.replace(layout, offload=("activations", "optimizer"))
+    assert str(both).endswith("offload=optimizer,activations")
+    there, here = (tiny.program(each, dropout=0.1, remat="dots") for each in (both, layout))
+    (state, losses), (plain, expected) = run(there), run(here)
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+    assert memories(state["params"]) == {HOST} and memories(plain) == {DEVICE}
+    state_only = tiny.program(
+        dataclasses.replace(layout, offload="optimizer"), dropout=0.1, remat="dots"
+    )
+    assert moves(there, "Host") > moves(state_only, "Host") > 0
+
+
+def test_a_list_of_one_or_none_is_that_name() -> None:
+    assert Layout(offload=["optimizer"]) == Layout(offload="optimizer")
+    assert Layout(offload=()) == Layout()
+    options = ["--layout.offload=[activations,optimizer]", "--model.remat=dots"]
+    config = load_config("test-tiny", options)
+    assert config.layout.offload == ("optimizer", "activations")
+
+
+@pytest.mark.parametrize(
     "layout, remat",
     [(Layout(), "none"), (Layout(), "full"), (Layout(pp=2), "dots")],
 )
@@ -145,5 +172,5 @@ def test_activations_that_cannot_be_offloaded_are_refused(layout: Layout, remat:
 
 
 def test_an_unknown_memory_is_refused() -> None:
-    with pytest.raises(UserError, match="layout.offload=disk: use one of none, optimizer"):
+    with pytest.raises(UserError, match="layout.offload='disk': use one of none, optimizer"):
         Layout(offload="disk")  # type: ignore[arg-type]

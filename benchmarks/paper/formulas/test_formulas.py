@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from benchmarks.paper import __main__ as paper
 from benchmarks.paper.formulas import activations, groups, ring, ring_picture, sizes
 from benchmarks.paper.formulas.growth import Growth, growth, simulated
-from jaxptd.analysis.memory_model import published_layer
+from jaxptd.analysis.memory_report import published_layer
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.ring_attention import Ring, Scores, ring_qk
 

@@ -57,7 +57,7 @@ class Loop:
     def kept(self) -> int:
         """Bytes that backward needs: stacked over the layers, or a pipeline's pools."""
         remat = self.stack.remat
-        if self.config.layout.offload == "activations" and remat == "dots":
+        if "activations" in self.config.layout.offloaded and remat == "dots":
             return 0
         one = memory_model.layer(self.config, self.stack.parts, remat) - self._not_kept()
         kept = one * self.stack.micro_batches

@@ -120,7 +120,7 @@ class _Step:
         """The state, where it is the device's, and the batch: tokens and targets."""
         sizes, train = Sizes(self.config), self.config.train
         tokens = sum(sizes.inventory.embedded) * sizes.sequences * train.micro_batches
-        own = 0 if self.config.layout.offload == "optimizer" else self._own
+        own = 0 if "optimizer" in self.config.layout.offloaded else self._own
         return own + 2 * ID * tokens // self.config.layout.cp
 
     def _gathered(self) -> int:
@@ -266,7 +266,7 @@ class _Step:
         layout, gradients = self.config.layout, self.state["gradients"]
         found = Peak("update", state=self._from_step_to_step)
         largest = max(each.largest for each in self.loops)
-        if layout.offload == "optimizer" and layout.num_devices == 1:
+        if "optimizer" in layout.offloaded and layout.num_devices == 1:
             # The table and attention's matrices come last: one or two of their three arrays.
             gone = sum(each.attention for each in self.loops) + 2 * self.ends.gradient
             last = largest if self._sums else largest // self._narrowing

@@ -69,7 +69,7 @@ class Panels:
 
 def layers_on_grid(step: Scenario, stack: Stack) -> Iterator[Collective]:
     """A stack's products, norms and attention in blocks; attention by heads is in `ring.py`."""
-    own = step.with_tokens(stack.tokens)
+    own = step.of_stack(stack)
     for again, layers in step.recomputed(stack):
         times = step.config.train.micro_batches * layers
         yield from _layers(own, stack, again, times=times)
@@ -80,27 +80,27 @@ def ends_on_grid(step: Scenario) -> Iterator[Collective]:
     sizes, M = step.sizes, step.config.train.micro_batches
     parts = sizes.inventory
     for head in parts.heads:
-        yield from _product(step, sizes.hidden, sizes.columns(head), forwards=1, times=M)
-        yield from _product(step, sizes.hidden, sizes.hidden, forwards=1, times=M * head.squares)
+        yield from product(step, sizes.hidden, sizes.columns(head), forwards=1, times=M)
+        yield from product(step, sizes.hidden, sizes.hidden, forwards=1, times=M * head.squares)
     first = [(parts.first_norm, step.embeddings)]
     for norm, forwards in first + [(head.norm, 1) for head in parts.heads]:
         if norm:
-            yield from _norms(step, norm, forwards=forwards, times=M)
+            yield from norms(step, norm, forwards=forwards, times=M)
     yield from _tables(step)
 
 
 def _layers(step: Scenario, stack: Stack, again: Recomputed, *, times: int) -> Iterator[Collective]:
     """Layers of a stack with the same recomputation; times: layers in all micro-batches."""
-    sizes, last = step.sizes, stack.pairs[-1]
+    sizes, last = step.sizes, len(stack.pairs) - 1
     forwards = 1 + again.products
-    for pair in stack.pairs:
-        each, runs = sizes.of(pair), 1 + again.last_product if pair is last else forwards
-        yield from _product(step, sizes.hidden, each.first, forwards=forwards, times=times)
-        yield from _product(step, each.second, sizes.hidden, forwards=runs, times=times)
+    for number, pair in enumerate(stack.pairs):
+        each, runs = sizes.of(pair), 1 + again.last_product if number == last else forwards
+        yield from product(step, sizes.hidden, each.first, forwards=forwards, times=times)
+        yield from product(step, each.second, sizes.hidden, forwards=runs, times=times)
     for attention in sizes.attentions(stack):
         yield from _source(step, attention, again, times=times)
-    norms = times * len(stack.pairs)
-    yield from _norms(step, stack.statistics, forwards=forwards, times=norms)
+    all_norms = times * len(stack.pairs)
+    yield from norms(step, stack.statistics, forwards=forwards, times=all_norms)
     for attention in sizes.attentions(stack) if sizes.has_blocks else ():
         yield from _blocks(step, attention, again, times)
     yield from gathered_kv(step, stack, again, times=times)
@@ -117,7 +117,7 @@ def _source(
     if part.source is None:
         return
     source, out = step.with_tokens(part.source), 2 * attention.made_keys
-    yield from _product(source, step.sizes.hidden, out, forwards=forwards, times=times)
+    yield from product(source, step.sizes.hidden, out, forwards=forwards, times=times)
     one_loop = step.config.model.scan_layers and not step.sizes.traces_layers
     once = one_loop and again == Recomputed()
     forward = step.config.train.micro_batches if once else forwards * times
@@ -125,7 +125,7 @@ def _source(
         yield from _statistics(source, part.source_statistics, forward=forward, backward=times)
 
 
-def _product(
+def product(
     step: Scenario, contract: int, out: int, *, forwards: int, times: int
 ) -> Iterator[Collective]:
     """x[m, K] w[K, out], run `forwards` times, and its backward.
@@ -143,7 +143,7 @@ def _product(
     yield from panels.collect(Axis.ROW, w, times=times, itemsize=sizes.master_itemsize)
 
 
-def _norms(step: Scenario, means: int, *, forwards: int, times: int) -> Iterator[Collective]:
+def norms(step: Scenario, means: int, *, forwards: int, times: int) -> Iterator[Collective]:
     """Norms that are run `forwards` times forward."""
     yield from _statistics(step, means, forward=forwards * times, backward=times)
 

@@ -24,7 +24,7 @@ SOURCE_ROUNDS = FORWARD + BACKWARD + 1  # of a first product alone
 def layers_one_way(step: Scenario, stack: Stack) -> Iterator[Collective]:
     """The layers of a stack: activations of b*T/cp*D at every collective."""
     products = _in_rounds if step.config.layout.collective_matmul else _around_products
-    own = step.with_tokens(stack.tokens)
+    own = step.of_stack(stack)
     for again, count in step.recomputed(stack):
         times = step.config.train.micro_batches * count
         yield from products(own, stack, again, times=times)
@@ -54,7 +54,7 @@ def _kinds(step: Scenario) -> tuple[str, ...]:
 
 def _size(step: Scenario) -> int:
     """Bytes of the activations of all a micro-batch's tokens on a device, b*T/cp*D."""
-    return step.sizes.tokens * step.config.model.hidden_size * step.sizes.itemsize
+    return step.sizes.tokens * step.sizes.hidden * step.sizes.itemsize
 
 
 def _at_an_end(step: Scenario, *, scattered: int) -> Iterator[Collective]:

@@ -18,7 +18,7 @@ def ring(step: Scenario, stack: Stack) -> Iterator[Collective]:
     """A stack's keys and values, forward and backward; their gradients, in masters' precision."""
     for again, layers in step.recomputed(stack):
         for attention in step.sizes.of_stack(stack).attentions(stack):
-            own = step.with_tokens(stack.tokens)
+            own = step.of_stack(stack)
             one = _gathered_blocks if own.sizes.has_blocks else _rings
             yield from one(own, attention, again, layers)
 

@@ -60,16 +60,22 @@ class Scenario:
         plan: of its pipeline; None if there is one stage.
         on_gpus: GPUs have a broadcast, and can permute in any loop.
         length: tokens in a sequence; None: in those of the last stack.
+        width: D without padding; None: that of the model.
     """
 
     config: Config
     plan: Stages | None = None
     on_gpus: bool = False
     length: int | None = None
+    width: int | None = None
 
     @property
     def sizes(self) -> Sizes:
-        return Sizes(self.config, self.length)
+        return Sizes(self.config, self.length, self.width)
+
+    def of_stack(self, stack: Stack) -> "Scenario":
+        """The step with the sizes of the sequences of a stack."""
+        return dataclasses.replace(self, length=stack.tokens, width=stack.hidden)
 
     def with_tokens(self, length: int) -> "Scenario":
         """The step with the sizes of sequences of so many tokens."""

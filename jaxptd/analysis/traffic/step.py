@@ -4,11 +4,13 @@
 """
 
 import dataclasses
+import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple, get_args
 
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, Collective
 from jaxptd.analysis.traffic.grid import ends_on_grid, layers_on_grid
+from jaxptd.analysis.traffic.images import image_ends, windows
 from jaxptd.analysis.traffic.one_way import ends_one_way, layers_one_way
 from jaxptd.analysis.traffic.optimizers import whole_matrices
 from jaxptd.analysis.traffic.pipeline import as_gathers, between_stages, on_all_stages
@@ -94,10 +96,11 @@ def _all_axes(
     if layout.has_grid:
         layers, ends = layers_on_grid, ends_on_grid
     for stack in step.sizes.inventory.stacks:
-        yield Part("tensor", stack.name), _in_loops(step, layers(step, stack))
+        inside = itertools.chain(layers(step, stack), windows(step, stack))
+        yield Part("tensor", stack.name), _in_loops(step, inside)
         yield Part("ring", stack.name), _in_loops(step, ring(step, stack))
         yield Part("zero", stack.name), per_layer(step, zero, stack)
-    yield Part("ends"), _in_loops(step, ends(step))
+    yield Part("ends"), _in_loops(step, itertools.chain(ends(step), image_ends(step)))
     if step.plan:
         if isinstance(step.plan, Plan):  # an outline knows no hops
             yield Part("stages"), between_stages(step, step.plan)
@@ -142,8 +145,10 @@ def _loss(step: Scenario) -> Iterator[Collective]:
     family = family_of(model)
     losses, fields = family.losses(model), family.fields(step.config)
     counts = {term.targets for term in losses.values()}
-    axes = (Axis.PP, Axis.DP, Axis.CP, Axis.ROW)
-    number = len(losses)
+    axes: tuple[Axis, ...] = (Axis.PP, Axis.DP, Axis.CP, Axis.ROW)
+    if step.sizes.inventory.images and step.config.layout.sequence_parallel:
+        axes = (*axes, Axis.TP)  # that shards images, whose logits no other device has
+    number = sum(term.trained for term in losses.values())
     for field in counts:
         batch_axes = (Axis.DP, Axis.CP) if fields[field].length else (Axis.DP,)
         yield Collective(ALL_REDUCE, batch_axes, 1, COUNT)

@@ -3,9 +3,10 @@
 from functools import partial
 from typing import TYPE_CHECKING
 
-from jaxptd.data.images.files import find_images
-from jaxptd.data.images.phantoms import CLASSES, HELD_OUT, TRAINING
-from jaxptd.data.images.samples import ENDLESS, ImageSamples, of_files, of_phantoms
+from jaxptd.data.images.figures import FIGURES, figure
+from jaxptd.data.images.files import find_classes, find_images
+from jaxptd.data.images.phantoms import CLASSES, HELD_OUT, TRAINING, phantom
+from jaxptd.data.images.samples import ENDLESS, ImageSamples, drawn, of_files
 from jaxptd.data.sources import STDLIB
 from jaxptd.errors import UserError
 
@@ -17,7 +18,7 @@ HELD_OUT_PHANTOMS = 256
 
 
 def open_images(
-    config: "DataConfig", images: "Images", seed: int
+    config: "DataConfig", images: "Images", *, seed: int, of_pixels: bool = True
 ) -> tuple[ImageSamples, ImageSamples | None]:
     """Opens the samples of training, and of validation if `data.validation_fraction` is above 0.
 
@@ -25,26 +26,31 @@ def open_images(
         config: names the sources.
         images: sizes, channels and classes of the model.
         seed: of the run.
+        of_pixels: whether labels are of pixels, or of whole images.
 
     Raises:
-        UserError: no images, or too few to hold any out; a mixture; other classes than phantoms'.
+        UserError: no images, or too few to hold any out; a mixture; other classes than there are.
     """
     if isinstance(config.source, dict):
         raise UserError("data.source: images have no mixture; name folders or files in a list")
     train = partial(ImageSamples, seed=seed, augment=config.augment)
     held_out = config.validation_fraction > 0
     if config.source == SHAPES:
-        if images.classes < CLASSES:
+        draw, classes = (phantom, CLASSES) if of_pixels else (figure, len(FIGURES))
+        if images.classes < classes:
             raise UserError(
-                f"data.source=shapes has {CLASSES} classes, and model.image_classes="
-                f"{images.classes}; use {CLASSES} or more"
+                f"data.source=shapes has {classes} classes, and model.image_classes="
+                f"{images.classes}; use {classes} or more"
             )
-        draw = partial(of_phantoms, seed, size=images.size, channels=images.channels)
-        others = ImageSamples(draw(HELD_OUT), HELD_OUT_PHANTOMS) if held_out else None
-        return train(draw(TRAINING), ENDLESS), others
+        first, last = (
+            drawn(partial(draw, seed, stream, size=images.size), images.channels)
+            for stream in (TRAINING, HELD_OUT)
+        )
+        others = ImageSamples(last, HELD_OUT_PHANTOMS) if held_out else None
+        return train(first, ENDLESS), others
     if config.source == STDLIB:
         raise UserError("data.source=stdlib is text; use shapes, or folders of images")
-    files = find_images(config.source)
+    files = find_images(config.source) if of_pixels else find_classes(config.source, images.classes)
     count = round(len(files) * config.validation_fraction)
     if held_out and not 0 < count < len(files):
         raise UserError(
@@ -52,6 +58,6 @@ def open_images(
             f"{count}; use another one, or more images"
         )
     reads = partial(of_files, size=images.size, channels=images.channels, classes=images.classes)
-    first, last = files[: len(files) - count], files[len(files) - count :]
-    validation = ImageSamples(reads(last), count) if held_out else None
-    return train(reads(first), len(first)), validation
+    kept, tested = files[: len(files) - count], files[len(files) - count :]
+    validation = ImageSamples(reads(tested), count) if held_out else None
+    return train(reads(kept), len(kept)), validation

@@ -11,7 +11,7 @@ import numpy as np
 
 CLASSES = 4
 NOISE = 0.15  # standard deviation; chambers and muscle differ by about 0.6
-TRAINING, HELD_OUT = 0, 1  # streams of numbers
+TRAINING, HELD_OUT, ORDER, TURN = range(4)  # streams of numbers: samples, and draws of all data
 
 
 def phantom(seed: int, stream: int, number: int, *, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -23,12 +23,10 @@ def phantom(seed: int, stream: int, number: int, *, size: int) -> tuple[np.ndarr
         number: of the sample.
         size: S.
     """
-    # The highest word of the counter, which no number of draws reaches, is the sample's.
-    counter = np.array([0, 0, stream, number], np.uint64)
-    rng = np.random.Generator(np.random.Philox(key=seed, counter=counter))
+    rng = drawing(seed, stream, number)
     axis = (np.arange(size) + 0.5) / size - 0.5
     turn, radius = rng.uniform(0, 2 * np.pi), rng.uniform(0.15, 0.21)
-    x, y = _turned(axis - rng.uniform(-0.08, 0.08), axis - rng.uniform(-0.08, 0.08), turn)
+    x, y = turned(axis - rng.uniform(-0.08, 0.08), axis - rng.uniform(-0.08, 0.08), turn)
     shape = rng.uniform(0.85, 1.0)
     thickness = rng.uniform(0.3, 0.45)
     heart = (x / radius) ** 2 + (y / (radius * shape)) ** 2
@@ -49,13 +47,20 @@ def phantom(seed: int, stream: int, number: int, *, size: int) -> tuple[np.ndarr
     return normalised(image), label
 
 
+def drawing(seed: int, stream: int, number: int) -> np.random.Generator:
+    """Draws of a sample of a stream, or of an epoch."""
+    # The highest word of the counter, which no number of draws reaches, is the sample's.
+    counter = np.array([0, 0, stream, number], np.uint64)
+    return np.random.Generator(np.random.Philox(key=seed, counter=counter))
+
+
 def normalised(image: np.ndarray) -> np.ndarray:
     """The image with mean 0 and variance 1, float32; one without contrast is 0."""
     spread = float(image.std())
     return ((image - image.mean()) / (spread or 1.0)).astype(np.float32)
 
 
-def _turned(down: np.ndarray, right: np.ndarray, turn: float) -> tuple[np.ndarray, np.ndarray]:
+def turned(down: np.ndarray, right: np.ndarray, turn: float) -> tuple[np.ndarray, np.ndarray]:
     """Coordinates of all pixels, turned by an angle, `[S, S]` each."""
     y, x = np.meshgrid(down, right, indexing="ij")
     return x * np.cos(turn) - y * np.sin(turn), x * np.sin(turn) + y * np.cos(turn)

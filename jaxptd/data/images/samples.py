@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from jaxptd.data.images.files import ImageFile
-from jaxptd.data.images.phantoms import phantom
+from jaxptd.data.images.phantoms import ORDER, TURN, drawing
 from jaxptd.data.samples import Samples
 from jaxptd.errors import UserError
 
 ENDLESS = 2**40  # phantoms before one is drawn again
 RECALLED = 512  # samples that are kept in memory
 TURNS = 8  # turns by quarters, of an image and of its mirror image
-Pair = tuple[np.ndarray, np.ndarray]  # image[S, S, channels], label[S, S]
+Pair = tuple[np.ndarray, np.ndarray]  # image[S, S, channels], label[S, S] or of the image, []
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,7 +50,7 @@ class ImageSamples(Samples):
         return self.count
 
     def field(self, name: str, indices: np.ndarray) -> np.ndarray:
-        """`image` float32[B, S, S, channels], or `label` int32[B, S, S], of sample numbers[B]."""
+        """`image` float32[B, S, S, channels], or `label` int32[B, S, S] or [B], of numbers[B]."""
         which = ("image", "label").index(name)
         return np.stack([self._sample(int(number))[which] for number in indices])
 
@@ -63,8 +63,8 @@ class ImageSamples(Samples):
         image, label = self.read(self._order(epoch)[place] if self.shuffled else place)
         if not self.augment or self.seed is None:
             return image, label
-        turn = int(_generator(self.seed, number, 1).integers(TURNS))
-        return _turned(image, turn), _turned(label, turn)
+        turn = int(drawing(self.seed, TURN, number).integers(TURNS))
+        return _turned(image, turn), _turned(label, turn) if label.ndim else label
 
     @property
     def shuffled(self) -> bool:
@@ -74,7 +74,7 @@ class ImageSamples(Samples):
     @functools.cached_property
     def _order(self) -> Callable[[int], np.ndarray]:
         def order(epoch: int) -> np.ndarray:
-            return _generator(self.seed or 0, epoch, 0).permutation(self.count)
+            return drawing(self.seed or 0, ORDER, epoch).permutation(self.count)
 
         return functools.lru_cache(maxsize=2)(order)
 
@@ -90,11 +90,14 @@ class ImageSamples(Samples):
         raise UserError("images have no tokens; use `field`")
 
 
-def of_phantoms(seed: int, stream: int, *, size: int, channels: int) -> Callable[[int], Pair]:
-    """Reads phantoms, the same numbers in every channel."""
+def drawn(draw: Callable[[int], Pair], channels: int) -> Callable[[int], Pair]:
+    """Reads images that are drawn, the same numbers in every channel.
+
+    draw: the number of an image -> image[S, S] and label.
+    """
 
     def read(number: int) -> Pair:
-        image, label = phantom(seed, stream, number, size=size)
+        image, label = draw(number)
         return np.repeat(image[..., None], channels, -1), label
 
     return read
@@ -105,12 +108,6 @@ def of_files(
 ) -> Callable[[int], Pair]:
     """Reads files."""
     return lambda number: files[number].read(size, channels, classes)
-
-
-def _generator(seed: int, number: int, stream: int) -> np.random.Generator:
-    """Draws of an epoch (stream 0) or of a sample (1)."""
-    counter = np.array([0, 0, 2 + stream, number], np.uint64)
-    return np.random.Generator(np.random.Philox(key=seed, counter=counter))
 
 
 def _turned(x: np.ndarray, turn: int) -> np.ndarray:

@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 
+from jaxptd.attention.kernel import KEPT
 from jaxptd.config import ModelConfig
 from jaxptd.layers.dropout import Places, Site, drop_path, dropout
 from jaxptd.layers.form import TensorParallel
@@ -82,15 +84,16 @@ class WindowBlock(nnx.Module):
         """
         a = self.attention(self.attention_norm(x), places.at(number, Site.ATTENTION), shift=shift)
         a = drop_patches(a, places.at(number, Site.ATTENTION_OUTPUT), self.form, self.rate)
-        x = x + self._left_out(a, places.at(number, Site.ATTENTION_PATH), path)
+        x = self._add(x, a, places.at(number, Site.ATTENTION_PATH), path)
         flat = self.mlp_norm(x).reshape(1, -1, x.shape[-1])
         h = self.mlp(flat).reshape(x.shape)
         h = drop_patches(h, places.at(number, Site.MLP_OUTPUT), self.form, self.rate)
-        return x + self._left_out(h, places.at(number, Site.MLP_PATH), path)
+        return self._add(x, h, places.at(number, Site.MLP_PATH), path)
 
-    def _left_out(self, y: Array, places: Places, path: Array) -> Array:
+    def _add(self, x: Array, y: Array, places: Places, path: Array) -> Array:
+        """x + y, a pair's output that is left out for some samples; backward keeps the sum."""
         local = places._replace(sample_B=self.form.axes.local_images(places.sample_B))
-        return drop_path(y, local, path)
+        return checkpoint_name(x + drop_path(y, local, path), KEPT)
 
 
 def drop_patches(x_BRQC: Array, places: Places, form: TensorParallel, rate: float) -> Array:

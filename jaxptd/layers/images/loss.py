@@ -16,6 +16,11 @@ def cross_entropy(logits: Array, label: Array) -> Array:
     return -jnp.sum(one_hot(label, logits) * log_p)
 
 
+def right(logits: Array, label: Array) -> Array:
+    """The number of labels of 0 or more that are the most likely class."""
+    return jnp.sum(jnp.argmax(logits, -1) == label).astype(logits.dtype)
+
+
 def one_hot(label: Array, logits: Array) -> Array:
     """1 at each label's class, `[.., K]`; zeros where the label is below 0."""
     return (label[..., None] == jnp.arange(logits.shape[-1])).astype(logits.dtype)

@@ -138,9 +138,9 @@ class WindowAttention(Heads):
             shift: of the windows.
         """
         assert self.qkv is not None
-        qkv = self.qkv(x_BRQC.reshape(1, -1, x_BRQC.shape[-1]))
-        qkv = qkv.reshape(-1, *x_BRQC.shape[1:3], *qkv.shape[2:])
-        qkv = self.windows.split(_rolled(qkv, -shift))
+        x = _rolled(x_BRQC, -shift)
+        qkv = self.qkv(x.reshape(1, -1, x.shape[-1]))
+        qkv = self.windows.split(qkv.reshape(-1, *x.shape[1:3], *qkv.shape[2:]))
         q, k, v = jnp.moveaxis(qkv, 3, 0)
         sites = _Sites(
             self.windows.seen(places.position_T) if shift else None,
@@ -148,8 +148,9 @@ class WindowAttention(Heads):
             self._seed(places, q.shape[3]),
         )
         o = self._core(q, k, v, self.window_bias(), sites)
-        o = _rolled(self.windows.join(checkpoint_name(o, CORE)), shift)
-        return self.out(o.reshape(1, -1, *o.shape[3:])).reshape(x_BRQC.shape)
+        o = self.windows.join(checkpoint_name(o, CORE))
+        y = self.out(o.reshape(1, -1, *o.shape[3:])).reshape(x.shape)
+        return _rolled(y, shift)
 
     def _seed(self, places: Places, heads: int) -> Array | None:
         """Dropout seeds `[B, N, 2]` of the images between the products."""

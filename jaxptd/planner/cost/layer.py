@@ -9,7 +9,7 @@ reads what it needs twice, once for its input's gradient and once for its weight
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from jaxptd.models.inventory import Attention, Pair, Stack
+from jaxptd.models.inventory import MLP, Attention, Stack
 from jaxptd.planner.cost import attention, kernels
 from jaxptd.planner.cost.setting import Setting
 from jaxptd.planner.cost.terms import Term
@@ -84,7 +84,7 @@ class Product(NamedTuple):
 def _products(setting: Setting, stack: Stack) -> Iterator[Product]:
     """The products of a layer's pairs."""
     inner, T = setting.spread.inner, setting.tokens(stack)
-    for pair in stack.pairs:
+    for pair in stack.of_text:
         D = pair.hidden
         if not isinstance(pair, Attention):
             yield Product("mlp in", T, D, _first(pair) // inner)
@@ -100,7 +100,7 @@ def _products(setting: Setting, stack: Stack) -> Iterator[Product]:
         yield Product("attention output", T, queries // inner, D)
 
 
-def _first(pair: Pair) -> int:
+def _first(pair: Attention | MLP) -> int:
     """Columns of a pair's first product, of queries, keys and values together."""
     if isinstance(pair, Attention):
         return pair.head_size * (pair.heads + 2 * pair.kv_heads)
@@ -138,7 +138,7 @@ def _elementwise_forward(setting: Setting, stack: Stack) -> list[Term]:
     program = setting.program
     stream = (10 - 4 * program.adds + program.dropout) * len(stack.pairs)
     inner = 0
-    for pair in stack.pairs:
+    for pair in stack.of_text:
         if isinstance(pair, Attention):
             heads = pair.heads * pair.head_size
             inner += 4 * heads + 4 * program.bias * _first(pair)
@@ -153,7 +153,7 @@ def _elementwise_backward(setting: Setting, stack: Stack) -> list[Term]:
     program = setting.program
     stream = (16 + 5 * program.dropout + 2 * program.bias) * len(stack.pairs)
     inner = 0
-    for pair in stack.pairs:
+    for pair in stack.of_text:
         inner += 2 * program.bias * _first(pair)
         if isinstance(pair, Attention):
             heads = pair.heads * pair.head_size

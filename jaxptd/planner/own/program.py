@@ -53,7 +53,7 @@ def program_of(config: Config, accelerator: Accelerator) -> Program:
         dp_under="nothing",
         sends_hidden=False,
         sends_sharded=False,
-        cast=0 if layout.zero or layout.offload == "optimizer" else CAST,
+        cast=0 if layout.zero or "optimizer" in layout.offloaded else CAST,
         stacked=STACKED if model.scan_layers or layout.pp > 1 else 0,
         again_all=False,
         pieces=layout.tp if layout.collective_matmul else 1,

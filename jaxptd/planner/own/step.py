@@ -172,9 +172,10 @@ class Predictor:
             beside = {"other layers": layer.hiding if self._hiding else 0.0}
             layers[kind] = layer.and_backward(exposed_terms(setting, sent, beside))
         more: list[Term] = []
-        if step.config.layout.offload == "activations":
+        offloaded = step.config.layout.offloaded
+        if "activations" in offloaded:
             layers = dict(self._offloaded(step.config, *each) for each in layers.items())
-        elif step.config.layout.offload == "optimizer":
+        if "optimizer" in offloaded:
             state = step.state["parameters"] + step.state["optimizer"]
             more = [kernels.to_host(self.cluster.accelerator, 2.0 * state).named("state")]
         return put_together(setting, layers, ends, places.get("step", ()), more)

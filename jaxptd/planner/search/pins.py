@@ -40,4 +40,6 @@ def checked_pins(pins: Pins) -> dict[str, Any]:
         except (OtherTypeError, ImpossibleError) as error:
             words = f"expected {describe(kind)}, got {quoted(str(value))}"
             raise UserError(f"{name}: {words}") from error
+        if name == "layout.offload" and isinstance(found[name], tuple):
+            raise UserError(f"{name}: a plan offloads one thing; name one, or none")
     return found

@@ -16,7 +16,7 @@ from jaxptd.config import Config, Remat
 from jaxptd.errors import UserError
 from jaxptd.layout import Layout, Offload, ZeroStage
 from jaxptd.matmul.padding import heads_for
-from jaxptd.models.families import inventory_of
+from jaxptd.models.families import inventory_of, require_times
 from jaxptd.models.inventory import MLP, Pair
 from jaxptd.planner.search.cuts import Cut, Cuts
 from jaxptd.planner.search.pins import Pins
@@ -108,6 +108,7 @@ class Space:
     """
 
     def __init__(self, config: Config, gpus: int, pins: Pins) -> None:
+        require_times(config.model)
         self.config, self.gpus, self.pins = config, gpus, pins
         self.stacks = inventory_of(config.model).stacks
         self.layers = sum(stack.layers for stack in self.stacks)

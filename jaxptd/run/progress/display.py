@@ -13,6 +13,7 @@ from jaxptd.data import Data
 from jaxptd.distributed.coordination import is_first
 from jaxptd.pipeline.statistics import bubble
 from jaxptd.run.progress.line import (
+    SCORES,
     STOPPING,
     left_text,
     metrics_parts,
@@ -22,7 +23,7 @@ from jaxptd.run.progress.line import (
 from jaxptd.step import Program
 
 Row = dict[str, Any]
-VALIDATION = ("validation_loss", "perplexity", "validation_dice")
+VALIDATION = ("validation_loss", *SCORES)
 REFRESH = 8  # times a second
 WARNING = "warning"  # the first word of a line that --quiet leaves
 

@@ -10,6 +10,13 @@ from rich.text import Text
 
 ROOM = 3  # columns left free for the ^C that a terminal writes behind the line
 SHORTEST, LONGEST = 8, 40  # columns of the bar
+# Scores of an evaluation that the line has, and how it shows them.
+SCORES = {
+    "perplexity": "perplexity {:.2f}",
+    "validation_dice": "Dice {:.3f}",
+    "validation_hd95": "HD95 {:.2f} px",
+    "validation_accuracy": "accuracy {:.3f}",
+}
 STOPPING = "stopping after this step; Ctrl-C again ends at once"
 MINUTE, HOUR, DAY = 60, 3600, 86400  # seconds
 
@@ -88,6 +95,6 @@ def _skipped(row: Mapping[str, Any]) -> Iterator[str]:
 
 def _validation(row: Mapping[str, Any]) -> Iterator[str]:
     if "validation_loss" in row:
-        dice = row.get("validation_dice")
-        other = f"perplexity {row['perplexity']:.2f}" if dice is None else f"Dice {dice:.3f}"
-        yield f"validation {row['validation_loss']:.4f} ({other})"
+        found = [text.format(row[name]) for name, text in SCORES.items() if name in row]
+        scores = f" ({', '.join(found)})" * bool(found)
+        yield f"validation {row['validation_loss']:.4f}{scores}"

@@ -20,7 +20,7 @@ Losses = dict[str, float]
 
 def computed(name: str, folder: Path, layout: Layout) -> tuple[Losses, dict[str, Any]]:
     """Our losses with their sum as `loss`, and our gradients by transformers' names."""
-    wanted, directory = encoders.REFERENCES[name], Directory(folder)
+    wanted, directory = encoders.ALL[name], Directory(folder)
     with jax.enable_x64(True):
         config = config_of(directory, dtype="float64", **wanted.sizes)
         train = TrainConfig(global_batch_size=encoders.ROWS, micro_batches=layout.pp)
@@ -30,7 +30,8 @@ def computed(name: str, folder: Path, layout: Layout) -> tuple[Losses, dict[str,
         batch = wanted.batch(np.random.default_rng(0))
         _, metrics, gradients = program.step_with_gradients(state, batch)
         # The only term has no column of its own.
-        names = ("loss", *family_of(config.model).losses(config.model))
+        terms = family_of(config.model).losses(config.model)
+        names = ("loss", *(name for name, term in terms.items() if term.trained))
         losses = {name: float(metrics.get(name, metrics["loss"])) for name in names}
         return losses, jaxptd.hf.names(program, dict(gradients), is_canonical=False)
 
@@ -43,7 +44,7 @@ def check_losses(found: Losses, expected: Losses) -> None:
 
 def compare(name: str, folder: Path, layout: Layout) -> None:
     """Asserts that every loss and gradient is that of transformers' model of a directory."""
-    wanted = encoders.REFERENCES[name]
+    wanted = encoders.ALL[name]
     batch = wanted.batch(np.random.default_rng(0))
     losses, expected = encoders.losses_and_gradients(wanted, folder, batch)
     found, gradients = computed(name, folder, layout)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hugging import bert, t5
+from hugging import bert, swin, t5
 from hugging.bert import LENGTH, VOCAB
 from hugging.reference import summary
 
@@ -28,6 +28,7 @@ class Reference:
         losses: (model, batch) -> terms of the loss by our names.
         sizes: that ours has beside those of the directory.
         untied: whether the output layer has a table of its own.
+        name: the name in files of one of its parameters.
     """
 
     config: Callable[[Any], Any]
@@ -36,6 +37,7 @@ class Reference:
     losses: Callable[[Any, BATCH], dict[str, Any]]
     sizes: dict[str, Any]
     untied: bool = False
+    name: Callable[[str], str] = str
 
 
 def make(reference: Reference, folder: Path) -> None:
@@ -66,7 +68,7 @@ def losses_and_gradients(
     losses = reference.losses(in_float64(model).eval(), batch)
     assert all(loss.dtype == torch.float64 for loss in losses.values())
     sum(losses.values()).backward()
-    gradients = {name: p.grad.numpy() for name, p in model.named_parameters()}
+    gradients = {reference.name(name): p.grad.numpy() for name, p in model.named_parameters()}
     return {name: loss.item() for name, loss in losses.items()}, gradients
 
 
@@ -87,7 +89,7 @@ def in_float64(model: Any) -> Any:
 
 def write_golden(name: str, folder: Path, path: Path) -> None:
     """Writes the losses of a directory's model and a summary of each gradient."""
-    reference = REFERENCES[name]
+    reference = ALL[name]
     batch = reference.batch(np.random.default_rng(0))
     losses, gradients = losses_and_gradients(reference, folder, batch)
     found = {
@@ -208,9 +210,24 @@ REFERENCES = {
         untied=True,
     ),
 }
+
+
+def swin_losses(model: Any, batch: BATCH) -> dict[str, Any]:
+    return {"cross_entropy": cross_entropy(swin.swin_logits(model, batch), batch["label"])}
+
+
+# Models of images, which have layouts of their own.
+IMAGES = {
+    "swin": Reference(
+        *(swin.swin_config, "SwinForImageClassification", swin.images, swin_losses, {}),
+        name=swin.name_in_files,
+    )
+}
+ALL = REFERENCES | IMAGES
 # Tiny directories of the same models, made without transformers: their tensors and config.
 TINY: dict[str, tuple[Callable[[], BATCH], Mapping[str, Any]]] = {
     "bert": (bert.bert_tensors, bert.CONFIG),
     "t5": (t5.t5_tensors, t5.CONFIG),
     "t5-1.1": (functools.partial(t5.t5_tensors, t5.RELEASE_11), t5.RELEASE_11),
+    "swin": (swin.swin_tensors, swin.CONFIG),
 }

@@ -1,10 +1,13 @@
 """The parts of a model, by which bytes, memory and FLOPs are counted.
 
 Sizes are those of the whole model, without padding. Letters: D model, F hidden, N heads, K heads of
-keys and values, H head size, T tokens in a sequence, V vocabulary, L layers.
+keys and values, H head size, T tokens in a sequence, V vocabulary, L layers. Patches of an
+image count as tokens.
 """
 
 import dataclasses
+
+from jaxptd.models.inventory.images import ImageEnds, Windows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +100,7 @@ class MLP:
         return tokens * self.weights
 
 
-Pair = Attention | MLP
+Pair = Attention | MLP | Windows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,9 +127,26 @@ class Stack:
         return tuple(pair for pair in self.pairs if isinstance(pair, Attention))
 
     @property
+    def windows(self) -> tuple[Windows, ...]:
+        """The attentions of a layer that are in windows."""
+        return tuple(pair for pair in self.pairs if isinstance(pair, Windows))
+
+    @property
+    def of_text(self) -> tuple[Attention | MLP, ...]:
+        """The pairs, for what knows none of images: `require_times` refuses these before."""
+        assert not self.windows
+        return tuple(pair for pair in self.pairs if not isinstance(pair, Windows))
+
+    @property
     def tokens(self) -> int:
         """Tokens of a sequence that its layers change."""
-        return self.attentions[0].tokens
+        found: tuple[Attention | Windows, ...] = (*self.attentions, *self.windows)
+        return found[0].tokens
+
+    @property
+    def hidden(self) -> int:
+        """D of its layers."""
+        return self.pairs[0].hidden
 
     @property
     def flops(self) -> int:
@@ -183,6 +203,7 @@ class Inventory:
         heads: behind them, one for each term of the loss that has logits of its own.
         first_norm: statistics of the norm before the stacks, as in `Stack`; 0 without one.
         types: of tokens, each with a vector that is added to it.
+        images: the parts outside of stacks of a model of images, which has no tables and heads.
     """
 
     hidden: int
@@ -193,6 +214,7 @@ class Inventory:
     heads: tuple[Head, ...]
     first_norm: int
     types: int = 0
+    images: ImageEnds | None = None
 
     @property
     def streams(self) -> tuple[int, ...]:
@@ -206,5 +228,6 @@ class Inventory:
         Six a token and a weight of a product, three times those of scores.
         Source: Chowdhery et al., arXiv 2204.02311, appendix B.
         """
-        heads = self.stacks[-1].tokens * sum(6 * head.weights for head in self.heads)
-        return heads + sum(stack.flops for stack in self.stacks)
+        outside = self.stacks[-1].tokens * sum(head.weights for head in self.heads)
+        outside += 0 if self.images is None else self.images.multiplications
+        return 6 * outside + sum(stack.flops for stack in self.stacks)

@@ -1,5 +1,6 @@
 """Images by sample number: phantoms, files, and turns; what does not fit is refused."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,9 @@ import pytest
 
 from jaxptd.config import DataConfig, ModelConfig
 from jaxptd.data.images import open_images
+from jaxptd.data.images.figures import figure
 from jaxptd.data.images.phantoms import HELD_OUT, TRAINING, phantom
+from jaxptd.data.images.png import write_png
 from jaxptd.data.images.samples import ImageSamples
 from jaxptd.errors import UserError
 
@@ -40,8 +43,8 @@ def test_a_phantom_has_a_chamber_in_a_ring_and_one_beside_it() -> None:
 
 def test_samples_do_not_depend_on_the_order_in_which_they_are_read() -> None:
     config = DataConfig(source="shapes", augment=True)
-    first, _ = open_images(config, IMAGES, 1)
-    second, _ = open_images(config, IMAGES, 1)
+    first, _ = open_images(config, IMAGES, seed=1)
+    second, _ = open_images(config, IMAGES, seed=1)
     one = first.field("image", np.array([5, 2]))
     second.field("image", np.array([9, 2]))
     np.testing.assert_array_equal(second.field("image", np.array([2, 5])), one[::-1])
@@ -80,7 +83,7 @@ def write(folder: Path, count: int, **changes: np.ndarray) -> str:
 def test_files_are_split_by_their_names(tmp_path: Path) -> None:
     source = write(tmp_path / "all", 10)
     data = DataConfig(source=source, validation_fraction=0.2)
-    train, validation = open_images(data, IMAGES, 0)
+    train, validation = open_images(data, IMAGES, seed=0)
     assert validation is not None
     assert (train.windows_per_epoch, validation.windows_per_epoch) == (8, 2)
     assert train.amount == "8 training images"
@@ -95,17 +98,102 @@ def test_pairs_of_npy_files_are_read(tmp_path: Path) -> None:
     for name in ("image", "label"):
         (tmp_path / name).mkdir()
         np.save(tmp_path / name / "a.npy", np.eye(16, dtype=int))
-    train, _ = open_images(DataConfig(source=str(tmp_path), validation_fraction=0), IMAGES, 0)
+    train, _ = open_images(DataConfig(source=str(tmp_path), validation_fraction=0), IMAGES, seed=0)
     np.testing.assert_array_equal(train.field("label", np.array([0]))[0], np.eye(16))
     (tmp_path / "label" / "a.npy").unlink()
     with pytest.raises(UserError, match=r"a.npy has no label; .*label/a.npy is missing"):
-        open_images(DataConfig(source=str(tmp_path), validation_fraction=0), IMAGES, 0)
+        open_images(DataConfig(source=str(tmp_path), validation_fraction=0), IMAGES, seed=0)
+
+
+def test_pairs_of_png_files_are_read(tmp_path: Path) -> None:
+    """Gray or colors of several channels, and labels as gray or as numbers of colors."""
+    rng = np.random.default_rng(1)
+    gray, label = rng.integers(0, 256, (16, 16)), rng.integers(0, 4, (16, 16))
+    for name, pixels, palette in (
+        ("image/a.png", gray, ()),
+        ("label/a.png", label, ()),
+        ("image/b.png", gray, ()),
+        ("label/b.png", label[::-1], [(n, n, n) for n in range(4)]),
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(write_png(pixels, palette))
+    data = DataConfig(source=str(tmp_path), validation_fraction=0.5)
+    train, validation = open_images(data, IMAGES, seed=0)
+    assert validation is not None
+    first = np.array([0])
+    np.testing.assert_array_equal(train.field("label", first)[0], label)
+    np.testing.assert_array_equal(validation.field("label", first)[0], label[::-1])
+    wanted = (gray - gray.mean()) / gray.std()
+    np.testing.assert_allclose(train.field("image", first)[0, ..., 0], wanted, rtol=1e-6)
+    (tmp_path / "image" / "a.png").write_bytes(write_png(label, [(0, 0, 0)] * 4))
+    again, _ = open_images(data, IMAGES, seed=0)
+    with pytest.raises(UserError, match=r"a.png has no array 'image': its pixels are numbers of "):
+        again.field("image", first)
+
+
+CLASSES = ModelConfig(
+    family="swin",
+    image_size=16,
+    image_channels=1,
+    image_classes=4,
+    image_patch=2,
+    image_window=4,
+    image_depths=(2, 2),
+).images
+
+
+def test_figures_have_a_class_each() -> None:
+    """Those of a kind alike, of different kinds not: rings have no middle, discs one."""
+    train, held = open_images(SHAPES, CLASSES, seed=1, of_pixels=False)
+    assert held is not None
+    numbers = np.arange(200)
+    image, label = train.field("image", numbers), train.field("label", numbers)
+    assert image.shape == (200, 16, 16, 1) and label.shape == (200,) and label.dtype == np.int32
+    assert (np.bincount(label, minlength=4) > 30).all()
+    assert (held.field("image", numbers[:1]) != image[:1]).any()
+    again, _ = open_images(SHAPES, CLASSES, seed=1, of_pixels=False)
+    np.testing.assert_array_equal(again.field("image", numbers[7:8]), image[7:8])
+    for number in numbers[:20]:
+        one, kind = figure(1, TRAINING, int(number), size=64)
+        inside = abs(one) > 1.2 * np.abs(one).std()
+        assert kind == label[number] and inside.mean() > 0.02
+
+
+def test_folders_are_classes_and_each_has_a_part_held_out(tmp_path: Path) -> None:
+    for name, count in (("dog", 10), ("cat", 20)):
+        (tmp_path / name).mkdir()
+        for number in range(count):
+            image = np.eye(16) * (number + 1) + (name == "cat")
+            np.save(tmp_path / name / f"{number:02d}.npy", image)
+    data = DataConfig(source=str(tmp_path), validation_fraction=0.2)
+    train, validation = open_images(data, CLASSES, seed=0, of_pixels=False)
+    assert validation is not None
+    assert (train.windows_per_epoch, validation.windows_per_epoch) == (24, 6)
+    label = validation.field("label", np.arange(6))
+    assert np.bincount(label).tolist() == [4, 2]  # cat before dog
+    assert np.bincount(train.field("label", np.arange(24))).tolist() == [16, 8]
+    turned = dataclasses.replace(data, augment=True)
+    whole, _ = open_images(turned, CLASSES, seed=0, of_pixels=False)
+    assert whole.field("label", np.arange(3)).shape == (3,)
+
+
+def test_folders_that_are_no_classes_are_refused(tmp_path: Path) -> None:
+    data = DataConfig(source=str(tmp_path))
+    with pytest.raises(UserError, match="has folders of 0 classes; use 2 to 4, of model.image_cl"):
+        open_images(data, CLASSES, seed=0, of_pixels=False)
+    for name in "abcde":
+        (tmp_path / name).mkdir()
+    with pytest.raises(UserError, match="has folders of 5 classes; use 2 to 4"):
+        open_images(data, CLASSES, seed=0, of_pixels=False)
+    (tmp_path / "e").rmdir()
+    with pytest.raises(UserError, match="has no .npz, .npy, .png file in its folders"):
+        open_images(data, CLASSES, seed=0, of_pixels=False)
 
 
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"image": np.ones((8, 8))}, r"image \[8, 8, 1\] and label \[16, 16\]; use \[16, 16, 1\]"),
+        ({"image": np.ones((8, 8))}, r"image \[8, 8, 1\]; use \[16, 16, 1\], of model.image_size"),
         ({"label": np.full((16, 16), 4)}, "labels from 4 to 4; use whole numbers from 0 to 3"),
         ({"label": np.full((16, 16), 0.5)}, "labels from 0.5 to 0.5; use whole numbers"),
         ({"image": np.full((16, 16), np.nan)}, "an image of float64; use finite numbers"),
@@ -115,7 +203,7 @@ def test_a_file_that_does_not_fit_is_refused(
     tmp_path: Path, changes: dict[str, np.ndarray], line: str
 ) -> None:
     data = DataConfig(source=write(tmp_path, 1, **changes), validation_fraction=0)
-    train, _ = open_images(data, IMAGES, 0)
+    train, _ = open_images(data, IMAGES, seed=0)
     with pytest.raises(UserError, match=line):
         train.field("image", np.array([0]))
 
@@ -129,13 +217,13 @@ def test_a_file_that_does_not_fit_is_refused(
 )
 def test_sources_without_images_are_refused(data: DataConfig, line: str) -> None:
     with pytest.raises(UserError, match=line):
-        open_images(data, IMAGES, 0)
+        open_images(data, IMAGES, seed=0)
 
 
 def test_too_few_images_to_hold_any_out_are_refused(tmp_path: Path) -> None:
     source = write(tmp_path, 2)
     with pytest.raises(UserError, match=r"data.validation_fraction=0.05 of 2 images is 0; use an"):
-        open_images(DataConfig(source=source), IMAGES, 0)
+        open_images(DataConfig(source=source), IMAGES, seed=0)
     (tmp_path / "none").mkdir()
     with pytest.raises(UserError, match="has no images; use folders with .npz files"):
-        open_images(DataConfig(source=str(tmp_path / "none")), IMAGES, 0)
+        open_images(DataConfig(source=str(tmp_path / "none")), IMAGES, seed=0)

@@ -1,0 +1,168 @@
+"""Swin, which classifies images. Source: `modeling_swin.py` of transformers 5.
+
+The names are those of files; those that transformers 5 gives its parameters are aliases. Letters
+beside those of `Tensors`: S channels, Y and X pixels of a patch, E hidden units of the next level,
+R places of a key seen from a query, K classes; 2y and 2x rows and columns of the patches that are
+joined, columns first in a file.
+"""
+
+from jaxptd.config import ModelConfig, option
+from jaxptd.errors import UserError, quoted
+from jaxptd.hf.dims import Rule
+from jaxptd.hf.families.family import Family, Json, Tensors
+
+LEVELS = 8  # at most: 2**7 times the first one's width
+BLOCKS = ("first", "second")  # of a pair
+
+_LAYERS = "swin.encoder.layers"
+_BLOCK = rf"({_LAYERS}\.\d+\.blocks\.\d+)".replace("swin.", r"swin\.")
+_ATTENTION = rf"{_BLOCK}\.attention"
+
+
+def block_rules(ours: str, theirs: str, first: int) -> tuple[Rule, ...]:
+    """The rules of every second block of a level.
+
+    Args:
+        ours: what the names of our parameters begin with.
+        theirs: what those of its tensors do, with `{}` for the number of the block.
+        first: that number in the first pair.
+    """
+
+    def rule(name: str, dims: str, tensor: str, tensor_dims: str) -> Rule:
+        names = f"{ours}.{name}", dims, f"{theirs}.{tensor}", tensor_dims
+        return Rule(*names, first=first, step=len(BLOCKS))
+
+    heads, found = "attention.self", []
+    for entry, name in enumerate(("query", "key", "value")):
+        found += [
+            rule("attention.qkv.w", f"L D [{entry}] N H", f"{heads}.{name}.weight", "(N H) D"),
+            rule("attention.qkv.b", f"L [{entry}] N H", f"{heads}.{name}.bias", "(N H)"),
+        ]
+    table = f"{heads}.relative_position_bias_table"
+    found += [
+        rule("attention.window_bias.table", "L R N", table, "R N"),
+        rule("attention.out.w", "L N H D", "attention.output.dense.weight", "D (N H)"),
+        rule("attention.out.b", "L D", "attention.output.dense.bias", "D"),
+        rule("mlp.up.w", "L D F", "intermediate.dense.weight", "F D"),
+        rule("mlp.up.b", "L F", "intermediate.dense.bias", "F"),
+        rule("mlp.down.w", "L F D", "output.dense.weight", "D F"),
+        rule("mlp.down.b", "L D", "output.dense.bias", "D"),
+    ]
+    for name, norm in (("attention_norm", "layernorm_before"), ("mlp_norm", "layernorm_after")):
+        found += [
+            rule(f"{name}.w", "L D", f"{norm}.weight", "D"),
+            rule(f"{name}.b", "L D", f"{norm}.bias", "D"),
+        ]
+    return tuple(found)
+
+
+def _level(number: int) -> tuple[Rule, ...]:
+    """The rules of a level, and of the patches that the next one joins."""
+    theirs, merge = f"{_LAYERS}.{number}", f"merge{number + 1}"
+    down = f"{theirs}.downsample"
+    blocks = (
+        block_rules(f"down{number}.{block}", f"{theirs}.blocks.{{}}", first)
+        for first, block in enumerate(BLOCKS)
+    )
+    return (
+        *(rule for rules in blocks for rule in rules),
+        Rule(f"{merge}.linear.w", "D (2y 2x) E", f"{down}.reduction.weight", "E (2x 2y D)"),
+        Rule(f"{merge}.norm.w", "(D 2y 2x)", f"{down}.norm.weight", "(2x 2y D)"),
+        Rule(f"{merge}.norm.b", "(D 2y 2x)", f"{down}.norm.bias", "(2x 2y D)"),
+    )
+
+
+_EMBEDDINGS = "swin.embeddings"
+_PATCHES = f"{_EMBEDDINGS}.patch_embeddings.projection"
+TENSORS = Tensors(
+    prefix="swin.",
+    rules=(
+        Rule("patches.w", "S Y X D", f"{_PATCHES}.weight", "D S Y X"),
+        Rule("patches.b", "D", f"{_PATCHES}.bias", "D"),
+        Rule("patches.norm.w", "D", f"{_EMBEDDINGS}.norm.weight", "D"),
+        Rule("patches.norm.b", "D", f"{_EMBEDDINGS}.norm.bias", "D"),
+        *(rule for number in range(LEVELS) for rule in _level(number)),
+        Rule("norm.w", "D", "swin.layernorm.weight", "D"),
+        Rule("norm.b", "D", "swin.layernorm.bias", "D"),
+        Rule("head.w", "D K", "classifier.weight", "K D"),
+        Rule("head.b", "K", "classifier.bias", "K"),
+    ),
+    ignored=(r"encoder\.layers\.\d+\.blocks\.\d+\.attention\.(.*\.)?relative_position_index",),
+    aliases=(
+        (rf"{_ATTENTION}\.q_proj\.(\w+)", r"\1.attention.self.query.\2"),
+        (rf"{_ATTENTION}\.k_proj\.(\w+)", r"\1.attention.self.key.\2"),
+        (rf"{_ATTENTION}\.v_proj\.(\w+)", r"\1.attention.self.value.\2"),
+        (rf"{_ATTENTION}\.o_proj\.(\w+)", r"\1.attention.output.dense.\2"),
+        (
+            rf"{_ATTENTION}\.relative_position_bias\.(relative_position_bias_table)",
+            r"\1.attention.self.\2",
+        ),
+        (rf"{_BLOCK}\.mlp\.fc1\.(\w+)", r"\1.intermediate.dense.\2"),
+        (rf"{_BLOCK}\.mlp\.fc2\.(\w+)", r"\1.output.dense.\2"),
+    ),
+)
+
+
+# ---- config.json -------------------------------------------------------------------------------
+
+LABELS = 2  # of a config.json that says nothing
+
+
+def _read(config: Json) -> Json:
+    """Blocks and heads of each level, the width of the MLP, and the number of classes.
+
+    Raises:
+        UserError: the heads of a level are not twice those of the level before.
+    """
+    depths = config.get("depths", [2, 2, 6, 2])
+    heads = config.get("num_heads", [3, 6, 12, 24])
+    lists = isinstance(depths, list) and isinstance(heads, list) and depths and heads
+    if not lists or heads != [heads[0] * 2**level for level in range(len(depths))]:
+        raise UserError(
+            f"num_heads={quoted(heads)}, depths={quoted(depths)}; use a model whose every level "
+            "has twice the heads of the one before"
+        )
+    labels = config.get("id2label")
+    size, ratio = config.get("embed_dim", 96), config.get("mlp_ratio", 4.0)
+    return {
+        "image_depths": tuple(depths),
+        "num_heads": heads[0],
+        "ffn_hidden_size": int(size * ratio),
+        "image_classes": len(labels) if labels else config.get("num_labels", LABELS),
+    }
+
+
+def _write(model: ModelConfig) -> Json:
+    """The keys of `_read`."""
+    images = model.images
+    assert images is not None
+    names = {str(number): f"LABEL_{number}" for number in range(images.classes)}
+    return {
+        "depths": list(images.depths),
+        "num_heads": [model.num_heads * 2**level for level in range(len(images.depths))],
+        "mlp_ratio": model.mlp_size / model.hidden_size,
+        "drop_path_rate": option(model, "drop_path"),
+        "id2label": names,
+        "label2id": {name: int(number) for number, name in names.items()},
+    }
+
+
+SWIN = Family(
+    "swin",
+    "SwinForImageClassification",
+    TENSORS,
+    keys={
+        "hidden_size": ("embed_dim", 96),
+        "image_size": ("image_size", 224),
+        "image_patch": ("patch_size", 4),
+        "image_channels": ("num_channels", 3),
+        "image_window": ("window_size", 7),
+        "norm_eps": ("layer_norm_eps", 1e-5),
+        "activation": ("hidden_act", "gelu"),
+    },
+    options={"norm": "layernorm", "gated": False},
+    fixed={"qkv_bias": True, "use_absolute_embeddings": False},
+    others=_read,
+    write_others=_write,
+    tokens={},
+)

@@ -1,0 +1,17 @@
+"""The parts of a model, by which bytes, memory and FLOPs are counted."""
+
+from jaxptd.models.inventory.images import ImageEnds, Resampling, Windows
+from jaxptd.models.inventory.parts import MLP, Attention, Head, Inventory, Pair, Stack, Table
+
+__all__ = [
+    "MLP",
+    "Attention",
+    "Head",
+    "ImageEnds",
+    "Inventory",
+    "Pair",
+    "Resampling",
+    "Stack",
+    "Table",
+    "Windows",
+]

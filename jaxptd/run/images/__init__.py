@@ -1,0 +1,1 @@
+"""Classes that a trained model of images finds: of which images, and as PNG files."""

@@ -1,0 +1,205 @@
+"""Classes that a model of images finds, as arrays, and masks of pixels as PNG files.
+
+A mask is a PNG with a palette: its pixels are the numbers of classes, so it can be read as labels,
+and viewers show them in colors. An overlay has the colors over the image.
+
+Letters: B images, S rows and columns.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxptd.atomic_files import explained, shown, write_whole
+from jaxptd.config import Config
+from jaxptd.data import NOT_COUNTED, Samples
+from jaxptd.data.images.png import Color, write_png
+from jaxptd.distributed import coordination
+from jaxptd.errors import UserError
+from jaxptd.models.families import family_of
+from jaxptd.models.images import images_of
+from jaxptd.params import Params
+from jaxptd.plot.colors import COLORS
+from jaxptd.step import Program
+
+PREDICTIONS = "predictions.png"  # of a run
+SHOWN = 8  # images of it, at most
+DEPTH = 0.45  # share of a class's color over an image; class 0, the background, has none
+SPREAD = 2.5  # deviations of an image from its mean that are black and white
+SIDE = 128  # least pixels in a row of an image of a picture
+COLORS_OF_PNG = 256
+GAP = 4  # pixels between images
+LEFT_OUT = (128, 128, 128)  # color of pixels that do not count
+
+
+def classes_field(config: Config) -> str:
+    """The field of a batch with the classes of images. Raises UserError for other models."""
+    found = family_of(config.model).classes
+    if found is None:
+        raise UserError(
+            f"model.family={config.model.family} gives no classes to images; use swin-unet or swin"
+        )
+    return found
+
+
+def of_pixels(config: Config) -> bool:
+    """True if a model gives a class to each pixel of an image."""
+    family = family_of(config.model)
+    field = None if family.classes is None else family.fields(config)[family.classes]
+    return field is not None and field.length is not None
+
+
+def classes_of(program: Program, params: Params, image_BSS: np.ndarray) -> np.ndarray:
+    """The most likely classes, int32[B, S, S], or `[B]` of whole images.
+
+    Args:
+        program: of a model of images, on any layout.
+        params: as the program holds them.
+        image_BSS: any number of images, `[B, S, S, channels]`.
+
+    Raises:
+        UserError: the model is not one of images, or the images are of another size.
+    """
+    label = classes_field(program.config)
+    shapes = {name: shape[1:] for name, shape in program.batches.shapes.items()}
+    if image_BSS.shape[1:] != shapes["image"] or not len(image_BSS):
+        raise UserError(
+            f"images {list(image_BSS.shape)}; use {['B', *shapes['image']]}, of model.image_size "
+            "and model.image_channels"
+        )
+    size, found = program.config.train.global_batch_size, []
+    for first in range(0, len(image_BSS), size):
+        image = image_BSS[first : first + size].astype(np.float32)
+        missing = [(0, size - len(image))] + [(0, 0)] * 3
+        unknown = np.full((size, *shapes[label]), NOT_COUNTED, np.int32)
+        batch: Any = {"image": np.pad(image, missing), label: unknown}  # placed by the step
+        found.append(np.asarray(program.classes(params, batch))[: len(image)])
+    return np.concatenate(found)
+
+
+def palette(classes: int) -> list[Color]:
+    """The colors of classes: black, and those of all figures, over and over."""
+    bright = [_rgb(color) for color in COLORS]
+    return [(0, 0, 0), *(bright[number % len(bright)] for number in range(classes - 1))]
+
+
+def _rgb(color: str) -> Color:
+    red, green, blue = bytes.fromhex(color.removeprefix("#"))
+    return red, green, blue
+
+
+def overlay(image: np.ndarray, mask: np.ndarray, classes: int) -> np.ndarray:
+    """The first channel of an image in gray, with the colors of its mask: uint8[S, S, 3].
+
+    Args:
+        image: `[S, S, channels]` with mean 0 and variance 1.
+        mask: the class of each pixel, `[S, S]`; one below 0 does not count.
+        classes: of the model.
+    """
+    gray = np.clip((image[..., 0] / SPREAD + 1) / 2, 0, 1) * 255
+    colors = np.array([*palette(classes), LEFT_OUT], np.float64)
+    share = np.where(mask == 0, 0.0, DEPTH)[..., None]
+    mixed = gray[..., None] * (1 - share) + colors[mask] * share  # of -1 the last color
+    return np.round(mixed).astype(np.uint8)
+
+
+def picture(rows: list[list[np.ndarray]]) -> np.ndarray:
+    """Images `[S, S, 3]` in rows, enlarged where they are small, with white between them."""
+    side = rows[0][0].shape[0]
+    times = -(-SIDE // side)
+
+    def framed(image: np.ndarray) -> np.ndarray:
+        large = image.repeat(times, 0).repeat(times, 1)
+        return np.pad(large, ((0, GAP), (0, GAP), (0, 0)), constant_values=255)
+
+    return np.concatenate([np.concatenate([framed(x) for x in row], 1) for row in rows])
+
+
+@dataclasses.dataclass(frozen=True)
+class Masks:
+    """Images with the classes of their pixels.
+
+    Args:
+        image: `[B, S, S, channels]`.
+        found: the classes that a model found, `[B, S, S]`.
+        classes: of the model.
+    """
+
+    image: np.ndarray
+    found: np.ndarray
+    classes: int
+
+    def files(self, folder: Path, names: list[str]) -> Mapping[Path, bytes]:
+        """A mask and an overlay for each image, as PNG files.
+
+        Raises:
+            UserError: there are more classes than colors.
+        """
+        if self.classes > COLORS_OF_PNG:
+            raise UserError(
+                f"model.image_classes={self.classes}: a PNG has {COLORS_OF_PNG} colors; use "
+                "Run.classes"
+            )
+        colors, files = palette(self.classes), {}
+        for name, image, mask in zip(names, self.image, self.found, strict=True):
+            files[folder / f"{name}.png"] = write_png(mask, colors)
+            over = write_png(overlay(image, mask, self.classes))
+            files[folder / f"{name}-overlay.png"] = over
+        return files
+
+    def comparison(self, label: np.ndarray) -> bytes:
+        """A PNG with a row for each image: itself, its labels, and the classes that were found."""
+        plain = np.zeros_like(self.found)
+        each = zip(self.image, plain, label, self.found, strict=True)
+        rows = [[overlay(image, mask, self.classes) for mask in masks] for image, *masks in each]
+        return write_png(picture(rows))
+
+
+def final_picture(
+    classes: Callable[[np.ndarray], np.ndarray], config: Config, validation: Samples, path: Path
+) -> str:
+    """Writes the picture of predictions that a run ends with, and returns a line about it.
+
+    Args:
+        classes: `Run.classes`.
+        config: of the run.
+        validation: held-out images.
+        path: of the picture.
+    """
+    count = min(SHOWN, validation.windows_per_epoch)
+    image, label = (held_out(config, validation, name, count) for name in ("image", "label"))
+    masks = Masks(image, classes(image), images_of(config.model).classes)
+    try:
+        if coordination.is_first():
+            write_pictures({path: masks.comparison(label)})
+    except UserError as error:
+        return f"no picture of predictions: {error}"
+    return f"{path}: {count} held-out images, their labels, and the classes that were found"
+
+
+def held_out(config: Config, validation: Samples, field: str, count: int) -> np.ndarray:
+    """A field of the first held-out images."""
+    found = family_of(config.model).rows(validation, field, np.arange(count))
+    return np.asarray(found)
+
+
+def write_pictures(files: Mapping[Path, bytes]) -> None:
+    """Writes PNG files, all or none, into folders that are made.
+
+    Raises:
+        UserError: the system does not let it.
+    """
+    explain: Callable[[Path], AbstractContextManager[None]] = partial(_explained)
+    for folder in {path.parent for path in files}:
+        with explain(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+    write_whole(files, explain)
+
+
+def _explained(path: Path) -> Any:
+    return explained(f"cannot write {shown(path)}", "name another directory")

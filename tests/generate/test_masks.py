@@ -1,0 +1,110 @@
+"""The command that writes the masks of images."""
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+
+from jaxptd import Layout, Program, generate, make_mesh
+from jaxptd.config import DataConfig
+from jaxptd.data.images.png import read_png, write_png
+from jaxptd.errors import run_command
+
+PROGRAMS: dict[str, Any] = {}
+
+
+def program(family: str) -> tuple[Program, Any]:
+    """A tiny model with phantoms as its data, and its first parameters."""
+    if family not in PROGRAMS:
+        images = {"image_channels": 1, "image_classes": 4} if family != "gpt" else {}
+        config = tiny.config(Layout(), family=family, **images)
+        config = dataclasses.replace(config, data=DataConfig(source="shapes"))
+        made = Program(config, make_mesh(config.layout))
+        PROGRAMS[family] = made, made.init_state()["params"] if images else {}
+    found: tuple[Program, Any] = PROGRAMS[family]
+    return found
+
+
+@pytest.fixture
+def ask(tmp_path, monkeypatch, capfd):
+    def run(*options: object, expect: int = 0, family: str = "swin-unet") -> str:
+        monkeypatch.setattr(generate, "load_model", lambda *_, **__: program(family))
+        argv = ["--run-dir", str(tmp_path), *map(str, options)]
+        with pytest.raises(SystemExit) as end:
+            run_command(functools.partial(generate.main, argv))
+        out, err = capfd.readouterr()
+        assert end.value.code == expect, err
+        assert err.count("\n") == bool(expect)
+        return err if expect else out
+
+    return run
+
+
+def test_masks_of_held_out_images(ask, tmp_path: Path) -> None:
+    lines = ask("--samples", 2).splitlines()
+    folder = tmp_path / "masks"
+    names = ["held-out-0000", "held-out-0001"]
+    assert lines == [f"{n} {folder / n}.png {folder / n}-overlay.png" for n in names]
+    for name in names:
+        mask = read_png((folder / f"{name}.png").read_bytes())
+        assert mask.palette and mask.pixels.shape == (16, 16, 1)
+        assert read_png((folder / f"{name}-overlay.png").read_bytes()).pixels.shape == (16, 16, 3)
+
+
+def test_masks_of_files_where_they_are_asked_for(ask, tmp_path: Path) -> None:
+    """A PNG and an array of the same pixels have the same mask."""
+    inputs, out = tmp_path / "in", tmp_path / "out"
+    inputs.mkdir()
+    image = np.random.default_rng(0).integers(0, 256, (16, 16)).astype(np.uint8)
+    (inputs / "a.png").write_bytes(write_png(image))
+    np.savez(inputs / "b.npz", image=image)
+    found = json.loads(ask("--images", inputs, "--out", out, "--json"))
+    assert [each["image"] for each in found] == ["a", "b"]
+    assert found[0]["mask"] == str(out / "a.png")
+    assert (out / "a.png").read_bytes() == (out / "b.png").read_bytes()
+    assert ask("--images", inputs / "a.png", "--out", out, "--quiet") == (
+        f"{out / 'a.png'} {out / 'a-overlay.png'}\n"
+    )
+
+
+def test_classes_of_whole_images_are_printed(ask, tmp_path: Path) -> None:
+    name, number = ask("--samples", 1, family="swin").split()
+    assert name == "held-out-0000" and 0 <= int(number) < 4
+    assert not (tmp_path / "masks").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--prompt", "a"], "--prompt is of text, and this is a model of model.family=swin-unet"),
+        (["--tokens", 3], "--tokens is of text"),
+        (["--top-k", 3], "--top-k is of text"),
+        (["--samples", 0], "--samples 0: write 1 image or more, up to 10000"),
+        (["--samples", 1, "--images", "x"], "--samples are held-out images; give them, or --imag"),
+        (["--images", "none.png"], "none.png has no array 'image': [Errno 2] No such file"),
+        (["--images", "DIR"], "has no .npz, .npy, .png file; name another folder"),
+        (["--images", "DIR/a.png"], "a.png has no array 'image': it is no PNG"),
+        (["--images", "DIR/b.png"], "b.png: image [8, 8, 1]; use [16, 16, 1], of model.image_size"),
+        (["--images", "DIR/b.png", "DIR/b.png"], "two images are named b, and so would be their"),
+        (["--samples", 1, "--out", "DIR/c"], "c: File exists; name another directory"),
+    ],
+)
+def test_bad_options_are_one_line(ask, tmp_path: Path, options: list, line: str) -> None:
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    if options[1] != "DIR":
+        (bad / "a.png").write_bytes(b"GIF89a")
+        (bad / "b.png").write_bytes(write_png(np.zeros((8, 8), np.uint8)))
+        (bad / "c").write_bytes(b"")
+    given = [str(each).replace("DIR", str(bad)) for each in options]
+    assert line in ask(*given, expect=2)
+
+
+def test_options_of_images_are_none_of_text(ask) -> None:
+    line = ask("--samples", 1, expect=2, family="gpt")
+    assert "--samples is of images, and this is a model of model.family=gpt; leave it out" in line

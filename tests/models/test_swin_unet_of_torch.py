@@ -1,0 +1,67 @@
+"""Loss and gradients of Swin-UNet are those of Swin-Unet's code in torch, in float64.
+
+`tests/golden/make_swin_unet.py` computed them.
+"""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from hugging import swin_unet
+from hugging.compared import check_losses
+from hugging.reference import summary
+from turns import slow
+
+from jaxptd import Config, Layout, ModelConfig, Program, TrainConfig, make_mesh
+from jaxptd.params import Params
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "swin-unet.json"
+
+
+def computed(layout: Layout) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """The loss and its terms, and the gradients by Swin-Unet's names."""
+    with jax.enable_x64(True):
+        model = ModelConfig(**swin_unet.MODEL, dtype="float64")
+        train = TrainConfig(global_batch_size=swin_unet.ROWS)
+        config = Config(model, layout, train=train)
+        program = Program(config, make_mesh(layout))
+        stored, abstract = program.states.stored, program.abstract_state["params"]
+        drawn = swin_unet.drawn({name: info.shape for name, info in program.infos.items()})
+        place = jax.jit(lambda p: {name: stored[name].from_canonical(x) for name, x in p.items()})
+        held = jax.tree.map(np.asarray, place(drawn))
+        params: Params = {n: jax.device_put(x, abstract[n].sharding) for n, x in held.items()}
+        loss, terms, gradients = program.gradients(program.states.new(params), swin_unet.batch())
+        canonical = jax.tree.map(np.asarray, jax.jit(program.canonical)(gradients))
+    losses = {"loss": float(loss), **{name: float(x) for name, x in terms.items()}}
+    return losses, swin_unet.tensors(canonical)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(tp=2, sequence_parallel=True),
+        slow(Layout()),
+        slow(Layout(dp=2)),
+        slow(Layout(tp=4, sequence_parallel=True)),
+        slow(Layout(row=2, col=2, matmul2d="gather")),
+        slow(Layout(row=2, col=2, matmul2d="cannon")),
+        slow(Layout(row=2, col=2, matmul2d="fox")),
+        slow(Layout(row=2, col=2, matmul2d="summa")),
+        slow(Layout(row=2, col=2, attention2d="blocks")),
+        slow(Layout(dp=2, zero=2)),
+        slow(Layout(dp=2, tp=2, zero=3)),
+        slow(Layout(tp=2, offload="optimizer")),
+    ],
+    ids=str,
+)
+def test_loss_and_gradients_are_those_of_torch(layout: Layout) -> None:
+    golden = json.loads(GOLDEN.read_text())
+    losses, gradients = computed(layout)
+    check_losses(losses, golden["losses"])
+    assert set(gradients) == set(golden["gradients"])
+    for tensor, expected in golden["gradients"].items():
+        scale = max(expected[0], 1e-3)  # of a key's bias the gradient is zero but for roundings
+        found = summary(gradients[tensor])
+        np.testing.assert_allclose(found, expected, atol=1e-10 * scale, err_msg=tensor)

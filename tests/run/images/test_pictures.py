@@ -1,0 +1,67 @@
+"""Masks, overlays and pictures of predictions, as PNG files."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+
+from jaxptd import Layout, UserError
+from jaxptd.data.images import ImageSamples
+from jaxptd.data.images.png import read_png
+from jaxptd.run.images.pictures import Masks, final_picture, overlay, palette, write_pictures
+
+IMAGE = np.zeros((1, 4, 4, 1))
+IMAGE[0, 1, 1] = 9
+MASK = np.zeros((1, 4, 4), np.int32)
+MASK[0, 2, 2:] = [1, 2]
+
+
+def test_a_mask_is_its_classes_and_an_overlay_has_their_colors(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "masks"
+    write_pictures(Masks(IMAGE, MASK, 3).files(folder, ["a"]))
+    assert sorted(path.name for path in folder.iterdir()) == ["a-overlay.png", "a.png"]
+    mask = read_png((folder / "a.png").read_bytes())
+    assert mask.palette
+    np.testing.assert_array_equal(mask.pixels[..., 0], MASK[0])
+    over = read_png((folder / "a-overlay.png").read_bytes()).pixels.astype(int)
+    assert over[0, 0].tolist() == [128, 128, 128] and over[1, 1].tolist() == [255, 255, 255]
+    for place, color in ((2, palette(3)[1]), (3, palette(3)[2])):
+        wanted = 127.5 + 0.45 * (np.array(color) - 127.5)
+        np.testing.assert_allclose(over[2, place], wanted, atol=0.5)
+
+
+def test_pixels_that_do_not_count_are_gray() -> None:
+    over = overlay(IMAGE[0] - 9, np.full((4, 4), -1), 3)
+    np.testing.assert_array_equal(over[0, 0], np.round(0.45 * np.full(3, 128)))
+
+
+def test_a_mask_has_as_many_classes_as_a_byte(tmp_path: Path) -> None:
+    assert len(palette(256)) == 256
+    with pytest.raises(UserError, match="model.image_classes=257: a PNG has 256 colors"):
+        Masks(IMAGE, MASK, 257).files(tmp_path, ["a"])
+
+
+def test_a_picture_shows_image_labels_and_what_was_found(tmp_path: Path) -> None:
+    """Three columns of enlarged images; as many rows as there are held-out images, up to 8."""
+    config = tiny.config(Layout(), family="swin-unet")
+    samples = ImageSamples(lambda number: (IMAGE[0], MASK[0]), 3)
+    line = final_picture(lambda image: 0 * MASK.repeat(3, 0), config, samples, tmp_path / "p.png")
+    assert line.startswith(f"{tmp_path / 'p.png'}: 3 held-out images")
+    pixels = read_png((tmp_path / "p.png").read_bytes()).pixels
+    assert pixels.shape == (3 * 132, 3 * 132, 3)
+    first, labels, found = (pixels[:128, place : place + 128] for place in (0, 132, 264))
+    np.testing.assert_array_equal(first, found)
+    assert ((labels != first).any(-1)).sum() == 2 * 32**2
+    many = dataclasses.replace(samples, count=30)
+    final_picture(lambda image: 0 * MASK.repeat(8, 0), config, many, tmp_path / "p.png")
+    assert read_png((tmp_path / "p.png").read_bytes()).pixels.shape[0] == 8 * 132
+
+
+def test_a_picture_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
+    (tmp_path / "p.png").mkdir()
+    samples = ImageSamples(lambda number: (IMAGE[0], MASK[0]), 1)
+    config = tiny.config(Layout(), family="swin-unet")
+    line = final_picture(lambda image: MASK, config, samples, tmp_path / "p.png")
+    assert line.startswith(f"no picture of predictions: cannot write {tmp_path / 'p.png'}: Is a d")
