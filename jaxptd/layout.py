@@ -231,8 +231,8 @@ class Layout:
         ring = [str(self.ring)] if self.ring_size > 1 else []
         pipeline = [self.schedule] if self.pp > 1 else []
         zero = [f"zero={self.zero}"] if self.zero else []
-        names = [name for name in get_args(Offloaded) if name in self.offloaded]
-        offload = [f"offload={','.join(names)}"] if names else []
+        hosted = [name for name in get_args(Offloaded) if name in self.offloaded]
+        offload = [f"offload={','.join(hosted)}"] if hosted else []
         words = sizes + pipeline + sequence + ring + grid + zero + offload
         return " ".join(words) or "one device"
 

@@ -28,8 +28,8 @@ def moves(plan: Plan, model: ModelConfig, batch: int) -> dict[Pass, list[Collect
     size = elements * jnp.dtype(model.dtype).itemsize
     wide = elements * jnp.promote_types(model.dtype, jnp.float32).itemsize
     if layout.tp > 1:
-        again = 2 * (not layout.keep_gathered)
-        gathers, more = (Collective(ALL_GATHER, ("tp",), n, n * size) for n in (2, 2 + again))
+        times = 2 if layout.keep_gathered else 4
+        gathers, more = (Collective(ALL_GATHER, ("tp",), n, n * size) for n in (2, times))
         scatters = Collective(REDUCE_SCATTER, ("tp",), 2, 2 * size)
         return {"forward": [gathers, scatters], "backward": [more, scatters]}
     if plan.gathered:
