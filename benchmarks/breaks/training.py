@@ -122,6 +122,14 @@ TRAINING = (
         "interleaved",
     ),
     Break(
+        "of the operations that share a switch, the one that saves comes first",
+        "jaxptd/pipeline/plan.py",
+        'return ("weight" if self.splits else "backward"), "forward"',
+        'return "forward", ("weight" if self.splits else "backward")',
+        "tests/pipeline/test_copies.py",
+        "no_tick_copies",
+    ),
+    Break(
         "loops of stages count as one trip in compiled programs",
         "jaxptd/analysis/hlo/text.py",
         "known = loop_runs(each, times, self.trips)",

@@ -37,8 +37,8 @@ from jax import Array, lax
 from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.mesh import Axis
 from jaxptd.pipeline.model import LayerInputs, ModelArrays, ModelFunctions, X
-from jaxptd.pipeline.placement import of_stack
-from jaxptd.pipeline.plan import Plan, layers_scope
+from jaxptd.pipeline.placement import layers_scope, of_stack
+from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.pools import Instruction, get, put, run_if, zeros
 
 

@@ -12,8 +12,7 @@ import jax
 from jax import Array
 
 from jaxptd.pipeline.model import LayerInputs, X
-from jaxptd.pipeline.placement import of_stack
-from jaxptd.pipeline.plan import Kind
+from jaxptd.pipeline.placement import Kind, of_stack
 from jaxptd.pipeline.pools import get, put, zeros
 from jaxptd.pipeline.split_backward import PassedStorage, SplitBackward, TracedLayer, trace_layer
 

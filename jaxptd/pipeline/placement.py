@@ -8,7 +8,7 @@ never run.
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -16,6 +16,14 @@ from jaxptd.errors import UserError
 from jaxptd.pipeline.table import Schedule
 
 Stacks = Mapping[str, tuple[int, ...]]  # of each stack, the number of its layers in each part
+
+
+class Kind(NamedTuple):
+    """Layers that save the same arrays for backward: rows `begin` to `end` of a stack's parts."""
+
+    stack: str
+    begin: int
+    end: int
 
 
 class Stages(Protocol):
@@ -157,6 +165,11 @@ def chunk_rows(schedule: Schedule, sizes: Sequence[int]) -> tuple[int, ...]:
 def of_stack(name: str, stack: str) -> str:
     """The name of a stack's column or pool in a plan: saved_encoder."""
     return f"{name}_{stack}"
+
+
+def layers_scope(name: str, kind: int) -> str:
+    """The name of the scope of a loop over a part's layers of one kind."""
+    return f"{name}_layers_{kind}" if kind else f"{name}_layers"
 
 
 def layer_columns(

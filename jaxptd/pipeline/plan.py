@@ -20,12 +20,18 @@ import heapq
 import itertools
 from collections.abc import Iterator
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
 from jaxptd.pipeline.hops import Hops
-from jaxptd.pipeline.placement import Stacks, chunk_rows, layer_columns, of_stack
+from jaxptd.pipeline.placement import (
+    Kind,
+    Stacks,
+    chunk_rows,
+    layer_columns,
+    layers_scope,
+    of_stack,
+)
 from jaxptd.pipeline.table import B, F, Schedule, W
 
 
@@ -43,14 +49,6 @@ class Value:
     start: int
     end: int
     cells: tuple[tuple[str, int], ...]
-
-
-class Kind(NamedTuple):
-    """Layers that save the same arrays for backward: rows `begin` to `end` of a stack's parts."""
-
-    stack: str
-    begin: int
-    end: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -131,12 +129,19 @@ class Plan:
         )
         return Plan(schedule, self.stacks)
 
+    @property
+    def switched(self) -> tuple[str, str]:
+        """The operations that share a switch: one reads, F writes. B does both if W follows it."""
+        return ("weight" if self.splits else "backward"), "forward"
+
     @cached_property
     def trips(self) -> dict[str, int]:
         """Executions over all ticks and stages, by scope; of a switch's branch by SCOPE/NUMBER."""
         micro_batches, stages = self.schedule.micro_batches, self.schedule.stages
         taken = enumerate(np.bincount(self.hops.chosen))
         trips = {f"hops/{number}": stages * int(ticks) for number, ticks in taken}
+        for number, name in enumerate(self.switched):
+            trips[f"operation/{number}"] = int(self.columns[name].sum())
         for name in ("embed", "forward", "head", "backward", "unembed", "weight"):
             trips[name] = int(self.columns[name].sum())
             for kind, (stack, begin, end) in enumerate(self.kinds):
@@ -274,11 +279,6 @@ class Plan:
             for column, tick in value.cells:
                 columns[column][tick, value.stage] = slot
         return columns, slots
-
-
-def layers_scope(name: str, kind: int) -> str:
-    """The name of the scope of a loop over a part's layers of one kind."""
-    return f"{name}_layers_{kind}" if kind else f"{name}_layers"
 
 
 def _assign_slots(values: list[Value]) -> Iterator[tuple[Value, int]]:

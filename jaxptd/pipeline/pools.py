@@ -1,11 +1,12 @@
 """Pools of slots, and conditionals and loops that update them in place.
 
-A pool is an array `[slots, ...]`, or a tree of them. XLA updates the carry of a loop in place, and
-that of a conditional of which one branch does nothing; it would copy what the branches of a switch
-pass through.
+A pool is an array `[slots, ...]`, or a tree of them. XLA updates the carry of a loop in place, that
+of a conditional of which one branch does nothing, and that of a switch whose branches that read a
+pool come before those that write it; in another order it copies the pool.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import jax
@@ -17,6 +18,7 @@ from jaxptd.mesh import Axis
 
 Instruction = dict[str, Array]  # the numbers that a plan has for a stage and tick
 Carry = TypeVar("Carry")
+Body = Callable[[Carry, Instruction], Carry]  # the operation of a conditional or of a loop
 
 # XLA before that of jax 0.12 copies the carry of a conditional, at least on GPUs.
 CONDITIONALS = jax.__version_info__ >= (0, 12)
@@ -26,7 +28,7 @@ def run_if(
     name: str,
     carry: Carry,
     instruction: Instruction,
-    body: Callable[[Carry, Instruction], Carry],
+    body: Body[Carry],
 ) -> Carry:
     """Runs `body` if `instruction[name]` is 1.
 
@@ -36,19 +38,49 @@ def run_if(
     if not CONDITIONALS:
         return loop(name, carry, instruction, body)
 
-    def taken(carry: Carry) -> Carry:
-        found = body(carry, instruction)
-        return jax.tree.map(lambda x, like: as_varying(x, sorted(varying_axes(like))), found, carry)
-
     with jax.named_scope(name):
+        taken = partial(_taken, body, instruction)
         return lax.cond(instruction[name] > 0, taken, lambda carry: carry, carry)
+
+
+def run_one(
+    name: str,
+    carry: Carry,
+    instruction: Instruction,
+    bodies: Mapping[str, Body[Carry]],
+) -> Carry:
+    """Runs the body of the key for which `instruction[key]` is 1; nothing if all are 0.
+
+    A switch, whose last branch does nothing: the host of a GPU waits once for all bodies.
+
+    Args:
+        name: of the switch; its branches are numbered in the order of the bodies.
+        carry: what the bodies change.
+        instruction: at most one of the numbers of these keys is 1.
+        bodies: those that read a pool before those that write it.
+    """
+    if not CONDITIONALS:
+        for key, body in bodies.items():
+            carry = loop(key, carry, instruction, body)
+        return carry
+    count = len(bodies)
+    number = count - sum((count - i) * instruction[key] for i, key in enumerate(bodies))
+    branches = [partial(_taken, body, instruction) for body in bodies.values()]
+    with jax.named_scope(name):
+        return lax.switch(number, [*branches, lambda carry: carry], carry)
+
+
+def _taken(body: Body[Carry], instruction: Instruction, carry: Carry) -> Carry:
+    """The carry after a body, varying as before it: all branches return the same types."""
+    found = body(carry, instruction)
+    return jax.tree.map(lambda x, like: as_varying(x, sorted(varying_axes(like))), found, carry)
 
 
 def loop(
     name: str,
     carry: Carry,
     instruction: Instruction,
-    body: Callable[[Carry, Instruction], Carry],
+    body: Body[Carry],
 ) -> Carry:
     """Runs `body` zero times or once: `instruction[name]` times.
 

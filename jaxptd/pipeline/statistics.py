@@ -193,13 +193,14 @@ def messages(schedule: Schedule) -> int:
 def host_waits(plan: Plan) -> np.ndarray:
     """The waits of each stage's host for its GPU in a step's ticks, `[stages]`.
 
-    Once for each conditional: at a tick for F, for B, for W and for the hops, in F for the
-    embedding, in B for the head and for the embedding's gradient. Where parts have different
-    numbers of layers, a loop over them makes it wait for each layer, and once more.
+    Once for each conditional: at a tick for the operation, again for B if backward is split, and
+    for the hops; in F for the embedding, in B for the head and for the embedding's gradient. Where
+    parts have different numbers of layers, a loop over them makes it wait for each layer, and once
+    more.
     """
     columns, splits = plan.columns, plan.schedule.splits
     switch = len(plan.hops.together) > 1
-    found = np.full(plan.schedule.stages, plan.schedule.ticks * (2 + splits + switch))
+    found = np.full(plan.schedule.stages, plan.schedule.ticks * (1 + splits + switch))
     found += (columns["forward"] + 2 * columns["backward"]).sum(0)
     loops = [columns[name] for name in ("forward", "backward", "weight")]
     loops += [columns["backward"]] * plan.recompute

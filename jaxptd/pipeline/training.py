@@ -12,7 +12,7 @@ from jaxptd.pipeline.layer_kinds import LayerKind
 from jaxptd.pipeline.model import ModelArrays, ModelFunctions, X
 from jaxptd.pipeline.placement import of_stack
 from jaxptd.pipeline.plan import Plan
-from jaxptd.pipeline.pools import Instruction, add, get, run_if, zeros
+from jaxptd.pipeline.pools import Instruction, add, get, run_if, run_one, zeros
 from jaxptd.pipeline.programs import run_without_dead_code
 
 
@@ -57,9 +57,12 @@ class Training(Ticks):
         return self.initial(**pools, layers=layers, ends=ends, common=common, total=total)
 
     def compute(self, carry: Carry, instruction: Instruction) -> Carry:
-        carry = run_if("forward", carry, instruction, self._forward)
-        carry = run_if("backward", carry, instruction, self._backward)
-        return run_if("weight", carry, instruction, self._weight) if self.splits else carry
+        """Runs the operation of the stage and tick: one at most, see `Plan.switched`."""
+        bodies = {"backward": self._backward, "weight": self._weight, "forward": self._forward}
+        shared = {name: bodies[name] for name in self.plan.switched}
+        if self.splits:
+            carry = run_if("backward", carry, instruction, self._backward)
+        return run_one("operation", carry, instruction, shared)
 
     # ---- F --------------------------------------------------------------------------------------
 

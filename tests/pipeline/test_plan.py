@@ -103,6 +103,8 @@ class Replay:
         runs = {name for name in LOOPS if row[name]}
         assert all(row[name] == 1 for name in runs)
         self.trips.update(runs)
+        switch = (W if self.schedule.splits else B, F)
+        self.trips.update(f"operation/{n}" for n, each in enumerate(switch) if each == operation)
         assert runs == self.expected(operation, q)
         if not operation:
             return NOTHING

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from jaxptd.analysis.hlo import collectives_from_hlo
 from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.mesh import Axis, Layout, make_mesh
-from jaxptd.pipeline.pools import add, get, loop, put, run_if, zeros
+from jaxptd.pipeline.pools import CONDITIONALS, add, get, loop, put, run_if, run_one, zeros
 
 STAGES, OTHERS = 4, 2
 MESH = make_mesh(Layout(pp=STAGES, tp=OTHERS))
@@ -140,6 +140,39 @@ def sums(loop: Callable) -> int:
 def test_xla_moves_nothing_out(loop: Callable) -> None:
     """Loop-invariant collectives too run only on the stages and ticks that need them."""
     assert sums(loop) == TICKS.sum()
+
+
+@pytest.mark.parametrize("names", [("sum", "double"), ("double", "sum")])
+def test_one_body_runs_or_none(names: tuple[str, str]) -> None:
+    """Each stage its own: a sum over tp, as many times as stages take it, or a product."""
+    chosen = np.array([[1, 2, 0, 1], [2, 2, 1, 0], [0, 1, 1, 1], [1, 0, 2, 2]], np.int32)
+
+    def body(w: Array) -> Array:
+        bodies = {
+            "sum": lambda total, row: total + lax.psum(row["number"] * get(w, 1), Axis.TP),
+            "double": lambda total, row: 2 * total,
+        }
+
+        def tick(total: Array, row: Array) -> tuple[Array, None]:
+            taken = row[lax.axis_index(Axis.PP)]
+            numbers = {"sum": taken == 1, "double": taken == 2, "number": 3}
+            numbers = {name: jnp.int32(number) for name, number in numbers.items()}
+            return run_one("some", total, numbers, {name: bodies[name] for name in names}), None
+
+        start = as_varying(jnp.zeros(w.shape[1:], w.dtype), [Axis.PP])
+        return lax.scan(tick, start, jnp.asarray(chosen))[0][None]
+
+    want = np.zeros((STAGES, 3))
+    for row in chosen[..., None]:
+        want = np.where(row == 1, want + 3 * W[1::2].sum(1), np.where(row == 2, 2 * want, want))
+    run = on_mesh(body, P(Axis.PP, Axis.TP), STAGED)
+    np.testing.assert_array_equal(np.asarray(run(W))[:, 0], want)
+    if CONDITIONALS:
+        text = run.lower(W).compile().as_text()
+        counts = {"sum": int((chosen == 1).sum()), "double": int((chosen == 2).sum())}
+        trips = {f"some/{number}": counts[name] for number, name in enumerate(names)}
+        sizes = {str(axis): size for axis, size in MESH.shape.items()}
+        assert [c.count for c in collectives_from_hlo(text, sizes, trips)] == [counts["sum"]]
 
 
 def test_xla_moves_the_sum_out_of_a_careless_loop() -> None:
