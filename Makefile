@@ -52,7 +52,7 @@ else \
 fi; exit 1
 endef
 
-.PHONY: help train test smoke slow proof notebooks lint docs clean
+.PHONY: help train test smoke slow proof notebooks tutorials lint docs clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/make \1: \2/p' $(MAKEFILE_LIST)
@@ -74,6 +74,9 @@ proof: $(DEV_STAMP)  ## verify a thousand drawn configs on all cores; the same c
 
 notebooks: $(DEV_STAMP)  ## run the notebooks, and write them with their output beside the .py files
 	$(BIN)/jupytext --quiet --to ipynb --execute notebooks/*.py
+
+tutorials: $(DEV_STAMP)  ## run the notebooks, and write them as pages of the documentation
+	$(BIN)/python -m benchmarks.tutorials $(ARGS)
 
 lint: $(DEV_STAMP)  ## check style, types and which module imports which
 	$(BIN)/ruff check

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from jaxptd import plot as plot
     from jaxptd.api import Run as Run
     from jaxptd.api import from_hf as from_hf
+    from jaxptd.api import lm_eval_model as lm_eval_model
     from jaxptd.api import load as load
     from jaxptd.comms import comms as comms
     from jaxptd.config import CheckpointConfig as CheckpointConfig
@@ -60,7 +61,7 @@ __version__ = "0.1.0.dev0"
 
 _MODULES = ("comms", "generate", "hf", "memory", "plot", "profile", "train", "verify")
 _HOMES = {
-    "jaxptd.api": ("Run", "from_hf", "load"),
+    "jaxptd.api": ("Run", "from_hf", "lm_eval_model", "load"),
     "jaxptd.config": (
         "CheckpointConfig",
         "Config",

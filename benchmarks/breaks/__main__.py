@@ -22,7 +22,7 @@ from benchmarks.breaks.attention import ATTENTION
 from benchmarks.breaks.data import DATA
 from benchmarks.breaks.draws import DRAWN
 from benchmarks.breaks.encoder_decoders import ENCODER_DECODERS
-from benchmarks.breaks.hugging_face import HUGGING_FACE
+from benchmarks.breaks.hugging_face import HUGGING_FACE, SCORES
 from benchmarks.breaks.models import MODELS
 from benchmarks.breaks.peak import PEAK
 from benchmarks.breaks.planner import PLANNER
@@ -45,6 +45,7 @@ ALL = (
     *ENCODER_DECODERS,
     *DATA,
     *HUGGING_FACE,
+    *SCORES,
     *PEAK,
     *PLANNER,
     *PLANS,

@@ -1,9 +1,10 @@
-"""Breaks of Hugging Face's weights and configs, in and out."""
+"""Breaks of Hugging Face's weights and configs, in and out, and of scores on published tasks."""
 
 from benchmarks.breaks.table import Break
 
 DIRECTORIES = "tests/hf/test_directory.py"
 BERT, T5 = "tests/hf/families/test_bert.py", "tests/hf/families/test_t5.py"
+SCORES_TEST, HARNESS_TEST = "tests/api/test_scoring.py", "tests/api/test_harness.py"
 
 HUGGING_FACE = (
     # ---- tensors ----
@@ -147,5 +148,64 @@ HUGGING_FACE = (
         ', "logit_softcap": None}',
         "}",
         "tests/hf/test_window.py",
+    ),
+)
+
+SCORES = (
+    Break(
+        "targets at the beginning of a text",
+        "jaxptd/api/scoring.py",
+        "row[1, len(text) - 1 - len(continuation) : len(text) - 1] = continuation",
+        "row[1, : len(continuation)] = continuation",
+        SCORES_TEST,
+        "log_softmax",
+    ),
+    Break(
+        "a replica's scores for all texts",
+        "jaxptd/api/scoring.py",
+        "all_gather(x, Axis.DP, 0)",
+        "x",
+        SCORES_TEST,
+        "log_softmax",
+    ),
+    Break(
+        "a window without the token before it",
+        "jaxptd/api/scoring.py",
+        "known[start : first + 1]",
+        "known[start:first]",
+        SCORES_TEST,
+        "windows",
+    ),
+    Break(
+        "greedy if one token is the likeliest",
+        "jaxptd/api/scoring.py",
+        "== target_BT)).all(1)",
+        "== target_BT)).any(1)",
+        SCORES_TEST,
+        "likeliest",
+    ),
+    Break(
+        "the rest of a prompt is drawn",
+        "jaxptd/run/generator.py",
+        "jnp.where(given < 0, drawn_B, given)",
+        "drawn_B",
+        HARNESS_TEST,
+        "stop",
+    ),
+    Break(
+        "a generation ends at its last stop",
+        "jaxptd/api/harness.py",
+        "return text[: min(",
+        "return text[: max(",
+        HARNESS_TEST,
+        "stop",
+    ),
+    Break(
+        "spaces before a continuation are the context's",
+        "jaxptd/api/harness.py",
+        "stripped = context.rstrip()",
+        "stripped = context",
+        HARNESS_TEST,
+        "likelihoods",
     ),
 )

@@ -94,25 +94,31 @@ def rows(points: Points) -> list[list[str]]:
 
 def draw(points: Points, path: Path) -> None:
     """Draws memory over T, both in powers of two; the same points give the same bytes."""
-    import matplotlib
-    from matplotlib.figure import Figure
+    from jaxptd.plot.style import save
 
-    with matplotlib.rc_context({"svg.hashsalt": "jaxptd", "font.size": 9}):
-        figure = Figure(figsize=(6, 4), layout="constrained")
-        axes = figure.subplots()
-        for (ring, cp), found in points.items():
-            style = {"zigzag": "o-", "rsa": "s--"}[ring]
-            size = [bytes_ / 2**20 for bytes_ in found.values()]
-            color = f"C{SIZES.index(cp)}"
-            axes.plot(list(found), size, style, color=color, ms=4, label=f"{ring}, cp={cp}")
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log", base=2)
-        axes.set_xlabel("tokens in a sequence")
-        axes.set_ylabel("temporary MiB on each device")
-        axes.grid(visible=True, alpha=0.3)
-        axes.legend(fontsize=8)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format="svg", metadata={"Date": None})
+    save({path.name: lambda: _picture(points)}, path.parent)
+
+
+def _picture(points: Points) -> Any:
+    from jaxptd.plot.colors import COLORS
+    from jaxptd.plot.style import PAGE, new_picture
+
+    figure = new_picture(PAGE, 4)
+    axes = figure.subplots()
+    for (ring, cp), found in points.items():
+        style = {"zigzag": "o-", "rsa": "s--"}[ring]
+        size = [bytes_ / 2**20 for bytes_ in found.values()]
+        color = COLORS[SIZES.index(cp)]
+        axes.plot(list(found), size, style, color=color, ms=4, label=f"{ring}, cp={cp}")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.set_xlabel("tokens in a sequence, T")
+    axes.set_ylabel("temporary memory of a device, in MiB")
+    axes.grid()
+    figure.legend(loc="outside right center")
+    return figure
 
 
 # ---- H200s ----------------------------------------------------------------------------------

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Polygon, Rectangle
+from matplotlib.patches import Patch, Polygon, Rectangle
 
 from benchmarks.context.formulas import LINKS, PEAK, Pass, hop_bytes, tokens_to_hide, visit_flops
 from jaxptd.attention.ring import Ring
-from jaxptd.plot.colors import COLORS, FILLS
-from jaxptd.plot.style import CARD, save
+from jaxptd.plot.colors import BLUE, COLORS, FILLS, INK
+from jaxptd.plot.style import PAGE, save
 
 WIDTH = 4096  # D of the times that are drawn; the points where lines cross do not depend on it
 
@@ -25,7 +25,7 @@ WIDTH = 4096  # D of the times that are drawn; the points where lines cross do n
 def draw(directory: Path) -> None:
     """Writes both pictures."""
     pictures = {"ring_zigzag.svg": work_map, "context_break_even.svg": break_even}
-    save(pictures, directory, CARD)
+    save(pictures, directory)
 
 
 def owners(kind: Any, n: int) -> np.ndarray:
@@ -44,20 +44,28 @@ def work(kind: Any, n: int) -> np.ndarray:
 
 def work_map(n: int = 4) -> Figure:
     """Draws the T x T scores of causal attention, coloured by the device that computes them."""
-    figure = Figure(figsize=(9, 4.9), layout="constrained")
+    figure = Figure(figsize=(PAGE, 4.3), layout="constrained")
     kinds = {"blockwise": "contiguous (blockwise)", "zigzag": "zigzag"}
     for axes, (kind, title) in zip(figure.subplots(1, 2), kinds.items(), strict=True):
         device = owners(kind, n)
         for row, key in np.ndindex(2 * n, 2 * n):
             if key <= row:
                 _cell(axes, row, key, device[row])
-        made = "   ".join(f"{i}: {amount:g}" for i, amount in enumerate(work(kind, n)))
         axes.set(xlim=(0, 2 * n), ylim=(2 * n, 0), aspect="equal", title=title)
-        axes.set_xlabel(f"chunks of keys\nblocks made by device   {made}")
-        axes.set_ylabel("chunks of queries, and the device that holds them")
+        axes.set_xlabel("chunks of keys")
+        axes.set_ylabel("device of each chunk of queries")
+        axes.legend(handles=_shares(work(kind, n)), loc="upper right", title="computed by")
         axes.set_xticks([])
         axes.set_yticks(np.arange(2 * n) + 0.5, [str(i) for i in device])
     return figure
+
+
+def _shares(blocks: np.ndarray) -> list[Patch]:
+    """The entries of a legend: how many blocks each device computes."""
+    return [
+        Patch(facecolor=FILLS[i], edgecolor=COLORS[i], label=f"device {i}: {amount:g} blocks")
+        for i, amount in enumerate(blocks)
+    ]
 
 
 def _cell(axes: Axes, row: int, key: int, device: int) -> None:
@@ -71,13 +79,14 @@ def _cell(axes: Axes, row: int, key: int, device: int) -> None:
 
 def break_even() -> Figure:
     """Draws the time of a hop, and of the attention that hides it, over the tokens of a device."""
-    figure = Figure(figsize=(9, 4.2), layout="constrained")
+    figure = Figure(figsize=(PAGE, 4.2), layout="constrained")
     pair = figure.subplots(1, 2, sharey=True)
     both: tuple[Pass, Pass] = ("forward", "backward")
     for axes, which in zip(pair, both, strict=True):
         _times(axes, which)
-    pair[0].set_ylabel(f"microseconds, B = 1, D = {WIDTH}")
-    pair[0].legend(loc="upper left", fontsize=9)
+    pair[0].set_ylabel(f"time for B = 1, D = {WIDTH}, in µs")
+    handles, names = pair[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=2, fontsize=9)
     return figure
 
 
@@ -88,15 +97,17 @@ def _times(axes: Axes, which: Pass) -> None:
         tokens,
         fastest,
         2 * fastest,
-        color=FILLS[0],
-        label="zigzag attention of a visit,\n100 % to 50 % of peak",
+        color=BLUE,
+        alpha=0.4,
+        lw=0,
+        label="attention of a visit, 100% to 50% of peak",
     )
     for (name, link), color in zip(LINKS.items(), (COLORS[1], COLORS[3]), strict=True):
         axes.plot(
             tokens,
             hop_bytes(which) * tokens * WIDTH / link * 1e6,
             color=color,
-            label=f"hop, {name}",
+            label=f"hop over {name}",
         )
         edges = [
             tokens_to_hide(which, "zigzag", link=link, efficiency=share) for share in (0.5, 1.0)
@@ -106,10 +117,16 @@ def _times(axes: Axes, which: Pass) -> None:
         for x, y, side in zip(edges, times, ("right", "left"), strict=True):
             where = (-6, 4) if side == "right" else (6, -10)
             axes.annotate(
-                f"{x:,.0f}", (x, y), where, textcoords="offset points", ha=side, fontsize=9
+                f"{x:,.0f}",
+                (x, y),
+                where,
+                textcoords="offset points",
+                ha=side,
+                fontsize=8,
             )
-    axes.set(xscale="log", yscale="log", title=which, xlabel="tokens of a device, T / cp")
+    axes.plot([], [], "o", color=INK, markersize=4, label="hidden from so many tokens on")
+    axes.set(xscale="log", yscale="log", title=which, xlabel="tokens on a device, T / cp")
     axes.set_xlim(tokens[0], tokens[-1])
     axes.set_xticks(2 ** np.arange(9, 18, 2), [f"{2**i:,}" for i in range(9, 18, 2)])
     axes.minorticks_off()
-    axes.grid(alpha=0.3)
+    axes.grid()

@@ -33,7 +33,7 @@ def compiled_parts() -> Figure:
         program = Program(config, make_mesh(config.layout, gpus(1)))
         panels[title] = least(program, compile_step(program).as_text())
     rates = f"{PEAK / 1e12:g} TFLOP/s and {BANDWIDTH / 1e12:.1f} TB/s"
-    return picture(panels, f"ms at {rates}: compiled, not run")
+    return picture(panels, f"ms at {rates}:\ncompiled, not run")
 
 
 PICTURES = {"step_parts.svg": compiled_parts}

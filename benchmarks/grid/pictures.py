@@ -19,15 +19,16 @@ from benchmarks.grid import break_even as even
 from benchmarks.lib.svg import command
 from jaxptd.errors import run_command
 from jaxptd.plot.colors import COLORS, DARK, FILLS, INK
-from jaxptd.plot.style import CARD, save
+from jaxptd.plot.style import PAGE, save
 
 Q = 3
+GAP = 0.03  # where arrows are, between devices
 HIDDEN = 4096  # D of the costs that are drawn; only the norms depend on it
 
 
 def draw(directory: Path) -> None:
     """Writes all pictures."""
-    save(PICTURES, directory, CARD)
+    save(PICTURES, directory)
 
 
 # ---- steps of a product -------------------------------------------------------------------------
@@ -45,42 +46,49 @@ def source(algorithm: str, i: int, j: int, step: int) -> bool:
 
 def fox() -> Figure:
     """Draws Fox: A is broadcast along rows, B moves one up at each step."""
-    figure = Figure(figsize=(9.6, 4.1), layout="constrained")
+    figure = Figure(figsize=(PAGE, 3.3), layout="constrained")
     for step, axes in enumerate(figure.subplots(1, Q)):
         _grid(axes, "fox", step)
-        _rings(axes, up=step > 0, left=False)
-        for i in range(Q):
-            _along_row(axes, i, panel("fox", i, 0, step))
+        for n in range(Q):
+            _along_row(axes, n, panel("fox", n, 0, step))
+            if step:
+                _up(axes, n)
         moved = "B moved one up" if step else "B not moved"
-        axes.set_xlabel(f"A from the bold device along its row,\n{moved}")
+        axes.set_xlabel(f"A from the bold device\nalong its row, {moved}", fontsize=9)
     return figure
 
 
 def cannon() -> Figure:
     """Draws Cannon: both are skewed once; then A moves one to the left, B one up at each step."""
-    figure = Figure(figsize=(9.6, 4.1), layout="constrained")
+    figure = Figure(figsize=(PAGE, 3.3), layout="constrained")
     for step, axes in enumerate(figure.subplots(1, Q)):
         _grid(axes, "cannon", step)
-        _rings(axes, up=step > 0, left=step > 0)
-        first = "skewed: row i of A by i to the left,\ncolumn j of B by j up"
-        axes.set_xlabel("A moved one to the left,\nB one up" if step else first)
+        for n in range(Q if step else 0):
+            _up(axes, n)
+            _left(axes, n)
+        first = "skewed: A's row i by i to the left,\nB's column j by j up"
+        axes.set_xlabel("A moved one to the left,\nB one up" if step else first, fontsize=9)
     return figure
 
 
 def summa_and_gather() -> Figure:
-    """One step of each."""
-    figure = Figure(figsize=(7.4, 4.4), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    _grid(left, "summa", 1)
-    left.set(title="summa, step 1 of 0, 1, 2")
-    left.set_xlabel("A's column 1 along rows,\nB's row 1 along columns")
-    for n in range(Q):
-        _along_row(left, n, 1)
-        _along_column(left, n, 1)
-    _frame(right, "gather, in one slice")
+    """Draws the steps of SUMMA, and the one step of a gather."""
+    figure = Figure(figsize=(PAGE, 7.2), layout="constrained")
+    *steps, gather = figure.subplots(2, 2).flat
+    for step, axes in enumerate(steps):
+        _grid(axes, "summa", step)
+        axes.set(title=f"summa, step {step}")
+        axes.set_xlabel(f"A's column {step} along rows,\nB's row {step} along columns")
+        for n in range(Q):
+            _along_row(axes, n, step)
+            _along_column(axes, n, step)
+    _frame(gather, "gather, in one slice")
     for i, j in np.ndindex(Q, Q):
-        _device(right, i, j, FILLS[3], f"A{i}0 A{i}1 A{i}2", f"B0{j} B1{j} B2{j}")
-    right.set_xlabel("all of A's row i and of B's column j,\none product")
+        _device(gather, i, j, FILLS[3], f"A{i}0 A{i}1 A{i}2", f"B0{j} B1{j} B2{j}")
+    for i, j in np.ndindex(Q, Q):
+        _along_row(gather, i, j)
+        _along_column(gather, j, i)
+    gather.set_xlabel("every block of A to all of its row,\nof B to all of its column: one product")
     return figure
 
 
@@ -99,43 +107,44 @@ def _grid(axes: Axes, algorithm: str, step: int) -> None:
         k = panel(algorithm, i, j, step)
         _device(axes, i, j, FILLS[k], f"A{i}{k}", f"B{k}{j}")
         if algorithm != "cannon" and source(algorithm, i, j, step):
-            place = j + 0.05, i + 0.05
-            axes.add_patch(Rectangle(place, 0.9, 0.9, fill=False, edgecolor=COLORS[k], lw=2.5))
+            place = j + 0.1, i + 0.1
+            axes.add_patch(Rectangle(place, 0.86, 0.86, fill=False, edgecolor=COLORS[k], lw=2.5))
 
 
 def _device(axes: Axes, i: int, j: int, fill: str, a: str, b: str) -> None:
-    axes.add_patch(Rectangle((j + 0.05, i + 0.05), 0.9, 0.9, facecolor=fill, edgecolor=INK, lw=1))
-    style: dict[str, Any] = {"ha": "center", "va": "center"}
-    size = 8 if len(a) > 3 else 11
-    axes.text(j + 0.53, i + 0.36, a, fontsize=size, **style)
-    axes.text(j + 0.53, i + 0.6, b, fontsize=size, **style)
-    axes.text(j + 0.53, i + 0.84, f"adds to C{i}{j}", fontsize=7, color=INK, **style)
+    axes.add_patch(Rectangle((j + 0.1, i + 0.1), 0.86, 0.86, facecolor=fill, edgecolor=INK, lw=1))
+    style: dict[str, Any] = {"ha": "center", "va": "center", "color": DARK}
+    size = 7 if len(a) > 3 else 10
+    axes.text(j + 0.53, i + 0.31, a, fontsize=size, **style)
+    axes.text(j + 0.53, i + 0.56, b, fontsize=size, **style)
+    axes.text(j + 0.53, i + 0.82, f"adds to C{i}{j}", fontsize=7, **style)
 
 
 def _along_row(axes: Axes, i: int, source: int) -> None:
-    """Draws arrows from device (i, source) to the ends of its row, above the names of blocks."""
+    """Draws arrows from device (i, source) to the ends of its row, above the devices."""
     for end in {0, Q - 1} - {source}:
-        _arrow(axes, (source + 0.5, i + 0.17), (end + 0.5, i + 0.17))
+        _arrow(axes, (source + 0.53, i + GAP), (end + 0.53, i + GAP))
 
 
 def _along_column(axes: Axes, j: int, source: int) -> None:
-    """Draws arrows from device (source, j) to the ends of its column, beside the blocks' names."""
+    """Draws arrows from device (source, j) to the ends of its column, beside the devices."""
     for end in {0, Q - 1} - {source}:
-        _arrow(axes, (j + 0.13, source + 0.5), (j + 0.13, end + 0.5))
+        _arrow(axes, (j + GAP, source + 0.53), (j + GAP, end + 0.53))
 
 
 def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
-    style = {"arrowstyle": "->", "color": DARK, "lw": 1.2, "shrinkA": 0, "shrinkB": 0}
+    style = {"arrowstyle": "->", "color": INK, "lw": 1.5, "shrinkA": 0, "shrinkB": 0}
     axes.annotate("", end, start, arrowprops=style)
 
 
-def _rings(axes: Axes, *, up: bool, left: bool) -> None:
-    """Draws arrows outside the grid in the direction in which blocks moved before this step."""
-    for n in range(Q):
-        if up:
-            _arrow(axes, (n + 0.5, 0), (n + 0.5, -0.3))
-        if left:
-            _arrow(axes, (0, n + 0.5), (-0.3, n + 0.5))
+def _up(axes: Axes, j: int) -> None:
+    """Draws the ring along column j, whose blocks of B moved one up before this step."""
+    _arrow(axes, (j + GAP, Q - 0.1), (j + GAP, -0.3))
+
+
+def _left(axes: Axes, i: int) -> None:
+    """Draws the ring along row i, whose blocks of A moved one to the left before this step."""
+    _arrow(axes, (Q - 0.1, i + GAP), (-0.3, i + GAP))
 
 
 # ---- cost ---------------------------------------------------------------------------------------
@@ -143,7 +152,7 @@ def _rings(axes: Axes, *, up: bool, left: bool) -> None:
 
 def break_even() -> Figure:
     """Draws the bytes that a device sends a layer, over M / D; and the bytes it keeps, over N."""
-    figure = Figure(figsize=(9.6, 4.2), layout="constrained")
+    figure = Figure(figsize=(PAGE, 4.4), layout="constrained")
     sent, kept = figure.subplots(1, 2)
     ratio = np.geomspace(0.25, 128, 64)
     for (rows, cols), color in zip(((2, 2), (4, 4), (8, 8)), COLORS, strict=False):
@@ -151,11 +160,12 @@ def break_even() -> Figure:
         each = [grid.at(x * HIDDEN) / (x * HIDDEN**2) for x in ratio]
         name = f"{rows} x {cols}"
         sent.plot(ratio, each, color=color, label=f"grid of {name}")
-        sent.axhline(line.each / HIDDEN, color=color, ls="--", lw=1, label=f"1D, {rows * cols}")
+        sent.axhline(line.each / HIDDEN, color=color, ls="--", lw=1, label=f"1D on {rows * cols}")
         if span := even.cheaper(rows, cols, HIDDEN):
             sent.plot(span[0] / HIDDEN, line.each / HIDDEN, "o", color=color, markersize=5)
-    sent.set(xscale="log", ylim=(0, 40), title="bytes sent a layer / (M D)")
+    sent.set(xscale="log", ylim=(0, 40), title="sent by a device for a layer")
     sent.set_xlabel("tokens of a micro-batch / hidden size, M / D")
+    sent.set_ylabel("bytes / (M D)")
     sent.set_xticks([0.25, 1, 4, 16, 64], ["1/4", "1", "4", "16", "64"])
     devices = np.array([4, 8, 16, 32, 64])
     for name, keep, remat, color in (
@@ -165,12 +175,13 @@ def break_even() -> Figure:
     ):
         values = [keep(n, remat=remat) for n in devices]
         kept.plot(devices, values, marker="o", markersize=4, color=color, label=name)
-    kept.set(xscale="log", ylim=(0, 12), title="bytes kept a layer / (M D)", xlabel="devices, N")
+    kept.set(xscale="log", ylim=(0, 12), title="kept by a device for backward")
+    kept.set(xlabel="devices, N", ylabel="bytes of a layer / (M D)")
     kept.set_xticks(devices, [str(n) for n in devices])
     for axes in (sent, kept):
         axes.minorticks_off()
-        axes.grid(alpha=0.3)
-        axes.legend(loc="upper right", fontsize=9)
+        axes.grid()
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, fontsize=9)
     return figure
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from xml.etree import ElementTree
 
 from jaxptd.errors import Parser
 
@@ -14,3 +15,9 @@ def command(
     parser.add_argument("--out", type=Path, default=Path("docs/pictures"), help="where to")
     draw(parser.parse_args(argv).out)
     return 0
+
+
+def words(path: Path) -> list[str]:
+    """The texts of a picture, in the order in which they are drawn."""
+    texts = (each for each in ElementTree.parse(path).iter() if each.tag.endswith("}text"))
+    return ["".join(each.itertext()).strip() for each in texts]

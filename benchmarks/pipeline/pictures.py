@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from benchmarks.lib.svg import command
 from jaxptd.errors import run_command
@@ -20,7 +21,7 @@ from jaxptd.pipeline import picture
 from jaxptd.pipeline.schedules import SCHEDULES, Schedule, make_schedule
 from jaxptd.pipeline.statistics import bubble, peak, simulate
 from jaxptd.plot.colors import BLUE, GREEN, INK, ORANGE, PINK, PURPLE
-from jaxptd.plot.style import save
+from jaxptd.plot.style import PAGE, save
 
 STAGES, MICRO_BATCHES = 4, 8
 DEEP = 8  # stages of the costs that are drawn
@@ -47,7 +48,7 @@ def schedules(stages: int = STAGES, micro_batches: int = MICRO_BATCHES) -> list[
 def in_time() -> Figure:
     """Draws every schedule in time, with F, B and W equally long; a whole backward is B + W."""
     found = schedules()
-    figure = Figure(figsize=(9, 8.2), layout="constrained")
+    figure = Figure(figsize=(PAGE, 8.6), layout="constrained")
     end = max(simulate(each).makespan for each in found)
     for axes, schedule in zip(figure.subplots(len(found), 1, sharex=True), found, strict=True):
         _strip(axes, schedule)
@@ -55,7 +56,9 @@ def in_time() -> Figure:
         time = f"time {simulate(schedule).makespan:g}, bubble {bubble(schedule):.1%}"
         axes.set_title(f"{schedule.name}: {time}, {held}", loc="left")
         axes.set_xlim(0, end)
-    axes.set_xlabel("time, a forward of all layers of a stage is 1")
+    axes.set_xlabel("time: a forward of all layers of a stage takes 1, a whole backward 2")
+    patches = [Patch(color=color, label=name) for name, color in picture.legend(found).items()]
+    figure.legend(handles=patches, loc="outside lower center", ncols=3, fontsize=9)
     return figure
 
 
@@ -68,14 +71,14 @@ def _strip(axes: Axes, schedule: Schedule) -> None:
         axes.barh(stage, end - start, left=start, height=0.9, color=color, ec=EDGE, lw=0.5)
     axes.set_yticks(range(schedule.stages), [f"stage {s}" for s in range(schedule.stages)])
     axes.invert_yaxis()
-    axes.set_facecolor((0.5, 0.5, 0.5, 0.15))
+    axes.set_facecolor(picture.IDLE)
     for spine in axes.spines.values():
         spine.set_visible(False)
 
 
 def cost() -> Figure:
     """Draws bubble and memory of each schedule over the number of micro-batches."""
-    figure = Figure(figsize=(9.6, 4), layout="constrained")
+    figure = Figure(figsize=(PAGE, 4), layout="constrained")
     bubbles, held = figure.subplots(1, 2)
     counts = DEEP * np.array([1, 2, 4, 8])
     for name, color, mark, wide in zip(SCHEDULES, LINES, MARKS, WIDTHS, strict=True):
@@ -83,14 +86,16 @@ def cost() -> Figure:
         style: Any = {"color": color, "marker": mark, "markersize": 5, "lw": wide, "label": name}
         bubbles.plot(counts, [100 * bubble(each) for each in made], **style)
         held.plot(counts, [peak(each).max() for each in made], **style)
-    bubbles.set(title=f"bubble, per cent of the work, {DEEP} stages")
-    held.set(title="micro-batches that the busiest stage holds", ylim=(0, 34))
+    bubbles.set(title=f"bubble, % of the work, {DEEP} stages")
+    held.set(title="held by the busiest stage", ylim=(0, 34), ylabel="micro-batches")
     for axes in (bubbles, held):
-        axes.set(xscale="log", xlabel="micro-batches")
+        axes.set(xscale="log", xlabel="micro-batches of a step")
         axes.set_xticks(counts, [str(m) for m in counts])
         axes.minorticks_off()
         axes.grid()
-        axes.legend(fontsize=9, loc="upper right")
+    figure.legend(
+        *held.get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=9
+    )
     return figure
 
 

@@ -1,11 +1,11 @@
 """The pictures of docs/pipeline.md: they show what the schedules are, and are current."""
 
 from pathlib import Path
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
+from benchmarks.lib.svg import words
 from benchmarks.pipeline import pictures as pipeline_pictures
 from jaxptd.pipeline.schedules import SCHEDULES, make_schedule
 from jaxptd.pipeline.statistics import expected_bubble, expected_peak, simulate
@@ -19,11 +19,6 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("pictures")
     assert pipeline_pictures.main(["--out", str(out / "new")]) == 0
     return out / "new"
-
-
-def words(path: Path) -> list[str]:
-    texts = (e for e in ElementTree.parse(path).iter() if e.tag.endswith("}text"))
-    return ["".join(each.itertext()).strip() for each in texts]
 
 
 @pytest.mark.slow

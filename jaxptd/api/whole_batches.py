@@ -105,9 +105,8 @@ class WholeBatches:
     def logits(self, params: Params, batch: WholeBatch) -> np.ndarray:
         """Logits `[B, T, V]`, computed a sequence at a time."""
         config = self._program.config
-        family = family_of(config.model)
-        field, writing = family.given(config).get(TOKENS), family.writing
-        if writing is None or not writing.continues or field is None:
+        field = tokens_field(config)
+        if field is None:
             raise UserError(
                 f"model.family={config.model.family}: logits are those of a model that continues a "
                 "text; use loss_and_gradients, or run.program.eval_step"
@@ -115,6 +114,13 @@ class WholeBatches:
         tokens_BT = _checked(batch, {TOKENS: field}, config)[TOKENS]
         rows = [self._logits(params, row_T[None]) for row_T in tokens_BT.astype(np.int32)]
         return np.concatenate([np.asarray(row) for row in rows])
+
+
+def tokens_field(config: Config) -> Field | None:
+    """The tokens of a model that continues a text; None if it does not."""
+    family = family_of(config.model)
+    continues = family.writing is not None and family.writing.continues
+    return family.given(config).get(TOKENS) if continues else None
 
 
 def _logits_function(program: Program) -> Any:

@@ -3,7 +3,7 @@
 Only `draw` and `render` need matplotlib (the viz extra).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,24 @@ from jaxptd.fields import checked
 from jaxptd.pipeline.statistics import EQUAL, Durations, bubble, held, simulate
 from jaxptd.pipeline.table import B, F, Operation, Schedule, W, cell_text, check
 from jaxptd.plot import drawing, format_of
-from jaxptd.plot.colors import BACKWARD, BLUE, DARK, FORWARD, ORANGE, WEIGHTS
+from jaxptd.plot.colors import (
+    AMBER,
+    BACKWARD,
+    BLUE,
+    DARK,
+    FORWARD,
+    GREEN,
+    PINK,
+    WEIGHTS,
+)
 
 STYLES = {F: "blue", B: "green", W: "dark_orange"}  # in a terminal
 COLORS = {F: FORWARD, B: BACKWARD, W: WEIGHTS}  # for chunk 0; later chunks are darker
 FOLDS = 8  # the most blocks of lines that `as_text` folds a wide table into
 NUMBERS = 4000  # the most cells of a picture with the micro-batches' numbers
+IDLE = (0.5, 0.5, 0.5, 0.15)
+ENDS = (BLUE, GREEN, AMBER, PINK)  # of the first stage, and on to the last
+LABELS = 1.0  # inches beside the cells
 SMALLEST = 5.0  # points; smaller numbers could not be read, and are left out
 
 
@@ -98,20 +110,28 @@ def figure(schedule: Schedule) -> Any:
 
 
 def _figure(schedule: Schedule, style: Any) -> Any:
-    size = np.clip(schedule.ticks * 0.26 + 1.2, 9, 48), schedule.stages * 0.34 + 3.2
-    made = style.new_picture(*size)
-    ratios = [schedule.stages * 0.34 + 0.4, 1.8]
+    width = _width(schedule, least=style.PAGE)
+    made = style.new_picture(width, schedule.stages * 0.32 + 3.6)
+    ratios = [schedule.stages * 0.32 + 0.4, 1.8]
     cells, curves = made.subplots(2, 1, sharex=True, height_ratios=ratios)
-    _draw_cells(cells, schedule, _size_of_numbers(schedule, width=size[0]))
+    _draw_cells(cells, schedule, _size_of_numbers(schedule, width=width))
     _draw_held(curves, schedule)
     return made
 
 
+def _width(schedule: Schedule, *, least: float) -> float:
+    """Inches at which numbers can be read; from a page's width, the least, to 48."""
+    return float(np.clip(schedule.ticks * (0.03 + 0.09 * _digits(schedule)) + LABELS, least, 48))
+
+
 def _size_of_numbers(schedule: Schedule, *, width: float) -> float:
     """The font size, in points, at which numbers fit into the cells; width: inches."""
-    cell = (width - 2.2) * 72 / schedule.ticks  # 2.2 inches are for labels and the legend
-    digits = len(str(schedule.micro_batches - 1))
-    return min(10.0, cell / (0.72 * digits))
+    cell = (width - LABELS) * 72 / schedule.ticks
+    return min(10.0, cell / (0.72 * _digits(schedule)))
+
+
+def _digits(schedule: Schedule) -> int:
+    return len(str(schedule.micro_batches - 1))
 
 
 def _draw_cells(axes: Any, schedule: Schedule, points: float) -> None:
@@ -130,25 +150,32 @@ def _draw_cells(axes: Any, schedule: Schedule, points: float) -> None:
     axes.set_title(
         f"{schedule.name}: {_count(schedule.stages, 'stage')}, "
         f"{_count(schedule.micro_batches, 'micro-batch', 'es')}, {_count(schedule.chunks, 'chunk')}"
-        f" a stage, {schedule.ticks} ticks, bubble {bubble(schedule):.1%}"
+        f" a stage, {schedule.ticks} ticks\n{np.mean(operation == 0):.1%} of the cells are idle; "
+        f"bubble {bubble(schedule):.1%}: time between a stage's operations, over its work"
     )
-    kinds = {F: "forward", B: "backward"}
-    if schedule.splits:
-        kinds |= {B: "gradient of input", W: "gradient of weights"}
-    for kind, label in kinds.items():
-        axes.plot([], [], "s", color=COLORS[kind], label=label)
-    if schedule.chunks > 1:
-        dark = shade(COLORS[F], schedule.chunks - 1, schedule.chunks)
-        axes.plot([], [], "s", color=dark, label="darker: a later chunk")
-    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=8)
+    for label, color in legend([schedule]).items():
+        axes.plot([], [], "s", color=color, label=label)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, 0), ncols=5, fontsize=8)
     for spine in axes.spines.values():
         spine.set_visible(False)
+
+
+def legend(schedules: Sequence[Schedule]) -> dict[str, Any]:
+    """The colours that the cells of schedules have, by their meaning."""
+    kinds: dict[str, Any] = {"forward": COLORS[F]}
+    if not all(each.splits for each in schedules):
+        kinds["backward"] = COLORS[B]
+    if any(each.splits for each in schedules):
+        kinds |= {"gradient of input": COLORS[B], "gradient of weights": COLORS[W]}
+    if (chunks := max(each.chunks for each in schedules)) > 1:
+        kinds["darker: a later chunk"] = shade(COLORS[F], chunks - 1, chunks)
+    return kinds | {"idle": IDLE}
 
 
 def _shades(schedule: Schedule) -> np.ndarray:
     """Colours `[stages, ticks, RGBA]` by operation, darker for later chunks; idle is pale grey."""
     operation, _, chunk = np.moveaxis(schedule.table.swapaxes(0, 1), -1, 0)
-    shades = np.full((len(COLORS) + 1, schedule.chunks, 4), (0.5, 0.5, 0.5, 0.15))
+    shades = np.full((len(COLORS) + 1, schedule.chunks, 4), IDLE)
     for row, color in enumerate(COLORS.values(), start=1):
         for k in range(schedule.chunks):
             shades[row, k] = [*shade(color, k, schedule.chunks), 1]
@@ -168,16 +195,27 @@ def _draw_held(axes: Any, schedule: Schedule) -> None:
     counts = held(schedule) / schedule.chunks
     ends = {0, schedule.stages - 1}
     for stage in range(schedule.stages):
-        share = stage / max(1, schedule.stages - 1)  # from blue, the first stage, to orange
-        color = (1 - share) * _rgb(BLUE) + share * _rgb(ORANGE)
         label = f"stage {stage}" if schedule.stages <= 8 or stage in ends else None
-        axes.stairs(counts[:, stage], color=color, label=label, baseline=None, linewidth=1.4)
+        axes.stairs(
+            counts[:, stage],
+            color=_of_stage(stage, schedule.stages),
+            label=label,
+            baseline=None,
+            linewidth=1.4,
+        )
     axes.set(xlim=(0, schedule.ticks), xlabel="tick", ylabel="micro-batches held")
     axes.set_ylim(0, float(np.max(counts)) * 1.08)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.yaxis.get_major_locator().set_params(integer=True)
     axes.grid()
-    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=8)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.25), ncols=8, fontsize=8)
+
+
+def _of_stage(stage: int, stages: int) -> np.ndarray:
+    """The colour of a stage; those of four stages are `ENDS`."""
+    place = stage / max(1, stages - 1) * (len(ENDS) - 1)
+    rgb = np.array([_rgb(color) for color in ENDS]).T
+    return np.array([np.interp(place, range(len(ENDS)), part) for part in rgb])
 
 
 def _count(number: int, what: str, plural: str = "s") -> str:

@@ -8,5 +8,5 @@ INK = "#718096"  # text and lines
 # Operations of a pipeline, below dark text.
 FORWARD, BACKWARD, WEIGHTS = SKY, "#38a169", "#dd6b20"
 
-FILLS = ("#bee3f8", "#feebc8", "#c6f6d5", "#e9d8fd")  # below dark text, on a white page
+FILLS = ("#bee3f8", "#feebc8", "#c6f6d5", "#e9d8fd")  # below dark text
 DARK = "#1a202c"  # text on fills

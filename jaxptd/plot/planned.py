@@ -48,7 +48,7 @@ def plan(made: Plan) -> Figure:
     Args:
         made: by `jaxptd.plan(config, gpus=..., gpu=...)`.
     """
-    figure = new_picture(10, 7.6)
+    figure = new_picture(8.4, 7.6)
     heights = (1 + 0.12 * len(made.best), 1.6)
     halves: Any = figure.subfigures(2, 1, height_ratios=heights)
     above, below = halves
@@ -191,7 +191,8 @@ def _longest(terms: Sequence[Any], made: Plan) -> Any:
 
 
 def _label(axes: Axes, term: Any, place: tuple[float, float], **style: Any) -> None:
-    axes.annotate(term.name, place, textcoords="offset points", fontsize=8, **style)
+    name = term.name.replace(", ", ",\n")  # two short lines fit beside a dot
+    axes.annotate(name, place, textcoords="offset points", fontsize=8, **style)
 
 
 def _plain(axis: Any, subs: tuple[int, ...]) -> None:

@@ -7,14 +7,13 @@ import functools
 import io
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ParamSpec
 
 import matplotlib
 from cycler import cycler
 from matplotlib.figure import Figure
 
-from jaxptd.plot.colors import COLORS, DARK, INK
+from jaxptd.plot.colors import COLORS, INK
 
 STYLE: dict[str, Any] = {
     "svg.hashsalt": "jaxptd",
@@ -32,12 +31,7 @@ STYLE: dict[str, Any] = {
     **dict.fromkeys(("xtick.color", "ytick.color", "grid.color"), INK),
     "grid.alpha": 0.3,
 }
-# For pictures with dark text on fills: a white page wherever they are shown.
-CARD: dict[str, Any] = {
-    **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "white"),
-    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "axes.titlecolor"), DARK),
-    **dict.fromkeys(("xtick.color", "ytick.color"), DARK),
-}
+PAGE = 7.6  # inches: the width of a page of the documentation, which shows wider pictures smaller
 NO_DATE: dict[str, dict[str, Any]] = {
     "svg": {"Date": None, "Creator": None},
     "png": {"Software": None},
@@ -78,14 +72,9 @@ def to_bytes(figure: Figure, kind: str) -> bytes:
     return out.getvalue()
 
 
-def save(
-    pictures: Mapping[str, Callable[[], Figure]],
-    directory: Path,
-    changes: Mapping[str, Any] = MappingProxyType({}),
-) -> None:
-    """Makes each picture in `STYLE`, with changes, and writes it as SVG under its name."""
+def save(pictures: Mapping[str, Callable[[], Figure]], directory: Path) -> None:
+    """Makes each picture in `STYLE`, and writes it as SVG under its name."""
     directory.mkdir(parents=True, exist_ok=True)
-    both: Any = STYLE | dict(changes)
-    with matplotlib.rc_context(both):
+    with matplotlib.rc_context(STYLE):  # type: ignore[arg-type]
         for name, make in pictures.items():
             make().savefig(directory / name, format="svg", metadata=NO_DATE["svg"])

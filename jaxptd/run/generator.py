@@ -1,12 +1,12 @@
 """Generates tokens with a trained model and a cache of keys and values.
 
-Letters: B batch (one text), T position, V vocabulary, K most likely tokens.
+Letters: B batch (one text), T position, V vocabulary, K most likely tokens, N generated ids.
 """
 
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -26,6 +26,7 @@ from jaxptd.step import Batch, Program
 from jaxptd.step.passes import make_passes
 from jaxptd.step.resolved import Resolved, resolve_for_decoding
 
+SHAPES = 64  # tokens by which prompts of compiled programs differ
 GREEDY = 1e-6  # lower temperatures take the most likely token; float32 could not divide by them
 
 
@@ -86,6 +87,18 @@ class Generator:
             text += self._write_on(params, seen, count, place=len(text))
         return text[-tokens:] if tokens else []
 
+    def of_many(self, params: Params, prompt: Sequence[int], tokens: int) -> list[int]:
+        """Generates as a call does, for many prompts that the model continues.
+
+        Prompts of `SHAPES` lengths share a compiled program: it takes the beginning of a prompt in
+        one pass and the rest a token at a time. Prompt and tokens together fit the model.
+        """
+        first = len(prompt) // SHAPES * SHAPES or 1
+        given = prompt[first:]
+        count = min(SHAPES - 1 + tokens, self._model.seq_length - first)
+        found = self._write_on(params, prompt[:first], count, place=len(prompt), given=given)
+        return found[len(given) :][:tokens]
+
     @property
     def _model(self) -> ModelConfig:
         return self.program.config.model
@@ -97,29 +110,38 @@ class Generator:
         return writing
 
     def _write_on(
-        self, params: Params, prompt: Sequence[int], count: int, *, place: int = 0
+        self,
+        params: Params,
+        prompt: Sequence[int],
+        count: int,
+        *,
+        place: int = 0,
+        given: Sequence[int] = (),
     ) -> list[int]:
-        """Generates `count` ids in one go; place: of the first in the text, for the draws."""
+        """Generates `count` ids in one go, of which the first are given.
+
+        place: of the first drawn id in the text, for the draws.
+        """
+        given_N = np.pad(np.array(given, np.int32), (0, count - len(given)), constant_values=-1)
         batch = self._writing.first(self._model, prompt)
         key = jax.random.fold_in(jax.random.key(self.sampling.seed), place)
-        found: list[int] = np.asarray(self._write(params, batch, key, count=count))[:, 0].tolist()
+        found: list[int] = np.asarray(self._write(params, batch, key, given_N))[:, 0].tolist()
         return found
 
     @cached_property
     def _write(self) -> Callable[..., Array]:
-        """(params, first batch, key, count=...) -> ids[count, B]; compiled once for each shape."""
-        specs = (self.program.states.specs["params"], P(), P())
+        """(params, first batch, key, given[N]) -> ids[N, B]; compiled once for each shape."""
+        specs = (self.program.states.specs["params"], P(), P(), P())
+        mesh = self.program.mesh
+        return jax.jit(
+            jax.shard_map(self._run, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=True)
+        )
 
-        def write(params: Params, batch: Batch, key: Array, *, count: int) -> Array:
-            body = partial(self._run, count=count)
-            return jax.shard_map(
-                body, mesh=self.program.mesh, in_specs=specs, out_specs=P(), check_vma=True
-            )(params, batch, key)
+    def _run(self, params: Params, batch: Batch, key: Array, given_N: Array) -> Array:
+        """First batch -> ids[N, B]: the prompt in one pass, then a token at a time.
 
-        return jax.jit(write, static_argnames="count")
-
-    def _run(self, params: Params, batch: Batch, key: Array, *, count: int) -> Array:
-        """First batch -> ids[count, B]: the prompt in one pass, then a token at a time."""
+        A given id of 0 or more takes the place of the one that is drawn.
+        """
         passes, field = make_passes(self._resolved), self._writing.field
         size, length = batch[field].shape
         params = self.program.states.to_device(params)
@@ -130,12 +152,15 @@ class Generator:
             ids_B = self._draw(logits_BTV[:, -1:], jax.random.fold_in(key, start))
             return as_same(ids_B), state  # typed as varying where ZeRO gathered the parameters
 
-        def advance(carry: tuple[Array, Any], i: Array) -> tuple[tuple[Array, Any], Array]:
-            token_B, state = carry
+        def advance(
+            carry: tuple[Array, Any], each: tuple[Array, Array]
+        ) -> tuple[tuple[Array, Any], Array]:
+            (drawn_B, state), (i, given) = carry, each
+            token_B = jnp.where(given < 0, drawn_B, given)
             return forward({field: token_B[:, None]}, length + i, state), token_B
 
         first = forward(batch, jnp.int32(0), passes.empty_state(params, size))
-        return lax.scan(advance, first, jnp.arange(count, dtype=jnp.int32))[1]
+        return lax.scan(advance, first, (jnp.arange(len(given_N), dtype=jnp.int32), given_N))[1]
 
     def _places(self, batch: Batch, start: Array) -> Places:
         """The places of a batch's sequences; start: the position of the first token."""

@@ -18,7 +18,8 @@ from jaxptd.memory import counted
 from jaxptd.models.gpt import GPT
 
 FUNCTIONS = [
-    *("comms", "describe_mesh", "from_hf", "generate", "load", "load_config", "load_tokenizer"),
+    *("comms", "describe_mesh", "from_hf", "generate", "lm_eval_model", "load"),
+    *("load_config", "load_tokenizer"),
     *(
         "make_mesh",
         "make_schedule",

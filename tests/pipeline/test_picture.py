@@ -17,6 +17,7 @@ from jaxptd.pipeline.picture import as_text, as_trace, draw, render, write
 from jaxptd.pipeline.schedules import SCHEDULES, make_schedule
 from jaxptd.pipeline.statistics import Durations, peak, simulate
 from jaxptd.pipeline.table import cell_text
+from jaxptd.plot.style import PAGE
 
 SMALL = make_schedule("1f1b", stages=3, micro_batches=2)
 V = make_schedule("zb-v", stages=4, micro_batches=12)
@@ -99,7 +100,7 @@ def words(svg: bytes) -> list[str]:
 
 def test_a_picture_has_a_title_labels_and_numbers():
     found = Counter(words(render(V, "out.svg")))
-    title = "zb-v: 4 stages, 12 micro-batches, 2 chunks a stage, 75 ticks, bubble 0.0%"
+    title = "zb-v: 4 stages, 12 micro-batches, 2 chunks a stage, 75 ticks"
     named = {title, "tick", "micro-batches held", "forward", "gradient of input"}
     assert named | {"gradient of weights", "darker: a later chunk"} <= set(found)
     assert found["stage 0"] == found["stage 3"] == 2  # at the cells and at the curves
@@ -109,7 +110,9 @@ def test_a_picture_has_a_title_labels_and_numbers():
 
 def test_the_legend_of_an_unsplit_backward():
     found = words(render(SMALL, "out.svg"))
-    assert "1f1b: 3 stages, 2 micro-batches, 1 chunk a stage, 8 ticks, bubble 100.0%" in found
+    assert "1f1b: 3 stages, 2 micro-batches, 1 chunk a stage, 8 ticks" in found
+    meant = "50.0% of the cells are idle; bubble 100.0%: time between a stage's operations"
+    assert any(word.startswith(meant) for word in found)
     assert "backward" in found
     assert not any(word.startswith(("gradient", "darker")) for word in found)
 
@@ -131,7 +134,7 @@ def test_a_number_fits_into_its_cell(name, micro_batches):
     from matplotlib.figure import Figure
 
     schedule = make_schedule(name, stages=4, micro_batches=micro_batches)
-    width = float(np.clip(schedule.ticks * 0.26 + 1.2, 9, 48))
+    width = picture._width(schedule, least=PAGE)
     points = picture._size_of_numbers(schedule, width=width)
     assert points <= 10
     figure = Figure(figsize=(width, 4), layout="constrained")
@@ -143,6 +146,19 @@ def test_a_number_fits_into_its_cell(name, micro_batches):
     assert 0.64 * points * len(str(micro_batches - 1)) <= cell
     numbers = [text for text in cells.texts if text.get_text().isdigit()]
     assert bool(numbers) == (points >= picture.SMALLEST and schedule.table[..., 0].size <= 4000)
+
+
+def test_a_table_of_a_page_is_as_wide_as_the_page():
+    """Also the longest table with one digit a number; wider pictures are shown smaller."""
+    assert picture._width(make_schedule("zb-v", stages=4, micro_batches=8), least=PAGE) == PAGE
+    assert picture._width(make_schedule("1f1b", stages=4, micro_batches=120), least=PAGE) > PAGE
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4, 5, 64])
+def test_stages_have_colours_of_their_own(stages):
+    found = {tuple(picture._of_stage(stage, stages)) for stage in range(stages)}
+    assert len(found) == stages
+    assert tuple(picture._rgb(picture.ENDS[0])) in found
 
 
 def test_cells_are_coloured_by_operation_and_darker_in_the_second_chunk():

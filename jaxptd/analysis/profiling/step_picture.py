@@ -10,7 +10,7 @@ from jaxptd.analysis.hlo.kernels import KINDS
 from jaxptd.analysis.profiling.step_parts import SCOPES, ProfileReport, Times
 from jaxptd.fields import checked
 from jaxptd.plot.colors import BLUE, INK, ORANGE, PURPLE, SKY
-from jaxptd.plot.style import new_picture, styled
+from jaxptd.plot.style import PAGE, new_picture, styled
 
 COLORS = dict(zip(KINDS, (BLUE, SKY, PURPLE, ORANGE), strict=True))
 
@@ -33,11 +33,11 @@ def picture(panels: Mapping[str, Times], label: str) -> Figure:
         panels: titles -> times.
         label: of the horizontal axis.
     """
-    figure = new_picture(9.6, 3.2)
+    figure = new_picture(PAGE, 3.4)
     every = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (title, times) in zip(every, panels.items(), strict=True):
         _panel(axes, times)
-        axes.set_title(f"{title}: {1e3 * sum(times.values()):.3g} ms")
+        axes.set_title(f"{title}:\n{1e3 * sum(times.values()):.3g} ms")
         axes.set_xlabel(label)
     handles, names = every[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=4, fontsize=8)

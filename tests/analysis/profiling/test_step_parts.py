@@ -56,6 +56,6 @@ def test_lines_are_longest_first_with_their_shares() -> None:
 def test_the_picture_has_a_bar_a_scope() -> None:
     figure = picture({"a step": {("mlp", PRODUCT): 3e-3, ("mlp", COLLECTIVE): 1e-3}}, "ms")
     (axes,) = figure.axes
-    assert axes.get_title(loc="left") == "a step: 4 ms"
+    assert axes.get_title(loc="left") == "a step:\n4 ms"
     bars = [(bar.get_x(), bar.get_width()) for bar in axes.patches if bar.get_width()]
     assert bars == [(0.0, 3.0), (3.0, 1.0)]

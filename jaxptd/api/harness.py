@@ -1,0 +1,165 @@
+"""A run as a model of EleutherAI's lm-evaluation-harness.
+
+The harness is imported when a model is made, and by nothing else.
+
+Source: https://github.com/EleutherAI/lm-evaluation-harness, `lm_eval/api/model.py`, 0.4.13.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from jaxptd.api.run import Run
+from jaxptd.api.scoring import Question, Score, Scorer, windows
+from jaxptd.errors import UserError
+from jaxptd.fields import checked
+from jaxptd.run.generator import Generator, Sampling
+from jaxptd.step.given import check_unused
+
+TOKENS = 256  # generated for a request that names no number, as in the harness
+NAMES_OF_NUMBER = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+
+
+@checked("jaxptd.lm_eval_model")
+def lm_eval_model(run: Run, *, begin: str | None = None) -> Any:
+    """A model that lm-evaluation-harness evaluates, on the run's layout.
+
+    >>> model = lm_eval_model(jaxptd.from_hf("models/gpt2"))  # doctest: +SKIP
+    >>> lm_eval.simple_evaluate(model, tasks=["hellaswag"])["results"]  # doctest: +SKIP
+
+    Args:
+        run: of `jaxptd.load` or `jaxptd.from_hf`, whose model continues a text.
+        begin: name of the special token that a text begins with where the model was trained so,
+            such as `<|begin_of_text|>`. None: none; without a context the end of a document.
+
+    Raises:
+        UserError: the harness is not installed, the model continues no text, or the tokenizer has
+            no such token.
+    """
+    try:
+        from lm_eval.api.model import LM
+    except ImportError as error:
+        raise UserError(
+            "jaxptd.lm_eval_model needs lm-evaluation-harness; pip install 'jaxptd[lm-eval]'"
+        ) from error
+    return type("Model", (Answers, LM), {})(run, begin)
+
+
+class Answers:
+    """The answers to the three kinds of requests; an `LM` of the harness in all but its base.
+
+    A request has its `args`: the texts, and the options of a generation.
+    """
+
+    def __init__(self, run: Run, begin: str | None = None) -> None:
+        super().__init__()
+        self._run, self._scorer = run, Scorer(run.program)
+        self._vocab_size = min(run.tokenizer.vocab_size, run.config.model.vocab_size or 0)
+        self._generator = Generator(run.program, self._vocab_size, Sampling(temperature=0))
+        self._prefix = [] if begin is None else [self._special(begin)]
+
+    @property
+    def tokenizer_name(self) -> str:
+        """The name by which the harness tells its stored requests apart."""
+        return self._run.config.data.tokenizer
+
+    def loglikelihood(
+        self, requests: Sequence[Any], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
+        """Scores the continuation of each (context, continuation).
+
+        Returns:
+            Log-likelihoods in nats, and whether each token of a continuation is the likeliest.
+        """
+        scores = self._scores([self._split(*request.args) for request in requests])
+        return [(score.log_likelihood, score.greedy) for score in scores]
+
+    def loglikelihood_rolling(
+        self, requests: Sequence[Any], disable_tqdm: bool = False
+    ) -> list[float]:
+        """Log-likelihoods in nats of whole texts, which may be longer than the model."""
+        length = self._run.config.model.seq_length
+        texts = [list(windows(self._ids(r.args[0]), self._begin, length)) for r in requests]
+        scores = iter(self._scores([window for each in texts for window in each]))
+        return [sum(next(scores).log_likelihood for _ in each) for each in texts]
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """Continues each context with the likeliest tokens, up to the first of its stops."""
+        return [self._continued(context, options) for context, options in _args(requests)]
+
+    def _scores(self, questions: Sequence[Question]) -> list[Score]:
+        check_unused(self._run.arrays)
+        return self._scorer(self._run.arrays["params"], questions)
+
+    def _split(self, context: str, continuation: str) -> Question:
+        """The ids of both; spaces between them are the continuation's, as tokens have them."""
+        stripped = context.rstrip()
+        whole, known = self._ids(context + continuation), self._ids(stripped)
+        given = [*self._prefix, *known]
+        return Question(given or [self._begin], whole[len(known) :])
+
+    def _continued(self, context: str, options: Mapping[str, Any]) -> str:
+        longest, end = self._run.config.model.seq_length, self._run.tokenizer.end_of_document
+        tokens = _number(options)
+        if not 0 < tokens < longest:
+            raise UserError(
+                f"max_gen_toks={tokens} leaves no room for a context in the model's {longest} "
+                f"tokens; use 1 to {longest - 1}"
+            )
+        check_unused(self._run.arrays)
+        ids = [*self._prefix, *self._ids(context)] or [self._begin]
+        params = self._run.arrays["params"]
+        found = self._generator.of_many(params, ids[-(longest - tokens) :], tokens)
+        text = self._run.tokenizer.decode(found[: found.index(end)] if end in found else found)
+        return text[: min((at for at in map(text.find, _stops(options)) if at >= 0), default=None)]
+
+    @property
+    def _begin(self) -> int:
+        """The id before a text that has no context."""
+        return self._prefix[0] if self._prefix else self._run.tokenizer.end_of_document
+
+    def _special(self, name: str) -> int:
+        found = self._run.tokenizer.token_id(name)
+        if found is None:
+            raise UserError(
+                f"begin={name!r} is no token of data.tokenizer={self.tokenizer_name!r}; use the "
+                "name of one, or None"
+            )
+        return found
+
+    def _ids(self, text: str) -> list[int]:
+        """The ids of a text. Raises UserError for an id that the model does not know."""
+        ids: list[int] = self._run.tokenizer.encode(text).tolist()
+        if ids and max(ids) >= self._vocab_size:
+            raise UserError(
+                f"a text has id {max(ids)}, the model knows 0 to {self._vocab_size - 1}; use the "
+                "tokenizer that the model was trained with"
+            )
+        return ids
+
+
+def _args(requests: Sequence[Any]) -> Iterable[tuple[str, Mapping[str, Any]]]:
+    """The context and the options of each request.
+
+    Raises:
+        UserError: one wants tokens to be drawn.
+    """
+    for request in requests:
+        context, options = request.args
+        if options.get("do_sample", options.get("temperature", 0) > 0):
+            raise UserError(
+                "a request has do_sample or a temperature, and generation here takes the likeliest "
+                "token; set do_sample=False"
+            )
+        yield context, options
+
+
+def _number(options: Mapping[str, Any]) -> int:
+    """The most tokens to generate."""
+    named = [options[name] for name in NAMES_OF_NUMBER if options.get(name) is not None]
+    return int(named[0]) if named else TOKENS
+
+
+def _stops(options: Mapping[str, Any]) -> list[str]:
+    """The texts before which a generation ends."""
+    until = options.get("until") or []
+    return [until] if isinstance(until, str) else [each for each in until if each]

@@ -1,0 +1,49 @@
+"""A tiny decoder whose likelihoods differ, on any layout, and its log-probabilities by numpy."""
+
+import functools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxptd.api.whole_batches import WholeBatches
+from jaxptd.config.command_line import load_config
+from jaxptd.mesh import make_mesh
+from jaxptd.params import shardings
+from jaxptd.step import Program
+
+CONFIG = Path(__file__).parents[3] / "configs" / "test-tiny.yaml"
+VOCAB, LONGEST = 260, 16
+
+
+@functools.cache
+def program(layout: str = "") -> Program:
+    options = [f"--layout.{each}" for each in layout.split()]
+    config = load_config(CONFIG, [f"--model.vocab_size={VOCAB}", *options])
+    return Program(config, make_mesh(config.layout))
+
+
+@functools.cache
+def params(layout: str = "") -> dict:
+    """Parameters 8 times larger than initial ones, so that likelihoods differ; on any layout."""
+    made = program(layout)
+    if layout:
+        stored = made.states.stored
+        held = {name: stored[name].from_canonical(x) for name, x in params().items()}
+        return jax.device_put(held, shardings(stored, made.mesh))
+    larger = jax.jit(lambda params: jax.tree.map(lambda p: 8 * p, params))
+    return larger(made.resolved.blueprint.init(0, mesh=made.mesh, dtype=jnp.float32))
+
+
+@functools.cache
+def whole_batches() -> WholeBatches:
+    return WholeBatches(program())
+
+
+def logs(text: list[int]) -> np.ndarray:
+    """Log-probabilities `[T, V]` after each of a text's ids, one device, by numpy."""
+    padded = np.pad(np.array(text), (0, LONGEST - len(text)))  # one length, compiled once
+    found = whole_batches().logits(params(), {"tokens": padded[None]})[0, : len(text)]
+    logits = found.astype(np.float64)
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
