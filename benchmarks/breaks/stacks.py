@@ -158,6 +158,15 @@ IMAGES = (
         "rolled",
     ),
     Break(
+        "a strip's shift gathers the image",
+        "jaxptd/layers/images/strips.py",
+        "return jnp.concatenate(both, 1)",
+        "from jaxptd.collectives import local_block\n\n"
+        "        return local_block(jnp.roll(self.gathered(x_BRQ), by, 1), self.axis, 1)",
+        LAYOUTS,
+        "temporary",
+    ),
+    Break(
         "whole images have the numbers of the first device's",
         "jaxptd/layers/images/strips.py",
         "dynamic_index_in_dim(sample_B, lax.axis_index(self.axis), 1)",
