@@ -14,6 +14,9 @@ import pytest
 
 from jaxptd.config.xla import ONE_PERMUTE_AT_A_TIME, PATIENCE
 
+# They need torch, which tests do without.
+collect_ignore_glob = ["tests/golden/make_*.py"]
+
 # What JAX keeps of compiled programs: everything that took 0.1 s or more.
 CACHE = {
     "jax_compilation_cache_dir": str(Path(__file__).parent / ".jax_cache"),

@@ -54,7 +54,8 @@ class Layout:
     Args:
         pp: pipeline stages.
         dp: data-parallel replicas, each with its share of the batch.
-        cp: devices that share each sequence, for ring attention (context parallel).
+        cp: devices that share each sequence, for ring attention (context parallel), or each image,
+            in strips.
         tp: devices that shard each weight matrix along one dimension (Megatron). Either this or
             row x col.
         row: rows of the grid that shards every matrix in blocks; it shards the sequence too.

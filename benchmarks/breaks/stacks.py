@@ -10,6 +10,7 @@ IMAGES_DATA = "tests/data/images/test_images.py"
 LOSS = "tests/layers/images/test_image_loss.py"
 TRAFFIC = "tests/analysis/test_traffic.py"
 MEMORY = "tests/analysis/test_memory_model.py"
+STRIPS = "tests/layers/images/test_strips.py"
 DISTANCE = "tests/layers/images/test_distance.py"
 
 STACKS = (
@@ -149,6 +150,55 @@ STACKS = (
 
 IMAGES = (
     Break(
+        "shifted windows take the rows of the strip above",
+        "jaxptd/layers/images/strips.py",
+        "(last, shift(first, self.axis, -1))",
+        "(last, shift(first, self.axis, 1))",
+        STRIPS,
+        "rolled",
+    ),
+    Break(
+        "a strip's shift gathers the image",
+        "jaxptd/layers/images/strips.py",
+        "return jnp.concatenate(both, 1)",
+        "from jaxptd.collectives import local_block\n\n"
+        "        return local_block(jnp.roll(self.gathered(x_BRQ), by, 1), self.axis, 1)",
+        LAYOUTS,
+        "temporary",
+    ),
+    Break(
+        "whole images have the numbers of the first device's",
+        "jaxptd/layers/images/strips.py",
+        "dynamic_index_in_dim(sample_B, lax.axis_index(self.axis), 1)",
+        "dynamic_index_in_dim(sample_B, 0, 1)",
+        STRIPS,
+        "samples",
+    ),
+    Break(
+        "a Dice loss is of a strip",
+        "jaxptd/models/swin.py",
+        "dice_loss(logits, label, self.strips.summed)",
+        "dice_loss(logits, label)",
+        LAYOUTS,
+        "one_devices",
+    ),
+    Break(
+        "each device scores whole images",
+        "jaxptd/models/swin.py",
+        "name: strips.once(each)",
+        "name: each",
+        "tests/run/images/test_classes.py",
+        "one_device",
+    ),
+    Break(
+        "the formula rolls rows once",
+        "jaxptd/analysis/traffic/strips.py",
+        "rolls = ROLLS * PASSES + again.gathers + again.products",
+        "rolls = ROLLS * PASSES",
+        TRAFFIC,
+        "swin",
+    ),
+    Break(
         "a shifted window sees all of its patches",
         "jaxptd/layers/images/windows.py",
         "return in_last.astype(jnp.int32) + (rolled & in_last)",
@@ -159,7 +209,7 @@ IMAGES = (
     Break(
         "windows are not moved back",
         "jaxptd/layers/images/windows.py",
-        "return _rolled(y, shift)",
+        "return self._rolled(y, shift)",
         "return y",
         REFERENCE,
         "of_the_reference",

@@ -32,7 +32,7 @@ from jaxptd.pipeline.model import LayerInputs
 from jaxptd.pipeline.plan import Plan
 from jaxptd.step import Program
 from jaxptd.step.body import StepBody
-from jaxptd.step.passes import Losses, Micro, Pipelined, in_total
+from jaxptd.step.passes import LOSSES, Losses, Micro, Pipelined, in_total
 from jaxptd.step.resolved import Resolved, resolve
 
 PEER = "differentiated scan"
@@ -61,7 +61,7 @@ class Scanned(Pipelined):
 
         def sums(each: tuple) -> Losses:
             x_BTD, micro = each
-            return self._losses(places, arrays.ends, micro, x_BTD)
+            return self._terms(LOSSES, places, arrays.ends, micro, x_BTD)
 
         def add(total: Losses, each: tuple) -> tuple[Losses, None]:
             return jax.tree.map(jnp.add, total, sums(each)), None

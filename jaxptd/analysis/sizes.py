@@ -71,11 +71,12 @@ class Sizes:
     def samples(self, rows: int, stack: Stack) -> int:
         """Samples of which a device has some of so many tokens: whole sequences or their shards.
 
-        Tokens of a sequence are sharded by more than cp, but images only by cp.
+        Tokens of a sequence are sharded by more than cp, but an image only by cp, or by nothing.
         """
         if not stack.windows:
             return self.sequences
-        return rows * self.config.layout.cp // stack.tokens
+        cp = self.config.layout.cp
+        return rows * (cp if stack.in_strips(cp) else 1) // stack.tokens
 
     @property
     def matrix_shards(self) -> int:

@@ -47,9 +47,10 @@ def from_hf(
     """
     directory, layout = Directory(path), layout or Layout()
     config = config_of(directory, dtype=dtype, **model_options)
+    sharing = family_of(config.model).sharing(config.model, layout)
     train = dataclasses.replace(
         config.train,
-        global_batch_size=layout.dp * layout.pp * family_of(config.model).sharing(layout),
+        global_batch_size=layout.dp * layout.pp * sharing,
         micro_batches=layout.pp,  # as many as keep all stages busy
         run_dir=str(Path("runs") / directory.path.name),
         platform=platform,

@@ -86,7 +86,7 @@ class WholeBatches:
         x = _checked(batch, fields, config)
         _check_no_others(batch, fields, config)
         _check_targets(x, config)
-        sharing = family_of(config.model).sharing(config.layout)
+        sharing = family_of(config.model).sharing(config.model, config.layout)
         unit = config.layout.dp * config.train.micro_batches * sharing
         rows = -(-len(next(iter(x.values()))) // unit) * unit
         padded = {name: _padded(x[name], field, rows, config) for name, field in fields.items()}

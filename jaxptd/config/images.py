@@ -45,9 +45,18 @@ class Images:
         """Patches in a row of a level's windows: a smaller level is one window."""
         return min(self.window, self.rows(level))
 
+    def in_strips(self, level: int, devices: int) -> bool:
+        """True if so many devices can share a level's images in strips of rows of windows."""
+        return windows_split(self.rows(level), self.window_at(level), devices)
+
     def shift(self, level: int) -> int:
         """Patches by which every second block shifts its windows: none where there is only one."""
         return self.window // 2 if self.rows(level) > self.window else 0
+
+
+def windows_split(rows: int, window: int, devices: int) -> bool:
+    """True if whole windows, rows of them, split over devices."""
+    return rows % (window * devices) == 0
 
 
 _SWIN: Mapping[str, Any] = {

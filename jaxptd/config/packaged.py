@@ -36,7 +36,7 @@ def find_config(name: str) -> str:
         return name
     raise UserError(
         f"{quoted(name) or '--config is empty'}: no such file, and no packaged config of that "
-        f"name; use the path of a YAML file, or one of {', '.join(configs)}"
+        f"name; use the path of a file, or one of {', '.join(configs)}"
     )
 
 

@@ -1,30 +1,34 @@
 """Chooses the form of tensor parallelism for a layout: 1D over tp, or 2D on a row x col grid."""
 
 import dataclasses
+from collections.abc import Callable
 
 from jaxptd import collectives
 from jaxptd.attention.ring import Ring
 from jaxptd.layers.axes import ShardingAxes
 from jaxptd.layers.form import NATIVE, Arithmetic, TensorParallel
 from jaxptd.layers.grid import DecodeGrid2D, Grid2D
-from jaxptd.layers.megatron import First, Megatron1D, RingSteps1D, keeping
+from jaxptd.layers.megatron import Megatron1D, RingSteps1D
 from jaxptd.matmul.grid import Grid
 from jaxptd.mesh import Axis, Layout
 
 
 def make_form(
-    layout: Layout, *, arithmetic: Arithmetic = NATIVE, first: First = keeping
+    layout: Layout,
+    *,
+    arithmetic: Arithmetic = NATIVE,
+    whole: Callable[..., Megatron1D] = Megatron1D,
 ) -> TensorParallel:
     """The form in which a layout shards matrices for training.
 
     Args:
         layout: of the run.
         arithmetic: of the products of a layer's matrices.
-        first: the first product of a pair, where whole products follow a collective.
+        whole: makes the form where whole products follow a collective.
     """
     if layout.has_grid:
         return _form_2d(layout, arithmetic)
-    return _form_1d(layout, arithmetic, first)
+    return _form_1d(layout, arithmetic, whole)
 
 
 def _form_2d(layout: Layout, arithmetic: Arithmetic) -> TensorParallel:
@@ -36,7 +40,9 @@ def _form_2d(layout: Layout, arithmetic: Arithmetic) -> TensorParallel:
     return Grid2D(axes, ring, layout.row, layout.col, grid, arithmetic.dot)
 
 
-def _form_1d(layout: Layout, arithmetic: Arithmetic, first: First) -> TensorParallel:
+def _form_1d(
+    layout: Layout, arithmetic: Arithmetic, whole: Callable[..., Megatron1D]
+) -> TensorParallel:
     ring = Ring((Axis.CP,), layout.ring)
     enter, leave = collectives.copy_to, collectives.reduce_from
     if layout.sequence_parallel:
@@ -44,7 +50,7 @@ def _form_1d(layout: Layout, arithmetic: Arithmetic, first: First) -> TensorPara
     axes = ShardingAxes.of(layout)
     if layout.collective_matmul:
         return RingSteps1D(axes, ring, layout.tp, enter, leave, arithmetic.dot)
-    return Megatron1D(axes, ring, layout.tp, enter, leave, arithmetic.product, first)
+    return whole(axes, ring, layout.tp, enter, leave, arithmetic.product)
 
 
 def for_decoding(layout: Layout) -> TensorParallel:

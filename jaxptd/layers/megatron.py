@@ -27,28 +27,6 @@ from jaxptd.matmul.padding import rounded_up
 from jaxptd.matmul.ring import gather_product, product_scatter
 from jaxptd.mesh import Axis
 
-Enter = Callable[[Array, str], Array]
-First = Callable[[Array, Array, Enter, Product], Array]  # as `keeping`
-
-
-def keeping(x: Array, w: Array, enter: Enter, dot: Product) -> Array:
-    """First product of a pair, x[B, T, D], w[D, F/tp] -> h[B, T, F/tp]; backward keeps all of x."""
-    return dot(checkpoint_name(enter(x, Axis.TP), TAKEN), w, 1)
-
-
-def gathering_again(*, scanned: bool) -> First:
-    """`keeping` for sequence parallelism that keeps this device's x, which backward gathers again.
-
-    The gradient of the weight needs all of x.
-
-    scanned: in the body of a scan, where XLA cannot undo the second gather.
-    """
-
-    def first(x: Array, w: Array, enter: Enter, dot: Product) -> Array:
-        return dot(enter(x, Axis.TP), w, 1)
-
-    return jax.checkpoint(first, static_argnums=(2, 3), prevent_cse=not scanned)
-
 
 @dataclasses.dataclass(frozen=True)
 class TensorParallel1D(TensorParallel):
@@ -61,7 +39,7 @@ class TensorParallel1D(TensorParallel):
     """
 
     size: int
-    enter: Enter
+    enter: Callable[[Array, str], Array]
     leave: Callable[[Array, str], Array]
 
     @property
@@ -91,26 +69,45 @@ class TensorParallel1D(TensorParallel):
         return ring_attention.attend(q, k, v, tokens, ring=self.ring, kernel=kernel, scores=scores)
 
 
-@final
 @dataclasses.dataclass(frozen=True)
 class Megatron1D(TensorParallel1D):
     """A collective before the first product of a pair and one after the second.
 
+    Backward has all that a first product takes: layers keep it, or gather it a second time.
+
     Args:
         dot: the local product of a layer's matrix.
-        first: the first product of a pair, with `enter` and `dot`.
     """
 
     dot: Product = product
-    first: First = keeping
 
     def column_parallel(self, x: Array, w: Array) -> Array:
         """x[B, T, D], w[D, F/tp] -> h[B, T, F/tp]."""
-        return self.first(x, w, self.enter, self.dot)
+        return self.dot(checkpoint_name(self.enter(x, Axis.TP), TAKEN), w, 1)
 
     def row_parallel(self, h: Array, w: Array, shard_dim: int) -> Array:
         """h[B, T, F/tp], w[F/tp, D] -> x[B, T, D]: partial sums of D, added over tp."""
         return self.leave(self.dot(h, w, w.ndim - 1), Axis.TP)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class GatheringAgain1D(Megatron1D):
+    """Sequence parallelism whose layers keep their device's x; backward gathers all of it again.
+
+    The gradient of a first product's matrix needs all of x.
+
+    Args:
+        scanned: in the body of a scan, where XLA cannot undo the second gather.
+    """
+
+    scanned: bool = False
+
+    def column_parallel(self, x: Array, w: Array) -> Array:
+        def gathered(x: Array, w: Array) -> Array:
+            return self.dot(self.enter(x, Axis.TP), w, 1)
+
+        return jax.checkpoint(gathered, prevent_cse=not self.scanned)(x, w)
 
 
 @final

@@ -60,6 +60,8 @@ class BERT(TextModel):
             NSP: self._sum(self.pair_logits(x_BTD), pairs_BT, CLASSES),
         }
 
+    evaluated = losses  # there are no scores
+
     def _sum(self, logits_BTV: Array, targets_BT: Array, size: int) -> Array:
         targets_BT = self.form.axes.local_logit_tokens(targets_BT)
         loss_BT, _ = vocab_parallel_cross_entropy(logits_BTV, targets_BT, self.form.axes, size)

@@ -169,7 +169,8 @@ class Family:
         open: opens its data, where that is no text.
         classes: the field of a batch with the classes that `output` has logits of, all on each
             device; None: its output is of a vocabulary.
-        sharing: layout -> devices that share the samples of a micro-batch, which is a multiple.
+        sharing: (model, layout) -> devices that share the samples of a micro-batch, which is a
+            multiple.
         work: model -> the work of a sample; None: that of its inventory.
         deeper: model -> the model with one layer more in each stack.
         has_times: whether the models of a step's time and of its peak on GPUs know its parts.
@@ -190,7 +191,7 @@ class Family:
     has_vocabulary: bool = True
     open: Callable[[Config], Data] | None = None
     classes: str | None = None
-    sharing: Callable[[Layout], int] = lambda layout: 1
+    sharing: Callable[[ModelConfig, Layout], int] = lambda model, layout: 1
     work: Callable[[ModelConfig], Work] | None = None
     deeper: Callable[[ModelConfig], ModelConfig] = with_a_layer_more
     has_times: bool = True

@@ -38,6 +38,8 @@ class GPT(TextModel):
         logits_BTV = self.output(x_BTD)
         return sums_over_targets(logits_BTV, batch["targets"], self.config, self.form.axes)
 
+    evaluated = losses  # there are no scores
+
 
 def limited(logits_BTV: Array, config: ModelConfig) -> Array:
     """Logits, none beyond `logit_softcap`, if there is one."""

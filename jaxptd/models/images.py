@@ -87,26 +87,64 @@ def check(config: Config) -> None:
             f"layout.pp={layout.pp}: levels of the family {model.family} are not split over stages "
             "yet; use layout.pp=1 and more of dp, tp or row and col"
         )
-    if layout.cp > 1:
+    if layout.ring != Layout.ring:
         raise UserError(
-            f"layout.cp={layout.cp}: images of the family {model.family} are not cut into strips "
-            "yet; use layout.cp=1 and more of dp, tp or row and col"
+            f"layout.ring={layout.ring} is of keys of a sequence, which images have not; leave it "
+            "out"
         )
+    _check_strips(config)
     _check_images(config)
     for name in ("tokenizer", "documents", "prompt_field"):
         if (value := getattr(config.data, name)) != getattr(DataConfig, name):
             raise UserError(f"data.{name}={value} is of text, and images have none; leave it out")
 
 
-def sharing(layout: Layout) -> int:
-    """Devices that share the images of a micro-batch: those that share sequences elsewhere."""
+def sharing(model: ModelConfig, layout: Layout) -> int:
+    """Devices that share the images of a micro-batch: those that share sequences elsewhere.
+
+    Those along cp have strips of them, and share whole ones only in levels without strips.
+    """
+    whole = 1 if first_whole(model, layout) is None else layout.cp
+    return _before_strips(layout) * whole
+
+
+def _before_strips(layout: Layout) -> int:
+    """Devices that share the images of a micro-batch before cp does."""
     return layout.row if layout.has_grid else layout.tp**layout.sequence_parallel
 
 
+def first_whole(model: ModelConfig, layout: Layout) -> int | None:
+    """The first level whose images the devices along cp share whole, not in strips; None: no."""
+    images = images_of(model)
+    levels = range(len(images.depths))
+    return next((level for level in levels if not images.in_strips(level, layout.cp)), None)
+
+
+def _check_strips(config: Config) -> None:
+    """Raises UserError unless level 0 has strips, and levels without them whole images."""
+    layout, model = config.layout, config.model
+    images, level = images_of(model), first_whole(model, layout)
+    if level is None:
+        return
+    rows = f"level {level} has {images.rows(level) // images.window_at(level)} rows of windows"
+    if level == 0:
+        raise UserError(
+            f"layout.cp={layout.cp} cuts images into strips of whole windows, and {rows}; use a "
+            f"layout.cp that divides {images.rows(0) // images.window_at(0)}"
+        )
+    unit = layout.dp * config.train.micro_batches * sharing(model, layout)
+    if config.train.global_batch_size % unit:
+        raise UserError(
+            f"layout.cp={layout.cp}: {rows}, too few for strips, so devices have whole images of "
+            f"it; use a train.global_batch_size that is a multiple of {unit}, or fewer "
+            "model.image_depths"
+        )
+
+
 def _check_images(config: Config) -> None:
-    """Raises UserError unless each device has as many whole images of a micro-batch."""
+    """Raises UserError unless each device has as many images of a micro-batch, or their strips."""
     layout, train = config.layout, config.train
-    shared = sharing(layout)
+    shared = _before_strips(layout)
     each = train.global_batch_size // (layout.dp * train.micro_batches)
     if each % shared:
         axis = "row" if layout.has_grid else "tp"

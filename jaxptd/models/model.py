@@ -55,6 +55,9 @@ class Model(Protocol):
         Float32 at least.
         """
 
+    def evaluated(self, x: X, batch: Mapping[str, Array], places: Places) -> dict[str, Array]:
+        """`losses`, with the sums of scores that only evaluations have."""
+
     def output(self, x: X) -> Array:
         """x after all layers -> logits[B, T, V], V sharded."""
 

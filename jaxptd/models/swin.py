@@ -30,6 +30,7 @@ from jaxptd.layers.images.patches import (
     PatchMerging,
     SkipConnection,
 )
+from jaxptd.layers.images.strips import Strips
 from jaxptd.layers.images.windows import Windows
 from jaxptd.layers.norm import Norm
 from jaxptd.models.images import ACCURACY, CROSS_ENTROPY, DICE, DICE_LOSS, HD95, score_names
@@ -54,6 +55,7 @@ class Swin(nnx.Module):
         check_argument(f"jaxptd.{type(self).__name__}", "form", form, TensorParallel)
         assert config.images is not None
         self.config, self.form, self.offload = config, form, offload
+        self.strips = Strips.of(form)
         self.images: Images = config.images
         options, size = config.block, config.hidden_size
         self.patches = PatchEmbedding(self.images, size, options=options, form=form, rngs=rngs)
@@ -96,18 +98,40 @@ class Swin(nnx.Module):
 
     def enter(self, stack: str, x: Skipping) -> Skipping:
         """x -> x as the first layer of a level takes it: from the second on with merged patches."""
-        merge = getattr(self, f"merge{stack.removeprefix('down')}", None)
-        return x if merge is None else x._replace(stream=merge(x.stream))
+        number = int(stack.removeprefix("down"))
+        if number == 0:
+            return x
+        stream = x.stream if self._in_strips(number) else self.strips.as_whole(x.stream)
+        return x._replace(stream=getattr(self, f"merge{number}")(stream))
+
+    def _in_strips(self, level: int) -> bool:
+        """True if devices that share the images of a level have strips of them."""
+        return self.images.in_strips(level, self.strips.devices)
 
     def output(self, x: Skipping) -> Array:
-        """x after all levels -> logits[B, K] of this device's images."""
-        return self.head(self.norm(x.stream).mean((1, 2)))
+        """x after all levels -> logits[B, K] of images that this device has whole or strips of."""
+        return self.head(self.strips.mean(self.norm(x.stream)))
 
     @jax.named_scope("loss")
     def losses(self, x: Skipping, batch: Mapping[str, Array], places: Places) -> dict[str, Array]:
-        """x after all levels -> the sum of -log probability of classes, and how many are right."""
+        """x after all levels -> the sums that training needs: see the family's losses."""
+        return self._losses(self.output(x), self.form.axes.local_images(batch["label"]))
+
+    @jax.named_scope("loss")
+    def evaluated(
+        self, x: Skipping, batch: Mapping[str, Array], places: Places
+    ) -> dict[str, Array]:
+        """x after all levels -> these sums, and those of scores."""
         logits, label = self.output(x), self.form.axes.local_images(batch["label"])
-        return {CROSS_ENTROPY: cross_entropy(logits, label), ACCURACY: right(logits, label)}
+        return self._losses(logits, label) | self._scores(logits, label)
+
+    def _losses(self, logits: Array, label: Array) -> dict[str, Array]:
+        """The sum of -log probability of the images' classes."""
+        return {CROSS_ENTROPY: self.strips.once(cross_entropy(logits, label))}
+
+    def _scores(self, logits: Array, label: Array) -> dict[str, Array]:
+        """The number of images whose class is right."""
+        return {ACCURACY: self.strips.once(right(logits, label))}
 
     def empty_state(self, batch: int) -> dict[str, Any]:
         """Images have none: nothing is written."""
@@ -144,26 +168,29 @@ class SwinUnet(Swin):
         stream = self.norm(x.stream) if number == last - 1 else x.stream
         *skips, skip = x.skips
         stream = getattr(self, f"expand{number}")(stream)
+        stream = self.strips.as_strips(stream, skip.shape[1])
         return Skipping(getattr(self, f"skip{number}")(stream, skip), tuple(skips))
 
     def output(self, x: Skipping) -> Array:
-        """x after all levels -> logits[B, rows, columns, K] of this device's images."""
+        """x after all levels -> logits[B, rows, columns, K] of this device's images, or strips."""
         return self.head(self.pixels(self.last_norm(x.stream)))
 
-    @jax.named_scope("loss")
-    def losses(self, x: Skipping, batch: Mapping[str, Array], places: Places) -> dict[str, Array]:
-        """x after all levels -> sums of -log probability of pixels, of Dice losses, and scores."""
-        axes, logits = self.form.axes, self.output(x)
-        label = axes.local_images(batch["label"])
-        classes = self.images.classes
-        scores = {
-            DICE: dice_scores(logits, label),
-            HD95: hausdorff_scores(jnp.argmax(logits, -1), label, classes),
+    def _losses(self, logits: Array, label: Array) -> dict[str, Array]:
+        """Sums of -log probability of pixels, and of Dice losses."""
+        return {
+            CROSS_ENTROPY: cross_entropy(logits, label),
+            DICE_LOSS: dice_loss(logits, label, self.strips.summed),
         }
-        found = {CROSS_ENTROPY: cross_entropy(logits, label), DICE_LOSS: dice_loss(logits, label)}
-        for score, each in scores.items():
-            found |= dict(zip(score_names(score, classes), each, strict=True))
-        return found
+
+    def _scores(self, logits: Array, label: Array) -> dict[str, Array]:
+        """Sums of the scores of whole images."""
+        strips, classes = self.strips, self.images.classes
+        masks = strips.gathered(jnp.argmax(logits, -1)), strips.gathered(label)
+        return {
+            name: strips.once(each)
+            for score, make in ((DICE, dice_scores), (HD95, hausdorff_scores))
+            for name, each in zip(score_names(score, classes), make(*masks, classes), strict=True)
+        }
 
 
 def level(config: ModelConfig, number: int, *, up: bool = False) -> Level:

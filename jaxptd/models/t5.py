@@ -160,6 +160,8 @@ class T5(nnx.Module):
         """x after all layers -> `sums_over_targets`."""
         return sums_over_targets(self.output(x), batch["targets"], self.config, self.form.axes)
 
+    evaluated = losses  # there are no scores
+
     def empty_state(self, batch: int) -> dict[str, Cache | Decoding]:
         """The state before a source of seq_length tokens, with padding, for this device's heads."""
         encoder, decoder = encoder_of(self.config), decoder_of(self.config)

@@ -24,7 +24,7 @@ from jaxptd.config import ModelConfig
 from jaxptd.layers.block import with_remat
 from jaxptd.layers.dropout import Places, Segments
 from jaxptd.mesh import Axis
-from jaxptd.models.model import COMMON, State, X, run_layers
+from jaxptd.models.model import COMMON, Model, State, X, run_layers
 from jaxptd.models.stages import stage_dim
 from jaxptd.params import Blueprint, Params
 from jaxptd.pipeline import executor, pools, training
@@ -59,6 +59,9 @@ class Micro(NamedTuple):
 
 
 Losses = dict[str, Array]  # by name: sums over targets, or weights
+Terms = Callable[[Model], Callable[..., Losses]]
+LOSSES: Terms = operator.attrgetter("losses")
+EVALUATED: Terms = operator.attrgetter("evaluated")
 
 
 class Passes(Protocol):
@@ -74,7 +77,7 @@ class Passes(Protocol):
         """
 
     def losses(self, params: StepParams, micro: Micro, places: Places) -> Losses:
-        """The sum of each loss over all tokens."""
+        """The sum of each loss over all tokens, and of each score."""
 
     def gathered(self, params: StepParams) -> StepParams:
         """This device's parameters -> the parameters that `empty_state` and `logits` take."""
@@ -117,22 +120,26 @@ class Unpipelined:
         shards = shards_of(params)
 
         def loss(shards: Params, micro: Micro) -> tuple[Array, Losses]:
-            return in_total(self._losses(with_shards(params, shards), micro, places), weights)
+            given = with_shards(params, shards), micro, places
+            return in_total(self._terms(*given, of=LOSSES), weights)
 
         def add(total: tuple, micro: Micro) -> tuple[tuple, None]:
             (_, found), gradients = jax.value_and_grad(loss, has_aux=True)(shards, micro)
             return jax.tree.map(jnp.add, total, (found, gradients)), None
 
-        like = jax.eval_shape(self._losses, params, pools.get(micro, 0), places)
+        terms = partial(self._terms, of=LOSSES)
+        like = jax.eval_shape(terms, params, pools.get(micro, 0), places)
         like = {name: like[name] for name in weights}
         zeros = jax.tree.map(pools.zeros, like), jax.tree.map(wide_zeros, shards)
         return lax.scan(add, zeros, micro)[0]
 
     def losses(self, params: StepParams, micro: Micro, places: Places) -> Losses:
-        def add(total: Losses, micro: Micro) -> tuple[Losses, None]:
-            return jax.tree.map(jnp.add, total, self._losses(params, micro, places)), None
+        terms = partial(self._terms, of=EVALUATED)
 
-        like = jax.eval_shape(self._losses, params, pools.get(micro, 0), places)
+        def add(total: Losses, micro: Micro) -> tuple[Losses, None]:
+            return jax.tree.map(jnp.add, total, terms(params, micro, places)), None
+
+        like = jax.eval_shape(terms, params, pools.get(micro, 0), places)
         return lax.scan(add, jax.tree.map(pools.zeros, like), micro)[0]
 
     def gathered(self, params: StepParams) -> StepParams:
@@ -148,11 +155,11 @@ class Unpipelined:
         x, state = run_layers(model, batch, places, state)
         return model.output(x), state
 
-    def _losses(self, params: StepParams, micro: Micro, places: Places) -> Losses:
+    def _terms(self, params: StepParams, micro: Micro, places: Places, *, of: Terms) -> Losses:
         model = self.blueprint.build(params)
         places = micro.places(places)
         x, _ = run_layers(model, micro.batch, places)
-        return model.losses(x, micro.batch, places)
+        return of(model)(x, micro.batch, places)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +181,7 @@ class Pipelined:
         self, params: StepParams, micro: Micro, places: Places, weights: Losses
     ) -> tuple[Losses, Params]:
         def head(ends: Params, micro: Micro, x: X) -> tuple[Array, Losses]:
-            return in_total(self._losses(places, ends, micro, x), weights)
+            return in_total(self._terms(LOSSES, places, ends, micro, x), weights)
 
         functions = self._functions(self._trained_layers(), head)
         arrays = self._arrays(self.gathered(params), micro, places)
@@ -184,7 +191,7 @@ class Pipelined:
         return losses, layers | others
 
     def losses(self, params: StepParams, micro: Micro, places: Places) -> Losses:
-        functions = self._functions(self._layers(), partial(self._losses, places))
+        functions = self._functions(self._layers(), partial(self._terms, EVALUATED, places))
         arrays = self._arrays(self.gathered(params), micro, places)
         return executor.forward(functions, self.plan.forward_only(), arrays)[0]
 
@@ -253,9 +260,8 @@ class Pipelined:
         found: tuple[X, Any] = model.stacks[stack](x, *inputs, model.common)
         return found
 
-    def _losses(self, places: Places, ends: Params, micro: Micro, x: X) -> Losses:
-        model = self.blueprint.build(ends)
-        return model.losses(x, micro.batch, micro.places(places))
+    def _terms(self, of: Terms, places: Places, ends: Params, micro: Micro, x: X) -> Losses:
+        return of(self.blueprint.build(ends))(x, micro.batch, micro.places(places))
 
     # ---- parameters -------------------------------------------------------------------------
 

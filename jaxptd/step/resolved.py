@@ -6,7 +6,7 @@ everything in a step reads the same record of decisions.
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from jaxptd.layers.attention import choose_kernel
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.forms import for_decoding, make_form
 from jaxptd.layers.fp8 import choose_product
-from jaxptd.layers.megatron import First, gathering_again, keeping
+from jaxptd.layers.megatron import GatheringAgain1D, Megatron1D
 from jaxptd.layout import Offload
 from jaxptd.models.families import family_of
 from jaxptd.models.family import Family
@@ -115,15 +115,17 @@ def resolve(config: Config, mesh: Mesh) -> Resolved:
         config=config,
         model=dataclasses.replace(config.padded_model, attention=kernel),
         attention_obstacle=obstacle,
-        form=make_form(layout, arithmetic=arithmetic, first=_first_product(config)),
+        form=make_form(layout, arithmetic=arithmetic, whole=_whole_products(config)),
         plan=plan,
         placement=StagePlacement(plan, layout.sizes) if plan else _as_it_is,
     )
 
 
-def _first_product(config: Config) -> First:
-    """The first product of a pair, as backward keeps its input or gathers it again."""
-    return gathering_again(scanned=config.model.scan_layers) if config.gathers_again else keeping
+def _whole_products(config: Config) -> Callable[..., Megatron1D]:
+    """Makes the form of whole products, as backward keeps what they take or gathers it again."""
+    if config.gathers_again:
+        return partial(GatheringAgain1D, scanned=config.model.scan_layers)
+    return Megatron1D
 
 
 def resolve_for_decoding(config: Config, mesh: Mesh) -> Resolved:

@@ -51,7 +51,7 @@ QUICK = [
     (Layout(pp=2, row=2, col=2), FIVE | {"family": "bert"}),
     (Layout(pp=2, tp=2), FIVE | {"remat": "dots", "norm_order": "post"}),
     (Layout(dp=2, cp=2, tp=2, zero=3), tiny.T5 | {"dropout": 0.1}),
-    *every(Layout(tp=2, sequence_parallel=True), **SWIN)[::2],
+    *every(Layout(cp=2, tp=2, sequence_parallel=True), **SWIN)[::2],
 ]
 SLOW = [
     *every(KEEPING, **tiny.T5, gated=True),
@@ -60,7 +60,9 @@ SLOW = [
     *every(tiny.SEQUENCE_PARALLEL, **QWEN, remat_layers=1),
     *every(dataclasses.replace(KEEPING, dp=1, pp=2, tp=2), **T5),
     *every(dataclasses.replace(KEEPING, dp=1, tp=2), family="bert", dtype="bfloat16"),
-    *every(Layout(tp=2, sequence_parallel=True), **SWIN)[1::2],
+    *every(Layout(cp=2, tp=2, sequence_parallel=True), **SWIN)[1::2],
+    *every(Layout(tp=2, sequence_parallel=True), **SWIN),
+    *every(Layout(cp=2, row=2, col=2), **SWIN, image_size=32),
     *every(Layout(), family="swin", drop_path=0.1),
     *every(BLOCKS, **SWIN),
     *every(Layout(row=2, col=2), **SWIN, dtype="bfloat16"),

@@ -162,8 +162,14 @@ SWIN = {"family": "swin-unet"}
 DROPS = SWIN | {"dropout": 0.1, "drop_path": 0.1}
 GATHERED = Layout(row=2, col=2)
 IMAGES = [
-    (Layout(tp=2, sequence_parallel=True), DROPS | {"remat": "dots"}),
+    (Layout(cp=2, tp=2, sequence_parallel=True), DROPS | {"remat": "dots"}),
     (GATHERED, SWIN | {"remat": "full"}),
+    slow(Layout(tp=2, sequence_parallel=True), DROPS | {"remat": "dots"}),
+    slow(Layout(dp=2, cp=2, zero=3), SWIN | {"remat": "full", "image_size": 32}),
+    slow(Layout(cp=2, row=2, col=2), SWIN | {"remat": "attention", "dtype": "bfloat16"}),
+    slow(Layout(cp=2, row=2, col=2, attention2d="blocks"), DROPS | {"dtype": "bfloat16"}),
+    slow(Layout(cp=2, row=2, col=2, attention2d="blocks"), {"family": "swin"}),
+    slow(Layout(cp=2), {"family": "swin", "image_size": 32, "remat": "full"}),
     slow(Layout(dp=2, tp=4, zero=3), SWIN | {"remat": "full", "micro_batches": 1}),
     slow(Layout(dp=4, zero=1), DROPS),
     slow(Layout(dp=2, tp=2, sequence_parallel=True, collective_matmul=True, zero=2), SWIN),
@@ -236,6 +242,7 @@ def test_a_grid_of_gpus_moves_what_the_formula_says() -> None:
 UNROLLED = {"scan_layers": False, "remat": "dots"}
 COMPILED = [
     slow(Layout(dp=2, tp=2, sequence_parallel=True), DROPS),
+    slow(Layout(cp=2), DROPS),
     (Layout(dp=2, tp=4), UNROLLED),
     (tiny.SEQUENCE_PARALLEL, {"scan_layers": False}),
     # Unrolled, XLA on CPU drops the barrier in front of the backward ring, and its first hop.

@@ -43,6 +43,9 @@ def computed(layout: Layout) -> tuple[dict[str, float], dict[str, np.ndarray]]:
     [
         Layout(tp=2, sequence_parallel=True),
         slow(Layout()),
+        slow(Layout(cp=2)),
+        slow(Layout(cp=4)),
+        slow(Layout(cp=2, row=2, col=2)),
         slow(Layout(dp=2)),
         slow(Layout(tp=4, sequence_parallel=True)),
         slow(Layout(row=2, col=2, matmul2d="gather")),

@@ -12,9 +12,10 @@ from jaxptd.analysis.traffic.scenario import Recomputed, Scenario
 from jaxptd.layout import Axis
 from jaxptd.models.inventory import ImageEnds, Stack
 
-# Psums of whole scores, where each device has a slice of every head: forward, again in backward,
-# which keeps no scores, and of the gradients of probabilities.
-WHOLE_SCORES = 3
+# Psums of whole scores, where each device has a slice of every head: forward, and again in
+# backward, which keeps no scores.
+WHOLE_SCORES = 2
+GRADIENTS = 1  # psums of the gradients of probabilities, which are as precise as activations
 
 
 def windows(step: Scenario, stack: Stack) -> Iterator[Collective]:
@@ -32,15 +33,26 @@ def image_ends(step: Scenario) -> Iterator[Collective]:
         yield from _on_grid(step, ends)
 
 
+def images_in_strips(step: Scenario) -> int:
+    """Images of a micro-batch of which a device has strips, as at level 0."""
+    first, *_ = step.sizes.inventory.stacks
+    sizes = step.of_stack(first).sizes
+    return sizes.samples(sizes.stream_rows, first)
+
+
 def _scores(
     step: Scenario, windows: WindowSizes, again: Recomputed, layers: int
 ) -> Iterator[Collective]:
     """Sums of scores over slices of heads."""
     if step.sizes.has_blocks:
-        times = step.config.train.micro_batches * layers * (WHOLE_SCORES + again.kernel)
-        scores = step.sizes.rows * windows.heads * windows.part.reach
-        size = scores * step.sizes.master_itemsize
-        yield Collective(ALL_REDUCE, (Axis.COL,), times, times * size)
+        layers *= step.config.train.micro_batches
+        scores, sizes = step.sizes.rows * windows.heads * windows.part.reach, step.sizes
+        for each, itemsize in (
+            (WHOLE_SCORES + again.kernel, sizes.master_itemsize),
+            (GRADIENTS, sizes.itemsize),
+        ):
+            times = layers * each
+            yield Collective(ALL_REDUCE, (Axis.COL,), times, times * scores * itemsize)
 
 
 def _on_grid(step: Scenario, ends: ImageEnds) -> Iterator[Collective]:
@@ -53,6 +65,7 @@ def _on_grid(step: Scenario, ends: ImageEnds) -> Iterator[Collective]:
         yield from product(own, contract, out, forwards=1, times=times)
     for tokens in ends.norms:
         yield from norms(step.with_tokens(tokens), ends.statistics, forwards=1, times=times)
-    rows = step.with_tokens(ends.logits).sizes.rows
-    size = rows * ends.classes * step.sizes.master_itemsize
+    images, cp = images_in_strips(step), step.config.layout.cp
+    logits = images * max(ends.logits // cp, 1) * ends.classes
+    size = logits * step.sizes.master_itemsize
     yield Collective(ALL_REDUCE, (Axis.COL,), times, times * size)

@@ -16,6 +16,7 @@ from jaxptd.analysis.traffic.optimizers import whole_matrices
 from jaxptd.analysis.traffic.pipeline import as_gathers, between_stages, on_all_stages
 from jaxptd.analysis.traffic.ring import ring
 from jaxptd.analysis.traffic.scenario import Scenario
+from jaxptd.analysis.traffic.strips import halos, strip_ends
 from jaxptd.analysis.traffic.zero import once_a_step, per_layer
 from jaxptd.config import Config
 from jaxptd.layout import Axis, Layout
@@ -37,10 +38,10 @@ class Part(NamedTuple):
     """The part of a step in which a collective runs.
 
     Args:
-        what: tensor (tensor parallelism or the grid, inside layers), ring (ring attention), ends
-            (embeddings, output layers and the loss, in each micro-batch), zero (gathers and
-            reduce-scatters layer by layer), stages (between the stages of a pipeline), or step
-            (once a step).
+        what: tensor (tensor parallelism or the grid, inside layers), ring (ring attention, and rows
+            of the next strip of an image), ends (embeddings, output layers and the loss, in each
+            micro-batch), zero (gathers and reduce-scatters layer by layer), stages (between the
+            stages of a pipeline), or step (once a step).
         stack: of the layers; None outside of them.
     """
 
@@ -98,9 +99,11 @@ def _all_axes(
     for stack in step.sizes.inventory.stacks:
         inside = itertools.chain(layers(step, stack), windows(step, stack))
         yield Part("tensor", stack.name), _in_loops(step, inside)
-        yield Part("ring", stack.name), _in_loops(step, ring(step, stack))
+        along_cp = itertools.chain(ring(step, stack), halos(step, stack))
+        yield Part("ring", stack.name), _in_loops(step, along_cp)
         yield Part("zero", stack.name), per_layer(step, zero, stack)
-    yield Part("ends"), _in_loops(step, itertools.chain(ends(step), image_ends(step)))
+    outside = itertools.chain(ends(step), image_ends(step), strip_ends(step))
+    yield Part("ends"), _in_loops(step, outside)
     if step.plan:
         if isinstance(step.plan, Plan):  # an outline knows no hops
             yield Part("stages"), between_stages(step, step.plan)

@@ -16,6 +16,7 @@ from jaxptd.attention.kernel import KEPT
 from jaxptd.config import ModelConfig
 from jaxptd.layers.dropout import Places, Site, drop_path, dropout
 from jaxptd.layers.form import TensorParallel
+from jaxptd.layers.images.strips import Strips
 from jaxptd.layers.images.windows import WindowAttention, Windows
 from jaxptd.layers.linear import INIT
 from jaxptd.layers.mlp import MLP
@@ -113,14 +114,14 @@ class WindowPair(nnx.Module):
     def __init__(self, level: Level, first: int, *, form: TensorParallel, rngs: nnx.Rngs) -> None:
         self.first = WindowBlock(level, form=form, rngs=rngs)
         self.second = WindowBlock(level, form=form, rngs=rngs)
-        self.level, self.start = level, first
+        self.level, self.start, self.strips = level, first, Strips.of(form)
 
     def __call__(
         self, x: Skipping, places: Places, layer: Array, cache: None, common: None
     ) -> tuple[Skipping, None]:
         """x -> x, its skips as they were; layer: the number of the pair in the model."""
         level, stream = self.level, x.stream
-        places = places.at_rows(level.unit)
+        places = self.strips.places(stream, places).at_rows(level.unit)
         paths = jnp.asarray(level.paths, jnp.float32).reshape(-1, 2)[layer - self.start]
         shifts = (0, level.windows.shift)
         for index, block in enumerate((self.first, self.second)):

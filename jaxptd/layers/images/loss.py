@@ -3,6 +3,8 @@
 Letters: B images, K classes.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -26,8 +28,8 @@ def one_hot(label: Array, logits: Array) -> Array:
     return (label[..., None] == jnp.arange(logits.shape[-1])).astype(logits.dtype)
 
 
-def dice_loss(logits: Array, label: Array) -> Array:
-    """The Dice loss of each image, times the number of its pixels that count; their sum.
+def dice_loss(logits: Array, label: Array, summed: Callable[[Array], Array] = lambda x: x) -> Array:
+    """The Dice loss of each image, times the number of its pixels here that count; their sum.
 
     So its sum over images, divided by all pixels that count, is the mean loss of an image: the same
     whatever images are computed together. The loss of an image is the mean over classes of
@@ -36,27 +38,33 @@ def dice_loss(logits: Array, label: Array) -> Array:
     Args:
         logits: `[B, rows, columns, K]`.
         label: int32[B, rows, columns]; those below 0 do not count.
+        summed: sums over an image's strips -> those over the image, if these are strips.
 
     Source: Milletari et al., arXiv 1606.04797; p p in place of p as in Swin-Unet's code.
     """
     counts_BRQ1 = (label >= 0)[..., None].astype(logits.dtype)
     p, t = jax.nn.softmax(logits) * counts_BRQ1, one_hot(label, logits)
     pixels = (1, 2)
-    both_BK, pp_BK, tt_BK = (jnp.sum(x, pixels) for x in (p * t, p * p, t))
+    both_BK, pp_BK, tt_BK = summed(jnp.stack([jnp.sum(x, pixels) for x in (p * t, p * p, t)]))
     loss_B = jnp.mean(1 - (2 * both_BK + SMOOTH) / (pp_BK + tt_BK + SMOOTH), -1)
     return jnp.sum(loss_B * jnp.sum(counts_BRQ1, (1, 2, 3)))
 
 
-def dice_scores(logits: Array, label: Array) -> list[Array]:
-    """The Dice coefficients of the most likely classes, as `dice_loss` takes their mean.
+def dice_scores(found_BRQ: Array, label_BRQ: Array, classes: int) -> list[Array]:
+    """The Dice coefficients of classes that were found, as `dice_loss` takes their mean.
 
     First the mean of all classes but the first, then each of these. A class that neither the labels
-    nor the most likely classes of an image have has 1.
+    of an image nor those found have has 1.
+
+    Args:
+        found_BRQ: classes of whole images.
+        label_BRQ: those that are right; those below 0 do not count.
+        classes: K.
     """
-    counts_BRQ1 = (label >= 0)[..., None].astype(logits.dtype)
-    p = one_hot(jnp.argmax(logits, -1), logits) * counts_BRQ1
-    t, pixels = one_hot(label, logits), (1, 2)
-    both_BK, all_BK = jnp.sum(p * t, pixels), jnp.sum(p + t, pixels)
-    score_BK = jnp.where(all_BK > 0, 2 * both_BK / jnp.maximum(all_BK, 1), 1)[:, 1:]
-    total_K = jnp.sum(score_BK * jnp.sum(counts_BRQ1, pixels), 0)
+    counts_BRQ, number_K = label_BRQ >= 0, jnp.arange(1, classes)
+    p, t = (x[..., None] == number_K for x in (jnp.where(counts_BRQ, found_BRQ, -1), label_BRQ))
+    pixels, wide = (1, 2), jnp.zeros(()).dtype
+    both_BK, all_BK = (jnp.sum(x, pixels, wide) for x in (p & t, p.astype(wide) + t))
+    score_BK = jnp.where(all_BK > 0, 2 * both_BK / jnp.maximum(all_BK, 1), 1)
+    total_K = jnp.sum(score_BK * jnp.sum(counts_BRQ, pixels, wide)[:, None], 0)
     return [total_K.mean(), *total_K]

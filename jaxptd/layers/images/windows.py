@@ -16,11 +16,12 @@ from flax import nnx
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxptd.attention.kernel import CORE
+from jaxptd.attention.kernel import CORE, TAKEN
 from jaxptd.config import ModelConfig
 from jaxptd.layers.attention.heads import Heads, counts_of
 from jaxptd.layers.dropout import Places, keep_mask
 from jaxptd.layers.form import TensorParallel
+from jaxptd.layers.images.strips import Strips
 from jaxptd.layers.linear import INIT
 from jaxptd.params import param
 
@@ -132,13 +133,13 @@ class WindowAttention(Heads):
         """x as the residual stream has it -> the same.
 
         Args:
-            x_BRQC: whole images of this device.
-            places: samples of all images of the micro-batch, rows of this device, and the seed for
-                dropout of probabilities.
+            x_BRQC: whole images of this device, or strips of whole windows.
+            places: samples of all images that the devices of a product share, rows of this device,
+                and the seed for dropout of probabilities.
             shift: of the windows.
         """
         assert self.qkv is not None
-        x = _rolled(x_BRQC, -shift)
+        x = checkpoint_name(self._rolled(x_BRQC, -shift), TAKEN)
         qkv = self.qkv(x.reshape(1, -1, x.shape[-1]))
         qkv = self.windows.split(qkv.reshape(-1, *x.shape[1:3], *qkv.shape[2:]))
         q, k, v = jnp.moveaxis(qkv, 3, 0)
@@ -150,7 +151,11 @@ class WindowAttention(Heads):
         o = self._core(q, k, v, self.window_bias(), sites)
         o = self.windows.join(checkpoint_name(o, CORE))
         y = self.out(o.reshape(1, -1, *o.shape[3:])).reshape(x.shape)
-        return _rolled(y, shift)
+        return self._rolled(y, shift)
+
+    def _rolled(self, x_BRQC: Array, by: int) -> Array:
+        """x moved down and right, in a circle."""
+        return Strips.of(self.form).rolled(jnp.roll(x_BRQC, by, 2), by) if by else x_BRQC
 
     def _seed(self, places: Places, heads: int) -> Array | None:
         """Dropout seeds `[B, N, 2]` of the images between the products."""
@@ -194,8 +199,3 @@ def _attend(q, k, v, bias_NTT, sites, *, scale, rate, whole):  # type: ignore[no
         p = jnp.where(keep_mask(seed, query, key, rate), p / (1 - rate), 0)
     o = jnp.einsum("BWNTS,BWSNH->BWTNH", p.astype(q.dtype), v, preferred_element_type=wide)
     return o.astype(q.dtype)
-
-
-def _rolled(x_BRQ: Array, by: int) -> Array:
-    """x[B, R, Q, ..] moved down and right, in a circle."""
-    return jnp.roll(x_BRQ, (by, by), (1, 2)) if by else x_BRQ

@@ -5,6 +5,8 @@ Letters: D numbers of a patch, N heads, H head size, T patches of an image, K cl
 
 import dataclasses
 
+from jaxptd.config.images import windows_split
+
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
@@ -32,6 +34,10 @@ class Windows:
     def tokens(self) -> int:
         """T."""
         return self.rows**2
+
+    def in_strips(self, devices: int) -> bool:
+        """True if so many devices share its images in strips; else each has whole ones."""
+        return windows_split(self.rows, self.window, devices)
 
     @property
     def kv_heads(self) -> int:

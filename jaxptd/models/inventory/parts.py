@@ -131,6 +131,10 @@ class Stack:
         """The attentions of a layer that are in windows."""
         return tuple(pair for pair in self.pairs if isinstance(pair, Windows))
 
+    def in_strips(self, devices: int) -> bool:
+        """True if so many devices share images in strips; else each has whole ones."""
+        return all(each.in_strips(devices) for each in self.windows)
+
     @property
     def of_text(self) -> tuple[Attention | MLP, ...]:
         """The pairs, for what knows none of images: `require_times` refuses these before."""

@@ -86,6 +86,7 @@ def test_configs_that_are_not_ours_are_refused(changes: dict, line: str) -> None
     [
         Layout(dp=2, tp=2, sequence_parallel=True),
         slow(Layout()),
+        slow(Layout(cp=2, tp=2)),
         slow(Layout(row=2, col=2)),
         slow(Layout(row=2, col=2, attention2d="blocks", matmul2d="cannon")),
         slow(Layout(dp=4, zero=3)),

@@ -30,7 +30,9 @@ def found(layout: Layout, family: str) -> tuple[np.ndarray, dict[str, float]]:
 @pytest.mark.parametrize(
     ("family", "layout"),
     [
-        ("swin-unet", Layout(dp=2, tp=2, sequence_parallel=True)),
+        ("swin-unet", Layout(cp=2, tp=2, sequence_parallel=True)),
+        slow("swin-unet", Layout(dp=2, tp=2, sequence_parallel=True)),
+        slow("swin", Layout(dp=2, cp=2)),
         slow("swin-unet", Layout(row=2, col=2)),
         slow("swin-unet", Layout(dp=2, tp=2, zero=3)),
         slow("swin", Layout(dp=2, tp=2, sequence_parallel=True)),
