@@ -36,6 +36,11 @@ class Recomputed(NamedTuple):
         """True if layers keep all that they compute; a loop runs once what is alike for them."""
         return not (self.kernel or self.scores)
 
+    @property
+    def norms(self) -> bool:
+        """True if norms run again: layers keep what entered them, as with keys."""
+        return self.keys
+
     def row_products(self, pairs: int) -> int:
         """Second products of a layer's pairs that run again."""
         return (pairs - 1) * self.products + self.last_product

@@ -33,7 +33,7 @@ def halos(step: Scenario, stack: Stack) -> Iterator[Collective]:
     layout, sizes = step.config.layout, step.of_stack(stack).sizes
     images = sizes.samples(sizes.stream_rows, stack)
     for again, layers in step.recomputed(stack):
-        rolls = ROLLS * PASSES + again.gathers + again.products
+        rolls = ROLLS * PASSES + again.norms + again.products
         times = step.config.train.micro_batches * layers * rolls
         for each in stack.windows:
             if each.shift and each.in_strips(layout.cp):
