@@ -193,7 +193,7 @@ IMAGES = (
     Break(
         "the formula rolls rows once",
         "jaxptd/analysis/traffic/strips.py",
-        "rolls = ROLLS * PASSES + again.gathers + again.products",
+        "rolls = ROLLS * PASSES + again.norms + again.products",
         "rolls = ROLLS * PASSES",
         TRAFFIC,
         "swin",

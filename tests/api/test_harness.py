@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference.scored import LONGEST, logs, params, program
+from toys.scored import LONGEST, logs, params, program
 
 import jaxptd
 from jaxptd.api import Run

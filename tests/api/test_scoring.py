@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 import tiny
-from reference.scored import LONGEST, VOCAB, logs, params, program
+from toys.scored import LONGEST, VOCAB, logs, params, program
 from turns import slow
 
 from jaxptd.api import scoring
