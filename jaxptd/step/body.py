@@ -91,7 +91,7 @@ class StepBody:
 
         found = lax.map(of_one, micro_batches)
         spec = batch_specs(self.resolved.config)[self.resolved.family.classes or ""]
-        alike = sorted(varying_axes(found) - set(spec))  # only typed as varying
+        alike = tuple(sorted(varying_axes(found) - set(spec)))  # only typed as varying
         found = lax.pmax(found, alike) if alike else found
         return found.reshape(-1, *found.shape[2:])
 
