@@ -5,7 +5,7 @@ of a conditional of which one branch does nothing, and that of a switch whose br
 pool come before those that write it; in another order it copies the pool.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -47,7 +47,7 @@ def run_one(
     name: str,
     carry: Carry,
     instruction: Instruction,
-    bodies: dict[str, Body[Carry]],
+    bodies: Mapping[str, Body[Carry]],
 ) -> Carry:
     """Runs the body of the key for which `instruction[key]` is 1; nothing if all are 0.
 
@@ -60,8 +60,8 @@ def run_one(
         bodies: those that read a pool before those that write it.
     """
     if not CONDITIONALS:
-        for key in reversed(bodies):  # loops copy nothing if what writes a pool comes first
-            carry = loop(key, carry, instruction, bodies[key])
+        for key, body in reversed(tuple(bodies.items())):  # loops copy nothing in this order
+            carry = loop(key, carry, instruction, body)
         return carry
     count = len(bodies)
     number = count - sum((count - i) * instruction[key] for i, key in enumerate(bodies))
