@@ -85,7 +85,7 @@ def _output(data: Mapping[str, Any], name: str, pictures: dict[str, bytes]) -> I
     elif html:
         yield "\n".join(line for line in html.splitlines() if line.strip())
     else:
-        lines = COLORS.sub("", data["text/plain"]).split("\n")
+        lines = re.split(r"\r*\n", COLORS.sub("", data["text/plain"]))  # a terminal ends with both
         plain = [line.rpartition("\r")[2].rstrip() for line in lines]
         yield "```text\n" + "\n".join(plain).strip("\n") + "\n```"
 

@@ -29,7 +29,7 @@ def is_current(name: str, text: str) -> bool:
 def test_a_page_is_its_notebook(name: str) -> None:
     text = (PAGES / f"{name}.md").read_text(encoding="utf-8")
     assert is_current(name, text), f"make tutorials ARGS={name}"
-    assert text.count(BEGIN) > 3
+    assert text.count(BEGIN) > 3 and "```text\n\n```" not in text  # no output is empty
     assert not is_current(name, text.replace("jaxptd.", "jaxptd .", 1))
 
 
@@ -80,6 +80,11 @@ def test_printed_text_is_joined_and_has_neither_colors_nor_warnings() -> None:
     assert "A title.\n\n```py\nf()\n```\n\n" in text
     assert "```text\nabc\n2\n```" in text
     assert not pictures and "bad" not in text
+
+
+def test_what_a_command_prints_to_a_terminal_is_shown() -> None:
+    text, _ = made(cell(printed("50 %\r100 %\r\nwords\r\n\r\nend\r\n"), source="!command"))
+    assert "```text\n100 %\nwords\n\nend\n```" in text
 
 
 def test_the_richest_form_of_an_output_is_shown() -> None:

@@ -16,15 +16,12 @@ import numpy as np
 from jax import Array
 from jax.sharding import PartitionSpec as P
 
-from jaxptd.api.whole_batches import TOKENS, tokens_field
+from jaxptd.api.whole_batches import sharded_logits, tokens_field
 from jaxptd.collectives import all_gather, as_same
 from jaxptd.errors import UserError
-from jaxptd.layers.dropout import Places
 from jaxptd.mesh import Axis
 from jaxptd.params import Params
 from jaxptd.step import Program
-from jaxptd.step.passes import make_passes
-from jaxptd.step.resolved import resolve_for_decoding
 
 SHORTEST = 32  # tokens that a text is padded to at least
 AT_ONCE = 4096  # tokens that a replica computes together, if the model is not longer
@@ -131,17 +128,10 @@ def _row(question: Question, length: int) -> np.ndarray:
 
 def _score_function(program: Program) -> Any:
     """(params, tokens[B, T], targets[B, T]) -> sums[B], greedy[B]; compiled for each shape."""
-    resolved = resolve_for_decoding(program.config, program.mesh)
-    vocab_size = program.config.model.vocab_size
+    logits = sharded_logits(program)
 
     def run(params: Params, tokens_BT: Array, targets_BT: Array) -> tuple[Array, ...]:
-        passes, (B, T) = make_passes(resolved), tokens_BT.shape
-        params = program.states.to_device(params)
-        params = passes.gathered(resolved.zero.begin_step(params, training=False))
-        places = Places(jnp.zeros(B, jnp.int32), jnp.arange(T, dtype=jnp.int32), None)
-        state = passes.empty_state(params, B)
-        logits_BTV, _ = passes.logits(params, {TOKENS: tokens_BT}, places, state)
-        logits_BTV = resolved.form.axes.gather(logits_BTV, 2)[..., :vocab_size]
+        logits_BTV = logits(params, tokens_BT)
         logits_BTV = logits_BTV.astype(jnp.promote_types(logits_BTV.dtype, jnp.float32))
         counts_BT, target_BT = targets_BT >= 0, jnp.maximum(targets_BT, 0)
         logs_BTV = jax.nn.log_softmax(logits_BTV)

@@ -7,7 +7,7 @@ Letters: B batch, T position, V vocabulary.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -123,19 +123,32 @@ def tokens_field(config: Config) -> Field | None:
     return family.given(config).get(TOKENS) if continues else None
 
 
-def _logits_function(program: Program) -> Any:
-    """(params, tokens[1, T]) -> logits[1, T, V], compiled for each T."""
+def sharded_logits(program: Program) -> Callable[[Params, Array], Array]:
+    """Makes the function (params, tokens[B, T]) -> logits[B, T, V] of sequences from their start.
+
+    It runs inside shard_map, where every device has all of the result, typed as varying.
+    """
     resolved = resolve_for_decoding(program.config, program.mesh)
     vocab_size = program.config.model.vocab_size
 
-    def run(params: Params, tokens_BT: Array) -> Array:
+    def logits(params: Params, tokens_BT: Array) -> Array:
         passes, (B, T) = make_passes(resolved), tokens_BT.shape
         params = program.states.to_device(params)
         params = passes.gathered(resolved.zero.begin_step(params, training=False))
         places = Places(jnp.zeros(B, jnp.int32), jnp.arange(T, dtype=jnp.int32), None)
         state = passes.empty_state(params, B)
         logits_BTV, _ = passes.logits(params, {TOKENS: tokens_BT}, places, state)
-        return as_same(resolved.form.axes.gather(logits_BTV, 2)[..., :vocab_size])
+        return resolved.form.axes.gather(logits_BTV, 2)[..., :vocab_size]
+
+    return logits
+
+
+def _logits_function(program: Program) -> Any:
+    """(params, tokens[1, T]) -> logits[1, T, V], compiled for each T."""
+    logits = sharded_logits(program)
+
+    def run(params: Params, tokens_BT: Array) -> Array:
+        return as_same(logits(params, tokens_BT))
 
     specs = (program.states.specs["params"], P())
     whole = partial(jax.shard_map, mesh=program.mesh, check_vma=True)

@@ -4,16 +4,14 @@ By default for numbers that transformers computed; the slow tests run transforme
 kind of layout.
 """
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hugging import encoders, reference, write_directory
-from hugging.compared import check_losses, compare, computed
+from hugging import encoders, write_directory
+from hugging.compared import check_golden, compare
 from turns import slow
 
 from jaxptd import Layout
@@ -44,15 +42,8 @@ LAYOUTS = [
 )
 def test_numbers_are_those_of_transformers(tmp_path: Path, name: str, layout: Layout) -> None:
     tensors, config = encoders.TINY[name]
-    golden = json.loads((TESTS / "golden" / f"{name}.json").read_text())
     folder = write_directory(tmp_path / name, tensors(), base=config, shards=2)
-    losses, gradients = computed(name, folder, layout)
-    check_losses(losses, golden["losses"])
-    assert set(gradients) == set(golden["gradients"])
-    for tensor, expected in golden["gradients"].items():
-        scale = max(expected[0], 1e-3)  # of a key's bias the gradient is zero but for roundings
-        found = reference.summary(gradients[tensor])
-        np.testing.assert_allclose(found, expected, atol=1e-10 * scale, err_msg=tensor)
+    check_golden(name, TESTS / "golden" / f"{name}.json", folder, layout)
 
 
 @pytest.fixture(scope="module")

@@ -119,7 +119,7 @@ def _source(
     source, out = step.with_tokens(part.source), 2 * attention.made_keys
     yield from product(source, step.sizes.hidden, out, forwards=forwards, times=times)
     one_loop = step.config.model.scan_layers and not step.sizes.traces_layers
-    once = one_loop and again == Recomputed()
+    once = one_loop and again.nothing
     forward = step.config.train.micro_batches if once else forwards * times
     if part.source_statistics:
         yield from _statistics(source, part.source_statistics, forward=forward, backward=times)

@@ -33,12 +33,12 @@ class Strips:
 
     @classmethod
     def of(cls, form: TensorParallel) -> Self:
-        """Those along cp, which share what those along `axes.tokens` have of the images."""
+        """Makes those along cp, which share what devices along `axes.tokens` have of the images."""
         return cls(Axis.CP, form.axes.tokens)
 
     @property
     def devices(self) -> int:
-        """C."""
+        """The number of devices, C."""
         return lax.axis_size(self.axis)
 
     # ---- from strips to whole images and back ----

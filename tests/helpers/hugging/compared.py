@@ -1,6 +1,7 @@
 """Our losses and gradients on a layout, and transformers', in float64."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import jax
 import numpy as np
 
 import jaxptd
-from hugging import encoders
+from hugging import encoders, reference
 from jaxptd import Layout, Program, TrainConfig, make_mesh
 from jaxptd.hf.directory import Directory
 from jaxptd.hf.load import config_of
@@ -40,6 +41,14 @@ def check_losses(found: Losses, expected: Losses) -> None:
     assert found.keys() == {"loss", *expected}
     for name, value in {"loss": sum(expected.values()), **expected}.items():
         assert abs(found[name] - value) < 1e-12, name
+
+
+def check_golden(name: str, golden: Path, folder: Path, layout: Layout) -> None:
+    """Asserts that every loss and gradient is as a file has it, which transformers computed."""
+    expected = json.loads(golden.read_text())
+    losses, gradients = computed(name, folder, layout)
+    check_losses(losses, expected["losses"])
+    reference.check_summaries(gradients, expected["gradients"])
 
 
 def compare(name: str, folder: Path, layout: Layout) -> None:

@@ -68,3 +68,12 @@ def write_golden(directory: Path, path: Path, *, length: int, vocab_size: int) -
         "gradients": {name: summary(grad) for name, grad in grads.items()},
     }
     path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def check_summaries(gradients: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Asserts that gradients have the summaries that a file has of them."""
+    assert set(gradients) == set(expected)
+    for name, numbers in expected.items():
+        scale = max(numbers[0], 1e-3)  # of a key's bias the gradient is zero but for roundings
+        found = summary(gradients[name])
+        np.testing.assert_allclose(found, numbers, rtol=0, atol=1e-10 * scale, err_msg=name)

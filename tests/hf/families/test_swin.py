@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hugging import check_there_and_back, encoders, reference, write_directory
-from hugging.compared import check_losses, compare, computed
+from hugging import check_there_and_back, encoders, write_directory
+from hugging.compared import check_golden, compare
 from hugging.swin import CONFIG, images, swin_tensors
 from turns import slow
 
@@ -95,15 +95,8 @@ def test_configs_that_are_not_ours_are_refused(changes: dict, line: str) -> None
 )
 def test_numbers_are_those_of_transformers(tmp_path: Path, layout: Layout) -> None:
     """The loss and every gradient, as transformers computed them in float64."""
-    golden = json.loads(GOLDEN.read_text())
     folder = write_directory(tmp_path, swin_tensors(), base=CONFIG, shards=2)
-    losses, gradients = computed("swin", folder, layout)
-    check_losses(losses, golden["losses"])
-    assert set(gradients) == set(golden["gradients"])
-    for tensor, expected in golden["gradients"].items():
-        scale = max(expected[0], 1e-3)  # of a key's bias the gradient is zero but for roundings
-        found = reference.summary(gradients[tensor])
-        np.testing.assert_allclose(found, expected, atol=1e-10 * scale, err_msg=tensor)
+    check_golden("swin", GOLDEN, folder, layout)
 
 
 @pytest.mark.slow
