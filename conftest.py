@@ -5,6 +5,7 @@
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +49,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Settles, before JAX starts, which devices this process and the commands it starts see."""
     gc.set_threshold(*COLLECT_AFTER)
+    # A shell lets what it runs in the background ignore interrupts, and so would its commands.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for name, value in CACHE.items():
         jax.config.update(name, value)
         os.environ[name.upper()] = str(value)
