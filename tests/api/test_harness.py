@@ -3,20 +3,16 @@
 import abc
 import importlib.util
 import sys
-from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from toys.scored import LONGEST, logs, params, program
+from toys.scored import LONGEST, Letters, logs, params, program, run
 
 import jaxptd
-from jaxptd.api import Run
-from jaxptd.api.run import open_corpus
 from jaxptd.data.tokenizers import ByteTokenizer
 from jaxptd.errors import UserError
-from jaxptd.run.folder import RunDir
 from jaxptd.run.generator import Generator, Sampling
 
 END = ByteTokenizer.end_of_document
@@ -48,21 +44,6 @@ def base(monkeypatch: pytest.MonkeyPatch) -> type:
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     sys.modules["lm_eval.api.model"].LM = Base  # type: ignore[attr-defined]
     return Base
-
-
-class Letters(ByteTokenizer):
-    """Bytes, and a letter for every id, so that whatever a model generates can be told apart."""
-
-    def decode(self, ids: Any) -> str:
-        return "".join(chr(0x100 + token) for token in ids)
-
-
-def run(layout: str = "") -> Run:
-    made, tokenizer = program(layout), Letters(["<s>"])
-    opened = partial(open_corpus, made.config, tokenizer)
-    found = Run(made, tokenizer, opened, RunDir("none"), print)
-    found.arrays = {"params": params(layout)}
-    return found
 
 
 def asked(*requests: tuple[Any, ...]) -> list[Any]:

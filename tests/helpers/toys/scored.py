@@ -2,15 +2,20 @@
 
 import functools
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxptd.api import Run
+from jaxptd.api.run import open_corpus
 from jaxptd.api.whole_batches import WholeBatches
 from jaxptd.config.command_line import load_config
+from jaxptd.data.tokenizers import ByteTokenizer
 from jaxptd.mesh import make_mesh
 from jaxptd.params import shardings
+from jaxptd.run.folder import RunDir
 from jaxptd.step import Program
 
 CONFIG = Path(__file__).parents[3] / "configs" / "test-tiny.yaml"
@@ -34,6 +39,22 @@ def params(layout: str = "") -> dict:
         return jax.device_put(held, shardings(stored, made.mesh))
     larger = jax.jit(lambda params: jax.tree.map(lambda p: 8 * p, params))
     return larger(made.resolved.blueprint.init(0, mesh=made.mesh, dtype=jnp.float32))
+
+
+class Letters(ByteTokenizer):
+    """Bytes, and a letter for every id, so that whatever a model generates can be told apart."""
+
+    def decode(self, ids: Any) -> str:
+        return "".join(chr(0x100 + token) for token in ids)
+
+
+def run(layout: str = "") -> Run:
+    """A run that reads bytes, with the parameters of `params`."""
+    made, tokenizer = program(layout), Letters(["<s>"])
+    opened = functools.partial(open_corpus, made.config, tokenizer)
+    found = Run(made, tokenizer, opened, RunDir("none"), print)
+    found.arrays = {"params": params(layout)}
+    return found
 
 
 @functools.cache
