@@ -214,7 +214,7 @@ BREAKS = (
         "jaxptd/step/body.py",
         "sample_B = lax.axis_index(Axis.DP) * size + jnp.arange(size, dtype=jnp.int32)",
         "sample_B = lax.axis_index(Axis.DP) * 0 + jnp.arange(size, dtype=jnp.int32)",
-        "tests/test_verify.py tests/step/test_program.py",
+        "tests/reference/test_steps.py tests/zero",
     ),
     Break(
         "clipping to twice the limit",

@@ -88,8 +88,17 @@ def test_a_source_has_the_numbers_of_its_samples() -> None:
     assert found.source.position_T.shape == (6,)
 
 
-def test_models_draw_at_every_site(monkeypatch) -> None:
-    """Two places that share a site would share a mask; one model has sources, one drops paths."""
+PATHS = {Site.ATTENTION_PATH, Site.MLP_PATH}
+CROSS = {Site.CROSS_ATTENTION, Site.CROSS_ATTENTION_OUTPUT}
+
+
+@pytest.mark.parametrize(
+    ("choice", "others"),
+    [(tiny.T5, PATHS), ({"family": "swin-unet", "drop_path": 0.1}, CROSS)],
+    ids=["t5", "swin-unet"],
+)
+def test_a_model_draws_at_every_site(choice: dict, others: set, monkeypatch) -> None:
+    """Two places that share a site would share a mask. One model drops no paths, one no sources."""
     at, drawn = Places.at, set()
 
     def noted(places: Places, layer: jax.Array | int, site: Site) -> Places:
@@ -97,7 +106,6 @@ def test_models_draw_at_every_site(monkeypatch) -> None:
         return at(places, layer, site)
 
     monkeypatch.setattr(Places, "at", noted)
-    for choice in (tiny.T5, {"family": "swin-unet", "drop_path": 0.1}):
-        program = tiny.program(Layout(), dropout=0.1, **choice)
-        program.train_step.trace(program.abstract_state, program.abstract_batch)
-    assert drawn == {*Site}
+    program = tiny.program(Layout(), dropout=0.1, **choice)
+    program.train_step.trace(program.abstract_state, program.abstract_batch)
+    assert drawn == {*Site} - others

@@ -192,6 +192,8 @@ def test_a_scale_that_is_too_large_decreases_by_itself():
     np.testing.assert_array_equal(column(rows, "loss_scale"), scale)
     assert (int(state["step"]), int(state["guard"]["good"])) == (12, 12 - skipped)
     assert float(state["guard"]["scale"]) == 2.0 ** (26 - skipped)
+    small, large = (steps(run, scaled(run, scale), 1)[1][0]["grad_norm"] for scale in (2**9, 2**15))
+    assert small == pytest.approx(large, rel=2**-8)
 
 
 @pytest.mark.slow

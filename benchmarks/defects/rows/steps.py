@@ -5,13 +5,18 @@ from benchmarks.defects.cases import CP, DP, PP, QWEN, ROW_COL, SP, THREE, TP, Z
 from benchmarks.defects.table import Defect, Kind, Reach, known
 
 BODY = "jaxptd/step/body.py"
-TESTS = "tests/step/test_program.py tests/test_verify.py"
+TESTS = (  # steps of layouts that have pp, row, col; dp, tp; cp
+    "tests/pipeline/test_training.py tests/reference/test_steps.py "
+    "tests/models/test_sequence_padding.py"
+)
 OPTIMIZER = "jaxptd/step/optimizer.py"
 MATRICES = "jaxptd/optimizers/matrices.py"
 WHOLE = "tests/optimizers/test_whole_matrices.py"
 MUON, ADAFACTOR = "optimizer.name=muon", "optimizer.name=adafactor"
 
-LOSS_AXES = "axes = (Axis.PP, *BATCH_AXES, *self.resolved.form.axes.logit_tokens)"
+LOSS_AXES = """axes = (Axis.PP, *BATCH_AXES, *self.resolved.form.axes.logit_tokens)
+        varying = frozenset().union(*map(varying_axes, losses.values())).difference(axes)
+        axes = (*axes, *(axis for axis in self.resolved.form.axes.tokens if axis in varying))"""
 LOSS_SUM = "return lax.psum({name: as_varying(x, axes) for name, x in losses.items()}, axes)"
 GRADIENT_SUM = "reduced |= lax.psum({name: grads[name] for name in names}, axes)"
 # An axis -> the loss's axes without it, and a layout that has the axis. One for each axis that
@@ -135,8 +140,7 @@ STEPS = (
             BODY,
             "jnp.sum(batch[name] >= 0, dtype=jnp.int32)",
             "jnp.sum(batch[name] >= -1, dtype=jnp.int32)",
-            "tests/step/test_program.py",
-            "masked",
+            "tests/reference/test_steps.py",
         ),
         (DP,),
         Reach.BOTH,
@@ -162,7 +166,7 @@ STEPS = (
             "jaxptd/step/passes.py",
             "return jax.tree.map(jnp.add, total, (found, gradients)), None",
             "return (jax.tree.map(jnp.add, total[0], found), gradients), None",
-            "tests/step/test_program.py tests/test_verify.py",
+            TESTS,
         ),
         (DP,),
     ),

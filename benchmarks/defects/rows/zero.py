@@ -4,7 +4,7 @@ from benchmarks.breaks.table import Break
 from benchmarks.defects.cases import TP, ZERO_1, ZERO_2, ZERO_3
 from benchmarks.defects.table import Defect, Kind, known
 
-TESTS = "tests/zero/test_zero.py"
+TESTS = "tests/zero/test_zero.py tests/zero/test_prefetching.py"
 SHARDS, GATHERING = "jaxptd/zero/shards.py", "jaxptd/zero/gathering.py"
 BODY = "jaxptd/step/body.py"
 UPDATE = "name: p - rate.astype(p.dtype) * direction[name] for"
