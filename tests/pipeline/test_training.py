@@ -37,6 +37,7 @@ F0,F1,F2,F3,,,B3,B2,B1,B0
     ("layout", "choice"),
     [
         case(OTHER | {"remat": "full"}, 4, pp=2, row=2, col=2, schedule="zb-v"),
+        case(FIVE, 2, pp=3),  # a tied table on three stages, over which nothing splits
     ],
 )
 def test_a_step_equals_one_device(layout: Layout, choice: dict) -> None:
