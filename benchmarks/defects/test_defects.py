@@ -42,6 +42,14 @@ def test_every_defect_names_default_tests_that_are_there() -> None:
     assert [path for path in paths if not (ROOT / path).exists()] == []  # nor an option, as -m slow
 
 
+def test_the_published_tables_are_those_of_the_results() -> None:
+    proof = (ROOT / "docs" / "proof.md").read_text()
+    found = (RESULTS / "defects.md").read_text()
+    published = found[found.index("## Rates") : found.index("## What neither")].splitlines()
+    missing = [line for line in published if line.startswith(("|", "-")) and line not in proof]
+    assert missing == []
+
+
 def test_findings_are_kept_until_the_code_changes(tmp_path) -> None:
     path = tmp_path / "defects.json"
     results = Results(path)
