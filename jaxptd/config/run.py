@@ -62,6 +62,14 @@ class Config:
         return self.layout.zero >= 2 and self.layout.pp == 1 and self.model.scan_layers
 
     @property
+    def holds_blocks(self) -> bool:
+        """True if a loop gathers each layer beside the one before, and keeps it for backward.
+
+        Each of several micro-batches would gather all layers.
+        """
+        return self.prefetches and self.layout.zero < 3 and self.train.micro_batches == 1
+
+    @property
     def gathers_again(self) -> bool:
         """True if backward gathers the inputs of first products again, and layers keep shards."""
         layout = self.layout

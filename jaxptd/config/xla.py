@@ -46,6 +46,9 @@ def compiler_options(config: Config, *, on_gpus: bool) -> dict[str, Any] | None:
     layers gathers a layer and reduce-scatters the gradients of another. For fp8, cuBLASLt's 8-bit
     products: XLA would prefer its Triton kernels.
 
+    XLA copies slices into and out of a loop's stacks beside other kernels, unless its pass for that
+    is off; where a loop holds its blocks it then starts a trip's gather too late to be hidden.
+
     A permute joins the devices that it connects, and not by default all of them, which by XLA's own
     account makes one inside a node ten to twenty times slower. XLA asks that a group of devices is
     part of one division of all devices only, and may hang otherwise: so it is with rings along axes
@@ -59,6 +62,8 @@ def compiler_options(config: Config, *, on_gpus: bool) -> dict[str, Any] | None:
     }
     if layout.ring_size > 2 or layout.has_grid or config.prefetches:
         options["xla_gpu_experimental_parallel_collective_overlap_limit"] = 2
+    if config.holds_blocks:
+        options["xla_disable_hlo_passes"] = "dynamic-slice-copy-fusion-async-wrapper"
     if _permutes(layout) and layout.matmul2d != "cannon":
         options["xla_gpu_collective_permute_connected_components"] = True
     if config.model.products == "fp8":

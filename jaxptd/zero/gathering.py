@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxptd.collectives import varying_axes
+from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.mesh import BATCH_AXES
 from jaxptd.pipeline.model import LayerInputs
 from jaxptd.pipeline.split_backward import trace_layer
@@ -34,7 +34,9 @@ from jaxptd.zero.shards import ShardedInfo
 
 
 @partial(
-    jax.tree_util.register_dataclass, data_fields=["shard", "block"], meta_fields=["info", "dtype"]
+    jax.tree_util.register_dataclass,
+    data_fields=["shard", "block"],
+    meta_fields=["info", "dtype", "held"],
 )
 @dataclasses.dataclass(frozen=True)
 class Gatherable:
@@ -45,12 +47,14 @@ class Gatherable:
         block: the gathered block, if it was gathered at the beginning of the step.
         info: how the block is sharded.
         dtype: to gather in.
+        held: whether a block that forward gathers stays for backward, which else gathers again.
     """
 
     shard: Array
     block: Array | None
     info: ShardedInfo
     dtype: Any
+    held: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -128,6 +132,30 @@ def completed(layer: Any, blocks: Sequence[Array]) -> Any:
         return leaf.block if _is_gatherable(leaf) else leaf
 
     return jax.tree.map(block_of, layer, is_leaf=_is_gatherable)
+
+
+def room(stack: Any, blocks: Sequence[Array]) -> list[Array]:
+    """Zeros `[L, ...]` for the blocks of all layers, if they are held; else none.
+
+    blocks: of one layer, as `missing_blocks` gathers them.
+    """
+    leaves = [leaf for leaf in _leaves(stack) if _is_missing(leaf)]
+    return [
+        as_varying(jnp.zeros((len(leaf.shard), *block.shape), block.dtype), varying_axes(block))
+        for leaf, block in zip(leaves, blocks, strict=True)
+        if leaf.held
+    ]
+
+
+def with_blocks(stack: Any, held: Sequence[Array]) -> Any:
+    """A stack whose held blocks are there; held: these blocks, `[L, ...]`."""
+    following = iter(held)
+
+    def with_block(leaf: Any) -> Any:
+        is_held = _is_missing(leaf) and leaf.held
+        return dataclasses.replace(leaf, block=next(following)) if is_held else leaf
+
+    return jax.tree.map(with_block, stack, is_leaf=_is_gatherable)
 
 
 def behind_barriers(layer: Any) -> Any:

@@ -18,7 +18,9 @@ nothing yet to reduce-scatter, and its parameters stay for backward. So each lay
 and its gradients are sent once, as without the loop. (Layer 0 is gathered once in vain: all trips
 of a loop do the same.) Beside the layer that runs a device has another's parameters and gradients.
 
-With ZeRO 2 all blocks are there from the beginning of the step; then there is nothing to gather.
+With ZeRO 2 and one micro-batch forward does the same, but holds the blocks of all layers, so that
+backward gathers nothing. Several micro-batches would each gather them: there all blocks are
+gathered at the beginning of the step.
 
 Letters: L layers, Z devices along dp x cp, n elements of a block with its padding.
 """
@@ -39,7 +41,9 @@ from jaxptd.zero.gathering import (
     completed,
     missing_blocks,
     reduce_scattered,
+    room,
     shards_of,
+    with_blocks,
 )
 
 Run = Callable[[tuple[Any, Any], LayerInputs, Any], tuple[Any, Any]]
@@ -52,7 +56,7 @@ def prefetching(run: Run) -> Loop:
     The loop is (stack, common, inputs, x) -> (x, caches). `stack` has parameters `[L, ...]`, each a
     `Gatherable`, and common what all layers read; number and cache of the inputs are `[L, ...]`,
     their places are for all layers. For backward it keeps what `run` keeps, and of the parameters
-    those of the last layer.
+    those of the last layer, or of all layers where blocks are held.
     """
 
     @jax.custom_vjp
@@ -60,20 +64,21 @@ def prefetching(run: Run) -> Loop:
         def layer(params: Any, inputs: LayerInputs, x: Any) -> tuple[Any, Any]:
             return run((params, common), inputs, x)
 
-        start = x, missing_blocks(_at(stack, 0))
-        (x, _), first, last = _forward(layer, stack, inputs, start)
+        blocks = missing_blocks(_at(stack, 0))
+        (x, *_), first, last = _forward(layer, stack, inputs, (x, blocks, []))
         return x, jax.tree.map(lambda some, one: jnp.concatenate([some, one[None]]), first, last)
 
     def forward(stack: Any, common: Any, inputs: LayerInputs, x: Any) -> tuple[tuple, Any]:
-        start = x, missing_blocks(_at(stack, 0))
-        params = completed(_at(stack, 0), start[1]), common
+        first = missing_blocks(_at(stack, 0))
+        params = completed(_at(stack, 0), first), common
         traced, _ = trace_layer(run, params, _inputs_at(inputs, 0), x)
 
         def one(params: Any, inputs: LayerInputs, x: Any) -> tuple[Any, list[Array]]:
             (x, _), kept = traced.forward((params, common), inputs, x)
             return x, kept
 
-        (x, blocks), *kept = _forward(one, stack, inputs, start)
+        (x, blocks, held), *kept = _forward(one, stack, inputs, (x, first, room(stack, first)))
+        stack, blocks = with_blocks(stack, held), [] if held else blocks
         back = partial(_backward, traced)
         return (x, None), jax.tree_util.Partial(back, stack, common, inputs, blocks, kept)
 
@@ -89,25 +94,31 @@ def _forward(
     run: Callable[[Any, LayerInputs, Any], tuple[Any, Any]],
     stack: Any,
     inputs: LayerInputs,
-    start: tuple[Any, list[Array]],
-) -> tuple[tuple[Any, list[Array]], Any, Any]:
-    """((x, blocks of the last layer), results of all layers before the last, its result).
+    start: tuple[Any, list[Array], list[Array]],
+) -> tuple[tuple[Any, list[Array], list[Array]], Any, Any]:
+    """(x, blocks of the last layer, held blocks), results of layers before the last, its result.
 
-    start: x, and the gathered blocks of the first layer.
+    start: x, the gathered blocks of the first layer, and room for the blocks that are held.
     """
 
     def layer(x: Any, blocks: list[Array], i: Any) -> tuple[Any, Any]:
         return run(completed(_at(stack, i), blocks), _inputs_at(inputs, i), x)
 
-    def trip(carry: tuple[Any, list[Array]], i: Array) -> tuple[tuple, Any]:
-        following = missing_blocks(_at(stack, i + 1))
-        x, result = layer(*carry, i)
-        return (x, following), result
+    def hold(held: list[Array], blocks: list[Array], i: Any) -> list[Array]:
+        return [_put(of_all, one, i) for of_all, one in zip(held, blocks, strict=bool(held))]
 
+    def trip(carry: tuple[Any, list[Array], list[Array]], i: Array) -> tuple[tuple, Any]:
+        x, blocks, held = carry
+        following = missing_blocks(_at(stack, i + 1))
+        x, result = layer(x, blocks, i)
+        return (x, following, hold(held, following, i + 1)), result
+
+    x, blocks, held = start
     end = len(inputs.number) - 1
-    (x, blocks), results = lax.scan(trip, start, jnp.arange(end, dtype=jnp.int32))
+    start = x, blocks, hold(held, blocks, 0)
+    (x, blocks, held), results = lax.scan(trip, start, jnp.arange(end, dtype=jnp.int32))
     x, last = layer(x, blocks, end)
-    return (x, blocks), results, last
+    return (x, blocks, held), results, last
 
 
 def _backward(
@@ -126,7 +137,7 @@ def _backward(
 
     def send(found: Any, gradients: Any, i: Any) -> Any:
         sums = reduce_scattered(gradients, _at(stack, i))
-        return jax.tree.map(partial(lax.dynamic_update_index_in_dim, index=i, axis=0), found, sums)
+        return jax.tree.map(partial(_put, i=i), found, sums)
 
     def trip(carry: tuple, each: tuple[Array, list[Array]]) -> tuple[tuple, None]:
         blocks, gradients, total, dx, found = carry
@@ -151,3 +162,8 @@ def _at(stack: Any, i: Any) -> Any:
 def _inputs_at(inputs: LayerInputs, i: Any) -> LayerInputs:
     """The inputs of layer i."""
     return LayerInputs(inputs.places, *_at(inputs[1:], i))
+
+
+def _put(found: Array, one: Array, i: Any) -> Array:
+    """Writes one layer's array into those of all layers."""
+    return lax.dynamic_update_index_in_dim(found, one, i, 0)

@@ -87,6 +87,7 @@ class StateShapes:
         dtype: that layers compute in.
         copies: whether a step casts parameters at its beginning even at stage 0.
         by_layer: whether shards of layers are of one layer each at stage 1, too.
+        holds: whether stage 2 gathers layers one by one, and holds each for backward.
     """
 
     stage: int
@@ -95,13 +96,15 @@ class StateShapes:
     dtype: Dtype
     copies: bool = False
     by_layer: bool = False
+    holds: bool = False
 
     @classmethod
     def of(cls, config: Config, infos: Mapping[str, ParamShape], *, by_layer: bool) -> Self:
         """The state of a config with these parameters, as its layout asks for it."""
         layout = config.layout
         copies = "optimizer" in layout.offloaded
-        return cls(layout.zero, infos, layout.sizes, config.model.dtype, copies, by_layer)
+        form = config.model.dtype, copies, by_layer, config.holds_blocks
+        return cls(layout.zero, infos, layout.sizes, *form)
 
     @cached_property
     def stored(self) -> Mapping[str, StoredShape]:
@@ -113,6 +116,11 @@ class StateShapes:
     def per_layer(self, name: str) -> bool:
         """True for parameters that are gathered or reduce-scattered layer by layer."""
         return self.stage >= 2 and self.infos[name].stack is not None
+
+    def gathered_early(self, name: str) -> bool:
+        """True for parameters that are gathered at the beginning of a step, not layer by layer."""
+        alone = self.stage == 3 or self.holds
+        return not (alone and self.per_layer(name))
 
     def lead(self, name: str) -> int:
         """`ShardShape.lead` of a parameter."""

@@ -14,6 +14,9 @@ block that all Z shards make up, dw its gradient of one micro-batch:
              forward     reads w[====]
              backward    reads w[====]; dw[====] -- reduce_scattered --> dw[=], added to a sum
 
+             with one micro-batch and layers in a loop:
+             forward     w[=] -- gathered --> w[====], read and kept for backward
+
     stage 3  forward     w[=] -- gathered --> w[====], read and freed
              backward    w[=] -- regathered --> w[====], read and freed;
                          dw[====] -- reduce_scattered --> dw[=], added to a sum
@@ -75,10 +78,10 @@ class Zero(StateShapes):
         stored, dtype = self.stored[name], self.gather_dtype(name)
         if not isinstance(stored, ShardedInfo):
             return p.astype(dtype) if self.copies else p
-        early = self.stage < 3 or self.infos[name].stack is None
+        early = self.gathered_early(name) or (self.stage == 2 and not training)
         block = stored.gather(p, dtype) if early else None
         per_layer = self.per_layer(name) and (training or not early)
-        return Gatherable(p, block, stored, dtype) if per_layer else block
+        return Gatherable(p, block, stored, dtype, self.stage == 2) if per_layer else block
 
     def _end(self, name: str, gradient: Array) -> Array:
         stored = self.stored[name]

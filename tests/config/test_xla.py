@@ -38,6 +38,23 @@ def test_two_collectives_may_be_under_way_at_once_on_gpus(platform, layout, give
     assert options.get("xla_gpu_experimental_parallel_collective_overlap_limit") == given
 
 
+@pytest.mark.parametrize(
+    ("layout", "choice", "off"),
+    [
+        (Layout(dp=2, zero=2), {"micro_batches": 1}, True),
+        (Layout(dp=2, zero=2), {"micro_batches": 2}, False),
+        (Layout(dp=2, zero=2), {"micro_batches": 1, "scan_layers": False}, False),
+        (Layout(dp=2, zero=3), {"micro_batches": 1}, False),
+        (Layout(dp=2, pp=2, zero=2), {"micro_batches": 1}, False),
+    ],
+    ids=str,
+)
+def test_copies_of_stacks_are_kernels_where_a_loop_holds_its_blocks(layout, choice, off) -> None:
+    options = compiler_options(tiny.config(layout, **choice), on_gpus=True) or {}
+    name = "dynamic-slice-copy-fusion-async-wrapper"
+    assert (options.get("xla_disable_hlo_passes") == name) == off
+
+
 def test_the_scheduler_counts_on_the_memory_that_a_run_takes() -> None:
     """XLA: 0.80 of the memory, times the option in per cent."""
     options = compiler_options(tiny.config(Layout()), on_gpus=True) or {}

@@ -31,20 +31,20 @@ def once_a_step(step: Scenario, zero: StateShapes) -> Iterator[Collective]:
         if not isinstance(stored, ShardShape):
             continue
         whole = elements * math.prod(layout.sizes[axis] for axis in BATCH_AXES)
-        if zero.stage < 3 or stored.info.stack is None:
+        if zero.gathered_early(name):
             yield Collective(ALL_GATHER, BATCH_AXES, 1, whole * itemsize(zero.gather_dtype(name)))
         if not zero.per_layer(name):
             yield Collective(REDUCE_SCATTER, BATCH_AXES, 1, whole * wide)
 
 
 def per_layer(step: Scenario, zero: StateShapes, stack: Stack) -> Iterator[Collective]:
-    """Each layer of a stack in each micro-batch: n reduce-scattered; at stage 3 n gathered twice.
+    """Each layer of a stack in each micro-batch: n reduce-scattered, and gathered if not early.
 
     A message has all parameters of a layer that are sharded alike and gathered in one precision.
     """
     layout, wide = step.config.layout, step.sizes.master_itemsize
     times = stack.layers * step.config.train.micro_batches
-    gathers = _gathers(step, stack) if zero.stage == 3 else 0
+    gathers = _gathers(step, stack) if zero.stage == 3 else stack.layers * zero.holds
     messages: dict[tuple, dict[int, int]] = {}  # axes -> bytes of an element -> elements
     for name, stored in zero.stored.items():
         own = stored.info.stack == stack.name
