@@ -237,52 +237,6 @@ BREAKS = (
         "done / max(config.warmup_steps, 1)",
         "tests/step/test_optimizer.py",
     ),
-    # ---- ZeRO ----
-    Break(
-        "ZeRO: gradients of layers are halved",
-        "jaxptd/zero/gathering.py",
-        "sums = lax.psum_scatter(jnp.concatenate(rows, axis=1), BATCH_AXES, tiled=True)",
-        "sums = lax.psum_scatter(jnp.concatenate(rows, axis=1), BATCH_AXES, tiled=True) / 2",
-        "tests/zero",
-    ),
-    Break(
-        "ZeRO: backward uses what forward gathered",
-        "jaxptd/zero/gathering.py",
-        "return jax.tree.map(behind_barrier, layer, is_leaf=_is_gatherable)",
-        "return layer",
-        "tests/zero/test_costs.py",
-        "unrolled",
-    ),
-    Break(
-        "ZeRO: a loop's layers gather themselves",
-        "jaxptd/layers/block.py",
-        "if scanned and is_gathered(stack):",
-        "if False:",
-        "tests/zero/test_prefetching.py",
-    ),
-    Break(
-        "ZeRO: gradients are sent to the layer below",
-        "jaxptd/zero/prefetching.py",
-        "found = send(found, gradients, i + 1)",
-        "found = send(found, gradients, i)",
-        "tests/zero",
-        "equals_one_device",
-    ),
-    Break(
-        "ZeRO: blocks that are held belong to the layer above",
-        "jaxptd/zero/prefetching.py",
-        "return (x, following, hold(held, following, i + 1)), result",
-        "return (x, following, hold(held, following, i)), result",
-        "tests/zero/test_prefetching.py",
-        "equals_one_device",
-    ),
-    Break(
-        "ZeRO: stage 2 gathers all layers at the beginning of the step",
-        "jaxptd/zero/shapes.py",
-        "alone = self.stage == 3 or self.holds",
-        "alone = self.stage == 3",
-        "tests/zero/test_prefetching.py",
-    ),
     # ---- pipeline ----
     Break(
         "layers of a part in the wrong order",

@@ -129,7 +129,7 @@ class Sizes:
         So it is in a pipeline, and where ZeRO sums the gradients of each layer.
         """
         layout = self.config.layout
-        return layout.pp > 1 or (layout.zero >= 2 and layout.dp * layout.cp > 1)
+        return layout.pp > 1 or (self.config.zero >= 2 and layout.dp * layout.cp > 1)
 
     @property
     def has_blocks(self) -> bool:

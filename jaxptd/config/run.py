@@ -16,7 +16,7 @@ from jaxptd.config.training import CheckpointConfig, DataConfig, OptimizerConfig
 from jaxptd.display import settings_html, settings_text
 from jaxptd.errors import UserError, quoted
 from jaxptd.fields import check_fields
-from jaxptd.layout import Layout
+from jaxptd.layout import Layout, ZeroStage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +57,23 @@ class Config:
             )
 
     @property
+    def zero(self) -> ZeroStage:
+        """The stage of ZeRO as a step runs it.
+
+        With one micro-batch stage 1 sends what stage 2 sends, but after backward, and has whole
+        gradients: a loop over layers then runs stage 2.
+        """
+        alike = self.layout.zero == 1 and self._loops and self.train.micro_batches == 1
+        return 2 if alike else self.layout.zero
+
+    @property
     def prefetches(self) -> bool:
         """True if a layer's parameters and gradients move while other layers of a loop compute."""
-        return self.layout.zero >= 2 and self.layout.pp == 1 and self.model.scan_layers
+        return self.zero >= 2 and self._loops
+
+    @property
+    def _loops(self) -> bool:
+        return self.layout.pp == 1 and self.model.scan_layers
 
     @property
     def holds_blocks(self) -> bool:
@@ -67,7 +81,7 @@ class Config:
 
         Each of several micro-batches would gather all layers.
         """
-        return self.prefetches and self.layout.zero < 3 and self.train.micro_batches == 1
+        return self.prefetches and self.zero < 3 and self.train.micro_batches == 1
 
     @property
     def gathers_again(self) -> bool:

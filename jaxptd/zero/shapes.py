@@ -81,7 +81,7 @@ class StateShapes:
     """The forms in which a state holds its parameters, and the precision of their gathers.
 
     Args:
-        stage: 0 to 3.
+        stage: 0 to 3, as a step runs it.
         infos: of the parameters.
         sizes: devices along each axis.
         dtype: that layers compute in.
@@ -104,7 +104,7 @@ class StateShapes:
         layout = config.layout
         copies = "optimizer" in layout.offloaded
         form = config.model.dtype, copies, by_layer, config.holds_blocks
-        return cls(layout.zero, infos, layout.sizes, *form)
+        return cls(config.zero, infos, layout.sizes, *form)
 
     @cached_property
     def stored(self) -> Mapping[str, StoredShape]:

@@ -25,7 +25,7 @@ from jaxptd.step import Program
         ("cuda", Layout(row=1, col=2), 2),
         ("cuda", Layout(row=2, col=2), 2),
         ("cuda", Layout(dp=2, zero=2), 2),
-        ("cuda", Layout(dp=2, zero=1), None),
+        ("cuda", Layout(dp=2), None),
         ("cpu", Layout(cp=4), None),
         ("cpu", Layout(row=2, col=2), None),
     ],
@@ -41,6 +41,8 @@ def test_two_collectives_may_be_under_way_at_once_on_gpus(platform, layout, give
 @pytest.mark.parametrize(
     ("layout", "choice", "off"),
     [
+        (Layout(dp=2, zero=1), {"micro_batches": 1}, True),
+        (Layout(dp=2, zero=1), {"micro_batches": 2}, False),
         (Layout(dp=2, zero=2), {"micro_batches": 1}, True),
         (Layout(dp=2, zero=2), {"micro_batches": 2}, False),
         (Layout(dp=2, zero=2), {"micro_batches": 1, "scan_layers": False}, False),

@@ -100,7 +100,7 @@ def test_parameters_are_gathered_once_or_twice_and_gradients_scattered_once(stag
         compiled[each.kind] = compiled.get(each.kind, 0) + each.bytes
     assert compiled == {kind: each.bytes for kind, each in found.items()}
     number = sum(not info.stack for info in program.infos.values())
-    if stage >= 2:  # two messages a layer: parameters that tp would shard, and the others
+    if program.config.zero >= 2:  # two a layer: of parameters that tp would shard, and others
         assert found[REDUCE_SCATTER].count == number + 2 * program.config.model.num_layers
 
 
@@ -158,7 +158,7 @@ HELD = [
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("layout", HELD, ids=str)
 def test_a_device_holds_one_shard_of_parameters_and_moments(layout: Layout, stage: int) -> None:
-    """n/Z of the n elements of a block, rounded up; at stages 2 and 3 of each layer's block."""
+    """n/Z of the n elements of a block, rounded up; of each layer's, if layers move one by one."""
     choice = {"num_layers": 3, "batch": 48, "micro_batches": 1}
     plain = tiny.program(dataclasses.replace(layout, zero=0), **choice)
     program = tiny.program(dataclasses.replace(layout, zero=stage), **choice)
@@ -169,7 +169,7 @@ def test_a_device_holds_one_shard_of_parameters_and_moments(layout: Layout, stag
             info = plain.infos[name]
             sharding = plain.abstract_state["params"][name].sharding
             block = sharding.shard_shape(info.stored_shape)
-            rows = block[0] if stage >= 2 and info.stack else 1
+            rows = block[0] if program.config.zero >= 2 and info.stack else 1
             size = math.prod(block) // rows
             assert math.prod(x.sharding.shard_shape(x.shape)) == rows * math.ceil(size / number)
             assert x.dtype == jnp.float32

@@ -60,7 +60,7 @@ def trips(program: Program) -> Iterator[Any]:
     ("layout", "choice"),
     [
         (Layout(dp=4, zero=2), {"remat": "dots"}),
-        (Layout(dp=4, zero=2), {"remat": "full", "micro_batches": 1}),
+        (Layout(dp=4, zero=1), {"remat": "full", "micro_batches": 1}),
         (Layout(dp=2, cp=2, zero=3), {"remat": "full", "dropout": 0.1}),
         (Layout(dp=2, tp=2, sequence_parallel=True, zero=3), {"remat": "none"}),
         slow(Layout(dp=2, row=2, col=2, zero=3), {"remat": "attention"}),
@@ -91,7 +91,8 @@ def test_collectives_of_a_trip_neither_wait_for_its_products_nor_these_for_them(
 @pytest.mark.parametrize(
     ("layout", "choice"),
     [
-        (Layout(dp=2, zero=1), {}),
+        (Layout(dp=2, zero=1), {"micro_batches": 2}),
+        (Layout(dp=2, zero=1), {"micro_batches": 1, "scan_layers": False}),
         (Layout(dp=2, zero=3), {"scan_layers": False}),
         slow(Layout(pp=2, dp=2, zero=3), {}),
     ],

@@ -93,13 +93,13 @@ class Loop:
         config, sizes = self.config, self.sizes
         own = working.layer(self.pairs, self.stack.remat, at_once=config.layout.pp > 1)
         gradients = config.prefetches * (sizes.itemsize + sizes.master_itemsize) // sizes.itemsize
-        return own + ((config.layout.zero == 3) + gradients) * self._whole
+        return own + ((config.zero == 3) + gradients) * self._whole
 
     @property
     def gathered(self) -> int:
         """Parameters of the last layer, gathered from forward on where backward begins with it."""
         config = self.config
-        return self._whole if config.layout.zero == 3 and config.prefetches else 0
+        return self._whole if config.zero == 3 and config.prefetches else 0
 
     @property
     def _whole(self) -> int:

@@ -20,7 +20,8 @@ from jaxptd.pipeline.placement import Stages
 
 # Of all but the state, for gaps between arrays and the scheduler's choices: gaps are up to 1.5 % of
 # loops over layers, and up to 9 % of unrolled layers whose gradients are summed over devices.
-# Loops that move parameters ahead have one layer that is unrolled.
+# Loops that move parameters ahead have one layer that is unrolled; where they hold all of them for
+# backward, gaps are no more than those of other loops.
 MARGIN, PREFETCHING_MARGIN, UNROLLED_MARGIN = 0.01, 0.03, 0.05
 ID = 4  # bytes of a token's number
 
@@ -106,7 +107,8 @@ class _Step:
         """The share of all but the state for gaps."""
         if self.late_products:
             return UNROLLED_MARGIN
-        return PREFETCHING_MARGIN if self.config.prefetches else MARGIN
+        moves = self.config.prefetches and not self.config.holds_blocks
+        return PREFETCHING_MARGIN if moves else MARGIN
 
     # ---- at several moments --------------------------------------------------------------------
 
@@ -124,11 +126,16 @@ class _Step:
         return own + 2 * ID * tokens // self.config.layout.cp
 
     def _gathered(self) -> int:
-        """Whole parameters; of tables only a copy in 16 bits stays if there is one micro-batch."""
-        layout, gathered = self.config.layout, self.state["gathered"]
-        if self.plan or self._sums or layout.zero == 0:
+        """Whole parameters; of tables only a copy in 16 bits stays if there is one micro-batch.
+
+        Layers that a loop gathers have their shards on the device until then, also a host's.
+        """
+        gathered = self.state["gathered"]
+        if self.plan or self._sums or self.config.zero == 0:
             return gathered
-        return gathered - min(gathered, self.ends.parameters)
+        own = self.config.holds_blocks and "optimizer" in self.config.layout.offloaded
+        shards = sum(each.parameters for each in self.loops) if own else 0
+        return gathered - min(gathered, self.ends.parameters) + shards
 
     @property
     def _sums(self) -> int:
@@ -138,8 +145,8 @@ class _Step:
     @property
     def _narrowing(self) -> int:
         """Times that gradients of layers are narrower than the state: those of casted ones."""
-        layout, sizes = self.config.layout, Sizes(self.config)
-        narrow = layout.zero < 2 and working.casts(self.config)
+        sizes = Sizes(self.config)
+        narrow = self.config.zero < 2 and working.casts(self.config)
         return sizes.master_itemsize // sizes.itemsize if narrow else 1
 
     @property
@@ -186,7 +193,7 @@ class _Step:
         With several micro-batches, and with ZeRO, it was not seen to do so.
         """
         layout, tied = self.config.layout, self.config.model.tie_embeddings
-        over_tokens = layout.zero == 0 and (layout.dp > 1 or (tied and layout.cp > 1))
+        over_tokens = self.config.zero == 0 and (layout.dp > 1 or (tied and layout.cp > 1))
         return not self._sums and (over_tokens or (tied and layout.has_grid))
 
     def _loss(self) -> Peak:
@@ -271,5 +278,5 @@ class _Step:
             gone = sum(each.attention for each in self.loops) + 2 * self.ends.gradient
             last = largest if self._sums else largest // self._narrowing
             return dataclasses.replace(found, gradients=last, copies=self._own - gone)
-        summed = largest if layout.zero == 0 and layout.dp * layout.cp > 1 else 0
+        summed = largest if self.config.zero == 0 and layout.dp * layout.cp > 1 else 0
         return dataclasses.replace(found, gradients=gradients + summed)

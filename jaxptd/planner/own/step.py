@@ -96,7 +96,7 @@ def spread_of(config: Config, chunks: int) -> Spread:
         pp=layout.pp,
         cp=layout.cp,
         virtual_stages=chunks,
-        zero=layout.zero,
+        zero=config.zero,
         sequence_parallel=layout.sequence_parallel,
         remat=model.remat,
         remat_layers=model.remat_layers,

@@ -148,8 +148,9 @@ class Bounds:
     def _zero(self, zero: int) -> tuple[float, float, "Sent"]:
         """Bytes of the state and of gradients, and what is sent."""
         if zero not in self._zeros:
-            sent = sent_by(zero, self.cost, self.axes, self.cluster)
-            self._zeros[zero] = (*state_bytes(self.cost, self.axes, zero), sent)
+            runs = 2 if zero == 1 and _in_one_go(self.axes) else zero
+            sent = sent_by(runs, self.cost, self.axes, self.cluster)
+            self._zeros[zero] = (*state_bytes(self.cost, self.axes, runs), sent)
         return self._zeros[zero]
 
     def _schedule(self, pipe: Pipe) -> "_Schedule":
@@ -217,6 +218,11 @@ class Sent(NamedTuple):
     once: float = 0.0
 
 
+def _in_one_go(axes: Axes) -> bool:
+    """True without a pipeline and micro-batches, where a loop runs ZeRO 1 as 2."""
+    return axes.pp * axes.micro_batches == 1
+
+
 def sent_by(zero: int, cost: UnitCost, axes: Axes, cluster: Cluster) -> Sent:
     """The seconds of what a ZeRO stage sends, at least."""
     layout = axes.unit.layout
@@ -233,6 +239,10 @@ def sent_by(zero: int, cost: UnitCost, axes: Axes, cluster: Cluster) -> Sent:
     if zero == 1:
         return Sent(once=seconds(REDUCE_SCATTER, whole) + seconds(ALL_GATHER, whole / 2))
     reduced = seconds(REDUCE_SCATTER, cost.matrices)
+    if zero == 2 and _in_one_go(axes):  # layers may be gathered beside each other
+        ends = max(whole - cost.matrices, 0.0)
+        reduced += seconds(ALL_GATHER, cost.matrices / 2)
+        return Sent(reduced, seconds(ALL_GATHER, ends / 2))
     if zero == 2:
         return Sent(reduced, seconds(ALL_GATHER, whole / 2))
     return Sent(reduced + 2 * seconds(ALL_GATHER, cost.matrices / 2))
