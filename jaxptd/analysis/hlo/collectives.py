@@ -92,7 +92,7 @@ def payload(instruction: Instruction) -> int:
     """Bytes of a collective's result.
 
     An asynchronous start returns (operands, results), one or several of each. In some versions of
-    XLA a permute's also returns two counters.
+    XLA a permute's also returns two counters, and an all-reduce's the results only.
     """
     kind, started = _kind(instruction)
     sizes = [
@@ -100,7 +100,7 @@ def payload(instruction: Instruction) -> int:
         for array in instruction.arrays
         if kind != PERMUTE or not started or array.shape or array.dtype != "u32"
     ]
-    if not started or kind == ALL_REDUCE:
+    if not started or (kind == ALL_REDUCE and not instruction.result.startswith("((")):
         return sum(sizes)
     return sum(sizes[len(sizes) // 2 :])
 

@@ -43,6 +43,25 @@ HLO = [
         8,
     ),
     (
+        "%a = (f32[2]{0}, f32[3]{0}) all-reduce-start(%p, %q), replica_groups=[2,4]<=[8]",
+        ALL_REDUCE,
+        ("tp",),
+        20,
+    ),
+    (
+        "%a = ((f32[2]{0}), f32[2]{0}) all-reduce-start(%p), replica_groups=[2,4]<=[8]",
+        ALL_REDUCE,
+        ("tp",),
+        8,
+    ),
+    (
+        "%a = ((f32[2]{0}, f32[3]{0}), (f32[2]{0}, f32[3]{0})) all-reduce-start(%p, %q), "
+        "replica_groups=[2,4]<=[8]",
+        ALL_REDUCE,
+        ("tp",),
+        20,
+    ),
+    (
         "%a = (f32[2]{0}, f32[2]{0}, u32[], u32[]) collective-permute-start(%p), "
         "source_target_pairs={{0,4},{4,0}}",
         "collective-permute",
