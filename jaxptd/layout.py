@@ -35,8 +35,8 @@ RingKind = Literal["zigzag", "blockwise", "rsa"]
 Matmul2D = Literal["gather", "summa", "fox", "cannon"]
 Attention2D = Literal["heads", "blocks"]
 ZeroStage = Literal[0, 1, 2, 3]
-Offloaded = Literal["optimizer", "activations"]
-Offload = Literal["none", "optimizer", "activations"]
+Offloaded = Literal["optimizer", "parameters", "activations"]
+Offload = Literal["none", "optimizer", "parameters", "activations"]
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v")  # or the path of a table
 SQUARE: tuple[Matmul2D, ...] = ("fox", "cannon")  # these need as many rows as columns
 
@@ -81,8 +81,9 @@ class Layout:
             possible.
         zero: ZeRO stage, sharded over dp x cp: 1 parameters and optimizer state between steps, 2
             gradients too, 3 parameters during a step too; 0 nothing.
-        offload: kept in host memory: none, optimizer (master parameters and moments), activations
-            (what model.remat=dots keeps), or a list of both.
+        offload: kept in host memory: none, optimizer (master parameters and moments), parameters
+            (master parameters, of which a device has one layer at a time), activations (what
+            model.remat=dots keeps), or a list of them.
     """
 
     pp: int = 1
@@ -197,6 +198,21 @@ class Layout:
         """Names of what is kept in host memory."""
         names = (self.offload,) if isinstance(self.offload, str) else self.offload
         return frozenset(names) - {"none"}
+
+    @property
+    def hosts_parameters(self) -> bool:
+        """Master parameters are in host memory."""
+        return not self.offloaded.isdisjoint(("optimizer", "parameters"))
+
+    @property
+    def hosts_moments(self) -> bool:
+        """The optimizer's moments are in host memory."""
+        return "optimizer" in self.offloaded
+
+    @property
+    def fetches_layers(self) -> bool:
+        """A device has a layer's parameters only while the layer runs, gathered or copied then."""
+        return self.zero == 3 or "parameters" in self.offloaded
 
     @property
     def sequence_unit(self) -> int:

@@ -234,4 +234,12 @@ TRAINING = (
         "tests/step/test_offload.py",
         "state_and",
     ),
+    Break(
+        "parameters of all layers leave host memory at the beginning of a step",
+        "jaxptd/zero/zero.py",
+        "        if self.is_fetched(name):",
+        "        if self.is_fetched(name) and self.stage == 3:",
+        "tests/step/test_offloaded_parameters.py",
+        "one_by_one",
+    ),
 )

@@ -59,7 +59,8 @@ class Config:
     @property
     def prefetches(self) -> bool:
         """True if a layer's parameters and gradients move while other layers of a loop compute."""
-        return self.layout.zero >= 2 and self.layout.pp == 1 and self.model.scan_layers
+        moves = self.layout.zero >= 2 or self.layout.fetches_layers
+        return moves and self.layout.pp == 1 and self.model.scan_layers
 
     @property
     def gathers_again(self) -> bool:

@@ -34,10 +34,10 @@ from jaxptd.step.batch import Batch
 from jaxptd.step.resolved import Resolved
 from jaxptd.zero.gathering import (
     gathered,
+    handles_of,
     reduce_scattered,
     regathered,
-    shards_of,
-    with_shards,
+    with_handles,
 )
 from jaxptd.zero.zero import StepParams
 
@@ -117,20 +117,20 @@ class Unpipelined:
     def gradients(
         self, params: StepParams, micro: Micro, places: Places, weights: Losses
     ) -> tuple[Losses, Params]:
-        shards = shards_of(params)
+        handles = handles_of(params)
 
-        def loss(shards: Params, micro: Micro) -> tuple[Array, Losses]:
-            given = with_shards(params, shards), micro, places
+        def loss(handles: Params, micro: Micro) -> tuple[Array, Losses]:
+            given = with_handles(params, handles), micro, places
             return in_total(self._terms(*given, of=LOSSES), weights)
 
         def add(total: tuple, micro: Micro) -> tuple[tuple, None]:
-            (_, found), gradients = jax.value_and_grad(loss, has_aux=True)(shards, micro)
+            (_, found), gradients = jax.value_and_grad(loss, has_aux=True)(handles, micro)
             return jax.tree.map(jnp.add, total, (found, gradients)), None
 
         terms = partial(self._terms, of=LOSSES)
         like = jax.eval_shape(terms, params, pools.get(micro, 0), places)
         like = {name: like[name] for name in weights}
-        zeros = jax.tree.map(pools.zeros, like), jax.tree.map(wide_zeros, shards)
+        zeros = jax.tree.map(pools.zeros, like), jax.tree.map(wide_zeros, handles)
         return lax.scan(add, zeros, micro)[0]
 
     def losses(self, params: StepParams, micro: Micro, places: Places) -> Losses:
@@ -273,7 +273,7 @@ class Pipelined:
             stack = self.blueprint.infos[name].stack
             others = common if name.startswith(f"{COMMON}.") else ends
             (others if stack is None else layers[stack])[name] = p
-        zeros = jax.tree.map(wide_zeros, (shards_of(layers), ends, common))
+        zeros = jax.tree.map(wide_zeros, (handles_of(layers), ends, common))
         return ModelArrays(layers, ends, micro, places, common, zeros)
 
     def _gather_end(self, name: str, x: Array) -> Array:
