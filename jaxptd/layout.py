@@ -37,6 +37,7 @@ Attention2D = Literal["heads", "blocks"]
 ZeroStage = Literal[0, 1, 2, 3]
 Offloaded = Literal["optimizer", "parameters", "activations"]
 Offload = Literal["none", "optimizer", "parameters", "activations"]
+UpdateOn = Literal["device", "host"]
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v")  # or the path of a table
 SQUARE: tuple[Matmul2D, ...] = ("fox", "cannon")  # these need as many rows as columns
 
@@ -84,6 +85,7 @@ class Layout:
         offload: kept in host memory: none, optimizer (master parameters and moments), parameters
             (master parameters, of which a device has one layer at a time), activations (what
             model.remat=dots keeps), or a list of them.
+        update_on: with offload optimizer, computes the update on the device, or on the host's CPUs.
     """
 
     pp: int = 1
@@ -104,6 +106,7 @@ class Layout:
     stage_layers: tuple[int, ...] | None = None
     zero: ZeroStage = 0
     offload: Offload | tuple[Offloaded, ...] = "none"
+    update_on: UpdateOn = "device"
 
     def __post_init__(self) -> None:
         check_fields(self, "layout")
@@ -250,6 +253,7 @@ class Layout:
         zero = [f"zero={self.zero}"] if self.zero else []
         hosted = [name for name in get_args(Offloaded) if name in self.offloaded]
         offload = [f"offload={','.join(hosted)}"] if hosted else []
+        offload += ["update_on=host"] if self.update_on == "host" else []
         words = sizes + pipeline + sequence + ring + grid + zero + offload
         return " ".join(words) or "one device"
 

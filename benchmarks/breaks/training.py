@@ -242,4 +242,20 @@ TRAINING = (
         "tests/step/test_offloaded_parameters.py",
         "one_by_one",
     ),
+    Break(
+        "the whole state comes from host memory at once",
+        "jaxptd/step/update.py",
+        "        if not is_on_host(x):",
+        "        if True:",
+        "tests/step/test_offloaded_parameters.py",
+        "for_the_update",
+    ),
+    Break(
+        "the host leaves the update to the device",
+        "jaxptd/step/update.py",
+        'if config.layout.update_on == "host":',
+        "if False:",
+        "tests/step/test_update_on_host.py",
+        "gradients_go_down",
+    ),
 )

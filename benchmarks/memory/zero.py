@@ -30,7 +30,7 @@ from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.config.command_line import make_parser, parse
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.errors import UserError, run_command
-from jaxptd.layout import Offloaded
+from jaxptd.layout import Offloaded, UpdateOn
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.run.devices import prepare
 from jaxptd.step import Program
@@ -134,10 +134,13 @@ def variants(config: Config) -> Iterator[Config]:
     if config.layout.num_devices == 1:
         for offload in ("optimizer", "parameters", ("optimizer", "parameters")):
             yield with_layout(config, offload=offload)
+        yield with_layout(config, offload="optimizer", update_on="host")
     if config.model.remat == "dots" and config.layout.pp == 1:
         for stage in dict.fromkeys((0, stages[-1])):
             yield with_layout(config, zero=stage, offload="activations")
-        yield with_layout(config, zero=stages[-1], offload=get_args(Offloaded))
+        for update_on in get_args(UpdateOn):
+            every = get_args(Offloaded)
+            yield with_layout(config, zero=stages[-1], offload=every, update_on=update_on)
 
 
 def with_layout(config: Config, **fields: Any) -> Config:

@@ -71,6 +71,12 @@ _NEEDS = (
         "layout.dp or layout.cp of 2 or more",
     ),
     _Need(
+        ("layout.update_on",),
+        lambda model, layout: layout.hosts_moments,
+        "layout.offload=optimizer",
+        refused=True,
+    ),
+    _Need(
         ("model.window",),
         lambda model, layout: model.reach < model.seq_length,
         "a longer model.seq_length",

@@ -38,6 +38,7 @@ DRAWN: Mapping[str, tuple[Any, ...]] = {
         *(("optimizer", "activations"), ("optimizer", "parameters")),
         *(("parameters", "activations"), ("optimizer", "parameters", "activations")),
     ),
+    "layout.update_on": ("device", "host"),
     "train.micro_batches": (1, 2, 3, 4),
     "model.remat": get_args(Remat),
     "model.remat_layers": (None, 0, 1, 2),

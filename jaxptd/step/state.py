@@ -25,7 +25,7 @@ from jaxptd.mesh import Layout
 from jaxptd.optimizers.moments import Factors, factors
 from jaxptd.params import Params, Stored
 from jaxptd.step.skipping import new_guard
-from jaxptd.zero.host import on_host
+from jaxptd.zero.host import on_device, on_host
 
 State = dict[str, Any]  # params: Params, optimizer: optax's, step: int32, guard: Guard
 
@@ -152,5 +152,7 @@ class States:
     # ---- inside a compiled step -----------------------------------------------------------------
 
     def to_host(self, state: State) -> State:
-        """Copies what is kept in host memory there."""
-        return jax.tree.map(lambda x, kind: on_host(x) if kind == HOST else x, state, self.kinds)
+        """Copies each array to where it is kept: most to host memory, counters to the device."""
+        return jax.tree.map(
+            lambda x, kind: on_host(x) if kind == HOST else on_device(x), state, self.kinds
+        )

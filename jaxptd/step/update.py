@@ -4,20 +4,25 @@ A state in host memory is copied to the device for it. XLA copies whatever waits
 early as it can: all of it at the beginning of a step, where a device has room. So the copies of the
 first parameter wait for the norm of all gradients, and those of each other one for the update
 before: while a parameter and its moments go back to the host, the next arrive.
+
+With `layout.update_on: host` gradients are copied to the host, whose CPUs compute the same.
+Source: Ren et al., ZeRO-Offload, arXiv 2101.06840.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import optax
 from jax import Array, lax
 
 from jaxptd.collectives import as_varying, varying_axes
-from jaxptd.config import OptimizerConfig
+from jaxptd.config import Config
 from jaxptd.optimizers.kept import chosen
 from jaxptd.params import Params, Stored
 from jaxptd.step.optimizer import make_optimizer
-from jaxptd.zero.host import is_on_host, on_device
+from jaxptd.zero.host import computed_on_host, is_on_host, on_device
 
 
 class Scalars(NamedTuple):
@@ -34,16 +39,16 @@ class Scalars(NamedTuple):
 
 
 def updated(
-    config: OptimizerConfig,
+    config: Config,
     stored: Mapping[str, Stored],
     state: Mapping[str, Any],
     gradients: Params,
     scalars: Scalars,
 ) -> dict[str, Any]:
-    """The new `params` and `optimizer`, on the device.
+    """The new `params` and `optimizer`, on the device, or on the host if it computes them.
 
     Args:
-        config: of the optimizer.
+        config: of the run.
         stored: how the state holds each parameter.
         state: `params` and `optimizer`, each array on the device or on the host.
         gradients: clipped.
@@ -53,13 +58,25 @@ def updated(
     moments = []
     for name in stored:
         old, kept = _part((state["params"], state["optimizer"]), name, stored)
-        old, kept = on_device(_after([scalars.norm, *params.values()], (old, kept)))
-        rule = make_optimizer(config, {name: stored[name]})
-        direction, new = rule.update({name: gradients[name]}, kept, old, sound=scalars.sound)
-        step = scalars.rate.astype(old[name].dtype) * direction[name]
-        params[name] = chosen(scalars.sound, old[name] - step, old[name])
+        rule = make_optimizer(config.optimizer, {name: stored[name]})
+        one, others = partial(_updated, rule, name), (gradients[name], scalars.rate, scalars.sound)
+        if config.layout.update_on == "host":
+            params[name], new = computed_on_host(one, old, kept, *others)
+        else:
+            old, kept = on_device(_after([scalars.norm, *params.values()], (old, kept)))
+            params[name], new = one(old, kept, *others)
         moments.append(new)
     return {"params": params, "optimizer": _joined(moments, stored)}
+
+
+def _updated(
+    rule: optax.GradientTransformationExtraArgs, name: str, old: Params, kept: Any, *others: Array
+) -> tuple[Array, Any]:
+    """A new parameter and its moments; others: gradient, rate, whether the step is taken."""
+    gradient, rate, sound = others
+    direction, new = rule.update({name: gradient}, kept, old, sound=sound)
+    step = rate.astype(old[name].dtype) * direction[name]
+    return chosen(sound, old[name] - step, old[name]), new
 
 
 def _after(others: list[Array], tree: Any) -> Any:

@@ -7,7 +7,7 @@ from benchmarks.defects.table import Defect, Kind, known
 TESTS = "tests/zero/test_zero.py tests/zero/test_prefetching.py"
 SHARDS, GATHERING = "jaxptd/zero/shards.py", "jaxptd/zero/gathering.py"
 UPDATE = "jaxptd/step/update.py"
-STEP = "chosen(scalars.sound, old[name] - step, old[name])"
+STEP = "chosen(sound, old[name] - step, old[name])"
 NEXT = (
     "lax.ppermute(m, 'dp', "
     "[(i, (i + 1) % lax.axis_size('dp')) for i in range(lax.axis_size('dp'))])"
@@ -91,7 +91,7 @@ ZERO = (
             "a step leaves shards as they were",
             UPDATE,
             STEP,
-            'old[name] if "dp" in stored[name].axes else chosen(scalars.sound, old[name] - step, '
+            'old[name] if "dp" in varying_axes(old[name]) else chosen(sound, old[name] - step, '
             "old[name])",
             TESTS,
         ),
@@ -114,7 +114,7 @@ ZERO = (
             "a shard is updated from its neighbour's parameters",
             UPDATE,
             STEP,
-            "chosen(scalars.sound, (old[name] if 'dp' not in stored[name].axes else "
+            "chosen(sound, (old[name] if 'dp' not in varying_axes(old[name]) else "
             f"{NEXT.replace('(m,', '(old[name],')}) - step, old[name])",
             TESTS,
         ),
@@ -126,8 +126,8 @@ ZERO = (
         Break(
             "a step reads the moments of another shard",
             UPDATE,
-            "gradients[name]}, kept, old,",
-            f"gradients[name]}}, {MOVED}, kept), old,",
+            "{name: gradient}, kept, old,",
+            f"{{name: gradient}}, {MOVED}, kept), old,",
             TESTS,
         ),
         (ZERO_1,),

@@ -262,7 +262,7 @@ class _Step:
         layout, gradients = self.config.layout, self.state["gradients"]
         found = Peak("update", state=self._from_step_to_step)
         largest = max(each.largest for each in self.loops)
-        if layout.hosts_moments:
+        if layout.hosts_moments and layout.update_on == "device":
             # One array more, and one where gradients are summed over micro-batches.
             arrays = memory_model.hosted(layout, self.state) // self.state["parameters"]
             shards = layout.dp * layout.cp if layout.zero == 1 else 1

@@ -70,6 +70,10 @@ def _check(config: Config, accelerator: Accelerator) -> None:
             f"optimizer.name={config.optimizer.name}: the time of its update has no model; plan "
             f"with one of {', '.join(UPDATE)}"
         )
+    if config.layout.update_on == "host":
+        raise UserError(
+            "layout.update_on=host: the time of the host's CPUs has no model; plan with device"
+        )
     if "parameters" in config.layout.offloaded:
         raise UserError(
             "layout.offload=parameters: the time of its copies has no model; plan with none, "
