@@ -243,6 +243,14 @@ TRAINING = (
         "one_by_one",
     ),
     Break(
+        "a pipeline's pools stay on the device",
+        "jaxptd/step/keeping.py",
+        'on_host if remat == "dots" else _as_it_is',
+        "_as_it_is",
+        "tests/step/test_offload.py",
+        "pools",
+    ),
+    Break(
         "the whole state comes from host memory at once",
         "jaxptd/step/update.py",
         "        if not is_on_host(x):",

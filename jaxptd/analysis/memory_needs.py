@@ -66,11 +66,9 @@ def needs(config: Config, mesh: Any) -> Needs:
 
 def _activations(config: Config, mesh: Any) -> int:
     on_host = "activations" in config.layout.offloaded and not _on_cpu(mesh)
-    if on_host:
-        return 0
     plan = resolve(config, mesh).plan
     waiting = memory_model.mail(config, plan) if plan else 0
-    return memory_model.activations(config, plan) + waiting
+    return (0 if on_host else memory_model.activations(config, plan)) + waiting
 
 
 def available(mesh: Any) -> int | None:

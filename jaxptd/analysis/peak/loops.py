@@ -57,9 +57,9 @@ class Loop:
     def kept(self) -> int:
         """Bytes that backward needs: stacked over the layers, or a pipeline's pools."""
         remat = self.stack.remat
-        if "activations" in self.config.layout.offloaded and remat == "dots":
-            return 0
         one = memory_model.layer(self.config, self.stack.parts, remat) - self._not_kept()
+        if "activations" in self.config.layout.offloaded and remat == "dots":
+            one = 0
         kept = one * self.stack.micro_batches
         if self.between:
             kept += self.between * handed_on(self.config, self.pairs, self.stack.remat)
