@@ -35,8 +35,9 @@ RingKind = Literal["zigzag", "blockwise", "rsa"]
 Matmul2D = Literal["gather", "summa", "fox", "cannon"]
 Attention2D = Literal["heads", "blocks"]
 ZeroStage = Literal[0, 1, 2, 3]
-Offloaded = Literal["optimizer", "activations"]
-Offload = Literal["none", "optimizer", "activations"]
+Offloaded = Literal["optimizer", "parameters", "activations"]
+Offload = Literal["none", "optimizer", "parameters", "activations"]
+UpdateOn = Literal["device", "host"]
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v")  # or the path of a table
 SQUARE: tuple[Matmul2D, ...] = ("fox", "cannon")  # these need as many rows as columns
 
@@ -81,8 +82,10 @@ class Layout:
             possible.
         zero: ZeRO stage, sharded over dp x cp: 1 parameters and optimizer state between steps, 2
             gradients too, 3 parameters during a step too; 0 nothing.
-        offload: kept in host memory: none, optimizer (master parameters and moments), activations
-            (what model.remat=dots keeps), or a list of both.
+        offload: kept in host memory: none, optimizer (master parameters and moments), parameters
+            (master parameters, of which a device has one layer at a time), activations (what
+            model.remat=dots keeps), or a list of them.
+        update_on: with offload optimizer, computes the update on the device, or on the host's CPUs.
     """
 
     pp: int = 1
@@ -103,6 +106,7 @@ class Layout:
     stage_layers: tuple[int, ...] | None = None
     zero: ZeroStage = 0
     offload: Offload | tuple[Offloaded, ...] = "none"
+    update_on: UpdateOn = "device"
 
     def __post_init__(self) -> None:
         check_fields(self, "layout")
@@ -199,6 +203,21 @@ class Layout:
         return frozenset(names) - {"none"}
 
     @property
+    def hosts_parameters(self) -> bool:
+        """Master parameters are in host memory."""
+        return not self.offloaded.isdisjoint(("optimizer", "parameters"))
+
+    @property
+    def hosts_moments(self) -> bool:
+        """The optimizer's moments are in host memory."""
+        return "optimizer" in self.offloaded
+
+    @property
+    def fetches_layers(self) -> bool:
+        """A device has a layer's parameters only while the layer runs, gathered or copied then."""
+        return self.zero == 3 or "parameters" in self.offloaded
+
+    @property
     def sequence_unit(self) -> int:
         """Tokens by whose multiples a sequence splits evenly.
 
@@ -234,6 +253,7 @@ class Layout:
         zero = [f"zero={self.zero}"] if self.zero else []
         hosted = [name for name in get_args(Offloaded) if name in self.offloaded]
         offload = [f"offload={','.join(hosted)}"] if hosted else []
+        offload += ["update_on=host"] if self.update_on == "host" else []
         words = sizes + pipeline + sequence + ring + grid + zero + offload
         return " ".join(words) or "one device"
 

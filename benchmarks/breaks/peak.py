@@ -1,4 +1,4 @@
-"""Breaks of the peak memory model and of estimated times: other figures without an error."""
+"""Breaks of the peak memory model, of estimated times and of what is in host memory."""
 
 from benchmarks.breaks.table import Break
 
@@ -77,5 +77,38 @@ PEAK = (
         "5 if",
         "2 if",
         TIMELINE,
+    ),
+    # ---- host memory ----
+    Break(
+        "parameters of all layers leave host memory at the beginning of a step",
+        "jaxptd/zero/zero.py",
+        "        if self.is_fetched(name):",
+        "        if self.is_fetched(name) and self.stage == 3:",
+        "tests/step/test_offloaded_parameters.py",
+        "one_by_one",
+    ),
+    Break(
+        "a pipeline's pools stay on the device",
+        "jaxptd/step/keeping.py",
+        'on_host if remat == "dots" else _as_it_is',
+        "_as_it_is",
+        "tests/step/test_offload.py",
+        "pools",
+    ),
+    Break(
+        "the whole state comes from host memory at once",
+        "jaxptd/step/update.py",
+        "        if not is_on_host(x):",
+        "        if True:",
+        "tests/step/test_offloaded_parameters.py",
+        "for_the_update",
+    ),
+    Break(
+        "the host leaves the update to the device",
+        "jaxptd/step/update.py",
+        'if config.layout.update_on == "host":',
+        "if False:",
+        "tests/step/test_update_on_host.py",
+        "gradients_go_down",
     ),
 )

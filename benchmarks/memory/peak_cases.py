@@ -85,6 +85,12 @@ offload optimizer     1.5b   16  1  remat=full : offload=optimizer
 offload zero1         2.6b   64  2  remat=dots : dp=8 zero=1 offload=optimizer
 offload kept          1.5b   16  1  remat=dots : offload=activations
 offload kept sp4      2.6b   32  2  remat=dots : tp=4 sequence_parallel=true offload=activations
+offload layers        1.5b   16  1  remat=full : offload=parameters
+offload layers many   1.5b   32  4  remat=full : offload=[optimizer,parameters]
+offload layers zero1  1.5b  128  1  remat=dots : dp=8 zero=1 offload=[optimizer,parameters]
+offload layers pp4    2.6b   32 16  remat=dots : pp=4 offload=parameters
+offload every sp4     2.6b   32  2  remat=dots : tp=4 sequence_parallel=true \
+offload=[optimizer,parameters,activations]
 llama zero3           8b     32  2  remat=full : dp=8 zero=3
 llama sp8 dots        8b      8  1  remat=dots : tp=8 sequence_parallel=true
 llama cp4             1b      4  1  remat=dots seq_length=16384 : cp=4

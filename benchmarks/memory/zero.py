@@ -8,14 +8,13 @@ its compiled program, and the fastest step, taken in turns, divided by stage 0's
 
 `python -m benchmarks.memory.zero --gpu --config F [overrides]` compiles a config's step for H200s
 with every stage, and with everything possible in host memory; nothing is run (see
-`benchmarks/gpu/compile_gpu.py` for what it needs). The state in host memory is shown for one device
-only: compiled ahead of time for several, XLA does not report in which memory arguments are.
+`benchmarks/gpu/compile_gpu.py` for what it needs).
 """
 
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 
@@ -31,6 +30,7 @@ from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.config.command_line import make_parser, parse
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.errors import UserError, run_command
+from jaxptd.layout import Offloaded, UpdateOn
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.run.devices import prepare
 from jaxptd.step import Program
@@ -132,10 +132,15 @@ def variants(config: Config) -> Iterator[Config]:
     for stage in stages:
         yield with_layout(config, zero=stage)
     if config.layout.num_devices == 1:
-        yield with_layout(config, offload="optimizer")
+        for offload in ("optimizer", "parameters", ("optimizer", "parameters")):
+            yield with_layout(config, offload=offload)
+        yield with_layout(config, offload="optimizer", update_on="host")
     if config.model.remat == "dots" and config.layout.pp == 1:
         for stage in dict.fromkeys((0, stages[-1])):
             yield with_layout(config, zero=stage, offload="activations")
+        for update_on in get_args(UpdateOn):
+            every = get_args(Offloaded)
+            yield with_layout(config, zero=stages[-1], offload=every, update_on=update_on)
 
 
 def with_layout(config: Config, **fields: Any) -> Config:

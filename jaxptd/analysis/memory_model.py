@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from jaxptd.analysis.sizes import AttentionSizes, Sizes, WindowSizes, elements_on_device
 from jaxptd.config import Config, ModelConfig, Remat, itemsize
-from jaxptd.layout import Axis
+from jaxptd.layout import Axis, Layout
 from jaxptd.models.inventory import MLP, Attention, Pair
 from jaxptd.models.inventory import Stack as Parts
 from jaxptd.optimizers.moments import MOMENTS
@@ -33,8 +33,8 @@ def state(config: Config, zero: StateShapes) -> dict[str, int]:
         return elements_on_device(info, layout) * (layout.pp if shared else 1)
 
     def summed(name: str) -> int:
-        per_layer = zero.per_layer(name)
-        return elements_on_device(zero.stored[name], layout) if per_layer else whole(name)
+        scattered = zero.is_scattered(name)
+        return elements_on_device(zero.stored[name], layout) if scattered else whole(name)
 
     parameters = sum(elements_on_device(s, layout) for s in zero.stored.values()) * wide
     kept = MOMENTS[config.optimizer.name].kept
@@ -48,11 +48,17 @@ def state(config: Config, zero: StateShapes) -> dict[str, int]:
     }
 
 
+def hosted(layout: Layout, state: Mapping[str, int]) -> int:
+    """Bytes of parameters and moments that are in host memory; state: as `state` gives it."""
+    parameters = state["parameters"] if layout.hosts_parameters else 0
+    return parameters + (state["optimizer"] if layout.hosts_moments else 0)
+
+
 def _gathered_for_the_step(config: Config, zero: StateShapes) -> list[str]:
     """Names of the parameters that are gathered at the beginning of a step and kept."""
     ends = [name for name, info in zero.infos.items() if info.stack is None]
     if zero.stage or zero.copies:
-        return ends if zero.stage == 3 else list(zero.infos)
+        return [name for name in zero.infos if not zero.is_fetched(name)]
     return ends if config.layout.pp > 1 else []
 
 

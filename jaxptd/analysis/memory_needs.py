@@ -22,7 +22,6 @@ from jaxptd.errors import UserError
 from jaxptd.models.families import has_times
 from jaxptd.step import Program
 from jaxptd.step.resolved import resolve
-from jaxptd.step.state import HOST, state_memory
 
 MOST = 3  # settings that a message names
 _OUT_OF_MEMORY = re.compile("RESOURCE_EXHAUSTED|[Oo]ut of memory|Unable to allocate|bad_alloc")
@@ -57,9 +56,9 @@ class Needs:
 def needs(config: Config, mesh: Any) -> Needs:
     """Predicts the bytes that one step of a config takes on each device of a mesh."""
     state = memory_model.state(config, resolve(config, mesh).zero)
-    on_host = state_memory(config.layout) == HOST and not _on_cpu(mesh)
+    hosted = 0 if _on_cpu(mesh) else memory_model.hosted(config.layout, state)
     return Needs(
-        state=0 if on_host else state["parameters"] + state["optimizer"],
+        state=state["parameters"] + state["optimizer"] - hosted,
         gradients=state["gradients"] + state["gathered"],
         activations=_activations(config, mesh),
     )
@@ -67,11 +66,9 @@ def needs(config: Config, mesh: Any) -> Needs:
 
 def _activations(config: Config, mesh: Any) -> int:
     on_host = "activations" in config.layout.offloaded and not _on_cpu(mesh)
-    if on_host:
-        return 0
     plan = resolve(config, mesh).plan
     waiting = memory_model.mail(config, plan) if plan else 0
-    return memory_model.activations(config, plan) + waiting
+    return (0 if on_host else memory_model.activations(config, plan)) + waiting
 
 
 def available(mesh: Any) -> int | None:
@@ -215,6 +212,9 @@ def _others(
         yield (f"layout.tp={tp}", "layout.dp=1"), {"layout": {"tp": tp, "dp": 1}}
     if not layout.offloaded and not on_cpu:
         yield ("layout.offload=optimizer",), {"layout": {"offload": "optimizer"}}
+    if layout.offloaded == {"optimizer"} and not on_cpu:
+        both = "layout.offload=[optimizer,parameters]"
+        yield (both,), {"layout": {"offload": ("optimizer", "parameters")}}
     if config.model.remat != "full":
         yield ("model.remat=full",), {"model": {"remat": "full", "remat_layers": None}}
     more = _more_micro_batches(config, need)

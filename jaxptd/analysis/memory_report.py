@@ -120,9 +120,10 @@ def _parts(on_gpu: Peak) -> Iterator[Row]:
 def _state(program: Program) -> Iterator[Row]:
     """The state of the step, its gradients, and parameters gathered for the whole step."""
     published = published_state(program.config, program.infos)
+    params, moments = program.states.memory
+    memory = {"parameters": params, "optimizer": moments}
     for name, size in memory_model.state(program.config, program.resolved.zero).items():
-        on_host = name in ("parameters", "optimizer") and program.states.memory == HOST
-        part = f"{name}, in host memory" if on_host else name
+        part = f"{name}, in host memory" if memory.get(name) == HOST else name
         yield {"part": part, "published": published.get(name), "formula": size}
 
 

@@ -126,10 +126,11 @@ class Sizes:
     def traces_layers(self) -> bool:
         """True if the backward pass of a layer is traced by itself, not with a loop over layers.
 
-        So it is in a pipeline, and where ZeRO sums the gradients of each layer.
+        So it is in a pipeline, and where a layer's parameters or gradients move as it runs.
         """
         layout = self.config.layout
-        return layout.pp > 1 or (self.config.zero >= 2 and layout.dp * layout.cp > 1)
+        sharded = self.config.zero >= 2 and layout.dp * layout.cp > 1
+        return layout.pp > 1 or sharded or layout.fetches_layers
 
     @property
     def has_blocks(self) -> bool:

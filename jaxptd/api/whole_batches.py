@@ -133,7 +133,6 @@ def sharded_logits(program: Program) -> Callable[[Params, Array], Array]:
 
     def logits(params: Params, tokens_BT: Array) -> Array:
         passes, (B, T) = make_passes(resolved), tokens_BT.shape
-        params = program.states.to_device(params)
         params = passes.gathered(resolved.zero.begin_step(params, training=False))
         places = Places(jnp.zeros(B, jnp.int32), jnp.arange(T, dtype=jnp.int32), None)
         state = passes.empty_state(params, B)

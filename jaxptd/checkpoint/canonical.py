@@ -44,7 +44,7 @@ def abstract_canonical(program: Program) -> Canonical:
     """Shapes, dtypes and shardings to restore a checkpoint into."""
 
     def describe(x: jax.ShapeDtypeStruct, stored: Stored) -> jax.ShapeDtypeStruct:
-        memory = program.states.memory if stored.is_canonical else HOST
+        memory = x.sharding.memory_kind if stored.is_canonical else HOST
         spec = P(*canonical_form(program, stored).spec)
         sharding = NamedSharding(program.mesh, spec, memory_kind=memory)
         return jax.ShapeDtypeStruct(stored.shape, x.dtype, sharding=sharding)
@@ -57,24 +57,30 @@ def from_canonical(program: Program, canonical: Canonical) -> State:
     structure = jax.tree.structure(program.abstract_state["optimizer"])
     leaves = [canonical["optimizer"][name] for name in _optimizer_names(program)]
     optimizer = jax.tree.unflatten(structure, leaves)
-    convert = partial(_stored, program)
-    return program.states.map(convert, {**canonical, "optimizer": optimizer}, lambda x: x)
+    convert = partial(_stored, program, memory=program.states.memory.moments)
+    others = {**canonical, "params": {}, "optimizer": optimizer}
+    state = program.states.map(convert, others, lambda x: x)
+    return {**state, "params": params_from_canonical(program, canonical)}
 
 
 def params_from_canonical(program: Program, canonical: Canonical) -> Params:
     """Converts the parameters of a restored checkpoint only."""
-    stored = program.states.stored
-    return {name: _stored(program, x, stored[name]) for name, x in canonical["params"].items()}
+    stored, memory = program.states.stored, program.states.memory.params
+    return {
+        name: _stored(program, x, stored[name], memory=memory)
+        for name, x in canonical["params"].items()
+    }
 
 
-def _stored(program: Program, x: Array, stored: Stored) -> Array:
-    """A canonical array as the state holds it."""
+def _stored(program: Program, x: Array, stored: Stored, *, memory: str) -> Array:
+    """A canonical array as the state holds it, in its memory."""
     if stored.is_canonical:
         return x
     from_canonical = conversion.from_canonical(
         stored, canonical_form(program, stored), program.mesh
     )
-    return program.states.in_state_memory(_run_alone(from_canonical, x))
+    converted = _run_alone(from_canonical, x)
+    return jax.device_put(converted, converted.sharding.with_memory_kind(memory))
 
 
 def _run_alone(convert: Callable[[Array], Array], x: Array) -> Array:

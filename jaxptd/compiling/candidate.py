@@ -100,11 +100,10 @@ def device_bytes(program: Any, memory: Any) -> int:
         memory: XLA's figures of it.
     """
     arguments = int(memory.argument_size_in_bytes)
-    offload = "optimizer" in program.config.layout.offloaded
-    if offload and not memory.host_argument_size_in_bytes:
+    if not memory.host_argument_size_in_bytes:
         # XLA takes arguments that it cannot give back for the device's; JAX has them in the host's.
         state = memory_model.state(program.config, program.resolved.zero)
-        arguments -= state["parameters"] + state["optimizer"]
+        arguments -= memory_model.hosted(program.config.layout, state)
     return max(arguments, 0) + int(memory.temp_size_in_bytes)
 
 

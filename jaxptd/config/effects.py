@@ -71,6 +71,12 @@ _NEEDS = (
         "layout.dp or layout.cp of 2 or more",
     ),
     _Need(
+        ("layout.update_on",),
+        lambda model, layout: layout.hosts_moments,
+        "layout.offload=optimizer",
+        refused=True,
+    ),
+    _Need(
         ("model.window",),
         lambda model, layout: model.reach < model.seq_length,
         "a longer model.seq_length",
@@ -126,10 +132,9 @@ def check_layout(model: ModelConfig, layout: Layout) -> None:
 
 def _check_offload(model: ModelConfig, layout: Layout) -> None:
     nothing_kept = model.remat != "dots" or model.remat_layers == 0
-    if "activations" in layout.offloaded and (nothing_kept or layout.pp > 1):
+    if "activations" in layout.offloaded and nothing_kept:
         layers = "" if model.remat_layers is None else f", model.remat_layers={model.remat_layers}"
         raise UserError(
-            f"layout.offload=activations with model.remat={model.remat}{layers}, "
-            f"layout.pp={layout.pp}: it offloads what model.remat=dots keeps, without a pipeline; "
-            "use model.remat=dots and layout.pp=1"
+            f"layout.offload=activations with model.remat={model.remat}{layers}: it offloads what "
+            "model.remat=dots keeps; use model.remat=dots"
         )

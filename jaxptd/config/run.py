@@ -12,7 +12,13 @@ from typing import Any
 from jaxptd.config.effects import check_layout, refuse_without_effect
 from jaxptd.config.model import ModelConfig
 from jaxptd.config.processes import ProcessesConfig
-from jaxptd.config.training import CheckpointConfig, DataConfig, OptimizerConfig, TrainConfig
+from jaxptd.config.training import (
+    WHOLE_MATRICES,
+    CheckpointConfig,
+    DataConfig,
+    OptimizerConfig,
+    TrainConfig,
+)
 from jaxptd.display import settings_html, settings_text
 from jaxptd.errors import UserError, quoted
 from jaxptd.fields import check_fields
@@ -40,12 +46,21 @@ class Config:
         self._check_positions()
         check_layout(self.model, self.layout)
         refuse_without_effect(self.model, self.layout)
+        self._check_update()
         slices = self.layout.dp * self.train.micro_batches
         if self.train.global_batch_size % slices:
             raise UserError(
                 f"train.global_batch_size={self.train.global_batch_size} does not split over "
                 f"layout.dp={self.layout.dp} x train.micro_batches={self.train.micro_batches}; "
                 f"use a multiple of {slices}"
+            )
+
+    def _check_update(self) -> None:
+        name = self.optimizer.name
+        if self.layout.update_on == "host" and name in WHOLE_MATRICES:
+            raise UserError(
+                f"layout.update_on=host with optimizer.name={name}: it looks at whole matrices, of "
+                "which devices have shards; use adamw, lion or sgd, or layout.update_on=device"
             )
 
     def _check_positions(self) -> None:
@@ -69,7 +84,7 @@ class Config:
     @property
     def prefetches(self) -> bool:
         """True if a layer's parameters and gradients move while other layers of a loop compute."""
-        return self.zero >= 2 and self._loops
+        return (self.zero >= 2 or self.layout.fetches_layers) and self._loops
 
     @property
     def _loops(self) -> bool:
@@ -81,7 +96,8 @@ class Config:
 
         Each of several micro-batches would gather all layers.
         """
-        return self.prefetches and self.zero < 3 and self.train.micro_batches == 1
+        once = self.train.micro_batches == 1
+        return self.prefetches and once and not self.layout.fetches_layers
 
     @property
     def gathers_again(self) -> bool:

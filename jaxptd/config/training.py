@@ -16,6 +16,7 @@ from jaxptd.fields import check_fields
 
 Documents = Literal["joined", "apart"]
 OptimizerName = Literal["adamw", "lion", "sgd", "muon", "adafactor"]
+WHOLE_MATRICES: tuple[OptimizerName, ...] = ("muon", "adafactor")  # the others are elementwise
 Decay = Literal["cosine", "linear", "wsd", "constant"]
 LoggerName = Literal["tensorboard", "csv", "wandb", "mlflow"]
 

@@ -29,6 +29,8 @@ class LayerKind:
         shapes: what one of them keeps in the pools *saved* and *between*.
         split: its backward pass as B and W, if the schedule splits it.
         storage: where B's results wait for W.
+        keep: arrays to save -> as pools keep them.
+        fetched: the other way.
     """
 
     number: int
@@ -38,6 +40,8 @@ class LayerKind:
     shapes: dict[str, list[Any]]
     split: SplitBackward | None
     storage: PassedStorage
+    keep: Callable[[Any], Any] = lambda arrays: arrays
+    fetched: Callable[[Any], Any] = lambda kept: kept
 
     @classmethod
     def trace(
@@ -80,7 +84,8 @@ class LayerKind:
 
     def get(self, pools: Sequence[Any], slot: Array, offset: Array) -> list[Array]:
         """The arrays of the layer at an offset in a part in a slot; pools: one for each kind."""
-        return get(pools[self.number], slot, offset - self.kind.begin)
+        found: list[Array] = self.fetched(get(pools[self.number], slot, offset - self.kind.begin))
+        return found
 
     def put(
         self,
@@ -92,5 +97,5 @@ class LayerKind:
         """The pools with all of a layer's arrays replaced, or those whose numbers `new` has."""
         pool = list(pools[self.number])
         for i, x in new.items() if isinstance(new, dict) else enumerate(new):
-            pool[i] = put(pool[i], x, slot, offset - self.kind.begin)
+            pool[i] = put(pool[i], self.keep(x), slot, offset - self.kind.begin)
         return [*pools[: self.number], pool, *pools[self.number + 1 :]]

@@ -31,6 +31,9 @@ class ModelFunctions(NamedTuple):
     gathered: a row of a stack in `ModelArrays.layers` -> a layer's parameters, for forward.
     regathered: the same, for backward.
     reduce_scattered: (gradients of those parameters, the row) -> gradients to accumulate.
+    keep: one function for each of `Plan.kinds`: arrays that layers save -> as pools keep them, such
+        as in host memory; none: as they are.
+    fetched: what pools keep -> on the device.
     unroll: unrolls the loop over layers of a stack of which all parts have the same number.
     """
 
@@ -41,6 +44,8 @@ class ModelFunctions(NamedTuple):
     gathered: Callable[[Any], Any] = lambda row: row
     regathered: Callable[[Any], Any] = lambda row: row
     reduce_scattered: Callable[[Any, Any], Any] = lambda gradients, row: gradients
+    keep: Sequence[Callable[[Any], Any]] = ()
+    fetched: Callable[[Any], Any] = lambda kept: kept
     unroll: bool = False
 
 

@@ -1,5 +1,6 @@
 """Training in a pipeline: the forward and backward operations of a plan, and their gradients."""
 
+import dataclasses
 from functools import partial
 from typing import Any, final
 
@@ -42,13 +43,18 @@ class Training(Ticks):
             )
             for i, (run, kind) in enumerate(zip(functions.layers, plan.kinds, strict=True))
         ]
+        if functions.keep:
+            self.kinds = [
+                dataclasses.replace(kind, keep=keep, fetched=functions.fetched)
+                for kind, keep in zip(self.kinds, functions.keep, strict=True)
+            ]
 
     def start(self) -> Carry:
         """The carry before the first tick."""
         plan, (layers, ends, common) = self.plan, self.arrays.zeros
         pools = {
             name: [
-                zeros(kind.shapes[name], plan.slots[of_stack(name, stack)], end - begin)
+                kind.keep(zeros(kind.shapes[name], plan.slots[of_stack(name, stack)], end - begin))
                 for kind, (stack, begin, end) in zip(self.kinds, plan.kinds, strict=True)
             ]
             for name in ("saved", "between")

@@ -33,7 +33,12 @@ DRAWN: Mapping[str, tuple[Any, ...]] = {
     "layout.virtual_stages": (None, 1, 2, 3),
     "layout.stage_layers": (None, UNEVEN),
     "layout.zero": (0, 1, 2, 3),
-    "layout.offload": ("none", "optimizer", "activations", ("optimizer", "activations")),
+    "layout.offload": (
+        *("none", "optimizer", "parameters", "activations"),
+        *(("optimizer", "activations"), ("optimizer", "parameters")),
+        *(("parameters", "activations"), ("optimizer", "parameters", "activations")),
+    ),
+    "layout.update_on": ("device", "host"),
     "train.micro_batches": (1, 2, 3, 4),
     "model.remat": get_args(Remat),
     "model.remat_layers": (None, 0, 1, 2),

@@ -144,7 +144,6 @@ class Generator:
         """
         passes, field = make_passes(self._resolved), self._writing.field
         size, length = batch[field].shape
-        params = self.program.states.to_device(params)
         params = passes.gathered(self._resolved.zero.begin_step(params, training=False))
 
         def forward(batch: Batch, start: Array, state: Any) -> tuple[Array, Any]:

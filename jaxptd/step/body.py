@@ -22,6 +22,7 @@ from jaxptd.step.passes import Losses, Micro, Passes, total
 from jaxptd.step.resolved import Resolved
 from jaxptd.step.skipping import Metrics, advance, is_sound, unscaled
 from jaxptd.step.state import State, States
+from jaxptd.step.update import Scalars, updated
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +31,7 @@ class StepBody:
 
     Args:
         resolved: the config's choices.
-        states: moves the state between host and device memory.
+        states: moves the state to host memory.
         passes: runs the micro-batches through the model.
     """
 
@@ -40,34 +41,26 @@ class StepBody:
 
     def train(self, state: State, batch: Batch) -> tuple[State, Metrics, Params]:
         """The next state, the step's metrics, and its gradients."""
-        config, optimizer = self.resolved.config, self.resolved.optimizer
+        config = self.resolved.config
         scale = state["guard"]["scale"]
-        params = self.states.to_device(state["params"])
         weights = self._weights(batch, scale)
         micro, places = self.micro_batches(batch, self._seed(state["step"]))
-        gatherable = self.resolved.zero.begin_step(self._varying(params))
+        gatherable = self.resolved.zero.begin_step(self._varying(state["params"]))
         sums = self.passes.gradients(gatherable, micro, places, weights)
         losses, grads = unscaled(self._reduced(*sums), scale, self.resolved.model.dtype)
         norm = global_norm(grads, self.resolved.stored)
         rate = learning_rate(config.optimizer, step=state["step"], steps=config.train.steps)
         clipped = clip(grads, norm, config.optimizer.grad_clip)
-        state = self.states.to_device(state)
         metrics = _with_total(losses) | {"grad_norm": norm, "learning_rate": rate}
         sound = is_sound(metrics["loss"], norm, config.optimizer.skip_above)
-        direction, moments = optimizer.update(
-            clipped, state["optimizer"], state["params"], sound=sound
-        )
-        params = {
-            name: p - rate.astype(p.dtype) * direction[name] for name, p in state["params"].items()
-        }
-        new = {"params": params, "optimizer": moments}
+        scalars = Scalars(rate, norm, sound)
+        new = updated(config, self.resolved.stored, state, clipped, scalars)
         state, metrics = advance(state, new, metrics, sound=sound, dtype=self.resolved.model.dtype)
         return self.states.to_host(state), metrics, grads
 
     def evaluate(self, params: Params, batch: Batch) -> dict[str, Metrics]:
         """Sums each loss over all targets, in nats, and counts them; without dropout."""
-        varying = self._varying(self.states.to_device(params))
-        gatherable = self.resolved.zero.begin_step(varying, training=False)
+        gatherable = self.resolved.zero.begin_step(self._varying(params), training=False)
         sums = self._loss_sums(self.passes.losses(gatherable, *self.micro_batches(batch, None)))
         counts = self._counts(batch)
         return {
@@ -78,8 +71,7 @@ class StepBody:
 
     def classes(self, params: Params, batch: Batch) -> Array:
         """The most likely classes of what the model's output is of, `[B, ..]`; without dropout."""
-        varying = self._varying(self.states.to_device(params))
-        gatherable = self.resolved.zero.begin_step(varying, training=False)
+        gatherable = self.resolved.zero.begin_step(self._varying(params), training=False)
         gathered = self.passes.gathered(gatherable)
         micro_batches, shared = self.micro_batches(batch, None)
 

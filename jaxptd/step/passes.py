@@ -31,14 +31,10 @@ from jaxptd.pipeline import executor, pools, training
 from jaxptd.pipeline.model import LayerInputs, ModelArrays, ModelFunctions
 from jaxptd.pipeline.plan import Plan
 from jaxptd.step.batch import Batch
+from jaxptd.step.keeping import keepers
 from jaxptd.step.resolved import Resolved
-from jaxptd.zero.gathering import (
-    gathered,
-    reduce_scattered,
-    regathered,
-    shards_of,
-    with_shards,
-)
+from jaxptd.zero.gathering import gathered, handles_of, reduce_scattered, regathered, with_handles
+from jaxptd.zero.host import on_device
 from jaxptd.zero.zero import StepParams
 
 
@@ -117,20 +113,20 @@ class Unpipelined:
     def gradients(
         self, params: StepParams, micro: Micro, places: Places, weights: Losses
     ) -> tuple[Losses, Params]:
-        shards = shards_of(params)
+        handles = handles_of(params)
 
-        def loss(shards: Params, micro: Micro) -> tuple[Array, Losses]:
-            given = with_shards(params, shards), micro, places
+        def loss(handles: Params, micro: Micro) -> tuple[Array, Losses]:
+            given = with_handles(params, handles), micro, places
             return in_total(self._terms(*given, of=LOSSES), weights)
 
         def add(total: tuple, micro: Micro) -> tuple[tuple, None]:
-            (_, found), gradients = jax.value_and_grad(loss, has_aux=True)(shards, micro)
+            (_, found), gradients = jax.value_and_grad(loss, has_aux=True)(handles, micro)
             return jax.tree.map(jnp.add, total, (found, gradients)), None
 
         terms = partial(self._terms, of=LOSSES)
         like = jax.eval_shape(terms, params, pools.get(micro, 0), places)
         like = {name: like[name] for name in weights}
-        zeros = jax.tree.map(pools.zeros, like), jax.tree.map(wide_zeros, shards)
+        zeros = jax.tree.map(pools.zeros, like), jax.tree.map(wide_zeros, handles)
         return lax.scan(add, zeros, micro)[0]
 
     def losses(self, params: StepParams, micro: Micro, places: Places) -> Losses:
@@ -167,10 +163,9 @@ class Pipelined:
     """Runs its stage's layers on every device.
 
     The stage with the model's first part embeds, the stage with its last part computes the loss.
-    Parameters outside the layers, those of embedding and head ("ends") and those that all layers
-    read ("common"), are all-gathered over the stages before the first tick,
-    and their gradients reduce-scattered after the last: no stage holds a second copy of tied
-    weights, of their gradients' sum or of their moments.
+    Parameters outside the layers, of embedding and head ("ends") and those that all layers read
+    ("common"), are all-gathered over the stages before the first tick, their gradients
+    reduce-scattered after the last: no stage has a second copy of tied weights or of their moments.
     """
 
     blueprint: Blueprint
@@ -183,7 +178,8 @@ class Pipelined:
         def head(ends: Params, micro: Micro, x: X) -> tuple[Array, Losses]:
             return in_total(self._terms(LOSSES, places, ends, micro, x), weights)
 
-        functions = self._functions(self._trained_layers(), head)
+        keep = keepers(self.model, self.plan, offload=self.blueprint.build({}).offload)
+        functions = self._functions(self._trained_layers(), head)._replace(keep=keep)
         arrays = self._arrays(self.gathered(params), micro, places)
         losses, stacks, ends, common = training.gradients(functions, self.plan, arrays)
         layers = {name: g for stack in stacks.values() for name, g in stack.items()}
@@ -232,6 +228,7 @@ class Pipelined:
             gathered=gathered,
             regathered=regathered,
             reduce_scattered=reduce_scattered,
+            fetched=on_device,
             unroll=not self.model.scan_layers,
         )
 
@@ -273,7 +270,7 @@ class Pipelined:
             stack = self.blueprint.infos[name].stack
             others = common if name.startswith(f"{COMMON}.") else ends
             (others if stack is None else layers[stack])[name] = p
-        zeros = jax.tree.map(wide_zeros, (shards_of(layers), ends, common))
+        zeros = jax.tree.map(wide_zeros, (handles_of(layers), ends, common))
         return ModelArrays(layers, ends, micro, places, common, zeros)
 
     def _gather_end(self, name: str, x: Array) -> Array:

@@ -26,6 +26,7 @@ from jaxptd.step.passes import make_passes
 from jaxptd.step.resolved import Resolved, resolve
 from jaxptd.step.skipping import Metrics
 from jaxptd.step.state import State, States, state_memory
+from jaxptd.zero.host import on_device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,8 +129,10 @@ class Program:
         """`canonical` as one program: collectives of many small ones may wait for each other."""
 
         def canonical(params: Params) -> Params:
-            on_device = self.states.to_device(params)
-            return {name: self.states.stored[name].to_canonical(x) for name, x in on_device.items()}
+            return {
+                name: self.states.stored[name].to_canonical(x)
+                for name, x in on_device(params).items()
+            }
 
         return jax.jit(canonical)
 

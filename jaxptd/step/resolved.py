@@ -21,7 +21,6 @@ from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.forms import for_decoding, make_form
 from jaxptd.layers.fp8 import choose_product
 from jaxptd.layers.megatron import GatheringAgain1D, Megatron1D
-from jaxptd.layout import Offload
 from jaxptd.models.families import family_of
 from jaxptd.models.family import Family
 from jaxptd.models.model import Model
@@ -132,8 +131,8 @@ def resolve_for_decoding(config: Config, mesh: Mesh) -> Resolved:
     """Makes the choices of a config for one sequence, with a form that shards no token."""
     model, layout = dataclasses.replace(config.model, remat="none"), config.layout
     if "activations" in layout.offloaded:  # nothing is kept
-        state: Offload = "optimizer" if "optimizer" in layout.offloaded else "none"
-        layout = dataclasses.replace(layout, offload=state)
+        others: Any = tuple(layout.offloaded - {"activations"})
+        layout = dataclasses.replace(layout, offload=others)
     resolved = resolve(dataclasses.replace(config, model=model, layout=layout), mesh)
     unpadded = dataclasses.replace(model, attention=resolved.model.attention)
     return dataclasses.replace(resolved, model=unpadded, form=for_decoding(layout))

@@ -16,8 +16,6 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from jaxptd.optimizers.kept import chosen
-
 # scale: of the loss, float32. As int32, good: steps since the scale changed or a step was skipped;
 # skipped: steps skipped in all; in_row: steps skipped since the last one that was taken.
 Guard = dict[str, Array]
@@ -53,18 +51,16 @@ def advance(
 
     Args:
         state: before the step.
-        new: updated params and optimizer; the optimizer has kept its old moments if the step is not
-            sound (`optimizers/kept.py`). Parameters stay then, too, bit for bit.
+        new: params and optimizer after the update, which kept both if the step is not sound.
         metrics: of the step, with the norm of its gradients.
         sound: whether the step is taken, see `is_sound`.
         dtype: of the model.
     """
-    params = chosen(sound, new["params"], state["params"])
     before = state["guard"]
     guard = after_step(before, sound, metrics["grad_norm"], dtype)
     more = {"skipped": guard["skipped"], "skipped_in_row": guard["in_row"]}
     more |= {"loss_scale": before["scale"]} if scales(dtype) else {}
-    return {**new, "params": params, "step": state["step"] + 1, "guard": guard}, metrics | more
+    return {**new, "step": state["step"] + 1, "guard": guard}, metrics | more
 
 
 def is_sound(loss: Array, norm: Array, limit: float) -> Array:

@@ -1,10 +1,11 @@
 """The state of a run: parameters, optimizer moments, step, guard; and the memory that holds them.
 
 With `layout.offload: optimizer` parameters (the float32 masters) and moments are kept in host
-memory. A step copies parameters to the device twice: for its passes, which cast them to the
-precision of the layers, and again, with the moments, for the update, where XLA schedules each
-parameter's copy by itself. The updated arrays are copied back. An array's memory is part of its JAX
-type, so no computation on the host can slip in unnoticed.
+memory, with `parameters` the parameters alone. A step copies parameters to the device twice: for
+its passes, which cast them to the precision of the layers (with `parameters` a layer's whenever it
+runs), and again, with the moments, for the update (`update.py`). The updated arrays are copied
+back. An array's memory is part of its JAX type, so no computation on the host can slip in
+unnoticed.
 
 Source: Ren et al., ZeRO-Offload, arXiv 2101.06840 (which computes the update on the host, too).
 """
@@ -12,12 +13,11 @@ Source: Ren et al., ZeRO-Offload, arXiv 2101.06840 (which computes the update on
 import dataclasses
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -25,15 +25,26 @@ from jaxptd.mesh import Layout
 from jaxptd.optimizers.moments import Factors, factors
 from jaxptd.params import Params, Stored
 from jaxptd.step.skipping import new_guard
+from jaxptd.zero.host import on_device, on_host
 
 State = dict[str, Any]  # params: Params, optimizer: optax's, step: int32, guard: Guard
 
 HOST, DEVICE = "pinned_host", "device"  # JAX's kinds of memory
 
 
-def state_memory(layout: Layout) -> str:
-    """The kind of memory of parameters and moments."""
-    return HOST if "optimizer" in layout.offloaded else DEVICE
+class StateMemory(NamedTuple):
+    """The kinds of memory of a state's arrays: of parameters, and of moments."""
+
+    params: str
+    moments: str
+
+
+def state_memory(layout: Layout) -> StateMemory:
+    """Where a layout keeps its state."""
+    return StateMemory(
+        HOST if layout.hosts_parameters else DEVICE,
+        HOST if layout.hosts_moments else DEVICE,
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,7 +57,7 @@ class States:
         mesh: that the state is sharded over.
         dtype: of parameters and moments.
         model_dtype: that the model computes in.
-        memory: the kind of memory of parameters and moments.
+        memory: where parameters and moments are.
     """
 
     stored: Mapping[str, Stored]
@@ -54,7 +65,7 @@ class States:
     mesh: Mesh
     dtype: Any
     model_dtype: Any
-    memory: str
+    memory: StateMemory
 
     def map(
         self, fn: Callable[[Any, Stored], Any], state: State, other: Callable[[Any], Any]
@@ -103,18 +114,25 @@ class States:
         return self.map(lambda _, each: P(*each.spec), self._shapes, lambda _: P())
 
     @cached_property
+    def kinds(self) -> State:
+        """The kind of memory of each array."""
+        params, moments = self.memory
+        kinds = self.map(lambda *_: moments, self._shapes, lambda _: DEVICE)
+        return {**kinds, "params": dict.fromkeys(kinds["params"], params)}
+
+    @cached_property
     def abstract(self) -> State:
         """Shapes, precisions and shardings, for compiling without a state."""
 
         def describe(x: Any, spec: P, memory: str) -> jax.ShapeDtypeStruct:
-            sharding = NamedSharding(self.mesh, spec, memory_kind=memory)
+            sharding = NamedSharding(meshes[memory], spec, memory_kind=memory)
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
-        return self.map(
-            lambda x, each: describe(x, P(*each.spec), self.memory),
-            self._shapes,
-            lambda x: describe(x, P(), DEVICE),
-        )
+        # A sharding over absent devices, of which JAX knows no memory, forgets the kind.
+        absent = not self.mesh.devices.flat[0].addressable_memories()
+        meshes = {DEVICE: self.mesh, HOST: self.mesh.abstract_mesh if absent else self.mesh}
+
+        return jax.tree.map(describe, self._shapes, self.specs, self.kinds)
 
     def new(self, params: Params) -> State:
         """Makes the state of step 0 from parameters on the devices, which it donates.
@@ -123,7 +141,7 @@ class States:
         never hold a whole state.
         """
         shardings = jax.tree.map(lambda x: x.sharding, self.abstract)
-        donated = 0 if self.memory == DEVICE else ()  # only memory of the same kind can be reused
+        donated = 0 if self.memory.params == DEVICE else ()  # memory of the same kind is used again
         make = jax.jit(
             lambda params: self.to_host(self._make(params)),
             out_shardings=shardings,
@@ -131,21 +149,10 @@ class States:
         )
         return make(params)
 
-    def in_state_memory(self, x: Array) -> Array:
-        """Puts a parameter or moment into the state's memory; no copy if the array is there."""
-        return jax.device_put(x, x.sharding.with_memory_kind(self.memory))
-
     # ---- inside a compiled step -----------------------------------------------------------------
 
-    def to_device(self, tree: Any) -> Any:
-        """Copies a state's arrays to device memory, if they are in host memory."""
-        return self._moved(tree, jax.memory.Space.Device)
-
     def to_host(self, state: State) -> State:
-        """Copies parameters and moments to host memory, if the state is kept there."""
-        return self.map(lambda x, _: self._moved(x, jax.memory.Space.Host), state, lambda x: x)
-
-    def _moved(self, tree: Any, space: Any) -> Any:
-        if self.memory == DEVICE:
-            return tree
-        return jax.tree.map(lambda x: jax.device_put(x, space), tree)
+        """Copies each array to where it is kept: most to host memory, counters to the device."""
+        return jax.tree.map(
+            lambda x, kind: on_host(x) if kind == HOST else on_device(x), state, self.kinds
+        )

@@ -1,4 +1,4 @@
-"""A layer's sharded parameters, gathered only while the layer runs; figure in `zero.py`.
+"""A layer's parameters, gathered or copied from the host only while it runs; figure in `zero.py`.
 
 A layer's tree has a `Gatherable` for each such parameter. An example with three, u and w gathered
 in bfloat16 and b in float32, whose shards have 6, 4 and 1 elements, on Z = 2 devices:
@@ -13,6 +13,10 @@ in bfloat16 and b in float32, whose shards have 6, 4 and 1 elements, on Z = 2 de
 
 Parameters that vary over different mesh axes (sharded over tp, or not) make separate messages: the
 result of a concatenation varies over the axes of all its operands.
+
+With `layout.offload: parameters` shards are in host memory, and `gathered` copies a layer's to the
+device first. Parameters that are not sharded are only copied. A gradient has the memory of the
+device, so it belongs to a `handle`, an array that nothing reads, and not to the array on the host.
 
 Letters: L layers, Z devices along dp x cp, n elements of a block with its padding.
 """
@@ -30,36 +34,48 @@ from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.mesh import BATCH_AXES
 from jaxptd.pipeline.model import LayerInputs
 from jaxptd.pipeline.split_backward import trace_layer
+from jaxptd.zero.host import on_device
 from jaxptd.zero.shards import ShardedInfo
 
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["shard", "block"],
-    meta_fields=["info", "dtype", "held"],
+    data_fields=["shard", "handle", "block"],
+    meta_fields=["info", "dtype", "scattered", "held"],
 )
 @dataclasses.dataclass(frozen=True)
 class Gatherable:
     """A layer's parameter during a step, as a leaf of the layer's module until the layer runs.
 
     Args:
-        shard: this device's shard, `[L, n/Z]`, or `[n/Z]` of one layer.
+        shard: this device's shard, `[L, n/Z]`, or `[n/Z]` of one layer; without `info` the block.
+            On the device, or on the host.
+        handle: what the gradient belongs to, an array of its shape and type; nothing reads it.
         block: the gathered block, if it was gathered at the beginning of the step.
-        info: how the block is sharded.
+        info: how the block is sharded; None: not at all.
         dtype: to gather in.
+        scattered: whether the gradient is reduce-scattered as soon as it is there.
         held: whether a block that forward gathers stays for backward, which else gathers again.
     """
 
     shard: Array
+    handle: Array
     block: Array | None
-    info: ShardedInfo
+    info: ShardedInfo | None
     dtype: Any
+    scattered: bool
     held: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The block's shape."""
+        if self.info is None:
+            return self.shard.shape
         return (*self.shard.shape[:-1], *self.info.block_shape)
+
+    def copied(self) -> Array:
+        """The shard on the device, in the precision to gather in."""
+        return on_device(self.shard).astype(self.dtype)
 
 
 def _is_gatherable(leaf: Any) -> bool:
@@ -79,19 +95,19 @@ def is_gathered(params: Any) -> bool:
     return any(map(_is_gatherable, _leaves(params)))
 
 
-def shards_of(params: Any) -> Any:
-    """The arrays that gradients belong to: the shard of each `Gatherable`, other leaves as is."""
+def handles_of(params: Any) -> Any:
+    """The arrays that gradients belong to: the handle of each `Gatherable`, other leaves as is."""
     return jax.tree.map(
-        lambda leaf: leaf.shard if _is_gatherable(leaf) else leaf, params, is_leaf=_is_gatherable
+        lambda leaf: leaf.handle if _is_gatherable(leaf) else leaf, params, is_leaf=_is_gatherable
     )
 
 
-def with_shards(params: Any, shards: Any) -> Any:
-    """`params` with other arrays in place of `shards_of(params)`."""
+def with_handles(params: Any, handles: Any) -> Any:
+    """`params` with other arrays in place of `handles_of(params)`."""
     return jax.tree.map(
-        lambda leaf, new: dataclasses.replace(leaf, shard=new) if _is_gatherable(leaf) else new,
+        lambda leaf, new: dataclasses.replace(leaf, handle=new) if _is_gatherable(leaf) else new,
         params,
-        shards,
+        handles,
         is_leaf=_is_gatherable,
     )
 
@@ -112,14 +128,14 @@ def regathered(layer: Any) -> Any:
 def missing_blocks(layer: Any) -> list[Array]:
     """Gathers the blocks of the `Gatherable`s that have none, in the order of the leaves."""
     leaves = [leaf for leaf in _leaves(layer) if _is_missing(leaf)]
-    blocks: dict[int, Array] = {}
-    for group in _groups(range(len(leaves)), lambda i: (leaves[i].shard, leaves[i].dtype)):
-        shards = [leaves[i].shard.astype(leaves[i].dtype) for i in group]
-        rows = lax.all_gather(jnp.concatenate(shards), BATCH_AXES)
+    blocks = [leaf.copied() for leaf in leaves]
+    sharded = [i for i, leaf in enumerate(leaves) if leaf.info is not None]
+    for group in _groups(sharded, lambda i: (blocks[i], leaves[i].dtype)):
+        rows = lax.all_gather(jnp.concatenate([blocks[i] for i in group]), BATCH_AXES)
         columns = _split(rows, [leaves[i].info.shard_size for i in group])
         for i, flat in zip(group, columns, strict=True):
             blocks[i] = leaves[i].info.unflatten(flat.reshape(-1))
-    return [blocks[i] for i in range(len(leaves))]
+    return blocks
 
 
 def completed(layer: Any, blocks: Sequence[Array]) -> Any:
@@ -172,15 +188,18 @@ def behind_barriers(layer: Any) -> Any:
 
 
 def reduce_scattered(gradients: Any, layer: Any) -> Any:
-    """Gradients of `gathered(layer)` -> of `shards_of(layer)`: one reduce-scatter for each group.
+    """Gradients of `gathered(layer)` -> of `handles_of(layer)`: one reduce-scatter for each group.
 
-    Gradients of shards are summed over Z; those of other leaves stay as they are.
+    Gradients of shards are summed over Z; those of blocks and of other leaves stay as they are.
     """
     leaves, tree = jax.tree.flatten(layer, is_leaf=_is_gatherable)
-    grads = jax.tree.leaves(gradients)
-    sharded = [i for i, leaf in enumerate(leaves) if _is_gatherable(leaf)]
-    for group in _groups(sharded, lambda i: (leaves[i].shard, leaves[i].shard.dtype)):
-        flats = [leaves[i].info.flatten(grads[i].astype(leaves[i].shard.dtype)) for i in group]
+    grads = [
+        g.astype(leaf.handle.dtype) if _is_gatherable(leaf) else g
+        for leaf, g in zip(leaves, jax.tree.leaves(gradients), strict=True)
+    ]
+    scattered = [i for i, leaf in enumerate(leaves) if _is_gatherable(leaf) and leaf.scattered]
+    for group in _groups(scattered, lambda i: (leaves[i].handle, grads[i].dtype)):
+        flats = [leaves[i].info.flatten(grads[i]) for i in group]
         widths = [leaves[i].info.shard_size for i in group]
         rows = [flat.reshape(-1, n) for flat, n in zip(flats, widths, strict=True)]
         sums = lax.psum_scatter(jnp.concatenate(rows, axis=1), BATCH_AXES, tiled=True)
@@ -232,12 +251,11 @@ def with_gathering(
 
 
 def as_layer(layer: Any, gradients: Any) -> Any:
-    """Gradients in the layer's tree: those of blocks are None, which is zero."""
-    return jax.tree.map(
-        lambda leaf, g: (
-            dataclasses.replace(leaf, shard=g, block=None) if _is_gatherable(leaf) else g
-        ),
-        layer,
-        gradients,
-        is_leaf=_is_gatherable,
-    )
+    """Gradients in the layer's tree: handles have them, those of shards are None, which is zero."""
+
+    def with_gradient(leaf: Any, g: Array) -> Any:
+        if not _is_gatherable(leaf):
+            return g
+        return dataclasses.replace(leaf, handle=g, shard=None, block=None)
+
+    return jax.tree.map(with_gradient, layer, gradients, is_leaf=_is_gatherable)

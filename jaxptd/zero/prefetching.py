@@ -39,10 +39,10 @@ from jaxptd.zero.gathering import (
     as_layer,
     behind_barriers,
     completed,
+    handles_of,
     missing_blocks,
     reduce_scattered,
     room,
-    shards_of,
     with_blocks,
 )
 
@@ -148,7 +148,7 @@ def _backward(
 
     # Outside of a loop XLA would keep what forward computed, and not compute it again.
     blocks, of_last = jax.tree.map(lax.optimization_barrier, (blocks, of_last))
-    start = *back(end, blocks, of_last, dy), jax.tree.map(jnp.zeros_like, shards_of(stack))
+    start = *back(end, blocks, of_last, dy), jax.tree.map(jnp.zeros_like, handles_of(stack))
     others = jnp.arange(end, dtype=jnp.int32), kept
     (_, gradients, total, dx, found), _ = lax.scan(trip, start, others, reverse=True)
     return as_layer(stack, send(found, gradients, 0)), total, dx

@@ -86,6 +86,7 @@ class StateShapes:
         sizes: devices along each axis.
         dtype: that layers compute in.
         copies: whether a step casts parameters at its beginning even at stage 0.
+        fetches: whether a device has a layer's parameters only while the layer runs.
         by_layer: whether shards of layers are of one layer each at stage 1, too.
         holds: whether stage 2 gathers layers one by one, and holds each for backward.
     """
@@ -95,6 +96,7 @@ class StateShapes:
     sizes: Mapping[Axis, int]
     dtype: Dtype
     copies: bool = False
+    fetches: bool = False
     by_layer: bool = False
     holds: bool = False
 
@@ -102,9 +104,16 @@ class StateShapes:
     def of(cls, config: Config, infos: Mapping[str, ParamShape], *, by_layer: bool) -> Self:
         """The state of a config with these parameters, as its layout asks for it."""
         layout = config.layout
-        copies = "optimizer" in layout.offloaded
-        form = config.model.dtype, copies, by_layer, config.holds_blocks
-        return cls(config.zero, infos, layout.sizes, *form)
+        return cls(
+            config.zero,
+            infos,
+            layout.sizes,
+            config.model.dtype,
+            copies=layout.hosts_parameters,
+            fetches=layout.fetches_layers,
+            by_layer=by_layer,
+            holds=config.holds_blocks,
+        )
 
     @cached_property
     def stored(self) -> Mapping[str, StoredShape]:
@@ -113,19 +122,23 @@ class StateShapes:
             return self.infos
         return {n: ShardShape(info, self.sizes, self.lead(n)) for n, info in self.infos.items()}
 
-    def per_layer(self, name: str) -> bool:
-        """True for parameters that are gathered or reduce-scattered layer by layer."""
+    def is_fetched(self, name: str) -> bool:
+        """True for parameters that are gathered, or copied from the host, layer by layer."""
+        return self.fetches and self.infos[name].stack is not None
+
+    def is_scattered(self, name: str) -> bool:
+        """True for parameters whose gradients are reduce-scattered layer by layer."""
         return self.stage >= 2 and self.infos[name].stack is not None
 
     def gathered_early(self, name: str) -> bool:
         """True for parameters that are gathered at the beginning of a step, not layer by layer."""
-        alone = self.stage == 3 or self.holds
-        return not (alone and self.per_layer(name))
+        alone = self.fetches or self.holds
+        return not (alone and self.infos[name].stack is not None)
 
     def lead(self, name: str) -> int:
         """`ShardShape.lead` of a parameter."""
         by_layer = self.by_layer and self.infos[name].stack is not None
-        return int(self.per_layer(name) or by_layer)
+        return int(self.is_fetched(name) or self.is_scattered(name) or by_layer)
 
     def gather_dtype(self, name: str) -> Dtype:
         """The precision in which a parameter is gathered.

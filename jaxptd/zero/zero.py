@@ -21,6 +21,9 @@ block that all Z shards make up, dw its gradient of one micro-batch:
              backward    w[=] -- regathered --> w[====], read and freed;
                          dw[====] -- reduce_scattered --> dw[=], added to a sum
 
+With `layout.offload: parameters` w[=] is in host memory (at stage 0 w[====]), and at every stage a
+layer is fetched as at stage 3: copied to the device, then gathered. Gradients are as above.
+
 Gathers move the precision that layers compute in; gradients are summed in float32. Arrows with the
 name of a function of `gathering.py` carry all parameters of one layer, in one message for each
 precision and set of axes that shard them.
@@ -34,10 +37,13 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
+import jax.numpy as jnp
 from jax import Array
 
+from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.params import ParamInfo, Params, Stored
 from jaxptd.zero.gathering import Gatherable
+from jaxptd.zero.host import is_on_host, on_device
 from jaxptd.zero.shapes import StateShapes
 from jaxptd.zero.shards import ShardedInfo
 
@@ -76,15 +82,31 @@ class Zero(StateShapes):
 
     def _begin(self, name: str, p: Array, training: bool) -> Any:
         stored, dtype = self.stored[name], self.gather_dtype(name)
-        if not isinstance(stored, ShardedInfo):
+        info = stored if isinstance(stored, ShardedInfo) else None
+        scattered = self.is_scattered(name)
+        if self.is_fetched(name):
+            handle = p if scattered and not is_on_host(p) else self._handle(name, p)
+            return Gatherable(p, handle, None, info, dtype, scattered)
+        p = on_device(p)
+        if info is None:
             return p.astype(dtype) if self.copies else p
-        early = self.gathered_early(name) or (self.stage == 2 and not training)
-        block = stored.gather(p, dtype) if early else None
-        per_layer = self.per_layer(name) and (training or not early)
-        return Gatherable(p, block, stored, dtype, self.stage == 2) if per_layer else block
+        early = self.gathered_early(name) or not training
+        block = info.gather(p, dtype) if early else None
+        if not (scattered and training):
+            return block
+        return Gatherable(p, p, block, info, dtype, scattered, held=not early)
+
+    def _handle(self, name: str, p: Array) -> Array:
+        """Zeros that a gradient belongs to: of a shard, or of the block that layers read."""
+        stored, shape, dtype = self.stored[name], p.shape, p.dtype
+        if not self.is_scattered(name):
+            dtype = jnp.dtype(self.gather_dtype(name))
+            if isinstance(stored, ShardedInfo):
+                shape = (*p.shape[:-1], *stored.block_shape)
+        return as_varying(jnp.zeros(shape, dtype), sorted(varying_axes(p)))
 
     def _end(self, name: str, gradient: Array) -> Array:
         stored = self.stored[name]
-        if not isinstance(stored, ShardedInfo) or self.per_layer(name):
+        if not isinstance(stored, ShardedInfo) or self.is_scattered(name):
             return gradient
         return stored.reduce_scatter(gradient)

@@ -54,6 +54,9 @@ QUICK = [
     *every(Layout(cp=2, tp=2, sequence_parallel=True), **SWIN)[::2],
 ]
 SLOW = [
+    *every(Layout(tp=2, offload="parameters"), dropout=0.1),
+    *every(Layout(dp=2, row=2, col=2, zero=1, offload="parameters"), dropout=0.1),
+    *every(Layout(offload="parameters"), **tiny.T5, dropout=0.1),
     *every(KEEPING, **tiny.T5, gated=True),
     *every(KEEPING, norm_order="post"),
     *every(KEEPING, **QWEN, remat_layers=1),
@@ -188,6 +191,22 @@ def test_what_each_stage_of_zero_cuts_over_dp_and_cp() -> None:
         assert each["optimizer"] == 2 * each["parameters"]
         assert 0 <= each["gradients"] - (whole if stage < 2 else ends + (whole - ends) / 4) <= few
     assert [s["gathered"] for s in found] == [0, whole - matrices, whole - matrices, ends]
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_layers_in_host_memory_are_not_gathered_for_the_step(stage: int) -> None:
+    layout = Layout(dp=2, cp=2, zero=stage)
+    programs = [
+        tiny.program(dataclasses.replace(layout, offload=offload))
+        for offload in ("none", "parameters", ("optimizer", "parameters"))
+    ]
+    plain, alone, both = (memory_model.state(p.config, p.resolved.zero) for p in programs)
+    infos = programs[0].infos.values()
+    assert alone["gathered"] == 4 * sum(math.prod(x.shape) for x in infos if not x.stack)
+    assert {**alone, "parameters": 0, "gathered": 0} == {**plain, "parameters": 0, "gathered": 0}
+    hosted = [memory_model.hosted(p.config.layout, alone) for p in programs]
+    assert hosted == [0, alone["parameters"], alone["parameters"] + alone["optimizer"]]
+    assert both == alone
 
 
 def test_table_1_of_the_third_stage() -> None:

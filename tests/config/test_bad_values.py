@@ -93,9 +93,9 @@ VALUES = [
     (
         Layout,
         {"offload": "all"},
-        "layout.offload='all': use one of none, optimizer, activations or ",
+        "layout.offload='all': use one of none, optimizer, parameters, activations or ",
     ),
-    (Layout, {"offload": ["none"]}, "layout.offload=['none']: use one of none, optimizer, activa"),
+    (Layout, {"offload": ["none"]}, "layout.offload=['none']: use one of none, optimizer, param"),
     (Layout, {"offload": ["optimizer"] * 2}, "names one twice; name it once"),
     (DataConfig, {"documents": "split"}, "data.documents=split: use one of joined, apart"),
     (DataConfig, {"source": 3}, "data.source=3: use a text or a list, each of them a text"),

@@ -132,7 +132,7 @@ OPTIONS = [
     ("--layout.matmul2d_slices=2", "layout.matmul2d_slices=2 has no effect", "or leave layout.mat"),
     ("--layout.row=2 --layout.col=4 --layout.matmul2d=fox", "is not square", "use layout.matmul2d"),
     ("--layout.collective_matmul=true", "is for layout.sequence_parallel=true; set both"),
-    ("--layout.offload=activations", "use model.remat=dots and layout.pp=1"),
+    ("--layout.offload=activations", "keeps; use model.remat=dots"),
     ("--model.num_heads=5", "model.hidden_size=16 does not split over model.num_heads=5; use a"),
     ("--model.attention=cudnn", "has no dropout", "use model.attention=xla or model.dropout=0"),
     ("--model.remat_layers=9", "model.remat_layers=9 is more than model.num_layers=2; use fewer"),

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 import tiny
+from one_device import hold
 from turns import slow
 
 from jaxptd.checkpoint import Checkpoints
@@ -137,6 +138,28 @@ def test_activations_in_host_memory_change_no_number(layout: Layout) -> None:
 
 
 @pytest.mark.parametrize(
+    ("layout", "choice"),
+    [
+        (Layout(pp=2, dp=2, zero=1), {"remat_layers": 1}),
+        slow(Layout(pp=2, tp=2, schedule="zb-h1"), {}),
+        slow(Layout(pp=2, schedule="interleaved"), {"num_layers": 4, "scan_layers": False}),
+        slow(Layout(pp=2, schedule="zb-v", dp=2, zero=2), {"num_layers": 4, "dtype": "bfloat16"}),
+        slow(Layout(pp=2, stage_layers=(2, 1), row=2, col=2), {}),
+        slow(Layout(pp=2), tiny.T5),
+    ],
+    ids=str,
+)
+def test_pools_in_host_memory_change_no_number(layout: Layout, choice: dict) -> None:
+    away = dataclasses.replace(layout, offload="activations")
+    choice = {"num_layers": 3, "dropout": 0.1, "remat": "dots", "micro_batches": 2, **choice}
+    there, here = (tiny.program(each, **choice) for each in (away, layout))
+    assert moves(there, "Host") > 0 and moves(there, "Device") > 0
+    assert moves(here, "Host") == moves(here, "Device") == 0
+    if choice.get("dtype") is None:
+        hold(away, **choice)
+
+
+@pytest.mark.parametrize(
     "layout",
     [Layout(dp=2, zero=3), slow(GRID), slow(Layout()), slow(Layout(dp=2, zero=2))],
     ids=str,
@@ -164,7 +187,7 @@ def test_a_list_of_one_or_none_is_that_name() -> None:
 
 @pytest.mark.parametrize(
     "layout, remat",
-    [(Layout(), "none"), (Layout(), "full"), (Layout(pp=2), "dots")],
+    [(Layout(), "none"), (Layout(), "full"), (Layout(pp=2), "full")],
 )
 def test_activations_that_cannot_be_offloaded_are_refused(layout: Layout, remat: str) -> None:
     with pytest.raises(UserError, match="layout.offload=activations with model.remat"):

@@ -190,7 +190,7 @@ SMALL = sharded(info((2, 3), (2, 3), None, None, rows=(0, 1)), LAYER, lead=1)
 
 
 def gatherable(shard: jax.Array, stored: ShardedInfo, dtype: Any) -> Gatherable:
-    return Gatherable(shard, None, stored, dtype)
+    return Gatherable(shard, shard, None, stored, dtype, scattered=True)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -151,8 +151,8 @@ STEPS = (
         Break(
             "gradients are reduced for each micro-batch, and once more",
             "jaxptd/step/passes.py",
-            "jax.value_and_grad(loss, has_aux=True)(shards, micro)\n",
-            "jax.value_and_grad(loss, has_aux=True)(shards, micro)\n"
+            "jax.value_and_grad(loss, has_aux=True)(handles, micro)\n",
+            "jax.value_and_grad(loss, has_aux=True)(handles, micro)\n"
             "            gradients = jax.tree.map(lambda g: as_varying(lax.psum(as_varying(g, "
             "[Axis.DP]), Axis.DP), [Axis.DP]), gradients)\n",
             "tests/step/test_program.py",
@@ -261,10 +261,10 @@ STEPS = (
         Kind.OFFLOAD,
         Break(
             "what comes from host memory loses its last digits",
-            "jaxptd/step/state.py",
-            "return jax.tree.map(lambda x: jax.device_put(x, space), tree)",
-            "return jax.tree.map(lambda x: jax.device_put(jax.lax.reduce_precision(x, 8, 7) if "
-            "x.ndim else x, space), tree)",
+            "jaxptd/zero/host.py",
+            "jax.device_put(x, jax.memory.Space.Device) if is_on_host(x)",
+            "jax.lax.reduce_precision(jax.device_put(x, jax.memory.Space.Device), 8, 7) if "
+            "is_on_host(x) and x.ndim",
             "tests/step/test_offload.py",
         ),
         ("layout.tp=2 layout.offload=optimizer",),

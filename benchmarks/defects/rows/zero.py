@@ -6,13 +6,13 @@ from benchmarks.defects.table import Defect, Kind, known
 
 TESTS = "tests/zero/test_zero.py tests/zero/test_prefetching.py"
 SHARDS, GATHERING = "jaxptd/zero/shards.py", "jaxptd/zero/gathering.py"
-BODY = "jaxptd/step/body.py"
-UPDATE = "name: p - rate.astype(p.dtype) * direction[name] for"
+UPDATE = "jaxptd/step/update.py"
+STEP = "chosen(sound, old[name] - step, old[name])"
 NEXT = (
-    "lax.ppermute(m, Axis.DP, [(i, (i + 1) % lax.axis_size(Axis.DP)) "
-    "for i in range(lax.axis_size(Axis.DP))])"
+    "lax.ppermute(m, 'dp', "
+    "[(i, (i + 1) % lax.axis_size('dp')) for i in range(lax.axis_size('dp'))])"
 )
-MOVED = f"jax.tree.map(lambda m: m if Axis.DP not in varying_axes(m) else {NEXT}"
+MOVED = f"jax.tree.map(lambda m: m if 'dp' not in varying_axes(m) else {NEXT}"
 
 ZERO = (
     # ---- shards ----
@@ -78,7 +78,7 @@ ZERO = (
         Break(
             "gradients of layers are scattered once more at the end of the step",
             "jaxptd/zero/zero.py",
-            "if not isinstance(stored, ShardedInfo) or self.per_layer(name):",
+            "if not isinstance(stored, ShardedInfo) or self.is_scattered(name):",
             "if not isinstance(stored, ShardedInfo):",
             TESTS,
         ),
@@ -89,10 +89,10 @@ ZERO = (
         Kind.STALE,
         Break(
             "a step leaves shards as they were",
-            BODY,
             UPDATE,
-            "name: p - (0 if self.resolved.zero.per_layer(name) else rate.astype(p.dtype)) * "
-            "direction[name] for",
+            STEP,
+            'old[name] if "dp" in varying_axes(old[name]) else chosen(sound, old[name] - step, '
+            "old[name])",
             TESTS,
         ),
         (ZERO_3,),
@@ -112,10 +112,10 @@ ZERO = (
         Kind.STALE,
         Break(
             "a shard is updated from its neighbour's parameters",
-            BODY,
             UPDATE,
-            "name: (p if 'dp' not in self.resolved.stored[name].axes else "
-            f"{NEXT.replace('(m,', '(p,')}) - rate.astype(p.dtype) * direction[name] for",
+            STEP,
+            "chosen(sound, (old[name] if 'dp' not in varying_axes(old[name]) else "
+            f"{NEXT.replace('(m,', '(old[name],')}) - step, old[name])",
             TESTS,
         ),
         (ZERO_1,),
@@ -125,9 +125,9 @@ ZERO = (
         Kind.STATE,
         Break(
             "a step reads the moments of another shard",
-            BODY,
-            'clipped, state["optimizer"], state["params"], sound=sound',
-            f'clipped, {MOVED}, state["optimizer"]), state["params"], sound=sound',
+            UPDATE,
+            "{name: gradient}, kept, old,",
+            f"{{name: gradient}}, {MOVED}, kept), old,",
             TESTS,
         ),
         (ZERO_1,),
@@ -136,9 +136,9 @@ ZERO = (
         Kind.STATE,
         Break(
             "a step leaves its moments on another shard",
-            BODY,
-            '"optimizer": moments}',
-            f'"optimizer": {MOVED}, moments)}}',
+            UPDATE,
+            "moments.append(new)",
+            f"moments.append({MOVED}, new))",
             TESTS,
         ),
         (ZERO_1,),

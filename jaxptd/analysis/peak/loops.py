@@ -57,9 +57,9 @@ class Loop:
     def kept(self) -> int:
         """Bytes that backward needs: stacked over the layers, or a pipeline's pools."""
         remat = self.stack.remat
-        if "activations" in self.config.layout.offloaded and remat == "dots":
-            return 0
         one = memory_model.layer(self.config, self.stack.parts, remat) - self._not_kept()
+        if "activations" in self.config.layout.offloaded and remat == "dots":
+            one = 0
         kept = one * self.stack.micro_batches
         if self.between:
             kept += self.between * handed_on(self.config, self.pairs, self.stack.remat)
@@ -87,19 +87,21 @@ class Loop:
     def working(self) -> int:
         """The tensors of one layer, with what ZeRO moves meanwhile.
 
-        At stage 3 that is the layer's parameters, or those of the next one. A loop that moves them
-        under other layers also has the gradients of the last one, and their message in float32.
+        At stage 3, and out of host memory, that is the layer's parameters, or those of the next
+        one. A loop that moves them under other layers also has the gradients of the last one, and
+        from stage 2 on their message in float32.
         """
-        config, sizes = self.config, self.sizes
+        config, sizes, gradients = self.config, self.sizes, 0
         own = working.layer(self.pairs, self.stack.remat, at_once=config.layout.pp > 1)
-        gradients = config.prefetches * (sizes.itemsize + sizes.master_itemsize) // sizes.itemsize
-        return own + ((config.zero == 3) + gradients) * self._whole
+        if config.prefetches:
+            gradients = 1 + (config.zero >= 2) * sizes.master_itemsize // sizes.itemsize
+        return own + (config.layout.fetches_layers + gradients) * self._whole
 
     @property
     def gathered(self) -> int:
         """Parameters of the last layer, gathered from forward on where backward begins with it."""
         config = self.config
-        return self._whole if config.zero == 3 and config.prefetches else 0
+        return self._whole if config.layout.fetches_layers and config.prefetches else 0
 
     @property
     def _whole(self) -> int:
@@ -128,11 +130,6 @@ class Loop:
     def share(self, elements: int) -> int:
         """Bytes of a part of the parameters that has so many elements of a layer's matrices."""
         return self.parameters * elements // self.weights
-
-    @property
-    def attention(self) -> int:
-        """Bytes of the matrices of attention."""
-        return self.share(sum(each.weights for each in self.stack.parts.attentions))
 
     @property
     def largest(self) -> int:

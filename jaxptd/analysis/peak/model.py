@@ -112,17 +112,13 @@ class _Step:
 
     # ---- at several moments --------------------------------------------------------------------
 
-    @property
-    def _own(self) -> int:
-        """Parameters and moments."""
-        return self.state["parameters"] + self.state["optimizer"]
-
     @cached_property
     def _from_step_to_step(self) -> int:
         """The state, where it is the device's, and the batch: tokens and targets."""
         sizes, train = Sizes(self.config), self.config.train
         tokens = sum(sizes.inventory.embedded) * sizes.sequences * train.micro_batches
-        own = 0 if "optimizer" in self.config.layout.offloaded else self._own
+        own = self.state["parameters"] + self.state["optimizer"]
+        own -= memory_model.hosted(self.config.layout, self.state)
         return own + 2 * ID * tokens // self.config.layout.cp
 
     def _gathered(self) -> int:
@@ -204,7 +200,7 @@ class _Step:
         model = self.config.model
         times = 2 if model.products == "fp8" else 1  # XLA's other products do not join the two
         early = self._sums > 0 and self.config.prefetches
-        zeros = sum(each.parameters for each in self.loops) if early else 0
+        zeros = sum(each.parameters for each in self.loops) // self._narrowing if early else 0
         return dataclasses.replace(
             self._before_backward,
             gradients=self._sums + zeros + self._table,
@@ -269,14 +265,15 @@ class _Step:
     # ---- the update ----------------------------------------------------------------------------
 
     def _update(self) -> Peak:
-        """All gradients, and the sum of the largest; or a state that is back from the host."""
+        """All gradients, and the sum of the largest, or what is back from the host of it."""
         layout, gradients = self.config.layout, self.state["gradients"]
         found = Peak("update", state=self._from_step_to_step)
         largest = max(each.largest for each in self.loops)
-        if "optimizer" in layout.offloaded and layout.num_devices == 1:
-            # The table and attention's matrices come last: one or two of their three arrays.
-            gone = sum(each.attention for each in self.loops) + 2 * self.ends.gradient
-            last = largest if self._sums else largest // self._narrowing
-            return dataclasses.replace(found, gradients=last, copies=self._own - gone)
+        if layout.hosts_moments and layout.update_on == "device":
+            # One array more, and one where gradients are summed over micro-batches.
+            arrays = memory_model.hosted(layout, self.state) // self.state["parameters"]
+            shards = layout.dp * layout.cp if layout.zero == 1 else 1
+            more = (arrays + 1 + (self._sums > 0)) * largest // shards
+            return dataclasses.replace(found, gradients=gradients, copies=more)
         summed = largest if self.config.zero == 0 and layout.dp * layout.cp > 1 else 0
         return dataclasses.replace(found, gradients=gradients + summed)

@@ -176,7 +176,7 @@ def _core(each: AttentionSizes, queries: int, kv: int) -> int:
 def casts(config: Config) -> bool:
     """True if a step reads parameters that it gathered or cast in the precision of activations."""
     layout = config.layout
-    return (layout.zero > 0 or "optimizer" in layout.offloaded) and not layout.has_grid
+    return (layout.zero > 0 or layout.hosts_parameters) and not layout.has_grid
 
 
 def is_fused(config: Config) -> bool:

@@ -33,22 +33,25 @@ def once_a_step(step: Scenario, zero: StateShapes) -> Iterator[Collective]:
         whole = elements * math.prod(layout.sizes[axis] for axis in BATCH_AXES)
         if zero.gathered_early(name):
             yield Collective(ALL_GATHER, BATCH_AXES, 1, whole * itemsize(zero.gather_dtype(name)))
-        if not zero.per_layer(name):
+        if not zero.is_scattered(name):
             yield Collective(REDUCE_SCATTER, BATCH_AXES, 1, whole * wide)
 
 
 def per_layer(step: Scenario, zero: StateShapes, stack: Stack) -> Iterator[Collective]:
-    """Each layer of a stack in each micro-batch: n reduce-scattered, and gathered if not early.
+    """Each layer of a stack in each micro-batch: n reduce-scattered; n gathered.
+
+    If fetched, n are gathered twice; if held for backward, once; else at the beginning of the step.
 
     A message has all parameters of a layer that are sharded alike and gathered in one precision.
     """
     layout, wide = step.config.layout, step.sizes.master_itemsize
     times = stack.layers * step.config.train.micro_batches
-    gathers = _gathers(step, stack) if zero.stage == 3 else stack.layers * zero.holds
+    gathers = _gathers(step, stack) if zero.fetches else stack.layers * zero.holds
+    scatters = times if zero.stage >= 2 else 0
     messages: dict[tuple, dict[int, int]] = {}  # axes -> bytes of an element -> elements
     for name, stored in zero.stored.items():
         own = stored.info.stack == stack.name
-        if isinstance(stored, ShardShape) and own and zero.per_layer(name):
+        if isinstance(stored, ShardShape) and own:
             axes = stored.axes | {*_summed_over(stored, layout)}
             message = messages.setdefault(tuple(sorted(axes)), {})
             size = itemsize(zero.gather_dtype(name))
@@ -56,12 +59,12 @@ def per_layer(step: Scenario, zero: StateShapes, stack: Stack) -> Iterator[Colle
     for message in messages.values():
         for size, elements in message.items():
             yield Collective(ALL_GATHER, BATCH_AXES, gathers, gathers * elements * size)
-        summed = times * sum(message.values()) * wide
-        yield Collective(REDUCE_SCATTER, BATCH_AXES, times, summed)
+        summed = scatters * sum(message.values()) * wide
+        yield Collective(REDUCE_SCATTER, BATCH_AXES, scatters, summed)
 
 
 def _gathers(step: Scenario, stack: Stack) -> int:
-    """Gathers in a step at stage 3, of all layers of a stack and all micro-batches together.
+    """Gathers in a step that fetches layers, of a stack and all micro-batches together.
 
     A pipeline gathers a layer once more where its part of the model runs again, and where the
     second half of a split backward computes again what `dots` does not keep.

@@ -24,6 +24,37 @@ def program_of(config: Config, accelerator: Accelerator) -> Program:
         UserError: the cost model lacks something that the config asks for, or the GPUs do.
     """
     model, layout = config.model, config.layout
+    _check(config, accelerator)
+    return Program(
+        "jaxptd",
+        attention="flash" if is_fused(config) else "unfused",
+        dropout=model.dropout > 0,
+        bias=model.block.linear_bias == "all",
+        rotary=model.block.positions == "rope",
+        accumulate=ADDED if config.train.micro_batches > 1 else 0,
+        gradient=4,
+        update=UPDATE[config.optimizer.name],
+        logit=LOGIT,
+        tp_under="nothing",
+        dp_under="nothing",
+        sends_hidden=False,
+        sends_sharded=False,
+        cast=0 if layout.zero or layout.hosts_parameters else CAST,
+        stacked=STACKED if model.scan_layers or layout.pp > 1 else 0,
+        again_all=False,
+        pieces=layout.tp if layout.collective_matmul else 1,
+        fp8=model.products == "fp8",
+        # Nothing comes between the two: neither a sum over devices nor dropout, nor a scale.
+        adds=layout.tp * layout.row * layout.col == 1
+        and model.dropout == 0
+        and model.products == "native",
+        balanced=layout.ring != "blockwise",
+    )
+
+
+def _check(config: Config, accelerator: Accelerator) -> None:
+    """Raises UserError for what the cost model lacks, or the GPUs do."""
+    model = config.model
     if model.products == "fp8" and not accelerator.fp8_flops:
         raise UserError(
             f"model.products=fp8: {accelerator.name} has no products of 8-bit numbers; "
@@ -39,28 +70,12 @@ def program_of(config: Config, accelerator: Accelerator) -> Program:
             f"optimizer.name={config.optimizer.name}: the time of its update has no model; plan "
             f"with one of {', '.join(UPDATE)}"
         )
-    return Program(
-        "jaxptd",
-        attention="flash" if is_fused(config) else "unfused",
-        dropout=model.dropout > 0,
-        bias=model.block.linear_bias == "all",
-        rotary=model.block.positions == "rope",
-        accumulate=ADDED if config.train.micro_batches > 1 else 0,
-        gradient=4,
-        update=UPDATE[config.optimizer.name],
-        logit=LOGIT,
-        tp_under="nothing",
-        dp_under="nothing",
-        sends_hidden=False,
-        sends_sharded=False,
-        cast=0 if layout.zero or "optimizer" in layout.offloaded else CAST,
-        stacked=STACKED if model.scan_layers or layout.pp > 1 else 0,
-        again_all=False,
-        pieces=layout.tp if layout.collective_matmul else 1,
-        fp8=model.products == "fp8",
-        # Nothing comes between the two: neither a sum over devices nor dropout, nor a scale.
-        adds=layout.tp * layout.row * layout.col == 1
-        and model.dropout == 0
-        and model.products == "native",
-        balanced=layout.ring != "blockwise",
-    )
+    if config.layout.update_on == "host":
+        raise UserError(
+            "layout.update_on=host: the time of the host's CPUs has no model; plan with device"
+        )
+    if "parameters" in config.layout.offloaded:
+        raise UserError(
+            "layout.offload=parameters: the time of its copies has no model; plan with none, "
+            "optimizer or activations"
+        )

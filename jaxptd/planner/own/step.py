@@ -268,6 +268,7 @@ def alone(layout: Layout) -> Layout:
         dp=1,
         zero=0,
         offload="none",
+        update_on="device",
         schedule=Layout.schedule,
         virtual_stages=None,
         stage_layers=None,

@@ -42,4 +42,6 @@ def checked_pins(pins: Pins) -> dict[str, Any]:
             raise UserError(f"{name}: {words}") from error
         if name == "layout.offload" and isinstance(found[name], tuple):
             raise UserError(f"{name}: a plan offloads one thing; name one, or none")
+        if name == "layout.offload" and found[name] == "parameters":
+            raise UserError(f"{name}=parameters is not planned; use none, optimizer or activations")
     return found
