@@ -154,8 +154,7 @@ HUGGING_FACE = (
         "jaxptd/hf/families/swin_unet.py",
         'f"D E ({parts})", name,',
         'f"D E ({side}x {side}y)", name,',
-        "tests/hf/families/test_swin_unet.py",
-        "reference",
+        "tests/models/test_swin_unet_of_torch.py",
     ),
     Break(
         "a limit of the logits is lost in an export",

@@ -114,8 +114,12 @@ def test_a_directory_comes_back_as_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "layout", [Layout(row=2, col=2), slow(Layout()), slow(Layout(cp=2, tp=2))], ids=str
 )
-def test_a_file_computes_what_the_reference_does(tmp_path: Path, layout: Layout) -> None:
-    """The loss of a directory's weights is that of the reference in numpy, with gray images."""
+def test_a_directory_is_read_onto_a_layout(tmp_path: Path, layout: Layout) -> None:
+    """The loss is that of the reference in numpy with what was read.
+
+    That the numbers of a tensor are in the order of Swin-Unet's code is shown by torch's gradients,
+    `tests/models/test_swin_unet_of_torch.py`.
+    """
     run = from_hf(write_directory(tmp_path, tensors(), base=CONFIG, shards=2), layout=layout)
     rng = np.random.default_rng(1)
     image = rng.normal(size=(2, 64, 64, 1)).repeat(3, -1).astype(np.float32)
