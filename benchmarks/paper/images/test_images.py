@@ -95,7 +95,7 @@ def test_the_page_and_the_picture_of_figure_13(
     assert "| 12 | 0.5000 | 0.5010 | 0.5000 | 0.5010 |" in text
     words = " ".join(text.split())
     assert "largest difference of a loss is 1.0e-03" in words
-    assert "both find the same class in 100.00% of the pixels" in words
+    assert "Both find the same class in 100.00% of the pixels" in words
     assert "TP2D=4" in (tmp_path / figure13.PICTURE).read_text()
 
 
