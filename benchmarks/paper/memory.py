@@ -16,8 +16,8 @@ class Memory:
     """Memory of one GPU during a step.
 
     Args:
-        peak: bytes of all that the program needs on the GPU, state included.
-        state: bytes of its arguments there: parameters, optimizer state and batch.
+        peak: bytes of all that the program needs, state included.
+        state: bytes of its arguments: parameters, optimizer state and batch.
         seconds: of CPU time that the compilation took.
         device: bytes of its arguments and temporaries; unlike the peak without what is in the
             host's memory.
