@@ -231,4 +231,20 @@ MODELS = (
         'yield Part("step")',
         "tests/analysis/test_parts.py",
     ),
+    Break(
+        "the Dice loss of a batch is of a replica's images",
+        "jaxptd/layers/images/strips.py",
+        "axes = (Axis.DP, self.axis, *self.others)",
+        "axes = (self.axis, *self.others)",
+        "tests/layers/images/test_strips.py",
+        "batch",
+    ),
+    Break(
+        "XLA takes the first computation of a single layer for the second",
+        "jaxptd/layers/block.py",
+        "scanned=config.scan_layers and layers > 1",
+        "scanned=config.scan_layers",
+        "tests/models/test_model.py",
+        "recomputed",
+    ),
 )

@@ -233,8 +233,8 @@ IMAGES = (
     Break(
         "a Dice loss is not weighted by the pixels of its image",
         "jaxptd/layers/images/loss.py",
-        "return jnp.sum(loss_B * jnp.sum(counts_BRQ1, (1, 2, 3)))",
-        "return jnp.mean(loss_B) * jnp.sum(counts_BRQ1)",
+        "return jnp.sum(_dice(summed(sums_3BK)) * pixels_B)",
+        "return jnp.mean(_dice(summed(sums_3BK))) * jnp.sum(pixels_B)",
         LOSS,
         "dice_loss",
     ),

@@ -5,6 +5,7 @@ import time
 
 from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.compiling.absent import gpus
+from jaxptd.compiling.candidate import device_bytes
 from jaxptd.config import Config
 from jaxptd.mesh import make_mesh
 from jaxptd.step import Program
@@ -18,11 +19,16 @@ class Memory:
         peak: bytes of all that the program needs, state included.
         state: bytes of its arguments: parameters, optimizer state and batch.
         seconds: of CPU time that the compilation took.
+        device: bytes of its arguments and temporaries; unlike the peak without what is in the
+            host's memory.
+        host: bytes of those that `layout.offload` has there.
     """
 
     peak: int
     state: int
     seconds: float
+    device: int = 0
+    host: int = 0
 
     def fits(self, size: float) -> bool:
         """True if a GPU with so many bytes can hold the peak."""
@@ -39,4 +45,7 @@ def compiled_memory(config: Config) -> Memory:
     program = Program(config, make_mesh(config.layout, gpus(config.layout.num_devices)))
     found = compile_step(program).memory_analysis()
     seconds = time.process_time() - start
-    return Memory(found.peak_memory_in_bytes, found.argument_size_in_bytes, seconds)
+    state, device = found.argument_size_in_bytes, device_bytes(program, found)
+    host = found.host_argument_size_in_bytes + found.host_temp_size_in_bytes
+    host += state + found.temp_size_in_bytes - device
+    return Memory(found.peak_memory_in_bytes, state, seconds, device, host)

@@ -1,4 +1,4 @@
-"""The pages that `python -m benchmarks.paper` makes, and what of the papers is not there yet."""
+"""The pages that `python -m benchmarks.paper` makes."""
 
 import argparse
 import dataclasses
@@ -9,6 +9,7 @@ import jax
 from benchmarks.grid import __main__ as grid_memory
 from benchmarks.paper import grid_pages, grid_rows, table4, weak_scaling
 from benchmarks.paper.formulas import activations, groups, ring, sizes
+from benchmarks.paper.images import table5
 from benchmarks.paper.models import chosen
 from jaxptd.config import Config, TrainConfig
 from jaxptd.errors import UserError
@@ -20,13 +21,11 @@ from jaxptd.run.devices import prepare
 STEPS, MOST_STEPS = 300, 100_000
 # Imported when they are needed, as they need matplotlib.
 FIGURE9, FIGURE10 = "benchmarks.paper.curves.figure9", "benchmarks.paper.curves.figure10"
+FIGURE13 = "benchmarks.paper.images.figure13"
 WEAK_SCALING = "benchmarks.paper.weak_scaling_picture"
 RING = "benchmarks.paper.formulas.ring_picture"
 MEGATRON, KORTHIKANTI, LI = "arXiv 2104.04473", "arXiv 2205.05198", "arXiv 2105.13120"
 ZHU = "Zhu and Dong 2025"
-SWIN = (
-    "of a Swin-UNet, which is trained here (`configs/swin-unet-cardiac.yaml`) but not compared yet"
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Page:
         source: the paper.
         title: its first line.
         how: the figures come about.
-        make: writes the rest, from the options; None: not there yet, and `how` says why.
+        make: writes the rest, from the options.
         reads: options that not every page reads, and it does.
     """
 
@@ -46,7 +45,7 @@ class Page:
     source: str
     title: str
     how: str
-    make: Callable[[argparse.Namespace], str] | None
+    make: Callable[[argparse.Namespace], str]
     reads: tuple[str, ...] = ()
 
 
@@ -110,6 +109,11 @@ def _table4(options: argparse.Namespace) -> str:
     return table4.page(table4.compiled_steps(models), models)
 
 
+def _table5(_: argparse.Namespace) -> str:
+    _only_compile()
+    return table5.page(table5.compiled())
+
+
 def _figure9(options: argparse.Namespace) -> str:
     figure9 = drawing(FIGURE9)
     found = figure9.curves(_steps(options))
@@ -125,6 +129,14 @@ def _figure10(options: argparse.Namespace) -> str:
     if options.out:
         figure10.draw(found, options.out)
     return figure10.page(found, models)
+
+
+def _figure13(options: argparse.Namespace) -> str:
+    steps, figure13 = _steps(options), drawing(FIGURE13)
+    found = figure13.trained(steps)
+    if options.out:
+        figure13.draw(found, options.out)
+    return figure13.page(found)
 
 
 def _steps(options: argparse.Namespace) -> int:
@@ -145,14 +157,12 @@ TITLE_RING = "Memory of ring self-attention; RingQK and RingAV"
 TITLE_FRESH = "Megatron's ten models, planned for H100s and H200s"
 TITLE9 = "Figures 8 and 9: loss and perplexity of both layouts"
 TITLE11 = "Figures 11 and 12: share of communication"
-COMPILED = "compiled for absent GPUs, predicted"
-FIGURE_9 = Page("paper_figure9.md", ZHU, TITLE9, "trained here, small", _figure9, ("steps",))
+COMPILED, TRAINED = "compiled for absent GPUs, predicted", "trained here, small"
+FIGURE_9 = Page("paper_figure9.md", ZHU, TITLE9, TRAINED, _figure9, ("steps",))
 FIGURE_11 = Page("paper_figure11.md", ZHU, TITLE11, COMPILED, _figure11)
-
-
-def _later(title: str) -> Page:
-    return Page("", ZHU, title, SWIN, None)
-
+TITLE5 = "Table 5, figures 14 and 15: memory of a Swin-UNet with TP2D and CPU offload"
+TABLE_5 = Page("paper_table5.md", ZHU, TITLE5, "compiled for absent GPUs", _table5)
+TITLE13 = "Figure 13: segmented hearts, with loss and Dice coefficients"
 
 PAGES = {
     "--memory": Page(
@@ -196,7 +206,7 @@ PAGES = {
         _table4,
         ("models",),
     ),
-    "--table 5": _later("Table 5: memory with TP2D and CPU offload"),
+    "--table 5": TABLE_5,
     "--figure 7": Page("paper_figure7.md", ZHU, "Figure 7: weak scaling", COMPILED, _figure7),
     "--figure 8": FIGURE_9,
     "--figure 9": FIGURE_9,
@@ -204,13 +214,13 @@ PAGES = {
         "paper_figure10.md",
         ZHU,
         "Figure 10: losses of each model",
-        "trained here, small",
+        TRAINED,
         _figure10,
         ("models", "steps"),
     ),
     "--figure 11": FIGURE_11,
     "--figure 12": FIGURE_11,
-    "--figure 13": _later("Figure 13: segmented hearts"),
-    "--figure 14": _later("Figure 14: GPU memory with CPU offload"),
-    "--figure 15": _later("Figure 15: use of host memory with CPU offload"),
+    "--figure 13": Page("paper_figure13.md", ZHU, TITLE13, TRAINED, _figure13, ("steps",)),
+    "--figure 14": TABLE_5,
+    "--figure 15": TABLE_5,
 }

@@ -1,7 +1,7 @@
 """Numbers that the paper of 2D tensor parallelism publishes, as `published.csv` has them.
 
 They were measured by its authors, with other software, on up to eight RTX 4090; nothing here is
-ours. Source: Zhu and Dong, CAAI Trans. Intelligent Systems 20(5), 2025, sections 3.2 to 3.5.
+ours. Source: Zhu and Dong, CAAI Trans. Intelligent Systems 20(5), 2025, sections 3.2 to 3.6.
 """
 
 import csv
@@ -80,3 +80,8 @@ def communication(layout: str) -> float:
     """The share of an iteration of GPT; 0 to 1."""
     where = {"TP": "figure 11", "TP2D": "figure 12"}[layout]
     return numbers()[where, "GPT", f"communication {layout}"] / 100
+
+
+def segmentation(layout: str, column: str) -> float:
+    """Figures of table 5: column memory, GB of one GPU, or host memory, per cent of the host's."""
+    return numbers()["table 5", layout, column]

@@ -5,10 +5,11 @@ Source of the presets: Cao et al., Swin-Unet, arXiv 2105.05537; Liu et al., Swin
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from jaxptd.errors import UserError
 
+Dice = Literal["image", "batch"]
 PREFIX = "image_"  # of the fields of `ModelConfig` that only these models have
 
 
@@ -27,6 +28,7 @@ class Images:
         window: patches in a row of a window, in which attention is.
         depths: blocks of each level on the way down, in pairs.
         decoder_depths: the same on the way up, from level 0 on; none of an encoder.
+        dice: whether a Dice loss is of each image or of a batch; None of whole images' classes.
     """
 
     size: int
@@ -36,6 +38,7 @@ class Images:
     window: int
     depths: tuple[int, ...]
     decoder_depths: tuple[int, ...]
+    dice: Dice | None
 
     def rows(self, level: int) -> int:
         """Rows of patches of a level, and patches in a row."""
@@ -67,6 +70,7 @@ _SWIN: Mapping[str, Any] = {
     "window": 7,
     "depths": (2, 2, 6, 2),
     "decoder_depths": (),
+    "dice": None,
 }
 _SWIN_UNET: Mapping[str, Any] = {
     **_SWIN,
@@ -74,6 +78,7 @@ _SWIN_UNET: Mapping[str, Any] = {
     "classes": 4,
     "depths": (2, 2, 2, 2),
     "decoder_depths": None,  # as `depths`
+    "dice": "image",
 }
 # What the families of images have where a config says nothing; other families have no row.
 IMAGES: Mapping[str, Mapping[str, Any]] = {"swin": _SWIN, "swin-unet": _SWIN_UNET}
@@ -106,6 +111,11 @@ def check_images(model: Any) -> None:
         )
     if images.classes < 2:
         raise UserError(f"model.image_classes={images.classes} tells nothing apart; use 2 or more")
+    if images.dice and not IMAGES[model.family]["dice"]:
+        raise UserError(
+            f"model.image_dice={images.dice} has no effect with the family {model.family}, whose "
+            "loss has no Dice coefficient; leave it out"
+        )
     _check_depths(model, images)
     _check_levels(images)
 

@@ -21,7 +21,7 @@ from jaxptd.config.checks import (
     require_not_negative,
     require_positive,
 )
-from jaxptd.config.images import PREFIX, Images, check_images, image_options
+from jaxptd.config.images import PREFIX, Dice, Images, check_images, image_options
 from jaxptd.config.rope import RopeScaling
 from jaxptd.errors import UserError
 from jaxptd.fields import check_fields
@@ -91,6 +91,7 @@ class ModelConfig:
         image_window: patches in a row of a window.
         image_depths: blocks of each level, in pairs of plain and shifted windows.
         image_decoder_depths: blocks of each level on the way up, the finest first.
+        image_dice: Dice losses of swin-unet are of each image, or of a batch as published.
         dropout: share of values dropped after the embedding, in attention and before each
             residual sum.
         drop_path: share of samples for which the last block of a model of images is left out; it
@@ -154,6 +155,7 @@ class ModelConfig:
     image_window: int | None = None
     image_depths: tuple[int, ...] | None = None
     image_decoder_depths: tuple[int, ...] | None = None
+    image_dice: Dice | None = None
     dropout: float = 0.0
     drop_path: float = 0.0
     dtype: Dtype = "float32"
@@ -172,10 +174,9 @@ class ModelConfig:
         require_positive("model", self, "num_layers", "hidden_size", "num_heads")
         require_positive("model", self, "ffn_hidden_size", "seq_length", "vocab_size")
         require_positive("model", self, "vocab_multiple", "num_kv_heads", "head_size", "norm_eps")
-        require_positive("model", self, "max_positions", "logit_softcap")
-        require_positive("model", self, "attention_scale", "window", "output_scale")
+        require_positive("model", self, "max_positions", "logit_softcap", "window", "output_scale")
         require_positive("model", self, "num_decoder_layers", "decoder_seq_length")
-        require_positive("model", self, "relative_buckets", "relative_distance")
+        require_positive("model", self, "relative_buckets", "relative_distance", "attention_scale")
         require_below_one("model", self, "dropout", "drop_path")
         for name in ("dropout", "drop_path"):
             if getattr(self, name) > MOST_DROPPED:

@@ -37,16 +37,23 @@ def tensors_of(family: str) -> Tensors:
 
 
 def rules_of(family: str, ours: Shapes) -> dict[str, list[Rule]]:
-    """The rules for each of our parameters, by name and number of dims.
+    """The rules for each parameter of a model of ours, by name and number of dims.
 
     Raises:
-        UserError: the family has no Hugging Face tensors, or none for a parameter.
+        UserError: the family has no Hugging Face tensors, or none for a parameter, or the model
+            lacks a parameter that it needs for them.
     """
-    rules = tensors_of(family).rules
+    tensors = tensors_of(family)
+    rules = tensors.rules
     found = {
         name: [rule for rule in rules if (rule.ours, rule.rank) == (name, len(shape))]
         for name, shape in ours.items()
     }
+    if lacking := [name for name in tensors.needs if name not in ours]:
+        raise UserError(
+            f"model.family={family} without {lacking[0]} has no names in files; use as many levels "
+            "as the model that family is named after"
+        )
     if without := [name for name, rules in found.items() if not rules]:
         raise UserError(
             f"{quoted(without[0])} has no place in Hugging Face's files of model.family={family}; "
@@ -88,7 +95,7 @@ def map_tensors(family: str, ours: Shapes, found: Shapes, *, where: object) -> M
     if missing := [name for name in wanted if name not in names]:
         raise UserError(
             f"{where} has no tensor {_listed(missing)}; use a directory that has all tensors of "
-            f"transformers' {kind.architecture} with its config.json"
+            f"{kind.architecture} with its config.json"
         )
     copies = {name: names[real] for name, real in aliases.items() if names[real] != name}
     return Mapped(rules, names, ignored, copies)

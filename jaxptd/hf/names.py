@@ -33,8 +33,10 @@ def names(
     check_argument("jaxptd.hf.names", "program", program, Program)
     check_argument("jaxptd.hf.names", "params", params, dict)
     found: Tensors = {}
+    ours = {name: info.shape for name, info in program.infos.items()}
+    rules = rules_of(program.config.model.family, ours)
     for name, x in canonical(program, params, is_canonical):
-        for rule in rules_of(program.config.model.family, {name: x.shape})[name]:
+        for rule in rules[name]:
             found |= rule.tensors(x)
     return found
 

@@ -148,11 +148,11 @@ def run_blocks(
     stacks = _split((blocks, layer_L, cache), [count for _, count in remats])
     caches = []
 
-    for (remat, _), (stack, number_L, own) in zip(remats, stacks, strict=True):
+    for (remat, layers), (stack, number_L, own) in zip(remats, stacks, strict=True):
         run = with_remat(
             lambda params, inputs, x: params[0](x, *inputs, params[1]),
             remat,
-            scanned=config.scan_layers,
+            scanned=config.scan_layers and layers > 1,  # XLA runs one trip without a loop
             offload=offload,
         )
         loop = _loop(run, stack, scanned=config.scan_layers)

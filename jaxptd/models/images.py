@@ -92,6 +92,7 @@ def check(config: Config) -> None:
             f"layout.ring={layout.ring} is of keys of a sequence, which images have not; leave it "
             "out"
         )
+    _check_dice(config)
     _check_strips(config)
     _check_images(config)
     for name in ("tokenizer", "documents", "prompt_field"):
@@ -118,6 +119,16 @@ def first_whole(model: ModelConfig, layout: Layout) -> int | None:
     images = images_of(model)
     levels = range(len(images.depths))
     return next((level for level in levels if not images.in_strips(level, layout.cp)), None)
+
+
+def _check_dice(config: Config) -> None:
+    """Raises UserError where the Dice loss of a batch would be that of a micro-batch."""
+    images, parts = images_of(config.model), config.train.micro_batches
+    if images.dice == "batch" and parts > 1:
+        raise UserError(
+            f"model.image_dice=batch is of all images of a step, and train.micro_batches={parts} "
+            "computes them in parts; use train.micro_batches=1, or model.image_dice=image"
+        )
 
 
 def _check_strips(config: Config) -> None:
@@ -236,7 +247,7 @@ def deeper(model: ModelConfig) -> ModelConfig:
 
 
 def losses(model: ModelConfig, *, of_pixels: bool) -> Mapping[str, Loss]:
-    """0.4 of the cross-entropy of pixels and 0.6 of an image's Dice loss; of images the first.
+    """0.4 of the cross-entropy of pixels and 0.6 of a Dice loss; of images the first.
 
     Scores are the share of classes that are right; of pixels Dice coefficients, and 95 % Hausdorff
     distances.

@@ -22,7 +22,13 @@ from jaxptd.layers.dropout import Places, Site
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.images.block import Level, Skipping, WindowPair, drop_patches, make_pairs
 from jaxptd.layers.images.distance import hausdorff_scores
-from jaxptd.layers.images.loss import cross_entropy, dice_loss, dice_scores, right
+from jaxptd.layers.images.loss import (
+    batch_dice_loss,
+    cross_entropy,
+    dice_loss,
+    dice_scores,
+    right,
+)
 from jaxptd.layers.images.patches import (
     Classes,
     PatchEmbedding,
@@ -177,10 +183,11 @@ class SwinUnet(Swin):
 
     def _losses(self, logits: Array, label: Array) -> dict[str, Array]:
         """Sums of -log probability of pixels, and of Dice losses."""
-        return {
-            CROSS_ENTROPY: cross_entropy(logits, label),
-            DICE_LOSS: dice_loss(logits, label, self.strips.summed),
-        }
+        if self.images.dice == "batch":
+            dice = batch_dice_loss(logits, label, self.strips.summed_batch)
+        else:
+            dice = dice_loss(logits, label, self.strips.summed)
+        return {CROSS_ENTROPY: cross_entropy(logits, label), DICE_LOSS: dice}
 
     def _scores(self, logits: Array, label: Array) -> dict[str, Array]:
         """Sums of the scores of whole images."""

@@ -160,10 +160,13 @@ ENCODER_DECODERS = [
 ]
 SWIN = {"family": "swin-unet"}
 DROPS = SWIN | {"dropout": 0.1, "drop_path": 0.1}
+TOGETHER = SWIN | {"image_dice": "batch", "micro_batches": 1}
 GATHERED = Layout(row=2, col=2)
 IMAGES = [
     (Layout(cp=2, tp=2, sequence_parallel=True), DROPS | {"remat": "dots"}),
     (GATHERED, SWIN | {"remat": "full"}),
+    (Layout(dp=2, tp=2, sequence_parallel=True), TOGETHER),
+    slow(Layout(dp=2, cp=2, row=2, zero=3), TOGETHER),
     slow(Layout(tp=2, sequence_parallel=True), DROPS | {"remat": "dots"}),
     slow(Layout(dp=2, cp=2, zero=3), SWIN | {"remat": "full", "image_size": 32}),
     slow(Layout(cp=2, row=2, col=2), SWIN | {"remat": "attention", "dtype": "bfloat16"}),

@@ -3,7 +3,8 @@
     PYTHONPATH=tests/helpers python tests/golden/make_swin_unet.py
 
 It follows Swin-Unet's code, with its names, and shares nothing with the package but the shapes of
-parameters; of its Dice loss the mean over images is taken. Needs torch; made with 2.14.1.
+parameters and the rules for their names, which it tests; of its Dice loss the mean over images is
+taken. Needs torch; made with 2.14.1.
 
 Source: `swin_transformer_unet_skip_expand_decoder_sys.py` and `utils.py` of Swin-Unet's code.
 """
@@ -132,7 +133,8 @@ def logits(image: Any, w: Weights) -> Any:
         x = layer(x, w, f"layers_up.{place}", level)
         if place < tiny.LEVELS - 1:
             x = expand(x, w, f"layers_up.{place}.upsample", 2)
-    return linear(expand(norm(x, w, "norm_up"), w, "up", tiny.SIDE), w["output.weight"])
+    x = expand(norm(x, w, "norm_up"), w, "up", tiny.SIDE).permute(0, 3, 1, 2)
+    return torch.nn.functional.conv2d(x, w["output.weight"]).permute(0, 2, 3, 1)
 
 
 def terms(found: Any, label: Any) -> dict[str, Any]:

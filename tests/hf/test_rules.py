@@ -227,6 +227,7 @@ def test_every_family_has_tensors() -> None:
         "bert",
         "t5",
         "swin",
+        "swin-unet",
     ]
     for family in families:
         names = [rule.name for rule in family.tensors.rules]

@@ -5,10 +5,12 @@ from typing import Any
 
 import jax.numpy as jnp
 import pytest
+import tiny
 from flax import nnx
 from jax import Array
 
-from jaxptd import ModelConfig
+from jaxptd import Layout, ModelConfig
+from jaxptd.analysis.jaxprs import equations, traced
 from jaxptd.models.model import run_layers
 
 
@@ -38,3 +40,22 @@ def test_layers_are_numbered_through_all_stacks_and_read_the_common_parameters(s
     x, state = run_layers(model, {"tokens": jnp.int32(5)}, None)  # type: ignore[arg-type]
     assert [int(each) for each in x] == [501234, 5 * 7]
     assert state == {"encoder": None, "decoder": None}
+
+
+@pytest.mark.parametrize(
+    ("choice", "looped"),
+    [
+        ({"num_layers": 3}, True),
+        ({"num_layers": 3, "scan_layers": False}, False),
+        ({"num_layers": 3, "remat_layers": 1}, False),
+        ({"num_layers": 1}, False),
+    ],
+    ids=str,
+)
+def test_what_is_recomputed_is_kept_apart_where_xla_runs_no_loop(
+    choice: dict[str, Any], looped: bool
+) -> None:
+    """XLA runs a loop of one trip without it, and would take the first computation's numbers."""
+    program = tiny.program(Layout(), remat="dots", **choice)
+    found = (each.params.get("prevent_cse") for each in equations(traced(program).jaxpr))
+    assert (False in found) == looped

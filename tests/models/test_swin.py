@@ -28,6 +28,7 @@ from jaxptd.run.folder import RunDir
 
 DROPS = {"family": "swin-unet", "dropout": 0.1, "drop_path": 0.3}
 ONE = {"micro_batches": 1}
+TOGETHER = {"image_dice": "batch", **ONE}
 # Three levels: the last has one window, and on cp=4 the second fewer rows of windows than devices.
 LARGE = {"image_size": 32, "image_depths": (2, 2, 2), "image_decoder_depths": None}
 
@@ -53,6 +54,9 @@ LARGE = {"image_size": 32, "image_depths": (2, 2, 2), "image_decoder_depths": No
         slow(Layout(row=2, col=2, matmul2d_slices=3), {"optimizer": "adafactor"}),
         slow(Layout(tp=2, offload="optimizer"), {"scan_layers": False}),
         slow(Layout(tp=2, offload="activations"), {"remat": "dots"}),
+        slow(Layout(dp=2, tp=2, sequence_parallel=True), TOGETHER),
+        slow(Layout(dp=2, cp=2, zero=3), TOGETHER),
+        slow(Layout(dp=2, row=2, col=2, zero=2), TOGETHER),
     ],
     ids=str,
 )
@@ -149,11 +153,21 @@ IMAGE |= {"image_patch": 2, "image_window": 4, "image_depths": (2, 2)}
         ({"image_window": 0}, "model.image_window=0 must be positive; use 1 or more"),
         ({"family": "gpt"}, "model.image_size=16 has no effect with the family gpt; leave it ou"),
         ({"drop_path": 1.0}, "model.drop_path=1.0"),
+        (
+            {"family": "swin", "image_dice": "image"},
+            "model.image_dice=image has no effect with the family swin, whose loss has no Dice",
+        ),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(fields: dict[str, Any], line: str) -> None:
     with pytest.raises(UserError, match=line):
         ModelConfig(**IMAGE | fields)
+
+
+def test_the_dice_loss_of_a_batch_has_no_micro_batches() -> None:
+    model, train = ModelConfig(**IMAGE, image_dice="batch"), TrainConfig(micro_batches=2)
+    with pytest.raises(UserError, match="model.image_dice=batch is of all images of a step, and t"):
+        Program(Config(model, train=train), make_mesh(Layout()))
 
 
 def test_dropped_paths_are_of_images() -> None:

@@ -1,6 +1,7 @@
 """A step of Swin and of Swin-UNet, with dropout and dropped paths, is that of a reference."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import numpy as np
@@ -26,14 +27,16 @@ ENCODER = Sizes(patch=2, window=4, depths=(4, 2), decoder_depths=(), classes=3, 
 UNET = dataclasses.replace(ENCODER, decoder_depths=(4,))
 
 
-def config(family: str, layout: Layout) -> Config:
+def config(family: str, layout: Layout, choice: dict) -> Config:
     """A model of two levels, the last of which is one window."""
     fields = {"family": family, "image_decoder_depths": None, "dtype": "float64", **DROPS}
-    made = tiny.config(layout, batch=4, **fields)
+    made = tiny.config(layout, batch=4, **fields | choice)
     return dataclasses.replace(made, train=dataclasses.replace(made.train, seed=SEED))
 
 
-def expected(family: str, params: dict, batch: dict) -> tuple[dict[str, float], dict]:
+def expected(
+    family: str, params: dict, batch: dict, *, together: bool
+) -> tuple[dict[str, float], dict]:
     """The terms of the loss, and the gradients of their weighted sum, by the reference."""
     values = {name: Value(p) for name, p in params.items()}
     sizes = UNET if family == "swin-unet" else ENCODER
@@ -41,16 +44,16 @@ def expected(family: str, params: dict, batch: dict) -> tuple[dict[str, float], 
     if family == "swin":
         loss = swin(model, batch)
         return {"cross_entropy": float(loss.x)}, gradients(loss, values)
-    cross_entropy, dice = swin_unet(model, batch)
+    cross_entropy, dice = swin_unet(model, batch, together)
     terms = {"cross_entropy": 0.4 * float(cross_entropy.x), "dice_loss": 0.6 * float(dice.x)}
     return terms, gradients(cross_entropy * 0.4 + dice * 0.6, values)
 
 
-def hold(family: str, layout: Layout) -> None:
+def hold(family: str, layout: Layout, **choice: Any) -> None:
     """Asserts that terms of the loss and all gradients are equal."""
     rng = np.random.default_rng(5)
     with jax.enable_x64(True):
-        made = config(family, layout)
+        made = config(family, layout, choice)
         program = FromZeros(made, make_mesh(layout))
         params = {
             name: 0.1 * rng.standard_normal(info.shape) + name.endswith("norm.w")
@@ -66,7 +69,8 @@ def hold(family: str, layout: Layout) -> None:
         )
         _, terms, grads = program.gradients(state, batch)
         found = jax.tree.map(np.asarray, jax.jit(program.canonical)(grads))
-    losses, wanted = expected(family, params, batch)
+    together = choice.get("image_dice") == "batch"
+    losses, wanted = expected(family, params, batch, together=together)
     for name, loss in losses.items():
         assert float(terms[name]) == pytest.approx(loss, rel=TOLERANCE), name
     assert found.keys() == wanted.keys()
@@ -86,3 +90,9 @@ def hold(family: str, layout: Layout) -> None:
 )
 def test_a_step_is_that_of_the_reference(family: str, layout: Layout) -> None:
     hold(family, layout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [Layout(), Layout(dp=2, cp=2, row=2)], ids=str)
+def test_a_step_with_the_dice_loss_of_a_batch_is_that_of_the_reference(layout: Layout) -> None:
+    hold("swin-unet", layout, image_dice="batch", micro_batches=1)

@@ -1,4 +1,4 @@
-"""Predicts the collectives along cp of models of images, which cp cuts into strips.
+"""Predicts the collectives of models of images along cp, which cuts them into strips, and of sums.
 
 Letters: B images of which a device has strips, D numbers of a patch, K classes.
 """
@@ -17,6 +17,7 @@ from jaxptd.analysis.collective import (
 from jaxptd.analysis.traffic.images import images_in_strips
 from jaxptd.analysis.traffic.scenario import Scenario
 from jaxptd.layout import Axis
+from jaxptd.models.images import images_of
 from jaxptd.models.inventory import ImageEnds, Stack
 
 ROLLS = 2  # of a shifted block: x before attention, and back after it
@@ -63,11 +64,17 @@ def _between_levels(step: Scenario) -> Iterator[Collective]:
 
 
 def _sums(step: Scenario, ends: ImageEnds) -> Iterator[Collective]:
-    """The sums of Dice losses `[3, B, K]`, and backward those of the losses' gradients `[B]`."""
-    times = step.config.train.micro_batches
-    numbers = images_in_strips(step) * (DICE_SUMS * ends.classes + 1)
-    size = times * numbers * step.sizes.master_itemsize
-    yield Collective(ALL_REDUCE, (Axis.CP,), PASSES * times, size)
+    """The sums of Dice losses `[3, B, K]`, and backward those of the losses' gradients `[B]`.
+
+    A batch has one loss, with sums `[3, K]` over all devices that share its images.
+    """
+    layout, times = step.config.layout, step.config.train.micro_batches
+    axes: tuple[Axis, ...] = (Axis.CP,)
+    losses = images_in_strips(step)
+    if images_of(step.config.model).dice == "batch":
+        losses, axes = 1, (Axis.DP, Axis.CP, Axis.ROW, *(Axis.TP,) * layout.sequence_parallel)
+    size = times * losses * (DICE_SUMS * ends.classes + 1) * step.sizes.master_itemsize
+    yield Collective(ALL_REDUCE, axes, PASSES * times, size)
 
 
 def _means(step: Scenario, ends: ImageEnds) -> Iterator[Collective]:

@@ -48,11 +48,14 @@ class ImageFile:
 def read_image(path: Path, size: int, channels: int) -> np.ndarray:
     """The image of a file, float32[S, S, channels] with mean 0 and variance 1.
 
+    A gray image has the same numbers in every channel.
+
     Raises:
         UserError: the file is broken, or of another size.
     """
     image = _array(path, "image")
     image = image[..., None] if image.ndim == 2 else image
+    image = image.repeat(channels, -1) if image.shape[2:] == (1,) else image
     if image.shape != (size, size, channels):
         raise UserError(
             f"{path}: image {list(image.shape)}; use {[size, size, channels]}, of "

@@ -9,6 +9,7 @@ from jaxptd.hf.families.family import Family, Json, Tensors
 from jaxptd.hf.families.gpt2 import GPT2
 from jaxptd.hf.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from jaxptd.hf.families.swin import SWIN
+from jaxptd.hf.families.swin_unet import SWIN_UNET
 from jaxptd.hf.families.t5 import T5
 
 __all__ = ["FAMILIES", "Family", "Json", "Tensors", "family_named"]
@@ -24,6 +25,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "bert": BERT,
         "t5": T5,
         "swin": SWIN,
+        "swin-unet": SWIN_UNET,
     }
 )
 

@@ -28,12 +28,14 @@ class Tensors:
         ignored: regular expressions of names, without the prefix, that hold no parameter.
         aliases: regular expressions of other names that files have for a tensor, with the prefix,
             and the name that each is for.
+        needs: parameters of ours without which a model has no such tensors.
     """
 
     prefix: str
     rules: tuple[Rule, ...]
     ignored: tuple[str, ...]
     aliases: tuple[tuple[str, str], ...]
+    needs: tuple[str, ...] = ()
 
     def others(self, name: str) -> Iterator[str]:
         """The names for which another may be, which may lack the prefix."""

@@ -108,8 +108,8 @@ TENSORS = Tensors(
 LABELS = 2  # of a config.json that says nothing
 
 
-def _read(config: Json) -> Json:
-    """Blocks and heads of each level, the width of the MLP, and the number of classes.
+def read_levels(config: Json) -> Json:
+    """Blocks and heads of each level, and the width of the MLP.
 
     Raises:
         UserError: the heads of a level are not twice those of the level before.
@@ -122,29 +122,38 @@ def _read(config: Json) -> Json:
             f"num_heads={quoted(heads)}, depths={quoted(depths)}; use a model whose every level "
             "has twice the heads of the one before"
         )
-    labels = config.get("id2label")
     size, ratio = config.get("embed_dim", 96), config.get("mlp_ratio", 4.0)
     return {
         "image_depths": tuple(depths),
         "num_heads": heads[0],
         "ffn_hidden_size": int(size * ratio),
-        "image_classes": len(labels) if labels else config.get("num_labels", LABELS),
     }
 
 
-def _write(model: ModelConfig) -> Json:
-    """The keys of `_read`."""
+def write_levels(model: ModelConfig) -> Json:
+    """The keys of `read_levels`, and the share of blocks that are left out."""
     images = model.images
     assert images is not None
-    names = {str(number): f"LABEL_{number}" for number in range(images.classes)}
     return {
         "depths": list(images.depths),
         "num_heads": [model.num_heads * 2**level for level in range(len(images.depths))],
         "mlp_ratio": model.mlp_size / model.hidden_size,
         "drop_path_rate": option(model, "drop_path"),
-        "id2label": names,
-        "label2id": {name: int(number) for number, name in names.items()},
     }
+
+
+def _read(config: Json) -> Json:
+    """The keys of `read_levels`, and the number of classes."""
+    labels = config.get("id2label")
+    classes = len(labels) if labels else config.get("num_labels", LABELS)
+    return {**read_levels(config), "image_classes": classes}
+
+
+def _write(model: ModelConfig) -> Json:
+    """The keys of `_read`."""
+    names = {str(number): f"LABEL_{number}" for number in range(option(model, "image_classes"))}
+    labels = {name: int(number) for number, name in names.items()}
+    return {**write_levels(model), "id2label": names, "label2id": labels}
 
 
 SWIN = Family(

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+Sum = Callable[[Array], Array]
 SMOOTH = 1e-5  # added to both sides of a Dice coefficient, so that an absent class has one
 
 
@@ -28,7 +29,7 @@ def one_hot(label: Array, logits: Array) -> Array:
     return (label[..., None] == jnp.arange(logits.shape[-1])).astype(logits.dtype)
 
 
-def dice_loss(logits: Array, label: Array, summed: Callable[[Array], Array] = lambda x: x) -> Array:
+def dice_loss(logits: Array, label: Array, summed: Sum = lambda x: x) -> Array:
     """The Dice loss of each image, times the number of its pixels here that count; their sum.
 
     So its sum over images, divided by all pixels that count, is the mean loss of an image: the same
@@ -42,12 +43,36 @@ def dice_loss(logits: Array, label: Array, summed: Callable[[Array], Array] = la
 
     Source: Milletari et al., arXiv 1606.04797; p p in place of p as in Swin-Unet's code.
     """
+    sums_3BK, pixels_B = _dice_sums(logits, label)
+    return jnp.sum(_dice(summed(sums_3BK)) * pixels_B)
+
+
+def batch_dice_loss(logits: Array, label: Array, summed: Sum = lambda x: x) -> Array:
+    """The Dice loss of all images of a batch together, times the number of pixels here that count.
+
+    Sums are over all pixels of the batch, as in Swin-Unet's code.
+
+    Args:
+        logits: `[B, rows, columns, K]` of this device's images, or of its strips.
+        label: int32[B, rows, columns]; those below 0 do not count.
+        summed: sums over these pixels -> those over the batch.
+    """
+    sums_3BK, pixels_B = _dice_sums(logits, label)
+    return _dice(summed(sums_3BK.sum(1))) * jnp.sum(pixels_B)
+
+
+def _dice_sums(logits: Array, label: Array) -> tuple[Array, Array]:
+    """The sums of p t, p p and t over the pixels of each image, and the number of those pixels."""
     counts_BRQ1 = (label >= 0)[..., None].astype(logits.dtype)
     p, t = jax.nn.softmax(logits) * counts_BRQ1, one_hot(label, logits)
-    pixels = (1, 2)
-    both_BK, pp_BK, tt_BK = summed(jnp.stack([jnp.sum(x, pixels) for x in (p * t, p * p, t)]))
-    loss_B = jnp.mean(1 - (2 * both_BK + SMOOTH) / (pp_BK + tt_BK + SMOOTH), -1)
-    return jnp.sum(loss_B * jnp.sum(counts_BRQ1, (1, 2, 3)))
+    sums_3BK = jnp.stack([jnp.sum(x, (1, 2)) for x in (p * t, p * p, t)])
+    return sums_3BK, jnp.sum(counts_BRQ1, (1, 2, 3))
+
+
+def _dice(sums: Array) -> Array:
+    """The sums `[3, .., K]` of p t, p p and t -> the mean loss of a class, `[..]`."""
+    both, pp, tt = sums
+    return jnp.mean(1 - (2 * both + SMOOTH) / (pp + tt + SMOOTH), -1)
 
 
 def dice_scores(found_BRQ: Array, label_BRQ: Array, classes: int) -> list[Array]:

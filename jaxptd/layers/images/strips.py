@@ -94,6 +94,11 @@ class Strips:
         """Sums of strips -> sums of images, which all devices have."""
         return lax.psum(as_varying(x, [self.axis]), self.axis)
 
+    def summed_batch(self, x: Array) -> Array:
+        """Sums of this device's strips, or images -> sums of the batch, which all devices have."""
+        axes = (Axis.DP, self.axis, *self.others)
+        return lax.psum(as_varying(x, axes), axes)
+
     def mean(self, x_BRQ: Array) -> Array:
         """x -> the mean of each image, `[B, ..]`, float32 at least: all devices have all."""
         mean_B = x_BRQ.mean((1, 2), dtype=jnp.promote_types(x_BRQ.dtype, jnp.float32))

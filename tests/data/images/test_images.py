@@ -100,6 +100,13 @@ def test_pairs_of_npy_files_are_read(tmp_path: Path) -> None:
         np.save(tmp_path / name / "a.npy", np.eye(16, dtype=int))
     train, _ = open_images(DataConfig(source=str(tmp_path), validation_fraction=0), IMAGES, seed=0)
     np.testing.assert_array_equal(train.field("label", np.array([0]))[0], np.eye(16))
+    gray = train.field("image", np.array([0]))
+    colored, _ = open_images(
+        DataConfig(source=str(tmp_path), validation_fraction=0),
+        dataclasses.replace(IMAGES, channels=3),
+        seed=0,
+    )
+    np.testing.assert_array_equal(colored.field("image", np.array([0])), gray.repeat(3, -1))
     (tmp_path / "label" / "a.npy").unlink()
     with pytest.raises(UserError, match=r"a.npy has no label; .*label/a.npy is missing"):
         open_images(DataConfig(source=str(tmp_path), validation_fraction=0), IMAGES, seed=0)

@@ -237,20 +237,27 @@ def swin(model: Model, batch: Batch) -> Value:
     return layers.cross_entropy(logits, batch["label"][:, None])
 
 
-def swin_unet(model: Model, batch: Batch) -> tuple[Value, Value]:
-    """Cross-entropy of pixels, and the mean Dice loss of images by the pixels that count."""
+def swin_unet(model: Model, batch: Batch, together: bool = False) -> tuple[Value, Value]:
+    """Cross-entropy of pixels, and the mean Dice loss of images by the pixels that count.
+
+    together: the one Dice loss of the batch, over the pixels of all its images.
+    """
     logits, label = model.pixels(batch["image"]), batch["label"]
     K, counted = model.sizes.classes, label >= 0
     target = np.eye(K)[np.where(counted, label, 0)] * counted[..., None]
     log_z = arranged(logsumexp(logits), lambda i: i[..., None])
     p = exp(logits - log_z) * counted[..., None]
 
+    B = len(label)
+    alike = np.ones((B, B)) if together else np.eye(B)  # images whose sums are one
+
     def sums(x: Value) -> Value:
-        return einsum("BRQK,RQ->BK", x, np.ones(label.shape[1:]))
+        own = einsum("BRQK,RQ->BK", x, np.ones(label.shape[1:]))
+        return einsum("BK,AB->AK", own, alike)
 
     smooth = 1e-5
     above = sums(p * target) * 2 + smooth
-    below = sums(p * p) + target.sum((1, 2)) + smooth
+    below = sums(p * p) + alike @ target.sum((1, 2)) + smooth
     each = (above * power(below, -1) * -1 + 1).mean()[:, 0]
     dice = (each * (counted.sum((1, 2)) / counted.sum())).sum()
     return layers.cross_entropy(logits, label), dice

@@ -75,7 +75,7 @@ def test_a_tensor_may_have_its_other_name_only(program: Program) -> None:
     [
         ("cls.", "DIR has no tensor cls.predictions.bias, cls.seq_relationship.weight, "),
         ("bert.pooler", "DIR has no tensor bert.pooler.dense.bias, bert.pooler.dense.weight; use "),
-        ("cls.seq", "transformers' BertForPreTraining with its config.json"),
+        ("cls.seq", "BertForPreTraining with its config.json"),
     ],
     ids=str,
 )

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from jaxptd.layers.images.loss import cross_entropy, dice_loss, dice_scores
+from jaxptd.layers.images.loss import batch_dice_loss, cross_entropy, dice_loss, dice_scores
 
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(size=(3, 4, 5, 3)).astype(np.float32)
@@ -30,6 +30,18 @@ def test_the_dice_loss_is_of_an_image_times_its_pixels() -> None:
         score = (2 * (p * t).sum(0) + 1e-5) / ((p * p).sum(0) + t.sum(0) + 1e-5)
         wanted += (1 - score).mean() * (label >= 0).sum()
     np.testing.assert_allclose(dice_loss(jnp.asarray(LOGITS), LABEL), wanted, rtol=1e-5)
+
+
+def test_the_dice_loss_of_a_batch_is_of_all_its_pixels() -> None:
+    """As if the images were one."""
+    counted = LABEL >= 0
+    p, t = probabilities()[counted], np.eye(3)[LABEL[counted]]
+    score = (2 * (p * t).sum(0) + 1e-5) / ((p * p).sum(0) + t.sum(0) + 1e-5)
+    wanted = (1 - score).mean() * counted.sum()
+    found = batch_dice_loss(jnp.asarray(LOGITS), LABEL)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    one = dice_loss(jnp.asarray(LOGITS).reshape(1, 12, 5, 3), LABEL.reshape(1, 12, 5))
+    np.testing.assert_allclose(found, one, rtol=1e-6)
 
 
 def test_scores_are_of_the_most_likely_classes() -> None:

@@ -11,6 +11,7 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from jaxptd.layers.dropout import Places
+from jaxptd.layers.images.loss import batch_dice_loss
 from jaxptd.layers.images.strips import Strips
 from jaxptd.mesh import Axis, Layout, make_mesh
 
@@ -81,3 +82,21 @@ def test_sums_and_rows_of_strips_are_those_of_images() -> None:
     hold(lambda x: STRIPS.summed(x.sum((1, 2))), lambda x: x.sum((1, 2)), P(Axis.TP))
     rows = on_mesh(lambda x: STRIPS.gathered(x)[None], CUT, P(Axis.CP, Axis.TP))(X)
     np.testing.assert_array_equal(rows, np.broadcast_to(X, (4, *X.shape)))
+
+
+def test_the_dice_loss_of_a_batch_is_the_same_on_all_devices() -> None:
+    """Devices along dp and tp have images of it, and those along cp their rows."""
+    label = np.random.default_rng(1).integers(-1, 3, (B, R, R)).astype(np.int32)
+    cut = P((Axis.DP, Axis.TP), Axis.CP)
+
+    def own(x: Array, label: Array) -> tuple[Array, Array]:
+        loss, dx = jax.value_and_grad(batch_dice_loss)(x, label, STRIPS.summed_batch)
+        return jax.lax.psum(loss, (Axis.DP, Axis.CP, Axis.TP)), dx
+
+    mesh = make_mesh(Layout(dp=2, cp=2, tp=2))
+    spread = jax.shard_map(
+        own, mesh=mesh, in_specs=(cut, cut), out_specs=(P(), cut), check_vma=True
+    )
+    wanted = jax.value_and_grad(batch_dice_loss)(jnp.asarray(X), label)
+    for one, other in zip(jax.jit(spread)(X, label), wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
