@@ -23,7 +23,8 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "swin-unet.json"
 def computed(layout: Layout) -> tuple[dict[str, float], dict[str, np.ndarray]]:
     """The loss and its terms, and the gradients by Swin-Unet's names."""
     with jax.enable_x64(True):
-        model = ModelConfig(**swin_unet.MODEL, dtype="float64")
+        remat = "dots" if "activations" in layout.offloaded else "none"
+        model = ModelConfig(**swin_unet.MODEL, dtype="float64", remat=remat)
         train = TrainConfig(global_batch_size=swin_unet.ROWS)
         config = Config(model, layout, train=train)
         program = Program(config, make_mesh(layout))
@@ -55,7 +56,7 @@ def computed(layout: Layout) -> tuple[dict[str, float], dict[str, np.ndarray]]:
         slow(Layout(row=2, col=2, attention2d="blocks")),
         slow(Layout(dp=2, zero=2)),
         slow(Layout(dp=2, tp=2, zero=3)),
-        slow(Layout(tp=2, offload="optimizer")),
+        slow(Layout(tp=2, offload=("optimizer", "parameters", "activations"))),
     ],
     ids=str,
 )
