@@ -8,7 +8,7 @@ from jaxptd.errors import UserError
 
 ROWS = peak.read(peak.RESULTS / peak.FILE)
 # Percent, as reached. The bars are 2, 5 and -2.
-MEAN, MOST, LEAST = 1.8, 4.1, -1.5
+MEAN, MOST, LEAST = 1.8, 4.8, -1.5
 
 
 def test_the_model_is_as_published_and_within_its_bars() -> None:
