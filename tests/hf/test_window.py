@@ -87,4 +87,5 @@ def test_what_a_family_does_not_have_is_not_written(kind: str, field: dict, line
 
 def test_every_family_has_its_windows() -> None:
     chosen = [kind for kind, family in FAMILIES.items() if "window" not in family.options]
-    assert chosen == ["mistral", "qwen2", "qwen3", "swin"]  # swin: model.image_window
+    windows_of_images = ["swin", "swin-unet"]  # model.image_window
+    assert chosen == ["mistral", "qwen2", "qwen3", *windows_of_images]

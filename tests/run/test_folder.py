@@ -91,7 +91,7 @@ LLAMA3 = (
     "--model.rope_original_length=32"
 )
 IMAGES = ("size=448", "channels=3", "classes=5", "patch=2", "window=14", "depths=[2,2,4,2]")
-IMAGES += ("decoder_depths=[2,4,2]",)
+IMAGES += ("decoder_depths=[2,4,2]", "dice=batch")
 # Options that a field cannot be without: without the field itself, and those that need it.
 NEEDED = {"model.rope_scaling": ["--model.positions=rope"]}
 

@@ -74,6 +74,11 @@ def _check(config: Config, accelerator: Accelerator) -> None:
         raise UserError(
             "layout.update_on=host: the time of the host's CPUs has no model; plan with device"
         )
+    if "activations" in config.layout.offloaded and config.layout.pp > 1:
+        raise UserError(
+            f"layout.offload=activations with layout.pp={config.layout.pp}: the time of what a "
+            "pipeline's pools copy has no model; plan with pp=1, or offload none or optimizer"
+        )
     if "parameters" in config.layout.offloaded:
         raise UserError(
             "layout.offload=parameters: the time of its copies has no model; plan with none, "
