@@ -29,10 +29,12 @@ from benchmarks.paper.models import MODELS
 from benchmarks.paper.pages import PAGES, STEPS, Page
 from jaxptd.analysis.report import table
 from jaxptd.errors import Parser, UserError, run_command
+from jaxptd.run.devices import simulate
 
 FLAGS = ("memory", "ring", "groups", "weak_scaling")
 RESULTS = Path(__file__).parents[1] / "results"
 LIST = "paper_list.md"
+DEVICES = 8
 HEAD = ("option", "paper", "what", "how", "page")
 # Options of a page under `--all`.
 ALL = {
@@ -67,7 +69,8 @@ def listed(seconds: dict[str, float]) -> str:
 
 
 def _all(out: Path) -> None:
-    """Makes every page, each once, and the list."""
+    """Makes every page, each once, and the list, on devices enough for all of them."""
+    simulate(DEVICES)
     seconds: dict[str, float] = {}
     for name, page in PAGES.items():
         if page.name in seconds:
