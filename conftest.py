@@ -13,7 +13,7 @@ import hypothesis
 import jax
 import pytest
 
-from jaxptd.config.xla import ONE_PERMUTE_AT_A_TIME, PATIENCE
+from jaxptd.config.xla import KERNELS_UNSPLIT, ONE_PERMUTE_AT_A_TIME, PATIENCE
 
 # They need torch, which tests do without.
 collect_ignore_glob = ["tests/golden/make_*.py"]
@@ -65,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"
     # XLA reads this when the first device is asked for.
     given = os.environ.get("XLA_FLAGS", "")
-    flags = (given, PATIENCE, ONE_PERMUTE_AT_A_TIME, NO_LLVM_OPTIMISATION)
+    flags = (given, PATIENCE, KERNELS_UNSPLIT, ONE_PERMUTE_AT_A_TIME, NO_LLVM_OPTIMISATION)
     os.environ["XLA_FLAGS"] = " ".join(flags).strip()
     jax.devices()  # now, before a command under test could ask for another number
 

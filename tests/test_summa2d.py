@@ -22,7 +22,7 @@ from jaxptd.analysis.collective import (
     ALL_GATHER,
     PERMUTE,
 )
-from jaxptd.config.xla import ONE_PERMUTE_AT_A_TIME, PATIENCE
+from jaxptd.config.xla import KERNELS_UNSPLIT, ONE_PERMUTE_AT_A_TIME, PATIENCE
 from jaxptd.matmul.grid import Grid
 from jaxptd.summa2d import multiply
 
@@ -81,7 +81,7 @@ def test_grids_of_more_than_eight_devices(grid: tuple) -> None:
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(here / "helpers"), str(here.parent)]),
-        "XLA_FLAGS": f"{PATIENCE} {ONE_PERMUTE_AT_A_TIME}",
+        "XLA_FLAGS": f"{PATIENCE} {KERNELS_UNSPLIT} {ONE_PERMUTE_AT_A_TIME}",
     }
     command = [sys.executable, "-W", "error", "-c", MANY, *map(str, grid)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)

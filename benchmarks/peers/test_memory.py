@@ -11,9 +11,17 @@ from benchmarks.peers import step
 from jaxptd.config import Config
 
 MODEL = dataclasses.replace(step.MODEL, num_layers=2)
-# XLA's own scheduler, which runs of these layouts have and tests do not: `config/xla.py`.
-SCHEDULER: dict[str, Any] = (
-    {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_CONCURRENCY_OPTIMIZED"}
+# XLA's own scheduler and kernels, which runs of these layouts have and tests do not, see
+# `config/xla.py`.
+KERNELS = ("INDIVIDUAL_DOT", "INDIVIDUAL_CONVOLUTION", "REDUCE")
+OWN: dict[str, Any] = (
+    {
+        "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_CONCURRENCY_OPTIMIZED",
+        "xla_cpu_experimental_ynn_fusion_type": ",".join(
+            f"LIBRARY_FUSION_TYPE_{kind}" for kind in KERNELS
+        ),
+        "xla_disable_hlo_passes": "",
+    }
     if jax.__version_info__ >= (0, 12)
     else {"xla_cpu_enable_concurrency_optimized_scheduler": True}
 )
@@ -24,7 +32,7 @@ UNROLLED = GOAL if jax.__version_info__ >= (0, 12) else 1.15
 
 def temporary(program: Any) -> int:
     lowered = program.train_step.lower(program.abstract_state, program.abstract_batch)
-    compiled = lowered.compile(compiler_options=QUICK | SCHEDULER)
+    compiled = lowered.compile(compiler_options=QUICK | OWN)
     found: int = compiled.memory_analysis().temp_size_in_bytes
     return found
 

@@ -14,6 +14,15 @@ PATIENCE = (
     " --xla_cpu_collective_call_terminate_timeout_seconds=1200"
     " --xla_cpu_collective_timeout_seconds=1200"
 )
+# XLA's runtime for CPUs keeps collectives in order by when they start, and all permutes meet at one
+# place. A loop with a kernel that runs on several threads counts as done when it has started: then
+# a permute that does not wait for the loop, such as of a matrix of weights, runs between those
+# of its trips, on one device earlier than on another, and the process hangs or aborts. So no kernel
+# is split over threads, neither the library's for products nor XLA's own. Devices run side by side
+# all the same.
+KERNELS_UNSPLIT = (
+    "--xla_cpu_experimental_ynn_fusion_type= --xla_disable_hlo_passes=cpu-parallel-task-assigner"
+)
 # With XLA's scheduler for concurrency, jaxlib 0.10 runs independent permutes at the same time (the
 # two rings of `layout.ring: rsa`, those of a grid, blocks and sums of `layout.collective_matmul`),
 # and the process hangs or aborts.
@@ -28,7 +37,8 @@ _SCHEDULED = 0.80  # of a GPU's memory: on so much of it XLA's scheduler counts,
 
 def process_flags(layout: Layout) -> tuple[str, ...]:
     """Chooses flags for `XLA_FLAGS`, which XLA reads once, when the first device is started."""
-    return (PATIENCE, ONE_PERMUTE_AT_A_TIME) if _permutes(layout) else (PATIENCE,)
+    in_order = (KERNELS_UNSPLIT, ONE_PERMUTE_AT_A_TIME) if _permutes(layout) else ()
+    return PATIENCE, *in_order
 
 
 def _permutes(layout: Layout) -> bool:

@@ -1,9 +1,12 @@
 """XLA's options: compiler options on GPUs only, one permute at a time on simulated devices."""
 
 import math
+import re
 import types
 from collections.abc import Iterable, Mapping
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
@@ -139,3 +142,12 @@ def test_permutes_join_what_they_connect_where_no_group_is_in_two_divisions(
 def test_where_nothing_is_permuted_the_option_is_not_given() -> None:
     for layout in (Layout(tp=4), Layout(dp=4, zero=3)):
         assert JOINED not in (compiler_options(tiny.config(layout), on_gpus=True) or {})
+
+
+def test_kernels_of_simulated_devices_run_on_one_thread_each() -> None:
+    """Otherwise XLA lets a collective start before the loop in front of it has ended."""
+    x = jnp.ones((1024, 1024))
+    compiled = jax.jit(lambda x: jnp.tanh(x) @ x).lower(x).compile().as_text()
+    assert " dot(" in compiled
+    assert "ynn" not in compiled
+    assert not re.search(r'outer_dimension_partitions":\["', compiled)

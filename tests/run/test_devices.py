@@ -10,7 +10,7 @@ import pytest
 from jaxlib.xla_client import generate_pjrt_gpu_plugin_options
 
 from jaxptd.config import Config, ModelConfig, TrainConfig
-from jaxptd.config.xla import ONE_PERMUTE_AT_A_TIME
+from jaxptd.config.xla import KERNELS_UNSPLIT, ONE_PERMUTE_AT_A_TIME
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
 from jaxptd.run import devices
@@ -67,10 +67,13 @@ def test_permutes_that_wait_for_nothing_of_each_other_do_not_meet() -> None:
     ],
     ids=str,
 )
-def test_where_anything_is_permuted_it_is_one_at_a_time(layout, given, monkeypatch) -> None:
+def test_where_anything_is_permuted_it_is_one_at_a_time_and_in_order(
+    layout, given, monkeypatch
+) -> None:
     monkeypatch.setenv("XLA_FLAGS", "")
     prepare(Config(model=ModelConfig(num_layers=2, num_heads=4), layout=layout))
-    assert (ONE_PERMUTE_AT_A_TIME in os.environ["XLA_FLAGS"]) == given
+    for flag in (ONE_PERMUTE_AT_A_TIME, KERNELS_UNSPLIT):
+        assert (flag in os.environ["XLA_FLAGS"]) == given
 
 
 @pytest.fixture
