@@ -16,12 +16,13 @@ PATIENCE = (
 )
 # XLA's runtime for CPUs keeps collectives in order by when they start, and all permutes meet at one
 # place. A loop with a kernel that runs on several threads counts as done when it has started: then
-# a permute that does not wait for the loop, such as of a matrix of weights, runs between those
-# of its trips, on one device earlier than on another, and the process hangs or aborts. So no kernel
-# is split over threads, neither the library's for products nor XLA's own. Devices run side by side
-# all the same.
+# a permute that does not wait for the loop, such as of a matrix of weights, runs between those of
+# its trips, on one device earlier than on another, and the process hangs or aborts. So XLA splits
+# none of its kernels over threads and leaves products to itself; sums stay with its library, which
+# adds in a more accurate order. Large products and sums are still split: no flag turns that off.
 KERNELS_UNSPLIT = (
-    "--xla_cpu_experimental_ynn_fusion_type= --xla_disable_hlo_passes=cpu-parallel-task-assigner"
+    "--xla_disable_hlo_passes=cpu-parallel-task-assigner"
+    " --xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_REDUCE"
 )
 # With XLA's scheduler for concurrency, jaxlib 0.10 runs independent permutes at the same time (the
 # two rings of `layout.ring: rsa`, those of a grid, blocks and sums of `layout.collective_matmul`),

@@ -144,7 +144,7 @@ def test_where_nothing_is_permuted_the_option_is_not_given() -> None:
         assert JOINED not in (compiler_options(tiny.config(layout), on_gpus=True) or {})
 
 
-def test_kernels_of_simulated_devices_run_on_one_thread_each() -> None:
+def test_products_and_xla_s_own_kernels_are_not_split_over_threads() -> None:
     """Otherwise XLA lets a collective start before the loop in front of it has ended."""
     x = jnp.ones((1024, 1024))
     compiled = jax.jit(lambda x: jnp.tanh(x) @ x).lower(x).compile().as_text()
