@@ -1,7 +1,8 @@
 """Tables and figures of published papers, made again for the models of this library.
 
 `python -m benchmarks.paper --list` says which there are, how each comes about and where its page
-is; `--all` makes every page, and `paper_list.md` with the list and the seconds that each took.
+is; `--all` makes every page, in as many processes as there are cores (`--jobs`), and `paper_list.md`
+with the list and the seconds that each took.
 
 Megatron (Narayanan et al., arXiv 2104.04473): `--weak-scaling [--compile]`, table 1: its ten models
 counted, predicted and compiled for 32 to 3,072 GPUs, `weak_scaling.py`; `--weak-scaling --fresh`
@@ -18,10 +19,13 @@ numbers are in `megatron.csv` and `published.csv`, and pages say so.
 """
 
 import argparse
+import os
 import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from benchmarks.lib.measure import write
@@ -29,12 +33,10 @@ from benchmarks.paper.models import MODELS
 from benchmarks.paper.pages import PAGES, STEPS, Page
 from jaxptd.analysis.report import table
 from jaxptd.errors import Parser, UserError, run_command
-from jaxptd.run.devices import simulate
 
 FLAGS = ("memory", "ring", "groups", "weak_scaling")
 RESULTS = Path(__file__).parents[1] / "results"
 LIST = "paper_list.md"
-DEVICES = 8
 HEAD = ("option", "paper", "what", "how", "page")
 # Options of a page under `--all`.
 ALL = {
@@ -42,6 +44,7 @@ ALL = {
     "--figure 10": "--figure 10 --steps 150",
     "--figure 13": "--figure 13 --steps 150",
 }
+LONGEST = ("--table 5", "--weak-scaling", "--memory")  # begun first
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name == "--list":
         print(listed({}))
     elif name == "--all":
-        _all(options.out or RESULTS)
+        _all(options.out or RESULTS, options.jobs or os.cpu_count() or 1)
     else:
         _make(PAGES[name], options, shlex.join(argv))
     return 0
@@ -68,22 +71,50 @@ def listed(seconds: dict[str, float]) -> str:
     return table([head, *rows])
 
 
-def _all(out: Path) -> None:
-    """Makes every page, each once, and the list, on devices enough for all of them."""
-    simulate(DEVICES)
-    seconds: dict[str, float] = {}
-    for name, page in PAGES.items():
-        if page.name in seconds:
-            continue
-        words = ALL.get(name, name)
-        options = _parser().parse_args([*shlex.split(words), "--out", str(out)])
-        start = time.perf_counter()
-        _make(page, options, words)
-        seconds[page.name] = time.perf_counter() - start
-        print(f"{name}: {seconds[page.name]:.0f} s", flush=True)
+def _all(out: Path, jobs: int) -> None:
+    """Makes every page, each once and in a process of its own, and the list.
+
+    jobs: processes at a time.
+
+    Raises:
+        UserError: a page was not made; the others are.
+    """
+    names = {page.name: name for name, page in reversed(PAGES.items())}
+    longest_first = sorted(names.values(), key=lambda name: name not in LONGEST)
+    seconds, failed, start = {}, [], time.perf_counter()
+    pool = ThreadPoolExecutor(jobs)
+    made = {pool.submit(_seconds, ALL.get(name, name), out): name for name in longest_first}
+    try:
+        for future in as_completed(made):
+            name = made[future]
+            if error := future.exception():
+                failed.append(f"{name}: {error}")
+                continue
+            seconds[PAGES[name].name] = future.result()
+            print(f"{name}: {future.result():.0f} s", flush=True)
+    finally:
+        pool.shutdown(cancel_futures=True)
+    if failed:
+        raise UserError("; ".join(failed))
+    minutes = (time.perf_counter() - start) / 60
     title = "# Tables and figures of papers\n\nMade by `python -m benchmarks.paper --all`.\n\n"
-    total = f"\n\n{sum(seconds.values()) / 60:.0f} minutes in all.\n"
+    total = f"\n\n{minutes:.0f} minutes in all, {jobs} pages at a time.\n"
     write(out / LIST, title + listed(seconds) + total)
+
+
+def _seconds(words: str, out: Path) -> float:
+    """Makes a page in a process of its own; returns the seconds that it took.
+
+    Raises:
+        UserError: it was not made.
+    """
+    start = time.perf_counter()
+    command = [sys.executable, "-m", "benchmarks.paper", *shlex.split(words), "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        raise UserError(lines[-1].removeprefix("error: ") if lines else f"ended, {done.returncode}")
+    return time.perf_counter() - start
 
 
 def _make(page: Page, options: argparse.Namespace, words: str) -> None:
@@ -111,16 +142,19 @@ def _name(options: argparse.Namespace) -> str:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in FLAGS)
         raise UserError(f"give one of --list, --all, --table, --figure, {flags}")
     name = asked[0] + " --fresh" * (options.fresh and options.weak_scaling)
-    reads = PAGES[name].reads if name in PAGES else ()
+    reads: tuple[str, ...] = PAGES[name].reads if name in PAGES else ("jobs",) * (name == "--all")
     given = {
         "models": bool(options.models),
         "steps": options.steps is not None,
         "compile": options.compile,
         "fresh": options.fresh,
+        "jobs": options.jobs is not None,
     }
     for option, is_given in given.items():
         if is_given and option not in reads:
             raise UserError(f"--{option} has no effect with {name}; leave it out")
+    if options.jobs is not None and options.jobs < 1:
+        raise UserError(f"--jobs {options.jobs}: use 1 or more")
     return name
 
 
@@ -143,6 +177,8 @@ def _parser() -> Parser:
     names = [model.name for model in MODELS]
     made.add_argument("--models", nargs="+", choices=names, default=[], help="default: all")
     made.add_argument("--steps", type=int, help=f"of each training; default: {STEPS}")
+    help_text = "with --all: pages made at a time; default: the number of cores"
+    made.add_argument("--jobs", type=int, help=help_text)
     help_text = "folder to write into; --all: benchmarks/results if it is not given"
     made.add_argument("--out", type=Path, help=help_text)
     return made

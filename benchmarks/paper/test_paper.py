@@ -85,6 +85,8 @@ def test_a_model_to_come_is_left_out_in_words(monkeypatch: pytest.MonkeyPatch) -
         (["--table", "5", "--models", "T5"], "--models has no effect with --table 5; leave it out"),
         (["--figure", "14", "--steps", "9"], "--steps has no effect with --figure 14; leave it"),
         (["--all", "--figure", "9"], "give one of --list, --all"),
+        (["--all", "--jobs", "0"], "--jobs 0: use 1 or more"),
+        (["--table", "3", "--jobs", "2"], "--jobs has no effect with --table 3; leave it out"),
         (["--all", "--steps", "9"], "--steps has no effect with --all; leave it out"),
         (["--table", "4", "--steps", "0"], "--steps has no effect with --table 4; leave it out"),
         (["--table", "2", "--compile"], "--compile has no effect with --table 2; leave it out"),
@@ -213,16 +215,45 @@ def test_all_makes_each_page_once_and_the_list(
 ) -> None:
     made = []
 
-    def make(page: pages.Page, options: argparse.Namespace, words: str) -> None:
-        made.append((page.name, words, options.compile, options.steps, options.out))
+    def seconds(words: str, out: Path) -> float:
+        made.append((words, out))
+        return 61.0
 
-    monkeypatch.setattr(paper, "_make", make)
-    assert paper.main(["--all", "--out", str(tmp_path)]) == 0
-    names = [name for name, *_ in made]
-    assert len(names) == len(set(names)) == 15
-    assert set(names) == {page.name for page in pages.PAGES.values()}
-    assert ("paper_weak_scaling.md", "--weak-scaling --compile", True, None, tmp_path) in made
-    assert "| `--table 5` |" in (tmp_path / paper.LIST).read_text()
+    monkeypatch.setattr(paper, "_seconds", seconds)
+    assert paper.main(["--all", "--jobs", "2", "--out", str(tmp_path)]) == 0
+    assert len(made) == len(set(made)) == 15
+    words = [words for words, _ in made]
+    names = {next(name for name in pages.PAGES if each.startswith(name)) for each in words}
+    assert "--weak-scaling --compile" in words and "--weak-scaling --fresh" in words
+    assert words[0] in paper.LONGEST and {out for _, out in made} == {tmp_path}
+    listed = (tmp_path / paper.LIST).read_text()
+    assert "| `--table 5` |" in listed and "2 pages at a time" in listed
+    assert all(line.endswith("| 61 |") for line in listed.splitlines() if line.startswith("| `"))
+    assert len(names) == 14  # --weak-scaling is asked for twice
+
+
+def test_a_page_that_fails_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    def seconds(words: str, out: Path) -> float:
+        if words == "--table 2":
+            raise UserError("no plugin")
+        made.append(words)
+        return 1.0
+
+    monkeypatch.setattr(paper, "_seconds", seconds)
+    with pytest.raises(UserError, match="--table 2: no plugin"):
+        paper.main(["--all", "--jobs", "1", "--out", str(tmp_path)])
+    assert len(made) == 14 and not list(tmp_path.iterdir())
+
+
+def test_a_page_of_all_is_made_in_a_process_of_its_own(tmp_path: Path) -> None:
+    assert paper._seconds("--table 3", tmp_path) > 0
+    assert [path.name for path in tmp_path.iterdir()] == ["paper_table3.md"]
+    with pytest.raises(UserError, match="^--steps 1: use 2 to"):
+        paper._seconds("--figure 9 --steps 1", tmp_path)
 
 
 def test_the_page_and_the_picture_of_figures_8_and_9(
