@@ -1,7 +1,7 @@
 """Tables and figures of published papers, made again for the models of this library.
 
 `python -m benchmarks.paper --list` says which there are, how each comes about and where its page
-is; `--all` makes every page, in as many processes as there are cores (`--jobs`), and `paper_list.md`
+is; `--all` makes every page, as many at a time as there are cores (`--jobs`), and `paper_list.md`
 with the list and the seconds that each took.
 
 Megatron (Narayanan et al., arXiv 2104.04473): `--weak-scaling [--compile]`, table 1: its ten models
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name == "--list":
         print(listed({}))
     elif name == "--all":
-        _all(options.out or RESULTS, options.jobs or os.cpu_count() or 1)
+        _all(options.out or Path(os.path.relpath(RESULTS)), options.jobs or os.cpu_count() or 1)
     else:
         _make(PAGES[name], options, shlex.join(argv))
     return 0

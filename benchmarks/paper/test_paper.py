@@ -1,6 +1,5 @@
 """The paper's page and picture: published numbers, sentences from counts, and what is refused."""
 
-import argparse
 import dataclasses
 from pathlib import Path
 
@@ -247,6 +246,14 @@ def test_a_page_that_fails_does_not_stop_the_others(
     with pytest.raises(UserError, match="--table 2: no plugin"):
         paper.main(["--all", "--jobs", "1", "--out", str(tmp_path)])
     assert len(made) == 14 and not list(tmp_path.iterdir())
+
+
+def test_pages_of_all_name_their_folder_as_seen_from_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Path] = []
+    monkeypatch.setattr(paper, "_all", lambda out, jobs: made.append(out))
+    monkeypatch.chdir(Path(__file__).parents[2])
+    assert paper.main(["--all"]) == 0
+    assert made == [Path("benchmarks/results")]
 
 
 def test_a_page_of_all_is_made_in_a_process_of_its_own(tmp_path: Path) -> None:

@@ -47,9 +47,10 @@ keeps; *without* is without it. *Compiled*: temporary memory of steps with 4 lay
 halved, less the gradients of a layer, compiled for H200s; nothing was run."""
 WORDS = """\
 The formula here is the published one less two masks of dropout of one byte a number, since masks
-are functions of numbers and computed again. With sequence parallelism a layer keeps what it
-gathered for its two first products, `2 * 2 (1 - 1/t)` more, where Megatron gathers again. On one
-device the compiled step keeps 3 s b h less than the formula; why was not looked into."""
+are functions of numbers and computed again. With sequence parallelism backward gathers again what
+the two first products take, as Megatron's does; `layout.keep_gathered` would keep it, and
+`2 * 2 (1 - 1/t)` more. On one device the compiled step keeps 3 s b h less than the formula; why was
+not looked into."""
 
 
 @dataclasses.dataclass(frozen=True)
