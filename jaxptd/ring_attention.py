@@ -70,7 +70,7 @@ def attend(
     if ring.kind == "rsa" and devices > 1:
         sites = ring.all_sites(tokens, lengths)
         return attend_rsa(q, k, v, sites, ring=ring, dropout=kernel.dropout, scores=scores)
-    kernel = kernel.within(ring.at_once(max(lengths)))
+    kernel = kernel.within(ring.at_once(max(lengths), scores))
     return _blockwise(q, k, v, tokens, Task(ring, kernel, scores, tokens.bias_NR is not None))
 
 

@@ -84,8 +84,7 @@ plot.bytes_by_axis(found)
 import dataclasses
 
 sharded = dataclasses.replace(config, layout=Layout(dp=2, tp=4, sequence_parallel=True))
-for each in (config, sharded):
-    moved = jaxptd.comms(each)
+for each, moved in ((config, found), (sharded, jaxptd.comms(sharded))):
     sent = sum(row.wire_bytes(moved.sizes) for row in moved.jaxpr if row.axes == ("tp",))
     kept = jaxptd.memory(each).as_dict()["rows"]
     layer = next(row for row in kept if row["part"].startswith("a layer"))

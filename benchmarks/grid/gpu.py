@@ -129,19 +129,20 @@ def laid_out(config: Config, layout: Layout) -> Config:
     return dataclasses.replace(config, model=model, layout=layout, train=train)
 
 
-def compiled(config: Config, named: str = "", options: Mapping[str, Any] | None = None) -> Compiled:
-    """Compiles a config's step for H200s."""
-    mesh = make_mesh(config.layout, gpus(config.layout.num_devices))
-    program: Any = Program(config, mesh)
-    if options:
-        lowered = program.train_step.lower(program.abstract_state, program.abstract_batch)
-        step = lowered.compile(compiler_options=dict(options))
-    else:
-        step = compile_step(program)
-    memory, sizes = step.memory_analysis(), {str(a): n for a, n in mesh.shape.items()}
+def on_h200s(config: Config) -> Program:
+    """A config's program on H200s that are not there."""
+    return Program(config, make_mesh(config.layout, gpus(config.layout.num_devices)))
+
+
+def compiled(
+    program: Program, named: str = "", options: Mapping[str, Any] | None = None
+) -> Compiled:
+    """Compiles a program's step."""
+    step = compile_step(program, options)
+    memory, sizes = step.memory_analysis(), {str(a): n for a, n in program.mesh.shape.items()}
     text = step.as_text()
     return Compiled(
-        config,
+        program.config,
         named,
         memory.peak_memory_in_bytes,
         memory.temp_size_in_bytes,
@@ -156,7 +157,7 @@ def report(config: Config, options: Mapping[str, Any] | None = None) -> str:
     found = []
     for named, layout in LAYOUTS:
         start = time.perf_counter()
-        found.append(compiled(laid_out(config, layout), named, options))
+        found.append(compiled(on_h200s(laid_out(config, layout)), named, options))
         seconds = time.perf_counter() - start
         print(" ".join(found[-1].needs), f"(compiled in {seconds:.0f} s)", flush=True)
     model = config.model

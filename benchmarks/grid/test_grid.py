@@ -177,6 +177,7 @@ def test_report_has_a_row_for_every_layout(monkeypatch: pytest.MonkeyPatch) -> N
         return Compiled(config, named, 1, 1, 1, [])
 
     monkeypatch.setattr(grid_gpu, "compiled", compiled)
+    monkeypatch.setattr(grid_gpu, "on_h200s", lambda config: config)
     monkeypatch.setattr(grid_gpu, "PLUGINS", "jax")
     page = grid_gpu.report(config(CONFIGS / "gpt2-2.5b.yaml"))
     assert page.count("| row=2 col=2 zigzag gather in 4 slices heads, 30 heads |") == 2

@@ -3,12 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jaxptd.analysis.compiled_step import CPU_OPTIONS
+from jaxptd.analysis.compiled_step import CPU_OPTIONS, UNOPTIMISED
 from jaxptd.errors import UserError
 
-# Slow code, compiled in half the time; memory is the same, as buffers are assigned before.
-QUICK: dict[str, Any] = CPU_OPTIONS | {"xla_backend_optimization_level": 0}
-QUICK |= {"xla_llvm_disable_expensive_passes": True}
+QUICK: dict[str, Any] = CPU_OPTIONS | UNOPTIMISED
+# For GPUs that are absent: code that is not optimised, of which memory is read. Temporaries are
+# those of the same program, as buffers are assigned before.
+QUICK_ON_GPUS: dict[str, Any] = UNOPTIMISED | {"xla_gpu_disable_gpuasm_optimizations": True}
+# Nor does XLA compile a product with several configurations, to find one that works. Small products
+# in float32 have none by default, and then it refuses.
+UNTRIED = QUICK_ON_GPUS | {"xla_gpu_autotune_level": 0}
 
 
 def compiler_options(words: Sequence[str]) -> dict[str, str]:

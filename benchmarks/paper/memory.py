@@ -2,7 +2,10 @@
 
 import dataclasses
 import time
+from collections.abc import Mapping
+from typing import Any
 
+from benchmarks.lib.compiler import UNTRIED
 from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.compiling.absent import gpus
 from jaxptd.compiling.candidate import device_bytes
@@ -35,15 +38,19 @@ class Memory:
         return self.peak <= size
 
 
-def compiled_memory(config: Config) -> Memory:
+def compiled_memory(config: Config, options: Mapping[str, Any] = UNTRIED) -> Memory:
     """Compiles a config's step for H200s and reads its memory.
+
+    Args:
+        config: of the step.
+        options: of the compiler, beside the step's own.
 
     Raises:
         UserError: the CUDA plugin is not installed.
     """
     start = time.process_time()
     program = Program(config, make_mesh(config.layout, gpus(config.layout.num_devices)))
-    found = compile_step(program).memory_analysis()
+    found = compile_step(program, options).memory_analysis()
     seconds = time.process_time() - start
     state, device = found.argument_size_in_bytes, device_bytes(program, found)
     host = found.host_argument_size_in_bytes + found.host_temp_size_in_bytes

@@ -1,11 +1,13 @@
 """Table 2 and figures 7 and 11 of the 2D paper: layouts, columns, and what the pages conclude."""
 
+import dataclasses
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from benchmarks.lib.compiler import UNTRIED
 from benchmarks.paper import __main__ as paper
 from benchmarks.paper import grid_pages, grid_rows, grid_times, published
 from benchmarks.paper.grid_rows import (
@@ -140,10 +142,24 @@ def test_the_gpu_is_the_papers() -> None:
     assert gpu().hbm_bytes == pytest.approx(24 * GIB, rel=1e-3)
 
 
-@pytest.mark.slow
-def test_the_row_without_memory_has_no_room_and_a_grid_has() -> None:
+@pytest.fixture
+def compiler() -> None:
+    """Skips a test where steps cannot be compiled for GPUs."""
     if importlib.util.find_spec("jax_cuda13_plugin") is None:
         pytest.skip("no CUDA compiler here: pip install -e '.[h200]'")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiler")
+def test_the_row_without_memory_has_no_room_and_a_grid_has() -> None:
     data, grid = (row for row in TABLE_2 if row.name in ("DP=4", "TP2D=4"))
     assert not compiled_memory(data.config("full")).fits(gpu().hbm_bytes)
     assert compiled_memory(grid.config("full")).fits(gpu().hbm_bytes)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("row", [TABLE_2[0], TABLE_2[3]], ids=lambda row: row.name)
+def test_options_that_compile_in_less_time_change_no_memory(row: Row) -> None:
+    quick, other = (compiled_memory(row.config("dots"), each) for each in (UNTRIED, {}))
+    assert dataclasses.replace(quick, seconds=other.seconds) == other

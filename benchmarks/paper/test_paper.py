@@ -1,6 +1,7 @@
 """The paper's page and picture: published numbers, sentences from counts, and what is refused."""
 
 import dataclasses
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,9 @@ from jaxptd.mesh import Layout
 
 GPT, BERT, T5 = MODELS
 THERE = [model for model in MODELS if not model.missing]
-ASKED = "give one of --list, --all, --table, --figure, --memory, --ring, --groups, --weak-scaling"
+ASKED = (
+    "give one of --list, --all, --memory, --ring, --groups, --weak-scaling, or tables and figures"
+)
 LATER = dataclasses.replace(T5, family="a family to come", config="t5-2.5b")
 
 
@@ -73,7 +76,7 @@ def test_a_model_to_come_is_left_out_in_words(monkeypatch: pytest.MonkeyPatch) -
             ASKED,
         ),
         (
-            ["--table", "4", "--figure", "10"],
+            ["--list", "--ring"],
             ASKED,
         ),
         (
@@ -84,6 +87,8 @@ def test_a_model_to_come_is_left_out_in_words(monkeypatch: pytest.MonkeyPatch) -
         (["--table", "5", "--models", "T5"], "--models has no effect with --table 5; leave it out"),
         (["--figure", "14", "--steps", "9"], "--steps has no effect with --figure 14; leave it"),
         (["--all", "--figure", "9"], "give one of --list, --all"),
+        (["--table", "3", "5", "--quick"], "--quick has no effect with --table 3; leave it out"),
+        (["--table", "5", "4", "--quick"], "--quick has no effect with --table 4; leave it out"),
         (["--all", "--jobs", "0"], "--jobs 0: use 1 or more"),
         (["--table", "3", "--jobs", "2"], "--jobs has no effect with --table 3; leave it out"),
         (["--all", "--steps", "9"], "--steps has no effect with --all; leave it out"),
@@ -220,15 +225,16 @@ def test_all_makes_each_page_once_and_the_list(
 
     monkeypatch.setattr(paper, "_seconds", seconds)
     assert paper.main(["--all", "--jobs", "2", "--out", str(tmp_path)]) == 0
-    assert len(made) == len(set(made)) == 15
+    assert len(made) == len(set(made)) == 13 and {out for _, out in made} == {tmp_path}
+    asked = [paper._names(paper._parser().parse_args(shlex.split(words))) for words, _ in made]
+    every = [pages.PAGES[name].name for names in asked for name in names]
+    assert sorted(every) == sorted({page.name for page in pages.PAGES.values()})
     words = [words for words, _ in made]
-    names = {next(name for name in pages.PAGES if each.startswith(name)) for each in words}
-    assert "--weak-scaling --compile" in words and "--weak-scaling --fresh" in words
-    assert words[0] in paper.LONGEST and {out for _, out in made} == {tmp_path}
+    assert words[:3] == ["--table 4", "--table 2 --figure 7 11", "--figure 10 --steps 80"]
+    assert {"--weak-scaling --compile", "--weak-scaling --fresh", "--table 5 --quick"} < {*words}
     listed = (tmp_path / paper.LIST).read_text()
-    assert "| `--table 5` |" in listed and "2 pages at a time" in listed
+    assert "| `--table 5` |" in listed and "2 processes at a time" in listed
     assert all(line.endswith("| 61 |") for line in listed.splitlines() if line.startswith("| `"))
-    assert len(names) == 14  # --weak-scaling is asked for twice
 
 
 def test_a_page_that_fails_does_not_stop_the_others(
@@ -237,7 +243,7 @@ def test_a_page_that_fails_does_not_stop_the_others(
     made = []
 
     def seconds(words: str, out: Path) -> float:
-        if words == "--table 2":
+        if words.startswith("--table 2"):
             raise UserError("no plugin")
         made.append(words)
         return 1.0
@@ -245,7 +251,25 @@ def test_a_page_that_fails_does_not_stop_the_others(
     monkeypatch.setattr(paper, "_seconds", seconds)
     with pytest.raises(UserError, match="--table 2: no plugin"):
         paper.main(["--all", "--jobs", "1", "--out", str(tmp_path)])
-    assert len(made) == 14 and not list(tmp_path.iterdir())
+    assert len(made) == 12 and not list(tmp_path.iterdir())
+
+
+def test_several_pages_are_made_together_each_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Curves("GPT", "float32", np.linspace(5, 3, 12), np.linspace(5, 3, 12) + 1e-6)
+    trained = []
+    monkeypatch.setattr(figure9, "curves", lambda steps: trained.append(steps) or found)
+    argv = ["--figure", "8", "9", "--steps", "12", "--out", str(tmp_path)]
+    assert paper.main(argv) == 0
+    assert trained == [12] and (tmp_path / "paper_figure9.md").exists()
+
+
+def test_pages_that_simulate_devices_are_made_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr(paper, "_make", lambda page, options, words: made.append(page.name))
+    assert paper.main(["--table", "2", "1", "--figure", "7", "10"]) == 0
+    assert made == [f"paper_{each}.md" for each in ("table1", "figure10", "table2", "figure7")]
 
 
 def test_pages_of_all_name_their_folder_as_seen_from_here(monkeypatch: pytest.MonkeyPatch) -> None:

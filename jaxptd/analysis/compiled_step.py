@@ -6,8 +6,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxptd.analysis.jaxprs import traced
 from jaxptd.config import Config
+from jaxptd.mesh import on_gpus
 from jaxptd.models.families import family_of
+from jaxptd.step import Program
 
 # XLA on CPU drops the barriers that keep the recomputation of `jax.checkpoint` apart from the first
 # computation, and so would undo it in an unrolled program. Without the pass that drops them,
@@ -16,6 +19,23 @@ from jaxptd.models.families import family_of
 CPU_OPTIONS: dict[str, Any] = (
     {} if jax.__version_info__ >= (0, 12) else {"xla_disable_hlo_passes": "cse_barrier_expander"}
 )
+# Code that LLVM does not optimise, in half the time: the program, its collectives and its memory
+# are the same, because XLA settles them before.
+UNOPTIMISED: dict[str, Any] = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+}
+
+
+def compile_to_read(program: Program, options: Mapping[str, Any] | None = None) -> Any:
+    """The compiled training step of a program, on CPUs too slow to run.
+
+    Args:
+        program: with the step.
+        options: of the compiler.
+    """
+    quick = {} if on_gpus(program.mesh) else UNOPTIMISED
+    return traced(program).lower().compile(compiler_options={**quick, **(options or {})} or None)
 
 
 def compile_step(program: Any, gpu_options: Mapping[str, Any] | None = None) -> Any:

@@ -24,6 +24,7 @@ from jaxptd.analysis.collective import (
     add_up,
     subtract,
 )
+from jaxptd.analysis.compiled_step import compile_to_read
 from jaxptd.analysis.hlo import collectives_from_hlo
 from jaxptd.analysis.jaxprs import branches, traced
 from jaxptd.analysis.traffic import expected
@@ -121,7 +122,7 @@ def count_compiled(program: Program, options: Mapping[str, Any] | None = None) -
         program: with the training step.
         options: for the compiler.
     """
-    text = traced(program).lower().compile(compiler_options=options).as_text()
+    text = compile_to_read(program, options).as_text()
     return add_up(collectives_from_hlo(text, dict(program.mesh.shape), program.resolved.trips))
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxptd.analysis import memory_model
+from jaxptd.analysis.compiled_step import compile_to_read
 from jaxptd.analysis.jaxprs import scans, traced
 from jaxptd.analysis.memory_needs import out_of_memory_explained
 from jaxptd.analysis.peak import Peak, outside, peak
@@ -79,7 +80,7 @@ def report(config: Config) -> list[Row]:
     """The rows of the table."""
     program = Program(config, make_mesh(config.layout))
     with out_of_memory_explained(program):
-        memory = traced(program).lower().compile().memory_analysis()
+        memory = compile_to_read(program).memory_analysis()
     arguments = memory.argument_size_in_bytes + memory.host_argument_size_in_bytes
     plan = program.resolved.plan
     on_gpu = _on_gpu(program)

@@ -103,13 +103,15 @@ class Ring:
         chunks = self._chunks(length, 0, lax.axis_size(self.axis))
         return chunks[0][1] if lax.axis_size(self.axis) > 1 else length
 
-    def at_once(self, length: int) -> int:
-        """Tokens in one product of scores, at most, of the `length` of a device: half of a block.
+    def at_once(self, length: int, scores: Scores) -> int:
+        """Tokens in one product of scores, at most, of the `length` of a device.
 
-        Scores of a whole block would be most of a ring's memory, and in causal attention to the
-        local block half of them are masked.
+        In causal attention half of a block: half of the local block's scores are masked, and those
+        of a whole block would be most of a ring's memory. Where every query sees every key, halves
+        would only be added up twice.
         """
-        return -(-length // 2) if lax.axis_size(self.axis) > 1 else length
+        halves = scores.causal and lax.axis_size(self.axis) > 1
+        return -(-length // 2) if halves else length
 
     def positions_along(self, axis: str, length: int) -> Array:
         """Positions of the `length` tokens of this device's block along `axis` only.

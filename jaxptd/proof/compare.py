@@ -1,23 +1,17 @@
 """Compares a case with one device, and says how that ended."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 
 from jaxptd.analysis import verification
+from jaxptd.analysis.compiled_step import UNOPTIMISED
 from jaxptd.analysis.verification import Reference
 from jaxptd.config import Config
 from jaxptd.errors import UserError
 from jaxptd.layout import Layout
 from jaxptd.proof.values import FIXED, HOW, plain
-
-# Machine code without optimisations of its own: the program is the same, compiled in less time.
-OPTIONS: Mapping[str, Any] = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +55,9 @@ class Comparer:
         key = on_one_device(config)
         if key != self._key or self._reference is None:
             jax.clear_caches()
-            self._reference = verification.one_device(key, dtype=key.model.dtype, options=OPTIONS)
+            self._reference = verification.one_device(
+                key, dtype=key.model.dtype, options=UNOPTIMISED
+            )
             self._key = key
         return self._reference
 

@@ -124,6 +124,16 @@ def test_zigzag_computes_half_of_each_other_part() -> None:
     assert products(trace(full, only_forward(full))) == forward * (other + others * other)
 
 
+@pytest.mark.parametrize("ring", ["zigzag", "blockwise"])
+def test_scores_are_of_half_a_block_at_most_where_half_may_be_masked(ring: Any) -> None:
+    """And of a whole one where every query sees every key."""
+    for causal in (True, False):
+        each = case(ring, 4, causal=causal, chunk=512)
+        made = shapes(trace(each, both_ways(each)))
+        assert any(shape[-2:] == (each.block // 2,) * 2 for shape in made) == causal
+        assert any(shape[-2:] == (each.block,) * 2 for shape in made) != causal
+
+
 def tiles_in_sight(each: Case, side: int) -> np.ndarray:
     """Tiles of scores, of so many tokens a side, of which a query of a device sees a key: `[C]`."""
     query_CTI = each.order.reshape(each.layout.cp, -1, side)

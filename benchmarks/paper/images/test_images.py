@@ -54,7 +54,7 @@ def test_the_network_is_swin_unets_at_its_published_size() -> None:
 
 
 def test_the_page_of_table_5(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table5, "compiled", lambda: rows(4, 3, 2, 1))
+    monkeypatch.setattr(table5, "compiled", lambda quick: rows(4, 3, 2, 1))
     for number in (["--table", "5"], ["--figure", "14"], ["--figure", "15"]):
         assert paper.main([*number, "--out", str(tmp_path)]) == 0
     text = (tmp_path / "paper_table5.md").read_text(encoding="utf-8")
@@ -66,10 +66,26 @@ def test_the_page_of_table_5(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "Published are 0.5 GB less on a GPU and 1.2 % more of the host's memory" in words
     assert "the host has 167 GB" in words
     assert "all rows have room on RTX 4090 and V100" in words
+    assert "--quick" not in words
+    assert paper.main(["--table", "5", "--quick", "--out", str(tmp_path)]) == 0
+    text = (tmp_path / "paper_table5.md").read_text(encoding="utf-8")
+    assert "`--quick`: XLA writes no softmax, norm or product in Triton" in " ".join(text.split())
+
+
+def test_a_row_is_compiled_with_the_options_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(
+        table5, "compiled_memory", lambda _, options: asked.append(options) or Memory(0, 0, 1.0)
+    )
+    for quick in (False, True):
+        table5.compiled(quick=quick)
+    assert len(asked) == 8
+    assert all("xla_disable_hlo_passes" not in each for each in asked[:4])
+    assert all("softmax" in each["xla_disable_hlo_passes"] for each in asked[4:])
 
 
 def test_another_order_and_too_little_room_are_said() -> None:
-    words = " ".join(table5.page(rows(40, 2, 3, 1)).split())
+    words = " ".join(table5.page(rows(40, 2, 3, 1), quick=False).split())
     assert "Not in the published order: TP=4 and TP2D=4." in words
     assert "all rows have room on none of them" in words
 

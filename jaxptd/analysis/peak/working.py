@@ -164,7 +164,7 @@ def _core(each: AttentionSizes, queries: int, kv: int) -> int:
         if layout.ring == "rsa":
             return found + rows * part.key_tokens * both
     if not is_fused(sizes.config):
-        halves = 2 if ring > 1 else 1  # of a device's block, see `attention.ring.Ring.at_once`
+        halves = 1 + (ring > 1 and part.causal)  # of a block, see `attention.ring.Ring.at_once`
         queries_at_once = min(CHUNK, -(-part.tokens // ring // halves))
         keys_at_once = min(CHUNK, -(-part.key_tokens // ring // halves))
         found += sizes.sequences * each.heads * queries_at_once * keys_at_once * SCORES * both

@@ -1,0 +1,41 @@
+"""What is compiled to be read is the program that would run."""
+
+from typing import Any
+
+import tiny
+
+from jaxptd.analysis.compiled_step import UNOPTIMISED, compile_to_read
+from jaxptd.analysis.jaxprs import traced
+from jaxptd.mesh import Layout
+
+OPTIMISED = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
+
+
+def sizes(compiled: Any) -> tuple[int, int]:
+    memory = compiled.memory_analysis()
+    return memory.temp_size_in_bytes, memory.argument_size_in_bytes
+
+
+def serialised(compiled: Any) -> bytes:
+    """The executable, with its options."""
+    executable = compiled.runtime_executable()
+    return executable.client.serialize_executable(executable)
+
+
+def test_code_that_is_not_optimised_needs_the_same_memory_and_sends_the_same() -> None:
+    program = tiny.program(Layout(dp=2, tp=2))
+    optimised, not_optimised = (
+        traced(program).lower().compile(compiler_options=options)
+        for options in (OPTIMISED, UNOPTIMISED)
+    )
+    read = compile_to_read(program)
+    assert sizes(read) == sizes(optimised)
+    assert read.as_text() == optimised.as_text()
+    assert serialised(read) == serialised(not_optimised) != serialised(optimised)
+
+
+def test_options_of_the_caller_are_added() -> None:
+    program = tiny.program(Layout(dp=2, tp=2))
+    passes = {"xla_disable_hlo_passes": "fusion"}
+    apart, fused = (compile_to_read(program, each).as_text() for each in (passes, None))
+    assert apart.count(" fusion(") > fused.count(" fusion(")
