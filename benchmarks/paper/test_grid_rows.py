@@ -2,10 +2,12 @@
 
 import dataclasses
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from benchmarks.lib.compiler import UNTRIED
 from benchmarks.paper import __main__ as paper
@@ -143,10 +145,15 @@ def test_the_gpu_is_the_papers() -> None:
 
 
 @pytest.fixture
-def compiler() -> None:
-    """Skips a test where steps cannot be compiled for GPUs."""
+def compiler() -> Iterator[None]:
+    """Skips a test where steps cannot be compiled for GPUs, and keeps none: JAX reads none back."""
     if importlib.util.find_spec("jax_cuda13_plugin") is None:
         pytest.skip("no CUDA compiler here: pip install -e '.[h200]'")
+    for keeps in (False, True):
+        jax.config.update("jax_enable_compilation_cache", keeps)
+        compilation_cache.reset_cache()
+        if not keeps:
+            yield
 
 
 @pytest.mark.slow
