@@ -124,7 +124,8 @@ def form(name: str, layout: Layout, *, ours: bool, again: bool = False) -> Progr
     column = jax.checkpoint(held.column_parallel) if again else held.column_parallel
 
     def products(x: Array, w1: Array, w2: Array) -> Array:
-        return held.row_parallel(column(x, w1), w2, 0)
+        (h,) = column(x, [w1])
+        return held.row_parallel(h, w2, 0)
 
     x = P(None, held.axes.tokens, *held.axes.hidden_spec())
     return Program(

@@ -8,7 +8,7 @@ from jaxptd.analysis.compiled_step import CPU_OPTIONS, UNOPTIMISED
 from jaxptd.errors import UserError
 
 QUICK: dict[str, Any] = CPU_OPTIONS | UNOPTIMISED
-# For GPUs that are absent: memory, bytes and FLOPs are read of a program, which is not run. They are
+# For GPUs that are absent: memory, bytes and FLOPs are read of a program that is not run. They are
 # settled before its code, so that LLVM need not optimise any, and a `ptxas` of ours makes none.
 QUICK_ON_GPUS: dict[str, Any] = UNOPTIMISED | {
     "xla_gpu_cuda_data_dir": str(Path(__file__).with_name("cuda"))

@@ -57,6 +57,10 @@ def compiler_options(config: Config, *, on_gpus: bool) -> dict[str, Any] | None:
     layers gathers a layer and reduce-scatters the gradients of another. For fp8, cuBLASLt's 8-bit
     products: XLA would prefer its Triton kernels.
 
+    XLA joins products of one operand, and splits the result by copies; those of queries, keys and
+    values, whose biases they can add as they write, stay apart. So do the steps of a product whose
+    blocks arrive one after another.
+
     XLA copies slices into and out of a loop's stacks beside other kernels, unless its pass for that
     is off; where a loop holds its blocks it then starts a trip's gather too late to be hidden.
 
@@ -69,7 +73,8 @@ def compiler_options(config: Config, *, on_gpus: bool) -> dict[str, Any] | None:
         return None
     layout = config.layout
     options: dict[str, Any] = {
-        "xla_gpu_memory_limit_slop_factor": round(100 * GPU_MEMORY / _SCHEDULED)
+        "xla_gpu_memory_limit_slop_factor": round(100 * GPU_MEMORY / _SCHEDULED),
+        "xla_gpu_dot_merger_threshold_mb": 0,
     }
     if layout.ring_size > 2 or layout.has_grid or config.prefetches:
         options["xla_gpu_experimental_parallel_collective_overlap_limit"] = 2

@@ -11,7 +11,8 @@ Letters: B batch, T query position, D model, F hidden, N heads, H head size, V v
 
 import abc
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from jaxptd.attention.kernel import Kernel, Scores
+from jaxptd.attention.kernel import TAKEN, Kernel, Scores
 from jaxptd.attention.ring import Ring, Tokens
 from jaxptd.collectives import alike
 from jaxptd.layers.axes import ShardingAxes
@@ -81,8 +82,11 @@ class TensorParallel(abc.ABC):
     # ---- products ----
 
     @abc.abstractmethod
-    def column_parallel(self, x: Array, w: Array) -> Array:
-        """First product of a pair, `w[D, *out]`: x -> h, with the tokens of the logits."""
+    def column_parallel(self, x: Array, weights: Sequence[Array]) -> list[Array]:
+        """First products of a pair, with each `w[D, *out]`: x -> h, with the tokens of the logits.
+
+        x is gathered once for all of them.
+        """
 
     @abc.abstractmethod
     def row_parallel(self, h: Array, w: Array, shard_dim: int) -> Array:
@@ -94,7 +98,7 @@ class TensorParallel(abc.ABC):
 
     @abc.abstractmethod
     def logits(self, x: Array, w: Array) -> Array:
-        """The output layer: as `column_parallel`, but never in less than the precision of `x`."""
+        """The output layer: a first product, but never in less than the precision of `x`."""
 
     # ---- tables ----
 
@@ -127,6 +131,26 @@ class TensorParallel(abc.ABC):
             return h
         padding = self.padded_head(h.shape[-1], unit) - h.shape[-1]
         return self.axes.scatter(jnp.pad(h, [(0, 0)] * (h.ndim - 1) + [(0, padding)]), -1)
+
+
+def in_one_product(
+    multiply: Callable[[Array, Array], Array], x: Array, weights: Sequence[Array]
+) -> list[Array]:
+    """`multiply(x, w)` for every `w[D, *out]`, in one product, for which x moves once."""
+    if len(weights) == 1:
+        return [multiply(x, weights[0])]
+
+    # Joins weights again in backward: a scan would keep second copies of them.
+    policy = jax.checkpoint_policies.save_only_these_names(TAKEN)
+
+    @partial(jax.checkpoint, policy=policy, prevent_cse=False)
+    def joined(x: Array, weights: Sequence[Array]) -> Array:
+        return multiply(x, jnp.concatenate([w.reshape(w.shape[0], -1) for w in weights], 1))
+
+    h = joined(x, weights)
+    sizes = [math.prod(w.shape[1:]) for w in weights]
+    pieces = zip(lax.split(h, sizes, h.ndim - 1), weights, strict=True)
+    return [piece.reshape(*h.shape[:-1], *w.shape[1:]) for piece, w in pieces]
 
 
 def product(x: Array, w: Array, contract: int) -> Array:

@@ -7,6 +7,7 @@ Source: Zhu and Dong, CAAI Trans. Intelligent Systems 20(5), 2025.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from functools import partial
 from typing import final
 
@@ -20,7 +21,7 @@ from jaxptd.attention.kernel import Kernel, Scores
 from jaxptd.attention.ring import Tokens
 from jaxptd.layers import grid_attention
 from jaxptd.layers.axes import local_rows
-from jaxptd.layers.form import TensorParallel, product
+from jaxptd.layers.form import TensorParallel, in_one_product, product
 from jaxptd.matmul.dot import Dot, dot
 from jaxptd.matmul.grid import Grid
 from jaxptd.matmul.padding import padded
@@ -76,9 +77,9 @@ class Grid2D(TensorParallel2D):
 
     dot: Dot = dot
 
-    def column_parallel(self, x: Array, w: Array) -> Array:
+    def column_parallel(self, x: Array, weights: Sequence[Array]) -> list[Array]:
         """x[B, T/row, D/col], w[D/row, *out] -> h[B, T/row, *out], both `out` sharded over col."""
-        return _column(x, w, self.grid, self.dot)
+        return in_one_product(lambda x, w: _column(x, w, self.grid, self.dot), x, weights)
 
     def square(self, x: Array, w: Array) -> Array:
         return _column(x, w, self.grid, dot)
@@ -126,7 +127,10 @@ class DecodeGrid2D(TensorParallel2D):
     training run are used in place; the activations of a few tokens are small, and gathered.
     """
 
-    def column_parallel(self, x: Array, w: Array) -> Array:
+    def column_parallel(self, x: Array, weights: Sequence[Array]) -> list[Array]:
+        return in_one_product(self._product, x, weights)
+
+    def _product(self, x: Array, w: Array) -> Array:
         return lax.psum(product(self._col_to_row(x, -1), w, 1), Axis.ROW)
 
     def row_parallel(self, h: Array, w: Array, shard_dim: int) -> Array:
@@ -135,10 +139,10 @@ class DecodeGrid2D(TensorParallel2D):
         return lax.psum(product(h, w, dims), Axis.ROW)
 
     def square(self, x: Array, w: Array) -> Array:
-        return self.column_parallel(x, w)
+        return self._product(x, w)
 
     def logits(self, x: Array, w: Array) -> Array:
-        return self.column_parallel(x, w)
+        return self._product(x, w)
 
     def _col_to_row(self, x: Array, dim: int) -> Array:
         """x with `dim` sharded over col -> over row."""

@@ -1,7 +1,7 @@
 """The linear layers of tensor parallelism. Letters: B batch, T position, D model, F hidden."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import jax
@@ -67,26 +67,35 @@ class ColumnParallelLinear(nnx.Module):
         )
         self.b = bias_of(rngs(), out, zeros) if bias else None
         self.form, self.shard_dim, self.gather_output = form, shard_dim, gather_output
+        self.parts = parts
 
     @property
     def bias(self) -> Array | None:
         return None if self.b is None else self.b[...]
 
+    @property
+    def matrices(self) -> Iterator[tuple[Array, Array | None]]:
+        """The weight and the bias of each of its matrices, of which a leading dim numbers some."""
+        if not self.parts:
+            return iter([(self.w[...], self.bias)])
+        weights = separated(self.w[...], 1)
+        biases = [None] * len(weights) if self.bias is None else separated(self.bias, 0)
+        return zip(weights, biases, strict=True)
+
     def kept(self, x_BTD: Array) -> Array:
         """x -> h, not gathered; backward keeps it, and not the product without the bias."""
-        h = self.form.column_parallel(x_BTD, self.w[...])
-        return checkpoint_name(h if self.bias is None else add_bias(h, self.bias), KEPT)
+        return _kept(self._product(x_BTD), self.bias)
 
     def __call__(self, x_BTD: Array) -> Array:
-        h = checkpoint_name(self.form.column_parallel(x_BTD, self.w[...]), KEPT)
-        h = self.add_bias(h)
+        h = checkpoint_name(self._product(x_BTD), KEPT)
+        h = h if self.bias is None else checkpoint_name(add_bias(h, self.bias), TAKEN)
         return (
             self.form.axes.gather(h, x_BTD.ndim - 1 + self.shard_dim) if self.gather_output else h
         )
 
-    def add_bias(self, h: Array) -> Array:
-        """h with the bias, if there is one."""
-        return h if self.bias is None else checkpoint_name(add_bias(h, self.bias), TAKEN)
+    def _product(self, x_BTD: Array) -> Array:
+        (h,) = self.form.column_parallel(x_BTD, [self.w[...]])
+        return h
 
 
 class RowParallelLinear(nnx.Module):
@@ -193,8 +202,10 @@ def add_bias(x: Array, b: Array) -> Array:
 
 @jax.custom_vjp
 def _add_bias(x: Array, b: Array) -> Array:
-    # Another kernel casts b: XLA's products add a bias as they write, but do not cast it.
-    return x + lax.optimization_barrier(b.astype(x.dtype))
+    # Another kernel casts b: XLA's products add a bias as they write, but do not cast it, and only
+    # one of one dim.
+    flat = lax.optimization_barrier(b.astype(x.dtype).reshape(-1))
+    return (x.reshape(*x.shape[: x.ndim - b.ndim], -1) + flat).reshape(x.shape)
 
 
 def _add_bias_fwd(x: Array, b: Array) -> tuple[Array, Array]:
@@ -209,24 +220,27 @@ _add_bias.defvjp(_add_bias_fwd, _add_bias_bwd)
 
 
 def multiply(x_BTD: Array, *linears: ColumnParallelLinear) -> list[Array]:
-    """The h of several layers that read the same x, in one product, so that x is gathered once."""
-    weights = [each.w[...] for each in linears]
-    h = checkpoint_name(_product(x_BTD, weights, linears[0].form), KEPT)
-    sizes = [math.prod(w.shape[1:]) for w in weights]
-    pieces = zip(linears, weights, lax.split(h, sizes, h.ndim - 1), strict=True)
-    return [each.add_bias(h.reshape(*h.shape[:-1], *w.shape[1:])) for each, w, h in pieces]
+    """The h of each matrix of several layers that read the same x, which is gathered once.
+
+    Backward keeps each, and not the product without the bias.
+    """
+    weights, biases = zip(*(matrix for each in linears for matrix in each.matrices), strict=True)
+    products = linears[0].form.column_parallel(x_BTD, weights)
+    return [_kept(h, b) for h, b in zip(products, biases, strict=True)]
 
 
-@partial(
-    jax.checkpoint,
-    policy=jax.checkpoint_policies.save_only_these_names(TAKEN),
-    static_argnums=2,
-    prevent_cse=False,
-)
-def _product(x_BTD: Array, weights: Sequence[Array], form: TensorParallel) -> Array:
-    """Joins weights again in backward: a scan would keep second copies of them."""
-    w = jnp.concatenate([w.reshape(w.shape[0], -1) for w in weights], 1)
-    return form.column_parallel(x_BTD, w)
+def _kept(h: Array, b: Array | None) -> Array:
+    """h with its bias, if there is one."""
+    return checkpoint_name(h if b is None else add_bias(h, b), KEPT)
+
+
+def separated(x: Array, dim: int) -> list[Array]:
+    """The n arrays that x has along a dim of size n.
+
+    By a split, whose transpose is one concatenation. If that dim were moved in front, XLA would
+    stack the gradients in a loop, and then transpose them.
+    """
+    return [jnp.squeeze(each, dim) for each in lax.split(x, [1] * x.shape[dim], dim)]
 
 
 def _padded(

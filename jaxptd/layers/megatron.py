@@ -9,7 +9,7 @@ Source: Shoeybi et al., arXiv 1909.08053; Korthikanti et al., arXiv 2205.05198.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import final
 
 import jax
@@ -21,7 +21,7 @@ from jaxptd import ring_attention
 from jaxptd.attention.kernel import TAKEN, Kernel, Scores
 from jaxptd.attention.ring import Tokens
 from jaxptd.layers.axes import local_rows
-from jaxptd.layers.form import Product, TensorParallel, product
+from jaxptd.layers.form import Product, TensorParallel, in_one_product, product
 from jaxptd.matmul.dot import Dot, dot
 from jaxptd.matmul.padding import rounded_up
 from jaxptd.matmul.ring import gather_product, product_scatter
@@ -81,9 +81,14 @@ class Megatron1D(TensorParallel1D):
 
     dot: Product = product
 
-    def column_parallel(self, x: Array, w: Array) -> Array:
-        """x[B, T, D], w[D, F/tp] -> h[B, T, F/tp]."""
-        return self.dot(checkpoint_name(self.enter(x, Axis.TP), TAKEN), w, 1)
+    def column_parallel(self, x: Array, weights: Sequence[Array]) -> list[Array]:
+        """x[B, T, D], each w[D, F/tp] -> h[B, T, F/tp].
+
+        A product each, because the results of one would be split, and their gradients joined, by
+        copies.
+        """
+        x = checkpoint_name(self.enter(x, Axis.TP), TAKEN)
+        return [self.dot(x, w, 1) for w in weights]
 
     def row_parallel(self, h: Array, w: Array, shard_dim: int) -> Array:
         """h[B, T, F/tp], w[F/tp, D] -> x[B, T, D]: partial sums of D, added over tp."""
@@ -103,11 +108,12 @@ class GatheringAgain1D(Megatron1D):
 
     scanned: bool = False
 
-    def column_parallel(self, x: Array, w: Array) -> Array:
-        def gathered(x: Array, w: Array) -> Array:
-            return self.dot(self.enter(x, Axis.TP), w, 1)
+    def column_parallel(self, x: Array, weights: Sequence[Array]) -> list[Array]:
+        def gathered(x: Array, weights: Sequence[Array]) -> list[Array]:
+            x = self.enter(x, Axis.TP)
+            return [self.dot(x, w, 1) for w in weights]
 
-        return jax.checkpoint(gathered, prevent_cse=not self.scanned)(x, w)
+        return jax.checkpoint(gathered, prevent_cse=not self.scanned)(x, weights)
 
 
 @final
@@ -121,9 +127,9 @@ class RingSteps1D(TensorParallel1D):
 
     dot: Dot = dot
 
-    def column_parallel(self, x: Array, w: Array) -> Array:
-        """x[B, T/tp, D], w[D, F/tp] -> h[B, T, F/tp]."""
-        return gather_product(x, w, Axis.TP, self.dot)
+    def column_parallel(self, x: Array, weights: Sequence[Array]) -> list[Array]:
+        """x[B, T/tp, D], each w[D, F/tp] -> h[B, T, F/tp]."""
+        return in_one_product(lambda x, w: gather_product(x, w, Axis.TP, self.dot), x, weights)
 
     def row_parallel(self, h: Array, w: Array, shard_dim: int) -> Array:
         """h[B, T, F/tp], w[F/tp, D] -> x[B, T/tp, D]."""

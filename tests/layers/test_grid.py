@@ -48,7 +48,7 @@ def test_products_are_the_dense_ones_and_results_lie_as_operands_do(layout: Layo
     shard_dims = [0, 1]  # dim of `in` that is sharded
 
     def body(x, w, *hw):
-        return form.column_parallel(x, w), *(
+        return *form.column_parallel(x, [w]), *(
             form.row_parallel(h, w, dim)
             for dim, h, w in zip(shard_dims, hw[::2], hw[1::2], strict=True)
         )

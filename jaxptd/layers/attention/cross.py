@@ -18,6 +18,7 @@ from jaxptd.layers.attention.heads import Heads
 from jaxptd.layers.attention.kernels import make_kernel, make_scores
 from jaxptd.layers.dropout import Places
 from jaxptd.layers.form import TensorParallel
+from jaxptd.layers.linear import multiply
 from jaxptd.params import Initialiser
 
 
@@ -90,7 +91,7 @@ class CrossAttention(Heads):
     def _keys(self, x_BSD: Array) -> tuple[Array, Array]:
         """Keys and values of a source."""
         assert self.kv is not None
-        k_BSKH, v_BSKH = self.local_keys_values(self.kv(x_BSD))
+        k_BSKH, v_BSKH = self.local_keys_values(*multiply(x_BSD, self.kv))
         return k_BSKH if self.k_norm is None else self.k_norm(k_BSKH), v_BSKH
 
     def _attend_encoded(

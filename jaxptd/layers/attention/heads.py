@@ -8,7 +8,7 @@ from functools import partial
 
 import jax.numpy as jnp
 from flax import nnx
-from jax import Array, lax
+from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.attention.kernel import TAKEN, Dropout, Scores, Sites
@@ -16,7 +16,7 @@ from jaxptd.attention.xla import Xla
 from jaxptd.config import ModelConfig
 from jaxptd.layers.dropout import Places, fold, keep_mask
 from jaxptd.layers.form import TensorParallel
-from jaxptd.layers.linear import ColumnParallelLinear, RowParallelLinear
+from jaxptd.layers.linear import ColumnParallelLinear, RowParallelLinear, separated
 from jaxptd.layers.norm import HeadNorm
 from jaxptd.matmul.padding import HeadCounts, padded_heads
 from jaxptd.params import Initialiser
@@ -31,19 +31,10 @@ def counts_of(config: ModelConfig, form: TensorParallel) -> HeadCounts:
     return padded_heads(heads, options.num_kv_heads, devices=form.inner_devices, padded=padded)
 
 
-def separated(h: Array) -> list[Array]:
-    """h[B, T, n, N, H], what a joined product makes -> its n arrays [B, T, N, H].
-
-    A split along n, whose transpose is one concatenation. Of n moved in front XLA would stack the
-    gradients in a loop, and then transpose them.
-    """
-    return [jnp.squeeze(each, 2) for each in lax.split(h, [1] * h.shape[2], 2)]
-
-
 class Heads(nnx.Module):
     """The parameters of multi-head attention, and what follows on queries, keys and values.
 
-    joined: whether one product makes all three of them.
+    joined: whether one parameter has the matrices of all three.
     """
 
     def __init__(
@@ -99,13 +90,12 @@ class Heads(nnx.Module):
         assert linear is not None
         return linear.w.shape[-2]
 
-    def local_keys_values(self, kv: Array) -> tuple[Array, Array]:
+    def local_keys_values(self, k: Array, v: Array) -> tuple[Array, Array]:
         """Keys and values of this device's heads, from those that it makes."""
         if self.gathers_kv:
-            kv = self.form.axes.own_kv_heads(kv, self.config.block.head_size)
-            kv = checkpoint_name(kv, TAKEN)
-        k_BTKH, v_BTKH = separated(kv)
-        return k_BTKH, v_BTKH
+            kv = self.form.axes.own_kv_heads(jnp.stack([k, v], 2), self.config.block.head_size)
+            k, v = separated(checkpoint_name(kv, TAKEN), 2)
+        return k, v
 
     def whole(self, x_BTNH: Array) -> Array:
         """Whole heads, for attention with a cache."""

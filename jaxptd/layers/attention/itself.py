@@ -17,7 +17,7 @@ from jaxptd.attention.ring import Tokens
 from jaxptd.attention.rope import rotate
 from jaxptd.config import ModelConfig
 from jaxptd.config.rope import frequencies
-from jaxptd.layers.attention.heads import Heads, separated
+from jaxptd.layers.attention.heads import Heads
 from jaxptd.layers.attention.kernels import make_kernel, make_scores
 from jaxptd.layers.dropout import Places
 from jaxptd.layers.form import TensorParallel
@@ -42,11 +42,11 @@ class Cache(NamedTuple):
 
 
 class SelfAttention(Heads):
-    """Multi-head attention, causal or not; Q, K and V come from one product.
+    """Multi-head attention, causal or not; Q, K and V come from one x, gathered once.
 
-    Its weight is `[D, 3, N, H]`, or, where groups of heads share keys and values, `[D, N, H]` and
-    `[D, 2, K, H]`. The product is sharded over N and K: each device holds whole heads, so scores,
-    softmax, dropout and context need no collective over tp or col; where the sequence is sharded,
+    Their weight is `[D, 3, N, H]`, or, where groups of heads share keys and values, `[D, N, H]` and
+    `[D, 2, K, H]`. It is sharded over N and K: each device holds whole heads, so scores, softmax,
+    dropout and context need no collective over tp or col; where the sequence is sharded,
     over cp or row, keys and values travel around a ring. Or it is sharded over H
     (`form.axes.head_dim`): see `grid_attention.py`. Where K does not split, keys and values are
     sharded over H, and gathered.
@@ -78,12 +78,9 @@ class SelfAttention(Heads):
             bias_NR: of the scores of this device's heads, by distance: number R // 2 + key - query;
                 or None.
         """
-        if self.qkv is not None:
-            q_BTNH, k_BTKH, v_BTKH = separated(self.qkv(x_BTD))
-        else:
-            assert self.q is not None and self.kv is not None
-            q_BTNH, kv = multiply(x_BTD, self.q, self.kv)
-            k_BTKH, v_BTKH = self.local_keys_values(kv)
+        linears = [each for each in (self.qkv, self.q, self.kv) if each is not None]
+        q_BTNH, *made = multiply(x_BTD, *linears)
+        k_BTKH, v_BTKH = self.local_keys_values(*made)
         q_BTNH = self._placed(q_BTNH, self.q_norm, places)
         k_BTKH = self._placed(k_BTKH, self.k_norm, places)
         if cache is None:
