@@ -16,6 +16,7 @@ from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxptd.layers.form import Matrices
 from jaxptd.layers.forms import make_form
 from jaxptd.mesh import SQUARE, Layout, Matmul2D, make_mesh
 
@@ -121,11 +122,15 @@ class Program:
 def form(name: str, layout: Layout, *, ours: bool, again: bool = False) -> Program:
     """The pair by a form of jaxptd. again: backward gathers the first product's input again."""
     held = make_form(layout)
-    column = jax.checkpoint(held.column_parallel) if again else held.column_parallel
+
+    def first(x: Array, w1: Array) -> Array:
+        (h,) = held.column_parallel(x, [Matrices(w1)])
+        return h
+
+    column = jax.checkpoint(first) if again else first
 
     def products(x: Array, w1: Array, w2: Array) -> Array:
-        (h,) = column(x, [w1])
-        return held.row_parallel(h, w2, 0)
+        return held.row_parallel(column(x, w1), w2, 0)
 
     x = P(None, held.axes.tokens, *held.axes.hidden_spec())
     return Program(

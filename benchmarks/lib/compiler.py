@@ -11,9 +11,9 @@ QUICK: dict[str, Any] = CPU_OPTIONS | UNOPTIMISED
 # For GPUs that are absent: code that is not optimised, of which memory is read. Temporaries are
 # those of the same program, as buffers are assigned before.
 QUICK_ON_GPUS: dict[str, Any] = UNOPTIMISED | {"xla_gpu_disable_gpuasm_optimizations": True}
-# Nor does XLA compile a product with several configurations, to find one that works, or make machine
-# code: our `ptxas` writes none. Small products in float32 have no configuration by default, and then
-# XLA refuses.
+# Nor does XLA try configurations of a product, to find one that works, or make machine code: our
+# `ptxas` writes none. Small products in float32 have no configuration by default, and then XLA
+# refuses.
 UNTRIED = QUICK_ON_GPUS | {
     "xla_gpu_autotune_level": 0,
     "xla_gpu_cuda_data_dir": str(Path(__file__).with_name("cuda")),

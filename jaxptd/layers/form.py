@@ -43,6 +43,26 @@ class Arithmetic(NamedTuple):
     dot: Dot
 
 
+class Matrices(NamedTuple):
+    """A weight of first products: one matrix `[D, *out]`, or several.
+
+    Args:
+        w: this device's block.
+        parts: whether the first of `out` numbers matrices of their own.
+    """
+
+    w: Array
+    parts: bool = False
+
+    @property
+    def count(self) -> int:
+        return self.w.shape[1] if self.parts else 1
+
+    @property
+    def each(self) -> list[Array]:
+        return separated(self.w, 1) if self.parts else [self.w]
+
+
 @dataclasses.dataclass(frozen=True)
 class TensorParallel(abc.ABC):
     """One way to shard matrices and the activations between them.
@@ -82,8 +102,8 @@ class TensorParallel(abc.ABC):
     # ---- products ----
 
     @abc.abstractmethod
-    def column_parallel(self, x: Array, weights: Sequence[Array]) -> list[Array]:
-        """First products of a pair, with each `w[D, *out]`: x -> h, with the tokens of the logits.
+    def column_parallel(self, x: Array, weights: Sequence[Matrices]) -> list[Array]:
+        """First products of a pair: x -> the h of every matrix, with the tokens of the logits.
 
         x is gathered once for all of them.
         """
@@ -133,12 +153,23 @@ class TensorParallel(abc.ABC):
         return self.axes.scatter(jnp.pad(h, [(0, 0)] * (h.ndim - 1) + [(0, padding)]), -1)
 
 
+def separated(x: Array, dim: int) -> list[Array]:
+    """The n arrays that x has along a dim of size n.
+
+    By a split, whose transpose is one concatenation. If that dim were moved in front, XLA would
+    stack the gradients in a loop, and then transpose them.
+    """
+    return [jnp.squeeze(each, dim) for each in lax.split(x, [1] * x.shape[dim], dim)]
+
+
 def in_one_product(
-    multiply: Callable[[Array, Array], Array], x: Array, weights: Sequence[Array]
+    multiply: Callable[[Array, Array], Array], x: Array, weights: Sequence[Matrices]
 ) -> list[Array]:
-    """`multiply(x, w)` for every `w[D, *out]`, in one product, for which x moves once."""
+    """The h of every matrix from one `multiply(x, w[D, *out])`, for which x moves once."""
+    lead = x.ndim - 1
     if len(weights) == 1:
-        return [multiply(x, weights[0])]
+        h = multiply(x, weights[0].w)
+        return separated(h, lead) if weights[0].parts else [h]
 
     # Joins weights again in backward: a scan would keep second copies of them.
     policy = jax.checkpoint_policies.save_only_these_names(TAKEN)
@@ -147,10 +178,12 @@ def in_one_product(
     def joined(x: Array, weights: Sequence[Array]) -> Array:
         return multiply(x, jnp.concatenate([w.reshape(w.shape[0], -1) for w in weights], 1))
 
-    h = joined(x, weights)
-    sizes = [math.prod(w.shape[1:]) for w in weights]
-    pieces = zip(lax.split(h, sizes, h.ndim - 1), weights, strict=True)
-    return [piece.reshape(*h.shape[:-1], *w.shape[1:]) for piece, w in pieces]
+    h = joined(x, [each.w for each in weights])
+    shapes = [w.shape[1:] for each in weights for w in each.each]
+    pieces = lax.split(h, [math.prod(shape) for shape in shapes], lead)
+    return [
+        piece.reshape(*h.shape[:lead], *shape) for piece, shape in zip(pieces, shapes, strict=True)
+    ]
 
 
 def product(x: Array, w: Array, contract: int) -> Array:

@@ -20,8 +20,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
+from jaxptd.attention.kernel import ROUNDED
 from jaxptd.collectives import alike
 from jaxptd.config import Products
 from jaxptd.errors import UserError
@@ -79,6 +81,7 @@ def _product(x: Array, w: Array, contract: int) -> Array:
 
 def _forward(x: Array, w: Array, contract: int) -> tuple[Array, tuple[Scaled, Array]]:
     x8, w8 = quantised(x, FORWARD), quantised(w.astype(x.dtype), FORWARD)
+    x8 = Scaled(*(checkpoint_name(each, ROUNDED) for each in x8))
     return _dot(x8, w8, (_last(x, contract), tuple(range(contract))), x.dtype), (x8, w)
 
 

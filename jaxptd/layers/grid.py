@@ -21,7 +21,7 @@ from jaxptd.attention.kernel import Kernel, Scores
 from jaxptd.attention.ring import Tokens
 from jaxptd.layers import grid_attention
 from jaxptd.layers.axes import local_rows
-from jaxptd.layers.form import TensorParallel, in_one_product, product
+from jaxptd.layers.form import Matrices, TensorParallel, in_one_product, product
 from jaxptd.matmul.dot import Dot, dot
 from jaxptd.matmul.grid import Grid
 from jaxptd.matmul.padding import padded
@@ -77,7 +77,7 @@ class Grid2D(TensorParallel2D):
 
     dot: Dot = dot
 
-    def column_parallel(self, x: Array, weights: Sequence[Array]) -> list[Array]:
+    def column_parallel(self, x: Array, weights: Sequence[Matrices]) -> list[Array]:
         """x[B, T/row, D/col], w[D/row, *out] -> h[B, T/row, *out], both `out` sharded over col."""
         return in_one_product(lambda x, w: _column(x, w, self.grid, self.dot), x, weights)
 
@@ -127,7 +127,7 @@ class DecodeGrid2D(TensorParallel2D):
     training run are used in place; the activations of a few tokens are small, and gathered.
     """
 
-    def column_parallel(self, x: Array, weights: Sequence[Array]) -> list[Array]:
+    def column_parallel(self, x: Array, weights: Sequence[Matrices]) -> list[Array]:
         return in_one_product(self._product, x, weights)
 
     def _product(self, x: Array, w: Array) -> Array:

@@ -1,7 +1,7 @@
 """The linear layers of tensor parallelism. Letters: B batch, T position, D model, F hidden."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import jax
@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.attention.kernel import KEPT, TAKEN
 from jaxptd.collectives import alike
-from jaxptd.layers.form import TensorParallel
+from jaxptd.layers.form import Matrices, TensorParallel, separated
 from jaxptd.params import Initialiser, normal, param, zeros
 
 INIT = normal(0.02)  # GPT-2's
@@ -74,13 +74,15 @@ class ColumnParallelLinear(nnx.Module):
         return None if self.b is None else self.b[...]
 
     @property
-    def matrices(self) -> Iterator[tuple[Array, Array | None]]:
-        """The weight and the bias of each of its matrices, of which a leading dim numbers some."""
-        if not self.parts:
-            return iter([(self.w[...], self.bias)])
-        weights = separated(self.w[...], 1)
-        biases = [None] * len(weights) if self.bias is None else separated(self.bias, 0)
-        return zip(weights, biases, strict=True)
+    def matrices(self) -> Matrices:
+        return Matrices(self.w[...], bool(self.parts))
+
+    def biases(self, h: Array) -> Sequence[Array | None]:
+        """The bias of each of its matrices, typed as h: its gradient is one sum over devices."""
+        if self.bias is None:
+            return [None] * self.matrices.count
+        _, b = alike(h, self.bias)
+        return separated(b, 0) if self.parts else [b]
 
     def kept(self, x_BTD: Array) -> Array:
         """x -> h, not gathered; backward keeps it, and not the product without the bias."""
@@ -94,7 +96,7 @@ class ColumnParallelLinear(nnx.Module):
         )
 
     def _product(self, x_BTD: Array) -> Array:
-        (h,) = self.form.column_parallel(x_BTD, [self.w[...]])
+        (h,) = self.form.column_parallel(x_BTD, [Matrices(self.w[...])])
         return h
 
 
@@ -209,11 +211,11 @@ def _add_bias(x: Array, b: Array) -> Array:
 
 
 def _add_bias_fwd(x: Array, b: Array) -> tuple[Array, Array]:
-    return _add_bias(x, b), b
+    return _add_bias(x, b), jnp.zeros((0,) * b.ndim, b.dtype)  # of b's kind, without its numbers
 
 
-def _add_bias_bwd(b: Array, dy: Array) -> tuple[Array, Array]:
-    return dy, dy.astype(b.dtype).sum(tuple(range(dy.ndim - b.ndim)))
+def _add_bias_bwd(kind: Array, dy: Array) -> tuple[Array, Array]:
+    return dy, dy.astype(kind.dtype).sum(tuple(range(dy.ndim - kind.ndim)))
 
 
 _add_bias.defvjp(_add_bias_fwd, _add_bias_bwd)
@@ -224,23 +226,14 @@ def multiply(x_BTD: Array, *linears: ColumnParallelLinear) -> list[Array]:
 
     Backward keeps each, and not the product without the bias.
     """
-    weights, biases = zip(*(matrix for each in linears for matrix in each.matrices), strict=True)
-    products = linears[0].form.column_parallel(x_BTD, weights)
+    products = linears[0].form.column_parallel(x_BTD, [each.matrices for each in linears])
+    biases = (bias for each in linears for bias in each.biases(products[0]))
     return [_kept(h, b) for h, b in zip(products, biases, strict=True)]
 
 
 def _kept(h: Array, b: Array | None) -> Array:
     """h with its bias, if there is one."""
     return checkpoint_name(h if b is None else add_bias(h, b), KEPT)
-
-
-def separated(x: Array, dim: int) -> list[Array]:
-    """The n arrays that x has along a dim of size n.
-
-    By a split, whose transpose is one concatenation. If that dim were moved in front, XLA would
-    stack the gradients in a loop, and then transpose them.
-    """
-    return [jnp.squeeze(each, dim) for each in lax.split(x, [1] * x.shape[dim], dim)]
 
 
 def _padded(

@@ -10,6 +10,7 @@ Source: Shoeybi et al., arXiv 1909.08053; Korthikanti et al., arXiv 2205.05198.
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import final
 
 import jax
@@ -18,10 +19,11 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
 from jaxptd import ring_attention
-from jaxptd.attention.kernel import TAKEN, Kernel, Scores
+from jaxptd.attention.kernel import ROUNDED, TAKEN, Kernel, Scores
 from jaxptd.attention.ring import Tokens
+from jaxptd.collectives import alike
 from jaxptd.layers.axes import local_rows
-from jaxptd.layers.form import Product, TensorParallel, in_one_product, product
+from jaxptd.layers.form import Matrices, Product, TensorParallel, in_one_product, product, separated
 from jaxptd.matmul.dot import Dot, dot
 from jaxptd.matmul.padding import rounded_up
 from jaxptd.matmul.ring import gather_product, product_scatter
@@ -81,14 +83,14 @@ class Megatron1D(TensorParallel1D):
 
     dot: Product = product
 
-    def column_parallel(self, x: Array, weights: Sequence[Array]) -> list[Array]:
+    def column_parallel(self, x: Array, weights: Sequence[Matrices]) -> list[Array]:
         """x[B, T, D], each w[D, F/tp] -> h[B, T, F/tp].
 
         A product each, because the results of one would be split, and their gradients joined, by
         copies.
         """
         x = checkpoint_name(self.enter(x, Axis.TP), TAKEN)
-        return [self.dot(x, w, 1) for w in weights]
+        return _products(self.dot, x, weights)
 
     def row_parallel(self, h: Array, w: Array, shard_dim: int) -> Array:
         """h[B, T, F/tp], w[F/tp, D] -> x[B, T, D]: partial sums of D, added over tp."""
@@ -108,12 +110,28 @@ class GatheringAgain1D(Megatron1D):
 
     scanned: bool = False
 
-    def column_parallel(self, x: Array, weights: Sequence[Array]) -> list[Array]:
-        def gathered(x: Array, weights: Sequence[Array]) -> list[Array]:
-            x = self.enter(x, Axis.TP)
-            return [self.dot(x, w, 1) for w in weights]
+    def column_parallel(self, x: Array, weights: Sequence[Matrices]) -> list[Array]:
+        def gathered(x: Array, arrays: Sequence[Array]) -> list[Array]:
+            whole = [each._replace(w=w) for each, w in zip(weights, arrays, strict=True)]
+            return _products(self.dot, self.enter(x, Axis.TP), whole)
 
-        return jax.checkpoint(gathered, prevent_cse=not self.scanned)(x, weights)
+        arrays = [each.w for each in weights]
+        return jax.checkpoint(gathered, prevent_cse=not self.scanned)(x, arrays)
+
+
+_SAVES = jax.checkpoint_policies.save_only_these_names(ROUNDED)
+
+
+def _products(dot: Product, x: Array, weights: Sequence[Matrices]) -> list[Array]:
+    """x with each matrix; backward takes them from a weight again, or a scan would keep copies."""
+
+    @partial(jax.checkpoint, policy=_SAVES, prevent_cse=False)
+    def apart(x: Array, w: Array) -> list[Array]:
+        x, w = alike(x, w)  # so that its gradient is one sum over devices
+        return [dot(x, part, 1) for part in separated(w, 1)]
+
+    each = (apart(x, each.w) if each.parts else [dot(x, each.w, 1)] for each in weights)
+    return [h for some in each for h in some]
 
 
 @final
@@ -127,7 +145,7 @@ class RingSteps1D(TensorParallel1D):
 
     dot: Dot = dot
 
-    def column_parallel(self, x: Array, weights: Sequence[Array]) -> list[Array]:
+    def column_parallel(self, x: Array, weights: Sequence[Matrices]) -> list[Array]:
         """x[B, T/tp, D], each w[D, F/tp] -> h[B, T, F/tp]."""
         return in_one_product(lambda x, w: gather_product(x, w, Axis.TP, self.dot), x, weights)
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from jaxptd.layers.form import Matrices
 from jaxptd.layers.forms import for_decoding
 from jaxptd.layers.grid import DecodeGrid2D
 from jaxptd.layers.megatron import Megatron1D
@@ -48,7 +49,7 @@ def test_products_are_the_dense_ones_and_results_lie_as_operands_do(layout: Layo
     shard_dims = [0, 1]  # dim of `in` that is sharded
 
     def body(x, w, *hw):
-        return *form.column_parallel(x, [w]), *(
+        return *form.column_parallel(x, [Matrices(w)]), *(
             form.row_parallel(h, w, dim)
             for dim, h, w in zip(shard_dims, hw[::2], hw[1::2], strict=True)
         )

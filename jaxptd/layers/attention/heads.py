@@ -15,8 +15,8 @@ from jaxptd.attention.kernel import TAKEN, Dropout, Scores, Sites
 from jaxptd.attention.xla import Xla
 from jaxptd.config import ModelConfig
 from jaxptd.layers.dropout import Places, fold, keep_mask
-from jaxptd.layers.form import TensorParallel
-from jaxptd.layers.linear import ColumnParallelLinear, RowParallelLinear, separated
+from jaxptd.layers.form import TensorParallel, separated
+from jaxptd.layers.linear import ColumnParallelLinear, RowParallelLinear
 from jaxptd.layers.norm import HeadNorm
 from jaxptd.matmul.padding import HeadCounts, padded_heads
 from jaxptd.params import Initialiser

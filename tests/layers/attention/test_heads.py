@@ -10,8 +10,8 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from jaxptd.analysis.jaxprs import equations
+from jaxptd.layers.form import Matrices, separated
 from jaxptd.layers.forms import make_form
-from jaxptd.layers.linear import separated
 from jaxptd.mesh import Layout, make_mesh
 
 D, N, H = 8, 4, 6
@@ -47,7 +47,7 @@ def test_products_of_one_x_are_one_where_blocks_travel(layout: Layout, separate:
     specs = [form.axes.column_spec(2, 0)] * 2
 
     def products(x: Array, weights: Sequence[Array]) -> Sequence[Array]:
-        return form.column_parallel(x, weights)
+        return form.column_parallel(x, [Matrices(w) for w in weights])
 
     x_spec = P(None, form.axes.tokens, *form.axes.hidden_spec())
     h_spec = P(None, form.axes.logit_tokens, *form.axes.inner_spec(2, 0))
