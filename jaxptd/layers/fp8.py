@@ -81,8 +81,17 @@ def _product(x: Array, w: Array, contract: int) -> Array:
 
 def _forward(x: Array, w: Array, contract: int) -> tuple[Array, tuple[Scaled, Array]]:
     x8, w8 = quantised(x, FORWARD), quantised(w.astype(x.dtype), FORWARD)
-    x8 = Scaled(*(checkpoint_name(each, ROUNDED) for each in x8))
+    x8 = _named(x8)
     return _dot(x8, w8, (_last(x, contract), tuple(range(contract))), x.dtype), (x8, w)
+
+
+def _named(x8: Scaled) -> Scaled:
+    """x8 under the name by which backward may save it."""
+    # As whole numbers: JAX reduces the precision of named floats, and takes e4m3's largest for
+    # infinite.
+    bits = checkpoint_name(lax.bitcast_convert_type(x8.bits, jnp.uint8), ROUNDED)
+    scale = checkpoint_name(x8.scale, ROUNDED)
+    return Scaled(lax.bitcast_convert_type(bits, x8.bits.dtype), scale)
 
 
 def _backward(contract: int, residuals: tuple[Scaled, Array], dy: Array) -> tuple[Array, Array]:
