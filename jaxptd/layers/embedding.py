@@ -7,8 +7,8 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from jaxptd.collectives import alike
-from jaxptd.layers.form import TensorParallel
-from jaxptd.layers.linear import INIT, add_bias
+from jaxptd.layers.form import TensorParallel, add_bias
+from jaxptd.layers.linear import INIT
 from jaxptd.params import Initialiser, normal, param, zeros
 
 

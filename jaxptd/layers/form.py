@@ -19,9 +19,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
-from jaxptd.attention.kernel import TAKEN, Kernel, Scores
+from jaxptd.attention.kernel import KEPT, TAKEN, Kernel, Scores
 from jaxptd.attention.ring import Ring, Tokens
 from jaxptd.collectives import alike
 from jaxptd.layers.axes import ShardingAxes
@@ -44,23 +45,25 @@ class Arithmetic(NamedTuple):
 
 
 class Matrices(NamedTuple):
-    """A weight of first products: one matrix `[D, *out]`, or several.
+    """A weight of first products and its bias: of one matrix, or of several.
 
     Args:
-        w: this device's block.
+        w: this device's block, `[D, *out]`.
+        b: of the bias, `[*out]`; None: there is none.
         parts: whether the first of `out` numbers matrices of their own.
     """
 
     w: Array
+    b: Array | None = None
     parts: bool = False
 
-    @property
-    def count(self) -> int:
-        return self.w.shape[1] if self.parts else 1
-
-    @property
-    def each(self) -> list[Array]:
-        return separated(self.w, 1) if self.parts else [self.w]
+    def with_biases(self, products: Sequence[Array]) -> list[Array]:
+        """The h of each matrix. Backward keeps it, and not the product without the bias."""
+        biases: Sequence[Array | None] = [self.b] * len(products)
+        if self.b is not None and self.parts:
+            # Typed as h before they are taken apart: so their gradient is one sum over devices.
+            biases = separated(alike(products[0], self.b)[1], 0)
+        return [_kept(h, b) for h, b in zip(products, biases, strict=True)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +108,7 @@ class TensorParallel(abc.ABC):
     def column_parallel(self, x: Array, weights: Sequence[Matrices]) -> list[Array]:
         """First products of a pair: x -> the h of every matrix, with the tokens of the logits.
 
-        x is gathered once for all of them.
+        x is gathered once for all of them; an h has its bias.
         """
 
     @abc.abstractmethod
@@ -162,14 +165,47 @@ def separated(x: Array, dim: int) -> list[Array]:
     return [jnp.squeeze(each, dim) for each in lax.split(x, [1] * x.shape[dim], dim)]
 
 
+def add_bias(x: Array, b: Array) -> Array:
+    """x + b in the precision of x; the gradient of b, a sum over all tokens, in the precision of b.
+
+    A sum of thousands in bfloat16 stops growing: 2**8 + 1 is 2**8 there.
+    """
+    return _add_bias(*alike(x, b))
+
+
+@jax.custom_vjp
+def _add_bias(x: Array, b: Array) -> Array:
+    # Another kernel casts b: XLA's products add a bias as they write, but do not cast it, and only
+    # one of one dim.
+    flat = lax.optimization_barrier(b.astype(x.dtype).reshape(-1))
+    return (x.reshape(*x.shape[: x.ndim - b.ndim], -1) + flat).reshape(x.shape)
+
+
+def _add_bias_fwd(x: Array, b: Array) -> tuple[Array, Array]:
+    return _add_bias(x, b), jnp.zeros((0,) * b.ndim, b.dtype)  # of b's kind, without its numbers
+
+
+def _add_bias_bwd(kind: Array, dy: Array) -> tuple[Array, Array]:
+    return dy, dy.astype(kind.dtype).sum(tuple(range(dy.ndim - kind.ndim)))
+
+
+_add_bias.defvjp(_add_bias_fwd, _add_bias_bwd)
+
+
+def _kept(h: Array, b: Array | None) -> Array:
+    """h with its bias, if there is one."""
+    return checkpoint_name(h if b is None else add_bias(h, b), KEPT)
+
+
 def in_one_product(
     multiply: Callable[[Array, Array], Array], x: Array, weights: Sequence[Matrices]
 ) -> list[Array]:
     """The h of every matrix from one `multiply(x, w[D, *out])`, for which x moves once."""
     lead = x.ndim - 1
     if len(weights) == 1:
-        h = multiply(x, weights[0].w)
-        return separated(h, lead) if weights[0].parts else [h]
+        w, b, parts = weights[0]
+        h = _kept(multiply(x, w), b)
+        return separated(h, lead) if parts else [h]
 
     # Joins weights again in backward: a scan would keep second copies of them.
     policy = jax.checkpoint_policies.save_only_these_names(TAKEN)
@@ -179,11 +215,12 @@ def in_one_product(
         return multiply(x, jnp.concatenate([w.reshape(w.shape[0], -1) for w in weights], 1))
 
     h = joined(x, [each.w for each in weights])
-    shapes = [w.shape[1:] for each in weights for w in each.each]
-    pieces = lax.split(h, [math.prod(shape) for shape in shapes], lead)
-    return [
-        piece.reshape(*h.shape[:lead], *shape) for piece, shape in zip(pieces, shapes, strict=True)
-    ]
+    pieces = lax.split(h, [math.prod(each.w.shape[1:]) for each in weights], lead)
+    found = []
+    for piece, each in zip(pieces, weights, strict=True):
+        made = piece.reshape(*h.shape[:lead], *each.w.shape[1:])
+        found += each.with_biases(separated(made, lead) if each.parts else [made])
+    return found
 
 
 def product(x: Array, w: Array, contract: int) -> Array:

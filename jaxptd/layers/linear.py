@@ -4,15 +4,12 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-import jax
-import jax.numpy as jnp
 from flax import nnx
-from jax import Array, lax
+from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxptd.attention.kernel import KEPT, TAKEN
-from jaxptd.collectives import alike
-from jaxptd.layers.form import Matrices, TensorParallel, separated
+from jaxptd.attention.kernel import TAKEN
+from jaxptd.layers.form import Matrices, TensorParallel, add_bias
 from jaxptd.params import Initialiser, normal, param, zeros
 
 INIT = normal(0.02)  # GPT-2's
@@ -75,28 +72,21 @@ class ColumnParallelLinear(nnx.Module):
 
     @property
     def matrices(self) -> Matrices:
-        return Matrices(self.w[...], bool(self.parts))
-
-    def biases(self, h: Array) -> Sequence[Array | None]:
-        """The bias of each of its matrices, typed as h: its gradient is one sum over devices."""
-        if self.bias is None:
-            return [None] * self.matrices.count
-        _, b = alike(h, self.bias)
-        return separated(b, 0) if self.parts else [b]
+        return Matrices(self.w[...], self.bias, parts=bool(self.parts))
 
     def kept(self, x_BTD: Array) -> Array:
         """x -> h, not gathered; backward keeps it, and not the product without the bias."""
-        return _kept(self._product(x_BTD), self.bias)
+        return self._product(x_BTD, self.bias)
 
     def __call__(self, x_BTD: Array) -> Array:
-        h = checkpoint_name(self._product(x_BTD), KEPT)
+        h = self._product(x_BTD)
         h = h if self.bias is None else checkpoint_name(add_bias(h, self.bias), TAKEN)
         return (
             self.form.axes.gather(h, x_BTD.ndim - 1 + self.shard_dim) if self.gather_output else h
         )
 
-    def _product(self, x_BTD: Array) -> Array:
-        (h,) = self.form.column_parallel(x_BTD, [Matrices(self.w[...])])
+    def _product(self, x_BTD: Array, bias: Array | None = None) -> Array:
+        (h,) = self.form.column_parallel(x_BTD, [Matrices(self.w[...], bias)])
         return h
 
 
@@ -194,46 +184,9 @@ class SquareLinear(nnx.Module):
         return add_bias(self.form.square(x_BTD, self.w[...]), self.b[...])
 
 
-def add_bias(x: Array, b: Array) -> Array:
-    """x + b in the precision of x; the gradient of b, a sum over all tokens, in the precision of b.
-
-    A sum of thousands in bfloat16 stops growing: 2**8 + 1 is 2**8 there.
-    """
-    return _add_bias(*alike(x, b))
-
-
-@jax.custom_vjp
-def _add_bias(x: Array, b: Array) -> Array:
-    # Another kernel casts b: XLA's products add a bias as they write, but do not cast it, and only
-    # one of one dim.
-    flat = lax.optimization_barrier(b.astype(x.dtype).reshape(-1))
-    return (x.reshape(*x.shape[: x.ndim - b.ndim], -1) + flat).reshape(x.shape)
-
-
-def _add_bias_fwd(x: Array, b: Array) -> tuple[Array, Array]:
-    return _add_bias(x, b), jnp.zeros((0,) * b.ndim, b.dtype)  # of b's kind, without its numbers
-
-
-def _add_bias_bwd(kind: Array, dy: Array) -> tuple[Array, Array]:
-    return dy, dy.astype(kind.dtype).sum(tuple(range(dy.ndim - kind.ndim)))
-
-
-_add_bias.defvjp(_add_bias_fwd, _add_bias_bwd)
-
-
 def multiply(x_BTD: Array, *linears: ColumnParallelLinear) -> list[Array]:
-    """The h of each matrix of several layers that read the same x, which is gathered once.
-
-    Backward keeps each, and not the product without the bias.
-    """
-    products = linears[0].form.column_parallel(x_BTD, [each.matrices for each in linears])
-    biases = (bias for each in linears for bias in each.biases(products[0]))
-    return [_kept(h, b) for h, b in zip(products, biases, strict=True)]
-
-
-def _kept(h: Array, b: Array | None) -> Array:
-    """h with its bias, if there is one."""
-    return checkpoint_name(h if b is None else add_bias(h, b), KEPT)
+    """The h of each matrix of several layers that read the same x, which is gathered once."""
+    return linears[0].form.column_parallel(x_BTD, [each.matrices for each in linears])
 
 
 def _padded(

@@ -90,7 +90,8 @@ class Megatron1D(TensorParallel1D):
         copies.
         """
         x = checkpoint_name(self.enter(x, Axis.TP), TAKEN)
-        return _products(self.dot, x, weights)
+        products = [_products(self.dot, x, each.w, parts=each.parts) for each in weights]
+        return _with_biases(products, weights)
 
     def row_parallel(self, h: Array, w: Array, shard_dim: int) -> Array:
         """h[B, T, F/tp], w[F/tp, D] -> x[B, T, D]: partial sums of D, added over tp."""
@@ -111,27 +112,36 @@ class GatheringAgain1D(Megatron1D):
     scanned: bool = False
 
     def column_parallel(self, x: Array, weights: Sequence[Matrices]) -> list[Array]:
-        def gathered(x: Array, arrays: Sequence[Array]) -> list[Array]:
-            whole = [each._replace(w=w) for each, w in zip(weights, arrays, strict=True)]
-            return _products(self.dot, self.enter(x, Axis.TP), whole)
+        def gathered(x: Array, arrays: Sequence[Array]) -> list[list[Array]]:
+            x = self.enter(x, Axis.TP)
+            pairs = zip(arrays, weights, strict=True)
+            return [_products(self.dot, x, w, parts=each.parts) for w, each in pairs]
 
         arrays = [each.w for each in weights]
-        return jax.checkpoint(gathered, prevent_cse=not self.scanned)(x, arrays)
+        found = jax.checkpoint(gathered, prevent_cse=not self.scanned)(x, arrays)
+        return _with_biases(found, weights)
 
 
 _SAVES = jax.checkpoint_policies.save_only_these_names(ROUNDED)
 
 
-def _products(dot: Product, x: Array, weights: Sequence[Matrices]) -> list[Array]:
-    """x with each matrix; backward takes them from a weight again, or a scan would keep copies."""
+def _products(dot: Product, x: Array, w: Array, *, parts: bool) -> list[Array]:
+    """x with each matrix; backward takes them from w again, or a scan would keep copies."""
+    if not parts:
+        return [dot(x, w, 1)]
 
     @partial(jax.checkpoint, policy=_SAVES, prevent_cse=False)
     def apart(x: Array, w: Array) -> list[Array]:
         x, w = alike(x, w)  # so that its gradient is one sum over devices
         return [dot(x, part, 1) for part in separated(w, 1)]
 
-    each = (apart(x, each.w) if each.parts else [dot(x, each.w, 1)] for each in weights)
-    return [h for some in each for h in some]
+    found: list[Array] = apart(x, w)
+    return found
+
+
+def _with_biases(found: Sequence[Sequence[Array]], weights: Sequence[Matrices]) -> list[Array]:
+    pairs = zip(found, weights, strict=True)
+    return [h for products, each in pairs for h in each.with_biases(products)]
 
 
 @final

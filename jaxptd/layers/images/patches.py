@@ -15,8 +15,8 @@ from jax.typing import DTypeLike
 
 from jaxptd.collectives import alike
 from jaxptd.config import BlockOptions, Images
-from jaxptd.layers.form import TensorParallel, product
-from jaxptd.layers.linear import INIT, add_bias
+from jaxptd.layers.form import TensorParallel, add_bias, product
+from jaxptd.layers.linear import INIT
 from jaxptd.layers.norm import Norm
 from jaxptd.params import param, zeros
 
