@@ -141,7 +141,7 @@ def _elementwise_forward(setting: Setting, stack: Stack) -> list[Term]:
     for pair in stack.of_text:
         if isinstance(pair, Attention):
             heads = pair.heads * pair.head_size
-            inner += 4 * heads + 4 * program.bias * _first(pair)
+            inner += 0 if program.apart else 4 * heads + 4 * program.bias * _first(pair)
             inner += 4 * program.rotary * (heads + pair.kv_heads * pair.head_size)
         else:
             inner += 2 * (_first(pair) + pair.size)
@@ -151,13 +151,14 @@ def _elementwise_forward(setting: Setting, stack: Stack) -> list[Term]:
 def _elementwise_backward(setting: Setting, stack: Stack) -> list[Term]:
     """The gradients of the same, of their weights, and of biases."""
     program = setting.program
-    stream = (16 + 5 * program.dropout + 2 * program.bias) * len(stack.pairs)
+    stream = (program.stream_backward + 5 * program.dropout + 2 * program.bias) * len(stack.pairs)
     inner = 0
     for pair in stack.of_text:
-        inner += 2 * program.bias * _first(pair)
+        sums = program.bias and (program.sums_apart or isinstance(pair, Attention))
+        inner += 2 * sums * _first(pair)
         if isinstance(pair, Attention):
             heads = pair.heads * pair.head_size
-            inner += 4 * heads + 4 * _first(pair)
+            inner += 0 if program.apart else 4 * heads + 4 * _first(pair)
             inner += 4 * program.rotary * (heads + pair.kv_heads * pair.head_size)
         else:
             inner += 2 * (2 * _first(pair) + pair.size)

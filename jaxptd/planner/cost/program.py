@@ -32,6 +32,12 @@ class Program:
         pieces: products are cut into so many, by tokens.
         fp8: the products of layers are of 8-bit numbers.
         adds: a pair's last product adds the residual stream as it writes.
+        apart: queries, keys and values are products of their own, which add their biases as they
+            write; else copies split the results of one, and join gradients.
+        sums_apart: the gradient of an MLP's first bias is a pass of its own, and not part of its
+            activation's backward.
+        stream_backward: bytes moved for each number of the residual stream by backward of a norm
+            and of the sum behind it.
         balanced: devices of a ring have as many visible scores each, where a mask is causal.
     """
 
@@ -54,4 +60,7 @@ class Program:
     pieces: int = 1
     fp8: bool = False
     adds: bool = False
+    apart: bool = False
+    sums_apart: bool = True
+    stream_backward: int = 16
     balanced: bool = True

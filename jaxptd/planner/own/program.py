@@ -11,7 +11,10 @@ from jaxptd.planner.cost import Program
 UPDATE = {"adamw": 40, "lion": 32, "sgd": 32, "adafactor": 32}
 # Read off steps compiled for H200s, kernel by kernel (`python -m benchmarks.gpu.compiled`):
 ADDED = 10  # bytes: a float32 sum and a 16-bit gradient read, the sum written
-LOGIT = 8  # bytes of the loss for each logit: read for its maximum, its sum, its gradient, written
+LOGIT = 6  # bytes of the loss for each logit: read for maximum and sum, and again; gradient written
+# Bytes of backward of a norm for each number: read for weights' gradients, and for its own, twice
+# each; the residual stream's gradient read, the sum written.
+STREAM_BACKWARD = 12
 CAST = 6  # bytes: a float32 parameter read, a 16-bit one written
 COPIED = 2  # passes over what a collective inside a layer moves: into the form in which it is sent
 STACKED = 2  # passes: what a layer keeps is read, and written to the array of all layers
@@ -48,6 +51,9 @@ def program_of(config: Config, accelerator: Accelerator) -> Program:
         adds=layout.tp * layout.row * layout.col == 1
         and model.dropout == 0
         and model.products == "native",
+        apart=not (layout.has_grid or layout.collective_matmul),
+        sums_apart=False,
+        stream_backward=STREAM_BACKWARD,
         balanced=layout.ring != "blockwise",
     )
 

@@ -70,7 +70,9 @@ class Search:
         heap: list[tuple[float, int, Axes, Any]] = []
         for axes in self.space.axes():
             if cost := self.units.bare(axes.unit, axes.micro_batches > 1):
-                seconds = axes.micro_batches * (cost.layers("none") + cost.ends) / axes.pp
+                bounds = Bounds(cost, axes, self.space, self.cluster, self.limit)
+                layers = cost.layers(bounds.quickest)
+                seconds = axes.micro_batches * (layers + cost.ends) / axes.pp
                 heapq.heappush(heap, (seconds, next(order), axes, None))
         done: set[tuple[int, ...]] = set()
         while heap:
@@ -96,7 +98,8 @@ class Search:
         elif isinstance(what, Pipe):
             bounds = self._bounds(axes)
             fits = bounds and bounds.of(what, first)
-            yield from self._items(bounds, what, [first] if fits else others)
+            quick = [each for each in others if bounds and each.remat == bounds.quickest]
+            yield from self._items(bounds, what, [first, *quick] if fits else others)
         elif candidate := self.evaluate(axes, *what):
             yield candidate.step.seconds, candidate
         elif what[1].choice == first:
@@ -124,24 +127,23 @@ class Search:
         return Bounds(cost, axes, self.space, self.cluster, self.limit) if cost else None
 
     def evaluate(self, axes: Axes, pipe: Pipe, bound: Bound) -> Candidate | None:
-        """The candidate with as few layers computed again as fit; None if none does."""
+        """The candidate with as few layers computed again as fit, or all; None if none fits."""
         self.counted += 1
         try:
             found = self._fitting(axes, pipe, bound)
-            return found and Candidate(
-                found[0].config, axes, self.units.predict(found[0]), found[1]
-            )
+            made = [Candidate(s.config, axes, self.units.predict(s), memory) for s, memory in found]
+            return min(made, key=lambda each: each.step.seconds, default=None)
         except UserError:
             return None
 
-    def _fitting(self, axes: Axes, pipe: Pipe, bound: Bound) -> tuple[OwnStep, Memory] | None:
-        """The step with as few layers computed again as fit, and its memory."""
+    def _fitting(self, axes: Axes, pipe: Pipe, bound: Bound) -> list[tuple[OwnStep, Memory]]:
+        """The steps with all layers computed again, and with as few as fit, and their memory."""
         whole = OwnStep(self.space.config_of(axes, pipe, bound.choice))
-        found = whole, memory_of(whole)
+        every = found = whole, memory_of(whole)
         if found[1].total > self.limit:
-            return None
+            return []
         if bound.choice.remat == "none" or "model.remat_layers" in self.space.pins:
-            return found
+            return [found]
         high = self.space.cut(axes, pipe).depth
         low = max(1, int(bound.share * high))
         while low < high:  # fewer layers need more memory
@@ -152,4 +154,4 @@ class Search:
                 found, high = (step, memory), middle
             else:
                 low = middle + 1
-        return found
+        return [found, every]

@@ -82,6 +82,15 @@ class Bounds:
         layers = self.cost.last * self.cost.number / self.cost.layers("none")
         return min(MOST_FEWER, math.ceil(layers)) if layers > 1 else 0
 
+    @property
+    def quickest(self) -> Remat:
+        """With what computed again layers take least, if that is so in all of them.
+
+        In a loop, what a layer keeps is moved twice more, and may take longer than computing it.
+        """
+        remats: tuple[Remat, ...] = ("none", *(choice.remat for choice in self.space.choices))
+        return min(remats, key=self.cost.layers)
+
     def least(self, pipe: Pipe) -> float | None:
         """Seconds at least, whatever is computed again or kept by the host; None: it cannot fit.
 
@@ -89,14 +98,12 @@ class Bounds:
         for more.
         """
         first, *others = self.space.choices
-        if found := self.of(pipe, first):
-            return found.seconds
         state, gradients, sent = self._zero(pipe.zero)
         if any(choice.offload == "optimizer" for choice in others):
             state = 0.0
-        if not others or state + gradients > self.memory:
+        if not self.of(pipe, first) and (not others or state + gradients > self.memory):
             return None
-        return self._seconds(self._schedule(pipe), sent, 0.0, "none")
+        return self._seconds(self._schedule(pipe), sent, 1.0, self.quickest)
 
     def of(self, pipe: Pipe, choice: Choice) -> Bound | None:
         """The bound of a choice; None if it cannot fit."""
@@ -109,7 +116,9 @@ class Bounds:
         share = self._share(choice, state, gradients, schedule.flying)
         if share is None:
             return None
-        return Bound(self._seconds(schedule, sent, share, choice.remat), choice, share)
+        shares = (share, 1.0) if choice.remat != "none" else (share,)
+        seconds = min(self._seconds(schedule, sent, each, choice.remat) for each in shares)
+        return Bound(seconds, choice, share)
 
     def _seconds(self, schedule: "_Schedule", sent: "Sent", share: float, remat: Remat) -> float:
         """Seconds of a step whose layers compute again to a share."""
