@@ -27,8 +27,6 @@ KEPT = "kept"
 CORE = "core"
 # Other inputs of products, norms, GELU and attention:
 TAKEN = "taken"
-# An input of products rounded to 8 bits, and its scale:
-ROUNDED = "rounded"
 NOWHERE = np.iinfo(np.int32).max  # the position of a key that no query sees
 
 

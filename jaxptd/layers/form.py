@@ -38,10 +38,13 @@ class Arithmetic(NamedTuple):
     Args:
         product: of whole operands, as `product`.
         dot: of two blocks, in products that several devices share.
+        apart: whether matrices that multiply one x are products of their own: then no copies split
+            their results and join gradients, but each has a gradient of x.
     """
 
     product: Product
     dot: Dot
+    apart: bool = True
 
 
 class Matrices(NamedTuple):

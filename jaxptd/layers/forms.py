@@ -50,7 +50,7 @@ def _form_1d(
     axes = ShardingAxes.of(layout)
     if layout.collective_matmul:
         return RingSteps1D(axes, ring, layout.tp, enter, leave, arithmetic.dot)
-    return whole(axes, ring, layout.tp, enter, leave, arithmetic.product)
+    return whole(axes, ring, layout.tp, enter, leave, arithmetic)
 
 
 def for_decoding(layout: Layout) -> TensorParallel:

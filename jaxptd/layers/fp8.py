@@ -20,10 +20,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
-from jaxptd.attention.kernel import ROUNDED
 from jaxptd.collectives import alike
 from jaxptd.config import Products
 from jaxptd.errors import UserError
@@ -81,17 +79,7 @@ def _product(x: Array, w: Array, contract: int) -> Array:
 
 def _forward(x: Array, w: Array, contract: int) -> tuple[Array, tuple[Scaled, Array]]:
     x8, w8 = quantised(x, FORWARD), quantised(w.astype(x.dtype), FORWARD)
-    x8 = _named(x8)
     return _dot(x8, w8, (_last(x, contract), tuple(range(contract))), x.dtype), (x8, w)
-
-
-def _named(x8: Scaled) -> Scaled:
-    """x8 under the name by which backward may save it."""
-    # As whole numbers: JAX reduces the precision of named floats, and takes e4m3's largest for
-    # infinite.
-    bits = checkpoint_name(lax.bitcast_convert_type(x8.bits, jnp.uint8), ROUNDED)
-    scale = checkpoint_name(x8.scale, ROUNDED)
-    return Scaled(lax.bitcast_convert_type(bits, x8.bits.dtype), scale)
 
 
 def _backward(contract: int, residuals: tuple[Scaled, Array], dy: Array) -> tuple[Array, Array]:
@@ -135,7 +123,7 @@ def _last(x: Array, count: int) -> tuple[int, ...]:
 # ---- which devices support it -------------------------------------------------------------------
 
 
-FP8 = Arithmetic(fp8_product, fp8_dot)
+FP8 = Arithmetic(fp8_product, fp8_dot, apart=False)
 
 
 def choose_product(products: Products, device: Any) -> Arithmetic:

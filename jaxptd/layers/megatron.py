@@ -11,7 +11,7 @@ Source: Shoeybi et al., arXiv 1909.08053; Korthikanti et al., arXiv 2205.05198.
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import final
+from typing import Any, final
 
 import jax
 from jax import Array
@@ -19,11 +19,20 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
 from jaxptd import ring_attention
-from jaxptd.attention.kernel import ROUNDED, TAKEN, Kernel, Scores
+from jaxptd.attention.kernel import TAKEN, Kernel, Scores
 from jaxptd.attention.ring import Tokens
 from jaxptd.collectives import alike
 from jaxptd.layers.axes import local_rows
-from jaxptd.layers.form import Matrices, Product, TensorParallel, in_one_product, product, separated
+from jaxptd.layers.form import (
+    NATIVE,
+    Arithmetic,
+    Matrices,
+    Product,
+    TensorParallel,
+    in_one_product,
+    product,
+    separated,
+)
 from jaxptd.matmul.dot import Dot, dot
 from jaxptd.matmul.padding import rounded_up
 from jaxptd.matmul.ring import gather_product, product_scatter
@@ -78,24 +87,33 @@ class Megatron1D(TensorParallel1D):
     Backward has all that a first product takes: layers keep it, or gather it a second time.
 
     Args:
-        dot: the local product of a layer's matrix.
+        arithmetic: of the products of a layer's matrices.
     """
 
-    dot: Product = product
+    arithmetic: Arithmetic = NATIVE
 
     def column_parallel(self, x: Array, weights: Sequence[Matrices]) -> list[Array]:
-        """x[B, T, D], each w[D, F/tp] -> h[B, T, F/tp].
+        """x[B, T, D], each w[D, F/tp] -> h[B, T, F/tp]."""
+        dot = self.arithmetic.product
+        if not self.arithmetic.apart:
+            once = partial(self._with_all_tokens, lambda x, w: dot(x, w, 1))
+            return in_one_product(once, x, weights)
 
-        A product each, because the results of one would be split, and their gradients joined, by
-        copies.
-        """
-        x = checkpoint_name(self.enter(x, Axis.TP), TAKEN)
-        products = [_products(self.dot, x, each.w, parts=each.parts) for each in weights]
-        return _with_biases(products, weights)
+        def products(x: Array, arrays: Sequence[Array]) -> list[list[Array]]:
+            pairs = zip(arrays, weights, strict=True)
+            return [_products(dot, x, w, parts=each.parts) for w, each in pairs]
+
+        found = self._with_all_tokens(products, x, [each.w for each in weights])
+        pairs = zip(found, weights, strict=True)
+        return [h for some, each in pairs for h in each.with_biases(some)]
+
+    def _with_all_tokens(self, multiply: Callable[[Array, Any], Any], x: Array, w: Any) -> Any:
+        """`multiply(x, w)` of x with all tokens."""
+        return multiply(checkpoint_name(self.enter(x, Axis.TP), TAKEN), w)
 
     def row_parallel(self, h: Array, w: Array, shard_dim: int) -> Array:
         """h[B, T, F/tp], w[F/tp, D] -> x[B, T, D]: partial sums of D, added over tp."""
-        return self.leave(self.dot(h, w, w.ndim - 1), Axis.TP)
+        return self.leave(self.arithmetic.product(h, w, w.ndim - 1), Axis.TP)
 
 
 @final
@@ -111,18 +129,11 @@ class GatheringAgain1D(Megatron1D):
 
     scanned: bool = False
 
-    def column_parallel(self, x: Array, weights: Sequence[Matrices]) -> list[Array]:
-        def gathered(x: Array, arrays: Sequence[Array]) -> list[list[Array]]:
-            x = self.enter(x, Axis.TP)
-            pairs = zip(arrays, weights, strict=True)
-            return [_products(self.dot, x, w, parts=each.parts) for w, each in pairs]
+    def _with_all_tokens(self, multiply: Callable[[Array, Any], Any], x: Array, w: Any) -> Any:
+        def gathered(x: Array, w: Any) -> Any:
+            return multiply(self.enter(x, Axis.TP), w)
 
-        arrays = [each.w for each in weights]
-        found = jax.checkpoint(gathered, prevent_cse=not self.scanned)(x, arrays)
-        return _with_biases(found, weights)
-
-
-_SAVES = jax.checkpoint_policies.save_only_these_names(ROUNDED)
+        return jax.checkpoint(gathered, prevent_cse=not self.scanned)(x, w)
 
 
 def _products(dot: Product, x: Array, w: Array, *, parts: bool) -> list[Array]:
@@ -130,18 +141,13 @@ def _products(dot: Product, x: Array, w: Array, *, parts: bool) -> list[Array]:
     if not parts:
         return [dot(x, w, 1)]
 
-    @partial(jax.checkpoint, policy=_SAVES, prevent_cse=False)
+    @partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable, prevent_cse=False)
     def apart(x: Array, w: Array) -> list[Array]:
         x, w = alike(x, w)  # so that its gradient is one sum over devices
         return [dot(x, part, 1) for part in separated(w, 1)]
 
     found: list[Array] = apart(x, w)
     return found
-
-
-def _with_biases(found: Sequence[Sequence[Array]], weights: Sequence[Matrices]) -> list[Array]:
-    pairs = zip(found, weights, strict=True)
-    return [h for products, each in pairs for h in each.with_biases(products)]
 
 
 @final

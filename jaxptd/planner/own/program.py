@@ -51,7 +51,7 @@ def program_of(config: Config, accelerator: Accelerator) -> Program:
         adds=layout.tp * layout.row * layout.col == 1
         and model.dropout == 0
         and model.products == "native",
-        apart=not (layout.has_grid or layout.collective_matmul),
+        apart=not (layout.has_grid or layout.collective_matmul or model.products == "fp8"),
         sums_apart=False,
         stream_backward=STREAM_BACKWARD,
         balanced=layout.ring != "blockwise",
