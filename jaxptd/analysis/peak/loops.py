@@ -92,10 +92,20 @@ class Loop:
         from stage 2 on their message in float32.
         """
         config, sizes, gradients = self.config, self.sizes, 0
-        own = working.layer(self.pairs, self.stack.remat, at_once=config.layout.pp > 1)
+        own = working.layer(self.pairs, self.stack.remat, at_once=self._at_once)
         if config.prefetches:
             gradients = 1 + (config.zero >= 2) * sizes.master_itemsize // sizes.itemsize
         return own + (config.layout.fetches_layers + gradients) * self._whole
+
+    @property
+    def _at_once(self) -> bool:
+        """Whether products for gradients of weights do not wait for the end of a layer's backward.
+
+        With norms of sums, and all computed again, they were not seen to wait for whole scores.
+        """
+        config, scores = self.config, any(each.scores for each in self.pairs)
+        early = config.model.block.norm_order == "post" and self.stack.remat == "full" and scores
+        return config.layout.pp > 1 or early
 
     @property
     def gathered(self) -> int:
@@ -110,8 +120,13 @@ class Loop:
 
     @property
     def waiting(self) -> int:
-        """Operands of the products for gradients of all layers."""
-        return self.stack.layers * sum(each.waiting for each in self.pairs)
+        """Operands of the products for gradients of all layers, of those that run last.
+
+        Where nothing is computed again to hide sums behind, all wait, for half of the layers.
+        """
+        if self.stack.remat == "none" and working.are_apart(self.config):
+            return (self.kept + self.stack.layers * sum(each.waiting for each in self.pairs)) // 2
+        return self.stack.layers * sum(each.late for each in self.pairs)
 
     @property
     def turned(self) -> int:

@@ -37,6 +37,7 @@ class PairBytes:
         gathers: whether products take what is gathered over tp.
         again: whether backward gathers that again.
         scores: whether the core has arrays of scores.
+        apart: whether queries, keys and values are products of their own.
     """
 
     x: int
@@ -51,6 +52,7 @@ class PairBytes:
     gathers: bool
     again: bool
     scores: bool
+    apart: bool
 
     @property
     def forward(self) -> int:
@@ -73,6 +75,14 @@ class PairBytes:
         return self.streams + self.first + self.second
 
     @property
+    def late(self) -> int:
+        """Those of products that XLA runs last in unrolled layers, to hide sums over devices.
+
+        It takes the large ones: not attention's, where queries, keys and values have one each.
+        """
+        return self.streams if self.apart and not self.is_mlp else self.waiting
+
+    @property
     def streams(self) -> int:
         """Arrays like x among them: its gradients, and what products take."""
         return 3 * self.x + self.taken + (self.taken if self.gathers else 0)
@@ -89,8 +99,8 @@ def layer(pairs: Sequence[PairBytes], remat: Remat, *, at_once: bool = False) ->
     Args:
         pairs: of the layer.
         remat: its policy.
-        at_once: whether products for gradients of weights do not wait, as in pipelines, where each
-            is added to its sum.
+        at_once: whether products for gradients of weights do not wait; in pipelines, where each is
+            added to its sum, none does.
     """
     return max(_moments(pairs, remat, at_once))
 
@@ -129,6 +139,7 @@ def pair_bytes(sizes: Sizes, pair: Pair) -> PairBytes:
         gathers=gathers,
         again=sizes.config.gathers_again,
         scores=isinstance(each, AttentionSizes) and not is_fused(sizes.config),
+        apart=are_apart(sizes.config),
     )
 
 
@@ -143,6 +154,8 @@ def _moving(sizes: Sizes, x: int, hidden: int) -> int:
     layout, wide = sizes.config.layout, 0
     if sizes.config.model.products == "fp8":  # the result in float32
         wide = max(x, hidden // sizes.matrix_shards) * sizes.master_itemsize // sizes.itemsize
+        if layout.sequence_parallel and sizes.config.model.remat == "full":
+            wide *= 2  # also of what is gathered for the layer that is computed again
     if layout.has_grid:
         return hidden // layout.row
     if layout.collective_matmul:
@@ -171,6 +184,12 @@ def _core(each: AttentionSizes, queries: int, kv: int) -> int:
         if queries_at_once < part.tokens // ring:  # sums over chunks
             found += (queries + kv) * wide // narrow
     return found
+
+
+def are_apart(config: Config) -> bool:
+    """True if queries, keys and values are products of their own; see `layers/megatron.py`."""
+    layout, native = config.layout, config.model.products == "native"
+    return native and not (layout.has_grid or layout.collective_matmul)
 
 
 def casts(config: Config) -> bool:

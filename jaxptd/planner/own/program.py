@@ -1,6 +1,6 @@
 """This library's step as the cost model's record of a program."""
 
-from jaxptd.analysis.peak.working import is_fused
+from jaxptd.analysis.peak.working import are_apart, is_fused
 from jaxptd.config import Config
 from jaxptd.errors import UserError
 from jaxptd.hardware import Accelerator
@@ -51,7 +51,7 @@ def program_of(config: Config, accelerator: Accelerator) -> Program:
         adds=layout.tp * layout.row * layout.col == 1
         and model.dropout == 0
         and model.products == "native",
-        apart=not (layout.has_grid or layout.collective_matmul or model.products == "fp8"),
+        apart=are_apart(config),
         sums_apart=False,
         stream_backward=STREAM_BACKWARD,
         balanced=layout.ring != "blockwise",
