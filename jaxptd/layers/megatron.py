@@ -94,22 +94,21 @@ class Megatron1D(TensorParallel1D):
 
     def column_parallel(self, x: Array, weights: Sequence[Matrices]) -> list[Array]:
         """x[B, T, D], each w[D, F/tp] -> h[B, T, F/tp]."""
-        dot = self.arithmetic.product
-        if not self.arithmetic.apart:
-            once = partial(self._with_all_tokens, lambda x, w: dot(x, w, 1))
-            return in_one_product(once, x, weights)
+        dot, apart = self.arithmetic.product, self.arithmetic.apart
+        if not apart:
+            return in_one_product(self._of_all_tokens(lambda x, w: dot(x, w, 1)), x, weights)
+        each = self._of_all_tokens(
+            lambda x, arrays: [
+                _products(dot, parts)(x, w)
+                for w, (_, _, parts) in zip(arrays, weights, strict=True)
+            ]
+        )
+        found = zip(each(x, [matrices.w for matrices in weights]), weights, strict=True)
+        return [h for products, matrices in found for h in matrices.with_biases(products)]
 
-        def products(x: Array, arrays: Sequence[Array]) -> list[list[Array]]:
-            pairs = zip(arrays, weights, strict=True)
-            return [_products(dot, x, w, parts=each.parts) for w, each in pairs]
-
-        found = self._with_all_tokens(products, x, [each.w for each in weights])
-        pairs = zip(found, weights, strict=True)
-        return [h for some, each in pairs for h in each.with_biases(some)]
-
-    def _with_all_tokens(self, multiply: Callable[[Array, Any], Any], x: Array, w: Any) -> Any:
+    def _of_all_tokens(self, multiply: Callable[[Array, Any], Any]) -> Callable[[Array, Any], Any]:
         """`multiply(x, w)` of x with all tokens."""
-        return multiply(checkpoint_name(self.enter(x, Axis.TP), TAKEN), w)
+        return lambda x, w: multiply(checkpoint_name(self.enter(x, Axis.TP), TAKEN), w)
 
     def row_parallel(self, h: Array, w: Array, shard_dim: int) -> Array:
         """h[B, T, F/tp], w[F/tp, D] -> x[B, T, D]: partial sums of D, added over tp."""
@@ -129,25 +128,24 @@ class GatheringAgain1D(Megatron1D):
 
     scanned: bool = False
 
-    def _with_all_tokens(self, multiply: Callable[[Array, Any], Any], x: Array, w: Any) -> Any:
-        def gathered(x: Array, w: Any) -> Any:
-            return multiply(self.enter(x, Axis.TP), w)
-
-        return jax.checkpoint(gathered, prevent_cse=not self.scanned)(x, w)
+    def _of_all_tokens(self, multiply: Callable[[Array, Any], Any]) -> Callable[[Array, Any], Any]:
+        again = partial(jax.checkpoint, prevent_cse=not self.scanned)
+        return again(lambda x, w: multiply(self.enter(x, Axis.TP), w))
 
 
-def _products(dot: Product, x: Array, w: Array, *, parts: bool) -> list[Array]:
-    """x with each matrix; backward takes them from w again, or a scan would keep copies."""
+def _products(dot: Product, parts: bool) -> Callable[[Array, Array], list[Array]]:
+    """Multiplies x with each matrix of w.
+
+    Backward takes them from w again, or a scan would keep copies.
+    """
     if not parts:
-        return [dot(x, w, 1)]
-
-    @partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable, prevent_cse=False)
-    def apart(x: Array, w: Array) -> list[Array]:
-        x, w = alike(x, w)  # so that its gradient is one sum over devices
-        return [dot(x, part, 1) for part in separated(w, 1)]
-
-    found: list[Array] = apart(x, w)
-    return found
+        return lambda x, w: [dot(x, w, 1)]
+    # All of w is typed as x, so that its gradient is one sum over devices.
+    return jax.checkpoint(
+        lambda x, w: [dot(x, part, 1) for x, w in [alike(x, w)] for part in separated(w, 1)],
+        policy=jax.checkpoint_policies.nothing_saveable,
+        prevent_cse=False,
+    )
 
 
 @final

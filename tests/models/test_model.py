@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 import tiny
@@ -57,5 +58,9 @@ def test_what_is_recomputed_is_kept_apart_where_xla_runs_no_loop(
 ) -> None:
     """XLA runs a loop of one trip without it, and would take the first computation's numbers."""
     program = tiny.program(Layout(), remat="dots", **choice)
-    found = (each.params.get("prevent_cse") for each in equations(traced(program).jaxpr))
-    assert (False in found) == looped
+    remats = [e.params for e in equations(traced(program).jaxpr) if "prevent_cse" in e.params]
+    # Slices of weights, which are made again, may be one with the first.
+    layers = [
+        each for each in remats if each["policy"] is not jax.checkpoint_policies.nothing_saveable
+    ]
+    assert (False in [each["prevent_cse"] for each in layers]) == looped
