@@ -86,8 +86,8 @@ MODELS = (
     ),
     Break(
         "the gradient of a bias in the precision of activations",
-        "jaxptd/layers/linear.py",
-        "dy.astype(b.dtype).sum(",
+        "jaxptd/layers/form.py",
+        "dy.astype(kind.dtype).sum(",
         "dy.sum(",
         "tests/layers/test_linear.py",
     ),
