@@ -5,6 +5,7 @@ and of what layers keep. What is left out can only make a step slower, or larger
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -82,7 +83,7 @@ class Bounds:
         layers = self.cost.last * self.cost.number / self.cost.layers("none")
         return min(MOST_FEWER, math.ceil(layers)) if layers > 1 else 0
 
-    @property
+    @functools.cached_property
     def quickest(self) -> Remat:
         """With what computed again layers take least, if that is so in all of them.
 
