@@ -99,7 +99,7 @@ class Loop:
 
     @property
     def _at_once(self) -> bool:
-        """Whether products for gradients of weights do not wait for the end of a layer's backward.
+        """True if products for gradients of weights do not wait for the end of a layer's backward.
 
         With norms of sums, and all computed again, they were not seen to wait for whole scores.
         """

@@ -98,12 +98,17 @@ class Search:
         elif isinstance(what, Pipe):
             bounds = self._bounds(axes)
             fits = bounds and bounds.of(what, first)
-            quick = [each for each in others if bounds and each.remat == bounds.quickest]
-            yield from self._items(bounds, what, [first, *quick] if fits else others)
+            yield from self._items(bounds, what, [first, *self._quick(bounds)] if fits else others)
         elif candidate := self.evaluate(axes, *what):
             yield candidate.step.seconds, candidate
         elif what[1].choice == first:
             yield from self._items(self._bounds(axes), what[0], others)
+
+    def _quick(self, bounds: Bounds | None) -> list[Choice]:
+        """Choices that may be faster than the first where that fits; the host keeps nothing."""
+        first, *others = self.space.choices
+        quickest = bounds and bounds.quickest
+        return [c for c in others if c.remat == quickest and c.offload == first.offload]
 
     def _least(self, axes: Axes, *, whole: bool) -> Iterator[tuple[float, Pipe]]:
         """Schedules and ZeRO stages that may fit, with the least seconds."""
@@ -146,12 +151,13 @@ class Search:
             return [found]
         high = self.space.cut(axes, pipe).depth
         low = max(1, int(bound.share * high))
+        middle = low  # the bound is often what fits
         while low < high:  # fewer layers need more memory
-            middle = (low + high) // 2
             step = OwnStep(self.space.config_of(axes, pipe, bound.choice, middle))
             memory = memory_of(step)
             if memory.total <= self.limit:
                 found, high = (step, memory), middle
             else:
                 low = middle + 1
+            middle = (low + high) // 2
         return [found, every]

@@ -17,6 +17,7 @@ from jaxptd.planner.cost import links
 from jaxptd.planner.cost.exposed import BESIDE
 from jaxptd.planner.search.space import MOST_FEWER, Axes, Choice, Pipe, Space
 
+SMALL = 1024  # hidden units; from about 650 on a product takes longer than its result's moves
 WAITING = ("1f1b", "gpipe", "interleaved")  # whose first and last micro-batch fill a pipeline
 
 
@@ -87,10 +88,13 @@ class Bounds:
     def quickest(self) -> Remat:
         """With what computed again layers take least, if that is so in all of them.
 
-        In a loop, what a layer keeps is moved twice more, and may take longer than computing it.
+        In a loop, what a layer keeps is moved twice more, and may take longer than computing it; of
+        products and attention only where matrices are small.
         """
-        remats: tuple[Remat, ...] = ("none", *(choice.remat for choice in self.space.choices))
-        return min(remats, key=self.cost.layers)
+        small = self.space.config.model.hidden_size < SMALL
+        again = ("dots", *(("attention", "full") if small else ()))
+        chosen = [choice.remat for choice in self.space.choices if choice.remat in again]
+        return min(["none", *chosen], key=self.cost.layers)
 
     def least(self, pipe: Pipe) -> float | None:
         """Seconds at least, whatever is computed again or kept by the host; None: it cannot fit.
