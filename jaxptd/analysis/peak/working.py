@@ -76,7 +76,7 @@ class PairBytes:
 
     @property
     def late(self) -> int:
-        """Those of products that XLA runs last in unrolled layers, to hide sums over devices.
+        """Tensors that wait for products which XLA runs last in unrolled layers, to hide sums.
 
         It takes the large ones: not attention's, where queries, keys and values have one each.
         """
