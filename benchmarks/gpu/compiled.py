@@ -29,7 +29,7 @@ from jaxptd.analysis.hlo.overlap import moves
 from jaxptd.analysis.hlo.text import Pipeline
 from jaxptd.analysis.report import table, versions
 from jaxptd.compiling.absent import PLUGINS, gpus
-from jaxptd.config import Config, ModelConfig, Remat, TrainConfig
+from jaxptd.config import Config, ModelConfig, NormKernel, Remat, TrainConfig
 from jaxptd.config.command_line import load_config
 from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.mesh import Layout, make_mesh
@@ -51,6 +51,7 @@ class Case:
         remat: what backward computes again.
         scan: whether layers are one compiled block.
         length: T.
+        norm_kernel: that computes the norms.
     """
 
     sizes: tuple[int, int, int]
@@ -59,6 +60,7 @@ class Case:
     remat: Remat = "none"
     scan: bool = True
     length: int = 1024
+    norm_kernel: NormKernel = "xla"
 
     @property
     def config(self) -> Config:
@@ -73,6 +75,7 @@ class Case:
             dtype="bfloat16",
             remat=self.remat,
             scan_layers=self.scan,
+            norm_kernel=self.norm_kernel,
         )
         return Config(model, self.layout, train=TrainConfig(global_batch_size=self.batch))
 
@@ -100,6 +103,7 @@ _UNPIPELINED = "--layout.pp=1 --train.micro_batches=16"
 MEDIUM, XL = (24, 1024, 16), (48, 1600, 25)
 CASES: dict[str, Case | Packaged] = {
     "124m": Case((12, 768, 12), 32, scan=False),
+    "124m triton norms": Case((12, 768, 12), 32, scan=False, norm_kernel="triton"),
     "124m scan": Case((12, 768, 12), 32),
     "350m": Case(MEDIUM, 32, remat="dots"),
     "350m dp8": Case(MEDIUM, 64, Layout(dp=8, zero=2), "dots"),
@@ -107,6 +111,7 @@ CASES: dict[str, Case | Packaged] = {
     "350m zero3 unrolled": Case(MEDIUM, 64, Layout(dp=8, zero=3), "dots", scan=False),
     "1.5b": Case(XL, 16, remat="full"),
     "1.5b dots": Case(XL, 16, remat="dots"),
+    "1.5b dots triton norms": Case(XL, 16, remat="dots", norm_kernel="triton"),
     "1.5b dots unrolled": Case(XL, 16, remat="dots", scan=False),
     "1.5b unrolled": Case(XL, 16, scan=False),
     "1.5b tp8": Case((48, 1536, 24), 16, Layout(tp=8, sequence_parallel=True, keep_gathered=True)),

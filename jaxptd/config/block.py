@@ -13,6 +13,7 @@ from jaxptd.errors import UserError
 
 FamilyName = Literal["gpt", "llama", "qwen2", "qwen3", "mistral", "bert", "t5", "swin", "swin-unet"]
 NormKind = Literal["layernorm", "rmsnorm"]
+NormKernel = Literal["xla", "triton"]
 NormOrder = Literal["pre", "post"]
 Activation = Literal["gelu", "gelu-tanh", "relu", "silu"]
 LinearBias = Literal["all", "qkv", "none"]
@@ -41,6 +42,7 @@ class BlockOptions:
     Args:
         norm: kind of the norms.
         norm_eps: added to the variance.
+        norm_kernel: that computes the norms of the residual stream.
         norm_order: norms of what enters a pair of products, or of each residual sum.
         activation: of the MLP.
         gated: whether the MLP has a gate.
@@ -56,10 +58,14 @@ class BlockOptions:
         attention_scale: factor of the scores of queries and keys.
         window: positions that a query sees, its own the last; None is all before it.
         output_scale: factor of x before the output layer.
+        looped: whether XLA runs every layer in a loop. There it cannot undo what backward computes
+            again.
+        loops_keep_sums: whether such loops keep the residual sums, which norms take, for backward.
     """
 
     norm: NormKind
     norm_eps: float
+    norm_kernel: NormKernel
     norm_order: NormOrder
     activation: Activation
     gated: bool
@@ -75,6 +81,8 @@ class BlockOptions:
     attention_scale: float
     window: int | None
     output_scale: float
+    looped: bool
+    loops_keep_sums: bool
 
     @property
     def head_unit(self) -> int:
@@ -156,22 +164,38 @@ def block_options(model: Any) -> BlockOptions:
         model.rope_original_length or 0,
         model.rope_range or _RANGES.get(scaling, (0, 0)),
     )
+    looped = _looped(model)
     return BlockOptions(
         **found,
         rope=rope if found["positions"] == "rope" else None,
         relative=relative if found["positions"] == "relative" else None,
+        norm_kernel=model.norm_kernel,
         num_kv_heads=model.num_kv_heads or model.num_heads,
         head_size=head_size,
         attention_scale=attention_scale,
         window=model.window,
         output_scale=output_scale,
+        looped=looped,
+        loops_keep_sums=looped and (model.remat != "full" or model.remat_layers is not None),
     )
+
+
+def _looped(model: Any) -> bool:
+    """True if every loop over layers has several trips: XLA runs one trip without a loop."""
+    images = model.images
+    depths = [model.num_layers, model.decoder_layers]
+    if images:
+        depths = [depth // 2 for depth in (*images.depths, *images.decoder_depths)]  # in pairs
+    trips = [count for depth in depths for _, count in model.remats(depth)]
+    return model.scan_layers and min(trips, default=0) > 1
 
 
 def check_block(model: Any) -> None:
     """Raises UserError for options that do not fit each other, or that have no effect."""
     options = block_options(model)
     kv_heads = options.num_kv_heads
+    if model.head_size is None:
+        require_divides("model.hidden_size", model.hidden_size, "model.num_heads", model.num_heads)
     require_divides("model.num_heads", model.num_heads, "model.num_kv_heads", kv_heads)
     require_positive("model", model, "rope_theta", "rope_factor", "rope_original_length")
     _check_positions(model, options)

@@ -9,6 +9,7 @@ from jaxptd.config.block import (
     BlockOptions,
     FamilyName,
     LinearBias,
+    NormKernel,
     NormKind,
     NormOrder,
     Positions,
@@ -17,7 +18,6 @@ from jaxptd.config.block import (
 )
 from jaxptd.config.checks import (
     require_below_one,
-    require_divides,
     require_not_negative,
     require_positive,
 )
@@ -111,6 +111,8 @@ class ModelConfig:
             each part of the model); null is all.
         attention: attention kernel; auto is cudnn where the device and the shapes allow it, else
             xla.
+        norm_kernel: of norms; triton is one kernel forward and one backward, which move less, for
+            NVIDIA GPUs and layouts without a grid; it was not timed yet.
         scan_layers: compile one block and run it num_layers times in a loop; false unrolls the
             loop (slower to compile, can run faster).
     """
@@ -167,6 +169,7 @@ class ModelConfig:
     remat: Remat = "none"
     remat_layers: int | None = None
     attention: AttentionKind = "auto"
+    norm_kernel: NormKernel = "xla"
     scan_layers: bool = True
 
     def __post_init__(self) -> None:
@@ -190,10 +193,6 @@ class ModelConfig:
             raise UserError(
                 f"model.remat_layers={self.remat_layers} is more than model.num_layers={most}; use "
                 "fewer, or null for all"
-            )
-        if self.head_size is None:
-            require_divides(
-                "model.hidden_size", self.hidden_size, "model.num_heads", self.num_heads
             )
         check_block(self)
         check_images(self)

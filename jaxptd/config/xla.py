@@ -61,6 +61,9 @@ def compiler_options(config: Config, *, on_gpus: bool) -> dict[str, Any] | None:
     values, whose biases they can add as they write, stay apart. So do the steps of a product whose
     blocks arrive one after another.
 
+    A loop over layers writes each slice of what it keeps for backward, and of its gradients. XLA
+    fills them with zeros before unless it is told to look whether anything would read those.
+
     XLA copies slices into and out of a loop's stacks beside other kernels, unless its pass for that
     is off; where a loop holds its blocks it then starts a trip's gather too late to be hidden.
 
@@ -75,6 +78,7 @@ def compiler_options(config: Config, *, on_gpus: bool) -> dict[str, Any] | None:
     options: dict[str, Any] = {
         "xla_gpu_memory_limit_slop_factor": round(100 * GPU_MEMORY / _SCHEDULED),
         "xla_gpu_dot_merger_threshold_mb": 0,
+        "xla_gpu_enable_dus_accumulator_zero_init_elimination": True,
     }
     if layout.ring_size > 2 or layout.has_grid or config.prefetches:
         options["xla_gpu_experimental_parallel_collective_overlap_limit"] = 2

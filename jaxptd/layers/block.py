@@ -74,21 +74,20 @@ class Block(nnx.Module):
             bias_NR: of the scores, by distance.
             between: what the layer does to x between attention and MLP.
         """
+        x_BTD, n_BTD = self._before(self.attention_norm, x_BTD)
         a_BTD, cache = self.attention(
-            self._before(self.attention_norm, x_BTD),
-            places.at(layer, Site.ATTENTION),
-            cache,
-            bias_NR=bias_NR,
+            n_BTD, places.at(layer, Site.ATTENTION), cache, bias_NR=bias_NR
         )
         x_BTD = self.add(x_BTD, a_BTD, places.at(layer, Site.ATTENTION_OUTPUT))
         x_BTD = self._after(self.attention_norm, x_BTD)
         x_BTD = x_BTD if between is None else between(x_BTD)
-        h_BTD = self.mlp(self._before(self.mlp_norm, x_BTD))
+        x_BTD, n_BTD = self._before(self.mlp_norm, x_BTD)
+        h_BTD = self.mlp(n_BTD)
         x_BTD = self.add(x_BTD, h_BTD, places.at(layer, Site.MLP_OUTPUT))
         return self._after(self.mlp_norm, x_BTD), cache
 
-    def _before(self, norm: Norm, x_BTD: Array) -> Array:
-        return norm(x_BTD) if self.order == "pre" else x_BTD
+    def _before(self, norm: Norm, x_BTD: Array) -> tuple[Array, Array]:
+        return norm.beside(x_BTD) if self.order == "pre" else (x_BTD, x_BTD)
 
     def _after(self, norm: Norm, x_BTD: Array) -> Array:
         return norm(x_BTD) if self.order == "post" else x_BTD

@@ -5,6 +5,7 @@ Letters: B batch, T position, D model, N heads, H head size.
 
 import dataclasses
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +15,12 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.attention.kernel import KEPT, TAKEN
 from jaxptd.collectives import alike
-from jaxptd.config import BlockOptions
+from jaxptd.config import BlockOptions, ModelConfig
+from jaxptd.errors import UserError
 from jaxptd.layers.axes import sum_shards, zero_padding
 from jaxptd.layers.form import TensorParallel
 from jaxptd.mesh import Axis
+from jaxptd.norms.fused import LONGEST, FusedNorm
 from jaxptd.params import ones, param, zeros
 
 
@@ -53,14 +56,43 @@ class Norm(nnx.Module):
         centred = options.norm == "layernorm"
         self.w = declare(rngs(), (size,), ones)
         self.b = declare(rngs(), (size,), zeros) if centred else None
-        self.over = _Over(form.axes.hidden, size, options.norm_eps, centred)
+        stacked = options.loops_keep_sums
+        self.over = _Over(form.axes.hidden, size, options.norm_eps, centred, stacked)
+        self.fused = options.norm_kernel == "triton"
+        if self.fused and size > LONGEST:
+            raise UserError(
+                f"model.norm_kernel=triton: {size} numbers of a token are more than {LONGEST}; use "
+                "model.norm_kernel=xla"
+            )
 
-    @jax.named_scope("norm")
     def __call__(self, x_BTD: Array) -> Array:
         """x as the residual stream has it -> the same shape and type."""
+        return self._apply(x_BTD, beside=False)[1]
+
+    def beside(self, x_BTD: Array) -> tuple[Array, Array]:
+        """x as the residual stream has it -> x, for what is added to it later, and its norm."""
+        return self._apply(x_BTD, beside=True)
+
+    @jax.named_scope("norm")
+    def _apply(self, x_BTD: Array, *, beside: bool) -> tuple[Array, Array]:
+        x_BTD, w_D = checkpoint_name(x_BTD, TAKEN), self.w[...]
         b_D = None if self.b is None else self.b[...]
-        y_BTD = _normalise(*_alike(checkpoint_name(x_BTD, TAKEN), self.w[...], b_D), self.over)
-        return checkpoint_name(y_BTD, TAKEN)
+        if self.fused:
+            kernels = FusedNorm(self.over.eps, self.over.centred, beside)
+            x_BTD, y_BTD = (x_BTD, *kernels(x_BTD, w_D, b_D))[-2:]
+        else:
+            y_BTD = _normalise(*_alike(x_BTD, w_D, b_D), self.over)
+        return x_BTD, checkpoint_name(y_BTD, TAKEN)
+
+
+def check_norm_kernel(model: ModelConfig, device: Any) -> None:
+    """Raises UserError if the device cannot run `model.norm_kernel`."""
+    if model.norm_kernel == "xla":
+        return
+    missing = "it needs an NVIDIA GPU" if device.platform != "gpu" else ""
+    missing = "it computes in float32" if model.dtype == "float64" else missing
+    if missing:
+        raise UserError(f"model.norm_kernel=triton: {missing}; use model.norm_kernel=xla")
 
 
 class HeadNorm(nnx.Module):
@@ -123,12 +155,14 @@ class _Over:
         size: D without padding.
         eps: added to the variance.
         centred: whether the mean is subtracted.
+        stacked: whether a loop over layers keeps x for backward.
     """
 
     axis: Axis | None
     size: int
     eps: float
     centred: bool
+    stacked: bool = False
 
     def means(self, *each: Array) -> list[Array]:
         """Means over D of several arrays, reduced in one message."""
@@ -201,9 +235,15 @@ def _backward(
         return over.pad(centred_BTD * scale_BT1), dy_BTD.astype(dtype)
 
     # n and dy are computed twice, or XLA writes dy * n in float32: `docs/performance.md`. Both
-    # times with a barrier, or XLA computes n in forward and keeps it until now.
-    again = lax.optimization_barrier((x_BTD, dy_BTD))
-    n_BTD, dy_BTD = wide(*lax.optimization_barrier((x_BTD, dy_BTD)))
+    # times with a barrier, or XLA computes n in forward and keeps it until now. Not before the x
+    # that a loop kept: it would be copied.
+    def new() -> tuple[Array, Array]:
+        if over.stacked:
+            return x_BTD, lax.optimization_barrier(dy_BTD)
+        return lax.optimization_barrier((x_BTD, dy_BTD))
+
+    again = new()
+    n_BTD, dy_BTD = wide(*new())
     g_BTD = dy_BTD * w_D
     if over.centred:
         mean_g, mean_gn = over.means(g_BTD, g_BTD * n_BTD)

@@ -97,7 +97,8 @@ class DecoderLayer(Block):
         self, x_BTD: Array, *, places: Places, layer: Array, source: Source | Encoded
     ) -> Array:
         """x and what it takes from the source."""
-        c_BTD = self.cross(self.cross_norm(x_BTD), places.at(layer, Site.CROSS_ATTENTION), source)
+        x_BTD, n_BTD = self.cross_norm.beside(x_BTD)
+        c_BTD = self.cross(n_BTD, places.at(layer, Site.CROSS_ATTENTION), source)
         return self.add(x_BTD, c_BTD, places.at(layer, Site.CROSS_ATTENTION_OUTPUT))
 
     def _source(

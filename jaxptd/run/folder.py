@@ -23,8 +23,8 @@ from jaxptd.run.metrics import Metrics, Row, to_line
 _FREE_SECTIONS = frozenset({"layout", "checkpoint", "processes"})
 _FREE = frozenset(
     {
-        *(f"model.{name}" for name in ("remat", "remat_layers", "attention", "scan_layers")),
-        "model.vocab_multiple",
+        *(f"model.{name}" for name in ("remat", "remat_layers", "scan_layers", "vocab_multiple")),
+        *("model.attention", "model.norm_kernel"),
         *(
             f"train.{name}"
             for name in ("steps", "micro_batches", "log_every", "eval_every", "eval_batches")

@@ -21,6 +21,7 @@ from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.forms import for_decoding, make_form
 from jaxptd.layers.fp8 import choose_product
 from jaxptd.layers.megatron import GatheringAgain1D, Megatron1D
+from jaxptd.layers.norm import check_norm_kernel
 from jaxptd.models.families import family_of
 from jaxptd.models.family import Family
 from jaxptd.models.model import Model
@@ -108,6 +109,7 @@ def resolve(config: Config, mesh: Mesh) -> Resolved:
     layout, device = config.layout, mesh.devices.flat[0]
     documents = family_of(config.model).has_documents(config)
     kernel, obstacle = choose_kernel(config, device, documents=documents)
+    check_norm_kernel(config.model, device)
     arithmetic = choose_product(config.model.products, device)
     plan = make_plan(config) if layout.pp > 1 else None
     return Resolved(

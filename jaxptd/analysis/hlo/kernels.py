@@ -97,7 +97,9 @@ def _kernels(
 
 def is_kernel(instruction: Instruction) -> bool:
     """True for an instruction that runs on its own, and calls no computation."""
-    return instruction.kind not in _NO_KERNEL and not instruction.kind.endswith("-done")
+    if instruction.kind in _NO_KERNEL or instruction.kind.endswith("-done"):
+        return False
+    return "AllocateBuffer" not in instruction.rest  # memory that a loop will fill
 
 
 def _is_product(instruction: Instruction) -> bool:

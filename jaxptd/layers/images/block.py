@@ -83,11 +83,12 @@ class WindowBlock(nnx.Module):
             shift: of its windows.
             path: the share of samples for which it is left out.
         """
-        a = self.attention(self.attention_norm(x), places.at(number, Site.ATTENTION), shift=shift)
+        x, n = self.attention_norm.beside(x)
+        a = self.attention(n, places.at(number, Site.ATTENTION), shift=shift)
         a = drop_patches(a, places.at(number, Site.ATTENTION_OUTPUT), self.form, self.rate)
         x = self._add(x, a, places.at(number, Site.ATTENTION_PATH), path)
-        flat = self.mlp_norm(x).reshape(1, -1, x.shape[-1])
-        h = self.mlp(flat).reshape(x.shape)
+        x, n = self.mlp_norm.beside(x)
+        h = self.mlp(n.reshape(1, -1, x.shape[-1])).reshape(x.shape)
         h = drop_patches(h, places.at(number, Site.MLP_OUTPUT), self.form, self.rate)
         return self._add(x, h, places.at(number, Site.MLP_PATH), path)
 

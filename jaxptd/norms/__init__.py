@@ -1,0 +1,1 @@
+"""Norms in kernels of their own."""
