@@ -199,8 +199,8 @@ class _Step:
         """
         model = self.config.model
         times = 2 if model.products == "fp8" else 1  # XLA's other products do not join the two
-        early = self._sums > 0 and self.config.prefetches
-        zeros = sum(each.parameters for each in self.loops) // self._narrowing if early else 0
+        zeros = sum(each.parameters for each in self.loops) // self._narrowing
+        zeros *= self._sums > 0 and self.config.prefetches or self._allocates_early
         return dataclasses.replace(
             self._before_backward,
             gradients=self._sums + zeros + self._table,
@@ -208,6 +208,13 @@ class _Step:
             logits=times * self.ends.logits + 2 * self.ends.narrow,
             copies=0 if model.scan_layers else sum(each.copies for each in self.loops),
         )
+
+    @property
+    def _allocates_early(self) -> bool:
+        """True if XLA allocates a loop's gradients beside a sum over devices in the loss."""
+        layout = self.config.layout
+        alone = layout.dp * layout.cp * layout.tp == 1 or layout.has_grid
+        return self.config.model.scan_layers and not (alone or self._sums or self.config.prefetches)
 
     def _panels(self) -> int:
         """On a grid the last layer's backward is not in the loop, and begins before."""

@@ -154,8 +154,6 @@ def _moving(sizes: Sizes, x: int, hidden: int) -> int:
     layout, wide = sizes.config.layout, 0
     if sizes.config.model.products == "fp8":  # the result in float32
         wide = max(x, hidden // sizes.matrix_shards) * sizes.master_itemsize // sizes.itemsize
-        if layout.sequence_parallel and sizes.config.model.remat == "full":
-            wide *= 2  # also of what is gathered for the layer that is computed again
     if layout.has_grid:
         return hidden // layout.row
     if layout.collective_matmul:
