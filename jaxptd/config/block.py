@@ -60,7 +60,7 @@ class BlockOptions:
         output_scale: factor of x before the output layer.
         looped: whether XLA runs every layer in a loop. There it cannot undo what backward computes
             again.
-        loops_keep_sums: whether such loops keep the residual sums, which norms take, for backward.
+        loops_keep_inputs: whether such loops keep what norms take for backward.
     """
 
     norm: NormKind
@@ -82,7 +82,7 @@ class BlockOptions:
     window: int | None
     output_scale: float
     looped: bool
-    loops_keep_sums: bool
+    loops_keep_inputs: bool
 
     @property
     def head_unit(self) -> int:
@@ -176,7 +176,7 @@ def block_options(model: Any) -> BlockOptions:
         window=model.window,
         output_scale=output_scale,
         looped=looped,
-        loops_keep_sums=looped and (model.remat != "full" or model.remat_layers is not None),
+        loops_keep_inputs=looped and (model.remat != "full" or model.remat_layers is not None),
     )
 
 

@@ -5,7 +5,7 @@ Letters: B batch, T position, D model, N heads, H head size.
 
 import dataclasses
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -56,8 +56,7 @@ class Norm(nnx.Module):
         centred = options.norm == "layernorm"
         self.w = declare(rngs(), (size,), ones)
         self.b = declare(rngs(), (size,), zeros) if centred else None
-        stacked = options.loops_keep_sums
-        self.over = _Over(form.axes.hidden, size, options.norm_eps, centred, stacked)
+        self.over = _Over.of(form.axes.hidden, size, options, centred=centred)
         self.fused = options.norm_kernel == "triton"
         if self.fused and size > LONGEST:
             raise UserError(
@@ -129,7 +128,7 @@ class HeadNorm(nnx.Module):
             decay=False,
             over=axes.head_axes,
         )
-        self.over = _Over(axes.head_slices, size, options.norm_eps, centred=False)
+        self.over = _Over.of(axes.head_slices, size, options, centred=False)
 
     def __call__(self, x_BTNH: Array) -> Array:
         """Queries or keys -> the same shape and type."""
@@ -162,7 +161,11 @@ class _Over:
     size: int
     eps: float
     centred: bool
-    stacked: bool = False
+    stacked: bool
+
+    @classmethod
+    def of(cls, axis: Axis | None, size: int, options: BlockOptions, *, centred: bool) -> Self:
+        return cls(axis, size, options.norm_eps, centred, options.loops_keep_inputs)
 
     def means(self, *each: Array) -> list[Array]:
         """Means over D of several arrays, reduced in one message."""

@@ -200,7 +200,7 @@ class _Step:
         model = self.config.model
         times = 2 if model.products == "fp8" else 1  # XLA's other products do not join the two
         zeros = sum(each.parameters for each in self.loops) // self._narrowing
-        zeros *= self._sums > 0 and self.config.prefetches or self._allocates_early
+        zeros *= (self._sums > 0 and self.config.prefetches) or self._allocates_early
         return dataclasses.replace(
             self._before_backward,
             gradients=self._sums + zeros + self._table,
