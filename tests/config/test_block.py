@@ -1,6 +1,7 @@
 """Options of a block: presets of families, and options that do not fit each other."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -19,8 +20,32 @@ def test_a_family_is_its_options_spelled_out(family: str) -> None:
     for kind, names in kinds.items():
         if getattr(preset.block, kind) is None:
             spelled = {name: value for name, value in spelled.items() if name not in names}
-    assert ModelConfig(family="gpt", **spelled).block == preset.block
-    assert ModelConfig(family="llama", **spelled).block == preset.block
+    loops = {"looped": preset.block.looped, "loops_keep_inputs": preset.block.loops_keep_inputs}
+    for other in ("gpt", "llama"):  # whose stacks of layers may have other depths
+        found = ModelConfig(family=other, **spelled).block
+        assert dataclasses.replace(found, **loops) == preset.block
+
+
+@pytest.mark.parametrize(
+    ("choice", "looped", "keep"),
+    [
+        ({"num_layers": 2}, True, True),
+        ({"num_layers": 2, "remat": "full"}, True, False),
+        ({"num_layers": 4, "remat": "full", "remat_layers": 2}, True, True),
+        ({"num_layers": 4, "remat": "full", "remat_layers": 1}, False, False),
+        ({"num_layers": 2, "scan_layers": False}, False, False),
+        ({"num_layers": 1}, False, False),
+        ({"family": "t5", "num_layers": 2, "num_decoder_layers": 1}, False, False),
+        ({"family": "swin"}, False, False),  # a pair of blocks in some levels
+        ({"family": "swin", "image_depths": (4, 4, 4, 4)}, True, True),
+    ],
+    ids=str,
+)
+def test_layers_are_in_loops_where_each_has_several_trips(
+    choice: dict[str, Any], looped: bool, keep: bool
+) -> None:
+    block = ModelConfig(**choice).block
+    assert (block.looped, block.loops_keep_inputs) == (looped, keep)
 
 
 def test_an_option_that_is_set_is_not_the_familys() -> None:

@@ -16,9 +16,6 @@ LOGIT = 6  # bytes of the loss for each logit: read for maximum and sum, and aga
 # each; the residual stream's gradient read, the sum written.
 STREAM_BACKWARD = 12
 CAST = 6  # bytes: a float32 parameter read, a 16-bit one written
-# Passes over what a collective inside a layer moves: on average half of it is copied out of the
-# form in which it arrives; in ring steps all of it, between blocks and the whole.
-COPIED, COPIED_IN_STEPS = 1, 2
 STACKED = 2  # passes: what a layer keeps is read, and written to the array of all layers
 TAKEN = 1  # pass, on average: half of it is copied out again, other kernels read it in place
 
@@ -59,6 +56,15 @@ def program_of(config: Config, accelerator: Accelerator) -> Program:
         stream_backward=STREAM_BACKWARD,
         balanced=layout.ring != "blockwise",
     )
+
+
+def copied(program: Program) -> int:
+    """Passes over what collectives of a layer move, in kernels that copy it.
+
+    On average half of it is copied out of the form in which it arrives; in ring steps all of it,
+    between blocks and the whole.
+    """
+    return 2 if program.pieces > 1 else 1
 
 
 def _check(config: Config, accelerator: Accelerator) -> None:

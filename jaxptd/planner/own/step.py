@@ -26,7 +26,7 @@ from jaxptd.planner.cost.step import (
     put_together,
 )
 from jaxptd.planner.own.outline import on_stages, outline
-from jaxptd.planner.own.program import COPIED, COPIED_IN_STEPS, STACKED, TAKEN, program_of
+from jaxptd.planner.own.program import STACKED, TAKEN, copied, program_of
 from jaxptd.planner.own.traffic import of_one_layer, once
 from jaxptd.shapes import ParamShape
 from jaxptd.zero.shapes import StateShapes
@@ -217,9 +217,8 @@ class Predictor:
         places = by_place(placed)
         passes = dict(layer_passes(setting, [*kept], places))
         for kind, size in kept.items():
-            passes[kind] = self._with_copies(
-                passes[kind], kind, places.get("layer", ()), in_steps=program.pieces > 1
-            )
+            layer = [each for each in places.get("layer", ()) if each.is_of(*kind)]
+            passes[kind] = self._with_copies(passes[kind], layer, copied(program))
             if program.stacked:
                 passes[kind] = self._in_a_loop(passes[kind], size)
         return passes, end_terms(setting, places)
@@ -235,15 +234,12 @@ class Predictor:
             placed = [dataclasses.replace(each, under="nothing") for each in placed]
         return placed, kept
 
-    def _with_copies(
-        self, passes: Passes, kind: Kind, placed: Sequence[Placed], *, in_steps: bool
-    ) -> Passes:
+    def _with_copies(self, passes: Passes, placed: Sequence[Placed], times: int) -> Passes:
         """The passes with the copies of what their collectives move."""
-        moved = sum(each.count * each.bytes for each in placed if each.is_of(*kind))
+        moved = times * sum(each.count * each.bytes for each in placed)
         if not moved:
             return passes
-        times = COPIED_IN_STEPS if in_steps else COPIED
-        term = kernels.moved(self.cluster.accelerator, times * moved, 4)
+        term = kernels.moved(self.cluster.accelerator, moved, 4)
         return passes.and_backward([term.named("copies of what is sent")])
 
     def _in_a_loop(self, passes: Passes, kept: float) -> Passes:
