@@ -56,7 +56,7 @@ class Norm(nnx.Module):
         centred = options.norm == "layernorm"
         self.w = declare(rngs(), (size,), ones)
         self.b = declare(rngs(), (size,), zeros) if centred else None
-        self.over = _Over.of(form.axes.hidden, size, options, centred=centred)
+        self.over = _Over.of(form.axes.hidden, size, options, form, centred=centred)
         self.fused = options.norm_kernel == "triton"
         if self.fused and size > LONGEST:
             raise UserError(
@@ -128,7 +128,7 @@ class HeadNorm(nnx.Module):
             decay=False,
             over=axes.head_axes,
         )
-        self.over = _Over.of(axes.head_slices, size, options, centred=False)
+        self.over = _Over.of(axes.head_slices, size, options, form, centred=False)
 
     def __call__(self, x_BTNH: Array) -> Array:
         """Queries or keys -> the same shape and type."""
@@ -154,7 +154,7 @@ class _Over:
         size: D without padding.
         eps: added to the variance.
         centred: whether the mean is subtracted.
-        stacked: whether a loop over layers keeps x for backward.
+        stacked: whether x of backward comes from what a loop over layers kept, without a copy.
     """
 
     axis: Axis | None
@@ -164,8 +164,18 @@ class _Over:
     stacked: bool
 
     @classmethod
-    def of(cls, axis: Axis | None, size: int, options: BlockOptions, *, centred: bool) -> Self:
-        return cls(axis, size, options.norm_eps, centred, options.loops_keep_inputs)
+    def of(
+        cls,
+        axis: Axis | None,
+        size: int,
+        options: BlockOptions,
+        form: TensorParallel,
+        *,
+        centred: bool,
+    ) -> Self:
+        # Where devices share products, XLA hides fewer of their messages without the copy.
+        stacked = options.loops_keep_inputs and form.inner_devices == 1
+        return cls(axis, size, options.norm_eps, centred, stacked)
 
     def means(self, *each: Array) -> list[Array]:
         """Means over D of several arrays, reduced in one message."""
