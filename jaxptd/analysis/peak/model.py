@@ -213,7 +213,7 @@ class _Step:
     def _allocates_early(self) -> bool:
         """True if XLA allocates a loop's gradients beside a sum over devices in the loss."""
         layout = self.config.layout
-        alone = layout.dp * layout.cp * layout.tp == 1 or layout.has_grid
+        alone = layout.dp * layout.cp == 1 or layout.tp > 1 or layout.has_grid
         return self.config.model.scan_layers and not (alone or self._sums or self.config.prefetches)
 
     def _panels(self) -> int:
