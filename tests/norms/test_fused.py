@@ -49,12 +49,18 @@ def drawn(shape: tuple[int, ...], dtype: Any, *, centred: bool) -> tuple[list, l
 
 
 @pytest.mark.parametrize(("shape", "centred", "beside", "dtype"), CASES, ids=str)
+@pytest.mark.parametrize("interpret", [True, pytest.param(False, marks=pytest.mark.gpu)])
 def test_it_is_the_norm_and_its_gradient(
-    shape: tuple[int, ...], centred: bool, beside: bool, dtype: Any, monkeypatch: Any
+    shape: tuple[int, ...],
+    centred: bool,
+    beside: bool,
+    dtype: Any,
+    interpret: bool,
+    monkeypatch: Any,
 ) -> None:
     monkeypatch.setattr(fused, "_PROGRAMS", 5)
     (x, w, b), grads = drawn(shape, dtype, centred=centred)
-    norm = FusedNorm(EPS, centred, beside, interpret=True)
+    norm = FusedNorm(EPS, centred, beside, interpret)
     grads = grads if beside else grads[1:]
 
     def formula(x: Array, w: Array, b: Array | None) -> tuple[Array, ...]:
