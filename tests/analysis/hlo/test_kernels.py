@@ -58,3 +58,9 @@ def test_loops_of_stages_count_with_their_mean_trips() -> None:
     one_row = 2 * 256 * 4 + 4
     assert found.other_bytes == 7 * one_row // 2 + 2 * 256 * 256 * 4
     assert summary(text).count == 1 + 1 + 1  # nothing is known of the loop
+
+
+def test_memory_that_a_loop_will_fill_is_no_kernel() -> None:
+    found = '  %m = f32[8,256]{1,0} custom-call(), custom_call_target="AllocateBuffer"\n'
+    entry = "  %a = f32[256,256]{1,0} parameter(0)\n"
+    assert summary(KERNELS.replace(entry, entry + found)) == summary(KERNELS)
