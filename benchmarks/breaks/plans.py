@@ -120,4 +120,19 @@ PAPERS = (
         "beside = 0.0",
         "tests/planner/search/test_best.py",
     ),
+    # ---- what was timed on a GPU ----
+    Break(
+        "float32 is TF32 on GPUs",
+        "jaxptd/matmul/precision.py",
+        'if on_gpus(mesh) and dtype in ("float32", "float64"):',
+        "if False:",
+        "tests/matmul/test_precision.py",
+    ),
+    Break(
+        "attention takes as long for a number of its head as a product",
+        "jaxptd/analysis/hlo/timeline.py",
+        "self.rates.attention * head_size(each) if attends else",
+        "self.rates.attention if attends else",
+        "tests/analysis/hlo/test_timeline.py",
+    ),
 )

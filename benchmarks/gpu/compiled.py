@@ -52,6 +52,8 @@ class Case:
         scan: whether layers are one compiled block.
         length: T.
         norm_kernel: that computes the norms.
+        cublas: whether cuBLASLt computes all products. XLA chooses it for most, but only where it
+            can time them; without a GPU it takes kernels of its own.
     """
 
     sizes: tuple[int, int, int]
@@ -61,6 +63,12 @@ class Case:
     scan: bool = True
     length: int = 1024
     norm_kernel: NormKernel = "xla"
+    cublas: bool = False
+
+    @property
+    def compiler(self) -> dict[str, Any] | None:
+        """Options of the compiler."""
+        return {"xla_gpu_enable_triton_gemm": False} if self.cublas else None
 
     @property
     def config(self) -> Config:
@@ -91,6 +99,7 @@ class Packaged:
 
     name: str
     options: str = ""
+    compiler: None = None
 
     @property
     def config(self) -> Config:
@@ -103,6 +112,7 @@ _UNPIPELINED = "--layout.pp=1 --train.micro_batches=16"
 MEDIUM, XL = (24, 1024, 16), (48, 1600, 25)
 CASES: dict[str, Case | Packaged] = {
     "124m": Case((12, 768, 12), 32, scan=False),
+    "124m cublas": Case((12, 768, 12), 32, scan=False, cublas=True),
     "124m triton norms": Case((12, 768, 12), 32, scan=False, norm_kernel="triton"),
     "124m scan": Case((12, 768, 12), 32),
     "350m": Case(MEDIUM, 32, remat="dots"),
@@ -139,11 +149,12 @@ Nothing was run.
 """
 
 
-def measure(config: Config, kernels: int = 0) -> Figures:
-    """Compiles a config and reads its figures. kernels: print this many, those that move most."""
+def measure(case: Case | Packaged, kernels: int = 0) -> Figures:
+    """Compiles a case and reads its figures. kernels: print this many, those that move most."""
+    config = case.config
     stages, mesh = config.layout.pp, make_mesh(config.layout, gpus(config.layout.num_devices))
     program: Any = Program(config, mesh)
-    compiled = compile_step(program)
+    compiled = compile_step(program, case.compiler)
     text, pipeline = compiled.as_text(), Pipeline(stages, program.resolved.trips)
     every = summary(text, pipeline)
     for size, count, words in largest(text, kernels, pipeline):
@@ -217,7 +228,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     jax.config.update("jax_platforms", "cpu")  # the steps are only compiled for GPUs
     found: dict[str, Figures] = {}
     for name in options.cases:
-        found[name] = measure(CASES[name].config, options.kernels)
+        found[name] = measure(CASES[name], options.kernels)
         print("  ".join(row(name, found[name])), flush=True)
     if options.out:
         lines = table([HEAD, *(row(name, each) for name, each in found.items())])

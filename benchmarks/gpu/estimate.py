@@ -1,10 +1,12 @@
 """Estimates the time of training steps from the programs that are compiled for H200s; no GPU.
 
 `python -m benchmarks.gpu.estimate [--cases "145b" ...] [--out FILE]` prints a table of GPT steps,
-estimated by `jaxptd.analysis.hlo.timeline`: products at 650 TFLOP/s, other kernels at 4.3 TB/s,
-collectives inside a node of eight at 350 GB/s a GPU and beyond it at 50. A pipeline takes longer by
-the time in which its stages wait, hops counted (`jaxptd.pipeline.statistics.makespan`). Nothing was
-run, and what a GPU adds (launches, latencies, kernels that slow each other down) is not in it.
+estimated by `jaxptd.analysis.hlo.timeline`: products at 710 TFLOP/s, cuDNN's attention at 3.4 for
+each number of a head (218 for heads of 64), other kernels at 3.0 TB/s, as an H200 ran them
+(`timed.py`); collectives inside a node of eight at 350 GB/s a GPU and beyond it at 50, which are
+not measured yet. A pipeline takes longer by the time in which its stages wait, hops counted
+(`jaxptd.pipeline.statistics.makespan`). Nothing is run, and what a GPU adds (launches, latencies,
+kernels that slow each other down) is not in it.
 """
 
 import dataclasses
@@ -18,7 +20,7 @@ import jax
 from benchmarks.gpu.compiled import MEDIUM, XL, Case, Packaged
 from benchmarks.lib.measure import append
 from jaxptd.analysis.compiled_step import compile_step
-from jaxptd.analysis.hardware import BANDWIDTH, PEAK_FLOPS
+from jaxptd.analysis.hardware import PEAK_FLOPS
 from jaxptd.analysis.hlo.kernels import ATTENTION, OTHER, PRODUCT
 from jaxptd.analysis.hlo.text import Pipeline
 from jaxptd.analysis.hlo.timeline import Axes, Rates, Times, estimate
@@ -30,7 +32,9 @@ from jaxptd.mesh import Layout, make_mesh
 from jaxptd.pipeline.statistics import Durations, makespan
 from jaxptd.step import Program
 
-PRODUCTS = 650e12  # FLOP/s
+PRODUCTS = 710e12  # FLOP/s; these three of steps on one H200, see `benchmarks/results/timed.md`
+ATTENTION_RATE = 3.4e12  # FLOP/s for each number of a head
+KERNELS = 3.0e12  # bytes a second of other kernels
 NODE, INSIDE, BEYOND = 8, 350e9, 50e9  # GPUs; bytes a second that each sends
 _PLAIN = "--data.source=none --layout.tp=8 --layout.dp=24 --layout.collective_matmul=false"
 _PLAIN += " --layout.zero=0 --layout.schedule=1f1b --model.remat=full --train.micro_batches=96"
@@ -91,7 +95,7 @@ def rates(sizes: dict[str, int]) -> Rates:
         span = math.prod(sizes[axis] for axis in order[first:])
         return ("NVLink", INSIDE) if span <= NODE else ("network", BEYOND)
 
-    return Rates(PRODUCTS, BANDWIDTH, link)
+    return Rates(PRODUCTS, ATTENTION_RATE, KERNELS, link)
 
 
 def measure(config: Config) -> Estimate:

@@ -206,7 +206,7 @@ compiled. FLOPs of a step are the paper's F, as if all activations were computed
 compare with the published ones; steps that keep more execute fewer. Peak is 989.5 TFLOP/s. GiB is
 the predicted peak of a GPU; the search leaves 8 % of its memory. *Times A100s*: the published
 seconds over the predicted ones. The H100's share of products is from one published row, the H200's
-is taken to be the same: count on 6 % for H100s and 12 % for H200s."""
+shares, but for its links', are measured on one: count on 6 %."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,7 @@ from jaxptd.collectives import as_same
 from jaxptd.config import Config, option
 from jaxptd.errors import UserError
 from jaxptd.layers.dropout import Places
+from jaxptd.matmul.precision import exact_products
 from jaxptd.models.families import family_of
 from jaxptd.models.family import Field
 from jaxptd.params import Params
@@ -136,7 +137,8 @@ def sharded_logits(program: Program) -> Callable[[Params, Array], Array]:
         params = passes.gathered(resolved.zero.begin_step(params, training=False))
         places = Places(jnp.zeros(B, jnp.int32), jnp.arange(T, dtype=jnp.int32), None)
         state = passes.empty_state(params, B)
-        logits_BTV, _ = passes.logits(params, {TOKENS: tokens_BT}, places, state)
+        with exact_products(program.config.model.dtype, program.mesh):
+            logits_BTV, _ = passes.logits(params, {TOKENS: tokens_BT}, places, state)
         return resolved.form.axes.gather(logits_BTV, 2)[..., :vocab_size]
 
     return logits

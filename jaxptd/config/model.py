@@ -112,7 +112,7 @@ class ModelConfig:
         attention: attention kernel; auto is cudnn where the device and the shapes allow it, else
             xla.
         norm_kernel: of norms; triton is one kernel forward and one backward, which move less, for
-            NVIDIA GPUs and layouts without a grid; it was not timed yet.
+            NVIDIA GPUs and layouts without a grid.
         scan_layers: compile one block and run it num_layers times in a loop; false unrolls the
             loop (slower to compile, can run faster).
     """

@@ -86,8 +86,10 @@ def _max_and_sum(x_BTV: Array) -> tuple[Array, Array]:
     low, none = jnp.finfo(x_BTV.dtype).min, jnp.zeros((), x_BTV.dtype)
 
     def join(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
-        top = jnp.maximum(a[0], b[0])
-        return top, a[1] * jnp.exp(a[0] - top) + b[1] * jnp.exp(b[0] - top)
+        higher = a[0] > b[0]
+        scale = jnp.exp(-jnp.abs(a[0] - b[0]))  # of the lower; an exponential costs what it reads
+        sums = jnp.where(higher, a[1], b[1]) + jnp.where(higher, b[1], a[1]) * scale
+        return jnp.maximum(a[0], b[0]), sums
 
     pairs = (jnp.maximum(x_BTV, low), jnp.ones_like(x_BTV))
     return lax.reduce(pairs, (low, none), join, (x_BTV.ndim - 1,))
@@ -96,15 +98,43 @@ def _max_and_sum(x_BTV: Array) -> tuple[Array, Array]:
 def _backward(
     axes: ShardingAxes, vocab_size: int, residuals: Residuals, cotangents: tuple[Any, Any]
 ) -> tuple[Array, None]:
-    d_BT, d_logsumexp_BT = cotangents
-    logits_BTV, targets_BT, logsumexp_BT = residuals
-    wide_BTV, ids_V = _wide(logits_BTV, axes, vocab_size)
-    softmax_BTV = jnp.exp(wide_BTV - logsumexp_BT[..., None])
-    target_BTV = (ids_V == targets_BT[..., None]) & (ids_V < vocab_size)
-    d_BTV = jnp.where(target_BTV, softmax_BTV - 1, softmax_BTV) * d_BT[..., None]
-    if not isinstance(d_logsumexp_BT, SymbolicZero):  # somebody used the logsumexp
-        d_BTV += softmax_BTV * d_logsumexp_BT[..., None]
-    return d_BTV.astype(logits_BTV.dtype), None
+    """Writes the gradient over the logits: XLA does that to what a loop carries.
+
+    To the result of cuBLAS it would not, and the logits would be in memory twice.
+    """
+    (logits_BTV, *rows), (d_BT, d_logsumexp_BT) = residuals, cotangents
+    used = not isinstance(d_logsumexp_BT, SymbolicZero)
+    rows_R = [x.reshape(-1) for x in (*rows, d_BT, *[d_logsumexp_BT] * used)]
+    logits_RV = logits_BTV.reshape(-1, logits_BTV.shape[-1])
+    trips = 2 if len(logits_RV) % 2 == 0 else 1
+    size = len(logits_RV) // trips
+
+    def differentiate(trip: Array, x_RV: Array) -> Array:
+        take = partial(lax.dynamic_slice_in_dim, start_index=trip * size, slice_size=size)
+        d_RV = _gradient(take(x_RV), *map(take, rows_R), axes=axes, vocab_size=vocab_size)
+        return lax.dynamic_update_slice_in_dim(x_RV, d_RV, trip * size, 0)
+
+    return lax.fori_loop(0, trips, differentiate, logits_RV).reshape(logits_BTV.shape), None
+
+
+def _gradient(
+    logits_RV: Array,
+    targets_R: Array,
+    logsumexp_R: Array,
+    d_R: Array,
+    d_logsumexp_R: Array | None = None,
+    *,
+    axes: ShardingAxes,
+    vocab_size: int,
+) -> Array:
+    """The gradient of logits in some rows (tokens)."""
+    wide_RV, ids_V = _wide(logits_RV, axes, vocab_size)
+    softmax_RV = jnp.exp(wide_RV - logsumexp_R[:, None])
+    target_RV = (ids_V == targets_R[:, None]) & (ids_V < vocab_size)
+    d_RV = jnp.where(target_RV, softmax_RV - 1, softmax_RV) * d_R[:, None]
+    if d_logsumexp_R is not None:
+        d_RV += softmax_RV * d_logsumexp_R[:, None]
+    return d_RV.astype(logits_RV.dtype)
 
 
 vocab_parallel_cross_entropy.defvjp(_forward, _backward, symbolic_zeros=True)

@@ -26,9 +26,9 @@ from jaxptd.collectives import alike
 
 LONGEST = 2**13  # numbers of a row that fit into the registers of the threads that read it
 _NUMBERS = 4096  # of each array that a program reads at a time, where a row has fewer
-_EACH = 16  # of them that a thread has
-# Two for each of an H200's 132 processors. Each writes sums for w and b of its own.
-_PROGRAMS = 264
+_EACH = 32  # of them that a thread has
+# Eight for each of an H200's 132 processors. Each writes sums for w and b of its own.
+_PROGRAMS = 1056
 
 
 @dataclasses.dataclass(frozen=True)

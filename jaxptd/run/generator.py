@@ -19,6 +19,7 @@ from jaxptd.collectives import as_same
 from jaxptd.config import ModelConfig
 from jaxptd.errors import UserError
 from jaxptd.layers.dropout import Places
+from jaxptd.matmul.precision import exact_products
 from jaxptd.models.families import family_of
 from jaxptd.models.family import Writing
 from jaxptd.params import Params
@@ -147,7 +148,8 @@ class Generator:
         params = passes.gathered(self._resolved.zero.begin_step(params, training=False))
 
         def forward(batch: Batch, start: Array, state: Any) -> tuple[Array, Any]:
-            logits_BTV, state = passes.logits(params, batch, self._places(batch, start), state)
+            with exact_products(self._model.dtype, self.program.mesh):
+                logits_BTV, state = passes.logits(params, batch, self._places(batch, start), state)
             ids_B = self._draw(logits_BTV[:, -1:], jax.random.fold_in(key, start))
             return as_same(ids_B), state  # typed as varying where ZeRO gathered the parameters
 

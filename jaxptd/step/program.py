@@ -15,6 +15,7 @@ from jaxptd.config import Config
 from jaxptd.config.xla import compiler_options
 from jaxptd.errors import UserError, quoted
 from jaxptd.fields import check_argument, checked
+from jaxptd.matmul.precision import exact_products
 from jaxptd.mesh import on_gpus
 from jaxptd.models.families import family_of
 from jaxptd.params import ParamInfo, Params
@@ -231,7 +232,11 @@ def _on_mesh(program: Program, body: Callable, *, specs: Any, outs: Any) -> Call
     """`body`, a function of arrays and a batch, as a function of global arrays in any dict."""
     mapped = jax.shard_map(body, mesh=program.mesh, in_specs=specs, out_specs=outs, check_vma=True)
 
-    return lambda arrays, batch: mapped(dict(arrays), _checked(batch, program.config))
+    def whole(arrays: Mapping[str, Any], batch: Batch) -> Any:
+        with exact_products(program.config.model.dtype, program.mesh):
+            return mapped(dict(arrays), _checked(batch, program.config))
+
+    return whole
 
 
 def _checked(batch: Batch, config: Config) -> Batch:

@@ -1,5 +1,7 @@
 """Cross-entropy over a sharded vocabulary against the dense formula in numpy."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,8 +42,12 @@ def run(
     layout: Layout,
     vocab_size: int,
     squares: float = 0,
+    traced: bool = False,
 ):
-    """Losses, and the gradient of their weighted sum with `squares` times the squared logsumexp."""
+    """Losses, and the gradient of their weighted sum with `squares` times the squared logsumexp.
+
+    traced: only the jaxpr.
+    """
     form, (spec, token_spec) = make_form(layout), specs(layout)
 
     def body(logits, targets, weights):
@@ -60,6 +66,8 @@ def run(
         out_specs=(token_spec, spec),
         check_vma=True,
     )
+    if traced:
+        return jax.make_jaxpr(mapped)(logits, targets, weights)
     return [np.asarray(x) for x in jax.jit(mapped)(logits, targets, weights)]
 
 
@@ -158,3 +166,23 @@ def test_no_device_makes_the_whole_vocabulary_and_nothing_is_scattered(layout: L
     assert (B, T // layout.row, vocab // shards) in shapes
     assert not {shape for shape in shapes if vocab in shape}
     assert not [equation for equation in made if "scatter" in equation.primitive.name]
+
+
+def test_an_odd_number_of_tokens() -> None:
+    rng = np.random.default_rng(2)
+    logits = rng.standard_normal((1, 3, 8)).astype(np.float32)
+    targets, weights = np.array([[5, 0, 7]], np.int32), np.ones((1, 3), np.float32)
+    loss, d_logits = run(logits, targets, weights, layout=Layout(), vocab_size=8)
+    want, d_want = dense(logits, targets, weights)
+    np.testing.assert_allclose(loss, want, rtol=1e-5)
+    np.testing.assert_allclose(d_logits, d_want, atol=1e-6)
+
+
+def test_a_loop_writes_the_gradient_over_the_logits() -> None:
+    """In two trips, since XLA makes no loop of one."""
+    logits, targets = np.zeros((B, T, 8), np.float32), np.zeros((B, T), np.int32)
+    step = partial(run, layout=Layout(), vocab_size=8, traced=True)
+    made = list(equations(step(logits, targets, np.ones((B, T), np.float32))))
+    (loop,) = (each for each in made if each.primitive.name == "scan")
+    assert loop.params["length"] == 2
+    assert (B * T, 8) in {v.aval.shape for v in loop.outvars}

@@ -31,6 +31,11 @@ def flops_of(
     return sum(flops_of(each, within, computations) for each in inner)
 
 
+def head_size(attention: Instruction) -> int:
+    """The numbers of a head, of a kernel of attention."""
+    return attention.arrays[0].shape[-1]
+
+
 def _product(product: Instruction, scope: Mapping[str, Instruction]) -> int:
     contracted = _numbers(product, "lhs_contracting_dims") or _numbers(
         product, "lhs_contracting_dimensions"
@@ -49,7 +54,7 @@ def _attention(kernel: Instruction) -> int:
     seen = math.prod(map(int, re.findall(r"\d+", scores[1])))
     products = 5 if "Backward" in kernel.rest else 2
     causal = '"mask_type": "CAUSAL"' in kernel.rest or '"mask_type":"CAUSAL"' in kernel.rest
-    return 2 * products * seen * kernel.arrays[0].shape[-1] // (2 if causal else 1)
+    return 2 * products * seen * head_size(kernel) // (2 if causal else 1)
 
 
 def _numbers(each: Instruction, name: str) -> list[int]:

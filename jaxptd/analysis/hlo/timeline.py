@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from jaxptd.analysis.collective import REDUCE_SCATTER, Collective
 from jaxptd.analysis.hlo.collectives import axes_of, kind_of_collective, payload
 from jaxptd.analysis.hlo.kernels import ATTENTION, PRODUCT, is_kernel, kind_of, moved_bytes
-from jaxptd.analysis.hlo.products import flops_of
+from jaxptd.analysis.hlo.products import flops_of, head_size
 from jaxptd.analysis.hlo.text import WHOLE, Computations, Instruction, Pipeline, parse
 
 Axes = tuple[str, ...]
@@ -28,12 +28,14 @@ class Rates:
     """The rates of a GPU.
 
     Args:
-        flops: of products and attention.
+        flops: of products.
+        attention: FLOP/s for each number of a head: it takes as long per score for larger heads.
         memory: bytes that kernels read and write.
         link: of the axes of a collective, the link's name and the bytes that a device sends on it.
     """
 
     flops: float
+    attention: float
     memory: float
     link: Callable[[Axes], tuple[str, float]]
 
@@ -143,6 +145,9 @@ class _Reader:
     def _seconds(self, each: Instruction, scope: Mapping[str, Instruction]) -> float:
         """The seconds of one execution of a kernel."""
         moved = moved_bytes(each, scope, self.computations) / self.rates.memory
-        if kind_of(each, self.computations) not in (PRODUCT, ATTENTION):
+        kind = kind_of(each, self.computations)
+        if kind not in (PRODUCT, ATTENTION):
             return moved
-        return max(moved, flops_of(each, scope, self.computations) / self.rates.flops)
+        attends = kind == ATTENTION
+        rate = self.rates.attention * head_size(each) if attends else self.rates.flops
+        return max(moved, flops_of(each, scope, self.computations) / rate)

@@ -19,6 +19,7 @@ from jaxptd.mesh import make_mesh
 from jaxptd.step import Program
 
 WARM_UP = 2
+NAMED = {"xla_gpu_enable_command_buffer": ""}  # CUDA graphs would hide the kernels' names
 
 
 def measure(config: Config, steps: int, directory: Path) -> Times:
@@ -30,7 +31,7 @@ def measure(config: Config, steps: int, directory: Path) -> Times:
         directory: for the trace.
     """
     program = Program(config, make_mesh(config.layout))
-    compiled = compile_step(program, {"xla_gpu_enable_command_buffer": ""})  # hides names
+    compiled = compile_step(program, NAMED)
     state, batch = program.init_state(), program.place(random_batch(config))
     for _ in range(WARM_UP):
         state, _ = jax.block_until_ready(compiled(state, batch))

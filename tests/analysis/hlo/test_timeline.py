@@ -16,8 +16,8 @@ def link(axes: Axes) -> tuple[str, float]:
 
 
 # One second: a product, a kernel that moves one array, an array sent over tp; four over dp.
-RATES = Rates(flops=2 * 8**3, memory=SIZE, link=link)
-FAST = Rates(flops=2 * 8**3, memory=1e12, link=link)
+RATES = Rates(flops=2 * 8**3, attention=8**3, memory=SIZE, link=link)
+FAST = Rates(flops=2 * 8**3, attention=8**3, memory=1e12, link=link)
 TP, DP = "source_target_pairs={{0,1},{1,0}}", "source_target_pairs={{0,2},{2,0}}"
 PRODUCT_OF_8 = """
 %product (p0: f32[8,8], p1: f32[8,8]) -> f32[8,8] {
@@ -162,9 +162,9 @@ def test_the_calls_of_cublas_are_products(text: str) -> None:
 
 
 def test_attention_is_a_kind_of_its_own() -> None:
-    rates = Rates(flops=1.0, memory=1e12, link=link)
+    rates = Rates(flops=1e12, attention=1.0, memory=1e12, link=link)
     found = estimate(FMHA, rates, SIZES)
-    assert found.kernels[ATTENTION] == 2 * 2 * (2 * 64 * 64) * 16 // 2
+    assert found.kernels[ATTENTION] == 2 * 2 * (2 * 64 * 64) // 2  # whatever the size of a head
 
 
 def test_attention_without_its_shape_is_an_error() -> None:

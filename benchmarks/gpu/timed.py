@@ -1,0 +1,214 @@
+"""Times training steps on this machine's GPU, beside what their compiled programs have.
+
+`python -m benchmarks.gpu.timed [--cases 124m "1.5b dots" ...] [--steps 20] [--out FILE]` runs the
+cases of `benchmarks.gpu.compiled` that are of one GPU, each in a process of its own. Steps are
+timed as they train. Milliseconds of products, attention and other kernels are of JAX's profiler, in
+a program that is the same but for CUDA graphs, which hide the kernels' names; idle is what they
+leave of its step. *Estimated* is what `benchmarks.gpu.estimate` says of the program that this
+machine compiled, *planned* what `jaxptd plan` predicts of the config, for the GPU as
+`jaxptd/hardware/accelerators.yaml` has it. `--keep DIR` keeps each program's text and trace.
+"""
+
+import gzip
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from benchmarks.gpu.compiled import CASES, Case, Packaged
+from benchmarks.gpu.estimate import rates
+from benchmarks.lib.measure import append
+from jaxptd.analysis.compiled_step import compile_step, random_batch
+from jaxptd.analysis.flops import attention_flops, executed, flops
+from jaxptd.analysis.hlo.kernels import ATTENTION, OTHER, PRODUCT, summary
+from jaxptd.analysis.hlo.timeline import estimate
+from jaxptd.analysis.profiling.profiler import NAMED, events, of_events
+from jaxptd.analysis.report import table, versions
+from jaxptd.calibration.machine import table_name
+from jaxptd.config import Config
+from jaxptd.errors import Parser, UserError, run_command
+from jaxptd.hardware import Cluster, accelerators
+from jaxptd.mesh import make_mesh
+from jaxptd.planner.own.step import predict
+from jaxptd.run.devices import prepare
+from jaxptd.step import Program
+
+ONE = {name: case for name, case in CASES.items() if case.config.layout.num_devices == 1}
+WARM_UP, TRACED = 3, 5  # steps
+HEAD = ("case", "B", "remat, layers", "step ms, median", "10 % to 90 %", "estimated", "planned")
+HEAD += ("products ms, TFLOP/s", "attention ms, TFLOP/s", "others ms, TB/s", "idle ms")
+HEAD += ("kernels", "peak GiB", "compiled")
+INTRODUCTION = """# Training steps on one GPU, timed
+
+Made by `python -m benchmarks.gpu.timed`, whose head explains the figures.
+
+"""
+Found = dict[str, Any]
+# What a case's kernels of a kind have to do, by the name that `measure` gives it.
+WORK = {PRODUCT: "product_flop", ATTENTION: "attention_flop", OTHER: "other_bytes"}
+
+
+def measure(case: Case | Packaged, steps: int, keep: Path | None = None) -> Found:
+    """Times steps of a case on this machine's first GPU.
+
+    Args:
+        case: of one device.
+        steps: that are timed.
+        keep: a new directory for the program's text and its trace.
+
+    Raises:
+        UserError: JAX finds no GPU.
+    """
+    config, compiler = case.config, case.compiler or {}
+    prepare(config)
+    device = jax.devices()[0]
+    if device.platform != "gpu":
+        raise UserError("JAX finds no GPU; pip install 'jax[cuda13]'")
+    program: Any = Program(config, make_mesh(config.layout))
+    begin = time.perf_counter()
+    compiled = compile_step(program, compiler)
+    compiling = time.perf_counter() - begin
+    state, batch = program.init_state(), program.place(random_batch(config))
+
+    def step() -> None:
+        nonlocal state
+        state, _ = jax.block_until_ready(compiled(state, batch))
+
+    seconds = timed(step, WARM_UP + steps)[WARM_UP:]
+    memory = (device.memory_stats() or {}).get("peak_bytes_in_use", 0)
+    expected = compiled.memory_analysis().peak_memory_in_bytes
+    compiled = compile_step(program, compiler | NAMED)
+    named = statistics.median(timed(step, WARM_UP + steps)[WARM_UP:])
+    return {
+        "device": device.device_kind,
+        "compiling": compiling,
+        "seconds": seconds,
+        "named": named,
+        "peak_bytes": memory,
+        "compiled_bytes": expected,
+        "product_flop": executed(program, flops),
+        "attention_flop": executed(program, attention_flops),
+        **kinds(step, compiled.as_text(), keep),
+    }
+
+
+def timed(step: Callable[[], None], steps: int) -> list[float]:
+    """The seconds of each of so many steps."""
+    seconds = []
+    for _ in range(steps):
+        begin = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - begin)
+    return seconds
+
+
+def kinds(step: Callable[[], None], text: str, keep: Path | None) -> Found:
+    """What a program counts, its estimated seconds, and those of each kind by the profiler.
+
+    Args:
+        step: runs the program once.
+        text: of the compiled program.
+        keep: a directory for it and its trace.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = keep or Path(temporary)
+        with jax.profiler.trace(directory):
+            timed(step, TRACED)
+        parts = of_events(events(directory), text, TRACED)
+    if keep:
+        with gzip.open(keep / "program.txt.gz", "wt", encoding="utf-8") as file:
+            file.write(text)
+    spent = dict.fromkeys((PRODUCT, ATTENTION, OTHER), 0.0)
+    for (_, kind), part in parts.items():
+        spent[kind] += part
+    every = summary(text)
+    estimated = estimate(text, rates({}), {}).total
+    counted = {"kernels": every.count, "other_bytes": every.other_bytes, "estimated": estimated}
+    return counted | {"kinds": spent}
+
+
+def row(name: str, found: Found) -> list[str]:
+    """Makes a line of the table."""
+    model, train = CASES[name].config.model, CASES[name].config.train
+    layers = "loop" if model.scan_layers else "unrolled"
+    head = [name, str(train.global_batch_size), f"`{model.remat}`, {layers}"]
+    if "error" in found:
+        return [*head, f"not measured: {found['error']}", *[""] * (len(HEAD) - len(head) - 1)]
+    spent: Mapping[str, float] = found["kinds"]
+    work = {kind: found[key] for kind, key in WORK.items()}
+    low, *_, high = statistics.quantiles(found["seconds"], n=10)
+    return [
+        *head,
+        f"{1e3 * statistics.median(found['seconds']):.1f}",
+        f"{1e3 * low:.1f} to {1e3 * high:.1f}",
+        f"{1e3 * found['estimated']:.1f}",
+        planned(CASES[name].config, found["device"]),
+        f"{1e3 * spent[PRODUCT]:.1f}, {work[PRODUCT] / spent[PRODUCT] / 1e12:.0f}",
+        f"{1e3 * spent[ATTENTION]:.1f}, {work[ATTENTION] / spent[ATTENTION] / 1e12:.0f}",
+        f"{1e3 * spent[OTHER]:.1f}, {work[OTHER] / spent[OTHER] / 1e12:.2f}",
+        f"{1e3 * (found['named'] - sum(spent.values())):.1f}",
+        f"{found['kernels']:,}",
+        f"{found['peak_bytes'] / 2**30:.1f}",
+        # JAX forgets it of a program that it finds in its cache.
+        f"{found['compiled_bytes'] / 2**30:.1f}" if found["compiled_bytes"] else "",
+    ]
+
+
+def planned(config: Config, device_kind: str) -> str:
+    """The predicted milliseconds of a step; empty for a GPU that the table does not have."""
+    table = accelerators()
+    try:
+        cluster = Cluster(table[table_name(device_kind, table)])
+    except UserError:
+        return ""
+    return f"{1e3 * predict(config, cluster).seconds:.1f}"
+
+
+def ask(name: str, steps: int, keep: str) -> Found:
+    """Measures a case in a process of its own; {"error": words} if that fails."""
+    command = [sys.executable, "-m", "benchmarks.gpu.timed", "--one", "--cases", name]
+    command += ["--steps", str(steps), "--keep", keep and f"{keep}/{name.replace(' ', '_')}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["no word"]
+        return {"error": lines[-1].removeprefix("error: ")[:200]}
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Times training steps on this machine's first GPU."""
+    parser = Parser(prog="python -m benchmarks.gpu.timed", description=main.__doc__)
+    parser.add_argument("--cases", nargs="+", choices=tuple(ONE), default=list(ONE))
+    parser.add_argument("--steps", type=int, default=20, help="timed, after three; 2 or more")
+    parser.add_argument("--out", default="", help="Markdown file to append the table to")
+    parser.add_argument("--keep", default="", help="directory for programs and traces")
+    parser.add_argument("--one", action="store_true", help="the first case, here, as JSON")
+    options = parser.parse_args(argv)
+    if options.steps < 2:
+        raise UserError(f"--steps={options.steps} must be at least 2")
+    if options.one:
+        keep = Path(options.keep) if options.keep else None
+        print(json.dumps(measure(ONE[options.cases[0]], options.steps, keep)))
+        return 0
+    found = {}
+    for name in options.cases:
+        found[name] = ask(name, options.steps, options.keep)
+        print("  ".join(row(name, found[name])), flush=True)
+    ran = [each for each in found.values() if "error" not in each]
+    if not ran:
+        raise UserError(f"nothing was measured: {found[options.cases[0]]['error']}")
+    if options.out:
+        lines = table([HEAD, *(row(name, each) for name, each in found.items())])
+        append(Path(options.out), INTRODUCTION, f"{ran[0]['device']}; {versions()}\n\n{lines}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)
