@@ -27,7 +27,7 @@ from benchmarks.gpu.estimate import rates
 from benchmarks.lib.measure import append
 from jaxptd.analysis.compiled_step import compile_step, random_batch
 from jaxptd.analysis.flops import attention_flops, executed, flops
-from jaxptd.analysis.hlo.kernels import ATTENTION, OTHER, PRODUCT, summary
+from jaxptd.analysis.hlo.kernels import ATTENTION, KINDS, OTHER, PRODUCT, summary
 from jaxptd.analysis.hlo.timeline import estimate
 from jaxptd.analysis.profiling.profiler import NAMED, events, of_events
 from jaxptd.analysis.report import table, versions
@@ -125,7 +125,7 @@ def kinds(step: Callable[[], None], text: str, keep: Path | None) -> Found:
     if keep:
         with gzip.open(keep / "program.txt.gz", "wt", encoding="utf-8") as file:
             file.write(text)
-    spent = dict.fromkeys((PRODUCT, ATTENTION, OTHER), 0.0)
+    spent = dict.fromkeys(KINDS, 0.0)
     for (_, kind), part in parts.items():
         spent[kind] += part
     every = summary(text)

@@ -137,8 +137,8 @@ def sharded_logits(program: Program) -> Callable[[Params, Array], Array]:
         params = passes.gathered(resolved.zero.begin_step(params, training=False))
         places = Places(jnp.zeros(B, jnp.int32), jnp.arange(T, dtype=jnp.int32), None)
         state = passes.empty_state(params, B)
-        with exact_products(program.config.model.dtype, program.mesh):
-            logits_BTV, _ = passes.logits(params, {TOKENS: tokens_BT}, places, state)
+        compute = exact_products(passes.logits, program.config.model.dtype, program.mesh)
+        logits_BTV, _ = compute(params, {TOKENS: tokens_BT}, places, state)
         return resolved.form.axes.gather(logits_BTV, 2)[..., :vocab_size]
 
     return logits

@@ -87,7 +87,7 @@ def _max_and_sum(x_BTV: Array) -> tuple[Array, Array]:
 
     def join(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
         higher = a[0] > b[0]
-        scale = jnp.exp(-jnp.abs(a[0] - b[0]))  # of the lower; an exponential costs what it reads
+        scale = jnp.exp(-jnp.abs(a[0] - b[0]))  # one exponential, not one for each of the two
         sums = jnp.where(higher, a[1], b[1]) + jnp.where(higher, b[1], a[1]) * scale
         return jnp.maximum(a[0], b[0]), sums
 

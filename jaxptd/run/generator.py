@@ -146,10 +146,10 @@ class Generator:
         passes, field = make_passes(self._resolved), self._writing.field
         size, length = batch[field].shape
         params = passes.gathered(self._resolved.zero.begin_step(params, training=False))
+        compute = exact_products(passes.logits, self._model.dtype, self.program.mesh)
 
         def forward(batch: Batch, start: Array, state: Any) -> tuple[Array, Any]:
-            with exact_products(self._model.dtype, self.program.mesh):
-                logits_BTV, state = passes.logits(params, batch, self._places(batch, start), state)
+            logits_BTV, state = compute(params, batch, self._places(batch, start), state)
             ids_B = self._draw(logits_BTV[:, -1:], jax.random.fold_in(key, start))
             return as_same(ids_B), state  # typed as varying where ZeRO gathered the parameters
 

@@ -230,13 +230,10 @@ def _train_on_mesh(program: Program) -> Callable[[State, Batch], tuple[State, Me
 
 def _on_mesh(program: Program, body: Callable, *, specs: Any, outs: Any) -> Callable:
     """`body`, a function of arrays and a batch, as a function of global arrays in any dict."""
+    body = exact_products(body, program.config.model.dtype, program.mesh)
     mapped = jax.shard_map(body, mesh=program.mesh, in_specs=specs, out_specs=outs, check_vma=True)
 
-    def whole(arrays: Mapping[str, Any], batch: Batch) -> Any:
-        with exact_products(program.config.model.dtype, program.mesh):
-            return mapped(dict(arrays), _checked(batch, program.config))
-
-    return whole
+    return lambda arrays, batch: mapped(dict(arrays), _checked(batch, program.config))
 
 
 def _checked(batch: Batch, config: Config) -> Batch:

@@ -1,16 +1,24 @@
 """Products of float32 are exact on GPUs, whose default rounds their factors to TF32."""
 
 import dataclasses
+from typing import Any
 
+import jax
+import numpy as np
 import pytest
 from jax import lax
 
 from jaxptd.analysis.flops import executions, is_product
+from jaxptd.analysis.jaxprs import equations
+from jaxptd.api.scoring import _score_function
+from jaxptd.api.whole_batches import _logits_function
 from jaxptd.config import Config, Dtype, ModelConfig
 from jaxptd.matmul import precision
 from jaxptd.mesh import make_mesh
+from jaxptd.run.generator import Generator, Sampling
 from jaxptd.step import Program
 
+HIGHEST = (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
 SMALL = ModelConfig(num_layers=1, hidden_size=8, num_heads=2, seq_length=8, vocab_size=16)
 
 
@@ -26,5 +34,26 @@ def test_which_products_are_exact(
     program = Program(config, make_mesh(config.layout))
     found = [each.params["precision"] for each, *_ in executions(program) if is_product(each)]
     assert len(found) > 10
-    highest = (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
-    assert set(found) == {highest if exact else None}
+    assert set(found) == {HIGHEST if exact else None}
+
+
+@pytest.mark.parametrize("function", [_logits_function, _score_function])
+def test_so_are_those_of_a_trained_model(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "on_gpus", lambda mesh: True)
+    program = Program(Config(SMALL), make_mesh(Config().layout))
+    tokens = np.zeros((1, 8), np.int32)
+    arguments = (tokens,) if function is _logits_function else (tokens, tokens)
+    jaxpr = function(program).trace(program.init_state()["params"], *arguments).jaxpr
+    found = [each.params["precision"] for each in equations(jaxpr) if is_product(each)]
+    assert set(found) == {HIGHEST}
+
+
+def test_so_are_those_of_generated_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "on_gpus", lambda mesh: True)
+    program = Program(Config(SMALL), make_mesh(Config().layout))
+    generator = Generator(program, 16, Sampling(temperature=0))
+    batch = generator._writing.first(SMALL, [1, 2])
+    arguments = program.init_state()["params"], batch, jax.random.key(0), np.zeros(2, np.int32)
+    jaxpr = generator._write.trace(*arguments).jaxpr
+    found = [each.params["precision"] for each in equations(jaxpr) if is_product(each)]
+    assert set(found) == {HIGHEST}
