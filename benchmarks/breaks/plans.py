@@ -135,4 +135,11 @@ PAPERS = (
         "self.rates.attention if attends else",
         "tests/analysis/hlo/test_timeline.py",
     ),
+    Break(
+        "a score of a small head takes less time",
+        "jaxptd/planner/cost/kernels.py",
+        "share * min(head_size, FULL_HEAD) / FULL_HEAD",
+        "share",
+        "tests/planner/cost/test_kernels.py",
+    ),
 )

@@ -17,7 +17,7 @@ FILL = 128  # of K: as long as these are what a tile needs before its first prod
 FEW_WAVES = 4  # up to here a last wave takes as long as a full one; above, tiles overlap
 LAUNCH = 3e-6  # seconds between two kernels of a stream, and of their start and end
 BACKWARD = 2.5  # FLOPs of fused attention's backward, of those of its forward
-SMALL_HEADS = 0.85  # rate with heads of 64, of that with heads of 128; judged
+FULL_HEAD = 128  # of smaller heads a score takes as long; so it was in steps on one H200, with 64
 
 
 @functools.lru_cache(65536)
@@ -80,11 +80,11 @@ def flash(accelerator: Accelerator, flops: float, head_size: int, *, backward: b
     Args:
         accelerator: that runs it.
         flops: of forward's two products, without what a causal mask hides.
-        head_size: H; heads below 128 reach less.
+        head_size: H; heads below 128 reach less, in proportion.
         backward: the term is of the backward kernel.
     """
     a = accelerator
     share = a.attention_backward_share if backward else a.attention_forward_share
-    rate = a.bf16_flops * share * (1 if head_size >= 128 else SMALL_HEADS)
+    rate = a.bf16_flops * share * min(head_size, FULL_HEAD) / FULL_HEAD
     executed = flops * (BACKWARD if backward else 1)
     return Term("", "attention", executed / rate + LAUNCH, PRODUCTS, executed)
