@@ -49,7 +49,6 @@ def drawn(shape: tuple[int, ...], dtype: Any, *, centred: bool) -> tuple[list, l
 
 
 @pytest.mark.parametrize(("shape", "centred", "beside", "dtype"), CASES, ids=str)
-@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("interpret", [True, pytest.param(False, marks=pytest.mark.gpu)])
 def test_it_is_the_norm_and_its_gradient(
     shape: tuple[int, ...],
