@@ -57,13 +57,15 @@ def test_every_case_is_of_one_gpu() -> None:
 
 def test_the_programs_own_figures_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Traces a small step here, whose kernels count as none of a GPU's."""
-    monkeypatch.setattr(timed, "events", lambda directory: [])
+    copied = [{"args": {"hlo_op": "y"}, "dur": 10.0}] * timed.TRACED
+    monkeypatch.setattr(timed, "events", lambda directory: copied)
     monkeypatch.setattr(jax.profiler, "trace", lambda directory: jax.named_scope("trace"))
     text = "ENTRY %main (x: f32[8]) -> f32[8] {\n  %x = f32[8]{0} parameter(0)\n"
     text += "  ROOT %y = f32[8]{0} copy(%x)\n}\n"
     runs: list[int] = []
     found = timed.kinds(lambda: runs.append(1), text, None)
     assert len(runs) == timed.TRACED
+    assert found["kinds"][OTHER] == pytest.approx(10e-6)
     assert found["kernels"] == 1
     assert found["other_bytes"] == 2 * 8 * 4
     assert found["estimated"] == pytest.approx(2 * 8 * 4 / 3e12)
@@ -89,6 +91,8 @@ def test_without_a_gpu_nothing_is_written(tmp_path: Path, monkeypatch: pytest.Mo
     out = tmp_path / "timed.md"
     with pytest.raises(UserError, match="^nothing was measured: JAX finds no GPU$"):
         timed.main(["--cases", "124m", "--out", str(out)])
+    with pytest.raises(UserError, match="keep=.*: is there already; name a new directory"):
+        timed.main(["--keep", str(tmp_path)])
     with pytest.raises(UserError, match="--steps=1 must be at least 2"):
         timed.main(["--steps", "1"])
     with pytest.raises(UserError, match="JAX finds no GPU"):

@@ -12,8 +12,6 @@ machine compiled, *planned* what `jaxptd plan` predicts of the config, for the G
 import gzip
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +22,7 @@ import jax
 
 from benchmarks.gpu.compiled import CASES, Case, Packaged
 from benchmarks.gpu.estimate import rates
+from benchmarks.lib.child import answer, first_gpu
 from benchmarks.lib.measure import append
 from jaxptd.analysis.compiled_step import compile_step, random_batch
 from jaxptd.analysis.flops import attention_flops, executed, flops
@@ -68,9 +67,7 @@ def measure(case: Case | Packaged, steps: int, keep: Path | None = None) -> Foun
     """
     config, compiler = case.config, case.compiler or {}
     prepare(config)
-    device = jax.devices()[0]
-    if device.platform != "gpu":
-        raise UserError("JAX finds no GPU; pip install 'jax[cuda13]'")
+    device = first_gpu()
     program: Any = Program(config, make_mesh(config.layout))
     begin = time.perf_counter()
     compiled = compile_step(program, compiler)
@@ -173,13 +170,9 @@ def planned(config: Config, device_kind: str) -> str:
 
 def ask(name: str, steps: int, keep: str) -> Found:
     """Measures a case in a process of its own; {"error": words} if that fails."""
-    command = [sys.executable, "-m", "benchmarks.gpu.timed", "--one", "--cases", name]
-    command += ["--steps", str(steps), "--keep", keep and f"{keep}/{name.replace(' ', '_')}"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["no word"]
-        return {"error": lines[-1].removeprefix("error: ")[:200]}
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    directory = keep and f"{keep}/{name.replace(' ', '_')}"
+    arguments = ("--one", "--cases", name, "--steps", str(steps), "--keep", directory)
+    return answer("benchmarks.gpu.timed", *arguments)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -188,11 +181,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cases", nargs="+", choices=tuple(ONE), default=list(ONE))
     parser.add_argument("--steps", type=int, default=20, help="timed, after three; 2 or more")
     parser.add_argument("--out", default="", help="Markdown file to append the table to")
-    parser.add_argument("--keep", default="", help="directory for programs and traces")
+    parser.add_argument("--keep", default="", help="new directory for programs and traces")
     parser.add_argument("--one", action="store_true", help="the first case, here, as JSON")
     options = parser.parse_args(argv)
     if options.steps < 2:
         raise UserError(f"--steps={options.steps} must be at least 2")
+    if options.keep and Path(options.keep).exists() and not options.one:
+        raise UserError(f"--keep={options.keep}: is there already; name a new directory")
     if options.one:
         keep = Path(options.keep) if options.keep else None
         print(json.dumps(measure(ONE[options.cases[0]], options.steps, keep)))

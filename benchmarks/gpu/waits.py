@@ -16,10 +16,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from benchmarks.lib.child import first_gpu
 from benchmarks.lib.measure import append
 from jaxptd.analysis.profiling.profiler import NAMED
 from jaxptd.analysis.report import table, versions
-from jaxptd.errors import Parser, UserError, run_command
+from jaxptd.errors import Parser, run_command
 
 LENGTH, REPEATS = 64, 30
 HEAD = ("chain", "us a product, with CUDA graphs", "wait", "us a product, without", "wait")
@@ -83,9 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="python -m benchmarks.gpu.waits", description=main.__doc__)
     parser.add_argument("--out", default="", help="Markdown file to append the table to")
     options = parser.parse_args(argv)
-    device = jax.devices()[0]
-    if device.platform != "gpu":
-        raise UserError("JAX finds no GPU; pip install 'jax[cuda13]'")
+    device = first_gpu()
     rows: list[tuple[str, ...]] = [HEAD]
     plainly: list[float] = []
     for name, way in WAYS.items():

@@ -12,13 +12,12 @@ With `--out`, a JSON file beside the table has every step's time.
 import json
 import math
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.lib.child import answer
 from benchmarks.lib.measure import append, write
 from benchmarks.one_device.cases import CASES, mfu, parameters
 from benchmarks.one_device.trainer import TRAINERS, add_steps, check_steps
@@ -38,14 +37,8 @@ Result = Mapping[str, Any]  # what a trainer prints
 
 def measure(trainer: str, name: str, steps: int) -> Result:
     """Runs a trainer on a case and returns what it prints; {"error": words} if it cannot run."""
-    command = [sys.executable, "-m", "benchmarks.one_device.trainer", trainer]
-    done = subprocess.run(
-        [*command, "--case", name, "--steps", str(steps)], capture_output=True, text=True
-    )
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["no word"]
-        return {"error": lines[-1].removeprefix("error: ")[:200]}
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    arguments = (trainer, "--case", name, "--steps", str(steps))
+    return answer("benchmarks.one_device.trainer", *arguments)
 
 
 def row(name: str, trainer: str, found: Result, peer: Result | None) -> list[str]:

@@ -5,9 +5,9 @@ from typing import Any
 
 import jax
 
+from benchmarks.lib.child import first_gpu
 from benchmarks.one_device.cases import Case
 from jaxptd.analysis.compiled_step import random_batch
-from jaxptd.errors import UserError
 from jaxptd.mesh import make_mesh
 from jaxptd.step import Program
 
@@ -18,9 +18,7 @@ def start(case: Case) -> tuple[Callable[[], float], Callable[[], dict[str, Any]]
     Raises:
         UserError: JAX finds no GPU.
     """
-    device = jax.devices()[0]
-    if device.platform != "gpu":
-        raise UserError("JAX finds no GPU; pip install 'jax[cuda13]'")
+    device = first_gpu()
     program = Program(case.config, make_mesh(case.config.layout))
     state, batch = program.init_state(), program.place(random_batch(case.config))
 
