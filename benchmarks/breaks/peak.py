@@ -24,7 +24,7 @@ PEAK = (
     Break(
         "the logits never wait for a sum over devices",
         MODEL,
-        "return not self._sums and (over_tokens or (tied and layout.has_grid))",
+        "return not self._sums and has_sum",
         "return False",
         ROWS,
     ),
@@ -110,5 +110,26 @@ PEAK = (
         "if False:",
         "tests/step/test_update_on_host.py",
         "gradients_go_down",
+    ),
+    Break(
+        "peak: a loop's gradients have the state's precision",
+        "jaxptd/analysis/peak/model.py",
+        "narrow = self.config.narrows or (",
+        "narrow = (",
+        "tests/analysis/peak/test_model.py",
+    ),
+    Break(
+        "peak: nothing sums the gradients that an update reads",
+        "jaxptd/analysis/peak/model.py",
+        "gradients=gradients - layers + layers // narrowing",
+        "gradients=gradients",
+        "benchmarks/memory/test_peak.py",
+    ),
+    Break(
+        "peak: untied logits never wait for a sum over tp",
+        "jaxptd/analysis/peak/model.py",
+        "(layout.cp > 1 if tied else layout.sequence_parallel)",
+        "(layout.cp > 1 and tied)",
+        "benchmarks/memory/test_peak.py",
     ),
 )

@@ -195,7 +195,9 @@ GOALS: dict[str, Callable[[], Figure]] = {
     "1.5B, B=16, `dots`, loop, norms by Triton: other kernels, ms": lambda: Figure(
         _compiled("1.5b dots triton norms")["others_ms"], 65
     ),
-    "1.5B, B=16, `dots`, loop: peak, GiB": lambda: Figure(_compiled("1.5b dots")["peak_gib"], 45),
+    "1.5B, B=16, `dots`, loop, norms by Triton: peak, GiB": lambda: Figure(
+        _compiled("1.5b dots triton norms")["peak_gib"], 45
+    ),
     "temporary memory over plain jit, worst of 8 layouts": lambda: Figure(
         max(temporary_memory()), 0.8
     ),

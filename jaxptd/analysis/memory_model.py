@@ -48,6 +48,18 @@ def state(config: Config, zero: StateShapes) -> dict[str, int]:
     }
 
 
+def narrowed(config: Config, zero: StateShapes) -> int:
+    """Bytes that gradients of a step which sums none are less than in `state`: `Config.narrows`."""
+    if config.train.micro_batches * config.layout.dp * config.layout.cp > 1:
+        return 0
+    wide = Sizes(config).master_itemsize
+    return sum(
+        elements_on_device(info, config.layout) * (wide - itemsize(zero.gather_dtype(name)))
+        for name, info in zero.infos.items()
+        if zero.is_narrowed(name)
+    )
+
+
 def hosted(layout: Layout, state: Mapping[str, int]) -> int:
     """Bytes of parameters and moments that are in host memory; state: as `state` gives it."""
     parameters = state["parameters"] if layout.hosts_parameters else 0

@@ -55,11 +55,12 @@ class Needs:
 
 def needs(config: Config, mesh: Any) -> Needs:
     """Predicts the bytes that one step of a config takes on each device of a mesh."""
-    state = memory_model.state(config, resolve(config, mesh).zero)
+    zero = resolve(config, mesh).zero
+    state = memory_model.state(config, zero)
     hosted = 0 if _on_cpu(mesh) else memory_model.hosted(config.layout, state)
     return Needs(
         state=state["parameters"] + state["optimizer"] - hosted,
-        gradients=state["gradients"] + state["gathered"],
+        gradients=state["gradients"] - memory_model.narrowed(config, zero) + state["gathered"],
         activations=_activations(config, mesh),
     )
 

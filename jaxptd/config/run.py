@@ -100,6 +100,19 @@ class Config:
         return self.prefetches and once and not self.layout.fetches_layers
 
     @property
+    def narrows(self) -> bool:
+        """True if a loop over layers that moves nothing stacks their gradients in `model.dtype`.
+
+        Backward computes them in it. A pipeline adds each layer's to a sum at once, and a grid sums
+        them inside a layer, in float32. In fp8, and with moments on the host, no memory was won:
+        `docs/performance.md`.
+        """
+        layout = self.layout
+        moves = layout.has_grid or layout.fetches_layers or layout.hosts_moments
+        native = self.model.products == "native"
+        return self.zero == 0 and self._loops and native and not moves
+
+    @property
     def gathers_again(self) -> bool:
         """True if backward gathers the inputs of first products again, and layers keep shards."""
         layout = self.layout

@@ -22,7 +22,7 @@ from jaxptd.layers.mlp import MLP
 from jaxptd.layers.norm import Norm
 from jaxptd.params import normal, stacked
 from jaxptd.pipeline.model import LayerInputs, X
-from jaxptd.zero.gathering import is_gathered, with_gathering
+from jaxptd.zero.gathering import is_gathered, with_gathering, with_narrow_gradients
 from jaxptd.zero.prefetching import prefetching
 
 LAYERS = "layers"  # named scope of the loop over layers
@@ -170,7 +170,7 @@ def _loop(run: Any, stack: Any, *, scanned: bool) -> Any:
     if scanned and is_gathered(stack):
         return prefetching(run)
     over: Any = lax.scan if scanned else _unrolled
-    each = with_gathering(run) if is_gathered(stack) else run
+    each = with_gathering(run) if is_gathered(stack) else with_narrow_gradients(run)
 
     return lambda stack, common, inputs, x: over(
         lambda x, own: each((own[0], common), LayerInputs(inputs.places, *own[1:]), x),

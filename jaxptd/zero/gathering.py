@@ -18,6 +18,9 @@ With `layout.offload: parameters` shards are in host memory, and `gathered` copi
 device first. Parameters that are not sharded are only copied. A gradient has the memory of the
 device, so it belongs to a `handle`, an array that nothing reads, and not to the array on the host.
 
+So does the gradient of a layer in a loop at stage 0, to be in the precision that layers compute in:
+there a `Gatherable` is neither gathered nor copied, and `with_narrow_gradients` takes it.
+
 Letters: L layers, Z devices along dp x cp, n elements of a block with its padding.
 """
 
@@ -34,7 +37,7 @@ from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.mesh import BATCH_AXES
 from jaxptd.pipeline.model import LayerInputs
 from jaxptd.pipeline.split_backward import trace_layer
-from jaxptd.zero.host import on_device
+from jaxptd.zero.host import is_on_host, on_device
 from jaxptd.zero.shards import ShardedInfo
 
 
@@ -73,6 +76,11 @@ class Gatherable:
             return self.shard.shape
         return (*self.shard.shape[:-1], *self.info.block_shape)
 
+    @property
+    def comes(self) -> bool:
+        """Whether other devices or the host have a part of the block."""
+        return self.info is not None or is_on_host(self.shard)
+
     def copied(self) -> Array:
         """The shard on the device, in the precision to gather in."""
         return on_device(self.shard).astype(self.dtype)
@@ -91,8 +99,8 @@ def _leaves(tree: Any) -> list[Any]:
 
 
 def is_gathered(params: Any) -> bool:
-    """True if a `Gatherable` is among the parameters."""
-    return any(map(_is_gatherable, _leaves(params)))
+    """True if a `Gatherable` among the parameters comes from other devices or from the host."""
+    return any(_is_gatherable(leaf) and leaf.comes for leaf in _leaves(params))
 
 
 def handles_of(params: Any) -> Any:
@@ -248,6 +256,39 @@ def with_gathering(
 
     gathering.defvjp(forward, backward)
     return gathering
+
+
+def with_narrow_gradients(
+    run: Callable[[Any, LayerInputs, Any], Any],
+) -> Callable[[Any, LayerInputs, Any], Any]:
+    """Makes `run(layer, inputs, x)` give gradients in the precision of the layer's handles.
+
+    For layers that are not gathered.
+    """
+
+    def attached(leaf: Any) -> Any:
+        return _attached(leaf.shard, leaf.handle) if _is_gatherable(leaf) else leaf
+
+    return lambda layer, *others: run(
+        jax.tree.map(attached, layer, is_leaf=_is_gatherable), *others
+    )
+
+
+@jax.custom_vjp
+def _attached(block: Array, handle: Array) -> Array:
+    """The block, whose gradient is the handle's, in the precision of the handle."""
+    return block
+
+
+def _attached_fwd(block: Array, handle: Array) -> tuple[Array, Array]:
+    return block, jnp.zeros((0,), handle.dtype)
+
+
+def _attached_bwd(like: Array, gradient: Array) -> tuple[None, Array]:
+    return None, gradient.astype(like.dtype)
+
+
+_attached.defvjp(_attached_fwd, _attached_bwd)
 
 
 def as_layer(layer: Any, gradients: Any) -> Any:

@@ -89,6 +89,8 @@ class StateShapes:
         fetches: whether a device has a layer's parameters only while the layer runs.
         by_layer: whether shards of layers are of one layer each at stage 1, too.
         holds: whether stage 2 gathers layers one by one, and holds each for backward.
+        narrows: whether gradients of layers have the precision that layers compute in at stage 0,
+            too, until they are added up.
     """
 
     stage: int
@@ -99,6 +101,7 @@ class StateShapes:
     fetches: bool = False
     by_layer: bool = False
     holds: bool = False
+    narrows: bool = False
 
     @classmethod
     def of(cls, config: Config, infos: Mapping[str, ParamShape], *, by_layer: bool) -> Self:
@@ -113,6 +116,7 @@ class StateShapes:
             fetches=layout.fetches_layers,
             by_layer=by_layer,
             holds=config.holds_blocks,
+            narrows=config.narrows,
         )
 
     @cached_property
@@ -129,6 +133,11 @@ class StateShapes:
     def is_scattered(self, name: str) -> bool:
         """True for parameters whose gradients are reduce-scattered layer by layer."""
         return self.stage >= 2 and self.infos[name].stack is not None
+
+    def is_narrowed(self, name: str) -> bool:
+        """True for parameters that are cast layer by layer, so that their gradients are narrow."""
+        narrower = itemsize(self.gather_dtype(name)) < itemsize("float32")
+        return self.narrows and narrower and self.infos[name].stack is not None
 
     def gathered_early(self, name: str) -> bool:
         """True for parameters that are gathered at the beginning of a step, not layer by layer."""

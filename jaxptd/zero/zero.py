@@ -5,6 +5,10 @@ in how a step treats the layers' parameters w. Parameters outside the layers (em
 norm, those that all layers read) are treated as at stage 1. `[=]` is a device's shard, `[====]` the
 block that all Z shards make up, dw its gradient of one micro-batch:
 
+    stage 0  forward     reads w[====]
+             backward    reads w[====], adds dw[====] to a sum; those of a loop's layers are stacked
+                         in the precision that layers compute in
+
     stage 1  begin_step  w[=] -- all-gather --> w[====]
              forward     reads w[====]
              backward    reads w[====], adds dw[====] to a sum
@@ -88,6 +92,8 @@ class Zero(StateShapes):
             handle = p if scattered and not is_on_host(p) else self._handle(name, p)
             return Gatherable(p, handle, None, info, dtype, scattered)
         p = on_device(p)
+        if self.is_narrowed(name) and training:
+            return Gatherable(p, self._handle(name, p), None, None, dtype, scattered)
         if info is None:
             return p.astype(dtype) if self.copies else p
         early = self.gathered_early(name) or not training

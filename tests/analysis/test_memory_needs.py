@@ -43,6 +43,28 @@ def test_needs_follow_from_the_formulas() -> None:
     assert found.least == found.state + max(found.gradients, found.activations)
 
 
+@pytest.mark.parametrize(
+    ("layout", "choice", "narrow"),
+    [
+        (Layout(tp=2), {"micro_batches": 1}, True),
+        (Layout(tp=2), {"micro_batches": 2}, False),
+        (Layout(dp=2), {"micro_batches": 1}, False),
+        (Layout(), {"micro_batches": 1, "scan_layers": False}, False),
+    ],
+    ids=str,
+)
+def test_gradients_that_nothing_sums_have_16_bits(
+    layout: Layout, choice: dict, narrow: bool
+) -> None:
+    program = tiny.program(layout, dtype="bfloat16", **choice)
+    state = memory_model.state(program.config, program.resolved.zero)
+    matrices = (
+        2 * (4 + 8) * 16 * 16 // layout.tp
+    )  # of two layers: 4 D D in attention, 8 D D in MLPs
+    found = needs(program.config, program.mesh)
+    assert found.gradients == state["gradients"] - 2 * matrices * narrow
+
+
 def test_offloading_helps_on_accelerators_only() -> None:
     config = tiny.config(Layout(offload="optimizer"))
     mesh = SimpleNamespace(devices=SimpleNamespace(flat=[GPU]), local_devices=[GPU])

@@ -140,9 +140,9 @@ class _Step:
 
     @property
     def _narrowing(self) -> int:
-        """Times that gradients of layers are narrower than the state: those of casted ones."""
+        """Times that gradients of layers are narrower than the state, until they are summed."""
         sizes = Sizes(self.config)
-        narrow = self.config.zero < 2 and working.casts(self.config)
+        narrow = self.config.narrows or (self.config.zero < 2 and working.casts(self.config))
         return sizes.master_itemsize // sizes.itemsize if narrow else 1
 
     @property
@@ -189,8 +189,9 @@ class _Step:
         With several micro-batches, and with ZeRO, it was not seen to do so.
         """
         layout, tied = self.config.layout, self.config.model.tie_embeddings
-        over_tokens = self.config.zero == 0 and (layout.dp > 1 or (tied and layout.cp > 1))
-        return not self._sums and (over_tokens or (tied and layout.has_grid))
+        over_tokens = layout.dp > 1 or (layout.cp > 1 if tied else layout.sequence_parallel)
+        has_sum = (self.config.zero == 0 and over_tokens) or (tied and layout.has_grid)
+        return not self._sums and has_sum
 
     def _loss(self) -> Peak:
         """The gradient of the logits, and that of the table, both also in 16 bits.
@@ -282,5 +283,8 @@ class _Step:
             shards = layout.dp * layout.cp if layout.zero == 1 else 1
             more = (arrays + 1 + (self._sums > 0)) * largest // shards
             return dataclasses.replace(found, gradients=gradients, copies=more)
-        summed = largest if self.config.zero == 0 and layout.dp * layout.cp > 1 else 0
-        return dataclasses.replace(found, gradients=gradients + summed)
+        narrowing = self._narrowing if self.config.narrows and not self._sums else 1
+        if self.config.zero == 0 and layout.dp * layout.cp > 1:
+            return dataclasses.replace(found, gradients=gradients + largest // narrowing)
+        layers = sum(each.parameters for each in self.loops)
+        return dataclasses.replace(found, gradients=gradients - layers + layers // narrowing)

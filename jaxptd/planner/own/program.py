@@ -9,6 +9,7 @@ from jaxptd.planner.cost import Program
 # Bytes moved for each parameter by an optimizer: parameter and moments read and written, the
 # gradient read, and read twice more for its norm and its factor.
 UPDATE = {"adamw": 40, "lion": 32, "sgd": 32, "adafactor": 32}
+NARROW = 6  # bytes less, if that gradient has 16 bits
 # Read off steps compiled for H200s, kernel by kernel (`python -m benchmarks.gpu.compiled`):
 ADDED = 10  # bytes: a float32 sum and a 16-bit gradient read, the sum written
 LOGIT = 6  # bytes of the loss for each logit: read for maximum and sum, and again; gradient written
@@ -27,6 +28,7 @@ def program_of(config: Config, accelerator: Accelerator) -> Program:
         UserError: the cost model lacks something that the config asks for, or the GPUs do.
     """
     model, layout = config.model, config.layout
+    unsummed = config.train.micro_batches * layout.dp * layout.cp == 1
     _check(config, accelerator)
     return Program(
         "jaxptd",
@@ -36,7 +38,7 @@ def program_of(config: Config, accelerator: Accelerator) -> Program:
         rotary=model.block.positions == "rope",
         accumulate=ADDED if config.train.micro_batches > 1 else 0,
         gradient=4,
-        update=UPDATE[config.optimizer.name],
+        update=UPDATE[config.optimizer.name] - NARROW * (config.narrows and unsummed),
         logit=LOGIT,
         tp_under="nothing",
         dp_under="nothing",

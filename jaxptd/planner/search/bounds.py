@@ -218,6 +218,8 @@ def state_bytes(cost: UnitCost, axes: Axes, zero: int) -> tuple[float, float]:
     gradients = cost.gradients / axes.pp / (shards if zero > 1 else 1)
     # ZeRO gathers in 16 bits what gradients have in 32
     gathered = cost.gradients / axes.pp / 2 if zero in (1, 2) and shards > 1 else 0.0
+    if _in_one_go(axes) and shards == 1:  # those of matrices are never summed, and stay in 16 bits
+        gradients -= cost.matrices / 2
     return state, gradients + gathered
 
 

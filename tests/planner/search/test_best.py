@@ -120,6 +120,14 @@ def test_what_does_not_fit_is_not_found() -> None:
     assert list(search(GPT, 1, 8, 1)) == []
 
 
+def test_gradients_that_nothing_sums_have_16_bits() -> None:
+    """In float32 they would not fit beside the state."""
+    deep = dataclasses.replace(GPT, num_layers=32)
+    found = next(iter(search(deep, 1, 1, 23.5, model__remat="full", layout__offload="none")))
+    state = OwnStep(found.config).state
+    assert state["parameters"] + state["optimizer"] + state["gradients"] > 23.5 * GIB
+
+
 def test_a_loss_of_several_layers_has_fewer_beside_it() -> None:
     """No division of the layers is faster than the one that is found."""
     model = dataclasses.replace(LLAMA, num_layers=16, vocab_size=256_000)

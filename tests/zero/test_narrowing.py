@@ -1,0 +1,124 @@
+"""A loop that moves nothing stacks the gradients of its layers' matrices in their precision."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from turns import slow
+
+from jaxptd.analysis.compiled_step import random_batch
+from jaxptd.analysis.jaxprs import equations, scans, traced
+from jaxptd.config import Config
+from jaxptd.mesh import Layout
+from jaxptd.params import ParamInfo
+from jaxptd.step import Program
+
+BARRIER = "optimization_barrier"
+THREE = {"num_layers": 3}
+NARROW: list[Any] = [
+    (Layout(), {"remat": "dots"}),
+    (Layout(dp=2, tp=2, sequence_parallel=True), {"remat": "full", "dtype": "float16"}),
+    (Layout(cp=2, tp=2), {"dropout": 0.1, "micro_batches": 1}),
+    slow(Layout(), {"family": "llama", "num_kv_heads": 2, "tie_embeddings": False}),
+    slow(Layout(tp=4), {"family": "llama", "num_kv_heads": 2}),
+    slow(Layout(dp=2), {**tiny.T5, "remat": "attention"}),
+    slow(Layout(tp=2), {"family": "bert", "remat": "dots", "remat_layers": 1}),
+    slow(Layout(dp=2, cp=2, ring="rsa"), {"dtype": "float16"}),
+    slow(Layout(offload="activations"), {"remat": "dots"}),
+    slow(Layout(dp=2), {"family": "swin-unet"}),
+]
+RING_STEPS = Layout(tp=2, sequence_parallel=True, collective_matmul=True)
+WIDE: list[Any] = [
+    (Layout(), {"dtype": "float32"}),
+    (Layout(), {"scan_layers": False}),
+    (Layout(), {"products": "fp8"}),
+    (Layout(pp=2), {"num_layers": 4}),
+    (Layout(row=2, col=2), {}),
+    (Layout(offload="optimizer"), {}),
+    (Layout(dp=2, zero=1), {}),
+]
+
+
+def program(layout: Layout, **choice: Any) -> Program:
+    sizes = {} if choice.get("family") == "swin-unet" else THREE
+    return tiny.program(layout, **{"dtype": "bfloat16"} | sizes | choice)
+
+
+def stacked(found: Program) -> Iterator[tuple[tuple[int, ...], str]]:
+    """Shape and precision of each element of what the scans of a step stack."""
+    for loop in scans(traced(found).jaxpr):
+        of_trip = loop.params["jaxpr"].jaxpr.outvars
+        for each, one in zip(loop.outvars, of_trip, strict=True):
+            if each.aval.shape[1:] == one.aval.shape:
+                yield one.aval.shape, one.aval.dtype.name
+
+
+def matrices(found: Program) -> set[tuple[int, ...]]:
+    """The shapes of a layer's matrices on a device."""
+    sizes = found.config.layout.sizes
+
+    def local(info: ParamInfo) -> tuple[int, ...]:
+        cuts = [math.prod(sizes[axis] for axis in axes) for axes in info.axes_of_dims]
+        return tuple(n // cut for n, cut in zip(info.stored_shape, cuts, strict=True))[1:]
+
+    return {local(info) for info in found.infos.values() if info.stack and info.cast}
+
+
+@pytest.mark.parametrize(("layout", "choice"), [*NARROW, slow(RING_STEPS, {})], ids=str)
+def test_matrices_have_gradients_in_the_precision_of_products(layout: Layout, choice: dict) -> None:
+    found = program(layout, **choice)
+    dtype = found.config.model.dtype
+    kinds = {kind for kind in stacked(found) if kind[0] in matrices(found)}
+    assert kinds == {(shape, dtype) for shape in matrices(found)}
+
+
+def test_a_layer_that_is_there_is_not_gathered_again() -> None:
+    """Else backward would begin with copies behind barriers, and keep what layers share L times."""
+    found = program(Layout(), remat="full")
+    barriers = [each for each in equations(traced(found).jaxpr) if each.primitive.name == BARRIER]
+    shapes = {x.aval.shape for each in barriers for x in each.outvars}
+    assert not shapes & matrices(found)
+
+
+@pytest.mark.parametrize(("layout", "choice"), WIDE, ids=str)
+def test_other_gradients_are_stacked_as_before(layout: Layout, choice: dict) -> None:
+    found = program(layout, **choice)
+    stage = found.resolved.zero
+    assert not any(stage.is_narrowed(name) for name in found.infos)
+
+
+def gradients(layout: Layout, choice: dict[str, Any]) -> dict[str, np.ndarray]:
+    found = program(layout, **choice)
+    batch = found.place(random_batch(found.config))
+    _, _, grads = found.step_with_gradients(found.init_state(), batch)
+    return jax.tree.map(np.asarray, found.canonical(grads))
+
+
+@pytest.mark.parametrize(("layout", "choice"), NARROW, ids=str)
+def test_nothing_is_rounded_that_was_not_before(
+    layout: Layout, choice: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    narrow = gradients(layout, choice)
+    monkeypatch.setattr(Config, "narrows", False)
+    wide = gradients(layout, choice)
+    assert narrow.keys() == wide.keys()
+    for name, expected in wide.items():
+        np.testing.assert_array_equal(narrow[name], expected, err_msg=name)
+
+
+@pytest.mark.slow
+def test_a_sum_over_ring_steps_is_rounded_as_one_device_rounds_its_product(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    choice = {"remat": "dots", "micro_batches": 1}
+    narrow = gradients(RING_STEPS, choice)
+    monkeypatch.setattr(Config, "narrows", False)
+    wide = gradients(RING_STEPS, choice)
+    for name, info in program(RING_STEPS).infos.items():
+        dtype = "bfloat16" if info.cast and info.stack else "float32"
+        expected = wide[name].astype(dtype).astype("float32")
+        np.testing.assert_array_equal(narrow[name], expected, err_msg=name)
