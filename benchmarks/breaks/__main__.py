@@ -31,7 +31,6 @@ from benchmarks.breaks.reference import REFERENCE
 from benchmarks.breaks.stacks import IMAGES, STACKS
 from benchmarks.breaks.table import BREAKS, Break
 from benchmarks.breaks.training import TRAINING
-from benchmarks.breaks.zero import ZERO
 from jaxptd.analysis.report import table
 from jaxptd.errors import Parser, UserError, run_command
 
@@ -41,7 +40,6 @@ ALL = (
     *ATTENTION,
     *MODELS,
     *TRAINING,
-    *ZERO,
     *STACKS,
     *IMAGES,
     *ENCODER_DECODERS,

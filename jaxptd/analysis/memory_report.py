@@ -123,7 +123,9 @@ def _state(program: Program) -> Iterator[Row]:
     published = published_state(program.config, program.infos)
     params, moments = program.states.memory
     memory = {"parameters": params, "optimizer": moments}
-    for name, size in memory_model.state(program.config, program.resolved.zero).items():
+    state = memory_model.state(program.config, program.resolved.zero)
+    state["gradients"] -= memory_model.narrowed(program.config, program.resolved.zero)
+    for name, size in state.items():
         part = f"{name}, in host memory" if memory.get(name) == HOST else name
         yield {"part": part, "published": published.get(name), "formula": size}
 

@@ -22,7 +22,8 @@ from jaxptd.layers.mlp import MLP
 from jaxptd.layers.norm import Norm
 from jaxptd.params import normal, stacked
 from jaxptd.pipeline.model import LayerInputs, X
-from jaxptd.zero.gathering import is_gathered, with_gathering, with_narrow_gradients
+from jaxptd.zero.gathering import is_gathered, with_gathering
+from jaxptd.zero.narrowing import with_narrow_gradients
 from jaxptd.zero.prefetching import prefetching
 
 LAYERS = "layers"  # named scope of the loop over layers

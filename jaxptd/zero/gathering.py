@@ -19,7 +19,7 @@ device first. Parameters that are not sharded are only copied. A gradient has th
 device, so it belongs to a `handle`, an array that nothing reads, and not to the array on the host.
 
 So does the gradient of a layer in a loop at stage 0, to be in the precision that layers compute in:
-there a `Gatherable` is neither gathered nor copied, and `with_narrow_gradients` takes it.
+there a `Gatherable` is neither gathered nor copied; see `narrowing.py`.
 
 Letters: L layers, Z devices along dp x cp, n elements of a block with its padding.
 """
@@ -78,7 +78,7 @@ class Gatherable:
 
     @property
     def comes(self) -> bool:
-        """Whether other devices or the host have a part of the block."""
+        """True if other devices or the host have a part of the block."""
         return self.info is not None or is_on_host(self.shard)
 
     def copied(self) -> Array:
@@ -86,37 +86,38 @@ class Gatherable:
         return on_device(self.shard).astype(self.dtype)
 
 
-def _is_gatherable(leaf: Any) -> bool:
+def is_gatherable(leaf: Any) -> bool:
+    """True for a `Gatherable`."""
     return isinstance(leaf, Gatherable)
 
 
 def _is_missing(leaf: Any) -> bool:
-    return _is_gatherable(leaf) and leaf.block is None
+    return is_gatherable(leaf) and leaf.block is None
 
 
 def _leaves(tree: Any) -> list[Any]:
-    return jax.tree.leaves(tree, is_leaf=_is_gatherable)
+    return jax.tree.leaves(tree, is_leaf=is_gatherable)
 
 
 def is_gathered(params: Any) -> bool:
     """True if a `Gatherable` among the parameters comes from other devices or from the host."""
-    return any(_is_gatherable(leaf) and leaf.comes for leaf in _leaves(params))
+    return any(is_gatherable(leaf) and leaf.comes for leaf in _leaves(params))
 
 
 def handles_of(params: Any) -> Any:
     """The arrays that gradients belong to: the handle of each `Gatherable`, other leaves as is."""
     return jax.tree.map(
-        lambda leaf: leaf.handle if _is_gatherable(leaf) else leaf, params, is_leaf=_is_gatherable
+        lambda leaf: leaf.handle if is_gatherable(leaf) else leaf, params, is_leaf=is_gatherable
     )
 
 
 def with_handles(params: Any, handles: Any) -> Any:
     """`params` with other arrays in place of `handles_of(params)`."""
     return jax.tree.map(
-        lambda leaf, new: dataclasses.replace(leaf, handle=new) if _is_gatherable(leaf) else new,
+        lambda leaf, new: dataclasses.replace(leaf, handle=new) if is_gatherable(leaf) else new,
         params,
         handles,
-        is_leaf=_is_gatherable,
+        is_leaf=is_gatherable,
     )
 
 
@@ -153,9 +154,9 @@ def completed(layer: Any, blocks: Sequence[Array]) -> Any:
     def block_of(leaf: Any) -> Any:
         if _is_missing(leaf):
             return next(following)
-        return leaf.block if _is_gatherable(leaf) else leaf
+        return leaf.block if is_gatherable(leaf) else leaf
 
-    return jax.tree.map(block_of, layer, is_leaf=_is_gatherable)
+    return jax.tree.map(block_of, layer, is_leaf=is_gatherable)
 
 
 def room(stack: Any, blocks: Sequence[Array]) -> list[Array]:
@@ -179,7 +180,7 @@ def with_blocks(stack: Any, held: Sequence[Array]) -> Any:
         is_held = _is_missing(leaf) and leaf.held
         return dataclasses.replace(leaf, block=next(following)) if is_held else leaf
 
-    return jax.tree.map(with_block, stack, is_leaf=_is_gatherable)
+    return jax.tree.map(with_block, stack, is_leaf=is_gatherable)
 
 
 def behind_barriers(layer: Any) -> Any:
@@ -190,9 +191,9 @@ def behind_barriers(layer: Any) -> Any:
     """
 
     def behind_barrier(leaf: Any) -> Any:
-        return jax.tree.map(lax.optimization_barrier, leaf) if _is_gatherable(leaf) else leaf
+        return jax.tree.map(lax.optimization_barrier, leaf) if is_gatherable(leaf) else leaf
 
-    return jax.tree.map(behind_barrier, layer, is_leaf=_is_gatherable)
+    return jax.tree.map(behind_barrier, layer, is_leaf=is_gatherable)
 
 
 def reduce_scattered(gradients: Any, layer: Any) -> Any:
@@ -200,12 +201,12 @@ def reduce_scattered(gradients: Any, layer: Any) -> Any:
 
     Gradients of shards are summed over Z; those of blocks and of other leaves stay as they are.
     """
-    leaves, tree = jax.tree.flatten(layer, is_leaf=_is_gatherable)
+    leaves, tree = jax.tree.flatten(layer, is_leaf=is_gatherable)
     grads = [
-        g.astype(leaf.handle.dtype) if _is_gatherable(leaf) else g
+        g.astype(leaf.handle.dtype) if is_gatherable(leaf) else g
         for leaf, g in zip(leaves, jax.tree.leaves(gradients), strict=True)
     ]
-    scattered = [i for i, leaf in enumerate(leaves) if _is_gatherable(leaf) and leaf.scattered]
+    scattered = [i for i, leaf in enumerate(leaves) if is_gatherable(leaf) and leaf.scattered]
     for group in _groups(scattered, lambda i: (leaves[i].handle, grads[i].dtype)):
         flats = [leaves[i].info.flatten(grads[i]) for i in group]
         widths = [leaves[i].info.shard_size for i in group]
@@ -258,45 +259,12 @@ def with_gathering(
     return gathering
 
 
-def with_narrow_gradients(
-    run: Callable[[Any, LayerInputs, Any], Any],
-) -> Callable[[Any, LayerInputs, Any], Any]:
-    """Makes `run(layer, inputs, x)` give gradients in the precision of the layer's handles.
-
-    For layers that are not gathered.
-    """
-
-    def attached(leaf: Any) -> Any:
-        return _attached(leaf.shard, leaf.handle) if _is_gatherable(leaf) else leaf
-
-    return lambda layer, *others: run(
-        jax.tree.map(attached, layer, is_leaf=_is_gatherable), *others
-    )
-
-
-@jax.custom_vjp
-def _attached(block: Array, handle: Array) -> Array:
-    """The block, whose gradient is the handle's, in the precision of the handle."""
-    return block
-
-
-def _attached_fwd(block: Array, handle: Array) -> tuple[Array, Array]:
-    return block, jnp.zeros((0,), handle.dtype)
-
-
-def _attached_bwd(like: Array, gradient: Array) -> tuple[None, Array]:
-    return None, gradient.astype(like.dtype)
-
-
-_attached.defvjp(_attached_fwd, _attached_bwd)
-
-
 def as_layer(layer: Any, gradients: Any) -> Any:
     """Gradients in the layer's tree: handles have them, those of shards are None, which is zero."""
 
     def with_gradient(leaf: Any, g: Array) -> Any:
-        if not _is_gatherable(leaf):
+        if not is_gatherable(leaf):
             return g
         return dataclasses.replace(leaf, handle=g, shard=None, block=None)
 
-    return jax.tree.map(with_gradient, layer, gradients, is_leaf=_is_gatherable)
+    return jax.tree.map(with_gradient, layer, gradients, is_leaf=is_gatherable)

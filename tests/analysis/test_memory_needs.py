@@ -8,7 +8,7 @@ import jax
 import pytest
 import tiny
 
-from jaxptd.analysis import hardware, memory_model, memory_needs
+from jaxptd.analysis import hardware, memory_model, memory_needs, memory_report
 from jaxptd.analysis.memory_needs import Needs, available, needs, require_fits
 from jaxptd.analysis.peak import outside, peak
 from jaxptd.config import Config, ModelConfig, TrainConfig
@@ -63,6 +63,12 @@ def test_gradients_that_nothing_sums_have_16_bits(
     )  # of two layers: 4 D D in attention, 8 D D in MLPs
     found = needs(program.config, program.mesh)
     assert found.gradients == state["gradients"] - 2 * matrices * narrow
+
+
+def test_the_report_has_gradients_as_they_are_held() -> None:
+    config = tiny.config(Layout(), dtype="bfloat16", micro_batches=1)
+    parts = {row["part"]: row.get("formula") for row in memory_report.report(config)}
+    assert parts["gradients"] == needs(config, make_mesh(config.layout)).gradients
 
 
 def test_offloading_helps_on_accelerators_only() -> None:

@@ -77,7 +77,7 @@ def test_matrices_have_gradients_in_the_precision_of_products(layout: Layout, ch
 
 
 def test_a_layer_that_is_there_is_not_gathered_again() -> None:
-    """Else backward would begin with copies behind barriers, and keep what layers share L times."""
+    """Else backward would begin with copies behind barriers."""
     found = program(Layout(), remat="full")
     barriers = [each for each in equations(traced(found).jaxpr) if each.primitive.name == BARRIER]
     shapes = {x.aval.shape for each in barriers for x in each.outvars}

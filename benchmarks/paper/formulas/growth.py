@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.lib.compiler import UNTRIED
+from jaxptd.analysis import memory_model
 from jaxptd.analysis.compiled_step import compile_step
-from jaxptd.analysis.memory_model import layer
 from jaxptd.compiling.absent import gpus
 from jaxptd.config import Config
 from jaxptd.mesh import make_mesh
@@ -14,7 +14,6 @@ from jaxptd.models.families import inventory_of
 from jaxptd.step import Program
 
 LAYERS = (2, 4)  # of the two steps that are compared
-STATE = 3  # float32 numbers of a parameter in the state: itself and Adam's two moments
 Devices = Callable[[int], Sequence[Any] | None]  # a number -> the devices to compile for
 
 
@@ -24,17 +23,14 @@ class Growth(NamedTuple):
     Args:
         state: parameters and moments, from the sizes of the compiled step's arguments.
         temporary: all else: gradients, and what the layer keeps for backward.
+        gradients: by this library's formula.
         formula: what it keeps, by this library's formula.
     """
 
     state: int
     temporary: int
+    gradients: int
     formula: int
-
-    @property
-    def gradients(self) -> int:
-        """Gradients: as many float32 numbers as parameters."""
-        return self.state // STATE
 
     @property
     def kept(self) -> int:
@@ -60,16 +56,20 @@ def absent(number: int) -> Sequence[Any]:
 def growth(config: Config, devices: Devices) -> Growth:
     """Compiles a config with 2 and with 4 layers; the difference of two layers, halved."""
     small, large = (_memory(config, layers, devices) for layers in LAYERS)
-    state = (large[1] - small[1]) // 2
-    temporary = (large[0] - small[0]) // 2
+    state, temporary, gradients = (
+        (more - less) // 2 for more, less in zip(large, small, strict=True)
+    )
     (stack,) = inventory_of(config.model).stacks
-    return Growth(state, temporary, layer(config, stack, config.model.remat))
+    kept = memory_model.layer(config, stack, config.model.remat)
+    return Growth(state, temporary, gradients, kept)
 
 
-def _memory(config: Config, layers: int, devices: Devices) -> tuple[int, int]:
-    """Temporary memory and arguments of a compiled step, bytes."""
+def _memory(config: Config, layers: int, devices: Devices) -> tuple[int, int, int]:
+    """Arguments and temporary memory of a compiled step, and gradients by the formula, bytes."""
     model = dataclasses.replace(config.model, num_layers=layers)
     made = dataclasses.replace(config, model=model)
     mesh = make_mesh(config.layout, devices(config.layout.num_devices))
-    found = compile_step(Program(made, mesh), UNTRIED).memory_analysis()
-    return found.temp_size_in_bytes, found.argument_size_in_bytes
+    program = Program(made, mesh)
+    found, zero = compile_step(program, UNTRIED).memory_analysis(), program.resolved.zero
+    gradients = memory_model.state(made, zero)["gradients"] - memory_model.narrowed(made, zero)
+    return found.argument_size_in_bytes, found.temp_size_in_bytes, gradients

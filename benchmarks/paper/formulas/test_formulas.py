@@ -29,7 +29,7 @@ def test_one_more_layer_costs_what_the_formula_says(name: str) -> None:
 
 
 def test_a_growth_is_state_gradients_and_what_is_kept() -> None:
-    found = Growth(state=300, temporary=250, formula=150)
+    found = Growth(state=300, temporary=250, gradients=100, formula=150)
     assert (found.gradients, found.kept, found.total) == (100, 150, 550)
 
 
@@ -71,9 +71,11 @@ def test_published_activations_are_those_of_the_formulas_in_words() -> None:
 def test_the_pages_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unit = 8 * 1024 * 1024
     monkeypatch.setattr(activations, "absent", None)
-    monkeypatch.setattr(activations, "growth", lambda *_: Growth(300, 3 * unit + 100, 2 * unit))
+    monkeypatch.setattr(
+        activations, "growth", lambda *_: Growth(300, 3 * unit + 100, 100, 2 * unit)
+    )
     monkeypatch.setattr(activations, "PLUGINS", "flax")
-    monkeypatch.setattr(ring, "growth", lambda *_: Growth(1200, 4400, 4000))
+    monkeypatch.setattr(ring, "growth", lambda *_: Growth(1200, 4400, 400, 4000))
     for name in ("memory", "ring"):
         assert paper.main([f"--{name}", "--out", str(tmp_path)]) == 0
     text = (tmp_path / "paper_memory.md").read_text()
