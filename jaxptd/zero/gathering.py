@@ -77,7 +77,7 @@ class Gatherable:
         return (*self.shard.shape[:-1], *self.info.block_shape)
 
     @property
-    def comes(self) -> bool:
+    def is_elsewhere(self) -> bool:
         """True if other devices or the host have a part of the block."""
         return self.info is not None or is_on_host(self.shard)
 
@@ -101,7 +101,7 @@ def _leaves(tree: Any) -> list[Any]:
 
 def is_gathered(params: Any) -> bool:
     """True if a `Gatherable` among the parameters comes from other devices or from the host."""
-    return any(is_gatherable(leaf) and leaf.comes for leaf in _leaves(params))
+    return any(is_gatherable(leaf) and leaf.is_elsewhere for leaf in _leaves(params))
 
 
 def handles_of(params: Any) -> Any:

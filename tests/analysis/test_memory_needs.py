@@ -58,9 +58,8 @@ def test_gradients_that_nothing_sums_have_16_bits(
 ) -> None:
     program = tiny.program(layout, dtype="bfloat16", **choice)
     state = memory_model.state(program.config, program.resolved.zero)
-    matrices = (
-        2 * (4 + 8) * 16 * 16 // layout.tp
-    )  # of two layers: 4 D D in attention, 8 D D in MLPs
+    # Of two layers: 4 D D in attention, 8 D D in MLPs.
+    matrices = 2 * (4 + 8) * 16 * 16 // layout.tp
     found = needs(program.config, program.mesh)
     assert found.gradients == state["gradients"] - 2 * matrices * narrow
 

@@ -85,7 +85,7 @@ def test_a_layer_that_is_there_is_not_gathered_again() -> None:
 
 
 @pytest.mark.parametrize(("layout", "choice"), WIDE, ids=str)
-def test_other_gradients_are_stacked_as_before(layout: Layout, choice: dict) -> None:
+def test_other_gradients_are_not_narrowed(layout: Layout, choice: dict) -> None:
     found = program(layout, **choice)
     stage = found.resolved.zero
     assert not any(stage.is_narrowed(name) for name in found.infos)

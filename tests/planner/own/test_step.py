@@ -1,11 +1,14 @@
 """Where a step's collectives are in its time."""
 
+import dataclasses
+
 import pytest
 
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.hardware import Cluster, find_accelerator
 from jaxptd.layout import Layout
 from jaxptd.planner.cost.exposed import BESIDE, HIDING
+from jaxptd.planner.own.program import NARROW, UPDATE, program_of
 from jaxptd.planner.own.step import OwnStep, Predictor
 from jaxptd.planner.own.traffic import NAMES
 
@@ -43,3 +46,21 @@ def test_nothing_hides_them_in_a_pipeline() -> None:
     layout = Layout(pp=2, dp=8, zero=3)
     config = Config(MODEL, layout, train=TrainConfig(global_batch_size=64, micro_batches=4))
     assert seconds(config, hiding=True) == seconds(config, hiding=False)
+
+
+@pytest.mark.parametrize(
+    ("layout", "micro_batches", "scan", "less"),
+    [
+        (Layout(tp=2), 1, True, NARROW),
+        (Layout(tp=2), 2, True, 0),
+        (Layout(dp=2), 1, True, 0),
+        (Layout(), 1, False, 0),
+    ],
+    ids=str,
+)
+def test_an_update_reads_gradients_that_nothing_sums_in_16_bits(
+    layout: Layout, micro_batches: int, scan: bool, less: int
+) -> None:
+    train = TrainConfig(global_batch_size=4, micro_batches=micro_batches)
+    config = Config(dataclasses.replace(MODEL, scan_layers=scan), layout, train=train)
+    assert program_of(config, H100.accelerator).update == UPDATE["adamw"] - less
