@@ -29,7 +29,7 @@ from jaxptd.analysis.hlo.overlap import moves
 from jaxptd.analysis.hlo.text import Pipeline
 from jaxptd.analysis.report import table, versions
 from jaxptd.compiling.absent import PLUGINS, gpus
-from jaxptd.config import Config, ModelConfig, NormKernel, Remat, TrainConfig
+from jaxptd.config import Config, Kernels, ModelConfig, Remat, TrainConfig
 from jaxptd.config.command_line import load_config
 from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.mesh import Layout, make_mesh
@@ -51,7 +51,7 @@ class Case:
         remat: what backward computes again.
         scan: whether layers are one compiled block.
         length: T.
-        norm_kernel: that computes the norms.
+        kernels: that computes the norms.
         cublas: whether cuBLASLt computes all products. XLA chooses it for most, but only where it
             can time them; without a GPU it takes kernels of its own.
     """
@@ -62,7 +62,7 @@ class Case:
     remat: Remat = "none"
     scan: bool = True
     length: int = 1024
-    norm_kernel: NormKernel = "xla"
+    kernels: Kernels = "xla"
     cublas: bool = False
 
     @property
@@ -83,7 +83,7 @@ class Case:
             dtype="bfloat16",
             remat=self.remat,
             scan_layers=self.scan,
-            norm_kernel=self.norm_kernel,
+            kernels=self.kernels,
         )
         return Config(model, self.layout, train=TrainConfig(global_batch_size=self.batch))
 
@@ -113,7 +113,7 @@ MEDIUM, XL = (24, 1024, 16), (48, 1600, 25)
 CASES: dict[str, Case | Packaged] = {
     "124m": Case((12, 768, 12), 32, scan=False),
     "124m cublas": Case((12, 768, 12), 32, scan=False, cublas=True),
-    "124m triton norms": Case((12, 768, 12), 32, scan=False, norm_kernel="triton"),
+    "124m triton": Case((12, 768, 12), 32, scan=False, kernels="triton"),
     "124m scan": Case((12, 768, 12), 32),
     "350m": Case(MEDIUM, 32, remat="dots"),
     "350m dp8": Case(MEDIUM, 64, Layout(dp=8, zero=2), "dots"),
@@ -121,9 +121,10 @@ CASES: dict[str, Case | Packaged] = {
     "350m zero3 unrolled": Case(MEDIUM, 64, Layout(dp=8, zero=3), "dots", scan=False),
     "1.5b": Case(XL, 16, remat="full"),
     "1.5b dots": Case(XL, 16, remat="dots"),
-    "1.5b dots triton norms": Case(XL, 16, remat="dots", norm_kernel="triton"),
+    "1.5b dots triton": Case(XL, 16, remat="dots", kernels="triton"),
     "1.5b dots unrolled": Case(XL, 16, remat="dots", scan=False),
     "1.5b unrolled": Case(XL, 16, scan=False),
+    "1.5b unrolled triton": Case(XL, 16, scan=False, kernels="triton"),
     "1.5b tp8": Case((48, 1536, 24), 16, Layout(tp=8, sequence_parallel=True, keep_gathered=True)),
     "1.5b tp8 ring": Case(
         (48, 1536, 24), 16, Layout(tp=8, sequence_parallel=True, collective_matmul=True)

@@ -186,17 +186,17 @@ GOALS: dict[str, Callable[[], Figure]] = {
     "350M, dp=8, ZeRO 2, loop: hidden": lambda: Figure(
         _hidden("350m dp8"), 0.9, least=True, form="{:.0%}"
     ),
-    "124M, B=32, norms by Triton: other kernels, ms": lambda: Figure(
-        _compiled("124m triton norms")["others_ms"], 9
+    "124M, B=32, kernels by Triton: other kernels, ms": lambda: Figure(
+        _compiled("124m triton")["others_ms"], 9
     ),
     "124M, B=32, products by cuBLASLt: peak, GiB": lambda: Figure(
         _compiled("124m cublas")["peak_gib"], 14
     ),
-    "1.5B, B=16, `dots`, loop, norms by Triton: other kernels, ms": lambda: Figure(
-        _compiled("1.5b dots triton norms")["others_ms"], 65
+    "1.5B, B=16, `dots`, loop, kernels by Triton: other kernels, ms": lambda: Figure(
+        _compiled("1.5b dots triton")["others_ms"], 65
     ),
-    "1.5B, B=16, `dots`, loop, norms by Triton: peak, GiB": lambda: Figure(
-        _compiled("1.5b dots triton norms")["peak_gib"], 45
+    "1.5B, B=16, `dots`, loop, kernels by Triton: peak, GiB": lambda: Figure(
+        _compiled("1.5b dots triton")["peak_gib"], 45
     ),
     "temporary memory over plain jit, worst of 8 layouts": lambda: Figure(
         max(temporary_memory()), 0.8

@@ -63,7 +63,7 @@ def test_the_programs_own_figures_are_counted(monkeypatch: pytest.MonkeyPatch) -
     text = "ENTRY %main (x: f32[8]) -> f32[8] {\n  %x = f32[8]{0} parameter(0)\n"
     text += "  ROOT %y = f32[8]{0} copy(%x)\n}\n"
     runs: list[int] = []
-    found = timed.kinds(lambda: runs.append(1), text, None)
+    found = timed.kinds(lambda: lambda: runs.append(1), text, None)
     assert len(runs) == timed.TRACED
     assert found["kinds"][OTHER] == pytest.approx(10e-6)
     assert found["kernels"] == 1

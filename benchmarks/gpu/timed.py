@@ -24,6 +24,7 @@ from benchmarks.gpu.compiled import CASES, Case, Packaged
 from benchmarks.gpu.estimate import rates
 from benchmarks.lib.child import answer, first_gpu
 from benchmarks.lib.measure import append
+from benchmarks.lib.steps import Step, queued
 from jaxptd.analysis.compiled_step import compile_step, random_batch
 from jaxptd.analysis.flops import attention_flops, executed, flops
 from jaxptd.analysis.hlo.kernels import ATTENTION, KINDS, OTHER, PRODUCT, summary
@@ -40,7 +41,7 @@ from jaxptd.run.devices import prepare
 from jaxptd.step import Program
 
 ONE = {name: case for name, case in CASES.items() if case.config.layout.num_devices == 1}
-WARM_UP, TRACED = 3, 5  # steps
+WARM_UP, TRACED = 5, 5  # steps
 HEAD = ("case", "B", "remat, layers", "step ms, median", "10 % to 90 %", "estimated", "planned")
 HEAD += ("products ms, TFLOP/s", "attention ms, TFLOP/s", "others ms, TB/s", "idle ms")
 HEAD += ("kernels", "peak GiB", "compiled")
@@ -74,15 +75,16 @@ def measure(case: Case | Packaged, steps: int, keep: Path | None = None) -> Foun
     compiling = time.perf_counter() - begin
     state, batch = program.init_state(), program.place(random_batch(config))
 
-    def step() -> None:
+    def step() -> Callable[[], Any]:
         nonlocal state
-        state, _ = jax.block_until_ready(compiled(state, batch))
+        state, metrics = compiled(state, batch)
+        return lambda: jax.block_until_ready(metrics)
 
-    seconds = timed(step, WARM_UP + steps)[WARM_UP:]
+    seconds = queued(step, WARM_UP + steps)[0][WARM_UP:]
     memory = (device.memory_stats() or {}).get("peak_bytes_in_use", 0)
     expected = compiled.memory_analysis().peak_memory_in_bytes
     compiled = compile_step(program, compiler | NAMED)
-    named = statistics.median(timed(step, WARM_UP + steps)[WARM_UP:])
+    named = statistics.median(queued(step, WARM_UP + steps)[0][WARM_UP:])
     return {
         "device": device.device_kind,
         "compiling": compiling,
@@ -96,28 +98,18 @@ def measure(case: Case | Packaged, steps: int, keep: Path | None = None) -> Foun
     }
 
 
-def timed(step: Callable[[], None], steps: int) -> list[float]:
-    """The seconds of each of so many steps."""
-    seconds = []
-    for _ in range(steps):
-        begin = time.perf_counter()
-        step()
-        seconds.append(time.perf_counter() - begin)
-    return seconds
-
-
-def kinds(step: Callable[[], None], text: str, keep: Path | None) -> Found:
+def kinds(step: Step, text: str, keep: Path | None) -> Found:
     """What a program counts, its estimated seconds, and those of each kind by the profiler.
 
     Args:
-        step: runs the program once.
+        step: starts the program once.
         text: of the compiled program.
         keep: a directory for it and its trace.
     """
     with tempfile.TemporaryDirectory() as temporary:
         directory = keep or Path(temporary)
         with jax.profiler.trace(directory):
-            timed(step, TRACED)
+            queued(step, TRACED)
         parts = of_events(events(directory), text, TRACED)
     if keep:
         with gzip.open(keep / "program.txt.gz", "wt", encoding="utf-8") as file:
@@ -179,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Times training steps on this machine's first GPU."""
     parser = Parser(prog="python -m benchmarks.gpu.timed", description=main.__doc__)
     parser.add_argument("--cases", nargs="+", choices=tuple(ONE), default=list(ONE))
-    parser.add_argument("--steps", type=int, default=20, help="timed, after three; 2 or more")
+    parser.add_argument("--steps", type=int, default=20, help="timed, after five; 2 or more")
     parser.add_argument("--out", default="", help="Markdown file to append the table to")
     parser.add_argument("--keep", default="", help="new directory for programs and traces")
     parser.add_argument("--one", action="store_true", help="the first case, here, as JSON")

@@ -81,9 +81,9 @@ def rows(
     lines, every = [], {}
     for name in names:
         every[name] = found = {trainer: ask(trainer, name, steps) for trainer in TRAINERS}
-        peers = {"jaxptd": found["torch"], "torch": None}
+        peers = dict.fromkeys(TRAINERS, found["torch"]) | {"torch": None}
         lines += [row(name, trainer, found[trainer], peers[trainer]) for trainer in TRAINERS]
-        for line in lines[-2:]:
+        for line in lines[-len(TRAINERS) :]:
             print("  ".join(line), flush=True)
     return lines, every
 

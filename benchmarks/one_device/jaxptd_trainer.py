@@ -1,5 +1,6 @@
 """jaxptd's steps of `benchmarks.one_device`; run by `trainer.py`."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -8,24 +9,27 @@ import jax
 from benchmarks.lib.child import first_gpu
 from benchmarks.one_device.cases import Case
 from jaxptd.analysis.compiled_step import random_batch
+from jaxptd.config import Kernels
 from jaxptd.mesh import make_mesh
 from jaxptd.step import Program
 
 
-def start(case: Case) -> tuple[Callable[[], float], Callable[[], dict[str, Any]]]:
+def start(case: Case, kernels: Kernels = "xla") -> tuple[Any, Callable[[], dict[str, Any]]]:
     """Makes the step and the facts of `trainer.Trainer`.
 
     Raises:
         UserError: JAX finds no GPU.
     """
     device = first_gpu()
-    program = Program(case.config, make_mesh(case.config.layout))
-    state, batch = program.init_state(), program.place(random_batch(case.config))
+    model = dataclasses.replace(case.config.model, kernels=kernels)
+    config = dataclasses.replace(case.config, model=model)
+    program = Program(config, make_mesh(config.layout))
+    state, batch = program.init_state(), program.place(random_batch(config))
 
-    def step() -> float:
+    def step() -> Callable[[], float]:
         nonlocal state
-        state, metrics = jax.block_until_ready(program.train_step(state, batch))
-        return float(metrics["loss"])
+        state, metrics = program.train_step(state, batch)
+        return lambda: float(metrics["loss"])
 
     def facts() -> dict[str, Any]:
         return {

@@ -110,7 +110,7 @@ def groups(model: nn.Module) -> list[dict[str, Any]]:
     ]
 
 
-def start(case: Case) -> tuple[Callable[[], float], Callable[[], dict[str, Any]]]:
+def start(case: Case) -> tuple[Any, Callable[[], dict[str, Any]]]:
     """Makes the step and the facts of `trainer.Trainer`.
 
     Raises:
@@ -126,15 +126,23 @@ def start(case: Case) -> tuple[Callable[[], float], Callable[[], dict[str, Any]]
     batch = random_batch(case.config)
     ids = {n: torch.from_numpy(x.astype(np.int64)).to("cuda") for n, x in batch.items()}
 
-    def step() -> float:
+    def step() -> Callable[[], float]:
         with torch.autocast("cuda", torch.bfloat16), sdpa_kernel(BACKENDS, set_priority=True):
             loss = compiled(ids["tokens"], ids["targets"])
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        torch.cuda.synchronize()
-        return loss.item()
+        # On its way to the host before the next step starts; `item()` would wait for that, too.
+        found = torch.empty((), pin_memory=True)
+        found.copy_(loss.detach(), non_blocking=True)
+        (end := torch.cuda.Event()).record()
+
+        def wait() -> float:
+            end.synchronize()
+            return found.item()
+
+        return wait
 
     def facts() -> dict[str, Any]:
         return {

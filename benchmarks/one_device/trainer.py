@@ -1,55 +1,52 @@
 """Steps of one trainer of `benchmarks.one_device`, in a process of their own.
 
 `python -m benchmarks.one_device.trainer jaxptd --case 124m --steps 20`, or `torch`, prints one JSON
-object: seconds of each step, losses, bytes. The trainers are `jaxptd_trainer.py` and
-`torch_trainer.py`.
+object: seconds of each step, losses, bytes. The trainers are `jaxptd_trainer.py`, which
+`jaxptd-triton` runs with `model.kernels: triton`, and `torch_trainer.py`.
 """
 
 import importlib
 import json
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from benchmarks.lib.steps import queued
 from benchmarks.one_device.cases import CASES, Case
 from jaxptd.errors import Parser, UserError, run_command
 
-TRAINERS = ("jaxptd", "torch")
-WARM_UP = 3  # steps that are not timed; the first compiles
+TRAINERS = ("jaxptd", "jaxptd-triton", "torch")
+WARM_UP = 5  # steps that are not timed; the first compiles
 
 
 class Trainer(NamedTuple):
     """A model that is trained on one batch, again and again.
 
     Args:
-        step: runs one step to its end -> its loss.
+        step: starts one step -> waits for its end and returns its loss.
         facts: returns what is known afterwards: peak_bytes, device, versions, attention.
     """
 
-    step: Callable[[], float]
+    step: Callable[[], Callable[[], float]]
     facts: Callable[[], dict[str, Any]]
 
 
 def start(name: str, case: Case) -> Trainer:
-    """Starts the trainer of that name.
+    """Starts the trainer of that name; after a hyphen, the kernels that it takes.
 
     Raises:
         UserError: it is not installed, or finds no GPU.
     """
+    library, *kernels = name.split("-")
     try:
-        module = importlib.import_module(f"benchmarks.one_device.{name}_trainer")
+        module = importlib.import_module(f"benchmarks.one_device.{library}_trainer")
     except ModuleNotFoundError as error:
         raise UserError(f"{error.name} is not installed; pip install {error.name}") from error
-    return Trainer(*module.start(case))
+    return Trainer(*module.start(case, *kernels))
 
 
 def run(trainer: Trainer, steps: int) -> dict[str, Any]:
     """Runs the trainer: seconds of `steps` steps, all losses, the facts."""
-    seconds, losses = [], []
-    for _ in range(WARM_UP + steps):
-        begin = time.perf_counter()
-        losses.append(trainer.step())
-        seconds.append(time.perf_counter() - begin)
+    seconds, losses = queued(trainer.step, WARM_UP + steps)
     return {"seconds": seconds[WARM_UP:], "compiling": seconds[0], "losses": losses} | (
         trainer.facts()
     )
@@ -57,7 +54,7 @@ def run(trainer: Trainer, steps: int) -> dict[str, Any]:
 
 def add_steps(parser: Parser) -> None:
     """Adds the option `--steps`."""
-    parser.add_argument("--steps", type=int, default=20, help="timed, after three; 2 or more")
+    parser.add_argument("--steps", type=int, default=20, help="timed, after five; 2 or more")
 
 
 def check_steps(steps: int) -> None:

@@ -3,7 +3,7 @@
 `model`, `training` and `processes` define sections, `run` joins them to a `Config`.
 """
 
-from jaxptd.config.block import Activation, BlockOptions, FamilyName, NormKernel, Relative
+from jaxptd.config.block import Activation, BlockOptions, FamilyName, Kernels, Relative
 from jaxptd.config.effects import check_layout
 from jaxptd.config.images import Images
 from jaxptd.config.model import AttentionKind, Dtype, ModelConfig, Products, Remat, itemsize, option
@@ -30,8 +30,8 @@ __all__ = [
     "Dtype",
     "FamilyName",
     "Images",
+    "Kernels",
     "ModelConfig",
-    "NormKernel",
     "OptimizerConfig",
     "OptimizerName",
     "ProcessesConfig",

@@ -13,7 +13,7 @@ from jaxptd.errors import UserError
 
 FamilyName = Literal["gpt", "llama", "qwen2", "qwen3", "mistral", "bert", "t5", "swin", "swin-unet"]
 NormKind = Literal["layernorm", "rmsnorm"]
-NormKernel = Literal["xla", "triton"]
+Kernels = Literal["xla", "triton"]
 NormOrder = Literal["pre", "post"]
 Activation = Literal["gelu", "gelu-tanh", "relu", "silu"]
 LinearBias = Literal["all", "qkv", "none"]
@@ -42,7 +42,7 @@ class BlockOptions:
     Args:
         norm: kind of the norms.
         norm_eps: added to the variance.
-        norm_kernel: that computes the norms of the residual stream.
+        kernels: that computes the norms of the residual stream.
         norm_order: norms of what enters a pair of products, or of each residual sum.
         activation: of the MLP.
         gated: whether the MLP has a gate.
@@ -65,7 +65,7 @@ class BlockOptions:
 
     norm: NormKind
     norm_eps: float
-    norm_kernel: NormKernel
+    kernels: Kernels
     norm_order: NormOrder
     activation: Activation
     gated: bool
@@ -169,7 +169,7 @@ def block_options(model: Any) -> BlockOptions:
         **found,
         rope=rope if found["positions"] == "rope" else None,
         relative=relative if found["positions"] == "relative" else None,
-        norm_kernel=model.norm_kernel,
+        kernels=model.kernels,
         num_kv_heads=model.num_kv_heads or model.num_heads,
         head_size=head_size,
         attention_scale=attention_scale,

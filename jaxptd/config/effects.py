@@ -127,10 +127,10 @@ def check_layout(model: ModelConfig, layout: Layout) -> None:
         raise UserError(
             f"{layout.unfused_attention} has no fused attention kernel; use model.attention=xla"
         )
-    if layout.has_grid and model.norm_kernel == "triton":
+    if layout.has_grid and model.kernels == "triton":
         raise UserError(
-            "model.norm_kernel=triton reads all numbers of a token, and a grid (layout.row, "
-            "layout.col) splits them; use model.norm_kernel=xla"
+            "model.kernels=triton reads all numbers of a token, and a grid (layout.row, "
+            "layout.col) splits them; use model.kernels=xla"
         )
     _check_offload(model, layout)
 

@@ -8,8 +8,8 @@ from jaxptd.config.block import (
     Activation,
     BlockOptions,
     FamilyName,
+    Kernels,
     LinearBias,
-    NormKernel,
     NormKind,
     NormOrder,
     Positions,
@@ -111,7 +111,7 @@ class ModelConfig:
             each part of the model); null is all.
         attention: attention kernel; auto is cudnn where the device and the shapes allow it, else
             xla.
-        norm_kernel: of norms; triton is one kernel forward and one backward, which move less, for
+        kernels: of norms; triton is one kernel forward and one backward, which move less, for
             NVIDIA GPUs and layouts without a grid.
         scan_layers: compile one block and run it num_layers times in a loop; false unrolls the
             loop (slower to compile, can run faster).
@@ -169,7 +169,7 @@ class ModelConfig:
     remat: Remat = "none"
     remat_layers: int | None = None
     attention: AttentionKind = "auto"
-    norm_kernel: NormKernel = "xla"
+    kernels: Kernels = "xla"
     scan_layers: bool = True
 
     def __post_init__(self) -> None:

@@ -78,6 +78,10 @@ class ColumnParallelLinear(nnx.Module):
         """x -> h, not gathered; backward keeps it, and not the product without the bias."""
         return self._product(x_BTD, self.bias)
 
+    def bare(self, x_BTD: Array) -> Array:
+        """x -> h without its bias, not gathered; backward keeps it."""
+        return self._product(x_BTD)
+
     def __call__(self, x_BTD: Array) -> Array:
         h = self._product(x_BTD)
         h = h if self.bias is None else checkpoint_name(add_bias(h, self.bias), TAKEN)

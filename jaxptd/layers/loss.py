@@ -5,6 +5,7 @@ one maximum and two sums per token.
 Source: Shoeybi et al., arXiv 1909.08053, section 3.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.custom_derivatives import SymbolicZero
 
+from jaxptd.config import Kernels
+from jaxptd.kernels.loss import FusedLoss
 from jaxptd.layers.axes import ShardingAxes
 
 
@@ -26,9 +29,13 @@ def soft_cap(logits_BTV: Array, limit: float) -> Array:
     return (limit * jnp.tanh(wide / limit)).astype(logits_BTV.dtype)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
 def vocab_parallel_cross_entropy(
-    logits_BTV: Array, targets_BT: Array, axes: ShardingAxes, vocab_size: int
+    logits_BTV: Array,
+    targets_BT: Array,
+    axes: ShardingAxes,
+    vocab_size: int,
+    kernels: Kernels = "xla",
 ) -> tuple[Array, Array]:
     """-log softmax(logits)[target] of each token, and log sum exp(logits); float32 at least.
 
@@ -40,8 +47,9 @@ def vocab_parallel_cross_entropy(
         targets_BT: ids in [0, vocab_size), the same on every device; other ids give the logsumexp.
         axes: say how the vocabulary is sharded.
         vocab_size: V without padding.
+        kernels: that pass over the logits.
     """
-    return _cross_entropy(logits_BTV, targets_BT, axes, vocab_size)[0]
+    return _cross_entropy(logits_BTV, targets_BT, axes, vocab_size, kernels)[0]
 
 
 def _wide(logits_BTV: Array, axes: ShardingAxes, vocab_size: int) -> tuple[Array, Array]:
@@ -55,16 +63,21 @@ Residuals = tuple[Array, Array, Array]
 
 
 def _forward(
-    logits: Any, targets: Any, axes: ShardingAxes, vocab_size: int
+    logits: Any, targets: Any, axes: ShardingAxes, vocab_size: int, kernels: Kernels
 ) -> tuple[tuple[Array, Array], Residuals]:
-    return _cross_entropy(logits.value, targets.value, axes, vocab_size)
+    return _cross_entropy(logits.value, targets.value, axes, vocab_size, kernels)
 
 
 def _cross_entropy(
-    logits_BTV: Array, targets_BT: Array, axes: ShardingAxes, vocab_size: int
+    logits_BTV: Array, targets_BT: Array, axes: ShardingAxes, vocab_size: int, kernels: Kernels
 ) -> tuple[tuple[Array, Array], Residuals]:
     wide_BTV, ids_V = _wide(logits_BTV, axes, vocab_size)
-    local_max_BT, exp_BT = _max_and_sum(wide_BTV)
+    if kernels == "triton":
+        logits_RV = logits_BTV.reshape(-1, logits_BTV.shape[-1])
+        found = FusedLoss().max_and_sum(logits_RV, vocab_size - ids_V[0])
+        local_max_BT, exp_BT = (each.reshape(targets_BT.shape) for each in found)
+    else:
+        local_max_BT, exp_BT = _max_and_sum(wide_BTV)
     max_BT = axes.vocab_max(local_max_BT)
     exp_BT = exp_BT * jnp.exp(local_max_BT - max_BT)
     local_BT = targets_BT - ids_V[0]
@@ -96,16 +109,42 @@ def _max_and_sum(x_BTV: Array) -> tuple[Array, Array]:
 
 
 def _backward(
-    axes: ShardingAxes, vocab_size: int, residuals: Residuals, cotangents: tuple[Any, Any]
+    axes: ShardingAxes,
+    vocab_size: int,
+    kernels: Kernels,
+    residuals: Residuals,
+    cotangents: tuple[Any, Any],
 ) -> tuple[Array, None]:
-    """Writes the gradient over the logits: XLA does that to what a loop carries.
-
-    To the result of cuBLAS it would not, and the logits would be in memory twice.
-    """
     (logits_BTV, *rows), (d_BT, d_logsumexp_BT) = residuals, cotangents
     used = not isinstance(d_logsumexp_BT, SymbolicZero)
     rows_R = [x.reshape(-1) for x in (*rows, d_BT, *[d_logsumexp_BT] * used)]
     logits_RV = logits_BTV.reshape(-1, logits_BTV.shape[-1])
+    way = _by_kernel if kernels == "triton" else _by_loop
+    return way(logits_RV, rows_R, axes, vocab_size).reshape(logits_BTV.shape), None
+
+
+def _by_kernel(
+    logits_RV: Array, rows_R: Sequence[Array], axes: ShardingAxes, vocab_size: int
+) -> Array:
+    targets_R, logsumexp_R, d_R, *d_logsumexp_R = rows_R
+    first = axes.vocab_ids(logits_RV.shape[-1])[0]
+    return FusedLoss().gradient(
+        logits_RV,
+        vocab_size - first,
+        targets_R=targets_R - first,
+        logsumexp_R=logsumexp_R,
+        d_sum_R=sum(d_logsumexp_R, start=d_R),
+        d_target_R=d_R,
+    )
+
+
+def _by_loop(
+    logits_RV: Array, rows_R: Sequence[Array], axes: ShardingAxes, vocab_size: int
+) -> Array:
+    """Writes the gradient over the logits: XLA does that to what a loop carries.
+
+    To the result of cuBLAS it would not, and the logits would be in memory twice.
+    """
     trips = 2 if len(logits_RV) % 2 == 0 else 1
     size = len(logits_RV) // trips
 
@@ -114,7 +153,7 @@ def _backward(
         d_RV = _gradient(take(x_RV), *map(take, rows_R), axes=axes, vocab_size=vocab_size)
         return lax.dynamic_update_slice_in_dim(x_RV, d_RV, trip * size, 0)
 
-    return lax.fori_loop(0, trips, differentiate, logits_RV).reshape(logits_BTV.shape), None
+    return lax.fori_loop(0, trips, differentiate, logits_RV)
 
 
 def _gradient(

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.attention.kernel import TAKEN
 from jaxptd.config import Activation, BlockOptions
+from jaxptd.kernels.activation import FusedActivation, sigmoid
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.linear import ColumnParallelLinear, RowParallelLinear
 from jaxptd.params import Initialiser
@@ -34,20 +36,29 @@ def _gelu_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Arr
     return gelu(x), dx * (below + x * density)
 
 
-def gelu_tanh(x: Array) -> Array:
+Elementwise = Callable[[Array], Array]
+
+
+def gelu_tanh(x: Array, sigmoid: Elementwise = jax.nn.sigmoid) -> Array:
     """The approximation of gelu by a hyperbolic tangent, `1 + tanh(u / 2) = 2 sigmoid(u)`.
 
     XLA would write `jax.nn.gelu`'s tangent to memory for backward; this it computes where it is
     used. Source: Hendrycks and Gimpel, arXiv 1606.08415.
     """
-    return x * jax.nn.sigmoid((8 / math.pi) ** 0.5 * (x + 0.044715 * x**3))
+    return x * sigmoid((8 / math.pi) ** 0.5 * (x + 0.044715 * x**3))
 
 
-ACTIVATIONS: Mapping[Activation, Callable[[Array], Array]] = {
+ACTIVATIONS: Mapping[Activation, Elementwise] = {
     "gelu": gelu,
     "gelu-tanh": gelu_tanh,
     "relu": jax.nn.relu,
     "silu": jax.nn.silu,
+}
+# In kernels of their own; not gelu, as Pallas has no error function for Triton.
+FUSED: Mapping[Activation, Elementwise] = {
+    "gelu-tanh": partial(gelu_tanh, sigmoid=sigmoid),
+    "relu": jax.nn.relu,
+    "silu": lambda x: x * sigmoid(x),
 }
 
 
@@ -92,14 +103,21 @@ class MLP(nnx.Module):
             (hidden,), size, form=form, rngs=rngs, init=init_out, bias=bias
         )
         self.act, self.gated = ACTIVATIONS[options.activation], options.gated
+        fused = FUSED.get(options.activation) if options.kernels == "triton" else None
+        self.fused = fused and FusedActivation(fused, self.gated)
         self.looped = options.looped
 
     @jax.named_scope("mlp")
     def __call__(self, x_BTD: Array) -> Array:
         """x as the residual stream has it -> the same."""
-        # Backward recomputes it from h, which is saved anyway.
+        return self.down(checkpoint_name(self._activated(x_BTD), TAKEN))
+
+    def _activated(self, x_BTD: Array) -> Array:
+        """x -> h[B, T, F]. Backward recomputes it from the product, which is saved anyway."""
+        if self.fused:
+            return self.fused(self.up.bare(x_BTD), self.up.bias)
         activate = jax.checkpoint(self._activate, prevent_cse=not self.looped)
-        return self.down(checkpoint_name(activate(self.up.kept(x_BTD)), TAKEN))
+        return activate(self.up.kept(x_BTD))
 
     def _activate(self, h: Array) -> Array:
         """h[B, T, F], or a gate and h, `[B, T, 2, F]` -> h[B, T, F]."""

@@ -5,7 +5,7 @@ Letters: B batch, T position, D model, N heads, H head size.
 
 import dataclasses
 from functools import partial
-from typing import Any, Self
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +15,12 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.attention.kernel import KEPT, TAKEN
 from jaxptd.collectives import alike
-from jaxptd.config import BlockOptions, ModelConfig
+from jaxptd.config import BlockOptions
 from jaxptd.errors import UserError
+from jaxptd.kernels.norm import LONGEST, FusedNorm
 from jaxptd.layers.axes import sum_shards, zero_padding
 from jaxptd.layers.form import TensorParallel
 from jaxptd.mesh import Axis
-from jaxptd.norms.fused import LONGEST, FusedNorm
 from jaxptd.params import ones, param, zeros
 
 
@@ -57,11 +57,11 @@ class Norm(nnx.Module):
         self.w = declare(rngs(), (size,), ones)
         self.b = declare(rngs(), (size,), zeros) if centred else None
         self.over = _Over.of(form.axes.hidden, size, options, form, centred=centred)
-        self.fused = options.norm_kernel == "triton"
+        self.fused = options.kernels == "triton"
         if self.fused and size > LONGEST:
             raise UserError(
-                f"model.norm_kernel=triton: {size} numbers of a token are more than {LONGEST}; use "
-                "model.norm_kernel=xla"
+                f"model.kernels=triton: {size} numbers of a token are more than {LONGEST}; use "
+                "model.kernels=xla"
             )
 
     def __call__(self, x_BTD: Array) -> Array:
@@ -82,16 +82,6 @@ class Norm(nnx.Module):
         else:
             y_BTD = _normalise(*_alike(x_BTD, w_D, b_D), self.over)
         return x_BTD, checkpoint_name(y_BTD, TAKEN)
-
-
-def check_norm_kernel(model: ModelConfig, device: Any) -> None:
-    """Raises UserError if the device cannot run `model.norm_kernel`."""
-    if model.norm_kernel == "xla":
-        return
-    missing = "it needs an NVIDIA GPU" if device.platform != "gpu" else ""
-    missing = "it computes in float32" if model.dtype == "float64" else missing
-    if missing:
-        raise UserError(f"model.norm_kernel=triton: {missing}; use model.norm_kernel=xla")
 
 
 class HeadNorm(nnx.Module):

@@ -64,5 +64,7 @@ class BERT(TextModel):
 
     def _sum(self, logits_BTV: Array, targets_BT: Array, size: int) -> Array:
         targets_BT = self.form.axes.local_logit_tokens(targets_BT)
-        loss_BT, _ = vocab_parallel_cross_entropy(logits_BTV, targets_BT, self.form.axes, size)
+        loss_BT, _ = vocab_parallel_cross_entropy(
+            logits_BTV, targets_BT, self.form.axes, size, self.config.kernels
+        )
         return jnp.sum(jnp.where(targets_BT >= 0, loss_BT, 0))

@@ -63,7 +63,7 @@ def sums_over_targets(
     """
     targets_BT = axes.local_logit_tokens(targets_BT)
     loss_BT, logsumexp_BT = vocab_parallel_cross_entropy(
-        logits_BTV, targets_BT, axes, config.vocab_size or 0
+        logits_BTV, targets_BT, axes, config.vocab_size or 0, config.kernels
     )
     terms = {CROSS_ENTROPY: loss_BT}
     if config.z_loss:

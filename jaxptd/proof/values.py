@@ -120,7 +120,7 @@ NOT_DRAWN: Mapping[str, str] = {
         "families of images have sizes of their own; tests hold them against one device",
     ),
     "model.products": "verify compares native products, whatever a config trains with",
-    "model.norm_kernel": "triton is for GPUs; a test replaces its kernels and holds the step",
+    "model.kernels": "triton is for GPUs; a test replaces its kernels and holds the step",
     "model.start_token": "an id like any other, and batches are random",
     "data.source": "verify reads no data",
     "data.tokenizer": "verify reads no data",

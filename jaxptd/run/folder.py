@@ -24,7 +24,7 @@ _FREE_SECTIONS = frozenset({"layout", "checkpoint", "processes"})
 _FREE = frozenset(
     {
         *(f"model.{name}" for name in ("remat", "remat_layers", "scan_layers", "vocab_multiple")),
-        *("model.attention", "model.norm_kernel"),
+        *("model.attention", "model.kernels"),
         *(
             f"train.{name}"
             for name in ("steps", "micro_batches", "log_every", "eval_every", "eval_batches")

@@ -37,7 +37,7 @@ PARAMS = "params."  # names of parameters in a checkpoint begin so
 _NO_WEIGHTS = frozenset(
     {
         *("vocab_multiple", "dropout", "dtype", "products"),
-        *("remat", "remat_layers", "attention", "norm_kernel", "scan_layers"),
+        *("remat", "remat_layers", "attention", "kernels", "scan_layers"),
     }
 )
 

@@ -16,12 +16,12 @@ from jax import Array
 from jax.sharding import Mesh
 
 from jaxptd.config import Config, ModelConfig
+from jaxptd.errors import UserError
 from jaxptd.layers.attention import choose_kernel
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.forms import for_decoding, make_form
 from jaxptd.layers.fp8 import choose_product
 from jaxptd.layers.megatron import GatheringAgain1D, Megatron1D
-from jaxptd.layers.norm import check_norm_kernel
 from jaxptd.models.families import family_of
 from jaxptd.models.family import Family
 from jaxptd.models.model import Model
@@ -109,7 +109,7 @@ def resolve(config: Config, mesh: Mesh) -> Resolved:
     layout, device = config.layout, mesh.devices.flat[0]
     documents = family_of(config.model).has_documents(config)
     kernel, obstacle = choose_kernel(config, device, documents=documents)
-    check_norm_kernel(config.model, device)
+    check_kernels(config.model, device)
     arithmetic = choose_product(config.model.products, device)
     plan = make_plan(config) if layout.pp > 1 else None
     return Resolved(
@@ -120,6 +120,16 @@ def resolve(config: Config, mesh: Mesh) -> Resolved:
         plan=plan,
         placement=StagePlacement(plan, layout.sizes) if plan else _as_it_is,
     )
+
+
+def check_kernels(model: ModelConfig, device: Any) -> None:
+    """Raises UserError if the device cannot run `model.kernels`."""
+    if model.kernels == "xla":
+        return
+    missing = "it needs an NVIDIA GPU" if device.platform != "gpu" else ""
+    missing = "it computes in float32" if model.dtype == "float64" else missing
+    if missing:
+        raise UserError(f"model.kernels=triton: {missing}; use model.kernels=xla")
 
 
 def _whole_products(config: Config) -> Callable[..., Megatron1D]:

@@ -50,7 +50,7 @@ def one_device(choice: tuple[tuple[str, Any], ...]) -> tuple[Tensors, Outcome, O
 
 
 # Fields that change how a step is computed, not what: one device need not do the same.
-HOW = ("remat", "scan_layers", "micro_batches", "norm_kernel")
+HOW = ("remat", "scan_layers", "micro_batches", "kernels")
 
 
 def report(layout: Layout, dtype: Any, **choice: Any) -> Report:

@@ -61,7 +61,7 @@ def contents(folder: Path) -> dict[str, bytes]:
         "--model.remat_layers=1",
         "--model.scan_layers=false",
         "--model.vocab_multiple=128",
-        *("--model.attention=xla", "--model.norm_kernel=triton"),
+        *("--model.attention=xla", "--model.kernels=triton"),
         "--train.steps=99",
         "--train.micro_batches=4",
         "--train.max_skipped=3",

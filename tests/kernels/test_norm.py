@@ -10,9 +10,9 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from jaxptd.collectives import varying_axes
+from jaxptd.kernels import norm as fused
+from jaxptd.kernels.norm import FusedNorm
 from jaxptd.mesh import Layout, make_mesh
-from jaxptd.norms import fused
-from jaxptd.norms.fused import FusedNorm
 
 EPS = 1e-5
 # Rows of less than one tile; of several tiles, numbers that are no power of two; of several
@@ -58,7 +58,7 @@ def test_it_is_the_norm_and_its_gradient(
     interpret: bool,
     monkeypatch: Any,
 ) -> None:
-    monkeypatch.setattr(fused, "_PROGRAMS", 5)
+    monkeypatch.setattr(fused, "_PROGRAMS", (5, 5))
     (x, w, b), grads = drawn(shape, dtype, centred=centred)
     norm = FusedNorm(EPS, centred, beside, interpret)
     grads = grads if beside else grads[1:]

@@ -1,0 +1,154 @@
+"""The activation of an MLP with its bias and its gate, in one kernel forward and one backward.
+
+Backward also sums the gradients of the bias over rows, so that no other kernel reads them again.
+Letters: R rows (tokens), G matrices (2 with a gate, else 1), F hidden, P programs along the rows.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+
+from jaxptd.collectives import alike
+from jaxptd.kernels.tile import Places, Tile, call, load, store
+
+# As measured on an H200: tiles by themselves, and those that a program adds up for a bias.
+_ALONE, _SUMMED = Tile(8, 256, 4), Tile(8, 128, 4)
+_PROGRAMS = 256  # along the rows, where gradients of a bias are summed
+
+
+@jax.custom_jvp
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + exp(-x)), without a division, which takes a GPU several instructions."""
+    root = lax.rsqrt(1 + jnp.exp(-x))
+    return root * root
+
+
+@sigmoid.defjvp
+def _sigmoid_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    y = sigmoid(*primals)
+    return y, y * (1 - y) * tangents[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedActivation:
+    """`act(h + b)`; with a gate `act(h_0 + b_0) * (h_1 + b_1)`. Computes in float32.
+
+    Args:
+        act: elementwise, of operations that Pallas has for Triton.
+        gated: whether h has a gate.
+        interpret: runs the kernels' operations one by one, on any device.
+    """
+
+    act: Callable[[Array], Array]
+    gated: bool
+    interpret: bool = False
+
+    def __call__(self, h: Array, b: Array | None) -> Array:
+        """h[..., F], or with a gate `[..., 2, F]` -> `[..., F]` of h's type.
+
+        b is `[F]` or `[2, F]`, or None where there is none.
+        """
+        parts = h.shape[-1 - self.gated :]
+        h, *biases = alike(h, *([] if b is None else [b]))
+        h_RGF = h.reshape(-1, *(parts if self.gated else (1, *parts)))
+        y_RF = _activate(h_RGF, [each.reshape(h_RGF.shape[1:]) for each in biases], self)
+        return y_RF.reshape(*h.shape[: -len(parts)], parts[-1])
+
+    def compute(self, first: Array, *others: Array) -> Array:
+        """Parts of h with their biases -> the result."""
+        return math.prod(others, start=self.act(first))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _activate(h_RGF: Array, b_GF: list[Array], fused: FusedActivation) -> Array:
+    return _forward(h_RGF, b_GF, fused)[0]
+
+
+def _forward(
+    h_RGF: Array, b_GF: list[Array], fused: FusedActivation
+) -> tuple[Array, tuple[Array, list[Array]]]:
+    """Saves h for backward, without its bias."""
+    rows, _, size = h_RGF.shape
+    (y_RF,) = call(
+        partial(_forward_kernel, tile=_ALONE, compute=fused.compute),
+        (h_RGF, b_GF),
+        [jax.ShapeDtypeStruct((rows, size), h_RGF.dtype)],
+        grid=_ALONE.grid(rows, size),
+        warps=_ALONE.warps,
+        interpret=fused.interpret,
+    )
+    return y_RF, (h_RGF, b_GF)
+
+
+def _backward(
+    fused: FusedActivation, saved: tuple[Array, list[Array]], dy_RF: Array
+) -> tuple[Array, list[Array]]:
+    h_RGF, b_GF = saved
+    tile = _SUMMED if b_GF else _ALONE
+    tiles, columns = tile.grid(*dy_RF.shape)
+    programs = min(_PROGRAMS, tiles) if b_GF else tiles
+    sums_PGF = jax.ShapeDtypeStruct((programs, *h_RGF.shape[1:]), jnp.float32)
+    dh_RGF, *sums = call(
+        partial(_backward_kernel, tile=tile, compute=fused.compute),
+        (h_RGF, b_GF, dy_RF),
+        [h_RGF] + [sums_PGF] * len(b_GF),
+        grid=(programs, columns),
+        warps=tile.warps,
+        interpret=fused.interpret,
+    )
+    return dh_RGF, [each.sum(0).astype(b.dtype) for each, b in zip(sums, b_GF, strict=True)]
+
+
+_activate.defvjp(_forward, _backward)
+
+
+def _biases(h: Any, b: Any, places: Places) -> list[Any]:
+    """Of each part of h what is added to the numbers of a tile: [1, D], or 0."""
+    column, there = places.numbers
+    return [
+        sum(load(each, ((part, column), there))[None] for each in b) for part in range(h.shape[1])
+    ]
+
+
+def _parts(h: Any, biases: list[Any], places: Places) -> list[Array]:
+    """A tile of each part of h, with its bias."""
+    return [load(h, places.of_part(part)) + each for part, each in enumerate(biases)]
+
+
+def _forward_kernel(h: Any, b: Any, y: Any, *, tile: Tile, compute: Callable[..., Array]) -> None:
+    """Activates a tile."""
+    places = tile.places(pl.program_id(0), pl.program_id(1), *y.shape)
+    store(y, places.both, compute(*_parts(h, _biases(h, b, places), places)))
+
+
+def _backward_kernel(
+    h: Any, b: Any, dy: Any, dh: Any, *sums: Any, tile: Tile, compute: Callable[..., Array]
+) -> None:
+    """The gradient of h in each P-th tile of rows, and its sums over them."""
+    program, column = pl.program_id(0), pl.program_id(1)
+    rows, size = dy.shape
+    programs = sums[0].shape[0] if sums else pl.cdiv(rows, tile.rows)
+    first = tile.places(0, column, rows, size)
+    biases = _biases(h, b, first)
+
+    def add_tile(step: Any, found: list[Array]) -> list[Array]:
+        places = tile.places(step * programs + program, column, rows, size)
+        _, pull = jax.vjp(compute, *_parts(h, biases, places))
+        grads = pull(load(dy, places.both))
+        for part, grad in enumerate(grads):
+            store(dh, places.of_part(part), grad)
+        return [a + grad for a, grad in zip(found, grads, strict=False)]
+
+    zeros = [jnp.zeros((tile.rows, tile.width), jnp.float32)] * (len(sums) and h.shape[1])
+    steps = pl.cdiv(rows, tile.rows * programs)
+    found = lax.fori_loop(0, steps, add_tile, zeros) if steps > 1 else add_tile(0, zeros)
+    index, there = first.numbers
+    for part, each in enumerate(found):
+        store(sums[0], ((program, part, index), there), each.sum(0))

@@ -1,1 +1,0 @@
-"""Norms in kernels of their own."""

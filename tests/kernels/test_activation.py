@@ -1,0 +1,89 @@
+"""Activations with bias and gate: their kernels, run operation by operation, beside the formula."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import Array
+from jax.sharding import PartitionSpec as P
+
+from jaxptd.collectives import varying_axes
+from jaxptd.kernels import activation
+from jaxptd.kernels.activation import FusedActivation
+from jaxptd.layers.mlp import ACTIVATIONS, FUSED
+from jaxptd.mesh import Layout, make_mesh
+
+# Less than a tile; several tiles each way, none full, and several of a program.
+CASES = [
+    ((3, 5, 24), "gelu-tanh", False, True, jnp.float32),
+    ((3, 47, 300), "gelu-tanh", False, True, jnp.float32),
+    ((3, 47, 300), "gelu-tanh", False, True, jnp.bfloat16),
+    ((2, 47, 2, 300), "silu", True, False, jnp.bfloat16),
+    ((2, 47, 2, 300), "silu", True, True, jnp.float32),
+    ((3, 47, 1300), "relu", False, False, jnp.float32),
+]
+
+
+def plain(h: Array, b: Array | None, name: Any, *, gated: bool) -> Array:
+    wide = h.astype(jnp.float32) + (0 if b is None else b)
+    act = ACTIVATIONS[name]
+    y = act(wide[..., 0, :]) * wide[..., 1, :] if gated else act(wide)
+    return y.astype(h.dtype)
+
+
+@pytest.mark.parametrize(("shape", "name", "gated", "biased", "dtype"), CASES, ids=str)
+@pytest.mark.parametrize("interpret", [True, pytest.param(False, marks=pytest.mark.gpu)])
+def test_it_is_the_activation_and_its_gradient(
+    shape: tuple[int, ...],
+    name: Any,
+    gated: bool,
+    biased: bool,
+    dtype: Any,
+    interpret: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(activation, "_PROGRAMS", 5)
+    draw = np.random.default_rng(0).standard_normal
+    parts = shape[-1 - gated :]
+    h, dy = jnp.asarray(3 * draw(shape), dtype), draw((*shape[: -len(parts)], parts[-1]))
+    b = jnp.asarray(draw(parts), jnp.float32) if biased else None
+    fused = FusedActivation(FUSED[name], gated, interpret)
+    found, want = (
+        jax.tree.leaves((y, pull(jnp.asarray(dy, dtype))))
+        for y, pull in (
+            jax.vjp(each, h, b) for each in (fused, lambda h, b: plain(h, b, name, gated=gated))
+        )
+    )
+    assert [(a.shape, a.dtype) for a in found] == [(a.shape, a.dtype) for a in want]
+    for a, c in zip(found, want, strict=True):
+        wide = np.asarray(c, np.float64)
+        # Exponents of up to ten are rounded; sums over all rows are in another order, and in
+        # bfloat16 of gradients not yet rounded.
+        atol = 8 * float(jnp.finfo(dtype).eps) * np.abs(wide).max()
+        np.testing.assert_allclose(a, wide, rtol=0, atol=atol)
+
+
+def test_large_numbers_do_not_overflow() -> None:
+    """The exponential of minus such a number is infinite."""
+    x = jnp.array([-1e30, -200.0, -90.0, 90.0, 1e30])
+    y, slope = jax.vmap(jax.value_and_grad(activation.sigmoid))(x)
+    np.testing.assert_array_equal(y, [0, 0, 0, 1, 1])
+    np.testing.assert_array_equal(slope, [0, 0, 0, 0, 0])
+
+
+def test_gradients_of_biases_are_sums_over_devices_in_their_type() -> None:
+    """Traced, as JAX's interpreter of kernels has no types; h varies over dp and tp, b over tp."""
+    mesh = make_mesh(Layout(dp=2, tp=2))
+    fused = FusedActivation(FUSED["gelu-tanh"], gated=False)
+
+    def both_ways(h: Array, b: Array) -> tuple[Array, ...]:
+        y, pull = jax.vjp(fused, h, b)
+        found = pull(y)
+        assert [varying_axes(a) for a in (y, *found)] == [{"dp", "tp"}, {"dp", "tp"}, {"tp"}]
+        return found
+
+    specs = P("dp", None, "tp"), P("tp")
+    on_mesh = jax.shard_map(both_ways, mesh=mesh, in_specs=specs, out_specs=specs)
+    assert "psum" in str(jax.make_jaxpr(on_mesh)(jnp.ones((4, 8, 24)), jnp.ones(24)))

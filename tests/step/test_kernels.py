@@ -1,0 +1,166 @@
+"""`model.kernels: triton` in a whole step, its kernels replaced by what they compute.
+
+So it runs on any device; the kernels themselves are in `tests/kernels`.
+"""
+
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+import tiny
+from flax import nnx
+from jax import Array
+from one_device import hold
+from turns import slow
+
+from jaxptd.config import Config, ModelConfig
+from jaxptd.errors import UserError
+from jaxptd.kernels import activation, loss, norm
+from jaxptd.layers.forms import make_form
+from jaxptd.layers.norm import Norm
+from jaxptd.mesh import Layout
+from jaxptd.step import resolved
+from jaxptd.step.resolved import check_kernels
+
+# What each kernel computes, by plain operations on whole arrays: inputs, number of results,
+# options -> results.
+
+
+def normalised(inputs: Any, results: int, options: Mapping[str, Any]) -> list[Array]:
+    x, w, b = inputs
+    wide = _wide(x)
+    means = [wide.mean(1)] * (results - 2)
+    for mean in means:
+        wide -= mean[:, None]
+    scale = jax.lax.rsqrt((wide**2).mean(1) + options["eps"])
+    y = wide * scale[:, None] * w
+    return [(y if b is None else y + b).astype(x.dtype), scale, *means]
+
+
+def norm_gradients(inputs: Any, results: int, options: Mapping[str, Any]) -> list[Array]:
+    x, dy, own, w, scale, means = inputs
+    n, g = _wide(x), _wide(dy) * w
+    for mean in means:
+        n -= mean[:, None]
+    n *= scale[:, None]
+    dx = g - n * (g * n).mean(1, keepdims=True)
+    dx = dx - g.mean(1, keepdims=True) if means else dx
+    dx = sum(map(_wide, own), dx * scale[:, None])
+    sums = [dy * n, _wide(dy)][: results - 1]
+    return [dx.astype(x.dtype), *(each.sum(0, keepdims=True) for each in sums)]
+
+
+def _parts(h: Array, biases: list[Array]) -> list[Array]:
+    wide = sum(map(_wide, biases), _wide(h))
+    return [wide[:, part] for part in range(h.shape[1])]
+
+
+def activated(inputs: Any, results: int, options: Mapping[str, Any]) -> list[Array]:
+    h, b = inputs
+    return [options["compute"](*_parts(h, b)).astype(h.dtype)]
+
+
+def activation_gradients(inputs: Any, results: int, options: Mapping[str, Any]) -> list[Array]:
+    h, b, dy = inputs
+    _, pull = jax.vjp(options["compute"], *_parts(h, b))
+    grads = jnp.stack(pull(_wide(dy)), 1)
+    return [grads.astype(h.dtype), *[grads.sum(0, keepdims=True)] * len(b)]
+
+
+def max_and_sum(inputs: Any, results: int, options: Mapping[str, Any]) -> list[Array]:
+    logits, stop = inputs
+    there = jnp.arange(logits.shape[1]) < stop
+    wide = jnp.where(there, _wide(logits), -jnp.inf)
+    top = wide.max(1, initial=jnp.finfo(jnp.float32).min)
+    return [top, jnp.exp(wide - top[:, None]).sum(1)]
+
+
+def loss_gradients(inputs: Any, results: int, options: Mapping[str, Any]) -> list[Array]:
+    logits, stop, *rows = inputs
+    target, logsumexp, d_sum, d_target = (row[:, None] for row in rows)
+    columns = jnp.arange(logits.shape[1])
+    d = jnp.exp(_wide(logits) - logsumexp) * d_sum - (columns == target) * d_target
+    return [jnp.where(columns < stop, d, 0).astype(logits.dtype)]
+
+
+def _wide(x: Array) -> Array:
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+COMPUTED: Mapping[Callable[..., None], Callable[..., list[Array]]] = {
+    norm._forward_kernel: normalised,
+    norm._backward_kernel: norm_gradients,
+    activation._forward_kernel: activated,
+    activation._backward_kernel: activation_gradients,
+    loss._sum_kernel: max_and_sum,
+    loss._gradient_kernel: loss_gradients,
+}
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Callable[..., None]]:
+    """Kernels that are called; any device has them."""
+    found = []
+
+    def call(kernel: Any, inputs: Any, shapes: Any, **_: Any) -> list[Array]:
+        function = getattr(kernel, "func", kernel)
+        found.append(function)
+        return COMPUTED[function](inputs, len(shapes), getattr(kernel, "keywords", {}))
+
+    for module in (norm, activation, loss):
+        monkeypatch.setattr(module, "call", call)
+    monkeypatch.setattr(resolved, "check_kernels", lambda *_: None)
+    return found
+
+
+FOUR = {"num_layers": 4, "micro_batches": 4}
+CASES = [
+    (tiny.SEQUENCE_PARALLEL, {"remat": "dots"}),
+    (Layout(dp=2, tp=2), {"scan_layers": False, "family": "bert"}),
+    (Layout(dp=4, cp=2, zero=3), {"family": "llama", "remat": "dots"}),
+    *(
+        slow(*each)
+        for each in (
+            (Layout(tp=2), {"scan_layers": False, "remat": "attention"}),
+            (Layout(tp=2), {"remat": "full", "remat_layers": 1, "num_layers": 3}),
+            (Layout(pp=2, tp=2, sequence_parallel=True), {"remat": "full", **FOUR}),
+            (Layout(pp=2, schedule="zb-v"), {"norm_order": "post", **FOUR}),
+            (Layout(dp=2, zero=1, offload=("optimizer", "activations")), {"remat": "dots"}),
+            (tiny.CONTEXT_PARALLEL, {"family": "qwen3", "num_kv_heads": 2, "dropout": 0.1}),
+            (tiny.SEQUENCE_PARALLEL, tiny.T5),
+            (Layout(dp=2, tp=3), {"family": "swin-unet"}),
+            (Layout(tp=4, sequence_parallel=True, collective_matmul=True), {"z_loss": 1e-3}),
+            (Layout(dp=2, tp=2), {"logit_softcap": 5.0, "vocab_multiple": 16}),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("layout", "choice"), CASES, ids=str)
+def test_a_step_is_the_same(
+    layout: Layout, choice: dict[str, Any], calls: list[Callable[..., None]]
+) -> None:
+    hold(layout, kernels="triton", **choice)
+    family = choice.get("family")
+    missing = {activation._forward_kernel, activation._backward_kernel}
+    missing = missing if family in ("bert", "swin-unet") else set()  # they have gelu
+    images = {loss._sum_kernel, loss._gradient_kernel} if family == "swin-unet" else set()
+    assert set(calls) == set(COMPUTED) - missing - images
+
+
+def test_it_is_refused_where_it_cannot_run() -> None:
+    cpu, gpu = (SimpleNamespace(platform=name) for name in ("cpu", "gpu"))
+    model = ModelConfig(kernels="triton")
+    check_kernels(model, gpu)
+    check_kernels(ModelConfig(), cpu)
+    with pytest.raises(UserError, match="kernels=triton: it needs an NVIDIA GPU; use "):
+        check_kernels(model, cpu)
+    with pytest.raises(UserError, match="kernels=triton: it computes in float32; use "):
+        check_kernels(ModelConfig(kernels="triton", dtype="float64"), gpu)
+    with pytest.raises(UserError, match="a grid .* splits them; use model.kernels=xla"):
+        Config(model, Layout(row=2))
+    with pytest.raises(UserError, match="8193 numbers of a token are more than 8192; use "):
+        Norm(8193, options=model.block, form=make_form(Layout()), rngs=nnx.Rngs(0))
