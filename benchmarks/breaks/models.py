@@ -101,8 +101,8 @@ MODELS = (
     Break(
         "programs of the norm's kernel share their first tile",
         "jaxptd/kernels/norm.py",
-        "tile.places(program * steps + step, x.shape)",
-        "tile.places(program + step, x.shape)",
+        "tile.places(step * programs + program, 0, *x.shape)",
+        "tile.places(step + program, 0, *x.shape)",
         "tests/kernels/test_norm.py",
     ),
     Break(

@@ -1,4 +1,4 @@
-"""Breaks of optimizers, checkpoints that change layouts, pipelines, and XLA's options."""
+"""Breaks of optimizers, checkpoints that change layouts, pipelines, XLA's options, our kernels."""
 
 from benchmarks.breaks.table import Break
 
@@ -233,5 +233,62 @@ TRAINING = (
         'offload = self.config.layout.offload == "activations"',
         "tests/step/test_offload.py",
         "state_and",
+    ),
+    # ---- kernels of our own ----
+    Break(
+        "the activation's kernel adds no bias backward",
+        "jaxptd/kernels/activation.py",
+        "jax.vjp(compute, *_parts(h, biases, places))",
+        "jax.vjp(compute, *_parts(h, [0] * h.shape[1], places))",
+        "tests/kernels/test_activation.py",
+    ),
+    Break(
+        "the gradient of the activation's bias misses all tiles but the last",
+        "jaxptd/kernels/activation.py",
+        "[a + grad for a, grad in",
+        "[grad for a, grad in",
+        "tests/kernels/test_activation.py",
+    ),
+    Break(
+        "the activation's gate has the bias of its other part",
+        "jaxptd/kernels/activation.py",
+        "load(each, ((part, column), there))",
+        "load(each, ((0, column), there))",
+        "tests/kernels/test_activation.py",
+    ),
+    Break(
+        "an MLP forgets its bias where kernels are ours",
+        "jaxptd/layers/mlp.py",
+        "self.fused(self.up.bare(x_BTD), self.up.bias)",
+        "self.fused(self.up.bare(x_BTD), None)",
+        "tests/step/test_kernels.py",
+    ),
+    Break(
+        "the loss's kernel takes padding for logits",
+        "jaxptd/kernels/loss.py",
+        "full, steps = end //",
+        "full, steps = size //",
+        "tests/kernels/test_loss.py",
+    ),
+    Break(
+        "the loss's kernel keeps sums about an old maximum",
+        "jaxptd/kernels/loss.py",
+        "total *= jnp.exp(top - new)",
+        "total *= 1",
+        "tests/kernels/test_loss.py",
+    ),
+    Break(
+        "padding has a gradient where the loss's kernel writes it",
+        "jaxptd/kernels/loss.py",
+        "jnp.where(column < stop[0], ",
+        "jnp.where(column >= 0, ",
+        "tests/kernels/test_loss.py",
+    ),
+    Break(
+        "the loss's kernel has no gradient of logsumexp",
+        "jaxptd/layers/loss.py",
+        "d_sum_R=sum(d_logsumexp_R, start=d_R)",
+        "d_sum_R=d_R",
+        "tests/step/test_kernels.py",
     ),
 )

@@ -28,11 +28,11 @@ def test_the_cases_are_there(name: str) -> None:
 
 
 def test_timed_goals_are_of_the_stored_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = {"jaxptd": {"seconds": [0.05, 0.06, 0.07]}, "torch": {"seconds": [0.09] * 3}}
+    seconds = {"jaxptd-triton": {"seconds": [0.05, 0.06, 0.07]}, "torch": {"seconds": [0.09] * 3}}
     monkeypatch.setattr(goals, "TIMED", tmp_path / "gpu.json")
     goals.TIMED.write_text(json.dumps({"124m": seconds}))
-    ratio = goals.GOALS["124M, timed: tokens a second over PyTorch's"]()
+    ratio = goals.GOALS["124M, timed, kernels by Triton: tokens a second over PyTorch's"]()
     assert (ratio.value, ratio.goal, ratio.least) == (pytest.approx(1.5), 1.15, True)
-    share = goals.GOALS["124M, timed: MFU"]()
+    share = goals.GOALS["124M, timed, kernels by Triton: MFU"]()
     flops = CASES["124m"].flops(causal=False) * 32 * 1024
     assert share.value == pytest.approx(flops / 0.06 / 989.5e12)

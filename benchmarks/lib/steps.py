@@ -17,13 +17,14 @@ def queued(step: Step, steps: int) -> tuple[list[float], list[Any]]:
         step: starts one.
         steps: at least 1.
     """
-    begin = time.perf_counter()
+    ends = [time.perf_counter()]
     results = [step()()]
-    ends = [begin, time.perf_counter()]
-    waiting = step() if steps > 1 else None
-    for number in range(1, steps):
-        following = step() if number < steps - 1 else None
-        results.append(waiting())
+    ends.append(time.perf_counter())
+    started = (step() for _ in range(steps - 1))
+    running = next(started, None)
+    while running:
+        following = next(started, None)
+        results.append(running())
         ends.append(time.perf_counter())
-        waiting = following
+        running = following
     return [end - start for start, end in itertools.pairwise(ends)], results

@@ -42,7 +42,7 @@ class BlockOptions:
     Args:
         norm: kind of the norms.
         norm_eps: added to the variance.
-        kernels: that computes the norms of the residual stream.
+        kernels: of the norms of the residual stream and of the activation.
         norm_order: norms of what enters a pair of products, or of each residual sum.
         activation: of the MLP.
         gated: whether the MLP has a gate.
@@ -60,7 +60,7 @@ class BlockOptions:
         output_scale: factor of x before the output layer.
         looped: whether XLA runs every layer in a loop. There it cannot undo what backward computes
             again.
-        loops_keep_inputs: whether such loops keep what norms take for backward.
+        loops_keep_inputs: whether such loops keep what norms and activations take for backward.
     """
 
     norm: NormKind

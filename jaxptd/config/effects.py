@@ -129,7 +129,7 @@ def check_layout(model: ModelConfig, layout: Layout) -> None:
         )
     if layout.has_grid and model.kernels == "triton":
         raise UserError(
-            "model.kernels=triton reads all numbers of a token, and a grid (layout.row, "
+            "model.kernels=triton: a norm reads all numbers of a token, and a grid (layout.row, "
             "layout.col) splits them; use model.kernels=xla"
         )
     _check_offload(model, layout)

@@ -111,8 +111,9 @@ class ModelConfig:
             each part of the model); null is all.
         attention: attention kernel; auto is cudnn where the device and the shapes allow it, else
             xla.
-        kernels: of norms; triton is one kernel forward and one backward, which move less, for
-            NVIDIA GPUs and layouts without a grid.
+        kernels: of norms, activations and the loss over a vocabulary; triton is one each way, which
+            take less time, for NVIDIA GPUs and layouts without a grid. The activation stays xla's
+            if it is gelu, or where a loop over layers keeps what backward needs of it.
         scan_layers: compile one block and run it num_layers times in a loop; false unrolls the
             loop (slower to compile, can run faster).
     """

@@ -110,7 +110,7 @@ _activate.defvjp(_forward, _backward)
 
 
 def _biases(h: Any, b: Any, places: Places) -> list[Any]:
-    """Of each part of h what is added to the numbers of a tile: [1, D], or 0."""
+    """The bias of each part of h, for the numbers of a tile: [1, D], or 0."""
     column, there = places.numbers
     return [
         sum(load(each, ((part, column), there))[None] for each in b) for part in range(h.shape[1])

@@ -32,7 +32,7 @@ class FusedLoss:
     interpret: bool = False
 
     def max_and_sum(self, logits_RV: Array, stop: Array) -> tuple[Array, Array]:
-        """Of each row the maximum, and the sum of exp(logit - maximum), in float32.
+        """The maximum of each row and the sum of exp(logit - maximum), in float32.
 
         Without a column they are the least number and 0.
         """

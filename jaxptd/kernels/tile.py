@@ -43,7 +43,7 @@ class Tile:
     warps: int
 
     def grid(self, rows: int, size: int) -> tuple[int, int]:
-        """How many tiles cover so many rows of so many numbers."""
+        """The numbers of tiles along rows and along the numbers of each."""
         return pl.cdiv(rows, self.rows), pl.cdiv(size, self.width)
 
     def places(self, row: Any, column: Any, rows: int, size: int) -> Places:

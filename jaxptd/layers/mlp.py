@@ -103,7 +103,9 @@ class MLP(nnx.Module):
             (hidden,), size, form=form, rngs=rngs, init=init_out, bias=bias
         )
         self.act, self.gated = ACTIVATIONS[options.activation], options.gated
-        fused = FUSED.get(options.activation) if options.kernels == "triton" else None
+        # From what a loop kept XLA's kernel reads its slice; a kernel of ours would need a copy.
+        ours = options.kernels == "triton" and not options.loops_keep_inputs
+        fused = FUSED.get(options.activation) if ours else None
         self.fused = fused and FusedActivation(fused, self.gated)
         self.looped = options.looped
 

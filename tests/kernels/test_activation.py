@@ -59,9 +59,9 @@ def test_it_is_the_activation_and_its_gradient(
     assert [(a.shape, a.dtype) for a in found] == [(a.shape, a.dtype) for a in want]
     for a, c in zip(found, want, strict=True):
         wide = np.asarray(c, np.float64)
-        # Exponents of up to ten are rounded; sums over all rows are in another order, and in
-        # bfloat16 of gradients not yet rounded.
-        atol = 8 * float(jnp.finfo(dtype).eps) * np.abs(wide).max()
+        # Exponents of up to ten are rounded, and a GPU's power and root have two bits less; sums
+        # over all rows are in another order, and in bfloat16 of gradients not yet rounded.
+        atol = (8 if interpret else 32) * float(jnp.finfo(dtype).eps) * np.abs(wide).max()
         np.testing.assert_allclose(a, wide, rtol=0, atol=atol)
 
 

@@ -1,9 +1,9 @@
 """Terms of one layer and micro-batch: products, attention, and passes over memory.
 
 Bytes of elementwise kernels are those of fused chains that read and write 16-bit values: a norm
-reads and writes its input; adding to the residual stream reads two and writes one, or, where a
-product adds, the norm reads the sum once more; a mask of dropout is one byte. Backward of a norm
-reads what it needs twice, once for its input's gradient and once for its weights'.
+reads and writes its input; adding to the residual stream reads two and writes one; a mask of
+dropout is one byte. Backward of a norm reads what it needs twice, once for its input's gradient and
+once for its weights'.
 """
 
 from collections.abc import Iterator
@@ -136,7 +136,7 @@ def _accumulation(setting: Setting, stack: Stack, matrices: int) -> list[Term]:
 def _elementwise_forward(setting: Setting, stack: Stack) -> list[Term]:
     """Norms and sums of the residual stream; activation, biases and rotation inside a layer."""
     program = setting.program
-    stream = (10 - 4 * program.adds + program.dropout) * len(stack.pairs)
+    stream = (program.stream_forward + program.dropout) * len(stack.pairs)
     inner = 0
     for pair in stack.of_text:
         if isinstance(pair, Attention):

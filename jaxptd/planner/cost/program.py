@@ -31,13 +31,13 @@ class Program:
         again_all: full recomputation runs a layer's last product, too, whose result nothing reads.
         pieces: products are cut into so many, by tokens.
         fp8: the products of layers are of 8-bit numbers.
-        adds: a pair's last product adds the residual stream as it writes.
         apart: queries, keys and values are products of their own, which add their biases as they
             write; else copies split the results of one, and join gradients.
         sums_apart: the gradient of an MLP's first bias is a pass of its own, and not part of its
             activation's backward.
-        stream_backward: bytes moved for each number of the residual stream by backward of a norm
-            and of the sum behind it.
+        stream_forward: bytes moved for each number of the residual stream by a norm and the sum
+            before it, unless a product adds as it writes.
+        stream_backward: the same of backward of a norm and of the sum behind it.
         balanced: devices of a ring have as many visible scores each, where a mask is causal.
     """
 
@@ -59,8 +59,8 @@ class Program:
     again_all: bool = True
     pieces: int = 1
     fp8: bool = False
-    adds: bool = False
     apart: bool = False
     sums_apart: bool = True
+    stream_forward: int = 10
     stream_backward: int = 16
     balanced: bool = True

@@ -13,9 +13,11 @@ NARROW = 6  # bytes less, if that gradient has 16 bits
 # Read off steps compiled for H200s, kernel by kernel (`python -m benchmarks.gpu.compiled`):
 ADDED = 10  # bytes: a float32 sum and a 16-bit gradient read, the sum written
 LOGIT = 6  # bytes of the loss for each logit: read for maximum and sum, and again; gradient written
-# Bytes of backward of a norm for each number: read for weights' gradients, and for its own, twice
-# each; the residual stream's gradient read, the sum written.
-STREAM_BACKWARD = 12
+# Bytes of a norm for each number. Forward: read for statistics, and again; the result written. Of
+# backward: read for weights' gradients, and for its own, twice each; the residual stream's gradient
+# read, the sum written. With a kernel of its own a norm reads once. ADD: two read, one written,
+# where no product adds; that kernel also has XLA's statistics.
+STREAM_FORWARD, STREAM_BACKWARD, ADD = {"xla": 6, "triton": 4}, {"xla": 12, "triton": 8}, 6
 CAST = 6  # bytes: a float32 parameter read, a 16-bit one written
 STACKED = 2  # passes: what a layer keeps is read, and written to the array of all layers
 TAKEN = 1  # pass, on average: half of it is copied out again, other kernels read it in place
@@ -49,15 +51,22 @@ def program_of(config: Config, accelerator: Accelerator) -> Program:
         again_all=False,
         pieces=layout.tp if layout.collective_matmul else 1,
         fp8=model.products == "fp8",
-        # Nothing comes between the two: neither a sum over devices nor dropout, nor a scale.
-        adds=layout.tp * layout.row * layout.col == 1
-        and model.dropout == 0
-        and model.products == "native",
         apart=are_apart(config),
         sums_apart=False,
-        stream_backward=STREAM_BACKWARD,
+        stream_forward=STREAM_FORWARD[model.kernels] if _products_add(config) else 4 + ADD,
+        stream_backward=STREAM_BACKWARD[model.kernels],
         balanced=layout.ring != "blockwise",
     )
+
+
+def _products_add(config: Config) -> bool:
+    """True if a pair's last product adds the residual stream as it writes.
+
+    Nothing comes between the two then: neither a sum over devices nor dropout, nor a scale.
+    """
+    model, layout = config.model, config.layout
+    alone = layout.tp * layout.row * layout.col == 1
+    return alone and model.dropout == 0 and model.products == "native"
 
 
 def copied(program: Program) -> int:
