@@ -13,7 +13,7 @@ from jaxptd.errors import UserError
 
 FamilyName = Literal["gpt", "llama", "qwen2", "qwen3", "mistral", "bert", "t5", "swin", "swin-unet"]
 NormKind = Literal["layernorm", "rmsnorm"]
-Kernels = Literal["xla", "triton"]
+Kernels = Literal["auto", "xla", "triton"]
 NormOrder = Literal["pre", "post"]
 Activation = Literal["gelu", "gelu-tanh", "relu", "silu"]
 LinearBias = Literal["all", "qkv", "none"]

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
 
+from jaxptd.config.block import Kernels
 from jaxptd.config.effects import check_layout, refuse_without_effect
 from jaxptd.config.model import ModelConfig
 from jaxptd.config.processes import ProcessesConfig
@@ -98,6 +99,17 @@ class Config:
         """
         once = self.train.micro_batches == 1
         return self.prefetches and once and not self.layout.fetches_layers
+
+    @property
+    def kernels_on_gpus(self) -> Kernels:
+        """The kernels of `model.kernels` on NVIDIA GPUs: xla or triton.
+
+        Auto is triton where each device has all numbers of a token.
+        """
+        chosen = self.model.kernels
+        if chosen != "auto":
+            return chosen
+        return "xla" if self.layout.has_grid else "triton"
 
     @property
     def narrows(self) -> bool:

@@ -16,7 +16,6 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxptd.attention.kernel import KEPT, TAKEN
 from jaxptd.collectives import alike
 from jaxptd.config import BlockOptions
-from jaxptd.errors import UserError
 from jaxptd.kernels.norm import LONGEST, FusedNorm
 from jaxptd.layers.axes import sum_shards, zero_padding
 from jaxptd.layers.form import TensorParallel
@@ -57,12 +56,7 @@ class Norm(nnx.Module):
         self.w = declare(rngs(), (size,), ones)
         self.b = declare(rngs(), (size,), zeros) if centred else None
         self.over = _Over.of(form.axes.hidden, size, options, form, centred=centred)
-        self.fused = options.kernels == "triton"
-        if self.fused and size > LONGEST:
-            raise UserError(
-                f"model.kernels=triton: {size} numbers of a token are more than {LONGEST}; use "
-                "model.kernels=xla"
-            )
+        self.fused = options.kernels == "triton" and size <= LONGEST
 
     def __call__(self, x_BTD: Array) -> Array:
         """x as the residual stream has it -> the same shape and type."""

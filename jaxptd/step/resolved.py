@@ -15,7 +15,7 @@ from flax import nnx
 from jax import Array
 from jax.sharding import Mesh
 
-from jaxptd.config import Config, ModelConfig
+from jaxptd.config import Config, Kernels, ModelConfig
 from jaxptd.errors import UserError
 from jaxptd.layers.attention import choose_kernel
 from jaxptd.layers.form import TensorParallel
@@ -39,7 +39,7 @@ class Resolved:
 
     Args:
         config: as given.
-        model: the config's model, its attention kernel chosen, its sequences padded.
+        model: the config's model, its kernels chosen, its sequences padded.
         attention_obstacle: why cuDNN cannot be used, if it cannot.
         form: how layers hold their matrices.
         plan: of the pipeline; None without one.
@@ -109,12 +109,13 @@ def resolve(config: Config, mesh: Mesh) -> Resolved:
     layout, device = config.layout, mesh.devices.flat[0]
     documents = family_of(config.model).has_documents(config)
     kernel, obstacle = choose_kernel(config, device, documents=documents)
-    check_kernels(config.model, device)
     arithmetic = choose_product(config.model.products, device)
     plan = make_plan(config) if layout.pp > 1 else None
     return Resolved(
         config=config,
-        model=dataclasses.replace(config.padded_model, attention=kernel),
+        model=dataclasses.replace(
+            config.padded_model, attention=kernel, kernels=choose_kernels(config, device)
+        ),
         attention_obstacle=obstacle,
         form=make_form(layout, arithmetic=arithmetic, whole=_whole_products(config)),
         plan=plan,
@@ -122,14 +123,18 @@ def resolve(config: Config, mesh: Mesh) -> Resolved:
     )
 
 
-def check_kernels(model: ModelConfig, device: Any) -> None:
-    """Raises UserError if the device cannot run `model.kernels`."""
-    if model.kernels == "xla":
-        return
-    missing = "it needs an NVIDIA GPU" if device.platform != "gpu" else ""
+def choose_kernels(config: Config, device: Any) -> Kernels:
+    """The kernels that `model.kernels` selects on a device: xla or triton.
+
+    Raises:
+        UserError: `triton` is requested where it cannot run.
+    """
+    model, capability = config.model, float(getattr(device, "compute_capability", 9.0))
+    missing = "" if device.platform == "gpu" and capability >= 8 else "it needs an NVIDIA GPU"
     missing = "it computes in float32" if model.dtype == "float64" else missing
-    if missing:
+    if model.kernels == "triton" and missing:
         raise UserError(f"model.kernels=triton: {missing}; use model.kernels=xla")
+    return "xla" if missing else config.kernels_on_gpus
 
 
 def _whole_products(config: Config) -> Callable[..., Megatron1D]:
@@ -146,7 +151,8 @@ def resolve_for_decoding(config: Config, mesh: Mesh) -> Resolved:
         others: Any = tuple(layout.offloaded - {"activations"})
         layout = dataclasses.replace(layout, offload=others)
     resolved = resolve(dataclasses.replace(config, model=model, layout=layout), mesh)
-    unpadded = dataclasses.replace(model, attention=resolved.model.attention)
+    made = resolved.model
+    unpadded = dataclasses.replace(model, attention=made.attention, kernels=made.kernels)
     return dataclasses.replace(resolved, model=unpadded, form=for_decoding(layout))
 
 

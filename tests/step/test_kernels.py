@@ -21,9 +21,9 @@ from jaxptd.errors import UserError
 from jaxptd.kernels import activation, loss, norm
 from jaxptd.layers.forms import make_form
 from jaxptd.layers.norm import Norm
-from jaxptd.mesh import Layout
+from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import resolved
-from jaxptd.step.resolved import check_kernels
+from jaxptd.step.resolved import choose_kernels, resolve_for_decoding
 
 # What each kernel computes, by plain operations on whole arrays: inputs, number of results,
 # options -> results.
@@ -112,7 +112,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Callable[..., None]]:
 
     for module in (norm, activation, loss):
         monkeypatch.setattr(module, "call", call)
-    monkeypatch.setattr(resolved, "check_kernels", lambda *_: None)
+    monkeypatch.setattr(resolved, "choose_kernels", lambda config, _: config.kernels_on_gpus)
     return found
 
 
@@ -172,16 +172,39 @@ def test_a_model_of_images_has_the_norms(calls: list[Callable[..., None]]) -> No
     assert set(calls) == {norm._forward_kernel, norm._backward_kernel}
 
 
+CPU, GPU = (SimpleNamespace(platform=name) for name in ("cpu", "gpu"))
+OLD = SimpleNamespace(platform="gpu", compute_capability="7.0")
+
+
+def chosen(device: Any, layout: Layout | None = None, **model: Any) -> str:
+    return choose_kernels(Config(ModelConfig(**model), layout or Layout()), device)
+
+
+def test_auto_is_triton_where_it_can_run() -> None:
+    auto = {"kernels": "auto"}
+    assert [chosen(each, **auto) for each in (GPU, CPU, OLD)] == ["triton", "xla", "xla"]
+    assert chosen(GPU, Layout(row=2), **auto) == "xla"
+    assert chosen(GPU, dtype="float64", **auto) == "xla"
+    assert chosen(GPU, kernels="triton") == "triton"
+    assert [chosen(each) for each in (GPU, CPU)] == ["xla", "xla"]
+
+
+def test_a_model_that_decodes_has_the_chosen_kernels(calls: list[Any]) -> None:
+    config = Config(ModelConfig(kernels="auto", vocab_size=8))
+    assert resolve_for_decoding(config, make_mesh(Layout())).model.kernels == "triton"
+
+
 def test_it_is_refused_where_it_cannot_run() -> None:
-    cpu, gpu = (SimpleNamespace(platform=name) for name in ("cpu", "gpu"))
-    model = ModelConfig(kernels="triton")
-    check_kernels(model, gpu)
-    check_kernels(ModelConfig(), cpu)
-    with pytest.raises(UserError, match="kernels=triton: it needs an NVIDIA GPU; use "):
-        check_kernels(model, cpu)
+    for device in (CPU, OLD):
+        with pytest.raises(UserError, match="kernels=triton: it needs an NVIDIA GPU; use "):
+            chosen(device, kernels="triton")
     with pytest.raises(UserError, match="kernels=triton: it computes in float32; use "):
-        check_kernels(ModelConfig(kernels="triton", dtype="float64"), gpu)
+        chosen(GPU, kernels="triton", dtype="float64")
     with pytest.raises(UserError, match="a grid .* splits them; use model.kernels=xla"):
-        Config(model, Layout(row=2))
-    with pytest.raises(UserError, match="8193 numbers of a token are more than 8192; use "):
-        Norm(8193, options=model.block, form=make_form(Layout()), rngs=nnx.Rngs(0))
+        Config(ModelConfig(kernels="triton"), Layout(row=2))
+
+
+@pytest.mark.parametrize(("size", "fused"), [(8192, True), (8193, False)])
+def test_long_norms_stay_xlas(size: int, fused: bool) -> None:
+    block = ModelConfig(kernels="triton").block
+    assert Norm(size, options=block, form=make_form(Layout()), rngs=nnx.Rngs(0)).fused == fused

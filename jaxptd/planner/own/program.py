@@ -29,7 +29,7 @@ def program_of(config: Config, accelerator: Accelerator) -> Program:
     Raises:
         UserError: the cost model lacks something that the config asks for, or the GPUs do.
     """
-    model, layout = config.model, config.layout
+    model, layout, kernels = config.model, config.layout, config.kernels_on_gpus
     unsummed = config.train.micro_batches * layout.dp * layout.cp == 1
     _check(config, accelerator)
     return Program(
@@ -53,8 +53,8 @@ def program_of(config: Config, accelerator: Accelerator) -> Program:
         fp8=model.products == "fp8",
         apart=are_apart(config),
         sums_apart=False,
-        stream_forward=STREAM_FORWARD[model.kernels] if _products_add(config) else 4 + ADD,
-        stream_backward=STREAM_BACKWARD[model.kernels],
+        stream_forward=STREAM_FORWARD[kernels] if _products_add(config) else 4 + ADD,
+        stream_backward=STREAM_BACKWARD[kernels],
         balanced=layout.ring != "blockwise",
     )
 

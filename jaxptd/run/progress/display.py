@@ -178,5 +178,6 @@ def summary(program: Program, devices: str, data: Data) -> str:
     return (
         f"{parameters / 1e6:.2f} M parameters on {devices}, layout {layout}; "
         f"attention: {kernel}{f' (cudnn: {obstacle})' if obstacle else ''}; "
+        f"{'kernels: triton; ' * (resolved.model.kernels == 'triton')}"
         f"{data.train.amount}"
     )
