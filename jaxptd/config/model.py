@@ -111,9 +111,9 @@ class ModelConfig:
             each part of the model); null is all.
         attention: attention kernel; auto is cudnn where the device and the shapes allow it, else
             xla.
-        kernels: of norms, activations and the loss over a vocabulary; triton's take less time, on NVIDIA
-            GPUs without a grid; auto is triton there, else xla. XLA's in any case: norms of over
-            8192 numbers; gelu, and activations whose input a loop over layers keeps.
+        kernels: of norms, activations and the loss over a vocabulary; triton's take less time, on
+            NVIDIA GPUs without a grid; auto is triton there, else xla. XLA's in any case: norms of
+            over 8192 numbers; gelu, and activations whose input a loop over layers keeps.
         scan_layers: compile one block and run it num_layers times in a loop; false unrolls the
             loop (slower to compile, can run faster).
     """
