@@ -168,9 +168,12 @@ def relative(found: np.ndarray, expected: np.ndarray) -> float:
 def hold(case: Case, layout: Layout, *, dtype: str) -> None:
     """Asserts that the layer on `layout` is the layer on one device, and moves what it should.
 
-    float64 needs `jax.enable_x64`.
+    One device computes in float64, so that the error is that of the layout alone. float64 needs
+    `jax.enable_x64`.
     """
-    dense, found = _dense(case, dtype), run(case, layout, dtype)
+    found = run(case, layout, dtype)
+    with jax.enable_x64(True):
+        dense = _dense(case, "float64")
     pairs = {"output": (found.output, dense.output)}
     for i, gradients in enumerate(zip(found.inputs, dense.inputs, strict=True)):
         pairs[f"gradient of input {i}"] = gradients

@@ -11,6 +11,7 @@ import numpy as np
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Collective
 from jaxptd.analysis.traffic.grid import Panels
 from jaxptd.layers.forms import make_form
+from jaxptd.matmul.padding import HeadCounts, heads_for
 from jaxptd.mesh import Axis, Layout
 
 B, T, D, F, N, H, V = 4, 8, 16, 24, 4, 4, 13
@@ -42,7 +43,7 @@ def width(layout: Layout, of: str) -> int:
     """
     form, many = make_form(layout), int(of[0]) if of[0].isdigit() else 1
     if of == "O":
-        return N * form.padded_head(H, 2) if form.axes.head_dim else N * H
+        return N * form.padded_head(H, 2) if form.axes.head_dim else heads(layout).queries * H
     if of == "G":
         return width(layout, "O") + 2 * made_keys(layout)
     if of[-1] == "N" or (of[-1] == "A" and form.axes.head_dim == 0):
@@ -54,10 +55,14 @@ def width(layout: Layout, of: str) -> int:
     return many * form.padded({"F": F, "V": V}[of[-1]])
 
 
+def heads(layout: Layout) -> HeadCounts:
+    """Padded numbers of heads in groups, where devices have whole ones."""
+    return heads_for(layout, N, K, H)
+
+
 def gathers_keys(layout: Layout) -> bool:
-    """True if K heads do not split over the devices that share them."""
-    form = make_form(layout)
-    return not form.axes.head_dim and form.padded(K, each=H) != K
+    """True if each device gathers the keys of its heads from slices of all."""
+    return not make_form(layout).axes.head_dim and heads(layout).gathered
 
 
 def made_keys(layout: Layout) -> int:
@@ -65,7 +70,7 @@ def made_keys(layout: Layout) -> int:
     form = make_form(layout)
     if form.axes.head_dim:
         return K * form.padded_head(H, 2)
-    return K * (form.padded(H) if gathers_keys(layout) else H)
+    return K * form.padded(H) if gathers_keys(layout) else heads(layout).keys * H
 
 
 def message(
@@ -164,7 +169,7 @@ def groups(layout: Layout, dtype: str) -> Iterator[Collective]:
                 yield Collective(kind, (axis,), 1, 2 * made_keys(layout) * size)
         block = T // layout.ring_size
         hops = 3 * sum(1 + n * block < WINDOW for n in range(layout.ring_size - 1))
-        keys = max(1, K // form.inner_devices) * H
+        keys = max(1, heads(layout).keys // form.inner_devices) * H
         back = 1 if hops and hops // 3 % layout.row == 0 else 0  # gradients', not over row
         for axes, number in (((Axis.CP, Axis.ROW), hops - back), ((Axis.CP,), back)):
             yield Collective(PERMUTE, axes, number, number * 2 * keys * size)
