@@ -34,10 +34,10 @@ CASES = [
     slow(Layout(tp=2), {}, 2, 0),
     (Layout(tp=2), {"scan_layers": False}, 2, 0),
     (tiny.SEQUENCE_PARALLEL, {}, 2, 0),
-    # A zigzag of two: the local block, and two quarters of the other.
-    slow(Layout(cp=2), {}, 6, 0),
+    # A zigzag of two: the three quarters of the local block that are visible, and two of the other.
+    slow(Layout(cp=2), {}, 10, 0),
     slow(Layout(cp=2, ring="rsa"), {}, 4, 2),
-    slow(Layout(row=2, col=2), {}, 6, 0),
+    slow(Layout(row=2, col=2), {}, 10, 0),
     (Layout(row=2, col=2, attention2d="blocks"), {}, 2, 1),
 ]
 
