@@ -130,7 +130,8 @@ def choose_kernels(config: Config, device: Any) -> Kernels:
         UserError: `triton` is requested where it cannot run.
     """
     model, capability = config.model, float(getattr(device, "compute_capability", 9.0))
-    missing = "" if device.platform == "gpu" and capability >= 8 else "it needs an NVIDIA GPU"
+    able = device.platform == "gpu" and capability >= 8
+    missing = "" if able else "it needs an NVIDIA GPU of compute capability 8.0 or more"
     missing = "it computes in float32" if model.dtype == "float64" else missing
     if model.kernels == "triton" and missing:
         raise UserError(f"model.kernels=triton: {missing}; use model.kernels=xla")
