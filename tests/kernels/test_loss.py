@@ -87,7 +87,9 @@ def test_results_vary_as_their_inputs_do() -> None:
         for each in FusedLoss().max_and_sum(x_RV, stop):
             assert varying_axes(each) == {"dp", "tp"}
         rows = dict.fromkeys(("logsumexp_R", "d_sum_R", "d_target_R"), row_R)
-        return FusedLoss().gradient(x_RV, stop, targets_R=row_R.astype(int), **rows)
+        grad = FusedLoss().gradient(x_RV, stop, targets_R=row_R.astype(int), **rows)
+        assert varying_axes(grad) == {"dp", "tp"}
+        return grad
 
     on_mesh = jax.shard_map(
         both_ways, mesh=mesh, in_specs=(P("dp"), P("dp")), out_specs=P("dp", "tp")
