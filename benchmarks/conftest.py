@@ -1,5 +1,11 @@
-"""Leaves out what needs a package that no extra installs."""
+"""Leaves out what needs packages that no extra installs."""
 
 import importlib.util
 
-collect_ignore = [] if importlib.util.find_spec("torch") else ["one_device/torch_trainer.py"]
+NEEDS = {"torch": ("gpt2", "trainer", "transformers"), "transformers": ("transformers",)}
+collect_ignore = [
+    f"one_device/torch_{module}.py"
+    for package, modules in NEEDS.items()
+    if not importlib.util.find_spec(package)
+    for module in modules
+]

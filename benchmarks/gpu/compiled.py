@@ -108,6 +108,9 @@ class Packaged:
 
 _LEAN = "--model.remat=full --model.scan_layers=true"
 _TP8 = "--layout.tp=8 --layout.sequence_parallel=true --train.micro_batches=128"
+# Of 32 layers as many as a GPU can hold with their optimizer state.
+_PART = "--layout.dp=1 --layout.zero=0 --model.num_layers=8 --model.remat=none "
+_PART += "--model.seq_length=4096 --train.global_batch_size=4 --train.micro_batches=1"
 _UNPIPELINED = "--layout.pp=1 --train.micro_batches=16"
 MEDIUM, XL = (24, 1024, 16), (48, 1600, 25)
 CASES: dict[str, Case | Packaged] = {
@@ -134,6 +137,11 @@ CASES: dict[str, Case | Packaged] = {
     "qwen3-0.6b": Packaged("qwen3-0.6b"),
     "qwen3-0.6b scan": Packaged("qwen3-0.6b", "--model.scan_layers=true --model.remat=dots"),
     "llama3-8b": Packaged("llama3-8b"),
+    "llama3-8b 8 layers": Packaged("llama3-8b", f"{_PART} --model.kernels=xla"),
+    "llama3-8b 8 layers triton": Packaged("llama3-8b", f"{_PART} --model.kernels=triton"),
+    "llama3-8b 8 layers fp8": Packaged(
+        "llama3-8b", f"{_PART} --model.kernels=triton --model.products=fp8"
+    ),
     "llama3-8b zero3": Packaged("llama3-8b", f"--layout.zero=3 {_LEAN}"),
     "llama3-8b tp8": Packaged("llama3-8b", f"--layout.zero=0 --layout.dp=1 {_TP8} {_LEAN}"),
     "llama3-70b": Packaged("llama3-70b"),

@@ -32,7 +32,8 @@ from jaxptd.mesh import Layout, make_mesh
 from jaxptd.pipeline.statistics import Durations, makespan
 from jaxptd.step import Program
 
-PRODUCTS = 710e12  # FLOP/s; these three of steps on one H200, see `benchmarks/results/timed.md`
+PRODUCTS = 710e12  # FLOP/s; these four of steps on one H200, see `benchmarks/results/timed.md`
+PRODUCTS_8_BITS = 1350e12
 ATTENTION_RATE = 3.4e12  # FLOP/s for each number of a head
 KERNELS = 3.0e12  # bytes a second of other kernels
 NODE, INSIDE, BEYOND = 8, 350e9, 50e9  # GPUs; bytes a second that each sends
@@ -95,7 +96,7 @@ def rates(sizes: dict[str, int]) -> Rates:
         span = math.prod(sizes[axis] for axis in order[first:])
         return ("NVLink", INSIDE) if span <= NODE else ("network", BEYOND)
 
-    return Rates(PRODUCTS, ATTENTION_RATE, KERNELS, link)
+    return Rates(PRODUCTS, PRODUCTS_8_BITS, ATTENTION_RATE, KERNELS, link)
 
 
 def measure(config: Config) -> Estimate:

@@ -11,6 +11,7 @@ import pytest
 from benchmarks.gpu import timed
 from benchmarks.gpu.timed import HEAD, ONE, row
 from jaxptd.analysis.hlo.kernels import ATTENTION, OTHER, PRODUCT
+from jaxptd.analysis.profiling.step_parts import SCOPES
 from jaxptd.errors import UserError
 
 FOUND: dict[str, Any] = {
@@ -25,6 +26,7 @@ FOUND: dict[str, Any] = {
     "other_bytes": 42e9,
     "estimated": 0.0583,
     "kinds": {PRODUCT: 0.032, ATTENTION: 0.010, OTHER: 0.014},
+    "others": dict.fromkeys(SCOPES, 0.001) | {"mlp": 0.0041, "loss": 0.0034},
 }
 
 
@@ -58,14 +60,16 @@ def test_every_case_is_of_one_gpu() -> None:
 def test_the_programs_own_figures_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Traces a small step here, whose kernels count as none of a GPU's."""
     copied = [{"args": {"hlo_op": "y"}, "dur": 10.0}] * timed.TRACED
+    named = 'metadata={op_name="jit(step)/norm/add"}'
     monkeypatch.setattr(timed, "events", lambda directory: copied)
     monkeypatch.setattr(jax.profiler, "trace", lambda directory: jax.named_scope("trace"))
     text = "ENTRY %main (x: f32[8]) -> f32[8] {\n  %x = f32[8]{0} parameter(0)\n"
-    text += "  ROOT %y = f32[8]{0} copy(%x)\n}\n"
+    text += "  ROOT %y = f32[8]{0} copy(%x), " + named + "\n}\n"
     runs: list[int] = []
     found = timed.kinds(lambda: lambda: runs.append(1), text, None)
     assert len(runs) == timed.TRACED
     assert found["kinds"][OTHER] == pytest.approx(10e-6)
+    assert found["others"] == pytest.approx(dict.fromkeys(SCOPES, 0.0) | {"norm": 10e-6})
     assert found["kernels"] == 1
     assert found["other_bytes"] == 2 * 8 * 4
     assert found["estimated"] == pytest.approx(2 * 8 * 4 / 3e12)
@@ -84,6 +88,8 @@ def test_a_case_that_fails_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "| 1.5b | 16 | `full`, loop | not measured: too large |" in text
     assert "NVIDIA H200; " in text
     assert "| 124m | 32 | `none`, unrolled | 60.0 |" in text
+    assert "| other kernels, ms | embedding | norm | attention | mlp | loss |" in text
+    assert "| 124m | 1.0 | 1.0 | 1.0 | 4.1 | 3.4 | 1.0 | 1.0 |" in text
 
 
 def test_without_a_gpu_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

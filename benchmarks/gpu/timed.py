@@ -6,7 +6,8 @@ timed as they train. Milliseconds of products, attention and other kernels are o
 a program that is the same but for CUDA graphs, which hide the kernels' names; idle is what they
 leave of its step. *Estimated* is what `benchmarks.gpu.estimate` says of the program that this
 machine compiled, *planned* what `jaxptd plan` predicts of the config, for the GPU as
-`jaxptd/hardware/accelerators.yaml` has it. `--keep DIR` keeps each program's text and trace.
+`jaxptd/hardware/accelerators.yaml` has it. A second table has the milliseconds of other kernels in
+each part of the step. `--keep DIR` keeps each program's text and trace.
 """
 
 import gzip
@@ -30,6 +31,7 @@ from jaxptd.analysis.flops import attention_flops, executed, flops
 from jaxptd.analysis.hlo.kernels import ATTENTION, KINDS, OTHER, PRODUCT, summary
 from jaxptd.analysis.hlo.timeline import estimate
 from jaxptd.analysis.profiling.profiler import NAMED, events, of_events
+from jaxptd.analysis.profiling.step_parts import SCOPES
 from jaxptd.analysis.report import table, versions
 from jaxptd.calibration.machine import table_name
 from jaxptd.config import Config
@@ -45,6 +47,7 @@ WARM_UP, TRACED = 5, 5  # steps
 HEAD = ("case", "B", "remat, layers", "step ms, median", "10 % to 90 %", "estimated", "planned")
 HEAD += ("products ms, TFLOP/s", "attention ms, TFLOP/s", "others ms, TB/s", "idle ms")
 HEAD += ("kernels", "peak GiB", "compiled")
+PARTS_HEAD = ("other kernels, ms", *SCOPES)
 INTRODUCTION = """# Training steps on one GPU, timed
 
 Made by `python -m benchmarks.gpu.timed`, whose head explains the figures.
@@ -117,10 +120,11 @@ def kinds(step: Step, text: str, keep: Path | None) -> Found:
     spent = dict.fromkeys(KINDS, 0.0)
     for (_, kind), part in parts.items():
         spent[kind] += part
+    others = {scope: parts.get((scope, OTHER), 0.0) for scope in SCOPES}
     every = summary(text)
     estimated = estimate(text, rates({}), {}).total
     counted = {"kernels": every.count, "other_bytes": every.other_bytes, "estimated": estimated}
-    return counted | {"kinds": spent}
+    return counted | {"kinds": spent, "others": others}
 
 
 def row(name: str, found: Found) -> list[str]:
@@ -148,6 +152,11 @@ def row(name: str, found: Found) -> list[str]:
         # JAX forgets it of a program that it finds in its cache.
         f"{found['compiled_bytes'] / 2**30:.1f}" if found["compiled_bytes"] else "",
     ]
+
+
+def parts(name: str, found: Found) -> list[str]:
+    """Makes a line of the second table."""
+    return [name, *(f"{1e3 * found['others'][scope]:.1f}" for scope in SCOPES)]
 
 
 def planned(config: Config, device_kind: str) -> str:
@@ -188,12 +197,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in options.cases:
         found[name] = ask(name, options.steps, options.keep)
         print("  ".join(row(name, found[name])), flush=True)
-    ran = [each for each in found.values() if "error" not in each]
+    ran = {name: each for name, each in found.items() if "error" not in each}
     if not ran:
         raise UserError(f"nothing was measured: {found[options.cases[0]]['error']}")
+    lines = table([PARTS_HEAD, *(parts(name, each) for name, each in ran.items())])
+    print(lines)
     if options.out:
-        lines = table([HEAD, *(row(name, each) for name, each in found.items())])
-        append(Path(options.out), INTRODUCTION, f"{ran[0]['device']}; {versions()}\n\n{lines}\n")
+        device = next(iter(ran.values()))["device"]
+        first = table([HEAD, *(row(name, each) for name, each in found.items())])
+        section = f"{device}; {versions()}\n\n{first}\n\n{lines}\n"
+        append(Path(options.out), INTRODUCTION, section)
     return 0
 
 

@@ -3,10 +3,11 @@
 `python -m benchmarks.one_device [--cases 124m 1.5b ...] [--steps 20] [--out
 benchmarks/results/gpu.md]`
 
-Each trainer of each case runs in a process of its own, one after the other, so that neither holds
-memory that the other needs (see `trainer.py`). MFU counts the products that a step needs by
-formula, 6N + 12 L D T a token, and once more without the half of attention that the mask hides.
-With `--out`, a JSON file beside the table has every step's time.
+The models are GPT-2 in several sizes, beside one written for speed, and two of `configs/`, beside
+those of transformers. Each trainer of each case runs in a process of its own, one after the other,
+so that neither holds memory that the other needs (see `trainer.py`). MFU counts the products that a
+step needs by formula, 6N + 12 L D T a token, and once more without the half of attention that the
+mask hides. With `--out`, a JSON file beside the table has every step's time.
 """
 
 import json
@@ -19,7 +20,7 @@ from typing import Any
 
 from benchmarks.lib.child import answer
 from benchmarks.lib.measure import append, write
-from benchmarks.one_device.cases import CASES, mfu, parameters
+from benchmarks.one_device.cases import CASES, mfu
 from benchmarks.one_device.trainer import TRAINERS, add_steps, check_steps
 from jaxptd.analysis import hardware
 from jaxptd.analysis.report import table
@@ -44,9 +45,11 @@ def measure(trainer: str, name: str, steps: int) -> Result:
 def row(name: str, trainer: str, found: Result, peer: Result | None) -> list[str]:
     """Makes a line of the table."""
     case = CASES[name]
-    head = [f"{name}, {parameters(case) / 1e6:,.0f} M", f"{case.batch}, {case.length}", trainer]
+    batch, length = case.config.train.global_batch_size, case.config.model.seq_length
     if "error" in found:
-        return [*head, f"not measured: {found['error']}", *[""] * (len(HEAD) - 4)]
+        words = f"not measured: {found['error']}"
+        return [name, f"{batch}, {length}", trainer, words, *[""] * (len(HEAD) - 4)]
+    head = [f"{name}, {found['parameters'] / 1e6:,.0f} M", f"{batch}, {length}", trainer]
     seconds = statistics.median(found["seconds"])
     low, *_, high = statistics.quantiles(found["seconds"], n=10)
     shares = [mfu(case, seconds, peak_of(found), causal=causal) for causal in (False, True)]
@@ -98,7 +101,7 @@ def versions(found: Mapping[str, Mapping[str, Result]]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Trains GPT-2 in several sizes on this machine's first GPU, with jaxptd and with PyTorch."""
+    """Trains models on this machine's first GPU, with jaxptd and with PyTorch."""
     parser = Parser(prog="python -m benchmarks.one_device", description=main.__doc__)
     parser.add_argument("--cases", nargs="+", choices=tuple(CASES), default=list(CASES))
     add_steps(parser)

@@ -4,8 +4,11 @@ import dataclasses
 import math
 
 from jaxptd.config import Config, ModelConfig, OptimizerConfig, TrainConfig
+from jaxptd.config.command_line import load_config
+from jaxptd.models.families import work_of
 
 VOCABULARY = 50304  # GPT-2's 50257, made a multiple of 128, for both trainers
+OPTIMIZER = OptimizerConfig(learning_rate=1e-4, warmup_steps=1, decay="constant")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,69 +16,70 @@ class Case:
     """A model and its batch on one GPU.
 
     Args:
-        layers: L.
-        hidden: D.
-        heads: of attention.
-        length: T.
-        batch: sequences.
-        unrolled: our layers are; else they are scanned.
+        config: of jaxptd's step: bfloat16 products, float32 masters.
+        peer: the module `torch_PEER.py` that makes PyTorch's model.
     """
 
-    layers: int
-    hidden: int
-    heads: int
-    length: int
-    batch: int
-    unrolled: bool
-
-    @property
-    def config(self) -> Config:
-        """The config of jaxptd's step: bfloat16 products, float32 masters."""
-        model = ModelConfig(
-            num_layers=self.layers,
-            hidden_size=self.hidden,
-            num_heads=self.heads,
-            seq_length=self.length,
-            vocab_size=VOCABULARY,
-            dtype="bfloat16",
-            scan_layers=not self.unrolled,
-        )
-        optimizer = OptimizerConfig(learning_rate=1e-4, warmup_steps=1, decay="constant")
-        return Config(model, optimizer=optimizer, train=TrainConfig(global_batch_size=self.batch))
+    config: Config
+    peer: str
 
     @property
     def tokens(self) -> int:
         """Tokens of a step."""
-        return self.batch * self.length
-
-    @property
-    def weights(self) -> int:
-        """N: parameters of matrices; the table counts once, as the output layer."""
-        return 12 * self.layers * self.hidden**2 + VOCABULARY * self.hidden
+        return self.config.train.global_batch_size * self.config.model.seq_length
 
     def flops(self, *, causal: bool) -> int:
         """FLOPs of a token: 6N + 12 L D T; causal: without what attention's mask hides.
 
+        N are the parameters of matrices; the table counts once, as the output layer. D are the
+        numbers of all heads.
+
         Source: Chowdhery et al., PaLM, arXiv 2204.02311, appendix B.
         """
-        attention = 12 * self.layers * self.hidden * self.length
-        return 6 * self.weights + (attention // 2 if causal else attention)
+        model = self.config.model
+        attention = 12 * model.num_layers * model.num_heads * model.block.head_size
+        hidden = attention * model.seq_length // 2 if causal else 0
+        return work_of(model).flops // model.seq_length - hidden
+
+
+def gpt2(layers: int, hidden: int, heads: int, *, length: int, batch: int) -> Case:
+    """GPT-2 with so many sequences of so many tokens, layers unrolled, nothing computed again."""
+    model = ModelConfig(
+        num_layers=layers,
+        hidden_size=hidden,
+        num_heads=heads,
+        seq_length=length,
+        vocab_size=VOCABULARY,
+        dtype="bfloat16",
+        scan_layers=False,
+    )
+    return Case(
+        Config(model, optimizer=OPTIMIZER, train=TrainConfig(global_batch_size=batch)), "gpt2"
+    )
+
+
+def published(name: str, options: str) -> Case:
+    """A config of `configs/` on one GPU, with options of the command line."""
+    alone = "--layout.dp=1 --layout.zero=0 --train.micro_batches=1 --model.attention=auto"
+    config = load_config(name, [*alone.split(), *options.split()])
+    return Case(dataclasses.replace(config, optimizer=OPTIMIZER), "transformers")
 
 
 CASES = {
-    "124m": Case(12, 768, 12, 1024, 32, unrolled=True),
-    "350m": Case(24, 1024, 16, 1024, 32, unrolled=True),
-    "774m": Case(36, 1280, 20, 1024, 16, unrolled=True),
-    "1.5b": Case(48, 1600, 25, 1024, 16, unrolled=True),
-    "2.5b": Case(54, 1920, 30, 512, 16, unrolled=True),
-    "2.5b-2048": Case(54, 1920, 30, 2048, 4, unrolled=True),
+    "124m": gpt2(12, 768, 12, length=1024, batch=32),
+    "350m": gpt2(24, 1024, 16, length=1024, batch=32),
+    "774m": gpt2(36, 1280, 20, length=1024, batch=16),
+    "1.5b": gpt2(48, 1600, 25, length=1024, batch=16),
+    "2.5b": gpt2(54, 1920, 30, length=512, batch=16),
+    "2.5b-2048": gpt2(54, 1920, 30, length=2048, batch=4),
+    "qwen3-0.6b": published("qwen3-0.6b", "--model.seq_length=4096 --train.global_batch_size=4"),
+    # Of 32 layers as many as a GPU can hold with their optimizer state.
+    "llama3-8b-8-layers": published(
+        "llama3-8b",
+        "--model.num_layers=8 --model.remat=none --model.seq_length=4096 "
+        "--train.global_batch_size=4",
+    ),
 }
-
-
-def parameters(case: Case) -> int:
-    """All parameters of a GPT-2, with biases, norms and positions."""
-    layer = 12 * case.hidden**2 + 13 * case.hidden
-    return case.layers * layer + (VOCABULARY + case.length + 2) * case.hidden
 
 
 def mfu(case: Case, seconds: float, peak: float, *, causal: bool) -> float:

@@ -1,6 +1,7 @@
 """jaxptd's steps of `benchmarks.one_device`; run by `trainer.py`."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +37,7 @@ def start(case: Case, kernels: Kernels = "xla") -> tuple[Any, Callable[[], dict[
             "peak_bytes": (device.memory_stats() or {}).get("peak_bytes_in_use", 0),
             "device": device.device_kind,
             "versions": {"jax": jax.__version__},
+            "parameters": sum(math.prod(info.shape) for info in program.infos.values()),
             "attention": program.resolved.model.attention,
         }
 

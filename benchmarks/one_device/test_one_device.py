@@ -1,6 +1,7 @@
 """The benchmark on one GPU: its figures, its report of trainers that did not run, and its peer."""
 
 import dataclasses
+import importlib
 import json
 import math
 import subprocess
@@ -11,15 +12,17 @@ import pytest
 from contract import relative
 from refusal import refused
 
+import jaxptd
 from benchmarks.one_device import __main__ as gpu
 from benchmarks.one_device import trainer as gpu_trainer
-from benchmarks.one_device.cases import CASES, VOCABULARY, Case, mfu, parameters
+from benchmarks.one_device.cases import CASES, VOCABULARY, gpt2, mfu
 from jaxptd.checkpoint.canonical import to_canonical
 from jaxptd.errors import UserError
 from jaxptd.mesh import make_mesh
 from jaxptd.step import Program
 
-SMALL = Case(2, 64, 4, 32, 2, unrolled=True)
+SMALL = gpt2(2, 64, 4, length=32, batch=2)
+PART = "llama3-8b-8-layers"
 SECONDS = [0.1] * 10 + [0.2]
 
 
@@ -29,24 +32,27 @@ def found(device: str = "NVIDIA H200", **more) -> dict:
         "peak_bytes": 3 * 2**30,
         "device": device,
         "versions": {"jax": "1"},
+        "parameters": 124_000_000,
         "attention": "cudnn",
     } | more
 
 
-@pytest.mark.parametrize("name", ["124m", "350m"])
-def test_parameters_are_the_models(name):
-    program = Program(CASES[name].config, make_mesh(CASES[name].config.layout))
-    shapes = [math.prod(info.shape) for info in program.infos.values()]
-    assert parameters(CASES[name]) == sum(shapes)
-    matrices = sum(math.prod(i.shape) for i in program.infos.values() if i.decay)
-    assert CASES[name].weights == matrices - CASES[name].length * CASES[name].hidden
+@pytest.mark.parametrize(
+    ("name", "looked_up", "heads"),
+    [("350m", "positions.table", 1024), ("qwen3-0.6b", "", 2048), (PART, "tokens.table", 4096)],
+)
+def test_flops_are_six_a_parameter_and_attention(name, looked_up, heads):
+    case = CASES[name]
+    program = Program(case.config, make_mesh(case.config.layout))
+    sizes = {n: math.prod(i.shape) for n, i in program.infos.items() if i.decay and n != looked_up}
+    model = case.config.model
+    attention = model.num_layers * heads * model.seq_length
+    assert case.flops(causal=False) == 6 * sum(sizes.values()) + 12 * attention
+    assert case.flops(causal=True) == 6 * sum(sizes.values()) + 6 * attention
 
 
-def test_mfu_is_six_n_and_attention():
+def test_mfu_is_the_share_of_the_peak():
     case = CASES["124m"]
-    n = 12 * 12 * 768**2 + VOCABULARY * 768
-    assert case.flops(causal=False) == 6 * n + 12 * 12 * 768 * 1024
-    assert case.flops(causal=True) == 6 * n + 6 * 12 * 768 * 1024
     assert mfu(case, 1.0, case.flops(causal=False) * 32 * 1024 * 2, causal=False) == 0.5
     assert math.isnan(mfu(case, 1.0, 0.0, causal=True))
 
@@ -147,9 +153,9 @@ def test_a_trainer_that_cannot_start_is_one_line(argv, line, capsys, monkeypatch
 @pytest.mark.parametrize("kernels", ["xla", "triton"])
 def test_the_peer_computes_what_we_do(kernels):
     """Compares loss and every gradient in float32, from jaxptd's parameters."""
-    from benchmarks.one_device import torch_trainer  # it needs PyTorch
+    from benchmarks.one_device import torch_gpt2  # it needs PyTorch
 
-    torch = torch_trainer.torch
+    torch = torch_gpt2.torch
     config = SMALL.config
     model = dataclasses.replace(config.model, dtype="float32", kernels=kernels)
     program = Program(dataclasses.replace(config, model=model), make_mesh(config.layout))
@@ -157,8 +163,8 @@ def test_the_peer_computes_what_we_do(kernels):
     rows = np.random.default_rng(0).integers(0, VOCABULARY, (2, 33), dtype=np.int32)
     batch = program.place({"tokens": rows[:, :-1], "targets": rows[:, 1:]})
     _, metrics, grads = program.step_with_gradients(state, batch)
-    peer = torch_trainer.GPT(SMALL)
-    torch_trainer.load(
+    peer = torch_gpt2.make(SMALL.config)
+    torch_gpt2.load(
         peer, {n: np.asarray(x) for n, x in to_canonical(program, state)["params"].items()}
     )
     ids = torch.from_numpy(rows.astype(np.int64))
@@ -166,7 +172,31 @@ def test_the_peer_computes_what_we_do(kernels):
     loss.backward()
     assert loss.item() == pytest.approx(float(metrics["loss"]), rel=1e-6)
     ours = {name: np.asarray(g) for name, g in program.canonical(grads).items()}
-    for name, gradient in torch_trainer.gradients(peer).items():
-        assert relative(gradient, torch_trainer._ours(name, ours).reshape(gradient.shape)) < 1e-5, (
-            name
-        )
+    for name, gradient in torch_gpt2.gradients(peer).items():
+        assert relative(gradient, torch_gpt2._ours(name, ours).reshape(gradient.shape)) < 1e-5, name
+
+
+@pytest.mark.parametrize("name", ["qwen3-0.6b", PART])
+def test_the_peer_of_transformers_computes_what_we_do(tmp_path, name):
+    """Compares loss and every gradient in float32, from the peer's parameters."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    torch_transformers = importlib.import_module("benchmarks.one_device.torch_transformers")
+    few = {"num_layers": 2, "hidden_size": 64, "ffn_hidden_size": 96, "vocab_size": 96}
+    few |= {"num_heads": 4, "num_kv_heads": 2, "head_size": 16, "seq_length": 32}
+    config = CASES[name].config
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, **few))
+    torch.manual_seed(0)
+    peer = torch_transformers.make(config)
+    peer.model.save_pretrained(tmp_path)
+    run = jaxptd.from_hf(tmp_path, dtype="float32")
+    rows = np.random.default_rng(0).integers(0, 96, (2, 33), dtype=np.int32)
+    batch = {"tokens": rows[:, :-1], "targets": rows[:, 1:]}
+    loss, gradients = run.loss_and_gradients(batch)
+    expected = peer(*(torch.from_numpy(x.astype(np.int64)) for x in batch.values()))
+    expected.backward()
+    assert loss == pytest.approx(expected.item(), rel=1e-6)
+    found = jaxptd.hf.names(run.program, gradients)
+    assert sum(x.size for x in found.values()) == sum(p.numel() for p in peer.parameters())
+    for part, p in peer.model.named_parameters():
+        assert relative(p.grad.numpy(), found[part]) < 1e-5, part

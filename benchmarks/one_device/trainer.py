@@ -23,7 +23,8 @@ class Trainer(NamedTuple):
 
     Args:
         step: starts one step -> waits for its end and returns its loss.
-        facts: returns what is known afterwards: peak_bytes, device, versions, attention.
+        facts: returns what is known afterwards: peak_bytes, device, versions, parameters,
+            attention.
     """
 
     step: Callable[[], Callable[[], float]]

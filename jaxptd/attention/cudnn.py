@@ -5,6 +5,9 @@ gradient. The primitives behind it can, but they are private to JAX: only this f
 `PROVEN` lists the versions that work, and `tests/attention/test_cudnn.py` checks their types and
 what they lower to.
 
+Keys and values may have fewer heads than queries, and are read as they are: the kernel adds up what
+each group of queries makes of their gradient.
+
 Letters: B batch, T query position, S key position, N heads, H head size.
 Limits: cuDNN 9 on Hopper.
 """
@@ -57,7 +60,6 @@ class Cudnn:
     ) -> tuple[Array, Array]:
         """Implements `Kernel.fwd`; o in the precision of q."""
         module: Any = _private()
-        k, v = (_repeated(x, q) for x in (k, v))
         o_BTNH, lse_BNT = module._dot_product_attention_fwd_p_wrapper.bind(
             q, k, v, *_nothing(q), **_parameters(module, scores), is_training=True
         )
@@ -67,27 +69,11 @@ class Cudnn:
         """Implements `Kernel.bwd`; gradients in the precision of q."""
         module: Any = _private()
         q, k, v, o, lse_BTN = saved
-        k, v = (_repeated(x, q) for x in (k, v))
         dq, dk, dv = module._dot_product_attention_bwd_p_wrapper.bind(
             *(q, k, v, *_nothing(q), lse_BTN.swapaxes(1, 2), o, do.astype(q.dtype)),
             **_parameters(module, scores),
         )
-        return Gradients(dq, _summed(dk, saved.k), _summed(dv, saved.v))
-
-
-def _repeated(x_BSKH: Array, q_BTNH: Array) -> Array:
-    """Keys or values, repeated for each query head of their group."""
-    groups = q_BTNH.shape[2] // x_BSKH.shape[2]
-    return jnp.repeat(x_BSKH, groups, axis=2) if groups > 1 else x_BSKH
-
-
-def _summed(dx_BSNH: Array, like_BSKH: Array) -> Array:
-    """Gradients of repeated keys or values, summed over each group in float32."""
-    batch, length, heads, size = like_BSKH.shape
-    if dx_BSNH.shape[2] == heads:
-        return dx_BSNH
-    each = dx_BSNH.reshape(batch, length, heads, -1, size)
-    return each.sum(3, dtype=jnp.float32).astype(dx_BSNH.dtype)
+        return Gradients(dq, dk, dv)
 
 
 def _nothing(q: Array) -> list[Array]:

@@ -116,13 +116,12 @@ class Config:
         """True if a loop over layers that moves nothing stacks their gradients in `model.dtype`.
 
         Backward computes them in it. A pipeline adds each layer's to a sum at once, and a grid sums
-        them inside a layer, in float32. In fp8, and with moments on the host, no memory was won:
+        them inside a layer, in float32. With moments on the host no memory was won:
         `docs/performance.md`.
         """
         layout = self.layout
         moves = layout.has_grid or layout.fetches_layers or layout.hosts_moments
-        native = self.model.products == "native"
-        return self.zero == 0 and self._loops and native and not moves
+        return self.zero == 0 and self._loops and not moves
 
     @property
     def gathers_again(self) -> bool:

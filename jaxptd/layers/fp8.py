@@ -104,16 +104,27 @@ def fp8_dot(
 
 # With this, cuBLASLt adds in full float32. Forward allows its faster, less exact sums.
 EXACT = lax.Precision.HIGHEST
+WIDE = jnp.bfloat16
 
 
 def _dot(
     a: Scaled, b: Scaled, dims: Any, dtype: DTypeLike, precision: lax.Precision | None = None
 ) -> Array:
-    """Contracts `dims` of a and b; the result in `dtype`."""
-    y = lax.dot_general(
-        a.bits, b.bits, (dims, ((), ())), precision=precision, preferred_element_type=jnp.float32
-    )
-    return (y * (1 / a.scale) * (1 / b.scale)).astype(dtype)
+    """Contracts `dims` of a and b; the result in `dtype`.
+
+    Written as XLA looks for it: operands in bfloat16, which holds them with their scales, and the
+    result of the product itself in bfloat16 where that is `dtype`. Then cuBLASLt scales and rounds.
+    """
+
+    def product(a: Scaled, b: Scaled) -> Array:
+        left, right = ((x.bits.astype(WIDE) * (1 / x.scale).astype(WIDE)) for x in (a, b))
+        result = jnp.promote_types(dtype, WIDE)
+        return lax.dot_general(
+            left, right, (dims, ((), ())), precision=precision, preferred_element_type=result
+        )
+
+    # As one operation, of which a loop over layers computes nothing before it begins.
+    return jax.checkpoint(product, prevent_cse=False)(a, b).astype(dtype)
 
 
 def _last(x: Array, count: int) -> tuple[int, ...]:

@@ -244,7 +244,8 @@ def test_a_grid_of_gpus_moves_what_the_formula_says() -> None:
 
 UNROLLED = {"scan_layers": False, "remat": "dots"}
 COMPILED = [
-    slow(Layout(dp=2, tp=2, sequence_parallel=True), DROPS),
+    # XLA on CPU makes no loop of one trip, and where it makes none gathers nothing twice.
+    slow(Layout(dp=2, tp=2, sequence_parallel=True, keep_gathered=True), DROPS),
     slow(Layout(cp=2), DROPS),
     (Layout(dp=2, tp=4), UNROLLED),
     (tiny.SEQUENCE_PARALLEL, {"scan_layers": False}),

@@ -97,6 +97,16 @@ def test_keys_may_be_those_of_another_sequence() -> None:
     assert text.count("NO_MASK") == 2 and "CAUSAL" not in text
 
 
+def test_groups_of_queries_share_keys_that_nothing_repeats() -> None:
+    few = jax.ShapeDtypeStruct((B, T, 1, H), jnp.bfloat16)
+    run = jax.jit(partial(whole, kernel=Cudnn(), scores=SCORES))
+    traced = run.trace(abstract(), few, few, abstract())
+    assert [x.shape[2] for x in traced.out_info] == [N, N, N, 1, 1]
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    calls = [line for line in text.splitlines() if "__cudnn$fmha" in line]
+    assert len(calls) == 2 and all(f"tensor<{B}x{T}x1x{H}xbf16>" in line for line in calls)
+
+
 def test_a_window_and_a_factor_are_the_kernels_own() -> None:
     run = jax.jit(partial(whole, kernel=Cudnn(), scores=WINDOW))
     text = run.trace(*[abstract()] * 4).lower(lowering_platforms=("cuda",)).as_text()
@@ -159,15 +169,6 @@ def assert_close(found: tuple, want: tuple) -> None:
         assert np.linalg.norm(x - y) <= 1e-2 * np.linalg.norm(y)
 
 
-def test_gradients_of_repeated_keys_are_summed_over_their_group() -> None:
-    rng = np.random.default_rng(0)
-    k_BSKH, dk_BSNH = (jnp.asarray(rng.standard_normal((2, 5, n, 4)), jnp.float32) for n in (2, 6))
-    repeated, transpose = jax.vjp(lambda k: flash_cudnn._repeated(k, dk_BSNH), k_BSKH)
-    np.testing.assert_array_equal(repeated[:, :, 1::3], jnp.repeat(k_BSKH, 3, axis=2)[:, :, 1::3])
-    (want,) = transpose(dk_BSNH)
-    np.testing.assert_allclose(flash_cudnn._summed(dk_BSNH, k_BSKH), want, rtol=1e-6)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("scores", [SCORES._replace(causal=False), SCORES, WINDOW], ids=str)
 def test_values_and_gradients_of_a_block(scores: Scores) -> None:
@@ -184,6 +185,17 @@ def test_values_and_gradients_with_keys_of_another_sequence() -> None:
     scores = SCORES._replace(causal=False)
     found, want = (
         jax.jit(partial(whole, kernel=kernel, scores=scores))(q, k, v, do)
+        for kernel in (Cudnn(), XLA)
+    )
+    assert_close(found, want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scores", [SCORES, WINDOW], ids=str)
+def test_values_and_gradients_of_groups_that_share_keys(scores: Scores) -> None:
+    q, k, v, do = random_inputs(1024)
+    found, want = (
+        jax.jit(partial(whole, kernel=kernel, scores=scores))(q, k[:, :, :1], v[:, :, :1], do)
         for kernel in (Cudnn(), XLA)
     )
     assert_close(found, want)

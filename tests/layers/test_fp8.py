@@ -183,19 +183,25 @@ def test_nothing_more_is_moved(layout):
 def test_products_of_a_block_with_their_gradients_and_no_others_are_in_8_bits(choice, products):
     """Queries and the keys and values of groups are one product; cross-attention has three."""
     run = program(Layout(), dtype="bfloat16", **choice)
-    dots = [e for e in equations(trace(run)) if is_dot(e)]
-    of = {id(e): "".join(sorted(v.aval.dtype.name for v in e.invars)) for e in dots}
+    every = list(equations(trace(run)))
+    made_by = {id(made): e for e in every for made in e.outvars}
+    dots = [e for e in every if e.primitive.name == "dot_general"]
+    of = {id(e): "".join(sorted(format_of(v, made_by) for v in e.invars)) for e in dots}
     kinds = list(of.values())
     assert kinds.count("float8_e4m3fn" * 2) == products
     assert kinds.count("float8_e4m3fnfloat8_e5m2") == 2 * products
     assert kinds.count("bfloat16" * 2) > 3  # those of the output layer, and attention's
-    assert {e.params["preferred_element_type"] for e in dots if "float8" in of[id(e)]} == {
-        jnp.dtype("float32")
+    assert {e.outvars[0].aval.dtype for e in dots if "float8" in of[id(e)]} == {
+        jnp.dtype("bfloat16")
     }
 
 
-def is_dot(equation) -> bool:
-    return equation.primitive.name == "dot_general"
+def format_of(operand, made_by) -> str:
+    """The type of a product's operand before it was widened and scaled."""
+    scaled = made_by.get(id(operand))
+    if scaled is None or scaled.primitive.name != "mul":
+        return operand.aval.dtype.name
+    return made_by[id(scaled.invars[0])].invars[0].aval.dtype.name
 
 
 @pytest.mark.slow

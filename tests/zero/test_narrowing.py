@@ -23,6 +23,9 @@ NARROW: list[Any] = [
     (Layout(), {"remat": "dots"}),
     (Layout(dp=2, tp=2, sequence_parallel=True), {"remat": "full", "dtype": "float16"}),
     (Layout(cp=2, tp=2), {"dropout": 0.1, "micro_batches": 1}),
+    (Layout(), {"products": "fp8"}),
+    slow(Layout(dp=2, tp=2, sequence_parallel=True), {"products": "fp8", "remat": "full"}),
+    slow(Layout(), {**tiny.T5, "products": "fp8", "micro_batches": 1}),
     slow(Layout(), {"family": "llama", "num_kv_heads": 2, "tie_embeddings": False}),
     slow(Layout(tp=4), {"family": "llama", "num_kv_heads": 2}),
     slow(Layout(dp=2), {**tiny.T5, "remat": "attention"}),
@@ -35,7 +38,6 @@ RING_STEPS = Layout(tp=2, sequence_parallel=True, collective_matmul=True)
 WIDE: list[Any] = [
     (Layout(), {"dtype": "float32"}),
     (Layout(), {"scan_layers": False}),
-    (Layout(), {"products": "fp8"}),
     (Layout(pp=2), {"num_layers": 4}),
     (Layout(row=2, col=2), {}),
     (Layout(offload="optimizer"), {}),

@@ -124,12 +124,18 @@ def test_sixteen_devices(layout: str, stage: int) -> None:
     ids=str,
 )
 def test_in_bfloat16_a_step_is_the_same_without_zero(layout: Layout) -> None:
-    """The same products, and sums in float32: differences far below bfloat16's 2**-8."""
+    """The same products, and sums in float32: differences far below bfloat16's 2**-8.
+
+    With ZeRO 3 the last layer is outside of the loop, another program, in which XLA would leave out
+    other roundings to bfloat16 between operations; here it leaves out none.
+    """
+    every_rounding = {"xla_allow_excess_precision": False}
     found = []
     for stage in (0, layout.zero):
         program = made(dataclasses.replace(layout, zero=stage), dtype="bfloat16")
         state, batch = drawn(program), program.place(tiny.batch())
-        state, metrics, grads = program.step_with_gradients(state, batch)
+        step = program.step_with_gradients.lower(state, batch).compile(every_rounding)
+        state, metrics, grads = step(state, batch)
         found.append((float(metrics["loss"]), jax.jit(program.canonical)(grads)))
     (loss, want), (again, grads) = found
     assert again == pytest.approx(loss, rel=1e-6)

@@ -31,6 +31,11 @@ def flops_of(
     return sum(flops_of(each, within, computations) for each in inner)
 
 
+def in_8_bits(product: Instruction) -> bool:
+    """True if cuBLASLt multiplies 8-bit numbers."""
+    return "__cublas$lt$matmul$f8" in product.rest
+
+
 def head_size(attention: Instruction) -> int:
     """The numbers of a head, of a kernel of attention."""
     return attention.arrays[0].shape[-1]

@@ -5,8 +5,8 @@ import math
 import re
 from collections.abc import Mapping
 
-_ITEMSIZE = {"pred": 1, "bf16": 2}  # any other name ends in the number of its bits
-_ARRAY = re.compile(r"\b(pred|bf16|[suf]\d+)\[([\d,]*)\]")
+_BITS = re.compile(r"\d+")  # in the name of a type: u32, bf16, f8e4m3fn
+_ARRAY = re.compile(r"\b(pred|bf16|f8\w+|[suf]\d+)\[([\d,]*)\]")
 _HEAD = re.compile(r"(ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .* )?\{")
 _INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\((.*)")
 
@@ -20,8 +20,8 @@ class Array:
 
     @property
     def bytes(self) -> int:
-        itemsize = _ITEMSIZE.get(self.dtype) or int(self.dtype[1:]) // 8
-        return math.prod(self.shape) * itemsize
+        bits = _BITS.search(self.dtype)  # pred has none, and takes a byte
+        return math.prod(self.shape) * (int(bits[0]) // 8 if bits else 1)
 
 
 @dataclasses.dataclass(frozen=True)

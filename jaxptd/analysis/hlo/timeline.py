@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from jaxptd.analysis.collective import REDUCE_SCATTER, Collective
 from jaxptd.analysis.hlo.collectives import axes_of, kind_of_collective, payload
 from jaxptd.analysis.hlo.kernels import ATTENTION, PRODUCT, is_kernel, kind_of, moved_bytes
-from jaxptd.analysis.hlo.products import flops_of, head_size
+from jaxptd.analysis.hlo.products import flops_of, head_size, in_8_bits
 from jaxptd.analysis.hlo.text import WHOLE, Computations, Instruction, Pipeline, parse
 
 Axes = tuple[str, ...]
@@ -29,12 +29,14 @@ class Rates:
 
     Args:
         flops: of products.
+        flops_8_bits: of products of 8-bit numbers.
         attention: FLOP/s for each number of a head: it takes as long per score for larger heads.
         memory: bytes that kernels read and write.
         link: of the axes of a collective, the link's name and the bytes that a device sends on it.
     """
 
     flops: float
+    flops_8_bits: float
     attention: float
     memory: float
     link: Callable[[Axes], tuple[str, float]]
@@ -148,6 +150,8 @@ class _Reader:
         kind = kind_of(each, self.computations)
         if kind not in (PRODUCT, ATTENTION):
             return moved
-        attends = kind == ATTENTION
-        rate = self.rates.attention * head_size(each) if attends else self.rates.flops
+        if kind == ATTENTION:
+            rate = self.rates.attention * head_size(each)
+        else:
+            rate = self.rates.flops_8_bits if in_8_bits(each) else self.rates.flops
         return max(moved, flops_of(each, scope, self.computations) / rate)

@@ -95,7 +95,18 @@ class Loop:
         own = working.layer(self.pairs, self.stack.remat, at_once=self._at_once)
         if config.prefetches:
             gradients = 1 + (config.zero >= 2) * sizes.master_itemsize // sizes.itemsize
+        own += self._rounded
         return own + (config.layout.fetches_layers + gradients) * self._whole
+
+    @property
+    def _rounded(self) -> int:
+        """With fp8 what products of a layer take that is computed again, in 8 bits and transposed.
+
+        Where nothing is computed again it is among what the layer keeps, or is rounded when needed.
+        """
+        if not self.is_fp8 or self.stack.remat in ("none", "dots"):
+            return 0
+        return sum(each.taken + each.second for each in self.pairs)
 
     @property
     def _at_once(self) -> bool:
@@ -156,28 +167,10 @@ class Loop:
         """Copies of parameters that XLA makes for the loop."""
         split = self.shares or not self.config.model.scan_layers
         found = self.parameters if split else 0
-        if self.is_fp8:
-            found += self._transposed()
         if self.sizes.has_blocks:  # the matrix behind attention, transposed
             heads = sum(a.hidden * a.heads * a.head_size for a in self.stack.parts.attentions)
             found += self.share(heads)
         return found
-
-    def _transposed(self) -> int:
-        """With fp8 the matrices of forward's products, transposed, for cuBLASLt.
-
-        A loop over micro-batches has them from its beginning to its end. Else a backward loop that
-        computes products again has them, but for the last, which is not needed again.
-        """
-        again = self.stack.remat not in ("none", "dots")
-        in_steps = self.config.layout.collective_matmul  # and so is the last product
-        if self.config.train.micro_batches > 1 or (in_steps and again):
-            return self.parameters
-        if not again:
-            return 0
-        last = self.stack.parts.pairs[-1]
-        less = last.hidden * last.size if isinstance(last, MLP) else 0
-        return self.share(self.weights - less)
 
 
 def _first_weights(pair: Pair) -> int:

@@ -199,14 +199,13 @@ class _Step:
         In several micro-batches of a loop that moves gradients also zeros to put these into.
         """
         model = self.config.model
-        times = 2 if model.products == "fp8" else 1  # XLA's other products do not join the two
         zeros = sum(each.parameters for each in self.loops) // self._narrowing
         zeros *= (self._sums > 0 and self.config.prefetches) or self._allocates_early
         return dataclasses.replace(
             self._before_backward,
             gradients=self._sums + zeros + self._table,
             working=working.ENDS * self.ends.x + self._panels(),
-            logits=times * self.ends.logits + 2 * self.ends.narrow,
+            logits=self.ends.logits + 2 * self.ends.narrow,
             copies=0 if model.scan_layers else sum(each.copies for each in self.loops),
         )
 

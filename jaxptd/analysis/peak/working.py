@@ -151,14 +151,12 @@ def _moving(sizes: Sizes, x: int, hidden: int) -> int:
         x: bytes of all rows of the residual stream.
         hidden: bytes of all of the pair's hidden units.
     """
-    layout, wide = sizes.config.layout, 0
-    if sizes.config.model.products == "fp8":  # the result in float32
-        wide = max(x, hidden // sizes.matrix_shards) * sizes.master_itemsize // sizes.itemsize
+    layout = sizes.config.layout
     if layout.has_grid:
         return hidden // layout.row
     if layout.collective_matmul:
-        return wide + x
-    return wide + (2 * x if layout.sequence_parallel else 0)
+        return x
+    return 2 * x if layout.sequence_parallel else 0
 
 
 def _core(each: AttentionSizes, queries: int, kv: int) -> int:

@@ -16,8 +16,8 @@ def link(axes: Axes) -> tuple[str, float]:
 
 
 # One second: a product, a kernel that moves one array, an array sent over tp; four over dp.
-RATES = Rates(flops=2 * 8**3, attention=8**3, memory=SIZE, link=link)
-FAST = Rates(flops=2 * 8**3, attention=8**3, memory=1e12, link=link)
+RATES = Rates(flops=2 * 8**3, flops_8_bits=4 * 8**3, attention=8**3, memory=SIZE, link=link)
+FAST = Rates(flops=2 * 8**3, flops_8_bits=4 * 8**3, attention=8**3, memory=1e12, link=link)
 TP, DP = "source_target_pairs={{0,1},{1,0}}", "source_target_pairs={{0,2},{2,0}}"
 PRODUCT_OF_8 = """
 %product (p0: f32[8,8], p1: f32[8,8]) -> f32[8,8] {
@@ -100,6 +100,26 @@ def test_loops_take_their_body_at_each_trip_and_a_pipelines_the_mean_of_stages()
     assert found.kernels[PRODUCT] == pytest.approx(5)
 
 
+EIGHT = """ENTRY %main (x: f8e4m3fn[16,32], y: f8e5m2[4,32], s: f32[]) -> bf16[16,4] {
+  %x = f8e4m3fn[16,32]{1,0} parameter(0)
+  %y = f8e5m2[4,32]{1,0} parameter(1)
+  %s = f32[] parameter(2)
+  ROOT %p = (bf16[16,4]{1,0}, s8[99]{0}) custom-call(%x, %y, %s, %s), \
+custom_call_target="__cublas$lt$matmul$f8", \
+backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}}
+}
+"""
+
+
+def test_products_of_8_bits_have_a_rate_of_their_own() -> None:
+    product = 2 * 16 * 4 * 32
+    found = estimate(EIGHT, FAST, SIZES)
+    assert found.kernels[PRODUCT] == pytest.approx(product / FAST.flops_8_bits)
+    slow = Rates(1e12, 1e12, 1.0, memory=1.0, link=link)
+    bytes_moved = 16 * 32 + 4 * 32 + 2 * 4 + 2 * 16 * 4 + 99
+    assert estimate(EIGHT, slow, SIZES).kernels[PRODUCT] == pytest.approx(bytes_moved)
+
+
 CUBLAS = """ENTRY %main (x: bf16[16,32], y: bf16[4,32]) -> bf16[16,4] {
   %x = bf16[16,32]{1,0} parameter(0)
   %y = bf16[4,32]{1,0} parameter(1)
@@ -162,7 +182,7 @@ def test_the_calls_of_cublas_are_products(text: str) -> None:
 
 
 def test_attention_is_a_kind_of_its_own() -> None:
-    rates = Rates(flops=1e12, attention=1.0, memory=1e12, link=link)
+    rates = Rates(flops=1e12, flops_8_bits=2e12, attention=1.0, memory=1e12, link=link)
     found = estimate(FMHA, rates, SIZES)
     assert found.kernels[ATTENTION] == 2 * 2 * (2 * 64 * 64) // 2  # whatever the size of a head
 
