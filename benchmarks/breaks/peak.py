@@ -22,6 +22,27 @@ PEAK = (
         PARTS,
     ),
     Break(
+        "the peak forgets what is rounded to 8 bits and transposed",
+        "jaxptd/analysis/peak/loops.py",
+        "return sum(each.taken + each.second for each in self.pairs)",
+        "return 0",
+        ROWS,
+    ),
+    Break(
+        "arrays of 8 bits have no bytes",
+        "jaxptd/analysis/hlo/text.py",
+        "(pred|bf16|f8\\w+|[suf]\\d+)",
+        "(pred|bf16|[suf]\\d+)",
+        TIMELINE,
+    ),
+    Break(
+        "products of 8 bits have the rate of others",
+        "jaxptd/analysis/hlo/timeline.py",
+        "self.rates.flops_8_bits if in_8_bits(each) else self.rates.flops",
+        "self.rates.flops",
+        TIMELINE,
+    ),
+    Break(
         "the logits never wait for a sum over devices",
         MODEL,
         "return not self._sums and has_sum",

@@ -131,8 +131,8 @@ PAPERS = (
     Break(
         "attention takes as long for a number of its head as a product",
         "jaxptd/analysis/hlo/timeline.py",
-        "self.rates.attention * head_size(each) if attends else",
-        "self.rates.attention if attends else",
+        "rate = self.rates.attention * head_size(each)",
+        "rate = self.rates.attention",
         "tests/analysis/hlo/test_timeline.py",
     ),
     Break(
