@@ -1,6 +1,7 @@
 """The notebooks: they run, use public names only, and say what a reader will know."""
 
 import ast
+import asyncio
 import os
 import re
 import time
@@ -89,7 +90,7 @@ def run(path: Path, folder: Path) -> Any:
     """A notebook with the output of its cells, which see the folder."""
     notebook, where = jupytext.read(path), {"metadata": {"path": str(folder)}}
     client = nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=where)
-    return client.execute()
+    return asyncio.run(client.async_execute())  # `execute` leaves its loop of events open
 
 
 @pytest.mark.slow
