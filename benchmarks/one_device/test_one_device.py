@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -147,6 +148,16 @@ def test_a_trainer_that_cannot_start_is_one_line(argv, line, capsys, monkeypatch
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "benchmarks.one_device.torch_trainer", raising=False)
     assert line in refused(capsys, gpu_trainer.main, argv)
+
+
+def test_a_peer_that_is_not_installed_is_one_line(capsys, monkeypatch):
+    def start(case):
+        raise ModuleNotFoundError(name=case.peer)
+
+    trainer = types.SimpleNamespace(start=start)
+    monkeypatch.setitem(sys.modules, "benchmarks.one_device.torch_trainer", trainer)
+    line = "error: transformers is not installed; pip install transformers"
+    assert line in refused(capsys, gpu_trainer.main, ["torch", "--case=qwen3-0.6b"])
 
 
 @pytest.mark.gpu

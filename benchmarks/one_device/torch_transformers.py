@@ -2,7 +2,7 @@
 
 With `attn_implementation="sdpa"` a compiled model makes a mask of its own, since sequences might be
 packed, and no fast kernel takes one. Here that function is told that the mask is causal.
-`benchmarks/one_device/test_one_device.py` compares the loss with jaxptd's.
+`benchmarks/one_device/test_one_device.py` compares loss and gradients with jaxptd's.
 """
 
 import torch

@@ -40,9 +40,9 @@ def start(name: str, case: Case) -> Trainer:
     library, *kernels = name.split("-")
     try:
         module = importlib.import_module(f"benchmarks.one_device.{library}_trainer")
+        return Trainer(*module.start(case, *kernels))
     except ModuleNotFoundError as error:
         raise UserError(f"{error.name} is not installed; pip install {error.name}") from error
-    return Trainer(*module.start(case, *kernels))
 
 
 def run(trainer: Trainer, steps: int) -> dict[str, Any]:

@@ -95,8 +95,8 @@ class Loop:
         own = working.layer(self.pairs, self.stack.remat, at_once=self._at_once)
         if config.prefetches:
             gradients = 1 + (config.zero >= 2) * sizes.master_itemsize // sizes.itemsize
-        own += self._rounded
-        return own + (config.layout.fetches_layers + gradients) * self._whole
+        moved = (config.layout.fetches_layers + gradients) * self._whole
+        return own + self._rounded + moved
 
     @property
     def _rounded(self) -> int:
