@@ -230,4 +230,27 @@ PEAK = (
         "alone = self.fetches",
         "tests/zero/test_prefetching.py",
     ),
+    Break(
+        "ZeRO: the last micro-batch sends its own gradients only",
+        "jaxptd/zero/gathering.py",
+        "return gradient if leaf.sum is None else leaf.sum + gradient",
+        "return gradient",
+        "tests/zero/test_prefetching.py",
+        "equals_one_device",
+    ),
+    Break(
+        "ZeRO: stage 1 sends gradients after the last micro-batch",
+        "jaxptd/config/run.py",
+        "return self.zero == 1 and self._loops and several and not",
+        "return self.zero == 4 and self._loops and several and not",
+        "tests/zero/test_prefetching.py",
+    ),
+    Break(
+        "XLA knows that the loop of the last micro-batch has one trip",
+        "jaxptd/pipeline/pools.py",
+        "{APART: lax.optimization_barrier(jnp.int32(1))}",
+        "{APART: jnp.int32(1)}",
+        "tests/zero/test_prefetching.py",
+        "loop_of_its_own",
+    ),
 )

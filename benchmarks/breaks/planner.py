@@ -68,7 +68,7 @@ PLANNER = (
     Break(
         "hidden collectives are free",
         "jaxptd/planner/cost/exposed.py",
-        "max(0.0, seconds - BESIDE * host)",
+        "max(0.0, seconds - BESIDE * runs * host)",
         "(0.0 if host else seconds)",
         STEP,
         "hidden",

@@ -120,6 +120,20 @@ PAPERS = (
         "beside = 0.0",
         "tests/planner/search/test_best.py",
     ),
+    Break(
+        "what one micro-batch sends is beside all of them",
+        "jaxptd/planner/cost/exposed.py",
+        "runs = min(1.0, max(each.count for each, _ in members))",
+        "runs = 1.0",
+        "tests/planner/own/test_step.py",
+    ),
+    Break(
+        "a bound has gradients of layers that the last micro-batch hides",
+        "jaxptd/planner/search/bounds.py",
+        "reduced = whole if axes.pp > 1 else max(whole - cost.matrices, 0.0)",
+        "reduced = whole",
+        "tests/planner/search/test_best.py",
+    ),
     # ---- what was timed on a GPU ----
     Break(
         "float32 is TF32 on GPUs",

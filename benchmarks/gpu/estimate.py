@@ -41,6 +41,8 @@ _PLAIN = "--data.source=none --layout.tp=8 --layout.dp=24 --layout.collective_ma
 _PLAIN += " --layout.zero=0 --layout.schedule=1f1b --model.remat=full --train.micro_batches=96"
 _ZBV = "--data.source=none"
 _LOOPED = "--data.source=none --model.remat=dots --layout.schedule=interleaved"
+_SUMS = "--data.source=none --layout.tp=1 --layout.sequence_parallel=false --layout.zero=1"
+_SUMS += " --train.micro_batches=4"
 CASES: dict[str, Case | Packaged] = {
     "145b": Packaged("gpt-145b", _ZBV),
     "145b 1f1b, full": Packaged("gpt-145b", _PLAIN),
@@ -52,6 +54,10 @@ CASES: dict[str, Case | Packaged] = {
     "350m dp8 zero1": Case(MEDIUM, 64, Layout(dp=8, zero=1), "dots"),
     "350m dp8": Case(MEDIUM, 64, Layout(dp=8, zero=2), "dots"),
     "350m dp8 unrolled": Case(MEDIUM, 64, Layout(dp=8, zero=2), "dots", scan=False),
+    "1.5b zero1": Packaged("gpt2-1.5b", f"{_SUMS} --layout.dp=8 --train.global_batch_size=256"),
+    "1.5b zero1 dp16": Packaged(
+        "gpt2-1.5b", f"{_SUMS} --layout.dp=16 --train.global_batch_size=512"
+    ),
     "1.5b zero3": Case(XL, 64, Layout(dp=8, zero=3), "full"),
     "1.5b zero3 unrolled": Case(XL, 64, Layout(dp=8, zero=3), "full", scan=False),
 }

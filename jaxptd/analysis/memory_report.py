@@ -13,7 +13,7 @@ from typing import Any
 
 from jaxptd.analysis import memory_model
 from jaxptd.analysis.compiled_step import compile_to_read
-from jaxptd.analysis.jaxprs import scans, traced
+from jaxptd.analysis.jaxprs import equations, inside, scans, traced
 from jaxptd.analysis.memory_needs import out_of_memory_explained
 from jaxptd.analysis.peak import Peak, outside, peak
 from jaxptd.analysis.sizes import Sizes
@@ -24,6 +24,7 @@ from jaxptd.layers.block import LAYERS
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.models.families import family_of, has_times, inventory_of
 from jaxptd.pipeline.plan import Plan
+from jaxptd.pipeline.pools import APART
 from jaxptd.shapes import ParamShape
 from jaxptd.step import Program
 from jaxptd.step.state import HOST
@@ -208,7 +209,8 @@ def counted(program: Program) -> int | None:
     """Bytes that all layers keep for backward, in the jaxpr of the step; None if unrolled.
 
     A scan over layers keeps the results that it stacks; where ZeRO moves parameters ahead, the last
-    layer is not in the scan, and keeps the same. A pipeline keeps the buffers that its ticks carry,
+    layer is not in the scan, and keeps the same. A last micro-batch that is apart keeps what each
+    before it kept. A pipeline keeps the buffers that its ticks carry,
     with what a split backward hands from its first half to its second.
     """
     plan = program.resolved.plan
@@ -217,7 +219,8 @@ def counted(program: Program) -> int | None:
     jaxpr = traced(program).jaxpr.jaxpr
     if plan:
         return sum(map(_bytes, _pools(program, plan, jaxpr)))
-    forward = [scan for scan in scans(jaxpr) if _is_forward(scan)]
+    apart = {id(scan) for each in equations(jaxpr) if _is_apart(each) for scan in _inside(each)}
+    forward = [scan for scan in scans(jaxpr) if _is_forward(scan) and id(scan) not in apart]
     more = int(program.config.prefetches)
     return sum(
         (scan.params["length"] + more) * _bytes(x) for scan in forward for x in _stacked(scan)
@@ -235,6 +238,17 @@ def _pools(program: Program, plan: Plan, jaxpr: Any) -> list[Any]:
     before = 2 * len(inventory_of(model).streams)
     behind = len(program.infos) + len(family.losses(model))
     return [var.aval for var in scan.outvars][before:-behind]
+
+
+def _is_apart(equation: Any) -> bool:
+    """True for the loop of `pools.apart`."""
+    scope = str(equation.source_info.name_stack).rpartition("/")[2]
+    return equation.primitive.name == "while" and scope == APART
+
+
+def _inside(equation: Any) -> Iterator[Any]:
+    """The scans inside an equation."""
+    return (scan for jaxpr in inside(equation) for scan in scans(jaxpr))
 
 
 def _is_forward(scan: Any) -> bool:

@@ -88,6 +88,15 @@ class Config:
         return (self.zero >= 2 or self.layout.fetches_layers) and self._loops
 
     @property
+    def scatters_last(self) -> bool:
+        """True if a loop reduce-scatters a layer's gradients while the last micro-batch computes.
+
+        Until then each device adds up its own, whole ones, as stage 1 says.
+        """
+        several = self.train.micro_batches > 1
+        return self.zero == 1 and self._loops and several and not self.layout.fetches_layers
+
+    @property
     def _loops(self) -> bool:
         return self.layout.pp == 1 and self.model.scan_layers
 

@@ -65,7 +65,7 @@ def compiler_options(config: Config, *, on_gpus: bool) -> dict[str, Any] | None:
     fills them with zeros before unless it is told to look whether anything would read those.
 
     XLA copies slices into and out of a loop's stacks beside other kernels, unless its pass for that
-    is off; where a loop holds its blocks it then starts a trip's gather too late to be hidden.
+    is off; where a loop has its blocks it then starts a trip's message too late to be hidden.
 
     A permute joins the devices that it connects, and not by default all of them, which by XLA's own
     account makes one inside a node ten to twenty times slower. XLA asks that a group of devices is
@@ -80,9 +80,10 @@ def compiler_options(config: Config, *, on_gpus: bool) -> dict[str, Any] | None:
         "xla_gpu_dot_merger_threshold_mb": 0,
         "xla_gpu_enable_dus_accumulator_zero_init_elimination": True,
     }
-    if layout.ring_size > 2 or layout.has_grid or config.prefetches:
+    moves = config.prefetches or config.scatters_last
+    if layout.ring_size > 2 or layout.has_grid or moves:
         options["xla_gpu_experimental_parallel_collective_overlap_limit"] = 2
-    if config.holds_blocks:
+    if config.holds_blocks or config.scatters_last:
         options["xla_disable_hlo_passes"] = "dynamic-slice-copy-fusion-async-wrapper"
     if _permutes(layout) and layout.matmul2d != "cannon":
         options["xla_gpu_collective_permute_connected_components"] = True

@@ -20,6 +20,8 @@ Instruction = dict[str, Array]  # the numbers that a plan has for a stage and ti
 Carry = TypeVar("Carry")
 Body = Callable[[Carry, Instruction], Carry]  # the operation of a conditional or of a loop
 
+APART = "apart"  # the scope of `apart`
+
 # XLA before that of jax 0.12 copies the carry of a conditional, at least on GPUs.
 CONDITIONALS = jax.__version_info__ >= (0, 12)
 
@@ -96,6 +98,16 @@ def loop(
         return lax.fori_loop(0, instruction[name], trip, carry)
 
 
+def apart(carry: Carry, instruction: Instruction, body: Body[Carry]) -> Carry:
+    """Runs `body` once, in a loop of which XLA does not know that it has one trip.
+
+    Outside of loops XLA allocates arrays at the beginning of the program: what is read and written
+    here would take memory all the time before.
+    """
+    once = {APART: lax.optimization_barrier(jnp.int32(1))}
+    return loop(APART, carry, instruction | once, body)
+
+
 def get(pool: Any, *where: Array | int) -> Any:
     """`pool[*where, ...]`, for every array of a tree."""
 
@@ -142,3 +154,13 @@ def zeros(shapes: Any, *lead: int) -> Any:
         return as_varying(array, sorted({Axis.PP, *varying_axes(shape)}))
 
     return jax.tree.map(one, shapes)
+
+
+def wide_zeros(parameters: Any) -> Any:
+    """Zeros to add gradients to, float32 at least, for every array of a tree; they vary as it."""
+
+    def one(p: Array) -> Array:
+        zeros = jnp.zeros(p.shape, jnp.promote_types(p.dtype, jnp.float32))
+        return as_varying(zeros, sorted(varying_axes(p)))
+
+    return jax.tree.map(one, parameters)

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxptd.collectives import all_gather, as_varying, reduce_scatter, varying_axes
+from jaxptd.collectives import all_gather, as_varying, reduce_scatter
 from jaxptd.config import ModelConfig
 from jaxptd.layers.block import with_remat
 from jaxptd.layers.dropout import Places, Segments
@@ -35,6 +35,7 @@ from jaxptd.step.keeping import keepers
 from jaxptd.step.resolved import Resolved
 from jaxptd.zero.gathering import gathered, handles_of, reduce_scattered, regathered, with_handles
 from jaxptd.zero.host import on_device
+from jaxptd.zero.last import before_last, for_last, waits_for_last
 from jaxptd.zero.zero import StepParams
 
 
@@ -98,12 +99,6 @@ def total(losses: Losses) -> Array:
     return functools.reduce(operator.add, losses.values())
 
 
-def wide_zeros(p: Array) -> Array:
-    """Zeros to add gradients of p to: float32 at least, varying over the same axes."""
-    zeros = jnp.zeros(p.shape, jnp.promote_types(p.dtype, jnp.float32))
-    return as_varying(zeros, sorted(varying_axes(p)))
-
-
 @dataclasses.dataclass(frozen=True)
 class Unpipelined:
     """Runs all layers on every device."""
@@ -113,21 +108,30 @@ class Unpipelined:
     def gradients(
         self, params: StepParams, micro: Micro, places: Places, weights: Losses
     ) -> tuple[Losses, Params]:
-        handles = handles_of(params)
-
-        def loss(handles: Params, micro: Micro) -> tuple[Array, Losses]:
+        def loss(params: StepParams, handles: Params, micro: Micro) -> tuple[Array, Losses]:
             given = with_handles(params, handles), micro, places
             return in_total(self._terms(*given, of=LOSSES), weights)
 
-        def add(total: tuple, micro: Micro) -> tuple[tuple, None]:
-            (_, found), gradients = jax.value_and_grad(loss, has_aux=True)(handles, micro)
+        def add(params: StepParams, total: tuple, micro: Micro) -> tuple[tuple, None]:
+            gradient = jax.value_and_grad(partial(loss, params), has_aux=True)
+            (_, found), gradients = gradient(handles_of(params), micro)
             return jax.tree.map(jnp.add, total, (found, gradients)), None
 
         terms = partial(self._terms, of=LOSSES)
         like = jax.eval_shape(terms, params, pools.get(micro, 0), places)
-        like = {name: like[name] for name in weights}
-        zeros = jax.tree.map(pools.zeros, like), jax.tree.map(wide_zeros, handles)
-        return lax.scan(add, zeros, micro)[0]
+        zeros = jax.tree.map(pools.zeros, {name: like[name] for name in weights})
+        early = before_last(params)
+        start = zeros, pools.wide_zeros(handles_of(early))
+        if not waits_for_last(params):
+            return lax.scan(partial(add, params), start, micro)[0]
+        others, number = jax.tree.map(lambda x: x[:-1], micro), len(micro.sample) - 1
+        losses, sums = lax.scan(partial(add, early), start, others)[0]
+        params, rest = for_last(params, sums)
+
+        def last(total: tuple, now: pools.Instruction) -> tuple:
+            return add(params, total, pools.get(micro, now["micro"]))[0]
+
+        return pools.apart((losses, rest), {"micro": jnp.int32(number)}, last)
 
     def losses(self, params: StepParams, micro: Micro, places: Places) -> Losses:
         terms = partial(self._terms, of=EVALUATED)
@@ -270,7 +274,7 @@ class Pipelined:
             stack = self.blueprint.infos[name].stack
             others = common if name.startswith(f"{COMMON}.") else ends
             (others if stack is None else layers[stack])[name] = p
-        zeros = jax.tree.map(wide_zeros, (handles_of(layers), ends, common))
+        zeros = pools.wide_zeros((handles_of(layers), ends, common))
         return ModelArrays(layers, ends, micro, places, common, zeros)
 
     def _gather_end(self, name: str, x: Array) -> Array:

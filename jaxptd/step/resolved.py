@@ -28,6 +28,7 @@ from jaxptd.models.model import Model
 from jaxptd.models.stages import StagePlacement, make_plan
 from jaxptd.optimizers.moments import MOMENTS
 from jaxptd.params import Blueprint, ParamInfo, Stored
+from jaxptd.pipeline import pools
 from jaxptd.pipeline.plan import Plan
 from jaxptd.step.optimizer import make_optimizer
 from jaxptd.zero.zero import Zero
@@ -96,8 +97,9 @@ class Resolved:
 
     @property
     def trips(self) -> Mapping[str, int]:
-        """Executions on all stages, by scope, of loops whose length differs between stages."""
-        return self.plan.trips if self.plan else {}
+        """Executions on all stages, by scope, of loops whose length XLA does not know."""
+        apart = {pools.APART: 1} if self.config.scatters_last else {}
+        return self.plan.trips if self.plan else apart
 
 
 def resolve(config: Config, mesh: Mesh) -> Resolved:

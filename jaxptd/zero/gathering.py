@@ -43,8 +43,8 @@ from jaxptd.zero.shards import ShardedInfo
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["shard", "handle", "block"],
-    meta_fields=["info", "dtype", "scattered", "held"],
+    data_fields=["shard", "handle", "block", "sum"],
+    meta_fields=["info", "dtype", "scattered", "held", "last"],
 )
 @dataclasses.dataclass(frozen=True)
 class Gatherable:
@@ -59,6 +59,8 @@ class Gatherable:
         dtype: to gather in.
         scattered: whether the gradient is reduce-scattered as soon as it is there.
         held: whether a block that forward gathers stays for backward, which else gathers again.
+        last: whether the gradient is scattered in the last micro-batch only, see `last.py`.
+        sum: the gradient of the block in the micro-batches before, to be scattered with the last's.
     """
 
     shard: Array
@@ -68,6 +70,8 @@ class Gatherable:
     dtype: Any
     scattered: bool
     held: bool = False
+    last: bool = False
+    sum: Array | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -203,7 +207,7 @@ def reduce_scattered(gradients: Any, layer: Any) -> Any:
     """
     leaves, tree = jax.tree.flatten(layer, is_leaf=is_gatherable)
     grads = [
-        g.astype(leaf.handle.dtype) if is_gatherable(leaf) else g
+        _summed(g.astype(leaf.handle.dtype), leaf) if is_gatherable(leaf) else g
         for leaf, g in zip(leaves, jax.tree.leaves(gradients), strict=True)
     ]
     scattered = [i for i, leaf in enumerate(leaves) if is_gatherable(leaf) and leaf.scattered]
@@ -215,6 +219,11 @@ def reduce_scattered(gradients: Any, layer: Any) -> Any:
         for i, shard in zip(group, _split(sums, widths), strict=True):
             grads[i] = shard.reshape(-1)
     return jax.tree.unflatten(tree, grads)
+
+
+def _summed(gradient: Array, leaf: Gatherable) -> Array:
+    """A gradient with those of the micro-batches before, if the leaf has them."""
+    return gradient if leaf.sum is None else leaf.sum + gradient
 
 
 def _groups(indices: Sequence[int], key: Callable[[int], tuple[Array, Any]]) -> list[list[int]]:
@@ -265,6 +274,6 @@ def as_layer(layer: Any, gradients: Any) -> Any:
     def with_gradient(leaf: Any, g: Array) -> Any:
         if not is_gatherable(leaf):
             return g
-        return dataclasses.replace(leaf, handle=g, shard=None, block=None)
+        return dataclasses.replace(leaf, handle=g, shard=None, block=None, sum=None)
 
     return jax.tree.map(with_gradient, layer, gradients, is_leaf=is_gatherable)

@@ -89,6 +89,7 @@ class StateShapes:
         fetches: whether a device has a layer's parameters only while the layer runs.
         by_layer: whether shards of layers are of one layer each at stage 1, too.
         holds: whether stage 2 gathers layers one by one, and holds each for backward.
+        last: whether stage 1 reduce-scatters gradients of layers beside the last micro-batch.
         narrows: whether gradients of layers have the precision that layers compute in at stage 0,
             too, until they are added up.
     """
@@ -101,6 +102,7 @@ class StateShapes:
     fetches: bool = False
     by_layer: bool = False
     holds: bool = False
+    last: bool = False
     narrows: bool = False
 
     @classmethod
@@ -116,6 +118,7 @@ class StateShapes:
             fetches=layout.fetches_layers,
             by_layer=by_layer,
             holds=config.holds_blocks,
+            last=config.scatters_last,
             narrows=config.narrows,
         )
 
@@ -132,7 +135,7 @@ class StateShapes:
 
     def is_scattered(self, name: str) -> bool:
         """True for parameters whose gradients are reduce-scattered layer by layer."""
-        return self.stage >= 2 and self.infos[name].stack is not None
+        return (self.stage >= 2 or self.last) and self.infos[name].stack is not None
 
     def is_narrowed(self, name: str) -> bool:
         """True for parameters that are cast layer by layer, so that their gradients are narrow."""

@@ -14,6 +14,9 @@ block that all Z shards make up, dw its gradient of one micro-batch:
              backward    reads w[====], adds dw[====] to a sum
              end_step    sum[====] -- reduce-scatter --> sum[=]
 
+             with layers in a loop, and in the last of several micro-batches:
+             backward    sum[====] + dw[====] -- reduce_scattered --> sum[=]
+
     stage 2  begin_step  w[=] -- all-gather --> w[====]
              forward     reads w[====]
              backward    reads w[====]; dw[====] -- reduce_scattered --> dw[=], added to a sum
@@ -100,7 +103,7 @@ class Zero(StateShapes):
         block = info.gather(p, dtype) if early else None
         if not (scattered and training):
             return block
-        return Gatherable(p, p, block, info, dtype, scattered, held=not early)
+        return Gatherable(p, p, block, info, dtype, scattered, held=not early, last=self.last)
 
     def _handle(self, name: str, p: Array) -> Array:
         """Zeros that a gradient belongs to: of a shard, or of the block that layers read."""

@@ -28,6 +28,7 @@ from jaxptd.step import Program
         ("cuda", Layout(row=1, col=2), 2),
         ("cuda", Layout(row=2, col=2), 2),
         ("cuda", Layout(dp=2, zero=2), 2),
+        ("cuda", Layout(dp=2, zero=1), 2),
         ("cuda", Layout(dp=2), None),
         ("cpu", Layout(cp=4), None),
         ("cpu", Layout(row=2, col=2), None),
@@ -45,7 +46,8 @@ def test_two_collectives_may_be_under_way_at_once_on_gpus(platform, layout, give
     ("layout", "choice", "off"),
     [
         (Layout(dp=2, zero=1), {"micro_batches": 1}, True),
-        (Layout(dp=2, zero=1), {"micro_batches": 2}, False),
+        (Layout(dp=2, zero=1), {"micro_batches": 2}, True),
+        (Layout(dp=2, zero=1), {"micro_batches": 2, "scan_layers": False}, False),
         (Layout(dp=2, zero=2), {"micro_batches": 1}, True),
         (Layout(dp=2, zero=2), {"micro_batches": 2}, False),
         (Layout(dp=2, zero=2), {"micro_batches": 1, "scan_layers": False}, False),
@@ -54,7 +56,7 @@ def test_two_collectives_may_be_under_way_at_once_on_gpus(platform, layout, give
     ],
     ids=str,
 )
-def test_copies_of_stacks_are_kernels_where_a_loop_holds_its_blocks(layout, choice, off) -> None:
+def test_copies_of_stacks_are_kernels_where_a_loop_has_its_blocks(layout, choice, off) -> None:
     options = compiler_options(tiny.config(layout, **choice), on_gpus=True) or {}
     name = "dynamic-slice-copy-fusion-async-wrapper"
     assert (options.get("xla_disable_hlo_passes") == name) == off

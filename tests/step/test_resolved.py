@@ -22,6 +22,11 @@ def test_only_a_pipeline_has_a_plan() -> None:
     assert (pipeline.plan.schedule.stages, pipeline.trips) == (2, pipeline.plan.trips)
 
 
+def test_the_last_micro_batch_is_a_loop_of_one_trip_where_it_sends_gradients() -> None:
+    several, one = (tiny.program(Layout(dp=2, zero=1), micro_batches=m).resolved for m in (2, 1))
+    assert (several.trips, one.trips) == ({"apart": 1}, {})
+
+
 def test_parameters_follow_from_the_placement() -> None:
     """Replacing a field changes all that follows from it."""
     pipeline = tiny.program(Layout(pp=2)).resolved

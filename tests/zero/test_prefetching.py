@@ -11,8 +11,10 @@ from turns import slow
 
 from jaxptd import comms
 from jaxptd.analysis.collective import ALL_GATHER
+from jaxptd.analysis.compiled_step import compile_to_read
 from jaxptd.analysis.jaxprs import equations, inside, scans, traced
 from jaxptd.mesh import BATCH_AXES, Layout
+from jaxptd.pipeline.pools import APART
 from jaxptd.step import Program
 
 GATHER, SCATTER = "all_gather", "reduce_scatter"
@@ -61,11 +63,13 @@ def trips(program: Program) -> Iterator[Any]:
     [
         (Layout(dp=4, zero=2), {"remat": "dots"}),
         (Layout(dp=4, zero=1), {"remat": "full", "micro_batches": 1}),
+        (Layout(dp=2, zero=1), {"remat": "dots", "micro_batches": 2}),
         (Layout(dp=2, cp=2, zero=3), {"remat": "full", "dropout": 0.1}),
         (Layout(dp=2, tp=2, sequence_parallel=True, zero=3), {"remat": "none"}),
         slow(Layout(dp=2, row=2, col=2, zero=3), {"remat": "attention"}),
         slow(Layout(dp=4, zero=3), tiny.T5),
         slow(Layout(dp=4, zero=2), {**tiny.T5, "micro_batches": 1}),
+        slow(Layout(dp=2, tp=2, zero=1), {**tiny.T5, "micro_batches": 2}),
     ],
     ids=str,
 )
@@ -73,7 +77,7 @@ def test_collectives_of_a_trip_neither_wait_for_its_products_nor_these_for_them(
     layout: Layout, choice: dict
 ) -> None:
     program = tiny.program(layout, **THREE | choice)
-    assert program.config.prefetches
+    assert program.config.prefetches or program.config.scatters_last
     kinds = []
     for body in trips(program):
         products = [each for each in body.eqns if has_product(each)]
@@ -91,8 +95,9 @@ def test_collectives_of_a_trip_neither_wait_for_its_products_nor_these_for_them(
 @pytest.mark.parametrize(
     ("layout", "choice"),
     [
-        (Layout(dp=2, zero=1), {"micro_batches": 2}),
+        (Layout(dp=2, zero=1), {"micro_batches": 2, "scan_layers": False}),
         (Layout(dp=2, zero=1), {"micro_batches": 1, "scan_layers": False}),
+        slow(Layout(pp=2, dp=2, zero=1), {"micro_batches": 2}),
         (Layout(dp=2, zero=3), {"scan_layers": False}),
         slow(Layout(pp=2, dp=2, zero=3), {}),
     ],
@@ -101,8 +106,14 @@ def test_collectives_of_a_trip_neither_wait_for_its_products_nor_these_for_them(
 def test_other_steps_do_not_move_ahead(layout: Layout, choice: dict) -> None:
     program = tiny.program(layout, **choice)
     assert not program.config.prefetches
+    assert not program.config.scatters_last
     for body in trips(program):
         assert any(has_product(x) for move in moves(body) for x in needs(body, move))
+
+
+def test_xla_keeps_the_last_micro_batch_in_a_loop_of_its_own() -> None:
+    program = tiny.program(Layout(dp=2, zero=1), micro_batches=2)
+    assert f"/{APART}/while" in compile_to_read(program).as_text()
 
 
 def test_an_evaluation_gathers_each_layer_once() -> None:
@@ -129,6 +140,7 @@ MIXED = {"remat_layers": 1, "documents": "apart", "dropout": 0.1}  # loops of on
     [
         case(THREE | MIXED | {"remat": "full"}, 2, dp=2, tp=2, zero=3),
         case(THREE | MIXED | {"remat": "dots"}, 1, dp=2, tp=2, zero=2),
+        case(THREE | MIXED | {"remat": "dots", "batch": 12}, 3, dp=2, tp=2, zero=1),
     ],
 )
 def test_a_step_equals_one_device(layout: Layout, choice: dict) -> None:
@@ -137,13 +149,36 @@ def test_a_step_equals_one_device(layout: Layout, choice: dict) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("remat", ["none", "attention", "dots", "full"])
-@pytest.mark.parametrize("stage", [2, 3])
-def test_both_stacks_of_an_encoder_decoder_equal_one_device(stage: int, remat: str) -> None:
+@pytest.mark.parametrize(("stage", "micro_batches"), [(1, 3), (2, 1), (3, 2)])
+def test_both_stacks_of_an_encoder_decoder_equal_one_device(
+    stage: int, micro_batches: int, remat: str
+) -> None:
     layout = Layout(dp=2, tp=2, sequence_parallel=True, zero=stage)
-    hold(layout, micro_batches=stage - 1, **{**tiny.T5, "dropout": 0.1, "remat": remat})
+    choice = {**tiny.T5, "dropout": 0.1, "remat": remat, "batch": 12}
+    hold(layout, micro_batches=micro_batches, **choice)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [2, 3])
-def test_a_loop_of_one_layer_equals_one_device(stage: int) -> None:
-    hold(Layout(dp=2, zero=stage), num_layers=1, dropout=0.1, micro_batches=1)
+@pytest.mark.parametrize(("stage", "micro_batches"), [(1, 2), (2, 1), (3, 1)])
+def test_a_loop_of_one_layer_equals_one_device(stage: int, micro_batches: int) -> None:
+    hold(Layout(dp=2, zero=stage), num_layers=1, dropout=0.1, micro_batches=micro_batches)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "choice"),
+    [
+        case(THREE | {"optimizer": "muon"}, 2, dp=2, tp=2, zero=1),
+        case(THREE | {"optimizer": "adafactor", "batch": 12}, 4, dp=3, zero=1),
+        case(THREE | {"remat": "dots"}, 2, dp=2, zero=1, offload="optimizer"),
+        case(THREE | {"remat": "dots"}, 2, dp=2, zero=1, offload=["optimizer", "activations"]),
+        case(THREE | {"remat": "full"}, 2, dp=2, row=2, col=2, zero=1),
+        case(THREE | {"remat": "none", "batch": 12}, 3, dp=2, cp=2, zero=1),
+        case({"family": "swin-unet", "remat": "dots"}, 2, dp=2, zero=1),
+    ],
+)
+def test_gradients_sent_beside_the_last_micro_batch_equal_one_device(
+    layout: Layout, choice: dict
+) -> None:
+    assert tiny.config(layout, **choice).scatters_last
+    hold(layout, **choice)

@@ -19,10 +19,11 @@ from jaxptd.config import Config
 from jaxptd.pipeline.placement import Stages
 
 # Of all but the state, for gaps between arrays and the scheduler's choices: gaps are up to 1.5 % of
-# loops over layers, and up to 9 % of unrolled layers whose gradients are summed over devices.
+# loops over layers, and up to 9 % of unrolled layers whose gradients are summed over devices, and
+# of two micro-batches that are both in no loop.
 # Loops that move parameters ahead have one layer that is unrolled; where they hold all of them for
 # backward, gaps are no more than those of other loops.
-MARGIN, PREFETCHING_MARGIN, UNROLLED_MARGIN = 0.01, 0.03, 0.05
+MARGIN, PREFETCHING_MARGIN, UNROLLED_MARGIN, APART_MARGIN = 0.01, 0.03, 0.05, 0.08
 ID = 4  # bytes of a token's number
 
 
@@ -105,8 +106,8 @@ class _Step:
     @property
     def margin(self) -> float:
         """The share of all but the state for gaps."""
-        if self.late_products:
-            return UNROLLED_MARGIN
+        if self.late_products or self._apart:
+            return APART_MARGIN if self._apart else UNROLLED_MARGIN
         moves = self.config.prefetches and not self.config.holds_blocks
         return PREFETCHING_MARGIN if moves else MARGIN
 
@@ -146,6 +147,16 @@ class _Step:
         return sizes.master_itemsize // sizes.itemsize if narrow else 1
 
     @property
+    def _apart(self) -> bool:
+        """True if a last micro-batch sends shards, and the gradients of the one before are sums."""
+        return self.config.scatters_last and self.config.train.micro_batches == 2
+
+    def _stacked(self, loops: list[Loop]) -> int:
+        """Gradients that loops stack beside sums: a micro-batch's, or shards, see `_apart`."""
+        shards = self.config.layout.dp * self.config.layout.cp
+        return sum(x.parameters for x in loops) // (shards if self._apart else self._narrowing)
+
+    @property
     def _table(self) -> int:
         """The gradient of the head's table, where no sum over micro-batches takes it at once."""
         return 0 if self._sums and not self.config.layout.has_grid else self.ends.gradient
@@ -167,7 +178,7 @@ class _Step:
         before, behind = self.loops[: number + 1], self.loops[0 if self._sums else number :]
         model = self.config.model
         # Unrolled, gradients come as what was kept goes.
-        gradients = sum(x.parameters for x in behind) // self._narrowing * model.scan_layers
+        gradients = self._stacked(behind) * model.scan_layers
         late = self.ends.narrow if self._sums and not model.tie_embeddings else 0
         waiting = max(self.ends.logits - self._table, 0) if self._logits_wait else 0
         return dataclasses.replace(
@@ -224,10 +235,9 @@ class _Step:
     def _turned(self) -> Peak:
         """Between both: the loop's gradients are there, as zeros, and a kept array twice."""
         first = self.loops if self._sums else self.loops[-1:]
-        gradients = sum(each.parameters for each in first) // self._narrowing
         return dataclasses.replace(
             self._before_backward,
-            gradients=self._sums + gradients,
+            gradients=self._sums + self._stacked(first),
             working=working.ENDS * self.ends.x + max(each.turned for each in self.loops),
             logits=2 * self.ends.narrow,
             copies=sum(each.copies for each in self.loops),

@@ -38,7 +38,7 @@ def once_a_step(step: Scenario, zero: StateShapes) -> Iterator[Collective]:
 
 
 def per_layer(step: Scenario, zero: StateShapes, stack: Stack) -> Iterator[Collective]:
-    """Each layer of a stack in each micro-batch: n reduce-scattered; n gathered.
+    """Each layer of a stack in each micro-batch, or in the last: n reduce-scattered; n gathered.
 
     If fetched, n are gathered twice; if held for backward, once; else at the beginning of the step.
 
@@ -47,7 +47,7 @@ def per_layer(step: Scenario, zero: StateShapes, stack: Stack) -> Iterator[Colle
     layout, wide = step.config.layout, step.sizes.master_itemsize
     times = stack.layers * step.config.train.micro_batches
     gathers = _gathers(step, stack) if zero.fetches else stack.layers * zero.holds
-    scatters = times if zero.stage >= 2 else 0
+    scatters = times if zero.stage >= 2 else stack.layers * zero.last
     messages: dict[tuple, dict[int, int]] = {}  # axes -> bytes of an element -> elements
     for name, stored in zero.stored.items():
         own = stored.info.stack == stack.name

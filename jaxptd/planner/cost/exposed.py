@@ -37,7 +37,11 @@ def collective_term(setting: Setting, each: Placed) -> Term:
 
 
 def _left(members: Sequence[tuple[Placed, Term]], host: float) -> list[Term]:
-    """Shortens terms that run beside the same kernels by what these hide, each by its share."""
+    """Shortens terms that run beside the same kernels by what these hide, each by its share.
+
+    What is sent in one of several micro-batches runs beside the kernels of that one.
+    """
     seconds = sum(term.seconds for _, term in members)
-    left = max(0.0, seconds - BESIDE * host) / seconds if seconds else 0.0
+    runs = min(1.0, max(each.count for each, _ in members))
+    left = max(0.0, seconds - BESIDE * runs * host) / seconds if seconds else 0.0
     return [term._replace(seconds=term.seconds * left) for _, term in members]

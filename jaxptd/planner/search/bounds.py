@@ -252,8 +252,9 @@ def sent_by(zero: int, cost: UnitCost, axes: Axes, cluster: Cluster) -> Sent:
     whole = cost.gradients / axes.pp
     if zero == 0:
         return Sent(once=seconds(ALL_REDUCE, whole))
-    if zero == 1:
-        return Sent(once=seconds(REDUCE_SCATTER, whole) + seconds(ALL_GATHER, whole / 2))
+    if zero == 1:  # layers in a loop may be sent beside the last micro-batch
+        reduced = whole if axes.pp > 1 else max(whole - cost.matrices, 0.0)
+        return Sent(once=seconds(REDUCE_SCATTER, reduced) + seconds(ALL_GATHER, whole / 2))
     reduced = seconds(REDUCE_SCATTER, cost.matrices)
     if zero == 2 and _in_one_go(axes):  # layers may be gathered beside each other
         ends = max(whole - cost.matrices, 0.0)

@@ -42,6 +42,16 @@ def test_other_layers_hide_the_messages_of_a_layer(zero: int, batch: int) -> Non
     assert left < whole
 
 
+@pytest.mark.parametrize("batch", [64, 8192])
+def test_the_last_micro_batch_alone_hides_the_gradients_of_zero_1(batch: int) -> None:
+    train = TrainConfig(global_batch_size=batch, micro_batches=4)
+    config = Config(MODEL, Layout(dp=16, zero=1), train=train)
+    left, work = seconds(config, hiding=True)
+    whole, _ = seconds(config, hiding=False)
+    assert left == pytest.approx(max(0.0, whole - BESIDE * work / 4))
+    assert (left > 0) == (batch == 64)
+
+
 def test_nothing_hides_them_in_a_pipeline() -> None:
     layout = Layout(pp=2, dp=8, zero=3)
     config = Config(MODEL, layout, train=TrainConfig(global_batch_size=64, micro_batches=4))
