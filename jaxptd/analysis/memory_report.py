@@ -210,8 +210,8 @@ def counted(program: Program) -> int | None:
 
     A scan over layers keeps the results that it stacks; where ZeRO moves parameters ahead, the last
     layer is not in the scan, and keeps the same. A last micro-batch that is apart keeps what each
-    before it kept. A pipeline keeps the buffers that its ticks carry,
-    with what a split backward hands from its first half to its second.
+    before it kept. A pipeline keeps the buffers that its ticks carry, with what a split backward
+    hands from its first half to its second.
     """
     plan = program.resolved.plan
     if not program.config.model.scan_layers and not plan:

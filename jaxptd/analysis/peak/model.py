@@ -19,10 +19,9 @@ from jaxptd.config import Config
 from jaxptd.pipeline.placement import Stages
 
 # Of all but the state, for gaps between arrays and the scheduler's choices: gaps are up to 1.5 % of
-# loops over layers, and up to 9 % of unrolled layers whose gradients are summed over devices, and
-# of two micro-batches that are both in no loop.
-# Loops that move parameters ahead have one layer that is unrolled; where they hold all of them for
-# backward, gaps are no more than those of other loops.
+# loops over layers, up to 9 % of unrolled layers whose gradients are summed over devices, and 8 % of
+# two micro-batches of which neither is in a loop. Loops that move parameters ahead have one layer
+# that is unrolled; where they hold all for backward, gaps are no more than those of other loops.
 MARGIN, PREFETCHING_MARGIN, UNROLLED_MARGIN, APART_MARGIN = 0.01, 0.03, 0.05, 0.08
 ID = 4  # bytes of a token's number
 
@@ -106,8 +105,10 @@ class _Step:
     @property
     def margin(self) -> float:
         """The share of all but the state for gaps."""
-        if self.late_products or self._apart:
-            return APART_MARGIN if self._apart else UNROLLED_MARGIN
+        if self._apart:
+            return APART_MARGIN
+        if self.late_products:
+            return UNROLLED_MARGIN
         moves = self.config.prefetches and not self.config.holds_blocks
         return PREFETCHING_MARGIN if moves else MARGIN
 
