@@ -151,8 +151,8 @@ STEPS = (
         Break(
             "gradients are reduced for each micro-batch, and once more",
             "jaxptd/step/passes.py",
-            "jax.value_and_grad(loss, has_aux=True)(handles, micro)\n",
-            "jax.value_and_grad(loss, has_aux=True)(handles, micro)\n"
+            "gradient(handles_of(params), micro)\n",
+            "gradient(handles_of(params), micro)\n"
             "            gradients = jax.tree.map(lambda g: as_varying(lax.psum(as_varying(g, "
             "[Axis.DP]), Axis.DP), [Axis.DP]), gradients)\n",
             "tests/step/test_program.py",
