@@ -201,10 +201,9 @@ def _queries_keys_values(attention: AttentionSizes, queries: int) -> Iterator[Ke
     if attention.gathers_kv:
         tokens = attention.of_keys(sizes.tokens)
         made = tokens * attention.made_keys // sizes.matrix_shards
-        slices = 2 * made * sizes.itemsize
-        yield Kept("q, slices of k, v", queries + slices, _by("attention", "dots"))
+        yield Kept("slices of k, v", 2 * made * sizes.itemsize, _by("dots"))
         yield Kept("gathered k, v", kv, _SOME)
-        yield Kept("q", queries, _by("none"))
+        yield Kept("q", queries, _MOST)
     else:
         parts = sizes.config.layout.cp if sizes.has_blocks else 1  # that attention gathers
         yield Kept("q, k, v", queries + kv, _by("attention", "dots"))

@@ -173,13 +173,13 @@ def test_moments_on_another_device_are_found(monkeypatch) -> None:
     """The first step, from moments of zero, does not show it."""
     advance = body.advance
 
-    def misplaced(state, new, metrics, config):
+    def misplaced(state, new, metrics, **choices):
         ring = [(i, (i + 1) % lax.axis_size(Axis.DP)) for i in range(lax.axis_size(Axis.DP))]
         moved = jax.tree.map(
             lambda m: lax.ppermute(m, Axis.DP, ring) if Axis.DP in varying_axes(m) else m,
             new["optimizer"],
         )
-        return advance(state, {**new, "optimizer": moved}, metrics, config)
+        return advance(state, {**new, "optimizer": moved}, metrics, **choices)
 
     monkeypatch.setattr(body, "advance", misplaced)
     wrong = verified(Layout(dp=2, zero=1)).wrong
