@@ -97,12 +97,7 @@ class Megatron1D(TensorParallel1D):
         dot, apart = self.arithmetic.product, self.arithmetic.apart
         if not apart:
             return in_one_product(self._of_all_tokens(lambda x, w: dot(x, w, 1)), x, weights)
-        each = self._of_all_tokens(
-            lambda x, arrays: [
-                _products(dot, parts)(x, w)
-                for w, (_, _, parts) in zip(arrays, weights, strict=True)
-            ]
-        )
+        each = self._of_all_tokens(_products(dot, [matrices.parts for matrices in weights]))
         found = zip(each(x, [matrices.w for matrices in weights]), weights, strict=True)
         return [h for products, matrices in found for h in matrices.with_biases(products)]
 
@@ -133,18 +128,34 @@ class GatheringAgain1D(Megatron1D):
         return again(lambda x, w: multiply(self.enter(x, Axis.TP), w))
 
 
-def _products(dot: Product, parts: bool) -> Callable[[Array, Array], list[Array]]:
-    """Multiplies x with each matrix of w.
+def _products(
+    dot: Product, parts: Sequence[bool]
+) -> Callable[[Array, Sequence[Array]], list[list[Array]]]:
+    """Multiplies x with each matrix of each w.
 
-    Backward takes them from w again, or a scan would keep copies.
+    Backward takes the matrices of a w that has several from it again, or a scan would keep copies.
+    All products are in one checkpoint, or x would be kept for each.
+
+    Args:
+        dot: the product.
+        parts: of each w, whether it has several matrices.
     """
-    if not parts:
-        return lambda x, w: [dot(x, w, 1)]
-    # All of w is typed as x, so that its gradient is one sum over devices.
+
+    def multiply(x: Array, arrays: Sequence[Array]) -> list[list[Array]]:
+        return [
+            one(x, w) if several else [dot(x, w, 1)]
+            for w, several in zip(arrays, parts, strict=True)
+        ]
+
+    def one(x: Array, w: Array) -> list[Array]:
+        # All of w is typed as x, so that its gradient is one sum over devices.
+        x, w = alike(x, w)
+        return [dot(x, part, 1) for part in separated(w, 1)]
+
+    if not any(parts):
+        return multiply
     return jax.checkpoint(
-        lambda x, w: [dot(x, part, 1) for x, w in [alike(x, w)] for part in separated(w, 1)],
-        policy=jax.checkpoint_policies.nothing_saveable,
-        prevent_cse=False,
+        multiply, policy=jax.checkpoint_policies.nothing_saveable, prevent_cse=False
     )
 
 

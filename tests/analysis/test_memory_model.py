@@ -40,6 +40,7 @@ QUICK = [
     *every(CP_BLOCKS, **UNEVEN)[:1],
     *every(Layout(cp=4, ring="rsa"), dropout=0.1)[:2],
     (Layout(tp=4), {"num_layers": 5, "remat": "full", "remat_layers": 2}),
+    (Layout(tp=4), QWEN | {"remat": "attention"}),
     (Layout(pp=2, tp=2), FIVE | {"z_loss": 0.1}),
     (Layout(pp=2, cp=2), FIVE | {"remat": "dots", "remat_layers": 2, "dropout": 0.1}),
     (Layout(pp=2), FIVE | {"remat": "full"}),
