@@ -20,7 +20,7 @@ from jaxptd.pipeline.placement import Stages
 
 # Of all but the state, for gaps between arrays and the scheduler's choices: gaps are up to 1.5 % of
 # loops over layers, up to 9 % of unrolled layers whose gradients are summed over devices, up to 8 %
-# of two micro-batches, neither in a loop. Loops that move parameters ahead have one layer
+# of two micro-batches that are two programs. Loops that move parameters ahead have one layer
 # that is unrolled; where they hold all for backward, gaps are no more than those of other loops.
 MARGIN, PREFETCHING_MARGIN, UNROLLED_MARGIN, APART_MARGIN = 0.01, 0.03, 0.05, 0.08
 ID = 4  # bytes of a token's number
