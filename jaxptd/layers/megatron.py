@@ -140,23 +140,24 @@ def _products(
         dot: the product.
         parts: of each w, whether it has several matrices.
     """
-
-    def multiply(x: Array, arrays: Sequence[Array]) -> list[list[Array]]:
-        return [
-            one(x, w) if several else [dot(x, w, 1)]
+    again = partial(
+        jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable, prevent_cse=False
+    )
+    return (again if any(parts) else lambda multiply: multiply)(
+        lambda x, arrays: [
+            [dot(x, part, 1) for x, part in _pairs(x, w, several)]
             for w, several in zip(arrays, parts, strict=True)
         ]
-
-    def one(x: Array, w: Array) -> list[Array]:
-        # All of w is typed as x, so that its gradient is one sum over devices.
-        x, w = alike(x, w)
-        return [dot(x, part, 1) for part in separated(w, 1)]
-
-    if not any(parts):
-        return multiply
-    return jax.checkpoint(
-        multiply, policy=jax.checkpoint_policies.nothing_saveable, prevent_cse=False
     )
+
+
+def _pairs(x: Array, w: Array, several: bool) -> list[tuple[Array, Array]]:
+    """x beside each matrix of w, `several` or one."""
+    if not several:
+        return [(x, w)]
+    # All of w is typed as x, so that its gradient is one sum over devices.
+    x, w = alike(x, w)
+    return [(x, part) for part in separated(w, 1)]
 
 
 @final
