@@ -1,10 +1,12 @@
 """Eight simulated CPU devices for every test, and a cache of what was compiled before.
 
 `pytest --gpu` runs the tests marked gpu instead, on the accelerators that JAX finds.
+`pytest --share 3/100` runs the third hundredth of the tests that it would run.
 """
 
 import gc
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,8 +44,9 @@ hypothesis.settings.load_profile("jaxptd")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds `--gpu`."""
+    """Adds `--gpu` and `--share`."""
     parser.addoption("--gpu", action="store_true", help="run the tests marked gpu, on accelerators")
+    parser.addoption("--share", metavar="I/N", help="run every Nth test only, from the Ith on")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -68,6 +71,22 @@ def pytest_configure(config: pytest.Config) -> None:
     flags = (given, PATIENCE, KERNELS_UNSPLIT, ONE_PERMUTE_AT_A_TIME, NO_LLVM_OPTIMISATION)
     os.environ["XLA_FLAGS"] = " ".join(flags).strip()
     jax.devices()  # now, before a command under test could ask for another number
+
+
+@pytest.hookimpl(trylast=True)  # after tests were deselected by their marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves the tests of `--share`; all shares together are all tests."""
+    given = config.getoption("--share")
+    if given is None:
+        return
+    found = re.fullmatch(r"([0-9]+)/([0-9]+)", given)
+    first, step = map(int, found.groups()) if found else (0, 0)
+    if not 1 <= first <= step:
+        raise pytest.UsageError(f"--share {given}: use I/N, as 3/100, with I from 1 to N")
+    chosen = items[first - 1 :: step]
+    kept = set(chosen)
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = chosen
 
 
 @pytest.fixture(autouse=True, scope="module")

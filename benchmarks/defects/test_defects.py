@@ -36,7 +36,7 @@ def test_every_case_is_a_config_of_up_to_eight_devices() -> None:
     assert [row.name for row in ALL if row.reach is not Reach.RUN and not row.cases] == []
 
 
-def test_every_defect_names_default_tests_that_are_there() -> None:
+def test_every_defect_names_tests_that_are_there() -> None:
     assert [row.name for row in ALL if not row.patch.tests] == []
     paths = {path for row in ALL for path in row.patch.tests.split()}
     assert [path for path in paths if not (ROOT / path).exists()] == []  # nor an option, as -m slow
