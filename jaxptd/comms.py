@@ -9,6 +9,7 @@ parameter is made.
 From Python: `jaxptd.comms(config)`; of one program `comms.count(program)`, ...
 """
 
+import functools
 import json
 from collections.abc import Sequence
 
@@ -86,6 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+@functools.cache
 def parser() -> jsonargparse.ArgumentParser:
     """Makes the parser of this command."""
     examples = (

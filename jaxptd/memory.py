@@ -7,6 +7,7 @@ From Python: `jaxptd.memory(config)`; of one program `memory.counted(program)`.
 """
 
 import dataclasses
+import functools
 import json
 from collections.abc import Sequence
 
@@ -61,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+@functools.cache
 def parser() -> jsonargparse.ArgumentParser:
     """Makes the parser of this command."""
     examples = (

@@ -8,6 +8,7 @@ that run at once on one device each count in full. `--trace DIR` keeps the trace
 XProf open. The tokens are random; no data is read. From Python: `jaxptd.profile(config)`.
 """
 
+import functools
 import json
 import os
 import tempfile
@@ -79,6 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+@functools.cache
 def parser() -> jsonargparse.ArgumentParser:
     """Makes the parser of this command."""
     examples = (

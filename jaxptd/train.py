@@ -7,6 +7,7 @@ SIGTERM finishes the step, saves and stops. From Python: `jaxptd.train(config)`.
 
 import contextlib
 import dataclasses
+import functools
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -52,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return training.stop.exit_code
 
 
+@functools.cache
 def parser() -> jsonargparse.ArgumentParser:
     """Makes the parser of this command."""
     examples = (

@@ -8,6 +8,7 @@ Exit code 0: equal; 1: not equal, and the first wrong tensor in the order of bac
 """
 
 import dataclasses
+import functools
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -91,6 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if equal else 1
 
 
+@functools.cache
 def parser() -> jsonargparse.ArgumentParser:
     """Makes the parser of this command."""
     examples = (

@@ -23,7 +23,7 @@ RUN_CONFIG = "config.yaml"  # in a run's directory, see `jaxptd.run.folder`
 def run_parser(
     name: str, description: str, *, examples: Sequence[str], usual: Sequence[str] = USUAL
 ) -> jsonargparse.ArgumentParser:
-    """Makes the parser of a command that takes a config.
+    """Makes the parser of a command that takes a config; this takes as long as parsing does.
 
     Args:
         name: of the command, as in `jaxptd NAME`.

@@ -1,5 +1,6 @@
 """`jaxptd plan`: the fastest layouts of so many GPUs, and how well they are predicted."""
 
+import functools
 import importlib
 import json
 import os
@@ -87,6 +88,7 @@ def _check(options: dict[str, Any]) -> None:
         check_out(options["out"], overwrite=options["overwrite"])
 
 
+@functools.cache
 def parser() -> jsonargparse.ArgumentParser:
     """Makes the parser of this command."""
     examples = (
