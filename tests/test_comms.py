@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 import tiny
 
 from jaxptd import comms
@@ -12,6 +13,7 @@ from jaxptd.mesh import Layout
 OPTIONS = [f"--model.{k}={v}" for k, v in vars(tiny.MODEL).items() if v is not None]
 
 
+@pytest.mark.slow
 def test_the_command_prints_json(capsys) -> None:
     assert comms.main([*OPTIONS, "--layout.dp=2", "--layout.tp=4", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

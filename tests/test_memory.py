@@ -9,6 +9,7 @@ from jaxptd import memory
 from jaxptd.mesh import Layout
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_or_json(capsys: pytest.CaptureFixture) -> None:
     options = [f"--model.{k}={v}" for k, v in vars(tiny.MODEL).items() if v is not None]
     options += ["--layout.tp=2", "--train.platform=cpu"]

@@ -282,6 +282,7 @@ def test_bad_sizes_are_one_line_and_exit_code_2(capsys, argv, words):
     assert all(word in err for word in words), err
 
 
+@pytest.mark.slow
 def test_as_a_command():
     good = run([*ARGV, "--json"])
     assert (good.returncode, good.stderr, json.loads(good.stdout)) == (0, "", LITERATURE)

@@ -34,19 +34,24 @@ SLICED = [Case(2, 4, Grid("gather", 3)), Case(4, 2, Grid("gather", 2), (2,))]
 CASES = [*SQUARE, *OBLONG, *SLICED, Case(1, 4, Grid("gather")), Case(4, 1, Grid("summa"))]
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(("case", "form"), by_turns(CASES, list(FORMS)), ids=str)
 def test_products_are_the_dense_ones_and_move_what_they_should(case: Case, form: str) -> None:
     hold(case, form, "float64")
 
 
-@pytest.mark.parametrize(("case", "form"), by_turns([*SQUARE, *SLICED], list(FORMS)), ids=str)
+@pytest.mark.parametrize(
+    ("case", "form"),
+    [
+        *by_turns(SQUARE[1:3], list(FORMS)),
+        *(slow(case, form) for case in (SQUARE[0], SQUARE[3], *SLICED) for form in FORMS),
+    ],
+    ids=str,
+)
 def test_in_float32_too(case: Case, form: str) -> None:
     hold(dataclasses.replace(case, lead=(2, 3)), form, "float32")
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kind", ["fox", "cannon"])
+@pytest.mark.parametrize(("kind", "form"), by_turns(["fox", "cannon"], list(FORMS)))
 def test_rings_by_all_gathers_bring_the_same(kind: Any, form: str) -> None:
     """On a mesh of two stages CPUs use no permute; the results are equal to the last bit."""
     permutes, gathers = (Case(2, 2, Grid(kind), (2,), stages) for stages in (1, 2))
@@ -74,7 +79,8 @@ print("held")
 QUICK, SLOW = (3, "fox", "cannon"), (4, "gather", "summa", "fox", "cannon")
 
 
-@pytest.mark.parametrize("grid", [QUICK, slow(SLOW)], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("grid", [QUICK, SLOW], ids=str)
 def test_grids_of_more_than_eight_devices(grid: tuple) -> None:
     """Runs in a process with 16 devices. On 2 x 2 both directions of a ring are the same."""
     here = Path(__file__).parent
@@ -113,7 +119,7 @@ def test_the_operands_own_blocks_are_kept_and_nothing_else(case: Case, form: str
 # ---- precision ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", [*SQUARE, *SLICED], ids=str)
+@pytest.mark.parametrize("case", [SQUARE[0], *map(slow, (*SQUARE[1:], *SLICED))], ids=str)
 def test_bfloat16_with_float32_masters(case: Case) -> None:
     """The gradient of a float32 master is float32 and never rounded."""
     x, w, dy = case.inputs("A B")
@@ -131,8 +137,10 @@ def test_bfloat16_with_float32_masters(case: Case) -> None:
 
 # ---- whole matrices ------------------------------------------------------------------------------
 
+UNSPLIT = [*SQUARE[:3], *OBLONG, SLICED[1]]
 
-@pytest.mark.parametrize("case", [*SQUARE, *OBLONG, *SLICED], ids=str)
+
+@pytest.mark.parametrize("case", [SQUARE[3], SLICED[0], *map(slow, UNSPLIT)], ids=str)
 def test_sizes_that_do_not_split(case: Case) -> None:
     rng = np.random.default_rng(1)
     a, b, dc = (rng.standard_normal(shape) for shape in ((3, 5, 7), (7, 9), (3, 5, 9)))

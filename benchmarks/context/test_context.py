@@ -29,7 +29,14 @@ MODEL = dataclasses.replace(tiny.MODEL, dtype="bfloat16")
 UNIT = 2 * MODEL.seq_length * MODEL.hidden_size / 4  # elements of a block of q, a batch of two
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.name)
+@pytest.mark.parametrize(
+    "plan",
+    [
+        *(pytest.param(plan, marks=pytest.mark.slow) for plan in (*PLANS[:2], *PLANS[4:])),
+        *PLANS[2:4],
+    ],
+    ids=lambda plan: plan.name,
+)
 def test_what_a_layer_moves_is_the_closed_form(plan: plans.Plan) -> None:
     found = context.count(plan, MODEL, 2)  # raises if not
     sent = [sum(c.wire_bytes({"cp": 4, "tp": 4}) for c in each) for each in found.values()]
@@ -39,6 +46,7 @@ def test_what_a_layer_moves_is_the_closed_form(plan: plans.Plan) -> None:
         assert sent == [3 * formulas.hop_bytes(which) * UNIT for which in found]
 
 
+@pytest.mark.slow
 def test_another_traffic_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = {"forward": [Collective("collective-permute", ("cp",), 3, 1)], "backward": []}
     monkeypatch.setattr(context, "moves", lambda *_: wrong)

@@ -40,6 +40,7 @@ def test_every_program_computes_attention(mesh: Mesh) -> None:
     assert "collective-permute" in zigzag
 
 
+@pytest.mark.slow
 def test_another_program_is_noticed(mesh: Mesh) -> None:
     def blind(q: Array, k: Array, v: Array) -> Array:
         return ring_programs.ours("blockwise", 4).attention(q, k, 2 * v)
@@ -71,7 +72,7 @@ def test_ours_is_held_against_the_best_peer_of_its_chunk() -> None:
     assert ring.share(mine, [mine], "temp") is None
 
 
-@pytest.mark.parametrize("devices", [2, 4, 8])
+@pytest.mark.parametrize("devices", [2, 4, pytest.param(8, marks=pytest.mark.slow)])
 def test_work_is_balanced_by_zigzag_and_by_nothing_else(devices: int) -> None:
     assert ring.balance("zigzag", devices, 64) <= ring.GOALS["work"]
     # The last of n contiguous chunks sees n - 1 whole blocks and three quarters of its own, the
@@ -80,7 +81,7 @@ def test_work_is_balanced_by_zigzag_and_by_nothing_else(devices: int) -> None:
     assert contiguous == pytest.approx((4 * devices - 1) / (2 * devices + 1), rel=0.01)
 
 
-@pytest.mark.parametrize("kind", ["zigzag", "blockwise"])
+@pytest.mark.parametrize("kind", ["zigzag", pytest.param("blockwise", marks=pytest.mark.slow)])
 def test_scores_of_a_whole_block_are_never_in_memory(kind: RingKind) -> None:
     """Those of a block of 256 tokens and 4 heads would be 1 MiB, in backward twice."""
     mesh = make_mesh(Layout(cp=8))

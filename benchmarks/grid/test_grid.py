@@ -130,9 +130,10 @@ def test_rows_have_the_papers_entries(one: Held, gather: Held) -> None:
 
 
 def test_table_is_written_with_a_row_for_each_layout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gather: Held
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grid, "held", lambda layout: gather)
+    some = Held(64, {"norm.w": 16, "mlp.up.w": 256}, 272, 544, 16, ((4, 4, 16), (4, 4, 1)))
+    monkeypatch.setattr(grid, "held", lambda layout: some)
     path = tmp_path / "grid.md"
     assert grid.main(["--out", str(path)]) == 0
     text = path.read_text(encoding="utf-8")

@@ -49,7 +49,14 @@ def messages(found: list[Collective], layout: Layout) -> int:
     return total
 
 
-@pytest.mark.parametrize(("rows", "cols"), [(2, 2), (4, 2), (2, 4)])
+@pytest.mark.parametrize(
+    ("rows", "cols"),
+    [
+        pytest.param(2, 2, marks=pytest.mark.slow),
+        pytest.param(4, 2, marks=pytest.mark.slow),
+        (2, 4),
+    ],
+)
 def test_what_a_layer_on_a_grid_sends_is_the_closed_form(rows: int, cols: int) -> None:
     layout = Layout(row=rows, col=cols, ring="blockwise")
     found = layer(layout)
@@ -59,6 +66,7 @@ def test_what_a_layer_on_a_grid_sends_is_the_closed_form(rows: int, cols: int) -
     assert sent(along, layout) == even.along_col(rows, cols, MODEL.hidden_size).at(TOKENS)
 
 
+@pytest.mark.slow
 def test_what_a_layer_in_1d_sends_is_the_closed_form() -> None:
     layout = Layout(tp=4, sequence_parallel=True, keep_gathered=True)
     found = layer(layout)

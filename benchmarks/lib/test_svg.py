@@ -15,7 +15,11 @@ PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 
 @pytest.mark.parametrize(
     ("draw", "count"),
-    [(context.draw, 2), (grid.draw, 4), (remat_pictures.draw, 1)],
+    [
+        (context.draw, 2),
+        pytest.param(grid.draw, 4, marks=pytest.mark.slow),
+        (remat_pictures.draw, 1),
+    ],
     ids=["context", "grid", "memory"],
 )
 def test_the_pictures_of_the_pages_are_current(

@@ -103,13 +103,17 @@ def test_other_rows_without_room_are_said_to_be_others() -> None:
     assert "These are not the rows that the paper could not train." in " ".join(text.split())
 
 
-def test_the_pages_of_figures_7_and_11(tmp_path: Path) -> None:
-    for number in ("7", "11"):
-        assert paper.main(["--figure", number, "--out", str(tmp_path)]) == 0
+def test_the_page_of_figure_7(tmp_path: Path) -> None:
+    assert paper.main(["--figure", "7", "--out", str(tmp_path)]) == 0
     text = " ".join((tmp_path / "paper_figure7.md").read_text(encoding="utf-8").split())
     assert "| one GPU | `one device` | 1 | 0.54 B | 0.69 | the base |" in text
     assert "| TP2D | `dp=2 row=2 col=2 zigzag gather heads` | 8 | 4.20 B | 4.20 | 79% |" in text
     assert "that is 90% on 4 GPUs and 75% on 8 GPUs, the same for every layout" in text
+
+
+@pytest.mark.slow
+def test_the_page_of_figure_11(tmp_path: Path) -> None:
+    assert paper.main(["--figure", "11", "--out", str(tmp_path)]) == 0
     text = " ".join((tmp_path / "paper_figure11.md").read_text(encoding="utf-8").split())
     assert "| TP2D | `row=2 col=2 zigzag gather heads` | 4 | 12.4% |" in text
     assert "would be 1.10 times as fast: the published speedup of 1.84 cannot come from" in text
@@ -130,6 +134,7 @@ def test_predicted_figures_follow_from_the_steps() -> None:
     assert "and 1.10 by the published share" in words
 
 
+@pytest.mark.slow
 def test_a_grid_beats_one_way_on_16_devices_and_not_on_4() -> None:
     for links in grid_times.LINKS:
         for gpus, side in ((4, 2), (16, 4)):

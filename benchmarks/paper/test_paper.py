@@ -237,6 +237,7 @@ def test_pages_of_all_name_their_folder_as_seen_from_here(monkeypatch: pytest.Mo
     assert made == [Path("benchmarks/results")]
 
 
+@pytest.mark.slow
 def test_a_page_of_all_is_made_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert paper._seconds("--table 3", tmp_path) > 0
     assert [path.name for path in tmp_path.iterdir()] == ["paper_table3.md"]

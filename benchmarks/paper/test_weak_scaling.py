@@ -85,6 +85,7 @@ def test_without_compiling_there_is_no_memory(
     assert "| gpt-1.7b | 32 | 3.70 | 3.53 | 130 | 137 |" in text
 
 
+@pytest.mark.slow
 def test_a_model_planned_afresh(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

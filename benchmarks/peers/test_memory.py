@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import pytest
+from turns import slow
 
 from benchmarks.lib.compiler import QUICK
 from benchmarks.peers import step
@@ -39,7 +40,11 @@ def temporary(program: Any) -> int:
 
 @pytest.mark.parametrize(
     ("layout", "scan_layers"),
-    [("dp", False), ("dp", True), ("tp", False), ("tp", True), ("tp-sp", False), ("dp-tp", False)],
+    [
+        ("dp", True),
+        ("tp", False),
+        *(slow("dp", False), slow("tp", True), slow("tp-sp", False), slow("dp-tp", False)),
+    ],
 )
 def test_temporary_memory_is_less_than_the_peer_s(layout: str, scan_layers: bool) -> None:
     model = dataclasses.replace(MODEL, scan_layers=scan_layers)

@@ -29,6 +29,19 @@ def test_pictures_are_the_same_each_time(drawn: Path, tmp_path: Path) -> None:
         assert (tmp_path / name).read_bytes() == (drawn / name).read_bytes()
 
 
+def test_some_pictures_of_the_page_are_current(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first, *_), cost = pipeline_pictures.schedules(), "pipeline_cost.svg"
+    monkeypatch.setattr(pipeline_pictures, "schedules", lambda: [first])
+    monkeypatch.setattr(pipeline_pictures, "PICTURES", {cost: pipeline_pictures.PICTURES[cost]})
+    assert pipeline_pictures.main(["--out", str(tmp_path)]) == 0
+    assert {each.name for each in tmp_path.iterdir()} == {f"pipeline_{first.name}.svg", cost}
+    for each in tmp_path.iterdir():
+        assert words(PICTURES / each.name) == words(each)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_pictures_of_the_page_are_current(drawn: Path, name: str) -> None:
     assert words(PICTURES / name) == words(drawn / name)

@@ -101,7 +101,13 @@ def test_tied_weights_lie_whole_on_the_peers_stages() -> None:
 # ---- memory and copies ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zb-h1"])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        *("1f1b", "zb-h1"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpipe", "interleaved")),
+    ],
+)
 def test_what_is_kept_is_slots_times_what_layers_keep(schedule: str) -> None:
     ours = program(layout=dataclasses.replace(LAYOUT, schedule=schedule), num_layers=8)
     pools, slots = pools_of(ours), ours.resolved.plan.slots

@@ -9,6 +9,7 @@ import pytest
 import tiny
 from jax import lax
 from jax.sharding import PartitionSpec as P
+from turns import slow
 
 from jaxptd.analysis.collective import (
     ALL_GATHER,
@@ -32,13 +33,13 @@ def by_kind(collectives: list[Collective]) -> dict[str, tuple[int, int]]:
     return {c.kind: (c.count, c.bytes) for c in collectives if c.axes == ("tp",)}
 
 
-@pytest.mark.parametrize("remat", ["none", "attention"])
+@pytest.mark.parametrize("remat", ["none", slow("attention")])
 def test_a_layer_makes_four_all_reduces(remat: str) -> None:
     program = tiny.program(Layout(dp=2, tp=4), micro_batches=1, remat=remat)
     assert by_kind(per_layer(program)) == {ALL_REDUCE: (4, 4 * B_T_D)}
 
 
-@pytest.mark.parametrize(("keeps", "gathers"), [(False, 6), (True, 4)])
+@pytest.mark.parametrize(("keeps", "gathers"), [(False, 6), slow(True, 4)])
 def test_a_layer_of_sequence_parallelism_makes_four_scatters(keeps: bool, gathers: int) -> None:
     """And four gathers, or two more if it does not keep what products take."""
     layout = dataclasses.replace(tiny.SEQUENCE_PARALLEL, keep_gathered=keeps)
@@ -52,7 +53,7 @@ def test_a_layer_makes_ten_rounds_of_hops_with_collective_matmul() -> None:
     assert by_kind(per_layer(program)) == {PERMUTE: (30, 30 * B_T_D // 4)}
 
 
-@pytest.mark.parametrize(("ring", "hops"), [("zigzag", 9), ("blockwise", 9), ("rsa", 18)])
+@pytest.mark.parametrize(("ring", "hops"), [slow("zigzag", 9), slow("blockwise", 9), ("rsa", 18)])
 def test_a_layer_sends_keys_and_values_round_and_their_gradients_home(ring, hops) -> None:
     """Over cp there is no other collective: no gather, no sum of gradients at full length."""
     program = tiny.program(Layout(cp=4, ring=ring), micro_batches=1)

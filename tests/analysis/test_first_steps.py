@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from turns import slow
 
 from jaxptd.analysis.first_steps import FirstSteps
 from jaxptd.config import OptimizerConfig
@@ -22,7 +23,7 @@ def gradient(seed: int) -> dict[str, np.ndarray]:
     return {NAME: np.random.default_rng(seed).standard_normal(SHAPE)}
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [0, 1, *map(slow, range(2, 8))])
 def test_the_sums_of_whole_matrices_may_be_rounded_in_any_order(seed) -> None:
     """Rows in another order are the same step, of sums in another order."""
     muon, g = steps_of("muon"), gradient(seed)

@@ -50,16 +50,20 @@ MATRIX = [
     (tiny.SEQUENCE_PARALLEL, {}),
     *by_turns([KEEPING], REMATS),
     *by_turns([RING_STEPS], REMATS, first=3),
-    *by_turns(RINGS, [*REMATS[1:], {"documents": "apart"}]),
-    *by_turns(GRIDS, [REMATS[0], REMATS[1], REMATS[3]]),
-    *by_turns(BLOCKS, [UNEVEN | remat for remat in REMATS]),
-    *by_turns([Layout(row=2, col=2, ring=ring) for ring in ("zigzag", "rsa")], REMATS[2:3]),
-    slow(GRIDS[2], {"dtype": "bfloat16"}),
-    *(slow(layout, {"dtype": "bfloat16"}) for layout in GRIDS[3:5]),
+    *by_turns([RINGS[0], *RINGS[2:4]], [*REMATS[1:3], {"documents": "apart"}, REMATS[3]]),
+    *(
+        slow(ring, choice)
+        for ring in (RINGS[1], *RINGS[4:])
+        for choice in (*REMATS[1:], {"documents": "apart"})
+    ),
+    *by_turns(GRIDS[:6], [REMATS[0], REMATS[1], REMATS[3]]),
+    *(slow(grid, choice) for grid in GRIDS[6:] for choice in [*REMATS[:2], REMATS[3]]),
+    *(slow(layout, UNEVEN | remat) for layout in BLOCKS for remat in REMATS),
+    *(slow(Layout(row=2, col=2, ring=ring), REMATS[2]) for ring in ("zigzag", "rsa")),
+    *(slow(layout, {"dtype": "bfloat16"}) for layout in GRIDS[2:5]),
     slow(Layout(row=2, col=2, attention2d="blocks"), UNEVEN | {"dtype": "bfloat16"}),
-    (Layout(dp=2, row=2, col=2), {"ffn_hidden_size": 27, "documents": "apart"}),
-    *((dataclasses.replace(BLOCKS[0], cp=2), UNEVEN | remat) for remat in REMATS[:1]),
-    *(slow(dataclasses.replace(BLOCKS[0], cp=2), UNEVEN | remat) for remat in REMATS[1:]),
+    slow(Layout(dp=2, row=2, col=2), {"ffn_hidden_size": 27, "documents": "apart"}),
+    *by_turns([dataclasses.replace(BLOCKS[0], cp=2)], [UNEVEN | remat for remat in REMATS]),
     *(slow(dataclasses.replace(layout, cp=2), UNEVEN) for layout in BLOCKS[1:]),
 ]
 FOUR = {"num_layers": 4, "micro_batches": 4}
@@ -69,15 +73,15 @@ PIPELINES = [
     slow(Layout(pp=4), FOUR | {"micro_batches": 1}),
     (Layout(pp=2, dp=2, tp=2), FOUR | {"num_layers": 5, "tie_embeddings": False}),
     (Layout(pp=2, schedule="interleaved", tp=4, sequence_parallel=True), EIGHT),
-    (Layout(pp=2, tp=4, sequence_parallel=True, collective_matmul=True), EIGHT),
+    slow(Layout(pp=2, tp=4, sequence_parallel=True, collective_matmul=True), EIGHT),
     slow(Layout(pp=3, schedule="gpipe", dp=2, stage_layers=(0, 3, 1)), FOUR | {"remat": "dots"}),
-    (Layout(pp=2, schedule="zb-v", cp=2, tp=2), FOUR | {"documents": "apart"}),
+    slow(Layout(pp=2, schedule="zb-v", cp=2, tp=2), FOUR | {"documents": "apart"}),
     (dataclasses.replace(RING_STEPS, dp=1, pp=2, schedule="zb-v"), FOUR),  # W passes blocks again
     *(
         slow(dataclasses.replace(RING_STEPS, dp=1, pp=2, schedule="zb-h1"), FOUR | {"remat": remat})
         for remat in ("dots", "full")
     ),
-    (Layout(pp=4, schedule="zb-h2", cp=2, ring="rsa"), FOUR | {"remat": "full"}),
+    slow(Layout(pp=4, schedule="zb-h2", cp=2, ring="rsa"), FOUR | {"remat": "full"}),
     slow(Layout(pp=4, schedule="zb-h1", tp=2), FOUR | {"dtype": "bfloat16", "remat": "attention"}),
     slow(Layout(pp=2, row=2, col=2), FOUR | {"remat": "full"}),
     slow(Layout(pp=2, row=2, col=2, matmul2d="cannon", schedule="zb-h1"), FOUR),
@@ -97,14 +101,14 @@ OPTIONS = [
     (Layout(row=2, col=2, attention2d="blocks"), ODD_HEADS | {"remat": "dots"}),
     slow(Layout(row=2, col=2, attention2d="blocks", matmul2d="summa"), QWEN | {"remat": "full"}),
     slow(Layout(row=2, col=2, attention2d="blocks", matmul2d="cannon"), QWEN),
-    (Layout(pp=2, tp=2, schedule="zb-v"), FOUR | QWEN),
+    slow(Layout(pp=2, tp=2, schedule="zb-v"), FOUR | QWEN),
     slow(Layout(pp=2, row=2, col=2, schedule="zb-h1"), FOUR | QWEN | {"remat": "full"}),
-    slow(Layout(dp=2, tp=4, zero=3, sequence_parallel=True), QWEN),
+    (Layout(dp=2, tp=4, zero=3, sequence_parallel=True), QWEN),
 ]
 BLOCKWISE = Layout(cp=4, ring="blockwise")  # blocks of two tokens
 WINDOWS = [
     (BLOCKWISE, {"window": 4, "remat": "full"}),
-    (BLOCKWISE, {"window": 1}),  # no hop
+    slow(BLOCKWISE, {"window": 1}),  # no hop
     slow(Layout(cp=4, ring="rsa"), {"window": 3, "remat": "dots"}),
     slow(Layout(cp=4), {"window": 3}),
     slow(Layout(row=4, col=2, ring="blockwise"), {"window": 3, "remat": "attention"}),
@@ -112,7 +116,7 @@ WINDOWS = [
     slow(Layout(cp=2, row=2, col=2, ring="rsa"), {"window": 5, "remat": "full"}),
     slow(Layout(row=2, col=2, attention2d="blocks"), {"window": 3}),
     slow(Layout(cp=2, row=2, col=2, attention2d="blocks", ring="rsa"), QWEN | {"window": 3}),
-    (Layout(pp=2, cp=4, ring="blockwise", schedule="zb-v"), FOUR | {"window": 5}),
+    slow(Layout(pp=2, cp=4, ring="blockwise", schedule="zb-v"), FOUR | {"window": 5}),
 ]
 FIVE = {"num_layers": 5, "remat_layers": 2}
 POST = {"norm_order": "post"}
@@ -124,16 +128,16 @@ HEADS = [
     slow(tiny.SEQUENCE_PARALLEL, POST | {"remat": "full"}),
     slow(RING_STEPS, POST | {"remat": "full"}),
     slow(Layout(tp=4), POST | {"remat": "dots"}),
-    (Layout(row=2, col=2), POST | {"remat": "full"}),
+    slow(Layout(row=2, col=2), POST | {"remat": "full"}),
     (Layout(pp=2, tp=2, sequence_parallel=True), FOUR | POST | {"remat": "dots"}),
     slow(Layout(pp=2, row=2, col=2, matmul2d="summa"), FOUR | POST),
 ]
 BERT = {"family": "bert"}
 ENCODERS = [
-    (Layout(cp=2, tp=2, ring="blockwise"), BERT | {"remat": "dots"}),
+    slow(Layout(cp=2, tp=2, ring="blockwise"), BERT | {"remat": "dots"}),
     (tiny.SEQUENCE_PARALLEL, BERT | {"remat": "full"}),
     slow(Layout(row=2, col=2, attention2d="blocks"), BERT),
-    (Layout(pp=2, dp=2, tp=2, zero=2), BERT | FOUR),
+    slow(Layout(pp=2, dp=2, tp=2, zero=2), BERT | FOUR),
     slow(Layout(pp=2, row=2, col=2, schedule="zb-h1"), BERT | FOUR | {"remat": "full"}),
     slow(RING_STEPS, BERT),
     slow(Layout(cp=4, ring="rsa"), BERT),
@@ -145,7 +149,7 @@ ENCODER_DECODERS = [
     slow(Layout(cp=2, row=2, col=2, attention2d="blocks"), tiny.T5 | {"remat": "dots"}),
     slow(Layout(pp=2, cp=2, col=2, attention2d="blocks", schedule="zb-v"), tiny.T5 | FOUR),
     slow(Layout(pp=2, tp=2, schedule="zb-v"), tiny.T5 | FOUR),
-    slow(Layout(tp=2), tiny.T5),
+    (Layout(tp=2), tiny.T5),
     *(slow(layout, tiny.T5) for layout in (tiny.SEQUENCE_PARALLEL, KEEPING)),
     slow(tiny.SEQUENCE_PARALLEL, tiny.T5 | FIVE | {"remat": "attention"}),
     slow(RING_STEPS, tiny.T5 | {"remat": "dots"}),
@@ -163,8 +167,8 @@ DROPS = SWIN | {"dropout": 0.1, "drop_path": 0.1}
 TOGETHER = SWIN | {"image_dice": "batch", "micro_batches": 1}
 GATHERED = Layout(row=2, col=2)
 IMAGES = [
-    (Layout(cp=2, tp=2, sequence_parallel=True), DROPS | {"remat": "dots"}),
-    (GATHERED, SWIN | {"remat": "full"}),
+    slow(Layout(cp=2, tp=2, sequence_parallel=True), DROPS | {"remat": "dots"}),
+    slow(GATHERED, SWIN | {"remat": "full"}),
     (Layout(dp=2, tp=2, sequence_parallel=True), TOGETHER),
     slow(Layout(dp=2, cp=2, row=2, zero=3), TOGETHER),
     slow(Layout(tp=2, sequence_parallel=True), DROPS | {"remat": "dots"}),
@@ -188,11 +192,11 @@ IMAGES = [
     slow(Layout(dp=2, tp=2, sequence_parallel=True), {"family": "swin"}),
 ]
 MIXED = [
-    *((tiny.SEQUENCE_PARALLEL, FIVE | {"remat": remat}) for remat in ("dots", "full")),
+    *(slow(tiny.SEQUENCE_PARALLEL, FIVE | {"remat": remat}) for remat in ("dots", "full")),
     slow(Layout(tp=4), FIVE | {"remat": "full", "scan_layers": False}),
-    (Layout(cp=4), FIVE | {"remat": "attention"}),
-    (Layout(cp=2, ring="rsa"), FIVE | {"remat": "dots"}),
-    (Layout(row=2, col=2), FIVE | {"remat": "full"}),
+    slow(Layout(cp=4), FIVE | {"remat": "attention"}),
+    slow(Layout(cp=2, ring="rsa"), FIVE | {"remat": "dots"}),
+    slow(Layout(row=2, col=2), FIVE | {"remat": "full"}),
     slow(Layout(row=2, col=2), {"vocab_multiple": 32}),
     (Layout(tp=4), {"vocab_multiple": 32}),
     slow(Layout(row=2, col=2, attention2d="blocks"), FIVE | {"remat": "dots"}),
@@ -247,31 +251,28 @@ COMPILED = [
     # XLA on CPU makes no loop of one trip, and where it makes none gathers nothing twice.
     slow(Layout(dp=2, tp=2, sequence_parallel=True, keep_gathered=True), DROPS),
     slow(Layout(cp=2), DROPS),
-    (Layout(dp=2, tp=4), UNROLLED),
-    (tiny.SEQUENCE_PARALLEL, {"scan_layers": False}),
+    slow(Layout(dp=2, tp=4), UNROLLED),
+    slow(tiny.SEQUENCE_PARALLEL, {"scan_layers": False}),
     # Unrolled, XLA on CPU drops the barrier in front of the backward ring, and its first hop.
-    (tiny.CONTEXT_PARALLEL, {}),
+    slow(tiny.CONTEXT_PARALLEL, {}),
     # Positions are looked up once for all micro-batches.
     slow(GRIDS[3], {"micro_batches": 1}),
     PIPELINES[2],
     slow(BLOCKWISE, {"window": 4}),
 ]
-
-
 MORE_COMPILED = [
     (Layout(dp=2, tp=4), {}),
     *((tiny.SEQUENCE_PARALLEL, choice) for choice in (UNROLLED, {})),
-    (Layout(cp=4, ring="rsa"), {}),
     *((layout, {"micro_batches": 1}) for layout in (*GRIDS[:3], *GRIDS[4:6])),
-    (Layout(cp=4, ring="rsa"), {"window": 4}),
-    MIXED[0],
+    *((Layout(cp=4, ring="rsa"), choice) for choice in ({}, {"window": 4})),
+    (tiny.SEQUENCE_PARALLEL, FIVE | {"remat": "dots"}),
     PIPELINES[1],
     *((dataclasses.replace(PIPELINED[0], schedule=kind), EIGHT) for kind in SCHEDULES),
     (dataclasses.replace(PIPELINED[1], schedule="zb-h1"), FOUR),
-    (Layout(pp=4, schedule="zb-h1", tp=2), FOUR),
-    (Layout(pp=4, dp=2), FOUR),
-    *MIXED[3:5],
-    (MIXED[5][0], MIXED[5][1] | {"micro_batches": 1}),
+    *((layout, FOUR) for layout in (Layout(pp=4, schedule="zb-h1", tp=2), Layout(pp=4, dp=2))),
+    (Layout(cp=4), FIVE | {"remat": "attention"}),
+    (Layout(cp=2, ring="rsa"), FIVE | {"remat": "dots"}),
+    (Layout(row=2, col=2), FIVE | {"remat": "full", "micro_batches": 1}),
     MIXED[7],
 ]
 COMPILED += [slow(*each) for each in MORE_COMPILED]

@@ -70,6 +70,7 @@ def test_a_callable_module_shows_its_functions_signature() -> None:
     assert list(verify_module.__signature__.parameters) == ["config", "dtype"]
 
 
+@pytest.mark.slow
 def test_any_order_of_imports_gives_the_same() -> None:
     subprocess.run([sys.executable, "-c", ORDERS], check=True, cwd=Path(jaxptd.__file__).parents[1])
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from toys.scored import LONGEST, Letters, logs, params, program, run
+from turns import slow
 
 import jaxptd
 from jaxptd.data.tokenizers import ByteTokenizer
@@ -57,7 +58,8 @@ def log_likelihood(given: list[int], text: str) -> float:
     return sum(float(row[token]) for row, token in zip(rows, ids, strict=True))
 
 
-@pytest.mark.parametrize("layout", ["", "dp=2 pp=2 tp=2"])
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["", slow("dp=2 pp=2 tp=2")])
 def test_log_likelihoods_of_texts(layout: str, base: type) -> None:
     model = jaxptd.lm_eval_model(run(layout))
     assert isinstance(model, base) and model._rank == 0
@@ -81,6 +83,7 @@ def test_a_whole_text_is_scored_in_windows(base: type) -> None:
     np.testing.assert_allclose(found, direct, rtol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["", "dp=2 row=2 col=2"])
 def test_generation_ends_at_a_stop(layout: str, base: type, monkeypatch) -> None:
     monkeypatch.setattr("jaxptd.run.generator.SHAPES", 4)

@@ -39,6 +39,7 @@ def short(program: Program, rows: int = 3) -> dict[str, np.ndarray]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "choice"),
     [
@@ -60,7 +61,8 @@ def test_losses_are_those_of_the_sequences_without_padding(layout: Layout, choic
         batch = short(program)
         sizes = {**choice, **lengths(program)}
         own = tiny.program(Layout(), batch=3, micro_batches=1, **sizes)
-        state, expected = program.init_state(), own.init_state()
+        state = program.init_state()
+        expected = state if layout == Layout() else own.init_state()  # the same parameters
         found = WholeBatches(program).loss_and_gradients(state, batch)
         _, metrics, gradients = own.step_with_gradients(expected, batch)
         wanted = own.canonical(gradients)

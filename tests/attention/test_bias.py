@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
+from turns import slow
 
 from jaxptd.attention.bias import add_bias, bias_gradient, check_distances
 from jaxptd.attention.kernel import Dropout, Scores, Sites
@@ -53,7 +54,7 @@ def test_there_is_no_gather_and_no_scatter() -> None:
     assert "gather" not in text and "scatter" not in text
 
 
-@pytest.mark.parametrize("chunk", [4, 512])
+@pytest.mark.parametrize("chunk", [slow(4), 512])
 def test_heads_of_a_group_have_a_bias_each(chunk: int) -> None:
     """One kv head for all queries is that head, repeated."""
     case = Case(7, 7, chunk, bias=True)

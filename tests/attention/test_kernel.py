@@ -17,8 +17,6 @@ from jaxptd.attention.kernel import NOWHERE, Dropout, Scores, Sites, drop, merge
 from jaxptd.layers.dropout import keep_mask
 
 TOLERANCES = {"float32": 1e-6, "float64": 1e-12}  # relative to a tensor's norm; never loosened
-
-
 B, T, S, N, H = 2, 5, 9, 3, 4
 CAUSAL = Scores(H**-0.5)
 FULL = CAUSAL._replace(causal=False)
@@ -138,6 +136,8 @@ def test_the_plain_attention_is_the_softmax_of_jax_and_its_gradients() -> None:
 
 # ---- merge -----------------------------------------------------------------------------------
 
+merged, merged_at = jax.jit(merge), jax.jit(merge_at, static_argnames="dim")
+
 
 def over_keys(*cuts: slice, empty_rows: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
     """Pairs o[B, T, N, H], logsumexp[B, T, N]: one attention, each pair to some of its keys.
@@ -168,15 +168,15 @@ def test_merged_parts_are_the_attention_to_all_their_keys(empty_rows: int) -> No
     first, second, whole = over_keys(*cuts, empty_rows=empty_rows)
     assert np.isneginf(first[1]).any() == bool(empty_rows)
     with jax.enable_x64(True):
-        hold_equal(merge(*first, *second), whole)
-        hold_equal(merge(*second, *first), whole)
+        hold_equal(merged(*first, *second), whole)
+        hold_equal(merged(*second, *first), whole)
 
 
 def test_merging_is_associative_also_with_rows_that_see_nothing() -> None:
     a, b, c = over_keys(slice(0, 2), slice(2, 5), slice(5, 8), empty_rows=2)
     with jax.enable_x64(True):
-        left = merge(*merge(*a, *b), *c)
-        hold_equal(left, tuple(np.asarray(x) for x in merge(*a, *merge(*b, *c))))
+        left = merged(*merged(*a, *b), *c)
+        hold_equal(left, tuple(np.asarray(x) for x in merged(*a, *merged(*b, *c))))
     assert np.isneginf(left[1][:, :2]).all()
     assert not np.asarray(left[0])[:, :2].any()
 
@@ -186,10 +186,10 @@ def test_merging_with_nothing_changes_nothing() -> None:
     nothing = np.zeros_like(o), nowhere
     assert np.isneginf(nowhere).all()
     with jax.enable_x64(True):
-        for found in (merge(o, lse, *nothing), merge(*nothing, o, lse)):
+        for found in (merged(o, lse, *nothing), merged(*nothing, o, lse)):
             np.testing.assert_array_equal(found[0], o)
             np.testing.assert_array_equal(found[1], lse)
-        zero, still_nowhere = merge(*nothing, *nothing)
+        zero, still_nowhere = merged(*nothing, *nothing)
     np.testing.assert_array_equal(zero, nothing[0])
     np.testing.assert_array_equal(still_nowhere, nowhere)
 
@@ -197,7 +197,7 @@ def test_merging_with_nothing_changes_nothing() -> None:
 @pytest.mark.parametrize("lse", [-5e4, 0.0, 5e4])
 def test_merging_takes_logsumexps_of_any_size(lse: float) -> None:
     ones = jnp.ones((3, H))
-    o, both = merge(ones, jnp.full(3, lse), 2 * ones, jnp.full(3, lse))
+    o, both = merged(ones, jnp.full(3, lse), 2 * ones, jnp.full(3, lse))
     # the weights are as exact as a logsumexp of this size is in float32
     np.testing.assert_allclose(o, 1.5 * ones, rtol=1e-6 + abs(lse) * 2**-23)
     np.testing.assert_allclose(both, np.full(3, lse + math.log(2)), rtol=1e-6)
@@ -208,8 +208,8 @@ def test_merging_into_some_rows_leaves_the_others() -> None:
     rows = slice(1, 4)
     with jax.enable_x64(True):
         piece = tuple(x[:, rows] for x in other)
-        found = merge_at(whole, piece, jnp.int32(1), dim=1)
-        want = merge(*(x[:, rows] for x in whole), *piece)
+        found = merged_at(whole, piece, jnp.int32(1), dim=1)
+        want = merged(*(x[:, rows] for x in whole), *piece)
     for x, y, old in zip(found, want, whole, strict=True):
         np.testing.assert_array_equal(x[:, rows], y)
         np.testing.assert_array_equal(x[:, :1], old[:, :1])
@@ -219,7 +219,7 @@ def test_merging_into_some_rows_leaves_the_others() -> None:
 def test_merged_rows_keep_the_type_of_the_total() -> None:
     total = jnp.zeros((3, H)), jnp.full(3, -jnp.inf)
     other = jnp.ones((2, H), "bfloat16"), jnp.zeros(2)
-    o, lse = merge_at(total, other, 1, dim=0)
+    o, lse = merged_at(total, other, 1, dim=0)
     assert (o.dtype, lse.dtype) == (jnp.float32, jnp.float32)
     np.testing.assert_array_equal(lse, [-np.inf, 0, 0])
     np.testing.assert_array_equal(o[:, 0], [0, 1, 1])
@@ -281,7 +281,7 @@ def test_dropping_nothing_is_the_identity() -> None:
 def test_a_share_is_dropped_and_the_rest_scaled() -> None:
     p = np.random.default_rng(1).random((B, N, 64, 64)).astype(np.float32)
     sites = Sites(PLACE, PLACE, seed_BN2=jnp.asarray(SEED_BN2))
-    found = np.asarray(drop(p, sites, Dropout(0.3, keep_mask)))
+    found = np.asarray(jax.jit(drop, static_argnums=2)(p, sites, Dropout(0.3, keep_mask)))
     keep = keep_mask(sites.seed_BN2[:, :, None, None], PLACE[:, None], PLACE, 0.3)
     np.testing.assert_allclose(found, p * np.asarray(keep) / 0.7, rtol=1e-6)
     assert abs((found == 0).mean() - 0.3) < 0.01

@@ -1,6 +1,7 @@
 """Rotary positions: distances decide scores, and scalings are as published."""
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from jaxptd.config.rope import frequencies
 SIZE, THETA = 16, 1e4
 TURNS = THETA ** -(np.arange(0, SIZE, 2) / SIZE)
 LENGTH = 64
+rotated = jax.jit(partial(rotate, turns=TURNS, length=1.0))  # (x, positions, numbers)
 
 
 def llama3(factor: float, low: float, high: float) -> np.ndarray:
@@ -65,7 +67,7 @@ def test_scores_depend_on_distances_only() -> None:
     def score(query: int, key: int) -> float:
         with jax.enable_x64(True):
             turned = (
-                rotate(jnp.asarray(x), jnp.array([at]), numbers, turns=TURNS, length=1.0)
+                rotated(jnp.asarray(x), jnp.array([at]), numbers)
                 for x, at in ((q, query), (k, key))
             )
             return float(jnp.vdot(*turned))
@@ -77,16 +79,16 @@ def test_scores_depend_on_distances_only() -> None:
 def test_a_slice_of_a_head_is_turned_as_in_the_whole_head() -> None:
     x = jnp.asarray(np.random.default_rng(0).standard_normal((1, 3, 2, SIZE)), jnp.float32)
     positions = jnp.array([0, 7, 8])
-    whole = rotate(x, positions, jnp.arange(SIZE), turns=TURNS, length=1.0)
+    whole = rotated(x, positions, jnp.arange(SIZE))
     for first in range(0, SIZE, 4):
         numbers = jnp.arange(first, first + 4)
-        part = rotate(x[..., numbers], positions, numbers, turns=TURNS, length=1.0)
+        part = rotated(x[..., numbers], positions, numbers)
         np.testing.assert_array_equal(part, whole[..., numbers])
 
 
 def test_padding_is_not_turned() -> None:
     x = jnp.ones((1, 2, 1, 4), jnp.float32)
     numbers = jnp.arange(SIZE - 2, SIZE + 2)
-    found = rotate(x, jnp.array([3, 4]), numbers, turns=TURNS, length=1.0)
+    found = rotated(x, jnp.array([3, 4]), numbers)
     np.testing.assert_array_equal(found[..., 2:], x[..., 2:])
     assert not np.array_equal(found[..., :2], x[..., :2])

@@ -34,7 +34,7 @@ class Watcher:
 
 
 @pytest.mark.parametrize(
-    ("steps", "saved"), [slow((1,), 2), slow((1, 2), 2), slow((2,), 2), ((1, 2), 3)]
+    ("steps", "saved"), [slow((1,), 2), slow((1, 2), 2), slow((2,), 2), slow((1, 2), 3)]
 )
 def test_killed_anywhere_the_previous_or_the_new_one_restores(tmp_path, monkeypatch, steps, saved):
     save(tmp_path / "run", *steps)
@@ -70,7 +70,9 @@ def test_a_step_killed_while_it_was_replaced_outlives_a_failing_save(tmp_path, m
     assert newest(tmp_path) == 2
 
 
-@pytest.mark.parametrize("moment", ["arrays.ocp.save_async", "manifest.seal", "disk.sync_folder"])
+@pytest.mark.parametrize(
+    "moment", [slow("arrays.ocp.save_async"), "manifest.seal", slow("disk.sync_folder")]
+)
 def test_sigkill(tmp_path, moment):
     """Kills a process before, inside and at the end of saving step 2."""
     code = """

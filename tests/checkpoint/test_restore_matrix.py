@@ -36,7 +36,7 @@ LAYOUTS = {
     "zero3 uneven": Layout(pp=2, dp=3, stage_layers=(1, 3), schedule="zb-h1", zero=3),
 }
 PAIRS = list(itertools.permutations(LAYOUTS, 2))
-DEFAULT = ("one", "sp", "2x4 padded", "interleaved", "zero3 uneven")  # the slow tests meet all
+DEFAULT = ("one", "zero3 2x2")  # the slow tests meet all
 SIZES = {"num_layers": 4, "hidden_size": 8, "ffn_hidden_size": 12, "batch": 24, "micro_batches": 1}
 
 

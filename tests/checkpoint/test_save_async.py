@@ -16,6 +16,7 @@ from checkpointing import (
     run_python,
     save,
 )
+from turns import slow
 
 from jaxptd.checkpoint import CheckpointError, Checkpoints, manifest
 from jaxptd.checkpoint.background import Background
@@ -139,7 +140,7 @@ def test_nothing_is_left_running(tmp_path):
     assert set(threading.enumerate()) <= before
 
 
-@pytest.mark.parametrize("error", ["", "KeyboardInterrupt"])
+@pytest.mark.parametrize("error", [slow(""), "KeyboardInterrupt"])
 def test_the_process_ends_quietly(tmp_path, error):
     """Also after Ctrl-C during a save, which is completed first."""
     code = """
@@ -185,6 +186,7 @@ def test_ctrl_c_while_it_waits_leaves_the_save_its_time(tmp_path, monkeypatch, s
     assert checkpoints.steps() == [1]
 
 
+@pytest.mark.slow
 def test_sigkill_in_the_middle_of_a_save_leaves_the_one_before(tmp_path):
     code = """
         from jaxptd.checkpoint import manifest

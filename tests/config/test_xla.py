@@ -112,8 +112,8 @@ def divisions(program: Program) -> set[Groups]:
     "layout",
     [
         Layout(cp=2, tp=2, **RING_STEPS),
-        Layout(pp=3, cp=2),
-        Layout(row=2, col=2, cp=2, matmul2d="fox"),
+        slow(Layout(pp=3, cp=2)),
+        slow(Layout(row=2, col=2, cp=2, matmul2d="fox")),
         Layout(row=2, col=2, matmul2d="cannon"),
         slow(Layout(cp=4, ring="rsa")),
         slow(Layout(cp=3)),

@@ -73,6 +73,7 @@ def start(tmp_path):
         each.kill()
 
 
+@pytest.mark.slow
 def test_the_others_of_a_killed_process_name_it_and_end(start):
     run = start(count=3)
     run.wait_for("going")

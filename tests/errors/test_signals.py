@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from turns import slow
 
 from jaxptd.errors.signals import signal_watch
 
@@ -48,7 +49,7 @@ def busy(*argv: str) -> subprocess.Popen:
     return process
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), slow(signal.SIGTERM, 143)])
 def test_a_second_signal_ends_a_busy_process_at_once(number, code):
     with busy("insist", str(LONG)) as process:
         begin = time.monotonic()

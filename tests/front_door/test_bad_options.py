@@ -164,6 +164,7 @@ def test_an_option_is_refused(argv, words, refused) -> None:
     assert all(word in message for word in words), message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("argv", "name"), FIELDS)
 def test_every_field_refuses_a_value_of_another_type(argv, name, refused) -> None:
     message = refused(main, [*BASE, argv])

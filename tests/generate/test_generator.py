@@ -133,9 +133,10 @@ def test_the_cache_gives_what_the_whole_prefix_gives(prompt):
     assert len(set(found)) > 5  # a constant text would prove nothing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
-    [slow(TP3), slow(TP4), slow(SEQUENCE), GRID, slow(PIPELINE), slow(FOLDED)],
+    [TP3, TP4, SEQUENCE, GRID, PIPELINE, FOLDED],
     ids=["tp3", "tp4", "dp2 tp2 sp", "2x2", "pp2 tp2", "zb-v"],
 )
 def test_every_layout_writes_the_same(layout):
@@ -145,7 +146,7 @@ def test_every_layout_writes_the_same(layout):
 
 @pytest.mark.parametrize(
     "layout",
-    [slow(()), slow(TP3), TP4, slow(GRID), slow(BLOCKS), slow(PIPELINE), slow(CP2_TP2)],
+    [slow(()), slow(TP3), slow(TP4), slow(GRID), slow(BLOCKS), PIPELINE, slow(CP2_TP2)],
     ids=str,
 )
 def test_groups_of_heads_that_are_turned_write_the_same(layout):
@@ -188,6 +189,7 @@ def test_the_likeliest_one_is_greedy():
     assert write(FULL, 16, sampling=Sampling(temperature=1e-5)) == greedy
 
 
+@pytest.mark.slow
 def test_the_seed_decides():
     first = write(FULL, 16, sampling=Sampling(seed=1))
     assert write(FULL, 16, sampling=Sampling(seed=1)) == first
@@ -225,6 +227,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely():
     np.testing.assert_allclose(counts / 200, sharper, atol=0.08)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "sampling"),
     [(TP2, GREEDY), (TP4, Sampling(1.0, top_k=0)), (TP4, Sampling(1.0, top_k=5))],
@@ -270,6 +273,7 @@ def text(prompt: str, tokens: int = 5) -> str:
     return write_text(make_program(), make_params(), ByteTokenizer(), **options)
 
 
+@pytest.mark.slow
 def test_text_begins_with_its_prompt():
     ids = write(list(b"def "), 5)
     assert text("def ") == "def " + ByteTokenizer().decode(ids)

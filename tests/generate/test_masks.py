@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import tiny
@@ -19,15 +20,24 @@ PROGRAMS: dict[str, Any] = {}
 
 
 def program(family: str) -> tuple[Program, Any]:
-    """A tiny model with phantoms as its data, and its first parameters."""
+    """A tiny model with phantoms as its data, and random parameters."""
     if family not in PROGRAMS:
         images = {"image_channels": 1, "image_classes": 4} if family != "gpt" else {}
         config = tiny.config(Layout(), family=family, **images)
         config = dataclasses.replace(config, data=DataConfig(source="shapes"))
         made = Program(config, make_mesh(config.layout))
-        PROGRAMS[family] = made, made.init_state()["params"] if images else {}
+        PROGRAMS[family] = made, drawn(made) if images else {}
     found: tuple[Program, Any] = PROGRAMS[family]
     return found
+
+
+def drawn(program: Program) -> dict[str, Any]:
+    """Without the compiled program of a first state."""
+    rng, abstract = np.random.default_rng(0), program.abstract_state["params"]
+    return {
+        name: jax.device_put(rng.normal(0, 0.3, x.shape).astype(x.dtype), x.sharding)
+        for name, x in abstract.items()
+    }
 
 
 @pytest.fixture

@@ -55,6 +55,7 @@ def written(folder: Path, config: dict) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_random_weights_are_fine_tuned(tmp_path: Path, capsys) -> None:
     D, H, F, N, K = 16, 8, 24, 4, 2
     layer = 2 * D + 2 * H + 2 * D * (N + K) * H + 3 * D * F

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax import Array
 from jax.sharding import PartitionSpec as P
+from turns import slow
 
 from jaxptd.collectives import varying_axes
 from jaxptd.kernels import activation
@@ -18,12 +19,12 @@ from jaxptd.mesh import Layout, make_mesh
 
 # Less than a tile; several tiles each way, none full, and several of a program.
 CASES = [
-    ((3, 5, 24), "gelu-tanh", False, True, jnp.float32),
-    ((3, 47, 300), "gelu-tanh", False, True, jnp.float32),
+    slow((3, 5, 24), "gelu-tanh", False, True, jnp.float32),
+    slow((3, 47, 300), "gelu-tanh", False, True, jnp.float32),
     ((3, 47, 300), "gelu-tanh", False, True, jnp.bfloat16),
-    ((2, 47, 2, 300), "silu", True, False, jnp.bfloat16),
+    slow((2, 47, 2, 300), "silu", True, False, jnp.bfloat16),
     ((2, 47, 2, 300), "silu", True, True, jnp.float32),
-    ((3, 47, 1300), "relu", False, False, jnp.float32),
+    slow((3, 47, 1300), "relu", False, False, jnp.float32),
 ]
 
 

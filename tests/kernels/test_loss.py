@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax import Array
 from jax.sharding import PartitionSpec as P
+from turns import slow
 
 from jaxptd.collectives import varying_axes
 from jaxptd.kernels.loss import FusedLoss
@@ -16,12 +17,12 @@ from jaxptd.mesh import Layout, make_mesh
 # Columns of less than one piece; of several trips, the last not full; without and with padding,
 # also where all pieces of the last trip are padding, and where all columns are.
 CASES = [
-    ((7, 40), 40, jnp.float32),
-    ((7, 5000), 5000, jnp.float32),
+    slow((7, 40), 40, jnp.float32),
+    slow((7, 5000), 5000, jnp.float32),
     ((7, 5000), 4900, jnp.bfloat16),
     ((7, 5000), 4096, jnp.float32),
     ((7, 5000), 2049, jnp.float32),
-    ((7, 2048), 2048, jnp.bfloat16),
+    slow((7, 2048), 2048, jnp.bfloat16),
 ]
 EITHER = pytest.mark.parametrize("interpret", [True, pytest.param(False, marks=pytest.mark.gpu)])
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax import Array
 from jax.sharding import PartitionSpec as P
+from turns import slow
 
 from jaxptd.collectives import varying_axes
 from jaxptd.kernels import norm as fused
@@ -18,11 +19,11 @@ EPS = 1e-5
 # Rows of less than one tile; of several tiles, numbers that are no power of two; of several
 # programs, each with several tiles, the last tile not full.
 CASES = [
-    ((3, 5, 24), True, True, jnp.float32),
-    ((2, 7, 1600), False, True, jnp.float32),
-    ((1, 1, 8), True, False, jnp.float32),
+    slow((3, 5, 24), True, True, jnp.float32),
+    slow((2, 7, 1600), False, True, jnp.float32),
+    slow((1, 1, 8), True, False, jnp.float32),
     ((2, 7, 1600), True, False, jnp.bfloat16),
-    ((3, 47, 768), True, True, jnp.float32),
+    slow((3, 47, 768), True, True, jnp.float32),
     ((3, 47, 768), False, False, jnp.float32),
     ((3, 47, 768), False, True, jnp.bfloat16),
 ]

@@ -27,70 +27,50 @@ GRIDS = [
 ]
 ALGORITHMS = [
     Layout(row=2, col=2, ring="blockwise", matmul2d="summa"),
-    Layout(row=2, col=4, attention2d="blocks", matmul2d="summa"),
-    Layout(row=2, col=2, ring="blockwise", matmul2d="fox"),
     Layout(row=2, col=2, attention2d="blocks", matmul2d="fox"),
     Layout(dp=2, row=2, col=2, attention2d="blocks", matmul2d="cannon"),
+]
+MORE_ALGORITHMS = [
+    Layout(row=2, col=2, ring="blockwise", matmul2d="fox"),
+    Layout(row=2, col=4, attention2d="blocks", matmul2d="summa"),
     Layout(row=2, col=4, attention2d="blocks", matmul2d_slices=2),  # H is padded
 ]
 BY_NAME = {case.name: case for case in CASES}
 CORE = [BY_NAME["attention, dropout 0.3"], BY_NAME["block, dropout 0.3"]]
-BIASED = "attention to all tokens, biased"
-CROSS = ("cross-attention, dropout 0.0", "cross-attention, dropout 0.3")
 ON_GRIDS = [
-    CORE[0],
-    BY_NAME[BIASED],
-    CORE[1],
-    BY_NAME[CROSS[1]],
+    BY_NAME["attention in groups, dropout 0.0"],
+    BY_NAME["cross-attention, dropout 0.3"],
+    BY_NAME["attention to all tokens, biased"],
     BY_NAME["attention in groups, dropout 0.3"],
+    *CORE,
 ]
-
-
-# Layouts that can tell a layer apart which treats each token by itself: sequences of a batch and
-# blocks of a sequence are alike to it. A block has an attention inside; of the pairs with and
-# without dropout one is held on every layout.
-BY_TOKEN = {
-    "column",
-    "column, gathered, no bias",
-    "row",
-    "row, whole input, no bias",
-    "square",
-    "norm",
-    "rms norm",
-    "mlp",
-    "mlp, gated",
+# Where a layer is held by default: once with one axis of tensor parallelism and once on a grid.
+# Cases that differ in options take turns; attention has its turns on grids below.
+ONE_AXIS, RING_STEPS, CONTEXT = LAYOUTS[8], LAYOUTS[6], LAYOUTS[5]
+PADDED = GRIDS[3]
+DEFAULT = {
+    "column": [ONE_AXIS],
+    "column, gathered, no bias": [PADDED],
+    "row": [PADDED],
+    "row, whole input, no bias": [ONE_AXIS],
+    "square": [PADDED],
+    "norm": [ONE_AXIS],
+    "rms norm": [PADDED],
+    "mlp": [ONE_AXIS, PADDED],
+    "mlp, gated": [PADDED],
+    "cross-attention, dropout 0.3": [LAYOUTS[2]],
+    "attention in groups, dropout 0.0": [LAYOUTS[1]],
+    "block, dropout 0.0": [RING_STEPS],
+    "embedding": [CONTEXT, PADDED],
+    "positions": [CONTEXT, PADDED],
+    "output layer and loss": [CONTEXT, PADDED],
 }
-GROUPS = {"attention in groups, dropout 0.0", "attention in groups, dropout 0.3"}
-REPEATED = {"attention, dropout 0.3", "block, dropout 0.0", "block, norms of sums"}
-IN_BLOCK = "attention, dropout 0.0"  # which the block with dropout has, too
-TELLING = [LAYOUTS[-1], GRIDS[-1]]
-DIFFERENT = [*LAYOUTS[5:8], *GRIDS[2:]]  # rings of every kind, and what others have one by one
-
-
-def by_default(case: Case, layout: Layout) -> bool:
-    if case.name in GROUPS:
-        return case.name.endswith("0.3") and layout in (LAYOUTS[1], GRIDS[2])
-    if case.name in REPEATED:
-        return layout == GRIDS[0]
-    if case.name == IN_BLOCK:
-        return layout in (DIFFERENT[0], DIFFERENT[-1])
-    if case == CORE[1]:
-        return layout in (LAYOUTS[1], LAYOUTS[6], GRIDS[2])
-    if case.name == BIASED:
-        return layout == LAYOUTS[5]
-    if case.name in CROSS:
-        return case.name == CROSS[1] and layout == GRIDS[2]
-    if case.name == "mlp, gated":
-        return layout in (TELLING[0], TELLING[-1])
-    return layout in (TELLING if case.name in BY_TOKEN else DIFFERENT)
-
-
 PAIRS = [
     pytest.param(
         case,
         layout,
         id=f"{case.name}-{layout}",
-        marks=[] if by_default(case, layout) else [pytest.mark.slow],
+        marks=[] if layout in DEFAULT.get(case.name, ()) else [pytest.mark.slow],
     )
     for case in CASES
     for layout in (*LAYOUTS, *GRIDS)
@@ -103,7 +83,14 @@ def test_layer_is_the_layer_on_one_device(case: Case, layout: Layout) -> None:
         hold(case, layout, dtype="float64")
 
 
-@pytest.mark.parametrize(("layout", "case"), by_turns(ALGORITHMS, ON_GRIDS), ids=str)
+@pytest.mark.parametrize(
+    ("layout", "case"),
+    [
+        *by_turns(ALGORITHMS, ON_GRIDS),
+        *(slow(layout, case) for layout in MORE_ALGORITHMS for case in ON_GRIDS),
+    ],
+    ids=str,
+)
 def test_with_every_algorithm_and_attention_in_blocks(case: Case, layout: Layout) -> None:
     with jax.enable_x64(True):
         hold(case, layout, dtype="float64")
@@ -116,7 +103,9 @@ def test_layer_is_the_layer_on_one_device_in_float32(case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [BY_NAME["mlp"], slow(CORE[0]), slow(CORE[1])], ids=lambda case: case.name
+    "case",
+    [BY_NAME["row"], *map(slow, (BY_NAME["mlp"], *CORE))],
+    ids=lambda case: case.name,
 )
 def test_on_a_grid_in_float32_too(case: Case) -> None:
     hold(case, GRIDS[-1], dtype="float32")

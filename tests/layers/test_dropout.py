@@ -5,11 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from turns import slow
 
 from jaxptd.layers.dropout import Places, Site, dropout, fold, keep_mask
 from jaxptd.mesh import Layout
 
 SEED = jnp.array([1, 2], jnp.uint32)
+kept = jax.jit(keep_mask, static_argnums=3)
+dropped = jax.jit(dropout, static_argnums=3)
 
 
 def numbers(n: int) -> jax.Array:
@@ -17,7 +20,7 @@ def numbers(n: int) -> jax.Array:
 
 
 def mask(seed: jax.Array, rows: int, columns: int, rate: float) -> np.ndarray:
-    return np.asarray(keep_mask(seed, numbers(rows)[:, None], numbers(columns), rate))
+    return np.asarray(kept(seed, numbers(rows)[:, None], numbers(columns), rate))
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
@@ -48,17 +51,17 @@ def test_seeds_layers_and_sites_have_masks_of_their_own(other: tuple[int, int]) 
 def test_a_value_is_dropped_the_same_wherever_it_lies() -> None:
     places = Places(numbers(6), numbers(8), SEED)
     x_BTD = jnp.ones((6, 8, 10))
-    whole = np.asarray(dropout(x_BTD, places, numbers(10), 0.4))
+    whole = np.asarray(dropped(x_BTD, places, numbers(10), 0.4))
     assert 0 < (whole == 0).mean() < 1
     local = Places(numbers(6)[3:5], numbers(8)[4:], SEED)
-    piece = np.asarray(dropout(x_BTD[3:5, 4:, 5:], local, numbers(10)[5:], 0.4))
+    piece = np.asarray(dropped(x_BTD[3:5, 4:, 5:], local, numbers(10)[5:], 0.4))
     np.testing.assert_array_equal(piece, whole[3:5, 4:, 5:])
 
 
 def test_what_stays_is_scaled_and_the_gradient_is_the_same_mask() -> None:
     places = Places(numbers(2), numbers(8), SEED)
     x_BTD = jnp.full((2, 8, 16), 3.0)
-    y, back = jax.vjp(lambda x: dropout(x, places, numbers(16), 0.25), x_BTD)
+    y, back = jax.vjp(lambda x: dropped(x, places, numbers(16), 0.25), x_BTD)
     keep = np.asarray(y) != 0
     np.testing.assert_allclose(np.asarray(y)[keep], 4.0)
     np.testing.assert_allclose(np.asarray(back(jnp.ones_like(y))[0]), keep / 0.75, rtol=1e-6)
@@ -74,7 +77,7 @@ def test_no_seed_or_no_rate_drops_nothing() -> None:
 
 def test_the_mask_is_not_kept_for_backward() -> None:
     places = Places(numbers(2), numbers(8), SEED)
-    _, back = jax.vjp(lambda x: dropout(x, places, numbers(16), 0.25), jnp.ones((2, 8, 16)))
+    _, back = jax.vjp(lambda x: dropped(x, places, numbers(16), 0.25), jnp.ones((2, 8, 16)))
     saved = [x.shape for x in jax.tree.leaves(back) if hasattr(x, "shape")]
     assert (2, 8, 16) not in saved
 
@@ -94,7 +97,7 @@ CROSS = {Site.CROSS_ATTENTION, Site.CROSS_ATTENTION_OUTPUT}
 
 @pytest.mark.parametrize(
     ("choice", "others"),
-    [(tiny.T5, PATHS), ({"family": "swin-unet", "drop_path": 0.1}, CROSS)],
+    [(tiny.T5, PATHS), slow({"family": "swin-unet", "drop_path": 0.1}, CROSS)],
     ids=["t5", "swin-unet"],
 )
 def test_a_model_draws_at_every_site(choice: dict, others: set, monkeypatch) -> None:

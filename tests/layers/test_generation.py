@@ -21,7 +21,7 @@ from tests.layers.inputs import MODEL, array
 
 (CROSS,) = (case for case in CASES if case.name == "cross-attention, dropout 0.0")
 LAYOUTS = [
-    Layout(tp=2),
+    slow(Layout(tp=2)),
     slow(Layout(row=2, col=2)),
     Layout(row=2, col=2, attention2d="blocks"),
 ]
@@ -58,12 +58,12 @@ def test_a_source_is_encoded_once(layout: Layout) -> None:
 
 def test_a_bias_is_of_the_distance_to_cached_keys() -> None:
     form = make_form(Layout())
-    layer = SelfAttention(MODEL, form=form, rngs=nnx.Rngs(0), init_out=normal(0.02))
     x, bias = array(B, T, D), array(N, 2 * T - 1)
     samples, positions = np.arange(B), np.arange(T, dtype=np.int32)
     empty = jnp.zeros((B, T, N, H))
 
     def both(x: Array) -> tuple[Array, Array]:
+        layer = SelfAttention(MODEL, form=form, rngs=nnx.Rngs(0), init_out=normal(0.02))
         whole, _ = layer(x, Places(samples, positions, None), None, bias_NR=bias)
         cache, each = Cache(empty, empty, jnp.int32(0)), []
         for first, end in ((0, 3), (3, 4), (4, T)):

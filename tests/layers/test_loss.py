@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
+from turns import slow
 
 from jaxptd.analysis.jaxprs import equations
 from jaxptd.layers.forms import make_form
@@ -74,13 +75,13 @@ def run(
 @pytest.mark.parametrize(
     ("layout", "vocab_size", "padded"),
     [
-        (Layout(), 13, 13),
-        (Layout(tp=4), 16, 16),
-        (Layout(tp=4), 13, 16),
+        slow(Layout(), 13, 13),
+        slow(Layout(tp=4), 16, 16),
+        slow(Layout(tp=4), 13, 16),
         (Layout(tp=8), 13, 24),
         (Layout(row=3, col=2), 13, 18),
-        (Layout(row=1, col=4), 16, 16),
-        (Layout(row=1, col=8), 13, 24),
+        slow(Layout(row=1, col=4), 16, 16),
+        slow(Layout(row=1, col=8), 13, 24),
     ],
     ids=str,
 )
@@ -111,7 +112,7 @@ def test_capped_logits_and_their_gradient() -> None:
     assert soft_cap(jnp.ones(3, jnp.bfloat16), 30.0).dtype == jnp.bfloat16
 
 
-@pytest.mark.parametrize("layout", [Layout(), Layout(tp=4), Layout(row=1, col=4)], ids=str)
+@pytest.mark.parametrize("layout", [Layout(), Layout(tp=4), slow(Layout(row=1, col=4))], ids=str)
 def test_a_target_that_is_no_token_gives_the_logsumexp(layout: Layout) -> None:
     """Targets below 0, in the padding and beyond it; the gradient is the softmax."""
     rng = np.random.default_rng(0)

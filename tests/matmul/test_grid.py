@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
+from turns import by_turns, slow
 
 from jaxptd.matmul.grid import Grid, PanelMove, panel_moves
 from jaxptd.matmul.padding import padded, panels
@@ -62,7 +63,7 @@ def arriving(rows: int, cols: int, grid: Grid, dim: int, first: int = 0) -> np.n
     return on_grid(rows, cols, body, jnp.asarray(numbered(rows, cols, dim)), outs=spec)
 
 
-@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("first", [slow(0), 1])
 @pytest.mark.parametrize(("rows", "cols", "grid", "order"), ORDERS, ids=NAMES[: len(ORDERS)])
 def test_the_panel_of_each_step_is_the_tables(rows, cols, grid, order, first: int) -> None:
     found = [arriving(rows, cols, grid, dim, first) for dim in (1, 0)]
@@ -82,8 +83,7 @@ def test_a_slice_has_the_same_k_of_both_matrices_on_every_device(rows, cols, gri
     assert sorted(a[0, 0].ravel()) == list(range(a[0, 0].size))
 
 
-@pytest.mark.parametrize("dim", [0, 1])
-@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize(("first", "dim"), by_turns([0, 1], [0, 1]))
 @pytest.mark.parametrize(
     ("rows", "cols", "grid"), [case[:3] for case in [*ORDERS, *GATHER]], ids=NAMES
 )

@@ -11,6 +11,7 @@ import pytest
 from contract import TOLERANCES, relative
 from jax import Array
 from jax.sharding import PartitionSpec as P
+from turns import by_turns, slow
 
 from jaxptd.analysis.collective import PERMUTE, Collective
 from jaxptd.analysis.count import collectives_of
@@ -72,9 +73,8 @@ def on_ring(form: str, devices: int, stages: int = 1) -> Callable:
     )
 
 
-@pytest.mark.parametrize("devices", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("devices", [slow(1), slow(2), 3, slow(4), slow(8)])
+@pytest.mark.parametrize(("form", "dtype"), by_turns(list(FORMS), list(TOLERANCES)))
 def test_value_and_gradients_are_the_dense_ones(form: str, devices: int, dtype: str) -> None:
     x, w, dy = inputs(form, devices)
     with jax.enable_x64(dtype == "float64"):
@@ -84,7 +84,7 @@ def test_value_and_gradients_are_the_dense_ones(form: str, devices: int, dtype: 
         assert relative(np.asarray(got), want) <= TOLERANCES[dtype], name
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["gather", slow("scatter")])
 def test_the_precision_is_that_of_x_and_of_dw_that_of_w(form: str) -> None:
     """bfloat16 has 8 bits; y is rounded once per hop where sums travel, dw once at the end."""
     x, w, dy = (a.astype(np.float32) for a in inputs(form, 4))
@@ -109,7 +109,7 @@ def test_three_or_two_rounds_of_hops_and_nothing_else(form: str, devices: int) -
     assert moved == [Collective(PERMUTE, ("tp",), hops, hops * block)] * (devices > 1)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["gather", slow("scatter")])
 def test_without_a_permute_the_numbers_are_the_same(form: str) -> None:
     """Compares with a mesh of two stages, where CPUs use all-gathers."""
     arrays = [jnp.asarray(a, jnp.float32) for a in inputs(form, 4)]

@@ -98,7 +98,8 @@ def test_buckets_of_an_encoder() -> None:
 T5 = tiny.T5 | {"dropout": 0.1}
 
 
-@pytest.mark.parametrize("layout", [Layout(), slow(Layout(cp=2, tp=2))], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [Layout(), Layout(cp=2, tp=2)], ids=str)
 def test_a_loss_is_a_mean_over_targets_and_sees_no_padding(layout: Layout) -> None:
     program = tiny.program(layout, **T5 | {"dropout": 0.0})
     drawn = family_of(program.config.model).draw(program.config, np.random.default_rng(0))

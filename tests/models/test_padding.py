@@ -54,7 +54,7 @@ def test_hidden_units_that_do_not_divide_are_padded(layout: Layout, choice: dict
 @pytest.mark.parametrize(
     ("layout", "choice"),
     [
-        (THREE, TWELVE | QWEN | FEWER),
+        slow(THREE, TWELVE | QWEN | FEWER),
         slow(Layout(tp=4, dp=2, zero=3), {"num_heads": 3, "hidden_size": 15}),
         slow(Layout(tp=3, sequence_parallel=True, collective_matmul=True), TWELVE | MANY),
         slow(Layout(tp=4, pp=2, schedule="zb-v"), SIX | QWEN | FOUR),

@@ -27,7 +27,7 @@ BLOCKS = Layout(row=2, col=2, attention2d="blocks")
 FOUR = {"num_layers": 4, "micro_batches": 4}
 
 CASES = [
-    (Layout(cp=4), TEN | GROUPS | WINDOW),
+    slow(Layout(cp=4), TEN | GROUPS | WINDOW),
     slow(SEQUENCE, TEN),
     slow(SEQUENCE, ODD | T5),
     slow(Layout(tp=2, sequence_parallel=True, collective_matmul=True), ODD | GROUPS),

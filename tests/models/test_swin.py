@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tiny
 from one_device import hold, verified
-from turns import slow
 
 from jaxptd import (
     Config,
@@ -33,30 +32,31 @@ TOGETHER = {"image_dice": "batch", **ONE}
 LARGE = {"image_size": 32, "image_depths": (2, 2, 2), "image_decoder_depths": None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "choice"),
     [
         (Layout(cp=2, tp=2, sequence_parallel=True), {"remat": "dots"}),
-        slow(Layout(tp=2, sequence_parallel=True), {"remat": "dots"}),
-        slow(Layout(dp=2, cp=2, tp=2, sequence_parallel=True, zero=3), {"remat": "full", **ONE}),
-        slow(Layout(cp=4, zero=2), {"remat": "attention", **ONE, **LARGE}),
-        slow(Layout(cp=2, offload="optimizer"), {"scan_layers": False}),
-        slow(Layout(cp=2, row=2, col=2, attention2d="blocks"), {"remat": "full"}),
-        slow(Layout(cp=2, row=2, col=2, matmul2d="cannon", zero=1), ONE | LARGE),
-        slow(Layout(row=2, col=2), {}),
-        slow(Layout(tp=4), {"remat": "attention"}),
-        slow(Layout(dp=2, zero=3), {"remat": "full", **ONE}),
-        slow(Layout(dp=2, tp=2, sequence_parallel=True, collective_matmul=True, zero=2), ONE),
-        slow(Layout(row=2, col=2, attention2d="blocks"), {}),
-        slow(Layout(row=2, col=4, matmul2d="summa"), {"remat": "full"}),
-        slow(Layout(row=2, col=2, matmul2d="fox"), {"optimizer": "muon"}),
-        slow(Layout(row=2, col=2, dp=2, matmul2d="cannon", zero=1), {}),
-        slow(Layout(row=2, col=2, matmul2d_slices=3), {"optimizer": "adafactor"}),
-        slow(Layout(tp=2, offload="optimizer"), {"scan_layers": False}),
-        slow(Layout(tp=2, offload="activations"), {"remat": "dots"}),
-        slow(Layout(dp=2, tp=2, sequence_parallel=True), TOGETHER),
-        slow(Layout(dp=2, cp=2, zero=3), TOGETHER),
-        slow(Layout(dp=2, row=2, col=2, zero=2), TOGETHER),
+        (Layout(tp=2, sequence_parallel=True), {"remat": "dots"}),
+        (Layout(dp=2, cp=2, tp=2, sequence_parallel=True, zero=3), {"remat": "full", **ONE}),
+        (Layout(cp=4, zero=2), {"remat": "attention", **ONE, **LARGE}),
+        (Layout(cp=2, offload="optimizer"), {"scan_layers": False}),
+        (Layout(cp=2, row=2, col=2, attention2d="blocks"), {"remat": "full"}),
+        (Layout(cp=2, row=2, col=2, matmul2d="cannon", zero=1), ONE | LARGE),
+        (Layout(row=2, col=2), {}),
+        (Layout(tp=4), {"remat": "attention"}),
+        (Layout(dp=2, zero=3), {"remat": "full", **ONE}),
+        (Layout(dp=2, tp=2, sequence_parallel=True, collective_matmul=True, zero=2), ONE),
+        (Layout(row=2, col=2, attention2d="blocks"), {}),
+        (Layout(row=2, col=4, matmul2d="summa"), {"remat": "full"}),
+        (Layout(row=2, col=2, matmul2d="fox"), {"optimizer": "muon"}),
+        (Layout(row=2, col=2, dp=2, matmul2d="cannon", zero=1), {}),
+        (Layout(row=2, col=2, matmul2d_slices=3), {"optimizer": "adafactor"}),
+        (Layout(tp=2, offload="optimizer"), {"scan_layers": False}),
+        (Layout(tp=2, offload="activations"), {"remat": "dots"}),
+        (Layout(dp=2, tp=2, sequence_parallel=True), TOGETHER),
+        (Layout(dp=2, cp=2, zero=3), TOGETHER),
+        (Layout(dp=2, row=2, col=2, zero=2), TOGETHER),
     ],
     ids=str,
 )
@@ -86,6 +86,7 @@ def test_a_classifier_is_verified(layout: Layout, size: int) -> None:
     assert found.worst_gradient <= 1e-12
 
 
+@pytest.mark.slow
 def test_temporary_bytes_of_a_large_image_fall_as_cp_grows() -> None:
     """Nothing of an image is whole: a strip's shift by a gather would take 0.55 of the bytes."""
     sizes = {"image_size": 512, "image_window": 2, "image_depths": (2,), "remat": "full"}

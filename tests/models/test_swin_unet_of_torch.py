@@ -12,7 +12,6 @@ import pytest
 from hugging import swin_unet
 from hugging.compared import check_losses
 from hugging.reference import check_summaries
-from turns import slow
 
 from jaxptd import Config, Layout, ModelConfig, Program, TrainConfig, make_mesh
 from jaxptd.params import Params
@@ -39,24 +38,25 @@ def computed(layout: Layout) -> tuple[dict[str, float], dict[str, np.ndarray]]:
     return losses, swin_unet.tensors(canonical)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     [
         Layout(tp=2, sequence_parallel=True),
-        slow(Layout()),
-        slow(Layout(cp=2)),
-        slow(Layout(cp=4)),
-        slow(Layout(cp=2, row=2, col=2)),
-        slow(Layout(dp=2)),
-        slow(Layout(tp=4, sequence_parallel=True)),
-        slow(Layout(row=2, col=2, matmul2d="gather")),
-        slow(Layout(row=2, col=2, matmul2d="cannon")),
-        slow(Layout(row=2, col=2, matmul2d="fox")),
-        slow(Layout(row=2, col=2, matmul2d="summa")),
-        slow(Layout(row=2, col=2, attention2d="blocks")),
-        slow(Layout(dp=2, zero=2)),
-        slow(Layout(dp=2, tp=2, zero=3)),
-        slow(Layout(tp=2, offload=("optimizer", "parameters", "activations"))),
+        Layout(),
+        Layout(cp=2),
+        Layout(cp=4),
+        Layout(cp=2, row=2, col=2),
+        Layout(dp=2),
+        Layout(tp=4, sequence_parallel=True),
+        Layout(row=2, col=2, matmul2d="gather"),
+        Layout(row=2, col=2, matmul2d="cannon"),
+        Layout(row=2, col=2, matmul2d="fox"),
+        Layout(row=2, col=2, matmul2d="summa"),
+        Layout(row=2, col=2, attention2d="blocks"),
+        Layout(dp=2, zero=2),
+        Layout(dp=2, tp=2, zero=3),
+        Layout(tp=2, offload=("optimizer", "parameters", "activations")),
     ],
     ids=str,
 )

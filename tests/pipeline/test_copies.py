@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import Array, lax
+from turns import slow
 
 from jaxptd.analysis.compiled_step import CPU_OPTIONS
 from jaxptd.analysis.hlo.text import Pipeline
@@ -42,10 +43,10 @@ def copied_in_loops(compiled: Any) -> list[tuple[int, ...]]:
     "case",
     [
         Case("1f1b", 2, 5, (2, 2)),
-        Case("1f1b", 2, 5, (2, 1), recompute=True),
-        Case("1f1b", 2, 5, (2, 2), unroll=True),
+        slow(Case("1f1b", 2, 5, (2, 1), recompute=True)),
+        slow(Case("1f1b", 2, 5, (2, 2), unroll=True)),
         Case("zb-h1", 2, 5, (2, 2)),
-        Case("zb-h1", 2, 5, (2, 2), unroll=True),
+        slow(Case("zb-h1", 2, 5, (2, 2), unroll=True)),
     ],
     ids=str,
 )

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from turns import by_turns
+from turns import by_turns, slow
 
 from jaxptd.errors import UserError
 from jaxptd.pipeline import picture
@@ -118,7 +118,7 @@ def test_the_legend_of_an_unsplit_backward():
 
 
 @pytest.mark.parametrize(
-    ("stages", "micro_batches", "shown"), [(16, 128, False), (2, 400, False), (2, 120, True)]
+    ("stages", "micro_batches", "shown"), [slow(16, 128, False), (2, 400, False), (2, 120, True)]
 )
 def test_a_large_picture_has_no_numbers(stages, micro_batches, shown):
     schedule = make_schedule("1f1b", stages=stages, micro_batches=micro_batches)

@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 import pytest
+from turns import slow
 
 from jaxptd.errors import UserError
 from jaxptd.pipeline.schedules import (
@@ -16,7 +17,7 @@ from jaxptd.pipeline.schedules import (
 )
 from tests.pipeline.test_table import passes, replay
 
-STAGES = [1, 2, 3, 4, 8]
+STAGES = [1, 2, 3, 4, slow(8)]
 F, B, W = Operation.F, Operation.B, Operation.W
 
 

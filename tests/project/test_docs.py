@@ -30,8 +30,15 @@ ROOT = Path(jaxptd.__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(page for page in DOCS.rglob("*.md") if "_build" not in page.parts)
 # Pages whose code runs for many seconds.
-LONG = ("context_parallel.md", "grid.md", "pipeline.md", "sequence_parallel.md", "verify.md")
-LONG += ("debug_nans.md", "resume_other_layout.md")
+LONG = ("comms.md", "context_parallel.md", "debug_nans.md", "grid.md", "pipeline.md")
+LONG += (
+    "quickstart.md",
+    "randomness.md",
+    "resume_other_layout.md",
+    "sequence_parallel.md",
+    "tensor_parallel.md",
+)
+LONG += ("verify.md", "zero.md")
 
 
 class Block(NamedTuple):

@@ -23,6 +23,7 @@ def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("| \n").split(" | ")]
 
 
+@pytest.mark.slow
 def test_the_example_runs_and_learns(tmp_path) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

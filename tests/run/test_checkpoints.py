@@ -1,5 +1,6 @@
 """A run's checkpoints: saved with their description, and chosen to resume from."""
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,20 +33,28 @@ def program(*overrides):
     return Program(config, make_mesh(config.layout))
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, state):
+    """The run directory of a run that saved at the steps of LOSSES."""
+    path = tmp_path_factory.mktemp("saved")
+    first = RunCheckpoints(program("--checkpoint.keep=9"), RunDir(path), pytest.fail)
+    for step, loss in LOSSES.items():
+        row = {"step": step} if loss is None else {"step": step, "validation_loss": loss}
+        first.save(state | {"step": state["step"] + step}, step, row)
+    first.store.wait()
+    return path
+
+
 @pytest.fixture
-def saved(tmp_path, state):
-    """Opens the checkpoints of a run that saved at the steps of LOSSES; `lines` has its output."""
+def saved(tmp_path, folder):
+    """Opens the checkpoints of a copy of that run; `lines` has the output."""
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
 
     def opened(*overrides):
         lines = []
         each = RunCheckpoints(program(*overrides), RunDir(tmp_path), lines.append)
         return SimpleNamespace(checkpoints=each, store=each.store, lines=lines)
 
-    first = opened("--checkpoint.keep=9").checkpoints
-    for step, loss in LOSSES.items():
-        row = {"step": step} if loss is None else {"step": step, "validation_loss": loss}
-        first.save(state | {"step": state["step"] + step}, step, row)
-    first.store.wait()
     return opened
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import jax
 import pytest
 from jaxlib.xla_client import generate_pjrt_gpu_plugin_options
+from turns import slow
 
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.config.xla import KERNELS_UNSPLIT, ONE_PERMUTE_AT_A_TIME
@@ -118,7 +119,7 @@ def test_a_process_simulates_so_many_devices_at_most() -> None:
         prepare(Config(layout=layout, train=train))
 
 
-@pytest.mark.parametrize("name", ["verify", "comms"])
+@pytest.mark.parametrize("name", [slow("verify"), "comms"])
 def test_an_accelerator_that_is_not_there_is_one_line(name) -> None:
     command = [sys.executable, "-m", "jaxptd", name, "--train.platform", "auto"]
     environment = {**os.environ, "JAX_PLATFORMS": "cuda"}

@@ -1,6 +1,7 @@
 """The run directory: the same run or another, its files, and those of a killed run."""
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from jaxptd.run.folder import RunDir, check_alike, difference
 CONFIG = Path(__file__).parents[2] / "configs" / "test-tiny.yaml"
 
 
+@functools.cache
 def config_with(*overrides: str) -> Config:
     return load_config(CONFIG, overrides)
 
@@ -121,8 +123,7 @@ NEEDED = {"model.rope_scaling": ["--model.positions=rope"]}
         *("--model.tie_embeddings=false", "--model.ffn_hidden_size=32"),
         *(f"--model.image_{each} --model.family=swin-unet" for each in IMAGES),
         *("--model.drop_path=0.1 --model.family=swin-unet", "--data.augment=true"),
-        "--data.source=other.txt",
-        "--data.tokenizer=other.json",
+        *("--data.source=other.txt", "--data.tokenizer=other.json"),
         "--data.validation_fraction=0.5",
         "--data.documents=apart",
         "--data.prompt_field=question",
@@ -136,8 +137,7 @@ NEEDED = {"model.rope_scaling": ["--model.positions=rope"]}
         "--optimizer.name=lion",
         "--optimizer.momentum=0.9 --optimizer.name=muon",
         *("--optimizer.beta1=0.8", "--optimizer.beta2=0.8", "--optimizer.grad_clip=2"),
-        "--train.global_batch_size=16",
-        "--train.seed=1",
+        *("--train.global_batch_size=16", "--train.seed=1"),
     ],
 )
 def test_what_makes_another_run_is_named_with_both_values(override):

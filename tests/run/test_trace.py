@@ -34,7 +34,8 @@ def traced_steps(train: Trainer) -> list[int]:
     return found
 
 
-def test_the_steps_of_the_window_are_traced_and_no_number_changes(train, tmp_path, capfd) -> None:
+@pytest.mark.slow
+def test_the_steps_of_the_window_are_traced(train) -> None:
     outcome = train(*QUICK)
     assert outcome.code == 0, outcome.err
     folder = train.run_dir.path / "profile"
@@ -44,6 +45,12 @@ def test_the_steps_of_the_window_are_traced_and_no_number_changes(train, tmp_pat
     assert re.findall(r"^step +(\d+)", lines[2], re.M) == ["4"]
     assert traced_steps(train) == [2, 3]
     assert list(folder.glob("**/*.xplane.pb"))  # for TensorBoard
+
+
+@pytest.mark.slow
+def test_profiling_changes_no_number_and_is_done_once(train, tmp_path, capfd) -> None:
+    assert train(*QUICK).code == 0
+    folder = train.run_dir.path / "profile"
     plain = Trainer(tmp_path / "plain", capfd)
     plain.folder.mkdir()
     assert plain(*QUICK, "--train.profile=null").code == 0

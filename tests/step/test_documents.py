@@ -8,13 +8,15 @@ from turns import slow
 
 from jaxptd.mesh import Layout
 
+LAYOUTS = [Layout(cp=2), slow(Layout(cp=2, tp=2)), slow(Layout(row=2, col=2))]
 FIRST = 5  # tokens of the first document; the second has 3
 
 
-@pytest.mark.parametrize("layout", [Layout(cp=2, tp=2), slow(Layout(row=2, col=2))], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_document_has_the_loss_that_it_has_alone(layout: Layout) -> None:
     """Scores depend on differences of positions only, so they need not start again."""
-    rope = {"family": "qwen3", "num_kv_heads": 2, "dtype": "float64"}
+    rope = {"family": "qwen3", "num_kv_heads": 2, "num_layers": 1, "dtype": "float64"}
     fields = tiny.batch()
     second = fields["tokens"][:, FIRST:], fields["targets"][:, FIRST:]
     rest = np.zeros((8, FIRST), np.int32)

@@ -122,11 +122,11 @@ FOUR = {"num_layers": 4, "micro_batches": 4}
 UNROLLED = {"scan_layers": False}
 # Not for gelu, and not from what a loop over layers kept.
 WITH_ACTIVATION = [
-    (Layout(dp=4, cp=2, zero=3), {"family": "llama", "remat": "dots", **UNROLLED}),
     (tiny.SEQUENCE_PARALLEL, {"remat": "full", "z_loss": 0.1}),
     *(
         slow(*each)
         for each in (
+            (Layout(dp=4, cp=2, zero=3), {"family": "llama", "remat": "dots", **UNROLLED}),
             (Layout(tp=2), {"remat": "attention", **UNROLLED}),
             (Layout(tp=2), {"remat": "full", "remat_layers": 1, "num_layers": 3}),
             (Layout(pp=2, tp=2, sequence_parallel=True), {"remat": "full", **FOUR}),
@@ -140,16 +140,12 @@ WITH_ACTIVATION = [
 CASES = [
     (tiny.SEQUENCE_PARALLEL, {"remat": "dots"}),
     (Layout(dp=2, tp=2), {"family": "bert", **UNROLLED}),
-    *(
-        slow(*each)
-        for each in (
-            (Layout(pp=2, schedule="zb-v"), {"norm_order": "post", **FOUR}),
-            (Layout(dp=2, zero=1, offload=("optimizer", "activations")), {"remat": "dots"}),
-        )
-    ),
+    (Layout(pp=2, schedule="zb-v"), {"norm_order": "post", **FOUR}),
+    (Layout(dp=2, zero=1, offload=("optimizer", "activations")), {"remat": "dots"}),
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layout", "choice"), CASES, ids=str)
 def test_a_step_is_the_same(
     layout: Layout, choice: dict[str, Any], calls: list[Callable[..., None]]

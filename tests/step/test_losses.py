@@ -12,15 +12,17 @@ from jaxptd.mesh import Layout
 from jaxptd.run.evaluation import mean_losses
 
 WEIGHT = 0.25
+ONE = {"num_layers": 1}
 
 
+@pytest.mark.slow
 def test_the_loss_has_the_mean_square_of_the_logsumexp() -> None:
     """Against the logits of another program, of one device and without the term."""
     targets = np.where(np.arange(8) < 3, -1, tiny.batch()["targets"])  # the first do not count
     batch = {**tiny.batch(), "targets": targets}
     with jax.enable_x64(True):
-        found = tiny.program(Layout(dp=2, tp=2), z_loss=WEIGHT, dtype="float64")
-        plain = tiny.program(Layout(), dtype="float64")
+        found = tiny.program(Layout(dp=2, tp=2), z_loss=WEIGHT, dtype="float64", **ONE)
+        plain = tiny.program(Layout(), dtype="float64", **ONE)
         _, metrics = found.train_step(found.init_state(), batch)
         logits = WholeBatches(plain).logits(plain.init_state()["params"], batch)
     logsumexp, counted = np.log(np.exp(logits).sum(-1)), targets >= 0
@@ -34,11 +36,11 @@ def test_the_loss_has_the_mean_square_of_the_logsumexp() -> None:
 
 
 def test_an_evaluation_leaves_out_what_only_guides_the_training() -> None:
-    program = tiny.program(Layout(), z_loss=WEIGHT)
+    program = tiny.program(Layout(), z_loss=WEIGHT, **ONE)
     params = program.init_state()["params"]
     sums = program.eval_step(params, tiny.batch())
     assert set(sums) == {"cross_entropy"}
-    want = tiny.program(Layout()).eval_step(params, tiny.batch())
+    want = tiny.program(Layout(), **ONE).eval_step(params, tiny.batch())
     assert jax.tree.map(float, sums) == jax.tree.map(float, want)
     found = mean_losses(program.config.model, [sums, sums])
     mean = float(sums["cross_entropy"]["sum"]) / int(sums["cross_entropy"]["targets"])
@@ -46,7 +48,7 @@ def test_an_evaluation_leaves_out_what_only_guides_the_training() -> None:
 
 
 def test_one_term_is_the_loss_and_has_no_name_of_its_own() -> None:
-    program = tiny.program(Layout())
+    program = tiny.program(Layout(), **ONE)
     _, metrics = program.train_step(program.init_state(), tiny.batch())
     assert {"cross_entropy", "z_loss"}.isdisjoint(metrics)
 

@@ -40,7 +40,8 @@ def memories(tree: Any) -> set[str]:
     ("layout", "choice"),
     [
         slow(Layout(tp=2, offload=ALONE), THREE | {"remat": "full", "micro_batches": 2}),
-        (
+        (Layout(dp=2, zero=1, offload=EVERY), {"num_layers": 3, "remat": "dots"}),
+        slow(
             Layout(dp=2, tp=2, sequence_parallel=True, zero=1, offload=EVERY),
             THREE | {"remat": "dots", "remat_layers": 1},
         ),
@@ -61,15 +62,16 @@ def test_a_step_equals_one_device(layout: Layout, choice: dict) -> None:
     hold(layout, **choice)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "choice"),
     [
         (Layout(pp=2, zero=1, dp=2, offload=BOTH), THREE | {"remat": "dots"}),
-        slow(Layout(pp=2, tp=2, schedule="zb-h1", offload=ALONE), THREE | {"remat": "none"}),
-        slow(Layout(pp=2, dp=2, zero=3, schedule="zb-v", offload=BOTH), THREE | {"num_layers": 4}),
-        slow(Layout(pp=2, stage_layers=(2, 1), zero=2, dp=2, offload=ALONE), THREE),
-        slow(Layout(pp=2, schedule="interleaved", offload=BOTH), THREE | {"num_layers": 4}),
-        slow(Layout(pp=2, offload=ALONE), {**tiny.T5, "scan_layers": False}),
+        (Layout(pp=2, tp=2, schedule="zb-h1", offload=ALONE), THREE | {"remat": "none"}),
+        (Layout(pp=2, dp=2, zero=3, schedule="zb-v", offload=BOTH), THREE | {"num_layers": 4}),
+        (Layout(pp=2, stage_layers=(2, 1), zero=2, dp=2, offload=ALONE), THREE),
+        (Layout(pp=2, schedule="interleaved", offload=BOTH), THREE | {"num_layers": 4}),
+        (Layout(pp=2, offload=ALONE), {**tiny.T5, "scan_layers": False}),
     ],
     ids=str,
 )

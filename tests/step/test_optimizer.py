@@ -121,7 +121,7 @@ def test_a_field_that_is_not_read_is_refused(fields, words):
 
 @functools.cache
 def quick() -> Program:
-    config = load_config(CONFIG, ["--model.vocab_size", "257"])
+    config = load_config(CONFIG, ["--model.vocab_size", "257", "--model.num_layers", "1"])
     return Program(config, make_mesh(config.layout))
 
 
@@ -242,6 +242,7 @@ def test_every_layout_takes_the_step_of_one_device(layout, name):
 # ---- the whole step -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_three_steps_are_those_of_optax_adamw():
     program = quick()
     config = program.config.optimizer

@@ -209,6 +209,7 @@ def test_segments_are_neither_forgotten_nor_ignored() -> None:
             program.train_step(program.init_state(), given)
 
 
+@pytest.mark.slow
 def test_rsa_on_one_device_is_attention_in_chunks() -> None:
     def products(ring: str) -> set[tuple[int, ...]]:
         program = tiny.program(Layout(ring=ring), micro_batches=1)

@@ -32,8 +32,8 @@ def again(layout: Layout, weigh: Any = is_product, **choice: Any) -> dict[str, f
 CASES = [
     # Products of attention forward; those of them that dots recomputes, too.
     slow(Layout(tp=2), {}, 2, 0),
-    (Layout(tp=2), {"scan_layers": False}, 2, 0),
-    (tiny.SEQUENCE_PARALLEL, {}, 2, 0),
+    slow(Layout(tp=2), {"scan_layers": False}, 2, 0),
+    slow(tiny.SEQUENCE_PARALLEL, {}, 2, 0),
     # A zigzag of two: the three quarters of the local block that are visible, and two of the other.
     slow(Layout(cp=2), {}, 10, 0),
     slow(Layout(cp=2, ring="rsa"), {}, 4, 2),
@@ -51,6 +51,7 @@ def test_backward_recomputes_what_the_policy_says(layout, choice, core, scores) 
     assert again(layout, **choice) == want
 
 
+@pytest.mark.slow
 def test_a_pipeline_recomputes_whole_parts_and_a_mix_only_their_first_layers() -> None:
     layout, choice = Layout(pp=2), {"micro_batches": 2, "num_layers": 4}
     none, full, mixed = (
@@ -115,22 +116,18 @@ def test_mixed_policies_compute_the_same(layout: Layout, choice: dict[str, Any])
 KEEPING = dataclasses.replace(tiny.SEQUENCE_PARALLEL, keep_gathered=True)
 GATHERED = [
     (tiny.SEQUENCE_PARALLEL, {"scan_layers": False}),
-    *(
-        slow(*each)
-        for each in (
-            (KEEPING, {}),
-            (tiny.SEQUENCE_PARALLEL, {"num_layers": 3, "remat": "full", "remat_layers": 1}),
-            (tiny.SEQUENCE_PARALLEL, {"remat": "attention", "family": "bert"}),
-            (tiny.SEQUENCE_PARALLEL, {"family": "qwen3", "num_kv_heads": 2}),
-            (tiny.SEQUENCE_PARALLEL, tiny.T5),
-            (dataclasses.replace(tiny.CONTEXT_PARALLEL, zero=3), {"norm_order": "post"}),
-            (dataclasses.replace(tiny.CONTEXT_PARALLEL, dp=1, pp=2, schedule="zb-v"), FOUR),
-            (dataclasses.replace(KEEPING, dp=1, pp=2, schedule="zb-h1"), FOUR),
-        )
-    ),
+    (KEEPING, {}),
+    (tiny.SEQUENCE_PARALLEL, {"num_layers": 3, "remat": "full", "remat_layers": 1}),
+    (tiny.SEQUENCE_PARALLEL, {"remat": "attention", "family": "bert"}),
+    (tiny.SEQUENCE_PARALLEL, {"family": "qwen3", "num_kv_heads": 2}),
+    (tiny.SEQUENCE_PARALLEL, tiny.T5),
+    (dataclasses.replace(tiny.CONTEXT_PARALLEL, zero=3), {"norm_order": "post"}),
+    (dataclasses.replace(tiny.CONTEXT_PARALLEL, dp=1, pp=2, schedule="zb-v"), FOUR),
+    (dataclasses.replace(KEEPING, dp=1, pp=2, schedule="zb-h1"), FOUR),
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layout", "choice"), GATHERED, ids=str)
 def test_sequence_parallelism_equals_one_device_whatever_it_keeps(layout, choice) -> None:
     hold(layout, dropout=0.1, **choice)

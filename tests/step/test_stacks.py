@@ -76,10 +76,11 @@ def test_a_table_from_a_file_equals_one_device(tmp_path: Path) -> None:
 # ---- what moves, and where parameters are -------------------------------------------------------
 
 COUNTED = [
-    (Layout(pp=2, dp=2, tp=2, sequence_parallel=True, zero=3, schedule="zb-v"), {}),
+    slow(Layout(pp=2, dp=2, tp=2, sequence_parallel=True, zero=3, schedule="zb-v"), {}),
     slow(Layout(pp=2, cp=2, tp=2, schedule="1f1b"), {"remat": "full"}),
     slow(Layout(pp=2, dp=2, zero=3, schedule="zb-h1"), {"remat": "dots", "remat_layers": 1}),
     slow(Layout(dp=2, tp=2, sequence_parallel=True, zero=2), {}),
+    (Layout(pp=2, dp=2), {"micro_batches": 2}),
 ]
 
 

@@ -23,7 +23,8 @@ EVERY = ("optimizer", "parameters", "activations")
 @pytest.mark.parametrize(
     ("layout", "choice"),
     [
-        ({"dp": 2, "tp": 2, "zero": 1}, {"remat": "full"}),
+        slow({"dp": 2, "zero": 1}, {"num_layers": 1, "micro_batches": 1}),
+        slow({"dp": 2, "tp": 2, "zero": 1}, {"remat": "full"}),
         slow({"dp": 2, "zero": 3, "offload": EVERY}, {"remat": "dots", "dtype": "bfloat16"}),
         slow({"row": 2, "col": 2, "dp": 2, "zero": 2}, {"optimizer": "lion"}),
         slow({"pp": 2, "dp": 2, "offload": ("optimizer", "parameters")}, {"optimizer": "sgd"}),

@@ -45,7 +45,7 @@ def poison(monkeypatch: pytest.MonkeyPatch, *, step: int) -> None:
         slow(5, 0, 7, []),
         slow(0, 0, 7, []),
         slow(0, 7, 7, []),
-        (0, 0, 3, [3, 6]),
+        slow(0, 0, 3, [3, 6]),
         slow(0, 0, 0, []),
     ],
 )
@@ -61,6 +61,7 @@ def test_a_state_that_is_not_finite_is_never_saved(train, log, evaluate, save, g
     assert all(row["step"] < 7 for row in train.run_dir.metrics())
 
 
+@pytest.mark.slow
 def test_the_last_step_is_looked_at_too(train, monkeypatch):
     poison(monkeypatch, step=STEPS)
     never = ("--train.log_every=0", "--train.eval_every=0", "--checkpoint.every=0")
@@ -69,6 +70,7 @@ def test_the_last_step_is_looked_at_too(train, monkeypatch):
     assert f"loss is nan at step {STEPS}" in train.refused(*never, *again)
 
 
+@pytest.mark.slow
 def test_parameters_that_are_no_numbers_are_not_saved_however_many_steps_may_be_skipped(
     train, monkeypatch
 ):

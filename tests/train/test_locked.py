@@ -55,6 +55,7 @@ def wait_for_step(train, run: subprocess.Popen, step: int) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_the_second_of_two_runs_is_refused_and_the_first_is_not_disturbed(train, begin):
     short = ("--train.steps=5", "--train.eval_every=0", "--checkpoint.every=0")
     first = begin(*short)

@@ -2,10 +2,14 @@
 
 import sys
 
-from runs import numbers
+import pytest
+from runs import STEPS, numbers
 
 from jaxptd.run import metrics
 from jaxptd.train import main
+
+# A shorter run with the learning rates, and so the programs, of a whole one.
+SAME_RATES = f"--optimizer.decay_steps={STEPS}"
 
 
 def test_a_full_log_disk_is_said_once_and_the_training_goes_on(train, whole, monkeypatch):
@@ -20,12 +24,14 @@ def test_a_full_log_disk_is_said_once_and_the_training_goes_on(train, whole, mon
     assert train.steps == [10, 12]
 
 
+@pytest.mark.slow
 def test_a_closed_stdout_is_no_reason_to_stop(train, monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
-    assert main([*train.options, "--train.steps=2", "--checkpoint.every=0"]) == 0
+    assert main([*train.options, "--train.steps=2", SAME_RATES, "--checkpoint.every=0"]) == 0
     assert [row["step"] for row in train.run_dir.metrics()] == [1, 2]
 
 
+@pytest.mark.slow
 def test_metrics_that_cannot_be_written_for_a_while_are_written_later(train, monkeypatch):
     append = metrics.append_whole
 
@@ -35,7 +41,7 @@ def test_metrics_that_cannot_be_written_for_a_while_are_written_later(train, mon
         append(path, data)
 
     monkeypatch.setattr(metrics, "append_whole", full)
-    outcome = train("--train.steps=4", "--checkpoint.every=0")
+    outcome = train("--train.steps=4", SAME_RATES, "--checkpoint.every=0")
     assert outcome.code == 0
     line = f"warning: cannot write {train.run_dir.path}/metrics.jsonl: No space left on device; "
     assert f"{line}the run goes on\n" in outcome.out

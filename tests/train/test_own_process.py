@@ -50,6 +50,7 @@ def hurt(train: Trainer, what: str, *, step: int, options=()) -> subprocess.Comp
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_the_last_good_checkpoint_stays(train, whole):
     size = 10_000  # of the largest file: metrics still fit, the arrays of a checkpoint do not
     full = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))"

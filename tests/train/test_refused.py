@@ -93,6 +93,7 @@ def test_devices_that_do_not_start_are_one_line(train, monkeypatch):
     assert not train.run_dir.path.exists()
 
 
+@pytest.mark.slow
 def test_never_resumes_nothing(train):
     train("--train.steps=1")
     before = train.contents()
@@ -110,6 +111,7 @@ def token_file(folder: Path, *, vocab_size: int) -> tuple[Path, ShuffledWindows]
     return path, ShuffledWindows(tokens[:3800], seq_length=16, seed=0, vocab_size=vocab_size)
 
 
+@pytest.mark.slow
 def test_an_id_outside_the_vocabulary_stops_the_run_and_spoils_nothing(train, monkeypatch):
     """One that was not found before the run, as in a file that is too large to be read then."""
     monkeypatch.setattr(ids, "SCANNED", 0)
@@ -124,6 +126,7 @@ def test_an_id_outside_the_vocabulary_stops_the_run_and_spoils_nothing(train, mo
     assert [row["step"] for row in train.run_dir.metrics()] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_a_vocabulary_without_the_prompt_only_costs_the_sample(train):
     path, _ = token_file(train.folder, vocab_size=64)
     vocabulary = ("--model.vocab_size=64", f"--data.source={path}", "--train.sample_tokens=5")

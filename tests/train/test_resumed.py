@@ -25,6 +25,9 @@ from jaxptd.config.command_line import load_config
 from jaxptd.run.folder import RunDir
 from jaxptd.train import main
 
+# A shorter run with the learning rates, and so the programs, of a whole one.
+SAME_RATES = f"--optimizer.decay_steps={STEPS}"
+
 
 @pytest.mark.parametrize("step", [slow(3), 9])
 def test_a_killed_run_goes_on_to_the_last_digit(train, whole, step, monkeypatch):
@@ -107,11 +110,13 @@ def test_a_mixture_with_prompts_goes_on_with_the_same_curve(train, monkeypatch):
         assert row == pytest.approx(want, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_at_its_end_or_beyond_writes_nothing(train):
-    train("--train.steps=6")
+    train("--train.steps=6", SAME_RATES)
     before = train.contents()
     for steps in (4, 6):
-        outcome = train(f"--train.steps={steps}", "--train.log_every=3", "--train.sample_tokens=5")
+        options = (SAME_RATES, "--train.log_every=3", "--train.sample_tokens=5")
+        outcome = train(f"--train.steps={steps}", *options)
         assert (outcome.code, outcome.err) == (0, "")
         assert (
             f"nothing left to do: {train.run_dir.path} is at step 6, train.steps={steps}; raise "
@@ -206,13 +211,14 @@ def test_a_finished_run_has_nothing_left_to_do(train, whole):
     ],
 )
 def test_another_run_is_refused_and_nothing_changes(train, override):
-    train("--train.steps=1")
+    train("--train.steps=1", SAME_RATES)
     before = train.contents()
     field = override.removeprefix("--").partition("=")[0]
-    assert f"holds another run: {field} is " in train.refused(override)
+    assert f"holds another run: {field} is " in train.refused(SAME_RATES, override)
     assert train.contents() == before
 
 
+@pytest.mark.slow
 def test_another_run_is_refused_even_if_its_config_is_lost(train):
     train("--train.steps=1")
     (train.run_dir.path / "config.yaml").unlink()
@@ -239,6 +245,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(train, whole):
 # ---- resume by path -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_can_start_from_the_checkpoint_of_another_directory(train, whole):
     train()
     path = train.run_dir.checkpoints / "00000010"
@@ -248,12 +255,14 @@ def test_a_run_can_start_from_the_checkpoint_of_another_directory(train, whole):
     assert numbers(other.metrics()) == whole[10:]
 
 
+@pytest.mark.slow
 def test_resuming_by_path_never_drops_newer_checkpoints(train):
-    train()
+    options = ("--train.steps=2", SAME_RATES, "--checkpoint.every=1")
+    train(*options)
     before = train.contents()
-    path = train.run_dir.checkpoints / "00000010"
-    assert "holds step 12, checkpoint.resume names step 10" in train.refused(
-        f"--checkpoint.resume={path}"
+    path = train.run_dir.checkpoints / "00000001"
+    assert "holds step 2, checkpoint.resume names step 1" in train.refused(
+        *options, f"--checkpoint.resume={path}"
     )
     assert train.contents() == before
 

@@ -54,7 +54,8 @@ def test_a_second_signal_does_what_it_did_before(number, monkeypatch):
             signal.signal(each, handler)
 
 
-@pytest.mark.parametrize(("method", "step"), [("evaluate", 10), slow("save", 5)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "step"), [("evaluate", 10), ("save", 5)])
 def test_whenever_the_signal_comes_the_run_saves_before_it_stops(train, method, step, monkeypatch):
     signal_in(method, signal.SIGTERM, step=step, monkeypatch=monkeypatch)
     outcome = train()
@@ -62,6 +63,7 @@ def test_whenever_the_signal_comes_the_run_saves_before_it_stops(train, method, 
     assert train.steps[-1] == step + 1
 
 
+@pytest.mark.slow
 def test_a_run_that_never_saves_says_so_when_it_is_stopped(train, monkeypatch):
     signal_in("log", signal.SIGTERM, step=7, monkeypatch=monkeypatch)
     outcome = train("--checkpoint.every=0")

@@ -9,10 +9,12 @@ import pytest
 import yaml
 from runs import (
     CONFIG,
+    DP2_TP2,
     EVALUATION,
     STEPS,
     numbers,
 )
+from turns import slow
 
 import jaxptd.api.run
 from jaxptd.api import Run
@@ -37,8 +39,15 @@ FIELDS = [
 ]
 
 
-def test_what_a_run_writes(train):
-    outcome = train("--train.sample_tokens=20", "--layout.dp=2", "--layout.tp=2")
+@pytest.mark.parametrize(
+    ("layout", "described"),
+    [
+        ((), "1 simulated CPU device, layout one device"),
+        slow(DP2_TP2, "4 simulated CPU devices, layout dp=2 tp=2"),
+    ],
+)
+def test_what_a_run_writes(train, layout, described):
+    outcome = train("--train.sample_tokens=20", *layout)
     assert (outcome.code, outcome.err) == (0, "")
     lines = (train.run_dir.path / "metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
@@ -58,7 +67,7 @@ def test_what_a_run_writes(train):
     assert resolved.model.vocab_size == 257  # the tokenizer's
     assert dataclasses.replace(resolved.model, vocab_size=None) == asked.model
     assert (resolved.data, resolved.optimizer) == (asked.data, asked.optimizer)
-    assert "4 simulated CPU devices, layout dp=2 tp=2" in outcome.out
+    assert described in outcome.out
     assert f"step 10/{STEPS}  loss {rows[9]['loss']:.4f}" in outcome.out
     assert f"validation {rows[-1]['validation_loss']:.4f}" in outcome.out
     rule, sample = outcome.out.rstrip().rpartition("\n")[2], outcome.out.split("-" * 72)[1]
@@ -69,6 +78,7 @@ def test_what_a_run_writes(train):
     assert "\n\n" not in sample
 
 
+@pytest.mark.slow
 def test_the_watchdog_knows_what_a_run_is_in(train, monkeypatch):
     """Without that a long evaluation, or the last wait for a save, is taken for a hang."""
     dogs, found = [], collections.defaultdict(list)
@@ -123,6 +133,7 @@ def test_the_resolved_config_alone_is_the_same_run(train):
     assert train.steps == [12, 14]
 
 
+@pytest.mark.slow
 def test_zero_means_never(train):
     outcome = train("--train.log_every=0", "--train.eval_every=0", "--checkpoint.every=0")
     assert (outcome.code, outcome.err) == (0, "")
@@ -131,6 +142,7 @@ def test_zero_means_never(train):
     assert "loss" not in outcome.out
 
 
+@pytest.mark.slow
 def test_evaluations_are_logged_even_if_steps_are_not(train):
     train("--train.log_every=0", "--train.eval_every=4", "--checkpoint.every=0")
     rows = train.run_dir.metrics()
@@ -138,6 +150,7 @@ def test_evaluations_are_logged_even_if_steps_are_not(train):
     assert all(list(row) == FIELDS + EVALUATION for row in rows)
 
 
+@pytest.mark.slow
 def test_without_a_validation_part_nothing_is_evaluated(train):
     train("--train.log_every=5", "--train.eval_every=4", "--data.validation_fraction=0")
     rows = train.run_dir.metrics()
@@ -145,6 +158,7 @@ def test_without_a_validation_part_nothing_is_evaluated(train):
     assert all(list(row) == FIELDS for row in rows)
 
 
+@pytest.mark.slow
 def test_a_run_saves_once_when_it_ends(train):
     train("--checkpoint.every=1000")
     assert train.steps == [STEPS]

@@ -25,23 +25,30 @@ THREE = {"num_layers": 3}
 # ---- traffic ------------------------------------------------------------------------------------
 
 INSIDE = [
-    (Layout(dp=4), {}),
     (Layout(dp=3, cp=2), {"batch": 12, "documents": "apart"}),
     (Layout(dp=2, tp=4, sequence_parallel=True), {"remat": "full"}),
+    (Layout(pp=2, dp=2, schedule="interleaved"), {"num_layers": 5, "tie_embeddings": False}),
+]
+MORE_INSIDE = [
+    (Layout(dp=4), {}),
     (Layout(dp=2, row=2, col=2), {"dtype": "bfloat16"}),
     (Layout(cp=2, row=2, col=2, matmul2d="summa"), {"remat": "dots"}),
     (Layout(pp=2, dp=2, tp=2), THREE | {"remat": "full"}),
     (Layout(pp=2, dp=2, cp=2, schedule="zb-h1"), THREE | {"dtype": "bfloat16", "remat": "dots"}),
     (Layout(pp=3, dp=2), THREE),
-    (Layout(pp=2, dp=2, schedule="interleaved"), {"num_layers": 5, "tie_embeddings": False}),
 ]
+MORE = [*itertools.product(MORE_INSIDE, STAGES)]
 MATRIX = [
     (dataclasses.replace(layout, zero=stage), choice)
-    for (layout, choice), stage in itertools.product(INSIDE, STAGES)
+    for (layout, choice), stage in [*itertools.product(INSIDE, STAGES), *MORE]
 ]
 
 
-@pytest.mark.parametrize(("inside", "stage"), by_turns(INSIDE, STAGES), ids=str)
+@pytest.mark.parametrize(
+    ("inside", "stage"),
+    [*by_turns(INSIDE, STAGES), *(slow(*each) for each in MORE)],
+    ids=str,
+)
 def test_the_jaxpr_moves_what_the_formula_says(inside: tuple[Layout, dict], stage: int) -> None:
     layout, choice = inside
     program = tiny.program(dataclasses.replace(layout, zero=stage), **choice)
@@ -62,12 +69,12 @@ def as_compiled(layout: Layout, choice: dict) -> tuple[Layout, dict]:
 
 
 COMPILED = [
-    as_compiled(Layout(dp=4, zero=3), {}),
-    slow(Layout(pp=2, dp=2, zero=2), THREE),
-    *(slow(*as_compiled(*each)) for each in MATRIX if "dtype" not in each[1]),
+    (Layout(pp=2, dp=2, zero=2), THREE),
+    *(as_compiled(*each) for each in MATRIX if "dtype" not in each[1]),
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layout", "choice"), COMPILED, ids=str)
 def test_the_compiled_program_moves_the_same_bytes(layout: Layout, choice: dict) -> None:
     """XLA may merge collectives: then the counts differ, the bytes do not."""
@@ -85,23 +92,33 @@ def bytes_of(program: Program, *, layers: bool) -> int:
     )
 
 
+def thirds(stage: int) -> Program:
+    return tiny.program(Layout(dp=3, zero=stage), batch=6, micro_batches=1, **THREE)
+
+
 @pytest.mark.parametrize("stage", [slow(1), 2, slow(3)])
 def test_parameters_are_gathered_once_or_twice_and_gradients_scattered_once(stage: int) -> None:
     """Over dp, else only the count of targets, the loss and two squares of the norm are summed."""
-    program = tiny.program(Layout(dp=3, zero=stage), batch=6, micro_batches=1, **THREE)
+    program = thirds(stage)
     found = {c.kind: c for c in comms.count(program)}
     layers, rest = bytes_of(program, layers=True), bytes_of(program, layers=False)
     assert found.keys() == {ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE}
     assert found[ALL_GATHER].bytes == (2 if stage == 3 else 1) * layers + rest
     assert found[REDUCE_SCATTER].bytes == layers + rest
     assert found[ALL_REDUCE].bytes == 4 * 4
-    compiled: dict[str, int] = {}
-    for each in comms.count_compiled(program, CPU_OPTIONS):
-        compiled[each.kind] = compiled.get(each.kind, 0) + each.bytes
-    assert compiled == {kind: each.bytes for kind, each in found.items()}
     number = sum(not info.stack for info in program.infos.values())
     if program.config.zero >= 2:  # two a layer: of parameters that tp would shard, and others
         assert found[REDUCE_SCATTER].count == number + 2 * program.config.model.num_layers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", STAGES)
+def test_of_each_kind_the_compiled_program_moves_as_much(stage: int) -> None:
+    program = thirds(stage)
+    compiled: dict[str, int] = {}
+    for each in comms.count_compiled(program, CPU_OPTIONS):
+        compiled[each.kind] = compiled.get(each.kind, 0) + each.bytes
+    assert compiled == {each.kind: each.bytes for each in comms.count(program)}
 
 
 @pytest.mark.parametrize(
@@ -129,7 +146,10 @@ def test_sums_are_made_in_float32_whatever_was_gathered(inside: dict, stage: int
 
 @pytest.mark.parametrize(
     ("inside", "stage"),
-    by_turns([{"dp": 2, "row": 2, "col": 2}, {"dp": 2, "tp": 4}], STAGES, first=1),
+    [
+        *by_turns([{"dp": 2, "row": 2, "col": 2}], STAGES, first=1),
+        *(slow({"dp": 2, "tp": 4}, stage) for stage in STAGES),
+    ],
     ids=str,
 )
 def test_inside_a_copy_of_the_model_nothing_else_is_moved(inside: dict, stage: int) -> None:
@@ -210,7 +230,8 @@ def _block(stored: Any, layout: Layout) -> tuple[int, ...]:
     return ShardedInfo(stored.info, layout.sizes, lead=1).block_shape
 
 
-@pytest.mark.parametrize("layout", [Layout(dp=4), slow(Layout(pp=2, dp=4))], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [Layout(dp=4), Layout(pp=2, dp=4)], ids=str)
 def test_memory_of_a_step_falls_by_gradients_and_then_by_layers(layout: Layout) -> None:
     first, layers, shards = temporary(1, layout)
     second, third = (temporary(stage, layout)[0] for stage in (2, 3))
@@ -223,11 +244,12 @@ def test_memory_of_a_step_falls_by_gradients_and_then_by_layers(layout: Layout) 
     assert second - third >= layers - (2 if layout.pp > 1 else 4) * one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "choice"),
     [
         (Layout(dp=4, zero=3), {"micro_batches": 1}),
-        slow(Layout(dp=2, pp=2, zero=3), {"remat": "full"}),
+        (Layout(dp=2, pp=2, zero=3), {"remat": "full"}),
     ],
     ids=str,
 )

@@ -22,8 +22,8 @@ THREE = {"num_layers": 3}
 NARROW: list[Any] = [
     (Layout(), {"remat": "dots"}),
     (Layout(dp=2, tp=2, sequence_parallel=True), {"remat": "full", "dtype": "float16"}),
-    (Layout(cp=2, tp=2), {"dropout": 0.1, "micro_batches": 1}),
     (Layout(), {"products": "fp8"}),
+    slow(Layout(cp=2, tp=2), {"dropout": 0.1, "micro_batches": 1}),
     slow(Layout(dp=2, tp=2, sequence_parallel=True), {"products": "fp8", "remat": "full"}),
     slow(Layout(), {**tiny.T5, "products": "fp8", "micro_batches": 1}),
     slow(Layout(), {"family": "llama", "num_kv_heads": 2, "tie_embeddings": False}),
@@ -100,6 +100,7 @@ def gradients(layout: Layout, choice: dict[str, Any]) -> dict[str, np.ndarray]:
     return jax.tree.map(np.asarray, found.canonical(grads))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layout", "choice"), NARROW, ids=str)
 def test_nothing_is_rounded_that_was_not_before(
     layout: Layout, choice: dict, monkeypatch: pytest.MonkeyPatch

@@ -63,9 +63,9 @@ def trips(program: Program) -> Iterator[Any]:
     ("layout", "choice"),
     [
         (Layout(dp=4, zero=2), {"remat": "dots"}),
-        (Layout(dp=4, zero=1), {"remat": "full", "micro_batches": 1}),
+        slow(Layout(dp=4, zero=1), {"remat": "full", "micro_batches": 1}),
         (Layout(dp=2, zero=1), {"remat": "dots", "micro_batches": 2}),
-        (Layout(dp=2, cp=2, zero=3), {"remat": "full", "dropout": 0.1}),
+        slow(Layout(dp=2, cp=2, zero=3), {"remat": "full", "dropout": 0.1}),
         (Layout(dp=2, tp=2, sequence_parallel=True, zero=3), {"remat": "none"}),
         slow(Layout(dp=2, row=2, col=2, zero=3), {"remat": "attention"}),
         slow(Layout(dp=4, zero=3), tiny.T5),
@@ -112,6 +112,7 @@ def test_other_steps_do_not_move_ahead(layout: Layout, choice: dict) -> None:
         assert any(has_product(x) for move in moves(body) for x in needs(body, move))
 
 
+@pytest.mark.slow
 def test_xla_keeps_the_last_micro_batch_in_a_loop_of_its_own() -> None:
     program = tiny.program(Layout(dp=2, zero=1), micro_batches=2)
     computations, _ = parse(compile_to_read(program).as_text())
@@ -141,12 +142,25 @@ MIXED = {"remat_layers": 1, "documents": "apart", "dropout": 0.1}  # loops of on
 @pytest.mark.parametrize(
     ("layout", "choice"),
     [
+        case(THREE | {"remat": "dots"}, 2, dp=2, zero=1),
+        slow(*case(THREE | {"remat": "none"}, 1, dp=2, zero=2).values, id="dp=2 zero=2 m=1 none"),
+        case(THREE | {"remat": "full"}, 2, dp=2, zero=3),
+    ],
+)
+def test_a_step_equals_one_device(layout: Layout, choice: dict) -> None:
+    hold(layout, **choice)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "choice"),
+    [
         case(THREE | MIXED | {"remat": "full"}, 2, dp=2, tp=2, zero=3),
         case(THREE | MIXED | {"remat": "dots"}, 1, dp=2, tp=2, zero=2),
         case(THREE | MIXED | {"remat": "dots", "batch": 12}, 3, dp=2, tp=2, zero=1),
     ],
 )
-def test_a_step_equals_one_device(layout: Layout, choice: dict) -> None:
+def test_a_step_of_mixed_layers_equals_one_device(layout: Layout, choice: dict) -> None:
     hold(layout, **choice)
 
 

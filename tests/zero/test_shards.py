@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from turns import slow
 
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.params import ParamInfo
@@ -119,6 +120,7 @@ def cuts(draw: st.DrawFn) -> ShardedInfo:
     return ShardedInfo(info(tuple(shape), tuple(held), *spec), sizes, lead)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(cuts())
 def test_any_sharding_round_trips_with_less_padding_than_devices(stored: ShardedInfo) -> None:
@@ -157,7 +159,7 @@ def on_mesh(stored: ShardedInfo, body: Any, specs: tuple[Any, Any]) -> Any:
     return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=into, out_specs=out, check_vma=True))
 
 
-@pytest.mark.parametrize("number", [1, 6, 8, 10, 13])
+@pytest.mark.parametrize("number", [slow(1), 6, slow(8), 10, slow(13)])
 def test_gathered_shards_are_the_block_and_gradients_are_reduce_scattered(number: int) -> None:
     """Every device of dp x cp gets the same block, and its shard of the sum of all gradients."""
     stored, _ = CASES[number]

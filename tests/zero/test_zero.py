@@ -1,6 +1,6 @@
 """ZeRO at every stage, with any other parallelism, trains, evaluates and writes as one device.
 
-Traffic and memory: test_costs.py.
+Traffic and memory: test_costs.py. Steps of the default tests: test_prefetching.py.
 """
 
 import dataclasses
@@ -30,20 +30,11 @@ UNROLLED = THREE | {"scan_layers": False}
 # ---- one step -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("layout", "choice"),
-    [
-        case(FULL, 2, dp=2, cp=2, tp=2, zero=2),
-    ],
-)
-def test_a_step_equals_one_device(layout: Layout, choice: dict) -> None:
-    hold(layout, **choice)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "choice"),
     [
+        case(FULL, 2, dp=2, cp=2, tp=2, zero=2),
         case(THREE, 2, dp=3, cp=2, zero=3),  # six divides hardly any size
         # The later half of backward reads parameters, and gathers them once more.
         case(THREE | {"remat": "dots"}, 2, pp=2, dp=2, schedule="zb-h1", zero=3),
@@ -55,7 +46,7 @@ def test_a_step_equals_one_device(layout: Layout, choice: dict) -> None:
         case(FULL, 2, pp=2, dp=2, cp=2, zero=3),
     ],
 )
-def test_more_steps_equal_one_device(layout: Layout, choice: dict) -> None:
+def test_a_step_equals_one_device(layout: Layout, choice: dict) -> None:
     hold(layout, **choice)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 import tiny
+from turns import slow
 
 from jaxptd.analysis.memory_report import counted
 from jaxptd.analysis.peak import working
@@ -17,23 +18,18 @@ from jaxptd.pipeline.split_backward import PassedStorage
 
 LLAMA = {"family": "llama", "num_kv_heads": 4, "num_heads": 8, "hidden_size": 32}
 RINGS = {"tp": 4, "sequence_parallel": True, "collective_matmul": True}
-CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+CASES: list[Any] = [
     ({"schedule": "zb-v"}, {"num_layers": 4}),
-    ({"schedule": "zb-h1", "cp": 2}, {"remat": "dots"}),
-    ({"tp": 2}, {"remat": "dots"}),
+    slow({"schedule": "zb-h1", "cp": 2}, {"remat": "dots"}),
+    slow({"tp": 2}, {"remat": "dots"}),
     ({"tp": 2, "sequence_parallel": True}, LLAMA),
-    (RINGS, {"dropout": 0.1}),
+    slow(RINGS, {"dropout": 0.1}),
     (RINGS, {"remat": "dots"}),
-    ({"row": 2, "col": 2}, {}),
+    slow({"row": 2, "col": 2}, {}),
     ({"row": 2, "col": 2}, {"remat": "dots"}),
-    *(
-        pytest.param({"row": 2, "col": 2, **more}, model, marks=pytest.mark.slow)
-        for more, model in [
-            ({}, LLAMA),
-            ({"attention2d": "blocks"}, {"remat": "dots"}),
-            ({"matmul2d": "cannon"}, {"remat": "attention"}),
-        ]
-    ),
+    slow({"row": 2, "col": 2}, LLAMA),
+    slow({"row": 2, "col": 2, "attention2d": "blocks"}, {"remat": "dots"}),
+    slow({"row": 2, "col": 2, "matmul2d": "cannon"}, {"remat": "attention"}),
 ]
 
 

@@ -9,7 +9,6 @@ import pytest
 from hugging import check_there_and_back, encoders, write_directory
 from hugging.compared import check_golden, compare
 from hugging.swin import CONFIG, images, swin_tensors
-from turns import slow
 
 from jaxptd import Config, Layout, ModelConfig, Program, UserError, from_hf, make_mesh
 from jaxptd.generate import main as generate
@@ -81,15 +80,16 @@ def test_configs_that_are_not_ours_are_refused(changes: dict, line: str) -> None
         read_sizes(CONFIG | changes, tied=True, where="there")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     [
         Layout(dp=2, tp=2, sequence_parallel=True),
-        slow(Layout()),
-        slow(Layout(cp=2, tp=2)),
-        slow(Layout(row=2, col=2)),
-        slow(Layout(row=2, col=2, attention2d="blocks", matmul2d="cannon")),
-        slow(Layout(dp=4, zero=3)),
+        Layout(),
+        Layout(cp=2, tp=2),
+        Layout(row=2, col=2),
+        Layout(row=2, col=2, attention2d="blocks", matmul2d="cannon"),
+        Layout(dp=4, zero=3),
     ],
     ids=str,
 )

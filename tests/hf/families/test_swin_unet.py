@@ -13,7 +13,6 @@ from reference.families import PRESETS
 from reference.images import Model, Sizes, swin_unet
 from reference.layers import Options
 from reference.tape import Value
-from turns import slow
 
 from jaxptd import Config, Layout, ModelConfig, Program, UserError, from_hf, hf, make_mesh
 from jaxptd.hf.mapping import map_tensors
@@ -104,6 +103,16 @@ def test_names_are_those_of_swin_unets_code(program: Program) -> None:
         map_tensors("swin-unet", ours, short, where="DIR")
 
 
+def test_what_is_read_has_its_names_and_numbers_again(tmp_path: Path) -> None:
+    there = tensors()
+    run = from_hf(write_directory(tmp_path, there, base=CONFIG, shards=2))
+    found = hf.names(run.program, run.arrays["params"])
+    assert found.keys() == there.keys()
+    for name, x in there.items():
+        np.testing.assert_array_equal(found[name], x)
+
+
+@pytest.mark.slow
 def test_a_directory_comes_back_as_it_was(tmp_path: Path) -> None:
     folder = write_directory(tmp_path / "there", tensors(), base=CONFIG)
     out = check_there_and_back(folder, tensors(), tmp_path)
@@ -111,9 +120,8 @@ def test_a_directory_comes_back_as_it_was(tmp_path: Path) -> None:
     assert {name: config[name] for name in CONFIG} == CONFIG
 
 
-@pytest.mark.parametrize(
-    "layout", [Layout(row=2, col=2), slow(Layout()), slow(Layout(cp=2, tp=2))], ids=str
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [Layout(row=2, col=2), Layout(), Layout(cp=2, tp=2)], ids=str)
 def test_a_directory_is_read_onto_a_layout(tmp_path: Path, layout: Layout) -> None:
     """The loss is that of the reference in numpy with what was read.
 

@@ -72,7 +72,7 @@ def test_an_image_that_does_not_count_adds_nothing() -> None:
 def test_distances_are_those_to_the_nearest_pixel() -> None:
     mask = RNG.random((3, ROWS, COLS)) < 0.05
     mask[2] = False
-    found = np.asarray(squared_distances(mask))
+    found = np.asarray(jax.jit(squared_distances)(mask))
     for image, squares in zip(mask[:2], found, strict=False):
         places = np.argwhere(image)
         every = np.stack(np.indices(image.shape), -1)[:, :, None] - places

@@ -1,10 +1,14 @@
 """Losses and scores of pixels, against plain sums."""
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 
-from jaxptd.layers.images.loss import batch_dice_loss, cross_entropy, dice_loss, dice_scores
+from jaxptd.layers.images import loss
 
+cross_entropy, dice_loss, batch_dice_loss = map(
+    jax.jit, (loss.cross_entropy, loss.dice_loss, loss.batch_dice_loss)
+)
+dice_scores = jax.jit(loss.dice_scores, static_argnums=2)
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(size=(3, 4, 5, 3)).astype(np.float32)
 LABEL = RNG.integers(-1, 3, (3, 4, 5)).astype(np.int32)
@@ -20,7 +24,7 @@ def test_cross_entropy_leaves_out_what_does_not_count() -> None:
     p, wanted = probabilities(), 0.0
     for place in np.ndindex(LABEL.shape):
         wanted -= np.log(p[place][LABEL[place]]) if LABEL[place] >= 0 else 0
-    np.testing.assert_allclose(cross_entropy(jnp.asarray(LOGITS), LABEL), wanted, rtol=1e-5)
+    np.testing.assert_allclose(cross_entropy(LOGITS, LABEL), wanted, rtol=1e-5)
 
 
 def test_the_dice_loss_is_of_an_image_times_its_pixels() -> None:
@@ -29,7 +33,7 @@ def test_the_dice_loss_is_of_an_image_times_its_pixels() -> None:
         p, t = p[label >= 0], np.eye(3)[label[label >= 0]]
         score = (2 * (p * t).sum(0) + 1e-5) / ((p * p).sum(0) + t.sum(0) + 1e-5)
         wanted += (1 - score).mean() * (label >= 0).sum()
-    np.testing.assert_allclose(dice_loss(jnp.asarray(LOGITS), LABEL), wanted, rtol=1e-5)
+    np.testing.assert_allclose(dice_loss(LOGITS, LABEL), wanted, rtol=1e-5)
 
 
 def test_the_dice_loss_of_a_batch_is_of_all_its_pixels() -> None:
@@ -38,9 +42,9 @@ def test_the_dice_loss_of_a_batch_is_of_all_its_pixels() -> None:
     p, t = probabilities()[counted], np.eye(3)[LABEL[counted]]
     score = (2 * (p * t).sum(0) + 1e-5) / ((p * p).sum(0) + t.sum(0) + 1e-5)
     wanted = (1 - score).mean() * counted.sum()
-    found = batch_dice_loss(jnp.asarray(LOGITS), LABEL)
+    found = batch_dice_loss(LOGITS, LABEL)
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
-    one = dice_loss(jnp.asarray(LOGITS).reshape(1, 12, 5, 3), LABEL.reshape(1, 12, 5))
+    one = dice_loss(LOGITS.reshape(1, 12, 5, 3), LABEL.reshape(1, 12, 5))
     np.testing.assert_allclose(found, one, rtol=1e-6)
 
 

@@ -58,7 +58,7 @@ def everything(found: Search) -> Iterator[tuple[Axes, Pipe, Bound]]:
 @pytest.mark.parametrize(
     ("model", "gpus", "gib"),
     [
-        pytest.param(GPT, 2, 80.0, id="gpt"),
+        pytest.param(GPT, 2, 80.0, id="gpt", marks=pytest.mark.slow),
         pytest.param(LLAMA, 2, 7.0, id="llama-tight"),
         pytest.param(GPT, 4, 8.0, id="gpt-4-tight", marks=pytest.mark.slow),
         pytest.param(LLAMA, 4, 20.0, id="llama-4", marks=pytest.mark.slow),

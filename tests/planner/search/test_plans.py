@@ -54,7 +54,8 @@ def test_the_options_make_the_config(small: Plan) -> None:
 def test_what_would_fit_is_said() -> None:
     config = load_config("llama3-8b", [])
     with pytest.raises(UserError, match=r"no layout of 1 GPU fits; \d+ do"):
-        plan(config, gpus=1, gpu="v100", pins={"layout.offload": "none"})
+        alone = dict.fromkeys(("layout.pp", "layout.cp", "layout.row", "layout.col"), 1)
+        plan(config, gpus=1, gpu="v100", pins={"layout.offload": "none", **alone})
     with pytest.raises(UserError, match=r"without --layout.zero 0 one does"):
         ones = dict.fromkeys(("layout.tp", "layout.pp", "layout.row", "layout.col"), 1)
         plan(config, gpus=8, gpu="h100", pins={"layout.zero": 0, "layout.offload": "none", **ones})
