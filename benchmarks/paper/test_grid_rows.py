@@ -103,6 +103,7 @@ def test_other_rows_without_room_are_said_to_be_others() -> None:
     assert "These are not the rows that the paper could not train." in " ".join(text.split())
 
 
+@pytest.mark.slow
 def test_the_page_of_figure_7(tmp_path: Path) -> None:
     assert paper.main(["--figure", "7", "--out", str(tmp_path)]) == 0
     text = " ".join((tmp_path / "paper_figure7.md").read_text(encoding="utf-8").split())

@@ -75,6 +75,7 @@ def test_log_likelihoods_of_texts(layout: str, base: type) -> None:
     assert {type(likeliest) for _, likeliest in found} == {bool}
 
 
+@pytest.mark.slow
 def test_a_whole_text_is_scored_in_windows(base: type) -> None:
     long = "one two three four five"  # 23 tokens
     found = jaxptd.lm_eval_model(run()).loglikelihood_rolling(asked(("short",), (long,), ("",)))

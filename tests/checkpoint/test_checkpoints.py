@@ -124,6 +124,7 @@ def test_no_log_lines(tmp_path, capfd):
     assert logging.getLogger("absl").level == level
 
 
+@pytest.mark.slow
 def test_importing_starts_no_device():
     """A run sets the number of simulated devices after its imports, before the first of them."""
     code = """if True:

@@ -1,5 +1,6 @@
 """The completion scripts, made once; bash runs its own."""
 
+import argparse
 import re
 import subprocess
 
@@ -45,7 +46,8 @@ def test_every_command_and_every_option_is_in_every_script(scripts, shell):
     script = scripts[shell]
     for command in COMMANDS:
         assert command.name in script
-        options = command.load().parser()._option_string_actions
+        shown = [x for x in command.load().parser()._actions if x.help != argparse.SUPPRESS]
+        options = [name for action in shown for name in action.option_strings]
         names = [name for name in options if name.startswith("--") and not name.endswith("+")]
         sections = {name.partition(".")[0] for name in names if "." in name}
         for name in set(names) - sections:

@@ -106,6 +106,7 @@ def test_transformers_itself_agrees(tmp_path: Path, layout: Layout) -> None:
         assert error < 1e-10, f"{name}: {error:.1e}"
 
 
+@pytest.mark.slow
 def test_a_table_of_another_order_is_told_apart(gpt2: Path) -> None:
     """Rows of stages and layers in order have the same shape where stages have as many layers."""
     layout = Layout(pp=2, schedule="interleaved", virtual_stages=2)

@@ -56,13 +56,13 @@ DEFAULT = {
     "square": [PADDED],
     "norm": [ONE_AXIS],
     "rms norm": [PADDED],
-    "mlp": [ONE_AXIS, PADDED],
+    "mlp": [ONE_AXIS],
     "mlp, gated": [PADDED],
     "cross-attention, dropout 0.3": [LAYOUTS[2]],
     "attention in groups, dropout 0.0": [LAYOUTS[1]],
     "block, dropout 0.0": [RING_STEPS],
-    "embedding": [CONTEXT, PADDED],
-    "positions": [CONTEXT, PADDED],
+    "embedding": [CONTEXT],
+    "positions": [PADDED],
     "output layer and loss": [CONTEXT, PADDED],
 }
 PAIRS = [

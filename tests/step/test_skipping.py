@@ -127,6 +127,7 @@ def assert_left(before: dict, state: dict) -> None:
             np.testing.assert_array_equal(old, new)
 
 
+@pytest.mark.slow
 def test_an_explosion_is_skipped_in_any_precision():
     run, cautious = program(Layout(), **ONE), program(Layout(), skip_above=1e-9, **ONE)
     state, _ = steps(run, run.init_state(), 1)  # so that the moments are not zero

@@ -55,6 +55,7 @@ def test_names_of_files_and_of_transformers_are_known(program: Program) -> None:
         map_tensors("swin", ours, found, where="DIR")
 
 
+@pytest.mark.slow
 def test_a_directory_comes_back_as_it_was(tmp_path: Path) -> None:
     folder = write_directory(tmp_path / "there", swin_tensors(), base=CONFIG)
     out = check_there_and_back(folder, swin_tensors(), tmp_path)
