@@ -81,7 +81,8 @@ def hold(family: str, layout: Layout, **choice: Any) -> None:
 @pytest.mark.parametrize(
     ("family", "layout"),
     [
-        *(slow(family, Layout()) for family in ("swin-unet", "swin")),
+        ("swin-unet", Layout()),
+        slow("swin", Layout()),
         slow("swin-unet", Layout(tp=2, sequence_parallel=True)),
         slow("swin-unet", Layout(row=2, col=2, attention2d="blocks")),
     ],

@@ -40,7 +40,7 @@ def memories(tree: Any) -> set[str]:
     ("layout", "choice"),
     [
         slow(Layout(tp=2, offload=ALONE), THREE | {"remat": "full", "micro_batches": 2}),
-        slow(Layout(dp=2, zero=1, offload=EVERY), {"num_layers": 3, "remat": "dots"}),
+        (Layout(dp=2, zero=1, offload=EVERY), {"num_layers": 3, "remat": "dots"}),
         slow(
             Layout(dp=2, tp=2, sequence_parallel=True, zero=1, offload=EVERY),
             THREE | {"remat": "dots", "remat_layers": 1},
