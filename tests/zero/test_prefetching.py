@@ -145,6 +145,7 @@ MIXED = {"remat_layers": 1, "documents": "apart", "dropout": 0.1}  # loops of on
         case(THREE | {"remat": "dots"}, 2, dp=2, zero=1),
         slow(*case(THREE | {"remat": "none"}, 1, dp=2, zero=2).values, id="dp=2 zero=2 m=1 none"),
         case(THREE | {"remat": "full"}, 2, dp=2, zero=3),
+        case(THREE | {"scan_layers": False}, 1, dp=2, zero=3),
     ],
 )
 def test_a_step_equals_one_device(layout: Layout, choice: dict) -> None:
