@@ -4,7 +4,7 @@ import ast
 import asyncio
 import os
 import re
-import time
+import resource
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"))
 # Modules of fixed paths, whose `__all__` is public, beside what `import jaxptd` exports.
 MODULES = ("jaxptd.ring_attention", "jaxptd.summa2d")
-MOST_SECONDS = 300.0  # of all together: four minutes on two cores, and room for other work
+MOST_SECONDS = 600.0  # of a core, for all together: five minutes on two cores
 
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
@@ -74,16 +74,22 @@ def test_each_notebook_leads_to_the_next() -> None:
 
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Future[Any]], float]:
-    """All notebooks, as many at a time as there are cores, by name; and the seconds they took."""
+    """All notebooks, as many at a time as there are cores, by name; and their seconds of a core."""
     path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    begun = time.monotonic()
+    before = core_seconds()
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(os.cpu_count()) as pool:
         patch.setenv("PYTHONPATH", path)
         found = {
             each.stem: pool.submit(run, each, tmp_path_factory.mktemp(each.stem))
             for each in NOTEBOOKS
         }
-    return found, time.monotonic() - begun
+    return found, core_seconds() - before
+
+
+def core_seconds() -> float:
+    """What processes that this one started have used; other work on the machine does not count."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def run(path: Path, folder: Path) -> Any:
@@ -106,4 +112,4 @@ def test_a_notebook_runs(path: Path, executed: tuple[dict[str, Future[Any]], flo
 
 @pytest.mark.slow
 def test_all_notebooks_are_quick_together(executed: tuple[dict[str, Future[Any]], float]) -> None:
-    assert executed[1] < MOST_SECONDS
+    assert 0.0 < executed[1] < MOST_SECONDS
