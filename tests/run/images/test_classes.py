@@ -10,29 +10,18 @@ from turns import slow
 
 from jaxptd import Layout, UserError
 from jaxptd.analysis.compiled_step import random_batch
-from jaxptd.params import shardings
 from jaxptd.run.images.pictures import classes_of, of_pixels
 from jaxptd.step import Program
 
 ONE: dict[str, tuple[np.ndarray, dict[str, float]]] = {}
 
 
-def drawn(program: Program) -> dict[str, jax.Array]:
-    """Random parameters, so large that classes differ, the same on every layout."""
-    draw, stored = np.random.default_rng(0).standard_normal, program.states.stored
-    params = {
-        name: 0.4 * draw(info.shape) + name.endswith("norm.w")
-        for name, info in program.infos.items()
-    }
-    held = {name: stored[name].from_canonical(p) for name, p in params.items()}
-    return jax.device_put(held, shardings(stored, program.mesh))
-
-
 def found(layout: Layout, family: str) -> tuple[np.ndarray, dict[str, float]]:
     """The classes of eleven images, more than a batch, and the sums of an evaluation."""
     with jax.enable_x64(True):
         program = tiny.program(layout, family=family, dtype="float64", drop_path=0.3)
-        params = drawn(program)
+        params = program.init_state()["params"]
+        params = jax.tree.map(lambda p: 20 * p, params)  # so that classes differ
         image = np.random.default_rng(3).standard_normal((11, 16, 16, 2))
         sums = program.eval_step(params, random_batch(program.config))
         return classes_of(program, params, image), {n: float(x["sum"]) for n, x in sums.items()}
