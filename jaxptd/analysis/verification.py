@@ -28,7 +28,7 @@ from jaxptd.models.families import family_of
 from jaxptd.params import Params, shardings
 from jaxptd.step import Batch, Program
 
-_SEEDS = (1, 2, 3)  # of the signs of rounding errors
+SEEDS = (1, 2, 3)  # of the signs of rounding errors
 FAR = 2.0**-3  # relative change of parameters after which roundings are others
 Precision = Literal["float64", "float32", "bfloat16", "float16", "fp8"]
 # Precisions too coarse to be their own reference -> the precision of the one device.
@@ -152,7 +152,7 @@ def one_device(
     with out_of_memory_explained(step.program):
         start = step.parameters()
         expected = step.run(start)
-        rounded = [(step.run(perturbed(start, eps, seed)), expected) for seed in _SEEDS]
+        rounded = [(step.run(perturbed(start, eps, seed)), expected) for seed in SEEDS]
     if dtype in REFERENCE_DTYPE:
         half = with_precision(dtype, single).model.dtype  # with native products
         coarse = _one_step(with_precision(half, single), options)
@@ -170,7 +170,7 @@ def _noise_of(
 
     What it has wrong at all of them is in no pair.
     """
-    far = [perturbed(start, FAR, seed) for seed in _SEEDS]
+    far = [perturbed(start, FAR, seed) for seed in SEEDS]
     for a, b in itertools.combinations([(coarse.run(each), fine.run(each)) for each in far], 2):
         yield a[0].plus(b[1]), b[0].plus(a[1])
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import tiny
 
-from jaxptd.analysis.comparison import Outcome, Tensors, compare
+from jaxptd.analysis.comparison import Outcome, Tensors, compare, perturbed
 from jaxptd.analysis.first_steps import FirstSteps
-from jaxptd.analysis.verification import OneStep, Report, verify
+from jaxptd.analysis.verification import SEEDS, OneStep, Report, verify
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import Program, State
 from jaxptd.step.skipping import new_guard
@@ -33,8 +33,8 @@ class FromZeros(Program):
 
 
 @functools.cache
-def one_device(choice: tuple[tuple[str, Any], ...]) -> tuple[Tensors, Outcome, Outcome]:
-    """Parameters, a step from them, and a step from them changed by one rounding error each."""
+def one_device(choice: tuple[tuple[str, Any], ...]) -> tuple[Tensors, Outcome, list[Outcome]]:
+    """Parameters, a step from them, and steps from them changed by one rounding error each."""
     one = FromZeros(tiny.config(Layout(), micro_batches=1, **dict(choice)), make_mesh(Layout()))
     draw, wide = np.random.default_rng(1), one.resolved.master_dtype
     eps = float(np.finfo(wide).eps)
@@ -42,11 +42,8 @@ def one_device(choice: tuple[tuple[str, Any], ...]) -> tuple[Tensors, Outcome, O
         name: (0.1 * draw.normal(size=info.shape) + name.endswith("norm.w")).astype(wide)
         for name, info in one.infos.items()
     }
-    moved = {
-        name: p * (1 + eps * draw.choice([-1, 1], p.shape)).astype(p.dtype)
-        for name, p in start.items()
-    }
-    return start, OneStep(one).run(start), OneStep(one).run(moved)
+    step = OneStep(one)
+    return start, step.run(start), [step.run(perturbed(start, eps, seed)) for seed in SEEDS]
 
 
 # Fields that change how a step is computed, not what: one device need not do the same.
@@ -62,7 +59,7 @@ def report(layout: Layout, dtype: Any, **choice: Any) -> Report:
         spread = FromZeros(config, make_mesh(layout))
         found = OneStep(spread).run(start)
         steps = FirstSteps(config.optimizer, spread.infos, float(np.finfo(dtype).eps))
-        rows = compare(expected, [(rounded, expected)], found, steps=steps)
+        rows = compare(expected, [(each, expected) for each in rounded], found, steps=steps)
         return Report(layout, dtype, list(rows))
 
 
