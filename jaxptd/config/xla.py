@@ -62,7 +62,8 @@ def compiler_options(config: Config, *, on_gpus: bool) -> dict[str, Any] | None:
     blocks arrive one after another.
 
     A loop over layers writes each slice of what it keeps for backward, and of its gradients. XLA
-    fills them with zeros before unless it is told to look whether anything would read those.
+    fills them with zeros before unless it is told to look whether anything would read those. With
+    moments on the host it then needs more memory, so there it may fill them.
 
     XLA copies slices into and out of a loop's stacks beside other kernels, unless its pass for that
     is off; where a loop has its blocks it then starts a trip's message too late to be hidden.
@@ -78,7 +79,7 @@ def compiler_options(config: Config, *, on_gpus: bool) -> dict[str, Any] | None:
     options: dict[str, Any] = {
         "xla_gpu_memory_limit_slop_factor": round(100 * GPU_MEMORY / _SCHEDULED),
         "xla_gpu_dot_merger_threshold_mb": 0,
-        "xla_gpu_enable_dus_accumulator_zero_init_elimination": True,
+        "xla_gpu_enable_dus_accumulator_zero_init_elimination": not layout.hosts_moments,
     }
     moves = config.prefetches or config.scatters_last
     if layout.ring_size > 2 or layout.has_grid or moves:

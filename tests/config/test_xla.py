@@ -62,6 +62,14 @@ def test_copies_of_stacks_are_kernels_where_a_loop_has_its_blocks(layout, choice
     assert (options.get("xla_disable_hlo_passes") == name) == off
 
 
+@pytest.mark.parametrize(
+    ("offload", "eliminated"), [((), True), ("parameters", True), ("optimizer", False)], ids=str
+)
+def test_stacks_are_filled_with_zeros_where_moments_are_on_the_host(offload, eliminated) -> None:
+    options = compiler_options(tiny.config(Layout(offload=offload)), on_gpus=True) or {}
+    assert options["xla_gpu_enable_dus_accumulator_zero_init_elimination"] is eliminated
+
+
 def test_the_scheduler_counts_on_the_memory_that_a_run_takes() -> None:
     """XLA: 0.80 of the memory, times the option in per cent."""
     options = compiler_options(tiny.config(Layout()), on_gpus=True) or {}
