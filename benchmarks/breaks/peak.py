@@ -201,6 +201,22 @@ PEAK = (
         "rounded",
     ),
     Break(
+        "gradients of tables are sums in float32",
+        "jaxptd/zero/narrowing.py",
+        "return None, gradient.astype(like.dtype)",
+        "return None, gradient.astype(jnp.bfloat16).astype(like.dtype)",
+        "tests/zero/test_narrowing.py",
+        "outside_of",
+    ),
+    Break(
+        "tables are gathered in the precision of what reads them",
+        "jaxptd/zero/shapes.py",
+        "if info.cast and not summed:",
+        "if info.cast and info.stack and not summed:",
+        "tests/zero/test_narrowing.py",
+        "outside_of",
+    ),
+    Break(
         "ZeRO: gradients are sent to the layer below",
         "jaxptd/zero/prefetching.py",
         "found = send(found, gradients, i + 1)",

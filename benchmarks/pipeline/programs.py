@@ -32,7 +32,8 @@ from jaxptd.pipeline.model import LayerInputs
 from jaxptd.pipeline.plan import Plan
 from jaxptd.step import Program
 from jaxptd.step.body import StepBody
-from jaxptd.step.passes import LOSSES, Losses, Micro, Pipelined, in_total
+from jaxptd.step.passes import LOSSES, Losses, Micro, in_total
+from jaxptd.step.pipelined import Pipelined
 from jaxptd.step.resolved import Resolved, resolve
 
 PEER = "differentiated scan"
@@ -56,12 +57,13 @@ class Scanned(Pipelined):
 
     def _loss_of_all(self, params: Params, micro: Micro, places: Places) -> Losses:
         arrays = self._arrays(params, micro, places)
-        x_MBTD = lax.map(lambda m: self._embed(arrays.ends, m, m.places(places)), micro)
+        outside = self.blueprint.build(arrays.ends)
+        x_MBTD = lax.map(lambda m: outside.embed(m.batch, m.places(places)), micro)
         x_MBTD = self._stages(arrays.layers["blocks"], (places, micro), x_MBTD)
 
         def sums(each: tuple) -> Losses:
             x_BTD, micro = each
-            return self._terms(LOSSES, places, arrays.ends, micro, x_BTD)
+            return self._terms(LOSSES, places, outside, micro, x_BTD)
 
         def add(total: Losses, each: tuple) -> tuple[Losses, None]:
             return jax.tree.map(jnp.add, total, sums(each)), None
@@ -128,7 +130,7 @@ class Peer(Program):
     @cached_property
     def body(self) -> StepBody:
         resolved = self.resolved
-        passes = Scanned(resolved.blueprint, resolved.model, _plan(resolved))
+        passes = Scanned(resolved.blueprint, resolved.model, _plan(resolved), resolved.zero)
         return StepBody(resolved, self.states, passes)
 
 

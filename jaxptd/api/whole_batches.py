@@ -28,7 +28,7 @@ from jaxptd.models.family import Field
 from jaxptd.params import Params
 from jaxptd.step import Program, State
 from jaxptd.step.batch import check_ids
-from jaxptd.step.passes import make_passes
+from jaxptd.step.pipelined import make_passes
 from jaxptd.step.resolved import resolve_for_decoding
 
 TOKENS = "tokens"  # the field that logits are of

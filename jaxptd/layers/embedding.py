@@ -47,6 +47,7 @@ class VocabParallelEmbedding(nnx.Module):
             init,
             spec=form.axes.table_spec(),
             padded=padded,
+            cast=True,
             matrix="rc",
         )
         self.vocab_size, self.form = vocab_size, form
@@ -76,6 +77,7 @@ class PositionEmbedding(nnx.Module):
             normal(0.02),
             spec=form.axes.position_spec(),
             padded=padded,
+            cast=True,
             matrix="rc",
         )
         self.form = form
@@ -100,6 +102,7 @@ class TypeEmbedding(nnx.Module):
             normal(0.02),
             spec=(None, *form.axes.hidden_spec()),
             padded=(types, form.padded_hidden(size)),
+            cast=True,
         )
         self.form = form
 

@@ -123,7 +123,7 @@ class _Parameters:
     def square(self, size: int) -> Named:
         """`SquareLinear`: `w[D, D]` and `b[D]`."""
         hidden = self.hidden(size)
-        yield "w", _matrix((size, size), (hidden, hidden), self.specs.square_spec(), cast=True)
+        yield "w", _matrix((size, size), (hidden, hidden), self.specs.square_spec())
         yield "b", _vector((size,), (hidden,), self.specs.hidden_spec())
 
     def norm(self, size: int, statistics: int) -> Named:
@@ -190,7 +190,7 @@ class _Parameters:
         if parts.types:
             shape = (parts.types, self.hidden(size))
             plain = (None, *specs.hidden_spec())
-            yield "types.w", ParamShape((parts.types, size), shape, plain, decay=True)
+            yield "types.w", ParamShape((parts.types, size), shape, plain, decay=True, cast=True)
         for stack in parts.stacks:
             layers = ((name, _stacked(info, stack)) for name, info in self.stack(stack, size))
             yield from _inside(stack.name, layers)
@@ -257,7 +257,5 @@ def _vector(shape: tuple[int, ...], padded: tuple[int, ...], spec: Spec) -> Para
     return ParamShape(shape, padded, spec, decay=False)
 
 
-def _matrix(
-    shape: tuple[int, int], padded: tuple[int, int], spec: Spec, *, cast: bool = False
-) -> ParamShape:
-    return ParamShape(shape, padded, spec, decay=True, cast=cast, matrix="rc")
+def _matrix(shape: tuple[int, int], padded: tuple[int, int], spec: Spec) -> ParamShape:
+    return ParamShape(shape, padded, spec, decay=True, cast=True, matrix="rc")

@@ -24,7 +24,7 @@ from jaxptd.models.families import family_of
 from jaxptd.models.family import Writing
 from jaxptd.params import Params
 from jaxptd.step import Batch, Program
-from jaxptd.step.passes import make_passes
+from jaxptd.step.pipelined import make_passes
 from jaxptd.step.resolved import Resolved, resolve_for_decoding
 
 SHAPES = 64  # tokens by which prompts of compiled programs differ

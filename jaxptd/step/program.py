@@ -23,7 +23,7 @@ from jaxptd.step.batch import Batch, Batches, batch_shapes, batch_specs, check_b
 from jaxptd.step.body import StepBody
 from jaxptd.step.compiled import CompiledStep
 from jaxptd.step.given import as_state
-from jaxptd.step.passes import make_passes
+from jaxptd.step.pipelined import make_passes
 from jaxptd.step.resolved import Resolved, resolve
 from jaxptd.step.skipping import Metrics
 from jaxptd.step.state import State, States, state_memory

@@ -158,6 +158,7 @@ class StateShapes:
         A grid sums gradients inside a layer, in the precision of the parameter: float32 then.
         """
         info = self.infos[name]
-        if info.cast and Axis.ROW not in info.axes:
+        summed = info.stack is not None and Axis.ROW in info.axes
+        if info.cast and not summed:
             return self.dtype
         return max(self.dtype, "float32", key=itemsize)

@@ -31,8 +31,8 @@ block that all Z shards make up, dw its gradient of one micro-batch:
 With `layout.offload: parameters` w[=] is in host memory (at stage 0 w[====]), and at every stage a
 layer is fetched as at stage 3: copied to the device, then gathered. Gradients are as above.
 
-Gathers move the precision that layers compute in; gradients are summed in float32. Arrows with the
-name of a function of `gathering.py` carry all parameters of one layer, in one message for each
+Gathers move the precision that parameters are read in; gradients are summed in float32. Arrows with
+the name of a function of `gathering.py` carry all parameters of one layer, in one message for each
 precision and set of axes that shard them.
 
 Letters: L layers, Z devices along dp x cp.

@@ -138,10 +138,10 @@ def test_sums_are_made_in_float32_whatever_was_gathered(inside: dict, stage: int
             moved[kind] |= {v.aval.dtype for v in equation.invars if v.aval.size > 1}
     assert moved["reduce_scatter"] == {jnp.dtype("float32")}
     assert jnp.dtype("bfloat16") not in moved["psum"]
-    narrow = (
-        "row" not in inside
-    )  # a grid sums gradients inside a layer, so all is gathered in float32
-    assert (jnp.dtype("bfloat16") in moved["all_gather"]) == narrow
+    assert moved["all_gather"] == {jnp.dtype("bfloat16"), jnp.dtype("float32")}
+    found = program.resolved.zero
+    layers = {found.gather_dtype(name) for name, info in found.infos.items() if info.stack}
+    assert ("bfloat16" in layers) == ("row" not in inside)  # a grid sums gradients inside a layer
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A loop that moves nothing stacks the gradients of its layers' matrices in their precision."""
+"""Gradients of layers in a loop are as narrow as their products; those outside stay in float32."""
 
 import math
 from collections.abc import Iterator
@@ -12,10 +12,11 @@ from turns import slow
 
 from jaxptd.analysis.compiled_step import random_batch
 from jaxptd.analysis.jaxprs import equations, scans, traced
-from jaxptd.config import Config
+from jaxptd.config import Config, Dtype
 from jaxptd.mesh import Layout
 from jaxptd.params import ParamInfo
 from jaxptd.step import Program
+from jaxptd.zero.shapes import StateShapes
 
 BARRIER = "optimization_barrier"
 THREE = {"num_layers": 3}
@@ -111,6 +112,44 @@ def test_nothing_is_rounded_that_was_not_before(
     assert narrow.keys() == wide.keys()
     for name, expected in wide.items():
         np.testing.assert_array_equal(narrow[name], expected, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("layout", "choice"),
+    [
+        (Layout(pp=2, dp=2, zero=1), {"num_layers": 2}),
+        slow(Layout(dp=2, zero=1), {}),
+        slow(Layout(pp=2), {"num_layers": 2}),
+        slow(Layout(dp=2, zero=2), {"micro_batches": 1, "tie_embeddings": False}),
+        slow(Layout(dp=2, tp=2, zero=3), {"family": "bert"}),
+        slow(Layout(pp=2, dp=2, zero=3), {**tiny.T5, "num_layers": 2}),
+        slow(Layout(pp=2, tp=2, schedule="zb-h1"), {"num_layers": 2, "dtype": "float16"}),
+        slow(Layout(dp=2, row=2, col=2, zero=1), {"remat": "dots"}),
+        slow(Layout(offload="parameters"), {"family": "llama", "num_kv_heads": 2}),
+    ],
+    ids=str,
+)
+def test_outside_of_layers_only_what_is_read_is_narrow(
+    layout: Layout, choice: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = program(layout, **choice)
+    tables = {name for name, info in found.infos.items() if info.cast and not info.stack}
+    assert {found.resolved.zero.gather_dtype(name) for name in tables} == {found.config.model.dtype}
+    narrow = gradients(layout, choice)
+    wide_tables(monkeypatch)
+    wide = gradients(layout, choice)
+    for name, expected in wide.items():
+        np.testing.assert_array_equal(narrow[name], expected, err_msg=name)
+
+
+def wide_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has parameters outside the layers gathered in float32."""
+    dtype_of = StateShapes.gather_dtype
+
+    def dtype(shapes: StateShapes, name: str) -> Dtype:
+        return dtype_of(shapes, name) if shapes.infos[name].stack else "float32"
+
+    monkeypatch.setattr(StateShapes, "gather_dtype", dtype)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from benchmarks.defects.cases import CHUNKS, PP, RECOMPUTED, SPLIT, STAGES, T5
 from benchmarks.defects.table import Defect, Kind, known
 
 TRAINING, EXECUTOR = "jaxptd/pipeline/training.py", "jaxptd/pipeline/executor.py"
-PASSES, PLAN = "jaxptd/step/passes.py", "jaxptd/pipeline/plan.py"
+PASSES, PLAN = "jaxptd/step/pipelined.py", "jaxptd/pipeline/plan.py"
 TESTS = f"{PIPELINE} tests/pipeline/test_training.py"
 
 PIPELINES = (
@@ -196,7 +196,7 @@ PIPELINES = (
             "tied weights get the gradient of the first stage only",
             PASSES,
             "reduce_scatter(gradient, Axis.PP, dim)",
-            "reduce_scatter(jnp.where(lax.axis_index(Axis.PP) == 0, gradient, 0), Axis.PP, dim)",
+            "reduce_scatter(gradient * (lax.axis_index(Axis.PP) == 0), Axis.PP, dim)",
             "tests/pipeline/test_training.py",
         ),
         (PP,),

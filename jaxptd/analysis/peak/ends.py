@@ -12,6 +12,7 @@ class Ends:
 
     Args:
         parameters: all, in the state's precision.
+        gathered: all, in the precision of activations.
         gradient: of the head's table in the state's precision; on a grid also before its sum.
         narrow: the head's table in the precision of activations.
         logits: of one micro-batch, in that precision.
@@ -19,6 +20,7 @@ class Ends:
     """
 
     parameters: int
+    gathered: int
     gradient: int
     narrow: int
     logits: int
@@ -34,8 +36,10 @@ def ends_of(config: Config) -> Ends:
     squares = sum(head.squares for head in found.heads) * hidden**2
     tables = 1 if config.model.tie_embeddings else 2
     columns = sum(sizes.columns(head) for head in found.heads)
+    parameters = tables * table + (positions + squares) * wide // (layout.row * layout.col)
     return Ends(
-        parameters=tables * table + (positions + squares) * wide // (layout.row * layout.col),
+        parameters=parameters,
+        gathered=parameters * sizes.itemsize // wide,
         # A grid's product makes it for a whole column, sums that over the rows, and transposes it.
         gradient=table * (layout.row + 1 if layout.has_grid else 1),
         narrow=table * sizes.itemsize // wide,

@@ -124,7 +124,7 @@ class _Step:
         return own + 2 * ID * tokens // self.config.layout.cp
 
     def _gathered(self) -> int:
-        """Whole parameters; of tables only a copy in 16 bits stays if there is one micro-batch.
+        """Whole parameters; with one micro-batch those outside the layers are counted elsewhere.
 
         Layers that a loop gathers have their shards on the device until then, also a host's.
         """
@@ -133,7 +133,7 @@ class _Step:
             return gathered
         own = self.config.holds_blocks and "optimizer" in self.config.layout.offloaded
         shards = sum(each.parameters for each in self.loops) if own else 0
-        return gathered - min(gathered, self.ends.parameters) + shards
+        return gathered - min(gathered, self.ends.gathered) + shards
 
     @property
     def _sums(self) -> int:

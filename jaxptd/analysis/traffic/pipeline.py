@@ -4,14 +4,15 @@ Letters: b sequences of a micro-batch on one device, T tokens in a sequence, D m
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from jaxptd.analysis.collective import ALL_GATHER, PERMUTE, REDUCE_SCATTER, Collective
 from jaxptd.analysis.sizes import elements_on_device
 from jaxptd.analysis.traffic.scenario import Scenario
+from jaxptd.config import itemsize
 from jaxptd.layout import Axis, Layout
 from jaxptd.pipeline.plan import Plan
-from jaxptd.shapes import ParamShape
+from jaxptd.zero.shapes import StateShapes
 
 
 def between_stages(step: Scenario, plan: Plan) -> Iterator[Collective]:
@@ -24,18 +25,19 @@ def between_stages(step: Scenario, plan: Plan) -> Iterator[Collective]:
         yield Collective(PERMUTE, (Axis.PP,), hops, hops * size)
 
 
-def on_all_stages(step: Scenario, infos: Mapping[str, ParamShape]) -> Iterator[Collective]:
+def on_all_stages(step: Scenario, zero: StateShapes) -> Iterator[Collective]:
     """Parameters outside of layers: embeddings, the last norm and what all layers read.
 
     They are gathered before the first tick, and their gradients are reduce-scattered after the
     last.
     """
-    layout, sizes = step.config.layout, step.sizes
-    for info in infos.values():
+    layout, wide = step.config.layout, step.sizes.master_itemsize
+    for name, info in zero.infos.items():
         if Axis.PP in info.axes and info.stack is None:
-            whole = elements_on_device(info, layout) * layout.pp * sizes.master_itemsize
-            yield Collective(ALL_GATHER, (Axis.PP,), 1, whole)
-            yield Collective(REDUCE_SCATTER, (Axis.PP,), 1, whole)
+            whole = elements_on_device(info, layout) * layout.pp
+            narrow = itemsize(zero.gather_dtype(name))
+            yield Collective(ALL_GATHER, (Axis.PP,), 1, whole * narrow)
+            yield Collective(REDUCE_SCATTER, (Axis.PP,), 1, whole * wide)
 
 
 def as_gathers(layers: Iterable[Collective], layout: Layout) -> Iterator[Collective]:

@@ -107,7 +107,7 @@ def _all_axes(
     if step.plan:
         if isinstance(step.plan, Plan):  # an outline knows no hops
             yield Part("stages"), between_stages(step, step.plan)
-        yield Part("step"), on_all_stages(step, infos)
+        yield Part("step"), on_all_stages(step, zero)
     yield Part("step"), _of_all_stages(_once(step, zero), layout)
 
 

@@ -1,0 +1,196 @@
+"""A step's micro-batches through a pipeline: `Pipelined` runs a pipeline's plan on its stages.
+
+Letters: as in `passes.py`, whose interface it has.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+from jax import Array, lax
+
+from jaxptd.collectives import all_gather, as_varying, reduce_scatter
+from jaxptd.config import ModelConfig
+from jaxptd.layers.block import with_remat
+from jaxptd.layers.dropout import Places
+from jaxptd.mesh import Axis
+from jaxptd.models.model import COMMON, Model, State, X
+from jaxptd.models.stages import stage_dim
+from jaxptd.params import Blueprint, Params
+from jaxptd.pipeline import executor, pools, training
+from jaxptd.pipeline.model import LayerInputs, ModelArrays, ModelFunctions
+from jaxptd.pipeline.plan import Plan
+from jaxptd.step.batch import Batch
+from jaxptd.step.keeping import keepers
+from jaxptd.step.passes import (
+    EVALUATED,
+    LOSSES,
+    Losses,
+    Micro,
+    Passes,
+    Terms,
+    Unpipelined,
+    in_total,
+)
+from jaxptd.step.resolved import Resolved
+from jaxptd.zero.gathering import gathered, handles_of, reduce_scattered, regathered, with_handles
+from jaxptd.zero.host import on_device
+from jaxptd.zero.narrowing import attached, with_wide_gradients
+from jaxptd.zero.zero import StepParams, Zero
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipelined:
+    """Runs its stage's layers on every device.
+
+    The stage with the model's first part embeds, the stage with its last part computes the loss.
+    Parameters outside the layers, of embedding and head ("ends") and those that all layers read
+    ("common"), are all-gathered over the stages before the first tick, their gradients
+    reduce-scattered after the last: no stage has a second copy of tied weights or of their moments.
+    """
+
+    blueprint: Blueprint
+    model: ModelConfig
+    plan: Plan
+    zero: Zero
+
+    def gradients(
+        self, params: StepParams, micro: Micro, places: Places, weights: Losses
+    ) -> tuple[Losses, Params]:
+        given = with_wide_gradients(self.gathered(params), self.blueprint.infos)
+        outside = partial(self._outside, given)
+
+        def head(ends: Params, micro: Micro, x: X) -> tuple[Array, Losses]:
+            return in_total(self._terms(LOSSES, places, outside(ends), micro, x), weights)
+
+        keep = keepers(self.model, self.plan, offload=self.blueprint.build({}).offload)
+        functions = self._functions(outside, self._trained_layers(), head)._replace(keep=keep)
+        arrays = self._arrays(given, micro, places)
+        losses, stacks, ends, common = training.gradients(functions, self.plan, arrays)
+        layers = {name: g for stack in stacks.values() for name, g in stack.items()}
+        others = {name: self._reduce_end(name, g) for name, g in (ends | common).items()}
+        return losses, layers | others
+
+    def losses(self, params: StepParams, micro: Micro, places: Places) -> Losses:
+        outside = self.blueprint.build
+
+        def head(ends: Params, micro: Micro, x: X) -> Losses:
+            return self._terms(EVALUATED, places, outside(ends), micro, x)
+
+        functions = self._functions(outside, self._layers(), head)
+        arrays = self._arrays(self.gathered(params), micro, places)
+        return executor.forward(functions, self.plan.forward_only(), arrays)[0]
+
+    def gathered(self, params: StepParams) -> StepParams:
+        infos = self.blueprint.infos
+        ends = {name: p for name, p in params.items() if infos[name].stack is None}
+        return params | {name: self._gather_end(name, p) for name, p in ends.items()}
+
+    def empty_state(self, params: StepParams, batch: int) -> State:
+        return self.blueprint.build(params).empty_state(batch)
+
+    def logits(
+        self, params: StepParams, batch: Batch, places: Places, state: State
+    ) -> tuple[Array, State]:
+        """Runs one micro-batch, and sends the logits from the last stage to all others."""
+        outside = self.blueprint.build
+
+        def head(ends: Params, micro: Micro, x: X) -> Array:
+            return outside(ends).output(x)
+
+        one = Micro(batch, places.sample_B, places.segments)
+        micro = jax.tree.map(lambda x: x[None], one)
+        functions = self._functions(outside, self._layers(), head)
+        arrays = self._arrays(params, micro, places)
+        plan = self.plan.forward_only(micro_batches=1)
+        logits_BTV, state = executor.forward(functions, plan, arrays, state)
+        return lax.psum(logits_BTV, Axis.PP), state
+
+    # ---- the model's functions --------------------------------------------------------------
+
+    def _functions(
+        self, outside: Callable[[Params], Model], layers: Any, head: Any
+    ) -> ModelFunctions:
+        def embed(ends: Params, micro: Micro, places: Places) -> X:
+            return outside(ends).embed(micro.batch, places)
+
+        return ModelFunctions(
+            embed=embed,
+            layers=layers,
+            head=head,
+            places=Micro.places,
+            gathered=gathered,
+            regathered=regathered,
+            reduce_scattered=reduce_scattered,
+            fetched=on_device,
+            unroll=not self.model.scan_layers,
+        )
+
+    def _outside(self, params: StepParams, ends: Params) -> Model:
+        """The model without its layers; ends: the handles of its parameters among `params`."""
+        own = {name: params[name] for name in ends}
+        return self.blueprint.build(attached(with_handles(own, ends)))
+
+    def _layers(self) -> list[Callable]:
+        """The layer of each stack: (parameters and common ones, inputs, x) -> (x, cache)."""
+        return [partial(self._layer, stack) for stack in self.plan.stacks]
+
+    def _trained_layers(self) -> list[Callable]:
+        """The layers of each of `Plan.kinds`, which save what the model's policy says: -> x."""
+        found = []
+        for stack, layer in zip(self.plan.stacks, self._layers(), strict=True):
+            run = partial(_without_cache, layer)
+            remats = [] if self.plan.recompute else self.model.remats(self.plan.depth(stack))
+            scanned = self.model.scan_layers
+            found += [with_remat(run, remat, scanned=scanned) for remat, _ in remats] or [run]
+        return found
+
+    def _layer(
+        self, stack: str, params: tuple[Params, Params], inputs: LayerInputs, x: X
+    ) -> tuple[X, Any]:
+        own, common = params
+        model = self.blueprint.build(own | common)
+        found: tuple[X, Any] = model.stacks[stack](x, *inputs, model.common)
+        return found
+
+    def _terms(self, of: Terms, places: Places, outside: Model, micro: Micro, x: X) -> Losses:
+        return of(outside)(x, micro.batch, micro.places(places))
+
+    # ---- parameters -------------------------------------------------------------------------
+
+    def _arrays(self, params: StepParams, micro: Micro, places: Places) -> ModelArrays:
+        layers: dict[str, StepParams] = {stack: {} for stack in self.plan.stacks}
+        ends: StepParams = {}
+        common: Params = {}
+        for name, p in params.items():
+            stack = self.blueprint.infos[name].stack
+            others = common if name.startswith(f"{COMMON}.") else ends
+            (others if stack is None else layers[stack])[name] = p
+        handles = handles_of(ends)
+        zeros = pools.wide_zeros((handles_of(layers), handles, common))
+        return ModelArrays(layers, handles, micro, places, common, zeros)
+
+    def _gather_end(self, name: str, x: Array) -> Array:
+        """A parameter outside the layers, gathered over the stages. Partner: `_reduce_end`."""
+        if (dim := stage_dim(self.blueprint.infos[name])) is None:
+            return as_varying(x, [Axis.PP])
+        return all_gather(x.astype(self.zero.gather_dtype(name)), Axis.PP, dim)
+
+    def _reduce_end(self, name: str, gradient: Array) -> Array:
+        """The gradient's sum over stages, sharded, if the parameter is; else the partial sum."""
+        dim = stage_dim(self.blueprint.infos[name])
+        return gradient if dim is None else reduce_scatter(gradient, Axis.PP, dim)
+
+
+def _without_cache(layer: Callable, params: Any, inputs: LayerInputs, x: X) -> X:
+    """x after a layer, without the layer's cache."""
+    return layer(params, inputs, x)[0]
+
+
+def make_passes(resolved: Resolved) -> Passes:
+    """Chooses the way of micro-batches through the model."""
+    if resolved.plan is None:
+        return Unpipelined(resolved.blueprint)
+    return Pipelined(resolved.blueprint, resolved.model, resolved.plan, resolved.zero)
