@@ -18,8 +18,8 @@ With `layout.offload: parameters` shards are in host memory, and `gathered` copi
 device first. Parameters that are not sharded are only copied. A gradient has the memory of the
 device, so it belongs to a `handle`, an array that nothing reads, and not to the array on the host.
 
-So does the gradient of a layer in a loop at stage 0, to be in the precision that layers compute in:
-there a `Gatherable` is neither gathered nor copied; see `narrowing.py`.
+So do gradients in another precision than their parameters': of layers in a loop at stage 0, and of
+tables outside the layers. There a `Gatherable` is neither gathered nor copied; see `narrowing.py`.
 
 Letters: L layers, Z devices along dp x cp, n elements of a block with its padding.
 """
