@@ -12,7 +12,10 @@ in bfloat16 and b in float32, whose shards have 6, 4 and 1 elements, on Z = 2 de
                       devices of this device's shards; its columns are the shards' gradients.
 
 Parameters that vary over different mesh axes (sharded over tp, or not) make separate messages: the
-result of a concatenation varies over the axes of all its operands.
+result of a concatenation varies over the axes of all its operands. In a loop over layers a matrix
+is a message of its own (`alone`), or trips would copy it into the message and out of it; vectors
+are together, since many small messages take longer than their copies. Between unrolled layers XLA
+moves messages, and joins those of several layers: there a layer has few.
 
 With `layout.offload: parameters` shards are in host memory, and `gathered` copies a layer's to the
 device first. Parameters that are not sharded are only copied. A gradient has the memory of the
@@ -44,7 +47,7 @@ from jaxptd.zero.shards import ShardedInfo
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["shard", "handle", "block", "sum"],
-    meta_fields=["info", "dtype", "scattered", "held", "last"],
+    meta_fields=["info", "dtype", "scattered", "held", "last", "alone"],
 )
 @dataclasses.dataclass(frozen=True)
 class Gatherable:
@@ -60,6 +63,7 @@ class Gatherable:
         scattered: whether the gradient is reduce-scattered as soon as it is there.
         held: whether a block that forward gathers stays for backward, which else gathers again.
         last: whether the gradient is scattered in the last micro-batch only, see `last.py`.
+        alone: whether it is no message with others.
         sum: the gradient of the block in the micro-batches before, to be scattered with the last's.
     """
 
@@ -71,6 +75,7 @@ class Gatherable:
     scattered: bool
     held: bool = False
     last: bool = False
+    alone: bool = False
     sum: Array | None = None
 
     @property
@@ -143,7 +148,7 @@ def missing_blocks(layer: Any) -> list[Array]:
     leaves = [leaf for leaf in _leaves(layer) if _is_missing(leaf)]
     blocks = [leaf.copied() for leaf in leaves]
     sharded = [i for i, leaf in enumerate(leaves) if leaf.info is not None]
-    for group in _groups(sharded, lambda i: (blocks[i], leaves[i].dtype)):
+    for group in _groups(leaves, sharded, lambda i: (blocks[i], leaves[i].dtype)):
         rows = lax.all_gather(jnp.concatenate([blocks[i] for i in group]), BATCH_AXES)
         columns = _split(rows, [leaves[i].info.shard_size for i in group])
         for i, flat in zip(group, columns, strict=True):
@@ -211,7 +216,7 @@ def reduce_scattered(gradients: Any, layer: Any) -> Any:
         for leaf, g in zip(leaves, jax.tree.leaves(gradients), strict=True)
     ]
     scattered = [i for i, leaf in enumerate(leaves) if is_gatherable(leaf) and leaf.scattered]
-    for group in _groups(scattered, lambda i: (leaves[i].handle, grads[i].dtype)):
+    for group in _groups(leaves, scattered, lambda i: (leaves[i].handle, grads[i].dtype)):
         flats = [leaves[i].info.flatten(grads[i]) for i in group]
         widths = [leaves[i].info.shard_size for i in group]
         rows = [flat.reshape(-1, n) for flat, n in zip(flats, widths, strict=True)]
@@ -226,12 +231,18 @@ def _summed(gradient: Array, leaf: Gatherable) -> Array:
     return gradient if leaf.sum is None else leaf.sum + gradient
 
 
-def _groups(indices: Sequence[int], key: Callable[[int], tuple[Array, Any]]) -> list[list[int]]:
-    """Groups indices by precision, and by the axes over which their arrays vary."""
+def _groups(
+    leaves: Sequence[Any], indices: Sequence[int], key: Callable[[int], tuple[Array, Any]]
+) -> list[list[int]]:
+    """Groups indices of leaves by precision, and by the axes over which their arrays vary.
+
+    Each leaf that is alone makes a group of its own.
+    """
     groups: dict[Any, list[int]] = {}
     for i in indices:
         array, dtype = key(i)
-        groups.setdefault((varying_axes(array), jnp.dtype(dtype)), []).append(i)
+        alike = varying_axes(array), jnp.dtype(dtype)
+        groups.setdefault(i if leaves[i].alone else alike, []).append(i)
     return list(groups.values())
 
 

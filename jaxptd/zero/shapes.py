@@ -90,6 +90,7 @@ class StateShapes:
         by_layer: whether shards of layers are of one layer each at stage 1, too.
         holds: whether stage 2 gathers layers one by one, and holds each for backward.
         last: whether stage 1 reduce-scatters gradients of layers beside the last micro-batch.
+        loops: whether layers run in a loop.
         narrows: whether gradients of layers have the precision that layers compute in at stage 0,
             too, until they are added up.
     """
@@ -103,6 +104,7 @@ class StateShapes:
     by_layer: bool = False
     holds: bool = False
     last: bool = False
+    loops: bool = False
     narrows: bool = False
 
     @classmethod
@@ -119,6 +121,7 @@ class StateShapes:
             by_layer=by_layer,
             holds=config.holds_blocks,
             last=config.scatters_last,
+            loops=config.model.scan_layers,
             narrows=config.narrows,
         )
 
@@ -136,6 +139,13 @@ class StateShapes:
     def is_scattered(self, name: str) -> bool:
         """True for parameters whose gradients are reduce-scattered layer by layer."""
         return (self.stage >= 2 or self.last) and self.infos[name].stack is not None
+
+    def is_alone(self, name: str) -> bool:
+        """True for parameters of layers that are messages of their own: a loop's matrices.
+
+        Not those that `last` scatters: the kernel that adds up their gradients writes the message.
+        """
+        return self.loops and not self.last and bool(self.infos[name].matrix)
 
     def is_narrowed(self, name: str) -> bool:
         """True for parameters that are cast layer by layer, so that their gradients are narrow."""

@@ -32,8 +32,8 @@ With `layout.offload: parameters` w[=] is in host memory (at stage 0 w[====]), a
 layer is fetched as at stage 3: copied to the device, then gathered. Gradients are as above.
 
 Gathers move the precision that parameters are read in; gradients are summed in float32. Arrows with
-the name of a function of `gathering.py` carry all parameters of one layer, in one message for each
-precision and set of axes that shard them.
+the name of a function of `gathering.py` carry all parameters of one layer, in few messages
+(`gathering.py` says which).
 
 Letters: L layers, Z devices along dp x cp.
 Source: Rajbhandari et al., arXiv 1910.02054.
@@ -90,10 +90,10 @@ class Zero(StateShapes):
     def _begin(self, name: str, p: Array, training: bool) -> Any:
         stored, dtype = self.stored[name], self.gather_dtype(name)
         info = stored if isinstance(stored, ShardedInfo) else None
-        scattered = self.is_scattered(name)
+        scattered, alone = self.is_scattered(name), self.is_alone(name)
         if self.is_fetched(name):
             handle = p if scattered and not is_on_host(p) else self._handle(name, p)
-            return Gatherable(p, handle, None, info, dtype, scattered)
+            return Gatherable(p, handle, None, info, dtype, scattered, alone=alone)
         p = on_device(p)
         if self.is_narrowed(name) and training:
             return Gatherable(p, self._handle(name, p), None, None, dtype, scattered)
@@ -103,7 +103,8 @@ class Zero(StateShapes):
         block = info.gather(p, dtype) if early else None
         if not (scattered and training):
             return block
-        return Gatherable(p, p, block, info, dtype, scattered, held=not early, last=self.last)
+        held, last = not early, self.last
+        return Gatherable(p, p, block, info, dtype, scattered, held=held, last=last, alone=alone)
 
     def _handle(self, name: str, p: Array) -> Array:
         """Zeros that a gradient belongs to: of a shard, or of the block that layers read."""

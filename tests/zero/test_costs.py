@@ -92,8 +92,8 @@ def bytes_of(program: Program, *, layers: bool) -> int:
     )
 
 
-def thirds(stage: int) -> Program:
-    return tiny.program(Layout(dp=3, zero=stage), batch=6, micro_batches=1, **THREE)
+def thirds(stage: int, **choice: Any) -> Program:
+    return tiny.program(Layout(dp=3, zero=stage), batch=6, micro_batches=1, **THREE | choice)
 
 
 @pytest.mark.parametrize("stage", [slow(1), 2, slow(3)])
@@ -106,9 +106,17 @@ def test_parameters_are_gathered_once_or_twice_and_gradients_scattered_once(stag
     assert found[ALL_GATHER].bytes == (2 if stage == 3 else 1) * layers + rest
     assert found[REDUCE_SCATTER].bytes == layers + rest
     assert found[ALL_REDUCE].bytes == 4 * 4
+
+
+@pytest.mark.parametrize(("scanned", "messages"), [(True, 6), (False, 2)])
+def test_a_loops_matrices_are_messages_of_their_own(scanned: bool, messages: int) -> None:
+    """Four matrices a layer; and parameters that tp would shard, and others."""
+    program = thirds(3, scan_layers=scanned)
+    found = {c.kind: c.count for c in comms.count(program)}
+    assert comms.subtract(comms.count(program), comms.formula(program)) == []
     number = sum(not info.stack for info in program.infos.values())
-    if program.config.zero >= 2:  # two a layer: of parameters that tp would shard, and others
-        assert found[REDUCE_SCATTER].count == number + 2 * program.config.model.num_layers
+    assert found[REDUCE_SCATTER] == number + messages * program.config.model.num_layers
+    assert found[ALL_GATHER] == number + 2 * messages * program.config.model.num_layers
 
 
 @pytest.mark.slow

@@ -89,13 +89,13 @@ class Loop:
 
         At stage 3, and out of host memory, that is the layer's parameters, or those of the next
         one. A loop that moves them under other layers also has the gradients of the last one, and
-        from stage 2 on their message in float32.
+        from stage 2 on those of one matrix, in float32, on their way.
         """
-        config, sizes, gradients = self.config, self.sizes, 0
+        config, sizes = self.config, self.sizes
         own = working.layer(self.pairs, self.stack.remat, at_once=self._at_once)
-        if config.prefetches:
-            gradients = 1 + (config.zero >= 2) * sizes.master_itemsize // sizes.itemsize
-        moved = (config.layout.fetches_layers + gradients) * self._whole
+        moved = (config.layout.fetches_layers + config.prefetches) * self._whole
+        if config.prefetches and config.zero >= 2:
+            moved += self._largest * sizes.master_itemsize // sizes.matrix_shards
         return own + self._rounded + moved
 
     @property
@@ -160,7 +160,12 @@ class Loop:
     @property
     def largest(self) -> int:
         """Bytes of the largest matrix of all layers."""
-        return self.share(max(_first_weights(pair) for pair in self.stack.parts.pairs))
+        return self.share(self._largest)
+
+    @property
+    def _largest(self) -> int:
+        """Elements of a layer's largest matrix on all devices."""
+        return max(_first_weights(pair) for pair in self.stack.parts.pairs)
 
     @cached_property
     def copies(self) -> int:

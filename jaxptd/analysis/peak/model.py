@@ -20,9 +20,8 @@ from jaxptd.pipeline.placement import Stages
 
 # Of all but the state, for gaps between arrays and the scheduler's choices: gaps are up to 1.5 % of
 # loops over layers, up to 9 % of unrolled layers whose gradients are summed over devices, up to 8 %
-# of two micro-batches that are two programs. Loops that move parameters ahead have one layer
-# that is unrolled; where they hold all for backward, gaps are no more than those of other loops.
-MARGIN, PREFETCHING_MARGIN, UNROLLED_MARGIN, APART_MARGIN = 0.01, 0.03, 0.05, 0.08
+# of two micro-batches that are two programs.
+MARGIN, UNROLLED_MARGIN, APART_MARGIN = 0.01, 0.05, 0.08
 ID = 4  # bytes of a token's number
 
 
@@ -109,8 +108,7 @@ class _Step:
             return APART_MARGIN
         if self.late_products:
             return UNROLLED_MARGIN
-        moves = self.config.prefetches and not self.config.holds_blocks
-        return PREFETCHING_MARGIN if moves else MARGIN
+        return MARGIN
 
     # ---- at several moments --------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ Source: Rajbhandari et al., arXiv 1910.02054, section 7.
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Collective
 from jaxptd.analysis.sizes import elements_on_device
@@ -42,18 +43,20 @@ def per_layer(step: Scenario, zero: StateShapes, stack: Stack) -> Iterator[Colle
 
     If fetched, n are gathered twice; if held for backward, once; else at the beginning of the step.
 
-    A message has all parameters of a layer that are sharded alike and gathered in one precision.
+    A message has all parameters of a layer that are sharded alike and gathered in one precision,
+    but a loop's matrices are messages of their own.
     """
     layout, wide = step.config.layout, step.sizes.master_itemsize
     times = stack.layers * step.config.train.micro_batches
     gathers = _gathers(step, stack) if zero.fetches else stack.layers * zero.holds
     scatters = times if zero.stage >= 2 else stack.layers * zero.last
-    messages: dict[tuple, dict[int, int]] = {}  # axes -> bytes of an element -> elements
+    messages: dict[Any, dict[int, int]] = {}  # axes, or a name -> bytes of an element -> elements
     for name, stored in zero.stored.items():
         own = stored.info.stack == stack.name
         if isinstance(stored, ShardShape) and own:
             axes = stored.axes | {*_summed_over(stored, layout)}
-            message = messages.setdefault(tuple(sorted(axes)), {})
+            alike = name if zero.is_alone(name) else tuple(sorted(axes))
+            message = messages.setdefault(alike, {})
             size = itemsize(zero.gather_dtype(name))
             message[size] = message.get(size, 0) + stored.padded_size
     for message in messages.values():
