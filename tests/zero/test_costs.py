@@ -77,10 +77,29 @@ COMPILED = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("layout", "choice"), COMPILED, ids=str)
 def test_the_compiled_program_moves_the_same_bytes(layout: Layout, choice: dict) -> None:
-    """XLA may merge collectives: then the counts differ, the bytes do not."""
+    """XLA may merge collectives: then the counts differ, the bytes do not.
+
+    At stage 3 it gathers no vectors for backward where that reads none, such as biases.
+    """
     program = tiny.program(layout, **choice)
     found = {(c.kind, c.axes): c.bytes for c in comms.count_compiled(program, CPU_OPTIONS)}
-    assert found == {(c.kind, c.axes): c.bytes for c in comms.count(program)}
+    wanted = {(c.kind, c.axes): c.bytes for c in comms.count(program)}
+    unread = sum(n - found[each] for each, n in wanted.items() if each[0] == ALL_GATHER)
+    assert 0 <= unread <= (vectors(program) if layout.zero == 3 else 0)
+    assert without_gathers(found) == without_gathers(wanted)
+
+
+def vectors(program: Program) -> int:
+    """Bytes of a device's vectors of layers in float32, in all micro-batches together."""
+    config, zero = program.config, program.resolved.zero
+    alone = [n for n, info in program.infos.items() if info.stack and not zero.is_alone(n)]
+    held = sum(math.prod(program.states.stored[name].stored_shape) for name in alone)
+    return 4 * held * config.train.micro_batches
+
+
+def without_gathers(found: dict) -> dict:
+    """All but the gathers over data parallel devices."""
+    return {each: n for each, n in found.items() if each[0] != ALL_GATHER or Axis.DP not in each[1]}
 
 
 def bytes_of(program: Program, *, layers: bool) -> int:
@@ -126,7 +145,10 @@ def test_of_each_kind_the_compiled_program_moves_as_much(stage: int) -> None:
     compiled: dict[str, int] = {}
     for each in comms.count_compiled(program, CPU_OPTIONS):
         compiled[each.kind] = compiled.get(each.kind, 0) + each.bytes
-    assert compiled == {each.kind: each.bytes for each in comms.count(program)}
+    wanted = {each.kind: each.bytes for each in comms.count(program)}
+    unread = wanted.pop(ALL_GATHER) - compiled.pop(ALL_GATHER)
+    assert 0 <= unread <= (vectors(program) if stage == 3 else 0)
+    assert compiled == wanted
 
 
 @pytest.mark.parametrize(
