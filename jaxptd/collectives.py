@@ -27,6 +27,7 @@ Source: Shoeybi et al., arXiv 1909.08053 (f and g); Korthikanti et al., arXiv 22
 
 from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +36,7 @@ from jax import Array, lax
 
 from jaxptd.mesh import Axis
 
+T = TypeVar("T")
 Axes = str | tuple[str, ...]  # several axes act as one, devices numbered in row-major order
 
 
@@ -61,6 +63,18 @@ def alike(*arrays: Array) -> tuple[Array, ...]:
     """The arrays, each typed as varying over the union of their varying axes."""
     axes = sorted(frozenset().union(*(varying_axes(x) for x in arrays)))
     return tuple(as_varying(x, axes) for x in arrays)
+
+
+def after(tree: T, others: Any) -> T:
+    """A tree whose arrays XLA reads only when all arrays of another tree are there, too.
+
+    Before jax 0.11 they would vary over the axes of those; there it is the tree as it is.
+    """
+    if jax.__version_info__ < (0, 11):
+        return tree
+    arrays, structure = jax.tree.flatten(tree)
+    found = lax.optimization_barrier((arrays, jax.tree.leaves(others)))[0]
+    return cast(T, jax.tree.unflatten(structure, found))
 
 
 def copy_to(x: Array, axis: str) -> Array:

@@ -219,7 +219,8 @@ def counted(program: Program) -> int | None:
     jaxpr = traced(program).jaxpr.jaxpr
     if plan:
         return sum(map(_bytes, _pools(program, plan, jaxpr)))
-    apart = {id(scan) for each in equations(jaxpr) if _is_apart(each) for scan in _inside(each)}
+    last = (each for each in equations(jaxpr) if program.config.scatters_last and _is_apart(each))
+    apart = {id(scan) for each in last for scan in _inside(each)}
     forward = [scan for scan in scans(jaxpr) if _is_forward(scan) and id(scan) not in apart]
     more = int(program.config.prefetches)
     return sum(

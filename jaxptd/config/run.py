@@ -97,6 +97,11 @@ class Config:
         return self.zero == 1 and self._loops and several and not self.layout.fetches_layers
 
     @property
+    def sums_in_loops(self) -> bool:
+        """True if a loop adds a layer's gradients to those of the micro-batches before, at once."""
+        return self.prefetches and self.train.micro_batches > 1
+
+    @property
     def _loops(self) -> bool:
         return self.layout.pp == 1 and self.model.scan_layers
 

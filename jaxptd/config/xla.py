@@ -68,6 +68,9 @@ def compiler_options(config: Config, *, on_gpus: bool) -> dict[str, Any] | None:
     XLA copies slices into and out of a loop's stacks beside other kernels, unless its pass for that
     is off; where a loop has its blocks it then starts a trip's message too late to be hidden.
 
+    A trip of a loop that fetches layers copies the next one's parameters, and its own gradients, to
+    where the next trip reads them. Of two trips in one only the second does.
+
     A permute joins the devices that it connects, and not by default all of them, which by XLA's own
     account makes one inside a node ten to twenty times slower. XLA asks that a group of devices is
     part of one division of all devices only, and may hang otherwise: so it is with rings along axes
@@ -86,6 +89,8 @@ def compiler_options(config: Config, *, on_gpus: bool) -> dict[str, Any] | None:
         options["xla_gpu_experimental_parallel_collective_overlap_limit"] = 2
     if config.holds_blocks or config.scatters_last:
         options["xla_disable_hlo_passes"] = "dynamic-slice-copy-fusion-async-wrapper"
+    if config.prefetches and layout.fetches_layers:
+        options["xla_gpu_enable_while_loop_double_buffering"] = True
     if _permutes(layout) and layout.matmul2d != "cannon":
         options["xla_gpu_collective_permute_connected_components"] = True
     if config.model.products == "fp8":

@@ -98,14 +98,21 @@ def loop(
         return lax.fori_loop(0, instruction[name], trip, carry)
 
 
-def apart(carry: Carry, instruction: Instruction, body: Body[Carry]) -> Carry:
-    """Runs `body` once, in a loop of which XLA does not know that it has one trip.
+def apart(carry: Carry, instruction: Instruction, body: Body[Carry], *, times: int = 1) -> Carry:
+    """Runs `body` so many times, in a loop of which XLA does not know how many trips it has.
 
     Outside of loops XLA allocates arrays at the beginning of the program: what is read and written
-    here would take memory all the time before.
+    here would take memory all the time before. Two trips that XLA joined to one would need more,
+    too.
+
+    Args:
+        carry: what the body changes.
+        instruction: numbers for the first trip; each next one gets them plus 1.
+        body: what runs.
+        times: how often.
     """
-    once = {APART: lax.optimization_barrier(jnp.int32(1))}
-    return loop(APART, carry, instruction | once, body)
+    trips = {APART: lax.optimization_barrier(jnp.int32(times))}
+    return loop(APART, carry, instruction | trips, body)
 
 
 def get(pool: Any, *where: Array | int) -> Any:

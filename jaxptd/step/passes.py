@@ -25,8 +25,9 @@ from jaxptd.params import Blueprint, Params
 from jaxptd.pipeline import pools
 from jaxptd.step.batch import Batch
 from jaxptd.zero.gathering import handles_of, with_handles
-from jaxptd.zero.last import before_last, for_last, waits_for_last
+from jaxptd.zero.last import before_last, waits_for_last
 from jaxptd.zero.narrowing import attached, with_wide_gradients
+from jaxptd.zero.sums import adds_in_loops, with_sums
 from jaxptd.zero.zero import StepParams
 
 
@@ -99,31 +100,45 @@ class Unpipelined:
     def gradients(
         self, params: StepParams, micro: Micro, places: Places, weights: Losses
     ) -> tuple[Losses, Params]:
-        def loss(params: StepParams, handles: Params, micro: Micro) -> tuple[Array, Losses]:
-            given = attached(with_handles(params, handles)), micro, places
-            return in_total(self._terms(*given, of=LOSSES), weights)
+        def add(params: StepParams, total: tuple, micro: Micro) -> tuple:
+            return self._with_gradients(params, total, micro, places, weights)
 
-        def add(params: StepParams, total: tuple, micro: Micro) -> tuple[tuple, None]:
-            gradient = jax.value_and_grad(partial(loss, params), has_aux=True)
-            (_, found), gradients = gradient(handles_of(params), micro)
-            return jax.tree.map(jnp.add, total, (found, gradients)), None
+        def add_one(params: StepParams, total: tuple, now: pools.Instruction) -> tuple:
+            return add(params, total, pools.get(micro, now["micro"]))
+
+        def add_in_loops(total: tuple, now: pools.Instruction) -> tuple:
+            having, rest = with_sums(params, total[1])
+            return add_one(having, (total[0], rest), now)
 
         terms = partial(self._terms, of=LOSSES)
         like = jax.eval_shape(terms, params, pools.get(micro, 0), places)
         params = with_wide_gradients(params, self.blueprint.infos)
         zeros = jax.tree.map(pools.zeros, {name: like[name] for name in weights})
-        early = before_last(params)
+        early, number = before_last(params), len(micro.sample)
         start = zeros, pools.wide_zeros(handles_of(early))
-        if not waits_for_last(params):
-            return lax.scan(partial(add, params), start, micro)[0]
-        others, number = jax.tree.map(lambda x: x[:-1], micro), len(micro.sample) - 1
-        losses, sums = lax.scan(partial(add, early), start, others)[0]
-        params, rest = for_last(params, sums)
+        if adds_in_loops(params):
+            return pools.apart(start, {"micro": jnp.int32(0)}, add_in_loops, times=number)
+        waits = waits_for_last(params)
+        others = jax.tree.map(lambda x: x[: number - waits], micro)
+        total, _ = lax.scan(lambda *each: (add(early, *each), None), start, others)
+        if not waits:
+            return total
+        params, rest = with_sums(params, total[1])
+        last = {"micro": jnp.int32(number - 1)}
+        return pools.apart((total[0], rest), last, partial(add_one, params))
 
-        def last(total: tuple, now: pools.Instruction) -> tuple:
-            return add(params, total, pools.get(micro, now["micro"]))[0]
+    def _with_gradients(
+        self, params: StepParams, total: tuple, micro: Micro, places: Places, weights: Losses
+    ) -> tuple:
+        """Losses and gradients of handles with those of a micro-batch."""
 
-        return pools.apart((losses, rest), {"micro": jnp.int32(number)}, last)
+        def loss(params: StepParams, handles: Params) -> tuple[Array, Losses]:
+            given = attached(with_handles(params, handles)), micro, places
+            return in_total(self._terms(*given, of=LOSSES), weights)
+
+        gradient = jax.value_and_grad(partial(loss, params), has_aux=True)
+        (_, found), gradients = gradient(handles_of(params))
+        return jax.tree.map(jnp.add, total, (found, gradients))
 
     def losses(self, params: StepParams, micro: Micro, places: Places) -> Losses:
         terms = partial(self._terms, of=EVALUATED)

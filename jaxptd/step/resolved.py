@@ -98,7 +98,9 @@ class Resolved:
     @property
     def trips(self) -> Mapping[str, int]:
         """Executions on all stages, by scope, of loops whose length XLA does not know."""
-        apart = {pools.APART: 1} if self.config.scatters_last else {}
+        config = self.config
+        times = config.train.micro_batches if config.sums_in_loops else config.scatters_last
+        apart = {pools.APART: int(times)} if times else {}
         return self.plan.trips if self.plan else apart
 
 

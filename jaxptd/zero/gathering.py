@@ -47,7 +47,7 @@ from jaxptd.zero.shards import ShardedInfo
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["shard", "handle", "block", "sum"],
-    meta_fields=["info", "dtype", "scattered", "held", "last", "alone"],
+    meta_fields=["info", "dtype", "scattered", "held", "last", "alone", "summed"],
 )
 @dataclasses.dataclass(frozen=True)
 class Gatherable:
@@ -64,7 +64,8 @@ class Gatherable:
         held: whether a block that forward gathers stays for backward, which else gathers again.
         last: whether the gradient is scattered in the last micro-batch only, see `last.py`.
         alone: whether it is no message with others.
-        sum: the gradient of the block in the micro-batches before, to be scattered with the last's.
+        summed: whether a loop adds the gradient to `sum`, where that is given, see `sums.py`.
+        sum: of the gradients in the micro-batches before: of handles, or with `last` of blocks.
     """
 
     shard: Array
@@ -76,6 +77,7 @@ class Gatherable:
     held: bool = False
     last: bool = False
     alone: bool = False
+    summed: bool = False
     sum: Array | None = None
 
     @property
@@ -227,8 +229,8 @@ def reduce_scattered(gradients: Any, layer: Any) -> Any:
 
 
 def _summed(gradient: Array, leaf: Gatherable) -> Array:
-    """A gradient with those of the micro-batches before, if the leaf has them."""
-    return gradient if leaf.sum is None else leaf.sum + gradient
+    """A gradient with those of the micro-batches before, if they are to be scattered with it."""
+    return leaf.sum + gradient if leaf.last and leaf.sum is not None else gradient
 
 
 def _groups(

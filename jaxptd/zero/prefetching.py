@@ -13,6 +13,9 @@ reduce-scatters its gradients; what is above each other runs at the same time):
            G2       | G1, R3 | G0, R2 | G0, R1 | R0
            back 3   | back 2 | back 1 | back 0 |
 
+In backward G waits for the gradient of x that enters the trip, and the one that leaves it for R:
+where XLA joins two trips of a loop that fetches layers, they still move one layer at a time.
+
 The last layer runs outside of the loop: forward has nothing left to gather under it, backward
 nothing yet to reduce-scatter, and its parameters stay for backward. So each layer is gathered twice
 and its gradients are sent once, as without the loop. (Layer 0 is gathered once in vain: all trips
@@ -33,13 +36,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from jaxptd.collectives import after
 from jaxptd.pipeline.model import LayerInputs
 from jaxptd.pipeline.split_backward import TracedLayer, trace_layer
+from jaxptd.zero import sums
 from jaxptd.zero.gathering import (
     as_layer,
     behind_barriers,
     completed,
-    handles_of,
     missing_blocks,
     reduce_scattered,
     room,
@@ -130,28 +134,31 @@ def _backward(
 
     def back(i: Any, blocks: list[Array], kept: list[Array], dx: Any) -> tuple[Any, ...]:
         """(blocks of the layer before, gradients of layer i, of common, of x)."""
-        before = missing_blocks(behind_barriers(_at(stack, jnp.maximum(i - 1, 0))))
+        row = behind_barriers(_at(stack, jnp.maximum(i - 1, 0)))
+        before = missing_blocks(after(row, dx))
         params = completed(_at(stack, i), blocks), common
         of_params, dx = traced.backward(kept, params, _inputs_at(inputs, i), (dx, None))
         return before, *of_params, dx
 
-    def send(found: Any, gradients: Any, i: Any) -> Any:
-        sums = reduce_scattered(gradients, _at(stack, i))
-        return jax.tree.map(partial(_put, i=i), found, sums)
+    def send(found: Any, gradients: Any, i: Any) -> tuple[Any, Any]:
+        """(the stack's gradients with those of layer i, what is sent of these)."""
+        sent = reduce_scattered(gradients, _at(stack, i))
+        return sums.with_layer(found, sent, stack, i), sent
 
     def trip(carry: tuple, each: tuple[Array, list[Array]]) -> tuple[tuple, None]:
         blocks, gradients, total, dx, found = carry
         i, kept = each
-        found = send(found, gradients, i + 1)
-        blocks, gradients, more, dx = back(i, blocks, kept, dx)
-        return (blocks, gradients, jax.tree.map(jnp.add, total, more), dx, found), None
+        blocks, of_layer, more, dx = back(i, blocks, kept, dx)
+        found, sent = send(found, gradients, i + 1)
+        dx = after(dx, sent) if blocks else dx
+        return (blocks, of_layer, jax.tree.map(jnp.add, total, more), dx, found), None
 
     # Outside of a loop XLA would keep what forward computed, and not compute it again.
     blocks, of_last = jax.tree.map(lax.optimization_barrier, (blocks, of_last))
-    start = *back(end, blocks, of_last, dy), jax.tree.map(jnp.zeros_like, handles_of(stack))
+    start = *back(end, blocks, of_last, dy), sums.start(stack)
     others = jnp.arange(end, dtype=jnp.int32), kept
     (_, gradients, total, dx, found), _ = lax.scan(trip, start, others, reverse=True)
-    return as_layer(stack, send(found, gradients, 0)), total, dx
+    return as_layer(stack, send(found, gradients, 0)[0]), total, dx
 
 
 def _at(stack: Any, i: Any) -> Any:

@@ -91,6 +91,7 @@ class StateShapes:
         holds: whether stage 2 gathers layers one by one, and holds each for backward.
         last: whether stage 1 reduce-scatters gradients of layers beside the last micro-batch.
         loops: whether layers run in a loop.
+        sums: whether that loop adds gradients to those of the micro-batches before.
         narrows: whether gradients of layers have the precision that layers compute in at stage 0,
             too, until they are added up.
     """
@@ -105,6 +106,7 @@ class StateShapes:
     holds: bool = False
     last: bool = False
     loops: bool = False
+    sums: bool = False
     narrows: bool = False
 
     @classmethod
@@ -122,6 +124,7 @@ class StateShapes:
             holds=config.holds_blocks,
             last=config.scatters_last,
             loops=config.model.scan_layers,
+            sums=config.sums_in_loops,
             narrows=config.narrows,
         )
 

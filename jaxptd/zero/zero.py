@@ -93,7 +93,9 @@ class Zero(StateShapes):
         scattered, alone = self.is_scattered(name), self.is_alone(name)
         if self.is_fetched(name):
             handle = p if scattered and not is_on_host(p) else self._handle(name, p)
-            return Gatherable(p, handle, None, info, dtype, scattered, alone=alone)
+            return Gatherable(
+                p, handle, None, info, dtype, scattered, alone=alone, summed=self.sums
+            )
         p = on_device(p)
         if self.is_narrowed(name) and training:
             return Gatherable(p, self._handle(name, p), None, None, dtype, scattered)
@@ -103,14 +105,24 @@ class Zero(StateShapes):
         block = info.gather(p, dtype) if early else None
         if not (scattered and training):
             return block
-        held, last = not early, self.last
-        return Gatherable(p, p, block, info, dtype, scattered, held=held, last=last, alone=alone)
+        return Gatherable(
+            p,
+            handle=p,
+            block=block,
+            info=info,
+            dtype=dtype,
+            scattered=scattered,
+            held=not early,
+            last=self.last,
+            alone=alone,
+            summed=self.sums,
+        )
 
     def _handle(self, name: str, p: Array) -> Array:
         """Zeros that a gradient belongs to: of a shard, or of the block that layers read."""
         stored, shape, dtype = self.stored[name], p.shape, p.dtype
         if not self.is_scattered(name):
-            dtype = jnp.dtype(self.gather_dtype(name))
+            dtype = dtype if self.sums else jnp.dtype(self.gather_dtype(name))
             if isinstance(stored, ShardedInfo):
                 shape = (*p.shape[:-1], *stored.block_shape)
         return as_varying(jnp.zeros(shape, dtype), sorted(varying_axes(p)))

@@ -63,6 +63,22 @@ def test_copies_of_stacks_are_kernels_where_a_loop_has_its_blocks(layout, choice
 
 
 @pytest.mark.parametrize(
+    ("layout", "choice", "two"),
+    [
+        (Layout(dp=2, zero=3), {}, True),
+        (Layout(offload="parameters"), {}, True),
+        (Layout(dp=2, zero=3), {"scan_layers": False}, False),
+        (Layout(dp=2, zero=2), {"micro_batches": 1}, False),
+        (Layout(dp=2, pp=2, zero=3), {}, False),
+    ],
+    ids=str,
+)
+def test_two_trips_are_one_where_a_loop_fetches_layers(layout, choice, two) -> None:
+    options = compiler_options(tiny.config(layout, **choice), on_gpus=True) or {}
+    assert options.get("xla_gpu_enable_while_loop_double_buffering", False) is two
+
+
+@pytest.mark.parametrize(
     ("offload", "eliminated"), [((), True), ("parameters", True), ("optimizer", False)], ids=str
 )
 def test_stacks_are_filled_with_zeros_where_moments_are_on_the_host(offload, eliminated) -> None:

@@ -104,7 +104,8 @@ ATTENTION = [
             lambda form, rngs, rate=rate: SelfAttention(
                 dataclasses.replace(QWEN, dropout=rate), form=form, rngs=rngs, init_out=normal(0.02)
             ),
-            (array(B, T, D), SAMPLES, POSITIONS, SEED),
+            # Of seed 0 the gradient of k_norm nearly cancels: float32 rounds it by more.
+            (array(B, T, D, seed=2), SAMPLES, POSITIONS, SEED),
             place_specs,
             residual_spec,
             moves(both(ends(2, rounds=5), groups), *GROUPS_MOVES),

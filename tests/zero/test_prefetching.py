@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import pytest
 import tiny
 from one_device import case, hold
@@ -42,7 +43,12 @@ def has_product(equation: Any) -> bool:
 
 def needs(body: Any, first: Any) -> list[Any]:
     """The equations of a jaxpr that need a result of another one."""
-    made, found = {*first.outvars}, []
+    return reading(body, {*first.outvars})
+
+
+def reading(body: Any, made: set[Any]) -> list[Any]:
+    """The equations of a jaxpr that need any of these variables."""
+    found = []
     for each in body.eqns:
         if not made.isdisjoint(x for x in each.invars if not hasattr(x, "val")):
             made |= {*each.outvars}
@@ -93,6 +99,25 @@ def test_collectives_of_a_trip_neither_wait_for_its_products_nor_these_for_them(
     assert kinds == stacks * ahead * [{GATHER}] + stacks * [{SCATTER} | again]
 
 
+@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="see collectives.after")
+def test_of_two_trips_in_one_the_second_waits_for_what_the_first_moves() -> None:
+    """Of backward: a gather for the gradient of x that comes in, the one that leaves for sums."""
+    program = tiny.program(Layout(dp=2, zero=3), **THREE | {"remat": "full"})
+    *_, loop = (each for each in scans(traced(program).jaxpr) if each.params["reverse"])
+    body = loop.params["jaxpr"].jaxpr
+    *carry, _, x = body.invars[-2 - len(body.outvars) :]  # and the layer's number, its input
+    (number,) = (i for i, dx in enumerate(body.outvars) if dx.aval.shape == x.aval.shape)
+    waiting = reading(body, {carry[number]})
+    found = moves(body)
+    assert {each.primitive.name for each in found} == {GATHER, SCATTER}
+    for move in found:
+        if move.primitive.name == GATHER:
+            assert any(move is each for each in waiting)
+        else:
+            last = [x for each in needs(body, move) for x in each.outvars]
+            assert body.outvars[number] in last
+
+
 @pytest.mark.parametrize(
     ("layout", "choice"),
     [
@@ -132,6 +157,20 @@ def test_an_evaluation_gathers_each_layer_once() -> None:
         4 * math.prod(stored.stored_shape) * (each_micro_batch if stored.info.stack else 1)
         for stored in program.states.stored.values()
     )
+
+
+@pytest.mark.parametrize("stage", [3, slow(2)])
+def test_micro_batches_add_to_sums_and_stack_no_gradients(stage: int) -> None:
+    """With one, the loop stacks the gradients themselves: several take little more memory."""
+    memory, choice = {}, {"num_layers": 16, "remat": "full"}
+    for number in (1, 2):
+        program = tiny.program(
+            Layout(dp=2, zero=stage), **choice, batch=2 * number, micro_batches=number
+        )
+        memory[number] = compile_to_read(program).memory_analysis().temp_size_in_bytes
+    stored = [each for each in program.states.stored.values() if each.info.stack]
+    shards = sum(4 * math.prod(each.stored_shape) for each in stored) // 2
+    assert memory[2] - memory[1] < shards / 2
 
 
 # ---- one step -----------------------------------------------------------------------------------

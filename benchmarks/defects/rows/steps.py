@@ -151,9 +151,9 @@ STEPS = (
         Break(
             "gradients are reduced for each micro-batch, and once more",
             "jaxptd/step/passes.py",
-            "gradient(handles_of(params), micro)\n",
-            "gradient(handles_of(params), micro)\n"
-            "            gradients = jax.tree.map(lambda g: as_varying(lax.psum(as_varying(g, "
+            "gradient(handles_of(params))\n",
+            "gradient(handles_of(params))\n"
+            "        gradients = jax.tree.map(lambda g: as_varying(lax.psum(as_varying(g, "
             "[Axis.DP]), Axis.DP), [Axis.DP]), gradients)\n",
             "tests/step/test_program.py",
         ),
@@ -164,8 +164,8 @@ STEPS = (
         Break(
             "only the last micro-batch has gradients",
             "jaxptd/step/passes.py",
-            "return jax.tree.map(jnp.add, total, (found, gradients)), None",
-            "return (jax.tree.map(jnp.add, total[0], found), gradients), None",
+            "return jax.tree.map(jnp.add, total, (found, gradients))",
+            "return jax.tree.map(jnp.add, total[0], found), gradients",
             TESTS,
         ),
         (DP,),

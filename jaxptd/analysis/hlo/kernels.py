@@ -13,9 +13,12 @@ from jaxptd.analysis.hlo.text import WHOLE, Computations, Instruction, Pipeline,
 
 _NO_KERNEL = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "conditional"}
 _NO_KERNEL |= {"partition-id", "replica-id", "after-all", "iota", "opt-barrier", "async-update"}
+_COPY = "copy-start"  # its result has the array that it reads, too
 _COLLECTIVE = re.compile(r"(all-|reduce-scatter|collective-)")
+_HOST_MEMORY = "S(5)"  # in a layout
 PRODUCT, ATTENTION, COLLECTIVE, OTHER = "products", "attention kernel", "collectives", "other"
-KINDS = (PRODUCT, ATTENTION, OTHER, COLLECTIVE)
+HOST = "host copies"
+KINDS = (PRODUCT, ATTENTION, OTHER, COLLECTIVE, HOST)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +78,8 @@ def kind_of(instruction: Instruction, computations: Computations) -> str:
     """The kind of a kernel, one of `KINDS`."""
     if _COLLECTIVE.match(instruction.kind):
         return COLLECTIVE
+    if instruction.kind == _COPY and _HOST_MEMORY in instruction.result:
+        return HOST
     # XLA wraps a library's kernel in a fusion where an operand is a slice of a stack.
     parts = [instruction, *computations.get(instruction.called("calls"), [])]
     if any("__cudnn$fmha" in each.rest for each in parts):
@@ -115,7 +120,7 @@ def moved_bytes(
     body = computations.get(kernel.called("calls"))
     if not body:
         read = sum(scope[name].size for name in kernel.operands if name in scope)
-        return kernel.size + read
+        return read + (read if kernel.kind == _COPY else kernel.size)
     read = sum(_read(body, each, each.size) for each in body if each.kind == "parameter")
     return read + _written(body)
 

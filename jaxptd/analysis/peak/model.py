@@ -152,6 +152,8 @@ class _Step:
 
     def _stacked(self, loops: list[Loop]) -> int:
         """Gradients that loops stack beside sums: a micro-batch's, or shards, see `_apart`."""
+        if self.config.sums_in_loops:
+            return 0
         shards = self.config.layout.dp * self.config.layout.cp
         return sum(x.parameters for x in loops) // (shards if self._apart else self._narrowing)
 
@@ -204,13 +206,10 @@ class _Step:
         return not self._sums and has_sum
 
     def _loss(self) -> Peak:
-        """The gradient of the logits, and that of the table, both also in 16 bits.
-
-        In several micro-batches of a loop that moves gradients also zeros to put these into.
-        """
+        """The gradient of the logits, and that of the table, both also in 16 bits."""
         model = self.config.model
         zeros = sum(each.parameters for each in self.loops) // self._narrowing
-        zeros *= (self._sums > 0 and self.config.prefetches) or self._allocates_early
+        zeros *= self._allocates_early
         return dataclasses.replace(
             self._before_backward,
             gradients=self._sums + zeros + self._table,

@@ -6,13 +6,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from jaxptd.analysis.hlo.kernels import KINDS
+from jaxptd.analysis.hlo.kernels import COLLECTIVE, HOST, KINDS
 from jaxptd.analysis.profiling.step_parts import SCOPES, ProfileReport, Times
 from jaxptd.fields import checked
-from jaxptd.plot.colors import BLUE, INK, ORANGE, PURPLE, SKY
+from jaxptd.plot.colors import BLUE, INK, ORANGE, PINK, PURPLE, SKY
 from jaxptd.plot.style import PAGE, new_picture, styled
 
-COLORS = dict(zip(KINDS, (BLUE, SKY, PURPLE, ORANGE), strict=True))
+COLORS = dict(zip(KINDS, (BLUE, SKY, PURPLE, ORANGE, PINK), strict=True))
 
 
 @checked("jaxptd.plot.step_time")
@@ -40,7 +40,7 @@ def picture(panels: Mapping[str, Times], label: str) -> Figure:
         axes.set_title(f"{title}:\n{1e3 * sum(times.values()):.3g} ms")
         axes.set_xlabel(label)
     handles, names = every[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=4, fontsize=8)
+    figure.legend(handles, names, loc="outside lower center", ncols=len(handles), fontsize=8)
     return figure
 
 
@@ -48,7 +48,7 @@ def _panel(axes: Axes, times: Times) -> None:
     left = np.zeros(len(SCOPES))
     for kind in KINDS:
         widths = np.array([1e3 * times.get((scope, kind), 0.0) for scope in SCOPES])
-        if kind == KINDS[-1] and not widths.any():
+        if kind in (COLLECTIVE, HOST) and not widths.any():
             continue
         axes.barh(SCOPES, widths, left=left, color=COLORS[kind], ec=INK, lw=0.5, label=kind)
         left += widths

@@ -1,6 +1,8 @@
 """The kernels of a scheduled program, and the bytes they move."""
 
-from jaxptd.analysis.hlo.kernels import largest, summary
+import pytest
+
+from jaxptd.analysis.hlo.kernels import HOST, OTHER, kernels, largest, summary
 from jaxptd.analysis.hlo.text import Pipeline
 
 KERNELS = """
@@ -64,3 +66,17 @@ def test_memory_that_a_loop_will_fill_is_no_kernel() -> None:
     found = '  %m = f32[8,256]{1,0} custom-call(), custom_call_target="AllocateBuffer"\n'
     entry = "  %a = f32[256,256]{1,0} parameter(0)\n"
     assert summary(KERNELS.replace(entry, entry + found)) == summary(KERNELS)
+
+
+@pytest.mark.parametrize(("memory", "others"), [("", 2), (":S(5)", 0)])
+def test_a_copy_reads_and_writes_once_and_one_of_the_host_is_of_its_own_kind(
+    memory: str, others: int
+) -> None:
+    """Its result has the array that it reads, too."""
+    types = f"(f32[256,256]{{1,0}}, f32[256,256]{{1,0{memory}}}, u32[])"
+    copy = f"  %c = {types} copy-start(%n)\n  %d = f32[256,256]{{1,0}} copy-done(%c)\n"
+    text = KERNELS.replace("  ROOT %m", f"{copy}  ROOT %m")
+    assert summary(text).other_bytes - summary(KERNELS).other_bytes == others * 256 * 256 * 4
+    (copied,) = (each for each in kernels(text) if each.instruction.kind == "copy-start")
+    assert copied.bytes == 2 * 256 * 256 * 4
+    assert copied.kind == (HOST if memory else OTHER)
