@@ -66,9 +66,10 @@ def alike(*arrays: Array) -> tuple[Array, ...]:
 
 
 def after(tree: T, others: Any) -> T:
-    """A tree whose arrays XLA reads only when all arrays of another tree are there, too.
+    """A tree whose arrays XLA reads only when all of them, and those of another tree, are there.
 
-    Before jax 0.11 they would vary over the axes of those; there it is the tree as it is.
+    Where nobody reads an array from here, XLA may forget to wait for it. Before jax 0.11 all would
+    vary over the same axes; there it is the tree as it is.
     """
     if jax.__version_info__ < (0, 11):
         return tree

@@ -8,10 +8,10 @@ import sys
 
 import jax
 import pytest
+from command_lines import refused
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AxisType
-from refusal import refused
 
 from jaxptd.errors import UserError
 from jaxptd.mesh import (

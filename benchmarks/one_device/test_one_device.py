@@ -10,8 +10,8 @@ import types
 
 import numpy as np
 import pytest
+from command_lines import refused
 from contract import relative
-from refusal import refused
 
 import jaxptd
 from benchmarks.one_device import __main__ as gpu

@@ -126,11 +126,12 @@ class Sizes:
     def traces_layers(self) -> bool:
         """True if the backward pass of a layer is traced by itself, not with a loop over layers.
 
-        So it is in a pipeline, and where a layer's parameters or gradients move as it runs.
+        So it is in a pipeline, and where a layer's parameters or gradients move or are added up.
         """
         layout = self.config.layout
         sharded = self.config.zero >= 2 and layout.dp * layout.cp > 1
-        return layout.pp > 1 or sharded or layout.fetches_layers
+        moves = sharded or layout.fetches_layers
+        return layout.pp > 1 or moves or self.config.sums_in_loops
 
     @property
     def has_blocks(self) -> bool:

@@ -99,7 +99,13 @@ class Config:
     @property
     def sums_in_loops(self) -> bool:
         """True if a loop adds a layer's gradients to those of the micro-batches before, at once."""
-        return self.prefetches and self.train.micro_batches > 1
+        whole = self.model.remat_layers is None or self.prefetches  # else it would copy the sums
+        return self._loops and whole and self.train.micro_batches - self.scatters_last > 1
+
+    @property
+    def joins_trips(self) -> bool:
+        """True if XLA for GPUs makes one of two trips of a loop, which fetches layers."""
+        return self.prefetches and self.layout.fetches_layers
 
     @property
     def _loops(self) -> bool:
@@ -129,13 +135,13 @@ class Config:
     def narrows(self) -> bool:
         """True if a loop over layers that moves nothing stacks their gradients in `model.dtype`.
 
-        Backward computes them in it. A pipeline adds each layer's to a sum at once, and a grid sums
-        them inside a layer, in float32. With moments on the host no memory was won:
-        `docs/performance.md`.
+        Backward computes them in it. A pipeline adds a layer's to a sum at once, as a loop of
+        several micro-batches does, and a grid sums them inside a layer, in float32. With moments on
+        the host no memory was won: `docs/performance.md`.
         """
         layout = self.layout
         moves = layout.has_grid or layout.fetches_layers or layout.hosts_moments
-        return self.zero == 0 and self._loops and not moves
+        return self.zero == 0 and self._loops and not (moves or self.sums_in_loops)
 
     @property
     def gathers_again(self) -> bool:

@@ -89,7 +89,7 @@ def compiler_options(config: Config, *, on_gpus: bool) -> dict[str, Any] | None:
         options["xla_gpu_experimental_parallel_collective_overlap_limit"] = 2
     if config.holds_blocks or config.scatters_last:
         options["xla_disable_hlo_passes"] = "dynamic-slice-copy-fusion-async-wrapper"
-    if config.prefetches and layout.fetches_layers:
+    if config.joins_trips:
         options["xla_gpu_enable_while_loop_double_buffering"] = True
     if _permutes(layout) and layout.matmul2d != "cannon":
         options["xla_gpu_collective_permute_connected_components"] = True

@@ -25,6 +25,8 @@ from jaxptd.pipeline.model import LayerInputs, X
 from jaxptd.zero.gathering import is_gathered, with_gathering
 from jaxptd.zero.narrowing import with_narrow_gradients
 from jaxptd.zero.prefetching import prefetching
+from jaxptd.zero.summing import summing
+from jaxptd.zero.sums import has_sums
 
 LAYERS = "layers"  # named scope of the loop over layers
 # What each policy saves of a layer, beside its input; `none` saves all that backward needs.
@@ -166,10 +168,13 @@ def _loop(run: Any, stack: Any, *, scanned: bool) -> Any:
     """(stack, common, inputs of all layers, x) -> (x, caches): `run` for one layer after another.
 
     XLA moves collectives between layers that are unrolled. Between trips of a loop it does not: a
-    loop whose layers are gathered, or their gradients reduce-scattered, does so itself.
+    loop whose layers are gathered, or their gradients reduce-scattered, does so itself. So does one
+    that adds gradients to those of the micro-batches before.
     """
     if scanned and is_gathered(stack):
         return prefetching(run)
+    if scanned and has_sums(stack):
+        return summing(run)
     over: Any = lax.scan if scanned else _unrolled
     each = with_gathering(run) if is_gathered(stack) else with_narrow_gradients(run)
 

@@ -7,7 +7,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from jaxptd.collectives import alike
-from jaxptd.layers.form import TensorParallel, add_bias
+from jaxptd.layers.form import TensorParallel, add_bias, both_gradients
 from jaxptd.layers.linear import INIT
 from jaxptd.params import Initialiser, normal, param, zeros
 
@@ -135,4 +135,4 @@ class VocabularyBias(nnx.Module):
 
     def __call__(self, logits_BTV: Array) -> Array:
         """Logits[B, T, V] -> the same with the bias."""
-        return add_bias(*alike(logits_BTV, self.b[...]))
+        return add_bias(*both_gradients(logits_BTV, self.b[...]))

@@ -24,7 +24,7 @@ from jax.typing import DTypeLike
 
 from jaxptd.attention.kernel import KEPT, TAKEN, Kernel, Scores
 from jaxptd.attention.ring import Ring, Tokens
-from jaxptd.collectives import alike
+from jaxptd.collectives import after, alike
 from jaxptd.layers.axes import ShardingAxes
 from jaxptd.matmul.dot import Dot, dot
 from jaxptd.matmul.ring import as_matrix
@@ -193,6 +193,27 @@ def _add_bias_bwd(kind: Array, dy: Array) -> tuple[Array, Array]:
 
 
 _add_bias.defvjp(_add_bias_fwd, _add_bias_bwd)
+
+
+@jax.custom_vjp
+def both_gradients(x: Array, w: Array) -> tuple[Array, Array]:
+    """(x, w); backward goes on with the gradient of x when that of w is there, too.
+
+    For XLA there is no hurry with that of w, and until then the gradient of the logits stays. Both
+    are read from the barrier, or it forgets the other one.
+    """
+    return x, w
+
+
+def _both_gradients_fwd(x: Array, w: Array) -> tuple[tuple[Array, Array], None]:
+    return (x, w), None
+
+
+def _both_gradients_bwd(_: None, gradients: tuple[Array, Array]) -> tuple[Array, Array]:
+    return after(gradients, ())
+
+
+both_gradients.defvjp(_both_gradients_fwd, _both_gradients_bwd)
 
 
 def _kept(h: Array, b: Array | None) -> Array:

@@ -21,7 +21,7 @@ from jaxptd.attention.kernel import Kernel, Scores
 from jaxptd.attention.ring import Tokens
 from jaxptd.layers import grid_attention
 from jaxptd.layers.axes import local_rows
-from jaxptd.layers.form import Matrices, TensorParallel, in_one_product, product
+from jaxptd.layers.form import Matrices, TensorParallel, both_gradients, in_one_product, product
 from jaxptd.matmul.dot import Dot, dot
 from jaxptd.matmul.grid import Grid
 from jaxptd.matmul.padding import padded
@@ -85,7 +85,7 @@ class Grid2D(TensorParallel2D):
         return _column(x, w, self.grid, dot)
 
     def logits(self, x: Array, w: Array) -> Array:
-        return _column(x, w, self.grid, dot)
+        return _column(*both_gradients(x, w), self.grid, dot)  # it sums that of w, in its precision
 
     def row_parallel(self, h: Array, w: Array, shard_dim: int) -> Array:
         """h[B, T/row, *in], `in` sharded over col, w[*in, D/col], `in` sharded over row -> x."""

@@ -29,6 +29,7 @@ from jaxptd.layers.form import (
     Matrices,
     Product,
     TensorParallel,
+    both_gradients,
     in_one_product,
     product,
     separated,
@@ -65,6 +66,7 @@ class TensorParallel1D(TensorParallel):
         return product(x, w, 1)
 
     def logits(self, x: Array, w: Array) -> Array:
+        x, w = both_gradients(x, w.astype(x.dtype))  # the product's gradient is rounded to it
         return product(self.enter(x, Axis.TP), w, 1)
 
     def lookup(self, tokens_BT: Array, table: Array, dtype: DTypeLike) -> Array:

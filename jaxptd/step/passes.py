@@ -27,7 +27,7 @@ from jaxptd.step.batch import Batch
 from jaxptd.zero.gathering import handles_of, with_handles
 from jaxptd.zero.last import before_last, waits_for_last
 from jaxptd.zero.narrowing import attached, with_wide_gradients
-from jaxptd.zero.sums import adds_in_loops, with_sums
+from jaxptd.zero.sums import added, fetches, with_sums
 from jaxptd.zero.zero import StepParams
 
 
@@ -103,29 +103,35 @@ class Unpipelined:
         def add(params: StepParams, total: tuple, micro: Micro) -> tuple:
             return self._with_gradients(params, total, micro, places, weights)
 
-        def add_one(params: StepParams, total: tuple, now: pools.Instruction) -> tuple:
-            return add(params, total, pools.get(micro, now["micro"]))
-
-        def add_in_loops(total: tuple, now: pools.Instruction) -> tuple:
+        def add_to_sums(params: StepParams, total: tuple, micro: Micro) -> tuple:
             having, rest = with_sums(params, total[1])
-            return add_one(having, (total[0], rest), now)
+            return add(having, (total[0], rest), micro)
+
+        def number(now: pools.Instruction) -> Micro:
+            found: Micro = pools.get(micro, now["micro"])
+            return found
+
+        def each(total: tuple, now: pools.Instruction) -> tuple:
+            return add_to_sums(params, total, number(now))
+
+        def last(total: tuple, now: pools.Instruction) -> tuple:
+            return add(having, total, number(now))
 
         terms = partial(self._terms, of=LOSSES)
         like = jax.eval_shape(terms, params, pools.get(micro, 0), places)
         params = with_wide_gradients(params, self.blueprint.infos)
         zeros = jax.tree.map(pools.zeros, {name: like[name] for name in weights})
-        early, number = before_last(params), len(micro.sample)
+        early, many = before_last(params), len(micro.sample)
         start = zeros, pools.wide_zeros(handles_of(early))
-        if adds_in_loops(params):
-            return pools.apart(start, {"micro": jnp.int32(0)}, add_in_loops, times=number)
+        if fetches(params):
+            return pools.apart(start, {"micro": jnp.int32(0)}, each, times=many)
         waits = waits_for_last(params)
-        others = jax.tree.map(lambda x: x[: number - waits], micro)
-        total, _ = lax.scan(lambda *each: (add(early, *each), None), start, others)
+        others = jax.tree.map(lambda x: x[: many - waits], micro)
+        total, _ = lax.scan(lambda *each: (add_to_sums(early, *each), None), start, others)
         if not waits:
             return total
-        params, rest = with_sums(params, total[1])
-        last = {"micro": jnp.int32(number - 1)}
-        return pools.apart((total[0], rest), last, partial(add_one, params))
+        having, rest = with_sums(params, total[1])
+        return pools.apart((total[0], rest), {"micro": jnp.int32(many - 1)}, last)
 
     def _with_gradients(
         self, params: StepParams, total: tuple, micro: Micro, places: Places, weights: Losses
@@ -138,7 +144,8 @@ class Unpipelined:
 
         gradient = jax.value_and_grad(partial(loss, params), has_aux=True)
         (_, found), gradients = gradient(handles_of(params))
-        return jax.tree.map(jnp.add, total, (found, gradients))
+        losses = jax.tree.map(jnp.add, total[0], found)
+        return losses, added(params, total[1], gradients)
 
     def losses(self, params: StepParams, micro: Micro, places: Places) -> Losses:
         terms = partial(self._terms, of=EVALUATED)

@@ -99,9 +99,10 @@ class Resolved:
     def trips(self) -> Mapping[str, int]:
         """Executions on all stages, by scope, of loops whose length XLA does not know."""
         config = self.config
-        times = config.train.micro_batches if config.sums_in_loops else config.scatters_last
-        apart = {pools.APART: int(times)} if times else {}
-        return self.plan.trips if self.plan else apart
+        apart = config.joins_trips and config.sums_in_loops
+        times = config.train.micro_batches if apart else config.scatters_last
+        trips = {pools.APART: int(times)} if times else {}
+        return self.plan.trips if self.plan else trips
 
 
 def resolve(config: Config, mesh: Mesh) -> Resolved:

@@ -122,6 +122,13 @@ def handles_of(params: Any) -> Any:
     )
 
 
+def blocks_of(stack: Any) -> Any:
+    """A stack of whole blocks: the shard of each `Gatherable`."""
+    return jax.tree.map(
+        lambda leaf: leaf.shard if is_gatherable(leaf) else leaf, stack, is_leaf=is_gatherable
+    )
+
+
 def with_handles(params: Any, handles: Any) -> Any:
     """`params` with other arrays in place of `handles_of(params)`."""
     return jax.tree.map(

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 
 from jaxptd.zero.gathering import is_gatherable
+from jaxptd.zero.sums import with_wide_sums
 
 
 def waits_for_last(params: Any) -> bool:
@@ -25,8 +26,12 @@ def waits_for_last(params: Any) -> bool:
 
 def before_last(params: Any) -> Any:
     """`params` for the micro-batches before the last: such parameters are blocks, as at stage 1."""
+
+    def block(leaf: Any) -> Any:
+        return with_wide_sums(leaf.block) if leaf.summed else leaf.block
+
     return jax.tree.map(
-        lambda leaf: leaf.block if _waits(leaf) else leaf, params, is_leaf=is_gatherable
+        lambda leaf: block(leaf) if _waits(leaf) else leaf, params, is_leaf=is_gatherable
     )
 
 

@@ -64,7 +64,7 @@ def _wide(p: Array) -> Any:
 
 def _is_wide(leaf: Any) -> bool:
     wide = is_gatherable(leaf) and leaf.handle.dtype.itemsize > leaf.shard.dtype.itemsize
-    return wide and leaf.info is None
+    return wide and leaf.info is None and not leaf.summed  # a loop takes these as they are
 
 
 @jax.custom_vjp

@@ -68,14 +68,14 @@ def prefetching(run: Run) -> Loop:
         def layer(params: Any, inputs: LayerInputs, x: Any) -> tuple[Any, Any]:
             return run((params, common), inputs, x)
 
-        blocks = missing_blocks(_at(stack, 0))
+        blocks = missing_blocks(layer_at(stack, 0))
         (x, *_), first, last = _forward(layer, stack, inputs, (x, blocks, []))
         return x, jax.tree.map(lambda some, one: jnp.concatenate([some, one[None]]), first, last)
 
     def forward(stack: Any, common: Any, inputs: LayerInputs, x: Any) -> tuple[tuple, Any]:
-        first = missing_blocks(_at(stack, 0))
-        params = completed(_at(stack, 0), first), common
-        traced, _ = trace_layer(run, params, _inputs_at(inputs, 0), x)
+        first = missing_blocks(layer_at(stack, 0))
+        params = completed(layer_at(stack, 0), first), common
+        traced, _ = trace_layer(run, params, inputs_at(inputs, 0), x)
 
         def one(params: Any, inputs: LayerInputs, x: Any) -> tuple[Any, list[Array]]:
             (x, _), kept = traced.forward((params, common), inputs, x)
@@ -106,14 +106,14 @@ def _forward(
     """
 
     def layer(x: Any, blocks: list[Array], i: Any) -> tuple[Any, Any]:
-        return run(completed(_at(stack, i), blocks), _inputs_at(inputs, i), x)
+        return run(completed(layer_at(stack, i), blocks), inputs_at(inputs, i), x)
 
     def hold(held: list[Array], blocks: list[Array], i: Any) -> list[Array]:
         return [_put(of_all, one, i) for of_all, one in zip(held, blocks, strict=bool(held))]
 
     def trip(carry: tuple[Any, list[Array], list[Array]], i: Array) -> tuple[tuple, Any]:
         x, blocks, held = carry
-        following = missing_blocks(_at(stack, i + 1))
+        following = missing_blocks(layer_at(stack, i + 1))
         x, result = layer(x, blocks, i)
         return (x, following, hold(held, following, i + 1)), result
 
@@ -134,15 +134,15 @@ def _backward(
 
     def back(i: Any, blocks: list[Array], kept: list[Array], dx: Any) -> tuple[Any, ...]:
         """(blocks of the layer before, gradients of layer i, of common, of x)."""
-        row = behind_barriers(_at(stack, jnp.maximum(i - 1, 0)))
+        row = behind_barriers(layer_at(stack, jnp.maximum(i - 1, 0)))
         before = missing_blocks(after(row, dx))
-        params = completed(_at(stack, i), blocks), common
-        of_params, dx = traced.backward(kept, params, _inputs_at(inputs, i), (dx, None))
+        params = completed(layer_at(stack, i), blocks), common
+        of_params, dx = traced.backward(kept, params, inputs_at(inputs, i), (dx, None))
         return before, *of_params, dx
 
     def send(found: Any, gradients: Any, i: Any) -> tuple[Any, Any]:
         """(the stack's gradients with those of layer i, what is sent of these)."""
-        sent = reduce_scattered(gradients, _at(stack, i))
+        sent = reduce_scattered(gradients, layer_at(stack, i))
         return sums.with_layer(found, sent, stack, i), sent
 
     def trip(carry: tuple, each: tuple[Array, list[Array]]) -> tuple[tuple, None]:
@@ -161,14 +161,14 @@ def _backward(
     return as_layer(stack, send(found, gradients, 0)[0]), total, dx
 
 
-def _at(stack: Any, i: Any) -> Any:
+def layer_at(stack: Any, i: Any) -> Any:
     """Layer i of a stack."""
     return jax.tree.map(partial(lax.dynamic_index_in_dim, index=i, keepdims=False), stack)
 
 
-def _inputs_at(inputs: LayerInputs, i: Any) -> LayerInputs:
+def inputs_at(inputs: LayerInputs, i: Any) -> LayerInputs:
     """The inputs of layer i."""
-    return LayerInputs(inputs.places, *_at(inputs[1:], i))
+    return LayerInputs(inputs.places, *layer_at(inputs[1:], i))
 
 
 def _put(found: Array, one: Array, i: Any) -> Array:

@@ -3,8 +3,12 @@
 A `Gatherable` gets the sum over the micro-batches before, and its gradient is the sum with its own
 micro-batch. So a micro-batch's gradients are never in memory as a whole. For each layer i:
 
-    a loop that fetches layers, or of stage 2     sum[i] += reduce_scattered(dw[i])
-    stage 1, the last micro-batch (`last.py`)     reduce_scattered(sum[i] + dw[i]), sum of blocks
+    stages 0 and 1 (`summing.py`)                 sum[i] += dw[i]
+    stage 1, the last micro-batch (`last.py`)     reduce_scattered(sum[i] + dw[i])
+    stages 2 and 3 (`prefetching.py`)             sum[i] += reduce_scattered(dw[i])
+
+This is for layers in a loop. Of a stack in two loops (`model.remat_layers`) sums are copied apart
+and together, which is worth it for shards only.
 """
 
 import dataclasses
@@ -14,20 +18,35 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.pipeline import pools
 from jaxptd.zero.gathering import Gatherable, is_gatherable
 
 
-def adds_in_loops(params: Any) -> bool:
-    """True if loops over layers add gradients to the sums that they get."""
+def has_sums(stack: Any) -> bool:
+    """True if a loop over a stack adds to sums."""
+    return any(map(_adds, jax.tree.leaves(stack, is_leaf=is_gatherable)))
+
+
+def fetches(params: Any) -> bool:
+    """True if loops that add to sums fetch layers: `Config.joins_trips`."""
     leaves = jax.tree.leaves(params, is_leaf=is_gatherable)
-    return any(is_gatherable(leaf) and leaf.summed for leaf in leaves)
+    summed = (leaf for leaf in leaves if is_gatherable(leaf) and leaf.summed)
+    return any(leaf.block is None and leaf.is_elsewhere for leaf in summed)
+
+
+def with_wide_sums(block: Array) -> Gatherable:
+    """Makes a parameter of layers whose gradients a loop adds to sums, in float32 at least."""
+    dtype = jnp.promote_types(block.dtype, jnp.float32)
+    handle = as_varying(jnp.zeros(block.shape, dtype), sorted(varying_axes(block)))
+    return Gatherable(block, handle, None, None, block.dtype, scattered=False, summed=True)
 
 
 def with_sums(params: Any, sums: Any) -> tuple[Any, Any]:
-    """`params` with the sums that they add to, and the arrays to add the gradients of handles to.
+    """`params` with the sums that they add to, and the other sums, for `added`.
 
-    sums: over the micro-batches before. In place of those that `params` now have zeros are left.
+    sums: over the micro-batches before. In place of those that `params` now have zeros are left, of
+    the shape that gradients will have.
     """
 
     def with_sum(leaf: Any, total: Array) -> Any:
@@ -37,6 +56,16 @@ def with_sums(params: Any, sums: Any) -> tuple[Any, Any]:
         return jnp.zeros_like(leaf.handle) if _has_place(leaf) else total
 
     return _map(with_sum, params, sums), _map(rest, params, sums)
+
+
+def added(params: Any, rest: Any, gradients: Any) -> Any:
+    """Adds gradients to what `with_sums` left; those of parameters with sums are sums already."""
+
+    def one(leaf: Any, rest: Array, gradient: Array) -> Array:
+        has_sum = is_gatherable(leaf) and leaf.sum is not None
+        return gradient if has_sum else rest + gradient
+
+    return _map(one, params, rest, gradients)
 
 
 def start(stack: Any) -> Any:
@@ -60,7 +89,7 @@ def _has_place(leaf: Any) -> bool:
 
 
 def _adds(leaf: Any) -> bool:
-    return is_gatherable(leaf) and leaf.summed and leaf.sum is not None
+    return is_gatherable(leaf) and leaf.summed and not leaf.last and leaf.sum is not None
 
 
 def _handle(leaf: Gatherable | Array) -> Array:

@@ -53,6 +53,7 @@ from jaxptd.zero.gathering import Gatherable
 from jaxptd.zero.host import is_on_host, on_device
 from jaxptd.zero.shapes import StateShapes
 from jaxptd.zero.shards import ShardedInfo
+from jaxptd.zero.sums import with_wide_sums
 
 StepParams = dict[str, Any]  # parameters as a step's passes take them: arrays or `Gatherable`s
 
@@ -97,6 +98,8 @@ class Zero(StateShapes):
                 p, handle, None, info, dtype, scattered, alone=alone, summed=self.sums
             )
         p = on_device(p)
+        if self.sums and training and info is None and self.infos[name].stack is not None:
+            return with_wide_sums(p.astype(dtype) if self.copies else p)
         if self.is_narrowed(name) and training:
             return Gatherable(p, self._handle(name, p), None, None, dtype, scattered)
         if info is None:

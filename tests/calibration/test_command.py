@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import jax
 import pytest
-from refusal import refused
+from command_lines import refused
 
 from jaxptd.calibration import command as calibration
 from jaxptd.calibration.machine import find_machine, table_name

@@ -1,14 +1,16 @@
-"""Command lines in documentation: found, and read by the command's own parser."""
+"""Command lines: those of documentation, read by the command's own parser, and refused ones."""
 
 import importlib
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import jsonargparse
+import pytest
 
 from jaxptd.commands.table import find_command
 from jaxptd.config.run_options import read_run
+from jaxptd.errors import run_command
 
 COMMAND = re.compile(r"^(?:\$ )?(?:jaxptd |python -m jaxptd\.)(\w+)(?: (.*))?$", re.MULTILINE)
 
@@ -33,3 +35,14 @@ def accept(name: str, options: list[str]) -> None:
         read_run(parser, options, new=True)
     else:
         parser.parse_args(options)
+
+
+def refused(capsys: pytest.CaptureFixture, main: Callable, argv: Sequence[str]) -> str:
+    """The one line on stderr with which a command refuses its arguments: exit code 2, no output."""
+    with pytest.raises(SystemExit) as stop:
+        run_command(lambda: main(argv))
+    out, err = capsys.readouterr()
+    assert (stop.value.code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    return err

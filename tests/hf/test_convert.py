@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tokenizers
+from command_lines import refused
 from hugging import gpt2_tensors, write_directory
-from refusal import refused
 
 from jaxptd.errors import UserError
 from jaxptd.hf.convert import main

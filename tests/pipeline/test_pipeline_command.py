@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from refusal import refused
+from command_lines import refused
 
 from jaxptd.pipeline.__main__ import main
 from jaxptd.pipeline.picture import as_text, as_trace, render

@@ -7,7 +7,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from refusal import refused
+from command_lines import refused
 
 from jaxptd.analysis.peak import OUTSIDE
 from jaxptd.config import Config, ModelConfig, TrainConfig

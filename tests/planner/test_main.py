@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from refusal import refused
+from command_lines import refused
 
 from jaxptd.planner import __main__ as command
 from jaxptd.planner.published.rows import PACKAGED

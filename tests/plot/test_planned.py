@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from refusal import refused
+from command_lines import refused
 
 import jaxptd
 from jaxptd import Config, ModelConfig, TrainConfig, UserError, plot

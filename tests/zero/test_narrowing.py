@@ -24,9 +24,9 @@ NARROW: list[Any] = [
     (Layout(), {"remat": "dots"}),
     (Layout(dp=2, tp=2, sequence_parallel=True), {"remat": "full", "dtype": "float16"}),
     (Layout(), {"products": "fp8"}),
-    slow(Layout(cp=2, tp=2), {"dropout": 0.1, "micro_batches": 1}),
+    slow(Layout(cp=2, tp=2), {"dropout": 0.1}),
     slow(Layout(dp=2, tp=2, sequence_parallel=True), {"products": "fp8", "remat": "full"}),
-    slow(Layout(), {**tiny.T5, "products": "fp8", "micro_batches": 1}),
+    slow(Layout(), {**tiny.T5, "products": "fp8"}),
     slow(Layout(), {"family": "llama", "num_kv_heads": 2, "tie_embeddings": False}),
     slow(Layout(tp=4), {"family": "llama", "num_kv_heads": 2}),
     slow(Layout(dp=2), {**tiny.T5, "remat": "attention"}),
@@ -48,7 +48,8 @@ WIDE: list[Any] = [
 
 def program(layout: Layout, **choice: Any) -> Program:
     sizes = {} if choice.get("family") == "swin-unet" else THREE
-    return tiny.program(layout, **{"dtype": "bfloat16"} | sizes | choice)
+    one = {"dtype": "bfloat16", "micro_batches": 1}  # several add each layer's to their sums
+    return tiny.program(layout, **one | sizes | choice)
 
 
 def stacked(found: Program) -> Iterator[tuple[tuple[int, ...], str]]:
@@ -77,6 +78,57 @@ def test_matrices_have_gradients_in_the_precision_of_products(layout: Layout, ch
     dtype = found.config.model.dtype
     kinds = {kind for kind in stacked(found) if kind[0] in matrices(found)}
     assert kinds == {(shape, dtype) for shape in matrices(found)}
+
+
+SEVERAL: list[Any] = [
+    (Layout(), {"remat": "dots"}),
+    (Layout(dp=2, zero=1), {"remat": "full", "micro_batches": 3}),
+    slow(Layout(), {"dtype": "float32"}),
+    slow(Layout(dp=2, tp=2, sequence_parallel=True), {"dtype": "float16", "remat": "full"}),
+    slow(Layout(dp=2, row=2, col=2, zero=1), {"micro_batches": 3}),
+    slow(Layout(offload="optimizer"), {"remat": "full", "products": "fp8"}),
+    slow(Layout(cp=2), {"family": "llama", "num_kv_heads": 2, "tie_embeddings": False}),
+    slow(Layout(tp=2), {**tiny.T5, "remat": "attention", "dropout": 0.1}),
+]
+
+
+def several(layout: Layout, choice: dict[str, Any]) -> dict[str, Any]:
+    """A choice with several micro-batches, of so many sequences that no activation is a matrix."""
+    choice = {"micro_batches": 2} | choice
+    return choice | {"batch": 5 * layout.dp * choice["micro_batches"]}
+
+
+@pytest.mark.parametrize(("layout", "choice"), SEVERAL, ids=str)
+def test_several_micro_batches_stack_none(layout: Layout, choice: dict) -> None:
+    found = program(layout, **several(layout, choice))
+    assert found.config.sums_in_loops
+    assert not matrices(found) & {shape for shape, _ in stacked(found)}
+
+
+@pytest.mark.parametrize(("layout", "choice"), [slow(*SEVERAL[0]), *SEVERAL[1:]], ids=str)
+def test_their_sums_are_those_of_stacks(
+    layout: Layout, choice: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choice = several(layout, choice)
+    added = gradients(layout, choice)
+    monkeypatch.setattr(Config, "sums_in_loops", False)
+    for name, expected in gradients(layout, choice).items():
+        np.testing.assert_array_equal(added[name], expected, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("layout", "choice"),
+    [
+        (Layout(), {"remat": "full", "remat_layers": 1}),
+        (Layout(dp=2, zero=1), {}),
+        slow(Layout(), {"scan_layers": False}),
+        slow(Layout(pp=2), {"num_layers": 2}),
+    ],
+    ids=str,
+)
+def test_other_loops_do_not_add_to_sums(layout: Layout, choice: dict) -> None:
+    """Of layers in two loops; and with stage 1 the first of two micro-batches is the sum."""
+    assert not program(layout, **{"micro_batches": 2} | choice).config.sums_in_loops
 
 
 def test_a_layer_that_is_there_is_not_gathered_again() -> None:

@@ -8,6 +8,7 @@ import jax
 import pytest
 import tiny
 from one_device import case, hold
+from reading import needs, reading
 from turns import slow
 
 from jaxptd import comms
@@ -39,21 +40,6 @@ def has_product(equation: Any) -> bool:
     """True for a product, and for a call or loop with one."""
     inner = (each for jaxpr in inside(equation) for each in equations(jaxpr))
     return any(each.primitive.name == "dot_general" for each in (equation, *inner))
-
-
-def needs(body: Any, first: Any) -> list[Any]:
-    """The equations of a jaxpr that need a result of another one."""
-    return reading(body, {*first.outvars})
-
-
-def reading(body: Any, made: set[Any]) -> list[Any]:
-    """The equations of a jaxpr that need any of these variables."""
-    found = []
-    for each in body.eqns:
-        if not made.isdisjoint(x for x in each.invars if not hasattr(x, "val")):
-            made |= {*each.outvars}
-            found.append(each)
-    return found
 
 
 def trips(program: Program) -> Iterator[Any]:
@@ -159,18 +145,50 @@ def test_an_evaluation_gathers_each_layer_once() -> None:
     )
 
 
-@pytest.mark.parametrize("stage", [3, slow(2)])
-def test_micro_batches_add_to_sums_and_stack_no_gradients(stage: int) -> None:
-    """With one, the loop stacks the gradients themselves: several take little more memory."""
+@pytest.mark.parametrize(
+    ("stage", "first"),
+    [
+        pytest.param(1, 2, id="1"),
+        pytest.param(3, 1, id="3"),
+        slow(0, 1, id="0"),
+        slow(2, 1, id="2"),
+    ],
+)
+def test_micro_batches_add_to_sums_and_stack_no_gradients(stage: int, first: int) -> None:
+    """One micro-batch more takes little memory: of `first` there is one stack of gradients."""
     memory, choice = {}, {"num_layers": 16, "remat": "full"}
-    for number in (1, 2):
+    for number in (first, first + 1):
         program = tiny.program(
             Layout(dp=2, zero=stage), **choice, batch=2 * number, micro_batches=number
         )
         memory[number] = compile_to_read(program).memory_analysis().temp_size_in_bytes
     stored = [each for each in program.states.stored.values() if each.info.stack]
-    shards = sum(4 * math.prod(each.stored_shape) for each in stored) // 2
-    assert memory[2] - memory[1] < shards / 2
+    stack = sum(4 * math.prod(each.stored_shape) for each in stored) // (2 if stage > 1 else 1)
+    assert memory[first + 1] - memory[first] < stack / 2
+
+
+@pytest.mark.parametrize("stage", [1, slow(3)])
+def test_sums_are_added_to_in_place(stage: int) -> None:
+    """A layer at a time: nothing in the loop of a micro-batch adds up what all layers have."""
+    program = tiny.program(Layout(dp=2, zero=stage), **THREE, micro_batches=2)
+    stacks = {each.stored_shape for each in program.states.stored.values() if each.info.stack}
+    local = {(n, shards // 2) for n, shards in stacks}
+    loops = [each for each in equations(traced(program).jaxpr) if APART in scope(each)]
+    added = [x for each in loops for x in inner(each, "add")]
+    assert loops
+    assert added
+    assert not local & {each.outvars[0].aval.shape for each in added}
+
+
+def scope(equation: Any) -> str:
+    """The innermost named scope of an equation."""
+    return str(equation.source_info.name_stack).rpartition("/")[2]
+
+
+def inner(equation: Any, name: str) -> list[Any]:
+    """The equations of a primitive inside an equation."""
+    every = (each for jaxpr in inside(equation) for each in equations(jaxpr))
+    return [each for each in every if each.primitive.name == name]
 
 
 # ---- one step -----------------------------------------------------------------------------------
@@ -182,6 +200,7 @@ MIXED = {"remat_layers": 1, "documents": "apart", "dropout": 0.1}  # loops of on
     ("layout", "choice"),
     [
         case(THREE | {"remat": "dots"}, 2, dp=2, zero=1),
+        case(THREE | {"remat": "full", "batch": 12}, 3, dp=2, zero=1),
         slow(*case(THREE | {"remat": "none"}, 1, dp=2, zero=2).values, id="dp=2 zero=2 m=1 none"),
         case(THREE | {"remat": "full"}, 2, dp=2, zero=3),
         case(THREE | {"scan_layers": False}, 1, dp=2, zero=3),

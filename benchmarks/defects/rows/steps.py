@@ -162,11 +162,11 @@ STEPS = (
     Defect(
         Kind.MICRO_BATCHES,
         Break(
-            "only the last micro-batch has gradients",
-            "jaxptd/step/passes.py",
-            "return jax.tree.map(jnp.add, total, (found, gradients))",
-            "return jax.tree.map(jnp.add, total[0], found), gradients",
-            TESTS,
+            "only the last micro-batch has gradients outside of layers",
+            "jaxptd/zero/sums.py",
+            "return gradient if has_sum else rest + gradient",
+            "return gradient",
+            "tests/reference/test_steps.py",
         ),
         (DP,),
     ),

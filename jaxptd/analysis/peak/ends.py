@@ -13,16 +13,18 @@ class Ends:
     Args:
         parameters: all, in the state's precision.
         gathered: all, in the precision of activations.
-        gradient: of the head's table in the state's precision; on a grid also before its sum.
         narrow: the head's table in the precision of activations.
+        gradient: of that, until it is added to others; a grid's is in the state's precision.
+        product: both; on a grid of whole columns, which its products take, and the sum.
         logits: of one micro-batch, in that precision.
         x: the residual stream.
     """
 
     parameters: int
     gathered: int
-    gradient: int
     narrow: int
+    gradient: int
+    product: int
     logits: int
     x: int
 
@@ -32,6 +34,7 @@ def ends_of(config: Config) -> Ends:
     sizes, layout = Sizes(config), config.layout
     found, wide, hidden = sizes.inventory, sizes.master_itemsize, sizes.hidden
     table = sizes.vocab * hidden * wide // sizes.matrix_shards
+    narrow = table * sizes.itemsize // wide
     positions = found.positions.rows * hidden if found.positions else 0
     squares = sum(head.squares for head in found.heads) * hidden**2
     tables = 1 if config.model.tie_embeddings else 2
@@ -40,9 +43,9 @@ def ends_of(config: Config) -> Ends:
     return Ends(
         parameters=parameters,
         gathered=parameters * sizes.itemsize // wide,
-        # A grid's product makes it for a whole column, sums that over the rows, and transposes it.
-        gradient=table * (layout.row + 1 if layout.has_grid else 1),
-        narrow=table * sizes.itemsize // wide,
+        narrow=narrow,
+        gradient=table if layout.has_grid else narrow,
+        product=(layout.row * (narrow + table) + table if layout.has_grid else 2 * narrow),
         logits=sizes.rows * columns // sizes.inner_devices * sizes.itemsize,
         x=sizes.streams[-1],
     )

@@ -89,24 +89,16 @@ class Loop:
 
         At stage 3, and out of host memory, that is the layer's parameters, or those of the next
         one. A loop that moves them under other layers also has the gradients of the last one, and
-        from stage 2 on those of one matrix, in float32, on their way.
+        from stage 2 on those of one matrix, in float32, on their way; where stage 1's last
+        micro-batch sends a layer as one message, and on a grid, those of the layer.
         """
         config, sizes = self.config, self.sizes
         own = working.layer(self.pairs, self.stack.remat, at_once=self._at_once)
         moved = (config.layout.fetches_layers + config.prefetches) * self._whole
-        if config.prefetches and config.zero >= 2:
-            moved += self._largest * sizes.master_itemsize // sizes.matrix_shards
-        return own + self._rounded + moved
-
-    @property
-    def _rounded(self) -> int:
-        """With fp8 what products of a layer take that is computed again, in 8 bits and transposed.
-
-        Where nothing is computed again it is among what the layer keeps, or is rounded when needed.
-        """
-        if not self.is_fp8 or self.stack.remat in ("none", "dots"):
-            return 0
-        return sum(each.taken + each.second for each in self.pairs)
+        on_way = self._largest if config.prefetches and config.zero >= 2 else 0
+        on_way = self.weights if config.scatters_last or config.layout.has_grid else on_way
+        moved += on_way * sizes.master_itemsize // sizes.matrix_shards
+        return own + moved
 
     @property
     def _at_once(self) -> bool:
@@ -131,13 +123,12 @@ class Loop:
 
     @property
     def waiting(self) -> int:
-        """Operands of the products for gradients of all layers, of those that run last.
+        """Bytes that layers keep, and that products for gradients take where XLA runs them late.
 
-        Where nothing is computed again to hide sums behind, all wait, for half of the layers.
+        It hides sums over devices behind them, and has enough with those of half of the layers.
         """
-        if self.stack.remat == "none" and working.are_apart(self.config):
-            return (self.kept + self.stack.layers * sum(each.waiting for each in self.pairs)) // 2
-        return self.stack.layers * sum(each.late for each in self.pairs)
+        gradients = sum(each.first + each.x for each in self.pairs)
+        return self.kept + self.stack.layers * gradients // 2
 
     @property
     def turned(self) -> int:

@@ -18,10 +18,7 @@ from jaxptd.analysis.sizes import Sizes
 from jaxptd.config import Config
 from jaxptd.pipeline.placement import Stages
 
-# Of all but the state, for gaps between arrays and the scheduler's choices: gaps are up to 1.5 % of
-# loops over layers, up to 9 % of unrolled layers whose gradients are summed over devices, up to 8 %
-# of two micro-batches that are two programs.
-MARGIN, UNROLLED_MARGIN, APART_MARGIN = 0.01, 0.05, 0.08
+MARGIN = 0.01  # of all but the state, for gaps between arrays and the scheduler's choices
 ID = 4  # bytes of a token's number
 
 
@@ -76,7 +73,7 @@ def peak(config: Config, state: Mapping[str, int], plan: Stages | None) -> Peak:
     ends = ends_of(config)
     step = _Step(config, state, plan, ends, loops_of(config, state, plan, ends.parameters))
     found = max(step.moments(), key=lambda each: each.total)
-    return dataclasses.replace(found, margin=round(step.margin * (found.total - found.state)))
+    return dataclasses.replace(found, margin=round(MARGIN * (found.total - found.state)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,18 +94,9 @@ class _Step:
             yield from map(self._backward, range(len(self.loops)))
             yield self._loss()
             yield self._turned()
-        if self.late_products:
+        if self._is_late:
             yield self._late()
         yield self._update()
-
-    @property
-    def margin(self) -> float:
-        """The share of all but the state for gaps."""
-        if self._apart:
-            return APART_MARGIN
-        if self.late_products:
-            return UNROLLED_MARGIN
-        return MARGIN
 
     # ---- at several moments --------------------------------------------------------------------
 
@@ -122,16 +110,11 @@ class _Step:
         return own + 2 * ID * tokens // self.config.layout.cp
 
     def _gathered(self) -> int:
-        """Whole parameters; with one micro-batch those outside the layers are counted elsewhere.
-
-        Layers that a loop gathers have their shards on the device until then, also a host's.
-        """
+        """Whole parameters; with one micro-batch those outside the layers are counted elsewhere."""
         gathered = self.state["gathered"]
         if self.plan or self._sums or self.config.zero == 0:
             return gathered
-        own = self.config.holds_blocks and "optimizer" in self.config.layout.offloaded
-        shards = sum(each.parameters for each in self.loops) if own else 0
-        return gathered - min(gathered, self.ends.gathered) + shards
+        return gathered - min(gathered, self.ends.gathered)
 
     @property
     def _sums(self) -> int:
@@ -145,22 +128,14 @@ class _Step:
         narrow = self.config.narrows or (self.config.zero < 2 and working.casts(self.config))
         return sizes.master_itemsize // sizes.itemsize if narrow else 1
 
-    @property
-    def _apart(self) -> bool:
-        """True if a last micro-batch sends shards, and the gradients of the one before are sums."""
-        return self.config.scatters_last and self.config.train.micro_batches == 2
-
     def _stacked(self, loops: list[Loop]) -> int:
-        """Gradients that loops stack beside sums: a micro-batch's, or shards, see `_apart`."""
-        if self.config.sums_in_loops:
-            return 0
-        shards = self.config.layout.dp * self.config.layout.cp
-        return sum(x.parameters for x in loops) // (shards if self._apart else self._narrowing)
-
-    @property
-    def _table(self) -> int:
-        """The gradient of the head's table, where no sum over micro-batches takes it at once."""
-        return 0 if self._sums and not self.config.layout.has_grid else self.ends.gradient
+        """Gradients that loops stack beside sums: a micro-batch's, or shards of the last one's."""
+        config, layout = self.config, self.config.layout
+        parameters = sum(each.parameters for each in loops)
+        only_sums = config.sums_in_loops or config.train.micro_batches == 2
+        if config.scatters_last and only_sums:
+            return parameters // (layout.dp * layout.cp)
+        return 0 if config.sums_in_loops else parameters // self._narrowing
 
     @cached_property
     def _before_backward(self) -> Peak:
@@ -180,55 +155,32 @@ class _Step:
         model = self.config.model
         # Unrolled, gradients come as what was kept goes.
         gradients = self._stacked(behind) * model.scan_layers
-        late = self.ends.narrow if self._sums and not model.tie_embeddings else 0
-        waiting = max(self.ends.logits - self._table, 0) if self._logits_wait else 0
+        # The head's table has a gradient of its own; a sum takes that of a tied one at once.
+        table = self.ends.gradient if not (self._sums and model.tie_embeddings) else 0
         return dataclasses.replace(
             self._before_backward,
             moment="layers",
             gathered=self._gathered() + sum(each.gathered for each in before),
             kept=sum(each.kept for each in before),
-            gradients=self._sums + gradients + self._table + late,
+            gradients=self._sums + gradients + table,
             working=self.loops[number].working,
-            logits=waiting,
             copies=sum(each.copies for each in before),
         )
 
-    @property
-    def _logits_wait(self) -> bool:
-        """True if XLA hides a sum over devices behind the product for the table's gradient.
-
-        It then runs after the layers' backward pass, and the gradient of the logits waits for it.
-        With several micro-batches, and with ZeRO, it was not seen to do so.
-        """
-        layout, tied = self.config.layout, self.config.model.tie_embeddings
-        over_tokens = layout.dp > 1 or (layout.cp > 1 if tied else layout.sequence_parallel)
-        has_sum = (self.config.zero == 0 and over_tokens) or (tied and layout.has_grid)
-        return not self._sums and has_sum
-
     def _loss(self) -> Peak:
-        """The gradient of the logits, and that of the table, both also in 16 bits."""
-        model = self.config.model
-        zeros = sum(each.parameters for each in self.loops) // self._narrowing
-        zeros *= self._allocates_early
+        """The gradient of the logits, and the head's table and its gradient, in 16 bits.
+
+        Where gradients are summed over dp XLA allocates those of the last loop before that.
+        """
+        model, early = self.config.model, self.config.layout.dp > 1 and self.config.zero == 0
+        zeros = self._stacked(self.loops) if early and not self._sums else 0
         return dataclasses.replace(
             self._before_backward,
-            gradients=self._sums + zeros + self._table,
-            working=working.ENDS * self.ends.x + self._panels(),
-            logits=self.ends.logits + 2 * self.ends.narrow,
+            gradients=self._sums + zeros * model.scan_layers,
+            working=working.ENDS * self.ends.x,
+            logits=self.ends.logits + self.ends.product,
             copies=0 if model.scan_layers else sum(each.copies for each in self.loops),
         )
-
-    @property
-    def _allocates_early(self) -> bool:
-        """True if XLA allocates a loop's gradients beside a sum over devices in the loss."""
-        layout = self.config.layout
-        alone = layout.dp * layout.cp == 1 or layout.tp > 1 or layout.has_grid
-        return self.config.model.scan_layers and not (alone or self._sums or self.config.prefetches)
-
-    def _panels(self) -> int:
-        """On a grid the last layer's backward is not in the loop, and begins before."""
-        has_grid = self.config.layout.has_grid
-        return 2 * max(each.moving for each in self.loops[-1].pairs) if has_grid else 0
 
     def _turned(self) -> Peak:
         """Between both: the loop's gradients are there, as zeros, and a kept array twice."""
@@ -242,24 +194,16 @@ class _Step:
         )
 
     @property
-    def late_products(self) -> bool:
-        """True if XLA hides sums over devices behind the products for gradients of all layers.
-
-        It does so with unrolled layers, whose products then wait for the end of backward.
-        """
+    def _is_late(self) -> bool:
+        """True if XLA hides sums over devices behind products for gradients of unrolled layers."""
         layout = self.config.layout
         unrolled = not self.config.model.scan_layers and self.plan is None
         return unrolled and layout.dp * layout.cp > 1
 
     def _late(self) -> Peak:
-        """The end of backward in unrolled layers: what all products for their gradients take.
-
-        Where nothing is computed again to hide sums behind, the table's product waits too.
-        """
+        """The backward pass of unrolled layers where such products are late."""
         waiting = sum(each.waiting for each in self.loops)
-        logits = self.ends.logits if self.config.model.remat == "none" else 0
-        found = dataclasses.replace(self._before_backward, moment="layers", logits=logits)
-        return dataclasses.replace(found, kept=waiting)
+        return dataclasses.replace(self._before_backward, moment="layers", kept=waiting)
 
     # ---- a pipeline ----------------------------------------------------------------------------
 
@@ -290,8 +234,13 @@ class _Step:
             shards = layout.dp * layout.cp if layout.zero == 1 else 1
             more = (arrays + 1 + (self._sums > 0)) * largest // shards
             return dataclasses.replace(found, gradients=gradients, copies=more)
-        narrowing = self._narrowing if self.config.narrows and not self._sums else 1
+        comes = layout.hosts_parameters and layout.update_on == "device"
+        narrow = (comes or self.config.narrows) and not self._sums
+        narrowing = self._narrowing if narrow else 1
         if self.config.zero == 0 and layout.dp * layout.cp > 1:
             return dataclasses.replace(found, gradients=gradients + largest // narrowing)
         layers = sum(each.parameters for each in self.loops)
-        return dataclasses.replace(found, gradients=gradients - layers + layers // narrowing)
+        # Of parameters one comes, one is updated and one goes; not all are the largest.
+        copies = 5 * largest // 2 if comes and layout.zero == 0 else 0
+        gradients += layers // narrowing - layers
+        return dataclasses.replace(found, gradients=gradients, copies=copies)

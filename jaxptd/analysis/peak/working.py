@@ -37,7 +37,6 @@ class PairBytes:
         gathers: whether products take what is gathered over tp.
         again: whether backward gathers that again.
         scores: whether the core has arrays of scores.
-        apart: whether queries, keys and values are products of their own.
     """
 
     x: int
@@ -52,7 +51,6 @@ class PairBytes:
     gathers: bool
     again: bool
     scores: bool
-    apart: bool
 
     @property
     def forward(self) -> int:
@@ -73,14 +71,6 @@ class PairBytes:
     def waiting(self) -> int:
         """Tensors that wait for the products of weights: their operands, and gradients like x."""
         return self.streams + self.first + self.second
-
-    @property
-    def late(self) -> int:
-        """Tensors that wait for products which XLA runs last in unrolled layers, to hide sums.
-
-        It takes the large ones: not attention's, where queries, keys and values have one each.
-        """
-        return self.streams if self.apart and not self.is_mlp else self.waiting
 
     @property
     def streams(self) -> int:
@@ -139,7 +129,6 @@ def pair_bytes(sizes: Sizes, pair: Pair) -> PairBytes:
         gathers=gathers,
         again=sizes.config.gathers_again,
         scores=isinstance(each, AttentionSizes) and not is_fused(sizes.config),
-        apart=are_apart(sizes.config),
     )
 
 

@@ -4,6 +4,7 @@ from jaxptd.analysis.peak.working import are_apart, is_fused
 from jaxptd.config import Config
 from jaxptd.errors import UserError
 from jaxptd.hardware import Accelerator
+from jaxptd.layout import Layout
 from jaxptd.planner.cost import Program
 
 # Bytes moved for each parameter by an optimizer: parameter and moments read and written, the
@@ -69,13 +70,15 @@ def _products_add(config: Config) -> bool:
     return alone and model.dropout == 0 and model.products == "native"
 
 
-def copied(program: Program) -> int:
+def copied(program: Program, layout: Layout, sequences: int) -> int:
     """Passes over what collectives of a layer move, in kernels that copy it.
 
     On average half of it is copied out of the form in which it arrives; in ring steps all of it,
-    between blocks and the whole.
+    between blocks and the whole. Gathered blocks of one sequence arrive in their order.
     """
-    return 2 if program.pieces > 1 else 1
+    if program.pieces > 1:
+        return 2
+    return 0 if layout.sequence_parallel and sequences == 1 else 1
 
 
 def _check(config: Config, accelerator: Accelerator) -> None:

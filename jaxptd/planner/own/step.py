@@ -216,9 +216,10 @@ class Predictor:
         placed, kept = self.micro_batch(config, layout, sequences, remat)
         places = by_place(placed)
         passes = dict(layer_passes(setting, [*kept], places))
+        times = copied(program, layout, sequences)
         for kind, size in kept.items():
             layer = [each for each in places.get("layer", ()) if each.is_of(*kind)]
-            passes[kind] = self._with_copies(passes[kind], layer, copied(program))
+            passes[kind] = self._with_copies(passes[kind], layer, times)
             if program.stacked:
                 passes[kind] = self._in_a_loop(passes[kind], size)
         return passes, end_terms(setting, places)
@@ -237,10 +238,8 @@ class Predictor:
     def _with_copies(self, passes: Passes, placed: Sequence[Placed], times: int) -> Passes:
         """The passes with the copies of what their collectives move."""
         moved = times * sum(each.count * each.bytes for each in placed)
-        if not moved:
-            return passes
-        term = kernels.moved(self.cluster.accelerator, moved, 4)
-        return passes.and_backward([term.named("copies of what is sent")])
+        term = kernels.moved(self.cluster.accelerator, moved, 4).named("copies of what is sent")
+        return passes.and_backward([term] if moved else [])
 
     def _in_a_loop(self, passes: Passes, kept: float) -> Passes:
         """The passes of a layer that keeps so many bytes in the array of all layers."""

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_lines import refused
 from hugging import check_there_and_back, write_directory
 from hugging.bert import CONFIG, LENGTH, VOCAB, bert_tensors
-from refusal import refused
 
 from jaxptd import Config, Layout, ModelConfig, Program, UserError, make_mesh
 from jaxptd.data.objectives import MASK_TOKENS
