@@ -63,7 +63,6 @@ def prefetching(run: Run) -> Loop:
     those of the last layer, or of all layers where blocks are held.
     """
 
-    @jax.custom_vjp
     def loop(stack: Any, common: Any, inputs: LayerInputs, x: Any) -> tuple[Any, Any]:
         def layer(params: Any, inputs: LayerInputs, x: Any) -> tuple[Any, Any]:
             return run((params, common), inputs, x)
@@ -86,12 +85,23 @@ def prefetching(run: Run) -> Loop:
         back = partial(_backward, traced)
         return (x, None), jax.tree_util.Partial(back, stack, common, inputs, blocks, kept)
 
+    return with_backward(loop, forward)
+
+
+def with_backward(loop: Loop, forward: Callable[..., tuple[tuple, Callable]]) -> Loop:
+    """A loop with a backward pass: what `forward`, in its place, gives beside its results.
+
+    That is dy -> gradients of the stack, of common, and of x.
+    """
+
     def backward(back: Callable, dy: tuple[Any, None]) -> tuple:
         of_stack, of_common, dx = back(dy[0])
         return of_stack, of_common, None, dx
 
-    loop.defvjp(forward, backward)
-    return loop
+    differentiated: Any = jax.custom_vjp(loop)
+    differentiated.defvjp(forward, backward)
+    made: Loop = differentiated
+    return made
 
 
 def _forward(

@@ -17,7 +17,7 @@ from jaxptd.pipeline.model import LayerInputs
 from jaxptd.pipeline.split_backward import TracedLayer, trace_layer
 from jaxptd.zero import sums
 from jaxptd.zero.gathering import as_layer, blocks_of
-from jaxptd.zero.prefetching import Loop, Run, inputs_at, layer_at
+from jaxptd.zero.prefetching import Loop, Run, inputs_at, layer_at, with_backward
 
 
 def summing(run: Run) -> Loop:
@@ -27,7 +27,6 @@ def summing(run: Run) -> Loop:
     backward it keeps what `run` keeps, and no parameter.
     """
 
-    @jax.custom_vjp
     def loop(stack: Any, common: Any, inputs: LayerInputs, x: Any) -> tuple[Any, Any]:
         def trip(x: Any, own: tuple[Any, ...]) -> tuple[Any, Any]:
             return run((own[0], common), LayerInputs(inputs.places, *own[1:]), x)
@@ -47,12 +46,7 @@ def summing(run: Run) -> Loop:
         back = partial(_backward, traced)
         return (x, None), jax.tree_util.Partial(back, stack, common, inputs, kept)
 
-    def backward(back: Any, dy: tuple[Any, None]) -> tuple:
-        of_stack, of_common, dx = back(dy[0])
-        return of_stack, of_common, None, dx
-
-    loop.defvjp(forward, backward)
-    return loop
+    return with_backward(loop, forward)
 
 
 def _backward(
