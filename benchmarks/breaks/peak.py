@@ -244,7 +244,7 @@ PEAK = (
     Break(
         "ZeRO: a loop stacks the gradients of each micro-batch beside their sums",
         "jaxptd/config/run.py",
-        "return self._loops and whole and self.train.micro_batches - self.scatters_last > 1",
+        "return self._loops and several and (self.prefetches or not dear)",
         "return False",
         "tests/zero/test_prefetching.py",
         "stack_no_gradients",

@@ -182,7 +182,6 @@ def _between(sizes: Sizes, pair: Pair) -> Iterator[Kept]:
     inner = token * each.second // sizes.matrix_shards
     if isinstance(each, AttentionSizes):
         yield from _queries_keys_values(each, inner)
-        yield from _bias(each)
         yield from _attention(each, inner)
     elif isinstance(each, WindowSizes):
         yield from _windows(each, inner)
@@ -216,9 +215,10 @@ def _queries_keys_values(attention: AttentionSizes, queries: int) -> Iterator[Ke
 
 
 def _bias(attention: AttentionSizes) -> Iterator[Kept]:
-    """The bias of each distance, where each layer of a pipeline or of ZeRO's loop makes its own."""
+    """The bias of each distance, where each layer that is traced by itself makes its own."""
     config = attention.sizes.config
-    if attention.part.has_bias and (config.layout.pp > 1 or config.prefetches):
+    own = config.layout.pp > 1 or config.prefetches or config.sums_in_loops
+    if attention.part.has_bias and own:
         distances = 2 * attention.part.tokens - 1
         size = attention.heads * distances * attention.sizes.master_itemsize
         yield Kept("biases by distance", size, _by("none"))
@@ -235,6 +235,7 @@ def _attention(attention: AttentionSizes, output: int) -> Iterator[Kept]:
     if not blocks and (layout.ring != "rsa" or layout.ring_size == 1):
         yield Kept("attention's output", output, {"none": 1, "dots": 2 if layout.has_grid else 1})
         yield Kept("logsumexp", rows * wide, _by("none", "dots"))
+        yield from _bias(attention)
         return
     scores = rows * attention.part.key_tokens // (layout.col if blocks else 1)
     yield Kept("attention's output", output, _MOST)

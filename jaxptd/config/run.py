@@ -98,9 +98,15 @@ class Config:
 
     @property
     def sums_in_loops(self) -> bool:
-        """True if a loop adds a layer's gradients to those of the micro-batches before, at once."""
-        whole = self.model.remat_layers is None or self.prefetches  # else it would copy the sums
-        return self._loops and whole and self.train.micro_batches - self.scatters_last > 1
+        """True if a loop adds a layer's gradients to those of the micro-batches before, at once.
+
+        Where nothing moves it does not if it would copy sums, of a stack in two loops, or make in
+        each layer what layers that keep all share: biases by distance, the norm of a source.
+        """
+        model, several = self.model, self.train.micro_batches - self.scatters_last > 1
+        shares = model.remat == "none" and model.block.relative is not None
+        dear = shares or model.remat_layers is not None
+        return self._loops and several and (self.prefetches or not dear)
 
     @property
     def joins_trips(self) -> bool:

@@ -98,6 +98,8 @@ SLOW = [
     *every(CP_BLOCKS, **tiny.T5),
     (dataclasses.replace(CP_BLOCKS, pp=2, row=1), FIVE | {"remat": "full"}),
     *every(Layout(dp=2), dtype="bfloat16", dropout=0.1),
+    *every(Layout(cp=4, ring="rsa", zero=3), **tiny.T5)[:1],
+    *every(Layout(pp=2, row=2, col=2, attention2d="blocks"), **T5)[:1],
     *every(Layout(tp=4)),
     *every(tiny.CONTEXT_PARALLEL, dropout=0.1),
     *every(RING_STEPS),

@@ -121,13 +121,14 @@ def test_their_sums_are_those_of_stacks(
     [
         (Layout(), {"remat": "full", "remat_layers": 1}),
         (Layout(dp=2, zero=1), {}),
+        (Layout(tp=2), {**tiny.T5, "remat": "none"}),
         slow(Layout(), {"scan_layers": False}),
         slow(Layout(pp=2), {"num_layers": 2}),
     ],
     ids=str,
 )
 def test_other_loops_do_not_add_to_sums(layout: Layout, choice: dict) -> None:
-    """Of layers in two loops; and with stage 1 the first of two micro-batches is the sum."""
+    """Layers in two loops, or that share; at stage 1 the first of two micro-batches is the sum."""
     assert not program(layout, **{"micro_batches": 2} | choice).config.sums_in_loops
 
 
