@@ -168,7 +168,7 @@ class _Step:
         )
 
     def _loss(self) -> Peak:
-        """The gradient of the logits, and the head's table and its gradient, in 16 bits.
+        """The gradient of the logits, and the head's table and its gradient.
 
         Where gradients are summed over dp XLA allocates those of the last loop before that.
         """
