@@ -19,10 +19,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.breaks.attention import ATTENTION
-from benchmarks.breaks.data import DATA
-from benchmarks.breaks.draws import DRAWN
+from benchmarks.breaks.data import DATA, DRAWN
 from benchmarks.breaks.encoder_decoders import ENCODER_DECODERS
 from benchmarks.breaks.hugging_face import HUGGING_FACE, SCORES
+from benchmarks.breaks.kernels import KERNELS
 from benchmarks.breaks.models import MODELS
 from benchmarks.breaks.peak import PEAK
 from benchmarks.breaks.planner import PLANNER
@@ -40,6 +40,7 @@ ALL = (
     *ATTENTION,
     *MODELS,
     *TRAINING,
+    *KERNELS,
     *STACKS,
     *IMAGES,
     *ENCODER_DECODERS,

@@ -211,7 +211,7 @@ GOALS: dict[str, Callable[[], Figure]] = {
     "1.5B, timed, kernels by Triton: MFU": lambda: _timed_mfu("1.5b", 0.58),
     "2.5B, timed, kernels by Triton: MFU": lambda: _timed_mfu("2.5b", 0.60),
     "124M, timed, kernels by Triton: tokens a second over PyTorch's": lambda: Figure(
-        _median("124m", "torch") / _median("124m", OURS), 1.15, least=True
+        _median("124m", "torch") / _median("124m", OURS), 1.15, least=True, form="{:.4f}"
     ),
 }
 

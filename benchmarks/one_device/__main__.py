@@ -7,7 +7,8 @@ The models are GPT-2 in several sizes, beside one written for speed, and two of 
 those of transformers. Each trainer of each case runs in a process of its own, one after the other,
 so that neither holds memory that the other needs (see `trainer.py`). MFU counts the products that a
 step needs by formula, 6N + 12 L D T a token, and once more without the half of attention that the
-mask hides. With `--out`, a JSON file beside the table has every step's time.
+mask hides. With `--out`, a JSON file beside the table has every step's time, of earlier runs' other
+cases, too. Both are written after each case.
 """
 
 import json
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.child import answer
-from benchmarks.lib.measure import append, write
+from benchmarks.lib.measure import write
 from benchmarks.one_device.cases import CASES, mfu
 from benchmarks.one_device.trainer import TRAINERS, add_steps, check_steps
 from jaxptd.analysis import hardware
@@ -77,18 +78,10 @@ def against(seconds: float, peer: Result | None) -> str:
     return f"**{statistics.median(peer['seconds']) / seconds:.2f}x**"
 
 
-def rows(
-    names: Sequence[str], steps: int, ask: Callable[[str, str, int], Result]
-) -> tuple[list[list[str]], dict[str, dict[str, Result]]]:
-    """Returns the table's lines, and all results: by case, then by trainer."""
-    lines, every = [], {}
-    for name in names:
-        every[name] = found = {trainer: ask(trainer, name, steps) for trainer in TRAINERS}
-        peers = dict.fromkeys(TRAINERS, found["torch"]) | {"torch": None}
-        lines += [row(name, trainer, found[trainer], peers[trainer]) for trainer in TRAINERS]
-        for line in lines[-len(TRAINERS) :]:
-            print("  ".join(line), flush=True)
-    return lines, every
+def rows(name: str, found: Mapping[str, Result]) -> list[list[str]]:
+    """The lines of a case, one for each trainer."""
+    peers = dict.fromkeys(TRAINERS, found["torch"]) | {"torch": None}
+    return [row(name, trainer, found[trainer], peers[trainer]) for trainer in TRAINERS]
 
 
 def versions(found: Mapping[str, Mapping[str, Result]]) -> str:
@@ -100,6 +93,27 @@ def versions(found: Mapping[str, Mapping[str, Result]]) -> str:
     return f"{datetime.now(UTC):%Y-%m-%d}; {', '.join([*devices, *words]) or 'no GPU'}."
 
 
+def ran(found: Mapping[str, Mapping[str, Result]]) -> bool:
+    """Whether this library trained any case."""
+    return any("error" not in each["jaxptd"] for each in found.values())
+
+
+def reporter(out: Path) -> Callable[[Sequence[list[str]], Mapping[str, Any]], None]:
+    """A function that writes a run's lines and results; called again, it writes them anew.
+
+    What earlier runs left there stays: their tables, and the times of other cases.
+    """
+    before = out.read_text(encoding="utf-8") + "\n" if out.exists() else INTRODUCTION
+    times = out.with_suffix(".json")
+    every = json.loads(times.read_text(encoding="utf-8")) if times.exists() else {}
+
+    def report(lines: Sequence[list[str]], found: Mapping[str, Any]) -> None:
+        write(out, f"{before}{versions(found)}\n\n{table([HEAD, *lines])}\n")
+        write(times, json.dumps({**every, **found}, indent=1))
+
+    return report
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Trains models on this machine's first GPU, with jaxptd and with PyTorch."""
     parser = Parser(prog="python -m benchmarks.one_device", description=main.__doc__)
@@ -108,13 +122,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", default="", help="Markdown file to append to; JSON beside it")
     options = parser.parse_args(argv)
     check_steps(options.steps)
-    lines, found = rows(options.cases, options.steps, measure)
-    if all("error" in each["jaxptd"] for each in found.values()):
+    report = reporter(Path(options.out)) if options.out else None
+    lines, found = [], {}
+    for name in options.cases:
+        found[name] = {trainer: measure(trainer, name, options.steps) for trainer in TRAINERS}
+        lines += rows(name, found[name])
+        for line in lines[-len(TRAINERS) :]:
+            print("  ".join(line), flush=True)
+        if report and ran(found):
+            report(lines, found)
+    if not ran(found):
         raise UserError(f"nothing was measured: {found[options.cases[0]]['jaxptd']['error']}")
-    if options.out:
-        section = f"{versions(found)}\n\n{table([HEAD, *lines])}\n"
-        append(Path(options.out), INTRODUCTION, section)
-        write(Path(options.out).with_suffix(".json"), json.dumps(found, indent=1))
     return 0
 
 

@@ -72,13 +72,10 @@ def test_a_line_of_the_table():
 
 def test_what_did_not_run_is_said():
     error = {"error": "no torch here"}
-    lines, every = gpu.rows(
-        ["350m"], 3, lambda trainer, *_: error if trainer == "torch" else found()
-    )
+    lines = gpu.rows("350m", {"jaxptd": found(), "jaxptd-triton": found(), "torch": error})
     assert lines[2][3] == "not measured: no torch here"
     assert len(lines[0]) == len(lines[1]) == len(gpu.HEAD)
     assert lines[0][-1] == ""
-    assert every["350m"]["torch"] == error
 
 
 def test_a_trainer_that_fails_is_one_line(monkeypatch):
@@ -106,6 +103,23 @@ def test_results_are_a_table_and_json(tmp_path, monkeypatch):
     assert "NVIDIA H200, jax 1." in text
     assert text.count("\n| 124m, 124 M") == 3
     assert json.loads(out.with_suffix(".json").read_text())["124m"]["torch"] == found()
+    assert gpu.main(["--cases", "350m", "--steps", "2", "--out", str(out)]) == 0
+    assert out.read_text().startswith(text)
+    assert list(json.loads(out.with_suffix(".json").read_text())) == ["124m", "350m"]
+
+
+def test_a_run_that_is_cut_off_keeps_the_cases_before(tmp_path, monkeypatch):
+    def measure(_, name, __):
+        if name == "1.5b":
+            raise KeyboardInterrupt
+        return found()
+
+    monkeypatch.setattr(gpu, "measure", measure)
+    out = tmp_path / "gpu.md"
+    with pytest.raises(KeyboardInterrupt):
+        gpu.main(["--cases", "124m", "350m", "1.5b", "--steps", "2", "--out", str(out)])
+    assert [out.read_text().count(f"\n| {name}, 124 M") for name in ("124m", "350m")] == [3, 3]
+    assert list(json.loads(out.with_suffix(".json").read_text())) == ["124m", "350m"]
 
 
 def test_without_a_gpu_nothing_is_written(tmp_path, monkeypatch):

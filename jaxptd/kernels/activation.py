@@ -6,7 +6,7 @@ Letters: R rows (tokens), G matrices (2 with a gate, else 1), F hidden, P progra
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,24 +16,46 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from jaxptd.collectives import alike
+from jaxptd.kernels.instructions import Instructions
 from jaxptd.kernels.tile import Places, Tile, call, load, store
 
 # As measured on an H200: tiles by themselves, and those that a program adds up for a bias.
-_ALONE, _SUMMED = Tile(8, 256, 4), Tile(8, 128, 4)
-_PROGRAMS = 256  # along the rows, where gradients of a bias are summed
+_ALONE, _SUMMED = Tile(4, 256, 2), Tile(2, 128, 1)
+_LOG2_E = math.log2(math.e)
+_PROGRAMS = 512  # along the rows, where gradients of a bias are summed
 
 
-@jax.custom_jvp
-def sigmoid(x: Array) -> Array:
-    """1 / (1 + exp(-x)), without a division, which takes a GPU several instructions."""
-    root = lax.rsqrt(1 + jnp.exp(-x))
-    return root * root
+# x and the instructions -> the activation of x and its derivative.
+Slope = Callable[[Array, Instructions], tuple[Array, Array]]
 
 
-@sigmoid.defjvp
-def _sigmoid_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    y = sigmoid(*primals)
-    return y, y * (1 - y) * tangents[0]
+def _sigmoid(x: Array, run: Instructions) -> Array:
+    """The sigmoid of `-x log(2)`: 1 / (1 + 2^x)."""
+    return run.reciprocal(1 + run.exp2(x))
+
+
+def gelu_tanh(x: Array, run: Instructions) -> tuple[Array, Array]:
+    """x sigmoid(u), with `u = x (c + c a x^2)` by `jaxptd.layers.mlp.gelu_tanh`."""
+    c, a, square = (8 / math.pi) ** 0.5, 0.044715, x * x
+    s = _sigmoid(x * run.fma(square, -c * a * _LOG2_E, -c * _LOG2_E), run)
+    y = x * s
+    return y, run.fma(y * (1 - s), run.fma(square, 3 * c * a, c), s)
+
+
+def silu(x: Array, run: Instructions) -> tuple[Array, Array]:
+    """x sigmoid(x)."""
+    s = _sigmoid(x * -_LOG2_E, run)
+    y = x * s
+    return y, run.fma(y, 1 - s, s)
+
+
+def relu(x: Array, _: Instructions) -> tuple[Array, Array]:
+    """The larger of x and 0."""
+    return jnp.maximum(x, 0), jnp.where(x > 0, 1.0, 0.0)
+
+
+# Not gelu, as Pallas has no error function for Triton.
+FUSED: Mapping[str, Slope] = {"gelu-tanh": gelu_tanh, "relu": relu, "silu": silu}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,12 +63,12 @@ class FusedActivation:
     """`act(h + b)`; with a gate `act(h_0 + b_0) * (h_1 + b_1)`. Computes in float32.
 
     Args:
-        act: elementwise, of operations that Pallas has for Triton.
+        act: elementwise.
         gated: whether h has a gate.
         interpret: runs the kernels' operations one by one, on any device.
     """
 
-    act: Callable[[Array], Array]
+    act: Slope
     gated: bool
     interpret: bool = False
 
@@ -61,10 +83,6 @@ class FusedActivation:
         y_RF = _activate(h_RGF, [each.reshape(h_RGF.shape[1:]) for each in biases], self)
         return y_RF.reshape(*h.shape[: -len(parts)], parts[-1])
 
-    def compute(self, first: Array, *others: Array) -> Array:
-        """Parts of h with their biases -> the result."""
-        return math.prod(others, start=self.act(first))
-
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _activate(h_RGF: Array, b_GF: list[Array], fused: FusedActivation) -> Array:
@@ -77,7 +95,7 @@ def _forward(
     """Saves h for backward, without its bias."""
     rows, _, size = h_RGF.shape
     (y_RF,) = call(
-        partial(_forward_kernel, tile=_ALONE, compute=fused.compute),
+        partial(_forward_kernel, tile=_ALONE, act=fused.act),
         (h_RGF, b_GF),
         [jax.ShapeDtypeStruct((rows, size), h_RGF.dtype)],
         grid=_ALONE.grid(rows, size),
@@ -96,7 +114,7 @@ def _backward(
     programs = min(_PROGRAMS, tiles) if b_GF else tiles
     sums_PGF = jax.ShapeDtypeStruct((programs, *h_RGF.shape[1:]), jnp.float32)
     dh_RGF, *sums = call(
-        partial(_backward_kernel, tile=tile, compute=fused.compute),
+        partial(_backward_kernel, tile=tile, act=fused.act),
         (h_RGF, b_GF, dy_RF),
         [h_RGF] + [sums_PGF] * len(b_GF),
         grid=(programs, columns),
@@ -110,45 +128,48 @@ _activate.defvjp(_forward, _backward)
 
 
 def _biases(h: Any, b: Any, places: Places) -> list[Any]:
-    """The bias of each part of h, for the numbers of a tile: [1, D], or 0."""
+    """The bias of each part of h, for the numbers of a tile: [1, D]; none where there is none."""
     column, there = places.numbers
-    return [
-        sum(load(each, ((part, column), there))[None] for each in b) for part in range(h.shape[1])
-    ]
+    return [load(each, ((part, column), there))[None] for each in b for part in range(h.shape[1])]
 
 
 def _parts(h: Any, biases: list[Any], places: Places) -> list[Array]:
     """A tile of each part of h, with its bias."""
-    return [load(h, places.of_part(part)) + each for part, each in enumerate(biases)]
+    parts = [load(h, places.of_part(part)) for part in range(h.shape[1])]
+    return [part + each for part, each in zip(parts, biases, strict=True)] if biases else parts
 
 
-def _forward_kernel(h: Any, b: Any, y: Any, *, tile: Tile, compute: Callable[..., Array]) -> None:
+def _forward_kernel(h: Any, b: Any, y: Any, *, tile: Tile, act: Slope, run: Instructions) -> None:
     """Activates a tile."""
     places = tile.places(pl.program_id(0), pl.program_id(1), *y.shape)
-    store(y, places.both, compute(*_parts(h, _biases(h, b, places), places)))
+    first, *gate = _parts(h, _biases(h, b, places), places)
+    store(y, places.both, math.prod(gate, start=act(first, run)[0]))
 
 
 def _backward_kernel(
-    h: Any, b: Any, dy: Any, dh: Any, *sums: Any, tile: Tile, compute: Callable[..., Array]
+    h: Any, b: Any, dy: Any, dh: Any, *sums: Any, tile: Tile, act: Slope, run: Instructions
 ) -> None:
     """The gradient of h in each P-th tile of rows, and its sums over them."""
     program, column = pl.program_id(0), pl.program_id(1)
     rows, size = dy.shape
-    programs = sums[0].shape[0] if sums else pl.cdiv(rows, tile.rows)
+    tiles, _ = tile.grid(rows, size)
+    programs = sums[0].shape[0] if sums else tiles
     first = tile.places(0, column, rows, size)
     biases = _biases(h, b, first)
 
     def add_tile(step: Any, found: list[Array]) -> list[Array]:
         places = tile.places(step * programs + program, column, rows, size)
-        _, pull = jax.vjp(compute, *_parts(h, biases, places))
-        grads = pull(load(dy, places.both))
+        x, *gate = _parts(h, biases, places)
+        value, slope = act(x, run)
+        dy_RF = load(dy, places.both)
+        grads = [dy_RF * math.prod(gate, start=slope), *(dy_RF * value for _ in gate)]
         for part, grad in enumerate(grads):
             store(dh, places.of_part(part), grad)
         return [a + grad for a, grad in zip(found, grads, strict=False)]
 
     zeros = [jnp.zeros((tile.rows, tile.width), jnp.float32)] * (len(sums) and h.shape[1])
-    steps = pl.cdiv(rows, tile.rows * programs)
-    found = lax.fori_loop(0, steps, add_tile, zeros) if steps > 1 else add_tile(0, zeros)
+    steps = pl.cdiv(tiles - program, programs)
+    found = add_tile(0, zeros) if tiles == programs else lax.fori_loop(0, steps, add_tile, zeros)
     index, there = first.numbers
     for part, each in enumerate(found):
         store(sums[0], ((program, part, index), there), each.sum(0))

@@ -18,11 +18,12 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from jaxptd.collectives import alike
+from jaxptd.kernels.instructions import Instructions
 from jaxptd.kernels.tile import Tile, call, load, store
 
 # As measured on an H200. Forward, a program reads a row, so many pieces of it at a time.
-_PIECE, _PIECES, _WARPS = 512, 4, 2
-_TILE = Tile(1, 1024, 4)
+_PIECE, _PIECES, _WARPS = 512, 8, 2
+_TILE = Tile(1, 2048, 4)
 _LOG2_E, _LEAST = math.log2(math.e), float(jnp.finfo(jnp.float32).min)
 
 
@@ -86,7 +87,7 @@ class FusedLoss:
         )[0]
 
 
-def _sum_kernel(logits: Any, stop: Any, maximum: Any, total: Any) -> None:
+def _sum_kernel(logits: Any, stop: Any, maximum: Any, total: Any, *, run: Instructions) -> None:
     """A row. Each place of a piece has a maximum of its own until the end."""
     row, size = pl.program_id(0), logits.shape[1]
     end = jnp.clip(stop[0], 0, size)
@@ -96,16 +97,15 @@ def _sum_kernel(logits: Any, stop: Any, maximum: Any, total: Any) -> None:
         starts = [(step * _PIECES + number) * _PIECE for number in range(_PIECES)]
         columns = [start + jnp.arange(_PIECE) for start in starts]
         pieces = [
-            load(logits, ((row, each), None if whole else each < end), None if whole else -jnp.inf)
-            for each in columns
+            load(logits, ((row, each), None if whole else each < end), -jnp.inf) for each in columns
         ]
         new = top
         for piece in pieces:
             new = jnp.maximum(new, piece)
-        exponent = _exponent(new)
-        total *= jnp.exp2(_exponent(top) - exponent)
+        less = _exponent(new) * -1.0
+        total *= run.exp2(_exponent(top) + less)
         for piece in pieces:
-            total += jnp.exp2(piece * _LOG2_E - exponent)
+            total += run.exp2(run.fma(piece, _LOG2_E, less))
         return new, total
 
     found = (jnp.full(_PIECE, _LEAST, jnp.float32), jnp.zeros(_PIECE, jnp.float32))
@@ -115,7 +115,7 @@ def _sum_kernel(logits: Any, stop: Any, maximum: Any, total: Any) -> None:
     top, sums = lax.fori_loop(full, steps, partial(add, whole=False), found)
     highest = top.max()
     maximum[row] = highest
-    total[row] = (sums * jnp.exp2(_exponent(top) - _exponent(highest))).sum()
+    total[row] = (sums * run.exp2(_exponent(top) - _exponent(highest))).sum()
 
 
 def _exponent(x: Array) -> Array:
@@ -133,13 +133,19 @@ def _gradient_kernel(
     d_logits: Any,
     *,
     tile: Tile,
+    run: Instructions,
 ) -> None:
-    """A part of a row."""
-    row = pl.program_id(0)
-    places = tile.places(row, pl.program_id(1), *logits.shape)
+    """A part of a row. Few have padding or a target, so that the others compare no number."""
+    row, part = pl.program_id(0), pl.program_id(1)
+    places = tile.places(row, part, *logits.shape)
     (_, column), _ = places.both
-    logits_RV = load(logits, places.both, -jnp.inf)
-    softmax = jnp.exp2(logits_RV * _LOG2_E - logsumexp[row] * _LOG2_E)
-    hit = jnp.where(column == target[row], d_target[row], 0.0)
-    grad = jnp.where(column < stop[0], softmax * d_sum[row] - hit, 0.0)
-    store(d_logits, places.both, grad)
+    less, by = logsumexp[row] * -_LOG2_E, d_sum[row]
+    softmax = run.exp2(run.fma(load(logits, places.both, -jnp.inf), _LOG2_E, less))
+    start, hit = part * tile.width, target[row]
+
+    def compared(grad: Array) -> Array:
+        grad = jnp.where(column == hit, grad - d_target[row], grad)
+        return jnp.where(column < stop[0], grad, 0.0)
+
+    plain = (start + tile.width <= stop[0]) & ((hit < start) | (hit >= start + tile.width))
+    store(d_logits, places.both, lax.cond(plain, lambda grad: grad, compared, softmax * by))

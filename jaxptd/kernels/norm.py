@@ -22,12 +22,13 @@ from jax.experimental import pallas as pl
 
 from jaxptd.attention.kernel import KEPT
 from jaxptd.collectives import alike
-from jaxptd.kernels.tile import Tile, call, load, store
+from jaxptd.kernels.instructions import Instructions
+from jaxptd.kernels.tile import Places, Tile, call, load, masked, store
 
 LONGEST = 2**13  # numbers of a row that fit into the registers of the threads that read it
-# Of backward: eight or four for each of an H200's 132 processors, for rows of up to 2,048 numbers
-# and for longer ones. Each writes sums for w and b of its own.
-_PROGRAMS = (1056, 528)
+# Of backward, groups of 32 threads: eight for each of an H200's 132 processors. Each program of
+# them writes sums for w and b of its own.
+_THREADS = 1056
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +66,7 @@ def _forward(
     x: Array, w_D: Array, b_D: Array | None, norm: FusedNorm
 ) -> tuple[tuple[Array, ...], tuple[Array, Array, list[Array]]]:
     """Saves x for backward, which others save anyway, and the statistics of each row."""
-    x_RD, tile = x.reshape(-1, x.shape[-1]), _tile(x.shape[-1], backward=False)
+    x_RD, (tile, _) = x.reshape(-1, x.shape[-1]), _tiles(x.shape[-1])
     one_each = jax.ShapeDtypeStruct(x_RD.shape[:1], jnp.float32)
     y_RD, *statistics = call(
         partial(_forward_kernel, tile=tile, eps=norm.eps),
@@ -85,12 +86,12 @@ def _backward(
     (x, w_D, (scale_R, *mean)), (*own, dy) = saved, grads
     x_RD, dy_RD, *own_RD = (each.reshape(-1, x.shape[-1]) for each in (x, dy, *own))
     rows, size = x_RD.shape
-    tile = _tile(size, backward=True)
+    _, tile = _tiles(size)
     tiles = tile.grid(rows, size)[0]
-    programs = min(_PROGRAMS[tile.width > 2048], tiles)
+    programs = min(max(_THREADS // tile.warps, 1), tiles)
     sums_PD = jax.ShapeDtypeStruct((programs, size), jnp.float32)
     dx_RD, *sums = call(
-        partial(_backward_kernel, tile=tile, steps=pl.cdiv(tiles, programs)),
+        partial(_backward_kernel, tile=tile),
         (x_RD, dy_RD, own_RD, w_D, scale_R, mean),
         [x_RD] + [sums_PD] * (1 + norm.centred),
         grid=(programs,),
@@ -104,31 +105,52 @@ def _backward(
 _normalise.defvjp(_forward, _backward)
 
 
-def _tile(size: int, *, backward: bool) -> Tile:
-    """Whole rows, in as few groups of threads as have the registers: one need not wait for others.
+def _tiles(size: int) -> tuple[Tile, Tile]:
+    """Those of forward and backward: pieces of rows, whose threads hold whole rows in registers.
 
-    As measured on an H200, with D of 768, 1,600 and 4,096: `docs/performance.md`.
+    As measured on an H200, with D of 768 to 8,192: `docs/performance.md`. Backward holds several
+    arrays, so each thread has fewer numbers of a row.
     """
-    width, numbers, each = pl.next_power_of_2(size), *((1024, 32) if backward else (2048, 128))
-    rows = max(numbers // width, 1 if backward else 2)
-    return Tile(rows, width, max(rows * width // (32 * each), 1))
+    whole = pl.next_power_of_2(size)
+    warps = max(whole // 1024, 1)
+    forward = Tile(2, min(whole, 256), 1) if size < 2048 else Tile(1, 512, 1)
+    return forward, Tile(1, min(whole, max(128 * warps, 256)), warps)
 
 
 def _forward_kernel(
-    x: Any, w: Any, b: Any, y: Any, scale: Any, mean: Any = None, *, tile: Tile, eps: float
+    x: Any,
+    w: Any,
+    b: Any,
+    y: Any,
+    scale: Any,
+    mean: Any = None,
+    *,
+    tile: Tile,
+    eps: float,
+    run: Instructions,
 ) -> None:
-    """Normalises a tile."""
-    places, size = tile.places(pl.program_id(0), 0, *x.shape), x.shape[1]
-    x_RD = load(x, places.both)
+    """Normalises a tile of rows."""
+    size, pieces = x.shape[1], tile.pieces(pl.program_id(0), *x.shape)
+    parts = [load(x, each.both) for each in pieces]
     if mean is not None:
-        mean_R = x_RD.sum(1) / size
-        store(mean, places.rows, mean_R)
-        x_RD = jnp.where(places.both[1], x_RD - mean_R[:, None], 0.0)
-    scale_R = lax.rsqrt((x_RD * x_RD).sum(1) / size + eps)
-    store(scale, places.rows, scale_R)
-    y_RD = x_RD * scale_R[:, None] * load(w, places.numbers)[None]
-    y_RD = y_RD if b is None else y_RD + load(b, places.numbers)[None]
-    store(y, places.both, y_RD)
+        mean_R = sum(parts[1:], parts[0]).sum(1) / size
+        store(mean, pieces[0].rows, mean_R)
+        parts = [each - mean_R[:, None] for each in parts]
+        parts = [masked(each, places.both) for places, each in zip(pieces, parts, strict=True)]
+    scale_R = lax.rsqrt(_dot(parts, parts, run) / size + eps)
+    store(scale, pieces[0].rows, scale_R)
+    for places, each in zip(pieces, parts, strict=True):
+        n_RD, w_RD = each * scale_R[:, None], load(w, places.repeated)
+        y_RD = n_RD * w_RD if b is None else run.fma(n_RD, w_RD, load(b, places.repeated))
+        store(y, places.both, y_RD)
+
+
+def _dot(a: Sequence[Array], b: Sequence[Array], run: Instructions) -> Array:
+    """The dot products of rows, `[R]`, in pieces."""
+    found = a[0] * b[0]
+    for x, y in zip(a[1:], b[1:], strict=True):
+        found = run.fma(x, y, found)
+    return found.sum(1)
 
 
 def _backward_kernel(
@@ -139,38 +161,65 @@ def _backward_kernel(
     scale: Any,
     mean: Sequence[Any],
     dx: Any,
-    dw: Any,
-    db: Any = None,
-    *,
+    *sums: Any,
     tile: Tile,
-    steps: int,
+    run: Instructions,
 ) -> None:
     """The gradient of x in each P-th tile, and their sums of those of w and b.
 
     With n = (x - mean) * scale and g = dy * w: dx = scale * (g - mean(g) - n * mean(g n)), and its
-    own. RMSNorm has neither of the two means that stand alone.
+    own. RMSNorm has neither of the two means that stand alone. A tile is read while the one before
+    it is computed.
     """
-    program, (programs, size) = pl.program_id(0), dw.shape
-    numbers = tile.places(0, 0, *x.shape).numbers
-    w_D = load(w, numbers)
+    program, (programs, size) = pl.program_id(0), sums[0].shape
+    numbers = [each.numbers for each in tile.pieces(0, *x.shape)]
+    weights = [load(w, each)[None] for each in numbers]
+    steps = pl.cdiv(tile.grid(*x.shape)[0] - program, programs)
 
-    def add_tile(step: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
-        places = tile.places(step * programs + program, 0, *x.shape)
-        x_RD, dy_RD = load(x, places.both), load(dy, places.both)
-        scale_R = load(scale, places.rows)
-        for each in mean:
-            x_RD -= load(each, places.rows)[:, None]
-        n_RD, g_RD = x_RD * scale_R[:, None], dy_RD * w_D[None]  # where g is 0, n may be anything
-        dx_RD = g_RD - n_RD * ((g_RD * n_RD).sum(1) / size)[:, None]
-        dx_RD = dx_RD - (g_RD.sum(1) / size)[:, None] if mean else dx_RD
-        dx_RD *= scale_R[:, None]
-        for each in own:
-            dx_RD += load(each, places.both)
-        store(dx, places.both, dx_RD)
-        return tuple(a + b for a, b in zip(sums, (dy_RD * n_RD, dy_RD), strict=False))
+    def places_of(step: Array) -> list[Places]:
+        return tile.pieces(step * programs + program, *x.shape)
 
-    results = [dw] if db is None else [dw, db]
-    zeros = tuple(jnp.zeros((tile.rows, tile.width), jnp.float32) for _ in results)
-    for result, each in zip(results, lax.fori_loop(0, steps, add_tile, zeros), strict=True):
-        index, there = numbers
-        store(result, ((program, index), there), each.sum(0))
+    def read(step: Array) -> tuple[list[list[Array]], list[Array]]:
+        """Arrays in pieces, in their type so that they wait in few registers, and statistics."""
+        pieces = places_of(step)
+        arrays = [[load(a, each.both, wide=False) for each in pieces] for a in (x, dy, *own)]
+        return arrays, [load(each, pieces[0].rows)[:, None] for each in (scale, *mean)]
+
+    def add_tile(step: Array, carry: Any) -> Any:
+        (dw, *db), (arrays, statistics) = carry
+        following = read(jnp.minimum(step + 1, steps - 1))
+        x_RD, dy_RD, *own_RD = [[each.astype(jnp.float32) for each in array] for array in arrays]
+        n_RD, g_RD = _gradients(x_RD, dy_RD, weights, statistics, size, run)
+        for places, each, *more in zip(places_of(step), g_RD, *own_RD, strict=True):
+            scaled = run.fma(each, statistics[0], *more) if own else each * statistics[0]
+            store(dx, places.both, scaled)
+        dw = [run.fma(*each) for each in zip(dy_RD, n_RD, dw, strict=True)]
+        return [dw, *([a + b for a, b in zip(each, dy_RD, strict=True)] for each in db)], following
+
+    zeros = [[jnp.zeros((tile.rows, tile.width), jnp.float32)] * len(numbers)] * len(sums)
+    found, _ = lax.fori_loop(0, steps, add_tile, (zeros, read(jnp.int32(0))))
+    for result, pieces in zip(sums, found, strict=True):
+        for (index, there), each in zip(numbers, pieces, strict=True):
+            store(result, ((program, index), there), each.sum(0))
+
+
+def _gradients(
+    x: Sequence[Array],
+    dy: Sequence[Array],
+    w: Sequence[Array],
+    statistics: Sequence[Array],
+    size: int,
+    run: Instructions,
+) -> tuple[list[Array], list[Array]]:
+    """The normalised rows in pieces, and the gradients of x over `scale`.
+
+    Where there are no numbers, dy is 0, and the results may be anything.
+    """
+    scale_R, *mean_R = statistics
+    normal = [(each - mean_R[0] if mean_R else each) * scale_R for each in x]
+    grads = [dy_RD * w_D for dy_RD, w_D in zip(dy, w, strict=True)]
+    by_n_R = -_dot(grads, normal, run)[:, None] / size
+    if mean_R:
+        mean_g_R = sum(grads[1:], grads[0]).sum(1)[:, None] / size
+        grads = [each - mean_g_R for each in grads]
+    return normal, [run.fma(n, by_n_R, g) for n, g in zip(normal, grads, strict=True)]

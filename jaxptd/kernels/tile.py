@@ -6,23 +6,34 @@ D numbers of a row.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from jaxptd.kernels.instructions import Instructions
+
+Place = tuple[Any, Array | None]  # indices, and which of them there are; None: all
+
 
 class Places(NamedTuple):
-    """Indices of a tile, of its rows and of their numbers, each with which of them there are."""
+    """Those of a tile, of its rows and of their numbers."""
 
-    both: tuple[Any, Array]
-    rows: tuple[Any, Array]
-    numbers: tuple[Any, Array]
+    both: Place
+    rows: Place
+    numbers: Place
 
-    def of_part(self, part: int) -> tuple[Any, Array]:
+    @property
+    def repeated(self) -> Place:
+        """Those of a tile in an array `[D]`, each thread's where its own are: none is exchanged."""
+        (row, column), there = self.both
+        return jnp.broadcast_to(column, (row.shape[0], column.shape[1])), there
+
+    def of_part(self, part: int) -> Place:
         """The tile in part number `part` of an array `[R, parts, D]`."""
         (row, column), there = self.both
         return (row, part, column), there
@@ -48,13 +59,25 @@ class Tile:
 
     def places(self, row: Any, column: Any, rows: int, size: int) -> Places:
         """The places of tile (row, column) in an array of so many rows of so many numbers."""
-        row, column = (
-            number * each + jnp.arange(each)
-            for number, each in ((row, self.rows), (column, self.width))
+        row_R, inside_R = _indices(row, self.rows, rows)
+        column_D, inside_D = _indices(column, self.width, size)
+        grid = (self.rows, self.width)
+        masks = [(inside_R, (0,)), (inside_D, (1,))]
+        inside = [lax.broadcast_in_dim(each, grid, dim) for each, dim in masks if each is not None]
+        both = inside[0] & inside[-1] if inside else None
+        return Places(
+            ((row_R[:, None], column_D[None]), both), (row_R, inside_R), (column_D, inside_D)
         )
-        there = (row < rows), (column < size)
-        both = (row[:, None], column[None]), there[0][:, None] & there[1][None]
-        return Places(both, (row, there[0]), (column, there[1]))
+
+    def pieces(self, row: Any, rows: int, size: int) -> list[Places]:
+        """The places of all tiles in a row of them."""
+        return [self.places(row, each, rows, size) for each in range(pl.cdiv(size, self.width))]
+
+
+def _indices(number: Any, each: int, length: int) -> tuple[Array, Array | None]:
+    """A tile's indices along a dim of so many places, and which of them there are."""
+    index = number * each + jnp.arange(each)
+    return index, index < length if length % each else None
 
 
 def call(
@@ -70,7 +93,8 @@ def call(
     """Runs a kernel, whose results vary over the axes over which its inputs do.
 
     Args:
-        kernel: a function, or a partial one, of references to inputs and results.
+        kernel: a function, or a partial one, of references to inputs and results, and of `run`,
+            the instructions that there are.
         inputs: a tree of arrays.
         shapes: of the results, with their types.
         grid: of programs.
@@ -80,7 +104,7 @@ def call(
     """
     like = jax.typeof(inputs[0]).manual_axis_type
     return pl.pallas_call(
-        kernel,
+        partial(kernel, run=Instructions(interpret)),
         [jax.ShapeDtypeStruct(s.shape, s.dtype, manual_axis_type=like) for s in shapes],
         grid=grid,
         compiler_params=triton.CompilerParams(num_warps=warps),
@@ -90,13 +114,20 @@ def call(
     )(*inputs)
 
 
-def load(array: Any, places: tuple[Any, Any], other: float | None = 0.0) -> Array:
-    """Numbers of an array in float32, `other` where there are none."""
+def load(array: Any, places: Place, other: float = 0.0, *, wide: bool = True) -> Array:
+    """Numbers of an array, `other` where there are none; in float32, or not wide in their type."""
     index, there = places
-    return triton.load(array.at[index], mask=there, other=other).astype(jnp.float32)
+    instead = None if there is None else other
+    found = triton.load(array.at[index], mask=there, other=instead)
+    return found.astype(jnp.float32) if wide else found
 
 
-def store(array: Any, places: tuple[Any, Any], values: Array) -> None:
+def store(array: Any, places: Place, values: Array) -> None:
     """Writes numbers of an array, in its type."""
     index, there = places
     triton.store(array.at[index], values.astype(array.dtype), mask=there)
+
+
+def masked(values: Array, place: Place) -> Array:
+    """Zero where there are no numbers."""
+    return values if place[1] is None else jnp.where(place[1], values, 0.0)

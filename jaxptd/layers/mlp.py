@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.attention.kernel import TAKEN
 from jaxptd.config import Activation, BlockOptions
-from jaxptd.kernels.activation import FusedActivation, sigmoid
+from jaxptd.kernels.activation import FUSED, FusedActivation
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.linear import ColumnParallelLinear, RowParallelLinear
 from jaxptd.params import Initialiser
@@ -39,13 +38,13 @@ def _gelu_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Arr
 Elementwise = Callable[[Array], Array]
 
 
-def gelu_tanh(x: Array, sigmoid: Elementwise = jax.nn.sigmoid) -> Array:
+def gelu_tanh(x: Array) -> Array:
     """The approximation of gelu by a hyperbolic tangent, `1 + tanh(u / 2) = 2 sigmoid(u)`.
 
     XLA would write `jax.nn.gelu`'s tangent to memory for backward; this it computes where it is
     used. Source: Hendrycks and Gimpel, arXiv 1606.08415.
     """
-    return x * sigmoid((8 / math.pi) ** 0.5 * (x + 0.044715 * x**3))
+    return x * jax.nn.sigmoid((8 / math.pi) ** 0.5 * (x + 0.044715 * x**3))
 
 
 ACTIVATIONS: Mapping[Activation, Elementwise] = {
@@ -53,12 +52,6 @@ ACTIVATIONS: Mapping[Activation, Elementwise] = {
     "gelu-tanh": gelu_tanh,
     "relu": jax.nn.relu,
     "silu": jax.nn.silu,
-}
-# In kernels of their own; not gelu, as Pallas has no error function for Triton.
-FUSED: Mapping[Activation, Elementwise] = {
-    "gelu-tanh": partial(gelu_tanh, sigmoid=sigmoid),
-    "relu": jax.nn.relu,
-    "silu": lambda x: x * sigmoid(x),
 }
 
 

@@ -59,7 +59,7 @@ def test_it_is_the_norm_and_its_gradient(
     interpret: bool,
     monkeypatch: Any,
 ) -> None:
-    monkeypatch.setattr(fused, "_PROGRAMS", (5, 5))
+    monkeypatch.setattr(fused, "_THREADS", 10)
     (x, w, b), grads = drawn(shape, dtype, centred=centred)
     norm = FusedNorm(EPS, centred, beside, interpret)
     grads = grads if beside else grads[1:]

@@ -3,6 +3,7 @@
 So it runs on any device; the kernels themselves are in `tests/kernels`.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from turns import slow
 from jaxptd.config import Config, ModelConfig
 from jaxptd.errors import UserError
 from jaxptd.kernels import activation, loss, norm
+from jaxptd.kernels.instructions import Instructions
 from jaxptd.layers.forms import make_form
 from jaxptd.layers.norm import Norm
 from jaxptd.mesh import Layout, make_mesh
@@ -53,20 +55,22 @@ def norm_gradients(inputs: Any, results: int, options: Mapping[str, Any]) -> lis
     return [dx.astype(x.dtype), *(each.sum(0, keepdims=True) for each in sums)]
 
 
-def _parts(h: Array, biases: list[Array]) -> list[Array]:
-    wide = sum(map(_wide, biases), _wide(h))
-    return [wide[:, part] for part in range(h.shape[1])]
+def _activated(inputs: Any, options: Mapping[str, Any]) -> tuple[Array, list[Array]]:
+    """The activation, with its gate, and its derivatives for each part of h."""
+    h, b, *_ = inputs
+    wide = sum(map(_wide, b), _wide(h))
+    x, *gate = (wide[:, part] for part in range(h.shape[1]))
+    y, slope = options["act"](x, Instructions(interpret=True))
+    return math.prod(gate, start=y), [math.prod(gate, start=slope), *(y for _ in gate)]
 
 
 def activated(inputs: Any, results: int, options: Mapping[str, Any]) -> list[Array]:
-    h, b = inputs
-    return [options["compute"](*_parts(h, b)).astype(h.dtype)]
+    return [_activated(inputs, options)[0].astype(inputs[0].dtype)]
 
 
 def activation_gradients(inputs: Any, results: int, options: Mapping[str, Any]) -> list[Array]:
     h, b, dy = inputs
-    _, pull = jax.vjp(options["compute"], *_parts(h, b))
-    grads = jnp.stack(pull(_wide(dy)), 1)
+    grads = _wide(dy)[:, None] * jnp.stack(_activated(inputs, options)[1], 1)
     return [grads.astype(h.dtype), *[grads.sum(0, keepdims=True)] * len(b)]
 
 

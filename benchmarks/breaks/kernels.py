@@ -1,0 +1,111 @@
+"""Breaks of kernels of our own, and of what takes them."""
+
+from benchmarks.breaks.table import Break
+
+KERNELS = (
+    Break(
+        "the norm's kernel forgets what came to x from others",
+        "jaxptd/kernels/norm.py",
+        "run.fma(each, statistics[0], *more) if own else each * statistics[0]",
+        "each * statistics[0]",
+        "tests/kernels/test_norm.py",
+    ),
+    Break(
+        "the norm's kernel has numbers where there are none",
+        "jaxptd/kernels/norm.py",
+        "masked(each, places.both) for",
+        "each for",
+        "tests/kernels/test_norm.py",
+    ),
+    Break(
+        "programs of the norm's kernel share their first tile",
+        "jaxptd/kernels/norm.py",
+        "tile.pieces(step * programs + program, *x.shape)",
+        "tile.pieces(step + program, *x.shape)",
+        "tests/kernels/test_norm.py",
+    ),
+    Break(
+        "the norm's kernel takes its first tile for all",
+        "jaxptd/kernels/norm.py",
+        "read(jnp.minimum(step + 1, steps - 1))",
+        "read(step)",
+        "tests/kernels/test_norm.py",
+    ),
+    Break(
+        "a block takes x past the norm's kernel",
+        "jaxptd/layers/norm.py",
+        "(x_BTD, *kernels(x_BTD, w_D, b_D))[-2:]",
+        "(x_BTD, kernels(x_BTD, w_D, b_D)[0])",
+        "tests/step/test_kernels.py",
+    ),
+    Break(
+        "the activation's kernel adds no bias backward",
+        "jaxptd/kernels/activation.py",
+        "x, *gate = _parts(h, biases, places)",
+        "x, *gate = _parts(h, [], places)",
+        "tests/kernels/test_activation.py",
+    ),
+    Break(
+        "the gradient of the activation's bias misses all tiles but the last",
+        "jaxptd/kernels/activation.py",
+        "[a + grad for a, grad in",
+        "[grad for a, grad in",
+        "tests/kernels/test_activation.py",
+    ),
+    Break(
+        "the activation's gate has the bias of its other part",
+        "jaxptd/kernels/activation.py",
+        "load(each, ((part, column), there))",
+        "load(each, ((0, column), there))",
+        "tests/kernels/test_activation.py",
+    ),
+    Break(
+        "an MLP forgets its bias where kernels are ours",
+        "jaxptd/layers/mlp.py",
+        "self.fused(self.up.bare(x_BTD), self.up.bias)",
+        "self.fused(self.up.bare(x_BTD), None)",
+        "tests/step/test_kernels.py",
+    ),
+    Break(
+        "the loss's kernel takes padding for logits",
+        "jaxptd/kernels/loss.py",
+        "full, steps = end //",
+        "full, steps = size //",
+        "tests/kernels/test_loss.py",
+    ),
+    Break(
+        "the loss's kernel keeps sums about an old maximum",
+        "jaxptd/kernels/loss.py",
+        "total *= run.exp2(_exponent(top) + less)",
+        "total *= 1",
+        "tests/kernels/test_loss.py",
+    ),
+    Break(
+        "padding has a gradient where the loss's kernel writes it",
+        "jaxptd/kernels/loss.py",
+        "jnp.where(column < stop[0], ",
+        "jnp.where(column >= 0, ",
+        "tests/kernels/test_loss.py",
+    ),
+    Break(
+        "a tile has its target in its first column, or none",
+        "jaxptd/kernels/loss.py",
+        "(hit >= start + tile.width)",
+        "(hit > start)",
+        "tests/kernels/test_loss.py",
+    ),
+    Break(
+        "the activation's slope has no tangent's derivative",
+        "jaxptd/kernels/activation.py",
+        "run.fma(square, 3 * c * a, c)",
+        "c",
+        "tests/kernels/test_activation.py",
+    ),
+    Break(
+        "the loss's kernel has no gradient of logsumexp",
+        "jaxptd/layers/loss.py",
+        "d_sum_R=sum(d_logsumexp_R, start=d_R)",
+        "d_sum_R=d_R",
+        "tests/step/test_kernels.py",
+    ),
+)
