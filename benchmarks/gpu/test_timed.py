@@ -92,6 +92,21 @@ def test_a_case_that_fails_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "| 124m | 1.0 | 1.0 | 1.0 | 4.1 | 3.4 | 1.0 | 1.0 |" in text
 
 
+def test_a_run_that_is_cut_off_keeps_the_cases_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(name: str, *_: Any) -> Any:
+        if name == "1.5b":
+            raise KeyboardInterrupt
+        return FOUND
+
+    monkeypatch.setattr(timed, "ask", ask)
+    out = tmp_path / "timed.md"
+    with pytest.raises(KeyboardInterrupt):
+        timed.main(["--cases", "124m", "350m", "1.5b", "--out", str(out)])
+    assert [out.read_text().count(f"| {name} | ") for name in ("124m", "350m")] == [2, 2]
+
+
 def test_without_a_gpu_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timed, "ask", lambda *_: {"error": "JAX finds no GPU"})
     out = tmp_path / "timed.md"

@@ -24,7 +24,7 @@ import jax
 from benchmarks.gpu.compiled import CASES, Case, Packaged
 from benchmarks.gpu.estimate import rates
 from benchmarks.lib.child import answer, first_gpu
-from benchmarks.lib.measure import append
+from benchmarks.lib.measure import last_section
 from benchmarks.lib.steps import Step, queued
 from jaxptd.analysis.compiled_step import compile_step, random_batch
 from jaxptd.analysis.flops import attention_flops, executed, flops
@@ -159,6 +159,18 @@ def parts(name: str, found: Found) -> list[str]:
     return [name, *(f"{1e3 * found['others'][scope]:.1f}" for scope in SCOPES)]
 
 
+def ran(found: Mapping[str, Found]) -> list[Found]:
+    """What was found of the cases that ran."""
+    return [each for each in found.values() if "error" not in each]
+
+
+def tables(found: Mapping[str, Found]) -> str:
+    """Both tables."""
+    every = table([HEAD, *(row(name, each) for name, each in found.items())])
+    done = [parts(name, each) for name, each in found.items() if "error" not in each]
+    return f"{every}\n\n{table([PARTS_HEAD, *done])}"
+
+
 def planned(config: Config, device_kind: str) -> str:
     """The predicted milliseconds of a step; empty for a GPU that the table does not have."""
     table = accelerators()
@@ -193,20 +205,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         keep = Path(options.keep) if options.keep else None
         print(json.dumps(measure(ONE[options.cases[0]], options.steps, keep)))
         return 0
-    found = {}
+    report = last_section(Path(options.out), INTRODUCTION) if options.out else None
+    found: dict[str, Found] = {}
     for name in options.cases:
         found[name] = ask(name, options.steps, options.keep)
         print("  ".join(row(name, found[name])), flush=True)
-    ran = {name: each for name, each in found.items() if "error" not in each}
-    if not ran:
+        if report and ran(found):
+            report(f"{ran(found)[0]['device']}; {versions()}\n\n{tables(found)}\n")
+    if not ran(found):
         raise UserError(f"nothing was measured: {found[options.cases[0]]['error']}")
-    lines = table([PARTS_HEAD, *(parts(name, each) for name, each in ran.items())])
-    print(lines)
-    if options.out:
-        device = next(iter(ran.values()))["device"]
-        first = table([HEAD, *(row(name, each) for name, each in found.items())])
-        section = f"{device}; {versions()}\n\n{first}\n\n{lines}\n"
-        append(Path(options.out), INTRODUCTION, section)
+    print(tables(found))
     return 0
 
 

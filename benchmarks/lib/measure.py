@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,16 @@ def write(path: Path, text: str) -> None:
 
 def append(path: Path, introduction: str, section: str) -> None:
     """Appends a section to a file, or to the introduction of a new one."""
+    last_section(path, introduction)(section)
+
+
+def last_section(path: Path, introduction: str) -> Callable[[str], None]:
+    """A function that appends a section, and when called again writes it anew.
+
+    So a run that takes long can write what it has after each row.
+    """
     before = path.read_text(encoding="utf-8") + "\n" if path.exists() else introduction
-    write(path, before + section)
+    return lambda section: write(path, before + section)
 
 
 def mib(size: float) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.child import answer
-from benchmarks.lib.measure import write
+from benchmarks.lib.measure import last_section, write
 from benchmarks.one_device.cases import CASES, mfu
 from benchmarks.one_device.trainer import TRAINERS, add_steps, check_steps
 from jaxptd.analysis import hardware
@@ -103,12 +103,11 @@ def reporter(out: Path) -> Callable[[Sequence[list[str]], Mapping[str, Any]], No
 
     What earlier runs left there stays: their tables, and the times of other cases.
     """
-    before = out.read_text(encoding="utf-8") + "\n" if out.exists() else INTRODUCTION
-    times = out.with_suffix(".json")
+    section, times = last_section(out, INTRODUCTION), out.with_suffix(".json")
     every = json.loads(times.read_text(encoding="utf-8")) if times.exists() else {}
 
     def report(lines: Sequence[list[str]], found: Mapping[str, Any]) -> None:
-        write(out, f"{before}{versions(found)}\n\n{table([HEAD, *lines])}\n")
+        section(f"{versions(found)}\n\n{table([HEAD, *lines])}\n")
         write(times, json.dumps({**every, **found}, indent=1))
 
     return report
