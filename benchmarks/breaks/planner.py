@@ -14,8 +14,8 @@ PLANNER = (
     Break(
         "the last wave of tiles is free",
         "jaxptd/planner/cost/kernels.py",
-        "math.ceil(waves) if waves <= FEW_WAVES",
-        "waves if waves <= FEW_WAVES",
+        "math.ceil(tiles) if tiles <= FEW_WAVES",
+        "tiles if tiles <= FEW_WAVES",
         f"{COST}/test_kernels.py",
     ),
     Break(

@@ -14,6 +14,7 @@ from jaxptd.planner.cost.terms import HBM, HOST, PRODUCTS, Term
 # Rows, columns, and the share of the largest tile's rate, from the tile's use of shared memory.
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (128, 64, 0.80), (64, 64, 0.65))
 FILL = 128  # of K: as long as these are what a tile needs before its first product and to write
+PARTS = (1, 2, 3, 4, 6, 8, 12, 16)  # of K, whose products are added up
 FEW_WAVES = 4  # up to here a last wave takes as long as a full one; above, tiles overlap
 LAUNCH = 3e-6  # seconds between two kernels of a stream, and of their start and end
 BACKWARD = 2.5  # FLOPs of fused attention's backward, of those of its forward
@@ -55,12 +56,24 @@ def product(
 def _waves(
     a: Accelerator, sizes: tuple[int, int, int], batch: int, tile: tuple[int, int, float]
 ) -> float:
-    """FLOPs that a multiprocessor has time for in the waves of tiles of one size."""
+    """FLOPs that a multiprocessor has time for in the waves of tiles of one size.
+
+    Where tiles are fewer than multiprocessors, each is divided along K.
+    """
     M, N, K = sizes
     rows, columns, share = tile
-    waves = batch * math.ceil(M / rows) * math.ceil(N / columns) / a.multiprocessors
-    waves = math.ceil(waves) if waves <= FEW_WAVES else waves + 0.5
-    return waves * 2 * rows * columns * (K + FILL) / share
+    tiles = batch * math.ceil(M / rows) * math.ceil(N / columns)
+    divided = PARTS if tiles < a.multiprocessors else PARTS[:1]
+    each = 2 * rows * columns / share
+    return min(
+        _waves_of(parts * tiles / a.multiprocessors) * each * (K / parts + FILL)
+        for parts in divided
+    )
+
+
+def _waves_of(tiles: float) -> float:
+    """Waves that so many tiles take for each multiprocessor."""
+    return math.ceil(tiles) if tiles <= FEW_WAVES else tiles + 0.5
 
 
 def moved(accelerator: Accelerator, moves: float, kernels: int = 1) -> Term:
