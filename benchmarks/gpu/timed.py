@@ -159,16 +159,16 @@ def parts(name: str, found: Found) -> list[str]:
     return [name, *(f"{1e3 * found['others'][scope]:.1f}" for scope in SCOPES)]
 
 
-def ran(found: Mapping[str, Found]) -> list[Found]:
-    """What was found of the cases that ran."""
-    return [each for each in found.values() if "error" not in each]
+def ran(found: Mapping[str, Found]) -> dict[str, Found]:
+    """The cases that ran."""
+    return {name: each for name, each in found.items() if "error" not in each}
 
 
 def tables(found: Mapping[str, Found]) -> str:
     """Both tables."""
     every = table([HEAD, *(row(name, each) for name, each in found.items())])
-    done = [parts(name, each) for name, each in found.items() if "error" not in each]
-    return f"{every}\n\n{table([PARTS_HEAD, *done])}"
+    others = table([PARTS_HEAD, *(parts(name, each) for name, each in ran(found).items())])
+    return f"{every}\n\n{others}"
 
 
 def planned(config: Config, device_kind: str) -> str:
@@ -211,7 +211,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         found[name] = ask(name, options.steps, options.keep)
         print("  ".join(row(name, found[name])), flush=True)
         if report and ran(found):
-            report(f"{ran(found)[0]['device']}; {versions()}\n\n{tables(found)}\n")
+            device = next(iter(ran(found).values()))["device"]
+            report(f"{device}; {versions()}\n\n{tables(found)}\n")
     if not ran(found):
         raise UserError(f"nothing was measured: {found[options.cases[0]]['error']}")
     print(tables(found))

@@ -94,7 +94,7 @@ def versions(found: Mapping[str, Mapping[str, Result]]) -> str:
 
 
 def ran(found: Mapping[str, Mapping[str, Result]]) -> bool:
-    """Whether this library trained any case."""
+    """True if this library trained a case."""
     return any("error" not in each["jaxptd"] for each in found.values())
 
 
@@ -102,13 +102,19 @@ def reporter(out: Path) -> Callable[[Sequence[list[str]], Mapping[str, Any]], No
     """A function that writes a run's lines and results; called again, it writes them anew.
 
     What earlier runs left there stays: their tables, and the times of other cases.
+
+    Raises:
+        UserError: the file of times is none.
     """
     section, times = last_section(out, INTRODUCTION), out.with_suffix(".json")
-    every = json.loads(times.read_text(encoding="utf-8")) if times.exists() else {}
+    try:
+        every = dict(json.loads(times.read_text(encoding="utf-8"))) if times.exists() else {}
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{times}: no times by case; move it away or name another --out") from error
 
     def report(lines: Sequence[list[str]], found: Mapping[str, Any]) -> None:
         section(f"{versions(found)}\n\n{table([HEAD, *lines])}\n")
-        write(times, json.dumps({**every, **found}, indent=1))
+        write(times, json.dumps(every | dict(found), indent=1))
 
     return report
 

@@ -108,6 +108,15 @@ def test_results_are_a_table_and_json(tmp_path, monkeypatch):
     assert list(json.loads(out.with_suffix(".json").read_text())) == ["124m", "350m"]
 
 
+@pytest.mark.parametrize("text", ["{", "[1]", "3"])
+def test_a_file_that_has_no_times_is_left_alone(tmp_path, monkeypatch, text):
+    monkeypatch.setattr(gpu, "measure", lambda *_: pytest.fail("measured in vain"))
+    (tmp_path / "gpu.json").write_text(text)
+    with pytest.raises(UserError, match="gpu.json: no times by case; move it away"):
+        gpu.main(["--cases", "124m", "--out", str(tmp_path / "gpu.md")])
+    assert (tmp_path / "gpu.json").read_text() == text
+
+
 def test_a_run_that_is_cut_off_keeps_the_cases_before(tmp_path, monkeypatch):
     def measure(_, name, __):
         if name == "1.5b":

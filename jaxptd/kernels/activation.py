@@ -16,12 +16,11 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from jaxptd.collectives import alike
-from jaxptd.kernels.instructions import Instructions
+from jaxptd.kernels.instructions import LOG2_E, Instructions
 from jaxptd.kernels.tile import Places, Tile, call, load, store
 
 # As measured on an H200: tiles by themselves, and those that a program adds up for a bias.
 _ALONE, _SUMMED = Tile(4, 256, 2), Tile(2, 128, 1)
-_LOG2_E = math.log2(math.e)
 _PROGRAMS = 512  # along the rows, where gradients of a bias are summed
 
 
@@ -37,14 +36,14 @@ def _sigmoid(x: Array, run: Instructions) -> Array:
 def gelu_tanh(x: Array, run: Instructions) -> tuple[Array, Array]:
     """x sigmoid(u), with `u = x (c + c a x^2)` by `jaxptd.layers.mlp.gelu_tanh`."""
     c, a, square = (8 / math.pi) ** 0.5, 0.044715, x * x
-    s = _sigmoid(x * run.fma(square, -c * a * _LOG2_E, -c * _LOG2_E), run)
+    s = _sigmoid(x * run.fma(square, -c * a * LOG2_E, -c * LOG2_E), run)
     y = x * s
     return y, run.fma(y * (1 - s), run.fma(square, 3 * c * a, c), s)
 
 
 def silu(x: Array, run: Instructions) -> tuple[Array, Array]:
     """x sigmoid(x)."""
-    s = _sigmoid(x * -_LOG2_E, run)
+    s = _sigmoid(x * -LOG2_E, run)
     y = x * s
     return y, run.fma(y, 1 - s, s)
 

@@ -5,11 +5,14 @@ these take them as zero. And XLA rounds a product before it adds to it, in two i
 """
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.experimental.pallas import triton
+
+LOG2_E = math.log2(math.e)  # exp(x) is 2 to the power of x times this
 
 
 @dataclasses.dataclass(frozen=True)

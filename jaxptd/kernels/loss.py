@@ -8,7 +8,6 @@ rounded shifts the logarithm of a sum by less than the logarithm's own rounding.
 """
 
 import dataclasses
-import math
 from functools import partial
 from typing import Any
 
@@ -18,13 +17,13 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from jaxptd.collectives import alike
-from jaxptd.kernels.instructions import Instructions
+from jaxptd.kernels.instructions import LOG2_E, Instructions
 from jaxptd.kernels.tile import Tile, call, load, store
 
 # As measured on an H200. Forward, a program reads a row, so many pieces of it at a time.
 _PIECE, _PIECES, _WARPS = 512, 8, 2
 _TILE = Tile(1, 2048, 4)
-_LOG2_E, _LEAST = math.log2(math.e), float(jnp.finfo(jnp.float32).min)
+_LEAST = float(jnp.finfo(jnp.float32).min)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +104,7 @@ def _sum_kernel(logits: Any, stop: Any, maximum: Any, total: Any, *, run: Instru
         less = _exponent(new) * -1.0
         total *= run.exp2(_exponent(top) + less)
         for piece in pieces:
-            total += run.exp2(run.fma(piece, _LOG2_E, less))
+            total += run.exp2(run.fma(piece, LOG2_E, less))
         return new, total
 
     found = (jnp.full(_PIECE, _LEAST, jnp.float32), jnp.zeros(_PIECE, jnp.float32))
@@ -120,7 +119,7 @@ def _sum_kernel(logits: Any, stop: Any, maximum: Any, total: Any, *, run: Instru
 
 def _exponent(x: Array) -> Array:
     """x log2(e), but not minus infinity, whose difference from itself is NaN."""
-    return jnp.maximum(x * _LOG2_E, _LEAST)
+    return jnp.maximum(x * LOG2_E, _LEAST)
 
 
 def _gradient_kernel(
@@ -139,8 +138,8 @@ def _gradient_kernel(
     row, part = pl.program_id(0), pl.program_id(1)
     places = tile.places(row, part, *logits.shape)
     (_, column), _ = places.both
-    less, by = logsumexp[row] * -_LOG2_E, d_sum[row]
-    softmax = run.exp2(run.fma(load(logits, places.both, -jnp.inf), _LOG2_E, less))
+    less, by = logsumexp[row] * -LOG2_E, d_sum[row]
+    softmax = run.exp2(run.fma(load(logits, places.both, -jnp.inf), LOG2_E, less))
     start, hit = part * tile.width, target[row]
 
     def compared(grad: Array) -> Array:

@@ -106,7 +106,7 @@ _normalise.defvjp(_forward, _backward)
 
 
 def _tiles(size: int) -> tuple[Tile, Tile]:
-    """Those of forward and backward: pieces of rows, whose threads hold whole rows in registers.
+    """Chooses the tiles of forward and backward: pieces of rows that registers hold as a whole.
 
     As measured on an H200, with D of 768 to 8,192: `docs/performance.md`. Backward holds several
     arrays, so each thread has fewer numbers of a row.

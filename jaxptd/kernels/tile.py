@@ -21,7 +21,7 @@ Place = tuple[Any, Array | None]  # indices, and which of them there are; None: 
 
 
 class Places(NamedTuple):
-    """Those of a tile, of its rows and of their numbers."""
+    """The places of a tile, of its rows and of their numbers."""
 
     both: Place
     rows: Place
@@ -29,7 +29,7 @@ class Places(NamedTuple):
 
     @property
     def repeated(self) -> Place:
-        """Those of a tile in an array `[D]`, each thread's where its own are: none is exchanged."""
+        """A tile's places in an array `[D]`, where threads read for their own numbers alone."""
         (row, column), there = self.both
         return jnp.broadcast_to(column, (row.shape[0], column.shape[1])), there
 

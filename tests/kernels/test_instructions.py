@@ -96,7 +96,7 @@ SCORES = (H, jax.ShapeDtypeStruct((), I32), jax.ShapeDtypeStruct((64,), I32), RO
 def test_kernels_take_few_instructions(
     function: Any, inputs: tuple[Any, ...], most: dict[str, tuple[int, float]]
 ) -> None:
-    """Of full tiles, as they are traced: an operation is one instruction or two."""
+    """Counts operations on full tiles, as they are traced: each is one instruction or two."""
     calls = [
         e for e in inner(jax.make_jaxpr(function)(*inputs).jaxpr) if "grid_mapping" in e.params
     ]
