@@ -244,7 +244,7 @@ PEAK = (
     Break(
         "ZeRO: a loop stacks the gradients of each micro-batch beside their sums",
         "jaxptd/config/run.py",
-        "return self._loops and several and (self.prefetches or not dear)",
+        "return self._loops and several and (alike or not dear)",
         "return False",
         "tests/zero/test_prefetching.py",
         "stack_no_gradients",
@@ -283,8 +283,8 @@ PEAK = (
     Break(
         "ZeRO: stage 1 sends gradients after the last micro-batch",
         "jaxptd/config/run.py",
-        "return self.zero == 1 and self._loops and several and not",
-        "return self.zero == 4 and self._loops and several and not",
+        "return self.zero == 1 and self.holds_blocks",
+        "return False",
         "tests/zero/test_prefetching.py",
     ),
     Break(

@@ -128,10 +128,10 @@ PAPERS = (
         "tests/planner/own/test_step.py",
     ),
     Break(
-        "a bound has gradients of layers that the last micro-batch hides",
+        "a bound has messages of layers that the first and the last micro-batch hide",
         "jaxptd/planner/search/bounds.py",
-        "reduced = whole if axes.pp > 1 else max(whole - cost.matrices, 0.0)",
-        "reduced = whole",
+        "alone = whole if axes.pp > 1 else max(whole - cost.matrices, 0.0)",
+        "alone = whole",
         "tests/planner/search/test_best.py",
     ),
     # ---- what was timed on a GPU ----

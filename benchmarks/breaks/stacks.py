@@ -112,8 +112,8 @@ STACKS = (
     Break(
         "messages of ZeRO have the parameters of all stacks",
         "jaxptd/analysis/traffic/zero.py",
-        "own = stored.info.stack == stack.name",
-        "own = True",
+        "isinstance(stored, ShardShape) and stored.info.stack == stack.name",
+        "isinstance(stored, ShardShape)",
         STEPS,
         "moves",
     ),

@@ -24,7 +24,6 @@ from jaxptd.layers.block import LAYERS
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.models.families import family_of, has_times, inventory_of
 from jaxptd.pipeline.plan import Plan
-from jaxptd.pipeline.pools import APART
 from jaxptd.shapes import ParamShape
 from jaxptd.step import Program
 from jaxptd.step.state import HOST
@@ -209,9 +208,9 @@ def counted(program: Program) -> int | None:
     """Bytes that all layers keep for backward, in the jaxpr of the step; None if unrolled.
 
     A scan over layers keeps the results that it stacks; where ZeRO moves parameters ahead, the last
-    layer is not in the scan, and keeps the same. A last micro-batch that is apart keeps what each
-    before it kept. A pipeline keeps the buffers that its ticks carry, with what a split backward
-    hands from its first half to its second.
+    layer is not in the scan, and keeps the same. Where the first micro-batch is in no loop with
+    others, it keeps what each of them keeps. A pipeline keeps the buffers that its ticks carry,
+    with what a split backward hands from its first half to its second.
     """
     plan = program.resolved.plan
     if not program.config.model.scan_layers and not plan:
@@ -219,10 +218,10 @@ def counted(program: Program) -> int | None:
     jaxpr = traced(program).jaxpr.jaxpr
     if plan:
         return sum(map(_bytes, _pools(program, plan, jaxpr)))
-    last = (each for each in equations(jaxpr) if program.config.scatters_last and _is_apart(each))
-    apart = {id(scan) for each in last for scan in _inside(each)}
-    forward = [scan for scan in scans(jaxpr) if _is_forward(scan) and id(scan) not in apart]
-    more = int(program.config.prefetches)
+    others = {id(scan) for each in equations(jaxpr) if _is_loop(each) for scan in _inside(each)}
+    forward = [scan for scan in scans(jaxpr) if _is_forward(scan)]
+    forward = [scan for scan in forward if id(scan) not in others] or forward
+    more = int(program.config.prefetches or program.config.holds_blocks)
     return sum(
         (scan.params["length"] + more) * _bytes(x) for scan in forward for x in _stacked(scan)
     )
@@ -241,10 +240,8 @@ def _pools(program: Program, plan: Plan, jaxpr: Any) -> list[Any]:
     return [var.aval for var in scan.outvars][before:-behind]
 
 
-def _is_apart(equation: Any) -> bool:
-    """True for the loop of `pools.apart`."""
-    scope = str(equation.source_info.name_stack).rpartition("/")[2]
-    return equation.primitive.name == "while" and scope == APART
+def _is_loop(equation: Any) -> bool:
+    return equation.primitive.name in ("scan", "while")
 
 
 def _inside(equation: Any) -> Iterator[Any]:

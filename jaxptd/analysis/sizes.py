@@ -129,8 +129,7 @@ class Sizes:
         So it is in a pipeline, and where a layer's parameters or gradients move or are added up.
         """
         layout = self.config.layout
-        sharded = self.config.zero >= 2 and layout.dp * layout.cp > 1
-        moves = sharded or layout.fetches_layers
+        moves = self.config.zero >= 2 or self.config.holds_blocks or layout.fetches_layers
         return layout.pp > 1 or moves or self.config.sums_in_loops
 
     @property

@@ -93,20 +93,21 @@ class Config:
 
         Until then each device adds up its own, whole ones, as stage 1 says.
         """
-        several = self.train.micro_batches > 1
-        return self.zero == 1 and self._loops and several and not self.layout.fetches_layers
+        return self.zero == 1 and self.holds_blocks
 
     @property
     def sums_in_loops(self) -> bool:
         """True if a loop adds a layer's gradients to those of the micro-batches before, at once.
 
         Where nothing moves it does not if it would copy sums, of a stack in two loops, or make in
-        each layer what layers that keep all share: biases by distance, the norm of a source.
+        each layer what layers that keep all share: biases by distance, the norm of a source. These
+        the first and the last micro-batch make in each layer, and so do those between then.
         """
         model, several = self.model, self.train.micro_batches - self.scatters_last > 1
-        shares = model.remat == "none" and model.block.relative is not None
-        dear = shares or model.remat_layers is not None
-        return self._loops and several and (self.prefetches or not dear)
+        relative = model.block.relative is not None
+        dear = model.remat_layers is not None or (relative and model.remat == "none")
+        alike = self.prefetches or (relative and self.holds_blocks)
+        return self._loops and several and (alike or not dear)
 
     @property
     def joins_trips(self) -> bool:
@@ -119,12 +120,8 @@ class Config:
 
     @property
     def holds_blocks(self) -> bool:
-        """True if a loop gathers each layer beside the one before, and keeps it for backward.
-
-        Each of several micro-batches would gather all layers.
-        """
-        once = self.train.micro_batches == 1
-        return self.prefetches and once and not self.layout.fetches_layers
+        """True if a loop gathers each layer beside the one before, and keeps it for the step."""
+        return self.zero in (1, 2) and self._loops and not self.layout.fetches_layers
 
     @property
     def kernels_on_gpus(self) -> Kernels:

@@ -87,7 +87,7 @@ def compiler_options(config: Config, *, on_gpus: bool) -> dict[str, Any] | None:
     moves = config.prefetches or config.scatters_last
     if layout.ring_size > 2 or layout.has_grid or moves:
         options["xla_gpu_experimental_parallel_collective_overlap_limit"] = 2
-    if config.holds_blocks or config.scatters_last:
+    if config.holds_blocks:
         options["xla_disable_hlo_passes"] = "dynamic-slice-copy-fusion-async-wrapper"
     if config.joins_trips:
         options["xla_gpu_enable_while_loop_double_buffering"] = True

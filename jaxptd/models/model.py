@@ -16,7 +16,8 @@ from jaxptd.layers.dropout import Places
 from jaxptd.pipeline.model import X
 
 COMMON = "common"  # what the names of `Model.common`'s parameters begin with
-State = dict[str, Any]  # of each stack: keys and values of the tokens so far
+# Of each stack: keys and values of the tokens so far; in training, the parameters that ZeRO holds.
+State = dict[str, Any]
 
 
 class Model(Protocol):
@@ -68,7 +69,7 @@ class Model(Protocol):
 def run_layers(
     model: Model, batch: Mapping[str, Array], places: Places, state: State | None = None
 ) -> tuple[X, State]:
-    """A batch -> x after all layers, and the state with these tokens, if one was given."""
+    """A batch -> x after all layers, and the state: with these tokens, if one was given."""
     run = partial(run_blocks, config=model.config, offload=model.offload, common=model.common)
     x, new, first = model.embed(batch, places), {}, 0
     for name, stack in model.stacks.items():

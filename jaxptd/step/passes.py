@@ -24,8 +24,8 @@ from jaxptd.models.model import Model, State, run_layers
 from jaxptd.params import Blueprint, Params
 from jaxptd.pipeline import pools
 from jaxptd.step.batch import Batch
+from jaxptd.zero.ends import before_last, holds, in_first, waits_for_last, with_held
 from jaxptd.zero.gathering import handles_of, with_handles
-from jaxptd.zero.last import before_last, waits_for_last
 from jaxptd.zero.narrowing import attached, with_wide_gradients
 from jaxptd.zero.sums import added, fetches, with_sums
 from jaxptd.zero.zero import StepParams
@@ -101,59 +101,57 @@ class Unpipelined:
         self, params: StepParams, micro: Micro, places: Places, weights: Losses
     ) -> tuple[Losses, Params]:
         def add(params: StepParams, total: tuple, micro: Micro) -> tuple:
-            return self._with_gradients(params, total, micro, places, weights)
+            return self._with_gradients(params, total, micro, places, weights)[0]
 
         def add_to_sums(params: StepParams, total: tuple, micro: Micro) -> tuple:
             having, rest = with_sums(params, total[1])
             return add(having, (total[0], rest), micro)
 
-        def number(now: pools.Instruction) -> Micro:
-            found: Micro = pools.get(micro, now["micro"])
-            return found
-
-        def each(total: tuple, now: pools.Instruction) -> tuple:
-            return add_to_sums(params, total, number(now))
-
-        def last(total: tuple, now: pools.Instruction) -> tuple:
-            return add(having, total, number(now))
-
-        terms = partial(self._terms, of=LOSSES)
-        like = jax.eval_shape(terms, params, pools.get(micro, 0), places)
-        params = with_wide_gradients(params, self.blueprint.infos)
-        zeros = jax.tree.map(pools.zeros, {name: like[name] for name in weights})
-        early, many = before_last(params), len(micro.sample)
-        start = zeros, pools.wide_zeros(handles_of(early))
+        params, many = with_wide_gradients(params, self.blueprint.infos), len(micro.sample)
+        first, one = in_first(params), pools.get(micro, 0)
+        like, _ = jax.eval_shape(partial(self._terms, of=LOSSES), attached(first), one, places)
+        losses = jax.tree.map(pools.zeros, {name: like[name] for name in weights})
+        total = losses, pools.wide_zeros(handles_of(first))
         if fetches(params):
-            return pools.apart(start, {"micro": jnp.int32(0)}, each, times=many)
-        waits = waits_for_last(params)
-        others = jax.tree.map(lambda x: x[: many - waits], micro)
-        total, _ = lax.scan(lambda *each: (add_to_sums(early, *each), None), start, others)
-        if not waits:
+            return _apart(partial(add_to_sums, params), total, micro, 0, times=many)
+        begin, end = int(holds(params)), many - waits_for_last(params)
+        if begin:
+            total, held = self._with_gradients(first, total, one, places, weights)
+            params = with_held(params, held, self.blueprint.infos)
+        each = partial(add_to_sums, before_last(params))
+        if begin and end - begin == 1:  # without a loop XLA would run it beside the first
+            total = _apart(each, total, micro, 1)
+        elif begin < end:
+            between = jax.tree.map(lambda x: x[begin:end], micro)
+            total, _ = lax.scan(lambda *both: (each(*both), None), total, between)
+        if end == many:
             return total
         having, rest = with_sums(params, total[1])
-        return pools.apart((total[0], rest), {"micro": jnp.int32(many - 1)}, last)
+        return _apart(partial(add, having), (total[0], rest), micro, end)
 
     def _with_gradients(
         self, params: StepParams, total: tuple, micro: Micro, places: Places, weights: Losses
-    ) -> tuple:
-        """Losses and gradients of handles with those of a micro-batch."""
+    ) -> tuple[tuple, State]:
+        """Losses and gradients of handles with those of a micro-batch; the blocks that it holds."""
 
-        def loss(params: StepParams, handles: Params) -> tuple[Array, Losses]:
+        def loss(params: StepParams, handles: Params) -> tuple[Array, tuple[Losses, State]]:
             given = attached(with_handles(params, handles)), micro, places
-            return in_total(self._terms(*given, of=LOSSES), weights)
+            losses, held = self._terms(*given, of=LOSSES)
+            sum_of_all, each = in_total(losses, weights)
+            return sum_of_all, (each, held)
 
         gradient = jax.value_and_grad(partial(loss, params), has_aux=True)
-        (_, found), gradients = gradient(handles_of(params))
+        (_, (found, held)), gradients = gradient(handles_of(params))
         losses = jax.tree.map(jnp.add, total[0], found)
-        return losses, added(params, total[1], gradients)
+        return (losses, added(params, total[1], gradients)), held
 
     def losses(self, params: StepParams, micro: Micro, places: Places) -> Losses:
         terms = partial(self._terms, of=EVALUATED)
 
         def add(total: Losses, micro: Micro) -> tuple[Losses, None]:
-            return jax.tree.map(jnp.add, total, terms(params, micro, places)), None
+            return jax.tree.map(jnp.add, total, terms(params, micro, places)[0]), None
 
-        like = jax.eval_shape(terms, params, pools.get(micro, 0), places)
+        like, _ = jax.eval_shape(terms, params, pools.get(micro, 0), places)
         return lax.scan(add, jax.tree.map(pools.zeros, like), micro)[0]
 
     def gathered(self, params: StepParams) -> StepParams:
@@ -169,8 +167,22 @@ class Unpipelined:
         x, state = run_layers(model, batch, places, state)
         return model.output(x), state
 
-    def _terms(self, params: StepParams, micro: Micro, places: Places, *, of: Terms) -> Losses:
+    def _terms(
+        self, params: StepParams, micro: Micro, places: Places, *, of: Terms
+    ) -> tuple[Losses, State]:
+        """The losses; of each stack the blocks that it holds, in the order of its parameters."""
         model = self.blueprint.build(params)
         places = micro.places(places)
-        x, _ = run_layers(model, micro.batch, places)
-        return of(model)(x, micro.batch, places)
+        x, held = run_layers(model, micro.batch, places)
+        return of(model)(x, micro.batch, places), held
+
+
+def _apart(
+    add: Callable[[tuple, Micro], tuple], total: tuple, micro: Micro, first: int, *, times: int = 1
+) -> tuple:
+    """Adds so many micro-batches to a total, the first of them with this number: `pools.apart`."""
+
+    def body(total: tuple, now: pools.Instruction) -> tuple:
+        return add(total, pools.get(micro, now["micro"]))
+
+    return pools.apart(total, {"micro": jnp.int32(first)}, body, times=times)

@@ -98,10 +98,10 @@ class Resolved:
     @property
     def trips(self) -> Mapping[str, int]:
         """Executions on all stages, by scope, of loops whose length XLA does not know."""
-        config = self.config
-        apart = config.joins_trips and config.sums_in_loops
-        times = config.train.micro_batches if apart else config.scatters_last
-        trips = {pools.APART: int(times)} if times else {}
+        config, many = self.config, self.config.train.micro_batches
+        all_of_them = config.joins_trips and config.sums_in_loops
+        single = config.holds_blocks and many > 1
+        trips = {pools.APART: many if all_of_them else 1} if all_of_them or single else {}
         return self.plan.trips if self.plan else trips
 
 

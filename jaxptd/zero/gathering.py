@@ -57,12 +57,12 @@ class Gatherable:
         shard: this device's shard, `[L, n/Z]`, or `[n/Z]` of one layer; without `info` the block.
             On the device, or on the host.
         handle: what the gradient belongs to, an array of its shape and type; nothing reads it.
-        block: the gathered block, if it was gathered at the beginning of the step.
+        block: the gathered block, if it was gathered before.
         info: how the block is sharded; None: not at all.
         dtype: to gather in.
         scattered: whether the gradient is reduce-scattered as soon as it is there.
-        held: whether a block that forward gathers stays for backward, which else gathers again.
-        last: whether the gradient is scattered in the last micro-batch only, see `last.py`.
+        held: whether a block that forward gathers stays for the step; else backward gathers again.
+        last: whether the gradient is scattered in the last micro-batch only, see `ends.py`.
         alone: whether it is no message with others.
         summed: whether a loop adds the gradient to `sum`, where that is given, see `sums.py`.
         sum: of the gradients in the micro-batches before: of handles, or with `last` of blocks.
@@ -245,13 +245,14 @@ def _groups(
 ) -> list[list[int]]:
     """Groups indices of leaves by precision, and by the axes over which their arrays vary.
 
-    Each leaf that is alone makes a group of its own.
+    Each leaf that is alone makes a group of its own; not one whose gradients the last micro-batch
+    scatters: the kernel that adds them up writes the message.
     """
     groups: dict[Any, list[int]] = {}
     for i in indices:
         array, dtype = key(i)
         alike = varying_axes(array), jnp.dtype(dtype)
-        groups.setdefault(i if leaves[i].alone else alike, []).append(i)
+        groups.setdefault(i if leaves[i].alone and not leaves[i].last else alike, []).append(i)
     return list(groups.values())
 
 

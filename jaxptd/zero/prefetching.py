@@ -21,9 +21,8 @@ nothing yet to reduce-scatter, and its parameters stay for backward. So each lay
 and its gradients are sent once, as without the loop. (Layer 0 is gathered once in vain: all trips
 of a loop do the same.) Beside the layer that runs a device has another's parameters and gradients.
 
-With ZeRO 2 and one micro-batch forward does the same, but holds the blocks of all layers, so that
-backward gathers nothing. Several micro-batches would each gather them: there all blocks are
-gathered at the beginning of the step.
+With ZeRO 1 and 2 forward of the first micro-batch does the same, but holds the blocks of all
+layers, so that backward and other micro-batches gather nothing (`ends.py`).
 
 Letters: L layers, Z devices along dp x cp, n elements of a block with its padding.
 """
@@ -60,7 +59,7 @@ def prefetching(run: Run) -> Loop:
     The loop is (stack, common, inputs, x) -> (x, caches). `stack` has parameters `[L, ...]`, each a
     `Gatherable`, and common what all layers read; number and cache of the inputs are `[L, ...]`,
     their places are for all layers. For backward it keeps what `run` keeps, and of the parameters
-    those of the last layer, or of all layers where blocks are held.
+    those of the last layer; or of all layers where blocks are held, which are in caches' place.
     """
 
     def loop(stack: Any, common: Any, inputs: LayerInputs, x: Any) -> tuple[Any, Any]:
@@ -68,7 +67,10 @@ def prefetching(run: Run) -> Loop:
             return run((params, common), inputs, x)
 
         blocks = missing_blocks(layer_at(stack, 0))
-        (x, *_), first, last = _forward(layer, stack, inputs, (x, blocks, []))
+        start = x, blocks, room(stack, blocks)
+        (x, _, held), first, last = _forward(layer, stack, inputs, start)
+        if held:
+            return x, held
         return x, jax.tree.map(lambda some, one: jnp.concatenate([some, one[None]]), first, last)
 
     def forward(stack: Any, common: Any, inputs: LayerInputs, x: Any) -> tuple[tuple, Any]:
@@ -83,7 +85,7 @@ def prefetching(run: Run) -> Loop:
         (x, blocks, held), *kept = _forward(one, stack, inputs, (x, first, room(stack, first)))
         stack, blocks = with_blocks(stack, held), [] if held else blocks
         back = partial(_backward, traced)
-        return (x, None), jax.tree_util.Partial(back, stack, common, inputs, blocks, kept)
+        return (x, held or None), jax.tree_util.Partial(back, stack, common, inputs, blocks, kept)
 
     return with_backward(loop, forward)
 

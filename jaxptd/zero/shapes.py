@@ -88,7 +88,7 @@ class StateShapes:
         copies: whether a step casts parameters at its beginning even at stage 0.
         fetches: whether a device has a layer's parameters only while the layer runs.
         by_layer: whether shards of layers are of one layer each at stage 1, too.
-        holds: whether stage 2 gathers layers one by one, and holds each for backward.
+        holds: whether the first micro-batch gathers layers one by one, and holds each for the step.
         last: whether stage 1 reduce-scatters gradients of layers beside the last micro-batch.
         loops: whether layers run in a loop.
         sums: whether that loop adds gradients to those of the micro-batches before.
@@ -144,11 +144,8 @@ class StateShapes:
         return (self.stage >= 2 or self.last) and self.infos[name].stack is not None
 
     def is_alone(self, name: str) -> bool:
-        """True for parameters of layers that are messages of their own: a loop's matrices.
-
-        Not those that `last` scatters: the kernel that adds up their gradients writes the message.
-        """
-        return self.loops and not self.last and bool(self.infos[name].matrix)
+        """True for parameters of layers that are messages of their own: a loop's matrices."""
+        return self.loops and bool(self.infos[name].matrix)
 
     def is_narrowed(self, name: str) -> bool:
         """True for parameters that are cast layer by layer, so that their gradients are narrow."""

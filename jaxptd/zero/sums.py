@@ -4,7 +4,7 @@ A `Gatherable` gets the sum over the micro-batches before, and its gradient is t
 micro-batch. So a micro-batch's gradients are never in memory as a whole. For each layer i:
 
     stages 0 and 1 (`summing.py`)                 sum[i] += dw[i]
-    stage 1, the last micro-batch (`last.py`)     reduce_scattered(sum[i] + dw[i])
+    stage 1, the last micro-batch (`ends.py`)     reduce_scattered(sum[i] + dw[i])
     stages 2 and 3 (`prefetching.py`)             sum[i] += reduce_scattered(dw[i])
 
 This is for layers in a loop. Of a stack in two loops (`model.remat_layers`) sums are copied apart
@@ -32,7 +32,7 @@ def fetches(params: Any) -> bool:
     """True if loops that add to sums fetch layers: `Config.joins_trips`."""
     leaves = jax.tree.leaves(params, is_leaf=is_gatherable)
     summed = (leaf for leaf in leaves if is_gatherable(leaf) and leaf.summed)
-    return any(leaf.block is None and leaf.is_elsewhere for leaf in summed)
+    return any(leaf.is_elsewhere and leaf.block is None and not leaf.held for leaf in summed)
 
 
 def with_wide_sums(block: Array) -> Gatherable:

@@ -14,19 +14,16 @@ block that all Z shards make up, dw its gradient of one micro-batch:
              backward    reads w[====], adds dw[====] to a sum
              end_step    sum[====] -- reduce-scatter --> sum[=]
 
-             with layers in a loop, and in the last of several micro-batches:
-             backward    sum[====] + dw[====] -- reduce_scattered --> sum[=]
-
     stage 2  begin_step  w[=] -- all-gather --> w[====]
              forward     reads w[====]
              backward    reads w[====]; dw[====] -- reduce_scattered --> dw[=], added to a sum
 
-             with one micro-batch and layers in a loop:
-             forward     w[=] -- gathered --> w[====], read and kept for backward
-
     stage 3  forward     w[=] -- gathered --> w[====], read and freed
              backward    w[=] -- regathered --> w[====], read and freed;
                          dw[====] -- reduce_scattered --> dw[=], added to a sum
+
+Layers in a loop are gathered at stages 1 and 2 while the first micro-batch runs forward, and at
+stage 1 sums are reduce-scattered while the last one runs backward: `ends.py`.
 
 With `layout.offload: parameters` w[=] is in host memory (at stage 0 w[====]), and at every stage a
 layer is fetched as at stage 3: copied to the device, then gathered. Gradients are as above.

@@ -33,6 +33,8 @@ def every(layout: Layout, **choice: Any) -> list[Any]:
 SWIN = {"family": "swin-unet", "dropout": 0.1, "drop_path": 0.1}
 T5 = tiny.T5 | {"num_layers": 4, "micro_batches": 4}
 QUICK = [
+    (Layout(dp=2, zero=1), {"dropout": 0.1}),
+    (Layout(dp=2, zero=1), T5 | {"dropout": 0.1}),
     *every(tiny.SEQUENCE_PARALLEL, dropout=0.1)[:1],
     *every(KEEPING, dropout=0.1)[:1],
     *every(BLOCKS, **UNEVEN)[:1],
@@ -41,6 +43,7 @@ QUICK = [
     (Layout(tp=4), QWEN | {"remat": "attention"}),  # more devices than kv heads
     (Layout(pp=2, tp=2), FIVE | {"z_loss": 0.1}),
     (Layout(dp=2, tp=2, zero=3), {}),  # no whole parameter is kept
+    (Layout(tp=2, zero=2), {"dropout": 0.1, "micro_batches": 1}),
     (Layout(pp=2, row=2, col=2), FIVE | {"family": "bert"}),
     (Layout(tp=2), tiny.T5 | {"remat": "dots"}),
     (Layout(tp=2, sequence_parallel=True), {"family": "swin-unet", "remat": "full"}),

@@ -18,6 +18,7 @@ REMATS = [{"remat": remat} for remat in ("none", "dots", "attention", "full")]
 UNEVEN = {"num_heads": 3, "hidden_size": 15, "ffn_hidden_size": 23}
 PLAIN = [Layout(dp=4), Layout(tp=4), Layout(dp=2, tp=4), tiny.SEQUENCE_PARALLEL]
 KEEPING = dataclasses.replace(tiny.SEQUENCE_PARALLEL, keep_gathered=True)
+SHARDED = dataclasses.replace(tiny.SEQUENCE_PARALLEL, zero=1)
 RING_STEPS = dataclasses.replace(tiny.SEQUENCE_PARALLEL, collective_matmul=True)
 RINGS = [
     dataclasses.replace(layout, ring=ring)
@@ -150,7 +151,7 @@ ENCODER_DECODERS = [
     slow(Layout(pp=2, cp=2, col=2, attention2d="blocks", schedule="zb-v"), tiny.T5 | FOUR),
     slow(Layout(pp=2, tp=2, schedule="zb-v"), tiny.T5 | FOUR),
     (Layout(tp=2), tiny.T5),
-    *(slow(layout, tiny.T5) for layout in (tiny.SEQUENCE_PARALLEL, KEEPING)),
+    *(slow(layout, tiny.T5) for layout in (tiny.SEQUENCE_PARALLEL, KEEPING, SHARDED)),
     slow(tiny.SEQUENCE_PARALLEL, tiny.T5 | FIVE | {"remat": "attention"}),
     slow(RING_STEPS, tiny.T5 | {"remat": "dots"}),
     slow(Layout(row=2, col=2), tiny.T5),

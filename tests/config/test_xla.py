@@ -49,7 +49,7 @@ def test_two_collectives_may_be_under_way_at_once_on_gpus(platform, layout, give
         (Layout(dp=2, zero=1), {"micro_batches": 2}, True),
         (Layout(dp=2, zero=1), {"micro_batches": 2, "scan_layers": False}, False),
         (Layout(dp=2, zero=2), {"micro_batches": 1}, True),
-        (Layout(dp=2, zero=2), {"micro_batches": 2}, False),
+        (Layout(dp=2, zero=2), {"micro_batches": 2}, True),
         (Layout(dp=2, zero=2), {"micro_batches": 1, "scan_layers": False}, False),
         (Layout(dp=2, zero=3), {"micro_batches": 1}, False),
         (Layout(dp=2, pp=2, zero=2), {"micro_batches": 1}, False),

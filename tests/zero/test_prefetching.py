@@ -80,9 +80,9 @@ def test_collectives_of_a_trip_neither_wait_for_its_products_nor_these_for_them(
             assert not any(map(has_product, needs(body, move)))
             assert not any(x is move for each in products for x in needs(body, each))
     stacks = len(program.resolved.family.inventory(program.config.model).stacks)
-    ahead = layout.zero == 3 or program.config.train.micro_batches == 1
     again = {GATHER} if layout.zero == 3 else set()
-    assert kinds == stacks * ahead * [{GATHER}] + stacks * [{SCATTER} | again]
+    several = layout.zero == 2 and program.config.train.micro_batches > 1
+    assert kinds == stacks * [{GATHER}] + (1 + several) * stacks * [{SCATTER} | again]
 
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="see collectives.after")
@@ -123,12 +123,19 @@ def test_other_steps_do_not_move_ahead(layout: Layout, choice: dict) -> None:
         assert any(has_product(x) for move in moves(body) for x in needs(body, move))
 
 
-@pytest.mark.slow
-def test_xla_keeps_the_last_micro_batch_in_a_loop_of_its_own() -> None:
-    program = tiny.program(Layout(dp=2, zero=1), micro_batches=2)
+@pytest.mark.parametrize(
+    ("stage", "micro_batches", "apart"),
+    [(1, 2, 1), slow(1, 3, 2), slow(1, 4, 1), (2, 2, 1), slow(2, 3, 0)],
+)
+def test_xla_keeps_single_micro_batches_in_loops_of_their_own(
+    stage: Any, micro_batches: int, apart: int
+) -> None:
+    """The last, and one between: in no loop they would run beside the first one."""
+    layout, batch = Layout(dp=2, zero=stage), 4 * micro_batches
+    program = tiny.program(layout, micro_batches=micro_batches, batch=batch)
     computations, _ = parse(compile_to_read(program).as_text())
     every = [each for body in computations.values() for each in body if each.kind == "while"]
-    assert [each.trip_count for each in every if scope_of(each) == APART] == [None]
+    assert [each.trip_count for each in every if scope_of(each) == APART] == [None] * apart
 
 
 def test_an_evaluation_gathers_each_layer_once() -> None:
@@ -251,10 +258,17 @@ def test_a_loop_of_one_layer_equals_one_device(stage: int, micro_batches: int) -
         case(THREE | {"remat": "full"}, 2, dp=2, row=2, col=2, zero=1),
         case(THREE | {"remat": "none", "batch": 12}, 3, dp=2, cp=2, zero=1),
         case({"family": "swin-unet", "remat": "dots"}, 2, dp=2, zero=1),
+        case(THREE | {"remat": "full", "remat_layers": 2}, 4, dp=2, zero=1),
+        case(THREE | {"remat": "dots", "remat_layers": 1}, 2, dp=2, tp=2, zero=2),
+        case(THREE | {"remat": "none", "optimizer": "muon"}, 4, dp=2, cp=2, zero=2),
+        case(THREE | {"remat": "full", "batch": 12}, 3, dp=2, row=2, col=2, zero=2),
+        case(THREE | {"remat": "dots"}, 2, dp=2, zero=2, offload=["optimizer", "activations"]),
+        case({**tiny.T5, "remat": "attention"}, 4, dp=2, zero=2),
+        case({"family": "swin-unet", "remat": "none"}, 2, dp=2, tp=2, zero=2),
     ],
 )
-def test_gradients_sent_beside_the_last_micro_batch_equal_one_device(
+def test_moves_beside_the_first_and_the_last_micro_batch_equal_one_device(
     layout: Layout, choice: dict
 ) -> None:
-    assert tiny.config(layout, **choice).scatters_last
+    assert tiny.config(layout, **choice).holds_blocks
     hold(layout, **choice)

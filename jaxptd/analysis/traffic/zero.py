@@ -6,7 +6,7 @@ Source: Rajbhandari et al., arXiv 1910.02054, section 7.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Collective
@@ -41,29 +41,37 @@ def once_a_step(step: Scenario, zero: StateShapes) -> Iterator[Collective]:
 def per_layer(step: Scenario, zero: StateShapes, stack: Stack) -> Iterator[Collective]:
     """Each layer of a stack in each micro-batch, or in the last: n reduce-scattered; n gathered.
 
-    If fetched, n are gathered twice; if held for backward, once; else at the beginning of the step.
-
-    A message has all parameters of a layer that are sharded alike and gathered in one precision,
-    but a loop's matrices are messages of their own.
+    If fetched, n are gathered twice; if held for the step, once; else at the beginning of the step.
     """
     layout, wide = step.config.layout, step.sizes.master_itemsize
     times = stack.layers * step.config.train.micro_batches
     gathers = _gathers(step, stack) if zero.fetches else stack.layers * zero.holds
     scatters = times if zero.stage >= 2 else stack.layers * zero.last
-    messages: dict[Any, dict[int, int]] = {}  # axes, or a name -> bytes of an element -> elements
-    for name, stored in zero.stored.items():
-        own = stored.info.stack == stack.name
-        if isinstance(stored, ShardShape) and own:
-            axes = stored.axes | {*_summed_over(stored, layout)}
-            alike = name if zero.is_alone(name) else tuple(sorted(axes))
-            message = messages.setdefault(alike, {})
-            size = itemsize(zero.gather_dtype(name))
-            message[size] = message.get(size, 0) + stored.padded_size
-    for message in messages.values():
+    for message in _messages(zero, layout, stack, together=False):
         for size, elements in message.items():
             yield Collective(ALL_GATHER, BATCH_AXES, gathers, gathers * elements * size)
+    for message in _messages(zero, layout, stack, together=zero.last):
         summed = scatters * sum(message.values()) * wide
         yield Collective(REDUCE_SCATTER, BATCH_AXES, scatters, summed)
+
+
+def _messages(
+    zero: StateShapes, layout: Layout, stack: Stack, *, together: bool
+) -> Iterable[dict[int, int]]:
+    """The messages of a layer: in each the elements by the bytes that one is gathered in.
+
+    One has all parameters that are sharded alike. A loop's matrices are messages of their own; not
+    `together`, as the last micro-batch scatters their gradients.
+    """
+    messages: dict[Any, dict[int, int]] = {}  # by axes, or by name
+    for name, stored in zero.stored.items():
+        if isinstance(stored, ShardShape) and stored.info.stack == stack.name:
+            axes = stored.axes | {*_summed_over(stored, layout)}
+            alone = zero.is_alone(name) and not together
+            message = messages.setdefault(name if alone else tuple(sorted(axes)), {})
+            size = itemsize(zero.gather_dtype(name))
+            message[size] = message.get(size, 0) + stored.padded_size
+    return messages.values()
 
 
 def _gathers(step: Scenario, stack: Stack) -> int:

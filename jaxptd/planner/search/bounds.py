@@ -252,14 +252,12 @@ def sent_by(zero: int, cost: UnitCost, axes: Axes, cluster: Cluster) -> Sent:
     whole = cost.gradients / axes.pp
     if zero == 0:
         return Sent(once=seconds(ALL_REDUCE, whole))
-    if zero == 1:  # layers in a loop may be sent beside the last micro-batch
-        reduced = whole if axes.pp > 1 else max(whole - cost.matrices, 0.0)
-        return Sent(once=seconds(REDUCE_SCATTER, reduced) + seconds(ALL_GATHER, whole / 2))
-    reduced = seconds(REDUCE_SCATTER, cost.matrices)
-    if zero == 2 and _in_one_go(axes):  # layers may be gathered beside each other
-        ends = max(whole - cost.matrices, 0.0)
-        reduced += seconds(ALL_GATHER, cost.matrices / 2)
-        return Sent(reduced, seconds(ALL_GATHER, ends / 2))
+    # Layers in a loop may be sent beside each other, at stage 1 in the first and last micro-batch.
+    alone = whole if axes.pp > 1 else max(whole - cost.matrices, 0.0)
+    gathered = seconds(ALL_GATHER, alone / 2)
+    if zero == 1:
+        return Sent(once=seconds(REDUCE_SCATTER, alone) + gathered)
+    reduced, layers = seconds(REDUCE_SCATTER, cost.matrices), seconds(ALL_GATHER, cost.matrices / 2)
     if zero == 2:
-        return Sent(reduced, seconds(ALL_GATHER, whole / 2))
-    return Sent(reduced + 2 * seconds(ALL_GATHER, cost.matrices / 2))
+        return Sent(reduced + (layers / axes.micro_batches if axes.pp == 1 else 0.0), gathered)
+    return Sent(reduced + 2 * layers)
