@@ -216,10 +216,7 @@ def _queries_keys_values(attention: AttentionSizes, queries: int) -> Iterator[Ke
 
 def _bias(attention: AttentionSizes) -> Iterator[Kept]:
     """The bias of each distance, where each layer that is traced by itself makes its own."""
-    config = attention.sizes.config
-    moves = config.prefetches or config.holds_blocks or config.sums_in_loops
-    own = config.layout.pp > 1 or moves
-    if attention.part.has_bias and own:
+    if attention.part.has_bias and attention.sizes.traces_layers:
         distances = 2 * attention.part.tokens - 1
         size = attention.heads * distances * attention.sizes.master_itemsize
         yield Kept("biases by distance", size, _by("none"))

@@ -100,8 +100,8 @@ class Config:
         """True if a loop adds a layer's gradients to those of the micro-batches before, at once.
 
         Where nothing moves it does not if it would copy sums, of a stack in two loops, or make in
-        each layer what layers that keep all share: biases by distance, the norm of a source. These
-        the first and the last micro-batch make in each layer, and so do those between then.
+        each layer what layers that keep all share: biases by distance, the norm of a source. Stage
+        1 makes these in each layer in its first and last micro-batch, and so in those between, too.
         """
         model, several = self.model, self.train.micro_batches - self.scatters_last > 1
         relative = model.block.relative is not None
