@@ -19,8 +19,8 @@ from rich.console import Console
 from jaxptd import plot
 from jaxptd.analysis.collective import add_up, subtract
 from jaxptd.analysis.count import collectives_of, count, count_compiled, formula, per_layer
-from jaxptd.analysis.traffic.report import TITLES, CommsReport
-from jaxptd.commands.words import add_words, picture_path
+from jaxptd.analysis.traffic.report import CommsReport
+from jaxptd.commands.words import add_compiled, add_words, picture_path
 from jaxptd.config import Config
 from jaxptd.config.run_options import read_run, run_parser
 from jaxptd.display import callable_module
@@ -45,13 +45,17 @@ __all__ = [
 
 
 @checked("jaxptd.comms")
-def comms(config: Config) -> CommsReport:
+def comms(config: Config, *, compiled: bool = True) -> CommsReport:
     """Counts the collectives of a config's training step; runs nothing and makes no parameter.
 
     >>> import jaxptd
     >>> config = jaxptd.load_config("test-tiny", ["--layout.dp=2", "--model.num_layers=1"])
     >>> jaxptd.comms(config).as_formula
     True
+
+    Args:
+        config: of a run; its data is not read.
+        compiled: count those of XLA's program, too, which takes most of the time.
 
     Raises:
         UserError: too few devices.
@@ -62,7 +66,7 @@ def comms(config: Config) -> CommsReport:
         layout=config.layout,
         devices=where,
         jaxpr=count(program),
-        compiled=count_compiled(program),
+        compiled=count_compiled(program) if compiled else None,
         formula=formula(program),
         per_layer=per_layer(program),
     )
@@ -72,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Counts what one training step moves between devices, and compares it with the formula."""
     config, options = read_run(parser(), argv)
     picture = picture_path(options["picture"])
-    found = comms(config)
+    found = comms(config, compiled=options["compiled"])
     if picture:
         plot.save(plot.bytes_by_axis(found), picture)
     if options["json"]:
@@ -81,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console()
     if not options["quiet"]:
         console.print(f"{config.layout} on {found.devices}", highlight=False)
-        for name in TITLES:
+        for name in found.titles:
             console.print(found.table(name))
     console.print(found.verdict)
     return 0
@@ -93,11 +97,12 @@ def parser() -> jsonargparse.ArgumentParser:
     examples = (
         "--config quickstart",
         "--config quickstart --layout.dp 2 --layout.cp 2 --layout.tp 1 --json",
-        "--run-dir runs/quickstart --layout.zero 3",
+        "--run-dir runs/quickstart --layout.zero 3 --compiled false",
     )
     made = run_parser("comms", main.__doc__ or "", examples=examples)
     quiet = "print only if the step moves what the formula says"
     add_words(made, json="the counts", quiet=quiet, picture="the bytes by axis")
+    add_compiled(made)
     return made
 
 

@@ -16,11 +16,11 @@ from rich.console import Console
 
 from jaxptd import plot
 from jaxptd.analysis.memory_report import MemoryReport, counted, report
-from jaxptd.commands.words import add_words, picture_path
+from jaxptd.commands.words import add_compiled, add_words, picture_path
 from jaxptd.config import Config
 from jaxptd.config.run_options import read_run, run_parser
 from jaxptd.display import callable_module
-from jaxptd.errors import run_command
+from jaxptd.errors import UserError, run_command
 from jaxptd.fields import checked
 from jaxptd.run.devices import ready
 
@@ -28,7 +28,7 @@ __all__ = ["MemoryReport", "counted", "main", "memory", "report"]
 
 
 @checked("jaxptd.memory")
-def memory(config: Config) -> MemoryReport:
+def memory(config: Config, *, compiled: bool = True) -> MemoryReport:
     """Predicts what a device holds in a config's training step, and compiles it to compare.
 
     Nothing is run, and no parameter is made.
@@ -38,18 +38,24 @@ def memory(config: Config) -> MemoryReport:
     >>> jaxptd.memory(config).rows[0]
     {'part': 'parameters', 'published': 30720, 'formula': 30720}
 
+    Args:
+        config: of a run; its data is not read.
+        compiled: compile the step, too, which takes most of the time.
+
     Raises:
         UserError: too few devices.
     """
     config, where = ready(config)
-    return MemoryReport(config.layout, where, report(config))
+    return MemoryReport(config.layout, where, report(config, compiled=compiled))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Predicts what one training step holds on each device, and compiles it to compare."""
     config, options = read_run(parser(), argv)
+    if options["quiet"] and not options["compiled"]:
+        raise UserError("--quiet prints what the compiled step holds; leave out --compiled false")
     picture = picture_path(options["picture"])
-    found = memory(config)
+    found = memory(config, compiled=options["compiled"])
     if picture:
         plot.save(plot.memory(found), picture)
     if options["json"]:
@@ -67,12 +73,13 @@ def parser() -> jsonargparse.ArgumentParser:
     """Makes the parser of this command."""
     examples = (
         "--config quickstart",
-        "--config quickstart --layout.zero 3 --model.remat full",
+        "--config quickstart --layout.zero 3 --model.remat full --compiled false",
         "--run-dir runs/quickstart --json",
     )
     made = run_parser("memory", main.__doc__ or "", examples=examples)
     quiet = "print only what the compiled step holds"
     add_words(made, json="the table", quiet=quiet, picture="the bytes of each part")
+    add_compiled(made)
     return made
 
 

@@ -84,9 +84,9 @@ plot.bytes_by_axis(found)
 import dataclasses
 
 sharded = dataclasses.replace(config, layout=Layout(dp=2, tp=4, sequence_parallel=True))
-for each, moved in ((config, found), (sharded, jaxptd.comms(sharded))):
+for each, moved in ((config, found), (sharded, jaxptd.comms(sharded, compiled=False))):
     sent = sum(row.wire_bytes(moved.sizes) for row in moved.jaxpr if row.axes == ("tp",))
-    kept = jaxptd.memory(each).as_dict()["rows"]
+    kept = jaxptd.memory(each, compiled=False).as_dict()["rows"]
     layer = next(row for row in kept if row["part"].startswith("a layer"))
     print(f"{each.layout!s:32} sends {sent:,} bytes over tp; a layer keeps {layer['formula']:,}")
 

@@ -101,9 +101,9 @@ model = jaxptd.ModelConfig(
 train = jaxptd.TrainConfig(global_batch_size=1)
 for cp in (1, 2, 8):
     config = jaxptd.Config(model, Layout(cp=cp), train=train)
-    rows = jaxptd.memory(config).as_dict()["rows"]
+    rows = jaxptd.memory(config, compiled=False).as_dict()["rows"]
     kept = next(row["formula"] for row in rows if row["part"].startswith("a layer"))
-    moved = jaxptd.comms(config)
+    moved = jaxptd.comms(config, compiled=False)
     sent = sum(x.wire_bytes(moved.sizes) for x in moved.jaxpr if x.kind == "collective-permute")
     print(f"cp={cp}: a layer keeps {kept:12,} bytes, a device sends {sent:12,}")
 

@@ -105,15 +105,15 @@ for layout in (
     Layout(row=2, col=2, matmul2d="fox"),
 ):
     config = jaxptd.Config(model, layout, train=train)
-    rows = jaxptd.memory(config).as_dict()["rows"]
+    rows = jaxptd.memory(config, compiled=False).as_dict()["rows"]
     kept = next(row["formula"] for row in rows if row["part"].startswith("a layer"))
-    moved = jaxptd.comms(config)
+    moved = jaxptd.comms(config, compiled=False)
     sent = sum(x.wire_bytes(moved.sizes) for x in moved.jaxpr)
     print(f"{layout!s:34} a layer keeps {kept:8,} bytes, a device sends {sent:9,}")
 
 # %%
 config = jaxptd.Config(model, Layout(row=2, col=2, matmul2d="cannon"), train=train)
-plot.bytes_by_axis(jaxptd.comms(config))
+plot.bytes_by_axis(jaxptd.comms(config, compiled=False))
 
 # %%
 jaxptd.verify(config)

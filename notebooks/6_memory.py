@@ -57,7 +57,7 @@ def sizes(config):
 
 for stage in (0, 1, 2, 3):
     each = dataclasses.replace(config, layout=Layout(dp=8, zero=stage))
-    (held, temporary), moved = sizes(each), jaxptd.comms(each)
+    (held, temporary), moved = sizes(each), jaxptd.comms(each, compiled=False)
     sent = sum(row.wire_bytes(moved.sizes) for row in moved.jaxpr)
     print(f"zero={stage}: {held:9,} bytes held, {temporary:9,} more in a step, {sent:9,} sent")
 
@@ -70,7 +70,7 @@ for stage in (0, 1, 2, 3):
 # %%
 for remat in ("none", "dots", "attention", "full"):
     each = dataclasses.replace(config, model=dataclasses.replace(model, remat=remat))
-    rows = jaxptd.memory(each).as_dict()["rows"]
+    rows = jaxptd.memory(each, compiled=False).as_dict()["rows"]
     layer = next(row["formula"] for row in rows if row["part"].startswith("a layer"))
     print(f"remat {remat:9} a layer keeps {layer:9,} bytes")
 

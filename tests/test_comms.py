@@ -7,6 +7,7 @@ import pytest
 import tiny
 
 from jaxptd import comms
+from jaxptd.analysis import count
 from jaxptd.analysis.collective import ALL_REDUCE, Collective
 from jaxptd.mesh import Layout
 
@@ -24,10 +25,22 @@ def test_the_command_prints_json(capsys) -> None:
     assert np.sum([r["count"] for r in found["per_layer"]]) == 4
 
 
+def test_without_the_compiled_program_the_other_counts_are_the_same(monkeypatch, capsys) -> None:
+    options = [*OPTIONS, "--layout.tp=2", "--json"]
+    assert comms.main(options) == 0
+    whole = json.loads(capsys.readouterr().out)
+    monkeypatch.setattr(count, "compile_to_read", None)
+    assert comms.main([*options, "--compiled", "false"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert whole.pop("compiled") and found == whole
+    assert comms.main([*options[:-1], "--compiled", "false"]) == 0
+    assert "compiled" not in capsys.readouterr().out
+
+
 def test_the_command_prints_tables_or_its_verdict_and_draws(capsys, monkeypatch, tmp_path) -> None:
     moved = Collective(ALL_REDUCE, ("tp",), 4, 128)
     report = comms.CommsReport(Layout(tp=4), "4 devices", [moved], [moved], [moved], [moved])
-    monkeypatch.setattr(comms, "comms", lambda config: report)
+    monkeypatch.setattr(comms, "comms", lambda config, compiled: report)
     assert comms.main([*OPTIONS, "--layout.tp=4", "--picture", str(tmp_path / "moved.svg")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "tp=4 on 4 devices"

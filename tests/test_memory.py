@@ -5,7 +5,8 @@ import json
 import pytest
 import tiny
 
-from jaxptd import memory
+from jaxptd import Config, TrainConfig, UserError, memory
+from jaxptd.analysis import memory_report
 from jaxptd.mesh import Layout
 
 
@@ -36,7 +37,7 @@ def test_quiet_prints_what_the_compiled_step_holds_only(capsys, monkeypatch, tmp
         {"part": "all that enters the step", "compiled": 4321},
     ]
     report = memory.MemoryReport(Layout(tp=2), "2 devices", rows)
-    monkeypatch.setattr(memory, "memory", lambda config: report)
+    monkeypatch.setattr(memory, "memory", lambda config, compiled: report)
     assert memory.main(["--config", "test-tiny", "--layout.tp=2"]) == 0
     out = capsys.readouterr().out
     assert "parameters" in out and "4,321" in out and "2 devices" in out
@@ -45,10 +46,24 @@ def test_quiet_prints_what_the_compiled_step_holds_only(capsys, monkeypatch, tmp
     assert "parameters" not in out and "4,321" in out and "2 devices" not in out
 
 
+def test_without_the_compiled_step_the_formulas_are_the_same(monkeypatch) -> None:
+    config = Config(tiny.MODEL, Layout(tp=2), train=TrainConfig(platform="cpu"))
+    whole = memory.memory(config).as_dict()["rows"]
+    monkeypatch.setattr(memory_report, "compile_to_read", None)
+    assert memory.memory(config, compiled=False).as_dict()["rows"] == [
+        {**row, "compiled": None} for row in whole
+    ]
+
+
+def test_quiet_has_nothing_to_print_without_the_compiled_step() -> None:
+    with pytest.raises(UserError, match="leave out --compiled false"):
+        memory.main(["--config", "test-tiny", "--compiled", "false", "--quiet"])
+
+
 def test_a_picture(monkeypatch, tmp_path) -> None:
     rows = [{"part": "parameters", "formula": 4}, {"part": "gradients", "formula": 8}]
     report = memory.MemoryReport(Layout(tp=2), "2 devices", rows)
-    monkeypatch.setattr(memory, "memory", lambda config: report)
+    monkeypatch.setattr(memory, "memory", lambda config, compiled: report)
     picture = tmp_path / "memory.png"
     assert memory.main(["--config", "test-tiny", "--picture", str(picture)]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -76,12 +76,15 @@ def _size(size: int | None) -> str:
 
 
 @checked("jaxptd.memory.report")
-def report(config: Config) -> list[Row]:
-    """The rows of the table."""
+def report(config: Config, *, compiled: bool = True) -> list[Row]:
+    """The rows of the table.
+
+    Args:
+        config: of the step.
+        compiled: with what the compiled step holds.
+    """
     program = Program(config, make_mesh(config.layout))
-    with out_of_memory_explained(program):
-        memory = compile_to_read(program).memory_analysis()
-    arguments = memory.argument_size_in_bytes + memory.host_argument_size_in_bytes
+    arguments, temporary = _compiled(program) if compiled else (None, None)
     plan = program.resolved.plan
     on_gpu = _on_gpu(program)
     return [
@@ -95,12 +98,20 @@ def report(config: Config) -> list[Row]:
         *_total(program, plan),
         {
             "part": "temporary: gradients, layers, all else",
-            "compiled": memory.temp_size_in_bytes,
+            "compiled": temporary,
             "model": on_gpu and on_gpu.total - on_gpu.state,
         },
         *(_parts(on_gpu) if on_gpu else ()),
         {"part": OUTSIDE, "model": sum(each.bytes for each in outside(config.layout))},
     ]
+
+
+def _compiled(program: Program) -> tuple[int, int]:
+    """Bytes that enter the compiled step, and those that it holds beside them."""
+    with out_of_memory_explained(program):
+        memory = compile_to_read(program).memory_analysis()
+    arguments = memory.argument_size_in_bytes + memory.host_argument_size_in_bytes
+    return arguments, memory.temp_size_in_bytes
 
 
 def _on_gpu(program: Program) -> Peak | None:

@@ -27,6 +27,12 @@ def add_words(parser: Any, *, quiet: str, json: str = "", picture: str = "") -> 
         parser.add_argument("--picture", metavar="F", help=help_text)
 
 
+def add_compiled(parser: Any) -> None:
+    """Adds `--compiled BOOL` to a parser, of a command that compiles a step only to read it."""
+    help_text = "false: leave out the compiled program, and most of the time"
+    parser.add_argument("--compiled", type=bool, default=True, help=help_text)
+
+
 def picture_path(option: str | None) -> Path | None:
     """The file that `--picture` names, checked; None without the option.
 

@@ -49,12 +49,13 @@ def memory(report: MemoryReport) -> Figure:
         report: of `jaxptd.memory(config)`.
     """
     whole = [row for row in report.rows if not row["part"].startswith((" ", "a layer"))]
+    groups = [group for group in GROUPS if any(row.get(group) for row in whole)]
     parts = {
-        row["part"].partition(":")[0]: [row.get(group) or 0 for group in GROUPS] for row in whole
+        row["part"].partition(":")[0]: [row.get(group) or 0 for group in groups] for row in whole
     }
     used = {name: sizes for name, sizes in parts.items() if any(sizes)}
     figure = new_picture(8, 3.4)
-    _bars(figure.subplots(), GROUPS, used, label="bytes of one device")
+    _bars(figure.subplots(), groups, used, label="bytes of one device")
     figure.suptitle(f"memory of a training step, {report.layout}", x=0.01, ha="left")
     return _with_legend(figure)
 

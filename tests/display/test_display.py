@@ -30,6 +30,7 @@ SHOWN = {
     "mesh": describe_mesh(LAYOUT),
     "verify": Report(LAYOUT, "float64", ROWS),
     "comms": CommsReport(LAYOUT, NASTY, MOVED, MOVED, MOVED, []),
+    "comms, not compiled": CommsReport(LAYOUT, NASTY, MOVED, None, MOVED, []),
     "memory": MemoryReport(LAYOUT, NASTY, [{"part": "parameters", "formula": 4096}]),
     "profile": ProfileReport(NASTY, {("mlp", "products"): 0.001}),
 }

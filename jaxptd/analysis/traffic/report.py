@@ -23,7 +23,7 @@ class CommsReport:
         layout: of the step.
         devices: in words.
         jaxpr: of the program, as this library wrote it.
-        compiled: of XLA's program.
+        compiled: of XLA's program; None where it was not compiled.
         formula: what the config alone implies.
         per_layer: in the jaxpr, for one layer more in each stack.
     """
@@ -31,7 +31,7 @@ class CommsReport:
     layout: Layout
     devices: str
     jaxpr: list[Collective]
-    compiled: list[Collective]
+    compiled: list[Collective] | None
     formula: list[Collective]
     per_layer: list[Collective]
 
@@ -39,6 +39,11 @@ class CommsReport:
     def as_formula(self) -> bool:
         """True if the program moves what the formula says."""
         return subtract(self.jaxpr, self.formula) == []
+
+    @property
+    def titles(self) -> list[str]:
+        """Those of `TITLES` that were counted."""
+        return [name for name in TITLES if getattr(self, name) is not None]
 
     @property
     def verdict(self) -> str:
@@ -51,11 +56,12 @@ class CommsReport:
 
     def as_dict(self) -> dict[str, Any]:
         """The report as JSON has it."""
-        rows = {name: [row.as_dict(self.sizes) for row in getattr(self, name)] for name in TITLES}
+        found = {name: getattr(self, name) for name in self.titles}
+        rows = {name: [row.as_dict(self.sizes) for row in each] for name, each in found.items()}
         return {"mesh": self.sizes, **rows}
 
     def table(self, name: str) -> Table:
-        """The collectives of one of `TITLES`."""
+        """The collectives of one of `titles`."""
         columns = ("collective", "axes", "executions", "bytes", "ring bytes sent")
         rows = [
             (row.kind, " x ".join(row.axes), row.count, row.bytes, row.wire_bytes(self.sizes))
@@ -69,4 +75,4 @@ class CommsReport:
 
     def _repr_html_(self) -> str:
         head = f"{self.layout} on {self.devices}; {self.verdict}"
-        return html_of(head, *(self.table(name) for name in TITLES))
+        return html_of(head, *(self.table(name) for name in self.titles))
