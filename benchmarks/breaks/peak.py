@@ -293,6 +293,6 @@ PEAK = (
         "{APART: lax.optimization_barrier(jnp.int32(times))}",
         "{APART: jnp.int32(times)}",
         "tests/zero/test_prefetching.py",
-        "loop_of_its_own",
+        "loops_of_their_own",
     ),
 )

@@ -125,7 +125,7 @@ def test_other_steps_do_not_move_ahead(layout: Layout, choice: dict) -> None:
 
 @pytest.mark.parametrize(
     ("stage", "micro_batches", "apart"),
-    [(1, 2, 1), slow(1, 3, 2), slow(1, 4, 1), (2, 2, 1), slow(2, 3, 0)],
+    [slow(1, 2, 1), slow(1, 3, 2), slow(1, 4, 1), (2, 2, 1), slow(2, 3, 0)],
 )
 def test_xla_keeps_single_micro_batches_in_loops_of_their_own(
     stage: Any, micro_batches: int, apart: int
@@ -155,7 +155,7 @@ def test_an_evaluation_gathers_each_layer_once() -> None:
 @pytest.mark.parametrize(
     ("stage", "first"),
     [
-        pytest.param(1, 2, id="1"),
+        slow(1, 2, id="1"),
         pytest.param(3, 1, id="3"),
         slow(0, 1, id="0"),
         slow(2, 1, id="2"),
@@ -206,7 +206,7 @@ MIXED = {"remat_layers": 1, "documents": "apart", "dropout": 0.1}  # loops of on
 @pytest.mark.parametrize(
     ("layout", "choice"),
     [
-        case(THREE | {"remat": "dots"}, 2, dp=2, zero=1),
+        slow(*case(THREE | {"remat": "dots"}, 2, dp=2, zero=1).values, id="dp=2 zero=1 m=2 dots"),
         case(THREE | {"remat": "full", "batch": 12}, 3, dp=2, zero=1),
         slow(*case(THREE | {"remat": "none"}, 1, dp=2, zero=2).values, id="dp=2 zero=2 m=1 none"),
         case(THREE | {"remat": "full"}, 2, dp=2, zero=3),
