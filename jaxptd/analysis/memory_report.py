@@ -49,23 +49,27 @@ class MemoryReport:
 
     def as_dict(self) -> dict[str, Any]:
         """The report as JSON has it."""
-        rows = [{"part": row["part"].strip(), **self._columns(row)} for row in self.rows]
+        rows = [{"part": row["part"].strip(), **self._cells(row)} for row in self.rows]
         return {"layout": str(self.layout), "rows": rows}
 
     def table(self) -> Table:
         """Every row, in bytes."""
-        rows = [(row["part"], *self._columns(row).values()) for row in self.rows]
-        return Table("bytes of one device", ("part", *COLUMNS), rows)
+        rows = [(row["part"], *self._cells(row).values()) for row in self.rows]
+        return Table("bytes of one device", ("part", *self.columns), rows)
 
-    @staticmethod
-    def _columns(row: Row) -> dict[str, int | None]:
-        return {name: row.get(name) for name in COLUMNS}
+    @property
+    def columns(self) -> list[str]:
+        """The names in `COLUMNS` that any row has."""
+        return [name for name in COLUMNS if any(row.get(name) is not None for row in self.rows)]
+
+    def _cells(self, row: Row) -> dict[str, int | None]:
+        return {name: row.get(name) for name in self.columns}
 
     def __repr__(self) -> str:
         whole = [row for row in self.rows if not row["part"].startswith(" ")]
-        rows = [(row["part"], *map(_size, self._columns(row).values())) for row in whole]
+        rows = [(row["part"], *map(_size, self._cells(row).values())) for row in whole]
         title = f"{self.layout} on {self.devices}, one device"
-        return str(Table(title, ("part", *COLUMNS), rows))
+        return str(Table(title, ("part", *self.columns), rows))
 
     def _repr_html_(self) -> str:
         return html_of(f"{self.layout} on {self.devices}", self.table())
@@ -84,7 +88,7 @@ def report(config: Config, *, compiled: bool = True) -> list[Row]:
         compiled: with what the compiled step holds.
     """
     program = Program(config, make_mesh(config.layout))
-    arguments, temporary = _compiled(program) if compiled else (None, None)
+    arguments, temporary = _compiled_sizes(program) if compiled else (None, None)
     plan = program.resolved.plan
     on_gpu = _on_gpu(program)
     return [
@@ -106,7 +110,7 @@ def report(config: Config, *, compiled: bool = True) -> list[Row]:
     ]
 
 
-def _compiled(program: Program) -> tuple[int, int]:
+def _compiled_sizes(program: Program) -> tuple[int, int]:
     """Bytes that enter the compiled step, and those that it holds beside them."""
     with out_of_memory_explained(program):
         memory = compile_to_read(program).memory_analysis()

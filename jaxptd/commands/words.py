@@ -28,8 +28,8 @@ def add_words(parser: Any, *, quiet: str, json: str = "", picture: str = "") -> 
 
 
 def add_compiled(parser: Any) -> None:
-    """Adds `--compiled BOOL` to a parser, of a command that compiles a step only to read it."""
-    help_text = "false: leave out the compiled program, and most of the time"
+    """Adds `--compiled BOOL` to the parser of a command that compiles a step only to read it."""
+    help_text = "also compile the step, which takes most of the time"
     parser.add_argument("--compiled", type=bool, default=True, help=help_text)
 
 

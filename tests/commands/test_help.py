@@ -43,6 +43,16 @@ def test_help_all_has_every_field_and_every_own_option(name, capsys):
     assert 10 < sum(f" {field} " in short for field in FIELDS) < 20
 
 
+@pytest.mark.parametrize("name", ["comms", "memory"])
+def test_what_takes_long_is_said(name, capsys):
+    command = next(each for each in COMMANDS if each.name == name)
+    (line,) = (x for x in shown(command, "--help", capsys) if x.startswith("  --compiled"))
+    assert line.split(maxsplit=2)[1:] == [
+        "true",
+        "also compile the step, which takes most of the time",
+    ]
+
+
 @pytest.mark.parametrize("name", ["train", "verify"])
 def test_short_help_shows_defaults(name, capsys):
     command = next(each for each in COMMANDS if each.name == name)

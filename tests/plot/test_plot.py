@@ -113,6 +113,8 @@ def test_memory_is_a_bar_of_parts_for_each_way_to_count() -> None:
         "temporary": [0, 0, 200, 190],
     }
     assert figure.axes[0].get_xlabel() == "bytes of one device"
+    formulas = plot.memory(MemoryReport(LAYOUT, "", MEMORY[:4]))
+    assert bars(formulas) == {"parameters": [100, 120], "all layers": [0, 30]}
 
 
 def test_bytes_are_those_that_each_device_sends() -> None:

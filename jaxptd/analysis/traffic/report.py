@@ -42,7 +42,7 @@ class CommsReport:
 
     @property
     def titles(self) -> list[str]:
-        """Those of `TITLES` that were counted."""
+        """The names in `TITLES` that were counted."""
         return [name for name in TITLES if getattr(self, name) is not None]
 
     @property
