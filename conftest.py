@@ -89,6 +89,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = chosen
 
 
+def pytest_collection_finish() -> None:
+    """Has Python look for garbage only among what tests make, not in all that was imported."""
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True, scope="module")
 def few_programs() -> Iterator[None]:
     """Forgets compiled programs after a file, before they fill the mappings of the process."""

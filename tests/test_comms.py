@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tiny
 
-from jaxptd import comms
+from jaxptd import Config, TrainConfig, comms
 from jaxptd.analysis import count
 from jaxptd.analysis.collective import ALL_REDUCE, Collective
 from jaxptd.mesh import Layout
@@ -25,16 +25,21 @@ def test_the_command_prints_json(capsys) -> None:
     assert np.sum([r["count"] for r in found["per_layer"]]) == 4
 
 
-def test_without_the_compiled_program_the_other_counts_are_the_same(monkeypatch, capsys) -> None:
-    options = [*OPTIONS, "--layout.tp=2", "--json"]
-    assert comms.main(options) == 0
-    whole = json.loads(capsys.readouterr().out)
+def test_nothing_need_be_compiled(monkeypatch, capsys) -> None:
+    options = [*OPTIONS, "--layout.tp=2", "--compiled", "false"]
     monkeypatch.setattr(count, "compile_to_read", None)
-    assert comms.main([*options, "--compiled", "false"]) == 0
+    assert comms.main([*options, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert whole.pop("compiled") and found == whole
-    assert comms.main([*options[:-1], "--compiled", "false"]) == 0
+    assert "compiled" not in found and found["jaxpr"] == found["formula"] != []
+    assert comms.main(options) == 0
     assert "compiled" not in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_without_the_compiled_program_the_other_counts_are_the_same() -> None:
+    config = Config(tiny.MODEL, Layout(tp=2), train=TrainConfig(platform="cpu"))
+    whole, found = (comms.comms(config, compiled=each).as_dict() for each in (True, False))
+    assert whole.pop("compiled") and found == whole
 
 
 def test_the_command_prints_tables_or_its_verdict_and_draws(capsys, monkeypatch, tmp_path) -> None:

@@ -193,7 +193,7 @@ PEAK = (
         "if info.cast and not summed:",
         "if info.cast and info.stack and not summed:",
         "tests/zero/test_narrowing.py",
-        "outside_of",
+        "gathered_in",
     ),
     Break(
         "ZeRO: gradients are sent to the layer below",

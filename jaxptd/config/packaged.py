@@ -28,11 +28,13 @@ def find_config(name: str) -> str:
         UserError: there is neither such a file nor such a config, or no file can have the name.
     """
     name = _expanded(name)
+    if os.path.isfile(name):
+        return name
     configs = packaged_configs()
     stem = name.removesuffix(SUFFIX)
-    if stem in configs and not os.path.isfile(name):
+    if stem in configs:
         return str(configs[stem])
-    if os.path.basename(name) != name or os.path.isfile(name):
+    if os.path.basename(name) != name:
         return name
     raise UserError(
         f"{quoted(name) or '--config is empty'}: no such file, and no packaged config of that "

@@ -34,7 +34,7 @@ SWIN = {"family": "swin-unet", "dropout": 0.1, "drop_path": 0.1}
 T5 = tiny.T5 | {"num_layers": 4, "micro_batches": 4}
 QUICK = [
     (Layout(dp=2, zero=1), {"dropout": 0.1}),
-    (Layout(dp=2, zero=1), T5 | {"dropout": 0.1}),
+    slow(Layout(dp=2, zero=1), T5 | {"dropout": 0.1}),
     *every(tiny.SEQUENCE_PARALLEL, dropout=0.1)[:1],
     *every(KEEPING, dropout=0.1)[:1],
     *every(BLOCKS, **UNEVEN)[:1],

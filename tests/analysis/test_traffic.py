@@ -258,7 +258,7 @@ COMPILED = [
     slow(tiny.CONTEXT_PARALLEL, {}),
     # Positions are looked up once for all micro-batches.
     slow(GRIDS[3], {"micro_batches": 1}),
-    PIPELINES[2],
+    slow(*PIPELINES[2]),
     slow(BLOCKWISE, {"window": 4}),
 ]
 MORE_COMPILED = [

@@ -30,7 +30,8 @@ ROOT = Path(jaxptd.__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(page for page in DOCS.rglob("*.md") if "_build" not in page.parts)
 # Pages whose code runs for many seconds.
-LONG = ("comms.md", "context_parallel.md", "debug_nans.md", "grid.md", "pipeline.md")
+LONG = ("comms.md", "context_parallel.md", "data_parallel.md", "debug_nans.md", "grid.md")
+LONG += ("memory.md", "pipeline.md", "precision.md", "python.md")
 LONG += (
     "quickstart.md",
     "randomness.md",

@@ -167,27 +167,33 @@ def test_nothing_is_rounded_that_was_not_before(
         np.testing.assert_array_equal(narrow[name], expected, err_msg=name)
 
 
-@pytest.mark.parametrize(
-    ("layout", "choice"),
-    [
-        (Layout(pp=2, dp=2, zero=1), {"num_layers": 2}),
-        slow(Layout(dp=2, zero=1), {}),
-        slow(Layout(pp=2), {"num_layers": 2}),
-        slow(Layout(dp=2, zero=2), {"micro_batches": 1, "tie_embeddings": False}),
-        slow(Layout(dp=2, tp=2, zero=3), {"family": "bert"}),
-        slow(Layout(pp=2, dp=2, zero=3), {**tiny.T5, "num_layers": 2}),
-        slow(Layout(pp=2, tp=2, schedule="zb-h1"), {"num_layers": 2, "dtype": "float16"}),
-        slow(Layout(dp=2, row=2, col=2, zero=1), {"remat": "dots"}),
-        slow(Layout(offload="parameters"), {"family": "llama", "num_kv_heads": 2}),
-    ],
-    ids=str,
-)
-def test_outside_of_layers_only_what_is_read_is_narrow(
-    layout: Layout, choice: dict, monkeypatch: pytest.MonkeyPatch
+OUTSIDE: list[Any] = [
+    (Layout(dp=2, zero=1), {}),
+    (Layout(pp=2), {"num_layers": 2}),
+    (Layout(pp=2, dp=2, zero=1), {"num_layers": 2}),
+    (Layout(dp=2, zero=2), {"micro_batches": 1, "tie_embeddings": False}),
+    (Layout(dp=2, tp=2, zero=3), {"family": "bert"}),
+    (Layout(pp=2, dp=2, zero=3), {**tiny.T5, "num_layers": 2}),
+    (Layout(pp=2, tp=2, schedule="zb-h1"), {"num_layers": 2, "dtype": "float16"}),
+    (Layout(dp=2, row=2, col=2, zero=1), {"remat": "dots"}),
+    (Layout(offload="parameters"), {"family": "llama", "num_kv_heads": 2}),
+]
+
+
+@pytest.mark.parametrize(("layout", "choice"), OUTSIDE, ids=str)
+def test_tables_are_gathered_in_the_precision_of_what_reads_them(
+    layout: Layout, choice: dict
 ) -> None:
     found = program(layout, **choice)
     tables = {name for name, info in found.infos.items() if info.cast and not info.stack}
     assert {found.resolved.zero.gather_dtype(name) for name in tables} == {found.config.model.dtype}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("layout", "choice"), OUTSIDE, ids=str)
+def test_outside_of_layers_only_what_is_read_is_narrow(
+    layout: Layout, choice: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
     narrow = gradients(layout, choice)
     wide_tables(monkeypatch)
     wide = gradients(layout, choice)
