@@ -41,8 +41,8 @@ def temporary(program: Any) -> int:
 @pytest.mark.parametrize(
     ("layout", "scan_layers"),
     [
-        ("dp", True),
         ("tp", False),
+        slow("dp", True),
         *(slow("dp", False), slow("tp", True), slow("tp-sp", False), slow("dp-tp", False)),
     ],
 )

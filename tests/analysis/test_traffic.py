@@ -48,7 +48,7 @@ BLOCKS = [
 MATRIX = [
     (Layout(), {}),
     *by_turns(PLAIN, [*REMATS[:2], REMATS[3], {"micro_batches": 1}]),
-    (tiny.SEQUENCE_PARALLEL, {}),
+    slow(tiny.SEQUENCE_PARALLEL, {}),
     *by_turns([KEEPING], REMATS),
     *by_turns([RING_STEPS], REMATS, first=3),
     *by_turns([RINGS[0], *RINGS[2:4]], [*REMATS[1:3], {"documents": "apart"}, REMATS[3]]),
@@ -104,7 +104,7 @@ OPTIONS = [
     slow(Layout(row=2, col=2, attention2d="blocks", matmul2d="cannon"), QWEN),
     slow(Layout(pp=2, tp=2, schedule="zb-v"), FOUR | QWEN),
     slow(Layout(pp=2, row=2, col=2, schedule="zb-h1"), FOUR | QWEN | {"remat": "full"}),
-    (Layout(dp=2, tp=4, zero=3, sequence_parallel=True), QWEN),
+    slow(Layout(dp=2, tp=4, zero=3, sequence_parallel=True), QWEN),
 ]
 BLOCKWISE = Layout(cp=4, ring="blockwise")  # blocks of two tokens
 WINDOWS = [
@@ -130,7 +130,7 @@ HEADS = [
     slow(RING_STEPS, POST | {"remat": "full"}),
     slow(Layout(tp=4), POST | {"remat": "dots"}),
     slow(Layout(row=2, col=2), POST | {"remat": "full"}),
-    (Layout(pp=2, tp=2, sequence_parallel=True), FOUR | POST | {"remat": "dots"}),
+    slow(Layout(pp=2, tp=2, sequence_parallel=True), FOUR | POST | {"remat": "dots"}),
     slow(Layout(pp=2, row=2, col=2, matmul2d="summa"), FOUR | POST),
 ]
 BERT = {"family": "bert"}
@@ -199,10 +199,10 @@ MIXED = [
     slow(Layout(cp=2, ring="rsa"), FIVE | {"remat": "dots"}),
     slow(Layout(row=2, col=2), FIVE | {"remat": "full"}),
     slow(Layout(row=2, col=2), {"vocab_multiple": 32}),
-    (Layout(tp=4), {"vocab_multiple": 32}),
+    slow(Layout(tp=4), {"vocab_multiple": 32}),
     slow(Layout(row=2, col=2, attention2d="blocks"), FIVE | {"remat": "dots"}),
     # The parts have 3 and 2 layers; two of each are recomputed.
-    (Layout(pp=2, tp=2, sequence_parallel=True), FIVE | {"remat": "full", "micro_batches": 4}),
+    slow(Layout(pp=2, tp=2, sequence_parallel=True), FIVE | {"remat": "full", "micro_batches": 4}),
     slow(Layout(pp=2, cp=2, stage_layers=(1, 4)), FIVE | {"remat": "attention"}),
     slow(Layout(pp=2, row=2, col=2, schedule="zb-h1"), FOUR | {"remat": "full", "remat_layers": 1}),
     *(slow(KEEPING, FIVE | {"remat": remat}) for remat in ("attention", "full")),

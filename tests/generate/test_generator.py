@@ -146,7 +146,7 @@ def test_every_layout_writes_the_same(layout):
 
 @pytest.mark.parametrize(
     "layout",
-    [slow(()), slow(TP3), slow(TP4), slow(GRID), slow(BLOCKS), PIPELINE, slow(CP2_TP2)],
+    [(), *map(slow, (TP3, TP4, GRID, BLOCKS, PIPELINE, CP2_TP2))],
     ids=str,
 )
 def test_groups_of_heads_that_are_turned_write_the_same(layout):

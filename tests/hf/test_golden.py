@@ -16,8 +16,8 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "gpt2.json"
 LENGTH = 11
 LAYOUTS = [
     slow(Layout()),
-    Layout(dp=2, cp=2, tp=2, sequence_parallel=True),  # pads heads, and 11 tokens to 16
-    slow(Layout(dp=2, tp=3)),
+    slow(Layout(dp=2, cp=2, tp=2, sequence_parallel=True)),  # pads heads, and 11 tokens to 16
+    Layout(dp=2, tp=3),
     slow(Layout(row=2, col=2, attention2d="blocks")),
     slow(Layout(pp=2, dp=2)),
     slow(Layout(pp=2, schedule="zb-v", virtual_stages=2)),

@@ -81,8 +81,8 @@ def hold(family: str, layout: Layout, **choice: Any) -> None:
 @pytest.mark.parametrize(
     ("family", "layout"),
     [
-        ("swin-unet", Layout()),
-        slow("swin", Layout()),
+        slow("swin-unet", Layout()),
+        ("swin", Layout()),
         slow("swin-unet", Layout(tp=2, sequence_parallel=True)),
         slow("swin-unet", Layout(row=2, col=2, attention2d="blocks")),
     ],

@@ -126,10 +126,10 @@ FOUR = {"num_layers": 4, "micro_batches": 4}
 UNROLLED = {"scan_layers": False}
 # Not for gelu, and not from what a loop over layers kept.
 WITH_ACTIVATION = [
-    (tiny.SEQUENCE_PARALLEL, {"remat": "full", "z_loss": 0.1}),
     *(
         slow(*each)
         for each in (
+            (tiny.SEQUENCE_PARALLEL, {"remat": "full", "z_loss": 0.1}),
             (Layout(dp=4, cp=2, zero=3), {"family": "llama", "remat": "dots", **UNROLLED}),
             (Layout(tp=2), {"remat": "attention", **UNROLLED}),
             (Layout(tp=2), {"remat": "full", "remat_layers": 1, "num_layers": 3}),

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 import tiny
+from one_device import FromZeros
 from turns import slow
 
 from jaxptd.analysis.compiled_step import random_batch
@@ -150,7 +151,11 @@ def test_other_gradients_are_not_narrowed(layout: Layout, choice: dict) -> None:
 def gradients(layout: Layout, choice: dict[str, Any]) -> dict[str, np.ndarray]:
     found = program(layout, **choice)
     batch = found.place(random_batch(found.config))
-    _, _, grads = found.step_with_gradients(found.init_state(), batch)
+    state, draw = FromZeros(found.config, found.mesh).init_state(), np.random.default_rng(0).normal
+    params = jax.tree.map(
+        lambda x: jax.device_put(draw(0, 0.1, x.shape).astype(x.dtype), x.sharding), state["params"]
+    )
+    _, _, grads = found.step_with_gradients({**state, "params": params}, batch)
     return jax.tree.map(np.asarray, found.canonical(grads))
 
 
