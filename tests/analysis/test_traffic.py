@@ -199,7 +199,7 @@ MIXED = [
     slow(Layout(cp=2, ring="rsa"), FIVE | {"remat": "dots"}),
     slow(Layout(row=2, col=2), FIVE | {"remat": "full"}),
     slow(Layout(row=2, col=2), {"vocab_multiple": 32}),
-    slow(Layout(tp=4), {"vocab_multiple": 32}),
+    (Layout(tp=4), {"vocab_multiple": 32}),
     slow(Layout(row=2, col=2, attention2d="blocks"), FIVE | {"remat": "dots"}),
     # The parts have 3 and 2 layers; two of each are recomputed.
     slow(Layout(pp=2, tp=2, sequence_parallel=True), FIVE | {"remat": "full", "micro_batches": 4}),
