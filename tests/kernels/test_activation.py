@@ -21,7 +21,7 @@ from jaxptd.mesh import Layout, make_mesh
 CASES = [
     slow((3, 5, 24), "gelu-tanh", False, True, jnp.float32),
     slow((3, 47, 300), "gelu-tanh", False, True, jnp.float32),
-    slow((3, 47, 300), "gelu-tanh", False, True, jnp.bfloat16),
+    ((3, 47, 300), "gelu-tanh", False, True, jnp.bfloat16),
     slow((2, 47, 2, 300), "silu", True, False, jnp.bfloat16),
     ((2, 47, 2, 300), "silu", True, True, jnp.float32),
     slow((3, 47, 1300), "relu", False, False, jnp.float32),

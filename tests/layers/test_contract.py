@@ -53,6 +53,7 @@ DEFAULT = {
     "column, gathered, no bias": [PADDED],
     "row": [PADDED],
     "row, whole input, no bias": [ONE_AXIS],
+    "square": [PADDED],
     "norm": [ONE_AXIS],
     "rms norm": [PADDED],
     "mlp": [ONE_AXIS],
