@@ -58,6 +58,8 @@ DEFAULT = {
     "rms norm": [PADDED],
     "mlp": [ONE_AXIS],
     "mlp, gated": [PADDED],
+    "cross-attention, dropout 0.3": [LAYOUTS[2]],
+    "attention in groups, dropout 0.0": [LAYOUTS[1]],
     "block, dropout 0.0": [RING_STEPS],
     "embedding": [CONTEXT],
     "positions": [PADDED],
