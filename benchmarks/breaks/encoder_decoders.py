@@ -69,7 +69,7 @@ ENCODER_DECODERS = (
         "jaxptd/layers/attention/relative.py",
         "over=axes.score_axes,",
         "over=(),",
-        f"{TRAFFIC} -m slow",
+        TRAFFIC,
         "blocks and t5",
     ),
     Break(

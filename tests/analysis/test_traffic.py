@@ -146,7 +146,7 @@ ENCODERS = [
 ]
 ENCODER_DECODERS = [
     slow(Layout(dp=2, cp=2, tp=2, sequence_parallel=True, zero=3), tiny.T5 | {"remat": "full"}),
-    slow(Layout(row=2, col=2, attention2d="blocks"), tiny.T5),
+    (Layout(row=2, col=2, attention2d="blocks"), tiny.T5),
     slow(Layout(cp=2, row=2, col=2, attention2d="blocks"), tiny.T5 | {"remat": "dots"}),
     slow(Layout(pp=2, cp=2, col=2, attention2d="blocks", schedule="zb-v"), tiny.T5 | FOUR),
     slow(Layout(pp=2, tp=2, schedule="zb-v"), tiny.T5 | FOUR),

@@ -60,7 +60,7 @@ DEFAULT = {
     "mlp, gated": [PADDED],
     "cross-attention, dropout 0.3": [LAYOUTS[2]],
     "attention in groups, dropout 0.0": [LAYOUTS[1]],
-    "block, dropout 0.0": [RING_STEPS],
+    "block, dropout 0.3": [RING_STEPS],
     "embedding": [CONTEXT],
     "positions": [PADDED],
     "output layer and loss": [CONTEXT, PADDED],

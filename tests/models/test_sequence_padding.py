@@ -27,6 +27,8 @@ BLOCKS = Layout(row=2, col=2, attention2d="blocks")
 FOUR = {"num_layers": 4, "micro_batches": 4}
 
 CASES = [
+    # One loop of one layer, and every axis that shards tokens.
+    (Layout(cp=2, row=2, col=2), ODD | {"num_layers": 1, "micro_batches": 1}),
     slow(Layout(cp=4), TEN | GROUPS | WINDOW),
     slow(SEQUENCE, TEN),
     slow(SEQUENCE, ODD | T5),
