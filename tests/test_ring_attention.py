@@ -13,7 +13,7 @@ import pytest
 from jax import Array
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from turns import slow
+from turns import latin, slow
 
 from jaxptd.analysis.collective import Collective
 from jaxptd.analysis.count import collectives_of
@@ -203,22 +203,22 @@ CASES = [
     slow(case("blockwise", 4, bias=True, causal=False, keys=20, rich=True, chunk=512)),
     case("rsa", 4, bias=True, causal=False, keys=72, rich=True),
 ]
+KINDS = ("zigzag", "blockwise", "rsa")
+MASKS = list(itertools.product((True, False), (0, 0.1), (False, True)))
 ALL = [
     Case(Layout(cp=cp, ring=ring), causal=causal, rate=rate, documents=documents, chunk=4)
-    for ring, cp, causal, rate, documents in itertools.product(
-        ("zigzag", "blockwise", "rsa"), (2, 4, 8), (True, False), (0, 0.1), (False, True)
-    )
+    for (causal, rate, documents), cp, ring in latin(MASKS, (2, 4, 8), KINDS)
 ]
 BIASES = [
     Case(Layout(cp=cp, ring=ring), causal, rate=0.1, documents=True, bias=True, keys=keys)
     for ring, cp, (causal, keys) in itertools.product(
-        ("zigzag", "blockwise", "rsa"), (1, 3, 6), ((True, T), (False, T), (False, 36), (False, 60))
+        KINDS, (1, 3, 6), ((True, T), (False, T), (False, 36), (False, 60))
     )
 ]
 WINDOWS = [
     Case(Layout(cp=cp, ring=ring), window=window, rate=0.1, documents=True, chunk=chunk)
-    for ring, cp, window, chunk in itertools.product(
-        ("zigzag", "blockwise", "rsa"), (3, 4, 8), (1, 2, 6, 13, 30, 47), (2, 512)
+    for (ring, cp), window, chunk in latin(
+        list(itertools.product(KINDS, (3, 4, 8))), (1, 2, 6, 13, 30, 47), (2, 512)
     )
 ]
 

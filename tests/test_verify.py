@@ -8,7 +8,7 @@ import jax
 import pytest
 import tiny
 from one_device import report, verified
-from turns import slow
+from turns import latin, slow
 
 from jaxptd import verify
 from jaxptd.analysis import verification
@@ -246,15 +246,18 @@ RINGS = [
     Layout(cp=4, tp=2, sequence_parallel=True),
     tiny.CONTEXT_PARALLEL,
 ]
+MODELS = [
+    {"seq_length": 16, "dropout": 0.0, "documents": "joined"},
+    {"seq_length": 16, "dropout": 0.1, "documents": "apart"},
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dropout", "documents"), [(0.0, "joined"), (0.1, "apart")])
-@pytest.mark.parametrize("ring", ["zigzag", "blockwise", "rsa"])
-@pytest.mark.parametrize("layout", RINGS, ids=str)
-def test_every_ring_is_equal_to_one_device(layout, ring, dropout, documents) -> None:
-    layout = dataclasses.replace(layout, ring=ring)
-    hold_fast(layout, dropout=dropout, documents=documents, seq_length=16)
+@pytest.mark.parametrize(
+    ("layout", "ring", "model"), latin(RINGS, ("zigzag", "blockwise", "rsa"), MODELS), ids=str
+)
+def test_every_ring_is_equal_to_one_device(layout, ring, model) -> None:
+    hold_fast(dataclasses.replace(layout, ring=ring), **model)
 
 
 GRIDS = [
@@ -269,15 +272,17 @@ GRIDS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dropout", "documents"), [(0.0, "joined"), (0.1, "apart")])
-@pytest.mark.parametrize("matmul2d", ["gather", "summa", "fox", "cannon"])
-@pytest.mark.parametrize("layout", GRIDS, ids=str)
-def test_every_grid_is_equal_to_one_device(layout, matmul2d, dropout, documents) -> None:
+@pytest.mark.parametrize(
+    ("layout", "matmul2d", "model"),
+    latin(GRIDS, ("gather", "summa", "fox", "cannon"), MODELS),
+    ids=str,
+)
+def test_every_grid_is_equal_to_one_device(layout, matmul2d, model) -> None:
     if layout.row != layout.col and matmul2d in ("fox", "cannon"):
         layout = dataclasses.replace(layout, matmul2d_slices=2)
     else:
         layout = dataclasses.replace(layout, matmul2d=matmul2d)
-    hold_fast(layout, dropout=dropout, documents=documents, seq_length=16)
+    hold_fast(layout, **model)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Which cases run by default: choices take turns over layouts; slow tests meet every pair."""
+"""Which cases run: choices take turns, by default over layouts, in slow tests over pairs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +9,24 @@ import pytest
 def slow(*values: Any, **options: Any) -> Any:
     """A slow case of a parametrized test: `pytest.param` with the mark."""
     return pytest.param(*values, marks=pytest.mark.slow, **options)
+
+
+def latin(rows: Sequence[Any], columns: Sequence[Any], symbols: Sequence[Any]) -> list[Any]:
+    """A Latin square: (row, column, symbol) for every row and column, with symbols by turns.
+
+    So any two choices of different kinds meet, in few cases.
+
+    Args:
+        rows: at least as many as there are symbols.
+        columns: likewise.
+        symbols: what takes turns.
+    """
+    assert len(symbols) <= min(len(rows), len(columns))
+    return [
+        (row, column, symbols[(i + j) % len(symbols)])
+        for i, row in enumerate(rows)
+        for j, column in enumerate(columns)
+    ]
 
 
 def by_turns(layouts: Sequence[Any], choices: Sequence[Any], first: int = 0) -> list[Any]:

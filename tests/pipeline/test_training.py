@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tiny
 from one_device import FromZeros, case, hold, hold_in_a_process, report
-from turns import slow
+from turns import latin, slow
 
 from jaxptd.analysis.jaxprs import equations
 from jaxptd.checkpoint import Checkpoints
@@ -75,12 +75,11 @@ def test_a_table_from_a_file_equals_one_device(tmp_path: Path) -> None:
 
 def matrix() -> Iterator[Any]:
     """Every schedule with 2 to 8 stages on eight devices, and an odd number of layers."""
-    for schedule in SCHEDULES:
-        for pp, others in ((2, {"dp": 4}), (2, {"tp": 4}), (4, {"dp": 2}), (4, {"tp": 2}), (8, {})):
-            for m in (pp, 2 * pp, 4 * pp):
-                layers = pp * DEFAULT_CHUNKS.get(schedule, 1) + 1
-                choice = {"num_layers": layers, "dropout": 0.1, "batch": 32}
-                yield case(choice, m, pp=pp, schedule=schedule, **others)
+    layouts = ((2, {"dp": 4}), (2, {"tp": 4}), (4, {"dp": 2}), (4, {"tp": 2}), (8, {}))
+    for schedule, (pp, others), times in latin(SCHEDULES, layouts, (1, 2, 4)):
+        layers = pp * DEFAULT_CHUNKS.get(schedule, 1) + 1
+        choice = {"num_layers": layers, "dropout": 0.1, "batch": 32}
+        yield case(choice, times * pp, pp=pp, schedule=schedule, **others)
 
 
 @pytest.mark.slow
@@ -107,9 +106,15 @@ INSIDE = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("remat", ["none", "dots", "attention", "full"])
-@pytest.mark.parametrize("inside", INSIDE, ids=str)
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb-h1", "zb-v"])
+@pytest.mark.parametrize(
+    ("inside", "schedule", "remat"),
+    latin(
+        INSIDE,
+        ("1f1b", "interleaved", "zb-h1", "zb-v"),
+        ("none", "dots", "attention", "full"),
+    ),
+    ids=str,
+)
 def test_stages_with_every_other_parallelism_equal_one_device(schedule, inside, remat) -> None:
     hold(Layout(pp=2, schedule=schedule, **inside), remat=remat, micro_batches=4, **OTHER)
 

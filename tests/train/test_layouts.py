@@ -17,7 +17,7 @@ from runs import (
     TP2,
     TP4,
 )
-from turns import slow
+from turns import latin, slow
 
 from jaxptd.analysis.first_steps import ROUNDINGS
 from jaxptd.config.command_line import load_config
@@ -123,9 +123,9 @@ def test_every_layout_trains_as_one_device_does(overrides):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("micro_batches", [1, 4, 8])
-@pytest.mark.parametrize("remat", ["none", "full"])
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    ("schedule", "micro_batches", "remat"), latin(SCHEDULES, (1, 4, 8), ("none", "full"))
+)
 def test_every_schedule_trains_as_one_device_does(schedule, remat, micro_batches):
     model = ("--model.num_layers=5",)
     how = (f"--model.remat={remat}", f"--train.micro_batches={micro_batches}")

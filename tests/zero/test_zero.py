@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tiny
 from one_device import FromZeros, case, hold, hold_in_a_process, report
+from turns import latin
 
 from jaxptd.errors import UserError
 from jaxptd.generate import Generator, Sampling
@@ -79,14 +80,12 @@ def test_every_stage_of_another_model(inside: dict, stage: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", WAYS, ids=str)
-@pytest.mark.parametrize("stage", [1, 2, 3])
-@pytest.mark.parametrize("inside", INSIDE, ids=str)
+@pytest.mark.parametrize(("inside", "how", "stage"), latin(INSIDE, WAYS, (1, 2, 3)), ids=str)
 def test_every_stage_in_every_layout(inside: dict, stage: int, how: dict) -> None:
     layout = Layout(zero=stage, **inside)
     choice = {"num_layers": 5, "dropout": 0.1, "batch": 24, "micro_batches": 3} | how
     hold(layout, **choice)
-    if how == WAYS[stage]:  # in float32 one way at each stage
+    if how == WAYS[1]:  # in float32 one way
         single = report(layout, "float32", **choice)
         assert single.wrong == []
         assert single.worst_gradient <= 1e-6
