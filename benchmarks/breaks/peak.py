@@ -255,7 +255,7 @@ PEAK = (
         "return wide and leaf.info is None and not leaf.summed",
         "return wide and leaf.info is None",
         "tests/zero/test_narrowing.py",
-        "those_of_stacks",
+        "with_their_sums",
     ),
     Break(
         "ZeRO: what the last micro-batch sends is added to zeros",

@@ -1,10 +1,12 @@
 """Gradients of layers in a loop are as narrow as their products; those outside stay in float32."""
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
@@ -17,7 +19,9 @@ from jaxptd.config import Config, Dtype
 from jaxptd.mesh import Layout
 from jaxptd.params import ParamInfo
 from jaxptd.step import Program
+from jaxptd.zero.narrowing import attached
 from jaxptd.zero.shapes import StateShapes
+from jaxptd.zero.sums import with_wide_sums
 
 BARRIER = "optimization_barrier"
 THREE = {"num_layers": 3}
@@ -106,7 +110,18 @@ def test_several_micro_batches_stack_none(layout: Layout, choice: dict) -> None:
     assert not matrices(found) & {shape for shape, _ in stacked(found)}
 
 
-@pytest.mark.parametrize(("layout", "choice"), [slow(*SEVERAL[0]), *SEVERAL[1:]], ids=str)
+def test_loops_take_narrow_parameters_with_their_sums() -> None:
+    """Only what no loop adds to becomes an array in float32 before it is read."""
+    block = jnp.ones((2, 3), jnp.bfloat16)
+    summed = with_wide_sums(block)
+    alone = dataclasses.replace(summed, summed=False)
+    found = attached({"layers": summed, "table": alone})
+    assert found["layers"] is summed
+    assert found["table"].dtype == jnp.float32
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("layout", "choice"), SEVERAL, ids=str)
 def test_their_sums_are_those_of_stacks(
     layout: Layout, choice: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
