@@ -31,6 +31,7 @@ from jaxptd.layers.attention import choose_kernel
 from jaxptd.models.families import family_of, with_vocabulary
 from jaxptd.proof.run import add_options, refuse_without_random, run_random
 from jaxptd.run.devices import prepare, ready
+from jaxptd.step.resolved import choose_kernels
 
 __all__ = ["Report", "Row", "main", "verify"]
 
@@ -80,6 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Now: coarse precisions, which may be refused, are verified last.
     documents = family_of(config.model).has_documents(config)
     choose_kernel(config, jax.devices()[0], documents=documents)
+    choose_kernels(config, jax.devices()[0])
     reports = []
     for dtype in _precisions(config):
         reports.append(verify(config, dtype=dtype))

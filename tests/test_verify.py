@@ -190,12 +190,12 @@ def test_the_command_prints_every_comparison_as_json(capsys, monkeypatch, error)
     assert plain == {**expected, "equal": equal}
 
 
-def test_cudnn_is_refused_before_anything_runs_where_it_cannot_run(monkeypatch) -> None:
+@pytest.mark.parametrize("option", ["attention=cudnn", "kernels=triton"])
+def test_kernels_are_refused_before_anything_runs(option, monkeypatch) -> None:
     monkeypatch.setattr(verify, "prepare", lambda config, double: "no device")
     monkeypatch.setattr(verify, "verify", None)
-    path = str(Path(__file__).parents[1] / "configs" / "test-tiny.yaml")
-    command = ["--config", path, "--model.dtype", "bfloat16", "--model.attention", "cudnn"]
-    with pytest.raises(UserError, match="model.attention=cudnn: it needs an NVIDIA GPU"):
+    command = ["--config", "test-tiny", "--model.dtype", "bfloat16", f"--model.{option}"]
+    with pytest.raises(UserError, match=f"model.{option}: it needs an NVIDIA GPU"):
         verify.main([*command, "--model.dropout", "0"])
 
 

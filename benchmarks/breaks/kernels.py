@@ -108,4 +108,28 @@ KERNELS = (
         "d_sum_R=d_R",
         "tests/step/test_kernels.py",
     ),
+    Break(
+        "a run's kernels have to be where it generates",
+        "jaxptd/run/saved.py",
+        'products="native", kernels=kernels)',
+        'products="native")',
+        "tests/generate/test_command.py",
+        "kernels",
+    ),
+    Break(
+        "kernels of our own are verified against themselves",
+        "jaxptd/analysis/verification.py",
+        "layout=Layout(), model=xla)",
+        "layout=Layout())",
+        "tests/analysis/test_verification.py",
+        "own_reference",
+    ),
+    Break(
+        "the peak knows of stage 1 only, not that one micro-batch runs as stage 2",
+        "jaxptd/analysis/peak/model.py",
+        "if self.config.zero == 1 else 1",
+        "if layout.zero == 1 else 1",
+        "tests/analysis/peak/test_model.py",
+        "stage_2",
+    ),
 )

@@ -145,7 +145,8 @@ def one_device(
         dtype: that layouts compute in; the one device may compute in a finer one.
         options: of the compiler.
     """
-    single = dataclasses.replace(_comparable(config), layout=Layout())
+    xla = dataclasses.replace(config.model, kernels="xla")  # or ours would be their own reference
+    single = dataclasses.replace(_comparable(config), layout=Layout(), model=xla)
     eps = FP8_ROUNDING if dtype == "fp8" else float(jnp.finfo(dtype).eps)
     fine = REFERENCE_DTYPE.get(dtype, dtype)
     step = _one_step(with_precision(fine, single), options)
@@ -201,17 +202,19 @@ def _comparable(config: Config) -> Config:
 
 
 def with_precision(precision: Precision, config: Config) -> Config:
-    """The config in a precision, with an attention kernel that computes in it.
+    """The config in a precision, with kernels that compute in it.
 
     fp8 products are those of the config's 16-bit precision, or of bfloat16; others are native.
     """
-    model, native = config.model, precision != "fp8"
+    model = config.model
     half: Dtype = "float16" if model.dtype == "float16" else "bfloat16"
     dtype: Dtype = half if precision == "fp8" else precision
-    products: Products = "native" if native else "fp8"
+    products: Products = "fp8" if precision == "fp8" else "native"
     model = dataclasses.replace(model, dtype=dtype, products=products)
     if model.attention == "cudnn" and dtype not in REFERENCE_DTYPE:
         model = dataclasses.replace(model, attention="auto")
+    if model.kernels == "triton" and dtype == "float64":
+        model = dataclasses.replace(model, kernels="auto")
     return dataclasses.replace(config, model=model)
 
 

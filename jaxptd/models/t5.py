@@ -179,18 +179,22 @@ class T5(nnx.Module):
 
 def encoder_of(config: ModelConfig) -> ModelConfig:
     """The config of the encoder's layers, which attend to all tokens of a source."""
-    return dataclasses.replace(config, causal=False, **_ONE_STACK)
+    return _stack_of(config, config.num_layers, causal=False)
 
 
 def decoder_of(config: ModelConfig) -> ModelConfig:
     """The config of the decoder's layers, which attend to the tokens before."""
-    sizes = {"num_layers": config.decoder_layers, "seq_length": config.target_length}
-    return dataclasses.replace(config, **{**_ONE_STACK, **sizes})
+    return _stack_of(config, config.decoder_layers, seq_length=config.target_length)
 
 
-# Fields of a whole model, which layers do not read.
-_ONE_STACK: Mapping[str, Any] = {
-    "num_decoder_layers": None,
-    "decoder_seq_length": None,
-    "remat_layers": None,
-}
+def _stack_of(config: ModelConfig, layers: int, **fields: Any) -> ModelConfig:
+    """A config with the layers of one stack."""
+    first = config.remat_layers
+    return dataclasses.replace(
+        config,
+        num_layers=layers,
+        num_decoder_layers=None,
+        decoder_seq_length=None,
+        remat_layers=None if first is None else min(first, layers),
+        **fields,
+    )

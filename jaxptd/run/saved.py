@@ -22,7 +22,7 @@ from jaxptd.checkpoint import (
 )
 from jaxptd.checkpoint.canonical import abstract_canonical, params_from_canonical
 from jaxptd.checkpoint.manifest import MANIFEST
-from jaxptd.config import Config, option
+from jaxptd.config import Config, Kernels, option
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.models.families import family_of
@@ -64,8 +64,10 @@ def to_generate(saved: Config, *, layout: Layout, platform: Any) -> Program:
     train = dataclasses.replace(
         saved.train, platform=platform, global_batch_size=size, micro_batches=1
     )
-    # cuDNN's kernel has no cache, and products of a single token gain nothing from 8 bits.
-    model = dataclasses.replace(saved.model, products="native")
+    # cuDNN's kernel has no cache, and products of a single token gain nothing from 8 bits. Triton's
+    # kernels may not be where this runs.
+    kernels: Kernels = "auto" if saved.model.kernels == "triton" else saved.model.kernels
+    model = dataclasses.replace(saved.model, products="native", kernels=kernels)
     if family_of(model).writing is not None:
         model = dataclasses.replace(model, attention="xla")
     config = Config(model, layout, saved.data, saved.optimizer, train, saved.checkpoint)

@@ -8,7 +8,7 @@ micro-batch. So a micro-batch's gradients are never in memory as a whole. For ea
     stages 2 and 3 (`prefetching.py`)             sum[i] += reduce_scattered(dw[i])
 
 This is for layers in a loop. Of a stack in two loops (`model.remat_layers`) sums are copied apart
-and together, which is worth it for shards only.
+and together, which is worth it for shards; `Config.sums_in_loops` says where else it is done.
 """
 
 import dataclasses

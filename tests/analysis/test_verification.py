@@ -12,6 +12,7 @@ from one_device import FromZeros, verified
 from turns import slow
 
 from jaxptd import collectives
+from jaxptd.analysis import verification
 from jaxptd.analysis.comparison import Outcome, Row, compare
 from jaxptd.analysis.first_steps import FirstSteps
 from jaxptd.analysis.verification import OneStep, with_precision
@@ -40,6 +41,27 @@ def test_wider_precisions_take_another_kernel_than_cudnn() -> None:
     wide = {dtype: with_precision(dtype, config).model for dtype in ("float64", "float32")}
     assert {dtype: model.attention for dtype, model in wide.items()} == dict.fromkeys(wide, "auto")
     assert with_precision("bfloat16", config).model.attention == "cudnn"
+
+
+def test_64_bits_take_other_kernels_than_triton_s() -> None:
+    config = tiny.config(Layout(), kernels="triton")
+    found = {each: with_precision(each, config).model.kernels for each in ("float64", "float32")}
+    assert found == {"float64": "auto", "float32": "triton"}
+
+
+def test_kernels_of_our_own_are_not_their_own_reference(monkeypatch) -> None:
+    seen = []
+
+    def noted(config, options):
+        seen.append(config)
+        raise InterruptedError
+
+    monkeypatch.setattr(verification, "_one_step", noted)
+    with pytest.raises(InterruptedError):
+        verification.one_device(tiny.config(Layout(dp=2), kernels="triton"), dtype="bfloat16")
+    assert [(c.layout, c.model.kernels, c.model.dtype) for c in seen] == [
+        (Layout(), "xla", "float32")
+    ]
 
 
 @pytest.mark.slow

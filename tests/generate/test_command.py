@@ -1,6 +1,5 @@
 """The command that generates text from a run's checkpoints."""
 
-import dataclasses
 import functools
 import json
 import shutil
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import jax
 import pytest
+import tiny
 
 from jaxptd import generate, train
 from jaxptd.errors import run_command
@@ -48,18 +48,12 @@ def ask(run_dir, capfd):
     return run
 
 
-@pytest.mark.slow
-def test_a_run_is_sampled_where_its_kernels_and_8_bits_are_not(run_dir, monkeypatch):
-    found = saved.saved_config
-
-    def on_gpus(*args):
-        config = found(*args)
-        model = dataclasses.replace(config.model, dropout=0.0, attention="cudnn", products="fp8")
-        return dataclasses.replace(config, model=model)
-
-    monkeypatch.setattr(saved, "saved_config", on_gpus)
-    program, _ = saved.load_run(run_dir, layout=Layout(), platform="cpu")
-    assert (program.resolved.model.attention, program.resolved.model.products) == ("xla", "native")
+@pytest.mark.parametrize("layout", [Layout(), Layout(row=2, col=2)], ids=str)
+def test_a_model_generates_where_its_kernels_and_8_bits_are_not(layout):
+    fields = {"attention": "cudnn", "kernels": "triton", "products": "fp8", "dtype": "bfloat16"}
+    config = tiny.config(Layout(), **fields)
+    found = saved.to_generate(config, layout=layout, platform="cpu").resolved.model
+    assert (found.attention, found.kernels, found.products) == ("xla", "xla", "native")
 
 
 def test_the_command_writes_the_prompt_and_so_many_bytes(ask):

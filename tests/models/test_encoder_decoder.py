@@ -68,6 +68,23 @@ def test_a_stack_has_its_own_length_and_sees_what_it_may() -> None:
     assert (decoder.num_layers, decoder.seq_length, decoder.block.causal) == (2, 4, True)
 
 
+@pytest.mark.parametrize(
+    ("fields", "loops"),
+    [
+        ({"remat": "full"}, [(True, False)] * 2),
+        # Two loops of two layers; of the decoder's three one is in no loop.
+        ({"remat": "full", "remat_layers": 2}, [(True, True), (False, False)]),
+        ({"remat": "dots", "remat_layers": 3}, [(False, False), (True, True)]),
+        ({"remat": "dots", "remat_layers": 4}, [(True, True)] * 2),
+    ],
+    ids=str,
+)
+def test_a_stack_knows_its_own_loops(fields: dict, loops: list) -> None:
+    model = ModelConfig(**SIZES, num_layers=4, num_decoder_layers=3, **fields)
+    blocks = [stack(model).block for stack in (encoder_of, decoder_of)]
+    assert [(block.looped, block.loops_keep_inputs) for block in blocks] == loops
+
+
 # ---- buckets of distances -----------------------------------------------------------------------
 
 # Distances key - query at which a bucket begins, in the code that T5 was trained with.

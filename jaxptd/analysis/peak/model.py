@@ -231,7 +231,7 @@ class _Step:
         if layout.hosts_moments and layout.update_on == "device":
             # One array more, and one where gradients are summed over micro-batches.
             arrays = memory_model.hosted(layout, self.state) // self.state["parameters"]
-            shards = layout.dp * layout.cp if layout.zero == 1 else 1
+            shards = layout.dp * layout.cp if self.config.zero == 1 else 1
             more = (arrays + 1 + (self._sums > 0)) * largest // shards
             return dataclasses.replace(found, gradients=gradients, copies=more)
         comes = layout.hosts_parameters and layout.update_on == "device"

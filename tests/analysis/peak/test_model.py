@@ -117,6 +117,20 @@ def test_offloaded_state_is_not_on_the_device() -> None:
     assert kept.kept == 0
 
 
+def test_stage_1_of_one_micro_batch_is_as_stage_2() -> None:
+    """Where the update takes most."""
+    sizes = {"hidden_size": 1600, "num_heads": 25, "vocab_size": 50304, "num_layers": 4}
+    choice = FUSED | sizes | {"remat": "full", "micro_batches": 1}
+    one, two = (
+        predicted(
+            tiny.config(Layout(dp=8, zero=zero, offload=("optimizer", "parameters")), **choice)
+        )
+        for zero in (1, 2)
+    )
+    assert one.moment == "update"
+    assert one == two
+
+
 @pytest.mark.parametrize(
     "changed",
     [
