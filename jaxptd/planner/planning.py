@@ -216,7 +216,7 @@ def plan(
     """
     _check({"gpus": gpus, "top": top, "compile": compile, "node": node}, max_memory)
     cluster = Cluster(find_accelerator(gpu, hardware), node)
-    space = Space(with_vocabulary(config), gpus, checked_pins(pins or {}))
+    space = Space(with_vocabulary(config), gpus, checked_pins(pins or {}, config))
     limit = max_memory * cluster.accelerator.hbm_bytes
     search = Search(space, cluster, limit)
     if compile:

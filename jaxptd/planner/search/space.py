@@ -19,7 +19,7 @@ from jaxptd.matmul.padding import heads_for
 from jaxptd.models.families import inventory_of, require_times
 from jaxptd.models.inventory import MLP, Pair
 from jaxptd.planner.search.cuts import Cut, Cuts
-from jaxptd.planner.search.pins import Pins
+from jaxptd.planner.search.pins import Pins, hold
 
 WIDEST = 64  # devices that share a matrix, or a sequence
 CHUNKS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)  # of interleaved
@@ -117,7 +117,7 @@ class Space:
     def axes(self) -> Iterator[Axes]:
         """Every unit on every number of stages that divides."""
         batch = self.config.train.global_batch_size
-        for layout in self._layouts():
+        for layout in self._layouts() if self.choices else ():
             others = self.gpus // layout.num_devices
             for pp in self._pinned("layout.pp", _divisors(others)):
                 dp = others // pp
@@ -136,6 +136,7 @@ class Space:
             for each in CHOICES
             if not self._other("layout.offload", each.offload)
             and not self._other("model.remat", each.remat)
+            and (each.remat != "none" or self.pins.get("model.remat_layers") is None)
         )
 
     def pipes(self, axes: Axes, fewer: int = MOST_FEWER) -> Iterator[Pipe]:
@@ -218,7 +219,7 @@ class Space:
                     layout = Layout(tp=tp, row=row, col=col, cp=cp, **options)
                 except UserError:
                     continue
-                if self._is_even(layout):
+                if self._is_even(layout) and hold(self.pins, self.config.model, layout):
                     yield layout
 
     def _is_even(self, layout: Layout) -> bool:
@@ -245,28 +246,21 @@ class Space:
             return
         both = ((False, False), (True, False), (True, True)) if tp > 1 else ((False, False),)
         for sharded, pieces in both:
-            if tp == 1 or not (
-                self._other("layout.sequence_parallel", sharded)
-                or self._other("layout.collective_matmul", pieces)
-            ):
-                yield {**fixed, "sequence_parallel": sharded, "collective_matmul": pieces}
+            yield {**fixed, "sequence_parallel": sharded, "collective_matmul": pieces}
 
     def _schedules(self, axes: Axes) -> Iterator[tuple[str, int | None]]:
         """Schedules with their chunks; those of the same time and more memory are left out."""
         p, m = axes.pp, axes.micro_batches
-        if p == 1:
-            yield "1f1b", None
-            return
         found: list[tuple[str, int | None]] = [("1f1b", None)]
-        if m % p == 0:
+        if p > 1 and m % p == 0:
             found += [("interleaved", c) for c in CHUNKS if self.layers % (p * c) == 0]
-        if p <= LONGEST_SPLIT:
+        if 1 < p <= LONGEST_SPLIT:
             found += [("zb-h1", None)] * (m >= p) + [("zb-v", None)] * (m >= 2 * p - 1)
         if asked := self.pins.get("layout.schedule"):
-            chunks = self.pins.get("layout.virtual_stages")
-            found = [each for each in found if each[0] == asked] or [(asked, chunks)]
+            own = [(asked, self.pins.get("layout.virtual_stages"))] if p > 1 else []
+            found = [each for each in found if each[0] == asked] or own
         for schedule, chunks in found:
-            if chunks is None or not self._other("layout.virtual_stages", chunks):
+            if not self._other("layout.virtual_stages", chunks):
                 yield schedule, chunks
 
     def _pinned(self, name: str, values: Iterable[Any]) -> list[Any]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -114,6 +114,27 @@ def test_pins_hold() -> None:
         assert (config.layout.tp, config.layout.zero, config.model.remat) == (2, 1, "dots")
     pinned = search(GPT, 8, 8, 80, layout__schedule="gpipe", layout__pp=2)
     assert next(iter(pinned)).config.layout.schedule == "gpipe"
+    assert next(iter(search(LLAMA, 4, 8, 140))).config.model.remat == "none"
+    again = search(LLAMA, 4, 8, 140, model__remat_layers=1)
+    assert next(iter(again)).config.model.remat != "none"
+
+
+@pytest.mark.parametrize(
+    ("pins", "holds"),
+    [
+        ({"layout__schedule": "zb-h1"}, lambda c: c.layout.pp > 1 and c.layout.schedule == "zb-h1"),
+        ({"layout__virtual_stages": 2}, lambda c: c.layout.virtual_stages == 2),
+        ({"layout__ring": "rsa"}, lambda c: c.layout.ring == "rsa" and c.layout.ring_size > 1),
+        ({"layout__matmul2d": "cannon"}, lambda c: c.layout.matmul2d == "cannon"),
+        ({"layout__attention2d": "blocks"}, lambda c: c.layout.has_grid),
+        ({"layout__collective_matmul": True}, lambda c: c.layout.tp > 1),
+        ({"layout__keep_gathered": True}, lambda c: c.layout.gathers_inputs),
+    ],
+    ids=lambda value: "" if callable(value) else str(value),
+)
+def test_a_pin_is_never_in_vain(pins: dict, holds: Callable[[Config], bool]) -> None:
+    found = search(GPT, 4, 8, 80, **pins)
+    assert holds(next(iter(found)).config)
 
 
 def test_a_candidate_is_predicted_as_its_config_is() -> None:

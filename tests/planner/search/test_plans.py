@@ -61,6 +61,13 @@ def test_what_would_fit_is_said() -> None:
         plan(config, gpus=8, gpu="h100", pins={"layout.zero": 0, "layout.offload": "none", **ones})
 
 
+def test_pins_that_no_choice_has_leave_nothing() -> None:
+    """Activations on the host are those that dots keeps."""
+    pins = {"layout.offload": "activations", "model.remat": "full"}
+    with pytest.raises(UserError, match="without --layout.offload activations one does"):
+        plan(load_config("gpt2-124m", []), gpus=2, gpu="h100", pins=pins)
+
+
 def test_gpus_without_fp8_are_named() -> None:
     config = load_config("llama3-8b", ["--model.products=fp8"])
     with pytest.raises(UserError, match="fp8: a100 has no products of 8-bit numbers"):
@@ -73,6 +80,11 @@ def test_bad_arguments() -> None:
         ({"max_memory": 2.0}, "max_memory=2.0: use a share"),
         ({"pins": {"layout.tq": 2}}, "is nothing that is planned; did you mean layout.tp"),
         ({"pins": {"layout.tp": "x"}}, "layout.tp: expected a whole number"),
+        ({"pins": {"layout.tp": 0}}, "layout.tp=0: an axis has at least one device"),
+        ({"pins": {"layout.tp": 2, "layout.row": 2}}, "over tp or over a row x col grid, not both"),
+        ({"pins": {"layout.schedule": "zbv"}}, "layout.schedule=zbv: use one of 1f1b"),
+        ({"pins": {"model.remat_layers": 99}}, "model.remat_layers=99 is more than"),
+        ({"pins": {"train.micro_batches": 0}}, "train.micro_batches=0 must be a number above 0"),
         ({"gpu": "h300"}, "no such accelerator"),
     ):
         with pytest.raises(UserError, match=words):
