@@ -19,6 +19,7 @@ from jaxptd.analysis.peak import outside, peak
 from jaxptd.config import Config
 from jaxptd.display import bytes_text
 from jaxptd.errors import UserError
+from jaxptd.layout import Layout
 from jaxptd.models.families import has_times
 from jaxptd.step import Program
 from jaxptd.step.resolved import resolve
@@ -83,8 +84,12 @@ def available(mesh: Any) -> int | None:
     return memory_limit(mesh.local_devices[0])
 
 
-def require_fits(program: Program) -> None:
+def require_fits(program: Program, spread: Layout | None = None) -> None:
     """Refuses a step that cannot fit, before anything is compiled or allocated.
+
+    Args:
+        program: with the step.
+        spread: a layout whose step is compared with this one, of the same micro-batches.
 
     Raises:
         UserError: what the step needs at least, what there is, and settings that would help.
@@ -92,7 +97,11 @@ def require_fits(program: Program) -> None:
     need, there = needs(program.config, program.mesh), available(program.mesh)
     if there is not None and need.least > there:
         needed = f"at least {need}{_peak(program)}"
-        raise UserError(f"a training step needs {needed}; {_remedy(program, there)}")
+        spread = spread or program.config.layout
+        alone = spread.num_devices > program.config.layout.num_devices
+        of = f" on one device, which {spread} is compared with," if alone else ""
+        remedy = _remedy(program, there, spread.dp)
+        raise UserError(f"a training step{of} needs {needed}; {remedy}")
 
 
 def _peak(program: Program) -> str:
@@ -136,11 +145,15 @@ Fields = dict[str, dict[str, Any]]  # by section
 
 @dataclasses.dataclass(frozen=True)
 class Saving:
-    """Changed settings, as a person writes them, the config with them, and what a step needs."""
+    """Changed settings, as a person writes them, the config with them, and what a step needs.
+
+    replicas: that micro-batches split over at least.
+    """
 
     names: tuple[str, ...]
     config: Config
     need: Needs
+    replicas: int = 1
 
     @property
     def least(self) -> int:
@@ -154,7 +167,7 @@ class Saving:
 def savings(before: Saving, mesh: Any) -> list[Saving]:
     """Further settings that make a step need less on the same devices, the best first."""
     config, need, found = before.config, before.need, []
-    for names, fields in _others(config, need, on_cpu=_on_cpu(mesh)):
+    for names, fields in _others(before, on_cpu=_on_cpu(mesh)):
         with contextlib.suppress(UserError):
             other = _with(config, fields)
             less = (
@@ -162,14 +175,14 @@ def savings(before: Saving, mesh: Any) -> list[Saving]:
                 if "layout" in fields
                 else dataclasses.replace(need, activations=_activations(other, mesh))
             )
-            found.append(Saving((*before.names, *names), other, less))
+            found.append(Saving((*before.names, *names), other, less, before.replicas))
     return sorted((each for each in found if each.least < before.least), key=lambda x: x.least)
 
 
-def _remedy(program: Program, there: int | None) -> str:
+def _remedy(program: Program, there: int | None, replicas: int = 1) -> str:
     """Names the memory that there is, and the settings that save most."""
     mesh = program.mesh
-    now = Saving((), program.config, needs(program.config, mesh))
+    now = Saving((), program.config, needs(program.config, mesh), replicas)
     smaller = "use a smaller model" + ("" if _on_cpu(mesh) else ", or more devices")
     alone = savings(now, mesh)[:MOST]
     enough = [each for each in alone if there is None or each.least <= there]
@@ -201,10 +214,9 @@ def _have(mesh: Any, there: int | None) -> str:
     return f"this machine has {bytes_text(there * number)}{each}; "
 
 
-def _others(
-    config: Config, need: Needs, *, on_cpu: bool
-) -> Iterator[tuple[tuple[str, ...], Fields]]:
+def _others(before: Saving, *, on_cpu: bool) -> Iterator[tuple[tuple[str, ...], Fields]]:
     """Settings to try, as a person writes them."""
+    config = before.config
     layout, train = config.layout, config.train
     if layout.dp * layout.cp > 1 and layout.zero < 3:
         yield ("layout.zero=3",), {"layout": {"zero": 3}}
@@ -218,14 +230,14 @@ def _others(
         yield (both,), {"layout": {"offload": ("optimizer", "parameters")}}
     if config.model.remat != "full":
         yield ("model.remat=full",), {"model": {"remat": "full", "remat_layers": None}}
-    more = _more_micro_batches(config, need)
+    more = _more_micro_batches(config, before.need, max(layout.dp, before.replicas))
     if more > train.micro_batches:
         yield (f"train.micro_batches={more}",), {"train": {"micro_batches": more}}
 
 
-def _more_micro_batches(config: Config, need: Needs) -> int:
+def _more_micro_batches(config: Config, need: Needs, replicas: int) -> int:
     """The least number with which activations take no more than gradients, if there is one."""
-    sequences = config.train.global_batch_size // config.layout.dp
+    sequences = config.train.global_batch_size // replicas
     wanted = config.train.micro_batches * need.activations / max(need.gradients, 1)
     return min(
         (n for n in range(1, sequences + 1) if sequences % n == 0 and n >= wanted),

@@ -149,7 +149,7 @@ def one_device(
     single = dataclasses.replace(_comparable(config), layout=Layout(), model=xla)
     eps = FP8_ROUNDING if dtype == "fp8" else float(jnp.finfo(dtype).eps)
     fine = REFERENCE_DTYPE.get(dtype, dtype)
-    step = _one_step(with_precision(fine, single), options)
+    step = _one_step(with_precision(fine, single), options, config.layout)
     with out_of_memory_explained(step.program):
         start = step.parameters()
         expected = step.run(start)
@@ -176,10 +176,10 @@ def _noise_of(
         yield a[0].plus(b[1]), b[0].plus(a[1])
 
 
-def _one_step(config: Config, options: Mapping[str, Any] | None) -> "OneStep":
+def _one_step(config: Config, options: Any, spread: Layout | None = None) -> "OneStep":
     """The step of a config, which fits into the memory of its devices."""
     step = OneStep(Program(config, make_mesh(config.layout)), options)
-    require_fits(step.program)
+    require_fits(step.program, spread)
     return step
 
 
