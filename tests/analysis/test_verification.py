@@ -52,7 +52,7 @@ def test_64_bits_take_other_kernels_than_triton_s() -> None:
 def test_kernels_of_our_own_are_not_their_own_reference(monkeypatch) -> None:
     seen = []
 
-    def noted(config, options):
+    def noted(config, *_):
         seen.append(config)
         raise InterruptedError
 
