@@ -244,7 +244,7 @@ def _nearest(key: str) -> str:
         return f"did you mean --config {key}?"
     fields = {field.rpartition(".")[2]: field for field in _field_types()}
     found = difflib.get_close_matches(key.rpartition(".")[2][:QUOTED], fields, n=1)
-    return f"did you mean {fields[found[0]]}?" if found else "see --help for every field"
+    return f"did you mean {fields[found[0]]}?" if found else "see jaxptd train --help-all"
 
 
 def describe_type(annotation: Any) -> str:

@@ -176,7 +176,7 @@ def from_dict(sections: dict[str, Any]) -> Config:
         known = {field.name for field in dataclasses.fields(types[name])}
         for key, _ in _items(name, values):
             if key not in known:
-                raise UserError(f"unknown key {name}.{quoted(key)}; see --help for every field")
+                raise UserError(f"unknown key {name}.{quoted(key)}; see jaxptd train --help-all")
     return Config(**{name: types[name](**values) for name, values in sections.items()})
 
 

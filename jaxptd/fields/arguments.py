@@ -77,6 +77,9 @@ def check_argument(function: str, name: str, value: Any, kind: Any) -> Any:
     Raises:
         UserError: it is of another type, or impossible.
     """
+    if typing.get_origin(kind) is collections.abc.Sequence and isinstance(value, list | tuple):
+        (of,) = typing.get_args(kind)
+        return [check_argument(function, f"{name}[{i}]", x, of) for i, x in enumerate(value)]
     try:
         return _convert(value, kind)
     except OtherTypeError as error:

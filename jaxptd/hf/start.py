@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from jaxptd.errors import UserError, quoted
 from jaxptd.hf.directory import Directory, is_directory
 from jaxptd.hf.read import read_params
 from jaxptd.run.saved import restore_weights
@@ -15,12 +16,17 @@ def first_state(program: Program, *, say: Callable[[str], None]) -> State:
     Moments are zero in both cases.
 
     Raises:
-        UserError: the directory is none, or damaged, or of another model.
+        UserError: the directory is not there, or damaged, or of another model.
     """
     start = program.config.checkpoint.start
     if start is None:
         return program.init_state()
     path = Path(start)
+    if not path.is_dir():
+        raise UserError(
+            f"checkpoint.start: there is no folder {quoted(start)}; name that of a run, of a "
+            "checkpoint in it, or of a Hugging Face model"
+        )
     read = is_directory(path)
     params = read_params(program, Directory(path)) if read else restore_weights(program, path)
     say(f"starting from the weights of {path}")

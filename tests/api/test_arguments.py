@@ -131,7 +131,7 @@ DATA: list[Row] = [
     (lambda k: jaxptd.load_tokenizer(b"bytes"), "name is b'bytes'; expected a path"),
     (lambda k: jaxptd.load_config(None), "load_config: path is None; expected a path"),
     (lambda k: jaxptd.load_config("test-tiny", "--layout.tp=2"), "overrides is '--layout.tp=2'"),
-    (lambda k: jaxptd.load_config("test-tiny", [2]), "a list, each of them a text"),
+    (lambda k: jaxptd.load_config("test-tiny", [2]), "overrides[0] is 2; expected a text"),
 ]
 RUNS: list[Row] = [
     (lambda k: jaxptd.load(None), "jaxptd.load: run_dir is None; expected a path"),

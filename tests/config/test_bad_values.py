@@ -185,8 +185,8 @@ SECTIONS = [
     ({"model": LONG}, "model: expected a section of fields, got aaaaaaaaaa"),
     ({1: {}}, "unknown section 1; the sections are model, layout"),
     ({LONG: {}}, "...; the sections are model, layout"),
-    ({"model": {1: 2}}, "unknown key model.1; see --help for every field"),
-    ({"model": {LONG: 2}}, "...; see --help for every field"),
+    ({"model": {1: 2}}, "unknown key model.1; see jaxptd train --help-all"),
+    ({"model": {LONG: 2}}, "...; see jaxptd train --help-all"),
     ({"model": {"num_layers": "4"}}, "model.num_layers='4': use a whole number"),
     ({"layout": {"ring": "foo"}}, "layout.ring=foo: use one of zigzag, blockwise, rsa"),
 ]

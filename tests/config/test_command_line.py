@@ -131,7 +131,7 @@ def test_an_unknown_option_names_the_nearest_field(option, meant, spaced):
 
 @pytest.mark.parametrize("option", ["--nonsense", "nonsense", "--model.zz"])
 def test_an_unknown_option_like_no_field(option):
-    assert complaint(option) == f"unknown key {option.lstrip('-')}; see --help for every field"
+    assert complaint(option) == f"unknown key {option.lstrip('-')}; see jaxptd train --help-all"
 
 
 @pytest.mark.parametrize("argv", [["--model", "{num_layers: 3}"], ["--model=other.yaml"]])

@@ -178,7 +178,10 @@ def test_text_is_generated_on_any_layout(bytes_model: Path, capsys) -> None:
     ("option", "line"),
     [
         ("--model.num_layers=4", "model.num_layers=4, but "),
-        ("--checkpoint.start=nowhere", "there is no checkpoint nowhere; name a folder such as "),
+        (
+            "--checkpoint.start=nowhere",
+            "start: there is no folder nowhere; name that of a run",
+        ),
         ("--checkpoint.start=", "checkpoint.start"),
         ("--checkpoint.resume=best", "checkpoint.start="),
         ("--model.from=nowhere", "nowhere has no config.json; name a directory of a Hugging Face"),

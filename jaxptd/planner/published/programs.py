@@ -63,11 +63,11 @@ NEMO = Program(
 MAXTEXT = dataclasses.replace(
     NEMO, name="maxtext", accumulate=10, tp_under="weight gradients", sends_hidden=False
 )
-# jaxptd without its compiled schedule: all collectives are exposed, gradients are float32.
+# jaxptd without its compiled schedule: all collectives are exposed, gradients are sent in float32.
 JAXPTD = dataclasses.replace(
     NEMO,
     name="jaxptd",
-    accumulate=12,
+    accumulate=10,
     gradient=4,
     tp_under="nothing",
     dp_under="nothing",
