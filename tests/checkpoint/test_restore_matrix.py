@@ -163,7 +163,7 @@ def check_training_continues(here: str, there: str, folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("here", "there"), itertools.pairwise((*LAYOUTS, "one")))
+@pytest.mark.parametrize(("here", "there"), list(itertools.pairwise((*LAYOUTS, "one"))))
 def test_the_curve_goes_on_from_every_layout_to_the_next(here, there, tmp_path) -> None:
     """Every two layouts are held to the same bits above."""
     check_training_continues(here, there, tmp_path)
