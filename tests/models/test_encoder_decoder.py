@@ -157,7 +157,7 @@ V11 = {"gated": True, "activation": "gelu-tanh", "tie_embeddings": False}
         slow(Layout(pp=2, cp=2), FOUR | {"remat": "full"}),
         slow(Layout(pp=2, dp=2, tp=2, schedule="zb-h1", zero=3), FOUR | {"remat": "dots"}),
         slow(Layout(pp=2, tp=2, schedule="gpipe", offload="optimizer"), FOUR),
-        slow(Layout(pp=2, stage_layers=(5, 3)), FOUR),
+        slow(Layout(pp=2, stage_layers=(5, 2)), FOUR),
     ],
     ids=str,
 )
