@@ -25,7 +25,8 @@ VOCAB, LONGEST = 260, 16
 @functools.cache
 def program(layout: str = "") -> Program:
     options = [f"--layout.{each}" for each in layout.split()]
-    config = load_config(CONFIG, [f"--model.vocab_size={VOCAB}", *options])
+    size = ["--train.micro_batches=1", f"--model.vocab_size={VOCAB}"]
+    config = load_config(CONFIG, [*size, *options])
     return Program(config, make_mesh(config.layout))
 
 
