@@ -97,11 +97,14 @@ def require_fits(program: Program, spread: Layout | None = None) -> None:
     need, there = needs(program.config, program.mesh), available(program.mesh)
     if there is not None and need.least > there:
         needed = f"at least {need}{_peak(program)}"
-        spread = spread or program.config.layout
-        alone = spread.num_devices > program.config.layout.num_devices
-        of = f" on one device, which {spread} is compared with," if alone else ""
-        remedy = _remedy(program, there, spread.dp)
-        raise UserError(f"a training step{of} needs {needed}; {remedy}")
+        remedy = _remedy(program, there, spread)
+        raise UserError(f"{_step(program, spread)} needs {needed}; {remedy}")
+
+
+def _step(program: Program, spread: Layout | None) -> str:
+    """Names a step, and the layout that it is compared with."""
+    alone = spread and spread.num_devices > program.config.layout.num_devices
+    return "a training step" + f" on one device, which {spread} is compared with," * bool(alone)
 
 
 def _peak(program: Program) -> str:
@@ -118,8 +121,11 @@ def _peak(program: Program) -> str:
 
 
 @contextlib.contextmanager
-def out_of_memory_explained(program: Program) -> Iterator[None]:
-    """Inside, memory that runs out is an error with the needs and settings that would help."""
+def out_of_memory_explained(program: Program, spread: Layout | None = None) -> Iterator[None]:
+    """Inside, memory that runs out is an error with the needs and settings that would help.
+
+    spread: as in `require_fits`.
+    """
     try:
         yield
     except (jax.errors.JaxRuntimeError, MemoryError) as error:
@@ -129,8 +135,9 @@ def out_of_memory_explained(program: Program) -> Iterator[None]:
         asked = f" for {size[1]} more" if size else ""
         need, there = needs(program.config, program.mesh), available(program.mesh)
         raise UserError(
-            f"memory ran out{asked}: by the formula a training step needs {need}{_peak(program)}, "
-            f"besides what XLA takes for itself; {_remedy(program, there)}"
+            f"memory ran out{asked}: by the formula {_step(program, spread)} needs {need}"
+            f"{_peak(program)}, besides what XLA takes for itself; "
+            f"{_remedy(program, there, spread)}"
         ) from error
 
 
@@ -179,9 +186,10 @@ def savings(before: Saving, mesh: Any) -> list[Saving]:
     return sorted((each for each in found if each.least < before.least), key=lambda x: x.least)
 
 
-def _remedy(program: Program, there: int | None, replicas: int = 1) -> str:
+def _remedy(program: Program, there: int | None, spread: Layout | None) -> str:
     """Names the memory that there is, and the settings that save most."""
     mesh = program.mesh
+    replicas = spread.dp if spread else 1
     now = Saving((), program.config, needs(program.config, mesh), replicas)
     smaller = "use a smaller model" + ("" if _on_cpu(mesh) else ", or more devices")
     alone = savings(now, mesh)[:MOST]

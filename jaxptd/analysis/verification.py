@@ -150,14 +150,14 @@ def one_device(
     eps = FP8_ROUNDING if dtype == "fp8" else float(jnp.finfo(dtype).eps)
     fine = REFERENCE_DTYPE.get(dtype, dtype)
     step = _one_step(with_precision(fine, single), options, config.layout)
-    with out_of_memory_explained(step.program):
+    with out_of_memory_explained(step.program, config.layout):
         start = step.parameters()
         expected = step.run(start)
         rounded = [(step.run(perturbed(start, eps, seed)), expected) for seed in SEEDS]
     if dtype in REFERENCE_DTYPE:
         half = with_precision(dtype, single).model.dtype  # with native products
         coarse = _one_step(with_precision(half, single), options)
-        with out_of_memory_explained(coarse.program):
+        with out_of_memory_explained(coarse.program, config.layout):
             rounded += _noise_of(coarse, step, start)
     rounding = float(jnp.finfo(with_precision(dtype, single).model.dtype).eps)
     steps = FirstSteps(single.optimizer, step.program.infos, rounding, options)

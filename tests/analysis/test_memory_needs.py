@@ -104,15 +104,19 @@ def test_on_gpus_the_line_has_the_predicted_peak(monkeypatch) -> None:
     assert words in refusal(program)
 
 
-def test_one_device_has_micro_batches_that_the_layout_splits(
-    monkeypatch,
-) -> None:
+def test_one_device_has_micro_batches_that_the_layout_splits(monkeypatch) -> None:
     program = tiny.program(Layout(), micro_batches=1, batch=64, vocab_size=200)
     with_memory(monkeypatch, needs(program.config, program.mesh).least - 1, Layout())
     with pytest.raises(UserError) as caught:
         require_fits(program, Layout(dp=16))
     assert "step on one device, which dp=16 is compared with, needs at least" in str(caught.value)
     assert "train.micro_batches=4 (" in str(caught.value)
+    words = r"on one device, which dp=16 is .* train.micro_batches=4 "
+    with (
+        pytest.raises(UserError, match=words),
+        memory_needs.out_of_memory_explained(program, Layout(dp=16)),
+    ):
+        raise MemoryError
     assert "a training step needs at least" in refusal(program)
     assert "train.micro_batches=4 (" not in refusal(program)
 

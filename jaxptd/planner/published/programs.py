@@ -13,6 +13,7 @@ import types
 from collections.abc import Mapping
 
 from jaxptd.planner.cost import Program
+from jaxptd.planner.own.program import ADDED
 
 # Narayanan et al., arXiv 2104.04473, and Megatron-LM's examples/sc21: float16, unfused attention,
 # DDP=torch without a pipeline (gradients are reduced during backward) and DDP=local with one.
@@ -67,7 +68,7 @@ MAXTEXT = dataclasses.replace(
 JAXPTD = dataclasses.replace(
     NEMO,
     name="jaxptd",
-    accumulate=10,
+    accumulate=ADDED,
     gradient=4,
     tp_under="nothing",
     dp_under="nothing",
