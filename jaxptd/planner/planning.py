@@ -225,8 +225,14 @@ def plan(
         best = tuple(itertools.islice(search, top))
     if not best:
         raise _nothing_fits(search, compiled=compile > 0)
+    error = expected_error(gpu, hardware)
+    return Plan(space.config, cluster, gpus, limit, best, search.counted, error)
+
+
+def expected_error(gpu: str, hardware: str | Path | None) -> float:
+    """The error of predictions to count on, as a share, on an accelerator."""
     sure = figures_of(gpu, hardware)["products_share"].kind in ("fitted", "measured")
-    return Plan(space.config, cluster, gpus, limit, best, search.counted, SURE if sure else UNSURE)
+    return SURE if sure else UNSURE
 
 
 def _check(numbers: Mapping[str, int], max_memory: float) -> None:

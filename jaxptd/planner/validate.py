@@ -1,25 +1,30 @@
-"""`jaxptd plan validate`: predictions of training steps held against published ones."""
+"""`jaxptd plan validate`: predictions of training steps held against measured ones."""
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxptd.commands.words import add_words, path_option
 from jaxptd.display import Table
 from jaxptd.errors import Parser, UserError
 from jaxptd.hardware import accelerators, find_accelerator
+from jaxptd.planner.planning import RANGES
 from jaxptd.planner.published.rows import read_rows, table_1
 from jaxptd.planner.published.validation import Validation, fitted_table, predicted_rows
+from jaxptd.planner.runs import predicted_runs
 
 MISSED = 1  # exit code
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Predicts published training steps and compares; ends with 1 if an error is above its bar."""
+    """Predicts measured training steps and compares; ends with 1 if an error is above its bar."""
     args = parser().parse_args(argv)
-    if args.held_out and args.rows:
-        raise UserError("--held-out fits to table 1, --rows fits to nothing; give one of them")
-    found = validate(args.rows, args.hardware, held_out=args.held_out)
+    _check(args)
+    if args.run_dir:
+        found = predicted_runs(args.run_dir, args.gpu, node=args.node, hardware=args.hardware)
+    else:
+        found = validate(args.rows, args.hardware, held_out=args.held_out)
     if args.json:
         print(json.dumps(found.as_dict()))
     else:
@@ -33,16 +38,37 @@ def parser() -> Parser:
         "jaxptd plan validate --held-out",
         "jaxptd plan validate --rows measured.csv --json",
         "jaxptd plan validate --rows measured.csv --hardware cluster.yaml",
+        "jaxptd plan validate --run-dir runs/gpt2-124m --gpu h200",
     )
     made = Parser(prog="jaxptd plan validate", description=main.__doc__, examples=examples)
     help_text = "predict each row of table 1 by a fit to the others"
     made.add_argument("--held-out", action="store_true", help=help_text)
     help_text = "measured rows of your own (.csv); default: Megatron's table 1"
     made.add_argument("--rows", type=path_option, metavar="F", help=help_text)
+    help_text = "runs, predicted as plan does; needs --gpu"
+    made.add_argument("--run-dir", type=path_option, nargs="+", metavar="D", help=help_text)
+    made.add_argument("--gpu", metavar="NAME", help="the accelerator that the runs are of")
+    help_text = "devices of its node; default: as many as NVLink joins"
+    made.add_argument("--node", type=int, default=0, metavar="N", help=help_text)
     help_text = "a YAML file of accelerators, beside the packaged ones"
     made.add_argument("--hardware", type=path_option, metavar="F", help=help_text)
     add_words(made, json="rows, errors and bars", quiet="print the errors only, not the rows")
     return made
+
+
+def _check(args: Any) -> None:
+    """Raises UserError for options that contradict each other, or that have no effect."""
+    given = {"--held-out": args.held_out, "--rows": args.rows, "--run-dir": args.run_dir}
+    if len(names := [name for name, value in given.items() if value]) > 1:
+        raise UserError(f"{' and '.join(names)}: each names the steps to predict; give one of them")
+    if args.run_dir and args.gpu is None:
+        raise UserError("--run-dir needs the runs' accelerator; add --gpu, such as --gpu h200")
+    if not args.run_dir and (args.gpu is not None or args.node):
+        name = "--node" if args.gpu is None else "--gpu"
+        raise UserError(f"{name} has no effect without --run-dir; give that too")
+    least, most = RANGES["node"]
+    if not least <= args.node <= most:
+        raise UserError(f"--node {args.node}: use {least} to {most}")
 
 
 def validate(rows: Path | None, hardware: Path | None, *, held_out: bool) -> Validation:
@@ -62,13 +88,13 @@ def validate(rows: Path | None, hardware: Path | None, *, held_out: bool) -> Val
 
 def _lines(found: Validation) -> list[str]:
     """The table, and the lines below it."""
-    columns = ("row", "program", "hardware", "GPUs", "published s", "predicted s", "error", "bar")
+    columns = ("row", "program", "hardware", "GPUs", "measured s", "predicted s", "error", "bar")
     rows = [
         (
             each.row.name,
             each.row.program,
             each.row.hardware,
-            each.row.spread.gpus,
+            each.row.gpus,
             f"{each.row.seconds:.2f}",
             f"{each.seconds:.2f}",
             f"{each.error:+.1%}",

@@ -6,6 +6,8 @@ import sys
 CODE = """
 import sys
 import jaxptd.planner.__main__
+import jaxptd.planner.validate
+import jaxptd.run.metrics
 from jaxptd.hardware import find_accelerator
 from jaxptd.planner.published.rows import table_1
 

@@ -25,7 +25,7 @@ def test_table_1(capsys: pytest.CaptureFixture) -> None:
 def test_rows_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert command.main(["validate", "--rows", str(ROW), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [row["published"] for row in found["rows"]] == [12.91]
+    assert [row["measured"] for row in found["rows"]] == [12.91]
     assert abs(found["mean"]) < 1e-3
     slow = tmp_path / "slow.csv"
     slow.write_text(ROW.read_text().replace("12.91", "15"))

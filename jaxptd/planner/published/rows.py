@@ -59,6 +59,11 @@ class Row:
         return step_time(setting, published_collectives(setting))
 
     @property
+    def gpus(self) -> int:
+        """Devices of the layout."""
+        return self.spread.gpus
+
+    @property
     def flops(self) -> float:
         """FLOPs of the step, as `paper_flops` counts them."""
         return paper_flops(self.shape, self.spread.global_batch)

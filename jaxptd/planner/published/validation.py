@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,23 +16,47 @@ BARS: Mapping[str, float] = {"a100": 0.07, "h100": 0.08}
 DATA_SHEET = 0.12
 
 
+class Measured(Protocol):
+    """A step that was timed: a row's, or a run's."""
+
+    @property
+    def name(self) -> str:
+        """Its name, for a person."""
+
+    @property
+    def program(self) -> str:
+        """The program that ran."""
+
+    @property
+    def hardware(self) -> str:
+        """Its accelerator's name."""
+
+    @property
+    def gpus(self) -> int:
+        """Its devices."""
+
+    @property
+    def seconds(self) -> float:
+        """Its time."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """One row and its prediction.
+    """One measured step and its prediction.
 
     Args:
-        row: as published.
+        row: as measured.
         seconds: predicted.
         bar: the largest error allowed, as a share.
     """
 
-    row: Row
+    row: Measured
     seconds: float
     bar: float
 
     @property
     def error(self) -> float:
-        """Predicted over published, less one."""
+        """Predicted over measured, less one."""
         return self.seconds / self.row.seconds - 1
 
     def as_dict(self) -> dict[str, Any]:
@@ -40,8 +64,8 @@ class Outcome:
             "name": self.row.name,
             "program": self.row.program,
             "hardware": self.row.hardware,
-            "gpus": self.row.spread.gpus,
-            "published": self.row.seconds,
+            "gpus": self.row.gpus,
+            "measured": self.row.seconds,
             "predicted": self.seconds,
             "error": self.error,
             "bar": self.bar,
