@@ -9,6 +9,7 @@ from command_lines import refused
 
 from jaxptd.config import Config
 from jaxptd.config.command_line import as_yaml, load_config
+from jaxptd.hardware.table import PACKAGED
 from jaxptd.planner import __main__ as command
 from jaxptd.planner.planning import plan
 from jaxptd.planner.runs import NEWEST, read_run
@@ -79,6 +80,9 @@ def test_accelerators_and_nodes_are_the_options(
     assert row(*GPU, "--node", "4")["predicted"] > 1.01 * seconds  # more of it crosses nodes
     slow = row("--gpu", "v100")  # from a data sheet
     assert (slow["predicted"] > 2 * seconds, slow["bar"]) == (True, 0.12)
+    own = tmp_path / "cluster.yaml"
+    own.write_text(PACKAGED.read_text().replace("h200:\n", "mynode:\n"))
+    assert row("--gpu", "mynode", "--hardware", str(own))["predicted"] == row(*GPU)["predicted"]
 
 
 def test_the_time_of_a_run_is_the_median_of_its_newest_rows(tmp_path: Path) -> None:
