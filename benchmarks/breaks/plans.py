@@ -179,6 +179,14 @@ PAPERS = (
         "layout_splits",
     ),
     Break(
+        "a run's time is that of all its rows, the first steps too",
+        "jaxptd/planner/runs.py",
+        "[-NEWEST:]",
+        "",
+        "tests/planner/test_runs.py",
+        "newest_rows",
+    ),
+    Break(
         "a pin may be in vain",
         "jaxptd/planner/search/pins.py",
         'and f"layout.{name}" not in vain',

@@ -230,7 +230,15 @@ def plan(
 
 
 def expected_error(gpu: str, hardware: str | Path | None) -> float:
-    """The error of predictions to count on, as a share, on an accelerator."""
+    """The error of predictions to count on, as a share, on an accelerator.
+
+    Args:
+        gpu: its name.
+        hardware: YAML file of accelerators beside the packaged ones; None: none.
+
+    Raises:
+        UserError: there is none of that name.
+    """
     sure = figures_of(gpu, hardware)["products_share"].kind in ("fitted", "measured")
     return SURE if sure else UNSURE
 

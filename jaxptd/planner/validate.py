@@ -95,8 +95,8 @@ def _lines(found: Validation) -> list[str]:
             each.row.program,
             each.row.hardware,
             each.row.gpus,
-            f"{each.row.seconds:.2f}",
-            f"{each.seconds:.2f}",
+            _seconds(each.row.seconds),
+            _seconds(each.seconds),
             f"{each.error:+.1%}",
             f"{each.bar:.1%}",
         )
@@ -111,6 +111,11 @@ def _lines(found: Validation) -> list[str]:
         shares = (f"{name.removesuffix('_share')} {x:.3f}" for name, x in found.shares.items())
         lines.append(f"shares of peak fitted to all rows: {', '.join(shares)}")
     return [*lines, *(f"missed: {line}" for line in found.missed())]
+
+
+def _seconds(value: float) -> str:
+    """Two decimals, or three digits where that is more."""
+    return f"{value:.2f}" if value >= 1 else f"{value:.3g}"
 
 
 def _errors(found: Validation) -> str:
