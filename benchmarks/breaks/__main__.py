@@ -91,9 +91,12 @@ def broken_copy(row: Break | None) -> Iterator[Path]:
         yield Path(folder)
 
 
-def pytest_command(row: Break) -> list[str]:
-    """The command that runs a break's tests, slow ones too, until one fails."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-m", "not gpu"]
+def pytest_command(row: Break, marks: str = "not gpu") -> list[str]:
+    """The command that runs a break's tests, slow ones too, until one fails.
+
+    marks: which of them, by pytest's `-m`.
+    """
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-m", marks]
     command += row.tests.split()
     return command + (["-k", row.select] if row.select else [])
 

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,12 @@ from benchmarks.defects.table import Defect
 
 Finding = dict[str, Any]  # word, seconds, found
 
-# In the order of a table's columns; the first three are one process.
-PROBED = ("tracing", "verify", "comms")
-DETECTORS = (*PROBED, "reference", "suite")
+# In the order of a table's columns. The probed ones are one process; slow tests look for what the
+# default ones do not find.
+PROBED, TESTED = ("tracing", "verify", "comms"), ("default", "slow")
+DETECTORS = (*PROBED, "reference", *TESTED)
 REFERENCE = "tests/reference"
-ON_ONE_DEVICE = "tests/reference -m not(gpu)", "one_device_steps"  # slow ones, too
+ON_ONE_DEVICE = REFERENCE, "one_device_steps"
 TIMEOUT = 1800  # seconds; a step that does not end, even on shared cores, is a finding
 
 CAUGHT, MISSED, NOT_THERE, NOT_RUN, NO_RESULT = (
@@ -30,6 +31,8 @@ CAUGHT, MISSED, NOT_THERE, NOT_RUN, NO_RESULT = (
     "-",
     "no result",
 )
+NOTHING: Finding = {"word": NOT_RUN, "seconds": 0.0, "found": ""}
+NO_TEST = 5  # pytest's exit code if no test has the marks
 
 
 def run(defect: Defect, detectors: Collection[str]) -> dict[str, Finding]:
@@ -43,17 +46,17 @@ def look(defect: Defect, detectors: Collection[str], folder: Path) -> dict[str, 
     found: dict[str, Finding] = {}
     if set(PROBED) & set(detectors):
         found |= probe(defect.cases, folder)
-    others: Mapping[str, Callable[[], Finding]] = {
-        "reference": lambda: _reference(folder),
-        "suite": lambda: _tests(defect.patch, folder),
-    }
-    return found | {name: each() for name, each in others.items() if name in detectors}
+    if "reference" in detectors:
+        found["reference"] = _reference(folder)
+    if set(TESTED) & set(detectors):
+        found |= _suite(defect.patch, folder)
+    return found
 
 
 def probe(cases: Collection[str], folder: Path) -> dict[str, Finding]:
     """The findings of tracing, verify and comms, which look at these cases."""
     if not cases:
-        return {name: {"word": NOT_RUN, "seconds": 0.0, "found": ""} for name in PROBED}
+        return dict.fromkeys(PROBED, NOTHING)
     command = [sys.executable, "-m", "benchmarks.defects.probe", str(time.time()), *cases]
     begin = time.perf_counter()
     process = subprocess.Popen(
@@ -110,18 +113,24 @@ def _environment(folder: Path) -> dict[str, str]:
 def _reference(folder: Path) -> Finding:
     if not (folder / REFERENCE).is_dir():
         return {"word": NOT_THERE, "seconds": 0.0, "found": ""}
-    return _tests(Break("", "", "", "", *ON_ONE_DEVICE), folder)
+    return _tests(Break("", "", "", "", *ON_ONE_DEVICE), folder, "not gpu")
 
 
-def _tests(row: Break, folder: Path) -> Finding:
-    """Runs tests until one fails; the line of the first that did."""
-    if not row.tests:
-        return {"word": NOT_RUN, "seconds": 0.0, "found": ""}
+def _suite(row: Break, folder: Path) -> dict[str, Finding]:
+    """The findings of the tests that a row names: its default ones, then its slow ones."""
+    default = _tests(row, folder, "not slow and not gpu")
+    if default["word"] != MISSED:
+        return {"default": default, "slow": NOTHING}
+    return {"default": default, "slow": _tests(row, folder, "slow and not gpu")}
+
+
+def _tests(row: Break, folder: Path, marks: str) -> Finding:
+    """Runs the tests with these marks until one fails; the line of the first that did."""
     begin = time.perf_counter()
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     try:
         done = subprocess.run(
-            pytest_command(row),
+            pytest_command(row, marks),
             cwd=folder,
             env=environment,
             capture_output=True,
@@ -132,7 +141,7 @@ def _tests(row: Break, folder: Path) -> Finding:
     except subprocess.TimeoutExpired:
         late = f"the tests did not end in {2 * TIMEOUT} s"
         return {"word": CAUGHT, "seconds": 2.0 * TIMEOUT, "found": late}
-    word = {0: MISSED, FAILED: CAUGHT}.get(done.returncode, NO_RESULT)
+    word = {0: MISSED, NO_TEST: MISSED, FAILED: CAUGHT}.get(done.returncode, NO_RESULT)
     lines = done.stdout.splitlines()
     failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
     said = (failed or lines[-1:] or [done.stderr[-160:]])[0] if word != MISSED else ""

@@ -22,14 +22,15 @@ WHERE = {
 }
 
 
-def page(defects: Collection[Defect], results: Results, day: str) -> str:
-    """The page as markdown. day: of the run."""
+def page(defects: Collection[Defect], results: Results) -> str:
+    """The page as markdown."""
     parts = [
         "# Injected defects",
-        f"`python -m benchmarks.defects --run`, {day}, jax {version('jax')}, simulated devices.",
+        f"`python -m benchmarks.defects --run`, jax {version('jax')}, simulated devices.",
         "A defect is a patch of one line of meaning in a copy of the repository. Each detector "
         "runs in a process of its own (tracing, verify and comms in one); its seconds are those to "
-        "its verdict, with imports. A dash: not run, as what cannot be traced cannot be run. "
+        "its verdict, with imports. A dash: not run, as what cannot be traced cannot be run, and "
+        "slow tests look only for what the default ones do not find. "
         "`verify` runs in float64 first, on the tiny config, with compiled programs cached.",
         "## Rates\n\n" + table(rates(defects, results)) + "\n\n" + headline(defects, results),
         "## Kinds\n\nDefects caught by each detector.\n\n" + table(kinds(defects, results)),
@@ -45,9 +46,9 @@ def headline(defects: Collection[Defect], results: Results) -> str:
     spread = [each for each in steps if each.reach is Reach.LAYOUT]
     every = [each for each in defects if not each.explained]
     lines = [
-        _share("change what a step of a layout computes", spread, results, ("tracing", "verify")),
-        _share("change what a step computes, anywhere", steps, results, ("tracing", "verify")),
-        _share("change anything", every, results, DETECTORS),
+        _shares("change what a step of a layout computes", spread, results),
+        _shares("change what a step computes, anywhere", steps, results),
+        _shares("change anything", every, results),
     ]
     explained = [each for each in defects if each.explained]
     lines.append(
@@ -58,13 +59,21 @@ def headline(defects: Collection[Defect], results: Results) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def _share(
-    words: str, defects: Sequence[Defect], results: Results, detectors: Sequence[str]
-) -> str:
+def _shares(words: str, defects: Sequence[Defect], results: Results) -> str:
+    said = [
+        f"{who} {_share(defects, results, detectors)}"
+        for who, detectors in (
+            ("tracing or verify catches", ("tracing", "verify")),
+            ("the default tests catch", ("default",)),
+            ("any detector", DETECTORS),
+        )
+    ]
+    return f"{len(defects)} {words}: {', '.join(said)}."
+
+
+def _share(defects: Sequence[Defect], results: Results, detectors: Sequence[str]) -> str:
     found = sum(bool(caught_by(results.of(each), detectors)) for each in defects)
-    names = " or ".join(detectors) if len(detectors) == 2 else "any detector"
-    share = 100 * found / max(len(defects), 1)
-    return f"{len(defects)} {words}: {names} catches {found}, {share:.1f} %."
+    return f"{found} ({100 * found / max(len(defects), 1):.1f} %)"
 
 
 def _survivors(defects: Collection[Defect], results: Results) -> str:

@@ -5,6 +5,7 @@ import json
 import os
 import threading
 from collections.abc import Collection, Iterable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -59,17 +60,24 @@ class Results:
         ]
 
     def add(self, defect: Defect, findings: Findings) -> None:
-        """Keeps findings, and writes the file."""
-        made = {name: {**each, "key": key(defect, name)} for name, each in findings.items()}
+        """Keeps findings with today's date, and writes the file."""
+        day = datetime.now(UTC).date().isoformat()
+        made = {
+            name: {**each, "key": key(defect, name), "day": day} for name, each in findings.items()
+        }
         with self._lock:
             self._rows.setdefault(defect.name, {}).update(made)
             self._write()
 
     def keep(self, defects: Iterable[Defect]) -> None:
-        """Forgets the findings of all other defects, which are no longer in the table."""
+        """Forgets other findings, of defects and detectors that are no longer in the table."""
         names = {each.name for each in defects}
         with self._lock:
-            self._rows = {name: found for name, found in self._rows.items() if name in names}
+            self._rows = {
+                name: {each: found[each] for each in DETECTORS if each in found}
+                for name, found in self._rows.items()
+                if name in names
+            }
             self._write()
 
     def _write(self) -> None:
@@ -108,15 +116,17 @@ def is_step(defect: Defect) -> bool:
 
 
 def rates(defects: Collection[Defect], results: Results) -> list[list[str]]:
-    """A row for each detector: how many it looked at, how many it caught, and its seconds."""
-    rows = [["detector", "looked at", "caught", "alone", "median s", "slowest s"]]
+    """A row for each detector: how many it looked at and caught, its seconds, and its days."""
+    rows = [["detector", "looked at", "caught", "alone", "median s", "slowest s", "run"]]
     for name in DETECTORS:
         seen = [each for each in defects if ran(results.of(each), name)]
         caught = [each for each in seen if name in caught_by(results.of(each))]
         alone = [each for each in caught if caught_by(results.of(each)) == [name]]
         seconds = sorted(results.of(each)[name]["seconds"] for each in caught) or [0.0]
         times = [f"{seconds[len(seconds) // 2]:.0f}", f"{seconds[-1]:.0f}"]
-        rows.append([name, *(str(len(each)) for each in (seen, caught, alone)), *times])
+        days = sorted({results.of(each)[name]["day"] for each in seen})
+        run = " to ".join(dict.fromkeys(days[:1] + days[-1:]))
+        rows.append([name, *(str(len(each)) for each in (seen, caught, alone)), *times, run])
     return rows
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import json
+from datetime import UTC, datetime
 
 import pytest
 
@@ -55,9 +56,9 @@ def test_findings_are_kept_until_the_code_changes(tmp_path) -> None:
     results = Results(path)
     assert results.missing(FIRST, DETECTORS) == [*DETECTORS]
     found = {"word": CAUGHT, "seconds": 1.0, "found": "loss"}
-    results.add(FIRST, {"verify": found, "suite": {**found, "word": NO_RESULT}})
+    results.add(FIRST, {"verify": found, "default": {**found, "word": NO_RESULT}})
     again = Results(path)
-    assert again.missing(FIRST, ["tracing", "verify", "suite"]) == ["tracing", "suite"]
+    assert again.missing(FIRST, ["tracing", "verify", "default"]) == ["tracing", "default"]
     assert caught_by(again.of(FIRST)) == ["verify"]
     other = FIRST._replace(patch=FIRST.patch._replace(new="    return 3 * x\n\n\ndef local_block"))
     assert again.missing(other, ["verify"]) == ["verify"]
@@ -68,11 +69,14 @@ def test_a_page_counts_what_each_detector_caught(tmp_path) -> None:
     results = Results(tmp_path / "defects.json")
     caught = {"word": CAUGHT, "seconds": 2.0, "found": ""}
     results.add(FIRST, {"verify": caught, "comms": {**caught, "word": MISSED}})
-    assert rates(ALL, results)[2] == ["verify", "1", "1", "1", "2", "2"]
+    day = datetime.now(UTC).date().isoformat()
+    assert rates(ALL, results)[2] == ["verify", "1", "1", "1", "2", "2", day]
     assert rates(ALL, results)[3][1:4] == ["1", "0", "0"]
+    assert rates(ALL, results)[4][1:] == ["0", "0", "0", "0", "0", ""]
     assert [row[-1] for row in kinds(ALL, results)[1:]].count("1") == 1
-    assert "tracing or verify catches 1, 100.0 %" in headline([FIRST], results)
-    text = page(ALL, results, "1 May 2026")
+    said = "tracing or verify catches 1 (100.0 %), the default tests catch 0 (0.0 %)"
+    assert said in headline([FIRST], results)
+    text = page(ALL, results)
     assert all(row.name in text for row in ALL)
 
 
@@ -81,10 +85,34 @@ def test_a_defect_that_changes_no_step_is_not_looked_for_in_one() -> None:
     assert {each["word"] for each in found.values()} == {NOT_RUN}
 
 
+@pytest.mark.parametrize(
+    ("default", "slow", "words"),
+    [
+        ("True", "False", [MISSED, CAUGHT]),
+        ("True", "True", [MISSED, MISSED]),
+        ("False", "False", [CAUGHT, NOT_RUN]),
+        (None, "False", [MISSED, CAUGHT]),
+    ],
+)
+def test_slow_tests_look_for_what_the_default_ones_do_not_find(
+    tmp_path, default, slow, words
+) -> None:
+    text = f"import pytest\n\n\n@pytest.mark.slow\ndef test_slow():\n    assert {slow}\n"
+    if default:
+        text += f"\n\ndef test_default():\n    assert {default}\n"
+    (tmp_path / "test_it.py").write_text(text)
+    found = detectors._suite(Break("", "", "", "", "test_it.py"), tmp_path)
+    assert [found[name]["word"] for name in ("default", "slow")] == words
+
+
 @pytest.mark.slow
 def test_tests_that_do_not_run_are_no_finding() -> None:
     row = Break("", "", "", "", "tests/no/such/file.py")
-    assert detectors._tests(row, ROOT)["word"] == NO_RESULT
+    found = detectors._suite(row, ROOT)
+    assert {name: each["word"] for name, each in found.items()} == {
+        "default": NO_RESULT,
+        "slow": NOT_RUN,
+    }
 
 
 def test_an_unknown_name_is_refused() -> None:

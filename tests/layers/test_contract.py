@@ -54,7 +54,7 @@ DEFAULT = {
     "row": [PADDED],
     "row, whole input, no bias": [ONE_AXIS],
     "square": [PADDED],
-    "norm": [ONE_AXIS],
+    "norm": [ONE_AXIS, PADDED],
     "rms norm": [PADDED],
     "mlp": [ONE_AXIS],
     "mlp, gated": [PADDED],

@@ -12,8 +12,7 @@ from jaxptd import Layout
 from jaxptd.models.families import family_of
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", [Layout(), Layout(cp=2, tp=2, ring="blockwise")], ids=str)
+@pytest.mark.parametrize("layout", [Layout(), slow(Layout(cp=2, tp=2, ring="blockwise"))], ids=str)
 def test_losses_are_means_over_their_own_targets_and_see_no_padding(layout: Layout) -> None:
     program = tiny.program(layout, family="bert", dtype="float32")
     drawn = family_of(program.config.model).draw(program.config, np.random.default_rng(0))

@@ -12,7 +12,6 @@ LAYOUTS = [Layout(cp=2), slow(Layout(cp=2, tp=2)), slow(Layout(row=2, col=2))]
 FIRST = 5  # tokens of the first document; the second has 3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_document_has_the_loss_that_it_has_alone(layout: Layout) -> None:
     """Scores depend on differences of positions only, so they need not start again."""

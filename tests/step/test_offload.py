@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tiny
 from one_device import hold
+from turns import slow
 
 from jaxptd.checkpoint import Checkpoints
 from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical, to_canonical
@@ -47,9 +48,8 @@ def moves(program, kind: str) -> int:
     return str(jaxpr).count(f"devices=(MemorySpace.{kind}")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "layout", [Layout(), SHARDED, GRID, Layout(dp=2, zero=1), PIPELINE], ids=str
+    "layout", [Layout(), *map(slow, (SHARDED, GRID, Layout(dp=2, zero=1), PIPELINE))], ids=str
 )
 def test_the_state_in_host_memory_changes_no_number(layout: Layout) -> None:
     there = tiny.program(dataclasses.replace(layout, offload="optimizer"), dropout=0.1)

@@ -8,17 +8,18 @@ from benchmarks.defects.cases import CHUNKS, TP
 from benchmarks.defects.table import Defect, Kind, Reach, known
 
 CANONICAL = "tests/checkpoint/test_canonical.py"
+INVERSE = "tests/zero/test_shards.py"
 RUN = Reach.RUN
 
 RUNS = (
     Defect(
         Kind.CHECKPOINT,
         Break(
-            "rows of a checkpoint as stages hold them",
+            "layers of the canonical form as stages hold them",
             "jaxptd/params.py",
             "ordered = x if self.rows is None else x[np.array(self.rows)]",
             "ordered = x if self.rows is None else x[np.sort(self.rows)]",
-            CANONICAL,
+            INVERSE,
         ),
         (CHUNKS,),
         RUN,
@@ -26,11 +27,11 @@ RUNS = (
     Defect(
         Kind.CHECKPOINT,
         Break(
-            "a checkpoint's padding is kept, its last numbers are not",
+            "the canonical form keeps padding, and not its last numbers",
             "jaxptd/params.py",
             "return ordered[tuple(slice(n) for n in self.shape)]",
             "return ordered[tuple(slice(-n, None) for n in self.shape)]",
-            CANONICAL,
+            INVERSE,
         ),
         (TP,),
         RUN,

@@ -1,7 +1,5 @@
 """Large plans: a published recipe is among the best, in seconds, and a config comes out."""
 
-import time
-
 import pytest
 
 from jaxptd.config import Config, from_dict, to_dict
@@ -19,9 +17,8 @@ def small() -> Plan:
 @pytest.mark.slow
 def test_gpt3_on_4096_h100s() -> None:
     """NVIDIA's recipe is tp 4, pp 8: here the best with stages, in micro-batches of 2, not 1."""
-    begin = time.process_time()
     found = plan(load_config("gpt3-175b"), gpus=4096, gpu="h100", pins={"layout.pp": 8})
-    assert time.process_time() - begin < 10  # a search of everything would take hours
+    assert found.counted < 1000  # a search of everything would take hours
     assert found.best[0].config.layout.tp == 4
     assert all(each.config.layout.dp * each.config.layout.cp > 1 for each in found.best)
 
