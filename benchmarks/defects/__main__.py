@@ -6,7 +6,8 @@ The rows are in `rows/`: each replaces one line of meaning, as a missing sum or 
 turned, in a copy of the repository. The detectors: tracing (`check_vma` raises), `verify`, `comms`
 (bytes that differ from the formula), the independent reference, and the tests that the row names,
 the default ones and then, for what those do not find, the slow ones.
-Findings are kept as they come; a later run goes on with what is missing, or whose code changed.
+Findings are kept as they come; a later run goes on with what is missing, or whose code or tests
+changed.
 `--control` lets tracing, `verify` and `comms` look at every case without a defect.
 """
 

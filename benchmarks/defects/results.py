@@ -18,6 +18,7 @@ from benchmarks.defects.detectors import (
     NOT_THERE,
     PROBED,
     REFERENCE,
+    TESTED,
     Finding,
 )
 from benchmarks.defects.table import Defect, Kind, Reach
@@ -31,9 +32,18 @@ def key(defect: Defect, detector: str) -> str:
     looked: tuple[Any, ...] = (defect.patch.tests, defect.patch.select)
     if detector in PROBED:
         looked = defect.cases
+    if detector in TESTED:  # what is a default test is said in their text
+        looked = (*looked, *_texts(defect.patch.tests))
     if detector == "reference":
-        looked = tuple(each.read_text() for each in sorted((ROOT / REFERENCE).rglob("*.py")))
+        looked = _texts(REFERENCE)
     return hashlib.sha256(repr((detector, text, looked)).encode()).hexdigest()[:16]
+
+
+def _texts(tests: str) -> tuple[str, ...]:
+    """The text of files and of folders' files, with spaces between their paths."""
+    paths = [ROOT / path for path in tests.split()]
+    files = [each for path in paths for each in ([path] if path.is_file() else path.rglob("*.py"))]
+    return tuple(each.read_text() for each in sorted(files))
 
 
 class Results:

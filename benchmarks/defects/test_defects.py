@@ -9,6 +9,7 @@ import pytest
 from benchmarks.breaks.__main__ import ROOT, broken
 from benchmarks.breaks.table import Break
 from benchmarks.defects import detectors
+from benchmarks.defects import results as results_of_defects
 from benchmarks.defects.__main__ import RESULTS, main
 from benchmarks.defects.detectors import CAUGHT, DETECTORS, MISSED, NO_RESULT, NOT_RUN
 from benchmarks.defects.page import headline, page
@@ -63,6 +64,19 @@ def test_findings_are_kept_until_the_code_changes(tmp_path) -> None:
     other = FIRST._replace(patch=FIRST.patch._replace(new="    return 3 * x\n\n\ndef local_block"))
     assert again.missing(other, ["verify"]) == ["verify"]
     assert again.missing(FIRST._replace(cases=("layout.tp=2",)), ["verify"]) == ["verify"]
+
+
+def test_findings_of_tests_are_kept_until_the_tests_change(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(results_of_defects, "ROOT", tmp_path)
+    for path in (FIRST.patch.file, *FIRST.patch.tests.split()):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text((ROOT / path).read_text())
+    results = Results(tmp_path / "defects.json")
+    caught = {"word": CAUGHT, "seconds": 1.0, "found": ""}
+    results.add(FIRST, {"verify": caught, "default": caught, "slow": caught})
+    assert results.missing(FIRST, ["verify", "default", "slow"]) == []
+    (tmp_path / path).write_text("pytestmark = pytest.mark.slow\n" + (ROOT / path).read_text())
+    assert results.missing(FIRST, ["verify", "default", "slow"]) == ["default", "slow"]
 
 
 def test_a_page_counts_what_each_detector_caught(tmp_path) -> None:

@@ -1,4 +1,4 @@
-"""Large plans: a published recipe is among the best, in seconds, and a config comes out."""
+"""Large plans: a published recipe is among the best, few are counted, and a config comes out."""
 
 import pytest
 
