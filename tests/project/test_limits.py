@@ -1,4 +1,4 @@
-"""Limits that keep the code easy to enter: sizes of folders, files and functions, and words.
+"""Limits that keep the code easy to enter: lengths of files and functions, and words.
 
 Import cycles and the order of folders are contracts in pyproject.toml, checked by `make lint`.
 """
@@ -7,10 +7,8 @@ import ast
 import io
 import re
 import tokenize
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median, quantiles
 
 import pytest
 
@@ -58,21 +56,19 @@ def text(path: Path) -> str:
 # --- The limits
 
 
-def test_no_folder_has_more_than_16_files() -> None:
-    sizes = Counter(path.parent.relative_to(ROOT).as_posix() for path in FILES)
-    assert {folder: size for folder, size in sizes.items() if size > 16} == {}
-
-
-def test_no_file_has_more_than_300_lines() -> None:
+def test_no_file_has_more_than_600_lines() -> None:
     lengths = {path.relative_to(ROOT).as_posix(): text(path).count("\n") for path in FILES}
-    assert {name: length for name, length in lengths.items() if length > 300} == {}
+    assert {name: length for name, length in lengths.items() if length > 600} == {}
 
 
-def test_functions_are_short() -> None:
-    lengths = [length for path in PACKAGE for length in function_lengths(text(path))]
-    assert median(lengths) <= 7
-    assert quantiles(lengths, n=10)[-1] <= 20
-    assert max(lengths) <= 50
+def test_no_function_has_more_than_60_lines() -> None:
+    long = [
+        f"{path.relative_to(ROOT).as_posix()}: {length} lines"
+        for path in PACKAGE
+        for length in function_lengths(text(path))
+        if length > 60
+    ]
+    assert long == []
 
 
 def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
