@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from jaxptd.config.command_line import load_config
@@ -29,7 +28,7 @@ class PaperModel:
     name: str
     family: str
     config: str
-    small: Mapping[str, Any] = MappingProxyType({})
+    small: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
 
     @property
     def missing(self) -> str:
