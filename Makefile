@@ -1,7 +1,7 @@
 # Set-up and everyday commands. `make train` and `make test` need Python 3.11 or newer, nothing else.
 #
 #   make train ARGS="--train.steps 50"     make test ARGS="tests/test_mesh.py -v"
-#   make train PYTHON=/path/to/python3.12  make train EXTRAS=tb,viz,cuda13   (on NVIDIA GPUs)
+#   make train PYTHON=/path/to/python3.13  make train EXTRAS=tb,viz,cuda13   (on NVIDIA GPUs)
 
 VENV := .venv
 EXTRAS := tb,viz
@@ -34,13 +34,20 @@ define install
 	    "$$python" -m venv --clear $(VENV); \
 	fi
 	@rm -f $(VENV)/.installed-*
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(1)]'
+	@$(call pip,$(1))
+endef
+
+# $(call pip,EXTRAS): on a terminal pip shows its progress; elsewhere only what goes wrong.
+define pip
+echo "Installing jaxptd with jax, flax, optax, orbax and the extras $(1) into $(VENV); a few minutes the first time ..." && \
+{ [ -t 1 ] || quiet=--quiet; } && \
+$(BIN)/python -m pip install $$quiet --disable-pip-version-check -e '.[$(1)]'
 endef
 
 # Prints the first suitable Python, else one line with what is missing. Tested versions come first.
 define FIND_PYTHON
 found=; \
-for python in $(or $(PYTHON),python3.12 python3.11 python3.13 python3.14 python3 python); do \
+for python in $(or $(PYTHON),python3.13 python3.12 python3.11 python3.14 python3 python); do \
     "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
     found="$$python"; \
     "$$python" -c 'import venv, ensurepip' 2>/dev/null && echo "$$python" && exit 0; \
@@ -48,7 +55,7 @@ done; \
 if [ -n "$$found" ]; then \
     echo "error: $$found cannot make virtual environments; install its venv package (Debian, Ubuntu: apt install python3-venv)" >&2; \
 else \
-    echo "error: no Python 3.11 or newer $(if $(PYTHON),at PYTHON=$(PYTHON),on PATH); install one, or name one: make PYTHON=/path/to/python3.12" >&2; \
+    echo "error: no Python 3.11 or newer $(if $(PYTHON),at PYTHON=$(PYTHON),on PATH); install one, or name one: make PYTHON=/path/to/python3.13" >&2; \
 fi; exit 1
 endef
 
@@ -85,7 +92,7 @@ lint: $(DEV_STAMP)  ## check style, types and which module imports which
 	PYTHONPATH=. $(BIN)/lint-imports --no-logo --cache-dir .import_linter_cache
 
 docs: $(DEV_STAMP)  ## build the documentation into docs/_build
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	@$(call pip,docs)
 	$(BIN)/python -m sphinx -W -b html docs docs/_build/html
 
 clean:  ## remove the environment, caches and built documentation; runs/ stays

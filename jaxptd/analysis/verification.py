@@ -106,7 +106,7 @@ def verify(config: Config, *, dtype: Precision) -> Report:
         dtype: float32; float64, which JAX is given here; or one that is compared with float32:
             bfloat16, float16 with its scaled loss, or fp8 products.
     """
-    with jax.enable_x64(jax.config.jax_enable_x64 or dtype == "float64"):
+    with jax.enable_x64(jax.config.read("jax_enable_x64") or dtype == "float64"):
         return _verify(config, dtype)
 
 

@@ -132,7 +132,7 @@ def _started(remedy: str = "use train.platform=cpu to simulate them") -> list[An
     try:
         return jax.devices()
     except (RuntimeError, AssertionError) as error:  # the latter: no plugin of that platform
-        platforms = jax.config.jax_platforms
+        platforms = jax.config.read("jax_platforms")
         reason = str(error) or f"no plugin for JAX_PLATFORMS={platforms} is installed"
         raise UserError(
             f"JAX cannot start its devices: {' '.join(reason.split())}; {remedy}"

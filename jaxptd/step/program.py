@@ -64,7 +64,7 @@ class Program:
                 "make_mesh(config.layout)"
             )
         family_of(model).check(self.config)
-        if model.dtype == "float64" and not jax.config.jax_enable_x64:
+        if model.dtype == "float64" and not jax.config.read("jax_enable_x64"):
             raise UserError(
                 "model.dtype=float64: JAX makes float32 of it; call "
                 'jax.config.update("jax_enable_x64", True) first'

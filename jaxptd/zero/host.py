@@ -36,7 +36,7 @@ def on_host(tree: Any) -> Any:
 
 def computed_on_host(function: Callable[..., Any], *arguments: Any) -> Any:
     """`function(*arguments)`, computed by the host's CPUs; its results are in host memory."""
-    run = compute_on.compute_on2 if hasattr(compute_on, "compute_on2") else compute_on.compute_on
+    run: Any = getattr(compute_on, "compute_on2", compute_on.compute_on)  # 0.10.2 has the first
     computed = run(function, compute_type="device_host", out_memory_spaces=jax.memory.Space.Host)
     return computed(*on_host(jax.tree.map(_by_rows, arguments)))
 
