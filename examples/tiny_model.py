@@ -1,9 +1,9 @@
-"""Writes a tiny Llama with a tokenizer and random weights, as the Hub has models, to try things on.
+"""Writes a tiny Llama with a tokenizer and random weights, as the Hub has models, to try things.
 
-`python examples/tiny_model.py DIR` trains a byte-level BPE of 1,024 tokens on the standard library's
-source text and writes `DIR/tokenizer.json` (texts begin with `<s>`), `tokenizer_config.json`,
+`python examples/tiny_model.py DIR` trains a byte-level BPE of 1,024 tokens on the source text of
+the standard library and writes `tokenizer.json` (texts begin with `<s>`), `tokenizer_config.json`,
 `chat_template.jinja`, `config.json`, `generation_config.json` (`</s>` and `<|end|>` end a text) and
-`model.safetensors`. Nothing is downloaded. Needs the `hf` extra.
+`model.safetensors` into DIR. Nothing is downloaded. Needs the `hf` extra.
 """
 
 import json

@@ -10,14 +10,21 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from jaxptd.commands.words import add_words, path_option
 from jaxptd.config.command_line import load_config
-from jaxptd.data.tokenizers import Tokenizer
+from jaxptd.data.tokenizers import (
+    Tokenizer,
+    continuation,
+    until_end,
+    until_stop,
+    with_begin,
+)
 from jaxptd.display import callable_module
-from jaxptd.errors import Parser, UserError, run_command
+from jaxptd.errors import Parser, UserError, quoted, run_command
 from jaxptd.fields import checked
 from jaxptd.hf.load import load_model
 from jaxptd.mesh import Layout
@@ -34,8 +41,9 @@ __all__ = ["Generator", "Sampling", "check_tokens", "generate", "main", "parser"
 
 MOST_TOKENS, DEFAULT_TOKENS = 1_000_000, 200  # of one text
 MOST_IMAGES, DEFAULT_IMAGES = 10_000, 8
-OF_TEXT = ("prompt", "tokens", "temperature", "top_k", "seed")  # options that images do not have
-OF_IMAGES = ("images", "samples", "out")  # and that text does not have
+# Options that images do not have, and those that text does not have.
+OF_TEXT = ("prompt", "tokens", "temperature", "top_k", "seed", "stop")
+OF_IMAGES = ("images", "samples", "out")
 AXES = ("tp", "pp", "row", "col", "cp")  # devices along cp all generate the same
 
 
@@ -47,11 +55,13 @@ def write_text(
     prompt: str,
     tokens: int,
     sampling: Sampling,
+    stop: Sequence[str] = (),
 ) -> str:
     """The prompt and the text that the model adds. An empty prompt starts a new document.
 
-    An encoder-decoder adds nothing: its answer is returned alone, up to its end. Its prompt may
-    name special tokens, as <extra_id_0>.
+    The text ends before the first of the tokenizer's ends, or of the texts in `stop`. An
+    encoder-decoder adds nothing: its answer is returned alone. Its prompt may name special tokens,
+    as <extra_id_0>.
 
     Raises:
         UserError: the model writes no text, its vocabulary lacks an id of the prompt, or the prompt
@@ -63,16 +73,17 @@ def write_text(
         raise UserError(f"model.family={name} writes no text; use a decoder, as gpt or llama")
     vocab_size = min(tokenizer.vocab_size, program.config.model.vocab_size or 0)
     continues, end = family.writing.continues, tokenizer.end_of_document
-    ids = _ids(prompt, tokenizer, family.special) + ([] if continues else [end]) or [end]
+    ids = with_begin(tokenizer, _ids(prompt, tokenizer, family.special))
+    ids += [] if continues and ids else [end]
     if max(ids) >= vocab_size:
         raise UserError(
-            f"the prompt {prompt!r} has id {max(ids)}, the model knows 0 to {vocab_size - 1}; it "
-            "was trained on token files made with another tokenizer than data.tokenizer"
+            f"the prompt {quoted(repr(prompt))} has id {max(ids)}, the model knows 0 to "
+            f"{vocab_size - 1}; use the tokenizer that the model was trained with, and only tokens "
+            "that the model has"
         )
-    found = Generator(program, vocab_size, sampling)(params, ids, tokens)
-    if continues:
-        return prompt + tokenizer.decode(found)
-    return tokenizer.decode(found[: found.index(end)] if end in found else found)
+    found = until_end(tokenizer, Generator(program, vocab_size, sampling)(params, ids, tokens))
+    text = continuation(tokenizer, ids, found) if continues else tokenizer.decode(found)
+    return (prompt if continues else "") + until_stop(text, stop)
 
 
 def _ids(prompt: str, tokenizer: Tokenizer, special: Sequence[str]) -> list[int]:
@@ -101,10 +112,14 @@ def generate(
     top_k: int = Sampling.top_k,
     seed: int = 0,
     tp: int = 1,
+    stop: Sequence[str] = (),
     layout: Layout | None = None,
     platform: Literal["auto", "cpu"] = "auto",
 ) -> str:
     """The prompt, and the text that the model of a run directory adds to it, or its answer.
+
+    The text ends at any of the model's end tokens: all of `eos_token_id` of a Hugging Face
+    directory.
 
     `jaxptd.load(run_dir)` restores a model once for several texts.
 
@@ -118,6 +133,7 @@ def generate(
         top_k: draw from the k most likely tokens; 0 from all.
         seed: of the draws.
         tp: devices to hold the model on.
+        stop: texts before which the text ends, too.
         layout: of more axes than tp.
         platform: as `train.platform`.
 
@@ -128,8 +144,8 @@ def generate(
     sampling = Sampling(temperature, top_k, seed)
     layout = layout or Layout(tp=tp)
     program, params = load_model(Path(run_dir), layout=layout, platform=platform)
-    tokenizer = tokenizer_of(program.config)
-    return write_text(program, params, tokenizer, prompt=prompt, tokens=tokens, sampling=sampling)
+    write = partial(write_text, program, params, tokenizer_of(program.config))
+    return write(prompt=prompt, tokens=tokens, sampling=sampling, stop=stop)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -169,8 +185,8 @@ def _sampling(args: Any) -> Sampling:
 def _text(args: Any, program: Program, params: Params) -> Iterator[str]:
     """Yields what the command prints of a text."""
     prompt, tokens = args.prompt or "", args.tokens or DEFAULT_TOKENS
-    tokenizer, sampling = tokenizer_of(program.config), _sampling(args)
-    text = write_text(program, params, tokenizer, prompt=prompt, tokens=tokens, sampling=sampling)
+    write = partial(write_text, program, params, tokenizer_of(program.config))
+    text = write(prompt=prompt, tokens=tokens, sampling=_sampling(args), stop=args.stop or ())
     if args.json:
         yield json.dumps({"prompt": prompt, "text": text})
     else:
@@ -221,6 +237,8 @@ def parser() -> Parser:
     help_text = f"0 draws from all tokens; default: {Sampling.top_k}"
     add("--top-k", type=int, metavar="N", help=help_text)
     add("--seed", type=int, metavar="N", help=f"of the draws; default: {Sampling.seed}")
+    help_text = "text before which the text ends, as it does at the model's end tokens; repeatable"
+    add("--stop", action="append", metavar="TEXT", help=help_text)
     help_text = "of a model of images: .npz, .npy or .png files, or folders of them"
     add("--images", type=path_option, nargs="+", metavar="F", help=help_text)
     help_text = f"so many held-out images instead; default: {DEFAULT_IMAGES}"

@@ -69,6 +69,11 @@ def in_process_order(devices: Sequence[Any]) -> list[Any]:
     return sorted(devices, key=lambda device: device.process_index)  # stable: keeps JAX's order
 
 
+def jax_option(name: str) -> Any:
+    """The value of an option of JAX's; 0.10.2 does not declare them to type checkers."""
+    return getattr(jax.config, name)
+
+
 def on_gpus(mesh: Mesh) -> bool:
     """True for a mesh of GPUs, present or only compiled for."""
     return mesh.devices.flat[0].platform in ("gpu", "cuda")

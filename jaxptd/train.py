@@ -145,6 +145,8 @@ def make_run(config: Config, world: World, *, display: Display, watchdog: Watchd
     program = Program(config, make_mesh(config.layout))
     require_fits(program)
     display.say(summary(program, devices, data))
+    for remark in data.remarks:
+        display.say(remark)
     for remark in remarks(program):
         display.say(f"warning: {remark}")
     if data.validation is not None and (warning := without_best(config)):

@@ -106,9 +106,9 @@ ENCODER_DECODERS = (
     ),
     Break(
         "an answer goes on behind its end",
-        "jaxptd/generate.py",
-        "found[: found.index(end)] if end in found else found",
-        "found",
+        "jaxptd/data/tokenizers.py",
+        "return list(ids[: next(found, len(ids))])",
+        "return list(ids)",
         ANSWERS,
         "alone",
     ),

@@ -23,7 +23,7 @@ from jaxptd.analysis.first_steps import FirstSteps
 from jaxptd.analysis.memory_needs import out_of_memory_explained, require_fits
 from jaxptd.config import Config, Dtype, Products
 from jaxptd.display import Table, html_of
-from jaxptd.mesh import Layout, make_mesh
+from jaxptd.mesh import Layout, jax_option, make_mesh
 from jaxptd.models.families import family_of
 from jaxptd.params import Params, shardings
 from jaxptd.step import Batch, Program
@@ -106,7 +106,7 @@ def verify(config: Config, *, dtype: Precision) -> Report:
         dtype: float32; float64, which JAX is given here; or one that is compared with float32:
             bfloat16, float16 with its scaled loss, or fp8 products.
     """
-    with jax.enable_x64(jax.config.read("jax_enable_x64") or dtype == "float64"):
+    with jax.enable_x64(jax_option("jax_enable_x64") or dtype == "float64"):
         return _verify(config, dtype)
 
 

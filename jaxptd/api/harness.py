@@ -10,7 +10,8 @@ from typing import Any
 
 from jaxptd.api.run import Run
 from jaxptd.api.scoring import Question, Score, Scorer, windows
-from jaxptd.errors import UserError
+from jaxptd.data.tokenizers import continuation, until_end, until_stop
+from jaxptd.errors import UserError, quoted
 from jaxptd.fields import checked
 from jaxptd.run.generator import Generator, Sampling
 from jaxptd.step.given import check_unused
@@ -28,8 +29,9 @@ def lm_eval_model(run: Run, *, begin: str | None = None) -> Any:
 
     Args:
         run: of `jaxptd.load` or `jaxptd.from_hf`, whose model continues a text.
-        begin: name of the special token that a text begins with where the model was trained so,
-            such as `<|begin_of_text|>`. None: none; without a context the end of a document.
+        begin: name of the special token that a text begins with, such as `<|begin_of_text|>`. None:
+            what the tokenizer's files begin a text with; where that is nothing, a text without a
+            context begins with the end of a document.
 
     Raises:
         UserError: the harness is not installed, the model continues no text, or the tokenizer has
@@ -55,7 +57,7 @@ class Answers:
         self._run, self._scorer = run, Scorer(run.program)
         self._vocab_size = min(run.tokenizer.vocab_size, run.config.model.vocab_size or 0)
         self._generator = Generator(run.program, self._vocab_size, Sampling(temperature=0))
-        self._prefix = [] if begin is None else [self._special(begin)]
+        self._prefix = list(run.tokenizer.begin) if begin is None else [self._special(begin)]
 
     @property
     def tokenizer_name(self) -> str:
@@ -78,7 +80,7 @@ class Answers:
     ) -> list[float]:
         """Log-likelihoods in nats of whole texts, which may be longer than the model."""
         length = self._run.config.model.seq_length
-        texts = [list(windows(self._ids(r.args[0]), self._begin, length)) for r in requests]
+        texts = [list(windows(self._ids(r.args[0]), self._begin[-1], length)) for r in requests]
         scores = iter(self._scores([window for each in texts for window in each]))
         return [sum(next(scores).log_likelihood for _ in each) for each in texts]
 
@@ -94,11 +96,22 @@ class Answers:
         """The ids of both; spaces between them are the continuation's, as tokens have them."""
         stripped = context.rstrip()
         whole, known = self._ids(context + continuation), self._ids(stripped)
-        given = [*self._prefix, *known]
-        return Question(given or [self._begin], whole[len(known) :])
+        asked = whole[len(known) :]
+        if not asked:
+            raise UserError(
+                f"a request asks for the likelihood of {quoted(repr(continuation))} after "
+                f"{quoted(repr(context[-40:]))}, which is no token; correct the task's choices"
+            )
+        return Question(self._begun(known), asked)
+
+    def _begun(self, ids: list[int]) -> list[int]:
+        """The ids behind those that a text begins with, at least one, unless they are there."""
+        if ids[: len(self._prefix)] == self._prefix:
+            return ids or self._begin
+        return [*self._prefix, *ids]
 
     def _continued(self, context: str, options: Mapping[str, Any]) -> str:
-        longest, end = self._run.config.model.seq_length, self._run.tokenizer.end_of_document
+        longest, tokenizer = self._run.config.model.seq_length, self._run.tokenizer
         tokens = _number(options)
         if not 0 < tokens < longest:
             raise UserError(
@@ -106,16 +119,15 @@ class Answers:
                 f"tokens; use 1 to {longest - 1}"
             )
         check_unused(self._run.arrays)
-        ids = [*self._prefix, *self._ids(context)] or [self._begin]
-        params = self._run.arrays["params"]
-        found = self._generator.of_many(params, ids[-(longest - tokens) :], tokens)
-        text = self._run.tokenizer.decode(found[: found.index(end)] if end in found else found)
-        return text[: min((at for at in map(text.find, _stops(options)) if at >= 0), default=None)]
+        ids = self._begun(self._ids(context))[-(longest - tokens) :]
+        found = self._generator.of_many(self._run.arrays["params"], ids, tokens)
+        text = continuation(tokenizer, ids, until_end(tokenizer, found))
+        return until_stop(text, _stops(options))
 
     @property
-    def _begin(self) -> int:
-        """The id before a text that has no context."""
-        return self._prefix[0] if self._prefix else self._run.tokenizer.end_of_document
+    def _begin(self) -> list[int]:
+        """The ids before a text that has no context."""
+        return self._prefix or [self._run.tokenizer.end_of_document]
 
     def _special(self, name: str) -> int:
         found = self._run.tokenizer.token_id(name)

@@ -2,8 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -127,8 +127,11 @@ class Run:
         temperature: float = Sampling.temperature,
         top_k: int = Sampling.top_k,
         seed: int = 0,
+        stop: Sequence[str] = (),
     ) -> str:
         """The prompt and the text that the model adds to it; of an encoder-decoder its answer.
+
+        The text ends at any of the tokenizer's ends.
 
         Args:
             prompt: text to continue; empty starts a document.
@@ -136,6 +139,7 @@ class Run:
             temperature: of the draws; 0 takes the most likely token.
             top_k: draw from the k most likely tokens; 0 from all.
             seed: of the draws.
+            stop: texts before which the text ends, too.
 
         Raises:
             UserError: the model's vocabulary lacks an id of the prompt.
@@ -143,10 +147,8 @@ class Run:
         check_tokens("tokens", tokens)
         check_unused(self.arrays)
         sampling = Sampling(temperature, top_k, seed)
-        params = self.arrays["params"]
-        return write_text(
-            self.program, params, self.tokenizer, prompt=prompt, tokens=tokens, sampling=sampling
-        )
+        write = partial(write_text, self.program, self.arrays["params"], self.tokenizer)
+        return write(prompt=prompt, tokens=tokens, sampling=sampling, stop=stop)
 
     @checked("jaxptd.Run.classes")
     def classes(self, images: np.ndarray) -> np.ndarray:

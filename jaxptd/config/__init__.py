@@ -11,17 +11,20 @@ from jaxptd.config.processes import ProcessesConfig
 from jaxptd.config.rope import Rope
 from jaxptd.config.run import Config, from_dict, to_dict
 from jaxptd.config.training import (
+    BeginToken,
     CheckpointConfig,
     DataConfig,
     Documents,
     OptimizerConfig,
     OptimizerName,
+    SpecialTokens,
     TrainConfig,
 )
 
 __all__ = [
     "Activation",
     "AttentionKind",
+    "BeginToken",
     "BlockOptions",
     "CheckpointConfig",
     "Config",
@@ -39,6 +42,7 @@ __all__ = [
     "Relative",
     "Remat",
     "Rope",
+    "SpecialTokens",
     "TrainConfig",
     "check_layout",
     "from_dict",

@@ -15,6 +15,8 @@ from jaxptd.errors import UserError, quoted
 from jaxptd.fields import check_fields
 
 Documents = Literal["joined", "apart"]
+SpecialTokens = Literal["parse", "text"]
+BeginToken = Literal["auto", "none"]
 OptimizerName = Literal["adamw", "lion", "sgd", "muon", "adafactor"]
 WHOLE_MATRICES: tuple[OptimizerName, ...] = ("muon", "adafactor")  # the others are elementwise
 Decay = Literal["cosine", "linear", "wsd", "constant"]
@@ -50,6 +52,10 @@ class DataConfig:
         validation_fraction: share of the corpus held out for evaluation, from its end.
         documents: joined, or apart (attention never crosses from one document of a sequence into
             another).
+        special_tokens: parse (a special token's spelling in a text, such as </s>, is read as the
+            token, as transformers does), or text (it is read as plain text).
+        begin_token: auto (each document begins as the tokenizer's files say: Llama's with <s>), or
+            none.
         prompt_field: field of jsonl records that holds a prompt, whose tokens are left out of the
             loss; null without prompts.
         augment: turns images by quarters and mirrors them, by their numbers.
@@ -59,6 +65,8 @@ class DataConfig:
     tokenizer: str = "bytes"
     validation_fraction: float = 0.05
     documents: Documents = "joined"
+    special_tokens: SpecialTokens = "parse"
+    begin_token: BeginToken = "auto"
     prompt_field: str | None = None
     augment: bool = False
 

@@ -52,10 +52,12 @@ class Data:
     Args:
         train: the beginning of the corpus, in random order.
         validation: the end of the corpus, in order; None if `data.validation_fraction` is 0.
+        remarks: what a person should know of how the text was read; a line each.
     """
 
     train: Samples
     validation: Samples | None
+    remarks: tuple[str, ...] = ()
 
 
 @checked("jaxptd.open_data")
@@ -105,6 +107,7 @@ def open_data(
     return Data(
         train=Prepared(data.train, objective, seed),
         validation=data.validation and Prepared(data.validation, objective, seed=0),
+        remarks=data.remarks,
     )
 
 
@@ -135,6 +138,7 @@ def _open_sources(
     return Data(
         train=mix(tuple(part.train for part in parts), seed=seed),
         validation=mix(held_out, seed=0) if held_out else None,
+        remarks=tuple(dict.fromkeys(remark for part in parts for remark in part.remarks)),
     )
 
 
@@ -154,6 +158,7 @@ def _open(
     return Data(
         train=ShuffledWindows(train.tokens, seed=seed, counted=train.counted, **sizes),
         validation=WindowsInOrder(end.tokens, counted=end.counted, **sizes) if end else None,
+        remarks=corpus.remarks,
     )
 
 

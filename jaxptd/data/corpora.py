@@ -8,16 +8,18 @@
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from jaxptd.data.parquet import is_parquet, read_records
-from jaxptd.data.tokenizers import Tokenizer
+from jaxptd.data.tokenizers import Tokenizer, spellings, with_begin
 from jaxptd.errors import UserError
 
 TEXT = "text"  # the field of a jsonl line that holds its document
+BLANK = 8  # ids behind a text's own end mark, if they are spaces, are left out
 
 
 def read_documents(path: Path) -> Iterator[str]:
@@ -46,35 +48,72 @@ def read_answers(path: Path, prompt_field: str) -> Iterator[list[str]]:
     yield from _not_empty(path, _read_records(path, [prompt_field, TEXT]))
 
 
-def tokenize(files: Iterable[Path], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
-    """Yields the tokens of each document of each file, 1D, with the end of document last.
+def tokenize(
+    files: Iterable[Path], tokenizer: Tokenizer, spelled: Counter[str] | None = None
+) -> Iterator[np.ndarray]:
+    """Yields the tokens of each document of each file, 1D, from its begin to its end of document.
+
+    A text that begins or ends so by itself gets no second one.
+
+    Args:
+        files: of text.
+        tokenizer: of the text.
+        spelled: counts the special tokens that texts spell.
 
     Raises:
         UserError: as `read_documents`.
     """
+    count = _count(tokenizer, spelled)
     for path in files:
         for text in read_documents(path):
-            tokens = tokenizer.encode(text)
-            yield np.append(tokens, tokens.dtype.type(tokenizer.end_of_document))
+            count(text)
+            yield _document(tokenizer, [tokenizer.encode(text)])
 
 
 def tokenize_answers(
-    files: Iterable[Path], tokenizer: Tokenizer, prompt_field: str
+    files: Iterable[Path],
+    tokenizer: Tokenizer,
+    prompt_field: str,
+    spelled: Counter[str] | None = None,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields the tokens of each record, prompt, answer and end of document, and which are counted.
 
     Prompt and answer are tokenized apart, as a prompt is that a model is asked to continue. The
-    second array, of bool, is False for the tokens of the prompt.
+    second array, of bool, is False for the tokens of the prompt and those before it.
 
     Raises:
         UserError: as `read_answers`.
     """
+    count = _count(tokenizer, spelled)
     for path in files:
         for prompt, answer in read_answers(path, prompt_field):
-            given, tokens = tokenizer.encode(prompt), tokenizer.encode(answer)
-            end = tokens.dtype.type(tokenizer.end_of_document)
-            ids = np.concatenate([given, tokens, [end]])
+            count(prompt)
+            count(answer)
+            answer_ids = tokenizer.encode(answer)
+            given = with_begin(tokenizer, tokenizer.encode(prompt).tolist())
+            ids = _document(tokenizer, [np.array(given, answer_ids.dtype), answer_ids])
             yield ids, np.arange(len(ids)) >= len(given)
+
+
+def _document(tokenizer: Tokenizer, parts: Sequence[np.ndarray]) -> np.ndarray:
+    """The ids of a document, with those that begin it and the one that ends it, each once."""
+    ids = np.concatenate(parts)
+    begin, end = (np.array(x, ids.dtype) for x in (tokenizer.begin, [tokenizer.end_of_document]))
+    tail = ids[-BLANK:]
+    ends = np.flatnonzero(tail == end)
+    if ends.size and not tokenizer.decode(tail[ends[-1] + 1 :].tolist()).strip():
+        ids, end = ids[: len(ids) - len(tail) + ends[-1] + 1], end[:0]
+    if np.array_equal(ids[: len(begin)], begin):
+        begin = begin[:0]
+    return np.concatenate([begin, ids, end])
+
+
+def _count(tokenizer: Tokenizer, spelled: Counter[str] | None) -> Callable[[str], None]:
+    """A function that counts the special tokens that a text spells."""
+    pattern = spellings(tokenizer)
+    if pattern is None or spelled is None:
+        return lambda text: None
+    return lambda text: spelled.update(pattern.findall(text))
 
 
 def _has_records(path: Path) -> bool:

@@ -2,18 +2,20 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jaxptd.config import SpecialTokens
 from jaxptd.data.concatenated import Concatenated
 from jaxptd.data.corpora import tokenize, tokenize_answers
 from jaxptd.data.ids import scan_ids
 from jaxptd.data.token_files import is_token_file, open_tokens
 from jaxptd.data.tokenizers import Tokenizer
-from jaxptd.errors import UserError
+from jaxptd.errors import UserError, quoted
 
 if TYPE_CHECKING:
     from jaxptd.config import DataConfig  # imports JAX
@@ -26,10 +28,12 @@ class Corpus:
     Args:
         tokens: ids[N].
         counted: bool[N], False for the tokens of prompts; None without prompts.
+        remarks: what a person should know of how the text was read; a line each.
     """
 
     tokens: np.ndarray | Concatenated
     counted: np.ndarray | None = None
+    remarks: tuple[str, ...] = ()
 
     def __getitem__(self, part: slice) -> "Corpus":
         return Corpus(self.tokens[part], None if self.counted is None else self.counted[part])
@@ -46,7 +50,7 @@ def read_corpus(
             documents apart.
     """
     if not _are_token_files(files):
-        return _read_text(files, config.prompt_field, tokenizer, vocab_size=vocab_size)
+        return _read_text(files, config, tokenizer, vocab_size=vocab_size)
     _check_prompts(files, config)
     if config.documents == "apart":
         _check_end_of_document(config, tokenizer, vocab_size)
@@ -109,13 +113,66 @@ def _check_end_of_document(config: "DataConfig", tokenizer: Tokenizer, vocab_siz
 
 
 def _read_text(
-    files: Sequence[Path], prompt_field: str | None, tokenizer: Tokenizer, *, vocab_size: int
+    files: Sequence[Path], config: "DataConfig", tokenizer: Tokenizer, *, vocab_size: int
 ) -> Corpus:
-    check_vocabulary(tokenizer.vocab_size, vocab_size)
-    if prompt_field is None:
-        return Corpus(np.concatenate(list(tokenize(files, tokenizer))))
-    tokens, counted = zip(*tokenize_answers(files, tokenizer, prompt_field), strict=True)
-    return Corpus(np.concatenate(tokens), np.concatenate(counted))
+    spelled: Counter[str] = Counter()
+    counted = None
+    if config.prompt_field is None:
+        ids = np.concatenate(list(tokenize(files, tokenizer, spelled)))
+    else:
+        found = tokenize_answers(files, tokenizer, config.prompt_field, spelled)
+        ids, counted = map(np.concatenate, zip(*found, strict=True))
+    check_ids(ids, tokenizer, vocab_size)
+    remarks = [*about_begin(tokenizer)]
+    if config.special_tokens == tokenizer.special_tokens:  # else the model's objective says how
+        remarks += about_spellings(spelled, config.special_tokens)
+    return Corpus(ids, counted, tuple(remarks))
+
+
+def check_ids(ids: np.ndarray, tokenizer: Tokenizer, vocab_size: int) -> None:
+    """Raises UserError if a text has a token that the model's vocabulary lacks.
+
+    A tokenizer may be larger than the model where no text has its last tokens, such as a `[PAD]`.
+    """
+    if tokenizer.vocab_size <= vocab_size or (largest := int(ids.max(initial=0))) < vocab_size:
+        return
+    names = {token: name for name, token in tokenizer.special.items()}
+    shown = names.get(largest) or tokenizer.decode([largest])
+    raise UserError(
+        f"the text has the token {quoted(repr(shown))} with id {largest}, and the model knows 0 to "
+        f"{vocab_size - 1}; leave it out of the text, or use the tokenizer of the model; a model "
+        f"that starts from no weights may have model.vocab_size={tokenizer.vocab_size} or null"
+    )
+
+
+def about_begin(tokenizer: Tokenizer) -> Iterator[str]:
+    """Says which tokens each document begins with, if any."""
+    if tokenizer.begin:
+        names = {token: name for name, token in tokenizer.special.items()}
+        shown = " ".join(names.get(token, str(token)) for token in tokenizer.begin)
+        yield (
+            f"each document begins with {shown}, as the tokenizer's files say; "
+            "data.begin_token=none begins it with its text"
+        )
+
+
+def about_spellings(spelled: Counter[str], special_tokens: SpecialTokens) -> Iterator[str]:
+    """Says how the special tokens that texts spell were read, if there are any."""
+    if not spelled:
+        return
+    number, names = spelled.total(), [quoted(name) for name, _ in spelled.most_common(3)]
+    shown = ", ".join(names) + (", ..." if len(spelled) > len(names) else "")
+    times = "once" if number == 1 else f"{number} times"
+    if special_tokens == "parse":
+        yield (
+            f"the text spells special tokens {times} ({shown}): read as these tokens; "
+            "data.special_tokens=text reads them as plain text"
+        )
+    else:
+        yield (
+            f"the text spells special tokens {times} ({shown}): read as plain text; "
+            "data.special_tokens=parse reads them as these tokens"
+        )
 
 
 def _validation_start(num_tokens: int, fraction: float, seq_length: int) -> int:

@@ -1,18 +1,23 @@
-"""Tokenizer folders of Hugging Face: `tokenizer.json`, and configs that name the end of document.
+"""Tokenizer folders of Hugging Face: `tokenizer.json`, and configs that name special tokens.
 
 `eos_token_id` is a number or a list: chat models have several tokens that end a text. The first of
-`config.json` ends documents, if `generation_config.json` has it too or has none.
+`config.json` that `generation_config.json` has, too, ends documents, else the first of either; all
+of both files end a generation.
 """
 
 import json
 import os
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxptd.errors import UserError, quoted
 
 TOKENIZER = "tokenizer.json"
 CONFIG, GENERATION = "config.json", "generation_config.json"
+SETTINGS = "tokenizer_config.json"
 FIELD = "eos_token_id"
+# Tokens that `tokenizer_config.json` names, in the order in which transformers adds them.
+NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 def tokenizer_file(folder: str) -> str:
@@ -36,17 +41,55 @@ def end_of_document(folder: str) -> int | None:
     """The id that ends a document, from the folder's configs; None if they name none.
 
     Raises:
-        UserError: a config is broken, or the two contradict each other.
+        UserError: a config is broken.
     """
     own, generation = (_ends(os.path.join(folder, name)) for name in (CONFIG, GENERATION))
-    if not own or not generation:
-        return next(iter([*own, *generation]), None)
-    if both := [end for end in own if end in generation]:
-        return both[0]
-    raise UserError(
-        f"data.tokenizer={folder!r}: {FIELD} is {own} in {CONFIG} and {generation} in "
-        f"{GENERATION}; correct one of them"
-    )
+    both = [end for end in own if end in generation]
+    return next(iter([*both, *own, *generation]), None)
+
+
+def ends(folder: str) -> tuple[int, ...]:
+    """Every id that ends a generation: those of `generation_config.json`, then of `config.json`.
+
+    Source: transformers, `GenerationConfig.eos_token_id`, which may be a list.
+
+    Raises:
+        UserError: a config is broken.
+    """
+    found = (_ends(os.path.join(folder, name)) for name in (GENERATION, CONFIG))
+    return tuple(dict.fromkeys(end for each in found for end in each))
+
+
+def settings(folder: str) -> Mapping[str, Any]:
+    """The content of `tokenizer_config.json`; empty without the file.
+
+    Raises:
+        UserError: it is no JSON object.
+    """
+    path = os.path.join(folder, SETTINGS)
+    found = _read(path) if os.path.lexists(path) else {}
+    if not isinstance(found, dict):
+        raise UserError(f"data.tokenizer: {path} has no JSON object; repair it")
+    return found
+
+
+def special_tokens(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The special tokens that a `tokenizer_config.json` names, as fields of an `AddedToken`.
+
+    Source: transformers 5.24, `TokenizersBackend.__init__`.
+    """
+    decoder = settings.get("added_tokens_decoder")
+    listed = list(decoder.values()) if isinstance(decoder, dict) else []
+    others = settings.get("additional_special_tokens") or settings.get("extra_special_tokens")
+    others = list(others.values()) if isinstance(others, dict) else others
+    named = [settings.get(name) for name in NAMED]
+    for token in [*listed, *named, *(others if isinstance(others, list) else [])]:
+        fields = {"content": token} if isinstance(token, str) else token
+        if isinstance(fields, dict) and isinstance(fields.get("content"), str):
+            flags = ("single_word", "lstrip", "rstrip", "normalized")
+            given = {name: fields[name] for name in flags if isinstance(fields.get(name), bool)}
+            special = token not in listed or bool(fields.get("special"))
+            yield {"content": fields["content"], "special": special, "normalized": False} | given
 
 
 def _ends(path: str) -> list[int]:

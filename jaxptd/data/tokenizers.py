@@ -1,20 +1,27 @@
 """Converts text to token ids and back: bytes, or a Hugging Face `tokenizers` JSON file or folder.
 
-A tokenizer never emits its end-of-document id for text, whatever the text says; `corpora.tokenize`
-adds it after each document. In decoded text it is a line feed, and ids that no token has (a model's
-padded vocabulary can produce them) are U+FFFD.
+Spellings of special tokens in a text, such as `<|endoftext|>`, are read as the tokens, as
+transformers does, or as plain text: `data.special_tokens`. What a tokenizer's files put before a
+text (Llama's `<s>`) begins each document: `data.begin_token`. `corpora.tokenize` adds both ends. In
+decoded text the end of a document is a line feed, and ids that no token has (a model's padded
+vocabulary can produce them) are U+FFFD.
 """
 
 import dataclasses
 import functools
+import json
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from jaxptd.data.tokenizer_folders import FIELD, end_of_document, tokenizer_file
+from jaxptd.config import BeginToken, SpecialTokens
+from jaxptd.data import tokenizer_folders
+from jaxptd.data.tokenizer_folders import FIELD
 from jaxptd.errors import UserError
 from jaxptd.fields import checked
 
@@ -39,6 +46,22 @@ class Tokenizer(Protocol):
     def end_of_document(self) -> int:
         """The id that follows each document."""
 
+    @property
+    def begin(self) -> tuple[int, ...]:
+        """The ids that each document begins with; mostly one or none."""
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The ids that end a generation; that of the end of a document is one of them."""
+
+    @property
+    def special(self) -> Mapping[str, int]:
+        """The special tokens whose spelling a text may have, and their ids."""
+
+    @property
+    def special_tokens(self) -> SpecialTokens:
+        """How such a spelling is read."""
+
     def token_id(self, name: str) -> int | None:
         """The id of a special token, such as "[MASK]"; None if there is none."""
 
@@ -52,6 +75,41 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, which may be any integers; invalid text is shown as U+FFFD."""
+
+
+def with_begin(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
+    """The ids of a text behind those that it begins with, unless it begins so by itself."""
+    begin = list(tokenizer.begin)
+    return list(ids) if list(ids[: len(begin)]) == begin else [*begin, *ids]
+
+
+def continuation(tokenizer: Tokenizer, prompt: Sequence[int], ids: Sequence[int]) -> str:
+    """The text that `ids` add to that of a prompt.
+
+    Decoded with the prompt: decoders of SentencePiece's kind drop the space at the beginning of a
+    text, which is none between a prompt and what follows it.
+    """
+    known, whole = tokenizer.decode(prompt), tokenizer.decode([*prompt, *ids])
+    complete = known.rstrip(UNKNOWN)  # the last letter of a cut prompt may be completed by ids
+    return whole[len(complete) :] if whole.startswith(complete) else tokenizer.decode(ids)
+
+
+def until_end(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
+    """The ids before the first that ends a generation."""
+    found = (number for number, token in enumerate(ids) if token in tokenizer.ends)
+    return list(ids[: next(found, len(ids))])
+
+
+def until_stop(text: str, stops: Iterable[str]) -> str:
+    """The text before the first of the stops; empty ones are none."""
+    found = [place for stop in stops if stop and (place := text.find(stop)) >= 0]
+    return text[: min(found, default=len(text))]
+
+
+def spellings(tokenizer: Tokenizer) -> re.Pattern[str] | None:
+    """Finds the special tokens that a text spells; None if the tokenizer has none to spell."""
+    names = sorted(tokenizer.special, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, names))) if names else None
 
 
 def id_dtype(vocab_size: int) -> type[np.unsignedinteger]:
@@ -68,6 +126,10 @@ class ByteTokenizer:
 
     vocab_size = 257
     end_of_document = 256
+    begin: tuple[int, ...] = ()
+    ends = (256,)
+    special: Mapping[str, int] = MappingProxyType({})  # no text spells a token
+    special_tokens: SpecialTokens = "text"
 
     def __init__(self, special: Sequence[str] = ()) -> None:
         first = type(self).vocab_size
@@ -99,18 +161,33 @@ class JsonTokenizer:
         tokenizer: of the library.
         name: of its file.
         end_of_document: id of the token that ends a document.
+        ends: further ids that end a generation.
+        begin: ids that a document begins with.
+        special_tokens: whether a text that spells a special token has the token.
     """
 
-    def __init__(self, tokenizer: Any, *, name: str, end_of_document: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        name: str,
+        end_of_document: int,
+        ends: Sequence[int] = (),
+        begin: Sequence[int] = (),
+        special_tokens: SpecialTokens = "parse",
+    ) -> None:
         # Files keep the padding and truncation they were last used with; a corpus needs neither.
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        # "<|endoftext|>" within a text is text (as in tiktoken's encode_ordinary): only
-        # `corpora.tokenize` ends documents.
-        tokenizer.encode_special_tokens = True
+        tokenizer.encode_special_tokens = special_tokens == "text"
+        self.special_tokens = special_tokens
         self._tokenizer = tokenizer
         self._known = frozenset(tokenizer.get_vocab(with_added_tokens=True).values())
         self.end_of_document = end_of_document
+        self.ends = tuple(dict.fromkeys([*ends, end_of_document]))
+        self.begin = tuple(begin)
+        added = tokenizer.get_added_tokens_decoder()
+        self.special = {each.content: token for token, each in added.items() if each.special}
         self.vocab_size = max(self._known) + 1  # ids can have gaps
         self._name = name
         self._has_tokens = set[str]()
@@ -167,36 +244,56 @@ class JsonTokenizer:
 
 
 @checked("jaxptd.load_tokenizer")
-def load_tokenizer(name: str | Path, special: Sequence[str] = ()) -> Tokenizer:
+def load_tokenizer(
+    name: str | Path,
+    special: Sequence[str] = (),
+    *,
+    special_tokens: SpecialTokens = "parse",
+    begin_token: BeginToken = "auto",
+) -> Tokenizer:
     """Loads the tokenizer that `data.tokenizer` names.
 
     >>> load_tokenizer("bytes").encode("def").tolist()
     [100, 101, 102]
 
-    A folder's end of document is `eos_token_id` in its `config.json` or `generation_config.json`.
+    A folder's ends are `eos_token_id` in its `generation_config.json` and `config.json`, else the
+    `eos_token` of its `tokenizer_config.json`; the first that both configs have ends documents.
     Otherwise it is the first token that the tokenizer has of `<|endoftext|>`, `</s>`, `<eos>`,
     `[SEP]` and `<|end_of_text|>`.
 
     Args:
         name: "bytes", the path of a `tokenizers` JSON file, or of a folder with a `tokenizer.json`.
         special: names of the tokens that "bytes" has behind its 257; files have their own.
+        special_tokens: `parse` reads a special token's spelling in a text as the token, as
+            transformers does; `text` reads it as any other text.
+        begin_token: `auto` begins documents as the post-processor of `tokenizer.json` does, which
+            is what transformers 5 goes by, whatever `add_bos_token` says; `none` with no token.
 
     Raises:
-        UserError: no such file, not a tokenizer, no end of document, configs that contradict each
-            other, or no `hf` extra.
+        UserError: no such file, not a tokenizer, no end of document, broken configs, or no `hf`
+            extra.
     """
     name = str(name)
     if name == BYTES:
         return ByteTokenizer(special)
-    if os.path.isdir(name):
-        return _load_json(tokenizer_file(name), end_of_document(name))
-    if not os.path.isfile(name):
+    folder = name if os.path.isdir(name) else None
+    if folder is None and not os.path.isfile(name):
         what = "it is no file on disk" if os.path.exists(name) else "no such file"
         raise UserError(
             f"data.tokenizer={name!r}: {what}; use bytes, or the path of a tokenizers JSON file "
             "or of a folder that has one"
         )
-    return _load_json(name)
+    path = tokenizer_folders.tokenizer_file(folder) if folder else name
+    tokenizer, settings = _read_json(path), tokenizer_folders.settings(folder) if folder else {}
+    _add_special_tokens(tokenizer, settings)
+    return JsonTokenizer(
+        tokenizer,
+        name=path,
+        end_of_document=_end_of_document(tokenizer, path, folder, settings),
+        ends=tokenizer_folders.ends(folder) if folder else (),
+        begin=_begin(tokenizer.post_processor) if begin_token == "auto" else (),
+        special_tokens=special_tokens,
+    )
 
 
 def with_vocabulary(config: "Config", special: Sequence[str] = ()) -> "Config":
@@ -207,8 +304,8 @@ def with_vocabulary(config: "Config", special: Sequence[str] = ()) -> "Config":
     return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=size))
 
 
-def _load_json(path: str, end: int | None = None) -> JsonTokenizer:
-    """Reads a JSON file. end: id that ends a document; None is that of the first known name."""
+def _read_json(path: str) -> Any:
+    """Reads a file of the `tokenizers` library."""
     try:
         import tokenizers  # the optional extra; everything else here needs numpy only
     except ImportError as error:
@@ -216,18 +313,57 @@ def _load_json(path: str, end: int | None = None) -> JsonTokenizer:
             f"data.tokenizer={path!r} needs the tokenizers library; pip install 'jaxptd[hf]'"
         ) from error
     try:
-        tokenizer = tokenizers.Tokenizer.from_file(path)
+        return tokenizers.Tokenizer.from_file(path)
     except Exception as error:  # the library raises bare Exception
         raise UserError(
             f"data.tokenizer={path!r} is not a tokenizers JSON file: {error}"
         ) from error
-    end = _named_end(tokenizer, path) if end is None else end
-    if end not in tokenizer.get_vocab(with_added_tokens=True).values():
+
+
+def _add_special_tokens(tokenizer: Any, settings: Mapping[str, Any]) -> None:
+    """Adds the special tokens that the settings name, where `tokenizer.json` does not have them."""
+    from tokenizers import AddedToken  # it has been imported, to read the file
+
+    there = {each.content for each in tokenizer.get_added_tokens_decoder().values()}
+    for fields in tokenizer_folders.special_tokens(settings):
+        if fields["content"] not in there:
+            tokenizer.add_tokens([AddedToken(**fields)])
+
+
+def _begin(processor: Any) -> tuple[int, ...]:
+    """The ids that a post-processor of the library puts before a text."""
+    return _begin_of(json.loads(processor.__getstate__())) if processor else ()
+
+
+def _begin_of(state: Mapping[str, Any]) -> tuple[int, ...]:
+    """The ids before a text, from the JSON of a post-processor."""
+    if "processors" in state:  # the last one's ids are outermost
+        return tuple(token for each in reversed(state["processors"]) for token in _begin_of(each))
+    if "single" in state:
+        ids: list[int] = []
+        for piece in state["single"]:
+            if "SpecialToken" not in piece:
+                break
+            ids += state["special_tokens"][piece["SpecialToken"]["id"]]["ids"]
+        return tuple(ids)
+    return (state["cls"][1],) if "cls" in state else ()  # BERT's and RoBERTa's
+
+
+def _end_of_document(
+    tokenizer: Any, path: str, folder: str | None, settings: Mapping[str, Any]
+) -> int:
+    """The id that ends a document: that of the configs beside the tokenizer, or a known name's."""
+    end = tokenizer_folders.end_of_document(folder) if folder else None
+    if end is not None and end not in tokenizer.get_vocab(with_added_tokens=True).values():
         raise UserError(
             f"data.tokenizer={path!r} has no token {end}, the {FIELD} of the config beside it; "
             "put the files of one model there"
         )
-    return JsonTokenizer(tokenizer, name=path, end_of_document=end)
+    name = settings.get("eos_token")
+    name = name.get("content") if isinstance(name, dict) else name
+    if end is None and isinstance(name, str):
+        end = tokenizer.token_to_id(name)
+    return _named_end(tokenizer, path) if end is None else end
 
 
 def _named_end(tokenizer: Any, path: str) -> int:

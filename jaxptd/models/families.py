@@ -74,7 +74,14 @@ def tokenizer_of(config: Config) -> Tokenizer:
     Raises:
         UserError: as `load_tokenizer`.
     """
-    return load_tokenizer(config.data.tokenizer, family_of(config.model).special)
+    family, data = family_of(config.model), config.data
+    places_its_own = family.objective is not None  # special tokens, and begins of sequences
+    return load_tokenizer(
+        data.tokenizer,
+        family.special,
+        special_tokens="text" if places_its_own else data.special_tokens,
+        begin_token="none" if places_its_own else data.begin_token,
+    )
 
 
 def with_vocabulary(config: Config) -> Config:

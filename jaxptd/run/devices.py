@@ -13,7 +13,7 @@ from jaxptd.display import bytes_text
 from jaxptd.distributed.launchers import World
 from jaxptd.errors import UserError
 from jaxptd.fields import checked
-from jaxptd.mesh import Layout
+from jaxptd.mesh import Layout, jax_option
 from jaxptd.models.families import with_vocabulary
 
 MOST = 512  # simulated devices; each has threads of its own
@@ -132,7 +132,7 @@ def _started(remedy: str = "use train.platform=cpu to simulate them") -> list[An
     try:
         return jax.devices()
     except (RuntimeError, AssertionError) as error:  # the latter: no plugin of that platform
-        platforms = jax.config.read("jax_platforms")
+        platforms = jax_option("jax_platforms")
         reason = str(error) or f"no plugin for JAX_PLATFORMS={platforms} is installed"
         raise UserError(
             f"JAX cannot start its devices: {' '.join(reason.split())}; {remedy}"

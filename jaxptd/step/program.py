@@ -16,7 +16,7 @@ from jaxptd.config.xla import compiler_options
 from jaxptd.errors import UserError, quoted
 from jaxptd.fields import check_argument, checked
 from jaxptd.matmul.precision import exact_products
-from jaxptd.mesh import on_gpus
+from jaxptd.mesh import jax_option, on_gpus
 from jaxptd.models.families import family_of
 from jaxptd.params import ParamInfo, Params
 from jaxptd.step.batch import Batch, Batches, batch_shapes, batch_specs, check_batch
@@ -64,7 +64,7 @@ class Program:
                 "make_mesh(config.layout)"
             )
         family_of(model).check(self.config)
-        if model.dtype == "float64" and not jax.config.read("jax_enable_x64"):
+        if model.dtype == "float64" and not jax_option("jax_enable_x64"):
             raise UserError(
                 "model.dtype=float64: JAX makes float32 of it; call "
                 'jax.config.update("jax_enable_x64", True) first'

@@ -108,6 +108,21 @@ def test_a_text_begins_with_the_token_that_is_named(base: type) -> None:
     assert begins._split("", "b") == ([257], [98])
 
 
+def test_a_text_begins_as_the_tokenizer_says_and_not_twice(base: type, monkeypatch) -> None:
+    monkeypatch.setattr("toys.scored.Letters.begin", (257,))
+    model = jaxptd.lm_eval_model(run())
+    assert model._split("a", "b") == ([257, 97], [98])
+    assert model._split("", "b") == ([257], [98])
+    assert model._begun([257, 97]) == [257, 97]
+
+
+@pytest.mark.parametrize("context", ["", "a"])
+def test_a_continuation_of_no_tokens_is_refused(base: type, context: str) -> None:
+    message = r"asks for the likelihood of '' after '.*', which is no token; correct the task"
+    with pytest.raises(UserError, match=message):
+        jaxptd.lm_eval_model(run()).loglikelihood(asked((context, "")))
+
+
 def test_what_is_not_done_is_refused(base: type) -> None:
     model = jaxptd.lm_eval_model(run())
     for options in ({"do_sample": True}, {"temperature": 0.7}):

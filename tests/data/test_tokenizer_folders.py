@@ -35,6 +35,7 @@ def write(folder, own=None, generation=None):
         (2, 2, 2),
         ([3, 2], None, 3),
         (None, [3, 2], 3),
+        (2, 3, 2),  # files that differ, as Yi's
         (2, [3, 2], 2),  # a chat model, whose turns end otherwise than its documents
         ([1, 2, 3], [3, 2], 2),
         ([], 3, 3),
@@ -61,7 +62,6 @@ def test_a_file_does_not_read_the_configs_beside_it(folder):
 @pytest.mark.parametrize(
     ("own", "generation", "message"),
     [
-        (2, 3, r"eos_token_id is \[2\] in config\.json and \[3\] in generation_config\.json; cor"),
         (5, None, r"tokenizer\.json' has no token 5, the eos_token_id of the config beside it"),
         ("</s>", None, r"/config\.json has eos_token_id=</s>; use a token's number"),
         (None, [2, "3"], r"generation_config\.json has eos_token_id=\[2, '3'\]; use a token's"),
@@ -116,3 +116,31 @@ def test_no_end_of_document_is_an_error_that_names_both_remedies(tmp_path):
     tokenizers.Tokenizer(model).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(UserError, match=r"add one of <\|endoftext\|>.*config\.json has eos_token"):
         load_tokenizer(tmp_path)
+
+
+def test_all_ends_of_both_configs_end_a_generation(folder):
+    assert load_tokenizer(folder).ends == (4,)
+    write(folder, 2, [3, 4])
+    assert load_tokenizer(folder).ends == (3, 4, 2)
+    assert load_tokenizer(folder / "tokenizer.json").ends == (4,)
+
+
+def test_the_end_of_a_tokenizers_own_settings(folder):
+    settings = {"eos_token": {"content": "<turn>"}, "pad_token": "[PAD]", "add_bos_token": True}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = load_tokenizer(folder)
+    assert (tokenizer.end_of_document, tokenizer.begin) == (3, ())
+    assert tokenizer.special == {"<turn>": 3, "[PAD]": 5}  # as transformers adds them
+    assert tokenizer.vocab_size == 6
+    write(folder, 2)
+    assert load_tokenizer(folder).end_of_document == 2
+
+
+@pytest.mark.parametrize("content", ["[1]", '{"eos_token": 5}', '{"added_tokens_decoder": [1]}'])
+def test_odd_settings_are_a_line_or_no_matter(folder, content):
+    (folder / "tokenizer_config.json").write_text(content)
+    if content == "[1]":
+        with pytest.raises(UserError, match=r"tokenizer_config\.json has no JSON object"):
+            load_tokenizer(folder)
+    else:
+        assert load_tokenizer(folder).end_of_document == 4

@@ -8,7 +8,17 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxptd.data.tokenizers import UNKNOWN, ByteTokenizer, JsonTokenizer, id_dtype, load_tokenizer
+from jaxptd.data.tokenizers import (
+    UNKNOWN,
+    ByteTokenizer,
+    JsonTokenizer,
+    continuation,
+    id_dtype,
+    load_tokenizer,
+    until_end,
+    until_stop,
+    with_begin,
+)
 from jaxptd.errors import UserError
 
 ENDS = ["<|endoftext|>", "</s>", "<eos>", "[SEP]", "<|end_of_text|>"]
@@ -67,6 +77,80 @@ def test_json_round_trip(bpe, text):
     assert bpe.decode(bpe.encode(text)) == text
 
 
+def sentencepiece(path, *, single="<s> $A"):
+    """A tokenizer of SentencePiece's kind, as Llama 2's: words begin with a space's mark."""
+    words = ["<unk>", "<s>", "</s>", "\u2581Hello", "\u2581world", "a"]
+    model = tokenizers.models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>")
+    made = tokenizers.Tokenizer(model)
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    decoders = tokenizers.decoders
+    strip = decoders.Strip(content=" ", left=1, right=0)
+    made.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.Fuse(), strip])
+    made.add_special_tokens(["<unk>", "<s>", "</s>"])
+    if single:
+        template = tokenizers.processors.TemplateProcessing
+        made.post_processor = template(
+            single=single, pair="$A $B", special_tokens=[("<s>", 1), ("</s>", 2)]
+        )
+    made.save(str(path))
+    return str(path)
+
+
+def test_a_continuation_keeps_the_space_that_a_decoder_strips(tmp_path):
+    tokenizer = load_tokenizer(sentencepiece(tmp_path / "t.json"))
+    assert tokenizer.decode([4, 4]) == "world world"
+    assert continuation(tokenizer, [1, 3], [4, 4]) == " world world"
+    assert continuation(tokenizer, [], [4]) == "world"
+
+
+def test_a_continuation_completes_the_last_letter_of_its_prompt():
+    assert continuation(ByteTokenizer(), [97, 0xC3], [0xA9, 98]) == "éb"
+    assert continuation(ByteTokenizer(), [97], [0xC3]) == UNKNOWN
+
+
+def test_a_text_ends_at_any_end_and_before_any_stop(bpe):
+    tokenizer = ByteTokenizer()
+    tokenizer.ends = (256, 65)
+    assert until_end(tokenizer, [97, 65, 256]) == [97]
+    assert until_end(tokenizer, [97, 98]) == [97, 98]
+    assert until_stop("one two", ["", "x", "wo", " t"]) == "one"
+    assert until_stop("one two", ["x"]) == "one two"
+
+
+@pytest.mark.parametrize(
+    ("single", "begin"), [("<s> $A", (1,)), ("<s> $A </s>", (1,)), ("$A </s>", ()), ("", ())]
+)
+def test_a_document_begins_as_the_post_processor_says(tmp_path, single, begin):
+    path = sentencepiece(tmp_path / "t.json", single=single)
+    assert load_tokenizer(path).begin == begin
+    assert load_tokenizer(path, begin_token="none").begin == ()
+
+
+def test_the_begin_of_other_post_processors(tmp_path):
+    processors = tokenizers.processors
+    template = processors.TemplateProcessing(
+        single="<s> </s> $A", pair="$A $B", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    for made, begin in (
+        (processors.Sequence([processors.ByteLevel(), template]), (1, 2)),
+        (processors.BertProcessing(("</s>", 2), ("<s>", 1)), (1,)),
+        (processors.RobertaProcessing(("</s>", 2), ("<s>", 1)), (1,)),
+        (processors.ByteLevel(), ()),
+    ):
+        path = sentencepiece(tmp_path / "t.json")
+        tokenizer = tokenizers.Tokenizer.from_file(path)
+        tokenizer.post_processor = made
+        tokenizer.save(path)
+        assert load_tokenizer(path).begin == begin
+
+
+def test_a_text_that_begins_by_itself_gets_no_second_begin(tmp_path):
+    tokenizer = load_tokenizer(sentencepiece(tmp_path / "t.json"))
+    assert with_begin(tokenizer, []) == [1]
+    assert with_begin(tokenizer, [3]) == [1, 3]
+    assert with_begin(tokenizer, tokenizer.encode("<s>Hello").tolist()) == [1, 3]
+
+
 def test_json_merges_and_knows_its_end(bpe):
     ids = bpe.encode("hello world")
     assert len(ids) < len("hello world")
@@ -75,10 +159,15 @@ def test_json_merges_and_knows_its_end(bpe):
     assert bpe.vocab_size > max(ids)
 
 
-def test_json_text_cannot_forge_the_end_of_a_document(bpe):
-    ids = bpe.encode("a<|endoftext|>b")
-    assert bpe.end_of_document not in ids
-    assert bpe.decode(ids) == "a<|endoftext|>b"
+def test_the_spelling_of_a_special_token_is_the_token_or_text(bpe, tmp_path):
+    assert bpe.special == {"<pad>": 0, "<|endoftext|>": 1}
+    a, b = bpe.encode("a"), bpe.encode("b")
+    assert bpe.encode("a<|endoftext|>b").tolist() == [*a, 1, *b]
+    path = train_bpe(tmp_path / "t.json", special_tokens=["<pad>", "<|endoftext|>"])
+    plain = load_tokenizer(path, special_tokens="text")
+    ids = plain.encode("a<|endoftext|>b")
+    assert plain.end_of_document not in ids
+    assert plain.decode(ids) == "a<|endoftext|>b"
 
 
 def test_json_decodes_ends_and_unknown_ids(bpe):

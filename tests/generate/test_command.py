@@ -10,6 +10,7 @@ import pytest
 import tiny
 
 from jaxptd import generate, train
+from jaxptd.data.tokenizers import ByteTokenizer
 from jaxptd.errors import run_command
 from jaxptd.layout import Layout
 from jaxptd.run import saved
@@ -69,6 +70,18 @@ def test_the_text_as_json_or_without_the_prompt_from_the_config_of_a_run(ask, ru
     assert json.loads(ask(*options, "--json")[0]) == {"prompt": "def ", "text": text}
     assert command("--config", run_dir / "config.yaml", *options, "--quiet") == 0
     assert capfd.readouterr() == (text.removeprefix("def ") + "\n", "")
+
+
+def test_the_text_ends_at_an_end_of_the_tokenizer_and_at_a_stop(ask, monkeypatch):
+    options = ("--prompt", "def ", "--tokens", 10, "--temperature", 0)
+    text = ask(*options)[0].removesuffix("\n")
+    added = text.removeprefix("def ")
+    stop = added[3:5]
+    assert ask(*options, "--stop", "none of it", "--stop", stop)[0] == (
+        "def " + added[: added.index(stop)] + "\n"
+    )
+    monkeypatch.setattr(ByteTokenizer, "ends", (256, ord(added[3])))
+    assert ask(*options)[0] == "def " + added[: added.index(added[3])] + "\n"
 
 
 @pytest.mark.slow

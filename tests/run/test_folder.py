@@ -126,6 +126,7 @@ NEEDED = {"model.rope_scaling": ["--model.positions=rope"]}
         *("--data.source=other.txt", "--data.tokenizer=other.json"),
         "--data.validation_fraction=0.5",
         "--data.documents=apart",
+        *("--data.special_tokens=text", "--data.begin_token=none"),
         "--data.prompt_field=question",
         *("--optimizer.learning_rate=0.02", "--optimizer.warmup_steps=6"),
         "--optimizer.decay=linear",
