@@ -57,7 +57,7 @@ def check_sizes(model: ModelConfig, sizes: Mapping[str, Any], *, where: object) 
         if mine != wanted:
             raise UserError(
                 f"model.{name}={mine}, but {where} has {wanted}; use --model.{name}="
-                f"{str(wanted).lower() if isinstance(wanted, bool) else wanted}, or --model.from "
+                f"{str(wanted).lower() if isinstance(wanted, bool) else wanted}, or --from "
                 f"{where} for all sizes"
             )
     longest = sizes.get("max_positions") or math.inf
