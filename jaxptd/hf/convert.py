@@ -6,7 +6,9 @@ import json
 import math
 import os
 import re
+import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from jaxptd.config import ProcessesConfig
 from jaxptd.display import Table, bytes_text, count_text
 from jaxptd.distributed import launchers
 from jaxptd.errors import Parser, UserError, quoted, run_command
+from jaxptd.hf.base import keep_base
 from jaxptd.hf.directory import Directory
 from jaxptd.hf.load import config_of
 from jaxptd.hf.mapping import map_tensors
@@ -102,6 +105,7 @@ def _from_hf(args: Any) -> dict[str, Any]:
     checkpoints.store.wait()
     train = dataclasses.replace(program.config.train, platform="auto")
     run_dir.open(dataclasses.replace(program.config, train=train), step=0)
+    keep_base(run_dir, program.config, say=partial(print, file=sys.stderr))
     parameters = sum(math.prod(info.shape) for info in program.infos.values())
     return {"out": str(args.out), "parameters": parameters}
 

@@ -138,6 +138,7 @@ class SavedParams:
 
     def __init__(self, run_dir: Path) -> None:
         checkpoints = Checkpoints(run_dir / "checkpoints", keep=1)
+        self.run_dir = run_dir
         self.config = saved_config(checkpoints, run_dir)
         self.step = _newest_undamaged(checkpoints, run_dir)
         self._path = _folder(run_dir, self.step)
