@@ -22,9 +22,9 @@ OPTIONS = {FROM: "--from", SIZES: "--model.from"}
 
 def add_sources(parser: Any) -> None:
     """Adds `--from D` and `--model.from D` to a parser."""
-    help_text = "Hugging Face directory: the model's sizes, weights and tokenizer"
+    help_text = "sizes, weights and tokenizer of a Hugging Face directory"
     parser.add_argument(OPTIONS[FROM], dest=FROM, metavar="D", help=help_text)
-    help_text = "the model's sizes alone, from a Hugging Face directory's config.json"
+    help_text = "only the sizes of a Hugging Face directory's model"
     parser.add_argument(OPTIONS[SIZES], dest=SIZES, metavar="D", help=help_text)
 
 

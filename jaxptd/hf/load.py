@@ -1,5 +1,6 @@
 """The model of a directory: its config, and its program with parameters, to generate."""
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from jaxptd.errors import UserError
 from jaxptd.hf.directory import Directory, is_directory
 from jaxptd.hf.read import read_params, sizes_of
 from jaxptd.hf.sizes import check_sizes
-from jaxptd.mesh import Layout
+from jaxptd.mesh import Layout, make_mesh
 from jaxptd.models.families import FAMILIES
 from jaxptd.params import Params
+from jaxptd.run.devices import ready
 from jaxptd.run.saved import load_run, to_generate
 from jaxptd.step import Program
 
@@ -99,6 +101,19 @@ def _reads_text(family: FamilyName) -> bool:
 def check(model: ModelConfig, path: Path) -> None:
     """Raises UserError, with the field, if a model contradicts the sizes of a directory."""
     check_sizes(model, _sizes(path), where=path)
+
+
+def program_of(directory: Directory, run_dir: Path) -> Program:
+    """The program of a directory's model, on one simulated device.
+
+    Args:
+        directory: with the sizes.
+        run_dir: of the run that it is for.
+    """
+    config = config_of(directory)
+    train = dataclasses.replace(config.train, run_dir=str(run_dir), platform="cpu")
+    config, _ = ready(dataclasses.replace(config, layout=Layout(), train=train))
+    return Program(config, make_mesh(config.layout))
 
 
 def load_model(path: Path, *, layout: Layout, platform: Any) -> tuple[Program, Params]:
