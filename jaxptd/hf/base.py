@@ -24,9 +24,8 @@ from jaxptd.hf.directory import CONFIG, is_directory, read_json
 from jaxptd.hf.families import Json
 from jaxptd.hf.sizes import token_ids
 from jaxptd.models.families import family_of, tokenizer_of
-from jaxptd.run.folder import RunDir, run_dir_errors
+from jaxptd.run.folder import BASE, RunDir, run_dir_errors
 
-BASE = "base"
 LARGEST = 64 * 2**20  # bytes of a file; the largest tokenizers have half of it
 OF_TOKENIZER = (
     *(TOKENIZER, SETTINGS, "special_tokens_map.json", "added_tokens.json"),

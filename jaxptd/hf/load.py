@@ -38,7 +38,7 @@ def config_of(directory: Directory, **model: Any) -> Config:
         {
             "model": sizes_of(directory) | model,
             "data": {"tokenizer": name},
-            "checkpoint": {"start": path},
+            "checkpoint": {"start": _as_start(directory.path)},
         }
     )
 
@@ -54,7 +54,7 @@ def start(path: Path) -> dict[str, Any]:
     """
     found = sizes(path)
     own = {"data.tokenizer": str(path)} if _reads_text(found["model.family"]) else {}
-    return found | {"checkpoint.start": str(path)} | own
+    return found | {"checkpoint.start": _as_start(path)} | own
 
 
 def sizes(path: Path) -> dict[str, Any]:
@@ -69,6 +69,11 @@ def _sizes(path: Path) -> dict[str, Any]:
             f"{path / RUN_CONFIG} --checkpoint.start {path} to start another from its weights"
         )
     return sizes_of(Directory(path))
+
+
+def _as_start(path: Path) -> str:
+    """A path as `checkpoint.start` has it, where some words are no paths."""
+    return os.path.join(os.curdir, path) if str(path) in (RANDOM, "null") else str(path)
 
 
 def check_chosen(config: Config, path: Path, *, tokenizer: bool) -> None:

@@ -81,6 +81,13 @@ def test_it_overrides_a_file_and_options_override_it(home: Path) -> None:
     assert chosen(read("--config=config.yaml", "--from=~/n"))[1] == str(home / "n")
 
 
+@pytest.mark.parametrize("name", ["null", "random", "123", "a: b", "[x]", "true", "a b#c"])
+def test_names_that_mean_something_in_yaml(name: str) -> None:
+    write_tokenizer(write_directory(Path(name), gpt2_tensors()), WORDS)
+    start = f"./{name}" if name in ("null", "random") else name
+    assert chosen(read(f"--from={name}")) == (5, start, name)
+
+
 def test_a_model_of_images_has_no_tokenizer(home: Path) -> None:
     config = read("--from=~/i")
     assert (config.data.tokenizer, config.checkpoint.start) == ("bytes", str(home / "i"))

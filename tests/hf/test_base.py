@@ -10,6 +10,7 @@ from hugging import bert, gpt2_tensors, random_directory, swin, t5, write_direct
 from hugging.tokenizer import GENERATION, WORDS, write_tokenizer
 from runs import TEXT
 
+import jaxptd
 from jaxptd.config import CheckpointConfig, Config, DataConfig, ModelConfig, option
 from jaxptd.data.tokenizers import load_tokenizer
 from jaxptd.hf import base
@@ -135,6 +136,20 @@ def test_a_fine_tuned_run_has_its_base_and_a_run_from_it_too(llama, tmp_path, ca
     assert read(back) == LLAMA | {"torch_dtype": "float32"}
     assert read(back, "generation_config.json") == GENERATION
     assert (back / "chat_template.jinja").read_text() == "{{ messages }}"
+
+
+def test_a_run_of_python_has_its_base_when_it_is_saved(llama, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(llama, tmp_path / "there")
+    run = jaxptd.from_hf("there", seq_length=8, platform="cpu")
+    assert (run.config.checkpoint.start, run.config.data.tokenizer) == ("there", "there")
+    assert not (tmp_path / "runs").exists()
+    run.save()
+    shutil.rmtree(tmp_path / "there")
+    assert set(contents(run.path / "base")) > {"config.json", "tokenizer.json", *OTHERS}
+    again = jaxptd.load(run.path, platform="cpu")
+    assert again.config.data.tokenizer == str(run.path / "base")  # the only one left
+    assert again.tokenizer.ends == (2, 3)
 
 
 def kept(run: Path, config: Config, lines: list[str]) -> dict[str, bytes]:
