@@ -15,16 +15,15 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from jaxptd import Config, Layout, ModelConfig, Program, make_mesh
+from jaxptd.hf.families import FAMILIES
 from jaxptd.hf.mapping import rules_of
 from jaxptd.hf.sizes import read_sizes
-
-TIED = ("bert", "gpt2", "t5")  # where the key is missing
 
 
 def shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The names and shapes of the tensors that a `config.json` asks for."""
     sizes = json.loads((folder / "config.json").read_text())
-    tied = sizes.get("tie_word_embeddings", sizes["model_type"] in TIED)
+    tied = sizes.get("tie_word_embeddings", FAMILIES[sizes["model_type"]].tied)
     model = ModelConfig(**read_sizes(sizes, tied=tied, where=folder))
     infos = Program(Config(model), make_mesh(Layout())).infos
     ours = {name: info.shape for name, info in infos.items()}

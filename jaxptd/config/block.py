@@ -163,6 +163,7 @@ def block_options(model: Any) -> BlockOptions:
         model.rope_factor or 1.0,
         model.rope_original_length or 0,
         model.rope_range or _RANGES.get(scaling, (0, 0)),
+        model.rope_attention_factor,
     )
     looped = _looped(model)
     return BlockOptions(
@@ -198,6 +199,7 @@ def check_block(model: Any) -> None:
         require_divides("model.hidden_size", model.hidden_size, "model.num_heads", model.num_heads)
     require_divides("model.num_heads", model.num_heads, "model.num_kv_heads", kv_heads)
     require_positive("model", model, "rope_theta", "rope_factor", "rope_original_length")
+    require_positive("model", model, "rope_attention_factor")
     _check_positions(model, options)
     if options.norm == "layernorm" and model.hidden_size == 1:
         raise UserError(
@@ -253,6 +255,7 @@ def _check_scaling(model: Any) -> None:
         "rope_factor": scaling is not None,
         "rope_original_length": scaling in _RANGES,
         "rope_range": scaling in _RANGES,
+        "rope_attention_factor": scaling == "yarn",
     }
     for name, read in needs.items():
         value = getattr(model, name)
@@ -261,7 +264,7 @@ def _check_scaling(model: Any) -> None:
                 f"model.{name} has no effect with model.rope_scaling={scaling or 'null'}; "
                 "leave it out"
             )
-        if value is None and read and name != "rope_range":
+        if value is None and read and name in ("rope_factor", "rope_original_length"):
             raise UserError(f"model.rope_scaling={scaling} needs model.{name}; set it")
     span = model.rope_range
     if span is not None and not (len(span) == 2 and 0 < span[0] < span[1]):

@@ -22,6 +22,19 @@ class Rope:
     factor: float = 1.0
     original_length: int = 0
     range: tuple[float, float] = (0, 0)
+    attention_factor: float | None = None
+
+    @property
+    def length(self) -> float:
+        """The factor of turned queries and keys."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        return yarn_length(self.factor) if self.scaling == "yarn" else 1.0
+
+
+def yarn_length(factor: float, scale: float = 1.0) -> float:
+    """By how much yarn lengthens turned vectors, as published, where it is not told."""
+    return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0
 
 
 def frequencies(rope: Rope, size: int) -> tuple[np.ndarray, float]:
@@ -29,19 +42,17 @@ def frequencies(rope: Rope, size: int) -> tuple[np.ndarray, float]:
     turn_P = rope.theta ** -(np.arange(0, size, 2) / size)
     scaled_P = turn_P / rope.factor
     if rope.scaling in (None, "linear"):
-        return scaled_P, 1.0
+        return scaled_P, rope.length
     low, high = rope.range
     if rope.scaling == "llama3":
         turns_P = rope.original_length * turn_P / (2 * math.pi)  # within the original length
         kept_P = np.clip((turns_P - low) / (high - low), 0, 1)
-        return kept_P * turn_P + (1 - kept_P) * scaled_P, 1.0
-    return _yarn(rope, turn_P, scaled_P, size)
+        return kept_P * turn_P + (1 - kept_P) * scaled_P, rope.length
+    return _yarn(rope, turn_P, scaled_P, size), rope.length
 
 
-def _yarn(
-    rope: Rope, turn_P: np.ndarray, scaled_P: np.ndarray, size: int
-) -> tuple[np.ndarray, float]:
-    """Interpolates along the numbers of the pairs, and lengthens vectors, as published."""
+def _yarn(rope: Rope, turn_P: np.ndarray, scaled_P: np.ndarray, size: int) -> np.ndarray:
+    """Interpolates along the numbers of the pairs, as published."""
 
     def pair_of(turns: float) -> float:  # the pair that makes so many turns in the original length
         length = rope.original_length / (2 * math.pi * turns)
@@ -51,5 +62,4 @@ def _yarn(
     first, last = max(math.floor(pair_of(high)), 0), min(math.ceil(pair_of(low)), size - 1)
     number_P = np.arange(size // 2)
     scaled = np.clip((number_P - first) / ((last - first) or 1e-3), 0, 1)
-    length = 0.1 * math.log(rope.factor) + 1 if rope.factor > 1 else 1.0
-    return scaled * scaled_P + (1 - scaled) * turn_P, length
+    return scaled * scaled_P + (1 - scaled) * turn_P

@@ -136,12 +136,14 @@ def check_ids(ids: np.ndarray, tokenizer: Tokenizer, vocab_size: int) -> None:
     """
     if tokenizer.vocab_size <= vocab_size or (largest := int(ids.max(initial=0))) < vocab_size:
         return
+    if tokenizer.end_of_document >= vocab_size:
+        check_vocabulary(tokenizer.vocab_size, vocab_size)
     names = {token: name for name, token in tokenizer.special.items()}
     shown = names.get(largest) or tokenizer.decode([largest])
     raise UserError(
-        f"the text has the token {quoted(repr(shown))} with id {largest}, and the model knows 0 to "
-        f"{vocab_size - 1}; leave it out of the text, or use the tokenizer of the model; a model "
-        f"that starts from no weights may have model.vocab_size={tokenizer.vocab_size} or null"
+        f"model.vocab_size={vocab_size}, and the text has the token {quoted(repr(shown))} with id "
+        f"{largest}; leave it out of the text, or use the tokenizer of the model; a model that "
+        f"starts from no weights may have {tokenizer.vocab_size} ids, or null"
     )
 
 

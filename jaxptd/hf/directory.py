@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -54,40 +54,34 @@ class Directory:
 
     @cached_property
     def _open(self) -> dict[str, Any]:
-        """Name of each tensor -> the open file that has it."""
+        """Name of each tensor -> the open file that has it, of several the last one."""
         found: dict[str, Any] = {}
         for name in self._files:
             with _explained(self.path / name):
                 file = _safe_open(self.path / name)
-                keys = list(file.keys())
-            if twice := [key for key in keys if key in found]:
-                raise UserError(f"{self}: two files have {quoted(twice[0])}; {AGAIN}")
-            found |= dict.fromkeys(keys, file)
-        if missing := [key for key in self._index if key not in found]:
-            raise UserError(f"{self}: {INDEX} names {quoted(missing[0])}, no file has it; {AGAIN}")
+                found |= dict.fromkeys(file.keys(), file)
         return found
-
-    @cached_property
-    def _index(self) -> dict[str, str]:
-        """Name of each tensor -> its file, as the index says; empty without an index."""
-        path = self.path / INDEX
-        if not os.path.lexists(path):
-            return {}
-        entries = read_json(path).get("weight_map")
-        if not isinstance(entries, dict) or not all(_is_file_name(x) for x in entries.values()):
-            raise UserError(f"{path} does not name a file beside it for each tensor; {AGAIN}")
-        return entries
 
     @property
     def _files(self) -> list[str]:
-        """The names of the files with tensors."""
-        if self._index:
-            return sorted(set(self._index.values()))
-        if not os.path.lexists(self.path / SINGLE):
-            self._refuse_without_tensors()
-        return [SINGLE]
+        """The names of the files with tensors, as transformers chooses them.
 
-    def _refuse_without_tensors(self) -> None:
+        The index beside a single file is not read; of an index all tensors of all its files are
+        there, and the last file that has one counts, whichever the index names.
+        Source: transformers 5.24, `_get_resolved_checkpoint_files`, `_load_pretrained_model`.
+        """
+        if os.path.lexists(self.path / SINGLE):
+            return [SINGLE]
+        path = self.path / INDEX
+        if not os.path.lexists(path):
+            self._refuse_without_tensors()
+        entries = read_json(path).get("weight_map")
+        names = list(entries.values()) if isinstance(entries, dict) else []
+        if not names or not all(map(_is_file_name, names)):
+            raise UserError(f"{path} does not name a file beside it for each tensor; {AGAIN}")
+        return sorted(set(names))
+
+    def _refuse_without_tensors(self) -> NoReturn:
         names = sorted(os.listdir(self.path))
         if pickled := [name for name in names if name.endswith(PICKLED)]:
             raise UserError(

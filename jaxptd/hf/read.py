@@ -33,14 +33,25 @@ def sizes_of(directory: Directory) -> dict:
 def _is_tied(directory: Directory, family: Family) -> bool:
     """True unless the output layer has a table of its own; one that equals the embedding is none.
 
-    `tie_word_embeddings: false` keeps even those apart. Other values say nothing: transformers 5
-    writes true for every T5.
+    `tie_word_embeddings: false` keeps even those apart, and true ties no tables that differ.
+    Source: transformers 5.24, `tie_weights`.
+
+    Raises:
+        UserError: an output layer that is not tied is missing; transformers would draw it.
     """
     table, found = next(family.tensors.others(HEAD), None), list(directory.shapes)
     names = [name and file_name(family.name, name, found) for name in (HEAD, table)]
+    flag = directory.config.get("tie_word_embeddings", family.tied)
+    if names[0] is None and names[1] and not (flag or family.always_tied):
+        told = "" if "tie_word_embeddings" in directory.config else " by default"
+        raise UserError(
+            f"{directory} has no {HEAD}, and tie_word_embeddings is false{told}; write it as true "
+            "into config.json if the output layer is the embedding, else download the directory "
+            "again"
+        )
     if None in names:
         return True
-    flag, (head, tokens) = directory.config.get("tie_word_embeddings"), map(str, names)
+    head, tokens = map(str, names)
     return flag is not False and directory.are_equal(head, tokens)
 
 

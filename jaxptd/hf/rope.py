@@ -6,13 +6,18 @@ from types import MappingProxyType
 from typing import Any
 
 from jaxptd.config import ModelConfig, option
+from jaxptd.config.rope import yarn_length
 from jaxptd.errors import UserError, quoted
 
 Json = dict[str, Any]
 
 THETA = 10000.0
 LENGTH = "original_max_position_embeddings"
-NAMES = ("rope_scaling", "rope_factor", "rope_original_length", "rope_range")
+SCALES = ("mscale", "mscale_all_dim")
+NAMES = (
+    *("rope_scaling", "rope_factor", "rope_original_length", "rope_range"),
+    "rope_attention_factor",
+)
 
 # Scaling -> the keys of the two ends of `rope_range`, and their values where they are missing.
 ENDS: Mapping[str, Mapping[str, float]] = MappingProxyType(
@@ -25,38 +30,92 @@ ENDS: Mapping[str, Mapping[str, float]] = MappingProxyType(
 
 
 def read(config: Json) -> Json:
-    """Our options of rotary positions. Raises UserError for a scaling that there is not."""
-    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    """Our options of rotary positions.
+
+    Keys that the kind of scaling does not read change nothing, as in transformers: `finetuned`,
+    `attn_factor`, or a `factor` of the default kind. `rope_scaling` goes before `rope_parameters`.
+    Source: transformers 5.24, `convert_rope_params_to_dict`, `_compute_yarn_parameters`.
+
+    Raises:
+        UserError: there is no such scaling here, or a value is none of its kind.
+    """
+    name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    given = config.get(name) or {}
     if not isinstance(given, dict):
-        raise UserError(f"rope_parameters={quoted(given)}; it must be an object")
-    values = dict(given)
-    kinds = {str(values.pop(key)) for key in ("rope_type", "type") if key in values} or {"default"}
-    theta = {"rope_theta": values.pop("rope_theta", None) or config.get("rope_theta", THETA)}
-    kind = kinds.pop()
-    if kinds or (kind != "default" and kind not in ENDS):
+        raise UserError(f"{name}={quoted(given)}; it must be an object")
+    kinds = config.get("layer_types")
+    if nested := [key for key in given if isinstance(kinds, list) and key in kinds]:
+        raise UserError(
+            f"{name} differs by layer ({quoted(nested[0])}); use a model with one rotation for all"
+        )
+    kind = _first(given.get("rope_type"), given.get("type"), "default")
+    if kind != "default" and kind not in tuple(ENDS):
         raise UserError(f"rope_type={quoted(kind)}; use a model with one of {', '.join(ENDS)}")
-    scaling = None if kind == "default" else kind
-    return {"rope_theta": _number(theta, "rope_theta", None), **_scaling(scaling, values, config)}
+    part = _first(given.get("partial_rotary_factor"), config.get("partial_rotary_factor"), 1.0)
+    if part != 1 or isinstance(part, bool):
+        raise UserError(
+            f"partial_rotary_factor={quoted(part)}; use a model that rotates whole heads, 1.0"
+        )
+    theta = _first(given.get("rope_theta"), config.get("rope_theta"), THETA)
+    scaling = dict.fromkeys(NAMES) if kind == "default" else _scaling(kind, given, config)
+    return {"rope_theta": _number("rope_theta", theta), **scaling}
 
 
-def _scaling(kind: str | None, values: Json, config: Json) -> Json:
-    found: Json = dict.fromkeys(NAMES)
-    if kind is not None:
-        ends = tuple(_number(values, key, default) for key, default in ENDS[kind].items())
-        length = values.pop(LENGTH, None) or config.get("max_position_embeddings")
-        of_ends = (length, ends) if ends else (None, None)
-        found = dict(zip(NAMES, (kind, _number(values, "factor", None), *of_ends), strict=True))
-    if extra := [key for key, value in values.items() if value is not None]:
-        raise UserError(f"rope_parameters has {quoted(extra[0])}; use a model without it")
-    return found
+def _scaling(kind: str, given: Json, config: Json) -> Json:
+    """The options of a scaling."""
+    ends: tuple[float, ...] | None = None
+    length = None
+    factor = given.get("factor")
+    if ENDS[kind]:
+        read = {key: _first(given.get(key), value) for key, value in ENDS[kind].items()}
+        if kind == "yarn":  # where 0 is the default, too
+            read = {key: value or ENDS[kind][key] for key, value in read.items()}
+        ends = tuple(_number(key, value) for key, value in read.items())
+        longest = config.get("max_position_embeddings")
+        length = _whole(LENGTH, _first(config.get(LENGTH), given.get(LENGTH), longest))
+        if factor is None and kind == "yarn" and "factor" in given:
+            factor = _number("max_position_embeddings", longest) / length
+    factor = _number("factor", factor)
+    own = _attention_factor(given, factor) if kind == "yarn" else None
+    return dict(zip(NAMES, (kind, factor, length, ends, own), strict=True))
 
 
-def _number(values: Json, key: str, default: float | None) -> float:
-    """Takes a number above 0 out of an object. Raises UserError for anything else."""
-    found = values.pop(key, default)
-    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < math.inf:
-        raise UserError(f"{key}={quoted(found)}; it must be a number above 0")
-    return float(found)
+def _attention_factor(given: Json, factor: float) -> float | None:
+    """yarn's factor of turned vectors; None is that which follows from the factor."""
+    if given.get("truncate") not in (None, True):
+        raise UserError(
+            f"truncate={quoted(given['truncate'])}; use a model with truncate=true, yarn's default"
+        )
+    found, scales = (
+        given.get("attention_factor"),
+        (given.get("mscale"), given.get("mscale_all_dim")),
+    )
+    if found is None and all(scales):
+        one, all_dims = (_number(key, x) for key, x in zip(SCALES, scales, strict=True))
+        found = (yarn_length(factor, one)) / (yarn_length(factor, all_dims))
+    if found is None:
+        return None
+    found = _number("attention_factor", found)
+    return None if math.isclose(found, yarn_length(factor), rel_tol=1e-12) else found
+
+
+def _first(*values: Any) -> Any:
+    """The first that is not null; else null."""
+    return next((value for value in values if value is not None), None)
+
+
+def _number(key: str, value: Any) -> float:
+    """A number above 0. Raises UserError for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise UserError(f"{key}={quoted(value)}; it must be a number above 0")
+    return float(value)
+
+
+def _whole(key: str, value: Any) -> int:
+    """A whole number above 0. Raises UserError for anything else."""
+    if _number(key, value) != int(value):
+        raise UserError(f"{key}={quoted(value)}; it must be a whole number")
+    return int(value)
 
 
 def write(model: ModelConfig) -> Json:
@@ -67,5 +126,7 @@ def write(model: ModelConfig) -> Json:
         ends = option(model, "rope_range") if ENDS[kind] else ()
         scaling = {"rope_type": kind, "factor": option(model, "rope_factor")}
         scaling |= {LENGTH: option(model, "rope_original_length")} if ends else {}
+        own = option(model, "rope_attention_factor")
+        scaling |= {} if own is None else {"attention_factor": own}
         found["rope_scaling"] = scaling | dict(zip(ENDS[kind], ends, strict=True))
     return found

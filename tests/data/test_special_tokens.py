@@ -88,9 +88,7 @@ def test_a_tokenizer_may_be_larger_than_the_model_where_no_text_has_the_token(pa
     made.save(str(path))
     train, _ = read(path, ["a", "a"], vocab_size=3)
     assert ids(train) == [2, 1, 2, 1]
-    message = (
-        r"the text has the token '\[PAD\]' with id 3, and the model knows 0 to 2; leave it out"
-    )
+    message = r"vocab_size=3, and the text has the token '\[PAD\]' with id 3; leave it out of the"
     with pytest.raises(UserError, match=message):
         read(path, ["a[PAD]"], vocab_size=3)
 

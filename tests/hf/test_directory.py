@@ -11,6 +11,7 @@ from hugging import gpt2_tensors, write_directory
 
 from jaxptd.errors import UserError
 from jaxptd.hf.directory import Directory
+from jaxptd.hf.families import FAMILIES
 from jaxptd.hf.read import sizes_of
 
 ONE = "model.safetensors"
@@ -27,7 +28,7 @@ def refusal(folder: Path, ask: Callable[[Directory], Any]) -> str:
     return line.replace(str(folder), "DIR")
 
 
-def shapes(directory: Directory) -> object:
+def shapes(directory: Directory) -> dict[str, list[int]]:
     return directory.shapes
 
 
@@ -88,7 +89,7 @@ def test_missing_shards_and_tensors(folder: Path) -> None:
     index["weight_map"] = {k: v for k, v in index["weight_map"].items() if v != SHARD}
     index["weight_map"]["transformer.x"] = "model-00001-of-00003.safetensors"
     (folder / INDEX).write_text(json.dumps(index))
-    assert refusal(folder, shapes).startswith(f"DIR: {INDEX} names transformer.x, no file has it")
+    assert "transformer.x" not in shapes(Directory(folder))  # what is needed is looked for later
 
 
 @pytest.mark.parametrize("name", ["../x.safetensors", "/etc/passwd", "..", "", 3, None])
@@ -103,12 +104,25 @@ def test_broken_indexes(folder: Path, content: str) -> None:
     assert refusal(folder, shapes).startswith(f"DIR/{INDEX} ")
 
 
-def test_a_tensor_in_two_files(folder: Path, tensors) -> None:
-    write_directory(folder, dict(list(tensors.items())[:1]))  # model.safetensors
-    index = json.loads((folder / INDEX).read_text())
-    index["weight_map"]["transformer.wte.weight"] = ONE
-    (folder / INDEX).write_text(json.dumps(index))
-    assert refusal(folder, shapes).startswith("DIR: two files have transformer.wte.weight; ")
+def test_of_a_tensor_in_two_files_the_last_counts(tmp_path: Path, tensors) -> None:
+    """Whichever the index names, and though it does not name all, as in transformers."""
+    name, other = "transformer.wte.weight", "transformer.wpe.weight"
+    for file, table in (("a", tensors[name]), ("b", tensors[name] + 1)):
+        write_directory(tmp_path, {name: table, other: tensors[other]})
+        (tmp_path / ONE).rename(tmp_path / f"{file}.safetensors")
+    index = {name: "a.safetensors", "transformer.x": "b.safetensors"}
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": index}))
+    directory = Directory(tmp_path)
+    assert set(shapes(directory)) == {name, other}
+    np.testing.assert_array_equal(directory.tensor(name)[:, :], tensors[name] + 1)
+
+
+def test_a_single_file_goes_before_an_index(folder: Path, tensors) -> None:
+    name = "transformer.wte.weight"
+    write_directory(folder, {name: tensors[name] + 1})  # model.safetensors
+    directory = Directory(folder)
+    assert set(shapes(directory)) == {name}
+    np.testing.assert_array_equal(directory.tensor(name)[:, :], tensors[name] + 1)
 
 
 def test_pickles_are_refused_with_the_remedy(single: Path) -> None:
@@ -171,8 +185,20 @@ def test_broken_configs(single: Path, content: str) -> None:
 def test_the_file_decides_whether_the_head_is_tied(tmp_path: Path) -> None:
     for tied in (True, False):
         tensors = gpt2_tensors(tied=tied)
-        folder = write_directory(tmp_path / str(tied), tensors, tie_word_embeddings=not tied)
+        folder = write_directory(tmp_path / str(tied), tensors, tie_word_embeddings=True)
         assert sizes_of(Directory(folder))["tie_embeddings"] is tied
+
+
+@pytest.mark.parametrize("flag", [False, None])
+def test_an_output_layer_that_is_not_tied_and_not_there_is_an_error(tmp_path, flag) -> None:
+    folder = write_directory(tmp_path / "m", gpt2_tensors(), tie_word_embeddings=flag)
+    line = refusal(folder, sizes_of)
+    assert line.startswith("DIR has no lm_head.weight, and tie_word_embeddings is false; write it")
+
+
+def test_whether_the_output_layer_is_tied_where_no_key_says_so() -> None:
+    tied = {kind for kind, family in FAMILIES.items() if family.tied}
+    assert tied == {"gpt2", "bert", "t5"}  # the defaults of transformers' configurations
 
 
 @pytest.mark.parametrize("flag", [True, False, None])

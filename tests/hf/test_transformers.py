@@ -4,7 +4,10 @@ transformers computes RMSNorm, rotary angles and softmax in float32 even in a fl
 they are computed in float64, with our frequencies where those agree with its float32 ones.
 """
 
+import copy
 import functools
+import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,8 @@ from turns import by_turns
 import jaxptd
 from jaxptd import Layout
 from jaxptd.config import BlockOptions
-from jaxptd.config.rope import frequencies
+from jaxptd.config.rope import Rope, frequencies
+from jaxptd.hf import rope
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -134,3 +138,50 @@ def test_loss_and_gradients_are_those_of_transformers(
     for tensor, x in expected.items():
         scale = max(float(np.linalg.norm(x)), 1e-6)  # a key's bias has none but roundings
         assert np.linalg.norm(found[tensor] - x) < 1e-10 * scale, tensor
+
+
+def rotations() -> Iterator[dict[str, Any]]:
+    """Rotations as directories of the Hub have them, with keys that matter and others."""
+    draw = random.Random(0)
+    others = {
+        "beta_fast": (16, 32.0, None),
+        "beta_slow": (1, 2.0, None),
+        "attention_factor": (None, 1.0, 1.3),
+        "mscale": (None, 1.0, 0.7),
+        "mscale_all_dim": (None, 0.5),
+        "truncate": (True,),
+        "finetuned": (True,),
+        "attn_factor": (0.9,),
+    }
+    for number in range(100):
+        kind = ("default", "linear", "llama3", "yarn")[number % 4]
+        given: dict[str, Any] = {draw.choice(("rope_type", "type")): kind, "factor": 4.0}
+        if kind == "llama3":
+            given |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        if kind in ("llama3", "yarn") and draw.random() < 0.8:
+            given["original_max_position_embeddings"] = draw.choice((16, 32))
+        if kind == "yarn":
+            given |= {k: draw.choice(v) for k, v in others.items() if draw.random() < 0.4}
+        names = draw.sample(("rope_scaling", "rope_parameters"), 2)
+        config = {"max_position_embeddings": 128, names[0]: given}
+        if draw.random() < 0.3:
+            config[names[1]] = {"rope_type": "default", "rope_theta": 2e4}
+        if draw.random() < 0.5:
+            config["rope_theta"] = 5e5
+        if draw.random() < 0.2:
+            config["original_max_position_embeddings"] = 24
+        yield config
+
+
+@pytest.mark.slow
+def test_rotations_are_those_of_transformers() -> None:
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16}
+    for config in rotations():
+        found = rope.read(copy.deepcopy(config))
+        given = {name.removeprefix("rope_"): x for name, x in found.items() if x is not None}
+        turns, length = frequencies(Rope(**given), 16)
+        theirs = LlamaRotaryEmbedding(transformers.LlamaConfig(**sizes, **config))
+        np.testing.assert_allclose(theirs.inv_freq.numpy(), turns, rtol=2e-6, err_msg=str(config))
+        assert theirs.attention_scaling == pytest.approx(length, rel=1e-12), config

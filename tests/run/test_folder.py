@@ -117,6 +117,8 @@ NEEDED = {"model.rope_scaling": ["--model.positions=rope"]}
         f"--model.rope_factor=4.0 {LLAMA3}",
         f"--model.rope_original_length=64 {LLAMA3}",
         f"--model.rope_range=[1,8] {LLAMA3}",
+        "--model.rope_attention_factor=1.5 --model.positions=rope --model.rope_scaling=yarn "
+        "--model.rope_factor=4.0 --model.rope_original_length=64",
         *("--model.qk_norm=true", "--model.causal=false", "--model.token_types=2"),
         *("--model.seq_length=8", "--model.vocab_size=300"),
         *("--model.dropout=0.2", "--model.dtype=bfloat16", "--model.products=fp8"),

@@ -62,6 +62,7 @@ BERT = Family(
     "bert",
     "BertForPreTraining",
     TENSORS,
+    tied=True,
     keys={
         "num_layers": ("num_hidden_layers", 12),
         "hidden_size": ("hidden_size", 768),

@@ -58,6 +58,8 @@ class Family:
         fixed: key -> the only value that is supported, which is also the default.
         others: reads the options for which a key is not enough.
         write_others: their keys.
+        tied: whether the output layer is the embedding where `tie_word_embeddings` is missing.
+        always_tied: whether it is wherever no file has its tensor, whatever the key says.
         tokens: key -> the name of the special token whose id it has; None: that which ends a
             document.
     """
@@ -70,4 +72,6 @@ class Family:
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     others: Callable[[Json], Json] = lambda config: {}
     write_others: Callable[[ModelConfig], Json] = lambda model: {}
+    tied: bool = False
+    always_tied: bool = False
     tokens: Mapping[str, str | None] = dataclasses.field(default_factory=lambda: _ENDS)

@@ -107,6 +107,8 @@ T5 = Family(
     "t5",
     "T5ForConditionalGeneration",
     TENSORS,
+    tied=True,
+    always_tied=True,
     keys={
         "num_layers": ("num_layers", 6),
         "num_decoder_layers": ("num_decoder_layers", None),
