@@ -1,4 +1,4 @@
-"""What an export keeps of the Hugging Face model that a run began from: its small files.
+"""The small files of the Hugging Face model that a run began from, for its exports.
 
 A run has them in its own directory from the start, so that it can be exported when the model's
 directory has gone:

@@ -14,7 +14,8 @@ from jaxptd.hf.families import FAMILIES, Json, activation, family_named
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 # Keys of a base that an export leaves out: code and precision that its weights do not have.
 _NEVER_KEPT = frozenset({"auto_map", "quantization_config", "dtype", "torch_dtype"})
-_ROPE = frozenset({"rope_parameters", "rope_scaling", "rope_theta"})
+_ROPE = frozenset({"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"})
+_ROPE |= {"original_max_position_embeddings"}
 LONGEST = 4096  # tokens in a sequence, unless the config says so: rotary models allow 131072
 
 
@@ -148,10 +149,12 @@ def over_base(base: Json, model: ModelConfig, *, ours: Json) -> Json:
     kept = {key: value for key, value in base.items() if key not in _NEVER_KEPT}
     dtype = "dtype" if "dtype" in base else "torch_dtype"
     always = {"architectures": ours["architectures"], dtype: ours["torch_dtype"]}
-    tied = {key: ours[key] for key in ("tie_word_embeddings",) if base.get(key) != ours[key]}
-    key, _ = family_named(model.family)[1].keys.get("max_positions", ("", None))
-    lengths = {key: ours[key]} if key and base.get(key) != ours[key] else {}
-    found = kept | always | tied | lengths
+    _, family = family_named(model.family)
+    name, usual = family.keys.get("max_positions", ("", None))
+    defaults = {"tie_word_embeddings": family.tied, name: usual}
+    there = defaults | base
+    own = {key: ours[key] for key in defaults if key in ours and there[key] != ours[key]}
+    found = kept | always | own
     if _says(found, model):
         return found
     return {key: value for key, value in kept.items() if key not in _ROPE} | ours

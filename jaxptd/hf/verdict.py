@@ -1,4 +1,4 @@
-"""What a Hugging Face directory has, by headers and configs alone, and whether it can be trained.
+"""The verdict on a Hugging Face directory, by headers and configs alone: can it be trained?
 
 Parts are checked one by one, so that a directory with several problems has a line for each.
 """
@@ -27,7 +27,7 @@ OWN = ", with a tokenizer of your own, --data.tokenizer"
 
 
 def check(path: Path) -> dict[str, Any]:
-    """What a directory has, reading headers only.
+    """Checks a directory, reading headers only.
 
     Returns:
         `verdict`, and with it what could be read: of the weights `model`, `parameters`, `bytes`,
@@ -94,7 +94,7 @@ def has_template(path: Path) -> bool:
 def _tried(
     problems: dict[str, str], part: str, look: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
-    """What a part has; of one that cannot be read nothing, and its problem is noted."""
+    """Looks at a part; of one that cannot be read there is nothing, and its problem is noted."""
     try:
         return look()
     except UserError as error:

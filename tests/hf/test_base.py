@@ -234,8 +234,8 @@ def test_other_families_come_back_as_they_were(family: str, tmp_path: Path) -> N
     back = read(there_and_back(there, tmp_path))
     expected = {**read(there), "dtype": "float32", "architectures": back["architectures"]}
     assert back["architectures"] != ["x"]
-    assert {key: back.get(key) for key in expected} == expected
-    assert set(back) - set(expected) <= {"tie_word_embeddings"}
+    said = {"tie_word_embeddings": True} if family == "swin" else {}  # which means nothing there
+    assert back == expected | said
     assert (tmp_path / "back" / "preprocessor_config.json").exists()
 
 
@@ -245,7 +245,7 @@ def test_fewer_positions_are_ours(tmp_path: Path) -> None:
     model = ModelConfig(**sizes)
     ours = config_json(model, dtype="float32", tokenizer=None)
     found = over_base(read(there), model, ours=ours)
-    others = {"n_positions": 8, "torch_dtype": "float32", "tie_word_embeddings": True}
+    others = {"n_positions": 8, "torch_dtype": "float32"}
     assert found == read(there) | others
 
 
