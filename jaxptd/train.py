@@ -40,7 +40,11 @@ from jaxptd.run.progress.streams import OptionalStream
 from jaxptd.run.remarks import remarks
 from jaxptd.step import Program
 
-RUN = ("--data.source", "--optimizer.learning_rate", "--train.steps", "--checkpoint.every")
+RUN = (
+    *("--data.source", "--data.tokenizer", "--data.special_tokens", "--data.prompt_field"),
+    *("--optimizer.learning_rate", "--optimizer.warmup_steps", "--train.steps"),
+    "--checkpoint.every",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,6 +63,7 @@ def parser() -> jsonargparse.ArgumentParser:
     examples = (
         "--config quickstart",
         "--config gpt2-124m --data.source data/train.bin --layout.dp 4 --layout.tp 2",
+        "--from models/llama --data.source texts.jsonl --run-dir runs/tuned     (fine-tunes)",
         "--run-dir runs/quickstart --train.steps 2400     (resumes a run, on any layout)",
     )
     made = run_parser("train", main.__doc__ or "", examples=examples, usual=(*USUAL, *RUN))

@@ -16,6 +16,7 @@ from jaxptd.display import Table, count_text, html_of
 from jaxptd.distributed.watchdog import Phase, Watchdog
 from jaxptd.fields import check_range, checked
 from jaxptd.generate import Sampling, check_tokens, write_text
+from jaxptd.hf.base import keep_base
 from jaxptd.models.families import open_data_of
 from jaxptd.run.batches import read_batch
 from jaxptd.run.checkpoints import RunCheckpoints
@@ -208,6 +209,7 @@ class Run:
         rows = [row for row in self.run_dir.metrics() if row["step"] == step]
         self.checkpoint(step, rows[-1] if rows else None)
         self.checkpoints.store.wait()
+        keep_base(self.run_dir, self.config, say=self.say)
         return self.run_dir.checkpoints / f"{step:08d}"
 
     @checked("jaxptd.Run.read")

@@ -11,6 +11,7 @@ from jaxptd.config import Config
 from jaxptd.distributed import coordination
 from jaxptd.distributed.stop import Stop
 from jaxptd.distributed.watchdog import Phase, Watchdog
+from jaxptd.hf.base import keep_base
 from jaxptd.hf.start import first_state
 from jaxptd.models.families import family_of
 from jaxptd.run.checkpoints import failed_saves_explained
@@ -63,6 +64,7 @@ class Training:
             "the tokens of the data": list(run.data.identity.values()),
         }
         check_alike(self.config, facts)
+        begins = not run.checkpoints.store.steps()
         with out_of_memory_explained(run.program):
             run.arrays = run.checkpoints.start(partial(first_state, run.program, say=run.say))
         remedy = "train.run_dir must be the same directory for all processes"
@@ -71,6 +73,7 @@ class Training:
             self.display.say(nothing_left(self.config, run.step))
             return
         run.run_dir.open(self.config, step=run.step)
+        keep_base(run.run_dir, self.config, say=run.say, anew=begins)
         with failed_saves_explained():
             run.checkpoints.begin(run.step)
 

@@ -8,15 +8,13 @@ import argparse
 import dataclasses
 import difflib
 import functools
-import importlib
 import itertools
-import json
 import re
 import sys
 import types
 import typing
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +22,24 @@ import jsonargparse
 import yaml
 
 from jaxptd.commands.help import add_help
-from jaxptd.config import Config, from_dict, to_dict
+from jaxptd.config import Config, ModelConfig, from_dict, to_dict
 from jaxptd.config.files import check_keys, check_value, read_yaml
 from jaxptd.config.packaged import find_config, packaged_configs
+from jaxptd.config.sources import (
+    FROM,
+    OPTIONS,
+    SIZES,
+    add_sources,
+    as_option,
+    check_sizes,
+    file_written_out,
+    written_out,
+)
 from jaxptd.errors import QUOTED, Parser, UserError, quoted
 from jaxptd.fields import checked
 from jaxptd.fields.values import UNIONS
 
 PRINT = "--print_config"
-FROM = "from"  # in a file, the directory that has the model's sizes; no field of a config
 
 
 def make_parser(
@@ -53,6 +60,7 @@ def make_parser(
     add_help(parser, usual=usual, examples=examples)
     help_text = "YAML file, or the name of a packaged config; options override it"
     parser.add_argument("--config", action=_ConfigFile, metavar="F", help=help_text)
+    add_sources(parser)
     help_text = "print the resulting config, and exit"
     parser.add_argument(PRINT, action="store_true", help=help_text)
     parser.add_class_arguments(Config, None, fail_untyped=True)
@@ -68,31 +76,32 @@ class _ConfigFile(jsonargparse.ActionConfigFile):
     def __call__(
         self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
     ) -> None:
-        super().__call__(parser, namespace, _with_sizes(find_config(values)), option_string)
+        text = file_written_out(find_config(values), _model_of)
+        super().__call__(parser, namespace, text, option_string)
 
 
-def _with_sizes(path: str) -> str:
-    """The path of a config file; of one with `model.from: DIR`, its text with the sizes of DIR.
+def _model_of(fields: Mapping[str, Any]) -> ModelConfig:
+    """The model of the fields of a file."""
+    options = [as_option(f"model.{name}", value) for name, value in fields.items()]
+    return parse(_parser_of_fields(), options)[0].model
 
-    Raises:
-        UserError: there is no such directory, or the file contradicts it.
+
+class Parsed(typing.NamedTuple):
+    """A command line that was read.
+
+    Args:
+        config: of it.
+        options: values of the parser's other options.
+        given: `section.field` of each field that the command line, or its config file, sets.
+        source: the directory that `from` names, if any.
+        sizes: the directory that `model.from` names, if any.
     """
-    tree = yaml.safe_load(Path(path).read_text(encoding="utf-8-sig"))
-    if FROM not in (tree.get("model") or {}):
-        return path
-    source, hugging_face = tree["model"].pop(FROM), importlib.import_module("jaxptd.hf.load")
-    if not isinstance(source, str) or not source:
-        raise UserError(f"{path}: model.{FROM}: expected a directory of a Hugging Face model")
-    own = {name: value for name, value in tree["model"].items() if value is not None}
-    # Found by its name: it is above the config, which it makes.
-    sizes = hugging_face.sizes(Path(source))
-    tree["model"] = sizes | own
-    text = str(yaml.safe_dump(tree))
-    options = [
-        f"--model.{name}={json.dumps(x).strip(chr(34))}" for name, x in tree["model"].items()
-    ]
-    hugging_face.check(parse(_parser_of_fields(), options)[0].model, Path(source))
-    return text
+
+    config: Config
+    options: dict[str, Any]
+    given: frozenset[str]
+    source: str | None
+    sizes: str | None
 
 
 def parse(
@@ -109,7 +118,21 @@ def parse(
     Raises:
         UserError: unknown key, wrong type, impossible layout, unreadable file.
     """
-    argv = _file_first(sys.argv[1:] if argv is None else argv)
+    found = parse_all(parser, argv)
+    return found.config, found.options
+
+
+def parse_all(
+    parser: jsonargparse.ArgumentParser,
+    argv: Sequence[str] | None,
+    *,
+    check: Callable[[Parsed], None] = lambda found: None,
+) -> Parsed:
+    """Reads a command line as `parse` does, with what else is known of it.
+
+    check: raises UserError for what a command does not take, before anything is printed.
+    """
+    argv = _file_first(written_out(sys.argv[1:] if argv is None else argv))
     _check_options(argv)
     try:
         with warnings.catch_warnings():
@@ -117,16 +140,24 @@ def parse(
             values = parser.parse_args(argv, defaults=False)  # Config has them, much faster
     except argparse.ArgumentError as error:
         raise UserError(_rephrase(str(error))) from error
+    except UserError:
+        raise
     except ValueError as error:
         raise UserError(f"{quoted(str(error), 4 * QUOTED)}; see --help") from error
     tree = _other_defaults(parser) | values.as_dict()
     sections = {name: tree.pop(name) for name in _sections() if name in tree}
     tree.pop("config", None)
+    printing, source, sizes = (tree.pop(name) for name in (PRINT.removeprefix("--"), FROM, SIZES))
     config = from_dict(sections)
-    if tree.pop(PRINT.removeprefix("--")):
+    if source and config.checkpoint.start == source:
+        check_sizes(config.model, source)
+    given = frozenset(f"{name}.{key}" for name, fields in sections.items() for key in fields)
+    found = Parsed(config, tree, given, source, sizes)
+    check(found)
+    if printing:
         print(as_yaml(config), end="")
         raise SystemExit(0)
-    return config, tree
+    return found
 
 
 def _other_defaults(parser: jsonargparse.ArgumentParser) -> dict[str, Any]:
@@ -176,7 +207,10 @@ def _check_overrides(overrides: Sequence[str]) -> None:
     """Raises UserError unless these are options of fields: no `--help`, no `--config`."""
     for option in overrides:
         name = option.removeprefix("--").partition("=")[0]
-        if option.startswith("-") and name.partition(".")[0] not in _sections():
+        known = (
+            name.partition(".")[0] in _sections() or option.partition("=")[0] in OPTIONS.values()
+        )
+        if option.startswith("-") and not known:
             raise UserError(f"unknown key {quoted(name)}; {_nearest(name)}")
 
 
@@ -198,6 +232,8 @@ def _check_options(argv: Sequence[str]) -> None:
 def _check_file(path: str) -> None:
     """Raises UserError unless the file is YAML whose keys are sections and fields of a config."""
     for section, fields in _entries(path, read_yaml(path)):
+        if section == FROM:
+            continue
         if section not in _sections():
             sections = ", ".join(_sections())
             raise UserError(f"{path}: unknown section {quoted(section)}; use {sections}")

@@ -1,7 +1,5 @@
 """The options of a command that takes a config: `--config F`, `--run-dir D`, fields, its own."""
 
-import importlib
-import json
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +8,8 @@ import jsonargparse
 
 from jaxptd.commands.words import path_option
 from jaxptd.config import Config
-from jaxptd.config.command_line import make_parser, parse
+from jaxptd.config.command_line import Parsed, make_parser, parse_all
+from jaxptd.config.sources import check_chosen
 from jaxptd.errors import Parser, UserError
 
 MODEL = tuple(f"--model.{name}" for name in ("num_layers", "hidden_size", "seq_length", "dtype"))
@@ -35,8 +34,6 @@ def run_parser(
     parser = make_parser(f"jaxptd {name}", description, usual=usual, examples=lines)
     help_text = "directory of a run, which has its config"
     parser.add_argument("--run-dir", metavar="D", help=help_text)
-    help_text = "Hugging Face directory whose config.json has the model's sizes"
-    parser.add_argument("--model.from", dest="model_from", metavar="D", help=help_text)
     return parser
 
 
@@ -48,26 +45,21 @@ def read_run(
     Args:
         parser: made by `run_parser`.
         argv: the command line without the program; None is that of this process.
-        new: with `--config`, the run in `--run-dir` need not exist yet.
+        new: the command trains: with `--config` or `--from` the run in `--run-dir` need not exist
+            yet, and whoever takes sizes of a model alone says what the weights are.
 
     Raises:
         UserError: as `parse`, or there is no such run.
     """
-    return parse(parser, _with_sizes(_expanded(argv, new=new)))
+    check = _check_chosen if new else lambda found: None
+    found = parse_all(parser, _expanded(argv, new=new), check=check)
+    return found.config, found.options
 
 
-def _with_sizes(argv: Sequence[str]) -> list[str]:
-    """The command line with `--model.from DIR` written as the sizes of a Hugging Face directory.
-
-    They override a config file, and other options override them.
-    """
-    words = Parser(add_help=False)
-    words.add_argument("--model.from", dest="source", type=path_option, action="append", default=[])
-    given, others = words.parse_known_args(argv)
-    # Found by its name: it is above the config, which it makes.
-    found = [importlib.import_module("jaxptd.hf.load").sizes(path) for path in given.source[-1:]]
-    fields = ((name, json.dumps(value)) for each in found for name, value in each.items())
-    return [*(f"--model.{name}={value.strip(chr(34))}" for name, value in fields), *others]
+def _check_chosen(found: Parsed) -> None:
+    """Raises UserError for a run with random weights, or of bytes, that nobody asked for."""
+    if found.sizes:
+        check_chosen(found.config, found.sizes, tokenizer="data.tokenizer" in found.given)
 
 
 def _expanded(argv: Sequence[str] | None, *, new: bool) -> list[str]:
@@ -81,14 +73,17 @@ def _expanded(argv: Sequence[str] | None, *, new: bool) -> list[str]:
     if len(given.run_dir) > 1 or "--train.run_dir" in names:
         raise UserError("--run-dir: the directory of the run is given twice; give it once")
     directory = f"--train.run_dir={run_dir}"
-    if "--config" in names and new:
+    named = names & {"--config", "--from"}
+    if named and new:
         return [*others, directory]
-    if "--config" in names:
+    if "--from" in named:
+        raise UserError("--from and --run-dir both name a model; give one of them")
+    if named:
         raise UserError("--config and --run-dir both name a config; give one of them")
     config = run_dir / RUN_CONFIG
     if not os.path.exists(config):
         raise UserError(
             f"--run-dir {run_dir} holds no run: there is no {config}; name the directory of a run, "
-            f"or {'add --config to train there' if new else 'give --config instead'}"
+            f"or {'add --config or --from to train there' if new else 'give --config instead'}"
         )
     return [f"--config={config}", *others, directory]

@@ -36,6 +36,7 @@ _UNREAD_BY_NAME: dict[OptimizerName, tuple[str, ...]] = {
     "muon": (),
     "adafactor": ("beta1", "beta2", "epsilon", "momentum"),
 }
+RANDOM = "random"  # as checkpoint.start; a folder of this name is ./random
 LEAST_SHARE = 1e-6  # of a source in a mixture, which has it exact to a part in 2**20
 
 
@@ -250,7 +251,7 @@ class CheckpointConfig:
             the lowest validation loss; later ones are set aside), never, or the path of a
             checkpoint.
         start: weights that a new run starts from, at step 0: the path of a Hugging Face directory,
-            of a checkpoint or of a run; null draws them.
+            of a checkpoint or of a run; random and null draw them.
         data: same (a run resumes with the data that it began with, and data that has grown or was
             replaced is refused), or any.
     """

@@ -22,8 +22,9 @@ class Samples(abc.ABC):
 
     @property
     def amount(self) -> str:
-        """The size of all sources in words."""
-        return f"{self.num_tokens / 1e6:.2f} M training tokens"
+        """The size of all sources, and of a sample, in words."""
+        tokens = f"{self.num_tokens / 1e6:.2f} M training tokens"
+        return f"{tokens} in sequences of {self.seq_length}"
 
     @property
     @abc.abstractmethod

@@ -6,30 +6,26 @@ import json
 import math
 import os
 import re
+import sys
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from jaxptd.commands.words import add_words, path_option
 from jaxptd.config import ProcessesConfig
-from jaxptd.display import Table, bytes_text, count_text
 from jaxptd.distributed import launchers
 from jaxptd.errors import Parser, UserError, quoted, run_command
+from jaxptd.hf.base import keep_base
 from jaxptd.hf.directory import Directory
-from jaxptd.hf.load import config_of
-from jaxptd.hf.mapping import map_tensors
+from jaxptd.hf.load import program_of
 from jaxptd.hf.read import read_params
+from jaxptd.hf.verdict import check, lines, table
 from jaxptd.hf.write import DTYPES, write_directory
-from jaxptd.layout import Layout
-from jaxptd.mesh import make_mesh
 from jaxptd.run.checkpoints import RunCheckpoints
-from jaxptd.run.devices import ready
 from jaxptd.run.folder import RunDir
 from jaxptd.run.saved import SavedParams
-from jaxptd.step import Program
 
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -44,11 +40,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError("--dtype and --shard-size are of --to-hf; leave them out")
     if not launchers.find(ProcessesConfig(), os.environ).alone:
         raise UserError("convert runs in one process; start it without srun, mpirun or torchrun")
-    found = {"from_hf": _from_hf, "to_hf": _to_hf, "check": _check}[chosen[0]](args)
+    if args.check is not None:
+        found = check(args.check)
+    else:
+        found = _from_hf(args) if args.to_hf is None else _to_hf(args)
     if args.json:
         print(json.dumps(found))
     elif not args.quiet:
         print(_text(found))
+    if problems := found.get("problems"):
+        raise UserError(next(iter(problems.values())))
 
 
 def parser() -> Parser:
@@ -63,7 +64,7 @@ def parser() -> Parser:
     made.add_argument("--from-hf", type=path_option, metavar="DIR", help=help_text)
     help_text = "run whose newest checkpoint to write as a Hugging Face directory"
     made.add_argument("--to-hf", type=path_option, metavar="RUN_DIR", help=help_text)
-    help_text = "directory whose headers to read: what is mapped and what ignored"
+    help_text = "directory whose headers to read: can it be trained, and generated from"
     made.add_argument("--check", type=path_option, metavar="DIR", help=help_text)
     help_text = "directory to write; it must not exist yet"
     made.add_argument("--out", type=path_option, metavar="D", help=help_text)
@@ -83,25 +84,18 @@ def _bytes(text: str) -> int:
     return int(match[1]) * UNITS[match[2]]
 
 
-def _program(directory: Directory, run_dir: Path) -> Program:
-    """The model of a directory on one device of the CPU."""
-    config = config_of(directory)
-    train = dataclasses.replace(config.train, run_dir=str(run_dir), platform="cpu")
-    config, _ = ready(dataclasses.replace(config, layout=Layout(), train=train))
-    return Program(config, make_mesh(config.layout))
-
-
 def _from_hf(args: Any) -> dict[str, Any]:
     if os.path.lexists(args.out):
         raise UserError(f"--out {args.out} exists; choose another name, or remove it")
     directory = Directory(args.from_hf)
-    program, run_dir = _program(directory, args.out), RunDir(args.out)
+    program, run_dir = program_of(directory, args.out), RunDir(args.out)
     state = program.states.new(read_params(program, directory))
     checkpoints = RunCheckpoints(program, run_dir, print)
     checkpoints.save(state, 0, None)
     checkpoints.store.wait()
     train = dataclasses.replace(program.config.train, platform="auto")
     run_dir.open(dataclasses.replace(program.config, train=train), step=0)
+    keep_base(run_dir, program.config, say=partial(print, file=sys.stderr))
     parameters = sum(math.prod(info.shape) for info in program.infos.values())
     return {"out": str(args.out), "parameters": parameters}
 
@@ -119,42 +113,12 @@ def _to_hf(args: Any) -> dict[str, Any]:
     }
 
 
-def _check(args: Any) -> dict[str, Any]:
-    """Reads headers only."""
-    directory = Directory(args.check)
-    program = _program(directory, args.check)
-    ours = {name: info.shape for name, info in program.infos.items()}
-    model = program.config.model
-    mapped = map_tensors(model.family, ours, directory.shapes, where=directory)
-    for name in mapped.names.values():
-        directory.tensor(name)  # refuses precisions that cannot be read
-    rules = [rule for each in mapped.rules.values() for rule in each]
-    used = mapped.names.values()
-    sizes = {name: math.prod(directory.shapes[name]) for name in used}
-    return {
-        "model": dataclasses.asdict(model),
-        "parameters": sum(sizes.values()),
-        "bytes": sum(sizes[name] * BYTES[directory.dtypes[name]] for name in used),
-        "precisions": sorted({directory.dtypes[name] for name in used}),
-        "mapping": [[r.name, r.tensor_dims, r.ours, r.dims] for r in rules],
-        "ignored": list(mapped.ignored),
-        "copies": dict(mapped.copies),
-    }
-
-
 def _text(found: dict[str, Any]) -> str:
     """Says in a few lines what was done."""
-    if "mapping" not in found:
-        facts = [f"{name} {value}" for name, value in found.items() if name != "out"]
-        return f"{found['out']}: {', '.join(facts)}"
-    title = (
-        f"{count_text(found['parameters'])} parameters, {bytes_text(found['bytes'])} in "
-        f"{', '.join(found['precisions'])}; ignored: {', '.join(found['ignored']) or 'nothing'}"
-    )
-    if found["copies"]:
-        title += f"; compared when they are read: {', '.join(found['copies'])}"
-    names = ("tensor", "its dims", "parameter", "our dims")
-    return str(Table(title, names, [tuple(row) for row in found["mapping"]]))
+    if "verdict" in found:
+        return "\n".join([*([table(found)] if "mapping" in found else []), *lines(found)])
+    facts = [f"{name} {value}" for name, value in found.items() if name != "out"]
+    return f"{found['out']}: {', '.join(facts)}"
 
 
 if __name__ == "__main__":

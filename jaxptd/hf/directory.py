@@ -50,7 +50,7 @@ class Directory:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The content of `config.json`."""
-        return _read_json(self.path / CONFIG)
+        return read_json(self.path / CONFIG)
 
     @cached_property
     def _open(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class Directory:
         path = self.path / INDEX
         if not os.path.lexists(path):
             self._refuse_without_tensors()
-        entries = _read_json(path).get("weight_map")
+        entries = read_json(path).get("weight_map")
         names = list(entries.values()) if isinstance(entries, dict) else []
         if not names or not all(map(_is_file_name, names)):
             raise UserError(f"{path} does not name a file beside it for each tensor; {AGAIN}")
@@ -152,7 +152,7 @@ def _explained(path: Path) -> Iterator[None]:
         raise UserError(f"{path} is damaged: {quoted(str(error), 200)}; {AGAIN}") from error
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """Reads a JSON object. Raises UserError for anything else."""
     with _explained(path):
         if not os.path.isfile(path):

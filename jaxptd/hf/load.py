@@ -1,23 +1,29 @@
 """The model of a directory: its config, and its program with parameters, to generate."""
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
 
-from jaxptd.config import Config, ModelConfig, from_dict
+from jaxptd.config import Config, FamilyName, ModelConfig, from_dict
+from jaxptd.config.run_options import RUN_CONFIG
+from jaxptd.config.training import RANDOM
 from jaxptd.data.tokenizer_folders import TOKENIZER
 from jaxptd.data.tokenizers import BYTES
+from jaxptd.errors import UserError
 from jaxptd.hf.directory import Directory, is_directory
 from jaxptd.hf.read import read_params, sizes_of
 from jaxptd.hf.sizes import check_sizes
-from jaxptd.mesh import Layout
+from jaxptd.mesh import Layout, make_mesh
+from jaxptd.models.families import FAMILIES
 from jaxptd.params import Params
+from jaxptd.run.devices import ready
 from jaxptd.run.saved import load_run, to_generate
 from jaxptd.step import Program
 
 
 def config_of(directory: Directory, **model: Any) -> Config:
-    """The config of a directory's model, on one device.
+    """The config of a run that starts from a directory, on one device.
 
     Args:
         directory: with the sizes, and perhaps the tokenizer; else that is bytes.
@@ -26,18 +32,93 @@ def config_of(directory: Directory, **model: Any) -> Config:
     Raises:
         UserError: there are no such sizes, or no such fields.
     """
-    name = str(directory.path) if os.path.isfile(directory.path / TOKENIZER) else BYTES
-    return from_dict({"model": sizes_of(directory) | model, "data": {"tokenizer": name}})
+    path = str(directory.path)
+    name = path if os.path.isfile(directory.path / TOKENIZER) else BYTES
+    return from_dict(
+        {
+            "model": sizes_of(directory) | model,
+            "data": {"tokenizer": name},
+            "checkpoint": {"start": _as_start(directory.path)},
+        }
+    )
+
+
+def start(path: Path) -> dict[str, Any]:
+    """The fields of a run that starts from a directory, `section.field`: what `--from` stands for.
+
+    A family that reads text has the directory's tokenizer, which need not be there if the data's is
+    another.
+
+    Raises:
+        UserError: there are no such sizes.
+    """
+    found = sizes(path)
+    own = {"data.tokenizer": str(path)} if _reads_text(found["model.family"]) else {}
+    return found | {"checkpoint.start": _as_start(path)} | own
 
 
 def sizes(path: Path) -> dict[str, Any]:
-    """The fields of `ModelConfig` that a directory decides. Raises UserError as `config_of`."""
+    """The fields of a model, `model.field`, that a directory decides. Raises as `start` does."""
+    return {f"model.{name}": value for name, value in _sizes(path).items()}
+
+
+def _sizes(path: Path) -> dict[str, Any]:
+    if os.path.isfile(path / RUN_CONFIG):
+        raise UserError(
+            f"{path} is the directory of a run; use --run-dir {path} to go on with it, or --config "
+            f"{path / RUN_CONFIG} --checkpoint.start {path} to start another from its weights"
+        )
     return sizes_of(Directory(path))
+
+
+def _as_start(path: Path) -> str:
+    """A path as `checkpoint.start` has it, where some words are no paths."""
+    return os.path.join(os.curdir, path) if str(path) in (RANDOM, "null") else str(path)
+
+
+def check_chosen(config: Config, path: Path, *, tokenizer: bool) -> None:
+    """Raises UserError if a run takes only sizes from a directory, and nobody chose the others.
+
+    Args:
+        config: of the run.
+        path: of the directory.
+        tokenizer: whether the run's was chosen.
+    """
+    if config.checkpoint.start is None:
+        raise UserError(
+            f"--model.from {path} gives sizes only, and the weights are not chosen; use --from "
+            f"{path} for its weights and tokenizer too, or --checkpoint.start {RANDOM} to draw new "
+            "ones"
+        )
+    there = os.path.isfile(path / TOKENIZER) and _reads_text(config.model.family)
+    if there and not tokenizer:
+        raise UserError(
+            f"--model.from {path} gives sizes only, and data.tokenizer={config.data.tokenizer} "
+            f"while {path} has a {TOKENIZER}; use --data.tokenizer {path}, or "
+            f"--data.tokenizer {config.data.tokenizer} to say that it is meant"
+        )
+
+
+def _reads_text(family: FamilyName) -> bool:
+    return FAMILIES[family].has_vocabulary
 
 
 def check(model: ModelConfig, path: Path) -> None:
     """Raises UserError, with the field, if a model contradicts the sizes of a directory."""
-    check_sizes(model, sizes(path), where=path)
+    check_sizes(model, _sizes(path), where=path)
+
+
+def program_of(directory: Directory, run_dir: Path) -> Program:
+    """The program of a directory's model, on one simulated device.
+
+    Args:
+        directory: with the sizes.
+        run_dir: of the run that it is for.
+    """
+    config = config_of(directory)
+    train = dataclasses.replace(config.train, run_dir=str(run_dir), platform="cpu")
+    config, _ = ready(dataclasses.replace(config, layout=Layout(), train=train))
+    return Program(config, make_mesh(config.layout))
 
 
 def load_model(path: Path, *, layout: Layout, platform: Any) -> tuple[Program, Params]:

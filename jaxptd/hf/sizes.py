@@ -12,6 +12,10 @@ from jaxptd.hf.families import FAMILIES, Json, activation, family_named
 
 # Ids that a model which writes text needs.
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+# Keys of a base that an export leaves out: code and precision that its weights do not have.
+_NEVER_KEPT = frozenset({"auto_map", "quantization_config", "dtype", "torch_dtype"})
+_ROPE = frozenset({"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"})
+_ROPE |= {"original_max_position_embeddings"}
 LONGEST = 4096  # tokens in a sequence, unless the config says so: rotary models allow 131072
 
 
@@ -57,7 +61,7 @@ def check_sizes(model: ModelConfig, sizes: Mapping[str, Any], *, where: object) 
         if mine != wanted:
             raise UserError(
                 f"model.{name}={mine}, but {where} has {wanted}; use --model.{name}="
-                f"{str(wanted).lower() if isinstance(wanted, bool) else wanted}, or --model.from "
+                f"{str(wanted).lower() if isinstance(wanted, bool) else wanted}, or --from "
                 f"{where} for all sizes"
             )
     longest = sizes.get("max_positions") or math.inf
@@ -99,13 +103,13 @@ def _check_count(key: str, value: object) -> None:
 # ---- ours -> config.json ------------------------------------------------------------------------
 
 
-def config_json(model: ModelConfig, *, dtype: str, tokenizer: Tokenizer) -> Json:
+def config_json(model: ModelConfig, *, dtype: str, tokenizer: Tokenizer | None) -> Json:
     """The `config.json` of a model.
 
     Args:
         model: its sizes.
         dtype: of the weights.
-        tokenizer: has the ids of special tokens; null are those that the vocabulary does not have.
+        tokenizer: has the ids of special tokens; None leaves them out.
 
     Raises:
         UserError: the family has no Hugging Face model, or not with this option.
@@ -127,8 +131,43 @@ def config_json(model: ModelConfig, *, dtype: str, tokenizer: Tokenizer) -> Json
         "tie_word_embeddings": model.tie_embeddings,
         **family.write_others(model),
         "torch_dtype": dtype,
-        **{key: _token(model, tokenizer, name) for key, name in family.tokens.items()},
+        **(token_ids(model, tokenizer) if tokenizer else {}),
     }
+
+
+def over_base(base: Json, model: ModelConfig, *, ours: Json) -> Json:
+    """The `config.json` of a model that began from another's: what that says, and our sizes.
+
+    The base's own keys stay where they say what the model is, in its words, and so do those that
+    only transformers reads.
+
+    Args:
+        base: the content of its `config.json`.
+        model: the sizes.
+        ours: the `config.json` of the model, without a base.
+    """
+    kept = {key: value for key, value in base.items() if key not in _NEVER_KEPT}
+    dtype = "dtype" if "dtype" in base else "torch_dtype"
+    always = {"architectures": ours["architectures"], dtype: ours["torch_dtype"]}
+    _, family = family_named(model.family)
+    name, usual = family.keys.get("max_positions", ("", None))
+    defaults = {"tie_word_embeddings": family.tied, name: usual}
+    there = defaults | base
+    own = {key: ours[key] for key in defaults if key in ours and there[key] != ours[key]}
+    found = kept | always | own
+    if _says(found, model):
+        return found
+    return {key: value for key, value in kept.items() if key not in _ROPE} | ours
+
+
+def _says(config: Json, model: ModelConfig) -> bool:
+    """True if this is the `config.json` of a model, with as many positions."""
+    try:
+        sizes = read_sizes(config, tied=model.tie_embeddings, where=model.family)
+        check_sizes(model, sizes, where=model.family)
+    except UserError:
+        return False
+    return sizes.get("max_positions", model.num_positions) == model.num_positions
 
 
 def generation_json(model: ModelConfig, config: Json) -> Json | None:
@@ -146,7 +185,20 @@ def _written(model: ModelConfig, name: str) -> Any:
     return activation.write(value) if name == "activation" else value
 
 
-def _token(model: ModelConfig, tokenizer: Tokenizer, name: str | None) -> int | None:
-    """The id of a special token, None: that ends a document; if the model's vocabulary has it."""
-    found = tokenizer.end_of_document if name is None else tokenizer.token_id(name)
-    return None if found is None or found >= (model.vocab_size or 0) else found
+def token_ids(model: ModelConfig, tokenizer: Tokenizer) -> Json:
+    """The ids of special tokens that a `config.json` has; null where the vocabulary has none."""
+    return {
+        key: _token(model, tokenizer, key=key, name=name)
+        for key, name in family_named(model.family)[1].tokens.items()
+    }
+
+
+def _token(
+    model: ModelConfig, tokenizer: Tokenizer, *, key: str, name: str | None
+) -> int | list[int] | None:
+    """The id of the token with a name; None: that begins a text, or those that end it."""
+    ends, begins = tokenizer.ends, tokenizer.begin[:1] or (tokenizer.end_of_document,)
+    unnamed = {"eos_token_id": ends, "bos_token_id": begins}
+    ids = unnamed[key] if name is None else (tokenizer.token_id(name),)
+    known = [each for each in ids if each is not None and each < (model.vocab_size or 0)]
+    return known if len(known) > 1 else next(iter(known), None)

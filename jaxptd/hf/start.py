@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from jaxptd.config.training import RANDOM
 from jaxptd.errors import UserError, quoted
 from jaxptd.hf.directory import Directory, is_directory
 from jaxptd.hf.read import read_params
@@ -19,7 +20,7 @@ def first_state(program: Program, *, say: Callable[[str], None]) -> State:
         UserError: the directory is not there, or damaged, or of another model.
     """
     start = program.config.checkpoint.start
-    if start is None:
+    if start in (None, RANDOM):
         return program.init_state()
     path = Path(start)
     if not path.is_dir():

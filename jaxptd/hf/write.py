@@ -1,6 +1,6 @@
 """A run's weights as a Hugging Face directory: read one parameter at a time, written in shards.
 
-OUT/config.json, generation_config.json, tokenizer.json
+OUT/config.json, generation_config.json, tokenizer.json, ...  (see `base.py`)
 OUT/model.safetensors, or model-00001-of-00003.safetensors, ... and their index
 """
 
@@ -16,13 +16,13 @@ import ml_dtypes
 import numpy as np
 
 from jaxptd.atomic_files import explained, shown
-from jaxptd.config import Config
-from jaxptd.data.tokenizer_folders import GENERATION, TOKENIZER
+from jaxptd.data.tokenizer_folders import GENERATION
 from jaxptd.errors import UserError
+from jaxptd.hf.base import Files, as_json, base_of, tokenizer_files, write_files
 from jaxptd.hf.dims import Rule
 from jaxptd.hf.directory import CONFIG, EXTRA, INDEX, SINGLE
 from jaxptd.hf.mapping import rules_of
-from jaxptd.hf.sizes import config_json, generation_json
+from jaxptd.hf.sizes import config_json, generation_json, over_base
 from jaxptd.models.families import tokenizer_of
 from jaxptd.run.saved import SavedParams
 
@@ -32,7 +32,6 @@ DTYPES: Mapping[str, Any] = {
     "float16": np.float16,
     "bfloat16": ml_dtypes.bfloat16,
 }
-BESIDE_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json")
 METADATA = {"format": "pt"}  # without it transformers refuses the file
 
 
@@ -63,14 +62,12 @@ def write_directory(
     kind = np.dtype(DTYPES[dtype]) if dtype else np.dtype(next(iter(saved.dtypes.values())))
     rules = rules_of(saved.config.model.family, saved.shapes)
     shards = _shards(_sizes(saved, rules, kind.itemsize), shard_size)
-    files = _write_config(saved.config, dtype=kind.name)
+    files = _small_files(saved, dtype=kind.name)
     aside = out.with_name(f".{out.name}.partial")
     with explained(f"--out {shown(out)}", "use a directory that can be written"):
         shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
         try:
-            for name, data in files.items():
-                (aside / name).write_bytes(data)
+            write_files(aside, files)
             _write_shards(_tensors(saved, rules, kind), shards, aside)
             os.replace(aside, out)
         finally:
@@ -78,21 +75,17 @@ def write_directory(
     return shards
 
 
-def _write_config(config: Config, *, dtype: str) -> dict[str, bytes]:
-    """The files beside the tensors."""
-    found = config_json(config.model, dtype=dtype, tokenizer=tokenizer_of(config))
-    files = {CONFIG: found, GENERATION: generation_json(config.model, found)}
-    texts = {name: (json.dumps(x, indent=2) + "\n").encode() for name, x in files.items() if x}
-    return texts | _tokenizer_files(Path(config.data.tokenizer))
-
-
-def _tokenizer_files(tokenizer: Path) -> dict[str, bytes]:
-    """The files of a tokenizer, which is a file or a folder; none for bytes."""
-    if os.path.isdir(tokenizer):
-        paths = {name: tokenizer / name for name in (TOKENIZER, *BESIDE_TOKENIZER)}
-    else:
-        paths = {TOKENIZER: tokenizer}
-    return {name: path.read_bytes() for name, path in paths.items() if os.path.isfile(path)}
+def _small_files(saved: SavedParams, *, dtype: str) -> Files:
+    """The files beside the tensors: those of the run's base, with the run's sizes."""
+    config, base = saved.config, base_of(saved.run_dir, saved.config)
+    if base is None:
+        found = config_json(config.model, dtype=dtype, tokenizer=tokenizer_of(config))
+        texts = {CONFIG: found, GENERATION: generation_json(config.model, found)}
+        own = {name: as_json(each) for name, each in texts.items() if each}
+        return own | tokenizer_files(config.data.tokenizer)
+    ours = config_json(config.model, dtype=dtype, tokenizer=None)
+    found = over_base(json.loads(base[CONFIG]), config.model, ours=ours)
+    return base | {CONFIG: as_json(found)}
 
 
 def _sizes(

@@ -70,6 +70,9 @@ def check_alike(config: Config, facts: dict[str, Any]) -> None:
     coordination.check_alike("alike", fields | facts, remedy=remedy)
 
 
+BASE = "base"  # see `jaxptd.hf.base`
+
+
 class RunDir:
     """Where the first process writes a run; the other processes only read there.
 
@@ -77,6 +80,7 @@ class RunDir:
         metrics.jsonl   one row a logged step
         tensorboard/    the same rows as events; and the files of other loggers
         checkpoints/    see `jaxptd.checkpoint`
+        base/           what an export keeps of a Hugging Face model that the run began from
 
     Nothing is written before `open`.
 

@@ -1,21 +1,31 @@
 """Remarks on a run: on its settings, when it starts; on how it is resumed, when it ends."""
 
 from collections.abc import Iterator
+from functools import partial
 
 from jaxptd.config import Config
 from jaxptd.config.effects import without_effect
+from jaxptd.layers.specs import Specs
+from jaxptd.matmul.padding import heads_for, padded_for
+from jaxptd.models.families import inventory_of
 from jaxptd.models.stages import in_terms_of_config
 from jaxptd.pipeline.statistics import longer_than_needed
 from jaxptd.step import Program
+
+MOST_PADDING = 0.1  # of the rows of a vocabulary, without a remark
 
 
 def remarks(program: Program) -> Iterator[str]:
     """Yields a sentence for each field without effect, for padding, and for a better schedule.
 
-    One may be shorter, or its stages may have no rows of layers in vain.
+    One may be shorter, or its stages may have no rows of layers in vain. Also for settings that are
+    rarely meant: a warm-up that does not end, and sequences longer than the weights are made for.
     """
     yield from without_effect(program.config.model, program.config.layout)
+    yield from _beyond_positions(program.config)
+    yield from _endless_warmup(program.config)
     yield from _padding(program.config)
+    yield from _padded_sizes(program.config)
     plan = program.resolved.plan
     if plan and (sentence := longer_than_needed(plan.schedule)):
         yield in_terms_of_config(sentence)
@@ -37,6 +47,51 @@ def _padding(config: Config) -> Iterator[str]:
                 f"model.{name}={length}: every sequence is padded to {padded}, a multiple of "
                 f"{config.layout.sequence_unit}, to split over the devices"
             )
+
+
+def _beyond_positions(config: Config) -> Iterator[str]:
+    """A sentence if sequences are longer than the model says that its rotations are made for."""
+    model = config.model
+    if model.seq_length > model.num_positions:  # tables of positions have been checked
+        yield (
+            f"model.seq_length={model.seq_length} is more than model.max_positions="
+            f"{model.max_positions}, the longest sequence that the model was made for: it has not "
+            f"learned such distances; use {model.max_positions} or less, unless it is to learn them"
+        )
+
+
+def _endless_warmup(config: Config) -> Iterator[str]:
+    """A sentence if the learning rate rises until the run ends."""
+    optimizer, steps = config.optimizer, config.train.steps
+    if optimizer.warmup_steps >= max(steps, 2):
+        peak = optimizer.learning_rate
+        last = peak * steps / optimizer.warmup_steps
+        reached = "its peak" if last == peak else f"{last:g}, below its peak of {peak:g}"
+        yield (
+            f"optimizer.warmup_steps={optimizer.warmup_steps} with train.steps={steps}: the "
+            f"learning rate rises until the last step, to {reached}; use fewer steps of warm-up"
+        )
+
+
+def _padded_sizes(config: Config) -> Iterator[str]:
+    """A sentence for heads, and for many rows of a vocabulary, that are padding."""
+    model, layout = config.model, config.layout
+    stacks = [] if Specs.of(layout).head_dim else inventory_of(model).stacks
+    for part in (part for stack in stacks for part in (*stack.attentions, *stack.windows)):
+        counts = heads_for(layout, part.heads, part.kv_heads, part.head_size)
+        if counts.queries > part.heads:
+            shared = part.kv_heads < part.heads
+            keys = f" ({part.kv_heads} of keys and values to {counts.keys})" if shared else ""
+            yield (
+                f"{part.heads} heads of attention are padded to {counts.queries}{keys}, to split "
+                f"over {layout.tp * layout.col} devices, which compute the padding too; use a "
+                f"layout.tp or layout.col that divides {part.kv_heads}"
+            )
+            break
+    size = model.vocab_size or 0
+    rows = model.padded_vocab(partial(padded_for, layout))
+    if model.vocab_multiple > 1 and rows - size > MOST_PADDING * size:
+        yield f"model.vocab_size={size} is padded to {rows}; use a smaller model.vocab_multiple"
 
 
 def nothing_left(config: Config, step: int) -> str:

@@ -23,12 +23,15 @@ from jaxptd.checkpoint import (
 from jaxptd.checkpoint.canonical import abstract_canonical, params_from_canonical
 from jaxptd.checkpoint.manifest import MANIFEST
 from jaxptd.config import Config, Kernels, option
+from jaxptd.data.tokenizer_folders import TOKENIZER
+from jaxptd.data.tokenizers import BYTES
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.models.families import family_of
 from jaxptd.params import Params
 from jaxptd.run.checkpoints import saved_config as described_config
 from jaxptd.run.devices import prepare
+from jaxptd.run.folder import BASE
 from jaxptd.step import Program
 
 PARAMS = "params."  # names of parameters in a checkpoint begin so
@@ -78,6 +81,8 @@ def to_generate(saved: Config, *, layout: Layout, platform: Any) -> Program:
 def saved_config(checkpoints: Checkpoints, run_dir: Path) -> Config:
     """The config in the newest readable manifest; all checkpoints of a run have the same model.
 
+    If the tokenizer has gone, it is the one that the run keeps of the model that it began from.
+
     Raises:
         UserError: there is no checkpoint, or none can be read.
     """
@@ -87,8 +92,16 @@ def saved_config(checkpoints: Checkpoints, run_dir: Path) -> Config:
         )
     for step in reversed(checkpoints.steps()):
         with contextlib.suppress(CheckpointError):
-            return described_config(str(run_dir), checkpoints.description(step))
+            found = described_config(str(run_dir), checkpoints.description(step))
+            return _with_tokenizer(found, run_dir / BASE)
     raise _all_damaged(run_dir)
+
+
+def _with_tokenizer(config: Config, kept: Path) -> Config:
+    name = config.data.tokenizer
+    if name == BYTES or os.path.exists(name) or not os.path.isfile(kept / TOKENIZER):
+        return config
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer=str(kept)))
 
 
 def restore_newest(checkpoints: Checkpoints, run_dir: Path, target: Any) -> dict[str, Any]:
@@ -138,6 +151,7 @@ class SavedParams:
 
     def __init__(self, run_dir: Path) -> None:
         checkpoints = Checkpoints(run_dir / "checkpoints", keep=1)
+        self.run_dir = run_dir
         self.config = saved_config(checkpoints, run_dir)
         self.step = _newest_undamaged(checkpoints, run_dir)
         self._path = _folder(run_dir, self.step)

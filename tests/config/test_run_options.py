@@ -48,7 +48,7 @@ def test_a_new_run_needs_no_directory_yet_but_a_config(tmp_path):
     place = str(tmp_path / "new")
     found = read("--run-dir", place, "--config", "quickstart", new=True)
     assert found.train.run_dir == place
-    with pytest.raises(UserError, match=r"name the directory of a run, or add --config to train"):
+    with pytest.raises(UserError, match=r"name the directory of a run, or add --config or --from"):
         read("--run-dir", place, new=True)
     with pytest.raises(UserError, match=r"new holds no run: there is no .*config.yaml; name the"):
         read("--run-dir", place)

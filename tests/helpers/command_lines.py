@@ -30,8 +30,9 @@ def accept(name: str, options: list[str]) -> None:
     parser = module.parser()
     options = [each for each in options if each not in ("--help", "--help-all", "--print_config")]
     if isinstance(parser, jsonargparse.ArgumentParser):
-        if "--run-dir" in options and "--config" not in options:  # there is no such run here
-            options[(at := options.index("--run-dir")) : at + 2] = ["--config", "quickstart"]
+        for name in {"--run-dir", "--from"} & set(options):  # there is no such directory here
+            options[(at := options.index(name)) : at + 2] = []
+            options += [] if "--config" in options else ["--config", "quickstart"]
         read_run(parser, options, new=True)
     else:
         parser.parse_args(options)

@@ -2,18 +2,16 @@
 
 import json
 import math
-import runpy
 from pathlib import Path
 
 import pytest
+from hugging import random_directory
 from runs import TEXT
 
-import jaxptd
 from jaxptd.hf.convert import main as convert
 from jaxptd.run.folder import RunDir
 from jaxptd.train import main as train
 
-EXAMPLE = Path(jaxptd.__file__).parents[1] / "examples" / "random_weights.py"
 QWEN3 = {
     "model_type": "qwen3",
     "hidden_size": 16,
@@ -48,19 +46,12 @@ T5 = {
 }
 
 
-def written(folder: Path, config: dict) -> Path:
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
-    runpy.run_path(str(EXAMPLE))["main"](folder)
-    return folder
-
-
 @pytest.mark.slow
 def test_random_weights_are_fine_tuned(tmp_path: Path, capsys) -> None:
     D, H, F, N, K = 16, 8, 24, 4, 2
     layer = 2 * D + 2 * H + 2 * D * (N + K) * H + 3 * D * F
     parameters = 257 * D + D + 2 * layer
-    qwen3 = written(tmp_path / "qwen3", QWEN3)
+    qwen3 = random_directory(tmp_path / "qwen3", QWEN3)
     capsys.readouterr()
     convert(["--check", str(qwen3), "--json"])
     found = json.loads(capsys.readouterr().out)
@@ -78,7 +69,7 @@ def test_random_weights_are_fine_tuned(tmp_path: Path, capsys) -> None:
     ids=["bert", "t5"],
 )
 def test_encoders_are_fine_tuned(tmp_path: Path, config: dict, loss: float) -> None:
-    first, second = losses(written(tmp_path / "model", config), tmp_path, tp=2)
+    first, second = losses(random_directory(tmp_path / "model", config), tmp_path, tp=2)
     assert first == pytest.approx(loss, abs=0.2)
     assert second < first
 

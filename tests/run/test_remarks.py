@@ -1,10 +1,14 @@
 """Remarks at the start of a run: fields without effect, schedules that could be shorter."""
 
+import dataclasses
+
 import pytest
 import tiny
 
-from jaxptd.mesh import Layout
+from jaxptd.config import OptimizerConfig, TrainConfig
+from jaxptd.mesh import Layout, make_mesh
 from jaxptd.run.remarks import remarks
+from jaxptd.step import Program
 
 
 def test_fields_without_effect_are_named() -> None:
@@ -43,3 +47,72 @@ def test_a_schedule_that_could_be_shorter_is_named(micro_batches, remarked) -> N
         "layout.schedule=interleaved takes 32 ticks where 26 would do, since train.micro_batches=5 "
         "is no multiple of layout.pp=4; use 4 or 8 micro-batches"
     ]
+
+
+def of_run(steps: int, warmup: int) -> list[str]:
+    optimizer = OptimizerConfig(learning_rate=1e-3, warmup_steps=warmup)
+    sections = {"optimizer": optimizer, "train": TrainConfig(steps=steps)}
+    config = dataclasses.replace(tiny.config(Layout()), **sections)
+    return list(remarks(Program(config, make_mesh(config.layout))))
+
+
+@pytest.mark.parametrize(
+    ("steps", "warmup", "reached"),
+    [
+        (50, 100, "0.0005, below its peak of 0.001"),
+        (100, 100, "its peak"),
+        (101, 100, None),
+        (1, 1, None),
+        (2, 0, None),
+    ],
+)
+def test_a_warm_up_that_does_not_end_is_named(steps, warmup, reached) -> None:
+    words = f"optimizer.warmup_steps={warmup} with train.steps={steps}: the learning rate rises "
+    rest = f"until the last step, to {reached}; use fewer steps of warm-up"
+    assert of_run(steps, warmup) == ([words + rest] if reached else [])
+
+
+@pytest.mark.parametrize(("length", "remarked"), [(8, False), (9, True)])
+def test_a_sequence_beyond_the_positions_of_the_weights_is_named(length, remarked) -> None:
+    found = list(
+        remarks(tiny.program(Layout(), family="llama", max_positions=8, seq_length=length))
+    )
+    assert found == remarked * [
+        "model.seq_length=9 is more than model.max_positions=8, the longest sequence that the "
+        "model was made for: it has not learned such distances; use 8 or less, unless it is to "
+        "learn them"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("layout", "kv_heads", "padded"),
+    [
+        (Layout(tp=4), None, "8, to"),
+        (Layout(tp=2), None, None),
+        (Layout(row=1, col=4), None, "8, to"),
+        (Layout(row=1, col=4, attention2d="blocks"), None, None),  # slices of every head
+        (Layout(tp=4), 3, "8 (3 of keys and values to 4), to"),
+        (Layout(tp=2), 2, None),
+    ],
+)
+def test_padded_heads_are_named(layout, kv_heads, padded) -> None:
+    sizes = {"hidden_size": 24, "num_heads": 6, "num_kv_heads": kv_heads}
+    found = list(remarks(tiny.program(layout, **sizes)))
+    assert found == ([] if padded is None else [
+        f"6 heads of attention are padded to {padded} split over 4 devices, which compute the "
+        f"padding too; use a layout.tp or layout.col that divides {kv_heads or 6}"
+    ])  # fmt: skip
+    device_heads = {"attention.qkv.w", "attention.q.w"}
+    infos = tiny.program(layout, **sizes).infos.items()
+    shapes = [
+        info.stored_shape for name, info in infos if name.removeprefix("blocks.") in device_heads
+    ]
+    assert shapes
+    assert all((8 in shape) == (padded is not None) for shape in shapes)
+
+
+@pytest.mark.parametrize(("multiple", "remarked"), [(1, False), (13, False), (16, True)])
+def test_a_vocabulary_with_many_unused_rows_is_named(multiple, remarked) -> None:
+    found = list(remarks(tiny.program(Layout(), vocab_multiple=multiple)))
+    words = "model.vocab_size=13 is padded to 16; use a smaller model.vocab_multiple"
+    assert found == remarked * [words]

@@ -1,6 +1,7 @@
 """Tiny directories of Hugging Face models with random weights, made without transformers."""
 
 import json
+import runpy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from jaxptd.hf.convert import main as convert
 from jaxptd.hf.directory import Directory
 from jaxptd.hf.read import sizes_of
 
+RANDOM_WEIGHTS = Path(__file__).parents[3] / "examples" / "random_weights.py"
 SIZES = {"n_layer": 5, "n_embd": 12, "n_head": 3, "n_positions": 16, "vocab_size": 13}
 CONFIG = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **SIZES}
 
@@ -52,6 +54,14 @@ def check_there_and_back(there: Path, tensors: dict[str, np.ndarray], folder: Pa
         assert back.tensor(name)[whole].tobytes() == x.tobytes(), name
     assert sizes_of(back) == sizes_of(Directory(there))
     return out
+
+
+def random_directory(folder: Path, config: Mapping[str, Any]) -> Path:
+    """Writes a `config.json`, and the random weights that it asks for, in bfloat16."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    runpy.run_path(str(RANDOM_WEIGHTS))["main"](folder)
+    return folder
 
 
 def write_directory(

@@ -1,0 +1,169 @@
+"""The small files of the Hugging Face model that a run began from, for its exports.
+
+A run has them in its own directory from the start, so that it can be exported when the model's
+directory has gone:
+
+    RUN/base/config.json, generation_config.json, tokenizer.json, chat_template.jinja, ...
+
+If the run has another tokenizer than its base, the files are that tokenizer's, and so are the ids
+of special tokens in the two configs.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from jaxptd.atomic_files import explained, shown
+from jaxptd.config import Config
+from jaxptd.data.tokenizer_folders import FIELD, GENERATION, NAMED, SETTINGS, TOKENIZER, settings
+from jaxptd.data.tokenizers import BYTES, Tokenizer
+from jaxptd.distributed.coordination import first_only
+from jaxptd.hf.directory import CONFIG, is_directory, read_json
+from jaxptd.hf.families import Json
+from jaxptd.hf.sizes import token_ids
+from jaxptd.models.families import family_of, tokenizer_of
+from jaxptd.run.folder import BASE, RunDir, run_dir_errors
+
+LARGEST = 64 * 2**20  # bytes of a file; the largest tokenizers have half of it
+OF_TOKENIZER = (
+    *(TOKENIZER, SETTINGS, "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "merges.txt", "vocab.txt"),
+    *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
+    *("chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja"),
+)
+OF_IMAGES = ("preprocessor_config.json", "processor_config.json")
+# Keys of a config, beside `..._token_id`, whose values are ids of a tokenizer.
+_IDS = frozenset({"suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "force_words_ids"})
+_IDS |= {"forced_decoder_ids", "sequence_bias", "exponential_decay_length_penalty"}
+_OF_MODEL = frozenset({"decoder_start_token_id"})  # which reads it, whatever texts have
+
+Files = dict[str, bytes]
+
+
+def tokenizer_files(
+    tokenizer: str | Path, *, say: Callable[[str], None] = lambda line: None
+) -> Files:
+    """The files of a tokenizer, which is a file or a folder; none for bytes."""
+    path = Path(tokenizer)
+    if path.is_dir():
+        return _small(path, OF_TOKENIZER, say)
+    return {TOKENIZER: path.read_bytes()} if path.is_file() and str(tokenizer) != BYTES else {}
+
+
+@first_only
+def keep_base(
+    run_dir: RunDir, config: Config, *, say: Callable[[str], None], anew: bool = False
+) -> None:
+    """Writes the files of a run's base into its directory, unless they are there.
+
+    Args:
+        run_dir: of the run.
+        config: of the run, whose `checkpoint.start` names the base, or a run that has one.
+        say: prints a line, for a file that is too large to be kept.
+        anew: the run begins, and what is there is of another.
+
+    Raises:
+        UserError: a file cannot be read or written.
+    """
+    place, aside = run_dir.path / BASE, run_dir.path / f".{BASE}.partial"
+    if place.exists() and not anew:
+        return
+    source = _source(config)
+    files = _files_of(source, config, say) if source else {}
+    with run_dir_errors(run_dir.path):
+        for old in (aside, place):
+            shutil.rmtree(old, ignore_errors=True)
+        if files:
+            write_files(aside, files)
+            os.replace(aside, place)
+
+
+def base_of(run_dir: Path, config: Config) -> Files | None:
+    """The files of a run's base: those that it keeps, or has now; None without a base.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+    kept = run_dir / BASE
+    if is_directory(kept):
+        return _small(kept, (CONFIG, GENERATION, *OF_TOKENIZER, *OF_IMAGES))
+    source = _source(config)
+    return _files_of(source, config) if source else None
+
+
+def write_files(folder: Path, files: Files) -> None:
+    """Makes a folder with these files. Raises OSError."""
+    folder.mkdir(parents=True)
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(data)
+
+
+def _source(config: Config) -> Path | None:
+    """The directory of a run's base: what it starts from, or what that run or checkpoint kept."""
+    if config.checkpoint.start is None:
+        return None
+    start = Path(config.checkpoint.start)
+    places = [start, start / BASE, start.parent.parent / BASE]
+    return next((place for place in places if is_directory(place)), None)
+
+
+def _files_of(
+    source: Path, config: Config, say: Callable[[str], None] = lambda line: None
+) -> Files:
+    """The files of a base as a run has them."""
+    others = _small(source, (CONFIG, GENERATION, *OF_IMAGES), say)
+    theirs = _small(source, OF_TOKENIZER, say)
+    if not family_of(config.model).has_vocabulary:
+        return others | theirs
+    ours = tokenizer_files(config.data.tokenizer, say=say)
+    if ours.get(TOKENIZER) == theirs.get(TOKENIZER):
+        return others | theirs | ours
+    ids = _ids(config, tokenizer_of(config))
+    for name in {CONFIG, GENERATION} & set(others):
+        others[name] = as_json(_with_ids(read_json(source / name), ids))
+    return others | ours
+
+
+def _ids(config: Config, tokenizer: Tokenizer) -> Json:
+    """The ids of special tokens of a run's own tokenizer, by the keys of a config."""
+    folder = config.data.tokenizer
+    found = token_ids(config.model, tokenizer)
+    for name, token in (settings(folder) if os.path.isdir(folder) else {}).items():
+        spelling = token.get("content") if isinstance(token, dict) else token
+        key = f"{name}_id"
+        if name in NAMED and key != FIELD and isinstance(spelling, str):
+            found[key] = tokenizer.token_id(spelling)
+    return found
+
+
+def _with_ids(found: Json, ids: Json) -> Json:
+    """A base's config with the ids of another tokenizer instead of its own."""
+    own = {key for key in found if key.endswith("_token_id")} - _OF_MODEL | _IDS
+    return {key: value for key, value in found.items() if key not in own} | ids
+
+
+def as_json(found: Json) -> bytes:
+    """A config's text."""
+    return (json.dumps(found, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def _small(
+    folder: Path, names: Iterable[str], say: Callable[[str], None] = lambda line: None
+) -> Files:
+    """The content of the files of a folder that are there, by the path in it."""
+    found: Files = {}
+    for path in (path for name in names for path in sorted(folder.glob(name))):
+        with explained(shown(path), "make it readable, or remove it"):
+            if not path.is_file():
+                continue
+            if (size := path.stat().st_size) > LARGEST:
+                say(
+                    f"warning: {path} has {size} bytes, an export keeps {LARGEST} at most of a file"
+                )
+                continue
+            found[path.relative_to(folder).as_posix()] = path.read_bytes()
+    return found

@@ -1,0 +1,185 @@
+"""The verdict on a Hugging Face directory, by headers and configs alone: can it be trained?
+
+Parts are checked one by one, so that a directory with several problems has a line for each.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jaxptd.config import ModelConfig
+from jaxptd.data import Tokenizer, load_tokenizer
+from jaxptd.data.tokenizer_folders import SETTINGS, TOKENIZER, settings
+from jaxptd.display import Table, bytes_text, count_text
+from jaxptd.errors import UserError
+from jaxptd.hf.directory import Directory, read_json
+from jaxptd.hf.families import FAMILIES
+from jaxptd.hf.load import program_of
+from jaxptd.hf.mapping import map_tensors
+from jaxptd.models.families import family_of
+from jaxptd.models.family import Family
+
+BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+CANNOT = "cannot be read: "
+OWN = ", with a tokenizer of your own, --data.tokenizer"
+
+
+def check(path: Path) -> dict[str, Any]:
+    """Checks a directory, reading headers only.
+
+    Returns:
+        `verdict`, and with it what could be read: of the weights `model`, `parameters`, `bytes`,
+        `precisions`, `mapping`, `ignored`, `copies`, `positions` and `seq_length`; of the tokenizer
+        `tokenizer` (its kind and ids, or null), `begin` and `ends` (id -> spelling); and
+        `chat_template`. `problems` has a line for each part that cannot be read.
+
+    Raises:
+        UserError: there is no such directory.
+    """
+    directory, problems = Directory(path), dict[str, str]()
+    found = _tried(problems, "weights", lambda: _weights(directory))
+    family = _family(directory, found)
+    if family is None or family.has_vocabulary:
+        found |= _tried(problems, "tokenizer", lambda: _tokenizer(path, family))
+        found |= _tried(problems, "chat template", lambda: {"chat_template": has_template(path)})
+    found["problems"] = problems
+    return found | {"verdict": _verdict(found, family)}
+
+
+def lines(found: dict[str, Any]) -> list[str]:
+    """The facts of `check`, a line for each, and the verdict as the last."""
+    facts = dict[str, str]()
+    model = found.get("model")
+    if model:
+        precisions = ", ".join(found["precisions"])
+        facts["weights"] = f"can be read, {count_text(found['parameters'])} parameters"
+        facts["dtype"] = (
+            f"{precisions} in the files; a run computes in {model['dtype']}, model.dtype"
+        )
+        if found["positions"]:
+            used = f"a run uses sequences of {found['seq_length']}, model.seq_length"
+            facts["context length"] = f"{found['positions']} positions; {used}"
+    if "tokenizer" in found:
+        facts |= _tokenizer_facts(found)
+    if "chat_template" in found:
+        facts["chat template"] = "there" if found["chat_template"] else "none"
+    facts |= {name: CANNOT + problem for name, problem in found["problems"].items()}
+    return [f"{name}: {fact}" for name, fact in (facts | {"verdict": found["verdict"]}).items()]
+
+
+def table(found: dict[str, Any]) -> str:
+    """The rules by which the weights are read, a row for each."""
+    title = (
+        f"{count_text(found['parameters'])} parameters, {bytes_text(found['bytes'])} in "
+        f"{', '.join(found['precisions'])}; ignored: {', '.join(found['ignored']) or 'nothing'}"
+    )
+    if found["copies"]:
+        title += f"; compared when they are read: {', '.join(found['copies'])}"
+    names = ("tensor", "its dims", "parameter", "our dims")
+    return str(Table(title, names, [tuple(row) for row in found["mapping"]]))
+
+
+def has_template(path: Path) -> bool:
+    """True if a directory has a chat template, in a file or in `tokenizer_config.json`."""
+    if any((path / name).is_file() for name in ("chat_template.jinja", "chat_template.json")):
+        return True
+    return bool(settings(str(path)).get("chat_template")) if (path / SETTINGS).exists() else False
+
+
+# ---- the parts ----------------------------------------------------------------------------------
+
+
+def _tried(
+    problems: dict[str, str], part: str, look: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
+    """Looks at a part; of one that cannot be read there is nothing, and its problem is noted."""
+    try:
+        return look()
+    except UserError as error:
+        problems[part] = str(error)
+        return {}
+
+
+def _weights(directory: Directory) -> dict[str, Any]:
+    program = program_of(directory, directory.path)
+    ours = {name: info.shape for name, info in program.infos.items()}
+    model = program.config.model
+    mapped = map_tensors(model.family, ours, directory.shapes, where=directory)
+    for name in mapped.names.values():
+        directory.tensor(name)  # refuses precisions that cannot be read
+    rules = [rule for each in mapped.rules.values() for rule in each]
+    used = mapped.names.values()
+    sizes = {name: math.prod(directory.shapes[name]) for name in used}
+    return {
+        "model": dataclasses.asdict(model),
+        "parameters": sum(sizes.values()),
+        "bytes": sum(sizes[name] * BYTES[directory.dtypes[name]] for name in used),
+        "precisions": sorted({directory.dtypes[name] for name in used}),
+        "mapping": [[r.name, r.tensor_dims, r.ours, r.dims] for r in rules],
+        "ignored": list(mapped.ignored),
+        "copies": dict(mapped.copies),
+        "positions": model.max_positions,
+        "seq_length": model.seq_length,
+    }
+
+
+def _family(directory: Directory, found: dict[str, Any]) -> Family | None:
+    """The family of a directory's model; None if `config.json` names none that can be read."""
+    if "model" in found:
+        return family_of(ModelConfig(**found["model"]))
+    kind = FAMILIES.get(str(_config_of(directory).get("model_type")))
+    return kind and family_of(ModelConfig(family=kind.name))  # type: ignore[arg-type]
+
+
+def _config_of(directory: Directory) -> dict[str, Any]:
+    try:
+        return directory.config
+    except UserError:
+        return {}
+
+
+def _tokenizer(path: Path, family: Family | None) -> dict[str, Any]:
+    if not (path / TOKENIZER).exists():
+        return {"tokenizer": None}
+    tokenizer = load_tokenizer(str(path))
+    of_text = family is None or family.objective is None  # others place special tokens themselves
+    model = read_json(path / TOKENIZER).get("model")
+    kind = model.get("type") if isinstance(model, dict) else None
+    return {
+        "tokenizer": {"kind": kind, "ids": tokenizer.vocab_size},
+        "begin": _spelled(tokenizer, tokenizer.begin) if of_text else None,
+        "ends": _spelled(tokenizer, tokenizer.ends),
+    }
+
+
+def _spelled(tokenizer: Tokenizer, ids: tuple[int, ...]) -> dict[str, str | None]:
+    """The spellings of special tokens, by their ids; null where a token is no special one."""
+    names = {number: name for name, number in tokenizer.special.items()}
+    return {str(number): names.get(number) for number in ids}
+
+
+def _tokenizer_facts(found: dict[str, Any]) -> dict[str, str]:
+    """The lines on the tokenizer, and on how texts begin and end."""
+    if found["tokenizer"] is None:
+        return {"tokenizer": f"none, there is no {TOKENIZER}; give --data.tokenizer"}
+    kind, ids = found["tokenizer"]["kind"], found["tokenizer"]["ids"]
+    model = found["model"]["vocab_size"] if "model" in found else None
+    beyond = ", and a text with a token beyond is refused" if model and ids > model else ""
+    facts = {"tokenizer": f"{kind}, {ids} ids{f'; the model has {model}' if model else ''}{beyond}"}
+    if found["begin"] is not None:
+        facts["begin"] = _named(found["begin"]) or "none"
+    return facts | {"ends": _named(found["ends"])}
+
+
+def _named(tokens: dict[str, str | None]) -> str:
+    return ", ".join(f"{name} ({number})" if name else number for number, name in tokens.items())
+
+
+def _verdict(found: dict[str, Any], family: Family | None) -> str:
+    if found["problems"]:
+        return CANNOT + next(iter(found["problems"].values()))
+    writes = family is not None and family.writing is not None
+    own = OWN if "tokenizer" in found and found["tokenizer"] is None else ""
+    return f"can be trained{' and generated from' if writes else ''}{own}"
