@@ -63,6 +63,8 @@ class ModelConfig:
         rope_original_length: tokens in the sequences before rope_scaling; llama3 and yarn need it.
         rope_range: turns of a wave within the original length between which llama3 and yarn
             interpolate, as low,high; null is 1,4 for llama3 and 1,32 for yarn.
+        rope_attention_factor: of turned queries and keys, with yarn; null is yarn's own,
+            0.1 ln(rope_factor) + 1.
         relative_buckets: of distances, each with a bias, half of them with a single distance; null
             is the family's.
         relative_distance: tokens that are farther apart share a bias; null is the family's.
@@ -138,6 +140,7 @@ class ModelConfig:
     rope_factor: float | None = None
     rope_original_length: int | None = None
     rope_range: tuple[float, ...] | None = None
+    rope_attention_factor: float | None = None
     relative_buckets: int | None = None
     relative_distance: int | None = None
     qk_norm: bool | None = None

@@ -22,6 +22,7 @@ class Rope:
     factor: float = 1.0
     original_length: int = 0
     range: tuple[float, float] = (0, 0)
+    attention_factor: float | None = None
 
 
 def frequencies(rope: Rope, size: int) -> tuple[np.ndarray, float]:
@@ -51,5 +52,5 @@ def _yarn(
     first, last = max(math.floor(pair_of(high)), 0), min(math.ceil(pair_of(low)), size - 1)
     number_P = np.arange(size // 2)
     scaled = np.clip((number_P - first) / ((last - first) or 1e-3), 0, 1)
-    length = 0.1 * math.log(rope.factor) + 1 if rope.factor > 1 else 1.0
+    length = rope.attention_factor or 0.1 * math.log(max(rope.factor, 1)) + 1
     return scaled * scaled_P + (1 - scaled) * turn_P, length

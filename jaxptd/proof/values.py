@@ -67,6 +67,7 @@ DRAWN: Mapping[str, tuple[Any, ...]] = {
     "model.rope_factor": (None, 2.0),
     "model.rope_original_length": (None, 4),
     "model.rope_range": (None, (1.0, 2.0)),
+    "model.rope_attention_factor": (None, 1.5),
     "model.relative_buckets": (None, 8),
     "model.relative_distance": (None, 7, 40),
     "model.qk_norm": (None, True, False),

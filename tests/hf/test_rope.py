@@ -1,13 +1,19 @@
-"""Rotary positions of `config.json`, as transformers 4 and 5 write them."""
+"""Rotary positions of `config.json`: what transformers makes of them, as numbers."""
 
+import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from jaxptd.config import ModelConfig
+from jaxptd.config.rope import frequencies
 from jaxptd.errors import UserError
 from jaxptd.hf import rope
 
-NONE = {"rope_scaling": None, "rope_factor": None, "rope_original_length": None, "rope_range": None}
+CASES = json.loads((Path(__file__).parents[1] / "golden/rope.json").read_text())
+SIZES = {"hidden_size": 32, "num_heads": 4}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -18,56 +24,93 @@ LLAMA3 = {
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 
 
-def ours(scaling: str | None, *values: Any) -> dict[str, Any]:
-    return dict(zip(NONE, (scaling, *values), strict=True))
+def rotation(keys: dict[str, Any]) -> tuple[np.ndarray, float]:
+    """The angles of a head's pairs, and the factor of turned vectors, of keys of a config.json."""
+    options = rope.read({"max_position_embeddings": 128, **keys})
+    found = ModelConfig(family="llama", **SIZES, **options).block.rope
+    assert found is not None
+    return frequencies(found, 8)
+
+
+def test_each_case_is_that_of_transformers() -> None:
+    """Which of two keys goes first, and which have an effect; what it refuses is refused here.
+
+    A head that is rotated in part has fewer angles, which its attention cannot use.
+    """
+    for keys, theirs in CASES:
+        if theirs is None or len(theirs[0]) != 4:
+            with pytest.raises(UserError):
+                rotation(keys)
+                pytest.fail(json.dumps(keys))
+            continue
+        turns, length = rotation(keys)
+        np.testing.assert_allclose(turns, theirs[0], rtol=1e-6, err_msg=json.dumps(keys))
+        assert length == pytest.approx(theirs[1], rel=1e-12), json.dumps(keys)
+
+
+def test_what_is_written_has_the_same_rotation() -> None:
+    for keys, theirs in CASES:
+        if theirs is not None and len(theirs[0]) == 4:
+            options = rope.read({"max_position_embeddings": 128, **keys})
+            written = rope.write(ModelConfig(family="llama", **SIZES, **options))
+            assert rope.read({"max_position_embeddings": 128, **written}) == options
 
 
 @pytest.mark.parametrize(
-    ("config", "options"),
+    ("config", "lines"),
     [
-        ({}, {"rope_theta": 1e4, **NONE}),
-        ({"rope_theta": 5e5, "rope_scaling": None}, {"rope_theta": 5e5, **NONE}),
+        ({"rope_scaling": YARN | {"truncate": True, "type": "yarn", "attention_factor": 2.0}}, []),
+        ({"rope_scaling": None, "partial_rotary_factor": 1.0}, []),
         (
-            {"rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}},
-            {"rope_theta": 1e6, **NONE},
+            {"rope_scaling": YARN | {"attn_factor": 0.9, "finetuned": True}},
+            ["attn_factor=0.9, finetuned=True: no effect with rope_type=yarn, as in transformers"],
         ),
         (
-            {"rope_theta": 5e5, "rope_scaling": LLAMA3},
-            {"rope_theta": 5e5, **ours("llama3", 8.0, 8192, (1.0, 4.0))},
+            {"rope_scaling": {"factor": 1.0}, "partial_rotary_factor": 0.5},
+            ["partial_rotary_factor=0.5, factor=1.0: no effect with rope_type=default, as in tra"],
         ),
         (
-            {"rope_parameters": LLAMA3 | {"rope_theta": 500000}},
-            {"rope_theta": 5e5, **ours("llama3", 8.0, 8192, (1.0, 4.0))},
-        ),
-        (
-            {"rope_scaling": {"type": "linear", "factor": 2}},
-            {"rope_theta": 1e4, **ours("linear", 2.0, None, None)},
-        ),
-        (
-            {"rope_scaling": YARN | {"beta_fast": 16, "attention_factor": None}},
-            {"rope_theta": 1e4, **ours("yarn", 4.0, 32768, (1.0, 16.0))},
-        ),
-        (
-            {"rope_scaling": {"type": "yarn", "factor": 4.0}, "max_position_embeddings": 64},
-            {"rope_theta": 1e4, **ours("yarn", 4.0, 64, (1.0, 32.0))},
+            {"rope_scaling": YARN | {"type": "linear"}, "rope_parameters": {"rope_theta": 1e6}},
+            [
+                "rope_parameters has no effect beside rope_scaling, as in transformers",
+                "type=linear: no effect with rope_type=yarn, as in transformers",
+            ],
         ),
     ],
+    ids=str,
 )
-def test_rotary_positions(config: dict, options: dict) -> None:
-    assert rope.read(config) == options
+def test_what_has_no_effect_is_said(config: dict, lines: list[str]) -> None:
+    found = rope.remarks(config)
+    assert len(found) == len(lines)
+    assert all(line.startswith(start) for line, start in zip(found, lines, strict=True))
 
 
 @pytest.mark.parametrize(
     ("config", "line"),
     [
         ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "rope_type=dynamic; use a model with"),
-        ({"rope_scaling": LLAMA3 | {"type": "yarn"}}, "rope_type="),
-        ({"rope_scaling": YARN | {"mscale": 0.7}}, "rope_parameters has mscale; use a model witho"),
-        ({"rope_scaling": [2.0]}, "rope_parameters=.2.0.; it must be an object"),
+        (
+            {"rope_scaling": YARN | {"truncate": False}},
+            "truncate=False in rope_parameters; use a m",
+        ),
+        ({"rope_scaling": [2.0]}, "rope_scaling=.2.0.; it must be an object"),
+        ({"rope_parameters": "yarn"}, "rope_parameters=yarn; it must be an object"),
+        (
+            {"rope_parameters": {"full_attention": YARN}},
+            "rope_parameters has an object of its own for full_attention; use a model whose layers",
+        ),
+        (
+            {"rope_scaling": YARN, "partial_rotary_factor": 0.5},
+            "partial_rotary_factor=0.5 with rope_type=yarn; use a model that rotates whole heads",
+        ),
+        ({"rope_scaling": YARN, rope.LENGTH: None}, "original_max_position_embeddings=None; it mu"),
         ({"rope_scaling": {"type": "linear"}}, "factor=None; it must be a number above 0"),
         ({"rope_scaling": {"type": ["linear"]}}, "rope_type="),
         ({"rope_scaling": LLAMA3 | {"factor": -1}}, "factor=-1; it must be a number above 0"),
-        ({"rope_scaling": LLAMA3 | {"low_freq_factor": "1"}}, "low_freq_factor=1; it must be a nu"),
+        (
+            {"rope_scaling": LLAMA3 | {"low_freq_factor": "1"}},
+            'low_freq_factor="1"; it must be a nu',
+        ),
         ({"rope_theta": float("inf")}, "rope_theta=inf; it must be a number above 0"),
         ({"rope_theta": True}, "rope_theta=True; it must be a number above 0"),
     ],

@@ -88,6 +88,7 @@ BERT = Family(
         "position_embedding_type": "absolute",
         "is_decoder": False,
         "add_cross_attention": False,
+        "tie_word_embeddings": True,
     },
     tokens={"pad_token_id": "[PAD]"},
 )

@@ -56,6 +56,10 @@ class Family:
         keys: our option -> its key in `config.json`, and the value where the key is missing.
         options: that every model of the family has.
         fixed: key -> the only value that is supported, which is also the default.
+        unwritten: the same, of keys that files have only where they differ.
+        tied: value of `tie_word_embeddings` where the key is missing; None: transformers ties them
+            whatever it says, as it does in any case where they are equal or there is no other.
+        remarks: lines for what a `config.json` says without effect.
         others: reads the options for which a key is not enough.
         write_others: their keys.
         tokens: key -> the name of the special token whose id it has; None: that which ends a
@@ -68,6 +72,9 @@ class Family:
     keys: Mapping[str, tuple[str, Any]]
     options: Mapping[str, Any]
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    unwritten: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    tied: bool | None = None
+    remarks: Callable[[Json], list[str]] = lambda config: []
     others: Callable[[Json], Json] = lambda config: {}
     write_others: Callable[[ModelConfig], Json] = lambda model: {}
     tokens: Mapping[str, str | None] = dataclasses.field(default_factory=lambda: _ENDS)

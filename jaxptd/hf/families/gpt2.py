@@ -56,4 +56,6 @@ GPT2 = Family(
         "scale_attn_by_inverse_layer_idx": False,
         "add_cross_attention": False,
     },
+    unwritten={"is_causal": True},
+    tied=True,
 )
