@@ -130,7 +130,7 @@ def _family(directory: Directory, found: dict[str, Any]) -> Family | None:
     if "model" in found:
         return family_of(ModelConfig(**found["model"]))
     kind = FAMILIES.get(str(_config_of(directory).get("model_type")))
-    return kind and family_of(ModelConfig(family=kind.name))  # type: ignore[arg-type]
+    return family_of(ModelConfig(family=kind.name)) if kind else None  # type: ignore[arg-type]
 
 
 def _config_of(directory: Directory) -> dict[str, Any]:
