@@ -22,7 +22,7 @@ class ProcessesConfig:
             is never.
     """
 
-    coordinator: str | None = None
+    coordinator: str | None = dataclasses.field(default=None, metadata={"paths": False})
     count: int | None = None
     id: int | None = None
     wait: float = 300.0

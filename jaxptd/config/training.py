@@ -59,7 +59,7 @@ class DataConfig:
     tokenizer: str = "bytes"
     validation_fraction: float = 0.05
     documents: Documents = "joined"
-    prompt_field: str | None = None
+    prompt_field: str | None = dataclasses.field(default=None, metadata={"paths": False})
     augment: bool = False
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxptd.commands.words import add_config, add_words, named_config, path_option
+from jaxptd.commands.words import add_config, add_words, named_config, path_option, pattern_option
 from jaxptd.data.corpora import tokenize
 from jaxptd.data.sources import find_files
 from jaxptd.data.token_files import NANOGPT_VOCAB_SIZE, is_token_file, write_bin_arrays
@@ -55,7 +55,9 @@ def parser() -> Parser:
     made = Parser(prog="jaxptd data", description=main.__doc__, examples=examples)
     help_text = "stdlib, or paths or globs of text and .jsonl"
     names = ("--source", "--data.source")
-    made.add_argument(*names, nargs="+", action="extend", metavar="F", help=help_text)
+    made.add_argument(
+        *names, nargs="+", action="extend", type=pattern_option, metavar="F", help=help_text
+    )
     help_text = "bytes (the default), or the path of a tokenizers JSON, or of its folder"
     made.add_argument("--tokenizer", "--data.tokenizer", metavar="F", help=help_text)
     add_config(made)
