@@ -228,7 +228,9 @@ class Run:
 
     @cached_property
     def checkpoints(self) -> RunCheckpoints:
-        return RunCheckpoints(self.program, self.run_dir, self.say)
+        opened = self.__dict__.get("data")  # a run that is loaded may be saved without its data
+        identity = opened.identity if opened else {}
+        return RunCheckpoints(self.program, self.run_dir, self.say, identity)
 
     @cached_property
     def health(self) -> Health:

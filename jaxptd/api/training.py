@@ -59,7 +59,11 @@ class Training:
         """
         run = self.run
         run.run_dir.check(self.config)
-        check_alike(self.config, {"the number of training tokens": run.data.train.num_tokens})
+        facts = {
+            "the number of training tokens": run.data.train.num_tokens,
+            "the tokens of the data": list(run.data.identity.values()),
+        }
+        check_alike(self.config, facts)
         begins = not run.checkpoints.store.steps()
         with out_of_memory_explained(run.program):
             run.arrays = run.checkpoints.start(partial(first_state, run.program, say=run.say))

@@ -46,7 +46,8 @@ class DataConfig:
 
     Args:
         source: stdlib (the Python standard library's source text), or paths or globs of text,
-            jsonl, nanoGPT .bin, Megatron .bin/.idx; or a mixture, the weight of each of these. Of
+            jsonl, json, csv, parquet, also compressed, or of ids (.bin of jaxptd, nanoGPT, llm.c,
+            Megatron); or a mixture, the weight of each of these. Of
             images shapes (phantoms of a heart), or folders or globs of .npz.
         tokenizer: bytes, or the path of a tokenizers JSON file or of a Hugging Face folder that has
             one (needs the hf extra).
@@ -57,8 +58,9 @@ class DataConfig:
             token, as transformers does), or text (it is read as plain text).
         begin_token: auto (each document begins as the tokenizer's files say: Llama's with <s>), or
             none.
-        prompt_field: field of jsonl records that holds a prompt, whose tokens are left out of the
-            loss; null without prompts.
+        text_field: field of records (jsonl, json, csv, parquet) that holds a document.
+        prompt_field: field of records that holds a prompt, whose tokens are left out of the loss;
+            null without prompts.
         augment: turns images by quarters and mirrors them, by their numbers.
     """
 
@@ -68,7 +70,8 @@ class DataConfig:
     documents: Documents = "joined"
     special_tokens: SpecialTokens = "parse"
     begin_token: BeginToken = "auto"
-    prompt_field: str | None = None
+    text_field: str = dataclasses.field(default="text", metadata={"paths": False})
+    prompt_field: str | None = dataclasses.field(default=None, metadata={"paths": False})
     augment: bool = False
 
     def __post_init__(self) -> None:
@@ -82,7 +85,8 @@ class DataConfig:
             _check_weights(self.source)
             # Sources are numbered by their names, so that their order in a file is no matter.
             object.__setattr__(self, "source", dict(sorted(self.source.items())))
-        if self.prompt_field in ("", "text"):
+        require_not_empty("data", self, "text_field")
+        if self.prompt_field in ("", self.text_field):
             what = "the field of the answers" if self.prompt_field else "empty"
             raise UserError(f"data.prompt_field is {what}; name the prompts' field, or use null")
 
@@ -217,20 +221,18 @@ class TrainConfig:
         """Raises UserError unless `profile` is null or two steps of the run, in their order."""
         if self.profile is None:
             return
+        shown = f"train.profile={quoted(self.profile)}"
         if len(self.profile) != 2:
-            raise UserError(
-                f"train.profile={self.profile}: use its first and last step, as in [100, 103]"
-            )
+            raise UserError(f"{shown}: use its first and last step, as in [100, 103]")
         first, last = self.profile
         if not 1 <= first <= last:
             raise UserError(
-                f"train.profile={self.profile}: steps count from 1, and the last is not before the "
+                f"{shown}: steps count from 1, and the last is not before the "
                 "first; use [100, 103], say"
             )
         if last > self.steps:
             raise UserError(
-                f"train.profile={self.profile} ends after train.steps={self.steps}; use steps that "
-                "the run has"
+                f"{shown} ends after train.steps={self.steps}; use steps that the run has"
             )
 
 
@@ -248,6 +250,8 @@ class CheckpointConfig:
             checkpoint.
         start: weights that a new run starts from, at step 0: the path of a Hugging Face directory,
             of a checkpoint or of a run; random and null draw them.
+        data: same (a run resumes with the data that it began with, and data that has grown or was
+            replaced is refused), or any.
     """
 
     every: int = 500
@@ -256,6 +260,7 @@ class CheckpointConfig:
     asynchronous: bool = True
     resume: str = "auto"
     start: str | None = None
+    data: Literal["same", "any"] = "same"
 
     def __post_init__(self) -> None:
         check_fields(self, "checkpoint")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from jaxptd.data.batches import ShuffledWindows, Windows, WindowsInOrder, number_documents
 from jaxptd.data.corpus import check_vocabulary, read_corpus, split_corpus
+from jaxptd.data.identity import Identity, identity_of
 from jaxptd.data.mixture import Mixture, seed_of
 from jaxptd.data.objectives import MaskedPairs, Objective, Prepared, SpanCorruption
 from jaxptd.data.samples import NOT_COUNTED, Samples
@@ -53,11 +54,13 @@ class Data:
         train: the beginning of the corpus, in random order.
         validation: the end of the corpus, in order; None if `data.validation_fraction` is 0.
         remarks: what a person should know of how the text was read; a line each.
+        identity: tells this data from other data, see `identity.py`; empty of images.
     """
 
     train: Samples
     validation: Samples | None
     remarks: tuple[str, ...] = ()
+    identity: Identity = dataclasses.field(default_factory=dict)
 
 
 @checked("jaxptd.open_data")
@@ -108,6 +111,7 @@ def open_data(
         train=Prepared(data.train, objective, seed),
         validation=data.validation and Prepared(data.validation, objective, seed=0),
         remarks=data.remarks,
+        identity=data.identity,
     )
 
 
@@ -139,6 +143,7 @@ def _open_sources(
         train=mix(tuple(part.train for part in parts), seed=seed),
         validation=mix(held_out, seed=0) if held_out else None,
         remarks=tuple(dict.fromkeys(remark for part in parts for remark in part.remarks)),
+        identity={name: part.identity[""] for name, part in zip(config.source, parts, strict=True)},
     )
 
 
@@ -159,6 +164,7 @@ def _open(
         train=ShuffledWindows(train.tokens, seed=seed, counted=train.counted, **sizes),
         validation=WindowsInOrder(end.tokens, counted=end.counted, **sizes) if end else None,
         remarks=corpus.remarks,
+        identity={"": identity_of(corpus.tokens)},
     )
 
 

@@ -1,37 +1,47 @@
-"""`python -m jaxptd.data`: tokenizes text once, into a nanoGPT `.bin` that training maps."""
+"""`python -m jaxptd.data`: tokenizes text once, into a `.bin` that training maps."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
-from jaxptd.commands.words import add_config, add_words, named_config, path_option
+from jaxptd.commands.words import add_config, add_words, named_config, path_option, pattern_option
+from jaxptd.config import BeginToken, DataConfig, SpecialTokens
 from jaxptd.data.corpora import tokenize
+from jaxptd.data.corpus import about_begin, about_spellings
 from jaxptd.data.sources import find_files
-from jaxptd.data.token_files import NANOGPT_VOCAB_SIZE, is_token_file, write_bin_arrays
-from jaxptd.data.tokenizers import BYTES, Tokenizer, load_tokenizer
+from jaxptd.data.token_files import is_token_file, write_bin_arrays
+from jaxptd.data.tokenizers import load_tokenizer
 from jaxptd.errors import Parser, UserError, run_command
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Tokenizes text into one nanoGPT .bin file (uint16 ids), for data.source."""
+    """Tokenizes text into one .bin file of ids, for data.source."""
     args = parser().parse_args(argv)
-    source, name = _corpus(args)
+    source, data = _corpus(args)
     _check_out(args.out)
-    tokenizer = load_tokenizer(name)
-    _check_vocabulary(name, tokenizer)
+    tokenizer = load_tokenizer(
+        data.tokenizer, special_tokens=data.special_tokens, begin_token=data.begin_token
+    )
     files = find_files(source)
     _check_text(files)
-    documents = _tokenize(files, tokenizer, quiet=args.quiet)
+    spelled: Counter[str] = Counter()
+    texts = partial(tokenize, tokenizer=tokenizer, spelled=spelled, text_field=data.text_field)
+    documents = _with_progress(files, texts, quiet=args.quiet)
+    sizes = (tokenizer.vocab_size, tokenizer.end_of_document)
+    tokens = write_bin_arrays(args.out, documents, vocab_size=sizes[0], end_of_document=sizes[1])
     written: dict[str, Any] = {
         "out": str(args.out),
-        "tokens": write_bin_arrays(args.out, documents),
+        "tokens": tokens,
         "files": len(files),
         "vocabulary": tokenizer.vocab_size,
         "end_of_document": tokenizer.end_of_document,
@@ -43,6 +53,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             "{out}: {tokens} tokens from {files} files; vocabulary {vocabulary}, "
             "end of document {end_of_document}".format(**written)
         )
+    if not args.quiet:
+        for remark in (*about_begin(tokenizer), *about_spellings(spelled, tokenizer)):
+            print(remark, file=sys.stderr)
 
 
 def parser() -> Parser:
@@ -53,11 +66,18 @@ def parser() -> Parser:
         "jaxptd data --config quickstart --out quickstart.bin",
     )
     made = Parser(prog="jaxptd data", description=main.__doc__, examples=examples)
-    help_text = "stdlib, or paths or globs of text and .jsonl"
+    help_text = "stdlib, or paths or globs of text, .jsonl, .csv or .parquet, also compressed"
     names = ("--source", "--data.source")
-    made.add_argument(*names, nargs="+", action="extend", metavar="F", help=help_text)
+    made.add_argument(
+        *names, nargs="+", action="extend", type=pattern_option, metavar="F", help=help_text
+    )
     help_text = "bytes (the default), or the path of a tokenizers JSON, or of its folder"
     made.add_argument("--tokenizer", "--data.tokenizer", metavar="F", help=help_text)
+    for name, kind in (("special_tokens", SpecialTokens), ("begin_token", BeginToken)):
+        options = (f"--{name.replace('_', '-')}", f"--data.{name}")
+        made.add_argument(*options, choices=get_args(kind), help=f"as data.{name} of a config")
+    help_text = "field of records that holds a document; default: text"
+    made.add_argument("--text-field", "--data.text_field", metavar="NAME", help=help_text)
     add_config(made)
     help_text = "the .bin file to write; it must not exist yet"
     made.add_argument("--out", type=path_option, metavar="F", required=True, help=help_text)
@@ -65,16 +85,16 @@ def parser() -> Parser:
     return made
 
 
-def _corpus(args: Any) -> tuple[str | Sequence[str], str]:
-    """The source and the tokenizer, from the options, else from the config."""
+def _corpus(args: Any) -> tuple[str | list[str], DataConfig]:
+    """The source, and how it is read: the options, else the config, else its defaults."""
     config = named_config(args)
-    if config and config.data.prompt_field is not None:
+    data: DataConfig = config.data if config else DataConfig()
+    if data.prompt_field is not None:
         raise UserError(
-            f"data.prompt_field={config.data.prompt_field!r} in the config: a .bin does not tell "
+            f"data.prompt_field={data.prompt_field!r} in the config: a .bin does not tell "
             "prompts from answers; train on the .jsonl itself, which is tokenized then"
         )
-    named = config.data.source if config else None
-    source, tokenizer = args.source or named, config.data.tokenizer if config else BYTES
+    source = args.source or (data.source if config else None)
     if isinstance(source, dict):
         raise UserError(
             "data.source in the config is a mixture, a .bin is one source; name one with --source, "
@@ -82,7 +102,9 @@ def _corpus(args: Any) -> tuple[str | Sequence[str], str]:
         )
     if source is None:
         raise UserError("give --source, files of text or stdlib; or --config F, which names them")
-    return source, args.tokenizer or tokenizer
+    names = ("tokenizer", "special_tokens", "begin_token", "text_field")
+    given = {name: x for name in names if (x := getattr(args, name)) is not None}
+    return source, dataclasses.replace(data, source=source, **given)
 
 
 def _check_out(path: Path) -> None:
@@ -94,27 +116,25 @@ def _check_out(path: Path) -> None:
             raise UserError(f"--out {path}: {taken} exists; choose another name, or remove it")
 
 
-def _check_vocabulary(name: str, tokenizer: Tokenizer) -> None:
-    if tokenizer.vocab_size > NANOGPT_VOCAB_SIZE:
-        raise UserError(
-            f"--tokenizer {name} has {tokenizer.vocab_size} ids, a nanoGPT .bin holds "
-            f"{NANOGPT_VOCAB_SIZE}; use a smaller vocabulary, or let training tokenize the text"
-        )
-
-
 def _check_text(files: Sequence[Path]) -> None:
     for path in files:
         if is_token_file(path):
             raise UserError(f"--source {path} holds tokens already; name text or .jsonl files")
 
 
-def _tokenize(files: Sequence[Path], tokenizer: Tokenizer, *, quiet: bool) -> Iterator[np.ndarray]:
-    """Tokenizes and prints progress: on a terminal one line, rewritten; else a line every 10 s."""
+def _with_progress(
+    files: Sequence[Path], read: Callable[[list[Path]], Iterator[np.ndarray]], *, quiet: bool
+) -> Iterator[np.ndarray]:
+    """Yields the documents of files and prints progress.
+
+    On a terminal it is one line, rewritten; elsewhere a line every 10 s, the first after these.
+    """
     pause, end = (0.5, "\r") if sys.stderr.isatty() else (10.0, "\n")
-    started, shown, count = time.monotonic(), -pause, 0
+    started = shown = time.monotonic()
+    count = 0
     try:
         for number, path in enumerate(files, start=1):
-            for document in tokenize([path], tokenizer):
+            for document in read([path]):
                 yield document
                 count += len(document)
                 now = time.monotonic()
@@ -125,7 +145,7 @@ def _tokenize(files: Sequence[Path], tokenizer: Tokenizer, *, quiet: bool) -> It
                         print(f"{line:<78}", end=end, file=sys.stderr, flush=True)
                     shown = now
     finally:
-        if end == "\r" and not quiet:
+        if end == "\r" and shown > started:
             print(file=sys.stderr)  # later output, an error too, begins on a line of its own
 
 

@@ -1,8 +1,7 @@
 """Reads documents from text files and tokenizes them.
 
-- `.jsonl`: one JSON object per line, whose "text" is a document (other fields are ignored, empty
-  lines and empty texts skipped); with `data.prompt_field` another field is its prompt;
-- `.parquet`: the same columns of its rows;
+- files of records, see `records.py`: the field `data.text_field` of each is a document (other
+  fields are ignored, empty texts skipped); with `data.prompt_field` another field is its prompt;
 - any other file: UTF-8 text, the whole file is one document, line ends unchanged, a byte order mark
   dropped.
 """
@@ -14,42 +13,47 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxptd.data.parquet import is_parquet, read_records
+from jaxptd.data.records import decoded, explained, has_records, open_bytes, read_records
 from jaxptd.data.tokenizers import Tokenizer, spellings, with_begin
 from jaxptd.errors import UserError
 
-TEXT = "text"  # the field of a jsonl line that holds its document
+TEXT = "text"  # the field of a record that holds its document
+LONGEST = 2**20  # characters of two lines that are looked at
 BLANK = 8  # ids behind a text's own end mark, if they are spaces, are left out
 
 
-def read_documents(path: Path) -> Iterator[str]:
+def read_documents(path: Path, text_field: str = TEXT) -> Iterator[str]:
     """Yields the documents of one file, in order; records are read one by one.
 
     Raises:
-        UserError: the file cannot be read, holds no text, is binary, or a record has no string
-            "text"; names the file and the line or row.
+        UserError: the file cannot be read, holds no text, is binary, or a record has no string of
+            that name; names the file and the line or row.
     """
-    records = _read_records(path, [TEXT]) if _has_records(path) else _read_text(path)
+    records = read_records(path, [text_field]) if has_records(path) else _read_text(path)
     for (text,) in _not_empty(path, records):
         yield text
 
 
-def read_answers(path: Path, prompt_field: str) -> Iterator[list[str]]:
-    """Yields the prompt and the answer, the "text", of each record of a .jsonl or .parquet file.
+def read_answers(path: Path, fields: Sequence[str]) -> Iterator[list[str]]:
+    """Yields the prompt and the answer of each record; fields: the names of both.
 
     Raises:
         UserError: as `read_documents`, or the file has no records.
     """
-    if not _has_records(path):
+    if not has_records(path):
         raise UserError(
-            f"data.prompt_field={prompt_field!r}: {path} has no fields; write its records as "
+            f"data.prompt_field={fields[0]!r}: {path} has no fields; write its records as "
             ".jsonl or .parquet, or use data.prompt_field=null"
         )
-    yield from _not_empty(path, _read_records(path, [prompt_field, TEXT]))
+    yield from _not_empty(path, read_records(path, fields))
 
 
 def tokenize(
-    files: Iterable[Path], tokenizer: Tokenizer, spelled: Counter[str] | None = None
+    files: Iterable[Path],
+    tokenizer: Tokenizer,
+    spelled: Counter[str] | None = None,
+    *,
+    text_field: str = TEXT,
 ) -> Iterator[np.ndarray]:
     """Yields the tokens of each document of each file, 1D, from its begin to its end of document.
 
@@ -59,13 +63,14 @@ def tokenize(
         files: of text.
         tokenizer: of the text.
         spelled: counts the special tokens that texts spell.
+        text_field: of records, that which holds a document.
 
     Raises:
         UserError: as `read_documents`.
     """
     count = _count(tokenizer, spelled)
     for path in files:
-        for text in read_documents(path):
+        for text in read_documents(path, text_field):
             count(text)
             yield _document(tokenizer, [tokenizer.encode(text)])
 
@@ -73,7 +78,8 @@ def tokenize(
 def tokenize_answers(
     files: Iterable[Path],
     tokenizer: Tokenizer,
-    prompt_field: str,
+    fields: Sequence[str],
+    *,
     spelled: Counter[str] | None = None,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields the tokens of each record, prompt, answer and end of document, and which are counted.
@@ -81,12 +87,18 @@ def tokenize_answers(
     Prompt and answer are tokenized apart, as a prompt is that a model is asked to continue. The
     second array, of bool, is False for the tokens of the prompt and those before it.
 
+    Args:
+        files: of records.
+        tokenizer: of the text.
+        fields: names of that with the prompt, and of that with the answer.
+        spelled: counts the special tokens that texts spell.
+
     Raises:
         UserError: as `read_answers`.
     """
     count = _count(tokenizer, spelled)
     for path in files:
-        for prompt, answer in read_answers(path, prompt_field):
+        for prompt, answer in read_answers(path, fields):
             count(prompt)
             count(answer)
             answer_ids = tokenizer.encode(answer)
@@ -116,87 +128,37 @@ def _count(tokenizer: Tokenizer, spelled: Counter[str] | None) -> Callable[[str]
     return lambda text: spelled.update(pattern.findall(text))
 
 
-def _has_records(path: Path) -> bool:
-    return _is_jsonl(path) or is_parquet(path)
-
-
-def _is_jsonl(path: Path) -> bool:
-    return path.suffix.lower() == ".jsonl"
-
-
-def _read_records(path: Path, fields: Sequence[str]) -> Iterator[list[str]]:
-    """Yields these fields of each record whose last one, the text, is not empty."""
-    if _is_jsonl(path):
-        yield from _read_jsonl(path, fields)
-    for texts in read_records(path, fields) if is_parquet(path) else ():
-        for text in texts:
-            _check_unicode(text, str(path))
-        yield texts
-
-
 def _not_empty(path: Path, records: Iterable[list[str]]) -> Iterator[list[str]]:
     """Yields the records of a file. Raises UserError if there are none, or it cannot be read."""
     empty = True
-    try:
+    with explained(path):
         for record in records:
             empty = False
             yield record
-    except OSError as error:
-        raise UserError(f"data.source: cannot read {path}: {error.strerror}") from error
     if empty:
         raise UserError(f"data.source: {path} holds no text; leave it out")
 
 
 def _read_text(path: Path) -> Iterator[list[str]]:
-    if text := _decode(path.read_bytes(), str(path)):
+    with open_bytes(path) as file:
+        text = decoded(file.read(), str(path))
+    if _is_of_records(text):
+        raise UserError(
+            f"data.source: {path} has a JSON object in each line, and by its name it is text; name "
+            "it .jsonl, so that each object is a record"
+        )
+    if text:
         yield [text]
 
 
-def _read_jsonl(path: Path, fields: Sequence[str]) -> Iterator[list[str]]:
-    """Yields these fields of each line; the last is the text, without which a line is skipped."""
-    with open(path, "rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip() and (texts := _texts_of(line, f"{path} line {number}", fields))[-1]:
-                yield texts
+def _is_of_records(text: str) -> bool:
+    """True if the first two lines of a text are JSON objects."""
+    lines = text[:LONGEST].split("\n", 2)[:2]
+    return len(lines) == 2 and all(map(_is_object, lines))
 
 
-def _texts_of(line: bytes, where: str, fields: Sequence[str]) -> list[str]:
-    needs = f"each line is an object with {' and '.join(map(json.dumps, fields))}"
-    decoded = _decode(line, where)
+def _is_object(line: str) -> bool:
     try:
-        record = json.loads(decoded)
-    except (ValueError, RecursionError) as error:  # not JSON, a number too long, nested too deep
-        raise UserError(f"data.source: {where} is not JSON ({error}); {needs}") from error
-    texts = []
-    for field in fields:
-        text = record.get(field) if isinstance(record, dict) else None
-        if not isinstance(text, str):
-            raise UserError(f"data.source: {where} has no string {json.dumps(field)}; {needs}")
-        _check_unicode(text, where)
-        texts.append(text)
-    return texts
-
-
-def _check_unicode(text: str, where: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:  # JSON can spell half a surrogate pair, \ud800
-        raise UserError(
-            f"data.source: {where}: {text[error.start]!a} is half a surrogate pair; remove it"
-        ) from error
-
-
-def _decode(data: bytes, where: str) -> str:
-    """Decodes strict UTF-8. Refuses NUL, which no text has and most binary formats do."""
-    if (nul := data.find(b"\0")) >= 0:
-        raise UserError(
-            f"data.source: {where} is binary, not text (NUL at byte {nul}); "
-            "use text, .jsonl or .bin files"
-        )
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"data.source: {where} is not UTF-8 text (byte {error.start} is "
-            f"0x{data[error.start]:02x}); convert it, or decompress it if it is compressed"
-        ) from error
+        return line.startswith("{") and isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxptd.config import SpecialTokens
 from jaxptd.data.concatenated import Concatenated
 from jaxptd.data.corpora import tokenize, tokenize_answers
 from jaxptd.data.ids import scan_ids
-from jaxptd.data.token_files import is_token_file, open_tokens
+from jaxptd.data.token_files import is_token_file, layout_of, open_tokens
 from jaxptd.data.tokenizers import Tokenizer
 from jaxptd.errors import UserError, quoted
 
@@ -53,10 +52,29 @@ def read_corpus(
         return _read_text(files, config, tokenizer, vocab_size=vocab_size)
     _check_prompts(files, config)
     if config.documents == "apart":
-        _check_end_of_document(config, tokenizer, vocab_size)
+        _check_end_of_document(files, config, tokenizer, vocab_size=vocab_size)
     tokens = open_tokens(files)
     scan_ids(tokens, vocab_size)
-    return Corpus(tokens)
+    remarks = [remark for path in files for remark in about_ids(path, tokenizer)]
+    return Corpus(tokens, remarks=tuple(remarks))
+
+
+def about_ids(path: Path, tokenizer: Tokenizer) -> Iterator[str]:
+    """Says how the ids of a `.bin` file were read, where that is not plain."""
+    layout = layout_of(path)
+    if layout.guessed:
+        yield (
+            f"{path} has no header, and by their pattern its ids have 32 bits; `jaxptd data` "
+            "writes files that say so"
+        )
+    made = (layout.vocab_size, layout.end_of_document)
+    own = (tokenizer.vocab_size, tokenizer.end_of_document)
+    if layout.vocab_size is not None and made != own:
+        yield (
+            f"warning: {path} was made with a tokenizer of {made[0]} ids whose documents end with "
+            f"{made[1]}, and data.tokenizer has {own[0]} and {own[1]}; name the tokenizer that "
+            "made it"
+        )
 
 
 def check_vocabulary(tokens: int, vocab_size: int) -> None:
@@ -103,7 +121,18 @@ def _check_prompts(files: Sequence[Path], config: "DataConfig") -> None:
         )
 
 
-def _check_end_of_document(config: "DataConfig", tokenizer: Tokenizer, vocab_size: int) -> None:
+def _check_end_of_document(
+    files: Sequence[Path], config: "DataConfig", tokenizer: Tokenizer, *, vocab_size: int
+) -> None:
+    ends = [(path, layout_of(path).end_of_document) for path in files]
+    for path, end in ends:
+        if end not in (None, tokenizer.end_of_document):
+            raise UserError(
+                f"data.documents=apart, and documents of {path} end with {end}, those of "
+                f"data.tokenizer with {tokenizer.end_of_document}; name the tokenizer that made it"
+            )
+    if all(end is not None for _, end in ends):
+        return
     if config.tokenizer == "bytes" and vocab_size > tokenizer.vocab_size:
         raise UserError(
             "data.documents=apart has to know the end of document of these token files, which "
@@ -116,16 +145,17 @@ def _read_text(
     files: Sequence[Path], config: "DataConfig", tokenizer: Tokenizer, *, vocab_size: int
 ) -> Corpus:
     spelled: Counter[str] = Counter()
-    counted = None
+    counted, field = None, config.text_field
     if config.prompt_field is None:
-        ids = np.concatenate(list(tokenize(files, tokenizer, spelled)))
+        ids = np.concatenate(list(tokenize(files, tokenizer, spelled, text_field=field)))
     else:
-        found = tokenize_answers(files, tokenizer, config.prompt_field, spelled)
+        fields = (config.prompt_field, field)
+        found = tokenize_answers(files, tokenizer, fields, spelled=spelled)
         ids, counted = map(np.concatenate, zip(*found, strict=True))
     check_ids(ids, tokenizer, vocab_size)
     remarks = [*about_begin(tokenizer)]
     if config.special_tokens == tokenizer.special_tokens:  # else the model's objective says how
-        remarks += about_spellings(spelled, config.special_tokens)
+        remarks += about_spellings(spelled, tokenizer)
     return Corpus(ids, counted, tuple(remarks))
 
 
@@ -158,14 +188,14 @@ def about_begin(tokenizer: Tokenizer) -> Iterator[str]:
         )
 
 
-def about_spellings(spelled: Counter[str], special_tokens: SpecialTokens) -> Iterator[str]:
+def about_spellings(spelled: Counter[str], tokenizer: Tokenizer) -> Iterator[str]:
     """Says how the special tokens that texts spell were read, if there are any."""
     if not spelled:
         return
     number, names = spelled.total(), [quoted(name) for name, _ in spelled.most_common(3)]
     shown = ", ".join(names) + (", ..." if len(spelled) > len(names) else "")
     times = "once" if number == 1 else f"{number} times"
-    if special_tokens == "parse":
+    if tokenizer.special_tokens == "parse":
         yield (
             f"the text spells special tokens {times} ({shown}): read as these tokens; "
             "data.special_tokens=text reads them as plain text"

@@ -6,15 +6,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxptd.errors import UserError
+from jaxptd.errors import UserError, quoted
 
+LISTED = 8  # columns that an error names
 ROWS = 1024  # in memory at a time
 SUFFIX = ".parquet"
-
-
-def is_parquet(path: Path) -> bool:
-    """True for the name of a parquet file."""
-    return path.suffix.lower() == SUFFIX
 
 
 def read_records(path: Path, fields: Sequence[str]) -> Iterator[list[str]]:
@@ -25,20 +21,42 @@ def read_records(path: Path, fields: Sequence[str]) -> Iterator[list[str]]:
     """
     needs = f"it needs columns of strings, {' and '.join(map(json.dumps, fields))}"
     file = _opened(path)
-    missing = [name for name in fields if name not in file.schema_arrow.names]
-    if missing:
-        raise UserError(f"data.source: {path} has no column {json.dumps(missing[0])}; {needs}")
+    there = file.schema_arrow.names
+    for name in fields:
+        if there.count(name) != 1:
+            what = "two columns" if name in there else "no column"
+            shown = ", ".join(map(json.dumps, map(quoted, there[:LISTED]))) or "none"
+            raise UserError(
+                f"data.source: {path} has {what} {json.dumps(name)}; {needs}, and there are {shown}"
+            )
     row = 0
     for batch in _batches(file, path, fields):
-        for record in batch.select(list(fields)).to_pylist():
+        for texts in zip(*(_column(batch, name, path, row) for name in fields), strict=True):
             row += 1
-            texts = [record[name] for name in fields]
-            if wrong := [name for name in fields if not isinstance(record[name], str)]:
-                raise UserError(
-                    f"data.source: {path} row {row} has no string {json.dumps(wrong[0])}; {needs}"
-                )
+            for name, text in zip(fields, texts, strict=True):
+                if not isinstance(text, str):
+                    raise UserError(
+                        f"data.source: {path} row {row} has no string {json.dumps(name)}; {needs}"
+                    )
             if texts[-1]:
-                yield texts
+                yield list(texts)
+
+
+def _column(batch: Any, name: str, path: Path, before: int) -> list[Any]:
+    """The values of a column. Raises UserError for text that is no UTF-8."""
+    column = batch.column(name)
+    try:
+        return list(column.to_pylist())
+    except UnicodeDecodeError:
+        for number, value in enumerate(column, start=before + 1):
+            try:
+                value.as_py()
+            except UnicodeDecodeError as error:
+                raise UserError(
+                    f"data.source: {path} row {number}, column {json.dumps(name)} is not UTF-8 "
+                    f"(byte {error.start} is 0x{error.object[error.start]:02x}); convert it"
+                ) from error
+        raise
 
 
 def _opened(path: Path) -> Any:

@@ -1,7 +1,13 @@
 r"""Files of token ids, memory-mapped: nothing is read until a batch asks for it.
 
+- **jaxptd's** `.bin`, by `jaxptd data`: 64 bytes, little-endian: magic `JAXPTDID`; version u32 = 1;
+  bytes of an id u32, 2 or 4; number of ids u64; ids of the vocabulary u64; end of document u64;
+  zeros. Then the ids.
+- **llm.c's** `.bin` (dev/data/data_common.py): 256 int32, of which the first three are magic,
+  version and number of ids; magic 20240520 with version 1 has uint16 ids, 20240801 with 7 uint32.
 - **nanoGPT** `.bin` (data/openwebtext/prepare.py): little-endian uint16 ids, nothing else; each
-  document is followed by its end of document.
+  document is followed by its end of document. Ids of 32 bits without a header are known by their
+  upper halves, which are small in every id, as no text has every second token.
 - **Megatron** `.bin` + `.idx` (Megatron-LM core/datasets/indexed_dataset.py): the `.bin` is ids,
   nothing else. The `.idx`, little-endian: magic `MMIDIDX\0\0`; version u64 = 1; dtype code u8
   (1 uint8, 2 int8, 3 int16, 4 int32, 5 int64, 6 float64, 7 float32, 8 uint16); number of sequences
@@ -9,15 +15,18 @@ r"""Files of token ids, memory-mapped: nothing is read until a batch asks for it
   in the `.bin` int64; the document index int64. The ids are read unchanged; let
   preprocess_data.py add the ends of documents (`--append-eod`).
 
-A `.bin` with an `.idx` beside it is Megatron's, any other nanoGPT's.
+A `.bin` with an `.idx` beside it is Megatron's.
 """
 
 import contextlib
+import dataclasses
 import os
 import struct
+import types
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +36,18 @@ from jaxptd.errors import UserError
 
 NANOGPT_DTYPE = np.dtype("<u2")
 NANOGPT_VOCAB_SIZE = 2**16
+
+MAGIC, VERSION = b"JAXPTDID", 1
+HEADER = struct.Struct("<8sIIQQQ24x")
+DTYPES: Mapping[int, np.dtype] = types.MappingProxyType({2: NANOGPT_DTYPE, 4: np.dtype("<u4")})
+
+LLM_C_HEADER, LLM_C_SIZE = struct.Struct("<iii"), 256 * 4
+LLM_C_DTYPES = {(20240520, 1): DTYPES[2], (20240801, 7): DTYPES[4]}  # magic and version -> ids
+
+# What tells ids of 32 bits from pairs of ids of 16.
+SAMPLED = 2**14  # ids that are looked at, at each of three places
+FEWEST = 16  # pairs
+SMALL = 2**5  # an upper half is below: vocabularies of 2 M ids
 
 MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
 MEGATRON_HEADER = struct.Struct("<9sQBQQ")  # magic, version, dtype code, sequences, document index
@@ -49,26 +70,111 @@ def open_tokens(files: Sequence[Path]) -> np.ndarray | Concatenated:
     return arrays[0] if len(arrays) == 1 else Concatenated(tuple(arrays))
 
 
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Where the ids of a file are.
+
+    Args:
+        dtype: of an id.
+        offset: bytes before the first.
+        count: ids that the file should have; None does not say.
+        vocab_size: of the tokenizer that made them, if the file says so.
+        end_of_document: its id.
+        guessed: whether the width of ids is known by their pattern alone.
+    """
+
+    dtype: np.dtype
+    offset: int = 0
+    count: int | None = None
+    vocab_size: int | None = None
+    end_of_document: int | None = None
+    guessed: bool = False
+
+
 def open_token_file(path: Path) -> np.memmap:
     """Maps the ids of one `.bin` file, in Megatron's format if an `.idx` is beside it.
 
     Raises:
         UserError: the file cannot be read, or breaks its format.
     """
-    index = path.with_suffix(".idx")
     try:
-        dtype = _read_megatron_dtype(index, path) if index.exists() else NANOGPT_DTYPE
-        size = path.stat().st_size
-        if size == 0:
+        layout = layout_of(path)
+        size = path.stat().st_size - layout.offset
+        if size <= 0:
             raise UserError(f"data.source: {path} is empty; leave it out")
-        if size % dtype.itemsize:
+        itemsize = layout.dtype.itemsize
+        if layout.count is not None and size != layout.count * itemsize:
             raise UserError(
-                f"data.source: {path} has {size} bytes, not a multiple of {dtype.itemsize} "
-                f"({dtype.name} ids); it is truncated or is no token file, make it again"
+                f"data.source: {path} has {size} bytes of ids, its header says "
+                f"{layout.count * itemsize}; it is truncated, make it again"
             )
-        return np.memmap(path, dtype=dtype, mode="r")
+        if size % itemsize:
+            raise UserError(
+                f"data.source: {path} has {size} bytes, not a multiple of {itemsize} "
+                f"({layout.dtype.name} ids); it is truncated or is no token file, make it again"
+            )
+        return np.memmap(path, dtype=layout.dtype, mode="r", offset=layout.offset)
     except OSError as error:
         raise UserError(f"data.source: cannot read {path}: {error.strerror or error}") from error
+
+
+def layout_of(path: Path) -> Layout:
+    """Finds where the ids of a `.bin` file are, from its index, its header, or its pattern.
+
+    Raises:
+        UserError: the index or the header is none that is known.
+        OSError: the file cannot be read.
+    """
+    index = path.with_suffix(".idx")
+    if index.exists():
+        return Layout(_read_megatron_dtype(index, path))
+    with open(path, "rb") as file:
+        start = file.read(LLM_C_SIZE)
+    if start.startswith(MAGIC):
+        return _read_header(path, start)
+    if len(start) == LLM_C_SIZE:
+        magic, version, count = LLM_C_HEADER.unpack(start[: LLM_C_HEADER.size])
+        if magic in {known for known, _ in LLM_C_DTYPES}:
+            if (magic, version) not in LLM_C_DTYPES:
+                raise UserError(f"data.source: {path} has llm.c's version {version}; make it again")
+            return Layout(LLM_C_DTYPES[magic, version], LLM_C_SIZE, count)
+    wide = _has_wide_ids(path)
+    return Layout(DTYPES[4] if wide else NANOGPT_DTYPE, guessed=wide)
+
+
+def _read_header(path: Path, start: bytes) -> Layout:
+    if len(start) < HEADER.size:
+        raise UserError(f"data.source: {path} ends in its header; make it again")
+    _, version, itemsize, count, vocab_size, end = HEADER.unpack(start[: HEADER.size])
+    if version != VERSION or itemsize not in DTYPES:
+        raise UserError(
+            f"data.source: {path} has version {version} of ids of {itemsize} bytes, and this is "
+            f"version {VERSION}, of 2 or 4; make it again, or use a newer jaxptd"
+        )
+    return Layout(DTYPES[itemsize], HEADER.size, count, vocab_size, end)
+
+
+def _has_wide_ids(path: Path) -> bool:
+    """True for a file without a header whose ids have 32 bits, by their pattern.
+
+    Raises:
+        UserError: they have 64.
+    """
+    size = path.stat().st_size
+    if size % 4 or size < 4 * FEWEST:
+        return False
+    pairs = np.memmap(path, "<u4", mode="r")
+    starts = (0, (len(pairs) - SAMPLED) // 2, len(pairs) - SAMPLED)
+    sample = np.concatenate([pairs[max(start, 0) :][:SAMPLED] for start in starts])
+    low, high = sample & 0xFFFF, sample >> 16
+    if (high >= SMALL).any() or np.mean(low >= SMALL) < 0.25:
+        return False
+    if len(pairs) % 2 == 0 and not pairs[1::2][: 3 * SAMPLED].any():
+        raise UserError(
+            f"data.source: {path} seems to have ids of 64 bits (every second number of 32 is 0), "
+            "and no header; write them as uint16 or uint32"
+        )
+    return True
 
 
 def _read_megatron_dtype(index: Path, tokens: Path) -> np.dtype:
@@ -120,23 +226,44 @@ def _check_megatron_sequences(
 
 
 def write_bin(path: Path | str, tokens: np.ndarray) -> None:
-    """Writes ids as a nanoGPT `.bin`.
+    """Writes ids as a nanoGPT `.bin`: uint16, without a header.
 
     Raises:
         UserError: as `write_bin_arrays`.
     """
-    write_bin_arrays(path, [tokens])
+    _write_aside(Path(path), lambda file: _write_ids(file, [tokens], NANOGPT_DTYPE))
 
 
-def write_bin_arrays(path: Path | str, arrays: Iterable[np.ndarray]) -> int:
-    """Writes 1D arrays of ids, in their order, as one nanoGPT `.bin`. Returns the number of ids.
+def write_bin_arrays(
+    path: Path | str, arrays: Iterable[np.ndarray], *, vocab_size: int, end_of_document: int
+) -> int:
+    """Writes 1D arrays of ids, in their order, as one `.bin` of ours. Returns the number of ids.
 
     A temporary file is renamed when it is complete: an error leaves an existing file unchanged.
 
+    Args:
+        path: of the file.
+        arrays: of ids below vocab_size.
+        vocab_size: of the tokenizer; ids have 16 bits up to 65,536, else 32.
+        end_of_document: its id.
+
     Raises:
-        UserError: an id is outside [0, 65536), there are none, or the file cannot be written.
+        UserError: an id does not fit, there are none, or the file cannot be written.
     """
-    path = Path(path)
+    dtype = DTYPES[2 if vocab_size <= NANOGPT_VOCAB_SIZE else 4]
+
+    def write(file: Any) -> int:
+        file.write(bytes(HEADER.size))
+        count = _write_ids(file, arrays, dtype)
+        file.seek(0)
+        file.write(HEADER.pack(MAGIC, VERSION, dtype.itemsize, count, vocab_size, end_of_document))
+        return count
+
+    return _write_aside(Path(path), write)
+
+
+def _write_aside(path: Path, write: Callable[[Any], int]) -> int:
+    """Has a file written under another name, and moves it into its place."""
     if not os.path.isdir(path.parent):
         folder = shown(path.parent)
         raise UserError(f"cannot write {shown(path)}: there is no folder {folder}; make it first")
@@ -147,7 +274,10 @@ def write_bin_arrays(path: Path | str, arrays: Iterable[np.ndarray]) -> int:
     try:
         with explained(f"cannot write {shown(path)}", remedy):
             _check_name(path)
-            count = _write(partial, arrays)
+            with open(partial, "wb") as file:
+                count = write(file)
+                file.flush()
+                os.fsync(file.fileno())
             if not count:
                 raise UserError(f"{shown(path)}: there are no tokens to write")
             os.replace(partial, path)
@@ -163,19 +293,17 @@ def _check_name(path: Path) -> None:
         os.lstat(path)
 
 
-def _write(path: Path, arrays: Iterable[np.ndarray]) -> int:
-    with open(path, "wb") as file:
-        size = sum(file.write(_as_nanogpt(array).tobytes()) for array in arrays)
-        file.flush()
-        os.fsync(file.fileno())
-    return size // NANOGPT_DTYPE.itemsize
-
-
-def _as_nanogpt(tokens: np.ndarray) -> np.ndarray:
-    wrong = tokens[(tokens < 0) | (tokens >= NANOGPT_VOCAB_SIZE)]
-    if len(wrong):
-        raise UserError(
-            f"id {wrong[0]} does not fit a nanoGPT .bin (0 to {NANOGPT_VOCAB_SIZE - 1}); "
-            "use a smaller vocabulary"
-        )
-    return tokens.astype(NANOGPT_DTYPE)
+def _write_ids(file: Any, arrays: Iterable[np.ndarray], dtype: np.dtype) -> int:
+    """Writes ids, and returns their number. Raises UserError for one that does not fit."""
+    limit = 2 ** (8 * dtype.itemsize)
+    count = 0
+    for tokens in arrays:
+        wrong = tokens[(tokens < 0) | (tokens >= limit)]
+        if len(wrong):
+            raise UserError(
+                f"id {wrong[0]} does not fit ids of {8 * dtype.itemsize} bits (0 to {limit - 1}); "
+                "use the vocabulary of the tokenizer that made it"
+            )
+        file.write(tokens.astype(dtype).tobytes())
+        count += len(tokens)
+    return count

@@ -1,15 +1,33 @@
 """Bad input, in one line; the exit codes of commands."""
 
+import re
+
 BUG = 1
 BAD_INPUT = 2
 LOST = 3  # a process of the run is dead or stuck
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 TERMINATED = 143  # 128 + SIGTERM
 QUOTED = 80  # characters of a value in a message
+LONG_WORD = 200  # characters of a path or a number that a message shows whole
 
 
 class UserError(ValueError):
-    """Bad input. The message is one line that gives the error, its numbers and the remedy."""
+    """Bad input. The message is one line that gives the error, its numbers and the remedy.
+
+    A word of more than `LONG_WORD` characters, a path or a number that a person gave, is cut in
+    its middle.
+    """
+
+    def __init__(self, message: object) -> None:
+        super().__init__(_LONG.sub(_cut, str(message)))
+
+
+_LONG = re.compile(rf"\S{{{LONG_WORD + 1},}}")
+
+
+def _cut(word: re.Match[str]) -> str:
+    half = QUOTED // 2
+    return f"{word[0][:half]}...{word[0][-half:]}"
 
 
 def quoted(value: object, longest: int = QUOTED) -> str:

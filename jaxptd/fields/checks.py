@@ -5,13 +5,14 @@ import typing
 from typing import Any
 
 from jaxptd.errors import UserError, quoted
-from jaxptd.fields.values import LIMIT, ImpossibleError, OtherTypeError, convert, describe
+from jaxptd.fields.values import ImpossibleError, OtherTypeError, Rules, convert, describe
 
 
 def check_fields(config: Any, section: str = "") -> None:
     """Converts each field of a frozen dataclass to its type; for its `__post_init__`.
 
-    A field's metadata may have `below`, the limit of its numbers; without, it is `values.LIMIT`.
+    A field's metadata may have what `values.Rules` have: `below`, the limit of its numbers, and
+    `paths`, false for texts that are no paths.
 
     Args:
         config: its annotations are those that `values.convert` knows.
@@ -26,7 +27,7 @@ def check_fields(config: Any, section: str = "") -> None:
         if value is field.default:  # it is of its type
             continue
         try:
-            converted = convert(value, field.type, below=field.metadata.get("below", LIMIT))
+            converted = convert(value, field.type, Rules(**field.metadata))
         except (OtherTypeError, ImpossibleError) as error:
             remedy = str(error) or f"use {describe(field.type)}"
             name = f"{section}.{field.name}" if section else field.name

@@ -7,9 +7,9 @@ import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from jaxptd.config import FamilyName, ModelConfig
+from jaxptd.config import ModelConfig
 from jaxptd.data import Tokenizer, load_tokenizer
 from jaxptd.data.tokenizer_folders import SETTINGS, TOKENIZER, settings
 from jaxptd.display import Table, bytes_text, count_text
@@ -18,7 +18,6 @@ from jaxptd.hf.directory import Directory, read_json
 from jaxptd.hf.families import FAMILIES
 from jaxptd.hf.load import program_of
 from jaxptd.hf.mapping import map_tensors
-from jaxptd.models.families import FAMILIES as FAMILIES_OF_MODELS
 from jaxptd.models.families import family_of
 from jaxptd.models.family import Family
 
@@ -131,7 +130,7 @@ def _family(directory: Directory, found: dict[str, Any]) -> Family | None:
     if "model" in found:
         return family_of(ModelConfig(**found["model"]))
     kind = FAMILIES.get(str(_config_of(directory).get("model_type")))
-    return FAMILIES_OF_MODELS[cast(FamilyName, kind.name)] if kind else None
+    return family_of(ModelConfig(family=kind.name)) if kind else None  # type: ignore[arg-type]
 
 
 def _config_of(directory: Directory) -> dict[str, Any]:

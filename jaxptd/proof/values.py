@@ -127,6 +127,7 @@ NOT_DRAWN: Mapping[str, str] = {
     "data.tokenizer": "verify reads no data",
     "data.special_tokens": "verify reads no data",
     "data.begin_token": "verify reads no data",
+    "data.text_field": "verify reads no data",
     "data.validation_fraction": "verify reads no data",
     "data.prompt_field": "verify reads no data",
     "data.augment": "verify reads no data",
@@ -143,7 +144,7 @@ NOT_DRAWN: Mapping[str, str] = {
     "train.loggers": "verify writes nothing",
     "train.profile": "verify writes nothing",
     **dict.fromkeys(
-        (f"checkpoint.{name}" for name in ("every", "keep", "keep_best", "asynchronous")),
+        (f"checkpoint.{name}" for name in ("every", "keep", "keep_best", "asynchronous", "data")),
         "verify saves nothing",
     ),
     "checkpoint.resume": "verify saves nothing",

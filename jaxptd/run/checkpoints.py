@@ -18,10 +18,13 @@ from jaxptd.checkpoint import (
 from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical, to_canonical
 from jaxptd.checkpoint.errors import quoted
 from jaxptd.config import CheckpointConfig, Config, from_dict, to_dict
+from jaxptd.data.identity import Identity, change
 from jaxptd.distributed.liveness import RESUME
 from jaxptd.errors import UserError
 from jaxptd.run.folder import Row, RunDir, difference
 from jaxptd.step import Program, State
+
+DATA = "data"  # of a checkpoint's description: the identity of the run's data
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,11 +35,13 @@ class RunCheckpoints:
         program: makes the state.
         run_dir: contains the checkpoints.
         say: prints a line.
+        data: the identity of the run's data; empty where it is not known.
     """
 
     program: Program
     run_dir: RunDir
     say: Callable[[str], None]
+    data: Identity = dataclasses.field(default_factory=dict)
 
     @cached_property
     def store(self) -> Checkpoints:
@@ -52,7 +57,9 @@ class RunCheckpoints:
 
     def save(self, state: State, step: int, row: Row | None) -> None:
         """Saves the state after a step, with its validation loss if its row has one."""
-        description = {"config": to_dict(self.program.config)}
+        description: dict[str, Any] = {"config": to_dict(self.program.config)}
+        if self.data:
+            description[DATA] = self.data
         if row and VALIDATION_LOSS in row:
             description[VALIDATION_LOSS] = row[VALIDATION_LOSS]
         canonical = to_canonical(self.program, state)
@@ -94,9 +101,11 @@ class RunCheckpoints:
             return self._resumed(*newest) if newest else new()
         if resume == "best":
             return self._start_from_best(target)
-        self._check_same_run(resume, read_description(Path(resume)))
+        description = read_description(Path(resume))
+        self._check_same_run(resume, description)
         step, canonical = restore_path(Path(resume), target)
         self._check_nothing_newer(step)
+        self._check_same_data(step, description)
         return self._restored(step, canonical, resume)
 
     def _start_from_best(self, target: dict[str, Any]) -> State:
@@ -110,7 +119,9 @@ class RunCheckpoints:
 
     def _resumed(self, step: int, canonical: dict[str, Any]) -> State:
         where = str(self.run_dir.checkpoints)
-        self._check_same_run(where, self.store.description(step))
+        description = self.store.description(step)
+        self._check_same_run(where, description)
+        self._check_same_data(step, description)
         return self._restored(step, canonical, where)
 
     def _restored(self, step: int, canonical: dict[str, Any], where: str) -> State:
@@ -121,6 +132,23 @@ class RunCheckpoints:
         changed = difference(self.program.config, saved_config(where, description))
         if changed:
             raise UserError(f"{where} is of another run: {changed}; use that run's config")
+
+    def _check_same_data(self, step: int, description: dict[str, Any]) -> None:
+        """Raises UserError if the run's data has changed since; says so if that is allowed."""
+        before = description.get(DATA)
+        if not self.data or (before is None and step == 0):
+            return
+        if before is None:
+            self.say("the checkpoint does not say which data its run was trained on")
+            return
+        changed = change(self.data, before)
+        if changed and self._settings.data == "same":
+            raise UserError(
+                f"{changed} when the run was saved; put the data back as it was, or go on with "
+                "the new data by checkpoint.data=any"
+            )
+        if changed:
+            self.say(f"warning: {changed} when the run was saved")
 
     def _check_nothing_newer(self, step: int) -> None:
         newest = max(self.store.steps(), default=step)

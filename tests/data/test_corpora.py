@@ -1,12 +1,20 @@
 """Documents and their tokens; a broken file is an error that names it."""
 
+import bz2
+import gzip
 import json
+import lzma
+import sys
 
 import pytest
+import zstandard
 
-from jaxptd.data.corpora import read_documents, tokenize
+from jaxptd.data.corpora import read_answers, read_documents, tokenize
 from jaxptd.data.tokenizers import ByteTokenizer
 from jaxptd.errors import UserError
+
+PACK = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".XZ": lzma.compress}
+PACK[".zst"] = zstandard.compress
 
 
 def write(path, content):
@@ -46,6 +54,48 @@ def test_each_document_is_followed_by_its_end(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.json", b'{"text": "a,b", "n": 1}\n{"text": "c"}'),
+        ("a.json", b'\xef\xbb\xbf [{"text": "a,b"},\n {"text": ""}, {"text": "c", "n": [2]}]'),
+        ("a.ndjson", b'{"text": "a,b"}\n\n{"text": "c"}\n'),
+        ("a.csv", b'n,text\r\n1,"a,b"\r\n2,c\r\n3,\r\n'),
+        ("a.tsv", b"text\tn\na,b\t1\nc\t2\n"),
+    ],
+)
+@pytest.mark.parametrize("suffix", list(PACK))
+def test_records_are_read_as_what_they_are(tmp_path, name, data, suffix):
+    path = write(tmp_path / f"{name}{suffix}", PACK[suffix](data))
+    assert list(read_documents(path)) == ["a,b", "c"]
+
+
+def test_compressed_text_is_text(tmp_path):
+    path = write(tmp_path / "a.txt.gz", gzip.compress(b"one\ntwo\n"))
+    assert list(read_documents(path)) == ["one\ntwo\n"]
+    damaged = write(tmp_path / "b.txt.gz", gzip.compress(b"one\ntwo\n")[:-5])
+    with pytest.raises(UserError, match=r"b\.txt\.gz is damaged"):
+        list(read_documents(damaged))
+
+
+def test_without_its_package_zstd_is_an_error(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.txt.zst", zstandard.compress(b"one"))
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(UserError, match="is compressed by zstd; install zstandard to read it"):
+        list(read_documents(path))
+
+
+def test_the_field_of_documents_can_be_named(tmp_path):
+    path = write(tmp_path / "a.json", b'[{"instruction": "add", "output": "2"}]')
+    assert list(read_documents(path, "output")) == ["2"]
+    assert list(read_answers(path, ["instruction", "output"])) == [["add", "2"]]
+
+
+def test_a_text_that_begins_with_a_brace_is_text(tmp_path):
+    for data in (b"{\n  x = 1\n}\n", b'{"a": 1}\nand then\n', b'{"a": 1}'):
+        assert list(read_documents(write(tmp_path / "a.txt", data))) == [data.decode()]
+
+
+@pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("a.txt", b"", "holds no text"),
@@ -57,12 +107,25 @@ def test_each_document_is_followed_by_its_end(tmp_path):
         ("a.jsonl", b'{"text": "a"}\n\n{"text": "\xff"}', r"line 3 is not UTF-8 text"),
         ("a.jsonl", b'{"text": "a"}\n\0', r"line 2 is binary"),
         ("a.jsonl", b'{"text": "a"', r"line 1 is not JSON .*each line is an object"),
-        ("a.jsonl", b'[{"text": "a"}]', r'line 1 has no string "text"'),
+        ("a.jsonl", b'[{"text": "a"}, 3]', r'record 2 has no string "text"; it is an array of obj'),
+        ("a.json", b'{\n"text": "a"}', "line 1 is not JSON .*each line is an object"),
+        ("a.json", b'{"data": [{"text": "a"}]}', "there are data: name that of documents with"),
+        ("a.json", b'[{"instruction": "a", "output": "b"}]', "there are instruction, output: name"),
+        ("a.csv", b"a,b\n1,2\n", r'no column "text"; there are a, b: name that of documents wi'),
+        ("a.csv", b"text,text\n1,2\n", r'two columns "text"'),
+        ("a.csv", b"text,b\n1\n", "line 2 has more or fewer fields than the first line, 2; mend"),
+        ("a.csv", b'text\n"a\n', "line 1: unexpected end of data; mend it"),
+        ("a.tsv", b"text\tb\na\tb\tc\n", "line 2 has more or fewer fields than the first line, 2"),
+        ("a.txt", b'{"text": "a"}\n{"text": "b"}\n', "a JSON object in each line, and by its name"),
+        ("a.txt.gz", b"plain", "is damaged: Not a gzipped file"),
+        ("a.txt.xz", b"plain", "is damaged: "),
+        ("a.txt.bz2", b"plain", "is damaged: Invalid data stream"),
+        ("a.txt.zst", b"plain", "is damaged: "),
         ("a.jsonl", b'{"content": "a"}', r'line 1 has no string "text"'),
         ("a.jsonl", b'{"text": 3}', r'line 1 has no string "text"'),
         ("a.jsonl", b'{"text": "\\ud800"}', r"line 1: '\\ud800' is half a surrogate pair"),
         ("a.jsonl", b'{"text": "a", "n": ' + b"9" * 5000 + b"}", "line 1 is not JSON"),
-        ("a.jsonl", b"[" * 200_000, "line 1 is not JSON"),
+        ("a.jsonl", b"[" * 200_000, "is not JSON .*it is an array of objects"),
     ],
 )
 def test_broken_file_is_an_error_that_names_it(tmp_path, name, content, message):

@@ -37,7 +37,7 @@ def test_documents_are_those_of_the_same_jsonl(both: tuple[Path, Path]) -> None:
 
 
 def test_prompts_are_those_of_the_same_jsonl(both: tuple[Path, Path]) -> None:
-    found, want = (list(read_answers(path, "question")) for path in both)
+    found, want = (list(read_answers(path, ["question", "text"])) for path in both)
     assert found == want
 
 
@@ -63,7 +63,7 @@ def test_a_file_that_is_cut_off_is_an_error(both: tuple[Path, Path], tmp_path: P
     for content in (whole[:-7], whole[:4] + bytes(60) + whole[64:]):
         cut.write_bytes(content)
         with pytest.raises(UserError, match=r"cut\.parquet is damaged: ") as error:
-            list(read_answers(cut, "question"))
+            list(read_answers(cut, ["question", "text"]))
         assert "\n" not in str(error.value)
 
 

@@ -41,7 +41,7 @@ def expected(records):
 
 def test_a_record_is_its_prompt_its_answer_and_an_end(tmp_path):
     path = write(tmp_path / "a.jsonl", [*RECORDS, ("skipped", "")])
-    pairs = list(tokenize_answers([path], ByteTokenizer(), "question"))
+    pairs = list(tokenize_answers([path], ByteTokenizer(), ["question", "text"]))
     ids, counted = expected(RECORDS)
     assert np.concatenate([each for each, _ in pairs]).tolist() == ids
     assert np.concatenate([each for _, each in pairs]).tolist() == counted

@@ -11,7 +11,9 @@ from limited import largest_file
 from jaxptd.data import token_files
 from jaxptd.data.concatenated import Concatenated, locate
 from jaxptd.data.token_files import (
+    Layout,
     is_token_file,
+    layout_of,
     open_token_file,
     open_tokens,
     write_bin,
@@ -19,6 +21,7 @@ from jaxptd.data.token_files import (
 )
 from jaxptd.errors import UserError
 
+SIZES = {"vocab_size": 257, "end_of_document": 256}
 CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "float32": 7, "uint16": 8}
 
 
@@ -51,7 +54,7 @@ def test_nanogpt_round_trip(tmp_path):
 
 def test_writing_arrays_counts_their_ids(tmp_path):
     arrays = (np.array(ids, np.uint16) for ids in ([1, 2], [], [3]))
-    assert write_bin_arrays(tmp_path / "a.bin", arrays) == 3
+    assert write_bin_arrays(tmp_path / "a.bin", arrays, **SIZES) == 3
     assert open_token_file(tmp_path / "a.bin").tolist() == [1, 2, 3]
 
 
@@ -62,14 +65,14 @@ def test_an_interrupted_write_leaves_what_was_there(tmp_path):
 
     write_bin(tmp_path / "a.bin", np.array([7]))
     with pytest.raises(KeyboardInterrupt):
-        write_bin_arrays(tmp_path / "a.bin", arrays())
+        write_bin_arrays(tmp_path / "a.bin", arrays(), **SIZES)
     assert open_token_file(tmp_path / "a.bin").tolist() == [7]
     assert os.listdir(tmp_path) == ["a.bin"]
 
 
 @pytest.mark.parametrize("wrong", [-1, 65536])
 def test_an_id_beyond_uint16_is_an_error(tmp_path, wrong):
-    with pytest.raises(UserError, match=rf"id {wrong} does not fit a nanoGPT \.bin \(0 to 65535\)"):
+    with pytest.raises(UserError, match=rf"id {wrong} does not fit ids of 16 bits \(0 to 65535\)"):
         write_bin(tmp_path / "a.bin", np.array([70, wrong, 3]))
     assert os.listdir(tmp_path) == []
 
@@ -108,7 +111,7 @@ def test_a_disk_that_becomes_full_is_one_line_and_leaves_what_was_there(tmp_path
         largest_file(100_000),
         pytest.raises(UserError, match=r"cannot write .*a\.bin: File too large; use a short name"),
     ):
-        write_bin_arrays(tmp_path / "a.bin", arrays)
+        write_bin_arrays(tmp_path / "a.bin", arrays, **SIZES)
     assert open_token_file(tmp_path / "a.bin").tolist() == [7]
     assert os.listdir(tmp_path) == ["a.bin"]
 
@@ -255,3 +258,101 @@ def test_a_token_is_located_in_its_file(tmp_path):
     assert locate(np.arange(9), 3) == "token 3 of the data"
     with pytest.raises(IndexError):
         locate(joined, 20)
+
+
+# --- Headers, and widths without one
+
+
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(2**16, "<u2"), (2**16 + 1, "<u4")])
+def test_a_file_of_ours_says_what_it_holds(tmp_path, vocab_size, dtype):
+    ids = np.array([0, 5, vocab_size - 1])
+    sizes = {"vocab_size": vocab_size, "end_of_document": 5}
+    assert write_bin_arrays(tmp_path / "a.bin", [ids], **sizes) == 3
+    assert (tmp_path / "a.bin").stat().st_size == 64 + 3 * np.dtype(dtype).itemsize
+    assert layout_of(tmp_path / "a.bin") == Layout(np.dtype(dtype), 64, 3, vocab_size, 5)
+    tokens = open_token_file(tmp_path / "a.bin")
+    assert tokens.tolist() == ids.tolist()
+    assert locate(tokens[1:], 1) == f"token 2 of {tmp_path / 'a.bin'}"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data[:-2], "has 4 bytes of ids, its header says 6; it is truncated"),
+        (lambda data: data[:40], "ends in its header; make it again"),
+        (lambda data: data[:64], "is empty"),
+        (lambda data: data[:8] + b"\2" + data[9:], "has version 2 of ids of 2 bytes, and this is"),
+        (lambda data: data[:12] + b"\3" + data[13:], "has version 1 of ids of 3 bytes"),
+    ],
+)
+def test_a_damaged_file_of_ours_is_an_error(tmp_path, change, message):
+    write_bin_arrays(tmp_path / "a.bin", [np.arange(3)], **SIZES)
+    data = (tmp_path / "a.bin").read_bytes()
+    (tmp_path / "a.bin").write_bytes(change(data))
+    with pytest.raises(UserError, match=message):
+        open_token_file(tmp_path / "a.bin")
+
+
+@pytest.mark.parametrize(
+    ("magic", "version", "dtype"), [(20240520, 1, "<u2"), (20240801, 7, "<u4")]
+)
+def test_files_of_llm_c_are_read(tmp_path, magic, version, dtype):
+    header, ids = np.zeros(256, "<i4"), np.arange(300).astype(dtype)
+    header[:3] = magic, version, len(ids)
+    path = tmp_path / "a.bin"
+    path.write_bytes(header.tobytes() + ids.tobytes())
+    assert open_token_file(path).tolist() == list(range(300))
+    path.write_bytes(header.tobytes() + ids.tobytes()[:-4])
+    with pytest.raises(UserError, match="its header says"):
+        open_token_file(path)
+    header[1] = 3
+    path.write_bytes(header.tobytes() + ids.tobytes())
+    with pytest.raises(UserError, match="has llm.c's version 3"):
+        open_token_file(path)
+
+
+def drawn(dtype, low, high, count=400):
+    return np.random.default_rng(0).integers(low, high, count).astype(dtype)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        drawn("<u4", 0, 128_256),  # Llama 3's
+        drawn("<i4", 0, 50_257),  # Megatron's, whose .idx was lost
+        drawn("<u4", 32, 127),  # bytes of text
+        np.tile(np.array([100_000, 256], "<u4"), 200),
+    ],
+    ids=str,
+)
+def test_ids_of_32_bits_without_a_header_are_read_as_such(tmp_path, ids):
+    (tmp_path / "a.bin").write_bytes(ids.tobytes())
+    assert layout_of(tmp_path / "a.bin").guessed
+    assert open_token_file(tmp_path / "a.bin").tolist() == ids.tolist()
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        drawn("<u2", 0, 50_257),
+        drawn("<u2", 0, 4),  # a vocabulary of four
+        drawn("<u2", 32, 127),  # bytes of text
+        drawn("<u2", 0, 40),
+        np.zeros(400, "<u2"),
+        np.full(400, 99, "<u2"),
+        np.tile(np.array([5, 300], "<u2"), 200),
+        np.repeat(np.array([1, 3, 200], "<u2"), 120),
+        np.array([70, 0, 80, 1], "<u2"),  # too few to tell
+    ],
+    ids=str,
+)
+def test_ids_of_16_bits_are_never_taken_for_others(tmp_path, ids):
+    (tmp_path / "a.bin").write_bytes(ids.tobytes())
+    assert not layout_of(tmp_path / "a.bin").guessed
+    assert open_token_file(tmp_path / "a.bin").tolist() == ids.tolist()
+
+
+def test_ids_of_64_bits_without_a_header_are_an_error(tmp_path):
+    (tmp_path / "a.bin").write_bytes(drawn("<i8", 0, 50_257).tobytes())
+    with pytest.raises(UserError, match="seems to have ids of 64 bits"):
+        open_token_file(tmp_path / "a.bin")

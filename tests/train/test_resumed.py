@@ -41,6 +41,21 @@ def test_a_killed_run_goes_on_to_the_last_digit(train, whole, step, monkeypatch)
     assert numbers(train.run_dir.metrics()) == whole
 
 
+def test_a_run_goes_on_with_its_own_data_or_with_what_it_is_told_to(train, tmp_path):
+    few = ("--train.eval_every=0", "--checkpoint.every=2", SAME_RATES)
+    text = tmp_path / "text.txt"
+    train("--train.steps=2", *few)
+    text.write_text(TEXT.upper())
+    refused = train.refused("--train.steps=3", *few)
+    assert "data.source has other text or another tokenizer now" in refused
+    assert "go on with the new data by checkpoint.data=any" in refused
+    text.write_text(TEXT + "and more")
+    told = train("--train.steps=3", "--checkpoint.data=any", *few)
+    assert f"{len(TEXT) + 9:,} tokens now, and had {len(TEXT) + 1:,} when" in told.out
+    text.write_text(TEXT)  # the checkpoint of step 3 is of the longer text
+    assert "tokens now, and had" in train.refused("--train.steps=4", *few)
+
+
 @pytest.mark.slow
 def test_a_run_is_made_longer_on_the_same_curve(train):
     """The decay ends at a step of its own, so it does not matter that the run had other plans."""

@@ -1,0 +1,220 @@
+"""Records of files: one JSON object a line, a JSON array of them, or rows of a table.
+
+`.jsonl`, `.ndjson` and `.json` are JSON, `.csv` and `.tsv` tables with the names of their columns
+in the first row, `.parquet` see `parquet.py`. Any of them, and text, may be compressed: `.gz`,
+`.bz2`, `.xz`, and `.zst` with the `zstandard` package.
+"""
+
+import bz2
+import contextlib
+import csv
+import gzip
+import io
+import json
+import lzma
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO, Any
+
+from jaxptd.data import parquet
+from jaxptd.errors import UserError, quoted
+
+LINES, ARRAY, TABLES = (".jsonl", ".ndjson"), ".json", {".csv": ",", ".tsv": "\t"}
+LISTED = 8  # fields that an error names
+
+Fields = Sequence[str]  # those that are read of each record; the last is its text
+
+
+def _zstandard(path: Path) -> Any:
+    try:
+        import zstandard  # an optional extra
+    except ImportError as error:
+        raise UserError(
+            f"data.source: {path} is compressed by zstd; install zstandard to read it, or "
+            "decompress it"
+        ) from error
+    return io.BufferedReader(zstandard.open(path, "rb"))
+
+
+COMPRESSED: Mapping[str, Callable[[Path], Any]] = MappingProxyType(
+    {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _zstandard}
+)
+
+
+def kind_of(path: Path) -> str:
+    """The suffix that says what a file holds, in lower case, without that of a compression."""
+    name = path.with_suffix("") if path.suffix.lower() in COMPRESSED else path
+    return name.suffix.lower()
+
+
+def has_records(path: Path) -> bool:
+    """True for a file of records, by its name."""
+    return kind_of(path) in (*LINES, ARRAY, *TABLES, parquet.SUFFIX)
+
+
+def open_bytes(path: Path) -> IO[bytes]:
+    """Opens a file to read its bytes, decompressed if its name says that it is compressed."""
+    opened: IO[bytes] = COMPRESSED.get(path.suffix.lower(), _plain)(path)
+    return opened
+
+
+@contextlib.contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Inside, what the system and decompression raise is one line that names the file."""
+    try:
+        yield
+    except UserError:
+        raise
+    except OSError as error:
+        if error.errno is not None:
+            raise UserError(f"data.source: cannot read {path}: {error.strerror}") from error
+        raise UserError(f"data.source: {path} is damaged: {error}") from error  # gzip's, bz2's
+    except Exception as error:
+        if isinstance(error, _damage()):
+            raise UserError(f"data.source: {path} is damaged: {error}") from error
+        raise
+
+
+def _damage() -> tuple[type[Exception], ...]:
+    """The errors of damaged compressed data; zstandard's if it is imported."""
+    zstandard: Any = sys.modules.get("zstandard")
+    return (EOFError, zlib.error, lzma.LZMAError, *((zstandard.ZstdError,) if zstandard else ()))
+
+
+def _plain(path: Path) -> IO[bytes]:
+    return open(path, "rb")
+
+
+def read_records(path: Path, fields: Fields) -> Iterator[list[str]]:
+    """Yields these fields of each record; the last is the text, without which one is skipped.
+
+    Raises:
+        UserError: a record is damaged, or has no such field; names the file and the place.
+        OSError: the file cannot be read.
+    """
+    kind = kind_of(path)
+    if kind == parquet.SUFFIX:
+        found = parquet.read_records(path, fields)
+    elif kind in TABLES:
+        found = _rows(path, fields, TABLES[kind])
+    else:
+        found = _objects(path, fields)
+    yield from (texts for texts in found if texts[-1])
+
+
+# ---- JSON ---------------------------------------------------------------------------------------
+
+
+def _objects(path: Path, fields: Fields) -> Iterator[list[str]]:
+    """Yields the fields of JSON objects: of an array, or one a line."""
+    with open_bytes(path) as file:
+        start = file.peek(1).lstrip(b"\xef\xbb\xbf \t\r\n")[:1]  # type: ignore[attr-defined]
+        if start == b"[":
+            yield from _array(path, file.read(), fields)
+            return
+        needs = f"each line is an object with {_named(fields)}"
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                where = f"{path} line {number}"
+                yield _texts(_parsed(line, where, needs), fields, where, needs)
+
+
+def _array(path: Path, data: bytes, fields: Fields) -> Iterator[list[str]]:
+    needs = f"it is an array of objects with {_named(fields)}"
+    for number, record in enumerate(_parsed(data, str(path), needs), start=1):
+        yield _texts(record, fields, f"{path} record {number}", needs)
+
+
+def _parsed(data: bytes, where: str, needs: str) -> Any:
+    text = decoded(data, where)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:  # not JSON, a number too long, nested too deep
+        raise UserError(f"data.source: {where} is not JSON ({error}); {needs}") from error
+
+
+def _texts(record: Any, fields: Fields, where: str, needs: str) -> list[str]:
+    """The fields of a record. Raises UserError for one that is no text."""
+    for field in fields:
+        if not isinstance(record, dict) or not isinstance(record.get(field), str):
+            there = f"; {_there(record, fields)}" if isinstance(record, dict) else ""
+            raise UserError(
+                f"data.source: {where} has no string {json.dumps(field)}; {needs}{there}"
+            )
+    return [checked(record[field], where) for field in fields]
+
+
+def _named(fields: Fields) -> str:
+    return " and ".join(map(json.dumps, fields))
+
+
+def _there(record: Mapping[str, Any], fields: Fields) -> str:
+    """Names the fields that there are, for who meant one of them."""
+    names = [quoted(str(name)) for name in record][:LISTED]
+    shown = ", ".join(names) + (", ..." if len(record) > LISTED else "")
+    remedy = "name that of documents with data.text_field"
+    if len(fields) > 1:
+        remedy += ", that of prompts with data.prompt_field"
+    return f"there are {shown or 'none'}: {remedy}"
+
+
+# ---- tables -------------------------------------------------------------------------------------
+
+
+def _rows(path: Path, fields: Fields, delimiter: str) -> Iterator[list[str]]:
+    """Yields the fields of the rows of a table whose first row has the names of its columns."""
+    csv.field_size_limit(sys.maxsize)
+    with open_bytes(path) as file:
+        lines = (decoded(line, f"{path} line {n}") for n, line in enumerate(file, start=1))
+        rows = csv.DictReader(lines, delimiter=delimiter, strict=True)
+        try:
+            names = rows.fieldnames or []
+            for field in fields:
+                if names.count(field) != 1:
+                    many = "two columns" if field in names else "no column"
+                    there = _there(dict.fromkeys(names), fields)
+                    raise UserError(f"data.source: {path} has {many} {json.dumps(field)}; {there}")
+            for row in rows:
+                if None in row or None in row.values():
+                    raise UserError(
+                        f"data.source: {path} line {rows.line_num} has more or fewer fields than "
+                        f"the first line, {len(names)}; mend it"
+                    )
+                yield [checked(row[field], f"{path} line {rows.line_num}") for field in fields]
+        except csv.Error as error:
+            raise UserError(
+                f"data.source: {path} line {rows.line_num}: {error}; mend it"
+            ) from error
+
+
+# ---- text ---------------------------------------------------------------------------------------
+
+
+def checked(text: str, where: str) -> str:
+    """The text. Raises UserError for half a surrogate pair, which JSON can spell."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"data.source: {where}: {text[error.start]!a} is half a surrogate pair; remove it"
+        ) from error
+    return text
+
+
+def decoded(data: bytes, where: str) -> str:
+    """Decodes strict UTF-8. Refuses NUL, which no text has and most binary formats do."""
+    if (nul := data.find(b"\0")) >= 0:
+        raise UserError(
+            f"data.source: {where} is binary, not text (NUL at byte {nul}); "
+            "use text, .jsonl or .bin files"
+        )
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"data.source: {where} is not UTF-8 text (byte {error.start} is "
+            f"0x{data[error.start]:02x}); convert it, or decompress it if it is compressed"
+        ) from error
