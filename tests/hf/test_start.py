@@ -101,6 +101,18 @@ def test_the_state_of_step_0_has_weights_and_fresh_moments(gpt2: Path, tmp_path:
         first_state(changed, say=lines.append)
 
 
+def test_random_draws_the_weights(gpt2: Path, tmp_path: Path, monkeypatch) -> None:
+    """As null does, also where a folder has this name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "random").mkdir()
+    lines: list[str] = []
+    drawn, usual = (program(gpt2, Layout(), **start) for start in ({"start": "random"}, {}))
+    expected = arrays(usual, usual.init_state()["params"])
+    for name, x in arrays(drawn, first_state(drawn, say=lines.append)["params"]).items():
+        np.testing.assert_array_equal(x, expected[name])
+    assert lines == []
+
+
 def ones(x: jax.Array) -> jax.Array:
     return x + 1
 
