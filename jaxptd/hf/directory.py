@@ -148,8 +148,9 @@ class Directory:
     def not_finite(self, name: str, dtype: Any) -> int:
         """How many numbers of a tensor are NaN or infinite in a precision."""
         tensor = self.tensor(name)
-        pieces = (tensor[each].astype(dtype) for each in self._pieces(name))
-        return sum(int(np.count_nonzero(~np.isfinite(piece))) for piece in pieces)
+        with np.errstate(over="ignore"):
+            pieces = (tensor[each].astype(dtype) for each in self._pieces(name))
+            return sum(int(np.count_nonzero(~np.isfinite(piece))) for piece in pieces)
 
     def _pieces(self, name: str) -> Iterator[tuple[slice, ...]]:
         """Slices of some rows at a time."""
