@@ -22,7 +22,7 @@ import numpy as np
 from jaxptd.config import BeginToken, SpecialTokens
 from jaxptd.data import tokenizer_folders
 from jaxptd.data.tokenizer_folders import FIELD
-from jaxptd.errors import UserError
+from jaxptd.errors import UserError, install
 from jaxptd.fields import checked
 
 if TYPE_CHECKING:
@@ -310,7 +310,7 @@ def _read_json(path: str) -> Any:
         import tokenizers  # the optional extra; everything else here needs numpy only
     except ImportError as error:
         raise UserError(
-            f"data.tokenizer={path!r} needs the tokenizers library; pip install 'jaxptd[hf]'"
+            f"data.tokenizer={path!r} needs the tokenizers library; {install('hf')}"
         ) from error
     try:
         return tokenizers.Tokenizer.from_file(path)

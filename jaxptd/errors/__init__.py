@@ -8,6 +8,7 @@ from jaxptd.errors.messages import (
     QUOTED,
     TERMINATED,
     UserError,
+    install,
     quoted,
 )
 from jaxptd.errors.parser import Parser
@@ -25,6 +26,7 @@ __all__ = [
     "Parser",
     "UserError",
     "discard",
+    "install",
     "print_error",
     "quoted",
     "read_small",

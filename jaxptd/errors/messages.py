@@ -41,3 +41,8 @@ def quoted(value: object, longest: int = QUOTED) -> str:
         text = f"<{type(value).__name__}>"
     cut = text if len(text) <= longest else f"{text[: longest - 3]}..."
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
+
+
+def install(extra: str) -> str:
+    """Tells how an extra of the package is installed: from its checkout, as it is not on PyPI."""
+    return f"in the checkout of jaxptd, pip install -e '.[{extra}]'"
