@@ -60,7 +60,7 @@ class Tokenizer(Protocol):
 
     @property
     def special_tokens(self) -> SpecialTokens:
-        """How such a spelling is read."""
+        """Says whether such a spelling is read as the token or as text."""
 
     def token_id(self, name: str) -> int | None:
         """The id of a special token, such as "[MASK]"; None if there is none."""
