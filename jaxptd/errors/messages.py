@@ -18,7 +18,7 @@ class UserError(ValueError):
     its middle.
     """
 
-    def __init__(self, message: object) -> None:
+    def __init__(self, message: object = "") -> None:
         super().__init__(_LONG.sub(_cut, str(message)))
 
 
