@@ -7,7 +7,10 @@ from jaxptd.errors.messages import (
     LOST,
     QUOTED,
     TERMINATED,
+    ArgumentError,
     UserError,
+    did_you_mean,
+    nearest,
     quoted,
 )
 from jaxptd.errors.parser import Parser
@@ -22,9 +25,12 @@ __all__ = [
     "LOST",
     "QUOTED",
     "TERMINATED",
+    "ArgumentError",
     "Parser",
     "UserError",
+    "did_you_mean",
     "discard",
+    "nearest",
     "print_error",
     "quoted",
     "read_small",

@@ -1,15 +1,42 @@
 """Bad input, in one line; the exit codes of commands."""
 
+import difflib
+from collections.abc import Iterable
+
 BUG = 1
 BAD_INPUT = 2
 LOST = 3  # a process of the run is dead or stuck
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 TERMINATED = 143  # 128 + SIGTERM
 QUOTED = 80  # characters of a value in a message
+ALIKE = 0.65  # of difflib's ratio: heads and num_heads are alike, extra and beta2 are not
 
 
 class UserError(ValueError):
     """Bad input. The message is one line that gives the error, its numbers and the remedy."""
+
+    def _render_traceback_(self) -> list[str]:
+        """The lines that IPython and Jupyter show instead of a traceback."""
+        return [f"UserError: {' '.join(str(self).split())}"]
+
+
+class ArgumentError(UserError, TypeError):
+    """An argument that a function or a config does not have, or one that is missing.
+
+    Code that catches Python's own error for these, TypeError, catches it too.
+    """
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that a misspelt one is most like; None if none is like it."""
+    found = difflib.get_close_matches(name[:QUOTED], list(known), n=1, cutoff=ALIKE)
+    return found[0] if found else None
+
+
+def did_you_mean(name: str, known: Iterable[str], *, otherwise: str) -> str:
+    """The remedy for an unknown name: "did you mean X?", or what to do if none is like it."""
+    near = nearest(name, known)
+    return f"did you mean {near}?" if near else otherwise
 
 
 def quoted(value: object, longest: int = QUOTED) -> str:
