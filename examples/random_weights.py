@@ -23,7 +23,7 @@ from jaxptd.hf.sizes import read_sizes
 def shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The names and shapes of the tensors that a `config.json` asks for."""
     sizes = json.loads((folder / "config.json").read_text())
-    tied = sizes.get("tie_word_embeddings", FAMILIES[sizes["model_type"]].tied)
+    tied = sizes.get("tie_word_embeddings", FAMILIES[sizes["model_type"]].tied is not False)
     model = ModelConfig(**read_sizes(sizes, tied=tied, where=folder))
     infos = Program(Config(model), make_mesh(Layout())).infos
     ours = {name: info.shape for name, info in infos.items()}

@@ -4,6 +4,7 @@ A family is nothing but a row of `FAMILIES`: layers and formulas read `BlockOpti
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -193,10 +194,10 @@ def _looped(model: Any) -> bool:
 
 def check_block(model: Any) -> None:
     """Raises UserError for options that do not fit each other, or that have no effect."""
-    options = block_options(model)
-    kv_heads = options.num_kv_heads
     if model.head_size is None:
         require_divides("model.hidden_size", model.hidden_size, "model.num_heads", model.num_heads)
+    options = block_options(model)
+    kv_heads = options.num_kv_heads
     require_divides("model.num_heads", model.num_heads, "model.num_kv_heads", kv_heads)
     require_positive("model", model, "rope_theta", "rope_factor", "rope_original_length")
     require_positive("model", model, "rope_attention_factor")
@@ -264,8 +265,13 @@ def _check_scaling(model: Any) -> None:
                 f"model.{name} has no effect with model.rope_scaling={scaling or 'null'}; "
                 "leave it out"
             )
-        if value is None and read and name in ("rope_factor", "rope_original_length"):
+        if value is None and read and name not in ("rope_range", "rope_attention_factor"):
             raise UserError(f"model.rope_scaling={scaling} needs model.{name}; set it")
+    if scaling == "yarn" and (model.rope_theta or math.inf) <= 1:
+        raise UserError(
+            f"model.rope_theta={model.rope_theta}: yarn finds pairs by its logarithm; use a number "
+            "above 1"
+        )
     span = model.rope_range
     if span is not None and not (len(span) == 2 and 0 < span[0] < span[1]):
         raise UserError(

@@ -24,6 +24,7 @@ from jaxptd.commands.help import add_help
 from jaxptd.config import Config, ModelConfig, from_dict, to_dict
 from jaxptd.config.files import check_keys, check_value, read_yaml
 from jaxptd.config.packaged import find_config, packaged_configs
+from jaxptd.config.scalars import check_scalars
 from jaxptd.config.sources import (
     FROM,
     OPTIONS,
@@ -225,7 +226,7 @@ def _check_options(argv: Sequence[str]) -> None:
         name, _, value = option.removeprefix("--").partition("=")
         if name in _sections() and option.startswith("--"):
             raise UserError(f"--{name} is a section; give its fields, as --{name}.name value")
-        check_value(name, value or following or "")
+        check_value(name, value or following or "", _field_types().get(name.rstrip("+"), Any))
 
 
 def _check_file(path: str) -> None:
@@ -241,6 +242,7 @@ def _check_file(path: str) -> None:
             if key not in (*_field_types(), f"model.{FROM}"):
                 raise UserError(f"{path}: unknown key {quoted(key)}; {_nearest(key)}")
             check_keys(f"{path}: {key}", value)
+            check_scalars(f"{path}: {key}", value, _field_types().get(key, Any))
 
 
 def _entries(where: str, node: yaml.Node | None) -> Iterator[tuple[str, yaml.Node]]:

@@ -64,7 +64,7 @@ class ModelConfig:
         rope_original_length: tokens in the sequences before rope_scaling; llama3 and yarn need it.
         rope_range: turns of a wave within the original length between which llama3 and yarn
             interpolate, as low,high; null is 1,4 for llama3 and 1,32 for yarn.
-        rope_attention_factor: by which yarn lengthens rotated queries and keys; null is
+        rope_attention_factor: of turned queries and keys, with yarn; null is yarn's own,
             0.1 ln(rope_factor) + 1.
         relative_buckets: of distances, each with a bias, half of them with a single distance; null
             is the family's.

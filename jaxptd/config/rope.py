@@ -24,35 +24,25 @@ class Rope:
     range: tuple[float, float] = (0, 0)
     attention_factor: float | None = None
 
-    @property
-    def length(self) -> float:
-        """The factor of turned queries and keys."""
-        if self.attention_factor is not None:
-            return self.attention_factor
-        return yarn_length(self.factor) if self.scaling == "yarn" else 1.0
-
-
-def yarn_length(factor: float, scale: float = 1.0) -> float:
-    """By how much yarn lengthens turned vectors, as published, where it is not told."""
-    return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0
-
 
 def frequencies(rope: Rope, size: int) -> tuple[np.ndarray, float]:
     """The angle of each pair at position 1, `[P]` in radians, and the factor of turned vectors."""
     turn_P = rope.theta ** -(np.arange(0, size, 2) / size)
     scaled_P = turn_P / rope.factor
     if rope.scaling in (None, "linear"):
-        return scaled_P, rope.length
+        return scaled_P, 1.0
     low, high = rope.range
     if rope.scaling == "llama3":
         turns_P = rope.original_length * turn_P / (2 * math.pi)  # within the original length
         kept_P = np.clip((turns_P - low) / (high - low), 0, 1)
-        return kept_P * turn_P + (1 - kept_P) * scaled_P, rope.length
-    return _yarn(rope, turn_P, scaled_P, size), rope.length
+        return kept_P * turn_P + (1 - kept_P) * scaled_P, 1.0
+    return _yarn(rope, turn_P, scaled_P, size)
 
 
-def _yarn(rope: Rope, turn_P: np.ndarray, scaled_P: np.ndarray, size: int) -> np.ndarray:
-    """Interpolates along the numbers of the pairs, as published."""
+def _yarn(
+    rope: Rope, turn_P: np.ndarray, scaled_P: np.ndarray, size: int
+) -> tuple[np.ndarray, float]:
+    """Interpolates along the numbers of the pairs, and lengthens vectors, as published."""
 
     def pair_of(turns: float) -> float:  # the pair that makes so many turns in the original length
         length = rope.original_length / (2 * math.pi * turns)
@@ -62,4 +52,5 @@ def _yarn(rope: Rope, turn_P: np.ndarray, scaled_P: np.ndarray, size: int) -> np
     first, last = max(math.floor(pair_of(high)), 0), min(math.ceil(pair_of(low)), size - 1)
     number_P = np.arange(size // 2)
     scaled = np.clip((number_P - first) / ((last - first) or 1e-3), 0, 1)
-    return scaled * scaled_P + (1 - scaled) * turn_P
+    length = rope.attention_factor or 0.1 * math.log(max(rope.factor, 1)) + 1
+    return scaled * scaled_P + (1 - scaled) * turn_P, length

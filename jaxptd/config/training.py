@@ -71,8 +71,8 @@ class DataConfig:
     documents: Documents = "joined"
     special_tokens: SpecialTokens = "parse"
     begin_token: BeginToken = "auto"
-    text_field: str = "text"
-    prompt_field: str | None = None
+    text_field: str = dataclasses.field(default="text", metadata={"paths": False})
+    prompt_field: str | None = dataclasses.field(default=None, metadata={"paths": False})
     augment: bool = False
 
     def __post_init__(self) -> None:
@@ -224,20 +224,18 @@ class TrainConfig:
         """Raises UserError unless `profile` is null or two steps of the run, in their order."""
         if self.profile is None:
             return
+        shown = f"train.profile={quoted(self.profile)}"
         if len(self.profile) != 2:
-            raise UserError(
-                f"train.profile={self.profile}: use its first and last step, as in [100, 103]"
-            )
+            raise UserError(f"{shown}: use its first and last step, as in [100, 103]")
         first, last = self.profile
         if not 1 <= first <= last:
             raise UserError(
-                f"train.profile={self.profile}: steps count from 1, and the last is not before the "
+                f"{shown}: steps count from 1, and the last is not before the "
                 "first; use [100, 103], say"
             )
         if last > self.steps:
             raise UserError(
-                f"train.profile={self.profile} ends after train.steps={self.steps}; use steps that "
-                "the run has"
+                f"{shown} ends after train.steps={self.steps}; use steps that the run has"
             )
 
 

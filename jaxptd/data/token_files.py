@@ -167,7 +167,7 @@ def _has_wide_ids(path: Path) -> bool:
     starts = (0, (len(pairs) - SAMPLED) // 2, len(pairs) - SAMPLED)
     sample = np.concatenate([pairs[max(start, 0) :][:SAMPLED] for start in starts])
     low, high = sample & 0xFFFF, sample >> 16
-    if int(high.max()) >= SMALL or np.mean(low >= SMALL) < 0.25:
+    if (high >= SMALL).any() or np.mean(low >= SMALL) < 0.25:
         return False
     if len(pairs) % 2 == 0 and not pairs[1::2][: 3 * SAMPLED].any():
         raise UserError(

@@ -1,6 +1,7 @@
 """Bad input, in one line; the exit codes of commands."""
 
 import difflib
+import re
 from collections.abc import Iterable
 
 BUG = 1
@@ -10,14 +11,30 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 TERMINATED = 143  # 128 + SIGTERM
 QUOTED = 80  # characters of a value in a message
 ALIKE = 0.65  # of difflib's ratio: heads and num_heads are alike, extra and beta2 are not
+LONG_WORD = 200  # characters of a path or a number that a message shows whole
 
 
 class UserError(ValueError):
-    """Bad input. The message is one line that gives the error, its numbers and the remedy."""
+    """Bad input. The message is one line that gives the error, its numbers and the remedy.
+
+    A word of more than `LONG_WORD` characters, a path or a number that a person gave, is cut in
+    its middle.
+    """
+
+    def __init__(self, message: object) -> None:
+        super().__init__(_LONG.sub(_cut, str(message)))
 
     def _render_traceback_(self) -> list[str]:
         """The lines that IPython and Jupyter show instead of a traceback."""
         return [f"UserError: {' '.join(str(self).split())}"]
+
+
+_LONG = re.compile(rf"\S{{{LONG_WORD + 1},}}")
+
+
+def _cut(word: re.Match[str]) -> str:
+    half = QUOTED // 2
+    return f"{word[0][:half]}...{word[0][-half:]}"
 
 
 class ArgumentError(UserError, TypeError):

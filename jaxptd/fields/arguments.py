@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxptd.errors import ArgumentError, UserError, did_you_mean, quoted
 from jaxptd.fields.remedies import remedy
-from jaxptd.fields.values import UNIONS, ImpossibleError, OtherTypeError, convert, describe
+from jaxptd.fields.values import UNIONS, ImpossibleError, OtherTypeError, Rules, convert, describe
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -129,7 +129,7 @@ def _convert(value: Any, kind: Any) -> Any:
         return Path(convert(value, str))
     if isinstance(kind, str) or kind is str or origin in ORIGINS:
         return _instance(value, kind, origin)
-    return convert(value, kind, below=LIMIT)
+    return convert(value, kind, Rules(below=LIMIT))
 
 
 def _first(value: Any, kinds: Sequence[Any]) -> Any:

@@ -6,7 +6,7 @@ import typing
 from typing import Any, TypeVar
 
 from jaxptd.errors import ArgumentError, UserError, did_you_mean, quoted
-from jaxptd.fields.values import LIMIT, ImpossibleError, OtherTypeError, convert, describe
+from jaxptd.fields.values import ImpossibleError, OtherTypeError, Rules, convert, describe
 
 T = TypeVar("T")
 
@@ -52,7 +52,8 @@ def meant_field(cls: Any, name: str, *, see: str) -> str:
 def check_fields(config: Any, section: str = "") -> None:
     """Converts each field of a frozen dataclass to its type; for its `__post_init__`.
 
-    A field's metadata may have `below`, the limit of its numbers; without, it is `values.LIMIT`.
+    A field's metadata may have what `values.Rules` have: `below`, the limit of its numbers, and
+    `paths`, false for texts that are no paths.
 
     Args:
         config: its annotations are those that `values.convert` knows.
@@ -67,7 +68,7 @@ def check_fields(config: Any, section: str = "") -> None:
         if value is field.default:  # it is of its type
             continue
         try:
-            converted = convert(value, field.type, below=field.metadata.get("below", LIMIT))
+            converted = convert(value, field.type, Rules(**field.metadata))
         except (OtherTypeError, ImpossibleError) as error:
             remedy = str(error) or f"use {describe(field.type)}"
             name = f"{section}.{field.name}" if section else field.name

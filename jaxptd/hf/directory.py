@@ -4,10 +4,11 @@ import contextlib
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -53,35 +54,58 @@ class Directory:
         return read_json(self.path / CONFIG)
 
     @cached_property
-    def _open(self) -> dict[str, Any]:
-        """Name of each tensor -> the open file that has it, of several the last one."""
-        found: dict[str, Any] = {}
+    def _keys(self) -> dict[str, tuple[Any, list[str]]]:
+        """Name of each file -> the open file, and the names of its tensors."""
+        found = {}
         for name in self._files:
             with _explained(self.path / name):
                 file = _safe_open(self.path / name)
-                found |= dict.fromkeys(file.keys(), file)
+                found[name] = file, list(file.keys())
         return found
+
+    @cached_property
+    def _open(self) -> dict[str, Any]:
+        """Name of each tensor -> the open file that has it: of several the last one."""
+        return {key: file for file, keys in self._keys.values() for key in keys}
 
     @property
     def _files(self) -> list[str]:
-        """The names of the files with tensors, as transformers chooses them.
+        """The names of the files with tensors, in the order in which transformers reads them.
 
-        The index beside a single file is not read; of an index all tensors of all its files are
-        there, and the last file that has one counts, whichever the index names.
-        Source: transformers 5.24, `_get_resolved_checkpoint_files`, `_load_pretrained_model`.
+        An index counts only where there is no single file, and says nothing but files.
         """
-        if os.path.lexists(self.path / SINGLE):
-            return [SINGLE]
+        other = self.config.get("transformers_weights")
+        if other not in (None, SINGLE):
+            raise UserError(
+                f"{self}: transformers_weights={quoted(other)} in {CONFIG}; take the key out, and "
+                f"name its file {SINGLE}"
+            )
         path = self.path / INDEX
-        if not os.path.lexists(path):
-            self._refuse_without_tensors()
+        if os.path.isfile(self.path / SINGLE) or not os.path.lexists(path):
+            if not os.path.lexists(self.path / SINGLE):
+                self._refuse_without_tensors()
+            return [SINGLE]
         entries = read_json(path).get("weight_map")
-        names = list(entries.values()) if isinstance(entries, dict) else []
-        if not names or not all(map(_is_file_name, names)):
+        named = list(entries.values()) if isinstance(entries, dict) else []
+        if not named or not all(_is_file_name(x) for x in named):
             raise UserError(f"{path} does not name a file beside it for each tensor; {AGAIN}")
-        return sorted(set(names))
+        return sorted(set(named))
 
-    def _refuse_without_tensors(self) -> NoReturn:
+    def remarks(self) -> list[str]:
+        """Lines for files that are there without effect, and for tensors that are there twice."""
+        found = []
+        if self._files == [SINGLE] and os.path.lexists(self.path / INDEX):
+            found.append(f"{INDEX} is not read: {SINGLE} goes first, as in transformers")
+        names = [key for _, keys in self._keys.values() for key in keys]
+        if twice := [key for key, times in Counter(names).items() if times > 1]:
+            last = [file for file, (_, keys) in self._keys.items() if twice[0] in keys][-1]
+            found.append(
+                f"several files have {quoted(twice[0])}; that of {quoted(last)} is read, the last "
+                "one, as in transformers"
+            )
+        return found
+
+    def _refuse_without_tensors(self) -> None:
         names = sorted(os.listdir(self.path))
         if pickled := [name for name in names if name.endswith(PICKLED)]:
             raise UserError(
@@ -116,14 +140,24 @@ class Directory:
 
     def are_equal(self, one: str, other: str) -> bool:
         """True if two tensors have the same numbers; reads some rows at a time."""
-        size = self.shapes[one]
-        if not size or size != self.shapes[other]:
+        if not self.shapes[one] or self.shapes[one] != self.shapes[other]:
             return False
         a, b = self.tensor(one), self.tensor(other)
-        rows = max(1, AT_A_TIME // max(1, math.prod(size[1:])))
-        pieces = (slice(begin, min(begin + rows, size[0])) for begin in range(0, size[0], rows))
-        others = (slice(None),) * (len(size) - 1)
-        return all(np.array_equal(a[(each, *others)], b[(each, *others)]) for each in pieces)
+        return all(np.array_equal(a[each], b[each]) for each in self._pieces(one))
+
+    def not_finite(self, name: str, dtype: Any) -> int:
+        """How many numbers of a tensor are NaN or infinite in a precision."""
+        tensor = self.tensor(name)
+        with np.errstate(over="ignore"):
+            pieces = (tensor[each].astype(dtype) for each in self._pieces(name))
+            return sum(int(np.count_nonzero(~np.isfinite(piece))) for piece in pieces)
+
+    def _pieces(self, name: str) -> Iterator[tuple[slice, ...]]:
+        """Slices of some rows at a time."""
+        first, *rest = self.shapes[name]
+        rows = max(1, AT_A_TIME // max(1, math.prod(rest)))
+        for begin in range(0, first, rows):
+            yield slice(begin, min(begin + rows, first)), *(slice(None) for _ in rest)
 
     def _slice(self, name: str) -> Any:
         return self._open[name].get_slice(name)

@@ -18,41 +18,81 @@ from jaxptd.hf.dims import Ranges, Rule
 from jaxptd.hf.directory import Directory
 from jaxptd.hf.families import FAMILIES, Family
 from jaxptd.hf.mapping import HEAD, Mapped, file_name, map_tensors
-from jaxptd.hf.sizes import check_sizes, read_sizes
+from jaxptd.hf.sizes import check_sizes, read_sizes, with_defaults
+from jaxptd.hf.values import flag
 from jaxptd.params import Params
+from jaxptd.run.saved import check_finite
 from jaxptd.step import Program
+
+TIED = "tie_word_embeddings"
 
 
 def sizes_of(directory: Directory) -> dict:
     """The fields of `ModelConfig` that a directory decides. Raises UserError as `read_sizes`."""
     family = FAMILIES.get(str(directory.config.get("model_type")))
     tied = family is None or _is_tied(directory, family)
-    return read_sizes(directory.config, tied=tied, where=directory)
+    sizes = read_sizes(directory.config, tied=tied, where=directory)
+    depths = [sizes.get(name) or 0 for name in ("num_layers", "num_decoder_layers")]
+    layers = max(*depths, *(sizes.get("image_depths") or ()))
+    if layers > len(directory.shapes):
+        raise UserError(
+            f"{directory}: {layers} layers in its config.json, and {len(directory.shapes)} tensors "
+            "in its files; download the directory again"
+        )
+    return sizes
+
+
+def remarks_of(directory: Directory) -> list[str]:
+    """Lines to say to who reads a directory: what is there twice, and what has no effect.
+
+    Raises:
+        UserError: as `sizes_of`.
+    """
+    found, family = directory.remarks(), FAMILIES.get(str(directory.config.get("model_type")))
+    if family is not None:
+        found += family.remarks(with_defaults(directory.config, family))
+        names = _head_and_tokens(directory, family)
+        if _says_tied(directory, family) and None not in names and not _is_tied(directory, family):
+            found.append(
+                f"{TIED} is true, but {names[0]} and {names[1]} have "
+                "different numbers: they are not tied, as in transformers"
+            )
+    return [f"{directory}: {line}" for line in found]
 
 
 def _is_tied(directory: Directory, family: Family) -> bool:
-    """True unless the output layer has a table of its own; one that equals the embedding is none.
-
-    `tie_word_embeddings: false` keeps even those apart, and true ties no tables that differ.
-    Source: transformers 5.24, `tie_weights`.
+    """True if the output layer is the embedding: as `tie_word_embeddings` says, unless both differ.
 
     Raises:
-        UserError: an output layer that is not tied is missing; transformers would draw it.
+        UserError: it is not, and has no table.
     """
-    table, found = next(family.tensors.others(HEAD), None), list(directory.shapes)
-    names = [name and file_name(family.name, name, found) for name in (HEAD, table)]
-    flag = directory.config.get("tie_word_embeddings", family.tied)
-    if names[0] is None and names[1] and not (flag or family.always_tied):
-        told = "" if "tie_word_embeddings" in directory.config else " by default"
+    head, tokens = _head_and_tokens(directory, family)
+    tied = _says_tied(directory, family)
+    if tied and head is not None and tokens is not None:
+        return directory.are_equal(head, tokens)
+    if not tied and head is None:
+        given = "" if TIED in directory.config else f", which {family.name} has without the key"
         raise UserError(
-            f"{directory} has no {HEAD}, and tie_word_embeddings is false{told}; write it as true "
-            "into config.json if the output layer is the embedding, else download the directory "
-            "again"
+            f"{directory} has no {HEAD}, and {TIED} is false{given}; if the output layer is the "
+            f'embedding, write "{TIED}": true into its config.json, else download it again'
         )
-    if None in names:
+    return tied
+
+
+def _says_tied(directory: Directory, family: Family) -> bool:
+    """Whether `tie_word_embeddings` ties the output layer to the embedding."""
+    if family.tied is None:
         return True
-    head, tokens = map(str, names)
-    return flag is not False and directory.are_equal(head, tokens)
+    try:
+        return flag(TIED, directory.config.get(TIED, family.tied))
+    except UserError as error:
+        raise UserError(f"{directory}: {error}") from error
+
+
+def _head_and_tokens(directory: Directory, family: Family) -> list[str | None]:
+    """The files' names of the output layer's table and of the embedding; None: is not there."""
+    table, found = next(family.tensors.others(HEAD), None), list(directory.shapes)
+    return [name and file_name(family.name, name, found) for name in (HEAD, table)]
 
 
 def read_params(program: Program, directory: Directory) -> Params:
@@ -61,7 +101,8 @@ def read_params(program: Program, directory: Directory) -> Params:
     Each process reads what its own devices hold; of equal slices one.
 
     Raises:
-        UserError: the directory has another model than the program's config, or is damaged.
+        UserError: the directory has another model than the program's config, is damaged, or has a
+            NaN or infinity where the model has a parameter.
     """
     model = program.config.model
     check_sizes(model, sizes_of(directory), where=directory)
@@ -110,8 +151,13 @@ def _read(
     for rule in mapped.rules[name]:
         names = rule.names(target.shape)
         for layer, place in _places(rule, ranges):
-            tensor = directory.tensor(mapped.names[names[layer]])
-            found[place] = rule.read(tensor, target.shape, rule.ranges(ranges))
+            there = mapped.names[names[layer]]
+            tensor = directory.tensor(there)
+            with np.errstate(over="ignore"):
+                found[place] = rule.read(tensor, target.shape, rule.ranges(ranges))
+            if not np.isfinite(found[place]).all():
+                bad = directory.not_finite(there, target.dtype)
+                check_finite(f"{directory}: {there}", bad)
     return found
 
 

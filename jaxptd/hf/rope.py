@@ -1,4 +1,8 @@
-"""Rotary positions in a `config.json`, as transformers 4 and 5 write them."""
+"""Rotary positions in a `config.json`, with the meaning that transformers gives them.
+
+Source: transformers 5.24, `modeling_rope_utils.RotaryEmbeddingConfigMixin` (which of several keys
+counts) and the functions of `ROPE_INIT_FUNCTIONS` (what each of them does).
+"""
 
 import math
 from collections.abc import Mapping
@@ -6,127 +10,160 @@ from types import MappingProxyType
 from typing import Any
 
 from jaxptd.config import ModelConfig, option
-from jaxptd.config.rope import yarn_length
 from jaxptd.errors import UserError, quoted
+from jaxptd.hf.values import count, number
 
 Json = dict[str, Any]
 
 THETA = 10000.0
-LENGTH = "original_max_position_embeddings"
-SCALES = ("mscale", "mscale_all_dim")
-NAMES = (
-    *("rope_scaling", "rope_factor", "rope_original_length", "rope_range"),
-    "rope_attention_factor",
-)
+PARAMETERS, SCALING, BASE = "rope_parameters", "rope_scaling", "rope_theta"
+LENGTH, PARTIAL = "original_max_position_embeddings", "partial_rotary_factor"
+KEYS = (PARAMETERS, SCALING, BASE, LENGTH, PARTIAL)  # all that are read here
 
-# Scaling -> the keys of the two ends of `rope_range`, and their values where they are missing.
-ENDS: Mapping[str, Mapping[str, float]] = MappingProxyType(
+# Scaling -> the keys of the two ends of `rope_range`.
+ENDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "linear": {},
-        "llama3": {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
-        "yarn": {"beta_slow": 1.0, "beta_fast": 32.0},
+        "linear": (),
+        "llama3": ("low_freq_factor", "high_freq_factor"),
+        "yarn": ("beta_slow", "beta_fast"),
     }
 )
+DEFAULTS: Mapping[str, float] = MappingProxyType({"beta_slow": 1.0, "beta_fast": 32.0})
+_LENGTHS = ("attention_factor", "mscale", "mscale_all_dim")
+# Scaling -> the keys that it reads.
+_READ: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "default": (),
+        "linear": ("factor", PARTIAL),
+        "llama3": ("factor", LENGTH, PARTIAL, *ENDS["llama3"]),
+        "yarn": ("factor", LENGTH, PARTIAL, *ENDS["yarn"], *_LENGTHS, "truncate"),
+    }
+)
+_NONE: Json = {
+    "rope_scaling": None,
+    "rope_factor": None,
+    "rope_original_length": None,
+    "rope_range": None,
+    "rope_attention_factor": None,
+}
 
 
 def read(config: Json) -> Json:
     """Our options of rotary positions.
 
-    Keys that the kind of scaling does not read change nothing, as in transformers: `finetuned`,
-    `attn_factor`, or a `factor` of the default kind. `rope_scaling` goes before `rope_parameters`.
-    Source: transformers 5.24, `convert_rope_params_to_dict`, `_compute_yarn_parameters`.
+    Args:
+        config: content of a `config.json`, with `max_position_embeddings`.
 
     Raises:
-        UserError: there is no such scaling here, or a value is none of its kind.
+        UserError: a value is none that transformers takes, or is of a rotation that we do not have.
     """
-    name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
-    given = config.get(name) or {}
-    if not isinstance(given, dict):
-        raise UserError(f"{name}={quoted(given)}; it must be an object")
-    kinds = config.get("layer_types")
-    if nested := [key for key in given if isinstance(kinds, list) and key in kinds]:
+    values = _values(config)
+    if nested := [key for key, value in values.items() if isinstance(value, dict)]:
         raise UserError(
-            f"{name} differs by layer ({quoted(nested[0])}); use a model with one rotation for all"
+            f"{PARAMETERS} has an object of its own for {quoted(nested[0])}; use a model whose "
+            "layers all have the same rotation"
         )
-    kind = _first(given.get("rope_type"), given.get("type"), "default")
-    if kind != "default" and kind not in tuple(ENDS):
-        raise UserError(f"rope_type={quoted(kind)}; use a model with one of {', '.join(ENDS)}")
-    part = _first(given.get("partial_rotary_factor"), config.get("partial_rotary_factor"), 1.0)
-    if part != 1 or isinstance(part, bool):
+    kind, theta = _kind(values), number(BASE, values[BASE])
+    found = {"rope_theta": theta, **_NONE}
+    if kind == "default":
+        return found
+    if values.get(PARTIAL, 1.0) != 1:
         raise UserError(
-            f"partial_rotary_factor={quoted(part)}; use a model that rotates whole heads, 1.0"
+            f"{PARTIAL}={quoted(values[PARTIAL])} with rope_type={kind}; use a model that rotates "
+            "whole heads"
         )
-    theta = _first(given.get("rope_theta"), config.get("rope_theta"), THETA)
-    scaling = dict.fromkeys(NAMES) if kind == "default" else _scaling(kind, given, config)
-    return {"rope_theta": _number("rope_theta", theta), **scaling}
-
-
-def _scaling(kind: str, given: Json, config: Json) -> Json:
-    """The options of a scaling."""
-    ends: tuple[float, ...] | None = None
-    length = None
-    factor = given.get("factor")
+    found |= {"rope_scaling": kind, "rope_factor": _factor(kind, values, config)}
     if ENDS[kind]:
-        read = {key: _first(given.get(key), value) for key, value in ENDS[kind].items()}
-        if kind == "yarn":  # where 0 is the default, too
-            read = {key: value or ENDS[kind][key] for key, value in read.items()}
-        ends = tuple(_number(key, value) for key, value in read.items())
-        longest = config.get("max_position_embeddings")
-        length = _whole(LENGTH, _first(config.get(LENGTH), given.get(LENGTH), longest))
-        if factor is None and kind == "yarn" and "factor" in given:
-            factor = _number("max_position_embeddings", longest) / length
-    factor = _number("factor", factor)
-    own = _attention_factor(given, factor) if kind == "yarn" else None
-    return dict(zip(NAMES, (kind, factor, length, ends, own), strict=True))
-
-
-def _attention_factor(given: Json, factor: float) -> float | None:
-    """yarn's factor of turned vectors; None is that which follows from the factor."""
-    if given.get("truncate") not in (None, True):
-        raise UserError(
-            f"truncate={quoted(given['truncate'])}; use a model with truncate=true, yarn's default"
+        found["rope_original_length"] = _whole(LENGTH, _length(values, config))
+        found["rope_range"] = tuple(
+            number(key, values.get(key) or DEFAULTS.get(key)) for key in ENDS[kind]
         )
-    found, scales = (
-        given.get("attention_factor"),
-        (given.get("mscale"), given.get("mscale_all_dim")),
-    )
-    if found is None and all(scales):
-        one, all_dims = (_number(key, x) for key, x in zip(SCALES, scales, strict=True))
-        found = (yarn_length(factor, one)) / (yarn_length(factor, all_dims))
-    if found is None:
-        return None
-    found = _number("attention_factor", found)
-    return None if math.isclose(found, yarn_length(factor), rel_tol=1e-12) else found
+    return found | (_yarn(values, found["rope_factor"]) if kind == "yarn" else {})
 
 
-def _first(*values: Any) -> Any:
-    """The first that is not null; else null."""
-    return next((value for value in values if value is not None), None)
+def remarks(config: Json) -> list[str]:
+    """Lines for values that have no effect on the rotation, as in transformers."""
+    values, found = _values(config), []
+    if config.get(SCALING) and config.get(PARAMETERS):
+        found = [f"{PARAMETERS} has no effect beside {SCALING}, as in transformers"]
+    kind = _kind(values)
+    known, same = ("rope_type", BASE, *_READ[kind]), {"type": kind, PARTIAL: 1}
+    unread = {
+        key: x for key, x in values.items() if key not in known and x not in (None, same.get(key))
+    }
+    if unread:
+        names = ", ".join(f"{quoted(key)}={quoted(x)}" for key, x in unread.items())
+        found.append(f"{names}: no effect with rope_type={kind}, as in transformers")
+    return found
 
 
-def _number(key: str, value: Any) -> float:
-    """A number above 0. Raises UserError for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise UserError(f"{key}={quoted(value)}; it must be a number above 0")
-    return float(value)
+def _values(config: Json) -> Json:
+    """The values of which transformers makes the rotation: `rope_scaling` goes first.
+
+    What stands beside the object counts where the object does not have it.
+    """
+    beside = {BASE: THETA} | {key: config[key] for key in (BASE, PARTIAL) if key in config}
+    if beside.get(PARTIAL, 0) is None:
+        del beside[PARTIAL]
+    for key in (SCALING, PARAMETERS):
+        given = config.get(key)
+        if given is not None and not isinstance(given, dict):
+            raise UserError(f"{key}={quoted(given)}; it must be an object")
+    return beside | (config.get(SCALING) or config.get(PARAMETERS) or {})
+
+
+def _kind(values: Json) -> str:
+    """The kind of a rotation; `type` is its older name."""
+    kind = values.get("rope_type", values.get("type", "default"))
+    if not isinstance(kind, str) or kind not in _READ:
+        raise UserError(f"rope_type={quoted(kind)}; use a model with one of {', '.join(_READ)}")
+    return kind
+
+
+def _length(values: Json, config: Json) -> Any:
+    """The original length: that beside the object goes first, and the model's own is the last."""
+    positions = config.get("max_position_embeddings")
+    return config.get(LENGTH, values.get(LENGTH, positions))
+
+
+def _factor(kind: str, values: Json, config: Json) -> float:
+    """By how much positions are stretched; yarn's null is the ratio of the two lengths."""
+    if kind == "yarn" and "factor" in values and values["factor"] is None:
+        positions = number("max_position_embeddings", config.get("max_position_embeddings"))
+        return positions / _whole(LENGTH, _length(values, config))
+    return number("factor", values.get("factor"))
+
+
+def _yarn(values: Json, factor: float) -> Json:
+    """The factor of turned vectors, if it is not yarn's own."""
+    if not values.get("truncate", True):
+        raise UserError(
+            f"truncate={quoted(values['truncate'])} in {PARAMETERS}; use a model with truncate=true"
+        )
+    given = {key: values.get(key) for key in _LENGTHS}
+    if given["attention_factor"] is not None:
+        return {"rope_attention_factor": number("attention_factor", given["attention_factor"])}
+    if not (given["mscale"] and given["mscale_all_dim"]):
+        return {}
+    stretched = math.log(max(factor, 1.0))
+    one, other = (0.1 * number(key, given[key]) * stretched + 1 for key in _LENGTHS[1:])
+    return {"rope_attention_factor": one / other}
 
 
 def _whole(key: str, value: Any) -> int:
-    """A whole number above 0. Raises UserError for anything else."""
-    if _number(key, value) != int(value):
-        raise UserError(f"{key}={quoted(value)}; it must be a whole number")
-    return int(value)
+    """A whole number, which files write as 8192.0, too."""
+    return count(key, int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def write(model: ModelConfig) -> Json:
     """The keys of our options; those of transformers 4, which transformers 5 reads too."""
     kind = option(model, "rope_scaling")
-    found = {"rope_theta": option(model, "rope_theta"), "rope_scaling": None}
+    found = {BASE: option(model, "rope_theta"), SCALING: None}
     if kind is not None:
         ends = option(model, "rope_range") if ENDS[kind] else ()
         scaling = {"rope_type": kind, "factor": option(model, "rope_factor")}
         scaling |= {LENGTH: option(model, "rope_original_length")} if ends else {}
-        own = option(model, "rope_attention_factor")
-        scaling |= {} if own is None else {"attention_factor": own}
-        found["rope_scaling"] = scaling | dict(zip(ENDS[kind], ends, strict=True))
+        length = option(model, "rope_attention_factor")
+        scaling |= {} if length is None else {"attention_factor": length}
+        found[SCALING] = scaling | dict(zip(ENDS[kind], ends, strict=True))
     return found

@@ -2,13 +2,16 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from jaxptd.config import ModelConfig, option
 from jaxptd.data import Tokenizer
 from jaxptd.errors import UserError, quoted
-from jaxptd.hf.families import FAMILIES, Json, activation, family_named
+from jaxptd.hf.families import FAMILIES, Family, Json, activation, family_named
+from jaxptd.hf.values import count, number
 
 # Ids that a model which writes text needs.
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
@@ -17,6 +20,16 @@ _NEVER_KEPT = frozenset({"auto_map", "quantization_config", "dtype", "torch_dtyp
 _ROPE = frozenset({"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"})
 _ROPE |= {"original_max_position_embeddings"}
 LONGEST = 4096  # tokens in a sequence, unless the config says so: rotary models allow 131072
+# How options are read that are no whole numbers above 0.
+_KINDS: Mapping[str, Callable[[str, object], Any]] = MappingProxyType(
+    {
+        "norm_eps": number,
+        "activation": activation.read,
+        "start_token": partial(count, least=0),
+    }
+)
+# Keys of any `config.json` that change the model, and the only value that is supported.
+_PLAIN: Mapping[str, Any] = MappingProxyType({"per_layer_config": None})
 
 
 # ---- config.json -> ours ------------------------------------------------------------------------
@@ -47,7 +60,6 @@ def read_sizes(config: Json, *, tied: bool, where: object) -> dict[str, Any]:
 def _length(options: Json) -> int:
     """Tokens in a sequence, unless the config says so, of a model that allows so many positions."""
     longest: int = options["max_positions"]
-    _check_count("positions", longest)
     return longest if options["positions"] == "learned" else min(longest, LONGEST)
 
 
@@ -81,23 +93,29 @@ def _options(config: Json) -> dict[str, Any]:
         raise UserError(f"model_type={kind}; use a model of {', '.join(FAMILIES)}")
     if config.get("quantization_config"):
         raise UserError("the weights are quantized; use those in full precision")
-    for key, value in family.fixed.items():
+    for key, value in {**_PLAIN, **family.fixed, **family.unwritten}.items():
         if config.get(key, value) != value:
             only = str(value).lower()
             raise UserError(f"{key}={quoted(config[key])}; use a model with {key}={only}")
-    found = {name: config.get(key, default) for name, (key, default) in family.keys.items()}
-    for name in ("num_layers", "hidden_size", "num_heads", "vocab_size"):
-        if name in found:
-            _check_count(family.keys[name][0], found[name])
-    if "activation" in found:
-        found["activation"] = activation.read(family.keys["activation"][0], found["activation"])
+    config = with_defaults(config, family)
+    found = {
+        name: _option(name, key, config[key], default)
+        for name, (key, default) in family.keys.items()
+    }
     found |= {"family": family.name, "attention_scale": None}
     return {**found, **family.options, **family.others(config)}
 
 
-def _check_count(key: str, value: object) -> None:
-    if type(value) is not int or value < 1:
-        raise UserError(f"{key}={quoted(value)}; it must be a whole number above 0")
+def with_defaults(config: Json, family: Family) -> Json:
+    """A `config.json` with the keys that it leaves out, as transformers does at their defaults."""
+    return dict(family.keys.values()) | config
+
+
+def _option(name: str, key: str, value: object, default: object) -> Any:
+    """The value of a key; null is that of others where the default is, or there may be none."""
+    if value is None and (default is None or name == "num_kv_heads"):
+        return None
+    return _KINDS.get(name, count)(key, value)
 
 
 # ---- ours -> config.json ------------------------------------------------------------------------
@@ -151,9 +169,10 @@ def over_base(base: Json, model: ModelConfig, *, ours: Json) -> Json:
     always = {"architectures": ours["architectures"], dtype: ours["torch_dtype"]}
     _, family = family_named(model.family)
     name, usual = family.keys.get("max_positions", ("", None))
-    defaults = {"tie_word_embeddings": family.tied, name: usual}
-    there = defaults | base
-    own = {key: ours[key] for key in defaults if key in ours and there[key] != ours[key]}
+    # Where transformers ties them in any case, a missing key says nothing.
+    tied = ours["tie_word_embeddings"] if family.tied is None else family.tied
+    there = {"tie_word_embeddings": tied, name: usual} | base
+    own = {key: ours[key] for key in ("tie_word_embeddings", name) if ours.get(key) != there[key]}
     found = kept | always | own
     if _says(found, model):
         return found

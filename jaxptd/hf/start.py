@@ -6,7 +6,7 @@ from pathlib import Path
 from jaxptd.config.training import RANDOM
 from jaxptd.errors import UserError, quoted
 from jaxptd.hf.directory import Directory, is_directory
-from jaxptd.hf.read import read_params
+from jaxptd.hf.read import read_params, remarks_of
 from jaxptd.run.saved import restore_weights
 from jaxptd.step import Program, State
 
@@ -28,7 +28,12 @@ def first_state(program: Program, *, say: Callable[[str], None]) -> State:
             f"checkpoint.start: there is no folder {quoted(start)}; name that of a run, of a "
             "checkpoint in it, or of a Hugging Face model"
         )
-    read = is_directory(path)
-    params = read_params(program, Directory(path)) if read else restore_weights(program, path)
+    if is_directory(path):
+        directory = Directory(path)
+        params = read_params(program, directory)
+        for line in remarks_of(directory):
+            say(line)
+    else:
+        params = restore_weights(program, path)
     say(f"starting from the weights of {path}")
     return program.states.new(params)

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 
 from jaxptd.config import ModelConfig, option
 from jaxptd.errors import UserError, quoted
+from jaxptd.hf.values import count, flag
 
 Json = dict[str, Any]
 
 DEFAULT = 4096  # of a config without the key, which transformers leaves out at its default
+_KINDS = ("sliding_attention", "full_attention")
 FULL_LAYERS = 28  # Qwen's default of `max_window_layers`, the layers before those with a window
 
 
@@ -36,25 +38,32 @@ def _write_always(model: ModelConfig) -> Json:
 
 def _read_layers(config: Json) -> Json:
     """Our window, if all layers have it, or none. Raises UserError if only some have it."""
-    used = bool(config.get("use_sliding_window", False))
+    used = flag("use_sliding_window", config.get("use_sliding_window", False))
     window = _checked(config.get("sliding_window", DEFAULT)) if used else None
-    windowed = _windowed(config, window)
-    if not any(windowed):
+    layers = count("num_hidden_layers", config["num_hidden_layers"])
+    windowed = _windowed(config, window, layers)
+    if not windowed:
         return {"window": None}
     if window is None:
         raise UserError("layer_types has sliding_attention without a window; use another model")
-    if not all(windowed):
+    if windowed < layers:
         raise UserError(f"sliding_window={window} in some layers only; use another model")
     return {"window": window}
 
 
-def _windowed(config: Json, window: int | None) -> list[bool]:
-    """Tells for each layer whether it has a window."""
-    if config.get("layer_types"):
-        return [kind == "sliding_attention" for kind in config["layer_types"]]
-    first = config.get("max_window_layers", FULL_LAYERS)
-    layers = config.get("num_hidden_layers", FULL_LAYERS + 4)
-    return [window is not None and layer >= first for layer in range(layers)]
+def _windowed(config: Json, window: int | None, layers: int) -> int:
+    """The number of layers that have a window."""
+    kinds, first = config.get("layer_types"), config.get("max_window_layers", FULL_LAYERS)
+    if type(first) is not int:
+        raise UserError(f"max_window_layers={quoted(first)}; it must be a whole number")
+    if kinds is None:
+        return 0 if window is None else max(layers - max(first, 0), 0)
+    if not isinstance(kinds, list) or len(kinds) != layers or any(x not in _KINDS for x in kinds):
+        raise UserError(
+            f"layer_types={quoted(kinds)}; it must be a list with one of {', '.join(_KINDS)} for "
+            f"each of {layers} layers"
+        )
+    return kinds.count(_KINDS[0])
 
 
 def _write_layers(model: ModelConfig) -> Json:
@@ -64,9 +73,7 @@ def _write_layers(model: ModelConfig) -> Json:
 
 
 def _checked(window: Any) -> int | None:
-    if window is not None and (type(window) is not int or window < 1):
-        raise UserError(f"sliding_window={quoted(window)}; it must be a whole number above 0")
-    return window
+    return None if window is None else count("sliding_window", window)
 
 
 NEVER = Windows(lambda config: {}, lambda model: {})

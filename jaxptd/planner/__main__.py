@@ -41,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return found
     pins, others = _pins(argv)
     config, options = read_run(parser(), others)
-    options |= {name: as_path(options[name]) for name in ("out", "hardware") if options[name]}
+    given = {name: options[name] for name in ("out", "hardware") if options[name]}
+    options |= {name: as_path(path, f"--{name}") for name, path in given.items()}
     _check(options)
     picture = picture_path(options["picture"])
     if options["compile"]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 from jaxptd.config import Config
 from jaxptd.config.effects import without_effect
@@ -77,7 +78,8 @@ def _padded_sizes(config: Config) -> Iterator[str]:
     """A sentence for heads, and for many rows of a vocabulary, that are padding."""
     model, layout = config.model, config.layout
     stacks = [] if Specs.of(layout).head_dim else inventory_of(model).stacks
-    for part in (part for stack in stacks for part in (*stack.attentions, *stack.windows)):
+    parts: list[Any] = [p for stack in stacks for p in (*stack.attentions, *stack.windows)]
+    for part in parts:
         counts = heads_for(layout, part.heads, part.kv_heads, part.head_size)
         if counts.queries > part.heads:
             shared = part.kv_heads < part.heads

@@ -120,7 +120,8 @@ def restore_weights(program: Program, path: Path) -> Params:
     """The parameters of a checkpoint, or of a run's newest good one, of the same model.
 
     Raises:
-        UserError: there is no such checkpoint, it is damaged, or its model is another.
+        UserError: there is no such checkpoint, it is damaged, its model is another, or a number is
+            NaN or infinite.
     """
     if not os.path.isfile(path / MANIFEST) and os.path.isdir(path / "checkpoints"):
         steps = Checkpoints(path / "checkpoints", keep=1).steps()
@@ -136,7 +137,26 @@ def restore_weights(program: Program, path: Path) -> Params:
                 "with the same model"
             )
     target = {"params": abstract_canonical(program)["params"]}
-    return params_from_canonical(program, restore_part(path, target))
+    restored = restore_part(path, target)
+    for name, x in restored["params"].items():
+        held = {str(shard.index): shard.data for shard in x.addressable_shards}
+        bad = sum(np.count_nonzero(~np.isfinite(np.asarray(each))) for each in held.values())
+        check_finite(f"{path}: {name}", int(bad))
+    return params_from_canonical(program, restored)
+
+
+def check_finite(where: str, bad: int) -> None:
+    """Raises UserError if any numbers of a parameter are bad.
+
+    Args:
+        where: file and parameter, for the message.
+        bad: how many of its numbers are NaN or infinite.
+    """
+    if bad:
+        raise UserError(
+            f"{where} has {bad:,} numbers that are NaN or infinite, and so would every loss be; "
+            "start from other weights"
+        )
 
 
 class SavedParams:

@@ -24,7 +24,9 @@ def test_a_path_begins_at_home_and_is_a_path(monkeypatch):
 
 @pytest.mark.parametrize("text", ["", "a\0b", "~nobody-of-this-name/x"])
 def test_no_path(text):
-    with pytest.raises(UserError, match=r"name a file or directory|write the path out"):
+    with pytest.raises(
+        UserError, match=r"name a file or directory|write the path out|null byte; remove it"
+    ):
         as_path(text)
     with pytest.raises(argparse.ArgumentTypeError):
         path_option(text)

@@ -170,6 +170,16 @@ def test_bad_arguments_are_quoted_in_short():
     assert len(str(caught.value)) < 200
 
 
+def test_an_error_that_names_no_variable_is_a_bug(monkeypatch):
+    monkeypatch.setenv("JAX_ODD", "1")
+
+    def main() -> None:
+        raise ValueError("no variable of JAX's")
+
+    with pytest.raises(ValueError, match="no variable"):
+        run_command(main)
+
+
 SAY = "import sys; from jaxptd.errors import UserError, run_command; "
 
 

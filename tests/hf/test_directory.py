@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 from hugging import gpt2_tensors, write_directory
+from safetensors.numpy import load_file, save_file
 
 from jaxptd.errors import UserError
 from jaxptd.hf.directory import Directory
-from jaxptd.hf.families import FAMILIES
-from jaxptd.hf.read import sizes_of
+from jaxptd.hf.read import remarks_of, sizes_of
 
 ONE = "model.safetensors"
 INDEX = f"{ONE}.index.json"
+NO_KEYS = {kind: {"model_type": kind} for kind in ("llama", "mistral", "qwen2", "qwen3")}
 SHARD = "model-00002-of-00003.safetensors"
 
 
@@ -28,7 +29,7 @@ def refusal(folder: Path, ask: Callable[[Directory], Any]) -> str:
     return line.replace(str(folder), "DIR")
 
 
-def shapes(directory: Directory) -> dict[str, list[int]]:
+def shapes(directory: Directory) -> object:
     return directory.shapes
 
 
@@ -85,11 +86,6 @@ def test_headers_that_lie(single: Path) -> None:
 def test_missing_shards_and_tensors(folder: Path) -> None:
     (folder / SHARD).unlink()
     assert refusal(folder, shapes).startswith(f"DIR/{SHARD} is missing, or no regular file; ")
-    index = json.loads((folder / INDEX).read_text())
-    index["weight_map"] = {k: v for k, v in index["weight_map"].items() if v != SHARD}
-    index["weight_map"]["transformer.x"] = "model-00001-of-00003.safetensors"
-    (folder / INDEX).write_text(json.dumps(index))
-    assert "transformer.x" not in shapes(Directory(folder))  # what is needed is looked for later
 
 
 @pytest.mark.parametrize("name", ["../x.safetensors", "/etc/passwd", "..", "", 3, None])
@@ -104,25 +100,48 @@ def test_broken_indexes(folder: Path, content: str) -> None:
     assert refusal(folder, shapes).startswith(f"DIR/{INDEX} ")
 
 
-def test_of_a_tensor_in_two_files_the_last_counts(tmp_path: Path, tensors) -> None:
-    """Whichever the index names, and though it does not name all, as in transformers."""
-    name, other = "transformer.wte.weight", "transformer.wpe.weight"
-    for file, table in (("a", tensors[name]), ("b", tensors[name] + 1)):
-        write_directory(tmp_path, {name: table, other: tensors[other]})
-        (tmp_path / ONE).rename(tmp_path / f"{file}.safetensors")
-    index = {name: "a.safetensors", "transformer.x": "b.safetensors"}
-    (tmp_path / INDEX).write_text(json.dumps({"weight_map": index}))
-    directory = Directory(tmp_path)
-    assert set(shapes(directory)) == {name, other}
-    np.testing.assert_array_equal(directory.tensor(name)[:, :], tensors[name] + 1)
+def test_an_index_says_nothing_but_files(folder: Path, tensors) -> None:
+    """As in transformers: a tensor that no file has may be one that is tied to another."""
+    index = json.loads((folder / INDEX).read_text())
+    files = sorted(set(index["weight_map"].values()))
+    index["weight_map"] = {f"lm_head.{number}": file for number, file in enumerate(files)}
+    (folder / INDEX).write_text(json.dumps(index))
+    assert Directory(folder).shapes.keys() == tensors.keys()
 
 
 def test_a_single_file_goes_before_an_index(folder: Path, tensors) -> None:
-    name = "transformer.wte.weight"
-    write_directory(folder, {name: tensors[name] + 1})  # model.safetensors
+    write_directory(folder, {name: x + 1 for name, x in tensors.items()})
     directory = Directory(folder)
-    assert set(shapes(directory)) == {name}
+    np.testing.assert_array_equal(
+        directory.tensor("transformer.wte.weight")[(slice(None),) * 2],
+        tensors["transformer.wte.weight"] + 1,
+    )
+    assert directory.remarks() == [f"{INDEX} is not read: {ONE} goes first, as in transformers"]
+
+
+def test_of_several_files_with_a_tensor_the_last_one_counts(folder: Path, tensors) -> None:
+    """By name, whatever the index says; a file that it does not name is not read."""
+    name = "transformer.wte.weight"
+    index = json.loads((folder / INDEX).read_text())
+    assert index["weight_map"][name] != SHARD
+    for number, file in enumerate((SHARD, "model-extra.safetensors"), start=1):
+        there = load_file(folder / file) if file == SHARD else {}
+        save_file(there | {name: tensors[name] + number}, folder / file)
+    directory = Directory(folder)
     np.testing.assert_array_equal(directory.tensor(name)[:, :], tensors[name] + 1)
+    assert directory.remarks() == [
+        f"several files have {name}; that of {SHARD} is read, the last one, as in transformers"
+    ]
+
+
+def test_a_file_of_another_name_is_refused_with_the_remedy(tmp_path: Path, tensors) -> None:
+    for name in ("weights.safetensors", 3):
+        folder = write_directory(tmp_path / "model", tensors, transformers_weights=name)
+        line = refusal(folder, shapes)
+        assert line == (
+            f"DIR: transformers_weights={name} in config.json; take the key out, and name its file "
+            "model.safetensors"
+        )
 
 
 def test_pickles_are_refused_with_the_remedy(single: Path) -> None:
@@ -159,12 +178,12 @@ def test_without_the_library(single: Path, monkeypatch) -> None:
         ({"model_type": "bloom"}, "DIR: model_type=bloom; use a model of gpt2, llama, mistral, "),
         ({"model_type": None}, "DIR: model_type=None; use a model of "),
         ({"model_type": ["gpt2"]}, "DIR: model_type=['gpt2']; use a model of "),
-        ({"n_layer": "5"}, "DIR: n_layer=5; it must be a whole number above 0"),
+        ({"n_layer": "5"}, 'DIR: n_layer="5"; it must be a whole number above 0'),
         ({"n_embd": 12.0}, "DIR: n_embd=12.0; it must be a whole number above 0"),
         ({"n_head": 0}, "DIR: n_head=0; it must be a whole number above 0"),
         ({"n_head": 5}, "DIR: model.hidden_size=12 does not split over model.num_heads=5"),
-        ({"n_inner": [1]}, "DIR: model.ffn_hidden_size=[1]: use a whole number or null"),
-        ({"n_positions": None}, "DIR: positions=None; it must be a whole number above 0"),
+        ({"n_inner": [1]}, "DIR: n_inner=[1]; it must be a whole number above 0"),
+        ({"n_positions": None}, "DIR: n_positions=None; it must be a whole number above 0"),
         ({"activation_function": {}}, "DIR: activation_function={}; use a model with one of "),
         ({"scale_attn_weights": False}, "DIR: scale_attn_weights=False; use a model with scale_"),
         ({"quantization_config": {"bits": 4}}, "DIR: the weights are quantized; use those in full"),
@@ -182,30 +201,77 @@ def test_broken_configs(single: Path, content: str) -> None:
     assert refusal(single, sizes_of).startswith("DIR/config.json is ")
 
 
-def test_the_file_decides_whether_the_head_is_tied(tmp_path: Path) -> None:
-    for tied in (True, False):
-        tensors = gpt2_tensors(tied=tied)
-        folder = write_directory(tmp_path / str(tied), tensors, tie_word_embeddings=True)
-        assert sizes_of(Directory(folder))["tie_embeddings"] is tied
+# ---- the output layer -----------------------------------------------------------------------
+
+HEAD, TABLE = "lm_head.weight", "transformer.wte.weight"
 
 
-@pytest.mark.parametrize("flag", [False, None])
-def test_an_output_layer_that_is_not_tied_and_not_there_is_an_error(tmp_path, flag) -> None:
-    folder = write_directory(tmp_path / "m", gpt2_tensors(), tie_word_embeddings=flag)
-    line = refusal(folder, sizes_of)
-    assert line.startswith("DIR has no lm_head.weight, and tie_word_embeddings is false; write it")
-
-
-def test_whether_the_output_layer_is_tied_where_no_key_says_so() -> None:
-    tied = {kind for kind, family in FAMILIES.items() if family.tied}
-    assert tied == {"gpt2", "bert", "t5"}  # the defaults of transformers' configurations
+def head(folder: Path, there: str, **keys: Any) -> Directory:
+    """A GPT-2 whose output layer is no tensor, a copy of the embedding, or another."""
+    tensors = gpt2_tensors(tied=there == "none")
+    if there == "copy":
+        tensors[HEAD] = tensors[TABLE].copy()
+    if there == "alone":
+        tensors[HEAD] = tensors.pop(TABLE)
+    return Directory(write_directory(folder, tensors, **keys))
 
 
 @pytest.mark.parametrize("flag", [True, False, None])
-def test_a_copy_of_the_embedding_is_no_head_of_its_own(tmp_path: Path, flag: bool | None) -> None:
-    """Unless `config.json` says that the two are apart."""
-    tensors = gpt2_tensors(tied=False)
-    tensors["lm_head.weight"] = tensors["transformer.wte.weight"].copy()
-    keys = {} if flag is None else {"tie_word_embeddings": flag}
-    folder = write_directory(tmp_path / "model", tensors, **keys)
-    assert sizes_of(Directory(folder))["tie_embeddings"] is (flag is not False)
+@pytest.mark.parametrize("there", ["none", "copy", "another", "alone"])
+def test_the_output_layer_is_that_of_transformers(
+    tmp_path: Path, there: str, flag: bool | None
+) -> None:
+    """Which ties what config.json says, true by default in a GPT-2, unless both differ."""
+    directory = head(tmp_path, there, **({} if flag is None else {"tie_word_embeddings": flag}))
+    if (there, flag) == ("none", False):
+        assert refusal(tmp_path, sizes_of) == (
+            "DIR has no lm_head.weight, and tie_word_embeddings is false; if the output layer is "
+            'the embedding, write "tie_word_embeddings": true into its config.json, else download '
+            "it again"
+        )
+        return
+    tied = flag is not False and there != "another"
+    assert sizes_of(directory)["tie_embeddings"] is tied
+    differ = there == "another" and flag is not False
+    assert bool(remarks_of(directory)) is differ
+    if differ:
+        assert remarks_of(directory) == [
+            f"{tmp_path}: tie_word_embeddings is true, but {HEAD} and {TABLE} have different "
+            "numbers: they are not tied, as in transformers"
+        ]
+
+
+@pytest.mark.parametrize("flag", [None, 0, "false"])
+def test_flags_that_are_none_are_refused(tmp_path: Path, flag: object) -> None:
+    head(tmp_path, "none", tie_word_embeddings=flag)
+    shown = '"false"' if flag == "false" else flag
+    assert refusal(tmp_path, sizes_of) == (
+        f"DIR: tie_word_embeddings={shown}; it must be true or false"
+    )
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
+def test_a_llama_without_the_key_is_not_tied(tmp_path: Path, kind: str) -> None:
+    """As its head would be drawn anew by transformers, which says so, it is refused."""
+    write_directory(tmp_path, {"model.embed_tokens.weight": np.zeros((3, 2))}, base=NO_KEYS[kind])
+    assert refusal(tmp_path, sizes_of).startswith(
+        "DIR has no lm_head.weight, and tie_word_embeddings is false, which "
+        f"{kind} has without the key; if the output layer is the embedding, write "
+    )
+
+
+def test_t5_ties_whatever_the_key_says(tmp_path: Path) -> None:
+    """transformers takes the key of a T5 for the factor before the output layer."""
+    table = np.ones((3, 2))
+    base = {"model_type": "t5", "d_model": 2, "vocab_size": 3, "num_layers": 1, "num_heads": 1}
+    for key, other in ((False, 0), (False, 1), (True, 1)):
+        tensors = {"shared.weight": table, "lm_head.weight": table + other}
+        folder = write_directory(tmp_path, tensors, base=base, tie_word_embeddings=key)
+        assert sizes_of(Directory(folder))["tie_embeddings"] is (other == 0)
+
+
+def test_more_layers_than_tensors_are_refused_at_once(tmp_path: Path, tensors) -> None:
+    folder = write_directory(tmp_path, tensors, n_layer=2**31 - 1)
+    assert refusal(folder, sizes_of).startswith(
+        f"DIR: 2147483647 layers in its config.json, and {len(tensors)} tensors in its files; "
+    )

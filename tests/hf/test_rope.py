@@ -1,15 +1,19 @@
-"""Rotary positions of `config.json`, as transformers 4 and 5 write them."""
+"""Rotary positions of `config.json`: what transformers makes of them, as numbers."""
 
-import math
+import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from jaxptd.config import ModelConfig
+from jaxptd.config.rope import frequencies
 from jaxptd.errors import UserError
 from jaxptd.hf import rope
 
-NAMES = ("scaling", "factor", "original_length", "range", "attention_factor")
-NONE = {f"rope_{name}": None for name in NAMES}
+CASES = json.loads((Path(__file__).parents[1] / "golden/rope.json").read_text())
+SIZES = {"hidden_size": 32, "num_heads": 4}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -17,99 +21,96 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-PLAIN = {"rope_theta": 1e4, **NONE}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 
 
-def ours(scaling: str | None, *values: Any) -> dict[str, Any]:
-    return NONE | dict(zip(NONE, (scaling, *values), strict=False))
+def rotation(keys: dict[str, Any]) -> tuple[np.ndarray, float]:
+    """The angles of a head's pairs, and the factor of turned vectors, of keys of a config.json."""
+    options = rope.read({"max_position_embeddings": 128, **keys})
+    found = ModelConfig(family="llama", **SIZES, **options).block.rope
+    assert found is not None
+    return frequencies(found, 8)
 
 
-STRETCHED = {"rope_theta": 5e5, **ours("llama3", 8.0, 8192, (1.0, 4.0))}
-LONG = {"rope_theta": 1e4, **ours("yarn", 4.0, 32768, (1.0, 32.0))}
+def test_each_case_is_that_of_transformers() -> None:
+    """Which of two keys goes first, and which have an effect; what it refuses is refused here.
+
+    A head that is rotated in part has fewer angles, which its attention cannot use.
+    """
+    for keys, theirs in CASES:
+        if theirs is None or len(theirs[0]) != 4:
+            with pytest.raises(UserError):
+                rotation(keys)
+                pytest.fail(json.dumps(keys))
+            continue
+        turns, length = rotation(keys)
+        np.testing.assert_allclose(turns, theirs[0], rtol=1e-6, err_msg=json.dumps(keys))
+        assert length == pytest.approx(theirs[1], rel=1e-12), json.dumps(keys)
+
+
+def test_what_is_written_has_the_same_rotation() -> None:
+    for keys, theirs in CASES:
+        if theirs is not None and len(theirs[0]) == 4:
+            options = rope.read({"max_position_embeddings": 128, **keys})
+            written = rope.write(ModelConfig(family="llama", **SIZES, **options))
+            assert rope.read({"max_position_embeddings": 128, **written}) == options
 
 
 @pytest.mark.parametrize(
-    ("config", "options"),
+    ("config", "lines"),
     [
-        ({}, {"rope_theta": 1e4, **NONE}),
-        ({"rope_theta": 5e5, "rope_scaling": None}, {"rope_theta": 5e5, **NONE}),
+        ({"rope_scaling": YARN | {"truncate": True, "type": "yarn", "attention_factor": 2.0}}, []),
+        ({"rope_scaling": None, "partial_rotary_factor": 1.0}, []),
         (
-            {"rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}},
-            {"rope_theta": 1e6, **NONE},
+            {"rope_scaling": YARN | {"attn_factor": 0.9, "finetuned": True}},
+            ["attn_factor=0.9, finetuned=True: no effect with rope_type=yarn, as in transformers"],
         ),
         (
-            {"rope_theta": 5e5, "rope_scaling": LLAMA3},
-            {"rope_theta": 5e5, **ours("llama3", 8.0, 8192, (1.0, 4.0))},
+            {"rope_scaling": {"factor": 1.0}, "partial_rotary_factor": 0.5},
+            ["partial_rotary_factor=0.5, factor=1.0: no effect with rope_type=default, as in tra"],
         ),
         (
-            {"rope_parameters": LLAMA3 | {"rope_theta": 500000}},
-            {"rope_theta": 5e5, **ours("llama3", 8.0, 8192, (1.0, 4.0))},
-        ),
-        (
-            {"rope_scaling": {"type": "linear", "factor": 2}},
-            {"rope_theta": 1e4, **ours("linear", 2.0, None, None)},
-        ),
-        (
-            {"rope_scaling": YARN | {"beta_fast": 16, "attention_factor": None}},
-            {"rope_theta": 1e4, **ours("yarn", 4.0, 32768, (1.0, 16.0))},
-        ),
-        (
-            {"rope_scaling": {"type": "yarn", "factor": 4.0}, "max_position_embeddings": 64},
-            {"rope_theta": 1e4, **ours("yarn", 4.0, 64, (1.0, 32.0))},
-        ),
-        # As transformers has them: `rope_scaling` goes before `rope_parameters`, its theta too.
-        (
-            {"rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}, "rope_scaling": YARN},
-            {"rope_theta": 1e4, **ours("yarn", 4.0, 32768, (1.0, 32.0))},
-        ),
-        (
-            {"rope_parameters": YARN | {"rope_theta": 1e6}, "rope_theta": 5e5, "rope_scaling": {}},
-            {"rope_theta": 1e6, **ours("yarn", 4.0, 32768, (1.0, 32.0))},
-        ),
-        ({"rope_scaling": LLAMA3 | {"type": "yarn"}, "rope_theta": 5e5}, STRETCHED),
-        # The length before is that beside the rotation, if there is one.
-        (
-            {"rope_scaling": YARN, "original_max_position_embeddings": 64},
-            {"rope_theta": 1e4, **ours("yarn", 4.0, 64, (1.0, 32.0))},
-        ),
-        # Keys that change nothing.
-        ({"rope_scaling": {"rope_type": "default", "factor": 2.0}}, PLAIN),
-        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 1.0}}, PLAIN),
-        ({"rope_scaling": YARN | {"finetuned": True, "attn_factor": 0.9, "truncate": True}}, LONG),
-        ({"rope_scaling": YARN | {"attention_factor": 0.1 * math.log(4) + 1}}, LONG),
-        ({"rope_scaling": YARN | {"mscale": 0.7, "beta_fast": None, "beta_slow": 0}}, LONG),
-        ({"rope_scaling": YARN | {"factor": None}, "max_position_embeddings": 131072}, LONG),
-        # Factors of turned vectors.
-        ({"rope_scaling": YARN | {"attention_factor": 1}}, LONG | {"rope_attention_factor": 1.0}),
-        (
-            {"rope_scaling": YARN | {"mscale": 2.0, "mscale_all_dim": 1.0}},
-            LONG | {"rope_attention_factor": (0.2 * math.log(4) + 1) / (0.1 * math.log(4) + 1)},
+            {"rope_scaling": YARN | {"type": "linear"}, "rope_parameters": {"rope_theta": 1e6}},
+            [
+                "rope_parameters has no effect beside rope_scaling, as in transformers",
+                "type=linear: no effect with rope_type=yarn, as in transformers",
+            ],
         ),
     ],
+    ids=str,
 )
-def test_rotary_positions(config: dict, options: dict) -> None:
-    assert rope.read(config) == options
+def test_what_has_no_effect_is_said(config: dict, lines: list[str]) -> None:
+    found = rope.remarks(config)
+    assert len(found) == len(lines)
+    assert all(line.startswith(start) for line, start in zip(found, lines, strict=True))
 
 
 @pytest.mark.parametrize(
     ("config", "line"),
     [
         ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "rope_type=dynamic; use a model with"),
-        ({"rope_scaling": YARN | {"truncate": False}}, "truncate=False; use a model with truncate"),
-        ({"rope_scaling": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5; use a mode"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5; use a model that rotates"),
-        ({"rope_scaling": YARN | {"attention_factor": "1"}}, "attention_factor=1; it must be a n"),
         (
-            {"rope_parameters": {"full_attention": YARN}, "layer_types": ["full_attention"]},
-            "rope_parameters differs by layer .full_attention.; use a model with one rotation",
+            {"rope_scaling": YARN | {"truncate": False}},
+            "truncate=False in rope_parameters; use a m",
         ),
         ({"rope_scaling": [2.0]}, "rope_scaling=.2.0.; it must be an object"),
-        ({"rope_scaling": "yarn"}, "rope_scaling=yarn; it must be an object"),
+        ({"rope_parameters": "yarn"}, "rope_parameters=yarn; it must be an object"),
+        (
+            {"rope_parameters": {"full_attention": YARN}},
+            "rope_parameters has an object of its own for full_attention; use a model whose layers",
+        ),
+        (
+            {"rope_scaling": YARN, "partial_rotary_factor": 0.5},
+            "partial_rotary_factor=0.5 with rope_type=yarn; use a model that rotates whole heads",
+        ),
+        ({"rope_scaling": YARN, rope.LENGTH: None}, "original_max_position_embeddings=None; it mu"),
         ({"rope_scaling": {"type": "linear"}}, "factor=None; it must be a number above 0"),
         ({"rope_scaling": {"type": ["linear"]}}, "rope_type="),
         ({"rope_scaling": LLAMA3 | {"factor": -1}}, "factor=-1; it must be a number above 0"),
-        ({"rope_scaling": LLAMA3 | {"low_freq_factor": "1"}}, "low_freq_factor=1; it must be a nu"),
+        (
+            {"rope_scaling": LLAMA3 | {"low_freq_factor": "1"}},
+            'low_freq_factor="1"; it must be a nu',
+        ),
         ({"rope_theta": float("inf")}, "rope_theta=inf; it must be a number above 0"),
         ({"rope_theta": True}, "rope_theta=True; it must be a number above 0"),
     ],

@@ -55,6 +55,7 @@ MODELS = {
     "llama": ("LlamaConfig", {}),
     "llama3": ("LlamaConfig", {"rope_parameters": LLAMA3}),
     "yarn": ("LlamaConfig", {"rope_parameters": YARN}),
+    "yarn_longer": ("LlamaConfig", {"rope_parameters": {**YARN, "attention_factor": 1.3}}),
     "qwen2": ("Qwen2Config", {"use_sliding_window": True, "sliding_window": 7} | ALL_LAYERS),
     "qwen3": ("Qwen3Config", {"head_dim": 6, "tie_word_embeddings": True}),
     "mistral": ("MistralConfig", {"head_dim": 4, "sliding_window": 6}),

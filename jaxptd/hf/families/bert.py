@@ -62,7 +62,6 @@ BERT = Family(
     "bert",
     "BertForPreTraining",
     TENSORS,
-    tied=True,
     keys={
         "num_layers": ("num_hidden_layers", 12),
         "hidden_size": ("hidden_size", 768),
@@ -89,6 +88,7 @@ BERT = Family(
         "position_embedding_type": "absolute",
         "is_decoder": False,
         "add_cross_attention": False,
+        "tie_word_embeddings": True,
     },
     tokens={"pad_token_id": "[PAD]"},
 )

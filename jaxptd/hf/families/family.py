@@ -56,10 +56,12 @@ class Family:
         keys: our option -> its key in `config.json`, and the value where the key is missing.
         options: that every model of the family has.
         fixed: key -> the only value that is supported, which is also the default.
+        unwritten: the same, of keys that files have only where they differ.
+        tied: value of `tie_word_embeddings` where the key is missing; None: transformers ties them
+            whatever it says, as it does in any case where they are equal or there is no other.
+        remarks: lines for what a `config.json` says without effect.
         others: reads the options for which a key is not enough.
         write_others: their keys.
-        tied: whether the output layer is the embedding where `tie_word_embeddings` is missing.
-        always_tied: whether it is wherever no file has its tensor, whatever the key says.
         tokens: key -> the name of the special token whose id it has; None: that which ends a
             document.
     """
@@ -70,8 +72,9 @@ class Family:
     keys: Mapping[str, tuple[str, Any]]
     options: Mapping[str, Any]
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    unwritten: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    tied: bool | None = None
+    remarks: Callable[[Json], list[str]] = lambda config: []
     others: Callable[[Json], Json] = lambda config: {}
     write_others: Callable[[ModelConfig], Json] = lambda model: {}
-    tied: bool = False
-    always_tied: bool = False
     tokens: Mapping[str, str | None] = dataclasses.field(default_factory=lambda: _ENDS)

@@ -51,10 +51,11 @@ GPT2 = Family(
         "qk_norm": False,
         "window": None,
     },
-    tied=True,
     fixed={
         "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,
         "add_cross_attention": False,
     },
+    unwritten={"is_causal": True},
+    tied=True,
 )

@@ -10,6 +10,7 @@ from jaxptd.config import ModelConfig, option
 from jaxptd.errors import UserError, quoted
 from jaxptd.hf.dims import Rule
 from jaxptd.hf.families.family import Family, Json, Tensors
+from jaxptd.hf.values import count, number
 
 LEVELS = 8  # at most: 2**7 times the first one's width
 BLOCKS = ("first", "second")  # of a pair
@@ -114,20 +115,26 @@ def read_levels(config: Json) -> Json:
     Raises:
         UserError: the heads of a level are not twice those of the level before.
     """
-    depths = config.get("depths", [2, 2, 6, 2])
-    heads = config.get("num_heads", [3, 6, 12, 24])
-    lists = isinstance(depths, list) and isinstance(heads, list) and depths and heads
-    if not lists or heads != [heads[0] * 2**level for level in range(len(depths))]:
+    depths = _counts("depths", config.get("depths", [2, 2, 6, 2]))
+    heads = _counts("num_heads", config.get("num_heads", [3, 6, 12, 24]))
+    if heads != [heads[0] * 2**level for level in range(len(depths))]:
         raise UserError(
             f"num_heads={quoted(heads)}, depths={quoted(depths)}; use a model whose every level "
             "has twice the heads of the one before"
         )
-    size, ratio = config.get("embed_dim", 96), config.get("mlp_ratio", 4.0)
+    size, ratio = count("embed_dim", config["embed_dim"]), config.get("mlp_ratio", 4.0)
     return {
         "image_depths": tuple(depths),
         "num_heads": heads[0],
-        "ffn_hidden_size": int(size * ratio),
+        "ffn_hidden_size": int(size * number("mlp_ratio", ratio)),
     }
+
+
+def _counts(key: str, value: object) -> list[int]:
+    """A whole number for each level. Raises UserError for anything else."""
+    if not isinstance(value, list) or not value:
+        raise UserError(f"{key}={quoted(value)}; it must be a list with a number for each level")
+    return [count(key, each) for each in value]
 
 
 def write_levels(model: ModelConfig) -> Json:
@@ -145,7 +152,10 @@ def write_levels(model: ModelConfig) -> Json:
 def _read(config: Json) -> Json:
     """The keys of `read_levels`, and the number of classes."""
     labels = config.get("id2label")
-    classes = len(labels) if labels else config.get("num_labels", LABELS)
+    if labels is not None and not isinstance(labels, dict):
+        raise UserError(f"id2label={quoted(labels)}; it must be an object with a name for each")
+    named = LABELS if labels is None else len(labels)
+    classes = count("num_labels", config.get("num_labels", named))  # the key goes first
     return {**read_levels(config), "image_classes": classes}
 
 
@@ -166,11 +176,14 @@ SWIN = Family(
         "image_patch": ("patch_size", 4),
         "image_channels": ("num_channels", 3),
         "image_window": ("window_size", 7),
-        "norm_eps": ("layer_norm_eps", 1e-5),
         "activation": ("hidden_act", "gelu"),
     },
-    options={"norm": "layernorm", "gated": False},
-    fixed={"qkv_bias": True, "use_absolute_embeddings": False},
+    options={"norm": "layernorm", "norm_eps": 1e-5, "gated": False},
+    fixed={
+        "qkv_bias": True,
+        "use_absolute_embeddings": False,
+        "layer_norm_eps": 1e-5,  # norms of patches have this in any case
+    },
     others=_read,
     write_others=_write,
     tokens={},

@@ -67,7 +67,9 @@ def _read(config: Json) -> Json:
     That factor goes by its own key, which transformers 5 writes, or by `tie_word_embeddings`, and
     not by whether the output layer is the embedding.
     """
-    projection = str(config.get("feed_forward_proj", "relu"))
+    projection = config.get("feed_forward_proj", "relu")
+    if not isinstance(projection, str):
+        raise UserError(f"feed_forward_proj={quoted(projection)}; it must be a text as gated-gelu")
     name = "gelu_new" if projection == _GATED_GELU else projection.removeprefix(_GATED)
     scaled = config.get(_SCALED, config.get("tie_word_embeddings") is not False)
     pad, start = config.get(_PAD, 0), config.get(_START, 0)
@@ -107,8 +109,6 @@ T5 = Family(
     "t5",
     "T5ForConditionalGeneration",
     TENSORS,
-    tied=True,
-    always_tied=True,
     keys={
         "num_layers": ("num_layers", 6),
         "num_decoder_layers": ("num_decoder_layers", None),
@@ -132,6 +132,7 @@ T5 = Family(
         "window": None,
     },
     fixed={"is_encoder_decoder": True},
+    unwritten={"is_causal": True},
     others=_read,
     write_others=_write,
     tokens={"eos_token_id": None},
