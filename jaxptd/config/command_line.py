@@ -6,7 +6,6 @@ jsonargparse does the parsing. An unknown key, a wrong type or an impossible lay
 
 import argparse
 import dataclasses
-import difflib
 import functools
 import itertools
 import re
@@ -36,7 +35,7 @@ from jaxptd.config.sources import (
     file_written_out,
     written_out,
 )
-from jaxptd.errors import QUOTED, Parser, UserError, quoted
+from jaxptd.errors import QUOTED, Parser, UserError, nearest, quoted
 from jaxptd.fields import checked
 from jaxptd.fields.values import UNIONS
 
@@ -281,8 +280,8 @@ def _nearest(key: str) -> str:
     if key in packaged_configs():
         return f"did you mean --config {key}?"
     fields = {field.rpartition(".")[2]: field for field in _field_types()}
-    found = difflib.get_close_matches(key.rpartition(".")[2][:QUOTED], fields, n=1)
-    return f"did you mean {fields[found[0]]}?" if found else "see jaxptd train --help-all"
+    near = nearest(key.rpartition(".")[2], fields)
+    return f"did you mean {fields[near]}?" if near else "see jaxptd train --help-all"
 
 
 def describe_type(annotation: Any) -> str:

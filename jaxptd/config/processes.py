@@ -6,9 +6,10 @@ import re
 
 from jaxptd.config.checks import require_not_negative, require_positive
 from jaxptd.errors import UserError, quoted
-from jaxptd.fields import check_fields
+from jaxptd.fields import check_fields, named_fields
 
 
+@named_fields
 @dataclasses.dataclass(frozen=True)
 class ProcessesConfig:
     """The processes of a run. Null fields are read from Slurm, Open MPI, Kubernetes or torchrun.

@@ -12,7 +12,7 @@ from jaxptd.config.checks import (
     require_positive,
 )
 from jaxptd.errors import UserError, quoted
-from jaxptd.fields import check_fields
+from jaxptd.fields import check_fields, named_fields
 
 Documents = Literal["joined", "apart"]
 SpecialTokens = Literal["parse", "text"]
@@ -40,6 +40,7 @@ RANDOM = "random"  # as checkpoint.start; a folder of this name is ./random
 LEAST_SHARE = 1e-6  # of a source in a mixture, which has it exact to a part in 2**20
 
 
+@named_fields
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
     """The corpus.
@@ -106,6 +107,7 @@ def _check_weights(weights: dict[str, float]) -> None:
             )
 
 
+@named_fields
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
     """The optimizer and its learning rate.
@@ -172,6 +174,7 @@ class OptimizerConfig:
                 )
 
 
+@named_fields
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
     """The run.
@@ -236,6 +239,7 @@ class TrainConfig:
             )
 
 
+@named_fields
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
     """Saving and resuming.

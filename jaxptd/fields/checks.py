@@ -1,11 +1,52 @@
 """Checks every field of a dataclass against its annotation."""
 
 import dataclasses
+import functools
 import typing
-from typing import Any
+from typing import Any, TypeVar
 
-from jaxptd.errors import UserError, quoted
+from jaxptd.errors import ArgumentError, UserError, did_you_mean, quoted
 from jaxptd.fields.values import ImpossibleError, OtherTypeError, Rules, convert, describe
+
+T = TypeVar("T")
+
+
+def named_fields(cls: type[T]) -> type[T]:
+    """Makes a dataclass say which of its fields a misspelt argument means, in one line.
+
+    >>> @named_fields
+    ... @dataclasses.dataclass
+    ... class Engine:
+    ...     cylinders: int = 4
+    >>> Engine(cylinder=6)
+    Traceback (most recent call last):
+    jaxptd.errors.messages.ArgumentError: Engine has no field cylinder; did you mean cylinders?
+    """
+    make: Any = cls.__init__
+    names = frozenset(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
+
+    @functools.wraps(make)
+    def init(self: T, *args: Any, **values: Any) -> None:
+        if not values.keys() <= names:
+            unknown = next(name for name in values if name not in names)
+            remedy = meant_field(cls, unknown, see=f"see help(jaxptd.{cls.__name__})")
+            raise ArgumentError(f"{cls.__name__} has no field {quoted(unknown)}; {remedy}")
+        make(self, *args, **values)
+
+    cls.__init__ = init  # type: ignore[method-assign]
+    return cls
+
+
+def meant_field(cls: Any, name: str, *, see: str) -> str:
+    """The remedy for a name that is no field of a dataclass: `see` where none is like it."""
+    fields = dataclasses.fields(cls)
+    inside = [each for each in fields if dataclasses.is_dataclass(each.type)]
+    for each in inside:
+        if name in {field.name for field in dataclasses.fields(each.type)}:
+            kind = getattr(each.type, "__name__", "")
+            return f"it is a field of {each.name}: {each.name}={kind}({name}=...)"
+    known = [field.name for field in fields]
+    return did_you_mean(name, known, otherwise=see)
 
 
 def check_fields(config: Any, section: str = "") -> None:

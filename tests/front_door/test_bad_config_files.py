@@ -132,13 +132,11 @@ PATHS = [
     ("", "--config is empty", "or one of", "quickstart"),
     (
         "quickstrat",
-        "quickstrat: no such file, and no packaged config of that name; use",
-        "quickstar",
+        "quickstrat: no such file, and no packaged config of that name; did you mean quickstart?",
     ),
     (
         "quickstart.yml",
-        "no such file, and no packaged config of that name; use the path",
-        "long-32k",
+        "no such file, and no packaged config of that name; did you mean quickstart?",
     ),
     ("{folder}/none.yaml", "{folder}/none.yaml: No such file or directory; name a YAML file"),
     ("{folder}/text.txt/run.yaml", "Not a directory; name a YAML file of a config"),
