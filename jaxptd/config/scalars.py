@@ -53,7 +53,7 @@ def _members(kind: Any) -> Kinds:
 
 
 def _parts(kinds: Kinds, origins: tuple[type, ...], position: int) -> Kinds:
-    """What the items, keys or values of collections of these kinds may be."""
+    """The kinds of the items, keys or values of collections of these kinds."""
     found = [typing.get_args(each) for each in kinds if typing.get_origin(each) in origins]
     return tuple(part for each in found for part in _members(each[position]))
 

@@ -10,6 +10,7 @@ from jaxptd.errors.messages import (
     ArgumentError,
     UserError,
     did_you_mean,
+    install,
     nearest,
     quoted,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "UserError",
     "did_you_mean",
     "discard",
+    "install",
     "nearest",
     "print_error",
     "quoted",

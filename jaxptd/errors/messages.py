@@ -21,7 +21,7 @@ class UserError(ValueError):
     its middle.
     """
 
-    def __init__(self, message: object) -> None:
+    def __init__(self, message: object = "") -> None:
         super().__init__(_LONG.sub(_cut, str(message)))
 
     def _render_traceback_(self) -> list[str]:
@@ -67,3 +67,8 @@ def quoted(value: object, longest: int = QUOTED) -> str:
         text = f"<{type(value).__name__}>"
     cut = text if len(text) <= longest else f"{text[: longest - 3]}..."
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
+
+
+def install(extra: str) -> str:
+    """Tells how an extra of the package is installed: from its checkout, as it is not on PyPI."""
+    return f"in the checkout of jaxptd, pip install -e '.[{extra}]'"

@@ -33,18 +33,18 @@ def named_fields(cls: type[T]) -> type[T]:
             raise ArgumentError(f"{cls.__name__} has no field {quoted(unknown)}; {remedy}")
         make(self, *args, **values)
 
-    cls.__init__ = init  # type: ignore[method-assign]
+    changed: Any = cls
+    changed.__init__ = init
     return cls
 
 
 def meant_field(cls: Any, name: str, *, see: str) -> str:
     """The remedy for a name that is no field of a dataclass: `see` where none is like it."""
     fields = dataclasses.fields(cls)
-    inside = [each for each in fields if dataclasses.is_dataclass(each.type)]
-    for each in inside:
-        if name in {field.name for field in dataclasses.fields(each.type)}:
-            kind = getattr(each.type, "__name__", "")
-            return f"it is a field of {each.name}: {each.name}={kind}({name}=...)"
+    sections: dict[str, Any] = {each.name: each.type for each in fields}
+    for section, kind in sections.items():
+        if dataclasses.is_dataclass(kind) and name in {x.name for x in dataclasses.fields(kind)}:
+            return f"it is a field of {section}: {section}={kind.__name__}({name}=...)"
     known = [field.name for field in fields]
     return did_you_mean(name, known, otherwise=see)
 

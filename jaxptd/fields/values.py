@@ -30,7 +30,7 @@ UNIONS = (types.UnionType, typing.Union)  # `int | None`, `Literal["a"] | None`
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """What a field's values may be, besides its type.
+    """Limits of a field's values, besides its type.
 
     Args:
         below: limit for the size of numbers. What is not finite passes, if the field has floats.

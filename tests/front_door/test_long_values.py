@@ -71,5 +71,5 @@ def test_an_options_value_is_cut(command, folder, monkeypatch, capsys) -> None:
 
 
 def test_a_short_path_is_shown_whole_and_both_ends_of_a_long_one() -> None:
-    assert str(UserError(f"{'a' * 200}: no")) == f"{'a' * 200}: no"
-    assert str(UserError(f"x {'a' * 100}{'b' * 101}: no")) == f"x {'a' * 40}...{'b' * 40}: no"
+    assert str(UserError(f"{'a' * 199}: no")) == f"{'a' * 199}: no"
+    assert str(UserError(f"x {'a' * 100}{'b' * 101} no")) == f"x {'a' * 40}...{'b' * 40} no"

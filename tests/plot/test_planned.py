@@ -113,5 +113,7 @@ def test_without_matplotlib_the_line_names_the_extra(made: Plan, monkeypatch) ->
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     for module in [each for each in sys.modules if each.startswith("jaxptd.plot.")]:
         monkeypatch.delitem(sys.modules, module)
-    with pytest.raises(UserError, match=r"a picture needs matplotlib; pip install 'jaxptd\[viz\]'"):
+    with pytest.raises(
+        UserError, match=r"a picture needs matplotlib; .*pip install -e '\.\[viz\]'"
+    ):
         plot.plan(made)
