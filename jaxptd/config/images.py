@@ -154,19 +154,31 @@ def _check_depths(model: Any, images: Images) -> None:
         )
 
 
+def _windows(images: Images) -> str:
+    """Lists the largest windows, up to six, into which the rows of each level split."""
+    levels = [images.rows(level) for level in range(len(images.depths))]
+    found = [
+        size
+        for size in range(1, max(levels) + 1)
+        if all(rows <= size or rows % size == 0 for rows in levels)
+    ]
+    return ", ".join(map(str, found[-6:]))
+
+
 def _check_levels(images: Images) -> None:
     """Raises UserError unless each level splits into patches, and these into windows."""
+    unit_of_all = images.patch * 2 ** (len(images.depths) - 1)
     for level in range(len(images.depths)):
         unit, rows = images.patch * 2**level, images.rows(level)
         if images.size % unit:
             raise UserError(
                 f"model.image_size={images.size} does not split into patches of {unit} pixels at "
-                f"level {level}; use a multiple of {images.patch * 2 ** (len(images.depths) - 1)}, "
-                "or fewer model.image_depths"
+                f"level {level}; use a multiple of {unit_of_all * images.window} (whole windows of "
+                "each level), or fewer model.image_depths"
             )
         if rows > images.window and rows % images.window:
             raise UserError(
                 f"model.image_size={images.size} makes {rows} rows of patches at level {level}, "
-                f"which windows of model.image_window={images.window} do not divide; use another "
-                "size or window"
+                f"which windows of model.image_window={images.window} do not divide; use a "
+                f"model.image_window of {_windows(images)}"
             )

@@ -149,7 +149,7 @@ def _lines(made: Plan, options: dict[str, Any], given: Sequence[str]) -> list[st
     command = " ".join(["jaxptd train", *given, *made.options(chosen)])
     if options["quiet"]:
         return [command]
-    lines = [str(made.table())]
+    lines = [repr(made)]
     if options["explain"]:
         memory = [(name, f"{size / 2**30:.2f}") for name, size in chosen.memory.parts.items()]
         lines += [

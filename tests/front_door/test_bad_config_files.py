@@ -122,7 +122,11 @@ VALUES = [
     (f"data: {{source: '{LONG}'}}", "data.source='aaaaaaaaa", "no path is so long; use at most"),
     ('data: {source: "a\\0b"}', r"data.source='a\x00b': it has a null byte; remove it"),
     ("optimizer: {learning_rate: .inf}", "optimizer.learning_rate=inf must be a number above 0"),
-    ("model: {num_heads: 7}", "model.hidden_size=256 does not split", "use a size that divides"),
+    (
+        "model: {num_heads: 7}",
+        "model.hidden_size=256 does not split",
+        "use a model.num_heads that divides",
+    ),
     ("layout: {stage_layers: {a: 1}}", "layout.stage_layers: expected tuple[int, ...] or null"),
     ("checkpoint: {every: yes}", "checkpoint.every: expected int, got True"),
 ]
