@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 
 from jaxptd.display import settings_html, settings_text
 from jaxptd.errors import UserError, quoted
-from jaxptd.fields import check_fields
+from jaxptd.fields import check_fields, named_fields
 
 
 class Axis(StrEnum):
@@ -42,6 +42,7 @@ SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v")  # or the
 SQUARE: tuple[Matmul2D, ...] = ("fox", "cannon")  # these need as many rows as columns
 
 
+@named_fields
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """Sizes of the mesh's axes, and the algorithms that are used along them.

@@ -98,7 +98,7 @@ def parser() -> jsonargparse.ArgumentParser:
 def _checked_trace(options: Mapping[str, Any]) -> Path | None:
     """The directory of the trace. Raises UserError for an option that cannot be."""
     _check_steps("--steps", options["steps"])
-    trace = options["trace"] and as_path(options["trace"])
+    trace = options["trace"] and as_path(options["trace"], "--trace")
     if trace and os.path.exists(trace):
         raise UserError(f"--trace={trace}: is there already; name a new directory")
     return trace

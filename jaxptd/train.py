@@ -1,8 +1,9 @@
 """Training: `python -m jaxptd.train --config configs/quickstart.yaml [--layout.tp 2 ...]`.
 
 Builds the mesh, makes or restores the state, runs the steps, logs, evaluates and saves, and at the
-end samples a text. The same command resumes a killed run from its newest good checkpoint. SIGINT or
-SIGTERM finishes the step, saves and stops. From Python: `jaxptd.train(config)`.
+end samples a text. The same command resumes a killed run from its newest good checkpoint. SIGINT,
+SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2 finishes the step, saves and stops. From Python:
+`jaxptd.train(config)`.
 """
 
 import contextlib

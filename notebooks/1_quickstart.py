@@ -15,6 +15,8 @@
 # write, and take the same run to another layout. About 30 seconds on two cores.
 
 # %% The accelerators of this machine, or eight simulated devices where it has none.
+import shutil
+
 import jaxptd
 from jaxptd import Layout, plot
 
@@ -23,9 +25,12 @@ jaxptd.use_devices(8)
 # %% [markdown]
 # A *config* says everything about a run: the model, the *layout* of its devices, data, optimizer.
 # Here two replicas (`dp=2`), and each matrix is shared by two devices (`tp=2`). The text is the
-# source code of jaxptd itself, byte by byte, so nothing is downloaded.
+# source code of jaxptd itself, byte by byte, so nothing is downloaded. Change a number and run this
+# cell and those below again: the old run directory is removed, because another config is another
+# run.
 
 # %%
+shutil.rmtree("runs/notebook-1", ignore_errors=True)
 config = jaxptd.Config(
     model=jaxptd.ModelConfig(num_layers=2, hidden_size=64, num_heads=4, seq_length=64),
     layout=Layout(dp=2, tp=2, sequence_parallel=True),
@@ -36,8 +41,8 @@ config = jaxptd.Config(
 config
 
 # %% [markdown]
-# `train` shows its progress. It writes a run directory, so calling it again goes on where it
-# ended, and an interrupt loses nothing.
+# `train` shows its progress. It writes a run directory, so an interrupt loses nothing: run this
+# cell again, and it goes on where it ended.
 
 # %%
 run = jaxptd.train(config)

@@ -15,6 +15,7 @@
 # write a schedule of your own, and how to run it.
 
 # %%
+import shutil
 from pathlib import Path
 
 import jaxptd
@@ -67,9 +68,10 @@ except jaxptd.UserError as error:
 # ## Running it
 #
 # One executor runs every table, so one program has to be right. It is the same step as on one
-# device.
+# device. Another config is another run, so the cell removes the old run directory first.
 
 # %%
+shutil.rmtree("runs/notebook-5", ignore_errors=True)
 config = jaxptd.Config(
     jaxptd.ModelConfig(num_layers=5, hidden_size=32, num_heads=4, seq_length=32),
     layout,

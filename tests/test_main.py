@@ -1,6 +1,7 @@
 """`jaxptd`: the list of commands, the version, unknown names, and a quick start."""
 
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -83,3 +84,24 @@ def test_as_a_module():
     ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
     line = "error: unknown command 'meshh'; did you mean mesh?\n"
     assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", line)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("JAX_ENABLE_X64", "maybe", "invalid truth value 'maybe'"),
+        ("JAX_NUM_CPU_DEVICES", "x", 'Invalid value "x"'),
+    ],
+)
+def test_a_variable_that_jax_does_not_accept_is_a_line(name, value, words):
+    """JAX raises at its import, inside whatever command is asked for."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "jaxptd", "mesh", "--world-size", "4"],
+        env={**os.environ, name: value},
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
+    assert ended.stderr.startswith(f"error: the environment has {name}={value}: {words}")
+    assert ended.stderr.endswith("; unset it, or mend it\n")

@@ -50,5 +50,7 @@ def test_a_picture_without_matplotlib_is_refused_before_anything_runs(monkeypatc
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.delitem(sys.modules, "jaxptd.plot.files", raising=False)
     monkeypatch.setattr(profile, "measure", None)
-    with pytest.raises(UserError, match=r"a picture needs matplotlib; pip install 'jaxptd\[viz\]'"):
+    with pytest.raises(
+        UserError, match=r"a picture needs matplotlib; .*pip install -e '\.\[viz\]'"
+    ):
         profile.main(["--config", CONFIG, "--picture", "step.svg"])

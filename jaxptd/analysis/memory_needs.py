@@ -26,6 +26,8 @@ from jaxptd.step.resolved import resolve
 
 MOST = 3  # settings that a message names
 _OUT_OF_MEMORY = re.compile("RESOURCE_EXHAUSTED|[Oo]ut of memory|Unable to allocate|bad_alloc")
+# DotThunk multiplies on CPUs. jaxlib 0.10 leaves it operands in bfloat16 now and then.
+_NO_PRODUCT = re.compile("DotThunk|BF16 x BF16 = F32")
 _SIZE = re.compile(r"allocat\w+ ([\d.]+ ?[kKMGT]i?B|\d+ bytes)")
 
 
@@ -124,11 +126,19 @@ def _peak(program: Program) -> str:
 def out_of_memory_explained(program: Program, spread: Layout | None = None) -> Iterator[None]:
     """Inside, memory that runs out is an error with the needs and settings that would help.
 
+    So is a product in 8 bits that this XLA cannot compute on CPUs.
+
     spread: as in `require_fits`.
     """
     try:
         yield
     except (jax.errors.JaxRuntimeError, MemoryError) as error:
+        if program.config.model.products == "fp8" and _NO_PRODUCT.search(str(error)):
+            raise UserError(
+                f"model.products=fp8 with layout ({program.config.layout}): jax {jax.__version__} "
+                "cannot multiply 8-bit numbers on this CPU; use a newer jax (Python 3.12 or "
+                "later), GPUs, or model.products=native"
+            ) from error
         if not isinstance(error, MemoryError) and not _OUT_OF_MEMORY.search(str(error)):
             raise
         size = _SIZE.search(str(error))

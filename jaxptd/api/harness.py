@@ -11,7 +11,7 @@ from typing import Any
 from jaxptd.api.run import Run
 from jaxptd.api.scoring import Question, Score, Scorer, windows
 from jaxptd.data.tokenizers import continuation, until_stop
-from jaxptd.errors import UserError, quoted
+from jaxptd.errors import UserError, install, quoted
 from jaxptd.fields import checked
 from jaxptd.run.generator import Generator, Sampling
 from jaxptd.step.given import check_unused
@@ -41,7 +41,7 @@ def lm_eval_model(run: Run, *, begin: str | None = None) -> Any:
         from lm_eval.api.model import LM
     except ImportError as error:
         raise UserError(
-            "jaxptd.lm_eval_model needs lm-evaluation-harness; pip install 'jaxptd[lm-eval]'"
+            f"jaxptd.lm_eval_model needs lm-evaluation-harness; {install('lm-eval')}"
         ) from error
     return type("Model", (Answers, LM), {})(run, begin)
 

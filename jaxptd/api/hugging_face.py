@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxptd.api.run import Run, open_corpus
-from jaxptd.config import Dtype
-from jaxptd.fields import checked
+from jaxptd.config import Dtype, ModelConfig
+from jaxptd.fields import checked, refuse_unknown
 from jaxptd.hf.directory import Directory
 from jaxptd.hf.load import config_of
 from jaxptd.hf.read import read_params
@@ -45,6 +45,13 @@ def from_hf(
         UserError: the directory is damaged or of an unknown model, the options contradict it, or
             there are too few devices.
     """
+    known = [
+        "layout",
+        "dtype",
+        "platform",
+        *(each.name for each in dataclasses.fields(ModelConfig)),
+    ]
+    refuse_unknown("jaxptd.from_hf", model_options, known, see="see help(jaxptd.ModelConfig)")
     directory, layout = Directory(path), layout or Layout()
     config = config_of(directory, dtype=dtype, **model_options)
     sharing = family_of(config.model).sharing(config.model, layout)

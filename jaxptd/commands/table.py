@@ -1,11 +1,10 @@
 """The commands of `jaxptd`, and the module of each."""
 
 import dataclasses
-import difflib
 import importlib
 from typing import Any
 
-from jaxptd.errors import UserError
+from jaxptd.errors import UserError, did_you_mean
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +51,5 @@ def find_command(name: str) -> Command:
     names = {command.name: command for command in COMMANDS}
     if name in names:
         return names[name]
-    near = difflib.get_close_matches(name, names, n=1)
-    remedy = f"did you mean {near[0]}?" if near else f"use one of {', '.join(names)}"
+    remedy = did_you_mean(name, names, otherwise=f"use one of {', '.join(names)}")
     raise UserError(f"unknown command {name[:80]!r}; {remedy}")

@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from jaxptd.errors import UserError
+from jaxptd.errors import UserError, quoted
+from jaxptd.fields.values import ImpossibleError, convert
 from jaxptd.plot import drawing, format_of
 
 
@@ -41,7 +42,7 @@ def picture_path(option: str | None) -> Path | None:
     """
     if option is None:
         return None
-    path = as_path(option)
+    path = as_path(option, "--picture")
     format_of(path)
     if not os.path.isdir(path.parent) or not os.access(path.parent, os.W_OK):
         raise UserError(
@@ -74,21 +75,34 @@ def named_config(args: argparse.Namespace) -> Any:
 
 def path_option(text: str) -> Path:
     """Reads a path for argparse: the `type` of an option."""
+    return Path(pattern_option(text))
+
+
+def pattern_option(text: str) -> str:
+    """Reads a path or a glob for argparse, as a text: the `type` of an option."""
     try:
-        return as_path(text)
+        return _path_text(text)
     except UserError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def as_path(text: str) -> Path:
+def as_path(text: str, option: str = "") -> Path:
     """Reads a path that an option names; `~` is the home directory.
+
+    Args:
+        text: the path.
+        option: its name, for the message.
 
     Raises:
         UserError: there can be no such path.
     """
-    if not text or "\0" in text:
-        raise UserError(f"{text[:80]!r} is no path; name a file or directory")
+    return Path(_path_text(text, option))
+
+
+def _path_text(text: str, option: str = "") -> str:
     try:
-        return Path(text).expanduser()
-    except RuntimeError as error:  # ~ of an unknown person
-        raise UserError(f"{text[:80]}: {error}; write the path out") from error
+        if path := convert(text, str):
+            return str(path)
+    except ImpossibleError as error:
+        raise UserError(f"{option} {quoted(repr(text))}: {error}".strip()) from error
+    raise UserError(f"{option} '' is no path; name a file or directory".strip())

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from jaxptd.errors import UserError
+from jaxptd.errors import UserError, install
 
 HARDWARE = Path(__file__).parent / "h200.txtpb"
 PLUGINS = "jax-cuda13-plugin jax-cuda13-pjrt nvidia-cudnn-cu13"
@@ -30,7 +30,7 @@ def gpus(number: int, memory: int | None = None) -> list[Any]:
     except Exception as error:
         raise UserError(
             f"no CUDA compiler here ({' '.join(str(error).split())[:120]}); "
-            f"pip install 'jaxptd[h200]', its plugins in the version of jax ({jax.__version__})"
+            f"{install('h200')}, its plugins in the version of jax ({jax.__version__})"
         ) from error
 
 

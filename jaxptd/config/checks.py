@@ -37,9 +37,11 @@ def divisors(number: int) -> str:
 
 
 def require_divides(what: str, number: int, axis: str, size: int) -> None:
-    """Raises unless `size` devices or heads, named `axis`, divide a number named `what`."""
+    """Raises unless the field `axis`, a number of heads, divides that of the field `what`."""
     if number % size:
+        below = number - number % size
+        multiples = " or ".join(str(each) for each in (below, below + size) if each)
         raise UserError(
-            f"{what}={number} does not split over {axis}={size}; "
-            f"use a size that divides {number} ({divisors(number)})"
+            f"{what}={number} does not split over {axis}={size}; use a {axis} that divides "
+            f"{number} ({divisors(number)}), or {what}={multiples}"
         )

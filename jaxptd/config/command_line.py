@@ -6,7 +6,6 @@ jsonargparse does the parsing. An unknown key, a wrong type or an impossible lay
 
 import argparse
 import dataclasses
-import difflib
 import functools
 import itertools
 import re
@@ -25,6 +24,7 @@ from jaxptd.commands.help import add_help
 from jaxptd.config import Config, ModelConfig, from_dict, to_dict
 from jaxptd.config.files import check_keys, check_value, read_yaml
 from jaxptd.config.packaged import find_config, packaged_configs
+from jaxptd.config.scalars import check_scalars
 from jaxptd.config.sources import (
     FROM,
     OPTIONS,
@@ -35,7 +35,7 @@ from jaxptd.config.sources import (
     file_written_out,
     written_out,
 )
-from jaxptd.errors import QUOTED, Parser, UserError, quoted
+from jaxptd.errors import QUOTED, Parser, UserError, nearest, quoted
 from jaxptd.fields import checked
 from jaxptd.fields.values import UNIONS
 
@@ -226,7 +226,7 @@ def _check_options(argv: Sequence[str]) -> None:
         name, _, value = option.removeprefix("--").partition("=")
         if name in _sections() and option.startswith("--"):
             raise UserError(f"--{name} is a section; give its fields, as --{name}.name value")
-        check_value(name, value or following or "")
+        check_value(name, value or following or "", _field_types().get(name.rstrip("+"), Any))
 
 
 def _check_file(path: str) -> None:
@@ -242,6 +242,7 @@ def _check_file(path: str) -> None:
             if key not in (*_field_types(), f"model.{FROM}"):
                 raise UserError(f"{path}: unknown key {quoted(key)}; {_nearest(key)}")
             check_keys(f"{path}: {key}", value)
+            check_scalars(f"{path}: {key}", value, _field_types().get(key, Any))
 
 
 def _entries(where: str, node: yaml.Node | None) -> Iterator[tuple[str, yaml.Node]]:
@@ -279,8 +280,8 @@ def _nearest(key: str) -> str:
     if key in packaged_configs():
         return f"did you mean --config {key}?"
     fields = {field.rpartition(".")[2]: field for field in _field_types()}
-    found = difflib.get_close_matches(key.rpartition(".")[2][:QUOTED], fields, n=1)
-    return f"did you mean {fields[found[0]]}?" if found else "see jaxptd train --help-all"
+    near = nearest(key.rpartition(".")[2], fields)
+    return f"did you mean {fields[near]}?" if near else "see jaxptd train --help-all"
 
 
 def describe_type(annotation: Any) -> str:

@@ -5,12 +5,14 @@ pipes, large files, aliases that stand for a great many values, and tags that ma
 """
 
 import os
+import re
 import stat
 from collections.abc import Iterator
 from typing import Any
 
 import yaml
 
+from jaxptd.config.scalars import check_scalars
 from jaxptd.errors import QUOTED, UserError, quoted
 
 LARGEST = 10**6  # bytes
@@ -18,6 +20,7 @@ LARGEST = 10**6  # bytes
 # the square of their number: 2000 take 6 s.
 MOST_VALUES = 2000
 MOST_DIGITS = 300  # of a whole number; a float cannot be larger
+TEMPLATE = "no ${...} or {{...}} is replaced here: write the values out"
 REMEDY = "name a YAML file of a config"
 TAG = "tag:yaml.org,2002:"
 PLAIN = frozenset(f"{TAG}{name}" for name in ("str", "seq", "map"))  # wherever they are written
@@ -48,8 +51,10 @@ def read_yaml(path: str) -> yaml.Node | None:
     Raises:
         UserError: the file cannot be read, is no regular file of text, too large or no plain YAML.
     """
+    text = ""
     try:
-        root = yaml.compose(_read(path).decode("utf-8-sig"), Loader=_Loader)
+        text = _read(path).decode("utf-8-sig")
+        root = yaml.compose(text, Loader=_Loader)
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not text; {REMEDY}") from error
     except OSError as error:
@@ -60,31 +65,49 @@ def read_yaml(path: str) -> yaml.Node | None:
         raise UserError(f"{path} is not YAML of a config: too many brackets; {REMEDY}") from error
     except yaml.YAMLError as error:
         place = " ".join(str(error).replace(' in "<unicode string>",', " at").split())
-        raise UserError(f"{path} is not YAML: {quoted(place, 3 * QUOTED)}") from error
+        template = f"; {TEMPLATE}" if re.search(r"\$\{|\{\{|\{%", text) else ""
+        raise UserError(f"{path} is not YAML: {quoted(place, 3 * QUOTED)}{template}") from error
     _check_plain(path, root)
+    try:
+        yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError) as error:  # a date that no month has, say
+        words = " ".join(getattr(error, "problem", str(error)).split())
+        raise UserError(f"{path}: {quoted(words, 3 * QUOTED)}; put texts in quotes") from error
     return root
 
 
-def check_value(name: str, text: str) -> None:
-    """Raises UserError if the value of the option `name` is not plain."""
-    _check_text(f"--{quoted(name)}", text)
+def check_value(name: str, text: str, kind: Any) -> None:
+    """Raises UserError if the value of an option is not plain, or another one than stands there.
+
+    Args:
+        name: of the option.
+        text: its value.
+        kind: the annotation of its field.
+    """
+    where = f"--{quoted(name)}"
+    check_scalars(where, _check_text(where, text), kind, option=True)
 
 
-def _check_text(where: str, text: str) -> None:
-    """Raises UserError for a text that is not plain; jsonargparse reads each as YAML, once more."""
+def _check_text(where: str, text: str) -> yaml.Node | None:
+    """The YAML of a text, since jsonargparse reads each as YAML once more; None: it is none.
+
+    Raises:
+        UserError: it is not plain.
+    """
     try:
         root = yaml.compose(text, Loader=_Loader)
     except (_TooManyError, RecursionError) as error:
         raise UserError(f"{where}={quoted(text)}: too many values; use fewer") from error
     except yaml.YAMLError:
-        return
+        return None
     if not isinstance(root, yaml.ScalarNode) or root.value != text or root.tag != f"{TAG}str":
         _check_plain(where, root)
         check_keys(where, root)
+    return root
 
 
 def _check_plain(where: str, root: yaml.Node | None) -> None:
-    """Raises UserError for tags, very long numbers, and aliases of too many values.
+    """Raises UserError for tags, very long numbers, keys that are no names, and too many values.
 
     Args:
         where: the file or option, for the message.
@@ -100,11 +123,21 @@ def _check_plain(where: str, root: yaml.Node | None) -> None:
         if node.tag not in PLAIN and not _is_implicit(node):
             tag = quoted(node.tag.replace(TAG, "!!"))
             raise UserError(f"{where} has the tag {tag} in line {line}; use values without tags")
+        if isinstance(node, yaml.MappingNode):
+            _check_names(where, node)
         if node.tag == f"{TAG}int" and len(node.value) > MOST_DIGITS:
             digits = len(node.value)
             raise UserError(f"{where} has a number of {digits} digits in line {line}; use fewer")
         if node.tag == f"{TAG}str":
             _check_text(where, node.value)
+
+
+def _check_names(where: str, mapping: yaml.MappingNode) -> None:
+    """Raises UserError for a key that is a list or a mapping, which no dict can have."""
+    for key, _ in mapping.value:
+        if not isinstance(key, yaml.ScalarNode):
+            line = key.start_mark.line + 1
+            raise UserError(f"{where}: a key in line {line} is a {key.id}, no name; {TEMPLATE}")
 
 
 def check_keys(where: str, root: yaml.Node | None) -> None:

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from jaxptd.errors import UserError
+from jaxptd.errors import UserError, quoted
 
 Dice = Literal["image", "batch"]
 PREFIX = "image_"  # of the fields of `ModelConfig` that only these models have
@@ -126,7 +126,7 @@ def _refuse_any(model: Any) -> None:
     given = [name for name in (*names, "drop_path") if getattr(model, name)]
     if given:
         raise UserError(
-            f"model.{given[0]}={getattr(model, given[0])} has no effect with the family "
+            f"model.{given[0]}={quoted(getattr(model, given[0]))} has no effect with the family "
             f"{model.family}; leave it out, or use model.family=swin-unet"
         )
 
@@ -136,37 +136,49 @@ def _check_depths(model: Any, images: Images) -> None:
     for name, depths in both.items():
         if any(depth < 2 or depth % 2 for depth in depths):
             raise UserError(
-                f"model.{name}={list(depths)}: every second block of a level shifts its windows; "
-                "use even numbers, 2 or more"
+                f"model.{name}={quoted(list(depths))}: every second block of a level shifts its "
+                "windows; use even numbers, 2 or more"
             )
     levels, ups = len(images.depths), len(images.decoder_depths)
     has_decoder = IMAGES[model.family]["decoder_depths"] is None
     if levels < 1 + has_decoder:
         raise UserError(
-            f"model.image_depths={list(images.depths)} has {levels} levels; use "
+            f"model.image_depths={quoted(list(images.depths))} has {levels} levels; use "
             f"{1 + has_decoder} or more"
         )
     if ups != (levels - 1) * has_decoder:
         raise UserError(
-            f"model.image_decoder_depths={list(images.decoder_depths)}: model.image_depths has "
-            f"{levels} levels, so the family {model.family} has {(levels - 1) * has_decoder} on "
-            "the way up; use as many numbers, or null"
+            f"model.image_decoder_depths={quoted(list(images.decoder_depths))}: "
+            f"model.image_depths has {levels} levels, so the family {model.family} has "
+            f"{(levels - 1) * has_decoder} on the way up; use as many numbers, or null"
         )
+
+
+def _windows(images: Images) -> str:
+    """Lists the largest windows, up to six, into which the rows of each level split."""
+    levels = [images.rows(level) for level in range(len(images.depths))]
+    found = [
+        size
+        for size in range(1, max(levels) + 1)
+        if all(rows <= size or rows % size == 0 for rows in levels)
+    ]
+    return ", ".join(map(str, found[-6:]))
 
 
 def _check_levels(images: Images) -> None:
     """Raises UserError unless each level splits into patches, and these into windows."""
+    unit_of_all = images.patch * 2 ** (len(images.depths) - 1)
     for level in range(len(images.depths)):
         unit, rows = images.patch * 2**level, images.rows(level)
         if images.size % unit:
             raise UserError(
                 f"model.image_size={images.size} does not split into patches of {unit} pixels at "
-                f"level {level}; use a multiple of {images.patch * 2 ** (len(images.depths) - 1)}, "
-                "or fewer model.image_depths"
+                f"level {level}; use a multiple of {unit_of_all * images.window} (whole windows of "
+                "each level), or fewer model.image_depths"
             )
         if rows > images.window and rows % images.window:
             raise UserError(
                 f"model.image_size={images.size} makes {rows} rows of patches at level {level}, "
-                f"which windows of model.image_window={images.window} do not divide; use another "
-                "size or window"
+                f"which windows of model.image_window={images.window} do not divide; use a "
+                f"model.image_window of {_windows(images)}"
             )

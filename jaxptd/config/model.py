@@ -24,7 +24,7 @@ from jaxptd.config.checks import (
 from jaxptd.config.images import PREFIX, Dice, Images, check_images, image_options
 from jaxptd.config.rope import RopeScaling
 from jaxptd.errors import UserError
-from jaxptd.fields import check_fields
+from jaxptd.fields import check_fields, named_fields
 
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 Products = Literal["native", "fp8"]
@@ -34,6 +34,7 @@ AttentionKind = Literal["auto", "xla", "cudnn"]
 MOST_DROPPED = 0.9999999  # of dropout, whose masks compare 32-bit numbers
 
 
+@named_fields
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """The model.

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from jaxptd.errors import UserError, quoted
+from jaxptd.errors import UserError, did_you_mean, quoted
 from jaxptd.fields.values import ImpossibleError, convert
 
 SUFFIX = ".yaml"
@@ -36,9 +36,10 @@ def find_config(name: str) -> str:
         return str(configs[stem])
     if os.path.basename(name) != name:
         return name
+    remedy = f"use the path of a file, or one of {', '.join(configs)}"
     raise UserError(
         f"{quoted(name) or '--config is empty'}: no such file, and no packaged config of that "
-        f"name; use the path of a file, or one of {', '.join(configs)}"
+        f"name; {did_you_mean(stem, configs, otherwise=remedy)}"
     )
 
 

@@ -22,10 +22,11 @@ from jaxptd.config.training import (
 )
 from jaxptd.display import settings_html, settings_text
 from jaxptd.errors import UserError, quoted
-from jaxptd.fields import check_fields
+from jaxptd.fields import check_fields, meant_field, named_fields
 from jaxptd.layout import Layout, ZeroStage
 
 
+@named_fields
 @dataclasses.dataclass(frozen=True)
 class Config:
     """The configuration of a run. Checks that the sections fit each other.
@@ -176,7 +177,8 @@ def from_dict(sections: dict[str, Any]) -> Config:
         known = {field.name for field in dataclasses.fields(types[name])}
         for key, _ in _items(name, values):
             if key not in known:
-                raise UserError(f"unknown key {name}.{quoted(key)}; see jaxptd train --help-all")
+                remedy = meant_field(types[name], quoted(key), see="see jaxptd train --help-all")
+                raise UserError(f"unknown key {name}.{quoted(key)}; {remedy}")
     return Config(**{name: types[name](**values) for name, values in sections.items()})
 
 

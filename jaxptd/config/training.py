@@ -12,7 +12,7 @@ from jaxptd.config.checks import (
     require_positive,
 )
 from jaxptd.errors import UserError, quoted
-from jaxptd.fields import check_fields
+from jaxptd.fields import check_fields, named_fields
 
 Documents = Literal["joined", "apart"]
 SpecialTokens = Literal["parse", "text"]
@@ -40,6 +40,7 @@ RANDOM = "random"  # as checkpoint.start; a folder of this name is ./random
 LEAST_SHARE = 1e-6  # of a source in a mixture, which has it exact to a part in 2**20
 
 
+@named_fields
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
     """The corpus.
@@ -70,8 +71,8 @@ class DataConfig:
     documents: Documents = "joined"
     special_tokens: SpecialTokens = "parse"
     begin_token: BeginToken = "auto"
-    text_field: str = "text"
-    prompt_field: str | None = None
+    text_field: str = dataclasses.field(default="text", metadata={"paths": False})
+    prompt_field: str | None = dataclasses.field(default=None, metadata={"paths": False})
     augment: bool = False
 
     def __post_init__(self) -> None:
@@ -106,6 +107,7 @@ def _check_weights(weights: dict[str, float]) -> None:
             )
 
 
+@named_fields
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
     """The optimizer and its learning rate.
@@ -172,6 +174,7 @@ class OptimizerConfig:
                 )
 
 
+@named_fields
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
     """The run.
@@ -221,23 +224,22 @@ class TrainConfig:
         """Raises UserError unless `profile` is null or two steps of the run, in their order."""
         if self.profile is None:
             return
+        shown = f"train.profile={quoted(self.profile)}"
         if len(self.profile) != 2:
-            raise UserError(
-                f"train.profile={self.profile}: use its first and last step, as in [100, 103]"
-            )
+            raise UserError(f"{shown}: use its first and last step, as in [100, 103]")
         first, last = self.profile
         if not 1 <= first <= last:
             raise UserError(
-                f"train.profile={self.profile}: steps count from 1, and the last is not before the "
+                f"{shown}: steps count from 1, and the last is not before the "
                 "first; use [100, 103], say"
             )
         if last > self.steps:
             raise UserError(
-                f"train.profile={self.profile} ends after train.steps={self.steps}; use steps that "
-                "the run has"
+                f"{shown} ends after train.steps={self.steps}; use steps that the run has"
             )
 
 
+@named_fields
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
     """Saving and resuming.

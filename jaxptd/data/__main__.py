@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from jaxptd.commands.words import add_config, add_words, named_config, path_option
+from jaxptd.commands.words import add_config, add_words, named_config, path_option, pattern_option
 from jaxptd.config import BeginToken, DataConfig, SpecialTokens
 from jaxptd.data.corpora import tokenize
 from jaxptd.data.corpus import about_begin, about_spellings
@@ -68,7 +68,9 @@ def parser() -> Parser:
     made = Parser(prog="jaxptd data", description=main.__doc__, examples=examples)
     help_text = "stdlib, or paths or globs of text, .jsonl, .csv or .parquet, also compressed"
     names = ("--source", "--data.source")
-    made.add_argument(*names, nargs="+", action="extend", metavar="F", help=help_text)
+    made.add_argument(
+        *names, nargs="+", action="extend", type=pattern_option, metavar="F", help=help_text
+    )
     help_text = "bytes (the default), or the path of a tokenizers JSON, or of its folder"
     made.add_argument("--tokenizer", "--data.tokenizer", metavar="F", help=help_text)
     for name, kind in (("special_tokens", SpecialTokens), ("begin_token", BeginToken)):

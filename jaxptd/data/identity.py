@@ -1,4 +1,4 @@
-"""What tells the data of a run from other data, so that a run that is resumed goes on with its own.
+"""The identity of a run's data: a run that is resumed goes on with the data it began with.
 
 A source has its number of tokens and a digest of some of them: files may be moved, copied or split,
 but not grown, replaced or read with another tokenizer.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxptd.errors import UserError, quoted
+from jaxptd.errors import UserError, install, quoted
 
 LISTED = 8  # columns that an error names
 ROWS = 1024  # in memory at a time
@@ -64,8 +64,8 @@ def _opened(path: Path) -> Any:
         parquet: Any = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
         raise UserError(
-            f"data.source: {path} is parquet; install pyarrow to read it, pip install "
-            "'jaxptd[parquet]', or write it as .jsonl"
+            f"data.source: {path} is parquet; install pyarrow to read it ({install('parquet')}), "
+            "or write it as .jsonl"
         ) from error
     try:
         return parquet.ParquetFile(path)

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import IO, Any
 
 from jaxptd.data import parquet
-from jaxptd.errors import UserError, quoted
+from jaxptd.errors import UserError, install, quoted
 
 LINES, ARRAY, TABLES = (".jsonl", ".ndjson"), ".json", {".csv": ",", ".tsv": "\t"}
 LISTED = 8  # fields that an error names
@@ -33,8 +33,8 @@ def _zstandard(path: Path) -> Any:
         import zstandard  # an optional extra
     except ImportError as error:
         raise UserError(
-            f"data.source: {path} is compressed by zstd; install zstandard to read it, or "
-            "decompress it"
+            f"data.source: {path} is compressed by zstd; install zstandard to read it "
+            f"({install('zstd')}), or decompress it"
         ) from error
     return io.BufferedReader(zstandard.open(path, "rb"))
 

@@ -22,7 +22,7 @@ import numpy as np
 from jaxptd.config import BeginToken, SpecialTokens
 from jaxptd.data import tokenizer_folders
 from jaxptd.data.tokenizer_folders import FIELD
-from jaxptd.errors import UserError
+from jaxptd.errors import UserError, install
 from jaxptd.fields import checked
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Tokenizer(Protocol):
 
     @property
     def special_tokens(self) -> SpecialTokens:
-        """How such a spelling is read."""
+        """Says whether such a spelling is read as the token or as text."""
 
     def token_id(self, name: str) -> int | None:
         """The id of a special token, such as "[MASK]"; None if there is none."""
@@ -307,7 +307,7 @@ def _read_json(path: str) -> Any:
         import tokenizers  # the optional extra; everything else here needs numpy only
     except ImportError as error:
         raise UserError(
-            f"data.tokenizer={path!r} needs the tokenizers library; pip install 'jaxptd[hf]'"
+            f"data.tokenizer={path!r} needs the tokenizers library; {install('hf')}"
         ) from error
     try:
         return tokenizers.Tokenizer.from_file(path)

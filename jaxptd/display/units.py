@@ -15,6 +15,15 @@ def bytes_text(size: float) -> str:
     return _scaled(size, _BYTES, 1) or f"{size:.0f} bytes"
 
 
+def gib_text(size: float) -> str:
+    """Writes bytes in GiB, the unit of tables of memory.
+
+    >>> gib_text(2**37)
+    '128.0 GiB'
+    """
+    return f"{size / 2**30:.1f} GiB"
+
+
 def count_text(number: float) -> str:
     """Writes a number of parameters or tokens.
 

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Mapping
 
 from jaxptd.config import ProcessesConfig
+from jaxptd.config.processes import address_of, check_address
 from jaxptd.errors import UserError
 
 Environ = Mapping[str, str]
@@ -142,9 +143,12 @@ def _torchrun(environ: Environ) -> _LauncherHints:
     if port is not None and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         port += 1  # torchrun itself listens at MASTER_PORT
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environ]
+    coordinator = address_of(host, port) if host and port is not None else None
+    if coordinator:
+        check_address("the environment's MASTER_ADDR:MASTER_PORT", coordinator)
     return _LauncherHints(
         "torchrun's environment" + (f" without {' and '.join(missing)}" if missing else ""),
-        f"{host}:{port}" if host and port is not None else None,
+        coordinator,
         _integer(environ, "WORLD_SIZE"),
         _integer(environ, "RANK"),
         _integer(environ, "LOCAL_RANK"),
@@ -162,12 +166,12 @@ def _open_mpi(environ: Environ) -> _LauncherHints:
     uri = environ.get("OMPI_MCA_orte_hnp_uri", "")
     job = uri.partition(".")[0] or environ.get("PMIX_NAMESPACE", "")
     match = re.search(r"tcp://([^,:]+)|tcp6://\[([^,\]]+)", uri)
-    host = (match[1] or f"[{match[2]}]") if match else None
+    host = (match[1] or match[2]) if match else None
     if count is not None and count == per_host:
         host = "127.0.0.1"
     return _LauncherHints(
         "Open MPI",
-        f"{host}:{_port(zlib.crc32(job.encode()))}" if host else None,
+        address_of(host, _port(zlib.crc32(job.encode()))) if host else None,
         count,
         _integer(environ, "OMPI_COMM_WORLD_RANK"),
         _integer(environ, "OMPI_COMM_WORLD_LOCAL_RANK"),
@@ -183,7 +187,7 @@ def _slurm(environ: Environ) -> _LauncherHints:
     host = first_host(environ["SLURM_STEP_NODELIST"])
     return _LauncherHints(
         "Slurm",
-        f"{host}:{_port(job + (step or 0))}" if job is not None else None,
+        address_of(host, _port(job + (step or 0))) if job is not None else None,
         _integer(environ, "SLURM_NTASKS") if count is None else count,
         _integer(environ, "SLURM_PROCID"),
         _integer(environ, "SLURM_LOCALID"),
@@ -203,14 +207,16 @@ def _kubernetes(environ: Environ) -> _LauncherHints:
 
 
 def first_host(nodes: str) -> str:
-    """The first host of Slurm's list of hosts.
+    """The first host of Slurm's list of hosts, as `scontrol show hostnames` prints it.
 
-    >>> first_host("node[07-09,12],other"), first_host("a1,a2"), first_host("gpu")
-    ('node07', 'a1', 'gpu')
+    A name may have several ranges, each with numbers of a fixed width.
+
+    >>> first_host("node[07-09,12],other"), first_host("a1,a2"), first_host("rack[1-2]n[01-04]-ib")
+    ('node07', 'a1', 'rack1n01-ib')
     """
-    match = re.match(r"([^,\[]*)(?:\[([^,\-\]]+)[^\]]*\]([^,\[]*))?", nodes)
+    match = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes.strip())
     assert match is not None  # it matches the empty string
-    return "".join(group or "" for group in match.groups())
+    return re.sub(r"\[([^,\-\]]*)[^\]]*\]", r"\1", match[0])
 
 
 def _port(number: int) -> int:

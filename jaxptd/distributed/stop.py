@@ -1,4 +1,4 @@
-"""Stops a run on SIGINT or SIGTERM: every process stops after the same step.
+"""Stops a run on a signal, one of `SIGNALS`: every process stops after the same step.
 
 A process that gets the signal in step s writes "stop after step s + AHEAD", with the signal's
 number, for all to read. That is late enough for all to read it, and no process can have gone beyond
@@ -25,17 +25,22 @@ from jaxptd.distributed import coordination
 from jaxptd.errors.signals import ANSWER, signal_watch
 
 AHEAD = 2  # steps
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# A second one of these ends the process at once.
+INSISTING = (signal.SIGINT, signal.SIGTERM)
+# Only requests, however often they come. A terminal that is closed sends SIGHUP, often twice: the
+# system does, and the shell. Slurm's --signal and submitit send SIGUSR1 or SIGUSR2 before the time
+# is over, and SIGTERM when it is.
+SIGNALS = (*INSISTING, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Stop:
-    """A request to stop, made by SIGINT or SIGTERM; a second signal ends the process at once.
+    """A request to stop, made by a signal; a second SIGINT or SIGTERM ends the process at once.
 
     Args:
         alone: whether the run has one process only.
         on_asked: called at the first signal inside `watching`, in another thread.
-        end: ends the process with an exit code, called at the second signal if the main thread is
-            inside JAX; None: the second signal waits for the main thread.
+        end: ends the process with an exit code, called at the second SIGINT or SIGTERM if the main
+            thread is inside JAX; None: that signal waits for the main thread.
     """
 
     def __init__(
@@ -49,7 +54,7 @@ class Stop:
         self._alone, self._on_asked, self._end = alone, on_asked, end
         self._number = int(signal.SIGTERM)  # of the signal
         self._at: int | None = None
-        self._signals = 0
+        self._signals, self._insisting = 0, 0
         self._answered = threading.Event()
 
     @property
@@ -71,26 +76,29 @@ class Stop:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Inside, SIGINT and SIGTERM are requests to stop; only the main thread can take them.
+        """Inside, `SIGNALS` are requests to stop; only the main thread can take them.
 
-        A second signal does what it did before.
+        A second SIGINT or SIGTERM does what it did before. SIGHUP stays ignored under `nohup`.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         before = {number: signal.getsignal(number) for number in SIGNALS}
-
-        def again(number: int, frame: Any) -> None:
-            self._answered.set()
-            self._restore(before)
-            signal.raise_signal(number)
+        if before[signal.SIGHUP] == signal.SIG_IGN:
+            del before[signal.SIGHUP]
+        insisting = 0
 
         def ask(number: int, _: Any) -> None:
-            self.asked, self._number = True, number
-            for each in SIGNALS:
-                signal.signal(each, again)
+            nonlocal insisting
+            insisting += number in INSISTING
+            if insisting > 1:
+                self._answered.set()
+                self._restore(before)
+                signal.raise_signal(number)
+            elif not self.asked:
+                self.asked, self._number = True, number
 
-        for number in SIGNALS:
+        for number in before:
             signal.signal(number, ask)
         try:
             yield
@@ -107,9 +115,11 @@ class Stop:
         if number not in SIGNALS:
             return
         self._signals += 1
+        self._insisting += number in INSISTING
         if self._signals == 1:
             self._on_asked()
-        elif self._end and not self._answered.wait(ANSWER):
+        again = number in INSISTING and self._insisting > 1
+        if again and self._end and not self._answered.wait(ANSWER):
             self._end(128 + number)
 
     def after(self, step: int) -> bool:

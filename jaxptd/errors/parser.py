@@ -1,12 +1,11 @@
 """The parser of a command's options, which raises what it cannot read."""
 
 import argparse
-import difflib
 import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from jaxptd.errors.messages import QUOTED, UserError, quoted
+from jaxptd.errors.messages import QUOTED, UserError, did_you_mean, quoted
 
 
 class Parser(argparse.ArgumentParser):
@@ -32,5 +31,5 @@ class Parser(argparse.ArgumentParser):
     def _remedy(self, message: str) -> str:
         """Names the option that is most like an unknown one."""
         unknown = re.match(r"unrecognized arguments: (--[^\s=]+)", message)
-        near = difflib.get_close_matches(unknown[1], self._option_string_actions) if unknown else []
-        return f"did you mean {near[0]}?" if near else "see --help"
+        known = self._option_string_actions if unknown else ()
+        return did_you_mean(unknown[1] if unknown else "", known, otherwise="see --help")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import TextIO
 
-from jaxptd.errors.messages import BAD_INPUT, INTERRUPTED, UserError
+from jaxptd.errors.messages import BAD_INPUT, INTERRUPTED, QUOTED, UserError, quoted
 from jaxptd.errors.signals import ending_at_once
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})  # of a write
@@ -31,6 +31,11 @@ def run_command(main: Callable[[], int | None]) -> None:
     except UserError as error:
         print_error(error)
         code = BAD_INPUT
+    except ValueError as error:
+        if not (line := _of_environment(error)):
+            raise
+        print_error(line)
+        code = BAD_INPUT
     except KeyboardInterrupt:
         code = _stopped()
     except BrokenPipeError:
@@ -44,6 +49,17 @@ def run_command(main: Callable[[], int | None]) -> None:
         print_error(f"cannot write {where}: {error.strerror}; free some space, or write elsewhere")
         code = BAD_INPUT
     sys.exit(code)
+
+
+def _of_environment(error: ValueError) -> str:
+    """A line for JAX's error at its import about one of its variables; empty for any other."""
+    words = str(error).lower()
+    names = [name for name in os.environ if name.startswith("JAX_") and name.lower() in words]
+    if not names:
+        return ""
+    name = max(names, key=len)  # JAX_PLATFORM is in JAX_PLATFORMS, say
+    value = f"{name}={quoted(os.environ[name])}"
+    return f"the environment has {value}: {quoted(str(error), 2 * QUOTED)}; unset it, or mend it"
 
 
 def _stopped() -> int:

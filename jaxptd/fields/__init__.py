@@ -4,7 +4,15 @@
 for every argument of a function.
 """
 
-from jaxptd.fields.arguments import check_argument, check_range, checked
-from jaxptd.fields.checks import check_fields
+from jaxptd.fields.arguments import check_argument, check_range, checked, refuse_unknown
+from jaxptd.fields.checks import check_fields, meant_field, named_fields
 
-__all__ = ["check_argument", "check_fields", "check_range", "checked"]
+__all__ = [
+    "check_argument",
+    "check_fields",
+    "check_range",
+    "checked",
+    "meant_field",
+    "named_fields",
+    "refuse_unknown",
+]

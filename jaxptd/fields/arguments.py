@@ -9,15 +9,15 @@ import inspect
 import numbers
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from jaxptd.errors import UserError, quoted
+from jaxptd.errors import ArgumentError, UserError, did_you_mean, quoted
 from jaxptd.fields.remedies import remedy
-from jaxptd.fields.values import UNIONS, ImpossibleError, OtherTypeError, convert, describe
+from jaxptd.fields.values import UNIONS, ImpossibleError, OtherTypeError, Rules, convert, describe
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -55,8 +55,10 @@ def checked(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             try:
                 given = signature.bind(*args, **kwargs)
-            except TypeError:
-                return function(*args, **kwargs)  # Python says which argument is missing
+            except TypeError as error:
+                known = [each for each in signature.parameters if each != "self"]
+                refuse_unknown(name, kwargs, known, see=f"its arguments are {', '.join(known)}")
+                raise ArgumentError(f"{name}: {error}; see help({name})") from error
             for key, value in given.arguments.items():
                 kind = signature.parameters[key].annotation
                 given.arguments[key] = check_argument(name, key, value, kind)
@@ -65,6 +67,21 @@ def checked(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         return call
 
     return decorate
+
+
+def refuse_unknown(what: str, given: Iterable[str], known: Collection[str], see: str) -> None:
+    """Raises ArgumentError for the first name that is not known.
+
+    Args:
+        what: the function or class, for the message.
+        given: names of arguments.
+        known: those that there are.
+        see: the remedy if none is like it.
+    """
+    for name in given:
+        if name not in known:
+            remedy = did_you_mean(name, known, otherwise=see)
+            raise ArgumentError(f"{what} has no argument {quoted(name)}; {remedy}")
 
 
 def _any_arguments(function: Callable[..., R]) -> Callable[..., R]:
@@ -112,7 +129,7 @@ def _convert(value: Any, kind: Any) -> Any:
         return Path(convert(value, str))
     if isinstance(kind, str) or kind is str or origin in ORIGINS:
         return _instance(value, kind, origin)
-    return convert(value, kind, below=LIMIT)
+    return convert(value, kind, Rules(below=LIMIT))
 
 
 def _first(value: Any, kinds: Sequence[Any]) -> Any:

@@ -4,12 +4,14 @@ These are `bool`, `int`, `float`, `str`, `Literal`, lists, tuples and dicts of t
 classes.
 """
 
+import dataclasses
 import math
 import numbers
 import os
+import re
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,9 +20,28 @@ from jaxptd.errors import quoted
 
 LIMIT = 2**31  # JAX counts steps, tokens and the elements of a dim in int32
 LONGEST_PATH, LONGEST_NAME = 4095, 255  # bytes that Linux allows
+ADDRESS = re.compile(r"\s*([\w.+@-]{2,}):/")  # of a bucket, a server or another host
+# What config files of other programs replace by values, and shells do before a program starts.
+VARIABLE = re.compile(r"\$\{[^}]*\}?|\$\([^)]*\)?|\{\{.*?(?:\}\}|$)|\$[A-Z_][A-Z0-9_]*(?!\w)")
 
 
 UNIONS = (types.UnionType, typing.Union)  # `int | None`, `Literal["a"] | None`
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """Limits of a field's values, besides its type.
+
+    Args:
+        below: limit for the size of numbers. What is not finite passes, if the field has floats.
+        paths: texts are paths, or names that paths may stand for.
+    """
+
+    below: int = LIMIT
+    paths: bool = True
+
+
+PATHS = Rules()
 
 
 class OtherTypeError(TypeError):
@@ -31,34 +52,36 @@ class ImpossibleError(ValueError):
     """The value is of its field's type, but no field can have it. The message is the remedy."""
 
 
-def convert(value: Any, kind: Any, *, below: int = LIMIT) -> Any:
+def convert(value: Any, kind: Any, rules: Rules = PATHS) -> Any:
     """Converts a value to the type of its field.
 
     numpy's numbers become Python's, whole numbers floats where the field has floats, and paths
-    texts. A text that begins with `~` is a path in a home directory, and is expanded.
+    texts. A path that begins with `~` is in a home directory, and is expanded.
 
     Args:
         value: anything.
         kind: the field's annotation.
-        below: limit for the size of numbers. What is not finite passes, if the field has floats.
+        rules: what else the field asks for.
 
     Raises:
         OtherTypeError: the value is of another type.
-        ImpossibleError: the number is too large, or the text cannot be part of a path.
+        ImpossibleError: the number is too large, or the text cannot be a local path.
     """
     members, origin = typing.get_args(kind), typing.get_origin(kind)
     if origin in UNIONS:
-        return _first(value, members, below)
+        return _first(value, members, rules)
     if origin is typing.Literal:
         return _choice(value, members)
     if origin in (list, tuple):
-        return origin(convert(item, members[0], below=below) for item in _items(value))
+        return origin(convert(item, members[0], rules) for item in _items(value))
     if origin is dict:
-        return _dict(value, members, below)
+        return _dict(value, members, rules)
     if kind in (int, float):
         number = _number(value) if kind is float else _whole_number(value)
-        return kind(_within(number, below))
-    return _OTHERS[kind](value) if kind in _OTHERS else _instance(value, kind)
+        return kind(_within(number, rules.below))
+    if kind is str:
+        return _text(value, rules)
+    return _truth(value) if kind is bool else _instance(value, kind)
 
 
 def describe(kind: Any) -> str:
@@ -86,11 +109,11 @@ _WORDS: Mapping[Any, str] = types.MappingProxyType(
 )
 
 
-def _first(value: Any, kinds: Sequence[Any], below: int) -> Any:
+def _first(value: Any, kinds: Sequence[Any], rules: Rules) -> Any:
     """Converts the value to the first of these types that it is of."""
     for kind in kinds:
         try:
-            return convert(value, kind, below=below)
+            return convert(value, kind, rules)
         except OtherTypeError:
             continue
     raise OtherTypeError
@@ -109,14 +132,14 @@ def _items(value: Any) -> Sequence[Any]:
     return _instance(found, list | tuple)
 
 
-def _dict(value: Any, kinds: Sequence[Any], below: int) -> dict[Any, Any]:
+def _dict(value: Any, kinds: Sequence[Any], rules: Rules) -> dict[Any, Any]:
     key_kind, kind = kinds
     found: dict[Any, Any] = {}
     for key, item in _instance(value, dict).items():
-        name = convert(key, key_kind, below=below)
+        name = convert(key, key_kind, rules)
         if name in found:
             raise ImpossibleError(f"{quoted(name)} is there twice; give it once")
-        found[name] = convert(item, kind, below=below)
+        found[name] = convert(item, kind, rules)
     return found
 
 
@@ -153,7 +176,7 @@ def _truth(value: Any) -> bool:
     return bool(_instance(value, bool | np.bool_))
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, rules: Rules) -> str:
     found = os.fspath(value) if isinstance(value, os.PathLike) else value
     text = str.__str__(_instance(found, str))  # a plain str of a numpy.str_
     if "\0" in text:
@@ -166,7 +189,29 @@ def _text(value: Any) -> str:
         raise ImpossibleError(
             f"no path is so long; use at most {LONGEST_PATH} bytes, {LONGEST_NAME} for each name"
         )
-    return _in_home(text) if text.startswith("~") else text
+    if variable := VARIABLE.search(text):
+        raise ImpossibleError(
+            f"{quoted(variable[0])} is not replaced by a value here; write the value out, or give "
+            'the option in a shell, which replaces "$NAME"'
+        )
+    return _local(text) if rules.paths else text
+
+
+def _local(path: str) -> str:
+    """The path, with `~` expanded. Raises ImpossibleError for an address, as of a bucket."""
+    if address := ADDRESS.match(path):
+        raise ImpossibleError(
+            f"{quoted(path)} is an address, not a path; "
+            f"{_path_of(address[1], path[address.end() :])}"
+        )
+    return _in_home(path) if path.startswith("~") else path
+
+
+def _path_of(scheme: str, rest: str) -> str:
+    """The remedy for an address."""
+    if scheme.lower() == "file":
+        return f"write the path, {quoted('/' + rest.removeprefix('/').lstrip('/'))}"
+    return "jaxptd reads and writes local files: copy what is there, or mount it as a folder"
 
 
 def _in_home(path: str) -> str:
@@ -176,6 +221,3 @@ def _in_home(path: str) -> str:
             f"there is no home directory {path.partition('/')[0]}; write the path out"
         )
     return found
-
-
-_OTHERS: Mapping[Any, Callable[[Any], Any]] = types.MappingProxyType({bool: _truth, str: _text})

@@ -1,7 +1,6 @@
 """The table of accelerators: read from YAML, every number with its kind and its source."""
 
 import dataclasses
-import difflib
 import functools
 import math
 from collections.abc import Mapping
@@ -10,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from jaxptd.errors import UserError, quoted, read_small
+from jaxptd.errors import UserError, did_you_mean, quoted, read_small
 
 PACKAGED = Path(__file__).with_name("accelerators.yaml")
 KINDS = ("data sheet", "measured", "fitted", "estimate")
@@ -116,8 +115,7 @@ def figures_of(name: str, path: str | Path | None = None) -> Mapping[str, Figure
     known = {**_packaged(), **(read_figures(Path(path)) if path is not None else {})}
     if name in known:
         return known[name]
-    near = difflib.get_close_matches(name, known, n=1)
-    remedy = f"did you mean {near[0]}?" if near else f"use one of {', '.join(known)}"
+    remedy = did_you_mean(name, known, otherwise=f"use one of {', '.join(known)}")
     raise UserError(f"hardware={quoted(name)}: no such accelerator; {remedy}")
 
 
@@ -153,8 +151,7 @@ def _figures(path: Path, name: str, row: Any) -> dict[str, Figure]:
         raise UserError(f"{where} has no numbers; give it {', '.join(NUMBERS[:3])} and so on")
     for field in row:
         if field not in NUMBERS:
-            near = difflib.get_close_matches(str(field), NUMBERS, n=1)
-            remedy = f"did you mean {near[0]}?" if near else "remove it"
+            remedy = did_you_mean(str(field), NUMBERS, otherwise="remove it")
             raise UserError(f"{where} has an unknown number {quoted(field)}; {remedy}")
     missing = [field for field in NUMBERS if field not in row]
     if missing:

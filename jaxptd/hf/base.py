@@ -17,6 +17,7 @@ from pathlib import Path
 
 from jaxptd.atomic_files import explained, shown
 from jaxptd.config import Config
+from jaxptd.config.training import RANDOM
 from jaxptd.data.tokenizer_folders import FIELD, GENERATION, NAMED, SETTINGS, TOKENIZER, settings
 from jaxptd.data.tokenizers import BYTES, Tokenizer
 from jaxptd.distributed.coordination import first_only
@@ -104,7 +105,7 @@ def write_files(folder: Path, files: Files) -> None:
 
 def _source(config: Config) -> Path | None:
     """The directory of a run's base: what it starts from, or what that run or checkpoint kept."""
-    if config.checkpoint.start is None:
+    if config.checkpoint.start in (None, RANDOM):
         return None
     start = Path(config.checkpoint.start)
     places = [start, start / BASE, start.parent.parent / BASE]

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from jaxptd.errors import UserError, quoted
+from jaxptd.errors import UserError, install, quoted
 from jaxptd.hf.dims import Tensor
 
 CONFIG = "config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 DTYPES = ("F64", "F32", "F16", "BF16")
-EXTRA = "needs the safetensors library; pip install 'jaxptd[hf]'"
+EXTRA = f"needs the safetensors library; {install('hf')}"
 AGAIN = "download the directory again"
 LARGEST = 2**28  # bytes of a JSON file
 AT_A_TIME = 2**22  # numbers of a tensor that are compared
@@ -146,10 +146,11 @@ class Directory:
         return all(np.array_equal(a[each], b[each]) for each in self._pieces(one))
 
     def not_finite(self, name: str, dtype: Any) -> int:
-        """How many numbers of a tensor are NaN or infinite in a precision."""
+        """Counts the elements of a tensor that are NaN or infinite in a precision."""
         tensor = self.tensor(name)
-        pieces = (tensor[each].astype(dtype) for each in self._pieces(name))
-        return sum(int(np.count_nonzero(~np.isfinite(piece))) for piece in pieces)
+        with np.errstate(over="ignore"):
+            pieces = (tensor[each].astype(dtype) for each in self._pieces(name))
+            return sum(int(np.count_nonzero(~np.isfinite(piece))) for piece in pieces)
 
     def _pieces(self, name: str) -> Iterator[tuple[slice, ...]]:
         """Slices of some rows at a time."""

@@ -80,7 +80,7 @@ def _is_tied(directory: Directory, family: Family) -> bool:
 
 
 def _says_tied(directory: Directory, family: Family) -> bool:
-    """Whether `tie_word_embeddings` ties the output layer to the embedding."""
+    """True if `tie_word_embeddings` ties the output layer to the embedding."""
     if family.tied is None:
         return True
     try:
@@ -153,7 +153,8 @@ def _read(
         for layer, place in _places(rule, ranges):
             there = mapped.names[names[layer]]
             tensor = directory.tensor(there)
-            found[place] = rule.read(tensor, target.shape, rule.ranges(ranges))
+            with np.errstate(over="ignore"):
+                found[place] = rule.read(tensor, target.shape, rule.ranges(ranges))
             if not np.isfinite(found[place]).all():
                 bad = directory.not_finite(there, target.dtype)
                 check_finite(f"{directory}: {there}", bad)

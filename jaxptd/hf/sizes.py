@@ -169,9 +169,10 @@ def over_base(base: Json, model: ModelConfig, *, ours: Json) -> Json:
     always = {"architectures": ours["architectures"], dtype: ours["torch_dtype"]}
     _, family = family_named(model.family)
     name, usual = family.keys.get("max_positions", ("", None))
-    defaults = {"tie_word_embeddings": family.tied, name: usual}
-    there = defaults | base
-    own = {key: ours[key] for key in defaults if key in ours and there[key] != ours[key]}
+    # Where transformers ties them in any case, a missing key says nothing.
+    tied = ours["tie_word_embeddings"] if family.tied is None else family.tied
+    there = {"tie_word_embeddings": tied, name: usual} | base
+    own = {key: ours[key] for key in ("tie_word_embeddings", name) if ours.get(key) != there[key]}
     found = kept | always | own
     if _says(found, model):
         return found

@@ -18,6 +18,7 @@ from jaxptd.hf.directory import Directory, read_json
 from jaxptd.hf.families import FAMILIES
 from jaxptd.hf.load import program_of
 from jaxptd.hf.mapping import map_tensors
+from jaxptd.hf.read import remarks_of
 from jaxptd.models.families import family_of
 from jaxptd.models.family import Family
 
@@ -31,9 +32,9 @@ def check(path: Path) -> dict[str, Any]:
 
     Returns:
         `verdict`, and with it what could be read: of the weights `model`, `parameters`, `bytes`,
-        `precisions`, `mapping`, `ignored`, `copies`, `positions` and `seq_length`; of the tokenizer
-        `tokenizer` (its kind and ids, or null), `begin` and `ends` (id -> spelling); and
-        `chat_template`. `problems` has a line for each part that cannot be read.
+        `precisions`, `mapping`, `ignored`, `copies`, `remarks`, `positions` and `seq_length`; of
+        the tokenizer `tokenizer` (its kind and ids, or null), `begin` and `ends` (id -> spelling);
+        and `chat_template`. `problems` has a line for each part that cannot be read.
 
     Raises:
         UserError: there is no such directory.
@@ -66,7 +67,9 @@ def lines(found: dict[str, Any]) -> list[str]:
     if "chat_template" in found:
         facts["chat template"] = "there" if found["chat_template"] else "none"
     facts |= {name: CANNOT + problem for name, problem in found["problems"].items()}
-    return [f"{name}: {fact}" for name, fact in (facts | {"verdict": found["verdict"]}).items()]
+    said = [f"{name}: {fact}" for name, fact in facts.items()]
+    remarks = [f"remark: {line}" for line in found.get("remarks", ())]
+    return [*said, *remarks, f"verdict: {found['verdict']}"]
 
 
 def table(found: dict[str, Any]) -> str:
@@ -120,6 +123,7 @@ def _weights(directory: Directory) -> dict[str, Any]:
         "mapping": [[r.name, r.tensor_dims, r.ours, r.dims] for r in rules],
         "ignored": list(mapped.ignored),
         "copies": dict(mapped.copies),
+        "remarks": remarks_of(directory),
         "positions": model.max_positions,
         "seq_length": model.seq_length,
     }

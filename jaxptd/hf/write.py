@@ -138,6 +138,7 @@ def _write_shards(
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
     for file, shard in zip(names, shards, strict=True):
         save_file(dict(next(tensors) for _ in shard.names), folder / file, metadata=METADATA)
+        shutil.copymode(folder / CONFIG, folder / file)  # safetensors lets nobody else read it
 
 
 def _numbers(shards: list[Shard]) -> range:

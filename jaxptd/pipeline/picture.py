@@ -32,6 +32,11 @@ FOLDS = 8  # the most blocks of lines that `as_text` folds a wide table into
 NUMBERS = 4000  # the most cells of a picture with the micro-batches' numbers
 IDLE = (0.5, 0.5, 0.5, 0.15)
 ENDS = (BLUE, GREEN, AMBER, PINK)  # of the first stage, and on to the last
+# What a reader would take for a mistake, by the schedule's name.
+NOTES = {
+    "1f1b": "\nits early gaps cost nothing: a forward every second tick, until the first backward "
+    "comes back"
+}
 LABELS = 1.0  # inches beside the cells
 SMALLEST = 5.0  # points; smaller numbers could not be read, and are left out
 
@@ -152,6 +157,7 @@ def _draw_cells(axes: Any, schedule: Schedule, points: float) -> None:
         f"{_count(schedule.micro_batches, 'micro-batch', 'es')}, {_count(schedule.chunks, 'chunk')}"
         f" a stage, {schedule.ticks} ticks\n{np.mean(operation == 0):.1%} of the cells are idle; "
         f"bubble {bubble(schedule):.1%}: time between a stage's operations, over its work"
+        + NOTES.get(schedule.name, "")
     )
     for label, color in legend([schedule]).items():
         axes.plot([], [], "s", color=color, label=label)

@@ -41,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return found
     pins, others = _pins(argv)
     config, options = read_run(parser(), others)
-    options |= {name: as_path(options[name]) for name in ("out", "hardware") if options[name]}
+    given = {name: options[name] for name in ("out", "hardware") if options[name]}
+    options |= {name: as_path(path, f"--{name}") for name, path in given.items()}
     _check(options)
     picture = picture_path(options["picture"])
     if options["compile"]:
@@ -148,7 +149,7 @@ def _lines(made: Plan, options: dict[str, Any], given: Sequence[str]) -> list[st
     command = " ".join(["jaxptd train", *given, *made.options(chosen)])
     if options["quiet"]:
         return [command]
-    lines = [str(made.table())]
+    lines = [repr(made)]
     if options["explain"]:
         memory = [(name, f"{size / 2**30:.2f}") for name, size in chosen.memory.parts.items()]
         lines += [

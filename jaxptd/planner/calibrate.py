@@ -1,7 +1,6 @@
 """The options of `jaxptd plan calibrate`, read and checked before anything starts a device."""
 
 import dataclasses
-import difflib
 import importlib
 import os
 import re
@@ -11,7 +10,7 @@ from typing import Any
 
 from jaxptd.atomic_files import explained
 from jaxptd.commands.words import add_words, path_option
-from jaxptd.errors import Parser, UserError, quoted
+from jaxptd.errors import Parser, UserError, did_you_mean, quoted
 from jaxptd.hardware import Figure
 from jaxptd.hardware.table import PACKAGED, read_figures
 
@@ -87,8 +86,7 @@ def read(args: Any) -> Options:
         raise UserError(f"--seconds {seconds:g}: use more than 0 and at most {LONGEST:g}")
     figures = {**read_figures(PACKAGED), **(read_figures(args.hardware) if args.hardware else {})}
     if args.gpu is not None and args.gpu not in figures:
-        near = difflib.get_close_matches(args.gpu, figures, n=1)
-        remedy = f"did you mean {near[0]}?" if near else f"use one of {', '.join(figures)}"
+        remedy = did_you_mean(args.gpu, figures, otherwise=f"use one of {', '.join(figures)}")
         raise UserError(f"--gpu {quoted(args.gpu)}: no such accelerator; {remedy}")
     check_out(args.out, overwrite=args.overwrite)
     name = args.out.stem if args.name is None else args.name

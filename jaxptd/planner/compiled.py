@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from jaxptd.analysis.peak import outside
 from jaxptd.config import Config
-from jaxptd.display import bytes_text
+from jaxptd.display import gib_text
 from jaxptd.errors import UserError
 from jaxptd.hardware import Cluster
 from jaxptd.planner.own.compiled import Compiled, Figures, remade
@@ -66,9 +66,9 @@ class Compiling:
             except UserError as error:
                 self.say(f"{words}dropped, {error}")
                 continue
-            known = f"{bytes_text(made.bytes)} a device, {made.step.seconds:.3f} s a step"
+            known = f"{gib_text(made.bytes)} a device, {made.step.seconds:.3f} s a step"
             if made.bytes > self.limit:
-                self.say(f"{words}dropped, {known}: the limit is {bytes_text(int(self.limit))}")
+                self.say(f"{words}dropped, {known}: the limit is {gib_text(self.limit)}")
                 continue
             self.say(f"{words}{known}")
             found.append(dataclasses.replace(each, compiled=made))

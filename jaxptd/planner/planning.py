@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxptd.config import Config
 from jaxptd.config.xla import GPU_MEMORY
-from jaxptd.display import Table, bytes_text, html_of
+from jaxptd.display import Table, gib_text, html_of
 from jaxptd.errors import UserError
 from jaxptd.fields import check_range, checked
 from jaxptd.hardware import Cluster, find_accelerator
@@ -25,6 +25,7 @@ MAX_MEMORY = GPU_MEMORY  # of a device's
 MOST_GPUS = 2**17
 RANGES = {"gpus": (1, MOST_GPUS), "top": (1, 1000), "compile": (0, MOST), "node": (0, MOST_GPUS)}
 SURE, UNSURE = 0.06, 0.12  # errors of predictions with shares that were fitted, and without
+MFU = "MFU ± model error"
 COMPILED = ("s/step compiled", "GiB compiled", "GB moved", "hidden")
 HALVINGS = 6  # times that the devices are doubled where nothing fits
 
@@ -75,7 +76,7 @@ class Plan:
     def table(self) -> Table:
         """A row for each layout."""
         columns = (
-            *("layout", "micro-batch", "remat", "s/step", "tokens/s/GPU", "MFU", "GiB"),
+            *("layout", "micro-batch", "remat", "s/step", "tokens/s/GPU", MFU, "GiB"),
             *("bubble", "exposed", "bound by", "slower"),
             *(COMPILED if self.best[0].compiled else ()),
         )
@@ -83,13 +84,23 @@ class Plan:
 
     @property
     def title(self) -> str:
-        """The devices of the plan, in a line."""
+        """The devices of the plan and its global batch, in a line."""
         name = self.cluster.accelerator.name
-        memory = bytes_text(int(self.cluster.accelerator.hbm_bytes))
+        memory = gib_text(self.cluster.accelerator.hbm_bytes)
         compiled = f"; compiled for H200s with {memory}" if self.best[0].compiled else ""
+        tokens = inventory_of(self.config.model).stacks[-1].tokens
         return (
             f"{self.gpus:,} x {name}, {self.cluster.node_size} a node, "
-            f"{bytes_text(int(self.limit))} a device{compiled}"
+            f"{gib_text(self.limit)} a device; global batch "
+            f"{self.config.train.global_batch_size:,} x {tokens:,} tokens{compiled}"
+        )
+
+    @property
+    def note(self) -> str:
+        """A line that says what the ± of the table is of."""
+        return (
+            f"± is {self.error:.0%} of the prediction, the model's error on published runs; it is "
+            "no interval for GPUs that nobody ran"
         )
 
     def _row(self, each: Candidate) -> tuple[str, ...]:
@@ -138,7 +149,7 @@ class Plan:
         }
 
     def __repr__(self) -> str:
-        return str(self.table())
+        return f"{self.table()}\n{self.note}"
 
     def _repr_html_(self) -> str:
         return html_of(self.table())

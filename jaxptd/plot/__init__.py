@@ -2,7 +2,7 @@
 
 Each function returns a matplotlib Figure, which a notebook shows; `save` writes it to a file.
 Functions are where what they draw is, and are imported when they are first used, since matplotlib
-comes with an extra: `pip install 'jaxptd[viz]'`.
+comes with an extra: `pip install -e '.[viz]'`.
 
     from jaxptd import plot
 
@@ -19,7 +19,7 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxptd.errors import UserError
+from jaxptd.errors import UserError, install
 
 if TYPE_CHECKING:
     from jaxptd.plot.bars import bytes_by_axis as bytes_by_axis
@@ -74,4 +74,4 @@ def drawing(module: str) -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise
-        raise UserError("a picture needs matplotlib; pip install 'jaxptd[viz]'") from error
+        raise UserError(f"a picture needs matplotlib; {install('viz')}") from error

@@ -57,7 +57,8 @@ def run_random(config: Config, options: Mapping[str, Any]) -> int:
         "jobs": 1 if options["jobs"] is None else options["jobs"],
     }
     _check(config, options)
-    folder = as_path(options["out"] or "runs/verify-random-{seed}-{devices}".format(**options))
+    default = "runs/verify-random-{seed}-{devices}".format(**options)
+    folder = as_path(options["out"] or default, "--out")
     draws, record = _begin(options, folder)
     ended: list[int] = []
     if options["jobs"] > 1:

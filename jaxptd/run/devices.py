@@ -1,7 +1,11 @@
 """Starts the devices of a command: accelerators, or simulated ones on the CPU."""
 
 import contextlib
+import functools
 import os
+import re
+import subprocess
+import sys
 from typing import Any
 
 import jax
@@ -11,12 +15,14 @@ from jaxptd.config import Config
 from jaxptd.config.xla import GPU_MEMORY, process_flags
 from jaxptd.display import bytes_text
 from jaxptd.distributed.launchers import World
-from jaxptd.errors import UserError
+from jaxptd.errors import QUOTED, UserError, quoted
 from jaxptd.fields import checked
 from jaxptd.mesh import Layout, jax_option
 from jaxptd.models.families import with_vocabulary
 
 MOST = 512  # simulated devices; each has threads of its own
+
+_FLAG_ERROR = re.compile("Unknown flags? .*|Couldn't interpret value .*|Could not open file .*")
 
 # Names of the share of a GPU's memory that JAX takes for this process.
 FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
@@ -114,11 +120,36 @@ def start() -> list[Any]:
 
 
 def _set_flags(layout: Layout) -> None:
-    """Adds flags to XLA_FLAGS in the environment, unless they are there already."""
+    """Adds flags to XLA_FLAGS in the environment, unless they are there already.
+
+    Raises:
+        UserError: XLA does not know those of the user.
+    """
+    _check_flags(os.environ.get("XLA_FLAGS", ""))
     for flag in process_flags(layout):
         flags = os.environ.get("XLA_FLAGS", "")
         if flag not in flags:
             os.environ["XLA_FLAGS"] = f"{flags} {flag}".strip()
+
+
+@functools.cache
+def _check_flags(flags: str) -> None:
+    """Raises UserError for flags that XLA does not know: it would end the process with pages.
+
+    Another process asks XLA, which takes 0.2 s.
+    """
+    if not flags.strip():
+        return
+    command = [sys.executable, "-c", "from jaxlib import _jax; _jax.CompileOptions()"]
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        asked = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=60
+        )
+        if asked.returncode and (match := _FLAG_ERROR.search(asked.stderr)):
+            raise UserError(
+                f"the environment has XLA_FLAGS={quoted(flags)}: {quoted(match[0], 2 * QUOTED)}; "
+                "unset it, or mend it"
+            )
 
 
 def _set_fraction() -> None:

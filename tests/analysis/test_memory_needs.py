@@ -186,6 +186,19 @@ def test_memory_that_runs_out_is_explained(error, words, monkeypatch) -> None:
     assert "\n" not in line
 
 
+def test_a_product_in_8_bits_that_the_cpu_does_not_have_is_explained() -> None:
+    words = "UNIMPLEMENTED: Unsupported element type for DotThunk::Execute: BF16 x BF16 = F32"
+    error = jax.errors.JaxRuntimeError(words)
+    run = tiny.program(Layout(row=2, col=2), products="fp8")
+    with pytest.raises(UserError) as caught, memory_needs.out_of_memory_explained(run):
+        raise error
+    assert str(caught.value).startswith("model.products=fp8 with layout (row=2 col=2")
+    assert "on this CPU; use a newer jax" in str(caught.value)
+    native = tiny.program(Layout(row=2, col=2))
+    with pytest.raises(jax.errors.JaxRuntimeError), memory_needs.out_of_memory_explained(native):
+        raise error
+
+
 def test_other_errors_pass() -> None:
     program = tiny.program(Layout())
     error = jax.errors.JaxRuntimeError("INTERNAL: something else")

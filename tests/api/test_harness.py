@@ -143,5 +143,5 @@ def test_an_id_that_the_model_does_not_know_is_refused(base: type) -> None:
 
 def test_without_the_harness_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    with pytest.raises(UserError, match=r"needs lm-evaluation-harness; pip install 'jaxptd\[lm-e"):
+    with pytest.raises(UserError, match=r"needs lm-evaluation-harness; .*pip install -e '\.\[lm-e"):
         jaxptd.lm_eval_model(run())

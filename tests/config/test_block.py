@@ -9,6 +9,13 @@ from jaxptd.config import ModelConfig
 from jaxptd.config.block import FAMILIES
 from jaxptd.errors import UserError
 
+YARN = {
+    "family": "llama",
+    "rope_scaling": "yarn",
+    "rope_factor": 8.0,
+    "rope_original_length": 64,
+}
+
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_is_its_options_spelled_out(family: str) -> None:
@@ -74,15 +81,16 @@ def test_an_option_that_is_set_is_not_the_familys() -> None:
             "llama3 needs model.rope_original_length; set it",
         ),
         (
-            {
-                "family": "llama",
-                "rope_scaling": "yarn",
-                "rope_factor": 8.0,
-                "rope_original_length": 64,
-                "rope_range": (4, 1),
-            },
+            YARN | {"rope_range": (4, 1)},
             r"rope_range=\[4.0, 1.0\] must be two numbers above 0, the smaller first",
         ),
+        (
+            {"family": "llama", "rope_attention_factor": 1.2},
+            "rope_attention_factor has no effect with model.rope_scaling=null; leave it out",
+        ),
+        (YARN | {"rope_attention_factor": 0.0}, "model.rope_attention_factor=0.0 must be a number"),
+        (YARN | {"rope_theta": 1.0}, "model.rope_theta=1.0: yarn finds pairs by its logarithm; "),
+        ({"hidden_size": 1, "num_heads": 2}, "model.hidden_size=1 does not split over model.num_h"),
         ({"family": "llama", "rope_theta": 0.0}, "model.rope_theta=0.0 must be a number above 0"),
         ({"num_kv_heads": 3}, "model.num_heads=8 does not split over model.num_kv_heads=3"),
         ({"num_kv_heads": 0}, "model.num_kv_heads=0 must be a number above 0"),

@@ -56,3 +56,31 @@ def test_a_tilde_is_the_home_directory(tmp_path, monkeypatch) -> None:
     config, _ = parse(make_parser("prog", "what it does"), ["--config", "~/run.yaml"])
     assert (config.train.steps, config.train.run_dir) == (3, f"{tmp_path}/runs/x")
     assert find_config("~/run.yaml") == f"{tmp_path}/run.yaml"
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "value"),
+    [
+        ("train.seed", "1_000", 1000),
+        ("train.seed", "0x10", 16),
+        ("train.seed", "0b11", 3),
+        ("train.seed", "0", 0),
+        ("train.seed", "+5", 5),
+        ("optimizer.learning_rate", "1e-3", 0.001),
+        ("optimizer.learning_rate", "00.5", 0.5),
+        ("data.augment", "yes", True),
+        ("data.augment", "off", False),
+    ],
+)
+def test_words_that_mean_here_what_they_mean_to_most_people(path, name, written, value) -> None:
+    section, _, field = name.partition(".")
+    path.write_text(f"{section}: {{{field}: {written}}}")
+    for config in (load_config(path), load_config("quickstart", [f"--{name}={written}"])):
+        assert getattr(getattr(config, section), field) == value
+
+
+def test_a_texts_words_are_texts_in_an_option(path) -> None:
+    for text in ("0123", "1:30", "yes", "2024", "1e3"):
+        assert load_config("quickstart", [f"--train.run_dir={text}"]).train.run_dir == text
+        path.write_text(f"train: {{run_dir: '{text}'}}")
+        assert load_config(path).train.run_dir == text

@@ -1,10 +1,11 @@
 """A layout that cannot run a model is an error with the remedy; sizes need not split."""
 
 import dataclasses
+import re
 
 import pytest
 
-from jaxptd.config import Config, ModelConfig, check_layout
+from jaxptd.config import Config, ModelConfig, check_layout, from_dict
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
 
@@ -48,6 +49,44 @@ def test_a_model_that_splits():
     assert Config(model=MODEL, layout=Layout(tp=3)).layout.num_devices == 3
     for layout in (Layout(cp=2), Layout(tp=2, sequence_parallel=True), Layout(row=2, col=2)):
         check_layout(MODEL, layout)  # nor where it is: it is padded
+
+
+REMEDIES = [
+    # What does not fit, and the field whose numbers the message gives.
+    ("model.hidden_size=250", {"model.num_heads": 8}, "model.num_heads that divides 250 ("),
+    ("model.hidden_size=250", {"model.num_heads": 8}, "model.hidden_size="),
+    ("model.hidden_size=5", {"model.num_heads": 8}, "model.hidden_size="),
+    ("model.num_heads=12", {"model.num_kv_heads": 5}, "model.num_kv_heads that divides 12 ("),
+    ("model.num_heads=12", {"model.num_kv_heads": 5}, "model.num_heads="),
+    ("model.image_window=5", {"model.family": "swin", "model.num_heads": 3}, "image_window of "),
+    ("model.image_size=222", {"model.family": "swin", "model.num_heads": 3}, "multiple of "),
+    ("train.global_batch_size=9", {"layout.dp": 2}, "multiple of "),
+]
+
+
+@pytest.mark.parametrize(("field", "others", "before"), REMEDIES)
+def test_each_number_of_a_remedy_is_one(field, others, before):
+    """What the line proposes is put in, number by number, and nothing else is wrong."""
+    name, number = field.split("=")
+    values = {"model.hidden_size": 240, "model.num_heads": 4, **others, name: int(number)}
+    with pytest.raises(UserError) as caught:
+        made(values)
+    remedy = str(caught.value).partition("; ")[2]
+    meant = before.split()[0] if " that divides " in before else name
+    listed = re.match(r"[\d, or]+", remedy.partition(before)[2])
+    assert listed, remedy
+    numbers = [int(each) for each in re.findall(r"\d+", listed[0])]
+    assert numbers
+    for each in numbers:
+        assert made({**values, meant: each})
+
+
+def made(values):
+    sections = {"model": {}, "layout": {}, "train": {}}
+    for name, value in values.items():
+        section, _, field = name.partition(".")
+        sections[section][field] = value
+    return from_dict(sections)
 
 
 def test_a_message_lists_few_divisors_however_large_the_number():

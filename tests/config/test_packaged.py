@@ -110,13 +110,20 @@ def test_a_folder_of_the_same_name_is_no_config(elsewhere):
     assert find_config("quickstart") == str(CONFIGS / "quickstart.yaml")
 
 
-@pytest.mark.parametrize("name", ["quikstart", "quickstart.yml"])
-def test_an_unknown_name_lists_the_packaged_configs(name):
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("quikstart", "did you mean quickstart?"),
+        ("quickstart.yml", "did you mean quickstart?"),
+        ("llama3_8b", "did you mean llama3-8b?"),
+        ("mine", f"use the path of a file, or one of {', '.join(sorted(packaged_configs()))}"),
+    ],
+)
+def test_an_unknown_name_has_its_remedy(name, remedy):
     with pytest.raises(UserError) as caught:
         load_config(name)
-    message = str(caught.value)
-    assert message.startswith(f"{name}: no such file, and no packaged config of that name;")
-    assert message.endswith(f"one of {', '.join(sorted(packaged_configs()))}")
+    said = f"{name}: no such file, and no packaged config of that name; {remedy}"
+    assert str(caught.value) == said
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ BYTES = "data.tokenizer=bytes while HOME/m has a tokenizer.json; use --data.toke
         (["--config=null.yaml"], "null.yaml: from: expected a directory of a Hugging Face model"),
         (["--config=list.yaml"], "list.yaml: from: expected a directory of a Hugging Face model"),
         (["--from=run"], "run is the directory of a run; use --run-dir run to go on with it"),
-        (["--from=~nobody-here/x"], "~nobody-here/x: "),
+        (["--from=~nobody-here/x"], "~nobody-here"),
     ],
 )
 def test_refused_before_anything_is_written(home: Path, capsys, argv, line) -> None:

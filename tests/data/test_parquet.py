@@ -69,5 +69,5 @@ def test_a_file_that_is_cut_off_is_an_error(both: tuple[Path, Path], tmp_path: P
 
 def test_without_pyarrow_the_remedy_is_named(both, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(UserError, match=r"install pyarrow to read it, pip install 'jaxptd\[parq"):
+    with pytest.raises(UserError, match=r"install pyarrow to read it .*pip install -e '\.\[parq"):
         list(read_documents(both[0]))

@@ -223,7 +223,7 @@ def test_missing_file_is_an_error(tmp_path):
 def test_missing_extra_is_an_error(tmp_path, monkeypatch):
     path = train_bpe(tmp_path / "t.json", special_tokens=["</s>"])
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(UserError, match=r"pip install 'jaxptd\[hf\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '\.\[hf\]'"):
         load_tokenizer(path)
 
 

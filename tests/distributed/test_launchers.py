@@ -3,7 +3,7 @@
 import pytest
 
 from jaxptd.config import ProcessesConfig
-from jaxptd.distributed.launchers import World, find
+from jaxptd.distributed.launchers import World, find, first_host
 from jaxptd.errors import UserError
 
 NOTHING = ProcessesConfig()
@@ -62,6 +62,17 @@ def without(environ: dict[str, str], *names: str, **others: str) -> dict[str, st
         (ProcessesConfig("a:1", 2, 1), {}, World(2, 1, "a:1")),
         (ProcessesConfig("a:1", 2, 1), SLURM, World(2, 1, "a:1", local=0)),
         (ProcessesConfig("a:1"), SLURM, World(4, 2, "a:1", local=0)),
+        *(
+            (NOTHING, TORCHRUN | {"MASTER_ADDR": host}, World(16, 9, f"{found}:29500", local=1))
+            for host, found in (
+                ("::1", "[::1]"),
+                ("[::1]", "[::1]"),
+                ("fe80::1%eth0", "[fe80::1%eth0]"),
+                ("2001:db8:0:0:1::7", "[2001:db8:0:0:1::7]"),
+                ("::ffff:10.0.0.1", "[::ffff:10.0.0.1]"),
+                ("10.0.0.1", "10.0.0.1"),
+            )
+        ),
         (ProcessesConfig("[fe80::1]:5"), TORCHRUN, World(16, 9, "[fe80::1]:5", local=1)),
     ],
 )
@@ -79,6 +90,8 @@ def test_open_mpi_on_several_hosts_and_on_one():
     assert find(NOTHING, others).coordinator == world.coordinator
     six = OPEN_MPI | {"OMPI_MCA_orte_hnp_uri": "13.0;tcp6://[fe80::b9b,2620::2]:43370"}
     assert str(find(NOTHING, six).coordinator).startswith("[fe80::b9b]:")
+    scope = OPEN_MPI | {"OMPI_MCA_orte_hnp_uri": "13.0;tcp6://[fe80::b9b%ib0]:43370"}
+    assert str(find(NOTHING, scope).coordinator).startswith("[fe80::b9b%ib0]:")
     one = without(OPEN_MPI, "OMPI_MCA_orte_hnp_uri", OMPI_COMM_WORLD_LOCAL_SIZE="4")
     assert str(find(NOTHING, one).coordinator).startswith("127.0.0.1:")
 
@@ -141,6 +154,16 @@ def test_of_several_launchers_the_innermost_counts(environ, inner):
             "processes.coordinator missing beside processes.count=4, processes.id=3 (Open MPI has",
         ),
         (NOTHING, KUBERNETES, "processes.count missing beside processes.coordinator=pre-train-0."),
+        (
+            NOTHING,
+            TORCHRUN | {"MASTER_ADDR": "node01:29500"},
+            "the environment's MASTER_ADDR:MASTER_PORT=node01:29500:29500: use host:port",
+        ),
+        (
+            NOTHING,
+            TORCHRUN | {"MASTER_PORT": "0"},
+            "the environment's MASTER_ADDR:MASTER_PORT=node",
+        ),
         (NOTHING, TORCHRUN | {"RANK": "nine"}, "the environment has RANK=nine, not a number"),
         (NOTHING, TORCHRUN | {"RANK": "16"}, "processes.id=16 with processes.count=16: use 0 to"),
         (ProcessesConfig("a:1", 2, 2), {}, "processes.id=2 with processes.count=2: use 0 to 1"),
@@ -156,6 +179,50 @@ def test_half_of_it_is_refused_with_what_is_missing(config, environ, line):
 def test_an_address_is_a_host_and_a_port(address):
     with pytest.raises(UserError, match="use host:port, as in node01:55527"):
         ProcessesConfig(coordinator=address)
+
+
+@pytest.mark.parametrize(
+    ("address", "forms"),
+    [
+        ("::1", "[::1]:55527"),
+        ("::1:1234", "[::1]:1234 or [::1:1234]:55527"),  # nobody can tell
+        ("2001:db8:0:0:1:2:3:7:5555", "[2001:db8:0:0:1:2:3:7]:5555"),
+        ("fe80::1%eth0", "[fe80::1%eth0]:55527"),
+    ],
+)
+def test_an_ipv6_address_without_brackets_is_refused_with_what_was_meant(address, forms):
+    with pytest.raises(UserError, match=r"and brackets for an IPv6 address: ") as caught:
+        ProcessesConfig(coordinator=address)
+    assert str(caught.value).endswith(f": {forms}")
+
+
+@pytest.mark.parametrize(
+    "address", ["[node01]:5", "[::1]", "[::1]:", "[::1]:99999999999", "[::g]:1"]
+)
+def test_only_an_ipv6_address_stands_in_brackets(address):
+    with pytest.raises(UserError, match="use host:port, as in node01:55527"):
+        ProcessesConfig(coordinator=address)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "host"),
+    [
+        ("gpu", "gpu"),
+        ("gpu7,gpu8", "gpu7"),
+        ("n[001-003,007],gpu[1,3]", "n001"),
+        ("n[7,001-003]", "n7"),
+        ("rack[1-2]node[01-04]", "rack1node01"),
+        ("a[1-2]b[3-4]-ib", "a1b3-ib"),
+        ("a[1-2]b[3-4]-ib,c1", "a1b3-ib"),
+        ("r[10-11][00-15]s", "r1000s"),
+        ("[1-3]", "1"),
+        ("n[0001]", "n0001"),
+        ("node-a-[09-10].cluster.example", "node-a-09.cluster.example"),
+        ("login,rack[1-2]n[1-2]", "login"),
+    ],
+)
+def test_the_first_host_of_slurms_list(nodes, host):
+    assert first_host(nodes) == host
 
 
 def test_devices_are_shared_evenly():

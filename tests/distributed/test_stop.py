@@ -97,7 +97,7 @@ def test_the_first_word_counts_and_a_late_one_is_a_bug(service):
         late.after(10)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", module.SIGNALS)
 def test_all_processes_end_with_the_code_of_the_signal(service, number):
     first, second = Stop(alone=False), Stop(alone=False)
     with first.listening():
@@ -150,3 +150,64 @@ def test_alone_it_stops_at_once():
     stop.asked = True
     assert stop.after(4)
     assert stop.asked_anywhere()
+
+
+def test_the_signals_are_those_of_people_schedulers_and_terminals():
+    names = {number.name for number in module.SIGNALS}
+    assert names == {"SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
+def test_a_request_may_come_again_and_sigterm_after_it_ends_nothing_at_once(number):
+    """A closed terminal sends SIGHUP twice; after its warning, Slurm sends SIGTERM."""
+    ended, said = [], []
+    stop = Stop(end=ended.append, on_asked=lambda: said.append(True))
+    with stop.watching(), stop.listening():
+        for each in (number, number, signal.SIGTERM, number):
+            signal.raise_signal(each)
+    assert stop.exit_code == 128 + number  # that of the first
+    assert (ended, said) == ([], [True])
+
+
+def test_a_second_sigterm_ends_the_process_also_after_a_warning(monkeypatch):
+    monkeypatch.setattr(module, "ANSWER", 0)
+    taken, ended = [], []
+    before = signal.signal(signal.SIGTERM, lambda number, _: taken.append(number))
+    try:
+        stop = Stop(end=ended.append)
+        with stop.watching(), stop.listening():
+            for each in (signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM):
+                signal.raise_signal(each)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert taken == [signal.SIGTERM]
+    assert stop.exit_code == 138
+
+
+def test_a_signal_that_another_process_got_first_gives_the_exit_code(service):
+    first, second = Stop(alone=False), Stop(alone=False)
+    with first.listening():
+        signal.raise_signal(signal.SIGUSR1)
+    with second.listening():
+        assert not any(each.after(3) for each in (first, second))
+        signal.raise_signal(signal.SIGTERM)
+    assert [each.exit_code for each in (first, second)] == [138, 138]
+
+
+def test_under_nohup_sighup_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        stop = Stop()
+        with stop.listening():
+            signal.raise_signal(signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        assert not stop.asked
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_afterwards_every_signal_does_what_it_did():
+    before = [signal.getsignal(number) for number in module.SIGNALS]
+    with Stop().listening():
+        assert all(signal.getsignal(number) != signal.SIG_DFL for number in module.SIGNALS)
+    assert [signal.getsignal(number) for number in module.SIGNALS] == before

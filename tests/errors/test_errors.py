@@ -1,12 +1,21 @@
 """Bad input is one line and exit code 2; a closed output is no error."""
 
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
-from jaxptd.errors import BAD_INPUT, Parser, UserError, quoted, run_command
+from jaxptd.errors import (
+    BAD_INPUT,
+    ArgumentError,
+    Parser,
+    UserError,
+    did_you_mean,
+    quoted,
+    run_command,
+)
 
 
 def exit_code(main) -> object:
@@ -161,6 +170,16 @@ def test_bad_arguments_are_quoted_in_short():
     assert len(str(caught.value)) < 200
 
 
+def test_an_error_that_names_no_variable_is_a_bug(monkeypatch):
+    monkeypatch.setenv("JAX_ODD", "1")
+
+    def main() -> None:
+        raise ValueError("no variable of JAX's")
+
+    with pytest.raises(ValueError, match="no variable"):
+        run_command(main)
+
+
 SAY = "import sys; from jaxptd.errors import UserError, run_command; "
 
 
@@ -195,3 +214,39 @@ def test_a_closed_stream_does_not_give_its_number_to_a_file(tmp_path):
     ):
         command = f'{sys.executable} -c "{SAY} run_command(lambda: {main})" {closed}'
         assert subprocess.run(command, shell=True).returncode == code
+
+
+# ---- notebooks ----------------------------------------------------------------------------------
+
+
+def test_a_notebook_shows_the_line_alone(capsys):
+    """IPython would print every frame: sixty lines for a misspelt word."""
+    shell = pytest.importorskip("IPython").core.interactiveshell.InteractiveShell.instance()
+    shell.run_cell("from jaxptd import Layout\nLayout(tp=0)", silent=True)
+    out = capsys.readouterr().out.strip()
+    said = "UserError: layout.tp=0: an axis has at least one device; use 1 or more"
+    assert re.sub(r"\x1b\[[\d;]*m", "", out) == said
+
+
+@pytest.mark.parametrize("kind", [UserError, ArgumentError])
+def test_the_line_of_a_notebook_is_one(kind):
+    assert kind("first line\n  second")._render_traceback_() == ["UserError: first line second"]
+
+
+# ---- names that are like others -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("tpp", "tp"),
+        ("heads", "num_heads"),
+        ("seq_parallel", "sequence_parallel"),
+        ("extra", None),  # not beta2, with three letters of five
+        ("x" * 10**6, None),
+    ],
+)
+def test_the_name_that_is_meant(name, found):
+    known = ("tp", "beta2", "num_heads", "sequence_parallel")
+    remedy = f"did you mean {found}?" if found else "see there"
+    assert did_you_mean(name, known, otherwise="see there") == remedy

@@ -102,3 +102,41 @@ def test_the_first_type_of_a_union_that_fits_is_taken() -> None:
 )
 def test_types_in_words(kind, words) -> None:
     assert describe(kind) == words
+
+
+@pytest.mark.parametrize("name", ["s3://a/b", "S3://a", " gs://a", "hf://a/b", "host:/a", "u@h:/a"])
+@pytest.mark.parametrize("as_path", [str, Path])
+def test_an_address_is_no_path_as_a_text_or_as_a_path(name, as_path) -> None:
+    """`Path("s3://a/b")` is `s3:/a/b`."""
+    with pytest.raises(ImpossibleError, match="is an address, not a path; jaxptd reads and writes"):
+        convert(as_path(name), str | list[str])
+
+
+@pytest.mark.parametrize(
+    "name", ["a:b/c", "/a:/b", "./s3:/a", "a b:/c", "runs/Foo$Bar", "a$b", "{a}"]
+)
+def test_paths_that_only_look_odd(name) -> None:
+    assert convert(name, str) == name
+
+
+@pytest.mark.parametrize(
+    "part", ["${HOME}", "${oc.env:HOME}", "$HOME", "$(pwd)", "{{ run }}", "${"]
+)
+def test_nothing_in_a_text_is_replaced(part) -> None:
+    for text in (part, f"{part}/x", f"runs/{part}"):
+        with pytest.raises(ImpossibleError) as caught:
+            convert(text, str)
+        assert str(caught.value).startswith(part)
+        assert " is not replaced by a value here; write the value out" in str(caught.value)
+
+
+def test_a_file_address_names_the_path() -> None:
+    for address in ("file:///a/b", "file:/a/b", "FILE:///a/b"):
+        with pytest.raises(ImpossibleError, match="write the path, /a/b"):
+            convert(address, str)
+
+
+def test_a_text_that_is_no_path_may_look_like_one() -> None:
+    field = "https://schema.org/text"
+    assert DataConfig(prompt_field=field).prompt_field == field
+    assert DataConfig(prompt_field="~").prompt_field == "~"

@@ -220,7 +220,7 @@ plan calibrate --out pipe --overwrite | pipe: is no file; name another
 plan calibrate --out loop --overwrite | loop: is no file; name another
 plan calibrate --out nowhere/new.yaml | No such file or directory; name a file in a folder
 plan calibrate --out '' | '' is no path
-plan calibrate --out {long} | File name too long; name a file in a folder
+plan calibrate --out {long} | no path is so long
 plan calibrate --out new.yaml --gpu h20 | --gpu h20: no such accelerator; did you mean h200?
 plan calibrate --out new.yaml --gpu {long} | --gpu aaaaaaaaaa
 plan calibrate --out new.yaml --name 'a,b' | use letters, digits

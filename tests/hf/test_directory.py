@@ -10,7 +10,7 @@ import pytest
 from hugging import gpt2_tensors, write_directory
 from safetensors.numpy import load_file, save_file
 
-from jaxptd.errors import UserError
+from jaxptd.errors import UserError, install
 from jaxptd.hf.directory import Directory
 from jaxptd.hf.read import remarks_of, sizes_of
 
@@ -166,7 +166,7 @@ def test_integers_are_refused_by_name(tmp_path: Path, tensors) -> None:
 def test_without_the_library(single: Path, monkeypatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "safetensors", None)
     line = refusal(single, shapes)
-    assert line == f"DIR/{ONE} needs the safetensors library; pip install 'jaxptd[hf]'"
+    assert line == f"DIR/{ONE} needs the safetensors library; {install('hf')}"
 
 
 # ---- config.json ----------------------------------------------------------------------------

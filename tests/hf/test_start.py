@@ -101,6 +101,18 @@ def test_the_state_of_step_0_has_weights_and_fresh_moments(gpt2: Path, tmp_path:
         first_state(changed, say=lines.append)
 
 
+def test_random_draws_the_weights(gpt2: Path, tmp_path: Path, monkeypatch) -> None:
+    """As null does, also where a folder has this name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "random").mkdir()
+    lines: list[str] = []
+    drawn, usual = (program(gpt2, Layout(), **start) for start in ({"start": "random"}, {}))
+    expected = arrays(usual, usual.init_state()["params"])
+    for name, x in arrays(drawn, first_state(drawn, say=lines.append)["params"]).items():
+        np.testing.assert_array_equal(x, expected[name])
+    assert lines == []
+
+
 def ones(x: jax.Array) -> jax.Array:
     return x + 1
 
@@ -195,3 +207,50 @@ def test_refused_before_anything_is_written(options, tmp_path, capsys, option, l
     assert error.startswith("error: ")
     assert line in error
     assert not (tmp_path / "run").exists()
+
+
+# ---- weights that no run can use ---------------------------------------------------------------
+
+BAD = "transformer.h.3.mlp.c_fc.weight"
+
+
+def test_a_nan_in_a_file_is_refused_with_its_tensor(tmp_path: Path) -> None:
+    """As are infinities, and what is one in float32; the count is of the whole tensor."""
+    tensors = gpt2_tensors(dtype=np.float64)
+    tensors[BAD][[0, 5, 11], [1, 40, 3]] = np.nan, -np.inf, 1e300
+    folder = write_directory(tmp_path / "m", tensors)
+    for layout in (Layout(), Layout(tp=4)):
+        made = program(folder, layout, start=str(folder))
+        with pytest.raises(UserError) as error:
+            first_state(made, say=print)
+        assert str(error.value) == (
+            f"{folder}: {BAD} has 3 numbers that are NaN or infinite, and so would every loss be; "
+            "start from other weights"
+        )
+
+
+def test_a_nan_in_a_checkpoint_is_refused_with_its_parameter(gpt2: Path, tmp_path: Path) -> None:
+    made = program(gpt2, Layout(), start=str(gpt2))
+    state = first_state(made, say=print)
+    name = "blocks.mlp.up.w"
+    bad = state["params"][name].at[1, 2, 3].set(np.nan).at[2, 0, 0].set(np.inf)
+    checkpoints = RunCheckpoints(made, RunDir(tmp_path), print)
+    checkpoints.save({**state, "params": {**state["params"], name: bad}}, 0, None)
+    checkpoints.store.wait()
+    with pytest.raises(UserError) as error:
+        first_state(program(gpt2, Layout(), start=str(tmp_path)), say=print)
+    assert str(error.value) == (
+        f"{tmp_path}/checkpoints/00000000: {name} has 2 numbers that are NaN or infinite, and so "
+        "would every loss be; start from other weights"
+    )
+
+
+def test_what_a_directory_says_without_effect_is_said(tmp_path: Path) -> None:
+    folder = write_directory(tmp_path / "m", gpt2_tensors(tied=False))
+    lines: list[str] = []
+    first_state(program(folder, Layout(), start=str(folder)), say=lines.append)
+    assert lines == [
+        f"{folder}: tie_word_embeddings is true, but lm_head.weight and transformer.wte.weight "
+        "have different numbers: they are not tied, as in transformers",
+        f"starting from the weights of {folder}",
+    ]

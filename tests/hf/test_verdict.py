@@ -99,6 +99,14 @@ def test_each_problem_has_a_line(model: Path, capsys) -> None:
     assert set(said["problems"]) == {"weights", "tokenizer"}
 
 
+def test_remarks_stand_before_the_verdict(tmp_path: Path) -> None:
+    """Here of an output layer that is there although the config says that it is tied."""
+    folder = write_directory(tmp_path / "model", gpt2_tensors(tied=False))
+    *_, remark, verdict = lines(check(folder))
+    assert remark.startswith(f"remark: {folder}: tie_word_embeddings is true, but lm_head.weight")
+    assert verdict.startswith("verdict: can be trained")
+
+
 @pytest.mark.parametrize("kind", ['"mamba"', "null", "[]"])
 def test_a_model_that_is_not_read(model: Path, kind: str) -> None:
     (model / "config.json").write_text(f'{{"model_type": {kind}}}')

@@ -113,6 +113,9 @@ def test_the_legend_of_an_unsplit_backward():
     assert "1f1b: 3 stages, 2 micro-batches, 1 chunk a stage, 8 ticks" in found
     meant = "50.0% of the cells are idle; bubble 100.0%: time between a stage's operations"
     assert any(word.startswith(meant) for word in found)
+    why = "its early gaps cost nothing: a forward every second tick"
+    assert any(word.startswith(why) for word in found)
+    assert not any(word.startswith(why) for word in words(render(V, "out.svg")))
     assert "backward" in found
     assert not any(word.startswith(("gradient", "darker")) for word in found)
 
@@ -184,7 +187,7 @@ def test_other_suffixes_than_png_and_svg_are_refused(tmp_path):
 def test_without_matplotlib_the_message_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.delitem(sys.modules, "jaxptd.plot.style", raising=False)
-    with pytest.raises(UserError, match=r"needs matplotlib; pip install 'jaxptd\[viz\]'"):
+    with pytest.raises(UserError, match=r"needs matplotlib; .*pip install -e '\.\[viz\]'"):
         draw(SMALL, tmp_path / "out.png")
     assert as_text(SMALL).plain
     assert not list(tmp_path.iterdir())

@@ -66,7 +66,7 @@ def test_what_does_not_fit_is_dropped(ranking: list[Candidate]) -> None:
     best, said = compile_all(ranking, figures, 2)
     assert [each.config for each in best] == [ranking[1].config, ranking[3].config]
     assert [" dropped, " in line for line in said] == [True, False, True, False]
-    assert said[0].startswith(f"compiled 1: {ranking[0].config.layout}: dropped, 81.2 GB a device")
+    assert said[0].startswith(f"compiled 1: {ranking[0].config.layout}: dropped, 75.6 GiB a device")
     assert best[0].compiled and best[0].compiled.bytes == FITS + sum(x.bytes for x in OUTSIDE)
     none, said = compile_all(ranking, [as_predicted(each, TOO_LARGE) for each in ranking], 2)
     assert (none, len(said)) == ((), 5)
@@ -159,7 +159,7 @@ def test_the_command(fake: None, capsys: pytest.CaptureFixture) -> None:
     assert command.main(OPTIONS) == 0
     out = capsys.readouterr().out
     assert "s/step compiled" in out and "GiB compiled" in out
-    assert out.splitlines()[0].endswith("; compiled for H200s with 85.9 GB")
+    assert out.splitlines()[0].endswith(" tokens; compiled for H200s with 80.0 GiB")
 
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:

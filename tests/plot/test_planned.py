@@ -82,9 +82,13 @@ def test_small_parts_are_one() -> None:
 
 def test_a_plan_is_a_table(made: Plan) -> None:
     lines = repr(made).splitlines()
-    assert lines[0] == "4 x h100, 8 a node, 79.0 GB a device"
+    batch = made.config.train.global_batch_size
+    devices = f"4 x h100, 8 a node, {made.limit / 2**30:.1f} GiB a device"
+    assert lines[0] == f"{devices}; global batch {batch} x 512 tokens"
     assert lines[1].split()[:3] == ["layout", "micro-batch", "remat"]
-    assert len(lines) == 2 + len(made.best)
+    assert "MFU ± model error" in lines[1]
+    assert lines[-1].startswith(f"± is {made.error:.0%} of the prediction, the model's error on ")
+    assert len(lines) == 3 + len(made.best)
     root = ElementTree.fromstring(made._repr_html_())
     assert len(root.findall(".//tr")) == 1 + len(made.best)
     assert "".join(root.itertext()).count(lines[0]) == 1
@@ -109,5 +113,7 @@ def test_without_matplotlib_the_line_names_the_extra(made: Plan, monkeypatch) ->
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     for module in [each for each in sys.modules if each.startswith("jaxptd.plot.")]:
         monkeypatch.delitem(sys.modules, module)
-    with pytest.raises(UserError, match=r"a picture needs matplotlib; pip install 'jaxptd\[viz\]'"):
+    with pytest.raises(
+        UserError, match=r"a picture needs matplotlib; .*pip install -e '\.\[viz\]'"
+    ):
         plot.plan(made)

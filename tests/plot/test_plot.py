@@ -141,5 +141,7 @@ def test_without_matplotlib_the_line_names_the_extra(name, monkeypatch) -> None:
     for module in [each for each in sys.modules if each.startswith("jaxptd.")]:
         if "plot." in module or module.endswith("picture"):
             monkeypatch.delitem(sys.modules, module)
-    with pytest.raises(UserError, match=r"a picture needs matplotlib; pip install 'jaxptd\[viz\]'"):
+    with pytest.raises(
+        UserError, match=r"a picture needs matplotlib; .*pip install -e '\.\[viz\]'"
+    ):
         getattr(plot, name)(REPORTS[name])

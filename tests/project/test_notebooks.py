@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import copy
 import os
 import re
 import resource
@@ -94,9 +95,58 @@ def core_seconds() -> float:
 
 def run(path: Path, folder: Path) -> Any:
     """A notebook with the output of its cells, which see the folder."""
-    notebook, where = jupytext.read(path), {"metadata": {"path": str(folder)}}
+    return execute(jupytext.read(path), folder)
+
+
+def execute(notebook: Any, folder: Path) -> Any:
+    where = {"metadata": {"path": str(folder)}}
     client = nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=where)
     return asyncio.run(client.async_execute())  # `execute` leaves its loop of events open
+
+
+# ---- a cell that is changed and run again ------------------------------------------------------
+
+CHANGES = {  # notebook -> (text of a cell, what a reader writes instead)
+    "1_quickstart": ("hidden_size=64", "hidden_size=32"),
+    "2_tensor_parallelism": ("hidden_size=32", "hidden_size=64"),
+    "5_pipelines": ("hidden_size=32", "hidden_size=64"),
+}
+STEPS = re.compile(r"\bsteps=\d+")
+
+
+def with_a_change(path: Path, old: str, new: str) -> Any:
+    """A notebook with short runs, and again from the cell that has changed, as a reader runs it."""
+    notebook = jupytext.read(path)
+    for cell in notebook.cells:
+        cell.source = STEPS.sub("steps=2", cell.source)
+    first = next(i for i, cell in enumerate(notebook.cells) if old in cell.source)
+    again = copy.deepcopy(notebook.cells[first:])
+    again[0].source = again[0].source.replace(old, new)
+    notebook.cells += again
+    for number, cell in enumerate(notebook.cells):
+        cell["id"] = f"cell-{number}"
+    return notebook
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_cell_runs_again(name: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    notebook = with_a_change(ROOT / "notebooks" / f"{name}.py", *CHANGES[name])
+    execute(notebook, tmp_path)
+
+
+def test_a_notebook_that_trains_begins_anew() -> None:
+    """A config that a reader has changed would meet the directory of the run before."""
+    trained, removed = set(), set()
+    for name in CHANGES:
+        text = (ROOT / "notebooks" / f"{name}.py").read_text(encoding="utf-8")
+        trained |= set(re.findall(r'run_dir="([^"]+)"', text))
+        removed |= set(re.findall(r'^shutil\.rmtree\("([^"]+)", ignore_errors=True\)$', text, re.M))
+    assert trained and trained == removed
+
+
+# ---- whole notebooks ----------------------------------------------------------------------------
 
 
 @pytest.mark.slow

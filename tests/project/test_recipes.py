@@ -9,7 +9,9 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
+import time
 import zipfile
 from pathlib import Path
 
@@ -20,6 +22,8 @@ from hatchling.builders.wheel import WheelBuilder
 from jaxptd.config import Config
 from jaxptd.config.run_options import read_run
 from jaxptd.distributed.launchers import find
+from jaxptd.distributed.stop import SIGNALS
+from jaxptd.errors import BAD_INPUT, BUG
 from jaxptd.train import parser
 
 ROOT = Path(__file__).parents[2]
@@ -32,17 +36,28 @@ def config_of(options: list[str]) -> Config:
     return read_run(parser(), options, new=True)[0]
 
 
-def run_script(name: str, *options: str, folder: Path, code: int = 0, **variables: str):
-    """Runs a script; srun, scontrol and python write their arguments, and end with this code."""
+def write_program(path: Path, script: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def run_script(name: str, *options: str, folder: Path, code: int = 0, text="", **variables: str):
+    """Runs a script; srun, scontrol and python write their arguments, and end with this code.
+
+    text: of the script, if it is another one than in the file.
+    """
     for program in ("srun", "scontrol", "python"):
-        fake = folder / "bin" / program
-        fake.parent.mkdir(exist_ok=True)
-        fake.write_text(f'#!/bin/sh\nprintf "%s\\n" {program} "$@" end\nexit {code}\n')
-        fake.chmod(0o755)
+        said = f'"CPUs $SRUN_CPUS_PER_TASK $IN_VENV" {program} "$@" end'
+        write_program(folder / "bin" / program, f'printf "%s\\n" {said}\nexit {code}')
+    (folder / ".venv" / "bin").mkdir(parents=True, exist_ok=True)
+    (folder / ".venv" / "bin" / "activate").write_text("export IN_VENV=active\n")
     environ = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", **variables}
-    command = ["bash", str(CLUSTER / name), *options]
+    script = folder / name
+    script.write_text(text or (CLUSTER / name).read_text())
+    command = ["bash", str(script), *options]
     done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
-    calls = [call.split("\n") for call in done.stdout.split("\nend\n") if call]
+    calls = [call.split("\n")[1:] for call in done.stdout.split("\nend\n") if call]
     return done, calls
 
 
@@ -97,7 +112,13 @@ def test_slurm_starts_a_process_a_node_for_the_layouts_devices(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("code", "restarts", "again"),
-    [(0, 0, False), (2, 0, False), (143, 0, True), (143, 99, True), (3, 0, True), (3, 20, False)],
+    [
+        *((ended, 0, False) for ended in (0, 1, 2, 130)),
+        *((saved, 99, True) for saved in (129, 138, 140, 143)),
+        *((saved, 100, False) for saved in (138, 143)),
+        *((died, 19, True) for died in (3, 134, 137, 139)),
+        *((died, 20, False) for died in (3, 137)),
+    ],
 )
 def test_slurm_starts_a_run_again_that_is_not_done(tmp_path, code, restarts, again) -> None:
     lock = tmp_path / "shared" / "lock.json"
@@ -115,6 +136,68 @@ def test_slurm_starts_a_run_again_that_is_not_done(tmp_path, code, restarts, aga
     assert calls[1:] == [["scontrol", "requeue", "41"]] * again
     assert config_of(training_options(calls[0])).train.run_dir == "shared"
     assert lock.exists() == (restarts == 0)
+
+
+def test_slurms_processes_get_their_cpus_and_the_environment(tmp_path: Path) -> None:
+    done, _ = run_script("slurm.sbatch", folder=tmp_path, SLURM_CPUS_PER_TASK="64")
+    assert done.stdout.startswith("CPUs 64 active\nsrun\n")
+    options = sbatch()
+    assert (options["mem"], options["output"], options["open-mode"]) == ("0", "%x-%j.out", "append")
+
+
+def test_slurm_signals_the_processes_which_answer_by_saving() -> None:
+    name, _, seconds = sbatch()["signal"].partition("@")
+    assert getattr(signal, f"SIG{name}") in SIGNALS  # without `B:`
+    assert 128 + getattr(signal, f"SIG{name}") == 138  # the code that the script queues again for
+    assert int(seconds) >= 90
+
+
+@pytest.mark.parametrize(
+    ("line", "before"),
+    [
+        ("#train=(apptainer ", ["apptainer", "exec", "--nv"]),
+        ("#containers=(", ["--container-image=HOST#jaxptd"]),
+    ],
+)
+def test_slurms_containers_run_the_same_command(tmp_path: Path, line, before) -> None:
+    text = (CLUSTER / "slurm.sbatch").read_text()
+    assert text.count(line) == 1
+    text = text.replace(line, line[1:])
+    done, (call,) = run_script("slurm.sbatch", "--train.steps=7", folder=tmp_path, text=text)
+    assert done.stderr == ""
+    assert call[2 : 2 + len(before)] == before
+    assert config_of(training_options(call)).train.steps == 7
+
+
+def test_what_nccl_may_need_is_exported_by_a_line_that_is_uncommented(tmp_path: Path) -> None:
+    text = re.sub(r"^#(?=export NCCL)", "", (CLUSTER / "slurm.sbatch").read_text(), flags=re.M)
+    fakes = "env | grep ^NCCL_ | sort | tr '\\n' ' ' >&2\n"
+    text = text.replace("\nsrun ", f"\n{fakes}srun ")
+    done, _ = run_script("slurm.sbatch", folder=tmp_path, text=text)
+    names = [word.partition("=")[0] for word in done.stderr.split()]
+    assert names == [
+        *("NCCL_DEBUG", "NCCL_IB_GID_INDEX", "NCCL_IB_HCA"),
+        *("NCCL_NET_GDR_LEVEL", "NCCL_SOCKET_IFNAME"),
+    ]
+
+
+def test_a_batch_script_that_gets_the_signal_itself_passes_it_on(tmp_path: Path) -> None:
+    """The loop of the page: srun goes on until the signal arrives, and its code is the script's."""
+    page = (ROOT / "docs" / "howto" / "slurm.md").read_text()
+    (loop,) = re.findall(r"```bash\n(srun .*?)```", page, flags=re.S)
+    write_program(
+        tmp_path / "bin" / "srun", "touch up; until [ -e down ]; do sleep 0.05; done; exit 3"
+    )
+    write_program(tmp_path / "bin" / "scancel", 'echo "$@"; sleep 0.2; touch down')
+    environ = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "SLURM_JOB_ID": "41"}
+    options = {"cwd": tmp_path, "env": environ, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(["bash", "-c", loop], **options) as script:
+        while not (tmp_path / "up").exists():
+            assert script.poll() is None
+            time.sleep(0.02)
+        script.send_signal(signal.SIGUSR1)
+        assert script.communicate()[0] == "--signal=USR1 41\n"
+    assert script.returncode == 3
 
 
 # ---- two hosts by hand ------------------------------------------------------------------------
@@ -167,14 +250,28 @@ def test_a_jobset_starts_pods_again_unless_the_input_is_bad() -> None:
     job = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
     pod = job["template"]["spec"]
     (rule,) = job["podFailurePolicy"]["rules"]
-    assert rule["onExitCodes"]["values"] == [2]
+    assert rule["onExitCodes"]["values"] == [BUG, BAD_INPUT]
     assert rule["onExitCodes"]["containerName"] == pod["containers"][0]["name"]
     assert pod["restartPolicy"] == "Never"  # which podFailurePolicy asks for
     assert jobset["spec"]["failurePolicy"]["maxRestarts"] > 0
     mounts = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
     assert set(mounts) == {volume["name"] for volume in pod["volumes"]}
+    (memory,) = [volume["emptyDir"] for volume in pod["volumes"] if "emptyDir" in volume]
+    assert (mounts["shared-memory"], memory["medium"]) == ("/dev/shm", "Memory")
     run_dir = config_of(pod["containers"][0]["args"][1:]).train.run_dir
     assert run_dir.startswith(mounts["runs"] + "/")
+
+
+def test_a_jobsets_comments_are_lines_that_can_be_uncommented() -> None:
+    text = (CLUSTER / "jobset.yaml").read_text()
+    uncommented = re.sub(r"# (?=env:|  - \{name: NCCL|rdma/|securityContext:)", "", text)
+    pod = yaml.safe_load(uncommented)["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    assert [each["name"] for each in container["env"]] == [
+        *("NCCL_DEBUG", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")
+    ]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 8, "rdma/hca": 8}
+    assert container["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
 
 
 # ---- Docker -----------------------------------------------------------------------------------
@@ -190,6 +287,11 @@ def test_the_image_is_cuda_13_and_its_user_is_not_root() -> None:
     pod = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     assert pod["securityContext"]["runAsUser"] == int(user)  # a number, so that it can be checked
     assert ast.literal_eval(DOCKERFILE.partition("ENTRYPOINT ")[2].splitlines()[0]) == ["jaxptd"]
+
+
+def test_the_image_has_what_nccl_opens_for_rdma() -> None:
+    (packages,) = re.findall(r"apt-get install -y --no-install-recommends (.*?)&&", DOCKERFILE)
+    assert {"libibverbs1", "ibverbs-providers", "rdma-core"} <= set(packages.split())
 
 
 def test_the_image_has_all_that_the_package_is_built_from(tmp_path: Path) -> None:

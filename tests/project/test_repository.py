@@ -30,13 +30,15 @@ def test_the_citation_is_that_of_the_package() -> None:
     assert {"cff-version", "message", "title", "authors"} <= set(citation)
 
 
-def test_only_pyproject_names_the_host_of_the_repository() -> None:
+def test_only_pyproject_and_the_readme_name_the_host_of_the_repository() -> None:
     assert all(HOST in url for url in PROJECT["urls"].values())
     folders = ("jaxptd", "docs", "examples", ".github", "configs", ".ci")
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*")]
     paths = [path for path in (*ROOT.iterdir(), *paths) if path.suffix in TEXT]
     naming = [path.name for path in paths if HOST in path.read_text(encoding="utf-8")]
-    assert naming == ["pyproject.toml"]
+    assert sorted(naming) == ["README.md", "pyproject.toml"]
+    (cloned,) = re.findall(r"^git clone (\S+)$", (ROOT / "README.md").read_text(), re.M)
+    assert cloned == PROJECT["urls"]["Source"]
 
 
 def test_the_classifiers_are_the_versions_that_ci_tests() -> None:

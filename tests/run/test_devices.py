@@ -129,3 +129,20 @@ def test_an_accelerator_that_is_not_there_is_one_line(name) -> None:
     assert ended.stderr.endswith("use train.platform=cpu to simulate them\n")
     assert "cuda" in ended.stderr
     assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--nonsense", "XLA_FLAGS=--nonsense: Unknown flag in XLA_FLAGS: --nonsense; unset it"),
+        ("--xla_force_host_platform_device_count=x", "Couldn't interpret value x for flag xla_for"),
+    ],
+)
+def test_flags_that_xla_does_not_know_are_refused_before_it_ends_the_process(
+    monkeypatch, flags, words
+) -> None:
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    with pytest.raises(UserError, match="^the environment has XLA_FLAGS=") as caught:
+        prepare(Config())
+    assert words in str(caught.value)
+    assert os.environ["XLA_FLAGS"] == flags

@@ -1,7 +1,9 @@
 """The command in a process of its own: full disk, kills, signals, a reader that goes away."""
 
 import os
+import pty
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -81,12 +83,41 @@ def test_sigkill_and_the_same_command_again(train):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
+@pytest.mark.parametrize(("number", "code"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGHUP", 129)])
 def test_a_signal_from_outside(train, number, code):
     ended = hurt(train, f"os.kill(os.getpid(), signal.{number})", step=7)
     assert (ended.returncode, ended.stderr) == (code, "")
     assert "stopped at step 8: saved; the same command goes on" in ended.stdout
     assert train.steps == [5, 8]
+
+
+@pytest.mark.slow
+def test_a_terminal_that_is_closed_stops_the_run_which_saves(train):
+    """Afterwards neither stdout nor stderr can be written."""
+    (reached, reaches), (goes, lets) = os.pipe(), os.pipe()
+    terminal, there = pty.openpty()
+    what = f"os.write({reaches}, b'x'), os.read({goes}, 1)"
+    script = "import fcntl, termios\nfcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+    script += textwrap.dedent(HURT).format(step=7, what=what)
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, *train.options],
+        env={**os.environ, "PYTHONPATH": str(ROOT), NOT_CACHED: "1e9"},
+        start_new_session=True,
+        pass_fds=(reaches, goes),
+        **dict.fromkeys(("stdin", "stdout", "stderr"), there),
+    )
+    os.close(there)
+    while not select.select([reached], [], [], 0.1)[0]:
+        assert process.poll() is None
+        if select.select([terminal], [], [], 0)[0]:
+            os.read(terminal, 65536)
+    os.close(terminal)
+    os.write(lets, b"x")
+    assert process.wait() == 129
+    for pipe in (reached, reaches, goes, lets):
+        os.close(pipe)
+    assert train.steps[-1] in (8, 9)
+    assert [row["step"] for row in train.run_dir.metrics()] == list(range(1, train.steps[-1] + 1))
 
 
 @pytest.mark.slow

@@ -140,7 +140,7 @@ def test_whatever_axis_crosses_the_processes(start, whole, tmp_path, layout):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("rank", "step", "name"), [(0, 7, "SIGTERM"), (1, 7, "SIGTERM"), (1, 4, "SIGINT")]
+    ("rank", "step", "name"), [(0, 7, "SIGTERM"), (1, 7, "SIGUSR1"), (1, 4, "SIGINT")]
 )
 def test_a_signal_to_any_process_stops_all_after_the_same_step(start, tmp_path, rank, step, name):
     run = start(*DP2_TP4, patches=SIGNAL.format(rank=rank, step=step, name=name))

@@ -13,7 +13,7 @@ from turns import slow
 from jaxptd.distributed.stop import Stop
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, slow(signal.SIGINT)])
+@pytest.mark.parametrize("number", [signal.SIGUSR1, slow(signal.SIGINT), slow(signal.SIGTERM)])
 def test_a_signal_ends_the_step_saves_and_the_same_command_goes_on(
     train, whole, number, monkeypatch
 ):

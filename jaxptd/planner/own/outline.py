@@ -86,7 +86,7 @@ def outline(config: Config, layers: Mapping[str, int]) -> Stages | None:
     if schedule.name == "interleaved" and m % layout.pp:
         raise UserError(
             f"layout.schedule=interleaved: train.micro_batches={m} is no multiple of "
-            f"layout.pp={layout.pp}"
+            f"layout.pp={layout.pp}; use train.micro_batches={m - m % layout.pp + layout.pp}"
         )
     stacks = stack_sizes(layers, schedule, layout.stage_layers)
     if len(layers) == 1 and not layout.schedule.endswith(".csv"):

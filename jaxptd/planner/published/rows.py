@@ -2,12 +2,11 @@
 
 import csv
 import dataclasses
-import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from jaxptd.errors import UserError, quoted, read_small
+from jaxptd.errors import UserError, did_you_mean, quoted, read_small
 from jaxptd.hardware import Accelerator, Cluster
 from jaxptd.planner.cost import Setting, Spread, StepTime, step_time
 from jaxptd.planner.cost.setting import Remat
@@ -114,8 +113,7 @@ def _check_columns(path: Path, names: Sequence[str]) -> None:
     known = (*COLUMNS, SECONDS, RATE)
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1)
-            remedy = f"did you mean {near[0]}?" if near else "remove it"
+            remedy = did_you_mean(str(name), known, otherwise="remove it")
             raise UserError(f"{path}: unknown column {quoted(repr(name))}; {remedy}")
     missing = [name for name in COLUMNS if name not in names]
     if missing:

@@ -1,13 +1,12 @@
 """Fields of a config that a plan may be asked to leave as they are."""
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.config.effects import without_effect
-from jaxptd.errors import UserError, quoted
+from jaxptd.errors import UserError, did_you_mean, quoted
 from jaxptd.fields.values import ImpossibleError, OtherTypeError, convert, describe
 from jaxptd.layout import SQUARE, Layout
 
@@ -51,8 +50,7 @@ def checked_pins(pins: Pins, config: Config) -> dict[str, Any]:
     found = {}
     for name, value in pins.items():
         if name not in PINNED:
-            near = difflib.get_close_matches(name, PINNED, n=1)
-            remedy = f"did you mean {near[0]}?" if near else f"use one of {', '.join(PINNED)}"
+            remedy = did_you_mean(name, PINNED, otherwise=f"use one of {', '.join(PINNED)}")
             raise UserError(f"{quoted(name)} is nothing that is planned; {remedy}")
         section, _, field = name.partition(".")
         kind = next(f.type for f in dataclasses.fields(SECTIONS[section]) if f.name == field)

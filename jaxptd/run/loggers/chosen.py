@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from jaxptd.config import Config
 from jaxptd.config.training import LoggerName
-from jaxptd.errors import UserError
+from jaxptd.errors import UserError, install
 from jaxptd.run.loggers.comma_separated import CommaSeparated
 from jaxptd.run.loggers.logger import Logger, Start
 from jaxptd.run.loggers.mlflow import MLflow
@@ -22,20 +22,20 @@ class Kind:
     Args:
         open: makes one.
         package: that it imports; None: it needs none.
-        install: what pip installs for it.
+        remedy: how that is installed.
     """
 
     open: Callable[[Start], Logger]
     package: str | None = None
-    install: str = ""
+    remedy: str = ""
 
 
 LOGGERS: Mapping[LoggerName, Kind] = MappingProxyType(
     {
-        "tensorboard": Kind(TensorBoard, "tensorboardX", "'jaxptd[tb]'"),
+        "tensorboard": Kind(TensorBoard, "tensorboardX", install("tb")),
         "csv": Kind(CommaSeparated),
-        "wandb": Kind(WeightsAndBiases, "wandb", "wandb"),
-        "mlflow": Kind(MLflow, "mlflow", "mlflow"),
+        "wandb": Kind(WeightsAndBiases, "wandb", "pip install wandb"),
+        "mlflow": Kind(MLflow, "mlflow", "pip install mlflow"),
     }
 )
 
@@ -46,8 +46,8 @@ def require_packages(config: Config) -> None:
         kind = LOGGERS[name]
         if not _is_installed(kind):
             raise UserError(
-                f"train.loggers names {name}, which needs the package {kind.package}; pip install "
-                f"{kind.install}, or leave {name} out"
+                f"train.loggers names {name}, which needs the package {kind.package}; "
+                f"{kind.remedy}, or leave {name} out"
             )
 
 

@@ -133,8 +133,11 @@ def test_a_copy_of_another_shape_is_refused_by_name(program: Program) -> None:
         ({"position_embedding_type": "relative_key"}, "position_embedding_type=relative_key; use "),
         ({"type_vocab_size": 1}, "type_vocab_size=1; use a model with type_vocab_size=2"),
         ({"hidden_act": "mish"}, "hidden_act=mish; use a model with one of gelu_new, "),
-        ({"max_position_embeddings": 0}, "positions=0; it must be a whole number above 0"),
-        ({"layer_norm_eps": "small"}, "model.norm_eps='small': use a number"),
+        (
+            {"max_position_embeddings": 0},
+            "max_position_embeddings=0; it must be a whole number above 0",
+        ),
+        ({"layer_norm_eps": "small"}, 'layer_norm_eps="small"; it must be a number above 0'),
     ],
     ids=str,
 )

@@ -68,11 +68,11 @@ def test_a_directory_comes_back_as_it_was(tmp_path: Path) -> None:
     ("changes", "line"),
     [
         ({"num_heads": [3, 3]}, "num_heads=[3, 3], depths=[4, 2]; use a model whose every level h"),
-        ({"depths": 4}, "depths=4; use a model whose every level has twice the heads"),
+        ({"depths": 4}, "depths=4; it must be a list with a number for each level"),
         ({"qkv_bias": False}, "qkv_bias=False; use a model with qkv_bias=true"),
         ({"use_absolute_embeddings": True}, "use a model with use_absolute_embeddings=false"),
-        ({"embed_dim": "12"}, "embed_dim=12; it must be a whole number above 0"),
-        ({"image_size": [32, 32]}, "model.image_size"),
+        ({"embed_dim": "12"}, 'embed_dim="12"; it must be a whole number above 0'),
+        ({"image_size": [32, 32]}, "image_size=[32, 32]; it must be a whole number above 0"),
         ({"depths": [3, 2]}, "model.image_depths=[3, 2]: every second block of a level shifts"),
     ],
 )

@@ -154,11 +154,14 @@ def test_what_is_written_is_read(config: Config) -> None:
         ),
         ({"feed_forward_proj": "gated-x"}, "dense_act_fn=x; use a model with one of gelu_new"),
         ({"pad_token_id": 3}, "pad_token_id=3 and decoder_start_token_id=0; use a model with one"),
-        ({"d_kv": 0}, "model.head_size=0"),
-        ({"d_model": "12"}, "d_model=12; it must be a whole number above 0"),
+        ({"d_kv": 0}, "d_kv=0; it must be a whole number above 0"),
+        ({"d_model": "12"}, 'd_model="12"; it must be a whole number above 0'),
         ({"relative_attention_num_buckets": 7}, "model.relative_buckets=7"),
-        ({"num_decoder_layers": -1}, "model.num_decoder_layers=-1"),
-        ({"decoder_start_token_id": None, "pad_token_id": None}, "model.start_token=None"),
+        ({"num_decoder_layers": -1}, "num_decoder_layers=-1; it must be"),
+        (
+            {"decoder_start_token_id": None, "pad_token_id": None},
+            "decoder_start_token_id=None; it must be a whole number of 0",
+        ),
     ],
     ids=str,
 )

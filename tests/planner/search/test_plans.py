@@ -26,7 +26,9 @@ def test_gpt3_on_4096_h100s() -> None:
 def test_a_plan_in_words(small: Plan) -> None:
     first, second = small.best
     lines = str(small).splitlines()
-    assert len(lines) == 4 and lines[0].startswith("4 x h100, 8 a node")
+    assert len(lines) == 5
+    assert lines[0] == "4 x h100, 8 a node, 73.6 GiB a device; global batch 512 x 1,024 tokens"
+    assert lines[4].startswith(f"± is {small.error:.0%} of the prediction")
     assert first.step.seconds <= second.step.seconds
     assert lines[3].endswith(f"{second.step.seconds / first.step.seconds - 1:.1%}")
     assert small.tokens_per_second(first) * 4 * first.step.seconds == pytest.approx(

@@ -32,8 +32,8 @@ def test_a_logger_without_its_package_is_refused_before_anything_is_written(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     kind = LOGGERS[name]
-    line = f"train.loggers names {name}, which needs the package {kind.package}; pip install "
-    with pytest.raises(UserError, match=re.escape(f"{line}{kind.install}, or leave {name} out")):
+    line = f"train.loggers names {name}, which needs the package {kind.package}; "
+    with pytest.raises(UserError, match=re.escape(f"{line}{kind.remedy}, or leave {name} out")):
         RunDir(tmp_path / "run").check(config("csv", name))
     assert list(tmp_path.iterdir()) == []
     require_packages(Config())  # the default is what is there
