@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxptd.api.run import Run
 from jaxptd.api.scoring import Question, Score, Scorer, windows
-from jaxptd.data.tokenizers import continuation, until_stop
+from jaxptd.data.tokenizers import continuation, spelling, until_stop
 from jaxptd.errors import UserError, install, quoted
 from jaxptd.fields import checked
 from jaxptd.run.generator import Generator, Sampling
@@ -144,8 +144,9 @@ class Answers:
         ids: list[int] = self._run.tokenizer.encode(text).tolist()
         if ids and max(ids) >= self._vocab_size:
             raise UserError(
-                f"a text has id {max(ids)}, the model knows 0 to {self._vocab_size - 1}; use the "
-                "tokenizer that the model was trained with"
+                f"a text has id {max(ids)}, the model knows 0 to {self._vocab_size - 1}; leave "
+                f"{spelling(self._run.tokenizer, max(ids))} out of it, or use the tokenizer that "
+                "the model was trained with"
             )
         return ids
 

@@ -22,7 +22,7 @@ import numpy as np
 from jaxptd.config import BeginToken, SpecialTokens
 from jaxptd.data import tokenizer_folders
 from jaxptd.data.tokenizer_folders import FIELD
-from jaxptd.errors import UserError, install
+from jaxptd.errors import UserError, install, quoted
 from jaxptd.fields import checked
 
 if TYPE_CHECKING:
@@ -105,6 +105,12 @@ def spellings(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     """Finds the special tokens that a text spells; None if the tokenizer has none to spell."""
     names = sorted(tokenizer.special, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, names))) if names else None
+
+
+def spelling(tokenizer: Tokenizer, token: int) -> str:
+    """A token's name, or its text, in quotes, for a message."""
+    names = {number: name for name, number in tokenizer.special.items()}
+    return quoted(repr(names.get(token) or tokenizer.decode([token])))
 
 
 def id_dtype(vocab_size: int) -> type[np.unsignedinteger]:
