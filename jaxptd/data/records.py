@@ -164,10 +164,19 @@ def _there(record: Mapping[str, Any], fields: Fields) -> str:
 # ---- tables -------------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def _long_fields() -> Iterator[None]:
+    """Inside, a field of a table may be longer than the csv module allows by itself."""
+    before = csv.field_size_limit(sys.maxsize)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
+
+
 def _rows(path: Path, fields: Fields, delimiter: str) -> Iterator[list[str]]:
     """Yields the fields of the rows of a table whose first row has the names of its columns."""
-    csv.field_size_limit(sys.maxsize)
-    with open_bytes(path) as file:
+    with open_bytes(path) as file, _long_fields():
         lines = (decoded(line, f"{path} line {n}") for n, line in enumerate(file, start=1))
         rows = csv.DictReader(lines, delimiter=delimiter, strict=True)
         try:

@@ -1,6 +1,7 @@
 """Documents and their tokens; a broken file is an error that names it."""
 
 import bz2
+import csv
 import gzip
 import json
 import lzma
@@ -67,6 +68,13 @@ def test_each_document_is_followed_by_its_end(tmp_path):
 def test_records_are_read_as_what_they_are(tmp_path, name, data, suffix):
     path = write(tmp_path / f"{name}{suffix}", PACK[suffix](data))
     assert list(read_documents(path)) == ["a,b", "c"]
+
+
+def test_a_field_of_a_table_may_be_long(tmp_path):
+    limit = csv.field_size_limit()
+    path = write(tmp_path / "a.csv", b"text\n" + b"x" * 200_000)
+    assert list(read_documents(path)) == ["x" * 200_000]
+    assert csv.field_size_limit() == limit
 
 
 def test_compressed_text_is_text(tmp_path):
