@@ -146,7 +146,7 @@ class Directory:
         return all(np.array_equal(a[each], b[each]) for each in self._pieces(one))
 
     def not_finite(self, name: str, dtype: Any) -> int:
-        """How many numbers of a tensor are NaN or infinite in a precision."""
+        """Counts the numbers of a tensor that are NaN or infinite in a precision."""
         tensor = self.tensor(name)
         with np.errstate(over="ignore"):
             pieces = (tensor[each].astype(dtype) for each in self._pieces(name))

@@ -80,7 +80,7 @@ def _is_tied(directory: Directory, family: Family) -> bool:
 
 
 def _says_tied(directory: Directory, family: Family) -> bool:
-    """Whether `tie_word_embeddings` ties the output layer to the embedding."""
+    """True if config.json ties the output layer to the embedding."""
     if family.tied is None:
         return True
     try:

@@ -128,7 +128,7 @@ def restore_weights(program: Program, path: Path) -> Params:
     for name, x in restored["params"].items():
         held = {str(shard.index): shard.data for shard in x.addressable_shards}
         bad = sum(np.count_nonzero(~np.isfinite(np.asarray(each))) for each in held.values())
-        check_finite(f"{path}: {name}", bad)
+        check_finite(f"{path}: {name}", int(bad))
     return params_from_canonical(program, restored)
 
 
