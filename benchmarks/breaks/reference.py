@@ -133,7 +133,9 @@ _STRETCHED = (
         "first, last = max(math.ceil(pair_of(high)), 0)",
         WAVES,
     ),
-    Break("yarn lengthens no vector", ROPE, "0.1 * math.log(rope.factor) + 1", "1.0", WAVES),
+    Break(
+        "yarn lengthens no vector", ROPE, "0.1 * math.log(max(rope.factor, 1)) + 1", "1.0", WAVES
+    ),
     Break(
         "yarn's line where no wave makes a turn, as if it were a step",
         ROPE,
