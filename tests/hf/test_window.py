@@ -48,7 +48,7 @@ def test_the_window_of_all_layers_is_read(kind: str, config: dict, window: int |
         ("qwen3", USED | {"layer_types": [FULL, SLIDING, FULL]}, "sliding_window=64 in some layer"),
         ("qwen3", {"layer_types": [SLIDING] * 3}, "layer_types has sliding_attention without a wi"),
         ("mistral", {"sliding_window": 0}, "sliding_window=0; it must be a whole number above 0"),
-        ("mistral", {"sliding_window": "64"}, "sliding_window=64; it must be a whole number above"),
+        ("mistral", {"sliding_window": "64"}, "sliding_window=.64.; it must be a whole number"),
         (
             "qwen2",
             USED | {"sliding_window": True},
