@@ -19,7 +19,6 @@ from jaxptd.config.command_line import load_config
 from jaxptd.data.tokenizers import (
     Tokenizer,
     continuation,
-    until_end,
     until_stop,
     with_begin,
 )
@@ -81,7 +80,7 @@ def write_text(
             f"{vocab_size - 1}; use the tokenizer that the model was trained with, and only tokens "
             "that the model has"
         )
-    found = until_end(tokenizer, Generator(program, vocab_size, sampling)(params, ids, tokens))
+    found = Generator(program, vocab_size, sampling, tokenizer.ends)(params, ids, tokens)
     text = continuation(tokenizer, ids, found) if continues else tokenizer.decode(found)
     return (prompt if continues else "") + until_stop(text, stop)
 
