@@ -39,7 +39,7 @@ def test_help_all_has_every_field_and_every_own_option(name, capsys):
     text = " ".join(shown(command, "--help-all", capsys))
     short = " ".join(shown(command, "--help", capsys))
     for option in [*FIELDS, "--config", "--run-dir", "--json", "--quiet", "--help-all"]:
-        assert f" {option} " in text
+        assert f" {option} " in text.replace(",", " ")  # Python 3.13 writes `--a, --b VALUE`
     assert 10 < sum(f" {field} " in short for field in FIELDS) < 24
 
 

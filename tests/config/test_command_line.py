@@ -102,7 +102,7 @@ def test_help_shows_every_field_with_its_default(capsys):
     assert stop.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
     for field, default in FIELDS.items():
-        entry = rf" --{re.escape(field)} .*?\(type: [^)]*, default: ([^)]*)\)"
+        entry = rf" --{re.escape(field)}[ ,].*?\(type: [^)]*, default: ([^)]*)\)"
         found = re.search(entry, text.partition(" options: ")[2])
         assert found, field
         assert found[1] == ("null" if default is None else str(default)), field

@@ -1,6 +1,7 @@
 """Defaults and ranges of the fields of every section."""
 
 import dataclasses
+import inspect
 import math
 
 import pytest
@@ -37,7 +38,7 @@ def test_the_sections():
 @pytest.mark.parametrize("section", SECTIONS.values())
 def test_every_field_is_explained_for_help(section):
     for field in dataclasses.fields(section):
-        assert f"        {field.name}: " in section.__doc__
+        assert f"\n    {field.name}: " in inspect.cleandoc(section.__doc__)
 
 
 def test_nothing_can_be_changed_afterwards():
