@@ -19,7 +19,7 @@ from jaxptd.config.command_line import load_config
 from jaxptd.data.tokenizers import (
     Tokenizer,
     continuation,
-    until_end,
+    spelling,
     until_stop,
     with_begin,
 )
@@ -78,10 +78,10 @@ def write_text(
     if max(ids) >= vocab_size:
         raise UserError(
             f"the prompt {quoted(repr(prompt))} has id {max(ids)}, the model knows 0 to "
-            f"{vocab_size - 1}; use the tokenizer that the model was trained with, and only tokens "
-            "that the model has"
+            f"{vocab_size - 1}; leave {spelling(tokenizer, max(ids))} out of it, or use the "
+            "tokenizer that the model was trained with"
         )
-    found = until_end(tokenizer, Generator(program, vocab_size, sampling)(params, ids, tokens))
+    found = Generator(program, vocab_size, sampling, tokenizer.ends)(params, ids, tokens)
     text = continuation(tokenizer, ids, found) if continues else tokenizer.decode(found)
     return (prompt if continues else "") + until_stop(text, stop)
 

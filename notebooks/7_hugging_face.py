@@ -12,8 +12,8 @@
 # # 7. A Hugging Face model on a layout
 #
 # At the end you will know how to load the weights of a Hugging Face model on any layout, prove
-# that the layout computes what one device computes, fine-tune it, and write it back. Needs `pip
-# install 'jaxptd[hf]'`.
+# that the layout computes what one device computes, fine-tune it, and write it back. Needs the
+# `hf` extra.
 #
 # So that nothing is downloaded, a tiny Llama with random weights is made first. With a model of
 # your own, skip that cell and give its directory instead.

@@ -106,9 +106,9 @@ ENCODER_DECODERS = (
     ),
     Break(
         "an answer goes on behind its end",
-        "jaxptd/data/tokenizers.py",
-        "return list(ids[: next(found, len(ids))])",
-        "return list(ids)",
+        "jaxptd/generate.py",
+        "Generator(program, vocab_size, sampling, tokenizer.ends)",
+        "Generator(program, vocab_size, sampling)",
         ANSWERS,
         "alone",
     ),

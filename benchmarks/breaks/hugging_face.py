@@ -229,7 +229,7 @@ SCORES = (
     Break(
         "the rest of a prompt is drawn",
         "jaxptd/run/generator.py",
-        "jnp.where(given < 0, drawn_B, given)",
+        "jnp.where(given_N[i] == NONE, drawn_B, given_N[i])",
         "drawn_B",
         HARNESS_TEST,
         "stop",

@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxptd.api.run import Run
 from jaxptd.api.scoring import Question, Score, Scorer, windows
-from jaxptd.data.tokenizers import continuation, until_end, until_stop
+from jaxptd.data.tokenizers import continuation, spelling, until_stop
 from jaxptd.errors import UserError, install, quoted
 from jaxptd.fields import checked
 from jaxptd.run.generator import Generator, Sampling
@@ -56,7 +56,8 @@ class Answers:
         super().__init__()
         self._run, self._scorer = run, Scorer(run.program)
         self._vocab_size = min(run.tokenizer.vocab_size, run.config.model.vocab_size or 0)
-        self._generator = Generator(run.program, self._vocab_size, Sampling(temperature=0))
+        sampling, ends = Sampling(temperature=0), run.tokenizer.ends
+        self._generator = Generator(run.program, self._vocab_size, sampling, ends)
         self._prefix = list(run.tokenizer.begin) if begin is None else [self._special(begin)]
 
     @property
@@ -121,7 +122,7 @@ class Answers:
         check_unused(self._run.arrays)
         ids = self._begun(self._ids(context))[-(longest - tokens) :]
         found = self._generator.of_many(self._run.arrays["params"], ids, tokens)
-        text = continuation(tokenizer, ids, until_end(tokenizer, found))
+        text = continuation(tokenizer, ids, found)
         return until_stop(text, _stops(options))
 
     @property
@@ -143,8 +144,9 @@ class Answers:
         ids: list[int] = self._run.tokenizer.encode(text).tolist()
         if ids and max(ids) >= self._vocab_size:
             raise UserError(
-                f"a text has id {max(ids)}, the model knows 0 to {self._vocab_size - 1}; use the "
-                "tokenizer that the model was trained with"
+                f"a text has id {max(ids)}, the model knows 0 to {self._vocab_size - 1}; leave "
+                f"{spelling(self._run.tokenizer, max(ids))} out of it, or use the tokenizer that "
+                "the model was trained with"
             )
         return ids
 

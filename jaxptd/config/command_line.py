@@ -13,7 +13,7 @@ import sys
 import types
 import typing
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +139,7 @@ def parse_all(
             warnings.simplefilter("ignore")  # jsonargparse's own deprecations
             values = parser.parse_args(argv, defaults=False)  # Config has them, much faster
     except argparse.ArgumentError as error:
-        raise UserError(_rephrase(str(error))) from error
+        raise UserError(_rephrase(str(error), parser._option_string_actions)) from error
     except UserError:
         raise
     except ValueError as error:
@@ -273,15 +273,23 @@ def _field_types() -> dict[str, Any]:
     }
 
 
-def _nearest(key: str) -> str:
-    """Remedy for an unknown key: the field whose name is most like the end of the key."""
+def _nearest(key: str, options: Iterable[str] = ()) -> str:
+    """Remedy for an unknown key: the field whose name is most like the end of the key.
+
+    Args:
+        key: as it was given, without dashes.
+        options: of the command, such as `--config`; one may be meant that is no field.
+    """
     if key in _field_types():
         return f"write --{key}"
     if key in packaged_configs():
         return f"did you mean --config {key}?"
+    others = {name.lstrip("-"): name for name in options if "." not in name}
+    own = {name: option for name, option in others.items() if name not in _sections()}
     fields = {field.rpartition(".")[2]: field for field in _field_types()}
-    near = nearest(key.rpartition(".")[2], fields)
-    return f"did you mean {fields[near]}?" if near else "see jaxptd train --help-all"
+    meant = own | fields
+    near = nearest(key.rpartition(".")[2].lstrip("-"), meant)
+    return f"did you mean {meant[near]}?" if near else "see jaxptd train --help-all"
 
 
 def describe_type(annotation: Any) -> str:
@@ -298,7 +306,7 @@ def describe_type(annotation: Any) -> str:
     return str(annotation) if members else str(annotation.__name__)
 
 
-def _rephrase(message: str) -> str:
+def _rephrase(message: str, options: Iterable[str]) -> str:
     """Turns a message of jsonargparse into one line that names the field and the remedy."""
     text = " ".join(message.split())
     if text.lower().endswith("unrecognized arguments:"):
@@ -309,7 +317,7 @@ def _rephrase(message: str) -> str:
     if match := re.search(
         r"(?:[Uu]nrecognized arguments: (?:--)?|Option ')([^\s'=]+)(?:' is not accepted)?", text
     ):
-        return f"unknown key {quoted(match[1])}; {_nearest(match[1])}"
+        return f"unknown key {quoted(match[1])}; {_nearest(match[1], options)}"
     match = re.search(r'Parser key "([\w.]+)".*(?:Got|Given) value: ?(.*)', text)
     if match and match[1] in _field_types():
         expected = describe_type(_field_types()[match[1]])

@@ -13,7 +13,7 @@ from jaxptd.data.concatenated import Concatenated
 from jaxptd.data.corpora import tokenize, tokenize_answers
 from jaxptd.data.ids import scan_ids
 from jaxptd.data.token_files import is_token_file, layout_of, open_tokens
-from jaxptd.data.tokenizers import Tokenizer
+from jaxptd.data.tokenizers import Tokenizer, spelling
 from jaxptd.errors import UserError, quoted
 
 if TYPE_CHECKING:
@@ -168,12 +168,11 @@ def check_ids(ids: np.ndarray, tokenizer: Tokenizer, vocab_size: int) -> None:
         return
     if tokenizer.end_of_document >= vocab_size:
         check_vocabulary(tokenizer.vocab_size, vocab_size)
-    names = {token: name for name, token in tokenizer.special.items()}
-    shown = names.get(largest) or tokenizer.decode([largest])
     raise UserError(
-        f"model.vocab_size={vocab_size}, and the text has the token {quoted(repr(shown))} with id "
-        f"{largest}; leave it out of the text, or use the tokenizer of the model; a model that "
-        f"starts from no weights may have {tokenizer.vocab_size} ids, or null"
+        f"model.vocab_size={vocab_size}, and the text has the token "
+        f"{spelling(tokenizer, largest)} with id {largest}; leave it out of the text, or use the "
+        "tokenizer of the model; a model that starts from no weights may have "
+        f"{tokenizer.vocab_size} ids, or null"
     )
 
 

@@ -15,6 +15,8 @@ from jaxptd.errors import UserError, quoted
 TOKENIZER = "tokenizer.json"
 CONFIG, GENERATION = "config.json", "generation_config.json"
 SETTINGS = "tokenizer_config.json"
+OLD_NAMES, OLD_TOKENS = "special_tokens_map.json", "added_tokens.json"
+DECODER, ADDED = "added_tokens_decoder", "added_tokens"  # in `settings`
 FIELD = "eos_token_id"
 # Tokens that `tokenizer_config.json` names, in the order in which transformers adds them.
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -43,7 +45,7 @@ def end_of_document(folder: str) -> int | None:
     Raises:
         UserError: a config is broken.
     """
-    own, generation = (_ends(os.path.join(folder, name)) for name in (CONFIG, GENERATION))
+    own, generation = (_ends(folder, name) for name in (CONFIG, GENERATION))
     both = [end for end in own if end in generation]
     return next(iter([*both, *own, *generation]), None)
 
@@ -56,52 +58,93 @@ def ends(folder: str) -> tuple[int, ...]:
     Raises:
         UserError: a config is broken.
     """
-    found = (_ends(os.path.join(folder, name)) for name in (GENERATION, CONFIG))
+    found = (_ends(folder, name) for name in (GENERATION, CONFIG))
     return tuple(dict.fromkeys(end for each in found for end in each))
 
 
 def settings(folder: str) -> Mapping[str, Any]:
     """The content of `tokenizer_config.json`; empty without the file.
 
+    One of old, without `added_tokens_decoder`, has that of `special_tokens_map.json` over it, and
+    the tokens of `added_tokens.json` as `added_tokens`.
+
+    Source: transformers 5.24, `PreTrainedTokenizerBase._from_pretrained`.
+
     Raises:
-        UserError: it is no JSON object.
+        UserError: a file is no JSON object.
     """
-    path = os.path.join(folder, SETTINGS)
-    found = _read(path) if os.path.lexists(path) else {}
-    if not isinstance(found, dict):
-        raise UserError(f"data.tokenizer: {path} has no JSON object; repair it")
-    return found
+    found = _object(folder, SETTINGS)
+    if DECODER in found:
+        return found
+    return {**found, **_object(folder, OLD_NAMES), ADDED: list(_object(folder, OLD_TOKENS))}
 
 
-def special_tokens(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The special tokens that a `tokenizer_config.json` names, as fields of an `AddedToken`.
+def listed_tokens(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The tokens of `added_tokens_decoder`, as fields of an `AddedToken`, by their numbers.
+
+    Their flags go before those of `tokenizer.json`.
+    """
+    decoder = settings.get(DECODER)
+    numbered = decoder.items() if isinstance(decoder, dict) else ()
+    for _, token in sorted((int(n), token) for n, token in numbered if str(n).isdecimal()):
+        yield from _fields(token, special=isinstance(token, dict) and bool(token.get("special")))
+
+
+def named_tokens(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The tokens that settings name, as fields of an `AddedToken`, in the order of transformers.
+
+    They are added to those of `tokenizer.json`, where that does not have them.
 
     Source: transformers 5.24, `TokenizersBackend.__init__`.
     """
-    decoder = settings.get("added_tokens_decoder")
-    listed = list(decoder.values()) if isinstance(decoder, dict) else []
-    others = settings.get("additional_special_tokens") or settings.get("extra_special_tokens")
+    others = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
     others = list(others.values()) if isinstance(others, dict) else others
-    named = [settings.get(name) for name in NAMED]
-    for token in [*listed, *named, *(others if isinstance(others, list) else [])]:
-        fields = {"content": token} if isinstance(token, str) else token
-        if isinstance(fields, dict) and isinstance(fields.get("content"), str):
-            flags = ("single_word", "lstrip", "rstrip", "normalized")
-            given = {name: fields[name] for name in flags if isinstance(fields.get(name), bool)}
-            special = token not in listed or bool(fields.get("special"))
-            yield {"content": fields["content"], "special": special, "normalized": False} | given
+    own = (name for name in settings if name.endswith("_token") and name not in NAMED)
+    named = [*(settings.get(name) for name in (*NAMED, *own))]
+    named += others if isinstance(others, list) else []
+    for token in settings.get(ADDED, ()):
+        yield from _fields(token, special=token in named)
+    for token in named:
+        yield from _fields(token, special=True)
 
 
-def _ends(path: str) -> list[int]:
+def _fields(token: Any, *, special: bool) -> Iterator[Mapping[str, Any]]:
+    """The fields of a token that is written as its spelling, or an object; of others none."""
+    fields = {"content": token} if isinstance(token, str) else token
+    if isinstance(fields, dict) and isinstance(fields.get("content"), str):
+        flags = ("single_word", "lstrip", "rstrip", "normalized")
+        given = {name: fields[name] for name in flags if isinstance(fields.get(name), bool)}
+        yield {"content": fields["content"], "special": special, "normalized": not special} | given
+
+
+def is_of_llama(folder: str, settings: Mapping[str, Any]) -> bool:
+    """True if transformers reads a folder's texts by its class for Llama 2.
+
+    Source: transformers 5.24, `AutoTokenizer.from_pretrained`.
+    """
+    config = _object(folder, CONFIG)
+    name = settings.get("tokenizer_class") or config.get("tokenizer_class")
+    named = str(name).removesuffix("Fast") == "LlamaTokenizer"
+    return named and config.get("model_type", "llama") == "llama"  # others have their own classes
+
+
+def _object(folder: str, name: str) -> dict[str, Any]:
+    """The content of a JSON file; empty without the file. Raises UserError if it is no object."""
+    path = os.path.join(folder, name)
+    found = _read(path) if os.path.lexists(path) else {}
+    if not isinstance(found, dict):
+        raise UserError(f"data.tokenizer: {path} has no JSON object; put the model's own there")
+    return found
+
+
+def _ends(folder: str, name: str) -> list[int]:
     """The ids in a config's `eos_token_id`; none without the file or the field."""
-    config = _read(path) if os.path.lexists(path) else {}
-    if not isinstance(config, dict):
-        raise UserError(f"data.tokenizer: {path} has no JSON object; put the model's config there")
-    found = config.get(FIELD)
+    found = _object(folder, name).get(FIELD)
     ends: list[Any] = [] if found is None else found if isinstance(found, list) else [found]
     if not all(_is_id(end) for end in ends):
         raise UserError(
-            f"data.tokenizer: {path} has {FIELD}={quoted(found)}; use a token's number, or a list"
+            f"data.tokenizer: {os.path.join(folder, name)} has {FIELD}={quoted(found)}; use a "
+            "token's number, or a list"
         )
     return ends
 

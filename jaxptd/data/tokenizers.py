@@ -22,7 +22,7 @@ import numpy as np
 from jaxptd.config import BeginToken, SpecialTokens
 from jaxptd.data import tokenizer_folders
 from jaxptd.data.tokenizer_folders import FIELD
-from jaxptd.errors import UserError, install
+from jaxptd.errors import UserError, install, quoted
 from jaxptd.fields import checked
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 BYTES = "bytes"
 END_OF_DOCUMENT_NAMES = ("<|endoftext|>", "</s>", "<eos>", "[SEP]", "<|end_of_text|>")
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
+SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # in the words of SentencePiece
 RARE_LETTERS = "\N{LINEAR B SYLLABLE B008 A}\N{VAI SYLLABLE EE}\N{GLAGOLITIC CAPITAL LETTER AZU}"
 HAS_ALL = "use a tokenizer of bytes, or one with an unknown token"
 
@@ -94,12 +95,6 @@ def continuation(tokenizer: Tokenizer, prompt: Sequence[int], ids: Sequence[int]
     return whole[len(complete) :] if whole.startswith(complete) else tokenizer.decode(ids)
 
 
-def until_end(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
-    """The ids before the first that ends a generation."""
-    found = (number for number, token in enumerate(ids) if token in tokenizer.ends)
-    return list(ids[: next(found, len(ids))])
-
-
 def until_stop(text: str, stops: Iterable[str]) -> str:
     """The text before the first of the stops; empty ones are none."""
     found = [place for stop in stops if stop and (place := text.find(stop)) >= 0]
@@ -110,6 +105,12 @@ def spellings(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     """Finds the special tokens that a text spells; None if the tokenizer has none to spell."""
     names = sorted(tokenizer.special, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, names))) if names else None
+
+
+def spelling(tokenizer: Tokenizer, token: int) -> str:
+    """A token's name, or its text, in quotes, for a message."""
+    names = {number: name for name, number in tokenizer.special.items()}
+    return quoted(repr(names.get(token) or tokenizer.decode([token])))
 
 
 def id_dtype(vocab_size: int) -> type[np.unsignedinteger]:
@@ -285,6 +286,8 @@ def load_tokenizer(
         )
     path = tokenizer_folders.tokenizer_file(folder) if folder else name
     tokenizer, settings = _read_json(path), tokenizer_folders.settings(folder) if folder else {}
+    if folder and tokenizer_folders.is_of_llama(folder, settings):
+        _read_as_llama(tokenizer, settings)
     _add_special_tokens(tokenizer, settings)
     return JsonTokenizer(
         tokenizer,
@@ -321,13 +324,42 @@ def _read_json(path: str) -> Any:
 
 
 def _add_special_tokens(tokenizer: Any, settings: Mapping[str, Any]) -> None:
-    """Adds the special tokens that the settings name, where `tokenizer.json` does not have them."""
+    """Adds the tokens that the settings have, as transformers does: flags, and new ones."""
     from tokenizers import AddedToken  # it has been imported, to read the file
 
-    there = {each.content for each in tokenizer.get_added_tokens_decoder().values()}
-    for fields in tokenizer_folders.special_tokens(settings):
-        if fields["content"] not in there:
+    def there() -> dict[str, str]:
+        return {each.content: repr(each) for each in tokenizer.get_added_tokens_decoder().values()}
+
+    listed = [AddedToken(**fields) for fields in tokenizer_folders.listed_tokens(settings)]
+    known = there()
+    tokenizer.add_tokens([each for each in listed if known.get(each.content) != repr(each)])
+    for fields in tokenizer_folders.named_tokens(settings):
+        if fields["content"] not in there():
             tokenizer.add_tokens([AddedToken(**fields)])
+
+
+def _read_as_llama(tokenizer: Any, settings: Mapping[str, Any]) -> None:
+    """Sets what transformers' class for Llama 2 has in place of what `tokenizer.json` says.
+
+    A space that begins a text, or follows a special token, is no second one beside that which is
+    put before a text.
+
+    Source: transformers 5.24, `LlamaTokenizer.__init__`.
+    """
+    from tokenizers import decoders, models, pre_tokenizers
+
+    parts = [part.__getstate__() for part in (tokenizer.pre_tokenizer, tokenizer.decoder) if part]
+    if not isinstance(tokenizer.model, models.BPE) or any(b"ByteLevel" in part for part in parts):
+        return
+    begins_with_space = settings.get("add_prefix_space") in (None, True)
+    scheme = "first" if settings.get("legacy", False) is False else "always"
+    tokenizer.normalizer = None
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
+        SPACE, prepend_scheme=scheme if begins_with_space else "never", split=False
+    )
+    strips = [decoders.Strip(content=" ", left=1)] if begins_with_space else []
+    pieces = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*pieces, *strips])
 
 
 def _begin(processor: Any) -> tuple[int, ...]:

@@ -79,9 +79,11 @@ def discard(stream: TextIO) -> None:
 
 
 def _print_line(line: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # nobody can read it
+    try:
         sys.stderr.write(f"{' '.join(line.split())}\n")
         sys.stderr.flush()
+    except (OSError, ValueError):  # nobody can read it
+        discard(sys.stderr)
 
 
 def _open_missing_streams() -> None:

@@ -27,6 +27,7 @@ from jaxptd.step import Batch, Program
 from jaxptd.step.pipelined import make_passes
 from jaxptd.step.resolved import Resolved, resolve_for_decoding
 
+NONE = -1  # in place of an id
 SHAPES = 64  # tokens by which prompts of compiled programs differ
 GREEDY = 1e-6  # lower temperatures take the most likely token; float32 could not divide by them
 
@@ -62,11 +63,13 @@ class Generator:
         program: with the model; its layout may shard sequences, but generation shards none.
         vocab_size: only ids below this are drawn.
         sampling: settings of the draws.
+        ends: ids that end a text where one is drawn; it is left out.
     """
 
     program: Program
     vocab_size: int
     sampling: Sampling
+    ends: tuple[int, ...] = ()
 
     @cached_property
     def _resolved(self) -> Resolved:
@@ -74,9 +77,9 @@ class Generator:
         return resolve_for_decoding(self.program.config, self.program.mesh)
 
     def __call__(self, params: Params, prompt: Sequence[int], tokens: int) -> list[int]:
-        """Generates `tokens` ids that follow the prompt's.
+        """Generates `tokens` ids that follow the prompt's, fewer where the text ends.
 
-        An answer to the prompt has at most model.decoder_seq_length, and ids behind its end.
+        An answer to the prompt has at most model.decoder_seq_length.
         """
         if not self._writing.continues:
             return self._write_on(params, prompt, min(tokens, self._model.target_length))
@@ -85,8 +88,11 @@ class Generator:
         while len(text) < end:
             seen = text[-max(longest // 2, 1) :] if len(text) >= longest else text
             count = min(end - len(text), longest - len(seen))
-            text += self._write_on(params, seen, count, place=len(text))
-        return text[-tokens:] if tokens else []
+            found = self._write_on(params, seen, count, place=len(text))
+            text += found
+            if len(found) < count:
+                break
+        return text[len(prompt) :]
 
     def of_many(self, params: Params, prompt: Sequence[int], tokens: int) -> list[int]:
         """Generates as a call does, for many prompts that the model continues.
@@ -119,15 +125,15 @@ class Generator:
         place: int = 0,
         given: Sequence[int] = (),
     ) -> list[int]:
-        """Generates `count` ids in one go, of which the first are given.
+        """Generates `count` ids in one go, fewer where the text ends; the first may be given.
 
         place: of the first drawn id in the text, for the draws.
         """
-        given_N = np.pad(np.array(given, np.int32), (0, count - len(given)), constant_values=-1)
+        given_N = np.pad(np.array(given, np.int32), (0, count - len(given)), constant_values=NONE)
         batch = self._writing.first(self._model, prompt)
         key = jax.random.fold_in(jax.random.key(self.sampling.seed), place)
-        found: list[int] = np.asarray(self._write(params, batch, key, given_N))[:, 0].tolist()
-        return found
+        found = np.asarray(self._write(params, batch, key, given_N))[:, 0]
+        return [token for token in found.tolist() if token != NONE]
 
     @cached_property
     def _write(self) -> Callable[..., Array]:
@@ -141,7 +147,8 @@ class Generator:
     def _run(self, params: Params, batch: Batch, key: Array, given_N: Array) -> Array:
         """First batch -> ids[N, B]: the prompt in one pass, then a token at a time.
 
-        A given id of 0 or more takes the place of the one that is drawn.
+        A given id takes the place of the one that is drawn. Where all that are drawn end their
+        texts, the loop ends, and the other ids are none.
         """
         passes, field = make_passes(self._resolved), self._writing.field
         size, length = batch[field].shape
@@ -153,15 +160,20 @@ class Generator:
             ids_B = self._draw(logits_BTV[:, -1:], jax.random.fold_in(key, start))
             return as_same(ids_B), state  # typed as varying where ZeRO gathered the parameters
 
-        def advance(
-            carry: tuple[Array, Any], each: tuple[Array, Array]
-        ) -> tuple[tuple[Array, Any], Array]:
-            (drawn_B, state), (i, given) = carry, each
-            token_B = jnp.where(given < 0, drawn_B, given)
-            return forward({field: token_B[:, None]}, length + i, state), token_B
+        def goes_on(carry: tuple[Array, Array, Array, Any]) -> Array:
+            i, _, drawn_B, _ = carry
+            end_B = jnp.isin(drawn_B, jnp.array(self.ends, jnp.int32))
+            return (i < len(given_N)) & ~(jnp.all(end_B) & (given_N[i] == NONE))
+
+        def advance(carry: tuple[Array, Array, Array, Any]) -> tuple[Array, Array, Array, Any]:
+            i, ids_NB, drawn_B, state = carry
+            token_B = jnp.where(given_N[i] == NONE, drawn_B, given_N[i])
+            drawn_B, state = forward({field: token_B[:, None]}, length + i, state)
+            return i + 1, ids_NB.at[i].set(token_B), drawn_B, state
 
         first = forward(batch, jnp.int32(0), passes.empty_state(params, size))
-        return lax.scan(advance, first, (jnp.arange(len(given_N), dtype=jnp.int32), given_N))[1]
+        none_NB = jnp.full((len(given_N), size), NONE, jnp.int32)
+        return lax.while_loop(goes_on, advance, (jnp.int32(0), none_NB, *first))[1]
 
     def _places(self, batch: Batch, start: Array) -> Places:
         """The places of a batch's sequences; start: the position of the first token."""

@@ -137,7 +137,10 @@ def test_an_id_that_the_model_does_not_know_is_refused(base: type) -> None:
     model = jaxptd.lm_eval_model(run())
     model._vocab_size = 98
     assert model._split("a", "a") == ([97], [97])
-    with pytest.raises(UserError, match="a text has id 98, the model knows 0 to 97; use the token"):
+    with pytest.raises(
+        UserError,
+        match=r"text has id 98, the model knows 0 to 97; leave '.' out of",
+    ):
         model._split("a", "b")
 
 

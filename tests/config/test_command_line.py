@@ -121,6 +121,8 @@ def test_help_shows_every_field_with_its_default(capsys):
         ("--tp", "layout.tp"),
         ("--model.tp", "layout.tp"),
         ("--steps", "train.steps"),
+        ("--cnfig", "--config"),
+        ("--print_confg", "--print_config"),
     ],
 )
 @pytest.mark.parametrize("spaced", [True, False])

@@ -84,7 +84,7 @@ def test_configs_that_contradict_are_an_error(folder, own, generation, message):
         (b"{", "is not JSON"),
         (b"\xff", "is not JSON"),
         (b"[" * 200_000, "is not JSON"),
-        (b"[1]", "has no JSON object; put the model's config there"),
+        (b"[1]", "has no JSON object; put the model's own there"),
         (b'"eos"', "has no JSON object"),
     ],
 )

@@ -15,7 +15,6 @@ from jaxptd.data.tokenizers import (
     continuation,
     id_dtype,
     load_tokenizer,
-    until_end,
     until_stop,
     with_begin,
 )
@@ -108,11 +107,7 @@ def test_a_continuation_completes_the_last_letter_of_its_prompt():
     assert continuation(ByteTokenizer(), [97], [0xC3]) == UNKNOWN
 
 
-def test_a_text_ends_at_any_end_and_before_any_stop(bpe):
-    tokenizer = ByteTokenizer()
-    tokenizer.ends = (256, 65)
-    assert until_end(tokenizer, [97, 65, 256]) == [97]
-    assert until_end(tokenizer, [97, 98]) == [97, 98]
+def test_a_text_ends_before_any_stop():
     assert until_stop("one two", ["", "x", "wo", " t"]) == "one"
     assert until_stop("one two", ["x"]) == "one two"
 

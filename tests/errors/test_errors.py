@@ -197,7 +197,8 @@ SAY = "import sys; from jaxptd.errors import UserError, run_command; "
 )
 def test_streams_that_are_full_or_closed_change_no_exit_code(main, redirect, code, line):
     command = f'{sys.executable} -c "{SAY} run_command(lambda: {main})" {redirect}'
-    ended = subprocess.run(command, shell=True, capture_output=True, text=True)
+    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}  # as it is by default
+    ended = subprocess.run(command, shell=True, capture_output=True, text=True, env=buffered)
     assert ended.returncode == code
     assert line in ended.stderr
     assert ended.stderr.count("\n") == bool(line)

@@ -1,6 +1,7 @@
 """An encoder-decoder answers: its prompt is a source, encoded once, and the answer has an end."""
 
 import functools
+import itertools
 from typing import Any
 
 import jax
@@ -118,7 +119,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
     def answer(self: Generator, params: Any, prompt: list[int], tokens: int) -> list[int]:
         found.append(prompt)
-        return [97, 98, END, 99]
+        return list(itertools.takewhile(lambda token: token not in self.ends, [97, 98, END, 99]))
 
     monkeypatch.setattr(Generator, "__call__", answer)
     return found

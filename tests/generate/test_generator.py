@@ -18,6 +18,7 @@ from jaxptd.layers.dropout import Places
 from jaxptd.mesh import Axis, make_mesh
 from jaxptd.models.model import run_layers
 from jaxptd.params import shardings
+from jaxptd.run.generator import NONE
 from jaxptd.step import Program
 
 CONFIG = Path(__file__).parents[2] / "configs" / "test-tiny.yaml"
@@ -176,6 +177,37 @@ def test_so_many_tokens_as_asked_for():
     assert [len(write(prompt, tokens)) for tokens in (0, 1, 12, 20)] == [0, 1, 12, 20]
 
 
+def ending(ends: tuple[int, ...], *overrides: str) -> Generator:
+    return Generator(make_program(*overrides), VOCAB, GREEDY, ends)
+
+
+@pytest.mark.parametrize(
+    "layout", [(), *map(slow, (TP2, CP2_TP2, SEQUENCE, GRID, PIPELINE, FOLDED))], ids=str
+)
+def test_a_text_ends_where_an_end_is_drawn_and_nothing_is_computed_behind_it(layout):
+    params, prompt = make_params(*layout), PROMPTS["some"]
+    count = LONGEST - len(prompt)
+    whole = written_without_cache(prompt, count + LONGEST)
+    end = next(token for token in whole[2:] if token not in whole[:2])
+    place = whole.index(end)
+    made = ending((VOCAB + 5, end), *layout)
+    assert 2 <= place < count  # and a second time the model is not asked
+    assert made(params, prompt, count + LONGEST) == whole[:place]
+    batch = made._writing.first(made._model, prompt)
+    ids = made._write(params, batch, jax.random.key(0), np.full(count, NONE, np.int32))[:, 0]
+    assert np.asarray(ids).tolist() == [*whole[:place], *[NONE] * (count - place)]
+
+
+def test_an_end_that_is_drawn_first_adds_nothing_and_one_in_a_prompt_is_no_end(monkeypatch):
+    monkeypatch.setattr("jaxptd.run.generator.SHAPES", 2)
+    params, prompt = make_params(), PROMPTS["some"][:3]  # the last one is given
+    first, other = written_without_cache(prompt, 1), written_without_cache(prompt[:2], 1)
+    assert first != other != prompt[2:]  # drawn where the last one is given
+    assert ending((first[0],))(params, prompt, LONGEST - len(prompt)) == []
+    assert ending((prompt[2], other[0])).of_many(params, prompt, 1) == first
+    assert ending((first[0],)).of_many(params, prompt, 1) == []
+
+
 # ---- sampling -------------------------------------------------------------------------------
 
 FULL = PROMPTS["full"]  # continued in halves: one program
@@ -285,5 +317,5 @@ def test_an_empty_prompt_starts_a_document():
 
 def test_a_prompt_that_the_model_has_no_ids_for():
     program = make_program("--model.vocab_size=64")
-    with pytest.raises(UserError, match="prompt 'def ' has id 102, the model knows 0 to 63"):
+    with pytest.raises(UserError, match="has id 102, the model knows 0 to 63; leave 'f' out"):
         write_text(program, {}, ByteTokenizer(), prompt="def ", tokens=1, sampling=GREEDY)

@@ -254,3 +254,34 @@ def test_what_a_directory_says_without_effect_is_said(tmp_path: Path) -> None:
         "have different numbers: they are not tied, as in transformers",
         f"starting from the weights of {folder}",
     ]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_text_that_is_read_as_bytes_by_weights_of_other_tokens_is_said(
+    bytes_model: Path, tmp_path: Path, there: bool
+) -> None:
+    rng = np.random.default_rng(0)
+    size = VOCAB if there else 600
+    table = rng.normal(0, 0.3, (size, 12)).astype(np.float32)
+    tensors = gpt2_tensors() | {"transformer.wte.weight": table}
+    folder = write_directory(tmp_path / "m", tensors, vocab_size=size)
+    if there:
+        (folder / "tokenizer.json").write_text("{}")
+    (tmp_path / "text.txt").write_text(TEXT)
+    (tmp_path / "ids.bin").write_bytes(bytes(8))
+
+    def said(start: Path, source: str) -> list[str]:
+        made = program(start, Layout(), start=str(start))
+        data = dataclasses.replace(made.config.data, source=str(tmp_path / source))
+        lines: list[str] = []
+        config = dataclasses.replace(made.config, data=data)
+        first_state(Program(config, made.mesh), say=lines.append)
+        return [line for line in lines if "bytes" in line]
+
+    (line,) = said(folder, "text.txt")
+    assert line.startswith(
+        f"warning: data.tokenizer=bytes reads text as bytes, and the weights of {folder}"
+    )
+    assert f"other tokens, {size} of them; " in line
+    assert ("use --data.tokenizer " if there else "own tokenizer.json") in line
+    assert said(folder, "ids.bin") == said(bytes_model, "text.txt") == []

@@ -128,6 +128,8 @@ def test_links_and_pictures_are_there(page) -> None:
     links = re.findall(r"\]\(([^)#:]+)[^):]*\)", source)
     links += [b.argument for b in blocks(source) if b.kind in ("{figure}", "{literalinclude}")]
     assert [link for link in links if not (page.parent / link).is_file()] == []
+    pages = [(page.parent / link).resolve() for link in links if link.endswith(".md")]
+    assert [link for link in pages if DOCS not in link.parents] == []  # Sphinx knows no others
 
 
 def test_every_picture_is_a_drawing_that_a_page_shows() -> None:
