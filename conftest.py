@@ -52,8 +52,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Settles, before JAX starts, which devices this process and the commands it starts see."""
     gc.set_threshold(*COLLECT_AFTER)
-    # A shell lets what it runs in the background ignore interrupts, and nohup the end of a terminal,
-    # and so would the commands that are tested.
+    # What a shell or nohup has started may ignore interrupts or the end of a terminal, and so would
+    # the commands that are tested.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     for name, value in CACHE.items():
