@@ -3,8 +3,11 @@
 import ast
 import asyncio
 import copy
+import json
 import os
 import re
+import subprocess
+import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ import pytest
 import jaxptd
 
 ROOT = Path(__file__).parents[2]
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"))
 # Modules of fixed paths, whose `__all__` is public, beside what `import jaxptd` exports.
 MODULES = ("jaxptd.ring_attention", "jaxptd.summa2d")
@@ -164,6 +168,17 @@ def test_a_notebook_that_trains_begins_anew() -> None:
 
 
 # ---- whole notebooks ----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_make_writes_a_notebook_with_its_output(tmp_path: Path) -> None:
+    (line,) = re.findall(r"^\t\$\(BIN\)/jupytext (.*) notebooks/\*\.py$", MAKEFILE, flags=re.M)
+    (tmp_path / "one.py").write_text("# %%\nprint(6 * 7)\n")
+    command = [sys.executable, "-m", "jupytext", *line.split(), "one.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (cell,) = json.loads((tmp_path / "one.ipynb").read_text())["cells"]
+    assert "".join(cell["outputs"][0]["text"]) == "42\n"
 
 
 @pytest.mark.slow
