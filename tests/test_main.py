@@ -81,7 +81,7 @@ def test_only_the_module_that_is_asked_for_is_imported():
 
 def test_as_a_module():
     command = [sys.executable, "-m", "jaxptd", "meshh"]
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
     line = "error: unknown command 'meshh'; did you mean mesh?\n"
     assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", line)
 

@@ -1,12 +1,12 @@
 """Steps that cannot fit are refused before they start; memory that runs out is explained."""
 
 import dataclasses
-import time
 from types import SimpleNamespace
 
 import jax
 import pytest
 import tiny
+from counting import calls
 
 from jaxptd.analysis import hardware, memory_model, memory_needs, memory_report
 from jaxptd.analysis.memory_needs import Needs, available, needs, require_fits
@@ -20,6 +20,11 @@ from jaxptd.step import Program
 GPU = SimpleNamespace(
     platform="gpu", device_kind="NVIDIA H100", memory_stats=lambda: {"bytes_limit": 73 * 10**9}
 )
+
+
+# Of functions, until a model of two trillion parameters is refused: 0.4 to 0.7 million, with the
+# version of Python. Tracing its step takes another 1.7 million.
+MOST_CALLS = 1_500_000
 
 
 def with_memory(monkeypatch, per_device: float, layout: Layout) -> None:
@@ -81,13 +86,13 @@ def test_offloading_helps_on_accelerators_only() -> None:
     assert needs(config, make_mesh(Layout())).state > 0
 
 
-def test_two_trillion_parameters_are_refused_within_a_second() -> None:
+def test_two_trillion_parameters_are_refused_by_formulas_alone() -> None:
     model = ModelConfig(num_layers=128, hidden_size=36864, num_heads=288, vocab_size=257)
     config = Config(model, Layout(dp=4), train=TrainConfig(global_batch_size=32))
     program = Program(config, make_mesh(config.layout))
-    before = time.process_time()
-    line = refusal(program)
-    assert time.process_time() - before < 1
+    lines: list[str] = []
+    assert calls(lambda: lines.append(refusal(program))) < MOST_CALLS
+    (line,) = lines
     assert line.startswith("a training step needs at least 33.4 TB on a device (state 25.0 TB")
     assert "this machine has" in line
     assert line.endswith("is not enough, use a smaller model")

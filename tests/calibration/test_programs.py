@@ -104,5 +104,5 @@ def test_fp8_and_small_kernels_run() -> None:
     timer = Timer(jax.devices()[:1], repetitions=1, long_enough=0.0)
     for sample in (Product(16, 16, 16, fp8=True), SmallKernels(2)):
         (seconds,) = timer(sample)
-        assert 0 < seconds < 10
+        assert seconds > 0
     assert programs.half(CPU) == jnp.bfloat16

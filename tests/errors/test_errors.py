@@ -100,7 +100,7 @@ def test_an_output_that_is_closed_or_full(closed, lines):
         f"run_command(lambda: print('\\n'.join(['line'] * {lines})))"
     )
     command = f'exec {sys.executable} -c "{code}" {closed}'
-    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=300)
     full = "full" in closed
     assert ended.returncode == (BAD_INPUT if full else 0), ended.stderr
     line = "error: cannot write the output: No space left on device; free some space, or write"

@@ -1,10 +1,12 @@
 """Signals are noticed while the main thread is busy outside Python."""
 
+import contextlib
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 from turns import slow
@@ -16,7 +18,8 @@ BUSY = """
 import hashlib, os, signal, sys, time
 from jaxptd.distributed.stop import Stop
 
-stop = Stop(end=os._exit if sys.argv[1] == "insist" else None)
+end = os._exit if sys.argv[1] == "insist" else None
+stop = Stop(on_asked=lambda: print("heard", flush=True), end=end)
 with stop.watching(), stop.listening():
     print("ready", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"", b"", int(sys.argv[2]))
@@ -43,28 +46,33 @@ def test_each_signal_is_passed_on_and_the_end_is_quiet():
     assert signal.set_wakeup_fd(-1) == -1  # as it was
 
 
-def busy(*argv: str) -> subprocess.Popen:
-    command = [sys.executable, "-c", BUSY, *argv]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "ready\n"
-    return process
+@contextlib.contextmanager
+def ready(code: str, *argv: str) -> Iterator[subprocess.Popen]:
+    """A process that has said that it is ready; it is killed if it has not ended by itself."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code, *argv], **pipes) as process:
+        try:
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), slow(signal.SIGTERM, 143)])
 def test_a_second_signal_ends_a_busy_process_at_once(number, code):
-    with busy("insist", str(LONG)) as process:
-        for _ in range(2):
-            process.send_signal(number)
-            time.sleep(0.1)
+    with ready(BUSY, "insist", str(LONG)) as process:
+        process.send_signal(number)
+        assert process.stdout.readline() == "heard\n"  # of two at the same time one may be lost
+        process.send_signal(number)
         assert process.wait(timeout=PATIENCE) == code
         assert process.stderr.read() == ""
 
 
 def test_without_insistence_the_process_ends_by_itself():
-    with busy("wait", str(SHORT)) as process:
+    with ready(BUSY, "wait", str(SHORT)) as process:
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=PATIENCE) == 130
-        assert process.stdout.read() == "asked\n"
+        assert process.stdout.read() == "heard\nasked\n"
 
 
 COMMAND = """
@@ -83,9 +91,7 @@ run_command(main)
 
 @pytest.mark.parametrize("kind", ["busy", "idle"])
 def test_one_interrupt_ends_a_command(kind):
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", COMMAND, kind, str(LONG)], **options) as process:
-        assert process.stdout.readline() == "ready\n"
+    with ready(COMMAND, kind, str(LONG)) as process:
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=PATIENCE) == 130
         assert process.stderr.read() == "stopped\n"

@@ -30,15 +30,16 @@ if __name__ == "__main__":
     run_command(main)
 """
 
+PATIENCE = 300.0  # seconds; only so that a test which hangs ends
+
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """The end of a process: exit code (minus the signal), output, seconds from `since`."""
+    """The end of a process: exit code (minus the signal) and output."""
 
     code: int | None
     out: str
     err: str
-    seconds: float
 
     @property
     def lines(self) -> list[str]:
@@ -78,32 +79,30 @@ class Together:
                 self.processes.append(
                     subprocess.Popen(command, stdout=out, stderr=err, env=environment)
                 )
-        self.since = time.monotonic()
 
     def _file(self, rank: int, kind: str) -> Path:
         return self.folder / f"{rank}.{kind}"
 
-    def wait_for(self, text: str, *, rank: int = 0, seconds: float = 240.0) -> None:
+    def wait_for(self, text: str, *, rank: int = 0) -> None:
         """Waits until a process has printed this text."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + PATIENCE
         while text not in self._file(rank, "out").read_text():
             assert time.monotonic() < end, self._file(rank, "err").read_text()
             assert self.processes[rank].poll() is None, self._file(rank, "err").read_text()
             time.sleep(0.02)
 
     def signal(self, rank: int, number: int) -> None:
-        """Sends a signal, and counts seconds from now on."""
         self.processes[rank].send_signal(number)
-        self.since = time.monotonic()
 
-    def ended(self, *, seconds: float = 240.0, without: int | None = None) -> list[Ended | None]:
+    def ended(self, *, without: int | None = None) -> list[Ended | None]:
         """Waits until all but `without` have ended; kills those that have not in time."""
         found: list[Ended | None] = [None] * self.count
+        end = time.monotonic() + PATIENCE
         while any(x is None for rank, x in enumerate(found) if rank != without):
             for rank, process in enumerate(self.processes):
                 if found[rank] is None and process.poll() is not None:
                     found[rank] = self._ended(rank, process.returncode)
-            if time.monotonic() - self.since > seconds:
+            if time.monotonic() > end:
                 break
             time.sleep(0.02)
         self.kill()
@@ -111,7 +110,7 @@ class Together:
 
     def _ended(self, rank: int, code: int | None) -> Ended:
         texts = [self._file(rank, kind).read_text() for kind in ("out", "err")]
-        return Ended(code, *texts, time.monotonic() - self.since)
+        return Ended(code, *texts)
 
     def kill(self) -> None:
         for process in self.processes:

@@ -34,6 +34,12 @@ def lock(folder, lines) -> RunLock:
     return RunLock(folder, say=lines.append)
 
 
+@pytest.fixture
+def patient(monkeypatch) -> None:
+    """A lock is waited for until it is written, however busy the machine is."""
+    monkeypatch.setattr(lock_module, "PATIENCE", 120)
+
+
 def left_behind(folder: Path, **changes) -> Path:
     """The lock of a process that has ended, with other values in some fields."""
     folder.mkdir(parents=True)
@@ -206,6 +212,7 @@ def test_a_lock_that_is_no_file_is_refused(folder, lock, make, monkeypatch):
     assert os.path.lexists(folder / "lock.json")
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_process_that_has_just_made_its_lock_may_write_it_a_moment_later(folder, lock):
     folder.mkdir(parents=True)
     path = folder / "lock.json"
@@ -233,6 +240,7 @@ def test_a_disk_that_refuses_is_one_line_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("patient")
 def test_of_many_that_find_a_stale_lock_one_takes_it(folder, lines):
     left_behind(folder)
     start, end = threading.Barrier(8), threading.Barrier(8)
