@@ -20,7 +20,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from jaxptd.errors import UserError, of_environment, say_errors_of_imports
+from jaxptd import errors
 
 if TYPE_CHECKING:
     from jaxptd import hf as hf
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from jaxptd.api import from_hf as from_hf
     from jaxptd.api import lm_eval_model as lm_eval_model
     from jaxptd.api import load as load
+    from jaxptd.commands.command_line import load_config as load_config
     from jaxptd.comms import comms as comms
     from jaxptd.config import CheckpointConfig as CheckpointConfig
     from jaxptd.config import Config as Config
@@ -37,9 +38,9 @@ if TYPE_CHECKING:
     from jaxptd.config import OptimizerConfig as OptimizerConfig
     from jaxptd.config import ProcessesConfig as ProcessesConfig
     from jaxptd.config import TrainConfig as TrainConfig
-    from jaxptd.config.command_line import load_config as load_config
     from jaxptd.data import load_tokenizer as load_tokenizer
     from jaxptd.data import open_data as open_data
+    from jaxptd.errors import UserError as UserError
     from jaxptd.generate import generate as generate
     from jaxptd.memory import memory as memory
     from jaxptd.mesh import Axis as Axis
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from jaxptd.pipeline.schedules import SCHEDULES as SCHEDULES
     from jaxptd.pipeline.schedules import Schedule as Schedule
     from jaxptd.pipeline.schedules import make_schedule as make_schedule
-    from jaxptd.planner.planning import plan as plan
+    from jaxptd.plan import plan as plan
     from jaxptd.profile import profile as profile
     from jaxptd.run.devices import simulate as simulate
     from jaxptd.run.devices import use_devices as use_devices
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0.dev0"
 
-_MODULES = ("comms", "generate", "hf", "memory", "plot", "profile", "train", "verify")
+_MODULES = ("comms", "generate", "hf", "memory", "plan", "plot", "profile", "train", "verify")
 _HOMES = {
     "jaxptd.api": ("Run", "from_hf", "lm_eval_model", "load"),
     "jaxptd.config": (
@@ -73,23 +74,23 @@ _HOMES = {
         "ProcessesConfig",
         "TrainConfig",
     ),
-    "jaxptd.config.command_line": ("load_config",),
+    "jaxptd.commands.command_line": ("load_config",),
     "jaxptd.data": ("load_tokenizer", "open_data"),
+    "jaxptd.errors": ("UserError",),
     "jaxptd.layout": ("Layout",),
     "jaxptd.mesh": ("Axis", "describe_mesh", "make_mesh", "rank_groups"),
     "jaxptd.models.gpt": ("GPT",),
     "jaxptd.pipeline.schedules": ("SCHEDULES", "Schedule", "make_schedule"),
-    "jaxptd.planner.planning": ("plan",),
     "jaxptd.run.devices": ("simulate", "use_devices"),
     "jaxptd.step": ("Program",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = ["UserError", "__version__", *sorted((*_HOME, *_MODULES))]
+__all__ = ["__version__", *sorted((*_HOME, *_MODULES))]
 
 
 if sys.argv[:1] == ["-m"]:  # Python looks for the module of `python -m jaxptd.train`, say
-    say_errors_of_imports()
+    errors.say_errors_of_imports()
 
 
 def __getattr__(name: str) -> Any:
@@ -98,9 +99,9 @@ def __getattr__(name: str) -> Any:
     try:
         module = importlib.import_module(_HOME.get(name, f"jaxptd.{name}"))
     except ValueError as error:
-        if not (line := of_environment(error)):
+        if not (line := errors.of_environment(error)):
             raise
-        raise UserError(line) from None
+        raise errors.UserError(line) from None
     return module if name in _MODULES else getattr(module, name)
 
 

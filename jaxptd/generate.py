@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxptd.commands.words import add_words, path_option
-from jaxptd.config.command_line import load_config
+from jaxptd.commands.command_line import load_config
+from jaxptd.common_options import add_words, path_option
 from jaxptd.data.tokenizers import (
     Tokenizer,
     continuation,

@@ -16,9 +16,9 @@ from rich.console import Console
 
 from jaxptd import plot
 from jaxptd.analysis.memory_report import MemoryReport, counted, report
-from jaxptd.commands.words import add_compiled, add_words, picture_path
+from jaxptd.commands.run_options import read_run, run_parser
+from jaxptd.common_options import add_compiled, add_words, picture_path
 from jaxptd.config import Config
-from jaxptd.config.run_options import read_run, run_parser
 from jaxptd.display import callable_module
 from jaxptd.errors import UserError, run_command
 from jaxptd.fields import checked

@@ -6,19 +6,17 @@ Source: Narayanan et al., arXiv 2104.04473; Megatron-LM's `parallel_state`.
 """
 
 import dataclasses
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import runpy
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from jaxptd import plot
-from jaxptd.commands.words import add_config, add_words, named_config, picture_path
 from jaxptd.display import preformatted
-from jaxptd.errors import Parser, UserError, quoted, run_command
+from jaxptd.errors import UserError, quoted
 from jaxptd.fields import checked
 from jaxptd.layout import BATCH_AXES, SCHEDULES, SQUARE, Axis, Layout, Matmul2D, RingKind
 
@@ -157,35 +155,6 @@ def _check_size(layout: Layout) -> None:
         raise UserError(f"world size {layout.num_devices}: use 1 to {MAX_WORLD_SIZE} devices")
 
 
-def _layout_of(world_size: int | None, sizes: dict[str, int | None], base: Layout | None) -> Layout:
-    """A layout of so many devices: unless dp is given, the quotient of the other sizes.
-
-    Args:
-        world_size: number of devices; None: those of `base`.
-        sizes: axis -> size; None: that of `base`, or 1.
-        base: of a config; None: without one.
-    """
-    given: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
-    layout = dataclasses.replace(base or Layout(), **given)
-    if world_size is None and base is None:
-        raise UserError("--world-size is required, or a config: --config F, --run-dir D")
-    world_size = layout.num_devices if world_size is None else world_size
-    if "dp" not in given:
-        layout = dataclasses.replace(layout, dp=1)
-    if not 1 <= world_size <= MAX_WORLD_SIZE:
-        raise UserError(f"world size {world_size}: use 1 to {MAX_WORLD_SIZE} devices")
-    rest, remainder = divmod(world_size, layout.num_devices)
-    if "dp" not in given and remainder == 0:
-        return dataclasses.replace(layout, dp=rest)
-    if world_size != layout.num_devices:
-        product = " x ".join(f"{name}={size}" for name, size in given.items())
-        remedy = f"use a multiple of {layout.num_devices}, or other sizes"
-        if "dp" in given:
-            remedy = f"use world size {layout.num_devices}, or leave --dp out"
-        raise UserError(f"world size {world_size} does not split into {product}; {remedy}")
-    return layout
-
-
 @dataclasses.dataclass(frozen=True, repr=False)
 class MeshDescription:
     """The devices of a layout, drawn as text: `describe_mesh` makes it."""
@@ -253,47 +222,5 @@ def draw(layout: Layout) -> str:
     return "\n".join([title, rule, *body, rule, f"{margin}in each box: {across}"])
 
 
-def _text(layout: Layout, groups: Mapping[str, Groups], *, quiet: bool) -> str:
-    head = [] if quiet else [f"{layout.num_devices} devices: {layout}", "", draw(layout), ""]
-    lines = (
-        f"{name}: " + " ".join(f"[{','.join(map(str, group))}]" for group in each)
-        for name, each in groups.items()
-    )
-    return "\n".join([*head, *lines])
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Prints the rank groups of a world, as text or JSON."""
-    args = parser().parse_args(argv)
-    sizes = {str(axis): getattr(args, axis) for axis in Axis}
-    config = named_config(args)
-    layout = _layout_of(args.world_size, sizes, config and config.layout)
-    groups = rank_groups(layout, split_rank=args.split_rank)
-    if picture := picture_path(args.picture):
-        plot.save(plot.mesh(layout), picture)
-    print(json.dumps(groups) if args.json else _text(layout, groups, quiet=args.quiet))
-
-
-def parser() -> Parser:
-    """Makes the parser of this command."""
-    examples = (
-        "jaxptd mesh --world-size 16 --tp 2 --pp 4",
-        "jaxptd mesh --config quickstart",
-        "jaxptd mesh --run-dir runs/quickstart --world-size 64 --json",
-    )
-    made = Parser(prog="jaxptd mesh", description=main.__doc__, examples=examples)
-    help_text = "number of devices; default: the config's"
-    made.add_argument("--world-size", type=int, metavar="N", help=help_text)
-    for axis in Axis:
-        rest = "default: what the other sizes leave" if axis is Axis.DP else "default: 1"
-        made.add_argument(f"--{axis}", f"--layout.{axis}", type=int, metavar="N", help=rest)
-    split_help = "of an encoder and a decoder: the decoder's first stage"
-    made.add_argument("--split-rank", type=int, metavar="N", help=split_help)
-    add_config(made)
-    quiet = "print the groups without a drawing"
-    add_words(made, json="the groups", quiet=quiet, picture="the mesh")
-    return made
-
-
-if __name__ == "__main__":
-    run_command(main)
+if __name__ == "__main__":  # `python -m jaxptd.mesh`, the command `jaxptd mesh`
+    runpy.run_module("jaxptd.commands.mesh", run_name="__main__")

@@ -24,9 +24,9 @@ from jaxptd.analysis.profiling.profiler import measure
 from jaxptd.analysis.profiling.step_parts import ProfileReport, Times, lines
 from jaxptd.analysis.report import table, versions
 from jaxptd.atomic_files import explained
-from jaxptd.commands.words import add_words, as_path, picture_path
+from jaxptd.commands.run_options import read_run, run_parser
+from jaxptd.common_options import add_words, as_path, picture_path
 from jaxptd.config import Config
-from jaxptd.config.run_options import read_run, run_parser
 from jaxptd.display import callable_module
 from jaxptd.errors import UserError, run_command
 from jaxptd.fields import checked

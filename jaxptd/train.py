@@ -19,9 +19,9 @@ import jsonargparse
 from jaxptd.analysis.memory_needs import require_fits
 from jaxptd.api.run import Run, open_corpus
 from jaxptd.api.training import OnLog, Training
-from jaxptd.commands.words import add_words
+from jaxptd.commands.run_options import USUAL, read_run, run_parser
+from jaxptd.common_options import add_words
 from jaxptd.config import Config
-from jaxptd.config.run_options import USUAL, read_run, run_parser
 from jaxptd.display import callable_module
 from jaxptd.distributed import coordination
 from jaxptd.distributed.launchers import World, find

@@ -21,9 +21,9 @@ from rich.table import Table
 from jaxptd.analysis import verification
 from jaxptd.analysis.comparison import Row
 from jaxptd.analysis.verification import REFERENCE_DTYPE, Precision, Report
-from jaxptd.commands.words import add_words
+from jaxptd.commands.run_options import read_run, run_parser
+from jaxptd.common_options import add_words
 from jaxptd.config import Config
-from jaxptd.config.run_options import read_run, run_parser
 from jaxptd.display import callable_module
 from jaxptd.errors import run_command
 from jaxptd.fields import checked

@@ -109,7 +109,7 @@ def test_a_variable_that_jax_does_not_accept_is_a_line(name, value, words, modul
 
 
 def test_a_variable_that_jax_does_not_accept_is_a_user_error_in_python():
-    program = "import jaxptd\ntry: jaxptd.Layout\nexcept jaxptd.UserError as error: print(error)"
+    program = "import jaxptd\ntry: jaxptd.make_mesh\nexcept jaxptd.UserError as error: print(error)"
     ended = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, "JAX_ENABLE_X64": "maybe"},

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AxisType
 
+from jaxptd.commands.mesh import main
 from jaxptd.errors import UserError
 from jaxptd.mesh import (
     MAX_WORLD_SIZE,
@@ -20,7 +21,6 @@ from jaxptd.mesh import (
     Layout,
     draw,
     in_process_order,
-    main,
     make_mesh,
     rank_groups,
     ranks_along,

@@ -266,7 +266,7 @@ PLANNER = (
     ),
     Break(
         "a calibration goes over a file that is there",
-        "jaxptd/planner/calibrate.py",
+        "jaxptd/commands/calibrate.py",
         "if os.path.lexists(path) and not overwrite:",
         "if os.path.lexists(path) and False:",
         f"{CALIBRATION}/test_command.py",
@@ -283,7 +283,7 @@ PLANNER = (
     ),
     Break(
         "the command that a plan prints names no config",
-        "jaxptd/planner/__main__.py",
+        "jaxptd/plan.py",
         'name in ("--config", "--run-dir") or',
         "",
         "tests/plot/test_planned.py",

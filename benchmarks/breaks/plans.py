@@ -71,7 +71,7 @@ PAPERS = (
     ),
     Break(
         "options that are no fields have no defaults",
-        "jaxptd/config/command_line.py",
+        "jaxptd/commands/command_line.py",
         "tree = _other_defaults(parser) | values.as_dict()",
         "tree = {PRINT.removeprefix('--'): False} | values.as_dict()",
         "tests/test_comms.py",

@@ -17,9 +17,9 @@ from jaxptd.analysis.collective import PERMUTE
 from jaxptd.analysis.hlo.overlap import Move as Permute
 from jaxptd.analysis.hlo.overlap import Work, moves
 from jaxptd.analysis.report import table
+from jaxptd.commands.command_line import make_parser, parse
 from jaxptd.compiling.absent import gpus
 from jaxptd.config import Config
-from jaxptd.config.command_line import make_parser, parse
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.errors import run_command
 from jaxptd.mesh import make_mesh

@@ -7,8 +7,8 @@ import pytest
 from benchmarks.context import long_context, overlap
 from benchmarks.context.overlap import Permute, Work
 from benchmarks.lib.compiler import compiler_options
+from jaxptd.commands.command_line import make_parser, parse
 from jaxptd.config import Config
-from jaxptd.config.command_line import make_parser, parse
 from jaxptd.errors import UserError
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -24,9 +24,9 @@ from benchmarks.peers.gspmd import Peer
 from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.hlo.kernels import summary
 from jaxptd.analysis.report import table, versions
+from jaxptd.commands.command_line import make_parser, parse
 from jaxptd.compiling.absent import PLUGINS, gpus
 from jaxptd.config import Config, ModelConfig, Remat
-from jaxptd.config.command_line import make_parser, parse
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.errors import run_command
 from jaxptd.mesh import make_mesh

@@ -29,8 +29,8 @@ from benchmarks.lib.compiler import QUICK, compiler_options
 from benchmarks.lib.measure import append
 from jaxptd.analysis.jaxprs import scans
 from jaxptd.analysis.report import table, versions
+from jaxptd.commands.command_line import make_parser, parse
 from jaxptd.config import Config, ModelConfig, TrainConfig
-from jaxptd.config.command_line import make_parser, parse
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.errors import run_command
 from jaxptd.mesh import Layout, make_mesh

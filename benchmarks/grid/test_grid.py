@@ -10,8 +10,8 @@ from benchmarks.grid.__main__ import Held, held
 from benchmarks.grid.gpu import Compiled, laid_out
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from jaxptd.analysis.hlo.overlap import Move, Work
+from jaxptd.commands.command_line import make_parser, parse
 from jaxptd.config import Config
-from jaxptd.config.command_line import make_parser, parse
 from jaxptd.mesh import Layout
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -33,8 +33,8 @@ from jaxptd.analysis.report import table, versions
 from jaxptd.checkpoint import Checkpoints
 from jaxptd.checkpoint.arrays import ocp
 from jaxptd.checkpoint.canonical import abstract_canonical, to_canonical
+from jaxptd.commands.command_line import load_config
 from jaxptd.config import Config, TrainConfig
-from jaxptd.config.command_line import load_config
 from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.run.devices import prepare

@@ -25,9 +25,9 @@ from jaxptd.analysis.compiled_step import compile_step, random_batch
 from jaxptd.analysis.count import count, formula
 from jaxptd.analysis.hlo import collectives_from_hlo
 from jaxptd.analysis.report import table, versions
+from jaxptd.commands.command_line import make_parser, parse
 from jaxptd.compiling.absent import gpus
 from jaxptd.config import Config, ModelConfig, TrainConfig
-from jaxptd.config.command_line import make_parser, parse
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.errors import UserError, run_command
 from jaxptd.layout import Offloaded, UpdateOn

@@ -3,8 +3,8 @@
 import dataclasses
 import math
 
+from jaxptd.commands.command_line import load_config
 from jaxptd.config import Config, ModelConfig, OptimizerConfig, TrainConfig
-from jaxptd.config.command_line import load_config
 from jaxptd.models.families import work_of
 
 VOCABULARY = 50304  # GPT-2's 50257, made a multiple of 128, for both trainers

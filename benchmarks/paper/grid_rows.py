@@ -15,8 +15,8 @@ from benchmarks.grid.gpu import laid_out
 from benchmarks.paper.memory import Memory, compiled_memory
 from benchmarks.paper.models import parameters
 from jaxptd.analysis.report import table
+from jaxptd.commands.command_line import load_config
 from jaxptd.config import Config, Remat
-from jaxptd.config.command_line import load_config
 from jaxptd.hardware import Accelerator, find_accelerator
 from jaxptd.mesh import Layout
 

@@ -11,8 +11,8 @@ import functools
 from benchmarks.paper import published
 from benchmarks.paper.grid_rows import Column, Found, Row, gpu
 from jaxptd.analysis.report import table
+from jaxptd.commands.command_line import load_config
 from jaxptd.config import Config, Remat
-from jaxptd.config.command_line import load_config
 from jaxptd.hardware import Accelerator, Cluster, find_accelerator
 from jaxptd.mesh import Layout
 from jaxptd.models.families import inventory_of

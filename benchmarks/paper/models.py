@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxptd.config.command_line import load_config
+from jaxptd.commands.command_line import load_config
 from jaxptd.config.packaged import packaged_configs
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout, make_mesh

@@ -23,9 +23,9 @@ from benchmarks.paper.models import PaperModel, omitted
 from jaxptd.analysis.flops import attention_flops, executed, flops
 from jaxptd.analysis.hardware import BANDWIDTH, PEAK_FLOPS
 from jaxptd.analysis.report import table, versions
+from jaxptd.commands.command_line import load_config
 from jaxptd.compiling.absent import PLUGINS
 from jaxptd.config import Config
-from jaxptd.config.command_line import load_config
 from jaxptd.mesh import Layout, Matmul2D
 
 LINK = next(iter(LINKS.values()))  # bytes/s of NVLink, one direction

@@ -20,11 +20,12 @@ from benchmarks.lib.measure import gib
 from benchmarks.paper.memory import Memory, compiled_memory
 from benchmarks.paper.models import parameters
 from jaxptd.analysis.report import table, versions
+from jaxptd.commands.command_line import load_config
 from jaxptd.compiling.absent import PLUGINS
 from jaxptd.config import Config
-from jaxptd.config.command_line import load_config
 from jaxptd.hardware import find_accelerator
-from jaxptd.planner.planning import layout_text, plan
+from jaxptd.plan import plan
+from jaxptd.planner.planning import layout_text
 from jaxptd.planner.published.rows import Row, table_1
 from jaxptd.planner.published.validation import Validation, fitted_table
 from jaxptd.planner.search.best import Candidate

@@ -29,8 +29,8 @@ from benchmarks.pipeline import time as pipeline_time
 from benchmarks.pipeline import waits as pipeline_waits
 from benchmarks.pipeline.programs import STAGES
 from jaxptd.analysis.report import table, versions
+from jaxptd.commands.command_line import make_parser, parse
 from jaxptd.config import Config, TrainConfig
-from jaxptd.config.command_line import make_parser, parse
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.errors import UserError, run_command
 from jaxptd.mesh import SCHEDULES, Layout

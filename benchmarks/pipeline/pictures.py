@@ -1,7 +1,7 @@
 """Pictures of pipeline schedules: their tables, all in one time scale, and their costs.
 
 `python -m benchmarks.pipeline.pictures [--out docs/pictures]` writes them, with the same bytes each
-time. Needs matplotlib (the viz extra). `python -m jaxptd.pipeline --picture` draws any other table.
+time. Needs matplotlib (the viz extra). `jaxptd pipeline --picture` draws any other table.
 
 Letters: p stages, m micro-batches; F, B, W as `jaxptd/pipeline/table.py` has them, 1 each.
 """

@@ -8,8 +8,8 @@ from benchmarks.pipeline import __main__ as pipeline
 from benchmarks.pipeline import gpu as pipeline_gpu
 from benchmarks.pipeline import memory as pipeline_memory
 from benchmarks.pipeline.text import Tick
+from jaxptd.commands.command_line import make_parser, parse
 from jaxptd.config import Config
-from jaxptd.config.command_line import make_parser, parse
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
 

@@ -1,4 +1,7 @@
-"""The commands of `jaxptd`, and the module of each."""
+"""The commands of `jaxptd`, and the modules that are imported only when they are needed.
+
+No other module imports one by a name: the order of imports could not be checked there.
+"""
 
 import dataclasses
 import importlib
@@ -26,19 +29,26 @@ class Command:
         return importlib.import_module(self.module)
 
 
+# They import JAX, or what only some options of a command need.
+LATER = {
+    "plan calibrate": "jaxptd.commands.calibrate",
+    "plan validate": "jaxptd.commands.validate",
+    "compiler": "jaxptd.compiling.candidate",
+    "models of Hugging Face": "jaxptd.hf.load",
+}
 COMMANDS = (
     Command("train", "jaxptd.train", "train a model on a mesh of devices, or resume a run"),
     Command("generate", "jaxptd.generate", "continue a text with the model of a run"),
-    Command("data", "jaxptd.data.__main__", "tokenize text once, into a file that runs map"),
+    Command("data", "jaxptd.commands.data", "tokenize text once, into a file that runs map"),
     Command("convert", "jaxptd.hf.convert", "convert weights from and to Hugging Face directories"),
     Command("verify", "jaxptd.verify", "prove that a layout computes what one device computes"),
     Command("comms", "jaxptd.comms", "count what a training step moves between devices"),
     Command("memory", "jaxptd.memory", "predict what a device holds in a training step"),
-    Command("plan", "jaxptd.planner.__main__", "predict times of training steps, and their errors"),
+    Command("plan", "jaxptd.plan", "predict times of training steps, and their errors"),
     Command("profile", "jaxptd.profile", "measure where the time of a training step goes"),
-    Command("mesh", "jaxptd.mesh", "draw the mesh of a layout and list its rank groups"),
-    Command("pipeline", "jaxptd.pipeline.__main__", "draw and compare pipeline schedules"),
-    Command("completion", "jaxptd.config.completion", "complete commands and options in a shell"),
+    Command("mesh", "jaxptd.commands.mesh", "draw the mesh of a layout and list its rank groups"),
+    Command("pipeline", "jaxptd.commands.pipeline", "draw and compare pipeline schedules"),
+    Command("completion", "jaxptd.commands.completion", "complete commands and options in a shell"),
 )
 
 
@@ -53,3 +63,8 @@ def find_command(name: str) -> Command:
         return names[name]
     remedy = did_you_mean(name, names, otherwise=f"use one of {', '.join(names)}")
     raise UserError(f"unknown command {name[:80]!r}; {remedy}")
+
+
+def later(name: str) -> Any:
+    """Imports one of the modules in `LATER`."""
+    return importlib.import_module(LATER[name])

@@ -2,7 +2,7 @@
 
 `sources` (file names) -> `corpora` and `tokenizers` (text), or `token_files` (ids) -> `corpus` ->
 `batches`, and of several sources `mixture`; then `objectives`, unless it is the next token.
-`python -m jaxptd.data` tokenizes text once, into a file that later runs memory-map.
+`jaxptd data` tokenizes text once, into a file that later runs memory-map.
 """
 
 import contextlib

@@ -107,7 +107,7 @@ def _are_token_files(files: Sequence[Path]) -> bool:
     if text and ids:
         raise UserError(
             f"data.source mixes tokens ({ids[0]}) with text ({text[0]}); tokenize the text first, "
-            "with python -m jaxptd.data, or use one kind"
+            "with jaxptd data, or use one kind"
         )
     return bool(ids)
 

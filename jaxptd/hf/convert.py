@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from jaxptd.commands.words import add_words, path_option
+from jaxptd.common_options import add_words, path_option
 from jaxptd.config import ProcessesConfig
 from jaxptd.distributed import launchers
 from jaxptd.errors import Parser, UserError, quoted, run_command

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxptd.config import Config, FamilyName, ModelConfig, from_dict
-from jaxptd.config.run_options import RUN_CONFIG
 from jaxptd.config.training import RANDOM
+from jaxptd.config.written import RUN_CONFIG
 from jaxptd.data.tokenizer_folders import TOKENIZER
 from jaxptd.data.tokenizers import BYTES
 from jaxptd.errors import UserError

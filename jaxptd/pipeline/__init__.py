@@ -1,7 +1,7 @@
 """Pipeline parallelism: the model's layers are split into stages, and micro-batches flow through.
 
 Schedules, in pure numpy: table.py has a schedule, its check and its file; schedules.py those with a
-name; statistics.py their bubble, memory and messages; picture.py and `python -m jaxptd.pipeline`
+name; statistics.py their bubble, memory and messages; picture.py and `jaxptd pipeline`
 draw them. plan.py assigns slots to a schedule's values, with hops.py for the messages between
 stages and placement.py for the layers of each part.
 

@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import importlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,19 +17,6 @@ from jaxptd.planner.search.best import Candidate
 
 MOST = 100  # layouts that may be compiled
 Measure = Callable[[Config, int], Figures]  # of a config, with so many bytes on each GPU
-
-
-def compiler() -> Measure:
-    """The function that compiles.
-
-    Raises:
-        UserError: the compiler for GPUs is not installed.
-    """
-    # Found by its name: it imports jax, and is above the planner.
-    found = importlib.import_module("jaxptd.compiling.candidate")
-    found.check_compiler()
-    measure: Measure = found.measure
-    return measure
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,25 +1,18 @@
 """Plans a training step: which layout of so many GPUs is fastest, and what it needs."""
 
 import dataclasses
-import itertools
-import math
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxptd.config import Config
 from jaxptd.config.xla import GPU_MEMORY
 from jaxptd.display import Table, gib_text, html_of
-from jaxptd.errors import UserError
-from jaxptd.fields import check_range, checked
-from jaxptd.hardware import Cluster, find_accelerator
+from jaxptd.hardware import Cluster
 from jaxptd.hardware.table import figures_of
-from jaxptd.models.families import inventory_of, with_vocabulary
+from jaxptd.models.families import inventory_of
 from jaxptd.planner.changes import changed_fields
-from jaxptd.planner.compiled import MOST, Compiling, compiler
-from jaxptd.planner.search.best import Candidate, Search
-from jaxptd.planner.search.pins import checked_pins
-from jaxptd.planner.search.space import Space
+from jaxptd.planner.compiled import MOST
+from jaxptd.planner.search.best import Candidate
 
 MAX_MEMORY = GPU_MEMORY  # of a device's
 MOST_GPUS = 2**17
@@ -27,7 +20,6 @@ RANGES = {"gpus": (1, MOST_GPUS), "top": (1, 1000), "compile": (0, MOST), "node"
 SURE, UNSURE = 0.06, 0.12  # errors of predictions with shares that were fitted, and without
 MFU = "MFU ± model error"
 COMPILED = ("s/step compiled", "GiB compiled", "GB moved", "hidden")
-HALVINGS = 6  # times that the devices are doubled where nothing fits
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -188,58 +180,6 @@ def layout_text(config: Config) -> str:
     return str(layout).replace(layout.schedule, layout.schedule + chunks + layers)
 
 
-@checked("jaxptd.plan")
-def plan(
-    config: Config,
-    *,
-    gpus: int,
-    gpu: str,
-    node: int = 0,
-    hardware: str | Path | None = None,
-    pins: Mapping[str, Any] | None = None,
-    max_memory: float = MAX_MEMORY,
-    top: int = 5,
-    compile: int = 0,
-    say: Callable[[str], None] = lambda line: None,
-) -> Plan:
-    """Finds the fastest layouts of a config on so many GPUs, by prediction. Runs nothing.
-
-    Args:
-        config: model, batch and optimizer; its own layout, remat and micro-batches are not used.
-        gpus: devices.
-        gpu: name of an accelerator, such as `h200`.
-        node: devices of a node; 0: as many as NVLink joins.
-        hardware: YAML file of accelerators beside the packaged ones; None: none.
-        pins: fields with the only value that is tried, such as `{"layout.tp": 4}`.
-        max_memory: share of a device's memory that a step may use, 0 to 1.
-        top: layouts to return, each with other sizes of the axes.
-        compile: layouts to compile and rank again, instead of `top`; see `Compiling`. 0: none.
-        say: takes a line for each that was compiled.
-
-    Raises:
-        UserError: a value is impossible, or no layout fits; then the line says what would.
-
-    >>> import jaxptd
-    >>> config = jaxptd.load_config("test-tiny", ["--model.dtype=bfloat16"])
-    >>> made = jaxptd.plan(config, gpus=2, gpu="h200", top=1, pins={"layout.tp": 2})
-    >>> made.best[0].config.layout
-    Layout(tp=2)
-    """
-    _check({"gpus": gpus, "top": top, "compile": compile, "node": node}, max_memory)
-    cluster = Cluster(find_accelerator(gpu, hardware), node)
-    space = Space(with_vocabulary(config), gpus, checked_pins(pins or {}, config))
-    limit = max_memory * cluster.accelerator.hbm_bytes
-    search = Search(space, cluster, limit)
-    if compile:
-        best = Compiling(compiler(), cluster, limit, say).best(search, compile)
-    else:
-        best = tuple(itertools.islice(search, top))
-    if not best:
-        raise _nothing_fits(search, compiled=compile > 0)
-    error = expected_error(gpu, hardware)
-    return Plan(space.config, cluster, gpus, limit, best, search.counted, error)
-
-
 def expected_error(gpu: str, hardware: str | Path | None) -> float:
     """The error of predictions to count on, as a share, on an accelerator.
 
@@ -252,43 +192,3 @@ def expected_error(gpu: str, hardware: str | Path | None) -> float:
     """
     sure = figures_of(gpu, hardware)["products_share"].kind in ("fitted", "measured")
     return SURE if sure else UNSURE
-
-
-def _check(numbers: Mapping[str, int], max_memory: float) -> None:
-    """Raises UserError for a number that is out of its range."""
-    for name, value in numbers.items():
-        least, most = RANGES[name]
-        check_range("jaxptd.plan", name, value, least=least, most=most)
-    if not 0 < max_memory <= 1:
-        raise UserError(f"max_memory={max_memory}: use a share of the memory, above 0 and up to 1")
-
-
-def _nothing_fits(search: Search, *, compiled: bool) -> UserError:
-    """The error for a search without a result."""
-    space = search.space
-    compiled = compiled and any(True for _ in search)
-    remedy = _remedy(space, search.cluster, search.limit, compiled=compiled)
-    return UserError(f"no layout of {space.gpus} GPU{'s' * (space.gpus > 1)} fits{remedy}")
-
-
-def _remedy(space: Space, cluster: Cluster, limit: float, *, compiled: bool) -> str:
-    """A line's end: what to change so that a layout fits."""
-    if compiled:
-        return " once it is compiled; use more GPUs, or a larger share of their memory"
-    return f"; {_change(space, cluster, limit)}"
-
-
-def _change(space: Space, cluster: Cluster, limit: float) -> str:
-    """The pin without which a layout fits, or the number of GPUs with which one does."""
-    for name in space.pins:
-        others = {pin: value for pin, value in space.pins.items() if pin != name}
-        if any(True for _ in Search(Space(space.config, space.gpus, others), cluster, limit)):
-            return f"without --{name} {space.pins[name]} one does"
-    batch = space.config.train.global_batch_size
-    for doubled in range(1, HALVINGS + 1):
-        gpus = space.gpus * 2**doubled
-        if any(True for _ in Search(Space(space.config, gpus, space.pins), cluster, limit)):
-            return f"{gpus} do"
-    if math.gcd(batch, space.gpus) == 1:
-        return f"train.global_batch_size={batch} splits over few devices; use a larger one"
-    return "use a smaller model or batch, or GPUs with more memory"

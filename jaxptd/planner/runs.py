@@ -1,19 +1,19 @@
 """Holds predictions of this library's own steps against what runs have logged."""
 
 import dataclasses
-import importlib
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
 from jaxptd.config import Config
-from jaxptd.config.command_line import load_config
+from jaxptd.config.written import RUN_CONFIG, read_config
 from jaxptd.errors import UserError, quoted
 from jaxptd.hardware import Cluster, find_accelerator
 from jaxptd.models.families import with_vocabulary
 from jaxptd.planner.own.step import predict
 from jaxptd.planner.planning import expected_error
 from jaxptd.planner.published.validation import Outcome, Validation
+from jaxptd.run.metrics import Metrics
 
 NEWEST = 20  # rows of a run whose median is its time: the first steps and short pauses do not count
 
@@ -79,9 +79,8 @@ def read_run(folder: Path, gpu: str) -> Run:
     Raises:
         UserError: there is no run, or it has logged no step.
     """
-    # Found by its name: it is above the planner, and needs no jax.
-    metrics = importlib.import_module("jaxptd.run.metrics").Metrics(folder / "metrics.jsonl")
-    config = with_vocabulary(load_config(folder / "config.yaml"))
+    metrics = Metrics(folder / "metrics.jsonl")
+    config = with_vocabulary(read_config(folder / RUN_CONFIG))
     try:
         times = [row.get("step_time") for row in metrics.rows()][-NEWEST:]
     except OSError as error:

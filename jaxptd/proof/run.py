@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import jaxptd
-from jaxptd.commands.words import as_path
+from jaxptd.common_options import as_path
 from jaxptd.config import Config
 from jaxptd.errors import UserError
 from jaxptd.proof.cases import general

@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxptd.atomic_files import explained, shown, write_whole
 from jaxptd.config import Config, option, to_dict
-from jaxptd.config.command_line import as_yaml, load_config
+from jaxptd.config.written import as_yaml, read_config
 from jaxptd.distributed import coordination
 from jaxptd.distributed.coordination import first_only
 from jaxptd.errors import UserError
@@ -123,7 +123,7 @@ class RunDir:
                 f"train.run_dir={self.path} holds a run and checkpoint.resume is never; "
                 "use another directory, or checkpoint.resume=auto"
             )
-        changed = difference(config, load_config(self._config)) if has_config else None
+        changed = difference(config, read_config(self._config)) if has_config else None
         if changed:
             raise UserError(
                 f"train.run_dir={self.path} holds another run: {changed}; "

@@ -5,7 +5,7 @@ import sys
 
 CODE = """
 import sys
-import jaxptd.config.command_line
+import jaxptd.commands.command_line
 from jaxptd.analysis import memory_model
 from jaxptd.analysis.traffic import expected
 from jaxptd.config import Config, ModelConfig, TrainConfig

@@ -34,7 +34,7 @@ FUNCTIONS = [
     *("use_devices", "verify"),
 ]
 METHODS = ["sample", "read", "classes"]
-CALLABLE = {"comms", "generate", "memory", "profile", "train", "verify"}
+CALLABLE = {"comms", "generate", "memory", "plan", "profile", "train", "verify"}
 
 
 class Known(NamedTuple):

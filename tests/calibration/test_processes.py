@@ -15,7 +15,7 @@ jax.config.update("jax_num_cpu_devices", 2)
 from jaxptd.calibration import command, machine
 from jaxptd.calibration.suite import Sizes
 from jaxptd.errors import run_command
-from jaxptd.planner.__main__ import main
+from jaxptd.plan import main
 
 machine._node = lambda device: device.process_index
 command.CPU = Sizes(((256, 256, 256),), (2**18,), ((64, 2),), (2**18,))

@@ -9,7 +9,7 @@ import pytest
 from turns import slow
 
 from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical, to_canonical
-from jaxptd.config.command_line import load_config
+from jaxptd.commands.command_line import load_config
 from jaxptd.mesh import make_mesh
 from jaxptd.step import Program
 from jaxptd.step.state import DEVICE, HOST

@@ -137,7 +137,7 @@ def test_the_fractions_an_error_suggests_work(shortest, num_tokens):
 
 
 def test_data_does_not_import_jax():
-    code = "import sys, jaxptd.data, jaxptd.data.__main__; print('jax' in sys.modules)"
+    code = "import sys, jaxptd.data, jaxptd.commands.data; print('jax' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout == "False\n"
 

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from turns import slow
 
-from jaxptd.config.command_line import load_config
+from jaxptd.commands.command_line import load_config
 from jaxptd.data.tokenizers import ByteTokenizer
 from jaxptd.errors import UserError
 from jaxptd.generate import Generator, Sampling, write_text

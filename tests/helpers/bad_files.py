@@ -13,8 +13,8 @@ import tokenizers
 import yaml
 from runs import CONFIG
 
+from jaxptd.commands.command_line import load_config
 from jaxptd.config import Config, to_dict
-from jaxptd.config.command_line import load_config
 from jaxptd.run.holder import Holder
 
 NO_FILES = {

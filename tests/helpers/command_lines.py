@@ -1,6 +1,5 @@
 """Command lines: those of documentation, read by the command's own parser, and refused ones."""
 
-import importlib
 import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
@@ -8,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 import jsonargparse
 import pytest
 
-from jaxptd.commands.table import find_command
-from jaxptd.config.run_options import read_run
+from jaxptd.commands.run_options import read_run
+from jaxptd.commands.table import LATER, find_command, later
 from jaxptd.errors import run_command
 
 COMMAND = re.compile(r"^(?:\$ )?(?:jaxptd |python -m jaxptd\.)(\w+)(?: (.*))?$", re.MULTILINE)
@@ -25,8 +24,8 @@ def command_lines(shell: str) -> Iterator[tuple[str, list[str]]]:
 def accept(name: str, options: list[str]) -> None:
     """Reads a command line as the command does. Raises UserError for a wrong one."""
     module = find_command(name).load()
-    if (actions := getattr(module, "ACTIONS", {})) and options and options[0] in actions:
-        module, options = importlib.import_module(actions[options[0]]), options[1:]
+    if options and f"{name} {options[0]}" in LATER:
+        module, options = later(f"{name} {options[0]}"), options[1:]
     parser = module.parser()
     options = [each for each in options if each not in ("--help", "--help-all", "--print_config")]
     if isinstance(parser, jsonargparse.ArgumentParser):

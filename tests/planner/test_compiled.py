@@ -1,7 +1,6 @@
 """The best layouts compiled: what does not fit is dropped, the others are ranked again."""
 
 import dataclasses
-import importlib
 import itertools
 import json
 from types import SimpleNamespace
@@ -9,16 +8,15 @@ from types import SimpleNamespace
 import pytest
 from command_lines import refused
 
+from jaxptd import plan as command
 from jaxptd.analysis.peak import OUTSIDE
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.errors import UserError
 from jaxptd.hardware import Cluster, find_accelerator
-from jaxptd.planner import __main__ as command
-from jaxptd.planner import planning
+from jaxptd.plan import plan
 from jaxptd.planner.compiled import Compiling
 from jaxptd.planner.own.compiled import Figures, remade
 from jaxptd.planner.own.step import OwnStep, Predictor
-from jaxptd.planner.planning import plan
 from jaxptd.planner.search.best import Candidate, Search
 from jaxptd.planner.search.space import Space
 
@@ -138,7 +136,7 @@ def test_each_link_is_hidden_by_the_same_kernels() -> None:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "compiler", lambda: lambda *_: Figures(FITS, 5e12, {"tp": 0.5}))
+    monkeypatch.setattr(command, "_compiler", lambda: lambda *_: Figures(FITS, 5e12, {"tp": 0.5}))
 
 
 WORDS = """
@@ -167,7 +165,7 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
         raise UserError("no CUDA compiler here (none); pip install 'jaxptd[h200]'")
 
     found = SimpleNamespace(check_compiler=missing)
-    monkeypatch.setattr(importlib, "import_module", lambda name: found)
+    monkeypatch.setattr(command, "later", {"compiler": found}.get)
     assert "pip install 'jaxptd[h200]'" in refused(capsys, command.main, OPTIONS)
 
 

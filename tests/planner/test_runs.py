@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from command_lines import refused
 
+from jaxptd import plan as command
+from jaxptd.commands.command_line import as_yaml, load_config
 from jaxptd.config import Config
-from jaxptd.config.command_line import as_yaml, load_config
 from jaxptd.hardware.table import PACKAGED
-from jaxptd.planner import __main__ as command
-from jaxptd.planner.planning import plan
+from jaxptd.plan import plan
 from jaxptd.planner.runs import NEWEST, read_run
 
 GPU = ("--gpu", "h200")

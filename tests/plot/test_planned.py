@@ -10,7 +10,7 @@ from command_lines import refused
 
 import jaxptd
 from jaxptd import Config, ModelConfig, TrainConfig, UserError, plot
-from jaxptd.planner import __main__ as command
+from jaxptd import plan as command
 from jaxptd.planner.planning import Plan
 from jaxptd.plot import planned
 

@@ -21,9 +21,9 @@ from command_lines import accept, command_lines
 from turns import slow
 
 import jaxptd
+from jaxptd.commands.command_line import describe_type
 from jaxptd.commands.table import COMMANDS
 from jaxptd.config import Config, FamilyName, ModelConfig, from_dict
-from jaxptd.config.command_line import describe_type
 from jaxptd.run.folder import difference
 
 ROOT = Path(jaxptd.__file__).parents[1]

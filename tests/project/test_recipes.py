@@ -19,8 +19,8 @@ import pytest
 import yaml
 from hatchling.builders.wheel import WheelBuilder
 
+from jaxptd.commands.run_options import read_run
 from jaxptd.config import Config
-from jaxptd.config.run_options import read_run
 from jaxptd.distributed.launchers import find
 from jaxptd.distributed.stop import SIGNALS
 from jaxptd.errors import BAD_INPUT, BUG

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from jaxptd.config.command_line import make_parser, parse
+from jaxptd.commands.command_line import make_parser, parse
 from jaxptd.pipeline.table import check
 from jaxptd.proof.cases import general
 from jaxptd.proof.compare import command_line, on_one_device

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxptd.config.command_line import load_config
+from jaxptd.commands.command_line import load_config
 from jaxptd.errors import UserError
 from jaxptd.mesh import make_mesh
 from jaxptd.run.checkpoints import RunCheckpoints, without_best

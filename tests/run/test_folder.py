@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from jaxptd.commands.command_line import load_config
 from jaxptd.config import Config
-from jaxptd.config.command_line import load_config
 from jaxptd.errors import UserError
 from jaxptd.run import folder as folder_module
 from jaxptd.run.folder import RunDir, check_alike, difference

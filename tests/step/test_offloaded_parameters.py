@@ -17,7 +17,7 @@ from jaxptd.analysis.jaxprs import equations, inside, scans, traced
 from jaxptd.errors import UserError
 from jaxptd.generate import Generator, Sampling
 from jaxptd.mesh import Layout
-from jaxptd.planner.planning import plan
+from jaxptd.plan import plan
 from jaxptd.step import Program
 from jaxptd.step.state import DEVICE, HOST
 

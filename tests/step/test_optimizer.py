@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec as P
 from turns import slow
 
 from jaxptd.analysis.verification import verify
+from jaxptd.commands.command_line import load_config
 from jaxptd.config import OptimizerConfig
-from jaxptd.config.command_line import load_config
 from jaxptd.errors import UserError
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.optimizers.moments import MOMENTS

@@ -20,7 +20,7 @@ from runs import (
 from turns import latin, slow
 
 from jaxptd.analysis.first_steps import ROUNDINGS
-from jaxptd.config.command_line import load_config
+from jaxptd.commands.command_line import load_config
 from jaxptd.data import number_documents
 from jaxptd.mesh import SCHEDULES, make_mesh
 from jaxptd.step import Program

@@ -18,7 +18,7 @@ from runs import (
     numbers,
 )
 
-from jaxptd.config.command_line import load_config
+from jaxptd.commands.command_line import load_config
 from jaxptd.run.folder import RunDir
 from jaxptd.train import main
 

@@ -21,7 +21,7 @@ from runs import (
 from turns import slow
 
 from jaxptd.api import Run
-from jaxptd.config.command_line import load_config
+from jaxptd.commands.command_line import load_config
 from jaxptd.run.folder import RunDir
 from jaxptd.train import main
 

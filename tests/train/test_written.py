@@ -19,7 +19,7 @@ from turns import slow
 import jaxptd.api.run
 from jaxptd.api import Run
 from jaxptd.checkpoint import Checkpoints
-from jaxptd.config.command_line import load_config
+from jaxptd.commands.command_line import load_config
 from jaxptd.data import Windows
 from jaxptd.distributed.stop import Stop
 from jaxptd.distributed.watchdog import Phase, Watchdog

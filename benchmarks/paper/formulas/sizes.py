@@ -6,7 +6,7 @@
 from benchmarks.paper import published
 from benchmarks.paper.models import parameters
 from jaxptd.analysis.report import table
-from jaxptd.config.command_line import load_config
+from jaxptd.commands.command_line import load_config
 
 CONFIGS = {0.54: "gpt2-0.54b", 1.20: "gpt2-1.2b", 2.50: "gpt2-2.5b", 4.20: "gpt2-4.2b"}
 HEAD = ("published, billion", "layers", "hidden", "heads", "GPUs", "counted here, billion")

@@ -16,9 +16,9 @@ from benchmarks.paper import published
 from benchmarks.paper.memory import Memory, compiled_memory
 from benchmarks.paper.models import parameters
 from jaxptd.analysis.report import table, versions
+from jaxptd.commands.command_line import load_config
 from jaxptd.compiling.absent import PLUGINS
 from jaxptd.config import Config
-from jaxptd.config.command_line import load_config
 from jaxptd.layout import Layout
 
 CONFIG = "swin-unet-cardiac"

@@ -1,7 +1,7 @@
 """Metrics for MLflow."""
 
 from jaxptd.config import to_dict
-from jaxptd.config.command_line import as_yaml
+from jaxptd.config.written import as_yaml
 from jaxptd.run.loggers.logger import Start
 from jaxptd.run.loggers.service import Sent, as_os_error, numbers
 from jaxptd.run.metrics import Row

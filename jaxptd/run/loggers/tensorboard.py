@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from jaxptd.atomic_files import append_whole
-from jaxptd.config.command_line import as_yaml
+from jaxptd.config.written import as_yaml
 from jaxptd.run.loggers.logger import Start
 from jaxptd.run.loggers.service import numbers
 from jaxptd.run.metrics import Row

@@ -11,7 +11,7 @@ import numpy as np
 from jaxptd.api import Run
 from jaxptd.api.run import open_corpus
 from jaxptd.api.whole_batches import WholeBatches
-from jaxptd.config.command_line import load_config
+from jaxptd.commands.command_line import load_config
 from jaxptd.data.tokenizers import ByteTokenizer
 from jaxptd.mesh import make_mesh
 from jaxptd.params import shardings

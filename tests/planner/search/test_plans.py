@@ -2,10 +2,11 @@
 
 import pytest
 
+from jaxptd.commands.command_line import load_config
 from jaxptd.config import Config, from_dict, to_dict
-from jaxptd.config.command_line import load_config
 from jaxptd.errors import UserError
-from jaxptd.planner.planning import Plan, plan
+from jaxptd.plan import plan
+from jaxptd.planner.planning import Plan
 
 
 @pytest.fixture(scope="module")

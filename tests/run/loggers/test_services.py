@@ -7,8 +7,8 @@ import types
 
 import pytest
 
+from jaxptd.commands.command_line import load_config
 from jaxptd.config import Config, TrainConfig, to_dict
-from jaxptd.config.command_line import load_config
 from jaxptd.run.folder import RunDir
 
 

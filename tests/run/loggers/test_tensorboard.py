@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxptd.config.command_line import load_config
+from jaxptd.commands.command_line import load_config
 from jaxptd.run.folder import RunDir
 
 CONFIG = Path(__file__).parents[3] / "configs" / "test-tiny.yaml"

@@ -8,7 +8,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
-from jaxptd.config.command_line import load_config
+from jaxptd.commands.command_line import load_config
 from jaxptd.errors import UserError
 from jaxptd.mesh import make_mesh
 from jaxptd.run.health import Health

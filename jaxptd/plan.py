@@ -1,12 +1,13 @@
 """`jaxptd plan`: the fastest layouts of so many GPUs, and how well they are predicted."""
 
 import functools
-import importlib
+import itertools
 import json
+import math
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,130 @@ import yaml
 
 from jaxptd import plot
 from jaxptd.atomic_files import explained, write_whole
-from jaxptd.commands.words import add_words, as_path, picture_path
-from jaxptd.config.command_line import as_yaml
-from jaxptd.config.run_options import read_run, run_parser
-from jaxptd.display import Table
+from jaxptd.commands.run_options import read_run, run_parser
+from jaxptd.commands.table import later
+from jaxptd.common_options import add_words, as_path, check_out, picture_path
+from jaxptd.config import Config
+from jaxptd.config.written import as_yaml
+from jaxptd.display import Table, callable_module
 from jaxptd.errors import UserError, run_command
-from jaxptd.planner.calibrate import check_out
-from jaxptd.planner.planning import MAX_MEMORY, Plan, plan
-from jaxptd.planner.search.pins import PINNED
+from jaxptd.fields import check_range, checked
+from jaxptd.hardware import Cluster, find_accelerator
+from jaxptd.models.families import with_vocabulary
+from jaxptd.planner.compiled import Compiling, Measure
+from jaxptd.planner.planning import MAX_MEMORY, RANGES, Plan, expected_error
+from jaxptd.planner.search.best import Search
+from jaxptd.planner.search.pins import PINNED, checked_pins
+from jaxptd.planner.search.space import Space
 
-ACTIONS = {"validate": "jaxptd.planner.validate", "calibrate": "jaxptd.planner.calibrate"}
+ACTIONS = ("validate", "calibrate")
 USUAL = ("--model.num_layers", "--model.hidden_size", "--model.seq_length", "--layout.tp")
 HOURS = 24
+HALVINGS = 6  # times that the devices are doubled where nothing fits
+
+
+@checked("jaxptd.plan")
+def plan(
+    config: Config,
+    *,
+    gpus: int,
+    gpu: str,
+    node: int = 0,
+    hardware: str | Path | None = None,
+    pins: Mapping[str, Any] | None = None,
+    max_memory: float = MAX_MEMORY,
+    top: int = 5,
+    compile: int = 0,
+    say: Callable[[str], None] = lambda line: None,
+) -> Plan:
+    """Finds the fastest layouts of a config on so many GPUs, by prediction. Runs nothing.
+
+    Args:
+        config: model, batch and optimizer; its own layout, remat and micro-batches are not used.
+        gpus: devices.
+        gpu: name of an accelerator, such as `h200`.
+        node: devices of a node; 0: as many as NVLink joins.
+        hardware: YAML file of accelerators beside the packaged ones; None: none.
+        pins: fields with the only value that is tried, such as `{"layout.tp": 4}`.
+        max_memory: share of a device's memory that a step may use, 0 to 1.
+        top: layouts to return, each with other sizes of the axes.
+        compile: layouts to compile and rank again, instead of `top`; see `Compiling`. 0: none.
+        say: takes a line for each that was compiled.
+
+    Raises:
+        UserError: a value is impossible, or no layout fits; then the line says what would.
+
+    >>> import jaxptd
+    >>> config = jaxptd.load_config("test-tiny", ["--model.dtype=bfloat16"])
+    >>> made = jaxptd.plan(config, gpus=2, gpu="h200", top=1, pins={"layout.tp": 2})
+    >>> made.best[0].config.layout
+    Layout(tp=2)
+    """
+    _check_numbers({"gpus": gpus, "top": top, "compile": compile, "node": node}, max_memory)
+    cluster = Cluster(find_accelerator(gpu, hardware), node)
+    space = Space(with_vocabulary(config), gpus, checked_pins(pins or {}, config))
+    limit = max_memory * cluster.accelerator.hbm_bytes
+    search = Search(space, cluster, limit)
+    if compile:
+        best = Compiling(_compiler(), cluster, limit, say).best(search, compile)
+    else:
+        best = tuple(itertools.islice(search, top))
+    if not best:
+        raise _nothing_fits(search, compiled=compile > 0)
+    error = expected_error(gpu, hardware)
+    return Plan(space.config, cluster, gpus, limit, best, search.counted, error)
+
+
+def _compiler() -> Measure:
+    """The function that compiles, in a module that starts JAX.
+
+    Raises:
+        UserError: the compiler for GPUs is not installed.
+    """
+    compiling = later("compiler")
+    compiling.check_compiler()
+    measure: Measure = compiling.measure
+    return measure
+
+
+def _check_numbers(numbers: Mapping[str, int], max_memory: float) -> None:
+    """Raises UserError for a number that is out of its range."""
+    for name, value in numbers.items():
+        least, most = RANGES[name]
+        check_range("jaxptd.plan", name, value, least=least, most=most)
+    if not 0 < max_memory <= 1:
+        raise UserError(f"max_memory={max_memory}: use a share of the memory, above 0 and up to 1")
+
+
+def _nothing_fits(search: Search, *, compiled: bool) -> UserError:
+    """The error for a search without a result."""
+    space = search.space
+    compiled = compiled and any(True for _ in search)
+    remedy = _remedy(space, search.cluster, search.limit, compiled=compiled)
+    return UserError(f"no layout of {space.gpus} GPU{'s' * (space.gpus > 1)} fits{remedy}")
+
+
+def _remedy(space: Space, cluster: Cluster, limit: float, *, compiled: bool) -> str:
+    """A line's end: what to change so that a layout fits."""
+    if compiled:
+        return " once it is compiled; use more GPUs, or a larger share of their memory"
+    return f"; {_change(space, cluster, limit)}"
+
+
+def _change(space: Space, cluster: Cluster, limit: float) -> str:
+    """The pin without which a layout fits, or the number of GPUs with which one does."""
+    for name in space.pins:
+        others = {pin: value for pin, value in space.pins.items() if pin != name}
+        if any(True for _ in Search(Space(space.config, space.gpus, others), cluster, limit)):
+            return f"without --{name} {space.pins[name]} one does"
+    batch = space.config.train.global_batch_size
+    for doubled in range(1, HALVINGS + 1):
+        gpus = space.gpus * 2**doubled
+        if any(True for _ in Search(Space(space.config, gpus, space.pins), cluster, limit)):
+            return f"{gpus} do"
+    if math.gcd(batch, space.gpus) == 1:
+        return f"train.global_batch_size={batch} splits over few devices; use a larger one"
+    return "use a smaller model or batch, or GPUs with more memory"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in ACTIONS:
-        found: int = importlib.import_module(ACTIONS[argv[0]]).main(argv[1:])
+        found: int = later(f"plan {argv[0]}").main(argv[1:])
         return found
     pins, others = _pins(argv)
     config, options = read_run(parser(), others)
@@ -190,5 +303,6 @@ def _budget(made: Plan, options: dict[str, Any]) -> str:
     return f"{options['tokens']:,.0f} tokens: {days:.1f} days, {hours:,.0f} GPU hours{cost}"
 
 
+callable_module(__name__)
 if __name__ == "__main__":
     run_command(main)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxptd.config.run_options import read_run, run_parser
+from jaxptd.commands.run_options import read_run, run_parser
 from jaxptd.errors import UserError
 
 

@@ -1,4 +1,4 @@
-"""`python -m jaxptd.pipeline`: its output, its files, and its messages about bad input."""
+"""`jaxptd pipeline`: its output, its files, and its messages about bad input."""
 
 import json
 import subprocess
@@ -7,7 +7,7 @@ import sys
 import pytest
 from command_lines import refused
 
-from jaxptd.pipeline.__main__ import main
+from jaxptd.commands.pipeline import main
 from jaxptd.pipeline.picture import as_text, as_trace, render
 from jaxptd.pipeline.schedules import SCHEDULES, make_schedule, to_csv
 from jaxptd.pipeline.statistics import Durations
@@ -187,7 +187,7 @@ def test_a_longer_interleaved_schedule_is_a_warning(capsys):
 
 
 def test_as_a_command():
-    command = [sys.executable, "-m", "jaxptd.pipeline"]
+    command = [sys.executable, "-m", "jaxptd", "pipeline"]
     run = {"capture_output": True, "text": True, "check": False, "timeout": 120}
     good = subprocess.run([*command, *SIZES, "--json"], **run)
     assert (good.returncode, good.stderr) == (0, "")

@@ -6,9 +6,9 @@ import subprocess
 
 import pytest
 
+from jaxptd.commands.completion import completion_script, main
 from jaxptd.commands.shells import SCRIPTS
 from jaxptd.commands.table import COMMANDS
-from jaxptd.config.completion import completion_script, main
 from jaxptd.config.packaged import packaged_configs
 
 

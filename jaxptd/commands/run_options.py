@@ -1,22 +1,23 @@
 """The options of a command that takes a config: `--config F`, `--run-dir D`, fields, its own."""
 
+import argparse
 import os
 from collections.abc import Sequence
 from typing import Any
 
 import jsonargparse
 
-from jaxptd.commands.words import path_option
+from jaxptd.commands.command_line import Parsed, load_config, make_parser, parse_all
+from jaxptd.commands.sources import check_chosen
+from jaxptd.common_options import path_option
 from jaxptd.config import Config
-from jaxptd.config.command_line import Parsed, make_parser, parse_all
-from jaxptd.config.sources import check_chosen
+from jaxptd.config.written import RUN_CONFIG
 from jaxptd.errors import Parser, UserError
 
 MODEL = tuple(f"--model.{name}" for name in ("num_layers", "hidden_size", "seq_length", "dtype"))
 LAYOUT = tuple(f"--layout.{name}" for name in ("dp", "tp", "sequence_parallel", "pp", "cp", "zero"))
 BATCH = ("--train.global_batch_size", "--train.micro_batches", "--train.platform")
 USUAL = (*MODEL, *LAYOUT, *BATCH)
-RUN_CONFIG = "config.yaml"  # in a run's directory, see `jaxptd.run.folder`
 
 
 def run_parser(
@@ -87,3 +88,21 @@ def _expanded(argv: Sequence[str] | None, *, new: bool) -> list[str]:
             f"or {'add --config or --from to train there' if new else 'give --config instead'}"
         )
     return [f"--config={config}", *others, directory]
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """Adds `--config F` and `--run-dir D` to a parser whose command needs no config."""
+    parser.add_argument("--config", metavar="F", help="a config, for what other options leave out")
+    parser.add_argument("--run-dir", type=path_option, metavar="D", help="a run; its config")
+
+
+def named_config(args: argparse.Namespace) -> Config | None:
+    """The config that `--config` or `--run-dir` names; None if neither is given.
+
+    Raises:
+        UserError: both are given, or there is no such config.
+    """
+    if args.config and args.run_dir:
+        raise UserError("--config and --run-dir both name a config; give one of them")
+    name = args.run_dir / RUN_CONFIG if args.run_dir else args.config
+    return load_config(name) if name else None

@@ -1,4 +1,4 @@
-"""`python -m jaxptd.data` writes the tokens that training would have read."""
+"""`jaxptd data` writes the tokens that training would have read."""
 
 import json
 import os
@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import tokenizers
 
+from jaxptd.commands import data as command
+from jaxptd.commands.data import main
 from jaxptd.config import DataConfig
-from jaxptd.data import ByteTokenizer, __main__, open_data
-from jaxptd.data.__main__ import main
+from jaxptd.data import ByteTokenizer, open_data
 from jaxptd.data.token_files import open_token_file, write_bin
 from jaxptd.errors import UserError
 
@@ -27,7 +28,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_tokenized_once_or_every_time_is_the_same(folder, capsys, monkeypatch):
-    monkeypatch.setattr(__main__, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    monkeypatch.setattr(command, "time", SimpleNamespace(monotonic=lambda: 0.0))
     main(["--source", "a.txt", "--source", "*.jsonl", "--tokenizer", "bytes", "--out", "t.bin"])
     printed = capsys.readouterr()
     sizes = {"seq_length": 4, "vocab_size": 257, "seed": 0}
@@ -61,14 +62,14 @@ def test_the_corpus_of_a_config(folder, capsys):
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_quiet_prints_nothing(folder, capsys, monkeypatch, terminal):
-    monkeypatch.setattr(__main__.sys.stderr, "isatty", lambda: terminal, raising=False)
+    monkeypatch.setattr(command.sys.stderr, "isatty", lambda: terminal, raising=False)
     main(["--source", "a.txt", "--out", "t.bin", "--quiet"])
     assert capsys.readouterr() == ("", "")
 
 
 def test_progress_on_a_terminal_is_one_line_rewritten(folder, capsys, monkeypatch):
-    monkeypatch.setattr(__main__.sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(__main__.time, "monotonic", iter(range(100)).__next__)
+    monkeypatch.setattr(command.sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(command.time, "monotonic", iter(range(100)).__next__)
     main(["--source", "a.txt", "b.jsonl", "--out", "t.bin"])
     lines = capsys.readouterr().err.split("\r")
     found = [line.split(",")[0] for line in lines]
@@ -104,7 +105,7 @@ def test_a_large_vocabulary_has_ids_of_32_bits(folder, capsys):
 
 
 def test_it_is_a_command_that_overwrites_nothing(folder):
-    command = [sys.executable, "-m", "jaxptd.data", "--source", "a.txt", "--out", "t.bin"]
+    command = [sys.executable, "-m", "jaxptd", "data", "--source", "a.txt", "--out", "t.bin"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     run = subprocess.run(command, capture_output=True, text=True, env=environment)
     again = subprocess.run(command, capture_output=True, text=True, env=environment)

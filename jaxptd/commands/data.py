@@ -1,4 +1,4 @@
-"""`python -m jaxptd.data`: tokenizes text once, into a `.bin` that training maps."""
+"""`jaxptd data`: tokenizes text once, into a `.bin` that training maps."""
 
 import contextlib
 import dataclasses
@@ -14,7 +14,8 @@ from typing import Any, get_args
 
 import numpy as np
 
-from jaxptd.commands.words import add_config, add_words, named_config, path_option, pattern_option
+from jaxptd.commands.run_options import add_config, named_config
+from jaxptd.common_options import add_words, path_option, pattern_option
 from jaxptd.config import BeginToken, DataConfig, SpecialTokens
 from jaxptd.data.corpora import tokenize
 from jaxptd.data.corpus import about_begin, about_spellings

@@ -1,4 +1,4 @@
-"""`python -m jaxptd.pipeline`: prints a schedule and its costs, and writes it to files."""
+"""`jaxptd pipeline`: prints a schedule and its costs, and writes it to files."""
 
 import argparse
 import json
@@ -11,7 +11,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from jaxptd.commands.words import add_config, add_words, named_config, path_option, picture_path
+from jaxptd.commands.run_options import add_config, named_config
+from jaxptd.common_options import add_words, path_option, picture_path
 from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.pipeline import picture, statistics
 from jaxptd.pipeline.plan import Plan

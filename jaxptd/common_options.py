@@ -1,11 +1,11 @@
 """The options that mean the same in every command, and the paths that options name."""
 
 import argparse
-import importlib
 import os
 from pathlib import Path
 from typing import Any
 
+from jaxptd.atomic_files import explained
 from jaxptd.errors import UserError, quoted
 from jaxptd.fields.values import ImpossibleError, convert
 from jaxptd.plot import drawing, format_of
@@ -53,24 +53,18 @@ def picture_path(option: str | None) -> Path | None:
     return path
 
 
-def add_config(parser: argparse.ArgumentParser) -> None:
-    """Adds `--config F` and `--run-dir D` to a parser whose command needs no config."""
-    parser.add_argument("--config", metavar="F", help="a config, for what other options leave out")
-    parser.add_argument("--run-dir", type=path_option, metavar="D", help="a run; its config")
-
-
-def named_config(args: argparse.Namespace) -> Any:
-    """The config that `--config` or `--run-dir` names; None if neither is given.
-
-    Raises:
-        UserError: both are given, or there is no such config.
-    """
-    if args.config and args.run_dir:
-        raise UserError("--config and --run-dir both name a config; give one of them")
-    name = args.run_dir / "config.yaml" if args.run_dir else args.config
-    # Found by its name: modules that use this are below the config, and run without one.
-    reader = importlib.import_module("jaxptd.config.command_line")
-    return reader.load_config(name) if name else None
+def check_out(path: Path, *, overwrite: bool) -> None:
+    """Raises UserError for a file that exists, or that cannot be written."""
+    shown = quoted(str(path), 255)
+    if os.path.isdir(path) or (os.path.lexists(path) and not os.path.isfile(path)):
+        raise UserError(f"--out {shown}: is no file; name another")
+    if os.path.lexists(path) and not overwrite:
+        raise UserError(f"--out {shown}: exists; name another file, or give --overwrite")
+    with explained(f"--out {shown}", "name a file in a folder that can be written"):
+        probe = path.with_name(f".{path.name}.partial")
+        probe.unlink(missing_ok=True)
+        probe.touch()
+        probe.unlink(missing_ok=True)  # another process of the run may have done it
 
 
 def path_option(text: str) -> Path:

@@ -11,16 +11,16 @@ import jax
 import pytest
 from command_lines import refused
 
-from jaxptd.calibration import command as calibration
+from jaxptd import plan as command
 from jaxptd.calibration.machine import find_machine, table_name
 from jaxptd.calibration.samples import Attention, Exchange, Pass, Product, Sample
 from jaxptd.calibration.shares import SHARES, Timed
 from jaxptd.calibration.suite import Machine, Sizes
 from jaxptd.calibration.timer import Timer
+from jaxptd.commands import calibrate as calibration
 from jaxptd.errors import UserError
 from jaxptd.hardware import Cluster, accelerators, find_accelerator
 from jaxptd.hardware.table import PACKAGED, read_figures
-from jaxptd.planner import __main__ as command
 from jaxptd.planner.published.rows import PACKAGED as ROWS
 
 # Large enough to take more than some launches, which the cost model knows.

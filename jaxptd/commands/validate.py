@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxptd.commands.words import add_words, path_option
+from jaxptd.common_options import add_words, path_option
 from jaxptd.display import Table
 from jaxptd.errors import Parser, UserError
 from jaxptd.hardware import accelerators, find_accelerator

@@ -9,9 +9,9 @@ from hugging import gpt2_tensors, swin, write_directory
 from hugging.tokenizer import WORDS, write_tokenizer
 
 import jaxptd
+from jaxptd.commands.command_line import as_yaml
+from jaxptd.commands.run_options import read_run, run_parser
 from jaxptd.config import Config
-from jaxptd.config.command_line import as_yaml
-from jaxptd.config.run_options import read_run, run_parser
 from jaxptd.errors import UserError
 from jaxptd.hf.directory import Directory
 from jaxptd.hf.read import sizes_of

@@ -5,8 +5,8 @@ import itertools
 import pytest
 import yaml
 
+from jaxptd.commands.command_line import load_config, make_parser, parse
 from jaxptd.config import Config, from_dict, to_dict
-from jaxptd.config.command_line import load_config, make_parser, parse
 from jaxptd.errors import UserError
 
 FIELDS = {f"{section}.{name}" for section, each in to_dict(Config()).items() for name in each}

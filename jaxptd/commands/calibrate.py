@@ -1,13 +1,16 @@
-"""Runs `jaxptd plan calibrate`: starts the devices, times samples, writes the hardware file."""
+"""`jaxptd plan calibrate`: starts the devices, times samples, writes the hardware file."""
 
 import contextlib
+import dataclasses
 import importlib.metadata
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Protocol
 
 from jaxptd.atomic_files import explained, write_whole
@@ -18,15 +21,43 @@ from jaxptd.calibration.samples import Attention, Sample
 from jaxptd.calibration.shares import Timed
 from jaxptd.calibration.suite import ACCELERATOR, CPU, suite
 from jaxptd.calibration.timer import Timer
+from jaxptd.common_options import add_words, check_out, path_option
 from jaxptd.config import ProcessesConfig
 from jaxptd.distributed import coordination
 from jaxptd.distributed.launchers import find
-from jaxptd.errors import UserError, quoted
+from jaxptd.errors import Parser, UserError, did_you_mean, quoted
 from jaxptd.hardware import Figure
-from jaxptd.planner.calibrate import Options, check_out
+from jaxptd.hardware.table import PACKAGED, read_figures
 from jaxptd.run import devices
 
+SECONDS = 150.0  # that samples may take by default
+LONGEST = 3600.0
+NAME = re.compile(r"[A-Za-z][\w.-]{0,63}")
 OUT_OF_TIME = "out of time"
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The choices of a calibration.
+
+    Args:
+        out: the file to write.
+        name: of the accelerator in it.
+        gpu: of the accelerator whose limits the shares are of; None: found from the device.
+        figures: the numbers of all that are known, by name.
+        seconds: after which no other sample begins.
+        overwrite: whether `out` may exist.
+        json, quiet: how the result is printed.
+    """
+
+    out: Path
+    name: str
+    gpu: str | None
+    figures: Mapping[str, Mapping[str, Figure]]
+    seconds: float
+    overwrite: bool
+    json: bool
+    quiet: bool
 
 
 class Times(Protocol):
@@ -35,6 +66,60 @@ class Times(Protocol):
     def __call__(self, sample: Sample) -> tuple[float, ...]: ...
 
     def agreed(self, value: str) -> str: ...
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Times kernels and collectives on this machine, and writes its hardware file."""
+    return run(read(parser().parse_args(argv)))
+
+
+def parser() -> Parser:
+    """Makes the parser of this command."""
+    examples = (
+        "jaxptd plan calibrate --out cluster.yaml",
+        "jaxptd plan calibrate --out cluster.yaml --gpu h200 --name mynode",
+    )
+    made = Parser(prog="jaxptd plan calibrate", description=main.__doc__, examples=examples)
+    help_text = "the hardware file to write; it must not exist yet"
+    made.add_argument("--out", type=path_option, metavar="F", help=help_text)
+    help_text = "the accelerator's name in that file; default: the file's"
+    made.add_argument("--name", metavar="N", help=help_text)
+    help_text = "the accelerator whose limits to start from; default: found from the device"
+    made.add_argument("--gpu", metavar="G", help=help_text)
+    help_text = "a YAML file of accelerators, beside the packaged ones"
+    made.add_argument("--hardware", type=path_option, metavar="F", help=help_text)
+    help_text = f"after which no other program is timed; default: {SECONDS:g}"
+    made.add_argument("--seconds", type=float, metavar="S", help=help_text)
+    made.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
+    add_words(made, json="shares and times", quiet="print the shares only, no progress")
+    return made
+
+
+def read(args: Any) -> Options:
+    """Checks the options of a calibration.
+
+    Raises:
+        UserError: one of them is wrong, or the file exists or cannot be written.
+    """
+    if args.out is None:
+        raise UserError("calibrate writes a file; name it with --out, such as --out cluster.yaml")
+    seconds = SECONDS if args.seconds is None else args.seconds
+    if not 0 < seconds <= LONGEST:
+        raise UserError(f"--seconds {seconds:g}: use more than 0 and at most {LONGEST:g}")
+    figures = {**read_figures(PACKAGED), **(read_figures(args.hardware) if args.hardware else {})}
+    if args.gpu is not None and args.gpu not in figures:
+        remedy = did_you_mean(args.gpu, figures, otherwise=f"use one of {', '.join(figures)}")
+        raise UserError(f"--gpu {quoted(args.gpu)}: no such accelerator; {remedy}")
+    check_out(args.out, overwrite=args.overwrite)
+    name = args.out.stem if args.name is None else args.name
+    if not NAME.fullmatch(name):
+        raise UserError(
+            f"--name {quoted(repr(name))}: use letters, digits, '.', '-' and '_', a letter first, "
+            "at most 64"
+        )
+    return Options(
+        args.out, name, args.gpu, figures, seconds, args.overwrite, args.json, args.quiet
+    )
 
 
 def run(options: Options) -> int:

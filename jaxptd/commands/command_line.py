@@ -5,29 +5,22 @@ jsonargparse does the parsing. An unknown key, a wrong type or an impossible lay
 """
 
 import argparse
-import dataclasses
 import functools
 import itertools
 import re
 import sys
-import types
 import typing
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jsonargparse
-import yaml
 
 from jaxptd.commands.help import add_help
-from jaxptd.config import Config, ModelConfig, from_dict, to_dict
-from jaxptd.config.files import check_keys, check_value, read_yaml
-from jaxptd.config.packaged import find_config, packaged_configs
-from jaxptd.config.scalars import Dumper, check_scalars
-from jaxptd.config.sources import (
+from jaxptd.commands.sources import (
     FROM,
-    OPTIONS,
+    KEYS,
     SIZES,
     add_sources,
     as_option,
@@ -36,9 +29,19 @@ from jaxptd.config.sources import (
     file_written_out,
     written_out,
 )
-from jaxptd.errors import QUOTED, Parser, UserError, nearest, quoted
+from jaxptd.config import Config, ModelConfig, from_dict
+from jaxptd.config.files import check_value
+from jaxptd.config.packaged import find_config
+from jaxptd.config.written import (
+    as_yaml,
+    check_file,
+    describe_type,
+    field_types,
+    nearest_key,
+    section_names,
+)
+from jaxptd.errors import QUOTED, Parser, UserError, quoted
 from jaxptd.fields import checked
-from jaxptd.fields.values import UNIONS
 
 PRINT = "--print_config"
 
@@ -66,7 +69,7 @@ def make_parser(
     parser.add_argument(PRINT, action="store_true", help=help_text)
     parser.add_class_arguments(Config, None, fail_untyped=True)
     for action in parser._actions:
-        if action.dest in _sections():  # `--model FILE`, which --config makes superfluous
+        if action.dest in section_names():  # `--model FILE`, which --config makes superfluous
             action.help = argparse.SUPPRESS
     return parser
 
@@ -146,7 +149,7 @@ def parse_all(
     except ValueError as error:
         raise UserError(f"{quoted(str(error), 4 * QUOTED)}; see --help") from error
     tree = _other_defaults(parser) | values.as_dict()
-    sections = {name: tree.pop(name) for name in _sections() if name in tree}
+    sections = {name: tree.pop(name) for name in section_names() if name in tree}
     tree.pop("config", None)
     printing, source, sizes = (tree.pop(name) for name in (PRINT.removeprefix("--"), FROM, SIZES))
     config = from_dict(sections)
@@ -163,17 +166,12 @@ def parse_all(
 
 def _other_defaults(parser: jsonargparse.ArgumentParser) -> dict[str, Any]:
     """The defaults of options that are no fields of a config, which has its own."""
-    sections = _sections()
+    sections = section_names()
     return {
         each.dest: each.default
         for each in parser._actions
         if each.dest.partition(".")[0] not in sections and each.default != argparse.SUPPRESS
     }
-
-
-def as_yaml(config: Config) -> str:
-    """The text of a config file with every field."""
-    return str(yaml.dump(to_dict(config), Dumper=Dumper, sort_keys=False))
 
 
 def _file_first(argv: Sequence[str]) -> list[str]:
@@ -192,7 +190,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     Layout(tp=2, sequence_parallel=True)
 
     A config that takes only its model's sizes from a directory (`model.from`) warns if its weights
-    would be drawn, or its tokenizer left, without anybody having said so: `jaxptd train` refuses it.
+    would be drawn, or its tokenizer left out, unasked: `jaxptd train` refuses it.
 
     Raises:
         UserError: as `parse`.
@@ -217,11 +215,9 @@ def _check_overrides(overrides: Sequence[str]) -> None:
     """Raises UserError unless these are options of fields: no `--help`, no `--config`."""
     for option in overrides:
         name = option.removeprefix("--").partition("=")[0]
-        known = (
-            name.partition(".")[0] in _sections() or option.partition("=")[0] in OPTIONS.values()
-        )
-        if option.startswith("-") and not known:
-            raise UserError(f"unknown key {quoted(name)}; {_nearest(name)}")
+        is_field = name.partition(".")[0] in section_names()
+        if option.startswith("-") and not is_field and name not in KEYS:
+            raise UserError(f"unknown key {quoted(name)}; {nearest_key(name)}")
 
 
 def _check_options(argv: Sequence[str]) -> None:
@@ -231,89 +227,12 @@ def _check_options(argv: Sequence[str]) -> None:
     """
     for option, following in itertools.zip_longest(argv, argv[1:]):
         if option.startswith("--config="):
-            _check_file(find_config(option.removeprefix("--config=")))
+            check_file(find_config(option.removeprefix("--config=")), KEYS)
             continue
         name, _, value = option.removeprefix("--").partition("=")
-        if name in _sections() and option.startswith("--"):
+        if name in section_names() and option.startswith("--"):
             raise UserError(f"--{name} is a section; give its fields, as --{name}.name value")
-        check_value(name, value or following or "", _field_types().get(name.rstrip("+"), Any))
-
-
-def _check_file(path: str) -> None:
-    """Raises UserError unless the file is YAML whose keys are sections and fields of a config."""
-    for section, fields in _entries(path, read_yaml(path)):
-        if section == FROM:
-            continue
-        if section not in _sections():
-            sections = ", ".join(_sections())
-            raise UserError(f"{path}: unknown section {quoted(section)}; use {sections}")
-        for name, value in _entries(f"{path}: section {section}", fields):
-            key = f"{section}.{name}"
-            if key not in (*_field_types(), f"model.{FROM}"):
-                raise UserError(f"{path}: unknown key {quoted(key)}; {_nearest(key)}")
-            check_keys(f"{path}: {key}", value)
-            check_scalars(f"{path}: {key}", value, _field_types().get(key, Any))
-
-
-def _entries(where: str, node: yaml.Node | None) -> Iterator[tuple[str, yaml.Node]]:
-    """Keys and values of a YAML mapping. Raises UserError for no mapping, or a repeated key."""
-    if not isinstance(node, yaml.MappingNode) or not node.value:
-        found = node.tag.rpartition(":")[2] if node else "nothing"
-        raise UserError(f"{where}: expected `name: value` lines, found {found}; see --print_config")
-    seen = set()
-    for key, value in node.value:
-        name = key.value if isinstance(key, yaml.ScalarNode) else f"a {key.id}"
-        if name in seen:
-            raise UserError(f"{where}: {quoted(name)} appears twice; remove one")
-        seen.add(name)
-        yield name, value
-
-
-def _sections() -> list[str]:
-    return [field.name for field in dataclasses.fields(Config)]
-
-
-@functools.cache
-def _field_types() -> dict[str, Any]:
-    """Every `section.field` of a config and its type."""
-    return {
-        f"{section.name}.{field.name}": field.type
-        for section in dataclasses.fields(Config)
-        for field in dataclasses.fields(section.type)  # type: ignore[arg-type]
-    }
-
-
-def _nearest(key: str, options: Iterable[str] = ()) -> str:
-    """Remedy for an unknown key: the field whose name is most like the end of the key.
-
-    Args:
-        key: as it was given, without dashes.
-        options: of the command, such as `--config`; one may be meant that is no field.
-    """
-    if key in _field_types():
-        return f"write --{key}"
-    if key in packaged_configs():
-        return f"did you mean --config {key}?"
-    others = {name.lstrip("-"): name for name in options if "." not in name}
-    own = {name: option for name, option in others.items() if name not in _sections()}
-    fields = {field.rpartition(".")[2]: field for field in _field_types()}
-    meant = own | fields
-    near = nearest(key.rpartition(".")[2].lstrip("-"), meant)
-    return f"did you mean {meant[near]}?" if near else "see jaxptd train --help-all"
-
-
-def describe_type(annotation: Any) -> str:
-    """Describes a type: `int | None` as "int or null", `Literal["a", "b"]` as "one of a, b"."""
-    if annotation is types.NoneType:
-        return "null"
-    members = typing.get_args(annotation)
-    if typing.get_origin(annotation) is typing.Literal:
-        return f"one of {', '.join(map(str, members))}"
-    if typing.get_origin(annotation) in UNIONS:
-        return " or ".join(map(describe_type, members))
-    if members and typing.get_origin(members[0]) is typing.Literal:
-        return f"list, each {describe_type(members[0])}"
-    return str(annotation) if members else str(annotation.__name__)
+        check_value(name, value or following or "", field_types().get(name.rstrip("+"), Any))
 
 
 def _rephrase(message: str, options: Iterable[str]) -> str:
@@ -323,14 +242,14 @@ def _rephrase(message: str, options: Iterable[str]) -> str:
         return "one of the arguments is empty; remove it, or give it a name, see --help"
     if match := re.search(r"Group '(\S+)' does not accept option '(\S+)'", text):
         key = f"{match[1]}.{match[2]}"
-        return f"unknown key {quoted(key)}; {_nearest(key)}"
+        return f"unknown key {quoted(key)}; {nearest_key(key)}"
     if match := re.search(
         r"(?:[Uu]nrecognized arguments: (?:--)?|Option ')([^\s'=]+)(?:' is not accepted)?", text
     ):
-        return f"unknown key {quoted(match[1])}; {_nearest(match[1], options)}"
+        return f"unknown key {quoted(match[1])}; {nearest_key(match[1], options)}"
     match = re.search(r'Parser key "([\w.]+)".*(?:Got|Given) value: ?(.*)', text)
-    if match and match[1] in _field_types():
-        expected = describe_type(_field_types()[match[1]])
+    if match and match[1] in field_types():
+        expected = describe_type(field_types()[match[1]])
         return f"{match[1]}: expected {expected}, got {quoted(match[2] or 'nothing')}"
     if match := re.search(
         r'Parser key "(\w+)": Expected an? <class .(\w+).>. Got value: ?(.*)', text

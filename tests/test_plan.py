@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from command_lines import refused
 
-from jaxptd.planner import __main__ as command
+from jaxptd import plan as command
 from jaxptd.planner.published.rows import PACKAGED
 
 ROW = PACKAGED / "h100_calibration.csv"

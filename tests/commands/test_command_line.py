@@ -8,8 +8,8 @@ import sys
 import pytest
 import yaml
 
+from jaxptd.commands.command_line import load_config, make_parser, parse
 from jaxptd.config import Config, from_dict, to_dict
-from jaxptd.config.command_line import load_config, make_parser, parse
 from jaxptd.errors import UserError, run_command
 
 FIELDS = {
@@ -252,7 +252,7 @@ def test_one_line_on_stderr_and_exit_code_2(capsys, write):
 
 
 def test_arguments_of_the_process_are_the_default():
-    imports = "from jaxptd.config.command_line import make_parser, parse"
+    imports = "from jaxptd.commands.command_line import make_parser, parse"
     program = f"{imports}; print(parse(make_parser('p', 'd'), None)[0].train)"
     command = [sys.executable, "-c", program, "--train.steps", "3"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout

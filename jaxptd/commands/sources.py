@@ -1,11 +1,9 @@
 """`from: DIR` and `model.from: DIR`: a Hugging Face directory written out as fields of a config.
 
 `from` is the sizes of its model, its weights and its tokenizer; `model.from` is the sizes alone.
-Both can stand in a config file and on a command line. What is above the config, and reads such a
-directory, is found by its name.
+Both can stand in a config file and on a command line.
 """
 
-import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,12 +11,14 @@ from typing import Any
 
 import yaml
 
-from jaxptd.commands.words import as_path, path_option
+from jaxptd.commands.table import later
+from jaxptd.common_options import as_path, path_option
 from jaxptd.config.scalars import Dumper
 from jaxptd.errors import Parser, UserError
 
 FROM, SIZES = "from", "model_from"  # among parsed values
 OPTIONS = {FROM: "--from", SIZES: "--model.from"}
+KEYS = tuple(name.removeprefix("--") for name in OPTIONS.values())  # in a config file
 
 
 def add_sources(parser: Any) -> None:
@@ -103,7 +103,7 @@ def _fields(dest: str, path: Path) -> dict[str, Any]:
 
 
 def _reader() -> Any:
-    return importlib.import_module("jaxptd.hf.load")
+    return later("models of Hugging Face")
 
 
 def as_option(name: str, value: Any) -> str:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxptd.commands.words import add_config, as_path, named_config, path_option, picture_path
+from jaxptd.commands.run_options import add_config, named_config
+from jaxptd.common_options import as_path, path_option, picture_path
 from jaxptd.errors import Parser, UserError
 
 

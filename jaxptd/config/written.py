@@ -1,0 +1,116 @@
+"""A config as the text of a YAML file, and back; what its keys are, for messages."""
+
+import dataclasses
+import functools
+import types
+import typing
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from jaxptd.config.files import check_keys, read_yaml
+from jaxptd.config.packaged import packaged_configs
+from jaxptd.config.run import Config, from_dict, to_dict
+from jaxptd.config.scalars import Dumper, check_scalars
+from jaxptd.errors import UserError, nearest, quoted
+from jaxptd.fields.values import UNIONS
+
+RUN_CONFIG = "config.yaml"  # in a run's directory
+
+
+def as_yaml(config: Config) -> str:
+    """The text of a config file with every field."""
+    return str(yaml.dump(to_dict(config), Dumper=Dumper, sort_keys=False))
+
+
+def read_config(path: Path) -> Config:
+    """Reads a file that `as_yaml` wrote, such as that of a run.
+
+    Raises:
+        UserError: it cannot be read, or is no config.
+    """
+    check_file(str(path))
+    sections = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+    return from_dict(sections)
+
+
+def check_file(path: str, others: Collection[str] = ()) -> None:
+    """Raises UserError unless the file is YAML whose keys are sections and fields of a config.
+
+    others: keys that it may have besides.
+    """
+    for section, fields in _entries(path, read_yaml(path)):
+        if section in others:
+            continue
+        if section not in section_names():
+            sections = ", ".join(section_names())
+            raise UserError(f"{path}: unknown section {quoted(section)}; use {sections}")
+        for name, value in _entries(f"{path}: section {section}", fields):
+            key = f"{section}.{name}"
+            if key not in (*field_types(), *others):
+                raise UserError(f"{path}: unknown key {quoted(key)}; {nearest_key(key)}")
+            check_keys(f"{path}: {key}", value)
+            check_scalars(f"{path}: {key}", value, field_types().get(key, Any))
+
+
+def _entries(where: str, node: yaml.Node | None) -> Iterator[tuple[str, yaml.Node]]:
+    """Keys and values of a YAML mapping. Raises UserError for no mapping, or a repeated key."""
+    if not isinstance(node, yaml.MappingNode) or not node.value:
+        found = node.tag.rpartition(":")[2] if node else "nothing"
+        raise UserError(f"{where}: expected `name: value` lines, found {found}; see --print_config")
+    seen = set()
+    for key, value in node.value:
+        name = key.value if isinstance(key, yaml.ScalarNode) else f"a {key.id}"
+        if name in seen:
+            raise UserError(f"{where}: {quoted(name)} appears twice; remove one")
+        seen.add(name)
+        yield name, value
+
+
+def section_names() -> list[str]:
+    return [field.name for field in dataclasses.fields(Config)]
+
+
+@functools.cache
+def field_types() -> dict[str, Any]:
+    """Every `section.field` of a config and its type."""
+    return {
+        f"{section.name}.{field.name}": field.type
+        for section in dataclasses.fields(Config)
+        for field in dataclasses.fields(section.type)  # type: ignore[arg-type]
+    }
+
+
+def nearest_key(key: str, options: Iterable[str] = ()) -> str:
+    """Remedy for an unknown key: the field whose name is most like the end of the key.
+
+    Args:
+        key: as it was given, without dashes.
+        options: of the command, such as `--config`; one may be meant that is no field.
+    """
+    if key in field_types():
+        return f"write --{key}"
+    if key in packaged_configs():
+        return f"did you mean --config {key}?"
+    others = {name.lstrip("-"): name for name in options if "." not in name}
+    own = {name: option for name, option in others.items() if name not in section_names()}
+    fields = {field.rpartition(".")[2]: field for field in field_types()}
+    meant = own | fields
+    near = nearest(key.rpartition(".")[2].lstrip("-"), meant)
+    return f"did you mean {meant[near]}?" if near else "see jaxptd train --help-all"
+
+
+def describe_type(annotation: Any) -> str:
+    """Describes a type: `int | None` as "int or null", `Literal["a", "b"]` as "one of a, b"."""
+    if annotation is types.NoneType:
+        return "null"
+    members = typing.get_args(annotation)
+    if typing.get_origin(annotation) is typing.Literal:
+        return f"one of {', '.join(map(str, members))}"
+    if typing.get_origin(annotation) in UNIONS:
+        return " or ".join(map(describe_type, members))
+    if members and typing.get_origin(members[0]) is typing.Literal:
+        return f"list, each {describe_type(members[0])}"
+    return str(annotation) if members else str(annotation.__name__)

@@ -1,0 +1,45 @@
+"""No module imports another one of the package where import-linter cannot see it."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[2] / "jaxptd"
+# Each with its reason. All others import at the top of the file, or from `commands.table`.
+ALLOWED = {
+    "__init__.py": "names that are imported when they are used",
+    "commands/table.py": "commands, and what only some of their options need",
+    "data/parquet.py": "pyarrow, an optional extra",
+    "mesh.py": "`python -m jaxptd.mesh`, whose command is in a folder above",
+    "models/family.py": "models, whose families are known without JAX",
+    "plot/__init__.py": "figures, which need matplotlib, an optional extra",
+}
+HIDDEN = {"import_module", "__import__", "run_module", "run_path", "reload"}
+
+
+def hidden_imports(source: str) -> Iterator[str]:
+    """The names of functions that a file calls to import a module by its name."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Name | ast.Attribute):
+            name = node.id if isinstance(node, ast.Name) else node.attr
+            if name in HIDDEN:
+                yield name
+        if isinstance(node, ast.ImportFrom):
+            yield from HIDDEN & {alias.name for alias in node.names}
+
+
+def test_only_a_few_files_import_by_name() -> None:
+    files = {path.relative_to(PACKAGE).as_posix(): path for path in PACKAGE.rglob("*.py")}
+    found = {name for name, path in files.items() if [*hidden_imports(path.read_text("utf-8"))]}
+    assert found == {*ALLOWED}
+
+
+def test_every_way_is_found() -> None:
+    for line in (
+        "importlib.import_module('jaxptd.run')",
+        "from importlib import import_module",
+        "__import__('jaxptd.run')",
+        "runpy.run_module('jaxptd.run')",
+    ):
+        assert [*hidden_imports(line)]
+    assert not [*hidden_imports("from jaxptd.run import folder")]
