@@ -79,7 +79,7 @@ def test_losses_are_those_of_the_sequences_without_padding(layout: Layout, choic
 
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.int64])
 def test_ids_of_any_whole_numbers_are_padded_alike(kind: type) -> None:
-    """Tokenizers have ids of 16 bits without a sign, which -1, the padding of targets, is not in."""
+    """A tokenizer gives uint16, in which there is no -1, the padding of targets."""
     program = tiny.program(Layout())
     state, batch = program.init_state(), short(program, rows=2)
     batch = {name: np.abs(x) for name, x in batch.items()}
