@@ -34,7 +34,7 @@ from jaxptd.params import Params
 from jaxptd.run.generator import Generator, Sampling
 from jaxptd.run.images.inputs import held_out_inputs, inputs_of
 from jaxptd.run.images.pictures import Masks, classes_of, of_pixels, write_pictures
-from jaxptd.run.progress.display import printable
+from jaxptd.run.progress import printable
 from jaxptd.step import Program
 
 __all__ = ["Generator", "Sampling", "check_tokens", "generate", "main", "parser", "write_text"]

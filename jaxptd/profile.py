@@ -20,8 +20,7 @@ import jsonargparse
 from rich.console import Console
 
 from jaxptd import plot
-from jaxptd.analysis.profiling.profiler import measure
-from jaxptd.analysis.profiling.step_parts import ProfileReport, Times, lines
+from jaxptd.analysis.profiling import ProfileReport, Times, lines, measure
 from jaxptd.analysis.report import table, versions
 from jaxptd.atomic_files import explained
 from jaxptd.commands.run_options import read_run, run_parser

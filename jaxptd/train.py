@@ -36,8 +36,7 @@ from jaxptd.run.checkpoints import without_best
 from jaxptd.run.devices import prepare
 from jaxptd.run.folder import RunDir
 from jaxptd.run.lock import RunLock
-from jaxptd.run.progress.display import Display, Output, make_display, summary
-from jaxptd.run.progress.streams import OptionalStream
+from jaxptd.run.progress import Display, OptionalStream, Output, make_display, summary
 from jaxptd.run.remarks import remarks
 from jaxptd.step import Program
 

@@ -209,7 +209,7 @@ PLANNER = (
     ),
     Break(
         "unrolled layers as many as were compiled",
-        "jaxptd/compiling/candidate.py",
+        "jaxptd/compiling.py",
         "more.bytes + further * (more.bytes - few.bytes)",
         "more.bytes",
         "tests/compiling/test_candidate.py",
@@ -218,7 +218,7 @@ PLANNER = (
     # ---- calibration ----
     Break(
         "short collectives tell a share",
-        "jaxptd/calibration/shares.py",
+        "jaxptd/calibration/report.py",
         "if seconds - fixed < TELLING * seconds:",
         "if seconds <= fixed:",
         f"{CALIBRATION}/test_shares.py",
@@ -226,7 +226,7 @@ PLANNER = (
     ),
     Break(
         "launches count as work",
-        "jaxptd/calibration/shares.py",
+        "jaxptd/calibration/report.py",
         "return work / (seconds - fixed)",
         "return work / seconds",
         f"{CALIBRATION}/test_shares.py",

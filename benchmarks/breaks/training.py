@@ -153,14 +153,14 @@ TRAINING = (
     # ---- checkpoints between layouts ----
     Break(
         "what is outside of a block is written, too",
-        "jaxptd/checkpoint/parts.py",
+        "jaxptd/checkpoint/conversion.py",
         "& (entries >= 0) & (entries < size)",
         "& (entries >= 0)",
         CONVERSION,
     ),
     Break(
         "a shard begins with a whole entry",
-        "jaxptd/checkpoint/parts.py",
+        "jaxptd/checkpoint/conversion.py",
         "* self.width - jnp.asarray(rest, jnp.int32)[shard]",
         "* self.width",
         CONVERSION,
@@ -192,7 +192,7 @@ TRAINING = (
     # ---- loggers and traces ----
     Break(
         "a service gets the steps of a resumed run again",
-        "jaxptd/run/loggers/service.py",
+        "jaxptd/run/loggers.py",
         'if row["step"] <= self._last:',
         'if row["step"] < 0:',
         "tests/run/loggers/test_services.py",
@@ -206,14 +206,14 @@ TRAINING = (
     ),
     Break(
         "metrics.csv forgets the rows before a new column",
-        "jaxptd/run/loggers/comma_separated.py",
+        "jaxptd/run/loggers.py",
         "self._rewrite(self._columns, [*written, *self._waiting])",
         "self._rewrite(self._columns, self._waiting)",
         "tests/run/loggers/test_comma_separated.py",
     ),
     Break(
         "TensorBoard's config is no code",
-        "jaxptd/run/loggers/tensorboard.py",
+        "jaxptd/run/loggers.py",
         'f"    {line}\\n"',
         'f"{line}\\n"',
         "tests/run/loggers/test_tensorboard.py",

@@ -18,7 +18,7 @@ from jaxptd.analysis.hlo.overlap import Move as Permute
 from jaxptd.analysis.hlo.overlap import Work, moves
 from jaxptd.analysis.report import table
 from jaxptd.commands.command_line import make_parser, parse
-from jaxptd.compiling.absent import gpus
+from jaxptd.compiling import gpus
 from jaxptd.config import Config
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.errors import run_command

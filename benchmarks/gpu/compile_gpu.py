@@ -25,7 +25,7 @@ from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.hlo.kernels import summary
 from jaxptd.analysis.report import table, versions
 from jaxptd.commands.command_line import make_parser, parse
-from jaxptd.compiling.absent import PLUGINS, gpus
+from jaxptd.compiling import PLUGINS, gpus
 from jaxptd.config import Config, ModelConfig, Remat
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.errors import run_command

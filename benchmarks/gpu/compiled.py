@@ -29,7 +29,7 @@ from jaxptd.analysis.hlo.overlap import moves
 from jaxptd.analysis.hlo.text import Pipeline
 from jaxptd.analysis.report import table, versions
 from jaxptd.commands.command_line import load_config
-from jaxptd.compiling.absent import PLUGINS, gpus
+from jaxptd.compiling import PLUGINS, gpus
 from jaxptd.config import Config, Kernels, ModelConfig, Remat, TrainConfig
 from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.mesh import Layout, make_mesh

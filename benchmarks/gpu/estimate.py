@@ -25,7 +25,7 @@ from jaxptd.analysis.hlo.kernels import ATTENTION, OTHER, PRODUCT
 from jaxptd.analysis.hlo.text import Pipeline
 from jaxptd.analysis.hlo.timeline import Axes, Rates, Times, estimate
 from jaxptd.analysis.report import table, versions
-from jaxptd.compiling.absent import PLUGINS, gpus
+from jaxptd.compiling import PLUGINS, gpus
 from jaxptd.config import Config
 from jaxptd.errors import Parser, run_command
 from jaxptd.mesh import Layout, make_mesh

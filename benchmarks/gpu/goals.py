@@ -31,7 +31,7 @@ from jaxptd.analysis.hlo.kernels import OTHER, kernels
 from jaxptd.analysis.hlo.text import Pipeline
 from jaxptd.analysis.report import table, versions
 from jaxptd.analysis.sizes import elements_on_device
-from jaxptd.compiling.absent import PLUGINS, gpus
+from jaxptd.compiling import PLUGINS, gpus
 from jaxptd.config import Config
 from jaxptd.errors import Parser, run_command
 from jaxptd.mesh import Layout, make_mesh

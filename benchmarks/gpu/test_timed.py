@@ -11,7 +11,7 @@ import pytest
 from benchmarks.gpu import timed
 from benchmarks.gpu.timed import HEAD, ONE, row
 from jaxptd.analysis.hlo.kernels import ATTENTION, OTHER, PRODUCT
-from jaxptd.analysis.profiling.step_parts import SCOPES
+from jaxptd.analysis.profiling import SCOPES
 from jaxptd.errors import UserError
 
 FOUND: dict[str, Any] = {

@@ -30,8 +30,7 @@ from jaxptd.analysis.compiled_step import compile_step, random_batch
 from jaxptd.analysis.flops import attention_flops, executed, flops
 from jaxptd.analysis.hlo.kernels import ATTENTION, KINDS, OTHER, PRODUCT, summary
 from jaxptd.analysis.hlo.timeline import estimate
-from jaxptd.analysis.profiling.profiler import NAMED, events, of_events
-from jaxptd.analysis.profiling.step_parts import SCOPES
+from jaxptd.analysis.profiling import NAMED, SCOPES, events, of_events
 from jaxptd.analysis.report import table, versions
 from jaxptd.calibration.machine import table_name
 from jaxptd.config import Config

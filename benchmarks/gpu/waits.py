@@ -18,7 +18,7 @@ from jax import Array, lax
 
 from benchmarks.lib.child import first_gpu
 from benchmarks.lib.measure import append
-from jaxptd.analysis.profiling.profiler import NAMED
+from jaxptd.analysis.profiling import NAMED
 from jaxptd.analysis.report import table, versions
 from jaxptd.errors import Parser, run_command
 

@@ -14,7 +14,7 @@ from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.hlo.kernels import summary
 from jaxptd.analysis.hlo.overlap import Move, moves
 from jaxptd.analysis.report import table, versions
-from jaxptd.compiling.absent import PLUGINS, gpus
+from jaxptd.compiling import PLUGINS, gpus
 from jaxptd.config import Config
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import Program

@@ -32,8 +32,7 @@ from jaxptd.analysis import memory_model
 from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.peak import Peak, peak
 from jaxptd.analysis.report import table, versions
-from jaxptd.compiling.absent import PLUGINS, gpus
-from jaxptd.compiling.candidate import device_bytes
+from jaxptd.compiling import PLUGINS, device_bytes, gpus
 from jaxptd.config import Config
 from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.mesh import make_mesh

@@ -26,7 +26,7 @@ from jaxptd.analysis.count import count, formula
 from jaxptd.analysis.hlo import collectives_from_hlo
 from jaxptd.analysis.report import table, versions
 from jaxptd.commands.command_line import make_parser, parse
-from jaxptd.compiling.absent import gpus
+from jaxptd.compiling import gpus
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.data.tokenizers import with_vocabulary
 from jaxptd.errors import UserError, run_command

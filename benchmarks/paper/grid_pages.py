@@ -7,7 +7,7 @@ from benchmarks.lib.measure import gib
 from benchmarks.paper import grid_times, published
 from benchmarks.paper.grid_rows import MODELS, REMATS, SEQUENCES, Column, Found, filled, gpu
 from jaxptd.analysis.report import versions
-from jaxptd.compiling.absent import PLUGINS
+from jaxptd.compiling import PLUGINS
 from jaxptd.config import Remat
 
 WIDTH = 100

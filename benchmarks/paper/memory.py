@@ -7,8 +7,7 @@ from typing import Any
 
 from benchmarks.lib.compiler import UNTRIED
 from jaxptd.analysis.compiled_step import compile_step
-from jaxptd.compiling.absent import gpus
-from jaxptd.compiling.candidate import device_bytes
+from jaxptd.compiling import device_bytes, gpus
 from jaxptd.config import Config
 from jaxptd.mesh import make_mesh
 from jaxptd.step import Program

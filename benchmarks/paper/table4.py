@@ -25,7 +25,7 @@ from jaxptd.analysis.flops import attention_flops, executed, flops
 from jaxptd.analysis.hardware import BANDWIDTH, PEAK_FLOPS
 from jaxptd.analysis.report import table, versions
 from jaxptd.commands.command_line import load_config
-from jaxptd.compiling.absent import PLUGINS
+from jaxptd.compiling import PLUGINS
 from jaxptd.config import Config
 from jaxptd.mesh import Layout, Matmul2D
 

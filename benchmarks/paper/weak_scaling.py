@@ -21,7 +21,7 @@ from benchmarks.paper.memory import Memory, compiled_memory
 from benchmarks.paper.models import parameters
 from jaxptd.analysis.report import table, versions
 from jaxptd.commands.command_line import load_config
-from jaxptd.compiling.absent import PLUGINS
+from jaxptd.compiling import PLUGINS
 from jaxptd.config import Config
 from jaxptd.hardware import find_accelerator
 from jaxptd.plan import plan

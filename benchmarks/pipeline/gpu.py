@@ -13,7 +13,7 @@ from benchmarks.pipeline.text import Tick, hops, tick
 from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.hlo.overlap import Move
 from jaxptd.analysis.report import table, versions
-from jaxptd.compiling.absent import PLUGINS, gpus
+from jaxptd.compiling import PLUGINS, gpus
 from jaxptd.config import Config, Remat
 from jaxptd.mesh import make_mesh
 from jaxptd.step import Program

@@ -11,7 +11,7 @@ from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.hlo.text import Pipeline
 from jaxptd.analysis.hlo.waits import host_waits
 from jaxptd.analysis.report import table, versions
-from jaxptd.compiling.absent import PLUGINS, gpus
+from jaxptd.compiling import PLUGINS, gpus
 from jaxptd.config import Config, TrainConfig
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import Program

@@ -18,14 +18,18 @@ from jaxptd.fields import check_range, checked
 from jaxptd.generate import Sampling, check_tokens, write_text
 from jaxptd.hf.base import keep_base
 from jaxptd.models.families import open_data_of
-from jaxptd.run.batches import read_batch
 from jaxptd.run.checkpoints import RunCheckpoints
-from jaxptd.run.evaluation import evaluated_samples, mean_losses, require_targets
+from jaxptd.run.evaluation import (
+    Programs,
+    evaluated_samples,
+    mean_losses,
+    read_batch,
+    require_targets,
+)
 from jaxptd.run.folder import Row, RunDir
 from jaxptd.run.health import Health
 from jaxptd.run.images.pictures import classes_of
 from jaxptd.run.metrics import columns
-from jaxptd.run.programs import Programs
 from jaxptd.step import Batch, Program, State
 from jaxptd.step.given import as_state, check_unused
 

@@ -12,15 +12,14 @@ from jaxptd.distributed import coordination
 from jaxptd.distributed.stop import Stop
 from jaxptd.distributed.watchdog import Phase, Watchdog
 from jaxptd.hf.base import keep_base
-from jaxptd.hf.start import first_state
+from jaxptd.hf.load import first_state
 from jaxptd.models.families import family_of
 from jaxptd.run.checkpoints import failed_saves_explained
 from jaxptd.run.folder import Row, check_alike
+from jaxptd.run.generator import final_sample
 from jaxptd.run.images.pictures import PREDICTIONS, final_picture, of_pixels
-from jaxptd.run.progress.display import Display
-from jaxptd.run.progress.meter import Meter
+from jaxptd.run.progress import Display, Meter
 from jaxptd.run.remarks import how_to_resume, nothing_left
-from jaxptd.run.sample import final_sample
 from jaxptd.run.trace import StepTrace
 
 OnLog = Callable[[Row], object]

@@ -2,7 +2,7 @@
 
 from jaxptd.checkpoint.checkpoints import VALIDATION_LOSS, Checkpoints
 from jaxptd.checkpoint.errors import CheckpointError
-from jaxptd.checkpoint.restore import (
+from jaxptd.checkpoint.saving import (
     check_whole,
     load_part,
     read_description,

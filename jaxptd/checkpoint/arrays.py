@@ -8,14 +8,13 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 from jax.sharding import SingleDeviceSharding
 
-from jaxptd.checkpoint.background import Background
 from jaxptd.checkpoint.errors import CheckpointError, reason
 
 try:
@@ -26,6 +25,38 @@ except ImportError:  # orbax 0.12 still keeps its v1 interface here
 JOIN_TIMEOUT = 60.0  # seconds that a write may still take after another one failed
 TENSORSTORE_PAUSE = 0.5  # seconds for tensorstore's own threads, which cannot be joined
 POLL_INTERVAL = 0.25  # seconds between checks whether a write has failed
+
+
+class Background:
+    """Runs `work` in a daemon thread, started at once.
+
+    The process may exit without `wait`; the work then ends with it.
+    """
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="jaxptd-background", daemon=True)
+        self._thread.start()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Waits for the work, at most so many seconds (None: without limit); whether it is done.
+
+        Raises:
+            BaseException: what the work raised.
+        """
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            return False
+        if self._failure is not None:
+            raise self._failure
+        return True
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            self._failure = error
 
 
 class PendingWrite:

@@ -18,11 +18,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from jaxptd.checkpoint import manifest, restore, save
-from jaxptd.checkpoint.agreement import run_on_first
-from jaxptd.checkpoint.background import Background
+from jaxptd.checkpoint import manifest, saving
+from jaxptd.checkpoint.arrays import Background
 from jaxptd.checkpoint.errors import CheckpointError, DamagedCheckpointError, reason
 from jaxptd.checkpoint.folders import Folders
+from jaxptd.checkpoint.saving import run_on_first
 
 GRACE = 10.0  # seconds for a pending save when Ctrl-C ends the run
 VALIDATION_LOSS = "validation_loss"  # the entry of a description that ranks checkpoints
@@ -101,14 +101,14 @@ class Checkpoints:
         """
         self.wait()
         last = max(self.good_steps(), default=None)
-        tensors = save.savable(state)
+        tensors = saving.savable(state)
         content = {"step": step, "description": description, "tensors": manifest.shapes(tensors)}
         with self._explained(step, last):
-            write = save.start(self._folders, step, tensors)
+            write = saving.start(self._folders, step, tensors)
 
         def finish() -> None:
             with self._explained(step, last):
-                save.finish(self._folders, content, write)
+                saving.finish(self._folders, content, write)
             self._damaged.discard(step)
             self._delete_old(step)
 
@@ -136,7 +136,7 @@ class Checkpoints:
         Raises:
             CheckpointError: the step has no checkpoint, or it is damaged or does not fit `target`.
         """
-        return restore.restore_path(self._folders.folder(step), target)[1]
+        return saving.restore_path(self._folders.folder(step), target)[1]
 
     def restore_newest(self, target: Any, *, report: Report) -> tuple[int, Any] | None:
         """Restores step and state of the newest good checkpoint; None without any.
@@ -180,7 +180,7 @@ class Checkpoints:
 
     def description(self, step: int) -> dict[str, Any]:
         """The description saved with a step. Raises CheckpointError as `restore`."""
-        return restore.read_description(self._folders.folder(step))
+        return saving.read_description(self._folders.folder(step))
 
     def _restore_first(
         self, steps: Callable[[], Iterable[int]], target: Any, report: Report
@@ -191,7 +191,7 @@ class Checkpoints:
             for step in steps():
                 folder = self._folders.folder(step)
                 try:
-                    restore.check(folder, target)
+                    saving.check(folder, target)
                 except DamagedCheckpointError as error:
                     self._damaged.add(step)
                     report(f"{error}; skipped")
@@ -200,7 +200,7 @@ class Checkpoints:
             return None
 
         found = run_on_first("found", choose)
-        return None if found is None else restore.load(Path(found), target)
+        return None if found is None else saving.load(Path(found), target)
 
     def _by_loss(self, steps: Iterable[int], report: Report = lambda line: None) -> list[int]:
         """The steps among these that have a validation loss, the lowest first."""

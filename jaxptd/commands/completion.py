@@ -4,14 +4,173 @@ A script has the options as they are now: write it again after an update.
 """
 
 import argparse
+import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from jaxptd.commands.help import first_words, is_shown
-from jaxptd.commands.shells import SCRIPTS, Choices, Completed, Option
 from jaxptd.commands.table import COMMANDS
 from jaxptd.config.packaged import packaged_configs
 from jaxptd.errors import Parser, run_command
+
+Choices = tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """One spelling of an option.
+
+    Args:
+        name: as `--layout.tp`.
+        help: a few words.
+        takes_value: whether a value follows.
+        choices: the values, if they can be listed.
+        files: whether the value may be a file.
+    """
+
+    name: str
+    help: str
+    takes_value: bool
+    choices: Choices
+    files: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Completed:
+    """A command, its options, and the words that it takes without an option."""
+
+    name: str
+    summary: str
+    options: Sequence[Option]
+    words: Choices
+
+
+def _quoted(text: str) -> str:
+    """A word in single quotes, for any of the shells."""
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+# ---- bash ---------------------------------------------------------------------------------------
+
+_BASH = """\
+_jaxptd() {
+    local current="${COMP_WORDS[COMP_CWORD]}" previous="${COMP_WORDS[COMP_CWORD - 1]}" words
+    COMPREPLY=()
+    if [ "$COMP_CWORD" -eq 1 ]; then
+        COMPREPLY=($(compgen -W "@commands" -- "$current"))
+        return
+    fi
+    case "${COMP_WORDS[1]} $previous" in
+@values
+    esac
+    case "${COMP_WORDS[1]} $current" in
+@words
+    esac
+    COMPREPLY=($(compgen -W "$words" -- "$current"))
+}
+complete -o default -F _jaxptd jaxptd
+"""
+
+
+def bash(commands: Sequence[Completed]) -> str:
+    """The script for bash."""
+    values, words = [], []
+    for command in commands:
+        for option in command.options:
+            if option.choices:
+                values.append(_bash_values(command.name, option))
+        names = " ".join(option.name for option in command.options)
+        words.append(f'        "{command.name} -"*) words="{names}" ;;')
+        if command.words:
+            words.append(f'        "{command.name} "*) words="{" ".join(command.words)}" ;;')
+    names = " ".join([*(command.name for command in commands), "--help", "--version"])
+    text = _BASH.replace("@commands", names)
+    return text.replace("@values", "\n".join(values)).replace("@words", "\n".join(words))
+
+
+def _bash_values(command: str, option: Option) -> str:
+    files = '; COMPREPLY+=($(compgen -f -- "$current"))' if option.files else ""
+    values = f'COMPREPLY=($(compgen -W "{" ".join(option.choices)}" -- "$current"))'
+    return f'        "{command} {option.name}") {values}{files}; return ;;'
+
+
+# ---- zsh ----------------------------------------------------------------------------------------
+
+_ZSH = """\
+#compdef jaxptd
+_jaxptd() {
+    if (( CURRENT == 2 )); then
+        local -a commands=(
+@commands
+        )
+        _describe command commands
+        return
+    fi
+    shift words
+    (( CURRENT-- ))
+    case $words[1] in
+@options
+    esac
+}
+if [ "$funcstack[1]" = _jaxptd ]; then
+    _jaxptd "$@"
+else
+    compdef _jaxptd jaxptd
+fi
+"""
+
+
+def zsh(commands: Sequence[Completed]) -> str:
+    """The script for zsh: a file of a folder of $fpath, named _jaxptd."""
+    names = (f"            {_quoted(f'{each.name}:{each.summary}')}" for each in commands)
+    cases = []
+    for command in commands:
+        specs = [_zsh_option(option) for option in command.options]
+        specs += [f"1:word:({' '.join(command.words)})"] * bool(command.words)
+        lines = " \\\n".join(f"            {_quoted(spec)}" for spec in specs)
+        cases.append(f"    {command.name})\n        _arguments \\\n{lines} ;;")
+    text = _ZSH.replace("@commands", "\n".join(names))
+    return text.replace("@options", "\n".join(cases))
+
+
+def _zsh_option(option: Option) -> str:
+    text = re.sub(r"([\[\]:])", r"\\\1", option.help)
+    values = f"({' '.join(option.choices)})" if option.choices else "_files"
+    if option.choices and option.files:
+        values = f"{{compadd {' '.join(option.choices)}; _files}}"
+    return f"*{option.name}[{text}]" + (f":value:{values}" if option.takes_value else "")
+
+
+# ---- fish ---------------------------------------------------------------------------------------
+
+
+def fish(commands: Sequence[Completed]) -> str:
+    """The script for fish."""
+    lines = ["-n __fish_use_subcommand -l version -d 'print the version'"]
+    for command in commands:
+        summary = _quoted(command.summary)
+        lines.append(f"-n __fish_use_subcommand -f -a {command.name} -d {summary}")
+        here = f"-n {_quoted(f'__fish_seen_subcommand_from {command.name}')}"
+        lines += [f"{here} {_fish_option(option)}" for option in command.options]
+        if command.words:
+            lines.append(f"{here} -f -a {_quoted(' '.join(command.words))}")
+    return "".join(f"complete -c jaxptd {line}\n" for line in lines)
+
+
+def _fish_option(option: Option) -> str:
+    text = f"-l {option.name.removeprefix('--')} -d {_quoted(option.help)}"
+    if not option.takes_value:
+        return text
+    values = f" -a {_quoted(' '.join(option.choices))}" if option.choices else ""
+    return f"{text} {'-r -F' if option.files else '-x'}{values}"
+
+
+SCRIPTS: Mapping[str, Callable[[Sequence[Completed]], str]] = {
+    "bash": bash,
+    "zsh": zsh,
+    "fish": fish,
+}
+
 
 LITERAL = re.compile(r"\{([^{}]+)\}")  # the values of an option, as jsonargparse shows them
 

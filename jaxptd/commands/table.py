@@ -33,7 +33,7 @@ class Command:
 LATER = {
     "plan calibrate": "jaxptd.commands.calibrate",
     "plan validate": "jaxptd.commands.validate",
-    "compiler": "jaxptd.compiling.candidate",
+    "compiler": "jaxptd.compiling",
     "models of Hugging Face": "jaxptd.hf.load",
 }
 COMMANDS = (

@@ -13,8 +13,8 @@ from typing import Any
 import jax
 
 from jaxptd.config import ProcessesConfig
-from jaxptd.distributed.abort_hook import on_abort
 from jaxptd.distributed.launchers import World
+from jaxptd.distributed.watchdog import on_abort
 from jaxptd.errors import BAD_INPUT, UserError, print_error
 
 KEYS = "jaxptd/"  # before every key, since JAX has keys of its own

@@ -25,9 +25,8 @@ from typing import NoReturn
 import jax
 
 from jaxptd.distributed import coordination
-from jaxptd.distributed.abort_hook import on_abort
 from jaxptd.distributed.launchers import World
-from jaxptd.distributed.watchdog import Beat, Phase, Watchdog, long_phases, stuck
+from jaxptd.distributed.watchdog import Beat, Phase, Watchdog, long_phases, on_abort, stuck
 from jaxptd.errors import BAD_INPUT, BUG, INTERRUPTED, LOST, UserError, print_error
 
 RESUME = "go on from the last checkpoint with checkpoint.resume=auto, the default"

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxptd.distributed import coordination
-from jaxptd.errors.signals import ANSWER, signal_watch
+from jaxptd.errors import ANSWER, signal_watch
 
 AHEAD = 2  # steps
 # A second one of these ends the process at once.

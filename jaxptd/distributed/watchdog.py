@@ -5,17 +5,42 @@ limit of its phase is stuck. Compilation has no limit; a line reports when it ta
 """
 
 import contextlib
+import ctypes
 import dataclasses
 import enum
 import json
 import math
+import signal
 import statistics
 import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
+
+
+def on_abort(function: Callable[[], None]) -> Callable[[], None]:
+    """Has `function` called when the process aborts; returns a function that removes this hook.
+
+    JAX's client of the coordination service aborts the process as soon as the service is gone, or
+    if some processes do not join in time. Its option for a callback is not public and does not work
+    (jaxlib 0.10, 0.12). Python's own signal handlers run between two instructions of the main
+    thread, which is too late. A handler through ctypes runs in the thread that aborts, outside of
+    Python.
+    """
+    handler_type = ctypes.CFUNCTYPE(None, ctypes.c_int)
+    handler = handler_type(lambda _: function())
+    libc: Any = ctypes.CDLL(None)
+    libc.signal.restype, libc.signal.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_void_p]
+    before = libc.signal(signal.SIGABRT, ctypes.cast(handler, ctypes.c_void_p))
+
+    def remove(_: Any = handler) -> None:  # the default keeps the handler from being collected
+        libc.signal(signal.SIGABRT, before)
+
+    return remove
+
 
 PATIENT = 10  # times `stuck_after`: limit of phases whose usual length is unknown
 STEPS = 10  # times the median: limit of a step

@@ -1,11 +1,18 @@
 """Values that a person gives, as YAML, options or Python: checked and converted.
 
-`values` converts one value to a type; `checks` does so for every field of a dataclass, `arguments`
-for every argument of a function.
+`values` converts one value to a type; `checks` does so for every field of a dataclass and
+every argument of a function.
 """
 
-from jaxptd.fields.arguments import check_argument, check_range, checked, refuse_unknown
-from jaxptd.fields.checks import check_fields, meant_field, named_fields
+from jaxptd.fields.checks import (
+    check_argument,
+    check_fields,
+    check_range,
+    checked,
+    meant_field,
+    named_fields,
+    refuse_unknown,
+)
 
 __all__ = [
     "check_argument",

@@ -1,12 +1,61 @@
 """Checks every field of a dataclass against its annotation."""
 
+import collections.abc
 import dataclasses
 import functools
+import inspect
+import numbers
+import types
 import typing
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
 
 from jaxptd.errors import ArgumentError, UserError, did_you_mean, quoted
-from jaxptd.fields.values import ImpossibleError, OtherTypeError, Rules, convert, describe
+from jaxptd.fields.values import UNIONS, ImpossibleError, OtherTypeError, Rules, convert, describe
+
+# (class that was given, class that is wanted) -> the remedy
+PARTS = {
+    ("Config", "Layout"): "pass config.layout",
+    ("Config", "DataConfig"): "pass config.data",
+    ("Config", "ModelConfig"): "pass config.model",
+    ("Config", "Path"): "pass config.train.run_dir",
+    ("Layout", "Mesh"): "pass jaxptd.make_mesh(layout)",
+    ("Mesh", "Layout"): "pass the layout that the mesh was made of",
+    ("list", "Run"): 'pass a run, or several by name: {"first": run}',
+    ("Program", "Config"): "pass program.config",
+    ("Run", "Config"): "pass run.config",
+    ("Run", "Layout"): "pass run.config.layout",
+    ("Run", "Program"): "pass run.program",
+    ("Run", "Path"): "pass run.path",
+}
+# Class that is wanted -> where it comes from
+SOURCES = {
+    "Config": "jaxptd.load_config(name) reads one from a YAML file or a packaged config",
+    "CommsReport": "jaxptd.comms(config) makes one",
+    "DataConfig": "pass config.data",
+    "Figure": "jaxptd.plot.mesh(layout), say, makes one",
+    "Layout": "jaxptd.Layout(tp=2), say",
+    "MemoryReport": "jaxptd.memory(config) makes one",
+    "Mesh": "jaxptd.make_mesh(config.layout) makes one",
+    "ProfileReport": "jaxptd.profile(config) makes one",
+    "Program": "jaxptd.Program(config, jaxptd.make_mesh(config.layout)) makes one",
+    "Run": "jaxptd.load(run_dir) gives one",
+    "Samples": "pass run.data.train, say",
+    "Schedule": 'jaxptd.make_schedule("1f1b", stages=4, micro_batches=8), say, makes one',
+    "Tokenizer": 'jaxptd.load_tokenizer("bytes"), say, gives one',
+}
+
+
+def remedy(value: Any, wanted: Sequence[str]) -> str:
+    """The remedy for a value that is of none of these classes; empty if there is nothing to say."""
+    given = type(value).__name__
+    pairs = [PARTS[given, name] for name in wanted if (given, name) in PARTS]
+    sources = [SOURCES[name] for name in wanted if name in SOURCES]
+    return next(iter([*pairs, *sources]), "")
+
 
 T = TypeVar("T")
 
@@ -20,7 +69,7 @@ def named_fields(cls: type[T]) -> type[T]:
     ...     cylinders: int = 4
     >>> Engine(cylinder=6)
     Traceback (most recent call last):
-    jaxptd.errors.messages.ArgumentError: Engine has no field cylinder; did you mean cylinders?
+    jaxptd.errors.ArgumentError: Engine has no field cylinder; did you mean cylinders?
     """
     make: Any = cls.__init__
     names = frozenset(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
@@ -82,3 +131,175 @@ def _shown(value: Any, kind: Any) -> str:
     """The value for a message; a text that is no choice is in quotes, to tell '4' from 4."""
     plain = not isinstance(value, str) or typing.get_origin(kind) is typing.Literal
     return quoted(value if plain else repr(value))
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+LIMIT = 2**63  # numpy counts in int64
+NO_KINDS = (inspect.Parameter.empty, Any)
+WORDS = {types.NoneType: "None", bool: "True or False", Path: "a path"}
+ORIGINS = {collections.abc.Callable: "a function", collections.abc.Mapping: "a dict"}
+
+
+def checked(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Makes a function check and convert its arguments before it runs.
+
+    Numbers and choices are converted as fields of configs are, also numpy's; `str | Path` and
+    `Path` become a Path, with `~` expanded; any other `str` is a text, and stays as it is. An
+    annotation in quotes is the name of a class.
+
+    >>> @checked("jaxptd.half")
+    ... def half(number: float) -> float:
+    ...     return number / 2
+    >>> half(np.int64(3))
+    1.5
+    >>> half("3")
+    Traceback (most recent call last):
+    jaxptd.errors.UserError: jaxptd.half: number is '3'; expected a number
+
+    Args:
+        name: of the function, for messages.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        signature, run = inspect.signature(function), _any_arguments(function)
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                given = signature.bind(*args, **kwargs)
+            except TypeError as error:
+                known = [each for each in signature.parameters if each != "self"]
+                refuse_unknown(name, kwargs, known, see=f"its arguments are {', '.join(known)}")
+                raise ArgumentError(f"{name}: {error}; see help({name})") from error
+            for key, value in given.arguments.items():
+                kind = signature.parameters[key].annotation
+                given.arguments[key] = check_argument(name, key, value, kind)
+            return run(*given.args, **given.kwargs)
+
+        return call
+
+    return decorate
+
+
+def refuse_unknown(what: str, given: Iterable[str], known: Collection[str], see: str) -> None:
+    """Raises ArgumentError for the first name that is not known.
+
+    Args:
+        what: the function or class, for the message.
+        given: names of arguments.
+        known: those that there are.
+        see: the remedy if none is like it.
+    """
+    for name in given:
+        if name not in known:
+            remedy = did_you_mean(name, known, otherwise=see)
+            raise ArgumentError(f"{what} has no argument {quoted(name)}; {remedy}")
+
+
+def _any_arguments(function: Callable[..., R]) -> Callable[..., R]:
+    return function
+
+
+def check_argument(function: str, name: str, value: Any, kind: Any) -> Any:
+    """Converts an argument to the type that its annotation names.
+
+    Raises:
+        UserError: it is of another type, or impossible.
+    """
+    if typing.get_origin(kind) is collections.abc.Sequence and isinstance(value, list | tuple):
+        (of,) = typing.get_args(kind)
+        return [check_argument(function, f"{name}[{i}]", x, of) for i, x in enumerate(value)]
+    try:
+        return _convert(value, kind)
+    except OtherTypeError as error:
+        how = remedy(value, _names(kind))
+        words = f"expected {_describe(kind)}" + (f": {how}" if how else "")
+        raise UserError(f"{function}: {name} is {_shown_argument(value)}; {words}") from error
+    except ImpossibleError as error:
+        raise UserError(f"{function}: {name} is {_shown_argument(value)}; {error}") from error
+
+
+def check_range(function: str, name: str, value: int, *, least: int, most: int = LIMIT - 1) -> None:
+    """Raises UserError for a number outside `least` to `most`."""
+    if not least <= value <= most:
+        limits = f"{least} or more" if most == LIMIT - 1 else f"{least} to {most}"
+        raise UserError(f"{function}: {name} is {value}; use {limits}")
+
+
+# ---- conversion ---------------------------------------------------------------------------------
+
+
+def _convert(value: Any, kind: Any) -> Any:
+    members, origin = typing.get_args(kind), typing.get_origin(kind)
+    if kind in NO_KINDS:
+        return value
+    if origin in UNIONS:
+        return _first(value, [Path if k is str and Path in members else k for k in members])
+    if origin is collections.abc.Sequence:
+        return [_convert(item, members[0]) for item in _items(value)]
+    if kind is Path:
+        return Path(convert(value, str))
+    if isinstance(kind, str) or kind is str or origin in ORIGINS:
+        return _instance(value, kind, origin)
+    return convert(value, kind, Rules(below=LIMIT))
+
+
+def _first(value: Any, kinds: Sequence[Any]) -> Any:
+    for kind in kinds:
+        try:
+            return _convert(value, kind)
+        except OtherTypeError:
+            continue
+    raise OtherTypeError
+
+
+def _items(value: Any) -> Sequence[Any]:
+    if not isinstance(value, list | tuple | np.ndarray):
+        raise OtherTypeError
+    return list(value)
+
+
+def _instance(value: Any, kind: Any, origin: Any) -> Any:
+    """The value, if it is of this class, or of a class of this name."""
+    if isinstance(kind, str):
+        right = kind in {each.__name__ for each in type(value).__mro__}
+    else:
+        right = isinstance(value, origin or kind)
+    if not right:
+        raise OtherTypeError
+    return value
+
+
+# ---- words --------------------------------------------------------------------------------------
+
+
+def _describe(kind: Any) -> str:
+    members, origin = typing.get_args(kind), typing.get_origin(kind)
+    if origin in UNIONS:
+        kinds = [each for each in members if not (each is str and Path in members)]
+        return " or ".join(dict.fromkeys(map(_describe, kinds)))
+    if origin is collections.abc.Sequence:
+        return f"a list, each of them {_describe(members[0])}"
+    if kind in WORDS or origin in ORIGINS:
+        return WORDS.get(kind) or ORIGINS[origin]
+    if isinstance(kind, str) or (isinstance(kind, type) and kind not in (int, float, str)):
+        return _with_article(*_names(kind))
+    return describe(kind)
+
+
+def _names(kind: Any) -> list[str]:
+    """The names of the classes that an annotation allows."""
+    if typing.get_origin(kind) in UNIONS:
+        return [name for each in typing.get_args(kind) for name in _names(each)]
+    return [kind if isinstance(kind, str) else getattr(kind, "__name__", "")]
+
+
+def _with_article(name: str) -> str:
+    return f"an {name}" if name[0] in "AEIOUaeiou" else f"a {name}"
+
+
+def _shown_argument(value: Any) -> str:
+    plain = value is None or isinstance(value, numbers.Number | str | bytes)
+    return quoted(repr(value)) if plain else _with_article(type(value).__name__)

@@ -11,7 +11,7 @@ import jax
 from jaxptd.config import Config
 from jaxptd.distributed import coordination
 from jaxptd.distributed.watchdog import Phase, Watchdog
-from jaxptd.run.progress.meter import Meter
+from jaxptd.run.progress import Meter
 
 
 class StepTrace:

@@ -13,7 +13,7 @@ import jaxptd
 from jaxptd import Layout, UserError, plot
 from jaxptd.comms import count
 from jaxptd.data.tokenizers import ByteTokenizer
-from jaxptd.fields.arguments import NO_KINDS
+from jaxptd.fields.checks import NO_KINDS
 from jaxptd.memory import counted
 from jaxptd.models.gpt import GPT
 

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from jaxptd.analysis.collective import ALL_REDUCE
+from jaxptd.calibration.report import SHARES, Timed, derived_shares, share_of
 from jaxptd.calibration.samples import (
     Attention,
     Dispatch,
@@ -14,7 +15,6 @@ from jaxptd.calibration.samples import (
     Sample,
     SmallKernels,
 )
-from jaxptd.calibration.shares import SHARES, Timed, derived_shares, share_of
 from jaxptd.calibration.suite import ACCELERATOR, CPU, KINDS, Machine, suite
 from jaxptd.hardware import Cluster, Group, find_accelerator
 from jaxptd.planner.cost import kernels, links

@@ -7,7 +7,7 @@ import pytest
 from checkpointing import disk_full, make_state, newest, refuse, run_python, save
 
 from jaxptd.checkpoint import CheckpointError
-from jaxptd.checkpoint import save as save_module
+from jaxptd.checkpoint import saving as save_module
 
 
 @pytest.mark.parametrize("place", ["before", "arrays", "files", "manifest", "rename"])

@@ -8,7 +8,7 @@ import pytest
 from checkpointing import newest, refuse, run_python, save
 from turns import slow
 
-from jaxptd.checkpoint import CheckpointError, arrays, disk
+from jaxptd.checkpoint import CheckpointError, arrays, folders
 
 
 class Watcher:
@@ -18,7 +18,7 @@ class Watcher:
         self.directory, self.copies = directory, copies
         for owner, name in [(os, "fsync"), (Path, "rename"), (Path, "mkdir"), (Path, "write_text")]:
             monkeypatch.setattr(owner, name, self.first(getattr(owner, name)))
-        for owner, name in [(arrays.ocp, "save_async"), (disk, "remove")]:
+        for owner, name in [(arrays.ocp, "save_async"), (folders, "remove")]:
             monkeypatch.setattr(owner, name, self.first(getattr(owner, name)))
 
     def first(self, function):
@@ -63,7 +63,7 @@ def test_a_step_killed_while_it_was_replaced_outlives_a_failing_save(tmp_path, m
     assert checkpoints.steps() == [2]
     assert newest(tmp_path) == 2
     with monkeypatch.context() as patch:
-        patch.setattr("jaxptd.checkpoint.save.PendingWrite", refuse)
+        patch.setattr("jaxptd.checkpoint.saving.PendingWrite", refuse)
         with pytest.raises(CheckpointError, match="the last good checkpoint is step 2"):
             save(tmp_path, 2)
     assert os.listdir(tmp_path) == ["00000002"]
@@ -71,7 +71,7 @@ def test_a_step_killed_while_it_was_replaced_outlives_a_failing_save(tmp_path, m
 
 
 @pytest.mark.parametrize(
-    "moment", [slow("arrays.ocp.save_async"), "manifest.seal", slow("disk.sync_folder")]
+    "moment", [slow("arrays.ocp.save_async"), "manifest.seal", slow("folders.sync_folder")]
 )
 def test_sigkill(tmp_path, moment):
     """Kills a process before, inside and at the end of saving step 2."""

@@ -19,8 +19,7 @@ from checkpointing import (
 from turns import slow
 
 from jaxptd.checkpoint import CheckpointError, Checkpoints, manifest
-from jaxptd.checkpoint.background import Background
-from jaxptd.checkpoint.checkpoints import GRACE
+from jaxptd.checkpoint.checkpoints import GRACE, Background
 
 
 class Held:
@@ -205,7 +204,7 @@ def test_sigkill_in_the_middle_of_a_save_leaves_the_one_before(tmp_path):
 
 
 def test_a_failed_start_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr("jaxptd.checkpoint.save.PendingWrite", disk_full)
+    monkeypatch.setattr("jaxptd.checkpoint.saving.PendingWrite", disk_full)
     with pytest.raises(CheckpointError, match="No space left on device; .* none: this was the"):
         Checkpoints(tmp_path, keep=1).save_async(1, make_state(1), description={})
     assert os.listdir(tmp_path) == []

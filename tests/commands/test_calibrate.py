@@ -13,8 +13,8 @@ from command_lines import refused
 
 from jaxptd import plan as command
 from jaxptd.calibration.machine import find_machine, table_name
+from jaxptd.calibration.report import SHARES, Timed
 from jaxptd.calibration.samples import Attention, Exchange, Pass, Product, Sample
-from jaxptd.calibration.shares import SHARES, Timed
 from jaxptd.calibration.suite import Machine, Sizes
 from jaxptd.calibration.timer import Timer
 from jaxptd.commands import calibrate as calibration

@@ -6,8 +6,7 @@ import subprocess
 
 import pytest
 
-from jaxptd.commands.completion import completion_script, main
-from jaxptd.commands.shells import SCRIPTS
+from jaxptd.commands.completion import SCRIPTS, completion_script, main
 from jaxptd.commands.table import COMMANDS
 from jaxptd.config.packaged import packaged_configs
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxptd.compiling import absent
+from jaxptd import compiling as absent
 from jaxptd.errors import UserError
 
 

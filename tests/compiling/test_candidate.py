@@ -5,9 +5,9 @@ import importlib.util
 
 import pytest
 
+from jaxptd import compiling as candidate
 from jaxptd.analysis.collective import ALL_GATHER, PERMUTE
 from jaxptd.analysis.hlo.overlap import Move, Work
-from jaxptd.compiling import candidate
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.layout import Layout
 from jaxptd.planner.own.compiled import Figures

@@ -9,7 +9,7 @@ from jaxptd import Config, Layout, ModelConfig, TrainConfig, describe_mesh
 from jaxptd.analysis.collective import ALL_REDUCE, Collective
 from jaxptd.analysis.comparison import Row
 from jaxptd.analysis.memory_report import MemoryReport
-from jaxptd.analysis.profiling.step_parts import ProfileReport
+from jaxptd.analysis.profiling import ProfileReport
 from jaxptd.analysis.traffic.report import CommsReport
 from jaxptd.analysis.verification import Report
 from jaxptd.api import ShownState

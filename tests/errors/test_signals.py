@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from turns import slow
 
-from jaxptd.errors.signals import signal_watch
+from jaxptd.errors import signal_watch
 
 # A main thread that Python's handlers cannot reach: one long call into C, without the GIL.
 BUSY = """

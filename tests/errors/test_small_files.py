@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxptd.errors import UserError, read_small
-from jaxptd.errors.small_files import LARGEST
+from jaxptd.errors import LARGEST, UserError, read_small
 
 
 def test_a_text_is_read_without_its_byte_order_mark(tmp_path: Path) -> None:

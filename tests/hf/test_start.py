@@ -15,8 +15,8 @@ from jaxptd.commands.command_line import as_yaml
 from jaxptd.errors import run_command
 from jaxptd.generate import main as generate
 from jaxptd.hf.directory import Directory
+from jaxptd.hf.load import first_state
 from jaxptd.hf.read import read_params, sizes_of
-from jaxptd.hf.start import first_state
 from jaxptd.run.checkpoints import RunCheckpoints
 from jaxptd.run.folder import RunDir
 from jaxptd.train import main as train

@@ -11,7 +11,7 @@ from jaxptd import Layout, UserError, make_schedule, plot
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, Collective
 from jaxptd.analysis.hlo.kernels import PRODUCT
 from jaxptd.analysis.memory_report import MemoryReport
-from jaxptd.analysis.profiling.step_parts import ProfileReport
+from jaxptd.analysis.profiling import ProfileReport
 from jaxptd.analysis.traffic.report import CommsReport
 from jaxptd.plot import colors
 

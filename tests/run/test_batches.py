@@ -10,8 +10,7 @@ from jaxptd.config import DataConfig
 from jaxptd.data import ShuffledWindows, WindowsInOrder, number_documents
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout
-from jaxptd.run.batches import read_batch
-from jaxptd.run.evaluation import evaluated_samples, require_targets
+from jaxptd.run.evaluation import evaluated_samples, read_batch, require_targets
 
 TOKENS = np.random.default_rng(0).integers(0, tiny.VOCAB, 400)
 COUNTED = np.random.default_rng(1).random(400) < 0.5

@@ -6,7 +6,7 @@ import pytest
 from jaxptd.config import DataConfig
 from jaxptd.data import ByteTokenizer, WindowsInOrder
 from jaxptd.generate import Sampling
-from jaxptd.run.sample import PROMPT, sample_prompt, sample_settings, tidy
+from jaxptd.run.generator import PROMPT, sample_prompt, sample_settings, tidy
 
 TEXT = "\n\nIt was a bright cold day in April, and the clocks were striking thirteen."
 

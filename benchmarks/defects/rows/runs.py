@@ -92,7 +92,7 @@ RUNS = (
         Kind.EVALUATION,
         Break(
             "an evaluation counts a sample twice",
-            "jaxptd/run/batches.py",
+            "jaxptd/run/evaluation.py",
             "inside = (sample_B < beyond)",
             "inside = (sample_B <= beyond)",
             "tests/run/test_batches.py tests/api/test_run.py",

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from benchmarks.paper.formulas.growth import Growth, absent, growth
 from jaxptd.analysis.memory_report import published_layer
 from jaxptd.analysis.report import table, versions
-from jaxptd.compiling.absent import PLUGINS
+from jaxptd.compiling import PLUGINS
 from jaxptd.config import Config, ModelConfig, Remat, TrainConfig
 from jaxptd.mesh import Layout
 

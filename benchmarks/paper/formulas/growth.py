@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from benchmarks.lib.compiler import UNTRIED
 from jaxptd.analysis import memory_model
 from jaxptd.analysis.compiled_step import compile_step
-from jaxptd.compiling.absent import gpus
+from jaxptd.compiling import gpus
 from jaxptd.config import Config
 from jaxptd.mesh import make_mesh
 from jaxptd.models.families import inventory_of

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jaxptd.analysis.hlo.kernels import ATTENTION, COLLECTIVE, OTHER, PRODUCT
-from jaxptd.analysis.profiling.profiler import events, of_events
+from jaxptd.analysis.profiling import events, of_events
 from jaxptd.errors import UserError
 
 HLO = """HloModule step

@@ -7,7 +7,7 @@ import pytest
 
 from jaxptd.config import Config, TrainConfig
 from jaxptd.run.folder import RunDir
-from jaxptd.run.loggers.comma_separated import CommaSeparated
+from jaxptd.run.loggers import CommaSeparated
 
 CONFIG = Config(train=TrainConfig(loggers=["csv"]))
 

@@ -7,8 +7,7 @@ import pytest
 from rich.console import Console
 from screen import screen
 
-from jaxptd.run.progress.display import Display, Output, make_display, printable
-from jaxptd.run.progress.line import metrics_text
+from jaxptd.run.progress import Display, Output, make_display, metrics_text, printable
 
 ROW = {"step": 20, "loss": 3.14159, "tokens_per_second": 12345.6}
 SHOW_CURSOR = "\x1b[?25h"
@@ -155,7 +154,7 @@ def test_quiet_json_has_rows_and_warnings(capsys):
 
 def test_other_processes_print_nothing_though_the_output_was_made_before_they_joined(monkeypatch):
     output = Output(file=io.StringIO())
-    monkeypatch.setattr("jaxptd.run.progress.display.is_first", lambda: False)
+    monkeypatch.setattr("jaxptd.run.progress.is_first", lambda: False)
     Display(output).say("a line")
     assert output.file.getvalue() == ""
     monkeypatch.undo()

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from jaxptd.run.progress.line import ROOM, left_text, metrics_parts, metrics_text, progress_line
+from jaxptd.run.progress import ROOM, left_text, metrics_parts, metrics_text, progress_line
 
 ROW = {
     "step": 200,

@@ -11,9 +11,9 @@ import pytest
 from jaxptd.commands.command_line import load_config
 from jaxptd.errors import UserError
 from jaxptd.mesh import make_mesh
+from jaxptd.run import progress as module
 from jaxptd.run.health import Health
-from jaxptd.run.progress import meter as module
-from jaxptd.run.progress.meter import Meter
+from jaxptd.run.progress import Meter
 from jaxptd.step import Program
 
 CONFIG = Path(__file__).parents[3] / "configs" / "test-tiny.yaml"

@@ -5,8 +5,7 @@ import os
 
 import pytest
 
-from jaxptd.run.progress.display import Display, Output
-from jaxptd.run.progress.streams import OptionalStream
+from jaxptd.run.progress import Display, OptionalStream, Output
 
 
 class Broken(io.StringIO):

@@ -8,8 +8,8 @@ import pytest
 import tiny
 
 from jaxptd.mesh import Layout, make_mesh
-from jaxptd.run.progress import meter as module
-from jaxptd.run.progress.meter import Meter
+from jaxptd.run import progress as module
+from jaxptd.run.progress import Meter
 from jaxptd.step import Program
 
 METRICS = {"loss": jnp.float32(1), "skipped": jnp.int32(0), "skipped_in_row": jnp.int32(0)}

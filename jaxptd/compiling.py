@@ -1,22 +1,60 @@
-"""Compiles a config's step for absent GPUs, and reads what the planner asks of it."""
+"""Compiles training steps for GPUs that are not there: their memory, kernels and schedule.
+
+Makes GPUs that are absent, and reads what `jaxptd plan --compile` asks of a step.
+"""
 
 import dataclasses
+import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import jax
+from jax.experimental import topologies
 
 from jaxptd.analysis import memory_model
 from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.hlo.kernels import summary
 from jaxptd.analysis.hlo.overlap import Move, moves
 from jaxptd.analysis.hlo.text import Pipeline
-from jaxptd.compiling.absent import gpus
 from jaxptd.config import Config
-from jaxptd.errors import UserError
+from jaxptd.errors import UserError, install
 from jaxptd.mesh import make_mesh
 from jaxptd.planner.own.compiled import Figures
 from jaxptd.step import Program
+
+HARDWARE = Path(__file__).parent / "h200.txtpb"
+PLUGINS = "jax-cuda13-plugin jax-cuda13-pjrt nvidia-cudnn-cu13"
+
+
+def gpus(number: int, memory: int | None = None) -> list[Any]:
+    """Makes so many H200s to compile for.
+
+    Args:
+        number: of them.
+        memory: bytes of each, which bound what XLA moves to hide collectives; None: an H200's.
+
+    Raises:
+        UserError: the CUDA plugin is not installed.
+    """
+    try:
+        return topologies.get_topology_desc(
+            platform="cuda", target_config=hardware(memory), topology=f"1x1x{number}"
+        ).devices
+    except Exception as error:
+        raise UserError(
+            f"no CUDA compiler here ({' '.join(str(error).split())[:120]}); "
+            f"{install('h200')}, its plugins in the version of jax ({jax.__version__})"
+        ) from error
+
+
+def hardware(memory: int | None = None) -> str:
+    """The description of an H200, with so many bytes of memory."""
+    text = HARDWARE.read_text(encoding="utf-8")
+    if memory is None:
+        return text
+    return re.sub(r"(?<=device_memory_size: )\d+", str(memory), text)
+
 
 # Unrolled layers: peak and bytes are linear in the number of layers, but only from a depth at which
 # the layers' backward pass, and not the loss, is the fullest moment.

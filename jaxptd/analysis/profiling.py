@@ -1,0 +1,213 @@
+"""Measures, bounds and draws the times of a training step's parts."""
+
+import collections
+import dataclasses
+import gzip
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from jaxptd.analysis.compiled_step import compile_step, random_batch
+from jaxptd.analysis.flops import attention_flops, executions, flops
+from jaxptd.analysis.hardware import BANDWIDTH, PEAK_FLOPS
+from jaxptd.analysis.hlo.kernels import (
+    ATTENTION,
+    COLLECTIVE,
+    HOST,
+    KINDS,
+    OTHER,
+    PRODUCT,
+    kernels,
+    kind_of,
+)
+from jaxptd.analysis.hlo.text import parse
+from jaxptd.config import Config
+from jaxptd.display import Table
+from jaxptd.errors import UserError
+from jaxptd.fields import checked
+from jaxptd.mesh import make_mesh
+from jaxptd.plot.colors import BLUE, INK, ORANGE, PINK, PURPLE, SKY
+from jaxptd.plot.style import PAGE, new_picture, styled
+from jaxptd.step import Program
+
+PEAK = PEAK_FLOPS["H200"]
+REST = "rest"
+SCOPES = ("embedding", "norm", "attention", "mlp", "loss", "optimizer", REST)
+_SCOPE = re.compile(rf"\b({'|'.join(SCOPES[:-1])})\b")
+Times = dict[tuple[str, str], float]  # seconds of a step, by scope and kind
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class ProfileReport:
+    """The measured seconds of a step's parts.
+
+    Args:
+        title: layout and devices.
+        times: by scope and kind of kernel.
+    """
+
+    title: str
+    times: Times
+
+    def table(self) -> Table:
+        """The parts, longest first."""
+        title = f"{self.title}: {1e3 * sum(self.times.values()):.3g} ms a step"
+        return Table(title, ("part", "kernels", "ms a step", "share"), lines(self.times))
+
+    def __repr__(self) -> str:
+        return str(self.table())
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
+
+def scope_of(name: str) -> str:
+    """The innermost of `SCOPES` in a name that JAX gave."""
+    found = _SCOPE.findall(name)
+    return found[-1] if found else REST
+
+
+def least(program: Program, text: str) -> Times:
+    """The least seconds of each part of a step on an H200, without collectives.
+
+    text: the scheduled program, compiled for the GPU.
+    """
+    times: Times = collections.defaultdict(float)
+    for equation, count, names in executions(program):
+        for kind, weigh in ((PRODUCT, flops), (ATTENTION, attention_flops)):
+            times[scope_of(names), kind] += count * weigh(equation) / PEAK
+    for kernel in kernels(text):
+        if kernel.kind == OTHER:
+            times[scope_of(kernel.instruction.op_name), OTHER] += kernel.bytes / BANDWIDTH
+    return times
+
+
+def lines(times: Times) -> list[list[str]]:
+    """Rows of a table, longest time first: scope, kind, milliseconds, share."""
+    total = sum(times.values())
+    longest = sorted(times.items(), key=lambda item: -item[1])
+    return [
+        [scope, kind, f"{1e3 * seconds:.3g}", f"{seconds / total:.1%}"]
+        for (scope, kind), seconds in longest
+        if seconds
+    ]
+
+
+WARM_UP = 2
+NAMED = {"xla_gpu_enable_command_buffer": ""}  # CUDA graphs would hide the kernels' names
+
+
+def measure(config: Config, steps: int, directory: Path) -> Times:
+    """Seconds of each part of a step, averaged over devices and over the steps of a trace.
+
+    Args:
+        config: of the run.
+        steps: in the trace, after `WARM_UP` others.
+        directory: for the trace.
+    """
+    program = Program(config, make_mesh(config.layout))
+    compiled = compile_step(program, NAMED)
+    state, batch = program.init_state(), program.place(random_batch(config))
+    for _ in range(WARM_UP):
+        state, _ = jax.block_until_ready(compiled(state, batch))
+    with jax.profiler.trace(directory):
+        for _ in range(steps):
+            state, _ = jax.block_until_ready(compiled(state, batch))
+    runs = steps * config.layout.num_devices
+    return of_events(events(directory), compiled.as_text(), runs)
+
+
+def events(directory: Path) -> list[dict[str, Any]]:
+    """The events of a trace that belong to instructions of a program: `ts`, `dur` in us, `args`.
+
+    Raises:
+        UserError: there are none.
+    """
+    found = []
+    for path in sorted(directory.glob("**/*.trace.json.gz")):
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            found += _of_devices(json.load(file)["traceEvents"])
+    if not found:
+        raise UserError(f"the profiler left no instruction of a program in {directory}")
+    return found
+
+
+def _of_devices(every: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The events of instructions; on GPUs those of streams, as other threads repeat them."""
+    found, streams = [], set()
+    for event in every:
+        args, thread = event.get("args", {}), (event.get("pid"), event.get("tid"))
+        if event.get("name") == "thread_name" and args.get("name", "").startswith("Stream"):
+            streams.add(thread)
+        if event.get("ph") == "X" and "hlo_op" in args:
+            found.append((thread, event))
+    return [event for thread, event in found if not streams or thread in streams]
+
+
+def of_events(every: Iterable[dict[str, Any]], text: str, runs: int) -> Times:
+    """Seconds of each part in one run of a program.
+
+    Args:
+        every: the events of all runs on all devices.
+        text: of the compiled program.
+        runs: their number.
+    """
+    computations, _ = parse(text)
+    known = {each.name: each for body in computations.values() for each in body}
+    times: Times = collections.defaultdict(float)
+    for event in every:
+        each = known.get(event["args"]["hlo_op"])
+        if each is not None and not each.calls:  # a loop's events include those of its body
+            part = scope_of(each.op_name), kind_of(each, computations)
+            times[part] += event["dur"] * 1e-6 / runs
+    return times
+
+
+COLORS = dict(zip(KINDS, (BLUE, SKY, PURPLE, ORANGE, PINK), strict=True))
+
+
+@checked("jaxptd.plot.step_time")
+def step_time(report: ProfileReport) -> Figure:
+    """Draws where the time of a step goes.
+
+    Args:
+        report: of `jaxptd.profile(config)`.
+    """
+    return picture({report.title: report.times}, "ms a step, measured")
+
+
+@styled
+def picture(panels: Mapping[str, Times], label: str) -> Figure:
+    """A panel for each step, with a bar for each scope and a color for each kind of kernel.
+
+    Args:
+        panels: titles -> times.
+        label: of the horizontal axis.
+    """
+    figure = new_picture(PAGE, 3.4)
+    every = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, (title, times) in zip(every, panels.items(), strict=True):
+        _panel(axes, times)
+        axes.set_title(f"{title}:\n{1e3 * sum(times.values()):.3g} ms")
+        axes.set_xlabel(label)
+    handles, names = every[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=len(handles), fontsize=8)
+    return figure
+
+
+def _panel(axes: Axes, times: Times) -> None:
+    left = np.zeros(len(SCOPES))
+    for kind in KINDS:
+        widths = np.array([1e3 * times.get((scope, kind), 0.0) for scope in SCOPES])
+        if kind in (COLLECTIVE, HOST) and not widths.any():
+            continue
+        axes.barh(SCOPES, widths, left=left, color=COLORS[kind], ec=INK, lw=0.5, label=kind)
+        left += widths
+    axes.invert_yaxis()

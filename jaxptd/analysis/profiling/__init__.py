@@ -1,1 +1,0 @@
-"""Measures, bounds and draws the times of a training step's parts."""

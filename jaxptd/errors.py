@@ -1,0 +1,303 @@
+"""Errors of a person's input, and how a command says them: one line, and an exit code."""
+
+import argparse
+import contextlib
+import difflib
+import errno
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, TextIO
+
+BUG = 1
+BAD_INPUT = 2
+LOST = 3  # a process of the run is dead or stuck
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+TERMINATED = 143  # 128 + SIGTERM
+QUOTED = 80  # characters of a value in a message
+ALIKE = 0.65  # of difflib's ratio: heads and num_heads are alike, extra and beta2 are not
+LONG_WORD = 200  # characters of a path or a number that a message shows whole
+
+
+class UserError(ValueError):
+    """Bad input. The message is one line that gives the error, its numbers and the remedy.
+
+    A word of more than `LONG_WORD` characters, a path or a number that a person gave, is cut in
+    its middle.
+    """
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(_LONG.sub(_cut, str(message)))
+
+    def _render_traceback_(self) -> list[str]:
+        """The lines that IPython and Jupyter show instead of a traceback."""
+        return [f"UserError: {' '.join(str(self).split())}"]
+
+
+_LONG = re.compile(rf"\S{{{LONG_WORD + 1},}}")
+
+
+def _cut(word: re.Match[str]) -> str:
+    half = QUOTED // 2
+    return f"{word[0][:half]}...{word[0][-half:]}"
+
+
+class ArgumentError(UserError, TypeError):
+    """An argument that a function or a config does not have, or one that is missing.
+
+    Code that catches Python's own error for these, TypeError, catches it too.
+    """
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that a misspelt one is most like; None if none is like it."""
+    found = difflib.get_close_matches(name[:QUOTED], list(known), n=1, cutoff=ALIKE)
+    return found[0] if found else None
+
+
+def did_you_mean(name: str, known: Iterable[str], *, otherwise: str) -> str:
+    """The remedy for an unknown name: "did you mean X?", or what to do if none is like it."""
+    near = nearest(name, known)
+    return f"did you mean {near}?" if near else otherwise
+
+
+def quoted(value: object, longest: int = QUOTED) -> str:
+    """Shows a value in a message: on one line, cut to `longest` characters, without control codes.
+
+    A text is shown without quotes; pass its `repr` to have them.
+    """
+    try:
+        text = value if isinstance(value, str) else repr(value)
+    except (ValueError, RecursionError):  # more digits than Python writes, or too deeply nested
+        text = f"<{type(value).__name__}>"
+    cut = text if len(text) <= longest else f"{text[: longest - 3]}..."
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
+
+
+def install(extra: str) -> str:
+    """Tells how an extra of the package is installed: from its checkout, as it is not on PyPI."""
+    return f"in the checkout of jaxptd, pip install -e '.[{extra}]'"
+
+
+LARGEST = 10**6  # bytes
+
+
+def read_small(path: str | Path, *, remedy: str, what: str = "") -> str:
+    """The text of a file, without a byte order mark, which spreadsheets write.
+
+    Args:
+        path: of a regular file of at most `LARGEST` bytes.
+        remedy: end of the messages.
+        what: word before the path in them.
+
+    Raises:
+        UserError: it is no such file, cannot be read, is larger, or is no text.
+    """
+    name = f"{what} {quoted(str(path), 255)}".strip()
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe, say, would never end
+        raise UserError(f"{name} is no file on disk; {remedy}")
+    try:
+        with open(path, "rb") as file:
+            content = file.read(LARGEST + 1)
+    except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
+        words = getattr(error, "strerror", None) or error
+        raise UserError(f"{name}: {words}; {remedy}") from error
+    if len(content) > LARGEST:
+        raise UserError(f"{name} has more than {LARGEST} bytes; {remedy}")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{name} is not text; {remedy}") from error
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's parser. Raises bad arguments as `UserError` and knows no abbreviated options.
+
+    Args:
+        examples: command lines that `--help` ends with.
+        options: argparse's.
+    """
+
+    def __init__(self, *, examples: Sequence[str] = (), **options: Any) -> None:
+        lines = ["examples:", *(f"  {example}" for example in examples)]
+        style = argparse.RawDescriptionHelpFormatter
+        own = {"formatter_class": style, "epilog": "\n".join(lines) if examples else None}
+        super().__init__(**{"allow_abbrev": False, **own, **options})
+        if self.add_help:  # the other commands' --help is shorter than their --help-all
+            self.add_argument("--help-all", action="help", help="the same")
+
+    def error(self, message: str) -> NoReturn:
+        words = " ".join(map(quoted, message.split()))
+        raise UserError(f"{quoted(words, 4 * QUOTED)}; {self._remedy(message)}")
+
+    def _remedy(self, message: str) -> str:
+        """Names the option that is most like an unknown one."""
+        unknown = re.match(r"unrecognized arguments: (--[^\s=]+)", message)
+        known = self._option_string_actions if unknown else ()
+        return did_you_mean(unknown[1] if unknown else "", known, otherwise="see --help")
+
+
+OVER = b"\0"  # no signal has this number
+ANSWER = 1.0  # seconds in which the main thread ends by itself, unless it is inside JAX
+
+
+@contextlib.contextmanager
+def signal_watch(on_signal: Callable[[int], None]) -> Iterator[None]:
+    """Inside, calls a function with the number of each signal that Python handles, in a thread.
+
+    Only the main thread may enter this.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    thread = threading.Thread(target=_read, args=(reader, on_signal), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.write(writer, OVER)
+        thread.join()
+        os.close(reader)
+        os.close(writer)
+
+
+def _read(reader: int, on_signal: Callable[[int], None]) -> None:
+    while (number := os.read(reader, 1)) != OVER:
+        on_signal(number[0])
+
+
+@contextlib.contextmanager
+def ending_at_once(say: Callable[[], int]) -> Iterator[None]:
+    """Inside, SIGINT ends the process even if the main thread does not answer.
+
+    Args:
+        say: called then; tells why, and returns the exit code.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    answered = threading.Event()
+
+    def end(number: int) -> None:
+        if number == signal.SIGINT and not answered.wait(ANSWER):
+            os._exit(say())
+
+    with signal_watch(end):
+        try:
+            yield
+        finally:
+            answered.set()
+
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})  # of a write
+
+
+def print_error(message: object) -> None:
+    """Writes one line to stderr, with one call, so that processes' lines do not mix."""
+    _print_line(f"error: {message}")
+
+
+def run_command(main: Callable[[], int | None]) -> None:
+    """Runs `main` as a command and exits with its result; a `UserError` is one line and exit 2.
+
+    SIGINT (Ctrl-C) ends it within seconds, also while it is inside JAX.
+    """
+    _open_missing_streams()
+    try:
+        with ending_at_once(_stopped):
+            code = main()
+            sys.stdout.flush()
+    except UserError as error:
+        print_error(error)
+        code = BAD_INPUT
+    except ValueError as error:
+        if not (line := of_environment(error)):
+            raise
+        print_error(line)
+        code = BAD_INPUT
+    except KeyboardInterrupt:
+        code = _stopped()
+    except BrokenPipeError:
+        discard(sys.stdout)
+        code = 0
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        discard(sys.stdout)
+        where = error.filename or "the output"
+        print_error(f"cannot write {where}: {error.strerror}; free some space, or write elsewhere")
+        code = BAD_INPUT
+    sys.exit(code)
+
+
+def say_errors_of_imports() -> None:
+    """Makes what is wrong in the environment one line in `python -m jaxptd.NAME` too.
+
+    JAX reads its variables when it is imported, and such a module imports it before `run_command`.
+    """
+    shown = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+        line = of_environment(error) if isinstance(error, ValueError) else ""
+        if not line:
+            shown(kind, error, where)
+            return
+        print_error(line)
+        sys.exit(BAD_INPUT)
+
+    sys.excepthook = show
+
+
+def of_environment(error: ValueError) -> str:
+    """A line for JAX's error at its import about one of its variables; empty for any other."""
+    words = str(error).lower()
+    names = [name for name in os.environ if name.startswith("JAX_") and name.lower() in words]
+    if not names:
+        return ""
+    name = max(names, key=len)  # JAX_PLATFORM is in JAX_PLATFORMS, say
+    value = f"{name}={quoted(os.environ[name])}"
+    return f"the environment has {value}: {quoted(str(error), 2 * QUOTED)}; unset it, or mend it"
+
+
+def _stopped() -> int:
+    _print_line("stopped")
+    return INTERRUPTED
+
+
+def discard(stream: TextIO) -> None:
+    """Discards all further output of a stream that cannot be written.
+
+    Python flushes once more at exit; if that fails, the exit code would be 120.
+    """
+    with contextlib.suppress(OSError, ValueError):  # a stream of no file
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+
+
+def _print_line(line: str) -> None:
+    try:
+        sys.stderr.write(f"{' '.join(line.split())}\n")
+        sys.stderr.flush()
+    except (OSError, ValueError):  # nobody can read it
+        discard(sys.stderr)
+
+
+def _open_missing_streams() -> None:
+    """Opens the null device for a standard stream that is closed (`>&-`).
+
+    Otherwise the next file to be opened gets the stream's number, and output of libraries.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))

@@ -1,0 +1,523 @@
+"""Measures the progress of a run and shows it: a line on a terminal, rows elsewhere."""
+
+import contextlib
+import json
+import math
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Literal, TextIO
+
+import jax
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from jaxptd.analysis.hardware import peak_flops
+from jaxptd.config import Config
+from jaxptd.data import Data
+from jaxptd.distributed.coordination import is_first
+from jaxptd.errors import discard
+from jaxptd.models.families import family_of, work_of
+from jaxptd.pipeline.statistics import bubble
+from jaxptd.step import Program
+
+Pause = Literal["evaluation", "save"]
+RECENT = 120.0  # seconds of steps that count
+FEWEST = 10  # steps that count, however long they are
+PAUSES = 3  # evaluations, or saves, that count
+FORWARD = 1 / 3  # of the FLOPs of a step
+SLOWER = 1.5  # times the expected duration: the most that a first evaluation, compiled, counts
+
+
+class TimeLeft:
+    """The steps, evaluations and saves that a run still has, times their recent durations.
+
+    Compilation does not come again, so it must not count: the caller leaves out the first step;
+    the first evaluation, whose duration includes compilation, counts until there is a second.
+
+    Args:
+        config: of the run.
+    """
+
+    def __init__(self, config: Config) -> None:
+        train, data = config.train, config.data
+        self._end = train.steps
+        self._every: dict[Pause, int] = {
+            "evaluation": train.eval_every if data.validation_fraction else 0,
+            "save": config.checkpoint.every,
+        }
+        self._batches = train.eval_batches
+        self._steps, self._seconds = deque[float](), 0.0
+        self._pauses: dict[Pause, list[float]] = {"evaluation": [], "save": []}
+
+    def add_step(self, seconds: float) -> None:
+        """Counts the duration of a step, without evaluations and saves."""
+        self._steps.append(seconds)
+        self._seconds += seconds
+        while len(self._steps) > FEWEST and self._seconds > RECENT:
+            self._seconds -= self._steps.popleft()
+
+    def add_pause(self, pause: Pause, seconds: float) -> None:
+        """Counts the duration of an evaluation or a save."""
+        self._pauses[pause].append(seconds)
+
+    def after(self, step: int) -> float | None:
+        """Seconds from the end of a step to the end of the run; None before a step is measured."""
+        if step >= self._end:
+            return 0.0
+        if not self._steps:
+            return None
+        seconds = self._seconds / len(self._steps)
+        pauses = (self._number(p, step) * self._duration(p, seconds) for p in self._pauses)
+        return (self._end - step) * seconds + sum(pauses)
+
+    def _number(self, pause: Pause, step: int) -> int:
+        """Evaluations or saves after a step; the last step of a run always has one."""
+        every = self._every[pause]
+        return -(-self._end // every) - step // every if every else 0
+
+    def _duration(self, pause: Pause, step_seconds: float) -> float:
+        """Seconds of an evaluation or a save."""
+        first, later = self._pauses[pause][:1], self._pauses[pause][1:][-PAUSES:]
+        if later:
+            return sum(later) / len(later)
+        if pause == "save":
+            return sum(first)
+        expected = self._batches * step_seconds * FORWARD
+        return min([*first, SLOWER * expected]) if first else expected
+
+
+class OptionalStream:
+    """A text stream whose first failure is said once on stderr; from then on it drops everything.
+
+    Nothing is said if the reader has gone (`| head`).
+
+    Args:
+        stream: to write to; None if there is none.
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+        self.encoding = getattr(stream, "encoding", None) or "utf-8"
+
+    def write(self, text: str) -> int:
+        self._try("write", text.encode(self.encoding, "replace").decode(self.encoding))
+        return len(text)
+
+    def flush(self) -> None:
+        self._try("flush")
+
+    def isatty(self) -> bool:
+        return bool(self._try("isatty"))
+
+    def fileno(self) -> int:
+        if self._stream is None:
+            raise OSError("the stream is closed")
+        return self._stream.fileno()
+
+    def _try(self, method: str, *args: str) -> object:
+        """Calls a method of the stream; None if it fails, or did before."""
+        if self._stream is None:
+            return None
+        try:
+            return getattr(self._stream, method)(*args)
+        except (OSError, ValueError) as error:  # ValueError: closed
+            stream, self._stream = self._stream, None
+            discard(stream)
+            if not isinstance(error, BrokenPipeError):
+                _warn(f"warning: cannot write the output ({_reason(error)}); the run goes on")
+            return None
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _warn(line: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
+
+ROOM = 3  # columns left free for the ^C that a terminal writes behind the line
+SHORTEST, LONGEST = 8, 40  # columns of the bar
+# Scores of an evaluation that the line has, and how it shows them.
+SCORES = {
+    "perplexity": "perplexity {:.2f}",
+    "validation_dice": "Dice {:.3f}",
+    "validation_hd95": "HD95 {:.2f} px",
+    "validation_accuracy": "accuracy {:.3f}",
+}
+STOPPING = "stopping after this step; Ctrl-C again ends at once"
+MINUTE, HOUR, DAY = 60, 3600, 86400  # seconds
+
+
+def progress_line(step: int, total: int, parts: list[str], *, width: int) -> RenderableType:
+    """The step, a bar, and as many of the parts as fit.
+
+    Args:
+        step: number of steps done.
+        total: number of all steps.
+        parts: texts, the most important first.
+        width: columns of the terminal.
+    """
+    number = f"step {step}/{total}"
+    width -= ROOM + len(number) + 1
+    text = ""
+    for part in parts:
+        longer = f"{text}  {part}" if text else part
+        if len(longer) + 1 + SHORTEST <= width:
+            text = longer
+    bar = max(0, min(LONGEST, width - len(text) - 1))
+    row = Table.grid(padding=(0, 1, 0, 0))
+    row.add_row(
+        Text(number, no_wrap=True),
+        ProgressBar(total=total, completed=step, width=bar) if bar >= SHORTEST else "",
+        Text(text, no_wrap=True),
+    )
+    return row
+
+
+def metrics_text(row: Mapping[str, Any]) -> str:
+    """The metrics of a logged step, as a line of a log has them."""
+    return "  ".join([*_always(row), *_mfu(row), *_skipped(row), *_validation(row)])
+
+
+def metrics_parts(row: Mapping[str, Any], seconds_left: float | None) -> list[str]:
+    """The metrics of a logged step, the most important first, for `progress_line`."""
+    norm = row.get("grad_norm")
+    return [
+        *_always(row),
+        *([text] if (text := left_text(seconds_left)) else []),
+        *_skipped(row),
+        *_mfu(row),
+        *([f"validation {row['validation_loss']:.4f}"] if "validation_loss" in row else []),
+        *([f"gradient norm {norm:.3g}"] if norm is not None else []),
+    ]
+
+
+def left_text(seconds: float | None) -> str:
+    """The time left in words; empty if it is unknown, or none is left."""
+    if not seconds:
+        return ""
+    if seconds < MINUTE:
+        return f"{seconds:.0f} s left"
+    if seconds < 100 * MINUTE:
+        return f"{seconds / MINUTE:.1f} min left"
+    if seconds < 2 * DAY:
+        return f"{seconds / HOUR:.1f} h left"
+    return f"{seconds / DAY:.1f} days left"
+
+
+def _always(row: Mapping[str, Any]) -> Iterator[str]:
+    yield f"loss {'not finite' if row['loss'] is None else format(row['loss'], '.4f')}"
+    yield f"{row['tokens_per_second']:,.0f} tokens/s"
+
+
+def _mfu(row: Mapping[str, Any]) -> Iterator[str]:
+    if row.get("mfu") is not None:
+        yield f"MFU {row['mfu']:.1%}"
+
+
+def _skipped(row: Mapping[str, Any]) -> Iterator[str]:
+    if row.get("skipped"):
+        yield f"{row['skipped']} skipped"
+
+
+def _validation(row: Mapping[str, Any]) -> Iterator[str]:
+    if "validation_loss" in row:
+        found = [text.format(row[name]) for name, text in SCORES.items() if name in row]
+        scores = f" ({', '.join(found)})" * bool(found)
+        yield f"validation {row['validation_loss']:.4f}{scores}"
+
+
+# In the order of a row of metrics.jsonl; the loss scale exists in float16 only.
+METRICS = ("loss", "grad_norm", "learning_rate", "skipped", "loss_scale")
+COUNTS = ("skipped", "skipped_in_row")
+
+Values = dict[str, float]
+
+
+class Meter:
+    """Times steps, excluding compilation, evaluations and checkpoints, and holds their metrics.
+
+    The first step's time includes its compilation if that step is logged by itself.
+
+    Args:
+        program: runs the steps.
+        step: the steps after this one are measured.
+        check: called with the number and metrics of each step once it has ended; may raise.
+        waiting: makes the context in which the meter waits for a step.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        step: int,
+        *,
+        check: Callable[[int, Values], None] = lambda step, metrics: None,
+        waiting: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> None:
+        self._program, self._check, self._waiting = program, check, waiting
+        model = program.config.model
+        self._terms = tuple(family_of(model).losses(model))  # there if they are several
+        self._first, self._first_seconds = step + 1, 0.0
+        self._step, self._metrics = step, dict[str, jax.Array]()
+        self._left, self._ended, self._end_time = TimeLeft(program.config), step, 0.0
+        self.restart()
+
+    def restart(self) -> None:
+        """Starts a new measurement after the newest step."""
+        self.wait()
+        self._since, self._time = self._step, time.perf_counter()
+
+    def add(self, step: int, metrics: dict[str, jax.Array]) -> None:
+        """Takes the metrics of a step just started, once the step before it has ended.
+
+        So the device always has one step queued, and never more than one.
+        """
+        self.wait()
+        self._step, self._metrics = step, metrics
+        if step == self._first:
+            self.wait()
+            self._first_seconds = time.perf_counter() - self._time
+            self.restart()
+
+    def wait(self) -> Values:
+        """Waits until the newest step has ended, checks its metrics and returns them."""
+        with self._waiting():
+            values = {n: int(x) if n in COUNTS else float(x) for n, x in self._metrics.items()}
+        if values:
+            self._note_end()
+            self._check(self._step, values)
+        return values
+
+    def _note_end(self) -> None:
+        """Measures the newest step, which has ended, once; not the first one, which compiles."""
+        now, ended = time.perf_counter(), self._ended
+        if self._step > ended:
+            if self._step != self._first:
+                self._left.add_step((now - self._end_time) / (self._step - ended))
+            self._ended, self._end_time = self._step, now
+
+    def seconds_left(self) -> float | None:
+        """Seconds until the end of the run, with evaluations and saves; None if unknown so far."""
+        return self._left.after(self._step)
+
+    def row(self) -> dict[str, Any]:
+        """Returns the newest step's row of metrics.jsonl, and starts a new measurement.
+
+        `step_time` is the mean since the last row. A value that is not finite, which only a skipped
+        step has, is None.
+        """
+        values = self.wait()
+        names = (*METRICS[:1], *self._terms, *METRICS[1:])
+        shown = {n: values[n] for n in names if n in values}
+        finite = {n: x if math.isfinite(x) else None for n, x in shown.items()}
+        row = {"step": self._step, **finite, **self._speed()}
+        self.restart()
+        return row
+
+    @property
+    def skipping(self) -> bool:
+        """True if the newest step was skipped.
+
+        Its state is sound, but may be what makes the steps unsound, so a checkpoint of this state
+        should not replace an older one.
+        """
+        return bool(self.wait()["skipped_in_row"])
+
+    @contextlib.contextmanager
+    def paused(self, pause: Pause | None) -> Iterator[None]:
+        """Excludes the time spent inside from the step times.
+
+        Args:
+            pause: an evaluation or a save, of which the run has more; None: nothing that returns.
+        """
+        self.wait()
+        before = time.perf_counter()
+        yield
+        spent = time.perf_counter() - before
+        self._time += spent
+        self._end_time += spent
+        if pause:
+            self._left.add_pause(pause, spent)
+
+    def _speed(self) -> dict[str, Any]:
+        config, model = self._program.config.train, self._program.config.model
+        steps = self._step - self._since
+        seconds = (time.perf_counter() - self._time) / steps if steps else self._first_seconds
+        tokens, flops = (config.global_batch_size * each for each in work_of(model))
+        peak = peak_flops(self._program.mesh)
+        return {
+            "tokens": self._step * tokens,
+            "tokens_per_second": tokens / seconds,
+            "step_time": seconds,
+            "mfu": flops / seconds / peak if peak else None,
+        }
+
+
+Row = dict[str, Any]
+VALIDATION = ("validation_loss", *SCORES)
+REFRESH = 8  # times a second
+WARNING = "warning"  # the first word of a line that --quiet leaves
+
+
+class Output(Console):
+    """Standard output of the first process; the other processes print nothing.
+
+    May be made before the processes have joined. Falls silent when the reader has gone (`| head`),
+    so the run continues.
+    """
+
+    _silent = False
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+
+    @property  # of rich it is an attribute
+    def quiet(self) -> bool:
+        return self._silent or not is_first()
+
+    @quiet.setter
+    def quiet(self, silent: bool) -> None:
+        self._silent = silent
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
+class Display:
+    """Prints lines to `console`, and shows a progress line inside `with display.steps(...)`."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+        self._step, self._total, self._compiled = 0, 0, False
+        self._row: Row = {}  # the last one logged, and the last validation loss
+        self._left: float | None = None
+        self._stopping = False
+
+    @contextlib.contextmanager
+    def steps(self, *, done: int, total: int) -> Iterator[None]:
+        """Shows progress from step `done` to step `total`; the line vanishes at the end."""
+        self._step, self._total = done, total
+        if not self._console.is_terminal:
+            yield
+            return
+        options: dict[str, Any] = {"console": self._console, "transient": True}
+        with Live(get_renderable=self._line, refresh_per_second=REFRESH, **options) as live:
+            self._live = live
+            live.refresh()
+            yield
+
+    def _line(self) -> RenderableType:
+        return progress_line(self._step, self._total, self._parts(), width=self._console.width)
+
+    def _parts(self) -> list[str]:
+        """The texts behind the bar, the most important first."""
+        if self._stopping:
+            return [STOPPING]
+        if self._row:
+            return metrics_parts(self._row, self._left)
+        return [left_text(self._left)] if self._compiled else ["compiling"]
+
+    def advance(self, step: int, seconds_left: float | None = None) -> None:
+        """Notes that a step has started, compiled by now, and how long the run still takes."""
+        self._step, self._left, self._compiled = step, seconds_left, True
+
+    def stopping(self) -> None:
+        """Shows that the run stops after the present step; may be called in any thread."""
+        self._stopping = True
+
+    def close(self) -> None:
+        """Removes the progress line, so that the process may end at once."""
+        if self._live is not None:
+            self._live.stop()
+
+    def report(self, row: Row, *, seconds_left: float | None) -> None:
+        """Shows the metrics of a logged step."""
+        kept = {name: self._row[name] for name in VALIDATION if name in self._row}
+        self._row, self._left = {**kept, **row}, seconds_left
+        on_terminal = self._console.is_terminal
+        if not on_terminal or "validation_loss" in row or row["step"] == self._total:
+            left = "" if on_terminal else left_text(seconds_left)
+            parts = [f"step {row['step']}/{self._total}", metrics_text(row), left]
+            self.say("  ".join(part for part in parts if part))
+
+    def say(self, line: str) -> None:
+        """Prints a line as it is: never wrapped, and not read as markup."""
+        text = printable(line, self._console.encoding)
+        self._console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+class JsonDisplay(Display):
+    """Prints a JSON object per line: the rows of metrics.jsonl, other lines as a `message`.
+
+    Args:
+        console: prints the lines.
+        quiet: print no messages but warnings.
+    """
+
+    def __init__(self, console: Console, *, quiet: bool = False) -> None:
+        super().__init__(console)
+        self._quiet = quiet
+
+    @contextlib.contextmanager
+    def steps(self, *, done: int, total: int) -> Iterator[None]:
+        """Shows nothing."""
+        yield
+
+    def report(self, row: Row, *, seconds_left: float | None) -> None:
+        """Prints the row."""
+        super().say(json.dumps(row))
+
+    def say(self, line: str) -> None:
+        """Prints the line as a message."""
+        if not self._quiet or line.startswith(WARNING):
+            super().say(json.dumps({"message": line}))
+
+
+class QuietDisplay(JsonDisplay):
+    """Prints warnings only, as text."""
+
+    def report(self, row: Row, *, seconds_left: float | None) -> None:
+        """Prints nothing."""
+
+    def say(self, line: str) -> None:
+        """Prints a warning."""
+        if line.startswith(WARNING):
+            Display.say(self, line)
+
+
+def make_display(console: Console, *, json: bool, quiet: bool, **_: object) -> Display:
+    """Makes the display that the options `--json` and `--quiet` ask for."""
+    if json:
+        return JsonDisplay(console, quiet=quiet)
+    return QuietDisplay(console) if quiet else Display(console)
+
+
+def printable(text: str, encoding: str) -> str:
+    """Replaces characters that the encoding of an output does not have by question marks."""
+    return text.encode(encoding, "replace").decode(encoding)
+
+
+def summary(program: Program, devices: str, data: Data) -> str:
+    """Describes a run in one line: parameters, devices, layout, attention kernel, data."""
+    parameters = sum(math.prod(info.shape) for info in program.infos.values())
+    resolved = program.resolved
+    kernel, obstacle = resolved.model.attention, resolved.attention_obstacle
+    layout = str(program.config.layout)
+    if resolved.plan:
+        layout += f" (bubble {bubble(resolved.plan.schedule):.0%})"
+    return (
+        f"{parameters / 1e6:.2f} M parameters on {devices}, layout {layout}; "
+        f"attention: {kernel}{f' (cudnn: {obstacle})' if obstacle else ''}; "
+        f"{'kernels: triton; ' * (resolved.model.kernels == 'triton')}"
+        f"{data.train.amount}"
+    )
