@@ -17,7 +17,7 @@ CONFIG, GENERATION = "config.json", "generation_config.json"
 SETTINGS = "tokenizer_config.json"
 OLD_NAMES, OLD_TOKENS = "special_tokens_map.json", "added_tokens.json"
 DECODER, ADDED = "added_tokens_decoder", "added_tokens"  # in `settings`
-FIELD = "eos_token_id"
+FIELD, SPLIT = "eos_token_id", "split_special_tokens"
 # Tokens that `tokenizer_config.json` names, in the order in which transformers adds them.
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 

@@ -117,7 +117,7 @@ def test_a_text_that_begins_with_a_brace_is_text(tmp_path):
         ("a.jsonl", b'{"text": "a"', r"line 1 is not JSON .*each line is an object"),
         ("a.jsonl", b'[{"text": "a"}, 3]', r'record 2 has no string "text"; it is an array of obj'),
         ("a.json", b'{\n"text": "a"}', "line 1 is not JSON .*each line is an object"),
-        ("a.json", b'{"data": [{"text": "a"}]}', "there are data: name that of documents with"),
+        ("a.json", b'{"data": [{"text": "a"}]}', "there is no field of text, only data"),
         ("a.json", b'[{"instruction": "a", "output": "b"}]', "there are instruction, output: name"),
         ("a.csv", b"a,b\n1,2\n", r'no column "text"; there are a, b: name that of documents wi'),
         ("a.csv", b"text,text\n1,2\n", r'two columns "text"'),
