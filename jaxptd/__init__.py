@@ -20,7 +20,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from jaxptd.errors import UserError, of_environment, say_errors_of_imports
+from jaxptd import errors
 
 if TYPE_CHECKING:
     from jaxptd import hf as hf
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from jaxptd.config.command_line import load_config as load_config
     from jaxptd.data import load_tokenizer as load_tokenizer
     from jaxptd.data import open_data as open_data
+    from jaxptd.errors import UserError as UserError
     from jaxptd.generate import generate as generate
     from jaxptd.memory import memory as memory
     from jaxptd.mesh import Axis as Axis
@@ -75,6 +76,7 @@ _HOMES = {
     ),
     "jaxptd.config.command_line": ("load_config",),
     "jaxptd.data": ("load_tokenizer", "open_data"),
+    "jaxptd.errors": ("UserError",),
     "jaxptd.mesh": ("Axis", "Layout", "describe_mesh", "make_mesh", "rank_groups"),
     "jaxptd.models.gpt": ("GPT",),
     "jaxptd.pipeline.schedules": ("SCHEDULES", "Schedule", "make_schedule"),
@@ -84,11 +86,11 @@ _HOMES = {
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = ["UserError", "__version__", *sorted((*_HOME, *_MODULES))]
+__all__ = ["__version__", *sorted((*_HOME, *_MODULES))]
 
 
 if sys.argv[:1] == ["-m"]:  # Python looks for the module of `python -m jaxptd.train`, say
-    say_errors_of_imports()
+    errors.say_errors_of_imports()
 
 
 def __getattr__(name: str) -> Any:
@@ -97,9 +99,9 @@ def __getattr__(name: str) -> Any:
     try:
         module = importlib.import_module(_HOME.get(name, f"jaxptd.{name}"))
     except ValueError as error:
-        if not (line := of_environment(error)):
+        if not (line := errors.of_environment(error)):
             raise
-        raise UserError(line) from None
+        raise errors.UserError(line) from None
     return module if name in _MODULES else getattr(module, name)
 
 

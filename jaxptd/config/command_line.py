@@ -192,7 +192,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     Layout(tp=2, sequence_parallel=True)
 
     A config that takes only its model's sizes from a directory (`model.from`) warns if its weights
-    would be drawn, or its tokenizer left, without anybody having said so: `jaxptd train` refuses it.
+    would be drawn, or its tokenizer left out, unasked: `jaxptd train` refuses it.
 
     Raises:
         UserError: as `parse`.
