@@ -160,7 +160,8 @@ def _padded(x: np.ndarray, field: Field, rows: int, config: Config) -> np.ndarra
     """`[rows, T, ..]` of the model's T, or `[rows]`, with padding after each sequence and all."""
     sizes = (rows, *(option(config.model, size) for size in field.sizes))
     missing = [(0, size - have) for size, have in zip(sizes, x.shape, strict=True)]
-    return np.pad(x, missing, constant_values=field.padding).astype(field.dtype)
+    # As they are, unsigned numbers have no -1 to pad with: 255 or 65535 would be a target.
+    return np.pad(x.astype(field.dtype), missing, constant_values=field.padding)
 
 
 # ---- checks ---------------------------------------------------------------------------------

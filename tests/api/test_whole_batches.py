@@ -135,6 +135,17 @@ def test_padding_is_no_target_of_any_family(family: FamilyName, documents: Docum
     assert all(number is None or number < 0 for number in numbers)
 
 
+def test_padding_of_unsigned_numbers_is_no_target() -> None:
+    """A tokenizer's ids are uint16, an image's or a byte's uint8: there -1 would be 255, a byte."""
+    program = tiny.program(Layout(), vocab_size=257)
+    batch = short(program)
+    unsigned = {name: (x % 250).astype(np.uint8) for name, x in batch.items()}
+    signed = {name: x.astype(np.int64) for name, x in unsigned.items()}
+    whole, state = WholeBatches(program), program.init_state()
+    losses = [whole.loss_and_gradients(state, each).loss for each in (signed, unsigned)]
+    assert losses[0] == losses[1]
+
+
 def test_a_result_is_a_pair_with_its_losses() -> None:
     found = LossAndGradients(1.5, {"w": np.ones(2)}, {"mlm": 1.0, "nsp": 0.5})
     loss, gradients = found
