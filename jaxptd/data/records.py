@@ -14,7 +14,7 @@ import json
 import lzma
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any
@@ -155,17 +155,33 @@ def read_records(path: Path, fields: Fields) -> Iterator[list[str]]:
 
 
 def _objects(path: Path, fields: Fields) -> Iterator[list[str]]:
-    """Yields the fields of JSON objects: of an array, or one a line."""
+    """Yields the fields of JSON objects: in an array, one a line, or one alone."""
     with open_bytes(path) as file:
         start = file.peek(1).lstrip(b"\xef\xbb\xbf \t\r\n")[:1]  # type: ignore[attr-defined]
         if start == b"[":
             yield from _array(path, file.read(), fields)
             return
+        lines: Iterable[bytes] = file
+        if kind_of(path) == ARRAY:
+            data = file.read()
+            if (record := _only_object(data)) is not None:
+                needs = f"it is an object with {_named(fields)}, an array of them, or one a line"
+                yield _texts(record, fields, str(path), needs)
+                return
+            lines = io.BytesIO(data)
         needs = f"each line is an object with {_named(fields)}"
-        for number, line in enumerate(file, start=1):
+        for number, line in enumerate(lines, start=1):
             if line.strip():
                 where = f"{path} line {number}"
                 yield _texts(_parsed(line, where, needs), fields, where, needs)
+
+
+def _only_object(data: bytes) -> Any:
+    """The object that a file is, over any number of lines; None if it is not one."""
+    try:
+        return json.loads(data.decode("utf-8-sig"))
+    except (ValueError, RecursionError):
+        return None
 
 
 def _array(path: Path, data: bytes, fields: Fields) -> Iterator[list[str]]:
