@@ -281,6 +281,20 @@ DATA = (
         SPANS,
         "window_follows",
     ),
+    Break(
+        "a frame of zstd that was cut is an end",
+        "jaxptd/data/records.py",
+        "if self._frame is not None:",
+        "if False:",
+        "tests/data/test_signatures.py",
+    ),
+    Break(
+        "split_special_tokens of a folder is not honoured",
+        "jaxptd/data/tokenizers.py",
+        '"text" if settings.get(SPLIT) is True else "parse"',
+        '"parse"',
+        "tests/data/test_special_tokens.py",
+    ),
 )
 
 DRAWN = (*_HASH, *_DRAWN, *_OBJECTIVES)

@@ -137,8 +137,8 @@ HUGGING_FACE = (
     Break(
         "Mistral's default is no window",
         "jaxptd/hf/window.py",
-        '_checked(config.get("sliding_window", DEFAULT))}',
-        '_checked(config.get("sliding_window"))}',
+        '_checked(config.get("sliding_window", DEFAULT)), _layer_types',
+        '_checked(config.get("sliding_window")), _layer_types',
         "tests/hf/test_window.py",
     ),
     Break(
