@@ -23,7 +23,7 @@ from jaxptd.mesh import make_mesh
 from jaxptd.planner.own.compiled import Figures
 from jaxptd.step import Program
 
-HARDWARE = Path(__file__).parent / "h200.txtpb"
+HARDWARE = Path(__file__).parent / "hardware" / "h200.txtpb"
 PLUGINS = "jax-cuda13-plugin jax-cuda13-pjrt nvidia-cudnn-cu13"
 
 

@@ -2,7 +2,7 @@
 
 `python -m benchmarks.gpu.compile_gpu --config configs/gpt2-124m.yaml [--layout.dp 1 --peer ...]`
 
-XLA compiles ahead of time for the hardware described in `jaxptd/compiling/h200.txtpb`, down to
+XLA compiles ahead of time for the hardware described in `jaxptd/hardware/h200.txtpb`, down to
 kernels and schedule. This gives the memory of each GPU, kernels, collectives, and the bytes that
 kernels other than matrix products move. It does not give time; products are not tuned, because
 that needs the hardware.

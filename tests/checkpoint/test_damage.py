@@ -6,7 +6,7 @@ import pytest
 from checkpointing import abstract, assert_same, make_state, newest, save
 from damage import DAMAGE, flip_a_bit, remove_the_manifest
 
-from jaxptd.checkpoint import CheckpointError, Checkpoints, read_description, restore
+from jaxptd.checkpoint import CheckpointError, Checkpoints, read_description, saving
 
 
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda f: f.__name__)
@@ -47,7 +47,7 @@ def test_every_file_matters(tmp_path, damage):
     checkpoints = Checkpoints(tmp_path, keep=9)
     with pytest.MonkeyPatch.context() as patch:
         # Only which checkpoint is chosen matters here, so its arrays are not read.
-        patch.setattr(restore, "load", lambda path, _: path.name)
+        patch.setattr(saving, "load", lambda path, _: path.name)
         for number, path in enumerate(paths):
             good = path.read_bytes()
             at = number * 7919 % max(1, len(good))
