@@ -49,7 +49,7 @@ def picture_path(option: str | None) -> Path | None:
             f"--picture {path}: cannot write in {path.parent}; name a file in a folder that exists "
             "and can be written"
         )
-    drawing("jaxptd.plot.files")
+    drawing("jaxptd.plot.style")
     return path
 
 

@@ -51,7 +51,7 @@ def test_a_picture_is_checked_before_it_is_drawn(tmp_path, monkeypatch):
         with pytest.raises(UserError, match=words):
             picture_path(str(tmp_path / name))
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    monkeypatch.delitem(sys.modules, "jaxptd.plot.files", raising=False)
+    monkeypatch.delitem(sys.modules, "jaxptd.plot.style", raising=False)
     with pytest.raises(UserError, match=r"pip install -e '\.\[viz\]'"):
         picture_path(str(tmp_path / "a.png"))
     assert list(tmp_path.iterdir()) == []

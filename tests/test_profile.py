@@ -48,7 +48,7 @@ def test_bad_options_are_refused_before_anything_runs(options: list[str], words:
 
 def test_a_picture_without_matplotlib_is_refused_before_anything_runs(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    monkeypatch.delitem(sys.modules, "jaxptd.plot.files", raising=False)
+    monkeypatch.delitem(sys.modules, "jaxptd.plot.style", raising=False)
     monkeypatch.setattr(profile, "measure", None)
     with pytest.raises(
         UserError, match=r"a picture needs matplotlib; .*pip install -e '\.\[viz\]'"

@@ -121,7 +121,7 @@ _OBJECTIVES = (
     ),
     Break(
         "samples share three quarters of their numbers",
-        "jaxptd/data/objectives/draws.py",
+        "jaxptd/data/objectives/prepared.py",
         "counter=int(number_B[run[0]]) * steps",
         "counter=int(number_B[run[0]])",
         DRAWS,
@@ -146,7 +146,7 @@ DATA = (
     # ---- draws ----
     Break(
         "samples share draws",
-        "jaxptd/data/objectives/draws.py",
+        "jaxptd/data/objectives/prepared.py",
         "counter=int(number_B[run[0]]) * steps",
         "counter=int(number_B[run[0]])",
         OBJECTIVES,
@@ -154,7 +154,7 @@ DATA = (
     ),
     Break(
         "draws of a run that has a gap",
-        "jaxptd/data/objectives/draws.py",
+        "jaxptd/data/objectives/prepared.py",
         "np.diff(number_B) != 1",
         "np.diff(number_B) < 1",
         MASKING,
@@ -194,7 +194,7 @@ DATA = (
     ),
     Break(
         "the end of a document is predicted",
-        "jaxptd/data/objectives/special.py",
+        "jaxptd/data/objectives/prepared.py",
         "self.mask, self.end_of_document)",
         "self.mask)",
         MASKING,
@@ -243,7 +243,7 @@ DATA = (
     # ---- spans ----
     Break(
         "sentinels in ascending order",
-        "jaxptd/data/objectives/special.py",
+        "jaxptd/data/objectives/prepared.py",
         "in reversed(range(SENTINELS))",
         "in range(SENTINELS)",
         SPANS,

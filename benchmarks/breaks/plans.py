@@ -57,14 +57,14 @@ PLANS = (
 PAPERS = (
     Break(
         "configs of subfolders are not found",
-        "jaxptd/config/packaged.py",
+        "jaxptd/config/files.py",
         'found = folder.rglob(f"*{SUFFIX}")',
         'found = folder.glob(f"*{SUFFIX}")',
         "tests/config/test_packaged.py",
     ),
     Break(
         "a packaged config comes before a file of its name",
-        "jaxptd/config/packaged.py",
+        "jaxptd/config/files.py",
         "if os.path.isfile(name):",
         "if os.path.isfile(name) and name not in packaged_configs():",
         "tests/config/test_packaged.py",

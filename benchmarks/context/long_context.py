@@ -94,14 +94,13 @@ def rows(points: Points) -> list[list[str]]:
 
 def draw(points: Points, path: Path) -> None:
     """Draws memory over T, both in powers of two; the same points give the same bytes."""
-    from jaxptd.plot.style import save
+    from jaxptd.plot.style import save_pictures
 
-    save({path.name: lambda: _picture(points)}, path.parent)
+    save_pictures({path.name: lambda: _picture(points)}, path.parent)
 
 
 def _picture(points: Points) -> Any:
-    from jaxptd.plot.colors import COLORS
-    from jaxptd.plot.style import PAGE, new_picture
+    from jaxptd.plot.style import COLORS, PAGE, new_picture
 
     figure = new_picture(PAGE, 4)
     axes = figure.subplots()

@@ -16,8 +16,7 @@ from matplotlib.patches import Patch, Polygon, Rectangle
 
 from benchmarks.context.formulas import LINKS, PEAK, Pass, hop_bytes, tokens_to_hide, visit_flops
 from jaxptd.attention.ring import Ring
-from jaxptd.plot.colors import BLUE, COLORS, FILLS, INK
-from jaxptd.plot.style import PAGE, save
+from jaxptd.plot.style import BLUE, COLORS, FILLS, INK, PAGE, save_pictures
 
 WIDTH = 4096  # D of the times that are drawn; the points where lines cross do not depend on it
 
@@ -25,7 +24,7 @@ WIDTH = 4096  # D of the times that are drawn; the points where lines cross do n
 def draw(directory: Path) -> None:
     """Writes both pictures."""
     pictures = {"ring_zigzag.svg": work_map, "context_break_even.svg": break_even}
-    save(pictures, directory)
+    save_pictures(pictures, directory)
 
 
 def owners(kind: Any, n: int) -> np.ndarray:

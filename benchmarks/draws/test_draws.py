@@ -21,7 +21,7 @@ from benchmarks.draws.statistics import (
 from jaxptd.data.objectives import MaskedPairs
 from jaxptd.data.objectives import masking as own_masking
 from jaxptd.data.objectives import spans as own_spans
-from jaxptd.data.objectives.draws import draw, shuffle
+from jaxptd.data.objectives.prepared import draw, shuffle
 
 RNG = np.random.default_rng(0)
 

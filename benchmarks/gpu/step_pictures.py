@@ -18,7 +18,7 @@ from jaxptd.analysis.profiling import PEAK, least, picture
 from jaxptd.compiling import gpus
 from jaxptd.errors import run_command
 from jaxptd.mesh import make_mesh
-from jaxptd.plot.style import save
+from jaxptd.plot.style import save_pictures
 from jaxptd.step import Program
 
 DRAWN = {"124m": "GPT-2 124M, 32 x 1024 tokens", "1.5b": "GPT-2 1.5B, 16 x 1024, remat full"}
@@ -41,7 +41,7 @@ PICTURES = {"step_parts.svg": compiled_parts}
 def draw(directory: Path) -> None:
     """Writes the picture."""
     jax.config.update("jax_platforms", "cpu")  # the steps are only compiled for GPUs
-    save(PICTURES, directory)
+    save_pictures(PICTURES, directory)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -32,7 +32,7 @@ from jaxptd.analysis.hlo.kernels import ATTENTION, KINDS, OTHER, PRODUCT, summar
 from jaxptd.analysis.hlo.timeline import estimate
 from jaxptd.analysis.profiling import NAMED, SCOPES, events, of_events
 from jaxptd.analysis.report import table, versions
-from jaxptd.calibration.machine import table_name
+from jaxptd.calibration.timer import table_name
 from jaxptd.config import Config
 from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.hardware import Cluster, accelerators

@@ -18,8 +18,7 @@ from matplotlib.patches import Rectangle
 from benchmarks.grid import break_even as even
 from benchmarks.lib.svg import command
 from jaxptd.errors import run_command
-from jaxptd.plot.colors import COLORS, DARK, FILLS, INK
-from jaxptd.plot.style import PAGE, save
+from jaxptd.plot.style import COLORS, DARK, FILLS, INK, PAGE, save_pictures
 
 Q = 3
 GAP = 0.03  # where arrows are, between devices
@@ -28,7 +27,7 @@ HIDDEN = 4096  # D of the costs that are drawn; only the norms depend on it
 
 def draw(directory: Path) -> None:
     """Writes all pictures."""
-    save(PICTURES, directory)
+    save_pictures(PICTURES, directory)
 
 
 # ---- steps of a product -------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxptd.commands.command_line import load_config
-from jaxptd.config.packaged import packaged_configs
+from jaxptd.config.files import packaged_configs
 from jaxptd.errors import UserError
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.models.families import FAMILIES

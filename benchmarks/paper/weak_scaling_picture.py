@@ -8,8 +8,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.paper.weak_scaling import GPU, PETA, Model
 from jaxptd.hardware import find_accelerator
-from jaxptd.plot.colors import BLUE, INK, ORANGE
-from jaxptd.plot.style import new_picture, save, styled
+from jaxptd.plot.style import BLUE, INK, ORANGE, new_picture, save_pictures, styled
 
 PICTURE = "paper_weak_scaling.svg"
 
@@ -43,7 +42,7 @@ def picture(models: Sequence[Model]) -> Figure:
 
 def draw(models: Sequence[Model], directory: Path) -> None:
     """Writes the picture, with the same bytes for the same rates."""
-    save({PICTURE: lambda: picture(models)}, directory)
+    save_pictures({PICTURE: lambda: picture(models)}, directory)
 
 
 def _curves(

@@ -20,8 +20,7 @@ from jaxptd.errors import run_command
 from jaxptd.pipeline import picture
 from jaxptd.pipeline.schedules import SCHEDULES, Schedule, make_schedule
 from jaxptd.pipeline.statistics import bubble, peak, simulate
-from jaxptd.plot.colors import BLUE, GREEN, INK, ORANGE, PINK, PURPLE
-from jaxptd.plot.style import PAGE, save
+from jaxptd.plot.style import BLUE, GREEN, INK, ORANGE, PAGE, PINK, PURPLE, save_pictures
 
 STAGES, MICRO_BATCHES = 4, 8
 DEEP = 8  # stages of the costs that are drawn
@@ -37,7 +36,7 @@ def draw(directory: Path) -> None:
     for schedule in schedules():
         path = directory / f"pipeline_{schedule.name}.svg"
         picture.draw(schedule, path)
-    save(PICTURES, directory)
+    save_pictures(PICTURES, directory)
 
 
 def schedules(stages: int = STAGES, micro_batches: int = MICRO_BATCHES) -> list[Schedule]:

@@ -33,8 +33,7 @@ from jaxptd.display import Table
 from jaxptd.errors import UserError
 from jaxptd.fields import checked
 from jaxptd.mesh import make_mesh
-from jaxptd.plot.colors import BLUE, INK, ORANGE, PINK, PURPLE, SKY
-from jaxptd.plot.style import PAGE, new_picture, styled
+from jaxptd.plot.style import BLUE, INK, ORANGE, PAGE, PINK, PURPLE, SKY, new_picture, styled
 from jaxptd.step import Program
 
 PEAK = PEAK_FLOPS["H200"]

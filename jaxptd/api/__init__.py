@@ -1,8 +1,7 @@
 """A run as Python code has it, after training or from its directory."""
 
 from jaxptd.api.harness import lm_eval_model
-from jaxptd.api.hugging_face import from_hf
-from jaxptd.api.loading import load
+from jaxptd.api.loading import from_hf, load
 from jaxptd.api.run import Run
 from jaxptd.api.state import ShownState
 

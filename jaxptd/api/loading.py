@@ -3,14 +3,18 @@
 import dataclasses
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from jaxptd.api.run import Run, open_corpus
 from jaxptd.checkpoint import Checkpoints
 from jaxptd.checkpoint.canonical import abstract_canonical, from_canonical
-from jaxptd.fields import checked
+from jaxptd.config import Dtype, ModelConfig
+from jaxptd.fields import checked, refuse_unknown
+from jaxptd.hf.directory import Directory
+from jaxptd.hf.load import config_of
+from jaxptd.hf.read import read_params
 from jaxptd.mesh import Layout, make_mesh
-from jaxptd.models.families import tokenizer_of
+from jaxptd.models.families import family_of, tokenizer_of
 from jaxptd.run.devices import ready
 from jaxptd.run.folder import RunDir
 from jaxptd.run.saved import restore_newest, saved_config
@@ -48,4 +52,57 @@ def load(
     tokenizer = tokenizer_of(config)
     run = Run(program, tokenizer, partial(open_corpus, config, tokenizer), RunDir(folder), print)
     run.state = from_canonical(program, canonical)
+    return run
+
+
+@checked("jaxptd.from_hf")
+def from_hf(
+    path: str | Path,
+    *,
+    layout: Layout | None = None,
+    dtype: Dtype = "float32",
+    platform: Literal["auto", "cpu"] = "auto",
+    **model_options: Any,
+) -> Run:
+    """Reads the weights of a Hugging Face directory onto any layout: a run at step 0.
+
+    >>> run = from_hf("models/gpt2", layout=Layout(tp=2))  # doctest: +SKIP
+    >>> loss, gradients = run.loss_and_gradients(batch)  # doctest: +SKIP
+
+    Nothing is written unless the run is saved, which it is in `runs/NAME`.
+
+    Args:
+        path: of the directory.
+        layout: of the devices; None: one device.
+        dtype: compute precision; float64 also is that of the parameters.
+        platform: as `train.platform`.
+        model_options: other fields of `ModelConfig` to set, as `seq_length`.
+
+    Raises:
+        UserError: the directory is damaged or of an unknown model, the options contradict it, or
+            there are too few devices.
+    """
+    known = [
+        "layout",
+        "dtype",
+        "platform",
+        *(each.name for each in dataclasses.fields(ModelConfig)),
+    ]
+    refuse_unknown("jaxptd.from_hf", model_options, known, see="see help(jaxptd.ModelConfig)")
+    directory, layout = Directory(path), layout or Layout()
+    config = config_of(directory, dtype=dtype, **model_options)
+    sharing = family_of(config.model).sharing(config.model, layout)
+    train = dataclasses.replace(
+        config.train,
+        global_batch_size=layout.dp * layout.pp * sharing,
+        micro_batches=layout.pp,  # as many as keep all stages busy
+        run_dir=str(Path("runs") / directory.path.name),
+        platform=platform,
+    )
+    config, _ = ready(dataclasses.replace(config, layout=layout, train=train))
+    program = Program(config, make_mesh(config.layout))
+    tokenizer = tokenizer_of(config)
+    opened = partial(open_corpus, config, tokenizer)
+    run = Run(program, tokenizer, opened, RunDir(config.train.run_dir), print)
+    run.state = program.states.new(read_params(program, directory))
     return run

@@ -30,8 +30,7 @@ from jaxptd.commands.sources import (
     written_out,
 )
 from jaxptd.config import Config, ModelConfig, from_dict
-from jaxptd.config.files import check_value
-from jaxptd.config.packaged import find_config
+from jaxptd.config.files import check_value, find_config
 from jaxptd.config.written import (
     as_yaml,
     check_file,

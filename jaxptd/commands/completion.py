@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from jaxptd.commands.help import first_words, is_shown
 from jaxptd.commands.table import COMMANDS
-from jaxptd.config.packaged import packaged_configs
+from jaxptd.config.files import packaged_configs
 from jaxptd.errors import Parser, run_command
 
 Choices = tuple[str, ...]

@@ -13,7 +13,7 @@ import yaml
 
 from jaxptd.commands.table import later
 from jaxptd.common_options import as_path, path_option
-from jaxptd.config.scalars import Dumper
+from jaxptd.config.files import Dumper
 from jaxptd.errors import Parser, UserError
 
 FROM, SIZES = "from", "model_from"  # among parsed values

@@ -10,10 +10,8 @@ from typing import Any
 
 import yaml
 
-from jaxptd.config.files import check_keys, read_yaml
-from jaxptd.config.packaged import packaged_configs
+from jaxptd.config.files import Dumper, check_keys, check_scalars, packaged_configs, read_yaml
 from jaxptd.config.run import Config, from_dict, to_dict
-from jaxptd.config.scalars import Dumper, check_scalars
 from jaxptd.errors import UserError, nearest, quoted
 from jaxptd.fields.values import UNIONS
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from jaxptd.data.batches import ShuffledWindows, Windows, WindowsInOrder, number_documents
 from jaxptd.data.corpus import check_vocabulary, read_corpus, split_corpus
 from jaxptd.data.identity import Identity, identity_of
+from jaxptd.data.mapped import NOT_COUNTED, Samples
 from jaxptd.data.mixture import Mixture, seed_of
 from jaxptd.data.objectives import MaskedPairs, Objective, Prepared, SpanCorruption
-from jaxptd.data.samples import NOT_COUNTED, Samples
 from jaxptd.data.sources import find_each, find_files
 from jaxptd.data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
 from jaxptd.errors import UserError

@@ -15,10 +15,8 @@ from functools import partial
 
 import numpy as np
 
-from jaxptd.data.concatenated import Concatenated
 from jaxptd.data.ids import check_ids
-from jaxptd.data.mapped import MappedFiles
-from jaxptd.data.samples import NOT_COUNTED, Samples
+from jaxptd.data.mapped import NOT_COUNTED, Concatenated, MappedFiles, Samples
 from jaxptd.errors import UserError
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxptd.data.concatenated import Concatenated
+from jaxptd.data.mapped import Concatenated
 
 PLACES, EACH = 16, 4096  # that a digest is made of: places, evenly spaced, and tokens at each
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from jaxptd.data.concatenated import Concatenated, locate
+from jaxptd.data.mapped import Concatenated, locate
 from jaxptd.errors import UserError
 
 SCANNED = 2**26  # tokens that are looked at before a run begins: a tenth of a second from memory

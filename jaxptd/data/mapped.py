@@ -4,13 +4,67 @@ Where a file was truncated, its mapping has no pages any more: to read there end
 SIGBUS, without a message. So the size is looked at before each read.
 """
 
+import abc
 import contextlib
+import dataclasses
 import os
+from typing import Any
 
 import numpy as np
 
-from jaxptd.data.concatenated import Concatenated, whole
 from jaxptd.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Concatenated:
+    """A sequence of 1D arrays or memmaps. Slices are views; `np.asarray` reads and copies."""
+
+    arrays: tuple[np.ndarray, ...]
+
+    def __len__(self) -> int:
+        return sum(len(array) for array in self.arrays)
+
+    def __getitem__(self, index: slice) -> "Concatenated":
+        start, stop, step = index.indices(len(self))
+        if step != 1:
+            raise IndexError("only slices of step 1")
+        views, first = [], 0
+        for array in self.arrays:
+            low, high = max(start - first, 0), min(stop - first, len(array))
+            views += [array[low:high]] if low < high else []
+            first += len(array)
+        return Concatenated(tuple(views))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False:
+            raise ValueError("concatenated arrays cannot be read without a copy")
+        array = np.concatenate(self.arrays) if self.arrays else np.empty(0, np.uint16)
+        return array.astype(dtype or array.dtype, copy=False)
+
+
+def locate(tokens: np.ndarray | Concatenated, index: int) -> str:
+    """Describes the position of token `index` in its file, or in an array, for a message."""
+    if isinstance(tokens, Concatenated):
+        for array in tokens.arrays:
+            if index < len(array):
+                return locate(array, index)
+            index -= len(array)
+        raise IndexError("beyond the last token")
+    if not isinstance(tokens, np.memmap):
+        return f"token {index} of the data"
+    skipped = (_address(tokens) - _address(whole(tokens))) // tokens.itemsize
+    return f"token {skipped + index} of {tokens.filename}"
+
+
+def whole(tokens: np.memmap) -> np.memmap:
+    """The mapping of a whole file that a slice was taken from."""
+    while isinstance(tokens.base, np.memmap):
+        tokens = tokens.base
+    return tokens
+
+
+def _address(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]
 
 
 class MappedFiles:
@@ -56,3 +110,52 @@ def _stat(mapped: np.memmap) -> os.stat_result | None:
     with contextlib.suppress(OSError):
         return os.stat(str(mapped.filename))
     return None
+
+
+NOT_COUNTED = -1  # as a target: left out of the loss
+
+
+class Samples(abc.ABC):
+    """Sequences of T = seq_length tokens and the one after them, by sample number.
+
+    A sample is a function of its number alone. No process, device or earlier call changes it.
+    """
+
+    seq_length: int
+
+    @property
+    @abc.abstractmethod
+    def num_tokens(self) -> int:
+        """Tokens of all sources."""
+
+    @property
+    def amount(self) -> str:
+        """The size of all sources, and of a sample, in words."""
+        tokens = f"{self.num_tokens / 1e6:.2f} M training tokens"
+        return f"{tokens} in sequences of {self.seq_length}"
+
+    @property
+    @abc.abstractmethod
+    def windows_per_epoch(self) -> int:
+        """Samples before any is read again."""
+
+    @abc.abstractmethod
+    def rows(self, indices: np.ndarray) -> np.ndarray:
+        """Sample numbers[n], 0 or more, in any order -> their sequences, int32[n, T + 1].
+
+        Raises:
+            UserError: an id is outside the vocabulary, or a file was changed since this object was
+                made; names the file.
+        """
+
+    @abc.abstractmethod
+    def targets(self, indices: np.ndarray) -> np.ndarray:
+        """Sample numbers[n] -> the token after each of T tokens, int32[n, T]; -1 is not counted.
+
+        Raises:
+            UserError: as `rows`.
+        """
+
+    @abc.abstractmethod
+    def first_tokens(self, count: int) -> np.ndarray:
+        """The first tokens of the corpus, unchecked, `[count]`."""

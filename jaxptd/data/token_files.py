@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from jaxptd.atomic_files import explained, shown
-from jaxptd.data.concatenated import Concatenated
+from jaxptd.data.mapped import Concatenated
 from jaxptd.data.signatures import check_signature
 from jaxptd.errors import UserError
 

@@ -1,6 +1,6 @@
 """Hugging Face weights, in and out: parameters and gradients under their names and shapes."""
 
 from jaxptd.hf.directory import Directory, is_directory
-from jaxptd.hf.names import names
+from jaxptd.hf.mapping import names
 
 __all__ = ["Directory", "is_directory", "names"]

@@ -10,7 +10,8 @@ from typing import Any
 from jaxptd.config import ModelConfig, option
 from jaxptd.data import Tokenizer
 from jaxptd.errors import UserError, quoted
-from jaxptd.hf.families import FAMILIES, Family, Json, activation, family_named
+from jaxptd.hf.families import FAMILIES, Family, Json, family_named
+from jaxptd.hf.families.family import activation_name, read_activation
 from jaxptd.hf.values import count, number
 
 # Ids that a model which writes text needs.
@@ -24,7 +25,7 @@ LONGEST = 4096  # tokens in a sequence, unless the config says so: rotary models
 _KINDS: Mapping[str, Callable[[str, object], Any]] = MappingProxyType(
     {
         "norm_eps": number,
-        "activation": activation.read,
+        "activation": read_activation,
         "start_token": partial(count, least=0),
     }
 )
@@ -203,7 +204,7 @@ def _written(model: ModelConfig, name: str) -> Any:
     if name == "max_positions":
         return model.num_positions
     value = option(model, name)
-    return activation.write(value) if name == "activation" else value
+    return activation_name(value) if name == "activation" else value
 
 
 def token_ids(model: ModelConfig, tokenizer: Tokenizer) -> Json:

@@ -15,7 +15,7 @@ from jaxptd.fields import checked
 from jaxptd.pipeline.statistics import EQUAL, Durations, bubble, held, simulate
 from jaxptd.pipeline.table import B, F, Operation, Schedule, W, cell_text, check
 from jaxptd.plot import drawing, format_of
-from jaxptd.plot.colors import (
+from jaxptd.plot.style import (
     AMBER,
     BACKWARD,
     BLUE,

@@ -1,6 +1,8 @@
 """Plans a training step: which layout of so many GPUs is fastest, and what it needs."""
 
 import dataclasses
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,25 @@ from jaxptd.display import Table, gib_text, html_of
 from jaxptd.hardware import Cluster
 from jaxptd.hardware.table import figures_of
 from jaxptd.models.families import inventory_of
-from jaxptd.planner.changes import changed_fields
 from jaxptd.planner.compiled import MOST
 from jaxptd.planner.search.best import Candidate
+
+
+def changed_fields(before: Config, after: Config) -> Iterator[tuple[str, str]]:
+    """Yields `section.field` and its new value as text, for each field that differs."""
+    for section in dataclasses.fields(Config):
+        old, new = getattr(before, section.name), getattr(after, section.name)
+        for field in dataclasses.fields(new):
+            value = getattr(new, field.name)
+            if value != getattr(old, field.name):
+                yield f"{section.name}.{field.name}", _text(value)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return json.dumps(list(value) if isinstance(value, tuple) else value).replace(" ", "")
+
 
 MAX_MEMORY = GPU_MEMORY  # of a device's
 MOST_GPUS = 2**17

@@ -22,20 +22,20 @@ from typing import TYPE_CHECKING, Any
 from jaxptd.errors import UserError, install
 
 if TYPE_CHECKING:
-    from jaxptd.plot.bars import bytes_by_axis as bytes_by_axis
-    from jaxptd.plot.bars import memory as memory
-    from jaxptd.plot.curves import loss as loss
-    from jaxptd.plot.devices import mesh as mesh
-    from jaxptd.plot.files import save as save
+    from jaxptd.plot.figures import bytes_by_axis as bytes_by_axis
+    from jaxptd.plot.figures import loss as loss
+    from jaxptd.plot.figures import memory as memory
+    from jaxptd.plot.figures import mesh as mesh
     from jaxptd.plot.planned import plan as plan
+    from jaxptd.plot.style import save as save
 
 _HOMES = {
-    "bytes_by_axis": ("jaxptd.plot.bars", "bytes_by_axis"),
-    "loss": ("jaxptd.plot.curves", "loss"),
-    "memory": ("jaxptd.plot.bars", "memory"),
-    "mesh": ("jaxptd.plot.devices", "mesh"),
+    "bytes_by_axis": ("jaxptd.plot.figures", "bytes_by_axis"),
+    "loss": ("jaxptd.plot.figures", "loss"),
+    "memory": ("jaxptd.plot.figures", "memory"),
+    "mesh": ("jaxptd.plot.figures", "mesh"),
     "plan": ("jaxptd.plot.planned", "plan"),
-    "save": ("jaxptd.plot.files", "save"),
+    "save": ("jaxptd.plot.style", "save"),
     "schedule": ("jaxptd.pipeline.picture", "figure"),
     "step_time": ("jaxptd.analysis.profiling", "step_time"),
 }

@@ -13,7 +13,21 @@ import matplotlib
 from cycler import cycler
 from matplotlib.figure import Figure
 
-from jaxptd.plot.colors import COLORS, INK
+from jaxptd.atomic_files import explained, write_whole
+from jaxptd.fields import checked
+from jaxptd.plot import format_of
+
+BLUE, ORANGE, GREEN, PURPLE = "#2b6cb0", "#c05621", "#2f855a", "#805ad5"
+PINK, SKY, AMBER = "#b83280", "#4299e1", "#b7791f"
+COLORS = (BLUE, ORANGE, GREEN, PURPLE, PINK, SKY, AMBER)
+INK = "#718096"  # text and lines
+
+# Operations of a pipeline, below dark text.
+FORWARD, BACKWARD, WEIGHTS = SKY, "#38a169", "#dd6b20"
+
+FILLS = ("#bee3f8", "#feebc8", "#c6f6d5", "#e9d8fd")  # below dark text
+DARK = "#1a202c"  # text on fills
+
 
 STYLE: dict[str, Any] = {
     "svg.hashsalt": "jaxptd",
@@ -72,9 +86,22 @@ def to_bytes(figure: Figure, kind: str) -> bytes:
     return out.getvalue()
 
 
-def save(pictures: Mapping[str, Callable[[], Figure]], directory: Path) -> None:
+def save_pictures(pictures: Mapping[str, Callable[[], Figure]], directory: Path) -> None:
     """Makes each picture in `STYLE`, and writes it as SVG under its name."""
     directory.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(STYLE):  # type: ignore[arg-type]
         for name, make in pictures.items():
             make().savefig(directory / name, format="svg", metadata=NO_DATE["svg"])
+
+
+@checked("jaxptd.plot.save")
+def save(figure: Figure, path: str | Path) -> None:
+    """Writes a figure as SVG or PNG, by the path's suffix; the same figure gives the same bytes.
+
+    Raises:
+        UserError: another suffix, or the file cannot be written.
+    """
+    path = Path(path)
+    data = to_bytes(figure, format_of(path))
+    remedy = "name a file in a folder that exists"
+    write_whole({path: data}, lambda path: explained(f"cannot write {path}", remedy))

@@ -11,7 +11,7 @@ from jaxptd.config.effects import without_effect
 from jaxptd.errors import UserError
 from jaxptd.models.families import family_of
 from jaxptd.models.stages import make_plan
-from jaxptd.proof.tables import table_file
+from jaxptd.proof.compare import table_file
 from jaxptd.proof.values import DRAWN, FIXED, OWN, UNEVEN, Values
 
 _FIELD = re.compile(r"\b(?:model|layout|data|optimizer|train)\.[a-z0-9_]+")

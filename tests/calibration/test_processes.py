@@ -12,7 +12,8 @@ import functools
 import jax
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 2)
-from jaxptd.calibration import command, machine
+from jaxptd.calibration import timer as machine
+from jaxptd.commands import calibrate as command
 from jaxptd.calibration.suite import Sizes
 from jaxptd.errors import run_command
 from jaxptd.plan import main

@@ -12,11 +12,10 @@ import pytest
 from command_lines import refused
 
 from jaxptd import plan as command
-from jaxptd.calibration.machine import find_machine, table_name
 from jaxptd.calibration.report import SHARES, Timed
 from jaxptd.calibration.samples import Attention, Exchange, Pass, Product, Sample
 from jaxptd.calibration.suite import Machine, Sizes
-from jaxptd.calibration.timer import Timer
+from jaxptd.calibration.timer import Timer, find_machine, table_name
 from jaxptd.commands import calibrate as calibration
 from jaxptd.errors import UserError
 from jaxptd.hardware import Cluster, accelerators, find_accelerator

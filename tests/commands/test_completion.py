@@ -8,7 +8,7 @@ import pytest
 
 from jaxptd.commands.completion import SCRIPTS, completion_script, main
 from jaxptd.commands.table import COMMANDS
-from jaxptd.config.packaged import packaged_configs
+from jaxptd.config.files import packaged_configs
 
 
 @pytest.fixture(scope="module")

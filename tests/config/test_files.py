@@ -4,8 +4,7 @@ import pytest
 
 from jaxptd.commands.command_line import load_config, make_parser, parse
 from jaxptd.config import files
-from jaxptd.config.files import read_yaml
-from jaxptd.config.packaged import find_config
+from jaxptd.config.files import find_config, read_yaml
 from jaxptd.errors import UserError
 
 

@@ -9,8 +9,8 @@ import pytest
 import jaxptd
 from jaxptd import Layout, Program, make_mesh
 from jaxptd.commands.command_line import load_config, make_parser, parse
-from jaxptd.config import packaged
-from jaxptd.config.packaged import find_config, packaged_configs
+from jaxptd.config import files as packaged
+from jaxptd.config.files import find_config, packaged_configs
 from jaxptd.errors import UserError
 from jaxptd.planner.published.rows import table_1
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from jaxptd.data.concatenated import Concatenated
 from jaxptd.data.identity import EACH, PLACES, change, identity_of
+from jaxptd.data.mapped import Concatenated
 
 TOKENS = np.arange(100_000, dtype=np.uint16)
 LONG = PLACES * EACH

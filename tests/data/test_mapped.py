@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxptd.data.batches import WindowsInOrder
-from jaxptd.data.concatenated import whole
+from jaxptd.data.mapped import whole
 from jaxptd.data.token_files import open_tokens, write_bin
 from jaxptd.errors import UserError
 

@@ -17,7 +17,7 @@ from jaxptd.data import (
     open_data,
 )
 from jaxptd.data.objectives import MASK_TOKENS, SPAN_TOKENS, MaskIds, SpanIds
-from jaxptd.data.objectives.draws import draw, shuffle
+from jaxptd.data.objectives.prepared import draw, shuffle
 from jaxptd.data.token_files import write_bin
 from jaxptd.data.tokenizers import UNKNOWN, with_vocabulary
 from jaxptd.errors import UserError

@@ -13,7 +13,7 @@ from jaxptd.analysis.hlo.kernels import PRODUCT
 from jaxptd.analysis.memory_report import MemoryReport
 from jaxptd.analysis.profiling import ProfileReport
 from jaxptd.analysis.traffic.report import CommsReport
-from jaxptd.plot import colors
+from jaxptd.plot import style as colors
 
 PAGES = ("#ffffff", "#131416")  # of the documentation, by day and by night
 LAYOUT = Layout(pp=2, dp=2, cp=2, tp=4)
@@ -88,7 +88,7 @@ def test_a_mesh_has_every_device(monkeypatch) -> None:
     assert texts(figure) == {str(rank) for rank in range(32)}
     rows = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert rows == ["dp 0 cp 0", "dp 0 cp 1", "dp 1 cp 0", "dp 1 cp 1"]
-    monkeypatch.setattr("jaxptd.plot.devices.NUMBERED", 3)
+    monkeypatch.setattr("jaxptd.plot.figures.NUMBERED", 3)
     assert texts(plot.mesh(Layout(dp=4))) == {"0", "1", "2"}
     with pytest.raises(UserError, match="has 8192 devices; draw 4096 or fewer"):
         plot.mesh(Layout(dp=8192))

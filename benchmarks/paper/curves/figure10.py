@@ -28,8 +28,7 @@ from jaxptd.config import (
     TrainConfig,
 )
 from jaxptd.mesh import Layout
-from jaxptd.plot.colors import BLUE, GREEN, ORANGE
-from jaxptd.plot.style import new_picture, save, styled
+from jaxptd.plot.style import BLUE, GREEN, ORANGE, new_picture, save_pictures, styled
 
 PICTURE = "paper_figure10.svg"
 LAYOUTS = (Layout(tp=4), Layout(row=2, col=2, ring="blockwise"))
@@ -145,7 +144,7 @@ def picture(found: Sequence[Curves]) -> Figure:
 
 def draw(found: Sequence[Curves], directory: Path) -> None:
     """Writes the picture, with the same bytes for the same losses."""
-    save({PICTURE: lambda: picture(found)}, directory)
+    save_pictures({PICTURE: lambda: picture(found)}, directory)
 
 
 def _draw(each: Curves, above: Axes, below: Axes) -> None:

@@ -12,8 +12,7 @@ from benchmarks.paper import published
 from benchmarks.paper.curves.figure10 import BATCH, DTYPES, HIDDEN, LAYERS, LENGTH, Curves, trained
 from benchmarks.paper.models import MODELS
 from jaxptd.analysis.report import table, versions
-from jaxptd.plot.colors import BLUE, ORANGE
-from jaxptd.plot.style import new_picture, save, styled
+from jaxptd.plot.style import BLUE, ORANGE, new_picture, save_pictures, styled
 
 PICTURE = "paper_figure9.svg"
 ROWS = 6  # of the table
@@ -45,7 +44,7 @@ def picture(found: Curves) -> Figure:
 
 def draw(found: Curves, directory: Path) -> None:
     """Writes the picture, with the same bytes for the same losses."""
-    save({PICTURE: lambda: picture(found)}, directory)
+    save_pictures({PICTURE: lambda: picture(found)}, directory)
 
 
 def page(found: Curves) -> str:

@@ -9,8 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
-from jaxptd.plot.colors import COLORS, INK
-from jaxptd.plot.style import new_picture, save, styled
+from jaxptd.plot.style import COLORS, INK, new_picture, save_pictures, styled
 
 DEVICES = 4
 PICTURE = "paper_ring.svg"
@@ -61,4 +60,4 @@ def _step(axes: Axes, step: int, letter: str) -> None:
 
 def draw(directory: Path) -> None:
     """Writes the picture, with the same bytes each time."""
-    save({PICTURE: picture}, directory)
+    save_pictures({PICTURE: picture}, directory)

@@ -31,8 +31,7 @@ from jaxptd.config import (
 )
 from jaxptd.data.images import SHAPES
 from jaxptd.layout import Layout
-from jaxptd.plot.colors import BLUE, ORANGE
-from jaxptd.plot.style import new_picture, save, styled
+from jaxptd.plot.style import BLUE, ORANGE, new_picture, save_pictures, styled
 from jaxptd.run.images.pictures import held_out, overlay
 
 PICTURE, WIDTH = "paper_figure13.svg", 100
@@ -198,7 +197,7 @@ def _draw(hearts: Hearts, loss: Axes, dice: Axes) -> None:
 
 def draw(hearts: Hearts, directory: Path) -> None:
     """Writes the picture, with the same bytes for the same runs."""
-    save({PICTURE: lambda: picture(hearts)}, directory)
+    save_pictures({PICTURE: lambda: picture(hearts)}, directory)
 
 
 def page(hearts: Hearts) -> str:

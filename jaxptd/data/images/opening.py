@@ -3,9 +3,8 @@
 from functools import partial
 from typing import TYPE_CHECKING
 
-from jaxptd.data.images.figures import FIGURES, figure
 from jaxptd.data.images.files import find_classes, find_images
-from jaxptd.data.images.phantoms import CLASSES, HELD_OUT, TRAINING, phantom
+from jaxptd.data.images.phantoms import CLASSES, FIGURES, HELD_OUT, TRAINING, figure, phantom
 from jaxptd.data.images.samples import ENDLESS, ImageSamples, drawn, of_files
 from jaxptd.data.sources import STDLIB
 from jaxptd.errors import UserError

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxptd.data.images.files import ImageFile
 from jaxptd.data.images.phantoms import ORDER, TURN, drawing
-from jaxptd.data.samples import Samples
+from jaxptd.data.mapped import Samples
 from jaxptd.errors import UserError
 
 ENDLESS = 2**40  # phantoms before one is drawn again

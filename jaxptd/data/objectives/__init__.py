@@ -5,9 +5,15 @@ An objective is a pure function of (seed, sample number), as the windows are. `m
 """
 
 from jaxptd.data.objectives.masking import MaskedPairs
-from jaxptd.data.objectives.prepared import Objective, Prepared
+from jaxptd.data.objectives.prepared import (
+    MASK_TOKENS,
+    SPAN_TOKENS,
+    MaskIds,
+    Objective,
+    Prepared,
+    SpanIds,
+)
 from jaxptd.data.objectives.spans import SpanCorruption
-from jaxptd.data.objectives.special import MASK_TOKENS, SPAN_TOKENS, MaskIds, SpanIds
 
 __all__ = [
     "MASK_TOKENS",

@@ -15,9 +15,8 @@ import functools
 
 import numpy as np
 
-from jaxptd.data.objectives.draws import check_window, draw, shuffle
-from jaxptd.data.objectives.special import MaskIds
-from jaxptd.data.samples import NOT_COUNTED, Samples
+from jaxptd.data.mapped import NOT_COUNTED, Samples
+from jaxptd.data.objectives.prepared import MaskIds, check_window, draw, shuffle
 from jaxptd.errors import UserError
 
 MARKS = 3  # [CLS] and two [SEP]

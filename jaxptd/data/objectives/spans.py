@@ -20,9 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxptd.data.objectives.draws import check_window, draw, shuffle
-from jaxptd.data.objectives.special import SpanIds
-from jaxptd.data.samples import NOT_COUNTED, Samples
+from jaxptd.data.mapped import NOT_COUNTED, Samples
+from jaxptd.data.objectives.prepared import SpanIds, check_window, draw, shuffle
 from jaxptd.errors import UserError
 
 SHORTEST = 3  # a token or a span of one, its sentinel, the end

@@ -6,8 +6,7 @@ Letters beside those of `Tensors`: R buckets of distances.
 from jaxptd.config import ModelConfig, option
 from jaxptd.errors import UserError, quoted
 from jaxptd.hf.dims import Rule
-from jaxptd.hf.families import activation
-from jaxptd.hf.families.family import Family, Json, Tensors
+from jaxptd.hf.families.family import Family, Json, Tensors, activation_name, read_activation
 
 _SCALED, _PAD, _START = "scale_decoder_outputs", "pad_token_id", "decoder_start_token_id"
 _GATED, _GATED_GELU = "gated-", "gated-gelu"  # which is that of a tanh, unlike "gelu"
@@ -78,7 +77,7 @@ def _read(config: Json) -> Json:
             f"{_PAD}={quoted(pad)} and {_START}={quoted(start)}; use a model with one id for both"
         )
     return {
-        "activation": activation.read("dense_act_fn", config.get("dense_act_fn", name)),
+        "activation": read_activation("dense_act_fn", config.get("dense_act_fn", name)),
         "gated": bool(config.get("is_gated_act", projection.startswith(_GATED))),
         "output_scale": config["d_model"] ** -0.5 if scaled else 1.0,
     }
@@ -86,7 +85,7 @@ def _read(config: Json) -> Json:
 
 def _write(model: ModelConfig) -> Json:
     """The keys of `_read`. Raises UserError if they have no value for the model."""
-    name, scale = activation.write(option(model, "activation")), option(model, "output_scale")
+    name, scale = activation_name(option(model, "activation")), option(model, "output_scale")
     usual = model.hidden_size**-0.5
     if scale not in ((1.0, usual) if model.tie_embeddings else (1.0,)):
         raise UserError(

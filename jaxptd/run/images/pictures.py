@@ -24,7 +24,7 @@ from jaxptd.errors import UserError
 from jaxptd.models.families import family_of
 from jaxptd.models.images import images_of
 from jaxptd.params import Params
-from jaxptd.plot.colors import COLORS
+from jaxptd.plot.style import COLORS
 from jaxptd.step import Program
 
 PREDICTIONS = "predictions.png"  # of a run

@@ -8,8 +8,7 @@ import pytest
 
 from jaxptd.config import DataConfig, ModelConfig
 from jaxptd.data.images import open_images
-from jaxptd.data.images.figures import figure
-from jaxptd.data.images.phantoms import HELD_OUT, TRAINING, phantom
+from jaxptd.data.images.phantoms import HELD_OUT, TRAINING, figure, phantom
 from jaxptd.data.images.png import write_png
 from jaxptd.data.images.samples import ImageSamples
 from jaxptd.errors import UserError
