@@ -4,14 +4,13 @@ They are in `rows/`, by area and by file:
 
     jaxptd/collectives.py:
     - name: reduce_from sums nothing
-      where: reduce_from
-      old: lax.psum(x, axis)
-      new: lax.pmax(x, axis)
+      in reduce_from: lax.psum(x, axis) => lax.pmax(x, axis)
       tests: tests/test_collectives.py -k reduce
       detect: {kind: SUM_FORWARD, cases: [TP]}
 
-`where`, `old`, `new` and `given` are those of a `matching.Change`; a mistake in several places has
-lists of `old` and `new`. All detectors look for a row with `detect`, for another its tests only. A
+After `in` is the name of a definition, or `module`; its value is the pattern of a place there and what
+replaces it (`matching.Change`), or a list of such, one after the other. `given` is the pattern of
+another place, for names. All detectors look for a row with `detect`, for another its tests only. A
 row with `each` is one for each key there, which stands for the word EACH; its value is the case.
 """
 
@@ -164,22 +163,18 @@ def _mutation(
     file: str,
     *,
     name: str,
-    old: str | list[str],
-    new: str | list[str],
     tests: str,
-    where: str = "",
     given: str = "",
     detect: dict[str, Any] | None = None,
     case: str = "",
+    **places: str | list[str],
 ) -> Mutation:
-    olds, news = ([each] if isinstance(each, str) else each for each in (old, new))
-    changes = tuple(Change(where, *each, given) for each in zip(olds, news, strict=True))
     paths, _, select = tests.partition(" -k ")
     more = detect or {}
     return Mutation(
         name=name,
         file=file,
-        changes=changes,
+        changes=tuple(_changes(places, given)),
         tests=paths,
         select=select,
         kind=Kind[more["kind"]] if more else None,
@@ -187,3 +182,11 @@ def _mutation(
         reach=Reach[more.get("reach", "LAYOUT")],
         explained=more.get("explained", ""),
     )
+
+
+def _changes(places: dict[str, str | list[str]], given: str) -> Iterator[Change]:
+    for key, texts in places.items():
+        where = key.removeprefix("in ")
+        for text in [texts] if isinstance(texts, str) else texts:
+            old, new = text.split("=>")
+            yield Change("" if where == "module" else where, old.strip(), new.strip(), given)
