@@ -8,10 +8,10 @@ They are in `rows/`, by area and by file:
       tests: tests/test_collectives.py -k reduce
       detect: {kind: SUM_FORWARD, cases: [TP]}
 
-After `in` is the name of a definition, or `module`; its value is the pattern of a place there and what
-replaces it (`matching.Change`), or a list of such, one after the other. `given` is the pattern of
-another place, for names. All detectors look for a row with `detect`, for another its tests only. A
-row with `each` is one for each key there, which stands for the word EACH; its value is the case.
+After `in` stands a definition's name, or `module`; the value is the pattern of a place in it and
+what replaces that (`matching.Change`), or a list of such, one after the other. `given` is a pattern
+of another place, for names. All detectors look for a row with `detect`, for others only the tests.
+A row with `each` is one for each key there, which stands for the word EACH; its value is the case.
 """
 
 from collections.abc import Iterator
@@ -174,7 +174,7 @@ def _mutation(
     return Mutation(
         name=name,
         file=file,
-        changes=tuple(_changes(places, given)),
+        changes=tuple(_changes(name, places, given)),
         tests=paths,
         select=select,
         kind=Kind[more["kind"]] if more else None,
@@ -184,9 +184,12 @@ def _mutation(
     )
 
 
-def _changes(places: dict[str, str | list[str]], given: str) -> Iterator[Change]:
+def _changes(name: str, places: dict[str, str | list[str]], given: str) -> Iterator[Change]:
     for key, texts in places.items():
-        where = key.removeprefix("in ")
+        if not key.startswith("in "):
+            raise UserError(f"{name}: a row has no {key}; see benchmarks/mutations/table.py")
         for text in [texts] if isinstance(texts, str) else texts:
-            old, new = text.split("=>")
+            if text.count("=>") != 1:
+                raise UserError(f"{name}: write OLD => NEW, not {text!r}")
+            where, (old, new) = key.removeprefix("in "), text.split("=>")
             yield Change("" if where == "module" else where, old.strip(), new.strip(), given)

@@ -111,6 +111,12 @@ configs/b.yaml:
     assert other.made("a: 1\n") == "a: 2\n"
     with pytest.raises(UserError, match="2 times, not once"):
         other.made("a: 1\nb: 1\n")
+    for wrong, words in (
+        ("a", "write OLD => NEW, not 'a'"),
+        ("a => b\n  slect: b", "has no slect"),
+    ):
+        with pytest.raises(UserError, match=words):
+            list(read(f"a.py:\n- name: other\n  tests: t\n  in f: {wrong}\n"))
 
 
 # --- Findings
@@ -259,9 +265,10 @@ def test_slow_tests_look_for_what_the_default_ones_do_not_find(
     assert [found[name]["word"] for name in TESTED] == words
 
 
-def test_default_tests_are_run_alone(tmp_path) -> None:
-    (tmp_path / "test_a.py").write_text("def test_a(): assert False\n")
+def test_default_tests_are_run_alone(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(detectors, "_tests", lambda *_: {**FOUND, "word": MISSED})
     assert [*detectors.look(row_of(), ["default"], tmp_path)] == ["default"]
+    assert [*detectors.look(row_of(), ["slow"], tmp_path)] == [*TESTED]
 
 
 @pytest.mark.slow
