@@ -17,7 +17,10 @@ them, and are called like the function of that name.
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
+
+from jaxptd import errors
 
 if TYPE_CHECKING:
     from jaxptd import hf as hf
@@ -86,12 +89,20 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = ["__version__", *sorted((*_HOME, *_MODULES))]
 
 
+if sys.argv[:1] == ["-m"]:  # Python looks for the module of `python -m jaxptd.train`, say
+    errors.say_errors_of_imports()
+
+
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"jaxptd.{name}")
-    if name not in _HOME:
+    if name not in _MODULES and name not in _HOME:
         raise AttributeError(f"module 'jaxptd' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
+    try:
+        module = importlib.import_module(_HOME.get(name, f"jaxptd.{name}"))
+    except ValueError as error:
+        if not (line := errors.of_environment(error)):
+            raise
+        raise errors.UserError(line) from None
+    return module if name in _MODULES else getattr(module, name)
 
 
 def __dir__() -> list[str]:

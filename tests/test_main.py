@@ -93,10 +93,11 @@ def test_as_a_module():
         ("JAX_NUM_CPU_DEVICES", "x", 'Invalid value "x"'),
     ],
 )
-def test_a_variable_that_jax_does_not_accept_is_a_line(name, value, words):
+@pytest.mark.parametrize("module", [["jaxptd", "mesh"], ["jaxptd.mesh"]], ids=" ".join)
+def test_a_variable_that_jax_does_not_accept_is_a_line(name, value, words, module):
     """JAX raises at its import, inside whatever command is asked for."""
     ended = subprocess.run(
-        [sys.executable, "-m", "jaxptd", "mesh", "--world-size", "4"],
+        [sys.executable, "-m", *module, "--world-size", "4"],
         env={**os.environ, name: value},
         capture_output=True,
         text=True,
@@ -105,3 +106,26 @@ def test_a_variable_that_jax_does_not_accept_is_a_line(name, value, words):
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
     assert ended.stderr.startswith(f"error: the environment has {name}={value}: {words}")
     assert ended.stderr.endswith("; unset it, or mend it\n")
+
+
+def test_a_variable_that_jax_does_not_accept_is_a_user_error_in_python():
+    program = "import jaxptd\ntry: jaxptd.Layout\nexcept jaxptd.UserError as error: print(error)"
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "JAX_ENABLE_X64": "maybe"},
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("the environment has JAX_ENABLE_X64=maybe: invalid truth")
+
+
+def test_another_error_of_a_module_that_is_run_keeps_its_traceback():
+    program = (
+        "import sys; sys.argv[0] = '-m'; import jaxptd; sys.argv[0] = 'x'; raise ValueError('own')"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr.endswith("ValueError: own\n")
+    assert ended.stderr.startswith("Traceback")

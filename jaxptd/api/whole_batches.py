@@ -160,7 +160,7 @@ def _padded(x: np.ndarray, field: Field, rows: int, config: Config) -> np.ndarra
     """`[rows, T, ..]` of the model's T, or `[rows]`, with padding after each sequence and all."""
     sizes = (rows, *(option(config.model, size) for size in field.sizes))
     missing = [(0, size - have) for size, have in zip(sizes, x.shape, strict=True)]
-    return np.pad(x, missing, constant_values=field.padding).astype(field.dtype)
+    return np.pad(x, missing, constant_values=field.padding)
 
 
 # ---- checks ---------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def _padded(x: np.ndarray, field: Field, rows: int, config: Config) -> np.ndarra
 def _checked(
     batch: WholeBatch, fields: Mapping[str, Field], config: Config
 ) -> dict[str, np.ndarray]:
-    """The arrays of these fields.
+    """The arrays of these fields, with the fields' types: padding of -1 is not in uint16.
 
     Raises:
         UserError: some are missing, are of other numbers, or differ in their sequences.
@@ -192,7 +192,7 @@ def _checked(
             )
         _check_length(name, x, field, config)
     check_ids(found, config)
-    return found
+    return {name: x.astype(fields[name].dtype) for name, x in found.items()}
 
 
 _KINDS = {"int32": ("iu", "ints"), "float32": ("f", "floats")}  # numpy's letters, and in words

@@ -24,13 +24,14 @@ from jaxptd.commands.help import add_help
 from jaxptd.config import Config, ModelConfig, from_dict, to_dict
 from jaxptd.config.files import check_keys, check_value, read_yaml
 from jaxptd.config.packaged import find_config, packaged_configs
-from jaxptd.config.scalars import check_scalars
+from jaxptd.config.scalars import Dumper, check_scalars
 from jaxptd.config.sources import (
     FROM,
     OPTIONS,
     SIZES,
     add_sources,
     as_option,
+    check_chosen,
     check_sizes,
     file_written_out,
     written_out,
@@ -172,7 +173,7 @@ def _other_defaults(parser: jsonargparse.ArgumentParser) -> dict[str, Any]:
 
 def as_yaml(config: Config) -> str:
     """The text of a config file with every field."""
-    return str(yaml.safe_dump(to_dict(config), sort_keys=False))
+    return str(yaml.dump(to_dict(config), Dumper=Dumper, sort_keys=False))
 
 
 def _file_first(argv: Sequence[str]) -> list[str]:
@@ -190,11 +191,20 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     >>> load_config("quickstart", ["--layout.dp=1", "--train.steps=50"]).layout
     Layout(tp=2, sequence_parallel=True)
 
+    A config that takes only its model's sizes from a directory (`model.from`) warns if its weights
+    would be drawn, or its tokenizer left out, unasked: `jaxptd train` refuses it.
+
     Raises:
         UserError: as `parse`.
     """
     _check_overrides(overrides)
-    return parse(_parser_of_fields(), [f"--config={path}", *overrides])[0]
+    found = parse_all(_parser_of_fields(), [f"--config={path}", *overrides])
+    if found.sizes:
+        try:
+            check_chosen(found.config, found.sizes, tokenizer="data.tokenizer" in found.given)
+        except UserError as error:
+            warnings.warn(str(error), stacklevel=3)  # `checked` is a frame of its own
+    return found.config
 
 
 @functools.cache

@@ -20,6 +20,13 @@ EXPONENT = re.compile(r"[-+]?\d[\d_]*(?:\.\d*)?[eE][-+]?\d+")
 NOT_TEXTS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("bool", "int", "float"))
 
 
+class Dumper(yaml.SafeDumper):
+    """Writes texts in quotes that `check_scalars` would refuse without."""
+
+
+Dumper.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("+-0123456789"))
+
+
 def check_scalars(where: str, node: yaml.Node | None, kind: Any, *, option: bool = False) -> None:
     """Raises UserError for a value that YAML reads as another one than stands there.
 

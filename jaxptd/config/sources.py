@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from jaxptd.commands.words import as_path, path_option
+from jaxptd.config.scalars import Dumper
 from jaxptd.errors import Parser, UserError
 
 FROM, SIZES = "from", "model_from"  # among parsed values
@@ -68,7 +69,7 @@ def file_written_out(path: str, model_of: Callable[[Mapping[str, Any]], Any]) ->
         source, name = section.pop(FROM), OPTIONS[dest].removeprefix("--")
         if not isinstance(source, str) or not source:
             raise UserError(f"{path}: {name}: expected a directory of a Hugging Face model")
-        directory = as_path(source)
+        directory = as_path(source, f"{path}: {name}:")
         for key, value in _fields(dest, directory).items():
             part, _, field = key.partition(".")
             tree[part] = tree.get(part) or {}
@@ -76,7 +77,7 @@ def file_written_out(path: str, model_of: Callable[[Mapping[str, Any]], Any]) ->
                 tree[part][field] = value
         check_sizes(model_of(tree["model"]), str(directory))
         tree[dest] = str(directory)
-    return str(yaml.safe_dump(tree)) if named else path
+    return str(yaml.dump(tree, Dumper=Dumper)) if named else path
 
 
 def check_sizes(model: Any, directory: str) -> None:

@@ -15,7 +15,7 @@ from jaxptd.errors import UserError, quoted
 from jaxptd.fields import check_fields, named_fields
 
 Documents = Literal["joined", "apart"]
-SpecialTokens = Literal["parse", "text"]
+SpecialTokens = Literal["auto", "parse", "text"]
 BeginToken = Literal["auto", "none"]
 OptimizerName = Literal["adamw", "lion", "sgd", "muon", "adafactor"]
 WHOLE_MATRICES: tuple[OptimizerName, ...] = ("muon", "adafactor")  # the others are elementwise
@@ -56,7 +56,8 @@ class DataConfig:
         documents: joined, or apart (attention never crosses from one document of a sequence into
             another).
         special_tokens: parse (a special token's spelling in a text, such as </s>, is read as the
-            token, as transformers does), or text (it is read as plain text).
+            token), text (it is read as plain text), or auto, as transformers: text if the
+            tokenizer's folder says split_special_tokens, else parse.
         begin_token: auto (each document begins as the tokenizer's files say: Llama's with <s>), or
             none.
         text_field: field of records (jsonl, json, csv, parquet) that holds a document.
@@ -69,7 +70,7 @@ class DataConfig:
     tokenizer: str = "bytes"
     validation_fraction: float = 0.05
     documents: Documents = "joined"
-    special_tokens: SpecialTokens = "parse"
+    special_tokens: SpecialTokens = "auto"
     begin_token: BeginToken = "auto"
     text_field: str = dataclasses.field(default="text", metadata={"paths": False})
     prompt_field: str | None = dataclasses.field(default=None, metadata={"paths": False})

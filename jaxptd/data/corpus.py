@@ -154,7 +154,7 @@ def _read_text(
         ids, counted = map(np.concatenate, zip(*found, strict=True))
     check_ids(ids, tokenizer, vocab_size)
     remarks = [*about_begin(tokenizer)]
-    if config.special_tokens == tokenizer.special_tokens:  # else the model's objective says how
+    if config.special_tokens in ("auto", tokenizer.special_tokens):  # else an objective says how
         remarks += about_spellings(spelled, tokenizer)
     return Corpus(ids, counted, tuple(remarks))
 

@@ -36,6 +36,6 @@ def change(now: Identity, before: Identity) -> str | None:
         if found == was:
             continue
         if found["tokens"] == was["tokens"]:
-            return f"{source} has other text or another tokenizer now, with as many tokens"
+            return f"{source} has other tokens now (the text or the tokenizer has changed) than"
         return f"{source} has {found['tokens']:,} tokens now, and had {was['tokens']:,}"
     return None

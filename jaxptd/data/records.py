@@ -1,8 +1,8 @@
 """Records of files: one JSON object a line, a JSON array of them, or rows of a table.
 
-`.jsonl`, `.ndjson` and `.json` are JSON, `.csv` and `.tsv` tables with the names of their columns
-in the first row, `.parquet` see `parquet.py`. Any of them, and text, may be compressed: `.gz`,
-`.bz2`, `.xz`, and `.zst` with the `zstandard` package.
+`.jsonl` (`.ndjson`, `.jsonlines`) and `.json` are JSON, `.csv` and `.tsv` tables with the names of
+their columns in the first row, `.parquet` see `parquet.py`. Any of them, and text, may be
+compressed: `.gz`, `.bz2`, `.xz`, and `.zst` with the `zstandard` package.
 """
 
 import bz2
@@ -14,16 +14,21 @@ import json
 import lzma
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any
 
 from jaxptd.data import parquet
+from jaxptd.data.signatures import LONGEST, check_signature
 from jaxptd.errors import UserError, install, quoted
 
-LINES, ARRAY, TABLES = (".jsonl", ".ndjson"), ".json", {".csv": ",", ".tsv": "\t"}
+LINES, ARRAY, TABLES = (".jsonl", ".ndjson", ".jsonlines"), ".json", {".csv": ",", ".tsv": "\t"}
+READ = 2**17  # bytes of a compressed file at a time
 LISTED = 8  # fields that an error names
+
+_JSON = {"NoneType": "null", "dict": "an object", "list": "an array", "int": "a number"}
+_JSON |= {"float": "a number", "bool": "true or false"}
 
 Fields = Sequence[str]  # those that are read of each record; the last is its text
 
@@ -36,7 +41,38 @@ def _zstandard(path: Path) -> Any:
             f"data.source: {path} is compressed by zstd; install zstandard to read it "
             f"({install('zstd')}), or decompress it"
         ) from error
-    return io.BufferedReader(zstandard.open(path, "rb"))
+    return io.BufferedReader(_Frames(open(path, "rb"), zstandard.ZstdDecompressor()))
+
+
+class _Frames(io.RawIOBase):
+    """Frames of zstd, one after the other; the library's own reader takes a cut one for an end."""
+
+    def __init__(self, file: IO[bytes], library: Any) -> None:
+        self._file, self._library = file, library
+        self._frame: Any = None
+        self._waiting, self._ready = b"", b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            data = self._waiting or self._file.read(READ)
+            if not data:
+                if self._frame is not None:
+                    raise EOFError("the compressed file ends before its last frame does")
+                return 0
+            self._frame = self._frame or self._library.decompressobj()
+            self._ready, self._waiting = self._frame.decompress(data), b""
+            if self._frame.eof:
+                self._waiting, self._frame = self._frame.unused_data, None
+        size = min(len(buffer), len(self._ready))
+        buffer[:size], self._ready = self._ready[:size], self._ready[size:]
+        return size
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 COMPRESSED: Mapping[str, Callable[[Path], Any]] = MappingProxyType(
@@ -56,8 +92,18 @@ def has_records(path: Path) -> bool:
 
 
 def open_bytes(path: Path) -> IO[bytes]:
-    """Opens a file to read its bytes, decompressed if its name says that it is compressed."""
-    opened: IO[bytes] = COMPRESSED.get(path.suffix.lower(), _plain)(path)
+    """Opens a file of text to read its bytes, decompressed if its name says that it is compressed.
+
+    Raises:
+        UserError: its first bytes are those of another format.
+    """
+    inner = path.suffix.lower() in COMPRESSED
+    opened: Any = COMPRESSED.get(path.suffix.lower(), _plain)(path)
+    try:
+        check_signature(path, opened.peek(LONGEST)[:LONGEST], inner=inner)
+    except BaseException:
+        opened.close()
+        raise
     return opened
 
 
@@ -109,17 +155,33 @@ def read_records(path: Path, fields: Fields) -> Iterator[list[str]]:
 
 
 def _objects(path: Path, fields: Fields) -> Iterator[list[str]]:
-    """Yields the fields of JSON objects: of an array, or one a line."""
+    """Yields the fields of JSON objects: in an array, one a line, or one alone."""
     with open_bytes(path) as file:
         start = file.peek(1).lstrip(b"\xef\xbb\xbf \t\r\n")[:1]  # type: ignore[attr-defined]
         if start == b"[":
             yield from _array(path, file.read(), fields)
             return
+        lines: Iterable[bytes] = file
+        if kind_of(path) == ARRAY:
+            data = file.read()
+            if (record := _only_object(data)) is not None:
+                needs = f"it is an object with {_named(fields)}, an array of them, or one a line"
+                yield _texts(record, fields, str(path), needs)
+                return
+            lines = io.BytesIO(data)
         needs = f"each line is an object with {_named(fields)}"
-        for number, line in enumerate(file, start=1):
+        for number, line in enumerate(lines, start=1):
             if line.strip():
                 where = f"{path} line {number}"
                 yield _texts(_parsed(line, where, needs), fields, where, needs)
+
+
+def _only_object(data: bytes) -> Any:
+    """The object that a file is, over any number of lines; None if it is not one."""
+    try:
+        return json.loads(data.decode("utf-8-sig"))
+    except (ValueError, RecursionError):
+        return None
 
 
 def _array(path: Path, data: bytes, fields: Fields) -> Iterator[list[str]]:
@@ -140,6 +202,12 @@ def _texts(record: Any, fields: Fields, where: str, needs: str) -> list[str]:
     """The fields of a record. Raises UserError for one that is no text."""
     for field in fields:
         if not isinstance(record, dict) or not isinstance(record.get(field), str):
+            if isinstance(record, dict) and field in record:
+                kind, what = type(record[field]).__name__, json.dumps(field)
+                raise UserError(
+                    f"data.source: {where} has no string {what}, but {_JSON.get(kind, kind)}; "
+                    f"{needs}"
+                )
             there = f"; {_there(record, fields)}" if isinstance(record, dict) else ""
             raise UserError(
                 f"data.source: {where} has no string {json.dumps(field)}; {needs}{there}"
@@ -153,8 +221,11 @@ def _named(fields: Fields) -> str:
 
 def _there(record: Mapping[str, Any], fields: Fields) -> str:
     """Names the fields that there are, for who meant one of them."""
-    names = [quoted(str(name)) for name in record][:LISTED]
-    shown = ", ".join(names) + (", ..." if len(record) > LISTED else "")
+    texts = [str(name) for name, value in record.items() if isinstance(value, str | None)]
+    if not texts and record:
+        return f"there is no field of text, only {', '.join(map(quoted, list(record)[:LISTED]))}"
+    names = [quoted(name) for name in texts][:LISTED]
+    shown = ", ".join(names) + (", ..." if len(texts) > LISTED else "")
     remedy = "name that of documents with data.text_field"
     if len(fields) > 1:
         remedy += ", that of prompts with data.prompt_field"
@@ -183,6 +254,11 @@ def _rows(path: Path, fields: Fields, delimiter: str) -> Iterator[list[str]]:
             names = rows.fieldnames or []
             for field in fields:
                 if names.count(field) != 1:
+                    if len(names) == 1 and (other := _separator(names[0], field)):
+                        raise UserError(
+                            f"data.source: {path} has its columns between {other!r}, and by its "
+                            f"name they are between {delimiter!r}; write it so, or as .jsonl"
+                        )
                     many = "two columns" if field in names else "no column"
                     there = _there(dict.fromkeys(names), fields)
                     raise UserError(f"data.source: {path} has {many} {json.dumps(field)}; {there}")
@@ -197,6 +273,17 @@ def _rows(path: Path, fields: Fields, delimiter: str) -> Iterator[list[str]]:
             raise UserError(
                 f"data.source: {path} line {rows.line_num}: {error}; mend it"
             ) from error
+
+
+def _separator(line: str, field: str) -> str | None:
+    """Finds what separates the columns of a line that has this name; None if nothing does."""
+    return next(
+        (each for each in ";\t|," if each in line and field in _names(line.split(each))), None
+    )
+
+
+def _names(parts: Sequence[str]) -> list[str]:
+    return [part.strip(' "') for part in parts]
 
 
 # ---- text ---------------------------------------------------------------------------------------

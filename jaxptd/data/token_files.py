@@ -32,6 +32,7 @@ import numpy as np
 
 from jaxptd.atomic_files import explained, shown
 from jaxptd.data.concatenated import Concatenated
+from jaxptd.data.signatures import check_signature
 from jaxptd.errors import UserError
 
 NANOGPT_DTYPE = np.dtype("<u2")
@@ -44,9 +45,12 @@ DTYPES: Mapping[int, np.dtype] = types.MappingProxyType({2: NANOGPT_DTYPE, 4: np
 LLM_C_HEADER, LLM_C_SIZE = struct.Struct("<iii"), 256 * 4
 LLM_C_DTYPES = {(20240520, 1): DTYPES[2], (20240801, 7): DTYPES[4]}  # magic and version -> ids
 
+TEXT, _LETTERS = 64, frozenset(b"\t\n\r") | frozenset(range(32, 127))  # least bytes; which
+
 # What tells ids of 32 bits from pairs of ids of 16.
 SAMPLED = 2**14  # ids that are looked at, at each of three places
 FEWEST = 16  # pairs
+ENOUGH = 32  # lower halves above SMALL, while no upper one is
 SMALL = 2**5  # an upper half is below: vocabularies of 2 M ids
 
 MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
@@ -130,6 +134,7 @@ def layout_of(path: Path) -> Layout:
         return Layout(_read_megatron_dtype(index, path))
     with open(path, "rb") as file:
         start = file.read(LLM_C_SIZE)
+    check_signature(path, start, ids=True)
     if start.startswith(MAGIC):
         return _read_header(path, start)
     if len(start) == LLM_C_SIZE:
@@ -138,8 +143,27 @@ def layout_of(path: Path) -> Layout:
             if (magic, version) not in LLM_C_DTYPES:
                 raise UserError(f"data.source: {path} has llm.c's version {version}; make it again")
             return Layout(LLM_C_DTYPES[magic, version], LLM_C_SIZE, count)
+    if len(start) >= TEXT and all(each in _LETTERS for each in start):
+        raise UserError(f"data.source: {path} is text, and by its name it has ids; name it .txt")
+    _check_order(path, start)
     wide = _has_wide_ids(path)
     return Layout(DTYPES[4] if wide else NANOGPT_DTYPE, guessed=wide)
+
+
+def _check_order(path: Path, start: bytes) -> None:
+    """Raises UserError for ids whose first byte is the upper one, by their pattern.
+
+    Texts have mostly ids of the first few thousands, whose upper bytes are small and whose lower
+    ones are any.
+    """
+    if len(start) == LLM_C_SIZE:
+        pairs = np.frombuffer(start, NANOGPT_DTYPE)
+        low, high = (np.mean(x < 16) for x in (pairs & 0xFF, pairs >> 8))
+        if low > 0.5 and high < 0.8 * low:
+            raise UserError(
+                f"data.source: {path} seems to have the upper byte of each id first (big-endian), "
+                "and no header; write little-endian ids, x.astype('<u2').tofile(...)"
+            )
 
 
 def _read_header(path: Path, start: bytes) -> Layout:
@@ -167,7 +191,7 @@ def _has_wide_ids(path: Path) -> bool:
     starts = (0, (len(pairs) - SAMPLED) // 2, len(pairs) - SAMPLED)
     sample = np.concatenate([pairs[max(start, 0) :][:SAMPLED] for start in starts])
     low, high = sample & 0xFFFF, sample >> 16
-    if (high >= SMALL).any() or np.mean(low >= SMALL) < 0.25:
+    if (high >= SMALL).any() or np.count_nonzero(low >= SMALL) < min(ENOUGH, len(sample) / 4):
         return False
     if len(pairs) % 2 == 0 and not pairs[1::2][: 3 * SAMPLED].any():
         raise UserError(

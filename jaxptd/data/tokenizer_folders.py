@@ -16,8 +16,9 @@ TOKENIZER = "tokenizer.json"
 CONFIG, GENERATION = "config.json", "generation_config.json"
 SETTINGS = "tokenizer_config.json"
 OLD_NAMES, OLD_TOKENS = "special_tokens_map.json", "added_tokens.json"
+OTHERS = ("tokenizer.model", "spiece.model", "tekken.json", "vocab.json", "vocab.txt")
 DECODER, ADDED = "added_tokens_decoder", "added_tokens"  # in `settings`
-FIELD = "eos_token_id"
+FIELD, SPLIT = "eos_token_id", "split_special_tokens"
 # Tokens that `tokenizer_config.json` names, in the order in which transformers adds them.
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -34,8 +35,9 @@ def tokenizer_file(folder: str) -> str:
     if os.path.lexists(path):
         raise UserError(f"data.tokenizer: {path} is not a regular file; put the tokenizer there")
     remedy = "use bytes, or the path of a tokenizers JSON file or of a folder that has one"
-    if os.path.exists(os.path.join(folder, "tokenizer.model")):
-        remedy = "write one beside tokenizer.model, with transformers' save_pretrained"
+    others = [name for name in OTHERS if os.path.exists(os.path.join(folder, name))]
+    if others:
+        remedy = f"write one beside {others[0]}, with transformers' save_pretrained"
     raise UserError(f"data.tokenizer={folder!r}: it is a folder without {TOKENIZER}; {remedy}")
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from jaxptd.config import BeginToken, SpecialTokens
 from jaxptd.data import tokenizer_folders
-from jaxptd.data.tokenizer_folders import FIELD
+from jaxptd.data.tokenizer_folders import FIELD, SPLIT
 from jaxptd.errors import UserError, install, quoted
 from jaxptd.fields import checked
 
@@ -61,7 +61,7 @@ class Tokenizer(Protocol):
 
     @property
     def special_tokens(self) -> SpecialTokens:
-        """Says whether such a spelling is read as the token or as text."""
+        """Says whether such a spelling is read as the token or as text: `parse` or `text`."""
 
     def token_id(self, name: str) -> int | None:
         """The id of a special token, such as "[MASK]"; None if there is none."""
@@ -249,7 +249,7 @@ def load_tokenizer(
     name: str | Path,
     special: Sequence[str] = (),
     *,
-    special_tokens: SpecialTokens = "parse",
+    special_tokens: SpecialTokens = "auto",
     begin_token: BeginToken = "auto",
 ) -> Tokenizer:
     """Loads the tokenizer that `data.tokenizer` names.
@@ -265,8 +265,9 @@ def load_tokenizer(
     Args:
         name: "bytes", the path of a `tokenizers` JSON file, or of a folder with a `tokenizer.json`.
         special: names of the tokens that "bytes" has behind its 257; files have their own.
-        special_tokens: `parse` reads a special token's spelling in a text as the token, as
-            transformers does; `text` reads it as any other text.
+        special_tokens: `parse` reads a special token's spelling in a text as the token, `text` as
+            any other text; `auto` is what transformers does, `text` if the folder's
+            `tokenizer_config.json` has `split_special_tokens: true`, else `parse`.
         begin_token: `auto` begins documents as the post-processor of `tokenizer.json` does, which
             is what transformers 5 goes by, whatever `add_bos_token` says; `none` with no token.
 
@@ -289,6 +290,8 @@ def load_tokenizer(
     if folder and tokenizer_folders.is_of_llama(folder, settings):
         _read_as_llama(tokenizer, settings)
     _add_special_tokens(tokenizer, settings)
+    if special_tokens == "auto":
+        special_tokens = "text" if settings.get(SPLIT) is True else "parse"
     return JsonTokenizer(
         tokenizer,
         name=path,

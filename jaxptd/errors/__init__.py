@@ -15,7 +15,14 @@ from jaxptd.errors.messages import (
     quoted,
 )
 from jaxptd.errors.parser import Parser
-from jaxptd.errors.running import FULL, discard, print_error, run_command
+from jaxptd.errors.running import (
+    FULL,
+    discard,
+    of_environment,
+    print_error,
+    run_command,
+    say_errors_of_imports,
+)
 from jaxptd.errors.small_files import read_small
 
 __all__ = [
@@ -33,8 +40,10 @@ __all__ = [
     "discard",
     "install",
     "nearest",
+    "of_environment",
     "print_error",
     "quoted",
     "read_small",
     "run_command",
+    "say_errors_of_imports",
 ]

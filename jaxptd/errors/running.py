@@ -5,6 +5,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable
+from types import TracebackType
 from typing import TextIO
 
 from jaxptd.errors.messages import BAD_INPUT, INTERRUPTED, QUOTED, UserError, quoted
@@ -32,7 +33,7 @@ def run_command(main: Callable[[], int | None]) -> None:
         print_error(error)
         code = BAD_INPUT
     except ValueError as error:
-        if not (line := _of_environment(error)):
+        if not (line := of_environment(error)):
             raise
         print_error(line)
         code = BAD_INPUT
@@ -51,7 +52,25 @@ def run_command(main: Callable[[], int | None]) -> None:
     sys.exit(code)
 
 
-def _of_environment(error: ValueError) -> str:
+def say_errors_of_imports() -> None:
+    """Makes what is wrong in the environment one line in `python -m jaxptd.NAME` too.
+
+    JAX reads its variables when it is imported, and such a module imports it before `run_command`.
+    """
+    shown = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+        line = of_environment(error) if isinstance(error, ValueError) else ""
+        if not line:
+            shown(kind, error, where)
+            return
+        print_error(line)
+        sys.exit(BAD_INPUT)
+
+    sys.excepthook = show
+
+
+def of_environment(error: ValueError) -> str:
     """A line for JAX's error at its import about one of its variables; empty for any other."""
     words = str(error).lower()
     names = [name for name in os.environ if name.startswith("JAX_") and name.lower() in words]

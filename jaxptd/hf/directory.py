@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxptd.data.signatures import LONGEST, is_pointer
 from jaxptd.errors import UserError, install, quoted
 from jaxptd.hf.dims import Tensor
 
@@ -170,6 +171,9 @@ def _safe_open(path: Path) -> Any:
         raise UserError(f"{path} {EXTRA}") from error
     if not os.path.isfile(path):
         raise UserError(f"{path} is missing, or no regular file; {AGAIN}")
+    with open(path, "rb") as file:
+        if is_pointer(file.read(LONGEST)):
+            raise UserError(f"{path} is a pointer of Git LFS; fetch the file itself: git lfs pull")
     return safe_open(path, "np")
 
 

@@ -102,9 +102,10 @@ def map_tensors(family: str, ours: Shapes, found: Shapes, *, where: object) -> M
 
 
 def file_name(family: str, name: str, found: Sequence[str]) -> str | None:
-    """The name in a file of a tensor: with the family's prefix, or without; None without either."""
-    short = name.removeprefix(tensors_of(family).prefix)
-    return next((each for each in (name, short) if each in found), None)
+    """The name in a file of a tensor: as it is, without the family's prefix, or with another."""
+    prefix = tensors_of(family).prefix
+    names = (name, name.removeprefix(prefix), f"{prefix}{name}")
+    return next((each for each in names if each in found), None)
 
 
 def _named(
@@ -113,7 +114,8 @@ def _named(
     """The name in the file of each tensor that is wanted, and the names that are left."""
     names, others = dict[str, str](), list[str]()
     for name in found:
-        full = name if name in wanted else f"{tensors.prefix}{name}"
+        both = (name, f"{tensors.prefix}{name}", name.removeprefix(tensors.prefix))
+        full = next((each for each in both if each in wanted), name)
         if full in names:
             raise UserError(f"{where} has {names[full]} and {name}, which are one; remove one")
         if full in wanted:

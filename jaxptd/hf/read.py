@@ -70,7 +70,7 @@ def _is_tied(directory: Directory, family: Family) -> bool:
     tied = _says_tied(directory, family)
     if tied and head is not None and tokens is not None:
         return directory.are_equal(head, tokens)
-    if not tied and head is None:
+    if not tied and head is None and tokens is not None:  # without both, names are others
         given = "" if TIED in directory.config else f", which {family.name} has without the key"
         raise UserError(
             f"{directory} has no {HEAD}, and {TIED} is false{given}; if the output layer is the "

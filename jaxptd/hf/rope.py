@@ -34,6 +34,7 @@ _LENGTHS = ("attention_factor", "mscale", "mscale_all_dim")
 _READ: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "default": (),
+        "dynamic": ("factor", PARTIAL),
         "linear": ("factor", PARTIAL),
         "llama3": ("factor", LENGTH, PARTIAL, *ENDS["llama3"]),
         "yarn": ("factor", LENGTH, PARTIAL, *ENDS["yarn"], *_LENGTHS, "truncate"),
@@ -72,6 +73,9 @@ def read(config: Json) -> Json:
             f"{PARTIAL}={quoted(values[PARTIAL])} with rope_type={kind}; use a model that rotates "
             "whole heads"
         )
+    if kind == "dynamic":  # whose angles change behind the last position only
+        number("factor", values.get("factor"))
+        return found
     found |= {"rope_scaling": kind, "rope_factor": _factor(kind, values, config)}
     if ENDS[kind]:
         found["rope_original_length"] = _whole(LENGTH, _length(values, config))
@@ -87,6 +91,12 @@ def remarks(config: Json) -> list[str]:
     if config.get(SCALING) and config.get(PARAMETERS):
         found = [f"{PARAMETERS} has no effect beside {SCALING}, as in transformers"]
     kind = _kind(values)
+    if kind == "dynamic":
+        longest = config.get("max_position_embeddings")
+        found.append(
+            f"rope_type=dynamic has no effect up to max_position_embeddings={longest}; here it has "
+            "none beyond, where transformers changes the angles"
+        )
     known, same = ("rope_type", BASE, *_READ[kind]), {"type": kind, PARTIAL: 1}
     unread = {
         key: x for key, x in values.items() if key not in known and x not in (None, same.get(key))

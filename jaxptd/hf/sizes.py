@@ -108,7 +108,8 @@ def _options(config: Json) -> dict[str, Any]:
 
 def with_defaults(config: Json, family: Family) -> Json:
     """A `config.json` with the keys that it leaves out, as transformers does at their defaults."""
-    return dict(family.keys.values()) | config
+    named = {family.synonyms[key]: x for key, x in config.items() if key in family.synonyms}
+    return dict(family.keys.values()) | config | named
 
 
 def _option(name: str, key: str, value: object, default: object) -> Any:
@@ -176,7 +177,8 @@ def over_base(base: Json, model: ModelConfig, *, ours: Json) -> Json:
     found = kept | always | own
     if _says(found, model):
         return found
-    return {key: value for key, value in kept.items() if key not in _ROPE} | ours
+    changed = _ROPE | set(family.synonyms)
+    return {key: value for key, value in kept.items() if key not in changed} | ours
 
 
 def _says(config: Json, model: ModelConfig) -> bool:

@@ -36,7 +36,7 @@ assert callable(train) and train.main and jaxptd.train is train
 def typed_names() -> set[str]:
     """The names that `jaxptd/__init__.py` imports for type checkers."""
     tree = ast.parse(Path(jaxptd.__file__).read_text(encoding="utf-8"))
-    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
     return {alias.asname or alias.name for node in block.body for alias in node.names}
 
 

@@ -77,6 +77,18 @@ def test_losses_are_those_of_the_sequences_without_padding(layout: Layout, choic
         np.testing.assert_allclose(by_name[name], x, rtol=1e-10, atol=1e-13)
 
 
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.int64])
+def test_ids_of_any_whole_numbers_are_padded_alike(kind: type) -> None:
+    """A tokenizer gives uint16, in which there is no -1, the padding of targets."""
+    program = tiny.program(Layout())
+    state, batch = program.init_state(), short(program, rows=2)
+    batch = {name: np.abs(x) for name, x in batch.items()}
+    whole = WholeBatches(program)
+    expected = whole.loss_and_gradients(state, batch).loss
+    given = {name: x.astype(kind) for name, x in batch.items()}
+    assert whole.loss_and_gradients(state, given).loss == expected
+
+
 def refuse(whole: WholeBatches, batch: WholeBatch, line: str) -> None:
     with pytest.raises(UserError) as error:
         whole.loss_and_gradients({}, batch)

@@ -81,11 +81,16 @@ def test_it_overrides_a_file_and_options_override_it(home: Path) -> None:
     assert chosen(read("--config=config.yaml", "--from=~/n"))[1] == str(home / "n")
 
 
-@pytest.mark.parametrize("name", ["null", "random", "123", "a: b", "[x]", "true", "a b#c"])
+@pytest.mark.parametrize("name", ["null", "random", "123", "1e3", "a: b", "[x]", "true", "a b#c"])
 def test_names_that_mean_something_in_yaml(name: str) -> None:
     write_tokenizer(write_directory(Path(name), gpt2_tensors()), WORDS)
     start = f"./{name}" if name in ("null", "random") else name
-    assert chosen(read(f"--from={name}")) == (5, start, name)
+    config = read(f"--from={name}")
+    assert chosen(config) == (5, start, name)
+    Path("config.yaml").write_text(as_yaml(config))
+    assert read("--config=config.yaml") == config
+    Path("config.yaml").write_text(f"from: '{name}'")
+    assert chosen(read("--config=config.yaml")) == (5, start, name)
 
 
 def test_a_model_of_images_has_no_tokenizer(home: Path) -> None:
@@ -103,6 +108,18 @@ def test_sizes_alone(home: Path) -> None:
     expected = sizes_of(Directory(home / "m"))
     model = read("--model.from=~/m", new=False).model
     assert {name: getattr(model, name) for name in expected} == expected
+
+
+def test_a_config_of_sizes_alone_warns_in_python_of_what_nobody_chose(home: Path) -> None:
+    Path("config.yaml").write_text("model: {from: ~/m}")
+    line = f"--model.from {home}/m gives sizes only, and the weights are not chosen"
+    with pytest.warns(UserWarning, match=line) as caught:
+        config = jaxptd.load_config("config.yaml")
+    assert (caught[0].filename, chosen(config)) == (__file__, (5, None, "bytes"))
+    with pytest.warns(UserWarning, match="data.tokenizer=bytes while"):
+        jaxptd.load_config("config.yaml", ["--checkpoint.start=random"])
+    meant = ["--checkpoint.start=random", "--data.tokenizer=bytes"]
+    jaxptd.load_config("config.yaml", meant)  # warnings are errors in these tests
 
 
 WEIGHTS = (
@@ -127,6 +144,7 @@ BYTES = "data.tokenizer=bytes while HOME/m has a tokenizer.json; use --data.toke
         (["--from=nowhere"], "nowhere has no config.json; name a directory of a Hugging Face"),
         (["--from="], "--from"),
         (["--from"], "--from"),
+        (["--config=bucket.yaml"], "bucket.yaml: from: 's3://b/m': s3://b/m is an address, not"),
         (["--config=null.yaml"], "null.yaml: from: expected a directory of a Hugging Face model"),
         (["--config=list.yaml"], "list.yaml: from: expected a directory of a Hugging Face model"),
         (["--from=run"], "run is the directory of a run; use --run-dir run to go on with it"),
@@ -140,6 +158,7 @@ def test_refused_before_anything_is_written(home: Path, capsys, argv, line) -> N
         "other": "from: ~/m\nmodel: {num_layers: 3}",
         "null": "from:",
         "list": "from: [a]",
+        "bucket": "from: s3://b/m",
         "run/config": "train: {steps: 3}",
     }
     Path("run").mkdir()

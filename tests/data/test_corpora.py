@@ -70,6 +70,13 @@ def test_records_are_read_as_what_they_are(tmp_path, name, data, suffix):
     assert list(read_documents(path)) == ["a,b", "c"]
 
 
+@pytest.mark.parametrize("suffix", list(PACK))
+def test_a_json_file_may_be_one_object_over_many_lines(tmp_path, suffix):
+    data = b'\xef\xbb\xbf{\n"text": "a\\nb",\n"n": 2\n}\n'
+    path = write(tmp_path / f"a.json{suffix}", PACK[suffix](data))
+    assert list(read_documents(path)) == ["a\nb"]
+
+
 def test_a_field_of_a_table_may_be_long(tmp_path):
     limit = csv.field_size_limit()
     path = write(tmp_path / "a.csv", b"text\n" + b"x" * 200_000)
@@ -116,8 +123,13 @@ def test_a_text_that_begins_with_a_brace_is_text(tmp_path):
         ("a.jsonl", b'{"text": "a"}\n\0', r"line 2 is binary"),
         ("a.jsonl", b'{"text": "a"', r"line 1 is not JSON .*each line is an object"),
         ("a.jsonl", b'[{"text": "a"}, 3]', r'record 2 has no string "text"; it is an array of obj'),
-        ("a.json", b'{\n"text": "a"}', "line 1 is not JSON .*each line is an object"),
-        ("a.json", b'{"data": [{"text": "a"}]}', "there are data: name that of documents with"),
+        ("a.json", b'{\n"text": "a",}', "line 1 is not JSON .*each line is an object"),
+        (
+            "a.json",
+            b'{\n"n": 1}',
+            'no string "text"; it is an object with "text", an array of them',
+        ),
+        ("a.json", b'{"data": [{"text": "a"}]}', "there is no field of text, only data"),
         ("a.json", b'[{"instruction": "a", "output": "b"}]', "there are instruction, output: name"),
         ("a.csv", b"a,b\n1,2\n", r'no column "text"; there are a, b: name that of documents wi'),
         ("a.csv", b"text,text\n1,2\n", r'two columns "text"'),

@@ -7,7 +7,8 @@ import pytest
 import tokenizers
 
 from jaxptd.config import Config, DataConfig, ModelConfig
-from jaxptd.data import load_tokenizer, open_data
+from jaxptd.data import MaskedPairs, load_tokenizer, open_data
+from jaxptd.data.objectives import MaskIds
 from jaxptd.errors import UserError
 from jaxptd.models.families import tokenizer_of
 
@@ -99,3 +100,27 @@ def test_families_with_an_objective_begin_documents_by_themselves(path):
     own = tokenizer_of(Config(ModelConfig(family="bert"), data=data))
     assert (own.begin, own.special_tokens) == ((), "text")
     assert load_tokenizer(path).begin == (BEGIN,)
+
+
+def test_a_folder_may_say_that_spellings_are_text(path):
+    settings = path.with_name("tokenizer_config.json")
+    settings.write_text('{"split_special_tokens": true, "eos_token": "</s>"}')
+    path.rename(path.with_name("tokenizer.json"))
+    own = load_tokenizer(path.parent)
+    assert own.special_tokens == "text"
+    assert END not in own.encode("a</s>b")
+    assert END in load_tokenizer(path.parent, special_tokens="parse").encode("a</s>b")
+    settings.write_text('{"eos_token": "</s>"}')
+    assert END in load_tokenizer(path.parent).encode("a</s>b")
+
+
+def test_nothing_is_said_of_spellings_where_the_objective_places_special_tokens(path):
+    from_text = path.with_name("source.txt")
+    from_text.write_text("a b </s> c " * 9)
+    special = MaskIds(pad=3, cls=0, sep=1, mask=2, end_of_document=1, vocab_size=13)
+    objective = MaskedPairs(special, seq_length=8)
+    tokenizer = load_tokenizer(path, special_tokens="text")
+    data = DataConfig(str(from_text), str(path), validation_fraction=0)
+    sizes = {"seq_length": 8, "vocab_size": 13, "seed": 0}
+    assert "spells" in open_data(data, tokenizer, **sizes).remarks[-1]
+    assert "spells" not in str(open_data(data, tokenizer, **sizes, objective=objective).remarks)

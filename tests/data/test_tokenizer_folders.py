@@ -144,3 +144,9 @@ def test_odd_settings_are_a_line_or_no_matter(folder, content):
             load_tokenizer(folder)
     else:
         assert load_tokenizer(folder).end_of_document == 4
+
+
+def test_a_folder_of_an_older_kind_has_its_remedy(tmp_path):
+    (tmp_path / "vocab.json").touch()
+    with pytest.raises(UserError, match=r"write one beside vocab.json, with transformers' save_"):
+        load_tokenizer(tmp_path)

@@ -95,8 +95,12 @@ def sources():
     yield case("a byte order mark alone", b"\xef\xbb\xbf", "a.txt holds no text")
     yield case("binary", b"text\0", "a.txt is binary, not text (NUL at byte 4)")
     yield case("Latin-1", b"caf\xe9 " * 100, "a.txt is not UTF-8 text (byte 3 is 0xe9)")
-    yield case("UTF-16", "text".encode("utf-16"), "a.txt is binary")
-    yield case("compressed", b"\x1f\x8b\x08\x01" * 50, "is not UTF-8 text (byte 1 is 0x8b)")
+    yield case(
+        "UTF-16", "text".encode("utf-16"), "a.txt is text in UTF-16 or UTF-32; convert it to UTF-8"
+    )
+    yield case(
+        "compressed", b"\x1f\x8b\x08\x01" * 50, "a.txt is compressed by gzip; end its name in .gz"
+    )
     yield case("short", b"short", "one sequence takes 17")
     line = '{"text": "one"}\n'
     for name, bad, words in (

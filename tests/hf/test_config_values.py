@@ -289,3 +289,12 @@ def test_keys_that_are_missing_have_the_values_of_transformers() -> None:
     assert read_sizes({"model_type": "t5"}, tied=True, where="DIR")["output_scale"] == 512**-0.5
     yarn = {"model_type": "qwen3", "rope_scaling": {"rope_type": "yarn", "factor": 4}}
     assert read_sizes(yarn, tied=True, where="DIR")["rope_original_length"] == 32768
+
+
+def test_sizes_of_gpt2_by_the_names_of_other_families() -> None:
+    """As in transformers, whose `attribute_map` has them."""
+    names = {"hidden_size": 12, "num_hidden_layers": 3, "num_attention_heads": 2}
+    config = {"model_type": "gpt2", "max_position_embeddings": 16, **names}
+    found = read_sizes(config, tied=True, where="there")
+    assert [found[name] for name in ("hidden_size", "num_layers", "num_heads")] == [12, 3, 2]
+    assert found["max_positions"] == 16

@@ -275,3 +275,11 @@ def test_more_layers_than_tensors_are_refused_at_once(tmp_path: Path, tensors) -
     assert refusal(folder, sizes_of).startswith(
         f"DIR: 2147483647 layers in its config.json, and {len(tensors)} tensors in its files; "
     )
+
+
+def test_a_pointer_of_git_lfs_is_named(single: Path) -> None:
+    single.joinpath("model.safetensors").write_bytes(
+        b"version https://git-lfs.github.com/spec/v1\n"
+    )
+    with pytest.raises(UserError, match=r"model.safetensors is a pointer of Git LFS; fetch the fi"):
+        _ = Directory(single).shapes

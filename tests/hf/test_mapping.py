@@ -81,3 +81,9 @@ def test_parameters_and_families_without_a_place_are_named() -> None:
         rules_of("bloom", {})
     with pytest.raises(UserError, match=r"mlp.gate.w has no place in .* model.family=gpt; "):
         rules_of("gpt", {"mlp.gate.w": (2,)})
+
+
+def test_a_prefix_may_be_there_twice() -> None:
+    longer = {f"transformer.{name}": shape for name, shape in FOUND.items()}
+    assert set(mapped(longer).names.values()) == set(longer)
+    assert "which are one; remove one" in refusal(FOUND | longer)

@@ -88,7 +88,7 @@ def test_what_has_no_effect_is_said(config: dict, lines: list[str]) -> None:
 @pytest.mark.parametrize(
     ("config", "line"),
     [
-        ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "rope_type=dynamic; use a model with"),
+        ({"rope_scaling": {"type": "longrope", "factor": 2}}, "rope_type=longrope; use a model w"),
         (
             {"rope_scaling": YARN | {"truncate": False}},
             "truncate=False in rope_parameters; use a m",
@@ -118,3 +118,12 @@ def test_what_has_no_effect_is_said(config: dict, lines: list[str]) -> None:
 def test_positions_that_there_are_not(config: dict, line: str) -> None:
     with pytest.raises(UserError, match=line):
         rope.read(config)
+
+
+def test_a_dynamic_rotation_has_no_effect_up_to_the_last_position() -> None:
+    keys = {"rope_scaling": {"type": "dynamic", "factor": 2.0}}
+    np.testing.assert_array_equal(rotation(keys)[0], rotation({})[0])
+    (line,) = rope.remarks({"max_position_embeddings": 128, **keys})
+    assert line.startswith("rope_type=dynamic has no effect up to max_position_embeddings=128; ")
+    with pytest.raises(UserError, match="factor=None; it must be a number above 0"):
+        rotation({"rope_scaling": {"type": "dynamic"}})

@@ -120,7 +120,8 @@ def ones(x: jax.Array) -> jax.Array:
 def test_a_config_file_may_name_the_directory_of_its_sizes(bytes_model, tmp_path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(f"model: {{from: {bytes_model}, dtype: bfloat16, seq_length: 8, gated: null}}")
-    config = jaxptd.load_config(path, ["--layout.tp=3", "--model.num_layers=3"])
+    with pytest.warns(UserWarning, match="gives sizes only"):
+        config = jaxptd.load_config(path, ["--layout.tp=3", "--model.num_layers=3"])
     expected = sizes_of(Directory(bytes_model)) | {"dtype": "bfloat16", "seq_length": 8}
     assert config.model == ModelConfig(**expected | {"num_layers": 3})
     path.write_text(as_yaml(config))

@@ -27,6 +27,9 @@ def read(kind: str, config: dict) -> dict[str, Any]:
         ("mistral", {"sliding_window": None}, None),
         ("mistral", {}, 4096),  # transformers leaves defaults out
         ("llama", {"sliding_window": 64}, None),  # which no llama reads
+        ("llama", {"layer_types": [FULL] * 3}, None),
+        ("mistral", {"sliding_window": 64, "layer_types": [SLIDING] * 3}, 64),
+        ("mistral", {"sliding_window": 64, "layer_types": [FULL] * 3}, None),
         ("qwen2", {}, None),
         ("qwen2", {"sliding_window": 4096, "use_sliding_window": False}, None),
         ("qwen2", USED | {"max_window_layers": 0}, 64),
@@ -47,6 +50,8 @@ def test_the_window_of_all_layers_is_read(kind: str, config: dict, window: int |
         ("qwen2", USED | {"max_window_layers": 2}, "sliding_window=64 in some layers only; use an"),
         ("qwen3", USED | {"layer_types": [FULL, SLIDING, FULL]}, "sliding_window=64 in some layer"),
         ("qwen3", {"layer_types": [SLIDING] * 3}, "layer_types has sliding_attention without a wi"),
+        ("mistral", {"layer_types": [FULL, SLIDING, FULL]}, "sliding_window=4096 in some layers"),
+        ("llama", {"layer_types": [SLIDING] * 3}, "layer_types has sliding_attention, and this mo"),
         ("mistral", {"sliding_window": 0}, "sliding_window=0; it must be a whole number above 0"),
         ("mistral", {"sliding_window": "64"}, "sliding_window=.64.; it must be a whole number"),
         (

@@ -131,6 +131,7 @@ CHANGES = {  # notebook -> (text of a cell, what a reader writes instead)
     "1_quickstart": ("hidden_size=64", "hidden_size=32"),
     "2_tensor_parallelism": ("hidden_size=32", "hidden_size=64"),
     "5_pipelines": ("hidden_size=32", "hidden_size=64"),
+    "7_hugging_face": ('.parent / "examples"', '.parents[0] / "examples"'),  # from the model on
 }
 STEPS = re.compile(r"\bsteps=\d+")
 
@@ -158,13 +159,29 @@ def test_a_changed_cell_runs_again(name: str, tmp_path: Path, monkeypatch) -> No
 
 
 def test_a_notebook_that_trains_begins_anew() -> None:
-    """A config that a reader has changed would meet the directory of the run before."""
-    trained, removed = set(), set()
+    """What a reader has changed would meet the run and the directories of the time before."""
+    made, removed = set(), set()
     for name in CHANGES:
         text = (ROOT / "notebooks" / f"{name}.py").read_text(encoding="utf-8")
-        trained |= set(re.findall(r'run_dir="([^"]+)"', text))
+        written = r'run_dir="([^"]+)"|^# !.*(?:--out|tiny_model\.py"?) (\S+)'
+        made |= {a or b for a, b in re.findall(written, text, re.M)}
         removed |= set(re.findall(r'^shutil\.rmtree\("([^"]+)", ignore_errors=True\)$', text, re.M))
-    assert trained and trained == removed
+    assert len(made) > len(CHANGES) and made == removed
+
+
+@pytest.mark.slow
+def test_the_fine_tune_of_a_notebook_gets_better(executed: dict[str, Future[Any]]) -> None:
+    """Its held-out text says so, after a whole run; and the directory that it writes is the run."""
+    shown = [
+        output.get("text", "")
+        for cell in executed["7_hugging_face"].result().cells
+        for output in cell.get("outputs", ())
+    ]
+    text = "".join(shown)
+    ((before, after),) = re.findall(r"text: ([\d.]+) before, ([\d.]+) after", text)
+    assert float(after) < float(before) - 1
+    ((run, again),) = re.findall(r"([\d.]+) in the run, ([\d.]+) read back", text)
+    assert abs(float(run) - float(again)) < 1e-4
 
 
 # ---- whole notebooks ----------------------------------------------------------------------------

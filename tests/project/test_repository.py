@@ -30,15 +30,31 @@ def test_the_citation_is_that_of_the_package() -> None:
     assert {"cff-version", "message", "title", "authors"} <= set(citation)
 
 
-def test_only_pyproject_and_the_readme_name_the_host_of_the_repository() -> None:
+def test_only_pyproject_and_pages_that_install_name_the_host_of_the_repository() -> None:
     assert all(HOST in url for url in PROJECT["urls"].values())
     folders = ("jaxptd", "docs", "examples", ".github", "configs", ".ci")
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*")]
     paths = [path for path in (*ROOT.iterdir(), *paths) if path.suffix in TEXT]
     naming = [path.name for path in paths if HOST in path.read_text(encoding="utf-8")]
-    assert sorted(naming) == ["README.md", "pyproject.toml"]
-    (cloned,) = re.findall(r"^git clone (\S+)$", (ROOT / "README.md").read_text(), re.M)
-    assert cloned == PROJECT["urls"]["Source"]
+    assert sorted(naming) == ["README.md", "pyproject.toml", "quickstart.md"]
+
+
+def test_who_lands_on_the_quickstart_clones_and_installs_as_the_readme_says() -> None:
+    """The same commands, the same time, and a link to what the metadata names."""
+    readme, page = (
+        (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/quickstart.md")
+    )
+    for text in (readme, page):
+        assert f"\ngit clone {PROJECT['urls']['Source']}\ncd jaxptd\n" in text
+        assert "\nmake train\n" in text
+
+
+def test_the_minutes_of_the_first_run_are_the_same_wherever_they_are_said() -> None:
+    config = (ROOT / "configs" / "quickstart.yaml").read_text(encoding="utf-8")
+    (duration,) = re.findall(r"; (\w+ to \w+ minutes on two cores)\.$", config, re.M)
+    for name in ("README.md", "docs/quickstart.md", "docs/index.md"):
+        words = " ".join((ROOT / name).read_text(encoding="utf-8").split())
+        assert set(re.findall(r"\w+ to \w+ minutes on two cores", words)) == {duration}, name
 
 
 def test_the_classifiers_are_the_versions_that_ci_tests() -> None:

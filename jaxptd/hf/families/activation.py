@@ -9,7 +9,10 @@ _OURS: Mapping[str, str] = MappingProxyType(
     {
         "gelu_new": "gelu-tanh",
         "gelu_pytorch_tanh": "gelu-tanh",
+        "gelu_python_tanh": "gelu-tanh",
+        "gelu_fast": "gelu-tanh",
         "gelu": "gelu",
+        "gelu_python": "gelu",
         "relu": "relu",
         "silu": "silu",
         "swish": "silu",

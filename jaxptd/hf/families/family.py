@@ -54,6 +54,7 @@ class Family:
         architecture: the class of transformers, which has all tensors.
         tensors: of a file.
         keys: our option -> its key in `config.json`, and the value where the key is missing.
+        synonyms: another name of a key -> the key, as transformers' `attribute_map`.
         options: that every model of the family has.
         fixed: key -> the only value that is supported, which is also the default.
         unwritten: the same, of keys that files have only where they differ.
@@ -71,6 +72,7 @@ class Family:
     tensors: Tensors
     keys: Mapping[str, tuple[str, Any]]
     options: Mapping[str, Any]
+    synonyms: Mapping[str, str] = dataclasses.field(default_factory=dict)
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     unwritten: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     tied: bool | None = None

@@ -51,6 +51,12 @@ GPT2 = Family(
         "qk_norm": False,
         "window": None,
     },
+    synonyms={
+        "hidden_size": "n_embd",
+        "max_position_embeddings": "n_positions",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    },
     fixed={
         "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,

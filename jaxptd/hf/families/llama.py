@@ -46,7 +46,7 @@ TENSORS = Tensors(
         Rule("norm.w", "D", "model.norm.weight", "D"),
         Rule("head.table", "V D", "lm_head.weight", "V D"),
     ),
-    ignored=(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",),
+    ignored=(r"(layers\.\d+\.self_attn\.)?rotary_emb\.(inv_freq|(cos|sin)_cached)",),
     aliases=((r"lm_head\.weight", "model.embed_tokens.weight"),),
 )
 
