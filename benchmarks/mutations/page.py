@@ -9,6 +9,7 @@ from benchmarks.mutations.results import (
     caught_by,
     is_step,
     kinds,
+    ran,
     rates,
     survivors,
 )
@@ -99,11 +100,14 @@ def _every(rows: Collection[Mutation], results: Results) -> str:
 
 def _tested(rows: Collection[Mutation], results: Results) -> str:
     have = [each for each in rows if results.of(each)]
-    caught = [sum(name in caught_by(results.of(each)) for each in have) for name in TESTED]
-    default, slow = caught
+    seen, caught = (
+        {name: sum(test(results.of(each), name) for each in have) for name in TESTED}
+        for test in (ran, lambda found, name: name in caught_by(found))
+    )
     said = (
         f"{len(rows)} mutations, of which {len(have)} have been run since findings of them are "
-        f"kept: the default tests catch {default}, the slow ones {slow} of the others."
+        f"kept: the default tests catch {caught['default']} of {seen['default']}; of the others "
+        f"the slow tests have been run for {seen['slow']}, and catch {caught['slow']}."
     )
     cells = [["mutation", "file", *TESTED]]
     for each in have:

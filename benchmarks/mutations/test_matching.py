@@ -142,6 +142,8 @@ def test_one_name_stands_for_one_local_in_the_whole_pattern() -> None:
     text = "def f(a, b):\n    return [a + b, a - b, b - a]\n"
     both = [changed(text, Change("f", old, "0")) for old in ("[p + q, p - q, q - p]", "p + q")]
     assert both == [text.replace("[a + b, a - b, b - a]", "(0)"), text.replace("a + b", "(0)")]
+    with pytest.raises(UserError, match="0 times"):
+        changed("def f(a):\n    return a + a\n", Change("f", "p + q", "0"))
     for old in ("[p + q, q - p, p - q]", "[p + q, p - q, p - q]", "p - q"):
         with pytest.raises(UserError, match=r"0 times|2 times"):
             changed(text, Change("f", old, "0"))

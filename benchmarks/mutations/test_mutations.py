@@ -233,7 +233,8 @@ def test_a_page_counts_what_each_detector_caught(tmp_path) -> None:
     text = page(ALL, results)
     assert all(row.name in text for row in LOOKED_FOR)
     assert "of which 1 have been run" in text
-    assert "the default tests catch 0, the slow ones 1 of the others" in text
+    assert "the default tests catch 0 of 1; of the others" in text
+    assert "the slow tests have been run for 1, and catch 1." in text
     assert f"| {tested.name} |" in text
 
 
