@@ -1,0 +1,195 @@
+"""The mutations: a place in the code, what stands there instead, and who must notice.
+
+They are in `rows/`, by area and by file:
+
+    jaxptd/collectives.py:
+    - name: reduce_from sums nothing
+      in reduce_from: lax.psum(x, axis) => lax.pmax(x, axis)
+      tests: tests/test_collectives.py -k reduce
+      detect: {kind: SUM_FORWARD, cases: [TP]}
+
+After `in` stands a definition's name, or `module`; the value is the pattern of a place in it and
+what replaces that (`matching.Change`), or a list of such, one after the other. `given` is a pattern
+of another place, for names. All detectors look for a row with `detect`, for others only the tests.
+A row with `each` is one for each key there, which stands for the word EACH; its value is the case.
+"""
+
+from collections.abc import Iterator
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from benchmarks.mutations.cases import options
+from benchmarks.mutations.matching import Change, changed, code_of
+from jaxptd.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+ROWS = Path(__file__).parent / "rows"
+
+
+class Reach(StrEnum):
+    """Where a mutation shows."""
+
+    LAYOUT = "layout"  # one device computes the right step
+    BOTH = "both"  # one device computes the same wrong step, so no comparison with it shows it
+    RUN = "run"  # no step computes anything else: data, checkpoints, evaluation
+
+
+class Kind(StrEnum):
+    """What a mutation does."""
+
+    SUM_FORWARD = "a sum of forward over an axis, dropped or doubled"
+    SUM_BACKWARD = "a sum of backward over an axis, dropped or doubled"
+    RING = "a ring turned, a hop too few, the wrong source block"
+    STAGE = "a permute off by one stage"
+    OWED = "a sum owed over one axis too few"
+    TIED = "the gradient of a tied weight once"
+    COUNT = "a loss divided by the wrong count"
+    DROPOUT = "dropout by local numbers"
+    ORDER = "zigzag's order in one place only"
+    MASK = "a mask off by one"
+    DOCUMENTS = "segments not gathered"
+    STALE = "stale parameters under ZeRO"
+    SHARD = "a shard's offset"
+    MICRO_BATCHES = "double reduction with micro-batches"
+    NORM = "a norm without the numbers of others"
+    ROWS = "wrong rows of layers in a chunk"
+    ACTIVATION = "the activation of the wrong micro-batch"
+    STATE = "optimizer state of another shard"
+    SCALE = "the scale of float16 not undone"
+    CLIP = "clipping by a local norm"
+    GRID = "panels of a grid: SUMMA, Cannon, Fox, slices"
+    COLLECTIVE_MATMUL = "steps of a collective matmul"
+    VOCABULARY = "the vocabulary's shards"
+    HEADS = "heads of another device"
+    FAMILY = "specifics of a family: T5, BERT, Llama"
+    OFFLOAD = "offload and recomputation"
+    OPTIMIZER = "optimizers of whole matrices: Muon, Adafactor"
+    PADDING = "padding of sequences and heads"
+    EIGHT_BITS = "products in 8 bits"
+    CHECKPOINT = "rows of a checkpoint permuted, pieces in the wrong place"
+    DATA = "the data cursor off by one"
+    EVALUATION = "an evaluation counted twice"
+
+
+class Mutation(NamedTuple):
+    """A mutation.
+
+    name: the mistake that it makes.
+    file: of the repository.
+    changes: of it, one after the other.
+    tests: files and folders of tests that must notice it.
+    select: pytest's -k, or nothing.
+    kind: what it does; none: only the tests look for it.
+    cases: layouts and options of the tiny config in which a step is wrong; none if no step is.
+    reach: where it shows.
+    explained: why it changes nothing, where it does not.
+    """
+
+    name: str
+    file: str
+    changes: tuple[Change, ...]
+    tests: str
+    select: str = ""
+    kind: Kind | None = None
+    cases: tuple[str, ...] = ()
+    reach: Reach = Reach.LAYOUT
+    explained: str = ""
+
+    def made(self, text: str) -> str:
+        """Returns the file's text with the mistake.
+
+        Raises:
+            UserError: the place is not there, or not once.
+        """
+        try:
+            for change in self.changes:
+                text = (
+                    changed(text, change) if self.file.endswith(".py") else _replaced(text, change)
+                )
+        except UserError as error:
+            raise UserError(f"{self.name}: {self.file}: {error}; correct the row") from None
+        return text
+
+    def difference(self, text: str) -> list[list[str]]:
+        """The parts of the changed definitions that differ, before and after: what findings are of.
+
+        text: of the file without the mistake.
+        """
+        both = []
+        for each in (text, self.made(text)):
+            parts = each.splitlines()
+            if self.file.endswith(".py"):
+                wheres = dict.fromkeys(change.where for change in self.changes)
+                parts = [part for where in wheres for part in code_of(each).parts(where)]
+            both.append(parts)
+        before, after = both
+        return [[x for x in before if x not in after], [x for x in after if x not in before]]
+
+
+def _replaced(text: str, change: Change) -> str:
+    """The text of a file that is not Python: the old text is there as it is, once."""
+    if (found := text.count(change.old)) != 1:
+        raise UserError(f"the file has {change.old!r} {found} times, not once")
+    return text.replace(change.old, change.new)
+
+
+@cache
+def mutations() -> tuple[Mutation, ...]:
+    """All mutations, by area."""
+    return tuple(row for path in sorted(ROWS.glob("*.yaml")) for row in read(path.read_text()))
+
+
+def read(text: str) -> Iterator[Mutation]:
+    """The mutations in the text of a file of `rows/`."""
+    for file, rows in yaml.load(text, yaml.BaseLoader).items():  # all values are words
+        for row in rows:
+            for word, case in row.pop("each", {"": ""}).items():
+                yield _mutation(file, **_filled(row, word), case=case)
+
+
+def _filled(value: Any, word: str) -> Any:
+    if isinstance(value, dict):
+        return {key: _filled(each, word) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_filled(each, word) for each in value]
+    return value.replace("EACH", word) if word else value
+
+
+def _mutation(
+    file: str,
+    *,
+    name: str,
+    tests: str,
+    given: str = "",
+    detect: dict[str, Any] | None = None,
+    case: str = "",
+    **places: str | list[str],
+) -> Mutation:
+    paths, _, select = tests.partition(" -k ")
+    more = detect or {}
+    return Mutation(
+        name=name,
+        file=file,
+        changes=tuple(_changes(name, places, given)),
+        tests=paths,
+        select=select,
+        kind=Kind[more["kind"]] if more else None,
+        cases=tuple(options(each) for each in (*more.get("cases", ()), case) if each),
+        reach=Reach[more.get("reach", "LAYOUT")],
+        explained=more.get("explained", ""),
+    )
+
+
+def _changes(name: str, places: dict[str, str | list[str]], given: str) -> Iterator[Change]:
+    for key, texts in places.items():
+        if not key.startswith("in "):
+            raise UserError(f"{name}: a row has no {key}; see benchmarks/mutations/table.py")
+        for text in [texts] if isinstance(texts, str) else texts:
+            if text.count("=>") != 1:
+                raise UserError(f"{name}: write OLD => NEW, not {text!r}")
+            where, (old, new) = key.removeprefix("in "), text.split("=>")
+            yield Change("" if where == "module" else where, old.strip(), new.strip(), given)
