@@ -2,6 +2,7 @@
 
 import dataclasses
 import shlex
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -181,6 +182,7 @@ def test_all_makes_each_page_once_and_the_list(
         return 61.0
 
     monkeypatch.setattr(paper, "_seconds", seconds)
+    monkeypatch.setattr(paper, "ThreadPoolExecutor", lambda jobs: ThreadPoolExecutor(1))  # in order
     assert paper.main(["--all", "--jobs", "2", "--out", str(tmp_path)]) == 0
     assert len(made) == len(set(made)) == 13 and {out for _, out in made} == {tmp_path}
     asked = [paper._names(paper._parser().parse_args(shlex.split(words))) for words, _ in made]
