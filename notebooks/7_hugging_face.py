@@ -73,7 +73,7 @@ for run in (one, base):
     print(f"{run.config.layout!s:35} loss {before:.6f}")
 
 # %% The gradients have Hugging Face's names, if you like.
-theirs = jaxptd.hf.mapping(base.program, gradients)
+theirs = jaxptd.hf.names(base.program, gradients)
 for name in list(theirs)[:4]:
     print(name, theirs[name].shape)
 

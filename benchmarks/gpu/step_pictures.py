@@ -14,7 +14,8 @@ from benchmarks.gpu.compiled import CASES
 from benchmarks.lib.svg import command
 from jaxptd.analysis.compiled_step import compile_step
 from jaxptd.analysis.hardware import BANDWIDTH
-from jaxptd.analysis.profiling import PEAK, least, picture
+from jaxptd.analysis.profiling import PEAK, least
+from jaxptd.analysis.step_picture import picture
 from jaxptd.compiling import gpus
 from jaxptd.errors import run_command
 from jaxptd.mesh import make_mesh

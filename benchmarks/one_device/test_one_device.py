@@ -230,7 +230,7 @@ def test_the_peer_of_transformers_computes_what_we_do(tmp_path, name):
     expected = peer(*(torch.from_numpy(x.astype(np.int64)) for x in batch.values()))
     expected.backward()
     assert loss == pytest.approx(expected.item(), rel=1e-6)
-    found = jaxptd.hf.mapping(run.program, gradients)
+    found = jaxptd.hf.names(run.program, gradients)
     assert sum(x.size for x in found.values()) == sum(p.numel() for p in peer.parameters())
     for part, p in peer.model.named_parameters():
         assert relative(p.grad.numpy(), found[part]) < 1e-5, part

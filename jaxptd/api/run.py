@@ -175,7 +175,7 @@ class Run:
         >>> run.loss_and_gradients(batch).losses  # doctest: +SKIP
         {'mlm': 5.7, 'nsp': 0.69}
 
-        `jaxptd.hf.mapping(run.program, gradients)` has them under Hugging Face's names.
+        `jaxptd.hf.names(run.program, gradients)` has them under Hugging Face's names.
 
         Args:
             batch: whole numbers, the fields of the model's family: a decoder's are

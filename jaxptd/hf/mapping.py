@@ -33,8 +33,8 @@ def names(
         UserError: one is no parameter of the model, of another shape, or either form could be
             meant; or the family has no Hugging Face names.
     """
-    check_argument("jaxptd.hf.mapping", "program", program, Program)
-    check_argument("jaxptd.hf.mapping", "params", params, dict)
+    check_argument("jaxptd.hf.names", "program", program, Program)
+    check_argument("jaxptd.hf.names", "params", params, dict)
     found: Arrays = {}
     ours = {name: info.shape for name, info in program.infos.items()}
     rules = rules_of(program.config.model.family, ours)

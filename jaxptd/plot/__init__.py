@@ -37,7 +37,7 @@ _HOMES = {
     "plan": ("jaxptd.plot.planned", "plan"),
     "save": ("jaxptd.plot.style", "save"),
     "schedule": ("jaxptd.pipeline.picture", "figure"),
-    "step_time": ("jaxptd.analysis.profiling", "step_time"),
+    "step_time": ("jaxptd.analysis.step_picture", "step_time"),
 }
 FORMATS = ("png", "svg")
 

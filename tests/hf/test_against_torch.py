@@ -112,7 +112,7 @@ def exported(folder: Path, out: Path, dtype: Any, layout: Layout) -> tuple[Tenso
         for name, x in program.canonical(state["params"]).items()
         if program.infos[name].decay
     }
-    return found, set(jaxptd.hf.mapping(program, canonical))
+    return found, set(jaxptd.hf.names(program, canonical))
 
 
 def distance(a: Tensors, b: Tensors) -> float:

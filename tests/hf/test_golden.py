@@ -31,7 +31,7 @@ def test_numbers_are_those_of_transformers(gpt2: Path, layout: Layout) -> None:
     with jax.enable_x64(True):
         run = jaxptd.from_hf(gpt2, layout=layout, dtype="float64", platform="cpu")
         loss, gradients = run.loss_and_gradients(batch)
-        found = jaxptd.hf.mapping(run.program, gradients)
+        found = jaxptd.hf.names(run.program, gradients)
     assert abs(loss - golden["loss"]) < 1e-12
     reference.check_summaries(found, golden["gradients"])
 
@@ -43,7 +43,7 @@ def test_logits_are_those_of_transformers(gpt2: Path) -> None:
         logits = run.logits(batch)
         assert run.step == 0
         assert "5 layers" in repr(run)
-        parameters = jaxptd.hf.mapping(run.program, run.state["params"])
+        parameters = jaxptd.hf.names(run.program, run.state["params"])
     assert logits.shape == (3, LENGTH, 13)
     expected = golden["logits"]
     np.testing.assert_allclose(
@@ -98,7 +98,7 @@ def test_transformers_itself_agrees(tmp_path: Path, layout: Layout) -> None:
     with jax.enable_x64(True):
         run = jaxptd.from_hf(tmp_path, layout=layout, dtype="float64", platform="cpu")
         loss, gradients = run.loss_and_gradients(batch)
-        found = jaxptd.hf.mapping(run.program, gradients)
+        found = jaxptd.hf.names(run.program, gradients)
     assert abs(loss - expected_loss) < 1e-12
     assert set(found) == set(expected)
     for name, x in expected.items():
@@ -116,16 +116,16 @@ def test_a_table_of_another_order_is_told_apart(gpt2: Path) -> None:
     name = "blocks.mlp.down.w"
     x = run.state["params"][name]
     with pytest.raises(UserError, match=f"{name} has this shape both canonical and in the state"):
-        jaxptd.hf.mapping(run.program, {name: x})
+        jaxptd.hf.names(run.program, {name: x})
     canonical = run.program.canonical({name: x})
     for found in (
-        jaxptd.hf.mapping(run.program, {name: np.asarray(canonical[name])}),
-        jaxptd.hf.mapping(run.program, canonical, is_canonical=True),
-        jaxptd.hf.mapping(run.program, {name: x}, is_canonical=False),
+        jaxptd.hf.names(run.program, {name: np.asarray(canonical[name])}),
+        jaxptd.hf.names(run.program, canonical, is_canonical=True),
+        jaxptd.hf.names(run.program, {name: x}, is_canonical=False),
     ):
         assert len(found) == 4
         for each, tensor in found.items():
             np.testing.assert_array_equal(tensor, tensors[each])
     for wrong, line in (({"x": x}, "the model has no parameter x"), ({name: x[1:]}, f"{name} is ")):
         with pytest.raises(UserError, match=line):
-            jaxptd.hf.mapping(run.program, wrong)
+            jaxptd.hf.names(run.program, wrong)

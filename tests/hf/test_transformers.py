@@ -129,9 +129,9 @@ def test_loss_and_gradients_are_those_of_transformers(
         model = in_float64(reference.load(tmp_path), run.program.config.model.block)
         expected_loss, expected = reference.loss_and_gradients(model, batch)
         loss, gradients = run.loss_and_gradients(batch)
-        found = jaxptd.hf.mapping(run.program, gradients)
+        found = jaxptd.hf.names(run.program, gradients)
         canonical = jax.device_get(run.program.canonical(run.state["params"]))
-        weights = jaxptd.hf.mapping(run.program, canonical)
+        weights = jaxptd.hf.names(run.program, canonical)
     for tensor, x in made.named_parameters():
         np.testing.assert_array_equal(weights[tensor], x.detach().numpy())
     assert abs(loss - expected_loss) < 1e-12

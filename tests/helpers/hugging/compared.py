@@ -34,7 +34,7 @@ def computed(name: str, folder: Path, layout: Layout) -> tuple[Losses, dict[str,
         terms = family_of(config.model).losses(config.model)
         names = ("loss", *(name for name, term in terms.items() if term.trained))
         losses = {name: float(metrics.get(name, metrics["loss"])) for name in names}
-        return losses, jaxptd.hf.mapping(program, dict(gradients), is_canonical=False)
+        return losses, jaxptd.hf.names(program, dict(gradients), is_canonical=False)
 
 
 def check_losses(found: Losses, expected: Losses) -> None:
