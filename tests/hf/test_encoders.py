@@ -84,7 +84,8 @@ print("held")
 @pytest.mark.slow
 def test_all_engines_together_on_sixteen_devices(folders) -> None:
     """Runs in a process with 16 devices."""
-    environment = {**os.environ, "PYTHONPATH": f"{TESTS / 'helpers'}{os.pathsep}{TESTS.parent}"}
+    own = (str(TESTS / "helpers"), str(TESTS.parent), os.environ.get("PYTHONPATH", ""))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(own)}
     pairs = [str(each) for pair in folders.items() for each in pair]
     command = [sys.executable, "-c", MANY, *pairs]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
