@@ -1,6 +1,9 @@
 """`jaxptd plan validate`: what it prints, its exit codes, and bad input."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,3 +54,27 @@ def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         (["validate", "--held"], "unrecognized arguments: --held"),
     ):
         assert words in refused(capsys, command.main, options)
+
+
+@pytest.mark.slow
+def test_the_same_plan_is_the_same_text_in_every_process() -> None:
+    """Whatever the order of Python's sets is there."""
+    command = [
+        "jaxptd",
+        "plan",
+        "--config",
+        "gpt2-124m",
+        "--gpus",
+        "64",
+        "--gpu",
+        "h200",
+        "--json",
+        "--quiet",
+    ]
+    texts = {
+        subprocess.check_output(
+            [sys.executable, "-m", *command], env={**os.environ, "PYTHONHASHSEED": seed}
+        )
+        for seed in ("1", "3")
+    }
+    assert len(texts) == 1

@@ -160,6 +160,6 @@ def _loss(step: Scenario) -> Iterator[Collective]:
 
 def _norm(step: Scenario, stored: Mapping[str, StoredShape]) -> Iterator[Collective]:
     """The gradients' norm: one scalar for all parameters sharded over the same axes."""
-    for axes in {each.axes for each in stored.values()}:
+    for axes in dict.fromkeys(each.axes for each in stored.values()):
         over = tuple(Axis(axis) for axis in sorted(axes))
         yield Collective(ALL_REDUCE, over, 1, step.sizes.master_itemsize)
