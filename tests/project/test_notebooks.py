@@ -190,7 +190,8 @@ def test_the_fine_tune_of_a_notebook_gets_better(executed: dict[str, Future[Any]
 @pytest.mark.slow
 def test_make_writes_a_notebook_with_its_output(tmp_path: Path) -> None:
     (line,) = re.findall(r"^\t\$\(BIN\)/jupytext (.*) notebooks/\*\.py$", MAKEFILE, flags=re.M)
-    (tmp_path / "one.py").write_text("# %%\nprint(6 * 7)\n")
+    header = NOTEBOOKS[0].read_text(encoding="utf-8").partition("\n\n")[0]  # names its kernel
+    (tmp_path / "one.py").write_text(f"{header}\n\n# %%\nprint(6 * 7)\n")
     command = [sys.executable, "-m", "jupytext", *line.split(), "one.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
