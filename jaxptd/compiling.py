@@ -1,6 +1,6 @@
-"""Compiles training steps for GPUs that are not there: their memory, kernels and schedule.
+"""Compiles training steps for H200s on a machine without GPUs: memory, kernels and schedule.
 
-Makes GPUs that are absent, and reads what `jaxptd plan --compile` asks of a step.
+The hardware is described in `hardware/h200.txtpb`. `measure` is what `jaxptd plan --compile` asks.
 """
 
 import dataclasses
@@ -22,6 +22,8 @@ from jaxptd.errors import UserError, install
 from jaxptd.mesh import make_mesh
 from jaxptd.planner.own.compiled import Figures
 from jaxptd.step import Program
+
+# ---- absent H200s --------------------------------------------------------------------------------
 
 HARDWARE = Path(__file__).parent / "hardware" / "h200.txtpb"
 PLUGINS = "jax-cuda13-plugin jax-cuda13-pjrt nvidia-cudnn-cu13"
@@ -55,6 +57,8 @@ def hardware(memory: int | None = None) -> str:
         return text
     return re.sub(r"(?<=device_memory_size: )\d+", str(memory), text)
 
+
+# ---- what the planner asks of a step -------------------------------------------------------------
 
 # Unrolled layers: peak and bytes are linear in the number of layers, but only from a depth at which
 # the layers' backward pass, and not the loss, is the fullest moment.

@@ -11,6 +11,8 @@ from typing import Any
 import rich.table
 from rich.text import Text
 
+# ---- numbers with units --------------------------------------------------------------------------
+
 _BYTES = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 _COUNTS = (("T", 1e12), ("B", 1e9), ("M", 1e6))
 
@@ -46,6 +48,9 @@ def _scaled(number: float, units: Sequence[tuple[str, float]], digits: int) -> s
     found = ((unit, size) for unit, size in units if abs(number) >= size)
     unit, size = next(found, ("", 0.0))
     return f"{number / size:.{digits}f} {unit}" if unit else None
+
+
+# ---- tables as text and as HTML ------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,6 +141,8 @@ def _is_number(value: Any) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
+# ---- settings, by the fields that are not at their defaults --------------------------------------
+
 WIDTH = 88  # columns; longer texts have a line for each field
 
 
@@ -184,6 +191,14 @@ def _default(field: dataclasses.Field) -> Any:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return field.default
+
+
+# ---- modules that are called like their function -------------------------------------------------
+
+# `jaxptd.train` has to be two things: the module of `python -m jaxptd.train` and the function.
+# Python sets the attribute `train` of the package to the module whenever something imports
+# `jaxptd.train`, so a function of that name would disappear at the first such import. A module that
+# can be called is both, in any order of imports.
 
 
 class _CallableModule(types.ModuleType):

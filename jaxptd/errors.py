@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, TextIO
 
+# ---- bad input, exit codes -----------------------------------------------------------------------
+
 BUG = 1
 BAD_INPUT = 2
 LOST = 3  # a process of the run is dead or stuck
@@ -84,6 +86,8 @@ def install(extra: str) -> str:
     return f"in the checkout of jaxptd, pip install -e '.[{extra}]'"
 
 
+# ---- small files of text that a person names -----------------------------------------------------
+
 LARGEST = 10**6  # bytes
 
 
@@ -115,6 +119,9 @@ def read_small(path: str | Path, *, remedy: str, what: str = "") -> str:
         raise UserError(f"{name} is not text; {remedy}") from error
 
 
+# ---- the parser of options -----------------------------------------------------------------------
+
+
 class Parser(argparse.ArgumentParser):
     """argparse's parser. Raises bad arguments as `UserError` and knows no abbreviated options.
 
@@ -141,6 +148,12 @@ class Parser(argparse.ArgumentParser):
         known = self._option_string_actions if unknown else ()
         return did_you_mean(unknown[1] if unknown else "", known, otherwise="see --help")
 
+
+# ---- signals while the main thread is inside JAX -------------------------------------------------
+
+# A step or a compilation may take minutes, and Python runs a handler only between two instructions
+# of its own. The system's part of a handler runs at once, though: it writes the signal's number
+# into the wakeup file descriptor, which a thread reads here.
 
 OVER = b"\0"  # no signal has this number
 ANSWER = 1.0  # seconds in which the main thread ends by itself, unless it is inside JAX
@@ -194,6 +207,8 @@ def ending_at_once(say: Callable[[], int]) -> Iterator[None]:
         finally:
             answered.set()
 
+
+# ---- running a command ---------------------------------------------------------------------------
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})  # of a write
 

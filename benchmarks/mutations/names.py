@@ -127,7 +127,7 @@ def _children(node: ast.AST, scope: Scope) -> Iterator[tuple[ast.AST, Scope]]:
 def canonical(tree: ast.AST, names: Names) -> str:
     """The syntax of a tree in words that are the same for all layouts, local names and docstrings.
 
-    They are the same in all versions of Python, too.
+    All versions of Python give the same words.
     """
     numbers: dict[Key, int] = {}
 

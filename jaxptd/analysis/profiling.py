@@ -1,4 +1,4 @@
-"""Measures and bounds the times of a training step's parts."""
+"""Measures the times of a training step's parts, and bounds them from below."""
 
 import collections
 import dataclasses
@@ -27,6 +27,12 @@ from jaxptd.display import Table
 from jaxptd.errors import UserError
 from jaxptd.mesh import make_mesh
 from jaxptd.step import Program
+
+# ---- parts of a step -----------------------------------------------------------------------------
+
+# A part is a scope of the model, as `jax.named_scope` names it (`SCOPES`), and a kind of kernel.
+# The least time is its FLOPs at an H200's peak, or its bytes at the bandwidth that kernels reach
+# there.
 
 PEAK = PEAK_FLOPS["H200"]
 REST = "rest"
@@ -90,6 +96,8 @@ def lines(times: Times) -> list[list[str]]:
         if seconds
     ]
 
+
+# ---- measured times ------------------------------------------------------------------------------
 
 WARM_UP = 2
 NAMED = {"xla_gpu_enable_command_buffer": ""}  # CUDA graphs would hide the kernels' names

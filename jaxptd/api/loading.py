@@ -1,4 +1,4 @@
-"""Loads a run from its directory, on any layout."""
+"""Loads a run from its directory, or a Hugging Face directory as a run, on any layout."""
 
 import dataclasses
 from functools import partial
@@ -53,6 +53,9 @@ def load(
     run = Run(program, tokenizer, partial(open_corpus, config, tokenizer), RunDir(folder), print)
     run.state = from_canonical(program, canonical)
     return run
+
+
+# ---- weights of a Hugging Face directory ---------------------------------------------------------
 
 
 @checked("jaxptd.from_hf")

@@ -12,6 +12,8 @@ from jaxptd.calibration.suite import Machine
 from jaxptd.display import Table
 from jaxptd.hardware import Accelerator, Cluster, Figure
 
+# ---- shares of limits that timed samples reach, by the cost model --------------------------------
+
 # A sample tells a share if at least this part of its time is inverse to the share: in the time of a
 # short collective a wrong constant of the model would count for more than the link's rate.
 TELLING = 0.8

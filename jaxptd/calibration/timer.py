@@ -28,6 +28,8 @@ from jaxptd.distributed import coordination
 from jaxptd.errors import UserError, quoted
 from jaxptd.layers.fp8 import CAPABILITY
 
+# ---- the devices: nodes, memory and name ---------------------------------------------------------
+
 # Parts of the names of variants whose limits are not those of the packaged table.
 OTHER_VARIANTS = frozenset({"pcie", "nvl", "40gb", "16gb"})
 

@@ -29,6 +29,9 @@ from jaxptd.shapes import ParamShape, Spec, axes_in
 Shape = tuple[int, ...]
 Convert = Callable[[Array], Array]
 
+
+# ---- what a device holds of an array -------------------------------------------------------------
+
 Axes = tuple[str, ...]
 
 
@@ -123,7 +126,7 @@ class Part:
 
     @property
     def _inner(self) -> tuple[Array, ...]:
-        """Where the block begins in a piece; int32 like all indices, with 64-bit numbers, too."""
+        """Where the block begins in a piece; int32, like all indices, even with 64-bit numbers."""
         return (jnp.int32(0), *self._offsets[2:])
 
     @property

@@ -14,6 +14,8 @@ from typing import BinaryIO
 
 from jaxptd.checkpoint.errors import CheckpointError, reason
 
+# ---- files on the disk: synced, checksummed, removed ---------------------------------------------
+
 CHUNK = 2**20  # bytes read at a time for the CRC: large enough for full disk speed
 
 

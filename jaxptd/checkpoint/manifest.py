@@ -21,6 +21,10 @@ from jaxptd.checkpoint import folders
 from jaxptd.checkpoint.errors import CheckpointError, DamagedCheckpointError, quoted, reason
 from jaxptd.checkpoint.folders import STEP
 
+# ---- the form of its content ---------------------------------------------------------------------
+
+# A CRC-32 shows that a manifest is as it was written. It does not show that this library wrote it.
+
 LONGEST_NAME = 255  # characters of a file, a tensor or a dtype
 MOST_DIMS = 64  # as in numpy
 KEYS = ("step", "description", "tensors", "format", "files")

@@ -57,6 +57,10 @@ def run_on_first(name: str, work: Callable[[], Any]) -> Any:
     return run_on_all(name, work if is_first() else lambda: None)[0]
 
 
+# ---- saving --------------------------------------------------------------------------------------
+
+# `start` is as long as training waits; `finish` uses no device and may run in a thread.
+
 ARRAYS = "arrays"
 
 
@@ -129,6 +133,9 @@ def _sync_files(folder: Path) -> dict[str, dict[str, int]]:
 def _remove_on_first(folder: Path) -> None:
     if is_first():
         folders.remove(folder)
+
+
+# ---- restoring -----------------------------------------------------------------------------------
 
 
 def read_description(path: Path) -> dict[str, Any]:

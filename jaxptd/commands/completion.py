@@ -13,6 +13,8 @@ from jaxptd.commands.table import COMMANDS
 from jaxptd.config.files import packaged_configs
 from jaxptd.errors import Parser, run_command
 
+# ---- scripts -------------------------------------------------------------------------------------
+
 Choices = tuple[str, ...]
 
 

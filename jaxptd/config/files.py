@@ -1,4 +1,4 @@
-"""Reads YAML that a person wrote: a config file, or the value of an option.
+"""Finds config files, and reads YAML that a person wrote: such a file, or an option's value.
 
 YAML that would take for ever to read, or that is more than plain values, is refused: devices and
 pipes, large files, aliases that stand for a great many values, and tags that make objects.
@@ -16,6 +16,8 @@ import yaml
 
 from jaxptd.errors import QUOTED, UserError, did_you_mean, quoted
 from jaxptd.fields.values import UNIONS, ImpossibleError, convert
+
+# ---- configs that come with jaxptd, found by name ------------------------------------------------
 
 SUFFIX = ".yaml"
 
@@ -67,6 +69,10 @@ def _folder() -> Path:
     installed = package / "configs"
     return installed if installed.is_dir() else package.parent / "configs"
 
+
+# ---- words that mean something else in YAML than to most people ----------------------------------
+
+# Configs are read as YAML 1.1, in which 0123 is 83 (octal), 1:30 is 90 (base 60), and yes is true.
 
 Kinds = tuple[Any, ...]
 LEADING_ZERO = re.compile(r"([-+]?)0([\d_]*\d[\d_]*)")

@@ -106,7 +106,7 @@ def open_data(
     if objective is None:
         return _open_sources(config, tokenizer, (seq_length, vocab_size), seed)
     _check_objective(objective, config, vocab_size)
-    config = dataclasses.replace(config, special_tokens="parse")  # it says how, whatever is chosen
+    config = dataclasses.replace(config, special_tokens="parse")  # no remark offers another way
     data = _open_sources(config, tokenizer, (objective.window, vocab_size), seed)
     return Data(
         train=Prepared(data.train, objective, seed),

@@ -1,7 +1,8 @@
-"""Token files that change while a run reads them.
+"""Arrays of tokens: mapped files, several read as one, and the samples cut from them.
 
-Where a file was truncated, its mapping has no pages any more: to read there ends the process with
-SIGBUS, without a message. So the size is looked at before each read.
+A file may change while a run reads it. Where it was truncated, its mapping has no pages any more:
+to read there ends the process with SIGBUS, without a message. So the size is looked at before each
+read.
 """
 
 import abc
@@ -13,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from jaxptd.errors import UserError
+
+# ---- several token arrays read as one, without copies --------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -111,6 +114,8 @@ def _stat(mapped: np.memmap) -> os.stat_result | None:
         return os.stat(str(mapped.filename))
     return None
 
+
+# ---- the sequences of training or validation, by number ------------------------------------------
 
 NOT_COUNTED = -1  # as a target: left out of the loss
 

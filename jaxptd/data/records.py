@@ -10,6 +10,7 @@ import contextlib
 import csv
 import gzip
 import io
+import itertools
 import json
 import lzma
 import sys
@@ -161,10 +162,11 @@ def _objects(path: Path, fields: Fields) -> Iterator[list[str]]:
         if start == b"[":
             yield from _array(path, file.read(), fields)
             return
-        lines: Iterable[bytes] = file
-        if kind_of(path) == ARRAY:
-            data = file.read()
-            if (record := _only_object(data)) is not None:
+        first = file.readline()
+        lines: Iterable[bytes] = itertools.chain((first,), file)
+        if kind_of(path) == ARRAY and _object(first) is None:  # else a line is read at a time
+            data = first + file.read()
+            if (record := _object(data)) is not None:
                 needs = f"it is an object with {_named(fields)}, an array of them, or one a line"
                 yield _texts(record, fields, str(path), needs)
                 return
@@ -176,8 +178,8 @@ def _objects(path: Path, fields: Fields) -> Iterator[list[str]]:
                 yield _texts(_parsed(line, where, needs), fields, where, needs)
 
 
-def _only_object(data: bytes) -> Any:
-    """The object that a file is, over any number of lines; None if it is not one."""
+def _object(data: bytes) -> Any:
+    """The object that these bytes are, over any number of lines; None if they are not one."""
     try:
         return json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError):

@@ -14,18 +14,14 @@ _KNOWN = (
     (b"\xfd7zXZ\x00", "compressed by xz", "end its name in .xz, or decompress it"),
     (b"\x04\x22\x4d\x18", "compressed by lz4", "decompress it"),
     (b"7z\xbc\xaf\x27\x1c", "an archive (7z)", "unpack it"),
-    (b"PK\x03\x04", "an archive (zip; .npz, .pt and .docx are zips, too)", "unpack it"),
+    (b"PK\x03\x04", "a zip archive, as are .npz, .pt and .docx", "unpack it"),
     (b"PAR1", "parquet", "end its name in .parquet"),
     (b"ARROW1\x00\x00", "an Arrow file", "write it as .parquet or .jsonl"),
     (b"\x93NUMPY", "a numpy array", "write its ids with tofile, as uint16 or uint32, into a .bin"),
     (b"%PDF-", "a PDF", "extract its text"),
     (b"\xff\xfe", "text in UTF-16 or UTF-32", "convert it to UTF-8"),
     (b"\xfe\xff", "text in UTF-16", "convert it to UTF-8"),
-    (
-        _POINTER,
-        "a pointer of Git LFS, not the file itself",
-        "fetch it: git lfs pull",
-    ),
+    (_POINTER, "a pointer of Git LFS, not the file itself", "fetch it: git lfs pull"),
 )
 
 

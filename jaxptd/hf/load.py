@@ -1,4 +1,4 @@
-"""The model of a directory: its config, and its program with parameters, to generate."""
+"""The model of a directory: its config, its program to generate, and step 0 of a run from it."""
 
 import dataclasses
 import os
@@ -23,6 +23,8 @@ from jaxptd.params import Params
 from jaxptd.run.devices import ready
 from jaxptd.run.saved import load_run, restore_weights, to_generate
 from jaxptd.step import Program, State
+
+# ---- the state of step 0 of a run that starts from weights ---------------------------------------
 
 MOST_OF_BYTES = 512  # ids: 257, special tokens, and some room
 

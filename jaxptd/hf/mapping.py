@@ -1,4 +1,7 @@
-"""Which tensor of a file is which part of which parameter: every one of both, or an error."""
+"""Which tensor of a file is which part of which parameter, and parameters by those names.
+
+Every tensor and every parameter has its partner, or it is an error.
+"""
 
 import dataclasses
 import re
@@ -15,6 +18,9 @@ from jaxptd.hf.families import Tensors, family_named
 from jaxptd.step import Program
 
 Arrays = dict[str, np.ndarray]
+
+
+# ---- parameters and gradients under Hugging Face's names -----------------------------------------
 
 
 def names(

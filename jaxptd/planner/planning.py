@@ -15,6 +15,8 @@ from jaxptd.models.families import inventory_of
 from jaxptd.planner.compiled import MOST
 from jaxptd.planner.search.best import Candidate
 
+# ---- fields in which two configs differ, as options ----------------------------------------------
+
 
 def changed_fields(before: Config, after: Config) -> Iterator[tuple[str, str]]:
     """Yields `section.field` and its new value as text, for each field that differs."""

@@ -1,4 +1,4 @@
-"""Draws the bytes that a device holds, and the bytes that it sends, as bars."""
+"""Draws bytes that a device holds and sends, losses over steps, and the devices of a mesh."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -12,6 +12,8 @@ from jaxptd.errors import UserError
 from jaxptd.fields import checked
 from jaxptd.layout import Layout
 from jaxptd.plot.style import COLORS, INK, new_picture, styled
+
+# ---- bytes that a device holds and sends ---------------------------------------------------------
 
 GROUPS = ("published", "formula", "compiled", "model")
 UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
@@ -119,6 +121,8 @@ def _with_legend(figure: Figure) -> Figure:
     return figure
 
 
+# ---- losses over steps ---------------------------------------------------------------------------
+
 Columns = Mapping[str, Sequence[float] | np.ndarray]
 
 
@@ -184,6 +188,8 @@ def _check_columns(name: str, columns: Any) -> None:
 def _colors() -> list[str]:
     return [*COLORS] * 8
 
+
+# ---- the devices of a mesh -----------------------------------------------------------------------
 
 MOST = 4096  # devices; more could not be told apart
 NUMBERED = 512  # devices up to which each has its number

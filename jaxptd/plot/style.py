@@ -19,6 +19,10 @@ from jaxptd.plot import format_of
 
 BLUE, ORANGE, GREEN, PURPLE = "#2b6cb0", "#c05621", "#2f855a", "#805ad5"
 PINK, SKY, AMBER = "#b83280", "#4299e1", "#b7791f"
+
+
+# ---- colors, legible on light and on dark pages --------------------------------------------------
+
 COLORS = (BLUE, ORANGE, GREEN, PURPLE, PINK, SKY, AMBER)
 INK = "#718096"  # text and lines
 

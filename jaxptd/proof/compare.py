@@ -100,6 +100,9 @@ def _word(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+# ---- schedules that are drawn --------------------------------------------------------------------
+
+
 def drawn_table(kind: str, *, stages: int, micro_batches: int) -> Schedule:
     """A table of a kind; the same one each time.
 

@@ -16,6 +16,8 @@ from jaxptd.models.families import family_of
 from jaxptd.step import Batch, Program
 from jaxptd.step.compiled import CompiledStep
 
+# ---- batches -------------------------------------------------------------------------------------
+
 
 def read_batch(
     program: Program,
@@ -45,6 +47,9 @@ def read_batch(
     family = family_of(model)
     targets = {term.targets for term in family.losses(model).values()}
     return program.batches.read(rows_of)
+
+
+# ---- programs, compiled in all processes together ------------------------------------------------
 
 
 class Programs:

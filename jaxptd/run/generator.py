@@ -205,6 +205,9 @@ class Generator:
         return jnp.take_along_axis(ids_BK, drawn_B1, axis=1)[:, 0].astype(jnp.int32)
 
 
+# ---- the text that a run ends with ---------------------------------------------------------------
+
+
 class Settings(TypedDict, total=False):
     """Fields of `jaxptd.run.generator.Sampling`; those left out have its defaults."""
 

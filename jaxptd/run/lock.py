@@ -25,6 +25,8 @@ from jaxptd.distributed.coordination import first_only
 from jaxptd.errors import UserError
 from jaxptd.run.folder import run_dir_errors
 
+# ---- the process that holds a lock ---------------------------------------------------------------
+
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _ENDED = frozenset("ZX")  # states of a process that nobody has waited for yet
 

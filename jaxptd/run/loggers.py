@@ -26,6 +26,8 @@ from jaxptd.config.written import as_yaml
 from jaxptd.errors import UserError, install
 from jaxptd.run.metrics import Row
 
+# ---- the interface -------------------------------------------------------------------------------
+
 
 @dataclasses.dataclass(frozen=True)
 class Start:
@@ -87,6 +89,9 @@ class Loggers:
                 self._say(f"warning: cannot write {where}: {error.strerror}; the run goes on")
 
 
+# ---- CSV -----------------------------------------------------------------------------------------
+
+
 class CommaSeparated:
     """Writes `metrics.csv`: a line for each row, a column for each number that a row has had.
 
@@ -133,6 +138,9 @@ def _lines(columns: Sequence[str], rows: Iterable[Row]) -> str:
 
 def _names(rows: Iterable[Row]) -> list[str]:
     return [name for row in rows for name in row]
+
+
+# ---- services, which keep what an earlier process sent -------------------------------------------
 
 
 class Sent:
@@ -193,6 +201,12 @@ def as_os_error() -> Iterator[None]:
         raise OSError(errno.EIO, " ".join(str(error).split())[:300]) from error
 
 
+# ---- TensorBoard ---------------------------------------------------------------------------------
+
+# tensorboardX's own SummaryWriter passes events to a thread that dies when the disk is full, and
+# the run then waits for that thread for ever. Here the run gets the error.
+
+
 class TensorBoard:
     """Appends rows of metrics to one events file, which begins with the config as a text.
 
@@ -243,6 +257,9 @@ def _record(event: dict[str, Any]) -> bytes:
     return length + crcs[0] + data + crcs[1]
 
 
+# ---- Weights & Biases ----------------------------------------------------------------------------
+
+
 class WeightsAndBiases:
     """Sends rows to a run of Weights & Biases, which has the config and the run directory's name.
 
@@ -280,6 +297,9 @@ class WeightsAndBiases:
             self._run.finish()
 
 
+# ---- MLflow --------------------------------------------------------------------------------------
+
+
 class MLflow:
     """Sends rows to a run of MLflow, which has the config as parameters and as a file.
 
@@ -313,6 +333,9 @@ class MLflow:
         with as_os_error():
             self._mlflow.flush_async_logging()
             self._mlflow.end_run()
+
+
+# ---- loggers by name, as train.loggers chooses them ----------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,6 +26,8 @@ from jaxptd.models.families import family_of, work_of
 from jaxptd.pipeline.statistics import bubble
 from jaxptd.step import Program
 
+# ---- how long a run still takes ------------------------------------------------------------------
+
 Pause = Literal["evaluation", "save"]
 RECENT = 120.0  # seconds of steps that count
 FEWEST = 10  # steps that count, however long they are
@@ -92,6 +94,9 @@ class TimeLeft:
         return min([*first, SLOWER * expected]) if first else expected
 
 
+# ---- output that a run can do without ------------------------------------------------------------
+
+
 class OptionalStream:
     """A text stream whose first failure is said once on stderr; from then on it drops everything.
 
@@ -143,6 +148,8 @@ def _warn(line: str) -> None:
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
 
+
+# ---- the line on a terminal, fitted to its width -------------------------------------------------
 
 ROOM = 3  # columns left free for the ^C that a terminal writes behind the line
 SHORTEST, LONGEST = 8, 40  # columns of the bar
@@ -235,6 +242,8 @@ def _validation(row: Mapping[str, Any]) -> Iterator[str]:
         scores = f" ({', '.join(found)})" * bool(found)
         yield f"validation {row['validation_loss']:.4f}{scores}"
 
+
+# ---- times and metrics of steps ------------------------------------------------------------------
 
 # In the order of a row of metrics.jsonl; the loss scale exists in float16 only.
 METRICS = ("loss", "grad_norm", "learning_rate", "skipped", "loss_scale")
@@ -361,6 +370,8 @@ class Meter:
             "mfu": flops / seconds / peak if peak else None,
         }
 
+
+# ---- what is shown: a bar on a terminal, elsewhere lines -----------------------------------------
 
 Row = dict[str, Any]
 VALIDATION = ("validation_loss", *SCORES)

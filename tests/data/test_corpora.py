@@ -10,6 +10,7 @@ import sys
 import pytest
 import zstandard
 
+from jaxptd.data import records
 from jaxptd.data.corpora import read_answers, read_documents, tokenize
 from jaxptd.data.tokenizers import ByteTokenizer
 from jaxptd.errors import UserError
@@ -68,6 +69,14 @@ def test_each_document_is_followed_by_its_end(tmp_path):
 def test_records_are_read_as_what_they_are(tmp_path, name, data, suffix):
     path = write(tmp_path / f"{name}{suffix}", PACK[suffix](data))
     assert list(read_documents(path)) == ["a,b", "c"]
+
+
+def test_a_json_file_of_lines_is_never_whole_in_memory(tmp_path, monkeypatch):
+    held = []
+    monkeypatch.setattr(records, "_object", lambda data: held.append(len(data)) or json.loads(data))
+    path = write(tmp_path / "a.json", b'{"text": "a"}\n' * 1000)
+    assert [*read_documents(path)] == ["a"] * 1000
+    assert held == [14]
 
 
 @pytest.mark.parametrize("suffix", list(PACK))

@@ -96,8 +96,8 @@ def test_frames_of_zstd_and_one_that_was_cut(tmp_path):
         (
             "a.json",
             '{"data": [{"text": "b"}]}',
-            'has no string "text"; it is an object with "text", an array of them, or one a line; '
-            "there is no field of text, only data",
+            'line 1 has no string "text"; each line is an object with "text"; there is no field of '
+            "text, only data",
         ),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 
 from jaxptd.config import ModelConfig, option
 from jaxptd.errors import UserError
+from jaxptd.hf.families.family import read_activation
 from jaxptd.hf.sizes import read_sizes
 
 HUGE = 10**18
@@ -289,6 +290,20 @@ def test_keys_that_are_missing_have_the_values_of_transformers() -> None:
     assert read_sizes({"model_type": "t5"}, tied=True, where="DIR")["output_scale"] == 512**-0.5
     yarn = {"model_type": "qwen3", "rope_scaling": {"rope_type": "yarn", "factor": 4}}
     assert read_sizes(yarn, tied=True, where="DIR")["rope_original_length"] == 32768
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("gelu-tanh", ("gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_fast")),
+        ("gelu", ("gelu", "gelu_python")),
+        ("relu", ("relu",)),
+        ("silu", ("silu", "swish")),
+    ],
+)
+def test_activations_by_all_names_that_transformers_has(ours: str, theirs: tuple) -> None:
+    """They are the same functions to 1e-9 there, in float64."""
+    assert {read_activation("hidden_act", name) for name in theirs} == {ours}
 
 
 def test_sizes_of_gpt2_by_the_names_of_other_families() -> None:

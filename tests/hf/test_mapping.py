@@ -1,9 +1,11 @@
 """Every tensor of a file is mapped or known to hold no parameter; anything else is named."""
 
+import re
+
 import pytest
 
 from jaxptd.errors import UserError
-from jaxptd.hf.mapping import map_tensors, rules_of
+from jaxptd.hf.mapping import map_tensors, rules_of, tensors_of
 
 D, V, T, L = 4, 11, 6, 2
 OURS = {
@@ -87,3 +89,10 @@ def test_a_prefix_may_be_there_twice() -> None:
     longer = {f"transformer.{name}": shape for name, shape in FOUND.items()}
     assert set(mapped(longer).names.values()) == set(longer)
     assert "which are one; remove one" in refusal(FOUND | longer)
+
+
+@pytest.mark.parametrize("name", ["inv_freq", "cos_cached", "sin_cached"])
+@pytest.mark.parametrize("prefix", ["", "layers.11.self_attn."])
+def test_what_old_files_keep_of_rotations_is_left_out(name: str, prefix: str) -> None:
+    (pattern,) = tensors_of("llama").ignored
+    assert re.fullmatch(pattern, f"{prefix}rotary_emb.{name}")

@@ -1,4 +1,6 @@
-"""Phantoms of a heart as a slice of an MRI shows it, each a function of its seed and number.
+"""Images made by formulas: phantoms of a heart, and figures of a few kinds.
+
+A phantom is what a slice of an MRI shows, a function of its seed and number.
 
 A bright chamber in a dark ring, the left ventricle and its muscle, and beside them the right
 ventricle, on a background with soft stripes and noise. Classes are numbered as in the data set
@@ -10,6 +12,13 @@ Letters: S rows and columns.
 import numpy as np
 
 CLASSES = 4
+
+
+# ---- figures with one class each -----------------------------------------------------------------
+
+# A disc, a square, a triangle or a ring of any size and place, a little turned, with noise.
+# Letters: S rows and columns.
+
 NOISE = 0.15  # standard deviation; a figure and what is around it differ by about 0.6
 TRAINING, HELD_OUT, ORDER, TURN = range(4)  # streams of numbers: samples, and draws of all data
 

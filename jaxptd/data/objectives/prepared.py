@@ -1,4 +1,4 @@
-"""`Prepared`: samples whose fields an objective makes."""
+"""`Prepared`: samples whose fields an objective makes, from numbers drawn for each sample."""
 
 import dataclasses
 import functools
@@ -10,6 +10,13 @@ import numpy as np
 from jaxptd.data.mapped import Samples
 from jaxptd.data.tokenizers import Tokenizer
 from jaxptd.errors import UserError
+
+# ---- random numbers of samples -------------------------------------------------------------------
+
+# Sample n has a range of the counter of one Philox stream for itself, so a run of samples is one
+# call for all of them. The raw output of Philox never changes (numpy enhancement proposal 19).
+
+# Letters: B samples, N numbers of each.
 
 OF_OBJECTIVES = 2**63 + 2**62  # epochs and mixtures, which Philox is keyed with too, have smaller
 STEP = 4  # numbers that Philox makes for one count
@@ -53,6 +60,8 @@ def shuffle(drawn_BN: np.ndarray, last_BN: np.ndarray | None = None) -> np.ndarr
     places_N = np.arange(drawn_BN.shape[1], dtype=np.uint64)
     return (np.sort(keys_BN & ~PLACES | places_N, axis=1) & PLACES).astype(np.int64)
 
+
+# ---- special tokens, by the names that tokenizers have for them ----------------------------------
 
 MASK_TOKENS = ("[PAD]", "[CLS]", "[SEP]", "[MASK]")
 SPAN_PAD = "<pad>"

@@ -10,6 +10,8 @@ from jaxptd.config import ModelConfig
 from jaxptd.errors import UserError, quoted
 from jaxptd.hf.dims import Rule
 
+# ---- activations by transformers' names ----------------------------------------------------------
+
 _OURS: Mapping[str, str] = MappingProxyType(
     {
         "gelu_new": "gelu-tanh",
