@@ -13,7 +13,7 @@ from jaxptd.data.token_files import open_token_file
 from jaxptd.errors import UserError
 
 LINE = json.dumps({"text": "a text of some words " * 9}).encode() + b"\n"
-GZ = gzip.compress(LINE)
+GZ = gzip.compress(LINE, mtime=0)  # no time in the names of the tests
 RARE = np.where(np.arange(4000) % 9, 3, 300)  # one id in nine is above 31
 
 
@@ -34,11 +34,19 @@ def array_bytes():
     [
         ("a.jsonl", GZ, "is compressed by gzip; end its name in .gz, or decompress it"),
         ("a.bin", GZ, "is compressed by gzip; end its name in .gz, or decompress it"),
-        ("a.jsonl.gz", gzip.compress(GZ), "is compressed by gzip, once decompressed; name the fi"),
+        (
+            "a.jsonl.gz",
+            gzip.compress(GZ, mtime=0),
+            "is compressed by gzip, once decompressed; name the fi",
+        ),
         ("a.txt", b"PAR1" + bytes(99), "is parquet; end its name in .parquet"),
         ("a.bin", array_bytes(), "is a numpy array; write its ids with tofile, as uint16 or uint"),
         ("a.npy", array_bytes(), "is a numpy array; write its ids with tofile, as uint16 or uint"),
-        ("a.bin", b"PK\x03\x04" + bytes(200), "is an archive (zip; .npz, .pt and .docx are zips"),
+        (
+            "a.bin",
+            b"PK\x03\x04" + bytes(200),
+            "is a zip archive, as are .npz, .pt and .docx; unpack it",
+        ),
         ("a.bin", LINE, "is text, and by its name it has ids; name it .txt"),
         ("a.txt", "a text".encode("utf-16"), "is text in UTF-16 or UTF-32; convert it to UTF-8"),
         ("a.txt", b"version https://git-lfs.github.com/spec/v1\n", "is a pointer of Git LFS, not "),
