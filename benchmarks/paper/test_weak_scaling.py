@@ -10,19 +10,20 @@ from benchmarks.paper import pages, weak_scaling
 from benchmarks.paper.memory import Memory, compiled_memory
 from benchmarks.paper.weak_scaling import GPU, Model, published
 from benchmarks.paper.weak_scaling_picture import PICTURE
+from benchmarks.published.fit import FittedTable, constant_rate, table_1
 from jaxptd.errors import UserError
 from jaxptd.hardware import find_accelerator
-from jaxptd.planner.published.rows import Row, table_1
-from jaxptd.planner.published.validation import Outcome, Validation, constant_rate
+from jaxptd.planner.rows import Row
+from jaxptd.planner.validation import Outcome
 
 GIB = 2**30
 ROWS = table_1()
 
 
-def predicted(rows: list[Row]) -> Validation:
+def predicted(rows: list[Row]) -> FittedTable:
     """Predictions that are all 5 % too slow."""
     outcomes = tuple(Outcome(row, 1.05 * row.seconds, 0.06) for row in rows)
-    return Validation("", outcomes, baseline=constant_rate(rows))
+    return FittedTable("", outcomes, 0.06, constant_rate(rows), {})
 
 
 def as_published(row: Row) -> Model:

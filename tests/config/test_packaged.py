@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 import jaxptd
+from benchmarks.published.fit import table_1
 from jaxptd import Layout, Program, make_mesh
 from jaxptd.commands.command_line import load_config, make_parser, parse
 from jaxptd.config import files as packaged
 from jaxptd.config.files import find_config, packaged_configs
 from jaxptd.errors import UserError
-from jaxptd.planner.published.rows import table_1
 
 CONFIGS = Path(jaxptd.__file__).parents[1] / "configs"
 NAMES = sorted(

@@ -1,7 +1,7 @@
 """The seam between the cost model and whoever knows what a program moves.
 
 A step takes a list of `Placed` collectives: for published programs they follow from the record of
-the program (`jaxptd.planner.published.traffic`); for jaxptd they are those of the formulas that
+the program (`jaxptd.planner.programs`); for jaxptd they are those of the formulas that
 equal its jaxpr (`jaxptd.analysis.traffic`), each given its place.
 """
 

@@ -4,16 +4,21 @@ import dataclasses
 
 import pytest
 
+from benchmarks.published.fit import h100_row, table_1
 from jaxptd.analysis.collective import ALL_REDUCE
 from jaxptd.hardware import Cluster, find_accelerator
 from jaxptd.planner.cost import Placed, Setting, Spread, step_time
 from jaxptd.planner.cost.exposed import BESIDE, collective_term
 from jaxptd.planner.cost.layer import layer_terms
 from jaxptd.planner.cost.terms import total
-from jaxptd.planner.published.programs import MEGATRON_2021, MEGATRON_2022, NEMO, PROGRAMS
-from jaxptd.planner.published.rows import h100_row, paper_flops, table_1
-from jaxptd.planner.published.shape import Shape
-from jaxptd.planner.published.traffic import published_collectives
+from jaxptd.planner.programs import (
+    MEGATRON_2021,
+    MEGATRON_2022,
+    NEMO,
+    PROGRAMS,
+    published_collectives,
+)
+from jaxptd.planner.rows import Shape, paper_flops
 
 ROWS = [*table_1(), h100_row()]
 A100 = find_accelerator("a100")

@@ -1,4 +1,4 @@
-"""A small bounded fit: four shares of an accelerator's limits, from rows of measured steps.
+"""Published rows, and a small bounded fit to them: four shares of an accelerator's limits.
 
 The shares are of products, memory, NVLink and network. They minimise the squared logarithms of
 predicted by measured seconds, in units of `ROW_ERROR`, and the squared distances from `BEFORE`, in
@@ -7,14 +7,18 @@ the same shares.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxptd.hardware import Accelerator
-from jaxptd.planner.published.rows import Row
+from jaxptd.planner.rows import Row, read_rows
+from jaxptd.planner.validation import Outcome, Validation
 
+ROWS = Path(__file__).parent
+WORST, MEAN = 0.06, 0.025  # bars of table 1: of each row, and of the mean
 SHARES = ("products_share", "hbm_share", "nvlink_share", "network_share")
 BEFORE = np.array([0.85, 0.80, 0.78, 0.85])  # usual values, set before any row was seen
 LOWEST = np.array([0.60, 0.50, 0.50, 0.50])
@@ -25,6 +29,16 @@ STEP, STEPS, SMALL = 1e-3, 20, 1e-4  # of a derivative; at most; of the last cha
 DAMPINGS = (0.0, 0.1, 1.0, 10.0, 100.0)  # of a step, tried in turn
 
 Residuals = Callable[[np.ndarray], np.ndarray]
+
+
+def table_1() -> list[Row]:
+    """The ten rows of Megatron's table 1."""
+    return read_rows(ROWS / "megatron_table1.csv")
+
+
+def h100_row() -> Row:
+    """The row that sets the H100's share of peak."""
+    return read_rows(ROWS / "h100_calibration.csv")[0]
 
 
 def with_shares(accelerator: Accelerator, shares: Iterable[float]) -> Accelerator:
@@ -84,3 +98,71 @@ def _next(residuals: Residuals, x: np.ndarray) -> np.ndarray:
         if then @ then < now @ now:
             return to
     return x
+
+
+@dataclasses.dataclass(frozen=True)
+class FittedTable(Validation):
+    """Predictions of the rows of a table by shares that were fitted to them.
+
+    Args:
+        mean_bar: the largest mean error allowed.
+        baseline: errors of a constant TFLOP/s, of each row.
+        shares: of the fit to all rows.
+    """
+
+    mean_bar: float
+    baseline: tuple[float, ...]
+    shares: Mapping[str, float]
+
+    def missed(self) -> list[str]:
+        """The bars that are missed, a sentence each."""
+        found = super().missed()
+        if self.mean > self.mean_bar:
+            found.append(f"mean: {self.mean:.1%} is above {self.mean_bar:.1%}")
+        mean, worst = self.constant()
+        if self.worst >= worst or self.mean >= mean:
+            found.append("a constant TFLOP/s is as good")
+        return found
+
+    def constant(self) -> tuple[float, float]:
+        """The mean and the worst error of a constant TFLOP/s."""
+        sizes = np.abs(self.baseline)
+        return float(sizes.mean()), float(sizes.max())
+
+    def as_dict(self) -> dict[str, Any]:
+        mean, worst = self.constant()
+        more = {"mean_bar": self.mean_bar, "baseline": {"mean": mean, "worst": worst}}
+        return {**super().as_dict(), **more, "shares": dict(self.shares)}
+
+
+def fitted_table(rows: Sequence[Row], accelerator: Accelerator, *, held_out: bool) -> FittedTable:
+    """Fits the shares to rows of one accelerator and predicts the same rows.
+
+    Args:
+        rows: that ran on it.
+        accelerator: its limits; its shares are not read.
+        held_out: each row is predicted by a fit to the others.
+    """
+    whole = fitted(accelerator, rows)
+    machines = [fitted(accelerator, others) if held_out else whole for others in _others(rows)]
+    outcomes = tuple(
+        Outcome(row, row.predict(machine).seconds, WORST)
+        for row, machine in zip(rows, machines, strict=True)
+    )
+    how = "each row predicted by a fit to the others" if held_out else "a fit to all rows"
+    shares = {name: float(getattr(whole, name)) for name in SHARES}
+    return FittedTable(how, outcomes, MEAN, constant_rate(rows), shares)
+
+
+def constant_rate(rows: Sequence[Row]) -> tuple[float, ...]:
+    """Errors of a constant TFLOP/s: of each row's own, predicted by the mean of the others."""
+    rates = [row.flops / row.spread.gpus / row.seconds for row in rows]
+    return tuple(
+        float(np.mean(others)) / rate - 1
+        for rate, others in zip(rates, _others(rates), strict=True)
+    )
+
+
+def _others(items: Sequence[Any]) -> list[list[Any]]:
+    """For each item, the list without it."""
+    return [[*items[:i], *items[i + 1 :]] for i in range(len(items))]

@@ -5,8 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from jaxptd.hardware import find_accelerator
-from jaxptd.planner.published.fit import (
+from benchmarks.published.fit import (
     BEFORE,
     HIGHEST,
     LOWEST,
@@ -14,9 +13,12 @@ from jaxptd.planner.published.fit import (
     SHARES,
     calibrated,
     fitted,
+    h100_row,
+    table_1,
     with_shares,
 )
-from jaxptd.planner.published.rows import Row, h100_row, table_1
+from jaxptd.hardware import find_accelerator
+from jaxptd.planner.rows import Row
 
 A100 = find_accelerator("a100")
 

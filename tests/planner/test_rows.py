@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.published.fit import h100_row, table_1
 from jaxptd.errors import UserError
-from jaxptd.planner.published.rows import COLUMNS, h100_row, paper_flops, read_rows, table_1
+from jaxptd.planner.rows import COLUMNS, paper_flops, read_rows
 
 # Parameters in billions and petaFLOP/s of all GPUs together, as table 1 of the paper has them.
 PAPER = {1.7: 4.4, 3.6: 8.8, 7.5: 18.2, 18.4: 34.6, 39.1: 70.8, 76.1: 143.8, 145.6: 227.1}

@@ -5,9 +5,8 @@ import dataclasses
 
 from jaxptd.hardware import Cluster, Group, find_accelerator
 from jaxptd.planner.cost import Placed, Setting, Spread
-from jaxptd.planner.published.programs import MEGATRON_2021, MEGATRON_2022, NEMO
-from jaxptd.planner.published.shape import Shape
-from jaxptd.planner.published.traffic import published_collectives
+from jaxptd.planner.programs import MEGATRON_2021, MEGATRON_2022, NEMO, published_collectives
+from jaxptd.planner.rows import Shape
 
 GPT = Shape(24, 4096, 32, 51200, 2048)
 X = 2.0 * 2048 * 4096  # bytes of a micro-batch's activation

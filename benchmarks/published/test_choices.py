@@ -4,16 +4,54 @@ Source: Narayanan et al., arXiv 2104.04473, figures 13 and 16; sizes from Megatr
 examples/sc21/run_figure_13.sh and run_figure_16.sh.
 """
 
+import itertools
+from collections.abc import Iterable, Sequence
+
 import pytest
 
 from jaxptd.hardware import Cluster, find_accelerator
-from jaxptd.planner.cost import Spread
-from jaxptd.planner.published.choices import layouts, ranked
-from jaxptd.planner.published.programs import MEGATRON_2021
-from jaxptd.planner.published.shape import Shape
+from jaxptd.planner.cost import Program, Setting, Spread, step_time
+from jaxptd.planner.programs import MEGATRON_2021, published_collectives
+from jaxptd.planner.rows import Shape
 
 CLUSTER = Cluster(find_accelerator("a100"))
 SIZES = (1, 2, 4, 8, 16, 32)
+
+
+def layouts(
+    gpus: int,
+    global_batch: int,
+    *,
+    tp: Iterable[int],
+    pp: Iterable[int],
+    micro_batch: Iterable[int],
+) -> list[Spread]:
+    """Layouts with full recomputation that divide the devices and the batch.
+
+    Args:
+        gpus: devices.
+        global_batch: sequences of a step.
+        tp: sizes of tensor parallelism to try; here and below, what does not divide is left out.
+        pp: stages to try.
+        micro_batch: sequences of a micro-batch to try.
+    """
+    found = []
+    for t, p, b in itertools.product(tp, pp, micro_batch):
+        if gpus % (t * p) == 0 and global_batch % (gpus // (t * p) * b) == 0:
+            found.append(Spread(gpus, global_batch, b, t, p, remat="full"))
+    return found
+
+
+def ranked(
+    shape: Shape, spreads: Sequence[Spread], program: Program, cluster: Cluster
+) -> list[tuple[float, Spread]]:
+    """Predicted seconds and layout, the fastest first."""
+    settings = [Setting(shape.inventory, spread, program, cluster) for spread in spreads]
+    timed = [
+        (step_time(setting, published_collectives(setting)).seconds, setting.spread)
+        for setting in settings
+    ]
+    return sorted(timed, key=lambda pair: pair[0])
 
 
 def loss(found: list[tuple[float, Spread]], published: dict[str, int]) -> float:

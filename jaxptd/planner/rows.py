@@ -1,18 +1,67 @@
-"""Rows of measured steps: read from CSV, every value checked."""
+"""Measured steps of published programs: sizes of their models, and rows read from CSV files."""
 
 import csv
 import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
 from jaxptd.errors import UserError, did_you_mean, quoted, read_small
 from jaxptd.hardware import Accelerator, Cluster
+from jaxptd.models.inventory import MLP, Attention, Head, Inventory, Stack, Table
 from jaxptd.planner.cost import Setting, Spread, StepTime, step_time
 from jaxptd.planner.cost.setting import Remat
-from jaxptd.planner.published.programs import PROGRAMS
-from jaxptd.planner.published.shape import Shape
-from jaxptd.planner.published.traffic import published_collectives
+from jaxptd.planner.programs import PROGRAMS, published_collectives
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Sizes of a decoder.
+
+    Args:
+        num_layers, hidden_size, num_heads, vocab_size, seq_length: of the model.
+        num_kv_heads: heads of keys and values; 0: as many as heads.
+        ffn_hidden_size: hidden units of the MLP; 0: four times the hidden size.
+        gated: the MLP has a gate, and so a third matrix.
+    """
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    vocab_size: int
+    seq_length: int
+    num_kv_heads: int = 0
+    ffn_hidden_size: int = 0
+    gated: bool = False
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_kv_heads or self.num_heads
+
+    @property
+    def ffn(self) -> int:
+        return self.ffn_hidden_size or 4 * self.hidden_size
+
+    @cached_property
+    def inventory(self) -> Inventory:
+        """The parts of the model."""
+        D, T, V = self.hidden_size, self.seq_length, self.vocab_size
+        head_size = D // self.num_heads
+        attention = Attention(D, self.num_heads, self.kv_heads, head_size, 1, T, T, has_norm=False)
+        mlp = MLP(D, self.ffn, self.gated)
+        return Inventory(
+            D,
+            tokens=Table(V, D),
+            embedded=(T,),
+            positions=None,
+            stacks=(Stack("blocks", self.num_layers, (attention, mlp), 2, norms_sums=False),),
+            heads=(Head(D, V, norm=2),),
+            first_norm=0,
+        )
+
+
+# ---- Rows of measured steps: read from CSV, every value checked ----------------------------------
 
 TEXTS = ("name", "program", "hardware")
 SHAPE = tuple(field.name for field in dataclasses.fields(Shape))
@@ -28,7 +77,6 @@ REMATS = {"selective": "attention", **{name: name for name in get_args(Remat)}}
 MOST_ROWS, LIMIT = 2000, 10**9
 FEW = {"num_layers": 10**5, "pp": 10**5, "virtual_stages": 10**5}  # limits of what takes time
 SHORTEST = 1e-9  # seconds, or TFLOP/s
-PACKAGED = Path(__file__).parent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,16 +124,6 @@ def paper_flops(shape: Shape, batch: int) -> float:
     T, L, D = shape.seq_length, shape.num_layers, shape.hidden_size
     more = 1 + T / (6 * D) + shape.vocab_size / (16 * L * D)
     return 96.0 * batch * T * L * D**2 * more
-
-
-def table_1() -> list[Row]:
-    """The ten rows of Megatron's table 1."""
-    return read_rows(PACKAGED / "megatron_table1.csv")
-
-
-def h100_row() -> Row:
-    """The row that sets the H100's share of peak."""
-    return read_rows(PACKAGED / "h100_calibration.csv")[0]
 
 
 def read_rows(path: Path) -> list[Row]:
