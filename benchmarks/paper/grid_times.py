@@ -17,8 +17,7 @@ from jaxptd.hardware import Accelerator, Cluster, find_accelerator
 from jaxptd.mesh import Layout
 from jaxptd.models.families import inventory_of
 from jaxptd.planner.cost import StepTime
-from jaxptd.planner.own.memory import memory_of
-from jaxptd.planner.own.step import OwnStep, predict
+from jaxptd.planner.own.step import OwnStep, memory_of, predict
 from jaxptd.planner.planning import MAX_MEMORY
 from jaxptd.planner.search.best import Search
 from jaxptd.planner.search.space import Space

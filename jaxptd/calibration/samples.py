@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
 from jaxptd.hardware import Cluster, Group
-from jaxptd.planner.cost import kernels, links
+from jaxptd.planner.cost import kernels
 from jaxptd.planner.cost.terms import WAITING, Term
 
 SIZE = 2  # bytes of a value: bfloat16
@@ -113,7 +113,7 @@ class Exchange:
     Args:
         kind: XLA's name.
         group: its members.
-        size: bytes of the whole array, as in `links.collective`.
+        size: bytes of the whole array, as in `kernels.collective`.
         crosses: each member is on a node of its own, so that none uses NVLink.
     """
 
@@ -131,7 +131,7 @@ class Exchange:
         return 3 * self.size
 
     def term(self, cluster: Cluster) -> Term:
-        return links.collective(cluster, self.kind, self.group, self.size)
+        return kernels.collective(cluster, self.kind, self.group, self.size)
 
     def __str__(self) -> str:
         where = "nodes" if self.crosses else "devices"

@@ -13,8 +13,7 @@ from turns import slow
 
 from jaxptd import collectives
 from jaxptd.analysis import verification
-from jaxptd.analysis.comparison import Outcome, Row, compare
-from jaxptd.analysis.first_steps import FirstSteps
+from jaxptd.analysis.comparison import FirstSteps, Outcome, Row, compare
 from jaxptd.analysis.verification import OneStep, with_precision
 from jaxptd.collectives import varying_axes
 from jaxptd.layers import forms, fp8

@@ -14,9 +14,9 @@ from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.errors import UserError
 from jaxptd.hardware import Cluster, find_accelerator
 from jaxptd.plan import plan
-from jaxptd.planner.compiled import Compiling
-from jaxptd.planner.own.compiled import Figures, remade
 from jaxptd.planner.own.step import OwnStep, Predictor
+from jaxptd.planner.own.traffic import Figures, remade
+from jaxptd.planner.planning import Compiling
 from jaxptd.planner.search.best import Candidate, Search
 from jaxptd.planner.search.space import Space
 

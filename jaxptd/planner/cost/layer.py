@@ -9,10 +9,92 @@ once for its weights'.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from jaxptd.models.inventory import MLP, Attention, Stack
-from jaxptd.planner.cost import attention, kernels
+from jaxptd.models.inventory import MLP, Attention, Head, Stack
+from jaxptd.planner.cost import kernels
 from jaxptd.planner.cost.setting import Setting
 from jaxptd.planner.cost.terms import Term
+
+# Bytes for each score of unfused attention: the causal softmax reads the half that it sees and
+# writes zeros to the rest (Megatron-LM's scaled_upper_triang_masked_softmax); dropout reads and
+# writes all, and its mask.
+SOFTMAX_FORWARD, SOFTMAX_BACKWARD = 3, 4
+SCORE_DROPOUT = 5
+
+
+def is_fused(setting: Setting, attention: Attention) -> bool:
+    """True if a kernel computes it; fused kernels have no bias by distance."""
+    return setting.program.attention == "flash" and not attention.has_bias
+
+
+def attention_forward(setting: Setting, attention: Attention) -> list[Term]:
+    """The kernel; unfused, two products and the softmax between them."""
+    if is_fused(setting, attention):
+        return _flash(setting, attention, backward=False)
+    heads, T, S = _scores(setting, attention)
+    a, H = setting.cluster.accelerator, attention.head_size
+    return [
+        _named(kernels.product(a, T, S, H, batch=heads), "scores forward"),
+        _softmax(setting, attention, SOFTMAX_FORWARD, "softmax forward"),
+        _named(kernels.product(a, T, H, S, batch=heads), "context forward"),
+    ]
+
+
+def attention_backward(setting: Setting, attention: Attention) -> list[Term]:
+    """The kernel; unfused, four products and the softmax's gradient."""
+    if is_fused(setting, attention):
+        return _flash(setting, attention, backward=True)
+    heads, T, S = _scores(setting, attention)
+    a, H = setting.cluster.accelerator, attention.head_size
+    to_scores, to_heads = (T, S, H), (T, H, S)
+    return [
+        *(_named(kernels.product(a, *to_scores, batch=heads), "scores backward") for _ in "p"),
+        *(_named(kernels.product(a, *to_heads, batch=heads), "context backward") for _ in "qkv"),
+        _softmax(setting, attention, SOFTMAX_BACKWARD, "softmax backward"),
+    ]
+
+
+def visible(setting: Setting, attention: Attention) -> float:
+    """Share of the scores of the busiest device that masks leave.
+
+    A token sees itself and those before it, at most `reach`; in a ring of contiguous parts the last
+    device sees nearly all.
+    """
+    keys, reach = attention.key_tokens, attention.reach
+    if not attention.causal:
+        return min(1.0, reach / keys)
+    ring = setting.spread.cp * setting.spread.row
+    if not setting.program.balanced and ring > 1 and reach == keys:
+        return 1 - 1 / (2 * ring)
+    return reach / keys * (1 - reach / (2 * keys))
+
+
+def _scores(setting: Setting, attention: Attention) -> tuple[int, int, int]:
+    """Heads times sequences of a device, queries, and keys."""
+    spread = setting.spread
+    heads = spread.micro_batch * attention.heads // spread.inner
+    return max(1, heads), attention.tokens // (spread.cp * spread.row), attention.key_tokens
+
+
+def _flash(setting: Setting, attention: Attention, *, backward: bool) -> list[Term]:
+    heads, T, S = _scores(setting, attention)
+    H = attention.head_size
+    flops = 4.0 * heads * T * S * H * visible(setting, attention)
+    term = kernels.flash(setting.cluster.accelerator, flops, H, backward=backward)
+    return [term.named("attention backward" if backward else "attention forward")]
+
+
+def _softmax(setting: Setting, attention: Attention, each: int, name: str) -> Term:
+    heads, T, S = _scores(setting, attention)
+    dropout = setting.program.dropout
+    size = (each + SCORE_DROPOUT * dropout) * heads * T * S
+    return _named(kernels.moved(setting.cluster.accelerator, size, 1 + dropout), name)
+
+
+def _named(term: Term, name: str) -> Term:
+    return term.named(name, "attention")
+
+
+# ---- layer ---------------------------------------------------------------------------------------
 
 QUANTISED = 3  # bytes moved for each value that becomes 8-bit: two read, one written
 
@@ -58,11 +140,11 @@ def layer_terms(setting: Setting, stack: Stack) -> LayerTerms:
     forward = [_product(setting, each, (each.T, each.N, each.K), "forward") for each in found]
     return LayerTerms(
         forward,
-        [term for each in stack.attentions for term in attention.forward(setting, each)],
+        [term for each in stack.attentions for term in attention_forward(setting, each)],
         _elementwise_forward(setting, stack),
         [_product(setting, each, (each.T, each.K, each.N), "dx") for each in found],
         [_product(setting, each, (each.K, each.N, each.T), "dw") for each in found],
-        [term for each in stack.attentions for term in attention.backward(setting, each)],
+        [term for each in stack.attentions for term in attention_backward(setting, each)],
         _elementwise_backward(setting, stack),
         _accumulation(setting, stack, len(found)),
         unread=[] if setting.program.again_all else forward[-1:],
@@ -197,3 +279,40 @@ def _quantised(setting: Setting, stack: Stack, name: str) -> list[Term]:
     moves = QUANTISED * (sources if name == "forward" else results)
     term = kernels.moved(setting.cluster.accelerator, float(moves), 2 * len(found))
     return [term.named(f"8-bit copies {name}")]
+
+
+# ---- Terms outside the layers: embedding, logits and loss, the optimizer -------------------------
+
+
+def first_terms(setting: Setting) -> list[Term]:
+    """Looks up the tokens of a micro-batch and adds their gradients up: five passes of 16 bits."""
+    a = setting.cluster.accelerator
+    moves = 5 * 2 * sum(setting.stream(stack) for stack in setting.model.stacks)
+    return [_at_ends(kernels.moved(a, moves, 4), "embedding")]
+
+
+def last_terms(setting: Setting) -> list[Term]:
+    """Logits, the loss over the sharded vocabulary, and their gradients, of a micro-batch."""
+    return [term for head in setting.model.heads for term in _head(setting, head)]
+
+
+def _head(setting: Setting, head: Head) -> list[Term]:
+    a, T = setting.cluster.accelerator, setting.tokens(setting.model.stacks[-1])
+    D, V = head.hidden, head.columns // setting.spread.inner
+    sizes = {"logits forward": (T, V, D), "logits dx": (T, D, V), "logits dw": (D, V, T)}
+    products = [_at_ends(kernels.product(a, *size), name) for name, size in sizes.items()]
+    square = [_at_ends(kernels.product(a, T, D, D).times(3), "head's square")] * head.squares
+    loss = kernels.moved(a, setting.program.logit * float(T) * V, 8)
+    return [*products, *square, _at_ends(loss, "loss")]
+
+
+def update_terms(setting: Setting) -> list[Term]:
+    """The optimizer's pass over its shard of the state, once a step."""
+    own = setting.updated
+    elements = setting.stage_parameters / setting.spread.shards if own is None else own
+    term = kernels.moved(setting.cluster.accelerator, setting.program.update * elements, 40)
+    return [term.named("optimizer", "optimizer")]
+
+
+def _at_ends(term: Term, name: str) -> Term:
+    return term.named(name, "embedding and loss")

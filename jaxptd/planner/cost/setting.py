@@ -5,6 +5,7 @@ of the MLP, N heads, H head size, V vocabulary.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -12,8 +13,160 @@ from typing import Literal
 
 from jaxptd.hardware import Cluster, Group
 from jaxptd.models.inventory import Inventory, Stack
-from jaxptd.planner.cost.pipeline import stage_layers
-from jaxptd.planner.cost.program import Program
+from jaxptd.pipeline.schedules import make_schedule
+from jaxptd.pipeline.statistics import Durations, simulate_stages
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """The kernels and overlaps of a program, as documented. No number here is fitted.
+
+    Args:
+        name: of the program.
+        attention: `unfused` writes scores to memory; `flash` does not, and skips what a causal
+            mask hides.
+        dropout: it has dropout, of scores too if attention is unfused.
+        bias: its products have a bias.
+        rotary: it rotates queries and keys.
+        accumulate: bytes moved to add a parameter's gradient to the sum of the step; 0: the product
+            that makes the gradient adds as it writes.
+        gradient: bytes of an element of gradients that is sent.
+        update: bytes moved for each parameter by the optimizer.
+        logit: bytes moved for each logit by the loss, forward and backward.
+        tp_under: what hides the tensor-parallel collectives of backward.
+        dp_under: what hides the reduction of gradients.
+        sends_hidden: messages between stages run beside the stages' work.
+        sends_sharded: each of the tp devices sends its share of an activation, and a gather in the
+            node follows; with sequence parallelism there is nothing to gather.
+        cast: bytes moved to cast a parameter to 16 bits, forward and backward each.
+        stacked: how often what a layer keeps is moved again, forward and backward each, because
+            layers that run in a loop keep it in an array of all of them.
+        again_all: full recomputation runs a layer's last product, too, whose result nothing reads.
+        pieces: products are cut into so many, by tokens.
+        fp8: the products of layers are of 8-bit numbers.
+        apart: queries, keys and values are products of their own, which add their biases as they
+            write; else copies split the results of one, and join gradients.
+        sums_apart: the gradient of an MLP's first bias is a pass of its own, and not part of its
+            activation's backward.
+        stream_forward: bytes moved for each number of the residual stream by a norm and the sum
+            before it, unless a product adds as it writes.
+        stream_backward: the same of backward of a norm and of the sum behind it.
+        balanced: devices of a ring have as many visible scores each, where a mask is causal.
+    """
+
+    name: str
+    attention: Literal["unfused", "flash"]
+    dropout: bool
+    bias: bool
+    rotary: bool
+    accumulate: int
+    gradient: int
+    update: int
+    logit: int
+    tp_under: Literal["nothing", "weight gradients", "products"]
+    dp_under: Literal["nothing", "backward", "backward without a pipeline"]
+    sends_hidden: bool
+    sends_sharded: bool
+    cast: int = 0
+    stacked: int = 0
+    again_all: bool = True
+    pieces: int = 1
+    fp8: bool = False
+    apart: bool = False
+    sums_apart: bool = True
+    stream_forward: int = 10
+    stream_backward: int = 16
+    balanced: bool = True
+
+
+# ---- The time of a pipelined step, from the seconds of its stages --------------------------------
+
+
+def scheduled(
+    name: str, stages: Sequence[Durations], micro_batches: int, *, chunks: int | None = None
+) -> float:
+    """Seconds of a schedule with a name, or of a table in a `.csv` file.
+
+    `1f1b`, and `interleaved` if the stages divide the micro-batches, by their formula if the last
+    stage is the slowest, as the loss makes it; others by simulating their tables.
+
+    Args:
+        name: one of `jaxptd.pipeline.schedules.SCHEDULES`, or the path.
+        stages: seconds of one micro-batch's F, B and W on each stage.
+        micro_batches: m.
+        chunks: V, parts of the model on a stage; None: the schedule's default.
+
+    Raises:
+        UserError: there is no such schedule in these sizes.
+    """
+    each, p = [sum(stage) for stage in stages], len(stages)
+    if each[-1] == max(each) and name == "1f1b":
+        return pipelined(each, micro_batches)
+    if each[-1] == max(each) and name == "interleaved" and micro_batches % p == 0:
+        return pipelined(each, micro_batches, chunks or 2)
+    schedule = make_schedule(name, stages=p, micro_batches=micro_batches, virtual_stages=chunks)
+    return simulate_stages(schedule, stages).makespan
+
+
+def pipelined(stages: Sequence[float], micro_batches: int, chunks: int = 1) -> float:
+    """Seconds of `1f1b` (one chunk) and `interleaved` (more): m max + (sum - max) / V.
+
+    The slowest stage works all the time; before and after it, one chunk of every other stage. That
+    is exact for `1f1b` if the last stage is the slowest; an earlier one would do part of its work
+    while it waits, and be a few percent faster.
+
+    Args:
+        stages: seconds of forward and backward of one micro-batch on each stage.
+        micro_batches: m.
+        chunks: V, parts of the model on a stage.
+    """
+    slowest = max(stages)
+    return micro_batches * slowest + (sum(stages) - slowest) / chunks
+
+
+def step_seconds(
+    name: str, stages: Sequence[Durations], micro_batches: int, chunks: int = 1
+) -> float:
+    """Seconds of a schedule of many micro-batches, fast enough for a search.
+
+    `1f1b` and `interleaved` by `pipelined`. Others by simulating twice as many micro-batches as
+    stages: each further one adds the slowest stage's time.
+
+    Args:
+        name: one of `jaxptd.pipeline.schedules.SCHEDULES`, or the path of a table.
+        stages: seconds of one micro-batch's F, B and W on each stage.
+        micro_batches: m.
+        chunks: V, parts of the model on a stage.
+    """
+    each = [sum(stage) for stage in stages]
+    if name in ("1f1b", "interleaved"):
+        return pipelined(each, micro_batches, chunks)
+    few = micro_batches if name.endswith(".csv") else min(micro_batches, 2 * len(stages))
+    return _simulated(name, tuple(stages), few) + (micro_batches - few) * max(each)
+
+
+@functools.lru_cache(4096)
+def _simulated(name: str, stages: Sequence[Durations], micro_batches: int) -> float:
+    schedule = make_schedule(name, stages=len(stages), micro_batches=micro_batches)
+    return simulate_stages(schedule, stages).makespan
+
+
+def stage_layers(layers: int, stages: int) -> list[int]:
+    """Layers of each stage; if they do not divide, the stages at the ends have one less.
+
+    The ends have the embedding and the loss as well, so programs leave layers out there first: the
+    last stage, the first, the last but one, and so on.
+
+    >>> stage_layers(126, 8)
+    [15, 16, 16, 16, 16, 16, 16, 15]
+    """
+    found = [-(-layers // stages)] * stages
+    for i in range(sum(found) - layers):
+        found[i // 2 if i % 2 else -1 - i // 2] -= 1
+    return found
+
+
+# ---- setting -------------------------------------------------------------------------------------
 
 Remat = Literal["none", "attention", "dots", "full"]
 

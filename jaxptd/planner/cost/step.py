@@ -7,13 +7,10 @@ from typing import NamedTuple
 from jaxptd.analysis.collective import ALL_GATHER
 from jaxptd.display import Table
 from jaxptd.pipeline.statistics import Durations
-from jaxptd.planner.cost import links
-from jaxptd.planner.cost.collectives import Placed
-from jaxptd.planner.cost.ends import first_terms, last_terms, update_terms
-from jaxptd.planner.cost.exposed import HIDING, exposed_terms
-from jaxptd.planner.cost.layer import LayerTerms, layer_terms
-from jaxptd.planner.cost.pipeline import step_seconds
-from jaxptd.planner.cost.setting import Remat, Setting
+from jaxptd.planner.cost import kernels
+from jaxptd.planner.cost.collectives import HIDING, Placed, exposed_terms
+from jaxptd.planner.cost.layer import LayerTerms, first_terms, last_terms, layer_terms, update_terms
+from jaxptd.planner.cost.setting import Remat, Setting, step_seconds
 from jaxptd.planner.cost.terms import PRODUCTS, WAITING, Term, merged, scaled, total
 
 
@@ -285,10 +282,10 @@ def message_terms(setting: Setting, *, inside: bool) -> list[Term]:
     size = 2.0 * tokens * setting.model.hidden / spread.col
     sharded = program.sends_sharded or spread.sequence_parallel
     sent = size / spread.tp if sharded else size
-    terms = [links.message(setting.cluster, sent, inside=inside).named("sends", "pp")]
+    terms = [kernels.message(setting.cluster, sent, inside=inside).named("sends", "pp")]
     if sharded and not spread.sequence_parallel:
         group = spread.group(("tp",))
-        gather = links.collective(setting.cluster, ALL_GATHER, group, size)
+        gather = kernels.collective(setting.cluster, ALL_GATHER, group, size)
         terms.append(gather.named("gathers of what was sent", "pp"))
     return terms
 

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from jaxptd.analysis import memory_model
+from jaxptd.analysis.peak import outside, peak
 from jaxptd.config import Config, Remat
 from jaxptd.hardware import Cluster
 from jaxptd.layout import Layout
@@ -15,7 +16,7 @@ from jaxptd.models.parameters import parameter_infos
 from jaxptd.optimizers.moments import state_shapes
 from jaxptd.pipeline.placement import Stages
 from jaxptd.planner.cost import Placed, Program, Setting, Spread, StepTime, Term, kernels
-from jaxptd.planner.cost.exposed import BESIDE, exposed_terms
+from jaxptd.planner.cost.collectives import BESIDE, exposed_terms
 from jaxptd.planner.cost.step import (
     Ends,
     Kind,
@@ -25,8 +26,7 @@ from jaxptd.planner.cost.step import (
     layer_passes,
     put_together,
 )
-from jaxptd.planner.own.outline import on_stages, outline
-from jaxptd.planner.own.program import STACKED, TAKEN, copied, program_of
+from jaxptd.planner.own.program import STACKED, TAKEN, copied, on_stages, outline, program_of
 from jaxptd.planner.own.traffic import of_one_layer, once
 from jaxptd.shapes import ParamShape
 from jaxptd.zero.shapes import StateShapes
@@ -297,3 +297,24 @@ def _one_layer(config: Config, layout: Layout, sequences: int) -> Config:
         model = dataclasses.replace(model, num_decoder_layers=1)
     train = dataclasses.replace(config.train, global_batch_size=sequences, micro_batches=1)
     return dataclasses.replace(config, model=model, layout=layout, train=train)
+
+
+# ---- The memory of a config's step on each GPU ---------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes on a device by their kind: those of a step, and those outside of it."""
+
+    parts: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values())
+
+
+def memory_of(step: OwnStep) -> Memory:
+    """Predicts the bytes that a step needs on each GPU."""
+    found = peak(step.config, step.state, step.plan)
+    others = {each.name: each.bytes for each in outside(step.config.layout)}
+    return Memory({name: size for name, size in found.parts.items() if size} | others)

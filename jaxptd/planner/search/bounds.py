@@ -13,8 +13,8 @@ from typing import NamedTuple
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from jaxptd.config import Remat
 from jaxptd.hardware import Cluster, Group
-from jaxptd.planner.cost import links
-from jaxptd.planner.cost.exposed import BESIDE
+from jaxptd.planner.cost import kernels
+from jaxptd.planner.cost.collectives import BESIDE
 from jaxptd.planner.search.space import MOST_FEWER, Axes, Choice, Pipe, Space
 
 SMALL = 1024  # hidden units; from about 650 on a product takes longer than its result's moves
@@ -247,7 +247,7 @@ def sent_by(zero: int, cost: UnitCost, axes: Axes, cluster: Cluster) -> Sent:
         return Sent()
 
     def seconds(kind: str, size: float) -> float:
-        return links.collective(cluster, kind, group, size).seconds
+        return kernels.collective(cluster, kind, group, size).seconds
 
     whole = cost.gradients / axes.pp
     if zero == 0:

@@ -5,21 +5,198 @@ the sequences of a micro-batch. *Axes* are a unit on a number of stages and repl
 schedule and a ZeRO stage, a *choice* what is offloaded and what is computed again.
 """
 
+import contextlib
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from jaxptd.config import Config, Remat
-from jaxptd.errors import UserError
-from jaxptd.layout import Layout, Offload, ZeroStage
+from jaxptd.config import Config, ModelConfig, Remat, TrainConfig
+from jaxptd.config.effects import without_effect
+from jaxptd.errors import UserError, did_you_mean, quoted
+from jaxptd.fields.values import ImpossibleError, OtherTypeError, convert, describe
+from jaxptd.layout import SCHEDULES, SQUARE, Layout, Offload, ZeroStage
 from jaxptd.matmul.padding import heads_for
 from jaxptd.models.families import inventory_of, require_times
 from jaxptd.models.inventory import MLP, Pair
-from jaxptd.planner.search.cuts import Cut, Cuts
-from jaxptd.planner.search.pins import Pins, hold
+from jaxptd.pipeline.placement import part_sizes
+from jaxptd.pipeline.schedules import outline
+
+
+class Cut(NamedTuple):
+    """A model's layers on stages.
+
+    sizes: layers of each part of the model, in its order; None: as the pipeline divides them.
+    first, last: shares of all layers on the first stage, and on the one with the loss: at least.
+    most: share of the stage with most layers, at least.
+    depth: layers of the largest part.
+    """
+
+    sizes: tuple[int, ...] | None
+    first: float
+    last: float
+    most: float
+    depth: int
+
+
+@functools.lru_cache(65536)
+def cut(
+    layers: int,
+    stages: int,
+    schedule: str,
+    chunks: int | None,
+    fewer: int = 0,
+    sizes: tuple[int, ...] | None = None,
+) -> Cut:
+    """The layers of one stack on the stages of a schedule.
+
+    Args:
+        layers: of the stack.
+        stages: of the pipeline.
+        schedule: its name.
+        chunks: of a stage, where the schedule has a choice.
+        fewer: layers that the last part has less than an equal share.
+        sizes: layers of each part, to use instead.
+
+    Raises:
+        UserError: there is no such pipeline.
+    """
+    parts = outline(schedule, stages=stages, micro_batches=stages, virtual_stages=chunks)
+    asked = sizes is not None or fewer > 0
+    *others, last = part_sizes(layers + fewer, parts.parts, sizes)
+    found = (*others, last - fewer)
+    if found[-1] < 0 or (fewer and found == part_sizes(layers, parts.parts)):
+        raise UserError(f"the last of {parts.parts} parts cannot have {fewer} layers fewer")
+    of_stage = [0] * stages
+    for part, size in enumerate(found):
+        of_stage[parts.where(part)[0]] += size
+    loss = parts.where(parts.parts - 1)[0]
+    ends = of_stage[0] / layers, of_stage[loss] / layers
+    return Cut(found if asked else None, *ends, max(of_stage) / layers, max(found))
+
+
+class Cuts:
+    """The ways to divide the layers of a model among stages.
+
+    Args:
+        stacks: layers of each stack.
+        sizes: layers of each part of the model, if they are given.
+    """
+
+    def __init__(self, stacks: Sequence[int], sizes: tuple[int, ...] | None) -> None:
+        self._stacks, self._sizes = stacks, sizes
+
+    def of(self, stages: int, schedule: str, chunks: int | None, fewer: int) -> Cut:
+        """The layers of each part.
+
+        Raises:
+            UserError: there is no such pipeline.
+        """
+        if self._follow(schedule):
+            return cut(sum(self._stacks), stages, schedule, chunks, fewer, self._sizes)
+        number, parts = sum(self._stacks), stages * (chunks or 1)
+        fewest = number // parts * (chunks or 1) / number if self._sizes is None else 0.0
+        depth = -(-number // parts) if stages > 1 else max(self._stacks)
+        return Cut(self._sizes, 1 / stages, fewest, fewest, depth)
+
+    def fewer(self, stages: int, schedule: str, chunks: int | None, most: int) -> Sequence[int]:
+        """Layers that the last part can have less than an equal share."""
+        equal = stages == 1 or self._sizes is not None or not self._follow(schedule)
+        found = []
+        for fewer in range(1 if equal else most + 1):
+            with contextlib.suppress(UserError):
+                self.of(stages, schedule, chunks, fewer)
+                found.append(fewer)
+        return found
+
+    def _follow(self, schedule: str) -> bool:
+        """True if the parts follow from numbers: of one stack, and of a schedule that has a name.
+
+        Of several stacks, or of a schedule of one's own, only the means are known.
+        """
+        return len(self._stacks) == 1 and schedule in SCHEDULES
+
+
+# ---- Fields of a config that a plan may be asked to leave as they are ----------------------------
+
+Pins = Mapping[str, Any]  # of fields, such as "layout.tp", the only value that is tried
+SECTIONS: Mapping[str, Any] = {"layout": Layout, "model": ModelConfig, "train": TrainConfig}
+PINNED = (
+    *("layout.tp", "layout.row", "layout.col", "layout.cp", "layout.pp", "layout.dp"),
+    *("layout.sequence_parallel", "layout.collective_matmul", "layout.keep_gathered"),
+    *("layout.attention2d", "layout.matmul2d", "layout.matmul2d_slices", "layout.ring"),
+    *("layout.schedule", "layout.virtual_stages", "layout.stage_layers", "layout.zero"),
+    *("layout.offload", "model.remat", "model.remat_layers", "train.micro_batches"),
+)
+
+
+# Those that one layer depends on.
+OF_A_LAYER = (
+    *("sequence_parallel", "collective_matmul", "keep_gathered"),
+    *("attention2d", "matmul2d", "matmul2d_slices", "ring"),
+)
+
+
+def hold(pins: Pins, model: ModelConfig, layout: Layout) -> bool:
+    """True if a layer's layout has the values that are pinned, and each has an effect."""
+    pinned = [name for name in OF_A_LAYER if f"layout.{name}" in pins]
+    if not pinned:
+        return True
+    kept = dataclasses.replace(model, remat="none", remat_layers=None)
+    vain = {sentence.partition("=")[0] for sentence in without_effect(kept, layout)}
+    return all(
+        getattr(layout, name) == pins[f"layout.{name}"] and f"layout.{name}" not in vain
+        for name in pinned
+    )
+
+
+def checked_pins(pins: Pins, config: Config) -> dict[str, Any]:
+    """Pins with values of their fields' types.
+
+    Raises:
+        UserError: a field cannot be pinned, or has no such value, or pins contradict each other.
+    """
+    found = {}
+    for name, value in pins.items():
+        if name not in PINNED:
+            remedy = did_you_mean(name, PINNED, otherwise=f"use one of {', '.join(PINNED)}")
+            raise UserError(f"{quoted(name)} is nothing that is planned; {remedy}")
+        section, _, field = name.partition(".")
+        kind = next(f.type for f in dataclasses.fields(SECTIONS[section]) if f.name == field)
+        try:
+            found[name] = convert(value, kind)
+        except (OtherTypeError, ImpossibleError) as error:
+            words = f"expected {describe(kind)}, got {quoted(str(value))}"
+            raise UserError(f"{name}: {words}") from error
+        if name == "layout.offload" and isinstance(found[name], tuple):
+            raise UserError(f"{name}: a plan offloads one thing; name one, or none")
+        if name == "layout.offload" and found[name] == "parameters":
+            raise UserError(f"{name}=parameters is not planned; use none, optimizer or activations")
+    _check_together(found, config)
+    return found
+
+
+def _check_together(pins: Pins, config: Config) -> None:
+    """Raises UserError for pins that no layout has, with what the search would add to them."""
+    sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
+    for name, value in pins.items():
+        section, _, field = name.partition(".")
+        sections[section][field] = value
+    layout = sections["layout"]
+    if layout.get("collective_matmul"):
+        layout.setdefault("sequence_parallel", True)
+    if layout.get("matmul2d") in SQUARE:
+        side = layout.get("row", layout.get("col", 1))
+        layout |= {"row": side, "col": side} | layout
+    Layout(**layout)
+    dataclasses.replace(config.model, **sections["model"])
+    dataclasses.replace(config.train, **sections["train"])
+
+
+# ---- space ---------------------------------------------------------------------------------------
 
 WIDEST = 64  # devices that share a matrix, or a sequence
 CHUNKS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)  # of interleaved

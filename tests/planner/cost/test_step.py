@@ -8,7 +8,7 @@ from benchmarks.published.fit import h100_row, table_1
 from jaxptd.analysis.collective import ALL_REDUCE
 from jaxptd.hardware import Cluster, find_accelerator
 from jaxptd.planner.cost import Placed, Setting, Spread, step_time
-from jaxptd.planner.cost.exposed import BESIDE, collective_term
+from jaxptd.planner.cost.collectives import BESIDE, collective_term
 from jaxptd.planner.cost.layer import layer_terms
 from jaxptd.planner.cost.terms import total
 from jaxptd.planner.programs import (

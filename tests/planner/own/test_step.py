@@ -7,7 +7,7 @@ import pytest
 from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.hardware import Cluster, find_accelerator
 from jaxptd.layout import Layout
-from jaxptd.planner.cost.exposed import BESIDE, HIDING
+from jaxptd.planner.cost.collectives import BESIDE, HIDING
 from jaxptd.planner.own.program import NARROW, UPDATE, program_of
 from jaxptd.planner.own.step import OwnStep, Predictor
 from jaxptd.planner.own.traffic import NAMES

@@ -3,7 +3,7 @@
 import pytest
 
 from jaxptd.errors import UserError
-from jaxptd.planner.search.cuts import Cuts, cut
+from jaxptd.planner.search.space import Cuts, cut
 
 
 def test_the_last_part_has_fewer() -> None:

@@ -1,9 +1,8 @@
-"""Predicts the collectives of a training step on a row x col grid.
+"""Predicts the collectives along cp of attention, and of kv heads that more devices share.
 
-Letters: b sequences of a micro-batch on one device, T tokens in a sequence, of which a device has
-m = b*T/(cp*row); D model, F hidden, V vocabulary, N heads, H head size, all as padded.
-Source: Zhu and Dong, CAAI Trans. Intelligent Systems 20(5), 2025; for the algorithms see
-`matmul/grid.py`.
+Letters: b sequences of a micro-batch on one device, T queries and S keys in a sequence, K heads of
+keys and values, H head size.
+Source: Li et al., arXiv 2105.13120 (RSA); Liu et al., arXiv 2310.01889.
 """
 
 import dataclasses
@@ -20,10 +19,86 @@ from jaxptd.analysis.collective import (
     Collective,
 )
 from jaxptd.analysis.sizes import AttentionSizes
-from jaxptd.analysis.traffic.ring import gathered_kv
 from jaxptd.analysis.traffic.scenario import Recomputed, Scenario
 from jaxptd.layout import Axis, Layout
-from jaxptd.models.inventory import Stack
+from jaxptd.models.inventory import Attention, Stack
+
+
+def ring(step: Scenario, stack: Stack) -> Iterator[Collective]:
+    """A stack's keys and values, forward and backward; their gradients, in masters' precision."""
+    for again, layers in step.recomputed(stack):
+        for attention in step.sizes.of_stack(stack).attentions(stack):
+            own = step.of_stack(stack)
+            one = _gathered_blocks if own.sizes.has_blocks else _rings
+            yield from one(own, attention, again, layers)
+
+
+def _gathered_blocks(
+    step: Scenario, attention: AttentionSizes, again: Recomputed, layers: int
+) -> Iterator[Collective]:
+    """Blocks of keys and values of every grid, together, with the scores; and their gradients."""
+    times, passes = step.config.train.micro_batches * layers, 1 + again.scores
+    whole = times * 2 * attention.of_keys(step.sizes.rows) * attention.keys * step.sizes.itemsize
+    whole *= step.config.layout.cp
+    yield Collective(ALL_GATHER, (Axis.CP,), passes * times, passes * whole)
+    yield Collective(REDUCE_SCATTER, (Axis.CP,), times, whole)
+
+
+def _rings(
+    step: Scenario, attention: AttentionSizes, again: Recomputed, layers: int
+) -> Iterator[Collective]:
+    """Attention of some layers.
+
+    Each travels in blocks of b*S*K*H/(cp*tp), or b*S*K*H/(cp*row*col). RSA sends keys and values in
+    rings of their own, other attention both in one.
+    """
+    layout, sizes = step.config.layout, step.sizes
+    axes = (Axis.CP, Axis.ROW) if layout.ring_size > layout.cp else (Axis.CP,)
+    row = layout.ring_size // layout.cp
+    block = attention.of_keys(sizes.tokens // row) * attention.keys
+    rings, block = (2, block) if layout.ring == "rsa" else (1, 2 * block)
+    times, hops = step.config.train.micro_batches * layers, _hops(layout, attention.part)
+    both_passes = times * hops * (2 * rings + _rings_again(again, rings))
+    yield Collective(PERMUTE, axes, both_passes, both_passes * block * sizes.itemsize)
+    # The last hop of gradients leads back to their owner: over cp alone where its row is the same.
+    back = axes if hops % row else (Axis.CP,)
+    for over, number in ((axes, hops - 1), (back, 1)):
+        once = times * rings * number if hops else 0
+        yield Collective(PERMUTE, over, once, once * block * sizes.master_itemsize)
+
+
+def _hops(layout: Layout, part: Attention) -> int:
+    """Hops to all other devices, or with contiguous blocks as far as a window reaches."""
+    others = layout.ring_size - 1
+    if layout.ring == "zigzag" or part.source is not None:
+        return others
+    return min(others, -(-(part.reach - 1) * layout.ring_size // part.tokens))
+
+
+def gathered_kv(
+    step: Scenario, stack: Stack, again: Recomputed, *, times: int
+) -> Iterator[Collective]:
+    """Slices of kv heads, gathered, and their gradients; times: layers in all micro-batches."""
+    sizes, axis = step.sizes.of_stack(stack), Axis.COL if step.config.layout.has_grid else Axis.TP
+    for attention in sizes.attentions(stack):
+        if attention.gathers_kv:
+            rows = attention.of_keys(sizes.rows)
+            whole = times * rows * 2 * attention.made_keys * sizes.itemsize
+            passes = 1 + again.keys
+            yield Collective(ALL_GATHER, (axis,), times * passes, passes * whole)
+            yield Collective(REDUCE_SCATTER, (axis,), times, whole)
+
+
+def _rings_again(again: Recomputed, rings: int) -> int:
+    """Rings of one layer's forward pass that run again: the kernel's, or RSA's two."""
+    return int(again.kernel) if rings == 1 else again.scores + again.values
+
+
+# ---- Predicts the collectives of a training step on a row x col grid -----------------------------
+# Letters: b sequences of a micro-batch on one device, T tokens in a sequence, of which a device has
+# m = b*T/(cp*row); D model, F hidden, V vocabulary, N heads, H head size, all as padded.
+# Source: Zhu and Dong, CAAI Trans. Intelligent Systems 20(5), 2025; for the algorithms see
+# `matmul/grid.py`.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,3 +283,116 @@ def _blocks(
         passes = times * (2 + again.products)
         rows += sizes.rows * part.kv_heads * wide
         yield Collective(ALL_REDUCE, (Axis.COL,), 2 * passes, passes * rows)
+
+
+# ---- one way -------------------------------------------------------------------------------------
+# Predicts the collectives of one-way tensor parallelism, with and without sequence parallelism.
+#
+# Letters: b sequences of a micro-batch on one device, T tokens in a sequence, D model, M
+# micro-batches.
+# Source: Shoeybi et al., arXiv 1909.08053; Korthikanti et al., arXiv 2205.05198.
+
+# Collectives of each kind of a pair of products: forward, and its conjugate backward.
+FORWARD, BACKWARD = 1, 1
+# Rounds of a pair with collective matmul: a gather and a scatter forward, their conjugates
+# backward, and the gather of x once more, for the gradient of the weights.
+ROUNDS = 2 * (FORWARD + BACKWARD) + 1
+SOURCE_ROUNDS = FORWARD + BACKWARD + 1  # of a first product alone
+
+
+def layers_one_way(step: Scenario, stack: Stack) -> Iterator[Collective]:
+    """The layers of a stack: activations of b*T/cp*D at every collective."""
+    products = _in_rounds if step.config.layout.collective_matmul else _around_products
+    own = step.of_stack(stack)
+    for again, count in step.recomputed(stack):
+        times = step.config.train.micro_batches * count
+        yield from products(own, stack, again, times=times)
+        yield from gathered_kv(own, stack, again, times=times)
+        yield from _sources(own, stack, again, times=times)
+
+
+def ends_one_way(step: Scenario) -> Iterator[Collective]:
+    """Embeddings and output layers; then the loss of the sharded vocabulary.
+
+    The loss takes a maximum and two sums for each token.
+    """
+    sizes, micro_batches = step.sizes, step.config.train.micro_batches
+    for length in sizes.inventory.embedded:
+        yield from _at_an_end(step.with_tokens(length), scattered=step.embeddings)
+    for _ in sizes.inventory.heads:
+        yield from _at_an_end(step, scattered=1)
+    times = len(sizes.inventory.heads) * micro_batches
+    loss = 3 * times * sizes.tokens * sizes.master_itemsize
+    yield Collective(ALL_REDUCE, (Axis.TP,), 2 * times, loss)
+
+
+def _kinds(step: Scenario) -> tuple[str, ...]:
+    """Collectives that move activations: one, or with sequence parallelism its two halves."""
+    return (ALL_GATHER, REDUCE_SCATTER) if step.config.layout.sequence_parallel else (ALL_REDUCE,)
+
+
+def _size(step: Scenario) -> int:
+    """Bytes of the activations of all a micro-batch's tokens on a device, b*T/cp*D."""
+    return step.sizes.tokens * step.sizes.hidden * step.sizes.itemsize
+
+
+def _at_an_end(step: Scenario, *, scattered: int) -> Iterator[Collective]:
+    """The embedding of a sequence, or an output layer; scattered: times of the sums."""
+    micro_batches = step.config.train.micro_batches
+    for kind in _kinds(step):
+        times = micro_batches * (1 if kind == ALL_GATHER else scattered)
+        yield Collective(kind, (Axis.TP,), times, times * _size(step))
+
+
+def _sources(
+    step: Scenario, stack: Stack, again: Recomputed, *, times: int
+) -> Iterator[Collective]:
+    """Other sequences, as they enter the product that makes their keys and values.
+
+    A loop whose layers keep all gathers them once for all layers.
+
+    times: layers in all micro-batches.
+    """
+    layout, sizes = step.config.layout, step.sizes
+    in_loop = step.config.model.scan_layers and not sizes.traces_layers
+    forward = step.config.train.micro_batches if in_loop and again.nothing else times
+    for attention in sizes.attentions(stack):
+        if attention.part.source is None:
+            continue
+        size = _size(step.with_tokens(attention.part.source))
+        if layout.collective_matmul:
+            hops = times * (SOURCE_ROUNDS + again.products) * (layout.tp - 1)
+            yield Collective(PERMUTE, (Axis.TP,), hops, hops * size // layout.tp)
+        elif layout.sequence_parallel:
+            gathers = forward + times * again.inputs
+            yield Collective(ALL_GATHER, (Axis.TP,), gathers, gathers * size)
+            yield Collective(REDUCE_SCATTER, (Axis.TP,), times, times * size)
+        else:
+            yield Collective(ALL_REDUCE, (Axis.TP,), times, times * size)
+
+
+def _around_products(
+    step: Scenario, stack: Stack, again: Recomputed, *, times: int
+) -> Iterator[Collective]:
+    """Before and behind the pairs of products; times: layers in all micro-batches."""
+    pairs = len(stack.pairs)
+    once, scattered = pairs * (FORWARD + BACKWARD), again.row_products(pairs)
+    gathered = pairs * again.inputs
+    for kind in _kinds(step):
+        count = times * (once + (gathered if kind == ALL_GATHER else scattered))
+        yield Collective(kind, (Axis.TP,), count, count * _size(step))
+
+
+def _in_rounds(
+    step: Scenario, stack: Stack, again: Recomputed, *, times: int
+) -> Iterator[Collective]:
+    """Rounds of tp-1 hops, with collective matmul; times: layers in all micro-batches.
+
+    Products gather in the same rounds, so the gathers run again only with the products. Where
+    backward is split, the gradient of a pair's result passes in both halves.
+    """
+    pairs, tp = len(stack.pairs), step.config.layout.tp
+    splits = step.plan is not None and step.plan.schedule.splits
+    rounds = pairs * (ROUNDS + again.products + splits) + again.row_products(pairs)
+    hops = times * rounds * (tp - 1)
+    yield Collective(PERMUTE, (Axis.TP,), hops, hops * _size(step) // tp)
