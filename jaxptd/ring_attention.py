@@ -27,18 +27,21 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxptd.attention.bias import add_gradients, bias_for, check_distances
+from jaxptd.attention.groups import add_gradients, bias_for, check_distances
 from jaxptd.attention.kernel import CORE, Kernel, Lengths, Saved, Scores, Sites, add_at, merge_at
 from jaxptd.attention.ring import (
     Ring,
+    Task,
+    Tile,
     Tokens,
     check_lengths,
+    over_local_chunks,
+    over_tiles,
     pin_to_backward,
     travel,
     travel_back,
 )
 from jaxptd.attention.rsa import attend_rsa, ring_av, ring_qk
-from jaxptd.attention.tiles import Task, Tile, over_local_chunks, over_tiles
 from jaxptd.collectives import alike
 
 __all__ = ["Kernel", "Ring", "Scores", "Tokens", "attend", "ring_av", "ring_qk"]

@@ -23,7 +23,7 @@ from jaxptd.mesh import BATCH_AXES, Axis, make_mesh
 from jaxptd.models.stages import make_plan
 from jaxptd.params import Params
 from jaxptd.pipeline import pools
-from jaxptd.pipeline.model import LayerInputs
+from jaxptd.pipeline.pools import LayerInputs
 from jaxptd.pipeline.split_backward import trace_layer
 from jaxptd.pipeline.statistics import Durations
 from jaxptd.step import Program

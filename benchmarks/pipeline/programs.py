@@ -28,8 +28,8 @@ from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.models.stages import Shape, StagePlacement
 from jaxptd.params import Params
 from jaxptd.pipeline import pools
-from jaxptd.pipeline.model import LayerInputs
 from jaxptd.pipeline.plan import Plan
+from jaxptd.pipeline.pools import LayerInputs
 from jaxptd.step import Program
 from jaxptd.step.body import StepBody
 from jaxptd.step.passes import LOSSES, Losses, Micro, in_total

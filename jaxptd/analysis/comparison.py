@@ -36,6 +36,14 @@ from jaxptd.config import OptimizerConfig, OptimizerName
 from jaxptd.params import ParamInfo
 from jaxptd.step.optimizer import DIRECTIONS
 
+# ---- the first steps of an optimizer -------------------------------------------------------------
+# The difference of an optimizer's first steps that a difference of their gradients explains.
+#
+# The elementwise ones have a formula. The ones that look at whole matrices are run, on one device
+# and in float64: from both gradients, and from one that is changed by one rounding error, which
+# shows how much they amplify it. The same step in float32 shows what their own sums and products
+# round.
+
 ROUNDINGS = 4  # a layer rounds in its four products, not only in its parameters
 
 Tensors = dict[str, np.ndarray]
@@ -144,7 +152,7 @@ def _sgd(a: np.ndarray, b: np.ndarray, _: float) -> tuple[np.ndarray, np.ndarray
 _ELEMENTWISE: Mapping[OptimizerName, Formula] = {"adamw": _adam, "lion": _lion, "sgd": _sgd}
 
 
-# ---- comparison ----------------------------------------------------------------------------------
+# ---- the comparison of two steps -----------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,7 +50,7 @@ def scans(jaxpr: Any) -> Iterator[Any]:
     return (each for each in equations(jaxpr) if each.primitive.name == "scan")
 
 
-# ---- flops ---------------------------------------------------------------------------------------
+# ---- FLOPs ---------------------------------------------------------------------------------------
 # Counts the FLOPs of a training step in its jaxpr, with the lengths of loops multiplied in.
 
 

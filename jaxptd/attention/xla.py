@@ -15,8 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxptd.attention.bias import add_bias, add_gradients, bias_gradient
-from jaxptd.attention.groups import drop_groups, join_groups, of_groups, part_groups
+from jaxptd.attention.groups import (
+    add_bias,
+    add_gradients,
+    bias_gradient,
+    drop_groups,
+    join_groups,
+    of_groups,
+    part_groups,
+)
 from jaxptd.attention.kernel import (
     NOWHERE,
     Dropout,

@@ -18,10 +18,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, PERMUTE, REDUCE_SCATTER
 from jaxptd.attention.kernel import Saved, Sites
-from jaxptd.calibration.samples import SIZE, SMALL, Attention, Exchange, Pass, Product, SmallKernels
+from jaxptd.calibration.suite import SIZE, SMALL, Attention, Exchange, Pass, Product, SmallKernels
 from jaxptd.collectives import as_varying, shift, varying_axes
 from jaxptd.config import Config, ModelConfig
-from jaxptd.layers.attention.kernels import choose_kernel, make_kernel, make_scores
+from jaxptd.layers.attention.heads import choose_kernel, make_kernel, make_scores
 from jaxptd.layers.fp8 import fp8_product
 from jaxptd.mesh import Axis, Layout, in_process_order, make_mesh
 

@@ -16,8 +16,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from jaxptd.collectives import alike
-from jaxptd.kernels.instructions import LOG2_E, Instructions
-from jaxptd.kernels.tile import Places, Tile, call, load, store
+from jaxptd.kernels.tile import LOG2_E, Instructions, Places, Tile, call, load, store
 
 # As measured on an H200: tiles by themselves, and those that a program adds up for a bias.
 _ALONE, _SUMMED = Tile(4, 256, 2), Tile(2, 128, 1)

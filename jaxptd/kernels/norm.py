@@ -22,8 +22,7 @@ from jax.experimental import pallas as pl
 
 from jaxptd.attention.kernel import KEPT
 from jaxptd.collectives import alike
-from jaxptd.kernels.instructions import Instructions
-from jaxptd.kernels.tile import Places, Tile, call, load, masked, store
+from jaxptd.kernels.tile import Instructions, Places, Tile, call, load, masked, store
 
 LONGEST = 2**13  # numbers of a row that fit into the registers of the threads that read it
 # Of backward, groups of 32 threads: eight for each of an H200's 132 processors. Each program of

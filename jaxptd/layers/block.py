@@ -21,12 +21,10 @@ from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.mlp import MLP
 from jaxptd.layers.norm import Norm
 from jaxptd.params import normal, stacked
-from jaxptd.pipeline.model import LayerInputs, X
+from jaxptd.pipeline.pools import LayerInputs, X
 from jaxptd.zero.gathering import is_gathered, with_gathering
-from jaxptd.zero.narrowing import with_narrow_gradients
-from jaxptd.zero.prefetching import prefetching
-from jaxptd.zero.summing import summing
-from jaxptd.zero.sums import has_sums
+from jaxptd.zero.prefetching import prefetching, summing
+from jaxptd.zero.sums import has_sums, with_narrow_gradients
 
 LAYERS = "layers"  # named scope of the loop over layers
 # What each policy saves of a layer, beside its input; `none` saves all that backward needs.

@@ -26,7 +26,7 @@ from jaxptd.attention.kernel import KEPT, TAKEN, Kernel, Scores
 from jaxptd.attention.ring import Ring, Tokens
 from jaxptd.collectives import after, alike
 from jaxptd.layers.axes import ShardingAxes
-from jaxptd.matmul.dot import Dot, dot
+from jaxptd.matmul.precision import Dot, dot
 from jaxptd.matmul.ring import as_matrix
 
 Product = Callable[[Array, Array, int], Array]  # as `product`

@@ -22,9 +22,9 @@ from jaxptd.attention.ring import Tokens
 from jaxptd.layers import grid_attention
 from jaxptd.layers.axes import local_rows
 from jaxptd.layers.form import Matrices, TensorParallel, both_gradients, in_one_product, product
-from jaxptd.matmul.dot import Dot, dot
 from jaxptd.matmul.grid import Grid
 from jaxptd.matmul.padding import padded
+from jaxptd.matmul.precision import Dot, dot
 from jaxptd.mesh import Axis
 from jaxptd.summa2d import matmul
 

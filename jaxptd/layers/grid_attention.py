@@ -21,8 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxptd.attention.bias import bias_for, check_distances
-from jaxptd.attention.groups import Rows
+from jaxptd.attention.groups import Rows, bias_for, check_distances
 from jaxptd.attention.kernel import Dropout, Lengths, Scores, Sites
 from jaxptd.attention.ring import Ring, Tokens, check_lengths
 from jaxptd.collectives import all_gather, local_block

@@ -34,8 +34,8 @@ from jaxptd.layers.form import (
     product,
     separated,
 )
-from jaxptd.matmul.dot import Dot, dot
 from jaxptd.matmul.padding import rounded_up
+from jaxptd.matmul.precision import Dot, dot
 from jaxptd.matmul.ring import gather_product, product_scatter
 from jaxptd.mesh import Axis
 

@@ -13,7 +13,7 @@ from jax import Array
 from jaxptd.config import ModelConfig
 from jaxptd.layers.block import number_of_layers, run_blocks
 from jaxptd.layers.dropout import Places
-from jaxptd.pipeline.model import X
+from jaxptd.pipeline.pools import X
 
 COMMON = "common"  # what the names of `Model.common`'s parameters begin with
 # Of each stack: keys and values of the tokens so far; in training, the parameters that ZeRO holds.

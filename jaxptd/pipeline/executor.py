@@ -36,10 +36,19 @@ from jax import Array, lax
 
 from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.mesh import Axis
-from jaxptd.pipeline.model import LayerInputs, ModelArrays, ModelFunctions, X
 from jaxptd.pipeline.placement import layers_scope, of_stack
 from jaxptd.pipeline.plan import Plan
-from jaxptd.pipeline.pools import Instruction, get, put, run_if, zeros
+from jaxptd.pipeline.pools import (
+    Instruction,
+    LayerInputs,
+    ModelArrays,
+    ModelFunctions,
+    X,
+    get,
+    put,
+    run_if,
+    zeros,
+)
 
 
 class Carry(NamedTuple):

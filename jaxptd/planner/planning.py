@@ -21,6 +21,8 @@ from jaxptd.planner.own.step import OwnStep, Predictor
 from jaxptd.planner.own.traffic import Compiled, Figures, remade
 from jaxptd.planner.search.best import Candidate
 
+# ---- compiles the best layouts of a ranking, and ranks them again --------------------------------
+
 MOST = 100  # layouts that may be compiled
 Measure = Callable[[Config, int], Figures]  # of a config, with so many bytes on each GPU
 
@@ -89,8 +91,6 @@ class Compiling:
         step = remade(candidate.step, alone, figures)
         return Compiled(figures, figures.bytes + others, step)
 
-
-# ---- planning ------------------------------------------------------------------------------------
 
 # ---- fields in which two configs differ, as options ----------------------------------------------
 

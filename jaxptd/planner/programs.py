@@ -82,7 +82,7 @@ PROGRAMS: Mapping[str, Program] = types.MappingProxyType(
 )
 
 
-# ---- Collectives of published programs, from the records of what they did ------------------------
+# ---- collectives of published programs, from the records of what they did ------------------------
 # Bytes are of whole arrays in 16 bits: x[T, D] of a micro-batch. Per layer, tensor parallelism
 # sums x twice forward and twice backward; with sequence parallelism each sum is a gather and a
 # reduce-scatter, and backward gathers twice more for the gradients of weights.

@@ -61,7 +61,7 @@ class Shape:
         )
 
 
-# ---- Rows of measured steps: read from CSV, every value checked ----------------------------------
+# ---- rows, read from CSV, every value checked ----------------------------------------------------
 
 TEXTS = ("name", "program", "hardware")
 SHAPE = tuple(field.name for field in dataclasses.fields(Shape))

@@ -131,7 +131,7 @@ def predicted_rows(rows: Sequence[Row], accelerators: Mapping[str, Accelerator])
     return Validation("predicted, nothing fitted to these rows", outcomes)
 
 
-# ---- Holds predictions of this library's own steps against what runs have logged -----------------
+# ---- steps of runs, as they have logged them -----------------------------------------------------
 
 NEWEST = 20  # rows of a run whose median is its time: the first steps and short pauses do not count
 

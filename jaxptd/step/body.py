@@ -17,12 +17,10 @@ from jaxptd.mesh import BATCH_AXES, Axis
 from jaxptd.models.family import Loss, Sequence
 from jaxptd.params import Params
 from jaxptd.step.batch import Batch, batch_specs
-from jaxptd.step.optimizer import clip, global_norm, learning_rate
+from jaxptd.step.optimizer import Scalars, clip, global_norm, learning_rate, updated
 from jaxptd.step.passes import Losses, Micro, Passes, total
 from jaxptd.step.resolved import Resolved
-from jaxptd.step.skipping import Metrics, advance, is_sound, unscaled
-from jaxptd.step.state import State, States
-from jaxptd.step.update import Scalars, updated
+from jaxptd.step.state import Metrics, State, States, advance, is_sound, unscaled
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,10 +24,19 @@ from jaxptd.models.model import Model, State, run_layers
 from jaxptd.params import Blueprint, Params
 from jaxptd.pipeline import pools
 from jaxptd.step.batch import Batch
-from jaxptd.zero.ends import before_last, holds, in_first, waits_for_last, with_held
 from jaxptd.zero.gathering import handles_of, with_handles
-from jaxptd.zero.narrowing import attached, with_wide_gradients
-from jaxptd.zero.sums import added, fetches, with_sums
+from jaxptd.zero.sums import (
+    added,
+    attached,
+    before_last,
+    fetches,
+    holds,
+    in_first,
+    waits_for_last,
+    with_held,
+    with_sums,
+    with_wide_gradients,
+)
 from jaxptd.zero.zero import StepParams
 
 

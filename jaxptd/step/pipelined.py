@@ -20,10 +20,9 @@ from jaxptd.models.model import COMMON, Model, State, X
 from jaxptd.models.stages import stage_dim
 from jaxptd.params import Blueprint, Params
 from jaxptd.pipeline import executor, pools, training
-from jaxptd.pipeline.model import LayerInputs, ModelArrays, ModelFunctions
 from jaxptd.pipeline.plan import Plan
+from jaxptd.pipeline.pools import LayerInputs, ModelArrays, ModelFunctions
 from jaxptd.step.batch import Batch
-from jaxptd.step.keeping import keepers
 from jaxptd.step.passes import (
     EVALUATED,
     LOSSES,
@@ -36,9 +35,32 @@ from jaxptd.step.passes import (
 )
 from jaxptd.step.resolved import Resolved
 from jaxptd.zero.gathering import gathered, handles_of, reduce_scattered, regathered, with_handles
-from jaxptd.zero.host import on_device
-from jaxptd.zero.narrowing import attached, with_wide_gradients
+from jaxptd.zero.shards import on_device, on_host
+from jaxptd.zero.sums import attached, with_wide_gradients
 from jaxptd.zero.zero import StepParams, Zero
+
+# ---- where a pipeline keeps what layers save -----------------------------------------------------
+# Where a pipeline's pools keep what layers save for backward: on the device, or on the host.
+
+Keep = Callable[[Any], Any]  # arrays that layers save -> as pools keep them
+
+
+def keepers(model: ModelConfig, plan: Plan, *, offload: bool) -> list[Keep]:
+    """One function for each of `Plan.kinds`; none without offloading.
+
+    offload: what `remat: dots` saves is kept in host memory; other kinds' arrays are not.
+    """
+    if not offload:
+        return []
+    stacks = [model.remats(plan.depth(stack)) for stack in plan.stacks]
+    return [on_host if remat == "dots" else _as_it_is for each in stacks for remat, _ in each]
+
+
+def _as_it_is(x: Any) -> Any:
+    return x
+
+
+# ---- the passes of a pipeline --------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ device first. Parameters that are not sharded are only copied. A gradient has th
 device, so it belongs to a `handle`, an array that nothing reads, and not to the array on the host.
 
 So do gradients in another precision than their parameters': of layers in a loop at stage 0, and of
-tables outside the layers. There a `Gatherable` is neither gathered nor copied; see `narrowing.py`.
+tables outside the layers. There a `Gatherable` is neither gathered nor copied; see `sums.py`.
 
 Letters: L layers, Z devices along dp x cp, n elements of a block with its padding.
 """
@@ -38,10 +38,9 @@ from jax import Array, lax
 
 from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.mesh import BATCH_AXES
-from jaxptd.pipeline.model import LayerInputs
+from jaxptd.pipeline.pools import LayerInputs
 from jaxptd.pipeline.split_backward import trace_layer
-from jaxptd.zero.host import is_on_host, on_device
-from jaxptd.zero.shards import ShardedInfo
+from jaxptd.zero.shards import ShardedInfo, is_on_host, on_device
 
 
 @partial(
@@ -62,7 +61,7 @@ class Gatherable:
         dtype: to gather in.
         scattered: whether the gradient is reduce-scattered as soon as it is there.
         held: whether a block that forward gathers stays for the step; else backward gathers again.
-        last: whether the gradient is scattered in the last micro-batch only, see `ends.py`.
+        last: whether the gradient is scattered in the last micro-batch only, see `sums.py`.
         alone: whether it is no message with others.
         summed: whether a loop adds the gradient to `sum`, where that is given, see `sums.py`.
         sum: of the gradients in the micro-batches before: of handles, or with `last` of blocks.

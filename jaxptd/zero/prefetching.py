@@ -22,7 +22,7 @@ and its gradients are sent once, as without the loop. (Layer 0 is gathered once 
 of a loop do the same.) Beside the layer that runs a device has another's parameters and gradients.
 
 With ZeRO 1 and 2 forward of the first micro-batch does the same, but holds the blocks of all
-layers, so that backward and other micro-batches gather nothing (`ends.py`).
+layers, so that backward and other micro-batches gather nothing (`sums.py`).
 
 Letters: L layers, Z devices along dp x cp, n elements of a block with its padding.
 """
@@ -36,12 +36,13 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxptd.collectives import after
-from jaxptd.pipeline.model import LayerInputs
+from jaxptd.pipeline.pools import LayerInputs
 from jaxptd.pipeline.split_backward import TracedLayer, trace_layer
 from jaxptd.zero import sums
 from jaxptd.zero.gathering import (
     as_layer,
     behind_barriers,
+    blocks_of,
     completed,
     missing_blocks,
     reduce_scattered,
@@ -186,3 +187,61 @@ def inputs_at(inputs: LayerInputs, i: Any) -> LayerInputs:
 def _put(found: Array, one: Array, i: Any) -> Array:
     """Writes one layer's array into those of all layers."""
     return lax.dynamic_update_index_in_dim(found, one, i, 0)
+
+
+# ---- a loop that adds gradients to sums ----------------------------------------------------------
+# A loop over layers that adds their gradients to sums, in one of several micro-batches.
+#
+# What JAX makes of `lax.scan` stacks the gradients of all layers, and adds the stack to the sum
+# over micro-batches afterwards. Here a trip of backward adds a layer's as it has them: one stack
+# less.
+#
+# Letters: L layers.
+
+
+def summing(run: Run) -> Loop:
+    """Makes a loop over a stack of layers of `run((layer, common), inputs, x) -> (x, cache)`.
+
+    As `prefetching`, for a stack whose `Gatherable`s have whole blocks and sums to add to. For
+    backward it keeps what `run` keeps, and no parameter.
+    """
+
+    def loop(stack: Any, common: Any, inputs: LayerInputs, x: Any) -> tuple[Any, Any]:
+        def trip(x: Any, own: tuple[Any, ...]) -> tuple[Any, Any]:
+            return run((own[0], common), LayerInputs(inputs.places, *own[1:]), x)
+
+        return lax.scan(trip, x, (blocks_of(stack), *inputs[1:]))
+
+    def forward(stack: Any, common: Any, inputs: LayerInputs, x: Any) -> tuple[tuple, Any]:
+        params = layer_at(blocks_of(stack), 0), common
+        traced, _ = trace_layer(run, params, inputs_at(inputs, 0), x)
+
+        def trip(x: Any, i: Array) -> tuple[Any, list[Array]]:
+            params = layer_at(blocks_of(stack), i), common
+            (x, _), kept = traced.forward(params, inputs_at(inputs, i), x)
+            return x, kept
+
+        x, kept = lax.scan(trip, x, jnp.arange(len(inputs.number), dtype=jnp.int32))
+        back = partial(_backward_adding, traced)
+        return (x, None), jax.tree_util.Partial(back, stack, common, inputs, kept)
+
+    return with_backward(loop, forward)
+
+
+def _backward_adding(
+    traced: TracedLayer, stack: Any, common: Any, inputs: LayerInputs, kept: Any, dy: Any
+) -> tuple[Any, Any, Any]:
+    """(sums with the gradients of the stack, gradients of common, of x)."""
+
+    def trip(carry: tuple, each: tuple[Array, list[Array]]) -> tuple[tuple, None]:
+        total, dx, found = carry
+        i, kept = each
+        params = layer_at(blocks_of(stack), i), common
+        (of_layer, more), dx = traced.backward(kept, params, inputs_at(inputs, i), (dx, None))
+        found = sums.with_layer(found, of_layer, stack, i)
+        return (jax.tree.map(jnp.add, total, more), dx, found), None
+
+    start = jax.tree.map(jnp.zeros_like, common), dy, sums.start(stack)
+    numbers = jnp.arange(len(inputs.number), dtype=jnp.int32)
+    (total, dx, found), _ = lax.scan(trip, start, (numbers, kept), reverse=True)
+    return as_layer(stack, found), total, dx

@@ -3,15 +3,16 @@
 A `Gatherable` gets the sum over the micro-batches before, and its gradient is the sum with its own
 micro-batch. So a micro-batch's gradients are never in memory as a whole. For each layer i:
 
-    stages 0 and 1 (`summing.py`)                 sum[i] += dw[i]
-    stage 1, the last micro-batch (`ends.py`)     reduce_scattered(sum[i] + dw[i])
-    stages 2 and 3 (`prefetching.py`)             sum[i] += reduce_scattered(dw[i])
+    stages 0 and 1 (`prefetching.summing`)     sum[i] += dw[i]
+    stage 1, the last micro-batch (below)      reduce_scattered(sum[i] + dw[i])
+    stages 2 and 3 (`prefetching.py`)          sum[i] += reduce_scattered(dw[i])
 
 This is for layers in a loop. Of a stack in two loops (`model.remat_layers`) sums are copied apart
 and together, which is worth it for shards; `Config.sums_in_loops` says where else it is done.
 """
 
 import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,6 +21,8 @@ from jax import Array
 
 from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.pipeline import pools
+from jaxptd.pipeline.pools import LayerInputs
+from jaxptd.shapes import ParamShape
 from jaxptd.zero.gathering import Gatherable, is_gatherable
 
 
@@ -98,3 +101,158 @@ def _handle(leaf: Gatherable | Array) -> Array:
 
 def _map(function: Any, *trees: Any) -> Any:
     return jax.tree.map(function, *trees, is_leaf=is_gatherable)
+
+
+# ---- gradients in another precision than that of their parameters --------------------------------
+# JAX gives a gradient the precision of its parameter. Two kinds of parameters want another one:
+#
+#     layers in a loop, where nothing is gathered: parameters in float32, but a product reads
+#         them, and computes their gradients, in 16 bits. The loop stacks gradients of all layers,
+#         twice as many bytes as they have numbers for. So they are narrow.
+#     parameters outside the layers, gathered in 16 bits, as they are read: but a look-up adds up
+#         the gradients of equal tokens, and the output layer's are added to them. So they are wide.
+#
+# Both belong to the handles of `gathering.Gatherable`s, arrays of that precision that nothing
+# reads.
+
+
+def with_narrow_gradients(
+    run: Callable[[Any, LayerInputs, Any], Any],
+) -> Callable[[Any, LayerInputs, Any], Any]:
+    """Makes `run(layer, inputs, x)` give gradients to the handles of a layer's `Gatherable`s.
+
+    Their shards are whole blocks. Of other parameters nothing changes.
+    """
+
+    def block(leaf: Any) -> Any:
+        return _attached(leaf.shard, leaf.handle) if is_gatherable(leaf) else leaf
+
+    return lambda layer, *others: run(jax.tree.map(block, layer, is_leaf=is_gatherable), *others)
+
+
+def with_wide_gradients(
+    params: Mapping[str, Any], infos: Mapping[str, ParamShape]
+) -> dict[str, Any]:
+    """Parameters of a step, those outside the layers as `Gatherable`s if they are narrow."""
+    return {n: _wide(p) if infos[n].stack is None else p for n, p in params.items()}
+
+
+def attached(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters of `with_wide_gradients` as arrays in float32, whose gradients are the handles'.
+
+    XLA reads the narrow arrays instead.
+    """
+    return {n: _attached(p.shard, p.handle) if _is_wide(p) else p for n, p in params.items()}
+
+
+def _wide(p: Array) -> Any:
+    """A narrow array with a handle in float32."""
+    dtype = jnp.promote_types(p.dtype, jnp.float32)
+    if p.dtype == dtype:
+        return p
+    handle = as_varying(jnp.zeros(p.shape, dtype), sorted(varying_axes(p)))
+    return Gatherable(p, handle, None, None, p.dtype, scattered=False)
+
+
+def _is_wide(leaf: Any) -> bool:
+    wide = is_gatherable(leaf) and leaf.handle.dtype.itemsize > leaf.shard.dtype.itemsize
+    return wide and leaf.info is None and not leaf.summed  # a loop takes these as they are
+
+
+@jax.custom_vjp
+def _attached(block: Array, handle: Array) -> Array:
+    """The block in the wider precision of the two; its gradient is the handle's, in its own."""
+    return _attached_fwd(block, handle)[0]
+
+
+def _attached_fwd(block: Array, handle: Array) -> tuple[Array, Array]:
+    wide = block.astype(jnp.promote_types(block.dtype, handle.dtype))
+    return wide, jnp.zeros((0,), handle.dtype)
+
+
+def _attached_bwd(like: Array, gradient: Array) -> tuple[None, Array]:
+    return None, gradient.astype(like.dtype)
+
+
+_attached.defvjp(_attached_fwd, _attached_bwd)
+
+
+# ---- the first and the last micro-batch ----------------------------------------------------------
+# The messages of a loop over layers in the first micro-batch of a step, and in the last one.
+#
+# Stages 1 and 2 gather whole parameters once for all micro-batches, and stage 1 adds up whole
+# gradients over them, which it sends once. Before the first micro-batch and after the last there
+# is nothing to move them beside. So the first one gathers each layer while the one before
+# computes, and holds it for the others; and in the last of several each layer's gradients are
+# added to those before and sent at once, while other layers compute (`prefetching.py`, `sums.py`):
+#
+#     the first    w[=] -- gathered --> w[====], read and held
+#                  stage 1                               sum[====] = dw[====]
+#                  stage 2   dw[====] -- reduce_scattered --> sum[=]
+#     between      stage 1                               sum[====] += dw[====]
+#                  stage 2   dw[====] -- reduce_scattered --> dw[=], added to sum[=]
+#     the last     stage 1   sum[====] + dw[====] -- reduce_scattered --> sum[=]
+#                  stage 2   as between
+#
+# The passes are compiled again for each of the two.
+
+
+def holds(params: Any) -> bool:
+    """True if any parameter is gathered in the first micro-batch and held."""
+    return any(map(_is_held, jax.tree.leaves(params, is_leaf=is_gatherable)))
+
+
+def waits_for_last(params: Any) -> bool:
+    """True if gradients of any parameter are reduce-scattered in the last micro-batch only."""
+    return any(map(_waits, jax.tree.leaves(params, is_leaf=is_gatherable)))
+
+
+def in_first(params: Any) -> Any:
+    """`params` for the first micro-batch: gradients that wait for the last are whole."""
+
+    def first(leaf: Gatherable) -> Gatherable:
+        dtype = leaf.handle.dtype if leaf.summed else leaf.dtype
+        handle = as_varying(jnp.zeros(leaf.shape, dtype), sorted(varying_axes(leaf.shard)))
+        return dataclasses.replace(leaf, handle=handle, scattered=False, last=False)
+
+    return _map_late(first, params)
+
+
+def with_held(
+    params: Mapping[str, Any],
+    held: Mapping[str, Sequence[Array]],
+    infos: Mapping[str, ParamShape],
+) -> dict[str, Any]:
+    """`params` with the blocks that the first micro-batch holds.
+
+    Args:
+        params: by name.
+        held: the blocks of each stack.
+        infos: of the parameters, in the order of the model, which is that of a stack's blocks.
+    """
+    following = {stack: iter(blocks) for stack, blocks in held.items()}
+    stacks = {n: info.stack or "" for n, info in infos.items() if _is_held(params[n])}
+    blocks = {name: next(following[stack]) for name, stack in stacks.items()}
+    return {
+        name: dataclasses.replace(leaf, block=blocks[name]) if name in blocks else leaf
+        for name, leaf in params.items()
+    }
+
+
+def before_last(params: Any) -> Any:
+    """`params` for the micro-batches between: those that wait are blocks, and nothing is sent."""
+    return _map_late(lambda leaf: with_wide_sums(leaf.block) if leaf.summed else leaf.block, params)
+
+
+def _is_held(leaf: Any) -> bool:
+    return is_gatherable(leaf) and leaf.held and leaf.block is None
+
+
+def _waits(leaf: Any) -> bool:
+    return is_gatherable(leaf) and leaf.last
+
+
+def _map_late(function: Any, params: Any) -> Any:
+    return jax.tree.map(
+        lambda leaf: function(leaf) if _waits(leaf) else leaf, params, is_leaf=is_gatherable
+    )

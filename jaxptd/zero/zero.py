@@ -23,7 +23,7 @@ block that all Z shards make up, dw its gradient of one micro-batch:
                          dw[====] -- reduce_scattered --> dw[=], added to a sum
 
 Layers in a loop are gathered at stages 1 and 2 while the first micro-batch runs forward, and at
-stage 1 sums are reduce-scattered while the last one runs backward: `ends.py`.
+stage 1 sums are reduce-scattered while the last one runs backward: `sums.py`.
 
 With `layout.offload: parameters` w[=] is in host memory (at stage 0 w[====]), and at every stage a
 layer is fetched as at stage 3: copied to the device, then gathered. Gradients are as above.
@@ -47,9 +47,8 @@ from jax import Array
 from jaxptd.collectives import as_varying, varying_axes
 from jaxptd.params import ParamInfo, Params, Stored
 from jaxptd.zero.gathering import Gatherable
-from jaxptd.zero.host import is_on_host, on_device
 from jaxptd.zero.shapes import StateShapes
-from jaxptd.zero.shards import ShardedInfo
+from jaxptd.zero.shards import ShardedInfo, is_on_host, on_device
 from jaxptd.zero.sums import with_wide_sums
 
 StepParams = dict[str, Any]  # parameters as a step's passes take them: arrays or `Gatherable`s

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from turns import slow
 
-from jaxptd.attention.bias import add_bias, bias_gradient, check_distances
+from jaxptd.attention.groups import add_bias, bias_gradient, check_distances
 from jaxptd.attention.kernel import Dropout, Scores, Sites
 from jaxptd.attention.ring import Ring, Tokens
 from jaxptd.attention.xla import Xla

@@ -6,16 +6,20 @@ import pytest
 
 from jaxptd.analysis.collective import ALL_REDUCE
 from jaxptd.calibration.report import SHARES, Timed, derived_shares, share_of
-from jaxptd.calibration.samples import (
+from jaxptd.calibration.suite import (
+    ACCELERATOR,
+    CPU,
+    KINDS,
     Attention,
     Dispatch,
     Exchange,
+    Machine,
     Pass,
     Product,
     Sample,
     SmallKernels,
+    suite,
 )
-from jaxptd.calibration.suite import ACCELERATOR, CPU, KINDS, Machine, suite
 from jaxptd.hardware import Cluster, Group, find_accelerator
 from jaxptd.planner.cost import kernels
 from jaxptd.planner.cost.kernels import LAUNCH

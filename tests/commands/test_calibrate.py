@@ -14,8 +14,7 @@ from command_lines import refused
 from benchmarks.published.fit import ROWS
 from jaxptd import plan as command
 from jaxptd.calibration.report import SHARES, Timed
-from jaxptd.calibration.samples import Attention, Exchange, Pass, Product, Sample
-from jaxptd.calibration.suite import Machine, Sizes
+from jaxptd.calibration.suite import Attention, Exchange, Machine, Pass, Product, Sample, Sizes
 from jaxptd.calibration.timer import Timer, find_machine, table_name
 from jaxptd.commands import calibrate as calibration
 from jaxptd.errors import UserError

@@ -16,7 +16,7 @@ from jaxptd.analysis.comparison import FirstSteps, Outcome, Tensors, compare, pe
 from jaxptd.analysis.verification import SEEDS, OneStep, Report, verify
 from jaxptd.mesh import Layout, make_mesh
 from jaxptd.step import Program, State
-from jaxptd.step.skipping import new_guard
+from jaxptd.step.state import new_guard
 
 ROOT = Path(__file__).parents[2]
 

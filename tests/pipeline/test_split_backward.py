@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jax import Array, lax
 
 from jaxptd.analysis.jaxprs import equations
-from jaxptd.pipeline.model import LayerInputs
+from jaxptd.pipeline.pools import LayerInputs
 from jaxptd.pipeline.split_backward import PassedStorage, SplitBackward, TracedLayer, trace_layer
 
 T, D, F = 4, 3, 5  # all different, so that a shape identifies an array

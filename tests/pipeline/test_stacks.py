@@ -36,8 +36,8 @@ from turns import slow
 from jaxptd.analysis.jaxprs import equations
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.pipeline.executor import forward
-from jaxptd.pipeline.model import LayerInputs, ModelArrays, ModelFunctions
 from jaxptd.pipeline.placement import of_stack
+from jaxptd.pipeline.pools import LayerInputs, ModelArrays, ModelFunctions
 from jaxptd.pipeline.schedules import SCHEDULES, to_csv
 from jaxptd.pipeline.split_backward import trace_layer
 

@@ -19,9 +19,8 @@ from jaxptd.config import Config, Dtype
 from jaxptd.mesh import Layout
 from jaxptd.params import ParamInfo
 from jaxptd.step import Program
-from jaxptd.zero.narrowing import attached
 from jaxptd.zero.shapes import StateShapes
-from jaxptd.zero.sums import with_wide_sums
+from jaxptd.zero.sums import attached, with_wide_sums
 
 BARRIER = "optimization_barrier"
 THREE = {"num_layers": 3}

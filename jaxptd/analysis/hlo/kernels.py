@@ -151,7 +151,7 @@ def _written(body: list[Instruction]) -> int:
     return max(root.size - in_place, 0)
 
 
-# ---- products ------------------------------------------------------------------------------------
+# ---- matrix products -----------------------------------------------------------------------------
 # Reads the FLOPs of a GPU program's products from its text: two for each multiplication.
 
 _LISTS = r'"?{name}"?[=:] ?[\[{{]([\d", ]*)[\]}}]'

@@ -166,7 +166,7 @@ class _Reader:
         return max(moved, flops_of(each, scope, self.computations) / rate)
 
 
-# ---- overlap -------------------------------------------------------------------------------------
+# ---- what hides a collective ---------------------------------------------------------------------
 # Finds what can hide a collective: work between its start and its done in a scheduled GPU program.
 #
 # The text of a scheduled program says where a collective starts and where its result is awaited.
@@ -287,7 +287,7 @@ def pass_of(each: Instruction) -> str:
     return "forward again" if "rematted_computation" in each.op_name else "backward"
 
 
-# ---- Counts the waits of a GPU's host for its device within a compiled program -------------------
+# ---- waits of a GPU's host for its device --------------------------------------------------------
 # The condition of a loop whose length XLA does not know is computed on the device, and the host
 # waits for it before each trip and once more, when the loop ends. A conditional makes it wait
 # once. While it waits it starts no kernel.

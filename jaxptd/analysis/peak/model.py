@@ -21,6 +21,11 @@ from jaxptd.layout import Layout
 from jaxptd.models.inventory import MLP, Pair
 from jaxptd.pipeline.placement import Stages, of_stack
 
+# ---- loops over layers ---------------------------------------------------------------------------
+# The loops over layers of a step: what each keeps for backward, and copies of its parameters.
+#
+# Bytes are of one device.
+
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
@@ -207,7 +212,7 @@ def loops_of(
     ]
 
 
-# ---- Device memory that a training step takes outside of the compiled program --------------------
+# ---- memory outside of the compiled program ------------------------------------------------------
 
 MIB = 2**20
 
@@ -239,7 +244,7 @@ def outside(layout: Layout) -> tuple[Outside, ...]:
     return OUTSIDE if layout.num_devices > 1 else OUTSIDE[:2]
 
 
-# ---- model ---------------------------------------------------------------------------------------
+# ---- the peak of a step --------------------------------------------------------------------------
 
 MARGIN = 0.01  # of all but the state, for gaps between arrays and the scheduler's choices
 ID = 4  # bytes of a token's number
@@ -281,7 +286,7 @@ class Peak:
 
     @property
     def total(self) -> int:
-        """Bytes of the compiled step, without what is outside of it (`outside.py`)."""
+        """Bytes of the compiled step, without what is outside of it (`outside`)."""
         return sum(self.parts.values())
 
 

@@ -200,7 +200,7 @@ def is_fused(config: Config) -> bool:
     return reason is None
 
 
-# ---- ends ----------------------------------------------------------------------------------------
+# ---- embedding and loss --------------------------------------------------------------------------
 # The parts of a model outside its layers: the tables, and the logits. Bytes are of one device.
 
 
@@ -249,7 +249,7 @@ def ends_of(config: Config) -> Ends:
     )
 
 
-# ---- split ---------------------------------------------------------------------------------------
+# ---- the halves of a split backward --------------------------------------------------------------
 # Bytes that the first half of a split backward, B, hands to its second, W, besides what is saved.
 #
 # W multiplies what each product takes with the gradient of what it makes. An array that B hands on

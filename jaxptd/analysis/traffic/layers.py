@@ -1,9 +1,4 @@
-"""Predicts the collectives along cp of attention, and of kv heads that more devices share.
-
-Letters: b sequences of a micro-batch on one device, T queries and S keys in a sequence, K heads of
-keys and values, H head size.
-Source: Li et al., arXiv 2105.13120 (RSA); Liu et al., arXiv 2310.01889.
-"""
+"""Predicts the collectives of layers: of attention along cp, on a row x col grid, and along tp."""
 
 import dataclasses
 import math
@@ -22,6 +17,11 @@ from jaxptd.analysis.sizes import AttentionSizes
 from jaxptd.analysis.traffic.scenario import Recomputed, Scenario
 from jaxptd.layout import Axis, Layout
 from jaxptd.models.inventory import Attention, Stack
+
+# ---- attention along cp, and kv heads that more devices share -----------------------------------
+# Letters: b sequences of a micro-batch on one device, T queries and S keys in a sequence, K heads
+# of keys and values, H head size.
+# Source: Li et al., arXiv 2105.13120 (RSA); Liu et al., arXiv 2310.01889.
 
 
 def ring(step: Scenario, stack: Stack) -> Iterator[Collective]:
@@ -94,7 +94,7 @@ def _rings_again(again: Recomputed, rings: int) -> int:
     return int(again.kernel) if rings == 1 else again.scores + again.values
 
 
-# ---- Predicts the collectives of a training step on a row x col grid -----------------------------
+# ---- on a row x col grid -------------------------------------------------------------------------
 # Letters: b sequences of a micro-batch on one device, T tokens in a sequence, of which a device has
 # m = b*T/(cp*row); D model, F hidden, V vocabulary, N heads, H head size, all as padded.
 # Source: Zhu and Dong, CAAI Trans. Intelligent Systems 20(5), 2025; for the algorithms see
@@ -285,7 +285,7 @@ def _blocks(
         yield Collective(ALL_REDUCE, (Axis.COL,), 2 * passes, passes * rows)
 
 
-# ---- one way -------------------------------------------------------------------------------------
+# ---- on tp ---------------------------------------------------------------------------------------
 # Predicts the collectives of one-way tensor parallelism, with and without sequence parallelism.
 #
 # Letters: b sequences of a micro-batch on one device, T tokens in a sequence, D model, M

@@ -1,9 +1,4 @@
-"""Predicts the collectives of data parallelism and ZeRO: parameters gathered, gradients summed.
-
-Letters: n elements of a parameter on one device (with ZeRO's padding, if ZeRO shards it), Z devices
-along dp x cp.
-Source: Rajbhandari et al., arXiv 1910.02054, section 7.
-"""
+"""Predicts the collectives of parameters, gradients and the optimizer."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,6 +19,11 @@ from jaxptd.models.inventory import Stack
 from jaxptd.optimizers.moments import factors, is_orthogonalised
 from jaxptd.shapes import ParamShape, StoredShape
 from jaxptd.zero.shapes import ShardShape, StateShapes
+
+# ---- data parallelism and ZeRO: parameters gathered, gradients summed ----------------------------
+# Letters: n elements of a parameter on one device (with ZeRO's padding, if ZeRO shards it), Z
+# devices along dp x cp.
+# Source: Rajbhandari et al., arXiv 1910.02054, section 7.
 
 
 def once_a_step(step: Scenario, zero: StateShapes) -> Iterator[Collective]:
@@ -105,7 +105,7 @@ def _summed_over(stored: StoredShape, layout: Layout) -> tuple[Axis, ...]:
     return tuple(axis for axis in (*sharding, *others) if axis not in stored.axes)
 
 
-# ---- Predicts the collectives of optimizers that look at whole matrices --------------------------
+# ---- optimizers that look at whole matrices ------------------------------------------------------
 # Letters: S matrices of a stage, R rows, C columns, L layers of a stage, Z devices along dp x cp, n
 # elements of a device's block of a layer.
 

@@ -39,6 +39,9 @@ from jaxptd.pipeline.plan import Plan
 from jaxptd.shapes import ParamShape, StoredShape
 from jaxptd.zero.shapes import StateShapes
 
+# ---- between a pipeline's stages -----------------------------------------------------------------
+# Letters: b sequences of a micro-batch on one device, T tokens in a sequence, D model.
+
 
 def between_stages(step: Scenario, plan: Plan) -> Iterator[Collective]:
     """Activations and their gradients at each hop of the plan.
@@ -73,7 +76,7 @@ def as_gathers(layers: Iterable[Collective], layout: Layout) -> Iterator[Collect
         yield gather if each.kind == PERMUTE else each
 
 
-# ---- The collectives of a training step, by each way of counting them ----------------------------
+# ---- the ways of counting, side by side ----------------------------------------------------------
 
 TITLES = {
     "jaxpr": "one training step, from the jaxpr",
@@ -146,7 +149,7 @@ class CommsReport:
         return html_of(head, *(self.table(name) for name in self.titles))
 
 
-# ---- step ----------------------------------------------------------------------------------------
+# ---- the formula of a training step --------------------------------------------------------------
 
 COUNT = 4  # bytes of a number of targets
 

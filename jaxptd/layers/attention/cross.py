@@ -14,8 +14,7 @@ from jax import Array
 from jaxptd.attention.kernel import Scores, Sites
 from jaxptd.attention.ring import Tokens
 from jaxptd.config import ModelConfig
-from jaxptd.layers.attention.heads import Heads
-from jaxptd.layers.attention.kernels import make_kernel, make_scores
+from jaxptd.layers.attention.heads import Heads, make_kernel, make_scores
 from jaxptd.layers.dropout import Places
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.linear import multiply

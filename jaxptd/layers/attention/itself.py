@@ -16,9 +16,8 @@ from jaxptd.attention.kernel import Sites
 from jaxptd.attention.ring import Tokens
 from jaxptd.attention.rope import rotate
 from jaxptd.config import ModelConfig
-from jaxptd.config.rope import frequencies
-from jaxptd.layers.attention.heads import Heads
-from jaxptd.layers.attention.kernels import make_kernel, make_scores
+from jaxptd.config.block import frequencies
+from jaxptd.layers.attention.heads import Heads, make_kernel, make_scores
 from jaxptd.layers.dropout import Places
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.linear import multiply

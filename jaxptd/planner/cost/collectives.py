@@ -62,7 +62,7 @@ class Placed:
         return self.stack in (None, stack) and self.remat in (None, remat)
 
 
-# ---- Seconds of collectives that nothing hides ---------------------------------------------------
+# ---- seconds of collectives that nothing hides ---------------------------------------------------
 
 HIDING = ("products", "attention")  # kinds of terms that collectives can run beside
 BESIDE = 0.9  # share of a kernel's time that a collective beside it can use: it starts after it

@@ -104,7 +104,7 @@ def flash(accelerator: Accelerator, flops: float, head_size: int, *, backward: b
     return Term("", "attention", executed / rate + LAUNCH, PRODUCTS, executed)
 
 
-# ---- Seconds of collectives and messages between devices -----------------------------------------
+# ---- seconds of collectives and messages between devices -----------------------------------------
 
 # Seconds of a collective of few bytes: a first part, and for each further member in a node; fitted
 # to all-reduces of 1 MiB on 2, 4 and 8 A100s (vTrain's profiles: 44, 51, 93 us). A pass over nodes

@@ -14,6 +14,9 @@ from jaxptd.planner.cost import kernels
 from jaxptd.planner.cost.setting import Setting
 from jaxptd.planner.cost.terms import Term
 
+# ---- attention -----------------------------------------------------------------------------------
+# Terms of attention between its products: a fused kernel, or scores that go through memory.
+
 # Bytes for each score of unfused attention: the causal softmax reads the half that it sees and
 # writes zeros to the rest (Megatron-LM's scaled_upper_triang_masked_softmax); dropout reads and
 # writes all, and its mask.
@@ -94,7 +97,7 @@ def _named(term: Term, name: str) -> Term:
     return term.named(name, "attention")
 
 
-# ---- layer ---------------------------------------------------------------------------------------
+# ---- one layer -----------------------------------------------------------------------------------
 
 QUANTISED = 3  # bytes moved for each value that becomes 8-bit: two read, one written
 
@@ -151,7 +154,7 @@ def layer_terms(setting: Setting, stack: Stack) -> LayerTerms:
     )
 
 
-# ---- products -----------------------------------------------------------------------------------
+# ---- products ------------------------------------------------------------------------------------
 
 
 class Product(NamedTuple):
@@ -212,7 +215,7 @@ def _accumulation(setting: Setting, stack: Stack, matrices: int) -> list[Term]:
     return [term.named("gradients added up", "accumulation")]
 
 
-# ---- elementwise --------------------------------------------------------------------------------
+# ---- elementwise ---------------------------------------------------------------------------------
 
 
 def _elementwise_forward(setting: Setting, stack: Stack) -> list[Term]:
@@ -281,7 +284,7 @@ def _quantised(setting: Setting, stack: Stack, name: str) -> list[Term]:
     return [term.named(f"8-bit copies {name}")]
 
 
-# ---- Terms outside the layers: embedding, logits and loss, the optimizer -------------------------
+# ---- outside the layers: embedding, logits and loss, the optimizer -------------------------------
 
 
 def first_terms(setting: Setting) -> list[Term]:

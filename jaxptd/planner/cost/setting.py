@@ -16,6 +16,8 @@ from jaxptd.models.inventory import Inventory, Stack
 from jaxptd.pipeline.schedules import make_schedule
 from jaxptd.pipeline.statistics import Durations, simulate_stages
 
+# ---- records of programs: their kernels, and what they overlap -----------------------------------
+
 
 @dataclasses.dataclass(frozen=True)
 class Program:
@@ -79,7 +81,7 @@ class Program:
     balanced: bool = True
 
 
-# ---- The time of a pipelined step, from the seconds of its stages --------------------------------
+# ---- the time of a pipelined step, from the seconds of its stages --------------------------------
 
 
 def scheduled(
@@ -166,7 +168,7 @@ def stage_layers(layers: int, stages: int) -> list[int]:
     return found
 
 
-# ---- setting -------------------------------------------------------------------------------------
+# ---- a step: model, layout, program, devices -----------------------------------------------------
 
 Remat = Literal["none", "attention", "dots", "full"]
 

@@ -124,7 +124,7 @@ def _check(config: Config, accelerator: Accelerator) -> None:
         )
 
 
-# ---- outline -------------------------------------------------------------------------------------
+# ---- the outline of a config's step --------------------------------------------------------------
 # A pipeline in outline: what the formulas ask of a plan, by closed forms and without a table.
 #
 # A schedule's table has a row for each tick, and a plan assigns a slot to every value: seconds for

@@ -299,7 +299,7 @@ def _one_layer(config: Config, layout: Layout, sequences: int) -> Config:
     return dataclasses.replace(config, model=model, layout=layout, train=train)
 
 
-# ---- The memory of a config's step on each GPU ---------------------------------------------------
+# ---- the memory of a config's step on each GPU ---------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

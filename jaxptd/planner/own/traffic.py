@@ -78,7 +78,7 @@ def _under(part: Part, each: Collective) -> Under:
     return "nothing"
 
 
-# ---- The time of a step, predicted again with what the compiler said of it -----------------------
+# ---- the time of a step, predicted again with what the compiler said of it -----------------------
 
 IN_LAYERS = tuple(f"{NAMES[what]}, " for what in ("tensor", "ring", "zero"))
 OUTER = frozenset({"dp", "pp"})  # axes whose devices share no layer

@@ -28,6 +28,8 @@ from jaxptd.planner.own.traffic import Compiled
 from jaxptd.planner.search.bounds import Bound, Bounds, UnitCost
 from jaxptd.planner.search.space import REMATS, Axes, Choice, Pipe, Space, Unit
 
+# ---- the costs of units: computed once for each, and scaled where that is exact ------------------
+
 
 class Fixed(NamedTuple):
     """The bytes that a layout keeps of a sequence, and its state, as `UnitCost` has them."""
@@ -134,7 +136,7 @@ def _seconds(terms: LayerTerms, remat: str) -> float:
     return total(terms.forward) + total(terms.backward(remat))
 
 
-# ---- best ----------------------------------------------------------------------------------------
+# ---- the search ----------------------------------------------------------------------------------
 
 WHOLE = "whole"  # axes whose schedules are bounded with what layers send
 

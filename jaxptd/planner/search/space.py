@@ -25,6 +25,11 @@ from jaxptd.models.inventory import MLP, Pair
 from jaxptd.pipeline.placement import part_sizes
 from jaxptd.pipeline.schedules import outline
 
+# ---- layers on the stages of a pipeline: in equal parts, or with fewer beside the loss -----------
+# The last part also has the loss. Where that takes longer than a layer, the pipeline is faster if
+# the last part has fewer layers and the others take them over. The first part has only the
+# embedding beside its layers, which takes less than a layer, so it has its equal share.
+
 
 class Cut(NamedTuple):
     """A model's layers on stages.
@@ -120,7 +125,7 @@ class Cuts:
         return len(self._stacks) == 1 and schedule in SCHEDULES
 
 
-# ---- Fields of a config that a plan may be asked to leave as they are ----------------------------
+# ---- fields of a config that a plan may be asked to leave as they are ----------------------------
 
 Pins = Mapping[str, Any]  # of fields, such as "layout.tp", the only value that is tried
 SECTIONS: Mapping[str, Any] = {"layout": Layout, "model": ModelConfig, "train": TrainConfig}
@@ -196,7 +201,7 @@ def _check_together(pins: Pins, config: Config) -> None:
     dataclasses.replace(config.train, **sections["train"])
 
 
-# ---- space ---------------------------------------------------------------------------------------
+# ---- the space of layouts ------------------------------------------------------------------------
 
 WIDEST = 64  # devices that share a matrix, or a sequence
 CHUNKS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)  # of interleaved

@@ -17,9 +17,9 @@ from jax.sharding import PartitionSpec as P
 
 from jaxptd.collectives import as_varying, copy_to, reduce_from
 from jaxptd.mesh import Axis, Layout, make_mesh
-from jaxptd.pipeline.model import LayerInputs, ModelArrays, ModelFunctions
 from jaxptd.pipeline.placement import chunk_rows, rows_of_layers
 from jaxptd.pipeline.plan import Plan
+from jaxptd.pipeline.pools import LayerInputs, ModelArrays, ModelFunctions
 from jaxptd.pipeline.schedules import make_schedule
 from jaxptd.pipeline.training import gradients
 
