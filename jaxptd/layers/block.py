@@ -22,9 +22,9 @@ from jaxptd.layers.mlp import MLP
 from jaxptd.layers.norm import Norm
 from jaxptd.params import normal, stacked
 from jaxptd.pipeline.pools import LayerInputs, X
+from jaxptd.zero.accumulation import has_sums, with_narrow_gradients
 from jaxptd.zero.gathering import is_gathered, with_gathering
-from jaxptd.zero.prefetching import prefetching, summing
-from jaxptd.zero.sums import has_sums, with_narrow_gradients
+from jaxptd.zero.prefetching import accumulating_scan, prefetching
 
 LAYERS = "layers"  # named scope of the loop over layers
 # What each policy saves of a layer, beside its input; `none` saves all that backward needs.
@@ -172,7 +172,7 @@ def _loop(run: Any, stack: Any, *, scanned: bool) -> Any:
     if scanned and is_gathered(stack):
         return prefetching(run)
     if scanned and has_sums(stack):
-        return summing(run)
+        return accumulating_scan(run)
     over: Any = lax.scan if scanned else _unrolled
     each = with_gathering(run) if is_gathered(stack) else with_narrow_gradients(run)
 

@@ -24,8 +24,7 @@ from jaxptd.models.model import Model, State, run_layers
 from jaxptd.params import Blueprint, Params
 from jaxptd.pipeline import pools
 from jaxptd.step.batch import Batch
-from jaxptd.zero.gathering import handles_of, with_handles
-from jaxptd.zero.sums import (
+from jaxptd.zero.accumulation import (
     added,
     attached,
     before_last,
@@ -37,6 +36,7 @@ from jaxptd.zero.sums import (
     with_sums,
     with_wide_gradients,
 )
+from jaxptd.zero.gathering import grad_slots_of, with_grad_slots
 from jaxptd.zero.zero import StepParams
 
 
@@ -120,7 +120,7 @@ class Unpipelined:
         first, one = in_first(params), pools.get(micro, 0)
         like, _ = jax.eval_shape(partial(self._terms, of=LOSSES), attached(first), one, places)
         losses = jax.tree.map(pools.zeros, {name: like[name] for name in weights})
-        total = losses, pools.wide_zeros(handles_of(first))
+        total = losses, pools.wide_zeros(grad_slots_of(first))
         if fetches(params):
             return _apart(partial(add_to_sums, params), total, micro, 0, times=many)
         begin, end = int(holds(params)), many - waits_for_last(params)
@@ -141,16 +141,16 @@ class Unpipelined:
     def _with_gradients(
         self, params: StepParams, total: tuple, micro: Micro, places: Places, weights: Losses
     ) -> tuple[tuple, State]:
-        """Losses and gradients of handles with those of a micro-batch; the blocks that it holds."""
+        """Losses and gradients with those of a micro-batch; the blocks that it keeps."""
 
-        def loss(params: StepParams, handles: Params) -> tuple[Array, tuple[Losses, State]]:
-            given = attached(with_handles(params, handles)), micro, places
+        def loss(params: StepParams, grad_slots: Params) -> tuple[Array, tuple[Losses, State]]:
+            given = attached(with_grad_slots(params, grad_slots)), micro, places
             losses, held = self._terms(*given, of=LOSSES)
             sum_of_all, each = in_total(losses, weights)
             return sum_of_all, (each, held)
 
         gradient = jax.value_and_grad(partial(loss, params), has_aux=True)
-        (_, (found, held)), gradients = gradient(handles_of(params))
+        (_, (found, held)), gradients = gradient(grad_slots_of(params))
         losses = jax.tree.map(jnp.add, total[0], found)
         return (losses, added(params, total[1], gradients)), held
 

@@ -34,9 +34,15 @@ from jaxptd.step.passes import (
     in_total,
 )
 from jaxptd.step.resolved import Resolved
-from jaxptd.zero.gathering import gathered, handles_of, reduce_scattered, regathered, with_handles
+from jaxptd.zero.accumulation import attached, with_wide_gradients
+from jaxptd.zero.gathering import (
+    gathered,
+    grad_slots_of,
+    reduce_scattered,
+    regathered,
+    with_grad_slots,
+)
 from jaxptd.zero.shards import on_device, on_host
-from jaxptd.zero.sums import attached, with_wide_gradients
 from jaxptd.zero.zero import StepParams, Zero
 
 # ---- where a pipeline keeps what layers save -----------------------------------------------------
@@ -151,9 +157,9 @@ class Pipelined:
         )
 
     def _outside(self, params: StepParams, ends: Params) -> Model:
-        """The model without its layers; ends: the handles of its parameters among `params`."""
+        """The model without its layers; ends: its gradient slots, among `params`."""
         own = {name: params[name] for name in ends}
-        return self.blueprint.build(attached(with_handles(own, ends)))
+        return self.blueprint.build(attached(with_grad_slots(own, ends)))
 
     def _layers(self) -> list[Callable]:
         """The layer of each stack: (parameters and common ones, inputs, x) -> (x, cache)."""
@@ -190,9 +196,9 @@ class Pipelined:
             stack = self.blueprint.infos[name].stack
             others = common if name.startswith(f"{COMMON}.") else ends
             (others if stack is None else layers[stack])[name] = p
-        handles = handles_of(ends)
-        zeros = pools.wide_zeros((handles_of(layers), handles, common))
-        return ModelArrays(layers, handles, micro, places, common, zeros)
+        grad_slots = grad_slots_of(ends)
+        zeros = pools.wide_zeros((grad_slots_of(layers), grad_slots, common))
+        return ModelArrays(layers, grad_slots, micro, places, common, zeros)
 
     def _gather_end(self, name: str, x: Array) -> Array:
         """A parameter outside the layers, gathered over the stages. Partner: `_reduce_end`."""

@@ -53,11 +53,11 @@ def per_layer(step: Scenario, zero: StateShapes, stack: Stack) -> Iterator[Colle
     layout, wide = step.config.layout, step.sizes.master_itemsize
     times = stack.layers * step.config.train.micro_batches
     gathers = _gathers(step, stack) if zero.fetches else stack.layers * zero.holds
-    scatters = times if zero.stage >= 2 else stack.layers * zero.last
+    scatters = times if zero.stage >= 2 else stack.layers * zero.reduce_in_last_microbatch
     for message in _messages(zero, layout, stack, together=False):
         for size, elements in message.items():
             yield Collective(ALL_GATHER, BATCH_AXES, gathers, gathers * elements * size)
-    for message in _messages(zero, layout, stack, together=zero.last):
+    for message in _messages(zero, layout, stack, together=zero.reduce_in_last_microbatch):
         summed = scatters * sum(message.values()) * wide
         yield Collective(REDUCE_SCATTER, BATCH_AXES, scatters, summed)
 
