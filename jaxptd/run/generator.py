@@ -28,7 +28,7 @@ from jaxptd.models.family import Writing
 from jaxptd.params import Params
 from jaxptd.step import Batch, Program
 from jaxptd.step.pipelined import make_passes
-from jaxptd.step.resolved import Resolved, resolve_for_decoding
+from jaxptd.step.resolved import ResolvedConfig, resolve_for_decoding
 
 NONE = -1  # in place of an id
 SHAPES = 64  # tokens by which prompts of compiled programs differ
@@ -75,7 +75,7 @@ class Generator:
     ends: tuple[int, ...] = ()
 
     @cached_property
-    def _resolved(self) -> Resolved:
+    def _resolved(self) -> ResolvedConfig:
         """The program's choices, with a form that shards no token."""
         return resolve_for_decoding(self.program.config, self.program.mesh)
 

@@ -18,8 +18,8 @@ from jaxptd.models.family import Loss, Sequence
 from jaxptd.params import Params
 from jaxptd.step.batch import Batch, batch_specs
 from jaxptd.step.optimizer import Scalars, clip, global_norm, learning_rate, updated
-from jaxptd.step.passes import Losses, Micro, Passes, total
-from jaxptd.step.resolved import Resolved
+from jaxptd.step.passes import ForwardBackward, Losses, MicroBatches, total
+from jaxptd.step.resolved import ResolvedConfig
 from jaxptd.step.state import Metrics, State, States, advance, is_sound, unscaled
 
 
@@ -33,9 +33,9 @@ class StepBody:
         passes: runs the micro-batches through the model.
     """
 
-    resolved: Resolved
+    resolved: ResolvedConfig
     states: States
-    passes: Passes
+    passes: ForwardBackward
 
     def train(self, state: State, batch: Batch) -> tuple[State, Metrics, Params]:
         """The next state, the step's metrics, and its gradients."""
@@ -73,7 +73,7 @@ class StepBody:
         gathered = self.passes.gathered(gatherable)
         micro_batches, shared = self.micro_batches(batch, None)
 
-        def of_one(micro: Micro) -> Array:
+        def of_one(micro: MicroBatches) -> Array:
             places = micro.places(shared)
             logits, _ = self.passes.logits(gathered, micro.batch, places, {})
             classes = jnp.argmax(logits, -1).astype(jnp.int32)
@@ -85,12 +85,12 @@ class StepBody:
         found = lax.pmax(found, alike) if alike else found
         return found.reshape(-1, *found.shape[2:])
 
-    def micro_batches(self, batch: Batch, seed: Array | None) -> tuple[Micro, Places]:
+    def micro_batches(self, batch: Batch, seed: Array | None) -> tuple[MicroBatches, Places]:
         """[B, ...] -> [M, B/M, ...], and where the tokens of all of them are."""
         M, places = self.resolved.config.train.micro_batches, self._places(batch, seed)
         micro = jax.tree.map(
             lambda x: x.reshape(M, x.shape[0] // M, *x.shape[1:]),
-            Micro(batch, places.sample_B, places.segments),
+            MicroBatches(batch, places.sample_B, places.segments),
         )
         return micro, places
 

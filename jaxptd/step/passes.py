@@ -1,7 +1,7 @@
 """The ways of a step's micro-batches through the model: all layers on each device, or by stages.
 
-Two classes, one small interface: `Unpipelined` differentiates a scan over micro-batches,
-`Pipelined` (pipelined.py) runs a pipeline's plan. Their methods run inside the shard_map, on
+Two classes, one small interface: `GradientAccumulation` differentiates a scan over micro-batches,
+`PipelineSchedule` (pipelined.py) runs a pipeline's plan. Their methods run inside the shard_map, on
 parameters that vary over all axes over which gradients are summed later. Losses and gradients that
 they return are this device's partial sums.
 
@@ -40,7 +40,7 @@ from jaxptd.zero.gathering import grad_slots_of, with_grad_slots
 from jaxptd.zero.zero import StepParams
 
 
-class Micro(NamedTuple):
+class MicroBatches(NamedTuple):
     """A step's micro-batches, `[M, B, ...]` each, or one of them, `[B, ...]`.
 
     batch: its arrays. sample: the number of each sequence in the global batch.
@@ -62,11 +62,11 @@ LOSSES: Terms = operator.attrgetter("losses")
 EVALUATED: Terms = operator.attrgetter("evaluated")
 
 
-class Passes(Protocol):
+class ForwardBackward(Protocol):
     """Runs micro-batches through the model."""
 
     def gradients(
-        self, params: StepParams, micro: Micro, places: Places, weights: Losses
+        self, params: StepParams, micro: MicroBatches, places: Places, weights: Losses
     ) -> tuple[Losses, Params]:
         """The sum of each loss times its weight, and the gradients of their total.
 
@@ -74,7 +74,7 @@ class Passes(Protocol):
         device's shards.
         """
 
-    def losses(self, params: StepParams, micro: Micro, places: Places) -> Losses:
+    def losses(self, params: StepParams, micro: MicroBatches, places: Places) -> Losses:
         """The sum of each loss over all tokens, and of each score."""
 
     def gathered(self, params: StepParams) -> StepParams:
@@ -101,18 +101,18 @@ def total(losses: Losses) -> Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Unpipelined:
+class GradientAccumulation:
     """Runs all layers on every device."""
 
     blueprint: Blueprint
 
     def gradients(
-        self, params: StepParams, micro: Micro, places: Places, weights: Losses
+        self, params: StepParams, micro: MicroBatches, places: Places, weights: Losses
     ) -> tuple[Losses, Params]:
-        def add(params: StepParams, total: tuple, micro: Micro) -> tuple:
+        def add(params: StepParams, total: tuple, micro: MicroBatches) -> tuple:
             return self._with_gradients(params, total, micro, places, weights)[0]
 
-        def add_to_sums(params: StepParams, total: tuple, micro: Micro) -> tuple:
+        def add_to_sums(params: StepParams, total: tuple, micro: MicroBatches) -> tuple:
             having, rest = with_sums(params, total[1])
             return add(having, (total[0], rest), micro)
 
@@ -139,7 +139,7 @@ class Unpipelined:
         return _apart(partial(add, having), (total[0], rest), micro, end)
 
     def _with_gradients(
-        self, params: StepParams, total: tuple, micro: Micro, places: Places, weights: Losses
+        self, params: StepParams, total: tuple, micro: MicroBatches, places: Places, weights: Losses
     ) -> tuple[tuple, State]:
         """Losses and gradients with those of a micro-batch; the blocks that it keeps."""
 
@@ -154,10 +154,10 @@ class Unpipelined:
         losses = jax.tree.map(jnp.add, total[0], found)
         return (losses, added(params, total[1], gradients)), held
 
-    def losses(self, params: StepParams, micro: Micro, places: Places) -> Losses:
+    def losses(self, params: StepParams, micro: MicroBatches, places: Places) -> Losses:
         terms = partial(self._terms, of=EVALUATED)
 
-        def add(total: Losses, micro: Micro) -> tuple[Losses, None]:
+        def add(total: Losses, micro: MicroBatches) -> tuple[Losses, None]:
             return jax.tree.map(jnp.add, total, terms(params, micro, places)[0]), None
 
         like, _ = jax.eval_shape(terms, params, pools.get(micro, 0), places)
@@ -177,7 +177,7 @@ class Unpipelined:
         return model.output(x), state
 
     def _terms(
-        self, params: StepParams, micro: Micro, places: Places, *, of: Terms
+        self, params: StepParams, micro: MicroBatches, places: Places, *, of: Terms
     ) -> tuple[Losses, State]:
         """The losses; of each stack the blocks that it holds, in the order of its parameters."""
         model = self.blueprint.build(params)
@@ -187,7 +187,12 @@ class Unpipelined:
 
 
 def _apart(
-    add: Callable[[tuple, Micro], tuple], total: tuple, micro: Micro, first: int, *, times: int = 1
+    add: Callable[[tuple, MicroBatches], tuple],
+    total: tuple,
+    micro: MicroBatches,
+    first: int,
+    *,
+    times: int = 1,
 ) -> tuple:
     """Adds so many micro-batches to a total, the first of them with this number: `pools.apart`."""
 

@@ -1,4 +1,4 @@
-"""A step's micro-batches through a pipeline: `Pipelined` runs a pipeline's plan on its stages.
+"""A step's micro-batches through a pipeline: `PipelineSchedule` runs a pipeline's plan on its stages.
 
 Letters: as in `passes.py`, whose interface it has.
 """
@@ -26,14 +26,14 @@ from jaxptd.step.batch import Batch
 from jaxptd.step.passes import (
     EVALUATED,
     LOSSES,
+    ForwardBackward,
+    GradientAccumulation,
     Losses,
-    Micro,
-    Passes,
+    MicroBatches,
     Terms,
-    Unpipelined,
     in_total,
 )
-from jaxptd.step.resolved import Resolved
+from jaxptd.step.resolved import ResolvedConfig
 from jaxptd.zero.accumulation import attached, with_wide_gradients
 from jaxptd.zero.gathering import (
     gathered,
@@ -70,7 +70,7 @@ def _as_it_is(x: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pipelined:
+class PipelineSchedule:
     """Runs its stage's layers on every device.
 
     The stage with the model's first part embeds, the stage with its last part computes the loss.
@@ -85,12 +85,12 @@ class Pipelined:
     zero: Zero
 
     def gradients(
-        self, params: StepParams, micro: Micro, places: Places, weights: Losses
+        self, params: StepParams, micro: MicroBatches, places: Places, weights: Losses
     ) -> tuple[Losses, Params]:
         given = with_wide_gradients(self.gathered(params), self.blueprint.infos)
         outside = partial(self._outside, given)
 
-        def head(ends: Params, micro: Micro, x: X) -> tuple[Array, Losses]:
+        def head(ends: Params, micro: MicroBatches, x: X) -> tuple[Array, Losses]:
             return in_total(self._terms(LOSSES, places, outside(ends), micro, x), weights)
 
         keep = keepers(self.model, self.plan, offload=self.blueprint.build({}).offload)
@@ -101,10 +101,10 @@ class Pipelined:
         others = {name: self._reduce_end(name, g) for name, g in (ends | common).items()}
         return losses, layers | others
 
-    def losses(self, params: StepParams, micro: Micro, places: Places) -> Losses:
+    def losses(self, params: StepParams, micro: MicroBatches, places: Places) -> Losses:
         outside = self.blueprint.build
 
-        def head(ends: Params, micro: Micro, x: X) -> Losses:
+        def head(ends: Params, micro: MicroBatches, x: X) -> Losses:
             return self._terms(EVALUATED, places, outside(ends), micro, x)
 
         functions = self._functions(outside, self._layers(), head)
@@ -125,10 +125,10 @@ class Pipelined:
         """Runs one micro-batch, and sends the logits from the last stage to all others."""
         outside = self.blueprint.build
 
-        def head(ends: Params, micro: Micro, x: X) -> Array:
+        def head(ends: Params, micro: MicroBatches, x: X) -> Array:
             return outside(ends).output(x)
 
-        one = Micro(batch, places.sample_B, places.segments)
+        one = MicroBatches(batch, places.sample_B, places.segments)
         micro = jax.tree.map(lambda x: x[None], one)
         functions = self._functions(outside, self._layers(), head)
         arrays = self._arrays(params, micro, places)
@@ -141,14 +141,14 @@ class Pipelined:
     def _functions(
         self, outside: Callable[[Params], Model], layers: Any, head: Any
     ) -> ModelFunctions:
-        def embed(ends: Params, micro: Micro, places: Places) -> X:
+        def embed(ends: Params, micro: MicroBatches, places: Places) -> X:
             return outside(ends).embed(micro.batch, places)
 
         return ModelFunctions(
             embed=embed,
             layers=layers,
             head=head,
-            places=Micro.places,
+            places=MicroBatches.places,
             gathered=gathered,
             regathered=regathered,
             reduce_scattered=reduce_scattered,
@@ -183,12 +183,14 @@ class Pipelined:
         found: tuple[X, Any] = model.stacks[stack](x, *inputs, model.common)
         return found
 
-    def _terms(self, of: Terms, places: Places, outside: Model, micro: Micro, x: X) -> Losses:
+    def _terms(
+        self, of: Terms, places: Places, outside: Model, micro: MicroBatches, x: X
+    ) -> Losses:
         return of(outside)(x, micro.batch, micro.places(places))
 
     # ---- parameters -------------------------------------------------------------------------
 
-    def _arrays(self, params: StepParams, micro: Micro, places: Places) -> ModelArrays:
+    def _arrays(self, params: StepParams, micro: MicroBatches, places: Places) -> ModelArrays:
         layers: dict[str, StepParams] = {stack: {} for stack in self.plan.stacks}
         ends: StepParams = {}
         common: Params = {}
@@ -217,8 +219,8 @@ def _without_cache(layer: Callable, params: Any, inputs: LayerInputs, x: X) -> X
     return layer(params, inputs, x)[0]
 
 
-def make_passes(resolved: Resolved) -> Passes:
+def make_passes(resolved: ResolvedConfig) -> ForwardBackward:
     """Chooses the way of micro-batches through the model."""
     if resolved.plan is None:
-        return Unpipelined(resolved.blueprint)
-    return Pipelined(resolved.blueprint, resolved.model, resolved.plan, resolved.zero)
+        return GradientAccumulation(resolved.blueprint)
+    return PipelineSchedule(resolved.blueprint, resolved.model, resolved.plan, resolved.zero)

@@ -23,7 +23,7 @@ from jaxptd.params import ParamInfo, Params
 from jaxptd.step.batch import Batch, Batches, batch_shapes, batch_specs, check_batch
 from jaxptd.step.body import StepBody
 from jaxptd.step.pipelined import make_passes
-from jaxptd.step.resolved import Resolved, resolve
+from jaxptd.step.resolved import ResolvedConfig, resolve
 from jaxptd.step.state import Metrics, State, States, state_memory
 from jaxptd.zero.shards import on_device
 
@@ -179,7 +179,7 @@ class Program:
             )
 
     @cached_property
-    def resolved(self) -> Resolved:
+    def resolved(self) -> ResolvedConfig:
         """The config with its choices made for this mesh."""
         return resolve(self.config, self.mesh)
 
