@@ -53,7 +53,7 @@ def test_the_papers_flops_are_those_of_its_products(row: Row) -> None:
     logits = 2 * s * h * V
     passes = 1 + 1 + 2  # forward, once more, and backward
     assert row.flops == pytest.approx(
-        row.spread.global_batch * (passes * l * layer + 3 * logits), rel=1e-12
+        row.parallelism.global_batch * (passes * l * layer + 3 * logits), rel=1e-12
     )
 
 

@@ -90,7 +90,7 @@ class Model:
 
     @property
     def gpus(self) -> int:
-        return self.row.spread.gpus
+        return self.row.parallelism.gpus
 
     @property
     def petaflops(self) -> float:
@@ -110,15 +110,21 @@ class Model:
     @property
     def layout_row(self) -> list[str]:
         """Its row of the table of layouts."""
-        spread = self.row.spread
-        sizes = (self.gpus, spread.tp, spread.pp, spread.dp, spread.virtual_stages)
+        parallelism = self.row.parallelism
+        sizes = (
+            self.gpus,
+            parallelism.tp,
+            parallelism.pp,
+            parallelism.dp,
+            parallelism.virtual_stages,
+        )
         cells = [
             self.row.name,
             f"{self.parameters / 1e9:,.2f}",
             f"{self.published['params_billion']:,.1f}",
             *(f"{size:,}" for size in sizes),
-            f"{spread.global_batch:,}",
-            f"{self.config.train.micro_batches} x {spread.micro_batch}",
+            f"{parallelism.global_batch:,}",
+            f"{self.config.train.micro_batches} x {parallelism.micro_batch}",
         ]
         if self.memory is None:
             return cells
@@ -227,7 +233,7 @@ class Fresh:
     @property
     def cells(self) -> list[str]:
         """Its row of the table."""
-        config, seconds, gpus = self.best.config, self.best.step.seconds, self.row.spread.gpus
+        config, seconds, gpus = self.best.config, self.best.step.seconds, self.row.parallelism.gpus
         train, layers = config.train, config.model.remat_layers
         rate = self.row.flops / seconds / gpus
         micro_batch = train.global_batch_size // config.layout.dp // train.micro_batches
@@ -251,7 +257,7 @@ def planned(rows: Sequence[Row], gpu: str) -> list[Fresh]:
     found = []
     for row in rows:
         config = load_config(f"megatron/{row.name}")
-        made = plan(config, gpus=row.spread.gpus, gpu=gpu, top=1)
+        made = plan(config, gpus=row.parallelism.gpus, gpu=gpu, top=1)
         found.append(Fresh(row, gpu, made.best[0]))
         print(gpu, *found[-1].cells, flush=True)
     return found

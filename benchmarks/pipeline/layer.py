@@ -28,7 +28,7 @@ from jaxptd.pipeline.split_backward import trace_layer
 from jaxptd.pipeline.statistics import Durations
 from jaxptd.step import Program
 from jaxptd.step.batch import BATCH_SPEC
-from jaxptd.step.pipelined import Pipelined
+from jaxptd.step.pipelined import PipelineSchedule
 
 Call = Callable[[], Any]
 
@@ -96,7 +96,7 @@ class _Layer:
     def _traced(self, params: Any, inputs: LayerInputs, x: Array) -> tuple[Any, list[Any]]:
         resolved = self.program.resolved
         plan = make_plan(resolved.config)
-        passes = Pipelined(resolved.blueprint, resolved.model, plan, resolved.zero)
+        passes = PipelineSchedule(resolved.blueprint, resolved.model, plan, resolved.zero)
 
         def run(params: Params, inputs: LayerInputs, x_BTD: Array) -> Array:
             return passes._layer("blocks", (params, {}), inputs, x_BTD)[0]

@@ -32,9 +32,9 @@ from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.pools import LayerInputs
 from jaxptd.step import Program
 from jaxptd.step.body import StepBody
-from jaxptd.step.passes import LOSSES, Losses, Micro, in_total
-from jaxptd.step.pipelined import Pipelined
-from jaxptd.step.resolved import Resolved, resolve
+from jaxptd.step.passes import LOSSES, Losses, MicroBatches, in_total
+from jaxptd.step.pipelined import PipelineSchedule
+from jaxptd.step.resolved import ResolvedConfig, resolve
 
 PEER = "differentiated scan"
 # With these sizes, gradients, weights and pools have shapes that nothing else has.
@@ -43,11 +43,11 @@ STAGES, SEQUENCES = 4, 4  # stages, and sequences of a micro-batch on a device
 
 
 @dataclasses.dataclass(frozen=True)
-class Scanned(Pipelined):
+class Scanned(PipelineSchedule):
     """GPipe with JAX's backward: every stage runs at every tick, on zeros at the ends."""
 
     def gradients(
-        self, params: Params, micro: Micro, places: Places, weights: Losses
+        self, params: Params, micro: MicroBatches, places: Places, weights: Losses
     ) -> tuple[Losses, Params]:
         def loss(params: Params) -> tuple[Array, Losses]:
             return in_total(self._loss_of_all(params, micro, places), weights)
@@ -55,7 +55,7 @@ class Scanned(Pipelined):
         (_, losses), gradients = jax.value_and_grad(loss, has_aux=True)(params)
         return losses, gradients
 
-    def _loss_of_all(self, params: Params, micro: Micro, places: Places) -> Losses:
+    def _loss_of_all(self, params: Params, micro: MicroBatches, places: Places) -> Losses:
         arrays = self._arrays(params, micro, places)
         outside = self.blueprint.build(arrays.ends)
         x_MBTD = lax.map(lambda m: outside.embed(m.batch, m.places(places)), micro)
@@ -73,7 +73,7 @@ class Scanned(Pipelined):
         last = lax.axis_index(Axis.PP) == self.plan.schedule.stages - 1
         return lax.cond(last, lambda: lax.scan(add, zero, (x_MBTD, micro))[0], lambda: zero)
 
-    def _stages(self, layers: Params, tokens: tuple[Places, Micro], x_MBTD: Array) -> Array:
+    def _stages(self, layers: Params, tokens: tuple[Places, MicroBatches], x_MBTD: Array) -> Array:
         """Takes x of every micro-batch through all stages; valid on the last stage only."""
         stage, stages = lax.axis_index(Axis.PP), self.plan.schedule.stages
         M, onward = len(x_MBTD), [(s, s + 1) for s in range(stages - 1)]
@@ -122,7 +122,7 @@ class Peer(Program):
     """The step of a config whose schedule is gpipe, run by `Scanned`."""
 
     @cached_property
-    def resolved(self) -> Resolved:
+    def resolved(self) -> ResolvedConfig:
         resolved = resolve(self.config, self.mesh)
         placement = WholeEnds(_plan(resolved), self.config.layout.sizes)
         return dataclasses.replace(resolved, placement=placement)
@@ -134,7 +134,7 @@ class Peer(Program):
         return StepBody(resolved, self.states, passes)
 
 
-def _plan(resolved: Resolved) -> Plan:
+def _plan(resolved: ResolvedConfig) -> Plan:
     assert resolved.plan is not None, "a config without a pipeline"
     return resolved.plan
 

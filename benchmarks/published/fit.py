@@ -156,7 +156,7 @@ def fitted_table(rows: Sequence[Row], accelerator: Accelerator, *, held_out: boo
 
 def constant_rate(rows: Sequence[Row]) -> tuple[float, ...]:
     """Errors of a constant TFLOP/s: of each row's own, predicted by the mean of the others."""
-    rates = [row.flops / row.spread.gpus / row.seconds for row in rows]
+    rates = [row.flops / row.parallelism.gpus / row.seconds for row in rows]
     return tuple(
         float(np.mean(others)) / rate - 1
         for rate, others in zip(rates, _others(rates), strict=True)

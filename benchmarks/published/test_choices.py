@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 from jaxptd.hardware import Cluster, find_accelerator
-from jaxptd.planner.cost import Program, Setting, Spread, step_time
+from jaxptd.planner.cost import Implementation, Parallelism, StepDescription, step_time
 from jaxptd.planner.programs import MEGATRON_2021, published_collectives
 from jaxptd.planner.rows import Shape
 
@@ -25,7 +25,7 @@ def layouts(
     tp: Iterable[int],
     pp: Iterable[int],
     micro_batch: Iterable[int],
-) -> list[Spread]:
+) -> list[Parallelism]:
     """Layouts with full recomputation that divide the devices and the batch.
 
     Args:
@@ -38,28 +38,34 @@ def layouts(
     found = []
     for t, p, b in itertools.product(tp, pp, micro_batch):
         if gpus % (t * p) == 0 and global_batch % (gpus // (t * p) * b) == 0:
-            found.append(Spread(gpus, global_batch, b, t, p, remat="full"))
+            found.append(Parallelism(gpus, global_batch, b, t, p, remat="full"))
     return found
 
 
 def ranked(
-    shape: Shape, spreads: Sequence[Spread], program: Program, cluster: Cluster
-) -> list[tuple[float, Spread]]:
+    shape: Shape, spreads: Sequence[Parallelism], implementation: Implementation, cluster: Cluster
+) -> list[tuple[float, Parallelism]]:
     """Predicted seconds and layout, the fastest first."""
-    settings = [Setting(shape.inventory, spread, program, cluster) for spread in spreads]
+    settings = [
+        StepDescription(shape.inventory, parallelism, implementation, cluster)
+        for parallelism in spreads
+    ]
     timed = [
-        (step_time(setting, published_collectives(setting)).seconds, setting.spread)
-        for setting in settings
+        (
+            step_time(description, published_collectives(description)).seconds,
+            description.parallelism,
+        )
+        for description in settings
     ]
     return sorted(timed, key=lambda pair: pair[0])
 
 
-def loss(found: list[tuple[float, Spread]], published: dict[str, int]) -> float:
+def loss(found: list[tuple[float, Parallelism]], published: dict[str, int]) -> float:
     """Time of the published choice over that of the best found, less one."""
     (seconds,) = [
         seconds
-        for seconds, spread in found
-        if all(getattr(spread, name) == size for name, size in published.items())
+        for seconds, parallelism in found
+        if all(getattr(parallelism, name) == size for name, size in published.items())
     ]
     return seconds / found[0][0] - 1
 
@@ -69,12 +75,12 @@ def test_162_billion_on_64_gpus(batch: int) -> None:
     """Figure 13: tp x pp = 64; the best is 8 x 8 at both batch sizes."""
     shape = Shape(32, 20480, 128, 51200, 2048)
     spreads = [
-        spread
-        for spread in layouts(64, batch, tp=SIZES, pp=SIZES, micro_batch=[1])
-        if spread.tp * spread.pp == 64
+        parallelism
+        for parallelism in layouts(64, batch, tp=SIZES, pp=SIZES, micro_batch=[1])
+        if parallelism.tp * parallelism.pp == 64
     ]
     found = ranked(shape, spreads, MEGATRON_2021, CLUSTER)
-    assert {spread.pp for _, spread in found} == {2, 4, 8, 16, 32}
+    assert {parallelism.pp for _, parallelism in found} == {2, 4, 8, 16, 32}
     assert loss(found, {"tp": 8, "pp": 8}) < 0.01
     assert found[-1][1].pp in (2, 32)
 

@@ -13,13 +13,13 @@ import types
 from collections.abc import Iterable, Mapping
 
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
-from jaxptd.planner.cost import Placed, Program, Setting
+from jaxptd.planner.cost import Implementation, Placed, StepDescription
 from jaxptd.planner.cost.collectives import Under
-from jaxptd.planner.own.program import ADDED
+from jaxptd.planner.own.implementation import ADDED
 
 # Narayanan et al., arXiv 2104.04473, and Megatron-LM's examples/sc21: float16, unfused attention,
 # DDP=torch without a pipeline (gradients are reduced during backward) and DDP=local with one.
-MEGATRON_2021 = Program(
+MEGATRON_2021 = Implementation(
     "megatron-2021",
     attention="unfused",
     dropout=True,
@@ -46,7 +46,7 @@ MEGATRON_2022 = dataclasses.replace(
 )
 # NVIDIA NeMo with Transformer Engine: flash attention, Llama's block, collectives in pieces beside
 # products, gradients and parameters beside backward and forward.
-NEMO = Program(
+NEMO = Implementation(
     "nemo",
     attention="flash",
     dropout=False,
@@ -77,7 +77,7 @@ JAXPTD = dataclasses.replace(
     sends_hidden=False,
 )
 
-PROGRAMS: Mapping[str, Program] = types.MappingProxyType(
+PROGRAMS: Mapping[str, Implementation] = types.MappingProxyType(
     {program.name: program for program in (JAXPTD, MEGATRON_2021, MEGATRON_2022, NEMO, MAXTEXT)}
 )
 
@@ -92,17 +92,26 @@ PROGRAMS: Mapping[str, Program] = types.MappingProxyType(
 TP, BATCH = ("tp",), ("cp", "dp")
 
 
-def published_collectives(setting: Setting) -> list[Placed]:
+def published_collectives(description: StepDescription) -> list[Placed]:
     """All collectives of a step, except messages between stages."""
-    found = [*_tensor_parallel(setting), *_ring(setting), *_state(setting), *_tied(setting)]
-    return [each for each in found if setting.spread.group(each.axes).members > 1]
+    found = [
+        *_tensor_parallel(description),
+        *_ring(description),
+        *_state(description),
+        *_tied(description),
+    ]
+    return [each for each in found if description.parallelism.group(each.axes).members > 1]
 
 
-def _tensor_parallel(setting: Setting) -> list[Placed]:
-    (stack,) = setting.model.stacks
-    x = 2.0 * setting.tokens(stack) * setting.model.hidden
-    whole = setting.spread.remat == "full"
-    layers = _sharded_sums(setting, x) if setting.spread.sequence_parallel else _sums(setting, x)
+def _tensor_parallel(description: StepDescription) -> list[Placed]:
+    (stack,) = description.model.stacks
+    x = 2.0 * description.tokens(stack) * description.model.hidden
+    whole = description.parallelism.remat == "full"
+    layers = (
+        _sharded_sums(description, x)
+        if description.parallelism.sequence_parallel
+        else _sums(description, x)
+    )
     again = [
         dataclasses.replace(each, name=f"{each.name} again", place="backward")
         for each in layers
@@ -115,8 +124,8 @@ def _tensor_parallel(setting: Setting) -> list[Placed]:
     return [*layers, *again, *ends]
 
 
-def _sums(setting: Setting, x: float) -> list[Placed]:
-    program = setting.program
+def _sums(description: StepDescription, x: float) -> list[Placed]:
+    program = description.implementation
     forward: Under = "products" if program.tp_under == "products" else "nothing"
     return [
         Placed("sums forward", ALL_REDUCE, TP, 2, x, "forward", forward),
@@ -124,9 +133,9 @@ def _sums(setting: Setting, x: float) -> list[Placed]:
     ]
 
 
-def _sharded_sums(setting: Setting, x: float) -> list[Placed]:
+def _sharded_sums(description: StepDescription, x: float) -> list[Placed]:
     """Sums in halves. In backward only the gather before a row's product is always exposed."""
-    under = setting.program.tp_under
+    under = description.implementation.tp_under
     forward: Under = "products" if under == "products" else "nothing"
     again: Under = "input gradients" if under == "weight gradients" else under
     return [
@@ -138,26 +147,31 @@ def _sharded_sums(setting: Setting, x: float) -> list[Placed]:
     ]
 
 
-def _ring(setting: Setting) -> Iterable[Placed]:
+def _ring(description: StepDescription) -> Iterable[Placed]:
     """Keys and values of all devices of a ring; backward moves them again, and their gradients."""
-    (stack,), spread = setting.model.stacks, setting.spread
+    (stack,), parallelism = description.model.stacks, description.parallelism
     (attention,) = stack.attentions
-    heads = 2 * attention.kv_heads * attention.head_size / spread.tp
-    size = 2.0 * setting.tokens(stack) * spread.cp * heads
+    heads = 2 * attention.kv_heads * attention.head_size / parallelism.tp
+    size = 2.0 * description.tokens(stack) * parallelism.cp * heads
     yield Placed("keys and values", ALL_GATHER, ("cp",), 1, size, "forward", "attention")
     yield Placed("keys and values again", ALL_GATHER, ("cp",), 1, size, "backward", "attention")
     yield Placed("their gradients", REDUCE_SCATTER, ("cp",), 1, size, "backward", "attention")
 
 
-def _state(setting: Setting) -> list[Placed]:
+def _state(description: StepDescription) -> list[Placed]:
     """Gradients and parameters over dp x cp, as ZeRO has them."""
-    spread, program = setting.spread, setting.program
-    hidden = program.dp_under == "backward" or (program.dp_under != "nothing" and spread.pp == 1)
+    parallelism, program = description.parallelism, description.implementation
+    hidden = program.dp_under == "backward" or (
+        program.dp_under != "nothing" and parallelism.pp == 1
+    )
     under: Under = "last backward" if hidden else "nothing"
-    gradients, weights = program.gradient * setting.stage_parameters, 2 * setting.stage_parameters
-    if spread.zero == 3:
-        return _gathered(setting)
-    if spread.zero:
+    gradients, weights = (
+        program.gradient * description.stage_parameters,
+        2 * description.stage_parameters,
+    )
+    if parallelism.zero == 3:
+        return _gathered(description)
+    if parallelism.zero:
         return [
             Placed("gradients", REDUCE_SCATTER, BATCH, 1, gradients, "step", under),
             Placed("parameters", ALL_GATHER, BATCH, 1, weights, "step", under),
@@ -165,12 +179,16 @@ def _state(setting: Setting) -> list[Placed]:
     return [Placed("gradients", ALL_REDUCE, BATCH, 1, gradients, "step", under)]
 
 
-def _gathered(setting: Setting) -> list[Placed]:
+def _gathered(description: StepDescription) -> list[Placed]:
     """ZeRO 3: each layer's weights before it runs, forward and backward; gradients after it."""
-    (stack,) = setting.model.stacks
-    layer = setting.layer_parameters(stack)
-    weights, gradients = 2 * layer, setting.program.gradient * layer
-    own = setting.program.gradient * setting.stage_parameters / setting.spread.shards
+    (stack,) = description.model.stacks
+    layer = description.layer_parameters(stack)
+    weights, gradients = 2 * layer, description.implementation.gradient * layer
+    own = (
+        description.implementation.gradient
+        * description.stage_parameters
+        / description.parallelism.shards
+    )
     return [
         Placed("weights", ALL_GATHER, ("shard",), 1, weights, "forward", "layer"),
         Placed("weights again", ALL_GATHER, ("shard",), 1, weights, "backward", "layer"),
@@ -179,9 +197,9 @@ def _gathered(setting: Setting) -> list[Placed]:
     ]
 
 
-def _tied(setting: Setting) -> list[Placed]:
+def _tied(description: StepDescription) -> list[Placed]:
     """The gradient of the embedding, which the first and the last stage both have."""
-    if setting.spread.pp == 1:
+    if description.parallelism.pp == 1:
         return []
-    size = setting.program.gradient * setting.embedding / setting.spread.tp
+    size = description.implementation.gradient * description.embedding / description.parallelism.tp
     return [Placed("gradient of the embedding", ALL_REDUCE, ("ends",), 1, size, "step")]

@@ -10,8 +10,8 @@ from typing import Any, get_args
 from jaxptd.errors import UserError, did_you_mean, quoted, read_small
 from jaxptd.hardware import Accelerator, Cluster
 from jaxptd.models.inventory import MLP, Attention, Head, Inventory, Stack, Table
-from jaxptd.planner.cost import Setting, Spread, StepTime, step_time
-from jaxptd.planner.cost.setting import Remat
+from jaxptd.planner.cost import Parallelism, StepDescription, StepTime, step_time
+from jaxptd.planner.cost.description import Remat
 from jaxptd.planner.programs import PROGRAMS, published_collectives
 
 
@@ -88,7 +88,7 @@ class Row:
         program: of `PROGRAMS`.
         hardware: an accelerator's name.
         shape: of the model.
-        spread: its layout.
+        parallelism: its layout.
         seconds: of the step, as published.
     """
 
@@ -96,24 +96,26 @@ class Row:
     program: str
     hardware: str
     shape: Shape
-    spread: Spread
+    parallelism: Parallelism
     seconds: float
 
     def predict(self, accelerator: Accelerator) -> StepTime:
         """The step's predicted time on an accelerator."""
         program = PROGRAMS[self.program]
-        setting = Setting(self.shape.inventory, self.spread, program, Cluster(accelerator))
-        return step_time(setting, published_collectives(setting))
+        description = StepDescription(
+            self.shape.inventory, self.parallelism, program, Cluster(accelerator)
+        )
+        return step_time(description, published_collectives(description))
 
     @property
     def gpus(self) -> int:
         """Devices of the layout."""
-        return self.spread.gpus
+        return self.parallelism.gpus
 
     @property
     def flops(self) -> float:
         """FLOPs of the step, as `paper_flops` counts them."""
-        return paper_flops(self.shape, self.spread.global_batch)
+        return paper_flops(self.shape, self.parallelism.global_batch)
 
 
 def paper_flops(shape: Shape, batch: int) -> float:
@@ -166,14 +168,14 @@ def _row(where: str, cells: Mapping[Any, Any]) -> Row:
     values = {name: str(cell).strip() for name, cell in cells.items()}
     _check_choice(where, "program", values["program"], PROGRAMS)
     shape = Shape(**{name: _value(where, name, values[name]) for name in SHAPE})
-    spread = Spread(**{name: _value(where, name, values[name]) for name in SPREAD})
-    check_layout(where, shape, spread)
+    parallelism = Parallelism(**{name: _value(where, name, values[name]) for name in SPREAD})
+    check_layout(where, shape, parallelism)
     measured = _number(where, SECONDS if SECONDS in values else RATE, values)
     name = quoted(values["name"])
-    row = Row(name, values["program"], values["hardware"], shape, spread, measured)
+    row = Row(name, values["program"], values["hardware"], shape, parallelism, measured)
     if SECONDS in values:
         return row
-    return dataclasses.replace(row, seconds=row.flops / (spread.gpus * measured * 1e12))
+    return dataclasses.replace(row, seconds=row.flops / (parallelism.gpus * measured * 1e12))
 
 
 def _value(where: str, name: str, text: str) -> Any:
@@ -211,17 +213,16 @@ def _check_choice(where: str, name: str, text: str, choices: Mapping[str, Any]) 
         raise UserError(f"{where}: {name}={quoted(text)}; use one of {known}")
 
 
-def check_layout(where: str, shape: Shape, spread: Spread) -> None:
+def check_layout(where: str, shape: Shape, parallelism: Parallelism) -> None:
     """Raises UserError for a layout that does not divide the devices, the batch or the model."""
-    devices = spread.tp * spread.pp * spread.cp
-    per_step = max(1, spread.dp) * spread.micro_batch
+    devices = parallelism.tp * parallelism.pp * parallelism.cp
+    batch, per_step = parallelism.global_batch, max(1, parallelism.dp) * parallelism.micro_batch
     wrong = {
-        f"gpus={spread.gpus} is no multiple of tp x pp x cp = {devices}": spread.gpus % devices,
-        f"global_batch={spread.global_batch} is no multiple of dp x micro_batch = {per_step}": (
-            spread.global_batch % per_step
-        ),
-        f"num_heads={shape.num_heads} does not split over tp={spread.tp}": (
-            shape.num_heads % spread.tp
+        f"gpus={parallelism.gpus} is no multiple of tp x pp x cp = {devices}": parallelism.gpus
+        % devices,
+        f"global_batch={batch} is no multiple of dp x micro_batch = {per_step}": batch % per_step,
+        f"num_heads={shape.num_heads} does not split over tp={parallelism.tp}": (
+            shape.num_heads % parallelism.tp
         ),
         f"hidden_size={shape.hidden_size} does not split over num_heads={shape.num_heads}": (
             shape.hidden_size % shape.num_heads
@@ -229,18 +230,18 @@ def check_layout(where: str, shape: Shape, spread: Spread) -> None:
         f"num_heads={shape.num_heads} does not split over num_kv_heads={shape.kv_heads}": (
             shape.num_heads % shape.kv_heads
         ),
-        f"seq_length={shape.seq_length} does not split over cp={spread.cp}": (
-            shape.seq_length % spread.cp
+        f"seq_length={shape.seq_length} does not split over cp={parallelism.cp}": (
+            shape.seq_length % parallelism.cp
         ),
         f"num_layers={shape.num_layers} are fewer than pp x virtual_stages": (
-            shape.num_layers < spread.pp * spread.virtual_stages
+            shape.num_layers < parallelism.pp * parallelism.virtual_stages
         ),
-        f"virtual_stages={spread.virtual_stages} without a pipeline": (
-            spread.pp == 1 and spread.virtual_stages > 1
+        f"virtual_stages={parallelism.virtual_stages} without a pipeline": (
+            parallelism.pp == 1 and parallelism.virtual_stages > 1
         ),
-        f"zero={spread.zero} is no stage": spread.zero > 3,
-        f"zero_group={spread.zero_group} does not divide dp x cp": (
-            spread.zero_group and spread.dp * spread.cp % spread.zero_group
+        f"zero={parallelism.zero} is no stage": parallelism.zero > 3,
+        f"zero_group={parallelism.zero_group} does not divide dp x cp": (
+            parallelism.zero_group and parallelism.dp * parallelism.cp % parallelism.zero_group
         ),
     }
     for words, bad in wrong.items():

@@ -1,4 +1,4 @@
-"""A step's micro-batches through a pipeline: `PipelineSchedule` runs a pipeline's plan on its stages.
+"""A step's micro-batches through a pipeline: `PipelineSchedule` runs a plan on its stages.
 
 Letters: as in `passes.py`, whose interface it has.
 """

@@ -4,7 +4,7 @@ import collections
 import dataclasses
 
 from jaxptd.hardware import Cluster, Group, find_accelerator
-from jaxptd.planner.cost import Placed, Setting, Spread
+from jaxptd.planner.cost import Parallelism, Placed, StepDescription
 from jaxptd.planner.programs import MEGATRON_2021, MEGATRON_2022, NEMO, published_collectives
 from jaxptd.planner.rows import Shape
 
@@ -13,10 +13,12 @@ X = 2.0 * 2048 * 4096  # bytes of a micro-batch's activation
 LAYER = 12 * 4096**2  # elements
 
 
-def placed(program=MEGATRON_2021, **spread: object) -> list[Placed]:
-    sizes = {"gpus": 16, "global_batch": 16, **spread}
+def placed(implementation=MEGATRON_2021, **parallelism: object) -> list[Placed]:
+    sizes = {"gpus": 16, "global_batch": 16, **parallelism}
     cluster = Cluster(find_accelerator("a100"))
-    return published_collectives(Setting(GPT.inventory, Spread(**sizes), program, cluster))
+    return published_collectives(
+        StepDescription(GPT.inventory, Parallelism(**sizes), implementation, cluster)
+    )
 
 
 def counts(found: list[Placed], *places: str) -> dict[tuple[str, str], float]:
@@ -45,8 +47,8 @@ def test_sequence_parallelism_moves_the_same_and_two_gathers_more() -> None:
 
 def test_what_hides_tensor_parallel_collectives() -> None:
     unders = [
-        {each.name: each.under for each in placed(program, tp=8, sequence_parallel=sharded)}
-        for program, sharded in (
+        {each.name: each.under for each in placed(implementation, tp=8, sequence_parallel=sharded)}
+        for implementation, sharded in (
             (MEGATRON_2021, False),
             (MEGATRON_2022, False),
             (MEGATRON_2022, True),
@@ -86,9 +88,9 @@ def test_zero() -> None:
 
 def test_a_ring_passes_keys_and_values() -> None:
     llama = dataclasses.replace(GPT, num_kv_heads=8)
-    spread = Spread(8, 8, cp=4)
+    parallelism = Parallelism(8, 8, cp=4)
     found = published_collectives(
-        Setting(llama.inventory, spread, NEMO, Cluster(find_accelerator("h100")))
+        StepDescription(llama.inventory, parallelism, NEMO, Cluster(find_accelerator("h100")))
     )
     ring = [each for each in found if each.axes == ("cp",)]
     assert counts(ring, "forward") == {("all-gather", "cp"): 1}
@@ -97,13 +99,13 @@ def test_a_ring_passes_keys_and_values() -> None:
 
 
 def test_groups_follow_the_order_of_axes() -> None:
-    spread = Spread(64, 64, tp=4, cp=2, pp=2, zero=3, zero_group=4)
-    assert spread.dp == 4
-    assert spread.group(("tp",)) == Group(4, 1)
-    assert spread.group(("cp",)) == Group(2, 4)
-    assert spread.group(("dp",)) == Group(4, 8)
-    assert spread.group(("cp", "dp")) == spread.group(("dp", "cp")) == Group(8, 4)
-    assert spread.group(("pp",)) == Group(2, 32)
-    assert spread.group(("shard",)) == Group(4, 4)
-    assert spread.group(("replica",)) == Group(2, 16)
-    assert spread.group(("ends",)) == Group(2, 32)
+    parallelism = Parallelism(64, 64, tp=4, cp=2, pp=2, zero=3, zero_group=4)
+    assert parallelism.dp == 4
+    assert parallelism.group(("tp",)) == Group(4, 1)
+    assert parallelism.group(("cp",)) == Group(2, 4)
+    assert parallelism.group(("dp",)) == Group(4, 8)
+    assert parallelism.group(("cp", "dp")) == parallelism.group(("dp", "cp")) == Group(8, 4)
+    assert parallelism.group(("pp",)) == Group(2, 32)
+    assert parallelism.group(("shard",)) == Group(4, 4)
+    assert parallelism.group(("replica",)) == Group(2, 16)
+    assert parallelism.group(("ends",)) == Group(2, 32)

@@ -39,7 +39,7 @@ def test_the_ten_rows_of_the_paper() -> None:
         elements = stack.layers * layer + model.tokens.rows * model.hidden
         assert elements == pytest.approx(billions * 1e9, rel=0.035)  # of 1.65 it says 1.7
         assert row.flops / row.seconds == pytest.approx(petaflops * 1e15, rel=0.005)
-        assert row.spread.remat == "full"
+        assert row.parallelism.remat == "full"
 
 
 def test_flops_of_the_paper_by_its_other_formula() -> None:
@@ -54,7 +54,7 @@ def test_flops_of_the_paper_by_its_other_formula() -> None:
 
 def test_a_file_of_ones_own(tmp_path: Path) -> None:
     assert read_rows(file(tmp_path))[0].shape == h100_row().shape
-    assert read_rows(file(tmp_path, remat="selective"))[0].spread.remat == "attention"
+    assert read_rows(file(tmp_path, remat="selective"))[0].parallelism.remat == "attention"
     assert read_rows(file(tmp_path, gated="0", ffn_hidden_size="0"))[0].shape.ffn == 4 * 4096
     row = read_rows(file(tmp_path, seconds=None, teraflops_per_gpu="400"))[0]
     assert row.seconds == pytest.approx(row.flops / 8 / 400e12)

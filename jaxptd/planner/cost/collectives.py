@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from jaxptd.planner.cost import kernels
-from jaxptd.planner.cost.setting import Setting
+from jaxptd.planner.cost.description import StepDescription
 from jaxptd.planner.cost.terms import Term
 
 # `forward`, `backward`, and `layer` where it is either: of each layer and micro-batch; `first` and
@@ -38,7 +38,7 @@ class Placed:
     Args:
         name: for tables.
         kind: XLA's name, one of `jaxptd.analysis.collective`.
-        axes: over which it runs; those of `Spread.group`.
+        axes: over which it runs; those of `Parallelism.group`.
         count: executions at its place.
         bytes: of the whole array, of one execution.
         place: how often a step runs it.
@@ -69,27 +69,27 @@ BESIDE = 0.9  # share of a kernel's time that a collective beside it can use: it
 
 
 def exposed_terms(
-    setting: Setting, collectives: Iterable[Placed], hosts: Mapping[str, float]
+    description: StepDescription, collectives: Iterable[Placed], hosts: Mapping[str, float]
 ) -> list[Term]:
     """A term for each collective with the seconds that are left after hiding.
 
     Args:
-        setting: the step.
+        description: the step.
         collectives: of one place.
         hosts: seconds of what may hide them, by the names of `collectives.Under`.
     """
     groups: dict[str, list[tuple[Placed, Term]]] = {}
     for each in collectives:
-        groups.setdefault(each.under, []).append((each, collective_term(setting, each)))
+        groups.setdefault(each.under, []).append((each, collective_term(description, each)))
     return [
         term for under, members in groups.items() for term in _left(members, hosts.get(under, 0.0))
     ]
 
 
-def collective_term(setting: Setting, each: Placed) -> Term:
+def collective_term(description: StepDescription, each: Placed) -> Term:
     """The term of a collective without anything beside it."""
-    group = setting.spread.group(each.axes)
-    term = kernels.collective(setting.cluster, each.kind, group, each.bytes)
+    group = description.parallelism.group(each.axes)
+    term = kernels.collective(description.cluster, each.kind, group, each.bytes)
     return term.times(each.count).named(each.name, "+".join(each.axes))
 
 

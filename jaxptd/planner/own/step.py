@@ -15,18 +15,33 @@ from jaxptd.models.families import inventory_of
 from jaxptd.models.parameters import parameter_infos
 from jaxptd.optimizers.moments import state_shapes
 from jaxptd.pipeline.placement import Stages
-from jaxptd.planner.cost import Placed, Program, Setting, Spread, StepTime, Term, kernels
+from jaxptd.planner.cost import (
+    Implementation,
+    Parallelism,
+    Placed,
+    StepDescription,
+    StepTime,
+    Term,
+    kernels,
+)
 from jaxptd.planner.cost.collectives import BESIDE, exposed_terms
 from jaxptd.planner.cost.step import (
-    Ends,
+    EndTerms,
     Kind,
-    Passes,
+    LayerPasses,
     by_place,
     end_terms,
     layer_passes,
     put_together,
 )
-from jaxptd.planner.own.program import STACKED, TAKEN, copied, on_stages, outline, program_of
+from jaxptd.planner.own.implementation import (
+    STACKED,
+    TAKEN,
+    copied,
+    implementation_of,
+    on_stages,
+    outline,
+)
 from jaxptd.planner.own.traffic import of_one_layer, once
 from jaxptd.shapes import ParamShape
 from jaxptd.zero.shapes import StateShapes
@@ -68,27 +83,27 @@ class OwnStep:
         """Bytes of parameters, gradients, moments, and gathered parameters on a device."""
         return memory_model.state(self.config, self.shapes)
 
-    def setting(self, cluster: Cluster) -> Setting:
+    def description(self, cluster: Cluster) -> StepDescription:
         """The step as the cost model takes it.
 
         Raises:
             UserError: the cost model lacks something that the config asks for, or the devices do.
         """
         plan, wide = self.plan, 4
-        return Setting(
+        return StepDescription(
             inventory_of(self.config.model),
             spread_of(self.config, plan.schedule.chunks if plan else 1),
-            program_of(self.config, cluster.accelerator),
+            implementation_of(self.config, cluster.accelerator),
             cluster,
             placed=on_stages(plan) if plan else [self._one_stage],
             updated=self.state["parameters"] / wide,
         )
 
 
-def spread_of(config: Config, chunks: int) -> Spread:
+def spread_of(config: Config, chunks: int) -> Parallelism:
     """The layout of a config, with so many parts of the model on a stage."""
     layout, train, model = config.layout, config.train, config.model
-    return Spread(
+    return Parallelism(
         gpus=layout.num_devices,
         global_batch=train.global_batch_size,
         micro_batch=train.global_batch_size // (layout.dp * train.micro_batches),
@@ -106,10 +121,12 @@ def spread_of(config: Config, chunks: int) -> Spread:
     )
 
 
-Unit = tuple[dict[Kind, Passes], Ends]  # one layer of each stack and one micro-batch; the ends
+MicroBatchTerms = tuple[
+    dict[Kind, LayerPasses], EndTerms
+]  # one layer of each stack and one micro-batch; the ends
 
 
-Micro = tuple[list[Placed], dict[Kind, float]]  # collectives, and bytes that a layer keeps
+LayerTraffic = tuple[list[Placed], dict[Kind, float]]  # collectives, and bytes that a layer keeps
 
 
 class _Sequences(NamedTuple):
@@ -118,10 +135,10 @@ class _Sequences(NamedTuple):
     A micro-batch sends parameters once, however many sequences it has, and activations of each.
     """
 
-    one: Micro
-    two: Micro
+    one: LayerTraffic
+    two: LayerTraffic
 
-    def of(self, number: int) -> Micro:
+    def of(self, number: int) -> LayerTraffic:
         """The collectives and kept bytes of so many sequences."""
 
         def line(one: float, two: float) -> float:
@@ -134,7 +151,7 @@ class _Sequences(NamedTuple):
         return placed, {kind: line(a, self.two[1][kind]) for kind, a in self.one[1].items()}
 
 
-def sent_and_kept(config: Config, remat: Remat) -> Micro:
+def sent_and_kept(config: Config, remat: Remat) -> LayerTraffic:
     """The collectives of one layer of each stack and of the ends, and the bytes it keeps."""
     stacks = inventory_of(config.model).stacks
     kept = {(s.name, remat): float(memory_model.layer(config, s, remat)) for s in stacks}
@@ -151,7 +168,7 @@ class Predictor:
 
     def __init__(self, cluster: Cluster, *, hiding: bool = True) -> None:
         self.cluster, self._hiding = cluster, hiding
-        self._units: dict[tuple[Any, ...], Unit] = {}
+        self._units: dict[tuple[Any, ...], MicroBatchTerms] = {}
         self._micro_batches: dict[tuple[Layout, Remat], _Sequences] = {}
 
     def __call__(self, step: OwnStep) -> StepTime:
@@ -160,17 +177,17 @@ class Predictor:
         Raises:
             UserError: the cost model lacks something that the config asks for.
         """
-        setting = step.setting(self.cluster)
-        kinds = {kind for stage in setting.stages for kind in stage}
-        layers: dict[Kind, Passes] = {}
+        description = step.description(self.cluster)
+        kinds = {kind for stage in description.stages for kind in stage}
+        layers: dict[Kind, LayerPasses] = {}
         for remat in sorted({remat for _, remat in kinds}):
-            passes, ends = self.unit(step.config, setting.program, remat)
+            passes, ends = self.unit(step.config, description.implementation, remat)
             layers |= {kind: each for kind, each in passes.items() if kind in kinds}
         places = by_place(once(step.config, step.infos, step.plan))
         for kind, layer in layers.items():
             sent = [each for each in places.get("layer", ()) if each.is_of(*kind)]
             beside = {"other layers": layer.hiding if self._hiding else 0.0}
-            layers[kind] = layer.and_backward(exposed_terms(setting, sent, beside))
+            layers[kind] = layer.and_backward(exposed_terms(description, sent, beside))
         more: list[Term] = []
         offloaded = step.config.layout.offloaded
         if "activations" in offloaded:
@@ -178,9 +195,11 @@ class Predictor:
         if "optimizer" in offloaded:
             state = step.state["parameters"] + step.state["optimizer"]
             more = [kernels.to_host(self.cluster.accelerator, 2.0 * state).named("state")]
-        return put_together(setting, layers, ends, places.get("step", ()), more)
+        return put_together(description, layers, ends, places.get("step", ()), more)
 
-    def _offloaded(self, config: Config, kind: Kind, passes: Passes) -> tuple[Kind, Passes]:
+    def _offloaded(
+        self, config: Config, kind: Kind, passes: LayerPasses
+    ) -> tuple[Kind, LayerPasses]:
         """A layer whose kept activations go to the host, and return, beside its work."""
         stack = next(s for s in inventory_of(config.model).stacks if s.name == kind[0])
         if kind[1] == "none":
@@ -190,41 +209,48 @@ class Predictor:
         left = max(0.0, term.seconds - BESIDE * passes.seconds)
         return kind, passes.and_backward([term._replace(seconds=left)])
 
-    def unit(self, config: Config, program: Program, remat: Remat) -> Unit:
+    def unit(self, config: Config, implementation: Implementation, remat: Remat) -> MicroBatchTerms:
         """Terms of one layer of each stack and one micro-batch, and of the ends.
 
         Args:
             config: of any number of layers, stages, replicas and micro-batches.
-            program: its kernels.
+            implementation: its kernels.
             remat: what the layers compute again.
         """
         layout, train = config.layout, config.train
         sequences = train.global_batch_size // (layout.dp * train.micro_batches)
-        key = alone(layout), sequences, program, remat
+        key = alone(layout), sequences, implementation, remat
         if key not in self._units:
             self._units[key] = self._unit(config, *key)
         return self._units[key]
 
     def _unit(
-        self, config: Config, layout: Layout, sequences: int, program: Program, remat: Remat
-    ) -> Unit:
+        self,
+        config: Config,
+        layout: Layout,
+        sequences: int,
+        implementation: Implementation,
+        remat: Remat,
+    ) -> MicroBatchTerms:
         model = inventory_of(config.model)
-        spread = dataclasses.replace(
+        parallelism = dataclasses.replace(
             _spread_alone(layout), micro_batch=sequences, global_batch=sequences
         )
-        setting = Setting(model, spread, program, self.cluster)
+        description = StepDescription(model, parallelism, implementation, self.cluster)
         placed, kept = self.micro_batch(config, layout, sequences, remat)
         places = by_place(placed)
-        passes = dict(layer_passes(setting, [*kept], places))
-        times = copied(program, layout, sequences)
+        passes = dict(layer_passes(description, [*kept], places))
+        times = copied(implementation, layout, sequences)
         for kind, size in kept.items():
             layer = [each for each in places.get("layer", ()) if each.is_of(*kind)]
             passes[kind] = self._with_copies(passes[kind], layer, times)
-            if program.stacked:
+            if implementation.stacked:
                 passes[kind] = self._in_a_loop(passes[kind], size)
-        return passes, end_terms(setting, places)
+        return passes, end_terms(description, places)
 
-    def micro_batch(self, config: Config, layout: Layout, sequences: int, remat: Remat) -> "Micro":
+    def micro_batch(
+        self, config: Config, layout: Layout, sequences: int, remat: Remat
+    ) -> "LayerTraffic":
         """The collectives and kept bytes of a layer and micro-batch of so many sequences."""
         key = layout, remat
         if key not in self._micro_batches:
@@ -235,13 +261,15 @@ class Predictor:
             placed = [dataclasses.replace(each, under="nothing") for each in placed]
         return placed, kept
 
-    def _with_copies(self, passes: Passes, placed: Sequence[Placed], times: int) -> Passes:
+    def _with_copies(
+        self, passes: LayerPasses, placed: Sequence[Placed], times: int
+    ) -> LayerPasses:
         """The passes with the copies of what their collectives move."""
         moved = times * sum(each.count * each.bytes for each in placed)
         term = kernels.moved(self.cluster.accelerator, moved, 4).named("copies of what is sent")
         return passes.and_backward([term] if moved else [])
 
-    def _in_a_loop(self, passes: Passes, kept: float) -> Passes:
+    def _in_a_loop(self, passes: LayerPasses, kept: float) -> LayerPasses:
         """The passes of a layer that keeps so many bytes in the array of all layers."""
         into, out = (
             kernels.moved(self.cluster.accelerator, times * kept, 4) for times in (STACKED, TAKEN)
@@ -278,8 +306,8 @@ def alone(layout: Layout) -> Layout:
 
 
 @functools.lru_cache(4096)
-def _spread_alone(layout: Layout) -> Spread:
-    return Spread(
+def _spread_alone(layout: Layout) -> Parallelism:
+    return Parallelism(
         gpus=layout.num_devices,
         global_batch=1,
         tp=layout.tp,

@@ -18,11 +18,11 @@ from jaxptd.config import Config, Remat
 from jaxptd.errors import UserError
 from jaxptd.hardware import Cluster
 from jaxptd.layout import Layout
-from jaxptd.planner.cost import Program, Setting, StepTime
+from jaxptd.planner.cost import Implementation, StepDescription, StepTime
 from jaxptd.planner.cost.layer import LayerTerms, first_terms, last_terms, layer_terms
 from jaxptd.planner.cost.step import message_terms
 from jaxptd.planner.cost.terms import total
-from jaxptd.planner.own.program import ADDED, STACKED
+from jaxptd.planner.own.implementation import ADDED, STACKED
 from jaxptd.planner.own.step import Memory, OwnStep, Predictor, memory_of
 from jaxptd.planner.own.traffic import Compiled
 from jaxptd.planner.search.bounds import Bound, Bounds, UnitCost
@@ -35,7 +35,7 @@ class Fixed(NamedTuple):
     """The bytes that a layout keeps of a sequence, and its state, as `UnitCost` has them."""
 
     config: Config
-    setting: Setting
+    description: StepDescription
     kept: Mapping[Remat, float]
     state: float
     gradients: float
@@ -63,33 +63,39 @@ class Units:
         if config is None:
             return None
         step = OwnStep(config)
-        setting, stacks = step.setting(self.cluster), self.space.stacks
+        description, stacks = step.description(self.cluster), self.space.stacks
         kept = {
             remat: float(sum(s.layers * memory_model.layer(config, s, remat) for s in stacks))
             for remat in REMATS
         }
         own = step.state["parameters"] + step.state["optimizer"]
-        matrices = sum(stack.layers * setting.layer_parameters(stack) for stack in stacks)
-        return Fixed(config, setting, kept, own, step.state["gradients"], 4 * matrices)
+        matrices = sum(stack.layers * description.layer_parameters(stack) for stack in stacks)
+        return Fixed(config, description, kept, own, step.state["gradients"], 4 * matrices)
 
     def _bare(self, unit: Unit, many: bool) -> UnitCost | None:
         """Without collectives and copies; None if the layout does not divide the model."""
         fixed = self._fixed_of(unit.layout)
         if fixed is None:
             return None
-        spread = dataclasses.replace(
-            fixed.setting.spread, micro_batch=unit.micro_batch, global_batch=unit.micro_batch
+        parallelism = dataclasses.replace(
+            fixed.description.parallelism,
+            micro_batch=unit.micro_batch,
+            global_batch=unit.micro_batch,
         )
-        program = _program(fixed.setting.program, many=many)
-        setting = dataclasses.replace(fixed.setting, spread=spread, program=program)
-        terms = [(stack.layers, layer_terms(setting, stack)) for stack in self.space.stacks]
+        implementation = _implementation(fixed.description.implementation, many=many)
+        description = dataclasses.replace(
+            fixed.description, parallelism=parallelism, implementation=implementation
+        )
+        terms = [(stack.layers, layer_terms(description, stack)) for stack in self.space.stacks]
 
         def seconds(remat: Remat) -> float:
             return sum(layers * _seconds(each, remat) for layers, each in terms)
 
-        last = total(last_terms(setting))
-        ends = total(first_terms(setting)) + last
-        hop = 2 * total(message_terms(setting, inside=self.space.gpus <= self.cluster.node_size))
+        last = total(last_terms(description))
+        ends = total(first_terms(description)) + last
+        hop = 2 * total(
+            message_terms(description, inside=self.space.gpus <= self.cluster.node_size)
+        )
         kept = {remat: unit.micro_batch * size for remat, size in fixed.kept.items()}
         own = fixed.state, fixed.gradients, fixed.matrices
         number = self.space.layers
@@ -110,19 +116,19 @@ class Units:
         train = dataclasses.replace(fixed.config.train, global_batch_size=unit.micro_batch)
         config = dataclasses.replace(fixed.config, train=train)
 
-        program = _program(fixed.setting.program, many=many, stages=stages)
+        implementation = _implementation(fixed.description.implementation, many=many, stages=stages)
 
         def seconds(remat: Remat) -> float:
-            passes, _ = self.predict.unit(config, program, remat)
+            passes, _ = self.predict.unit(config, implementation, remat)
             return sum(s.layers * passes[s.name, remat].seconds for s in self.space.stacks)
 
-        _, ends = self.predict.unit(config, program, "none")
+        _, ends = self.predict.unit(config, implementation, "none")
         last = total(ends.last)
         own = total(ends.first) + last
         return dataclasses.replace(bare, layers=functools.cache(seconds), ends=own, last=last)
 
 
-def _program(found: Program, *, many: bool, stages: bool = False) -> Program:
+def _implementation(found: Implementation, *, many: bool, stages: bool = False) -> Implementation:
     """The record of a program without casts, which depend on the ZeRO stage."""
     return dataclasses.replace(
         found,

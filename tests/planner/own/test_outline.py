@@ -6,7 +6,7 @@ from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.layout import Layout
 from jaxptd.models.stages import make_plan
 from jaxptd.pipeline.placement import of_stack
-from jaxptd.planner.own.program import MAIL, on_stages
+from jaxptd.planner.own.implementation import MAIL, on_stages
 from jaxptd.planner.own.step import OwnStep
 
 CASES = [

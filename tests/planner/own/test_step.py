@@ -8,7 +8,7 @@ from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.hardware import Cluster, find_accelerator
 from jaxptd.layout import Layout
 from jaxptd.planner.cost.collectives import BESIDE, HIDING
-from jaxptd.planner.own.program import NARROW, UPDATE, program_of
+from jaxptd.planner.own.implementation import NARROW, UPDATE, implementation_of
 from jaxptd.planner.own.step import OwnStep, Predictor
 from jaxptd.planner.own.traffic import NAMES
 
@@ -73,4 +73,4 @@ def test_an_update_reads_gradients_that_nothing_sums_in_16_bits(
 ) -> None:
     train = TrainConfig(global_batch_size=4, micro_batches=micro_batches)
     config = Config(dataclasses.replace(MODEL, scan_layers=scan), layout, train=train)
-    assert program_of(config, H100.accelerator).update == UPDATE["adamw"] - less
+    assert implementation_of(config, H100.accelerator).update == UPDATE["adamw"] - less

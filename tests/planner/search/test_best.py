@@ -143,7 +143,7 @@ def test_a_candidate_is_predicted_as_its_config_is() -> None:
         assert candidate.memory.total <= 80 * GIB
         assert candidate.config.layout.num_devices == 8
         own = OwnStep(candidate.config)
-        assert own.setting(H100).spread.dp == candidate.config.layout.dp
+        assert own.description(H100).parallelism.dp == candidate.config.layout.dp
 
 
 def test_what_does_not_fit_is_not_found() -> None:

@@ -14,7 +14,7 @@ from jaxptd.pipeline.plan import Plan
 from jaxptd.pipeline.schedules import make_schedule
 from jaxptd.pipeline.schedules import outline as parts_of
 from jaxptd.pipeline.table import Schedule
-from jaxptd.planner.cost import Program
+from jaxptd.planner.cost import Implementation
 
 # Bytes moved for each parameter by an optimizer: parameter and moments read and written, the
 # gradient read, and read twice more for its norm and its factor.
@@ -33,7 +33,7 @@ STACKED = 2  # passes: what a layer keeps is read, and written to the array of a
 TAKEN = 1  # pass, on average: half of it is copied out again, other kernels read it in place
 
 
-def program_of(config: Config, accelerator: Accelerator) -> Program:
+def implementation_of(config: Config, accelerator: Accelerator) -> Implementation:
     """The record of a config's step on GPUs.
 
     Raises:
@@ -42,7 +42,7 @@ def program_of(config: Config, accelerator: Accelerator) -> Program:
     model, layout, kernels = config.model, config.layout, config.kernels_on_gpus
     unsummed = config.train.micro_batches * layout.dp * layout.cp == 1
     _check(config, accelerator)
-    return Program(
+    return Implementation(
         "jaxptd",
         attention="flash" if is_fused(config) else "unfused",
         dropout=model.dropout > 0,
@@ -79,13 +79,13 @@ def _products_add(config: Config) -> bool:
     return alone and model.dropout == 0 and model.products == "native"
 
 
-def copied(program: Program, layout: Layout, sequences: int) -> int:
+def copied(implementation: Implementation, layout: Layout, sequences: int) -> int:
     """Passes over what collectives of a layer move, in kernels that copy it.
 
     On average half of it is copied out of the form in which it arrives; in ring steps all of it,
     between blocks and the whole. Gathered blocks of one sequence arrive in their order.
     """
-    if program.pieces > 1:
+    if implementation.pieces > 1:
         return 2
     return 0 if layout.sequence_parallel and sequences == 1 else 1
 

@@ -20,7 +20,7 @@ from jaxptd.pipeline.statistics import Durations, simulate_stages
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class Implementation:
     """The kernels and overlaps of a program, as documented. No number here is fitted.
 
     Args:
@@ -174,7 +174,7 @@ Remat = Literal["none", "attention", "dots", "full"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Spread:
+class Parallelism:
     """A layout. Devices are numbered tp first, then col, row, cp, dp, pp.
 
     Args:
@@ -257,13 +257,13 @@ class Spread:
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
+class StepDescription:
     """One step to predict.
 
     Args:
         model: its parts.
-        spread: its layout.
-        program: its kernels, and what they overlap.
+        parallelism: its layout.
+        implementation: its kernels, and what they overlap.
         cluster: the devices.
         placed: for each stage, the layers of each stack in each of its parts of the model; None:
             one part each, as `stage_layers` has them.
@@ -271,25 +271,25 @@ class Setting:
     """
 
     model: Inventory
-    spread: Spread
-    program: Program
+    parallelism: Parallelism
+    implementation: Implementation
     cluster: Cluster
     placed: Sequence[Mapping[str, Sequence[int]]] | None = None
     updated: float | None = None
 
     def tokens(self, stack: Stack) -> int:
         """T, tokens of a micro-batch on one device."""
-        spread = self.spread
-        return spread.micro_batch * stack.tokens // (spread.cp * spread.row)
+        parallelism = self.parallelism
+        return parallelism.micro_batch * stack.tokens // (parallelism.cp * parallelism.row)
 
     def stream(self, stack: Stack) -> float:
         """Elements of the residual stream of a micro-batch on one device."""
-        sharded = self.spread.tp if self.spread.sequence_parallel else 1
-        return self.tokens(stack) // sharded * self.model.hidden / self.spread.col
+        sharded = self.parallelism.tp if self.parallelism.sequence_parallel else 1
+        return self.tokens(stack) // sharded * self.model.hidden / self.parallelism.col
 
     def layer_parameters(self, stack: Stack) -> float:
         """Elements of one layer's matrices on a device, whole over dp."""
-        return sum(pair.weights for pair in stack.pairs) / self.spread.matrix_shards
+        return sum(pair.weights for pair in stack.pairs) / self.parallelism.matrix_shards
 
     @property
     def embedding(self) -> int:
@@ -299,8 +299,10 @@ class Setting:
     @property
     def stage_parameters(self) -> float:
         """Elements on a device of the first stage, whole over dp."""
-        layers = (s.layers / self.spread.pp * self.layer_parameters(s) for s in self.model.stacks)
-        return sum(layers) + self.embedding / self.spread.matrix_shards
+        layers = (
+            s.layers / self.parallelism.pp * self.layer_parameters(s) for s in self.model.stacks
+        )
+        return sum(layers) + self.embedding / self.parallelism.matrix_shards
 
     @cached_property
     def stages(self) -> Sequence[Mapping[tuple[str, Remat], int]]:
@@ -310,11 +312,11 @@ class Setting:
             stage: dict[tuple[str, Remat], int] = {}
             parts = ((stack, layers) for stack, sizes in placed.items() for layers in sizes)
             for stack, layers in parts:
-                for remat, count in self.spread.remats(layers):
+                for remat, count in self.parallelism.remats(layers):
                     stage[stack, remat] = stage.get((stack, remat), 0) + count
             found.append(stage)
         return found
 
     def _even(self) -> Sequence[Mapping[str, Sequence[int]]]:
         (stack,) = self.model.stacks
-        return [{stack.name: (n,)} for n in stage_layers(stack.layers, self.spread.pp)]
+        return [{stack.name: (n,)} for n in stage_layers(stack.layers, self.parallelism.pp)]
