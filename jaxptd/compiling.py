@@ -20,7 +20,7 @@ from jaxptd.analysis.hlo.timeline import Move, moves
 from jaxptd.config import Config
 from jaxptd.errors import UserError, install
 from jaxptd.mesh import make_mesh
-from jaxptd.planner.own.traffic import Figures
+from jaxptd.planner.steps.traffic import Figures
 from jaxptd.step import Program
 
 # ---- absent H200s --------------------------------------------------------------------------------

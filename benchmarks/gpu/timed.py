@@ -37,7 +37,7 @@ from jaxptd.config import Config
 from jaxptd.errors import Parser, UserError, run_command
 from jaxptd.hardware import Cluster, accelerators
 from jaxptd.mesh import make_mesh
-from jaxptd.planner.own.step import predict
+from jaxptd.planner.steps.step import predict
 from jaxptd.run.devices import prepare
 from jaxptd.step import Program
 

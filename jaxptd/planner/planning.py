@@ -17,9 +17,9 @@ from jaxptd.errors import UserError
 from jaxptd.hardware import Cluster
 from jaxptd.hardware.table import figures_of
 from jaxptd.models.families import inventory_of
-from jaxptd.planner.own.step import OwnStep, Predictor
-from jaxptd.planner.own.traffic import Compiled, Figures, remade
 from jaxptd.planner.search.best import Candidate
+from jaxptd.planner.steps.step import ConfigStep, Predictor
+from jaxptd.planner.steps.traffic import Compiled, Figures, remade
 
 # ---- compiles the best layouts of a ranking, and ranks them again --------------------------------
 
@@ -86,7 +86,7 @@ class Compiling:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _made(self, candidate: Candidate, figures: Figures) -> Compiled:
-        alone = Predictor(self.cluster, hiding=False)(OwnStep(candidate.config))
+        alone = Predictor(self.cluster, hiding=False)(ConfigStep(candidate.config))
         others = sum(each.bytes for each in outside(candidate.config.layout))
         step = remade(candidate.step, alone, figures)
         return Compiled(figures, figures.bytes + others, step)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from jaxptd.analysis.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from jaxptd.planner.cost import Implementation, Placed, StepDescription
 from jaxptd.planner.cost.collectives import Under
-from jaxptd.planner.own.implementation import ADDED
+from jaxptd.planner.steps.implementation import ADDED
 
 # Narayanan et al., arXiv 2104.04473, and Megatron-LM's examples/sc21: float16, unfused attention,
 # DDP=torch without a pipeline (gradients are reduced during backward) and DDP=local with one.

@@ -13,9 +13,9 @@ from jaxptd.config.written import RUN_CONFIG, read_config
 from jaxptd.errors import UserError, quoted
 from jaxptd.hardware import Accelerator, Cluster, find_accelerator
 from jaxptd.models.families import with_vocabulary
-from jaxptd.planner.own.step import predict
 from jaxptd.planner.planning import expected_error
 from jaxptd.planner.rows import Row
+from jaxptd.planner.steps.step import predict
 from jaxptd.run.metrics import Metrics
 
 # Of rows that no fit has seen, by accelerator; of one without a fitted share `DATA_SHEET`.

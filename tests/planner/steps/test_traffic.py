@@ -9,8 +9,8 @@ from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.hardware import Cluster, find_accelerator
 from jaxptd.layout import Layout
 from jaxptd.models.stages import make_plan
-from jaxptd.planner.own.step import OwnStep, Predictor, alone
-from jaxptd.planner.own.traffic import of_one_layer, once
+from jaxptd.planner.steps.step import ConfigStep, Predictor, alone
+from jaxptd.planner.steps.traffic import of_one_layer, once
 
 SIZES = {"hidden_size": 64, "num_heads": 8, "seq_length": 32, "vocab_size": 64, "dtype": "bfloat16"}
 GPT, T5 = ModelConfig(num_layers=4, **SIZES), ModelConfig(family="t5", num_layers=4, **SIZES)
@@ -36,7 +36,7 @@ def test_a_step_of_placed_collectives_sends_what_the_formula_says(
         pytest.skip("a pipeline runs the last product of a part again, which is not placed")
     model = ModelConfig(**{**SIZES, "num_layers": 4, "remat": remat})
     config = Config(model, layout, train=TrainConfig(global_batch_size=16, micro_batches=4))
-    own = OwnStep(config)
+    own = ConfigStep(config)
     sent: collections.Counter = collections.Counter()
     sequences = 16 // layout.dp // 4
     predictor = Predictor(Cluster(find_accelerator("h100")))

@@ -34,7 +34,7 @@ from jaxptd.planner.cost.step import (
     layer_passes,
     put_together,
 )
-from jaxptd.planner.own.implementation import (
+from jaxptd.planner.steps.implementation import (
     STACKED,
     TAKEN,
     copied,
@@ -42,13 +42,13 @@ from jaxptd.planner.own.implementation import (
     on_stages,
     outline,
 )
-from jaxptd.planner.own.traffic import of_one_layer, once
+from jaxptd.planner.steps.traffic import of_one_layer, once
 from jaxptd.shapes import ParamShape
 from jaxptd.zero.shapes import StateShapes
 
 
 @dataclasses.dataclass(frozen=True)
-class OwnStep:
+class ConfigStep:
     """A config's step, and what follows from the config alone.
 
     Raises:
@@ -171,7 +171,7 @@ class Predictor:
         self._units: dict[tuple[Any, ...], MicroBatchTerms] = {}
         self._micro_batches: dict[tuple[Layout, Remat], _Sequences] = {}
 
-    def __call__(self, step: OwnStep) -> StepTime:
+    def __call__(self, step: ConfigStep) -> StepTime:
         """The time of a step.
 
         Raises:
@@ -286,7 +286,7 @@ def predict(config: Config, cluster: Cluster) -> StepTime:
         UserError: the cost model lacks something that the config asks for, or its pipeline does not
             exist.
     """
-    return Predictor(cluster)(OwnStep(config))
+    return Predictor(cluster)(ConfigStep(config))
 
 
 @functools.lru_cache(4096)
@@ -341,7 +341,7 @@ class Memory:
         return sum(self.parts.values())
 
 
-def memory_of(step: OwnStep) -> Memory:
+def memory_of(step: ConfigStep) -> Memory:
     """Predicts the bytes that a step needs on each GPU."""
     found = peak(step.config, step.state, step.plan)
     others = {each.name: each.bytes for each in outside(step.config.layout)}

@@ -8,9 +8,9 @@ from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.hardware import Cluster, find_accelerator
 from jaxptd.layout import Layout
 from jaxptd.planner.cost.collectives import BESIDE, HIDING
-from jaxptd.planner.own.implementation import NARROW, UPDATE, implementation_of
-from jaxptd.planner.own.step import OwnStep, Predictor
-from jaxptd.planner.own.traffic import NAMES
+from jaxptd.planner.steps.implementation import NARROW, UPDATE, implementation_of
+from jaxptd.planner.steps.step import ConfigStep, Predictor
+from jaxptd.planner.steps.traffic import NAMES
 
 H100 = Cluster(find_accelerator("h100"))
 MODEL = ModelConfig(
@@ -25,7 +25,7 @@ MODEL = ModelConfig(
 
 def seconds(config: Config, *, hiding: bool) -> tuple[float, float]:
     """Seconds of messages of ZeRO's layers, and of the kernels that they can run beside."""
-    terms = Predictor(H100, hiding=hiding)(OwnStep(config)).terms
+    terms = Predictor(H100, hiding=hiding)(ConfigStep(config)).terms
     sent = sum(term.seconds for term in terms if term.name.startswith(NAMES["zero"]))
     inside = (t for t in terms if t.kind in HIDING and not t.name.startswith("logits"))
     return sent, sum(term.seconds for term in inside)

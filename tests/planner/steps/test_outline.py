@@ -6,8 +6,8 @@ from jaxptd.config import Config, ModelConfig, TrainConfig
 from jaxptd.layout import Layout
 from jaxptd.models.stages import make_plan
 from jaxptd.pipeline.placement import of_stack
-from jaxptd.planner.own.implementation import MAIL, on_stages
-from jaxptd.planner.own.step import OwnStep
+from jaxptd.planner.steps.implementation import MAIL, on_stages
+from jaxptd.planner.steps.step import ConfigStep
 
 CASES = [
     *(("1f1b", p, m, None) for p in (2, 3, 4) for m in (1, p, 3 * p)),
@@ -30,7 +30,7 @@ def test_slots_are_those_of_the_plan(
     model = ModelConfig(num_layers=24, hidden_size=8, num_heads=2, seq_length=4, remat=remat)
     layout = Layout(pp=p, schedule=name, virtual_stages=chunks)
     config = Config(model, layout, train=TrainConfig(global_batch_size=m, micro_batches=m))
-    outline, plan = OwnStep(config).plan, make_plan(config)
+    outline, plan = ConfigStep(config).plan, make_plan(config)
     assert outline is not None
     saved, between = of_stack("saved", "blocks"), of_stack("between", "blocks")
     assert outline.slots[saved] - plan.slots[saved] in (0, 1)
