@@ -1,9 +1,9 @@
 """The best layouts: a search of the most promising first, which proves that none is better.
 
-Items wait in a heap by the least time that they can take: first shapes by the time of their products
-alone, then each with its schedule and ZeRO stage, then with what its devices send each other, and
-then with the exact prediction. What leaves the heap with an exact time is better than all that is
-left.
+Items wait in a heap by the least time that they can take: first shapes by the time of their
+products alone, then each with its schedule and ZeRO stage, then with what its devices send each
+other, and then with the exact prediction. What leaves the heap with an exact time is better than
+all that is left.
 """
 
 import dataclasses

@@ -373,7 +373,7 @@ class Space:
         return dataclasses.replace(self.config, model=model, layout=layout, train=train)
 
     def layer_config(self, layer_layout: LayerLayout) -> Config | None:
-        """The config of one micro-batch on the devices that share a layer; None if it does not divide."""
+        """The config of one micro-batch on these devices; None if it does not divide."""
         model = dataclasses.replace(self.config.model, remat="none", remat_layers=None)
         train = dataclasses.replace(
             self.config.train, global_batch_size=layer_layout.micro_batch, micro_batches=1
