@@ -88,10 +88,10 @@ class _Layer:
         return jax.jit(call)
 
     def _arguments(self, layers: Params, batch: Any) -> tuple[Any, LayerInputs]:
-        micro, places = self.program.body.micro_batches(batch, None)
+        micro, token_info = self.program.body.micro_batches(batch, None)
         vary = [Axis.PP, *BATCH_AXES]
         params = {name: as_varying(x, vary) for name, x in layers.items()}
-        return params, LayerInputs(pools.get(micro, 0).places(places), jnp.int32(0))
+        return params, LayerInputs(pools.get(micro, 0).token_info(token_info), jnp.int32(0))
 
     def _traced(self, params: Any, inputs: LayerInputs, x: Array) -> tuple[Any, list[Any]]:
         resolved = self.program.resolved

@@ -65,7 +65,7 @@ def _run(name: str, *inputs: Array | float) -> Array:
 Place = tuple[Any, Array | None]  # indices, and which of them there are; None: all
 
 
-class Places(NamedTuple):
+class TilePlaces(NamedTuple):
     """The places of a tile, of its rows and of their numbers."""
 
     both: Place
@@ -102,7 +102,7 @@ class Tile:
         """The numbers of tiles along rows and along the numbers of each."""
         return pl.cdiv(rows, self.rows), pl.cdiv(size, self.width)
 
-    def places(self, row: Any, column: Any, rows: int, size: int) -> Places:
+    def places(self, row: Any, column: Any, rows: int, size: int) -> TilePlaces:
         """The places of tile (row, column) in an array of so many rows of so many numbers."""
         row_R, inside_R = _indices(row, self.rows, rows)
         column_D, inside_D = _indices(column, self.width, size)
@@ -110,11 +110,11 @@ class Tile:
         masks = [(inside_R, (0,)), (inside_D, (1,))]
         inside = [lax.broadcast_in_dim(each, grid, dim) for each, dim in masks if each is not None]
         both = inside[0] & inside[-1] if inside else None
-        return Places(
+        return TilePlaces(
             ((row_R[:, None], column_D[None]), both), (row_R, inside_R), (column_D, inside_D)
         )
 
-    def pieces(self, row: Any, rows: int, size: int) -> list[Places]:
+    def pieces(self, row: Any, rows: int, size: int) -> list[TilePlaces]:
         """The places of all tiles in a row of them."""
         return [self.places(row, each, rows, size) for each in range(pl.cdiv(size, self.width))]
 

@@ -181,12 +181,12 @@ X = Any  # what a layer takes and returns: a tree of arrays, all of which get gr
 class LayerInputs(NamedTuple):
     """The inputs of a layer besides its parameters and x; none of them gets a gradient.
 
-    places: where the tokens are in the global batch (`jaxptd.layers.dropout.Places`).
+    token_info: where the tokens are in the global batch (`jaxptd.layers.dropout.TokenInfo`).
     number: of the layer in the model, int32.
     cache: keys and values of the tokens before; None in training.
     """
 
-    places: Any
+    token_info: Any
     number: Any
     cache: Any = None
 
@@ -199,7 +199,7 @@ class ModelFunctions(NamedTuple):
         `LayerInputs`, x) -> x in training, -> (x, cache) in a forward pass.
     head: (ends, micro-batch, x) -> in training (the micro-batch's share of the loss, a tree of
         its terms); in a forward pass any tree. Both trees are summed over micro-batches.
-    places: (micro-batch, `ModelArrays.shared`) -> places of its tokens.
+    token_info: (micro-batch, `ModelArrays.shared`) -> places of its tokens.
     gathered: a row of a stack in `ModelArrays.layers` -> a layer's parameters, for forward.
     regathered: the same, for backward.
     reduce_scattered: (gradients of those parameters, the row) -> gradients to accumulate.
@@ -212,7 +212,7 @@ class ModelFunctions(NamedTuple):
     embed: Callable[[Any, Any, Any], X]
     layers: Sequence[Callable[..., Any]]
     head: Callable[[Any, Any, X], Any]
-    places: Callable[[Any, Any], Any]
+    token_info: Callable[[Any, Any], Any]
     gathered: Callable[[Any], Any] = lambda row: row
     regathered: Callable[[Any], Any] = lambda row: row
     reduce_scattered: Callable[[Any, Any], Any] = lambda gradients, row: gradients

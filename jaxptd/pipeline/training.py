@@ -267,10 +267,12 @@ class Training(Ticks):
 
     def _unembed(self, carry: Carry, instruction: Instruction) -> Carry:
         """Adds the gradients of the embedding; x becomes zeros, because no stage reads it."""
-        micro, places = self.micro_batch(instruction["micro"])
+        micro, token_info = self.micro_batch(instruction["micro"])
 
         def backward(ends: Any, x: X) -> Any:
-            return jax.vjp(lambda ends: self.functions.embed(ends, micro, places), ends)[1](x)[0]
+            return jax.vjp(lambda ends: self.functions.embed(ends, micro, token_info), ends)[1](x)[
+                0
+            ]
 
         ends = run_without_dead_code(backward, self.arrays.ends, carry.x)
         ends = jax.tree.map(jnp.add, carry.ends, ends)

@@ -14,7 +14,7 @@ from jax import Array, lax
 from jaxptd.collectives import all_gather, as_varying, reduce_scatter
 from jaxptd.config import ModelConfig
 from jaxptd.layers.block import with_remat
-from jaxptd.layers.dropout import Places
+from jaxptd.layers.dropout import TokenInfo
 from jaxptd.mesh import Axis
 from jaxptd.models.model import COMMON, Model, State, X
 from jaxptd.models.stages import stage_dim
@@ -85,30 +85,30 @@ class PipelineSchedule:
     zero: Zero
 
     def gradients(
-        self, params: StepParams, micro: MicroBatches, places: Places, weights: Losses
+        self, params: StepParams, micro: MicroBatches, token_info: TokenInfo, weights: Losses
     ) -> tuple[Losses, Params]:
         given = with_wide_gradients(self.gathered(params), self.blueprint.infos)
         outside = partial(self._outside, given)
 
         def head(ends: Params, micro: MicroBatches, x: X) -> tuple[Array, Losses]:
-            return in_total(self._terms(LOSSES, places, outside(ends), micro, x), weights)
+            return in_total(self._terms(LOSSES, token_info, outside(ends), micro, x), weights)
 
         keep = keepers(self.model, self.plan, offload=self.blueprint.build({}).offload)
         functions = self._functions(outside, self._trained_layers(), head)._replace(keep=keep)
-        arrays = self._arrays(given, micro, places)
+        arrays = self._arrays(given, micro, token_info)
         losses, stacks, ends, common = training.gradients(functions, self.plan, arrays)
         layers = {name: g for stack in stacks.values() for name, g in stack.items()}
         others = {name: self._reduce_end(name, g) for name, g in (ends | common).items()}
         return losses, layers | others
 
-    def losses(self, params: StepParams, micro: MicroBatches, places: Places) -> Losses:
+    def losses(self, params: StepParams, micro: MicroBatches, token_info: TokenInfo) -> Losses:
         outside = self.blueprint.build
 
         def head(ends: Params, micro: MicroBatches, x: X) -> Losses:
-            return self._terms(EVALUATED, places, outside(ends), micro, x)
+            return self._terms(EVALUATED, token_info, outside(ends), micro, x)
 
         functions = self._functions(outside, self._layers(), head)
-        arrays = self._arrays(self.gathered(params), micro, places)
+        arrays = self._arrays(self.gathered(params), micro, token_info)
         return executor.forward(functions, self.plan.forward_only(), arrays)[0]
 
     def gathered(self, params: StepParams) -> StepParams:
@@ -120,7 +120,7 @@ class PipelineSchedule:
         return self.blueprint.build(params).empty_state(batch)
 
     def logits(
-        self, params: StepParams, batch: Batch, places: Places, state: State
+        self, params: StepParams, batch: Batch, token_info: TokenInfo, state: State
     ) -> tuple[Array, State]:
         """Runs one micro-batch, and sends the logits from the last stage to all others."""
         outside = self.blueprint.build
@@ -128,10 +128,10 @@ class PipelineSchedule:
         def head(ends: Params, micro: MicroBatches, x: X) -> Array:
             return outside(ends).output(x)
 
-        one = MicroBatches(batch, places.sample_B, places.segments)
+        one = MicroBatches(batch, token_info.sample_B, token_info.segments)
         micro = jax.tree.map(lambda x: x[None], one)
         functions = self._functions(outside, self._layers(), head)
-        arrays = self._arrays(params, micro, places)
+        arrays = self._arrays(params, micro, token_info)
         plan = self.plan.forward_only(micro_batches=1)
         logits_BTV, state = executor.forward(functions, plan, arrays, state)
         return lax.psum(logits_BTV, Axis.PP), state
@@ -141,14 +141,14 @@ class PipelineSchedule:
     def _functions(
         self, outside: Callable[[Params], Model], layers: Any, head: Any
     ) -> ModelFunctions:
-        def embed(ends: Params, micro: MicroBatches, places: Places) -> X:
-            return outside(ends).embed(micro.batch, places)
+        def embed(ends: Params, micro: MicroBatches, token_info: TokenInfo) -> X:
+            return outside(ends).embed(micro.batch, token_info)
 
         return ModelFunctions(
             embed=embed,
             layers=layers,
             head=head,
-            places=MicroBatches.places,
+            token_info=MicroBatches.token_info,
             gathered=gathered,
             regathered=regathered,
             reduce_scattered=reduce_scattered,
@@ -184,13 +184,15 @@ class PipelineSchedule:
         return found
 
     def _terms(
-        self, of: Terms, places: Places, outside: Model, micro: MicroBatches, x: X
+        self, of: Terms, token_info: TokenInfo, outside: Model, micro: MicroBatches, x: X
     ) -> Losses:
-        return of(outside)(x, micro.batch, micro.places(places))
+        return of(outside)(x, micro.batch, micro.token_info(token_info))
 
     # ---- parameters -------------------------------------------------------------------------
 
-    def _arrays(self, params: StepParams, micro: MicroBatches, places: Places) -> ModelArrays:
+    def _arrays(
+        self, params: StepParams, micro: MicroBatches, token_info: TokenInfo
+    ) -> ModelArrays:
         layers: dict[str, StepParams] = {stack: {} for stack in self.plan.stacks}
         ends: StepParams = {}
         common: Params = {}
@@ -200,7 +202,7 @@ class PipelineSchedule:
             (others if stack is None else layers[stack])[name] = p
         grad_slots = grad_slots_of(ends)
         zeros = pools.wide_zeros((grad_slots_of(layers), grad_slots, common))
-        return ModelArrays(layers, grad_slots, micro, places, common, zeros)
+        return ModelArrays(layers, grad_slots, micro, token_info, common, zeros)
 
     def _gather_end(self, name: str, x: Array) -> Array:
         """A parameter outside the layers, gathered over the stages. Partner: `_reduce_end`."""

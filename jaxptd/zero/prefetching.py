@@ -183,7 +183,7 @@ def layer_at(stack: Any, i: Any) -> Any:
 
 def inputs_at(inputs: LayerInputs, i: Any) -> LayerInputs:
     """The inputs of layer i."""
-    return LayerInputs(inputs.places, *layer_at(inputs[1:], i))
+    return LayerInputs(inputs.token_info, *layer_at(inputs[1:], i))
 
 
 def _put(found: Array, one: Array, i: Any) -> Array:
@@ -210,7 +210,7 @@ def accumulating_scan(run: Run) -> Loop:
 
     def loop(stack: Any, common: Any, inputs: LayerInputs, x: Any) -> tuple[Any, Any]:
         def trip(x: Any, own: tuple[Any, ...]) -> tuple[Any, Any]:
-            return run((own[0], common), LayerInputs(inputs.places, *own[1:]), x)
+            return run((own[0], common), LayerInputs(inputs.token_info, *own[1:]), x)
 
         return lax.scan(trip, x, (blocks_of(stack), *inputs[1:]))
 

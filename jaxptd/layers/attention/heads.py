@@ -14,12 +14,12 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxptd.attention.cudnn import Cudnn, unproven
-from jaxptd.attention.kernel import TAKEN, Dropout, Kernel, Scores, Sites
+from jaxptd.attention.kernel import TAKEN, Dropout, Kernel, ScoreCoordinates, Scores
 from jaxptd.attention.obstacle import obstacle
 from jaxptd.attention.xla import Xla
 from jaxptd.config import AttentionKind, Config, ModelConfig, Relative
 from jaxptd.errors import UserError
-from jaxptd.layers.dropout import Places, fold, keep_mask
+from jaxptd.layers.dropout import TokenInfo, fold, keep_mask
 from jaxptd.layers.form import TensorParallel, separated
 from jaxptd.layers.linear import ColumnParallelLinear, RowParallelLinear
 from jaxptd.layers.norm import HeadNorm
@@ -155,17 +155,19 @@ class Heads(nnx.Module):
         return self.form.join_heads(x_BTNH, self.config.block.head_size)
 
     def attend_whole(
-        self, q_BTNH: Array, k: Array, v: Array, *, sites: Sites, scores: Scores
+        self, q_BTNH: Array, k: Array, v: Array, *, coordinates: ScoreCoordinates, scores: Scores
     ) -> Array:
         """Attends with whole heads to all keys, without dropout."""
-        o_BTNH, _ = Xla(Dropout(0.0, keep_mask)).fwd(q_BTNH, k, v, sites, scores=scores)
+        o_BTNH, _ = Xla(Dropout(0.0, keep_mask)).fwd(q_BTNH, k, v, coordinates, scores=scores)
         return self.form.split_heads(o_BTNH.astype(q_BTNH.dtype), self.unit)
 
-    def seed(self, places: Places, heads: int) -> Array | None:
+    def seed(self, token_info: TokenInfo, heads: int) -> Array | None:
         """Dropout seeds `[B, N, 2]`, one per sequence and head."""
-        if places.seed is None:
+        if token_info.seed is None:
             return None
-        return fold(places.seed, places.sample_B[:, None], self.form.axes.local_heads(heads))
+        return fold(
+            token_info.seed, token_info.sample_B[:, None], self.form.axes.local_heads(heads)
+        )
 
 
 # ---- T5's bias by distance -----------------------------------------------------------------------

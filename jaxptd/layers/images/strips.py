@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxptd.collectives import all_gather, as_varying, shift
-from jaxptd.layers.dropout import Places
+from jaxptd.layers.dropout import TokenInfo
 from jaxptd.layers.form import TensorParallel
 from jaxptd.mesh import Axis
 
@@ -58,20 +58,20 @@ class Strips:
             return x_BRQ
         return lax.all_to_all(x_BRQ, self.axis, split_axis=1, concat_axis=0, tiled=True)
 
-    def places(self, x_BRQ: Array, places: Places) -> Places:
+    def token_info(self, x_BRQ: Array, token_info: TokenInfo) -> TokenInfo:
         """The places of x: as they are for strips, else those of its whole images.
 
         Args:
             x_BRQ: of this device.
-            places: samples of all images of the micro-batch, and pixel rows of a strip.
+            token_info: samples of all images of the micro-batch, and pixel rows of a strip.
         """
         if not is_whole(x_BRQ):
-            return places
+            return token_info
         shares = math.prod(map(lax.axis_size, self.others))
-        rows = places.position_T.shape[0] * self.devices
-        sample_B = places.sample_B.reshape(shares, self.devices, -1)
+        rows = token_info.position_T.shape[0] * self.devices
+        sample_B = token_info.sample_B.reshape(shares, self.devices, -1)
         own_B = lax.dynamic_index_in_dim(sample_B, lax.axis_index(self.axis), 1).reshape(-1)
-        return places._replace(sample_B=own_B, position_T=jnp.arange(rows, dtype=jnp.int32))
+        return token_info._replace(sample_B=own_B, position_T=jnp.arange(rows, dtype=jnp.int32))
 
     # ---- rows of other devices ----
 

@@ -74,7 +74,7 @@ def test_distances_are_those_to_the_nearest_pixel() -> None:
     mask[2] = False
     found = np.asarray(jax.jit(squared_distances)(mask))
     for image, squares in zip(mask[:2], found, strict=False):
-        places = np.argwhere(image)
-        every = np.stack(np.indices(image.shape), -1)[:, :, None] - places
+        token_info = np.argwhere(image)
+        every = np.stack(np.indices(image.shape), -1)[:, :, None] - token_info
         np.testing.assert_array_equal(squares, (every**2).sum(-1).min(-1))
     assert (found[2] >= 2**28).all()
