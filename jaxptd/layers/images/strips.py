@@ -15,7 +15,7 @@ from jax import Array, lax
 
 from jaxptd.collectives import all_gather, as_varying, shift
 from jaxptd.layers.dropout import TokenInfo
-from jaxptd.layers.form import TensorParallel
+from jaxptd.layers.tensor_parallel import TensorParallel
 from jaxptd.mesh import Axis
 
 
@@ -32,9 +32,9 @@ class Strips:
     others: tuple[Axis, ...]
 
     @classmethod
-    def of(cls, form: TensorParallel) -> Self:
+    def of(cls, tensor_parallel: TensorParallel) -> Self:
         """Makes those along cp, which share what devices along `axes.tokens` have of the images."""
-        return cls(Axis.CP, form.axes.tokens)
+        return cls(Axis.CP, tensor_parallel.axes.tokens)
 
     @property
     def devices(self) -> int:
