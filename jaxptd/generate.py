@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from jaxptd.commands.command_line import load_config
 from jaxptd.common_options import add_words, path_option
+from jaxptd.data.images.png import pillow
 from jaxptd.data.tokenizers import (
     Tokenizer,
     continuation,
@@ -196,6 +197,8 @@ def _text(args: Any, program: Program, params: Params) -> Iterator[str]:
 
 def _classes(args: Any, program: Program, params: Params) -> Iterator[str]:
     """Writes masks; yields what the command prints of them, or the classes of whole images."""
+    if of_pixels(program.config):
+        pillow("a mask is a PNG, which")  # before any is computed
     if args.images:
         names, image = inputs_of(program.config, args.images)
     else:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,16 @@ def test_masks_of_files_where_they_are_asked_for(ask, tmp_path: Path) -> None:
     assert ask("--images", inputs / "a.png", "--out", out, "--quiet") == (
         f"{out / 'a.png'} {out / 'a-overlay.png'}\n"
     )
+
+
+def test_without_pillow_no_mask_is_computed(ask, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    monkeypatch.setattr(generate, "classes_of", None)
+    line = (
+        "a mask is a PNG, which needs Pillow; in the checkout of jaxptd, pip install -e '.[vision]'"
+    )
+    assert line in ask("--samples", 1, expect=2)
+    assert not (tmp_path / "masks").exists()
 
 
 def test_classes_of_whole_images_are_printed(ask, tmp_path: Path) -> None:

@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from jaxptd.data.images.phantoms import normalised
-from jaxptd.data.images.png import read_png
+from jaxptd.data.images.png import pillow, read_png
 from jaxptd.data.sources import find_files
 from jaxptd.errors import UserError
 
-PAIRED = (".npy", ".png")  # endings of files with an image, or with its labels
+PNG = ".png"
+PAIRED = (".npy", PNG)  # endings of files with an image, or with its labels
 ENDINGS = (".npz", *PAIRED)
 
 
@@ -151,8 +152,10 @@ def _of(name: str) -> list[ImageFile]:
 
 def _array(path: Path, name: str) -> np.ndarray:
     """The array of a file; of a file with several the one of this name."""
+    if path.suffix == PNG:
+        pillow(f"{path} is a PNG, which")
     try:
-        if path.suffix == ".png":
+        if path.suffix == PNG:
             return _pixels(path, name)
         found = np.load(path, allow_pickle=False)
         array = found[name] if isinstance(found, np.lib.npyio.NpzFile) else found

@@ -3,8 +3,9 @@
 from functools import partial
 from typing import TYPE_CHECKING
 
-from jaxptd.data.images.files import find_classes, find_images
+from jaxptd.data.images.files import PNG, find_classes, find_images
 from jaxptd.data.images.phantoms import CLASSES, FIGURES, HELD_OUT, TRAINING, figure, phantom
+from jaxptd.data.images.png import pillow
 from jaxptd.data.images.samples import ENDLESS, ImageSamples, drawn, of_files
 from jaxptd.data.sources import STDLIB
 from jaxptd.errors import UserError
@@ -28,7 +29,8 @@ def open_images(
         of_pixels: whether labels are of pixels, or of whole images.
 
     Raises:
-        UserError: no images, or too few to hold any out; a mixture; other classes than there are.
+        UserError: no images, or too few to hold any out; a mixture; other classes than there are;
+            PNG files without Pillow.
     """
     if isinstance(config.source, dict):
         raise UserError("data.source: images have no mixture; name folders or files in a list")
@@ -50,6 +52,8 @@ def open_images(
     if config.source == STDLIB:
         raise UserError("data.source=stdlib is text; use shapes, or folders of images")
     files = find_images(config.source) if of_pixels else find_classes(config.source, images.classes)
+    if png := [each.image for each in files if each.image.suffix == PNG]:
+        pillow(f"data.source: {png[0]} is a PNG, which")  # before a step is compiled
     count = round(len(files) * config.validation_fraction)
     if held_out and not 0 < count < len(files):
         raise UserError(

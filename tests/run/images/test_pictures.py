@@ -1,6 +1,7 @@
 """Masks, overlays and pictures of predictions, as PNG files."""
 
 import dataclasses
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -59,9 +60,13 @@ def test_a_picture_shows_image_labels_and_what_was_found(tmp_path: Path) -> None
     assert read_png((tmp_path / "p.png").read_bytes()).pixels.shape[0] == 8 * 132
 
 
-def test_a_picture_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
+def test_a_picture_that_cannot_be_written_ends_no_run(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "p.png").mkdir()
     samples = ImageSamples(lambda number: (IMAGE[0], MASK[0]), 1)
     config = tiny.config(Layout(), family="swin-unet")
     line = final_picture(lambda image: MASK, config, samples, tmp_path / "p.png")
     assert line.startswith(f"no picture of predictions: cannot write {tmp_path / 'p.png'}: Is a d")
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    line = final_picture(lambda image: MASK, config, samples, tmp_path / "q.png")
+    assert line.startswith("no picture of predictions: writing a PNG needs Pillow; in the check")
+    assert [path.name for path in tmp_path.iterdir()] == ["p.png"]
