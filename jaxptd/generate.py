@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 from jaxptd.commands.command_line import load_config
 from jaxptd.common_options import add_words, path_option
-from jaxptd.data.images.png import pillow
 from jaxptd.data.tokenizers import (
     Tokenizer,
     continuation,
@@ -30,13 +29,14 @@ from jaxptd.fields import checked
 from jaxptd.hf.load import load_model
 from jaxptd.mesh import Layout
 from jaxptd.models.families import family_of, tokenizer_of
-from jaxptd.models.images import images_of
 from jaxptd.params import Params
 from jaxptd.run.generator import Generator, Sampling
-from jaxptd.run.images.inputs import held_out_inputs, inputs_of
-from jaxptd.run.images.pictures import Masks, classes_of, of_pixels, write_pictures
 from jaxptd.run.progress import printable
 from jaxptd.step import Program
+from jaxptd.vision.family import images_of
+from jaxptd.vision.inputs import held_out_inputs, inputs_of
+from jaxptd.vision.masks import Masks, classes_of, of_pixels, write_pictures
+from jaxptd.vision.png import pillow
 
 __all__ = ["Generator", "Sampling", "check_tokens", "generate", "main", "parser", "write_text"]
 

@@ -14,8 +14,8 @@ import tiny
 
 from jaxptd import Layout, Program, generate, make_mesh
 from jaxptd.config import DataConfig
-from jaxptd.data.images.png import read_png, write_png
 from jaxptd.errors import run_command
+from jaxptd.vision.png import read_png, write_png
 
 PROGRAMS: dict[str, Any] = {}
 

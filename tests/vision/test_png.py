@@ -14,9 +14,10 @@ import pytest
 from PIL import Image
 
 from jaxptd.config import DataConfig, ModelConfig
-from jaxptd.data.images import open_images, read_image
-from jaxptd.data.images.png import LONGEST, SIGNATURE, read_png, write_png
 from jaxptd.errors import UserError
+from jaxptd.vision.data import read_image
+from jaxptd.vision.opening import open_images
+from jaxptd.vision.png import LONGEST, SIGNATURE, read_png, write_png
 
 RNG = np.random.default_rng(0)
 SHAPE = 9, 13

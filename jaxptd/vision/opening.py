@@ -3,12 +3,12 @@
 from functools import partial
 from typing import TYPE_CHECKING
 
-from jaxptd.data.images.files import PNG, find_classes, find_images
-from jaxptd.data.images.phantoms import CLASSES, FIGURES, HELD_OUT, TRAINING, figure, phantom
-from jaxptd.data.images.png import pillow
-from jaxptd.data.images.samples import ENDLESS, ImageSamples, drawn, of_files
 from jaxptd.data.sources import STDLIB
 from jaxptd.errors import UserError
+from jaxptd.vision.data import PNG, find_classes, find_images
+from jaxptd.vision.phantoms import CLASSES, FIGURES, HELD_OUT, TRAINING, figure, phantom
+from jaxptd.vision.png import pillow
+from jaxptd.vision.samples import ENDLESS, ImageSamples, drawn, of_files
 
 if TYPE_CHECKING:
     from jaxptd.config import DataConfig, Images  # imports JAX

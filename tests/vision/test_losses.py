@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from jaxptd.layers.images import loss
+from jaxptd.vision import losses as loss
 
 cross_entropy, dice_loss, batch_dice_loss = map(
     jax.jit, (loss.cross_entropy, loss.dice_loss, loss.batch_dice_loss)

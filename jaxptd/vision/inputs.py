@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from jaxptd.config import Config
-from jaxptd.data.images import ENDINGS, read_image
 from jaxptd.errors import UserError
 from jaxptd.models.families import open_data_of, tokenizer_of
-from jaxptd.models.images import images_of
-from jaxptd.run.images.pictures import held_out
+from jaxptd.vision.data import ENDINGS, read_image
+from jaxptd.vision.family import images_of
+from jaxptd.vision.masks import held_out
 
 Inputs = tuple[list[str], np.ndarray]  # names, and images[B, S, S, channels]
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxptd.data.images.phantoms import normalised
-from jaxptd.data.images.png import pillow, read_png
 from jaxptd.data.sources import find_files
 from jaxptd.errors import UserError
+from jaxptd.vision.phantoms import normalised
+from jaxptd.vision.png import pillow, read_png
 
 PNG = ".png"
 PAIRED = (".npy", PNG)  # endings of files with an image, or with its labels

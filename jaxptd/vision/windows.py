@@ -21,9 +21,9 @@ from jaxptd.config import ModelConfig
 from jaxptd.layers.attention.heads import Heads, counts_of
 from jaxptd.layers.dropout import Places, keep_mask
 from jaxptd.layers.form import TensorParallel
-from jaxptd.layers.images.strips import Strips
 from jaxptd.layers.linear import INIT
 from jaxptd.params import param
+from jaxptd.vision.strips import Strips
 
 
 @dataclasses.dataclass(frozen=True)

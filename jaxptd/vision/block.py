@@ -16,12 +16,12 @@ from jaxptd.attention.kernel import KEPT
 from jaxptd.config import ModelConfig
 from jaxptd.layers.dropout import Places, Site, drop_path, dropout
 from jaxptd.layers.form import TensorParallel
-from jaxptd.layers.images.strips import Strips
-from jaxptd.layers.images.windows import WindowAttention, Windows
 from jaxptd.layers.linear import INIT
 from jaxptd.layers.mlp import MLP
 from jaxptd.layers.norm import Norm
 from jaxptd.params import stacked
+from jaxptd.vision.strips import Strips
+from jaxptd.vision.windows import WindowAttention, Windows
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,8 +10,8 @@ from turns import slow
 
 from jaxptd import Layout, UserError
 from jaxptd.analysis.compiled_step import random_batch
-from jaxptd.run.images.pictures import classes_of, of_pixels
 from jaxptd.step import Program
+from jaxptd.vision.masks import classes_of, of_pixels
 
 ONE: dict[str, tuple[np.ndarray, dict[str, float]]] = {}
 

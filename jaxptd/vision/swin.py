@@ -20,26 +20,26 @@ from jaxptd.config import Images, ModelConfig
 from jaxptd.fields import check_argument
 from jaxptd.layers.dropout import Places, Site
 from jaxptd.layers.form import TensorParallel
-from jaxptd.layers.images.block import Level, Skipping, WindowPair, drop_patches, make_pairs
-from jaxptd.layers.images.distance import hausdorff_scores
-from jaxptd.layers.images.loss import (
+from jaxptd.layers.norm import Norm
+from jaxptd.vision.block import Level, Skipping, WindowPair, drop_patches, make_pairs
+from jaxptd.vision.distance import hausdorff_scores
+from jaxptd.vision.family import ACCURACY, CROSS_ENTROPY, DICE, DICE_LOSS, HD95, score_names
+from jaxptd.vision.losses import (
     batch_dice_loss,
     cross_entropy,
     dice_loss,
     dice_scores,
     right,
 )
-from jaxptd.layers.images.patches import (
+from jaxptd.vision.patches import (
     Classes,
     PatchEmbedding,
     PatchExpanding,
     PatchMerging,
     SkipConnection,
 )
-from jaxptd.layers.images.strips import Strips
-from jaxptd.layers.images.windows import Windows
-from jaxptd.layers.norm import Norm
-from jaxptd.models.images import ACCURACY, CROSS_ENTROPY, DICE, DICE_LOSS, HD95, score_names
+from jaxptd.vision.strips import Strips
+from jaxptd.vision.windows import Windows
 
 
 class Swin(nnx.Module):

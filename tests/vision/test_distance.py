@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxptd.layers.images.distance import hausdorff_scores, squared_distances
+from jaxptd.vision.distance import hausdorff_scores, squared_distances
 
 RNG = np.random.default_rng(0)
 ROWS, COLS, CLASSES = 9, 12, 4

@@ -9,9 +9,9 @@ import pytest
 import tiny
 
 from jaxptd import Layout, UserError
-from jaxptd.data.images import ImageSamples
-from jaxptd.data.images.png import read_png
-from jaxptd.run.images.pictures import Masks, final_picture, overlay, palette, write_pictures
+from jaxptd.vision.masks import Masks, final_picture, overlay, palette, write_pictures
+from jaxptd.vision.png import read_png
+from jaxptd.vision.samples import ImageSamples
 
 IMAGE = np.zeros((1, 4, 4, 1))
 IMAGE[0, 1, 1] = 9

@@ -18,14 +18,14 @@ import numpy as np
 from jaxptd.atomic_files import explained, shown, write_whole
 from jaxptd.config import Config
 from jaxptd.data import NOT_COUNTED, Samples
-from jaxptd.data.images.png import Color, write_png
 from jaxptd.distributed import coordination
 from jaxptd.errors import UserError
 from jaxptd.models.families import family_of
-from jaxptd.models.images import images_of
 from jaxptd.params import Params
 from jaxptd.plot.style import COLORS
 from jaxptd.step import Program
+from jaxptd.vision.family import images_of
+from jaxptd.vision.png import Color, write_png
 
 PREDICTIONS = "predictions.png"  # of a run
 SHOWN = 8  # images of it, at most

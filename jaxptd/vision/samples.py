@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from jaxptd.data.images.files import ImageFile
-from jaxptd.data.images.phantoms import ORDER, TURN, drawing
 from jaxptd.data.mapped import Samples
 from jaxptd.errors import UserError
+from jaxptd.vision.data import ImageFile
+from jaxptd.vision.phantoms import ORDER, TURN, drawing
 
 ENDLESS = 2**40  # phantoms before one is drawn again
 RECALLED = 512  # samples that are kept in memory
