@@ -34,8 +34,14 @@ from jaxptd.run.generator import Generator, Sampling
 from jaxptd.run.progress import printable
 from jaxptd.step import Program
 from jaxptd.vision.family import images_of
-from jaxptd.vision.inputs import held_out_inputs, inputs_of
-from jaxptd.vision.masks import Masks, classes_of, of_pixels, write_pictures
+from jaxptd.vision.masks import (
+    Masks,
+    classes_of,
+    held_out_inputs,
+    inputs_of,
+    of_pixels,
+    write_pictures,
+)
 from jaxptd.vision.png import pillow
 
 __all__ = ["Generator", "Sampling", "check_tokens", "generate", "main", "parser", "write_text"]

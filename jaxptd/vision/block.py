@@ -20,8 +20,7 @@ from jaxptd.layers.linear import INIT
 from jaxptd.layers.mlp import MLP
 from jaxptd.layers.norm import Norm
 from jaxptd.params import stacked
-from jaxptd.vision.strips import Strips
-from jaxptd.vision.windows import WindowAttention, Windows
+from jaxptd.vision.windows import Strips, WindowAttention, Windows
 
 
 @dataclasses.dataclass(frozen=True)

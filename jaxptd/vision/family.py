@@ -17,7 +17,7 @@ from jaxptd.errors import UserError
 from jaxptd.layout import Layout
 from jaxptd.models.family import Family, Field, Loss, Sequence, Work, imported
 from jaxptd.models.inventory import MLP, ImageEnds, Inventory, Resampling, Stack, Table, Windows
-from jaxptd.vision.opening import open_images
+from jaxptd.vision.data import open_images
 
 CROSS_ENTROPY, DICE_LOSS = "cross_entropy", "dice_loss"  # terms of the loss
 # Scores of all classes but the first, the background; of class 1 dice_1, hd95_1.

@@ -22,13 +22,13 @@ from jaxptd.layers.dropout import Places, Site
 from jaxptd.layers.form import TensorParallel
 from jaxptd.layers.norm import Norm
 from jaxptd.vision.block import Level, Skipping, WindowPair, drop_patches, make_pairs
-from jaxptd.vision.distance import hausdorff_scores
 from jaxptd.vision.family import ACCURACY, CROSS_ENTROPY, DICE, DICE_LOSS, HD95, score_names
 from jaxptd.vision.losses import (
     batch_dice_loss,
     cross_entropy,
     dice_loss,
     dice_scores,
+    hausdorff_scores,
     right,
 )
 from jaxptd.vision.patches import (
@@ -38,8 +38,7 @@ from jaxptd.vision.patches import (
     PatchMerging,
     SkipConnection,
 )
-from jaxptd.vision.strips import Strips
-from jaxptd.vision.windows import Windows
+from jaxptd.vision.windows import Strips, Windows
 
 
 class Swin(nnx.Module):

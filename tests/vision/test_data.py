@@ -8,10 +8,9 @@ import pytest
 
 from jaxptd.config import DataConfig, ModelConfig
 from jaxptd.errors import UserError
-from jaxptd.vision.opening import open_images
+from jaxptd.vision.data import ImageSamples, open_images
 from jaxptd.vision.phantoms import HELD_OUT, TRAINING, figure, phantom
 from jaxptd.vision.png import write_png
-from jaxptd.vision.samples import ImageSamples
 
 IMAGES = ModelConfig(
     family="swin-unet", image_size=16, image_patch=2, image_window=4, image_depths=(2, 2)

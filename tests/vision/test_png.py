@@ -15,8 +15,7 @@ from PIL import Image
 
 from jaxptd.config import DataConfig, ModelConfig
 from jaxptd.errors import UserError
-from jaxptd.vision.data import read_image
-from jaxptd.vision.opening import open_images
+from jaxptd.vision.data import open_images, read_image
 from jaxptd.vision.png import LONGEST, SIGNATURE, read_png, write_png
 
 RNG = np.random.default_rng(0)

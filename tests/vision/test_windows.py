@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from jaxptd.layers.dropout import Places
 from jaxptd.mesh import Axis, Layout, make_mesh
 from jaxptd.vision.losses import batch_dice_loss
-from jaxptd.vision.strips import Strips
+from jaxptd.vision.windows import Strips
 
 B, R = 8, 8
 MESH = make_mesh(Layout(cp=4, tp=2))

@@ -31,8 +31,8 @@ from jaxptd.config import (
 )
 from jaxptd.layout import Layout
 from jaxptd.plot.style import BLUE, ORANGE, new_picture, save_pictures, styled
+from jaxptd.vision.data import SHAPES
 from jaxptd.vision.masks import held_out, overlay
-from jaxptd.vision.opening import SHAPES
 
 PICTURE, WIDTH = "paper_figure13.svg", 100
 LAYOUTS: Mapping[str, Layout] = {
