@@ -33,16 +33,7 @@ from jaxptd.params import Params
 from jaxptd.run.generator import Generator, Sampling
 from jaxptd.run.progress import printable
 from jaxptd.step import Program
-from jaxptd.vision.family import images_of
-from jaxptd.vision.masks import (
-    Masks,
-    classes_of,
-    held_out_inputs,
-    inputs_of,
-    of_pixels,
-    write_pictures,
-)
-from jaxptd.vision.png import pillow
+from jaxptd.vision.masks import held_out_inputs, inputs_of, write_classes
 
 __all__ = ["Generator", "Sampling", "check_tokens", "generate", "main", "parser", "write_text"]
 
@@ -202,25 +193,12 @@ def _text(args: Any, program: Program, params: Params) -> Iterator[str]:
 
 
 def _classes(args: Any, program: Program, params: Params) -> Iterator[str]:
-    """Writes masks; yields what the command prints of them, or the classes of whole images."""
-    if of_pixels(program.config):
-        pillow("a mask is a PNG, which")  # before any is computed
+    """Yields what the command prints of images: the files of their masks, or their classes."""
     if args.images:
-        names, image = inputs_of(program.config, args.images)
+        images = inputs_of(program.config, args.images)
     else:
-        names, image = held_out_inputs(program.config, args.samples or DEFAULT_IMAGES)
-    found = classes_of(program, params, image)
-    if not of_pixels(program.config):
-        rows = [{"image": n, "class": int(each)} for n, each in zip(names, found, strict=True)]
-    else:
-        folder = args.out or _run_dir(args) / "masks"
-        masks = Masks(image, found, images_of(program.config.model).classes)
-        files = masks.files(folder, names)
-        write_pictures(files)
-        rows = [
-            {"image": name, "mask": str(mask), "overlay": str(over)}
-            for name, (mask, over) in zip(names, zip(*[iter(files)] * 2, strict=True), strict=True)
-        ]
+        images = held_out_inputs(program.config, args.samples or DEFAULT_IMAGES)
+    rows = write_classes(program, params, images, folder=args.out or _run_dir(args) / "masks")
     if args.json:
         yield json.dumps(rows)
     else:

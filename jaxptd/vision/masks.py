@@ -26,10 +26,11 @@ from jaxptd.plot.style import COLORS
 from jaxptd.step import Program
 from jaxptd.vision.data import ENDINGS, read_image
 from jaxptd.vision.family import images_of
-from jaxptd.vision.png import Color, write_png
+from jaxptd.vision.png import Color, pillow, write_png
 
 # ---- classes, and pictures of them ---------------------------------------------------------------
 
+Inputs = tuple[list[str], np.ndarray]  # names, and images[B, S, S, channels]
 PREDICTIONS = "predictions.png"  # of a run
 SHOWN = 8  # images of it, at most
 DEPTH = 0.45  # share of a class's color over an image; class 0, the background, has none
@@ -204,13 +205,41 @@ def write_pictures(files: Mapping[Path, bytes]) -> None:
     write_whole(files, explain)
 
 
+def write_classes(
+    program: Program, params: Params, images: Inputs, *, folder: Path
+) -> list[dict[str, Any]]:
+    """Finds the classes of images, and writes those of pixels as masks and overlays, all or none.
+
+    Args:
+        program: of a model of images, on any layout.
+        params: as the program holds them.
+        images: their names, and themselves.
+        folder: of the files; it is made.
+
+    Returns:
+        For each image its name `image`, and its `class`, or the paths of its `mask` and `overlay`.
+
+    Raises:
+        UserError: as `classes_of` and `Masks.files`; Pillow is missing; a file cannot be written.
+    """
+    names, image = images
+    if has_masks := of_pixels(program.config):
+        pillow("a mask is a PNG, which")  # before any is computed
+    found = classes_of(program, params, image)
+    if not has_masks:
+        return [{"image": n, "class": int(each)} for n, each in zip(names, found, strict=True)]
+    files = Masks(image, found, images_of(program.config.model).classes).files(folder, names)
+    write_pictures(files)
+    paths = [str(path) for path in files]
+    rows = zip(names, paths[::2], paths[1::2], strict=True)
+    return [{"image": name, "mask": mask, "overlay": over} for name, mask, over in rows]
+
+
 def _explained(path: Path) -> Any:
     return explained(f"cannot write {shown(path)}", "name another directory")
 
 
 # ---- the images that classes are asked of: held-out samples of a run, or files -------------------
-
-Inputs = tuple[list[str], np.ndarray]  # names, and images[B, S, S, channels]
 
 
 def held_out_inputs(config: Config, count: int) -> Inputs:

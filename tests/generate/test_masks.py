@@ -15,6 +15,7 @@ import tiny
 from jaxptd import Layout, Program, generate, make_mesh
 from jaxptd.config import DataConfig
 from jaxptd.errors import run_command
+from jaxptd.vision import masks
 from jaxptd.vision.png import read_png, write_png
 
 PROGRAMS: dict[str, Any] = {}
@@ -85,7 +86,7 @@ def test_masks_of_files_where_they_are_asked_for(ask, tmp_path: Path) -> None:
 
 def test_without_pillow_no_mask_is_computed(ask, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
-    monkeypatch.setattr(generate, "classes_of", None)
+    monkeypatch.setattr(masks, "classes_of", None)
     line = (
         "a mask is a PNG, which needs Pillow; in the checkout of jaxptd, pip install -e '.[vision]'"
     )
