@@ -25,8 +25,10 @@ _SAMPLES = {GRAY: 1, 2: 3, PALETTE: 1, 4: 2, 6: 4}  # of a pixel, by type; 4 and
 _STEPS = {2: 85, 4: 17}  # between the numbers that Pillow makes of gray of so many bits
 LONGEST = 2**15  # pixels in a row, or rows
 # Of each pass of an interlaced file: its first column and row, and the steps between its own.
-_PASSES = [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2)]
-_PASSES += [(0, 1, 1, 2)]
+_PASSES = (
+    *((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4)),
+    *((0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)),
+)
 Color = tuple[int, int, int]
 
 
@@ -129,7 +131,7 @@ def _check_rows(data: bytes, header: _Header) -> None:
     if place > len(data):
         raise ValueError("it is cut off")
     wanted, bits = 0, header.depth * _SAMPLES[header.kind]
-    for left, top, right, down in _PASSES if header.interlaced else [(0, 0, 1, 1)]:
+    for left, top, right, down in _PASSES if header.interlaced else ((0, 0, 1, 1),):
         rows, columns = -((top - header.height) // down), -((left - header.width) // right)
         wanted += rows * (1 + -(-columns * bits // 8)) * (rows > 0 and columns > 0)
     found = len(zlib.decompressobj().decompress(b"".join(packed), wanted))
