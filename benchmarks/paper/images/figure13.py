@@ -30,7 +30,8 @@ from jaxptd.config import (
     TrainConfig,
 )
 from jaxptd.layout import Layout
-from jaxptd.plot.style import BLUE, ORANGE, new_picture, save_pictures, styled
+from jaxptd.plot.colors import BLUE, ORANGE
+from jaxptd.plot.style import new_picture, save_pictures, styled
 from jaxptd.vision.data import SHAPES
 from jaxptd.vision.masks import held_out, overlay
 
